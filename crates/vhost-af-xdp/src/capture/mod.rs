@@ -1,7 +1,7 @@
 //! `vhost-af-xdp capture`: writes what a daemon shows of a port's frames to a file.
 //!
-//! What a daemon of another user says is anything: lengths are checked, and its words go to a terminal and into the
-//! file without control characters, and not without end.
+//! A daemon of another user may send anything: lengths are checked, and its texts go to the terminal and into the file
+//! without control characters, and only up to a length.
 
 mod pcapng;
 
@@ -25,16 +25,16 @@ use crate::told;
 use client::connection::{self, Error};
 use client::directories::find_all;
 
-/// Between two looks whether it is to end.
+/// Pause between two checks for the end.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long the daemon may take for the rest, when it was told that it is enough.
+/// How long the daemon may take to send the rest after the end.
 const REST: Duration = Duration::from_secs(5);
-/// Most of what a daemon says is not captured, and of its words.
+/// Most notes of a daemon about what is not captured, and their length.
 const MOST_NOTES: usize = 8;
 const LONGEST_NOTE: usize = 500;
 
 /// Captures until it is enough.
-/// Errors: nobody shows frames of the port, or they cannot be written.
+/// Errors: no daemon captures frames of the port, or they cannot be written.
 pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
     let to_stdout = args.write == Path::new("-");
     if to_stdout && io::stdout().is_terminal() {
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
         .and_then(|()| writer.copy((&stream, rest), is_over))
     {
         Ok(ended) => tell(&args.port, writer.frames, ended),
-        // Who reads has seen enough.
+        // The reader of the pipe has closed it.
         Err(error) if to_stdout && error.kind() == ErrorKind::BrokenPipe => Ok(()),
         Err(error) => Err(error).with_context(|| format!("cannot write {}", args.write.display())),
     }
@@ -111,8 +111,8 @@ fn daemon_with(port: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// A file is for this user only: what guests say is secret.
-/// Errors: it cannot be written, or was there before and is somebody else's.
+/// A file is readable for this user only: guests' frames are secret.
+/// Errors: it cannot be written, or exists and belongs to another user.
 fn output(path: &Path, to_stdout: bool) -> anyhow::Result<File> {
     if to_stdout {
         return Ok(File::from(
@@ -127,7 +127,7 @@ fn output(path: &Path, to_stdout: bool) -> anyhow::Result<File> {
     }
     let file = OpenOptions::new().write(true).open(path).with_context(cannot)?;
     let there = file.metadata().with_context(cannot)?;
-    // A pipe keeps nothing, and has a reader that was let in.
+    // A pipe stores nothing, and its reader had access to it.
     if there.is_file() {
         let (owner, user) = (there.uid(), rustix::process::geteuid().as_raw());
         if owner != user {
@@ -143,7 +143,7 @@ fn output(path: &Path, to_stdout: bool) -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// What somebody says, for a terminal.
+/// A text of another process, for a terminal.
 fn plain(text: &str) -> String {
     let clean = |c: char| if c.is_control() { '?' } else { c };
     text.chars().map(clean).take(LONGEST_NOTE).collect()
@@ -152,11 +152,11 @@ fn plain(text: &str) -> String {
 /// How a capture ended.
 #[derive(Clone, Copy)]
 enum Ended {
-    /// So many were lost; the port is gone.
+    /// This many were lost; the port was removed.
     Whole { lost: u64, port_gone: bool },
-    /// The daemon ended, or did not say the rest in time.
+    /// The daemon ended, or did not send the rest in time.
     Cut,
-    /// It says what is no message.
+    /// It sent something that is no message.
     Wrong,
 }
 

@@ -29,7 +29,7 @@ const FRAME_QUEUE: u16 = 6;
 const TAKEN: u16 = 4;
 const LOST: u16 = 5;
 
-/// Of a frame's flags: seen from the guest, whose interface it is.
+/// Flags of a frame: as the guest sees it, whose interface it is.
 const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
 
@@ -50,7 +50,7 @@ impl<W: Write> PcapNg<W> {
         }
     }
 
-    /// What stands before the first frame.
+    /// Writes the blocks before the first frame.
     pub(super) fn begin(&mut self, port: &str, notes: &[String]) -> io::Result<()> {
         self.block.clear();
         self.put(&MAGIC.to_le_bytes());
@@ -111,7 +111,7 @@ impl<W: Write> PcapNg<W> {
         self.write(FRAME)
     }
 
-    /// What stands behind the last frame.
+    /// Writes the blocks behind the last frame.
     pub(super) fn end(&mut self, frames: u64, lost: u64) -> io::Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.put(&0_u32.to_le_bytes());
@@ -129,7 +129,7 @@ impl<W: Write> PcapNg<W> {
         self.block.extend_from_slice(bytes);
     }
 
-    /// The upper half stands first, in each byte order.
+    /// The upper half is first, in each byte order.
     fn put_time(&mut self, ns: u64) {
         let [upper, lower] = [(ns >> 32) as u32, ns as u32];
         self.put(&upper.to_le_bytes());
@@ -155,7 +155,7 @@ impl<W: Write> PcapNg<W> {
         self.pad();
     }
 
-    /// Writes the block whose body was put.
+    /// Writes the block with the prepared body.
     fn write(&mut self, kind: u32) -> io::Result<()> {
         // The end of the options.
         self.put(&[0; 4]);
@@ -171,7 +171,7 @@ impl<W: Write> PcapNg<W> {
     }
 }
 
-/// The length of a frame, as the headers of its packet say; 0: they do not.
+/// The length of a frame, by the headers of its packet; 0: unknown.
 fn len_by_headers(bytes: &[u8]) -> u32 {
     let word = |at: usize| {
         bytes

@@ -121,9 +121,9 @@ impl<N: Nic> DirectEnd<N> {
         moved
     }
 
-    /// A turn is over in which so many were moved: has the kernel send what is queued; those that came back.
+    /// Ends a poll in which `moved` frames moved: kicks the kernel, and returns the completed frames.
     pub(super) fn stop_batch(&mut self, pair: &mut QueuePair, moved: usize) -> usize {
-        // While the interface is down every breath that sends asks whether it is up again.
+        // While the interface is down every poll that sends checks whether it is up again.
         if self.queue.nic.unsent() > 0 || (moved > 0 && self.link == LinkState::Down) {
             self.kick();
         } else if moved == 0 {
@@ -133,7 +133,7 @@ impl<N: Nic> DirectEnd<N> {
         self.reap(pair)
     }
 
-    /// What a lane is to do about to sleep, for whose guest chains wait.
+    /// What a lane with waiting chains does before it sleeps.
     pub(super) fn when_chains_wait(&mut self) -> Work {
         let full =
             self.queue.nic.room_to_nic() == 0 || self.sending.room() == 0 || self.queue.pool.is_empty();
@@ -153,7 +153,7 @@ impl<N: Nic> DirectEnd<N> {
         }
     }
 
-    /// Sends a frame of ours, if there is room for it now.
+    /// Sends a frame of the daemon, if there is room now.
     pub(super) fn inject(&mut self, frame: &[u8]) {
         if self.queue.nic.room_to_nic() == 0 || self.sending.room() == 0 {
             return;
@@ -317,8 +317,8 @@ impl<N: Nic> DirectEnd<N> {
         Some(true)
     }
 
-    /// A frame whose first bytes were judged: they are sent as they were, from a bounce chunk. What is behind them is
-    /// sent from where it lies, if the socket gains by that, or the frame is longer than a chunk.
+    /// Queues a frame with checked first bytes: these are sent from a copy in a bounce chunk. The rest is sent directly
+    /// from guest memory, if the socket gains by that, or the frame is longer than a chunk.
     #[inline(never)]
     fn queue_checked(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
         // At most the frame's length.
@@ -390,8 +390,8 @@ impl<N: Nic> DirectEnd<N> {
         }
     }
 
-    /// A frame whose checksum is to be completed, gathered in a bounce chunk: the guest must not change what
-    /// was summed, nor reach the metadata.
+    /// Queues a frame whose checksum the daemon completes, gathered in a bounce chunk: the guest must not change the
+    /// summed bytes, nor reach the metadata.
     #[inline(never)]
     fn queue_summed(&mut self, chain: ChainId, frame: GuestFrame<'_>, at: ChecksumAt) -> Option<()> {
         if self.queue.pool.is_empty() {
@@ -431,7 +431,8 @@ impl<N: Nic> DirectEnd<N> {
         }
     }
 
-    /// Whether descriptors can refer to the next `bytes` of a chain, behind one of ours: then `pieces` are the pieces.
+    /// Whether descriptors can refer to the next `bytes` of a chain, behind a descriptor of the daemon: then `pieces`
+    /// are the pieces.
     pub(super) fn find_pieces(&mut self, from: Cursor, buffers: &[Buffer], bytes: u32) -> bool {
         self.pieces.clear();
         let (mut from, mut left) = (from, bytes);
@@ -466,9 +467,9 @@ impl<N: Nic> DirectEnd<N> {
         half_sent
     }
 
-    /// Closes the socket, and waits until the guest's memory is neither read nor written any more: only then is the
-    /// rest given back, and only then may the bases be answered. What was not sent until then is counted. False: nobody
-    /// knows, and nothing is given back.
+    /// Closes the socket, and waits until the kernel and the NIC neither read nor write the guest's memory any more:
+    /// only then the rest is returned, and only then the bases may be answered. Counts frames that were not sent until
+    /// then. False: the end of access is unknown, and nothing is returned.
     pub(super) fn close(self, pair: &mut QueuePair, half_sent: Option<ChainId>) -> bool {
         self.counters.from_guest_queue_stopped.add(self.frames_out());
         let Self {

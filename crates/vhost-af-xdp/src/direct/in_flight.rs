@@ -1,9 +1,8 @@
 //! What the kernel holds, in the order in which it was given.
 //!
-//! Purpose: in direct placement the kernel names a buffer only by its address; this table tells
-//! which virtqueue entry stands behind it. Buffers nearly always come back in the order in which
-//! they went, so [`InFlight::complete`] looks at the oldest open entry first and searches only
-//! when a driver (zero-copy, after a drop) reordered.
+//! Purpose: in direct placement the kernel names a buffer only by its address; this table maps it to the virtqueue
+//! entry. Buffers nearly always come back in the order in which they were posted, so [`InFlight::complete`] looks at
+//! the oldest open entry first and searches only when a driver (zero-copy, after a drop) reordered.
 //!
 //! Invariants: entries leave through [`InFlight::pop_done`] strictly in the order of
 //! [`InFlight::push`]. That gives VIRTIO_F_IN_ORDER for free (VirtIO 1.3, 2.7.9), and makes
@@ -118,7 +117,7 @@ impl<T> InFlight<T> {
         (self.done_at_front..self.entries.len()).find(is_it)
     }
 
-    /// Lets an entry leave before the open ones in front of it; where it is now.
+    /// Moves an entry before the older open ones; returns its new position.
     #[inline(never)]
     fn overtake(&mut self, at: usize) -> Option<usize> {
         let front = self.done_at_front;

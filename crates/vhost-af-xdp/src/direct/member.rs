@@ -1,8 +1,8 @@
 //! A queue that a port of a network has for itself, in direct and send-direct placement: the guest's memory is its
 //! UMEM, and frames to the LAN leave from where they lie.
 //!
-//! A chain whose frame is copied for somebody else is done at once, but goes back in its turn behind those that the NIC
-//! still reads: the table of what it has ([`InFlight`](super::in_flight::InFlight)) knows all of them.
+//! A chain whose frame is copied for another port is done at once, but is returned in order behind those that the NIC
+//! still reads: the table of chains ([`InFlight`](super::in_flight::InFlight)) has all of them.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -21,15 +21,15 @@ use crate::switch::lane::{RxTarget, Work};
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::receiver::{Receive, Receiver, has_frames};
 
-/// In send-direct placement: what the NIC receives lies in memory of ours, and is copied once.
+/// In send-direct placement: the NIC receives into the daemon's memory, and each frame is copied once.
 pub(crate) struct SendDirectQueue<N> {
     end: DirectEnd<N>,
     receiver: Receiver,
 }
 
 impl<N: Nic> SendDirectQueue<N> {
-    /// Joins a guest with a NIC queue whose UMEM is the guest's memory. `untags`: it has the frames of its VLAN without
-    /// their tag.
+    /// Connects a guest with a NIC queue whose UMEM is the guest's memory. `untags`: it has the frames of its VLAN
+    /// without their tag.
     pub(crate) fn new(
         pair: &mut QueuePair,
         queue: Coupled<N>,

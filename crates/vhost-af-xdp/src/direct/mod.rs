@@ -1,4 +1,4 @@
-//! A lane with `--memory=direct`: guest RAM is the UMEM, nobody in userspace touches a frame.
+//! A lane with `--memory=direct`: guest RAM is the UMEM, and no userspace code touches a frame.
 //!
 //! NIC → guest: an available receive buffer at offset B becomes the fill entry `B + header - 256 - headroom`. The
 //! kernel puts a frame 256 bytes (XDP_PACKET_HEADROOM) and the UMEM's headroom after a fill address, and the steering
@@ -6,39 +6,38 @@
 //! behind it, and all that is left for us is the used element.
 //!
 //! In zero-copy the NIC writes the frame itself, and may write to the end of its chunk, whatever the frame's length.
-//! The headroom leaves no more of a chunk than the driver wants for the longest frame, and only buffers that hold so
-//! much are posted; and only those whose chunk lies in one huge page, because the kernel refuses one that is not in one
-//! piece for DMA, and says nothing (`xp_check_unaligned`, net/xdp/xsk_buff_pool.c).
+//! The headroom leaves no more of a chunk than the driver wants for the longest frame, and only buffers that hold that
+//! are posted; and only those whose chunk is in one huge page, because the kernel silently rejects one that is not
+//! contiguous for DMA (`xp_check_unaligned`, net/xdp/xsk_buff_pool.c).
 //!
-//! Guest → NIC: a frame that lies in one piece is sent from where it is. One in several pieces is
-//! gathered in a chunk of the bounce area when it fits, else sent as a multi-buffer frame whose
-//! descriptors refer to the pieces.
+//! Guest → NIC: a frame in one piece is sent directly from guest memory. One in several pieces is gathered in a chunk
+//! of the bounce area if it fits, otherwise sent as a multi-buffer frame whose descriptors refer to the pieces.
 //!
 //! A GSO packet is cut: each segment's headers are built in a chunk of the bounce area. A socket that reads by DMA gets
 //! the payload by reference, as further descriptors; one that copies anyway gets the segment whole, because it needs
 //! more time for each further descriptor than for the bytes. Segments for which there is no room stay in hand, and the
 //! chains behind them in the guest's queue; the chain is given back when the last one was sent.
 //!
-//! The bounce area lies behind guest RAM in the same UMEM; no guest can see it. It also serves receive buffers that
+//! The bounce area is behind guest RAM in the same UMEM; no guest can see it. It also serves receive buffers that
 //! cannot take a frame directly ([`place`]): too small for the longest frame of the interface, or for what a NIC may
 //! write; made of several descriptors; too near behind the start of their region; in zero-copy, across huge pages. Such
-//! a buffer is *parked*, a bounce chunk goes to the NIC in its place, and the frame is copied when it arrives. A buffer
-//! too small for the longest frame cannot be paired with one chunk; from the first of these on, all buffers are parked
-//! until the queue starts anew.
+//! a buffer is *deferred*: a bounce chunk goes to the NIC in its place, and the frame is copied when it arrives. A
+//! buffer too small for the longest frame cannot be paired with one chunk; from the first of these on, all buffers are
+//! deferred until the queue restarts.
 //!
 //! Invariants: a chunk in the bounce area is in the pool or in one table, never both. Both tables give entries back in
 //! the order in which the guest made them available, with the exception below. So a queue can be stopped exactly: what
 //! the kernel still held is not used, and the base is rewound to it.
 //!
-//! The exception: receive buffers go back in the order in which the NIC is done with them, where the guest and a
-//! successor of ours can live with that ([`virtqueue::Queue::takes_any_order`]). A buffer that a driver keeps, because
-//! a frame in it was dropped, then holds up none of the others. If such a queue is stopped while a buffer is out that
-//! others overtook, there is no place to rewind to: all that the kernel held goes back with nothing in it.
+//! The exception: receive buffers are returned in the order of their completions, where the guest and a successor of
+//! this daemon support that ([`virtqueue::Queue::takes_any_order`]). A buffer that a driver keeps, because it dropped a
+//! frame in it, then delays none of the others. If such a queue is stopped while a buffer is out that others overtook,
+//! the queue cannot be rewound: all buffers that the kernel held are returned empty.
 //!
-//! Nothing goes back before the kernel and the NIC are done with guest memory: where the kernel copies, when the socket
-//! is closed; where the NIC reads and writes by DMA, when its driver has let go, which is later ([`Release`]). If
-//! nobody knows that it has, nothing goes back at all: a guest that lacks buffers is better off than one whose memory
-//! is written when it uses it for something else.
+//! No buffer is returned before the kernel and the NIC are done with guest memory: where the kernel copies, when the
+//! socket is closed; where the NIC reads and writes by DMA, when its driver has released it, which is later
+//! ([`Release`]). If that is unknown, no buffer is returned at all: a guest that lacks buffers is better off than one
+//! whose memory is overwritten in another use.
 
 mod from_guest;
 pub(crate) mod in_flight;
@@ -77,18 +76,18 @@ use device::pair::{Piece, QueuePair};
 
 /// Chunk of the UMEM, bytes: the largest, because each bind costs kernel memory per chunk.
 pub(crate) const CHUNK_BYTES: u32 = LARGE_CHUNK;
-/// Most bounce chunks that wait for frames at a time, of those that a lane has: the others are for
-/// frames of the guest, which parked buffers must not hold up.
+/// Most bounce chunks of a lane that wait for frames at a time: the others are for frames of the guest, which deferred
+/// buffers must not delay.
 const MOST_BOUNCES_POSTED: usize = 128;
-/// Buffers are parked until they have so many segments in all: each has a byte at least, so that they hold a frame of
-/// any length. A guest chooses how many segments a buffer has, and we keep them.
+/// Buffers are deferred until they have this many segments in all: each has a byte at least, so that they hold a frame
+/// of any length. A guest chooses how many segments a buffer has, and the lane stores them.
 const MOST_DEFERRED_BUFFERS: usize = 4096;
 
 /// A buffer that the NIC receives into.
 enum Posted {
     /// The guest's own; filled with `len` bytes of frame once done.
     Guest { chain: ChainId, len: u32 },
-    /// A bounce chunk for a parked buffer; `filled` once done.
+    /// A bounce chunk for a deferred buffer; `filled` once done.
     Bounce { filled: Option<RxDesc> },
 }
 
@@ -130,21 +129,21 @@ pub(crate) struct DirectLane<N> {
     place: Place,
     /// Bounce chunks among `posted` that are not filled yet.
     bounces_posted: usize,
-    /// A buffer smaller than the longest frame was seen: all later ones are parked, too, because
-    /// frames may now need several, and the order of use must stay that of posting.
+    /// There was a buffer smaller than the longest frame: all later ones are deferred, too, because frames may now need
+    /// several, and the order of use must stay that of posting.
     defer_all: bool,
-    /// The last piece that was received said that its frame goes on.
+    /// The last received piece was not the last of its frame.
     inside: bool,
     /// Looks at received frames, where they may have partial checksums.
     look: Option<PrivateLook>,
     chains: Chains,
     empty: Vec<Frame>,
-    /// Those of a parked buffer that is written.
+    /// Those of a deferred buffer that is written.
     buffers: Vec<Buffer>,
 }
 
-/// A NIC queue coupled with a guest: its UMEM is the guest's memory, with memory of ours behind it. Frames from the
-/// guest are sent by it from where they lie.
+/// A NIC queue coupled with a guest: its UMEM is the guest's memory, with memory of the daemon behind it. Frames from
+/// the guest are sent directly from guest memory.
 pub(crate) struct DirectEnd<N> {
     /// Chunks of its pool are those of the bounce area.
     queue: NicQueue<N>,
@@ -155,13 +154,13 @@ pub(crate) struct DirectEnd<N> {
     segmentation: Option<Segmentation>,
     /// The buffers of its chain.
     segmented_buffers: Vec<Buffer>,
-    /// A buffer waits to be parked until a bounce chunk comes back, and with it, perhaps, a parked buffer goes.
+    /// No buffer can be deferred until a bounce chunk comes back, perhaps with a deferred buffer.
     bounces_out: bool,
     /// Descriptors that the ring had room for when the burst began.
     ring: usize,
     outgoing: Vec<TxDesc>,
     pieces: Vec<Piece>,
-    /// What is to be waited for when the socket is closed.
+    /// Waits for the driver when the socket is closed.
     release: Option<Release>,
 }
 
@@ -175,8 +174,8 @@ pub(crate) struct DirectMemory {
 }
 
 impl DirectMemory {
-    /// Of guest RAM as UMEM, behind which the bytes `own` are this lane's; so many of the chunks there are for the NIC
-    /// to receive into. `in_flight`: at least the size of the vrings and of the rings.
+    /// With guest RAM as UMEM, and the bytes `own` behind it for this lane; `to_receive` of the chunks there are for
+    /// the NIC to receive into. `in_flight`: at least the size of the vrings and of the rings.
     /// Errors: the range is not all behind guest RAM.
     pub(crate) fn new(
         umem: Umem,
@@ -200,7 +199,7 @@ impl DirectMemory {
         })
     }
 
-    /// With so many bytes in huge pages, from its start.
+    /// With `bytes` in huge pages, from its start.
     pub(crate) fn in_huge_pages(self, bytes: u64) -> Self {
         Self {
             huge_bytes: bytes,
@@ -210,7 +209,7 @@ impl DirectMemory {
 }
 
 impl<N: Nic> DirectLane<N> {
-    /// Joins a guest with a NIC queue whose UMEM is the guest's memory.
+    /// Connects a guest with a NIC queue whose UMEM is the guest's memory.
     pub(crate) fn new(
         pair: QueuePair,
         queue: Coupled<N>,
@@ -307,7 +306,7 @@ impl<N: Nic> Lane for DirectLane<N> {
     }
 
     fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
-        // Kicks of a guest that is held back tell nothing.
+        // Kicks of a throttled guest mean nothing.
         let held = Work::after(self.sender.throttle.held());
         if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
             return self.end.when_chains_wait();
@@ -386,8 +385,8 @@ impl<N: Nic> Lane for DirectLane<N> {
     }
 }
 
-/// Leaves the guest what the NIC or the parking place held, now that nobody writes there any more: it was never used,
-/// so the queue is rewound to it; or goes back empty, where that cannot be.
+/// Returns unused buffers of the NIC and deferred ones, after the last access: the queue is rewound to them; where it
+/// cannot be, they are returned empty.
 fn give_up(pair: &mut QueuePair, posted: &mut InFlight<Posted>, deferred: &VecDeque<Deferred>) {
     let queue = &mut pair.to_guest.queue;
     let overtaken = posted.has_overtaken();

@@ -16,7 +16,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// For a guest's frames. `by_dma`: the NIC writes them there by itself, and so much of the UMEM is in huge pages.
+    /// For a guest's frames. `by_dma`: the NIC writes them there by itself, and this much of the UMEM is in huge pages.
     pub(super) fn new(guest: &QueuePair, umem: &Umem, by_dma: Option<u64>) -> Self {
         let longest = match by_dma {
             Some(_) => umem.max_frame_bytes(),
@@ -42,7 +42,7 @@ impl Place {
         self.huge_bytes.is_none_or(in_one_page).then_some(fill)
     }
 
-    /// Where the buffer of a fill entry begins, which is where its header is to be.
+    /// The start of the buffer of a fill entry, where its header goes.
     #[inline]
     pub(super) fn start(&self, fill: UmemOffset) -> UmemOffset {
         UmemOffset::new(fill.get() + u64::from(self.before))

@@ -21,7 +21,7 @@ use crate::switch::bytes::GuestRam;
 /// Pages beyond which registering takes more than some 10 ms.
 const MANY_PAGES: u64 = 16_384;
 
-/// What is to be registered.
+/// The memory to register.
 pub(crate) struct Registration {
     pub(crate) map: Arc<MemoryMap>,
     /// With a socket of this queue; `None`: with nothing.
@@ -71,7 +71,7 @@ impl Registration {
     pub(crate) fn begin(self, then: impl FnOnce() + Send + 'static) -> io::Result<UnderWay> {
         let (sender, receiver) = sync_channel(1);
         let body = move || {
-            // Fails when nobody wants it any more.
+            // Fails when the receiver is gone.
             let _ = sender.send(self.run());
             drop(sender);
             then();

@@ -1,10 +1,10 @@
-//! A lane with `--memory=send-direct`: frames are sent from guest RAM, and received into memory of ours.
+//! A lane with `--memory=send-direct`: frames are sent from guest RAM, and received into the daemon's memory.
 //!
-//! The queue's UMEM is guest RAM with chunks of ours behind it. From the guest it is the lane of [`super::DirectLane`]:
-//! frames and the payload of GSO packets leave from where they lie. To the guest it is that of
-//! [`CopyLane`](crate::switch::copy_lane::CopyLane): the NIC receives into our chunks only, and each frame is copied once,
-//! judged, and joined with its neighbours. So neither the kernel nor a NIC ever writes to guest RAM, in zero-copy
-//! either: no frame of another station is ever in it, and nothing depends on the guest's receive buffers.
+//! The queue's UMEM is guest RAM with chunks of the daemon behind it. From the guest it works as [`super::DirectLane`]:
+//! frames and the payload of GSO packets are sent directly from guest memory. To the guest it works as
+//! [`CopyLane`](crate::switch::copy_lane::CopyLane): the NIC receives into the daemon's chunks only, and each frame is
+//! copied once, verified, and merged with its neighbours. So neither the kernel nor a NIC ever writes to guest RAM, in
+//! zero-copy either: it never contains a frame for another guest, and nothing depends on the guest's receive buffers.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(crate) struct SendDirectLane<N> {
 }
 
 impl<N: Nic> SendDirectLane<N> {
-    /// Joins a guest with a NIC queue whose UMEM is the guest's memory.
+    /// Connects a guest with a NIC queue whose UMEM is the guest's memory.
     pub(crate) fn new(
         pair: QueuePair,
         queue: Coupled<N>,
@@ -82,7 +82,7 @@ impl<N: Nic> Lane for SendDirectLane<N> {
 
     fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
         let waiting = self.receiver.enable_notifications(&mut self.end.queue);
-        // Kicks of a guest that is held back tell nothing.
+        // Kicks of a throttled guest mean nothing.
         let held = Work::after(self.sender.throttle.held());
         if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
             return self.end.when_chains_wait();

@@ -1,4 +1,4 @@
-//! Direct placement, NIC → guest: buffers posted, parked, and given back filled.
+//! Direct placement, NIC → guest: buffers posted, deferred, and returned filled.
 
 use virtqueue::{Buffer, Chain, ChainId, Chains};
 use xsk::{Frame, Umem, UmemOffset};
@@ -117,7 +117,7 @@ impl<N: Nic> DirectLane<N> {
     /// Gives the NIC the buffers that the guest made available.
     fn post(&mut self) -> Result<(), Fault> {
         self.take_buffers()?;
-        // Who has them is in `posted`.
+        // `posted` has their owners.
         self.end.queue.nic.give(&mut self.empty, |_| ());
         Ok(())
     }
@@ -137,7 +137,7 @@ impl<N: Nic> DirectLane<N> {
         let room = BATCH
             .min(self.end.queue.nic.room_to_give())
             .min(self.posted.room());
-        // What could not be parked is not read again before it may be: it may have very many segments.
+        // A buffer that could not be deferred is not read again before there is room: it may have very many segments.
         if room > 0 && !self.end.bounces_out {
             let mut chains = std::mem::take(&mut self.chains);
             let popped = self.pair.pop_buffers(&mut chains, room);
@@ -175,8 +175,8 @@ impl<N: Nic> DirectLane<N> {
         }
     }
 
-    /// Parks a buffer that frames must reach through the bounce area, and posts the chunk that it
-    /// is paired with; false when there is no chunk now, or enough is parked.
+    /// Defers a buffer that frames must reach through the bounce area, and posts the chunk that it is paired with;
+    /// false when there is no chunk now, or enough is deferred.
     fn defer(&mut self, chain: &Chain, buffers: &[Buffer]) -> bool {
         if self.deferred_buffers.len() >= MOST_DEFERRED_BUFFERS {
             return false;
@@ -232,7 +232,7 @@ impl<N: Nic> DirectLane<N> {
         }
     }
 
-    /// Posts as many bounce chunks as the parked buffers can take frames of.
+    /// Posts as many bounce chunks as the deferred buffers can take frames of.
     fn post_bounces(&mut self) {
         let frames = if self.pair.mergeable {
             usize::try_from(self.deferred_bytes / self.longest()).unwrap_or(usize::MAX)
@@ -250,7 +250,7 @@ impl<N: Nic> DirectLane<N> {
         }
     }
 
-    /// Copies a frame from a bounce chunk into parked buffers; false when they are too small.
+    /// Copies a frame from a bounce chunk into deferred buffers; false when they are too small.
     fn deliver_bounced(&mut self, frame: UmemRange) -> bool {
         let mut wanted = u64::from(self.pair.header_bytes) + u64::from(frame.len);
         let mut count = 0;
@@ -289,9 +289,8 @@ impl<N: Nic> DirectLane<N> {
     }
 }
 
-/// Moves header and frame to where their buffer begins: igb and igc leave a time stamp of 16 bytes before a frame where
-/// somebody has the NIC make them (`igb_ptp_rx_pktstamp`, drivers/net/ethernet/intel/igb/igb_ptp.c). `None`: they are
-/// in no chunk.
+/// Moves header and frame to the start of their buffer: igb and igc leave a time stamp of 16 bytes before a frame if a
+/// user enabled them (`igb_ptp_rx_pktstamp`, drivers/net/ethernet/intel/igb/igb_ptp.c). `None`: they are in no chunk.
 #[cold]
 fn move_frame(umem: &Umem, from: UmemOffset, to: UmemOffset, len: u32) -> Option<()> {
     let mut bytes = [0; CHUNK_BYTES as usize];
@@ -300,7 +299,7 @@ fn move_frame(umem: &Umem, from: UmemOffset, to: UmemOffset, len: u32) -> Option
     umem.write(to, bytes)
 }
 
-/// Gives the guest a buffer back in which so many bytes were written.
+/// Returns a buffer with `len` bytes written.
 #[inline]
 fn give_back(pair: &mut QueuePair, any_order: bool, chain: ChainId, len: u32) {
     match any_order {

@@ -1,7 +1,7 @@
 //! Hints of the uplink's frames, switched while they come ([`crate::nic::promise`]).
 //!
-//! The steward is asked several times, and may not answer for a while: the state is not locked meanwhile, so that ports
-//! are changed and shown. What became of the uplink is looked at afterwards.
+//! The steward gets several requests, and may not answer for a while: the state is not locked meanwhile, so that ports
+//! can be changed and shown. The result is compared with the uplink's state afterwards.
 
 use std::sync::{Arc, PoisonError, TryLockError};
 
@@ -12,7 +12,7 @@ use crate::nic::hints::XdpMetadata;
 use crate::nic::interface::Interface;
 
 impl Network {
-    /// Frames of the uplink are to have other hints from now on, or as soon as the steward is back; none is lost.
+    /// Changes the hints of frames of the uplink, now or as soon as the steward is back; no frame is lost.
     /// Errors: the steward refuses it; then all is as it was before.
     pub(crate) fn set_hints(&self, hints: HintsConfig) -> Result<(), InterfaceError> {
         let _turn = self.hints.lock().unwrap_or_else(PoisonError::into_inner);
@@ -22,7 +22,7 @@ impl Network {
                 interface.switch_hints(hints, &mut self.teller())?;
             }
             let mut state = self.state();
-            // One that was opened meanwhile was asked for with those before.
+            // An interface that was opened meanwhile has requested the earlier ones.
             if state.interface.as_ref().map(Arc::as_ptr) != interface.as_ref().map(Arc::as_ptr) {
                 continue;
             }
@@ -35,7 +35,7 @@ impl Network {
         Ok(())
     }
 
-    /// Tells the lanes what stands before frames of this uplink now; who switches hints does that anyway.
+    /// Sends the lanes the metadata of frames of this uplink; a change of hints does that anyway.
     pub(super) fn settle_hints(&self, uplink: Option<&Interface>) {
         let _turn = match self.hints.try_lock() {
             Ok(turn) => turn,
@@ -47,7 +47,7 @@ impl Network {
         }
     }
 
-    /// Tells the lanes of the uplink's queues what stands before their frames.
+    /// Sends the lanes of the uplink's queues the metadata of their frames.
     fn teller(&self) -> impl FnMut(u32, &XdpMetadata) {
         move |queue, metadata| {
             let at = {

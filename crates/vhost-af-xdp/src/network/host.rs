@@ -1,9 +1,9 @@
-//! The host as one more receiver of a network: a tap device that the steward joins with the uplink's interface, and
-//! whose descriptor it hands over. It is served by a lane of its own ([`crate::switch::tap_lane`]). The network works
-//! without it; why it is not reached is said once, and it is tried again less and less often.
+//! The host as one more receiver of a network: a tap device that the steward connects with the uplink's interface, and
+//! whose descriptor it passes to the daemon. A lane of its own serves it ([`crate::switch::tap_lane`]). The network
+//! works without it; the daemon logs once why the host is not reached, and retries with growing pauses.
 //!
-//! Where the uplink is a port of a bridge, what the bridge reaches by its other ports is reached through the host: the
-//! steward reads the bridge's forwarding database, and tells when that changes (`steward::links::bridge`).
+//! If the uplink is a port of a bridge, the host reaches what is behind the bridge's other ports: the steward reads the
+//! bridge's forwarding database, and reports its changes (`steward::links::bridge`).
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -80,8 +80,7 @@ impl Host {
 }
 
 impl Network {
-    /// Looks at the host again, whose uplink is there: it may not be reached yet, or not any more, or have other
-    /// addresses.
+    /// Checks the host, if there is an uplink: it may not be reached yet, or not any more, or have other addresses.
     pub(super) fn look_at_host(&self, state: &mut State, uplink: &Interface) {
         let is_wanted = state.uplink.as_ref().is_some_and(|uplink| uplink.host);
         if !is_wanted || uplink.steering.is_away() {
@@ -96,7 +95,7 @@ impl Network {
         self.note_host(state, reached);
     }
 
-    /// Asks how the host is reached, and does what is missing.
+    /// Requests the way to the host, and sets up what is missing.
     fn reach_host(&self, state: &mut State, uplink: &Interface) -> Result<(), InterfaceError> {
         let has = state.host.end.as_ref().map_or(0, |end| end.index);
         let asked = uplink.steering.host(has).inspect_err(|error| {
@@ -131,7 +130,7 @@ impl Network {
         Ok(())
     }
 
-    /// Takes note of the bridge that the uplink is part of; said when it is another one than before.
+    /// Stores the bridge that the uplink is part of; logs a change.
     fn note_bridge(&self, state: &mut State, end: &HostEnd, behind: usize) {
         let bridge = (!end.bridge.is_empty()).then(|| ShownBridge {
             name: end.bridge.clone(),
@@ -148,7 +147,7 @@ impl Network {
         }
     }
 
-    /// Takes note of what came of it; said when it is another thing than before.
+    /// Stores the result; logs a change.
     fn note_host(&self, state: &mut State, reached: Result<(), InterfaceError>) {
         let host = &mut state.host;
         let why = reached.err().map(|error| with_sources(&error));
@@ -159,7 +158,7 @@ impl Network {
         host.impaired = why;
     }
 
-    /// Lets go of the device, which goes with that.
+    /// Closes the device, which removes it.
     fn stop_host(&self, state: &mut State) {
         if let Some(end) = state.host.end.take() {
             drop(self.workers.remove(end.at));

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::with_sources;
 
-use super::learning::{Change, Told, tell_each};
+use super::learning::{Change, SetResult, tell_each};
 use super::{Network, change, configured, mark_of};
 
 /// How often the notes are looked at without news.
 const SELDOM: Duration = Duration::from_secs(10);
-/// The same where there is something that nobody could be told yet, or that is not to move yet.
+/// The same while the uplink could not be updated, or a key may not move yet.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Least time between two looks.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -37,7 +37,7 @@ impl Network {
         Ok(())
     }
 
-    /// Looks which addresses ports have beside their own; when to look again without news. `None`: never.
+    /// Looks for addresses that ports have learned; returns when to look again without news. `None`: never.
     fn learn(&self) -> Option<Duration> {
         let mut guard = self.state();
         let state = &mut *guard;
@@ -53,9 +53,9 @@ impl Network {
                 .map(|&(key, port)| change(key, port.and_then(|port| mark_of(ports, port))))
                 .collect();
             match interface.map(|interface| interface.steering.set_stations(&changes)) {
-                None if uplink.is_some() => Told::Later,
-                None | Some(Ok(())) => Told::Done,
-                Some(Err(error)) if error.is_away() => Told::Later,
+                None if uplink.is_some() => SetResult::Later,
+                None | Some(Ok(())) => SetResult::Done,
+                Some(Err(error)) if error.is_away() => SetResult::Later,
                 Some(Err(error)) => {
                     // A guest can make as many as it likes of them.
                     tracing::debug!(
@@ -63,7 +63,7 @@ impl Network {
                         "an address is not learned: {}",
                         with_sources(&error)
                     );
-                    Told::Refused
+                    SetResult::Refused
                 }
             }
         };

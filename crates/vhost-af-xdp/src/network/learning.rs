@@ -1,17 +1,17 @@
-//! Addresses that ports have beside their own (`learning`): what workers noted is looked at, and told of.
+//! Learned addresses of ports (`learning`): reads the workers' entries, and updates the FDB and the uplink.
 //!
-//! Theory of operation. Workers note sources of frames ([`crate::switch::learned`]). The network's thread looks at the
-//! notes when there are new ones, and once in a while to find those that are not used any more ([`AGE`]). A station
-//! belongs to the port that used it last ("moves"); one that is a port's by configuration, or the host's, is never
-//! noted. The uplink's steward may refuse one: what the port sends from it is lost then, until it is asked again
-//! ([`ASK_AGAIN`]). Nothing here is asked for by a worker that waits.
+//! Theory of operation. Workers record sources of frames ([`crate::switch::learned`]). The network's thread reads new
+//! entries, and now and then looks for those that are not used any more ([`AGE`]). A key belongs to the port that used
+//! it last (it "moves"); a key of a configured port, or of the host, is never learned. The uplink's steward may reject
+//! one: then the port's frames from it are lost, until it is requested again ([`ASK_AGAIN`]). No worker waits for
+//! anything here.
 //!
-//! A network with an uplink has room for a number of stations. Those by configuration always have room: learned ones are
-//! evicted for them ([`Learning::make_room`]). What is left the ports that learn share ([`Learning::share`]): a port that
-//! has fewer learned addresses than another one gets one in the place of the other one's.
+//! A network with an uplink has room for a number of keys. Configured ones always have room: learned ones are evicted
+//! for them ([`Learning::make_room`]). The ports that learn share the rest ([`Learning::share`]): a port with fewer
+//! learned keys than another one gets room at the other one's cost.
 //!
-//! What one look finds is told in one list. Ports that take a station from each other without end have it moved all the
-//! same, but once in a while only, with all others that wait ([`MOVES`]): each list costs a new table of all workers.
+//! Each look makes one list of changes. Ports that take a key from each other without end have it moved all the same,
+//! but only now and then, with all others that wait ([`MOVES`]): each list costs a new FDB for all workers.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -21,28 +21,28 @@ use std::time::{Duration, Instant};
 use crate::switch::fdb::{Fdb, FdbKey, FdbPort, PortNumber};
 use crate::switch::learned::{Entry, Learned};
 
-/// How long an address is kept that nobody uses; that of Linux's bridge.
+/// How long an unused address is kept; as in Linux's bridge.
 const AGE: Duration = Duration::from_secs(300);
-/// How long one is not asked for again that was refused.
+/// How long a rejected address is not requested again.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
-/// A station that has not moved for so long moves when it is seen elsewhere.
+/// A key that has not moved for this long moves when another port uses it.
 const SETTLED: Duration = Duration::from_secs(60);
 /// Between moves of others.
 const MOVES: Duration = Duration::from_secs(1);
 
-/// What came of telling the uplink whose a station is.
+/// Result of a change at the uplink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum SetResult {
     Done,
     Refused,
-    /// There is nobody to tell now.
+    /// The steward is away.
     Later,
 }
 
-/// Whose a station is to be.
+/// A key and its new port.
 pub(super) type Change = (FdbKey, Option<PortNumber>);
 
-/// Whose a station is.
+/// The owner of a key.
 #[derive(Debug, Clone, Copy)]
 struct Owner {
     port: PortNumber,
@@ -54,7 +54,7 @@ struct Owner {
 /// An address that was evicted, and the port that had learned it.
 pub(super) type Evicted = (FdbKey, PortNumber);
 
-/// A note of a port, of which the uplink is to be told.
+/// A port's entry that the uplink has to be updated with.
 struct Found<'a> {
     port: PortNumber,
     learned: &'a Learned,
@@ -67,9 +67,9 @@ struct Found<'a> {
 pub(super) struct Learning {
     owners: HashMap<FdbKey, Owner>,
     refused: HashMap<(PortNumber, FdbKey), Instant>,
-    /// Unsettled stations moved last.
+    /// The last move of unsettled keys.
     moved: Option<Instant>,
-    /// Somebody could not be told of all, or a station is not to move yet.
+    /// The uplink could not be updated, or a key may not move yet.
     pub(super) waits: bool,
 }
 
@@ -79,20 +79,19 @@ impl Learning {
         self.owners.iter().map(|(&key, owner)| (key, owner.port))
     }
 
-    /// The uplink knows of none any more: all are told again when the notes are looked at, which is asked for by
-    /// `news`.
+    /// The uplink has lost all keys: the next look, which `news` triggers, sends them again.
     pub(super) fn forget(&mut self, news: &OwnedFd) {
         self.owners.clear();
         // A counter that is full wakes, too.
         let _ = rustix::io::write(news, &1u64.to_ne_bytes());
     }
 
-    /// The uplink does not know of one any more: it is told again when the notes are looked at.
+    /// The uplink has lost a key: the next look sends it again.
     pub(super) fn lose(&mut self, key: FdbKey) {
         self.owners.remove(&key);
     }
 
-    /// A port is gone; stations that it had.
+    /// A port was removed; returns its learned keys.
     pub(super) fn leave(&mut self, port: PortNumber) -> Vec<FdbKey> {
         self.refused.retain(|&(of, _), _| of != port);
         let gone: Vec<_> = self.keys().filter(|&(_, of)| of == port).collect();
@@ -100,7 +99,7 @@ impl Learning {
         gone.inspect(|key| _ = self.owners.remove(key)).collect()
     }
 
-    /// Evicts learned stations until there are at most so many: of the port that has most, the one that was used longest
+    /// Evicts learned keys until there are at most `most`: of the port that has most, the one that was used longest
     /// ago.
     pub(super) fn make_room(&mut self, most: usize, ports: &[Option<FdbPort>]) -> Vec<Evicted> {
         let surplus = self.owners.len().saturating_sub(most);
@@ -110,9 +109,9 @@ impl Learning {
             .collect()
     }
 
-    /// Divides the room for so many learned stations among ports that noted new ones: a station of a port that has at
-    /// least two more than another one is evicted for it. What there is no room for is refused. The port with fewest
-    /// comes first, so none of those that are granted here would have to be evicted here.
+    /// Divides the room for `most` learned keys among ports with new ones: a key of a port that has at least two more
+    /// than another one is evicted for it. New ones without room are refused. The port with fewest comes first, so none
+    /// of those that are granted here would have to be evicted here.
     pub(super) fn share(&mut self, most: usize, ports: &[Option<FdbPort>], fdb: &Fdb) -> Vec<Evicted> {
         let mut evicted = self.make_room(most, ports);
         let mut held = self.held();
@@ -165,7 +164,7 @@ impl Learning {
         held
     }
 
-    /// Takes from the port that has most, of `held`, the station that it used longest ago.
+    /// Evicts the key that was used longest ago from the port that has most, of `held`.
     fn evict(&mut self, held: &mut HashMap<PortNumber, usize>, ports: &[Option<FdbPort>]) -> Option<Evicted> {
         let (&port, count) = held.iter_mut().max_by_key(|(port, count)| (**count, port.0))?;
         let its = self.owners.iter().filter(|(_, owner)| owner.port == port);
@@ -180,18 +179,18 @@ impl Learning {
         Some((key, port))
     }
 
-    /// Looks at the notes of all ports; whether something is to be told to workers. `fdb`: of stations by
-    /// configuration. `tell`: has the uplink know whose stations are, and says of each what came of it.
+    /// Reads the entries of all ports; returns whether the FDB changes. `fdb`: the configured keys. `tell`: sends
+    /// changes to the uplink, and returns the result of each.
     pub(super) fn look(
         &mut self,
         ports: &[Option<FdbPort>],
         fdb: &Fdb,
         now: Instant,
-        tell: impl FnOnce(&[Change]) -> Vec<Told>,
+        tell: impl FnOnce(&[Change]) -> Vec<SetResult>,
     ) -> bool {
         let mut changed = false;
         let mut found: Vec<Found<'_>> = Vec::new();
-        // Each is one port's at the end of a look, whoever else used it meanwhile.
+        // A key has one port at the end of a look, even if several have used it.
         let mut in_list = HashSet::new();
         self.waits = false;
         for (port, learned) in learners(ports) {
@@ -204,7 +203,7 @@ impl Learning {
                 if !seen.insert(key) {
                     learned.remove(entry);
                 } else if !fdb.is_free(key) {
-                    // It became one's by configuration, and was told as that.
+                    // It was configured meanwhile, and sent as that.
                     learned.remove(entry);
                     changed |= self.owners.remove(&key).is_some();
                 } else if entry.is_refused() {
@@ -236,19 +235,19 @@ impl Learning {
         self.settle(found.into_iter().zip(told), ports, now) || changed
     }
 
-    /// What came of changes that were told; whether something is to be told to workers.
+    /// Applies the results of changes; returns whether the FDB changes.
     fn settle<'a>(
         &mut self,
-        told: impl Iterator<Item = (Found<'a>, Told)>,
+        told: impl Iterator<Item = (Found<'a>, SetResult)>,
         ports: &[Option<FdbPort>],
         now: Instant,
     ) -> bool {
         let mut changed = false;
         for (found, told) in told {
             match told {
-                Told::Later => self.waits = true,
-                Told::Refused if found.change.1.is_some() => found.learned.refuse(found.entry),
-                Told::Refused | Told::Done => {
+                SetResult::Later => self.waits = true,
+                SetResult::Refused if found.change.1.is_some() => found.learned.refuse(found.entry),
+                SetResult::Refused | SetResult::Done => {
                     self.place(&found, ports, now);
                     changed = true;
                 }
@@ -257,7 +256,7 @@ impl Learning {
         changed
     }
 
-    /// Whose the station of a port's note is to be, if something changes.
+    /// The new port of an entry's key, if it changes.
     fn whose(&mut self, port: PortNumber, entry: Entry, now: Instant) -> Option<Option<PortNumber>> {
         let Some(owner) = self.owners.get_mut(&entry.key()) else {
             return Some(Some(port));
@@ -308,7 +307,7 @@ impl Learning {
     }
 }
 
-/// Whether something was so long ago, or never.
+/// Whether this was longer ago than `pause`, or never.
 fn is_past(at: Option<Instant>, pause: Duration, now: Instant) -> bool {
     at.is_none_or(|at| now.duration_since(at) >= pause)
 }
@@ -323,10 +322,10 @@ pub(super) fn record_again(evicted: &[Evicted], ports: &[Option<FdbPort>]) {
     }
 }
 
-/// Tells a list as a whole, or one by one where something in it is refused; of each what came of it.
-pub(super) fn tell_each(changes: &[Change], mut tell: impl FnMut(&[Change]) -> Told) -> Vec<Told> {
+/// Sends a list as a whole, or one by one if it is rejected; returns the result of each.
+pub(super) fn tell_each(changes: &[Change], mut tell: impl FnMut(&[Change]) -> SetResult) -> Vec<SetResult> {
     match tell(changes) {
-        Told::Refused if changes.len() > 1 => changes.chunks(1).map(tell).collect(),
+        SetResult::Refused if changes.len() > 1 => changes.chunks(1).map(tell).collect(),
         told => vec![told; changes.len()],
     }
 }
@@ -358,11 +357,11 @@ mod tests {
         fdb: Fdb,
         learning: Learning,
         now: Instant,
-        /// What the uplink was told.
+        /// Changes sent to the uplink.
         told: Vec<Change>,
-        /// In so many lists.
+        /// Number of lists.
         lists: usize,
-        answer: Told,
+        answer: SetResult,
     }
 
     impl World {
@@ -381,7 +380,7 @@ mod tests {
                 now: Instant::now(),
                 told: Vec::new(),
                 lists: 0,
-                answer: Told::Done,
+                answer: SetResult::Done,
             }
         }
 
@@ -457,7 +456,7 @@ mod tests {
         }
         assert!((10..=16).contains(&world.lists), "{} lists", world.lists);
         assert!(world.learning.waits, "some are to be moved still");
-        // Nobody else waits for that.
+        // No other key waits for that.
         let settled = key([2, 0, 0, 0, 8, 1]);
         for port in [0, 1] {
             world.learned(port).record(settled);
@@ -465,7 +464,7 @@ mod tests {
             let its = world.keys().into_iter().find(|&(its, _)| its == settled);
             assert_eq!(its, Some((settled, PortNumber(port as u16))));
         }
-        // Who comes last has it at last.
+        // The last user has it in the end.
         world.now += MOVES;
         world.look();
         world.now += MOVES;
@@ -477,24 +476,24 @@ mod tests {
     fn address_that_is_refused_keeps_no_other_one_from_being_learned() {
         let [good, bad] = [GUEST, [2, 0, 0, 0, 9, 2]].map(|mac| (key(mac), Some(PortNumber(0))));
         let tell = |changes: &[Change]| match changes.contains(&bad) {
-            true => Told::Refused,
-            false => Told::Done,
+            true => SetResult::Refused,
+            false => SetResult::Done,
         };
         let told = tell_each(&[good, bad, good], tell);
-        assert_eq!(told, [Told::Done, Told::Refused, Told::Done]);
-        assert_eq!(tell_each(&[good; 2], |_| Told::Later), [Told::Later; 2]);
+        assert_eq!(told, [SetResult::Done, SetResult::Refused, SetResult::Done]);
+        assert_eq!(tell_each(&[good; 2], |_| SetResult::Later), [SetResult::Later; 2]);
     }
 
     #[test]
     fn address_that_is_refused_is_asked_for_again_later() {
         let mut world = World::new();
-        world.answer = Told::Refused;
+        world.answer = SetResult::Refused;
         world.learned(0).record(key(GUEST));
         assert!(!world.look() && !world.look());
         assert!(!world.learned(0).record(key(GUEST)));
         assert_eq!(world.told.len(), 1);
         world.now += ASK_AGAIN;
-        world.answer = Told::Done;
+        world.answer = SetResult::Done;
         world.look();
         assert!(world.learned(0).record(key(GUEST)) && world.look());
     }
@@ -502,11 +501,11 @@ mod tests {
     #[test]
     fn steward_that_is_away_is_told_when_it_is_back() {
         let mut world = World::new();
-        world.answer = Told::Later;
+        world.answer = SetResult::Later;
         world.learned(0).record(key(GUEST));
         assert!(!world.look());
         assert!(world.learned(0).record(key(GUEST)));
-        world.answer = Told::Done;
+        world.answer = SetResult::Done;
         assert!(world.look());
     }
 
@@ -551,7 +550,7 @@ mod tests {
         assert_eq!(held(&world), [5, 3]);
         assert_eq!(learn(&mut world, 1, 30, 3), 1);
         assert_eq!(held(&world), [4, 4]);
-        // Who uses more all the time gets no more, and costs others nothing.
+        // A port that uses more all the time gets no more room, and costs others nothing.
         for round in 0..5 {
             assert_eq!(learn(&mut world, 0, 40 + round * 10, 10), 0);
             assert_eq!(held(&world), [4, 4]);

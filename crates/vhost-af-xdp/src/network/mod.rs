@@ -1,8 +1,8 @@
 //! A network: ports that reach each other by address, and an uplink that they share.
 //!
-//! It has queues of an interface, each in the hands of a lane of the switch ([`crate::switch::uplink_lane`]), and the
-//! table of who has which address ([`crate::switch::fdb`]). Both outlive guests: lanes of ports come and go beside
-//! them. A thread of its own watches the interface, and tells the ports what their guests have to know of it.
+//! It has queues of an interface, each with a lane of the switch ([`crate::switch::uplink_lane`]), and the FDB
+//! ([`crate::switch::fdb`]). Both outlive guests, whose lanes are added and removed. A thread of its own watches the
+//! interface, and sends the ports what their guests have to know of it.
 
 mod hints;
 mod host;
@@ -104,9 +104,9 @@ pub(crate) struct ShownNetwork {
     pub(crate) interface: Option<Weak<Interface>>,
     /// As the counters.
     pub(crate) lanes: Vec<Weak<LaneFacts>>,
-    /// Where it is to be reached.
+    /// The way to the host.
     pub(crate) host: Option<ShownHost>,
-    /// Addresses that ports have beside their own, in order.
+    /// Learned addresses of ports, in order.
     learned: Vec<(PortNumber, FdbKey)>,
     /// Learned addresses that were evicted, since the start.
     pub(crate) evicted: u64,
@@ -127,14 +127,14 @@ struct State {
     /// When those that do not run are tried again, and when the interface is that is not there.
     retry: Retry<u32>,
     opening: Retry<u32>,
-    /// The lane of frames to groups.
+    /// The lane of multicast frames.
     multicast: Option<LaneAt>,
     host: Host,
     /// By number.
     ports: Vec<Option<FdbPort>>,
     /// How often ports began, or had other addresses ([`FdbPort::generation`]).
     generations: u16,
-    /// Of each number: somebody may have lanes of it still.
+    /// By number: alive while the port may still have lanes.
     held: Vec<Weak<()>>,
     learning: Learning,
     /// Learned addresses that were evicted.
@@ -149,7 +149,7 @@ struct State {
     impaired: Option<String>,
     /// The interface's, as far as the queues are set up for it.
     link: Option<NetworkLink>,
-    /// Its last queue is set up anew, and guests' frames for it wait until then.
+    /// Its last queue is being set up again, and guests' frames for it wait until then.
     uplink_until: Option<Instant>,
     /// A thread watches the uplink.
     watched: bool,
@@ -165,14 +165,14 @@ pub(crate) struct Network {
     owner: Arc<str>,
     interfaces: Arc<Interfaces>,
     workers: Arc<Workers>,
-    /// Of frames to groups that came by it.
+    /// Of multicast frames that arrived there.
     pub(crate) group_counters: Arc<PairCounters>,
     wakers: Wakers,
     /// An eventfd: a port's guest uses an address that was not learned yet.
     news: Arc<OwnedFd>,
     state: Mutex<State>,
     seen: Mutex<Seen>,
-    /// Held by who switches hints, or tells lanes of them.
+    /// Held while hints are changed, or sent to lanes.
     hints: Mutex<()>,
 }
 
@@ -200,7 +200,7 @@ impl State {
         self.generations
     }
 
-    /// Nobody has to look at an uplink.
+    /// Whether the uplink needs no thread.
     fn is_over(&self) -> bool {
         self.over || self.uplink.is_none()
     }
@@ -216,14 +216,14 @@ impl State {
 }
 
 impl NetworkEnd {
-    /// Addresses that the port has beside its own, in order.
+    /// Learned addresses of the port, in order.
     pub(crate) fn learned(&self) -> Vec<FdbKey> {
         let shown = self.network.shown();
         let its = shown.learned.iter().filter(|(port, _)| *port == self.number);
         its.map(|&(_, key)| key).collect()
     }
 
-    /// What a lane of the port's is to others.
+    /// The role of a lane of the port.
     pub(crate) fn role(&self, pair: u16) -> Role {
         Role::Member {
             network: Arc::clone(&self.network.owner),
@@ -271,7 +271,7 @@ impl Network {
     }
 
     /// Has this uplink from now on. Ports, and what their guests send each other, are not concerned.
-    /// Errors: what it lacks; it is tried again where somebody watches.
+    /// Errors: what it lacks; the uplink's thread retries, if there is one.
     pub(crate) fn have(&self, uplink: Option<UplinkConfig>) -> Result<(), InterfaceError> {
         let mut state = self.state();
         self.give_back(&mut state);
@@ -299,7 +299,7 @@ impl Network {
         }
         let number = PortNumber(u16::try_from(at).unwrap_or(u16::MAX));
         port.generation = state.next_life();
-        self.set_stations_of(&mut state, &port, number)?;
+        self.set_keys_of(&mut state, &port, number)?;
         let held = Arc::new(());
         state.held[at] = Arc::downgrade(&held);
         state.ports[at] = Some(port);
@@ -324,7 +324,7 @@ impl Network {
             port.flows.clone_from(&before.flows);
             let noted = |port: &FdbPort| (port.mac, port.options.isolated);
             if noted(before) == noted(&port) && before.vlans == port.vlans {
-                // The uplink need not be told.
+                // The uplink need not be updated.
                 port.generation = before.generation;
                 *before = port;
                 self.set_fdb(&state);
@@ -333,7 +333,7 @@ impl Network {
         }
         // What is under way to an address that it has no more is not for it.
         port.generation = state.next_life();
-        self.set_stations_of(&mut state, &port, number)?;
+        self.set_keys_of(&mut state, &port, number)?;
         let before = state.ports.get_mut(at).and_then(|before| before.replace(port));
         let before = before.map_or_else(Vec::new, |before| keys(&before, None));
         let learned = state.learning.keys().filter(|&(_, of)| of == number);
@@ -344,7 +344,7 @@ impl Network {
         Ok(())
     }
 
-    /// Errors: another port than that of this number has a station of these.
+    /// Errors: another port has one of these keys.
     fn check_address(
         &self,
         state: &State,
@@ -393,7 +393,7 @@ impl Network {
     }
 }
 
-/// What the program has to know of a port's addresses: whose they are, or that they are nobody's.
+/// The changes for the program: the port of each of these addresses, or none.
 fn keys(port: &FdbPort, whose: Option<PortNumber>) -> Vec<StationChange> {
     let vlans = port.vlans.all().iter();
     vlans
@@ -401,7 +401,7 @@ fn keys(port: &FdbPort, whose: Option<PortNumber>) -> Vec<StationChange> {
         .collect()
 }
 
-/// The same of one address; `note`: what is to be noted of whose it is.
+/// The same of one address; `mark`: of its port.
 fn change(key: FdbKey, mark: Option<PortMark>) -> StationChange {
     let (vlan, mac) = (key.vlan(), key.mac());
     StationChange {
@@ -421,12 +421,12 @@ fn key_of(change: &StationChange) -> FdbKey {
     FdbKey::new(change.station.vlan, change.station.mac)
 }
 
-/// Who has which address.
+/// All addresses.
 fn fdb(state: &State) -> Fdb {
     configured(state).with_learned(state.learning.keys())
 }
 
-/// Who has which address by configuration.
+/// The configured addresses.
 fn configured(state: &State) -> Fdb {
     let host = state.interface.as_ref().map(|interface| interface.link.mac);
     Fdb::new(state.ports.clone())
@@ -455,7 +455,7 @@ fn fdb_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> FdbPort {
         flows: (port.queues > 1).then(Arc::default),
         learned: options.learning.then(|| Arc::new(Learned::new(Arc::clone(news)))),
         source_guard: SourceGuard::of(&port.keys.guard).map(Arc::new),
-        // Of who has its number.
+        // Set when it gets its number.
         generation: 0,
     }
 }

@@ -1,6 +1,6 @@
-//! Stations that the uplink's steward does not allow any more, or again: it has another policy, or an address became
-//! the host's. Then it takes them away, and says that something changed: all are named again. What is refused is said,
-//! and named again less and less often.
+//! Addresses that the uplink's steward does not allow any more, or again: its policy has changed, or the host got the
+//! address. Then it removes them, and reports a change: the network requests all of them again. It logs rejected ones,
+//! and retries with growing pauses.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::nic::interface::Interface;
 use crate::switch::fdb::PortNumber;
 use model::events::What;
 
-/// So many are named of those that are refused.
+/// Rejected addresses in a log line.
 const SAID: usize = 3;
 
 /// What came of naming them.
@@ -41,14 +41,14 @@ impl Named {
 }
 
 impl Network {
-    /// Names all stations again if the lease of the uplink, which is there, changed, or if some are refused.
-    pub(super) fn look_at_stations(&self, state: &mut State, uplink: &Interface) {
+    /// Requests all addresses again if the lease of the uplink has changed, or if some were rejected.
+    pub(super) fn check_addresses(&self, state: &mut State, uplink: &Interface) {
         let (changes, now) = (uplink.steering.changes(), Instant::now());
         let is_whole = state.named.refused.is_none() && !state.named.unfinished;
         if uplink.steering.is_away() || !state.named.retry.is_due(changes, is_whole, now) {
             return;
         }
-        let named = self.name_stations(state, uplink);
+        let named = self.request_addresses(state, uplink);
         state.named.unfinished = named.is_err();
         let is_whole = named.as_ref().is_ok_and(Vec::is_empty);
         state.named.retry.note(is_whole, now);
@@ -57,9 +57,13 @@ impl Network {
         }
     }
 
-    /// Which are refused, and why. Learned ones are no matter: their ports ask for them again when they use them.
+    /// Returns which are rejected, and why. Learned ones do not matter: their ports request them again on use.
     /// Errors: the steward did not answer.
-    fn name_stations(&self, state: &mut State, uplink: &Interface) -> Result<Vec<String>, InterfaceError> {
+    fn request_addresses(
+        &self,
+        state: &mut State,
+        uplink: &Interface,
+    ) -> Result<Vec<String>, InterfaceError> {
         let why_not = |changes: &[StationChange]| match uplink.steering.set_stations(changes) {
             Ok(()) => Ok(None),
             Err(refusal) if refusal.is_refusal() => Ok(Some(with_sources(&refusal))),
@@ -95,7 +99,7 @@ impl Network {
         Ok(refused)
     }
 
-    /// Said when it is another thing than before.
+    /// Logs a change.
     fn note_refused(&self, state: &mut State, refused: &[String]) {
         let more = refused.len().saturating_sub(SAID);
         let mut why = refused[..refused.len() - more].join("; ");

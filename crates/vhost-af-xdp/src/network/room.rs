@@ -1,5 +1,5 @@
-//! Room for addresses: the uplink's lease has a fixed number of stations. Those by configuration always have room, and
-//! learned ones what is left ([`super::learning`]). Evicted ones are counted, logged within limits, and events.
+//! Room for addresses: the uplink's lease has a fixed number of them. Configured ones always have room, and learned
+//! ones get the rest ([`super::learning`]). Evicted ones are counted, logged within limits, and events.
 
 use steer::mac_text;
 use steward::protocol::STATIONS_MAX;
@@ -12,16 +12,16 @@ use crate::switch::fdb::{Fdb, FdbPort, PortNumber};
 use model::events::What;
 
 impl State {
-    /// How many stations of this port are not the network's yet; `number`: whose stations change, if there are some.
-    /// A steward has the old ones until it has the new ones.
-    fn new_stations(&self, port: &FdbPort, number: PortNumber) -> usize {
+    /// How many keys of this port the network does not have yet; `number`: the port whose keys change, if it exists. A
+    /// steward has the old ones until it has the new ones.
+    fn new_keys(&self, port: &FdbPort, number: PortNumber) -> usize {
         let before = self.ports.get(usize::from(number.0)).and_then(Option::as_ref);
         let before = before.filter(|before| before.mac == port.mac);
         let has = |vlan| before.is_some_and(|before| before.vlans.all().contains(vlan));
         port.vlans.all().iter().filter(|&vlan| !has(vlan)).count()
     }
 
-    /// Learned stations that there is room for; `more`: stations by configuration that are to come.
+    /// Learned keys that there is room for; `more`: configured keys that are to be added.
     fn room(&self, more: usize) -> usize {
         if self.uplink.is_none() {
             return usize::MAX;
@@ -33,15 +33,15 @@ impl State {
 }
 
 impl Network {
-    /// Has the uplink know of the stations of a port that is to come, or is to have others; learned ones make room.
+    /// Sends the uplink the keys of a new or changed port; learned ones make room.
     /// Errors: it does not. Then none are evicted.
-    pub(super) fn set_stations_of(
+    pub(super) fn set_keys_of(
         &self,
         state: &mut State,
         port: &FdbPort,
         number: PortNumber,
     ) -> Result<(), InterfaceError> {
-        let room = state.room(state.new_stations(port, number));
+        let room = state.room(state.new_keys(port, number));
         let evicted = state.learning.make_room(room, &state.ports);
         self.sync_keys(state, evicted.iter().map(|&(key, _)| key));
         let set = self.set_stations(state, &keys(port, Some(number)));
@@ -99,7 +99,7 @@ mod tests {
             ports: vec![Some(port(mac, [5, 6]))],
             ..State::default()
         };
-        let new = |mac, vlans, number| state.new_stations(&port(mac, vlans), PortNumber(number));
+        let new = |mac, vlans, number| state.new_keys(&port(mac, vlans), PortNumber(number));
         assert_eq!(new(mac, [5, 6], 0), 0);
         assert_eq!(new(mac, [6, 7], 0), 1);
         assert_eq!(new([2, 0, 0, 0, 0, 2], [5, 6], 0), 2);

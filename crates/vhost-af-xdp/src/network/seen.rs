@@ -1,7 +1,7 @@
-//! What others see of a network: kept beside its state, so that who only looks waits for nobody.
+//! A network as others see it: kept besides its state, so that readers need not wait.
 //!
-//! The state is locked while a steward is asked, which may not answer for a while. Whoever is done with it leaves here
-//! what is seen from outside; that is what a status, a port of the network and other networks' changes go by.
+//! The state is locked during requests to a steward, which may not answer for a while. Each holder of the lock
+//! publishes a copy at its end; status, the ports and other networks read that.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
@@ -16,7 +16,7 @@ pub(super) struct Seen {
     pub(super) watched: bool,
 }
 
-/// The state in one hand; when it is let go, others see what became of it.
+/// The locked state; publishes it when dropped.
 pub(super) struct StateGuard<'a> {
     network: &'a Network,
     state: MutexGuard<'a, State>,

@@ -36,7 +36,7 @@ impl Network {
                 TapTo::Uplink => Role::UplinkTap { network },
             },
             node,
-            // Both ends of its queues are ours.
+            // The daemon has both ends of its queues.
             on_fault: Box::new(move |fault| tracing::error!(?fault, ?to, "the lane of a tap ended")),
         };
         Ok(self.workers.add(lane, &self.owner))

@@ -1,5 +1,5 @@
-//! Stations of which the uplink may know another thing than holds: a steward that is away is told when it is back, and
-//! of changes that were refused half way the first half is taken back.
+//! Keys that the uplink may have in another state: a steward that is away gets them when it is back, and after a change
+//! that was rejected half way the first half is taken back.
 
 use steer::with_sources;
 use steward::protocol::StationChange;
@@ -9,7 +9,7 @@ use crate::nic::error::InterfaceError;
 use crate::switch::fdb::{Destination, FdbKey};
 
 impl Network {
-    /// Has the uplink know of stations what is about to hold.
+    /// Sends the uplink changes that are about to be made.
     /// Errors: it does not; what it knew before holds.
     pub(super) fn set_stations(
         &self,
@@ -26,13 +26,13 @@ impl Network {
         done
     }
 
-    /// Has the uplink know whose these stations are by now; a steward that is away, when it is back.
+    /// Sends the uplink the present ports of these keys; to a steward that is away, when it is back.
     pub(super) fn sync_keys(&self, state: &mut State, keys: impl Iterator<Item = FdbKey>) {
         state.unsent.extend(keys);
         self.sync_unsent(state);
     }
 
-    /// Tells the uplink what it has not been told.
+    /// Sends the uplink what it has not got yet.
     pub(super) fn sync_unsent(&self, state: &mut State) {
         if state.unsent.is_empty() {
             return;

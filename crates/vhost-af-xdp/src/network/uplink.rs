@@ -1,8 +1,8 @@
-//! The life of a network's uplink: taken up, watched, set up anew, given back.
+//! The lifecycle of a network's uplink: opened, watched, set up again, closed.
 //!
-//! Another MTU is followed queue by queue, as by a port ([`crate::port`], `link.rs`): each look sets up one queue anew
-//! that does not do for it, while the others carry frames, and another look follows at once. Guests are told a larger
-//! MTU when no queue is left that does not do for it.
+//! Another MTU is followed queue by queue, as by a port ([`crate::port`], `link.rs`): each look sets up one unsuitable
+//! queue again, while the others carry frames, and another look follows at once. Guests get a larger MTU when all
+//! queues suit it.
 
 use std::io;
 use std::sync::Arc;
@@ -33,8 +33,8 @@ use model::events::What;
 
 /// How long others may have an interface still that is given back.
 const GIVING_BACK: Duration = Duration::from_secs(2);
-/// How long a queue is tried to be opened that somebody has. So long guests' frames for the uplink wait while its last
-/// queue is set up anew, and frames to other guests behind them.
+/// How long the network retries to open a queue that another socket has. Guests' frames for the uplink wait for as long
+/// while its last queue is set up again, and frames to other guests behind them.
 const OPENING: Duration = RETRY.saturating_mul(5);
 /// Between two looks whether they have.
 const LOOK: Duration = Duration::from_millis(1);
@@ -43,13 +43,13 @@ const LOOK: Duration = Duration::from_millis(1);
 struct Looked {
     /// The interface that is there.
     watched: Option<Arc<Interface>>,
-    /// A queue was set up anew for another MTU: there may be more.
+    /// A queue was set up again for another MTU: there may be more.
     follows: bool,
 }
 
 impl Network {
-    /// Watches the uplink on a thread of its own, if there is one and nobody does, and calls `changed` when guests have
-    /// to know of something.
+    /// Watches the uplink on a thread of its own, if there is one and no thread does, and calls `changed` when guests
+    /// have to know of something.
     pub(crate) fn watch(self: &Arc<Self>, changed: impl Fn() + Send + 'static) -> io::Result<()> {
         if self.seen().watched {
             return Ok(());
@@ -93,7 +93,7 @@ impl Network {
         Ok(())
     }
 
-    /// Asks what the program counted, for `status`; `deadline`: no longer than until then.
+    /// Requests the program's counters, for `status`; waits until `deadline` at most.
     pub(crate) fn sample(&self, deadline: Instant) {
         let shown = self.shown();
         if let (Some(uplink), Some(interface)) = (shown.uplink, shown.interface.and_then(|it| it.upgrade())) {
@@ -111,7 +111,7 @@ impl Network {
         self.wakers.retry.clear();
     }
 
-    /// Its thread is to look at the uplink soon.
+    /// Makes its thread check the uplink soon.
     pub(crate) fn look_again(&self) {
         self.wakers.note_change();
     }
@@ -123,8 +123,7 @@ impl Network {
         self.give_back(&mut state);
     }
 
-    /// Looks at the interface again: it may be gone, back, down, or have another MTU. `None`: nobody has to look any
-    /// more.
+    /// Checks the interface: it may be gone, back, down, or have another MTU. `None`: no further check is needed.
     fn look(&self) -> Option<Looked> {
         let mut state = self.state();
         let mut follows = false;
@@ -138,7 +137,7 @@ impl Network {
         {
             Some((Ok(link), interface)) if !interface.steering.is_away() => {
                 follows = self.adapt(&mut state, &interface, &link);
-                self.look_at_stations(&mut state, &interface);
+                self.check_addresses(&mut state, &interface);
                 self.sync_unsent(&mut state);
                 self.look_at_host(&mut state, &interface);
             }
@@ -160,8 +159,8 @@ impl Network {
         })
     }
 
-    /// The interface is there; takes note of what changed on it, and lets queues run that do not. True if one was set
-    /// up anew for another MTU: there may be more.
+    /// Applies changes of the interface, and starts queues that do not run. True if one was set up again for another
+    /// MTU: there may be more.
     fn adapt(&self, state: &mut State, interface: &Arc<Interface>, link: &Link) -> bool {
         if link.mtu != interface.mtu() {
             tracing::info!(network = self.name, mtu = link.mtu, "MTU changed");
@@ -193,8 +192,8 @@ impl Network {
         follows
     }
 
-    /// Lets queues go on with the MTU that the interface has now. Those that do for it have another limit, and nothing
-    /// of them stops. Of the others one is set up anew; whether one was.
+    /// Applies the interface's MTU to the queues. Suitable ones get another limit, without a stop. Of the others one is
+    /// set up again; returns whether one was.
     fn follow_mtu(&self, state: &mut State, interface: &Arc<Interface>) -> bool {
         let bytes = interface.frame_limit();
         let mut unfit = None;
@@ -241,7 +240,7 @@ impl Network {
     pub(super) fn give_back(&self, state: &mut State) {
         let interface = state.interface.as_ref().map(Arc::downgrade);
         self.lose_interface(state);
-        // Who watches it, and who asks for its state, have it for a moment still; with the last of them the lease ends.
+        // Its watcher and readers of its state may hold it for a moment; the lease ends with the last of them.
         self.wakers.retry();
         let deadline = Instant::now() + GIVING_BACK;
         while interface
@@ -271,7 +270,7 @@ impl Network {
         }
     }
 
-    /// Whoever watched the uplink may end, for there is none.
+    /// Whether the watcher may end, because there is no uplink.
     fn is_left(&self) -> bool {
         let mut state = self.state();
         state.watched = !state.is_over();
@@ -284,7 +283,7 @@ impl Network {
             return;
         }
         let taken_up = self.take_up(state);
-        // To look whether it is there costs nothing, and nobody tells when it is.
+        // Checking for it costs nothing, and no event reports it.
         if taken_up.as_ref().is_err_and(InterfaceError::is_absent) {
             // The reason in `impaired` is the more specific one.
             if state.impaired.is_some() {
@@ -299,7 +298,7 @@ impl Network {
         self.note(state, taken_up.map_err(|error| with_sources(&error)));
     }
 
-    /// Opens the uplink's interface, and lets its queues run.
+    /// Opens the uplink's interface, and starts its queues.
     pub(super) fn take_up(&self, state: &mut State) -> Result<(), InterfaceError> {
         let Some(uplink) = &state.uplink else {
             return Ok(());
@@ -321,7 +320,7 @@ impl Network {
         Ok(())
     }
 
-    /// Lets those queues run that do not yet.
+    /// Starts the queues that do not run yet.
     fn start_lanes(&self, state: &mut State, interface: &Arc<Interface>) -> Result<(), InterfaceError> {
         if state.uplink.is_none() {
             return Ok(());
@@ -346,14 +345,14 @@ impl Network {
             state.multicast = Some(self.workers.add(lane, &self.owner));
         }
         (0..state.running.len()).try_for_each(|at| self.start_queue(state, interface, at))?;
-        // Who gets a frame can answer by then.
+        // A guest can answer as soon as it gets a frame.
         match interface.is_by_tap() {
             true => self.start_tap(state, interface),
             false => Ok(()),
         }
     }
 
-    /// Lets a lane serve the uplink's tap, if it is another one than before.
+    /// Starts a lane for the uplink's tap, if it has changed.
     fn start_tap(&self, state: &mut State, interface: &Interface) -> Result<(), InterfaceError> {
         interface.open_tap()?;
         let open = interface.tap_again()?;
@@ -384,7 +383,7 @@ impl Network {
         served
     }
 
-    /// Lets the uplink's queue of that place run, if it does not yet.
+    /// Starts the uplink's queue at an index, if it does not run yet.
     fn start_queue(
         &self,
         state: &mut State,
@@ -409,7 +408,7 @@ impl Network {
         Ok(())
     }
 
-    /// Lets a queue run.
+    /// Starts a queue.
     fn run_queue(
         &self,
         interface: &Arc<Interface>,
@@ -423,7 +422,7 @@ impl Network {
         let queue = InterfaceQueue::new(interface, number);
         queue.open_until(Instant::now() + OPENING)?;
         let nic = queue.lend(counters)?;
-        // Guests leave checksums to us, whoever of them does.
+        // Any guest may request checksums.
         let mut facts = LaneFacts::new(&nic.umem, nic.umem.len(), nic.backing.clone(), true);
         facts
             .fallbacks
@@ -479,7 +478,7 @@ impl Network {
         }
     }
 
-    /// Takes note of what came of setting the queues up; said when it is another thing than before.
+    /// Stores the result of the set-up; logs a change.
     pub(super) fn note(&self, state: &mut State, done: Result<(), impl ToString>) {
         let why = done.err().map(|error| error.to_string());
         if why == state.impaired {

@@ -13,10 +13,9 @@
 //!     /fin                     /fin_ack
 //! ```
 //!
-//! Instead of any answer may come `/nak` (not understood) or `/error` (its own trouble). The plugin answers one
-//! connection in the life of a container and removes its socket then; what it gave stays valid. The plugin is
-//! not trusted with more than a map: what it sends is checked here by length and word, and the descriptor by its
-//! user.
+//! Any answer may be `/nak` (not understood) or `/error` (the plugin failed) instead. The plugin answers one connection
+//! in the lifetime of a container and then removes its socket; the descriptors stay valid. The plugin is trusted with a
+//! map only: its messages are checked here by length and word, and the descriptor by its user.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -141,7 +140,7 @@ impl Plugin {
         }
     }
 
-    /// Says that this was all. What was given is ours whatever the answer, so a wrong one is only noted.
+    /// Ends the exchange. The descriptors stay valid after any answer, so a wrong one is only logged.
     pub(crate) fn finish(self) {
         match self.ask("/fin", 0) {
             Ok((answer, _)) if answer == "/fin_ack" => {}
@@ -154,7 +153,7 @@ impl Plugin {
         }
     }
 
-    /// Asks, and waits for the answer, with which that many descriptors may come.
+    /// Sends a request, and waits for the answer, with at most `descriptors` descriptors.
     fn ask(&self, request: &str, descriptors: usize) -> Result<Answer, PluginError> {
         if request.len() > MESSAGE_MAX {
             return Err(PluginError::Long {

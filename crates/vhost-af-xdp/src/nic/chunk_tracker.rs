@@ -1,15 +1,15 @@
 //! Which chunks of a queue's memory are with the NIC, and what for.
 //!
-//! Purpose: kernel and driver name a chunk that they give back by its address alone. A driver that names one a second
-//! time (mlx5e did, after it had failed to pass a frame on), or one that it was never given, must not make us hand a
-//! chunk to two owners: a guest would get bytes of another frame, and the NIC write over them. So each chunk that is
-//! handed over is noted, and what comes back is looked up. Whatever is not with the NIC is a *stray*: it is counted,
-//! and nothing is done with it.
+//! Purpose: kernel and driver name a returned chunk by its address alone. A driver that returns one twice (mlx5e did,
+//! after it had failed to pass a frame on), or one that it never had, must not give a chunk two owners: a guest would
+//! get bytes of another frame, and the NIC would write over them. So the tracker records each chunk that the NIC gets,
+//! and looks up each one that comes back. A completion for a chunk that the NIC does not have is *unexpected*: it is
+//! counted and ignored.
 //!
-//! Invariants: a chunk is noted before it is handed over, and no longer when it is back. A look-up is one index into a
-//! table that never grows. A stray is found only while its chunk is ours: one that names a chunk which the NIC was
-//! given anew meanwhile cannot be told from the real one. A driver that fails to pass frames on because the ring is
-//! full cannot come into that: the RX ring has room for all chunks that a NIC is given to receive into.
+//! Invariants: a chunk is recorded before the NIC gets it, and not after it is back. A look-up is one index into a
+//! table that never grows. An unexpected completion is detected only while the daemon has its chunk: if the NIC got the
+//! chunk again meanwhile, it cannot be distinguished from the real one. A driver that fails to pass frames on because
+//! the ring is full cannot cause this: the RX ring has room for all chunks that a NIC gets to receive into.
 
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
@@ -32,12 +32,12 @@ pub(crate) struct ChunkTracker {
 /// Something at an address that is not with the NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unexpected {
-    /// It says that its frame goes on.
+    /// It is not the last piece of its frame.
     pub(crate) more: bool,
 }
 
 impl ChunkTracker {
-    /// Of so many chunks of a UMEM, the first of which begins at `first`. None is with the NIC.
+    /// For `chunks` chunks of a UMEM, the first of which begins at `first`. None is with the NIC.
     pub(crate) fn new(umem: &Umem, first: UmemOffset, chunks: usize) -> Self {
         let chunk_bytes = u64::from(umem.chunk_size());
         Self {
@@ -48,7 +48,7 @@ impl ChunkTracker {
         }
     }
 
-    /// Chunks that the NIC has to receive into. Counted when somebody asks, which nobody does for a frame.
+    /// Chunks that the NIC has to receive into. Computed on demand, never per frame.
     pub(crate) fn receiving(&self) -> usize {
         self.with_nic.iter().filter(|&&chunk| chunk == TO_RECEIVE).count()
     }
@@ -72,7 +72,7 @@ impl ChunkTracker {
         }
     }
 
-    /// What the NIC received, if that lies in a chunk that it has for it; the chunk is ours again.
+    /// Accepts a received piece, if it is in a chunk that the NIC has for receiving; the daemon has the chunk again.
     /// Errors: it does not.
     #[inline]
     pub(crate) fn accept(&mut self, piece: RxDesc) -> Result<RxDesc, Unexpected> {
@@ -96,7 +96,7 @@ impl ChunkTracker {
         }
     }
 
-    /// The NIC says that it sent such a descriptor; whether it had it.
+    /// The NIC has completed such a descriptor; returns whether it had it.
     #[inline]
     pub(crate) fn sent(&mut self, frame: &Frame) -> bool {
         match self.chunk(frame) {
@@ -145,7 +145,7 @@ mod tests {
         umem.adopt(UmemOffset::new(offset)).expect("inside")
     }
 
-    /// As a driver would say it.
+    /// As a driver would report it.
     fn piece(umem: &Umem, offset: u64) -> RxDesc {
         RxDesc {
             frame: frame(umem, offset),

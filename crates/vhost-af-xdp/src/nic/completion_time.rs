@@ -1,9 +1,9 @@
 //! How long a NIC takes to complete what it is given, to sleep about as long.
 //!
-//! Theory of operation. In zero-copy nothing announces a completion: a driver writes the completion ring and wakes
-//! nobody (`xsk_tx_completed`, net/xdp/xsk.c). In copy mode the kernel would wake a waiter, once for each frame
-//! (`xsk_destruct_skb`, `sock_wfree`). So a worker that has nothing else to do looks again after the time that the NIC
-//! took before. Few frames are back sooner than many, so there is a time for each power of two of descriptors out
+//! Theory of operation. In zero-copy no event announces a completion: a driver writes the completion ring and wakes
+//! nothing (`xsk_tx_completed`, net/xdp/xsk.c). In copy mode the kernel would wake a waiter, once for each frame
+//! (`xsk_destruct_skb`, `sock_wfree`). So an otherwise idle worker looks again after the time that the NIC took before.
+//! Few frames are back sooner than many, so there is a time for each power of two of descriptors out
 //! ([`CompletionTime::after`]): a lone frame behind a stream is not awaited like a ring full of frames.
 //!
 //! A wait is over when enough is back ([`enough`]). If that is so at the first look the time becomes an eighth
@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 const LEAST: Duration = Duration::from_micros(8);
 /// The longest sleep. A NIC without carrier may complete nothing for hours.
 pub(crate) const MOST: Duration = Duration::from_millis(1);
-/// Powers of two that are told apart, the last one and all above together.
+/// Powers of two with a time of their own, the last one for all larger ones.
 const KINDS: usize = 8;
-/// So few are awaited all together: whoever sent them may wait for each.
+/// Up to this many are awaited all together: their sender may wait for each.
 const FEW: usize = 8;
 
 /// See the module's head.
@@ -34,7 +34,7 @@ pub(crate) struct CompletionTime {
 #[derive(Debug)]
 struct Wait {
     kind: usize,
-    /// So many have to come back yet.
+    /// Completions still missing.
     missing: usize,
     since: Instant,
     until: Instant,
@@ -42,7 +42,7 @@ struct Wait {
     is_late: bool,
 }
 
-/// How many of so many end a wait: of many half, so that the NIC has the others to send meanwhile.
+/// How many of `out` end a wait: of many half, so that the NIC has the others to send meanwhile.
 fn enough(out: usize) -> usize {
     if out <= FEW { out } else { out / 2 }
 }
@@ -75,7 +75,7 @@ impl CompletionTime {
         wait.until.duration_since(now).max(LEAST)
     }
 
-    /// So many have come back.
+    /// `descriptors` were completed.
     #[inline]
     pub(crate) fn came_back(&mut self, descriptors: usize) {
         if let Some(wait) = &mut self.wait {
@@ -116,7 +116,7 @@ mod tests {
             }
         }
 
-        /// Sends so many; when the last one was found completed.
+        /// Sends `frames`; returns when the last one was found completed.
         fn send(&mut self, frames: u32, each: Duration) -> Duration {
             let (sent, mut back) = (self.now, 0);
             while back < frames {

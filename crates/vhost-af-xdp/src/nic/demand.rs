@@ -16,7 +16,7 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
-    /// Bytes that this daemon locks in all, if one of its sockets has a UMEM of so many.
+    /// Bytes that this daemon locks in all, if one of its sockets has a UMEM of `umem_bytes`.
     pub(crate) fn in_all(self, umem_bytes: u64) -> u64 {
         let guest = match umem_bytes > u64::from(COPY_BYTES) {
             true => umem_bytes.saturating_mul(self.pairs.into()),
@@ -25,8 +25,8 @@ impl Demand {
         self.copy_bytes.saturating_add(guest).max(umem_bytes)
     }
 
-    /// A limit that is enough where `limit` was not: for all of the daemon, and if that is not more, for this UMEM
-    /// beside what other processes of the user have locked, which is `limit` at most.
+    /// A sufficient limit where `limit` was not: for all of the daemon, and if that is not more, for this UMEM in
+    /// addition to the locked memory of other processes of the user, which is `limit` at most.
     pub(crate) fn target(self, umem_bytes: u64, limit: u64) -> u64 {
         let all = self.in_all(umem_bytes);
         match all > limit {

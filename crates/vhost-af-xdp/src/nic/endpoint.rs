@@ -1,10 +1,10 @@
 //! A NIC queue as an endpoint of frames: its rings, its UMEM, and the chunks that are not with the kernel.
 //!
-//! It outlives guests: a lane borrows it by value, and gives it back when it is stopped ([`NicQueue`] is *lent*).
-//! Chunks that the kernel has meanwhile stay where they are: those to receive into in the fill ring, those sent in
-//! the TX or completion ring. All others are in the pool again, or hold received frames that nobody took yet. Which
-//! ones the kernel has is noted ([`ChunkTracker`]): so the next lane gives the NIC what it lacks, and nothing comes back
-//! that it does not have.
+//! It outlives guests: a lane borrows it by value, and returns it when it is stopped ([`NicQueue`] is *lent*). Chunks
+//! that the kernel has meanwhile stay there: those to receive into in the fill ring, those sent in the TX or completion
+//! ring. All others are in the pool again, or hold received frames that no lane has taken yet. The tracker records
+//! which ones the kernel has ([`ChunkTracker`]): so the next lane gives the NIC the missing ones, and no unexpected
+//! ones come back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,13 +23,13 @@ use super::hints::{SeenHints, XdpMetadata};
 use super::queue::{LinkState, Nic, Sends};
 use super::tap::SendTap;
 
-/// Packet memory of a queue in copy placement, bytes, unless somebody asks for less; two fifths of it wait to be sent.
+/// Default packet memory of a queue in copy placement, bytes; two fifths of it wait to be sent.
 pub(crate) const COPY_BYTES: u32 = 6 << 20;
 /// Least of it, bytes: in large chunks, 51 of which are for sending, a GSO packet's segments of 1,448 bytes fit.
 pub(crate) const LEAST_COPY_BYTES: u32 = 512 << 10;
 
-/// Of so much the part that a queue needs which only sends, as in tap mode, bytes: of the usual memory as many small
-/// chunks as its ring has entries.
+/// The part of `bytes` that a queue needs which only sends, as in tap mode: of the usual memory as many small chunks as
+/// its ring has entries.
 pub(crate) const fn to_send_only(bytes: u32) -> u32 {
     bytes / 3 / 4096 * 4096
 }
@@ -40,7 +40,7 @@ pub(crate) struct Chunks {
     /// They lie side by side from there on.
     pub(crate) first: UmemOffset,
     pub(crate) pool: FramePool,
-    /// How many the NIC is to have to receive into; the others are for sending.
+    /// Chunks that the NIC should have to receive into; the others are for sending.
     pub(crate) to_receive: usize,
     /// What backs the memory, in words.
     pub(crate) backing: String,
@@ -64,7 +64,7 @@ impl Chunks {
     }
 }
 
-/// How many of so many chunks are for sending at most.
+/// How many of `chunks` are for sending at most.
 pub(crate) fn for_sending(chunks: usize) -> usize {
     chunks * 2 / 5
 }
@@ -83,18 +83,18 @@ pub(crate) struct NicQueue<N> {
     pub(crate) umem: Umem,
     /// Free chunks.
     pub(crate) pool: FramePool,
-    /// Chunks that the NIC has. Not those of which a table in flight tells ([`crate::direct::in_flight`]).
+    /// Chunks that the NIC has, except for those in an in-flight table ([`crate::direct::in_flight`]).
     pub(crate) tracker: ChunkTracker,
     /// Of descriptors that are being sent, to chunks that are not in the pool.
     pub(crate) references: References,
-    /// Descriptors were [handed over](Self::send) since the kernel was asked last to send. Of direct placement, where
-    /// the lane does both by itself, this is not known.
+    /// Descriptors were [published](Self::send) since the last kick. Unknown in direct placement, where the lane does
+    /// both by itself.
     is_unkicked: bool,
     /// A sender waits for room in the ring or for chunks; until something comes back.
     pub(crate) is_awaited: bool,
     /// How long that takes.
     completion_time: CompletionTime,
-    /// Received, and not delivered: whole frames, and perhaps one whose last piece has not come.
+    /// Received, and not delivered: whole frames, and perhaps one whose last piece has not arrived.
     pub(crate) received: Vec<RxDesc>,
     /// Chunks that go back to the NIC to receive into.
     pub(crate) empty: Vec<Frame>,
@@ -104,24 +104,24 @@ pub(crate) struct NicQueue<N> {
     pub(crate) send_tap: Option<SendTap>,
     /// Why there is none, where one is wanted.
     pub(crate) no_tap_because: Option<String>,
-    /// As the last kick told.
+    /// As the last kick reported.
     pub(crate) link: LinkState,
-    /// Longest frame that may be sent, bytes: senders judge their frames themselves, but not segments of other workers'
+    /// Longest frame that may be sent, bytes: senders check their own frames, but not segments of other workers'
     /// guests.
     pub(crate) frame_limit: u32,
     /// What backs the memory, in words.
     pub(crate) backing: String,
     /// Of the chunks, its own only.
     pub(crate) packet_bytes: u64,
-    /// What the program was asked to leave before frames, and promised.
+    /// The hints that the program writes before frames.
     pub(crate) hints: HintSet,
     /// Which of it frames really had.
     pub(crate) seen: Arc<SeenHints>,
-    /// How it stands there. None: nothing is to be read before frames.
+    /// Their layouts. None: there is no metadata to read.
     pub(crate) layouts: Layouts,
-    /// Nothing of an older frame stands in a chunk that the NIC gets, where something is to be read before frames.
+    /// Bytes of older frames are cleared in chunks that the NIC gets, because there is metadata to read.
     forgets: bool,
-    /// How many chunks the NIC is to have to receive into.
+    /// Chunks that the NIC should have to receive into.
     to_receive: usize,
 }
 
@@ -161,8 +161,8 @@ impl<N: Nic> NicQueue<N> {
         }
     }
 
-    /// What stands before frames that come from now on. To be said while no program leaves anything in the queue yet
-    /// that is to be read and was not before.
+    /// Sets the metadata of frames from now on. Must be called before a program leaves any in the queue that was not
+    /// read before.
     pub(crate) fn set_metadata(&mut self, metadata: &XdpMetadata) {
         self.hints = metadata.hints;
         self.layouts = Layouts::new(&metadata.layouts);
@@ -176,7 +176,7 @@ impl<N: Nic> NicQueue<N> {
         }
     }
 
-    /// A lane begins with it: what its kicks told the last one was for that.
+    /// A lane begins with it: results of earlier kicks were for the last one.
     pub(crate) fn begin(&mut self) {
         self.link = LinkState::Up;
         self.is_awaited = false;
@@ -197,7 +197,7 @@ impl<N: Nic> NicQueue<N> {
         self.to_receive
     }
 
-    /// Has the kernel send what is queued, and notes what it says of the link.
+    /// Kicks the kernel, and stores the link state that it reports.
     #[inline]
     pub(crate) fn kick(&mut self, counters: &PairCounters) {
         self.is_unkicked = false;
@@ -205,8 +205,7 @@ impl<N: Nic> NicQueue<N> {
         counters.nic_kicks.add(1);
     }
 
-    /// Has the kernel send what was queued since it was asked last, and takes back what was sent by then; whether it was
-    /// asked.
+    /// Kicks the kernel if frames were queued since the last kick, and takes completions; returns whether it kicked.
     #[inline]
     pub(crate) fn kick_queued(&mut self, most: usize, counters: &PairCounters) -> bool {
         let is_unkicked = self.is_unkicked;
@@ -217,7 +216,7 @@ impl<N: Nic> NicQueue<N> {
         is_unkicked
     }
 
-    /// Asks whether a link that was down is up again, where nothing waits for that in the ring.
+    /// Checks whether a link that was down is up again, if the ring is empty.
     #[inline]
     pub(crate) fn look_at_link(&mut self, counters: &PairCounters) {
         if self.link == LinkState::Down && self.nic.unsent() == 0 {
@@ -247,7 +246,7 @@ impl<N: Nic> NicQueue<N> {
         });
     }
 
-    /// Drops what was received for nobody, and counts it.
+    /// Drops received frames without a receiver, and counts them.
     pub(crate) fn discard(&mut self, counters: &PairCounters) {
         let mut lose = |piece: RxDesc| {
             counters.to_guest_queue_stopped.add(u64::from(!piece.more));
@@ -290,7 +289,7 @@ impl<N: Nic> NicQueue<N> {
         self.came_back(back);
         self.is_awaited &= back == 0;
         if back > 0 && self.link == LinkState::Down {
-            // The kernel sends again: poll(2) has it do so, too (`xsk_poll`), so that no kick need have told of it.
+            // The kernel sends again: poll(2) makes it do so, too (`xsk_poll`), so a kick may not have reported it.
             self.link = LinkState::Up;
         }
         if unexpected > 0 {
@@ -298,7 +297,7 @@ impl<N: Nic> NicQueue<N> {
         }
     }
 
-    /// So many descriptors that were sent are the caller's again.
+    /// The caller has `descriptors` completed descriptors again.
     #[inline]
     pub(crate) fn came_back(&mut self, descriptors: usize) {
         self.nic.came_back(descriptors);
@@ -316,8 +315,8 @@ impl<N: Nic> NicQueue<N> {
         }
     }
 
-    /// The same of a queue that sends copies: nobody waits for those, as long as half of the chunks for sending are left
-    /// and the NIC has taken all descriptors. What it completes is found when there is something else to do.
+    /// The same of a queue that sends copies: no wait is needed for those, as long as half of the chunks for sending
+    /// are left and the NIC has taken all descriptors. Later work finds their completions.
     pub(crate) fn until_copies_sent(&mut self) -> Option<Duration> {
         let chunks = self.packet_bytes / u64::from(self.umem.chunk_size());
         let to_send = (chunks as usize).saturating_sub(self.to_receive);
@@ -337,22 +336,21 @@ impl<N: Nic> NicQueue<N> {
     }
 }
 
-/// Lets nothing of an older frame stand before the one that comes into this chunk.
+/// Clears the metadata of an older frame before the frame that arrives in this chunk.
 #[inline]
 fn forget_before(umem: &Umem, chunk: UmemOffset) {
     forget(umem, usual_place(umem, chunk));
 }
 
-/// Where the kernel lets the frame begin that it receives into a chunk, in aligned mode (`xsk_copy_xdp`,
-/// net/xdp/xsk.c).
+/// The start of a frame that the kernel receives into a chunk, in aligned mode (`xsk_copy_xdp`, net/xdp/xsk.c).
 #[inline]
 pub(crate) fn usual_place(umem: &Umem, chunk: UmemOffset) -> UmemOffset {
     let before = u64::from(umem.headroom() + XDP_PACKET_HEADROOM);
     UmemOffset::new(chunk.get() + before)
 }
 
-/// For each chunk of a queue, how many descriptors refer to it beside the first. (A chunk has 4096 bytes at most, and
-/// each of them at least one.)
+/// For each chunk of a queue, how many further descriptors refer to it after the first. (A chunk has 4096 bytes at
+/// most, and each of them at least one.)
 #[derive(Debug)]
 pub(crate) struct References {
     further: Vec<u16>,
@@ -364,7 +362,7 @@ pub(crate) struct References {
 }
 
 impl References {
-    /// Of so many chunks of a UMEM, the first of which begins at `first`, to which nothing refers. In unaligned mode,
+    /// For `chunks` chunks of a UMEM, the first of which begins at `first`, without references. In unaligned mode,
     /// where a guest's frames begin anywhere, none is shared.
     pub(crate) fn new(umem: &Umem, first: UmemOffset, chunks: usize) -> Self {
         let chunks = match umem.is_unaligned() {
@@ -379,7 +377,7 @@ impl References {
         }
     }
 
-    /// Descriptors that are out beside the first of each chunk.
+    /// Descriptors that are out, without the first of each chunk.
     #[cfg(test)]
     pub(crate) fn total(&self) -> usize {
         self.total
@@ -494,7 +492,7 @@ mod tests {
         let wire = || wire.lock().expect("no panic");
         wire().receive(60, false);
         let twice = wire().received[0].frame.offset();
-        // Twice, one that is ours, one that there is not.
+        // Twice, one that the daemon has, one outside.
         for offset in [twice, UmemOffset::new(0), UmemOffset::new(64 * 2048)] {
             wire().receive_into(frame_at(offset), 60, false);
         }

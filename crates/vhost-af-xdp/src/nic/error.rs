@@ -43,7 +43,7 @@ pub(crate) enum InterfaceError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Somebody moves frames over it.
+    /// A lane has the queue.
     #[error("the queue's socket is in use")]
     InUse,
     #[error(
@@ -77,7 +77,7 @@ impl From<LeaseError> for InterfaceError {
     }
 }
 
-/// How the daemon's own helper failed: where nobody runs a steward, no message names one.
+/// How the daemon's own helper failed: without a steward, no message names one.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HelperError {
     #[error("the daemon's helper has not answered for {} s: if that goes on, restart the daemon", .0.as_secs())]
@@ -107,7 +107,7 @@ impl InterfaceError {
         }
     }
 
-    /// Whether a steward answered, and said no.
+    /// Whether a steward answered, and refused.
     pub(crate) fn is_refusal(&self) -> bool {
         self.refusal().is_some()
     }
@@ -119,7 +119,7 @@ impl InterfaceError {
         }
     }
 
-    /// The same, and not because it was asked too often.
+    /// The same, and not because of too many requests.
     pub(crate) fn is_lasting_refusal(&self) -> bool {
         self.refusal()
             .is_some_and(|refusal| refusal.reason != Reason::Limit)
@@ -144,7 +144,7 @@ impl InterfaceError {
     }
 }
 
-/// Why what somebody else made cannot be used.
+/// Why a foreign descriptor or program cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExternalError {
     #[error("{option} {fd}: no such descriptor was inherited (0 to 2 are not accepted)")]
@@ -218,7 +218,7 @@ pub(crate) enum Lost {
     /// With the helper.
     #[error(transparent)]
     Helper(InterfaceError),
-    /// It is asked for again under this name, which need not be its last one.
+    /// It is requested again under this name, which need not be its last one.
     #[error("{why}, trying {name} again")]
     Gone { why: String, name: String },
     /// There is no program on it, or no queue.

@@ -1,10 +1,11 @@
-//! Sockets and socket maps that somebody else made, with a program of theirs: the ways of QEMU's `-netdev af-xdp`
+//! Sockets and socket maps that another process made, with a program of its own: the ways of QEMU's `-netdev af-xdp`
 //! with `inhibit=on` (QEMU 10.1, qapi/net.json and net/af-xdp.c), and the AF_XDP device plugin's.
 //!
-//! Our program is not loaded, and theirs is not touched. Two things follow. It does not write the virtio-net header,
-//! so frames lie in memory of ours (copy placement). And a socket that was passed in can register memory once and be
-//! bound once: each queue's socket is opened, registered, bound and placed before the daemon gives its privileges up.
-//! So nothing here needs one later on, but to open sockets again on an interface that was deleted and is back.
+//! The daemon loads no program, and leaves the foreign one alone. Two things follow. It does not write the virtio-net
+//! header, so frames are in the daemon's memory (copy placement). And a socket that was passed in can register memory
+//! once and be bound once: each queue's socket is opened, registered, bound and placed before the daemon gives its
+//! privileges up. So nothing here needs one later on, except to open sockets again on an interface that was deleted and
+//! is back.
 //!
 //! That descriptors were inherited is seen first of all, before this process opens others under their numbers.
 
@@ -24,7 +25,7 @@ use super::afxdp_plugin::Plugin;
 use super::error::{ExternalError, InterfaceError};
 use crate::config::{ExternalProgram, Inherited, PortConfig, PortQueues, ServeConfig};
 
-/// Whether all descriptors that the ports name were inherited. To be asked before this process opens any: later a
+/// Whether all descriptors that the ports name were inherited. Must be called before this process opens any: later a
 /// number that was not inherited may be one of its own.
 /// Errors: [`ExternalError::NotInherited`], for the first that was not.
 pub(crate) fn check_inherited(config: &ServeConfig) -> Result<(), ExternalError> {
@@ -36,14 +37,14 @@ pub(crate) fn check_inherited(config: &ServeConfig) -> Result<(), ExternalError>
     }
 }
 
-/// An interface with somebody else's program.
+/// An interface with a foreign program.
 pub(crate) struct GivenInterface {
     pub(crate) external: External,
     /// The interface as it was then.
     pub(crate) link: Link,
 }
 
-/// What somebody else made for the ports of this process: by interface and first queue.
+/// Foreign descriptors for the ports of this process: by interface and first queue.
 #[derive(Default)]
 pub(crate) struct Given(HashMap<(String, u32), Arc<Source>>);
 
@@ -71,7 +72,7 @@ struct Passed {
 }
 
 impl Given {
-    /// Takes over what the ports name, and asks plugins: one connection for each.
+    /// Takes over the descriptors that the ports name, and queries plugins: one connection for each.
     /// Errors: [`ExternalError`], naming the option.
     pub(crate) fn take(config: &ServeConfig) -> Result<Self, ExternalError> {
         let mut given = HashMap::new();
@@ -142,8 +143,8 @@ impl Source {
         }
     }
 
-    /// Reads how a program that uses the map leaves that structure before frames. It is asked for while this process may
-    /// look at others' programs: later one that is replaced keeps its layout, or its frames are of an unknown one.
+    /// Reads how a program that uses the map leaves that structure before frames. Read while this process may look at
+    /// others' programs: a replaced program has to keep its layout, or its frames have an unknown one.
     fn with_layout(mut self, structure: &str) -> Result<Self, ExternalError> {
         if let Self::Map {
             map, option, layout, ..
@@ -174,14 +175,14 @@ impl Source {
     }
 }
 
-/// A port's queues on an interface with somebody else's program.
+/// A port's queues on an interface with a foreign program.
 pub(crate) struct External {
     source: Arc<Source>,
     /// Of the interface.
     name: String,
     /// For what mode of their program sockets are bound.
     pub(super) mode: Mode,
-    /// How their program was attached when that was asked last, if there was one.
+    /// How their program was attached at the last query, if there was one.
     attached: Mutex<Option<Mode>>,
     start_queue: u32,
 }
@@ -220,21 +221,21 @@ impl External {
         Ok(Self {
             source,
             name: link.name.clone(),
-            // Without a program zero-copy is tried unless told not to.
+            // Without a program zero-copy is tried unless the user excludes it.
             mode: attached.or(wanted).unwrap_or(Mode::Native),
             attached: Mutex::new(attached),
             start_queue,
         })
     }
 
-    /// Asks how their program is attached now; where the kernel does not answer, what it said last stands.
+    /// Queries how their program is attached now; if the kernel does not answer, the last answer stays.
     pub(super) fn ask_attached(&self, link: &Link) {
         if let Ok(program) = steer::unnamed_program_on(link.index) {
             *self.last_attached() = program.as_ref().map(mode_of);
         }
     }
 
-    /// What the program leaves before frames, if that was said.
+    /// The configured hints that the program leaves before frames.
     pub(super) fn hinted(&self) -> Option<Hinted> {
         let Source::Map {
             layout: Some(layout), ..
@@ -315,7 +316,7 @@ impl External {
     }
 }
 
-/// For what mode sockets are bound beside it.
+/// The mode for which sockets are bound with it.
 fn mode_of(program: &ForeignProgram) -> Mode {
     match program.mode {
         AttachedAs::Mode(mode) => mode,
@@ -345,8 +346,8 @@ fn take_sockets(numbers: &[RawFd], start_queue: u32) -> Result<Source, ExternalE
 /// own is.
 #[allow(unsafe_code)]
 fn duplicate(fd: RawFd) -> Result<OwnedFd, ExternalError> {
-    // SAFETY: the descriptor was inherited (`check_inherited`). By the meaning of the option it is ours alone, and it
-    // is named once (config.rs).
+    // SAFETY: the descriptor was inherited (`check_inherited`). By the meaning of the option only this process uses it,
+    // and it is named once (config.rs).
     let inherited = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_dupfd_cloexec(&inherited, 3).map_err(|errno| ExternalError::Take {
         fd,
@@ -367,7 +368,7 @@ fn is_of_another_namespace(socket: BorrowedFd<'_>) -> bool {
 fn cookie(socket: BorrowedFd<'_>) -> Option<u64> {
     let mut cookie = 0u64;
     let mut len = libc::socklen_t::try_from(size_of::<u64>()).ok()?;
-    // SAFETY: the kernel writes `len` bytes at most to a live value.
+    // SAFETY: the kernel writes at most `len` bytes to a live value.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -1,4 +1,4 @@
-//! What stands before frames of an interface's queues, as it is shown; and which of it was really there.
+//! XDP metadata of an interface's queues, and which of its hints frames really had.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -31,11 +31,11 @@ impl SeenHints {
     }
 }
 
-/// What stands before frames of a queue that is lent.
+/// The metadata before frames of a lent queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct XdpMetadata {
     pub(crate) hints: HintSet,
-    /// How, the most usual first; none: nothing is to be read.
+    /// Layouts, the most usual first; none: there is no metadata to read.
     pub(crate) layouts: Vec<Layout>,
     /// The program may leave hints before its frames.
     pub(super) leaves: bool,
@@ -66,9 +66,9 @@ impl XdpMetadata {
 }
 
 impl XdpMetadata {
-    /// Comes after another one: the lane is told (`tell`), and the queue's word is set where it changes (`let_leave`;
-    /// false: it could not be). What the lane was told at last. What may not come is not expected; a word that was not
-    /// set is set at the next look.
+    /// Replaces earlier metadata: `tell` sends it to the lane, and `let_leave` sets the queue's word where it changes
+    /// (false: it could not be set). Returns the metadata that the lane got last. Hints that may be missing are not
+    /// expected; a word that was not set is set at the next look.
     pub(super) fn follow(
         mut self,
         before: &Self,
@@ -85,7 +85,7 @@ impl XdpMetadata {
     }
 }
 
-/// What frames of an interface are to have before them, and have.
+/// The requested hints of an interface's frames, and the metadata of its queues.
 #[derive(Debug)]
 pub(super) struct MetadataState {
     pub(super) asked: HintsConfig,

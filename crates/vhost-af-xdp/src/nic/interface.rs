@@ -41,7 +41,7 @@ const BIND_AGAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// How a port wants its queues.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueOptions {
-    /// Zero-copy or copy, where the user says.
+    /// Zero-copy or copy, if the user chose one.
     pub(crate) bind: BindRequest,
     /// The port's: a queue may copy in a port that is direct otherwise.
     pub(crate) placement: Placement,
@@ -51,15 +51,15 @@ pub(crate) struct QueueOptions {
     pub(crate) segments: Segments,
     /// Whether system calls poll the driver.
     pub(crate) busy_poll: Option<BusyPoll>,
-    /// What the NIC is to tell of frames, at first.
+    /// Hints requested at first.
     pub(crate) hints: HintsConfig,
     /// Its first queue's slice of the memory that all ports share, see [`PortConfig::slices_from`].
     pub(crate) slices_from: Option<u32>,
 }
 
 impl QueueOptions {
-    /// On an interface with somebody else's program. A netkit that has leased queues only sends nothing by copy: frames
-    /// would be taken and lost.
+    /// On an interface with a foreign program. A netkit with leased queues only sends nothing by copy: frames would be
+    /// taken and lost.
     pub(crate) fn on_given(self, link: &Link) -> Result<Self, ExternalError> {
         let bind = match (link.has_leased_only, self.bind) {
             (false, bind) => bind,
@@ -69,7 +69,7 @@ impl QueueOptions {
         Ok(Self { bind, ..self })
     }
 
-    /// What a port says; none without an interface.
+    /// By a port's options; none without an interface.
     pub(crate) fn of(port: &PortConfig) -> Option<Self> {
         Some(Self {
             bind: port.nic.queues()?.bind,
@@ -82,12 +82,12 @@ impl QueueOptions {
         })
     }
 
-    /// What the NIC is to tell of a port's frames.
+    /// Hints requested for a port's frames.
     pub(crate) fn hints_of(port: &PortConfig) -> HintsConfig {
         match port.placement {
             Placement::Copy if port.external.layout().is_some() => HintsConfig::OfProgram,
             Placement::Copy => port.hints,
-            // A virtio-net header stands there.
+            // The virtio-net header takes their place.
             Placement::SendDirect | Placement::Direct => HintsConfig::NONE,
         }
     }
@@ -116,11 +116,11 @@ pub(crate) struct Interface {
     pub(super) first: u32,
     /// As it was when the program was attached; for the MTU see [`Self::mtu`]. Its NUMA node is one of several here.
     pub(crate) link: Link,
-    /// Bytes, as it was told last. Nothing is published through it.
+    /// Bytes, as last reported. Nothing is published through it.
     mtu: AtomicU32,
     /// See [`Self::name`].
     name: Mutex<String>,
-    /// Queues that were somebody else's when they were to be bound last.
+    /// Queues that another socket had at the last bind.
     busy: Mutex<HashSet<u32>>,
     /// Where its program and sockets come from.
     pub(crate) steering: Steering,
@@ -132,19 +132,19 @@ pub(crate) struct Interface {
     pub(crate) options: QueueOptions,
     /// Which hints frames of its queues had.
     pub(super) seen: Arc<SeenHints>,
-    /// What its frames are to have before them, and what lanes know of it.
+    /// Requested metadata, and what lanes have got of it.
     pub(super) metadata_state: Mutex<MetadataState>,
     /// For the slices of its queues, if they have any.
     memory: Option<Arc<SharedMemory>>,
     /// Of one in tap mode; `None`: it is not open.
     pub(super) tap: Mutex<Option<OpenTap>>,
-    /// Nobody asked for a mode.
+    /// The daemon chose the mode.
     pub(crate) is_mode_chosen: bool,
     /// Why it is not in tap mode, which would be chosen for it.
     pub(crate) no_tap_because: Option<String>,
 }
 
-/// How a queue is to be opened.
+/// How to open a queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueRequest {
     pub(crate) queue: u32,
@@ -177,7 +177,7 @@ impl Interface {
         }
     }
 
-    /// Its queues have slices of that memory, where they are to have any.
+    /// Its queues get slices of that memory, if they share any.
     pub(super) fn sharing(self, memory: Option<Arc<SharedMemory>>) -> Self {
         Self { memory, ..self }
     }
@@ -201,14 +201,14 @@ impl Interface {
         self.memory.is_some() && self.options.slices_from.is_some()
     }
 
-    /// Closes those of its queues that nobody has.
+    /// Closes its queues that no lane has.
     pub(crate) fn close_queues(&self) {
         for queue in &self.queues {
             queue.lock().unwrap_or_else(PoisonError::into_inner).close();
         }
     }
 
-    /// Lets a queue's frames go to the host, its socket staying where it is; false if that cannot be said.
+    /// Passes a queue's frames to the host, and leaves its socket bound; false if the steward cannot be reached.
     pub(super) fn pass_to_host(&self, queue: u32) -> bool {
         self.steering.deactivate(queue).is_ok()
     }
@@ -227,7 +227,7 @@ impl Interface {
         self.link.name == wanted.interface && self.first == wanted.start_queue
     }
 
-    /// As long as the value lives, memory that the kernel gives this thread, or makes for it, is on the NIC's NUMA
+    /// As long as the value exists, memory that the kernel gives this thread, or allocates for it, is on the NIC's NUMA
     /// node, if there is room.
     pub(super) fn near(&self) -> Option<PreferNode> {
         self.link.node.and_then(PreferNode::begin)
@@ -274,7 +274,7 @@ impl Interface {
         self.mtu().saturating_add(L2_BYTES)
     }
 
-    /// Whether frames of so many bytes fit into one chunk of guest memory.
+    /// Whether frames of `frame_limit` bytes fit into one chunk of guest memory.
     pub(crate) fn check_direct(&self, frame_limit: u32) -> Result<(), InterfaceError> {
         if frame_limit <= LONGEST_FRAME {
             return Ok(());
@@ -321,7 +321,7 @@ impl Interface {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a queue's socket is to be.
+    /// The configuration of a queue's socket.
     fn socket_config(&self, request: &QueueRequest) -> Result<SocketConfig, InterfaceError> {
         self.check_queue(request.queue)?;
         let mut config = SocketConfig::new(self.link.index, QueueId(request.queue));

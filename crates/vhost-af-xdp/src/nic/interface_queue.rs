@@ -1,15 +1,15 @@
 //! A queue of an interface, for as long as the daemon has the interface, wherever it comes from (`steering.rs`).
 //!
-//! The daemon opens it once: socket, memory of its own, bind. A lane that is to move its frames borrows it
-//! ([`InterfaceQueue::lend`]) and gives it back; guests come and go, and the socket stays bound and filled. Drivers
-//! such as ice take the carrier of the whole NIC down when a queue's pool is set up or torn down, so neither a
-//! guest's reboot nor a change of its memory may do that. Nothing of how it is opened depends on a guest; what the
-//! guest negotiated decides only what is used of it. It is opened anew where the interface has an MTU whose
-//! frames need larger chunks, pieces or another data path.
+//! The daemon opens it once: socket, memory of its own, bind. A lane borrows it to move its frames
+//! ([`InterfaceQueue::lend`]) and returns it; guests start and stop, and the socket stays bound and filled. Drivers
+//! such as ice take the carrier of the whole NIC down when a queue's pool is set up or torn down, so neither a guest's
+//! reboot nor a change of its memory may do that. How it is opened depends on no guest; the features that the guest
+//! negotiated decide only what is used of it. It is opened again if frames of the interface's MTU need larger chunks,
+//! pieces or another data path.
 //!
-//! While it is not lent, the program passes its frames on to the host. Where that cannot be said (a steward that is
-//! away), the socket is closed instead, which has the same effect. Somebody else's program is not told: what comes then
-//! waits, and is discarded.
+//! While it is not lent, the program passes its frames on to the host. If that cannot be set (the steward is away), the
+//! socket is closed instead, which has the same effect. A foreign program is not changed: its frames wait meanwhile,
+//! and are discarded.
 //!
 //! In tap mode frames come by a tap ([`super::interface_tap`]): a queue only sends, in copy mode and without a program.
 //! Where the kernel takes no pieces (before Linux 6.6) what is longer than a chunk leaves by the queue's tap, as GSO
@@ -74,11 +74,11 @@ pub(crate) enum Fit {
     Same,
     /// Its socket and memory do for that; only limits are others.
     Limit,
-    /// It is to be set up anew.
+    /// It has to be set up again.
     Anew,
 }
 
-/// A queue whose memory is a guest's.
+/// A queue with a guest's memory.
 pub(crate) struct Coupled<N> {
     pub(crate) nic: N,
     /// What it does for frames that are sent.
@@ -99,19 +99,19 @@ impl<N> Coupled<N> {
     }
 }
 
-/// A queue whose driver reads guest memory, or writes it, for a while after the socket was closed: the kernel takes the
+/// A queue whose driver reads or writes guest memory for a while after the socket was closed: the kernel takes the
 /// memory from it an RCU grace period later, on a thread of its own (`xsk_destruct`, net/xdp/xsk.c;
 /// `xp_release_deferred`, net/xdp/xsk_buff_pool.c).
 ///
-/// Where it received into guest memory, its frames go to nobody until then: what the program passed to the host the
-/// kernel would copy from there, and the guest could write to it before.
+/// If it received into guest memory, its frames are dropped until then: the kernel would copy frames that the program
+/// passes to the host from there, and the guest could write to them before.
 pub(crate) struct Release {
     queue: InterfaceQueue,
     into_guest: bool,
 }
 
 impl Release {
-    /// To be said before the socket is closed.
+    /// Must be called before the socket is closed.
     pub(crate) fn begin(&self) {
         if self.into_guest {
             // Fails only when the interface or the steward is gone, or away.
@@ -119,7 +119,7 @@ impl Release {
         }
     }
 
-    /// Waits until the driver has let go. Every descriptor of the socket must be closed.
+    /// Waits until the driver has released the memory. Every descriptor of the socket must be closed.
     /// Errors: it is not known to have.
     pub(crate) fn wait(self) -> Result<(), InterfaceError> {
         let Self { queue, into_guest } = self;
@@ -157,14 +157,14 @@ impl InterfaceQueue {
         }
     }
 
-    /// Opens the queue with memory of ours, if it is closed. Its frames go to the host.
+    /// Opens the queue with memory of the daemon, if it is closed. Its frames go to the host.
     /// Errors: [`InterfaceError`], naming interface, queue and remedy.
     pub(crate) fn open(&self) -> Result<(), InterfaceError> {
         let mut state = self.interface.state(self.number)?;
         self.open_locked(state.now())
     }
 
-    /// As [`Self::open`], and asks again until then while somebody has the queue.
+    /// As [`Self::open`], and retries until then while another socket has the queue.
     pub(crate) fn open_until(&self, deadline: Instant) -> Result<(), InterfaceError> {
         let begun = Instant::now();
         loop {
@@ -185,9 +185,9 @@ impl InterfaceQueue {
         }
     }
 
-    /// Lends the queue to somebody who moves its frames from now on, and opens it before that where it is not. What
-    /// came while nobody had it is discarded, and counted.
-    /// Errors: [`InterfaceError`]; [`InterfaceError::InUse`] while somebody has it.
+    /// Lends the queue to a lane, and opens it before that if it is closed. Frames that arrived before are discarded,
+    /// and counted.
+    /// Errors: [`InterfaceError`]; [`InterfaceError::InUse`] while a lane has it.
     pub(crate) fn lend(&self, counters: &PairCounters) -> Result<NicQueue<XdpNic>, InterfaceError> {
         let mut state = self.interface.state(self.number)?;
         let state = state.now();
@@ -198,7 +198,7 @@ impl InterfaceQueue {
         };
         open.nic.discard(counters);
         self.open_send_tap(&mut open.nic);
-        // Before the NIC gets a chunk: somebody else's program may leave something at once.
+        // Before the NIC gets a chunk: a foreign program may leave metadata at once.
         let metadata = self.interface.metadata(self.number);
         open.nic.set_metadata(&metadata);
         open.nic.seen = Arc::clone(&self.interface.seen);
@@ -216,8 +216,8 @@ impl InterfaceQueue {
         Ok(lent.nic)
     }
 
-    /// Takes the queue back from whom it was lent to; its frames go to the host again. What has come until then is
-    /// discarded, and counted, and so is what the NIC has not sent where the queue is closed.
+    /// Takes the queue back; its frames go to the host again. Undelivered frames are discarded, and counted, and so are
+    /// unsent ones if the queue is closed.
     pub(crate) fn give_back(&self, mut nic: NicQueue<XdpNic>, counters: &PairCounters) {
         let copies = self.interface.options.placement == Placement::Copy;
         let stays = copies && self.interface.pass_to_host(self.number);
@@ -246,7 +246,7 @@ impl InterfaceQueue {
         }
     }
 
-    /// How much room chunks of a guest's memory are to have before each received frame, beside the kernel's own, so
+    /// The room that chunks of a guest's memory need before each received frame, in addition to the kernel's own, so
     /// that a NIC that writes there by itself writes nothing behind the guest's buffers.
     pub(crate) fn headroom(&self, guest: GuestBuffers) -> Result<u32, InterfaceError> {
         let window = self.binding(Some(guest))?.window;
@@ -271,9 +271,9 @@ impl InterfaceQueue {
         Ok(RegisteredSocket { socket, opened })
     }
 
-    /// Couples the queue to the memory that was registered, in the place of whatever it was open for. Its frames go
-    /// there from now on, each behind `header_bytes` of virtio-net header that the program writes.
-    /// Errors: [`InterfaceError`]; [`InterfaceError::InUse`] while somebody has it.
+    /// Couples the queue to the registered memory, instead of any earlier use. Its frames go there from now on, each
+    /// behind `header_bytes` of virtio-net header that the program writes.
+    /// Errors: [`InterfaceError`]; [`InterfaceError::InUse`] while a lane has it.
     pub(crate) fn couple(
         &self,
         registered: RegisteredSocket,
@@ -316,8 +316,8 @@ impl InterfaceQueue {
         Ok(Coupled { nic, sends, release })
     }
 
-    /// How the queue, which a lane has, goes on with the interface's MTU as it is now. One whose frames come into a
-    /// guest's buffers is set up anew in any case: those that the kernel has were chosen by the limit.
+    /// How the queue, which a lane has, continues with the interface's present MTU. One whose frames go into a guest's
+    /// buffers is set up again in any case: the buffers at the kernel were chosen by the limit.
     pub(crate) fn fit(&self) -> Fit {
         let Ok(mut state) = self.interface.state(self.number) else {
             return Fit::Same;
@@ -337,9 +337,8 @@ impl InterfaceQueue {
         }
     }
 
-    /// The program lets frames of the interface's MTU as it is now pass to whoever has the queue, which fits them
-    /// ([`Fit::Limit`]).
-    /// Errors: [`InterfaceError`]: the steward did not do it; it is to be said again.
+    /// Sets the program's limit to the interface's present MTU, if the queue suits it ([`Fit::Limit`]).
+    /// Errors: [`InterfaceError`]: the steward did not do it; call it again.
     pub(crate) fn follow_limit(&self) -> Result<(), InterfaceError> {
         let frame_limit = self.interface.frame_limit();
         let mut state = self.interface.state(self.number)?;
@@ -391,7 +390,7 @@ impl InterfaceQueue {
         self.wanted(None).is_ok_and(|wanted| opened.does_for(&wanted))
     }
 
-    /// What the queue is to be opened for now, with memory of ours, or with that of a guest if one is there.
+    /// The configuration to open the queue with, with memory of the daemon, or with that of a guest if there is one.
     fn wanted(&self, guest: Option<GuestBuffers>) -> Result<Opened, InterfaceError> {
         let Binding { ask, chunk_bytes, .. } = self.binding(guest)?;
         Ok(Opened {
@@ -446,7 +445,7 @@ impl InterfaceQueue {
         Ok(())
     }
 
-    /// Lets GSO packets leave unsegmented: in copy mode always, in zero-copy mode only if the NIC has TSO.
+    /// Opens the tap for unsegmented GSO packets: in copy mode always, in zero-copy mode only if the NIC has TSO.
     fn open_send_tap(&self, nic: &mut NicQueue<XdpNic>) {
         let options = &self.interface.options;
         let is_wanted = options.segments == Segments::Auto && options.placement == Placement::Copy;
@@ -461,8 +460,8 @@ impl InterfaceQueue {
         }
     }
 
-    /// A socket that is bound, with chunks of so many bytes: of its own memory, or of a slice of what all share, which
-    /// the last value is kept for.
+    /// A bound socket, with chunks of `chunk_bytes`: of its own memory, or of a slice of the shared memory, which the
+    /// last value keeps.
     fn open_socket(
         &self,
         request: &QueueRequest,
@@ -512,9 +511,9 @@ impl InterfaceQueue {
         bound
     }
 
-    /// Whether the queue is to take frames in several pieces: where it is as others are, whatever their MTU, for frames
-    /// that are longer than a chunk, and for segments that refer to their payload, by default only where the driver
-    /// takes several pieces in zero-copy mode.
+    /// Whether the queue takes frames in several pieces: with shared memory, always; for frames that are longer than a
+    /// chunk; and for segments that refer to their payload, by default only where the driver takes several pieces in
+    /// zero-copy mode.
     fn wants_pieces(&self) -> bool {
         let several = self.interface.driver_sends().most_pieces > 1;
         let needs = self.interface.frame_limit() > LONGEST_FRAME;

@@ -1,8 +1,7 @@
 //! The tap by which frames come to a network, or to a port that is of none, in tap mode.
 //!
-//! The queues only send there ([`super::interface_queue`]). The program that moves a port's frames to the tap
-//! goes by the configuration of its first queue, as the XDP program does: while that queue is not lent they go to the
-//! host.
+//! The queues only send there ([`super::interface_queue`]). The program that moves a port's frames to the tap uses the
+//! configuration of its first queue, as the XDP program does: while that queue is not lent they go to the host.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -14,7 +13,7 @@ use super::error::InterfaceError;
 use super::interface::Interface;
 use super::tap::{OpenTap, Tap};
 
-/// Most frames of before that are discarded of a queue: it holds 1000, or as many as somebody set (`ip link set
+/// Most earlier frames of a queue that are discarded: it holds 1000, or as many as the user set (`ip link set
 /// txqueuelen`).
 const HELD_MOST: usize = 1 << 16;
 
@@ -36,7 +35,7 @@ impl Interface {
             return Ok(false);
         }
         match self.steering.uplink(has, self.queue_count()) {
-            // The tap works without the steward, and is asked for again when the steward is back.
+            // The tap works without the steward, and is requested again when the steward is back.
             Err(error) if error.is_away() && has != 0 => Ok(false),
             Err(error) => {
                 if error.is_refusal() {

@@ -26,7 +26,7 @@ pub(crate) struct Interfaces {
     /// The daemon's start.
     began: Instant,
     steward: StewardAt,
-    /// What somebody else made for ports.
+    /// Foreign descriptors for ports.
     given: Given,
     /// NUMA nodes of this machine.
     nodes: Nodes,
@@ -34,7 +34,7 @@ pub(crate) struct Interfaces {
     copy_bytes: AtomicU64,
     /// What queues share that copy, by option.
     memory: Option<Arc<SharedMemory>>,
-    /// Those that were opened ahead, and that no port has asked for yet.
+    /// Opened ahead, and not used by a port yet.
     ready: Mutex<Vec<Arc<Interface>>>,
 }
 
@@ -53,7 +53,7 @@ impl Default for Interfaces {
 }
 
 impl Interfaces {
-    /// For queues that lock so many bytes in all while they copy. Some of them may be given by somebody else.
+    /// For queues that lock `copy_bytes` in all while they copy. Some of them may be foreign.
     pub(crate) fn new(given: Given, nodes: Nodes, copy_bytes: u64) -> Self {
         Self {
             given,
@@ -68,7 +68,7 @@ impl Interfaces {
         Self { memory, ..self }
     }
 
-    /// All ports together lock so many bytes from now on.
+    /// All ports together lock this many bytes from now on.
     pub(crate) fn expect_copies(&self, copy_bytes: u64) {
         self.copy_bytes.store(copy_bytes, Relaxed);
     }
@@ -78,7 +78,7 @@ impl Interfaces {
         Self { steward, ..self }
     }
 
-    /// The interface for a port's queues: one with a program of somebody else's, or a lease of its own.
+    /// The interface for a port's queues: one with a foreign program, or a lease of its own.
     pub(crate) fn open(
         &self,
         wanted: &Wanted,
@@ -132,7 +132,7 @@ impl Interfaces {
         }
     }
 
-    /// Where nobody asked for tap mode by name: whether the interface's tap is to be had.
+    /// If the daemon chose tap mode: whether the interface's tap is available.
     /// Errors: why not, in words.
     fn check_tap(&self, interface: &Interface, wanted: &Wanted) -> Result<(), String> {
         if wanted.mode != ModeRequest::Auto || !interface.is_by_tap() {
@@ -144,7 +144,7 @@ impl Interfaces {
         }
     }
 
-    /// Opens the queues that somebody else gave for a port ahead, while that is still allowed.
+    /// Opens foreign queues for a port ahead, while the process has the privilege.
     pub(crate) fn open_given(&self, wanted: &Wanted, options: QueueOptions) -> Result<(), InterfaceError> {
         let Some(given) = self.given.open(wanted)? else {
             return Ok(());
@@ -184,8 +184,8 @@ impl From<GivenInterface> for Attached {
     }
 }
 
-/// Whether what is in the way may be a daemon's that ended just now, whose helper is not done yet. A steward is not
-/// asked again for another's program: it would count each as an attempt to attach one, of which a user has a few.
+/// Whether the obstacle may be a daemon that has just ended, and whose helper is not done yet. A steward is not asked
+/// again about another's program: it counts each request as an attempt to attach one, of which a user has a few.
 fn is_predecessors(error: &InterfaceError) -> bool {
     match error {
         InterfaceError::Refused(refusal) => refusal.reason == Reason::Program,

@@ -1,4 +1,4 @@
-//! What status shows of a lane, beside its counters.
+//! What status shows of a lane, besides its counters.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,11 +25,11 @@ pub(crate) struct LaneFacts {
     pub(crate) is_idle: AtomicBool,
     /// Why not a better one.
     pub(crate) fallbacks: Vec<Fallback>,
-    /// Why it goes on by copying although it was to become direct.
+    /// Why it keeps copying although it should have become direct.
     pub(crate) copies_on: OnceLock<Fallback>,
     /// Frames may span several descriptors.
     pub(crate) multi_buffer: bool,
-    /// Who completes checksums that the guest leaves to us; `None`: it leaves none.
+    /// Which side completes checksums that the guest leaves open; `None`: it leaves none.
     pub(crate) checksums: Option<Checksums>,
     /// Packet memory of this queue pair in our process, bytes.
     pub(crate) packet_bytes: u64,
@@ -64,7 +64,7 @@ impl LaneFacts {
         }
     }
 
-    /// Of a network, whose uplink has memory.
+    /// For a network, whose uplink has memory.
     pub(crate) fn network() -> Self {
         Self {
             mode: DataPath::Network,
@@ -72,7 +72,7 @@ impl LaneFacts {
         }
     }
 
-    /// Of a tap, whose kernel completes checksums.
+    /// For a tap, whose kernel completes checksums.
     pub(crate) fn tap() -> Self {
         Self {
             mode: DataPath::Tap,

@@ -1,4 +1,4 @@
-//! What stands before frames of an interface's queues, and how that is changed while they come.
+//! XDP metadata of an interface's queues, and how it changes while frames arrive.
 //!
 //! A lane reads what it was promised ([`NicQueue::promise`]). Three parts have to agree: the lane, the queue's word in
 //! the program's map (whether anything is left before its frames), and the program (what). They change one after the
@@ -10,13 +10,13 @@
 //!     off:  the program ─▶ the queue's word;  the lane reads on
 //! ```
 //!
-//! The word is set before a program is there that tells of tags: that program tells frames apart by tags that are not
-//! in them, and a guest that shall see them would have its frames without. A lane expects no more than what is there
-//! before and after a change while that is under way: what is expected and does not come is counted, and where it is
-//! the tag the frame is dropped ([`crate::switch`], `before.rs`).
+//! The word is set before a program is there that reports tags: that program distinguishes frames by tags that are not
+//! in them, and a guest that should get the tags would not get them. During a change a lane expects only the hints that
+//! are there both before and after it: a missing expected hint is counted, and if it is the tag the frame is dropped
+//! ([`crate::switch`], `metadata_reader.rs`).
 //!
-//! A lane that has read layouts reads them until its queue is lent anew: frames of a program before may wait longer
-//! than anybody knows. That costs it a look before each frame.
+//! A lane keeps reading earlier layouts until its queue is lent again: frames of an earlier program may wait for any
+//! time. That costs it a look before each frame.
 //!
 //! [`NicQueue::promise`]: super::endpoint::NicQueue::promise
 
@@ -32,11 +32,11 @@ use super::interface::Interface;
 use super::queue_state::{Opened, QueueState};
 use crate::config::HintsConfig;
 
-/// Told of a queue whose frames have another promise from now on; when it returns its lane knows.
+/// Called with the new metadata of a queue's frames; when it returns the lane has it.
 pub(crate) type Tell<'a> = dyn FnMut(u32, &XdpMetadata) + 'a;
 
 impl Interface {
-    /// What stands before frames of a queue that is lent from now on.
+    /// The metadata of a queue that is lent from now on.
     pub(super) fn metadata(&self, queue: u32) -> XdpMetadata {
         let metadata = self.metadata_now(false);
         self.metadata_state().of.insert(queue, metadata.clone());
@@ -48,13 +48,13 @@ impl Interface {
         self.metadata_state().of.remove(&queue);
     }
 
-    /// What was asked for.
+    /// The requested hints.
     fn asked(&self) -> HintsConfig {
         self.metadata_state().asked
     }
 
-    /// Frames of its queues are to have other hints from now on, or as soon as the steward is back; lanes go on. `tell`
-    /// tells the lane of a queue what it is to read.
+    /// Changes the hints of its queues' frames, now or as soon as the steward is back; lanes keep running. `tell` sends
+    /// the lane of a queue the metadata to read.
     /// Errors: the steward refuses it; then all is as it was before.
     pub(crate) fn switch_hints(&self, asked: HintsConfig, tell: &mut Tell<'_>) -> Result<(), InterfaceError> {
         let before = std::mem::replace(&mut self.metadata_state().asked, asked);
@@ -63,7 +63,7 @@ impl Interface {
         }
         self.tell(true, tell);
         let switched = match self.steering.ask_for_hints(asked.wish()) {
-            // It is told when it is back.
+            // It gets the request when it is back.
             Err(InterfaceError::Lease(LeaseError::Away { .. })) => Ok(()),
             switched => switched,
         };
@@ -74,12 +74,12 @@ impl Interface {
         switched
     }
 
-    /// Tells lanes what stands before frames now, where that is another thing than before.
+    /// Sends lanes the present metadata, if it has changed.
     pub(crate) fn settle_hints(&self, tell: &mut Tell<'_>) {
         self.tell(false, tell);
     }
 
-    /// `soon`: a change is under way, to what is asked for now.
+    /// `soon`: a change to the requested hints is under way.
     fn tell(&self, soon: bool, tell: &mut Tell<'_>) {
         let now = self.metadata_now(soon);
         let lent: Vec<(u32, XdpMetadata)> = self.metadata_state().of.clone().into_iter().collect();
@@ -99,14 +99,14 @@ impl Interface {
                 answers
             });
             let mut metadata_state = self.metadata_state();
-            // Not of a queue that was lent anew meanwhile.
+            // Not if the queue was lent again meanwhile.
             if let Some(metadata) = metadata_state.of.get_mut(&queue).filter(|now| **now == before) {
                 *metadata = next;
             }
         }
     }
 
-    /// Whether the program leaves something before frames of a queue that is lent; false: it could not be told.
+    /// Sets whether the program leaves metadata before frames of a lent queue; false: it could not be set.
     fn let_leave(&self, queue: u32, leaves: bool) -> bool {
         let Ok(mut state) = self.state(queue) else {
             return false;
@@ -122,7 +122,7 @@ impl Interface {
         is_told
     }
 
-    /// `soon`: what is asked for may be there at any time.
+    /// `soon`: the requested hints may be there at any time.
     fn metadata_now(&self, soon: bool) -> XdpMetadata {
         let asked = self.asked();
         let hinted = self.steering.hinted();
@@ -167,7 +167,7 @@ impl Interface {
         })
     }
 
-    /// Why frames do not have hints that were asked for by name; `None`: they have them.
+    /// Why frames lack hints that were requested by name; `None`: they have them.
     pub(crate) fn lacks_hints(&self) -> Option<String> {
         let named = self.asked().named();
         let (on, why) = match self.steering.hinted() {

@@ -41,10 +41,10 @@ impl fmt::Display for DataPath {
 pub(crate) enum Fallback {
     #[error("zero-copy not used: {0}")]
     NoZeroCopy(NoZeroCopy),
-    /// The reason as the daemon or the steward that attached the program says it.
+    /// The reason, by the daemon or the steward that attached the program.
     #[error("native not used: {0}")]
     NotNative(String),
-    /// Nobody asked for a mode; the steward's reason.
+    /// The daemon chose it; the steward's reason.
     #[error("tap mode is used: {0} (mode=xdp for an XDP program)")]
     ByTap(String),
     #[error("tap mode not used: {0}")]
@@ -58,7 +58,7 @@ pub(crate) enum Fallback {
          `ethtool -K PEER tso off gso off` there"
     )]
     SkbOnVeth,
-    /// Of the placement that was asked for, as the next three.
+    /// Of the requested placement, as the next three.
     #[error("{0} not used: the guest does not use all queue pairs, so frames of all queues go to the first")]
     PairsOff(Placement),
     #[error("{0} not used: the guest has reset a queue of this pair, and not started it again yet")]
@@ -78,31 +78,30 @@ pub(crate) enum Fallback {
     /// There is no tap by which they would leave unsegmented; the steward's reason.
     #[error("the daemon segments GSO packets from the guest: {0}")]
     DaemonSegments(String),
-    /// Hints that were asked for by name are not before frames, or not all; the reason as the steward says it.
+    /// Frames lack some hints that were requested by name; the steward's reason.
     #[error("hints: {0}")]
     NoHints(String),
 }
 
-/// Who completes the checksums of frames from the guest.
+/// Which side completes the checksums of frames from the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Checksums {
     /// We do, in the frame's own chunk.
     Daemon,
-    /// The kernel, asked by TX metadata: it passes the wish on to the interface, or sums where that cannot (copy
-    /// modes).
+    /// The kernel, by TX metadata: it passes the request on to the interface, or sums where that cannot (copy modes).
     Kernel,
-    /// The NIC, asked by TX metadata.
+    /// The NIC, by TX metadata.
     Nic,
 }
 
 impl Checksums {
-    /// Of a socket that is in zero-copy mode or not. `metadata`: the kernel knows TX metadata; `driver`: what the driver
-    /// says that it does in zero-copy mode.
+    /// Of a socket that is in zero-copy mode or not. `metadata`: the kernel knows TX metadata; `driver`: what the
+    /// driver reports for zero-copy mode.
     ///
-    /// Where the kernel copies it makes a socket buffer of each frame, and what metadata asks for is done like any
-    /// sender's wish, whatever the device can (`xsk_build_skb`, net/xdp/xsk.c; `validate_xmit_skb`, net/core/dev.c) -
-    /// except that kernels before 6.18 forget it for devices that take buffers without a linear part (virtio_net), and
-    /// there is no asking for that. So beside drivers that know metadata only veth is trusted.
+    /// Where the kernel copies it makes a socket buffer of each frame, and fulfils the metadata like any sender's
+    /// request, on any device (`xsk_build_skb`, net/xdp/xsk.c; `validate_xmit_skb`, net/core/dev.c) - except that
+    /// kernels before 6.18 forget it for devices that take buffers without a linear part (virtio_net), which cannot be
+    /// queried. So besides drivers that know metadata only veth is trusted.
     pub(crate) fn completed(metadata: bool, driver: DriverSends, is_veth: bool, zero_copy: bool) -> Self {
         let asked = metadata && (driver.checksum || (is_veth && !zero_copy));
         match (asked, zero_copy) {

@@ -1,10 +1,9 @@
 //! A NIC that is not there (`--null`): frames are made and dropped in our process.
 //!
-//! Purpose: the cost of the virtqueue path alone, and a daemon that runs without privilege. Each
-//! empty frame that it is given comes back at once as a received frame of a fixed length; each
-//! frame sent comes back at once as sent. Like a real NIC in direct placement it writes the
-//! virtio-net header where it is told to, and the first bytes of the frame; the rest of a received
-//! frame is what the memory held (in direct placement: the guest's own).
+//! Purpose: the cost of the virtqueue path alone, and a daemon that runs without privilege. Each empty frame that it
+//! gets comes back at once as a received frame of a fixed length; each frame sent comes back at once as sent. Like a
+//! real NIC in direct placement it writes the virtio-net header, and the first bytes of the frame; the rest of a
+//! received frame is the earlier content of the memory (in direct placement: the guest's own).
 
 use std::os::fd::BorrowedFd;
 
@@ -13,7 +12,7 @@ use xsk::{Frame, RxDesc, TxDesc, Umem, UmemOffset};
 
 use crate::nic::queue::{LinkState, Nic};
 
-/// A received frame begins so many bytes after its chunk.
+/// A received frame begins at this offset in its chunk.
 const HEADROOM: u64 = xsk::XDP_PACKET_HEADROOM as u64;
 
 /// How a null NIC receives.
@@ -64,8 +63,8 @@ impl Ring {
     }
 }
 
-/// Chunks that are received into, one after the other. Which is next is kept here and noted in the ring at the end, as
-/// with a socket's: to go by memory for each frame would be a large part of what is measured with this NIC.
+/// Chunks for receiving, one after the other. The next one is kept here and stored in the ring at the end, as with a
+/// socket's: a memory access for each frame would be a large part of what this NIC measures.
 struct Received<'a> {
     ring: &'a mut Ring,
     umem: &'a Umem,
@@ -144,8 +143,8 @@ impl NullNic {
     }
 }
 
-/// Whether frames are received into chunks that nothing else writes: memory of ours, and of this NIC alone. Else the
-/// UMEM is guest memory, with chunks of others behind it.
+/// Whether frames are received into chunks that nothing else writes: memory of the daemon, and of this NIC alone.
+/// Otherwise the UMEM is guest memory, with chunks of others behind it.
 fn writes_once(umem: &Umem) -> bool {
     umem.private_from().get() == 0
 }

@@ -1,9 +1,9 @@
 //! The NUMA nodes of this machine, and which of them workers run on.
 //!
-//! Packet memory and workers are to be on the node of their NIC, since each frame goes over the link between two nodes
-//! otherwise, twice in copy modes. Where the NIC is its [`Link`](steward::links::Link) says. Memory is put there by who
-//! makes it (`Interface::near`), workers by [`Nodes::places`], unless the user said on which CPUs they run. On a
-//! machine with one node nothing of this happens.
+//! Packet memory and workers should be on the node of their NIC, because each frame crosses the link between two nodes
+//! otherwise, twice in copy modes. The [`Link`](steward::links::Link) has the node of the NIC. `Interface::near` places
+//! memory there, and [`Nodes::places`] workers, unless the user chose their CPUs. On a machine with one node none of
+//! this happens.
 
 use std::fs;
 use std::path::Path;
@@ -43,7 +43,7 @@ impl Nodes {
         Self::of(read, &allowed).unwrap_or_default()
     }
 
-    /// Those that the files of such a directory tell of (Documentation/ABI/stable/sysfs-devices-node).
+    /// The nodes in the files of such a directory (Documentation/ABI/stable/sysfs-devices-node).
     fn of(read: impl Fn(&str) -> Option<String>, allowed: &CpuSet) -> Option<Self> {
         let online = read("online")?;
         let numbers = ranges(online.trim(), i32::from(NumaNode::MOST) - 1)?;
@@ -79,7 +79,7 @@ impl Nodes {
         (cpus.count() > 0).then_some(cpus)
     }
 
-    /// Where each of so many workers is: on the CPUs that the user gave, in turn; if there are none, on the node of the
+    /// The place of each worker: on the CPUs that the user gave, round robin; if there are none, on the node of the
     /// interface, of several interfaces as many on each node as it has queue pairs. `pairs`: the node of each of them.
     pub(crate) fn places(
         &self,
@@ -124,7 +124,7 @@ mod tests {
         set
     }
 
-    /// What such files say, for a process that may use CPUs 0 to 5.
+    /// The nodes in such files, for a process that may use CPUs 0 to 5.
     fn nodes(files: &[(&str, &str)]) -> Option<Nodes> {
         let read = |name: &str| {
             let file = files.iter().find(|(known, _)| *known == name);
@@ -185,7 +185,7 @@ mod tests {
             [second, second, second, second, first, first]
         );
         assert_eq!(nodes.places(1, &[], &pairs), [second]);
-        // A node without CPUs, one whose CPUs are not ours, an interface without a node, no interface.
+        // A node without CPUs, one with CPUs of other processes only, an interface without a node, no interface.
         for pairs in [&[node(2)][..], &[node(7)], &[None], &[]] {
             assert_eq!(nodes.places(1, &[], pairs), [WorkerPlace::default()]);
         }

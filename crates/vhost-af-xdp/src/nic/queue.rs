@@ -4,9 +4,9 @@
 //! AF_XDP socket, and [`super::null::NullNic`], which makes and drops frames in our process. Lanes
 //! are generic over it, so nothing is dispatched dynamically per frame.
 //!
-//! Ownership goes with the values: a [`Frame`] given with [`Nic::give`] or inside a [`TxDesc`] is
-//! the NIC's until it comes back from [`Nic::from_nic`] or [`Nic::sent`]. What comes back is what the driver says: who
-//! takes it looks whether the NIC had it ([`super::tracker`], [`crate::direct::in_flight`]).
+//! Ownership goes with the values: a [`Frame`] passed to [`Nic::give`] or inside a [`TxDesc`] belongs to the NIC until
+//! [`Nic::from_nic`] or [`Nic::sent`] returns it. These report what the driver reports: the caller checks whether the
+//! NIC had it ([`super::chunk_tracker`], [`crate::direct::in_flight`]).
 
 use std::os::fd::BorrowedFd;
 
@@ -20,7 +20,7 @@ pub(crate) const MOST_PIECES: usize = 18;
 /// of the network stack up (`i40e_lan_xmit_frame`, `igb_xmit_frame`), but not those of AF_XDP sockets.
 pub(crate) const SHORTEST_BY_DMA: u32 = 17;
 
-/// What a transmit kick told about the interface.
+/// The state of the interface, as a transmit kick reported it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LinkState {
     /// Frames are being sent.
@@ -48,7 +48,7 @@ impl LinkState {
 pub(crate) struct Sends {
     /// Most descriptors of a frame; one without multi-buffer.
     pub(crate) most_pieces: usize,
-    /// Checksums, asked for by metadata before the frame; then the UMEM has room for it.
+    /// Checksums, requested by metadata before the frame; then the UMEM has room for it.
     pub(crate) checksum: bool,
     /// No CPU copies frames when they are sent: it reads them by DMA, or, a null NIC, not at all.
     pub(crate) zero_copy: bool,
@@ -84,7 +84,7 @@ pub(crate) trait Nic: Send {
     fn room_to_nic(&mut self) -> usize;
     /// Queues frames for sending, at most [`Self::room_to_nic`]; [`Self::kick`] sets them off.
     fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>);
-    /// Lets the kernel send what is queued. Cheap when nothing is, or when no kick is needed.
+    /// Kicks the kernel to send queued frames. Cheap when there are none, or when no kick is needed.
     fn kick(&mut self) -> LinkState;
     /// The kernel has not taken all that was queued.
     fn has_untaken(&mut self) -> bool {
@@ -92,10 +92,10 @@ pub(crate) trait Nic: Send {
     }
     /// Queued frames that have not come back.
     fn unsent(&self) -> usize;
-    /// Frames that were sent and are the caller's again, as the driver says; [`Self::came_back`] is to tell how many of
-    /// them it had.
+    /// Frames that were sent and belong to the caller again, by the driver's report; the caller calls
+    /// [`Self::came_back`] with the number of those that the NIC had.
     fn sent(&mut self, max: usize) -> impl Iterator<Item = Frame> + '_;
-    /// So many frames that [`Self::sent`] yielded are not unsent any more.
+    /// `frames` of those that [`Self::sent`] yielded are not unsent any more.
     fn came_back(&mut self, frames: usize);
     /// Frames that can be passed to [`Self::give`] now.
     fn room_to_give(&mut self) -> usize;

@@ -23,9 +23,9 @@ pub(super) type Ended = Arc<OnceLock<Instant>>;
 pub(super) enum QueueState {
     /// There is no socket; since when, if there was one: the kernel keeps the queue a while longer.
     Closed { since: Option<Instant> },
-    /// Bound, with memory of ours; nobody moves its frames, which go to the host.
+    /// Bound, with memory of the daemon; no lane moves its frames, which go to the host.
     Open(Box<OpenQueue>),
-    /// The same, while somebody moves its frames.
+    /// The same, while a lane moves its frames.
     Lent { opened: Opened, ended: Ended },
     /// Bound, with a guest's memory, in the hands of its direct lane.
     Coupled { opened: Opened, ended: Ended },
@@ -42,11 +42,11 @@ pub(super) struct OpenQueue {
 pub(super) struct Opened {
     /// The longest frame, bytes; other than the interface's, until that is followed after another MTU.
     pub(super) frame_limit: u32,
-    /// Which data path was asked for.
+    /// The requested data path.
     pub(super) ask: BindRequest,
     /// Chunks of its memory, bytes.
     pub(super) chunk_bytes: u32,
-    /// Frames in several pieces were asked for.
+    /// Frames in several pieces were requested.
     pub(super) pieces: bool,
     /// The program leaves something before its frames.
     pub(super) leaves: bool,
@@ -59,7 +59,7 @@ impl Opened {
         self.ask == wanted.ask && self.chunk_bytes >= wanted.chunk_bytes && (self.pieces || !wanted.pieces)
     }
 
-    /// What the program is told of the queue.
+    /// The queue's configuration for the program.
     pub(super) fn conf(&self) -> QueueConf {
         QueueConf {
             virtio_header: None,

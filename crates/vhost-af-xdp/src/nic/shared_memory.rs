@@ -14,8 +14,8 @@
 //! Mode and pieces of all are those of the first (`xp_assign_dev_shared`, net/xdp/xsk_buff_pool.c). So all are bound in
 //! copy mode, for frames of any length, in large chunks: nothing of it depends on the interface or its MTU.
 //!
-//! The kernel takes any address of the memory from any of the rings. A queue gives only chunks of its own slice, and
-//! what comes back it looks up there ([`super::tracker`]): nothing that a driver says of one queue reaches another's
+//! The kernel takes any address of the memory from any of the rings. A queue uses only chunks of its own slice, and
+//! looks up there what comes back ([`super::chunk_tracker`]): a driver's report about one queue never reaches another's
 //! chunks. A slice has one socket at most: the second waits until the first is closed.
 
 use std::collections::HashSet;
@@ -39,7 +39,7 @@ pub(crate) struct SharedMemory {
     /// Locked while a socket is opened, which may take seconds. Made for the first one, on the NUMA node of its
     /// interface.
     mapped: Mutex<Option<Mapped>>,
-    /// Never locked while something is waited for: who closes a socket, or asks for the status, is not held up.
+    /// Never locked during a wait: threads that close a socket, or read the status, are not delayed.
     state: Mutex<State>,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct OpenedSlice {
 }
 
 impl SharedMemory {
-    /// Of so many slices of so many bytes.
+    /// With `slices` slices of `slice_bytes`.
     pub(crate) fn new(slices: u32, slice_bytes: u32) -> Arc<Self> {
         Arc::new(Self {
             slices,
@@ -103,8 +103,8 @@ impl SharedMemory {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Binds a socket over the memory of one that is open; `None` if there is none that serves. Those that do not are
-    /// not asked again. One at a time.
+    /// Binds a socket over the memory of an open one; `None` if there is no suitable one. Unsuitable ones are not tried
+    /// again. One at a time.
     fn share(
         &self,
         share: impl Fn(&First) -> Result<Socket, InterfaceError>,
@@ -187,7 +187,7 @@ impl Slice {
         SliceUse(self.clone())
     }
 
-    /// The chunks of the slice. Who had them before is gone, and his socket with him.
+    /// The chunks of the slice. Its earlier user is gone, with its socket.
     fn chunks(&self, umem: &Umem, backing: String) -> Result<Chunks, ChunksError> {
         let first = u64::from(self.number) * u64::from(self.memory.slice_bytes);
         let all = (first..first + u64::from(self.memory.slice_bytes)).step_by(LARGE_CHUNK as usize);
@@ -253,7 +253,7 @@ mod tests {
         assert!(beyond.is_err(), "there is no fourth one");
     }
 
-    /// What a driver says of one queue cannot name a chunk of another's.
+    /// A driver's report about one queue cannot name a chunk of another's.
     #[test]
     fn chunk_of_another_slice_is_unexpected_from_either_ring() {
         let memory = SharedMemory::new(3, SLICE as u32);

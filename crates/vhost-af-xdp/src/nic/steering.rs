@@ -1,8 +1,7 @@
-//! Where an interface's program and sockets come from: leased from a steward, one for many or
-//! [one of our own](crate::supervision::helper), or made by somebody else (`external.rs`).
+//! The source of an interface's program and sockets: leased from a steward, for many daemons or [the daemon's
+//! own](crate::supervision::helper), or foreign (`external.rs`).
 //!
-//! A lease's interface may be in another network namespace: what is known of it, and what happens to it, the steward
-//! tells.
+//! A lease's interface may be in another network namespace: the steward reports its state and its changes.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -29,20 +28,20 @@ use crate::config::HintsConfig;
 /// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms here,
 /// several times that on a busy machine.
 pub(super) const RELEASE: Duration = Duration::from_millis(20);
-/// How long memory of a socket that was closed may still count as locked: the kernel lets go of it some 20 ms later.
-/// Where many wait for a CPU it is more, as with queues ([`super::interface`]).
+/// How long memory of a closed socket may still count as locked: the kernel releases it some 20 ms later. On a busy CPU
+/// it is more, as with queues ([`super::interface`]).
 const UNLOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause before it is tried again; doubles.
 const UNLOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// What is said of a steward that was there and is not.
+/// Text for a steward that was there and is not.
 pub(crate) const AWAY: &str =
     "the steward is away: queues in use go on, changes wait until vhost-af-xdp-steward is started again";
 
 pub(crate) enum Steering {
     /// Program and sockets are a steward's.
     Leased(Box<Leased>),
-    /// The program is somebody else's, and so may the sockets be.
+    /// The program is foreign, and so may the sockets be.
     External(External),
 }
 
@@ -93,7 +92,7 @@ pub(crate) struct Leased {
 
 /// A socket that has memory, and no queue yet.
 pub(crate) enum Prepared {
-    /// It is ours.
+    /// Made by this daemon.
     Own(Unbound),
     /// The steward binds it.
     Leased(steward::client::Prepared),
@@ -207,7 +206,7 @@ impl Steering {
         facts.loses.then_some(facts.steering)
     }
 
-    /// Who decides whether a frame in one of the queues is the guest's.
+    /// What decides whether a frame in one of the queues is the guest's.
     pub(crate) fn steered_by(&self) -> SteeredBy {
         match self.leased().map(|leased| leased.lease.facts().steered) {
             None => SteeredBy::Foreign,
@@ -226,8 +225,8 @@ impl Steering {
         self.leased().is_some_and(|leased| leased.lease.is_away())
     }
 
-    /// What stands before frames, as the steward told, or as was said of somebody else's program; `None`: nothing is
-    /// known.
+    /// The metadata before frames, by the steward's report, or by the configuration of a foreign program; `None`:
+    /// unknown.
     pub(crate) fn hinted(&self) -> Option<Hinted> {
         match self {
             Self::External(external) => external.hinted(),
@@ -235,8 +234,7 @@ impl Steering {
         }
     }
 
-    /// What is to stand before frames from now on, or as soon as the steward is back; somebody else's program leaves
-    /// what it leaves.
+    /// Requests other hints, now or as soon as the steward is back; a foreign program is not changed.
     /// Errors: [`InterfaceError`]: the steward refuses it, or is away.
     pub(crate) fn ask_for_hints(&self, wish: HintWish) -> Result<(), InterfaceError> {
         match self {
@@ -245,7 +243,7 @@ impl Steering {
         }
     }
 
-    /// Asks what the program did with the queues' frames, until `deadline` at most; of somebody else's only how it is
+    /// Requests the program's counters of the queues, until `deadline` at most; of a foreign program only how it is
     /// attached.
     pub(crate) fn sample(&self, link: &Link, queues: Range<u32>, deadline: Instant) {
         match self {
@@ -260,7 +258,7 @@ impl Steering {
         }
     }
 
-    /// What the program had done with a queue's frames when it was asked last.
+    /// The program's counters of a queue at the last request.
     pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
         self.leased()?.counted().get(&queue).copied()
     }
@@ -290,8 +288,8 @@ impl Steering {
         }
     }
 
-    /// Binds a socket that was prepared last of its queue, and puts it where the program looks for it: it is where the
-    /// queue's frames go once [`Self::activate`] says so.
+    /// Binds a socket that was prepared last of its queue, and puts it into the program's map: the queue's frames go
+    /// there after [`Self::activate`].
     pub(crate) fn bind(&self, prepared: Prepared) -> Result<Socket, InterfaceError> {
         match (self, prepared) {
             (Self::External(external), Prepared::Own(unbound)) => {
@@ -313,8 +311,8 @@ impl Steering {
     }
 
     /// Waits until no socket has a queue, `longest` at most, so that its driver neither reads nor writes the memory of
-    /// the last one any more. Where the program is somebody else's nobody can be asked: there the time is waited that
-    /// the kernel takes most often.
+    /// the last one any more. With a foreign program that cannot be queried: then it waits for the time that the kernel
+    /// usually takes.
     pub(crate) fn await_free(&self, queue: u32, longest: Duration) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => {
@@ -339,7 +337,7 @@ impl Steering {
         }
     }
 
-    /// From now on a queue's frames go to nobody. What another's program does is up to that.
+    /// Drops a queue's frames from now on. A foreign program is not changed.
     pub(crate) fn withhold(&self, queue: u32) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
@@ -356,7 +354,7 @@ impl Steering {
         }
     }
 
-    /// Changes who has which address in the network that the queues were leased for.
+    /// Changes the addresses of the network that the queues were leased for.
     pub(crate) fn set_stations(&self, changes: &[StationChange]) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
@@ -364,7 +362,7 @@ impl Steering {
         }
     }
 
-    /// Frames to groups that come to the network that the queues were leased for.
+    /// Multicast frames that arrive at the network that the queues were leased for.
     pub(crate) fn groups(&self) -> Result<Option<GroupReader>, InterfaceError> {
         match self {
             Self::External(_) => Ok(None),
@@ -381,7 +379,7 @@ impl Steering {
         }
     }
 
-    /// The same for the tap to the wire, of so many queues, in tap mode: see [`Lease::uplink`].
+    /// The same for the tap to the wire, with `queues` queues, in tap mode: see [`Lease::uplink`].
     pub(crate) fn uplink(
         &self,
         has: u32,
@@ -438,7 +436,7 @@ impl Steering {
         }
     }
 
-    /// Readable when there is something to [`look`](Self::look) at that rtnetlink does not tell.
+    /// Readable when there is a change for [`look`](Self::look) that rtnetlink does not report.
     pub(crate) fn watch(&self) -> Option<BorrowedFd<'_>> {
         Some(self.leased()?.lease.as_fd())
     }
@@ -496,7 +494,7 @@ impl Leased {
             false => is_back.then_some("the steward is back, and the lease goes on"),
         };
         if let Some(said) = said {
-            // The daemon ends with its own helper, and says so.
+            // The daemon ends with its own helper, and logs that.
             if !self.is_own {
                 tracing::info!(interface = facts.name, "{said}");
             }
@@ -520,7 +518,7 @@ fn gone(why: String, name: &str) -> Lost {
     Lost::Gone { why, name }
 }
 
-/// What rtnetlink would say.
+/// The link, as rtnetlink would report it.
 fn link_of(facts: &Facts) -> Link {
     xsk::note_name(facts.ifindex, &facts.name);
     Link {

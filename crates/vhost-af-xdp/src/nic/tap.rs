@@ -1,6 +1,6 @@
 //! A tap device, by its descriptor: frames of the host's kernel, each with a virtio-net header before it.
 //!
-//! Whoever made it has set it up: it does not block, and its headers are those of VirtIO, of 12 bytes. A read gives one
+//! Its maker has set it up: it does not block, and its headers are those of VirtIO, of 12 bytes. A read returns one
 //! frame and a write takes one, GSO packets whole.
 //!
 //! Of a [`SendTap`] nothing is read: the kernel sends what is written by an interface.
@@ -26,7 +26,7 @@ pub(crate) struct Parts<'a> {
     /// The first `count` are there.
     parts: [MaybeUninit<libc::iovec>; PARTS],
     count: usize,
-    /// Some are of slices that nobody writes to.
+    /// Some are constant slices.
     is_constant: bool,
     memory: PhantomData<&'a MemoryMap>,
 }
@@ -41,14 +41,14 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Adds bytes of ours, for writing; false, and nothing done: there is no room.
+    /// Adds bytes of the daemon, for writing; false, and nothing done: there is no room.
     pub(crate) fn push_bytes(&mut self, bytes: &'a [u8]) -> bool {
         // Only of what is read into the kernel writes, and there are none of these then ([`Tap::read`]).
         self.is_constant = true;
         self.add(bytes.as_ptr().cast_mut(), bytes.len())
     }
 
-    /// Adds room of ours, for reading; false, and nothing done: there is no room.
+    /// Adds room of the daemon, for reading; false, and nothing done: there is no room.
     pub(crate) fn push_room(&mut self, room: &'a mut [u8]) -> bool {
         self.add(room.as_mut_ptr(), room.len())
     }
@@ -93,8 +93,8 @@ impl Tap {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let (parts, count) = (into.parts.as_ptr().cast(), into.count as libc::c_int);
-        // SAFETY: `count` parts are there. Each is inside a map that lives as long as `into`, of which nobody has references
-        // to bytes, or room that is borrowed as long.
+        // SAFETY: there are `count` parts. Each is inside a map that exists as long as `into` and without references to
+        // its bytes, or room that is borrowed as long.
         let bytes = meter::call(KernelCall::Host, || unsafe {
             libc::readv(self.0.as_raw_fd(), parts, count)
         });
@@ -147,7 +147,7 @@ impl Tap {
         self.0.try_clone().map(Self)
     }
 
-    /// Takes what waits out of it, and drops it: at most so many frames. How many there were.
+    /// Reads and drops waiting frames, at most `most`. Returns how many there were.
     pub(crate) fn discard(&self, most: usize) -> usize {
         let mut room = [0; 16];
         let mut is_taken = || {
@@ -171,11 +171,11 @@ pub(crate) struct OpenTap {
     pub(crate) queues: Vec<Tap>,
     /// Its name.
     pub(crate) name: String,
-    /// By which it is told from the next one of that name.
+    /// Distinguishes it from the next one of that name.
     pub(crate) index: u32,
     /// Its kernel cuts UDP packets, too.
     pub(crate) segments_udp: bool,
-    /// How often something of the interface had changed when it was asked for last.
+    /// The number of changes of the interface at the last request.
     pub(crate) changes: u32,
 }
 

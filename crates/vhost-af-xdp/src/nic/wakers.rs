@@ -1,5 +1,5 @@
-//! What wakes the thread that watches an interface, beside the interface; and when a port tries again what its
-//! interface lacks.
+//! What wakes the thread that watches an interface, besides the interface; and when a port retries what its interface
+//! lacks.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,7 +14,7 @@ use steward::links::Link;
 /// process releases a queue.
 const LONGEST_RETRY: Duration = Duration::from_secs(5);
 
-/// By how often something was told of its interface, and what that is.
+/// Keyed by the number of reports about its interface, and its state.
 pub(crate) struct PortRetry(pub(crate) Retry<(u32, Link)>);
 
 impl Default for PortRetry {
@@ -23,7 +23,7 @@ impl Default for PortRetry {
     }
 }
 
-/// An event that is told by one thread, and waited for by another.
+/// An event that one thread sets, and another waits for.
 pub(crate) struct Event(OwnedFd);
 
 impl Event {
@@ -43,7 +43,7 @@ impl Event {
 }
 
 impl AsFd for Event {
-    /// Readable when it was told.
+    /// Readable when it was set.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -66,7 +66,7 @@ impl Wakers {
         })
     }
 
-    /// The network is to look again soon.
+    /// Makes the network look again soon.
     pub(crate) fn retry(&self) {
         self.retry.tell();
     }

@@ -1,8 +1,8 @@
 //! A NIC queue through an AF_XDP socket.
 //!
-//! Copy mode sends inside `sendto`: [`XdpNic::kick`] is where the kernel's cost of transmitting is
-//! paid. It is repeated while the kernel says that its budget ran out (EAGAIN), and by the lane as
-//! long as something is unsent, because a driver may stop half-way and wait to be asked again.
+//! Copy mode sends inside `sendto`: [`XdpNic::kick`] pays the kernel's cost of transmitting. It is repeated while the
+//! kernel reports that its budget ran out (EAGAIN), and by the lane as long as something is unsent, because a driver
+//! may stop half-way and wait for another kick.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -20,8 +20,8 @@ pub(crate) struct XdpNic {
     /// Descriptors in the TX ring or the completion ring.
     unsent: usize,
     link: LinkState,
-    /// Undoes, by being dropped, what must be undone when the queue is given up. Dropped after the socket, whose entry
-    /// in the program's map the kernel removes.
+    /// Undoes, when dropped, what must be undone when the queue is given up. Dropped after the socket, whose entry in
+    /// the program's map the kernel removes.
     _guard: Box<dyn Send>,
 }
 
@@ -41,7 +41,7 @@ impl XdpNic {
         self.socket.mode() == xsk::Mode::ZeroCopy
     }
 
-    /// The socket, to ask it what it is.
+    /// The socket, for queries.
     pub(crate) fn socket(&self) -> &Socket {
         &self.socket
     }
@@ -75,7 +75,7 @@ impl Nic for XdpNic {
             match meter::call(KernelCall::Kick, || self.socket.kick_tx()) {
                 Ok(Kick::Done | Kick::Busy) => break,
                 Ok(Kick::Again) => {}
-                // An error that the kernel does not document ends nothing: the next kick tells.
+                // An error that the kernel does not document ends nothing: the next kick decides.
                 Err(WakeError::InterfaceDown | WakeError::Other(_)) => {
                     self.link = LinkState::Down;
                     break;
@@ -138,7 +138,7 @@ impl Nic for XdpNic {
     #[inline]
     fn received(&mut self) -> usize {
         if self.socket.busy_polls() && self.socket.rx.available() == 0 {
-            // Lets the driver look for some. An interface that is down or gone shows at the next transmit kick, or not
+            // Makes the driver look for some. An interface that is down or gone shows at the next transmit kick, or not
             // at all.
             let _ = meter::call(KernelCall::Wake, || self.socket.wake_rx());
         }
