@@ -1,8 +1,7 @@
-//! Tells in the journal when a port reaches one of its limits: once, until it has kept to it for a while. And has lost
+//! Records an event when a port reaches one of its limits: once, until it has kept to it for a while. And has lost
 //! frames logged ([`Port::log_losses`], [`OtherLosses`]).
 //!
-//! A thread of its own looks at the counters of all ports and networks now and then. Nobody is asked, and no worker
-//! notices.
+//! A thread of its own reads the counters of all ports and networks now and then. No worker takes part.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -17,7 +16,7 @@ use model::events::What;
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Looks without a frame beyond the limit after which it is reached anew.
+/// Looks without a frame beyond the limit after which reaching it is a new event.
 const QUIET: u32 = 5;
 
 /// One of a port's directions.
@@ -25,7 +24,7 @@ const QUIET: u32 = 5;
 struct Seen {
     /// Times, or frames, beyond the limit.
     count: u64,
-    /// Looks until it is reached anew.
+    /// Looks until reaching it is a new event.
     told: u32,
 }
 

@@ -1,7 +1,7 @@
 //! The ports of a daemon, which come and go while it runs.
 //!
-//! Adding a port opens its interface and its queues, as at the start; removing one disconnects its VMM, gives its
-//! queues back and waits for its session. Only who does that waits: no port and no worker does for another's sake.
+//! Adding a port opens its interface and its queues, as at the start; removing one disconnects its VMM, returns its
+//! queues and waits for its session. Only the calling thread waits: no other port or worker does.
 
 use std::error::Error;
 use std::io;
@@ -125,7 +125,7 @@ impl Ports {
         self.run(ready, source)
     }
 
-    /// What a port says otherwise and needs no beginning ([`live`](crate::config::live)) holds from now on.
+    /// Applies changes of a port's configuration that need no restart ([`live`](crate::config::live)).
     /// Errors: it cannot be, naming the remedy; nothing changes then.
     pub(crate) fn change(&self, config: &PortConfig) -> anyhow::Result<()> {
         let attached_to = {
@@ -144,7 +144,7 @@ impl Ports {
             let changed = end.network.change(end.number, config, mac_of(config));
             changed.map_err(|error| {
                 if let (Some(port), Some(hints)) = (&port, hints) {
-                    // As it was before; what the steward says to that comes later.
+                    // Restores the earlier hints; an error of the steward shows later.
                     let _ = port.set_hints(hints);
                 }
                 refused(&error)
@@ -169,7 +169,7 @@ impl Ports {
         let Some(gone) = gone else {
             return Ok(());
         };
-        // First: who is disconnected and comes back finds nobody.
+        // First: a VMM that reconnects must find no socket.
         if let Some(doors) = gone.doors {
             doors.close(&gone.port);
         }
@@ -201,7 +201,7 @@ impl Ports {
         it.map(|it| Arc::clone(&it.port))
     }
 
-    /// Looks at the interfaces of all ports on a thread of its own, and tells networks when interfaces change.
+    /// Checks the interfaces of all ports on a thread of its own, and informs networks when interfaces change.
     pub(crate) fn watch_links(self: &Arc<Self>, mut changes: Changes) -> io::Result<()> {
         self.watch.add_changes(&changes)?;
         let ports = Arc::clone(self);
@@ -296,7 +296,7 @@ impl Ports {
         self.watch_uplinks().context(NO_THREAD)
     }
 
-    /// Gives the uplink of a network back, if there is one of that name: it is to have another, or none.
+    /// Closes the uplink of a network, if there is one of that name: it gets another, or none.
     pub(crate) fn free_uplink(&self, name: &str) {
         if let Some(network) = self.network(name) {
             network.let_go();
@@ -318,7 +318,7 @@ impl Ports {
         done.map_err(|error| anyhow!("network {name}: {}", with_sources(&error)))
     }
 
-    /// What the NIC tells of frames of a network's uplink from now on.
+    /// Sets the hints of frames of a network's uplink.
     /// Errors: the steward refuses it; then all is as it was before.
     pub(crate) fn set_uplink_hints(&self, name: &str, hints: HintsConfig) -> anyhow::Result<()> {
         let network = self.network(name);
@@ -336,7 +336,7 @@ impl Ports {
         }
     }
 
-    /// Lets each network watch its uplink that does not yet.
+    /// Starts the watch of each uplink that has none.
     pub(crate) fn watch_uplinks(self: &Arc<Self>) -> io::Result<()> {
         for network in self.networks() {
             let (ports, name) = (Arc::clone(self), network.name.clone());
@@ -383,7 +383,7 @@ impl Ports {
         Ok(())
     }
 
-    /// Serves the VMMs that come by a source; who accepts them.
+    /// Serves the VMMs of a source; returns their acceptor.
     fn serve(&self, port: &Arc<Port>, source: VmmSource) -> io::Result<Option<Arc<Doors>>> {
         let (doors, way) = match source {
             VmmSource::Once(stream) => {

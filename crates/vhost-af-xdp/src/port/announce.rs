@@ -1,7 +1,7 @@
-//! The frame that tells switches where a guest's address is now, after a migration.
+//! The frame that announces a guest's new place to switches, after a migration.
 //!
-//! A reverse-ARP request, broadcast, as VHOST_USER_SEND_RARP asks for: nobody answers it, and every
-//! switch on the way learns the port of its source address (RFC 903 has the format).
+//! A reverse-ARP request, broadcast, as VHOST_USER_SEND_RARP requires: no host answers it, and every switch on the way
+//! learns the port of its source address (RFC 903 has the format).
 
 use std::iter;
 

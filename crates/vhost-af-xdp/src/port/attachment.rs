@@ -46,7 +46,7 @@ pub(crate) enum Attachment {
     Network(NetworkEnd),
     /// A network, and a queue of its uplink's interface that is the pair's alone.
     Member(Member),
-    /// A null NIC that makes frames of so many bytes.
+    /// A null NIC that makes frames of `frame_bytes`.
     Null {
         frame_bytes: u32,
     },
@@ -71,13 +71,13 @@ impl Attachment {
         self.interface()?.link.node
     }
 
-    /// Opens what there is to be opened of an interface.
+    /// Opens the parts of an interface that have to be opened.
     /// Errors: [`InterfaceError`].
     pub(crate) fn open_until(&self, deadline: Instant) -> Result<(), InterfaceError> {
         let Some(queue) = self.queue() else { return Ok(()) };
         if queue.interface.is_by_tap() {
             match queue.interface.open_tap() {
-                // Asked too often: it is asked again when there is a guest.
+                // Too many requests: it is requested again when there is a guest.
                 Err(error) if error.is_refusal() && !error.is_lasting_refusal() => {}
                 opened => _ = opened?,
             }
@@ -92,7 +92,7 @@ impl Attachment {
             .is_some_and(|interface| interface.link.partial_checksums)
     }
 
-    /// What a lane of a pair is to others. `port`: the port's name.
+    /// The role of a lane of a pair. `port`: the port's name.
     pub(crate) fn role(&self, port: &Arc<str>, pair: u16) -> Role {
         match self {
             Self::Patch(PatchPort { cable, end }) => Role::PatchPort {

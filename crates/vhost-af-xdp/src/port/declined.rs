@@ -11,9 +11,9 @@ use super::{Port, PortState, features};
 use steward::log_limit::LogLimit;
 use steward::peer;
 
-/// A VMM that asks what is offered, takes nothing and leaves within this time has declined.
+/// A VMM that reads the offered features, takes none and leaves within this time has declined.
 const SHORT_SESSION: Duration = Duration::from_secs(5);
-/// So many in a row are reported.
+/// Reported after this many in a row.
 const DECLINES_TOLD: u32 = 3;
 
 impl Port {
@@ -41,7 +41,7 @@ impl Port {
         state.declined = Some(reason);
     }
 
-    /// Says what a VMM did, if it may be said now.
+    /// Logs what a VMM did, if the limit allows it.
     pub(crate) fn warn(&self, what: &str) {
         if let Some(left_out) = self.may_say() {
             tracing::warn!(port = %self.config.name, "{what}{left_out}");

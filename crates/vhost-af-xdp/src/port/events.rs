@@ -1,5 +1,4 @@
-//! What the [journal](crate::journal) is told of a port: how the picture that its thread shows differs from the one
-//! before.
+//! Events of a port for the [journal](crate::journal): the differences between its snapshots.
 
 use super::reasons::Impaired;
 use super::snapshot::PortSnapshot;

@@ -1,4 +1,4 @@
-//! The features that are between VMM and back end alone, beside those of the device.
+//! The features between VMM and back end alone, besides those of the device.
 
 use device::features::F_CTRL_GUEST_OFFLOADS;
 
@@ -12,7 +12,7 @@ pub(crate) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Features that are between VMM and back end alone.
 pub(crate) const TRANSPORT: u64 = F_LOG_ALL | F_PROTOCOL_FEATURES;
 
-/// Features that rest on a control queue that the VMM passes on, beside those that VMMs serve themselves.
+/// Features that need a control queue that the VMM passes on, besides those that VMMs serve themselves.
 pub(crate) const PASSED_CONTROL: u64 = F_CTRL_GUEST_OFFLOADS;
 
 /// The features that such a port offers: the device's, and those of vhost-user.

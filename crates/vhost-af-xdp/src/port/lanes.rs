@@ -1,7 +1,7 @@
 //! Builds lanes: from two vrings, guest memory and what the frames go to.
 //!
-//! Everything that can fail or wait (memory, registration, bind) happens here, on the control
-//! thread; the worker gets a lane that is ready to breathe.
+//! Everything that can fail or wait (memory, registration, bind) happens here, on the control thread; the worker gets a
+//! lane that is ready to be polled.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ impl LaneError {
     }
 }
 
-/// Bytes of our own memory that a port of so many queue pairs appends to guest memory.
+/// Bytes of the daemon's memory that a port of `pairs` queue pairs appends to guest memory.
 pub(crate) fn private_bytes(placement: Placement, pairs: u16) -> usize {
     usize::from(pairs) * own_chunks(placement) * CHUNK_BYTES as usize
 }
@@ -101,7 +101,7 @@ fn receive_chunks(placement: Placement) -> usize {
     }
 }
 
-/// A lane, with what is to be known of it.
+/// A lane, and the facts about it.
 pub(crate) struct BuiltLane {
     pub(crate) lane: Box<dyn Lane>,
     pub(crate) facts: LaneFacts,
@@ -283,7 +283,7 @@ impl LaneParts<'_> {
         }
     }
 
-    /// Builds a lane of copy placement on a NIC that makes frames of so many bytes.
+    /// Builds a lane of copy placement on a NIC that makes frames of `frame_bytes`.
     fn build_null(self, guest: QueuePair, frame_bytes: u32) -> Result<BuiltLane, LaneError> {
         let chunks = Chunks::new(COPY_BYTES, SMALL_CHUNK, SEND_RING)?;
         let facts = LaneFacts::new(
@@ -345,7 +345,7 @@ impl LaneParts<'_> {
             "guest memory".to_owned(),
             self.csum(),
         );
-        // What comes into memory of ours has no header; it gets one when it is copied.
+        // Frames in the daemon's memory have no header; they get one when they are copied.
         let header_bytes = match self.placement {
             Placement::Direct => self.device.negotiated().header_bytes,
             Placement::SendDirect | Placement::Copy => 0,

@@ -1,5 +1,4 @@
-//! What a port's guest may send, how much it may send and get, and what the NIC tells of its frames: changed while it
-//! runs.
+//! Changes at run time: what a port's guest may send, its rates, and the hints of its frames.
 
 use std::sync::{Arc, PoisonError};
 
@@ -54,8 +53,8 @@ impl Port {
         self.filter.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Its guest may send and get what these rules allow from now on; it stays connected. When this returns that is so
-    /// for every frame that comes. Counters begin anew, unless the rules are what they were.
+    /// Sets the filter rules; the guest stays connected. On return they apply to every frame. Counters restart at 0,
+    /// unless the rules are the same.
     pub(crate) fn set_filter(self: &Arc<Self>, config: &Filter) {
         if self.filter.lock().unwrap_or_else(PoisonError::into_inner).0 == *config {
             return;
@@ -89,8 +88,8 @@ impl Port {
         let _ = self.ask(Task::Change, change);
     }
 
-    /// What the NIC tells of its frames from now on; its guest stays connected, and no frame is lost. When this returns
-    /// that is so, or will be as soon as the steward is back.
+    /// Sets the hints of its frames; the guest stays connected, and no frame is lost. On return they are in effect, or
+    /// will be as soon as the steward is back.
     /// Errors: the steward refuses it; then all is as it was before.
     pub(crate) fn set_hints(self: &Arc<Self>, hints: HintsConfig) -> Result<(), InterfaceError> {
         let change = move |port: &Arc<Self>, state: &mut PortState| {
@@ -108,12 +107,12 @@ impl Port {
         self.ask(Task::Change, change).unwrap_or(Ok(()))
     }
 
-    /// What the NIC is to tell of its frames.
+    /// The requested hints.
     pub(crate) fn hints(&self) -> HintsConfig {
         *self.hints.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the lanes of its queues what stands before their frames.
+    /// Sends the lanes of its queues the metadata of their frames.
     pub(super) fn teller(&self, state: &PortState) -> impl FnMut(u32, &XdpMetadata) {
         move |queue, metadata| {
             let first = self.config.nic.queues().map(|queues| queues.start_queue);
@@ -124,7 +123,7 @@ impl Port {
         }
     }
 
-    /// Addresses that it has in its network beside its own, in order.
+    /// Learned addresses of the port in its network, in order.
     pub(crate) fn learned(&self) -> Vec<FdbKey> {
         self.attached_to.learned()
     }
@@ -134,13 +133,12 @@ impl Port {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What its lanes go by, where no network knows it.
+    /// The source guard of its lanes, outside of networks.
     pub(super) fn guard(&self) -> Option<Guard> {
         self.guard.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Its guest may say of itself what that allows, from now on; it stays connected. When this returns that is so. Of
-    /// a port of a network its network knows that.
+    /// Sets the source guard; the guest stays connected. On return it is in effect. In a network the FDB has it.
     pub(crate) fn set_guard(self: &Arc<Self>, config: &PortConfig) {
         let (guard, rules) = (config.guard(), config.keys.policy());
         let change = move |port: &Arc<Self>, state: &mut PortState| {

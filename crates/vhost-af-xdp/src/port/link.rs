@@ -1,14 +1,13 @@
 //! A port's interface: how it is followed, and the thread that watches it.
 //!
-//! Another MTU is followed pair by pair ([`Session::follow_mtu`]): each look sets up one queue anew that does not do
-//! for it, and another look follows at once. What a queue was opened for is kept with the queue, so there is no other
-//! note of how far that is. Between two looks comes whatever else is to be done: a guest that resets its device, the
-//! end of the daemon, an interface that is gone; and each look goes by the MTU that is there then.
+//! Another MTU is followed pair by pair ([`Session::follow_mtu`]): each look sets up one unsuitable queue again, and
+//! another look follows at once. The queue itself has the configuration that it was opened with, so there is no other
+//! record of the progress. Other work runs between two looks: a guest that resets its device, the end of the daemon, an
+//! interface that is gone; and each look uses the MTU at that time.
 //!
 //! [`Session::follow_mtu`]: super::session::Session::follow_mtu
 //!
-//! Who looks: the thread of the port's session, and while there is none the one that looks at those of all ports
-//! ([`super::watch`]).
+//! The port's session thread looks, and without a session the thread that checks all ports ([`super::watch`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -30,16 +29,16 @@ const BUSY: Duration = Duration::from_millis(20);
 /// When an interface is looked at again, at the latest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Again {
-    /// Queues are being set up anew one by one.
+    /// Queues are being set up again one by one.
     AtOnce,
     /// Something could not be set up, and is tried again then.
     At(Instant),
-    /// When something is told of it.
+    /// At the next report about it.
     Told,
 }
 
 impl Port {
-    /// Asks what the program counted and how it is attached, for `status`; `deadline`: no longer than until then.
+    /// Requests the program's counters and attachment, for `status`; waits until `deadline` at most.
     pub(crate) fn sample(&self, deadline: Instant) {
         let snapshot = self.published.snapshot();
         let interface = snapshot.and_then(|snapshot| snapshot.interface.as_ref()?.itself.upgrade());
@@ -57,8 +56,8 @@ impl Port {
         self.looks.note(again.flatten());
     }
 
-    /// The same by the thread that looks at all, which waits for no turn: a port with a session is looked at by the
-    /// thread of the session, one whose turn lasts is looked at later.
+    /// The same for the thread that checks all ports, which does not wait for the lock: the session thread checks a
+    /// port with a session, and a port whose lock is held is checked later.
     pub(crate) fn look_if_due(self: &Arc<Self>) {
         if !self.looks.is_due() {
             return;
@@ -93,12 +92,12 @@ impl Port {
         match again {
             Again::AtOnce => Some(now),
             Again::At(due) => Some(due),
-            // What a steward tells while another thread waits for its answer, that thread reads.
+            // While another thread waits for the steward's answer, that thread reads its reports.
             Again::Told => lease.map(|_| now + RETRY),
         }
     }
 
-    /// The uplink of its network changed: lanes go by what it is now, without a pause, and the VMM is told.
+    /// The uplink of its network changed: applies its state to the lanes, without a pause, and informs the VMM.
     pub(crate) fn network_changed(self: &Arc<Self>) {
         self.post(Task::Link, |port, state| {
             let Some(attachment) = port.attachments(None).into_iter().next() else {
@@ -152,7 +151,7 @@ impl Port {
         }
         match (follows, &state.impaired) {
             (true, _) => Again::AtOnce,
-            // Nobody tells when a leased interface is back.
+            // No event reports that a leased interface is back.
             (false, Some(_)) => {
                 let now = Instant::now();
                 // A look that finds no interface is not counted as an attempt, so this time may have passed.
@@ -207,8 +206,7 @@ impl Port {
         }
     }
 
-    /// The interface is there; takes note of what changed on it. True if a queue was set up anew for another MTU: there
-    /// may be more.
+    /// Applies changes of the present interface. True if a queue was set up again for another MTU: there may be more.
     fn adapt(&self, state: &mut PortState, interface: &Interface, link: &Link) -> bool {
         if interface.steering.is_away() {
             return false;
@@ -255,7 +253,7 @@ impl Port {
         follows
     }
 
-    /// Lets lanes go on with the tap that there is now; false: the interface is given up, as another mode may be had.
+    /// Gives lanes the present tap; false: the interface is given up, because another mode may be available.
     fn follow_tap(&self, state: &mut PortState, interface: &Interface) -> bool {
         match interface.open_tap() {
             Ok(true) => self.restart_lanes(state),
@@ -276,7 +274,7 @@ impl Port {
         true
     }
 
-    /// Lets lanes go on with the interface's MTU as it is now; whether a queue was set up anew for that.
+    /// Applies the interface's MTU to lanes; returns whether a queue was set up again for that.
     fn follow_mtu(&self, state: &mut PortState) -> bool {
         let attachment = self.attachments(state.interface.as_ref());
         let Some(session) = &mut state.session else {

@@ -1,9 +1,9 @@
 //! Logs which kinds of frames a port loses: the first of each kind in a session, with what was wrong.
 //!
-//! Workers count and never log. A thread of the daemon's looks at the counters of all ports now and then
-//! (`port_watch.rs`), and the port's own thread when a session ends; so a line comes up to two seconds late. What
-//! [`LogLimit`] does not allow is logged at a later look, if the session goes on so long. What sockets, programs and
-//! networks count is logged by `other_losses.rs`.
+//! Workers count and never log. A thread of the daemon reads the counters of all ports now and then (`port_watch.rs`),
+//! and the port's own thread when a session ends; so a line may be two seconds late. A line that [`LogLimit`] does not
+//! allow is logged at a later look, if the session lasts so long. `other_losses.rs` logs the losses of sockets,
+//! programs and networks.
 
 use std::sync::Arc;
 
@@ -39,8 +39,8 @@ impl Losses {
         }
     }
 
-    /// Kinds of loss that are to be logged now, each with its number of frames: not logged in this session yet, and
-    /// allowed by the limit.
+    /// Kinds of loss to log now, each with its number of frames: not logged in this session yet, and allowed by the
+    /// limit.
     fn first(&mut self, now: &[Reading]) -> Vec<(Reading, u64)> {
         self.before.resize(now.len(), 0);
         let mut first = Vec::new();

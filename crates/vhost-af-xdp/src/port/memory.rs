@@ -1,12 +1,11 @@
 //! A session's memory table: what the VMM shared, as a map.
 //!
-//! The table changes as a whole (SET_MEM_TABLE) or by slots (ADD_MEM_REG, REM_MEM_REG). Either way
-//! a new [`MemoryMap`] is made and the old one lives until the last lane on it is gone; lanes are
-//! stopped around a change by the session.
+//! The table changes as a whole (SET_MEM_TABLE) or by slots (ADD_MEM_REG, REM_MEM_REG). Either way a new [`MemoryMap`]
+//! is made and the old one exists until the last lane on it is gone; the session stops lanes around a change.
 //!
-//! Memory that is not shared is the commonest mistake in setting up vhost-user: the VMM maps the
-//! file privately, the guest writes to its own copies and we would watch rings that never move.
-//! The peer's /proc/PID/maps tells, where it may be read ([`MemoryTable::check_shared`]).
+//! Memory that is not shared is the commonest mistake in setting up vhost-user: the VMM maps the file privately, the
+//! guest writes to its own copies, and the daemon would watch rings that never move. The peer's /proc/PID/maps shows
+//! it, where it may be read ([`MemoryTable::check_shared`]).
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -64,11 +63,11 @@ impl From<&Region> for RegionKey {
 
 pub(crate) struct MemoryTable {
     map: Option<Arc<MemoryMap>>,
-    /// Its watch is told when memory of this table vanishes under us.
+    /// Its watch is notified when memory of this table vanishes.
     files: Watched,
     /// Bytes of our own behind the guest's: the bounce area.
     private_bytes: usize,
-    /// The VMM's process, if the kernel tells.
+    /// The VMM's process, if known.
     peer: Option<i32>,
 }
 
@@ -170,7 +169,7 @@ impl MemoryTable {
             .collect()
     }
 
-    /// Looks up how the VMM itself maps its memory, or lets the helper do it. Says nothing where neither may.
+    /// Looks up how the VMM itself maps its memory, or asks the helper. Passes if neither may look.
     fn check_shared(&self, regions: &[Region]) -> Result<(), MemoryError> {
         let Some(pid) = self.peer else { return Ok(()) };
         let files: Vec<_> = regions

@@ -57,10 +57,10 @@ use crate::switch::workers::Workers;
 use model::config::Policy;
 use steward::log_limit::{LeftOut, LogLimit};
 
-/// How long a daemon that starts waits for a queue that is taken. The kernel gives up that of one that was killed under
+/// How long a starting daemon waits for a queue that is taken. The kernel releases the queue of a killed process under
 /// the lock of all network configuration (`xp_release_deferred`, net/xdp/xsk_buff_pool.c), for which it may have to
-/// wait: more than 5 s where other work makes and removes interfaces all the while. Nobody waits for the daemon
-/// meanwhile but who starts it.
+/// wait: more than 5 s where other work makes and removes interfaces all the while. Only the process that starts the
+/// daemon waits for it.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What is changed in turns; see the module's head.
@@ -75,15 +75,15 @@ pub(crate) struct PortState {
     pub(crate) link_down: bool,
     /// When what its interface lacks is tried again.
     pub(super) retry: PortRetry,
-    /// VMMs are told what is offered, and leave.
+    /// VMMs read the offered features, and leave.
     pub(crate) declined: Option<Impaired>,
-    /// Sessions in a row that ended where the VMM was told what is offered.
+    /// Sessions in a row that ended after the VMM read the offered features.
     pub(super) declines: u32,
     /// When the session began.
     pub(super) began: Option<Instant>,
     /// The daemon ends; nothing is set up any more.
     over: bool,
-    /// What the VMM was told last when it was refused.
+    /// The last refusal that the VMM got.
     refusal: Option<String>,
     fault: FaultCell,
     /// A VMM made its call eventfd block: none is taken any more.
@@ -160,7 +160,7 @@ pub(crate) enum AttachedTo {
 }
 
 impl AttachedTo {
-    /// Addresses that a port of a network has beside its own, in order.
+    /// Learned addresses of a port of a network, in order.
     fn learned(&self) -> Vec<FdbKey> {
         match self {
             Self::Network(end) => end.learned(),
@@ -189,17 +189,17 @@ pub(crate) struct Port {
     state: TicketLock<PortState>,
     /// How much its guest may send and get.
     limits: Mutex<PortLimits>,
-    /// What the guest may send, where no network says it.
+    /// The source guard, outside of networks.
     guard: Mutex<Option<Guard>>,
-    /// Which frames it may send and gets: as it was said, and compiled.
+    /// The filter rules: as configured, and compiled.
     filter: Mutex<(Filter, PortFilter)>,
-    /// What the NIC is to tell of its frames.
+    /// The requested hints.
     hints: Mutex<HintsConfig>,
-    /// The same as `status` shows it.
+    /// The same, for `status`.
     rules: Mutex<Policy>,
     /// Which kinds of lost frames were logged.
     losses: Mutex<Losses>,
-    /// What VMMs can make the port say.
+    /// Limits log lines that VMMs can cause.
     lines: Mutex<LogLimit>,
     /// See [`PortContext::lines`].
     direct_lines: Mutex<LogLimit>,
@@ -215,13 +215,13 @@ pub(crate) struct Port {
     served: AtomicBool,
     /// Nothing changes any more.
     ended: AtomicBool,
-    /// Raised when the port is to go while the daemon stays.
+    /// Raised when the port is removed while the daemon runs.
     pub(crate) removed: Alarm,
 }
 
 impl Port {
-    /// Opens every queue, with the memory that it will need: a queue that is missing or taken, or a limit of memory
-    /// that is too low, is said at the start and not when the guest boots.
+    /// Opens every queue, with the memory that it will need: a missing or taken queue, or too low a limit of memory, is
+    /// reported at the start and not when the guest boots.
     /// Errors: what will not work later either, naming the remedy.
     pub(crate) fn open_queues(&self) -> Result<(), LaneError> {
         let deadline = Instant::now() + START_TIMEOUT;
@@ -252,7 +252,7 @@ impl Port {
             .lock(self.state.take_ticket(), |state| state.interface.clone())
     }
 
-    /// Lets others see the port.
+    /// Publishes the port.
     pub(crate) fn start(self: &Arc<Self>) {
         self.ask(Task::Change, |_, _| ());
     }
@@ -297,7 +297,7 @@ impl Port {
         Ok(Arc::new(port))
     }
 
-    /// Leaves what is to be seen of the state, and notes what is different from before.
+    /// Publishes a snapshot of the state, and records events for its changes.
     fn show(&self, state: &PortState) {
         let snapshot = state.snapshot();
         events::note(&self.name, self.published.snapshot().as_deref(), &snapshot);
@@ -402,7 +402,7 @@ impl Port {
         }
     }
 
-    /// Queues cannot be set up; said when the reason is another than before.
+    /// Queues cannot be set up; logged when the reason changes.
     fn impair(&self, state: &mut PortState, why: String) {
         let impaired = Some(Impaired::Queues(why));
         if state.impaired != impaired
@@ -450,9 +450,9 @@ impl Port {
         });
     }
 
-    /// Ends the port, and gives its queues back: its VMM is disconnected, and nobody else is served.
+    /// Ends the port, and returns its queues: its VMM is disconnected, and no other is served.
     pub(crate) fn remove(self: &Arc<Self>) {
-        // First: who is disconnected and comes back finds nobody.
+        // First: a VMM that reconnects must find no socket.
         self.removed.raise();
         self.post(Task::End, |port, state| {
             if let Some(session) = &mut state.session {
@@ -484,7 +484,7 @@ impl Port {
         self.served.store(is_served, Release);
     }
 
-    /// What VMMs can make the port say is said now, and how much was left out before.
+    /// Whether a line that VMMs can cause may be logged now, with the number of lines left out before.
     fn may_say(&self) -> Option<LeftOut> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).allow()
     }
@@ -500,19 +500,19 @@ impl Port {
         Some(queues.start_queue + u32::try_from(pair).ok()?)
     }
 
-    /// MAC address told to the guest.
+    /// The guest's MAC address.
     pub(crate) fn mac(&self) -> [u8; 6] {
         mac_of(&self.config)
     }
 }
 
-/// MAC address told to the guest of a port.
+/// The MAC address of the guest of a port.
 pub(crate) fn mac_of(config: &PortConfig) -> [u8; 6] {
     config.mac.unwrap_or_else(|| stable_mac(config))
 }
 
-/// A locally administered address that is the same at every start, whatever the other options are: FNV-1a of where the
-/// port is.
+/// A locally administered address that is the same at every start, whatever the other options are: FNV-1a of the port's
+/// place.
 fn stable_mac(config: &PortConfig) -> [u8; 6] {
     let text = match &config.nic {
         NicConfig::Interface(PortQueues {
@@ -524,6 +524,6 @@ fn stable_mac(config: &PortConfig) -> [u8; 6] {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     let [_, _, _, a, b, c, d, e] = hash.to_be_bytes();
-    // Bit 1 of the first byte: locally administered; bit 0 clear: one station (IEEE 802).
+    // Bit 1 of the first byte: locally administered; bit 0 clear: unicast (IEEE 802).
     [0x02, a, b, c, d, e]
 }

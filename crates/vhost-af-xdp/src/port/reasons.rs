@@ -1,4 +1,4 @@
-//! How a port stands, and why, in types. The sentences that the log, `status` and its JSON have of it are made here.
+//! States of a port and their reasons, as types. The sentences of the log, `status` and its JSON are made here.
 
 use std::fmt;
 use std::time::Duration;
@@ -70,7 +70,7 @@ impl Closed {
     }
 }
 
-/// What a session was like that is over.
+/// How a session was, after its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// The VMM or its guest did wrong.
@@ -86,7 +86,7 @@ pub(crate) enum Ended {
 /// A VMM that came while another was there, and was refused.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TurnedAway {
-    /// Its process, if the kernel tells.
+    /// Its process, if known.
     pub(crate) second: Option<i32>,
     /// That of the one that is there.
     pub(crate) first: Option<i32>,

@@ -1,4 +1,4 @@
-//! A port's sessions: their begin, what VMMs ask for, their end.
+//! A port's sessions: their start, VMMs' requests, their end.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,7 +25,7 @@ const SMALLEST_MTU: u64 = 68;
 /// What the end of a session leaves to do.
 pub(super) struct SessionEnd {
     ended: Ended,
-    /// Error eventfds to write to: the VMM is told of the guest's fault.
+    /// Error eventfds to write to: they report the guest's fault to the VMM.
     errors: Vec<OwnedFd>,
 }
 
@@ -89,15 +89,15 @@ impl Port {
         }
     }
 
-    /// The connection is over, for the reason that a guest's fault or a refusal tell, else for the one that is `seen`.
+    /// The connection ended, because of a guest's fault or a refusal, otherwise for the reason `seen`.
     pub(crate) fn end_session(self: &Arc<Self>, seen: Closed) -> Ended {
         let ended = self.ask(Task::Disconnect, move |port, state| port.end(state, seen));
-        // A port that has ended has no more to say.
+        // A port that has ended reports nothing.
         let SessionEnd { ended, errors } = ended.unwrap_or(SessionEnd {
             ended: Ended::Wrong,
             errors: Vec::new(),
         });
-        // Neither in a turn nor by a worker: each may take a while, whatever flag we set.
+        // Neither under the lock nor by a worker: each may take a while, whatever flags the descriptor has.
         for error in errors {
             let _ = interrupt::write(&error, &self.workers.watcher);
         }
@@ -122,7 +122,7 @@ impl Port {
         }
         state.barred |= matches!(fault, Some(Fault::CallBlocks));
         let closed = match (fault, state.refusal.take()) {
-            // What a worker read afterwards were zeros, and whatever it said of them is not the cause.
+            // A worker read zeros afterwards, so a fault that it found in them is not the cause.
             _ if lost_memory => Closed::MemoryTruncated,
             (Some(fault), _) => Closed::Guest(fault),
             (None, Some(refusal)) => Closed::Refused(refusal),
@@ -170,7 +170,7 @@ impl Port {
             .interface
             .as_ref()
             .is_some_and(|interface| interface.steering.is_away());
-        // Nor what the interface's MTU does not let be opened; see `restart_lanes`.
+        // Nor what the interface's MTU does not allow; see `restart_lanes`.
         let unfit = self.check_mtu(state).err();
         let attachment = self.attachments(state.interface.as_ref());
         let context = PortContext {
@@ -214,7 +214,7 @@ impl Port {
         }
     }
 
-    /// NET_SET_MTU: whether the guest may be told an MTU of so many bytes.
+    /// NET_SET_MTU: whether the guest may have this MTU, in bytes.
     pub(crate) fn check_guest_mtu(self: &Arc<Self>, mtu: u64) -> Result<(), SessionError> {
         let limit = self.config_space().mtu;
         if (SMALLEST_MTU..=limit.into()).contains(&mtu) {

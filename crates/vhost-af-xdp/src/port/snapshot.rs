@@ -28,7 +28,7 @@ const LONG: Duration = Duration::from_secs(1);
 pub(crate) struct PortSnapshot {
     pub(crate) session: Option<SessionSnapshot>,
     pub(crate) interface: Option<InterfaceSnapshot>,
-    /// MTU told to the guest, bytes.
+    /// The guest's MTU, bytes.
     pub(crate) mtu: u32,
     pub(crate) impaired: Option<Impaired>,
     pub(crate) last_closed: Option<Closed>,
@@ -68,7 +68,7 @@ struct State {
     snapshot: Option<Arc<PortSnapshot>>,
     /// What the turn is for that lasts, and since when.
     busy: Option<(Task, Instant)>,
-    /// What was said to a VMM that came while another was there.
+    /// The answer to a VMM that connected while another was there.
     turned_away: Option<TurnedAway>,
 }
 
@@ -97,7 +97,7 @@ impl Published {
         (state.snapshot, state.busy) = (Some(snapshot), None);
     }
 
-    /// What was said last to a VMM that came while the present one was there.
+    /// The last answer to a VMM that connected while the present one was there.
     pub(crate) fn turned_away(&self) -> Option<TurnedAway> {
         self.state().turned_away
     }

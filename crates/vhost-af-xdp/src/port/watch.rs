@@ -1,12 +1,12 @@
-//! When the interfaces of ports are looked at, and by whom.
+//! When the interfaces of ports are checked, and by which thread.
 //!
-//! One thread waits for all that tells of interfaces: rtnetlink, the leases of ports, and times to look again. It looks
-//! at the interfaces of ports that have no session, one after the other, and does not wait for a turn. A look at the
-//! interface of a port with a session may rebuild its lanes, and so wait for its VMM: that is left to the thread of the
-//! session, which is woken by an event.
+//! One thread waits for all reports about interfaces: rtnetlink, the leases of ports, and retry times. It checks the
+//! interfaces of ports without a session, one after the other, and does not wait for a port's lock. A check of the
+//! interface of a port with a session may rebuild its lanes, and so wait for its VMM: the session thread does that, and
+//! an event wakes it.
 //!
-//! Leases are watched by epoll, which keeps none alive: what is closed is not watched any more. Each is told of once,
-//! until the next look.
+//! epoll watches leases, and keeps none open: a closed one is not watched any more. Each is reported once, until the
+//! next check.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -22,7 +22,7 @@ use steward::links::Changes;
 
 use crate::nic::wakers::Event;
 
-/// What is waited for beside leases, which have the numbers of their ports.
+/// Other events than those of leases, which have the numbers of their ports.
 const CHANGES: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
@@ -37,7 +37,7 @@ pub(crate) struct Watch {
 pub(crate) struct Came {
     /// Some interface changed.
     pub(crate) changes: bool,
-    /// The ports whose leases have something to tell, by number.
+    /// The ports whose leases have reports, by number.
     pub(crate) leases: Vec<u64>,
 }
 
@@ -79,10 +79,10 @@ pub(crate) struct Looks {
     watch: Arc<Watch>,
     /// The port's number there.
     pub(crate) port: u64,
-    /// It is to be looked at by the thread of the session.
+    /// The session thread has to check it.
     event: Event,
     wanted: AtomicBool,
-    /// When it is to be looked at, at the latest.
+    /// The time of the next check, at the latest.
     due: Mutex<Option<Instant>>,
     /// How often interfaces changed. Nothing is published through it.
     changes: AtomicU32,
@@ -101,7 +101,7 @@ impl Looks {
         })
     }
 
-    /// It is to be looked at soon.
+    /// Makes a check happen soon.
     pub(crate) fn retry(&self) {
         self.wanted.store(true, Relaxed);
         self.watch.wake.tell();
@@ -123,18 +123,18 @@ impl Looks {
         self.wanted.load(Relaxed) || self.due().is_some_and(|due| due <= Instant::now())
     }
 
-    /// When it will be, if nothing is told before.
+    /// The time of the next check, if no report comes before.
     pub(crate) fn next(&self) -> Option<Instant> {
         *self.due()
     }
 
-    /// The thread of the session is to look.
+    /// Wakes the session thread for a check.
     pub(super) fn hand_over(&self) {
         self.forget();
         self.event.tell();
     }
 
-    /// A look begins: what was told before is seen by it.
+    /// A check begins, which covers all earlier reports.
     pub(super) fn forget(&self) {
         self.wanted.store(false, Relaxed);
         *self.due() = None;
@@ -153,7 +153,7 @@ impl Looks {
         }
     }
 
-    /// Waits for what the lease tells, once.
+    /// Waits for one report of the lease.
     pub(super) fn watch_lease(&self, lease: BorrowedFd<'_>) {
         let (data, flags) = (
             epoll::EventData::new_u64(self.port),
@@ -170,7 +170,7 @@ impl Looks {
 }
 
 impl AsFd for Looks {
-    /// Readable when the thread of the session is to look.
+    /// Readable when the session thread has to check.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }

@@ -1,12 +1,12 @@
-//! An event that is raised once, for all who wait for it beside something else.
+//! An event that is raised once, for all threads that wait for it together with other descriptors.
 //!
-//! The end of a session: a worker that finds a fault must not end the connection itself. The kernel goes through all
-//! who wait for the VMM's end of it, with interrupts off, and a VMM may have a million of them (epoll; 200 ms were
-//! seen). So it writes to an eventfd of ours, for which the port's own thread waits beside the connection.
+//! The end of a session: a worker that finds a fault must not end the connection itself. The kernel visits all waiters
+//! for the VMM's end of it, with interrupts off, and a VMM may have a million of them (epoll; 200 ms were seen). So it
+//! writes to an eventfd of the daemon, which the port's own thread polls together with the connection.
 //!
-//! The end of a port: nobody is accepted any more.
+//! The end of a port: it accepts no VMM any more.
 //!
-//! The end of the daemon: nobody waits for a steward's answer any more.
+//! The end of the daemon: no thread waits for a steward's answer any more.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +20,7 @@ use rustix::io::retry_on_intr;
 pub(crate) struct Alarm(Arc<OwnedFd>);
 
 impl Alarm {
-    /// One that nobody has raised.
+    /// One that is not raised.
     pub(crate) fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self(Arc::new(event)))
@@ -28,7 +28,7 @@ impl Alarm {
 
     /// Raises it. One system call, which does not wait: a signal handler may do it, too.
     pub(crate) fn raise(&self) {
-        // Never full: nobody writes as often as that.
+        // Never full: that takes 2^64 writes.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 
@@ -61,7 +61,7 @@ impl Alarm {
         self.await_any(&[connection.as_fd()], false).map(drop)
     }
 
-    /// Whether somebody did; it stays so.
+    /// Whether it was raised; that is final.
     pub(crate) fn is_raised(&self) -> bool {
         let now = Timespec::default();
         poll(&mut [PollFd::new(&*self.0, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)

@@ -10,20 +10,20 @@
 //!     to the user that the daemon becomes, and nothing else. Its listening socket has no name in the file system: the
 //!     daemon reaches it through a descriptor ([`Helper::steward`]);
 //!  2. removes the daemon's socket files when the daemon ends, however it ends, if they are still those that it bound;
-//!  3. looks whether a VMM shares its guest's memory (/proc/PID/maps), which landlock keeps from the daemon. It is
-//!     passed the VMM's connection, and looks at the process at its other end, and only if the connection is one of
-//!     the daemon's vhost-user sockets. With each address comes the file that the VMM passed for it, and the answer is
-//!     about private mappings of that file only: an attacker who took the daemon over, and has no other files, must not
-//!     learn where a VMM has its program, its libraries or its heap. A VMM whose memory map cannot be read because it
-//!     has locked it delays its own answer: each question is answered by a thread of its own, and
-//!     the daemon waits for no answer longer than two seconds.
+//!  3. checks whether a VMM shares its guest's memory (/proc/PID/maps), which landlock keeps from the daemon. It gets
+//!     the VMM's connection, and looks at the process at its other end, and only if the connection is one of the
+//!     daemon's vhost-user sockets. Each address comes with the file that the VMM passed for it, and the answer covers
+//!     private mappings of that file only: an attacker who took the daemon over, and has no other files, must not learn
+//!     where a VMM has its program, its libraries or its heap. A VMM whose memory map cannot be read because it has
+//!     locked it delays its own answer only: each query has a thread of its own, and the daemon waits for no answer
+//!     longer than two seconds.
 //!
-//!  4. reads the daemon's file again, if it has one, judges ports that are to be beside those of the file, and makes
-//!     the sockets of new ones ([`requests`]).
+//!  4. reads the daemon's file again, if it has one, validates ports that are added to those of the file, and makes the
+//!     sockets of new ones ([`requests`]).
 //!
-//! Both hold an end of a socket pair, and each notices by it that the other is gone. The helper then ends after its
-//! work is done; a daemon whose helper dies ends with an error if its queues were leased from it, because the program
-//! went along.
+//! Both hold an end of a socket pair, which shows each of them when the other is gone. The helper then ends after its
+//! work is done; a daemon whose helper dies ends with an error if it leased its queues from it, because the program is
+//! gone, too.
 //!
 //! It runs as the daemon was started; root's is limited to the capabilities that it needs
 //! ([`capabilities::OF_A_KEEPER`]).
@@ -67,22 +67,22 @@ use program::handed::{close_all_on_exec, taken};
 pub(crate) use queries::private_address;
 pub(crate) use requests::{AddedPorts, RequestError, Requests, Validator};
 
-/// How long the helper may take to end after the daemon said so.
+/// How long the helper may take to end after the daemon has closed its end.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long its steward may take to go by another policy.
+/// How long its steward may take to apply another policy.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What it is to do.
+/// The helper's configuration.
 #[derive(Debug)]
 pub(crate) struct HelperOptions<'a> {
     /// It is a steward.
     pub(crate) is_steward: bool,
     /// What that gives at first.
     pub(crate) leases: &'a [Queues],
-    /// To that user, with that group.
+    /// The user of the leases, and the group.
     pub(crate) user: u32,
     pub(crate) group: u32,
-    /// Its sockets may poll the driver, so many frames at a time at most.
+    /// Its sockets may poll the driver, at most this many frames at a time.
     pub(crate) busy_poll: Option<u16>,
     /// Sockets to remove in the end.
     pub(crate) files: &'a [PathBuf],
@@ -94,7 +94,7 @@ pub(crate) struct HelperOptions<'a> {
     pub(crate) state: Option<&'a Path>,
     /// Where sockets may be made by it.
     pub(crate) directories: &'a [PathBuf],
-    /// There may be ports beside those of the file.
+    /// Ports may be added to those of the file.
     pub(crate) changes: bool,
 }
 
@@ -138,7 +138,7 @@ pub(crate) struct Helper {
     end: UnixStream,
     /// Keeps the way to the private steward open.
     steward: Option<OwnedFd>,
-    /// Where is asked what the daemon's file takes, if it has one.
+    /// The way for requests about the daemon's file, if it has one.
     requests: Option<Arc<Requests>>,
     ending: Arc<AtomicBool>,
 }
@@ -198,12 +198,12 @@ impl Helper {
         Some(PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())))
     }
 
-    /// Where is asked what the daemon's file takes, if it has one.
+    /// The way for requests about the daemon's file, if it has one.
     pub(crate) fn requests(&self) -> Option<Arc<Requests>> {
         self.requests.clone()
     }
 
-    /// Calls `gone` in a thread of its own when the helper ends before it was told to.
+    /// Calls `gone` in a thread of its own when the helper ends before the daemon ended it.
     pub(crate) fn watch(&self, gone: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let (mut end, ending) = (self.end.try_clone()?, Arc::clone(&self.ending));
         let body = move || {
@@ -236,7 +236,7 @@ fn message_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl Private {
-    /// Listens for this user, in a place that nobody else finds.
+    /// Listens for this user, at a path that no other process can find.
     fn listen(user: u32, group: u32) -> Result<Self, ListenError> {
         let directory = make_directory()?;
         let path = directory.join("steward");
@@ -318,17 +318,17 @@ fn parse_lease(text: &str) -> Result<Queues, String> {
     })
 }
 
-/// The helper's life. `validate`: of a daemon's file.
+/// Runs the helper. `validator`: for the daemon's file.
 pub(crate) fn run(args: HelperArgs, validator: Validator) -> anyhow::Result<()> {
     let (end, queries) = (taken(args.end)?, taken(args.queries)?);
-    // The daemon ends in order, then we do; a signal for the whole group is the daemon's.
+    // The daemon ends in order, then the helper does; a signal for the whole group is the daemon's.
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP, SIGQUIT] {
         signal_hook::flag::register(signal, Arc::clone(&ignored)).context("cannot handle signals")?;
     }
     let _ = rustix::thread::set_name(c"helper");
     let files = Arc::new(Files::of(args.remove));
-    // Before the rights go by which they are found.
+    // Before the helper drops the privileges to open them.
     let directories = Arc::new(Directories::open(&args.directories));
     if rustix::process::geteuid().is_root() {
         let further = match args.config {
@@ -366,7 +366,7 @@ pub(crate) fn run(args: HelperArgs, validator: Validator) -> anyhow::Result<()> 
         Some(listener) => {
             steward::server::raise_descriptor_limit();
             let policy = policy(args.user, args.lease, args.busy_poll);
-            // The program goes with the server, and with the last lease: nobody else could ask for more.
+            // The program is removed with the server, and with the last lease: no other process could ask for more.
             Server::new(policy, taken(listener)?)
                 .map(|server| server.with_linger(Duration::ZERO))
                 .and_then(|server| server.with_policies(others.asked, others.policies))
@@ -380,8 +380,8 @@ pub(crate) fn run(args: HelperArgs, validator: Validator) -> anyhow::Result<()> 
     served.context("the helper cannot wait for requests")
 }
 
-/// What lets a configuration count: the steward goes by it, if there is one here, and the sockets of what does not
-/// count any more are nobody's.
+/// Puts a configuration into force: the steward applies it, if there is one here, and the sockets of removed ports are
+/// removed.
 fn adopting(policies: Option<Policies>, vmm_sockets: &Arc<VmmSockets>, files: &Arc<Files>) -> Adopt {
     let (known, files) = (Arc::clone(vmm_sockets), Arc::clone(files));
     Box::new(move |config| {

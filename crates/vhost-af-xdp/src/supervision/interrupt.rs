@@ -1,22 +1,22 @@
 //! Ends a wait in write(2) on an eventfd of a VMM's.
 //!
-//! Call and error eventfds are the VMM's as well. We make them non-blocking, but that flag belongs to the open file:
-//! the VMM takes it off and fills the counter up, and who writes waits until the VMM reads, which may be never. Nothing
-//! that could be asked before the write would hold at the write, so the watchdog sends SIGURG to a thread that stays in
-//! one. Its handler does nothing; but a write that waits ends with EINTR (eventfd_write, fs/eventfd.c: interruptible,
-//! and no SA_RESTART here), and one that does not wait is never interrupted. A signal that comes before the write
-//! begins is lost; the next one, [`PERIOD`] later, is not.
+//! Call and error eventfds are the VMM's as well. The daemon makes them non-blocking, but that flag belongs to the open
+//! file: the VMM can clear it and fill the counter, and a writer waits until the VMM reads, which may be never. No
+//! check before the write would hold at the write, so the watchdog sends SIGURG to a thread that stays in one. Its
+//! handler does nothing; but a waiting write ends with EINTR (eventfd_write, fs/eventfd.c: interruptible, and no
+//! SA_RESTART here), and one that does not wait is never interrupted. A signal before the write begins is lost; the
+//! next one, [`PERIOD`] later, is not.
 //!
-//! Who writes:
+//! Writers:
 //!  - workers, for each call (`device/src/call.rs`). The watchdog cannot know that they write, so it sends the signal
-//!    to one that is awake and has finished no round between two looks, whatever it does. All else that a worker does
-//!    stands that: it waits in no other system call but ppoll, whose EINTR means to look again, and a kick that is
-//!    interrupted is done again ([`xsk`]'s `Kick`);
+//!    to one that is awake and has finished no round between two looks, whatever it does. All other work of a worker
+//!    tolerates that: it waits in no other system call but ppoll, whose EINTR means to look again, and an interrupted
+//!    kick is repeated ([`xsk`]'s `Kick`);
 //!  - control threads, with [`write`] alone: the calls of lanes that they stopped, and error eventfds. Only they get
 //!    the signal, and only while they are in there: their other system calls need not know of it.
 //!
-//! Threads that get the signal are there: workers live as long as the process, and a control thread leaves the list
-//! under the lock under which the signal is sent.
+//! Threads that get the signal exist: workers exist as long as the process, and a control thread leaves the list under
+//! the lock under which the signal is sent.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -35,7 +35,7 @@ use program::signal_handler;
 /// Between two looks whether a thread waits.
 pub(crate) const PERIOD: Duration = Duration::from_millis(20);
 
-/// Its default action is to do nothing, so one that comes from elsewhere does no harm either.
+/// Its default action is to do nothing, so one from elsewhere does no harm either.
 pub(super) const SIGNAL: libc::c_int = libc::SIGURG;
 
 /// Control threads that are in [`write`].
@@ -56,7 +56,7 @@ extern "C" fn nothing(_signal: libc::c_int, _info: *mut libc::siginfo_t, _contex
 
 /// Ends a wait of that thread, if it is in one.
 pub(crate) fn interrupt(thread: &JoinHandle<()>) {
-    // SAFETY: a thread whose handle is there has not been joined, so its number is valid.
+    // SAFETY: a thread with a handle has not been joined, so its number is valid.
     let _ = unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGNAL) };
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn write(event: &OwnedFd, watcher: &Watcher) -> bool {
     written != Err(Errno::INTR)
 }
 
-/// Whether somebody is in [`write`].
+/// Whether a control thread is in [`write`].
 pub(crate) fn has_writers() -> bool {
     !writers().is_empty()
 }
@@ -83,7 +83,7 @@ pub(crate) fn has_writers() -> bool {
 pub(crate) fn interrupt_writers() {
     for writing in writers().iter() {
         if writing.since.elapsed() >= PERIOD {
-            // SAFETY: who is in the list cannot leave `write` before we let go of it, so the thread is there.
+            // SAFETY: a thread in the list cannot leave `write` before this lock is released, so it exists.
             let _ = unsafe { libc::pthread_kill(writing.thread, SIGNAL) };
         }
     }

@@ -1,5 +1,5 @@
-//! What stands between the daemon and what a VMM can do to its threads: memory that vanishes, waits without end, and
-//! what the sandboxed process cannot do any more.
+//! Protection of the daemon's threads from VMMs: memory that vanishes, waits without end; and the helper process for
+//! work that the sandbox forbids.
 
 pub(crate) mod alarm;
 pub(crate) mod helper;

@@ -1,4 +1,4 @@
-//! Whether a VMM maps its guest's memory privately, as /proc/PID/maps tells (proc_pid_maps(5)).
+//! Whether a VMM maps its guest's memory privately, by /proc/PID/maps (proc_pid_maps(5)).
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};

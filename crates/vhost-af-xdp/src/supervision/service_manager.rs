@@ -1,4 +1,4 @@
-//! Tells a service manager that guests can come (sd_notify(3), `Type=notify` of a unit).
+//! Notifies a service manager that guests can connect (sd_notify(3), `Type=notify` of a unit).
 //!
 //! The daemon is in its sandbox by then, without paths: the socket is connected before.
 
@@ -8,7 +8,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Where that is told, if anywhere.
+/// The socket of the service manager, if there is one.
 pub(crate) struct ServiceManager(Option<UnixDatagram>);
 
 impl ServiceManager {
@@ -67,7 +67,7 @@ mod tests {
             assert_eq!(&said[..count], b"READY=1");
         }
         std::fs::remove_dir_all(directory).expect("ours");
-        // Nobody wants to know, or nobody is there: no harm.
+        // Without a service manager, or with one that is gone: no harm.
         ServiceManager::at(None).tell_ready();
         ServiceManager::at(Some("/nonexistent/notify".into())).tell_ready();
     }

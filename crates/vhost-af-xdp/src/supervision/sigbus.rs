@@ -1,25 +1,25 @@
 //! SIGBUS: guest memory that vanishes under us hurts only its own port.
 //!
-//! Theory of operation. Guest RAM is a file of the VMM's, mapped by us. A VMM can truncate it at any time (unless it
-//! sealed it), huge pages can run out, memory can fail; the next access to such a page is SIGBUS, whose default
+//! Theory of operation. Guest RAM is a file of the VMM, mapped by the daemon. A VMM can truncate it at any time (unless
+//! it sealed it), huge pages can run out, memory can fail; the next access to such a page is SIGBUS, whose default
 //! action ends the process with all its ports. So:
 //!
 //!  1. Each mapping of a file of the VMM's (guest memory, dirty log, inflight region) is entered in a static table,
 //!     before its first byte is touched and until it is unmapped: nothing maps one without a [`ForeignFiles`], which
 //!     [`Watched`] is.
 //!  2. The handler looks the fault's address up there. If it is in one, the whole mapping (the guest's part of a map)
-//!     is replaced by zero pages of our own (one mmap with MAP_FIXED; mappings lie back to back, so the range begins
-//!     and ends on the page size of whatever lies there), the session is flagged and its alarm raised, and the access
-//!     that faulted is done again, now on zeros.
+//!     is replaced by zero pages of the daemon (one mmap with MAP_FIXED; mappings are back to back, so the range begins
+//!     and ends on the page size of its neighbours), the session is flagged and its alarm raised, and the access that
+//!     faulted is repeated, now on zeros.
 //!  3. The control thread wakes by the alarm as after a guest's fault, and finds the flag: the port
 //!     closes as `memory-truncated`. Until then workers move zeros. Nothing looks at the flag per frame.
-//!  4. Any other address is a fault of ours: the default action, as if there were no handler.
+//!  4. Any other address is the daemon's own fault: the default action, as if there were no handler.
 //!
 //! The handler does system calls and atomics, nothing else (signal-safety(7)).
 //!
-//! Invariant: an entry that the handler finds stays valid while it runs. Who faults in a map holds the map, and with it
-//! the entry. Others may change hands meanwhile, and are passed over then: with the start of one owner and the length
-//! of another the handler could take memory of a third for the range that faulted ([`Entry::holds`]).
+//! Invariant: an entry that the handler finds stays valid while it runs. The faulting thread holds the map, and with it
+//! the entry. Others may get new owners meanwhile, and are skipped then: with the start of one owner and the length of
+//! another the handler could take memory of a third for the range that faulted ([`Entry::holds`]).
 
 #![allow(unsafe_code)]
 
@@ -37,14 +37,14 @@ use super::interrupt;
 use crate::supervision::alarm::Alarm;
 use program::signal_handler;
 
-/// What is said when a port closes for it.
+/// The reason when a port closes for it.
 pub(crate) const TRUNCATED: &str =
     "guest memory vanished: the VMM truncated the file behind it, or there was no (huge) page left for it";
 
 /// Most mappings at a time, of all ports: guest memory, log and inflight region, each twice while it changes.
 const MOST: usize = 4096;
 
-/// An entry: a range of guest memory and whom to tell. Free while `len` is 0 and `claimed` is not set.
+/// An entry: a range of guest memory and its watch. Free while `len` is 0 and `claimed` is not set.
 struct Entry {
     claimed: AtomicBool,
     /// How many owners it has had; counted before any other field is the new one's.
@@ -57,7 +57,7 @@ struct Entry {
 
 static ENTRIES: [Entry; MOST] = [const { Entry::free() }; MOST];
 
-/// Who is told when memory of a session vanishes.
+/// Notified when memory of a session vanishes.
 pub(crate) struct Watch {
     hit: AtomicBool,
     connection: Option<UnixStream>,
@@ -88,7 +88,7 @@ impl Watch {
 
     /// In the handler.
     fn tell(&self) {
-        // Published before the alarm that makes somebody look; see is_hit.
+        // Published before the alarm that makes a thread look; see is_hit.
         self.hit.store(true, Ordering::Release);
         if let Some(alarm) = &self.alarm {
             // std would set errno, which belongs to the code that was interrupted; rustix, by which it is raised, does
@@ -165,7 +165,7 @@ impl Entry {
     /// Fills it in; the caller has claimed it.
     fn enter(&self, start: usize, len: usize, watch: *mut Watch) {
         // Publishes that the last owner has withdrawn its length to `holds` that sees this count; the fence publishes
-        // the count to one that sees a field of ours. Without them `holds` could join fields of two owners.
+        // the count to one that sees a field of this owner. Without them `holds` could combine fields of two owners.
         self.owners.fetch_add(1, Ordering::Release);
         fence(Ordering::Release);
         self.watch.store(watch, Ordering::Relaxed);
@@ -216,8 +216,8 @@ fn replace(addr: usize) -> bool {
     let Some((entry, range)) = ENTRIES.iter().find_map(|entry| Some((entry, entry.holds(addr)?))) else {
         return false;
     };
-    // SAFETY: the range is the guest's part of a map that the faulting thread holds, see the head. Its bytes are
-    // read and written by raw copies and atomics only, which stand that others change them.
+    // SAFETY: the range is the guest's part of a map that the faulting thread holds, see the head. Its bytes are read
+    // and written by raw copies and atomics only, which allow others to change them.
     let replaced = unsafe {
         rustix::mm::mmap_anonymous(
             ptr::with_exposed_provenance_mut(range.start),

@@ -1,13 +1,14 @@
-//! Notices a worker that hangs, and names the port whose guest's memory it may wait for; of a cable, both ends.
+//! Detects a worker that hangs, and names the port whose guest's memory it may wait for; of a cable, both ends.
 //!
-//! Guest memory is a file of the VMM's, and a file system may stop to answer: the worker that touches it waits in the
-//! kernel, with all lanes that it has, and nothing that it could do would help. What can be done is to say it, to give
-//! new lanes to other workers, and to end in time when the daemon is told to (serve.rs).
+//! Guest memory is a file of the VMM, and a file system may stop answering: the worker that touches it waits in the
+//! kernel, with all its lanes, and the daemon cannot end that wait. It can report it, give new lanes to other workers,
+//! and end in time when it gets a signal (serve.rs).
 //!
-//! One thread looks at what workers show ([`crate::switch::progress`]), [`LOOK`] apart, and not at all while all sleep
-//! and nobody else writes to a VMM (interrupt.rs). One that went to sleep right after it had hung is looked at once
-//! more: else it would be said to hang until somebody wakes. A worker that is awake and has finished no round between
-//! three looks hangs: three, because after the whole process was stopped the watchdog may be the first to go on.
+//! One thread reads the workers' progress ([`crate::switch::progress`]), [`LOOK`] apart, and not at all while all sleep
+//! and no other thread writes to a VMM (interrupt.rs). A worker that went to sleep right after it had hung is read once
+//! more: otherwise it would be reported as hanging until some worker wakes. A worker that is awake and has finished no
+//! round between three looks hangs: three, because after the whole process was stopped the watchdog may be the first to
+//! continue.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,7 +60,7 @@ struct Watched {
 enum Change {
     None,
     Hangs(Instant),
-    /// It did, for so long.
+    /// It hung for this long.
     GoesOn(Duration),
 }
 
@@ -156,7 +157,7 @@ fn hang(change: &Change, activity: Activity, workers: &Workers) -> Option<Hang> 
     Some(Hang { since, ports })
 }
 
-/// For so long, ends waits of workers that are awake and have finished no round between two looks, and of control
+/// For `time`, ends waits of workers that are awake and have finished no round between two looks, and of control
 /// threads ([`interrupt`]). In memory that never answers this does nothing.
 fn interrupt_for(time: Duration, workers: &Workers) {
     let mut before: Vec<_> = workers.observe().collect();

@@ -55,7 +55,7 @@ impl Session {
         Ok(())
     }
 
-    /// Stops it; where it stands is kept.
+    /// Stops it; its position is kept.
     pub(super) fn stop_control(&mut self) {
         if let Some(queue) = self.control.take() {
             // It is there: a queue was made of it.
@@ -94,7 +94,7 @@ impl Session {
         }
     }
 
-    /// Lets lanes work by what a command changed.
+    /// Applies the changes of a command to lanes.
     fn follow(
         &mut self,
         change: Change,

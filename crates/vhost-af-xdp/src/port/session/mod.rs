@@ -1,9 +1,8 @@
 //! One connection of a VMM: what it negotiated, and the lanes that run because of it.
 //!
-//! A queue pair's lane runs while both its vrings are started (SET_VRING_KICK) and there is memory
-//! and an interface for it. Whatever would make what a lane stands on invalid (an interface that goes, a ring
-//! that is described anew) stops the lane first, which yields the exact vring bases, and starts it again
-//! afterwards from there:
+//! A queue pair's lane runs while both its vrings are started (SET_VRING_KICK) and there is memory and an interface for
+//! it. A change that would invalidate something that the lane uses (an interface that goes, a new description of a
+//! ring) stops the lane first, which yields the exact vring bases, and starts it again afterwards from there:
 //!
 //! ```text
 //!     vring started ∧ its partner started ─▶ start_pair ─▶ lane in a worker
@@ -105,12 +104,12 @@ pub(crate) struct PortContext<'a> {
     pub(crate) workers: &'a Workers,
     /// The port's name.
     pub(crate) name: &'a Arc<str>,
-    /// What is said of lanes because of what the VMM does with its memory.
+    /// Limits log lines of lanes that the VMM can cause with its memory.
     pub(crate) lines: &'a Mutex<LogLimit>,
     pub(crate) counters: &'a [Arc<PairCounters>],
     /// How much the guest may send and get.
     pub(crate) limits: PortLimits,
-    /// What the guest may send, where no network says it; `None`: what it likes.
+    /// The source guard, outside of networks; `None`: none.
     pub(crate) guard: Option<Guard>,
     /// Which frames it may send and gets.
     pub(crate) filter: PortFilter,
@@ -123,7 +122,7 @@ pub(crate) struct PortContext<'a> {
 /// Called, on another thread, when memory of that pair is registered: then [`Session::go_direct`] is worth a try.
 pub(crate) type OnRegistered = Arc<dyn Fn(usize) + Send + Sync>;
 
-/// Tells the VMM that it is to read the config space again.
+/// Makes the VMM read the config space again.
 pub(crate) type TellConfig = Box<dyn Fn() + Send>;
 
 /// A fault that a worker reported, until the end of the session takes note of it.
@@ -158,9 +157,9 @@ pub(crate) struct VmmConnection {
 /// How far a session came.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Reached {
-    /// The VMM asked what is offered.
+    /// The VMM has read the offered features.
     pub(crate) asked: bool,
-    /// The last that it asked is how many queue pairs there are.
+    /// Its last request was for the number of queue pairs.
     pub(crate) counted: bool,
     /// It took of that.
     pub(crate) took: bool,
@@ -180,14 +179,14 @@ pub(crate) struct Session {
     pub(crate) lanes: Vec<Option<ActiveLane>>,
     /// While it runs.
     control: Option<ControlQueue>,
-    /// Memory that is being registered for pairs whose lanes copy until then.
+    /// Memory in registration for pairs whose lanes copy until then.
     registering: Vec<Option<UnderWay>>,
     registered: OnRegistered,
     /// What this host lacks for the lane of a pair, until [`Self::take_shortage`].
     shortage: Option<String>,
     /// How far it came.
     pub(crate) reached: Reached,
-    /// Process that connected, if the kernel tells.
+    /// Process that connected, if known.
     pub(crate) peer: Option<i32>,
     connection: VmmConnection,
     fault: FaultCell,
@@ -274,7 +273,7 @@ impl Session {
         Ok(())
     }
 
-    /// SET_LOG_BASE: where writes to guest memory are to be noted, once VHOST_F_LOG_ALL is set.
+    /// SET_LOG_BASE: where writes to guest memory are logged, once VHOST_F_LOG_ALL is set.
     pub(crate) fn set_log(
         &mut self,
         range: FileRange,
@@ -283,8 +282,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         self.memory.check_log(range.bytes)?;
         let log = DirtyLog::open(file.as_fd(), range, self.memory.files())?;
-        // Kept until no lane has it: the VMM may have closed it, and then who lets go of it last frees it, page by
-        // page.
+        // Kept until no lane has it: the VMM may have closed it, and then its last user frees it, page by page.
         let before = self.log.replace(Arc::new(log));
         self.device.set_log(self.active_log().cloned());
         self.apply_log(context.workers);
@@ -292,7 +290,7 @@ impl Session {
         Ok(())
     }
 
-    /// GET_INFLIGHT_FD: a region for so many queues of so many entries.
+    /// GET_INFLIGHT_FD: a region for these queues.
     pub(crate) fn make_inflight(&self, queues: InflightQueues) -> Result<InflightFile, SessionError> {
         let InflightQueues { queues, size } = queues;
         // One more, for a control queue; beyond that it is only memory to waste.
@@ -317,7 +315,7 @@ impl Session {
         file: &OwnedFd,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        // Those of queues that are not ours are the VMM's affair.
+        // Further queues are the VMM's own.
         let ours = u16::try_from(2 * self.device.pairs()).unwrap_or(u16::MAX);
         let shape = InflightShape {
             queues: queues.queues.min(ours),
@@ -335,8 +333,8 @@ impl Session {
         self.log.as_ref().filter(|_| self.features & F_LOG_ALL != 0)
     }
 
-    /// Lets running lanes note their writes, or no more; in effect when it returns, because the VMM
-    /// begins to copy memory then.
+    /// Turns the logging of writes by running lanes on or off; in effect when it returns, because the VMM begins to
+    /// copy memory then.
     fn apply_log(&mut self, workers: &Workers) {
         let log = self.device.log();
         if let Some(queue) = &mut self.control {
@@ -352,7 +350,7 @@ impl Session {
         }
     }
 
-    /// Frames may have so many bytes from now on.
+    /// Sets the longest frame, bytes.
     pub(crate) fn set_frame_limit(&self, bytes: u32, workers: &Workers) {
         for lane in self.lanes.iter().flatten() {
             lane.change(workers, move |lane, _| lane.set_frame_limit(bytes));
@@ -382,14 +380,14 @@ impl Session {
         self.channel = Some(channel);
     }
 
-    /// Tells the VMM that the config space changed (link, MTU), if it wants to know.
+    /// Notifies the VMM that the config space changed (link, MTU), if it asked for that.
     pub(crate) fn config_changed(&self) {
         if let Some(tell) = &self.channel {
             tell();
         }
     }
 
-    /// SEND_RARP: lets switches learn where `mac` is now.
+    /// SEND_RARP: announces the new place of `mac` to switches.
     pub(crate) fn announce(&self, mac: [u8; 6], context: &PortContext<'_>) {
         let frame = announce::rarp(mac);
         match self.lanes.iter().flatten().next() {
@@ -408,7 +406,7 @@ impl Session {
         }
     }
 
-    /// What stands before frames of a pair's queue from now on.
+    /// Sets the metadata of frames of a pair's queue.
     pub(crate) fn set_metadata(&self, pair: usize, metadata: &XdpMetadata, workers: &Workers) {
         if let Some(lane) = self.lanes.get(pair).and_then(Option::as_ref) {
             let metadata = metadata.clone();
@@ -416,7 +414,7 @@ impl Session {
         }
     }
 
-    /// Which frames the guest may send and gets from now on. What lanes went by before is freed here, not by a worker.
+    /// Sets the filter rules. The lanes' earlier ones are freed here, not by a worker.
     pub(crate) fn set_filter(&self, filter: &PortFilter, workers: &Workers) {
         for (pair, lane) in (0..).zip(&self.lanes) {
             let Some(lane) = lane else { continue };
@@ -429,7 +427,7 @@ impl Session {
         }
     }
 
-    /// What the guest may say of itself from now on.
+    /// Sets the source guard.
     pub(crate) fn set_guard(&self, guard: Option<&Guard>, workers: &Workers) {
         for lane in self.lanes.iter().flatten() {
             let guard = guard.cloned();
@@ -453,7 +451,8 @@ impl Session {
         Ok(&mut self.device)
     }
 
-    /// GET_VRING_BASE: stops the vring; where it stands. Its partner goes on, if the driver may reset single vrings.
+    /// GET_VRING_BASE: stops the vring; returns its position. Its partner continues, if the driver may reset single
+    /// vrings.
     pub(crate) fn stop_vring(&mut self, index: u32, context: &PortContext<'_>) -> Result<u32, SessionError> {
         let started = self.device.vring(index).is_ok_and(|vring| vring.started);
         let Some(pair) = self.pair_of(index).filter(|_| started) else {
@@ -474,7 +473,7 @@ impl Session {
         addresses: RingAddresses,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        // Said again of a running vring to turn dirty logging on or off, which SET_FEATURES has done.
+        // Repeated for a running vring to turn dirty logging on or off, which SET_FEATURES has done.
         if self.device.vring(index)?.addresses == Some(addresses) {
             return Ok(());
         }
@@ -555,12 +554,12 @@ impl Session {
         self.follow_enabled(index, context)
     }
 
-    /// Lets the lane of a vring that was switched on or off follow.
+    /// Applies the new state of a vring that was switched on or off to its lane.
     fn follow_enabled(&mut self, index: u32, context: &PortContext<'_>) -> Result<(), SessionError> {
         let Some(pair) = self.pair_of(index) else {
             return Ok(());
         };
-        // One that is reset stays off until it is started again, and one whose partner is waited for until that is there.
+        // A vring that is reset stays off until it is started again, and one without its partner until that is there.
         let vring = self.device.vring(index)?;
         let (started, enabled) = (vring.started && self.device.is_started(pair), vring.enabled);
         if let Some(lane) = self.lanes[pair].as_ref().filter(|_| started) {

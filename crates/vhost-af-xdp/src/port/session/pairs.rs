@@ -67,8 +67,8 @@ impl Session {
         self.around_lanes(context, |memory| memory.remove(key))
     }
 
-    /// Changes the memory table; on failure the old one stands. In copy placement lanes keep their sockets and
-    /// go on with the new map; in direct placement the map is the socket's memory, so both are made anew.
+    /// Changes the memory table; on failure the old one stays. In copy placement lanes keep their sockets and continue
+    /// with the new map; in direct placement the map is the socket's memory, so both are made again.
     fn around_lanes(
         &mut self,
         context: &PortContext<'_>,
@@ -82,7 +82,7 @@ impl Session {
         self.rebuild_lanes(context)
     }
 
-    /// Builds lanes that run anew, by what the device is now, and starts those that can run.
+    /// Rebuilds running lanes for the present state of the device, and starts those that can run.
     pub(super) fn rebuild_lanes(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
         (0..self.lanes.len()).try_for_each(|pair| {
             match self.placement_of(pair, context).has_guest_ram() {
@@ -96,9 +96,9 @@ impl Session {
         }
     }
 
-    /// Builds a running direct lane anew on the memory table as it is now. Memory is registered first, while
-    /// the old lane runs, because that takes long; should the limit on locked memory not allow
-    /// both at a time, the old one goes first.
+    /// Rebuilds a running direct lane on the present memory table. Memory is registered first, while the old lane runs,
+    /// because that takes long; if the limit on locked memory does not allow both at a time, the old one is stopped
+    /// first.
     fn move_direct_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
         if self.lanes[pair].is_none() {
             return Ok(());
@@ -131,9 +131,9 @@ impl Session {
         Ok(())
     }
 
-    /// A pair that ran could not be made direct: it goes on by copying, and says why; where this host is short of
-    /// what that takes, too, it waits as one that cannot be started. Direct placement is tried again when its queues
-    /// are set up anew.
+    /// A pair that ran could not be made direct: it continues by copying, and reports why; if the host lacks what that
+    /// takes, too, it waits like a pair that cannot be started. Direct placement is tried again when its queues are set
+    /// up again.
     fn copy_instead(
         &mut self,
         pair: usize,
@@ -151,13 +151,13 @@ impl Session {
             self.or_wait(copies)?;
         }
         if let Some(lane) = &self.lanes[pair] {
-            // Said once: each lane becomes direct at most once.
+            // Set once: each lane becomes direct at most once.
             let _ = lane.facts.copies_on.set(why);
         }
         Ok(())
     }
 
-    /// Lets a direct lane on memory that is registered take the place of the lane that runs.
+    /// Replaces the running lane by a direct lane on registered memory.
     fn replace_by_direct(
         &mut self,
         pair: usize,
@@ -170,7 +170,7 @@ impl Session {
         Ok(())
     }
 
-    /// Builds a running lane anew over the memory table as it is now, on the same queue.
+    /// Rebuilds a running lane over the present memory table, on the same queue.
     fn move_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
         if self.lanes[pair].is_none() {
             return Ok(());
@@ -198,7 +198,7 @@ impl Session {
         Some(HeldQueue { queue, facts, lent })
     }
 
-    /// Lets a pair go on after that with the vrings as they are now, on the queue that was held, if it can go on there.
+    /// Continues a pair after that with the present vrings, on the queue that was held, if it can continue there.
     pub(super) fn release_pair(
         &mut self,
         pair: usize,
@@ -242,8 +242,8 @@ impl Session {
         self.settle(context)
     }
 
-    /// Lets lanes be what the guest's use of its pairs asks for now: where one is off or not set up all copy, and what
-    /// the NIC has for it goes to the first pair, once that runs. While that does not run the others stay as they are.
+    /// Adapts lanes to the guest's use of its pairs: if one is off or not set up all copy, and the first pair gets the
+    /// frames of the NIC for it, once that runs. While that does not run the others stay as they are.
     /// Errors: what the VMM or its guest did wrong.
     pub(crate) fn settle(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
         if !context.opens {
@@ -266,8 +266,8 @@ impl Session {
         Ok(())
     }
 
-    /// Whether a pair is to have a lane: its guest's, or, with a queue of an interface and beside a first pair that runs,
-    /// one without a guest.
+    /// Whether a pair needs a lane: its guest's, or, with a queue of an interface while the first pair runs, one
+    /// without a guest.
     fn wants_lane(&self, pair: usize, context: &PortContext<'_>) -> bool {
         let attachment = context.attachment.get(pair);
         let has_queue = attachment.is_some_and(|attachment| attachment.queue().is_some());
@@ -279,9 +279,8 @@ impl Session {
         (0..self.lanes.len()).for_each(|pair| self.stop_pair(pair, workers));
     }
 
-    /// Lets lanes go on with the MTU that the interface has now. Those whose queues do for it have another limit, and
-    /// nothing of them stops. Of the others one is set up anew, while the rest run as they did; whether one was: then
-    /// there may be more.
+    /// Applies the interface's MTU to lanes. Those with suitable queues get another limit, without a stop. Of the
+    /// others one is set up again, while the rest keep running; returns whether one was: then there may be more.
     /// Errors: what the VMM or its guest did wrong.
     pub(crate) fn follow_mtu(&mut self, context: &PortContext<'_>) -> Result<bool, SessionError> {
         let mut unfit = None;
@@ -312,9 +311,9 @@ impl Session {
         pairs.any(|(pair, lane)| lane.is_none() && self.device.is_started(pair))
     }
 
-    /// Starts a pair, if it can run. Where this host is short of something the VMM stays, and the pair is tried again
-    /// later (`Port::look`): ending the connection would make it come back at once, and
-    /// QEMU's guest stands still while it connects.
+    /// Starts a pair, if it can run. If the host lacks something the VMM stays, and the pair is retried later
+    /// (`Port::look`): without a connection the VMM would reconnect at once, and QEMU's guest stands still while it
+    /// connects.
     /// Errors: what the VMM or its guest did wrong.
     pub(super) fn start_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
         let started = self.try_start_pair(pair, context);
@@ -356,8 +355,8 @@ impl Session {
         Ok(())
     }
 
-    /// Starts a pair whose lane is to be direct with one that copies, so that the guest need not wait until its
-    /// memory is registered.
+    /// Starts a pair for a direct lane with one that copies, so that the guest need not wait until its memory is
+    /// registered.
     fn start_by_copying(
         &mut self,
         pair: usize,
@@ -371,7 +370,7 @@ impl Session {
             .or_else(|error| self.copy_instead(pair, &error, context))
     }
 
-    /// Lets a registration run beside the pair's lane; [`Self::go_direct`] is called when it is done.
+    /// Runs a registration in parallel to the pair's lane; [`Self::go_direct`] is called when it is done.
     fn begin_registration(&mut self, pair: usize, registration: Registration) -> Result<(), SessionError> {
         let registered = Arc::clone(&self.registered);
         let under_way = registration.begin(move || registered(pair));
@@ -409,7 +408,7 @@ impl Session {
         became.or_else(|error| self.copy_instead(pair, &error, context))
     }
 
-    /// Waits for the end of a registration that is of no more use: a socket that it asks for must not come between
+    /// Waits for the end of a registration that is not needed any more: a socket that it requests must not come between
     /// those of its successor.
     fn end_registration(&mut self, pair: usize) {
         if let Some(under_way) = self.registering[pair].take() {
@@ -417,7 +416,7 @@ impl Session {
         }
     }
 
-    /// Registrations under way are of no more use, and nobody waits for their end.
+    /// Forgets running registrations without a wait for their end.
     pub(crate) fn forget_registrations(&mut self) {
         self.registering
             .iter_mut()
@@ -442,7 +441,7 @@ impl Session {
         }
     }
 
-    /// What the lane of a pair, whose far side is there, is made of.
+    /// The parts of the lane of a pair whose attachment is there.
     fn parts<'a>(&'a self, pair: usize, context: &PortContext<'_>) -> LaneParts<'a> {
         LaneParts {
             pair: u16::try_from(pair).unwrap_or(u16::MAX),
@@ -453,7 +452,7 @@ impl Session {
         }
     }
 
-    /// Lets a lane run.
+    /// Starts a lane.
     fn run(&mut self, pair: usize, built: BuiltLane, context: &PortContext<'_>) {
         let BuiltLane { lane, facts, lent } = built;
         let at = self.give_to_worker(pair, lane, context);
@@ -493,7 +492,7 @@ impl Session {
         context.workers.add(lane, context.name)
     }
 
-    /// Lets a running lane change to the worker that it belongs to, now that its pair is on or off.
+    /// Moves a running lane to the worker that it belongs to, now that its pair is on or off.
     pub(super) fn change_worker(&mut self, pair: usize, context: &PortContext<'_>) {
         if let Some(active) = self.lanes[pair].take()
             && let Some(lane) = context.workers.remove(active.at)
@@ -526,7 +525,7 @@ impl Session {
         stopped.queue
     }
 
-    /// Makes a call that a stopped lane owes.
+    /// Makes a pending call of a stopped lane.
     pub(super) fn call(&self, event: &OwnedFd, workers: &Workers) {
         let blocked = self.device.call_blocked();
         if !blocked.load(Relaxed) && !interrupt::write(event, &workers.watcher) {
@@ -536,8 +535,8 @@ impl Session {
     }
 }
 
-/// Frames of a queue and its lane may have as many bytes as the interface carries now. If the program cannot be told
-/// that, it is told at the next look.
+/// Sets the frame limit of a queue and its lane to the interface's. If the program cannot be updated, the next look
+/// does it.
 fn follow_limit(queue: &InterfaceQueue, lane: &ActiveLane, workers: &Workers) {
     let bytes = queue.interface.frame_limit();
     lane.change(workers, move |lane, _| lane.set_frame_limit(bytes));

@@ -19,7 +19,7 @@ struct SocketFile {
     later: bool,
 }
 
-/// What tells a file from one that took its name.
+/// Distinguishes a file from a later one of its name.
 #[derive(PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -72,7 +72,7 @@ impl Files {
         at: &Path,
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
-        // Held until it is known: the end of the daemon, which may come meanwhile, is to find it.
+        // Held until it is recorded: the daemon may end meanwhile, and then it has to be removed.
         let mut files = self.files();
         let made = make()?;
         files.insert(path.to_owned(), SocketFile::new(at, true)?);
@@ -99,11 +99,11 @@ impl Files {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes all, and lets none be made any more.
+    /// Removes all, and prevents new ones.
     pub(super) fn remove_all(&self) {
         let mut files = self.files();
         files.drain().for_each(|(_, file)| file.remove());
-        // The process ends: whoever waits to make one waits for ever.
+        // The process ends: a thread that waits to make one waits for ever.
         std::mem::forget(files);
     }
 }

@@ -1,8 +1,8 @@
-//! What the daemon asks its helper: whether a VMM shares its guest's memory.
+//! Queries of the daemon to its helper: whether a VMM shares its guest's memory.
 //!
-//! A question is a message with a number and addresses, with the VMM's connection and a file for each address. Its
-//! answer has that number, and the first address at which the file beside it is mapped privately, or 0. No VMM's
-//! answer, which may be late, is in the way of another's: the helper answers each question by a thread of its own.
+//! A query is a message with a number and addresses, with the VMM's connection and a file for each address. Its answer
+//! has that number, and the first address at which the file of that address is mapped privately, or 0. A late answer
+//! about one VMM does not delay others: the helper answers each query by a thread of its own.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -26,14 +26,14 @@ use crate::supervision::private_memory::{self, MappedFile};
 const ADDRESSES_MAX: usize = virtqueue::MAX_REGIONS;
 /// Questions that are being answered at a time; what is beyond is answered with "none".
 const ANSWERS_MAX: usize = 16;
-/// How long the helper may take for an answer; then the memory is not judged.
+/// How long the helper may take for an answer; then the memory is not checked.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Who waits for one looks so often whether somebody else who waits has taken it in.
+/// How often a waiting thread checks whether another one has received its answer.
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
 /// Where questions go; one helper a process.
 static QUERIES: OnceLock<Queries> = OnceLock::new();
 
-/// Ports ask at the same time: the lock is never held while something is waited for.
+/// Ports query at the same time: the lock is never held during a wait.
 struct Queries {
     socket: OwnedFd,
     timeout: Duration,
@@ -49,13 +49,13 @@ struct Pending {
     open: HashMap<u64, Option<u64>>,
 }
 
-/// The daemon asks from now on by this socket.
+/// Sets the daemon's socket for queries.
 pub(super) fn ask_by(socket: OwnedFd) {
     let _ = QUERIES.set(Queries::new(socket, ANSWER_TIMEOUT));
 }
 
-/// Asks the helper for an address at which the VMM at the other end of `connection` maps its file privately;
-/// none if there is no helper, or no answer in time.
+/// Queries the helper for an address at which the VMM at the other end of `connection` maps its file privately; none if
+/// there is no helper, or no answer in time.
 pub(crate) fn private_address(
     connection: BorrowedFd<'_>,
     files: &[MappedFile<BorrowedFd<'_>>],
@@ -135,8 +135,8 @@ impl Queries {
         }
     }
 
-    /// Puts answers that have come where they are waited for; those that nobody waits for came too late. `None`: there
-    /// will be no more.
+    /// Receives answers and stores them for the waiting threads; those without a waiting thread came too late. `None`:
+    /// there will be no more.
     fn take_in(&self) -> Option<()> {
         let mut pending = self.pending();
         loop {
@@ -211,7 +211,7 @@ pub(super) fn answer_all(queries: &Arc<OwnedFd>, vmm_sockets: &Arc<VmmSockets>) 
             drop(query);
             drop(one);
         };
-        // One is ours, one this question's.
+        // One is this function's, one this query's.
         let room = Arc::strong_count(&busy) <= ANSWERS_MAX + 1;
         if !room
             || std::thread::Builder::new()
@@ -237,7 +237,7 @@ fn private_mapping(query: &Query, vmm_sockets: &VmmSockets) -> Option<u64> {
     let connection = query.connection.as_fd();
     let maps = private_memory::maps_of(peer::process(connection)?)?;
     let private = private_memory::first_private(maps, &query.files);
-    // It may be another's, who has the number of one that has ended.
+    // The number may belong to another process by now, if the VMM has ended.
     private.filter(|_| !peer::has_ended(connection))
 }
 

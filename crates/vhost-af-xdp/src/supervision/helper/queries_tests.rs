@@ -85,7 +85,7 @@ fn keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others() {
     let [at, elsewhere] = [&file, &other].map(map_privately);
     let ask = |address, file: &OwnedFd| queries.ask(theirs.as_fd(), &[mapped(address, file)]);
     assert_eq!(ask(at, &file), Some(at));
-    // Answers about any address would tell each private mapping of the process to one who asks often enough.
+    // Answers about any address would reveal each private mapping of the process to enough queries.
     assert_eq!(ask(elsewhere, &file), None);
     let code =
         keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others as fn() as usize as u64;
@@ -138,11 +138,11 @@ fn copy_numbered(number: libc::pid_t, body: impl FnOnce()) -> bool {
     arguments.set_tid = numbers.as_ptr() as u64;
     arguments.set_tid_size = 1;
     let size = size_of::<libc::clone_args>();
-    // SAFETY: the arguments live; the copy has memory of its own, and does system calls only.
+    // SAFETY: the arguments exist; the copy has memory of its own, and does system calls only.
     match unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size) } {
         0 => {
             body();
-            // SAFETY: nothing of this copy is to be undone.
+            // SAFETY: this copy needs no clean-up.
             unsafe { libc::_exit(0) }
         }
         made => made > 0,
@@ -226,7 +226,7 @@ fn files_that_take_for_ever_to_close_hold_up_so_many_threads_and_no_more() {
         let asked = queries.send(serial, theirs.as_fd(), &[mapped(0x1000, &file)]);
         asked.expect("room");
     }
-    // Not before: it is to have the last one of each. One that it cannot answer holds up the one who reads questions.
+    // Not before: it has to have the last one of each. One that it cannot answer delays the thread that reads queries.
     let helper = std::thread::spawn(move || answer_all(&Arc::new(answers), &vmm_sockets));
     let started = Instant::now();
     while answering() < ANSWERS_MAX && started.elapsed() < LONG {

@@ -1,24 +1,24 @@
-//! What a daemon that reads a file asks its helper for while it runs: the file, and sockets for ports that are new.
+//! Requests of a daemon with a file to its helper at run time: the file, and sockets for new ports.
 //!
-//! The daemon in its sandbox can neither read its file again nor make a socket file. It asks by messages, one at a
-//! time, each with a number that its answer has, too. An attacker who took the daemon over can send what he likes here,
-//! so the helper takes no word of it for what may be:
+//! The daemon in its sandbox can neither read its file again nor make a socket file. It sends requests, one at a time,
+//! each with a number that its answer has, too. An attacker who took the daemon over can send anything here, so the
+//! helper trusts none of it:
 //!  - the file is the one that the daemon was started with. The helper reads it, refuses what others could change, and
 //!    checks all of it, before the daemon gets it;
-//!  - a socket is asked for by the name of a port. Its path, owner, group and mode are those of the file. It is made in
-//!    a directory that was open when the daemon began ([`Directories`]), by its name there: whatever is put in the way
-//!    of the directory's path later leads nowhere. A file in its place is not replaced, nor a socket that somebody
-//!    listens on; links are not followed;
+//!  - a socket is requested by the name of a port. Its path, owner, group and mode are those of the file. It is made in
+//!    a directory that was open when the daemon began ([`Directories`]), by its name there: a later change of the
+//!    directory's path has no effect. A file in its place is not replaced, nor a socket with a listener; links are not
+//!    followed;
 //!  - a socket file is removed if the helper or the daemon made it, and it is still that one; what the helper made it
 //!    removes itself when its port does not count any more, so that there are no more of them than ports;
 //!  - queues are leased by a policy made of the file.
 //!
-//! Unless the daemon has neither a control socket nor `--api`, it may name ports beside those of the file. The helper judges them as
-//! if they stood there, makes their sockets in the same directories, and leases queues to them of interfaces that the
-//! file names, and of no others.
+//! Unless the daemon has neither a control socket nor `--api`, it may add ports to those of the file. The helper
+//! validates them as if they were in the file, makes their sockets in the same directories, and leases queues to them
+//! of interfaces that the file names, and of no others.
 //!
-//! So what is possible beyond what runs is what the operator wrote into the file, perhaps before he said that it is to
-//! be read.
+//! So the daemon can get no more than the operator wrote into the file, perhaps before the operator's request to read
+//! it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -46,7 +46,7 @@ use crate::config::state::{self, MOST_ADDED};
 use crate::config::{Endpoint, PortConfig, ServeConfig};
 use crate::listener::{Access, listen_at};
 
-/// How long the helper may take for an answer: it reads a file, and tells a steward of what is in it.
+/// How long the helper may take for an answer: it reads a file, and updates a steward.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest request and answer, bytes; a file comes by a descriptor.
 const LONGEST: usize = 16 << 10;
@@ -71,18 +71,18 @@ impl From<rustix::io::Errno> for RequestError {
 enum Request {
     /// Reads the file again. Nothing is allowed by it yet.
     Read,
-    /// A port beside those of the file, which is not read again; in the place of one of this name that is there.
-    /// Nothing is allowed by it yet.
+    /// Adds a port to those of the file, which is not read again, or replaces an added port of this name. Not in force
+    /// yet.
     Put(Box<Entry<Port>>),
-    /// The port of that name, which is beside those of the file, is not wanted any more.
+    /// Removes the added port of that name.
     Without(String),
     /// What was read or put together last is what counts.
     Adopt,
-    /// Keeps the ports that are beside those of the file, by the text that comes with it, for the next start.
+    /// Stores the added ports, in the attached text, for the next start.
     Keep,
     /// The listening socket of the port of that name.
     Listen(String),
-    /// Nobody listens at that path any more.
+    /// The daemon has closed the socket at that path.
     Remove(PathBuf),
 }
 
@@ -99,7 +99,7 @@ struct Numbered<T> {
     what: T,
 }
 
-/// The daemon's side; one thread asks at a time.
+/// The daemon's side; one thread sends requests at a time.
 pub(crate) struct Requests {
     socket: OwnedFd,
     /// Number of the last request.
@@ -115,17 +115,17 @@ impl Requests {
         })
     }
 
-    /// The file as it is now, checked, with what was put beside it.
+    /// The present file with the added ports, checked.
     pub(crate) fn read(&self) -> Result<ConfigFile, RequestError> {
         self.ask_for_file(&Request::Read)
     }
 
-    /// What counts, with this port beside those of the file, checked.
+    /// The configuration in force with this port added, checked.
     pub(crate) fn put(&self, port: &Entry<Port>) -> Result<ConfigFile, RequestError> {
         self.ask_for_file(&Request::Put(Box::new(port.clone())))
     }
 
-    /// What counts, without the port of that name beside those of the file.
+    /// The configuration in force without the added port of that name.
     pub(crate) fn without(&self, port: &str) -> Result<ConfigFile, RequestError> {
         self.ask_for_file(&Request::Without(port.to_owned()))
     }
@@ -140,7 +140,7 @@ impl Requests {
         self.ask(&Request::Adopt).map(drop)
     }
 
-    /// Keeps these ports, which are beside those of the file, for the next start.
+    /// Stores these added ports for the next start.
     pub(crate) fn keep(&self, ports: &[Entry<Port>]) -> Result<(), RequestError> {
         let text = state::text(ports).map_err(|error| RequestError::Refused(error.to_string()))?;
         let text = in_memory(text.as_bytes()).map_err(RequestError::Gone)?;
@@ -299,7 +299,7 @@ pub(super) struct RequestServer {
     pub(super) state: Option<PathBuf>,
     /// Reads and checks both.
     pub(super) validator: Validator,
-    /// What may be beside it.
+    /// Which ports may be added.
     pub(super) added_ports: AddedPorts,
     pub(super) directories: Arc<Directories>,
     /// What was made, to be removed in the end.
@@ -313,7 +313,7 @@ pub(super) struct RequestServer {
 /// Errors: why it cannot count.
 pub(super) type Adopt = Box<dyn Fn(&ServeConfig) -> Result<(), String> + Send>;
 
-/// Who reads and checks a file.
+/// Reads and checks a file.
 #[derive(Clone, Copy)]
 pub(crate) struct Validator {
     /// What the daemon starts with.
@@ -323,17 +323,17 @@ pub(crate) struct Validator {
     pub(crate) validate: fn(ConfigFile) -> Result<ServeConfig, FileError>,
 }
 
-/// Which ports there may be beside those of the file.
+/// Which ports may be added to those of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AddedPorts {
     None,
-    /// All whose queues somebody else leases.
+    /// All whose queues another process leases.
     All,
     /// Those without queues of their own, or of interfaces that the file names.
     OfItsInterfaces,
 }
 
-/// What was said so far.
+/// Results of earlier requests.
 #[derive(Default)]
 struct Proposals {
     /// What counts; none if the file could not be read.
@@ -343,7 +343,7 @@ struct Proposals {
     sockets: Sockets,
 }
 
-/// Where a port's socket is to be, and whose.
+/// The path and access of each port's socket.
 type Sockets = HashMap<String, (PathBuf, Access)>;
 
 impl RequestServer {
@@ -390,7 +390,7 @@ impl RequestServer {
                 self.propose(file, proposals)
             }
             Request::Put(port) => {
-                // Whatever line it says that it is in.
+                // The line number in the request is ignored.
                 let port = Entry::of_no_file(&port.name, port.value);
                 if !is_name(&port.name) {
                     return Err(format!("port {:?}: {}", port.name, name_rule()));
@@ -447,7 +447,7 @@ impl RequestServer {
         }
     }
 
-    /// What counts, to put something beside the file.
+    /// The configuration in force, to add a port to.
     fn with_others(&self, proposals: &Proposals) -> Result<ConfigFile, String> {
         if self.added_ports == AddedPorts::None {
             return Err(
@@ -464,7 +464,7 @@ impl RequestServer {
         proposals.in_force.clone().ok_or_else(missing)
     }
 
-    /// Checks all that it says. It counts once the daemon says so.
+    /// Checks a configuration. [`Request::Adopt`] puts it into force.
     fn propose(&self, file: ConfigFile, proposals: &mut Proposals) -> Result<Option<OwnedFd>, String> {
         let config = (self.validator.validate)(file).map_err(|error| steer::with_sources(&error))?;
         self.check_directories(&config)?;
@@ -478,7 +478,7 @@ impl RequestServer {
         Ok(Some(text))
     }
 
-    /// What is asked for later is refused now, before anything is done.
+    /// Rejects sockets that could not be made later, before anything is done.
     fn check_directories(&self, config: &ServeConfig) -> Result<(), String> {
         let Some(file) = &config.file else { return Ok(()) };
         for (port, table) in config.ports.iter().zip(file.all_ports()) {

@@ -75,7 +75,7 @@ fn port(name: &str, path: &Path, client: bool) -> Entry<Port> {
 fn port_beside_the_file_is_none_of_the_files_whatever_line_it_says() {
     let kept = Kept::new();
     for line in [0, 1, usize::MAX] {
-        // By such a socket it would be told of the memory of all who listen, or connect, there.
+        // By such a socket it would learn about the memory of all processes that listen, or connect, there.
         let mut elsewhere = port("a", Path::new("/run/of-another.sock"), true);
         elsewhere.line = line;
         let refused = kept.requests.put(&elsewhere).expect_err("elsewhere").to_string();
@@ -102,7 +102,7 @@ fn there_are_no_more_sockets_than_ports_that_count() {
         // By its path, and by that which the kernel has for it.
         assert_eq!(kept.vmm_sockets.len(), 2);
     }
-    // What counts stays, whatever else comes.
+    // The configuration in force stays, whatever else is requested.
     let other = kept.place.join("other.sock");
     kept.requests.put(&port("b", &other, false)).expect("allowed");
     kept.requests.adopt().expect("judged");
