@@ -1,20 +1,20 @@
 //! Calls: the interrupts of a guest, each a write to an eventfd that its VMM gave.
 //!
-//! The VMM has the same open file, and with it its flags: it can clear O_NONBLOCK whenever it likes and fill the
-//! counter up, and then a write waits until the VMM reads. So nobody writes unless somebody else ends that wait:
+//! The VMM has the same open file, and with it its flags: it can clear O_NONBLOCK at any time and fill the counter, and
+//! then a write waits until the VMM reads. So no thread writes unless another one can end that wait:
 //!
 //!  - a worker is interrupted by the watchdog (supervision/interrupt.rs). It sees that by EINTR, and calls no more in that
 //!    session, of which it may have more lanes: a session holds up a worker once.
-//!  - a lane that has left its worker writes nothing ([`Call::leave`]). Who stopped it writes what it owes its guest,
-//!    by means of its own.
+//!  - a lane that has left its worker writes nothing ([`Call::leave`]). The thread that stopped it makes the pending
+//!    call of its guest, by means of its own.
 //!
-//! A Unix socket is written with MSG_DONTWAIT, which a VMM cannot take back: with SO_SNDTIMEO it could let each write
+//! A Unix socket is written with MSG_DONTWAIT, which a VMM cannot take back: with SO_SNDTIMEO it could make each write
 //! wait for a while and end as if the socket were full, which neither the watchdog nor the thread's CPU time shows.
 //!
-//! A write that waits for nobody may take long, too: the kernel goes through all who wait for the eventfd, with
-//! interrupts off (`__wake_up_common`, kernel/sched/wait.c), and a VMM may have as many of them as
-//! `fs.epoll.max_user_watches` says: a million took 150 ms a call here. So calls are timed (`CallTimes`), and what
-//! blocks and what lasts come to the same.
+//! A write that does not wait may take long, too: the kernel visits all waiters of the eventfd, with interrupts off
+//! (`__wake_up_common`, kernel/sched/wait.c), and a VMM may have as many of them as `fs.epoll.max_user_watches` allows:
+//! a million took 150 ms a call here. So calls are timed (`CallTimes`), and a blocking call and a slow one have the
+//! same result.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -31,18 +31,17 @@ use super::meter::{self, KernelCall};
 /// From here on a call is slow. One takes a microsecond or a few; tens where waking a thread means to leave a virtual
 /// machine.
 const SLOW: Duration = Duration::from_micros(250);
-/// And from so many times the time of a system call that does next to nothing. That is less than a microsecond, and
-/// more where this machine is a virtual one that is interpreted: there every call takes longer than [`SLOW`].
+/// And from this many times the time of a minimal system call. That is less than a microsecond, and more on an
+/// interpreted virtual machine: there every call takes longer than [`SLOW`].
 const MANY: u32 = 250;
-/// What slow calls of a vring, none between them that was not, may take of a worker's time. Softirqs, whose time the
-/// kernel may count as the worker's, cannot do that: each run lasts a few ms, and that all of so many calls meet one
-/// does not happen.
+/// What consecutive slow calls of a vring may take of a worker's time. Softirqs, whose time the kernel may count as the
+/// worker's, cannot reach that: each run lasts a few ms, and they do not hit that many calls in a row.
 const TOO_MUCH: Duration = Duration::from_millis(100);
 /// What one of them counts for at most: the host of a virtual machine may take a CPU away for as long as it likes, and
 /// that, too, the kernel may count as the worker's. It does not do so in each of ten calls in a row.
 const MOST_OF_ONE: Duration = Duration::from_millis(10);
 
-/// A session's note that a call held up somebody. Set once; nothing is published through it.
+/// Set when a call of a session blocked a thread. Set once; nothing is published through it.
 pub type CallBlocked = Arc<AtomicBool>;
 
 /// What becomes of a call.
@@ -50,9 +49,9 @@ pub type CallBlocked = Arc<AtomicBool>;
 enum Delivery {
     /// It is written, by the worker.
     Written,
-    /// It is left to somebody else.
+    /// Another thread makes it.
     Left,
-    /// That was done, and somebody else has to write it.
+    /// A call was skipped, and the other thread has to make it.
     Due,
 }
 
@@ -67,9 +66,9 @@ pub struct Call {
     blocked: CallBlocked,
 }
 
-/// How long calls take. A worker that has lost its CPU meanwhile is slow, too; so after one that was slow by the clock
-/// on the wall, which is quick to read, the next is measured by what the thread itself has used, and beside a system
-/// call that no VMM can make slow.
+/// How long calls take. A worker that has lost its CPU meanwhile is slow, too; so after a call that was slow by wall
+/// clock, which is quick to read, the next one is measured by the thread's own CPU time, and compared with a system
+/// call that no VMM can slow down.
 #[derive(Debug, Default)]
 struct CallTimes {
     /// The last one was slow.
@@ -92,8 +91,8 @@ impl Call {
         }
     }
 
-    /// The VMM gave another one; returns the one before. A worker must not close that: it may be all that is left of
-    /// it, and to close it takes away those who wait for it, as many as there are.
+    /// The VMM set another one; returns the one before. A worker must not close that: it may be the last descriptor,
+    /// and closing it removes its waiters, as many as there are.
     #[must_use]
     pub fn replace(&mut self, event: Option<OwnedFd>) -> Option<OwnedFd> {
         self.is_socket = is_socket(event.as_ref());
@@ -126,7 +125,7 @@ impl Call {
         counters.calls.add(1);
     }
 
-    /// Whether a call of this session held up somebody.
+    /// Whether a call of this session blocked a thread.
     #[inline]
     pub fn is_blocked(&self) -> bool {
         self.blocked.load(Relaxed)
@@ -147,7 +146,7 @@ impl Call {
 }
 
 impl CallTimes {
-    /// Whether calls are too slow, with one that took so long, and before which the thread had used so much of its CPU.
+    /// Whether calls are too slow; `took`: the last one; `used`: CPU time of the thread before it.
     #[cold]
     fn is_too_much(&mut self, took: Duration, used: Option<Duration>) -> bool {
         let used = used.map(|before| {
@@ -169,7 +168,7 @@ impl CallTimes {
         self.spent >= TOO_MUCH
     }
 
-    /// From when on a call is slow, now that a system call took so long which does next to nothing.
+    /// The time from which a call is slow; `nothing`: the time of a minimal system call.
     fn slow(&mut self, nothing: Duration) -> Duration {
         let least = self.nothing.map_or(nothing, |least| least.min(nothing));
         self.nothing = Some(least);
@@ -233,7 +232,7 @@ mod tests {
             assert!(!times.note(ms(60), used(ms(60))));
             assert!(!times.note(ms(0), used(ms(0))) && !times.suspected);
         }
-        // Nor is it the worker's if its CPU was somebody else's for one of them.
+        // Nor is it the worker's fault if it lost its CPU during one of them.
         for _ in 0..1000 {
             assert!(!times.note(ms(3000), used(ms(3000))));
             assert!(!times.note(ms(0), used(ms(0))));

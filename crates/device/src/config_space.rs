@@ -1,4 +1,4 @@
-//! The device's config space: what a driver may read of it beside features and queues (VirtIO 1.3, 5.1.4).
+//! The device's config space: what a driver reads of it besides features and queues (VirtIO 1.3, 5.1.4).
 
 use virtio_bindings::bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP, virtio_net_config};
 
@@ -16,7 +16,7 @@ pub struct ConfigError {
     size: usize,
 }
 
-/// What a driver may ask for of hashes and of RSS.
+/// What a driver may request of hashes and of RSS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HashLimits {
     /// Longest key, bytes: `rss_max_key_size`.
@@ -38,7 +38,7 @@ pub struct ConfigSpace {
     pub max_pairs: u16,
     /// Bytes that a frame may have behind its Ethernet header.
     pub mtu: u16,
-    /// The guest is asked to announce itself; where the device has the control queue itself.
+    /// The guest should announce itself; only if the device has the control queue itself.
     pub announce: bool,
     /// Where RSS or hash reports are offered.
     pub hashing: Option<HashLimits>,
@@ -65,7 +65,7 @@ impl ConfigSpace {
         bytes
     }
 
-    /// `len` bytes at `offset`. Who asks for the whole structure gets zeros for the fields that are not there.
+    /// `len` bytes at `offset`. Absent fields of the structure read as zeros.
     ///
     /// # Errors
     /// [`ConfigError`]; a VMM chooses both numbers.

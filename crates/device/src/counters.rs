@@ -26,7 +26,7 @@ impl Counter {
     }
 }
 
-/// Whether a counter tells of work or of loss.
+/// Whether a counter counts work or loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Something was done.
@@ -264,7 +264,7 @@ counters! {
 }
 
 impl PairCounters {
-    /// Counts a frame of the guest whose virtio-net header asks for what cannot be, and keeps the reason.
+    /// Counts a frame of the guest with an impossible request in its virtio-net header, and keeps the reason.
     #[cold]
     pub fn drop_malformed(&self, why: Malformed) {
         self.from_guest_offload_malformed.add(1);

@@ -1,7 +1,7 @@
-//! Frames of ours into a guest's receive queue, with the virtio-net header that was negotiated.
+//! Delivers frames of the embedding program to a guest's receive queue, with the negotiated virtio-net header.
 //!
-//! For who embeds the device and has frames as bytes. The daemon has a way of its own, from a UMEM, with as few copies
-//! of a header as that allows.
+//! For programs that embed the device and have frames as bytes. The daemon has a way of its own, from a UMEM, with as
+//! few copies of a header as that allows.
 
 use virtqueue::{Buffer, Chain, Chains};
 
@@ -19,12 +19,12 @@ pub struct Incoming<'a> {
     pub frame: &'a [u8],
     /// The virtio-net header up to `num_buffers`: zeros, unless an offload for the guest was negotiated.
     pub offload: [u8; 10],
-    /// What is told of its hash, if that was negotiated.
+    /// The report about its hash, if that was negotiated.
     pub report: Report,
 }
 
 impl<'a> Incoming<'a> {
-    /// A plain frame, with that said of its hash.
+    /// A plain frame, with this hash report.
     #[must_use]
     pub fn plain(frame: &'a [u8], report: Report) -> Self {
         Self {
@@ -50,8 +50,8 @@ struct Hand<'a> {
 }
 
 impl QueuePair {
-    /// Gives these frames to the guest, and tells it once. How many were dealt with: the rest waits for buffers. One
-    /// that fits no buffer is dropped and counted.
+    /// Delivers these frames to the guest, and calls it once. Returns how many are done: the rest waits for buffers.
+    /// One that fits no buffer is dropped and counted.
     ///
     /// # Errors
     /// What the guest did wrong.
@@ -128,7 +128,7 @@ impl QueuePair {
 
 /// Whether a frame fits.
 enum Room {
-    /// Over so many chains.
+    /// Over this many chains.
     Chains(usize),
     /// When there are more buffers.
     Later,
@@ -137,7 +137,7 @@ enum Room {
 }
 
 impl Hand<'_> {
-    /// For a frame and its header; no more than `batch` chains were asked for.
+    /// For a frame and its header; at most `batch` chains were requested.
     fn chains_for(&self, wanted: usize, mergeable: bool, batch: usize) -> Room {
         let rest = &self.chains.chains[self.next..];
         let most = if mergeable { rest.len() } else { rest.len().min(1) };

@@ -1,4 +1,4 @@
-//! What a driver said by the control queue. Commands change it ([`crate::control`]), the device goes by it.
+//! The driver's state, set by the control queue. Commands change it ([`crate::control`]), the device uses it.
 
 use crate::filter::{Mac, MacTable, RxModes, VlanTable};
 use crate::hash::HashConfig;
@@ -40,7 +40,7 @@ impl State {
         }
     }
 
-    /// Forgets all that a driver said.
+    /// Resets the driver's state.
     pub(crate) fn reset(&mut self) {
         *self = Self::new(self.first_mac);
     }
@@ -51,20 +51,20 @@ impl State {
         self.mac
     }
 
-    /// Whether the guest is asked to announce itself, for the config space (VIRTIO_NET_S_ANNOUNCE).
+    /// Whether the guest should announce itself, for the config space (VIRTIO_NET_S_ANNOUNCE).
     #[must_use]
     pub fn announce(&self) -> bool {
         self.announce
     }
 
-    /// Pairs that are on: the first so many.
+    /// The number of pairs that are on, from the first one.
     #[must_use]
     pub fn pairs(&self) -> u16 {
         self.pairs
     }
 
-    /// What the driver wants to be hashed and with which key, once it has said so. Who can give the NIC that key spares
-    /// the device from computing ([`crate::hash`]).
+    /// The hash types that the driver enabled, and the key. A NIC that can use this key saves the device the
+    /// computation ([`crate::hash`]).
     #[must_use]
     pub fn hash(&self) -> Option<&HashConfig> {
         self.hash.as_ref()

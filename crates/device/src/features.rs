@@ -44,7 +44,7 @@ pub const F_RSS: u64 = 1 << net::VIRTIO_NET_F_RSS;
 /// VIRTIO_NET_F_HASH_REPORT.
 pub const F_HASH_REPORT: u64 = 1 << net::VIRTIO_NET_F_HASH_REPORT;
 
-/// The virtio features that a device with so many queue pairs and such offloads offers.
+/// The virtio features that a device with `pairs` queue pairs and these offloads offers.
 ///
 /// CTRL_VQ is for the VMM to serve, or to pass on; a backend that does not offer it keeps VMMs from
 /// having one, and GUEST_ANNOUNCE and MQ need it (VirtIO 1.3, 5.1.3.1). What only a device can
@@ -154,7 +154,7 @@ pub fn check_requirements(features: u64) -> Result<(), Unmet> {
     }
 }
 
-/// Features that are offered only where somebody asks for them, because a VMM has to do its part; by name.
+/// Features that are offered only on request, because a VMM has to do its part; by name.
 const ON_REQUEST: [(&str, u64); 2] = [
     ("ring-reset", F_RING_RESET),
     ("access-platform", F_ACCESS_PLATFORM),
@@ -162,10 +162,10 @@ const ON_REQUEST: [(&str, u64); 2] = [
 
 /// A set of features that are offered on request.
 ///
-/// `ring-reset` (RING_RESET): the driver resets one virtqueue while the others go on (VirtIO 1.3, 2.6.1). The VMM has
-/// to stop that vring and start it anew; of one that does not, the device goes on with a ring that is none any more.
-/// `access-platform` (ACCESS_PLATFORM): the driver uses the DMA API. Addresses remain those of guest memory: there is
-/// no IOTLB.
+/// `ring-reset` (RING_RESET): the driver resets one virtqueue while the others keep running (VirtIO 1.3, 2.6.1). The
+/// VMM has to stop that vring and start it again; with one that does not, the device keeps using a ring that is
+/// invalid. `access-platform` (ACCESS_PLATFORM): the driver uses the DMA API. Addresses remain those of guest memory:
+/// there is no IOTLB.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OnRequest(u64);
 

@@ -1,17 +1,17 @@
-//! Which frames a guest wants, as it said by the control queue (VirtIO 1.3, 5.1.6.5.1 to 5.1.6.5.3).
+//! Which frames a guest accepts, set by the control queue (VirtIO 1.3, 5.1.6.5.1 to 5.1.6.5.3).
 //!
 //! A filter of the guest's own convenience, not a border: what a guest may get is decided by the network before.
 
-/// A station's address.
+/// A MAC address.
 pub type Mac = [u8; 6];
 
-/// Whether an address may be a station's: no group's, and not none at all.
-pub(crate) fn is_station(mac: Mac) -> bool {
+/// Whether an address can be a device's own: unicast, and not zero.
+pub(crate) fn is_unicast(mac: Mac) -> bool {
     mac[0] & 1 == 0 && mac != [0; 6]
 }
 
-/// Addresses of each kind that are kept. Where a driver names more, all of that kind are let through, as the
-/// specification suggests.
+/// Addresses of each kind that are kept. If a driver sets more, all of that kind are accepted, as the specification
+/// suggests.
 pub const MOST_ADDRESSES: usize = 64;
 
 /// Numbers of VLANs are below.
@@ -23,21 +23,21 @@ type Vlans = [u64; 64];
 /// Modes that the class VIRTIO_NET_CTRL_RX switches; all are off at first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RxModes {
-    /// Everything is let through.
+    /// Accepts everything.
     pub promiscuous: bool,
-    /// All groups are.
+    /// Accepts all multicast.
     pub all_multicast: bool,
-    /// All stations are.
+    /// Accepts all unicast.
     pub all_unicast: bool,
-    /// No group is, but broadcast.
+    /// Accepts no multicast, except for broadcast.
     pub no_multicast: bool,
-    /// No station is.
+    /// Accepts no unicast.
     pub no_unicast: bool,
     /// No broadcast is.
     pub no_broadcast: bool,
 }
 
-/// Addresses of one kind beside the device's own.
+/// Addresses of one kind besides the device's own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Addresses {
     list: Vec<Mac>,
@@ -55,7 +55,7 @@ impl Addresses {
         }
     }
 
-    /// There are more that nobody looked at.
+    /// There are more, which are not kept.
     pub(crate) fn add_more(&mut self) {
         self.all = true;
     }
@@ -66,7 +66,7 @@ impl Addresses {
         &self.list
     }
 
-    /// Whether there were more, so that all are let through.
+    /// Whether there were more, so that all are accepted.
     #[must_use]
     pub fn is_beyond(&self) -> bool {
         self.all
@@ -81,13 +81,13 @@ impl Addresses {
 /// The MAC filtering table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MacTable {
-    /// The first list: stations.
+    /// The first list: unicast.
     pub unicast: Addresses,
-    /// The second: groups.
+    /// The second: multicast.
     pub multicast: Addresses,
 }
 
-/// VLANs that are let through.
+/// VLANs that are accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VlanTable(Box<Vlans>);
 
@@ -99,7 +99,7 @@ impl Default for VlanTable {
 }
 
 impl VlanTable {
-    /// Lets a VLAN through, or no more. False, and nothing done, if there is no such VLAN.
+    /// Accepts a VLAN, or no more. False, and nothing done, if there is no such VLAN.
     #[must_use]
     pub fn set(&mut self, vlan: u16, on: bool) -> bool {
         let Some(word) = self.0.get_mut(usize::from(vlan / 64)) else {
@@ -122,32 +122,31 @@ impl VlanTable {
 /// What is looked at for each frame.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// `None`: the driver cannot say what it wants (no VIRTIO_NET_F_CTRL_RX), and gets all.
-    pub(crate) stations: Option<Stations>,
+    /// `None`: the driver cannot set a filter (no VIRTIO_NET_F_CTRL_RX), and gets all.
+    pub(crate) by_address: Option<ByAddress>,
     /// `None`: no VIRTIO_NET_F_CTRL_VLAN.
     pub(crate) vlans: Option<VlanTable>,
 }
 
-/// What is let through by address.
+/// The filter by address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stations {
+pub(crate) struct ByAddress {
     pub(crate) modes: RxModes,
     pub(crate) mac: Mac,
     pub(crate) table: MacTable,
 }
 
 impl Filter {
-    /// Whether a frame that begins so is let through. What is too short for an Ethernet header is not this one's
-    /// affair.
+    /// Whether a frame with this head is accepted. Frames too short for an Ethernet header pass.
     #[inline]
     #[must_use]
     pub fn accepts(&self, head: &[u8]) -> bool {
         let Some(destination) = head.first_chunk::<6>() else {
             return true;
         };
-        match &self.stations {
-            Some(stations) if stations.modes.promiscuous => true,
-            Some(stations) => self.accepts_vlan(head) && stations.accepts(*destination),
+        match &self.by_address {
+            Some(by_address) if by_address.modes.promiscuous => true,
+            Some(by_address) => self.accepts_vlan(head) && by_address.accepts(*destination),
             None => self.accepts_vlan(head),
         }
     }
@@ -163,7 +162,7 @@ impl Filter {
     }
 }
 
-impl Stations {
+impl ByAddress {
     #[inline]
     fn accepts(&self, destination: Mac) -> bool {
         let modes = &self.modes;
@@ -187,10 +186,10 @@ mod tests {
     const GROUP: Mac = [0x33, 0x33, 0, 0, 0, 1];
     const BROADCAST: Mac = [0xff; 6];
 
-    /// Which of the four are let through: own, another station's, a group's, broadcast.
+    /// Which of the four are accepted: own, other unicast, multicast, broadcast.
     fn accepted(modes: RxModes, table: &MacTable) -> [bool; 4] {
         let filter = Filter {
-            stations: Some(Stations {
+            by_address: Some(ByAddress {
                 modes,
                 mac: MAC,
                 table: table.clone(),

@@ -1,14 +1,14 @@
 //! The virtio-net device as a guest sees it (VirtIO 1.3, 5.1), and nothing else.
 //!
-//! Features and what rests on them ([`features`], [`offloads`]), the config space ([`config_space`]), vrings
-//! ([`vring`]), the state that they make up ([`net_device`]), and the queue pairs that are made of it ([`pair`]), which
-//! judge each frame of the guest and take those for it ([`deliver`]). Who speaks with a VMM, and where frames go, is
-//! not known here: a front calls [`net_device::NetDevice`], and what moves frames takes its [`pair::QueuePair`]s.
-//! vhost-user is one front, in the daemon.
+//! Features and their consequences ([`features`], [`offloads`]), the config space ([`config_space`]), vrings
+//! ([`vring`]), the state that they make up ([`net_device`]), and the queue pairs ([`pair`]), which check each frame of
+//! the guest and accept frames for it ([`deliver`]). The protocol with a VMM and the destinations of frames are
+//! outside: a front end calls [`net_device::NetDevice`], and the code that moves frames takes its [`pair::QueuePair`]s.
+//! vhost-user is one front end, in the daemon.
 //!
 //! A VMM that embeds the device leaves the control queue to it, too ([`control`]): address filters, VLANs, multiqueue,
-//! RSS and the hash report. So does a vhost-user front end that passes this queue on. How a frame is hashed is said in
-//! [`hash`], and where a frame for the guest goes in [`receive`].
+//! RSS and the hash report. So does a vhost-user front end that passes this queue on. [`hash`] defines how a frame is
+//! hashed, and [`receive`] where a frame for the guest goes.
 //!
 //! Another front is a program that is VMM, driver and network in one process:
 //!

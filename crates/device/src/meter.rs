@@ -1,10 +1,10 @@
 //! What a thread does for frames: how many it takes and gives and how many at once, its calls of the kernel, and how
 //! often its flow cache knew a frame.
 //!
-//! Theory of operation. Each of these is counted where it happens, by the batch, in cells of the thread that does it:
-//! nothing is shared, nothing is handed down to who counts, and counting is an addition in memory that is in the cache.
-//! A worker reads the cells of its thread in one of many rounds, and before it sleeps, and shows them to others then.
-//! Cells only grow; what other threads do is counted for nobody.
+//! Theory of operation. Each of these is counted where it happens, by the batch, in cells of its thread: nothing is
+//! shared, no counter is passed down, and counting is an addition in memory that is in the cache. A worker reads the
+//! cells of its thread in one of many rounds, and before it sleeps, and publishes them then. Cells only grow; work of
+//! other threads is not reported.
 //!
 //! Reading the clock costs more than counting. So of the calls of the kernel one in [`TIMED_EACH`] is timed, the first
 //! one among them; how long all of them took follows from how many there were.
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Whether anything is counted. Not in the build that the cost of counting is measured by (docs/benchmarks.md).
 pub const IS_KEPT: bool = !cfg!(feature = "no-statistics");
 
-/// Of so many calls of a kind one is timed. A prime, so that it does not keep step with what lanes do each second or
+/// One in this many calls of a kind is timed. A prime, so that it does not keep step with what lanes do each second or
 /// eighth time.
 pub const TIMED_EACH: u64 = 31;
 
@@ -25,14 +25,14 @@ pub const SIZES: usize = 7;
 /// Kinds of [`KernelCall`].
 pub const CALLS: usize = 4;
 
-/// A call of the kernel that moves frames, or tells somebody of them.
+/// A system call that moves frames, or notifies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelCall {
-    /// It is asked to send what is in a transmit ring (sendto).
+    /// Sends the frames in a transmit ring (sendto).
     Kick,
-    /// It is asked to receive into what is in a fill ring, or to look for frames (recvfrom).
+    /// Makes the kernel receive into the buffers of a fill ring, or look for frames (recvfrom).
     Wake,
-    /// The host is given a frame, or asked for one (writev and readv of its tap device).
+    /// Writes a frame to the host, or reads one (writev and readv of its tap device).
     Host,
     /// A guest is interrupted (write to an eventfd). Each of these is timed, as they are anyway.
     Call,
@@ -68,9 +68,9 @@ pub struct Calls {
 /// What a flow cache did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cached {
-    /// Frames whose flow it knew.
+    /// Frames whose flow was found.
     pub hits: u64,
-    /// Frames whose flow it did not know.
+    /// Frames whose flow was not found.
     pub misses: u64,
     /// Flows that went for others.
     pub evictions: u64,
@@ -125,7 +125,7 @@ thread_local! {
     };
 }
 
-/// So many frames were taken at once, from a guest, a NIC or the host.
+/// A batch of frames was taken, from a guest, a NIC or the host.
 #[inline]
 pub fn took(frames: usize) {
     if IS_KEPT && frames > 0 {
@@ -144,7 +144,7 @@ pub fn took_linked(frames: usize) {
     }
 }
 
-/// So many frames were given to a guest, a NIC, the host or another worker.
+/// Frames were delivered to a guest, a NIC, the host or another worker.
 #[inline]
 pub fn gave(frames: u64) {
     if IS_KEPT {
@@ -152,7 +152,7 @@ pub fn gave(frames: u64) {
     }
 }
 
-/// A flow cache was asked for so many frames.
+/// Look-ups in a flow cache.
 #[inline]
 pub fn looked_up(hits: u64, misses: u64) {
     if IS_KEPT {
@@ -163,7 +163,7 @@ pub fn looked_up(hits: u64, misses: u64) {
     }
 }
 
-/// So many flows of a cache went for others.
+/// Flows of a cache were replaced.
 #[inline]
 pub fn evicted(flows: u64) {
     if IS_KEPT {
@@ -220,7 +220,7 @@ pub fn read() -> Work {
     })
 }
 
-/// In which place of [`Work::batches`] a batch of so many frames is counted.
+/// The index in [`Work::batches`] of a batch of `frames`.
 #[inline]
 #[must_use]
 pub fn size(frames: u64) -> usize {

@@ -1,9 +1,9 @@
 //! The device's state, as its VMM sets it up message by message: features, status, memory, vrings.
 //!
-//! A front turns what a VMM says into calls of [`NetDevice`]. When both vrings of a pair are started and there is
+//! A front end turns a VMM's messages into calls of [`NetDevice`]. When both vrings of a pair are started and there is
 //! memory, [`NetDevice::queue_pair`] makes the pair's [`QueuePair`] of them, and its owner moves frames. The device
-//! does not reach into a queue pair that runs. So stop a queue pair before you call something here that changes its
-//! vrings, and say where the vrings stand with [`NetDevice::keep_bases`]; the next queue pair goes on from there.
+//! does not reach into a running queue pair. So stop a queue pair before you change its vrings here, and set their
+//! positions with [`NetDevice::keep_bases`]; the next queue pair continues from there.
 //!
 //! ```text
 //!     set_size, set_addresses, set_base, set_call, start (kick) ─▶ is_started ─▶ queue_pair ─▶ frames move
@@ -26,7 +26,7 @@ use crate::offloads::Offloads;
 use crate::pair::{Bases, QueuePair, Vring};
 use crate::vring::{VringError, VringState};
 
-/// What a VMM may not say.
+/// Invalid requests of a VMM.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// Of a vring.
@@ -49,7 +49,7 @@ pub enum PairError {
     /// Of a vring.
     #[error(transparent)]
     Vring(#[from] VringError),
-    /// The ring cannot be entered as it stands.
+    /// The ring cannot be used in its present state.
     #[error("vring {index}: {source}")]
     Ring {
         /// Of the vring.
@@ -91,17 +91,17 @@ pub struct NetDevice {
     inflight: Option<Arc<InflightRegion>>,
     /// Those of the pairs, and of the control queue where the device has it.
     vrings: Vec<VringState>,
-    /// What the driver said by the control queue; `None`: the VMM has that.
+    /// The driver's state, set by the control queue; `None`: the VMM has the queue.
     pub(crate) control: Option<State>,
     /// The control queue may be the VMM's, of which the device then hears nothing.
     passed_on: bool,
-    /// A call made somebody wait.
+    /// A call blocked a thread.
     call_blocked: CallBlocked,
 }
 
 impl NetDevice {
-    /// With so many queue pairs, 1 to 0x8000 (VirtIO 1.3, 5.1.4.1), and these offloads to offer. The caller checks the
-    /// number: a device without pairs serves nothing, and one with more is none that a driver knows how to address.
+    /// With `pairs` queue pairs, 1 to 0x8000 (VirtIO 1.3, 5.1.4.1), and these offloads to offer. The caller checks the
+    /// number: a device without pairs serves nothing, and no driver can address more.
     #[must_use]
     pub fn new(pairs: u16, offload: Offloads) -> Self {
         Self {
@@ -175,7 +175,8 @@ impl NetDevice {
         }
     }
 
-    /// The driver acknowledges features. All queue pairs that run are to be made anew if these are others than before.
+    /// The driver acknowledges features. All running queue pairs have to be made again if these differ from the ones
+    /// before.
     ///
     /// # Errors
     /// [`DeviceError::Features`]. With a control queue of its own, where a driver's features come from the driver and
@@ -197,8 +198,8 @@ impl NetDevice {
         self.status
     }
 
-    /// Sets the device status; 0 resets the device. Where the rings stopped is still known then, as a VMM may ask for
-    /// it afterwards.
+    /// Sets the device status; 0 resets the device. The positions of the rings stay known then, as a VMM may read them
+    /// afterwards.
     ///
     /// # Errors
     /// [`DeviceError::Status`].
@@ -215,8 +216,8 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Stops and disables all vrings and forgets what the driver said, and the dirty log: who migrates the guest sets it
-    /// again. Memory, and the eventfds with which the VMM is told something, stay.
+    /// Stops and disables all vrings and forgets the driver's state, and the dirty log: a migration sets it again.
+    /// Memory, and the eventfds for notifications to the VMM, stay.
     pub fn reset(&mut self) {
         for vring in &mut self.vrings {
             *vring = VringState {
@@ -247,7 +248,7 @@ impl NetDevice {
         self.log.as_ref()
     }
 
-    /// Queue pairs that are made from now on note writes there; those that run are told by [`QueuePair::set_log`].
+    /// Queue pairs made from now on log writes there; for running ones call [`QueuePair::set_log`].
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
         self.log = log;
     }
@@ -288,7 +289,7 @@ impl NetDevice {
         Ok(&mut self.vrings[index as usize])
     }
 
-    /// Says how many entries it has. Looked at again when the ring is entered: features may yet change.
+    /// Sets the number of its entries. Checked again when the ring is used: features may yet change.
     ///
     /// # Errors
     /// [`VringError`].
@@ -302,7 +303,7 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Says where its parts are, in the VMM's address space.
+    /// Sets the addresses of its parts, in the VMM's address space.
     ///
     /// # Errors
     /// [`VringError`].
@@ -311,7 +312,7 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Says which chain is the next one.
+    /// Sets the next chain.
     ///
     /// # Errors
     /// [`VringError`].
@@ -334,9 +335,9 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Stops it; where it stands. Where single vrings are reset this may be the beginning of that; the end is
-    /// [`start`](Self::start), with addresses and a base that were said before. The control queue's may be asked for
-    /// after the reset that made the device forget that it has one.
+    /// Stops it; returns its position. If single vrings are reset this may be the first half of that; the second is
+    /// [`start`](Self::start), with addresses and a base that were set before. The control queue's may be requested
+    /// after the reset that made the device forget that queue.
     ///
     /// # Errors
     /// [`VringError`].
@@ -359,7 +360,7 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Sets the eventfd that tells the VMM of a fault.
+    /// Sets the eventfd that reports a fault to the VMM.
     ///
     /// # Errors
     /// [`VringError`].
@@ -368,7 +369,7 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Lets frames go through it, or no more; a queue pair that runs is told by its [`Vring::enabled`].
+    /// Enables or disables it; a running queue pair is changed by its [`Vring::enabled`].
     ///
     /// # Errors
     /// [`VringError`].
@@ -502,7 +503,8 @@ impl NetDevice {
 
     /// Enters the control queue's ring.
     pub(crate) fn enter_control(&self, index: u32, memory: &Arc<MemoryMap>) -> Result<Vring, PairError> {
-        // A command that was taken and not answered is done again: it says what is to be, not what is to change.
+        // A command that was taken and not answered is executed again: it sets a state, and does not depend on the one
+        // before.
         self.enter(index, memory, Journal::None)
     }
 

@@ -97,7 +97,7 @@ impl Offloads {
         }
     }
 
-    /// Those that let us give the guest frames longer than the interface carries.
+    /// Those that allow frames for the guest that are longer than the interface carries.
     pub fn coalescing() -> Self {
         Self {
             guest_tso4: true,

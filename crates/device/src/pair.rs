@@ -1,11 +1,11 @@
 //! The guest's side of a lane: two vrings, the virtio-net header, and what is checked in it.
 //!
-//! A chain arrives here with every descriptor already copied out of guest memory and bounds-checked
-//! by the `virtqueue` crate. What remains is meaning: a chain from the guest is readable only, a
-//! chain to the guest is writable only, the virtio-net header (VirtIO 1.3, 5.1.6) may lie across
-//! descriptors, and it may not ask for what was not negotiated. A guest may change the header
-//! between two looks (CVE-2024-11614), so each decision rests on the bytes of one read: the first two show whether a
-//! frame asks for anything; if it does, the ten that speak of offloads are read, and judged on that copy alone.
+//! A chain arrives here with every descriptor already copied out of guest memory and bounds-checked by the `virtqueue`
+//! crate. What remains is meaning: a chain from the guest is readable only, a chain to the guest is writable only, the
+//! virtio-net header (VirtIO 1.3, 5.1.6) may be spread over descriptors, and it may not request what was not
+//! negotiated. A guest may change the header between two reads (CVE-2024-11614), so each decision depends on the bytes
+//! of one read: the first two show whether a frame requests anything; if it does, the ten bytes about offloads are
+//! read, and only that copy is used.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -87,7 +87,7 @@ pub enum Direction {
     ToGuest,
 }
 
-/// Where the vrings of a stopped lane stand: the value for VHOST_USER_GET_VRING_BASE.
+/// Positions of the vrings of a stopped lane: the value for VHOST_USER_GET_VRING_BASE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bases {
     /// The transmit queue's.
@@ -98,9 +98,9 @@ pub struct Bases {
 
 /// What a stopped lane leaves behind.
 pub struct Stopped {
-    /// Where its vrings stand.
+    /// Positions of its vrings.
     pub bases: Bases,
-    /// Call eventfds that are to be written to, and where that write may wait (`call.rs`).
+    /// Call eventfds of pending calls, to be written by a thread that may wait (`call.rs`).
     pub calls: Vec<OwnedFd>,
 }
 
@@ -146,19 +146,19 @@ pub struct QueuePair {
     pub partial_checksums: bool,
     /// Where writes to guest memory are noted while it is migrated.
     pub log: Option<Arc<DirtyLog>>,
-    /// So many chains of the transmit queue to come were handed to the NIC by a predecessor that died.
+    /// Number of next chains of the transmit queue that a dead predecessor had passed to the NIC.
     pub sent_before: usize,
 }
 
-/// A chain of the transmit queue that is to be sent.
+/// A chain of the transmit queue with a frame to send.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sending {
     /// Where the frame begins in the chain.
     pub start: Cursor,
     /// Length of the frame, bytes.
     pub len: u32,
-    /// What is to be done with it. A checksum lies in the frame, and who asks for segmentation asks for a checksum,
-    /// too; nothing else has been checked of the bytes of a GSO packet.
+    /// The requested offloads. A checksum is inside the frame, and a request for segmentation includes one for a
+    /// checksum; nothing else has been checked of the bytes of a GSO packet.
     pub request: Request,
 }
 
@@ -208,7 +208,7 @@ impl QueuePair {
         }
     }
 
-    /// The eventfds that tell of work: kicks.
+    /// The kick eventfds.
     pub fn kicks(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let kicks = [&self.from_guest.kick, &self.to_guest.kick];
         kicks.into_iter().flatten().map(AsFd::as_fd)
@@ -221,7 +221,7 @@ impl QueuePair {
             .any(|vring| vring.enabled && vring.kick.is_none())
     }
 
-    /// Where both vrings stand.
+    /// The positions of both vrings.
     pub fn bases(&self) -> Bases {
         Bases {
             from_guest: self.from_guest.queue.base(),
@@ -254,9 +254,8 @@ impl QueuePair {
         Ok(room)
     }
 
-    /// The frame in a chain of the transmit queue, if it is one that nothing has to be done for: in one buffer, behind a
-    /// header that asks for nothing, and neither too short nor too long. `None`: [`QueuePair::judge`] has to look, by
-    /// what it reads itself.
+    /// The frame in a chain of the transmit queue, if it is plain: in one buffer, behind a header without requests, and
+    /// neither too short nor too long. `None`: [`QueuePair::check`] has to look, by its own read.
     #[inline(always)]
     pub fn plain(&self, chain: &Chain, buffers: &[Buffer]) -> Option<Sending> {
         if self.sent_before > 0 {
@@ -284,8 +283,8 @@ impl QueuePair {
         })
     }
 
-    /// Judges a chain of the transmit queue; `buffers` are the chain's own. `None`: nothing that can be sent, and
-    /// counted. `unsendable`: nothing can be sent now, and that is where frames are counted for it.
+    /// Checks a chain of the transmit queue; `buffers` are the chain's own. `None`: no frame that can be sent, which is
+    /// counted. `unsendable`: no frame can be sent now, and this counter counts them.
     ///
     /// # Errors
     /// What the guest did wrong.
@@ -302,8 +301,8 @@ impl QueuePair {
         Ok(is_one.then_some(sending))
     }
 
-    /// The same into a place of the caller's; whether there is something to be sent. For who judges many: what is put
-    /// together in pieces and then moved as a whole waits for the stores.
+    /// The same into memory of the caller; returns whether there is a frame to send. For callers with many chains: a
+    /// value that is built in pieces and then moved as a whole waits for the stores.
     ///
     /// # Errors
     /// As [`QueuePair::judge`].
@@ -363,8 +362,7 @@ impl QueuePair {
         Ok(true)
     }
 
-    /// What the header of a frame of `len` bytes asks for, into `request`; false if that cannot be had, which is
-    /// counted.
+    /// Parses the header of a frame of `len` bytes into `request`; false if the request is invalid, which is counted.
     #[inline(always)]
     fn request(&self, buffers: &[Buffer], len: u32, counters: &PairCounters, request: &mut Request) -> bool {
         *request = Request::default();
@@ -385,7 +383,7 @@ impl QueuePair {
         work.map(|work| *request = work).is_some()
     }
 
-    /// The same for a header that asks for something.
+    /// The same for a header with requests.
     #[inline(never)]
     fn work(&self, header: &[u8; 10], len: u32, counters: &PairCounters) -> Option<Request> {
         let request = match Request::from_header(header) {

@@ -1,8 +1,8 @@
-//! What becomes of a frame for the guest: whether it wants it, on which pair it comes, and what it is told of its hash.
+//! The way of a frame for the guest: whether the guest accepts it, its pair, and its hash report.
 //!
-//! [`Receive`] is what the driver last said by the control queue, made ready for the data path: it does not change, and
-//! nothing in it is shared with what the driver says next. Who moves frames gets a new one when something changed
-//! ([`crate::control`]), and calls [`Receive::place`] for each frame.
+//! [`Receive`] is the driver's state, prepared for the data path: it does not change, and shares nothing with later
+//! states. The data path gets a new one after a change ([`crate::control`]), and calls [`Receive::place`] for each
+//! frame.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(crate) enum Steering {
     FirstPair,
     /// Where the guest sends the flow: automatic receive steering (VirtIO 1.3, 5.1.6.5.6).
     Automatic,
-    /// As the driver's table says: RSS (5.1.6.5.7).
+    /// By the driver's table: RSS (5.1.6.5.7).
     Table(Arc<Table>),
 }
 
@@ -58,15 +58,15 @@ pub struct Receive {
     pub(crate) steering: Steering,
     /// Where hashes are wanted, for a queue or for a report.
     pub(crate) hashing: Option<Hashing>,
-    /// VIRTIO_NET_F_HASH_REPORT: the guest is told.
+    /// VIRTIO_NET_F_HASH_REPORT: the guest gets reports.
     pub(crate) reports: bool,
 }
 
 /// Where a frame goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// The pair in whose receive queue it belongs. `None`: automatic receive steering, which is the affair of who sees
-    /// what the guest sends. A pair that is not started, or is being reset, takes no frame: it is dropped (VirtIO 1.3,
+    /// The pair of the receive queue for it. `None`: automatic receive steering, which the caller does, since it sees
+    /// the guest's frames. A pair that is not started, or is being reset, takes no frame: it is dropped (VirtIO 1.3,
     /// 5.1.6.5.7.2).
     pub pair: Option<u16>,
     /// For the virtio-net header.
@@ -74,9 +74,9 @@ pub struct Place {
 }
 
 impl Receive {
-    /// Of a frame that begins with `head`: all its headers, or the first [`crate::hash::fields::MOST_HEAD`] bytes. A
-    /// VLAN tag that the NIC took off must be in its place again. `nic`: what the NIC said of its hash. `None`: the
-    /// guest does not want it, which is counted.
+    /// For a frame that begins with `head`: all its headers, or the first [`crate::hash::fields::MOST_HEAD`] bytes. A
+    /// VLAN tag that the NIC removed must be in its place again. `nic`: the hash that the NIC reported. `None`: the
+    /// guest does not accept it, which is counted.
     #[inline]
     #[must_use]
     pub fn place(&self, head: &[u8], nic: Option<NicHash>, counters: &ReceiveCounters) -> Option<Place> {

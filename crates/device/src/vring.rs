@@ -22,7 +22,7 @@ pub enum VringError {
     /// The rings are misaligned or not in guest memory.
     #[error("vring {index}: {source}")]
     Layout { index: u32, source: RingError },
-    /// The ring's addresses are no addresses of the VMM's, as it said that it would translate them.
+    /// The ring's addresses are no addresses of the VMM's: it promised to translate them.
     #[error(
         "vring {index}: {source}: ACCESS_PLATFORM was acknowledged, so this may be an address of an IOMMU, and there \
          is no IOTLB here: leave the IOMMU out, or this device out of it (QEMU: no iommu_platform=on beside an IOMMU \
@@ -44,13 +44,13 @@ pub struct VringState {
     pub size: Option<QueueSize>,
     /// In the VMM's address space (SET_VRING_ADDR).
     pub addresses: Option<RingAddresses>,
-    /// The next chain to take, as the VMM says it or as the last lane left it.
+    /// The next chain to take, set by the VMM or left by the last lane.
     pub base: u32,
     /// The driver notifies the device with it; `None`: the ring is polled.
     pub kick: Option<OwnedFd>,
     /// Interrupts the driver; `None`: it polls.
     pub call: Option<OwnedFd>,
-    /// Tells the VMM of a fault.
+    /// Reports a fault to the VMM.
     pub err: Option<OwnedFd>,
     /// SET_VRING_KICK came, GET_VRING_BASE did not yet.
     pub started: bool,

@@ -93,8 +93,8 @@ impl NotifyAddress {
         })
     }
 
-    /// Whether a write that came by an exit is a notification of this queue. KVM judges the same way what it signals an
-    /// eventfd for (`ioeventfd_in_range` in virt/kvm/eventfd.c), so that both agree.
+    /// Whether a write that arrived by an exit is a notification of this queue. KVM decides by the same rule whether it
+    /// signals an eventfd (`ioeventfd_in_range` in virt/kvm/eventfd.c), so that both agree.
     #[must_use]
     pub fn is_hit(&self, bus: Bus, address: u64, data: &[u8]) -> bool {
         if (bus, address) != (self.bus, self.address) {

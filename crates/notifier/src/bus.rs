@@ -1,4 +1,4 @@
-//! Who binds eventfds to the guest's addresses.
+//! Binds eventfds to the guest's addresses.
 
 use std::io;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //!
 //! A driver notifies a queue by a write to an address of the device. As an exit that costs the vCPU its time: KVM
 //! returns to the VMM, which looks at the queue while the guest stands. With an ioeventfd KVM signals an eventfd, the
-//! vCPU goes on, and another thread looks. This crate chooses between the two for each queue, and keeps track of who
+//! vCPU continues, and another thread looks. This crate chooses between the two for each queue, and tracks which thread
 //! looks at it:
 //!
 //! ```text
@@ -13,9 +13,9 @@
 //!                                                            └──▶ backend (vhost, vhost-user)     off-limits
 //! ```
 //!
-//! It knows nothing of a device but its queues' addresses ([`address`]) and a [`Serve`](notifiers::Serve) for each, so
-//! it is for any virtio device. The VMM tells [`Notifiers`](notifiers::Notifiers) what happens; [`state`] is the table
-//! of what follows; [`bus`] is who binds eventfds, KVM or a test; [`probe`] tells how many a bus takes.
+//! It knows only a device's queue addresses ([`address`]) and a [`Serve`](notifiers::Serve) for each, so it serves any
+//! virtio device. The VMM reports events to [`Notifiers`](notifiers::Notifiers); [`state`] is the table of their
+//! consequences; [`bus`] binds eventfds, KVM or a test; [`probe`] finds out how many a bus takes.
 //!
 //! # States
 //!
@@ -38,8 +38,8 @@
 //!
 //! # Nothing is lost
 //!
-//! Whoever gets a queue looks at it once, without being notified, because a notification that came before went to the
-//! owner before:
+//! The new owner of a queue looks at it once, without a notification, because an earlier notification went to the
+//! earlier owner:
 //!
 //!  - To assigned and to off-limits: the ioeventfd is bound, then the eventfd is written once. An exit that was under
 //!    way meanwhile is passed on by the eventfd.
@@ -49,7 +49,7 @@
 //!    stands: the look at `VmRun` finds everything.
 //!  - From off-limits the queue gets a new eventfd: the backend keeps a duplicate of the old one, and could read it, or
 //!    make it blocking. The queue stays deassigned while there is none to be had.
-//!  - A look may leave chains that were notified. It says so, and the thread looks again after the other queues' turn.
+//!  - A look may leave chains that were notified. It reports that, and the thread looks again after the other queues.
 //!
 //! # Threads and ownership
 //!
@@ -57,25 +57,24 @@
 //! the new state: the thread reads an eventfd only while the queue is assigned. So two owners never meet. A
 //! backend is not under the lock. The VMM keeps the order: it stops the backend, then says `BackendStop`.
 //!
-//! Events of a device are handled one at a time. They may come from any thread, also from a vCPU's exit. Those that
-//! look give way to events that wait. Who waits sleeps. A transition lasts as long as the look before it and KVM's
-//! call: microseconds, or milliseconds while many vCPUs run. The thread waits as long, and so may other queues of the
-//! device.
+//! Events of a device are handled one at a time. They may come from any thread, also from a vCPU's exit. Looks give way
+//! to events that wait. A waiting thread sleeps. A transition lasts as long as the look before it and KVM's call:
+//! microseconds, or milliseconds while many vCPUs run. The thread waits as long, and so may other queues of the device.
 //!
 //! # Without room
 //!
-//! A queue to which no eventfd can be bound (`ENOSPC` of a full bus, and whatever else the host answers) stays
-//! deassigned, and is notified by exits. The [`Report`](notifiers::Report) says so once, the
+//! A queue to which no eventfd can be bound (`ENOSPC` of a full bus, or any other error of the host) stays deassigned,
+//! and is notified by exits. The [`Report`](notifiers::Report) names it once, the
 //! [status](notifiers::Notifiers::status) always, and each event of the queue tries again. Its backend is notified by
 //! the exits that [`Notifiers::exit`](notifiers::Notifiers::exit) passes on.
 //!
 //! # A hostile guest
 //!
 //! It may notify without pause, also queues that it never set up: an eventfd counts, so that many notifications are one
-//! look; the thread serves each queue once a round. It may write any data of any length: what is not exactly a
-//! notification is nobody's. It may reset at any time, and set bits of the status over and over: each costs its own
-//! vCPU the transition. None of it is refused, fails or panics. Looks are the device's, which bounds what one look
-//! does, and says what it left: a queue that the guest never lets get empty is the thread's work, once a round.
+//! look; the thread serves each queue once a round. It may write any data of any length: anything but an exact
+//! notification is ignored. It may reset at any time, and set bits of the status over and over: each costs its own vCPU
+//! the transition. None of it is rejected, fails or panics. Looks belong to the device, which bounds the work of one
+//! look, and reports the rest: a queue that the guest never leaves empty is the thread's work, once a round.
 //!
 //! # When others err
 //!
@@ -86,7 +85,7 @@
 //! A backend may do to its eventfd what it likes, but one thing: if it fills the count and makes the eventfd blocking,
 //! an exit that is passed on waits for it, with the queue's lock. KVM's own signals never wait.
 //!
-//! Addresses do not change. For a guest that moves a BAR the VMM makes other notifiers, or does not let it.
+//! Addresses do not change. For a guest that moves a BAR the VMM makes other notifiers, or prevents that.
 //!
 //! # Migration
 //!

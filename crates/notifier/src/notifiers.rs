@@ -20,7 +20,7 @@ pub struct QueueSetup {
     pub address: NotifyAddress,
     /// By what it is notified.
     pub by: By,
-    /// Who serves it.
+    /// Serves it.
     pub serve: Box<dyn Serve>,
 }
 
@@ -78,16 +78,16 @@ impl From<QueueEvent> for Event {
     }
 }
 
-/// What an event asks of the VMM, and what it may tell its user.
+/// Work for the VMM after an event, and facts for its user.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Queues that a backend has and must give back: the VMM stops it, then says [`QueueEvent::BackendStop`] of each,
-    /// before it lets the guest go on. Until then each report names them. vCPUs whose writes come at once both get
-    /// them: a VMM has a lock for its backends, and asks for [`Notifiers::state`] under it.
+    /// Queues that a backend has and must give back: the VMM stops it, then sends [`QueueEvent::BackendStop`] for each,
+    /// before it resumes the guest. Until then each report names them. vCPUs whose writes come at once both get them: a
+    /// VMM has a lock for its backends, and reads [`Notifiers::state`] under it.
     pub stop_backends: Vec<u16>,
-    /// Queues that are notified by exits from now on, though they were to have an eventfd. Tried again at each event.
-    /// On a bus with little room a guest that resets queues in turn may bring this about again and again: who logs it
-    /// limits the rate.
+    /// Queues that are notified by exits from now on, because no eventfd could be bound. Tried again at each event. On
+    /// a bus with little room a guest that resets queues one after the other may cause this again and again: limit the
+    /// rate of its log lines.
     pub unbound: Vec<Arc<BindError>>,
 }
 
@@ -105,24 +105,24 @@ impl Report {
 pub struct QueueStatus {
     /// Index of the queue.
     pub queue: u16,
-    /// Who looks at it.
+    /// The owner of the queue.
     pub state: State,
     /// By what it is notified now.
     pub by: By,
     /// What the VMM chose.
     pub chosen: By,
-    /// Why it has no eventfd, though it is to have one.
+    /// Why it has no eventfd.
     pub unbound: Option<Arc<BindError>>,
     /// Notifications that came by an exit, those to a queue that is not ready among them.
     pub from_exits: u64,
     /// Notifications that came by the eventfd while no backend had the queue.
     pub from_eventfd: u64,
-    /// A look, or the bus, has panicked: what the device has of the queue is in no known state, so nobody looks any
-    /// more. The VMM sets `DEVICE_NEEDS_RESET` (VirtIO 1.3, 2.1), and makes other notifiers.
+    /// A look, or the bus, has panicked: the state of the queue is unknown, so no thread looks any more. The VMM sets
+    /// `DEVICE_NEEDS_RESET` (VirtIO 1.3, 2.1), and makes other notifiers.
     pub broken: bool,
 }
 
-/// What a VM's image keeps of the notifiers. Who writes it to a stream chooses how.
+/// The notifiers' part of a VM's image. The VMM chooses its encoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Saved {
     /// For each queue what held of it.
@@ -146,9 +146,9 @@ pub enum NotifierError {
     /// Eventfds, the epoll or the thread.
     #[error("{what} cannot be made: raise the limit of open files or of threads")]
     Resources {
-        /// What was to be made.
+        /// The failed object.
         what: &'static str,
-        /// What the host said.
+        /// The host's error.
         #[source]
         source: io::Error,
     },
@@ -170,7 +170,7 @@ pub enum NotifierError {
     /// No such queue.
     #[error("there is no queue {queue}: the device has {queues}")]
     NoQueue {
-        /// Index that was asked for.
+        /// The requested index.
         queue: u16,
         /// Number of queues.
         queues: usize,
@@ -249,7 +249,7 @@ impl<B: Ioeventfds> Notifiers<B> {
     /// [`NotifierError::Refused`]: none of today's events of a device is.
     ///
     /// # Panics
-    /// If a look does: queues after that one have not seen the event yet. It may be said again.
+    /// If a look does: queues after that one have not seen the event yet. It may be repeated.
     pub fn event(&self, event: DeviceEvent) -> Result<Report, NotifierError> {
         let _order = self.one_at_a_time();
         let mut report = Report::default();
@@ -275,7 +275,7 @@ impl<B: Ioeventfds> Notifiers<B> {
     }
 
     /// A vCPU exited with a write: the queue, if it is a notification. A deassigned queue that is ready is looked at
-    /// here, in this thread. Otherwise the owner is told by the eventfd (the exit was under way when the ioeventfd was
+    /// here, in this thread. Otherwise the eventfd notifies the owner (the exit was under way when the ioeventfd was
     /// bound, or none could be).
     ///
     /// # Panics
@@ -302,7 +302,7 @@ impl<B: Ioeventfds> Notifiers<B> {
             .map_err(resources("a duplicate of an eventfd"))
     }
 
-    /// Who looks at a queue; `None` for one that there is not.
+    /// The owner of a queue; `None` if there is no such queue.
     pub fn state(&self, queue: u16) -> Option<State> {
         Some(self.slot(queue).ok()?.enter().state)
     }

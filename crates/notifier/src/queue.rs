@@ -1,5 +1,4 @@
-//! One queue: its state, its eventfd, and who looks at it. All of it is under the lock of a
-//! [`Slot`](crate::slot::Slot).
+//! One queue: its state, its eventfd, and its owner. All of it is under the lock of a [`Slot`](crate::slot::Slot).
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -27,20 +26,20 @@ pub(crate) struct Queue {
     pub(crate) conditions: Conditions,
     /// An ioeventfd is bound to the address.
     pub(crate) bound: bool,
-    /// Why the queue has none, though it is to have one.
+    /// Why the queue has no eventfd.
     pub(crate) unbound: Option<Arc<BindError>>,
     /// Notifications that came by an exit.
     pub(crate) from_exits: u64,
     /// Notifications that came by the eventfd while no backend had the queue.
     pub(crate) from_eventfd: u64,
-    /// A look, or the bus, has panicked: nobody looks any more.
+    /// A look, or the bus, has panicked: no thread looks any more.
     pub(crate) broken: bool,
     event: EventFd,
     /// A backend may have a duplicate of `event`, from the last time that the queue was its own.
     stale: bool,
     /// The last look left something. Whoever gets the queue anew looks anyhow.
     more: bool,
-    /// Our own writes to the eventfd that nobody has taken off it yet.
+    /// This process's own writes to the eventfd that were not read yet.
     own_writes: u64,
     serve: Box<dyn Serve>,
 }
@@ -50,7 +49,7 @@ pub(crate) struct Queue {
 pub(crate) struct Step {
     /// The VMM has to stop the backend.
     pub(crate) stop_backend: bool,
-    /// The queue could not be bound. Told once, until it can.
+    /// The queue could not be bound. Reported once, until it can.
     pub(crate) unbound: Option<Arc<BindError>>,
 }
 
@@ -150,7 +149,7 @@ impl Queue {
             let _ = wiring.bus.deassign(wiring.address, &self.event);
             self.bound = false;
         }
-        // A backend may have made it blocking, and it is not used again: nobody reads it.
+        // A backend may have made it blocking, and it is not used again: no thread reads it.
         self.stale |= self.state == State::OffLimits;
         self.state = State::Deassigned;
         if !self.stale {

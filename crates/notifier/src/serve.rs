@@ -1,4 +1,4 @@
-//! A queue as its device has it: who serves it, by what it is notified, and why not by an eventfd.
+//! A queue of a device: how it is served, how it is notified, and why not by an eventfd.
 
 use std::io;
 
@@ -8,9 +8,10 @@ use crate::address::NotifyAddress;
 
 /// The device's side of a queue. It has one owner at a time: it is never called by two threads at once.
 pub trait Serve: Send {
-    /// Looks at the queue and serves what is there: after each notification, and once after each transition that
-    /// leaves the queue with us. Others wait for it, so it returns after so many chains. What it says that it left, the
-    /// thread of the [`Notifiers`](crate::notifiers::Notifiers) looks at after other queues had their turn, without another notification.
+    /// Looks at the queue and serves its chains: after each notification, and once after each transition that leaves
+    /// the queue with this process. Others wait for it, so it returns after a bounded number of chains. The thread of
+    /// the [`Notifiers`](crate::notifiers::Notifiers) looks at the reported rest after other queues, without another
+    /// notification.
     ///
     /// The queue's lock is held: it must not call the [`Notifiers`](crate::notifiers::Notifiers) that it belongs to. Nor must a thread call those
     /// while it holds a lock that a look takes, such as that of the whole device: each would wait for the other.
@@ -43,7 +44,7 @@ impl By {
     }
 }
 
-/// Why a queue has no eventfd, though it is to have one.
+/// Why a queue has no eventfd.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "queue {queue} is notified by exits: no eventfd could be bound to {address}; {}",
@@ -54,7 +55,7 @@ pub struct BindError {
     pub queue: u16,
     /// Where it is notified.
     pub address: NotifyAddress,
-    /// What the bus said, such as `ENOSPC`.
+    /// The error of the bus, such as `ENOSPC`.
     #[source]
     pub source: io::Error,
 }

@@ -1,14 +1,14 @@
 //! The thread that serves assigned queues.
 //!
 //! It waits for all eventfds at once (level-triggered). A round serves each queue that was notified once, in the order
-//! in which epoll tells them, which rotates: a queue that is notified without pause does not keep others from their
-//! turn. The state is looked at under the queue's lock, after the wait: what was notified to a queue that is not
-//! assigned any more is its new owner's.
+//! in which epoll reports them, which rotates: a queue that is notified without pause does not starve others. The state
+//! is checked under the queue's lock, after the wait: a notification of a queue that is not assigned any more is its
+//! new owner's.
 //!
-//! What a look has left, whoever looked, is the thread's too: it is told by an eventfd of the device's, and looks once
-//! a round at each queue that has something left.
+//! The rest of a look, by any thread, is the thread's work, too: an eventfd of the device reports it, and the thread
+//! looks once a round at each queue with a rest.
 //!
-//! A look that panics is caught here, and ends nothing but looks at its queue. The hook for panics has told of it.
+//! A look that panics is caught here, and ends only looks at its queue. The hook for panics has reported it.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -54,7 +54,7 @@ impl Shared {
 
     /// The thread's turn at a queue.
     fn serve(&self, slot: &Slot, turn: impl FnOnce(&mut Queue)) {
-        // Unwinding spoils nothing: the queue's lock says that it is broken, and what else is here does not change.
+        // Unwinding spoils nothing: the queue's lock marks it as broken, and nothing else here changes.
         if let Ok(true) = catch_unwind(AssertUnwindSafe(|| slot.look(turn))) {
             self.look_again();
         }
@@ -79,7 +79,7 @@ impl Service {
         )?;
         let (tell, told) = mpsc::channel();
         let thread = thread::Builder::new().name("notify".to_owned()).spawn(move || {
-            // Fails only if nobody waits for it.
+            // Fails only if no thread waits for it.
             let _ = tell.send(gettid());
             serve(&shared);
         })?;
@@ -97,7 +97,7 @@ impl Drop for Service {
         // Cannot fail: it is written once.
         let _ = self.stop.write(1);
         if let Some(thread) = self.thread.take() {
-            // Fails if the thread panicked, which it has said.
+            // Fails if the thread panicked, which was reported.
             let _ = thread.join();
         }
     }

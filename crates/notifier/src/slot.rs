@@ -1,7 +1,7 @@
-//! A queue behind its lock, and who goes first.
+//! A queue behind its lock, and the order of waiting threads.
 //!
 //! The lock is held during a look. So a queue has one owner at a time: a transition waits for the look that is under
-//! way, and whoever comes after it sees the new state.
+//! way, and the next look sees the new state.
 //!
 //! A guest that notifies without pause must not keep transitions waiting, so looks give way. Three locks do that, and
 //! who waits sleeps, however long a look lasts. They are taken in this order:

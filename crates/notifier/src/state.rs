@@ -3,7 +3,7 @@
 //! [`next`] is the whole of it, a pure function. [`Conditions`] are noted in every state, also while a backend owns
 //! the queue, so that its end finds the queue where the guest and the VMM have left it.
 
-/// Who looks at a queue.
+/// The owner of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// The vCPU that exits with a notification. No ioeventfd is bound.

@@ -23,8 +23,8 @@
 //!
 //! The timestamps of the first stay: a delayed acknowledgement echoes the oldest, too (RFC 7323, 4.3).
 //!
-//! The order is kept between all frames of the same addresses, protocol and ports, whatever their other headers are. A
-//! frame that is neither TCP nor UDP, or a fragment of one, belongs to no flow that could be told: it ends all units.
+//! The order is kept between all frames of the same addresses, protocol and ports, whatever their other headers are.
+//! The flow of a frame that is neither TCP nor UDP, or a fragment of one, is unknown: it ends all units.
 //!
 //! Limits: [`MOST_FRAMES`] frames a batch, [`MOST_FLOWS`] flows at a time (the one that began first then ends), headers
 //! of up to [`HEADERS`] bytes.
@@ -131,11 +131,11 @@ pub struct Batch {
     entries: [Entry; MOST_FRAMES],
     count: usize,
     open: [Group; MOST_FLOWS],
-    /// The group that the last frame belonged to.
+    /// The group of the last frame.
     latest: usize,
 }
 
-/// Where in a batch somebody is who takes runs from it.
+/// The position in a batch of a caller that takes runs from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Position {
     /// Every unit that began before this frame is taken.
@@ -216,7 +216,7 @@ impl Batch {
     }
 
     /// Adds the next frame. `headers`: its first bytes, at least [`packet::HEADERS_MAX`] of them or all; `frame_len`:
-    /// its length in bytes; `check`: what its checksum says, asked once for a TCP or UDP packet. False, and nothing
+    /// its length in bytes; `check`: verifies its checksum, called once for a TCP or UDP packet. False, and nothing
     /// done, if the batch is full.
     #[inline]
     pub fn add(&mut self, headers: &[u8], frame_len: u32, check: impl FnOnce(&Layers) -> Verdict) -> bool {
@@ -253,7 +253,7 @@ impl Batch {
         true
     }
 
-    /// Looks for the open group that a frame can be appended to, if its checksum is good: it is the latest then.
+    /// Finds the open group that a frame can be appended to, if its checksum is good; makes it the latest.
     #[inline]
     fn find(&mut self, headers: &[u8], frame_len: u32) -> Option<Appended> {
         if !self.rules.any() {
@@ -312,7 +312,7 @@ impl Batch {
         single
     }
 
-    /// A place for another group; the one that began first has to go if there is none.
+    /// A free slot for another group; closes the group that began first if there is none.
     fn free(&mut self) -> usize {
         let mut oldest = 0;
         for (at, group) in self.open.iter().enumerate() {
@@ -332,7 +332,7 @@ impl Batch {
     }
 
     /// The next frames to deliver as one, as many of a unit as make at most `room` bytes but at least one frame; `None`
-    /// at the end. The same again until [`Batch::advance`] is told.
+    /// at the end. The same again until [`Batch::advance`] is called.
     #[inline]
     #[must_use]
     pub fn run(&self, position: &Position, room: u32) -> Option<Run> {

@@ -5,10 +5,10 @@
 //! # Layers
 //! 1. [`checksum`]: full, partial and incremental.
 //! 2. [`packet`]: where the layers of a frame begin, for both directions.
-//! 3. [`verify`]: what the checksum of a received packet says.
+//! 3. [`verify`]: the state of a received packet's checksum.
 //! 4. [`tunnel`]: the same of a packet inside VXLAN or Geneve.
 //! 5. [`coalesce`]: consecutive segments of a flow made into GSO packets, for a guest that takes them.
-//! 6. [`segment`]: what a guest asks for ([`segment::Request`]), and the frames that come of it ([`segment::Plan`]).
+//! 6. [`segment`]: a guest's request ([`segment::Request`]), and the resulting frames ([`segment::Plan`]).
 //!
 //! # A GSO packet, cut
 //! ```

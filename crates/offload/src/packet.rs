@@ -93,8 +93,8 @@ impl Layers {
 /// Finds the layers. `headers`: the frame, or its first bytes, of which [`HEADERS_MAX`] are enough; `frame_len`: bytes
 /// of the frame.
 ///
-/// `None`: the frame is something else, is a fragment, has more than [`HEADERS_MAX`] bytes of headers, is shorter
-/// than its headers say, or contradicts itself.
+/// `None`: the frame is of another protocol, is a fragment, has more than [`HEADERS_MAX`] bytes of headers, is shorter
+/// than its headers claim, or contradicts itself.
 #[must_use]
 #[inline]
 pub fn parse(headers: &[u8], frame_len: u32) -> Option<Layers> {

@@ -1,13 +1,13 @@
 //! Segmentation: one GSO packet of a guest, many frames of the wire.
 //!
-//! A [`Request`] is what the virtio-net header of a frame asks for. A [`Plan`] is made of the GSO packet's headers and
-//! says of each segment where its payload lies in the GSO packet and what its headers are. It neither holds nor moves
-//! payload: that is copied or referenced by who has it.
+//! A [`Request`] is the offload request in the virtio-net header of a frame. A [`Plan`] is made of the GSO packet's
+//! headers and gives for each segment the position of its payload in the GSO packet and its headers. It neither holds
+//! nor moves payload: the caller copies or references that.
 //!
 //! The rules are those of the kernel's software segmentation, so that a guest sees no difference between us and a tap:
 //!
 //! - IPv4's identification counts up by one a segment (`net/ipv4/af_inet.c` inet_gso_segment; the fixed one that TCP
-//!   may ask for there has no virtio counterpart), length and header checksum are the segment's.
+//!   may request there has no virtio counterpart), length and header checksum are the segment's.
 //! - IPv6's payload length is the segment's; extension headers are repeated (`net/ipv6/ip6_offload.c`
 //!   ipv6_gso_segment).
 //! - TCP's sequence number advances by the payload; FIN and PSH are on the last segment only, CWR on the first only
@@ -39,7 +39,7 @@ pub enum Malformed {
     /// A `gso_type` that the specification does not have, or that is not handled (UFO, tunnels).
     #[error("GSO type {0:#x} is not known")]
     GsoType(u8),
-    /// ECN beside a type that is not TCP.
+    /// ECN with a type that is not TCP.
     #[error("GSO type {0:#x} asks for ECN, which only TCP has")]
     EcnWithoutTcp(u8),
     /// A segment size of zero, or of 65,535.
@@ -54,7 +54,7 @@ pub enum Malformed {
     /// Headers of another protocol than the GSO type names.
     #[error("GSO of type {asked:?} for a GSO packet of {version:?} and {transport:?}")]
     Protocol {
-        /// What was asked for.
+        /// The requested type.
         asked: GsoKind,
         /// What the GSO packet is.
         version: Ip,
@@ -83,7 +83,7 @@ pub enum Malformed {
         /// Where it is by the packet's headers.
         found: ChecksumAt,
     },
-    /// A VLAN tag is to be taken off or put in, and what is asked for does not lie behind it.
+    /// A VLAN tag has to be removed or inserted, and the request is not about bytes behind it.
     #[error(
         "a tagged frame of {len} bytes that ends with its tag, or with a checksum that begins before byte {least}"
     )]
@@ -98,7 +98,7 @@ pub enum Malformed {
 /// How a GSO packet is cut, and the template of its segments' headers.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The GSO packet's headers, but that fields which every segment writes anew are zero where sums below need it.
+    /// The GSO packet's headers, with zeros in those fields that every segment sets where the sums below need it.
     template: [u8; HEADERS_MAX],
     layers: Layers,
     /// Payload bytes of each segment but the last.

@@ -4,8 +4,8 @@
 //! fills the outer UDP checksum as if the inner one were complete: the bytes that the inner checksum covers add up to
 //! the complement of its pseudo-header then (`lco_csum`, include/linux/skbuff.h; `udp_set_csum`, net/ipv4/udp.c). So
 //! the inner field holds the sum of its pseudo-header, and the outer checksum is wrong until the inner one is complete.
-//! Both are seen in the headers alone. A tunnel over IPv4, or over IPv6 where that is switched on, may leave out the
-//! outer checksum; then the inner field alone tells ([`crate::verify`] says why that is enough).
+//! Both show in the headers alone. A tunnel over IPv4, or over IPv6 where that is switched on, may leave out the outer
+//! checksum; then the inner field alone decides ([`crate::verify`] explains why that is enough).
 //!
 //! Tunnels are recognised by the destination port. One tunnel inside another is not looked into.
 
@@ -17,9 +17,9 @@ use crate::verify::{self, Unfinished, Verdict};
 /// headers inside.
 pub const TUNNEL_HEADERS_MAX: usize = HEADERS_MAX + GENEVE_MAX + HEADERS_MAX;
 
-/// VXLAN: the port that IANA assigned, and the one that Linux uses unless told otherwise (drivers/net/vxlan).
+/// VXLAN: the port that IANA assigned, and Linux's default (drivers/net/vxlan).
 const VXLAN_PORTS: [u16; 2] = [4789, 8472];
-/// VXLAN's header: flags, of which this one says that there is a network identifier, which is always there.
+/// VXLAN's header: flags, one of which marks a network identifier and is always set.
 const VXLAN_LEN: usize = 8;
 const VXLAN_HAS_VNI: u8 = 0x08;
 const GENEVE_PORT: u16 = 6081;
@@ -39,9 +39,9 @@ pub fn is_tunnel(headers: &[u8], outer: &Layers) -> bool {
     }
 }
 
-/// Finds the partial checksum of the packet inside a tunnel's packet; with it, what the outer checksum says once that
-/// is complete. `frame`: its bytes from the first on, all of them or at least [`TUNNEL_HEADERS_MAX`]; `outer`: as they
-/// were parsed.
+/// Finds the partial checksum of the packet inside a tunnel's packet, and the state of the outer checksum once that is
+/// complete. `frame`: its bytes from the first on, all of them or at least [`TUNNEL_HEADERS_MAX`]; `outer`: its parsed
+/// headers.
 ///
 /// `None`: it is no such packet, its checksum is not partial, or the outer checksum is wrong in any case.
 #[must_use]

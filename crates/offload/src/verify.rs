@@ -1,21 +1,21 @@
-//! What the checksum of a received packet says.
+//! The state of a received packet's checksum.
 //!
-//! A packet that never left the host may have a *partial* checksum: the field holds the sum of the pseudo-header, and
-//! who sends it to a wire would complete it (CHECKSUM_PARTIAL, include/linux/skbuff.h). AF_XDP does not tell, so it is
-//! known by its value. One packet in 65,536 with a right checksum looks the same; taking that for partial does no harm,
-//! since its bytes are right, and completing it writes a right checksum once more.
+//! A packet that never left the host may have a *partial* checksum: the field holds the sum of the pseudo-header, to be
+//! completed before a wire (CHECKSUM_PARTIAL, include/linux/skbuff.h). AF_XDP does not report that, so it is recognised
+//! by its value. One packet in 65,536 with a valid checksum looks the same; treating that as partial does no harm,
+//! since its bytes are right, and completing it writes a valid checksum once more.
 
 use crate::checksum::{ChecksumAt, Sum, pseudo_v4, pseudo_v6};
 use crate::packet::{Ip, Layers, Transport};
 
-/// What a checksum says.
+/// State of a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It is right.
     Valid,
     /// It holds the sum of the pseudo-header.
     Partial,
-    /// It is wrong, or there is none (UDP over IPv4 may go without), or nobody looked.
+    /// It is wrong, or there is none (UDP over IPv4 may go without), or it was not verified.
     Unknown,
 }
 
@@ -29,7 +29,7 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// Of a packet whose checksum is partial.
+    /// For a packet with a partial checksum.
     #[inline]
     #[must_use]
     pub fn of(layers: &Layers) -> Self {
@@ -63,9 +63,9 @@ pub fn is_partial(headers: &[u8], layers: &Layers) -> Verdict {
     }
 }
 
-/// Checks a packet. `headers`: the frame from its first byte on, as it was parsed; `partial`: its checksum may be
-/// partial; `sum`: the sum of the packet from the transport header to its end, the checksum field included; not asked
-/// for if the field decides.
+/// Verifies a packet. `headers`: the frame from its first byte on, as it was parsed; `partial`: its checksum may be
+/// partial; `sum`: the sum of the packet from the transport header to its end, the checksum field included; not called
+/// if the field decides.
 #[inline]
 #[must_use]
 pub fn verify(headers: &[u8], layers: &Layers, partial: bool, sum: impl FnOnce() -> Sum) -> Verdict {

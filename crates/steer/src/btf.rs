@@ -30,7 +30,8 @@ const DEEPEST: usize = 32;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum LayoutOfError {
-    /// The program, or its types, cannot be had: it is gone, carries none, or this process may not ask (CAP_SYS_ADMIN).
+    /// The program, or its types, cannot be read: it is gone, has none, or this process has no privilege for it
+    /// (CAP_SYS_ADMIN).
     #[error("cannot read the types (BTF) of program {program}")]
     Types {
         program: u32,
@@ -53,16 +54,16 @@ pub enum LayoutOfError {
         #[source]
         source: LayoutError,
     },
-    /// The kernel does not tell what the map is.
+    /// The kernel gives no information about the map.
     #[error("cannot ask the kernel about the BPF map")]
     Map(#[source] libbpf_rs::Error),
 }
 
-/// The layout of a structure that a program of somebody else's leaves before frames. Its id is the number of the type
-/// in that program's BTF.
+/// The layout of a structure that a foreign program leaves before frames. Its id is the number of the type in that
+/// program's BTF.
 ///
 /// # Errors
-/// [`LayoutOfError`]; to ask takes CAP_SYS_ADMIN.
+/// [`LayoutOfError`]; needs CAP_SYS_ADMIN.
 pub fn layout_of_program(program: u32, structure: &str) -> Result<Layout, LayoutOfError> {
     let (btf, _) = messages_of(|| Btf::from_prog_id(program));
     let btf = btf.map_err(|source| LayoutOfError::Types { program, source })?;
@@ -72,7 +73,7 @@ pub fn layout_of_program(program: u32, structure: &str) -> Result<Layout, Layout
 /// The same of a program that uses this map: redirects into it, if it is an XSKMAP.
 ///
 /// # Errors
-/// [`LayoutOfError`]; to ask takes CAP_SYS_ADMIN.
+/// [`LayoutOfError`]; needs CAP_SYS_ADMIN.
 pub fn layout_of_map(map: BorrowedFd<'_>, structure: &str) -> Result<Layout, LayoutOfError> {
     let info = MapInfo::new(map).map_err(LayoutOfError::Map)?;
     let options = ProgInfoQueryOptions::default().include_map_ids(true);

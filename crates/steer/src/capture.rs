@@ -1,10 +1,10 @@
 //! libbpf's messages, caught instead of printed.
 //!
-//! libbpf says on stderr why a load or an attach failed: the verifier's log, or the kernel's extended
-//! acknowledgement, which no return value carries. A daemon must not have a library write there, and the text
-//! belongs into the error. So the first use installs a print function for the whole process, which captures what is
-//! said on a thread while that thread is inside [`messages_of`], and drops the rest. libbpf calls it on the thread
-//! that called libbpf, so concurrent calls do not mix.
+//! libbpf prints on stderr why a load or an attach failed: the verifier's log, or the kernel's extended
+//! acknowledgement, which no return value carries. A daemon must not have a library write there, and the text belongs
+//! into the error. So the first use installs a print function for the whole process, which captures the output on a
+//! thread while that thread is inside [`messages_of`], and drops the rest. libbpf calls it on the thread that called
+//! libbpf, so concurrent calls do not mix.
 
 use std::cell::RefCell;
 use std::sync::Once;
@@ -40,7 +40,7 @@ fn capture(_level: PrintLevel, message: String) {
     });
 }
 
-/// Runs `call`, and returns its result with what libbpf said of warnings meanwhile.
+/// Runs `call`, and returns its result with libbpf's warnings.
 pub(crate) fn messages_of<T>(call: impl FnOnce() -> T) -> (T, String) {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {

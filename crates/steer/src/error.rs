@@ -107,7 +107,7 @@ fn hint_of(source: &libbpf_rs::Error, detail: &str) -> String {
     if source.kind() == libbpf_rs::ErrorKind::PermissionDenied && !detail.contains("PROG LOAD LOG") {
         return ": run as root, or with CAP_BPF and CAP_NET_ADMIN".to_owned();
     }
-    // The verifier's complaint stands before its summary.
+    // The verifier's complaint is before its summary.
     let lines: Vec<&str> = detail.lines().filter(|line| !line.trim().is_empty()).collect();
     let summary = lines.iter().position(|line| line.starts_with("processed "));
     match lines[..summary.unwrap_or(lines.len())].last() {

@@ -1,5 +1,5 @@
 //! Filters of the qdisc clsact: programs at ingress and egress of an interface where the kernel has no tcx (before
-//! Linux 6.6). A filter stays until somebody removes it, or the interface.
+//! Linux 6.6). A filter stays until it, or the interface, is removed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,8 +1,8 @@
 //! A program that is on an interface already, and how it can be taken off.
 //!
-//! A program on a BPF link goes with its link and cannot be taken off by `ip link set … off`; one without goes so, and
-//! by nothing else. Which link it is takes CAP_SYS_ADMIN to learn. Whether there is one takes only what attaching
-//! takes: the kernel says so when it refuses another program in its place (`dev_xdp_attach`, net/core/dev.c).
+//! A program on a BPF link is removed with its link and cannot be removed by `ip link set … off`; one without is
+//! removed by that only. Reading the link's number takes CAP_SYS_ADMIN. Whether there is a link takes only the
+//! privilege to attach: the kernel reports it when it rejects another program (`dev_xdp_attach`, net/core/dev.c).
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -27,16 +27,16 @@ pub enum Held {
     SomeLink,
     /// The interface itself.
     Interface,
-    /// This process may not ask.
+    /// This process has no privilege for the query.
     Unknown,
 }
 
-/// A program that sits where ours would go.
+/// A foreign program in the place of this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForeignProgram {
     /// The kernel's id of the program, as in `bpftool prog show id`.
     pub id: u32,
-    /// Its name, if it was asked for, we may read it and it has one.
+    /// Its name, if it was queried, is readable and exists.
     pub name: Option<String>,
     /// How it is attached.
     pub mode: AttachedAs,
@@ -45,7 +45,7 @@ pub struct ForeignProgram {
 /// How a program that is there is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttachedAs {
-    /// In a mode in which ours could be.
+    /// In a mode that would suit this program, too.
     Mode(Mode),
     /// In the NIC itself.
     Hardware,
@@ -115,8 +115,8 @@ impl fmt::Display for ForeignProgram {
     }
 }
 
-/// The XDP program of an interface, ours or not; `None` also if it cannot be asked for: attaching will tell. It is
-/// only asked for: nothing is tried.
+/// The XDP program of an interface, any; `None` also if the query fails: attaching will show it. A query only: nothing
+/// is tried.
 #[must_use]
 pub fn program_on(ifindex: u32) -> Option<ForeignProgram> {
     let program = unnamed_program_on(ifindex).ok().flatten()?;
@@ -131,8 +131,8 @@ pub fn is_detached(ifindex: u32, id: u32) -> bool {
     unnamed_program_on(ifindex).is_ok_and(|on| on.is_none_or(|on| on.id != id))
 }
 
-/// The XDP program of an interface without its name, which only bpf(2) tells: netlink is enough for the rest. It waits
-/// for whoever has the kernel's configuration of interfaces locked.
+/// The XDP program of an interface without its name, which takes bpf(2): netlink is enough for the rest. It waits for
+/// the lock of the kernel's configuration of interfaces.
 ///
 /// # Errors
 /// The kernel gives no answer, for want of a descriptor for example.
@@ -195,7 +195,7 @@ fn link_of(id: u32, ifindex: u32) -> Option<u32> {
     found.map(|link| link.id)
 }
 
-/// A program that lets everything pass: `r0 = XDP_PASS; exit`. It is offered, and refused.
+/// A program that passes everything: `r0 = XDP_PASS; exit`. It is offered, and rejected.
 fn pass_all() -> Option<OwnedFd> {
     // struct bpf_insn, include/uapi/linux/bpf.h: code, registers, offset (16 bits), immediate (32 bits).
     let [a, b, c, d] = libbpf_sys::XDP_PASS.to_ne_bytes();

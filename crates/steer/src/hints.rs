@@ -12,7 +12,7 @@ use netlink_socket2::NetlinkSocket;
 
 use crate::capture::messages_of;
 
-/// A set of hints: what the program leaves before the frames of queues that ask for hints
+/// A set of hints: the metadata that the program leaves before the frames of queues with hints
 /// ([`QueueConf::hints`](crate::QueueConf::hints)). As text: `hash,vlan`, or `none`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct HintSet(u8);
@@ -69,8 +69,8 @@ impl HintSet {
         Self(self.0 & !others.0)
     }
 
-    /// What this kernel's programs can ask for at all: it has the functions for it (the hash and the time from Linux
-    /// 6.3 on, the tag from 6.8 on), and tells of their types (CONFIG_DEBUG_INFO_BTF). It is read once.
+    /// The hints that programs of this kernel can read at all: it has the functions (the hash and the time from Linux
+    /// 6.3 on, the tag from 6.8 on), and their types (CONFIG_DEBUG_INFO_BTF). It is read once.
     #[must_use]
     pub fn of_kernel() -> Self {
         static KNOWN: OnceLock<HintSet> = OnceLock::new();
@@ -90,12 +90,12 @@ impl HintSet {
         *KNOWN.get_or_init(|| there.fold(Self::MARK, |set, (hint, _)| set.with(hint)))
     }
 
-    /// What the driver of this interface says it can tell (`xdp-rx-metadata-features`,
-    /// Documentation/netlink/specs/netdev.yaml), of the network namespace of the calling thread. It is no promise for
-    /// each frame: veth tells no time but that of a sender that has one. Nothing needs to be loaded for the question.
+    /// The hints that the driver of this interface reports (`xdp-rx-metadata-features`,
+    /// Documentation/netlink/specs/netdev.yaml), in the network namespace of the calling thread. No promise for each
+    /// frame: veth has only the time of a sender that has one. Nothing needs to be loaded for the query.
     ///
     /// # Errors
-    /// There is no such interface, or the kernel does not tell (before Linux 6.3).
+    /// There is no such interface, or the kernel does not report them (before Linux 6.3).
     pub fn of_driver(ifindex: u32) -> io::Result<Self> {
         let mut socket = NetlinkSocket::new();
         let mut request = netdev::Request::new().op_dev_get_do();

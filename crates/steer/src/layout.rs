@@ -38,10 +38,10 @@ pub const LAST_VLAN: u16 = 4094;
 /// Which frames of a queue are taken, where not all are; the others are passed on to the host. An empty list means all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Frames to these stations. Frames to groups of stations (multicast, broadcast) are always taken.
+    /// Frames to these addresses. Multicast and broadcast frames are always taken.
     pub macs: Vec<[u8; 6]>,
-    /// Frames of these VLANs, by the outermost tag in the frame: 1 to [`LAST_VLAN`]; 0 for those without a tag, or with
-    /// one that says a priority only.
+    /// Frames of these VLANs, by the outermost tag in the frame: 1 to [`LAST_VLAN`]; 0 for untagged frames, or those
+    /// with a priority tag.
     pub vlans: Vec<u16>,
 }
 
@@ -119,7 +119,7 @@ pub(crate) fn filter_bits(word: u64) -> u64 {
     word & ((MACS | VLANS) << FLAGS_SHIFT)
 }
 
-/// The flags of a word that say of which network the queue is.
+/// The flags of a word for the network of the queue.
 pub(crate) fn network_bits(word: u64) -> u64 {
     word & ((NETWORK | 0xff << NETWORK_SHIFT) << FLAGS_SHIFT)
 }
@@ -129,9 +129,9 @@ pub(crate) fn lasting_bits(word: u64) -> u64 {
     filter_bits(word) | network_bits(word)
 }
 
-/// The same word, whose queue has the hints that its holder wishes, if it may have any.
+/// The same word, with the hints that the queue's holder requests, if it may have any.
 pub(crate) fn word_with_hints(word: u64, allowed: bool) -> u64 {
-    // A version before did not note the wish beside what it gave.
+    // An earlier version did not store the request besides the result.
     let wished = word & ((HINTS | HINTS_WISHED) << FLAGS_SHIFT) != 0;
     let bare = word & !((HINTS | HINTS_WISHED) << FLAGS_SHIFT);
     match (wished, allowed) {
@@ -152,8 +152,8 @@ pub(crate) fn word_of_network(network: u32) -> u64 {
 pub enum VirtioHeader {
     /// 12 bytes: the header of every device that offers `VIRTIO_F_VERSION_1`.
     Basic,
-    /// 20 bytes: with `VIRTIO_NET_F_HASH_REPORT` negotiated. The report says "no hash", or, of a program that leaves
-    /// the NIC's hash ([`HintSet::HASH`](crate::HintSet::HASH)), has that if its type is one that virtio knows.
+    /// 20 bytes: with `VIRTIO_NET_F_HASH_REPORT` negotiated. The report contains "no hash", or, from a program that
+    /// leaves the NIC's hash ([`HintSet::HASH`](crate::HintSet::HASH)), that hash if its type is one that virtio knows.
     HashReport,
 }
 
@@ -168,7 +168,7 @@ impl VirtioHeader {
     }
 }
 
-/// How the program treats the frames of a queue that is ours.
+/// How the program treats the frames of an active queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueConf {
     /// The header to put before each frame, `None` for the bare frame.
@@ -229,7 +229,7 @@ impl MapSlot {
         }
     }
 
-    /// The word of a queue that is not ours.
+    /// The word of an inactive queue.
     pub(crate) fn inactive_word(self) -> u64 {
         match self {
             Self::First => 0,
@@ -243,7 +243,7 @@ pub(crate) fn word_with_own_map(word: u64) -> u64 {
     word | OWN_MAP
 }
 
-/// Whether a word says that a socket waits in the other slot.
+/// Whether the other slot of a word has a waiting socket.
 pub(crate) fn word_has_successor(word: u64) -> bool {
     (word >> FLAGS_SHIFT) & SUCCESSOR != 0
 }
@@ -259,18 +259,17 @@ pub(crate) fn word_with_successor(word: u64) -> u64 {
 pub struct QueueCounters {
     /// Given to the AF_XDP socket of the queue. What the socket then could not take is in its `XDP_STATISTICS`.
     pub redirected: u64,
-    /// Passed to the host: the queue is not ours.
+    /// Passed to the host: the queue is not active.
     pub passed: u64,
     /// Dropped: longer than [`QueueConf::frame_limit`].
     pub too_long: u64,
     /// Dropped: the driver left no room before the frame for the virtio-net header, or for the hints.
     pub no_header_room: u64,
-    /// Passed to the host: the queue is ours, but its socket is gone from the map, because it was closed.
+    /// Passed to the host: the queue is active, but its socket is gone from the map, because it was closed.
     pub no_socket: u64,
-    /// Passed to the host: the queue is ours, the frame's address or VLAN is not ([`Filter`]).
+    /// Passed to the host: the queue is active, but the frame's address or VLAN is not its own ([`Filter`]).
     pub not_ours: u64,
-    /// Frames to groups of stations (multicast, broadcast) in a network, which all pass to the host: a copy is in the
-    /// network's ring.
+    /// Multicast frames (broadcast included) in a network, which all pass to the host: a copy is in the network's ring.
     pub group_copied: u64,
     /// The same: no copy, there were more than the network's [limit](crate::GroupLimit).
     pub group_limited: u64,
@@ -298,7 +297,7 @@ impl QueueCounters {
         ]
     }
 
-    /// Frames that the program dropped, for whatever reason.
+    /// Frames that the program dropped, for any reason.
     pub fn dropped(&self) -> u64 {
         self.too_long.wrapping_add(self.no_header_room)
     }

@@ -10,27 +10,27 @@
 //!
 //! [`Program::enable_queue`] is [`Program::place_socket`] and [`Program::activate_queue`] in one.
 //!
-//! The program hangs on a BPF link whose only holder is the [`Program`]: when that is dropped, or the process dies in
-//! whatever way, the interface is as it was before. Unless it was pinned ([`Program::pin`]): then it goes on, and a
-//! later process takes it over ([`Program::open_pinned`]) or takes it off ([`detach_pinned`]).
+//! The program is attached by a BPF link whose only holder is the [`Program`]: when that is dropped, or the process
+//! dies in any way, the interface is as it was before. Unless it was pinned ([`Program::pin`]): then it stays, and a
+//! later process takes it over ([`Program::open_pinned`]) or removes it ([`detach_pinned`]).
 //!
-//! Queues can also be of a *network* ([`Program::set_network`]): one socket a queue for many receivers, told apart by
-//! address and VLAN ([`Program::set_station`]). Their number comes with each frame ([`noted_port`]); frames to groups
-//! of stations go to the host, and a copy into a [`GroupRing`].
+//! Queues can also belong to a *network* ([`Program::set_network`]): one socket a queue for many receivers,
+//! distinguished by address and VLAN ([`Program::set_station`]). The receiver's number comes with each frame
+//! ([`noted_port`]); multicast frames go to the host, and a copy into a [`GroupRing`].
 //!
-//! A NIC knows more of a frame than its bytes: [`Program::set_hints`] puts a program in the place of the one that is
-//! there, without losing a frame, that leaves it before the frames of queues that ask for it ([`QueueConf::hints`]).
-//! What stands where is said by [`Program::layouts`], and read by [`xsk::metadata`].
+//! A NIC knows more about a frame than its bytes: [`Program::set_hints`] replaces the program, without losing a frame,
+//! by one that leaves it before the frames of queues with hints ([`QueueConf::hints`]). [`Program::layouts`] describes
+//! the layouts, and [`xsk::metadata`] reads them.
 //!
 //! [`TapAccess`] joins such a network with the host by a tap, and with the wire where no XDP program is on the
 //! interface; [`attach_redirect`] sends what is written to a tap by an interface.
 //!
-//! [`VerdictProgram`] is for measuring beside it: every frame is dropped, or sent back, in the driver.
+//! [`VerdictProgram`] is for measurements: every frame is dropped, or sent back, in the driver.
 //!
 //! # Limits
 //! - Queues 0 to [`MAX_QUEUES`]` - 1`.
-//! - One program an interface: one of somebody else's is never replaced, see [`AttachError::Foreign`]. Several
-//!   users of one interface in one process share a [`Program`] (its methods take `&self`).
+//! - One program an interface: a foreign one is never replaced, see [`AttachError::Foreign`]. Several users of one
+//!   interface in one process share a [`Program`] (its methods take `&self`).
 //! - Kernel 5.18 or later (BPF links for XDP: 5.9; the helper that measures frames in several buffers: 5.18).
 //! - Attaching needs `CAP_BPF` and `CAP_NET_ADMIN`. The methods of an attached [`Program`] need `CAP_BPF` only where
 //!   `kernel.unprivileged_bpf_disabled` is set.

@@ -1,8 +1,8 @@
 //! The BPF link that holds a program on an interface.
 //!
 //! libbpf's `bpf_program__attach_xdp` cannot choose the mode, so this makes the link with `bpf_link_create` and the
-//! `XDP_FLAGS_*_MODE` of `<linux/if_link.h>`. The kernel attaches a link only where no program is
-//! (`dev_xdp_attach` in net/core/dev.c): one of somebody else's is safe even against a race.
+//! `XDP_FLAGS_*_MODE` of `<linux/if_link.h>`. The kernel attaches a link only where no program is (`dev_xdp_attach` in
+//! net/core/dev.c): a foreign one is safe even against a race.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;

@@ -81,7 +81,7 @@ pub(crate) fn plain(frags: bool, reused: Reused<'_>) -> libbpf_rs::Result<(Loade
 pub(crate) enum BoundError {
     /// libbpf, or the kernel.
     Load(libbpf_rs::Error),
-    /// Its types are not what they should be: a bug of ours.
+    /// Its types are not the expected ones: a bug of this crate.
     Layout(LayoutOfError),
 }
 

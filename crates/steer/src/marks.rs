@@ -117,7 +117,7 @@ impl Marks {
     }
 }
 
-/// The kernel does not let a mark be given, or taken away.
+/// The kernel rejects setting, or removing, a mark.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot change the mark of a flow: an interface has at most {MAX_MARKS}; remove some if it has them")]
 pub struct MarkError(#[source] pub(crate) libbpf_rs::Error);
@@ -145,8 +145,8 @@ pub enum InterfaceMarksError {
     Open(#[source] libbpf_rs::Error),
 }
 
-/// The marks of the program that is on an interface, whoever loaded it. They last as long as the interface has programs
-/// of ours: also while one takes the place of another.
+/// The marks of the program on an interface, whichever process loaded it. They exist as long as the interface has
+/// programs of this crate: also while one replaces another.
 #[derive(Debug)]
 pub struct InterfaceMarks(Marks);
 

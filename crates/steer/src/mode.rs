@@ -4,7 +4,7 @@ use std::fmt;
 
 use libbpf_rs::libbpf_sys;
 
-/// Which attachment is asked for.
+/// The requested attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ModeRequest {
     /// Native, and skb where the driver refuses native; the reason is kept.
@@ -14,7 +14,7 @@ pub enum ModeRequest {
     Native,
     /// In the host's stack after the driver (generic XDP): works with every driver, slower.
     Skb,
-    /// No XDP program: frames of networks' stations pass by a tap device ([`TapAccess`](crate::TapAccess)).
+    /// No XDP program: frames for networks' addresses pass by a tap device ([`TapAccess`](crate::TapAccess)).
     Tap,
     /// Native, and tap where the driver refuses native; the reason is kept.
     Auto,

@@ -1,7 +1,7 @@
-//! What the kernel says by netlink to a program that is to be attached.
+//! The kernel's netlink messages about a rejected program.
 //!
-//! `bpf_link_create` returns an errno and keeps the kernel's explanation to itself (a tracepoint has it), while the
-//! netlink way of attaching returns it. So after a refusal the same is asked by netlink, for the text only.
+//! `bpf_link_create` returns an errno without the kernel's explanation (a tracepoint has it), while attaching by
+//! netlink returns it. So after a rejection the same is requested by netlink, for the text only.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -12,7 +12,7 @@ use libbpf_rs::{Xdp, XdpFlags, libbpf_sys};
 use crate::capture::{kernel_message, messages_of};
 use crate::mode::Mode;
 
-/// Asks by netlink for what `BPF_LINK_CREATE` just refused, for the kernel's words.
+/// Requests by netlink what `BPF_LINK_CREATE` just rejected, for the kernel's explanation.
 ///
 /// Should it succeed, because what was in the way went meanwhile, it is undone at once.
 pub(crate) fn refusal_of(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> Option<String> {

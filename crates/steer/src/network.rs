@@ -1,4 +1,4 @@
-//! What a program knows of networks: their stations, their rings, how much they get (see `bpf/steer.h`).
+//! A program's state of networks: their addresses, their rings, their limits (see `bpf/steer.h`).
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use xsk::metadata::{Field, Layout};
@@ -7,19 +7,19 @@ use crate::capture::messages_of;
 use crate::layout::{LAST_VLAN, MAX_QUEUES};
 use crate::shape::Shape;
 
-/// Stations of all networks of an interface together; `STEER_MAX_STATIONS`.
+/// Addresses of all networks of an interface together; `STEER_MAX_STATIONS`.
 pub const MAX_STATIONS: u32 = 16_384;
 /// Bytes of the note before a frame in a network's socket; `STEER_NOTE_LEN`.
 pub const NOTE_BYTES: usize = 8;
 /// `STEER_NOTE_MARK`
 const NOTE_MARK: u32 = 0x6574_6f6e;
 
-/// Who a frame is for; `struct steer_station`.
+/// The destination of a frame; `struct steer_station`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Station {
-    /// By the outermost tag in the frame: 1 to [`LAST_VLAN`]; 0: without a tag, or with one that says a priority only.
+    /// By the outermost tag in the frame: 1 to [`LAST_VLAN`]; 0: untagged, or with a priority tag.
     pub vlan: u16,
-    /// Of one station, not of a group.
+    /// Unicast.
     pub mac: [u8; 6],
 }
 
@@ -29,7 +29,7 @@ impl Station {
     /// Whether there can be such a one.
     #[must_use]
     pub fn is_possible(self) -> bool {
-        // Bit 0 of the first byte: a group of stations (IEEE 802).
+        // Bit 0 of the first byte: multicast (IEEE 802).
         self.vlan <= LAST_VLAN && self.mac[0] & 1 == 0
     }
 
@@ -50,7 +50,7 @@ impl Station {
     }
 }
 
-/// What a station is a part of; `struct steer_member`.
+/// The network of an address; `struct steer_member`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Member {
     port: u32,
@@ -76,7 +76,7 @@ impl Member {
     }
 }
 
-/// How many frames to groups of stations (multicast, broadcast) are copied into a network's ring, by each CPU.
+/// How many multicast frames (broadcast included) each CPU copies into a network's ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupLimit {
     /// Frames a second; 0: no limit.
@@ -132,7 +132,7 @@ pub fn note_layout() -> Layout {
     Layout::new(NOTE_MARK, NOTE_BYTES as u8, &fields).expect("four bytes before the mark")
 }
 
-/// Why a station is not set.
+/// Why an address is not set.
 ///
 /// `station` is as given; `source` is what libbpf returned.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,6 @@
-//! The loader's notes on the programs that followed each other on a link: what each leaves before frames. They stand in
-//! a map that no program reads, so that they can be pinned with the others, and tell the next owner of the link which
-//! layouts frames may have that are under way.
+//! The loader's records about the programs that followed each other on a link: the metadata that each leaves before
+//! frames. They are in a map that no program reads, so that they can be pinned with the others, and show the next owner
+//! of the link which layouts frames in flight may have.
 
 use std::io;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::error::PinError;
 use crate::hints::HintSet;
 use crate::shape::Shape;
 
-/// How many programs are remembered: so many may have followed each other while a frame was under way.
+/// How many programs are recorded: at most this many may have followed each other while a frame was in flight.
 const PROGRAMS: u32 = 8;
 
 /// Number of a program among those of its link, below 2^15; the next program's is one higher, round and round.

@@ -1,10 +1,10 @@
 //! A map for the socket of one queue alone (`STEER_OWN_MAP`, `bpf/steer.h`).
 //!
-//! Who has the map can put a socket into it, or another one, or none. The map of all sockets is nothing to give away:
-//! who has that can empty the place of another's queue, or put a socket there that the kernel gives nothing to. This
-//! one has one place, which only this queue's frames go to, and the kernel gives a socket there no frame but of the
-//! queue that the socket is bound to, or of the one that is leased to that (`xsk_rcv_check`, net/xdp/xsk.c). When the
-//! program does not know the map any more, it is nobody's way to frames, whoever has it still.
+//! The holder of the map can put a socket into it, or another one, or none. The map of all sockets cannot be given
+//! away: its holder could empty the place of another's queue, or put a socket there that gets no frames. This one has
+//! one place, for this queue's frames only, and the kernel gives a socket there only frames of the queue that the
+//! socket is bound to, or of the one that is leased to that (`xsk_rcv_check`, net/xdp/xsk.c). When the program does not
+//! know the map any more, it leads to no frames, whoever still has it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

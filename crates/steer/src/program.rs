@@ -86,13 +86,13 @@ pub enum QueueError {
         #[source]
         source: libbpf_rs::Error,
     },
-    /// The counters are not those of this version of the program: a bug of ours.
+    /// The counters are not those of this version of the program: a bug of this crate.
     #[error("the counters of queue {queue} have another layout than this version's")]
     Layout { queue: u32 },
 }
 
-/// The steering program, attached to one interface for as long as this value lives, or until it is taken off if it
-/// was [pinned](Program::pin).
+/// The steering program, attached to one interface for as long as this value exists, or until it is detached if it was
+/// [pinned](Program::pin).
 ///
 /// `Send` and `Sync`; the methods take `&self`, so the users of an interface's queues can share it. Two callers must
 /// not change the same queue at the same time.
@@ -130,8 +130,8 @@ impl Program {
     /// frames do not fit one (veth: above 3,506 bytes).
     ///
     /// # Errors
-    /// [`AttachError::Foreign`] if any XDP program is there already, ours or not. With
-    /// [`ModeRequest::Xdp`] and [`ModeRequest::Auto`] a refusal of native mode by the driver is no error: see [`Program::fallback`]. With
+    /// [`AttachError::Foreign`] if there is any XDP program already. With [`ModeRequest::Xdp`] and
+    /// [`ModeRequest::Auto`] a rejection of native mode by the driver is no error: see [`Program::fallback`]. With
     /// [`ModeRequest::Tap`] the program is not attached, and another one on the interface is no error.
     pub fn attach(ifindex: u32, request: ModeRequest, frags: bool) -> Result<Self, AttachError> {
         let target = match request {
@@ -206,7 +206,7 @@ impl Program {
         self.attached.detach()
     }
 
-    /// From now on the frames of `queue` go to the AF_XDP socket `xsk`, as `conf` says.
+    /// Sends the frames of `queue` to the AF_XDP socket `xsk` from now on, with this configuration.
     ///
     /// `xsk` must be bound to this interface and queue, or the kernel drops the frames. A queue that is enabled
     /// already changes its socket and configuration.
@@ -235,8 +235,8 @@ impl Program {
     }
 
     /// Whether a socket that was placed for the queue is still open somewhere: the kernel empties its place at its end
-    /// (`xsk_map_try_sock_delete`, net/xdp/xskmap.c). It is asked by putting `other`, a socket with an RX ring, where
-    /// none is, and taking it away again.
+    /// (`xsk_map_try_sock_delete`, net/xdp/xskmap.c). The check puts `other`, a socket with an RX ring, into an empty
+    /// place, and removes it again.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], or [`QueueError::Socket`].
@@ -279,7 +279,7 @@ impl Program {
         self.set_word(queue, word_with_hints(word, hints))
     }
 
-    /// From now on `queue` has the hints that its [`QueueConf`] wishes, or has none all the same.
+    /// Gives `queue` the hints that its [`QueueConf`] requests, or none.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`].
@@ -521,7 +521,7 @@ impl Program {
     }
 }
 
-/// Takes off the program whose link was pinned into `dir`; nothing happens if there is no link, or if it is off
+/// Detaches the program whose link was pinned into `dir`; nothing happens if there is no link, or if it is detached
 /// already. The pins stay.
 ///
 /// # Errors

@@ -52,7 +52,7 @@ pub enum HintsError {
         #[source]
         source: libbpf_rs::Error,
     },
-    /// The program's types are not what they should be: a bug of ours.
+    /// The program's types are not the expected ones: a bug of this crate.
     #[error("cannot tell what the XDP program leaves before frames")]
     Layout(#[source] LayoutOfError),
     /// A map that goes with hints cannot be made, pinned or written.
@@ -76,7 +76,7 @@ fn last_line(detail: &str) -> &str {
 
 /// Hints, and the marks of flows.
 impl Program {
-    /// What the program leaves before frames of queues that ask for hints
+    /// The hints that the program leaves before frames of queues with hints
     /// ([`QueueConf::hints`](crate::QueueConf::hints)).
     pub fn hints(&self) -> HintSet {
         self.now.get().hints
@@ -119,8 +119,8 @@ impl Program {
         Ok(())
     }
 
-    /// What may stand before frames of queues that ask for hints: the layouts of the program that is there and of those
-    /// before it, the latest first. Beside them, in a network's queue, [`note_layout`](crate::note_layout).
+    /// The metadata layouts of frames of queues with hints: those of the present program and of those before it, the
+    /// latest first. In a network's queue, also [`note_layout`](crate::note_layout).
     pub fn layouts(&self) -> Vec<Layout> {
         self.notes.layouts(self.now.get().turn)
     }

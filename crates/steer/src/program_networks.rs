@@ -1,4 +1,5 @@
-//! Networks: queues of an interface that serve many receivers, told apart by their stations (see `bpf/steer_body.h`).
+//! Networks: queues of an interface that serve many receivers, distinguished by their addresses (see
+//! `bpf/steer_body.h`).
 //!
 //! A network has the number of its first queue. What it has in the program (the queues' words, its stations, its place
 //! among the rings, its limit) is put there and taken away in an order in which nothing points at what is not there:
@@ -103,7 +104,7 @@ impl Program {
         self.networks.remove_station(network, station)
     }
 
-    /// A network's stations with their ports, in order.
+    /// A network's addresses with their ports, in order.
     pub fn stations(&self, network: u32) -> Vec<(Station, u32)> {
         let all = self.networks.all_stations().into_iter();
         all.filter(|&(_, _, of)| of == network)

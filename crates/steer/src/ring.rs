@@ -1,4 +1,4 @@
-//! The ring into which the program copies a network's frames to groups of stations: BPF_MAP_TYPE_RINGBUF, read by mmap.
+//! The ring into which the program copies a network's multicast frames: BPF_MAP_TYPE_RINGBUF, read by mmap.
 //!
 //! # Theory of operation
 //!
@@ -15,7 +15,7 @@
 //! reading only (`ringbuf_map_mmap_kern`), so no reader can write where the kernel or another reader looks. One that
 //! writes nonsense into the first page loses frames of its own network.
 //!
-//! What is read here is not believed: lengths and positions are bounded by the mapping, whatever they are.
+//! The reader trusts none of it: lengths and positions are bounded by the mapping, whatever they are.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -107,7 +107,7 @@ impl AsFd for GroupRing {
     }
 }
 
-/// A frame to a group of stations; its bytes are in the reader's buffer.
+/// A multicast frame; its bytes are in the reader's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Group {
     /// The queue that it came to.
@@ -116,7 +116,7 @@ pub struct Group {
     pub vlan: u16,
 }
 
-/// Reads a [`GroupRing`], of which there is to be one reader at a time. Needs no privilege and no bpf(2).
+/// Reads a [`GroupRing`], which must have one reader at a time. Needs no privilege and no bpf(2).
 #[derive(Debug)]
 pub struct GroupReader {
     ring: OwnedFd,
@@ -200,7 +200,7 @@ impl GroupReader {
         unsafe { self.producer.cast::<u8>().add(self.page + at % RING_BYTES) }
     }
 
-    /// Whether there is a record to read. If not, the descriptor tells of the next one, also if it is watched by edges.
+    /// Whether there is a record to read. If not, the descriptor reports the next one, also if it is watched by edges.
     pub fn has_record(&mut self) -> bool {
         // The kernel tells of a record only if it finds, after that is finished, that all before it were read
         // (`bpf_ringbuf_commit`). Between the store of our position and the look at the record; pairs with the xchg
@@ -216,7 +216,7 @@ impl GroupReader {
         let produced = self.produced().load(Ordering::Acquire);
         match produced.wrapping_sub(self.at) {
             0 => return None,
-            // Somebody else has written into the first page: what there is is lost.
+            // Another process has written into the first page: the records are lost.
             ahead if ahead > RING_BYTES => {
                 self.at = produced & !7;
                 self.publish();

@@ -1,9 +1,9 @@
-//! An XSKMAP that somebody else made, for a program of theirs that redirects into it: sockets are put into its free
-//! places, and nothing else is done to it, but that it can be pinned.
+//! A foreign XSKMAP, for a foreign program that redirects into it: sockets are put into its free places; the map is not
+//! changed otherwise, but can be pinned.
 //!
-//! The kernel takes a socket out of every map when it is closed (`xsk_delete_from_maps`, net/xdp/xsk.c), so nothing
-//! has to be undone here, and no place that somebody has taken since is emptied by mistake. For the same reason a
-//! place that is taken is left alone (`BPF_NOEXIST`).
+//! The kernel takes a socket out of every map when it is closed (`xsk_delete_from_maps`, net/xdp/xsk.c), so nothing has
+//! to be undone here, and no place that was taken since is emptied by mistake. For the same reason a taken place is
+//! left alone (`BPF_NOEXIST`).
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -34,7 +34,7 @@ pub enum SocketMapError {
         #[source]
         source: io::Error,
     },
-    /// Not on a bpffs, somebody else's directory, or something is there.
+    /// Not on a bpffs, a directory of another user, or something is there.
     #[error("cannot pin the socket map at {}: name a new file on a bpffs, such as /sys/fs/bpf/NAME, and remove one \
              that is left over", .path.display())]
     Pin {
@@ -62,7 +62,7 @@ pub enum SocketMapError {
          queues or a larger map"
     )]
     Range { first: u32, last: u64, entries: u32 },
-    /// Somebody else's socket is there.
+    /// Another socket is there.
     #[error(
         "place {index} of the socket map has another socket: choose another first index, or end its holder"
     )]
@@ -74,7 +74,7 @@ pub enum SocketMapError {
         #[source]
         source: io::Error,
     },
-    /// The kernel does not tell what the map is.
+    /// The kernel gives no information about the map.
     #[error("cannot ask the kernel about the BPF map")]
     Info(#[source] io::Error),
 }
@@ -107,7 +107,7 @@ impl SocketMap {
         Self::from_fd(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    /// A map that somebody handed over.
+    /// A map that was passed in.
     ///
     /// # Errors
     /// [`SocketMapError`], if it is none or not of that kind.
@@ -138,7 +138,7 @@ impl SocketMap {
     /// How a program that uses the map leaves a structure before frames, see [`layout_of_map`].
     ///
     /// # Errors
-    /// [`LayoutOfError`]; to ask takes CAP_SYS_ADMIN.
+    /// [`LayoutOfError`]; needs CAP_SYS_ADMIN.
     pub fn layout(&self, structure: &str) -> Result<Layout, LayoutOfError> {
         layout_of_map(self.map.as_fd(), structure)
     }

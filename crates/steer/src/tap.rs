@@ -1,7 +1,7 @@
-//! Joins the uplink of a network with a device (a tap, or one end of a veth pair) whose other side is the process that
-//! serves the network, by the programs of `bpf/tap.bpf.c`. One device leads to the host, as one more receiver of the
-//! network. Where no XDP program is on the uplink, another device leads to the wire. So does one of a guest that is
-//! alone on queues of the interface ([`TapUser::Queues`]).
+//! Connects the uplink of a network with a device (a tap, or one end of a veth pair) whose other side is the process
+//! that serves the network, by the programs of `bpf/tap.bpf.c`. One device leads to the host, as one more receiver of
+//! the network. If no XDP program is on the uplink, another device leads to the wire. So does one of a guest that has
+//! queues of the interface alone ([`TapUser::Queues`]).
 //!
 //! The programs are attached by tcx links, which end with the [`TapAccess`] or the process unless they are pinned
 //! ([`TapAccess::pin`]). Before Linux 6.6, which has no tcx, they are filters of the qdisc clsact. Filters stay when
@@ -33,14 +33,14 @@ use crate::skel::tap::TapSkelBuilder;
 pub enum TapTo {
     /// To the host, over the uplink.
     Host,
-    /// To whoever is reached by the uplink.
+    /// To the LAN.
     Uplink,
 }
 
-/// Whose frames a tap carries.
+/// The receivers of a tap's frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TapUser {
-    /// Those of a network's stations. The number: that of the network, its first queue.
+    /// A network's addresses. The number: that of the network, its first queue.
     Network(u32),
     /// Those that so many queues from the first one on take: by their filter and their configuration. Leads to the
     /// wire only.
@@ -106,7 +106,7 @@ pub struct TapDevice {
     pub mac: [u8; 6],
 }
 
-/// A tap that is joined with the uplink, for as long as this value lives, or longer ([`TapAccess::pin`]).
+/// A tap that is connected with the uplink, for as long as this value exists, or longer ([`TapAccess::pin`]).
 #[derive(Debug)]
 pub struct TapAccess {
     to: TapTo,
@@ -166,7 +166,7 @@ fn pin_paths(dir: &Path, to: TapTo, network: u32) -> impl Iterator<Item = PathBu
 }
 
 impl TapAccess {
-    /// Joins a network or queues, whose stations or filters `program` knows, with the host or the wire: frames pass
+    /// Connects a network or queues, by the addresses or filters of `program`, with the host or the wire: frames pass
     /// between the interface with index `uplink`, which the program is for, and the tap `device`.
     ///
     /// # Errors
@@ -223,7 +223,7 @@ impl TapAccess {
         self.attachments.iter().all(Attachment::is_there)
     }
 
-    /// Whether somebody has detached a link. The kernel sends no notification of that, as it does of a removed filter.
+    /// Whether a link was detached. The kernel sends no notification of that, as it does of a removed filter.
     #[must_use]
     pub fn has_detached_link(&self) -> bool {
         self.attachments.iter().any(Attachment::is_detached_link)

@@ -27,7 +27,7 @@ pub enum Verdict {
 #[error("cannot read how many frames the XDP program saw")]
 pub struct VerdictError(#[source] libbpf_rs::Error);
 
-/// A program that gives every frame of an interface one verdict, for as long as this value lives.
+/// A program that gives every frame of an interface one verdict, for as long as this value exists.
 #[derive(Debug)]
 pub struct VerdictProgram {
     // Dropped first: the program goes before its map.

@@ -2,14 +2,14 @@
 //!
 //! # Theory of operation
 //!
-//! Attempts go from best to plainest: zero-copy (only beside a native program) before copy, each with multi-buffer (if
-//! asked for) before without. A failed bind leaves the socket as it was (`xsk_bind`, `net/xdp/xsk.c`), so that one
+//! Attempts go from best to plainest: zero-copy (only with a native program) before copy, each with multi-buffer (if
+//! requested) before without. A failed bind leaves the socket unchanged (`xsk_bind`, `net/xdp/xsk.c`), so that one
 //! socket serves all attempts. Each step down is kept as a [`Fallback`].
 //!
-//! The copy attempt says `XDP_COPY` outright: without a flag the kernel would try zero-copy again, also where the
-//! caller must not have it. Some refusals are final, whatever the mode: no interface, interface down, no such queue,
-//! and EBUSY after the retries. (EBUSY must not lead to copy mode: on a queue that io_uring zcrx holds the copy bind
-//! *succeeds*, and then receives nothing.)
+//! The copy attempt sets `XDP_COPY`: without a flag the kernel would try zero-copy again, also where the caller must
+//! not have it. Some refusals are final, whatever the mode: no interface, interface down, no such queue, and EBUSY
+//! after the retries. (EBUSY must not lead to copy mode: on a queue that io_uring zcrx holds the copy bind *succeeds*,
+//! and then receives nothing.)
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -24,7 +24,7 @@ use crate::config::{AttachMode, BindRequest, Fallback, SocketConfig};
 use crate::error::OpenError;
 use crate::netdevice::Netdevice;
 
-/// The kernel-internal ENOTSUPP, which some drivers let out.
+/// The kernel-internal ENOTSUPP, which some drivers return.
 const ENOTSUPP: i32 = 524;
 
 /// Between two attempts on a queue that is busy.
@@ -66,9 +66,9 @@ pub(crate) struct Bound {
     pub(crate) fallbacks: Vec<Fallback>,
 }
 
-/// Binds by the first attempt that works. `may_ask`: this process may ask the driver why it refused, which takes a
-/// socket and the interface: one whose AF_XDP socket was opened by somebody else may have neither, and may be ended for
-/// trying.
+/// Binds by the first attempt that works. `may_ask`: this process may ask the driver for the reason of a refusal, which
+/// takes a socket and the interface: a process whose AF_XDP socket was passed in may have neither, and may be killed
+/// for trying.
 pub(crate) fn bind_queue(
     fd: BorrowedFd<'_>,
     config: &SocketConfig,
@@ -77,7 +77,7 @@ pub(crate) fn bind_queue(
     try_all(config, may_ask, |flags| Ok(bind_in_time(fd, config, flags)))
 }
 
-/// As [`bind_queue`], with attempts that somebody makes. Errors of its own end it.
+/// As [`bind_queue`], with the caller's attempts. Errors of its own end it.
 pub(crate) fn try_all<E: From<OpenError>>(
     config: &SocketConfig,
     may_ask: bool,

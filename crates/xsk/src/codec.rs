@@ -3,18 +3,18 @@
 use crate::frame::Frame;
 use crate::units::UmemOffset;
 
-/// The part of an address beside the 16 bits of distance (`XSK_UNALIGNED_BUF_ADDR_MASK`).
+/// The part of an address without the 16 bits of distance (`XSK_UNALIGNED_BUF_ADDR_MASK`).
 pub(crate) const ADDRESS_MASK: u64 = (1 << 48) - 1;
 
 /// How a ring entry's 64-bit address names a chunk and a place in it.
 ///
 /// Aligned mode: one number; the chunk is the number rounded down. Unaligned mode: a base in the low 48 bits and the
 /// distance from it in the high 16 (`xp_unaligned_add_offset_to_addr`, `include/net/xsk_buff_pool.h`). A completion
-/// brings the address back as it was sent, so that base and distance also tell which frame was pushed, with one
-/// exception: Linux 6.18 keeps a flag in the lowest bit of an address on its way through copy mode, and clears that
-/// bit in the completion (`xsk_skb_destructor_set_addr`, `net/xdp/xsk.c`; seen by running it). So a base that is sent
-/// is always even: an odd one is sent as [`ODD_SHIFT`] bytes less, with as much more distance, and a distance that
-/// large tells so when it comes back.
+/// returns the address as it was sent, so that base and distance also identify the frame, with one exception: Linux
+/// 6.18 keeps a flag in the lowest bit of an address on its way through copy mode, and clears that bit in the
+/// completion (`xsk_skb_destructor_set_addr`, `net/xdp/xsk.c`; seen by running it). So a base that is sent is always
+/// even: an odd one is sent as [`ODD_SHIFT`] bytes less, with as much more distance, and a returned distance that large
+/// shows that.
 ///
 /// Each mode is a set of constants; there is no branch on the mode.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +55,7 @@ impl AddressCodec {
         Frame::new((address & self.base_mask) + moved_down)
     }
 
-    /// The place that an address stands for. (In aligned mode the high bits are zero.)
+    /// The offset that an address means. (In aligned mode the high bits are zero.)
     #[inline]
     pub(crate) fn data(self, address: u64) -> UmemOffset {
         UmemOffset::new((address & ADDRESS_MASK) + (address >> 48))

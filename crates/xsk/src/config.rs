@@ -1,11 +1,11 @@
-//! What a socket is asked to be, and what it turned out to be.
+//! The requested configuration of a socket, and its result.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::units::{QueueId, RingSize};
 
-/// Which data path to ask the kernel for.
+/// The data path to request from the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BindRequest {
     /// Zero-copy if the device can and the program is attached natively, else copy.
@@ -17,9 +17,9 @@ pub enum BindRequest {
     ForceZeroCopy,
 }
 
-/// How the XDP program of the interface is attached. The caller says; the socket has no way to know.
+/// How the XDP program of the interface is attached. Set by the caller; the socket cannot find out.
 ///
-/// Zero-copy is tried only with `Native`: igb accepts a zero-copy bind beside a program in skb mode, and then never
+/// Zero-copy is tried only with `Native`: igb accepts a zero-copy bind with a program in skb mode, and then never
 /// completes a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttachMode {
@@ -30,7 +30,7 @@ pub enum AttachMode {
     Skb,
 }
 
-/// The data path in use, as `XDP_OPTIONS` and [`AttachMode`] tell.
+/// The data path in use, by `XDP_OPTIONS` and [`AttachMode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The device reads and writes the UMEM.
@@ -55,9 +55,9 @@ impl fmt::Display for Mode {
 /// poll function, on the caller's CPU.
 ///
 /// `usecs` needs no privilege; `budget` and `prefer` need CAP_NET_ADMIN to be raised or switched on (`sk_setsockopt`,
-/// `net/core/sock.c`). Who opens the socket for somebody else may set them before. Without NAPI behind the queue (a
-/// program in skb mode) there is nothing to poll. The socket learns of it with its first frame, in zero-copy with the
-/// bind.
+/// `net/core/sock.c`). A privileged process that opens the socket for another one may set them before. Without NAPI
+/// behind the queue (a program in skb mode) there is nothing to poll. The socket gets its NAPI id with its first frame,
+/// in zero-copy with the bind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusyPoll {
     /// How long a system call may poll the device, in µs (`SO_BUSY_POLL`). Calls on AF_XDP sockets do not wait, so that
@@ -69,7 +69,7 @@ pub struct BusyPoll {
     pub prefer: bool,
 }
 
-/// What a socket is asked to be. Make one with [`SocketConfig::new`] and change what differs.
+/// The configuration of a socket. Make one with [`SocketConfig::new`] and change the fields that differ.
 #[derive(Clone, Debug)]
 pub struct SocketConfig {
     /// The interface's index.
@@ -78,12 +78,13 @@ pub struct SocketConfig {
     pub queue: QueueId,
     /// How the XDP program is attached.
     pub attach: AttachMode,
-    /// Which data path to ask for.
+    /// The data path to request.
     pub bind: BindRequest,
     /// Entries of the rx ring; `None` for a socket that only sends.
     pub rx: Option<RingSize>,
-    /// The rx ring is there already, with that many entries: who opened the socket made it, because an XSKMAP takes no
-    /// socket without one (Linux 7.1), and none can be made twice. See [`made_rx_ring`](crate::made_rx_ring).
+    /// The rx ring exists already, with that many entries: the process that opened the socket made it, because an
+    /// XSKMAP takes no socket without one (Linux 7.1), and none can be made twice. See
+    /// [`made_rx_ring`](crate::made_rx_ring).
     pub rx_is_made: bool,
     /// Entries of the tx ring; `None` for a socket that only receives.
     pub tx: Option<RingSize>,
@@ -91,10 +92,10 @@ pub struct SocketConfig {
     pub fill: RingSize,
     /// Entries of the completion ring.
     pub completion: RingSize,
-    /// Whether the kernel says when it must be woken (`XDP_USE_NEED_WAKEUP`), instead of always being called.
+    /// Whether the kernel reports when it must be woken (`XDP_USE_NEED_WAKEUP`), instead of always being called.
     pub need_wakeup: bool,
-    /// Whether frames may span chunks (`XDP_USE_SG`, Linux 6.6). Where it is refused the socket opens without, a
-    /// [`Fallback`] says why, and [`Socket::multi_buffer`](crate::Socket::multi_buffer) is false.
+    /// Whether frames may span chunks (`XDP_USE_SG`, Linux 6.6). If it is refused the socket opens without, a
+    /// [`Fallback`] has the reason, and [`Socket::multi_buffer`](crate::Socket::multi_buffer) is false.
     pub multi_buffer: bool,
     /// Frames that one kick may send in copy mode (`XDP_MAX_TX_SKB_BUDGET`, Linux 6.18; before that 32, and the option
     /// is ignored).
@@ -133,7 +134,7 @@ impl SocketConfig {
 pub struct Fallback {
     /// What was tried.
     pub tried: &'static str,
-    /// The kernel's answer, an errno; 0 if the kernel was not asked.
+    /// The kernel's answer, an errno; 0 if there was no call.
     pub errno: i32,
     /// What that means.
     pub reason: String,

@@ -129,7 +129,7 @@ impl FromKernel for RxDesc {
 }
 
 impl FillRing {
-    /// Moves up to `wanted` frames from `pool` to the kernel; says how many it were.
+    /// Moves up to `wanted` frames from `pool` to the kernel; returns how many.
     #[inline]
     pub fn refill(&mut self, pool: &mut FramePool, wanted: u32) -> u32 {
         let have = u32::try_from(pool.len()).unwrap_or(u32::MAX);

@@ -9,11 +9,11 @@ use crate::units::{QueueId, RingSize};
 
 /// Why a socket did not open.
 ///
-/// `ifindex`, `queue` and the `entries` of a `ring` are as asked for; `queues` is how many the interface has. `address`
-/// and `len_bytes` are of the UMEM's memory in this process; `chunk_bytes`, `headroom_bytes` and `tx_metadata_bytes`
-/// are the UMEM's. `budget` is frames, `value` what `option` was to be,
-/// `asked` the mode that was asked for. `what` names what was asked of the socket,
-/// `reason` is the refusal in words, `waited` how long it was tried. `source` is the kernel's answer.
+/// `ifindex`, `queue` and the `entries` of a `ring` are the requested ones; `queues` is how many the interface has.
+/// `address` and `len_bytes` are of the UMEM's memory in this process; `chunk_bytes`, `headroom_bytes` and
+/// `tx_metadata_bytes` are the UMEM's. `budget` is frames, `value` the requested value of `option`, `asked` the
+/// requested mode. `what` names the request, `reason` is the refusal in words, `waited` the time of the attempts.
+/// `source` is the kernel's answer.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum OpenError {
@@ -29,10 +29,10 @@ pub enum OpenError {
     /// The socket has a UMEM or is bound already.
     #[error("the AF_XDP socket passed in is in use already (it has a UMEM); pass a fresh one")]
     InUse,
-    /// Neither rx nor tx ring was asked for.
+    /// Neither rx nor tx ring was requested.
     #[error("an AF_XDP socket needs an rx ring, a tx ring, or both")]
     NoRings,
-    /// The kernel tells no ring flags.
+    /// The kernel has no ring flags.
     #[error("the kernel is too old for AF_XDP with need_wakeup: Linux 5.4 is needed")]
     KernelTooOld,
     /// ENOBUFS: the memory exceeds RLIMIT_MEMLOCK.
@@ -84,13 +84,13 @@ pub enum OpenError {
          before the socket is put into a map"
     )]
     RxRingNotMade { entries: u32 },
-    /// A ring of somebody else's is so small that its size cannot be told.
+    /// A foreign ring is so small that its size cannot be determined.
     #[error(
         "the AF_XDP socket passed in has an rx ring of fewer than {least_entries} entries: make it with \
          {least_entries} or more (XDP_RX_RING)"
     )]
     RxRingTooSmall {
-        /// Entries that are enough to tell.
+        /// Entries that are enough to determine it.
         least_entries: RingSize,
     },
     /// EACCES for `XDP_MAX_TX_SKB_BUDGET`.
@@ -139,7 +139,7 @@ pub enum OpenError {
         queue: QueueId,
         waited: Duration,
     },
-    /// Zero-copy was forced beside a program in skb mode.
+    /// Zero-copy was forced with a program in skb mode.
     #[error("zero-copy needs the XDP program attached natively, it is attached in skb mode")]
     ZeroCopyNeedsNative,
     /// Zero-copy was forced and is refused.

@@ -1,7 +1,7 @@
 //! Frames as owned values.
 //!
-//! A [`Frame`] is the right to use one chunk of a UMEM. It can be neither copied nor cloned, so who puts it
-//! into a ring no longer has it, and the kernel's answer (a received frame, a completed frame) makes a new one:
+//! A [`Frame`] is the right to use one chunk of a UMEM. It can be neither copied nor cloned, so a push into a ring
+//! gives it up, and the kernel's answer (a received frame, a completed frame) makes a new one:
 //!
 //! ```text
 //!   Umem::frames / Umem::adopt ──▶ Frame ──push──▶ fill ring ──▶ kernel ──▶ rx ring ──▶ Frame
@@ -9,10 +9,9 @@
 //!                                    └─────push──▶ tx ring ──▶ kernel ──▶ completion ─────┴──▶ Frame
 //! ```
 //!
-//! A `Frame` has no destructor: dropping one leaks its chunk until a new UMEM is made over the memory. The type
-//! guards against confusion, not against memory errors: UMEM bytes are only ever reached through bounds-checked
-//! raw copies, so that even a caller who breaks the promise of [`Umem::adopt`](crate::Umem::adopt) garbles frames
-//! and nothing else.
+//! A `Frame` has no destructor: dropping one leaks its chunk until a new UMEM is made over the memory. The type guards
+//! against confusion, not against memory errors: UMEM bytes are only ever reached through bounds-checked raw copies, so
+//! that even a caller that breaks the promise of [`Umem::adopt`](crate::Umem::adopt) garbles frames and nothing else.
 
 use crate::units::UmemOffset;
 
@@ -27,7 +26,7 @@ use crate::units::UmemOffset;
 /// }
 /// ```
 ///
-/// Nor can its place be asked for afterwards, nor can it be copied:
+/// Nor can its offset be read afterwards, nor can it be copied:
 ///
 /// ```compile_fail,E0382
 /// fn look_back(frame: xsk::Frame, fill: &mut xsk::FillRing) -> xsk::UmemOffset {
@@ -58,7 +57,7 @@ impl Frame {
         UmemOffset::new(self.0)
     }
 
-    /// Gives the frame up, for memory whose chunks the caller tracks himself. The opposite of
+    /// Gives the frame up, for memory whose chunks the caller tracks. The opposite of
     /// [`Umem::adopt`](crate::Umem::adopt).
     #[inline]
     pub const fn into_offset(self) -> UmemOffset {

@@ -10,13 +10,13 @@
 //!    comes back through another ring. [`FramePool`] keeps the free ones.
 //! 4. **Rings**: [`FillRing`] and [`TxRing`] are produced in batches (`reserve`, `push`, `submit`), [`RxRing`] and
 //!    [`CompletionRing`] are consumed in batches (`peek`, iterate, drop). Nothing allocates, one barrier a batch.
-//! 5. **Socket**: [`Socket`] joins these to a queue, in the best mode there is, and tells which that is and why no
+//! 5. **Socket**: [`Socket`] connects these with a queue, in the best mode there is, and reports that mode and why no
 //!    better ([`Socket::mode`], [`Socket::fallbacks`]).
 //!
 //! Several sockets, of other queues and other interfaces, may share one UMEM ([`Socket::share`]): a frame that one has
 //! received can be sent by another without being copied, and the memory is registered once.
 //!
-//! On a machine with several NUMA nodes, memory and rings that are made while a [`PreferNode`] lives are on its node.
+//! On a machine with several NUMA nodes, memory and rings that are made while a [`PreferNode`] exists are on its node.
 //!
 //! Steering frames into the socket (an XDP program and its XSKMAP) is not done here: put [`Socket`]'s descriptor
 //! into the map of your program. A socket that only sends needs no program.
@@ -66,8 +66,8 @@
 //!
 //!  - Without CAP_IPC_LOCK the UMEM counts against RLIMIT_MEMLOCK, once for each socket that registers it, and not for
 //!    those that share it.
-//!  - Each bind costs the kernel memory beside the UMEM: about 32 MiB a GiB of UMEM with 4096-byte chunks, 70 with
-//!    2048.
+//!  - Each bind costs the kernel memory in addition to the UMEM: about 32 MiB a GiB of UMEM with 4096-byte chunks, 70
+//!    with 2048.
 //!  - In copy mode sending happens inside [`Socket::kick_tx`].
 //!  - An invalid tx descriptor is skipped, and on most kernels never completed: see [`TxDesc`].
 //!  - A batch borrows its ring, not the socket: rings are fields, so that one may be read while another is written.

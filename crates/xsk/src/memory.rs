@@ -7,7 +7,7 @@
 //! bounds once and copies. This is the only file of the crate that touches UMEM bytes.
 //!
 //! Invariants, established by the types that implement [`UmemMemory`] and used by each SAFETY line below:
-//!  - **M1** `base()..base()+len()` is mapped readable and writable for as long as the value lives;
+//!  - **M1** `base()..base()+len()` is mapped readable and writable for as long as the value exists;
 //!  - **M2** both never change;
 //!  - **M3** no Rust reference to these bytes exists anywhere, but to private ones that their owner has.
 #![allow(unsafe_code)]
@@ -30,11 +30,10 @@ const HUGE_PAGE: usize = 2 << 20;
 ///
 /// # Safety
 ///
-/// For as long as the value lives, `base()` and `len()` must not change; the bytes from `base()` to
-/// `base() + len()` must stay mapped readable and writable without a hole; and no Rust reference to
-/// any of them may exist, for the kernel (and perhaps a guest) writes there at any time. From `private_from()` on,
-/// where that does not change either, nobody but this process and the kernel can write; there, and only there, may
-/// references be made to the bytes of a chunk that is in its owner's hands.
+/// For as long as the value exists, `base()` and `len()` must not change; the bytes from `base()` to `base() + len()`
+/// must stay mapped readable and writable without a hole; and no Rust reference to any of them may exist, for the
+/// kernel (and perhaps a guest) writes there at any time. From `private_from()` on, which must not change either, only
+/// this process and the kernel can write; there, and only there, the owner of a chunk may make references to its bytes.
 pub unsafe trait UmemMemory: Send + Sync {
     /// The first byte. Must be page-aligned to be registered.
     fn base(&self) -> NonNull<u8>;
@@ -44,13 +43,13 @@ pub unsafe trait UmemMemory: Send + Sync {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// From which byte on, to the end, nobody but this process and the kernel can write. To what lies before it another
-    /// process, or a guest, may write, too. The end, unless the owner says otherwise: nothing is private.
+    /// From this byte on, to the end, only this process and the kernel can write. Before it another process, or a
+    /// guest, may write, too. By default the end: nothing is private.
     fn private_from(&self) -> usize {
         self.len()
     }
-    /// The files that it is mapped from, one after the other, without a gap: so somebody else can map it, too. None,
-    /// unless the owner has them.
+    /// The files that it is mapped from, one after the other, without a gap, so that another process can map it, too.
+    /// By default none.
     fn parts(&self) -> Vec<MemoryPart<'_>> {
         Vec::new()
     }
@@ -91,22 +90,22 @@ impl fmt::Display for Backing {
 /// Memory could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// No memory was asked for.
+    /// The requested size is 0.
     #[error("a UMEM of 0 bytes was asked for")]
     Empty,
     /// The kernel gave none.
     #[error("no {len_bytes} bytes of memory to be had: {source}")]
     Map {
-        /// What was asked for, in bytes.
+        /// The requested size, in bytes.
         len_bytes: usize,
         /// The kernel's answer.
         source: io::Error,
     },
 }
 
-/// Memory of our own: reserved huge pages if there are any, else transparent ones, else 4 KiB pages. Less than a
-/// huge page is of 4 KiB pages. It is a file without a name (memfd_create(2)), so that somebody with more privilege can
-/// register it for us.
+/// Memory of this process: reserved huge pages if there are any, otherwise transparent ones, otherwise 4 KiB pages.
+/// Less than a huge page is of 4 KiB pages. It is a file without a name (memfd_create(2)), so that a process with more
+/// privilege can register it.
 ///
 /// It is populated at once, so that the data path never faults. Unmapped on drop; the kernel holds the pages of a
 /// registered UMEM itself until its socket is closed.
@@ -166,7 +165,7 @@ impl OwnMemory {
         Ok(memory)
     }
 
-    /// Transparent huge pages, if they are to be had.
+    /// Transparent huge pages, if available.
     fn of_any_pages(len: usize, huge_len: usize) -> io::Result<Self> {
         let file = file_of(huge_len, MemfdFlags::empty())?;
         // One huge page more than needed, so that the start can be moved to a huge page's boundary.
@@ -263,7 +262,7 @@ impl Drop for OwnMemory {
     }
 }
 
-/// A file of so many bytes that nobody can make longer or shorter.
+/// A file of `len` bytes whose length is sealed.
 fn file_of(len: usize, flags: MemfdFlags) -> io::Result<OwnedFd> {
     let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create(c"packets", flags)?;
@@ -283,7 +282,7 @@ fn reserve(len: usize) -> io::Result<NonNull<u8>> {
 /// Maps a file from its start, at an address in a reservation of the caller's, or where the kernel likes.
 fn map_file(file: &OwnedFd, at: *mut u8, len: usize, extra: MapFlags) -> io::Result<NonNull<u8>> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: with MAP_FIXED at..at+len lies in a reservation that nobody refers to yet; else it touches no existing
+    // SAFETY: with MAP_FIXED at..at+len is in a reservation without references; otherwise it touches no existing
     // memory.
     let start = unsafe { mmap(at.cast(), len, protection, MapFlags::SHARED | extra, file, 0) }?;
     NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
@@ -321,17 +320,16 @@ pub(crate) struct View {
     memory: Arc<dyn UmemMemory>,
 }
 
-// SAFETY: the pointer stands for memory that `memory` (Send + Sync) keeps mapped (M1); every access is a raw copy.
+// SAFETY: the pointer is to memory that `memory` (Send + Sync) keeps mapped (M1); every access is a raw copy.
 unsafe impl Send for View {}
 // SAFETY: as above; concurrent copies may garble bytes, as the kernel and a guest may at any time, and bytes are all
 // they are ever read as.
 unsafe impl Sync for View {}
 
 impl View {
-    /// Has the kernel make the pages that nobody has made yet, for this process; see
-    /// [`Umem::populate`](crate::Umem::populate).
+    /// Makes the kernel allocate the missing pages, for this process; see [`Umem::populate`](crate::Umem::populate).
     pub(crate) fn populate(&self) -> io::Result<()> {
-        // SAFETY: the memory is ours as long as we live; the advice changes no content.
+        // SAFETY: the memory is mapped as long as this value exists; the advice changes no content.
         unsafe {
             madvise(
                 self.base.as_ptr().cast(),
@@ -389,7 +387,7 @@ impl View {
         Some(())
     }
 
-    /// Asks the CPU's cache for the line that a byte is in, without waiting for it.
+    /// Prefetches the cache line of a byte.
     #[inline]
     pub(crate) fn prefetch(&self, at: u64) {
         let Some(byte) = self.ptr(at, 1) else { return };

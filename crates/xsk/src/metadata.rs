@@ -3,10 +3,11 @@
 //!
 //! # Theory of operation
 //!
-//! AF_XDP gives a frame to its receiver with what the program left directly before it (`bpf_xdp_adjust_meta`), and says
-//! neither how long that is nor what it means. So the last four bytes before the frame are the structure's *id*, a
-//! number that belongs to one [`Layout`]: where in the structure which field stands. Who loads the program knows the
-//! layouts from its BTF (the `steer` crate reads them), and tells the receiver, who keeps a few ([`Layouts`]):
+//! AF_XDP passes a frame to its receiver with the metadata that the program left directly before it
+//! (`bpf_xdp_adjust_meta`), without its length or meaning. So the last four bytes before the frame are the structure's
+//! *id*, a number that belongs to one [`Layout`]: the offset of each field in the structure. The program's loader knows
+//! the layouts from its BTF (the `steer` crate reads them), and sends them to the receiver, which keeps a few
+//! ([`Layouts`]):
 //!
 //! ```text
 //!            ┌──────────────┬─────────┬─────┬────────┬────┬─────────┐
@@ -19,9 +20,8 @@
 //! none is misread, as long as ids are not used twice: that is the loader's duty. One that the receiver does not know
 //! is [`Found::Unknown`]: to be counted, and the frame to be treated as one without hints.
 //!
-//! What a chunk held before its frame came stays there when the program leaves nothing. So who gives a chunk to the
-//! fill ring that may have held a frame calls [`forget`] first, or gives only to a program that always leaves
-//! something.
+//! Earlier bytes of a chunk stay there when the program leaves nothing. So before a chunk that may have held a frame
+//! goes into the fill ring, call [`forget`], unless the program always leaves something.
 //!
 //! Two ways of reading, with the same result:
 //! - [`Layouts::read`] looks up each frame's id;

@@ -8,7 +8,7 @@ use crate::netdevice::Netdevice;
 /// As they were noted last.
 static NOTED: Mutex<Option<HashMap<u32, String>>> = Mutex::new(None);
 
-/// Notes the name of an interface, for a process that will not see it: one whose sockets were opened in another network
+/// Stores the name of an interface, for a process that cannot see it: one whose sockets were opened in another network
 /// namespace than its own.
 pub fn note_name(ifindex: u32, name: &str) {
     let mut noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);

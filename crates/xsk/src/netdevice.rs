@@ -39,7 +39,7 @@ pub struct Netdevice {
 }
 
 impl Netdevice {
-    /// The one of this name; whether it is there is not asked.
+    /// The one of this name; not checked for existence.
     ///
     /// # Errors
     /// The kernel's; `InvalidInput` for a name that no interface can have.
@@ -88,7 +88,7 @@ impl Netdevice {
     /// The queues that are in use.
     ///
     /// # Errors
-    /// The driver's; many do not tell.
+    /// The driver's; many do not report them.
     pub fn channels(&self) -> io::Result<Channels> {
         // struct ethtool_channels: the command, the most of four kinds, how many of each are in use.
         let mut words = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -110,8 +110,8 @@ impl Netdevice {
     /// The driver's; EOPNOTSUPP if it does not know the command.
     ///
     /// # Safety
-    /// At `command` lies the command's structure, with room for all that the counts in it let the kernel write. It is
-    /// used by nobody else during the call, and may have any bytes afterwards.
+    /// `command` points to the command's structure, with room for all bytes that the kernel may write by the counts in
+    /// it. No other thread uses it during the call, and it may have any bytes afterwards.
     pub unsafe fn ethtool(&self, command: *mut c_void) -> io::Result<()> {
         let mut request = self.request();
         request.ifr_ifru.ifru_data = command.cast();
@@ -133,7 +133,7 @@ impl Netdevice {
     }
 }
 
-/// Any socket will do to ask by.
+/// Any socket serves for the call.
 fn socket() -> io::Result<OwnedFd> {
     Ok(socket_with(
         AddressFamily::INET,

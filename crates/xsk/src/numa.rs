@@ -1,8 +1,8 @@
 //! NUMA: from which node's memory the kernel takes pages, and where it took them from.
 //!
-//! The node is asked for by a policy of the thread's (set_mempolicy(2)) and not of a mapping: it holds for all that the
-//! kernel allocates on the thread's behalf, and so for a socket's rings and the tables of its UMEM, too, which have no
-//! address here before they are there (`vmalloc_user`, mm/vmalloc.c; `alloc_pages`, mm/mempolicy.c).
+//! The node is set by a policy of the thread (set_mempolicy(2)) and not of a mapping: it applies to all that the kernel
+//! allocates on the thread's behalf, and so to a socket's rings and the tables of its UMEM, too, which have no address
+//! in this process before they are allocated (`vmalloc_user`, mm/vmalloc.c; `alloc_pages`, mm/mempolicy.c).
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -37,8 +37,8 @@ impl fmt::Display for NumaNode {
     }
 }
 
-/// As long as it lives, pages for this thread come from a node, as far as that has some left (`MPOL_PREFERRED`,
-/// set_mempolicy(2)); those that are there stay where they are.
+/// As long as it exists, pages for this thread come from a node, as far as that has some left (`MPOL_PREFERRED`,
+/// set_mempolicy(2)); existing ones stay where they are.
 #[derive(Debug)]
 pub struct PreferNode {
     /// It belongs to its thread.
@@ -46,9 +46,9 @@ pub struct PreferNode {
 }
 
 impl PreferNode {
-    /// Begins. `None`, and pages come from where they came before: the thread was told already where its memory is to
-    /// be (numactl(8), or another one of these); the node is not there, has no memory, or none that this process may
-    /// use; or a filter of system calls is in the way.
+    /// Begins. `None`, without a change: the thread has a memory policy already (numactl(8), or another one of these);
+    /// the node does not exist, has no memory, or none that this process may use; or a filter of system calls denies
+    /// it.
     #[must_use]
     pub fn begin(node: NumaNode) -> Option<Self> {
         let told = sys::memory_policy().ok()? != libc::MPOL_DEFAULT;
@@ -61,7 +61,7 @@ impl PreferNode {
 
 impl Drop for PreferNode {
     fn drop(&mut self) {
-        // Not refused to whom the other one was not.
+        // Allowed wherever the first call was.
         let _ = sys::prefer_node(None);
     }
 }
@@ -75,7 +75,7 @@ mod tests {
 
     const LEN: usize = 64 * 4096;
 
-    /// The first node of this machine that has memory; `None`, said, where the kernel has no NUMA, or denies it.
+    /// The first node of this machine with memory; `None`, with a message, if the kernel has no NUMA, or denies it.
     fn node() -> Option<NumaNode> {
         let known = std::fs::read_to_string("/sys/devices/system/node/has_memory");
         let Some(known) = known.ok().filter(|_| sys::memory_policy().is_ok()) else {

@@ -3,9 +3,9 @@
 //! # Theory of operation
 //!
 //! A ring is `size` slots (a power of two) and two free-running 32-bit counters. Slot `n & (size - 1)` belongs to the
-//! consumer while `consumer <= n < producer` (modulo 2^32), else to the producer. Each counter has one writer. We are
-//! the producer of fill and tx ([`Producer`]) and the consumer of rx and completion ([`Consumer`]); the kernel's side
-//! is `net/xdp/xsk_queue.h`, whose letters (A to D in the comment at its head) are used below:
+//! consumer while `consumer <= n < producer` (modulo 2^32), else to the producer. Each counter has one writer. This
+//! process is the producer of fill and tx ([`Producer`]) and the consumer of rx and completion ([`Consumer`]); the
+//! kernel's side is `net/xdp/xsk_queue.h`, whose letters (A to D in the comment at its head) are used below:
 //!
 //! ```text
 //!    producer                               consumer
@@ -18,8 +18,8 @@
 //! advances its own once a batch. So an entry costs one slot access, and a batch one or two cache-line transfers.
 //!
 //! Invariants:
-//!  - **R1** the pointers of [`Shared`] stay valid while `owner` lives: they point into the ring mapping (or the
-//!    heap ring) that `owner` is;
+//!  - **R1** the pointers of [`Shared`] stay valid while `owner` exists: they point into the ring mapping (or the heap
+//!    ring) that `owner` is;
 //!  - **R2** `slots` has `mask + 1` entries, and every access is masked;
 //!  - **R3** slots `next..limit` of a producer, and of a consumer, belong to us: `limit` is only ever derived from
 //!    the peer's counter, read with acquire;
@@ -50,7 +50,7 @@ use crate::sys::{Mapping, RingOffsets};
 pub trait ToKernel {
     /// As it lies in the ring.
     type Entry: Copy + Debug + Default;
-    /// The entry that stands for it.
+    /// Its ring entry.
     fn into_entry(self, codec: AddressCodec) -> Self::Entry;
 }
 
@@ -58,11 +58,11 @@ pub trait ToKernel {
 pub trait FromKernel {
     /// As it lies in the ring.
     type Entry: Copy + Debug + Default;
-    /// What the entry stands for.
+    /// The value of a ring entry.
     fn from_entry(entry: Self::Entry, codec: AddressCodec) -> Self;
 }
 
-/// The flag in a ring's `flags` word with which the kernel asks to be woken (`XDP_RING_NEED_WAKEUP`).
+/// The flag in a ring's `flags` word by which the kernel requests to be woken (`XDP_RING_NEED_WAKEUP`).
 pub(crate) const NEED_WAKEUP: u32 = 1;
 
 /// One slot of a ring, with the closure interface of loom's cell, so that the same code runs under both.
@@ -88,7 +88,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// A ring in ordinary memory: stands in for a ring that a socket does not have, and for the kernel's in tests.
+/// A ring in ordinary memory: replaces a ring that a socket does not have, and the kernel's in tests.
 #[derive(Debug)]
 pub(crate) struct Heap<T> {
     pub(crate) producer: AtomicU32,
@@ -196,7 +196,7 @@ impl<T: Copy> Shared<T> {
         unsafe { self.slots.add((index & self.mask) as usize).as_ref() }
     }
 
-    /// Whether the peer asks to be woken.
+    /// Whether the peer requests to be woken.
     #[inline]
     fn needs_wakeup(&self) -> bool {
         // Orders the store to the producer counter (or, for rx, nothing) before the load of the flag. Pairs with the
@@ -258,11 +258,12 @@ impl<T: ToKernel> Producer<T> {
         self.shared.size
     }
 
-    /// Whether the kernel waits to be told of new entries: then call [`Socket::wake_rx`](crate::Socket::wake_rx) for
-    /// the fill ring (or poll), [`Socket::kick_tx`](crate::Socket::kick_tx) for the tx ring. Ask after submitting.
+    /// Whether the kernel waits for a wake-up after new entries: then call [`Socket::wake_rx`](crate::Socket::wake_rx)
+    /// for the fill ring (or poll), [`Socket::kick_tx`](crate::Socket::kick_tx) for the tx ring. Call this after
+    /// submitting.
     ///
-    /// Of the fill ring ask again before going to sleep: drivers differ in whether they look at it once more after
-    /// setting the flag. Of the tx ring the answer is always yes in copy mode.
+    /// For the fill ring call it again before going to sleep: drivers differ in whether they look at it once more after
+    /// setting the flag. For the tx ring the answer is always yes in copy mode.
     #[inline]
     pub fn needs_wakeup(&self) -> bool {
         self.shared.needs_wakeup()
@@ -314,13 +315,14 @@ impl<T: ToKernel> Reserved<'_, T> {
         assert!(self.pos != self.end, "pushed more entries than were reserved");
         let entry = value.into_entry(self.codec);
         self.ring.shared.slot(self.pos).with_mut(|slot| {
-            // SAFETY: pos is in next..limit, so the slot is ours (R3) and no other thread of ours is here (R4).
+            // SAFETY: pos is in next..limit, so the slot is this side's (R3) and no other thread of this side is here
+            // (R4).
             unsafe { slot.write(entry) }
         });
         self.pos = self.pos.wrapping_add(1);
     }
 
-    /// Publishes what was pushed; says how many that were.
+    /// Publishes the pushed entries; returns how many.
     #[inline]
     pub fn submit(self) -> u32 {
         self.pos.wrapping_sub(self.ring.next)
@@ -390,8 +392,8 @@ impl<T: FromKernel> Consumer<T> {
         }
         let granted = self.limit.wrapping_sub(self.next).min(wanted);
         let start = self.next;
-        // All are claimed now, and what was not read is given back on drop: a batch that is forgotten
-        // (mem::forget) loses entries, but never lets one be read twice.
+        // All are claimed now, and unread ones are returned on drop: a batch that is forgotten (mem::forget) loses
+        // entries, but never allows one to be read twice.
         self.next = start.wrapping_add(granted);
         Taken {
             codec: self.codec,
@@ -447,8 +449,8 @@ impl<T: FromKernel> Drop for Taken<'_, T> {
             return;
         }
         // (D) Releases the slots read above; pairs with the load of the consumer counter in xskq_prod_nb_free, whose
-        // control dependency orders the kernel's writes after it. Without it the kernel could overwrite a slot
-        // before we have read it.
+        // control dependency orders the kernel's writes after it. Without it the kernel could overwrite a slot before
+        // it is read here.
         self.ring.shared.consumer().store(self.pos, Ordering::Release);
     }
 }

@@ -1,5 +1,5 @@
-//! Loom model of the ring: every interleaving, and every value that the memory model lets a load return, of our code
-//! against the kernel's side, written as `net/xdp/xsk_queue.h` has it. Loom's cells report any slot that both sides
+//! Loom model of the ring: every interleaving, and every value that the memory model allows a load to return, of this
+//! code against the kernel's side, written as in `net/xdp/xsk_queue.h`. Loom's cells report any slot that both sides
 //! touch at once.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p xsk --lib --profile loom`.
@@ -22,7 +22,7 @@ fn kernel_consume(heap: &Heap<u64>, next: &mut u32) -> Option<u64> {
     if heap.producer.load(Ordering::Acquire) == *next {
         return None;
     }
-    // SAFETY: loom checks that nobody else touches the slot.
+    // SAFETY: loom checks that no other thread touches the slot.
     let value = heap.slots[(*next % SIZE) as usize].with(|slot| unsafe { slot.read() });
     *next += 1;
     // smp_store_release(&q->ring->consumer, ...)
@@ -37,7 +37,7 @@ fn kernel_produce(heap: &Heap<u64>, next: &mut u32, value: u64) -> bool {
     if heap.consumer.load(Ordering::Acquire) + SIZE == *next {
         return false;
     }
-    // SAFETY: loom checks that nobody else touches the slot.
+    // SAFETY: loom checks that no other thread touches the slot.
     heap.slots[(*next % SIZE) as usize].with_mut(|slot| unsafe { slot.write(value) });
     *next += 1;
     // smp_store_release(&q->ring->producer, ...)

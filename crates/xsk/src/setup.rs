@@ -1,5 +1,5 @@
-//! What a socket has before it is bound: its memory registered, its rings made and mapped, and the options that depend
-//! on them. Each step is one question to the kernel, and a refusal says which.
+//! The state of a socket before it is bound: its memory registered, its rings made and mapped, and the options that
+//! depend on them. Each step is one system call, and its error names it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,13 +31,13 @@ pub(crate) fn query(what: &'static str, errno: Errno) -> OpenError {
 /// default, of 208 KiB, is full with 92 frames of 1514 bytes: a NIC that completes late would be given no more of them.
 const SEND_BUFFER_BYTES: u32 = 8 << 20;
 
-/// An AF_XDP socket that is neither set up nor bound, with room for a whole TX ring in its send buffer: for who opens
-/// sockets for others ([`Unbound::from_fd`](crate::Unbound::from_fd)).
+/// An AF_XDP socket that is neither set up nor bound, with room for a whole TX ring in its send buffer: for a process
+/// that opens sockets for others ([`Unbound::from_fd`](crate::Unbound::from_fd)).
 ///
-/// Without CAP_NET_ADMIN the buffer is as large as `net.core.wmem_max` lets it be.
+/// Without CAP_NET_ADMIN `net.core.wmem_max` limits the buffer.
 ///
 /// # Errors
-/// What socket(2) says.
+/// The error of socket(2).
 pub fn new_socket() -> io::Result<OwnedFd> {
     let socket = sys::open_socket()?;
     let set = |name| sys::set_option(socket.as_fd(), libc::SOL_SOCKET, name, SEND_BUFFER_BYTES);
@@ -114,7 +114,7 @@ pub(crate) fn set_tx_budget(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result
 
 pub(crate) fn set_busy_poll(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result<(), OpenError> {
     let Some(poll) = config.busy_poll else {
-        // Who has opened the socket may have allowed it. A kernel that has no such option polls for none.
+        // The opener of the socket may have enabled it. A kernel without this option never polls.
         let _ = sys::set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, 0);
         return Ok(());
     };
@@ -128,7 +128,7 @@ pub(crate) fn set_busy_poll(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result
         ("SO_BUSY_POLL_BUDGET", libc::SO_BUSY_POLL_BUDGET, poll.budget),
     ];
     for (option, name, value) in options {
-        // Who has opened the socket may have set it, for whom it takes no privilege.
+        // The opener of the socket may have set it, with the privilege for it.
         if name == libc::SO_PREFER_BUSY_POLL
             && sys::option(fd, libc::SOL_SOCKET, name).is_ok_and(|set| set == value)
         {
@@ -199,10 +199,10 @@ fn is_invalid(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EINVAL)
 }
 
-/// Entries of the rx ring that somebody else has made for a socket; `None` without one.
+/// Entries of the rx ring that another process has made for a socket; `None` without one.
 ///
-/// The kernel does not say how many there are, but refuses to map more pages than they take: asked for ever fewer, it
-/// answers at the ring's own size. That is exact for rings of more than a page.
+/// The kernel does not report how many there are, but refuses to map more pages than they take: of ever smaller
+/// requests, the first success is the ring's own size. That is exact for rings of more than a page.
 ///
 /// # Errors
 /// [`OpenError::NotXdp`]; [`OpenError::RxRingTooSmall`] for a ring that might be smaller than its page;

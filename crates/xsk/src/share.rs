@@ -3,13 +3,13 @@
 //! # Theory of operation
 //!
 //! The memory is registered once, by the first socket. A further one is bound to another queue, of the same interface
-//! or of any other, and names the first. It has rings of its own, all four, but no say: mode, need_wakeup and
-//! multi-buffer are those of the first socket (`xp_assign_dev_shared`, `net/xdp/xsk_buff_pool.c`), and a bind that asks
-//! for any of them is refused (`xsk_bind`, `net/xdp/xsk.c`). So what the caller asks for is compared here.
+//! or of any other, and names the first. It has rings of its own, all four, but no choice: mode, need_wakeup and
+//! multi-buffer are those of the first socket (`xp_assign_dev_shared`, `net/xdp/xsk_buff_pool.c`), and a bind with any
+//! of these flags is refused (`xsk_bind`, `net/xdp/xsk.c`). So the caller's request is compared here.
 //!
-//! The kernel needs the first socket at this moment only. It may be closed while others go on: the memory stays
-//! registered until the last of them is gone. So any socket that is bound over the memory can be the *first* of a
-//! further one, and whoever opens such sockets now and then keeps a [`Lender`] of each, which keeps none open.
+//! The kernel needs the first socket at this moment only. It may be closed while others continue: the memory stays
+//! registered until the last of them is closed. So any socket that is bound over the memory can be the *first* of a
+//! further one, and a program that opens such sockets now and then keeps a [`Lender`] of each, which keeps none open.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
@@ -24,7 +24,7 @@ use crate::error::OpenError;
 use crate::umem::Umem;
 use crate::units::QueueId;
 
-/// A socket whose memory can be shared for as long as somebody has it open.
+/// A socket whose memory can be shared for as long as it is open.
 #[derive(Clone, Debug)]
 pub struct Lender {
     fd: Weak<OwnedFd>,
@@ -73,7 +73,7 @@ impl Lender {
     }
 }
 
-/// A socket over whose memory another is bound, as far as that must know it. While the value lives, the first one's
+/// A socket over whose memory another one is bound, with the facts for that. While the value exists, the first one's
 /// queue does not become free.
 #[derive(Debug)]
 pub struct First {
@@ -92,7 +92,7 @@ impl AsFd for First {
 }
 
 impl First {
-    /// By what the kernel tells it from all other sockets (`SO_COOKIE`).
+    /// The kernel's unique number of the socket (`SO_COOKIE`).
     ///
     /// # Errors
     /// The kernel's answer.

@@ -2,8 +2,8 @@
 //!
 //! # Theory of operation
 //!
-//! Opening goes in the order that the kernel asks for: register the UMEM, size the rings, set what depends on them, map
-//! them, bind (`bind.rs`). Whatever fails, everything made so far is undone by its owner's Drop.
+//! Opening follows the order that the kernel requires: register the UMEM, size the rings, set the options that depend
+//! on them, map them, bind (`bind.rs`). After any failure everything made so far is undone by its owner's Drop.
 //!
 //! A queue is free again when its socket has neither a descriptor nor a mapping, about 20 ms later. The fields are
 //! ordered so that the rings unmap first, then the descriptor closes, then the memory may go.
@@ -61,8 +61,8 @@ pub enum Kick {
     /// There is more, kick again (EAGAIN: the budget of one call is used up, or the completion ring or send buffer is
     /// full and completions must be taken first).
     Again,
-    /// The device or the memory is exhausted for now (EBUSY, ENOBUFS). EBUSY also tells that a frame was dropped, for
-    /// instance one longer than the MTU; it is completed all the same. What is left stays in the ring: kick later.
+    /// The device or the memory is exhausted for now (EBUSY, ENOBUFS). EBUSY also means that a frame was dropped, for
+    /// instance one longer than the MTU; it is completed all the same. The rest stays in the ring: kick later.
     Busy,
 }
 
@@ -89,8 +89,8 @@ impl Socket {
         Unbound::open(umem, config)?.bind()
     }
 
-    /// Binds a socket that somebody with more privilege has opened. It must be as `socket(AF_XDP, SOCK_RAW, 0)` made
-    /// it, but for an rx ring where [`rx_is_made`](SocketConfig::rx_is_made) says so.
+    /// Binds a socket that a process with more privilege has opened. It must be as `socket(AF_XDP, SOCK_RAW, 0)` made
+    /// it, except for an rx ring with [`rx_is_made`](SocketConfig::rx_is_made).
     ///
     /// # Errors
     /// As [`Socket::open`], and [`OpenError::NotXdp`] or [`OpenError::InUse`] for a descriptor that does not serve.
@@ -98,13 +98,13 @@ impl Socket {
         Unbound::from_fd(fd, umem, config)?.bind()
     }
 
-    /// Takes a socket that somebody with more privilege has made for us, with this memory registered and all four rings
-    /// of the sizes in `config`, and that he binds, too. `bind` asks him to, with flags of `struct sockaddr_xdp`, and
-    /// returns the socket, or what the kernel said: it is called for each attempt, from best to plainest, until one
-    /// does not fail. While the queue is busy it is he who waits.
+    /// Takes a socket that a process with more privilege has made, with this memory registered and all four rings of
+    /// the sizes in `config`, and that it binds, too. `bind` makes it bind, with flags of `struct sockaddr_xdp`, and
+    /// returns the socket, or the kernel's error: it is called for each attempt, from best to plainest, until one
+    /// succeeds. While the queue is busy that process waits.
     ///
     /// # Errors
-    /// As [`Socket::open`]; those of `bind` as they are. ([`Umem::refusal`] says why memory was not registered.)
+    /// As [`Socket::open`]; those of `bind` unchanged. ([`Umem::refusal`] explains why memory was not registered.)
     pub fn bound_by<E: From<OpenError>>(
         umem: &Umem,
         config: &SocketConfig,
@@ -124,10 +124,10 @@ impl Socket {
     /// Opens a further socket over the UMEM of this one, on another queue of this or any interface
     /// (`XDP_SHARED_UMEM`, Linux 5.10), and binds it. Needs CAP_NET_RAW.
     ///
-    /// Frames may go from each of the sockets to each other; a frame is in one ring at a time, whosever it is. The
+    /// Frames may go from each of the sockets to each other; a frame is in one ring at a time, of any of them. The
     /// memory is registered, and counted against RLIMIT_MEMLOCK, once. But for each queue the kernel keeps 136 bytes
     /// for every chunk of it (`xp_create_and_assign_umem`, `net/xdp/xsk_buff_pool.c`). The new socket is bound as this
-    /// one: `bind` and `multi_buffer` of `config` can ask for nothing else, `need_wakeup` is not looked at. It outlives
+    /// one: `bind` and `multi_buffer` of `config` cannot request anything else, `need_wakeup` is ignored. It outlives
     /// this one.
     ///
     /// # Errors
@@ -136,14 +136,14 @@ impl Socket {
         Unbound::share(self, config)?.bind()
     }
 
-    /// What those need who share its memory later on.
+    /// For sockets that share its memory later on.
     pub fn lender(&self) -> Lender {
         Lender::new(&self.fd, self.first())
     }
 
-    /// As [`Socket::share`], with a socket that somebody with more privilege has made, with all four rings of the sizes
-    /// in `config`, and that he binds over the memory of `first`: `bind` asks him to, and returns the socket, or what
-    /// the kernel said.
+    /// As [`Socket::share`], with a socket that a process with more privilege has made, with all four rings of the
+    /// sizes in `config`, and that it binds over the memory of `first`: `bind` makes it bind, and returns the socket,
+    /// or the kernel's error.
     ///
     /// # Errors
     /// As [`Socket::share`]; those of `bind` as they are.
@@ -171,7 +171,7 @@ impl Socket {
         }
     }
 
-    /// Tells the kernel to send what is in the tx ring (`sendto` with MSG_DONTWAIT).
+    /// Makes the kernel send the frames in the tx ring (`sendto` with MSG_DONTWAIT).
     ///
     /// In copy mode the kernel sends within this call, up to 32 frames or
     /// [`max_tx_skb_budget`](SocketConfig::max_tx_skb_budget).
@@ -193,8 +193,8 @@ impl Socket {
         sent
     }
 
-    /// Tells the kernel that there are frames in the fill ring again (`recvfrom` with MSG_DONTWAIT); with busy polling
-    /// it also polls the device.
+    /// Informs the kernel that there are frames in the fill ring again (`recvfrom` with MSG_DONTWAIT); with busy
+    /// polling it also polls the device.
     ///
     /// # Errors
     /// [`WakeError`] if the interface is down or gone.
@@ -216,8 +216,8 @@ impl Socket {
         self.multi_buffer
     }
 
-    /// Whether a system call polls the device ([`BusyPoll`](crate::BusyPoll)): then [`Socket::wake_rx`] is to be called
-    /// whenever there is nothing to receive, asked for or not.
+    /// Whether a system call polls the device ([`BusyPoll`](crate::BusyPoll)): then call [`Socket::wake_rx`] whenever
+    /// there is nothing to receive, requested or not.
     #[inline]
     pub fn busy_polls(&self) -> bool {
         self.busy_polls
@@ -245,17 +245,17 @@ impl Socket {
 
 /// A socket that has its memory and its rings, but no queue yet.
 ///
-/// Registering memory takes long (every page is faulted in and pinned), binding does not: who moves a queue from one
-/// memory to another prepares the new socket while the old one still works, drops that, and binds.
+/// Registering memory takes long (every page is faulted in and pinned), binding does not: to move a queue from one
+/// memory to another, prepare the new socket while the old one still works, drop that, and bind.
 #[derive(Debug)]
 pub struct Unbound {
     rings: Rings,
     fd: OwnedFd,
     umem: Umem,
     config: SocketConfig,
-    /// Opened here, and not by somebody with more privilege.
+    /// Opened here, and not by a process with more privilege.
     ours: bool,
-    /// Who has registered the UMEM, if this socket has not.
+    /// The socket that has registered the UMEM, if this one has not.
     first: Option<First>,
 }
 
@@ -281,7 +281,7 @@ impl Unbound {
         })
     }
 
-    /// As [`Unbound::open`], with a socket that somebody else has opened.
+    /// As [`Unbound::open`], with a socket that another process has opened.
     ///
     /// # Errors
     /// As [`Socket::from_fd`].
@@ -289,7 +289,7 @@ impl Unbound {
         Self::prepared(fd, umem, config, None)
     }
 
-    /// A socket that somebody else has opened, with this memory registered and all four rings made as `config` says.
+    /// A socket that another process has opened, with this memory registered and all four rings made by `config`.
     ///
     /// # Errors
     /// As [`Socket::from_fd`].
@@ -311,7 +311,7 @@ impl Unbound {
         })
     }
 
-    /// As [`Unbound::share`], with a socket that somebody else has opened.
+    /// As [`Unbound::share`], with a socket that another process has opened.
     ///
     /// # Errors
     /// As [`Socket::share`], and [`OpenError::NotXdp`] for a descriptor that does not serve.

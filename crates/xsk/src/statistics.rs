@@ -25,7 +25,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// The counters of the socket behind `fd`, for who holds a second descriptor of it.
+    /// The counters of the socket behind `fd`, which may be a second descriptor of it.
     ///
     /// # Errors
     /// The kernel's answer.

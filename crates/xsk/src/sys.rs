@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //!
-//! Everything here takes and returns plain values; what they mean is said in `bind.rs` and `socket.rs`.
+//! Everything here takes and returns plain values; `bind.rs` and `socket.rs` explain their meaning.
 //!
 //! A [`Mapping`] owns one ring's pages. The kernel counts it as a user of the socket: as long as one is mapped, closing
 //! the descriptor does not free the queue. So the rings of a [`Socket`](crate::Socket) own their mappings and are
@@ -130,7 +130,7 @@ pub(crate) fn prefer_node(node: Option<u16>) -> io::Result<()> {
             (libc::MPOL_PREFERRED, nodes.as_ptr(), MASK_BITS)
         }
     };
-    // SAFETY: the kernel reads as many bits as are said from the address of a live mask, or none, and keeps no pointer.
+    // SAFETY: the kernel reads the given number of bits from the address of a live mask, or none, and keeps no pointer.
     match unsafe { libc::syscall(libc::SYS_set_mempolicy, c_long::from(mode), mask, bits) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -141,7 +141,7 @@ pub(crate) fn prefer_node(node: Option<u16>) -> io::Result<()> {
 pub(crate) fn memory_policy() -> io::Result<c_int> {
     let (mut mode, mut nodes) = (0, NodeMask::default());
     let address = ptr::null::<c_void>();
-    // SAFETY: the kernel writes an int and as many bits as are said to live values; no address is asked about.
+    // SAFETY: the kernel writes an int and the given number of bits to live values; the call is about no address.
     let result = unsafe {
         libc::syscall(
             libc::SYS_get_mempolicy,

@@ -1,12 +1,12 @@
-//! The UMEM: memory cut into chunks, and who may hand the chunks out.
+//! The UMEM: memory divided into chunks, and their allocation.
 //!
 //! # Theory of operation
 //!
-//! A [`Umem`] says how memory is registered with a socket (`XDP_UMEM_REG`, `net/xdp/xdp_umem.c`): which bytes, the
-//! chunk size, headroom, and whether frames may start anywhere (unaligned) or only where a chunk does. Registration
-//! itself happens when a socket opens; several sockets may register one `Umem`, each then has rings of its own and
-//! is charged for it separately. Or one registers it, and others share it with that one: rings of their own,
-//! too, and charged once.
+//! A [`Umem`] describes how memory is registered with a socket (`XDP_UMEM_REG`, `net/xdp/xdp_umem.c`): which bytes, the
+//! chunk size, headroom, and whether frames may start anywhere (unaligned) or only at chunks. Registration itself
+//! happens when a socket opens; several sockets may register one `Umem`, each then has rings of its own and is charged
+//! for it separately. Or one registers it, and others share it with that one: rings of their own, too, and charged
+//! once.
 //!
 //! Frames come from two sources that must not overlap:
 //!  - [`Umem::frames`] hands out the chunks of a range; ranges handed out are remembered, a second claim is refused;
@@ -42,7 +42,7 @@ use crate::units::UmemOffset;
 /// Smallest chunk that the kernel takes (`XDP_UMEM_MIN_CHUNK_SIZE`, `include/net/xdp_sock.h`).
 pub const MIN_CHUNK_BYTES: u32 = 2048;
 
-/// Room that the kernel leaves before each received frame, after the headroom asked for (`XDP_PACKET_HEADROOM`,
+/// Room that the kernel leaves before each received frame, after the requested headroom (`XDP_PACKET_HEADROOM`,
 /// `include/uapi/linux/bpf.h`).
 pub const XDP_PACKET_HEADROOM: u32 = 256;
 
@@ -54,8 +54,8 @@ const UNALIGNED_CHUNK_MAX: u32 = 1 << 15;
 
 /// Memory that cannot be a UMEM, or an offset that is not in it.
 ///
-/// `chunk_bytes`, `headroom_bytes` and `bytes` are as asked for; `len_bytes` is the length of the memory, `page_bytes`
-/// the machine's page. `offset` and `start` are where chunks that were asked for start in the UMEM, in bytes.
+/// `chunk_bytes`, `headroom_bytes` and `bytes` are the requested ones; `len_bytes` is the length of the memory,
+/// `page_bytes` the machine's page. `offset` and `start` are offsets of requested chunks in the UMEM, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum UmemError {
@@ -107,7 +107,7 @@ pub enum UmemError {
     #[error("chunks from {start} to {end} were handed out already, at least in part")]
     AlreadyHandedOut {
         start: UmemOffset,
-        /// The offset after the last asked for.
+        /// The offset after the last requested one.
         end: UmemOffset,
     },
 }
@@ -146,8 +146,8 @@ impl Umem {
         Self::checked(memory, chunk_size, headroom, true)
     }
 
-    /// The same UMEM with `bytes` of metadata before each frame sent whose descriptor says
-    /// [`metadata`](crate::TxDesc::metadata) (`XDP_UMEM_TX_METADATA_LEN`, Linux 6.8).
+    /// The same UMEM with `bytes` of metadata before each sent frame with [`metadata`](crate::TxDesc::metadata) in its
+    /// descriptor (`XDP_UMEM_TX_METADATA_LEN`, Linux 6.8).
     ///
     /// # Errors
     /// [`UmemError::TxMetadata`] if that is no multiple of 8 below 256.
@@ -209,7 +209,7 @@ impl Umem {
         })
     }
 
-    /// Hands out the whole chunks of `range` (byte offsets), each exactly once in the life of this `Umem`.
+    /// Hands out the whole chunks of `range` (byte offsets), each exactly once in the lifetime of this `Umem`.
     ///
     /// # Errors
     /// [`UmemError`] if the range is not inside, does not start on a chunk (aligned mode), or overlaps one that was
@@ -248,11 +248,11 @@ impl Umem {
         self.frames(0..self.len())
     }
 
-    /// Makes a frame at an offset that the caller tracks, for memory whose free chunks somebody else decides about.
+    /// Makes a frame at an offset that the caller tracks, for memory whose chunks are allocated elsewhere.
     ///
     /// The caller promises that no other [`Frame`] is out, or in a ring, whose bytes overlap this one's, except where
-    /// he accepts garbled frames (a guest that posts one buffer twice garbles only its own). Several frames of a chunk
-    /// may be out to be sent if he counts them, and their descriptors have no byte in common.
+    /// it accepts garbled frames (a guest that posts one buffer twice garbles only its own). Several frames of a chunk
+    /// may be out to be sent if the caller counts them, and their descriptors have no byte in common.
     ///
     /// # Errors
     /// [`UmemError::Outside`] if the chunk is not wholly inside; [`UmemError::Misaligned`] in aligned mode.
@@ -300,8 +300,8 @@ impl Umem {
         self.view.write(offset.get(), bytes)
     }
 
-    /// Asks the CPU's cache for what stands at `offset`, which is about to be read. The kernel wrote it, on another CPU
-    /// often, so that it takes its time; of several at once that is hardly more than of one.
+    /// Prefetches the bytes at `offset`, which are about to be read. The kernel wrote them, often on another CPU, so
+    /// the read takes time; several prefetches at once take hardly more than one.
     #[inline]
     pub fn prefetch(&self, offset: UmemOffset) {
         self.view.prefetch(offset.get());
@@ -320,7 +320,7 @@ impl Umem {
         self.view.len()
     }
 
-    /// From where on, to the end, nobody but this process and the kernel can write.
+    /// From this offset on, to the end, only this process and the kernel can write.
     #[inline]
     pub fn private_from(&self) -> UmemOffset {
         UmemOffset::new(self.view.private_from())
@@ -342,7 +342,7 @@ impl Umem {
         self.chunk_size
     }
 
-    /// The headroom in bytes that was asked for, the kernel's own [`XDP_PACKET_HEADROOM`] not counted.
+    /// The requested headroom in bytes, without the kernel's own [`XDP_PACKET_HEADROOM`].
     #[inline]
     pub fn headroom(&self) -> u32 {
         self.headroom
@@ -378,8 +378,8 @@ impl Umem {
         self.chunk_size - self.tx_metadata_len
     }
 
-    /// Has the kernel make all pages that nobody has made yet, charged to this process (`MADV_POPULATE_WRITE`, Linux
-    /// 5.14); to be called before another process registers the memory, which would be charged for them.
+    /// Makes the kernel allocate all missing pages, charged to this process (`MADV_POPULATE_WRITE`, Linux 5.14); call
+    /// it before another process registers the memory, which would be charged for them.
     ///
     /// # Errors
     /// The kernel's: there is no memory for them, or a file is shorter than what is mapped of it.
@@ -427,7 +427,7 @@ impl Umem {
     }
 
     /// The NUMA node that most of its pages are on, of a sample of 64; `None` if none is in this process's page table,
-    /// or the kernel does not tell.
+    /// or the kernel does not report it.
     #[cfg(not(loom))]
     #[must_use]
     pub fn node(&self) -> Option<NumaNode> {

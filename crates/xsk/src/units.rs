@@ -41,8 +41,8 @@ impl fmt::Display for UmemOffset {
 
 /// The number of entries of a ring: a power of two, from 1 to [`RingSize::MAX`].
 ///
-/// The kernel asks for a power of two (`xsk_init_queue`, `net/xdp/xsk.c`); the upper bound is ours, it keeps a
-/// typing error from costing gigabytes.
+/// The kernel requires a power of two (`xsk_init_queue`, `net/xdp/xsk.c`); the upper bound keeps a typing error from
+/// costing gigabytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RingSize(u32);
 

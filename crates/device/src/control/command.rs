@@ -1,6 +1,6 @@
 //! Commands of the control queue, each read once, and what is wrong with them.
 //!
-//! They come out of guest memory, or out of what was saved of another device ([`Command::bytes`]). The same code judges
+//! They come from guest memory, or from the saved state of another device ([`Command::bytes`]). The same code checks
 //! both.
 
 use virtio_bindings::bindings::virtio_net as net;
@@ -11,7 +11,7 @@ use crate::features::{
     F_CTRL_GUEST_OFFLOADS, F_CTRL_MAC_ADDR, F_CTRL_RX, F_CTRL_RX_EXTRA, F_CTRL_VLAN, F_GUEST_ANNOUNCE,
     F_HASH_REPORT, F_MQ, F_RSS,
 };
-use crate::filter::{Addresses, MOST_ADDRESSES, Mac, MacTable, RxModes, VLANS, is_station};
+use crate::filter::{Addresses, MOST_ADDRESSES, Mac, MacTable, RxModes, VLANS, is_unicast};
 use crate::hash::toeplitz::KEY_BYTES;
 use crate::hash::{HashConfig, HashTypes};
 use crate::net_device::NetDevice;
@@ -19,7 +19,7 @@ use crate::offloads::Offloads;
 use crate::pair::Cursor;
 use crate::receive::Table;
 
-/// What a driver may ask for.
+/// Commands of a driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// VIRTIO_NET_CTRL_RX: one of the modes.
@@ -28,11 +28,11 @@ pub enum Command {
     MacTable(MacTable),
     /// VIRTIO_NET_CTRL_MAC_ADDR_SET.
     Mac(Mac),
-    /// VIRTIO_NET_CTRL_VLAN: a VLAN is let through, or no more.
+    /// VIRTIO_NET_CTRL_VLAN: frames of a VLAN are accepted, or no more.
     Vlan(u16, bool),
     /// VIRTIO_NET_CTRL_ANNOUNCE_ACK.
     AnnounceAck,
-    /// VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET: so many pairs, with automatic receive steering.
+    /// VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET: the number of pairs, with automatic receive steering.
     Pairs(u16),
     /// VIRTIO_NET_CTRL_MQ_RSS_CONFIG.
     Rss(RssConfig),
@@ -119,7 +119,7 @@ pub enum Refusal {
     Value,
 }
 
-/// By what a command is judged.
+/// Limits for commands.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     /// That were negotiated.
@@ -346,14 +346,14 @@ fn mac(command: u32, bytes: &mut Reader, rules: Rules) -> Result<Command, Refusa
         net::VIRTIO_NET_CTRL_MAC_ADDR_SET => {
             rules.needs(F_CTRL_MAC_ADDR)?;
             let mac: Mac = bytes.take()?;
-            let is_right = is_station(mac);
+            let is_right = is_unicast(mac);
             is_right.then_some(Command::Mac(mac)).ok_or(Refusal::Value)
         }
         _ => Err(Refusal::Unknown),
     }
 }
 
-/// A number, and so many addresses.
+/// A number, and as many addresses.
 fn addresses(bytes: &mut Reader) -> Result<Addresses, Refusal> {
     let entries = bytes.u32()?;
     let mut kept = Addresses::default();
@@ -373,7 +373,7 @@ fn addresses(bytes: &mut Reader) -> Result<Addresses, Refusal> {
 /// The same, as a driver writes it.
 fn written(addresses: &Addresses) -> Vec<u8> {
     let list = addresses.list();
-    // Where there were more than are kept, one more says it; nobody looks at which.
+    // If there were more than are kept, one more encodes that; its value does not matter.
     let more = addresses.is_beyond().then_some([0; 6]);
     // MOST_ADDRESSES is small.
     #[allow(clippy::cast_possible_truncation)]
@@ -442,7 +442,7 @@ fn hash_types(bytes: &mut Reader) -> Result<HashTypes, Refusal> {
     HashTypes::from_bits(bytes.u32()?).ok_or(Refusal::Value)
 }
 
-/// A length, and so many bytes of a key, which a driver that wants hashes has to have.
+/// A length, and as many bytes of a key, which a driver that enables hashes must send.
 fn key(bytes: &mut Reader, types: HashTypes) -> Result<[u8; KEY_BYTES], Refusal> {
     let len = usize::from(bytes.u8()?);
     let mut key = [0; KEY_BYTES];

@@ -1,17 +1,16 @@
 //! The control queue (VirtIO 1.3, 5.1.6.5): for a device that is embedded in a VMM, and serves it itself.
 //!
-//! Of a vhost-user back end the VMM may serve it (QEMU's net device does), and tells the back end by messages what it
-//! has them for; or it passes the queue on as it does the others
-//! ([`with_passed_control`](crate::net_device::NetDevice::with_passed_control)). A device that is made
-//! [with one](crate::net_device::NetDevice::with_control) offers what rests on it ([`OFFERED`]): receive modes and
-//! address filters, VLAN filters, the device's address, automatic receive steering and RSS, hash reports, and offloads
-//! that change while the device runs.
+//! For a vhost-user back end the VMM may serve it (QEMU's net device does), and send the results by messages; or it
+//! passes the queue on like the others ([`with_passed_control`](crate::net_device::NetDevice::with_passed_control)). A
+//! device that is made [with one](crate::net_device::NetDevice::with_control) offers the features that need it
+//! ([`OFFERED`]): receive modes and address filters, VLAN filters, the device's address, automatic receive steering and
+//! RSS, hash reports, and offloads that change while the device runs.
 //!
 //! # How it is served
 //! [`ControlQueue::serve`] takes commands off the queue. Each is read byte by byte out of guest memory into a
-//! [`command::Command`], judged against what was negotiated, and applied to the device's [`State`]. Then the caller is
-//! told, and makes its data path work by the new state *before* it returns; only then the guest gets its answer. VirtIO
-//! asks for this order: once the answer is there, no frame may go to a queue that was switched off (5.1.6.5.6.2).
+//! [`command::Command`], checked against the negotiated features, and applied to the device's [`State`]. Then the
+//! caller is called, and applies the new state to its data path *before* it returns; only then the guest gets its
+//! answer. VirtIO requires this order: after the answer no frame may go to a queue that was switched off (5.1.6.5.6.2).
 //!
 //! ```text
 //!     guest: command ─▶ read once, judged ─▶ State ─▶ caller: Change ─▶ data path has a new Receive ─▶ ack ─▶ guest
@@ -23,9 +22,9 @@
 //! does not change: [`NetDevice::receive`](crate::net_device::NetDevice::receive).
 //!
 //! # Where a VM moves
-//! What a driver said is saved as the commands that say it
+//! The driver's state is saved as the commands that set it
 //! ([`NetDevice::control_commands`](crate::net_device::NetDevice::control_commands)), and another device, in another
-//! process, [takes these](crate::net_device::NetDevice::restore_control) as it takes a driver's.
+//! process, [executes these](crate::net_device::NetDevice::restore_control) like a driver's.
 //!
 //! # What a hostile guest can do
 //! A command that is too short, too long, unknown or not negotiated is answered with VIRTIO_NET_ERR, and nothing
@@ -105,7 +104,7 @@ pub use command::Refusal;
 use command::{Command, Rules};
 pub use state::{Change, RestoreError};
 
-/// Features that a device with a control queue of its own may offer beside those of every device.
+/// Features that a device with a control queue of its own may offer besides those of every device.
 pub const OFFERED: u64 = F_CTRL_RX
     | F_CTRL_RX_EXTRA
     | F_CTRL_VLAN
@@ -114,7 +113,7 @@ pub const OFFERED: u64 = F_CTRL_RX
     | F_RSS
     | F_HASH_REPORT;
 
-/// Longest indirection table, entries (`rss_max_indirection_table_length`). VirtIO asks for 128 at least.
+/// Longest indirection table, entries (`rss_max_indirection_table_length`). VirtIO requires at least 128.
 pub const MOST_TABLE_ENTRIES: u16 = 512;
 
 const ACK_OK: u8 = net::VIRTIO_NET_OK as u8;
@@ -153,7 +152,7 @@ impl ControlQueue {
     ) -> Result<usize, Fault> {
         let mut served = 0;
         while served < most {
-            // One at a time: what a chain asks for may change what the next one may.
+            // One at a time: a command may change what the next one may do.
             let popped = self.vring.queue.pop(&mut self.chains, 1);
             match popped
                 .map_err(Fault::from)

@@ -1,4 +1,4 @@
-//! What commands change of what a driver said, and what follows from it.
+//! How commands change the driver's state, and what follows.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::control::command::{Command, Refusal, RssConfig, Rules, RxMode};
 use crate::control::{ControlQueue, MOST_TABLE_ENTRIES};
 use crate::driver_state::State;
 use crate::features::{F_CTRL_MAC_ADDR, F_CTRL_RX, F_CTRL_VLAN, F_HASH_REPORT, F_MQ, F_RSS};
-use crate::filter::{Filter, Mac, MacTable, Stations, VLANS, is_station};
+use crate::filter::{ByAddress, Filter, Mac, MacTable, VLANS, is_unicast};
 use crate::hash::nic::NicKey;
 use crate::hash::toeplitz::KEY_BYTES;
 use crate::hash::{HashTypes, Hashing};
@@ -19,19 +19,19 @@ use crate::receive::{Receive, Steering, Table};
 pub enum Change {
     /// Which frames the guest wants: [`NetDevice::receive`].
     Filter,
-    /// The device's address: the same, the config space, and the network's idea of who the guest is. Whether it may
-    /// have that address is the caller's to say.
+    /// The device's address: the same, the config space, and the network's address of the guest. The caller decides
+    /// whether it may have that address.
     Mac,
     /// How many pairs are on ([`State::pairs`], [`crate::pair::Vring::enabled`]), how frames find theirs, and their
     /// hashes: [`NetDevice::receive`].
     Steering,
     /// Offloads for the guest: [`NetDevice::negotiated`], and each pair's.
     Offloads,
-    /// The guest has announced itself: the config space says so no more.
+    /// The guest has announced itself: the config space does not request that any more.
     Announced,
 }
 
-/// Why a device cannot go on with what the driver of another one said.
+/// Why a device cannot take over the driver's state of another one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
     /// Only one that was made [with one](NetDevice::with_control) has it.
@@ -48,8 +48,8 @@ pub enum RestoreError {
 }
 
 impl State {
-    /// What a driver would say to a device after a reset, so that it has this state; but for the announcement. These
-    /// features are negotiated.
+    /// The commands that give a device this state after a reset, except for the announcement. These features are
+    /// negotiated.
     fn commands(&self, features: u64) -> Vec<Command> {
         let has = |feature| features & feature != 0;
         let mut modes = self.modes;
@@ -58,7 +58,7 @@ impl State {
         if self.macs != MacTable::default() {
             commands.push(Command::MacTable(self.macs.clone()));
         }
-        if has(F_CTRL_MAC_ADDR) && is_station(self.mac) {
+        if has(F_CTRL_MAC_ADDR) && is_unicast(self.mac) {
             commands.push(Command::Mac(self.mac));
         }
         let vlans = (0..VLANS).filter(|&vlan| self.vlans.has(vlan));
@@ -89,7 +89,7 @@ impl State {
         }))
     }
 
-    /// Does what is asked for; it was judged already.
+    /// Executes a command that was checked already.
     fn apply(&mut self, command: Command) -> Change {
         match command {
             Command::Mode(mode, on) => {
@@ -151,7 +151,7 @@ impl State {
     /// What the data path works by.
     fn receive(&self, features: u64, nic: Option<&NicKey>) -> Receive {
         let has = |feature| features & feature != 0;
-        let stations = has(F_CTRL_RX).then(|| Stations {
+        let by_address = has(F_CTRL_RX).then(|| ByAddress {
             modes: self.modes,
             mac: self.mac,
             table: self.macs.clone(),
@@ -161,7 +161,7 @@ impl State {
         let hash = self.hash.as_ref().filter(|_| reports || steers);
         Receive {
             filter: Filter {
-                stations,
+                by_address,
                 vlans: has(F_CTRL_VLAN).then(|| self.vlans.clone()),
             },
             steering: self.steering.clone(),
@@ -188,21 +188,21 @@ impl NetDevice {
         self
     }
 
-    /// What a driver said by the control queue; `None` where the VMM has it.
+    /// The driver's state, set by the control queue; `None` if the VMM has the queue.
     #[must_use]
     pub fn control_state(&self) -> Option<&State> {
         self.control.as_ref()
     }
 
-    /// What a driver said by the control queue, to be saved: the commands by which a driver would say it to a device
-    /// that was reset. Each is as a driver puts it into its buffers (VirtIO 1.3, 5.1.6.5): class and command, a byte
-    /// each, and data, whose numbers are little-endian. They are at most 4096, one a VLAN, and eleven; each has at most
-    /// 1077 bytes. Empty where the VMM has the control queue.
+    /// The driver's state, to be saved: the commands that set it on a device that was reset. Each is in the form of a
+    /// driver's buffers (VirtIO 1.3, 5.1.6.5): class and command, a byte each, and data, whose numbers are
+    /// little-endian. They are at most 4096, one a VLAN, and eleven; each has at most 1077 bytes. Empty if the VMM has
+    /// the control queue.
     ///
-    /// Only commands that were negotiated are made, so [`features`](Self::features) are saved beside. The device's
-    /// address is among them if the driver may set it (VIRTIO_NET_F_CTRL_MAC_ADDR); if not, the other device is to be
-    /// made with it. Whether the guest [is asked to announce itself](Self::announce) is not the driver's to say: the
-    /// VMM asks it where it goes on.
+    /// Only commands that were negotiated are made, so [`features`](Self::features) must be saved with them. The
+    /// device's address is among them if the driver may set it (VIRTIO_NET_F_CTRL_MAC_ADDR); otherwise create the other
+    /// device with it. Whether the guest [should announce itself](Self::announce) is not part of it: the destination's
+    /// VMM requests that.
     ///
     /// ```
     /// # use device::control::OFFERED;
@@ -231,12 +231,11 @@ impl NetDevice {
         commands.map(|command| command.bytes()).collect()
     }
 
-    /// Goes on with what the driver of another device said, in this process or in another: that one's
-    /// [`control_commands`](Self::control_commands), where a VM moves or is restored. They are judged as a driver's
-    /// commands are, so they may come from anywhere, and the other device's features have to be
-    /// [acknowledged](Self::acknowledge) before. What was said to this device before is forgotten; the address that it
-    /// was made with stays its own, and is its address after a reset. The data path follows as after each
-    /// [`Change`].
+    /// Takes over the driver's state of another device, in this process or in another: that one's
+    /// [`control_commands`](Self::control_commands), where a VM moves or is restored. They are checked like a driver's
+    /// commands, so they may come from anywhere, and the other device's features have to be
+    /// [acknowledged](Self::acknowledge) before. The earlier state of this device is forgotten; its original address
+    /// stays, and is its address after a reset. The data path follows as after each [`Change`].
     ///
     /// # Errors
     /// [`RestoreError`]; nothing has changed.
@@ -286,8 +285,8 @@ impl NetDevice {
         self.set_base(self.control_index(), queue.vring.queue.base())
     }
 
-    /// What the data path has to know of what the driver said. `nic`: the key of the NIC that frames come from, if that
-    /// is known. Without a control queue: all frames come, as they are.
+    /// The part of the driver's state that the data path uses. `nic`: the key of the NIC that receives the frames, if
+    /// known. Without a control queue: all frames, unchanged.
     #[must_use]
     pub fn receive(&self, nic: Option<&NicKey>) -> Receive {
         match &self.control {
@@ -301,15 +300,15 @@ impl NetDevice {
         }
     }
 
-    /// Asks the guest to announce itself (VIRTIO_NET_F_GUEST_ANNOUNCE), by the config space, of whose change the caller
-    /// tells it.
+    /// Makes the config space request an announcement (VIRTIO_NET_F_GUEST_ANNOUNCE); the caller notifies the guest of
+    /// the change.
     pub fn announce(&mut self) {
         if let Some(state) = &mut self.control {
             state.announce = true;
         }
     }
 
-    /// The limits that the config space of this device tells.
+    /// The limits in the config space of this device.
     #[must_use]
     pub fn hash_limits(&self) -> Option<HashLimits> {
         // KEY_BYTES is 40.
@@ -322,7 +321,7 @@ impl NetDevice {
         (self.offered() & (F_RSS | F_HASH_REPORT) != 0).then_some(limits)
     }
 
-    /// Pairs are on as the driver said last.
+    /// Switches pairs on and off by the driver's last command.
     fn switch_pairs(&mut self, change: Change) {
         if change != Change::Steering {
             return;
@@ -343,7 +342,7 @@ impl AsMut<Self> for NetDevice {
     }
 }
 
-/// Does what a command says, unless `apply` cannot follow.
+/// Executes a command, unless `apply` fails.
 pub(super) fn change<O: AsMut<NetDevice>>(
     owner: &mut O,
     command: Command,

@@ -10,7 +10,7 @@
 
 use super::{HashType, HashTypes};
 
-/// So much of a frame's beginning is looked at, bytes. It bounds the time that a hostile sender can cost.
+/// Bytes of a frame's beginning that are read. It bounds the time that a hostile sender can cost.
 pub const MOST_HEAD: usize = 256;
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -81,7 +81,7 @@ impl<'a> Input<'a> {
         self.kind
     }
 
-    /// What is to be hashed, one part behind the other: [`HashType::input_bytes`].
+    /// The input of the hash, one part behind the other: [`HashType::input_bytes`].
     #[inline]
     #[must_use]
     pub fn parts(&self) -> [&'a [u8]; 3] {
@@ -134,7 +134,7 @@ fn transport(packet: &[u8], protocol: u8, at: usize) -> Transport<'_> {
     }
 }
 
-/// Without what is behind its `end`; a length of 0 says nothing (GSO, jumbograms).
+/// Without the bytes behind its `end`; a length of 0 is ignored (GSO, jumbograms).
 #[inline]
 fn cut(packet: &[u8], header: usize, end: usize) -> &[u8] {
     let end = if end > header { end } else { packet.len() };
@@ -213,7 +213,7 @@ fn is_extension(next: u8) -> bool {
     }
 }
 
-/// What extension headers say.
+/// Parsed extension headers.
 struct Extensions<'a> {
     /// Of the destination options (RFC 6275, 6.3).
     home_address: Option<&'a [u8]>,

@@ -1,23 +1,21 @@
-//! The hash of a frame: of what it is computed, with which key, and what the guest is told of it (VirtIO 1.3, 5.1.6.4.3
-//! and 5.1.6.4.5).
+//! The hash of a frame: its input, its key, and its report to the guest (VirtIO 1.3, 5.1.6.4.3 and 5.1.6.4.5).
 //!
-//! A driver says which hash types it wants and with which key ([`Hashing`]). For each frame the device takes the first
-//! of them that the frame's headers allow ([`fields`]), computes the Toeplitz hash of these fields with that key
-//! ([`toeplitz`]), and says value and type: the [`Report`]. The same value chooses the receive queue under RSS
-//! ([`crate::receive`]).
+//! A driver enables hash types and sets the key ([`Hashing`]). For each frame the device takes the first type that the
+//! frame's headers allow ([`fields`]), computes the Toeplitz hash of these fields with that key ([`toeplitz`]), and
+//! reports value and type: the [`Report`]. The same value chooses the receive queue under RSS ([`crate::receive`]).
 //!
 //! # A hash that the NIC computed
-//! A NIC may have computed a hash already ([`nic::NicHash`]). It is reported only where it is the one that VirtIO asks
-//! for, bit by bit. That is: the NIC uses Toeplitz; its key is the driver's, as far as the fields reach; and its type
-//! is the one that 5.1.6.4.3 chooses for each frame that the NIC gives that type. The specification leaves no room for
-//! another: the device "uses a key as defined in `hash_key_data`" for "the hash", and `hash_value` is "the value of
-//! calculated hash". Linux's virtio_net does not look where the value comes from (`virtio_skb_set_hash`), and would
-//! take any; but it also tells the key to its users (`ethtool -x`), DPDK's users compute the same hash in software to
-//! find a flow again, and under RSS the value has to lead to the queue that the driver's table says.
+//! A NIC may have computed a hash already ([`nic::NicHash`]). It is reported only if it is the one that VirtIO
+//! requires, bit by bit. That is: the NIC uses Toeplitz; its key is the driver's, as far as the fields reach; and its
+//! type is the one that 5.1.6.4.3 chooses for each frame with that type of the NIC. The specification leaves no room
+//! for another: the device "uses a key as defined in `hash_key_data`" for "the hash", and `hash_value` is "the value of
+//! calculated hash". Linux's virtio_net does not check where the value comes from (`virtio_skb_set_hash`), and would
+//! take any; but it also shows the key to its users (`ethtool -x`), DPDK's users compute the same hash in software to
+//! find a flow again, and under RSS the value has to lead to the queue in the driver's table.
 //!
-//! So a NIC's hash serves where somebody gave the NIC the guest's key (`ethtool -X IFNAME hkey …`, or the RSS context
-//! of the queue that the guest has), and where not, the hash is computed: tens of nanoseconds. What chooses the NIC's
-//! own queues, or finds a flow in a cache, is not bound by this.
+//! So a NIC's hash is used if the NIC has the guest's key (`ethtool -X IFNAME hkey …`, or the RSS context of the queue
+//! that the guest has), and otherwise the hash is computed: tens of nanoseconds. The choice of the NIC's own queues,
+//! and flow caches, are not bound by this.
 
 pub mod fields;
 pub mod nic;
@@ -133,7 +131,7 @@ impl HashTypes {
     }
 }
 
-/// What a guest is told of a frame's hash. By default: that there is none.
+/// The report about a frame's hash. By default: there is none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Report {
     /// The hash; 0 if there is none.
@@ -167,18 +165,18 @@ pub struct HashConfig {
     pub key: [u8; KEY_BYTES],
 }
 
-/// Who computed a hash.
+/// The origin of a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// The NIC: nothing of the frame was looked at.
     Nic,
     /// This device.
     Device,
-    /// Nobody: the frame has nothing that an enabled type is for.
+    /// No hash: no enabled type applies to the frame.
     Nobody,
 }
 
-/// Calculates hashes as one driver wants them. Made when it says so, and used for each frame.
+/// Calculates hashes for one driver. Made when the driver sets its types, and used for each frame.
 #[derive(Debug, Clone)]
 pub struct Hashing {
     types: HashTypes,
@@ -211,7 +209,7 @@ impl Hashing {
     }
 
     /// The hash of a frame that begins with `head`: at least its headers, up to [`fields::MOST_HEAD`] bytes, or all of
-    /// it. `nic`: what its NIC said.
+    /// it. `nic`: the hash that its NIC reported.
     #[inline]
     #[must_use]
     pub fn report(&self, head: &[u8], nic: Option<NicHash>) -> (Report, Source) {

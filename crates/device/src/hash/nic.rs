@@ -3,7 +3,7 @@
 use super::toeplitz::KEY_BYTES;
 use super::{HashConfig, HashType, HashTypes};
 
-/// What `bpf_xdp_metadata_rx_hash` said of a frame.
+/// Result of `bpf_xdp_metadata_rx_hash` for a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NicHash {
     /// The hash.
@@ -22,8 +22,8 @@ const L4_TCP: u32 = L4 | 1 << 4;
 const L4_UDP: u32 = L4 | 1 << 5;
 
 impl NicHash {
-    /// Of what it was computed; `None` where VirtIO has no name for that: SCTP, the SPI of IPsec, ports of an unknown
-    /// protocol (all that veth says of a frame), no hash at all.
+    /// Its input; `None` if VirtIO has no name for that: SCTP, the SPI of IPsec, ports of an unknown protocol (all that
+    /// veth reports of a frame), no hash at all.
     #[inline]
     #[must_use]
     pub fn kind(self) -> Option<HashType> {
@@ -63,11 +63,11 @@ impl NicKey {
         Self(key.to_vec())
     }
 
-    /// The types of hashes of the NIC's that are, for each frame, what that driver is to be told.
+    /// The types of the NIC's hashes that are, for each frame, the ones to report to that driver.
     ///
-    /// A type alone does not say that: a NIC that calls a hash `L3_IPV4` may do so for TCP, too, of which the driver
-    /// wants ports; and one that says `L3_IPV6` without extension headers may have gone past some. So addresses alone
-    /// serve only where no type with ports is enabled for that kind of packet, and plain IPv6 only where no `_EX` is.
+    /// A type alone does not prove that: a NIC may use the type `L3_IPV4` for TCP, too, for which the driver wants
+    /// ports; and one that reports `L3_IPV6` without extension headers may have skipped some. So addresses alone serve
+    /// only where no type with ports is enabled for that kind of packet, and plain IPv6 only where no `_EX` is.
     #[must_use]
     pub(super) fn usable(&self, driver: &HashConfig) -> HashTypes {
         use HashType as T;

@@ -62,7 +62,7 @@ impl Toeplitz {
 
 impl std::fmt::Debug for Toeplitz {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The tables are the key in another form; nobody reads them.
+        // The tables are the key in another form, and unreadable.
         f.debug_struct("Toeplitz").finish_non_exhaustive()
     }
 }

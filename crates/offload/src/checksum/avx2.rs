@@ -11,7 +11,7 @@ use std::arch::x86_64::{
 
 use super::Sum;
 
-/// The sum, or `None` if the processor has no AVX2 (asked once, kept by the standard library).
+/// The sum, or `None` if the processor has no AVX2 (detected once, cached by the standard library).
 #[inline]
 pub(super) fn sum(bytes: &[u8]) -> Option<Sum> {
     // SAFETY: the processor has what the function is compiled for.

@@ -1,9 +1,9 @@
 //! A unit that further frames may be appended to.
 //!
-//! The first frame's header is kept with a mask over it: what must be equal in each further frame of the unit.
-//! So the usual frame is recognised by comparing some ten words, without being parsed: whatever decides where its
-//! layers lie is among the compared bytes. What may differ is looked at by itself: lengths, IPv4 id and header
-//! checksum, TCP sequence number, three flags, timestamps, the checksum.
+//! The first frame's header is kept with a mask over it: the bytes that must be equal in each further frame of the
+//! unit. So the usual frame is recognised by a comparison of some ten words, without a parser: all bytes that decide
+//! where its layers are are among the compared ones. Fields that may differ are checked separately: lengths, IPv4 id
+//! and header checksum, TCP sequence number, three flags, timestamps, the checksum.
 
 use super::{HEADERS, MOST_FRAMES};
 use crate::checksum::Sum;

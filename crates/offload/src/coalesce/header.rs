@@ -23,7 +23,7 @@ pub struct NetHeader {
 }
 
 impl NetHeader {
-    /// Says nothing.
+    /// No offload.
     pub const NONE: Self = Self {
         flags: 0,
         gso_type: 0,
@@ -59,7 +59,7 @@ impl NetHeader {
         }
     }
 
-    /// Of a frame whose checksum is partial.
+    /// For a frame with a partial checksum.
     #[inline]
     #[must_use]
     pub fn of_partial(at: ChecksumAt) -> Self {
@@ -71,7 +71,7 @@ impl NetHeader {
         }
     }
 
-    /// Of a GSO packet whose segments have `size` bytes of payload.
+    /// For a GSO packet whose segments have `size` bytes of payload.
     #[inline]
     pub(super) fn of_gso_packet(layers: &Layers, size: u32, cwr: bool) -> Self {
         let gso_type = match (layers.transport_kind, layers.version) {

@@ -1,10 +1,10 @@
-//! What the virtio-net header of a frame asks for (VirtIO 1.3, 5.1.6; `linux/virtio_net.h`).
+//! The request in the virtio-net header of a frame (VirtIO 1.3, 5.1.6; `linux/virtio_net.h`).
 
 use super::Malformed;
 use crate::checksum::ChecksumAt;
 use crate::net_header::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM};
 
-/// What is to be cut.
+/// The kind of packet to segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GsoKind {
     /// TCP over IPv4.
@@ -15,12 +15,12 @@ pub enum GsoKind {
     Udp,
 }
 
-/// Segmentation as it is asked for.
+/// A request for segmentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gso {
-    /// What is to be cut.
+    /// The kind of packet.
     pub kind: GsoKind,
-    /// CWR is set, and is for the first segment only. Only TCP may say so. The segmentation goes by the flag in the TCP
+    /// CWR is set, and is for the first segment only. Valid with TCP only. The segmentation uses the flag in the TCP
     /// header.
     pub ecn: bool,
     /// Payload bytes of each segment but the last.
@@ -30,14 +30,14 @@ pub struct Gso {
 /// The request of one frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Request {
-    /// A checksum is to be completed. Not checked against the frame: see [`crate::checksum::complete`].
+    /// The checksum to complete. Not checked against the frame: see [`crate::checksum::complete`].
     pub csum: Option<ChecksumAt>,
     /// The frame is a GSO packet.
     pub gso: Option<Gso>,
 }
 
 impl Request {
-    /// The first ten bytes of the header of a frame to a guest that is to do this work; `hdr_len`: bytes of the frame's
+    /// The first ten bytes of the header of a frame to a guest that does this work; `hdr_len`: bytes of the frame's
     /// headers, if it is a GSO packet.
     #[must_use]
     pub fn to_header(&self, hdr_len: u16) -> [u8; 10] {

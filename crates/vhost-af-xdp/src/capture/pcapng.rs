@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn block_of_a_frame_is_as_the_format_says() {
+    fn block_of_a_frame_has_the_documented_bytes() {
         let wanted = [
             &[6, 0, 0, 0, 64, 0, 0, 0][..],
             &[0, 0, 0, 0],
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn frame_has_the_time_of_the_clock_that_was_asked_for_and_says_the_other() {
+    fn frame_has_the_time_of_the_requested_clock_and_a_comment_with_the_other() {
         let record = record(Some(60), Some(7), Seen::Denied(Some(4)), &[1]);
         let has = |block: &[u8], words: &str| String::from_utf8_lossy(block).contains(words);
         let host = block(false, &record);

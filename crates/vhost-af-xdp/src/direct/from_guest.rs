@@ -74,8 +74,8 @@ impl<N: Nic> Sink for DirectEnd<N> {
 }
 
 impl<N: Nic> DirectEnd<N> {
-    /// Takes a turn of the guest's frames, has the kernel send them, and gives back what was sent; chains and descriptors
-    /// that were moved.
+    /// Takes a batch of the guest's frames, has the kernel send them, and returns completed chains; returns chains and
+    /// descriptors moved.
     /// Errors: what the guest did wrong.
     pub(super) fn from_guest(
         &mut self,
@@ -96,7 +96,7 @@ impl<N: Nic> DirectEnd<N> {
         counters: &PairCounters,
     ) -> Result<usize, Fault> {
         sender.begin();
-        let mut moved = self.begin_turn(pair, sender);
+        let mut moved = self.begin_poll(pair, sender);
         if pair.from_guest.enabled && !self.has_rest() && sender.left() > 0 {
             let room = self.ring_room().min(self.sending.room());
             if room == 0 {
@@ -108,9 +108,9 @@ impl<N: Nic> DirectEnd<N> {
         Ok(moved)
     }
 
-    /// A turn begins, of which the sender knows: gives back what was sent, and goes on with the GSO packet in hand;
-    /// chains and descriptors that were moved.
-    pub(super) fn begin_turn(&mut self, pair: &mut QueuePair, sender: &mut Sender) -> usize {
+    /// Begins a poll, with the sender's budget: returns completed chains, and continues the GSO packet in hand; returns
+    /// chains and descriptors moved.
+    pub(super) fn begin_poll(&mut self, pair: &mut QueuePair, sender: &mut Sender) -> usize {
         let mut moved = self.reap(pair);
         self.begin_burst();
         if self.has_rest() && sender.left() > 0 {
@@ -129,7 +129,7 @@ impl<N: Nic> DirectEnd<N> {
         } else if moved == 0 {
             return 0;
         }
-        // Also chains that were dropped: the next turn may be far.
+        // Also chains that were dropped: the next poll may be far.
         self.reap(pair)
     }
 
@@ -224,7 +224,7 @@ impl<N: Nic> DirectEnd<N> {
         self.begin_burst();
     }
 
-    /// Gives a chain back in its turn, unsent.
+    /// Returns a chain in order, unsent.
     pub(super) fn give_back(&mut self, chain: ChainId) {
         self.sending.push_done(Outbound {
             chain: Some(chain),

@@ -70,7 +70,7 @@ impl<T> InFlight<T> {
         });
     }
 
-    /// Notes something that is already done but must wait for its turn.
+    /// Adds an entry that is already done but must wait for older ones.
     #[inline]
     pub(crate) fn push_done(&mut self, value: T) {
         debug_assert!(self.room() > 0, "the caller checks room()");
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn reordered_completion_waits_for_its_turn() {
+    fn reordered_completion_waits_for_older_ones() {
         let mut table = InFlight::new(4);
         table.push(10, 'a');
         table.push(20, 'b');

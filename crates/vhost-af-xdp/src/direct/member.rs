@@ -50,7 +50,7 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
         Self: 'a;
 
     fn begin(&mut self, pair: &mut QueuePair, sender: &mut Sender, _counters: &PairCounters) -> usize {
-        self.end.begin_turn(pair, sender)
+        self.end.begin_poll(pair, sender)
     }
 
     fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<&'a mut DirectEnd<N>> {

@@ -64,12 +64,11 @@ use crate::nic::interface::RECEIVE_RING;
 use crate::nic::interface_queue::{Coupled, Release};
 use crate::nic::queue::{LinkState, MOST_PIECES, Nic};
 use crate::switch::checksums::PrivateLook;
-use crate::switch::filter::LaneFilter;
 use crate::switch::from_guest::Sender;
 use crate::switch::gso::GsoPacket;
-use crate::switch::guard::Guard;
-use crate::switch::lane::{Blame, Lane, Siblings, Stopped, Work};
+use crate::switch::lane::{Blame, Lane, Siblings, Stopped, Work, enable_kicks};
 use crate::switch::limits::BATCH;
+use crate::switch::policy::Policy;
 use crate::switch::rate_limit::PortLimits;
 use device::counters::PairCounters;
 use device::pair::{Piece, QueuePair};
@@ -91,7 +90,7 @@ enum Posted {
     Bounce { filled: Option<RxDesc> },
 }
 
-/// A descriptor that the NIC sends from, or a chain that waits to be given back in its turn.
+/// A descriptor that the NIC sends from, or a chain that waits for older ones to be returned.
 struct Outbound {
     /// The chain is the guest's again once this descriptor is done.
     chain: Option<ChainId>,
@@ -306,9 +305,8 @@ impl<N: Nic> Lane for DirectLane<N> {
     }
 
     fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
-        // Kicks of a throttled guest mean nothing.
-        let held = Work::after(self.sender.throttle.held());
-        if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
+        let (held, has_chains) = enable_kicks(&self.sender.throttle, &mut self.pair);
+        if has_chains {
             return self.end.when_chains_wait();
         }
         if self.pair.to_guest.enabled {
@@ -321,12 +319,7 @@ impl<N: Nic> Lane for DirectLane<N> {
                 return Work::Now;
             }
         }
-        let work = self.end.when_sent().max(held);
-        if self.pair.is_polled() {
-            work.max(Work::SOON)
-        } else {
-            work
-        }
+        self.end.when_sent().max(held).or_polled(&self.pair)
     }
 
     fn carried(&self) -> u64 {
@@ -341,12 +334,8 @@ impl<N: Nic> Lane for DirectLane<N> {
         Some(&mut self.pair)
     }
 
-    fn set_guard(&mut self, guard: Option<&Guard>) {
-        self.sender.policy.set_guard(guard);
-    }
-
-    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
-        self.sender.policy.set_filter(filter)
+    fn policy(&mut self) -> Option<&mut Policy> {
+        Some(&mut self.sender.policy)
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {

@@ -1,6 +1,6 @@
-//! Direct placement, guest → NIC: GSO packets cut. Headers are made in the bounce area, and payload is sent from where
-//! it lies, where the NIC completes checksums; else it is copied behind them. One packet is in hand at a time: what
-//! there is no room for waits for the next turn.
+//! Direct placement, guest → NIC: segmentation of GSO packets. Headers are made in the bounce area, and payload is sent
+//! directly from guest memory, where the NIC completes checksums; otherwise it is copied behind them. One packet is in
+//! hand at a time: segments without room wait for the next poll.
 
 use device::pair::{Cursor, QueuePair};
 use offload::packet::HEADERS_MAX;
@@ -34,7 +34,7 @@ impl<N: Nic> DirectEnd<N> {
         self.queue_segments(frame.memory, budget);
     }
 
-    /// Queues as many segments of the GSO packet in hand as there is room for, and as the turn has left.
+    /// Queues as many segments of the GSO packet in hand as there is room for, and as the budget allows.
     fn queue_segments(&mut self, memory: &MemoryMap, budget: &mut Budget) {
         let Some(mut segmentation) = self.segmentation.take() else {
             return;
@@ -104,7 +104,7 @@ impl<N: Nic> DirectEnd<N> {
         self.find_pieces(from, buffers, bytes) && self.queue.sends.checksum
     }
 
-    /// Goes on with the GSO packet in hand for a turn; the segments that were queued.
+    /// Continues the GSO packet in hand within the budget; returns the queued segments.
     #[cold]
     pub(super) fn continue_segmentation(&mut self, pair: &QueuePair, budget: &mut Budget) -> usize {
         if self.link == LinkState::Gone

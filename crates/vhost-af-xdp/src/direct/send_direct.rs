@@ -16,10 +16,9 @@ use virtqueue::Chains;
 use super::{DirectEnd, DirectMemory};
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Nic;
-use crate::switch::filter::LaneFilter;
 use crate::switch::from_guest::Sender;
-use crate::switch::guard::Guard;
-use crate::switch::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work};
+use crate::switch::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work, enable_kicks};
+use crate::switch::policy::Policy;
 use crate::switch::rate_limit::{PortLimits, RateLimit};
 use crate::switch::receiver::{Receive, Receiver, has_frames};
 
@@ -82,20 +81,14 @@ impl<N: Nic> Lane for SendDirectLane<N> {
 
     fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
         let waiting = self.receiver.enable_notifications(&mut self.end.queue);
-        // Kicks of a throttled guest mean nothing.
-        let held = Work::after(self.sender.throttle.held());
-        if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
+        let (held, has_chains) = enable_kicks(&self.sender.throttle, &mut self.pair);
+        if has_chains {
             return self.end.when_chains_wait();
         }
         if waiting && let Some(work) = self.receiver.when_frames_wait(&mut self.pair.to_guest) {
             return work.max(held);
         }
-        let work = self.end.when_sent().max(held);
-        if self.pair.is_polled() {
-            work.max(Work::SOON)
-        } else {
-            work
-        }
+        self.end.when_sent().max(held).or_polled(&self.pair)
     }
 
     fn carried(&self) -> u64 {
@@ -110,12 +103,8 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         Some(&mut self.pair)
     }
 
-    fn set_guard(&mut self, guard: Option<&Guard>) {
-        self.sender.policy.set_guard(guard);
-    }
-
-    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
-        self.sender.policy.set_filter(filter)
+    fn policy(&mut self) -> Option<&mut Policy> {
+        Some(&mut self.sender.policy)
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {

@@ -81,14 +81,14 @@ impl<N: Nic> DirectLane<N> {
         any
     }
 
-    /// Gives the guest its buffers, as far as their turn has come; the frames in them.
+    /// Returns the guest's buffers in order, as far as they are done; returns the frames in them.
     #[inline]
     fn give_done(&mut self) -> usize {
         let (mut frames, mut bytes) = (0, 0u64);
         while let Some(posted) = self.posted.pop_done() {
             match posted {
                 Posted::Guest { chain, len: 0 } => {
-                    // A piece was in it. Its buffer goes back in its turn, with nothing in it.
+                    // A piece was in it. Its buffer is returned in order, empty.
                     give_back(&mut self.pair, self.any_order, chain, 0);
                 }
                 Posted::Guest { chain, len } => {

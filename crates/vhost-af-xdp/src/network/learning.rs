@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn address_is_told_of_and_forgotten_when_it_is_not_used() {
+    fn address_is_sent_to_the_uplink_and_forgotten_when_unused() {
         let mut world = World::new();
         world.learned(0).record(key(GUEST));
         assert!(world.look() && !world.look());
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn steward_that_is_away_is_told_when_it_is_back() {
+    fn steward_that_was_away_gets_changes_when_it_is_back() {
         let mut world = World::new();
         world.answer = SetResult::Later;
         world.learned(0).record(key(GUEST));
@@ -601,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn uplink_that_returns_is_told_of_all_again_at_once() {
+    fn returned_uplink_gets_all_addresses_at_once() {
         let mut world = World::new();
         world.learned(0).record(key(GUEST));
         world.look();

@@ -465,7 +465,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn number_is_free_when_its_port_is_gone_and_nobody_has_it() {
+    fn number_is_free_when_its_port_and_its_lanes_are_gone() {
         let [stuck, gone] = [Arc::new(()), Arc::new(())];
         let mut state = State {
             ports: vec![None, Some(FdbPort::default())],

@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_an_older_frame_stands_before_the_next_one() {
+    fn metadata_of_an_older_frame_is_cleared_before_the_next_one() {
         let layout = Layout::new(7, 8, &[]).expect("an id");
         for [before, reads] in [[false, false], [false, true], [true, true]] {
             let umem = own_memory(16);

@@ -52,7 +52,7 @@ impl XdpMetadata {
         }
     }
 
-    /// The same for a lane that reads already what it was promised before.
+    /// The same for a lane that reads earlier metadata already.
     pub(super) fn after(mut self, before: &Self) -> Self {
         let unknown = before
             .layouts

@@ -20,8 +20,8 @@ const NOT_SET_UP: &Fallback = &Fallback::NotSetUp;
 pub(crate) struct LaneFacts {
     /// The data path really in use.
     pub(crate) mode: DataPath,
-    /// The guest has not set the pair up: what arrives for it goes to the first one. Written in turns of the port; nothing
-    /// is published through it.
+    /// The guest has not set the pair up: the first pair gets its frames. Written under the port's lock; nothing is
+    /// published through it.
     pub(crate) is_idle: AtomicBool,
     /// Why not a better one.
     pub(crate) fallbacks: Vec<Fallback>,

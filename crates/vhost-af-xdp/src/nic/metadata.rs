@@ -1,9 +1,9 @@
 //! XDP metadata of an interface's queues, and how it changes while frames arrive.
 //!
-//! A lane reads what it was promised ([`NicQueue::promise`]). Three parts have to agree: the lane, the queue's word in
-//! the program's map (whether anything is left before its frames), and the program (what). They change one after the
-//! other, and a frame may be under way from each state in between. Frames name their layouts, so what is read in vain
-//! costs time only, and what is left and not read would be lost. So:
+//! A lane reads the metadata that it expects ([`NicQueue::set_metadata`]). Three parts have to agree: the lane, the
+//! queue's word in the program's map (whether anything is left before its frames), and the program (what). They change
+//! one after the other, and a frame may be in flight from each state in between. Frames name their layouts, so a
+//! useless read costs time only, and unread metadata would be lost. So:
 //!
 //! ```text
 //!     on:   the lane reads ─▶ the queue's word ─▶ the program
@@ -18,7 +18,7 @@
 //! A lane keeps reading earlier layouts until its queue is lent again: frames of an earlier program may wait for any
 //! time. That costs it a look before each frame.
 //!
-//! [`NicQueue::promise`]: super::endpoint::NicQueue::promise
+//! [`NicQueue::set_metadata`]: super::endpoint::NicQueue::set_metadata
 
 use std::sync::{MutexGuard, PoisonError};
 

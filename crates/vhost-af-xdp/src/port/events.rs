@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_that_came_and_went_between_two_looks_is_told_of() {
+    fn session_between_two_snapshots_is_an_event() {
         let none = PortSnapshot::default();
         let over = PortSnapshot {
             last_closed: Some(Closed::Disconnected),
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn link_and_other_impairments_are_told_apart() {
+    fn link_and_other_impairments_are_different_events() {
         let with = |impaired: Impaired| PortSnapshot {
             impaired: Some(impaired),
             ..PortSnapshot::default()

@@ -1,8 +1,8 @@
 //! A port: one guest's network device, for as long as the daemon runs, or until it is removed.
 //!
-//! The port outlives connections ([`Session`]) and interfaces: counters go on, and an interface that vanishes and comes
-//! back is picked up again. Its state is changed in [turns]; `status` looks through a [`Published`]. A turn may wait for
-//! the kernel and for the steward: all that waits for its end is this port's.
+//! The port outlives connections ([`Session`]) and interfaces: counters continue, and an interface that vanishes and
+//! comes back is used again. A [ticket lock](ticket_lock) protects its state; `status` reads the [`Published`]
+//! snapshot. The holder may wait for the kernel and for the steward: only threads of this port wait for it.
 //!
 //! A port has no thread of its own. That of its session ([`vhost_user`](crate::vhost_user)), if there is one, reads the
 //! VMM's connection and looks at the interface; without a session one thread looks at those of all ports ([watch]).
@@ -63,7 +63,7 @@ use steward::log_limit::{LeftOut, LogLimit};
 /// daemon waits for it.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What is changed in turns; see the module's head.
+/// Protected by the ticket lock; see the module's head.
 #[derive(Default)]
 pub(crate) struct PortState {
     pub(crate) session: Option<Session>,
@@ -357,7 +357,7 @@ impl Port {
         }
     }
 
-    /// Does that with the state when it is this thread's turn; `None`: the port has ended.
+    /// Runs `act` with the state, under the lock; `None`: the port has ended.
     fn ask<R>(self: &Arc<Self>, task: Task, act: impl FnOnce(&Arc<Self>, &mut PortState) -> R) -> Option<R> {
         self.lock(self.state.take_ticket(), task, act)
     }
@@ -379,7 +379,7 @@ impl Port {
         })
     }
 
-    /// Does that with the state, in its turn: at once, where nothing can be waited for, else on a thread for it.
+    /// Runs `act` with the state, under the lock: at once, if that needs no wait, otherwise on a thread for it.
     fn post(self: &Arc<Self>, task: Task, act: impl FnOnce(&Arc<Self>, &mut PortState) + Send + 'static) {
         let ticket = self.state.take_ticket();
         let at_once = self.state.is_next(&ticket) && !self.in_session.load(Relaxed);

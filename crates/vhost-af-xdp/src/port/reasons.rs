@@ -107,7 +107,7 @@ impl fmt::Display for TurnedAway {
     }
 }
 
-/// A turn of a port that takes long.
+/// A thread holds the port's lock for long.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error("{task}, for {} s", .taken.as_secs())]
 pub(crate) struct Busy {

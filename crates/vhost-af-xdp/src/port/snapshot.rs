@@ -1,12 +1,12 @@
-//! What is seen of a port from outside, without a turn.
+//! The published state of a port, which can be read without its lock.
 //!
-//! A turn may last: a queue is still busy, the steward does not answer, a VMM's memory is entered. `status` must not
-//! wait for its end. So each turn leaves in the port's [`Published`] what it made of the state, and while it lasts, what
-//! it is for and since when; a look through the window takes no lock but the window's own, under which nothing waits.
+//! A thread may hold the lock for long: a queue is still busy, the steward does not answer, a VMM's memory is being
+//! mapped. `status` must not wait for it. So each holder publishes a snapshot of the state at its end ([`Published`]),
+//! and at its begin its task and the time; a reader takes no lock but that of the snapshot, under which no thread
+//! waits.
 //!
-//! What a look finds may be as old as the turn that lasts. It keeps nothing alive for longer than the look: a
-//! lane's socket and an interface's lease are weakly referred to, since their end is what frees a queue for its next
-//! holder.
+//! A snapshot may be as old as the present holder's begin. It keeps nothing open: a lane's socket and an interface's
+//! lease are weak references, because their end is what frees a queue for its next holder.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use crate::nic::steering::SteeringReport;
 /// `status` names a message that takes longer.
 const LONG: Duration = Duration::from_secs(1);
 
-/// What the last turn left to be seen.
+/// The state at the end of the last holder of the lock.
 #[derive(Clone, Default)]
 pub(crate) struct PortSnapshot {
     pub(crate) session: Option<SessionSnapshot>,
@@ -66,7 +66,7 @@ pub(crate) struct Published(Mutex<State>);
 #[derive(Default)]
 struct State {
     snapshot: Option<Arc<PortSnapshot>>,
-    /// What the turn is for that lasts, and since when.
+    /// The present holder's task, and its begin.
     busy: Option<(Task, Instant)>,
     /// The answer to a VMM that connected while another was there.
     turned_away: Option<TurnedAway>,
@@ -78,14 +78,14 @@ impl Published {
         self.state().snapshot.clone()
     }
 
-    /// What the turn is for, if it takes long.
+    /// The holder's task, if it takes long.
     pub(crate) fn busy(&self) -> Option<Busy> {
         let (task, since) = self.state().busy?;
         let taken = since.elapsed();
         (taken >= LONG).then_some(Busy { task, taken })
     }
 
-    /// A turn begins.
+    /// A thread has the lock.
     pub(super) fn begin(&self, task: Task) {
         self.state().busy = Some((task, Instant::now()));
     }

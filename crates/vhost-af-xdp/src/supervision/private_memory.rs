@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn private_mapping_is_told_from_shared_one() {
+    fn private_mapping_is_distinguished_from_a_shared_one() {
         assert!(!is_private(MAPS, 0x7f00_0000_0000, file(0, 1, 12)));
         assert!(is_private(MAPS, 0x7f00_0020_0000, file(0, 1, 13)));
         assert!(
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn private_mapping_of_another_file_is_not_judged() {
+    fn private_mapping_of_another_file_is_ignored() {
         for (major, minor, inode) in [(0, 1, 12), (1, 1, 13), (0, 2, 13)] {
             let other = file(major, minor, inode);
             assert!(

@@ -50,7 +50,7 @@ mod tests {
     use crate::supervision::helper::make_directory;
 
     #[test]
-    fn service_manager_is_told_by_path_and_by_abstract_name() {
+    fn service_manager_is_notified_by_path_and_by_abstract_name() {
         let directory = make_directory().expect("a place");
         let path = directory.join("notify");
         let name = format!("vhost-af-xdp-test-{}", std::process::id());

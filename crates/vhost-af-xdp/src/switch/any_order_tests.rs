@@ -159,7 +159,7 @@ fn rings(in_order: bool) -> [QueueFeatures; 2] {
 }
 
 #[test]
-fn frames_reach_the_guest_as_they_arrive_whatever_buffer_they_are_in() {
+fn frames_reach_the_guest_in_order_from_any_buffer() {
     for features in rings(false) {
         // The third frame comes by the bounce area: its buffer cannot take the longest one in place.
         for bytes in [

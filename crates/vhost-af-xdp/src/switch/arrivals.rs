@@ -429,8 +429,8 @@ impl Arrivals {
         }
     }
 
-    /// Delivers what a batch holds, in GSO packets as long as the buffers in hand allow; true if something is left,
-    /// for which the guest has to post buffers first, or for which another turn has to read them.
+    /// Delivers a batch, in GSO packets as long as there are buffers; true if something is left, for which the guest
+    /// has to post buffers first, or for which another poll has to read them.
     #[inline]
     fn deliver_batch(
         &mut self,

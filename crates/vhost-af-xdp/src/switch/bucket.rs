@@ -257,7 +257,7 @@ mod tests {
         }
 
         #[test]
-        fn who_waits_as_long_as_he_is_told_gets_it(
+        fn waiting_for_the_returned_time_is_enough(
             per_second in 1..=HIGHEST,
             burst_seconds in 1..=LONGEST_BURST_SECONDS,
             before in 1..=u64::from(u32::MAX),

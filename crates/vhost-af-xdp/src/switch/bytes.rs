@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn header_is_there_afterwards_wherever_it_lies_and_whatever_was_there() {
+    fn header_is_written_at_any_offset_over_any_bytes() {
         let header = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
         let other = |at: usize| {
             let mut other = header;

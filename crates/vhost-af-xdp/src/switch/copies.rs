@@ -64,7 +64,7 @@ pub(super) struct Several<'a> {
 }
 
 impl Several<'_> {
-    /// Gives it to these ports; what looking it up in their filter rules was work for, in frames of a turn.
+    /// Delivers it to these ports; returns the cost of their filter rules, in frames of a budget.
     pub(super) fn give(
         mut self,
         to: impl Iterator<Item = (PortNumber, LaneRef)> + Clone,

@@ -16,12 +16,11 @@ use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair};
 use virtqueue::Chains;
 
-use super::filter::LaneFilter;
 use super::from_guest::{Budget, Sender, Sink};
 use super::from_tap::FromTap;
-use super::guard::Guard;
-use super::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work};
+use super::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work, enable_kicks};
 use super::limits::SEGMENTS;
+use super::policy::Policy;
 use super::rate_limit::{PortLimits, RateLimit};
 use super::receiver::{Receive, Receiver};
 use super::to_nic::{NicSink, Transmit};
@@ -164,9 +163,8 @@ impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
     fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
         let waiting = self.receiver.enable_notifications(&mut self.queue);
         let wants_room = self.waits_for_room || self.transmit.has_rest();
-        // Kicks of a throttled guest mean nothing.
-        let held = Work::after(self.sender.throttle.held());
-        if held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks() {
+        let (held, has_chains) = enable_kicks(&self.sender.throttle, &mut self.pair);
+        if has_chains {
             let full = self.queue.nic.room_to_nic() == 0 || self.queue.pool.is_empty();
             let is_out = self.queue.nic.unsent() > 0 || self.transmit.tap_is_full();
             let stuck = full || (wants_room && is_out);
@@ -190,12 +188,7 @@ impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
             true => Work::after(self.queue.until_sent()).max(Work::SOON),
             false => Work::after(self.queue.until_copies_sent()),
         };
-        let work = work.max(held);
-        if self.pair.is_polled() {
-            work.max(Work::SOON)
-        } else {
-            work
-        }
+        work.max(held).or_polled(&self.pair)
     }
 
     fn carried(&self) -> u64 {
@@ -216,12 +209,8 @@ impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
         Some(target.limited(self.limit.as_ref()))
     }
 
-    fn set_guard(&mut self, guard: Option<&Guard>) {
-        self.sender.policy.set_guard(guard);
-    }
-
-    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
-        self.sender.policy.set_filter(filter)
+    fn policy(&mut self) -> Option<&mut Policy> {
+        Some(&mut self.sender.policy)
     }
 
     fn set_metadata(&mut self, metadata: &XdpMetadata) {

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_believed_while_they_live_as_they_did() {
+    fn marks_are_trusted_while_the_generation_matches() {
         let (given, two) = (fdb(&[Some(7), Some(0)]), PortNumber(1));
         let note = CrossWorkerMark::new(Destination::Port(PortNumber(0)), Some(two), &given);
         assert_eq!(note.destination(&given), Some(Destination::Port(PortNumber(0))));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_port_is_told_from_all_ports() {
+    fn ends_that_are_no_ports_differ_from_all_ports() {
         let known = fdb(&[Some(0); 5]);
         for to in [
             Destination::Multicast,
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn note_is_read_as_it_was_written_at_its_buffer_and_nowhere_else() {
+    fn mark_is_read_at_its_buffer_only() {
         let notes = CrossWorkerMarks::new(3 * u64::from(BUFFER_BYTES));
         let buffer = |at: u64| Buffer {
             offset: at * u64::from(BUFFER_BYTES) + 64,

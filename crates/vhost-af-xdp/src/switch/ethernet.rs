@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_are_told_apart() {
+    fn kinds_of_tags_are_distinguished() {
         assert_eq!(of(&[0x08, 0x00, 0x81, 0x00]), Tags::None);
         assert_eq!(of(&[0x81, 0x00, 0xe0, 0x64, 0x08, 0x00]), Tags::One(100));
         assert_eq!(of(&[0x81, 0x00, 0x00, 0x64, 0x81, 0x00]), Tags::Several(100));

@@ -157,7 +157,7 @@ fn packets_of_64_kib_take_as_many_bytes_as_frames() {
 
 #[test]
 fn packets_of_several_senders_are_segmented_round_robin() {
-    // Whoever breathes before and behind the guest that gets them, and whoever leaves while he waits for his turn.
+    // Senders before and behind the receiver in the round, and one that leaves while it waits.
     for gone in 0..3 {
         let mut world = World::new(&[0, 0, 0, 128]);
         let mut floods: Vec<_> = (0..3)

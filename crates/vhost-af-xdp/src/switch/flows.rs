@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_are_told_apart() {
+    fn different_flows_have_different_hashes() {
         let mut seen = HashSet::new();
         for port in 0..1000 {
             assert!(seen.insert(Flow::of(&ipv4([(1, port), (2, 80)], 0)).0));

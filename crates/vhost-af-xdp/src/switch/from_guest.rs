@@ -1,4 +1,4 @@
-//! From a guest: a turn of its frames, to wherever they go.
+//! From a guest: a batch of its frames, to any destination.
 //!
 //! [`Sender::burst`] is the one way for frames to leave a guest: it takes chains, has the queue pair check them, and
 //! puts each into a [`Sink`], until the budget is used up or the sink is full. Chains that do not fit stay with the
@@ -122,7 +122,7 @@ impl Tally {
     }
 }
 
-/// A turn, and what was sent in it.
+/// The work that a poll may do, and the frames sent in it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Budget {
     /// Frames that it has in all.
@@ -242,9 +242,9 @@ impl Budget {
 /// whose frames become many sends no more than its neighbours.
 #[derive(Debug, Default)]
 pub(crate) struct Sender {
-    /// Frames that this turn has left.
+    /// Frames left of this poll's budget.
     left: usize,
-    /// Frames that were sent beyond the turns so far.
+    /// Work beyond earlier budgets, in frames.
     deficit: usize,
     takes: Takes,
     pub(super) chains: Chains,
@@ -266,7 +266,7 @@ pub(crate) struct Burst {
 }
 
 impl Sender {
-    /// A turn begins; how many frames it has.
+    /// Begins a poll; returns its budget in frames.
     #[inline]
     pub(crate) fn begin(&mut self) -> usize {
         self.left = match self.throttle.is_held() {
@@ -277,7 +277,7 @@ impl Sender {
         self.left
     }
 
-    /// A turn's work is done, which may be more than it had left.
+    /// Charges work, which may be more than was left.
     #[inline]
     pub(crate) fn charge(&mut self, budget: &Budget) {
         let frames = usize::try_from(budget.work()).unwrap_or(usize::MAX);
@@ -316,13 +316,13 @@ impl Sender {
         budget.tally.count(counters);
     }
 
-    /// What is left of the turn that began.
+    /// What is left of this poll's budget.
     #[inline]
     pub(crate) fn left(&self) -> usize {
         self.left
     }
 
-    /// Takes at most `room` chains of what is left of the turn, and puts them into `sink`. Chains that the sink does
+    /// Takes at most `room` chains within the rest of the budget, and puts them into `sink`. Chains that the sink does
     /// not keep are marked used, and not published.
     /// Errors: what the guest did wrong.
     #[inline]

@@ -41,10 +41,10 @@ const SHORTEST: u32 = 14;
 /// Rounds between two reads of the tap after a read that found nothing, unless the epoll set reports frames. A polling
 /// worker finds frames this way; a read in each round would cost its other guests.
 const READ_EACH: u32 = 8;
-/// Bytes that one turn moves.
-const TURN_BYTES: u64 = BATCH as u64 * BYTES_A_FRAME;
+/// Bytes that one poll moves.
+const POLL_BYTES: u64 = BATCH as u64 * BYTES_A_FRAME;
 
-/// See the module's head. What a lane keeps of it between two turns.
+/// See the module's head. The state of a lane between two polls.
 pub(crate) struct FromTap {
     /// `None`: no frames come to this lane, or no more: the tap is gone.
     tap: Option<Tap>,
@@ -65,7 +65,7 @@ pub(crate) struct FromTap {
     short: bool,
     /// Rounds since the tap was read last.
     rounds: u32,
-    /// What asking filter rules was work for beyond turns so far, in frames: turns are left out for it.
+    /// Cost of filter rules beyond earlier budgets, in frames: polls are skipped for it.
     deficit: usize,
 }
 
@@ -126,7 +126,7 @@ impl FromTap {
                 self.held = None;
             }
             // Reading a frame that the guest may not get is as much work.
-            if delivery.bytes() + refused >= TURN_BYTES {
+            if delivery.bytes() + refused >= POLL_BYTES {
                 self.has_frames = true;
                 break;
             }

@@ -95,7 +95,7 @@ impl World {
         delivered.expect("no fault");
     }
 
-    /// A turn to the guest; what it got, with the header of the first buffer.
+    /// A poll for the guest; returns its frames, with the header of the first buffer.
     fn budget(&mut self) -> Vec<(Vec<u8>, usize)> {
         self.from_tap.note_event();
         self.deliver();
@@ -243,7 +243,7 @@ fn frame_that_asks_for_what_the_guest_did_not_accept_or_lies_is_dropped() {
 }
 
 #[test]
-fn guest_without_checksums_is_not_told_that_one_was_checked() {
+fn guest_without_checksums_gets_no_data_valid() {
     let mut world = World::new(Offloads::NONE, true);
     world.post(1, 1526);
     let mut valid = NOTHING;

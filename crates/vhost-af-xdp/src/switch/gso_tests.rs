@@ -262,7 +262,7 @@ impl World {
         self.lane.poll(Siblings::None).expect("no fault")
     }
 
-    /// Breathes until everything is given back.
+    /// Polls until all chains are returned.
     fn finish(&mut self) {
         for _ in 0..1000 {
             self.poll();
@@ -328,7 +328,7 @@ fn segments(frame: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn segments_are_sent_in_order_whatever_the_room() {
+fn segments_are_sent_in_order_with_any_room() {
     for setup in Setup::all() {
         for (ring, chunks, each_kick) in [(64, 40, 64), (5, 40, 64), (64, 3, 64), (7, 6, 2), (19, 19, 1)] {
             let mut world = World::new(Setup {
@@ -496,7 +496,7 @@ fn payload_in_small_pieces_is_sent() {
     }
 }
 
-/// As many frames as a guest's queue holds, again and again; what it sent in so many breaths.
+/// As many frames as a guest's queue holds, again and again; returns how many it sent in `polls` polls.
 fn neighbour(setup: Setup, polls: usize) -> usize {
     let mut world = World::new(setup);
     for _ in 0..polls {
@@ -546,7 +546,7 @@ fn guest_of_many_segments_sends_no_more_than_its_neighbour() {
     }
 }
 
-/// To another guest packets pass whole: few of them are as much work as a turn of frames.
+/// To another guest packets pass whole: few of them are as much work as a budget of frames.
 #[test]
 fn guest_of_long_packets_to_another_has_a_budget_of_bytes() {
     const PACKETS: usize = 40;

@@ -22,15 +22,15 @@ use virtqueue::{ChainId, Chains, MemoryMap};
 
 use super::bytes::guest_to_guest;
 use super::cross_worker_mark::CrossWorkerMark;
-use super::filter::{Acl, Facts, LaneFilter};
+use super::filter::{Acl, Facts};
 use super::from_guest::{Budget, Put, Sender, Sink};
 use super::gso::{FromChain, GsoPacket};
-use super::guard::{Guard, LOOK_BYTES};
+use super::guard::LOOK_BYTES;
 use super::guest_frame::GuestFrame;
-use super::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work};
+use super::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work, enable_kicks};
 use super::limits::BATCH;
 use super::pending::Pending;
-use super::policy::with_head;
+use super::policy::{Policy, with_head};
 use super::rate_limit::{Policer, PortLimits, RateLimit};
 use super::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, WholeFrame, with_buffers};
 
@@ -489,10 +489,7 @@ impl Lane for GuestLane {
     }
 
     fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
-        // Kicks of a throttled guest mean nothing.
-        let mut work = Work::after(self.sender.throttle.held());
-        let frames =
-            work == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
+        let (mut work, frames) = enable_kicks(&self.sender.throttle, &mut self.pair);
         if frames && !self.waits {
             return Work::Now;
         }
@@ -507,10 +504,7 @@ impl Lane for GuestLane {
         if self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks() {
             work = work.max(Work::SOON);
         }
-        if self.pair.is_polled() {
-            work = work.max(Work::SOON);
-        }
-        work
+        work.or_polled(&self.pair)
     }
 
     fn carried(&self) -> u64 {
@@ -537,12 +531,8 @@ impl Lane for GuestLane {
         })
     }
 
-    fn set_guard(&mut self, guard: Option<&Guard>) {
-        self.sender.policy.set_guard(guard);
-    }
-
-    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
-        self.sender.policy.set_filter(filter)
+    fn policy(&mut self) -> Option<&mut Policy> {
+        Some(&mut self.sender.policy)
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {

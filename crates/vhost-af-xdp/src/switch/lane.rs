@@ -27,7 +27,8 @@ use super::forwarding::Forwarding;
 use super::guard::Guard;
 pub(crate) use super::lane_id::{LaneId, SlotAt};
 use super::pending::Pending;
-use super::rate_limit::{Policer, PortLimits, RateLimit};
+use super::policy::Policy;
+use super::rate_limit::{Policer, PortLimits, RateLimit, Throttle};
 use super::to_tap::ToTap;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::XdpMetadata;
@@ -58,6 +59,22 @@ impl Work {
             Some(wait) => Self::Later(Reverse(wait)),
         }
     }
+
+    /// The same, but soon for a guest without kick eventfds.
+    pub(crate) fn or_polled(self, pair: &QueuePair) -> Self {
+        match pair.is_polled() {
+            true => self.max(Self::SOON),
+            false => self,
+        }
+    }
+}
+
+/// Asks a guest for kicks, unless it is throttled: then they mean nothing. Returns when the throttle ends, and whether
+/// chains wait already.
+pub(crate) fn enable_kicks(throttle: &Throttle, pair: &mut QueuePair) -> (Work, bool) {
+    let held = Work::after(throttle.held());
+    let has_chains = held == Work::None && pair.from_guest.enabled && pair.from_guest.queue.enable_kicks();
+    (held, has_chains)
 }
 
 /// Which guest broke a rule.
@@ -221,10 +238,17 @@ pub(crate) trait Lane: Send {
     }
     /// What its guest may send and get, from now on.
     fn set_limits(&mut self, _limits: &PortLimits) {}
+    /// What checks its guest's frames, for a lane outside of networks.
+    fn policy(&mut self) -> Option<&mut Policy> {
+        None
+    }
     /// Sets the filter rules of the guest, where that is possible; `None`: all frames pass. Returns the previous ones,
     /// so that another thread frees their memory.
     fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
-        filter
+        match self.policy() {
+            Some(policy) => policy.set_filter(filter),
+            None => filter,
+        }
     }
     /// Sets which metadata precedes frames of its NIC queue.
     fn set_metadata(&mut self, _metadata: &XdpMetadata) {}
@@ -233,7 +257,11 @@ pub(crate) trait Lane: Send {
         false
     }
     /// Sets which source addresses its guest may use, for a lane outside of networks; `None`: any.
-    fn set_guard(&mut self, _guard: Option<&Guard>) {}
+    fn set_guard(&mut self, guard: Option<&Guard>) {
+        if let Some(policy) = self.policy() {
+            policy.set_guard(guard);
+        }
+    }
     /// The NIC's descriptor, readable when frames arrive; `None`: there is none.
     fn nic(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn address_is_told_of_once_and_found_again() {
+    fn address_is_recorded_once_and_found_again() {
         let learned = learned();
         for _ in 0..3 {
             assert!(learned.record(key(1)) && learned.record(key(2)));

@@ -1,4 +1,4 @@
-//! How much a lane does before the others of its worker have their turn.
+//! How much a lane does before the worker polls the next one.
 
 /// Most chains or frames that one poll moves in each direction: the budget of a lane. Segments count as frames.
 ///
@@ -21,12 +21,12 @@ pub(crate) const SHARED_BYTES_A_FRAME: u64 = 1536;
 /// Segments with less are many for their bytes: a packet of them that the kernel cuts is work by its segments.
 pub(crate) const SHORT_SEGMENT_BYTES: u64 = 1024;
 
-/// What a look-up of an unknown flow takes counts so often in the turn of the guest that sends: a guest that floods
-/// with new flows gets a fifth of what its neighbours have, and not the half. Where frames of many come by one way (an
-/// uplink, a link from another worker), it counts once: there it would be taken from all of them.
+/// How often the cost of a look-up of an unknown flow counts for its sender: a guest that floods with new flows gets a
+/// fifth of its neighbours' share, and not the half. Where frames of many senders share a lane (an uplink, a link from
+/// another worker), it counts once: there all of them would pay.
 pub(crate) const LOOK_UP_WEIGHT: u64 = 4;
 
-/// Most segments of a GSO packet that are built in one go. Those beyond a turn are taken from the lane's next turns.
+/// Most segments of a GSO packet that are built at once. Those beyond a budget are a deficit of the lane's next polls.
 /// Few enough that the other direction, with the guest's acknowledgements, waits for some 200 µs at most.
 pub(crate) const SEGMENTS: usize = 256;
 

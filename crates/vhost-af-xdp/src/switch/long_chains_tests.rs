@@ -1,5 +1,5 @@
-//! Receive buffers in as many pieces as the queue has entries, through whole lanes: neither a turn nor the memory of a
-//! lane is as long as the guest wants it.
+//! Receive buffers in as many pieces as the queue has entries, through whole lanes: the guest can extend neither a poll
+//! nor the memory of a lane.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,7 @@ use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::QueuePair;
 
-/// Entries of the queue, and pieces of a buffer: more than a turn reads.
+/// Entries of the queue, and pieces of a buffer: more than a poll reads.
 const QUEUE: u32 = 2 * DESCRIPTORS as u32;
 const BUFFERS: usize = 8;
 const FRAME: u32 = 60;
@@ -49,7 +49,7 @@ fn guest(memory: &Memory, first: &[Buffer]) -> (QueuePair, QueueDriver) {
     (memory.side(from_guest, to_guest, Offloads::NONE), driver)
 }
 
-/// Breathes until all buffers are used; how many were used by each breath.
+/// Polls until all buffers are used; returns how many each poll used.
 fn polls(mut poll: impl FnMut(), driver: &mut QueueDriver) -> Vec<usize> {
     let mut used = Vec::new();
     while used.iter().sum::<usize>() < BUFFERS && used.len() < 2 * BUFFERS {

@@ -52,7 +52,7 @@ pub(crate) mod own_queue;
 pub(crate) mod pending;
 #[cfg(test)]
 mod pieces_tests;
-mod policy;
+pub(crate) mod policy;
 #[cfg(test)]
 mod policy_tests;
 pub(crate) mod polling;

@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_tried_where_nobody_carries_much_or_no_pauses_are_wanted() {
+    fn nothing_is_tried_without_busy_lanes_or_pauses() {
         let (mut little, mut share) = moderation();
         let windows = run(&mut little, KEPT * 2, &mut share, [BUSY_BYTES_A_US - 1; 4]);
         assert_eq!(windows[1..], [0; 3]);
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn lane_is_let_alone_once_until_it_moves_a_frame() {
+    fn lane_pauses_once_until_it_moves_a_frame() {
         let mut share = Share {
             is_busy: true,
             ..Share::default()
@@ -504,13 +504,13 @@ mod tests {
     }
 
     #[test]
-    fn stream_is_let_alone_for_as_long_as_it_lasts() {
+    fn stream_pauses_for_as_long_as_it_lasts() {
         let [sleeps, let_alone] = sleeps(0, 1000);
         assert!(let_alone > 4000 && sleeps < 6000, "{let_alone} of {sleeps}");
     }
 
     #[test]
-    fn counters_that_begin_anew_count_for_nothing() {
+    fn restarted_counters_count_for_nothing() {
         let mut share = Share::default();
         assert_eq!(share.carry(1000, WINDOW), 1000);
         assert_eq!(share.carry(10, WINDOW), 0);

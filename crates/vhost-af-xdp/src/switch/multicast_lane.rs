@@ -32,8 +32,8 @@ pub(crate) struct MulticastLane<R = GroupReader> {
     forwarding: Arc<Forwarding>,
     /// The one in hand; its memory is used again.
     frame: Vec<u8>,
-    /// What was done for frames beyond turns so far, in frames: the next turns are shorter. One is a look-up for each
-    /// port that has filter rules.
+    /// Work beyond earlier budgets, in frames: the next batches are shorter. One frame is a look-up for each port that
+    /// has filter rules.
     deficit: usize,
 }
 

@@ -34,7 +34,7 @@ fn frame_that_ends_within_its_tag_is_dropped() {
 /// A switch whose port gets a bridge's message from a host may close that port, and one that is asked to pause does:
 /// for all guests.
 #[test]
-fn what_ends_of_a_link_tell_each_other_no_guest_says() {
+fn link_control_frames_of_guests_are_dropped() {
     let vlans = [
         Vlans::Untagged,
         Vlans::Untagged,
@@ -70,7 +70,7 @@ fn what_ends_of_a_link_tell_each_other_no_guest_says() {
 }
 
 #[test]
-fn guest_that_may_tells_the_other_end_of_its_link_all_but_to_be_quiet() {
+fn link_control_option_allows_all_but_pause_frames() {
     let port = |at: u8, vlans| FdbPort {
         mac: mac(at),
         vlans,

@@ -295,7 +295,7 @@ impl Port {
 }
 
 #[test]
-fn frame_goes_to_the_port_that_has_its_address_and_to_nobody_else() {
+fn frame_reaches_only_the_port_with_its_address() {
     let mut world = World::new(&[4, 4, 4]);
     for len in [14, 60, 64, 65, 1514] {
         let sent = frame(mac(2), mac(0), len);
@@ -310,7 +310,7 @@ fn frame_goes_to_the_port_that_has_its_address_and_to_nobody_else() {
 }
 
 #[test]
-fn order_is_kept_whatever_the_destinations_are() {
+fn order_is_kept_with_any_destinations() {
     let mut world = World::new(&[32, 32, 32]);
     let mut wanted = [Vec::new(), Vec::new(), Vec::new()];
     for at in 0..30 {

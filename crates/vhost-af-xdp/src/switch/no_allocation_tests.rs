@@ -1,8 +1,7 @@
-//! No allocation while frames move, whatever the endpoints are: each pair of them is warmed up, and then breathes
-//! again.
+//! No allocation while frames move, between any endpoints: each pair of them is warmed up, and then polled again.
 //!
-//! The test program counts what each thread allocates. Drivers and NICs that the tests play allocate, too, so only
-//! breaths are looked at.
+//! The test program counts the allocations of each thread. The drivers and NICs of the tests allocate, too, so only
+//! polls are counted.
 
 #![allow(unsafe_code)]
 
@@ -147,7 +146,7 @@ impl Guest {
     }
 }
 
-/// Lets it breathe; allocations of breaths after the first half, when all scratch memory is as large as it gets.
+/// Polls; returns the allocations of polls after the first half, when all scratch memory has its full size.
 pub(super) fn allocations(mut poll: impl FnMut(), mut between: impl FnMut()) -> u64 {
     let mut made = 0;
     for round in 0..ROUNDS {
@@ -266,7 +265,7 @@ fn segments_by_reference_allocate_nothing() {
         let sent: Vec<_> = wire.ring.drain(..).map(|desc| desc.frame).collect();
         wire.done.extend(sent);
     }
-    // Completions are collected by the test's NIC: one allocation a breath.
+    // The test's NIC collects completions: one allocation a poll.
     assert!(made <= ROUNDS as u64 / 2, "{made}");
 }
 

@@ -34,7 +34,7 @@ pub(crate) trait OwnQueue: Send {
     where
         Self: 'a;
 
-    /// A turn begins: what was sent comes back, and a GSO packet in hand goes on. What moved.
+    /// Begins a poll: returns completed chains, and continues a GSO packet in hand. Returns what moved.
     fn begin(&mut self, pair: &mut QueuePair, sender: &mut Sender, counters: &PairCounters) -> usize;
     /// What frames to the LAN are put into; `None`: a queue of the uplink takes them.
     fn sink<'a>(&'a mut self, counters: &'a PairCounters) -> Option<Self::Sink<'a>>;
@@ -42,7 +42,7 @@ pub(crate) trait OwnQueue: Send {
     fn has_rest(&self) -> bool;
     /// How many chains can be given back by it now.
     fn places(&self) -> usize;
-    /// A chain that did not go to its NIC is the guest's again, in its turn.
+    /// Returns a chain that did not go to its NIC to the guest, in order.
     fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId);
     /// Ends a poll in which `moved` frames moved: sends the queued frames. Returns further frames moved.
     fn finish(&mut self, pair: &mut QueuePair, moved: usize, counters: &PairCounters) -> usize;

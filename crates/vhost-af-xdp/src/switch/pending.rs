@@ -74,14 +74,14 @@ impl Patience {
 /// Which sender's packet is next. Without it the lane that is polled right after the guest's own would find the place
 /// free each time, and the others never.
 #[derive(Default)]
-struct NextTurn {
+struct NextSender {
     /// The first sender that found the place taken; 0: none.
     sender: usize,
     /// Since when the place is free and kept.
     kept: Option<Instant>,
 }
 
-impl NextTurn {
+impl NextSender {
     /// A sender finds the place taken.
     fn wait(&mut self, sender: usize) {
         if self.sender == 0 {
@@ -108,7 +108,7 @@ pub(crate) struct Pending {
     packet: Remainder,
     /// The sender, identified by its counters.
     sender: usize,
-    next: NextTurn,
+    next: NextSender,
     /// The frame in hand; its memory is used again.
     frame: Vec<u8>,
 }
@@ -181,7 +181,7 @@ impl Pending {
         Ok(frames)
     }
 
-    /// The same in a burst, a turn of them at most.
+    /// The same in a burst, a budget of them at most.
     /// Errors: what the guest did wrong.
     #[cold]
     pub(crate) fn segment_into(&mut self, delivery: &mut Delivery<'_>) -> Result<(), Fault> {

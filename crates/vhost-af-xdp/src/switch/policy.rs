@@ -118,7 +118,7 @@ impl Policy {
         classified
     }
 
-    /// What looking the last frame up was work for, in frames of a turn.
+    /// Takes the cost of the last frame's look-up, in frames of a budget.
     #[inline]
     pub(super) fn take_work(&mut self) -> u64 {
         let filter = self.filter.as_mut().and_then(|filter| filter.from_guest.as_mut());

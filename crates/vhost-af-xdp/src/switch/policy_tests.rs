@@ -147,9 +147,9 @@ fn new_flows_all_the_time_use_up_the_budget_whichever_port_has_the_rules() {
         let mut got = 0;
         for round in 0..100 {
             from.poll(Siblings::target(to.rx_target())).expect("no fault");
-            let of_a_turn = b.got().len();
-            assert!(of_a_turn <= 2, "{of_a_turn} in round {round}");
-            got += of_a_turn;
+            let of_a_poll = b.got().len();
+            assert!(of_a_poll <= 2, "{of_a_poll} in round {round}");
+            got += of_a_poll;
         }
         assert_eq!(got, 128);
     }

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn worker_that_is_told_not_to_poll_never_does() {
+    fn worker_with_zero_spin_time_never_polls() {
         let mut polling = Polling::new(Duration::ZERO);
         polling.adapt(Duration::ZERO);
         assert_eq!(polling.now, Duration::ZERO);

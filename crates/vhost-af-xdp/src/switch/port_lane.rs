@@ -42,7 +42,7 @@ use super::filter::LaneFilter;
 use super::forwarding::{Forwarding, LaneRef};
 use super::from_guest::{Budget, Sender};
 use super::guest_lane::{Passed, Passing};
-use super::lane::{Blame, Lane, Network, RxTarget, Siblings, SlotAt, Stopped, Work};
+use super::lane::{Blame, Lane, Network, RxTarget, Siblings, SlotAt, Stopped, Work, enable_kicks};
 use super::limits::BATCH;
 use super::own_queue::{NoQueue, OwnQueue};
 use super::pending::Pending;
@@ -62,8 +62,8 @@ pub(crate) struct PortLane<O = NoQueue> {
     pair_number: u16,
     forwarding: Arc<Forwarding>,
     sender: Sender,
-    /// The first `classified` of them are of the turn. Written in place: what is put together elsewhere and moved here is
-    /// stored in pieces and loaded as a whole, which waits for the stores.
+    /// The first `classified` of them are of this batch. Written in place: a value that is built elsewhere and moved
+    /// here is stored in pieces and loaded as a whole, which waits for the stores.
     chains: Box<[Classified]>,
     classified: usize,
     /// What they took of the port's limit, if there is one.
@@ -100,7 +100,7 @@ enum From {
     Tap,
 }
 
-/// A lane's turn, and the network that it goes to.
+/// A lane's batch, and the network that it goes to.
 struct Burst<'a> {
     network: &'a mut dyn Network,
     budget: Budget,
@@ -405,10 +405,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
 
     fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
         let own = self.own.enable_notifications(&mut self.pair.to_guest);
-        // Kicks of a throttled guest mean nothing.
-        let held = Work::after(self.sender.throttle.held());
-        let frames =
-            held == Work::None && self.pair.from_guest.enabled && self.pair.from_guest.queue.enable_kicks();
+        let (held, frames) = enable_kicks(&self.sender.throttle, &mut self.pair);
         if frames && !self.waits && self.own.places() > 0 {
             return Work::Now;
         }

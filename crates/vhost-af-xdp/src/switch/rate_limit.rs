@@ -136,7 +136,7 @@ impl Throttle {
         };
     }
 
-    /// A turn begins; whether the guest is held back in it.
+    /// Begins a poll; returns whether the guest is throttled in it.
     #[inline]
     pub(crate) fn is_held(&mut self) -> bool {
         self.limit.is_some() && self.is_held_still()

@@ -95,7 +95,7 @@ fn frame_that_has_to_wait_for_another_reason_is_not_counted_twice() {
 }
 
 #[test]
-fn what_a_guest_gets_beyond_its_limit_is_dropped_whoever_sends_it() {
+fn frames_beyond_a_guests_limit_are_dropped_from_any_sender() {
     let mut world = World::new(&[0, 64, 64]).with_uplink(256);
     limit(&mut world, 1, Rates::default(), frames(9));
     world.poll();

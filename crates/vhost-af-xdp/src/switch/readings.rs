@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn readings_are_told_since_earlier_ones() {
+    fn readings_are_differences_to_earlier_ones() {
         let counters = WorkerCounters::default();
         let before = read(&counters);
         counters.counted.passes.add(10);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_listed_with_their_worker_and_begin_anew() {
+    fn lanes_are_listed_with_their_worker_and_can_be_reset() {
         let mut list = LaneList::default();
         let pair = |pair| Role::Member {
             network: "lan".into(),

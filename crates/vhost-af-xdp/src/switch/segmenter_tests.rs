@@ -5,7 +5,7 @@ use xsk::OwnMemory;
 use super::*;
 
 #[test]
-fn chunk_comes_back_with_its_last_descriptor_whatever_the_order() {
+fn chunk_comes_back_with_its_last_descriptor_in_any_order() {
     let memory = OwnMemory::new(4 * 2048).expect("memory");
     let umem = Umem::aligned(Arc::new(memory), 2048, 0).expect("good");
     let mut frames: Vec<_> = umem.all_frames().expect("ours").collect();

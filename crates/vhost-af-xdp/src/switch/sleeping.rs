@@ -1,4 +1,4 @@
-//! Lanes that nap: they fall asleep with their worker, and do not wake with it.
+//! Lanes that are asleep: they fall asleep with their worker, and do not wake with it.
 //!
 //! Theory of operation. A worker that sleeps has enabled the notifications of its lanes. Most wake-ups concern one or
 //! two lanes, so the others stay asleep: the first round after a sleep polls only lanes with a NIC, lanes that the
@@ -25,7 +25,7 @@ pub(super) struct Sleeping {
 }
 
 impl Sleeping {
-    /// The worker falls asleep: lanes that have nothing to do nap. They are not `awake` any more.
+    /// The worker falls asleep: lanes without work do, too, and leave `awake`.
     pub(super) fn begin(&mut self, slots: &mut [Slot], awake: &mut Vec<usize>) {
         self.sleep = self.sleep.wrapping_add(1);
         awake.retain(|&at| {

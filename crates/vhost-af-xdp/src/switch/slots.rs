@@ -52,7 +52,7 @@ pub(super) struct Slot {
     pub(super) share: Share,
     /// Its notifications are enabled, and it is not polled until a kick or frames from another lane arrive.
     pub(super) is_idle: bool,
-    /// It may nap in the sleep to come.
+    /// It may stay asleep when its worker wakes from the next sleep.
     pub(super) is_quiet: bool,
     /// The sleep of its worker with which it became idle ([`super::sleeping`]).
     pub(super) asleep_since: Option<u32>,
@@ -377,7 +377,7 @@ pub(super) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &Place)
     }
 }
 
-/// Members of a worker, and how those of others are reached.
+/// Adds the links to ports of other workers.
 fn with_links(
     mut forwarding: Forwarding,
     slots: &[Slot],

@@ -1,4 +1,4 @@
-//! What a lane that is stopped still delivers: a null NIC has frames, and the lane has not breathed.
+//! What a stopped lane still delivers: a null NIC has frames, and the lane has not been polled.
 
 use std::sync::Mutex;
 

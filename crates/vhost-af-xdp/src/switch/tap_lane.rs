@@ -8,8 +8,8 @@
 //! with their ports. Guests without these offloads get them segmented and with complete checksums, as they do from each
 //! other.
 //!
-//! A turn reads as many frames as a guest's turn sends. The rest wait in the device's queue. The kernel drops what
-//! finds no room there, and counts it (`ip -s link`).
+//! A poll reads as many frames as a guest's budget allows. The rest wait in the device's queue. The kernel drops frames
+//! without room there, and counts them (`ip -s link`).
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -41,7 +41,7 @@ const QUIET: u64 = 8;
 /// See [`QUIET`].
 const READ_EACH: u64 = 8;
 
-/// Buffers to read into: of a turn, and of the longest frame.
+/// Buffers to read into: of a batch, and of the longest frame.
 const READ_INTO: usize = BATCH + PARTS;
 
 /// See the module's head.

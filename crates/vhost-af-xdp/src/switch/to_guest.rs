@@ -96,7 +96,7 @@ impl WholeFrame<'_> {
 pub(crate) enum Fit {
     /// It does.
     Now,
-    /// It will when the guest has posted more, or when another turn has read them.
+    /// It will when the guest has posted more, or when another poll has read them.
     Later,
     /// It never will.
     Never,
@@ -203,7 +203,7 @@ impl<'a> Delivery<'a> {
         Ok(())
     }
 
-    /// Takes another batch, where that may bring more than is in hand, and the turn allows it; whether it did.
+    /// Takes another batch, if that may bring more than is in hand, and the budget allows it; returns whether it did.
     pub(super) fn fetch_more(&mut self) -> Result<bool, Fault> {
         let may = (self.next > 0 || self.asked < BATCH) && self.read < DESCRIPTORS;
         if may {
@@ -212,8 +212,8 @@ impl<'a> Delivery<'a> {
         Ok(may)
     }
 
-    /// Whether the guest has a buffer for the next frame, in this turn. Takes as many as frames wait: what is taken and
-    /// given back costs as much as what is used.
+    /// Whether the guest has a buffer for the next frame, in this poll. Takes as many as frames wait: taking and
+    /// returning an unused one costs as much as a used one.
     #[inline]
     pub(super) fn has_buffer(&mut self, waiting: usize) -> Result<bool, Fault> {
         if self.next == self.chains.len() {

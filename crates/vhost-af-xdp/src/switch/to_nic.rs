@@ -460,8 +460,8 @@ impl<'a, N: Nic> NicSink<'a, N> {
                 return None;
             }
             self.transmit.has_waited = false;
-            // It would take more than a few turns, or others take what comes back, or all has come back and there will
-            // never be more room than now.
+            // It would take more than a few polls, or others take the completed chunks, or all are completed and there
+            // will never be more room than now.
             self.keep(frame, &packet);
             self.build_rest(budget);
             return Some(());
@@ -510,7 +510,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             _ => return ByTap::Refused,
         }
         if self.transmit.is_shared && self.queue.is_awaited {
-            // Others wait for room in the ring: it has its turn with them.
+            // Others wait for room in the ring: it waits with them.
             return ByTap::NoRoom;
         }
         if !self.transmit.outgoing.is_empty() {
@@ -565,7 +565,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         self.transmit.rest.keep(frame, packet);
     }
 
-    /// Builds as many segments of the GSO packet in hand as there is room for, and as the turn has left.
+    /// Builds as many segments of the GSO packet in hand as there is room for, and as the budget allows.
     #[cold]
     fn build_rest(&mut self, budget: &mut Budget) {
         let Some(plan) = self.transmit.rest.plan.take() else {
@@ -588,7 +588,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         }
     }
 
-    /// Goes on with the GSO packet in hand for a turn; the segments that were sent.
+    /// Continues the GSO packet in hand within the budget; returns the sent segments.
     #[cold]
     pub(super) fn send_rest(&mut self, budget: &mut Budget) -> usize {
         if self.queue.link == LinkState::Gone {

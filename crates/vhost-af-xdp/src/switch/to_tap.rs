@@ -42,7 +42,7 @@ pub(crate) struct ToTap {
     /// The kernel segments UDP GSO packets, too (Linux 6.2).
     pub(super) segments_udp: bool,
     pub(super) counters: Arc<PairCounters>,
-    /// A guest's frame was written since the lane's last turn.
+    /// A guest's frame was written since the lane's last poll.
     pub(super) is_given: bool,
 }
 

@@ -1,8 +1,8 @@
 //! A driver that names buffers which it does not have, in what it received and in what it sent: through whole lanes of
 //! each placement, over a NIC that the test plays.
 //!
-//! After each breath no two of the buffers with the NIC are the same. The guest gets each frame that came into a buffer
-//! that the NIC had, in order, and nothing else. And what becomes of frames that the NIC has when a lane stops.
+//! After each poll no two of the buffers with the NIC are the same. The guest gets each frame that arrived in a buffer
+//! that the NIC had, in order, and nothing else. And the fate of frames that the NIC has when a lane stops.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};

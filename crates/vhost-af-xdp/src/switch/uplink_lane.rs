@@ -63,7 +63,7 @@ pub(crate) struct UplinkLane<N> {
     origin: Origin,
     counters: Arc<PairCounters>,
     forwarding: Arc<Forwarding>,
-    /// Other members than those that there are inboxes for.
+    /// The forwarding state has changed since the inboxes were made.
     is_stale: bool,
     inboxes: Vec<Inbox>,
     /// By port number: its inboxes.
@@ -89,7 +89,7 @@ pub(crate) struct UplinkLane<N> {
     now: Option<Ticks>,
     choices: Choices,
     mirror: Mirror,
-    /// What was done for frames beyond turns so far, in frames: the next batches are shorter.
+    /// Work beyond earlier budgets, in frames: the next batches are shorter.
     deficit: usize,
     /// The part of it for filter rules on multicast in this round: one frame is a look-up for each port.
     multicast_work: usize,

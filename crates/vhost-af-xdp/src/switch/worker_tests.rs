@@ -169,7 +169,7 @@ fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
 
 /// Its guest is not asked for kicks for a while, but those of others are, and theirs end the sleep.
 #[test]
-fn lane_that_carries_much_is_let_alone_and_the_others_wake_the_worker_meanwhile() {
+fn busy_lane_pauses_while_others_wake_the_worker() {
     let waits = Waits {
         moderation: Duration::from_secs(4 * 3600),
         ..Waits::default()
@@ -362,7 +362,7 @@ fn nic_of_a_guest_that_sends_is_not_in_the_epoll_set() {
     }
 }
 
-/// A lane of a network, whose descriptor tells of frames; how often it breathes is counted.
+/// A lane of a network, whose descriptor reports frames; its polls are counted.
 struct EventLane {
     bell: OwnedFd,
     has_frame: bool,
@@ -453,7 +453,7 @@ impl ThreeLanes {
         rustix::io::write(&self.bells[lane], &1u64.to_ne_bytes()).expect("room");
     }
 
-    /// How often each breathed since that was asked last.
+    /// Polls of each since the last call.
     fn polls(&self) -> Vec<usize> {
         let polls = self.polls.iter();
         polls.map(|polls| polls.swap(0, Ordering::Relaxed)).collect()
@@ -508,7 +508,7 @@ fn lane_asleep_for_long_becomes_idle_if_it_may() {
 }
 
 #[test]
-fn worker_whose_sleeps_end_with_one_round_of_work_each_looks_for_no_more() {
+fn worker_with_single_rounds_between_sleeps_looks_for_no_more_work() {
     let mut three = ThreeLanes::new();
     let mut pace = Pace::new(Duration::ZERO);
     let counted = |three: &ThreeLanes| {

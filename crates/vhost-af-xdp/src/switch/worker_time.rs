@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_is_told_apart_and_none_is_lost() {
+    fn busy_idle_and_asleep_add_up_to_the_time() {
         let time = WorkerTime::default();
         let began = time.began;
         let at = |us| began + Duration::from_micros(us);

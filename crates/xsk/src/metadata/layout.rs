@@ -18,7 +18,7 @@ pub enum Field {
     Hash,
     /// `flow_mark`, 4 bytes: what a rule of the user's gives the frame's flow.
     Mark,
-    /// `port`, 4 bytes: who the frame is for, where the program knows.
+    /// `port`, 4 bytes: the destination of the frame, if the program knows it.
     Port,
     /// `rx_hash_type`, the lower 2 bytes: what the hash is of, `enum xdp_rss_hash_type` of `include/net/xdp.h`.
     HashType,
@@ -73,7 +73,7 @@ impl Field {
 /// Why something is no layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// 0 says that there is no structure.
+    /// 0 means that there is no structure.
     #[error("0 is no id of a structure")]
     Id,
     /// Of this length, in bytes, metadata cannot be.

@@ -1,15 +1,15 @@
-//! Reading what stands before frames.
+//! Reads the metadata before frames.
 
 use std::num::NonZeroU64;
 
 use super::layout::{Field, Layout, MAX_LEN_BYTES};
 use crate::{Umem, UmemOffset};
 
-/// Most layouts that are known at once: all that a program may have, those of programs before it whose frames are under
-/// way, and what stands there without hints.
+/// Most layouts that are known at once: all of a program, those of programs before it with frames in flight, and the
+/// one without hints.
 pub const MAX_LAYOUTS: usize = 24;
 
-/// What is read before each frame: the longest structure that kernels before 6.8 let a program leave.
+/// Bytes that are read before each frame: the longest structure that kernels before 6.8 allow.
 const USUAL_BYTES: usize = 32;
 
 /// The NIC's hash of a frame's flow.
@@ -17,7 +17,7 @@ const USUAL_BYTES: usize = 32;
 pub struct Hash {
     /// The hash.
     pub value: u32,
-    /// What it is of: `enum xdp_rss_hash_type` of `include/net/xdp.h`; 0: not said.
+    /// Its input: `enum xdp_rss_hash_type` of `include/net/xdp.h`; 0: unknown.
     pub kind: u16,
 }
 
@@ -43,7 +43,7 @@ pub struct Tag {
     pub tci: u16,
 }
 
-/// What is known of one frame beside its bytes.
+/// Facts about one frame that are not in its bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Hints {
     /// The NIC's hash.
@@ -54,11 +54,11 @@ pub struct Hints {
     pub timestamp: Option<NonZeroU64>,
     /// The mark of its flow.
     pub mark: Option<u32>,
-    /// Who it is for.
+    /// Its destination.
     pub port: Option<u32>,
 }
 
-/// What stands before a frame.
+/// The metadata of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// A structure of a known layout.
@@ -107,7 +107,7 @@ fn id_of(before: &Before) -> u32 {
     u32::from_ne_bytes([a, b, c, d])
 }
 
-/// A layout prepared for reading: where fields stand in the bytes that end at the frame.
+/// A layout prepared for reading: offsets of the fields in the bytes that end at the frame.
 #[derive(Debug, Clone, Copy)]
 struct Places {
     layout: Layout,
@@ -243,7 +243,7 @@ impl Layouts {
         self.known.iter().flatten().map(|known| known.layout)
     }
 
-    /// What stands before a frame that begins at `frame`.
+    /// The metadata of a frame that begins at `frame`.
     #[inline]
     #[must_use]
     pub fn read(&self, umem: &Umem, frame: UmemOffset) -> Found {
@@ -286,7 +286,7 @@ impl Expected {
         layouts.known[0].map(|places| Self { places })
     }
 
-    /// Reads what stands before each of `frames` into `found`, as far as both go: as [`Layouts::read`], of the same
+    /// Reads the metadata of each of `frames` into `found`, as far as both go: as [`Layouts::read`], of the same
     /// layouts, each time.
     pub fn read_batch(&self, layouts: &Layouts, umem: &Umem, frames: &[UmemOffset], found: &mut [Found]) {
         macro_rules! one_of {
@@ -309,8 +309,7 @@ impl Expected {
         );
     }
 
-    /// The hash before each of `frames` in turn, and nothing else of what stands there: as [`Layouts::read`] finds it,
-    /// of the same layouts.
+    /// The hash of each of `frames`, and no other metadata: as [`Layouts::read`] finds it, of the same layouts.
     #[inline]
     pub fn read_hashes(
         &self,
@@ -320,7 +319,7 @@ impl Expected {
         mut each: impl FnMut(Option<Hash>),
     ) {
         let (places, id) = (&self.places, self.places.layout.id());
-        // What is not asked for is not put together: hints of a frame are many words.
+        // Unused hints are not assembled: hints of a frame are many words.
         let shape = places.shape & (HASH | ABSENT);
         for &frame in frames {
             each(match before(umem, frame) {

@@ -473,7 +473,7 @@ impl Session {
         addresses: RingAddresses,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        // Repeated for a running vring to turn dirty logging on or off, which SET_FEATURES has done.
+        // Repeated for a running vring to switch dirty logging on or off, which SET_FEATURES has done.
         if self.device.vring(index)?.addresses == Some(addresses) {
             return Ok(());
         }

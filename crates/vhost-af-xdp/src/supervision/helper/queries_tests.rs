@@ -77,7 +77,7 @@ fn map_privately(file: &OwnedFd) -> u64 {
 }
 
 #[test]
-fn keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others() {
+fn helper_reports_private_mappings_of_the_queried_file_only() {
     use rustix::fs::{MemfdFlags, memfd_create};
     let (queries, answers, [_ours, theirs], (directory, vmm_sockets)) = asked(LONG);
     let helper = std::thread::spawn(move || answer_all(&Arc::new(answers), &vmm_sockets));
@@ -87,8 +87,7 @@ fn keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others() {
     assert_eq!(ask(at, &file), Some(at));
     // Answers about any address would reveal each private mapping of the process to enough queries.
     assert_eq!(ask(elsewhere, &file), None);
-    let code =
-        keeper_tells_of_private_mappings_of_the_file_in_question_and_of_no_others as fn() as usize as u64;
+    let code = helper_reports_private_mappings_of_the_queried_file_only as fn() as usize as u64;
     assert_eq!(ask(code, &file), None);
     assert_eq!(ask(elsewhere, &other), Some(elsewhere));
     drop(queries);

@@ -72,7 +72,7 @@ fn port(name: &str, path: &Path, client: bool) -> Entry<Port> {
 }
 
 #[test]
-fn port_beside_the_file_is_none_of_the_files_whatever_line_it_says() {
+fn added_port_is_not_the_files_with_any_line_number() {
     let kept = Kept::new();
     for line in [0, 1, usize::MAX] {
         // By such a socket it would learn about the memory of all processes that listen, or connect, there.

@@ -31,15 +31,15 @@ impl Addresses {
     pub(super) fn has_v4(&self, address: [u8; 4]) -> bool {
         let address = u32::from_be_bytes(address);
         // Even if the network is 0.0.0.0/0: 0.0.0.0 and multicast are no source addresses.
-        let is_station = address != 0 && address < 0xe000_0000;
-        is_station && self.v4.iter().any(|(network, mask)| address & mask == *network)
+        let is_unicast = address != 0 && address < 0xe000_0000;
+        is_unicast && self.v4.iter().any(|(network, mask)| address & mask == *network)
     }
 
     #[inline]
     pub(super) fn has_v6(&self, address: [u8; 16]) -> bool {
-        let is_station = address != [0; 16] && address[0] != 0xff;
+        let is_unicast = address != [0; 16] && address[0] != 0xff;
         let address = u128::from_be_bytes(address);
-        is_station && self.v6.iter().any(|(network, mask)| address & mask == *network)
+        is_unicast && self.v6.iter().any(|(network, mask)| address & mask == *network)
     }
 }
 

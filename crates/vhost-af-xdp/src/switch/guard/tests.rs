@@ -144,7 +144,7 @@ fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
 }
 
 #[test]
-fn arp_says_only_what_is_true() {
+fn spoofed_arp_is_rejected() {
     for operation in [1, 2] {
         allowed(&arp(operation, MAC, OWN_V4, OTHER_V4));
         allowed(&arp(operation, MAC, OWN_V4, OWN_V4));
@@ -307,7 +307,7 @@ fn host_without_an_address_may_look_for_one() {
 }
 
 #[test]
-fn neighbour_discovery_says_only_what_is_true() {
+fn spoofed_neighbour_discovery_is_rejected() {
     let own = |kind| link_layer(kind, MAC);
     let others = |kind| link_layer(kind, OTHER);
     for target in [OWN_V6, IN_NETWORK, LINK_LOCAL] {

@@ -1,4 +1,4 @@
-//! Frames that begin as others do are judged by that alone, and those between them by themselves.
+//! Frames with equal heads are classified by that alone, and those between them by themselves.
 
 use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;
@@ -8,7 +8,7 @@ use crate::switch::test_guest::HEADER;
 use device::counters::Counter;
 
 #[test]
-fn frames_that_begin_alike_arrive_whole_whatever_their_lengths_and_those_between_them() {
+fn frames_with_equal_heads_arrive_whole_with_any_lengths_between_others() {
     let mut world = World::new(&[0, 128, 128]);
     let mut wanted = [Vec::new(), Vec::new(), Vec::new()];
     let asks = |at: usize, bits: u8| {

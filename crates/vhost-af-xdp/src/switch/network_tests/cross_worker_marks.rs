@@ -69,7 +69,7 @@ fn frame_goes_where_the_first_worker_found_while_its_ports_live_as_they_did() {
 }
 
 #[test]
-fn frame_for_a_port_whose_number_another_one_has_by_now_is_lost() {
+fn frame_for_a_port_whose_number_was_reused_is_lost() {
     let mut workers = workers();
     workers.give(0, &frame(mac(2), mac(0), 60));
     workers.arrive(None, &frame(mac(2), STRANGER, 60));
@@ -82,7 +82,7 @@ fn frame_for_a_port_whose_number_another_one_has_by_now_is_lost() {
 }
 
 #[test]
-fn frame_of_a_port_that_is_another_one_by_now_goes_by_what_is_known_of_its_source() {
+fn frame_of_a_replaced_port_follows_its_source_address() {
     let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
     let isolated = |at: u8, generation| FdbPort {
         options: MemberOptions {
@@ -114,7 +114,7 @@ fn frame_of_a_port_that_is_another_one_by_now_goes_by_what_is_known_of_its_sourc
 }
 
 #[test]
-fn frame_of_a_port_that_is_gone_is_not_of_who_has_its_address_by_now() {
+fn frame_of_a_removed_port_is_not_attributed_to_the_new_owner_of_its_address() {
     let known = (0..4).map(|at| FdbPort {
         options: MemberOptions {
             isolated: at % 2 == 0,
@@ -253,7 +253,7 @@ fn copy_for_a_listener_of_the_other_worker_is_filtered_by_the_mark() {
 }
 
 #[test]
-fn order_to_each_port_is_kept_whatever_the_marks_are() {
+fn order_to_each_port_is_kept_with_any_marks() {
     let mut workers = workers();
     let mut wanted = [Vec::new(), Vec::new()];
     for at in 0..50usize {
@@ -271,7 +271,7 @@ fn order_to_each_port_is_kept_whatever_the_marks_are() {
 
 /// Several with different notes are given at once, and each buffer of the link is used twice.
 #[test]
-fn each_frame_has_its_own_note_whatever_its_buffer_held_before() {
+fn each_frame_has_its_own_mark_in_a_used_buffer() {
     let mut workers = workers();
     filter(&mut workers.0[1], "direction=to-guest action=allow mark=7");
     let (mut wanted, mut got) = (Vec::new(), Vec::new());
@@ -285,7 +285,7 @@ fn each_frame_has_its_own_note_whatever_its_buffer_held_before() {
         }
         workers.0[0].poll();
         if round % 3 == 2 {
-            // New flows are work, so that they are taken in several turns.
+            // New flows are work, so that they are taken in several polls.
             for _ in 0..8 {
                 workers.poll();
                 got.extend(workers.port(2).take());
@@ -383,7 +383,7 @@ proptest! {
 
     /// Numbers and addresses are used again, workers learn of it one after the other, and frames wait between them.
     #[test]
-    fn frame_is_for_who_has_its_address_as_one_of_both_workers_knows(
+    fn frame_follows_the_fdb_of_either_worker(
         events in proptest::collection::vec(event(), 1..60),
     ) {
         let mut workers = workers();

@@ -177,7 +177,7 @@ fn decision_does_not_outlive_the_table_that_it_was_made_by() {
 
 /// What a network does while 64 new flows to groups come to its first eight ports, which are filtered: the ninth sends
 /// to the tenth all the time.
-fn assert_groups_hold_nobody_up(mut world: World) {
+fn assert_multicast_delays_no_port(mut world: World) {
     const FRAMES: u64 = 64;
     let looked_up = |world: &World| -> u64 {
         world.ports[..8]
@@ -224,7 +224,7 @@ fn multicast_flows_from_an_uplink_delay_no_port() {
     for flow in 0..64 {
         world.arrive(&udp(BROADCAST, STRANGER, flow, 53));
     }
-    assert_groups_hold_nobody_up(world);
+    assert_multicast_delays_no_port(world);
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn multicast_flows_of_the_host_delay_no_port() {
         role,
     );
     filter_all(&mut world, 0..8, &many("to-guest"));
-    assert_groups_hold_nobody_up(world);
+    assert_multicast_delays_no_port(world);
 }
 
 /// Two ports of VLAN 100, the second of which hears everything, with an uplink.

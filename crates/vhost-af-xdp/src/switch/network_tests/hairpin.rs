@@ -42,7 +42,7 @@ fn world_of(first: FdbPort, offloads: Offloads) -> World {
 }
 
 #[test]
-fn what_a_guest_sends_to_itself_comes_back_where_the_port_says_so() {
+fn frames_to_the_sender_itself_come_back_with_hairpin() {
     let mut world = world();
     for len in [14, 60, 64, 65, 1514] {
         let sent = [mac(0), BROADCAST].map(|to| frame(to, mac(0), len));
@@ -122,7 +122,7 @@ fn addresses_that_were_learned_reach_each_other_by_their_port() {
 }
 
 #[test]
-fn what_comes_back_has_the_tag_that_the_guest_is_to_have() {
+fn returned_frames_have_the_tag_of_the_port() {
     let trunk = FdbPort {
         vlans: Vlans::Trunk(vec![100, 101]),
         ..hairpin(0)
@@ -376,8 +376,7 @@ fn guest_whose_frames_loop_for_ever_does_not_slow_others() {
     }
 }
 
-/// Its receive buffers are where its frames are: what is written over them is itself, and what was judged goes to
-/// others.
+/// Its receive buffers are where its frames are: it overwrites only itself, and others get the checked bytes.
 #[test]
 fn guest_that_receives_into_what_it_sends_changes_nothing_for_others() {
     let mut world = World::of(vec![hairpin(0), plain(1)]);
@@ -427,7 +426,7 @@ fn guest_that_breaks_the_rules_of_its_receive_queue_leaves_and_what_it_sent_befo
         }
         // Never looked at.
         world.ports[0].send(&frame(mac(2), mac(0), 63));
-        // Groups fill turns with their copies.
+        // Copies of multicast use up budgets.
         (0..3).for_each(|_| world.poll());
         assert!(!world.slots[0].is_in_rounds());
         assert!(world.slots[1].is_in_rounds() && world.slots[2].is_in_rounds());

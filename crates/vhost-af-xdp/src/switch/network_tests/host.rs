@@ -84,14 +84,14 @@ fn frames_behind_a_packet_that_a_host_does_not_cut_wait_until_it_has_all_of_it()
         };
         with_offloads(&mut world, port, sends);
     }
-    // More datagrams than a turn has frames, and few enough that the sender has some left in its next.
+    // More datagrams than a budget has frames, and few enough that the sender has some left in its next.
     let (header, packet) = udp_packet(mac(0), 70, 500);
     world.ports[0].send_with(header, &packet);
     let behind = frame(HOST, mac(0), 60);
     world.ports[0].send(&behind);
     let other = frame(HOST, mac(1), 61);
     world.ports[1].send(&other);
-    // Where rounds begin changes now and then: a lane may have two turns before the host's has one.
+    // The start of rounds changes now and then: a lane may be polled twice before the host's is.
     for at in [0, 0, 1] {
         slots::poll(&mut world.slots, at, &mut Vec::new());
     }
@@ -132,7 +132,7 @@ fn order_is_kept_between_what_is_written_at_once_and_what_waits() {
 }
 
 #[test]
-fn host_gives_frames_to_ports_and_to_nobody_else() {
+fn frames_of_the_host_reach_ports_only() {
     let (mut world, host, counters) = world(2);
     for len in [14, 60, 1514] {
         let to_one = frame(mac(1), HOST, len);
@@ -150,7 +150,7 @@ fn host_gives_frames_to_ports_and_to_nobody_else() {
 }
 
 #[test]
-fn what_the_host_does_not_take_is_counted_and_holds_nobody_up() {
+fn frames_that_the_host_rejects_are_counted_and_delay_no_port() {
     let (mut world, host, counters) = world(2);
     drop(host);
     for _ in 0..5 {
@@ -170,7 +170,7 @@ fn each_frame_is_delivered_or_counted_when_the_way_to_the_host_stops() {
     while write(&host, &frame(mac(0), HOST, 60)) {
         said += 1;
     }
-    // One turn: the guest has buffers for a part of it.
+    // One poll: the guest has buffers for a part of it.
     slots::poll(&mut world.slots, 2, &mut Vec::new());
     let heard = world.ports[0].got().len() as u64;
     // Of guests nothing is lost: it is written.
@@ -182,7 +182,7 @@ fn each_frame_is_delivered_or_counted_when_the_way_to_the_host_stops() {
     // That its end was closed with frames in it.
     let _ = rustix::net::sockopt::socket_error(&host);
     assert_eq!(read(&host).len(), 5);
-    // A turn's, and one more. What was not read is the device's.
+    // A budget's, and one more. Unread frames stay with the device.
     let taken = BATCH as u64 + 1;
     assert!(said > taken && heard > 0, "{heard} of {said}");
     assert_eq!(counters.from_guest_queue_stopped.get(), taken - heard);

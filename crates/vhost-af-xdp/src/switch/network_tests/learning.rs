@@ -34,7 +34,7 @@ fn world_with(source_guard: Option<&Arc<SourceGuard>>) -> (World, Arc<Learned>) 
 }
 
 #[test]
-fn guest_sends_from_addresses_that_are_nobodys_and_gets_what_is_for_those_that_were_learned() {
+fn guest_uses_free_addresses_and_receives_frames_for_learned_ones() {
     let (mut world, learned) = world();
     let inner = [2, 0, 0, 0, 5, 1];
     let sent = [frame(mac(1), inner, 60), frame(mac(1), STRANGER, 60)];
@@ -68,7 +68,7 @@ fn guest_that_learns_does_not_send_as_others_or_as_the_host() {
 }
 
 #[test]
-fn guest_whose_frames_are_refused_learns_nothing_by_them() {
+fn rejected_frames_record_no_address() {
     let (mut world, learned) = world_with(Some(&Arc::default()));
     let sent = frame(mac(1), [2, 0, 0, 0, 5, 1], 60);
     (0..2).for_each(|_| _ = world.ports[0].send(&sent));

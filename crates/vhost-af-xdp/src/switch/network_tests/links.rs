@@ -28,7 +28,7 @@ impl Workers {
         Self::hinted(known, has_uplink.then_some(HintSet::NONE))
     }
 
-    /// The same with an uplink of whose frames that is promised.
+    /// The same with an uplink with these hints.
     pub(super) fn hinted(known: Vec<FdbPort>, uplink: Option<HintSet>) -> Self {
         let has_uplink = uplink.is_some();
         let fdb = Arc::new(Fdb::new(known.into_iter().map(Some).collect()));
@@ -309,7 +309,7 @@ fn isolation_holds_between_workers_for_addresses_that_were_not_learned_yet() {
 }
 
 #[test]
-fn isolated_port_that_listens_hears_nothing_of_another_one_whose_address_was_not_learned_yet() {
+fn isolated_promiscuous_port_gets_no_frame_of_an_isolated_port_not_learned_yet() {
     let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
     for listens in [false, true] {
         let port = |at: u8| FdbPort {
@@ -367,7 +367,7 @@ fn promiscuous_port_of_another_worker_hears_each_frame_once() {
 }
 
 #[test]
-fn guest_without_buffers_holds_nobody_up_who_is_reached_by_the_same_link() {
+fn guest_without_buffers_delays_no_other_guest_of_its_link() {
     let mut workers = Workers::plain(0, false);
     workers.port(3).post(64);
     for _ in 0..20 {

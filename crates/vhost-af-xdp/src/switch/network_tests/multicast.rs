@@ -42,7 +42,7 @@ impl ReadGroups for Copies {
 }
 
 #[test]
-fn frame_that_comes_back_goes_to_nobody_and_is_counted() {
+fn returned_frame_is_dropped_and_counted() {
     let mut world = World::of_vlans(&[Vlans::Untagged, Vlans::Untagged, Vlans::Access(100)]);
     let of_the_lan = frame(BROADCAST, STRANGER, 60);
     let copies = [

@@ -19,7 +19,7 @@ fn world(pairs: u16) -> World {
     world
 }
 
-/// A UDP packet between a port of the first and one of another station, forth or back.
+/// A UDP packet between a port of the first and one of another host, forth or back.
 fn packet(target: Mac, port: u16, back: bool) -> Vec<u8> {
     let ends = [(mac(0), 1, port), (target, 2, 9)];
     let [(from_mac, from, from_port), (to_mac, to, to_port)] = match back {

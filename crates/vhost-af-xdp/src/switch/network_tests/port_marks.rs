@@ -147,7 +147,7 @@ fn mark_of(number: u16, generation: u16) -> u32 {
 }
 
 #[test]
-fn address_of_a_frame_with_a_valid_note_is_not_looked_up() {
+fn address_of_a_frame_with_a_valid_mark_is_not_looked_up() {
     let untagged = |at: u8| port(mac(at), 7 + u16::from(at), Vlans::Untagged);
     let mut world = World::of((0..3).map(untagged).collect()).with_hints(HintSet::HASH);
     world.ports.iter_mut().for_each(|port| port.post(16));
@@ -200,7 +200,7 @@ proptest! {
 
     /// Numbers are used again, and frames that were noted wait meanwhile: nobody gets what was for another.
     #[test]
-    fn stale_note_is_never_believed(events in proptest::collection::vec(event(), 1..40)) {
+    fn stale_mark_is_never_trusted(events in proptest::collection::vec(event(), 1..40)) {
         let mut ports: Vec<Option<FdbPort>> = vec![None; 3];
         let mut world = World::new(&[0, 0, 0]).with_hints(HintSet::NONE);
         world.ports.iter_mut().for_each(|port| port.post(64));
@@ -311,7 +311,7 @@ fn tag_that_the_nic_took_off_is_as_if_it_were_in_the_frame() {
 }
 
 #[test]
-fn vlan_that_only_the_hint_tells_is_not_mistaken() {
+fn vlan_in_the_hint_only_is_respected() {
     let vlans = [Vlans::Access(100), Vlans::Untagged];
     let known = (0..).zip(vlans).map(|(at, vlans)| port(mac(at), 1, vlans));
     let mut world = World::of(known.collect()).with_hints(HintSet::VLAN);
@@ -326,7 +326,7 @@ fn vlan_that_only_the_hint_tells_is_not_mistaken() {
 }
 
 #[test]
-fn what_nobody_knows_before_a_frame_is_counted_and_lost_where_it_may_tell_a_tag() {
+fn unknown_metadata_is_counted_and_drops_the_frame_where_it_may_have_a_tag() {
     for (hints, is_lost) in [
         (HintSet::NONE, false),
         (HintSet::HASH, false),
@@ -356,7 +356,7 @@ fn what_nobody_knows_before_a_frame_is_counted_and_lost_where_it_may_tell_a_tag(
 }
 
 #[test]
-fn note_is_believed_at_its_usual_place_only() {
+fn mark_is_trusted_at_its_usual_place_only() {
     let mut world = World::of(vec![port(mac(0), 3, Vlans::Untagged)]).with_hints(HintSet::NONE);
     world.ports[0].post(16);
     let bytes = [note(mark_of(0, 3)), frame(STRANGER, STRANGER, 60)].concat();
@@ -397,7 +397,7 @@ pub(super) fn filter(world: &mut World, rules: &str) {
 }
 
 #[test]
-fn rule_goes_by_the_mark_that_the_program_left_whatever_the_hash_is() {
+fn rule_uses_the_programs_mark_with_any_hash() {
     let mut world = World::new(&[64]).with_hints(HintSet::MARK.with(HintSet::HASH));
     filter(&mut world, "direction=to-guest action=allow mark=7");
     let mut wanted = Vec::new();
@@ -420,7 +420,7 @@ fn rule_goes_by_the_mark_that_the_program_left_whatever_the_hash_is() {
 }
 
 #[test]
-fn flow_goes_by_its_pair_by_the_nics_hash_too_and_moves_with_it() {
+fn flow_follows_its_pair_also_by_the_nics_hash() {
     let known = FdbPort {
         flows: Some(Arc::default()),
         ..port(mac(0), 1, Vlans::Untagged)
@@ -500,7 +500,7 @@ fn piece_that_is_none_spoils_its_frame_only() {
     assert_eq!(world.given(), 128, "all chunks are with the NIC again");
 }
 
-/// A port that has a queue for itself, of whose frames that is promised. Its wire is the world's.
+/// A port with a queue of its own, with these hints. Its wire is the world's.
 fn with_own_queue(hints: HintSet, untags: bool) -> World {
     let vlans = if untags {
         Vlans::Access(100)
@@ -556,7 +556,7 @@ fn queue_of_a_ports_own_puts_tags_back_or_leaves_them_off() {
 }
 
 #[test]
-fn queue_of_a_ports_own_loses_what_may_be_of_any_vlan_and_goes_by_marks() {
+fn own_queue_drops_frames_of_unknown_vlan_and_follows_marks() {
     let mut world = with_own_queue(HintSet::VLAN, false);
     world.arrive_piece(&udp(1), true);
     world.leave(&0x8009_0001u32.to_ne_bytes());

@@ -78,7 +78,7 @@ fn what_may_not_be_sent_is_not_heard() {
 }
 
 #[test]
-fn promiscuous_port_without_buffers_holds_nobody_up() {
+fn promiscuous_port_without_buffers_delays_no_port() {
     let mut world = heard(&[Vlans::Untagged, Vlans::Untagged, Vlans::Untagged]);
     for round in 0..3 {
         for _ in 0..10 {
@@ -111,7 +111,7 @@ fn packet_that_a_listener_gets_cut_holds_up_copies_of_the_same_sender_only() {
     let mut world = World::offering((0..4).map(port).collect(), sends);
     world.ports[2].post(120);
     world.ports[3].post(120);
-    // More segments than a turn has frames.
+    // More segments than a budget has frames.
     let (asked, packet) = gso_packet(mac(2), mac(0), 100 * 600, 600);
     let mut header = [0; HEADER as usize];
     header[..asked.len()].copy_from_slice(&asked);

@@ -64,7 +64,7 @@ fn frames_wait_for_it_and_those_behind_them() {
 }
 
 #[test]
-fn who_listens_gets_frames_that_waited_once() {
+fn promiscuous_port_gets_waiting_frames_once() {
     let mut world = world(Some(LONG));
     world.renew_with(Some(LONG), Some(2));
     let frames = [mac(1), STRANGER, BROADCAST].map(|to| frame(to, mac(0), 60));

@@ -14,7 +14,7 @@ use crate::switch::own_queue::OwnQueue;
 use crate::switch::rate_limit::Cost;
 
 impl<O: OwnQueue> PortLane<O> {
-    /// Sends a turn of the guest's frames; what moved.
+    /// Sends a batch of the guest's frames; returns what moved.
     /// Errors: what the guest did wrong.
     pub(super) fn send(&mut self, network: &mut dyn Network) -> Result<usize, Fault> {
         let left = self.sender.begin();
@@ -67,7 +67,7 @@ impl<O: OwnQueue> PortLane<O> {
         fault.map_or(Ok(done), Err)
     }
 
-    /// Looks at the chains of the turn; what looking their flows up was work for, where there are filter rules.
+    /// Classifies the chains of the batch; returns the cost of look-ups, if there are filter rules.
     /// Errors: what the guest did wrong; nothing was done then.
     #[inline]
     fn classify_batch(&mut self, budget: &Budget) -> Result<Option<u64>, Fault> {
@@ -99,7 +99,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// The first `done` chains of the turn are, and the others are the guest's again.
+    /// The first `done` chains of the batch are done, and the others go back to the guest.
     #[inline]
     fn settle(&mut self, mut budget: Budget, done: usize, looked_up: Option<u64>) {
         if let Some(looked_up) = looked_up {
@@ -190,7 +190,7 @@ impl<O: OwnQueue> PortLane<O> {
         Ok(looked_up)
     }
 
-    /// Whether the next chain of a turn can be taken, of those before `end`.
+    /// Whether the next chain of the batch can be taken, of those before `end`.
     #[inline]
     pub(super) fn goes_on(&self, next: usize, end: usize, budget: &Budget) -> bool {
         next < end && budget.has_left() && !self.waits && self.own.places() > 0

@@ -16,7 +16,7 @@ use crate::switch::own_queue::OwnQueue;
 use crate::switch::to_nic::NicSink;
 use crate::switch::to_tap::TapPut;
 
-/// Chains of a turn that go the same way out.
+/// Chains of a batch with the same destination.
 struct Frames<'a> {
     pair: &'a mut QueuePair,
     classified: &'a [Classified],
@@ -221,7 +221,7 @@ impl<O: OwnQueue> PortLane<O> {
     ) {
         let end = burst.done + run;
         self.write_to_tap(tap, end, burst);
-        // The next frame cannot be written from where it lies, if the turn has more.
+        // The next frame cannot be written directly from guest memory, if the budget allows more.
         if self.goes_on(burst.done, end, &burst.budget) {
             self.leave_by(Some(tap), 1, burst, nobody);
         }

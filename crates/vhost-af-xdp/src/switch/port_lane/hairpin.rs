@@ -67,7 +67,7 @@ impl<O: OwnQueue> PortLane<O> {
         self.waits = true;
     }
 
-    /// Passes frames to the pair that they come from, as long as the turn allows it; how many are done.
+    /// Passes frames to the pair that they come from, as long as the budget allows it; returns how many are done.
     /// Errors: what the guest did wrong.
     fn pass_back(&mut self, frames: Range<usize>, budget: &mut Budget) -> Result<usize, Fault> {
         let (done, is_segmented) = self.pass_back_until_segmented(frames, budget)?;

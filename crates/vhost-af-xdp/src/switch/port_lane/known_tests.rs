@@ -12,7 +12,7 @@ use crate::switch::filter::{Action, Filter, PortFilter, Rule};
 use crate::switch::learned::{Entry, Learned};
 use crate::switch::vlans::Vlans;
 
-/// A frame as far as it is judged here: places in lists of addresses and types that often meet each other.
+/// A frame, reduced to what the classification reads: indices into lists of addresses and types that often coincide.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
     to: usize,
@@ -92,7 +92,7 @@ fn chain(sample: Sample) -> Classified {
         ..Classified::NOTHING
     };
     chain.sending.len = 64;
-    // In what is judged, or behind it.
+    // In the checked bytes, or behind them.
     chain.sending.request.csum = sample.asks.then_some(ChecksumAt {
         start: 14 + sample.vlan * 20,
         offset: 2,

@@ -12,7 +12,7 @@ use crate::switch::own_queue::OwnQueue;
 use crate::switch::vlans::Vlans;
 
 impl<O: OwnQueue> PortLane<O> {
-    /// Looks at the chains of the turn. Whether they may be sent was decided where they came from.
+    /// Classifies the chains of the batch. The worker that they come from has checked them.
     /// Errors: no guest's: the daemon has both ends.
     #[cold]
     pub(super) fn classify_trusted(&mut self, budget: &Budget) -> Result<(), Fault> {

@@ -1,7 +1,7 @@
 //! Multicast that arrived at the uplink's queue: a copy for each port of its VLAN that has a buffer now.
 //!
-//! Each is a look-up for each port that has filter rules. So a turn's frames may be very much work: what is more than a
-//! turn waits for the next round, and nothing more is received meanwhile.
+//! Each is a look-up for each port that has filter rules. So a batch may be very much work: what is more than a budget
+//! waits for the next round, and nothing more is received meanwhile.
 
 use xsk::{RxDesc, Umem};
 
