@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 
 use model::config::{Daemon, Network, Port, Table};
+use model::policy::{Allow, Limits};
 use serde_json::{Map, Value};
 
 /// Longest line of a document.
@@ -16,7 +17,8 @@ const HEAD: &str = "\
 
 Each key of a port and of the daemon (except `socket-directories`) is an option of [`serve`](cli.md#serve), a key of the
 [configuration file](config.md), and, of a port, of `--port`, `port add` and the [API](api.md#ports). *live*: another
-value takes effect while the guest stays connected.
+value takes effect while the guest stays connected. The last two tables are those of the
+[steward's policy](cli.md#the-policy).
 ";
 
 /// docs/keys.md.
@@ -25,6 +27,8 @@ pub(crate) fn keys() -> String {
     section(&mut text, "Ports", "[port.NAME]", &Port::schema());
     section(&mut text, "Networks", "[network.NAME]", &Network::schema());
     section(&mut text, "The daemon", "[daemon]", &Daemon::schema());
+    section(&mut text, "Limits of users", "[limits]", &Limits::schema());
+    section(&mut text, "Rules of the policy", "[[allow]]", &Allow::schema());
     text
 }
 

@@ -5,7 +5,7 @@
 //! once. An option is added by adding its field: its documentation comment is its help, and its attributes say whether
 //! it can change at run time.
 //!
-//! [`state`] is what a daemon shows of itself, [`events`] what happens in it, [`control`] how a client of its control
+//! [`policy`] is the file of the steward. [`state`] is what a daemon shows of itself, [`events`] what happens in it, [`control`] how a client of its control
 //! socket asks for both and changes something. [`rates`] are limits of ports. Nothing here does I/O.
 
 #[cfg(feature = "config")]
@@ -16,6 +16,8 @@ pub mod control;
 pub mod events;
 #[cfg(feature = "config")]
 pub mod mistakes;
+#[cfg(feature = "config")]
+pub mod policy;
 #[cfg(feature = "config")]
 pub mod rates;
 #[cfg(feature = "config")]

@@ -38,7 +38,7 @@ pub fn line_of(text: &str, at: usize) -> usize {
 /// What the parser said of a place, after the line that is written there.
 #[must_use]
 pub fn quoted(text: &str, place: Option<Range<usize>>, said: &str) -> String {
-    let said = did_you_mean(said).unwrap_or_else(|| said.replace('\n', " "));
+    let said = said.replace('\n', " ");
     let Some(place) = place else {
         return said;
     };
@@ -60,18 +60,6 @@ fn unquoted(line: &str) -> Option<String> {
         && !value.contains(['"', '\'', '[', ']', '{', '}', ',']);
     let is_value = toml::from_str::<toml::Table>(&format!("value = {}", value.to_lowercase())).is_ok();
     (is_text && !is_value && !key.contains(' ')).then(|| format!("put text in quotes: {key} = \"{value}\""))
-}
-
-/// The name that was meant, in the place of all that serde lists.
-fn did_you_mean(said: &str) -> Option<String> {
-    let (word, names) = said
-        .strip_prefix("unknown field `")?
-        .split_once("`, expected one of ")?;
-    let names = names.split(", ").map(|name| name.trim_matches(['`', '\n']));
-    Some(format!(
-        "unknown key {word:?}: did you mean {:?}?",
-        nearest(word, names)?
-    ))
 }
 
 #[cfg(test)]
@@ -112,10 +100,5 @@ mod tests {
         assert_eq!(nearest("qeues"), Some("queues"));
         assert_eq!(nearest("vlans"), Some("vlan"));
         assert_eq!(nearest("bridge"), None);
-        let said = "unknown field `quees`, expected one of `user`, `queues`\n";
-        assert_eq!(
-            quoted("", None, said),
-            "unknown key \"quees\": did you mean \"queues\"?"
-        );
     }
 }

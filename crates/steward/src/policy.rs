@@ -1,27 +1,6 @@
 //! The policy file: who may lease what.
 //!
-//! ```toml
-//! [limits]
-//! connections = 64              # of one user at a time; 64 if not said
-//! unbound-sockets = false       # true: leases also before Linux 6.4, where a holder binds its sockets itself
-//!
-//! [[allow]]
-//! user = "vhost"                # name or number; or group, or both, then both must fit
-//! group = "kvm"                 # the holder's group or one of its supplementary groups
-//! interface = "eth1"
-//! queues = "2-5,8"              # or "all"
-//! at-most = 4                   # queues leased under this rule at a time; all of them if not said
-//! memlock = "256 MiB"           # most memory of a user's sockets; "unlimited"; 16 MiB for each queue if not said
-//! macs = ["52:54:00:00:00:01"]  # a lease must be for addresses, all of them among these; any or none if not said
-//! vlans = ["100", "200-299"]    # the same for VLANs; 0: frames without one
-//! network = true                # a lease may be of a network: `macs` and `vlans` then say which stations it may have
-//! hints = "hash,vlan"           # which hints of the NIC a lease may have, or "none"; all if not said
-//! busy-poll = 64                # sockets may poll the driver, so many frames at a time at most; not if not said
-//! zcrx = ["192.0.2.1:443"]      # a queue for io_uring zero-copy receive, with these flows; none if not said
-//! zcrx-setup = true             # the NIC may be set up for that: header and data apart, the main RSS table changed
-//! netkit = true                 # the queue of a lease of one may become a netkit's; not if not said
-//! af-xdp = false                # beside `zcrx`: nothing else may be leased; AF_XDP leases, too, if not said
-//! ```
+//! `model::policy` has its keys.
 //!
 //! A network's stations are judged one by one, as they come: address and VLAN must be among `macs` and `vlans`, where
 //! there are such. Addresses of the interface, and of interfaces above it (VLANs, macvlans, its bridge), are the
@@ -35,7 +14,7 @@
 //! The first rule that allows the whole request counts, and the lease is charged to it. What no rule allows is refused;
 //! keys that are not known are an error, so that a misspelt limit is not taken for none.
 
-mod syntax;
+mod build;
 mod zcrx;
 
 use std::collections::BTreeSet;
@@ -51,7 +30,6 @@ use crate::protocol::{Reason, Refusal, Wanted};
 use crate::text_file::{self, Kind};
 
 pub use crate::text_file::FileError as PolicyError;
-pub(crate) use zcrx::ZcrxRule;
 
 /// Where a policy comes from.
 const FILE: Kind = Kind {

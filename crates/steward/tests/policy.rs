@@ -203,7 +203,7 @@ fn check_prints_the_policy_and_warns_of_what_may_be_meant_otherwise() {
     let [shown, warned] = check("vlans = [\"7\"]\n");
     assert!(shown.contains("AF_XDP and zero-copy receive"), "{shown}");
     assert!(
-        warned.starts_with("warning: ") && warned.contains("line 1: rule 1: vlans: beside `zcrx`"),
+        warned.starts_with("warning: ") && warned.contains("rule 1: vlans: with `zcrx`"),
         "{warned}"
     );
 }

@@ -123,19 +123,13 @@ impl ConfigFile {
     /// # Errors
     /// [`WrongLine`]: the text is not TOML, a key is unknown, or its value is not possible.
     pub fn parse(path: &Path, text: &str) -> Result<Self, WrongLine> {
-        let tables = DeTable::parse(text).map_err(|error| WrongLine {
-            line: error.span().map(|place| line_of(text, place.start)),
-            what: quoted(text, error.span(), error.message()),
-        })?;
+        let tables = tables(text)?;
         let mut file = Self {
             path: path.to_owned(),
             ..Self::default()
         };
         for (key, value) in tables.get_ref() {
-            let wrong = |what: String| WrongLine {
-                line: Some(line_of(text, key.span().start)),
-                what,
-            };
+            let wrong = |what: String| wrong_at(text, &key.span(), what);
             match (key.get_ref().as_ref(), value.get_ref()) {
                 ("daemon", DeValue::Table(table)) => file.daemon = entry(text, "", key.span(), table)?,
                 ("port", DeValue::Table(tables)) => file.ports = entries(text, "port", tables)?,
@@ -160,15 +154,25 @@ impl ConfigFile {
     }
 }
 
+/// The tables of a text.
+pub(crate) fn tables(text: &str) -> Result<Spanned<DeTable<'_>>, WrongLine> {
+    DeTable::parse(text).map_err(|error| WrongLine {
+        line: error.span().map(|place| line_of(text, place.start)),
+        what: quoted(text, error.span(), error.message()),
+    })
+}
+
+pub(crate) fn wrong_at(text: &str, place: &Range<usize>, what: String) -> WrongLine {
+    let line = Some(line_of(text, place.start));
+    WrongLine { line, what }
+}
+
 /// The entries of a kind, in the order of the file.
 fn entries<T: Table>(text: &str, kind: &str, tables: &DeTable<'_>) -> Result<Vec<Entry<T>>, WrongLine> {
     let mut found = Vec::new();
     for (name, value) in tables {
         let called = name.get_ref().as_ref();
-        let wrong = |what: String| WrongLine {
-            line: Some(line_of(text, name.span().start)),
-            what,
-        };
+        let wrong = |what: String| wrong_at(text, &name.span(), what);
         let DeValue::Table(table) = value.get_ref() else {
             return Err(wrong(format!(
                 "{kind}.{called}: a {kind} begins with a line `[{kind}.NAME]`"
@@ -188,7 +192,7 @@ fn entries<T: Table>(text: &str, kind: &str, tables: &DeTable<'_>) -> Result<Vec
     Ok(found)
 }
 
-fn entry<T: Table>(
+pub(crate) fn entry<T: Table>(
     text: &str,
     name: &str,
     place: Range<usize>,

@@ -5,14 +5,14 @@
 //! themselves here; what must fit together is checked by the daemon when it builds what it runs.
 
 mod daemon;
-mod file;
+pub(crate) mod file;
 mod network;
 mod policy;
 mod port;
 mod prefix;
 mod rule;
-mod table;
-mod values;
+pub(crate) mod table;
+pub(crate) mod values;
 
 pub use self::daemon::{Api, Daemon, Process};
 pub use self::file::{ADDED, ConfigFile, Entry, WrongLine, is_name, name_rule};
@@ -32,12 +32,12 @@ pub use self::values::{
     Account, Burst, Cpus, Fds, FileKinds, Mac, Mode, Placement, Rate, Segments, Size, Vlans, Words,
 };
 
-/// The table that has this key, if one has.
+/// The table of a configuration file that has this key, if one has.
 fn table_with(key: &str) -> Option<&'static str> {
     let tables = [
-        ("port.NAME", Port::schema()),
-        ("network.NAME", Network::schema()),
-        ("daemon", Daemon::schema()),
+        ("[port.NAME]", Port::schema()),
+        ("[network.NAME]", Network::schema()),
+        ("[daemon]", Daemon::schema()),
     ];
     let its = tables.into_iter().find(|(_, known)| known.contains_key(key));
     its.map(|(name, _)| name)

@@ -91,6 +91,11 @@ pub trait Table: Sized + Default + Clone + PartialEq + Serialize + JsonSchema {
         false
     }
 
+    /// The table of the same file that has this key, as the file writes it.
+    fn table_with(key: &str) -> Option<&'static str> {
+        super::table_with(key)
+    }
+
     /// Names of keys whose values differ.
     fn differences(&self, other: &Self) -> Vec<String> {
         let (mine, others) = (self.keys(), other.keys());
@@ -205,8 +210,8 @@ impl<V: Clone + Display> Keys<V> {
             return Ok(());
         };
         let known = T::schema();
-        let what = match super::table_with(key) {
-            Some(table) => format!("{key} belongs below a line `[{table}]`"),
+        let what = match T::table_with(key) {
+            Some(table) => format!("{key} belongs below a line `{table}`"),
             None => unknown_key(key, known.keys().map(String::as_str)),
         };
         Err(Mistake::of_key(key, what))
@@ -279,6 +284,8 @@ pub(super) fn reason(error: &str) -> String {
     match expected.as_str() {
         "u16" => "give a number of 0 to 65535, without quotes".to_owned(),
         "u32" | "u64" | "usize" => format!("give a number such as 1, without quotes{}", most(&expected)),
+        "a nonzero u16" => "give a number of 1 to 65535, without quotes".to_owned(),
+        "a nonzero u32" => "give a number of 1 or more, without quotes".to_owned(),
         "i32" => "give the number of a descriptor, without quotes".to_owned(),
         "a boolean" => "give true or false".to_owned(),
         "a string" | "path string" => "give text in quotes".to_owned(),

@@ -20,7 +20,7 @@ pub(crate) const HIGHEST_RATE: u64 = 1_000_000_000_000;
 const LEAST_MEMORY: u64 = 1 << 20;
 
 /// A value that files and JSON have as text, and perhaps as a number or a list.
-pub(super) trait Written: FromStr<Err = String> + Display {
+pub(crate) trait Written: FromStr<Err = String> + Display {
     /// What belongs there, as in "give a number".
     const MEANT: &'static str;
     /// A number will do.
@@ -122,11 +122,11 @@ macro_rules! written {
 }
 pub(crate) use written;
 
-pub(super) fn visitor<'de, T: Written>() -> impl Visitor<'de, Value = T> {
+pub(crate) fn visitor<'de, T: Written>() -> impl Visitor<'de, Value = T> {
     WrittenVisitor(PhantomData)
 }
 
-pub(super) fn schema_of<T: Written>() -> Schema {
+pub(crate) fn schema_of<T: Written>() -> Schema {
     let mut kinds = vec!["string"];
     kinds.extend(T::NUMBER.then_some("integer"));
     kinds.extend(T::JOINT.map(|_| "array"));

@@ -10,18 +10,11 @@ use super::{Policy, Rule, listed};
 use crate::peer::Credentials;
 use crate::protocol::{Reason, Refusal, ZcrxWanted};
 
-/// What a rule says of such queues, beside their flows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct ZcrxRule {
-    /// The NIC may be set up for them: header and data apart, the main RSS table without the queue.
-    pub(crate) sets_up: bool,
-}
-
 impl Policy {
-    /// What a rule says of queues for zero-copy receive.
-    pub(crate) fn zcrx(&self, rule: usize) -> ZcrxRule {
-        let sets_up = self.rules.get(rule).is_some_and(|rule| rule.zcrx_setup);
-        ZcrxRule { sets_up }
+    /// Whether the NIC may be set up for leases under a rule: headers split from data, the main RSS table without the
+    /// queue.
+    pub(crate) fn zcrx_setup(&self, rule: usize) -> bool {
+        self.rules.get(rule).is_some_and(|rule| rule.zcrx_setup)
     }
 
     /// Whether any rule allows such queues.
@@ -99,30 +92,6 @@ pub(super) fn double(flows: &[SocketAddr]) -> Option<String> {
     Some(format!("zcrx: {flow} is there twice: leave one out"))
 }
 
-/// Reads the flows of a rule.
-pub(super) fn flows(list: &[String]) -> Result<Vec<SocketAddr>, String> {
-    list.iter().map(|text| flow(text)).collect()
-}
-
-fn flow(text: &str) -> Result<SocketAddr, String> {
-    let wrong = |why: &str| {
-        format!(
-            "zcrx: {text:?}: {why}: name an address and a port such as 192.0.2.1:443 or [2001:db8::1]:443"
-        )
-    };
-    let flow: SocketAddr = text
-        .parse()
-        .map_err(|_| wrong("it is not an address with a port"))?;
-    let ip = flow.ip();
-    match () {
-        () if flow.port() == 0 => Err(wrong("no connection ends at port 0")),
-        () if ip.is_unspecified() => Err(wrong("a NIC finds frames by one address")),
-        () if ip.is_multicast() => Err(wrong("TCP has no groups")),
-        // As a lease names it: without a scope.
-        () => Ok(SocketAddr::new(ip, flow.port())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -183,7 +152,7 @@ mod tests {
             let refused = asked.expect_err(words);
             assert!(refused.contains(words), "{refused}");
         }
-        assert!(policy.allows_zcrx() && !policy.zcrx(0).sets_up);
+        assert!(policy.allows_zcrx() && !policy.zcrx_setup(0));
         let text = policy.to_string();
         assert!(
             text.contains("AF_XDP and zero-copy receive of 192.0.2.1:443"),
@@ -241,10 +210,10 @@ mod tests {
             let name = key.split(' ').next().unwrap_or_default();
             let beside = |said: &str| policy(&RULES.replacen("at-most", &format!("{said}{key}\nat-most"), 1));
             let refused = beside("af-xdp = false\n").expect_err("it means nothing");
-            let words = format!("p.toml line 1: rule 1: {name}: with af-xdp = false it means nothing");
+            let words = format!("p.toml line 6: rule 1: {name}: with af-xdp = false it has no effect");
             assert!(refused.starts_with(&words), "{refused}");
-            let warned = beside("").expect("it was allowed before");
-            let words = format!("p.toml line 1: rule 1: {name}: beside `zcrx`");
+            let (warned, line) = (beside("").expect("it was allowed before"), 5);
+            let words = format!("p.toml line {line}: rule 1: {name}: with `zcrx` this limits");
             assert!(
                 matches!(warned.warnings(), [one] if one.starts_with(&words)),
                 "{warned:?}"
@@ -270,7 +239,7 @@ mod tests {
         let twice = policy(&twice).expect("it was allowed before");
         assert_eq!(
             twice.warnings(),
-            ["p.toml line 1: rule 1: zcrx: [2001:db8::1]:443 is there twice: leave one out"]
+            ["p.toml line 6: rule 1: zcrx: [2001:db8::1]:443 is there twice: leave one out"]
         );
     }
 
@@ -280,8 +249,11 @@ mod tests {
             ("[\"192.0.2.1\"]", "not an address with a port"),
             ("[\"192.0.2.1:0\"]", "port 0"),
             ("[\"0.0.0.0:443\"]", "one address"),
-            ("[\"224.0.0.1:443\"]", "no groups"),
-            ("[]", "leave `zcrx` out, which allows no zero-copy receive"),
+            ("[\"224.0.0.1:443\"]", "no multicast"),
+            (
+                "[]",
+                "zcrx = []: nothing could be leased: give some, or leave the key out",
+            ),
         ] {
             let text = RULES.replacen("[\"192.0.2.1:443\", \"[2001:db8::1]:443\"]", list, 1);
             let refused = policy(&text).expect_err(words);
@@ -289,6 +261,6 @@ mod tests {
         }
         let alone = RULES.replace("queues = \"all\"\n", "queues = \"all\"\nzcrx-setup = true\n");
         let refused = policy(&alone).expect_err("nothing to set up for");
-        assert!(refused.contains("it goes with `zcrx`"), "{refused}");
+        assert!(refused.contains("it needs `zcrx`"), "{refused}");
     }
 }

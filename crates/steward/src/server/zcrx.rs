@@ -42,7 +42,6 @@ use crate::hardware::{Ethtool, bound};
 use crate::links::Link;
 use crate::listing::Listed;
 use crate::peer;
-use crate::policy::ZcrxRule;
 use crate::protocol::{Answer, Reason, Refusal, Steered, Step, ZcrxRegistered, ZcrxRings, ZcrxWanted};
 use crate::sys::zcrx::{Made, QueueOrder, UserAndGroup};
 
@@ -70,7 +69,7 @@ impl Server {
             self.check_queue(&link, key)?;
             let changes = &mut self.device_changes;
             changes.take(DeviceChange::NicSetUp, &link.name, peer.uid, Instant::now())?;
-            let apart = self.set_apart(&link, key, wanted, self.policy.zcrx(rule));
+            let apart = self.set_apart(&link, key, wanted, self.policy.zcrx_setup(rule));
             apart.inspect_err(|_| self.zcrx.abandon(key))?;
         }
         may_crash("zcrx-leased");
@@ -172,9 +171,9 @@ impl Server {
         link: &Link,
         key: QueueKey,
         wanted: &ZcrxWanted,
-        rule: ZcrxRule,
+        may_set_up: bool,
     ) -> Result<(), Refusal> {
-        check_split(link, rule)?;
+        check_split(link, may_set_up)?;
         let named = |error: &NotApart| not_apart(link, error);
         let mut nic = Ethtool::open(&link.name).map_err(|error| named(&NotApart::NoRules(error)))?;
         let why = match apart::check(&nic, key.1, &wanted.flows) {
@@ -187,7 +186,7 @@ impl Server {
             }
             Err(why) => why,
         };
-        if !matches!(why, NotApart::InTable(_)) || !rule.sets_up {
+        if !matches!(why, NotApart::InTable(_)) || !may_set_up {
             return Err(named(&why));
         }
         let mut plan = self.zcrx.plan_of(key);
@@ -204,7 +203,7 @@ impl Server {
         let link = Link::by_index(key.0).ok_or_else(gone)?;
         let changes = &mut self.device_changes;
         changes.take(DeviceChange::NicSetUp, &link.name, uid, Instant::now())?;
-        self.set_apart(&link, key, &held.wanted, self.policy.zcrx(held.rule))
+        self.set_apart(&link, key, &held.wanted, self.policy.zcrx_setup(held.rule))
     }
 
     /// Begins the registration of a connection's queue. The message has the memory.
@@ -348,7 +347,7 @@ impl Server {
             .held_queues()
             .filter_map(|(_, _, held)| Some((held.key?, held.rule)));
         for (key, rule) in leased.collect::<Vec<_>>() {
-            if let Err(why) = self.keep_apart(key, self.policy.zcrx(rule))
+            if let Err(why) = self.keep_apart(key, self.policy.zcrx_setup(rule))
                 && self.refusals.may_say(u32::MAX)
             {
                 tracing::warn!(
@@ -362,14 +361,14 @@ impl Server {
     }
 
     /// Errors: why not, in one line.
-    fn keep_apart(&mut self, key: QueueKey, rule: ZcrxRule) -> Result<(), String> {
+    fn keep_apart(&mut self, key: QueueKey, may_set_up: bool) -> Result<(), String> {
         let Some(link) = Link::by_index(key.0) else {
             return Ok(());
         };
         let mut nic = Ethtool::open(&link.name).map_err(|error| error.to_string())?;
         let mut plan = self.zcrx.plan_of(key);
         let zcrx = &mut self.zcrx;
-        let kept = apart::keep(&mut nic, &mut plan, &mut |plan| match rule.sets_up {
+        let kept = apart::keep(&mut nic, &mut plan, &mut |plan| match may_set_up {
             true => zcrx.note(key, &noted(&link, key, plan)),
             false => Err(std::io::Error::other("the policy does not say `zcrx-setup`")),
         });

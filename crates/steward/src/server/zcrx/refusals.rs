@@ -8,7 +8,6 @@ use crate::capabilities::{TO_TAKE_RINGS, are_at_hand};
 use crate::hardware::apart::NotApart;
 use crate::hardware::rings::{self, Split};
 use crate::links::Link;
-use crate::policy::ZcrxRule;
 use crate::protocol::{Reason, Refusal, Step};
 use crate::server::held_queue::QueueKey;
 
@@ -39,7 +38,7 @@ pub(super) fn no_owner(error: &io::Error) -> Refusal {
 }
 
 /// Whether the NIC puts header and data apart, which it is told to if it may be.
-pub(super) fn check_split(link: &Link, rule: ZcrxRule) -> Result<(), Refusal> {
+pub(super) fn check_split(link: &Link, may_set_up: bool) -> Result<(), Refusal> {
     let name = &link.name;
     let refused = |text: String| Err(Refusal::new(Reason::Nic, text));
     let now = match rings::of(link.index) {
@@ -62,12 +61,12 @@ pub(super) fn check_split(link: &Link, rule: ZcrxRule) -> Result<(), Refusal> {
                  is no zero-copy receive: receive by copy, or use a NIC that has it (bnxt, fbnic, gve, mlx5)"
             ));
         }
-        Split::Off(_) if !rule.sets_up => {
+        Split::Off(_) if !may_set_up => {
             return refused(format!(
                 "{name} does not split header and data (tcp-data-split is off): {remedy}"
             ));
         }
-        Split::Above(bytes) if !rule.sets_up => {
+        Split::Above(bytes) if !may_set_up => {
             return refused(format!(
                 "{name} splits frames of more than {bytes} bytes only (hds-thresh): {remedy}"
             ));

@@ -1,0 +1,365 @@
+//! The policy of the steward: who may lease which queues.
+//!
+//! ```toml
+//! [limits]
+//! connections = 64
+//!
+//! [[allow]]
+//! user = "vhost"
+//! interface = "eth1"
+//! queues = "2-5,8"
+//! ```
+//!
+//! Each key is described once, by its field here: docs/keys.md is written from these types. The steward checks what must
+//! fit together and resolves names of users and groups.
+
+use std::fmt::{self, Display};
+use std::net::SocketAddr;
+use std::num::{NonZeroU16, NonZeroU32};
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use toml::de::{DeTable, DeValue};
+
+use crate::config::file::{Entry, WrongLine, entry, tables, wrong_at};
+use crate::config::table::table;
+use crate::config::values::{Account, Mac, Size, Vlans, Words, Written, written};
+use crate::text::{ranges, ranges_text};
+
+/// The highest queue of an interface that can be leased.
+pub const LAST_QUEUE: u32 = 255;
+
+/// A policy file.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PolicyFile {
+    /// `[limits]`.
+    pub limits: Entry<Limits>,
+    /// Each `[[allow]]`, in the order of the file.
+    pub rules: Vec<Entry<Allow>>,
+}
+
+impl PolicyFile {
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// [`WrongLine`]: the text is not TOML, a key is unknown, or its value is not possible.
+    pub fn parse(text: &str) -> Result<Self, WrongLine> {
+        let mut file = Self::default();
+        for (key, value) in tables(text)?.get_ref() {
+            let wrong = |what: &str| Err(wrong_at(text, &key.span(), what.to_owned()));
+            match (key.get_ref().as_ref(), value.get_ref()) {
+                ("limits", DeValue::Table(table)) => file.limits = entry(text, "", key.span(), table)?,
+                ("limits", _) => return wrong("limits: give keys and values below one line `[limits]`"),
+                ("allow", DeValue::Array(rules)) => {
+                    for (number, rule) in (1..).zip(rules) {
+                        let DeValue::Table(table) = rule.get_ref() else {
+                            return wrong("allow: give each rule below a line `[[allow]]`");
+                        };
+                        file.rules.push(rule_of(text, number, rule.span().start, table)?);
+                    }
+                }
+                ("allow", _) => return wrong("allow: give each rule below a line `[[allow]]`"),
+                (other, _) => return wrong(&format!("unknown table {other:?}: one of [limits], [[allow]]")),
+            }
+        }
+        Ok(file)
+    }
+}
+
+fn rule_of(text: &str, number: usize, start: usize, table: &DeTable<'_>) -> Result<Entry<Allow>, WrongLine> {
+    let name = format!("rule {number}");
+    entry(text, &name, start..start, table).map_err(|wrong| WrongLine {
+        what: format!("{name}: {}", wrong.what),
+        ..wrong
+    })
+}
+
+/// What one user can have in all.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
+pub struct Limits {
+    /// Connections and sockets.
+    #[serde(flatten)]
+    pub sockets: SocketLimits,
+}
+
+table! {
+    Limits { sockets }
+
+    fn table_with(key: &str) -> Option<&'static str> {
+        Allow::schema().contains_key(key).then_some("[[allow]]")
+    }
+}
+
+/// Connections to the steward, and the sockets that lessees get.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct SocketLimits {
+    /// Connections of one user at a time, 1 to 900; all users together have 900 [default: 64]
+    pub connections: Option<NonZeroU32>,
+    /// Give leases also before Linux 6.4, where lessees bind their sockets themselves: a lessee could bind such a socket
+    /// to another free queue
+    pub unbound_sockets: bool,
+}
+
+/// A rule. The first rule that allows the whole request counts.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
+pub struct Allow {
+    /// Who.
+    #[serde(flatten)]
+    pub lessee: Lessee,
+    /// Which queues.
+    #[serde(flatten)]
+    pub queues: QueueRule,
+    /// AF_XDP leases.
+    #[serde(flatten)]
+    pub af_xdp: AfXdpRule,
+    /// Leases for zero-copy receive.
+    #[serde(flatten)]
+    pub zcrx: ZcrxRule,
+}
+
+table! {
+    Allow { lessee, queues, af_xdp, zcrx }
+
+    fn table_with(key: &str) -> Option<&'static str> {
+        Limits::schema().contains_key(key).then_some("[limits]")
+    }
+}
+
+/// Who may lease; with both keys a process must match both.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct Lessee {
+    /// User of the lessee, a name, or a number of 0 to 4294967294
+    #[schemars(with = "Option<Account>")]
+    pub user: Option<NameOrNumber>,
+    /// Group of the lessee or one of its (at most 4096) supplementary groups, a name, or a number of 0 to 4294967294
+    #[schemars(with = "Option<Account>")]
+    pub group: Option<NameOrNumber>,
+}
+
+/// Queues that may be leased.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct QueueRule {
+    /// Network interface
+    pub interface: Option<String>,
+    /// Queues of the interface, for instance 2-5,8, or all
+    pub queues: Option<QueueNumbers>,
+    /// Queues that are leased under this rule at a time [default: all of them]
+    pub at_most: Option<NonZeroU32>,
+    /// Memory of a user's sockets, for instance 256 MiB, or unlimited. It must cover 6 MiB for each queue pair, with
+    /// memory=direct and send-direct guest RAM and 768 KiB or 4.4 MiB for each pair. Lessees of one user share it
+    /// [default: 16 MiB for each leased queue]
+    pub memlock: Option<Memlock>,
+}
+
+/// AF_XDP leases of the queues.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct AfXdpRule {
+    /// Unicast addresses: a lease must name some, and only these [default: any or none]
+    pub macs: Option<Macs>,
+    /// VLANs: a lease must name some, and only these; 0: untagged frames [default: any or none]
+    pub vlans: Option<Vlans>,
+    /// Allow leases of networks. Each of their stations must have an address of `macs` and a VLAN of `vlans`, if the rule
+    /// has them. The host's own addresses are rejected unless `macs` names them
+    pub network: bool,
+    /// Let these networks reach the host [default: as `network`]
+    pub host: Option<bool>,
+    /// Let queues be leased to netkits [default: false]
+    pub netkit: Option<bool>,
+    /// Hints of the NIC that leases may use: some of hash, vlan, timestamp and mark; or none [default: all]
+    pub hints: Option<Words>,
+    /// Let sockets poll the driver, at most so many frames at a time [default: no]
+    pub busy_poll: Option<NonZeroU16>,
+}
+
+/// Leases of the queues for io_uring zero-copy receive.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct ZcrxRule {
+    /// Allow zero-copy receive of connections to these addresses, for instance 192.0.2.1:443 [default: none]
+    pub zcrx: Option<Flows>,
+    /// With `zcrx`: let the steward set up the NIC for it: split headers from data, change the main RSS table [default:
+    /// false]
+    pub zcrx_setup: Option<bool>,
+    /// With `zcrx`: false: no AF_XDP leases of these queues [default: true]
+    pub af_xdp: Option<bool>,
+}
+
+/// A user or a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "give a name in quotes, or a number of 0 to 4294967294")]
+pub enum NameOrNumber {
+    /// By number.
+    Number(u32),
+    /// By name, or by number in quotes.
+    Name(String),
+}
+
+written!(QueueNumbers, Memlock, Macs, Flows);
+
+/// Queues of an interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueNumbers(pub Vec<u32>);
+
+impl Written for QueueNumbers {
+    const MEANT: &'static str = "numbers and ranges in quotes such as \"0-3,6\", or \"all\"";
+}
+
+impl FromStr for QueueNumbers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "all" {
+            return Ok(Self((0..=LAST_QUEUE).collect()));
+        }
+        let numbers = ranges(text, LAST_QUEUE).map(Self);
+        numbers.ok_or_else(|| {
+            format!(
+                "not a list of queues: give numbers and ranges such as 0-3,6, of 0 to {LAST_QUEUE}, or \"all\""
+            )
+        })
+    }
+}
+
+impl Display for QueueNumbers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&ranges_text(self.0.iter().copied()))
+    }
+}
+
+/// How much memory may be locked, bytes; `u64::MAX`: any amount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memlock(pub u64);
+
+impl Written for Memlock {
+    const MEANT: &'static str = "a size in quotes such as \"64 MiB\", or \"unlimited\"";
+}
+
+impl FromStr for Memlock {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("give {}", Self::MEANT);
+        match text.trim() {
+            "unlimited" => Ok(Self(u64::MAX)),
+            bytes if bytes.ends_with(|c: char| c.is_ascii_digit()) => Err(wrong()),
+            size => match size.parse() {
+                Ok(Size(0)) => Err(
+                    "nothing could be locked: a queue pair takes 6 MiB (with memory=direct all guest RAM); without \
+                     `memlock` it is 16 MiB for each queue"
+                        .to_owned(),
+                ),
+                Ok(Size(bytes)) => Ok(Self(bytes)),
+                Err(_) => Err(wrong()),
+            },
+        }
+    }
+}
+
+impl Display for Memlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            u64::MAX => f.write_str("unlimited"),
+            bytes => Size(bytes).fmt(f),
+        }
+    }
+}
+
+/// Addresses of stations.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Macs(pub Vec<[u8; 6]>);
+
+impl Written for Macs {
+    const MEANT: &'static str = "a list such as [\"52:54:00:00:00:01\"], or text in quotes";
+    const JOINT: Option<char> = Some(',');
+}
+
+impl FromStr for Macs {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        list(text, |word| word.parse().map(|Mac(mac)| mac)).map(Self)
+    }
+}
+
+impl Display for Macs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&joined(self.0.iter().map(|&mac| Mac(mac))))
+    }
+}
+
+/// Local ends of TCP connections.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Flows(pub Vec<SocketAddr>);
+
+impl Written for Flows {
+    const MEANT: &'static str = "a list such as [\"192.0.2.1:443\"], or text in quotes";
+    const JOINT: Option<char> = Some(',');
+}
+
+impl FromStr for Flows {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        list(text, flow).map(Self)
+    }
+}
+
+impl Display for Flows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&joined(&self.0))
+    }
+}
+
+fn flow(text: &str) -> Result<SocketAddr, String> {
+    let wrong =
+        |why: &str| format!("{why}: give an address and a port such as 192.0.2.1:443 or [2001:db8::1]:443");
+    let flow: SocketAddr = text.parse().map_err(|_| wrong("not an address with a port"))?;
+    let ip = flow.ip();
+    match () {
+        () if flow.port() == 0 => Err(wrong("no connection ends at port 0")),
+        () if ip.is_unspecified() => Err(wrong("a NIC finds frames by one address")),
+        () if ip.is_multicast() => Err(wrong("TCP has no multicast")),
+        // A lease names it without a scope.
+        () => Ok(SocketAddr::new(ip, flow.port())),
+    }
+}
+
+/// Words that are joined by commas. An empty list is not taken for "any".
+fn list<T>(text: &str, one: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
+    if text.is_empty() {
+        return Err("nothing could be leased: give some, or leave the key out".to_owned());
+    }
+    let one = |word: &str| one(word.trim()).map_err(|what| format!("{word:?}: {what}"));
+    text.split(',').map(one).collect()
+}
+
+fn joined<T: Display>(list: impl IntoIterator<Item = T>) -> String {
+    let words: Vec<String> = list.into_iter().map(|word| word.to_string()).collect();
+    words.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Table;
+
+    #[test]
+    fn keys_are_read_as_they_are_written() {
+        for (key, value) in [
+            ("queues", "0-3,6"),
+            ("memlock", "unlimited"),
+            ("memlock", "64MiB"),
+            ("macs", "52:54:00:00:00:01,52:54:00:00:00:02"),
+            ("zcrx", "192.0.2.1:443,[2001:db8::1]:443"),
+        ] {
+            let keys = serde_json::Map::from_iter([(key.to_owned(), value.into())]);
+            let rule = Allow::read(keys.clone().into()).expect(value);
+            assert_eq!(rule.keys(), keys);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! From a policy file to rules: what must fit together, users and groups by number, and defaults.
+
+use std::path::Path;
+
+use model::config::Table;
+use model::policy::{Allow, Flows, LAST_QUEUE, Macs, NameOrNumber, PolicyFile};
+use program::users;
+use steer::{HintSet, MAX_QUEUES};
+
+use super::{CONNECTIONS, CONNECTIONS_MAX, Policy, PolicyError, Rule, zcrx};
+use crate::protocol::is_interface_name;
+
+/// The number that chown(2) takes for none.
+const NO_NUMBER: u32 = u32::MAX;
+
+const _: () = assert!(LAST_QUEUE + 1 == MAX_QUEUES);
+
+impl Policy {
+    /// Reads and checks a policy's text; `path` is for errors.
+    /// Errors: [`PolicyError`], naming the place.
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
+        let wrong = |line: Option<usize>, what: String| PolicyError::Syntax {
+            path: path.to_owned(),
+            line,
+            what,
+        };
+        let file = PolicyFile::parse(text).map_err(|error| wrong(error.line, error.what))?;
+        let (mut rules, mut warnings) = (Vec::new(), Vec::new());
+        for entry in &file.rules {
+            let of_rule = |what: String| wrong(Some(entry.line_of(&what)), format!("{}: {what}", entry.name));
+            let rule = rule(&entry.value).map_err(of_rule)?;
+            let doubts = doubt(&entry.value).into_iter().chain(zcrx::double(&rule.zcrx));
+            warnings.extend(doubts.map(|what| of_rule(what).to_string()));
+            rules.push(rule);
+        }
+        let limits = &file.limits.value.sockets;
+        let connections = limits.connections.map_or(CONNECTIONS, Into::into);
+        if connections > CONNECTIONS_MAX {
+            let what = format!(
+                "connections = {connections}: a steward has {CONNECTIONS_MAX} in all: give {CONNECTIONS_MAX} or less, \
+                 or leave it out"
+            );
+            return Err(wrong(Some(file.limits.line_of(&what)), what));
+        }
+        Ok(Self {
+            connections,
+            unbound: limits.unbound_sockets,
+            rules,
+            warnings,
+        })
+    }
+}
+
+/// Errors: what is missing or does not fit together.
+fn rule(allow: &Allow) -> Result<Rule, String> {
+    let (lessee, queues) = (&allow.lessee, &allow.queues);
+    let (af_xdp, zcrx) = (&allow.af_xdp, &allow.zcrx);
+    if lessee.user.is_none() && lessee.group.is_none() {
+        return Err("neither user nor group: add `group = \"vhost-af-xdp\"`, or a `user`".to_owned());
+    }
+    check_combination(allow)?;
+    let missing = |key: &str, example: &str| format!("{key} is missing: add `{key} = {example}`");
+    let interface = queues.interface.clone();
+    let interface = interface.ok_or_else(|| missing("interface", "\"eth1\""))?;
+    if !is_interface_name(&interface) {
+        return Err(format!(
+            "interface = {interface:?}: not a name of an interface: `ip link` lists them"
+        ));
+    }
+    let numbers = queues.queues.clone();
+    let numbers = numbers.ok_or_else(|| missing("queues", "\"0-3\"` or `queues = \"all\""))?;
+    let user = |name: &str| Some(users::user_numbers(name)?.uid);
+    let macs = af_xdp.macs.clone().map(|Macs(macs)| macs);
+    let vlans = af_xdp.vlans.iter().flat_map(|vlans| &vlans.0);
+    Ok(Rule {
+        user: number_of(lessee.user.as_ref(), "user", user)?,
+        group: number_of(lessee.group.as_ref(), "group", users::group_number)?,
+        interface,
+        queues: numbers.0.into_iter().collect(),
+        af_xdp: zcrx.af_xdp.unwrap_or(true),
+        at_most: queues.at_most.map_or(MAX_QUEUES, Into::into),
+        memlock: queues.memlock.map(|memlock| memlock.0),
+        macs: macs.unwrap_or_default(),
+        vlans: vlans.copied().map(u32::from).collect(),
+        network: af_xdp.network,
+        host: af_xdp.network && af_xdp.host.unwrap_or(true),
+        netkit: af_xdp.netkit.unwrap_or(false),
+        hints: match &af_xdp.hints {
+            Some(words) => words.0.parse().map_err(|error| format!("hints: {error}"))?,
+            None => HintSet::ALL,
+        },
+        busy_poll: af_xdp.busy_poll.map(Into::into),
+        zcrx: zcrx.zcrx.clone().map(|Flows(flows)| flows).unwrap_or_default(),
+        zcrx_setup: zcrx.zcrx_setup.unwrap_or(false),
+    })
+}
+
+/// Errors: keys that do not fit together.
+fn check_combination(allow: &Allow) -> Result<(), String> {
+    let zcrx = &allow.zcrx;
+    let wrong = match (&zcrx.zcrx, zcrx.af_xdp) {
+        (None, Some(false)) => "af-xdp = false: nothing could be leased: add `zcrx`, or leave the rule out",
+        (None, _) if zcrx.zcrx_setup == Some(true) => {
+            "zcrx-setup = true: it needs `zcrx`: add that, or leave it out"
+        }
+        _ if allow.af_xdp.host == Some(true) && !allow.af_xdp.network => {
+            "host = true: it needs `network = true`: add that, or leave it out"
+        }
+        (Some(_), Some(false)) => match keys_of_af_xdp(allow).first() {
+            Some(key) => {
+                return Err(format!(
+                    "{key}: with af-xdp = false it has no effect: leave one of the two out"
+                ));
+            }
+            None => return Ok(()),
+        },
+        _ => return Ok(()),
+    };
+    Err(wrong.to_owned())
+}
+
+/// The keys of a rule that count for AF_XDP leases only.
+fn keys_of_af_xdp(allow: &Allow) -> Vec<String> {
+    let of_others = Allow {
+        af_xdp: Default::default(),
+        ..allow.clone()
+    };
+    allow.differences(&of_others)
+}
+
+/// A warning: keys that do not limit zero-copy receive, though their author may expect it.
+fn doubt(allow: &Allow) -> Option<String> {
+    let keys = keys_of_af_xdp(allow);
+    (allow.zcrx.zcrx.is_some() && allow.zcrx.af_xdp.is_none() && !keys.is_empty()).then(|| {
+        format!(
+            "{}: with `zcrx` this limits AF_XDP leases of the queues, not zero-copy receive: add `af-xdp = true` if \
+             both are wanted, or give `zcrx` a rule of its own with `af-xdp = false`",
+            keys.join(", ")
+        )
+    })
+}
+
+/// The number of a user or group; as chown(1) does, text is looked up as a name first.
+fn number_of(
+    name: Option<&NameOrNumber>,
+    key: &str,
+    find: impl Fn(&str) -> Option<u32>,
+) -> Result<Option<u32>, String> {
+    let number = match name {
+        None => return Ok(None),
+        Some(NameOrNumber::Number(NO_NUMBER)) => {
+            return Err(format!("{key} {NO_NUMBER}: no {key} can have this number"));
+        }
+        Some(NameOrNumber::Number(number)) => *number,
+        Some(NameOrNumber::Name(name)) => find(name)
+            .or_else(|| name.parse().ok().filter(|&number| number != NO_NUMBER))
+            .ok_or_else(|| format!("there is no {key} {name:?}: create it, or give its number"))?,
+    };
+    Ok(Some(number))
+}
