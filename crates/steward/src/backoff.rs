@@ -152,7 +152,7 @@ impl<S: PartialEq> Retry<S> {
     }
 
     /// Takes note of an attempt.
-    pub fn note(&mut self, is_whole: bool, now: Instant) {
+    pub fn record(&mut self, is_whole: bool, now: Instant) {
         self.is_stale = false;
         match is_whole {
             true => self.backoff.succeeded(now),
@@ -173,7 +173,7 @@ mod tests {
             let now = begun + Duration::from_millis(ms);
             if retry.is_due(seen, is_whole, now) {
                 (is_whole, seen) = try_it(made.len());
-                retry.note(is_whole, now);
+                retry.record(is_whole, now);
                 made.push(ms);
             }
         }
@@ -211,7 +211,7 @@ mod tests {
     fn what_succeeds_and_is_lost_at_once_is_tried_once_in_the_first_pause() {
         let (mut retry, now) = (Retry::default(), Instant::now());
         assert!(retry.is_due(0, false, now));
-        retry.note(true, now);
+        retry.record(true, now);
         assert!(!retry.is_due(0, false, now), "lost");
         assert!(retry.is_due(0, false, now + RETRY));
     }
@@ -221,10 +221,10 @@ mod tests {
         let (mut retry, now) = (Retry::default(), Instant::now());
         assert!(retry.is_due(0, false, now));
         for _ in 0..5 {
-            retry.note(false, now);
+            retry.record(false, now);
         }
         assert!(!retry.is_due(0, false, now + RETRY) && retry.is_due(1, false, now + RETRY));
-        retry.note(false, now);
+        retry.record(false, now);
         assert!(retry.is_due(1, false, now + RETRY));
     }
 
@@ -232,11 +232,11 @@ mod tests {
     fn what_is_whole_is_looked_at_once_for_each_other_state_however_fast_they_follow() {
         let (mut retry, now) = (Retry::default(), Instant::now());
         assert!(retry.is_due(0, true, now), "it was not looked at yet");
-        retry.note(true, now);
+        retry.record(true, now);
         assert!(!retry.is_due(0, true, now + LONGEST_RETRY));
         for state in 1..=HURRIES {
             assert!(retry.is_due(state, true, now + LONGEST_RETRY));
-            retry.note(true, now + LONGEST_RETRY);
+            retry.record(true, now + LONGEST_RETRY);
         }
         // Too often: it waits, and is not forgotten.
         assert!(!retry.is_due(9, true, now + LONGEST_RETRY));

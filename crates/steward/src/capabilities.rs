@@ -20,14 +20,14 @@ pub const NEEDED: CapabilitySet = NEEDED_BY_ONE
 /// who lease. It is not in effect but in a child, for that one call.
 pub const TO_TAKE_RINGS: CapabilitySet = CapabilitySet::SYS_PTRACE;
 
-/// What a daemon's keeper has at most: to pin any memory, files in directories of others, and a look at a VMM's memory
+/// What a daemon's helper has at most: to pin any memory, files in directories of others, and a look at a VMM's memory
 /// map.
 pub const OF_A_KEEPER: CapabilitySet = NEEDED_BY_ONE
     .union(CapabilitySet::IPC_LOCK)
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::SYS_PTRACE);
 
-/// What the keeper of a daemon that reads a file has beside that: to give sockets that it makes to their owners.
+/// What the helper of a daemon that reads a file has beside that: to give sockets that it makes to their owners.
 pub const TO_MAKE_SOCKETS: CapabilitySet = CapabilitySet::CHOWN;
 
 const NAMES: [(CapabilitySet, &str); 6] = [

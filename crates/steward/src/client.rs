@@ -1,4 +1,4 @@
-//! A lease, seen by its holder.
+//! A lease, seen by its lessee.
 //!
 //! One connection is one lease: dropping the [`Lease`] ends it, as does the end of the process. All methods take
 //! `&self`; threads may share it, one request at a time goes out.
@@ -35,8 +35,8 @@ pub use self::error::LeaseError;
 pub use self::sockets::Prepared;
 pub use self::zcrx::{Area, QueueLease, Refill};
 use crate::protocol::{
-    Answer, BEHIND_MAX, CHANGES_MAX, FRAME_LIMITS, Facts, HintWish, Hinted, HostEnd, NetkitEnd, NetkitWanted,
-    Reason, Request, SendTapEnd, StationChange, TAP_QUEUES_MAX, Token, Wanted,
+    Answer, BEHIND_MAX, CHANGES_MAX, FRAME_LIMITS, Facts, HintRequest, Hinted, HostEnd, NetkitEnd,
+    NetkitWanted, Reason, Request, SendTapEnd, StationChange, TAP_QUEUES_MAX, Token, Wanted,
 };
 use crate::sys;
 
@@ -105,16 +105,16 @@ impl Lease {
     pub fn take_hinted(
         path: &Path,
         wanted: &Wanted,
-        wish: HintWish,
+        hint_request: HintRequest,
         waiting: Waiting,
     ) -> Result<Self, LeaseError> {
-        Self::take_with(path, wanted, Some(wish), waiting)
+        Self::take_with(path, wanted, Some(hint_request), waiting)
     }
 
     fn take_with(
         path: &Path,
         wanted: &Wanted,
-        wish: Option<HintWish>,
+        hint_request: Option<HintRequest>,
         waiting: Waiting,
     ) -> Result<Self, LeaseError> {
         let waker = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
@@ -141,10 +141,10 @@ impl Lease {
                 returns: 0,
             }),
         };
-        lease.state().wish = wish;
+        lease.state().hint_request = hint_request;
         lease.state().socket = Some(lease.connect(SocketFlags::empty())?);
-        if let Some(wish) = wish {
-            lease.announce(wish)?;
+        if let Some(hint_request) = hint_request {
+            lease.announce(hint_request)?;
         }
         let answered = lease.ask(&Request::Lease(wanted.clone()))?;
         let Answer::Facts(facts) = answered.answer else {
@@ -153,8 +153,8 @@ impl Lease {
         lease.state().facts = facts;
         lease.ask_done(&Request::Keep { token: lease.token })?;
         let knows_hints = !lease.state().is_plain;
-        if let Some(wish) = wish.filter(|_| knows_hints) {
-            lease.ask_for_hints(wish)?;
+        if let Some(hint_request) = hint_request.filter(|_| knows_hints) {
+            lease.ask_for_hints(hint_request)?;
         }
         let mut state = lease.state();
         state.phase = Phase::Here;
@@ -165,8 +165,8 @@ impl Lease {
 
     /// Says which hints are wanted before the lease is asked for. A steward that does not know the message ends the
     /// connection: then it is another one, without hints.
-    fn announce(&self, wish: HintWish) -> Result<(), LeaseError> {
-        match self.ask_done(&Request::Hints(wish)) {
+    fn announce(&self, hint_request: HintRequest) -> Result<(), LeaseError> {
+        match self.ask_done(&Request::Hints(hint_request)) {
             Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Malformed => {
                 let socket = self.connect(SocketFlags::empty())?;
                 let mut state = self.state();
@@ -183,17 +183,17 @@ impl Lease {
     /// # Errors
     /// [`LeaseError`]. Unless that is [`LeaseError::Away`], the next steward is asked for what was asked for before;
     /// one that did not answer in time may do what it was asked for, and tells of it.
-    pub fn ask_for_hints(&self, wish: HintWish) -> Result<(), LeaseError> {
+    pub fn ask_for_hints(&self, hint_request: HintRequest) -> Result<(), LeaseError> {
         let (before, is_plain) = {
             let mut state = self.state();
-            (state.wish.replace(wish), state.is_plain)
+            (state.hint_request.replace(hint_request), state.is_plain)
         };
         if is_plain {
             return Ok(());
         }
-        let asked = self.ask(&Request::Hints(wish)).inspect_err(|error| {
+        let asked = self.ask(&Request::Hints(hint_request)).inspect_err(|error| {
             if !matches!(error, LeaseError::Away { .. }) {
-                self.state().wish = before;
+                self.state().hint_request = before;
             }
         });
         let Answer::Hinted(hinted) = asked?.answer else {

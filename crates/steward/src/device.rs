@@ -15,23 +15,23 @@ pub(crate) const BUSES: &str = "/sys/bus";
 /// `numa_node`, drivers/pci/pci-sysfs.c). A device on another bus is where what it is part of is (`device_add`,
 /// drivers/base/core.c): virtio's device is part of a PCI device.
 pub(crate) fn node_of(buses: &Path, bus: &str, device: &str) -> Option<NumaNode> {
-    let said = said(buses, bus, device, "numa_node")?;
-    NumaNode::new(said.trim().parse().ok()?)
+    let node = attribute(buses, bus, device, "numa_node")?;
+    NumaNode::new(node.trim().parse().ok()?)
 }
 
 /// Whether an IOMMU translates the addresses that a device uses for DMA: so unless the device is in no group, or its
 /// group's are those of memory (`type`, Documentation/ABI/testing/sysfs-kernel-iommu_groups).
 pub(crate) fn is_translated(buses: &Path, bus: &str, device: &str) -> bool {
-    said(buses, bus, device, "iommu_group/type").is_some_and(|said| said.trim() != "identity")
+    attribute(buses, bus, device, "iommu_group/type").is_some_and(|value| value.trim() != "identity")
 }
 
 /// What a device says in that file, or else what it is part of.
-fn said(buses: &Path, bus: &str, device: &str, file: &str) -> Option<String> {
+fn attribute(buses: &Path, bus: &str, device: &str, file: &str) -> Option<String> {
     let device = place_of(buses, bus, device)?;
-    let mut said = device
+    let mut values = device
         .ancestors()
         .map(|place| fs::read_to_string(place.join(file)));
-    said.find_map(Result::ok)
+    values.find_map(Result::ok)
 }
 
 fn place_of(buses: &Path, bus: &str, device: &str) -> Option<PathBuf> {
@@ -84,21 +84,21 @@ mod tests {
         assert!(!translated("virtio0"), "it is in no group");
         let group = root.path().join("devices/pci0000:00/0000:00:03.0/iommu_group");
         fs::create_dir(&group).expect("made");
-        for (said, is) in [("identity\n", false), ("DMA\n", true), ("DMA-FQ\n", true)] {
-            fs::write(group.join("type"), said).expect("written");
-            assert_eq!(translated("virtio0"), is, "{said:?}");
+        for (value, is) in [("identity\n", false), ("DMA\n", true), ("DMA-FQ\n", true)] {
+            fs::write(group.join("type"), value).expect("written");
+            assert_eq!(translated("virtio0"), is, "{value:?}");
         }
         assert!(!translated("virtio1"), "it is not there");
     }
 
     #[test]
     fn device_on_no_node_or_on_none_that_can_be_has_none() {
-        for said in ["-1\n", "1024\n", "one\n", ""] {
-            let root = sysfs(said);
+        for value in ["-1\n", "1024\n", "one\n", ""] {
+            let root = sysfs(value);
             assert_eq!(
                 node_of(&root.path().join("bus"), "virtio", "virtio0"),
                 None,
-                "{said:?}"
+                "{value:?}"
             );
         }
     }

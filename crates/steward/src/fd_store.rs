@@ -37,7 +37,7 @@ impl Passed {
     pub fn take() -> Self {
         let mut passed = Self::default();
         for (number, name) in sd_notify::listen_fds_with_names().into_iter().flatten() {
-            // SAFETY: by that protocol the descriptor is ours, open since before we began, and nobody else in this
+            // SAFETY: by that protocol the descriptor is ours, open since before we began, and no other process in this
             // process has it.
             let fd = unsafe { OwnedFd::from_raw_fd(number) };
             let listens = sockopt::socket_acceptconn(&fd).unwrap_or(false);

@@ -1,16 +1,16 @@
 //! Leases of NIC queues: so that nobody who touches guest data needs a privilege.
 //!
 //! A small privileged daemon, the steward, owns interfaces and the XDP programs on them. The process that moves frames
-//! (the holder, unprivileged) connects to its Unix socket and asks for a lease of queues of an interface. If the policy
-//! allows it, the holder gets an AF_XDP socket for each queue, and nothing else: with memory that is the holder's,
+//! (the lessee, unprivileged) connects to its Unix socket and asks for a lease of queues of an interface. If the policy
+//! allows it, the lessee gets an AF_XDP socket for each queue, and nothing else: with memory that is the lessee's,
 //! bound to the queue, and in its place in the program's map. The steward registers the memory and binds the socket.
 //! Who has a socket that is not bound could bind it to any free queue, and a NIC in zero-copy would write everybody's
 //! frames of that queue into its memory; a socket that is bound stays where it is. A lease ends with its connection,
-//! however that ends - unless it is the steward that ended: then frames go on, and the holder comes back to its lease
+//! however that ends - unless it is the steward that ended: then frames go on, and the lessee comes back to its lease
 //! when a steward is there again.
 //!
 //! ```text
-//!    steward (CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK, CAP_SETUID)     holder (no capability)
+//!    steward (CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK, CAP_SETUID)     lessee (no capability)
 //!    ──────────────────────────────────────────────────────────────              ────────────────────────────────────
 //!    policy: may this user have queues 2 and 3 of eth1?     ◀── Lease ────────── Lease::take
 //!    program on eth1 (with the first lease)
@@ -30,7 +30,7 @@
 //! | module | what | who uses it |
 //! |---|---|---|
 //! | [`protocol`] | messages, byte by byte | both |
-//! | [`client`] | a lease, seen by its holder | the holder |
+//! | [`client`] | a lease, seen by its lessee | the lessee |
 //! | [`links`] | interfaces as rtnetlink tells of them | both |
 //! | [`peer`] | who is at the other end of a Unix socket | both |
 //! | [`listing`] | who has which lease | both |

@@ -378,7 +378,7 @@ impl Changes {
     /// Takes the changes that were told so far out of the way, without waiting.
     pub fn drain(&mut self) {
         let mut message = [0u8; 4096];
-        // What they say is asked for anew; here they are only taken out of the way. That some were lost is told once,
+        // What they say is asked for again; here they are only taken out of the way. That some were lost is told once,
         // and more may follow.
         for socket in [Some(&self.route), self.ethtool.as_ref()].into_iter().flatten() {
             while !matches!(recv(socket, &mut message[..], RecvFlags::empty()), Err(errno) if errno != Errno::NOBUFS)

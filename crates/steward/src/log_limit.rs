@@ -1,32 +1,32 @@
 //! Limits what others can make us log.
 //!
-//! A line that a guest, a VMM or a neighbour causes is said at once, and so are the next few. After that one is said
+//! A line that a guest, a VMM or a neighbour causes is logged at once, and so are the next few. After that one is logged
 //! now and then, with how many were left out.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Lines that are said without a pause.
+/// Lines that are logged without a pause.
 const BURST: u32 = 20;
-/// Pause after which one more is said.
+/// Pause after which one more is logged.
 const PAUSE: Duration = Duration::from_secs(30);
 
 /// Lines of one kind.
 #[derive(Debug, Default)]
 pub struct LogLimit {
     /// Said of the burst.
-    said: u32,
-    /// When the last one was said, or made room for another.
+    logged: u32,
+    /// When the last one was logged, or made room for another.
     since: Option<Instant>,
     left_out: u64,
 }
 
-/// How many lines were left out before one that is said; to be put behind its words.
+/// How many lines were left out before one that is logged; to be put behind its words.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LeftOut(u64);
 
 impl LogLimit {
-    /// Whether a line may be said now.
+    /// Whether a line may be logged now.
     pub fn allow(&mut self) -> Option<LeftOut> {
         self.allow_at(Instant::now())
     }
@@ -43,10 +43,10 @@ impl LogLimit {
         let pauses = now.duration_since(since).as_nanos() / PAUSE.as_nanos();
         let pauses = u32::try_from(pauses).unwrap_or(u32::MAX);
         if pauses > 0 {
-            self.said = self.said.saturating_sub(pauses);
+            self.logged = self.logged.saturating_sub(pauses);
             self.since = Some(now);
         }
-        self.said < BURST
+        self.logged < BURST
     }
 
     fn allow_at(&mut self, now: Instant) -> Option<LeftOut> {
@@ -54,7 +54,7 @@ impl LogLimit {
             self.left_out += 1;
             return None;
         }
-        self.said += 1;
+        self.logged += 1;
         Some(LeftOut(std::mem::take(&mut self.left_out)))
     }
 }
@@ -75,11 +75,11 @@ mod tests {
     #[test]
     fn a_thousand_lines_in_a_minute_become_twenty_two() {
         let (mut lines, begun) = (LogLimit::default(), Instant::now());
-        let said: Vec<_> = (0..1000)
+        let logged: Vec<_> = (0..1000)
             .filter_map(|line| lines.allow_at(begun + Duration::from_millis(61) * line))
             .collect();
-        assert_eq!(said.len(), 22);
-        let left_out: u64 = said.iter().map(|left_out| left_out.0).sum();
+        assert_eq!(logged.len(), 22);
+        let left_out: u64 = logged.iter().map(|left_out| left_out.0).sum();
         assert_eq!(left_out + lines.left_out, 1000 - 22);
     }
 

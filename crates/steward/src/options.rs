@@ -38,7 +38,7 @@ pub struct Options {
     /// Who may lease what; must not be writable by others
     #[arg(long, value_name = "PATH", default_value = DEFAULT_POLICY)]
     pub policy: PathBuf,
-    /// Where holders connect; everybody may, the policy decides. A socket passed by systemd comes first
+    /// Where lessees connect; everybody may, the policy decides. A socket passed by systemd comes first
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
     /// Print the policy as it is understood, with warnings of what may be meant otherwise, and exit
@@ -51,7 +51,7 @@ pub struct Options {
     /// Where programs are pinned, so that a restart does not end them; on a bpffs [default: /sys/fs/bpf/vhost-af-xdp]
     #[arg(long, value_name = "PATH")]
     pub pins: Option<PathBuf>,
-    /// How long after a restart queues are kept for holders that have not come back, seconds
+    /// How long after a restart queues are kept for lessees that have not come back, seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub grace: Duration,
     /// How long the program stays on an interface without leases, seconds: a NIC may lose its link for a moment each

@@ -95,7 +95,7 @@ pub(crate) fn process_of(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut number: libc::c_int = -1;
     let len = size_of::<libc::c_int>();
     sys::get_option(socket, SO_PEERPIDFD, (&raw mut number).cast(), len)?;
-    // SAFETY: a descriptor that the kernel has just made for this process, and that nobody else knows.
+    // SAFETY: a descriptor that the kernel has just made for this process, and that no other process knows.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 

@@ -7,7 +7,7 @@
 //! host's, unless `macs` names them.
 //!
 //! The NIC itself is told to bring frames to leased queues, away from others', only by rules for an address that the
-//! policy's rule names, or for a VLAN that it names and that is not 0: otherwise a holder could take the host's own
+//! policy's rule names, or for a VLAN that it names and that is not 0: otherwise a lessee could take the host's own
 //! frames by asking for the host's address (with VLAN 0 the NIC would bring it all of the host's frames, whatever VLANs
 //! are named beside).
 //!

@@ -250,9 +250,12 @@ fn mistakes_are_named_with_their_place() {
             "of 0 (untagged) to 4094",
         ),
     ] {
-        let said = rule(text);
-        assert!(said.contains(words) && said.starts_with("p.toml line "), "{said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
+        let report = rule(text);
+        assert!(
+            report.contains(words) && report.starts_with("p.toml line "),
+            "{report}"
+        );
+        assert_eq!(report.lines().count(), 1, "{report}");
     }
 }
 
@@ -299,10 +302,10 @@ fn value_of_another_kind_is_named_with_its_key_its_line_and_what_belongs_there()
         ("hints = true", "hints = true: give a list"),
         ("zcrx = [\n443]", "zcrx = [: \"443\": not an address with a port"),
     ] {
-        let said = parse(&format!("[[allow]]\n# a comment\n{line}\n")).expect_err(line);
+        let report = parse(&format!("[[allow]]\n# a comment\n{line}\n")).expect_err(line);
         let place = "p.toml line 3: rule 1: ";
-        assert!(said.starts_with(&format!("{place}{words}")), "{said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(report.starts_with(&format!("{place}{words}")), "{report}");
+        assert_eq!(report.lines().count(), 1, "{report}");
     }
     for (text, words) in [
         (
@@ -334,8 +337,8 @@ fn value_of_another_kind_is_named_with_its_key_its_line_and_what_belongs_there()
             "line 1: allow: give each rule below a line `[[allow]]`",
         ),
     ] {
-        let said = parse(text).expect_err(text);
-        assert!(said.contains(words), "{said}");
+        let report = parse(text).expect_err(text);
+        assert!(report.contains(words), "{report}");
     }
 }
 
@@ -355,26 +358,26 @@ fn text_that_is_no_policy_is_shown_with_its_line() {
             "rule 1: connections belongs below a line `[limits]`",
         ),
     ] {
-        let said = parse(&format!("[[allow]]\nuser = 1\n{line}\n")).expect_err(line);
-        assert!(said.starts_with(&format!("p.toml line 3: {words}")), "{said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
+        let report = parse(&format!("[[allow]]\nuser = 1\n{line}\n")).expect_err(line);
+        assert!(report.starts_with(&format!("p.toml line 3: {words}")), "{report}");
+        assert_eq!(report.lines().count(), 1, "{report}");
     }
     let long = format!("[[allow]]\nuser = [\"{}ä\"]", "ä".repeat(90));
-    let said = parse(&long).expect_err("a list");
+    let report = parse(&long).expect_err("a list");
     assert!(
-        said.contains("ä…: give a name in quotes") && said.len() < 300,
-        "{said}"
+        report.contains("ä…: give a name in quotes") && report.len() < 300,
+        "{report}"
     );
 }
 
 #[test]
 fn rule_that_cannot_be_is_named_with_its_line() {
-    let said =
+    let report =
         parse("# all\n[[allow]]\nuser = 1\ninterface = \"e\"\nqueues = \"0\"\n\n[[allow]]\nuser = 2\n");
-    let said = said.expect_err("no interface");
+    let report = report.expect_err("no interface");
     assert!(
-        said.starts_with("p.toml line 7: rule 2: interface is missing"),
-        "{said}"
+        report.starts_with("p.toml line 7: rule 2: interface is missing"),
+        "{report}"
     );
 }
 
@@ -419,13 +422,13 @@ fn number_in_quotes_is_a_number_unless_it_is_a_name() {
 
 #[test]
 fn limit_that_lets_nobody_in_is_a_mistake() {
-    let said = parse("[limits]\nconnections = 0").expect_err("nobody");
-    assert!(said.contains("line 2: connections = 0"), "{said}");
+    let report = parse("[limits]\nconnections = 0").expect_err("nobody");
+    assert!(report.contains("line 2: connections = 0"), "{report}");
     for more in [901, 1_000_000] {
-        let said = parse(&format!("[limits]\nconnections = {more}")).expect_err("more than there are");
+        let report = parse(&format!("[limits]\nconnections = {more}")).expect_err("more than there are");
         assert!(
-            said.contains(&format!("line 2: connections = {more}: a steward has 900 in all")),
-            "{said}"
+            report.contains(&format!("line 2: connections = {more}: a steward has 900 in all")),
+            "{report}"
         );
     }
     assert_eq!(
@@ -519,8 +522,8 @@ fn what_is_no_file_or_has_no_end_is_refused_at_once() {
 #[test]
 fn text_in_other_letters_is_shown_as_any() {
     // Whatever is written before the value is looked through for its key.
-    let said = parse("# Größe = 1, für ß = ä\n[[allow]]\n[[allow.user]]\nx = 1\n").expect_err("no user");
-    assert!(said.starts_with("p.toml line 3: "), "{said}");
+    let report = parse("# Größe = 1, für ß = ä\n[[allow]]\n[[allow.user]]\nx = 1\n").expect_err("no user");
+    assert!(report.starts_with("p.toml line 3: "), "{report}");
 }
 
 #[test]
@@ -565,7 +568,7 @@ fn netkits_are_had_where_a_rule_says_so() {
     assert!(policy("netkit = true\n").check_netkit(0).is_ok());
     assert!(policy("netkit = true\n").to_string().ends_with(", netkits\n"));
     for none in ["", "netkit = false\n"] {
-        let refusal = policy(none).check_netkit(0).expect_err("not said");
+        let refusal = policy(none).check_netkit(0).expect_err("not report");
         assert_eq!(refusal.reason, Reason::NotAllowed);
         assert!(refusal.text.contains("`netkit = true` to rule 1"), "{refusal}");
     }
@@ -573,8 +576,8 @@ fn netkits_are_had_where_a_rule_says_so() {
         policy("netkit = true\n").check_netkit(usize::MAX).is_err(),
         "of no rule"
     );
-    let said = parse("netkit = \"yes\"\n").expect_err("no answer").to_string();
-    assert!(said.contains("true or false"), "{said}");
+    let report = parse("netkit = \"yes\"\n").expect_err("no answer").to_string();
+    assert!(report.contains("true or false"), "{report}");
     let vain =
         parse("zcrx = [\"192.0.2.1:443\"]\naf-xdp = false\nnetkit = true\n").expect_err("no lease for it");
     assert!(vain.to_string().contains("netkit"), "{vain}");
@@ -592,8 +595,8 @@ fn hints_are_all_that_a_rule_names_or_all() {
         hints("hints = \"vlan,hash\"\n"),
         HintSet::HASH.with(HintSet::VLAN)
     );
-    let said = parse("hints = \"hash\"\n").expect("a policy").to_string();
-    assert!(said.ends_with(", hints hash\n"), "{said}");
-    let said = parse("hints = \"time\"\n").expect_err("no such hint").to_string();
-    assert!(said.contains("hash, vlan, timestamp and mark"), "{said}");
+    let report = parse("hints = \"hash\"\n").expect("a policy").to_string();
+    assert!(report.ends_with(", hints hash\n"), "{report}");
+    let report = parse("hints = \"time\"\n").expect_err("no such hint").to_string();
+    assert!(report.contains("hash, vlan, timestamp and mark"), "{report}");
 }

@@ -1,4 +1,4 @@
-//! What a steward and a holder say to each other, byte by byte.
+//! What a steward and a lessee say to each other, byte by byte.
 //!
 //! # Theory of operation
 //!
@@ -7,20 +7,20 @@
 //! are in the byte order of the machine, which both sides share. Text is UTF-8 in a field of fixed length, padded
 //! with zeros.
 //!
-//! The holder sends requests ([`Request`]) with a serial number of its choice, not 0. Each has exactly one answer
+//! The lessee sends requests ([`Request`]) with a serial number of its choice, not 0. Each has exactly one answer
 //! ([`Answer`]) with the same serial number, in order. Serial number 0 is the steward's own: [`Answer::Changed`], when
 //! the interface of the lease changed, [`Answer::Hinted`], when its hints did, and [`Answer::Refused`], before it
-//! closes a connection whose holder broke the rules.
+//! closes a connection whose lessee broke the rules.
 //!
-//! Descriptors travel with these messages. With `Register` the holder passes the memory of a socket, one file for each
+//! Descriptors travel with these messages. With `Register` the lessee passes the memory of a socket, one file for each
 //! part, and with `Share` a socket that it has already, whose memory a further one is to have. With the answer to
 //! `Bind` it gets that socket: an AF_XDP socket with this memory and all four rings, bound to its queue and in its
-//! place in the program's map. So a holder never has a socket that it could bind to another queue, for a socket is
+//! place in the program's map. So a lessee never has a socket that it could bind to another queue, for a socket is
 //! bound once (`xsk_bind`, net/xdp/xsk.c). Before Linux 6.4, where the rings of such a socket cannot be mapped, it
-//! comes with the answer to `Register`, and its holder binds it; `Share` is refused there. The answer to `Share` has
+//! comes with the answer to `Register`, and its lessee binds it; `Share` is refused there. The answer to `Share` has
 //! such a socket, too. With the answers to `Host` and `Uplink` come the queues of a new tap, one descriptor for each.
 //!
-//! | kind | body, bytes | from the holder |
+//! | kind | body, bytes | from the lessee |
 //! |---|---|---|
 //! | 1 `Lease` | 168 | interface (16), first queue, queues, mode, numbers of addresses and VLANs (4 each), see below |
 //! | 2 `Register` | 1080 | queue, number of parts, chunk, headroom, metadata (bytes), flags, four rings, see below |
@@ -30,12 +30,12 @@
 //! | 4 `Deactivate` | 4 | queue: its frames go to the host |
 //! | 6 `Counters` | 4 | queue |
 //! | 7 `Facts` | 0 | |
-//! | 8 `Keep` | 16 | a token of the holder's choice, to come back with after a restart; once for each lease |
+//! | 8 `Keep` | 16 | a token of the lessee's choice, to come back with after a restart; once for each lease |
 //! | 9 `Resume` | 16 | the token: this connection takes over the lease; instead of `Lease` |
 //! | 10 `Await` | 8 | queue, how long at most (ms): until no socket has the queue |
 //! | 12 `Stations` | 772 | how many (4), then 64 × 12: VLAN (2), address (6), number of its port (4; none: all ones) |
 //! | 13 `Groups` | 0 | |
-//! | 14 `Host` | 4 | index of the tap device whose descriptor the holder has; 0: of none |
+//! | 14 `Host` | 4 | index of the tap device whose descriptor the lessee has; 0: of none |
 //! | 15 `Behind` | 8 | VLAN (2) and address (6): stations behind the bridge after this one; zeros: the first ones |
 //! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
 //! | 17 `Hints` | 4 | which hints (1 hash, 2 VLAN, 4 timestamp, 8 mark, 0x100 VLAN where it is needed); see `hints` |
@@ -52,7 +52,7 @@
 //! answer has the ring with its frames to groups (a BPF map); `Host`, whose answer has a tap device between the network
 //! and the host; `Uplink`, whose answer has one between the network and the interface. `Register`: rings are fill,
 //! completion, RX, TX; then follow parts (65 × 16: offset in the file, length, bytes). `Activate`: frames go
-//! to the socket that was bound last. Only a holder that has sent `Hints` may ask for hints there.
+//! to the socket that was bound last. Only a lessee that has sent `Hints` may ask for hints there.
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
@@ -73,7 +73,7 @@
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
 //! `protocol/field.rs`.
 //!
-//! A holder that does not read its answers gets no further ones: the steward keeps one answer for each connection and
+//! A lessee that does not read its answers gets no further ones: the steward keeps one answer for each connection and
 //! reads no further request before that is sent. Changes are not queued: the last state is told.
 
 use std::ops::RangeInclusive;
@@ -96,7 +96,7 @@ mod zcrx;
 
 pub use answer::{Answer, Facts, Reason, Refusal, Step};
 pub use field::is_interface_name;
-pub use hints::{HintWish, Hinted};
+pub use hints::{HintRequest, Hinted};
 pub use host::HostEnd;
 pub use listed::{Listed, Steered};
 pub use netkit::{NetkitEnd, NetkitWanted};
@@ -127,10 +127,10 @@ pub const PARTS_MAX: usize = 65;
 pub const UMEM_MAX: u64 = 1 << 46;
 /// Most entries of a ring, which the kernel has without a limit of its own.
 pub const RING_MAX: u32 = 1 << 15;
-/// What a holder may say of memory: chunks that begin anywhere, room for metadata (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`,
+/// What a lessee may say of memory: chunks that begin anywhere, room for metadata (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`,
 /// `XDP_UMEM_TX_METADATA_LEN`, include/uapi/linux/if_xdp.h).
 pub const UMEM_FLAGS: u32 = 1 | 1 << 2;
-/// What a holder may ask of a bind: `XDP_COPY`, `XDP_ZEROCOPY`, `XDP_USE_NEED_WAKEUP`, `XDP_USE_SG`, same place.
+/// What a lessee may ask of a bind: `XDP_COPY`, `XDP_ZEROCOPY`, `XDP_USE_NEED_WAKEUP`, `XDP_USE_SG`, same place.
 pub const BIND_FLAGS: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4;
 /// How long a queue is waited for at most, milliseconds.
 pub const BIND_WAIT_MAX: u32 = 60_000;
@@ -142,7 +142,7 @@ pub const FRAME_LIMITS: RangeInclusive<u32> = 14..=65_553;
 pub const ENTRIES_MAX: usize = 16;
 /// Most changes of stations in one message.
 pub const CHANGES_MAX: usize = 64;
-/// Most stations behind a bridge that the steward sends to the holder of a network.
+/// Most stations behind a bridge that the steward sends to the lessee of a network.
 pub const BEHIND_MAX: usize = 1024;
 /// VLAN of a station behind a bridge that does not tell VLANs apart: whatever tag a frame has.
 pub const ANY_VLAN: u16 = u16::MAX;
@@ -151,7 +151,7 @@ pub const STATIONS_MAX: usize = 1024;
 /// Where a steward listens if it is not told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vhost-af-xdp/steward.sock";
 
-/// What a holder proves with that it is the same: random bytes, known to it and the steward alone.
+/// What a lessee proves with that it is the same: random bytes, known to it and the steward alone.
 pub type Token = [u8; 16];
 
 /// A socket of the kind that messages go over.
@@ -288,7 +288,7 @@ fn split(bytes: &[u8]) -> Result<(Head, &[u8]), Malformed> {
 
 /// Whether it is a request that takes long, or has descriptors: one that the steward has somebody else do.
 #[cfg(feature = "server")]
-pub(crate) fn is_for_errand(bytes: &[u8]) -> bool {
+pub(crate) fn is_for_job(bytes: &[u8]) -> bool {
     let long = [
         kind::REGISTER,
         kind::BIND,

@@ -116,8 +116,8 @@ fn requests() -> Vec<Request> {
                 ..conf(None)
             },
         },
-        Request::Hints(HintWish::default()),
-        Request::Hints(HintWish {
+        Request::Hints(HintRequest::default()),
+        Request::Hints(HintRequest {
             asked: HintSet::ALL,
             tags: true,
         }),
@@ -555,12 +555,12 @@ fn names_that_no_interface_has_are_malformed() {
         (b"..\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "\"..\""),
         (b"eth 1\0\0\0\0\0\0\0\0\0\0\0", "\"eth 1\""),
     ] {
-        let said = named(name).expect_err(shown).to_string();
+        let report = named(name).expect_err(shown).to_string();
         assert!(
-            said.starts_with(&format!("{shown} is not a name of an interface")),
-            "{said}"
+            report.starts_with(&format!("{shown} is not a name of an interface")),
+            "{report}"
         );
-        assert!(said.contains("`ip link` lists them"), "{said}");
+        assert!(report.contains("`ip link` lists them"), "{report}");
     }
     for name in [
         b"eth1\0x\0\0\0\0\0\0\0\0\0\0",

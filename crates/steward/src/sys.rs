@@ -160,12 +160,12 @@ pub(crate) fn maps_bound_rings() -> bool {
     matches!((next(), next()), (Some(major), Some(minor)) if (major, minor) >= (6, 4))
 }
 
-/// Longest time that a holder may ask a system call to poll for, µs.
+/// Longest time that a lessee may ask a system call to poll for, µs.
 const BUSY_POLL_MOST_US: c_int = 1_000_000;
 
 /// Lets an AF_XDP socket poll the driver, `budget` frames at a time at most, and keep its interrupts off meanwhile:
 /// what needs a privilege (CAP_NET_ADMIN; `sk_setsockopt`, net/core/sock.c). In older kernels (6.1) SO_BUSY_POLL is one
-/// of these, and a holder may lower it only: it says how long, or 0 for not at all.
+/// of these, and a lessee may lower it only: it says how long, or 0 for not at all.
 pub(crate) fn allow_busy_poll(socket: BorrowedFd<'_>, budget: u16) -> io::Result<()> {
     for (name, value) in [
         (libc::SO_BUSY_POLL, BUSY_POLL_MOST_US),

@@ -1,4 +1,4 @@
-//! Files by which an operator says what a privileged process does: read only where nobody else can change them, replace
+//! Files by which an operator says what a privileged process does: read only where no other process can change them, replace
 //! them, or keep the reader waiting with them; and how their mistakes are told, by line.
 
 use std::fs;
@@ -142,7 +142,7 @@ fn is_trusted(owner: u32) -> bool {
     owner == 0 || owner == rustix::process::geteuid().as_raw()
 }
 
-/// Whether nobody else can put another file in the place of this one: its directory must be writable for its owner
+/// Whether no other process can put another file in the place of this one: its directory must be writable for its owner
 /// only, those above at least sticky.
 fn check_place(kind: Kind, path: &Path) -> Result<(), FileError> {
     let read = |source| FileError::Read {

@@ -94,7 +94,7 @@ fn steward_ends_at_once_whatever_lies_unread_in_its_connections() {
     world.end_steward(Signal::TERM);
 }
 
-/// Under a rule there may be as many errands as hang here. A policy that is read again has other rules.
+/// Under a rule there may be as many jobs as hang here. A policy that is read again has other rules.
 #[test]
 fn request_that_waits_for_others_is_done_when_the_policy_changes() {
     require!(Root, Fuse);
@@ -166,7 +166,7 @@ fn child_that_takes_no_rings_has_given_up_what_that_takes() {
     assert_serves(&world);
 }
 
-/// In what a holder leaves unread there may be files that nobody can close. Of the processes that try it there are few,
+/// In what a lessee leaves unread there may be files that nobody can close. Of the processes that try it there are few,
 /// and what they do not close counts as the connections that it was.
 #[test]
 fn connections_that_hang_when_they_are_closed_count() {
@@ -228,7 +228,7 @@ fn files_that_hang_hold_up_nobody_but_who_sent_them() {
         assert_serves(&world);
     }
     assert_serves(&world);
-    // Its lease ends although its errand does not.
+    // Its lease ends although its job does not.
     drop(connection);
     drop(leased(&world));
     drop(silent);

@@ -1,11 +1,11 @@
-//! What happens to an interface under a lease: the holder is told, and why, and goes on when it is over.
+//! What happens to an interface under a lease: the lessee is told, and why, and goes on when it is over.
 
 use crate::common;
 
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use common::{World, holder, refusal, soon, take};
+use common::{World, lessee, refusal, soon, take};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::Filter;
 use steward::client::Lease;
@@ -61,7 +61,7 @@ fn queue_that_channels_take_away_impairs_its_lease_until_it_is_back() {
     // The other lease is told of the number, and not impaired.
     let other = await_facts(&first, "fewer", |facts| facts.rx_queues == 1);
     assert!(!other.impaired && other.note.is_empty(), "{other:?}");
-    // It is not to be had anew, and not lost.
+    // It is not to be had again, and not lost.
     assert_eq!(refusal(world.lease(1, 1)).reason, Reason::NoInterface);
     channels(&world, "2", "1");
     let after = await_facts(&second, "as it was", |facts| !facts.impaired);
@@ -100,7 +100,7 @@ fn interface_that_is_renamed_is_the_same_under_its_new_name() {
             ..before.clone()
         }
     );
-    holder::register(&lease, 0).expect("it goes on");
+    lessee::register(&lease, 0).expect("it goes on");
     // Another interface that gets the name is not taken for it, and may be leased beside it.
     world.veth.join_as(VethPair::NIC, "wire1", 1, 1500);
     let new = world.lease(0, 1).expect("another interface");
@@ -110,10 +110,10 @@ fn interface_that_is_renamed_is_the_same_under_its_new_name() {
         facts.impaired && facts.note.contains("gone")
     });
     assert!(!lease.facts().impaired);
-    holder::register(&lease, 0).expect("it goes on");
+    lessee::register(&lease, 0).expect("it goes on");
 }
 
-/// What the lease takes is told to the program that is attached anew, before the holder can use it.
+/// What the lease takes is told to the program that is attached again, before the lessee can use it.
 #[test]
 fn interface_that_is_made_again_or_moves_away_and_back_takes_the_same_frames() {
     require!(Root);

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use steer::{Filter, HintSet, Mode, ModeRequest, QueueConf, Station};
 use steward::client::{Lease, LeaseError, Waiting};
-use steward::protocol::{HintWish, Hinted, Reason, StationChange, Wanted};
+use steward::protocol::{HintRequest, Hinted, Reason, StationChange, Wanted};
 use testkit::{VethPair, require, wait};
 
 const POLICY: &str =
@@ -24,15 +24,15 @@ fn set(text: &str) -> HintSet {
     text.parse().expect("hints")
 }
 
-fn wish(text: &str) -> HintWish {
-    HintWish {
+fn hint_request(text: &str) -> HintRequest {
+    HintRequest {
         asked: set(text),
         tags: false,
     }
 }
 
-fn hinted(path: &Path, wanted: &Wanted, wish: HintWish) -> Result<Lease, LeaseError> {
-    Lease::take_hinted(path, wanted, wish, Waiting::default())
+fn hinted(path: &Path, wanted: &Wanted, hint_request: HintRequest) -> Result<Lease, LeaseError> {
+    Lease::take_hinted(path, wanted, hint_request, Waiting::default())
 }
 
 fn told(lease: &Lease) -> Hinted {
@@ -86,13 +86,13 @@ fn program_leaves_what_leases_ask_for_together() {
         return;
     }
     let world = World::with(4, POLICY);
-    let first = hinted(&world.socket(), &wanted(0, 1), wish("hash")).expect("allowed");
+    let first = hinted(&world.socket(), &wanted(0, 1), hint_request("hash")).expect("allowed");
     let of_first = told(&first);
     assert_eq!((of_first.on, of_first.why.as_str()), (set("hash"), ""));
     assert_eq!(of_first.possible, HintSet::ALL, "veth");
     assert_eq!(of_first.layouts.len(), 15);
 
-    let second = hinted(&world.socket(), &wanted(1, 1), wish("mark")).expect("allowed");
+    let second = hinted(&world.socket(), &wanted(1, 1), hint_request("mark")).expect("allowed");
     assert_eq!(told(&second).on, set("hash,mark"));
     let of_first = await_hints(&first, "the other's hints", |hints| hints.on == set("hash,mark"));
     assert_eq!(of_first.layouts.len(), 15, "all were known before");
@@ -100,12 +100,14 @@ fn program_leaves_what_leases_ask_for_together() {
     // Who knows nothing of hints is told nothing, and changes nothing.
     let old = take(&world.socket(), &wanted(2, 1)).expect("allowed");
     assert_eq!(old.hinted(), None);
-    second.ask_for_hints(wish("none")).expect("as often as that");
+    second
+        .ask_for_hints(hint_request("none"))
+        .expect("as often as that");
     assert_eq!(told(&second).on, set("hash,mark"), "it goes later");
     await_hints(&second, "what is left", |hints| hints.on == set("hash"));
     await_hints(&first, "what is left", |hints| hints.on == set("hash"));
     second
-        .ask_for_hints(wish("vlan,timestamp"))
+        .ask_for_hints(hint_request("vlan,timestamp"))
         .expect("as often as that");
     await_hints(&first, "other ones", |hints| {
         hints.on == set("hash,vlan,timestamp")
@@ -124,7 +126,7 @@ fn what_cannot_be_had_is_said_and_the_lease_goes_on_without() {
         return;
     }
     let mut world = World::with(2, &format!("{POLICY}hints = \"hash\"\n"));
-    let lease = hinted(&world.socket(), &wanted(0, 1), wish("hash,mark")).expect("allowed");
+    let lease = hinted(&world.socket(), &wanted(0, 1), hint_request("hash,mark")).expect("allowed");
     let hints = told(&lease);
     assert_eq!(hints.on, set("hash"));
     assert!(hints.why.contains("no mark: the policy"), "{}", hints.why);
@@ -142,7 +144,7 @@ fn what_cannot_be_had_is_said_and_the_lease_goes_on_without() {
         mode: ModeRequest::Skb,
         ..wanted(0, 1)
     };
-    let lease = hinted(&world.socket(), &skb, wish("hash")).expect("allowed");
+    let lease = hinted(&world.socket(), &skb, hint_request("hash")).expect("allowed");
     let hints = told(&lease);
     assert_eq!((lease.facts().mode, hints.on), (Some(Mode::Skb), HintSet::NONE));
     assert_eq!(hints.possible, HintSet::NONE);
@@ -158,7 +160,7 @@ struct HintedQueue {
 
 impl HintedQueue {
     fn open(lease: &Lease, queue: u32) -> Self {
-        let prepared = common::holder::register(lease, queue).expect("memory");
+        let prepared = common::lessee::register(lease, queue).expect("memory");
         let umem = prepared.umem().clone();
         let pool = umem.all_frames().expect("fresh").collect();
         let socket = lease.bind(prepared).expect("bound");
@@ -201,8 +203,8 @@ fn who_may_have_no_hints_gets_none_that_others_have() {
     let mut world = World::with(2, &policy("none"));
     // All frames come by queue 0.
     world.veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
-    let other = hinted(&world.socket(), &wanted(1, 1), wish("hash,mark")).expect("allowed");
-    let lease = hinted(&world.socket(), &wanted(0, 1), wish("none")).expect("allowed");
+    let other = hinted(&world.socket(), &wanted(1, 1), hint_request("hash,mark")).expect("allowed");
+    let lease = hinted(&world.socket(), &wanted(0, 1), hint_request("none")).expect("allowed");
     assert_eq!(told(&other).on, set("hash,mark"));
     assert_eq!(told(&lease).on, HintSet::NONE, "what its frames have");
     let mut queue = HintedQueue::open(&lease, 0);
@@ -230,14 +232,14 @@ fn vlans_can_be_told_where_the_driver_takes_tags_off() {
         },
         ..wanted(0, 1)
     };
-    let where_needed = HintWish {
+    let where_needed = HintRequest {
         asked: HintSet::NONE,
         tags: true,
     };
-    for wish in [None, Some(wish("hash"))] {
-        let lease = match wish {
+    for hint_request in [None, Some(hint_request("hash"))] {
+        let lease = match hint_request {
             None => take(&world.socket(), &tagged),
-            Some(wish) => hinted(&world.socket(), &tagged, wish),
+            Some(hint_request) => hinted(&world.socket(), &tagged, hint_request),
         };
         let refused = refusal(lease);
         assert!(refused.text.contains("hints with vlan"), "{refused}");
@@ -283,14 +285,14 @@ fn tags_that_others_are_told_of_are_no_use_to_who_asks_for_none() {
     }
     let world = World::with(4, POLICY);
     rxvlan(&world, "on");
-    let first = hinted(&world.socket(), &wanted(0, 1), wish("vlan")).expect("allowed");
+    let first = hinted(&world.socket(), &wanted(0, 1), hint_request("vlan")).expect("allowed");
     assert_eq!(told(&first).on, set("vlan"));
     let network = |queue, asked| {
         let wanted = Wanted {
             network: true,
             ..wanted(queue, 1)
         };
-        let lease = hinted(&world.socket(), &wanted, wish(asked)).expect("allowed");
+        let lease = hinted(&world.socket(), &wanted, hint_request(asked)).expect("allowed");
         let change = StationChange {
             station: Station {
                 vlan: 7,
@@ -320,7 +322,7 @@ fn hints_outlive_the_steward() {
         return;
     }
     let mut world = World::kept_for(POLICY, "60");
-    let lease = hinted(&world.socket(), &wanted(0, 1), wish("hash,mark")).expect("allowed");
+    let lease = hinted(&world.socket(), &wanted(0, 1), hint_request("hash,mark")).expect("allowed");
     let (before, program, facts) = (told(&lease), world.program(), lease.facts());
     for signal in [Signal::TERM, Signal::KILL] {
         world.restart_after(signal);
@@ -329,7 +331,9 @@ fn hints_outlive_the_steward() {
         assert_eq!(told(&lease), before);
         assert_eq!(lease.facts().generation, facts.generation);
     }
-    lease.ask_for_hints(wish("vlan")).expect("as with any steward");
+    lease
+        .ask_for_hints(hint_request("vlan"))
+        .expect("as with any steward");
     let hints = await_hints(&lease, "what is left", |hints| hints.on == set("vlan"));
     assert_eq!(hints.layouts.len(), 15);
     let program = world.program();
@@ -349,9 +353,11 @@ fn lease_of_a_steward_without_hints_has_none() {
     require!(Root);
     let mut world = World::kept_for(POLICY, "60");
     let old = Older::start(&world, HINTS);
-    let lease = hinted(&old.path, &wanted(0, 1), wish("hash")).expect("as without hints");
+    let lease = hinted(&old.path, &wanted(0, 1), hint_request("hash")).expect("as without hints");
     assert_eq!(lease.hinted(), None);
-    lease.ask_for_hints(wish("vlan")).expect("nothing happens");
+    lease
+        .ask_for_hints(hint_request("vlan"))
+        .expect("nothing happens");
     assert_eq!(lease.hinted(), None);
     lease.deactivate(0).expect("other requests work");
     // One of this version comes after it, and knows what is wanted.
@@ -380,10 +386,10 @@ fn lease_of_a_steward_without_hints_has_none() {
 fn other_hints_cannot_be_asked_for_without_end() {
     require!(Root);
     let world = World::with(2, POLICY);
-    let lease = hinted(&world.socket(), &wanted(0, 1), HintWish::default()).expect("allowed");
+    let lease = hinted(&world.socket(), &wanted(0, 1), HintRequest::default()).expect("allowed");
     let refused = (0..1000).find_map(|n| {
-        let wish = wish(["mark", "none"][n % 2]);
-        lease.ask_for_hints(wish).err()
+        let hint_request = hint_request(["mark", "none"][n % 2]);
+        lease.ask_for_hints(hint_request).err()
     });
     match refused {
         Some(LeaseError::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Limit, "{refusal}"),
@@ -396,13 +402,13 @@ fn other_hints_cannot_be_asked_for_without_end() {
 fn leases_that_come_and_go_do_not_have_programs_loaded_without_end() {
     require!(Root);
     let world = World::with(2, POLICY);
-    let kept = hinted(&world.socket(), &wanted(0, 1), HintWish::default()).expect("allowed");
+    let kept = hinted(&world.socket(), &wanted(0, 1), HintRequest::default()).expect("allowed");
     let (begun, mut given) = (Instant::now(), 0);
     // A lease that ends is taken back by a steward that may wait for a CPU.
     let mut tries = 0;
     while tries < 200 || (given < 2 && begun.elapsed() < wait::SOON) {
         tries += 1;
-        match hinted(&world.socket(), &wanted(1, 1), wish("mark")) {
+        match hinted(&world.socket(), &wanted(1, 1), hint_request("mark")) {
             Ok(_) => given += 1,
             // The one before is being taken back.
             Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Taken => {}

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::hostile::assert_serves;
 use common::raw::Raw;
-use common::{World, holder, holder_may, refusal, take, wanted};
+use common::{World, lessee, lessee_may, refusal, take, wanted};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use steer::Station;
@@ -21,9 +21,9 @@ use testkit::{PacketPort, VethPair, frame, require, wait};
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
 const GROUP: [u8; 6] = [0x01, 0, 0x5e, 0, 0, 1];
 
-/// Holders and root may have networks.
+/// Lessees and root may have networks.
 fn policy() -> String {
-    holder_may(VethPair::NIC, "0")
+    lessee_may(VethPair::NIC, "0")
         + "network = true\n[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\n"
 }
 
@@ -128,7 +128,7 @@ fn assert_nothing_left(world: &World) {
         links(),
         world.steward
     );
-    // The kernel removes a device whose holder has closed its descriptor before the steward takes the programs off that
+    // The kernel removes a device whose lessee has closed its descriptor before the steward takes the programs off that
     // send to it.
     let (sent, host) = (to(OURS, 99), host(world));
     let leaves = || {
@@ -176,11 +176,11 @@ fn device_goes_with_the_network_also_when_its_descriptor_stays() {
 }
 
 #[test]
-fn device_whose_descriptor_is_lost_is_made_anew() {
+fn device_whose_descriptor_is_lost_is_made_again() {
     require!(Root);
     let world = World::with(1, &policy());
     let mut guest = Guest::new(&world);
-    // Somebody deletes it: the holder is told, and asks.
+    // Somebody deletes it: the lessee is told, and asks.
     while guest.lease.take_changes().expect("it goes on").is_some() {}
     world.veth.near.ip(&["link", "delete", &guest.end.interface]);
     let told = || guest.lease.take_changes().expect("it goes on").is_some();
@@ -201,9 +201,9 @@ fn device_whose_descriptor_is_lost_is_made_anew() {
     }
 }
 
-/// A holder that says again and again that it has no descriptor.
+/// A lessee that says again and again that it has no descriptor.
 #[test]
-fn holder_cannot_have_devices_made_without_end() {
+fn lessee_cannot_have_devices_made_without_end() {
     require!(Root);
     let policy = policy() + "[[allow]]\nuser = 1235\ninterface = \"other0\"\nqueues = \"all\"\n";
     let world = World::with(1, &policy);
@@ -248,9 +248,9 @@ fn holder_cannot_have_devices_made_without_end() {
     assert_nothing_left(&world);
 }
 
-/// What a holder that was taken over can do with the descriptor: none of it outlives its lease, or reaches others.
+/// What a lessee that was taken over can do with the descriptor: none of it outlives its lease, or reaches others.
 #[test]
-fn holder_that_turns_hostile_has_no_more_than_its_own_device() {
+fn lessee_that_turns_hostile_has_no_more_than_its_own_device() {
     require!(Root);
     const CALLS: [(u32, u64); 9] = [
         (203, 1),    // TUNSETPERSIST: it stays without its descriptor
@@ -266,7 +266,7 @@ fn holder_that_turns_hostile_has_no_more_than_its_own_device() {
     let world = World::with(1, &policy());
     let mut guest = Guest::new(&world);
     for (number, value) in CALLS {
-        let refused = holder::tun_ioctl(&guest.tap, number, value);
+        let refused = lessee::tun_ioctl(&guest.tap, number, value);
         println!("{number}: {refused:?}");
         assert!(number != 205 || refused.is_err(), "another kind of interface");
     }
@@ -293,7 +293,7 @@ fn write_to_the_device_that_never_ends_holds_up_neither_others_nor_the_end_of_th
     let mut world = World::with(2, &policy());
     let mut guest = Guest::new(&world);
     let mut stuck = vec![StuckWrite::begin(&guest.tap)];
-    // Another is made in its place, and is its holder's in the same way.
+    // Another is made in its place, and is its lessee's in the same way.
     let (end, tap) = guest.lease.host(0).expect("allowed");
     assert_ne!(end.index, guest.end.index);
     (guest.end, guest.tap) = (end, File::from(tap.expect("another")));
@@ -355,14 +355,14 @@ fn host_is_reached_without_a_steward_and_with_the_next_one() {
 }
 
 #[test]
-fn nothing_is_left_when_steward_and_holder_are_killed() {
+fn nothing_is_left_when_steward_and_lessee_are_killed() {
     require!(Root);
     for kept in [false, true] {
         let mut world = match kept {
             true => World::kept_for(&policy(), "60"),
             false => World::with(1, &policy()),
         };
-        let mut running = holder::spawn(&world, "host::child_reaches_the_host", 0);
+        let mut running = lessee::spawn(&world, "host::child_reaches_the_host", 0);
         running.await_text("reached");
         assert!(world.veth.near.output_of("ip", &["-o", "link"]).contains("vaxh"));
         world.end_steward(Signal::KILL);
@@ -376,8 +376,8 @@ fn nothing_is_left_when_steward_and_holder_are_killed() {
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_reaches_the_host() {
-    holder::give_up_privileges();
-    let lease = take(&holder::socket(), &network()).unwrap_or_else(|error| panic!("{error}"));
+    lessee::give_up_privileges();
+    let lease = take(&lessee::socket(), &network()).unwrap_or_else(|error| panic!("{error}"));
     set_ours(&lease);
     let _tap = lease.host(0).expect("allowed").1.expect("a new one's descriptor");
     println!("reached");
@@ -390,8 +390,8 @@ fn what_a_killed_steward_left_is_taken_back_by_command() {
     let mut world = World::kept_for(&policy(), "60");
     let guest = Guest::new(&world);
     world.end_steward(Signal::KILL);
-    let said = world.take_back();
-    assert!(!said.contains("ERROR") && !said.contains("WARN"), "{said}");
+    let report = world.take_back();
+    assert!(!report.contains("ERROR") && !report.contains("WARN"), "{report}");
     assert_nothing_left(&world);
     drop(guest);
 }
@@ -424,8 +424,8 @@ fn steward_that_dies_at_any_step_leaves_what_the_next_one_takes_over_or_removes(
         }
         world.steward.wait(wait::SOON);
         world.restart();
-        // This process lives: its lease waits for it, until it asks anew.
-        drop(take(&world.socket(), &network()).expect("given up by asking anew"));
+        // This process lives: its lease waits for it, until it asks again.
+        drop(take(&world.socket(), &network()).expect("given up by asking again"));
         world.await_nothing();
         assert_nothing_left(&world);
     }
@@ -463,18 +463,18 @@ fn host_is_refused_with_the_reason() {
 }
 
 #[test]
-fn interface_made_anew_is_joined_again_and_its_mtu_is_followed() {
+fn interface_made_again_is_joined_again_and_its_mtu_is_followed() {
     require!(Root);
     let world = World::with(1, &policy());
     let mut guest = Guest::new(&world);
     let generation = guest.lease.facts().generation;
     world.veth.near.ip(&["link", "delete", VethPair::NIC]);
     world.veth.join(1, 1400);
-    let anew = || {
+    let again = || {
         let _ = guest.lease.take_changes().expect("it goes on");
         guest.lease.facts().generation != generation && guest.lease.facts().mode.is_some()
     };
-    assert!(wait::until(wait::SOON, anew), "{}", world.steward);
+    assert!(wait::until(wait::SOON, again), "{}", world.steward);
     let host = host(&world);
     let mut seed = 0;
     let again = wait::until(wait::SOON, || {
@@ -484,8 +484,8 @@ fn interface_made_anew_is_joined_again_and_its_mtu_is_followed() {
     assert!(again, "{}", world.steward);
     guest.assert_same();
     let small = || {
-        let said = world.veth.near.output_of("ip", &["-o", "link"]);
-        let device = said.lines().find(|line| line.contains("vaxh"));
+        let report = world.veth.near.output_of("ip", &["-o", "link"]);
+        let device = report.lines().find(|line| line.contains("vaxh"));
         device.is_some_and(|line| line.contains("mtu 1400"))
     };
     assert!(wait::until(wait::SOON, small), "{}", world.steward);

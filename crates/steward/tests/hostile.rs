@@ -11,7 +11,7 @@ use std::process::Command;
 
 use common::hostile::{BIND, assert_serves, failed, leased, memfd, registration, requests};
 use common::raw::Raw;
-use common::{POLICY, World, holder, take, wanted};
+use common::{POLICY, World, lessee, take, wanted};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use steward::protocol::{Answer, MESSAGE_MAX, Part, Reason, Request, Step, VERSION};
@@ -26,9 +26,9 @@ const FLOODS: usize = 30;
 /// The connection is closed with a word about it.
 #[track_caller]
 fn assert_closed(connection: &Raw) {
-    let said = connection.receive(wait::SOON);
-    let Some((0, Answer::Refused(refusal))) = said else {
-        panic!("{said:?}")
+    let report = connection.receive(wait::SOON);
+    let Some((0, Answer::Refused(refusal))) = report else {
+        panic!("{report:?}")
     };
     assert_eq!(refusal.reason, Reason::Malformed, "{refusal}");
     assert!(connection.is_over(wait::SOON));
@@ -203,9 +203,9 @@ fn connections_are_limited_for_each_user_and_free_again_when_closed() {
     for _ in 0..3 {
         let connections: Vec<Raw> = (0..5).map(|_| Raw::connect(&world.socket())).collect();
         let sixth = Raw::connect(&world.socket());
-        let said = sixth.receive(wait::SOON);
-        let Some((0, Answer::Refused(refusal))) = said else {
-            panic!("{said:?}")
+        let report = sixth.receive(wait::SOON);
+        let Some((0, Answer::Refused(refusal))) = report else {
+            panic!("{report:?}")
         };
         assert_eq!(refusal.reason, Reason::Limit);
         assert!(refusal.text.contains("`connections`"), "{refusal}");
@@ -233,11 +233,11 @@ fn steward_without_descriptors_serves_on_and_accepts_again_when_it_has_some() {
     let waiting = Raw::connect(&world.socket());
     wait::a_moment();
     // No socket can be made, and it says so; what needs none works.
-    let refusal = common::refusal(holder::register(&lease, 0));
+    let refusal = common::refusal(lessee::register(&lease, 0));
     assert_eq!(refusal.reason, Reason::Kernel, "{refusal}");
     lease.deactivate(0).expect("ours");
     set(1024);
-    holder::register(&lease, 0).expect("ours");
+    lessee::register(&lease, 0).expect("ours");
     drop(waiting);
     assert_serves(&world);
 }
@@ -249,7 +249,7 @@ fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
     require!(Root);
     let world = World::new();
     let lease = world.lease(0, 1).expect("allowed");
-    let prepared = holder::register(&lease, 0).expect("ours");
+    let prepared = lessee::register(&lease, 0).expect("ours");
     let (sender, receiver) = Raw::pair();
     let file = std::fs::File::open("/dev/null").expect("there");
     (0..3).for_each(|_| sender.send_with(&[0], &file, 253));
@@ -264,7 +264,7 @@ fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
     assert!(refusal.text.contains("on their way"), "{refusal}");
     drop((sender, receiver));
     let again = || {
-        let prepared = holder::register(&lease, 0)?;
+        let prepared = lessee::register(&lease, 0)?;
         lease.bind(prepared)
     };
     assert!(wait::until(wait::SOON, || again().is_ok()), "{}", world.steward);
@@ -342,9 +342,9 @@ fn memory_that_is_none_costs_a_request_and_leaves_nothing_behind() {
     world.await_descriptors(before);
 }
 
-/// The memory of a socket counts for its holder's user as long as anybody has it, whatever became of the lease.
+/// The memory of a socket counts for its lessee's user as long as anybody has it, whatever became of the lease.
 #[test]
-fn memory_that_a_holder_keeps_counts() {
+fn memory_that_a_lessee_keeps_counts() {
     require!(Root);
     let uid = 1_300_000 + std::process::id();
     // The kernel counts up to twice as much, for queues that change their memory.
@@ -425,7 +425,7 @@ fn parts_that_end_within_a_page_are_refused() {
 /// Pages that the steward's child made would be its own to pay for. Of hugetlbfs it cannot see which are there; nor
 /// could it of those that go while it pins the others.
 #[test]
-fn pages_that_nobody_has_made_are_not_made_for_a_holder() {
+fn pages_that_nobody_has_made_are_not_made_for_a_lessee() {
     require!(Root);
     let _pages = testkit::HugePages::more(2);
     let world = World::new();
@@ -440,7 +440,7 @@ fn pages_that_nobody_has_made_are_not_made_for_a_holder() {
 }
 
 #[test]
-fn holder_that_dies_while_its_memory_is_pinned_leaves_its_queues_free() {
+fn lessee_that_dies_while_its_memory_is_pinned_leaves_its_queues_free() {
     require!(Root);
     let rule = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nmemlock = \"unlimited\"\n";
     let world = World::with(2, rule);

@@ -1,4 +1,4 @@
-//! Stewards and holders killed at random under traffic, 500 times in a soak: frames go on whenever only the steward is
+//! Stewards and lessees killed at random under traffic, 500 times in a soak: frames go on whenever only the steward is
 //! away, and nothing is left behind in the end.
 
 use crate::common;
@@ -7,18 +7,18 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{World, holder, holder_may, take};
+use common::{World, lessee, lessee_may, take};
 use rustix::process::Signal;
 use testkit::{PacketPort, Running, VethPair, frame, require, soak, wait};
 
-/// The interfaces, of one queue each and with one holder each, and their other ends.
+/// The interfaces, of one queue each and with one lessee each, and their other ends.
 const PAIRS: [(&str, &str); 2] = [(VethPair::NIC, VethPair::WIRE), ("nic1", "wire1")];
 
 /// Kills, how many echoes were asked for while there was no steward, and how often all was found well.
 #[derive(Debug, Default)]
 struct Tally {
     stewards: u32,
-    holders: u32,
+    lessees: u32,
     echoes_without: u32,
     in_order: u32,
 }
@@ -26,7 +26,7 @@ struct Tally {
 /// Everything that is killed.
 struct Victims {
     world: World,
-    holders: Vec<Running>,
+    lessees: Vec<Running>,
     wires: Vec<PacketPort>,
     /// Of the next frame that is looked for.
     serial: u8,
@@ -35,14 +35,14 @@ struct Victims {
 
 impl Victims {
     fn new() -> Self {
-        // Long enough for a holder that is not scheduled for a while; who is dead is not waited for.
-        let world = World::kept_for(&PAIRS.map(|(nic, _)| holder_may(nic, "0")).concat(), "60");
+        // Long enough for a lessee that is not scheduled for a while; who is dead is not waited for.
+        let world = World::kept_for(&PAIRS.map(|(nic, _)| lessee_may(nic, "0")).concat(), "60");
         world.veth.join_as(PAIRS[1].0, PAIRS[1].1, 1, 1500);
         let wires = PAIRS
             .map(|(_, wire)| PacketPort::open(&world.veth.far, wire))
             .into();
         let mut victims = Self {
-            holders: (0..PAIRS.len()).map(|at| start_holder(&world, at)).collect(),
+            lessees: (0..PAIRS.len()).map(|at| start_lessee(&world, at)).collect(),
             world,
             wires,
             serial: 0,
@@ -84,46 +84,46 @@ impl Victims {
             assert!(
                 goes_on,
                 "no echo on {at}: {} {}",
-                self.world.steward, self.holders[at]
+                self.world.steward, self.lessees[at]
             );
             self.tally.echoes_without += 1;
         }
     }
 
-    fn kill_holder(&mut self, at: usize) {
-        self.holders[at].signal(Signal::KILL);
-        self.holders[at].wait(wait::SOON);
-        self.tally.holders += 1;
+    fn kill_lessee(&mut self, at: usize) {
+        self.lessees[at].signal(Signal::KILL);
+        self.lessees[at].wait(wait::SOON);
+        self.tally.lessees += 1;
     }
 
     /// One or two kills, in any order, of what may be in the midst of anything.
     fn round(&mut self, random: &mut Random) {
         std::thread::sleep(Duration::from_micros(random.below(25_000)));
-        let holder = random.index(PAIRS.len());
-        let (steward_dies, holder_dies, steward_first) = match random.below(10) {
+        let lessee = random.index(PAIRS.len());
+        let (steward_dies, lessee_dies, steward_first) = match random.below(10) {
             0..4 => (true, false, true),
             4..7 => (false, true, true),
             7 => (true, true, true),
             _ => (true, true, false),
         };
-        if holder_dies && !steward_first {
-            self.kill_holder(holder);
+        if lessee_dies && !steward_first {
+            self.kill_lessee(lessee);
         }
         if steward_dies {
             self.kill_steward(Duration::from_millis(3));
         }
-        if holder_dies && steward_first {
-            self.kill_holder(holder);
+        if lessee_dies && steward_first {
+            self.kill_lessee(lessee);
         }
-        let holder_before = random.below(2) == 0;
-        if holder_dies && holder_before {
-            self.holders[holder] = start_holder(&self.world, holder);
+        let lessee_before = random.below(2) == 0;
+        if lessee_dies && lessee_before {
+            self.lessees[lessee] = start_lessee(&self.world, lessee);
         }
         if steward_dies {
             self.world.start_again();
         }
-        if holder_dies && !holder_before {
-            self.holders[holder] = start_holder(&self.world, holder);
+        if lessee_dies && !lessee_before {
+            self.lessees[lessee] = start_lessee(&self.world, lessee);
         }
     }
 
@@ -136,7 +136,7 @@ impl Victims {
                     Instant::now() < until,
                     "no echo on {at}: {} {}",
                     self.world.steward,
-                    self.holders[at]
+                    self.lessees[at]
                 );
             }
         }
@@ -167,22 +167,22 @@ impl Victims {
     }
 }
 
-fn start_holder(world: &World, at: usize) -> Running {
-    holder::spawn_on(world, "kills::child_holds_on", PAIRS[at].0)
+fn start_lessee(world: &World, at: usize) -> Running {
+    lessee::spawn_on(world, "kills::child_holds_on", PAIRS[at].0)
 }
 
 /// Has its queue and sends back what comes, whatever happens to the steward and the lease.
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_holds_on() {
-    holder::give_up_privileges();
-    let interface = holder::interface();
-    let mut said = String::new();
+    lessee::give_up_privileges();
+    let interface = lessee::interface();
+    let mut report = String::new();
     loop {
         let over = hold(&interface).expect_err("it ends only by an error");
-        if over != said {
+        if over != report {
             println!("{over}");
-            said = over;
+            report = over;
         }
         std::thread::sleep(Duration::from_millis(3));
     }
@@ -190,8 +190,8 @@ fn child_holds_on() {
 
 fn hold(interface: &str) -> Result<(), String> {
     let wanted = common::wanted_of(interface, 0, 1);
-    let lease = take(&holder::socket(), &wanted).map_err(|error| error.to_string())?;
-    let mut echo = holder::Echo::try_open(&lease, 0)?;
+    let lease = take(&lessee::socket(), &wanted).map_err(|error| error.to_string())?;
+    let mut echo = lessee::Echo::try_open(&lease, 0)?;
     loop {
         echo.run(Duration::from_millis(5));
         let generation = lease.facts().generation;
@@ -219,7 +219,7 @@ impl Random {
 }
 
 #[test]
-fn stewards_and_holders_killed_under_traffic_leave_nothing_and_frames_go_on() {
+fn stewards_and_lessees_killed_under_traffic_leave_nothing_and_frames_go_on() {
     require!(Root);
     let kills = soak::count(100, 500) as u64;
     let (mut victims, mut random) = (Victims::new(), Random(0x5eed_cafe));
@@ -237,7 +237,7 @@ fn stewards_and_holders_killed_under_traffic_leave_nothing_and_frames_go_on() {
         // Also when it panics.
         let _end = wait::Raised(&over);
         let mut rounds = 0;
-        while u64::from(victims.tally.stewards + victims.tally.holders) < kills {
+        while u64::from(victims.tally.stewards + victims.tally.lessees) < kills {
             victims.round(&mut random);
             rounds += 1;
             if rounds % 20 == 0 {
@@ -245,7 +245,7 @@ fn stewards_and_holders_killed_under_traffic_leave_nothing_and_frames_go_on() {
             }
         }
         victims.await_order();
-        // At other times it depends on how soon holders are back whether they had any.
+        // At other times it depends on how soon lessees are back whether they had any.
         victims.kill_steward(wait::SOON);
         victims.world.restart();
         victims.await_order();
@@ -253,7 +253,7 @@ fn stewards_and_holders_killed_under_traffic_leave_nothing_and_frames_go_on() {
     println!("{:?} in {:?}", victims.tally, began.elapsed());
     // All but the steward go, which then has nothing left.
     for at in 0..PAIRS.len() {
-        victims.kill_holder(at);
+        victims.kill_lessee(at);
     }
     let world = &mut victims.world;
     world.await_nothing();

@@ -1,4 +1,4 @@
-//! Leases end to end: a holder without privileges moves frames with what the steward gave it, and nothing else works.
+//! Leases end to end: a lessee without privileges moves frames with what the steward gave it, and nothing else works.
 
 use crate::common;
 
@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::holder::{self, Echo};
+use common::lessee::{self, Echo};
 use common::{World, refusal, soon, take, wanted};
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -18,11 +18,11 @@ use testkit::{VethPair, require, wait};
 use xsk::{OwnMemory, Umem};
 
 #[test]
-fn holder_without_privileges_in_an_empty_namespace_moves_frames() {
+fn lessee_without_privileges_in_an_empty_namespace_moves_frames() {
     require!(Root);
     let world = World::of_one_queue();
     assert_eq!(world.program(), None);
-    let mut running = holder::start(&world, "lease::child_echoes", 0);
+    let mut running = lessee::start(&world, "lease::child_echoes", 0);
     assert!(world.program().is_some());
     for seed in 0..50 {
         world.assert_echo(seed);
@@ -35,8 +35,8 @@ fn holder_without_privileges_in_an_empty_namespace_moves_frames() {
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_echoes() {
-    holder::give_up_privileges();
-    let lease = holder::lease();
+    lessee::give_up_privileges();
+    let lease = lessee::lease();
     let facts = lease.facts();
     assert_eq!(
         (facts.name.as_str(), facts.mtu, facts.rx_queues, facts.up),
@@ -44,7 +44,7 @@ fn child_echoes() {
     );
     assert_eq!((facts.mode, facts.note.as_str()), (Some(Mode::Native), ""));
     assert!(facts.ifindex > 0 && facts.program > 0);
-    let mut echo = Echo::open(&lease, holder::queue());
+    let mut echo = Echo::open(&lease, lessee::queue());
     println!("echoing");
     loop {
         echo.run(Duration::from_millis(100));
@@ -55,18 +55,18 @@ fn child_echoes() {
 }
 
 #[test]
-fn holder_that_restarts_its_queue_gets_a_new_socket_for_it() {
+fn lessee_that_restarts_its_queue_gets_a_new_socket_for_it() {
     require!(Root);
     let world = World::new();
-    let _running = holder::start(&world, "lease::child_reopens", 1);
+    let _running = lessee::start(&world, "lease::child_reopens", 1);
     world.await_echo();
 }
 
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_reopens() {
-    holder::give_up_privileges();
-    let lease = take(&holder::socket(), &wanted(0, 2)).expect("allowed");
+    lessee::give_up_privileges();
+    let lease = take(&lessee::socket(), &wanted(0, 2)).expect("allowed");
     let open = || -> Vec<Echo> { (0..2).map(|queue| Echo::open(&lease, queue)).collect() };
     let mut echoes = open();
     for _ in 0..5 {
@@ -82,12 +82,12 @@ fn child_reopens() {
     }
 }
 
-/// Whatever its holder does with it: it has one queue, its memory and its rings.
+/// Whatever its lessee does with it: it has one queue, its memory and its rings.
 #[test]
 fn socket_that_is_handed_out_can_be_bound_to_nothing_else() {
     require!(Root);
     let world = World::new();
-    let mut running = holder::spawn(&world, "lease::child_tries_to_bind_elsewhere", 0);
+    let mut running = lessee::spawn(&world, "lease::child_tries_to_bind_elsewhere", 0);
     assert!(running.wait(wait::SOON).success(), "{running}");
     assert!(running.said().contains("bound for good"), "{running}");
 }
@@ -95,9 +95,9 @@ fn socket_that_is_handed_out_can_be_bound_to_nothing_else() {
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_tries_to_bind_elsewhere() {
-    holder::give_up_privileges();
-    let lease = take(&holder::socket(), &wanted(0, 1)).expect("allowed");
-    let (umem, config) = (holder::umem(), holder::config(&lease.facts(), 0));
+    lessee::give_up_privileges();
+    let lease = take(&lessee::socket(), &wanted(0, 1)).expect("allowed");
+    let (umem, config) = (lessee::umem(), lessee::config(&lease.facts(), 0));
     let prepared = lease.register(&umem, &config).expect("allowed");
     let socket = lease.bind(prepared).expect("ours");
     for queue in [0, 1] {
@@ -122,10 +122,10 @@ fn memory_beyond_what_the_policy_allows_is_refused() {
     // One socket of the two takes 2 MiB.
     let world = World::with(2, &policy("memlock = \"3 MiB\"\n"));
     let lease = world.lease(0, 2).expect("allowed");
-    let first = holder::Echo::open(&lease, 0);
+    let first = lessee::Echo::open(&lease, 0);
     // A successor takes the place of the one in use.
-    holder::register(&lease, 0).expect("allowed");
-    let refusal = refusal(holder::register(&lease, 1));
+    lessee::register(&lease, 0).expect("allowed");
+    let refusal = refusal(lessee::register(&lease, 1));
     assert_eq!(refusal.reason, Reason::Memlock);
     for words in ["2048 KiB", "4096 KiB", "3072 KiB", "`memlock`"] {
         assert!(refusal.text.contains(words), "{refusal}");
@@ -134,20 +134,20 @@ fn memory_beyond_what_the_policy_allows_is_refused() {
     // Of another interface's or lease's queues, too.
     let (one, two) = (world.lease(0, 1).expect("free"), world.lease(1, 1).expect("free"));
     // The kernel gives memory back after the sockets' end.
-    let registered = wait::until(wait::SOON, || holder::register(&one, 0).is_ok());
+    let registered = wait::until(wait::SOON, || lessee::register(&one, 0).is_ok());
     assert!(registered, "{}", world.steward);
-    assert_eq!(common::refusal(holder::register(&two, 1)).reason, Reason::Memlock);
+    assert_eq!(common::refusal(lessee::register(&two, 1)).reason, Reason::Memlock);
     drop(one);
-    let freed = wait::until(wait::SOON, || holder::register(&two, 1).is_ok());
+    let freed = wait::until(wait::SOON, || lessee::register(&two, 1).is_ok());
     assert!(freed, "{}", world.steward);
     drop((two, world));
     // Where it does not say, a queue may have what its own chunks take.
     let world = World::with(2, &policy(""));
     let lease = world.lease(0, 1).expect("allowed");
-    holder::register(&lease, 0).expect("2 MiB");
+    lessee::register(&lease, 0).expect("2 MiB");
     let memory = OwnMemory::new(17 << 20).expect("memory");
     let umem = Umem::aligned(Arc::new(memory), 2048, 0).expect("a UMEM");
-    let large = lease.register(&umem, &holder::config(&lease.facts(), 0));
+    let large = lease.register(&umem, &lessee::config(&lease.facts(), 0));
     assert_eq!(common::refusal(large).reason, Reason::Memlock);
 }
 
@@ -215,7 +215,7 @@ fn refusals_name_value_and_remedy() {
         &["native mode for other leases: ask for that mode", "(mode)"],
     );
     check(
-        refusal(holder::register(&lease, 1)),
+        refusal(lessee::register(&lease, 1)),
         Reason::Lease,
         &["queue 1", "0 to 0"],
     );

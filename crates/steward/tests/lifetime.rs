@@ -1,11 +1,11 @@
-//! What ends and what lives on: holders and stewards that are killed, interfaces that change under a lease.
+//! What ends and what lives on: lessees and stewards that are killed, interfaces that change under a lease.
 
 use crate::common;
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use common::{POLICY, World, holder};
+use common::{POLICY, World, lessee};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use steer::Held;
@@ -35,7 +35,7 @@ fn await_facts(lease: &Lease, what: &str, holds: impl Fn(&Facts) -> bool) -> Fac
 }
 
 #[test]
-fn holder_is_told_what_happens_to_its_interface() {
+fn lessee_is_told_what_happens_to_its_interface() {
     require!(Root);
     let world = World::new();
     let lease = world.lease(0, 1).expect("allowed");
@@ -71,7 +71,7 @@ fn queue_is_waited_for_until_no_socket_has_it() {
     let lease = world.lease(0, 2).expect("allowed");
     let free = |queue| lease.await_free(queue, Duration::ZERO);
     free(0).expect("nobody had it yet");
-    let prepared = holder::register(&lease, 0).expect("memory is left");
+    let prepared = lessee::register(&lease, 0).expect("memory is left");
     let socket = lease.bind(prepared).expect("it is free");
     let again = socket.as_fd().try_clone_to_owned().expect("a descriptor is left");
     drop(socket);
@@ -87,7 +87,7 @@ fn queue_is_waited_for_until_no_socket_has_it() {
     drop(again);
     lease.await_free(0, wait::SOON).expect("the last one is closed");
     // Who asked has not taken it.
-    let prepared = holder::register(&lease, 0).expect("memory is left");
+    let prepared = lessee::register(&lease, 0).expect("memory is left");
     lease.bind(prepared).expect("it is free");
     assert!(
         lease.await_free(2, Duration::ZERO).is_err(),
@@ -105,7 +105,7 @@ fn lease_outlives_its_interface_and_goes_on_with_one_of_its_name() {
     let gone = await_facts(&lease, "gone", |facts| facts.ifindex == 0);
     assert_eq!((gone.mode, gone.up), (None, false));
     assert!(gone.note.contains("nic0 is gone"), "{}", gone.note);
-    let prepared = holder::register(&lease, 0).expect("memory needs no interface");
+    let prepared = lessee::register(&lease, 0).expect("memory needs no interface");
     let refusal = common::refusal(lease.bind(prepared));
     assert!(refusal.text.contains("nic0 is gone"), "{refusal}");
     // Its queues stay its own meanwhile.
@@ -116,7 +116,7 @@ fn lease_outlives_its_interface_and_goes_on_with_one_of_its_name() {
         (before.ifindex, before.generation)
     );
     assert!(world.program().is_some());
-    holder::register(&lease, 0).expect("a new one");
+    lessee::register(&lease, 0).expect("a new one");
     drop(lease);
     world.await_no_program();
 }
@@ -163,7 +163,7 @@ fn interface_that_moves_to_another_namespace_takes_no_program_along() {
 }
 
 #[test]
-fn program_that_somebody_detaches_is_attached_again_and_the_holder_is_told() {
+fn program_that_somebody_detaches_is_attached_again_and_the_lessee_is_told() {
     require!(Root);
     let world = World::of_one_queue();
     let lease = world.lease(0, 1).expect("allowed");
@@ -238,12 +238,12 @@ fn detach_link(id: u32) {
 }
 
 #[test]
-fn holders_killed_at_random_under_traffic_leave_nothing() {
+fn lessees_killed_at_random_under_traffic_leave_nothing() {
     require!(Root);
     let world = World::of_one_queue();
     let descriptors = world.descriptors();
     for round in 0..soak::count(20, 400) {
-        let mut running = holder::spawn(&world, "lifetime::child_echoes_until_killed", 0);
+        let mut running = lessee::spawn(&world, "lifetime::child_echoes_until_killed", 0);
         // From before it connects to long after frames flow, by a sequence that is the same each time.
         let life = Duration::from_micros((round * 7919 % 97) as u64 * 1500);
         let until = Instant::now() + life;
@@ -257,16 +257,16 @@ fn holders_killed_at_random_under_traffic_leave_nothing() {
         world.await_descriptors(descriptors);
     }
     // And the queue is as good as new.
-    let _running = holder::start(&world, "lifetime::child_echoes_until_killed", 0);
+    let _running = lessee::start(&world, "lifetime::child_echoes_until_killed", 0);
     world.await_echo();
 }
 
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_echoes_until_killed() {
-    holder::give_up_privileges();
-    let lease = holder::lease();
-    let mut echo = holder::Echo::open(&lease, holder::queue());
+    lessee::give_up_privileges();
+    let lease = lessee::lease();
+    let mut echo = lessee::Echo::open(&lease, lessee::queue());
     println!("echoing");
     loop {
         echo.run(Duration::from_millis(100));
@@ -278,11 +278,11 @@ fn child_echoes_until_killed() {
 }
 
 #[test]
-fn steward_that_keeps_nothing_takes_its_program_along_and_holders_learn_it_from_the_next() {
+fn steward_that_keeps_nothing_takes_its_program_along_and_lessees_learn_it_from_the_next() {
     require!(Root);
     let mut world = World::of_one_queue();
     for signal in [Signal::TERM, Signal::KILL] {
-        let mut running = holder::start(&world, "lifetime::child_echoes_until_killed", 0);
+        let mut running = lessee::start(&world, "lifetime::child_echoes_until_killed", 0);
         world.await_echo();
         world.steward.signal(signal);
         let status = world.steward.wait(wait::SOON);
@@ -291,10 +291,10 @@ fn steward_that_keeps_nothing_takes_its_program_along_and_holders_learn_it_from_
         assert_eq!(world.socket().exists(), signal == Signal::KILL);
         // What a killed one left behind is no hindrance.
         world.restart();
-        running.await_text("lease over: the steward refuses: no lease waits for this holder");
+        running.await_text("lease over: the steward refuses: no lease waits for this lessee");
         running.wait(wait::SOON);
     }
-    let _running = holder::start(&world, "lifetime::child_echoes_until_killed", 0);
+    let _running = lessee::start(&world, "lifetime::child_echoes_until_killed", 0);
     world.await_echo();
 }
 
@@ -307,7 +307,7 @@ fn steward_needs_no_more_capabilities_than_its_unit_gives_it() {
     world.restart_with("-all,+net_admin,+net_raw,+bpf,+ipc_lock,+setuid");
     let status = std::fs::read_to_string(format!("/proc/{}/status", world.steward.pid())).expect("it runs");
     assert!(status.contains("CapEff:\t0000008000007080"), "{status}");
-    let mut running = holder::start(&world, "lifetime::child_echoes_until_killed", 0);
+    let mut running = lessee::start(&world, "lifetime::child_echoes_until_killed", 0);
     world.await_echo();
     running.signal(Signal::KILL);
     running.wait(wait::SOON);
@@ -338,7 +338,7 @@ fn second_steward_at_the_same_socket_is_refused() {
 fn socket_that_cannot_be_is_refused_with_a_remedy() {
     require!(Root);
     let world = World::new();
-    let said = |name: &str| {
+    let report = |name: &str| {
         let mut command = world
             .veth
             .near
@@ -349,13 +349,13 @@ fn socket_that_cannot_be_is_refused_with_a_remedy() {
         assert!(!second.wait(wait::SOON).success(), "{second}");
         second.said()
     };
-    let missing = said("no/steward.sock");
+    let missing = report("no/steward.sock");
     assert!(
         missing.contains("`mkdir -p ") && missing.contains("--socket"),
         "{missing}"
     );
     assert!(!world.dir.path().join("no").exists());
-    let file = said("policy.toml");
+    let file = report("policy.toml");
     assert!(file.contains("not a socket: choose another path"), "{file}");
 }
 
@@ -370,15 +370,18 @@ fn policy_is_checked_without_a_privilege() {
             .arg(&path)
             .output()
             .expect("it runs");
-        let said = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8(said).expect("text"))
+        let report = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(report).expect("text"))
     };
-    let (good, said) = run("[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-3\"\n");
-    assert!(good && said.contains("rule 1: user 7, eth1 queues 0-3"), "{said}");
-    let (good, said) = run("[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-3\"\nmemlok = 1\n");
+    let (good, report) = run("[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-3\"\n");
     assert!(
-        !good && said.contains("line 5") && said.contains("memlok"),
-        "{said}"
+        good && report.contains("rule 1: user 7, eth1 queues 0-3"),
+        "{report}"
     );
-    assert_eq!(said.lines().count(), 1, "{said}");
+    let (good, report) = run("[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-3\"\nmemlok = 1\n");
+    assert!(
+        !good && report.contains("line 5") && report.contains("memlok"),
+        "{report}"
+    );
+    assert_eq!(report.lines().count(), 1, "{report}");
 }

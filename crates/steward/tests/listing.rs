@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{World, holder, holder_uid, take, wanted};
+use common::{World, lessee, lessee_uid, take, wanted};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
@@ -27,7 +27,7 @@ fn root_is_told_of_all_leases_and_others_of_their_own() {
         ..wanted(2, 2)
     };
     let _lease = take(&world.socket(), &wanted).expect("allowed");
-    let mut holder = holder::start(&world, "listing::child_leases_and_lists", 1);
+    let mut lessee = lessee::start(&world, "listing::child_leases_and_lists", 1);
     let all = listing::leases(&world.socket()).expect("it answers");
     let namespace = world.veth.near.enter(listing::namespace);
     let ours = Listed {
@@ -46,8 +46,8 @@ fn root_is_told_of_all_leases_and_others_of_their_own() {
     };
     let theirs = Listed {
         number: all[1].number,
-        pid: holder.pid(),
-        uid: holder_uid(),
+        pid: lessee.pid(),
+        uid: lessee_uid(),
         start_queue: 1,
         queues: 1,
         filter: Filter::default(),
@@ -59,8 +59,8 @@ fn root_is_told_of_all_leases_and_others_of_their_own() {
     let impaired =
         || listing::leases(&world.socket()).is_ok_and(|all| all.iter().all(|lease| lease.impaired));
     assert!(wait::until(wait::SOON, impaired));
-    holder.signal(rustix::process::Signal::KILL);
-    holder.wait(wait::SOON);
+    lessee.signal(rustix::process::Signal::KILL);
+    lessee.wait(wait::SOON);
     assert!(wait::until(wait::SOON, || listing::leases(&world.socket())
         .is_ok_and(|all| all.len() == 1)));
 }
@@ -68,9 +68,9 @@ fn root_is_told_of_all_leases_and_others_of_their_own() {
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_leases_and_lists() {
-    holder::give_up_privileges();
-    let _lease = take(&holder::socket(), &wanted(holder::queue(), 1)).expect("allowed");
-    let known = listing::leases(&holder::socket()).expect("it answers");
+    lessee::give_up_privileges();
+    let _lease = take(&lessee::socket(), &wanted(lessee::queue(), 1)).expect("allowed");
+    let known = listing::leases(&lessee::socket()).expect("it answers");
     assert_eq!(known.len(), 1);
     assert_eq!((known[0].pid, known[0].start_queue), (std::process::id(), 1));
     println!("echoing");
@@ -81,7 +81,7 @@ fn child_leases_and_lists() {
 fn users_that_the_policy_does_not_know_are_told_nothing_but_root_is() {
     require!(Root);
     let world = World::with(1, "[[allow]]\nuser = 7\ninterface = \"nic0\"\nqueues = \"all\"\n");
-    let mut child = holder::spawn(&world, "listing::child_is_refused", 0);
+    let mut child = lessee::spawn(&world, "listing::child_is_refused", 0);
     assert!(child.wait(wait::SOON).success(), "{child}");
     assert_eq!(listing::leases(&world.socket()).expect("root may ask"), []);
     let refused = common::refusal(world.lease(0, 1));
@@ -93,10 +93,10 @@ fn users_that_the_policy_does_not_know_are_told_nothing_but_root_is() {
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_is_refused() {
-    holder::give_up_privileges();
-    let refused = common::refusal(listing::leases(&holder::socket()));
+    lessee::give_up_privileges();
+    let refused = common::refusal(listing::leases(&lessee::socket()));
     assert_eq!(refused.reason, Reason::NotAllowed);
-    let user = format!("user {}", holder_uid());
+    let user = format!("user {}", lessee_uid());
     assert!(refused.text.contains(&user), "{refused}");
 }
 

@@ -1,5 +1,5 @@
 //! Leases of networks: stations that come and go at run time, groups by a ring, what the policy says to each, and what
-//! is left when stewards and holders are gone.
+//! is left when stewards and lessees are gone.
 #![allow(unsafe_code)]
 
 use crate::common;
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use common::raw::Raw;
-use common::{World, holder, holder_may, refusal, take, wanted};
+use common::{World, lessee, lessee_may, refusal, take, wanted};
 use rustix::process::Signal;
 use steer::{GroupReader, Station};
 use steward::client::Lease;
@@ -21,11 +21,11 @@ const MORE: [u8; 6] = [2, 0, 0, 0, 0, 0xab];
 const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 0xbb];
 const GROUP: [u8; 6] = [0x01, 0, 0x5e, 0, 0, 1];
 
-/// Root may have networks of any stations, holders of two addresses.
+/// Root may have networks of any stations, lessees of two addresses.
 fn policy() -> String {
-    let holders = holder_may(VethPair::NIC, "0")
+    let lessees = lessee_may(VethPair::NIC, "0")
         + "network = true\nmacs = [\"02:00:00:00:00:aa\", \"02:00:00:00:00:ab\"]\n";
-    holders + "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\n"
+    lessees + "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\n"
 }
 
 fn network(start_queue: u32, queues: u32) -> Wanted {
@@ -60,16 +60,16 @@ fn comes(groups: &mut GroupReader, sent: &[u8]) -> bool {
     wait::until(wait::SOON, || groups.read(&mut frame).is_some() && frame == sent)
 }
 
-/// The holder's end in this process: what comes goes back.
+/// The lessee's end in this process: what comes goes back.
 struct Guest {
     lease: Lease,
-    echo: holder::Echo,
+    echo: lessee::Echo,
 }
 
 impl Guest {
     fn new(world: &World) -> Self {
         let lease = take(&world.socket(), &network(0, 1)).expect("allowed");
-        let echo = holder::Echo::open(&lease, 0);
+        let echo = lessee::Echo::open(&lease, 0);
         Self { lease, echo }
     }
 
@@ -108,11 +108,11 @@ fn stations_change_at_run_time_and_everything_else_is_the_hosts() {
     assert!(!guest.answers(&world, THEIRS, 3));
     assert!(!guest.answers(&world, GROUP, 4));
     let accepted = || {
-        let said = world
+        let report = world
             .veth
             .near
             .output_of("bridge", &["fdb", "show", "dev", VethPair::NIC]);
-        said.contains("02:00:00:00:00:aa")
+        report.contains("02:00:00:00:00:aa")
     };
     assert!(accepted(), "the NIC knows");
     // By one socket: to close another for each change would take the kernel long, and the steward with it.
@@ -136,10 +136,10 @@ fn stations_change_at_run_time_and_everything_else_is_the_hosts() {
 }
 
 #[test]
-fn holder_without_privileges_sets_stations_and_reads_its_groups() {
+fn lessee_without_privileges_sets_stations_and_reads_its_groups() {
     require!(Root);
     let world = World::with(1, &policy());
-    let mut running = holder::spawn(&world, "network::child_serves_a_network", 0);
+    let mut running = lessee::spawn(&world, "network::child_serves_a_network", 0);
     running.await_text("serving");
     let echoes = |mac| {
         let sent = to(mac, 9);
@@ -158,9 +158,9 @@ fn holder_without_privileges_sets_stations_and_reads_its_groups() {
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_serves_a_network() {
-    holder::give_up_privileges();
-    let lease = take(&holder::socket(), &network(0, 1)).unwrap_or_else(|error| panic!("{error}"));
-    let mut echo = holder::Echo::open(&lease, 0);
+    lessee::give_up_privileges();
+    let lease = take(&lessee::socket(), &network(0, 1)).unwrap_or_else(|error| panic!("{error}"));
+    let mut echo = lessee::Echo::open(&lease, 0);
     lease.set_stations(&[on(0, OURS, 1)]).expect("allowed");
     let mut groups = lease.groups().expect("a ring");
     println!("serving");
@@ -291,9 +291,9 @@ fn lease_that_nobody_comes_back_to_leaves_no_station() {
     world.end_steward(Signal::KILL);
     drop(lease);
     // This process lives, so its lease is not over for the steward before its grace period is; another asks for it
-    // anew.
+    // again.
     world.restart();
-    let again = take(&world.socket(), &network(0, 2)).expect("given up by asking anew");
+    let again = take(&world.socket(), &network(0, 2)).expect("given up by asking again");
     again.set_stations(&[on(0, MORE, 1)]).expect("allowed");
     let program = world.program();
     drop(again);
@@ -306,7 +306,7 @@ fn lease_that_nobody_comes_back_to_leaves_no_station() {
 }
 
 #[test]
-fn interface_made_anew_gets_the_stations_again() {
+fn interface_made_again_gets_the_stations_again() {
     require!(Root);
     let world = World::with(1, &policy());
     let lease = take(&world.socket(), &network(0, 1)).expect("allowed");
@@ -314,12 +314,12 @@ fn interface_made_anew_gets_the_stations_again() {
     let generation = lease.facts().generation;
     world.veth.near.ip(&["link", "delete", VethPair::NIC]);
     world.veth.join(1, 1500);
-    let anew = || {
+    let again = || {
         lease.take_changes().expect("it goes on");
         lease.facts().generation != generation && lease.facts().mode.is_some()
     };
-    assert!(wait::until(wait::SOON, anew), "{}", world.steward);
-    let mut echo = holder::Echo::open(&lease, 0);
+    assert!(wait::until(wait::SOON, again), "{}", world.steward);
+    let mut echo = lessee::Echo::open(&lease, 0);
     let wire = testkit::PacketPort::open(&world.veth.far, VethPair::WIRE);
     let sent = to(OURS, 1);
     let comes_back = || {
@@ -366,8 +366,8 @@ fn addresses_of_interfaces_above_are_the_hosts_and_no_stations() {
     let near = &world.veth.near;
     let nic = VethPair::NIC;
     let add = |name: &str, of: &str, mac: &str, kind: &[&str]| {
-        let said = ["link", "add", "link", of, "name", name, "address", mac, "type"];
-        near.ip(&[&said, kind].concat());
+        let report = ["link", "add", "link", of, "name", name, "address", mac, "type"];
+        near.ip(&[&report, kind].concat());
     };
     add("mv0", nic, "02:00:00:00:00:c1", &["macvlan", "mode", "bridge"]);
     let mut guest = Guest::new(&world);
@@ -437,7 +437,7 @@ fn steward_that_comes_with_another_policy_takes_its_stations_from_a_lease_that_w
             "queues = \"all\"\nnetwork = true\nmacs = [\"02:00:00:00:00:ab\"]\n",
         ),
     );
-    // The holder does not come back, and is there: its queues are kept for it.
+    // The lessee does not come back, and is there: its queues are kept for it.
     world.restart();
     assert!(!guest.answers(&world, OURS, 2), "{}", world.steward);
 }
@@ -446,19 +446,19 @@ fn steward_that_comes_with_another_policy_takes_its_stations_from_a_lease_that_w
 fn ring_of(world: &World, uid: u32) -> (Raw, OwnedFd) {
     let request = Request::Lease(network(0, 1));
     let leased = || {
-        let mut holder = Raw::connect_as(&world.socket(), uid, uid);
-        matches!(holder.ask(&request), Answer::Facts(_)).then_some(holder)
+        let mut lessee = Raw::connect_as(&world.socket(), uid, uid);
+        matches!(lessee.ask(&request), Answer::Facts(_)).then_some(lessee)
     };
-    let mut holder = wait::until_some(wait::SOON, leased).expect("free");
-    let ring = holder.ask_for_descriptor(&Request::Groups);
-    (holder, ring)
+    let mut lessee = wait::until_some(wait::SOON, leased).expect("free");
+    let ring = lessee.ask_for_descriptor(&Request::Groups);
+    (lessee, ring)
 }
 
 /// The kernel's number of a ring.
 fn number_of(ring: &impl AsFd) -> u32 {
     let path = format!("/proc/self/fdinfo/{}", ring.as_fd().as_raw_fd());
-    let said = std::fs::read_to_string(path).expect("open");
-    let number = said.lines().find_map(|line| line.strip_prefix("map_id:"));
+    let report = std::fs::read_to_string(path).expect("open");
+    let number = report.lines().find_map(|line| line.strip_prefix("map_id:"));
     number.expect("a map").trim().parse().expect("a number")
 }
 
@@ -466,7 +466,7 @@ fn number_of(ring: &impl AsFd) -> u32 {
 fn user_that_keeps_the_rings_of_all_its_leases_has_one() {
     require!(Root);
     let world = World::lingering(&policy(), "60");
-    let kept: Vec<_> = (0..20).map(|_| ring_of(&world, common::holder_uid()).1).collect();
+    let kept: Vec<_> = (0..20).map(|_| ring_of(&world, common::lessee_uid()).1).collect();
     let numbers: BTreeSet<u32> = kept.iter().map(number_of).collect();
     assert_eq!(numbers.len(), 1, "{numbers:?}");
     let others = number_of(&ring_of(&world, 0).1);
@@ -477,15 +477,15 @@ fn user_that_keeps_the_rings_of_all_its_leases_has_one() {
 fn ring_that_a_user_has_again_is_empty_and_can_be_mapped() {
     require!(Root);
     let world = World::with(1, &policy());
-    let (holder, ring) = ring_of(&world, 0);
+    let (lessee, ring) = ring_of(&world, 0);
     assert_eq!(freeze(&ring), Err(libc::EBUSY));
-    drop(holder);
+    drop(lessee);
     let again = || take(&world.socket(), &network(0, 1)).ok();
     let serve = || {
         let lease = wait::until_some(wait::SOON, again).expect("free");
         let groups = lease.groups().expect("mapped");
         assert_eq!(number_of(&groups), number_of(&ring));
-        let echo = holder::Echo::open(&lease, 0);
+        let echo = lessee::Echo::open(&lease, 0);
         (Guest { lease, echo }, groups)
     };
     let (guest, mut kept) = serve();

@@ -1,4 +1,4 @@
-//! Holders of networks that ask for as much as they can, while others are served, and stewards that are killed
+//! Lessees of networks that ask for as much as they can, while others are served, and stewards that are killed
 //! meanwhile.
 
 use crate::common;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::raw::Raw;
-use common::{World, holder, take, wanted};
+use common::{World, lessee, take, wanted};
 use rustix::process::Signal;
 use steer::Station;
 use steward::client::Lease;
@@ -29,10 +29,10 @@ fn network(queue: u32) -> Wanted {
     }
 }
 
-/// The holder that is to lose nothing.
+/// The lessee that is to lose nothing.
 struct Guest {
     lease: Lease,
-    echo: holder::Echo,
+    echo: lessee::Echo,
     serial: u16,
 }
 
@@ -41,7 +41,7 @@ impl Guest {
         // All frames come to its queue.
         world.veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
         let lease = take(&world.socket(), &network(0)).expect("allowed");
-        let echo = holder::Echo::open(&lease, 0);
+        let echo = lessee::Echo::open(&lease, 0);
         let station = Station { vlan: 0, mac: OURS };
         let port = Some(1);
         lease
@@ -82,12 +82,12 @@ fn batch(from: u16, port: Option<u32>) -> Vec<StationChange> {
 }
 
 /// Sets and clears stations as fast as it is answered, asks for others' and for more than there may be; how often.
-fn storm(holder: &mut Raw, over: &AtomicBool) -> usize {
+fn storm(lessee: &mut Raw, over: &AtomicBool) -> usize {
     let per_message = CHANGES_MAX as u16;
     let mut asked = 0;
     let mut ask = |changes: Vec<StationChange>| {
         asked += 1;
-        holder.ask(&Request::Stations { changes })
+        lessee.ask(&Request::Stations { changes })
     };
     while !over.load(Ordering::Relaxed) {
         let mut others = batch(0, Some(3));
@@ -108,17 +108,17 @@ fn storm(holder: &mut Raw, over: &AtomicBool) -> usize {
 }
 
 #[test]
-fn stations_in_a_storm_cost_another_holder_no_frame_and_no_answer() {
+fn stations_in_a_storm_cost_another_lessee_no_frame_and_no_answer() {
     require!(Root);
     let world = World::with(2, POLICY);
     let mut guest = Guest::new(&world);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let storming = scope.spawn(|| {
-            let mut holder = Raw::connect_as(&world.socket(), HOSTILE, HOSTILE);
-            let leased = holder.ask(&Request::Lease(network(1)));
+            let mut lessee = Raw::connect_as(&world.socket(), HOSTILE, HOSTILE);
+            let leased = lessee.ask(&Request::Lease(network(1)));
             assert!(matches!(leased, Answer::Facts(_)), "{leased:?}");
-            storm(&mut holder, &over)
+            storm(&mut lessee, &over)
         });
         // Also when it panics.
         let end = wait::Raised(&over);
@@ -136,7 +136,7 @@ fn stations_in_a_storm_cost_another_holder_no_frame_and_no_answer() {
 }
 
 #[test]
-fn steward_killed_in_a_storm_of_networks_leaves_nothing_and_another_holder_is_served() {
+fn steward_killed_in_a_storm_of_networks_leaves_nothing_and_another_lessee_is_served() {
     require!(Root);
     let mut world = World::kept_lingering(POLICY, "0");
     let mut guest = Guest::new(&world);
@@ -146,7 +146,7 @@ fn steward_killed_in_a_storm_of_networks_leaves_nothing_and_another_holder_is_se
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 // Whatever is answered, and whether it is.
-                let Ok(holder) = Raw::try_connect_as(&socket, HOSTILE, HOSTILE) else {
+                let Ok(lessee) = Raw::try_connect_as(&socket, HOSTILE, HOSTILE) else {
                     continue;
                 };
                 let stations = Request::Stations {
@@ -156,8 +156,8 @@ fn steward_killed_in_a_storm_of_networks_leaves_nothing_and_another_holder_is_se
                     .iter()
                     .enumerate()
                 {
-                    let _ = holder.send(&request.encode(serial as u32 + 1));
-                    if let Some((_, Answer::Facts(_))) = holder.receive(Duration::from_millis(200)) {
+                    let _ = lessee.send(&request.encode(serial as u32 + 1));
+                    if let Some((_, Answer::Facts(_))) = lessee.receive(Duration::from_millis(200)) {
                         leases.fetch_add(1, Ordering::Relaxed);
                     }
                 }

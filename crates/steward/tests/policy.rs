@@ -5,7 +5,7 @@ use crate::common;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{POLICY, World, holder, raw::Raw, refusal, soon, take, wanted};
+use common::{POLICY, World, lessee, raw::Raw, refusal, soon, take, wanted};
 use rustix::process::Signal;
 use steward::client::{Lease, LeaseError};
 use steward::protocol::{Answer, Reason, Request, Wanted};
@@ -20,12 +20,12 @@ fn write_policy(world: &World, text: &str) {
 /// Lets the steward read its policy again.
 #[track_caller]
 pub(crate) fn reread(world: &mut World, text: &str, words: &str) {
-    let said = |world: &World| world.steward.said().matches(words).count();
-    let before = said(world);
+    let report = |world: &World| world.steward.said().matches(words).count();
+    let before = report(world);
     write_policy(world, text);
     world.steward.signal(Signal::HUP);
-    let read = wait::until(wait::SOON, || said(world) > before);
-    assert!(read, "never said {words}: {}", world.steward);
+    let read = wait::until(wait::SOON, || report(world) > before);
+    assert!(read, "never report {words}: {}", world.steward);
 }
 
 #[track_caller]
@@ -58,7 +58,7 @@ fn policy_is_read_again_and_leases_that_it_does_not_allow_any_more_end() {
                     [[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"1\"\nat-most = 1\n";
     reread(&mut world, narrower, "the policy was read again");
     let LeaseError::Refused(why) = await_end(&first) else {
-        panic!("it should have been said why")
+        panic!("it should have been report why")
     };
     assert_eq!(why.reason, Reason::NotAllowed);
     assert!(why.text.contains("queue 0 of nic0"), "{why}");
@@ -72,7 +72,7 @@ fn policy_is_read_again_and_leases_that_it_does_not_allow_any_more_end() {
 }
 
 #[test]
-fn kept_leases_are_held_against_a_policy_that_is_read_before_their_holders_are_back() {
+fn kept_leases_are_held_against_a_policy_that_is_read_before_their_lessees_are_back() {
     require!(Root);
     let mut world = World::kept();
     let lease = world.lease(0, 1).expect("allowed");
@@ -99,7 +99,7 @@ fn for_station() -> Wanted {
 }
 
 #[test]
-fn holder_is_told_what_a_policy_that_was_read_again_names_for_it() {
+fn lessee_is_told_what_a_policy_that_was_read_again_names_for_it() {
     require!(Root);
     let rule = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\n";
     let mut world = World::with(1, rule);
@@ -115,7 +115,7 @@ fn holder_is_told_what_a_policy_that_was_read_again_names_for_it() {
 }
 
 #[test]
-fn holder_that_comes_back_by_another_rule_has_what_that_one_names() {
+fn lessee_that_comes_back_by_another_rule_has_what_that_one_names() {
     require!(Root);
     let rule = |who: &str| format!("[[allow]]\n{who}\ninterface = \"nic0\"\nqueues = \"all\"\n");
     let policy = rule("group = 4242") + NAMED + &rule("user = 4321");
@@ -161,20 +161,23 @@ fn user_whom_no_rule_is_for_is_told_what_the_policy_lacks() {
 fn mistake_on_the_command_line_takes_one_line() {
     for arguments in [&["--nonsense"][..], &["--grace", "x"], &["--policy"], &["extra"]] {
         let output = Command::new(STEWARD).args(arguments).output().expect("it runs");
-        let said = String::from_utf8(output.stderr).expect("text");
+        let report = String::from_utf8(output.stderr).expect("text");
         assert_eq!(
-            (output.status.code(), said.lines().count()),
+            (output.status.code(), report.lines().count()),
             (Some(2), 1),
-            "{said}"
+            "{report}"
         );
-        assert!(said.contains("--help") && said.contains(arguments[0]), "{said}");
+        assert!(
+            report.contains("--help") && report.contains(arguments[0]),
+            "{report}"
+        );
     }
     let both = Command::new(STEWARD).args(["--check", "--take-back"]).output();
     let both = both.expect("it runs");
-    let said = String::from_utf8(both.stderr).expect("text");
+    let report = String::from_utf8(both.stderr).expect("text");
     assert!(
-        !both.status.success() && said.contains("'--check' cannot be used with '--take-back'"),
-        "{said}"
+        !both.status.success() && report.contains("'--check' cannot be used with '--take-back'"),
+        "{report}"
     );
     let output = Command::new(STEWARD).arg("--help").output().expect("it runs");
     assert!(output.status.success() && output.stderr.is_empty());
@@ -192,8 +195,8 @@ fn check_prints_the_policy_and_warns_of_what_may_be_meant_otherwise() {
         let output = command.arg(world.dir.path().join("policy.toml")).output();
         let output = output.expect("it runs");
         assert!(output.status.success());
-        let said = [output.stdout, output.stderr];
-        said.map(|said| String::from_utf8(said).expect("text"))
+        let report = [output.stdout, output.stderr];
+        report.map(|report| String::from_utf8(report).expect("text"))
     };
     let [shown, warned] = check("af-xdp = false\n");
     assert!(
@@ -216,9 +219,9 @@ fn complaint(world: &World, mut command: Command) -> String {
     command.stdin(Stdio::null());
     let mut running = Running::start(command);
     assert!(!running.wait(wait::SOON).success(), "{running}");
-    let said = running.said();
-    assert!(!said.contains("ready"), "{said}");
-    said.lines().last().unwrap_or_default().to_owned()
+    let report = running.said();
+    assert!(!report.contains("ready"), "{report}");
+    report.lines().last().unwrap_or_default().to_owned()
 }
 
 #[test]
@@ -241,10 +244,10 @@ fn steward_without_capabilities_says_which_it_lacks_and_not_that_it_is_ready() {
             "--no-new-privs",
             STEWARD,
         ]);
-        let said = complaint(&world, command);
+        let report = complaint(&world, command);
         assert!(
-            said.contains(lacks) && said.contains("start it as root"),
-            "{said}"
+            report.contains(lacks) && report.contains("start it as root"),
+            "{report}"
         );
     }
 }
@@ -252,7 +255,7 @@ fn steward_without_capabilities_says_which_it_lacks_and_not_that_it_is_ready() {
 /// Linux 6.1, for instance. (That cannot be had here; what is different in it is that rings of bound sockets are not
 /// mapped.)
 #[test]
-fn kernel_on_which_holders_bind_themselves_is_served_only_if_the_policy_says_so() {
+fn kernel_on_which_lessees_bind_themselves_is_served_only_if_the_policy_says_so() {
     require!(Root);
     let mut world = World::of_one_queue();
     let command = || {
@@ -260,10 +263,10 @@ fn kernel_on_which_holders_bind_themselves_is_served_only_if_the_policy_says_so(
         command.env("STEWARD_OLD_KERNEL", "1");
         command
     };
-    let said = complaint(&world, command());
+    let report = complaint(&world, command());
     assert!(
-        said.contains("`unbound-sockets = true`") && said.contains("6.4"),
-        "{said}"
+        report.contains("`unbound-sockets = true`") && report.contains("6.4"),
+        "{report}"
     );
     let command = command();
     world.end_steward(Signal::TERM);
@@ -273,7 +276,7 @@ fn kernel_on_which_holders_bind_themselves_is_served_only_if_the_policy_says_so(
     let lease = world.lease(0, 1).expect("allowed");
     let steering = lease.facts().steering;
     assert!(steering.contains("reach any free queue"), "{steering}");
-    let mut echo = holder::Echo::open(&lease, 0);
+    let mut echo = lessee::Echo::open(&lease, 0);
     let sent = frame::plain(100, 3);
     world.wire.try_send(&sent).expect("sent");
     let echoed = wait::until_some(wait::SOON, || {

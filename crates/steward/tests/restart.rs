@@ -1,4 +1,4 @@
-//! Stewards that end, die and come back while holders go on.
+//! Stewards that end, die and come back while lessees go on.
 
 use crate::common;
 
@@ -6,7 +6,7 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use common::{World, holder, raw::Raw, soon, take};
+use common::{World, lessee, raw::Raw, soon, take};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use steer::Filter;
@@ -55,18 +55,18 @@ fn assert_echoes_for(world: &World, time: Duration) {
 fn frames_go_on_without_a_steward_and_all_requests_work_with_the_next() {
     require!(Root);
     let mut world = World::kept_for(common::POLICY, "10");
-    let mut running = holder::start(&world, "restart::child_echoes_and_asks", 0);
+    let mut running = lessee::start(&world, "restart::child_echoes_and_asks", 0);
     world.await_echo();
     let program = world.program();
     for signal in [Signal::TERM, Signal::KILL, Signal::TERM, Signal::KILL] {
         world.end_steward(signal);
         assert_echoes_for(&world, Duration::from_millis(150));
         assert_eq!(world.program(), program);
-        let said = running.said().matches("all requests work").count();
+        let report = running.said().matches("all requests work").count();
         world.restart();
         assert!(
             wait::until(wait::SOON, || running.said().matches("all requests work").count()
-                > said + 1),
+                > report + 1),
             "{running}: {}",
             world.steward
         );
@@ -85,9 +85,9 @@ fn frames_go_on_without_a_steward_and_all_requests_work_with_the_next() {
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_echoes_and_asks() {
-    holder::give_up_privileges();
-    let lease = holder::lease();
-    let mut echo = holder::Echo::open(&lease, holder::queue());
+    lessee::give_up_privileges();
+    let lease = lessee::lease();
+    let mut echo = lessee::Echo::open(&lease, lessee::queue());
     let conf = steer::QueueConf {
         virtio_header: None,
         frame_limit: 1518,
@@ -109,7 +109,7 @@ fn child_echoes_and_asks() {
         match (
             lease.activate(0, conf),
             counted,
-            holder::register(&lease, holder::queue()),
+            lessee::register(&lease, lessee::queue()),
         ) {
             (Ok(()), Ok(true), Ok(_)) => println!("all requests work"),
             (Err(LeaseError::Away { .. }), ..)
@@ -125,13 +125,13 @@ fn queue_is_handed_to_a_successor_over_a_restart() {
     require!(Root);
     let mut world = World::kept();
     let lease = world.lease(0, 1).expect("allowed");
-    let first = holder::Echo::open(&lease, 0);
+    let first = lessee::Echo::open(&lease, 0);
     // Registered with one steward, bound by the next, which does not know of it.
-    let (umem, config) = (holder::umem(), holder::config(&lease.facts(), 0));
+    let (umem, config) = (lessee::umem(), lessee::config(&lease.facts(), 0));
     let prepared = lease.register(&umem, &config).expect("a successor");
     world.end_steward(Signal::KILL);
     assert!(matches!(
-        holder::register(&lease, 0),
+        lessee::register(&lease, 0),
         Err(LeaseError::Away { .. })
     ));
     assert!(lease.is_away());
@@ -139,7 +139,7 @@ fn queue_is_handed_to_a_successor_over_a_restart() {
     await_lease(&lease, "back", |lease| !lease.is_away());
     drop(first);
     let mut second =
-        holder::Echo::of_registered(&lease, prepared, 0).unwrap_or_else(|error| panic!("{error}"));
+        lessee::Echo::of_registered(&lease, prepared, 0).unwrap_or_else(|error| panic!("{error}"));
     world.wire.try_send(&frame::plain(100, 3)).expect("sent");
     let echo = wait::until_some(wait::SOON, || {
         second.run(Duration::from_millis(10));
@@ -149,12 +149,12 @@ fn queue_is_handed_to_a_successor_over_a_restart() {
 }
 
 #[test]
-fn nobody_else_gets_the_queues_while_their_holder_may_come_back() {
+fn nobody_else_gets_the_queues_while_their_lessee_may_come_back() {
     require!(Root);
     let mut world = World::kept();
     let lease = world.lease(0, 1).expect("allowed");
     world.restart_after(Signal::KILL);
-    let mut other = holder::spawn(&world, "restart::child_asks_for_a_lease", 0);
+    let mut other = lessee::spawn(&world, "restart::child_asks_for_a_lease", 0);
     other.await_text("Taken");
     await_lease(&lease, "back", |lease| !lease.is_away());
     assert_eq!(common::refusal(world.lease(0, 1)).reason, Reason::Taken);
@@ -165,12 +165,12 @@ fn nobody_else_gets_the_queues_while_their_holder_may_come_back() {
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_asks_for_a_lease() {
-    let taken = take(&holder::socket(), &common::wanted(holder::queue(), 1));
+    let taken = take(&lessee::socket(), &common::wanted(lessee::queue(), 1));
     println!("{:?}", common::refusal(taken).reason);
 }
 
 #[test]
-fn queues_of_a_holder_that_does_not_come_back_are_taken_back() {
+fn queues_of_a_lessee_that_does_not_come_back_are_taken_back() {
     require!(Root);
     let mut world = World::kept_for(common::POLICY, "0.5");
     // It lives, but does not look after its lease.
@@ -184,12 +184,12 @@ fn queues_of_a_holder_that_does_not_come_back_are_taken_back() {
     );
     let over = wait::until_some(wait::SOON, || lease.take_changes().err());
     let over = over.expect("its lease is over").to_string();
-    assert!(over.contains("no lease waits for this holder"), "{over}");
+    assert!(over.contains("no lease waits for this lessee"), "{over}");
     world.lease(0, 1).expect("free");
 }
 
 #[test]
-fn holder_that_asks_anew_instead_of_coming_back_gets_its_queues() {
+fn lessee_that_asks_again_instead_of_coming_back_gets_its_queues() {
     require!(Root);
     let mut world = World::kept();
     let lease = world.lease(0, 1).expect("allowed");
@@ -200,10 +200,10 @@ fn holder_that_asks_anew_instead_of_coming_back_gets_its_queues() {
 }
 
 #[test]
-fn queues_of_a_holder_that_died_meanwhile_are_free_at_once() {
+fn queues_of_a_lessee_that_died_meanwhile_are_free_at_once() {
     require!(Root);
     let mut world = World::kept();
-    let mut running = holder::start(&world, "restart::child_echoes_and_asks", 0);
+    let mut running = lessee::start(&world, "restart::child_echoes_and_asks", 0);
     world.end_steward(Signal::KILL);
     running.signal(Signal::KILL);
     running.wait(wait::SOON);
@@ -213,10 +213,10 @@ fn queues_of_a_holder_that_died_meanwhile_are_free_at_once() {
 }
 
 #[test]
-fn policy_is_asked_again_when_a_holder_comes_back() {
+fn policy_is_asked_again_when_a_lessee_comes_back() {
     require!(Root);
     let mut world = World::kept();
-    let mut running = holder::start(&world, "restart::child_echoes_and_asks", 0);
+    let mut running = lessee::start(&world, "restart::child_echoes_and_asks", 0);
     world.end_steward(Signal::KILL);
     let policy = common::POLICY.replace("\"0-1\"", "\"1\"");
     common::write_policy(&world.dir, &policy);
@@ -244,7 +244,7 @@ fn token_of_another_is_of_no_use() {
     let refused =
         |answer: Answer| matches!(answer, Answer::Refused(refusal) if refusal.reason == Reason::Lease);
     assert!(refused(raw.ask(&Request::Keep { token: [8; 16] })), "once");
-    // While its holder is connected a token opens nothing, nor is there a second lease for the holder.
+    // While its lessee is connected a token opens nothing, nor is there a second lease for the lessee.
     assert!(refused(
         Raw::connect(&world.socket()).ask(&Request::Resume { token })
     ));
@@ -254,7 +254,7 @@ fn token_of_another_is_of_no_use() {
     assert!(refused(other.ask(&Request::Resume { token: [8; 16] })));
     assert!(refused(other.ask(&Request::Facts)));
     // Another user who has learned it.
-    let mut running = holder::spawn(&world, "restart::child_tries_a_token", 0);
+    let mut running = lessee::spawn(&world, "restart::child_tries_a_token", 0);
     running.await_text("refused");
     assert_eq!(other.ask(&Request::Resume { token }), Answer::Facts(facts));
     // Once.
@@ -266,8 +266,8 @@ fn token_of_another_is_of_no_use() {
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_tries_a_token() {
-    holder::give_up_privileges();
-    let answer = Raw::connect(&holder::socket()).ask(&Request::Resume { token: [7; 16] });
+    lessee::give_up_privileges();
+    let answer = Raw::connect(&lessee::socket()).ask(&Request::Resume { token: [7; 16] });
     println!(
         "{}",
         if matches!(answer, Answer::Refused(_)) {
@@ -307,7 +307,7 @@ fn interface_that_went_while_the_steward_was_away_is_found_gone_and_leased_again
 }
 
 #[test]
-fn program_that_cannot_be_taken_over_is_replaced_and_the_holder_is_told() {
+fn program_that_cannot_be_taken_over_is_replaced_and_the_lessee_is_told() {
     require!(Root);
     let mut world = World::kept();
     let lease = world.lease(0, 1).expect("allowed");
@@ -332,7 +332,7 @@ fn program_that_cannot_be_taken_over_is_replaced_and_the_holder_is_told() {
     let facts = lease.facts();
     assert_ne!(facts.program, before.program);
     assert_eq!(world.program(), Some(facts.program));
-    let _echo = holder::Echo::open(&lease, 0);
+    let _echo = lessee::Echo::open(&lease, 0);
     drop(lease);
     world.await_nothing();
 }
@@ -409,11 +409,11 @@ fn stations_stay_accepted_while_the_service_manager_waits_for_the_next_steward()
     drop(listener);
     world.steward.await_text("ready");
     let accepts = |world: &World| {
-        let said = world
+        let report = world
             .veth
             .near
             .output_of("bridge", &["fdb", "show", "dev", "nic0"]);
-        said.contains(OURS)
+        report.contains(OURS)
     };
     let wanted = Wanted {
         filter: Filter {
@@ -443,7 +443,7 @@ fn interrupted_steward_takes_everything_back() {
     let lease = world.lease(0, 1).expect("allowed");
     world.end_steward(Signal::INT);
     world.await_nothing();
-    // The holder is told that this is for good, and does not wait for the steward to come back.
+    // The lessee is told that this is for good, and does not wait for the steward to come back.
     let refusal = common::refusal(lease.take_changes());
     assert!(
         refusal.text.contains("takes all leases back and ends: start"),
@@ -466,10 +466,10 @@ fn what_is_left_behind_can_be_taken_back_without_a_steward_that_serves() {
     );
     world.end_steward(Signal::KILL);
     assert!(world.program().is_some());
-    let said = world.take_back();
+    let report = world.take_back();
     assert!(
-        said.contains("program detached") && !said.contains("ERROR"),
-        "{said}"
+        report.contains("program detached") && !report.contains("ERROR"),
+        "{report}"
     );
     world.await_nothing();
 }
@@ -515,7 +515,7 @@ fn steward_that_dies_at_any_step_leaves_nothing_that_the_next_does_not_clean_up(
     let mut world = World::kept();
     for point in POINTS {
         world.end_steward(Signal::KILL);
-        // Something to take over, for the points that are about that. Its holder comes back in its own time; those whose
+        // Something to take over, for the points that are about that. Its lessee comes back in its own time; those whose
         // records are left by the others never do, and are waited for.
         let takes_over = matches!(point, "adopted" | "resumed");
         world.grace = if takes_over { "10" } else { "1" };

@@ -1,5 +1,5 @@
 //! Taps by which GSO packets leave unsegmented. What is written to a tap leaves by the interface of the lease and reaches
-//! nobody else. The device is removed when its descriptor is closed or the lease ends.
+//! no other process. The device is removed when its descriptor is closed or the lease ends.
 
 use crate::common;
 
@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Write};
 
 use common::hostile::assert_serves;
-use common::{World, holder, refusal, take, wanted};
+use common::{World, lessee, refusal, take, wanted};
 use rustix::process::Signal;
 use steward::client::Lease;
 use steward::protocol::{Reason, SendTapEnd};
@@ -86,11 +86,11 @@ fn host_gets_nothing_of_it_whomever_it_is_for() {
     let world = World::with(1, common::POLICY);
     let (_lease, end, tap) = lease_and_tap(&world, 1);
     let address_of = |interface: &str| {
-        let said = world
+        let report = world
             .veth
             .near
             .with_sysfs(&format!("cat /sys/class/net/{interface}/address"));
-        steer::mac_bytes(said.trim()).expect("an address")
+        steer::mac_bytes(report.trim()).expect("an address")
     };
     // What the host's stack would take: IPv4 without options, from 192.0.2.9 to 192.0.2.1, which is the host's.
     let sent_to = |mac: [u8; 6]| {
@@ -142,15 +142,15 @@ fn only_queues_of_the_lease_have_one_and_where_it_is_wanted_only_with_tso() {
     assert!(with_tso().is_none());
 }
 
-/// Whatever its holder does to the device, it is removed when the lease ends.
+/// Whatever its lessee does to the device, it is removed when the lease ends.
 #[test]
-fn holder_that_turns_hostile_keeps_nothing() {
+fn lessee_that_turns_hostile_keeps_nothing() {
     require!(Root);
     let world = World::new();
     let (lease, _, tap) = lease_and_tap(&world, 1);
     // TUNSETPERSIST, TUNSETOWNER, TUNSETGROUP, TUNSETOFFLOAD.
     for (number, value) in [(203, 1), (204, 1234), (206, 1234), (208, 0)] {
-        holder::tun_ioctl(&tap, number, value).expect("its own device");
+        lessee::tun_ioctl(&tap, number, value).expect("its own device");
     }
     for header in [[0xff; 12], [1, 1, 0xff, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0]] {
         let frame = [&header[..], &frame::plain(200, 1)].concat();
@@ -208,8 +208,8 @@ fn it_goes_on_without_a_steward_and_what_is_left_of_others_goes() {
         assert!(wait::until(wait::SOON, is_back), "{}", world.steward);
         assert_leaves(&world, &tap, 2);
     }
-    // The steward dies, and then a holder that has made its device persistent.
-    holder::tun_ioctl(&tap, 203, 1).expect("its own");
+    // The steward dies, and then a lessee that has made its device persistent.
+    lessee::tun_ioctl(&tap, 203, 1).expect("its own");
     world.end_steward(Signal::KILL);
     drop((lease, tap));
     assert!(links(&world).contains("vaxs"), "it is persistent");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::hostile::{BIND, memfd, registration};
 use common::raw::{self, Raw};
-use common::{World, holder, refusal, take, wanted};
+use common::{World, lessee, refusal, take, wanted};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use rustix::process::Signal;
@@ -18,7 +18,7 @@ use steward::protocol::{Answer, Reason, Request, Rings, Step};
 use testkit::{NetNs, VethPair, frame, require, wait};
 use xsk::{First, FramePool, Socket, SocketConfig, Umem};
 
-use holder::{Echo, UMEM_BYTES};
+use lessee::{Echo, UMEM_BYTES};
 
 /// The first or the second half of the memory's chunks.
 fn half(umem: &Umem, number: u64) -> FramePool {
@@ -29,14 +29,14 @@ fn half(umem: &Umem, number: u64) -> FramePool {
 }
 
 fn open_first(lease: &Lease, umem: &Umem, queue: u32) -> Echo {
-    let config = holder::config(&lease.facts(), queue);
+    let config = lessee::config(&lease.facts(), queue);
     let prepared = lease.register(umem, &config).expect("allowed");
     let socket = lease.bind(prepared).expect("ours");
     Echo::of_bound(lease, socket, half(umem, queue.into()), queue).expect("ours")
 }
 
 fn open_sharing(lease: &Lease, first: &First, pool: FramePool, queue: u32) -> Echo {
-    let socket = lease.share(first, &holder::config(&lease.facts(), queue));
+    let socket = lease.share(first, &lessee::config(&lease.facts(), queue));
     let socket = socket.unwrap_or_else(|error| panic!("{error}"));
     Echo::of_bound(lease, socket, pool, queue).expect("ours")
 }
@@ -61,12 +61,12 @@ fn assert_echoes(world: &World, echoes: &mut [&mut Echo], flows: std::ops::Range
 fn memory_of_one_socket_serves_two_queues_and_counts_once() {
     require!(Root);
     // For one socket's memory and what the kernel has for a second one, and not for that of two.
-    let uid = 40_000_000 + common::holder_uid();
+    let uid = 40_000_000 + common::lessee_uid();
     let world = world_for(uid, 2, "3 MiB");
     let lease = lease_of(&world, uid);
-    let umem = holder::umem();
+    let umem = lessee::umem();
     let mut first = open_first(&lease, &umem, 0);
-    assert_eq!(refusal(holder::register(&lease, 1)).reason, Reason::Memlock);
+    assert_eq!(refusal(lessee::register(&lease, 1)).reason, Reason::Memlock);
     let lender = first.lender();
     let mut second = open_sharing(&lease, &lender.first().expect("open"), half(&umem, 1), 1);
     assert_echoes(&world, &mut [&mut first, &mut second], 0..64);
@@ -75,7 +75,7 @@ fn memory_of_one_socket_serves_two_queues_and_counts_once() {
     drop(first);
     assert!(!lender.is_open() && lender.first().is_none());
     lease.deactivate(0).expect("ours");
-    assert_eq!(refusal(holder::register(&lease, 0)).reason, Reason::Memlock);
+    assert_eq!(refusal(lessee::register(&lease, 0)).reason, Reason::Memlock);
     let again = (0..UMEM_BYTES / 2).step_by(2048);
     let again: FramePool = again
         .map(|at| umem.adopt(xsk::UmemOffset::new(at)).expect("inside"))
@@ -84,7 +84,7 @@ fn memory_of_one_socket_serves_two_queues_and_counts_once() {
     assert_echoes(&world, &mut [&mut first, &mut second], 64..128);
     // When both are gone, another memory may be registered.
     drop((first, second));
-    let freed = wait::until(wait::SOON, || holder::register(&lease, 1).is_ok());
+    let freed = wait::until(wait::SOON, || lessee::register(&lease, 1).is_ok());
     assert!(freed, "{}", world.steward);
 }
 
@@ -92,13 +92,13 @@ fn memory_of_one_socket_serves_two_queues_and_counts_once() {
 #[test]
 fn what_the_kernel_has_for_each_sharer_counts_for_each() {
     require!(Root);
-    let uid = 50_000_000 + common::holder_uid();
+    let uid = 50_000_000 + common::lessee_uid();
     let world = world_for(uid, 2, "2100 KiB");
     let lease = lease_of(&world, uid);
-    let first = open_first(&lease, &holder::umem(), 0);
+    let first = open_first(&lease, &lessee::umem(), 0);
     let shared = lease.share(
         &first.lender().first().expect("open"),
-        &holder::config(&lease.facts(), 1),
+        &lessee::config(&lease.facts(), 1),
     );
     let refusal = refusal(shared);
     assert_eq!(refusal.reason, Reason::Memlock);
@@ -147,7 +147,7 @@ fn bind_first(connection: &mut Raw) -> (OwnedFd, u64) {
 #[test]
 fn memory_that_waits_for_a_queue_counts_beside_what_that_shares() {
     require!(Root);
-    let uid = 10_000_000 + common::holder_uid();
+    let uid = 10_000_000 + common::lessee_uid();
     let world = world_for(uid, 3, "5 MiB");
     let mut connection = leased(&world, uid, 0, 3);
     let (first, cookie) = bind_first(&mut connection);
@@ -165,7 +165,7 @@ fn memory_that_waits_for_a_queue_counts_beside_what_that_shares() {
 #[test]
 fn memory_beside_which_another_waits_is_shared_only_if_both_are_allowed() {
     require!(Root);
-    let uid = 20_000_000 + common::holder_uid();
+    let uid = 20_000_000 + common::lessee_uid();
     let world = world_for(uid, 3, "3 MiB");
     let mut connection = leased(&world, uid, 0, 3);
     let (first, cookie) = bind_first(&mut connection);
@@ -178,7 +178,7 @@ fn memory_beside_which_another_waits_is_shared_only_if_both_are_allowed() {
 #[test]
 fn memory_counts_while_a_socket_is_being_bound_over_it() {
     require!(Root);
-    let uid = 30_000_000 + common::holder_uid();
+    let uid = 30_000_000 + common::lessee_uid();
     let world = world_for(uid, 3, "3 MiB");
     let mut one = leased(&world, uid, 0, 1);
     let (first, cookie) = bind_first(&mut one);
@@ -200,12 +200,12 @@ fn leases_of_one_user_share_and_another_user_gets_nothing_of_it() {
     require!(Root);
     let world = World::new();
     let (one, two) = (world.lease(0, 1).expect("free"), world.lease(1, 1).expect("free"));
-    let umem = holder::umem();
+    let umem = lessee::umem();
     let first = open_first(&one, &umem, 0);
     let second = open_sharing(&two, &first.lender().first().expect("open"), half(&umem, 1), 1);
     drop((second, two));
     // As a user whom somebody passed the descriptor.
-    let uid = common::holder_uid();
+    let uid = common::lessee_uid();
     let mut other = Raw::connect_as(&world.socket(), uid, uid);
     let leased = wait::until(wait::SOON, || {
         matches!(other.ask(&Request::Lease(wanted(1, 1))), Answer::Facts(_))
@@ -261,7 +261,7 @@ fn failed(step: Step, errno: Errno) -> Answer {
 /// A socket that the steward did not make.
 fn own_socket(namespace: &NetNs, interface: &str, queue: u32) -> Socket {
     let config = SocketConfig::new(namespace.index_of(interface), xsk::QueueId(queue));
-    namespace.enter(|| Socket::open(&holder::umem(), &config).expect("it opens"))
+    namespace.enter(|| Socket::open(&lessee::umem(), &config).expect("it opens"))
 }
 
 #[test]
@@ -324,8 +324,8 @@ fn descriptor_that_is_not_the_socket_it_is_said_to_be_is_refused() {
 #[track_caller]
 fn assert_bind_ends_with_the_lease(end: impl FnOnce(&mut World, Raw)) {
     require!(Root);
-    let uid = common::holder_uid();
-    let mut world = World::with(3, &common::holder_may(VethPair::NIC, "all"));
+    let uid = common::lessee_uid();
+    let mut world = World::with(3, &common::lessee_may(VethPair::NIC, "all"));
     let before = world.descriptors();
     let mut one = leased(&world, uid, 0, 1);
     let (first, cookie) = bind_first(&mut one);
@@ -350,18 +350,18 @@ fn assert_bind_ends_with_the_lease(end: impl FnOnce(&mut World, Raw)) {
 }
 
 #[test]
-fn bind_over_shared_memory_ends_with_its_holder() {
-    assert_bind_ends_with_the_lease(|_, holder| drop(holder));
+fn bind_over_shared_memory_ends_with_its_lessee() {
+    assert_bind_ends_with_the_lease(|_, lessee| drop(lessee));
 }
 
 #[test]
 fn bind_over_shared_memory_ends_when_the_policy_does_not_allow_the_lease_any_more() {
-    assert_bind_ends_with_the_lease(|world, holder| {
-        common::write_policy(&world.dir, &common::holder_may(VethPair::NIC, "0"));
+    assert_bind_ends_with_the_lease(|world, lessee| {
+        common::write_policy(&world.dir, &common::lessee_may(VethPair::NIC, "0"));
         world.steward.signal(Signal::HUP);
-        let (_, said) = holder.receive(wait::SOON).expect("it is told");
-        assert!(is_refused(&said, Reason::NotAllowed), "{said:?}");
-        common::write_policy(&world.dir, &common::holder_may(VethPair::NIC, "all"));
+        let (_, report) = lessee.receive(wait::SOON).expect("it is told");
+        assert!(is_refused(&report, Reason::NotAllowed), "{report:?}");
+        common::write_policy(&world.dir, &common::lessee_may(VethPair::NIC, "all"));
         world.steward.signal(Signal::HUP);
     });
 }
@@ -372,12 +372,12 @@ fn socket_of_a_lease_that_ended_is_no_reason() {
     require!(Root);
     let world = World::new();
     let (one, two) = (world.lease(0, 1).expect("free"), world.lease(1, 1).expect("free"));
-    let umem = holder::umem();
+    let umem = lessee::umem();
     let first = open_first(&one, &umem, 0);
     drop(one);
     let freed = wait::until(wait::SOON, || take(&world.socket(), &wanted(0, 1)).is_ok());
     assert!(freed);
     let held = first.lender().first().expect("open");
-    let refusal = refusal(two.share(&held, &holder::config(&two.facts(), 1)));
+    let refusal = refusal(two.share(&held, &lessee::config(&two.facts(), 1)));
     assert_eq!(refusal.reason, Reason::Unregistered);
 }

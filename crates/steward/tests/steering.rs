@@ -1,4 +1,4 @@
-//! Leases for certain addresses and VLANs: what comes to the holder, what goes to the host, what the policy says to it.
+//! Leases for certain addresses and VLANs: what comes to the lessee, what goes to the host, what the policy says to it.
 //!
 //! No interface here has n-tuple rules; that a NIC without them is told of, and the program used, is tested for real.
 //! What is done to one that has them is tested beside `crates/steward/src/hardware`, with a NIC that is played, and in
@@ -6,7 +6,7 @@
 
 use crate::common;
 
-use common::{World, holder, holder_may, refusal, soon, take, wanted};
+use common::{World, lessee, lessee_may, refusal, soon, take, wanted};
 use steer::Filter;
 use steward::client::Lease;
 use steward::protocol::{Facts, Reason, Steered, Wanted};
@@ -25,7 +25,7 @@ const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
 const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 0xbb];
 
 fn policy() -> String {
-    holder_may(VethPair::NIC, "0") + NAMED
+    lessee_may(VethPair::NIC, "0") + NAMED
 }
 
 fn filtered(start_queue: u32, macs: &[[u8; 6]], vlans: &[u16]) -> Wanted {
@@ -57,10 +57,10 @@ fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
 }
 
 #[test]
-fn holder_gets_frames_of_its_address_and_the_host_the_others() {
+fn lessee_gets_frames_of_its_address_and_the_host_the_others() {
     require!(Root);
     let world = world(1, &policy());
-    let _running = holder::start(&world, "steering::child_echoes_for_one_address", 0);
+    let _running = lessee::start(&world, "steering::child_echoes_for_one_address", 0);
     let comes = || world.echo(&to(OURS, 1), std::time::Duration::from_millis(100));
     assert!(wait::until(wait::SOON, comes), "no echo: {}", world.steward);
     let last = to(OURS, 2);
@@ -79,10 +79,10 @@ fn holder_gets_frames_of_its_address_and_the_host_the_others() {
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_echoes_for_one_address() {
-    holder::give_up_privileges();
-    let wanted = filtered(holder::queue(), &[OURS], &[]);
-    let lease = take(&holder::socket(), &wanted).unwrap_or_else(|error| panic!("{error}"));
-    let mut echo = holder::Echo::open(&lease, holder::queue());
+    lessee::give_up_privileges();
+    let wanted = filtered(lessee::queue(), &[OURS], &[]);
+    let lease = take(&lessee::socket(), &wanted).unwrap_or_else(|error| panic!("{error}"));
+    let mut echo = lessee::Echo::open(&lease, lessee::queue());
     println!("echoing");
     loop {
         echo.run(std::time::Duration::from_millis(100));
@@ -119,18 +119,18 @@ fn interface_accepts_frames_to_the_stations_of_a_lease_for_as_long_as_it_lasts()
     require!(Root);
     let world = world(1, &policy());
     let accepts = || {
-        let said = world
+        let report = world
             .veth
             .near
             .output_of("bridge", &["fdb", "show", "dev", VethPair::NIC]);
-        said.contains("02:00:00:00:00:aa")
+        report.contains("02:00:00:00:00:aa")
     };
     assert!(!accepts());
     let lease = take(&world.socket(), &filtered(0, &[OURS], &[100])).expect("allowed");
     assert!(accepts(), "{}", lease.facts().steering);
     world.veth.near.ip(&["link", "delete", VethPair::NIC]);
     world.veth.join(1, 1500);
-    assert!(wait::until(wait::SOON, accepts), "made anew");
+    assert!(wait::until(wait::SOON, accepts), "made again");
     drop(lease);
     assert!(wait::until(wait::SOON, || !accepts()));
 }
@@ -233,7 +233,7 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
         "{}",
         world.steward
     );
-    // Holders set up their queues anew.
+    // Lessees set up their queues again.
     assert_ne!(lease.facts().generation, before);
     lease.activate(0, conf).expect("ours");
     world.wire.send(&to(OURS, 1));
@@ -273,7 +273,7 @@ fn lease_that_ends_leaves_the_queue_to_a_successor_without_its_entries() {
     }));
     let lease = again.expect("free");
     assert_eq!(lease.facts().steered, Steered::ByQueue);
-    let _echoes = [(&lease, 0), (&keep, 1)].map(|(lease, queue)| holder::Echo::open(lease, queue));
+    let _echoes = [(&lease, 0), (&keep, 1)].map(|(lease, queue)| lessee::Echo::open(lease, queue));
     world.wire.send(&to(THEIRS, 1));
     let counted = || {
         let of = |lease: &Lease, queue| lease.counters(queue, soon()).expect("ours");
@@ -290,11 +290,11 @@ fn lease_for_an_address_takes_the_same_frames_over_a_restart_of_the_steward() {
     let mut world = World::kept_for(&policy(), "60");
     set_rxvlan(&world, "off");
     let accepts = |world: &World| {
-        let said = world
+        let report = world
             .veth
             .near
             .output_of("bridge", &["fdb", "show", "dev", VethPair::NIC]);
-        said.contains("02:00:00:00:00:aa")
+        report.contains("02:00:00:00:00:aa")
     };
     let lease = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
     let before = lease.facts();

@@ -4,7 +4,7 @@ use crate::common;
 
 use std::time::{Duration, Instant};
 
-use common::{POLICY, World, holder, raw::Raw, refusal, soon, take, wanted};
+use common::{POLICY, World, lessee, raw::Raw, refusal, soon, take, wanted};
 use rustix::process::Signal;
 use steer::ModeRequest;
 use steward::listing;
@@ -15,7 +15,7 @@ fn in_mode(mode: ModeRequest) -> Wanted {
     Wanted { mode, ..wanted(0, 1) }
 }
 
-fn said(answer: Answer) -> Refusal {
+fn report(answer: Answer) -> Refusal {
     match answer {
         Answer::Refused(refusal) => refusal,
         other => panic!("it should have been refused: {other:?}"),
@@ -34,7 +34,7 @@ fn refused_leases_in_a_storm_never_touch_the_interface_and_an_honest_lease_goes_
     let bad = [wanted(7, 1), wanted(255, 1), common::wanted_of("nowhere0", 0, 1)];
     let round = |storm: &mut Vec<Raw>| {
         for (connection, wanted) in storm.iter_mut().zip(bad.iter().cycle()) {
-            said(connection.ask(&Request::Lease(wanted.clone())));
+            report(connection.ask(&Request::Lease(wanted.clone())));
         }
     };
     (0..10).for_each(|_| round(&mut storm));
@@ -49,7 +49,7 @@ fn refused_leases_in_a_storm_never_touch_the_interface_and_an_honest_lease_goes_
     println!("an honest lease beside 16 connections: {:?}", begun.elapsed());
     let program = world.program();
     (0..10).for_each(|_| round(&mut storm));
-    let in_use = said(storm[0].ask(&Request::Lease(wanted(0, 1))));
+    let in_use = report(storm[0].ask(&Request::Lease(wanted(0, 1))));
     assert_eq!(in_use.reason, Reason::Taken);
     assert_eq!(
         (world.attached(1), world.program()),
@@ -162,7 +162,7 @@ fn mode_that_an_interface_refuses_is_not_tried_again_and_again() {
     );
     // Another user is told the reason itself.
     let mut other = Raw::connect_as(&world.socket(), 4321, 4321);
-    assert_eq!(said(other.ask(&Request::Lease(wanted))).reason, Reason::Program);
+    assert_eq!(report(other.ask(&Request::Lease(wanted))).reason, Reason::Program);
 }
 
 #[test]
@@ -213,9 +213,9 @@ fn connection_that_asks_for_no_lease_ends_and_one_with_a_lease_stays() {
     let world = World::new();
     let lease = world.lease(0, 1).expect("allowed");
     let idle = Raw::connect(&world.socket());
-    let said = idle.receive(3 * wait::SOON);
-    let Some((0, Answer::Refused(refusal))) = said else {
-        panic!("{said:?}")
+    let report = idle.receive(3 * wait::SOON);
+    let Some((0, Answer::Refused(refusal))) = report else {
+        panic!("{report:?}")
     };
     assert_eq!(refusal.reason, Reason::Limit, "{refusal}");
     assert!(idle.is_over(wait::SOON));
@@ -223,13 +223,13 @@ fn connection_that_asks_for_no_lease_ends_and_one_with_a_lease_stays() {
 }
 
 #[test]
-fn holder_comes_back_though_others_of_its_user_have_taken_all_connections() {
+fn lessee_comes_back_though_others_of_its_user_have_taken_all_connections() {
     require!(Root);
     let policy = format!("[limits]\nconnections = 5\n{POLICY}");
     let mut world = World::kept_for(&policy, "60");
     let lease = world.lease(0, 1).expect("allowed");
     world.restart_after(Signal::KILL);
-    let mut flood = holder::spawn(&world, "storm::child_takes_all_connections", 0);
+    let mut flood = lessee::spawn(&world, "storm::child_takes_all_connections", 0);
     flood.await_text("all taken");
     let back = wait::until(wait::SOON, || {
         lease.take_changes().expect("it goes on");
@@ -239,16 +239,16 @@ fn holder_comes_back_though_others_of_its_user_have_taken_all_connections() {
     lease.counters(0, soon()).expect("ours");
 }
 
-/// As root, which the other holder is, too: no privilege is given up.
+/// As root, which the other lessee is, too: no privilege is given up.
 #[test]
 #[ignore = "run in a process of its own"]
 fn child_takes_all_connections() {
-    let mut taken: Vec<Raw> = (0..5).map(|_| Raw::connect(&holder::socket())).collect();
+    let mut taken: Vec<Raw> = (0..5).map(|_| Raw::connect(&lessee::socket())).collect();
     println!("all taken");
     // Each that ends is replaced at once.
     loop {
         taken.retain(|connection| !connection.is_over(Duration::ZERO));
-        taken.resize_with(5, || Raw::connect(&holder::socket()));
+        taken.resize_with(5, || Raw::connect(&lessee::socket()));
         std::thread::sleep(Duration::from_millis(5));
     }
 }

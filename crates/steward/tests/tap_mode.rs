@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::older::Older;
 use common::raw::{Raw, as_user};
-use common::{World, holder, holder_may, refusal, take, wanted};
+use common::{World, lessee, lessee_may, refusal, take, wanted};
 use rustix::process::Signal;
 use steer::{Filter, ModeRequest, QueueConf, Station, mac_bytes};
 use steward::client::{Lease, LeaseError};
@@ -29,9 +29,9 @@ const FLOWS: u16 = 64;
 /// What root may lease, unless a test says otherwise.
 const POLICY: &str = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\nnetwork = true\n";
 
-/// Holders and root may have networks.
+/// Lessees and root may have networks.
 fn policy() -> String {
-    holder_may(VethPair::NIC, "0") + "network = true\n" + POLICY
+    lessee_may(VethPair::NIC, "0") + "network = true\n" + POLICY
 }
 
 /// In tap mode, with so many queues.
@@ -212,7 +212,7 @@ fn intrude(world: &World, name: &str, end: &AtomicBool) {
             let (mut attached, begun) = (0, Instant::now());
             // A test that fails does not say that it ends.
             while !end.load(Relaxed) && attached < tuns.len() && begun.elapsed() < wait::SOON {
-                attached += usize::from(holder::attach_tun(&tuns[attached], name).is_ok());
+                attached += usize::from(lessee::attach_tun(&tuns[attached], name).is_ok());
             }
         });
     });
@@ -228,7 +228,7 @@ fn other_users_attach_no_queue() {
     let attached = world.veth.near.enter(|| {
         let tun = File::options().read(true).write(true).open("/dev/net/tun");
         let tun = tun.expect("root may open it");
-        as_user(4321, 4321, || holder::attach_tun(&tun, &network.name))
+        as_user(4321, 4321, || lessee::attach_tun(&tun, &network.name))
     });
     assert_eq!(
         attached.map_err(|error| error.kind()),
@@ -252,32 +252,32 @@ fn other_users_attach_no_queue() {
 }
 
 #[test]
-fn holder_that_detaches_queues_loses_frames_of_its_own_only_and_keeps_nothing() {
+fn lessee_that_detaches_queues_loses_frames_of_its_own_only_and_keeps_nothing() {
     require!(Root);
     let world = World::with(2, &policy());
     let mut network = TwoQueues::new(&world);
-    holder::detach_queue(&network.taps[1], true).expect("its own");
+    lessee::detach_queue(&network.taps[1], true).expect("its own");
     let flows = network.flows(&world);
     assert_eq!(flows[1], [0; 0], "all come by the other");
-    holder::detach_queue(&network.taps[0], true).expect("its own");
+    lessee::detach_queue(&network.taps[0], true).expect("its own");
     world.wire.send(&to(OURS, frame::udp(0, 100)));
     world.wire.send(&to([0xff; 6], frame::udp(0, 100)));
     for tap in &network.taps {
-        holder::detach_queue(tap, false).expect("its own");
+        lessee::detach_queue(tap, false).expect("its own");
     }
     network.assert_spreads(&world);
     // TUNSETPERSIST, and an owner who may attach further ones.
-    holder::tun_ioctl(&network.taps[0], 203, 1).expect("its own");
-    holder::tun_ioctl(&network.taps[0], 204, 4321).expect("its own");
+    lessee::tun_ioctl(&network.taps[0], 203, 1).expect("its own");
+    lessee::tun_ioctl(&network.taps[0], 204, 4321).expect("its own");
     let closed = network.taps.pop();
     drop(closed);
     assert_eq!(network.flows(&world)[0].len(), usize::from(FLOWS));
-    holder::detach_queue(&network.taps[0], true).expect("its own");
+    lessee::detach_queue(&network.taps[0], true).expect("its own");
     let TwoQueues { lease, taps, .. } = network;
     drop(lease);
     assert_no_tap(&world);
     assert!((&taps[0]).read(&mut [0; 64]).is_err(), "gone");
-    assert!(holder::detach_queue(&taps[0], false).is_err(), "gone");
+    assert!(lessee::detach_queue(&taps[0], false).is_err(), "gone");
 }
 
 #[test]
@@ -389,11 +389,11 @@ fn detached_program_is_attached_again_though_nothing_else_changes() {
     let world = World::with(2, &policy());
     let mut network = TwoQueues::new(&world);
     for interface in [VethPair::NIC, &network.name.clone()] {
-        let said = |world: &World| world.steward.said().matches("somebody has detached").count();
-        let before = said(&world);
+        let report = |world: &World| world.steward.said().matches("somebody has detached").count();
+        let before = report(&world);
         assert!(detach_all(&world.veth.near, interface, Side::Ingress) > 0);
         assert!(
-            wait::until(wait::SOON, || said(&world) > before),
+            wait::until(wait::SOON, || report(&world) > before),
             "{}",
             world.steward
         );
@@ -503,7 +503,7 @@ fn guest_alone_in_tap_mode_takes_no_frames_of_the_host_of_another_or_of_a_networ
     world.await_nothing();
     let mut first = Alone::take(&world, 0, OURS, &[]);
     let mut second = Alone::take(&world, 1, OURS, &[]);
-    first.ask().expect("nobody else has one");
+    first.ask().expect("no other process has one");
     assert_eq!(refusal(second.ask()).reason, Reason::NotAllowed);
     first.ask().expect("it keeps it");
     first.assert_gets(&world, &to(OURS, frame::plain(200, 1)));

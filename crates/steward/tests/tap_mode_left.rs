@@ -94,8 +94,8 @@ fn leases_in_tap_mode_go_on_undisturbed_while_it_cannot_be_left() {
         assert_eq!(refused.reason, Reason::Program, "{refused}");
     }
     assert!(guest.gets(&world, 2), "{}", world.steward);
-    let said = world.steward.said();
-    assert!(!said.contains("program detached"), "{said}");
+    let report = world.steward.said();
+    assert!(!report.contains("program detached"), "{report}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use common::{POLICY, World, holder, netkit, raw::Raw, receiving, ring, take, wanted};
+use common::{POLICY, World, lessee, netkit, raw::Raw, receiving, ring, take, wanted};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::process::Signal;
 use steward::client::{Area, LeaseError, QueueLease, Refill, Waiting};
@@ -32,7 +32,7 @@ const AREA_BYTES: u64 = 1 << 20;
 /// Memory of a child: three buffers.
 const AREA_OF_A_CHILD: usize = 12 << 10;
 
-/// Rules for holders and root, on the loopback and on the NIC.
+/// Rules for lessees and root, on the loopback and on the NIC.
 fn rules() -> String {
     let rule = |user: &str, interface: &str| {
         format!(
@@ -137,18 +137,18 @@ fn user_without_a_rule_for_it_gets_no_queue() {
 
 /// It keeps no capability that its policy had no use for when it started.
 #[test]
-fn steward_whose_policy_says_zcrx_since_it_runs_only_sets_nothing_up_and_says_to_start_it_anew() {
+fn steward_whose_policy_says_zcrx_since_it_runs_only_sets_nothing_up_and_says_to_start_it_again() {
     require!(Root);
     let mut world = World::new();
     common::write_policy(&world.dir, &rules());
     world.steward.signal(Signal::HUP);
     world
         .steward
-        .await_text("`zcrx`) are refused until the steward is started anew");
+        .await_text("`zcrx`) are refused until the steward is restarted");
     for interface in ["lo", "nic0"] {
         let refusal = refused(take_queue(&world, &queue_of(interface, 0)));
         assert_eq!(refusal.reason, Reason::Kernel, "{refusal}");
-        assert!(refusal.text.contains("start it anew"), "{refusal}");
+        assert!(refusal.text.contains("restart it"), "{refusal}");
     }
     world.restart_after(Signal::TERM);
     drop(take_queue(&world, &queue_of("lo", 0)).expect("allowed"));
@@ -238,7 +238,7 @@ fn queues_are_listed_and_counted_and_end_with_the_policy() {
     world.steward.signal(Signal::HUP);
     let ended = wait::until_some(wait::SOON, || lease.check().err());
     let Some(LeaseError::Refused(refusal)) = ended else {
-        panic!("it should have been said why: {}", world.steward)
+        panic!("it should have been report why: {}", world.steward)
     };
     assert_eq!(refusal.reason, Reason::NotAllowed, "{refusal}");
     drop(both);
@@ -281,13 +281,13 @@ fn files_without_a_lease_and_rings_without_memory_end_the_connection() {
     );
 }
 
-/// So often a holder and the steward are killed, where the kernel is known to have zero-copy receive without a device.
+/// So often a lessee and the steward are killed, where the kernel is known to have zero-copy receive without a device.
 const KILLS: &str = "STEWARD_ZCRX";
 /// Where it may lack it.
 const FEW_KILLS: usize = 20;
 
 #[test]
-fn holder_without_privileges_receives_all_bytes_and_what_is_killed_leaves_nothing() {
+fn lessee_without_privileges_receives_all_bytes_and_what_is_killed_leaves_nothing() {
     require!(Root);
     let mut world = World::kept_for(&rules(), "10");
     let known = std::env::var(KILLS).ok();
@@ -295,14 +295,14 @@ fn holder_without_privileges_receives_all_bytes_and_what_is_killed_leaves_nothin
         .as_ref()
         .map_or(FEW_KILLS, |kills| kills.parse().expect("a number"));
     for kill in 0..kills {
-        let mut running = holder::spawn(&world, "child_receives", 0);
+        let mut running = lessee::spawn(&world, "child_receives", 0);
         running.await_text("asked");
-        let said = running.said();
+        let report = running.said();
         assert!(
-            (known.is_none() && said.contains("Linux 7.1")) || said.contains("all bytes are there"),
+            (known.is_none() && report.contains("Linux 7.1")) || report.contains("all bytes are there"),
             "{running}"
         );
-        // The steward first, or the holder.
+        // The steward first, or the lessee.
         if kill % 2 == 0 {
             world.restart_after(Signal::KILL);
         }
@@ -327,7 +327,7 @@ fn server_of_the_benchmark_receives_by_a_lease() {
     // It may lie where that user may not look.
     let program = std::fs::File::open(testkit::program::bench()).expect("it is built");
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
-    command.uid(common::holder_uid()).arg("echo");
+    command.uid(common::lessee_uid()).arg("echo");
     command.args(["--engine", "zcrx", "--ifname", "lo", "--address", SERVER]);
     command.args(["--connections", "8", "--threads", "2", "--duration", "0.5"]);
     command
@@ -335,10 +335,13 @@ fn server_of_the_benchmark_receives_by_a_lease() {
         .arg(world.socket());
     let mut running = Running::start(command);
     let is_had = running.wait(wait::SOON).success();
-    let said = running.said();
+    let report = running.said();
     match std::env::var_os(KILLS).is_some() || is_had {
-        true => assert!(is_had && said.contains("\"zcrx without a device\""), "{running}"),
-        false => assert!(said.contains("Linux 7.1"), "{running}"),
+        true => assert!(
+            is_had && report.contains("\"zcrx without a device\""),
+            "{running}"
+        ),
+        false => assert!(report.contains("Linux 7.1"), "{running}"),
     }
     world.await_nothing();
 }
@@ -410,9 +413,9 @@ fn queue_of_a_netkit_that_nobody_leased_to_it_is_not_served_by_copy() {
 #[ignore = "run by another test"]
 fn child_receives() {
     let streams: Vec<_> = (0..2).map(|_| connected()).collect();
-    holder::give_up_privileges();
+    lessee::give_up_privileges();
     let wanted = queue_of("lo", 0);
-    let mut lease = QueueLease::take(&holder::socket(), &wanted, Waiting::default()).expect("allowed");
+    let mut lease = QueueLease::take(&lessee::socket(), &wanted, Waiting::default()).expect("allowed");
     let config = config_of_a_child();
     let prepared: Vec<_> = streams.iter().map(|_| prepared(&config)).collect();
     let offer = Offer::new(&config).expect("memory");

@@ -18,7 +18,8 @@ use super::Waiting;
 use super::error::LeaseError;
 use crate::backoff::Backoff;
 use crate::protocol::{
-    Answer, Facts, HintWish, Hinted, MESSAGE_MAX, Malformed, PARTS_MAX, Request, TAP_QUEUES_MAX, new_socket,
+    Answer, Facts, HintRequest, Hinted, MESSAGE_MAX, Malformed, PARTS_MAX, Request, TAP_QUEUES_MAX,
+    new_socket,
 };
 
 /// Pauses between attempts to reach a steward that is away: the first, and the longest, to which they double.
@@ -38,7 +39,7 @@ pub(crate) struct Connection {
     serial: u32,
     pub(super) facts: Facts,
     /// Which hints are wanted, if any are known of.
-    pub(super) wish: Option<HintWish>,
+    pub(super) hint_request: Option<HintRequest>,
     /// What is told of them.
     pub(super) hinted: Option<Hinted>,
     /// How often something changed behind the bridge of the interface; it wraps.
@@ -124,7 +125,7 @@ impl Connection {
             pauses: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
             serial: 0,
             facts,
-            wish: None,
+            hint_request: None,
             hinted: None,
             behind: 0,
             is_plain: false,
@@ -276,7 +277,7 @@ impl Connection {
 
     /// Whether it says which hints are wanted, in each connection.
     pub(super) fn says_hints(&self) -> bool {
-        self.wish.is_some() && !self.is_plain
+        self.hint_request.is_some() && !self.is_plain
     }
 
     /// Serial number 0 is the steward's.

@@ -115,8 +115,8 @@ impl Lease {
             return self.disconnected(state);
         };
         state.socket = Some(socket);
-        match state.wish.filter(|_| state.says_hints()) {
-            Some(wish) => self.ask_on_return(state, &Request::Hints(wish)),
+        match state.hint_request.filter(|_| state.says_hints()) {
+            Some(hint_request) => self.ask_on_return(state, &Request::Hints(hint_request)),
             None => self.ask_for_lease(state),
         }
     }

@@ -1,4 +1,4 @@
-//! Sockets of a lease: memory is the holder's, all else the steward does, the bind included.
+//! Sockets of a lease: memory is the lessee's, all else the steward does, the bind included.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

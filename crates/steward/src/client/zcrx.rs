@@ -1,4 +1,4 @@
-//! A queue for io_uring zero-copy receive, seen by its holder.
+//! A queue for io_uring zero-copy receive, seen by its lessee.
 //!
 //! ```text
 //!   QueueLease::take      the steward judges, and sets up the NIC as far as the policy lets it
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The connection is the lease: dropping a [`QueueLease`] ends it, and no frame comes to the queue any more. The queue
-//! itself stays with the rings until all of them are closed: close them with the lease, else nobody else gets it.
+//! itself stays with the rings until all of them are closed: close them with the lease, else no other process gets it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;

@@ -247,7 +247,7 @@ mod tests {
         input.write_all(source.as_bytes()).expect("it reads");
         drop(input);
         let output = compiler.wait_with_output().expect("it ends");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
+        let report = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{report}");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //!
-//! With io_uring zero-copy receive the NIC writes the payload of all frames of a queue into its holder's memory,
+//! With io_uring zero-copy receive the NIC writes the payload of all frames of a queue into its lessee's memory,
 //! whoever they are for. So the queue must get the flows of its lease only. The main RSS table must not name it, nor a
 //! further RSS context, nor a rule of somebody else's. Where the main table does, its entries are moved to the other
 //! queues, and moved back when nobody has memory bound to the queue any more, and not before. Rules for flows come when
@@ -11,7 +11,7 @@
 //! Entries that were moved to a queue, and have to leave that one, too, when it is leased, still belong to the first
 //! lease: its plan follows them ([`ApartPlan::hand_on`]). So all are back where they were, whichever lease ends first.
 //!
-//! As with other leases all is noted before it is done, in a form that lets it be found again. An entry of the table
+//! As with other leases all is saved before it is done, in a form that lets it be found again. An entry of the table
 //! that somebody has changed meanwhile, or a rule, stays as that one wanted it.
 
 use std::io;
@@ -19,7 +19,7 @@ use std::net::SocketAddr;
 
 use super::{FlowRule, Nic, Table, places_for};
 
-/// What a NIC is told for one queue, noted before it is told.
+/// What a NIC is told for one queue, saved before it is told.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct ApartPlan {
@@ -79,11 +79,11 @@ pub(crate) enum NotApart {
     },
     #[error("{0} reads back differently")]
     Other(String),
-    #[error("it cannot be noted: {0}")]
-    Note(#[source] io::Error),
+    #[error("it cannot be saved: {0}")]
+    Save(#[source] io::Error),
 }
 
-type Noting<'a> = &'a mut dyn FnMut(&ApartPlan) -> io::Result<()>;
+type Save<'a> = &'a mut dyn FnMut(&ApartPlan) -> io::Result<()>;
 
 impl ApartPlan {
     /// Entries that were moved here for another queue are that one's to give back: its plan follows them to where this
@@ -150,16 +150,16 @@ fn check_rules(table: &Table, queue: u32, flows: &[SocketAddr]) -> Result<(), No
 ///
 /// # Errors
 /// As [`move_table`].
-pub(crate) fn keep(nic: &mut impl Nic, plan: &mut ApartPlan, note: Noting<'_>) -> Result<bool, NotApart> {
+pub(crate) fn keep(nic: &mut impl Nic, plan: &mut ApartPlan, save: Save<'_>) -> Result<bool, NotApart> {
     let table = nic.indirection(0).map_err(NotApart::NoTable)?;
     match table.contains(&plan.queue) {
-        true => move_table(nic, plan, note).map(|()| true),
+        true => move_table(nic, plan, save).map(|()| true),
         false => Ok(false),
     }
 }
 
 /// Moves the main table's entries to the other queues that it names.
-pub(crate) fn move_table(nic: &mut impl Nic, plan: &mut ApartPlan, note: Noting<'_>) -> Result<(), NotApart> {
+pub(crate) fn move_table(nic: &mut impl Nic, plan: &mut ApartPlan, save: Save<'_>) -> Result<(), NotApart> {
     let queue = plan.queue;
     let mut table = nic.indirection(0).map_err(NotApart::NoTable)?;
     let mut others: Vec<u32> = table.iter().copied().filter(|&other| other != queue).collect();
@@ -177,7 +177,7 @@ pub(crate) fn move_table(nic: &mut impl Nic, plan: &mut ApartPlan, note: Noting<
     plan.moved
         .retain(|before| moved.iter().all(|again| again.entry != before.entry));
     plan.moved.extend(&moved);
-    note(plan).map_err(NotApart::Note)?;
+    save(plan).map_err(NotApart::Save)?;
     for &Moved { entry, to } in &moved {
         if let Some(named) = table.get_mut(entry as usize) {
             *named = to;
@@ -197,13 +197,13 @@ pub(crate) fn bring(
     nic: &mut impl Nic,
     plan: &mut ApartPlan,
     flows: &[SocketAddr],
-    note: Noting<'_>,
+    save: Save<'_>,
 ) -> Result<(), NotApart> {
     let queue = plan.queue;
     let table = nic.table().map_err(NotApart::NoRules)?;
     check_rules(&table, queue, flows)?;
     plan.flows = flows.to_vec();
-    note(plan).map_err(NotApart::Note)?;
+    save(plan).map_err(NotApart::Save)?;
     let mut places = places_for(&table, flows.len()).into_iter();
     let what = |rule: &FlowRule| format!("an n-tuple rule for {rule}");
     let refused = |rule: &FlowRule, source| NotApart::Refused {
@@ -301,21 +301,21 @@ mod tests {
     #[test]
     fn queue_is_taken_out_of_the_table_gets_its_flows_and_all_is_as_before() {
         let mut nic = nic();
-        let (mut plan, mut notes) = (plan(), Vec::new());
+        let (mut plan, mut saved) = (plan(), Vec::new());
         assert!(matches!(check(&nic, 3, &flows()), Err(NotApart::InTable(3))));
-        let mut note = |plan: &ApartPlan| {
-            notes.push(plan.clone());
+        let mut save = |plan: &ApartPlan| {
+            saved.push(plan.clone());
             Ok(())
         };
-        move_table(&mut nic, &mut plan, &mut note).expect("it refuses nothing");
+        move_table(&mut nic, &mut plan, &mut save).expect("it refuses nothing");
         assert_eq!(nic.main_table(), [0, 1, 2, 0, 0, 1, 2, 1]);
         check(&nic, 3, &flows()).expect("it is apart");
-        bring(&mut nic, &mut plan, &flows(), &mut note).expect("it refuses nothing");
+        bring(&mut nic, &mut plan, &flows(), &mut save).expect("it refuses nothing");
         assert_eq!(nic.flows.len(), 2);
         assert!(nic.flows.values().all(|rule| rule.queue == 3));
-        // Each was noted before it was done.
-        assert_eq!((notes[0].moved.len(), notes[0].flows.len()), (2, 0));
-        assert_eq!(notes[1], plan);
+        // Each was saved before it was done.
+        assert_eq!((saved[0].moved.len(), saved[0].flows.len()), (2, 0));
+        assert_eq!(saved[1], plan);
         stop(&mut nic, &plan).expect("it refuses nothing");
         assert!(nic.flows.is_empty());
         assert_eq!(
@@ -373,15 +373,15 @@ mod tests {
             nic.set_indirection(&[0, 1, 2, 2, 0, 1, 2, 1])
                 .expect("as it may choose");
             three.moved[0].to = 2;
-            let mut noted = two.clone();
-            let mut note = |plan: &ApartPlan| {
-                noted.clone_from(plan);
-                assert!(noted.hand_on(three));
+            let mut saved = two.clone();
+            let mut save = |plan: &ApartPlan| {
+                saved.clone_from(plan);
+                assert!(saved.hand_on(three));
                 Ok(())
             };
-            move_table(&mut nic, two, &mut note).expect("it refuses nothing");
+            move_table(&mut nic, two, &mut save).expect("it refuses nothing");
             assert!(!nic.main_table().contains(&2) && !nic.main_table().contains(&3));
-            let plans = [three.clone(), noted];
+            let plans = [three.clone(), saved];
             for plan in [&plans[first], &plans[1 - first]] {
                 give_back(&mut nic, plan).expect("it refuses nothing");
             }
@@ -431,18 +431,18 @@ mod tests {
     fn whatever_a_nic_refuses_what_was_noted_undoes_it() {
         for fails_at in 1..=4 {
             let mut nic = nic();
-            let (mut plan, mut noted) = (plan(), plan());
+            let (mut plan, mut saved) = (plan(), plan());
             nic.fails_at = Some(fails_at);
-            let mut note = |plan: &ApartPlan| {
-                noted.clone_from(plan);
+            let mut save = |plan: &ApartPlan| {
+                saved.clone_from(plan);
                 Ok(())
             };
-            let made = move_table(&mut nic, &mut plan, &mut note)
-                .and_then(|()| bring(&mut nic, &mut plan, &flows(), &mut note));
+            let made = move_table(&mut nic, &mut plan, &mut save)
+                .and_then(|()| bring(&mut nic, &mut plan, &flows(), &mut save));
             assert_eq!(made.is_err(), fails_at < 4, "{fails_at}");
             nic.fails_at = None;
-            stop(&mut nic, &noted).expect("it refuses nothing");
-            give_back(&mut nic, &noted).expect("it refuses nothing");
+            stop(&mut nic, &saved).expect("it refuses nothing");
+            give_back(&mut nic, &saved).expect("it refuses nothing");
             assert!(nic.flows.is_empty());
             assert_eq!(nic.main_table(), [0, 1, 2, 3, 0, 1, 2, 3]);
         }

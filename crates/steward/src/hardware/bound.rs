@@ -130,7 +130,7 @@ fn ask_for<T>(ifindex: u32, queue: u32, read: impl FnOnce(&netdev::IterableQueue
 }
 
 fn bound(attributes: &netdev::IterableQueue<'_>) -> Option<Bound> {
-    // First: the socket or memory of one that is leased is its holder's.
+    // First: the socket or memory of one that is leased is its lessee's.
     if let Ok(lease) = attributes.get_lease() {
         LeasedTo::of(&lease).map(Bound::Lease)
     } else if attributes.get_io_uring().is_ok() {

@@ -3,12 +3,12 @@
 //!
 //! # Theory of operation
 //!
-//! The kernel forgets a socket when its holder dies; a NIC forgets no rule. So everything is noted before it is done
+//! The kernel forgets a socket when its lessee dies; a NIC forgets no rule. So everything is saved before it is done
 //! (`Plan`), in a form that lets it be found again: a rule by what it says, a context by those that there were before
-//! it. The steward that goes on after a crash removes what was noted and is there, and nothing else. Rules that were
+//! it. The steward that goes on after a crash removes what was saved and is there, and nothing else. Rules that were
 //! there before are never touched: where one is for the same frames, ours are not made.
 //!
-//! The order is: note, context, note, rules, note; undone the other way round (`Part`). A driver that refuses any
+//! The order is: save, context, save, rules, save; undone the other way round (`Part`). A driver that refuses any
 //! of it leaves the lease with the program alone, which looks at each frame in any case; what was done until then is
 //! undone.
 //!
@@ -76,7 +76,7 @@ pub(crate) struct Table {
     pub(crate) rules: Vec<Known>,
 }
 
-/// What is made for one lease, noted before it is made.
+/// What is made for one lease, saved before it is made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Plan {
@@ -123,7 +123,7 @@ pub(crate) enum NotMade {
     },
     #[error("n-tuple rule for {0} reads back differently, and was removed")]
     Other(Rule),
-    #[error("it cannot be noted: {0}")]
+    #[error("it cannot be saved: {0}")]
     Note(#[source] io::Error),
 }
 
@@ -186,14 +186,14 @@ impl Order<'_> {
     }
 }
 
-/// Tells the NIC. `note` is given what is about to be made, each time before more is made, and must keep it. The error
+/// Tells the NIC. `save` is given what is about to be made, each time before more is made, and must keep it. The error
 /// that comes back says why there is no context of several queues, and rules lead to the first of them.
-/// Errors: why not. What [`Plan::parts`] of the note says may be left in the NIC if that also refused to take it back.
+/// Errors: why not. What [`Plan::parts`] of the save says may be left in the NIC if that also refused to take it back.
 pub(crate) fn make(
     nic: &mut impl Nic,
     order: &Order<'_>,
     plan: &mut Plan,
-    note: &mut dyn FnMut(&Plan) -> io::Result<()>,
+    save: &mut dyn FnMut(&Plan) -> io::Result<()>,
 ) -> Result<Option<io::Error>, NotMade> {
     let table = nic.table().map_err(NotMade::Rules)?;
     let Some(&first) = order.queues.first() else {
@@ -203,11 +203,11 @@ pub(crate) fn make(
     let locations = places(&table, &wanted)?;
     let mut why_no_context = None;
     if order.queues.len() > 1 {
-        why_no_context = make_context(nic, order.queues, plan, note)?.err();
+        why_no_context = make_context(nic, order.queues, plan, save)?.err();
     }
     let target = plan.context.map_or(Target::Queue(first), Target::Context);
     plan.rules = order.rules(target)?;
-    note(plan).map_err(NotMade::Note)?;
+    save(plan).map_err(NotMade::Note)?;
     let mut made = Vec::with_capacity(plan.rules.len());
     for (&rule, location) in plan.rules.iter().zip(locations) {
         let refused = |source| NotMade::Refused { rule, source };
@@ -243,7 +243,7 @@ fn find_again(nic: &mut impl Nic, made: &[(Rule, u32)]) -> Result<(), NotMade> {
     lost.map_or(Ok(()), |rule| Err(NotMade::Other(rule)))
 }
 
-/// Locations for rules, if nobody else has rules for the same frames.
+/// Locations for rules, if no other process has rules for the same frames.
 fn places(table: &Table, wanted: &[Rule]) -> Result<Vec<Option<u32>>, NotMade> {
     let is_wanted = |rule: &Rule| {
         let mut wanted = wanted.iter();
@@ -277,18 +277,18 @@ fn make_context(
     nic: &mut impl Nic,
     queues: &[u32],
     plan: &mut Plan,
-    note: &mut dyn FnMut(&Plan) -> io::Result<()>,
+    save: &mut dyn FnMut(&Plan) -> io::Result<()>,
 ) -> Result<io::Result<()>, NotMade> {
     let before = match nic.contexts() {
         Ok(before) => before,
         Err(error) => return Ok(Err(error)),
     };
     (plan.spread, plan.before) = (queues.to_vec(), before);
-    note(plan).map_err(NotMade::Note)?;
+    save(plan).map_err(NotMade::Note)?;
     match nic.create_context(queues) {
         Ok(context) => {
             plan.context = Some(context);
-            note(plan).map_err(NotMade::Note)?;
+            save(plan).map_err(NotMade::Note)?;
             Ok(Ok(()))
         }
         Err(error) => {
@@ -299,7 +299,7 @@ fn make_context(
 }
 
 impl Plan {
-    /// What is to be undone: also of a plan that was noted and whose maker died. A context whose number was not noted
+    /// What is to be undone: also of a plan that was saved and whose maker died. A context whose number was not saved
     /// any more is one that was not there before and spreads over these queues, if it is the only one: of several
     /// nobody knows which are whose, and they stay.
     pub(crate) fn parts(&self, nic: &impl Nic) -> Vec<Part> {
@@ -317,7 +317,7 @@ impl Plan {
         parts
     }
 
-    /// The same without a look at the NIC, hence without a context whose number was not noted.
+    /// The same without a look at the NIC, hence without a context whose number was not saved.
     pub(crate) fn known_parts(&self) -> Vec<Part> {
         let rules = self.rules.iter().copied().map(Part::Rule);
         rules.chain(self.context.map(Part::Context)).collect()

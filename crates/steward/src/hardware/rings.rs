@@ -77,7 +77,7 @@ pub fn of(ifindex: u32) -> io::Result<Rings> {
     })
 }
 
-/// Has the NIC of an interface split all frames. It may start its rings anew.
+/// Has the NIC of an interface split all frames. It may start its rings again.
 ///
 /// # Errors
 /// The driver's.

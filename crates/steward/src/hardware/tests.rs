@@ -27,7 +27,7 @@ pub(crate) struct Played {
     reads: Cell<u32>,
     pub(crate) fails_at: Option<u32>,
     pub(crate) fails_from_then_on: bool,
-    said: Vec<String>,
+    changes: Vec<String>,
     /// Says that it removes, and does not.
     lies: bool,
     /// Changes what it is told.
@@ -74,7 +74,7 @@ impl Played {
         if self.fails_at.is_some_and(fails) {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
         }
-        self.said.push(what);
+        self.changes.push(what);
         Ok(())
     }
 }
@@ -204,23 +204,23 @@ enum Made {
     Context,
 }
 
-/// Makes it, noting everything; the plan as it was noted last.
+/// Makes it, saving everything; the plan as it was saved last.
 fn run(nic: &mut Played, filter: &Filter, queues: &[u32]) -> (Plan, Result<Made, String>) {
-    let (mut plan, mut noted) = (Plan::default(), Plan::default());
+    let (mut plan, mut saved) = (Plan::default(), Plan::default());
     let order = Order {
         filter,
         queues,
         names: &all_names(),
     };
     let made = make(nic, &order, &mut plan, &mut |plan| {
-        noted = plan.clone();
+        saved = plan.clone();
         Ok(())
     });
     let made = made.map(|_| match plan.context {
         Some(_) => Made::Context,
         None => Made::Rules,
     });
-    (noted, made.map_err(|error| error.to_string()))
+    (saved, made.map_err(|error| error.to_string()))
 }
 
 fn undo_all(nic: &mut Played, plan: &Plan) {
@@ -244,7 +244,7 @@ fn one_queue_gets_a_rule_for_each_address_in_each_vlan() {
     let (plan, made) = run(&mut nic, &filter(2, &[100, 200]), &[3]);
     assert_eq!(made, Ok(Made::Rules));
     assert_eq!(
-        nic.said,
+        nic.changes,
         [
             "insert MAC 02:00:00:00:00:01 VLAN 100 to queue 3 at 6",
             "insert MAC 02:00:00:00:00:01 VLAN 200 to queue 3 at 5",
@@ -268,7 +268,7 @@ fn several_queues_get_a_context_first_and_lose_it_last() {
     assert_eq!(made, Ok(Made::Context));
     undo_all(&mut nic, &plan);
     assert_eq!(
-        nic.said,
+        nic.changes,
         [
             "context of [4, 5]",
             "insert MAC 02:00:00:00:00:01 to RSS context 2 at 1000",
@@ -285,7 +285,7 @@ fn several_queues_without_contexts_get_rules_to_the_first() {
     nic.has_contexts = false;
     let (_, made) = run(&mut nic, &filter(0, &[7]), &[4, 5]);
     assert_eq!(made, Ok(Made::Rules));
-    assert_eq!(nic.said, ["insert VLAN 7 to queue 4 at 7"]);
+    assert_eq!(nic.changes, ["insert VLAN 7 to queue 4 at 7"]);
 }
 
 #[test]
@@ -293,8 +293,8 @@ fn nic_that_cannot_is_left_alone() {
     let refused = |nic: &mut Played, filter: &Filter, words: &str| {
         let (rules, contexts) = (nic.rules.clone(), nic.contexts.clone());
         let (plan, made) = run(nic, filter, &[2]);
-        let said = made.expect_err("it cannot");
-        assert!(said.contains(words), "{said}");
+        let error = made.expect_err("it cannot");
+        assert!(error.contains(words), "{error}");
         undo_all(nic, &plan);
         assert_eq!((&nic.rules, &nic.contexts), (&rules, &contexts));
     };
@@ -346,7 +346,7 @@ fn no_rule_stays_that_reads_back_differently_also_if_a_later_one_is_refused() {
 fn untagged_among_vlans_means_a_rule_for_the_address_alone() {
     let mut nic = Played::new();
     let (_, made) = run(&mut nic, &filter(1, &[0, 5]), &[2]);
-    assert_eq!((made, nic.said.len()), (Ok(Made::Rules), 1));
+    assert_eq!((made, nic.changes.len()), (Ok(Made::Rules), 1));
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn driver_that_refuses_any_step_is_left_as_it_was() {
 }
 
 #[test]
-fn steward_that_dies_at_any_step_leaves_nothing_that_its_note_does_not_find() {
+fn steward_that_dies_at_any_step_leaves_nothing_that_its_ledger_does_not_find() {
     let (filter, queues) = (filter(2, &[5, 6]), [0, 1]);
     let mut ended = false;
     for dies_at in 0..40 {
@@ -376,12 +376,12 @@ fn steward_that_dies_at_any_step_leaves_nothing_that_its_note_does_not_find() {
         };
         nic.rules.insert(0, others);
         let before = (nic.rules.clone(), nic.contexts.clone());
-        let life = Life::new(dies_at);
-        let mut noted = Plan::default();
+        let crash = CrashAt::new(dies_at);
+        let mut saved = Plan::default();
         let died = {
             let mut dying = Dying {
                 nic: &mut nic,
-                life: &life,
+                crash: &crash,
             };
             let order = Order {
                 filter: &filter,
@@ -389,17 +389,17 @@ fn steward_that_dies_at_any_step_leaves_nothing_that_its_note_does_not_find() {
                 names: &all_names(),
             };
             let mut plan = Plan::default();
-            let mut note = |plan: &Plan| {
-                life.step();
-                noted = plan.clone();
-                life.step();
+            let mut save = |plan: &Plan| {
+                crash.step();
+                saved = plan.clone();
+                crash.step();
                 Ok(())
             };
-            let making = AssertUnwindSafe(|| make(&mut dying, &order, &mut plan, &mut note).is_ok());
+            let making = AssertUnwindSafe(|| make(&mut dying, &order, &mut plan, &mut save).is_ok());
             std::panic::catch_unwind(making).is_err()
         };
         ended |= !died;
-        for part in noted.parts(&nic) {
+        for part in saved.parts(&nic) {
             undo(&mut nic, &part).expect("it refuses nothing");
         }
         assert_eq!((nic.rules, nic.contexts), before, "dies at {dies_at}");
@@ -408,9 +408,9 @@ fn steward_that_dies_at_any_step_leaves_nothing_that_its_note_does_not_find() {
 }
 
 /// So many steps, and then death: nothing of what would come after happens.
-struct Life(Cell<u32>);
+struct CrashAt(Cell<u32>);
 
-impl Life {
+impl CrashAt {
     fn new(steps: u32) -> Self {
         Self(Cell::new(steps))
     }
@@ -426,14 +426,14 @@ impl Life {
 /// A NIC whose user may die before and after each call.
 struct Dying<'a> {
     nic: &'a mut Played,
-    life: &'a Life,
+    crash: &'a CrashAt,
 }
 
 impl Dying<'_> {
     fn change<T>(&mut self, act: impl FnOnce(&mut Played) -> T) -> T {
-        self.life.step();
+        self.crash.step();
         let done = act(self.nic);
-        self.life.step();
+        self.crash.step();
         done
     }
 }
@@ -472,7 +472,7 @@ impl Nic for Dying<'_> {
 }
 
 #[test]
-fn nothing_is_made_that_cannot_be_noted() {
+fn nothing_is_made_that_cannot_be_saved() {
     let mut nic = Played::new();
     let order = Order {
         filter: &filter(1, &[]),

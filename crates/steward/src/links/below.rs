@@ -57,7 +57,7 @@ pub fn losses_above(link: &Link) -> io::Result<String> {
         let joined = Ethtool::open(&one.name).and_then(|driver| driver.joins());
         one.name.is_empty() || one.is_virtual || joined.unwrap_or(false)
     };
-    Ok(told(
+    Ok(explanation(
         &seen.name,
         &lowest.into_iter().filter(joins).collect::<Vec<_>>(),
     ))
@@ -96,7 +96,7 @@ fn read_links() -> io::Result<BTreeMap<u32, Seen>> {
 }
 
 /// Of an interface whose frames come, in whole packets, from these.
-fn told(name: &str, lowest: &[Lowest]) -> String {
+fn explanation(name: &str, lowest: &[Lowest]) -> String {
     let Some(first) = lowest.first() else {
         return String::new();
     };
@@ -200,18 +200,18 @@ mod tests {
             name: name.to_owned(),
             is_virtual,
         };
-        assert_eq!(told("mv0", &[]), "");
-        let one = told("mv0", &[lowest("eth0", false)]);
+        assert_eq!(explanation("mv0", &[]), "");
+        let one = explanation("mv0", &[lowest("eth0", false)]);
         assert!(
             one.contains("from eth0, whole") && one.ends_with("`ethtool -K eth0 gro off`"),
             "{one}"
         );
-        let two = told("mv0", &[lowest("eth0", false), lowest("eth1", false)]);
+        let two = explanation("mv0", &[lowest("eth0", false), lowest("eth1", false)]);
         assert!(
             two.contains("those below") && two.ends_with("`ethtool -K eth1 gro off`"),
             "{two}"
         );
-        assert!(told("mv0", &[lowest("veth0", true)]).contains("PEER"));
-        assert!(told("mv0", &[lowest("", false)]).contains("in its network namespace"));
+        assert!(explanation("mv0", &[lowest("veth0", true)]).contains("PEER"));
+        assert!(explanation("mv0", &[lowest("", false)]).contains("in its network namespace"));
     }
 }

@@ -240,7 +240,7 @@ fn gone(removed: io::Result<()>) -> io::Result<()> {
 
 /// What a NIC says of its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum QueueOwner {
     /// It is leased to that.
     To(LeasedTo),
     /// It is not leased.
@@ -251,7 +251,7 @@ enum Told {
     NoNic,
 }
 
-impl Told {
+impl QueueOwner {
     fn of(leased: io::Result<Option<LeasedTo>>) -> io::Result<Self> {
         match leased {
             Ok(Some(to)) => Ok(Self::To(to)),
@@ -269,7 +269,7 @@ impl Told {
 /// What is known of a netkit that is to go.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Trace<'a> {
-    /// The name that it was made under, which is nobody else's, and its alias since.
+    /// The name that it was made under, which is no other process's, and its alias since.
     pub(crate) made_as: &'a str,
     /// Where it was last, if it is known to have been there.
     pub(crate) last: Option<Place>,
@@ -285,29 +285,29 @@ impl Trace<'_> {
             return Ok(());
         }
         match self.ask()? {
-            Told::To(LeasedTo {
+            QueueOwner::To(LeasedTo {
                 ifindex, namespace, ..
             }) => {
                 remove_at((ifindex, namespace), None)?;
                 match self.ask()? {
-                    Told::To(to) => Err(io::Error::other(format!("the queue is leased yet ({to})"))),
-                    Told::Down => Err(down()),
-                    Told::Nobody | Told::NoNic => Ok(()),
+                    QueueOwner::To(to) => Err(io::Error::other(format!("the queue is leased yet ({to})"))),
+                    QueueOwner::Down => Err(down()),
+                    QueueOwner::Nobody | QueueOwner::NoNic => Ok(()),
                 }
             }
-            Told::Nobody => Ok(()),
-            Told::Down => match self.remove_last()? {
+            QueueOwner::Nobody => Ok(()),
+            QueueOwner::Down => match self.remove_last()? {
                 true => Ok(()),
                 // It may be elsewhere, or have lost its alias.
                 false => Err(down()),
             },
-            Told::NoNic => self.remove_last().map(drop),
+            QueueOwner::NoNic => self.remove_last().map(drop),
         }
     }
 
-    fn ask(&self) -> io::Result<Told> {
+    fn ask(&self) -> io::Result<QueueOwner> {
         let (nic, queue) = self.queue;
-        Told::of(bound::leased_to(nic, queue))
+        QueueOwner::of(bound::leased_to(nic, queue))
     }
 
     /// Deletes it where it was last; whether it was there.
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn what_is_not_told_of_a_queue_is_no_reason_to_take_its_netkit_for_gone() {
         testkit::require!(Root);
-        let ns = NetNs::new("told");
+        let ns = NetNs::new("owner");
         ns.ip(&["link", "add", "nic0", "type", "veth", "peer", "name", "wire0"]);
         let index = ns.index_of("nic0");
         let trace = |nic| Trace {
@@ -338,15 +338,15 @@ mod tests {
             last: Some((i32::MAX.cast_unsigned(), None)),
             queue: (nic, 0),
         };
-        let told = |nic| ns.enter(move || trace(nic).ask().expect("it says"));
+        let owner = |nic| ns.enter(move || trace(nic).ask().expect("it says"));
         let removed = |nic| ns.enter(move || trace(nic).remove().map_err(|error| error.to_string()));
-        assert_eq!(told(index), Told::Down);
+        assert_eq!(owner(index), QueueOwner::Down);
         assert!(removed(index).is_err_and(|why| why.contains("is down")));
         ns.ip(&["link", "set", "nic0", "up"]);
-        assert_eq!((told(index), removed(index)), (Told::Nobody, Ok(())));
+        assert_eq!((owner(index), removed(index)), (QueueOwner::Nobody, Ok(())));
         ns.ip(&["link", "del", "nic0"]);
         for gone in [index, 0] {
-            assert_eq!((told(gone), removed(gone)), (Told::NoNic, Ok(())));
+            assert_eq!((owner(gone), removed(gone)), (QueueOwner::NoNic, Ok(())));
         }
     }
 

@@ -6,7 +6,7 @@
 //!
 //! One of several queues has a descriptor for each, and the kernel spreads flows over them (`tun_automq_select_queue`,
 //! drivers/net/tun.c). For each such device the kernel keeps 256 transmit queues with qdiscs (`MAX_TAP_QUEUES`), some 6
-//! MiB. A holder can detach queues and attach them again (`TUNSETQUEUE`). That concerns its own frames only: those of a
+//! MiB. A lessee can detach queues and attach them again (`TUNSETQUEUE`). That concerns its own frames only: those of a
 //! detached queue come by the others, and are dropped if there are none. Detached queues go with the device
 //! (`tun_detach_all`).
 

@@ -1,6 +1,6 @@
 //! Queues for io_uring zero-copy receive: who may have which, with which flows.
 //!
-//! A queue's holder sees the payload of all frames that come to it, so a rule names the flows, each by the address and
+//! A queue's lessee sees the payload of all frames that come to it, so a rule names the flows, each by the address and
 //! the port of this host at which its connections end. What it does not name nobody gets.
 
 use std::collections::BTreeSet;
@@ -180,14 +180,14 @@ mod tests {
             found.map_err(|refusal| refusal.text)
         };
         assert_eq!(lease(RULES), Ok(0), "as it was before there was a key");
-        let said = |value: &str| RULES.replacen("at-most", &format!("af-xdp = {value}\nat-most"), 1);
-        assert_eq!(lease(&said("true")), Ok(0));
-        let refused = lease(&said("false")).expect_err("zero-copy receive only");
+        let with_af_xdp = |value: &str| RULES.replacen("at-most", &format!("af-xdp = {value}\nat-most"), 1);
+        assert_eq!(lease(&with_af_xdp("true")), Ok(0));
+        let refused = lease(&with_af_xdp("false")).expect_err("zero-copy receive only");
         assert!(
             refused.contains("take `af-xdp = false` out of rule 1"),
             "{refused}"
         );
-        let only = policy(&said("false")).expect("a policy");
+        let only = policy(&with_af_xdp("false")).expect("a policy");
         let flows = wanted(2, &["192.0.2.1:443"]);
         assert_eq!(only.find_zcrx(&peer(7), &flows, |_| 0), Ok(0));
         let text = only.to_string();
@@ -208,7 +208,8 @@ mod tests {
             "busy-poll = 64",
         ] {
             let name = key.split(' ').next().unwrap_or_default();
-            let beside = |said: &str| policy(&RULES.replacen("at-most", &format!("{said}{key}\nat-most"), 1));
+            let beside =
+                |af_xdp: &str| policy(&RULES.replacen("at-most", &format!("{af_xdp}{key}\nat-most"), 1));
             let refused = beside("af-xdp = false\n").expect_err("it means nothing");
             let words = format!("p.toml line 6: rule 1: {name}: with af-xdp = false it has no effect");
             assert!(refused.starts_with(&words), "{refused}");

@@ -44,9 +44,9 @@ pub enum Answer {
     Refused(Refusal),
     /// The interface of the lease is now like this; never an answer to a request.
     Changed(Facts),
-    /// A lease of any holder.
+    /// A lease of any lessee.
     Lease(Listed),
-    /// The kernel did not do a step of what a socket needs; a holder may try otherwise.
+    /// The kernel did not do a step of what a socket needs; a lessee may try otherwise.
     Failed {
         /// Which.
         step: Step,
@@ -106,7 +106,7 @@ impl Step {
     }
 }
 
-/// What a holder must know of the interface, and cannot ask the kernel if it lives in another network namespace.
+/// What a lessee must know of the interface, and cannot ask the kernel if it lives in another network namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Index in the steward's network namespace; 0: the interface is gone.
@@ -127,7 +127,7 @@ pub struct Facts {
     pub partial_checksums: bool,
     /// Tags of VLANs are taken off before XDP sees frames: stations of VLANs cannot be told.
     pub strips_tags: bool,
-    /// Frames for the holder may be lost: [`steering`](Self::steering) says where, with the remedy.
+    /// Frames for the lessee may be lost: [`steering`](Self::steering) says where, with the remedy.
     pub loses: bool,
     /// NUMA node of its device, if it is on one and that is known.
     pub node: Option<NumaNode>,
@@ -139,7 +139,7 @@ pub struct Facts {
     pub program: u32,
     /// What the driver does for sockets in zero-copy mode.
     pub sends: DriverSends,
-    /// Changes whenever the program was attached anew, and all sockets are to be asked for again.
+    /// Changes whenever the program was attached again, and all sockets are to be asked for again.
     pub generation: u32,
     /// How frames come to the queues of the lease.
     pub steered: Steered,
@@ -247,7 +247,7 @@ const FLAG_ZERO_COPY: u32 = 16;
 const FLAG_TRANSLATED: u32 = 32;
 /// Tags of VLANs are taken off.
 const FLAG_STRIPS_TAGS: u32 = 64;
-/// Frames for the holder may be lost.
+/// Frames for the lessee may be lost.
 const FLAG_LOSES: u32 = 128;
 const FLAGS: u32 = FLAG_UP
     | FLAG_CHECKSUM

@@ -1,7 +1,7 @@
-//! Hints of the NIC: what a holder asks for, and what it is told.
+//! Hints of the NIC: what a lessee asks for, and what it is told.
 //!
-//! A steward of a version without hints ends the connection of who says `Hints`. So a holder says it before it asks for
-//! its lease, or comes back to it, and asks without on another connection if it was refused. A holder of a version
+//! A steward of a version without hints ends the connection of who says `Hints`. So a lessee says it before it asks for
+//! its lease, or comes back to it, and asks without on another connection if it was refused. A lessee of a version
 //! without says nothing of hints, and is told nothing.
 
 use steer::HintSet;
@@ -13,19 +13,19 @@ use super::field::{field, text, value};
 
 const WHY_BYTES: usize = 240;
 
-/// Which hints a holder wants before the frames of its queues.
+/// Which hints a lessee wants before the frames of its queues.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct HintWish {
+pub struct HintRequest {
     /// These, if they can be had.
     pub asked: HintSet,
     /// The VLAN tag, too, where the driver takes tags off and the lease is for VLANs, if it can be had.
     pub tags: bool,
 }
 
-/// [`HintWish::tags`], beside the bits of a set.
+/// [`HintRequest::tags`], beside the bits of a set.
 const TAGS: u32 = 0x100;
 
-impl HintWish {
+impl HintRequest {
     /// As a number.
     #[must_use]
     pub fn number(self) -> u32 {

@@ -1,4 +1,4 @@
-//! What the steward sends the holder of a network about its tap to the host or to the wire, and about the bridge that
+//! What the steward sends the lessee of a network about its tap to the host or to the wire, and about the bridge that
 //! the uplink is part of.
 
 use steer::Station;
@@ -8,7 +8,7 @@ use super::field::{NAME_BYTES, field, flags_of, interface_name, listed, padded, 
 use super::{ANY_VLAN, BEHIND_MAX, CHANGES_MAX, ENTRIES_MAX, Malformed};
 
 /// A tap device between a network and the host, or between a network and the wire
-/// ([`Request::Uplink`](super::Request::Uplink)). The holder alone has its descriptor. Each frame has a virtio-net
+/// ([`Request::Uplink`](super::Request::Uplink)). The lessee alone has its descriptor. Each frame has a virtio-net
 /// header of 12 bytes before it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostEnd {

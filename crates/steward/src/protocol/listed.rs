@@ -13,9 +13,9 @@ pub struct Listed {
     pub number: u64,
     /// Inode of the network namespace that the interface is in; see [`namespace`](crate::listing::namespace).
     pub namespace: u64,
-    /// Its holder's process, as the steward's PID namespace has it; 0: not there.
+    /// Its lessee's process, as the steward's PID namespace has it; 0: not there.
     pub pid: u32,
-    /// Its holder's user.
+    /// Its lessee's user.
     pub uid: u32,
     /// The interface, by its name now.
     pub interface: String,
@@ -29,7 +29,7 @@ pub struct Listed {
     pub steered: Steered,
     /// They do not, although they should.
     pub impaired: bool,
-    /// The holder has not come back since the steward was started again.
+    /// The lessee has not come back since the steward was started again.
     pub orphaned: bool,
     /// It is for io_uring zero-copy receive, not for AF_XDP.
     pub zcrx: bool,

@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::Malformed;
 use super::field::{NAME_BYTES, field, interface_name, zero};
 
-/// The netkit that a holder wants.
+/// The netkit that a lessee wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetkitWanted {
     /// The lease's queue.

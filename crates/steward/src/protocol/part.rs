@@ -1,4 +1,4 @@
-//! Pieces of memory that a holder passes.
+//! Pieces of memory that a lessee passes.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

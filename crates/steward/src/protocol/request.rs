@@ -1,4 +1,4 @@
-//! What a holder asks for: as a value, and as a message.
+//! What a lessee asks for: as a value, and as a message.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use steer::{Filter, LAST_VLAN, ModeRequest, QueueConf, Station, VirtioHeader};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::field::{NAME_BYTES, field, interface_name, listed, mode_request, padded, value};
-use super::hints::HintWish;
+use super::hints::HintRequest;
 use super::host::StationBody;
 use super::netkit::NetkitWanted;
 use super::part::{Part, check_parts};
@@ -17,7 +17,7 @@ use super::{
     QUEUES_MAX, RING_MAX, TAP_QUEUES_MAX, Token, UMEM_FLAGS, kind, message, read, split,
 };
 
-/// What a holder asks for.
+/// What a lessee asks for.
 ///
 /// `queue` is the number of one of the lease's.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,11 +75,11 @@ pub enum Request {
     Facts,
     /// The lease is to outlive the steward's process.
     Keep {
-        /// The holder comes back with it.
+        /// The lessee comes back with it.
         token: Token,
     },
     /// The lease that was kept, for a connection that has none. Its queues go on meanwhile; the sockets are those that
-    /// the holder has.
+    /// the lessee has.
     Resume {
         /// As given with [`Request::Keep`].
         token: Token,
@@ -95,9 +95,9 @@ pub enum Request {
     Groups,
     /// Asks for a tap device between the network and the host; see [`HostEnd`](super::HostEnd). The device's descriptor
     /// comes with the answer if the steward made the device for this request: because there was none, or not the one
-    /// that the holder has. The device ends with the lease.
+    /// that the lessee has. The device ends with the lease.
     Host {
-        /// Index of the device whose descriptor the holder has; 0: of none.
+        /// Index of the device whose descriptor the lessee has; 0: of none.
         has: u32,
     },
     /// Asks for a tap device between the network and the interface, for a lease of [`ModeRequest::Tap`]. The device
@@ -106,7 +106,7 @@ pub enum Request {
     /// answer is that of [`Request::Host`], without addresses and bridge. For several queues, but without a lease, the
     /// answer is `Done`: so clients find out whether the steward knows the message.
     Uplink {
-        /// Index of the device whose descriptors the holder has; 0: of none.
+        /// Index of the device whose descriptors the lessee has; 0: of none.
         has: u32,
         /// Queues of a device that is made for this, 1 to [`TAP_QUEUES_MAX`], and no more than the lease has. The
         /// answer has as many descriptors.
@@ -120,7 +120,7 @@ pub enum Request {
     },
     /// The hints that the lease's queues are to have, from now on. Without a lease: of that which this connection asks
     /// for or comes back to.
-    Hints(HintWish),
+    Hints(HintRequest),
     /// A lease of a queue for io_uring zero-copy receive, instead of [`Request::Lease`].
     Zcrx(ZcrxWanted),
     /// What that queue is registered with, once. The memory comes along as the one descriptor.
@@ -137,7 +137,7 @@ pub enum Request {
         /// If the NIC has no TSO there is none, and the answer is `Done`.
         only_with_tso: bool,
     },
-    /// The first lease of a higher number, of any holder. Who asks needs no lease.
+    /// The first lease of a higher number, of any lessee. Who asks needs no lease.
     Leases {
         /// Of the last lease that is known; 0 at first.
         after: u64,
@@ -177,7 +177,7 @@ pub struct Rings {
     pub tx: u32,
 }
 
-/// The lease that a holder wants.
+/// The lease that a lessee wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
     /// Name of the interface.
@@ -363,7 +363,7 @@ impl Request {
             &Self::Uplink { has, queues: 1 } => message(kind::UPLINK, serial, &has),
             &Self::Uplink { has, queues } => message(kind::UPLINK_QUEUES, serial, &[has, queues]),
             &Self::Behind { after } => message(kind::BEHIND, serial, &StationBody::of(after)),
-            Self::Hints(wish) => message(kind::HINTS, serial, &wish.number()),
+            Self::Hints(hint_request) => message(kind::HINTS, serial, &hint_request.number()),
             Self::Zcrx(wanted) => message(kind::ZCRX, serial, &wanted.body()),
             Self::ZcrxRegister(rings) => message(kind::ZCRX_REGISTER, serial, &rings.body()),
             Self::Netkit(wanted) => message(kind::NETKIT, serial, &wanted.body()),
@@ -376,7 +376,7 @@ impl Request {
         }
     }
 
-    /// Reads a message of a holder: its serial number and what it asks for.
+    /// Reads a message of a lessee: its serial number and what it asks for.
     ///
     /// # Errors
     /// [`Malformed`], for anything that [`Request::encode`] does not make.
@@ -431,7 +431,7 @@ impl Request {
             kind::RESUME => Self::Resume {
                 token: read(kind, body)?,
             },
-            kind::HINTS => Self::Hints(HintWish::of_number(read(kind, body)?)?),
+            kind::HINTS => Self::Hints(HintRequest::of_number(read(kind, body)?)?),
             kind::ZCRX => Self::Zcrx(ZcrxWanted::read(&read(kind, body)?)?),
             kind::ZCRX_REGISTER => Self::ZcrxRegister(ZcrxRings::read(&read(kind, body)?)?),
             kind::NETKIT => Self::Netkit(NetkitWanted::read(&read(kind, body)?)?),

@@ -6,7 +6,7 @@ use super::Malformed;
 use super::field::{NAME_BYTES, field, flags_of, interface_name, value};
 
 /// A tap device whose frames the kernel sends by the interface of the lease, from the queue that was asked for: GSO
-/// packets unsegmented, as far as the NIC takes them. Only the holder has its descriptor. The device is removed when that
+/// packets unsegmented, as far as the NIC takes them. Only the lessee has its descriptor. The device is removed when that
 /// is closed, or with the lease. Each frame has a virtio-net header of 12 bytes before it. Nothing can be read from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SendTapEnd {

@@ -1,4 +1,4 @@
-//! Stations of a network: what a holder says of them.
+//! Stations of a network: what a lessee says of them.
 
 use steer::Station;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

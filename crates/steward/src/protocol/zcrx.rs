@@ -1,8 +1,8 @@
-//! Leases of a queue for io_uring zero-copy receive (zcrx): what a holder asks for, and what it is told.
+//! Leases of a queue for io_uring zero-copy receive (zcrx): what a lessee asks for, and what it is told.
 //!
 //! A lease is for one receive queue of an interface and the TCP flows that are to come to it. [`Request::Zcrx`] asks
 //! for it, [`Request::ZcrxRegister`] then has the steward register the queue with rings of io_uring. Those are the
-//! holder's: it names them by their descriptors, as the kernel lets nobody send such descriptors, and keeps them
+//! lessee's: it names them by their descriptors, as the kernel lets nobody send such descriptors, and keeps them
 //! disabled until they are registered (`IORING_SETUP_R_DISABLED`), as a ring that is in use takes registrations of its
 //! own thread only.
 //!
@@ -27,7 +27,7 @@ pub const ZCRX_ENTRIES_MAX: u32 = 1 << 15;
 /// Largest buffer, bytes.
 pub const ZCRX_BUFFER_MAX: u32 = 1 << 21;
 
-/// The lease of a queue that a holder wants.
+/// The lease of a queue that a lessee wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ZcrxWanted {
     /// Name of the interface. `lo` has no queue: the kernel copies there (`ZCRX_REG_NODEV`).

@@ -2,7 +2,7 @@
 //!
 //! A connection counts for its user, and for a rule of the policy: each rule has a place for each queue that can be
 //! leased under it and some for those who ask, so that a group whose members have many numbers (subordinate ones, say)
-//! gets no more for it. A holder whose steward was started again comes back to its lease: for each such lease
+//! gets no more for it. A lessee whose steward was started again comes back to its lease: for each such lease
 //! (`Orphan`) a place is kept, for the process that held it, whatever the limits are and however many others have
 //! connected. Connections that ask for no lease end soon.
 
@@ -37,7 +37,7 @@ impl Server {
                 Err(Errno::AGAIN) => return,
                 Err(errno) => {
                     self.accepting.failed(now);
-                    if self.refusals.may_say(u32::MAX) {
+                    if self.refusals.may_log(u32::MAX) {
                         tracing::warn!("cannot accept a connection: {errno}: raise LimitNOFILE");
                     }
                     return;
@@ -54,7 +54,7 @@ impl Server {
                 self.next += 1;
             }
             Err(refusal) => {
-                if self.refusals.may_say(connection.peer.uid) {
+                if self.refusals.may_log(connection.peer.uid) {
                     tracing::warn!(pid = connection.peer.pid, "connection refused: {refusal}");
                 }
                 connection.refuse(refusal);
@@ -83,7 +83,7 @@ impl Server {
         let over = self.unclosed.iter();
         let has = all.clone().filter(|other| other.peer.uid == uid).count()
             + over.clone().filter(|over| over.uid == uid).count();
-        // Places of those who may come back are nobody else's.
+        // Places of those who may come back are no other process's.
         let taken = self.connections.len() + self.unclosed.len() + self.orphans.len();
         // And one is root's.
         let most = CONNECTIONS_MAX as usize - usize::from(uid != 0);

@@ -1,13 +1,13 @@
 //! Closing connections that are over.
 //!
-//! What nobody has read of one goes with it, files of the holder's perhaps. Whoever has the last descriptor of such a
+//! What nobody has read of one goes with it, files of the lessee's perhaps. Whoever has the last descriptor of such a
 //! file may have to wait: of a TCP socket until all is sent (SO_LINGER), of a file in FUSE until its server has taken
-//! the pages that were written. So the end of a child closes them ([`errand::close`]), one of each user's in a round,
+//! the pages that were written. So the end of a child closes them ([`job::close`]), one of each user's in a round,
 //! however many they are. Their peers have learned of it by then, and leases have ended.
 //!
 //! From Linux 6.16 on only who has a lease can send files (SO_PASSRIGHTS): other connections are closed at once.
 //!
-//! Children may hang, which even SIGKILL does not change. Of a user, and under a rule, there are as many as errands at
+//! Children may hang, which even SIGKILL does not change. Of a user, and under a rule, there are as many as jobs at
 //! most; what else is over waits, and counts as a connection.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::net::{Shutdown, shutdown};
 
 use super::connection::Connection;
-use super::{RESERVE, Server, errand};
+use super::{RESERVE, Server, job};
 use crate::sys::child::Child;
 
 /// A connection that is nobody's any more, and still to be closed.
@@ -57,23 +57,23 @@ impl Server {
         let mut has_all = true;
         for ((uid, rule), mut sockets) in over {
             if self.may_close(uid, rule) {
-                let begun = errand::close(&sockets).or_else(|error| {
+                let begun = job::close(&sockets).or_else(|error| {
                     // There are descriptors in the reserve.
                     match std::mem::take(&mut self.reserve).is_empty() {
                         true => Err(error),
-                        false => errand::close(&sockets),
+                        false => job::close(&sockets),
                     }
                 });
                 match begun {
                     Ok(begun) => {
-                        // The child has them, and closes them when nobody else does.
+                        // The child has them, and closes them when no other process does.
                         sockets.clear();
                         let child = begun.end();
                         self.closing.push(Closing { child, uid, rule });
                     }
                     Err(error) => {
                         has_all = false;
-                        if self.refusals.may_say(u32::MAX) {
+                        if self.refusals.may_log(u32::MAX) {
                             tracing::warn!("no process to close a connection: {error}");
                         }
                     }
@@ -92,7 +92,7 @@ impl Server {
     fn may_close(&self, uid: u32, rule: Option<usize>) -> bool {
         let of_user = self.closing.iter().filter(|closing| closing.uid == uid);
         let of_rule = self.closing.iter().filter(|closing| closing.rule == rule);
-        of_user.count() < errand::OF_A_USER && (rule.is_none() || of_rule.count() < errand::OF_A_RULE)
+        of_user.count() < job::OF_A_USER && (rule.is_none() || of_rule.count() < job::OF_A_RULE)
     }
 
     pub(super) fn fill_reserve(&mut self) {

@@ -1,10 +1,10 @@
-//! One holder's connection: bytes in, bytes out, nothing that waits.
+//! One lessee's connection: bytes in, bytes out, nothing that waits.
 //!
-//! A holder is not trusted. It can send anything at any rate, not read, or die at any moment. So:
+//! A lessee is not trusted. It can send anything at any rate, not read, or die at any moment. So:
 //!  - a message is read whole into a buffer that is longer than any; one that is cut, empty or carries descriptors
 //!    that it should not ends the connection. No room is given for descriptors, so that the kernel closes them by
 //!    itself: to close what a stranger passed may take for ever. The one message that has some comes with a lease, is
-//!    looked at, and taken by a child (`errand`);
+//!    looked at, and taken by a child (`job`);
 //!  - at most one answer is stored; until it is sent no further request is read, nor while one is worked on. The send
 //!    buffer is small, so that few sockets are on their way;
 //!  - requests are read at a limited rate, one of each user a round, so that all users get their turn;
@@ -22,19 +22,19 @@ use rustix::net::{
     recvmsg, sendmsg, sockopt,
 };
 
-use super::errand::Pending;
-use super::held_queue::HeldQueue;
+use super::job::Pending;
 use super::limits::{Bucket, Rate};
+use super::zcrx_lease::ZcrxLease;
 use crate::peer::{self, Credentials};
 use crate::protocol::{
-    Answer, Head, HintWish, MESSAGE_MAX, Malformed, Reason, Refusal, TAP_QUEUES_MAX, Wanted, is_for_errand,
+    Answer, Head, HintRequest, MESSAGE_MAX, Malformed, Reason, Refusal, TAP_QUEUES_MAX, Wanted, is_for_job,
     may_have_files, serial_of,
 };
 use crate::sys;
 
 /// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers, each with at most [`TAP_QUEUES_MAX`] descriptors.
 const SEND_BUFFER: usize = 16 << 10;
-/// Requests that a holder may send: restarting the lanes of 128 queues takes 384.
+/// Requests that a lessee may send: restarting the lanes of 128 queues takes 384.
 const REQUESTS: Rate = Rate {
     burst: 512,
     each: Duration::from_millis(1),
@@ -54,7 +54,7 @@ pub(super) struct Held {
     /// The policy's rule that it is charged to.
     pub(super) rule: usize,
     /// The hints that its frames are to have.
-    pub(super) wish: HintWish,
+    pub(super) hint_request: HintRequest,
 }
 
 impl Held {
@@ -109,8 +109,8 @@ struct Received {
 pub(super) enum Incoming {
     Nothing,
     Message(Vec<u8>),
-    /// One that an [`Errand`](super::errand::Errand) is for; it is still to be taken.
-    ForErrand(Vec<u8>),
+    /// One that an [`Job`](super::job::Job) is for; it is still to be taken.
+    ForJob(Vec<u8>),
     Broken(Malformed),
     End,
 }
@@ -121,16 +121,16 @@ pub(super) struct Connection {
     pub(super) peer: Credentials,
     pub(super) held: Option<Held>,
     /// Or the queue for zero-copy receive that it has.
-    pub(super) queue: Option<HeldQueue>,
+    pub(super) queue: Option<ZcrxLease>,
     /// The policy's rule that it counts for; none: the rules do not know its user, who is root.
     pub(super) rule: Option<usize>,
     /// Since when it has no lease.
     pub(super) since: Instant,
-    /// Facts changed, and the holder has not been told.
+    /// Facts changed, and the lessee has not been told.
     pub(super) dirty: bool,
-    /// The hints that its lease is to have, if its holder knows of hints.
-    pub(super) wish: Option<HintWish>,
-    /// They changed, and the holder has not been told.
+    /// The hints that its lease is to have, if its lessee knows of hints.
+    pub(super) hint_request: Option<HintRequest>,
+    /// They changed, and the lessee has not been told.
     pub(super) other_hints: bool,
     /// What is behind the bridge of its interface is another thing than it knows.
     pub(super) other_behind: bool,
@@ -138,7 +138,7 @@ pub(super) struct Connection {
     pub(super) may_have_files: bool,
     /// What is worked on.
     pub(super) pending: Option<Pending>,
-    /// Its next message is for an errand that its user may not have yet.
+    /// Its next message is for an job that its user may not have yet.
     pub(super) waits: bool,
     /// An answer that did not fit into the send buffer.
     unsent: Option<Unsent>,
@@ -158,7 +158,7 @@ impl Connection {
             rule: None,
             since: Instant::now(),
             dirty: false,
-            wish: None,
+            hint_request: None,
             other_hints: false,
             other_behind: false,
             pending: None,
@@ -186,7 +186,7 @@ impl Connection {
     }
 
     /// The same with a queue for zero-copy receive.
-    pub(super) fn hold_queue(&mut self, held: HeldQueue) {
+    pub(super) fn hold_queue(&mut self, held: ZcrxLease) {
         self.queue = Some(held);
         self.let_files();
     }
@@ -213,7 +213,7 @@ impl Connection {
         Interest { events, wake }
     }
 
-    /// The next message, if there is one. It is taken, unless an errand is for it.
+    /// The next message, if there is one. It is taken, unless an job is for it.
     pub(super) fn receive(&mut self) -> Incoming {
         let mut bytes = vec![0; MESSAGE_MAX + 1];
         let received = match self.look_at(&mut bytes, RecvFlags::PEEK) {
@@ -236,8 +236,8 @@ impl Connection {
             self.discard();
             return Incoming::Broken(Malformed::Long);
         }
-        if is_for_errand(&bytes) {
-            return Incoming::ForErrand(bytes);
+        if is_for_job(&bytes) {
+            return Incoming::ForJob(bytes);
         }
         self.discard();
         Incoming::Message(bytes)
@@ -292,7 +292,7 @@ impl Connection {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match sendmsg(&self.socket, &[IoSlice::new(&unsent.bytes)], &mut control, flags) {
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => true,
-            // Of all processes of our user (too_many_unix_fds, net/core/scm.c): not this holder's doing, or not its
+            // Of all processes of our user (too_many_unix_fds, net/core/scm.c): not this lessee's doing, or not its
             // alone.
             Err(Errno::TOOMANYREFS) => {
                 let refusal = Refusal::new(Reason::Kernel, TOO_MANY_ON_THEIR_WAY);

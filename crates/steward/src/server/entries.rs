@@ -21,10 +21,10 @@ const NOT_NAMED: &str =
 /// What cannot be seen from here.
 const AS_SENT: &str = "tags that a veth sends beside frames are not seen: `txvlan off` at its far end";
 
-/// What a holder's sockets can do where they are not bound by the steward.
+/// What a lessee's sockets can do where they are not bound by the steward.
 const UNBOUND: &str = "leased sockets reach any free queue (from Linux 6.4 on they do not)";
 
-// What is longer is cut on its way to the holder.
+// What is longer is cut on its way to the lessee.
 const _: () = assert!(NOT_NAMED.len() + 2 + AS_SENT.len() <= STEERING_BYTES);
 const _: () = assert!(UNBOUND.len() + 2 + NOT_NAMED.len() <= STEERING_BYTES);
 
@@ -65,8 +65,8 @@ pub(super) fn blind(interface: &str) -> String {
 
 /// Those of these notes that say something, in one line.
 pub(super) fn joined<const N: usize>(notes: [&str; N]) -> String {
-    let said: Vec<&str> = notes.into_iter().filter(|note| !note.is_empty()).collect();
-    said.join("; ")
+    let parts: Vec<&str> = notes.into_iter().filter(|note| !note.is_empty()).collect();
+    parts.join("; ")
 }
 
 /// What one lease takes.
@@ -82,7 +82,7 @@ pub(super) struct Entries {
     tags: Option<Tags>,
     /// The program is told of tags that the driver takes off.
     pub(super) restored: bool,
-    /// How often tags have come to be seen again: holders set up their queues anew then.
+    /// How often tags have come to be seen again: lessees set up their queues again then.
     pub(super) renewed: u32,
     /// Queues other than its own that may get its frames.
     pub(super) unserved: UnservedQueues,
@@ -193,7 +193,7 @@ impl Entries {
         }
     }
 
-    /// What the holder should know; may be empty.
+    /// What the lessee should know; may be empty.
     pub(super) fn note(&self) -> String {
         let unbound = if super::hands_over_bound() { "" } else { UNBOUND };
         let far_end = if self.tags == Some(Tags::AsSent) {
@@ -223,7 +223,7 @@ impl Entries {
         }
     }
 
-    /// Goes on with what the NIC was told by a predecessor; tells it anew if it is not all there.
+    /// Goes on with what the NIC was told by a predecessor; tells it again if it is not all there.
     pub(super) fn adopt(&mut self, link: &Link, ledger: &mut Ledger) {
         let mut nic = Ethtool::open(&link.name).ok();
         if !self.may_steer() {

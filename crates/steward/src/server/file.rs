@@ -10,7 +10,7 @@ pub(super) fn new_of(path: &Path) -> PathBuf {
     path.with_extension("toml.new")
 }
 
-/// Writes a file anew: a reader sees the old or the new one.
+/// Writes a file again: a reader sees the old or the new one.
 pub(super) fn replace(path: &Path, text: &str) -> io::Result<()> {
     let new = new_of(path);
     let mut options = OpenOptions::new();

@@ -1,4 +1,4 @@
-//! Hints that holders ask for.
+//! Hints that lessees ask for.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -6,57 +6,60 @@ use std::time::Instant;
 use super::interface::LeaseHints;
 use super::limits::DeviceChange;
 use super::{Answered, Server};
-use crate::protocol::{Answer, HintWish, Reason, Refusal};
+use crate::protocol::{Answer, HintRequest, Reason, Refusal};
 
 impl Server {
     /// What a lease that is charged to a rule asks for.
-    pub(super) fn hints_under(&self, rule: usize, wish: HintWish) -> LeaseHints {
+    pub(super) fn hints_under(&self, rule: usize, hint_request: HintRequest) -> LeaseHints {
         let allowed = self.policy.hints(rule);
-        LeaseHints { wish, allowed }
+        LeaseHints {
+            hint_request,
+            allowed,
+        }
     }
 
-    /// A holder asks for hints, for its lease, or for that which it is about to ask for.
-    pub(super) fn ask_for_hints(&mut self, number: u64, wish: HintWish) -> Answered {
+    /// A lessee asks for hints, for its lease, or for that which it is about to ask for.
+    pub(super) fn ask_for_hints(&mut self, number: u64, hint_request: HintRequest) -> Answered {
         let gone = || Refusal::new(Reason::Lease, "this connection is over");
         let connection = self.connections.get_mut(&number).ok_or_else(gone)?;
         let Some(held) = &mut connection.held else {
-            connection.wish = Some(wish);
+            connection.hint_request = Some(hint_request);
             return Ok(Answer::Done.into());
         };
-        if held.wish != wish {
+        if held.hint_request != hint_request {
             let (uid, interface) = (connection.peer.uid, &held.wanted.interface);
             let changes = &mut self.device_changes;
             changes.take(DeviceChange::Hints, interface, uid, Instant::now())?;
         }
-        connection.wish = Some(wish);
-        held.wish = wish;
+        connection.hint_request = Some(hint_request);
+        held.hint_request = hint_request;
         let held = held.clone();
         self.record(|records| {
             let own = records.leases.iter_mut().find(|record| record.number == number);
             if let Some(record) = own {
-                record.set_hints(wish);
+                record.set_hints(hint_request);
             }
         });
-        let (queues, hints) = (held.wanted.range(), self.hints_under(held.rule, wish));
+        let (queues, hints) = (held.wanted.range(), self.hints_under(held.rule, hint_request));
         let interface = self.interfaces.get_mut(&held.interface).ok_or_else(gone)?;
         interface.ask_for_hints(queues.start, hints);
         Ok(Answer::Hinted(interface.hinted_for(&queues)).into())
     }
 
-    /// Notes which program is there, where it has other hints, and whose holders are to be told.
-    pub(super) fn note_hints(&mut self) {
+    /// Notes which program is there, where it has other hints, and whose lessees are to be told.
+    pub(super) fn record_hints(&mut self) {
         let interfaces = self.interfaces.iter_mut();
         let changed = interfaces.filter_map(|(&at, interface)| interface.take_hints_changed().then_some(at));
         let changed: BTreeSet<u64> = changed.collect();
         for &at in &changed {
             self.record_interface(at);
         }
-        let holders = self.connections.values_mut();
-        holders
+        let lessees = self.connections.values_mut();
+        lessees
             .filter(|other| {
                 let held = other.held.as_ref();
                 held.is_some_and(|held| changed.contains(&held.interface))
             })
-            .for_each(|holder| holder.other_hints = true);
+            .for_each(|lessee| lessee.other_hints = true);
     }
 }

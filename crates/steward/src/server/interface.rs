@@ -7,7 +7,7 @@
 //! else's is an error.
 //!
 //! An interface that is deleted or moved away takes the program along. Leases stay, impaired, and are told so; when one
-//! of its name is there again, the program is attached anew, under another generation.
+//! of its name is there again, the program is attached again, under another generation.
 
 mod facts;
 mod hints;
@@ -47,7 +47,7 @@ pub(super) use self::sockets::{Bound, Holds, Memory, Registered, bytes_held};
 
 /// Who has a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Holder {
+enum Lessee {
     /// The connection of this number.
     Lease(u64),
     /// Nobody any more, but the kernel has not let go of it.
@@ -68,7 +68,7 @@ pub(super) struct Interface {
     losses: String,
     pub(super) sends: DriverSends,
     generation: u32,
-    holders: BTreeMap<u32, Holder>,
+    lessees: BTreeMap<u32, Lessee>,
     /// Leases that are being taken back.
     leaving: Vec<Leaving>,
     /// What leases take, by their first queue.
@@ -129,7 +129,7 @@ impl Interface {
         };
         match opened {
             Ok(program) => {
-                // Attached again and not recorded yet: holders do not know of it.
+                // Attached again and not recorded yet: lessees do not know of it.
                 let is_same = match record.attached {
                     // Of a version that did not know.
                     0 => program.id() == record.program,
@@ -156,13 +156,13 @@ impl Interface {
     }
 
     fn without_program(link: Link, mode: ModeRequest, places: Option<Places>) -> Self {
-        let (pins, notes) = places.map(|places| (places.pins, places.notes)).unzip();
+        let (pins, ledger) = places.map(|places| (places.pins, places.ledger)).unzip();
         Self {
             name: link.name.clone(),
             link,
             mode,
             pins,
-            ledger: Ledger::open(notes),
+            ledger: Ledger::open(ledger),
             ..Self::default()
         }
     }
@@ -198,7 +198,7 @@ impl Interface {
 
     /// Whether nobody needs it any more.
     pub(super) fn is_idle(&self) -> bool {
-        self.holders.is_empty()
+        self.lessees.is_empty()
     }
 
     /// Whether nobody has needed it for so long; without a program there is nothing to wait with.
@@ -216,7 +216,7 @@ impl Interface {
     pub(super) fn suits(&self, mode: ModeRequest) -> bool {
         let attached = self.mode();
         match mode {
-            // A holder that names no mode expects queues.
+            // A lessee that names no mode expects queues.
             ModeRequest::Xdp => attached.is_some_and(|mode| mode != Mode::Tap),
             ModeRequest::Native => attached == Some(Mode::Native),
             ModeRequest::Skb => attached == Some(Mode::Skb),
@@ -240,14 +240,14 @@ impl Interface {
         let (lost, now) = (self.lost_netkits(), Instant::now());
         self.take_back();
         self.look_at_link();
-        // Nobody waits for it when it has no holder.
+        // Nobody waits for it when it has no lessee.
         if self.program.is_none()
             && !self.is_idle()
             && self.find_again(taken)
             && self.attaching.is_due(self.link.clone(), false, now)
         {
             self.attach();
-            self.attaching.note(self.program.is_some(), now);
+            self.attaching.record(self.program.is_some(), now);
         }
         let mut were_blind = Vec::new();
         let is_by_tap = self.is_by_tap();
@@ -277,7 +277,7 @@ impl Interface {
         if renewed {
             self.renewing.failed(now);
         }
-        // Other holders do that themselves, as they are told.
+        // Other lessees do that themselves, as they are told.
         seen_again
             .into_iter()
             .for_each(|queue| self.go_on_with_netkit(queue));
@@ -332,7 +332,7 @@ impl Interface {
         }
     }
 
-    /// What holders of networks are told of tags, and of queues that they lack.
+    /// What lessees of networks are told of tags, and of queues that they lack.
     fn known_of_networks(&self) -> Vec<(bool, String)> {
         let networks = self.networks.iter();
         networks
@@ -344,7 +344,7 @@ impl Interface {
     }
 
     /// Whether there is something to attach to: the interface, whatever its name is now, or, if it is gone, one that
-    /// has the name that it had and is nobody else's. No netkit without a peer: no frame comes to a program there.
+    /// has the name that it had and is no other process's. No netkit without a peer: no frame comes to a program there.
     fn find_again(&mut self, taken: &[u32]) -> bool {
         if self.link.index == 0
             && let Ok(link) = Link::by_name(&self.name)

@@ -53,9 +53,9 @@ impl Server {
             .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
         self.check_no_queue_of(&link)?;
         check_programs_run_on(&link)?;
-        let wish = self.connections.get(&number).and_then(|asker| asker.wish);
-        let wish = wish.unwrap_or_default();
-        let hints = self.hints_under(rule, wish);
+        let hint_request = self.connections.get(&number).and_then(|asker| asker.hint_request);
+        let hint_request = hint_request.unwrap_or_default();
+        let hints = self.hints_under(rule, hint_request);
         let at = self.interface_for(link, wanted, &peer, hints)?;
         self.record_interface(at);
         let asked = wanted.mode;
@@ -70,7 +70,7 @@ impl Server {
                     interface: at,
                     wanted: wanted.clone(),
                     rule,
-                    wish,
+                    hint_request,
                 };
                 may_crash("leased");
                 let facts = self.note_lease(number, held, "leased")?;
@@ -175,8 +175,8 @@ impl Server {
         let (is_left, is_other) = (!interface.is_by_tap(), interface.facts() != before);
         if is_other {
             self.end_taps_without_tap_mode();
-            for holder in self.connections.values_mut() {
-                holder.dirty |= holder.held.as_ref().is_some_and(|held| held.interface == at);
+            for lessee in self.connections.values_mut() {
+                lessee.dirty |= lessee.held.as_ref().is_some_and(|held| held.interface == at);
             }
             self.record_interface(at);
         }
@@ -191,7 +191,7 @@ impl Server {
             .all_leases()
             .filter(|lease| lease.number > after && may_know(lease.peer))
             .min_by_key(|lease| lease.number);
-        let queues = self.held_queues().map(|(number, uid, _)| (number, uid));
+        let queues = self.zcrx_leases().map(|(number, uid, _)| (number, uid));
         let queues =
             queues.filter(|&(number, uid)| number > after && (asker == Some(0) || asker == Some(uid)));
         let queue = queues.map(|(number, _)| number).min();
@@ -224,7 +224,7 @@ impl Server {
         })
     }
 
-    /// All leases, also those whose holders have not come back yet.
+    /// All leases, also those whose lessees have not come back yet.
     pub(super) fn all_leases(&self) -> impl Iterator<Item = LeaseRef<'_>> {
         let connected = self.connections.iter().filter_map(|(&number, other)| {
             Some(LeaseRef {
@@ -252,7 +252,7 @@ impl Server {
         let gone = || Refusal::new(Reason::NoInterface, "the interface is gone");
         let peer = &self.connections.get(&number).ok_or_else(gone)?.peer;
         let mut record = LeaseRecord::new(number, at, peer, wanted);
-        record.set_hints(hints.wish);
+        record.set_hints(hints.hint_request);
         let names = self.policy.names(rule);
         let (uid, now) = (peer.uid, Instant::now());
         let tells_nic = Entries::new(wanted.range(), wanted.filter.clone(), names.clone()).may_steer();
@@ -297,7 +297,7 @@ impl Server {
         connection.hold(held);
         self.charge(number, rule);
         let facts = self.interfaces.get(&at).ok_or_else(gone)?.facts_for(&queues);
-        if self.leases.may_say(uid) {
+        if self.leases.may_log(uid) {
             let (steered, why) = (facts.steered.name(), &facts.steering);
             tracing::info!(
                 pid,
@@ -316,7 +316,7 @@ impl Server {
     /// How many queues are leased under a rule.
     pub(super) fn leased(&self, rule: usize) -> u32 {
         let of_rule = self.all_leases().filter(|lease| lease.held.rule == rule);
-        let queues = self.held_queues().filter(|(_, _, held)| held.rule == rule);
+        let queues = self.zcrx_leases().filter(|(_, _, held)| held.rule == rule);
         let queues = u32::try_from(queues.count()).unwrap_or(u32::MAX);
         of_rule
             .map(|lease| lease.held.wanted.queues)

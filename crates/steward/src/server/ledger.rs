@@ -1,8 +1,8 @@
-//! What the NIC of an interface was told for its leases, noted in a file.
+//! What the NIC of an interface was told for its leases, saved in a file.
 //!
 //! Rules and contexts outlive the process that made them, so the note is written before they are made and forgotten
 //! after they are undone: a steward that dies in between leaves a note that leads its successor to them (see
-//! [`crate::hardware`]). Without a place for notes the NIC is told nothing. Netkits that have its queues are noted
+//! [`crate::hardware`]). Without a place for saved the NIC is told nothing. Netkits that have its queues are saved
 //! beside that, as they outlive a process, too.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +34,7 @@ pub(super) fn path_of(dir: &Path, interface: u64) -> PathBuf {
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     path: Option<PathBuf>,
-    notes: Notes,
+    saved: Saved,
     /// Stations that the NIC accepts frames to, by the lease's first queue.
     accepted: BTreeMap<u32, Accepted>,
 }
@@ -73,21 +73,21 @@ impl Accepted {
 
 /// What the file says.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Notes {
+struct Saved {
     /// As it was called when the last note was written.
     #[serde(default)]
     interface: String,
     #[serde(default, rename = "lease")]
-    leases: Vec<Noted>,
+    leases: Vec<SavedLease>,
     #[serde(default, rename = "netkit", skip_serializing_if = "Vec::is_empty")]
-    netkits: Vec<NotedNetkit>,
+    netkits: Vec<SavedNetkit>,
 }
 
 /// A netkit to which a queue is leased.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct NotedNetkit {
+pub(super) struct SavedNetkit {
     pub(super) queue: u32,
-    /// Its name before it went where it is to be, which nobody else's has.
+    /// Its name before it went where it is to be, which no other process's has.
     pub(super) made_as: String,
     /// And there.
     pub(super) name: String,
@@ -102,8 +102,8 @@ pub(super) struct NotedNetkit {
     pub(super) its_queue: u32,
 }
 
-impl NotedNetkit {
-    /// What its holder is told of it, when it is where it is to be.
+impl SavedNetkit {
+    /// What its lessee is told of it, when it is where it is to be.
     pub(super) fn end(&self) -> NetkitEnd {
         NetkitEnd {
             name: self.name.clone(),
@@ -124,7 +124,7 @@ impl NotedNetkit {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Noted {
+struct SavedLease {
     first_queue: u32,
     plan: Plan,
 }
@@ -154,16 +154,16 @@ fn steered_by(plan: &Plan) -> Steered {
 }
 
 impl Ledger {
-    /// With what a predecessor noted.
+    /// With what a predecessor saved.
     pub(super) fn open(path: Option<PathBuf>) -> Self {
         let text = path.as_ref().and_then(|path| fs::read_to_string(path).ok());
-        let said = |error: toml::de::Error| {
+        let unreadable = |error: toml::de::Error| {
             tracing::error!(?path, "rules of the NIC may be left over: {}", error.message());
-            Notes::default()
+            Saved::default()
         };
-        let notes = text.map(|text| toml::from_str(&text).unwrap_or_else(said));
+        let saved = text.map(|text| toml::from_str(&text).unwrap_or_else(unreadable));
         Self {
-            notes: notes.unwrap_or_default(),
+            saved: saved.unwrap_or_default(),
             path,
             accepted: BTreeMap::new(),
         }
@@ -171,7 +171,7 @@ impl Ledger {
 
     /// The interface is called so now.
     pub(super) fn set_interface(&mut self, name: &str) {
-        name.clone_into(&mut self.notes.interface);
+        name.clone_into(&mut self.saved.interface);
     }
 
     /// Lets the NIC accept frames to a lease's stations, until [`forget`](Self::forget).
@@ -204,7 +204,7 @@ impl Ledger {
         }
     }
 
-    /// Undoes what the notes in a directory say that are of no interface any more, as far as that goes.
+    /// Undoes what the saved in a directory say that are of no interface any more, as far as that goes.
     pub(super) fn clear_strays(dir: &Path, is_known: impl Fn(&Path) -> bool) {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         let is_ours = |path: &PathBuf| {
@@ -216,8 +216,8 @@ impl Ledger {
                 continue;
             }
             let mut ledger = Self::open(Some(path.clone()));
-            for netkit in &ledger.notes.netkits {
-                let nic = Link::by_name(&ledger.notes.interface).map_or(0, |link| link.index);
+            for netkit in &ledger.saved.netkits {
+                let nic = Link::by_name(&ledger.saved.interface).map_or(0, |link| link.index);
                 if let Err(error) = netkit.trace(nic).remove() {
                     tracing::warn!(
                         "netkit {} of {} may be left over: {error}",
@@ -226,8 +226,8 @@ impl Ledger {
                     );
                 }
             }
-            let undone = Ethtool::open(&ledger.notes.interface).and_then(|mut nic| {
-                let firsts = ledger.noted();
+            let undone = Ethtool::open(&ledger.saved.interface).and_then(|mut nic| {
+                let firsts = ledger.saved_queues();
                 firsts
                     .into_iter()
                     .try_for_each(|first| ledger.undo_all(&mut nic, first))
@@ -239,29 +239,29 @@ impl Ledger {
         }
     }
 
-    /// Whether there is a place for notes.
+    /// Whether there is a place for saved.
     pub(super) fn is_kept(&self) -> bool {
         self.path.is_some()
     }
 
     /// First queues of leases for which something may be in the NIC.
-    pub(super) fn noted(&self) -> BTreeSet<u32> {
-        let netkits = self.notes.netkits.iter().map(|netkit| netkit.queue);
-        let leases = self.notes.leases.iter().map(|noted| noted.first_queue);
+    pub(super) fn saved_queues(&self) -> BTreeSet<u32> {
+        let netkits = self.saved.netkits.iter().map(|netkit| netkit.queue);
+        let leases = self.saved.leases.iter().map(|saved| saved.first_queue);
         leases.chain(netkits).collect()
     }
 
     /// The netkit that may have a queue.
-    pub(super) fn netkit(&self, queue: u32) -> Option<&NotedNetkit> {
-        self.notes.netkits.iter().find(|netkit| netkit.queue == queue)
+    pub(super) fn netkit(&self, queue: u32) -> Option<&SavedNetkit> {
+        self.saved.netkits.iter().find(|netkit| netkit.queue == queue)
     }
 
-    /// Notes one, in the place of the one before for that queue.
-    pub(super) fn note_netkit(&mut self, noted: NotedNetkit) -> io::Result<()> {
-        let before = self.notes.netkits.clone();
-        self.notes.netkits.retain(|other| other.queue != noted.queue);
-        self.notes.netkits.push(noted);
-        self.write().inspect_err(|_| self.notes.netkits = before)
+    /// Saved one, in the place of the one before for that queue.
+    pub(super) fn save_netkit(&mut self, saved: SavedNetkit) -> io::Result<()> {
+        let before = self.saved.netkits.clone();
+        self.saved.netkits.retain(|other| other.queue != saved.queue);
+        self.saved.netkits.push(saved);
+        self.write().inspect_err(|_| self.saved.netkits = before)
     }
 
     /// It is not there any more.
@@ -269,7 +269,7 @@ impl Ledger {
         if self.netkit(queue).is_none() {
             return;
         }
-        self.notes.netkits.retain(|netkit| netkit.queue != queue);
+        self.saved.netkits.retain(|netkit| netkit.queue != queue);
         if let Err(error) = self.write() {
             // The next steward looks for it in vain, and forgets it, too.
             tracing::warn!("cannot forget a netkit: {error}");
@@ -277,8 +277,8 @@ impl Ledger {
     }
 
     fn plan(&self, first: u32) -> Option<&Plan> {
-        let noted = self.notes.leases.iter().find(|noted| noted.first_queue == first);
-        noted.map(|noted| &noted.plan)
+        let saved = self.saved.leases.iter().find(|saved| saved.first_queue == first);
+        saved.map(|saved| &saved.plan)
     }
 
     /// Tells the NIC what a lease is for. What it was told for it before is undone first.
@@ -302,7 +302,7 @@ impl Ledger {
             names,
         };
         let mut plan = Plan::default();
-        let made = make(nic, &order, &mut plan, &mut |plan| self.note(first, plan));
+        let made = make(nic, &order, &mut plan, &mut |plan| self.save(first, plan));
         match made {
             Ok(no_context) => SteeringOutcome {
                 steered: steered_by(&plan),
@@ -314,7 +314,7 @@ impl Ledger {
         }
     }
 
-    /// Undoes what was made before the NIC refused; what it does not take back now stays noted, and is taken back with
+    /// Undoes what was made before the NIC refused; what it does not take back now stays saved, and is taken back with
     /// the lease.
     fn take_back(&mut self, nic: &mut impl Nic, first: u32, plan: &Plan, error: &NotMade) -> SteeringOutcome {
         let undone = plan.parts(nic).iter().try_for_each(|part| undo(nic, part));
@@ -326,7 +326,7 @@ impl Ledger {
     }
 
     /// Undoes what the NIC was told for a lease.
-    /// Errors: the driver's; it stays noted then.
+    /// Errors: the driver's; it stays saved then.
     pub(super) fn undo_all(&mut self, nic: &mut impl Nic, first: u32) -> io::Result<()> {
         for part in self.parts(Some(&*nic), first) {
             undo(nic, &part)?;
@@ -341,13 +341,13 @@ impl Ledger {
         self.plan(first).map_or_else(Vec::new, parts)
     }
 
-    /// Whether all that was noted for a lease is in the NIC, and how frames come then.
+    /// Whether all that was saved for a lease is in the NIC, and how frames come then.
     pub(super) fn in_force(&self, nic: &impl Nic, first: u32) -> Option<Steered> {
         let plan = self.plan(first)?;
         (has_rules(nic, plan) == Some(true)).then(|| steered_by(plan))
     }
 
-    /// Whether the NIC says that a rule which was noted for a lease is not there.
+    /// Whether the NIC says that a rule which was saved for a lease is not there.
     pub(super) fn is_lost(&self, nic: &impl Nic, first: u32) -> bool {
         self.plan(first)
             .is_some_and(|plan| has_rules(nic, plan) == Some(false))
@@ -364,31 +364,31 @@ impl Ledger {
         if self.plan(first).is_none() {
             return;
         }
-        self.notes.leases.retain(|noted| noted.first_queue != first);
+        self.saved.leases.retain(|saved| saved.first_queue != first);
         if let Err(error) = self.write() {
             // The next steward finds nothing of it in the NIC, and forgets it, too.
             tracing::warn!("cannot forget what the NIC was told: {error}");
         }
     }
 
-    fn note(&mut self, first: u32, plan: &Plan) -> io::Result<()> {
-        let is_other = |noted: &Noted| noted.first_queue != first;
-        self.notes.leases.retain(is_other);
-        self.notes.leases.push(Noted {
+    fn save(&mut self, first: u32, plan: &Plan) -> io::Result<()> {
+        let is_other = |saved: &SavedLease| saved.first_queue != first;
+        self.saved.leases.retain(is_other);
+        self.saved.leases.push(SavedLease {
             first_queue: first,
             plan: plan.clone(),
         });
-        self.write().inspect_err(|_| self.notes.leases.retain(is_other))
+        self.write().inspect_err(|_| self.saved.leases.retain(is_other))
     }
 
     fn write(&self) -> io::Result<()> {
         let Some(path) = &self.path else {
             return Err(io::Error::other("the steward keeps no state"));
         };
-        if self.notes.leases.is_empty() && self.notes.netkits.is_empty() {
+        if self.saved.leases.is_empty() && self.saved.netkits.is_empty() {
             return fs::remove_file(path);
         }
-        let text = toml::to_string(&self.notes).map_err(io::Error::other)?;
+        let text = toml::to_string(&self.saved).map_err(io::Error::other)?;
         file::replace(path, &text)
     }
 }
@@ -429,7 +429,7 @@ mod tests {
         assert_eq!((outcome.steered, outcome.note.as_str()), (Steered::ByContext, ""));
         drop(ledger);
         let mut successor = Ledger::open(Some(path.clone()));
-        assert_eq!(successor.noted(), [2].into());
+        assert_eq!(successor.saved_queues(), [2].into());
         assert_eq!(successor.in_force(&nic, 2), Some(Steered::ByContext));
         assert_eq!(
             successor.in_force(&Played::new(), 2),
@@ -438,7 +438,7 @@ mod tests {
         );
         successor.undo_all(&mut nic, 2).expect("it refuses nothing");
         assert_eq!((nic.rules.len(), nic.contexts), (0, theirs()));
-        assert!(!path.exists() && Ledger::open(Some(path)).noted().is_empty());
+        assert!(!path.exists() && Ledger::open(Some(path)).saved_queues().is_empty());
     }
 
     #[test]
@@ -515,6 +515,6 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("nic-1.toml");
         fs::write(&path, "lease = 7").expect("writable");
-        assert!(Ledger::open(Some(path)).noted().is_empty());
+        assert!(Ledger::open(Some(path)).saved_queues().is_empty());
     }
 }

@@ -116,7 +116,7 @@ impl<K: Ord + Clone> Buckets<K> {
 }
 
 /// A change of a device that a request causes. The kernel makes most of them by a lock that all interfaces share, a NIC's
-/// rings may start anew, and nobody else is served meanwhile.
+/// rings may start again, and no other process is served meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeviceChange {
     /// The program is attached, and goes when there has been no lease for a while.
@@ -239,15 +239,15 @@ impl DeviceChanges {
     }
 }
 
-/// Limits the lines of one kind that are logged because of what holders do, and counts the others.
+/// Limits the lines of one kind that are logged because of what lessees do, and counts the others.
 #[derive(Debug)]
-pub(super) struct Quiet {
+pub(super) struct LogLimits {
     by_user: Buckets<u32>,
     by_all: Buckets<()>,
     left_out: u64,
 }
 
-impl Quiet {
+impl LogLimits {
     /// So many lines at once because of one user, eight times as many because of all.
     pub(super) fn new(burst: u32) -> Self {
         let rate = Rate {
@@ -265,11 +265,11 @@ impl Quiet {
         }
     }
 
-    pub(super) fn may_say(&mut self, uid: u32) -> bool {
-        self.may_say_at(uid, Instant::now())
+    pub(super) fn may_log(&mut self, uid: u32) -> bool {
+        self.may_log_at(uid, Instant::now())
     }
 
-    fn may_say_at(&mut self, uid: u32, now: Instant) -> bool {
+    fn may_log_at(&mut self, uid: u32, now: Instant) -> bool {
         let uid = self.by_user.known_or(uid, u32::MAX, now);
         if self.by_user.wait(&uid, 1, now).is_some() || self.by_all.wait(&(), 1, now).is_some() {
             self.left_out += 1;
@@ -279,7 +279,7 @@ impl Quiet {
         self.by_all.take(&(), 1, now);
         let left_out = std::mem::take(&mut self.left_out);
         if left_out > 0 {
-            tracing::warn!("{left_out} lines of this kind were left out: holders cause them too often");
+            tracing::warn!("{left_out} lines of this kind were left out: lessees cause them too often");
         }
         true
     }
@@ -443,15 +443,15 @@ mod tests {
 
     #[test]
     fn lines_are_limited_for_each_user_and_over_all() {
-        let (mut quiet, start) = (Quiet::new(10), Instant::now());
-        let mut said = |uid, times, at| (0..times).filter(|_| quiet.may_say_at(uid, at)).count();
-        assert_eq!(said(7, 1000, start), 10);
-        assert_eq!(said(8, 1, start), 1);
-        assert_eq!(said(7, 1000, start + Duration::from_secs(20)), 2);
+        let (mut limits, start) = (LogLimits::new(10), Instant::now());
+        let mut logged = |uid, times, at| (0..times).filter(|_| limits.may_log_at(uid, at)).count();
+        assert_eq!(logged(7, 1000, start), 10);
+        assert_eq!(logged(8, 1, start), 1);
+        assert_eq!(logged(7, 1000, start + Duration::from_secs(20)), 2);
         let all: usize = (100..10_000)
-            .map(|uid| said(uid, 1, start + Duration::from_secs(20)))
+            .map(|uid| logged(uid, 1, start + Duration::from_secs(20)))
             .sum();
         assert_eq!(all, 80 - 2);
-        assert!(quiet.by_user.used.len() <= USERS_MAX + 1);
+        assert!(limits.by_user.used.len() <= USERS_MAX + 1);
     }
 }

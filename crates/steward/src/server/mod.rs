@@ -4,8 +4,8 @@
 //! # Theory of operation
 //!
 //! A round waits (poll) for: the end, connections, requests, room to answer, rtnetlink. Each user gets at most one
-//! request done in a round, however many connections it has (`limits`). Nothing in here waits for a holder, or touches
-//! its files: what does is done by children (`errand`). What else the kernel takes its time for (attaching a program)
+//! request done in a round, however many connections it has (`limits`). Nothing in here waits for a lessee, or touches
+//! its files: what does is done by children (`job`). What else the kernel takes its time for (attaching a program)
 //! holds up the others' requests, not their frames.
 //!
 //! A request is judged as a whole before anything is done for it. The program is attached for the first lease of an
@@ -13,9 +13,9 @@
 //!
 //! State is in two tables: `Interface`s with their programs, and `Connection`s, each with at most one lease. A
 //! queue belongs to one connection or to none. When a connection ends, by whatever cause, its queues are taken back
-//! in the same round (`Server::end`); the kernel has by then closed the holder's sockets, if the holder died. One
+//! in the same round (`Server::end`); the kernel has by then closed the lessee's sockets, if the lessee died. One
 //! that closes its connection and keeps its sockets gets no frame any more, but can go on sending from its queue, and
-//! the queue's next holder cannot bind: end that process.
+//! the queue's next lessee cannot bind: end that process.
 //!
 //! The steward's own death takes everything with it that it made, links of programs being descriptors of its own,
 //! unless it has a [`Store`]: then programs are pinned, leases are recorded, and the next steward goes on with them
@@ -25,11 +25,10 @@ mod admission;
 mod closing;
 mod connection;
 mod entries;
-mod errand;
 mod file;
-mod held_queue;
 mod hints;
 mod interface;
+mod job;
 mod lease;
 mod ledger;
 mod limits;
@@ -50,6 +49,7 @@ mod state;
 mod teardown;
 mod unserved_queues;
 mod zcrx;
+mod zcrx_lease;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -72,7 +72,7 @@ use closing::{Closing, Over};
 use connection::{Connection, Held, Incoming, Reply};
 use file::may_crash;
 use interface::Interface;
-use limits::{Bucket, DeviceChanges, Quiet, Rate, Turns, Waiting};
+use limits::{Bucket, DeviceChanges, LogLimits, Rate, Turns, Waiting};
 use network_taps::{NetworkTap, TapAt, may_have_taps};
 use ready::ReadyConnection;
 pub use reload::NewPolicy;
@@ -80,7 +80,7 @@ use reload::Reload;
 use removals::Removals;
 use restore::Orphan;
 use rings::Rings;
-use sockets::LostErrand;
+use sockets::LostJob;
 use zcrx::ZcrxQueues;
 
 pub use interface::wants_frags;
@@ -90,7 +90,7 @@ pub use unserved_queues::unserved_queues;
 /// How long the program stays on an interface without a lease: the next one comes often soon, and a NIC may lose its
 /// link and its frames for a moment each time a program comes or goes.
 pub const LINGER: Duration = Duration::from_secs(5);
-/// How often all interfaces are looked at because one changed. Holders can change some, their network's tap for
+/// How often all interfaces are looked at because one changed. Lessees can change some, their network's tap for
 /// example, as often as they like.
 const LOOKS: Rate = Rate {
     burst: 64,
@@ -122,7 +122,7 @@ pub struct Server {
     removals: Removals,
     /// Of networks, and of those who had one.
     rings: Rings,
-    /// Leases of another steward's whose holders have not come back yet.
+    /// Leases of another steward's whose lessees have not come back yet.
     orphans: BTreeMap<u64, Orphan>,
     /// Where leases outlive this process.
     store: Option<Store>,
@@ -132,22 +132,22 @@ pub struct Server {
     accepting: Backoff,
     /// See [`LOOKS`].
     looks: Bucket,
-    /// What holders have changed of devices.
+    /// What lessees have changed of devices.
     device_changes: DeviceChanges,
     turns: Turns,
     reload: Option<Reload>,
     /// How long the program stays without a lease.
     linger: Duration,
     /// Those that nobody waits for any more, and that have not ended.
-    lost_errands: Vec<LostErrand>,
+    lost_jobs: Vec<LostJob>,
     /// Connections that are over: to be closed, and being closed.
     unclosed: Vec<Over>,
     closing: Vec<Closing>,
     /// Descriptors to be closed when there are no more: what refuses a request, or ends a connection, needs some.
     reserve: Vec<OwnedFd>,
     /// What may be logged: leases that come and go, and what is refused.
-    leases: Quiet,
-    refusals: Quiet,
+    leases: LogLimits,
+    refusals: LogLimits,
     /// Queues for io_uring zero-copy receive.
     zcrx: ZcrxQueues,
 }
@@ -159,7 +159,7 @@ fn no_lease() -> Refusal {
 }
 
 impl Server {
-    /// A steward that holders reach by `listener`, a listening SOCK_SEQPACKET socket, for the interfaces in the network
+    /// A steward that lessees reach by `listener`, a listening SOCK_SEQPACKET socket, for the interfaces in the network
     /// namespace of the calling thread.
     ///
     /// # Errors
@@ -190,12 +190,12 @@ impl Server {
             turns: Turns::default(),
             reload: None,
             linger: LINGER,
-            lost_errands: Vec::new(),
+            lost_jobs: Vec::new(),
             unclosed: Vec::new(),
             closing: Vec::new(),
             reserve: Vec::new(),
-            leases: Quiet::new(64),
-            refusals: Quiet::new(10),
+            leases: LogLimits::new(64),
+            refusals: LogLimits::new(10),
             zcrx: ZcrxQueues::default(),
         };
         server.fill_reserve();
@@ -217,7 +217,7 @@ impl Server {
                 return Ok(());
             }
             let now = Instant::now();
-            self.end_errands();
+            self.end_jobs();
             self.removals.forget_finished();
             self.end_deserted();
             self.serve_ready(&ready.connections);
@@ -249,8 +249,8 @@ impl Server {
             }
             self.forget_idle();
             self.record_ends();
-            self.note_hints();
-            self.notify_holders();
+            self.record_hints();
+            self.notify_lessees();
             self.close_rest();
             look_at = self.next_look(look_at, now);
         }
@@ -276,7 +276,7 @@ impl Server {
         over.into_iter().for_each(|number| self.end(number, None));
     }
 
-    /// What holders did: ends first, as they make room; then a request of each user.
+    /// What lessees did: ends first, as they make room; then a request of each user.
     fn serve_ready(&mut self, ready: &[ReadyConnection]) {
         let mut waiting = Vec::new();
         for &ReadyConnection { number, events } in ready {
@@ -312,7 +312,7 @@ impl Server {
                 }
                 Err(malformed) => self.end(number, Some(malformed)),
             },
-            Incoming::ForErrand(bytes) => self.run_errand(number, &bytes),
+            Incoming::ForJob(bytes) => self.run_job(number, &bytes),
         }
     }
 
@@ -321,7 +321,7 @@ impl Server {
             Ok(reply) => reply,
             Err(refusal) => {
                 if let Some(connection) = self.connections.get(&number)
-                    && self.refusals.may_say(connection.peer.uid)
+                    && self.refusals.may_log(connection.peer.uid)
                 {
                     tracing::warn!(pid = connection.peer.pid, "refused: {refusal}");
                 }
@@ -337,7 +337,7 @@ impl Server {
         }
     }
 
-    /// Does what a holder asks for.
+    /// Does what a lessee asks for.
     fn act(&mut self, number: u64, request: &Request) -> Answered {
         match request {
             Request::Lease(wanted) => return self.lease(number, wanted),
@@ -350,7 +350,7 @@ impl Server {
             &Request::Uplink { has, queues } => return self.uplink_tap(number, has, queues),
             Request::Behind { after } => return self.behind(number, *after),
             &Request::SendTap { queue, only_with_tso } => return self.send_tap(number, queue, only_with_tso),
-            &Request::Hints(wish) => return self.ask_for_hints(number, wish),
+            &Request::Hints(hint_request) => return self.ask_for_hints(number, hint_request),
             _ => {}
         }
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
@@ -396,11 +396,11 @@ impl Server {
         let Some(mut connection) = self.connections.remove(&number) else {
             return;
         };
-        self.lose_errand(&mut connection);
+        self.lose_job(&mut connection);
         let pid = connection.peer.pid;
         if let Some(held) = connection.queue.take() {
             self.release_queue(connection.peer.uid, &held);
-            if self.leases.may_say(connection.peer.uid) {
+            if self.leases.may_log(connection.peer.uid) {
                 tracing::info!(
                     pid,
                     interface = held.wanted.interface,
@@ -415,12 +415,12 @@ impl Server {
             let name = interface.link.name.clone();
             self.release(number, held);
             // Not before: who reads it may rely on that.
-            if self.leases.may_say(connection.peer.uid) {
+            if self.leases.may_log(connection.peer.uid) {
                 tracing::info!(pid, interface = name, queues = ?held.wanted.range(), "lease ended");
             }
         }
         if let Some(malformed) = broken {
-            if self.refusals.may_say(connection.peer.uid) {
+            if self.refusals.may_log(connection.peer.uid) {
                 tracing::warn!(pid, "connection closed: {malformed}");
             }
             connection.refuse(Refusal::new(Reason::Malformed, malformed.to_string()));
@@ -431,7 +431,7 @@ impl Server {
     /// Ends a connection and the lease that it may have, and says why.
     fn revoke(&mut self, number: u64, refusal: Refusal) {
         if let Some(mut connection) = self.connections.remove(&number) {
-            self.lose_errand(&mut connection);
+            self.lose_job(&mut connection);
             if let Some(held) = connection.held.take() {
                 self.release(number, &held);
             }
@@ -528,22 +528,22 @@ impl Server {
             if changed {
                 other.push(at);
             }
-            let holders = self
+            let lessees = self
                 .connections
                 .values_mut()
                 .filter(|connection| connection.held.as_ref().is_some_and(|held| held.interface == at));
-            holders.for_each(|connection| connection.dirty |= changed);
+            lessees.for_each(|connection| connection.dirty |= changed);
         }
         of_host.into_iter().for_each(|at| self.judge_addresses_on(at));
         self.look_at_queues();
         self.look_at_network_taps();
-        // Before holders are told.
+        // Before lessees are told.
         other.into_iter().for_each(|at| self.record_interface(at));
         self.forget_idle();
     }
 }
 
-/// Whether sockets are bound before they are handed over. Where not, a holder could bind its own to any free queue;
+/// Whether sockets are bound before they are handed over. Where not, a lessee could bind its own to any free queue;
 /// looked at once.
 #[must_use]
 pub fn hands_over_bound() -> bool {

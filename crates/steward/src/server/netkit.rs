@@ -4,8 +4,8 @@
 //! # Theory of operation
 //!
 //! The lease is one like all others: policy, program, filter and rules of the NIC are its. What is new is who has the
-//! socket: not the holder by the steward's hand, but whoever can bind one to the netkit, which is the NIC's then. So
-//! the holder gets a map of one place that frames of this queue alone go to ([`steer::OwnMap`]), and the steward has
+//! socket: not the lessee by the steward's hand, but whoever can bind one to the netkit, which is the NIC's then. So
+//! the lessee gets a map of one place that frames of this queue alone go to ([`steer::OwnMap`]), and the steward has
 //! nothing to do with the socket. The map of all sockets nobody gets: who can write there can block the queues of
 //! others.
 //!
@@ -17,7 +17,7 @@
 //! ```
 //!
 //! A netkit goes on with its lease when the steward is another one. When its namespace ends it is gone before; the
-//! lease is told so as soon as the interface is looked at, and stays until its holder ends it, or asks for a netkit
+//! lease is told so as soon as the interface is looked at, and stays until its lessee ends it, or asks for a netkit
 //! again.
 
 use std::os::fd::AsFd;
@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use steer::mac_text;
 
 use super::connection::{Held, Reply};
-use super::errand::{Errand, Outcome, Pending, Pends, Task};
+use super::job::{Job, Outcome, Pending, Pends, Task};
 use super::limits::DeviceChange;
 use super::sockets::{lost, no_process, pending};
 use super::{Answered, Server};
@@ -54,8 +54,8 @@ impl Server {
         let interface = self.interfaces.get_mut(&at).ok_or_else(super::no_lease)?;
         if interface.keeps_netkit(wanted)? {
             let connection = connection.as_fd();
-            let errand = Errand::begin(&Task::Discard { connection }).map_err(|error| no_process(&error))?;
-            return Ok(pending(errand, step));
+            let job = Job::begin(&Task::Discard { connection }).map_err(|error| no_process(&error))?;
+            return Ok(pending(job, step));
         }
         // Making one takes everybody's lock, too.
         let changes = &mut self.device_changes;
@@ -66,8 +66,8 @@ impl Server {
             connection: connection.as_fd(),
             order: NetkitOrder { ifindex, name, uid },
         };
-        match Errand::begin(&task) {
-            Ok(errand) => Ok(pending(errand, step)),
+        match Job::begin(&task) {
+            Ok(job) => Ok(pending(job, step)),
             Err(error) => {
                 interface.drop_netkit(queue);
                 Err(no_process(&error))
@@ -103,7 +103,7 @@ impl Server {
                 }
             }
             let name = &interface.link.name;
-            if self.leases.may_say(connection.peer.uid) {
+            if self.leases.may_log(connection.peer.uid) {
                 tracing::info!(
                     pid = connection.peer.pid,
                     interface = name,

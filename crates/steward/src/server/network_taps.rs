@@ -2,10 +2,10 @@
 //! (`steer::TapAccess`). A guest without a network has such a device, too, in tap mode: here, "network" includes its
 //! lease.
 //!
-//! A holder of a network asks for one by [`Request::Host`](crate::protocol::Request::Host) or
+//! A lessee of a network asks for one by [`Request::Host`](crate::protocol::Request::Host) or
 //! [`Request::Uplink`](crate::protocol::Request::Uplink). The steward makes the device and attaches programs that move
-//! frames between it and the network's interface. Only the holder has the device's descriptors: the device ends with
-//! the holder, and survives the steward. It ends with the lease of the network, too.
+//! frames between it and the network's interface. Only the lessee has the device's descriptors: the device ends with
+//! the lessee, and survives the steward. It ends with the lease of the network, too.
 //!
 //! After a steward died, the next one finds the devices by their aliases, and the programs by their pins, which lie
 //! beside those of the interface's program. It keeps devices and programs of leases that are still held, and removes all
@@ -95,7 +95,7 @@ impl Between {
     }
 }
 
-/// Why a holder does not get the device.
+/// Why a lessee does not get the device.
 enum NotGiven {
     /// It asks too often: what there is stays.
     Limit(Refusal),
@@ -152,7 +152,7 @@ impl NetworkTap {
         }
     }
 
-    /// Ensures that there is a device whose descriptors the holder has. `has`: index of the device whose descriptors it
+    /// Ensures that there is a device whose descriptors the lessee has. `has`: index of the device whose descriptors it
     /// has now. Returns descriptors if the device is a new one, of so many `queues`. `may_make`: whether a device may
     /// be made now.
     fn give(
@@ -257,9 +257,9 @@ impl NetworkTap {
             });
         }
         let done = self.join(interface, &device, between);
-        self.retry.note(done.is_ok(), now);
+        self.retry.record(done.is_ok(), now);
         match done {
-            // It went with its holder meanwhile.
+            // It went with its lessee meanwhile.
             Err(_) if matches!(self.device(), Ok(None)) => Ok(None),
             done => done.map(|()| Some(device)),
         }
@@ -355,7 +355,7 @@ impl NetworkTap {
 }
 
 impl Server {
-    /// Answers the holder of a lease in tap mode that asks for its tap, of so many queues. Without a lease the answer
+    /// Answers the lessee of a lease in tap mode that asks for its tap, of so many queues. Without a lease the answer
     /// for several is `Done`, as the message is known.
     pub(super) fn uplink_tap(&mut self, number: u64, has: u32, queues: u32) -> Answered {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
@@ -373,7 +373,7 @@ impl Server {
         self.network_tap(number, TapTo::Uplink, has, queues as usize)
     }
 
-    /// Answers the holder of a network that asks for its tap to the host or to the wire. `queues`: of a device that is
+    /// Answers the lessee of a network that asks for its tap to the host or to the wire. `queues`: of a device that is
     /// made for this.
     pub(super) fn network_tap(&mut self, number: u64, to: TapTo, has: u32, queues: usize) -> Answered {
         let held = match to {
@@ -416,7 +416,7 @@ impl Server {
         match given {
             Ok((device, files)) => {
                 let tap = self.network_taps.get(&at).ok_or_else(no_lease)?;
-                if !files.is_empty() && self.leases.may_say(uid) {
+                if !files.is_empty() && self.leases.may_log(uid) {
                     let (interface, tap) = (&link.name, &device.name);
                     tracing::info!(interface, tap, queues = files.len(), "joined with {}", words(to));
                 }
@@ -436,7 +436,7 @@ impl Server {
             Err(NotGiven::Limit(refusal)) => Err(refusal),
             Err(NotGiven::Failed(why)) => {
                 let text = format!("{} cannot be joined with a network: {why}", link.name);
-                // The answer has the reason. A notification besides would make the holder ask again at once.
+                // The answer has the reason. A notification besides would make the lessee ask again at once.
                 self.take_network_tap_back(at);
                 Err(Refusal::new(Reason::Kernel, text))
             }
@@ -454,7 +454,7 @@ impl Server {
         over.into_iter().for_each(|at| self.end_network_tap(at));
     }
 
-    /// Looks at all of them again, and notifies holders of changes.
+    /// Looks at all of them again, and notifies lessees of changes.
     pub(super) fn look_at_network_taps(&mut self) {
         self.end_taps_without_tap_mode();
         for (&(at, to), tap) in &mut self.network_taps {
@@ -486,9 +486,9 @@ impl Server {
             }
             tap.why = why;
             let (is_other, is_other_behind) = (is_lost || tap.macs != macs, tap.behind.changes() != behind);
-            for holder in holders(&mut self.connections, at) {
-                holder.dirty |= is_other;
-                holder.other_behind |= is_other_behind;
+            for lessee in lessees(&mut self.connections, at) {
+                lessee.dirty |= is_other;
+                lessee.other_behind |= is_other_behind;
             }
         }
     }
@@ -504,7 +504,7 @@ impl Server {
         }
     }
 
-    /// Tells a holder of a network what is behind the bridge that its interface is part of.
+    /// Tells a lessee of a network what is behind the bridge that its interface is part of.
     pub(super) fn behind(&self, number: u64, after: Station) -> Answered {
         let at = network_at(&self.held_network(number)?);
         let host = self.network_taps.get(&(at, TapTo::Host)).ok_or_else(|| {
@@ -533,13 +533,13 @@ impl Server {
         }
     }
 
-    /// Looks at bridges' forwarding databases again, and notifies holders of changes.
+    /// Looks at bridges' forwarding databases again, and notifies lessees of changes.
     pub(super) fn look_behind_bridges(&mut self) {
         let begun = Instant::now();
         for (&(at, _), tap) in &mut self.network_taps {
             match tap.behind.look_at_fdb() {
                 Ok(true) => {
-                    holders(&mut self.connections, at).for_each(|holder| holder.other_behind = true);
+                    lessees(&mut self.connections, at).for_each(|lessee| lessee.other_behind = true);
                 }
                 Ok(false) => {}
                 Err(error) => tracing::debug!("cannot ask what a bridge reaches: {error}"),
@@ -561,7 +561,7 @@ impl Server {
         if !self.take_network_tap_back(at) {
             return;
         }
-        // The holder asks again, and is told why. Others ask again, too: they may have been refused because of this tap.
+        // The lessee asks again, and is told why. Others ask again, too: they may have been refused because of this tap.
         let ((network, to), taps) = (at, &self.network_taps);
         for other in self.connections.values_mut() {
             let may_have_one = |held: &Held| {
@@ -573,7 +573,7 @@ impl Server {
         }
     }
 
-    /// The same without notifying holders; whether there was such a tap.
+    /// The same without notifying lessees; whether there was such a tap.
     fn take_network_tap_back(&mut self, at: TapAt) -> bool {
         let ended = self.network_taps.remove(&at);
         let was_there = ended.is_some();
@@ -667,7 +667,7 @@ impl Server {
         self.remove_stray_filters(&taps);
     }
 
-    /// Removes filters at uplinks whose tap is gone, because steward and holder died: they would redirect frames to a
+    /// Removes filters at uplinks whose tap is gone, because steward and lessee died: they would redirect frames to a
     /// device that does not exist.
     fn remove_stray_filters(&self, taps: &[Tap]) {
         let filters = filters::of_networks().unwrap_or_else(|error| {
@@ -711,7 +711,7 @@ fn words(to: TapTo) -> &'static str {
 }
 
 /// Connections that have the network.
-fn holders(
+fn lessees(
     connections: &mut BTreeMap<u64, Connection>,
     at: NetworkAt,
 ) -> impl Iterator<Item = &mut Connection> {

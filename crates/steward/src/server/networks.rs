@@ -25,7 +25,7 @@ impl Server {
         Ok(Answer::Done.into())
     }
 
-    /// A holder gets the ring of its network.
+    /// A lessee gets the ring of its network.
     pub(super) fn groups(&mut self, number: u64) -> Answered {
         let held = self.held_network(number)?;
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
@@ -40,7 +40,7 @@ impl Server {
         })
     }
 
-    /// Whether the holder of a lease in tap mode may have a tap. A guest without a network receives frames to its
+    /// Whether the lessee of a lease in tap mode may have a tap. A guest without a network receives frames to its
     /// addresses from all queues: so the policy checks these addresses like a network's stations, and no other lease
     /// that has a tap may have them in the same VLAN. It would also receive what guests of a network send to the host:
     /// so the interface has no network with a tap. A lease that has a tap keeps it when another one comes.
@@ -190,16 +190,16 @@ impl Server {
         }
         let at = (held.interface, first);
         let mut others = self.connections.values_mut();
-        let holder = others.find(|other| {
+        let lessee = others.find(|other| {
             let held = other.held.as_ref().filter(|held| held.wanted.network);
             held.is_some_and(|held| (held.interface, held.wanted.start_queue) == at)
         });
-        if let Some(holder) = holder {
-            holder.dirty = true;
+        if let Some(lessee) = lessee {
+            lessee.dirty = true;
         }
     }
 
-    /// Has the holder of a lease name its stations again, if it is one of a network, and ask for its taps: they are
+    /// Has the lessee of a lease name its stations again, if it is one of a network, and ask for its taps: they are
     /// judged otherwise than when it did.
     pub(super) fn have_asked_again(&mut self, number: u64) {
         if let Some(connection) = self.connections.get_mut(&number) {

@@ -1,11 +1,11 @@
-//! What holders are told unasked.
+//! What lessees are told unasked.
 
 use super::Server;
 use crate::protocol::Answer;
 
 impl Server {
-    /// Tells holders what changed, those who read.
-    pub(super) fn notify_holders(&mut self) {
+    /// Tells lessees what changed, those who read.
+    pub(super) fn notify_lessees(&mut self) {
         let mut over = Vec::new();
         for (&number, connection) in &mut self.connections {
             let Some(held) = &connection.held else { continue };
@@ -17,7 +17,7 @@ impl Server {
             // First, how frames are to be read.
             if connection.other_hints && !connection.has_unsent() {
                 connection.other_hints = false;
-                if connection.wish.is_some() {
+                if connection.hint_request.is_some() {
                     let hinted = Answer::Hinted(interface.hinted_for(&queues));
                     is_there = connection.answer(0, hinted.into());
                 }

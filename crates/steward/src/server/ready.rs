@@ -110,9 +110,9 @@ impl Server {
             .connections
             .values()
             .filter_map(|connection| connection.pending.as_ref());
-        let errands = pending.map(|pending| &pending.errand);
-        let errands = errands.chain(self.lost_errands.iter().map(|lost| &lost.errand));
-        fds.extend(errands.map(|errand| PollFd::new(errand, PollFlags::IN)));
+        let jobs = pending.map(|pending| &pending.job);
+        let jobs = jobs.chain(self.lost_jobs.iter().map(|lost| &lost.job));
+        fds.extend(jobs.map(|job| PollFd::new(job, PollFlags::IN)));
         let closing = self.closing.iter().map(|closing| &closing.child);
         let children = closing.chain(self.removals.children());
         fds.extend(children.map(|child| PollFd::new(child, PollFlags::IN)));

@@ -2,7 +2,7 @@
 //!
 //! A policy that cannot be read or understood changes nothing. A new one counts for everything from then on: each lease
 //! is held against it as a steward that starts does, in the order in which they were given. One that it does not allow
-//! any more ends: its frames go to the host, its holder is told why and is free to ask for another. What it keeps are
+//! any more ends: its frames go to the host, its lessee is told why and is free to ask for another. What it keeps are
 //! its sockets, by which it can send until its process ends, as after any lease.
 
 use std::collections::BTreeSet;
@@ -115,7 +115,7 @@ impl Server {
                 }
                 if policy.allows_zcrx() && !are_at_hand(TO_TAKE_RINGS) {
                     tracing::warn!(
-                        "leases for zero-copy receive (`zcrx`) are refused until the steward is started anew: it gave up \
+                        "leases for zero-copy receive (`zcrx`) are refused until the steward is restarted: it gave up \
                          CAP_SYS_PTRACE, as its policy had no `zcrx`"
                     );
                 }
@@ -138,7 +138,7 @@ impl Server {
             connection.rule = self.policy.rules_for(&connection.peer).next();
         }
         // Until they are judged, leases count for no rule: those of the old policy are others.
-        self.lost_errands.iter_mut().for_each(|lost| lost.rule = None);
+        self.lost_jobs.iter_mut().for_each(|lost| lost.rule = None);
         self.zcrx.charges().for_each(|charge| charge.rule = None);
         self.closing.iter_mut().for_each(|closing| closing.rule = None);
         self.unclosed.iter_mut().for_each(|over| over.rule = None);
@@ -150,7 +150,7 @@ impl Server {
         queues.for_each(|held| held.rule = usize::MAX);
         let numbers: BTreeSet<u64> = self.all_leases().map(|lease| lease.number).collect();
         numbers.into_iter().for_each(|number| self.judge(number));
-        let queues: Vec<u64> = self.held_queues().map(|(number, _, _)| number).collect();
+        let queues: Vec<u64> = self.zcrx_leases().map(|(number, _, _)| number).collect();
         queues.into_iter().for_each(|number| self.judge_queue(number));
         // There may be room under other rules.
         self.connections
@@ -199,7 +199,7 @@ impl Server {
         let held = held.clone();
         let (at, queues) = (held.interface, held.wanted.range());
         self.judge_taps(number, &held);
-        let hints = self.hints_under(rule, held.wish);
+        let hints = self.hints_under(rule, held.hint_request);
         if let Some(interface) = self.interfaces.get_mut(&at) {
             let before = interface.facts_for(&queues);
             interface.ask_for_hints(queues.start, hints);

@@ -1,9 +1,9 @@
 //! Going on with what another steward left, and leaving it to the next.
 //!
 //! At the start, what is pinned and recorded (see `state`) becomes interfaces and [`Orphan`]s: leases without a
-//! connection. Frames go on all the while. A holder that noticed the end of its connection comes back with its token
-//! and has its lease again, if the policy still allows it; nobody else gets the queues until the grace period is
-//! over, or the holder's process is seen to be gone. Whatever else is found is taken back: pins without a record,
+//! connection. Frames go on all the while. A lessee that noticed the end of its connection comes back with its token
+//! and has its lease again, if the policy still allows it; no other process gets the queues until the grace period is
+//! over, or the lessee's process is seen to be gone. Whatever else is found is taken back: pins without a record,
 //! queues without a lease, leases that nobody can come back to.
 
 use std::time::{Duration, Instant};
@@ -19,12 +19,12 @@ use steer::with_sources;
 use crate::peer::Credentials;
 use crate::protocol::{Answer, Reason, Refusal, Token, Wanted};
 
-/// How often it is looked whether orphans' holders live.
+/// How often it is looked whether orphans' lessees live.
 pub(super) const ORPHANS_LOOK: Duration = Duration::from_millis(100);
 /// How long an end tries to take everything back.
 const LAST_TRIES: Duration = Duration::from_secs(2);
 
-/// A lease whose holder has not come back yet.
+/// A lease whose lessee has not come back yet.
 #[derive(Debug)]
 pub(super) struct Orphan {
     pub(super) held: Held,
@@ -93,7 +93,7 @@ impl Server {
         if !orphaned.is_empty() {
             tracing::info!(
                 leases = orphaned.len(),
-                "waiting for the holders of leases that go on"
+                "waiting for the lessees of leases that go on"
             );
         }
         self
@@ -117,9 +117,17 @@ impl Server {
             return None;
         }
         let names = self.policy.names(rule);
-        let (first, wish) = (wanted.start_queue, record.hints());
+        let (first, hint_request) = (wanted.start_queue, record.hints());
         let allowed = self.policy.hints(rule);
-        if !interface.hold(&wanted, record.number, names, LeaseHints { wish, allowed }) {
+        if !interface.hold(
+            &wanted,
+            record.number,
+            names,
+            LeaseHints {
+                hint_request,
+                allowed,
+            },
+        ) {
             return None;
         }
         if let Some(ring) = interface.ring(first) {
@@ -131,7 +139,7 @@ impl Server {
             interface: record.interface,
             wanted,
             rule,
-            wish,
+            hint_request,
         };
         Some(Orphan {
             held,
@@ -152,7 +160,7 @@ impl Server {
         over.into_iter().for_each(|number| self.end_orphan(number));
     }
 
-    /// A process that asks for queues anew which it had has given that lease up, or never learned that it had it.
+    /// A process that asks for queues again which it had has given that lease up, or never learned that it had it.
     pub(super) fn end_given_up(&mut self, peer: &Credentials, wanted: &Wanted) {
         self.end_orphans_that(|orphan| {
             let had = &orphan.held.wanted;
@@ -169,13 +177,13 @@ impl Server {
             tracing::info!(
                 pid = orphan.peer.pid,
                 ?queues,
-                "lease ended: its holder has not come back"
+                "lease ended: its lessee has not come back"
             );
             self.release(number, &orphan.held);
         }
     }
 
-    /// A holder names its token. Once: each is written to a file, and nobody needs a second.
+    /// A lessee names its token. Once: each is written to a file, and nobody needs a second.
     pub(super) fn keep(&mut self, number: u64, token: &Token) -> Answered {
         let mut twice = false;
         self.record(|records| {
@@ -194,7 +202,7 @@ impl Server {
         }
     }
 
-    /// A holder comes back.
+    /// A lessee comes back.
     pub(super) fn resume(&mut self, number: u64, token: &Token) -> Answered {
         let refused = |text: &str| Err(Refusal::new(Reason::Lease, text));
         let peer = self.newcomer(number)?;
@@ -203,15 +211,15 @@ impl Server {
         let found = found.map(|(&lease, _)| lease);
         let Some((lease, mut orphan)) = found.and_then(|lease| self.orphans.remove_entry(&lease)) else {
             return refused(
-                "no lease waits for this holder: it has been taken back, or was never kept; ask for a new one",
+                "no lease waits for this lessee: it has been taken back, or was never kept; ask for a new one",
             );
         };
         let found = self
             .policy
             .find(&peer, &orphan.held.wanted, |rule| self.leased(rule));
         // One of another version may know nothing of hints.
-        let wish = self.connections.get(&number).and_then(|asker| asker.wish);
-        orphan.held.wish = wish.unwrap_or_default();
+        let hint_request = self.connections.get(&number).and_then(|asker| asker.hint_request);
+        orphan.held.hint_request = hint_request.unwrap_or_default();
         let found = found.and_then(|rule| self.check_netkit_of(&orphan.held, rule).map(|()| rule));
         // The process may be of other groups than it was, and the rule another.
         orphan.held.rule = found.inspect_err(|_| self.release(lease, &orphan.held))?;
@@ -222,7 +230,7 @@ impl Server {
         interface.hand_over(lease, number);
         let mut record = LeaseRecord::new(number, at, &peer, &orphan.held.wanted);
         record.set_token(token);
-        record.set_hints(orphan.held.wish);
+        record.set_hints(orphan.held.hint_request);
         self.record(|records| {
             records.leases.retain(|record| record.number != lease);
             records.put_lease(record);
@@ -258,7 +266,7 @@ impl Server {
     pub(super) fn record(&mut self, change: impl FnOnce(&mut Records)) {
         if let Some(store) = &mut self.store
             && let Err(error) = store.change(change)
-            && self.refusals.may_say(u32::MAX)
+            && self.refusals.may_log(u32::MAX)
         {
             tracing::error!(
                 "leases may not outlive this process: {}: mend that (room on its file system, permissions), or name \

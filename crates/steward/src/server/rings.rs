@@ -1,6 +1,6 @@
 //! Rings of networks, which are kept for who had them.
 //!
-//! A holder that has been handed a ring can keep it, 256 KiB of the kernel's memory, as long as it likes, and its
+//! A lessee that has been handed a ring can keep it, 256 KiB of the kernel's memory, as long as it likes, and its
 //! memory counts for nobody but this process. So a user gets the same one again, whenever it leases the same queue:
 //! there are no more than users and queues. What a group of users with many numbers could make of that is limited by
 //! time.
@@ -40,7 +40,7 @@ pub(super) struct Rings {
 #[derive(Debug)]
 struct Kept {
     ring: GroupRing,
-    /// While it is mapped for writing nobody can freeze it (BPF_MAP_FREEZE), after which nobody else could map it so.
+    /// While it is mapped for writing nobody can freeze it (BPF_MAP_FREEZE), after which no other process could map it so.
     reader: GroupReader,
 }
 

@@ -1,8 +1,8 @@
-//! Tap devices by which holders have GSO packets leave unsegmented (`steer::attach_redirect`).
+//! Tap devices by which lessees have GSO packets leave unsegmented (`steer::attach_redirect`).
 //!
-//! A holder asks for one for a queue ([`Request::SendTap`](crate::protocol::Request::SendTap)). Its descriptor is the
-//! holder's alone, and its program goes with the device: nothing is kept here, nor pinned. With the lease the device is
-//! set down, so that nothing leaves by it any more, and removed, should its holder have made it persistent.
+//! A lessee asks for one for a queue ([`Request::SendTap`](crate::protocol::Request::SendTap)). Its descriptor is the
+//! lessee's alone, and its program goes with the device: nothing is kept here, nor pinned. With the lease the device is
+//! set down, so that nothing leaves by it any more, and removed, should its lessee have made it persistent.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use crate::links::tap::{Purpose, Tap, all_taps};
 use crate::protocol::{Answer, Reason, Refusal, SendTapEnd};
 
 impl Server {
-    /// Makes a tap for a queue of the holder's lease. Without a lease the answer is `Done`, as the message is known.
+    /// Makes a tap for a queue of the lessee's lease. Without a lease the answer is `Done`, as the message is known.
     pub(super) fn send_tap(&mut self, number: u64, queue: u32, only_with_tso: bool) -> Answered {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         let Some(held) = &connection.held else {

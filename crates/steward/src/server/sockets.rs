@@ -1,11 +1,11 @@
 //! Sockets of leases: memory and rings for one, then its bind, then, when it is closed, that the queue is free, each an
-//! [`Errand`]; and how much memory a user may have in them.
+//! [`Job`]; and how much memory a user may have in them.
 //!
-//! A holder has one such request under way at a time; its further ones wait on its connection, as do those of a rule
-//! under which there are as many errands as there may be. A socket is the steward's alone until it is bound.
+//! A lessee has one such request under way at a time; its further ones wait on its connection, as do those of a rule
+//! under which there are as many jobs as there may be. A socket is the steward's alone until it is bound.
 //!
 //! Before Linux 6.4 nobody can map the rings of a socket that is bound. There it is handed over as soon as it has
-//! memory, and its holder binds it.
+//! memory, and its lessee binds it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,9 +16,9 @@ use steer::with_sources;
 use xsk::PreferNode;
 
 use super::connection::{Connection, Held, Reply};
-use super::errand::{self, Bind, Errand, Outcome, Pending, Pends, Probe, QueueAt, Task};
-use super::held_queue::QueueKey;
 use super::interface::{Bound, Holds, Interface, Memory, Registered, bytes_held};
+use super::job::{self, Bind, Job, Outcome, Pending, Pends, Probe, QueueAt, Task};
+use super::zcrx_lease::QueueKey;
 use super::{Answered, Server, hands_over_bound};
 use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout, may_have_files};
 use crate::sys::{self, child::LockedFor};
@@ -38,27 +38,27 @@ const NO_SHARING: &str = "memory of one socket for several takes Linux 6.4, wher
 const UNKNOWN_SOCKET: &str = "the socket whose memory is to be shared was not bound by this steward for this user, or \
                               is not used any more: register the memory";
 
-/// An errand of a holder that is gone.
+/// An job of a lessee that is gone.
 #[derive(Debug)]
-pub(super) struct LostErrand {
+pub(super) struct LostJob {
     uid: u32,
     /// Of the policy, as long as that is the same.
     pub(super) rule: Option<usize>,
     holds: Holds,
     /// The queue that it may be registering yet.
     pub(super) queue: Option<QueueKey>,
-    pub(super) errand: Errand,
+    pub(super) job: Job,
 }
 
 impl Server {
-    /// Does what the next message on a connection asks for, which is still to be taken, if there may be one more errand
+    /// Does what the next message on a connection asks for, which is still to be taken, if there may be one more job
     /// under its rule; else it waits.
-    pub(super) fn run_errand(&mut self, number: u64, bytes: &[u8]) {
+    pub(super) fn run_job(&mut self, number: u64, bytes: &[u8]) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
         let (uid, rule) = (connection.peer.uid, connection.charged());
-        if !self.has_room_for_errand(uid, rule) {
+        if !self.has_room_for_job(uid, rule) {
             if let Some(connection) = self.connections.get_mut(&number) {
                 connection.waits = true;
             }
@@ -112,56 +112,56 @@ impl Server {
         let task = Task::Discard {
             connection: connection.as_fd(),
         };
-        let begun = Errand::begin(&task).or_else(|_| {
+        let begun = Job::begin(&task).or_else(|_| {
             self.reserve.clear();
-            Errand::begin(&task)
+            Job::begin(&task)
         });
-        let errand = begun.map_err(|error| no_process(&error))?;
+        let job = begun.map_err(|error| no_process(&error))?;
         let step = Pends::Refusal(refusal);
-        Ok(pending(errand, step))
+        Ok(pending(job, step))
     }
 
-    /// Whether a user may have one more errand, and a rule of the policy.
-    fn has_room_for_errand(&self, uid: u32, rule: Option<usize>) -> bool {
+    /// Whether a user may have one more job, and a rule of the policy.
+    fn has_room_for_job(&self, uid: u32, rule: Option<usize>) -> bool {
         let pending = self.connections.values();
         let pending = pending.filter(|connection| connection.pending.is_some());
-        let lost = self.lost_errands.iter();
+        let lost = self.lost_jobs.iter();
         let users = pending.clone().map(|other| other.peer.uid);
         let users = users.chain(lost.clone().map(|lost| lost.uid));
         let rules = pending.map(Connection::charged).chain(lost.map(|lost| lost.rule));
-        users.filter(|&other| other == uid).count() < errand::OF_A_USER
-            && (rule.is_none() || rules.filter(|&other| other == rule).count() < errand::OF_A_RULE)
+        users.filter(|&other| other == uid).count() < job::OF_A_USER
+            && (rule.is_none() || rules.filter(|&other| other == rule).count() < job::OF_A_RULE)
     }
 
-    /// Memory that a user's errands are about.
+    /// Memory that a user's jobs are about.
     fn under_way(&self, uid: u32) -> impl Iterator<Item = Holds> {
         let theirs = self
             .connections
             .values()
             .filter(move |other| other.peer.uid == uid);
         let pending = theirs.filter_map(|other| other.pending.as_ref());
-        let lost = self.lost_errands.iter().filter(move |lost| lost.uid == uid);
+        let lost = self.lost_jobs.iter().filter(move |lost| lost.uid == uid);
         pending
             .map(|pending| pending.step.holds())
             .chain(lost.map(|lost| lost.holds))
     }
 
     /// What a connection waited for is of no use any more.
-    pub(super) fn lose_errand(&mut self, connection: &mut Connection) {
+    pub(super) fn lose_job(&mut self, connection: &mut Connection) {
         let rule = connection.charged();
         if let Some(pending) = connection.pending.take() {
-            pending.errand.kill();
-            self.lost_errands.push(LostErrand {
+            pending.job.kill();
+            self.lost_jobs.push(LostJob {
                 uid: connection.peer.uid,
                 rule,
                 holds: pending.step.holds(),
                 queue: pending.step.queue(),
-                errand: pending.errand,
+                job: pending.job,
             });
         }
     }
 
-    fn holder(&self, number: u64, queue: u32) -> Result<(&Connection, &Held), Refusal> {
+    fn lessee(&self, number: u64, queue: u32) -> Result<(&Connection, &Held), Refusal> {
         let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
         let held = connection.held.as_ref().ok_or_else(super::no_lease)?;
         held.check(queue)?;
@@ -180,7 +180,7 @@ impl Server {
             bytes: umem.len_bytes(),
         };
         self.allow_memory(number, queue, (memory, false))?;
-        let (connection, held) = self.holder(number, queue)?;
+        let (connection, held) = self.lessee(number, queue)?;
         let socket = new_socket(self.policy.busy_poll(held.rule))?;
         if !hands_over_bound() {
             let interface = self.interfaces.get(&held.interface).ok_or_else(super::no_lease)?;
@@ -195,13 +195,13 @@ impl Server {
             rings,
             locked_for,
         };
-        let errand = self.begin_near(held.interface, &task)?;
+        let job = self.begin_near(held.interface, &task)?;
         let step = Pends::Registration {
             queue,
             registered: Registered { socket, memory },
             is_counted: locked_for.is_some(),
         };
-        Ok(pending(errand, step))
+        Ok(pending(job, step))
     }
 
     fn share(
@@ -213,7 +213,7 @@ impl Server {
     ) -> Result<Pending, Refusal> {
         let memory = self.memory_of(number, cookie)?;
         self.allow_memory(number, queue, (memory, true))?;
-        let (connection, held) = self.holder(number, queue)?;
+        let (connection, held) = self.lessee(number, queue)?;
         let interface = self.interfaces.get(&held.interface).ok_or_else(super::no_lease)?;
         interface.program()?;
         if !hands_over_bound() {
@@ -227,9 +227,9 @@ impl Server {
             rings,
             at: queue_at(interface, queue, wait_ms),
         };
-        let errand = self.begin_near(held.interface, &task)?;
+        let job = self.begin_near(held.interface, &task)?;
         Ok(pending(
-            errand,
+            job,
             Pends::Share {
                 queue,
                 socket,
@@ -259,11 +259,11 @@ impl Server {
     }
 
     /// Begins what makes rings, on the NUMA node of the interface.
-    fn begin_near(&self, interface: u64, task: &Task<'_>) -> Result<Errand, Refusal> {
+    fn begin_near(&self, interface: u64, task: &Task<'_>) -> Result<Job, Refusal> {
         let interface = self.interfaces.get(&interface);
         let node = interface.and_then(|interface| interface.link.node);
         let _near = node.and_then(PreferNode::begin);
-        Errand::begin(task).map_err(|error| no_process(&error))
+        Job::begin(task).map_err(|error| no_process(&error))
     }
 
     /// What a user may have in sockets under a rule, bytes.
@@ -282,7 +282,7 @@ impl Server {
     }
 
     fn bind(&mut self, number: u64, queue: u32, flags: u32, wait_ms: u32) -> Result<Pending, Refusal> {
-        let at = self.holder(number, queue)?.1.interface;
+        let at = self.lessee(number, queue)?.1.interface;
         let interface = self.interfaces.get_mut(&at).ok_or_else(super::no_lease)?;
         interface.program()?;
         let at = queue_at(interface, queue, wait_ms);
@@ -293,8 +293,8 @@ impl Server {
             probes: registered.memory.bytes > LARGE && at.probe == Probe::Refused,
         };
         let socket = registered.socket.as_fd();
-        match Errand::begin(&Task::Bind { socket, bind }) {
-            Ok(errand) => Ok(pending(errand, Pends::Bind { queue, registered })),
+        match Job::begin(&Task::Bind { socket, bind }) {
+            Ok(job) => Ok(pending(job, Pends::Bind { queue, registered })),
             Err(error) => {
                 interface.sockets.put_registered(queue, registered);
                 Err(no_process(&error))
@@ -303,27 +303,27 @@ impl Server {
     }
 
     fn await_free(&self, number: u64, queue: u32, wait_ms: u32) -> Result<Pending, Refusal> {
-        let at = self.holder(number, queue)?.1.interface;
+        let at = self.lessee(number, queue)?.1.interface;
         let interface = self.interfaces.get(&at).ok_or_else(super::no_lease)?;
         let task = Task::Await(queue_at(interface, queue, wait_ms));
-        let errand = Errand::begin(&task).map_err(|error| no_process(&error))?;
-        Ok(pending(errand, Pends::Await))
+        let job = Job::begin(&task).map_err(|error| no_process(&error))?;
+        Ok(pending(job, Pends::Await))
     }
 
-    /// Looks whose errands are done, and answers.
-    pub(super) fn end_errands(&mut self) {
-        let lost = self.lost_errands.len();
-        self.lost_errands.retain(|lost| lost.errand.outcome().is_none());
+    /// Looks whose jobs are done, and answers.
+    pub(super) fn end_jobs(&mut self) {
+        let lost = self.lost_jobs.len();
+        self.lost_jobs.retain(|lost| lost.job.outcome().is_none());
         let mut done = Vec::new();
         for (&number, connection) in &mut self.connections {
             if let Some(pending) = connection.pending.take() {
-                match pending.errand.outcome() {
+                match pending.job.outcome() {
                     None => connection.pending = Some(pending),
                     Some(outcome) => done.push((number, pending, outcome)),
                 }
             }
         }
-        if done.is_empty() && self.lost_errands.len() == lost {
+        if done.is_empty() && self.lost_jobs.len() == lost {
             return;
         }
         for (number, pending, outcome) in done {
@@ -348,7 +348,7 @@ impl Server {
 
     fn conclude(&mut self, number: u64, pending: Pending, outcome: Outcome) -> Answered {
         match pending.step {
-            Pends::Queue { .. } => return self.conclude_queue(number, outcome, pending.errand.made()),
+            Pends::Queue { .. } => return self.conclude_queue(number, outcome, pending.job.made()),
             Pends::Netkit { queue } => return self.conclude_netkit(number, queue, outcome),
             Pends::Refusal(refusal) => return Err(refusal),
             _ => {}
@@ -439,7 +439,7 @@ impl Server {
 
     /// Whether a user may have that memory in the socket of this queue, beside what it has in those of others.
     fn check_memory(&self, number: u64, queue: u32, (memory, shares): (Memory, bool)) -> Result<(), Refusal> {
-        let (connection, held) = self.holder(number, queue)?;
+        let (connection, held) = self.lessee(number, queue)?;
         let uid = connection.peer.uid;
         let mut theirs: Vec<Holds> = self.under_way(uid).collect();
         for lease in self.all_leases().filter(|lease| lease.peer.uid == uid) {
@@ -474,7 +474,7 @@ impl Server {
     }
 }
 
-/// A socket that is bound takes its place, and goes to its holder.
+/// A socket that is bound takes its place, and goes to its lessee.
 fn hand_over(
     interface: &mut Interface,
     queue: u32,
@@ -497,12 +497,8 @@ fn hand_over(
 }
 
 /// Its serial number is its request's, once that is known.
-pub(super) fn pending(errand: Errand, step: Pends) -> Pending {
-    Pending {
-        errand,
-        serial: 0,
-        step,
-    }
+pub(super) fn pending(job: Job, step: Pends) -> Pending {
+    Pending { job, serial: 0, step }
 }
 
 /// A queue, and how long it is waited for.

@@ -2,14 +2,14 @@
 //!
 //! Programs, maps and configuration words live in the kernel, held by their pins, so frames go on whether there is a
 //! steward or not. The records say whose they are: one for each interface (which program, which generation), one for
-//! each lease (who, what was wanted, and the token that proves that a holder is the same). They are one
+//! each lease (who, what was wanted, and the token that proves that a lessee is the same). They are one
 //! small file, replaced by rename(2): a reader sees the old or the new one. There is no fsync(2): what the file
 //! describes does not outlive the machine either, and records of an earlier boot are not read.
 //!
 //! The order is such that whatever step a steward dies at, the next one finds out what is to be undone:
 //!  - a program is pinned, link last, and then recorded: pins without a record are nobody's, and go;
 //!  - a lease is recorded before anything of it is put into the kernel, and forgotten after all of it was taken back:
-//!    a record without a token, or whose holder does not come back, is taken back like a lease that ends;
+//!    a record without a token, or whose lessee does not come back, is taken back like a lease that ends;
 //!  - queues of a program that no record names are emptied.
 //!
 //! Only what is under the two directories is looked at: they are made for root alone, and a lock keeps a second steward
@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use super::file::{new_of, replace};
 use super::ledger::{self, Ledger};
 use crate::peer::Credentials;
-use crate::protocol::{HintWish, Request, Token, Wanted};
+use crate::protocol::{HintRequest, Request, Token, Wanted};
 
 /// Of the form of the records.
 const VERSION: u32 = 1;
@@ -48,7 +48,7 @@ pub enum StoreError {
     },
     /// Others could change it.
     #[error("{} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by the steward's user and \
-             be writable by nobody else", .path.display())]
+             be writable by no other process", .path.display())]
     Unsafe { path: PathBuf, owner: u32, mode: u32 },
     /// Another steward uses it.
     #[error("another steward keeps its state in {}: end it, or name other places with --state and \
@@ -87,10 +87,10 @@ pub(super) struct LeaseRecord {
     pub(super) peer: Credentials,
     /// The request for it, as it was sent, in hexadecimal digits: so all that can be wanted is kept.
     wanted: String,
-    /// The hints that it asks for, as in the protocol; none: its holder knows nothing of hints.
+    /// The hints that it asks for, as in the protocol; none: its lessee knows nothing of hints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hints: Option<u32>,
-    /// None: the holder cannot come back to it.
+    /// None: the lessee cannot come back to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     token: Option<String>,
 }
@@ -111,7 +111,7 @@ pub(super) struct Records {
 pub struct Store {
     dir: PathBuf,
     pins: PathBuf,
-    /// How long queues are kept for a holder that has not come back.
+    /// How long queues are kept for a lessee that has not come back.
     pub(super) grace: Duration,
     pub(super) records: Records,
     /// Records changed that could not be written.
@@ -131,14 +131,14 @@ impl LeaseRecord {
         }
     }
 
-    pub(super) fn set_hints(&mut self, wish: HintWish) {
-        self.hints = (wish != HintWish::default()).then(|| wish.number());
+    pub(super) fn set_hints(&mut self, hint_request: HintRequest) {
+        self.hints = (hint_request != HintRequest::default()).then(|| hint_request.number());
     }
 
     /// The hints that it asks for.
-    pub(super) fn hints(&self) -> HintWish {
-        let wish = self.hints.map(HintWish::of_number);
-        wish.and_then(Result::ok).unwrap_or_default()
+    pub(super) fn hints(&self) -> HintRequest {
+        let hint_request = self.hints.map(HintRequest::of_number);
+        hint_request.and_then(Result::ok).unwrap_or_default()
     }
 
     pub(super) fn set_token(&mut self, token: &Token) {
@@ -183,11 +183,11 @@ pub(super) struct Places {
     /// Directory in which its program is pinned.
     pub(super) pins: PathBuf,
     /// File in which it is noted what its NIC was told.
-    pub(super) notes: PathBuf,
+    pub(super) ledger: PathBuf,
 }
 
 impl Store {
-    /// Records in `dir`, programs in `pins` on a bpffs; both directories are made if they are not there. A holder
+    /// Records in `dir`, programs in `pins` on a bpffs; both directories are made if they are not there. A lessee
     /// that does not come back within `grace` loses its queues.
     ///
     /// # Errors
@@ -230,7 +230,7 @@ impl Store {
             Err(error) => {
                 tracing::error!(
                     path = %path.display(),
-                    "not records of a steward, so no lease goes on, and the next one writes it anew: {}",
+                    "not records of a steward, so no lease goes on, and the next one writes it again: {}",
                     error.message()
                 );
             }
@@ -238,7 +238,7 @@ impl Store {
         Ok(())
     }
 
-    fn notes_of(&self, interface: u64) -> PathBuf {
+    fn ledger_of(&self, interface: u64) -> PathBuf {
         ledger::path_of(&self.dir, interface)
     }
 
@@ -246,7 +246,7 @@ impl Store {
     pub(super) fn clear_stray_notes(&self) {
         let known = |path: &Path| {
             let mut records = self.records.interfaces.iter();
-            records.any(|record| self.notes_of(record.number) == path)
+            records.any(|record| self.ledger_of(record.number) == path)
         };
         Ledger::clear_strays(&self.dir, known);
     }
@@ -265,7 +265,7 @@ impl Store {
     pub(super) fn places_of(&self, interface: u64) -> Places {
         Places {
             pins: self.pins_of(interface),
-            notes: self.notes_of(interface),
+            ledger: self.ledger_of(interface),
         }
     }
 
@@ -374,7 +374,7 @@ mod tests {
 
     use super::*;
 
-    const HINTS: HintWish = HintWish {
+    const HINTS: HintRequest = HintRequest {
         asked: HintSet::HASH,
         tags: true,
     };

@@ -6,7 +6,7 @@
 //! variants of [`Step`]; the program itself goes after the last lease's last step.
 //!
 //! Each step says whether it is done. One that is refused (a busy driver) holds back the later kinds, not its siblings,
-//! and is tried again until it is done, less and less often. Until then the queues are nobody's, see `Holder::Leaving`.
+//! and is tried again until it is done, less and less often. Until then the queues are nobody's, see `Lessee::Leaving`.
 //! What is gone without us (the interface, the program) is done.
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! Queues outside a lease to which the interface may give frames for the lease's holder, who loses them.
+//! Queues outside a lease to which the interface may give frames for the lease's lessee, who loses them.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::hardware::{Ethtool, Target};
 use crate::links::Link;
 use crate::links::below::queues_from_below;
 
-/// What the holder of such queues should know, with the remedy; empty: nothing is lost. Of a network or of one guest.
+/// What the lessee of such queues should know, with the remedy; empty: nothing is lost. Of a network or of one guest.
 #[must_use]
 pub fn unserved_queues(link: &Link, queues: &Range<u32>, is_network: bool) -> String {
     let unserved = match is_network {
@@ -64,7 +64,7 @@ impl UnservedQueues {
         }
     }
 
-    /// What the holder of these queues should know, with the remedy; empty: nothing is lost.
+    /// What the lessee of these queues should know, with the remedy; empty: nothing is lost.
     pub(super) fn note(&self, interface: &str, queues: &Range<u32>, is_network: bool) -> String {
         let others = match *self.queues {
             [] => return String::new(),

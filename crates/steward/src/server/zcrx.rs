@@ -3,23 +3,23 @@
 //! # Theory of operation
 //!
 //! Such a queue has no XDP program and no AF_XDP socket: the kernel has one or the other on an interface. What its
-//! holder gets is what the kernel made of the holder's own ring ([`crate::sys::zcrx`]); nothing of it is the steward's.
+//! lessee gets is what the kernel made of the lessee's own ring ([`crate::sys::zcrx`]); nothing of it is the steward's.
 //!
 //! ```text
 //!   lease      judged by the policy; nobody has the queue; header and data apart; the main RSS table without the queue
-//!   registered the queue has the holder's memory and starts anew; then n-tuple rules bring it the lease's flows
+//!   registered the queue has the lessee's memory and starts again; then n-tuple rules bring it the lease's flows
 //!   ended      the rules go at once; when the kernel says that no memory is bound to the queue, the table is as it was
 //! ```
 //!
-//! The kernel has no way to take a queue from a ring. So a holder that ends its connection and lives on keeps it,
+//! The kernel has no way to take a queue from a ring. So a lessee that ends its connection and lives on keeps it,
 //! without a frame; until its ring is gone the queue is nobody's, and the main table does not name it, as the payload
 //! of others would go to that memory ([`crate::hardware::apart`]).
 //!
-//! What the NIC is told is noted in a file before it is told, one for each queue. A steward that goes on after another
-//! takes back all of it: holders are told by the end of their connection, and receive as others do.
+//! What the NIC is told is saved in a file before, one for each queue. A steward that goes on after another
+//! takes back all of it: lessees are told by the end of their connection, and receive as others do.
 
-mod notes;
 mod refusals;
+mod saved;
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -27,15 +27,15 @@ use std::time::Instant;
 
 use steer::{Filter, with_sources};
 
-pub(super) use self::notes::ZcrxQueues;
-use self::notes::{Charge, noted};
 use self::refusals::{check_split, failed, not_apart};
+pub(super) use self::saved::ZcrxQueues;
+use self::saved::{Charge, saved_plan};
 
-use super::errand::{Errand, Outcome, Pending, Pends, Task};
 use super::file::may_crash;
-use super::held_queue::{HeldQueue, QueueKey};
+use super::job::{Job, Outcome, Pending, Pends, Task};
 use super::limits::DeviceChange;
 use super::sockets::{self, OF_A_QUEUE};
+use super::zcrx_lease::{QueueKey, ZcrxLease};
 use super::{Answered, Server};
 use crate::hardware::apart::{self, NotApart};
 use crate::hardware::{Ethtool, bound};
@@ -75,7 +75,7 @@ impl Server {
         may_crash("zcrx-leased");
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.rule = Some(rule);
-            connection.hold_queue(HeldQueue {
+            connection.hold_queue(ZcrxLease {
                 wanted: wanted.clone(),
                 key,
                 rule,
@@ -83,7 +83,7 @@ impl Server {
                 steered: false,
             });
         }
-        if self.leases.may_say(peer.uid) {
+        if self.leases.may_log(peer.uid) {
             let ZcrxWanted { interface, queue, .. } = wanted;
             tracing::info!(
                 pid = peer.pid,
@@ -109,14 +109,14 @@ impl Server {
         }
         let taken = |by: String| {
             let text =
-                format!("queue {queue} of {name} is taken by {by}: choose another queue, or end its holder");
+                format!("queue {queue} of {name} is taken by {by}: choose another queue, or end its lessee");
             Err(Refusal::new(Reason::Taken, text))
         };
-        if self.held_queues().any(|(_, _, held)| held.key == Some(key)) {
+        if self.zcrx_leases().any(|(_, _, held)| held.key == Some(key)) {
             return taken("another lease (zcrx)".to_owned());
         }
         if self.zcrx.leaving().any(|leaving| leaving == key) {
-            return taken("a lease that is being taken back, until its holder's ring is closed".to_owned());
+            return taken("a lease that is being taken back, until its lessee's ring is closed".to_owned());
         }
         let with_program = self
             .interfaces
@@ -151,7 +151,7 @@ impl Server {
     /// Whether an interface may have an XDP program, as far as such leases are concerned.
     pub(super) fn check_no_queue_of(&self, link: &Link) -> Result<(), Refusal> {
         let is_of = |key: QueueKey| key.0 == link.index;
-        let held = self.held_queues().filter_map(|(_, _, held)| held.key);
+        let held = self.zcrx_leases().filter_map(|(_, _, held)| held.key);
         match held.chain(self.zcrx.leaving()).find(|&key| is_of(key)) {
             None => Ok(()),
             Some((_, queue)) => {
@@ -182,7 +182,7 @@ impl Server {
                     .zcrx
                     .path(key)
                     .map(drop)
-                    .map_err(|error| named(&NotApart::Note(error)));
+                    .map_err(|error| named(&NotApart::Save(error)));
             }
             Err(why) => why,
         };
@@ -192,13 +192,13 @@ impl Server {
         let mut plan = self.zcrx.plan_of(key);
         let zcrx = &mut self.zcrx;
         let moved = apart::move_table(&mut nic, &mut plan, &mut |plan| {
-            zcrx.note(key, &noted(link, key, plan))
+            zcrx.save(key, &saved_plan(link, key, plan))
         });
         moved.map_err(|error| named(&error))
     }
 
     /// Looks once more, as what the NIC does may be another since the queue was leased.
-    fn still_apart(&mut self, uid: u32, held: &HeldQueue) -> Result<(), Refusal> {
+    fn still_apart(&mut self, uid: u32, held: &ZcrxLease) -> Result<(), Refusal> {
         let Some(key) = held.key else { return Ok(()) };
         let link = Link::by_index(key.0).ok_or_else(gone)?;
         let changes = &mut self.device_changes;
@@ -233,13 +233,13 @@ impl Server {
             buffer_bytes: rings.buffer_bytes,
             area_len: rings.area.len,
         };
-        let errand = Errand::begin(&Task::Queue {
+        let job = Job::begin(&Task::Queue {
             process: process.as_fd(),
             connection: connection.as_fd(),
             rings,
             order,
         });
-        let errand = errand.map_err(|error| sockets::no_process(&error))?;
+        let job = job.map_err(|error| sockets::no_process(&error))?;
         if let Some(held) = self
             .connections
             .get_mut(&number)
@@ -247,14 +247,14 @@ impl Server {
         {
             held.bytes = Some(rings.area.len);
         }
-        Ok(sockets::pending(errand, Pends::Queue { key }))
+        Ok(sockets::pending(job, Pends::Queue { key }))
     }
 
     /// Whether a user may have so much more memory in queues under a rule. The kernel counts it, too, for who made the
     /// ring.
     fn check_area(&self, uid: u32, rule: usize, bytes: u64) -> Result<(), Refusal> {
-        let theirs = self.held_queues().filter(|&(_, other, _)| other == uid);
-        // What a holder keeps whose lease is over counts, too.
+        let theirs = self.zcrx_leases().filter(|&(_, other, _)| other == uid);
+        // What a lessee keeps whose lease is over counts, too.
         let kept = self.zcrx.charged_to(uid);
         let (count, has) = theirs.fold(kept, |(count, has), (_, _, held)| {
             (count + 1, has.saturating_add(held.bytes.unwrap_or(0)))
@@ -323,13 +323,13 @@ impl Server {
         let mut plan = self.zcrx.plan_of(key);
         let zcrx = &mut self.zcrx;
         apart::bring(&mut nic, &mut plan, flows, &mut |plan| {
-            zcrx.note(key, &noted(&link, key, plan))
+            zcrx.save(key, &saved_plan(&link, key, plan))
         })
         .map_err(named)
     }
 
     /// Takes back the queue of a connection that is over.
-    pub(super) fn release_queue(&mut self, uid: u32, held: &HeldQueue) {
+    pub(super) fn release_queue(&mut self, uid: u32, held: &ZcrxLease) {
         if let Some(key) = held.key {
             let charge = Charge {
                 uid,
@@ -344,11 +344,11 @@ impl Server {
     /// Looks whether frames of others come to leased queues again, and goes on with taking queues back.
     pub(super) fn look_at_queues(&mut self) {
         let leased = self
-            .held_queues()
+            .zcrx_leases()
             .filter_map(|(_, _, held)| Some((held.key?, held.rule)));
         for (key, rule) in leased.collect::<Vec<_>>() {
             if let Err(why) = self.keep_apart(key, self.policy.zcrx_setup(rule))
-                && self.refusals.may_say(u32::MAX)
+                && self.refusals.may_log(u32::MAX)
             {
                 tracing::warn!(
                     ifindex = key.0,
@@ -369,7 +369,7 @@ impl Server {
         let mut plan = self.zcrx.plan_of(key);
         let zcrx = &mut self.zcrx;
         let kept = apart::keep(&mut nic, &mut plan, &mut |plan| match may_set_up {
-            true => zcrx.note(key, &noted(&link, key, plan)),
+            true => zcrx.save(key, &saved_plan(&link, key, plan)),
             false => Err(std::io::Error::other("the policy does not say `zcrx-setup`")),
         });
         if kept.map_err(|error| error.to_string().replace("NAME", &link.name))? {
@@ -387,13 +387,13 @@ impl Server {
     pub(super) fn go_on_with_queues(&mut self) {
         let pending = self.connections.values().filter_map(|own| own.pending.as_ref());
         let steps = pending.map(|pending| &pending.step);
-        let lost = self.lost_errands.iter().filter_map(|lost| lost.queue);
+        let lost = self.lost_jobs.iter().filter_map(|lost| lost.queue);
         let busy = steps.filter_map(Pends::queue).chain(lost).collect();
         self.zcrx.go_on(&busy, Instant::now());
     }
 
     /// All queues that are leased so: the connection's number, its user, the queue.
-    pub(super) fn held_queues(&self) -> impl Iterator<Item = (u64, u32, &HeldQueue)> {
+    pub(super) fn zcrx_leases(&self) -> impl Iterator<Item = (u64, u32, &ZcrxLease)> {
         self.connections.iter().filter_map(|(&number, own)| {
             let held = own.queue.as_ref()?;
             Some((number, own.peer.uid, held))

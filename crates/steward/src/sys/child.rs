@@ -256,7 +256,7 @@ const USER_MODE_ONLY: u32 = 1;
 /// What [`make_no_pages`] needs, where the kernel has it and lets this process.
 fn user_faults() -> Option<OwnedFd> {
     let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
-    // SAFETY: it changes no memory by itself; the next calls are for mappings of our own, whose pages nobody else
+    // SAFETY: it changes no memory by itself; the next calls are for mappings of our own, whose pages no other process
     // makes.
     let faults = unsafe { userfaultfd(flags) }.ok()?;
     let mut api = UserFaultApi {

@@ -3,12 +3,12 @@
 //!
 //! # Theory of operation
 //!
-//! The descriptor is the holder's, and may be of anything: to look at it, or to close it, may take for ever, so that it
+//! The descriptor is the lessee's, and may be of anything: to look at it, or to close it, may take for ever, so that it
 //! is a child's. One of a namespace is found out by its file system (nsfs), and only that is asked what it is.
 //!
 //! Who can open a namespace's file can name it, and files of namespaces below /run/netns anybody can open. The kernel
 //! would let a user put no interface there without CAP_NET_ADMIN in the user namespace that it belongs to, and we have
-//! that everywhere. So it has to be the holder's: its user is root, or owns that user namespace (ioctl_ns(2)). Without a
+//! that everywhere. So it has to be the lessee's: its user is root, or owns that user namespace (ioctl_ns(2)). Without a
 //! descriptor the netkit stays in the steward's own, which is the host's: there only root may have interfaces.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -44,7 +44,7 @@ pub(crate) struct NetkitOrder {
     pub(crate) ifindex: u32,
     /// What it is to be called, with zeros behind.
     pub(crate) name: [u8; 16],
-    /// The holder's user.
+    /// The lessee's user.
     pub(crate) uid: u32,
 }
 
@@ -108,7 +108,7 @@ fn check(file: BorrowedFd<'_>, uid: u32) -> Result<(), Errno> {
         return Ok(());
     }
     let user_namespace = ask(file, GET_USER_NAMESPACE, std::ptr::null_mut())?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
+    // SAFETY: the kernel has just made this descriptor for us, and no other process knows of it.
     let user_namespace = unsafe { OwnedFd::from_raw_fd(user_namespace) };
     let mut owner = u32::MAX;
     ask(user_namespace.as_fd(), GET_OWNER, &raw mut owner)?;
@@ -173,8 +173,8 @@ mod tests {
     #[test]
     fn only_root_may_leave_a_netkit_in_the_namespace_of_the_steward() {
         let asked_by = |uid| {
-            let (mut holder, steward) = UnixStream::pair().expect("a pair");
-            holder.write_all(&[0]).expect("room");
+            let (mut lessee, steward) = UnixStream::pair().expect("a pair");
+            lessee.write_all(&[0]).expect("room");
             // There is no interface of that index.
             let order = NetkitOrder {
                 ifindex: i32::MAX.cast_unsigned(),

@@ -4,15 +4,15 @@
 //! # Theory of operation
 //!
 //! A queue is registered for zero-copy receive with a ring, and that takes CAP_NET_ADMIN, as does the import of a queue
-//! that somebody else has exported (`io_register_zcrx`, io_uring/zcrx.c, Linux 7.2): neither is for a holder. And a
-//! ring cannot be sent over a Unix socket (`scm_fp_copy`, net/core/scm.c). So the child takes the holder's own ring
+//! that somebody else has exported (`io_register_zcrx`, io_uring/zcrx.c, Linux 7.2): neither is for a lessee. And a
+//! ring cannot be sent over a Unix socket (`scm_fp_copy`, net/core/scm.c). So the child takes the lessee's own ring
 //! (pidfd_getfd(2)), which must not be in use yet: a ring that is disabled belongs to no thread (`__io_uring_register`,
 //! io_uring/register.c). With it the queue is registered, and exported to the further rings.
 //!
 //! All that the kernel makes belongs to the ring: it counts the memory for the one who made the ring, within that one's
 //! own limit, and takes the queue back when the last ring is gone, whoever lives then.
 //!
-//! The holder chooses which descriptor is taken: it may be anything. It is asked nothing but what io_uring itself
+//! The lessee chooses which descriptor is taken: it may be anything. It is asked nothing but what io_uring itself
 //! answers, and closed by the end of the child. And its process may be another user's by then: who has connected can
 //! run a setuid program, which has the same number. What that one has open is not touched ([`check_owner`]).
 
@@ -163,7 +163,7 @@ pub(crate) fn register(
     address: u64,
     order: &QueueOrder,
 ) -> Attempt<Made> {
-    // They are closed by the end of this process: what they are the holder knows.
+    // They are closed by the end of this process: what they are the lessee knows.
     let mut taken = ManuallyDrop::new([const { None }; ZCRX_RINGS_MAX]);
     for (&number, place) in rings.iter().zip(taken.iter_mut()) {
         *place = Some(take_ring(process, order.owner, number)?);
@@ -277,7 +277,7 @@ fn share<'a>(
     let mut control = Control::new_zeroed();
     (control.zcrx_id, control.op) = (made.numbers[0], EXPORT);
     io_uring_register(first, CONTROL, control.as_mut_bytes(), 0).map_err(failed)?;
-    // SAFETY: a descriptor that the kernel has just made for this process, and that nobody else knows.
+    // SAFETY: a descriptor that the kernel has just made for this process, and that no other process knows.
     let exported = unsafe { OwnedFd::from_raw_fd(control.zcrx_fd.cast_signed()) };
     for ring in further {
         let mut import = QueueRegistration::new_zeroed();

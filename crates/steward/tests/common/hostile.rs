@@ -8,14 +8,14 @@ use std::time::Duration;
 use steer::{HintSet, QueueConf, Station};
 use steward::client::LeaseError;
 use steward::protocol::{
-    Answer, HintWish, Part, Reason, Request, Rings, StationChange, Step, UmemLayout, Wanted,
+    Answer, HintRequest, Part, Reason, Request, Rings, StationChange, Step, UmemLayout, Wanted,
 };
 use testkit::wait;
 
 use super::raw::Raw;
 use super::{World, soon, wanted};
 
-/// Another holder gets its answers.
+/// Another lessee gets its answers.
 #[track_caller]
 pub(crate) fn assert_serves(world: &World) {
     // A lease that was dropped lasts while a process that another test starts has its connection, from fork to exec.
@@ -117,7 +117,7 @@ pub(crate) fn requests() -> Vec<Request> {
     };
     let hints = |bits, tags| {
         let asked = HintSet::of_bits(bits);
-        Request::Hints(HintWish { asked, tags })
+        Request::Hints(HintRequest { asked, tags })
     };
     let station = |vlan, port| StationChange {
         station: Station {

@@ -1,9 +1,9 @@
-//! What the tests of this crate stand on: the real steward on the near end of a veth pair, holders without privileges
+//! What the tests of this crate stand on: the real steward on the near end of a veth pair, lessees without privileges
 //! in processes of their own, a packet socket on the far end.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-pub(crate) mod holder;
 pub(crate) mod hostile;
+pub(crate) mod lessee;
 pub(crate) mod netkit;
 pub(crate) mod older;
 pub(crate) mod raw;
@@ -28,31 +28,31 @@ const STEWARD: &str = env!("CARGO_BIN_EXE_vhost-af-xdp-steward");
 /// In a child: who it is to be.
 const HOLDER: &str = "STEWARD_HOLDER";
 
-/// Who holders of this test's program are, and nobody else, since the kernel counts locked memory by user.
-pub(crate) fn holder_uid() -> u32 {
+/// Who lessees of this test's program are, and no other process, since the kernel counts locked memory by user.
+pub(crate) fn lessee_uid() -> u32 {
     std::env::var(HOLDER).map_or_else(
         |_| 100_000 + std::process::id(),
         |number| number.parse().expect("a number"),
     )
 }
 
-/// A policy, in which HOLDER stands for [`holder_uid`], where stewards find it.
+/// A policy, in which HOLDER stands for [`lessee_uid`], where stewards find it.
 pub(crate) fn write_policy(dir: &TempDir, policy: &str) {
-    let mut policy = policy.replace("HOLDER", &holder_uid().to_string());
+    let mut policy = policy.replace("HOLDER", &lessee_uid().to_string());
     if !steward::server::hands_over_bound() && !policy.contains("[limits]") {
         policy.insert_str(0, "[limits]\nunbound-sockets = true\n");
     }
     fs::write(dir.path().join("policy.toml"), policy).expect("writable");
 }
 
-/// A rule by which holders may lease these queues.
-pub(crate) fn holder_may(interface: &str, queues: &str) -> String {
+/// A rule by which lessees may lease these queues.
+pub(crate) fn lessee_may(interface: &str, queues: &str) -> String {
     format!(
         "[[allow]]\nuser = HOLDER\ninterface = \"{interface}\"\nqueues = \"{queues}\"\nmemlock = \"64 MiB\"\n"
     )
 }
 
-/// What holders and root may lease, unless a test says otherwise.
+/// What lessees and root may lease, unless a test says otherwise.
 pub(crate) const POLICY: &str = r#"
 [[allow]]
 user = HOLDER
@@ -68,7 +68,7 @@ queues = "all"
 /// For tests to which the program without a lease is of no interest: it goes at once.
 const BRIEFLY: &str = "0";
 
-/// Takes a lease from the steward at `path`, as a holder does that waits as long as most do.
+/// Takes a lease from the steward at `path`, as a lessee does that waits as long as most do.
 pub(crate) fn take(path: &Path, wanted: &Wanted) -> Result<Lease, LeaseError> {
     Lease::take(path, wanted, Waiting::default())
 }
@@ -86,7 +86,7 @@ pub(crate) struct World {
     pub(crate) dir: TempDir,
     /// Where the steward keeps leases over its own end, if it does.
     pub(crate) bpffs: Option<BpfFs>,
-    /// For how long it waits for holders then, seconds.
+    /// For how long it waits for lessees then, seconds.
     pub(crate) grace: &'static str,
     /// For how long the program stays without a lease, seconds.
     linger: &'static str,
@@ -107,7 +107,7 @@ impl World {
         Self::start(queues, policy, None, ["0", BRIEFLY])
     }
 
-    /// On an interface of one queue, with a steward whose leases outlive it; holders have long enough to come back,
+    /// On an interface of one queue, with a steward whose leases outlive it; lessees have long enough to come back,
     /// however busy the machine is.
     pub(crate) fn kept() -> Self {
         Self::kept_for(POLICY, "60")
@@ -131,7 +131,7 @@ impl World {
     fn start(queues: u32, policy: &str, bpffs: Option<BpfFs>, [grace, linger]: [&'static str; 2]) -> Self {
         let veth = VethPair::with(queues, 1500);
         let dir = testkit::daemon::private_dir();
-        // Holders are of another user.
+        // Lessees are of another user.
         Command::new("chmod")
             .arg("755")
             .arg(dir.path())
@@ -315,7 +315,7 @@ impl World {
         );
     }
 
-    /// A frame that the far end sends must come back from the holder that echoes.
+    /// A frame that the far end sends must come back from the lessee that echoes.
     #[track_caller]
     pub(crate) fn assert_echo(&self, seed: u8) {
         let sent = testkit::frame::plain(200, seed);
@@ -331,7 +331,7 @@ impl World {
     pub(crate) fn await_echo(&self) {
         let sent = testkit::frame::plain(100, 0xec);
         let comes = wait::until(wait::SOON, || {
-            // What earlier holders sent back, thousands of frames perhaps.
+            // What earlier lessees sent back, thousands of frames perhaps.
             while self.wire.receive(Duration::ZERO).is_some() {}
             self.echo(&sent, Duration::from_millis(100))
         });

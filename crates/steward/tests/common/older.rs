@@ -29,25 +29,25 @@ impl Older {
         listen(&listener, 16).expect("bound");
         let to = world.socket();
         std::thread::spawn(move || {
-            // Not passed on to the stewards that the test starts: the holder would never see that this one has gone.
-            while let Ok(holder) = accept_with(&listener, SocketFlags::CLOEXEC) {
+            // Not passed on to the stewards that the test starts: the lessee would never see that this one has gone.
+            while let Ok(lessee) = accept_with(&listener, SocketFlags::CLOEXEC) {
                 let steward = new_socket(SocketFlags::empty()).expect("a socket");
                 connect(&steward, &SocketAddrUnix::new(&to).expect("short")).expect("it listens");
-                std::thread::spawn(move || pass_on(&holder, &steward, unknown));
+                std::thread::spawn(move || pass_on(&lessee, &steward, unknown));
             }
         });
         Self { path }
     }
 }
 
-fn pass_on(holder: &OwnedFd, steward: &OwnedFd, unknown: u16) {
+fn pass_on(lessee: &OwnedFd, steward: &OwnedFd, unknown: u16) {
     loop {
-        let mut fds = [holder, steward].map(|fd| PollFd::new(fd, PollFlags::IN));
+        let mut fds = [lessee, steward].map(|fd| PollFd::new(fd, PollFlags::IN));
         poll(&mut fds, None).expect("both are open");
         let is_request = !fds[0].revents().is_empty();
         let (from, to) = match is_request {
-            true => (holder, steward),
-            false => (steward, holder),
+            true => (lessee, steward),
+            false => (steward, lessee),
         };
         let Some((bytes, descriptor)) = receive(from) else {
             return;
@@ -55,7 +55,7 @@ fn pass_on(holder: &OwnedFd, steward: &OwnedFd, unknown: u16) {
         if is_request && bytes[2..4] == unknown.to_ne_bytes() {
             let text = Malformed::Kind(unknown).to_string();
             let refused = Answer::Refused(Refusal::new(Reason::Malformed, text)).encode(0);
-            let _ = send(holder, &refused, SendFlags::NOSIGNAL);
+            let _ = send(lessee, &refused, SendFlags::NOSIGNAL);
             return;
         }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -1,4 +1,4 @@
-//! What holders of leased queues have in common: memory offered and registered, streams received.
+//! What lessees of leased queues have in common: memory offered and registered, streams received.
 #![allow(unsafe_code)]
 
 use std::net::TcpStream;
@@ -37,7 +37,7 @@ pub(crate) fn taken_up(
     registered: &ZcrxRegistered,
     no_device: bool,
 ) -> Leased {
-    let said = Registered {
+    let report = Registered {
         refill_entries: registered.entries,
         buffer_bytes: registered.buffer_bytes,
         offsets: registered.offsets,
@@ -45,8 +45,8 @@ pub(crate) fn taken_up(
         map_bytes: registered.map_bytes,
         no_device,
     };
-    // SAFETY: what the steward said of it.
-    unsafe { offer.registered(first, said) }.expect("mapped")
+    // SAFETY: what the steward report of it.
+    unsafe { offer.registered(first, report) }.expect("mapped")
 }
 
 /// What is sent to a receiver of that number.

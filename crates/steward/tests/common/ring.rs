@@ -1,4 +1,4 @@
-//! A ring of io_uring, as a holder makes it.
+//! A ring of io_uring, as a lessee makes it.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -32,6 +32,6 @@ fn try_new(flags: u32) -> Option<OwnedFd> {
         assert_eq!(error.raw_os_error(), Some(libc::ENOMEM), "{error}");
         return None;
     }
-    // SAFETY: a descriptor that the kernel has just made for this process, and that nobody else knows.
+    // SAFETY: a descriptor that the kernel has just made for this process, and that no other process knows.
     Some(unsafe { OwnedFd::from_raw_fd(ring) })
 }

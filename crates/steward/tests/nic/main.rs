@@ -15,7 +15,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
-use common::{World, holder, receiving};
+use common::{World, lessee, receiving};
 use netlink_bindings::{ethtool, netdev};
 use netlink_socket2::NetlinkSocket;
 use rustix::net::sockopt::set_socket_recv_buffer_size;
@@ -33,9 +33,9 @@ const NIC: &str = "rig1";
 const WIRE: &str = "rig0";
 /// The queue that is leased, the last one of four.
 const QUEUE: u32 = 3;
-/// Where holders listen.
+/// Where lessees listen.
 const FLOWS: [&str; 2] = ["192.0.2.1:443", "[fd00::1]:443"];
-/// So often a holder and the steward are killed, and the queue changes hands.
+/// So often a lessee and the steward are killed, and the queue changes hands.
 const KILLS: &str = "STEWARD_KILLS";
 const FEW_KILLS: usize = 4;
 /// `ETHTOOL_MSG_RINGS_SET`, include/uapi/linux/ethtool_netlink_generated.h.
@@ -43,7 +43,7 @@ const RINGS_SET: u8 = 16;
 /// `ETHTOOL_TCP_DATA_SPLIT_DISABLED`, `_ENABLED`, include/uapi/linux/ethtool.h.
 const SPLIT: [u8; 2] = [1, 2];
 
-/// A rule for holders and one for root; `setup`: the steward may set up the NIC.
+/// A rule for lessees and one for root; `setup`: the steward may set up the NIC.
 fn rules(setup: bool) -> String {
     let rule = |user: &str| {
         format!(
@@ -132,9 +132,11 @@ impl Rig {
 
     /// Queues that the main RSS table names.
     fn table(&self) -> Vec<u32> {
-        let said = self.ethtool(&["-x", NIC]);
+        let report = self.ethtool(&["-x", NIC]);
         // The key behind it looks alike.
-        let lines = said.lines().take_while(|line| !line.starts_with("RSS hash key"));
+        let lines = report
+            .lines()
+            .take_while(|line| !line.starts_with("RSS hash key"));
         let lines = lines.filter_map(|line| line.trim().split_once(':'));
         let entries = lines.filter(|(first, _)| first.parse::<u32>().is_ok());
         let mut named: Vec<u32> = entries
@@ -179,9 +181,9 @@ impl Rig {
     }
 
     fn counted_of(&self, queue: u32, what: &str) -> u64 {
-        let said = self.ethtool(&["-S", NIC]);
+        let report = self.ethtool(&["-S", NIC]);
         let name = format!("rx{queue}_{what}: ");
-        let line = said.lines().find_map(|line| line.trim().strip_prefix(&name));
+        let line = report.lines().find_map(|line| line.trim().strip_prefix(&name));
         line.expect("a counter").parse().expect("a number")
     }
 
@@ -226,14 +228,14 @@ impl Rig {
         receiver
     }
 
-    /// A holder that has its queue and listens.
-    fn holder(&self) -> Running {
-        let mut running = holder::spawn_beside(&self.world, "child_receives", QUEUE);
+    /// A lessee that has its queue and listens.
+    fn lessee(&self) -> Running {
+        let mut running = lessee::spawn_beside(&self.world, "child_receives", QUEUE);
         running.await_text("it listens");
         running
     }
 
-    /// Sends a stream to each of a holder's flows, from the other end of the wire, at the same time.
+    /// Sends a stream to each of a lessee's flows, from the other end of the wire, at the same time.
     fn send(&self) {
         self.world.veth.far.enter(|| {
             let sockets = FLOWS.map(|flow| TcpStream::connect(flow).expect("it listens"));
@@ -288,7 +290,7 @@ fn two_threads_without_privileges_receive_by_a_leased_queue_and_nothing_is_copie
     require!(Root);
     let Some(rig) = Rig::new() else { return };
     let before = rig.counted("split_bytes");
-    let mut running = rig.holder();
+    let mut running = rig.lessee();
     assert_eq!(
         (rig.bound(), rig.rules(), rig.table()),
         (Some(Bound::IoUring), 2, vec![0, 1, 2])
@@ -317,12 +319,12 @@ fn what_is_killed_leaves_no_rule_no_table_and_no_queue() {
     let Some(mut rig) = Rig::new() else { return };
     let kills = kills();
     for kill in 0..kills {
-        let mut running = rig.holder();
+        let mut running = rig.lessee();
         assert_eq!(
             (rig.bound(), rig.rules(), rig.table()),
             (Some(Bound::IoUring), 2, vec![0, 1, 2])
         );
-        // The steward first, or the holder alone; with a stream under way, or not.
+        // The steward first, or the lessee alone; with a stream under way, or not.
         if kill % 4 < 2 {
             rig.world.veth.far.enter(|| {
                 let mut socket = TcpStream::connect(FLOWS[kill % 2]).expect("it listens");
@@ -398,7 +400,7 @@ fn program_on_the_nic_is_in_the_way_of_a_lease_and_a_lease_in_the_way_of_a_progr
         let program = attach();
         rig.assert_refused(Reason::Program, "an XDP program is on rig1");
         drop(program);
-        let mut running = rig.holder();
+        let mut running = rig.lessee();
         let attached = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(attach())));
         assert!(attached.is_err(), "the kernel has one or the other");
         let for_packets = common::take(&rig.world.socket(), &common::wanted_of(NIC, QUEUE, 1));
@@ -414,13 +416,13 @@ fn program_on_the_nic_is_in_the_way_of_a_lease_and_a_lease_in_the_way_of_a_progr
 fn number_of_queues_changes_under_a_lease_and_bytes_come_all_the_same() {
     require!(Root);
     let Some(rig) = Rig::new() else { return };
-    let mut running = rig.holder();
+    let mut running = rig.lessee();
     let channels = |count: &str| rig.try_ethtool(&["-L", NIC, "combined", count]);
     assert!(!channels("3"), "the leased queue is the last one");
     assert!(channels("6"), "no matter");
     assert!(!channels("4"), "the kernel wants one more than the leased ones");
     assert!(channels("5"), "no matter");
-    // All rings are made anew by that, and by this, too.
+    // All rings are made again by that, and by this, too.
     rig.world.veth.near.ip(&["link", "set", NIC, "down"]);
     rig.world.veth.near.ip(&["link", "set", NIC, "up"]);
     rig.world
@@ -494,13 +496,13 @@ fn child_receives() {
     for listener in &listeners {
         set_socket_recv_buffer_size(listener, 64 << 10).expect("a socket");
     }
-    holder::give_up_privileges();
+    lessee::give_up_privileges();
     let limit = Rlimit {
         current: Some(4 << 20),
         ..rustix::process::getrlimit(Resource::Memlock)
     };
     rustix::process::setrlimit(Resource::Memlock, limit).expect("below the maximum");
-    let mut lease = QueueLease::take(&holder::socket(), &wanted(), Waiting::default())
+    let mut lease = QueueLease::take(&lessee::socket(), &wanted(), Waiting::default())
         .unwrap_or_else(|it| panic!("{it}"));
     let config = Config {
         memory: Memory::Own { bytes: 1 << 20 },

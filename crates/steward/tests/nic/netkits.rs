@@ -19,13 +19,13 @@ use testkit::{
 use xsk::{BindRequest, QueueId, Socket, SocketConfig};
 
 use super::{NIC, QUEUE, Rig, WIRE, common, kills};
-use common::holder::{self, Echo};
+use common::lessee::{self, Echo};
 
 /// The address of who is behind the netkit.
 const MAC: [u8; 6] = [2, 0, 0, 0, 0x6e, 0x6b];
 const NAME: &str = "pod0";
 
-/// Rules for holders and root, with more keys.
+/// Rules for lessees and root, with more keys.
 fn rules(keys: &str) -> String {
     let rule = |user: &str| {
         format!(
@@ -63,8 +63,8 @@ fn file_of(ns: &NetNs) -> File {
 
 /// Names of the interfaces in a namespace.
 fn interfaces(ns: &NetNs) -> Vec<String> {
-    let said = ns.output_of("ip", &["-o", "link"]);
-    let names = said.lines().filter_map(|line| line.split(": ").nth(1));
+    let report = ns.output_of("ip", &["-o", "link"]);
+    let names = report.lines().filter_map(|line| line.split(": ").nth(1));
     names
         .map(|name| name.split('@').next().unwrap_or(name).to_owned())
         .collect()
@@ -166,7 +166,7 @@ fn frame(seed: u8) -> Vec<u8> {
 
 /// Sends back what comes to a netkit's queue, until that is enough.
 fn echo(end: &NetkitEnd, map: OwnedFd, is_enough: &AtomicBool) {
-    let umem = holder::umem();
+    let umem = lessee::umem();
     let mut config = SocketConfig::new(end.ifindex, QueueId(end.queue));
     config.bind = BindRequest::ForceZeroCopy;
     config.bind_timeout = wait::SOON;
@@ -290,7 +290,7 @@ fn netkit_that_cannot_be_is_refused_with_the_reason_and_leaves_nothing() {
     refused(NAME, Some(&file_of(&pod)), Reason::Impaired, "is down");
     rig.world.veth.near.ip(&["link", "set", NIC, "up"]);
     refused("pod%d", Some(&file_of(&pod)), Reason::NotAllowed, "pod%d");
-    // The holder has the queue itself, and goes on with it.
+    // The lessee has the queue itself, and goes on with it.
     let mut own = Echo::open(&lease, QUEUE);
     refused(NAME, None, Reason::Taken, "is taken");
     let wire = PacketPort::open(&rig.world.veth.far, WIRE);
@@ -309,7 +309,7 @@ fn netkit_that_cannot_be_is_refused_with_the_reason_and_leaves_nothing() {
     rig.world.veth.near.enter(|| {
         let mut config = SocketConfig::new(index, QueueId(QUEUE));
         config.bind = BindRequest::ForceZeroCopy;
-        let umem = holder::umem();
+        let umem = lessee::umem();
         let socket =
             Socket::open(&umem, &config).unwrap_or_else(|error| panic!("{}", steer::with_sources(&error)));
         let refusal = common::refusal(lease.netkit(netkit(NAME), None));
@@ -365,11 +365,11 @@ fn rule_that_says_no_netkit_refuses_one_and_ends_one_that_is_there() {
 }
 
 #[test]
-fn holder_without_privileges_has_no_netkit_in_the_namespace_of_others_or_of_the_steward() {
+fn lessee_without_privileges_has_no_netkit_in_the_namespace_of_others_or_of_the_steward() {
     require!(Root);
     let Some(rig) = rig() else { return };
     let pod = NetNs::new("pod");
-    let mut running = holder::spawn_on(&rig.world, "netkits::child_asks_for_others", pod.name());
+    let mut running = lessee::spawn_on(&rig.world, "netkits::child_asks_for_others", pod.name());
     running.await_text("it has none");
     // Its lease goes on.
     let here = interfaces(&rig.world.veth.near);
@@ -405,8 +405,8 @@ fn daemon_serves_a_guest_on_what_the_command_has_made() {
     let mut held = Running::start(command);
     held.await_text("its queue 1 is queue 3 of rig1");
     let ask = |ns: &NetNs, args: &[&str]| {
-        let said = ns.command(daemon::binary()).args(args).output().expect("it runs");
-        String::from_utf8_lossy(&said.stdout).into_owned()
+        let report = ns.command(daemon::binary()).args(args).output().expect("it runs");
+        String::from_utf8_lossy(&report.stdout).into_owned()
     };
     let at_nic = ask(&rig.world.veth.near, &["queues", NIC]);
     assert!(at_nic.contains(", queue 1, network namespace "), "{at_nic}");
@@ -468,9 +468,9 @@ fn what_is_killed_leaves_no_netkit() {
     let kills = kills();
     let pod = NetNs::new("pod");
     for kill in 0..kills {
-        let mut running = holder_of(&rig, &pod);
+        let mut running = lessee_of(&rig, &pod);
         assert!(interfaces(&pod).contains(&NAME.to_owned()));
-        // The holder alone; both, the steward first; both, with the NIC down in between; the steward for good, and what
+        // The lessee alone; both, the steward first; both, with the NIC down in between; the steward for good, and what
         // it left is taken back by a command.
         let last = kill % 4 == 3;
         if kill % 4 > 0 {
@@ -521,8 +521,8 @@ fn steward_that_dies_at_any_point_leaves_no_netkit() {
         rig.world.end_steward(Signal::TERM);
         rig.world.restart_to_crash(point);
         rig.world.steward.await_text("ready");
-        let mut running = spawn_holder(&rig, &pod);
-        // Where it dies before it has answered, the holder ends by itself.
+        let mut running = spawn_lessee(&rig, &pod);
+        // Where it dies before it has answered, the lessee ends by itself.
         if matches!(point, "netkit-deleted" | "taken-back") {
             running.await_text("it has it");
             running.signal(Signal::KILL);
@@ -535,12 +535,12 @@ fn steward_that_dies_at_any_point_leaves_no_netkit() {
     rig.world.await_nothing();
 }
 
-fn spawn_holder(rig: &Rig, pod: &NetNs) -> Running {
-    holder::spawn_on(&rig.world, "netkits::child_has_a_netkit", pod.name())
+fn spawn_lessee(rig: &Rig, pod: &NetNs) -> Running {
+    lessee::spawn_on(&rig.world, "netkits::child_has_a_netkit", pod.name())
 }
 
-fn holder_of(rig: &Rig, pod: &NetNs) -> Running {
-    let mut running = spawn_holder(rig, pod);
+fn lessee_of(rig: &Rig, pod: &NetNs) -> Running {
+    let mut running = spawn_lessee(rig, pod);
     running.await_text("it has it");
     running
 }
@@ -549,8 +549,8 @@ fn holder_of(rig: &Rig, pod: &NetNs) -> Running {
 #[test]
 #[ignore = "run by another test"]
 fn child_has_a_netkit() {
-    let lease = common::take(&holder::socket(), &wanted()).unwrap_or_else(|it| panic!("{it}"));
-    let file = File::open(format!("/run/netns/{}", holder::interface())).expect("it is there");
+    let lease = common::take(&lessee::socket(), &wanted()).unwrap_or_else(|it| panic!("{it}"));
+    let file = File::open(format!("/run/netns/{}", lessee::interface())).expect("it is there");
     let _made = lease
         .netkit(netkit(NAME), Some(file.as_fd()))
         .unwrap_or_else(|it| panic!("{it}"));
@@ -562,9 +562,9 @@ fn child_has_a_netkit() {
 #[test]
 #[ignore = "run by another test"]
 fn child_asks_for_others() {
-    let file = File::open(format!("/run/netns/{}", holder::interface())).expect("it is there");
-    holder::give_up_privileges();
-    let lease = common::take(&holder::socket(), &wanted()).unwrap_or_else(|it| panic!("{it}"));
+    let file = File::open(format!("/run/netns/{}", lessee::interface())).expect("it is there");
+    lessee::give_up_privileges();
+    let lease = common::take(&lessee::socket(), &wanted()).unwrap_or_else(|it| panic!("{it}"));
     let refusal = common::refusal(lease.netkit(netkit(NAME), Some(file.as_fd())));
     assert!(
         refusal.reason == Reason::NotAllowed && refusal.text.contains("another user's"),

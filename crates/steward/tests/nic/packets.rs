@@ -1,7 +1,7 @@
 //! Queues of that NIC for packets: AF_XDP sockets in zero-copy, in turn with streams, and frames that the NIC's rules
 //! bring to them.
 //!
-//! Their holder is this process, which is root's, and sends back what comes to it.
+//! Their lessee is this process, which is root's, and sends back what comes to it.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use steward::protocol::{Reason, Steered, Wanted};
 use testkit::foreign::{Verdict, judge_all};
 use testkit::{PacketPort, frame, require, wait};
 
-use super::common::{self, holder};
+use super::common::{self, lessee};
 use super::{Bound, NIC, QUEUE, Rig, WIRE, kills};
 
 /// Where testkit's frames go, and as ethtool(8) says it.
@@ -44,7 +44,7 @@ fn queue_is_had_for_packets_in_zero_copy_and_for_streams_in_turn_and_nothing_sta
 /// Leases the queue for packets, and sends back those that a rule brings to it: none of them by copying.
 fn packets_in_zero_copy(rig: &Rig, seed: u8) {
     let lease = common::take(&rig.world.socket(), &common::wanted_of(NIC, QUEUE, 1)).expect("it is free");
-    let mut echo = holder::Echo::open(&lease, QUEUE);
+    let mut echo = lessee::Echo::open(&lease, QUEUE);
     assert_eq!(rig.bound(), Some(Bound::Xsk));
     rig.assert_refused(Reason::Program, "queues of rig1 are leased for AF_XDP");
     rig.add_rule(&format!("ether dst {STATION_TEXT} action {QUEUE} loc 1"));
@@ -118,7 +118,7 @@ fn rules_of_the_nic_bring_the_frames_of_an_address_to_leased_queues_and_go_with_
         let facts = lease.facts();
         assert_eq!((facts.steered, rig.rules()), (steered, 1), "{}", facts.steering);
         let mut echoes: Vec<_> = (start_queue..=QUEUE)
-            .map(|queue| holder::Echo::open(&lease, queue))
+            .map(|queue| lessee::Echo::open(&lease, queue))
             .collect();
         let came = |rig: &Rig| [0, 1, 2, 3].map(|queue| rig.counted_of(queue, "lent_frames"));
         let before = came(&rig);
@@ -147,7 +147,7 @@ fn rules_of_the_nic_bring_the_frames_of_an_address_to_leased_queues_and_go_with_
 }
 
 /// Sends a frame, and awaits it from one of these.
-fn comes_back(port: &PacketPort, echoes: &mut [&mut holder::Echo], sent: &[u8]) {
+fn comes_back(port: &PacketPort, echoes: &mut [&mut lessee::Echo], sent: &[u8]) {
     port.send(sent);
     let got = wait::until_some(wait::SOON, || {
         for echo in &mut *echoes {

@@ -1,4 +1,4 @@
-//! Holders of queues for zero-copy receive that do harm, or try: each is refused by name, nothing stays charged, and
+//! Lessees of queues for zero-copy receive that do harm, or try: each is refused by name, nothing stays charged, and
 //! others notice nothing.
 
 use std::fs::File;
@@ -18,12 +18,12 @@ use testkit::{Running, foreign, require, wait};
 
 use crate::common::hostile::{assert_serves, memfd};
 use crate::common::raw::{self, Raw, as_user};
-use crate::common::{self, POLICY, World, holder, ring};
+use crate::common::{self, POLICY, World, lessee, ring};
 
 /// What the rule allows a user in all.
 const MEMLOCK: u64 = 2 << 20;
 
-/// Rules for the holders' user and root, on the loopback.
+/// Rules for the lessees' user and root, on the loopback.
 fn rules() -> String {
     let rule = |user: &str| {
         format!(
@@ -202,7 +202,7 @@ fn descriptors_that_are_no_rings_are_refused_by_name_and_not_used() {
 fn descriptors_of_a_process_that_runs_for_another_user_by_now_are_not_looked_at() {
     require!(Root);
     let world = World::with(2, &rules());
-    let uid = common::holder_uid();
+    let uid = common::lessee_uid();
     let mut connection = Raw::connect_as(&world.socket(), uid, uid);
     assert_eq!(connection.ask(&queue()), Answer::Done);
     let (ring, file) = (ring::new(ring::DISABLED), memfd(1 << 20));
@@ -270,10 +270,10 @@ fn connection_that_is_passed_on_by_a_process_that_ends_gets_no_ring_of_anybody_e
 #[ignore = "run by another test"]
 #[allow(unsafe_code)]
 fn child_connects() {
-    let number = i32::try_from(holder::queue()).expect("a descriptor");
-    // SAFETY: this process was started with it, and nobody else here knows of it.
+    let number = i32::try_from(lessee::queue()).expect("a descriptor");
+    // SAFETY: this process was started with it, and no other process here knows of it.
     let socket = unsafe { OwnedFd::from_raw_fd(number) };
-    let address = SocketAddrUnix::new(holder::socket()).expect("short");
+    let address = SocketAddrUnix::new(lessee::socket()).expect("short");
     connect(&socket, &address).expect("the steward listens");
 }
 
@@ -358,7 +358,7 @@ fn half_registrations_end_their_connection_and_its_lease() {
 fn flood_of_valid_registrations_that_nobody_reads_the_answers_of_holds_up_nobody() {
     require!(Root);
     let world = World::with(2, &rules());
-    let uid = common::holder_uid();
+    let uid = common::lessee_uid();
     let request = registration(vec![0], 0, 1 << 20).encode(1);
     let flooding: Vec<Raw> = (0..16)
         .map(|_| {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use steer::HintSet;
-use steward::protocol::HintWish;
+use steward::protocol::HintRequest;
 
 /// `--hints`, and the key of that name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -35,15 +35,15 @@ impl HintsConfig {
     pub(crate) const NONE: Self = Self::Only(HintSet::NONE);
 
     /// What a steward is asked for.
-    pub(crate) fn wish(self) -> HintWish {
+    pub(crate) fn request(self) -> HintRequest {
         match self {
-            Self::Auto => HintWish {
+            Self::Auto => HintRequest {
                 asked: HintSet::NONE,
                 tags: true,
             },
-            Self::Only(asked) => HintWish { asked, tags: false },
+            Self::Only(asked) => HintRequest { asked, tags: false },
             // There is no steward.
-            Self::OfProgram => HintWish::default(),
+            Self::OfProgram => HintRequest::default(),
         }
     }
 
@@ -106,7 +106,7 @@ mod tests {
             (auto, auto.to_string().as_str()),
             (HintsConfig::default(), "auto")
         );
-        assert_eq!((auto.wish().asked, auto.wish().tags), (HintSet::NONE, true));
+        assert_eq!((auto.request().asked, auto.request().tags), (HintSet::NONE, true));
         assert_eq!(auto.among(HintSet::ALL), HintSet::VLAN);
         assert_eq!(auto.named(), HintSet::NONE);
     }
@@ -117,7 +117,7 @@ mod tests {
             let named: HintsConfig = text.parse().expect("names");
             let hints: HintSet = text.parse().expect("names");
             assert_eq!(named.to_string(), text);
-            assert_eq!((named.wish().asked, named.wish().tags), (hints, false));
+            assert_eq!((named.request().asked, named.request().tags), (hints, false));
             assert_eq!((named.among(HintSet::ALL), named.named()), (hints, hints));
         }
         assert_eq!("vlan, hash,vlan".parse(), "hash,vlan".parse::<HintsConfig>());

@@ -154,7 +154,7 @@ impl Network {
         if let (Some(why), true) = (&why, why != host.impaired) {
             tracing::warn!(network = self.name, "guests do not reach the host: {why}");
         }
-        host.retry.note(why.is_none(), Instant::now());
+        host.retry.record(why.is_none(), Instant::now());
         host.impaired = why;
     }
 

@@ -51,7 +51,7 @@ impl Network {
         let named = self.request_addresses(state, uplink);
         state.named.unfinished = named.is_err();
         let is_whole = named.as_ref().is_ok_and(Vec::is_empty);
-        state.named.retry.note(is_whole, now);
+        state.named.retry.record(is_whole, now);
         if let Ok(refused) = named {
             self.note_refused(state, &refused);
         }

@@ -181,7 +181,7 @@ impl Network {
         let is_whole = all_run && !(is_by_tap && state.impaired.is_some());
         if !follows && state.retry.is_due(changes, is_whole, now) && (is_by_tap || !all_run) {
             let started = self.start_lanes(state, interface);
-            state.retry.note(started.is_ok(), now);
+            state.retry.record(started.is_ok(), now);
             let is_refused = started.as_ref().is_err_and(InterfaceError::is_lasting_refusal);
             self.note(state, started);
             if is_refused && is_by_tap && interface.is_mode_chosen {
@@ -290,7 +290,7 @@ impl Network {
                 return;
             }
         } else {
-            state.opening.note(taken_up.is_ok(), now);
+            state.opening.record(taken_up.is_ok(), now);
         }
         if taken_up.is_ok() && state.interface.is_some() {
             tracing::info!(network = self.name, "uplink is back");

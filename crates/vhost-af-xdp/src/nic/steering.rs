@@ -17,7 +17,7 @@ use steer::{GroupReader, Mode, ModeRequest, QueueConf, QueueCounters};
 use steward::backoff::Backoff;
 use steward::client::{Lease, LeaseError, Waiting};
 use steward::links::{DriverSends, Link};
-use steward::protocol::{Facts, HintWish, Hinted, HostEnd, Reason, StationChange, Steered, Wanted};
+use steward::protocol::{Facts, HintRequest, Hinted, HostEnd, Reason, StationChange, Steered, Wanted};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::error::{InterfaceError, Lost};
@@ -116,7 +116,7 @@ impl Steering {
         hints: HintsConfig,
     ) -> Result<Attached, InterfaceError> {
         let take = |wanted: &Wanted| {
-            Lease::take_hinted(&steward.path, wanted, hints.wish(), steward.waiting.clone())
+            Lease::take_hinted(&steward.path, wanted, hints.request(), steward.waiting.clone())
         };
         let taken = match take(wanted) {
             // A steward from before it chose the mode.
@@ -236,10 +236,10 @@ impl Steering {
 
     /// Requests other hints, now or as soon as the steward is back; a foreign program is not changed.
     /// Errors: [`InterfaceError`]: the steward refuses it, or is away.
-    pub(crate) fn ask_for_hints(&self, wish: HintWish) -> Result<(), InterfaceError> {
+    pub(crate) fn ask_for_hints(&self, wanted: HintRequest) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
-            Self::Leased(leased) => leased.done(leased.lease.ask_for_hints(wish)),
+            Self::Leased(leased) => leased.done(leased.lease.ask_for_hints(wanted)),
         }
     }
 

@@ -168,7 +168,7 @@ impl Port {
         if state.retry.0.is_due(seen, false, now) {
             let is_there = self.take_up(state, name);
             if is_there {
-                state.retry.0.note(state.impaired.is_none(), now);
+                state.retry.0.record(state.impaired.is_none(), now);
             }
         }
     }
@@ -248,7 +248,7 @@ impl Port {
         let (seen, now) = ((interface.steering.changes(), link.clone()), Instant::now());
         if !follows && state.impaired.is_some() && state.retry.0.is_due(seen, false, now) {
             self.start_lanes(state);
-            state.retry.0.note(state.impaired.is_none(), now);
+            state.retry.0.record(state.impaired.is_none(), now);
         }
         follows
     }

@@ -1,4 +1,4 @@
-//! What the holders of an interface's queues are told of it.
+//! What the lessees of an interface's queues are told of it.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::protocol::{Facts, Steered};
 use crate::server::entries;
 
 impl Interface {
-    /// What the holder of the lease of these queues is told.
+    /// What the lessee of the lease of these queues is told.
     pub(in crate::server) fn facts_for(&self, queues: &Range<u32>) -> Facts {
         let mut facts = self.facts();
         let Some(entries) = self.entries.get(&queues.start) else {
@@ -67,7 +67,7 @@ impl Interface {
         (!self.link.up).then(|| format!("{name} is down"))
     }
 
-    /// What all holders are told.
+    /// What all lessees are told.
     pub(in crate::server) fn facts(&self) -> Facts {
         Facts {
             ifindex: self.link.index,

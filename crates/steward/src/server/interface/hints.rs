@@ -2,11 +2,11 @@
 //!
 //! One program serves all leases, so it leaves what any of them asks for and may have. Who does not ask has nothing
 //! before its frames, and where the driver takes tags off it is blind for VLANs, whoever else is told of them. The
-//! program is another one whenever that changes, in the place of the one before it; which layouts there may be holders
+//! program is another one whenever that changes, in the place of the one before it; which layouts there may be lessees
 //! know from the beginning (`Program::all_layouts`).
 //!
 //! What is asked for comes at once. What nobody asks for any more goes a while later ([`STAYS`]). To load a program
-//! takes some milliseconds, in which nobody else is served, and other holders may set up their queues anew for other
+//! takes some milliseconds, in which no other process is served, and other lessees may set up their queues again for other
 //! hints. So who takes leases and gives them up again and again causes both no more often than that.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use steer::{HintSet, HintsError, Mode, Program, with_sources};
 use super::Interface;
 use super::network::Network;
 use crate::backoff::Backoff;
-use crate::protocol::{HintWish, Hinted};
+use crate::protocol::{HintRequest, Hinted};
 use crate::server::entries::{self, Entries};
 
 /// How long the program leaves hints that nobody asks for any more.
@@ -27,7 +27,7 @@ const STAYS: Duration = Duration::from_secs(5);
 /// What a lease asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::server) struct LeaseHints {
-    pub(in crate::server) wish: HintWish,
+    pub(in crate::server) hint_request: HintRequest,
     /// By the policy.
     pub(in crate::server) allowed: HintSet,
 }
@@ -40,8 +40,8 @@ impl LeaseHints {
 
     /// Whether its frames have the tags that the driver takes off, where the program is told of them.
     fn has_tags(&self) -> bool {
-        let wishes = self.wish.tags || self.wish.asked.has(HintSet::VLAN);
-        wishes && self.allowed.has(HintSet::VLAN)
+        let wants_tags = self.hint_request.tags || self.hint_request.asked.has(HintSet::VLAN);
+        wants_tags && self.allowed.has(HintSet::VLAN)
     }
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Hints {
     retry: Backoff,
     /// Since when the program leaves more than is asked for.
     surplus_since: Option<Instant>,
-    /// Other ones than holders were told.
+    /// Other ones than lessees were told.
     pub(super) changed: bool,
 }
 
@@ -151,7 +151,7 @@ impl Interface {
         }
     }
 
-    /// Whether holders are to be told of their hints again, once.
+    /// Whether lessees are to be told of their hints again, once.
     pub(in crate::server) fn take_hints_changed(&mut self) -> bool {
         std::mem::take(&mut self.hints.changed)
     }
@@ -172,8 +172,8 @@ impl Interface {
     /// Lets the program leave what leases ask for, if it does not.
     pub(in crate::server) fn decide_hints(&mut self) {
         let Some(program) = &self.program else { return };
-        let wishes = self.hints.leases.iter();
-        let wanted = wishes.fold(HintSet::NONE, |all, (&first, asked)| {
+        let wants_tags = self.hints.leases.iter();
+        let wanted = wants_tags.fold(HintSet::NONE, |all, (&first, asked)| {
             all.with(self.effective(first, asked))
         });
         let before = (program.hints(), self.hints.why.clone());
@@ -203,12 +203,15 @@ impl Interface {
 
     /// What a lease gets if all can be had.
     fn effective(&self, first: u32, asked: &LeaseHints) -> HintSet {
-        let LeaseHints { wish, allowed } = asked;
-        let by_need = match wish.tags && self.lacks_tags(first) {
+        let LeaseHints {
+            hint_request,
+            allowed,
+        } = asked;
+        let by_need = match hint_request.tags && self.lacks_tags(first) {
             true => HintSet::VLAN,
             false => HintSet::NONE,
         };
-        wish.asked.with(by_need).among(*allowed)
+        hint_request.asked.with(by_need).among(*allowed)
     }
 
     /// Whether a lease is for VLANs whose tags the driver takes off.
@@ -233,7 +236,7 @@ impl Interface {
         asked.has_tags() && hints.is_some_and(|hints| hints.has(HintSet::VLAN))
     }
 
-    /// What the holder of the lease of these queues is told.
+    /// What the lessee of the lease of these queues is told.
     pub(in crate::server) fn hinted_for(&self, queues: &Range<u32>) -> Hinted {
         let asked = self.hints.leases.get(&queues.start).copied().unwrap_or_default();
         let Some(program) = &self.program else {
@@ -260,7 +263,7 @@ impl Interface {
     }
 
     fn why_not(&self, asked: &LeaseHints, program_mode: Mode, possible: HintSet, on: HintSet) -> String {
-        let missing = asked.wish.asked.without(on);
+        let missing = asked.hint_request.asked.without(on);
         if missing.is_empty() {
             return String::new();
         }

@@ -1,11 +1,11 @@
-//! Queues of an interface that are leased: who has them, and what the holder may have done with them.
+//! Queues of an interface that are leased: who has them, and what the lessee may have done with them.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use steer::{GroupRing, MAX_QUEUES, ModeRequest, QueueConf, QueueCounters, with_sources};
 
-use super::{Holder, Interface, LeaseHints};
+use super::{Interface, LeaseHints, Lessee};
 use crate::hardware::Names;
 use crate::links::Link;
 use crate::protocol::{Reason, Refusal, Wanted};
@@ -36,20 +36,20 @@ impl Interface {
         }
         check(&self.link, wanted, hints)?;
         for queue in queues.clone() {
-            let text = match self.holders.get(&queue) {
+            let text = match self.lessees.get(&queue) {
                 None => continue,
-                Some(Holder::Lease(_)) => format!(
-                    "queue {queue} of {name} is leased to another connection: choose another queue, or end its holder \
-                     (after a restart of the steward: wait, it keeps queues a while for holders that come back)"
+                Some(Lessee::Lease(_)) => format!(
+                    "queue {queue} of {name} is leased to another connection: choose another queue, or end its lessee \
+                     (after a restart of the steward: wait, it keeps queues a while for lessees that come back)"
                 ),
-                Some(Holder::Leaving) => {
-                    format!("queue {queue} of {name} is being taken back from its last holder: try again")
+                Some(Lessee::Leaving) => {
+                    format!("queue {queue} of {name} is being taken back from its last lessee: try again")
                 }
             };
             return Err(Refusal::new(Reason::Taken, text));
         }
-        self.holders
-            .extend(queues.clone().map(|queue| (queue, Holder::Lease(connection))));
+        self.lessees
+            .extend(queues.clone().map(|queue| (queue, Lessee::Lease(connection))));
         self.idle_since = None;
         let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
         entries.look(&self.link, self.is_by_tap());
@@ -153,7 +153,7 @@ impl Interface {
         hints: LeaseHints,
     ) -> bool {
         let queues = wanted.range();
-        if queues.end > MAX_QUEUES || queues.clone().any(|queue| self.holders.contains_key(&queue)) {
+        if queues.end > MAX_QUEUES || queues.clone().any(|queue| self.lessees.contains_key(&queue)) {
             return false;
         }
         let mut entries = Entries::new(queues.clone(), wanted.filter.clone(), names);
@@ -182,8 +182,8 @@ impl Interface {
         self.look_below();
         self.adopt_netkit(queues.start);
         self.adopt_hints(queues.start, hints);
-        self.holders
-            .extend(queues.map(|queue| (queue, Holder::Lease(lease))));
+        self.lessees
+            .extend(queues.map(|queue| (queue, Lessee::Lease(lease))));
         true
     }
 
@@ -191,18 +191,18 @@ impl Interface {
     pub(in crate::server) fn has(&self, lease: u64) -> bool {
         self.leaving.iter().any(|leaving| leaving.lease == lease)
             || self
-                .holders
+                .lessees
                 .values()
-                .any(|&holder| holder == Holder::Lease(lease))
+                .any(|&lessee| lessee == Lessee::Lease(lease))
     }
 
     /// The lease has another number from now on.
     pub(in crate::server) fn hand_over(&mut self, from: u64, to: u64) {
         let theirs = self
-            .holders
+            .lessees
             .values_mut()
-            .filter(|holder| **holder == Holder::Lease(from));
-        theirs.for_each(|holder| *holder = Holder::Lease(to));
+            .filter(|lessee| **lessee == Lessee::Lease(from));
+        theirs.for_each(|lessee| *lessee = Lessee::Lease(to));
     }
 }
 

@@ -1,8 +1,8 @@
 //! Queues of an interface that netkits have: made, found again by the next steward, and deleted.
 //!
-//! A netkit is noted before it is made, under a name of its own ([`crate::links::netkit`]), and forgotten when it is
+//! A netkit is saved before it is made, under a name of its own ([`crate::links::netkit`]), and forgotten when it is
 //! seen to be gone: whenever a steward dies, the next one finds it. What the program knows of the queue is a map that
-//! is pinned beside it: the holder has it, too, and puts its socket there.
+//! is pinned beside it: the lessee has it, too, and puts its socket there.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ use crate::links::netkit::{self, NetkitError};
 use crate::protocol::{FRAME_LIMITS, NetkitEnd, NetkitWanted, Reason, Refusal};
 use crate::server::entries;
 use crate::server::file::may_crash;
-use crate::server::ledger::NotedNetkit;
+use crate::server::ledger::SavedNetkit;
 use crate::server::teardown::Step;
 use crate::sys;
 
@@ -29,7 +29,7 @@ const OWN: &str = "own-";
 /// A netkit that has a queue.
 #[derive(Debug)]
 pub(super) struct Netkit {
-    /// For the holder's socket.
+    /// For the lessee's socket.
     pub(super) map: OwnMap,
     end: NetkitEnd,
     /// It was seen to be gone.
@@ -101,7 +101,7 @@ impl Interface {
         let number = number.map_err(|error| Refusal::new(Reason::Kernel, error.to_string()))?;
         let made_as = format!("{MADE_AS}{:08x}", u32::from_ne_bytes(number));
         self.ledger.set_interface(&name);
-        let noted = self.ledger.note_netkit(NotedNetkit {
+        let saved = self.ledger.save_netkit(SavedNetkit {
             queue,
             made_as: made_as.clone(),
             name: wanted.name.clone(),
@@ -109,12 +109,12 @@ impl Interface {
             namespace: None,
             its_queue: 0,
         });
-        noted.map_err(|error| {
+        saved.map_err(|error| {
             let text =
                 format!("a netkit is not made without a note, which cannot be written: {error} (--state)");
             Refusal::new(Reason::Kernel, text)
         })?;
-        may_crash("netkit-noted");
+        may_crash("netkit-saved");
         let made = netkit::make(&made_as, self.link.mtu, mac).and_then(|index| {
             may_crash("netkit-made");
             netkit::lease(index, self.link.index, queue).map(|_| index)
@@ -206,16 +206,16 @@ impl Interface {
             queue: its_queue,
             namespace,
         } = found.ok_or_else(gone)?;
-        let noted = self.ledger.netkit(queue).cloned().ok_or_else(gone)?;
-        let noted = NotedNetkit {
+        let saved = self.ledger.netkit(queue).cloned().ok_or_else(gone)?;
+        let saved = SavedNetkit {
             ifindex,
             namespace,
             its_queue,
-            ..noted
+            ..saved
         };
-        let end = noted.end();
+        let end = saved.end();
         self.ledger
-            .note_netkit(noted)
+            .save_netkit(saved)
             .map_err(|error| error.to_string())?;
         let map = OwnMap::new().map_err(|error| format!("no map for its socket: {error}"))?;
         let mut netkit = Netkit {
@@ -254,7 +254,7 @@ impl Interface {
         }
     }
 
-    /// What the holder is told of the netkit that has a queue, with the map.
+    /// What the lessee is told of the netkit that has a queue, with the map.
     pub(in crate::server) fn netkit_of(&self, queue: u32) -> Option<io::Result<(NetkitEnd, OwnedFd)>> {
         let netkit = self.netkits.get(&queue)?;
         let map = netkit.map.as_fd().try_clone_to_owned();
@@ -273,7 +273,7 @@ impl Interface {
 
     /// Deletes the netkit of a queue that its lease keeps. What is not done now is done with the lease's end.
     pub(in crate::server) fn drop_netkit(&mut self, queue: u32) {
-        // Before it has its map, what the holder had the program do with the queue before goes on.
+        // Before it has its map, what the lessee had the program do with the queue before goes on.
         if self.netkits.remove(&queue).is_some() {
             self.forget_map(queue);
         }
@@ -307,33 +307,33 @@ impl Interface {
         if let Some(pins) = &self.pins {
             let _ = fs::remove_file(own_path(pins, queue));
         }
-        let Some(noted) = self.ledger.netkit(queue) else {
+        let Some(saved) = self.ledger.netkit(queue) else {
             return Ok(());
         };
-        let removed = noted.trace(self.link.index).remove();
+        let removed = saved.trace(self.link.index).remove();
         may_crash("netkit-deleted");
-        removed.map_err(|error| format!("netkit {}: {error}", noted.name))
+        removed.map_err(|error| format!("netkit {}: {error}", saved.name))
     }
 
     /// Goes on with the netkit that another steward has made for a queue. One that is not where it is to be is deleted:
-    /// its holder asks once more.
+    /// its lessee asks once more.
     pub(super) fn adopt_netkit(&mut self, queue: u32) {
-        let Some(noted) = self.ledger.netkit(queue).cloned() else {
+        let Some(saved) = self.ledger.netkit(queue).cloned() else {
             return;
         };
         let map = self
             .pins
             .as_ref()
             .map(|pins| OwnMap::open_pinned(&own_path(pins, queue)));
-        let is_there = noted.ifindex != 0
+        let is_there = saved.ifindex != 0
             && match bound::leased_to(self.link.index, queue) {
-                Ok(found) => found.is_some_and(|found| found.ifindex == noted.ifindex),
+                Ok(found) => found.is_some_and(|found| found.ifindex == saved.ifindex),
                 // Of a NIC that is down nothing is told: it is looked at when that is up.
                 Err(error) => error.raw_os_error() == Some(libc::ENOENT),
             };
         match map {
             Some(Ok(map)) if is_there => {
-                let end = noted.end();
+                let end = saved.end();
                 let netkit = Netkit {
                     map,
                     end,
@@ -352,9 +352,9 @@ impl Interface {
         }
     }
 
-    /// The same, of a predecessor's, whose map the program may know if it was noted where the netkit is.
+    /// The same, of a predecessor's, whose map the program may know if it was saved where the netkit is.
     fn abandon_netkit(&mut self, queue: u32) {
-        if self.ledger.netkit(queue).is_some_and(|noted| noted.ifindex != 0) {
+        if self.ledger.netkit(queue).is_some_and(|saved| saved.ifindex != 0) {
             self.forget_map(queue);
         }
         self.drop_netkit(queue);

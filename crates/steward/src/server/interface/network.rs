@@ -1,7 +1,7 @@
 //! Networks of an interface: leases whose queues serve many stations.
 //!
 //! What the program knows of a network outlives this process in pinned maps, the ring among them. What is here is what
-//! it was told, to tell a program that is attached anew the same.
+//! it was told, to tell a program that is attached again the same.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -54,7 +54,7 @@ impl Network {
         self.strips_tags && self.has_vlans
     }
 
-    /// What its holder should know; may be empty.
+    /// What its lessee should know; may be empty.
     pub(super) fn note(&self, interface: &str) -> String {
         self.unserved.note(interface, &self.queues, true)
     }
@@ -106,7 +106,7 @@ impl Interface {
         Ok(())
     }
 
-    /// Goes on with a network that another steward has set up; one whose program is lost begins anew.
+    /// Goes on with a network that another steward has set up; one whose program is lost starts again.
     pub(super) fn adopt_network(&mut self, queues: Range<u32>) -> Result<(), String> {
         let (Some(program), Some(pins)) = (&self.program, &self.pins) else {
             let ring = GroupRing::new().map_err(|error| format!("no ring for a network: {error}"))?;
@@ -145,7 +145,7 @@ impl Interface {
             return;
         };
         for queue in program.networks() {
-            if self.holders.contains_key(&queue) {
+            if self.lessees.contains_key(&queue) {
                 continue;
             }
             if let Err(error) = self.end_network(queue..queue + 1, program) {

@@ -125,7 +125,7 @@ impl Interface {
                 let entries = self.entries.values_mut();
                 entries.for_each(|entries| entries.look(&self.link, mode == Mode::Tap));
                 self.go_on_with_netkits();
-                // An interface that was made anew has no rules; one that came back may have them still.
+                // An interface that was made again has no rules; one that came back may have them still.
                 let entries = self.entries.values_mut();
                 entries.for_each(|entries| entries.apply(&self.link, &mut self.ledger));
                 let leases: Vec<u32> = self.entries.keys().copied().collect();

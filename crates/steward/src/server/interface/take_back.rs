@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use steer::{Filter, MAX_QUEUES, with_sources};
 
-use super::{Holder, Interface};
+use super::{Interface, Lessee};
 use crate::hardware::{self, Ethtool};
 use crate::links::Link;
 use crate::server::file::may_crash;
@@ -25,7 +25,7 @@ pub(super) struct Leaving {
 impl Interface {
     /// Empties the queues that nobody has: what a steward that died has left in them.
     pub(in crate::server) fn sweep(&mut self) {
-        let free = (0..MAX_QUEUES).filter(|queue| !self.holders.contains_key(queue));
+        let free = (0..MAX_QUEUES).filter(|queue| !self.lessees.contains_key(queue));
         let steps: BTreeSet<Step> = free.flat_map(Step::of_queue).collect();
         self.sweep_networks();
         for step in &steps {
@@ -34,14 +34,14 @@ impl Interface {
             }
         }
         // What the NIC was told for leases that nobody has any more.
-        for first in self.ledger.noted() {
+        for first in self.ledger.saved_queues() {
             if self.entries.contains_key(&first) {
                 continue;
             }
             let nic = self.driver().ok().flatten();
             let parts = self.ledger.parts(nic.as_ref(), first);
             // Until it is undone nobody is to have the queue, if nobody has it by another lease.
-            let free = !self.holders.contains_key(&first);
+            let free = !self.lessees.contains_key(&first);
             let steps = parts.into_iter().map(Step::Nic).chain(self.netkit_step(first));
             self.leaving.push(Leaving {
                 lease: 0,
@@ -49,7 +49,7 @@ impl Interface {
                 teardown: Teardown::new(steps),
             });
             if free {
-                self.holders.insert(first, Holder::Leaving);
+                self.lessees.insert(first, Lessee::Leaving);
             }
         }
         self.take_back();
@@ -60,7 +60,7 @@ impl Interface {
         for queue in queues.clone() {
             // One store, which is not refused.
             let _ = self.deactivate(queue);
-            self.holders.insert(queue, Holder::Leaving);
+            self.lessees.insert(queue, Lessee::Leaving);
         }
         self.entries.remove(&queues.start);
         self.forget_hints(queues.start);
@@ -107,7 +107,7 @@ impl Interface {
                 Ok(()) => {
                     may_crash("taken-back");
                     self.ledger.forget(leaving.queues.start);
-                    self.holders.retain(|queue, _| !leaving.queues.contains(queue));
+                    self.lessees.retain(|queue, _| !leaving.queues.contains(queue));
                     self.ended.push(leaving.lease);
                 }
                 Err(stuck) => {

@@ -9,9 +9,9 @@ use crate::hardware::apart::NotApart;
 use crate::hardware::rings::{self, Split};
 use crate::links::Link;
 use crate::protocol::{Reason, Refusal, Step};
-use crate::server::held_queue::QueueKey;
+use crate::server::zcrx_lease::QueueKey;
 
-const TAKES_NO_RING: &str = "the steward may not take a ring from its process: start it anew with a policy that has \
+const TAKES_NO_RING: &str = "the steward may not take a ring from its process: restart it with a policy that has \
                              `zcrx`, and with CAP_SYS_PTRACE (docs/zcrx.md)";
 const OWNER_ENDED: &str = "the process that connected to the steward, which has the rings, has ended: connect from the \
                            one that has them";

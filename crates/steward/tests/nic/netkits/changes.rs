@@ -74,7 +74,7 @@ fn netkit_of_a_lease_for_vlans_gets_frames_only_while_tags_are_seen() {
         std::thread::sleep(Duration::from_millis(500));
         assert_eq!(redirected(), before, "{}", rig.world.steward);
         has_tags_taken_off(false);
-        // The holder does nothing for it.
+        // The lessee does nothing for it.
         rig.assert_echo(&wire, 2);
     });
     drop(lease);
@@ -120,8 +120,8 @@ fn netkit_of_a_nic_that_is_down_is_known_by_its_alias_and_without_that_goes_when
         drop(rig.netkit_in(&lease, &pod));
         let prefix = format!("{}: ", pod.index_of(NAME));
         let is_gone = || {
-            let said = pod.output_of("ip", &["-o", "link"]);
-            !said.lines().any(|line| line.starts_with(&prefix))
+            let report = pod.output_of("ip", &["-o", "link"]);
+            !report.lines().any(|line| line.starts_with(&prefix))
         };
         pod.ip(&["link", "set", NAME, "down"]);
         pod.ip(&["link", "set", NAME, changed[0], changed[1]]);

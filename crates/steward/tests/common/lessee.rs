@@ -1,4 +1,4 @@
-//! A holder without privileges, in a process of its own: this test program again, which gives up what root can do
+//! A lessee without privileges, in a process of its own: this test program again, which gives up what root can do
 //! before it does anything.
 #![allow(unsafe_code)]
 
@@ -18,14 +18,14 @@ use steward::protocol::Facts;
 use testkit::Running;
 use xsk::{AttachMode, FramePool, Kick, Lender, OwnMemory, QueueId, Socket, SocketConfig, TxDesc, Umem};
 
-use super::{HOLDER, World, holder_uid, take, wanted};
+use super::{HOLDER, World, lessee_uid, take, wanted};
 
 const CHUNK: u32 = 2048;
 const CHUNKS: usize = 1024;
 /// What the memory of one socket takes.
 pub(crate) const UMEM_BYTES: u64 = CHUNK as u64 * CHUNKS as u64;
 
-/// Starts a test of this file's program, which is one of `child_…`, as a holder.
+/// Starts a test of this file's program, which is one of `child_…`, as a lessee.
 pub(crate) fn spawn(world: &World, role: &str, queue: u32) -> Running {
     run(
         Command::new(program()),
@@ -59,7 +59,7 @@ fn program() -> PathBuf {
 fn run(mut command: Command, world: &World, role: &str, (what, value): (&str, &str)) -> Running {
     command.args(["--ignored", "--exact", role, "--nocapture", "--test-threads=1"]);
     command
-        .env(HOLDER, holder_uid().to_string())
+        .env(HOLDER, lessee_uid().to_string())
         .env("STEWARD_SOCKET", world.socket())
         .env(what, value);
     Running::start(command)
@@ -90,13 +90,13 @@ pub(crate) fn queue() -> u32 {
         .expect("a number")
 }
 
-/// An empty network namespace, the holders' user, no capability and no way to one, 64 KiB of locked memory.
+/// An empty network namespace, the lessees' user, no capability and no way to one, 64 KiB of locked memory.
 pub(crate) fn give_up_privileges() {
     limit_memory();
     // Before Linux 6.4 (PR_GET_AUXV) rustix reads it from /proc/self/auxv, which is root's once this process is
     // another's.
     let _ = rustix::param::page_size();
-    let uid = holder_uid();
+    let uid = lessee_uid();
     // SAFETY: system calls without memory of ours. The C library's calls are those that apply to all threads of the
     // process.
     unsafe {

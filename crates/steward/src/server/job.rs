@@ -3,9 +3,9 @@
 //!
 //! # Theory of operation
 //!
-//! A holder's memory is pinned page by page, seconds for a large guest; a bind waits for the lock of all interfaces,
-//! and for a driver that starts its rings anew. Neither may hold up the others. And the files of that memory are the
-//! holder's: looking at one, or closing it, may wait for ever for a file system that the holder itself serves (FUSE).
+//! A lessee's memory is pinned page by page, seconds for a large guest; a bind waits for the lock of all interfaces,
+//! and for a driver that starts its rings again. Neither may hold up the others. And the files of that memory are the
+//! lessee's: looking at one, or closing it, may wait for ever for a file system that the lessee itself serves (FUSE).
 //!
 //! So each such request is done by a child of the steward (fork(2)), which ends when it is done. The child takes the
 //! descriptors from the connection itself: they are never in the steward's own table. It looks at each by
@@ -14,10 +14,10 @@
 //! its mappings are gone: it belongs to the socket, which the steward has, too.
 //!
 //! What the child could not do comes back over a pipe as two numbers, step and errno, and is read when the child has
-//! ended (pidfd_open(2)). One that is killed, or that the kernel does not let go, says nothing, and hurts the one whose
-//! memory it was: it counts against the errands that its user may have, and its rule. It dies with the steward.
+//! ended (pidfd_open(2)). One that is killed, or that the kernel does not let go, report_to nothing, and hurts the one whose
+//! memory it was: it counts against the jobs that its user may have, and its rule. It dies with the steward.
 //!
-//! Before it registers, the child takes the holder's user for its real one, so that the kernel counts the memory for
+//! Before it registers, the child takes the lessee's user for its real one, so that the kernel counts the memory for
 //! that user, as long as anybody has a socket with it. And connections are closed by the end of a child ([`close`]).
 
 use std::io;
@@ -29,15 +29,15 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::thread::CapabilitySet;
 use zerocopy::IntoBytes;
 
-use super::held_queue::QueueKey;
 use super::interface::{Holds, Memory, Registered};
+use super::zcrx_lease::QueueKey;
 use crate::capabilities::TO_TAKE_RINGS;
 use crate::protocol::{Refusal, Rings, Step, UmemLayout, ZcrxRings, enumerated};
 use crate::sys::child::{self, Child, LockedFor};
 use crate::sys::netkit::{self, NetkitOrder};
 use crate::sys::zcrx::{self, Made, QueueOrder};
 
-/// Errands at a time of those to whom one rule of the policy applies, and of one user: there is always one for another.
+/// Jobs at a time of those to whom one rule of the policy applies, and of one user: there is always one for another.
 pub(super) const OF_A_RULE: usize = 4;
 pub(super) const OF_A_USER: usize = 3;
 
@@ -135,7 +135,7 @@ impl Probe {
     }
 
     /// Whether nobody has the queue, by what became of a bind. What is not known to come after the look at who has it,
-    /// as a lack of memory, says nothing.
+    /// as a lack of memory, report_to nothing.
     fn is_free(self, bound: Result<(), Errno>) -> Result<(), Errno> {
         match (self, bound) {
             // Refused as meant; or the interface is gone, or has no such queue any more, which the kernel allows only
@@ -154,7 +154,7 @@ pub(super) enum Outcome {
         step: Step,
         errno: u32,
     },
-    /// The child has not said anything.
+    /// The child has not report anything.
     Lost,
 }
 
@@ -169,15 +169,15 @@ type Attempt = Result<(), Failure>;
 
 /// A child at work. Whoever drops it has killed it or seen its outcome before.
 #[derive(Debug)]
-pub(super) struct Errand {
+pub(super) struct Job {
     child: Child,
-    said: OwnedFd,
+    report: OwnedFd,
 }
 
 /// What a connection waits for.
 #[derive(Debug)]
 pub(super) struct Pending {
-    pub(super) errand: Errand,
+    pub(super) job: Job,
     /// Of the request.
     pub(super) serial: u32,
     pub(super) step: Pends,
@@ -188,7 +188,7 @@ pub(super) enum Pends {
     Registration {
         queue: u32,
         registered: Registered,
-        /// By the kernel, for the holder's user.
+        /// By the kernel, for the lessee's user.
         is_counted: bool,
     },
     Bind {
@@ -203,7 +203,7 @@ pub(super) enum Pends {
     },
     /// That a queue is free.
     Await,
-    /// A queue that is registered with a ring of its holder's; none: of no interface.
+    /// A queue that is registered with a ring of its lessee's; none: of no interface.
     Queue {
         key: Option<QueueKey>,
     },
@@ -240,11 +240,11 @@ impl Pends {
     }
 }
 
-impl Errand {
+impl Job {
     /// Begins it.
     pub(super) fn begin(task: &Task<'_>) -> io::Result<Self> {
-        let (said, says) = pipe_with(PipeFlags::CLOEXEC)?;
-        let says = says.as_fd();
+        let (report, report_to) = pipe_with(PipeFlags::CLOEXEC)?;
+        let report_to = report_to.as_fd();
         let [first, second] = match *task {
             Task::Register {
                 socket, connection, ..
@@ -252,9 +252,9 @@ impl Errand {
             | Task::Share {
                 socket, connection, ..
             } => [socket, connection],
-            Task::Discard { connection } | Task::Netkit { connection, .. } => [connection, says],
-            Task::Bind { socket, .. } => [socket, says],
-            Task::Await(_) => [says, says],
+            Task::Discard { connection } | Task::Netkit { connection, .. } => [connection, report_to],
+            Task::Bind { socket, .. } => [socket, report_to],
+            Task::Await(_) => [report_to, report_to],
             Task::Queue {
                 process, connection, ..
             } => [process, connection],
@@ -263,8 +263,8 @@ impl Errand {
             Task::Queue { .. } => CapabilitySet::empty(),
             _ => TO_TAKE_RINGS,
         };
-        let child = child::begin(&[first, second, says], without, || task.report(says))?;
-        Ok(Self { child, said })
+        let child = child::begin(&[first, second, report_to], without, || task.report(report_to))?;
+        Ok(Self { child, report })
     }
 
     /// What came of it, once the child has ended, which [`AsFd`] tells; `None` before that.
@@ -273,9 +273,9 @@ impl Errand {
     }
 
     fn read(&self) -> Outcome {
-        let mut said = [0u8; 8];
-        let read = rustix::io::read(&self.said, &mut said);
-        let [step, errno] = zerocopy::transmute!(said);
+        let mut report = [0u8; 8];
+        let read = rustix::io::read(&self.report, &mut report);
+        let [step, errno] = zerocopy::transmute!(report);
         match (read, step, enumerated("step", step)) {
             (Ok(8), 0, _) => Outcome::Done,
             (Ok(8), _, Ok(step)) => Outcome::Failed { step, errno },
@@ -283,11 +283,11 @@ impl Errand {
         }
     }
 
-    /// What it made, if that was to be said and the outcome was read.
+    /// What it made, if that was to be report and the outcome was read.
     pub(super) fn made(&self) -> Option<Made> {
-        let mut said = [0u8; size_of::<Made>()];
-        match rustix::io::read(&self.said, &mut said) {
-            Ok(read) if read == said.len() => Some(zerocopy::transmute!(said)),
+        let mut report = [0u8; size_of::<Made>()];
+        match rustix::io::read(&self.report, &mut report) {
+            Ok(read) if read == report.len() => Some(zerocopy::transmute!(report)),
             _ => None,
         }
     }
@@ -298,14 +298,14 @@ impl Errand {
     }
 }
 
-impl AsFd for Errand {
+impl AsFd for Job {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.child.as_fd()
     }
 }
 
 /// Closes connections by the end of a child that has them last. What nobody has read there goes with them, files of the
-/// holder's perhaps: a process that closes a TCP socket may have to wait until all is sent (SO_LINGER), for as long as
+/// lessee's perhaps: a process that closes a TCP socket may have to wait until all is sent (SO_LINGER), for as long as
 /// its owner likes, but not one that is about to end (`inet_release`, net/ipv4/af_inet.c).
 pub(super) fn close(connections: &[OwnedFd]) -> io::Result<Close> {
     let (closed, closes) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -315,7 +315,7 @@ pub(super) fn close(connections: &[OwnedFd]) -> io::Result<Close> {
     Ok(Close { child, closes })
 }
 
-/// A child that waits until nobody else has the connections that it is to close.
+/// A child that waits until no other process has the connections that it is to close.
 pub(super) struct Close {
     child: Child,
     closes: OwnedFd,
@@ -332,20 +332,20 @@ impl Close {
 /// What the child does. It is a copy of a process that may have had other threads: nothing here allocates, locks or
 /// logs.
 impl Task<'_> {
-    fn report(&self, said: BorrowedFd<'_>) {
+    fn report(&self, report: BorrowedFd<'_>) {
         let mut made = None;
         let numbers: [u32; 2] = match self.run(&mut made) {
             Ok(()) => [0, 0],
             Err(Failure { step, errno }) => [step as u32, errno.raw_os_error().cast_unsigned()],
         };
         let bytes: [u8; 8] = zerocopy::transmute!(numbers);
-        let _ = rustix::io::write(said, &bytes);
+        let _ = rustix::io::write(report, &bytes);
         if let Some(made) = made {
-            let _ = rustix::io::write(said, made.as_bytes());
+            let _ = rustix::io::write(report, made.as_bytes());
         }
     }
 
-    /// `made`: what is to be said of it.
+    /// `made`: what is to be report of it.
     fn run(&self, made: &mut Option<Made>) -> Attempt {
         match self {
             Self::Queue {

@@ -1,4 +1,4 @@
-//! What NICs are told for queues for zero-copy receive, noted in files, and how it is taken back.
+//! What NICs are told for queues for zero-copy receive, saved in files, and how it is taken back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,14 +14,14 @@ use crate::hardware::apart::{self, ApartPlan};
 use crate::hardware::{Ethtool, bound};
 use crate::links::Link;
 use crate::server::file::{may_crash, replace};
-use crate::server::held_queue::QueueKey;
 use crate::server::state::boot_id;
+use crate::server::zcrx_lease::QueueKey;
 
 /// Names of the files begin so.
 const PREFIX: &str = "zcrx-";
 /// A predecessor's child may be within the kernel yet when its successor begins.
 const OF_A_PREDECESSOR: Duration = Duration::from_secs(1);
-/// First and longest pause before it is looked again whether a queue's holder has closed its ring: a process that has
+/// First and longest pause before it is looked again whether a queue's lessee has closed its ring: a process that has
 /// ended does so in a moment.
 const LOOKS_AT_RING: [Duration; 2] = [Duration::from_millis(20), RETRY];
 /// Tries before it is said that a NIC does not take something back.
@@ -29,16 +29,16 @@ const QUIET_TRIES: u32 = 3;
 
 /// What the NIC was told for a queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Noted {
-    /// As it was called when it was noted.
+pub(super) struct SavedPlan {
+    /// As it was called when it was saved.
     interface: String,
     ifindex: u32,
-    /// Of the boot in which it was: another one has other indexes, and a NIC that begins anew.
+    /// Of the boot in which it was: another one has other indexes, and a NIC that starts again.
     boot: String,
     pub(super) plan: ApartPlan,
 }
 
-/// Whom a queue counts for whose lease is over, as long as it is not anybody's again: its holder may have kept it.
+/// Whom a queue counts for whose lease is over, as long as it is not anybody's again: its lessee may have kept it.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::server) struct Charge {
     pub(in crate::server) uid: u32,
@@ -50,8 +50,8 @@ pub(in crate::server) struct Charge {
 /// A queue whose lease is over.
 #[derive(Debug)]
 struct Leaving {
-    noted: Noted,
-    /// None: of a predecessor's holder.
+    saved: SavedPlan,
+    /// None: of a predecessor's lessee.
     charge: Option<Charge>,
     has_rules: bool,
     /// Its rules go at once, the rest not before.
@@ -67,27 +67,27 @@ struct Leaving {
 /// All such queues.
 #[derive(Debug, Default)]
 pub(in crate::server) struct ZcrxQueues {
-    /// Where it is noted what NICs were told; none: they are told nothing.
+    /// Where it is saved what NICs were told; none: they are told nothing.
     dir: Option<PathBuf>,
-    notes: BTreeMap<QueueKey, Noted>,
+    saved: BTreeMap<QueueKey, SavedPlan>,
     leaving: BTreeMap<QueueKey, Leaving>,
 }
 
 impl ZcrxQueues {
-    /// With what a predecessor noted, all of which is to be taken back.
+    /// With what a predecessor saved, all of which is to be taken back.
     pub(in crate::server) fn open(dir: &Path) -> Self {
         let mut leaving = BTreeMap::new();
-        for path in notes_in(dir) {
+        for path in files_in(dir) {
             let read = fs::read_to_string(&path).map_err(io::Error::other);
-            let noted = read.and_then(|text| toml::from_str::<Noted>(&text).map_err(io::Error::other));
-            match noted {
-                Ok(noted) if noted.boot != boot_id() => {
+            let saved = read.and_then(|text| toml::from_str::<SavedPlan>(&text).map_err(io::Error::other));
+            match saved {
+                Ok(saved) if saved.boot != boot_id() => {
                     let _ = fs::remove_file(&path);
                 }
-                Ok(noted) => {
-                    let key = (noted.ifindex, noted.plan.queue);
+                Ok(saved) => {
+                    let key = (saved.ifindex, saved.plan.queue);
                     let from = Some(Instant::now() + OF_A_PREDECESSOR);
-                    leaving.insert(key, Leaving::new(noted, None, from));
+                    leaving.insert(key, Leaving::new(saved, None, from));
                 }
                 Err(error) => {
                     tracing::error!(path = %path.display(), "rules of the NIC may be left over: {error}");
@@ -113,14 +113,14 @@ impl ZcrxQueues {
         leaving.map(|leaving| leaving.due.unwrap_or(now)).min()
     }
 
-    /// What was noted for a queue that is leased.
+    /// What was saved for a queue that is leased.
     pub(super) fn plan_of(&self, key: QueueKey) -> ApartPlan {
         let nothing = ApartPlan {
             queue: key.1,
             ..ApartPlan::default()
         };
-        let noted = self.notes.get(&key).map(|noted| noted.plan.clone());
-        noted.unwrap_or(nothing)
+        let saved = self.saved.get(&key).map(|saved| saved.plan.clone());
+        saved.unwrap_or(nothing)
     }
 
     /// Queues that are being taken back.
@@ -158,34 +158,34 @@ impl ZcrxQueues {
         Ok(path_in(dir, key))
     }
 
-    pub(super) fn note(&mut self, key: QueueKey, noted: &Noted) -> io::Result<()> {
+    pub(super) fn save(&mut self, key: QueueKey, saved: &SavedPlan) -> io::Result<()> {
         let path = self.path(key)?;
-        let mut noted = noted.clone();
-        self.hand_on(key, &mut noted.plan)?;
-        write(&path, &noted)?;
-        self.notes.insert(key, noted);
+        let mut saved = saved.clone();
+        self.hand_on(key, &mut saved.plan)?;
+        write(&path, &saved)?;
+        self.saved.insert(key, saved);
         Ok(())
     }
 
-    /// What a queue's plan moves that was moved to it for another queue is noted with that one.
+    /// What a queue's plan moves that was moved to it for another queue is saved with that one.
     fn hand_on(&mut self, key: QueueKey, plan: &mut ApartPlan) -> io::Result<()> {
         let leaving = self
             .leaving
             .iter_mut()
-            .map(|(other, leaving)| (other, &mut leaving.noted));
-        let all = self.notes.iter_mut().chain(leaving);
-        for (&other, noted) in all.filter(|&(&other, _)| other.0 == key.0 && other != key) {
-            if plan.hand_on(&mut noted.plan)
+            .map(|(other, leaving)| (other, &mut leaving.saved));
+        let all = self.saved.iter_mut().chain(leaving);
+        for (&other, saved) in all.filter(|&(&other, _)| other.0 == key.0 && other != key) {
+            if plan.hand_on(&mut saved.plan)
                 && let Some(dir) = &self.dir
             {
-                write(&path_in(dir, other), noted)?;
+                write(&path_in(dir, other), saved)?;
             }
         }
         Ok(())
     }
 
     fn forget(&mut self, key: QueueKey) {
-        self.notes.remove(&key);
+        self.saved.remove(&key);
         if let Ok(path) = self.path(key) {
             let _ = fs::remove_file(path);
         }
@@ -193,14 +193,14 @@ impl ZcrxQueues {
 
     /// A queue is not leased after all: what was done for it until then is taken back.
     pub(super) fn abandon(&mut self, key: QueueKey) {
-        if let Some(noted) = self.notes.remove(&key) {
-            self.leaving.insert(key, Leaving::new(noted, None, None));
+        if let Some(saved) = self.saved.remove(&key) {
+            self.leaving.insert(key, Leaving::new(saved, None, None));
         }
     }
 
     /// The lease of a queue is over.
     pub(super) fn end(&mut self, key: QueueKey, interface: &str, charge: Option<Charge>) {
-        let nothing = || Noted {
+        let nothing = || SavedPlan {
             interface: interface.to_owned(),
             ifindex: key.0,
             boot: boot_id(),
@@ -209,8 +209,8 @@ impl ZcrxQueues {
                 ..ApartPlan::default()
             },
         };
-        let noted = self.notes.remove(&key).unwrap_or_else(nothing);
-        self.leaving.insert(key, Leaving::new(noted, charge, None));
+        let saved = self.saved.remove(&key).unwrap_or_else(nothing);
+        self.leaving.insert(key, Leaving::new(saved, charge, None));
     }
 
     /// Goes on with taking back what is due: the end of one lease asks nothing about other queues. `busy`: queues that
@@ -230,7 +230,7 @@ impl ZcrxQueues {
                     leaving.tries = leaving.tries.saturating_add(1);
                     leaving.due = Some(now + leaving.asking.failed(now));
                     if leaving.tries == QUIET_TRIES {
-                        let interface = &leaving.noted.interface;
+                        let interface = &leaving.saved.interface;
                         tracing::warn!(
                             interface,
                             queue = key.1,
@@ -252,12 +252,12 @@ fn path_in(dir: &Path, key: QueueKey) -> PathBuf {
     dir.join(format!("{PREFIX}{}-{}.toml", key.0, key.1))
 }
 
-fn write(path: &Path, noted: &Noted) -> io::Result<()> {
-    let text = toml::to_string(noted).map_err(io::Error::other)?;
+fn write(path: &Path, saved: &SavedPlan) -> io::Result<()> {
+    let text = toml::to_string(saved).map_err(io::Error::other)?;
     replace(path, &text)
 }
 
-fn notes_in(dir: &Path) -> Vec<PathBuf> {
+fn files_in(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let is_ours = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
@@ -267,9 +267,9 @@ fn notes_in(dir: &Path) -> Vec<PathBuf> {
 }
 
 impl Leaving {
-    fn new(noted: Noted, charge: Option<Charge>, from: Option<Instant>) -> Self {
+    fn new(saved: SavedPlan, charge: Option<Charge>, from: Option<Instant>) -> Self {
         Self {
-            noted,
+            saved,
             charge,
             has_rules: true,
             from,
@@ -286,7 +286,7 @@ impl Leaving {
 
     /// Whether all is taken back. What is gone with its interface is.
     fn go_on(&mut self, is_idle: bool, path: Option<&Path>) -> io::Result<bool> {
-        let Noted { ifindex, plan, .. } = &self.noted;
+        let SavedPlan { ifindex, plan, .. } = &self.saved;
         let link = match Link::find(*ifindex) {
             Ok(Some(link)) => link,
             Ok(None) => return Ok(true),
@@ -306,23 +306,23 @@ impl Leaving {
         Ok(true)
     }
 
-    /// Its holder may have the memory yet: frames of others must not come there.
+    /// Its lessee may have the memory yet: frames of others must not come there.
     fn keep_apart(&mut self, nic: &mut Ethtool, path: Option<&Path>) -> io::Result<()> {
-        let Some(path) = path.filter(|_| !self.noted.plan.moved.is_empty()) else {
+        let Some(path) = path.filter(|_| !self.saved.plan.moved.is_empty()) else {
             return Ok(());
         };
-        let (mut plan, mut noted) = (self.noted.plan.clone(), self.noted.clone());
+        let (mut plan, mut saved) = (self.saved.plan.clone(), self.saved.clone());
         let kept = apart::keep(nic, &mut plan, &mut |plan| {
-            noted.plan = plan.clone();
-            write(path, &noted)
+            saved.plan = plan.clone();
+            write(path, &saved)
         });
-        self.noted.plan = plan;
+        self.saved.plan = plan;
         kept.map(drop).map_err(io::Error::other)
     }
 }
 
-pub(super) fn noted(link: &Link, key: QueueKey, plan: &ApartPlan) -> Noted {
-    Noted {
+pub(super) fn saved_plan(link: &Link, key: QueueKey, plan: &ApartPlan) -> SavedPlan {
+    SavedPlan {
         interface: link.name.clone(),
         ifindex: key.0,
         boot: boot_id(),
@@ -341,7 +341,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let mut queues = ZcrxQueues::open(dir.path());
         let key = (0x7fff_fff0, 3);
-        let noted = Noted {
+        let saved = SavedPlan {
             interface: "nowhere9".to_owned(),
             ifindex: key.0,
             boot: boot_id(),
@@ -351,21 +351,21 @@ mod tests {
                 ..ApartPlan::default()
             },
         };
-        queues.note(key, &noted).expect("writable");
+        queues.save(key, &saved).expect("writable");
         fs::write(dir.path().join("zcrx-1-1.toml"), "flows = 7").expect("writable");
-        assert_eq!(notes_in(dir.path()).len(), 2);
+        assert_eq!(files_in(dir.path()).len(), 2);
         let mut next = ZcrxQueues::open(dir.path());
-        assert!(next.is_unfinished() && notes_in(dir.path()).len() == 1);
+        assert!(next.is_unfinished() && files_in(dir.path()).len() == 1);
         // Its interface is gone.
         next.go_on(&BTreeSet::new(), Instant::now());
-        assert!(!next.is_unfinished() && notes_in(dir.path()).is_empty());
+        assert!(!next.is_unfinished() && files_in(dir.path()).is_empty());
     }
 
     #[test]
     fn entry_that_is_moved_on_stays_with_the_queue_that_it_was_taken_from() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut queues = ZcrxQueues::open(dir.path());
-        let link_of = |queue: u32, moved: Vec<Moved>| Noted {
+        let link_of = |queue: u32, moved: Vec<Moved>| SavedPlan {
             interface: "nowhere9".to_owned(),
             ifindex: 0x7fff_fff0,
             boot: boot_id(),
@@ -378,10 +378,10 @@ mod tests {
         let [three, two] = [3, 2].map(|queue| (0x7fff_fff0, queue));
         let moved = |entry, to| Moved { entry, to };
         queues
-            .note(three, &link_of(3, vec![moved(3, 0), moved(7, 2)]))
+            .save(three, &link_of(3, vec![moved(3, 0), moved(7, 2)]))
             .expect("writable");
         queues
-            .note(two, &link_of(2, vec![moved(2, 0), moved(7, 1)]))
+            .save(two, &link_of(2, vec![moved(2, 0), moved(7, 1)]))
             .expect("writable");
         assert_eq!(queues.plan_of(two).moved, [moved(2, 0)]);
         assert_eq!(
@@ -390,22 +390,22 @@ mod tests {
         );
         // So a successor finds it, too.
         let next = ZcrxQueues::open(dir.path());
-        assert_eq!(next.leaving[&three].noted.plan, queues.plan_of(three));
-        assert_eq!(next.leaving[&two].noted.plan, queues.plan_of(two));
+        assert_eq!(next.leaving[&three].saved.plan, queues.plan_of(three));
+        assert_eq!(next.leaving[&two].saved.plan, queues.plan_of(two));
     }
 
     #[test]
     fn what_was_noted_in_another_boot_is_forgotten() {
         let dir = tempfile::tempdir().expect("a directory");
-        let noted = Noted {
+        let saved = SavedPlan {
             interface: "eth1".to_owned(),
             ifindex: 7,
             boot: "another".to_owned(),
             plan: ApartPlan::default(),
         };
-        write(&path_in(dir.path(), (7, 0)), &noted).expect("writable");
+        write(&path_in(dir.path(), (7, 0)), &saved).expect("writable");
         assert!(!ZcrxQueues::open(dir.path()).is_unfinished());
-        assert!(notes_in(dir.path()).is_empty());
+        assert!(files_in(dir.path()).is_empty());
     }
 
     #[test]
@@ -429,7 +429,7 @@ mod tests {
     /// Of the loopback, which takes no rules, so that there is nothing to ask it for.
     fn that_cannot_be_taken_back(queues: &mut ZcrxQueues, queue: u32) -> QueueKey {
         let key = (1, queue);
-        let noted = Noted {
+        let saved = SavedPlan {
             interface: "lo".to_owned(),
             ifindex: key.0,
             boot: boot_id(),
@@ -439,7 +439,7 @@ mod tests {
                 ..ApartPlan::default()
             },
         };
-        queues.notes.insert(key, noted);
+        queues.saved.insert(key, saved);
         queues.end(key, "lo", None);
         key
     }
@@ -459,9 +459,9 @@ mod tests {
     fn queue_that_is_not_leased_after_all_is_taken_back_with_the_next_round() {
         let (mut queues, now) = (ZcrxQueues::default(), Instant::now());
         let key = (0x7fff_fff0, 3);
-        queues.notes.insert(
+        queues.saved.insert(
             key,
-            Noted {
+            SavedPlan {
                 interface: "nowhere9".to_owned(),
                 ifindex: key.0,
                 boot: boot_id(),
@@ -492,13 +492,13 @@ mod tests {
     #[test]
     fn without_a_place_for_notes_nothing_is_noted() {
         let mut queues = ZcrxQueues::default();
-        let noted = Noted {
+        let saved = SavedPlan {
             interface: "eth1".to_owned(),
             ifindex: 7,
             boot: boot_id(),
             plan: ApartPlan::default(),
         };
-        let error = queues.note((7, 0), &noted).expect_err("no place");
+        let error = queues.save((7, 0), &saved).expect_err("no place");
         assert!(error.to_string().contains("--state"), "{error}");
     }
 }

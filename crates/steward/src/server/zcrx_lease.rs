@@ -7,7 +7,7 @@ pub(super) type QueueKey = (u32, u32);
 
 /// The queue that a connection has.
 #[derive(Debug, Clone)]
-pub(super) struct HeldQueue {
+pub(super) struct ZcrxLease {
     pub(super) wanted: ZcrxWanted,
     /// Of the interface; none: it is the loopback, which has no queue.
     pub(super) key: Option<QueueKey>,
