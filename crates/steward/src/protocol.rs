@@ -70,8 +70,8 @@
 //! | 75 `SendTap` | 20 | to `SendTap`: interface (16), 1 if it takes UDP GSO packets, else 0 (4); see `send_tap` |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listed`) |
 //!
-//! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, what both are made of in
-//! `protocol/field.rs`.
+//! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`; `protocol/wire.rs` writes and
+//! reads their fields.
 //!
 //! A lessee that does not read its answers gets no further ones: the steward keeps one answer for each connection and
 //! reads no further request before that is sent. Changes are not queued: the last state is told.
@@ -80,10 +80,10 @@ use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use wire::Body;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 mod answer;
-mod field;
 mod hints;
 mod host;
 mod listed;
@@ -92,10 +92,10 @@ mod part;
 mod request;
 mod send_tap;
 mod stations;
+mod wire;
 mod zcrx;
 
 pub use answer::{Answer, Facts, Reason, Refusal, Step};
-pub use field::is_interface_name;
 pub use hints::{HintRequest, Hinted};
 pub use host::HostEnd;
 pub use listed::{Listed, Steered};
@@ -104,12 +104,13 @@ pub use part::Part;
 pub use request::{Request, Rings, UmemLayout, Wanted};
 pub use send_tap::SendTapEnd;
 pub use stations::StationChange;
+pub use wire::is_interface_name;
 pub use zcrx::{
     ZCRX_BUFFER_MAX, ZCRX_ENTRIES_MAX, ZCRX_FLOWS_MAX, ZCRX_RINGS_MAX, ZcrxRegistered, ZcrxRings, ZcrxWanted,
 };
 
 pub(crate) use answer::STEERING_BYTES;
-pub(crate) use field::{enumerated, field, mode_request, padded};
+pub(crate) use wire::{enumerated, mode_request};
 
 /// Of this protocol; a message of another one is refused.
 pub const VERSION: u16 = 6;
@@ -212,8 +213,8 @@ pub enum Malformed {
         /// As given.
         value: u64,
     },
-    /// A list that is too long, names something twice, or goes on after its end.
-    #[error("{0}: a list of at most {ENTRIES_MAX} different ones is meant")]
+    /// A list that is empty or too long, has an element twice or one that is not possible, or is not followed by zeros.
+    #[error("the list of {0} is empty or too long, or has an element twice or one that is not possible")]
     List(&'static str),
     /// A name that no interface can have.
     #[error(
@@ -268,20 +269,23 @@ mod kind {
 
 const _: () = assert!(size_of::<Head>() == 8);
 
-fn message(kind: u16, serial: u32, body: &(impl IntoBytes + Immutable)) -> Vec<u8> {
+/// A message with what `write` writes, which returns the kind of that.
+fn message(serial: u32, write: impl FnOnce(&mut Vec<u8>) -> u16) -> Vec<u8> {
+    let mut bytes = vec![0; size_of::<Head>()];
     let head = Head {
         version: VERSION,
-        kind,
+        kind: write(&mut bytes),
         serial,
     };
-    [head.as_bytes(), body.as_bytes()].concat()
+    bytes[..size_of::<Head>()].copy_from_slice(head.as_bytes());
+    bytes
 }
 
 /// Head and body of a message.
-fn split(bytes: &[u8]) -> Result<(Head, &[u8]), Malformed> {
+fn split(bytes: &[u8]) -> Result<(Head, Body<'_>), Malformed> {
     let (head, body) = Head::read_from_prefix(bytes).map_err(|_| Malformed::Short(bytes.len()))?;
     match head.version {
-        VERSION => Ok((head, body)),
+        VERSION => Ok((head, Body::new(head.kind, body))),
         other => Err(Malformed::Version(other)),
     }
 }
@@ -311,12 +315,6 @@ pub(crate) fn may_have_files(bytes: &[u8]) -> bool {
 #[cfg(feature = "server")]
 pub(crate) fn serial_of(bytes: &[u8]) -> Option<u32> {
     split(bytes).ok().map(|(head, _)| head.serial)
-}
-
-/// A body that has the length of its kind.
-fn read<T: FromBytes>(kind: u16, body: &[u8]) -> Result<T, Malformed> {
-    let got = body.len();
-    T::read_from_bytes(body).map_err(|_| Malformed::Length { kind, got })
 }
 
 #[cfg(test)]

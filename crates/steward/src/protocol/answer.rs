@@ -2,19 +2,21 @@
 
 use steer::{Mode, QueueCounters, Station};
 use xsk::NumaNode;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
+use zerocopy::TryFromBytes;
 
-use super::field::{NAME_BYTES, enumerated, field, flags_of, interface_name, text, value, zero};
 use super::hints::Hinted;
+use super::host::BEHIND;
 use super::listed::{Listed, Steered};
 use super::netkit::NetkitEnd;
+use super::wire::{BeforeZeros, Body, Codec, Name, Text, Wire, enumeration, messages, value, wire};
 use super::zcrx::ZcrxRegistered;
-use super::{HostEnd, Malformed, SendTapEnd, host, kind, message, read, split};
+use super::{HostEnd, Malformed, SendTapEnd, message, split};
 use crate::links::DriverSends;
 
-/// Of a driver's name (ETHTOOL_BUSINFO_LEN, include/uapi/linux/ethtool.h).
-const DRIVER_BYTES: usize = 32;
-const NOTE_BYTES: usize = 240;
+/// Its length is ETHTOOL_BUSINFO_LEN (include/uapi/linux/ethtool.h).
+const DRIVER: Text = Text(32, "name of a driver");
+const NOTE: Text = Text(240, "note");
+const STEERING: Text = Text(STEERING_BYTES, "note on steering");
 /// Longest text on how frames come, bytes; more is cut.
 pub(crate) const STEERING_BYTES: usize = 504;
 const REFUSAL_BYTES: usize = 480;
@@ -203,123 +205,58 @@ impl Refusal {
     }
 }
 
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct FactsBody {
-    ifindex: u32,
-    mtu: u32,
-    rx_queues: u32,
-    program: u32,
-    generation: u32,
-    mode: u32,
-    flags: u32,
-    most_pieces: u32,
-    name: [u8; NAME_BYTES],
-    mac: [u8; 6],
-    /// Its number and one; 0: none.
-    node: u16,
-    zero: [u8; 4],
-    steered: u32,
-    driver: [u8; DRIVER_BYTES],
-    note: [u8; NOTE_BYTES],
-    steering: [u8; STEERING_BYTES],
+enumeration!(Step, "step");
+enumeration!(Reason, "reason of a refusal");
+
+wire!(Refusal {
+    reason: BeforeZeros(4),
+    text: Text(REFUSAL_BYTES, "refusal"),
+});
+
+messages! {
+    Answer {
+        DONE => Done;
+        THESE_FACTS => Facts(facts);
+        THESE_COUNTERS => Counters(counters);
+        THIS_HOST => Host(host);
+        THESE_BEHIND => Behind(stations: BEHIND);
+        HINTED => Hinted(hinted);
+        ZCRX_REGISTERED => ZcrxRegistered(registered);
+        THIS_NETKIT => Netkit(netkit);
+        THIS_SEND_TAP => SendTap(tap);
+        REFUSED => Refused(refusal);
+        CHANGED => Changed(facts);
+        LISTED => Lease(listed);
+        FAILED => Failed { step, errno };
+    } else |kind, _: &mut _| Err(Malformed::Kind(kind))
 }
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct RefusedBody {
-    reason: u32,
-    zero: u32,
-    text: [u8; REFUSAL_BYTES],
-}
-
-/// The interface is up.
-const FLAG_UP: u32 = 1;
-/// The driver completes checksums in zero-copy mode.
-const FLAG_CHECKSUM: u32 = 2;
-/// Local senders leave partial checksums.
-const FLAG_PARTIAL: u32 = 4;
-/// Frames do not come although they should.
-const FLAG_IMPAIRED: u32 = 8;
-/// The driver may grant zero-copy.
-const FLAG_ZERO_COPY: u32 = 16;
-/// An IOMMU translates for the device.
-const FLAG_TRANSLATED: u32 = 32;
-/// Tags of VLANs are taken off.
-const FLAG_STRIPS_TAGS: u32 = 64;
-/// Frames for the lessee may be lost.
-const FLAG_LOSES: u32 = 128;
-const FLAGS: u32 = FLAG_UP
-    | FLAG_CHECKSUM
-    | FLAG_PARTIAL
-    | FLAG_IMPAIRED
-    | FLAG_ZERO_COPY
-    | FLAG_TRANSLATED
-    | FLAG_STRIPS_TAGS
-    | FLAG_LOSES;
-
-const _: () = assert!(size_of::<FactsBody>() == 840 && size_of::<RefusedBody>() == 488);
 
 impl Answer {
     /// The message, with the serial number of the request, or 0.
     #[must_use]
     pub fn encode(&self, serial: u32) -> Vec<u8> {
-        match self {
-            Self::Done => message(kind::DONE, serial, &[0u8; 0]),
-            Self::Facts(facts) => message(kind::THESE_FACTS, serial, &facts.body()),
-            Self::Counters(counters) => {
-                let values = counters.named().map(|(_, value)| value);
-                message(kind::THESE_COUNTERS, serial, &values)
-            }
-            Self::Host(host) => message(kind::THIS_HOST, serial, &host.body()),
-            Self::Behind(stations) => message(kind::THESE_BEHIND, serial, &host::behind(stations)),
-            Self::ZcrxRegistered(registered) => message(kind::ZCRX_REGISTERED, serial, &registered.body()),
-            Self::Netkit(netkit) => message(kind::THIS_NETKIT, serial, &netkit.body()),
-            Self::SendTap(tap) => message(kind::THIS_SEND_TAP, serial, &tap.body()),
-            Self::Hinted(hinted) => message(kind::HINTED, serial, &hinted.body()),
-            Self::Refused(refusal) => message(
-                kind::REFUSED,
-                serial,
-                &RefusedBody {
-                    reason: refusal.reason as u32,
-                    zero: 0,
-                    text: field(&refusal.text),
-                },
-            ),
-            Self::Changed(facts) => message(kind::CHANGED, serial, &facts.body()),
-            Self::Lease(listed) => message(kind::LISTED, serial, &listed.body()),
-            &Self::Failed { step, errno } => message(kind::FAILED, serial, &[step as u32, errno]),
-        }
+        message(serial, |to| self.write(to))
     }
 
     /// Reads a message of a steward: the serial number of the request, or 0, and the answer.
     ///
     /// # Errors
-    /// [`Malformed`], for anything that [`Answer::encode`] does not make.
+    /// [`Malformed`], for anything that [`Answer::encode`] does not write.
     pub fn decode(bytes: &[u8]) -> Result<(u32, Self), Malformed> {
-        let (head, body) = split(bytes)?;
-        let kind = head.kind;
-        let answer = match kind {
-            kind::DONE => read::<[u8; 0]>(kind, body).map(|_| Self::Done)?,
-            kind::THESE_FACTS => Self::Facts(Facts::read(&read(kind, body)?)?),
-            kind::THESE_COUNTERS => Self::Counters(counters(read(kind, body)?)),
-            kind::THIS_HOST => Self::Host(HostEnd::read(&read(kind, body)?)?),
-            kind::THESE_BEHIND => Self::Behind(host::read_behind(&read(kind, body)?)?),
-            kind::HINTED => Self::Hinted(Hinted::read(&read(kind, body)?)?),
-            kind::THIS_NETKIT => Self::Netkit(NetkitEnd::read(&read(kind, body)?)?),
-            kind::THIS_SEND_TAP => Self::SendTap(SendTapEnd::read(&read(kind, body)?)?),
-            kind::ZCRX_REGISTERED => Self::ZcrxRegistered(ZcrxRegistered::read(&read(kind, body)?)?),
-            kind::REFUSED => Self::Refused(refusal(&read(kind, body)?)?),
-            kind::CHANGED => Self::Changed(Facts::read(&read(kind, body)?)?),
-            kind::LISTED => Self::Lease(Listed::read(&read(kind, body)?)?),
-            kind::FAILED => {
-                let [step, errno] = read(kind, body)?;
-                let step = enumerated("step", step)?;
-                Self::Failed { step, errno }
-            }
-            other => return Err(Malformed::Kind(other)),
-        };
+        let (head, mut body) = split(bytes)?;
+        let answer = Self::read(head.kind, &mut body)?;
+        body.end()?;
         Ok((head.serial, answer))
+    }
+}
+
+impl Wire for QueueCounters {
+    fn write(&self, to: &mut Vec<u8>) {
+        self.named().iter().for_each(|(_, value)| value.write(to));
+    }
+
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
+        from.next().map(counters)
     }
 }
 
@@ -344,90 +281,97 @@ pub(super) fn counters(values: [u64; 9]) -> QueueCounters {
     counters
 }
 
-fn refusal(body: &RefusedBody) -> Result<Refusal, Malformed> {
-    zero(u64::from(body.zero))?;
-    let reason: Reason = enumerated("reason of a refusal", body.reason)?;
-    Ok(Refusal::new(reason, text("refusal", &body.text)?))
-}
-
-impl Facts {
-    fn body(&self) -> FactsBody {
-        FactsBody {
-            ifindex: self.ifindex,
-            mtu: self.mtu,
-            rx_queues: self.rx_queues,
-            program: self.program,
-            generation: self.generation,
-            mode: match self.mode {
-                None => 0,
-                Some(Mode::Native) => 1,
-                Some(Mode::Skb) => 2,
-                Some(Mode::Tap) => 3,
-            },
-            flags: flags_of([
-                (self.up, FLAG_UP),
-                (self.sends.checksum, FLAG_CHECKSUM),
-                (self.partial_checksums, FLAG_PARTIAL),
-                (self.impaired, FLAG_IMPAIRED),
-                (self.sends.zero_copy, FLAG_ZERO_COPY),
-                (self.translated, FLAG_TRANSLATED),
-                (self.strips_tags, FLAG_STRIPS_TAGS),
-                (self.loses, FLAG_LOSES),
-            ]),
-            most_pieces: u32::try_from(self.sends.most_pieces).unwrap_or(u32::MAX),
-            name: field(&self.name),
-            mac: self.mac,
-            node: self.node.map_or(0, |node| node.number() + 1),
-            zero: [0; 4],
-            steered: self.steered as u32,
-            driver: field(&self.driver),
-            note: field(&self.note),
-            steering: field(&self.steering),
-        }
+impl Wire for Facts {
+    fn write(&self, to: &mut Vec<u8>) {
+        [
+            self.ifindex,
+            self.mtu,
+            self.rx_queues,
+            self.program,
+            self.generation,
+        ]
+        .write(to);
+        let mode = match self.mode {
+            None => 0u32,
+            Some(Mode::Native) => 1,
+            Some(Mode::Skb) => 2,
+            Some(Mode::Tap) => 3,
+        };
+        mode.write(to);
+        let sends = &self.sends;
+        let flags = [
+            self.up,
+            sends.checksum,
+            self.partial_checksums,
+            self.impaired,
+            sends.zero_copy,
+            self.translated,
+            self.strips_tags,
+            self.loses,
+        ];
+        flags.write(to);
+        u32::try_from(sends.most_pieces).unwrap_or(u32::MAX).write(to);
+        Name.write(&self.name, to);
+        self.mac.write(to);
+        let node = self.node.map_or(0u16, |node| node.number() + 1);
+        BeforeZeros(4).write(&node, to);
+        self.steered.write(to);
+        DRIVER.write(&self.driver, to);
+        NOTE.write(&self.note, to);
+        STEERING.write(&self.steering, to);
     }
 
-    fn read(body: &FactsBody) -> Result<Self, Malformed> {
-        body.zero.iter().try_for_each(|&byte| zero(byte.into()))?;
-        if body.flags & !FLAGS != 0 {
-            return Err(value("flags of an interface", body.flags));
-        }
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
+        let [ifindex, mtu, rx_queues, program, generation] = from.next()?;
+        let mode = match from.next()? {
+            0u32 => None,
+            1 => Some(Mode::Native),
+            2 => Some(Mode::Skb),
+            3 => Some(Mode::Tap),
+            other => return Err(value("mode", other)),
+        };
+        let [
+            up,
+            checksum,
+            partial_checksums,
+            impaired,
+            zero_copy,
+            translated,
+            strips_tags,
+            loses,
+        ] = from.next()?;
+        let most_pieces: u32 = from.next()?;
         Ok(Self {
-            ifindex: body.ifindex,
-            name: interface_name(&body.name)?,
-            mtu: body.mtu,
-            mac: body.mac,
-            rx_queues: body.rx_queues,
-            driver: text("name of a driver", &body.driver)?,
-            up: body.flags & FLAG_UP != 0,
-            partial_checksums: body.flags & FLAG_PARTIAL != 0,
-            translated: body.flags & FLAG_TRANSLATED != 0,
-            strips_tags: body.flags & FLAG_STRIPS_TAGS != 0,
-            loses: body.flags & FLAG_LOSES != 0,
-            node: match i32::from(body.node) {
-                0 => None,
+            ifindex,
+            mtu,
+            rx_queues,
+            program,
+            generation,
+            mode,
+            up,
+            partial_checksums,
+            impaired,
+            translated,
+            strips_tags,
+            loses,
+            sends: DriverSends {
+                checksum,
+                zero_copy,
+                most_pieces: most_pieces as usize,
+            },
+            name: Name.read(from)?,
+            mac: from.next()?,
+            node: match BeforeZeros(4).read(from)? {
+                0u16 => None,
                 beyond => {
-                    let node = NumaNode::new(beyond - 1);
-                    Some(node.ok_or_else(|| value("NUMA node", body.node.into()))?)
+                    let node = NumaNode::new(i32::from(beyond) - 1);
+                    Some(node.ok_or_else(|| value("NUMA node", beyond.into()))?)
                 }
             },
-            sends: DriverSends {
-                checksum: body.flags & FLAG_CHECKSUM != 0,
-                zero_copy: body.flags & FLAG_ZERO_COPY != 0,
-                most_pieces: body.most_pieces as usize,
-            },
-            mode: match body.mode {
-                0 => None,
-                1 => Some(Mode::Native),
-                2 => Some(Mode::Skb),
-                3 => Some(Mode::Tap),
-                other => return Err(value("mode", other)),
-            },
-            program: body.program,
-            generation: body.generation,
-            steered: enumerated("way of steering", body.steered)?,
-            impaired: body.flags & FLAG_IMPAIRED != 0,
-            note: text("note", &body.note)?,
-            steering: text("note on steering", &body.steering)?,
+            steered: from.next()?,
+            driver: DRIVER.read(from)?,
+            note: NOTE.read(from)?,
+            steering: STEERING.read(from)?,
         })
     }
 }

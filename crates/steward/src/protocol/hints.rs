@@ -4,14 +4,10 @@
 //! its lease, or comes back to it, and asks without on another connection if it was refused. A lessee of a version
 //! without says nothing of hints, and is told nothing.
 
+use super::Malformed;
+use super::wire::{Body, List, Text, Wire, value, wire};
 use steer::HintSet;
 use xsk::metadata::{Layout, MAX_LAYOUTS};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
-use super::Malformed;
-use super::field::{field, text, value};
-
-const WHY_BYTES: usize = 240;
 
 /// Which hints a lessee wants before the frames of its queues.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -57,57 +53,50 @@ pub struct Hinted {
     pub layouts: Vec<Layout>,
 }
 
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct HintedBody {
-    possible: u32,
-    on: u32,
-    layout_count: u32,
-    layouts: [[u8; Layout::BYTES]; MAX_LAYOUTS],
-    why: [u8; WHY_BYTES],
+wire!(Hinted {
+    possible,
+    on,
+    layouts: List::new(MAX_LAYOUTS, Layout::BYTES, "layouts of hints"),
+    why: Text(240, "why there are no hints"),
+});
+
+impl Wire for HintSet {
+    fn write(&self, to: &mut Vec<u8>) {
+        u32::from(self.bits()).write(to);
+    }
+
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
+        hints(from.next()?)
+    }
 }
 
-const _: () = assert!(size_of::<HintedBody>() == 636);
+impl Wire for Layout {
+    fn write(&self, to: &mut Vec<u8>) {
+        to.extend_from_slice(&self.to_bytes());
+    }
+
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
+        let bytes = from.next()?;
+        let layout = Self::from_bytes(bytes).ok();
+        let layout = layout.filter(|layout| layout.to_bytes() == bytes);
+        layout.ok_or(Malformed::Text("a layout of hints"))
+    }
+}
+
+impl Wire for HintRequest {
+    fn write(&self, to: &mut Vec<u8>) {
+        self.number().write(to);
+    }
+
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
+        Self::of_number(from.next()?)
+    }
+}
 
 fn hints(bits: u32) -> Result<HintSet, Malformed> {
     let set = HintSet::of_bits(bits as u8);
     match u32::from(set.bits()) == bits {
         true => Ok(set),
         false => Err(value("set of hints", bits)),
-    }
-}
-
-impl Hinted {
-    pub(super) fn body(&self) -> HintedBody {
-        let mut layouts = [[0; Layout::BYTES]; MAX_LAYOUTS];
-        let known = layouts.iter_mut().zip(&self.layouts);
-        known.for_each(|(to, layout)| *to = layout.to_bytes());
-        HintedBody {
-            possible: self.possible.bits().into(),
-            on: self.on.bits().into(),
-            layout_count: self.layouts.len().min(MAX_LAYOUTS) as u32,
-            layouts,
-            why: field(&self.why),
-        }
-    }
-
-    pub(super) fn read(body: &HintedBody) -> Result<Self, Malformed> {
-        let wrong = || value("number of layouts", body.layout_count);
-        let count = usize::try_from(body.layout_count).map_err(|_| wrong())?;
-        let (known, rest) = body.layouts.split_at_checked(count).ok_or_else(wrong)?;
-        if rest.iter().any(|&layout| layout != [0; Layout::BYTES]) {
-            return Err(wrong());
-        }
-        let layout = |&bytes: &[u8; Layout::BYTES]| {
-            let layout = Layout::from_bytes(bytes).ok();
-            layout.filter(|layout| layout.to_bytes() == bytes)
-        };
-        let layouts: Option<Vec<Layout>> = known.iter().map(layout).collect();
-        Ok(Self {
-            possible: hints(body.possible)?,
-            on: hints(body.on)?,
-            layouts: layouts.ok_or(Malformed::Text("a layout of hints"))?,
-            why: text("why there are no hints", &body.why)?,
-        })
     }
 }

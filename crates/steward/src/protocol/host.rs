@@ -1,11 +1,9 @@
 //! What the steward sends the lessee of a network about its tap to the host or to the wire, and about the bridge that
 //! the uplink is part of.
 
-use steer::Station;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
-use super::field::{NAME_BYTES, field, flags_of, interface_name, listed, padded, value};
+use super::wire::{Body, Checked, Codec, Flag, List, NAME_BYTES, Name, Wire, wire};
 use super::{ANY_VLAN, BEHIND_MAX, CHANGES_MAX, ENTRIES_MAX, Malformed};
+use steer::Station;
 
 /// A tap device between a network and the host, or between a network and the wire
 /// ([`Request::Uplink`](super::Request::Uplink)). The lessee alone has its descriptor. Each frame has a virtio-net
@@ -30,106 +28,52 @@ pub struct HostEnd {
     pub left_out: u32,
 }
 
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct HostBody {
-    interface: [u8; NAME_BYTES],
-    index: u32,
-    flags: u32,
-    mac_count: u32,
-    macs: [[u8; 6]; ENTRIES_MAX],
-    bridge: [u8; NAME_BYTES],
-    behind: u32,
-    left_out: u32,
-}
+wire!(HostEnd {
+    interface: Name,
+    index,
+    cuts_udp: Flag,
+    macs: List::set(ENTRIES_MAX, 6, "addresses of the host"),
+    bridge: NameOrNone,
+    behind: Checked(
+        |count| count as usize <= BEHIND_MAX,
+        "number of stations behind a bridge"
+    ),
+    left_out,
+});
 
-/// UDP packets that are to be cut.
-const FLAG_CUTS_UDP: u32 = 1;
+/// Name of an interface, or empty.
+struct NameOrNone;
 
-const _: () = assert!(size_of::<HostBody>() == 148);
-
-impl HostEnd {
-    pub(super) fn body(&self) -> HostBody {
-        HostBody {
-            interface: field(&self.interface),
-            index: self.index,
-            flags: flags_of([(self.cuts_udp, FLAG_CUTS_UDP)]),
-            mac_count: self.macs.len().try_into().unwrap_or(u32::MAX),
-            macs: padded(&self.macs),
-            bridge: field(&self.bridge),
-            behind: self.behind,
-            left_out: self.left_out,
-        }
+impl Codec<String> for NameOrNone {
+    fn write(&self, name: &String, to: &mut Vec<u8>) {
+        Name.write(name, to);
     }
 
-    pub(super) fn read(body: &HostBody) -> Result<Self, Malformed> {
-        if body.flags & !FLAG_CUTS_UDP != 0 {
-            return Err(value("flags of a host", body.flags));
+    fn read(&self, from: &mut Body<'_>) -> Result<String, Malformed> {
+        const NONE: [u8; NAME_BYTES] = [0; NAME_BYTES];
+        match from.clone().next::<[u8; NAME_BYTES]>()? {
+            NONE => from.bytes(NAME_BYTES).map(|_| String::new()),
+            _ => Name.read(from),
         }
-        if body.behind as usize > BEHIND_MAX {
-            return Err(value("number of stations behind a bridge", body.behind));
-        }
-        let bridge = match body.bridge == [0; NAME_BYTES] {
-            true => String::new(),
-            false => interface_name(&body.bridge)?,
-        };
-        Ok(Self {
-            index: body.index,
-            cuts_udp: body.flags & FLAG_CUTS_UDP != 0,
-            interface: interface_name(&body.interface)?,
-            macs: listed(&body.macs, body.mac_count, "number of addresses")?,
-            bridge,
-            behind: body.behind,
-            left_out: body.left_out,
-        })
     }
 }
 
-/// A station; the VLAN may be [`ANY_VLAN`].
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-#[repr(C)]
-pub(super) struct StationBody {
-    vlan: u16,
-    mac: [u8; 6],
-}
+/// Stations behind a bridge.
+pub(super) const BEHIND: List = List::set(CHANGES_MAX, 8, "stations behind a bridge");
 
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct BehindBody {
-    count: u32,
-    stations: [StationBody; CHANGES_MAX],
-}
-
-const _: () = assert!(size_of::<BehindBody>() == 516);
-
-impl StationBody {
-    pub(super) fn of(station: Station) -> Self {
-        let Station { vlan, mac } = station;
-        Self { vlan, mac }
+/// The VLAN may be [`ANY_VLAN`].
+impl Wire for Station {
+    fn write(&self, to: &mut Vec<u8>) {
+        self.vlan.write(to);
+        self.mac.write(to);
     }
 
-    pub(super) fn read(self) -> Result<Station, Malformed> {
-        let Self { vlan, mac } = self;
-        let station = Station { vlan, mac };
-        let untagged = Station { vlan: 0, mac };
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
+        let (vlan, mac) = (from.next()?, from.next()?);
+        let (station, untagged) = (Self { vlan, mac }, Self { vlan: 0, mac });
         match station.is_possible() || (vlan == ANY_VLAN && untagged.is_possible()) {
             true => Ok(station),
-            false => Err(Malformed::List("stations behind a bridge")),
+            false => Err(Malformed::List(BEHIND.name)),
         }
     }
-}
-
-pub(super) fn behind(stations: &[Station]) -> BehindBody {
-    let bodies: Vec<StationBody> = stations.iter().map(|&station| StationBody::of(station)).collect();
-    BehindBody {
-        count: stations.len().try_into().unwrap_or(u32::MAX),
-        stations: padded(&bodies),
-    }
-}
-
-pub(super) fn read_behind(body: &BehindBody) -> Result<Vec<Station>, Malformed> {
-    let bodies = listed(&body.stations, body.count, "number of stations")?;
-    bodies.into_iter().map(StationBody::read).collect()
 }

@@ -1,9 +1,9 @@
 //! An entry of the list of leases, which any user may ask for, and how frames are steered to the queues of a lease.
 
 use steer::Filter;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
+use zerocopy::TryFromBytes;
 
-use super::field::{enumerated, field, flags_of, interface_name, listed, padded, value, zero};
+use super::wire::{Body, Codec, List, Name, Wire, count, enumeration, value};
 use super::{ENTRIES_MAX, Malformed};
 
 /// One lease.
@@ -68,76 +68,53 @@ impl Steered {
     }
 }
 
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(crate) struct ListedBody {
-    number: u64,
-    namespace: u64,
-    pid: u32,
-    uid: u32,
-    start_queue: u32,
-    queues: u32,
-    steered: u32,
-    flags: u32,
-    mac_count: u32,
-    vlan_count: u32,
-    interface: [u8; 16],
-    macs: [[u8; 6]; ENTRIES_MAX],
-    vlans: [u16; ENTRIES_MAX],
-}
+enumeration!(Steered, "way of steering");
 
-const FLAG_IMPAIRED: u32 = 1;
-const FLAG_ORPHANED: u32 = 2;
-const FLAG_ZCRX: u32 = 4;
+/// Addresses of a lease.
+pub(super) const MACS: List = List::set(ENTRIES_MAX, 6, "addresses");
+/// Its VLANs.
+pub(super) const VLANS: List = List::set(ENTRIES_MAX, 2, "VLANs");
 
-const _: () = assert!(size_of::<ListedBody>() == 192);
-
-impl Listed {
-    pub(crate) fn body(&self) -> ListedBody {
-        ListedBody {
-            number: self.number,
-            namespace: self.namespace,
-            pid: self.pid,
-            uid: self.uid,
-            start_queue: self.start_queue,
-            queues: self.queues,
-            steered: self.steered as u32,
-            flags: flags_of([
-                (self.impaired, FLAG_IMPAIRED),
-                (self.orphaned, FLAG_ORPHANED),
-                (self.zcrx, FLAG_ZCRX),
-            ]),
-            mac_count: self.filter.macs.len().try_into().unwrap_or(u32::MAX),
-            vlan_count: self.filter.vlans.len().try_into().unwrap_or(u32::MAX),
-            interface: field(&self.interface),
-            macs: padded(&self.filter.macs),
-            vlans: padded(&self.filter.vlans),
-        }
+impl Wire for Listed {
+    fn write(&self, to: &mut Vec<u8>) {
+        self.number.write(to);
+        self.namespace.write(to);
+        let Filter { macs, vlans } = &self.filter;
+        [self.pid, self.uid].write(to);
+        [self.start_queue, self.queues].write(to);
+        self.steered.write(to);
+        [self.impaired, self.orphaned, self.zcrx].write(to);
+        [count(macs), count(vlans)].write(to);
+        Name.write(&self.interface, to);
+        MACS.write_elements(macs, to);
+        VLANS.write_elements(vlans, to);
     }
 
-    pub(crate) fn read(body: &ListedBody) -> Result<Self, Malformed> {
-        zero(u64::from(
-            body.flags & !(FLAG_IMPAIRED | FLAG_ORPHANED | FLAG_ZCRX),
-        ))?;
-        if body.start_queue.checked_add(body.queues).is_none() {
-            return Err(value("first queue", body.start_queue));
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
+        let (number, namespace, pid, uid) = (from.next()?, from.next()?, from.next()?, from.next()?);
+        let [start_queue, queues]: [u32; 2] = from.next()?;
+        if start_queue.checked_add(queues).is_none() {
+            return Err(value("first queue", start_queue));
         }
+        let steered = from.next()?;
+        let [impaired, orphaned, zcrx] = from.next()?;
+        let [macs, vlans] = from.next()?;
         Ok(Self {
-            number: body.number,
-            namespace: body.namespace,
-            pid: body.pid,
-            uid: body.uid,
-            interface: interface_name(&body.interface)?,
-            start_queue: body.start_queue,
-            queues: body.queues,
+            number,
+            namespace,
+            pid,
+            uid,
+            interface: Name.read(from)?,
+            start_queue,
+            queues,
             filter: Filter {
-                macs: listed(&body.macs, body.mac_count, "number of addresses")?,
-                vlans: listed(&body.vlans, body.vlan_count, "number of VLANs")?,
+                macs: MACS.read_elements(macs, from)?,
+                vlans: VLANS.read_elements(vlans, from)?,
             },
-            steered: enumerated("way of steering", body.steered)?,
-            impaired: body.flags & FLAG_IMPAIRED != 0,
-            orphaned: body.flags & FLAG_ORPHANED != 0,
-            zcrx: body.flags & FLAG_ZCRX != 0,
+            steered,
+            impaired,
+            orphaned,
+            zcrx,
         })
     }
 }

@@ -7,10 +7,7 @@
 //!
 //! [`Request::Netkit`]: super::Request::Netkit
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
-use super::Malformed;
-use super::field::{NAME_BYTES, field, interface_name, zero};
+use super::wire::{BeforeZeros, Name, wire};
 
 /// The netkit that a lessee wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,56 +29,12 @@ pub struct NetkitEnd {
     pub queue: u32,
 }
 
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct NetkitBody {
-    queue: u32,
-    zero: u32,
-    name: [u8; NAME_BYTES],
-}
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct EndBody {
-    ifindex: u32,
-    queue: u32,
-    name: [u8; NAME_BYTES],
-}
-
-const _: () = assert!(size_of::<NetkitBody>() == 24 && size_of::<EndBody>() == 24);
-
-impl NetkitWanted {
-    pub(super) fn body(&self) -> NetkitBody {
-        NetkitBody {
-            queue: self.queue,
-            zero: 0,
-            name: field(&self.name),
-        }
-    }
-
-    pub(super) fn read(body: &NetkitBody) -> Result<Self, Malformed> {
-        zero(body.zero.into())?;
-        Ok(Self {
-            queue: body.queue,
-            name: interface_name(&body.name)?,
-        })
-    }
-}
-
-impl NetkitEnd {
-    pub(super) fn body(&self) -> EndBody {
-        EndBody {
-            ifindex: self.ifindex,
-            queue: self.queue,
-            name: field(&self.name),
-        }
-    }
-
-    pub(super) fn read(body: &EndBody) -> Result<Self, Malformed> {
-        Ok(Self {
-            name: interface_name(&body.name)?,
-            ifindex: body.ifindex,
-            queue: body.queue,
-        })
-    }
-}
+wire!(NetkitWanted {
+    queue: BeforeZeros(4),
+    name: Name
+});
+wire!(NetkitEnd {
+    ifindex,
+    queue,
+    name: Name
+});

@@ -1,19 +1,19 @@
 //! Pieces of memory that a lessee passes.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
+use super::wire::wire;
 use super::{Malformed, SMALLEST_PAGE, UMEM_MAX};
 
 /// A piece of the memory that frames lie in: of a file that several processes can map, which has no owner that could
 /// hold a reader up (memfd_create(2), tmpfs, hugetlbfs).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Part {
     /// Where it begins in its file, bytes: on a page of the file.
     pub file_offset: u64,
     /// How long it is, bytes: whole pages of the file.
     pub len: u64,
 }
+
+wire!(Part { file_offset, len });
 
 /// Nothing that is calculated with them later can wrap.
 pub(super) fn check_parts(parts: &[Part]) -> Result<(), Malformed> {

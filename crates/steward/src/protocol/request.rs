@@ -3,18 +3,17 @@
 use std::ops::Range;
 
 use steer::{Filter, LAST_VLAN, ModeRequest, QueueConf, Station, VirtioHeader};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::field::{NAME_BYTES, field, interface_name, listed, mode_request, padded, value};
 use super::hints::HintRequest;
-use super::host::StationBody;
+use super::listed::{MACS, VLANS};
 use super::netkit::NetkitWanted;
 use super::part::{Part, check_parts};
-use super::stations::{self, StationChange};
+use super::stations::{Changes, StationChange};
+use super::wire::{Body, Checked, Codec, Flag, List, Name, Wire, count, messages, value, wire};
 use super::zcrx::{ZcrxRings, ZcrxWanted};
 use super::{
-    BIND_FLAGS, BIND_WAIT_MAX, ENTRIES_MAX, FRAME_LIMITS, Head, MESSAGE_MAX, Malformed, PARTS_MAX,
-    QUEUES_MAX, RING_MAX, TAP_QUEUES_MAX, Token, UMEM_FLAGS, kind, message, read, split,
+    BIND_FLAGS, BIND_WAIT_MAX, FRAME_LIMITS, Malformed, PARTS_MAX, QUEUES_MAX, RING_MAX, TAP_QUEUES_MAX,
+    Token, UMEM_FLAGS, kind, message, split,
 };
 
 /// What a lessee asks for.
@@ -167,8 +166,7 @@ impl UmemLayout {
 }
 
 /// Entries of a socket's rings: powers of two, at most [`RING_MAX`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as in the kernel's documentation of AF_XDP")]
 pub struct Rings {
     pub fill: u32,
@@ -210,384 +208,194 @@ impl Wanted {
     }
 }
 
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct LeaseBody {
-    interface: [u8; NAME_BYTES],
-    start_queue: u32,
-    queues: u32,
-    mode: u32,
-    mac_count: u32,
-    vlan_count: u32,
-    macs: [[u8; 6]; ENTRIES_MAX],
-    vlans: [u16; ENTRIES_MAX],
-    network: u32,
+const WAIT: Checked = Checked(|ms| ms <= BIND_WAIT_MAX, "milliseconds to wait for a queue");
+const FLAGS_OF_BIND: Checked = Checked(|flags| flags & !BIND_FLAGS == 0, "flags of a bind");
+const FLAGS_OF_UMEM: Checked = Checked(|flags| flags & !UMEM_FLAGS == 0, "flags of memory");
+const SEVERAL_QUEUES: Checked = Checked(
+    |queues| (2..=TAP_QUEUES_MAX as u32).contains(&queues),
+    "number of queues of a tap",
+);
+const QUEUES: Checked = Checked(|queues| (1..=QUEUES_MAX).contains(&queues), "number of queues");
+const ENTRIES: Checked = Checked(
+    |entries| entries.is_power_of_two() && entries <= RING_MAX,
+    "entries of a ring",
+);
+const FRAME_LIMIT: Checked = Checked(|limit| FRAME_LIMITS.contains(&limit), "frame limit");
+const PARTS: List = List::new(PARTS_MAX, 16, "parts of memory").filled();
+
+messages! {
+    Request {
+        LEASE => Lease(wanted);
+        BIND => Bind { queue, flags: FLAGS_OF_BIND, wait_ms: WAIT };
+        SHARE => Share { queue, wait_ms: WAIT, cookie, rings };
+        AWAIT => Await { queue, wait_ms: WAIT };
+        ACTIVATE => Activate { queue, conf };
+        DEACTIVATE => Deactivate { queue };
+        COUNTERS => Counters { queue };
+        FACTS => Facts;
+        STATIONS => Stations { changes: Changes };
+        GROUPS => Groups;
+        HOST => Host { has };
+        BEHIND => Behind { after };
+        KEEP => Keep { token };
+        RESUME => Resume { token };
+        HINTS => Hints(wanted);
+        ZCRX => Zcrx(wanted);
+        ZCRX_REGISTER => ZcrxRegister(rings);
+        NETKIT => Netkit(wanted);
+        SEND_TAP => SendTap { queue, only_with_tso: Flag };
+        LEASES => Leases { after };
+    } else Self::read_other, Self::write_other
 }
-
-impl LeaseBody {
-    fn of(wanted: &Wanted) -> Self {
-        Self {
-            interface: field(&wanted.interface),
-            start_queue: wanted.start_queue,
-            queues: wanted.queues,
-            mode: wanted.mode as u32,
-            mac_count: wanted.filter.macs.len().try_into().unwrap_or(u32::MAX),
-            vlan_count: wanted.filter.vlans.len().try_into().unwrap_or(u32::MAX),
-            macs: padded(&wanted.filter.macs),
-            vlans: padded(&wanted.filter.vlans),
-            network: wanted.network.into(),
-        }
-    }
-}
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct ActivateBody {
-    pub(super) queue: u32,
-    pub(super) header_bytes: u32,
-    pub(super) frame_limit: u32,
-}
-
-impl ActivateBody {
-    fn of(queue: u32, conf: &QueueConf) -> Self {
-        Self {
-            queue,
-            header_bytes: match conf.virtio_header {
-                Some(header) => header.len_bytes(),
-                None if conf.hints => HINTS,
-                None => 0,
-            },
-            frame_limit: conf.frame_limit,
-        }
-    }
-}
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct RegisterBody {
-    queue: u32,
-    part_count: u32,
-    chunk_bytes: u32,
-    headroom_bytes: u32,
-    tx_metadata_bytes: u32,
-    flags: u32,
-    rings: Rings,
-    parts: [Part; PARTS_MAX],
-}
-
-impl RegisterBody {
-    fn of(queue: u32, umem: &UmemLayout, rings: Rings) -> Self {
-        Self {
-            queue,
-            part_count: umem.parts.len().try_into().unwrap_or(u32::MAX),
-            chunk_bytes: umem.chunk_bytes,
-            headroom_bytes: umem.headroom_bytes,
-            tx_metadata_bytes: umem.tx_metadata_bytes,
-            flags: umem.flags,
-            rings,
-            parts: padded(&umem.parts),
-        }
-    }
-}
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct ShareBody {
-    queue: u32,
-    wait_ms: u32,
-    cookie: u64,
-    rings: Rings,
-}
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct BindBody {
-    queue: u32,
-    flags: u32,
-    wait_ms: u32,
-}
-
-const _: () = assert!(size_of::<LeaseBody>() == 168 && size_of::<ActivateBody>() == 12);
-const _: () = assert!(size_of::<RegisterBody>() == 1080 && size_of::<BindBody>() == 12);
-const _: () = assert!(size_of::<ShareBody>() == 32);
-const _: () = assert!(size_of::<Head>() + size_of::<RegisterBody>() == MESSAGE_MAX);
-
-/// In the place of a virtio-net header's length: hints, which no frame has beside one.
-const HINTS: u32 = 0x1_0000;
 
 impl Request {
     /// The message, with this serial number.
     #[must_use]
     pub fn encode(&self, serial: u32) -> Vec<u8> {
-        match self {
-            Self::Lease(wanted) => message(kind::LEASE, serial, &LeaseBody::of(wanted)),
-            Self::Register { queue, umem, rings } => {
-                message(kind::REGISTER, serial, &RegisterBody::of(*queue, umem, *rings))
-            }
-            &Self::Bind {
-                queue,
-                flags,
-                wait_ms,
-            } => {
-                let body = BindBody {
-                    queue,
-                    flags,
-                    wait_ms,
-                };
-                message(kind::BIND, serial, &body)
-            }
-            &Self::Share {
-                queue,
-                wait_ms,
-                cookie,
-                rings,
-            } => {
-                let body = ShareBody {
-                    queue,
-                    wait_ms,
-                    cookie,
-                    rings,
-                };
-                message(kind::SHARE, serial, &body)
-            }
-            &Self::Await { queue, wait_ms } => message(kind::AWAIT, serial, &[queue, wait_ms]),
-            Self::Activate { queue, conf } => {
-                message(kind::ACTIVATE, serial, &ActivateBody::of(*queue, conf))
-            }
-            Self::Deactivate { queue } => message(kind::DEACTIVATE, serial, queue),
-            Self::Counters { queue } => message(kind::COUNTERS, serial, queue),
-            Self::Facts => message(kind::FACTS, serial, &[0u8; 0]),
-            Self::Stations { changes } => message(kind::STATIONS, serial, &stations::body(changes)),
-            Self::Groups => message(kind::GROUPS, serial, &[0u8; 0]),
-            Self::Host { has } => message(kind::HOST, serial, has),
-            &Self::Uplink { has, queues: 1 } => message(kind::UPLINK, serial, &has),
-            &Self::Uplink { has, queues } => message(kind::UPLINK_QUEUES, serial, &[has, queues]),
-            &Self::Behind { after } => message(kind::BEHIND, serial, &StationBody::of(after)),
-            Self::Hints(hint_request) => message(kind::HINTS, serial, &hint_request.number()),
-            Self::Zcrx(wanted) => message(kind::ZCRX, serial, &wanted.body()),
-            Self::ZcrxRegister(rings) => message(kind::ZCRX_REGISTER, serial, &rings.body()),
-            Self::Netkit(wanted) => message(kind::NETKIT, serial, &wanted.body()),
-            &Self::SendTap { queue, only_with_tso } => {
-                message(kind::SEND_TAP, serial, &[queue, only_with_tso.into()])
-            }
-            Self::Leases { after } => message(kind::LEASES, serial, after),
-            Self::Keep { token } => message(kind::KEEP, serial, token),
-            Self::Resume { token } => message(kind::RESUME, serial, token),
-        }
+        message(serial, |to| self.write(to))
     }
 
-    /// Reads a message of a lessee: its serial number and what it asks for.
+    /// Reads a message of a lessee: its serial number and the request.
     ///
     /// # Errors
-    /// [`Malformed`], for anything that [`Request::encode`] does not make.
+    /// [`Malformed`], for anything that [`Request::encode`] does not write.
     pub fn decode(bytes: &[u8]) -> Result<(u32, Self), Malformed> {
-        let (head, body) = split(bytes)?;
+        let (head, mut body) = split(bytes)?;
         if head.serial == 0 {
             return Err(Malformed::Serial);
         }
-        let kind = head.kind;
-        let request = match kind {
-            kind::LEASE => Self::Lease(wanted(&read(kind, body)?)?),
-            kind::REGISTER => register(&read(kind, body)?)?,
-            kind::BIND => bind(&read(kind, body)?)?,
-            kind::SHARE => share(&read(kind, body)?)?,
-            kind::AWAIT => {
-                let [queue, wait_ms] = read(kind, body)?;
-                check_wait(wait_ms)?;
-                Self::Await { queue, wait_ms }
-            }
-            kind::ACTIVATE => activate(&read(kind, body)?)?,
-            kind::DEACTIVATE => Self::Deactivate {
-                queue: read(kind, body)?,
-            },
-            kind::COUNTERS => Self::Counters {
-                queue: read(kind, body)?,
-            },
-            kind::FACTS => read::<[u8; 0]>(kind, body).map(|_| Self::Facts)?,
-            kind::STATIONS => Self::Stations {
-                changes: stations::read(&read(kind, body)?)?,
-            },
-            kind::GROUPS => read::<[u8; 0]>(kind, body).map(|_| Self::Groups)?,
-            kind::HOST => Self::Host {
-                has: read(kind, body)?,
-            },
-            kind::UPLINK => Self::Uplink {
-                has: read(kind, body)?,
-                queues: 1,
-            },
-            kind::UPLINK_QUEUES => {
-                let [has, queues] = read(kind, body)?;
-                if !(2..=TAP_QUEUES_MAX as u32).contains(&queues) {
-                    return Err(value("number of queues of a tap", queues));
-                }
-                Self::Uplink { has, queues }
-            }
-            kind::BEHIND => Self::Behind {
-                after: read::<StationBody>(kind, body)?.read()?,
-            },
-            kind::KEEP => Self::Keep {
-                token: read(kind, body)?,
-            },
-            kind::RESUME => Self::Resume {
-                token: read(kind, body)?,
-            },
-            kind::HINTS => Self::Hints(HintRequest::of_number(read(kind, body)?)?),
-            kind::ZCRX => Self::Zcrx(ZcrxWanted::read(&read(kind, body)?)?),
-            kind::ZCRX_REGISTER => Self::ZcrxRegister(ZcrxRings::read(&read(kind, body)?)?),
-            kind::NETKIT => Self::Netkit(NetkitWanted::read(&read(kind, body)?)?),
-            kind::SEND_TAP => {
-                let [queue, only_with_tso] = read(kind, body)?;
-                let only_with_tso = match only_with_tso {
-                    0 => false,
-                    1 => true,
-                    other => return Err(value("number that says whether TSO is wanted", other)),
-                };
-                Self::SendTap { queue, only_with_tso }
-            }
-            kind::LEASES => Self::Leases {
-                after: read(kind, body)?,
-            },
-            other => return Err(Malformed::Kind(other)),
-        };
+        let request = Self::read(head.kind, &mut body)?;
+        body.end()?;
         Ok((head.serial, request))
     }
-}
 
-fn wanted(body: &LeaseBody) -> Result<Wanted, Malformed> {
-    if !(1..=QUEUES_MAX).contains(&body.queues) {
-        return Err(value("number of queues", body.queues));
-    }
-    if body.start_queue.checked_add(body.queues).is_none() {
-        return Err(value("first queue", body.start_queue));
-    }
-    let filter = filter(body)?;
-    let network = match body.network {
-        0 => false,
-        1 if filter.is_empty() => true,
-        other => return Err(value("number that says whether it is for a network", other)),
-    };
-    Ok(Wanted {
-        interface: interface_name(&body.interface)?,
-        start_queue: body.start_queue,
-        queues: body.queues,
-        mode: mode_request(body.mode)?,
-        filter,
-        network,
-    })
-}
-
-fn filter(body: &LeaseBody) -> Result<Filter, Malformed> {
-    let macs = listed(&body.macs, body.mac_count, "number of addresses")?;
-    let vlans = listed(&body.vlans, body.vlan_count, "number of VLANs")?;
-    // Bit 0 of the first byte: a group of stations (IEEE 802).
-    if let Some(mac) = macs.iter().find(|mac| mac[0] & 1 != 0) {
-        return Err(value("first byte of the address of one station", mac[0].into()));
-    }
-    if let Some(&vlan) = vlans.iter().find(|&&vlan| vlan > LAST_VLAN) {
-        return Err(value("VLAN", vlan.into()));
-    }
-    Ok(Filter { macs, vlans })
-}
-
-fn register(body: &RegisterBody) -> Result<Request, Malformed> {
-    let count = usize::try_from(body.part_count).unwrap_or(usize::MAX);
-    if !(1..=PARTS_MAX).contains(&count) {
-        return Err(value("number of parts of memory", body.part_count));
-    }
-    let (parts, rest) = body.parts.split_at(count);
-    if rest.iter().any(|&part| part != Part::default()) {
-        return Err(Malformed::List("parts of memory"));
-    }
-    check_parts(parts)?;
-    if body.flags & !UMEM_FLAGS != 0 {
-        return Err(value("flags of memory", body.flags));
-    }
-    check_rings(&body.rings)?;
-    Ok(Request::Register {
-        queue: body.queue,
-        umem: UmemLayout {
-            parts: parts.to_vec(),
-            chunk_bytes: body.chunk_bytes,
-            headroom_bytes: body.headroom_bytes,
-            tx_metadata_bytes: body.tx_metadata_bytes,
-            flags: body.flags,
-        },
-        rings: body.rings,
-    })
-}
-
-fn check_rings(rings: &Rings) -> Result<(), Malformed> {
-    let &Rings {
-        fill,
-        completion,
-        rx,
-        tx,
-    } = rings;
-    for entries in [fill, completion, rx, tx] {
-        if !entries.is_power_of_two() || entries > RING_MAX {
-            return Err(value("entries of a ring", entries));
+    /// Requests whose fields are not one after the other, or that have two kinds.
+    fn write_other(&self, to: &mut Vec<u8>) -> u16 {
+        match self {
+            Self::Register { queue, umem, rings } => {
+                [*queue, count(&umem.parts), umem.chunk_bytes].write(to);
+                [umem.headroom_bytes, umem.tx_metadata_bytes, umem.flags].write(to);
+                rings.write(to);
+                PARTS.write_elements(&umem.parts, to);
+                kind::REGISTER
+            }
+            Self::Uplink { has, queues: 1 } => {
+                has.write(to);
+                kind::UPLINK
+            }
+            Self::Uplink { has, queues } => {
+                [*has, *queues].write(to);
+                kind::UPLINK_QUEUES
+            }
+            // The table has all others.
+            _ => unreachable!("{self:?}"),
         }
     }
-    Ok(())
-}
 
-fn bind(body: &BindBody) -> Result<Request, Malformed> {
-    let &BindBody {
-        queue,
-        flags,
-        wait_ms,
-    } = body;
-    if flags & !BIND_FLAGS != 0 {
-        return Err(value("flags of a bind", flags));
-    }
-    check_wait(wait_ms)?;
-    Ok(Request::Bind {
-        queue,
-        flags,
-        wait_ms,
-    })
-}
-
-fn share(body: &ShareBody) -> Result<Request, Malformed> {
-    let &ShareBody {
-        queue,
-        wait_ms,
-        cookie,
-        rings,
-    } = body;
-    check_wait(wait_ms)?;
-    check_rings(&rings)?;
-    Ok(Request::Share {
-        queue,
-        wait_ms,
-        cookie,
-        rings,
-    })
-}
-
-fn check_wait(wait_ms: u32) -> Result<(), Malformed> {
-    match wait_ms > BIND_WAIT_MAX {
-        true => Err(value("milliseconds to wait for a queue", wait_ms)),
-        false => Ok(()),
+    fn read_other(kind: u16, from: &mut Body<'_>) -> Result<Self, Malformed> {
+        match kind {
+            kind::REGISTER => {
+                let [queue, count, chunk_bytes] = from.next()?;
+                let [headroom_bytes, tx_metadata_bytes] = from.next()?;
+                let (flags, rings) = (FLAGS_OF_UMEM.read(from)?, from.next()?);
+                let parts: Vec<Part> = PARTS.read_elements(count, from)?;
+                check_parts(&parts)?;
+                let umem = UmemLayout {
+                    parts,
+                    chunk_bytes,
+                    headroom_bytes,
+                    tx_metadata_bytes,
+                    flags,
+                };
+                Ok(Self::Register { queue, umem, rings })
+            }
+            kind::UPLINK => Ok(Self::Uplink {
+                has: from.next()?,
+                queues: 1,
+            }),
+            kind::UPLINK_QUEUES => Ok(Self::Uplink {
+                has: from.next()?,
+                queues: SEVERAL_QUEUES.read(from)?,
+            }),
+            other => Err(Malformed::Kind(other)),
+        }
     }
 }
 
-fn activate(body: &ActivateBody) -> Result<Request, Malformed> {
-    let virtio_header = match body.header_bytes {
-        0 | HINTS => None,
-        12 => Some(VirtioHeader::Basic),
-        20 => Some(VirtioHeader::HashReport),
-        other => return Err(value("length of the virtio-net header", other)),
-    };
-    if !FRAME_LIMITS.contains(&body.frame_limit) {
-        return Err(value("frame limit", body.frame_limit));
+wire!(Rings {
+    fill: ENTRIES,
+    completion: ENTRIES,
+    rx: ENTRIES,
+    tx: ENTRIES
+});
+
+impl Wire for Wanted {
+    fn write(&self, to: &mut Vec<u8>) {
+        let Filter { macs, vlans } = &self.filter;
+        Name.write(&self.interface, to);
+        [self.start_queue, self.queues].write(to);
+        self.mode.write(to);
+        [count(macs), count(vlans)].write(to);
+        MACS.write_elements(macs, to);
+        VLANS.write_elements(vlans, to);
+        Flag.write(&self.network, to);
     }
-    Ok(Request::Activate {
-        queue: body.queue,
-        conf: QueueConf {
-            virtio_header,
-            frame_limit: body.frame_limit,
-            hints: body.header_bytes == HINTS,
-        },
-    })
+
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
+        let interface = Name.read(from)?;
+        let (start_queue, queues) = (from.next()?, QUEUES.read(from)?);
+        if u32::checked_add(start_queue, queues).is_none() {
+            return Err(value("first queue", start_queue));
+        }
+        let (mode, [mac_count, vlan_count]) = (from.next()?, from.next()?);
+        let macs: Vec<[u8; 6]> = MACS.read_elements(mac_count, from)?;
+        let vlans: Vec<u16> = VLANS.read_elements(vlan_count, from)?;
+        // Bit 0 of the first byte: a multicast address (IEEE 802).
+        if let Some(mac) = macs.iter().find(|mac| mac[0] & 1 != 0) {
+            return Err(value("first byte of the address of one station", mac[0].into()));
+        }
+        if let Some(&vlan) = vlans.iter().find(|&&vlan| vlan > LAST_VLAN) {
+            return Err(value("VLAN", vlan.into()));
+        }
+        let (filter, network) = (Filter { macs, vlans }, Flag.read(from)?);
+        if network && !filter.is_empty() {
+            return Err(Malformed::List("addresses and VLANs of a network"));
+        }
+        Ok(Self {
+            interface,
+            start_queue,
+            queues,
+            mode,
+            filter,
+            network,
+        })
+    }
+}
+
+/// In the place of the length of a virtio-net header: hints, which frames with a header do not have.
+const HINTS: u32 = 0x1_0000;
+
+impl Wire for QueueConf {
+    fn write(&self, to: &mut Vec<u8>) {
+        let header_bytes = match self.virtio_header {
+            Some(header) => header.len_bytes(),
+            None if self.hints => HINTS,
+            None => 0,
+        };
+        [header_bytes, self.frame_limit].write(to);
+    }
+
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
+        let header_bytes = from.next()?;
+        Ok(Self {
+            virtio_header: match header_bytes {
+                0 | HINTS => None,
+                12 => Some(VirtioHeader::Basic),
+                20 => Some(VirtioHeader::HashReport),
+                other => return Err(value("length of the virtio-net header", other)),
+            },
+            frame_limit: FRAME_LIMIT.read(from)?,
+            hints: header_bytes == HINTS,
+        })
+    }
 }

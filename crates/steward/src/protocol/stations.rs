@@ -1,10 +1,10 @@
 //! Stations of a network: what a lessee says of them.
 
-use steer::Station;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use std::collections::BTreeSet;
 
-use super::field::value;
+use super::wire::{Body, Codec, List, Wire};
 use super::{CHANGES_MAX, Malformed};
+use steer::Station;
 
 /// One station of a network is another one's from now on, or nobody's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,64 +18,44 @@ pub struct StationChange {
 /// In the place of a port's number: none.
 const NO_PORT: u32 = u32::MAX;
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct ChangeBody {
-    vlan: u16,
-    mac: [u8; 6],
-    port: u32,
-}
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct StationsBody {
-    count: u32,
-    changes: [ChangeBody; CHANGES_MAX],
-}
-
-const _: () = assert!(size_of::<StationsBody>() == 772);
-
-pub(super) fn body(changes: &[StationChange]) -> StationsBody {
-    let bodies: Vec<ChangeBody> = changes
-        .iter()
-        .map(|change| ChangeBody {
-            vlan: change.station.vlan,
-            mac: change.station.mac,
-            port: change.port.unwrap_or(NO_PORT),
-        })
-        .collect();
-    StationsBody {
-        count: changes.len().try_into().unwrap_or(u32::MAX),
-        changes: super::padded(&bodies),
+impl Wire for StationChange {
+    fn write(&self, to: &mut Vec<u8>) {
+        self.station.write(to);
+        self.port.unwrap_or(NO_PORT).write(to);
     }
-}
 
-pub(super) fn read(body: &StationsBody) -> Result<Vec<StationChange>, Malformed> {
-    let count = usize::try_from(body.count).unwrap_or(usize::MAX);
-    if !(1..=CHANGES_MAX).contains(&count) {
-        return Err(value("number of stations", body.count));
-    }
-    let (bodies, rest) = body.changes.split_at(count);
-    if rest.iter().any(|&body| body != ChangeBody::default()) {
-        return Err(Malformed::List("stations"));
-    }
-    let mut changes = Vec::new();
-    for body in bodies {
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
         let station = Station {
-            vlan: body.vlan,
-            mac: body.mac,
+            vlan: from.next()?,
+            mac: from.next()?,
         };
-        if !station.is_possible() || station.mac == [0; 6] {
-            return Err(Malformed::List("stations"));
+        let port = from.next()?;
+        match station.is_possible() && station.mac != [0; 6] {
+            true => Ok(Self {
+                station,
+                port: (port != NO_PORT).then_some(port),
+            }),
+            false => Err(Malformed::List("stations")),
         }
-        if changes
-            .iter()
-            .any(|change: &StationChange| change.station == station)
-        {
-            return Err(Malformed::List("stations"));
-        }
-        let port = (body.port != NO_PORT).then_some(body.port);
-        changes.push(StationChange { station, port });
     }
-    Ok(changes)
+}
+
+/// Changes of one message.
+pub(super) struct Changes;
+
+const CHANGES: List = List::new(CHANGES_MAX, 12, "stations").filled();
+
+impl Codec<Vec<StationChange>> for Changes {
+    fn write(&self, changes: &Vec<StationChange>, to: &mut Vec<u8>) {
+        CHANGES.write(changes, to);
+    }
+
+    fn read(&self, from: &mut Body<'_>) -> Result<Vec<StationChange>, Malformed> {
+        let changes: Vec<StationChange> = CHANGES.read(from)?;
+        let stations: BTreeSet<Station> = changes.iter().map(|change| change.station).collect();
+        match stations.len() < changes.len() {
+            true => Err(Malformed::List(CHANGES.name)),
+            false => Ok(changes),
+        }
+    }
 }

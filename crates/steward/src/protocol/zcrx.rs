@@ -9,14 +9,11 @@
 //! [`Request::Zcrx`]: super::Request::Zcrx
 //! [`Request::ZcrxRegister`]: super::Request::ZcrxRegister
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
 use super::Malformed;
-use super::field::{NAME_BYTES, field, interface_name, padded, value};
 use super::part::{Part, check_parts};
+use super::wire::{Body, Checked, Codec, List, Name, Wire, count, value, wire};
 
 /// Most flows of one lease.
 pub const ZCRX_FLOWS_MAX: usize = 8;
@@ -70,188 +67,83 @@ pub struct ZcrxRegistered {
     pub map_bytes: u64,
 }
 
-#[derive(Clone, Copy, Default, PartialEq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct FlowBody {
-    address: [u8; 16],
-    port: u16,
-    /// 4 or 6.
-    family: u16,
-}
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct ZcrxBody {
-    interface: [u8; NAME_BYTES],
-    queue: u32,
-    flow_count: u32,
-    flows: [FlowBody; ZCRX_FLOWS_MAX],
-}
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct RingsBody {
-    area: Part,
-    ring_count: u32,
-    entries: u32,
-    buffer_bytes: u32,
-    rings: [i32; ZCRX_RINGS_MAX],
-    zero: u32,
-}
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub(super) struct RegisteredBody {
-    map_offset: u64,
-    map_bytes: u64,
-    entries: u32,
-    buffer_bytes: u32,
-    offsets: [u32; 3],
-    count: u32,
-    numbers: [u32; ZCRX_RINGS_MAX],
-}
-
-const _: () = assert!(size_of::<ZcrxBody>() == 184 && size_of::<RingsBody>() == 96);
-const _: () = assert!(size_of::<RegisteredBody>() == 104);
-
-impl FlowBody {
-    fn of(flow: SocketAddr) -> Self {
-        let mut address = [0; 16];
-        let family = match flow.ip() {
-            IpAddr::V4(of_four) => {
-                address[..4].copy_from_slice(&of_four.octets());
-                4
-            }
-            IpAddr::V6(of_six) => {
-                address = of_six.octets();
-                6
-            }
+/// Address, port, and 4 or 6.
+impl Wire for SocketAddr {
+    fn write(&self, to: &mut Vec<u8>) {
+        let (address, family) = match self.ip() {
+            IpAddr::V4(ip) => ([ip.octets(), [0; 4], [0; 4], [0; 4]].concat(), 4u16),
+            IpAddr::V6(ip) => (ip.octets().to_vec(), 6),
         };
-        let port = flow.port();
-        Self {
-            address,
-            port,
-            family,
-        }
+        to.extend_from_slice(&address);
+        self.port().write(to);
+        family.write(to);
     }
 
-    fn read(&self) -> Result<SocketAddr, Malformed> {
-        let [first, second, third, fourth, rest @ ..] = self.address;
-        let ip: IpAddr = match self.family {
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
+        let (address, port, family): ([u8; 16], u16, u16) = (from.next()?, from.next()?, from.next()?);
+        let [first, second, third, fourth, rest @ ..] = address;
+        let ip: IpAddr = match family {
             4 if rest == [0; 12] => Ipv4Addr::new(first, second, third, fourth).into(),
-            6 => Ipv6Addr::from(self.address).into(),
+            6 => Ipv6Addr::from(address).into(),
             other => return Err(value("family of a flow's address", other.into())),
         };
-        if self.port == 0 {
+        if port == 0 {
             return Err(value("port of a flow", 0));
         }
         // A NIC finds frames by them: those of one host only.
         if ip.is_unspecified() || ip.is_multicast() {
             return Err(value("first byte of a flow's address", first.into()));
         }
-        Ok(SocketAddr::new(ip, self.port))
+        Ok(Self::new(ip, port))
     }
 }
 
-impl ZcrxWanted {
-    pub(super) fn body(&self) -> ZcrxBody {
-        let flows: Vec<FlowBody> = self.flows.iter().copied().map(FlowBody::of).collect();
-        ZcrxBody {
-            interface: field(&self.interface),
-            queue: self.queue,
-            flow_count: self.flows.len().try_into().unwrap_or(u32::MAX),
-            flows: padded(&flows),
-        }
+wire!(ZcrxWanted {
+    interface: Name,
+    queue,
+    flows: List::set(ZCRX_FLOWS_MAX, 20, "flows").filled(),
+});
+
+wire!(ZcrxRegistered {
+    map_offset,
+    map_bytes,
+    entries,
+    buffer_bytes,
+    offsets,
+    numbers: List::new(ZCRX_RINGS_MAX, 4, "numbers of rings"),
+});
+
+const RINGS: List = List::set(ZCRX_RINGS_MAX, 4, "rings").filled();
+const ENTRIES: Checked = Checked(
+    |entries| entries.is_power_of_two() && entries <= ZCRX_ENTRIES_MAX,
+    "entries of a refill ring",
+);
+const BUFFER: Checked = Checked(
+    |bytes| bytes == 0 || (bytes.is_power_of_two() && bytes <= ZCRX_BUFFER_MAX),
+    "bytes of a buffer",
+);
+
+impl Wire for ZcrxRings {
+    fn write(&self, to: &mut Vec<u8>) {
+        self.area.write(to);
+        [count(&self.rings), self.entries, self.buffer_bytes].write(to);
+        RINGS.write_elements(&self.rings, to);
+        0u32.write(to);
     }
 
-    pub(super) fn read(body: &ZcrxBody) -> Result<Self, Malformed> {
-        let count = usize::try_from(body.flow_count).unwrap_or(usize::MAX);
-        if !(1..=ZCRX_FLOWS_MAX).contains(&count) {
-            return Err(value("number of flows", body.flow_count));
-        }
-        let (flows, rest) = body.flows.split_at(count);
-        let flows: Vec<SocketAddr> = flows.iter().map(FlowBody::read).collect::<Result<_, _>>()?;
-        let different: BTreeSet<&SocketAddr> = flows.iter().collect();
-        if different.len() < count || rest.iter().any(|&flow| flow != FlowBody::default()) {
-            return Err(Malformed::List("flows"));
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
+        let (area, count) = (from.next()?, from.next()?);
+        check_parts(&[area])?;
+        let (entries, buffer_bytes) = (ENTRIES.read(from)?, BUFFER.read(from)?);
+        let rings: Vec<i32> = RINGS.read_elements(count, from)?;
+        if rings.iter().any(|&ring| ring < 0) || from.next::<u32>()? != 0 {
+            return Err(Malformed::List(RINGS.name));
         }
         Ok(Self {
-            interface: interface_name(&body.interface)?,
-            queue: body.queue,
-            flows,
-        })
-    }
-}
-
-impl ZcrxRings {
-    pub(super) fn body(&self) -> RingsBody {
-        RingsBody {
-            area: self.area,
-            ring_count: self.rings.len().try_into().unwrap_or(u32::MAX),
-            entries: self.entries,
-            buffer_bytes: self.buffer_bytes,
-            rings: padded(&self.rings),
-            zero: 0,
-        }
-    }
-
-    pub(super) fn read(body: &RingsBody) -> Result<Self, Malformed> {
-        let count = usize::try_from(body.ring_count).unwrap_or(usize::MAX);
-        if !(1..=ZCRX_RINGS_MAX).contains(&count) {
-            return Err(value("number of rings", body.ring_count));
-        }
-        let (rings, rest) = body.rings.split_at(count);
-        let different: BTreeSet<&i32> = rings.iter().collect();
-        let is_wrong = different.len() < count || rings.iter().any(|&ring| ring < 0);
-        if is_wrong || rest.iter().any(|&ring| ring != 0) || body.zero != 0 {
-            return Err(Malformed::List("rings"));
-        }
-        check_parts(&[body.area])?;
-        if !body.entries.is_power_of_two() || body.entries > ZCRX_ENTRIES_MAX {
-            return Err(value("entries of a refill ring", body.entries));
-        }
-        let is_size = body.buffer_bytes.is_power_of_two() && body.buffer_bytes <= ZCRX_BUFFER_MAX;
-        if body.buffer_bytes != 0 && !is_size {
-            return Err(value("bytes of a buffer", body.buffer_bytes));
-        }
-        Ok(Self {
-            rings: rings.to_vec(),
-            area: body.area,
-            entries: body.entries,
-            buffer_bytes: body.buffer_bytes,
-        })
-    }
-}
-
-impl ZcrxRegistered {
-    pub(super) fn body(&self) -> RegisteredBody {
-        RegisteredBody {
-            map_offset: self.map_offset,
-            map_bytes: self.map_bytes,
-            entries: self.entries,
-            buffer_bytes: self.buffer_bytes,
-            offsets: self.offsets,
-            count: self.numbers.len().try_into().unwrap_or(u32::MAX),
-            numbers: padded(&self.numbers),
-        }
-    }
-
-    pub(super) fn read(body: &RegisteredBody) -> Result<Self, Malformed> {
-        let count = usize::try_from(body.count).unwrap_or(usize::MAX);
-        if count > ZCRX_RINGS_MAX {
-            return Err(value("number of rings", body.count));
-        }
-        let (numbers, rest) = body.numbers.split_at(count);
-        if rest.iter().any(|&number| number != 0) {
-            return Err(Malformed::List("numbers of rings"));
-        }
-        Ok(Self {
-            numbers: numbers.to_vec(),
-            entries: body.entries,
-            buffer_bytes: body.buffer_bytes,
-            offsets: body.offsets,
-            map_offset: body.map_offset,
-            map_bytes: body.map_bytes,
+            rings,
+            area,
+            entries,
+            buffer_bytes,
         })
     }
 }

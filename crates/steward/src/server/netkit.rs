@@ -31,7 +31,7 @@ use super::job::{Job, Outcome, Pending, Pends, Task};
 use super::limits::DeviceChange;
 use super::sockets::{lost, no_process, pending};
 use super::{Answered, Server};
-use crate::protocol::{Answer, NetkitWanted, Reason, Refusal, Step, field};
+use crate::protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
 use crate::sys::netkit::{NO_NAMESPACE, NetkitOrder};
 
 impl Server {
@@ -61,7 +61,10 @@ impl Server {
         let changes = &mut self.device_changes;
         changes.take(DeviceChange::NicSetUp, &interface.link.name, uid, Instant::now())?;
         let ifindex = interface.begin_netkit(wanted, mac)?;
-        let name = field(&wanted.name);
+        let mut name = [0; 16];
+        name.iter_mut()
+            .zip(wanted.name.bytes())
+            .for_each(|(to, byte)| *to = byte);
         let task = Task::Netkit {
             connection: connection.as_fd(),
             order: NetkitOrder { ifindex, name, uid },
