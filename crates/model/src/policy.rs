@@ -10,8 +10,8 @@
 //! queues = "2-5,8"
 //! ```
 //!
-//! Each key is described once, by its field here: docs/keys.md is written from these types. The steward checks what must
-//! fit together and resolves names of users and groups.
+//! Each key is described once, by its field here: docs/keys.md is written from these types. The steward checks what
+//! must fit together and resolves names of users and groups.
 
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
@@ -97,8 +97,8 @@ table! {
 pub struct SocketLimits {
     /// Connections of one user at a time, 1 to 900; all users together have 900 [default: 64]
     pub connections: Option<NonZeroU32>,
-    /// Give leases also before Linux 6.4, where lessees bind their sockets themselves: a lessee could bind such a socket
-    /// to another free queue
+    /// Give leases also before Linux 6.4, where lessees bind their sockets themselves: a lessee could bind such a
+    /// socket to another free queue
     pub unbound_sockets: bool,
 }
 
@@ -163,8 +163,8 @@ pub struct AfXdpRule {
     pub macs: Option<Macs>,
     /// VLANs: a lease must name some, and only these; 0: untagged frames [default: any or none]
     pub vlans: Option<Vlans>,
-    /// Allow leases of networks. Each of their stations must have an address of `macs` and a VLAN of `vlans`, if the rule
-    /// has them. The host's own addresses are rejected unless `macs` names them
+    /// Allow leases of networks. Each of their stations must have an address of `macs` and a VLAN of `vlans`, if the
+    /// rule has them. The host's own addresses are rejected unless `macs` names them
     pub network: bool,
     /// Let these networks reach the host [default: as `network`]
     pub host: Option<bool>,

@@ -1,8 +1,8 @@
-//! When what failed is tried again: after a pause that doubles up to a bound, and at once when something that it
-//! depends on has changed.
+//! Pauses between attempts: each pause is twice as long as the one before, up to a bound. A change of the state that an
+//! attempt depends on makes it due at once.
 //!
-//! An attempt may itself change what it depends on: it makes a device and removes it, or resets a NIC's rings. Then a
-//! rule of "again at once, as something has changed" never ends. So changes bring an attempt forward [`HURRIES`] times
+//! An attempt may itself change what it depends on: it makes a device and removes it, or resets a NIC's rings. Then
+//! attempts would follow each other without end. So changes bring an attempt forward [`HURRIES`] times
 //! in [`WINDOW`] at most; after that its pause counts. Together with pauses of one second, two, and so on there are
 //! at most ten attempts in ten seconds, whatever their cause is.
 
@@ -193,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_tried_less_and_less_often() {
+    fn failed_attempts_have_growing_pauses() {
         let seconds: Vec<u64> = attempts(300, |_| (false, 0)).iter().map(|ms| ms / 1000).collect();
         assert_eq!(seconds, [0, 1, 3, 7, 15, 31, 63, 123, 183, 243]);
     }
 
     #[test]
-    fn attempts_that_change_what_they_depend_on_do_not_start_each_other_for_ever() {
+    fn attempts_that_change_their_own_conditions_end() {
         let made = attempts(60, |attempt| (false, attempt as u32 + 1));
         for (at, ms) in made.iter().enumerate() {
             let within = made[at..].iter().filter(|&later| later - ms < 10_000);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_succeeds_and_is_lost_at_once_is_tried_once_in_the_first_pause() {
+    fn success_that_is_lost_at_once_is_tried_once_in_the_first_pause() {
         let (mut retry, now) = (Retry::default(), Instant::now());
         assert!(retry.is_due(0, false, now));
         retry.record(true, now);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_whole_is_looked_at_once_for_each_other_state_however_fast_they_follow() {
+    fn complete_state_is_checked_once_for_each_change_however_fast_they_follow() {
         let (mut retry, now) = (Retry::default(), Instant::now());
         assert!(retry.is_due(0, true, now), "it was not looked at yet");
         retry.record(true, now);

@@ -3,14 +3,15 @@
 //! One connection is one lease: dropping the [`Lease`] ends it, as does the end of the process. All methods take
 //! `&self`; threads may share it, one request at a time goes out.
 //!
-//! Changes of the interface come unasked. Who waits for them polls the lease's descriptor ([`AsFd`]) and calls
-//! [`Lease::take_changes`], which does not wait; what another thread's request found on its way is not lost.
+//! The steward reports changes of the interface without a request. A thread that waits for them polls the lease's
+//! descriptor ([`AsFd`]) and calls [`Lease::take_changes`], which does not wait. A request of another thread keeps the
+//! changes that it receives.
 //!
-//! A steward may go away and come back (a restart, an upgrade, a crash). Sockets are not concerned, frames go on. The
-//! lease connects again, less and less often, and shows the token that it had given ([`Request::Resume`]); nothing
-//! waits for that: [`Lease::take_changes`] goes on with it whenever it is called, and the descriptor becomes readable
-//! when it should be. Meanwhile requests fail with [`LeaseError::Away`]. A steward that does not know the lease any
-//! more ends it, with [`LeaseError::Refused`].
+//! A steward may go away and come back (a restart, an upgrade, a crash). Sockets are not affected, frames continue.
+//! The lease connects again, with growing pauses, and sends the token that it had sent before ([`Request::Resume`]).
+//! Nothing waits for that: each call of [`Lease::take_changes`] continues it, and the descriptor becomes readable
+//! when a call is due. Meanwhile requests fail with [`LeaseError::Away`]. A steward that does not know the lease any
+//! more ends it with [`LeaseError::Refused`].
 
 mod connection;
 mod error;
@@ -43,7 +44,7 @@ use crate::sys;
 /// Between two looks at a lock that another thread has.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How long, and until when, a steward is waited for.
+/// Limits of waiting for a steward.
 #[derive(Debug, Clone)]
 pub struct Waiting {
     /// For one answer; attaching a program takes the longest, some 100 ms.
@@ -69,22 +70,22 @@ pub struct Lease {
     token: Token,
     /// Readable when the connection is, or when `timer` is.
     waker: OwnedFd,
-    /// Readable when it is time to go on with coming back.
+    /// Readable when the next step of reconnecting is due.
     timer: OwnedFd,
-    /// Held by who asks something, until it is answered.
+    /// Locked for a request until its answer.
     state: Mutex<Connection>,
-    /// What the last one who asked knew; under this lock nothing waits.
+    /// A copy of the state after the last request; its lock is never held while something waits.
     seen: Mutex<Seen>,
 }
 
-/// What is known of a lease without asking.
+/// State of a lease that is known without a request.
 #[derive(Debug)]
 struct Seen {
     facts: Facts,
     hinted: Option<Hinted>,
     behind: u32,
     away: bool,
-    /// How often it was back.
+    /// How often the steward came back.
     returns: u32,
 }
 
@@ -333,8 +334,8 @@ impl Lease {
     }
 
     /// A tap device by which GSO packets leave unsegmented from a queue of the lease. Refused while somebody has the
-    /// descriptor of the one before. None if the steward does not know the message, or if `only_with_tso` and the NIC has
-    /// no TSO.
+    /// descriptor of the one before. None if the steward does not know the message, or if `only_with_tso` and the NIC
+    /// has no TSO.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -355,8 +356,8 @@ impl Lease {
         }
     }
 
-    /// Whether the steward knows a message. An older one closes the connection that sends it, so this uses one without a
-    /// lease.
+    /// Whether the steward knows a message. An older one closes the connection that sends it, so this uses one
+    /// without a lease.
     fn knows(&self, request: &Request) -> Result<bool, LeaseError> {
         let away = || LeaseError::Away {
             path: self.path.clone(),
@@ -390,10 +391,10 @@ impl Lease {
         }
     }
 
-    /// Has the lease's queue, its only one, leased to a new netkit of that name, in this network namespace or, if none
-    /// is given, in the steward's: what it is, and the map of one place for the socket that is to have the frames. It
-    /// is there as long as the lease. In the steward's namespace it is for root, elsewhere for who owns that, too. Asked
-    /// again, it is the same one, or another one if that is gone.
+    /// Has the lease's queue, its only one, leased to a new netkit of that name, in this network namespace or, if
+    /// none is given, in the steward's: what it is, and the map of one place for the socket that is to have the
+    /// frames. It is there as long as the lease. In the steward's namespace it is for root, elsewhere for who owns
+    /// that, too. Asked again, it is the same one, or another one if that is gone.
     ///
     /// # Errors
     /// [`LeaseError`].

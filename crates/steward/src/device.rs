@@ -1,6 +1,6 @@
-//! What sysfs says of the device of an interface.
+//! The device of an interface in sysfs.
 //!
-//! The device is found by its bus, as rtnetlink names them, and not below /sys/class/net, which shows the interfaces of
+//! The device is found by its bus, as rtnetlink names both, and not below /sys/class/net, which shows the interfaces of
 //! the network namespace that sysfs was mounted in.
 
 use std::fs;
@@ -25,7 +25,7 @@ pub(crate) fn is_translated(buses: &Path, bus: &str, device: &str) -> bool {
     attribute(buses, bus, device, "iommu_group/type").is_some_and(|value| value.trim() != "identity")
 }
 
-/// What a device says in that file, or else what it is part of.
+/// The content of that file of a device, or else of the device that it is part of.
 fn attribute(buses: &Path, bus: &str, device: &str, file: &str) -> Option<String> {
     let device = place_of(buses, bus, device)?;
     let mut values = device
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_dma_are_translated_where_the_group_of_the_device_says_so() {
+    fn dma_addresses_are_translated_by_the_iommu_group_of_the_device() {
         let root = sysfs("0");
         let translated = |device| is_translated(&root.path().join("bus"), "virtio", device);
         assert!(!translated("virtio0"), "it is in no group");

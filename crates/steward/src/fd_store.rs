@@ -1,6 +1,6 @@
-//! What the service manager keeps open while no steward runs (sd_notify(3), FDSTORE): the listener, so that who
-//! connects waits instead of being refused, and the sockets for whose sake NICs accept frames to stations of leases
-//! ([`STATIONS`]).
+//! Descriptors that the service manager keeps open while no steward runs (sd_notify(3), FDSTORE): the listener, so that
+//! clients that connect wait and are not refused, and the sockets because of which NICs accept frames to stations of
+//! leases ([`STATIONS`]).
 //!
 //! Whether it keeps anything (FileDescriptorStoreMax) it does not say; without one nothing is kept.
 #![allow(unsafe_code)]
@@ -13,7 +13,7 @@ use sd_notify::NotifyState;
 /// Names of sockets that keep stations accepted begin so.
 pub const STATIONS: &str = "stations-";
 
-/// What a predecessor, or the socket unit, left for us.
+/// Descriptors that an earlier steward, or the socket unit, left in the store.
 #[derive(Debug, Default)]
 pub struct Passed {
     /// A socket that listens.
@@ -37,7 +37,7 @@ impl Passed {
     pub fn take() -> Self {
         let mut passed = Self::default();
         for (number, name) in sd_notify::listen_fds_with_names().into_iter().flatten() {
-            // SAFETY: by that protocol the descriptor is ours, open since before we began, and no other process in this
+            // SAFETY: by that protocol the descriptor is ours, open since before we began, and no other code in this
             // process has it.
             let fd = unsafe { OwnedFd::from_raw_fd(number) };
             let listens = sockopt::socket_acceptconn(&fd).unwrap_or(false);

@@ -1,13 +1,13 @@
-//! Leases of NIC queues: so that nobody who touches guest data needs a privilege.
+//! Leases of NIC queues, so that no process that handles guest data needs a privilege.
 //!
-//! A small privileged daemon, the steward, owns interfaces and the XDP programs on them. The process that moves frames
-//! (the lessee, unprivileged) connects to its Unix socket and asks for a lease of queues of an interface. If the policy
-//! allows it, the lessee gets an AF_XDP socket for each queue, and nothing else: with memory that is the lessee's,
-//! bound to the queue, and in its place in the program's map. The steward registers the memory and binds the socket.
-//! Who has a socket that is not bound could bind it to any free queue, and a NIC in zero-copy would write everybody's
-//! frames of that queue into its memory; a socket that is bound stays where it is. A lease ends with its connection,
-//! however that ends - unless it is the steward that ended: then frames go on, and the lessee comes back to its lease
-//! when a steward is there again.
+//! The steward, a small privileged daemon, owns interfaces and the XDP programs on them. The lessee, the unprivileged
+//! process that moves frames, connects to the steward's Unix socket and requests a lease of queues of an interface.
+//! If the policy allows it, the lessee gets an AF_XDP socket for each queue: with the lessee's memory, bound to the
+//! queue, and in its place in the program's map. The steward registers the memory and binds the socket. With an
+//! unbound socket a lessee could bind to any free queue, and a NIC in zero-copy mode would write other processes'
+//! frames of that queue into the lessee's memory; a bound socket cannot be bound again. A lease ends when its
+//! connection ends, unless the steward ended: then frames continue, and the lessee resumes its lease when a steward
+//! is there again.
 //!
 //! ```text
 //!    steward (CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK, CAP_SETUID)     lessee (no capability)
@@ -31,19 +31,19 @@
 //! |---|---|---|
 //! | [`protocol`] | messages, byte by byte | both |
 //! | [`client`] | a lease, seen by its lessee | the lessee |
-//! | [`links`] | interfaces as rtnetlink tells of them | both |
-//! | [`peer`] | who is at the other end of a Unix socket | both |
-//! | [`listing`] | who has which lease | both |
-//! | [`backoff`] | when what failed is tried again | both |
-//! | [`log_limit`] | limits on lines that others can cause | both |
-//! | [`hardware`] | a NIC's queues in use, n-tuple rules, RSS contexts | the steward; reading: anybody |
+//! | [`links`] | network interfaces, by rtnetlink | both |
+//! | [`peer`] | the peer of a Unix socket | both |
+//! | [`listing`] | the list of leases | both |
+//! | [`backoff`] | pauses between attempts | both |
+//! | [`log_limit`] | limits of log lines that others can cause | both |
+//! | [`hardware`] | a NIC's queues in use, n-tuple rules, RSS contexts | the steward; reading: everybody |
 //! | `policy`, `capabilities`, `server` (feature `server`) | who may lease what; the steward | `vhost-af-xdp-steward` |
 //! | `text_file` (feature `server`) | files that say what a privileged process does | both |
 //!
 //! # Dependencies
 //!
-//! What runs with privilege is meant to be read by those who have to trust it, so its dependencies are few
-//! (CONTRIBUTING.md says what each is for). No async runtime, no thread but one; children for what may take long.
+//! Operators have to trust a privileged process and may want to read its source. So it has few dependencies
+//! (CONTRIBUTING.md has the reason for each), no async runtime and one thread. Children do work that may take long.
 
 pub mod backoff;
 pub mod client;

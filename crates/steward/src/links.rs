@@ -1,8 +1,8 @@
-//! Network interfaces as the kernel tells of them (rtnetlink).
+//! Network interfaces, by rtnetlink.
 //!
-//! [`Link::by_name`] asks once; [`Changes`] waits for RTMGRP_LINK notifications, for RTMGRP_TC ones (`tc qdisc del` takes
-//! filters of ours off), and for those of ethtool: rtnetlink says nothing of `ethtool -L`. A notification is only a reason to ask again: asking gives the state now, whatever
-//! messages were lost before.
+//! [`Link::by_name`] asks once; [`Changes`] waits for RTMGRP_LINK notifications, for RTMGRP_TC ones (`tc qdisc del`
+//! removes the steward's filters), and for those of ethtool: rtnetlink does not report `ethtool -L`. A notification
+//! is only a reason to ask again: the answer is the state now, even if notifications were lost.
 
 #[cfg(feature = "server")]
 pub(crate) mod above;
@@ -270,7 +270,7 @@ fn device_of<'a>(attributes: &IterableLinkAttrs<'a>) -> Option<(&'a str, &'a str
     Some((bus, name))
 }
 
-/// What a driver does for AF_XDP sockets whose memory it reads itself (zero-copy).
+/// Features of a driver for AF_XDP sockets in zero-copy mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DriverSends {
     /// It completes checksums that TX metadata asks for.
@@ -295,21 +295,21 @@ impl Default for DriverSends {
 impl DriverSends {
     /// Asks for it (`xdp-features`, `xsk-features` and `xdp-zc-max-segs`, Documentation/netlink/specs/netdev.yaml; from
     /// Linux 6.3 on the kernel grants zero-copy only where the first has it, `xp_assign_dev`, net/xdp/xsk_buff_pool.c).
-    /// What kernels before do not say is the default.
+    /// Older kernels do not report it: then it is the default.
     #[must_use]
     pub fn by_index(index: u32) -> Self {
         DriverXdp::by_index(index).map_or_else(Self::default, |driver| driver.sends)
     }
 }
 
-/// What a driver says of XDP, as far as the kernel passes it on.
+/// A driver's XDP features, as the kernel reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DriverXdp {
     /// It runs programs itself, which may redirect frames to sockets.
     pub native: bool,
     /// It gives them frames in several pieces.
     pub pieces: bool,
-    /// What it does for sockets in zero-copy.
+    /// Its features in zero-copy mode.
     pub sends: DriverSends,
 }
 

@@ -1,6 +1,6 @@
-//! Who has which lease: what a steward tells any user that asks, one lease an answer.
+//! The list of leases, which a steward sends to any user, one lease an answer.
 //!
-//! Root is told of all leases, others of those of their own user. Nothing of it changes anything.
+//! Root gets all leases, other users get their own. Requests for the list change nothing.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::protocol::{Answer, Request};
 
 pub use crate::protocol::Listed;
 
-/// How long a steward may take for an answer.
+/// Time limit for an answer of a steward.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// Most leases that are asked for: more than there can be.
 const LEASES_MAX: usize = 4096;

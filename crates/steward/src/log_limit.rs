@@ -1,7 +1,7 @@
-//! Limits what others can make us log.
+//! Limits of log lines that others cause.
 //!
-//! A line that a guest, a VMM or a neighbour causes is logged at once, and so are the next few. After that one is logged
-//! now and then, with how many were left out.
+//! A line that a guest, a VMM or a neighbour causes is logged at once, and so are the next few. After that, one line
+//! is logged from time to time, with the number of lines that were left out.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub struct LogLimit {
     left_out: u64,
 }
 
-/// How many lines were left out before one that is logged; to be put behind its words.
+/// The number of lines that were left out before a logged one; for the end of that line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LeftOut(u64);
 
@@ -31,8 +31,8 @@ impl LogLimit {
         self.allow_at(Instant::now())
     }
 
-    /// Whether [`Self::allow`] would allow a line now. For a caller that logs the line later if not, so that it does not
-    /// count as left out.
+    /// Whether [`Self::allow`] would allow a line now. For a caller that logs the line later if not, so that it does
+    /// not count as left out.
     pub fn would_allow(&mut self) -> bool {
         self.refill(Instant::now())
     }
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn line_after_a_long_silence_is_said_at_once() {
+    fn line_after_a_long_silence_is_logged_at_once() {
         let (mut lines, begun) = (LogLimit::default(), Instant::now());
         while lines.allow_at(begun).is_some() {}
         let later = begun + PAUSE * 100;

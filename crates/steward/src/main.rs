@@ -53,7 +53,7 @@ fn complain(error: &clap::Error) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// What must be so before anything is begun.
+/// Checks before the start.
 fn check_surroundings(policy: &Policy) -> Result<(), String> {
     let needed = capabilities::NEEDED | at_hand(policy.allows_zcrx());
     let lacking =
@@ -73,7 +73,7 @@ fn check_surroundings(policy: &Policy) -> Result<(), String> {
     Ok(())
 }
 
-/// Capabilities beside those that any steward needs.
+/// Capabilities in addition to those that any steward needs.
 fn at_hand(leases_zcrx: bool) -> CapabilitySet {
     match leases_zcrx {
         true => capabilities::TO_TAKE_RINGS,
@@ -113,7 +113,7 @@ fn run(cli: &Options) -> Result<(), String> {
     serve(cli, policy, signals)
 }
 
-/// What the process is told by signals.
+/// Signals of the process.
 struct Signals {
     /// Readable after SIGHUP.
     reload: UnixStream,
@@ -149,7 +149,7 @@ fn serve(cli: &Options, policy: Policy, signals: Signals) -> Result<(), String> 
             (listener, Some(SocketFile(cli.socket.clone())))
         }
     };
-    // Where the service manager keeps it, who connects during a restart waits instead of being refused.
+    // Where the service manager keeps it, a client that connects during a restart waits and is not refused.
     let stored = socket.is_some() && fd_store::keep(listener.as_fd(), "listener");
     let mut server = server(cli, policy, listener)?
         .with_reload(signals.reload, cli.policy.clone())
@@ -170,7 +170,7 @@ fn serve(cli: &Options, policy: Policy, signals: Signals) -> Result<(), String> 
     }
     drop(server);
     match socket {
-        // The next steward goes on listening there.
+        // The next steward listens there.
         Some(socket) if stored && !for_good => std::mem::forget(socket),
         _ => {}
     }

@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket.
+//! The peer of a Unix socket.
 #![allow(unsafe_code)]
 #![cfg_attr(not(feature = "server"), allow(dead_code))]
 
@@ -13,10 +13,10 @@ use crate::sys;
 
 /// Most supplementary groups that are looked at. A process may have 65,536 (`NGROUPS_MAX`,
 /// include/uapi/linux/limits.h), and a user with subordinate ones can make one: reading, comparing and recording so
-/// many for each connection would hold up all others.
+/// many for each connection would delay all others.
 const GROUPS_MAX: usize = 4096;
 
-/// Who connected, at the time of connect(2) (unix(7), SO_PEERCRED).
+/// The process that connected, at the time of connect(2) (unix(7), SO_PEERCRED).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Credentials {
@@ -36,7 +36,7 @@ impl Credentials {
     }
 }
 
-/// Who is at the other end of a Unix socket.
+/// The peer of a Unix socket.
 pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let ucred = ucred(socket)?;
     let mut groups = vec![u32::MAX; GROUPS_MAX];
@@ -95,7 +95,7 @@ pub(crate) fn process_of(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut number: libc::c_int = -1;
     let len = size_of::<libc::c_int>();
     sys::get_option(socket, SO_PEERPIDFD, (&raw mut number).cast(), len)?;
-    // SAFETY: a descriptor that the kernel has just made for this process, and that no other process knows.
+    // SAFETY: a descriptor that the kernel has just made for this process, and that no other code knows.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 

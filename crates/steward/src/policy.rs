@@ -1,18 +1,15 @@
-//! The policy file: who may lease what.
+//! The policy: which user may lease which queues. `model::policy` describes the keys of its file.
 //!
-//! `model::policy` has its keys.
+//! Stations of a network are checked one by one, as they are added: address and VLAN must be among `macs` and
+//! `vlans`, if the rule has them. Addresses of the interface, and of interfaces above it (VLANs, macvlans, its
+//! bridge), are the host's, unless `macs` names them.
 //!
-//! A network's stations are judged one by one, as they come: address and VLAN must be among `macs` and `vlans`, where
-//! there are such. Addresses of the interface, and of interfaces above it (VLANs, macvlans, its bridge), are the
-//! host's, unless `macs` names them.
+//! The NIC gets rules for a lease only for an address that the policy's rule names, or for a VLAN that it names and
+//! that is not 0. Otherwise a lessee could take the host's own frames by a lease for the host's address. With VLAN 0
+//! the NIC would bring it all frames of the host, even if the rule names other VLANs, too.
 //!
-//! The NIC itself is told to bring frames to leased queues, away from others', only by rules for an address that the
-//! policy's rule names, or for a VLAN that it names and that is not 0: otherwise a lessee could take the host's own
-//! frames by asking for the host's address (with VLAN 0 the NIC would bring it all of the host's frames, whatever VLANs
-//! are named beside).
-//!
-//! The first rule that allows the whole request counts, and the lease is charged to it. What no rule allows is refused;
-//! keys that are not known are an error, so that a misspelt limit is not taken for none.
+//! The first rule that allows the whole request counts, and the lease is charged to it. A request that no rule allows
+//! is rejected. An unknown key is an error, so that a misspelt limit is not ignored.
 
 mod build;
 mod zcrx;
@@ -51,7 +48,7 @@ pub struct Queues {
     pub interface: String,
     /// Number of the first.
     pub first: u32,
-    /// How many.
+    /// Number of queues.
     pub count: u32,
 }
 
@@ -61,10 +58,10 @@ pub(crate) const CONNECTIONS_MAX: u32 = 900;
 /// Connections of one user at a time, if the policy does not say.
 const CONNECTIONS: u32 = 64;
 
-/// Connections of a rule beside those that have its queues.
+/// Connections of a rule in addition to those that have its queues.
 const ASKING: usize = 16;
 
-/// Who may lease what.
+/// A policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     /// Connections of one user at a time.
@@ -72,7 +69,7 @@ pub struct Policy {
     /// Leases are given also where sockets can only be handed over before they are bound.
     pub unbound: bool,
     pub(crate) rules: Vec<Rule>,
-    /// What it says that may be meant otherwise, with the place.
+    /// Warnings about rules that may be meant otherwise, with the place.
     warnings: Vec<String>,
 }
 
@@ -115,7 +112,7 @@ impl Policy {
         Self::parse(path, &text_file::read(FILE, path, LONGEST)?)
     }
 
-    /// How much memory the sockets of a user have under a rule, bytes, if the rule says so.
+    /// Memory that a rule allows the sockets of a user, bytes, if it has a limit.
     pub(crate) fn memory(&self, rule: usize) -> Option<u64> {
         self.rules.get(rule).and_then(|rule| rule.memlock)
     }
@@ -150,7 +147,7 @@ impl Policy {
         }
     }
 
-    /// What it says that may be meant otherwise, a line each, with file and line.
+    /// Warnings about rules that may be meant otherwise, a line each, with file and line.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
@@ -165,7 +162,7 @@ impl Policy {
         self
     }
 
-    /// How many frames at a time sockets under a rule may poll the driver for, if they may.
+    /// The number of frames of one busy poll of sockets under a rule, if they may poll.
     pub(crate) fn busy_poll(&self, rule: usize) -> Option<u16> {
         self.rules.get(rule).and_then(|rule| rule.busy_poll)
     }
@@ -190,7 +187,7 @@ impl Policy {
         self.rules.get(rule).map_or(0, queues) + ASKING
     }
 
-    /// What a rule names, of which the NIC may be told.
+    /// The addresses and VLANs that a rule names, which the NIC may get rules for.
     pub(crate) fn names(&self, rule: usize) -> Names {
         let names = |rule: &Rule| Names {
             macs: rule.macs.clone(),
@@ -243,7 +240,7 @@ impl Policy {
         }
     }
 
-    /// That no rule lets a peer lease queues of an interface, and the remedy.
+    /// The error text if no rule lets a peer lease queues of an interface, with the remedy.
     fn no_rule_for(&self, peer: &Credentials, interface: &str) -> String {
         let uid = peer.uid;
         let rules = || self.rules.iter().filter(|rule| rule.is_for(peer));

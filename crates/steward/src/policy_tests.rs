@@ -82,7 +82,7 @@ fn policy_is_shown_as_it_was_understood() {
 }
 
 #[test]
-fn users_get_what_a_rule_allows_and_nothing_else() {
+fn users_get_only_leases_that_a_rule_allows() {
     let policy = parse(FULL).expect("valid");
     let none = |_| 0;
     let alice = peer(1000, 1000, &[]);
@@ -261,7 +261,7 @@ fn mistakes_are_named_with_their_place() {
 
 /// The parser says "invalid type: integer `0`, expected a string", and no key.
 #[test]
-fn value_of_another_kind_is_named_with_its_key_its_line_and_what_belongs_there() {
+fn value_of_another_kind_is_reported_with_key_line_and_remedy() {
     for (line, words) in [
         (
             "queues = 0",
@@ -421,7 +421,7 @@ fn number_in_quotes_is_a_number_unless_it_is_a_name() {
 }
 
 #[test]
-fn limit_that_lets_nobody_in_is_a_mistake() {
+fn limit_of_no_connections_is_an_error() {
     let report = parse("[limits]\nconnections = 0").expect_err("nobody");
     assert!(report.contains("line 2: connections = 0"), "{report}");
     for more in [901, 1_000_000] {
@@ -482,7 +482,7 @@ fn file_that_others_can_replace_is_refused() {
 
 /// All of these are read in the thread that serves: none may keep it, or fill its memory.
 #[test]
-fn what_is_no_file_or_has_no_end_is_refused_at_once() {
+fn special_and_endless_files_are_rejected_at_once() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| dir.path().join(name);
     let mode = rustix::fs::Mode::from_raw_mode(0o600);
@@ -561,7 +561,7 @@ fn stations_of_a_network_are_judged_one_by_one() {
 }
 
 #[test]
-fn netkits_are_had_where_a_rule_says_so() {
+fn netkits_need_a_rule_that_allows_them() {
     let rule = "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-3\"\n";
     let parse = |more: &str| Policy::parse(Path::new("p"), &format!("{rule}{more}"));
     let policy = |more: &str| parse(more).expect("a policy");

@@ -1,4 +1,4 @@
-//! What a steward and a lessee say to each other, byte by byte.
+//! The protocol between steward and lessee, byte by byte.
 //!
 //! # Theory of operation
 //!
@@ -13,7 +13,7 @@
 //! closes a connection whose lessee broke the rules.
 //!
 //! Descriptors travel with these messages. With `Register` the lessee passes the memory of a socket, one file for each
-//! part, and with `Share` a socket that it has already, whose memory a further one is to have. With the answer to
+//! part, and with `Share` a socket that it has already, whose memory a further socket will use. With the answer to
 //! `Bind` it gets that socket: an AF_XDP socket with this memory and all four rings, bound to its queue and in its
 //! place in the program's map. So a lessee never has a socket that it could bind to another queue, for a socket is
 //! bound once (`xsk_bind`, net/xdp/xsk.c). Before Linux 6.4, where the rings of such a socket cannot be mapped, it
@@ -74,7 +74,8 @@
 //! reads their fields.
 //!
 //! A lessee that does not read its answers gets no further ones: the steward keeps one answer for each connection and
-//! reads no further request before that is sent. Changes are not queued: the last state is told.
+//! reads no further request before that is sent. Changes are not queued: a notification has the state at the time of
+//! sending.
 
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
@@ -133,7 +134,7 @@ pub const RING_MAX: u32 = 1 << 15;
 pub const UMEM_FLAGS: u32 = 1 | 1 << 2;
 /// What a lessee may ask of a bind: `XDP_COPY`, `XDP_ZEROCOPY`, `XDP_USE_NEED_WAKEUP`, `XDP_USE_SG`, same place.
 pub const BIND_FLAGS: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4;
-/// How long a queue is waited for at most, milliseconds.
+/// Time limit of waiting for a queue, milliseconds.
 pub const BIND_WAIT_MAX: u32 = 60_000;
 /// Parts begin and end on such pages at least, bytes.
 const SMALLEST_PAGE: u64 = 4096;
@@ -152,7 +153,7 @@ pub const STATIONS_MAX: usize = 1024;
 /// Where a steward listens if it is not told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vhost-af-xdp/steward.sock";
 
-/// What a lessee proves with that it is the same: random bytes, known to it and the steward alone.
+/// Proof that a lessee is the same: random bytes that only it and the steward know.
 pub type Token = [u8; 16];
 
 /// A socket of the kind that messages go over.
@@ -164,13 +165,13 @@ pub fn new_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// What each message begins with.
+/// The first bytes of each message.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Head {
     /// [`VERSION`].
     pub version: u16,
-    /// What the body is.
+    /// The kind of the body.
     pub kind: u16,
     /// The request's, and its answer's; 0 for what was not asked for.
     pub serial: u32,
@@ -226,7 +227,7 @@ pub enum Malformed {
     Text(&'static str),
 }
 
-/// What the body of a message is.
+/// Kinds of bodies.
 mod kind {
     pub(super) const LEASE: u16 = 1;
     pub(super) const REGISTER: u16 = 2;
@@ -290,7 +291,7 @@ fn split(bytes: &[u8]) -> Result<(Head, Body<'_>), Malformed> {
     }
 }
 
-/// Whether it is a request that takes long, or has descriptors: one that the steward has somebody else do.
+/// Whether it is a request that takes long or has descriptors: a child does it.
 #[cfg(feature = "server")]
 pub(crate) fn is_for_job(bytes: &[u8]) -> bool {
     let long = [

@@ -1,4 +1,4 @@
-//! System calls that no crate has in the form that is needed here.
+//! System calls that no crate offers in a suitable form.
 #![allow(unsafe_code)]
 #![cfg_attr(not(feature = "server"), allow(dead_code))]
 
@@ -57,7 +57,7 @@ pub(crate) fn accept_station(
 /// `IFF_TUN_EXCL`: no device that is there already; include/uapi/linux/if_tun.h, as what follows.
 #[cfg(feature = "server")]
 const TUN_EXCL: c_int = 0x8000;
-/// What a reader takes: partial checksums, and packets that are to be cut.
+/// Offloads of a tap's reader: partial checksums and GSO packets.
 #[cfg(feature = "server")]
 const TUN_CSUM_TSO: c_ulong = 1 | 2 | 4 | 8;
 #[cfg(feature = "server")]
@@ -212,7 +212,7 @@ pub(crate) fn lets_files(socket: BorrowedFd<'_>) -> bool {
     got.is_err() || lets != 0
 }
 
-/// What a system call says that returns 0 or -1.
+/// The result of a system call that returns 0 or -1.
 pub(crate) fn done(result: c_int) -> io::Result<()> {
     match result {
         0 => Ok(()),

@@ -1,19 +1,19 @@
-//! Files by which an operator says what a privileged process does: read only where no other process can change them, replace
-//! them, or keep the reader waiting with them; and how their mistakes are told, by line.
+//! Files by which an operator configures a privileged process. They are read only if no other user can change or
+//! replace them, or make the reader wait. Errors name the line.
 
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What a file is for, in words.
+/// Descriptions of a file for error messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
-    /// What it is, as in "the policy".
+    /// Its kind, as in "the policy".
     pub what: &'static str,
-    /// Who reads it, as in "the steward".
+    /// Its reader, as in "the steward".
     pub reader: &'static str,
-    /// What shows how one is written.
+    /// The place that shows an example.
     pub example: &'static str,
     /// The option that names it.
     pub option: &'static str,
@@ -69,7 +69,7 @@ pub enum FileError {
     },
 }
 
-/// What to do about a directory that others may write to. The mode of a shared one (sticky, as /tmp) must not change.
+/// The remedy for a directory that others may write to. The mode of a shared one (sticky, as /tmp) must not change.
 fn place_remedy(mode: u32) -> &'static str {
     match mode & 0o1000 {
         0 => "move it, or `chown root PATH; chmod go-w PATH` for that directory",
@@ -77,7 +77,7 @@ fn place_remedy(mode: u32) -> &'static str {
     }
 }
 
-/// What to do about a file that cannot be read.
+/// The remedy for a file that cannot be read.
 fn read_remedy(kind: &Kind, error: &io::Error) -> String {
     let Kind {
         reader,
@@ -142,7 +142,7 @@ fn is_trusted(owner: u32) -> bool {
     owner == 0 || owner == rustix::process::geteuid().as_raw()
 }
 
-/// Whether no other process can put another file in the place of this one: its directory must be writable for its owner
+/// Whether no other user can put another file in the place of this one: its directory must be writable for its owner
 /// only, those above at least sticky.
 fn check_place(kind: Kind, path: &Path) -> Result<(), FileError> {
     let read = |source| FileError::Read {

@@ -137,7 +137,7 @@ fn request_that_waits_for_others_is_done_when_the_policy_changes() {
 
 /// What takes rings out of other processes has only the child that does it, although the steward has it for that.
 #[test]
-fn child_that_takes_no_rings_has_given_up_what_that_takes() {
+fn child_that_takes_no_rings_has_dropped_that_capability() {
     require!(Root, Fuse);
     let _alone = alone();
     let zcrx = "[[allow]]\nuser = 0\ninterface = \"lo\"\nqueues = \"0\"\nzcrx = [\"192.0.2.1:443\"]\n";
@@ -213,7 +213,7 @@ fn connections_that_hang_when_they_are_closed_count() {
 
 /// Files of a file system that the sender serves (FUSE): whoever looks at one waits, and whoever closes it.
 #[test]
-fn files_that_hang_hold_up_nobody_but_who_sent_them() {
+fn files_that_hang_delay_only_their_sender() {
     require!(Root, Fuse);
     let _alone = alone();
     let world = World::new();
@@ -238,7 +238,7 @@ fn files_that_hang_hold_up_nobody_but_who_sent_them() {
 /// Whoever closes the last descriptor of such a TCP socket waits until its peer has read what was sent, which it never
 /// does (SO_LINGER). Also a user without any rule may send one.
 #[test]
-fn sockets_that_take_for_ever_to_close_hold_up_nobody() {
+fn sockets_that_never_close_delay_no_other_lessee() {
     require!(Root);
     let _alone = alone();
     let world = World::new();

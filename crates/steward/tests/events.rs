@@ -70,7 +70,7 @@ fn queue_that_channels_take_away_impairs_its_lease_until_it_is_back() {
 }
 
 #[test]
-fn interface_that_is_down_impairs_the_lease_and_says_so() {
+fn interface_that_is_down_impairs_the_lease_with_a_reason() {
     require!(Root);
     let world = World::of_one_queue();
     let lease = world.lease(0, 1).expect("allowed");

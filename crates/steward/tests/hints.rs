@@ -80,7 +80,7 @@ fn rxvlan(world: &World, on: &str) {
 }
 
 #[test]
-fn program_leaves_what_leases_ask_for_together() {
+fn program_writes_the_hints_of_all_leases_together() {
     require!(Root);
     if !has_hints() {
         return;
@@ -120,7 +120,7 @@ fn program_leaves_what_leases_ask_for_together() {
 }
 
 #[test]
-fn what_cannot_be_had_is_said_and_the_lease_goes_on_without() {
+fn impossible_hints_are_reported_and_the_lease_continues_without() {
     require!(Root);
     if !has_hints() {
         return;
@@ -218,7 +218,7 @@ fn who_may_have_no_hints_gets_none_that_others_have() {
 }
 
 #[test]
-fn vlans_can_be_told_where_the_driver_takes_tags_off() {
+fn vlans_are_known_where_the_driver_strips_tags() {
     require!(Root);
     if !has_hints() {
         return;
@@ -278,7 +278,7 @@ fn vlans_can_be_told_where_the_driver_takes_tags_off() {
 }
 
 #[test]
-fn tags_that_others_are_told_of_are_no_use_to_who_asks_for_none() {
+fn tags_for_other_leases_are_no_use_to_a_lease_without_hints() {
     require!(Root);
     if !has_hints() {
         return;

@@ -385,7 +385,7 @@ fn child_reaches_the_host() {
 }
 
 #[test]
-fn what_a_killed_steward_left_is_taken_back_by_command() {
+fn leftovers_of_a_killed_steward_are_removed_by_command() {
     require!(Root);
     let mut world = World::kept_for(&policy(), "60");
     let guest = Guest::new(&world);
@@ -397,7 +397,7 @@ fn what_a_killed_steward_left_is_taken_back_by_command() {
 }
 
 #[test]
-fn steward_that_dies_at_any_step_leaves_what_the_next_one_takes_over_or_removes() {
+fn next_steward_takes_over_or_removes_everything_whatever_step_the_last_one_died_at() {
     require!(Root);
     for point in ["made", "joined", "parted"] {
         let mut world = World::kept_for(&policy(), "60");
@@ -492,7 +492,7 @@ fn interface_made_again_is_joined_again_and_its_mtu_is_followed() {
 }
 
 #[test]
-fn addresses_of_the_host_are_told_as_they_change() {
+fn lessee_is_notified_of_changed_addresses_of_the_host() {
     require!(Root);
     let world = World::with(1, &policy());
     let guest = Guest::new(&world);

@@ -72,7 +72,7 @@ fn messages_that_are_cut_too_long_or_unknown_close_their_connection() {
 }
 
 #[test]
-fn descriptors_that_nobody_asked_for_close_the_connection_and_stay_nowhere() {
+fn unexpected_descriptors_close_the_connection_and_are_closed() {
     require!(Root);
     let world = World::new();
     let before = world.descriptors();
@@ -425,7 +425,7 @@ fn parts_that_end_within_a_page_are_refused() {
 /// Pages that the steward's child made would be its own to pay for. Of hugetlbfs it cannot see which are there; nor
 /// could it of those that go while it pins the others.
 #[test]
-fn pages_that_nobody_has_made_are_not_made_for_a_lessee() {
+fn missing_pages_are_not_made_for_a_lessee() {
     require!(Root);
     let _pages = testkit::HugePages::more(2);
     let world = World::new();

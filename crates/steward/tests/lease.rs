@@ -115,7 +115,7 @@ fn child_tries_to_bind_elsewhere() {
 }
 
 #[test]
-fn memory_beyond_what_the_policy_allows_is_refused() {
+fn memory_beyond_the_policy_is_rejected() {
     require!(Root);
     let policy =
         |memlock: &str| format!("[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\n{memlock}");
@@ -240,7 +240,7 @@ fn interface_that_policy_names_and_that_is_not_there_is_refused_by_name() {
 }
 
 #[test]
-fn program_of_somebody_else_is_not_touched() {
+fn foreign_program_is_not_touched() {
     require!(Root);
     let world = World::new();
     let index = world

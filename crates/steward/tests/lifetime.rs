@@ -35,7 +35,7 @@ fn await_facts(lease: &Lease, what: &str, holds: impl Fn(&Facts) -> bool) -> Fac
 }
 
 #[test]
-fn lessee_is_told_what_happens_to_its_interface() {
+fn lessee_is_notified_of_changes_of_its_interface() {
     require!(Root);
     let world = World::new();
     let lease = world.lease(0, 1).expect("allowed");
@@ -163,7 +163,7 @@ fn interface_that_moves_to_another_namespace_takes_no_program_along() {
 }
 
 #[test]
-fn program_that_somebody_detaches_is_attached_again_and_the_lessee_is_told() {
+fn detached_program_is_attached_again_and_the_lessee_is_notified() {
     require!(Root);
     let world = World::of_one_queue();
     let lease = world.lease(0, 1).expect("allowed");
@@ -185,7 +185,7 @@ fn program_that_somebody_detaches_is_attached_again_and_the_lessee_is_told() {
 
 /// Its name may be another interface's by then, which is nothing to the lease.
 #[test]
-fn program_that_somebody_detaches_comes_back_to_the_interface_whatever_its_name_is_now() {
+fn detached_program_comes_back_to_a_renamed_interface() {
     require!(Root);
     let world = World::with(2, POLICY);
     let lease = world.lease(0, 1).expect("allowed");

@@ -13,7 +13,7 @@ use steward::protocol::{Reason, Steered, Wanted};
 use testkit::{VethPair, require, wait};
 
 #[test]
-fn root_is_told_of_all_leases_and_others_of_their_own() {
+fn root_lists_all_leases_and_other_users_their_own() {
     require!(Root);
     let world = World::with(4, common::POLICY);
     let keep_tags = ["-K", testkit::VethPair::NIC, "rxvlan", "off"];
@@ -78,7 +78,7 @@ fn child_leases_and_lists() {
 }
 
 #[test]
-fn users_that_the_policy_does_not_know_are_told_nothing_but_root_is() {
+fn users_without_a_rule_cannot_list_leases_but_root_can() {
     require!(Root);
     let world = World::with(1, "[[allow]]\nuser = 7\ninterface = \"nic0\"\nqueues = \"all\"\n");
     let mut child = lessee::spawn(&world, "listing::child_is_refused", 0);

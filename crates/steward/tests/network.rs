@@ -210,7 +210,7 @@ fn station_is_refused_with_the_reason_and_nothing_of_the_message_is_done() {
 }
 
 #[test]
-fn what_is_no_lease_of_a_network_has_neither_stations_nor_groups() {
+fn lease_without_a_network_has_neither_stations_nor_groups() {
     require!(Root);
     let world = World::with(2, &policy());
     let lease = world.lease(0, 1).expect("allowed");
@@ -283,7 +283,7 @@ fn network_goes_on_without_a_steward_and_with_the_next_one() {
 }
 
 #[test]
-fn lease_that_nobody_comes_back_to_leaves_no_station() {
+fn lease_that_is_not_resumed_leaves_no_station() {
     require!(Root);
     let mut world = World::kept_lingering(&policy(), "60");
     let lease = take(&world.socket(), &network(0, 2)).expect("allowed");

@@ -99,7 +99,7 @@ fn for_station() -> Wanted {
 }
 
 #[test]
-fn lessee_is_told_what_a_policy_that_was_read_again_names_for_it() {
+fn lessee_is_notified_of_names_of_a_reloaded_policy() {
     require!(Root);
     let rule = "[[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"all\"\n";
     let mut world = World::with(1, rule);
@@ -115,7 +115,7 @@ fn lessee_is_told_what_a_policy_that_was_read_again_names_for_it() {
 }
 
 #[test]
-fn lessee_that_comes_back_by_another_rule_has_what_that_one_names() {
+fn lessee_that_comes_back_by_another_rule_has_the_names_of_that_rule() {
     require!(Root);
     let rule = |who: &str| format!("[[allow]]\n{who}\ninterface = \"nic0\"\nqueues = \"all\"\n");
     let policy = rule("group = 4242") + NAMED + &rule("user = 4321");
@@ -138,7 +138,7 @@ fn lessee_that_comes_back_by_another_rule_has_what_that_one_names() {
 }
 
 #[test]
-fn user_whom_no_rule_is_for_is_told_what_the_policy_lacks() {
+fn user_without_a_rule_gets_the_missing_rule() {
     require!(Root);
     let world = World::new();
     let stranger = Raw::connect_as(&world.socket(), 4321, 4321);
@@ -184,7 +184,7 @@ fn mistake_on_the_command_line_takes_one_line() {
 }
 
 #[test]
-fn check_prints_the_policy_and_warns_of_what_may_be_meant_otherwise() {
+fn check_prints_the_policy_and_its_warnings() {
     require!(Root);
     let world = World::new();
     let text = "[[allow]]\nuser = 7\ninterface = \"nic0\"\nqueues = \"1\"\nzcrx = [\"192.0.2.1:443\"]\n";
@@ -225,7 +225,7 @@ fn complaint(world: &World, mut command: Command) -> String {
 }
 
 #[test]
-fn steward_without_capabilities_says_which_it_lacks_and_not_that_it_is_ready() {
+fn steward_without_capabilities_names_them_and_is_not_ready() {
     require!(Root);
     let world = World::new();
     for (keeps, lacks) in [
@@ -255,7 +255,7 @@ fn steward_without_capabilities_says_which_it_lacks_and_not_that_it_is_ready() {
 /// Linux 6.1, for instance. (That cannot be had here; what is different in it is that rings of bound sockets are not
 /// mapped.)
 #[test]
-fn kernel_on_which_lessees_bind_themselves_is_served_only_if_the_policy_says_so() {
+fn kernel_on_which_lessees_bind_themselves_needs_unbound_sockets() {
     require!(Root);
     let mut world = World::of_one_queue();
     let command = || {

@@ -149,7 +149,7 @@ fn queue_is_handed_to_a_successor_over_a_restart() {
 }
 
 #[test]
-fn nobody_else_gets_the_queues_while_their_lessee_may_come_back() {
+fn queues_are_kept_while_their_lessee_may_come_back() {
     require!(Root);
     let mut world = World::kept();
     let lease = world.lease(0, 1).expect("allowed");
@@ -454,7 +454,7 @@ fn interrupted_steward_takes_everything_back() {
 }
 
 #[test]
-fn what_is_left_behind_can_be_taken_back_without_a_steward_that_serves() {
+fn leftovers_can_be_removed_without_a_running_steward() {
     require!(Root);
     let mut world = World::kept();
     let _lease = world.lease(0, 1).expect("allowed");
@@ -552,7 +552,7 @@ fn steward_that_dies_at_any_step_leaves_nothing_that_the_next_does_not_clean_up(
 }
 
 #[test]
-fn program_of_somebody_else_that_came_meanwhile_is_not_touched() {
+fn foreign_program_that_was_attached_meanwhile_is_not_touched() {
     require!(Root);
     let mut world = World::kept();
     let lease = world.lease(0, 1).expect("allowed");

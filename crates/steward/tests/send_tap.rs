@@ -54,7 +54,7 @@ fn assert_nothing_left(world: &World) {
 }
 
 #[test]
-fn what_is_written_leaves_by_the_interface_until_descriptor_or_lease_end() {
+fn written_frames_leave_by_the_interface_until_descriptor_or_lease_end() {
     require!(Root);
     let world = World::new();
     let (lease, end, tap) = lease_and_tap(&world, 2);
@@ -196,7 +196,7 @@ fn device_goes_with_the_lease_also_where_the_interface_is_away() {
 }
 
 #[test]
-fn it_goes_on_without_a_steward_and_what_is_left_of_others_goes() {
+fn tap_continues_without_a_steward_and_leftovers_are_removed() {
     require!(Root);
     let mut world = World::kept_for(common::POLICY, "60");
     let (lease, _, tap) = lease_and_tap(&world, 1);

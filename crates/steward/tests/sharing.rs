@@ -90,7 +90,7 @@ fn memory_of_one_socket_serves_two_queues_and_counts_once() {
 
 /// What the kernel has for each chunk it has for each socket: so sharing is no way around what the policy allows.
 #[test]
-fn what_the_kernel_has_for_each_sharer_counts_for_each() {
+fn kernel_memory_of_each_sharer_counts_for_each() {
     require!(Root);
     let uid = 50_000_000 + common::lessee_uid();
     let world = world_for(uid, 2, "2100 KiB");
@@ -145,7 +145,7 @@ fn bind_first(connection: &mut Raw) -> (OwnedFd, u64) {
 
 /// What waits to be bound to a queue is pinned beside what that shares with others, which stays when it is closed.
 #[test]
-fn memory_that_waits_for_a_queue_counts_beside_what_that_shares() {
+fn waiting_memory_counts_in_addition_to_shared_memory() {
     require!(Root);
     let uid = 10_000_000 + common::lessee_uid();
     let world = world_for(uid, 3, "5 MiB");
@@ -163,7 +163,7 @@ fn memory_that_waits_for_a_queue_counts_beside_what_that_shares() {
 
 /// Of the two memories of a queue that shares none the larger counts. Both do once one of them is shared.
 #[test]
-fn memory_beside_which_another_waits_is_shared_only_if_both_are_allowed() {
+fn memory_is_shared_while_other_memory_waits_only_if_both_are_allowed() {
     require!(Root);
     let uid = 20_000_000 + common::lessee_uid();
     let world = world_for(uid, 3, "3 MiB");
@@ -265,7 +265,7 @@ fn own_socket(namespace: &NetNs, interface: &str, queue: u32) -> Socket {
 }
 
 #[test]
-fn descriptor_that_is_not_the_socket_it_is_said_to_be_is_refused() {
+fn descriptor_of_another_socket_than_named_is_rejected() {
     require!(Root);
     let world = World::new();
     let before = world.descriptors();

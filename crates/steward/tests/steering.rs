@@ -90,7 +90,7 @@ fn child_echoes_for_one_address() {
 }
 
 #[test]
-fn nic_without_rules_is_told_of_and_the_program_used() {
+fn nic_without_rules_is_reported_and_the_program_used() {
     require!(Root);
     let world = world(2, &policy());
     let lease = take(&world.socket(), &filtered(0, &[OURS], &[100, 101])).expect("allowed");
@@ -241,7 +241,7 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
 }
 
 #[test]
-fn what_a_lease_is_for_is_held_against_the_policy() {
+fn addresses_of_a_lease_are_checked_against_the_policy() {
     require!(Root);
     let world = world(2, &policy());
     let take = |wanted: &Wanted| common::take(&world.socket(), wanted);

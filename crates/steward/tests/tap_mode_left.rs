@@ -126,7 +126,7 @@ fn mode_that_was_asked_for_by_name_in_vain_can_be_left() {
 
 /// The steward dies while it leaves tap mode: the tap has frames as long as there is no XDP program, and not beside one.
 #[test]
-fn tap_does_not_stay_beside_an_xdp_program_if_the_steward_dies_when_it_is_attached() {
+fn tap_ends_when_an_xdp_program_is_attached_even_if_the_steward_dies() {
     require!(Root);
     for point in ["attached", "detached", "unpinned", "pinned"] {
         let mut world = World::kept_lingering(POLICY, "1");

@@ -94,7 +94,7 @@ fn register(
 }
 
 #[test]
-fn queue_that_cannot_be_had_is_refused_with_what_is_in_the_way() {
+fn queue_that_cannot_be_leased_is_rejected_with_the_reason() {
     require!(Root);
     let world = World::with(2, &(rules() + POLICY));
     let asked = |wanted: &ZcrxWanted| refused(take_queue(&world, wanted));
@@ -137,7 +137,7 @@ fn user_without_a_rule_for_it_gets_no_queue() {
 
 /// It keeps no capability that its policy had no use for when it started.
 #[test]
-fn steward_whose_policy_says_zcrx_since_it_runs_only_sets_nothing_up_and_says_to_start_it_again() {
+fn steward_whose_policy_got_zcrx_after_its_start_asks_for_a_restart() {
     require!(Root);
     let mut world = World::new();
     common::write_policy(&world.dir, &rules());
@@ -204,7 +204,7 @@ fn ring_that_cannot_be_registered_is_refused_and_the_lease_goes_on() {
 }
 
 #[test]
-fn memory_beyond_what_the_policy_allows_is_refused_with_the_remedy_and_the_lease_goes_on() {
+fn memory_beyond_the_policy_is_rejected_with_the_remedy_and_the_lease_continues() {
     require!(Root);
     let world = World::with(1, &rules());
     let mut lease = take_queue(&world, &queue_of("lo", 0)).expect("allowed");
@@ -287,7 +287,7 @@ const KILLS: &str = "STEWARD_ZCRX";
 const FEW_KILLS: usize = 20;
 
 #[test]
-fn lessee_without_privileges_receives_all_bytes_and_what_is_killed_leaves_nothing() {
+fn unprivileged_lessee_receives_all_bytes_and_kills_leave_nothing() {
     require!(Root);
     let mut world = World::kept_for(&rules(), "10");
     let known = std::env::var(KILLS).ok();
@@ -378,7 +378,7 @@ fn program_on_a_netkit_without_a_peer_is_refused_as_it_would_see_nothing() {
 
 /// A socket in copy mode could be had there, and each frame that it sends would be lost.
 #[test]
-fn queue_of_a_netkit_that_nobody_leased_to_it_is_not_served_by_copy() {
+fn netkit_queue_without_a_lease_is_not_served_by_copy() {
     require!(Root);
     let veth = VethPair::new();
     if !has_netkit(&veth.near) {

@@ -1,4 +1,4 @@
-//! A connection to a steward: requests and their answers, and what comes unasked.
+//! A connection to a steward: requests and their answers, and notifications.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -40,7 +40,7 @@ pub(crate) struct Connection {
     pub(super) facts: Facts,
     /// Which hints are wanted, if any are known of.
     pub(super) hint_request: Option<HintRequest>,
-    /// What is told of them.
+    /// Hints before frames.
     pub(super) hinted: Option<Hinted>,
     /// How often something changed behind the bridge of the interface; it wraps.
     pub(super) behind: u32,
@@ -52,7 +52,7 @@ pub(crate) struct Connection {
     pub(super) over: bool,
 }
 
-/// How it stands with the connection.
+/// State of the connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Phase {
     /// There is no lease yet, hence nothing to come back to.
@@ -69,7 +69,7 @@ pub(super) enum Phase {
     },
 }
 
-/// What a steward said, with the descriptors that came with it.
+/// A message of a steward, with its descriptors.
 pub(crate) struct Message {
     /// Of the request; 0 for what was not asked for.
     pub(super) serial: u32,
@@ -77,7 +77,7 @@ pub(crate) struct Message {
     pub(super) descriptors: Vec<OwnedFd>,
 }
 
-/// What a look at the connection found.
+/// The result of reading from the connection.
 pub(super) enum Incoming {
     Nothing,
     Message(Message),

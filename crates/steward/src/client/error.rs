@@ -33,7 +33,7 @@ pub enum LeaseError {
     /// The socket did not open.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The steward is away; what is set up goes on.
+    /// The steward is away; sockets continue.
     #[error("no steward at {} at the moment: queues in use go on, changes wait until vhost-af-xdp-steward is started \
              again", .path.display())]
     Away {

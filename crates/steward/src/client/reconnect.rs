@@ -13,7 +13,7 @@ use super::error::LeaseError;
 use super::{Lease, Waiting};
 use crate::protocol::{Answer, Reason, Request};
 
-/// How long a steward that does not accept connections is waited for.
+/// Time limit for a steward that does not accept connections.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Lease {

@@ -1,4 +1,4 @@
-//! Sockets of a lease: memory is the lessee's, all else the steward does, the bind included.
+//! Sockets of a lease. The lessee provides the memory; the steward registers and binds.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -73,7 +73,7 @@ impl Lease {
     }
 
     /// Has the steward bind the socket that was registered last for its queue, by the best way that works, as
-    /// [`Socket::open`]. Frames go on as before until [`Lease::activate`].
+    /// [`Socket::open`]. Frames continue as before until [`Lease::activate`].
     ///
     /// # Errors
     /// [`LeaseError`]; [`LeaseError::Open`] where the kernel does not bind it.
@@ -93,7 +93,7 @@ impl Lease {
     }
 
     /// Has the steward make a further socket over the memory of one that it bound for this user, for another queue of
-    /// any lease, and bind it, as that is. The memory counts once. Frames go on as before until [`Lease::activate`].
+    /// any lease, and bind it, as that is. The memory counts once. Frames continue as before until [`Lease::activate`].
     ///
     /// # Errors
     /// [`LeaseError`]; [`Reason::Unregistered`] where this steward does not know the socket; [`LeaseError::Open`] where

@@ -1,14 +1,15 @@
 //! A queue for io_uring zero-copy receive, seen by its lessee.
 //!
 //! ```text
-//!   QueueLease::take      the steward judges, and sets up the NIC as far as the policy lets it
+//!   QueueLease::take      the steward checks the policy, and sets up the NIC if the policy allows that
 //!   a ring, disabled      io_uring_setup: R_DISABLED, SINGLE_ISSUER, DEFER_TASKRUN, CQE32; CQEs enough
 //!   QueueLease::register  the steward takes the ring from this process, registers the queue, and brings the flows
 //!   the ring, enabled     IORING_REGISTER_ENABLE_RINGS, by the thread that is to use it; then it is mapped and read
 //! ```
 //!
-//! The connection is the lease: dropping a [`QueueLease`] ends it, and no frame comes to the queue any more. The queue
-//! itself stays with the rings until all of them are closed: close them with the lease, else no other process gets it.
+//! The connection is the lease: dropping a [`QueueLease`] ends it, and no frame comes to the queue any more. The
+//! queue itself stays with the rings until all of them are closed: close them with the lease, otherwise the queue
+//! stays taken.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
@@ -31,7 +32,7 @@ pub struct Area<'a> {
     pub part: Part,
 }
 
-/// How buffers are given back, and how large they are.
+/// The refill ring and the size of buffers.
 #[derive(Debug, Clone, Copy)]
 pub struct Refill {
     /// Entries of the refill ring: a power of two.
@@ -86,7 +87,7 @@ impl QueueLease {
         }
     }
 
-    /// Looks whether the lease goes on, without waiting.
+    /// Checks whether the lease continues, without waiting.
     ///
     /// # Errors
     /// [`LeaseError`]: it is over, because the steward ended it, and said why, or because the steward went.

@@ -1,6 +1,6 @@
 //! Structures of the ethtool ioctl (include/uapi/linux/ethtool.h), as far as they are used here.
 //!
-//! Sizes and offsets are asserted here, and held against the header itself by a test.
+//! Sizes and offsets are asserted here, and compared with the header by a test.
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -141,7 +141,7 @@ impl RxFh {
         }
     }
 
-    /// What comes before a table of so many entries.
+    /// The header before a table of so many entries.
     pub(super) fn with_table(cmd: u32, rss_context: u32, indir_size: u32) -> Vec<u8> {
         let head = Self {
             indir_size,
@@ -169,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// The C compiler's word on each number of ours.
+    /// Compares each number with the C compiler's.
     #[test]
     fn layout_is_that_of_the_kernels_header() {
         let mut source =

@@ -1,25 +1,25 @@
-//! A queue apart: for the TCP flows of one lease, and for nothing else.
+//! A queue that gets the TCP flows of one lease, and no other frames.
 //!
 //! # Theory of operation
 //!
 //! With io_uring zero-copy receive the NIC writes the payload of all frames of a queue into its lessee's memory,
-//! whoever they are for. So the queue must get the flows of its lease only. The main RSS table must not name it, nor a
-//! further RSS context, nor a rule of somebody else's. Where the main table does, its entries are moved to the other
-//! queues, and moved back when nobody has memory bound to the queue any more, and not before. Rules for flows come when
-//! the queue is registered, and are the first to go.
+//! whatever their destination. So the queue must get the flows of its lease only: neither the main RSS table, nor
+//! another RSS context, nor a rule of another program may name it. Entries of the main table that name it are moved
+//! to the other queues, and moved back when no memory is bound to the queue any more, and not before. Rules for flows
+//! are made when the queue is registered, and are removed first.
 //!
 //! Entries that were moved to a queue, and have to leave that one, too, when it is leased, still belong to the first
 //! lease: its plan follows them ([`ApartPlan::hand_on`]). So all are back where they were, whichever lease ends first.
 //!
-//! As with other leases all is saved before it is done, in a form that lets it be found again. An entry of the table
-//! that somebody has changed meanwhile, or a rule, stays as that one wanted it.
+//! As with other leases each change is saved before it is made, so that it can be found again. An entry of the table,
+//! or a rule, that another program has changed meanwhile stays as it is.
 
 use std::io;
 use std::net::SocketAddr;
 
 use super::{FlowRule, Nic, Table, places_for};
 
-/// What a NIC is told for one queue, saved before it is told.
+/// The configuration of a NIC for one queue, saved before it is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct ApartPlan {
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_has_changed_meanwhile_stays() {
+    fn changes_of_other_programs_stay() {
         let mut nic = nic();
         let mut plan = plan();
         move_table(&mut nic, &mut plan, &mut |_| Ok(())).expect("it refuses nothing");
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_nic_refuses_what_was_noted_undoes_it() {
+    fn saved_plan_undoes_everything_whatever_a_nic_rejects() {
         for fails_at in 1..=4 {
             let mut nic = nic();
             let (mut plan, mut saved) = (plan(), plan());

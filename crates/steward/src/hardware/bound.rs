@@ -1,5 +1,5 @@
-//! What is bound to a receive queue, as the kernel tells: memory of io_uring, of a device, of an AF_XDP socket, or a
-//! lease of the queue to a virtual interface. Never who has it.
+//! The user of a receive queue, as the kernel reports it: memory of io_uring, of a device, of an AF_XDP socket, or a
+//! lease of the queue to a virtual interface. The kernel never reports the process.
 //!
 //! By the netlink family `netdev` (Documentation/netlink/specs/netdev.yaml).
 
@@ -9,7 +9,7 @@ use std::io;
 use netlink_bindings::netdev::{self, QueueType};
 use netlink_socket2::NetlinkSocket;
 
-/// What is bound to a queue.
+/// The user of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
     /// Memory of io_uring zero-copy receive.
@@ -29,7 +29,7 @@ pub struct LeasedTo {
     pub ifindex: u32,
     /// Number of its queue.
     pub queue: u32,
-    /// By which number the namespace of who asks knows that one; none: it is the same.
+    /// The number of that namespace in the namespace of the request; none: it is the same.
     pub namespace: Option<i32>,
 }
 
@@ -66,7 +66,7 @@ impl Bound {
     }
 }
 
-/// What is bound to a receive queue, if anything is. A queue that is not there has nothing.
+/// The user of a receive queue, if it has one. A queue that does not exist has none.
 ///
 /// # Errors
 /// The kernel's.

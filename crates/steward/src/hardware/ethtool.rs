@@ -1,8 +1,7 @@
-//! What a driver says, and is told, by the ethtool ioctl.
+//! Queries and settings of a driver by the ethtool ioctl.
 //!
-//! Reading needs no privilege, telling CAP_NET_ADMIN (`dev_ethtool`, net/ethtool/ioctl.c). No NIC with rules was at
-//! hand: layouts are held against the kernel's header, refusals against a real veth; that a NIC does what it is told
-//! was not seen.
+//! Queries need no privilege, settings need CAP_NET_ADMIN (`dev_ethtool`, net/ethtool/ioctl.c). Untested with a NIC
+//! that has rules: layouts are compared with the kernel's header, errors with those of a veth.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -129,7 +128,7 @@ impl Ethtool {
         Ok(self.table()?.rules)
     }
 
-    /// The RSS contexts that there are beside the main one.
+    /// The RSS contexts other than the main one.
     ///
     /// # Errors
     /// The driver's: EOPNOTSUPP if it has not even a main one.

@@ -15,7 +15,7 @@ const TCP_OVER_SIX: u32 = 5;
 const ADDRESS_AT: [usize; 2] = [4, 16];
 const PORT_AT: [usize; 2] = [10, 34];
 
-/// A rule of ours: the TCP connections that end at an address and a port of this host.
+/// A rule of the steward: the TCP connections that end at an address and a port of this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub struct FlowRule {
@@ -41,7 +41,7 @@ impl FlowRule {
         spec
     }
 
-    /// What a rule in a NIC says, if it is of the form of ours.
+    /// The rule that these bytes describe, if the steward could have written it.
     pub(super) fn of(spec: &FlowSpec) -> Option<Self> {
         let queue = u32::try_from(spec.ring_cookie).ok()?;
         let flow = match spec.flow_type {
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rule_for_a_flow_is_told_in_the_bytes_that_ethtool_h_says_and_read_back() {
+    fn rule_for_a_flow_has_the_bytes_of_ethtool_h_and_is_read_back() {
         for (text, at, len) in [("192.0.2.1:443", 4, 4), ("[2001:db8::1]:8080", 16, 16)] {
             let flow: SocketAddr = text.parse().expect("an address and a port");
             let rule = FlowRule { flow, queue: 3 };

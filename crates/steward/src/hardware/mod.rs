@@ -3,23 +3,23 @@
 //!
 //! # Theory of operation
 //!
-//! The kernel forgets a socket when its lessee dies; a NIC forgets no rule. So everything is saved before it is done
-//! (`Plan`), in a form that lets it be found again: a rule by what it says, a context by those that there were before
-//! it. The steward that goes on after a crash removes what was saved and is there, and nothing else. Rules that were
-//! there before are never touched: where one is for the same frames, ours are not made.
+//! The kernel closes a socket when its lessee dies; a NIC keeps its rules. So each change is saved before it is made
+//! (`Plan`), so that it can be found again: a rule by its content, a context by the contexts that existed before it.
+//! The next steward after a crash removes the saved rules and contexts that it finds, and nothing else. It never
+//! changes other rules: where one is for the same frames, the steward makes no rules.
 //!
-//! The order is: save, context, save, rules, save; undone the other way round (`Part`). A driver that refuses any
-//! of it leaves the lease with the program alone, which looks at each frame in any case; what was done until then is
+//! The order is: save, context, save, rules, save; undone the other way round (`Part`). A driver that refuses any of
+//! it leaves the lease with the program alone, which checks each frame in any case; the changes until then are
 //! undone.
 //!
 //! | what | where |
 //! |---|---|
 //! | structures of the kernel's header | `abi` |
 //! | one rule, as bytes and back | `rule`; for a TCP flow `flow` |
-//! | a queue for the flows of one lease alone | `apart` |
-//! | header and data apart, who has memory bound to a queue (netlink) | `rings`, `bound` |
+//! | a queue for the flows of one lease only | `apart` |
+//! | header and data split, memory that is bound to a queue (netlink) | `rings`, `bound` |
 //! | the ioctl | `ethtool` |
-//! | making and undoing | here, against `Nic`, which tests play |
+//! | making and undoing | here, by the trait `Nic`, which tests implement |
 
 #![cfg_attr(
     not(feature = "server"),
@@ -76,7 +76,7 @@ pub(crate) struct Table {
     pub(crate) rules: Vec<Known>,
 }
 
-/// What is made for one lease, saved before it is made.
+/// The rules and context of one lease, saved before they are made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Plan {
@@ -150,7 +150,7 @@ impl Names {
     }
 }
 
-/// What is wanted of a NIC.
+/// The steering that a lease wants from a NIC.
 pub(crate) struct Order<'a> {
     pub(crate) filter: &'a Filter,
     pub(crate) queues: &'a [u32],
@@ -243,7 +243,7 @@ fn find_again(nic: &mut impl Nic, made: &[(Rule, u32)]) -> Result<(), NotMade> {
     lost.map_or(Ok(()), |rule| Err(NotMade::Other(rule)))
 }
 
-/// Locations for rules, if no other process has rules for the same frames.
+/// Locations for rules, if the NIC has no other rules for the same frames.
 fn places(table: &Table, wanted: &[Rule]) -> Result<Vec<Option<u32>>, NotMade> {
     let is_wanted = |rule: &Rule| {
         let mut wanted = wanted.iter();
@@ -299,7 +299,7 @@ fn make_context(
 }
 
 impl Plan {
-    /// What is to be undone: also of a plan that was saved and whose maker died. A context whose number was not saved
+    /// The parts to remove, also of a plan whose steward died. A context whose number was not saved
     /// any more is one that was not there before and spreads over these queues, if it is the only one: of several
     /// nobody knows which are whose, and they stay.
     pub(crate) fn parts(&self, nic: &impl Nic) -> Vec<Part> {

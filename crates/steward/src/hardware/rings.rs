@@ -1,9 +1,9 @@
-//! What a NIC's receive rings are: how long their buffers are, and whether header and data are put apart
-//! (`tcp-data-split`), so that payload lies where its reader wants it.
+//! Receive rings of a NIC: the length of their buffers, and whether the NIC splits headers from data
+//! (`tcp-data-split`), so that it writes payload to the place where its reader wants it.
 //!
-//! By the netlink family of ethtool (Documentation/networking/ethtool-netlink.rst), as the ioctl has no word for it.
+//! By the netlink family of ethtool (Documentation/networking/ethtool-netlink.rst), as the ioctl does not have it.
 //! netlink-bindings 0.3.5 counts that family's requests and replies together, so that its "rings" are the kernel's
-//! "pause": the commands' numbers are put in here.
+//! "pause": so this file sets the numbers of the commands.
 
 use std::io;
 
@@ -26,7 +26,7 @@ pub struct Rings {
     pub buffer_bytes: Option<u32>,
 }
 
-/// How a NIC splits.
+/// How a NIC splits headers from data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
     /// Its driver has no such setting.

@@ -18,7 +18,7 @@ pub enum Target {
     Context(u32),
 }
 
-/// A rule of ours: frames of one station, of one VLAN, or both; never of neither.
+/// A rule of the steward: frames of one station, of one VLAN, or both; never of neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rule {
@@ -66,7 +66,7 @@ impl Rule {
         spec
     }
 
-    /// What a rule in a NIC says, if it is of the form of ours.
+    /// The rule that these bytes describe, if the steward could have written it.
     fn of(spec: &FlowSpec, context: u32) -> Option<Self> {
         let kind = spec.flow_type & !(abi::FLOW_EXT | abi::FLOW_RSS);
         let (m, ext) = (&spec.m_u, &spec.m_ext);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_is_told_in_the_bytes_that_ethtool_h_says() {
+    fn rule_has_the_bytes_of_ethtool_h() {
         let spec = rule(Some(MAC), Some(100), Target::Queue(3)).spec();
         let bytes = spec.as_bytes();
         assert_eq!(bytes[..4], (abi::ETHER_FLOW | abi::FLOW_EXT).to_ne_bytes());
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_is_read_back_and_what_is_not_like_it_is_nobodys() {
+    fn own_rules_are_read_back_and_other_rules_are_not() {
         for rule in [
             rule(Some(MAC), None, Target::Queue(0)),
             rule(None, Some(4094), Target::Context(2)),

@@ -486,7 +486,7 @@ fn nothing_is_made_that_cannot_be_saved() {
 }
 
 #[test]
-fn driver_that_says_done_and_keeps_the_rule_is_asked_again() {
+fn driver_that_reports_success_and_keeps_the_rule_is_asked_again() {
     let mut nic = Played::new();
     let (plan, _) = run(&mut nic, &filter(1, &[]), &[0]);
     nic.lies = true;
@@ -498,7 +498,7 @@ fn driver_that_says_done_and_keeps_the_rule_is_asked_again() {
 }
 
 #[test]
-fn contexts_that_cannot_be_told_apart_stay() {
+fn contexts_that_cannot_be_distinguished_stay() {
     let mut nic = Played::new();
     let plan = Plan {
         spread: vec![0, 1],
@@ -514,7 +514,7 @@ fn contexts_that_cannot_be_told_apart_stay() {
 }
 
 #[test]
-fn only_what_is_named_and_more_than_untagged_covers_a_rule() {
+fn only_named_addresses_and_tagged_vlans_cover_a_rule() {
     let names = |macs: usize, vlans: &[u32]| Names {
         macs: MACS[..macs].to_vec(),
         vlans: vlans.iter().copied().collect(),

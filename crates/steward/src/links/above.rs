@@ -6,7 +6,7 @@ use std::io;
 use super::Link;
 use super::tap::for_each;
 
-/// What an interface says of itself that matters here.
+/// Attributes of an interface.
 struct Seen {
     index: u32,
     mac: [u8; 6],
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_above_is_found_however_far_up() {
+    fn interfaces_above_are_found_however_far_up() {
         let (on, part) = (
             |index, below| seen(index, Some(below), None),
             |index, of| seen(index, None, Some(of)),

@@ -1,9 +1,9 @@
-//! Interfaces that stand on others (macvlan, VLAN, bridge, bond, team): what that does to frames.
+//! Interfaces on top of others (macvlan, VLAN, bridge, bond, team), and the frames that they lose.
 //!
-//! Their frames come from an interface below, after that has joined packets (GRO) or has been given them whole (a veth,
-//! a tap). XDP on the interface above sees packets of up to 64 KiB then, which are longer than any frame of its MTU,
-//! and drops them (`too_long`): ping works, TCP towards a guest does not. On the interface with the program itself the
-//! kernel joins nothing (`netif_elide_gro`, include/linux/netdevice.h).
+//! Their frames come from an interface below, after that has joined packets (GRO) or received them unsegmented (a
+//! veth, a tap). XDP on the interface above sees packets of up to 64 KiB then, which are longer than any frame of its
+//! MTU, and drops them (`too_long`): ping works, TCP towards a guest does not. On the interface with the program
+//! itself the kernel joins nothing (`netif_elide_gro`, include/linux/netdevice.h).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,7 +35,7 @@ struct Lowest {
     is_virtual: bool,
 }
 
-/// What is lost on an interface because it stands on others, with the remedy; empty: nothing.
+/// A note about frames that are lost because of interfaces below, with the remedy; empty: none are lost.
 ///
 /// # Errors
 /// The kernel's.

@@ -57,7 +57,7 @@ const CUSTOMER_TAG: u16 = 0x8100;
 /// Bytes of a netlink message before the family of its body.
 const FAMILY_AT: usize = 16;
 
-/// What an interface says of itself that matters here.
+/// Attributes of an interface.
 #[derive(Default)]
 struct Seen {
     name: String,
@@ -118,7 +118,7 @@ struct Entry {
     is_configured: bool,
 }
 
-/// What was read of forwarding databases.
+/// Entries of forwarding databases.
 #[derive(Debug, Default)]
 struct Read {
     entries: Vec<Entry>,
@@ -126,7 +126,7 @@ struct Read {
     cut: BTreeSet<u32>,
 }
 
-/// How a bridge knows an address; what is less comes first where there is not room for all.
+/// Why a bridge has an address; smaller values come first where there is not room for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Known {
     Configured,
@@ -142,9 +142,9 @@ pub(crate) struct BridgeFdb {
     ports: BTreeMap<u32, u32>,
     /// With the port where it is.
     stations: BTreeMap<Station, (u32, Known)>,
-    /// How many there was no room for.
+    /// Number of stations that did not fit.
     left_out: usize,
-    /// How often something changed; it wraps.
+    /// Counts changes; it wraps.
     changes: u32,
     /// The bridges or their ports changed since the forwarding databases were read.
     is_stale: bool,
@@ -160,7 +160,7 @@ impl BridgeFdb {
         memberships.next().map_or("", |first| &first.bridge_name)
     }
 
-    /// How often something changed; it wraps.
+    /// Counts changes; it wraps.
     pub(crate) fn changes(&self) -> u32 {
         self.changes
     }
@@ -175,7 +175,7 @@ impl BridgeFdb {
         self.stations.len()
     }
 
-    /// How many there was no room for.
+    /// Number of stations that did not fit.
     pub(crate) fn left_out(&self) -> usize {
         self.left_out
     }

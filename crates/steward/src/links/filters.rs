@@ -1,5 +1,5 @@
-//! Filters at interfaces, that outlive who put them there: before Linux 6.6 those that join a network with the host, or
-//! with the wire.
+//! Filters at interfaces, which outlive the process that attached them: before Linux 6.6 those that join a network with
+//! the host, or with the wire.
 
 use std::io;
 

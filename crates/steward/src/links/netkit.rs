@@ -3,15 +3,16 @@
 //! # Theory of operation
 //!
 //! Such an interface has one queue of its own, and one more for each queue that a NIC leases to it (netdev netlink,
-//! `queue-create`). There is no way to take a lease back but to delete the interface. Who has a lease only the NIC's
-//! queue says, and only while the NIC is up; the netkit says nothing of it (`netdev_nl_queue_fill_lease`,
-//! net/core/netdev-genl.c). So an interface is found again by the queue, in whatever network namespace it is then: the
-//! kernel names that by a number of ours, which is enough to delete it there.
+//! `queue-create`). Only deleting the interface ends a lease. The kernel reports the owner of a lease for the NIC's
+//! queue only, and only while the NIC is up, not for the netkit (`netdev_nl_queue_fill_lease`,
+//! net/core/netdev-genl.c). So an interface is found again by the queue, in any network namespace: the kernel
+//! identifies that by a number of the steward's namespace, which is enough to delete the interface there.
 //!
-//! Two interfaces cannot have one name, and which names there are in another namespace is known when it comes there. So
-//! one is made here, under a name that nobody has, and called as it is meant to be as it moves. That first name stays
-//! on it as its alias: where the NIC does not say who has its queue, only what has that alias is taken for ours.
-//! Indices, numbers of namespaces and names are given again, and could lead to somebody else's.
+//! Names of interfaces are unique in a namespace, and the names in another namespace are not known before the
+//! interface is there. So it is made in the steward's namespace, under a name that no interface has, and renamed as
+//! it moves. The first name stays as its alias: where the NIC does not report the owner of its queue, only an
+//! interface with that alias is deleted. Indices, numbers of namespaces and names are reused, and could be those of
+//! another program's interface.
 #![cfg_attr(
     not(feature = "server"),
     allow(dead_code, reason = "netkits are made by the server only")
@@ -49,7 +50,7 @@ pub enum NetkitError {
     /// The name is another interface's.
     #[error("there is an interface {0} already: ask for another name")]
     Taken(String),
-    /// What the kernel says to it.
+    /// The kernel's error.
     #[error("cannot make a netkit: {0}")]
     Make(io::Error),
     /// No `queue-create`.
@@ -238,7 +239,7 @@ fn gone(removed: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// What a NIC says of its queue.
+/// The owner of a NIC's queue, as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum QueueOwner {
     /// It is leased to that.
@@ -266,10 +267,10 @@ impl QueueOwner {
     }
 }
 
-/// What is known of a netkit that is to go.
+/// Everything that is known of a netkit that has to be removed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Trace<'a> {
-    /// The name that it was made under, which is no other process's, and its alias since.
+    /// The name that it was made under, which no other interface has, and its alias since.
     pub(crate) made_as: &'a str,
     /// Where it was last, if it is known to have been there.
     pub(crate) last: Option<Place>,
@@ -328,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_told_of_a_queue_is_no_reason_to_take_its_netkit_for_gone() {
+    fn incomplete_answer_about_a_queue_does_not_mean_that_its_netkit_is_gone() {
         testkit::require!(Root);
         let ns = NetNs::new("owner");
         ns.ip(&["link", "add", "nic0", "type", "veth", "peer", "name", "wire0"]);

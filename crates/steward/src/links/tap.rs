@@ -1,8 +1,8 @@
 //! Tap devices that a steward makes: between a network and the host or the wire (see `server::network_taps`), and to
 //! send by an interface (see `server::send_taps`).
 //!
-//! A device is there as long as somebody has a descriptor of it, and no longer: it is never made persistent. It says in
-//! its alias (`ip link show`) what it is for, by which a successor of the steward finds it.
+//! A device exists as long as a process has a descriptor of it: it is never made persistent. Its alias (`ip link show`)
+//! has its purpose, by which the next steward finds it.
 //!
 //! One of several queues has a descriptor for each, and the kernel spreads flows over them (`tun_automq_select_queue`,
 //! drivers/net/tun.c). For each such device the kernel keeps 256 transmit queues with qdiscs (`MAX_TAP_QUEUES`), some 6
@@ -25,19 +25,19 @@ use steer::TapTo;
 use super::{Link, acknowledged};
 use crate::sys;
 
-/// What one is for.
+/// The purpose of a tap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// It joins a network with the host, or with the wire.
     Joins(TapTo),
-    /// What is written to it leaves by an interface.
+    /// Frames that are written to it leave by an interface.
     Send,
 }
 
 impl Purpose {
     const ALL: [Self; 3] = [Self::Joins(TapTo::Host), Self::Joins(TapTo::Uplink), Self::Send];
 
-    /// What its name begins with, and its alias, of which the rest says whose it is.
+    /// First part of its name, and of its alias, of which the rest identifies the lease.
     fn begins(self) -> (&'static str, &'static str) {
         match self {
             Self::Joins(TapTo::Host) => ("vaxh", "vhost-af-xdp: the host on "),
@@ -62,8 +62,8 @@ const AF_SPEC: u16 = 26;
 const OF_INET6: u16 = libc::AF_INET6.cast_unsigned() as u16;
 const ADDR_GEN_MODE: u16 = 8;
 const NO_ADDRESS: u8 = 1;
-/// Largest MTU of a tap: `MAX_MTU` without `ETH_HLEN`, drivers/net/tun.c. Interfaces have larger ones (veth, lo); frames
-/// that a program redirects are not measured by it.
+/// Largest MTU of a tap: `MAX_MTU` without `ETH_HLEN`, drivers/net/tun.c. Interfaces have larger ones (veth, lo);
+/// frames that a program redirects are not measured by it.
 const MOST: u32 = 65_535 - 14;
 /// `IPV6_MIN_MTU`, include/uapi/linux/ipv6.h: an interface of a smaller one has no IPv6.
 const OF_IPV6: u32 = 1280;

@@ -1,4 +1,4 @@
-//! From a policy file to rules: what must fit together, users and groups by number, and defaults.
+//! Builds rules from a policy file: checks combinations of keys, looks up users and groups, sets defaults.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
-//! Queues for io_uring zero-copy receive: who may have which, with which flows.
+//! Rules for io_uring zero-copy receive: users, queues and flows.
 //!
 //! A queue's lessee sees the payload of all frames that come to it, so a rule names the flows, each by the address and
-//! the port of this host at which its connections end. What it does not name nobody gets.
+//! the port of this host at which its connections end. No lease gets other flows.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -85,7 +85,7 @@ pub(super) fn flows_text(flows: &[SocketAddr]) -> String {
     flows.join(", ")
 }
 
-/// What is to be said of flows that a rule names more than once.
+/// A warning about a flow that a rule names more than once.
 pub(super) fn double(flows: &[SocketAddr]) -> Option<String> {
     let mut named = BTreeSet::new();
     let flow = flows.iter().find(|&flow| !named.insert(flow))?;
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_is_allowed_with_named_flows_to_whom_a_rule_names_and_refused_with_the_remedy() {
+    fn queue_is_allowed_by_user_and_flows_and_rejected_with_the_remedy() {
         let policy = policy(RULES).expect("a policy");
         let find = |uid, queue, flows: &[&str], leased| {
             policy
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_for_zero_copy_receive_only_allows_no_af_xdp_and_one_that_says_nothing_does() {
+    fn only_af_xdp_false_rejects_af_xdp_leases() {
         let lease = |text: &str| {
             let policy = policy(text).expect("a policy");
             let found = policy.find(&peer(7), &af_xdp(2), |_| 0);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_mean_nothing_without_af_xdp_are_refused_and_beside_zcrx_said_with_their_line() {
+    fn af_xdp_keys_are_rejected_without_af_xdp_and_cause_a_warning_with_zcrx() {
         for key in [
             "macs = [\"52:54:00:00:00:01\"]",
             "vlans = [\"7\"]",
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn flow_that_is_named_twice_is_said_with_its_line() {
+    fn flow_that_is_named_twice_causes_a_warning_with_its_line() {
         let twice = RULES.replacen(
             "\"[2001:db8::1]:443\"",
             "\"[2001:db8::1]:443\", \"[2001:db8:0::1]:443\"",
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_that_cannot_be_meant_are_refused_with_what_is() {
+    fn impossible_flows_are_rejected_with_the_remedy() {
         for (list, words) in [
             ("[\"192.0.2.1\"]", "not an address with a port"),
             ("[\"192.0.2.1:0\"]", "port 0"),

@@ -1,4 +1,4 @@
-//! What a steward says: as a value, and as a message.
+//! Answers of a steward, and their messages.
 
 use steer::{Mode, QueueCounters, Station};
 use xsk::NumaNode;
@@ -21,7 +21,7 @@ const STEERING: Text = Text(STEERING_BYTES, "note on steering");
 pub(crate) const STEERING_BYTES: usize = 504;
 const REFUSAL_BYTES: usize = 480;
 
-/// What a steward says.
+/// An answer of a steward, or a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     /// Done.
@@ -34,7 +34,7 @@ pub enum Answer {
     Host(HostEnd),
     /// Stations behind the bridge that the uplink is part of. By itself, with none: they are others now.
     Behind(Vec<Station>),
-    /// What stands before frames. Also by itself, to who asked.
+    /// Hints before frames. Also as a notification, to a lessee that sent [`Request::Hints`](super::Request::Hints).
     Hinted(Hinted),
     /// A queue is registered for zero-copy receive.
     ZcrxRegistered(ZcrxRegistered),
@@ -57,7 +57,7 @@ pub enum Answer {
     },
 }
 
-/// What is done for a socket, or for a netkit, in this order.
+/// Steps of setting up a socket or a netkit, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u32)]
 pub enum Step {
@@ -108,7 +108,7 @@ impl Step {
     }
 }
 
-/// What a lessee must know of the interface, and cannot ask the kernel if it lives in another network namespace.
+/// Facts about the interface, which a lessee in another network namespace cannot ask the kernel for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Index in the steward's network namespace; 0: the interface is gone.
@@ -139,7 +139,7 @@ pub struct Facts {
     pub mode: Option<Mode>,
     /// The kernel's id of the program; 0 if there is none.
     pub program: u32,
-    /// What the driver does for sockets in zero-copy mode.
+    /// Features of the driver in zero-copy mode.
     pub sends: DriverSends,
     /// Changes whenever the program was attached again, and all sockets are to be asked for again.
     pub generation: u32,

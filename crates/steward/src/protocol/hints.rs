@@ -1,8 +1,8 @@
-//! Hints of the NIC: what a lessee asks for, and what it is told.
+//! Hints of the NIC: requests for them, and the answers.
 //!
-//! A steward of a version without hints ends the connection of who says `Hints`. So a lessee says it before it asks for
-//! its lease, or comes back to it, and asks without on another connection if it was refused. A lessee of a version
-//! without says nothing of hints, and is told nothing.
+//! A steward of a version without hints ends the connection on which it receives `Hints`. So a lessee sends it before
+//! it requests or resumes its lease, and, if it was rejected, requests the lease without hints on another connection.
+//! A lessee of a version without hints never sends it, and gets no answers about hints.
 
 use super::Malformed;
 use super::wire::{Body, List, Text, Wire, value, wire};
@@ -18,7 +18,7 @@ pub struct HintRequest {
     pub tags: bool,
 }
 
-/// [`HintRequest::tags`], beside the bits of a set.
+/// [`HintRequest::tags`], next to the bits of a set.
 const TAGS: u32 = 0x100;
 
 impl HintRequest {
@@ -38,13 +38,13 @@ impl HintRequest {
     }
 }
 
-/// What stands before the frames of a lease's queues whose configuration says so
+/// Hints before frames of queues whose configuration has them
 /// ([`QueueConf::hints`](steer::QueueConf::hints)).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hinted {
-    /// What kernel and driver have for it.
+    /// Hints that kernel and driver offer.
     pub possible: HintSet,
-    /// What the program leaves now: for all leases of the interface together.
+    /// Hints that the program writes now, for all leases of the interface together.
     pub on: HintSet,
     /// Why what was asked for is not among that; else empty. Cut to 240 bytes.
     pub why: String,

@@ -1,4 +1,4 @@
-//! What the steward sends the lessee of a network about its tap to the host or to the wire, and about the bridge that
+//! The answer about a network's tap to the host or to the wire, and about the bridge that
 //! the uplink is part of.
 
 use super::wire::{Body, Checked, Codec, Flag, List, NAME_BYTES, Name, Wire, wire};
@@ -14,7 +14,7 @@ pub struct HostEnd {
     pub interface: String,
     /// Its index, by which it is told from the next one of that name.
     pub index: u32,
-    /// It takes and gives UDP packets that are to be cut, beside TCP's; told with the descriptor.
+    /// It supports UDP GSO packets as well as TCP's; set when the descriptor comes with the answer.
     pub cuts_udp: bool,
     /// Addresses of the host, in any VLAN: frames to these are to be sent by that device. That of the interface of the
     /// lease first; at most [`ENTRIES_MAX`]. None for a device to the wire, as for all that follows.

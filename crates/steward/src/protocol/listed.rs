@@ -21,11 +21,11 @@ pub struct Listed {
     pub interface: String,
     /// First queue.
     pub start_queue: u32,
-    /// How many.
+    /// Number of queues.
     pub queues: u32,
     /// Which frames it takes.
     pub filter: Filter,
-    /// How they come.
+    /// How its frames come.
     pub steered: Steered,
     /// They do not, although they should.
     pub impaired: bool,

@@ -1,9 +1,10 @@
 //! A netkit to which the queue of a lease is leased in turn, so that a process in another network namespace has it.
 //!
-//! [`Request::Netkit`] is for a lease of one queue, of an interface whose driver has queue management. With it may come
-//! the descriptor of a network namespace, into which the netkit goes. The answer has what it is, and a map (an XSKMAP
-//! of one place) that frames of the queue are given to: whoever is to have them binds an AF_XDP socket to the netkit's
-//! queue in zero-copy and puts it into place 0. The program and the map are the NIC's; no program runs on the netkit.
+//! [`Request::Netkit`] is for a lease of one queue, of an interface whose driver has queue management. With it may
+//! come the descriptor of a network namespace, into which the netkit goes. The answer describes the netkit and comes
+//! with a map (an XSKMAP with one entry) to which the program redirects frames of the queue: the process that
+//! receives them binds an AF_XDP socket to the netkit's queue in zero-copy mode and puts it into entry 0. The program
+//! and the map are the NIC's; no program runs on the netkit.
 //!
 //! [`Request::Netkit`]: super::Request::Netkit
 
@@ -14,7 +15,7 @@ use super::wire::{BeforeZeros, Name, wire};
 pub struct NetkitWanted {
     /// The lease's queue.
     pub queue: u32,
-    /// What it is to be called in its network namespace.
+    /// Its name in its network namespace.
     pub name: String,
 }
 

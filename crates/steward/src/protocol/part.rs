@@ -9,7 +9,7 @@ use super::{Malformed, SMALLEST_PAGE, UMEM_MAX};
 pub struct Part {
     /// Where it begins in its file, bytes: on a page of the file.
     pub file_offset: u64,
-    /// How long it is, bytes: whole pages of the file.
+    /// Length, bytes: whole pages of the file.
     pub len: u64,
 }
 

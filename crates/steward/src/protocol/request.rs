@@ -1,4 +1,4 @@
-//! What a lessee asks for: as a value, and as a message.
+//! Requests of a lessee, and their messages.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use super::{
     Token, UMEM_FLAGS, kind, message, split,
 };
 
-/// What a lessee asks for.
+/// A request of a lessee.
 ///
 /// `queue` is the number of one of the lease's.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,12 +28,12 @@ pub enum Request {
     /// as it does. One descriptor comes along for each part of the memory.
     Register {
         queue: u32,
-        /// What the socket gets.
+        /// The memory of the socket.
         umem: UmemLayout,
         /// The same.
         rings: Rings,
     },
-    /// The socket that was registered last, bound to its queue; frames go on as before until [`Request::Activate`].
+    /// The socket that was registered last, bound to its queue; frames continue as before until [`Request::Activate`].
     Bind {
         queue: u32,
         /// Some of [`BIND_FLAGS`].
@@ -43,21 +43,21 @@ pub enum Request {
     },
     /// A further socket for a queue of the lease, with rings of its own and the memory of a socket that the steward
     /// bound for the same user before, for any queue of any of its leases. That comes along as the one descriptor. The
-    /// new one is bound as it is, in one step; frames go on as before until [`Request::Activate`].
+    /// new one is bound as it is, in one step; frames continue as before until [`Request::Activate`].
     Share {
         queue: u32,
         /// How long it is tried again while the queue is busy, milliseconds, at most [`BIND_WAIT_MAX`].
         wait_ms: u32,
         /// Which socket comes along: its `SO_COOKIE`.
         cookie: u64,
-        /// What the new one gets.
+        /// The rings of the new socket.
         rings: Rings,
     },
     /// Once no socket has the queue: the kernel has then taken the memory of the last one from the driver, which it
     /// does some time after that is closed.
     Await {
         queue: u32,
-        /// How long at most, milliseconds, at most [`BIND_WAIT_MAX`].
+        /// Time limit, milliseconds, at most [`BIND_WAIT_MAX`].
         wait_ms: u32,
     },
     /// From now on frames go to the queue's last socket.
@@ -68,9 +68,9 @@ pub enum Request {
     },
     /// From now on the queue's frames go to the host.
     Deactivate { queue: u32 },
-    /// What the program did with the queue's frames.
+    /// The program's counters of the queue.
     Counters { queue: u32 },
-    /// What is known of the interface.
+    /// Facts about the interface.
     Facts,
     /// The lease is to outlive the steward's process.
     Keep {
@@ -87,7 +87,7 @@ pub enum Request {
     /// [`CHANGES_MAX`](super::CHANGES_MAX), each station once; a lease has [`STATIONS_MAX`](super::STATIONS_MAX) at
     /// most. All are judged before any is changed.
     Stations {
-        /// What changes.
+        /// The changes.
         changes: Vec<StationChange>,
     },
     /// The ring with the frames to groups of stations that come to the network; see [`steer::GroupReader`].
@@ -122,21 +122,22 @@ pub enum Request {
     Hints(HintRequest),
     /// A lease of a queue for io_uring zero-copy receive, instead of [`Request::Lease`].
     Zcrx(ZcrxWanted),
-    /// What that queue is registered with, once. The memory comes along as the one descriptor.
+    /// Registers that queue, once. The memory comes as the one descriptor with the message.
     ZcrxRegister(ZcrxRings),
     /// A netkit to which the queue of the lease, which has one, is leased in turn. The descriptor of the network
     /// namespace that it is to be in comes along; without, it is in the steward's. Once: a second one for the lease has
     /// the answer of the first, and no effect.
     Netkit(NetkitWanted),
     /// A tap device whose frames leave the interface of the lease from this queue; see
-    /// [`SendTapEnd`](super::SendTapEnd). Its descriptor comes with the answer. There is one for each
-    /// queue: a second request is refused while somebody has the first one's. Without a lease the answer is `Done`: so clients find out whether the steward knows the message.
+    /// [`SendTapEnd`](super::SendTapEnd). Its descriptor comes with the answer. There is one for each queue: a second
+    /// request is refused while somebody has the first one's. Without a lease the answer is `Done`: so clients find
+    /// out whether the steward knows the message.
     SendTap {
         queue: u32,
         /// If the NIC has no TSO there is none, and the answer is `Done`.
         only_with_tso: bool,
     },
-    /// The first lease of a higher number, of any lessee. Who asks needs no lease.
+    /// The first lease with a higher number, of any lessee. The connection needs no lease.
     Leases {
         /// Of the last lease that is known; 0 at first.
         after: u64,
@@ -150,7 +151,7 @@ pub struct UmemLayout {
     pub parts: Vec<Part>,
     /// Size of a chunk, bytes.
     pub chunk_bytes: u32,
-    /// Room before each received frame, bytes, beside the kernel's own.
+    /// Room before each received frame, bytes, in addition to the kernel's own.
     pub headroom_bytes: u32,
     /// Room for metadata before each frame that is sent, bytes.
     pub tx_metadata_bytes: u32,
@@ -182,7 +183,7 @@ pub struct Wanted {
     pub interface: String,
     /// First queue.
     pub start_queue: u32,
-    /// How many, 1 to [`QUEUES_MAX`].
+    /// Number of queues, 1 to [`QUEUES_MAX`].
     pub queues: u32,
     /// How the program is to be attached.
     pub mode: ModeRequest,

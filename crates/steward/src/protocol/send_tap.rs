@@ -1,10 +1,11 @@
-//! What the steward sends with a tap device by which GSO packets leave.
+//! The answer with a tap device for GSO packets.
 
 use super::wire::{Flag, Name, wire};
 
 /// A tap device whose frames the kernel sends by the interface of the lease, from the queue that was asked for: GSO
-/// packets unsegmented, as far as the NIC takes them. Only the lessee has its descriptor. The device is removed when that
-/// is closed, or with the lease. Each frame has a virtio-net header of 12 bytes before it. Nothing can be read from it.
+/// packets unsegmented, as far as the NIC takes them. Only the lessee has its descriptor. The device is removed when
+/// that is closed, or with the lease. Each frame has a virtio-net header of 12 bytes before it. Nothing can be read
+/// from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SendTapEnd {
     /// Name of that device.

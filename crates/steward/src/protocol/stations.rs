@@ -6,10 +6,10 @@ use super::wire::{Body, Codec, List, Wire};
 use super::{CHANGES_MAX, Malformed};
 use steer::Station;
 
-/// One station of a network is another one's from now on, or nobody's.
+/// A station of a network that another port has from now on, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StationChange {
-    /// Who frames are for.
+    /// The destination of frames.
     pub station: Station,
     /// Number that comes before its frames, not [`u32::MAX`]; `None`: its frames go to the host.
     pub port: Option<u32>,

@@ -9,7 +9,7 @@ use super::Malformed;
 /// Length of a name of an interface, with a zero at its end (IFNAMSIZ, include/uapi/linux/if.h).
 pub(super) const NAME_BYTES: usize = 16;
 
-/// What is left of a body that is read.
+/// The unread rest of a body.
 #[derive(Clone)]
 pub(super) struct Body<'a> {
     kind: u16,
@@ -143,8 +143,8 @@ impl Wire for ModeRequest {
     }
 }
 
-/// Implements [`Wire`] for a structure by its fields, in the order of the message, each with its [`Codec`] if that is not
-/// [`Plain`].
+/// Implements [`Wire`] for a structure by its fields, in the order of the message, each with its [`Codec`] if that is
+/// not [`Plain`].
 macro_rules! wire {
     ($type:ident { $($field:ident $(: $codec:expr)?),* $(,)? }) => {
         impl $crate::protocol::wire::Wire for $type {

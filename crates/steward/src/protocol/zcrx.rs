@@ -1,8 +1,8 @@
-//! Leases of a queue for io_uring zero-copy receive (zcrx): what a lessee asks for, and what it is told.
+//! Leases of a queue for io_uring zero-copy receive (zcrx): requests and answers.
 //!
-//! A lease is for one receive queue of an interface and the TCP flows that are to come to it. [`Request::Zcrx`] asks
+//! A lease is for one receive queue of an interface and the TCP flows that it receives. [`Request::Zcrx`] asks
 //! for it, [`Request::ZcrxRegister`] then has the steward register the queue with rings of io_uring. Those are the
-//! lessee's: it names them by their descriptors, as the kernel lets nobody send such descriptors, and keeps them
+//! lessee's: it names them by their descriptors, as the kernel does not allow sending such descriptors, and keeps them
 //! disabled until they are registered (`IORING_SETUP_R_DISABLED`), as a ring that is in use takes registrations of its
 //! own thread only.
 //!
@@ -36,7 +36,7 @@ pub struct ZcrxWanted {
     pub flows: Vec<SocketAddr>,
 }
 
-/// What is to be registered for a lease. The memory comes along, as one descriptor.
+/// Registration of a lease's queue. The memory comes as one descriptor with the message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ZcrxRings {
     /// The rings' descriptors in the process that has connected, 1 to [`ZCRX_RINGS_MAX`], each once. All receive into
@@ -50,7 +50,7 @@ pub struct ZcrxRings {
     pub buffer_bytes: u32,
 }
 
-/// What was registered.
+/// A registration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ZcrxRegistered {
     /// By which number each ring knows the queue (`zcrx_id`), in the order in which they were named.

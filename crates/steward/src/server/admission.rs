@@ -1,8 +1,8 @@
-//! Who may connect, and for how long without a lease.
+//! Admission of connections, and the time limit for connections without a lease.
 //!
 //! A connection counts for its user, and for a rule of the policy: each rule has a place for each queue that can be
-//! leased under it and some for those who ask, so that a group whose members have many numbers (subordinate ones, say)
-//! gets no more for it. A lessee whose steward was started again comes back to its lease: for each such lease
+//! leased under it and some more for requests, so that a group whose members have many numbers (subordinate ones, for
+//! example) gets no more. A lessee whose steward was restarted comes back to its lease: for each such lease
 //! (`Orphan`) a place is kept, for the process that held it, whatever the limits are and however many others have
 //! connected. Connections that ask for no lease end soon.
 
@@ -17,7 +17,7 @@ use crate::peer::Credentials;
 use crate::policy::CONNECTIONS_MAX;
 use crate::protocol::{Reason, Refusal};
 
-/// How long a connection may be without a lease: a process that wants one asks at once.
+/// Time limit for a connection without a lease: a process that wants one asks at once.
 const WITHOUT_LEASE: Duration = Duration::from_secs(10);
 /// Most connections that are accepted in a round.
 const ACCEPTED_MAX: usize = 32;
@@ -67,7 +67,7 @@ impl Server {
     fn admit(&self, peer: &Credentials) -> Result<Option<usize>, Refusal> {
         let uid = peer.uid;
         let rules: Vec<usize> = self.policy.rules_for(peer).collect();
-        // Root may ask who has what, if nothing else.
+        // Root may at least list leases.
         if uid != 0 && rules.is_empty() {
             let text = format!(
                 "user {uid} may not lease anything: no rule of the policy is for it: add one that says `user = {uid}`, \
@@ -83,7 +83,7 @@ impl Server {
         let over = self.unclosed.iter();
         let has = all.clone().filter(|other| other.peer.uid == uid).count()
             + over.clone().filter(|over| over.uid == uid).count();
-        // Places of those who may come back are no other process's.
+        // Places of lessees that may come back are not given to others.
         let taken = self.connections.len() + self.unclosed.len() + self.orphans.len();
         // And one is root's.
         let most = CONNECTIONS_MAX as usize - usize::from(uid != 0);

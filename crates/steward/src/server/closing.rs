@@ -1,14 +1,14 @@
 //! Closing connections that are over.
 //!
-//! What nobody has read of one goes with it, files of the lessee's perhaps. Whoever has the last descriptor of such a
-//! file may have to wait: of a TCP socket until all is sent (SO_LINGER), of a file in FUSE until its server has taken
-//! the pages that were written. So the end of a child closes them ([`job::close`]), one of each user's in a round,
-//! however many they are. Their peers have learned of it by then, and leases have ended.
+//! Unread messages end with a connection, perhaps with files of the lessee. The process that closes the last
+//! descriptor of such a file may have to wait: of a TCP socket until all is sent (SO_LINGER), of a file in FUSE until
+//! its server has taken the pages that were written. So the end of a child closes them ([`job::close`]), one of each
+//! user's in a round, however many they are. Their peers have learned of it by then, and leases have ended.
 //!
-//! From Linux 6.16 on only who has a lease can send files (SO_PASSRIGHTS): other connections are closed at once.
+//! From Linux 6.16 on only lessees can send files (SO_PASSRIGHTS): other connections are closed at once.
 //!
 //! Children may hang, which even SIGKILL does not change. Of a user, and under a rule, there are as many as jobs at
-//! most; what else is over waits, and counts as a connection.
+//! most; other closed connections wait, and count as connections.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,7 +19,7 @@ use super::connection::Connection;
 use super::{RESERVE, Server, job};
 use crate::sys::child::Child;
 
-/// A connection that is nobody's any more, and still to be closed.
+/// A connection that has ended and is not closed yet.
 #[derive(Debug)]
 pub(super) struct Over {
     socket: OwnedFd,
@@ -36,7 +36,7 @@ pub(super) struct Closing {
 }
 
 impl Server {
-    /// Closes a connection that is nobody's any more.
+    /// Closes a connection that has ended.
     pub(super) fn close(&mut self, connection: Connection) {
         if !connection.may_have_files {
             return;

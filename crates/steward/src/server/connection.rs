@@ -1,14 +1,14 @@
-//! One lessee's connection: bytes in, bytes out, nothing that waits.
+//! One lessee's connection. Nothing here waits.
 //!
 //! A lessee is not trusted. It can send anything at any rate, not read, or die at any moment. So:
 //!  - a message is read whole into a buffer that is longer than any; one that is cut, empty or carries descriptors
-//!    that it should not ends the connection. No room is given for descriptors, so that the kernel closes them by
-//!    itself: to close what a stranger passed may take for ever. The one message that has some comes with a lease, is
-//!    looked at, and taken by a child (`job`);
+//!    that it should not ends the connection. No room is given for descriptors, so that the kernel closes them
+//!    itself: closing a descriptor of a stranger may take forever. Messages with descriptors come with a lease; a child
+//!    takes them (`job`);
 //!  - at most one answer is stored; until it is sent no further request is read, nor while one is worked on. The send
 //!    buffer is small, so that few sockets are on their way;
 //!  - requests are read at a limited rate, one of each user a round, so that all users get their turn;
-//!  - a change of the interface is a flag, not a queue: what is told is the state at the time of sending.
+//!  - a change of the interface is a flag, not a queue: a notification has the state at the time of sending.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -49,7 +49,7 @@ const TOO_MANY_ON_THEIR_WAY: &str = "more descriptors are on their way between p
 pub(super) struct Held {
     /// Number of the interface in the server's table.
     pub(super) interface: u64,
-    /// What was asked for, and given.
+    /// The request, which was granted.
     pub(super) wanted: Wanted,
     /// The policy's rule that it is charged to.
     pub(super) rule: usize,
@@ -70,10 +70,10 @@ impl Held {
     }
 }
 
-/// What a request led to.
+/// The reply to a request.
 pub(super) struct Reply {
     pub(super) answer: Answer,
-    /// What goes along: a socket, a map, or the queues of a tap.
+    /// Descriptors for the lessee: a socket, a map, or the queues of a tap.
     pub(super) files: Vec<OwnedFd>,
 }
 
@@ -92,7 +92,7 @@ struct Unsent {
     files: Vec<OwnedFd>,
 }
 
-/// What a connection is waited for.
+/// The poll events of interest of a connection.
 pub(super) struct Interest {
     pub(super) events: PollFlags,
     /// When to look at it again, whatever happens.
@@ -104,7 +104,7 @@ struct Received {
     flags: ReturnFlags,
 }
 
-/// What a connection had to say.
+/// The result of reading from a connection.
 #[derive(Debug)]
 pub(super) enum Incoming {
     Nothing,
@@ -132,11 +132,11 @@ pub(super) struct Connection {
     pub(super) hint_request: Option<HintRequest>,
     /// They changed, and the lessee has not been told.
     pub(super) other_hints: bool,
-    /// What is behind the bridge of its interface is another thing than it knows.
+    /// Stations behind the bridge of its interface have changed.
     pub(super) other_behind: bool,
     /// Somebody can send files, or could.
     pub(super) may_have_files: bool,
-    /// What is worked on.
+    /// The job that runs for it.
     pub(super) pending: Option<Pending>,
     /// Its next message is for an job that its user may not have yet.
     pub(super) waits: bool,

@@ -1,8 +1,8 @@
-//! Which frames a lease takes: the addresses and VLANs that it is for.
+//! Frames of a lease: those to its addresses and VLANs.
 //!
-//! The program looks in any case: a frame that is put into a leased queue and is of another address goes to the host.
-//! Where the NIC can be told, it is told in addition ([`crate::hardware`]), so that the frames come to the lease's
-//! queues at all, whatever its hash says.
+//! The program checks each frame: a frame in a leased queue that is for another address goes to the host. NICs that
+//! have rules get some ([`crate::hardware`]), so that the frames come to the lease's queues whatever their RSS hash
+//! is.
 
 use std::ops::Range;
 
@@ -18,10 +18,10 @@ use crate::protocol::{STEERING_BYTES, Steered};
 const NOT_NAMED: &str =
     "the NIC is not told of these frames: that takes a steward whose policy names them (`macs`, `vlans`)";
 
-/// What cannot be seen from here.
+/// A limit that the steward cannot check.
 const AS_SENT: &str = "tags that a veth sends beside frames are not seen: `txvlan off` at its far end";
 
-/// What a lessee's sockets can do where they are not bound by the steward.
+/// A note for kernels on which the lessee binds its sockets.
 const UNBOUND: &str = "leased sockets reach any free queue (from Linux 6.4 on they do not)";
 
 // What is longer is cut on its way to the lessee.
@@ -69,16 +69,16 @@ pub(super) fn joined<const N: usize>(notes: [&str; N]) -> String {
     parts.join("; ")
 }
 
-/// What one lease takes.
+/// Steering entries of one lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entries {
     pub(super) queues: Range<u32>,
     pub(super) filter: Filter,
-    /// What the policy's rule names: the NIC may be told of that.
+    /// Addresses and VLANs that the policy's rule names: the NIC may get rules for them.
     names: Names,
     /// How frames come; the note says why the NIC does not bring them, and may be empty.
     pub(super) outcome: SteeringOutcome,
-    /// What is known of tags on its interface, if tags are looked for.
+    /// Whether tags are visible on its interface, if a filter needs them.
     tags: Option<Tags>,
     /// The program is told of tags that the driver takes off.
     pub(super) restored: bool,
@@ -105,7 +105,7 @@ impl Entries {
         entries
     }
 
-    /// What is so before the NIC is told.
+    /// The outcome before the NIC has rules.
     fn begin(&mut self) {
         if self.filter.is_empty() {
             return;
@@ -156,8 +156,8 @@ impl Entries {
         }
     }
 
-    /// Looks which frames the program will not see on this interface. `is_by_tap`: the programs of a tap look, which see
-    /// tags that the NIC stripped.
+    /// Looks which frames the program will not see on this interface. `is_by_tap`: the programs of a tap look, which
+    /// see tags that the NIC stripped.
     pub(super) fn look(&mut self, link: &Link, is_by_tap: bool) {
         self.tags = match is_by_tap {
             true => None,
@@ -193,7 +193,7 @@ impl Entries {
         }
     }
 
-    /// What the lessee should know; may be empty.
+    /// The note for the lessee; may be empty.
     pub(super) fn note(&self) -> String {
         let unbound = if super::hands_over_bound() { "" } else { UNBOUND };
         let far_end = if self.tags == Some(Tags::AsSent) {

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// What becomes this file when it is complete.
+/// The path under which this file is written before it is renamed.
 pub(super) fn new_of(path: &Path) -> PathBuf {
     path.with_extension("toml.new")
 }

@@ -9,7 +9,7 @@ use super::{Answered, Server};
 use crate::protocol::{Answer, HintRequest, Reason, Refusal};
 
 impl Server {
-    /// What a lease that is charged to a rule asks for.
+    /// The hints that a lease under a rule asks for and may have.
     pub(super) fn hints_under(&self, rule: usize, hint_request: HintRequest) -> LeaseHints {
         let allowed = self.policy.hints(rule);
         LeaseHints {

@@ -1,13 +1,13 @@
-//! An interface of which queues are leased, with our program on it.
+//! An interface with leased queues, and the program on it.
 //!
 //! The program comes with the first lease and goes a while after the last. A lease is taken back in dependency order
 //! (see `teardown`): first of all its queues' configuration words (no frame is redirected any more, and nothing can
 //! refuse that), then step after step, then, with the last lease, the program; until all is done its queues are
-//! `Leaving`, not to be leased again. Nothing that was on the interface before us is touched: a program of somebody
-//! else's is an error.
+//! `Leaving`, not to be leased again. The steward never touches an older program on the interface: that is an
+//! error.
 //!
-//! An interface that is deleted or moved away takes the program along. Leases stay, impaired, and are told so; when one
-//! of its name is there again, the program is attached again, under another generation.
+//! An interface that is deleted or moved away takes the program along. Leases stay, impaired, and their lessees are
+//! notified. When an interface of its name is there again, the program is attached with another generation.
 
 mod facts;
 mod hints;
@@ -45,7 +45,7 @@ pub(super) use self::lease::check;
 pub(super) use self::program::remove_pins;
 pub(super) use self::sockets::{Bound, Holds, Memory, Registered, bytes_held};
 
-/// Who has a queue.
+/// The owner of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lessee {
     /// The connection of this number.
@@ -64,14 +64,14 @@ pub(super) struct Interface {
     program: Option<Program>,
     /// Why there is no program, or why it is not attached natively.
     note: String,
-    /// What is lost on it because it stands on others; may be empty.
+    /// A note about frames that are lost because of the interfaces below it; may be empty.
     losses: String,
     pub(super) sends: DriverSends,
     generation: u32,
     lessees: BTreeMap<u32, Lessee>,
     /// Leases that are being taken back.
     leaving: Vec<Leaving>,
-    /// What leases take, by their first queue.
+    /// Steering entries of leases, by their first queue.
     entries: BTreeMap<u32, Entries>,
     /// Those that are networks, by their first queue.
     networks: BTreeMap<u32, Network>,
@@ -87,7 +87,7 @@ pub(super) struct Interface {
     pub(super) idle_since: Option<Instant>,
     /// Where the program is pinned, an empty directory without one; none: the program goes with this process.
     pins: Option<PathBuf>,
-    /// What the NIC was told of that.
+    /// The NIC's configuration for them.
     ledger: Ledger,
     hints: Hints,
     /// Of its queues.
@@ -177,7 +177,7 @@ impl Interface {
         self.pins.as_deref().filter(|pins| pins.is_dir())
     }
 
-    /// What a successor must know of it.
+    /// The record for the next steward.
     pub(super) fn record(&self, number: u64) -> InterfaceRecord {
         InterfaceRecord {
             number,
@@ -332,7 +332,7 @@ impl Interface {
         }
     }
 
-    /// What lessees of networks are told of tags, and of queues that they lack.
+    /// A note for lessees of networks about tags, and about queues outside their lease.
     fn known_of_networks(&self) -> Vec<(bool, String)> {
         let networks = self.networks.iter();
         networks
@@ -344,7 +344,8 @@ impl Interface {
     }
 
     /// Whether there is something to attach to: the interface, whatever its name is now, or, if it is gone, one that
-    /// has the name that it had and is no other process's. No netkit without a peer: no frame comes to a program there.
+    /// has the name that it had, and no other lease has it. No netkit without a peer: no frame comes to a program
+    /// there.
     fn find_again(&mut self, taken: &[u32]) -> bool {
         if self.link.index == 0
             && let Ok(link) = Link::by_name(&self.name)

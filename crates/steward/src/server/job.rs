@@ -1,11 +1,11 @@
-//! What the kernel may take long for, done by a process of its own: registering memory, binding, and waiting for a
-//! queue.
+//! Jobs: work for which the kernel may take long, done by child processes: registering memory, binding, and waiting for
+//! a queue.
 //!
 //! # Theory of operation
 //!
 //! A lessee's memory is pinned page by page, seconds for a large guest; a bind waits for the lock of all interfaces,
-//! and for a driver that starts its rings again. Neither may hold up the others. And the files of that memory are the
-//! lessee's: looking at one, or closing it, may wait for ever for a file system that the lessee itself serves (FUSE).
+//! and for a driver that starts its rings again. Neither may delay other lessees. And the files of that memory are the
+//! lessee's: reading from one, or closing it, may wait forever for a file system that the lessee itself serves (FUSE).
 //!
 //! So each such request is done by a child of the steward (fork(2)), which ends when it is done. The child takes the
 //! descriptors from the connection itself: they are never in the steward's own table. It looks at each by
@@ -13,9 +13,9 @@
 //! maps them side by side, and registers them with the socket. Memory that is registered stays so when the child and
 //! its mappings are gone: it belongs to the socket, which the steward has, too.
 //!
-//! What the child could not do comes back over a pipe as two numbers, step and errno, and is read when the child has
-//! ended (pidfd_open(2)). One that is killed, or that the kernel does not let go, report_to nothing, and hurts the one whose
-//! memory it was: it counts against the jobs that its user may have, and its rule. It dies with the steward.
+//! The child reports a failure over a pipe as two numbers, step and errno; the steward reads them when the child has
+//! ended (pidfd_open(2)). A child that is killed, or that hangs in the kernel, reports nothing. It counts against the
+//! jobs of its user and rule, so it harms only the user whose memory it was. It dies with the steward.
 //!
 //! Before it registers, the child takes the lessee's user for its real one, so that the kernel counts the memory for
 //! that user, as long as anybody has a socket with it. And connections are closed by the end of a child ([`close`]).
@@ -44,7 +44,7 @@ pub(super) const OF_A_USER: usize = 3;
 /// Between two attempts on a queue that is busy.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What the child is to do.
+/// The work of the child.
 pub(super) enum Task<'a> {
     /// The next message of this connection has the files.
     Register {
@@ -93,9 +93,9 @@ pub(super) enum Task<'a> {
 pub(super) struct QueueAt {
     pub(super) ifindex: u32,
     pub(super) queue: u32,
-    /// How long it may be so.
+    /// How long the queue may be busy.
     pub(super) wait: Duration,
-    /// What to ask for to see whether it is.
+    /// How to test whether it is free.
     pub(super) probe: Probe,
 }
 
@@ -108,11 +108,11 @@ pub(super) struct Bind {
     pub(super) probes: bool,
 }
 
-/// What a socket asks for that only asks whether a queue is free.
+/// The kind of bind that only tests whether a queue is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Probe {
-    /// What the driver does not have, zero-copy in pieces: that is refused after the look at who has the queue
-    /// (`xp_assign_dev`, net/xdp/xsk_buff_pool.c).
+    /// Zero-copy in pieces, which the driver lacks: the kernel rejects it after it has checked whether the queue is
+    /// free (`xp_assign_dev`, net/xdp/xsk_buff_pool.c).
     Refused,
     /// A copy mode, where the driver has that. The queue is then the probe's for a moment, and the driver is not told.
     Copy,
@@ -135,7 +135,7 @@ impl Probe {
     }
 
     /// Whether nobody has the queue, by what became of a bind. What is not known to come after the look at who has it,
-    /// as a lack of memory, report_to nothing.
+    /// as a lack of memory, reports nothing.
     fn is_free(self, bound: Result<(), Errno>) -> Result<(), Errno> {
         match (self, bound) {
             // Refused as meant; or the interface is gone, or has no such queue any more, which the kernel allows only
@@ -146,7 +146,7 @@ impl Probe {
     }
 }
 
-/// What came of it.
+/// The outcome of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     Done,
@@ -158,7 +158,7 @@ pub(super) enum Outcome {
     Lost,
 }
 
-/// What a child could not do.
+/// The step that failed in a child.
 #[derive(Debug, Clone, Copy)]
 struct Failure {
     step: Step,
@@ -174,7 +174,7 @@ pub(super) struct Job {
     report: OwnedFd,
 }
 
-/// What a connection waits for.
+/// The job that a connection waits for.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) job: Job,
@@ -201,7 +201,7 @@ pub(super) enum Pends {
         /// Of the one that it is bound over.
         memory: Memory,
     },
-    /// That a queue is free.
+    /// Waits until a queue is free.
     Await,
     /// A queue that is registered with a ring of its lessee's; none: of no interface.
     Queue {
@@ -211,7 +211,7 @@ pub(super) enum Pends {
     Netkit {
         queue: u32,
     },
-    /// What the answer will be.
+    /// The answer.
     Refusal(Refusal),
 }
 
@@ -283,7 +283,7 @@ impl Job {
         }
     }
 
-    /// What it made, if that was to be report and the outcome was read.
+    /// The registration that it made, for a task that makes one, after the outcome was read.
     pub(super) fn made(&self) -> Option<Made> {
         let mut report = [0u8; size_of::<Made>()];
         match rustix::io::read(&self.report, &mut report) {
@@ -455,7 +455,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queue_is_free_only_where_the_kernel_has_looked_at_who_has_it() {
+    fn queue_is_free_only_if_the_kernel_has_checked_its_owner() {
         for probe in [Probe::Refused, Probe::Copy] {
             let free = |bound| probe.is_free(bound);
             assert_eq!(free(Ok(())), Ok(()));

@@ -1,5 +1,4 @@
-//! Giving leases: a request is judged as a whole, then the interface has its program, then queues are reserved, all or
-//! nothing. And who has which.
+//! Grants leases: checks the whole request, attaches the program, then reserves all queues or none. Lists leases.
 
 use std::time::Instant;
 
@@ -43,7 +42,7 @@ fn check_programs_run_on(link: &Link) -> Result<(), Refusal> {
 }
 
 impl Server {
-    /// What a connection without a lease asks for.
+    /// Handles a request for a lease.
     pub(super) fn lease(&mut self, number: u64, wanted: &Wanted) -> Answered {
         self.end_orphans(Instant::now());
         let peer = self.newcomer(number)?;
@@ -83,7 +82,7 @@ impl Server {
         }
     }
 
-    /// Who is at the other end of a connection, which must not have a lease yet.
+    /// The peer of a connection, which must not have a lease yet.
     pub(super) fn newcomer(&self, number: u64) -> Result<Credentials, Refusal> {
         let refused = |text| Err(Refusal::new(Reason::Lease, text));
         match self.connections.get(&number) {
@@ -158,14 +157,14 @@ impl Server {
         }
     }
 
-    /// Whether all leases of an interface are this user's, or it is root: others' guests would lose what comes by further
-    /// queues.
+    /// Whether all leases of an interface are this user's, or it is root: others' guests would lose what comes by
+    /// further queues.
     fn has_all_of(&self, at: u64, peer: &Credentials) -> bool {
         let mut others = self.all_leases().filter(|lease| lease.held.interface == at);
         peer.uid == 0 || others.all(|lease| lease.peer.uid == peer.uid)
     }
 
-    /// Has all leases of an interface go on in that mode, which it may leave tap mode for; whether they do.
+    /// Continues all leases of an interface in that mode, perhaps leaving tap mode; true: they do.
     fn leave_tap_mode(&mut self, at: u64, mode: ModeRequest) -> bool {
         let Some(interface) = self.interfaces.get_mut(&at) else {
             return false;
@@ -313,7 +312,7 @@ impl Server {
         Ok(facts)
     }
 
-    /// How many queues are leased under a rule.
+    /// The number of queues that are leased under a rule.
     pub(super) fn leased(&self, rule: usize) -> u32 {
         let of_rule = self.all_leases().filter(|lease| lease.held.rule == rule);
         let queues = self.zcrx_leases().filter(|(_, _, held)| held.rule == rule);

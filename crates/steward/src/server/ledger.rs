@@ -1,9 +1,9 @@
-//! What the NIC of an interface was told for its leases, saved in a file.
+//! The configuration of a NIC for its leases, saved in a file.
 //!
-//! Rules and contexts outlive the process that made them, so the note is written before they are made and forgotten
-//! after they are undone: a steward that dies in between leaves a note that leads its successor to them (see
-//! [`crate::hardware`]). Without a place for saved the NIC is told nothing. Netkits that have its queues are saved
-//! beside that, as they outlive a process, too.
+//! Rules and contexts outlive the process that made them. So the plan is written to the file before they are made,
+//! and removed after they are removed: a steward that dies in between leaves a plan by which the next one finds them
+//! (see [`crate::hardware`]). Without a file the NIC is not configured. The file also has the netkits that have
+//! queues of the NIC, as they outlive a process, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -71,7 +71,7 @@ impl Accepted {
     }
 }
 
-/// What the file says.
+/// The content of the file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Saved {
     /// As it was called when the last note was written.
@@ -87,7 +87,7 @@ struct Saved {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedNetkit {
     pub(super) queue: u32,
-    /// Its name before it went where it is to be, which no other process's has.
+    /// Its name before it went where it is to be, which no other interface has.
     pub(super) made_as: String,
     /// And there.
     pub(super) name: String,
@@ -103,7 +103,7 @@ pub(super) struct SavedNetkit {
 }
 
 impl SavedNetkit {
-    /// What its lessee is told of it, when it is where it is to be.
+    /// The answer to its lessee, once it is in its network namespace.
     pub(super) fn end(&self) -> NetkitEnd {
         NetkitEnd {
             name: self.name.clone(),
@@ -129,7 +129,7 @@ struct SavedLease {
     plan: Plan,
 }
 
-/// What became of telling a NIC: how frames come, and why not better.
+/// The result of configuring a NIC: how frames come, and why not better.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct SteeringOutcome {
     pub(super) steered: Steered,
@@ -145,7 +145,7 @@ impl SteeringOutcome {
     }
 }
 
-/// How frames come, after what was made.
+/// How frames come, with the parts that were made.
 fn steered_by(plan: &Plan) -> Steered {
     match plan.context {
         Some(_) => Steered::ByContext,
@@ -239,7 +239,7 @@ impl Ledger {
         }
     }
 
-    /// Whether there is a place for saved.
+    /// Whether there is a file for it.
     pub(super) fn is_kept(&self) -> bool {
         self.path.is_some()
     }
@@ -341,13 +341,13 @@ impl Ledger {
         self.plan(first).map_or_else(Vec::new, parts)
     }
 
-    /// Whether all that was saved for a lease is in the NIC, and how frames come then.
+    /// Whether all rules that were saved for a lease are in the NIC, and how frames come then.
     pub(super) fn in_force(&self, nic: &impl Nic, first: u32) -> Option<Steered> {
         let plan = self.plan(first)?;
         (has_rules(nic, plan) == Some(true)).then(|| steered_by(plan))
     }
 
-    /// Whether the NIC says that a rule which was saved for a lease is not there.
+    /// Whether the NIC reports that a saved rule of a lease is not there.
     pub(super) fn is_lost(&self, nic: &impl Nic, first: u32) -> bool {
         self.plan(first)
             .is_some_and(|plan| has_rules(nic, plan) == Some(false))
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn successor_finds_what_was_told_and_undoes_it() {
+    fn successor_finds_the_configuration_and_undoes_it() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("nic-1.toml");
         let mut nic = Played::new();
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_that_is_told_again_leaves_nothing_of_the_first_time() {
+    fn lease_that_is_configured_again_leaves_nothing_of_the_first_time() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut nic = Played::new();
         let mut ledger = Ledger::open(Some(dir.path().join("nic-1.toml")));
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_place_for_notes_the_nic_is_told_nothing() {
+    fn nic_is_not_configured_without_a_file() {
         let mut nic = Played::new();
         let outcome = Ledger::open(None).apply(&mut nic, &(0..1), &filter(), &names());
         assert_eq!((outcome.steered, nic.rules.len()), (Steered::ByProgram, 0));
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_none_of_ours_is_said_and_nothing_is_touched() {
+    fn unreadable_file_is_logged_and_the_nic_is_not_changed() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("nic-1.toml");
         fs::write(&path, "lease = 7").expect("writable");

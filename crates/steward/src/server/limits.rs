@@ -1,6 +1,6 @@
-//! How often, and in which order: what one user may cause here, so that others get their share.
+//! Rates and order of requests, so that each user gets its share.
 //!
-//! Users are told apart by number. Who has subordinate numbers (subuid(5)) has many, so what would be worth the trouble
+//! Users are identified by number. A user with subordinate numbers (subuid(5)) has many, so what is worth an attack
 //! is also limited over all users.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ pub(super) struct Rate {
     pub(super) each: Duration,
 }
 
-/// What users may change of devices, in units ([`DeviceChange::cost`]): of one interface, one user, and all together.
+/// Rates of device changes, in units ([`DeviceChange::cost`]): for one interface, one user and all users together.
 const OF_USER: Rate = Rate {
     burst: 512,
     each: Duration::from_nanos(LINGER.as_nanos() as u64 / 128),
@@ -28,7 +28,7 @@ const OF_ALL: Rate = Rate {
 /// Most users that are kept apart; beyond that they share.
 const USERS_MAX: usize = 1024;
 
-/// What is left of a rate.
+/// The units that are left of a rate.
 #[derive(Debug)]
 pub(super) struct Bucket {
     pub(super) left: u32,
@@ -44,7 +44,7 @@ impl Bucket {
         }
     }
 
-    /// What time has given back since it was looked at last.
+    /// Adds the units that have come back since the last call.
     pub(super) fn refill(&mut self, rate: Rate, now: Instant) {
         let earned = now.saturating_duration_since(self.since).as_nanos() / rate.each.as_nanos().max(1);
         let earned = u32::try_from(earned).unwrap_or(rate.burst).min(rate.burst);
@@ -115,8 +115,8 @@ impl<K: Ord + Clone> Buckets<K> {
     }
 }
 
-/// A change of a device that a request causes. The kernel makes most of them by a lock that all interfaces share, a NIC's
-/// rings may start again, and no other process is served meanwhile.
+/// A change of a device that a request causes. The kernel makes most of them by a lock that all interfaces share, a
+/// NIC's rings may start again, and the steward serves no lessee meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeviceChange {
     /// The program is attached, and goes when there has been no lease for a while.
@@ -135,7 +135,7 @@ pub(super) enum DeviceChange {
 
 impl DeviceChange {
     /// Units. `linger`: how long the program stays without a lease. In that time a user may cause one more to be
-    /// attached: then nobody who asks for leases like that is refused one.
+    /// attached: then no request for such a lease is rejected.
     fn cost(self, linger: Duration) -> u32 {
         match self {
             Self::Program => {
@@ -232,7 +232,7 @@ impl DeviceChanges {
         self.by_user.take(&key, cost, now);
     }
 
-    /// Whose account it is: a crowd of users has one.
+    /// The account of a user; beyond a number of users, all share one.
     fn user(&mut self, interface: &str, uid: u32, now: Instant) -> (String, u32) {
         let of = |uid| (interface.to_owned(), uid);
         self.by_user.known_or(of(uid), of(u32::MAX), now)
@@ -292,7 +292,7 @@ pub(super) struct Waiting {
 }
 
 /// In which order requests are done: in a round one of each user's, however many connections it has; the next round
-/// goes on with its next connection.
+/// continues with its next connection.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// The connection of each user that had its turn last, of those users that wait.
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn attaching_in_vain_is_limited_for_each_user_and_at_nobody_elses_cost() {
+    fn failed_attaching_is_limited_for_each_user_alone() {
         let (mut changes, start) = (DeviceChanges::new(LINGER), Instant::now());
         let program = DeviceChange::Program;
         (0..200).for_each(|_| changes.note_in_vain(program, "eth1", 7, start));

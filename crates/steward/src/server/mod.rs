@@ -1,25 +1,23 @@
-//! The steward: one thread, one loop, everything it does is in answer to a message, a change of an interface, or the
-//! clock.
+//! The steward: one thread and one loop, which answers messages, changes of interfaces, and the clock.
 //!
 //! # Theory of operation
 //!
-//! A round waits (poll) for: the end, connections, requests, room to answer, rtnetlink. Each user gets at most one
-//! request done in a round, however many connections it has (`limits`). Nothing in here waits for a lessee, or touches
-//! its files: what does is done by children (`job`). What else the kernel takes its time for (attaching a program)
-//! holds up the others' requests, not their frames.
+//! A round waits (poll) for the end, connections, requests, room to send answers, and rtnetlink. In each round each
+//! user gets at most one request done, however many connections it has (`limits`). The steward never waits for a
+//! lessee, and never touches a lessee's files: children do that (`job`). Other slow work of the kernel (attaching a
+//! program) delays the requests of other lessees, not their frames.
 //!
-//! A request is judged as a whole before anything is done for it. The program is attached for the first lease of an
+//! A request is checked as a whole before anything is done for it. The program is attached for the first lease of an
 //! interface, and stays for a while after the last one; how often a user may cause that is limited.
 //!
-//! State is in two tables: `Interface`s with their programs, and `Connection`s, each with at most one lease. A
-//! queue belongs to one connection or to none. When a connection ends, by whatever cause, its queues are taken back
-//! in the same round (`Server::end`); the kernel has by then closed the lessee's sockets, if the lessee died. One
-//! that closes its connection and keeps its sockets gets no frame any more, but can go on sending from its queue, and
-//! the queue's next lessee cannot bind: end that process.
+//! State is in two tables: `Interface`s with their programs, and `Connection`s, each with at most one lease. A queue
+//! belongs to one connection or to none. When a connection ends, for whatever reason, its queues are taken back in
+//! the same round (`Server::end`). If the lessee died, the kernel has closed its sockets by then. A lessee that
+//! closes its connection and keeps its sockets gets no frames any more, but can still send from its queue, and the
+//! next lessee of the queue cannot bind until that process ends.
 //!
-//! The steward's own death takes everything with it that it made, links of programs being descriptors of its own,
-//! unless it has a [`Store`]: then programs are pinned, leases are recorded, and the next steward goes on with them
-//! (`restore`).
+//! When the steward dies, everything that it made ends, as links of programs are its descriptors, unless it has a
+//! [`Store`]: then programs are pinned, leases are recorded, and the next steward continues with them (`restore`).
 
 mod admission;
 mod closing;
@@ -132,7 +130,7 @@ pub struct Server {
     accepting: Backoff,
     /// See [`LOOKS`].
     looks: Bucket,
-    /// What lessees have changed of devices.
+    /// Changes of devices that lessees caused.
     device_changes: DeviceChanges,
     turns: Turns,
     reload: Option<Reload>,
@@ -145,7 +143,7 @@ pub struct Server {
     closing: Vec<Closing>,
     /// Descriptors to be closed when there are no more: what refuses a request, or ends a connection, needs some.
     reserve: Vec<OwnedFd>,
-    /// What may be logged: leases that come and go, and what is refused.
+    /// Limits of log lines about leases, and about refused requests.
     leases: LogLimits,
     refusals: LogLimits,
     /// Queues for io_uring zero-copy receive.
@@ -276,7 +274,7 @@ impl Server {
         over.into_iter().for_each(|number| self.end(number, None));
     }
 
-    /// What lessees did: ends first, as they make room; then a request of each user.
+    /// Handles events of connections: ends first, as they make room; then a request of each user.
     fn serve_ready(&mut self, ready: &[ReadyConnection]) {
         let mut waiting = Vec::new();
         for &ReadyConnection { number, events } in ready {
@@ -337,7 +335,7 @@ impl Server {
         }
     }
 
-    /// Does what a lessee asks for.
+    /// Handles a request of a lessee.
     fn act(&mut self, number: u64, request: &Request) -> Answered {
         match request {
             Request::Lease(wanted) => return self.lease(number, wanted),
@@ -414,7 +412,7 @@ impl Server {
         {
             let name = interface.link.name.clone();
             self.release(number, held);
-            // Not before: who reads it may rely on that.
+            // Not before: tests and scripts rely on this line.
             if self.leases.may_log(connection.peer.uid) {
                 tracing::info!(pid, interface = name, queues = ?held.wanted.range(), "lease ended");
             }
@@ -428,7 +426,7 @@ impl Server {
         self.close(connection);
     }
 
-    /// Ends a connection and the lease that it may have, and says why.
+    /// Ends a connection and its lease, and sends the reason.
     fn revoke(&mut self, number: u64, refusal: Refusal) {
         if let Some(mut connection) = self.connections.remove(&number) {
             self.lose_job(&mut connection);
@@ -443,7 +441,7 @@ impl Server {
         }
     }
 
-    /// Takes a lease back.
+    /// Ends a lease.
     fn release(&mut self, number: u64, held: &Held) {
         self.end_send_taps(held);
         if may_have_taps(&held.wanted) {
@@ -498,8 +496,8 @@ impl Server {
         idle.into_iter().for_each(|at| self.forget_if_idle(at));
     }
 
-    /// How long a program stays on an interface after its last lease; [`LINGER`] if this is not called. In that time, or
-    /// in [`LINGER`] if that is shorter, a user may cause one more to be attached.
+    /// How long a program stays on an interface after its last lease; [`LINGER`] if this is not called. In that time,
+    /// or in [`LINGER`] if that is shorter, a user may cause one more to be attached.
     #[must_use]
     pub fn with_linger(mut self, linger: Duration) -> Self {
         (self.linger, self.device_changes) = (linger, DeviceChanges::new(linger));
@@ -512,7 +510,7 @@ impl Server {
         self.forget_idle();
     }
 
-    /// Looks at all interfaces again.
+    /// Checks all interfaces again.
     fn look(&mut self) {
         let (mut other, mut of_host) = (Vec::new(), Vec::new());
         let taken: Vec<u32> = self

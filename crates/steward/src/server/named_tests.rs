@@ -65,7 +65,7 @@ fn is_named(rule: &Rule, by: &Named) -> bool {
 }
 
 #[test]
-fn why_the_nic_is_not_told_is_not_cut() {
+fn reason_for_no_nic_rules_is_not_cut() {
     let filter = Filter {
         macs: vec![MACS[3]],
         vlans: vec![VLANS[4]],
@@ -83,7 +83,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_rule_of_the_nic_takes_what_the_policy_does_not_name(
+    fn nic_rules_take_only_frames_that_the_policy_names(
         rules in prop::collection::vec(named(), 1..4),
         (macs, vlans) in (some(&MACS), some(&VLANS)),
         (start_queue, queues) in (0u32..3, 1u32..3),

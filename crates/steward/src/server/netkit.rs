@@ -3,22 +3,20 @@
 //!
 //! # Theory of operation
 //!
-//! The lease is one like all others: policy, program, filter and rules of the NIC are its. What is new is who has the
-//! socket: not the lessee by the steward's hand, but whoever can bind one to the netkit, which is the NIC's then. So
-//! the lessee gets a map of one place that frames of this queue alone go to ([`steer::OwnMap`]), and the steward has
-//! nothing to do with the socket. The map of all sockets nobody gets: who can write there can block the queues of
-//! others.
+//! The lease has a policy rule, program, filter and NIC rules like all others. The difference is the socket: the
+//! steward does not bind it; a process binds one to the netkit, and so to the NIC. So the lessee gets a map with one
+//! entry, to which only frames of this queue go ([`steer::OwnMap`]). No lessee gets the map of all sockets: a process
+//! that can write there can block queues of others.
 //!
 //! ```text
-//!   noted     before anything is made
-//!   made      in our network namespace, under a name of ours; the queue is leased to it
+//!   saved     before anything is made
+//!   made      in the steward's network namespace, under a temporary name; the queue is leased to it
 //!   settled   by a child: in the namespace that came along, named, up; then the program gives the frames to the map
 //!   ended     with the lease, or the next steward: the program forgets the map, the netkit is deleted
 //! ```
 //!
-//! A netkit goes on with its lease when the steward is another one. When its namespace ends it is gone before; the
-//! lease is told so as soon as the interface is looked at, and stays until its lessee ends it, or asks for a netkit
-//! again.
+//! A netkit and its lease survive the steward. A netkit ends with its namespace: then the lessee is notified at the
+//! next check of the interface, and the lease stays until the lessee ends it, or requests a netkit again.
 
 use std::os::fd::AsFd;
 use std::time::Instant;
@@ -78,7 +76,7 @@ impl Server {
         }
     }
 
-    /// Whether a lease may go on under a rule, as far as it has a netkit.
+    /// Whether a lease with its netkit may continue under a rule.
     pub(super) fn check_netkit_of(&self, held: &Held, rule: usize) -> Result<(), Refusal> {
         let interface = self.interfaces.get(&held.interface);
         match interface.is_some_and(|interface| interface.is_netkits(held.wanted.start_queue)) {

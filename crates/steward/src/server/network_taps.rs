@@ -7,9 +7,9 @@
 //! frames between it and the network's interface. Only the lessee has the device's descriptors: the device ends with
 //! the lessee, and survives the steward. It ends with the lease of the network, too.
 //!
-//! After a steward died, the next one finds the devices by their aliases, and the programs by their pins, which lie
-//! beside those of the interface's program. It keeps devices and programs of leases that are still held, and removes all
-//! others.
+//! After a steward died, the next one finds the devices by their aliases, and the programs by their pins, which are
+//! next to those of the interface's program. It keeps devices and programs of leases that are still held, and removes
+//! all others.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -59,7 +59,7 @@ pub(super) struct NetworkTap {
     joined: Option<Joined>,
     /// Addresses of the host; none if the tap leads to the wire.
     macs: Vec<[u8; 6]>,
-    /// What the bridge reaches that the interface is part of; nothing if the tap leads to the wire.
+    /// Stations behind the bridge that the interface is part of; none if the tap leads to the wire.
     behind: BridgeFdb,
     /// Why tap and interface are not joined, as it was logged; empty: they are.
     why: String,
@@ -73,7 +73,7 @@ struct Joined {
     between: Between,
 }
 
-/// What was joined.
+/// The two ends that are joined, and the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Between {
     /// The kernel's id of the program that knows the stations.
@@ -114,7 +114,7 @@ pub(super) fn may_have_taps(wanted: &Wanted) -> bool {
     wanted.network || wanted.mode == ModeRequest::Tap
 }
 
-/// Whose frames the taps of a lease carry.
+/// The queues or the network whose frames the taps of a lease carry.
 fn user_of(wanted: &Wanted) -> TapUser {
     let (first, count) = (wanted.start_queue, wanted.queues);
     match wanted.network {
@@ -312,8 +312,8 @@ impl NetworkTap {
         Ok(())
     }
 
-    /// The interface is gone. It may have gone to another network namespace, with the programs, and there another device
-    /// may have the tap's index.
+    /// The interface is gone. It may have gone to another network namespace, with the programs, and there another
+    /// device may have the tap's index.
     fn part(&mut self, pins: Option<&Path>) {
         let Some(joined) = self.joined.take() else { return };
         // Without its programs the host's stack would take what guests send.
@@ -561,7 +561,8 @@ impl Server {
         if !self.take_network_tap_back(at) {
             return;
         }
-        // The lessee asks again, and is told why. Others ask again, too: they may have been refused because of this tap.
+        // The lessee asks again, and is told why. Others ask again, too: they may have been refused because of this
+        // tap.
         let ((network, to), taps) = (at, &self.network_taps);
         for other in self.connections.values_mut() {
             let may_have_one = |held: &Held| {
@@ -591,7 +592,7 @@ impl Server {
         }
     }
 
-    /// Takes over devices that another steward has left for leases that may go on.
+    /// Takes over devices that the steward before has left for leases that may continue.
     pub(super) fn adopt_network_taps(&mut self, records: &Records) {
         for tap in all_taps() {
             let Purpose::Joins(to) = tap.purpose else { continue };
@@ -612,7 +613,7 @@ impl Server {
         }
     }
 
-    /// Removes those whose leases do not go on, and goes on with the others.
+    /// Removes those whose leases do not continue, and keeps the others.
     pub(super) fn sweep_network_taps(&mut self) {
         for at in self.network_taps.keys().copied().collect::<Vec<_>>() {
             let goes_on =

@@ -1,4 +1,4 @@
-//! Requests of those whose lease is one of a network, and which addresses these and guests in tap mode may have.
+//! Requests of lessees of networks, and checks of addresses for these and for guests in tap mode.
 
 use std::os::fd::AsFd;
 

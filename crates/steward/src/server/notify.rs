@@ -1,4 +1,4 @@
-//! What lessees are told unasked.
+//! Notifications of lessees.
 
 use super::Server;
 use crate::protocol::Answer;

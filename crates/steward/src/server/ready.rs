@@ -1,4 +1,4 @@
-//! What a round of the server waits for, and what it finds ready then.
+//! The descriptors that a round of the server polls.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -15,7 +15,7 @@ use crate::backoff::RETRY;
 /// Descriptors that are polled before those of connections.
 const OF_THE_SERVER: usize = 5;
 
-/// What a round found ready.
+/// The descriptors that are ready.
 #[derive(Default)]
 pub(super) struct Ready {
     pub(super) end: bool,
@@ -54,7 +54,7 @@ impl Server {
         }
     }
 
-    /// When something falls due that no descriptor tells, beside what connections wait for.
+    /// When the next timer is due, apart from timers of connections.
     fn next_due(&self, now: Instant, look_at: Option<Instant>) -> Option<Instant> {
         let orphans = (!self.orphans.is_empty()).then(|| now + ORPHANS_LOOK);
         let idle = self
@@ -85,7 +85,7 @@ impl Server {
         .min()
     }
 
-    /// What is waited for: the five that [`OF_THE_SERVER`] counts, connections with their `interests`, and processes.
+    /// Descriptors to poll: the five that [`OF_THE_SERVER`] counts, connections with their `interests`, and processes.
     fn polled<'a>(
         &'a self,
         end: BorrowedFd<'a>,
@@ -119,7 +119,7 @@ impl Server {
         fds
     }
 
-    /// Who is ready of those that were [polled](Self::polled).
+    /// Those that are ready, of all that were [polled](Self::polled).
     fn ready(&self, fds: &[PollFd<'_>]) -> Ready {
         let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let numbers = self.connections.keys().copied();

@@ -1,9 +1,9 @@
-//! Another policy, without a restart.
+//! Reading the policy again, without a restart.
 //!
-//! A policy that cannot be read or understood changes nothing. A new one counts for everything from then on: each lease
-//! is held against it as a steward that starts does, in the order in which they were given. One that it does not allow
-//! any more ends: its frames go to the host, its lessee is told why and is free to ask for another. What it keeps are
-//! its sockets, by which it can send until its process ends, as after any lease.
+//! A policy that cannot be read changes nothing. A valid one counts for everything from then on: each lease is
+//! checked against it as at the start of a steward, in the order in which leases were granted. A lease that it does
+//! not allow ends: its frames go to the host, and its lessee gets the reason and may request another one. The lessee
+//! keeps its sockets, by which it can send until its process ends, as after any lease.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -96,7 +96,7 @@ impl Server {
             }
         }
         if ended {
-            // Nobody asks any more: its end would be readable for ever.
+            // No process writes any more: its end would be readable forever.
             self.reload = None;
         }
     }

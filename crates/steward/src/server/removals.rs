@@ -1,9 +1,10 @@
 //! Removing tap devices, whose descriptors lessees have.
 //!
 //! A removal waits in the kernel until every write to the device has returned, and no signal interrupts that wait
-//! (`netdev_run_todo`, net/core/dev.c). A hostile lessee's write can wait forever, for a page that never comes (FUSE).
-//! So a child process removes the device. Neither a round of the steward nor its end waits for it longer than [`LIMIT`]. The kernel takes
-//! the device off the list of interfaces before it waits, so another device can have its name.
+//! (`netdev_run_todo`, net/core/dev.c). A hostile lessee's write can wait forever, for a page that never comes
+//! (FUSE). So a child process removes the device. Neither a round of the steward nor its end waits for it longer than
+//! [`LIMIT`]. The kernel takes the device off the list of interfaces before it waits, so another device can have its
+//! name.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -1,10 +1,10 @@
-//! Going on with what another steward left, and leaving it to the next.
+//! Continues leases of the steward before, and leaves them to the next one.
 //!
 //! At the start, what is pinned and recorded (see `state`) becomes interfaces and [`Orphan`]s: leases without a
-//! connection. Frames go on all the while. A lessee that noticed the end of its connection comes back with its token
+//! connection. Frames continue meanwhile. A lessee that noticed the end of its connection comes back with its token
 //! and has its lease again, if the policy still allows it; no other process gets the queues until the grace period is
-//! over, or the lessee's process is seen to be gone. Whatever else is found is taken back: pins without a record,
-//! queues without a lease, leases that nobody can come back to.
+//! over, or the lessee's process is seen to be gone. Everything else is removed: pins without a record, queues
+//! without a lease, leases that no lessee can resume.
 
 use std::time::{Duration, Instant};
 
@@ -19,9 +19,9 @@ use steer::with_sources;
 use crate::peer::Credentials;
 use crate::protocol::{Answer, Reason, Refusal, Token, Wanted};
 
-/// How often it is looked whether orphans' lessees live.
+/// Pause between two checks whether orphans' lessees still run.
 pub(super) const ORPHANS_LOOK: Duration = Duration::from_millis(100);
-/// How long an end tries to take everything back.
+/// How long a steward that ends tries to undo everything.
 const LAST_TRIES: Duration = Duration::from_secs(2);
 
 /// A lease whose lessee has not come back yet.

@@ -1,12 +1,11 @@
-//! Rings of networks, which are kept for who had them.
+//! Rings of networks, which are kept for the users that had them.
 //!
-//! A lessee that has been handed a ring can keep it, 256 KiB of the kernel's memory, as long as it likes, and its
-//! memory counts for nobody but this process. So a user gets the same one again, whenever it leases the same queue:
-//! there are no more than users and queues. What a group of users with many numbers could make of that is limited by
-//! time.
+//! A lessee can keep a ring, 256 KiB of the kernel's memory, as long as it likes, and the kernel counts that memory
+//! for the steward only. So a user gets the same ring again whenever it leases the same queue: there are at most as
+//! many rings as users times queues. For groups of users with many numbers, a rate limits new rings.
 //!
-//! The next lease of a user has what the last one left unread taken away. Whoever of that user has kept the ring can
-//! read what comes into it, and lose it for the other: processes of one user are not kept apart here.
+//! At the next lease of a user the unread frames of the last lease are removed. Another process of that user that
+//! kept the ring can read its frames, and take them from the lessee: processes of one user are not separated here.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,7 +39,7 @@ pub(super) struct Rings {
 #[derive(Debug)]
 struct Kept {
     ring: GroupRing,
-    /// While it is mapped for writing nobody can freeze it (BPF_MAP_FREEZE), after which no other process could map it so.
+    /// While it is mapped for writing nobody can freeze it (BPF_MAP_FREEZE), after which no process could map it so.
     reader: GroupReader,
 }
 

@@ -1,8 +1,8 @@
-//! Tap devices by which lessees have GSO packets leave unsegmented (`steer::attach_redirect`).
+//! Tap devices by which lessees send GSO packets unsegmented (`steer::attach_redirect`).
 //!
-//! A lessee asks for one for a queue ([`Request::SendTap`](crate::protocol::Request::SendTap)). Its descriptor is the
-//! lessee's alone, and its program goes with the device: nothing is kept here, nor pinned. With the lease the device is
-//! set down, so that nothing leaves by it any more, and removed, should its lessee have made it persistent.
+//! A lessee asks for one for a queue ([`Request::SendTap`](crate::protocol::Request::SendTap)). Only the lessee has
+//! its descriptor, and its program ends with the device: nothing is kept here, nor pinned. When the lease ends the
+//! device is set down, so that it sends no more frames, and removed, in case the lessee has made it persistent.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -55,7 +55,7 @@ impl Server {
         })
     }
 
-    /// Ends the devices of a lease that ends, whoever has their descriptors.
+    /// Ends the devices of a lease that ends, even if a process has their descriptors.
     pub(super) fn end_send_taps(&mut self, held: &Held) {
         let Some(interface) = self.interfaces.get(&held.interface) else {
             return;

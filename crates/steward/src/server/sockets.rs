@@ -1,5 +1,5 @@
-//! Sockets of leases: memory and rings for one, then its bind, then, when it is closed, that the queue is free, each an
-//! [`Job`]; and how much memory a user may have in them.
+//! Sockets of leases. Registering memory, binding, and waiting until the queue of a closed socket is free are [`Job`]s.
+//! Limits of the memory that a user may have in sockets.
 //!
 //! A lessee has one such request under way at a time; its further ones wait on its connection, as do those of a rule
 //! under which there are as many jobs as there may be. A socket is the steward's alone until it is bound.
@@ -29,7 +29,7 @@ const LARGE: u64 = 64 << 20;
 pub(super) const OF_A_QUEUE: u64 = 16 << 20;
 
 const NO_SOCKET: &str = "no AF_XDP socket (the steward needs CAP_NET_RAW and descriptors)";
-/// What the kernel counts is more than what [`Server::check_memory`] knows of.
+/// Error text where the kernel counts more memory than [`Server::check_memory`] does.
 const LOCKED: &str = "sockets that this user has kept hold as much memory as the policy allows it, and other locked \
                       memory of the user counts, too: end what holds it, or raise `memlock` in the rule";
 
@@ -86,7 +86,7 @@ impl Server {
             Request::Netkit(wanted) => self.make_netkit(number, wanted),
             _ => return,
         };
-        // A child takes the files of a registration, and the message with them; who has no lease has sent none.
+        // A child takes the files of a registration with the message; a connection without a lease has sent none.
         let has_files = rule.is_some() && may_have_files(bytes);
         let begun = match has_files {
             true => begun.or_else(|refusal| self.discard(number, refusal)),
@@ -146,7 +146,7 @@ impl Server {
             .chain(lost.map(|lost| lost.holds))
     }
 
-    /// What a connection waited for is of no use any more.
+    /// Ends the job of a connection that ends.
     pub(super) fn lose_job(&mut self, connection: &mut Connection) {
         let rule = connection.charged();
         if let Some(pending) = connection.pending.take() {
@@ -266,7 +266,7 @@ impl Server {
         Job::begin(task).map_err(|error| no_process(&error))
     }
 
-    /// What a user may have in sockets under a rule, bytes.
+    /// Memory that a user's sockets may have under a rule, bytes.
     fn allowed_memory(&self, uid: u32, rule: usize) -> u64 {
         let theirs = self.all_leases().filter(|lease| lease.peer.uid == uid);
         let queues: u64 = theirs.map(|lease| u64::from(lease.held.wanted.queues)).sum();
@@ -437,7 +437,7 @@ impl Server {
         self.check_memory(number, queue, wanted)
     }
 
-    /// Whether a user may have that memory in the socket of this queue, beside what it has in those of others.
+    /// Whether a user may have that memory in the socket of this queue, in addition to its other sockets.
     fn check_memory(&self, number: u64, queue: u32, (memory, shares): (Memory, bool)) -> Result<(), Refusal> {
         let (connection, held) = self.lessee(number, queue)?;
         let uid = connection.peer.uid;

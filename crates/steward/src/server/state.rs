@@ -1,13 +1,13 @@
-//! What a steward leaves for its successor: records in a directory of its own, and programs pinned on a bpffs.
+//! State for the next steward: records in a directory of its own, and programs pinned on a bpffs.
 //!
-//! Programs, maps and configuration words live in the kernel, held by their pins, so frames go on whether there is a
-//! steward or not. The records say whose they are: one for each interface (which program, which generation), one for
-//! each lease (who, what was wanted, and the token that proves that a lessee is the same). They are one
+//! Programs, maps and configuration words live in the kernel, held by their pins, so frames continue whether there is a
+//! steward or not. There is a record for each interface (program, generation) and for each lease (user,
+//! request, and the token that proves that a lessee is the same). They are one
 //! small file, replaced by rename(2): a reader sees the old or the new one. There is no fsync(2): what the file
 //! describes does not outlive the machine either, and records of an earlier boot are not read.
 //!
 //! The order is such that whatever step a steward dies at, the next one finds out what is to be undone:
-//!  - a program is pinned, link last, and then recorded: pins without a record are nobody's, and go;
+//!  - a program is pinned, link last, and then recorded: pins without a record are removed;
 //!  - a lease is recorded before anything of it is put into the kernel, and forgotten after all of it was taken back:
 //!    a record without a token, or whose lessee does not come back, is taken back like a lease that ends;
 //!  - queues of a program that no record names are emptied.
@@ -48,7 +48,7 @@ pub enum StoreError {
     },
     /// Others could change it.
     #[error("{} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by the steward's user and \
-             be writable by no other process", .path.display())]
+             be writable by its owner only", .path.display())]
     Unsafe { path: PathBuf, owner: u32, mode: u32 },
     /// Another steward uses it.
     #[error("another steward keeps its state in {}: end it, or name other places with --state and \
@@ -69,7 +69,7 @@ pub(super) struct InterfaceRecord {
     pub(super) ifindex: u32,
     /// The kernel's id of the program, 0 if there was none.
     pub(super) program: u32,
-    /// What it is told by whatever hints it leaves; 0: not known.
+    /// The id of its layout of hints; 0: not known.
     #[serde(default)]
     pub(super) attached: u32,
     pub(super) generation: u32,
@@ -82,7 +82,7 @@ pub(super) struct InterfaceRecord {
 pub(super) struct LeaseRecord {
     pub(super) number: u64,
     pub(super) interface: u64,
-    /// Who has it.
+    /// Its lessee.
     #[serde(flatten)]
     pub(super) peer: Credentials,
     /// The request for it, as it was sent, in hexadecimal digits: so all that can be wanted is kept.
@@ -149,7 +149,7 @@ impl LeaseRecord {
         unhex(self.token.as_ref()?)?.try_into().ok()
     }
 
-    /// What was wanted, if this version can read it.
+    /// The request, if this version can read it.
     pub(super) fn wanted(&self) -> Option<Wanted> {
         match Request::decode(&unhex(&self.wanted)?).ok()? {
             (_, Request::Lease(wanted)) => Some(wanted),

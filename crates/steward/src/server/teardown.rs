@@ -1,13 +1,13 @@
 //! Taking a lease back, step by step.
 //!
-//! What a lease put into the kernel hangs together: a rule of the NIC sends frames to a context or a queue, a
-//! steering entry of the program lets them through, a place in the socket map has the socket that gets them. It is
-//! undone from the outside inwards, so that nothing ever points at what is gone already. The order is that of the
+//! The parts of a lease in the kernel depend on each other: a rule of the NIC sends frames to a context or a queue, a
+//! steering entry of the program lets them through, an entry of the socket map has the socket that gets them. They are
+//! removed from the outside inwards, so that no part refers to one that is gone. The order is that of the
 //! variants of [`Step`]; the program itself goes after the last lease's last step.
 //!
-//! Each step says whether it is done. One that is refused (a busy driver) holds back the later kinds, not its siblings,
-//! and is tried again until it is done, less and less often. Until then the queues are nobody's, see `Lessee::Leaving`.
-//! What is gone without us (the interface, the program) is done.
+//! A step that fails (a busy driver) delays steps of later kinds, not those of its kind, and is tried again with
+//! growing pauses until it succeeds. Until then no lease can have the queues, see `Lessee::Leaving`. A step for
+//! something that is gone already (the interface, the program) is done.
 
 use std::collections::BTreeSet;
 use std::mem::discriminant;
@@ -48,7 +48,7 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// What there is to undo of a queue, whatever its lease asked for.
+    /// All steps that undo a queue, whatever its lease asked for.
     pub(super) fn of_queue(queue: u32) -> [Self; 2] {
         [Self::Entries { queue }, Self::Sockets { queue }]
     }
@@ -63,7 +63,7 @@ impl Step {
     }
 }
 
-/// What is left to undo of one lease.
+/// The steps that are left for one lease.
 #[derive(Debug)]
 pub(super) struct Teardown {
     left: BTreeSet<Step>,
@@ -77,7 +77,7 @@ pub(super) struct Teardown {
 pub(super) struct Stuck {
     step: Step,
     why: String,
-    /// How often it was tried.
+    /// Number of attempts.
     pub(super) tries: u32,
 }
 
@@ -111,7 +111,7 @@ impl Teardown {
 
     /// Undoes what is left, as far as that goes. `undo` undoes one step and looks whether it is undone (what is not
     /// there any more is), or says in one line why not.
-    /// Errors: the first step that was refused; then go on when it is due.
+    /// Errors: the first step that failed; then continue when it is due.
     pub(super) fn go_on(
         &mut self,
         now: Instant,
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_that_stays_holds_back_its_context_and_what_comes_after() {
+    fn rule_that_stays_delays_its_context_and_later_steps() {
         let rule = Step::Nic(Part::Rule(Rule {
             mac: Some([2, 0, 0, 0, 0, 1]),
             vlan: None,

@@ -1,4 +1,4 @@
-//! Queues outside a lease to which the interface may give frames for the lease's lessee, who loses them.
+//! Queues outside a lease that may receive frames for the lessee, which loses them.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::hardware::{Ethtool, Target};
 use crate::links::Link;
 use crate::links::below::queues_from_below;
 
-/// What the lessee of such queues should know, with the remedy; empty: nothing is lost. Of a network or of one guest.
+/// The note for the lessee of such queues, with the remedy; empty: no frame is lost. For a network or for one guest.
 #[must_use]
 pub fn unserved_queues(link: &Link, queues: &Range<u32>, is_network: bool) -> String {
     let unserved = match is_network {
@@ -64,7 +64,7 @@ impl UnservedQueues {
         }
     }
 
-    /// What the lessee of these queues should know, with the remedy; empty: nothing is lost.
+    /// The note for the lessee of these queues, with the remedy; empty: no frame is lost.
     pub(super) fn note(&self, interface: &str, queues: &Range<u32>, is_network: bool) -> String {
         let others = match *self.queues {
             [] => return String::new(),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_that_a_lease_lacks_are_told_with_the_remedy() {
+    fn queues_that_a_lease_lacks_are_named_with_the_remedy() {
         let note = |queues, of: UnservedQueues, is_network| of.note("eth0", &queues, is_network);
         assert_eq!(note(0..4, beyond(&[], true, false), true), "");
         let one = note(0..4, beyond(&[4], true, false), true);

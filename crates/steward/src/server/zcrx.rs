@@ -2,21 +2,21 @@
 //!
 //! # Theory of operation
 //!
-//! Such a queue has no XDP program and no AF_XDP socket: the kernel has one or the other on an interface. What its
-//! lessee gets is what the kernel made of the lessee's own ring ([`crate::sys::zcrx`]); nothing of it is the steward's.
+//! Such a queue has no XDP program and no AF_XDP socket: the kernel allows one or the other on an interface. The
+//! queue is registered with the lessee's own ring ([`crate::sys::zcrx`]); the steward keeps nothing of it.
 //!
 //! ```text
-//!   lease      judged by the policy; nobody has the queue; header and data apart; the main RSS table without the queue
-//!   registered the queue has the lessee's memory and starts again; then n-tuple rules bring it the lease's flows
-//!   ended      the rules go at once; when the kernel says that no memory is bound to the queue, the table is as it was
+//!   lease      allowed by the policy; the queue is free; headers are split; the main RSS table does not name the queue
+//!   registered the queue restarts with the lessee's memory; then n-tuple rules bring it the lease's flows
+//!   ended      the rules go at once; when no memory is bound to the queue any more, the table is restored
 //! ```
 //!
-//! The kernel has no way to take a queue from a ring. So a lessee that ends its connection and lives on keeps it,
-//! without a frame; until its ring is gone the queue is nobody's, and the main table does not name it, as the payload
-//! of others would go to that memory ([`crate::hardware::apart`]).
+//! The kernel has no way to take a queue from a ring. So a lessee that ends its connection and runs on keeps it,
+//! without frames. Until its ring is gone no lease can have the queue, and the main table does not name it, as other
+//! processes' payload would go to that memory ([`crate::hardware::apart`]).
 //!
-//! What the NIC is told is saved in a file before, one for each queue. A steward that goes on after another
-//! takes back all of it: lessees are told by the end of their connection, and receive as others do.
+//! The configuration of the NIC is saved in a file before it is set, one for each queue. The next steward undoes all
+//! of it: lessees see the end of their connection, and receive by the kernel's stack.
 
 mod refusals;
 mod saved;
@@ -50,7 +50,7 @@ fn gone() -> Refusal {
 }
 
 impl Server {
-    /// What a connection without a lease asks for.
+    /// Handles a request for a lease.
     pub(super) fn lease_queue(&mut self, number: u64, wanted: &ZcrxWanted) -> Answered {
         self.newcomer(number)?;
         let peer = self
@@ -341,7 +341,7 @@ impl Server {
         }
     }
 
-    /// Looks whether frames of others come to leased queues again, and goes on with taking queues back.
+    /// Checks whether other frames come to leased queues again, and continues to take queues back.
     pub(super) fn look_at_queues(&mut self) {
         let leased = self
             .zcrx_leases()

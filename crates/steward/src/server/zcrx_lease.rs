@@ -1,4 +1,4 @@
-//! A queue for io_uring zero-copy receive, as a connection has it.
+//! A connection's lease of a queue for io_uring zero-copy receive.
 
 use crate::protocol::ZcrxWanted;
 

@@ -41,9 +41,9 @@ impl Drop for Exit {
     }
 }
 
-/// A child that has these descriptors and no others, has given up those capabilities, does this, and ends; it ends, too,
-/// when this thread does. Nobody without privileges may look into it: it is a copy of this process, tokens of leases
-/// included.
+/// A child that has these descriptors and no others, has given up those capabilities, does this, and ends; it ends,
+/// too, when this thread does. Nobody without privileges may look into it: it is a copy of this process, tokens of
+/// leases included.
 ///
 /// It is waited for until it has closed the others: so none that is closed here afterwards is closed for good there,
 /// where that may take long.
@@ -256,7 +256,7 @@ const USER_MODE_ONLY: u32 = 1;
 /// What [`make_no_pages`] needs, where the kernel has it and lets this process.
 fn user_faults() -> Option<OwnedFd> {
     let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
-    // SAFETY: it changes no memory by itself; the next calls are for mappings of our own, whose pages no other process
+    // SAFETY: it changes no memory by itself; the next calls are for mappings of our own, whose pages no other code
     // makes.
     let faults = unsafe { userfaultfd(flags) }.ok()?;
     let mut api = UserFaultApi {

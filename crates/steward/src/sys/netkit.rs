@@ -1,15 +1,15 @@
-//! What a child does for a netkit: it takes the network namespace that came with the request, and has the netkit go
-//! there, have its name, and be up. No function here allocates.
+//! Work of a child for a netkit: it takes the network namespace that came with the request, moves the netkit there,
+//! names it and sets it up. No function here allocates.
 //!
 //! # Theory of operation
 //!
-//! The descriptor is the lessee's, and may be of anything: to look at it, or to close it, may take for ever, so that it
-//! is a child's. One of a namespace is found out by its file system (nsfs), and only that is asked what it is.
+//! The lessee's descriptor may be of any file: reading its attributes, or closing it, may take forever, so a child does
+//! that. A namespace is recognised by its file system (nsfs).
 //!
-//! Who can open a namespace's file can name it, and files of namespaces below /run/netns anybody can open. The kernel
-//! would let a user put no interface there without CAP_NET_ADMIN in the user namespace that it belongs to, and we have
-//! that everywhere. So it has to be the lessee's: its user is root, or owns that user namespace (ioctl_ns(2)). Without a
-//! descriptor the netkit stays in the steward's own, which is the host's: there only root may have interfaces.
+//! Every user can open files of namespaces below /run/netns. The kernel requires CAP_NET_ADMIN in the user namespace
+//! of a network namespace from users that put an interface there, and the steward has that everywhere. So the
+//! namespace must be the lessee's: its user is root, or owns that user namespace (ioctl_ns(2)). Without a descriptor
+//! the netkit stays in the steward's namespace, which is the host's: there only root may have interfaces.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -38,11 +38,11 @@ const NAMESPACE: u16 = 28;
 /// No namespace came along, and the user may not have the steward's. The kernel's answers are others.
 pub(crate) const NO_NAMESPACE: Errno = Errno::DESTADDRREQ;
 
-/// What is to be done.
+/// The order for the child.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NetkitOrder {
     pub(crate) ifindex: u32,
-    /// What it is to be called, with zeros behind.
+    /// Its name, followed by zeros.
     pub(crate) name: [u8; 16],
     /// The lessee's user.
     pub(crate) uid: u32,
@@ -108,7 +108,7 @@ fn check(file: BorrowedFd<'_>, uid: u32) -> Result<(), Errno> {
         return Ok(());
     }
     let user_namespace = ask(file, GET_USER_NAMESPACE, std::ptr::null_mut())?;
-    // SAFETY: the kernel has just made this descriptor for us, and no other process knows of it.
+    // SAFETY: the kernel has just made this descriptor for us, and no other code knows of it.
     let user_namespace = unsafe { OwnedFd::from_raw_fd(user_namespace) };
     let mut owner = u32::MAX;
     ask(user_namespace.as_fd(), GET_OWNER, &raw mut owner)?;

@@ -1,20 +1,20 @@
-//! What a child does for a lease of a queue: it takes rings of io_uring from their owner and registers the queue with
+//! Work of a child for a lease of a queue: it takes rings of io_uring from their owner and registers the queue with
 //! them. No function here allocates.
 //!
 //! # Theory of operation
 //!
-//! A queue is registered for zero-copy receive with a ring, and that takes CAP_NET_ADMIN, as does the import of a queue
-//! that somebody else has exported (`io_register_zcrx`, io_uring/zcrx.c, Linux 7.2): neither is for a lessee. And a
-//! ring cannot be sent over a Unix socket (`scm_fp_copy`, net/core/scm.c). So the child takes the lessee's own ring
-//! (pidfd_getfd(2)), which must not be in use yet: a ring that is disabled belongs to no thread (`__io_uring_register`,
-//! io_uring/register.c). With it the queue is registered, and exported to the further rings.
+//! A queue is registered for zero-copy receive with a ring, and that takes CAP_NET_ADMIN, as does the import of a
+//! queue that another process has exported (`io_register_zcrx`, io_uring/zcrx.c, Linux 7.2): lessees have no such
+//! capability. And a ring cannot be sent over a Unix socket (`scm_fp_copy`, net/core/scm.c). So the child takes the
+//! lessee's own ring (pidfd_getfd(2)), which must not be in use yet: a ring that is disabled belongs to no thread
+//! (`__io_uring_register`, io_uring/register.c). With it the queue is registered, and exported to the further rings.
 //!
-//! All that the kernel makes belongs to the ring: it counts the memory for the one who made the ring, within that one's
-//! own limit, and takes the queue back when the last ring is gone, whoever lives then.
+//! All that the kernel makes belongs to the ring: it counts the memory for the one who made the ring, within that
+//! user's limit, and releases the queue when the last ring is gone.
 //!
-//! The lessee chooses which descriptor is taken: it may be anything. It is asked nothing but what io_uring itself
-//! answers, and closed by the end of the child. And its process may be another user's by then: who has connected can
-//! run a setuid program, which has the same number. What that one has open is not touched ([`check_owner`]).
+//! The lessee chooses the descriptor: it may be of any file. The child uses only system calls that io_uring answers,
+//! and the end of the child closes it. The process may run a setuid program meanwhile, with the same process number:
+//! then the child does not touch its descriptors ([`check_owner`]).
 
 use std::mem::{ManuallyDrop, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -119,7 +119,7 @@ struct ProcessInfo {
 
 const _: () = assert!(size_of::<ProcessInfo>() == 64);
 
-/// Whom a process runs for.
+/// The user of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct UserAndGroup {
@@ -127,10 +127,10 @@ pub(crate) struct UserAndGroup {
     pub(crate) gid: u32,
 }
 
-/// What is to be registered.
+/// The registration to make.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueOrder {
-    /// Whom the process ran for that has the rings, when it connected.
+    /// The user of the process that has the rings, when it connected.
     pub(crate) owner: UserAndGroup,
     /// None: of no interface, as on the loopback.
     pub(crate) queue: Option<(u32, u32)>,
@@ -140,7 +140,7 @@ pub(crate) struct QueueOrder {
     pub(crate) area_len: u64,
 }
 
-/// What the child says of it over its pipe.
+/// The report of the child over its pipe.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Made {
@@ -277,7 +277,7 @@ fn share<'a>(
     let mut control = Control::new_zeroed();
     (control.zcrx_id, control.op) = (made.numbers[0], EXPORT);
     io_uring_register(first, CONTROL, control.as_mut_bytes(), 0).map_err(failed)?;
-    // SAFETY: a descriptor that the kernel has just made for this process, and that no other process knows.
+    // SAFETY: a descriptor that the kernel has just made for this process, and that no other code knows.
     let exported = unsafe { OwnedFd::from_raw_fd(control.zcrx_fd.cast_signed()) };
     for ring in further {
         let mut import = QueueRegistration::new_zeroed();

@@ -314,7 +314,7 @@ fn two_threads_without_privileges_receive_by_a_leased_queue_and_nothing_is_copie
 }
 
 #[test]
-fn what_is_killed_leaves_no_rule_no_table_and_no_queue() {
+fn kills_leave_no_rule_no_table_and_no_queue() {
     require!(Root);
     let Some(mut rig) = Rig::new() else { return };
     let kills = kills();
@@ -372,7 +372,7 @@ fn queue_that_frames_of_others_may_come_to_is_refused() {
 }
 
 #[test]
-fn queue_that_somebody_has_is_refused_and_had_when_that_one_is_done() {
+fn taken_queue_is_rejected_and_leased_when_it_is_free() {
     require!(Root);
     let Some(rig) = Rig::new() else { return };
     rig.set_split(true);

@@ -343,7 +343,7 @@ fn netkit_that_cannot_be_is_refused_with_the_reason_and_leaves_nothing() {
 }
 
 #[test]
-fn rule_that_says_no_netkit_refuses_one_and_ends_one_that_is_there() {
+fn rule_without_netkit_rejects_one_and_ends_one_that_exists() {
     require!(Root);
     let Some(mut rig) = Rig::with(&rules("")) else {
         return;
@@ -381,7 +381,7 @@ fn lessee_without_privileges_has_no_netkit_in_the_namespace_of_others_or_of_the_
 }
 
 #[test]
-fn daemon_serves_a_guest_on_what_the_command_has_made() {
+fn daemon_serves_a_guest_on_a_netkit_of_the_command() {
     require!(Root);
     let Some(rig) = rig() else { return };
     let pod = NetNs::new("pod");
@@ -462,7 +462,7 @@ fn daemon_serves_a_guest_on_what_the_command_has_made() {
 }
 
 #[test]
-fn what_is_killed_leaves_no_netkit() {
+fn kills_leave_no_netkit() {
     require!(Root);
     let Some(mut rig) = rig() else { return };
     let kills = kills();

@@ -61,7 +61,7 @@ fn packets_in_zero_copy(rig: &Rig, seed: u8) {
 }
 
 #[test]
-fn programs_verdicts_are_what_becomes_of_frames() {
+fn frames_take_the_path_of_the_programs_verdict() {
     require!(Root);
     let Some(rig) = Rig::new() else { return };
     let (near, pools) = (&rig.world.veth.near, rig.pools());

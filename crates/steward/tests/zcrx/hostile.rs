@@ -99,7 +99,7 @@ fn empty(bytes: u64, flags: MemfdFlags) -> OwnedFd {
 }
 
 #[test]
-fn memory_of_each_wrong_kind_is_refused_by_name_and_counts_for_nobody() {
+fn memory_of_a_wrong_kind_is_rejected_by_name_and_not_counted() {
     require!(Root);
     let world = World::with(2, &rules());
     let before = world.descriptors();
@@ -210,7 +210,7 @@ fn descriptors_of_a_process_that_runs_for_another_user_by_now_are_not_looked_at(
         let request = registration(vec![number], 0, 1 << 20);
         let refusal = refusal(ask_with(&connection, &request, &[file.as_fd()]));
         if refusal.text.contains("takes Linux 7.1") || refusal.text.contains("no ring") {
-            assert!(!tells_whom_processes_run_for(), "{refusal}");
+            assert!(!can_read_users_of_processes(), "{refusal}");
             println!("SKIPPED: whom a process runs for is told from Linux 6.13 on");
             return;
         }
@@ -224,7 +224,7 @@ fn descriptors_of_a_process_that_runs_for_another_user_by_now_are_not_looked_at(
     assert_eq!(listed.expect("it answers").len(), 1, "it goes on");
 }
 
-fn tells_whom_processes_run_for() -> bool {
+fn can_read_users_of_processes() -> bool {
     let release = rustix::system::uname();
     let release = release.release().to_str().expect("text");
     let mut numbers = release.split('.').map(|number| number.parse().unwrap_or(0));
@@ -278,7 +278,7 @@ fn child_connects() {
 }
 
 #[test]
-fn memory_that_is_cut_while_it_is_registered_hurts_nobody() {
+fn memory_that_is_cut_while_it_is_registered_harms_no_other_lessee() {
     require!(Root);
     let world = World::with(2, &rules());
     let connection = leased(&world);
@@ -355,7 +355,7 @@ fn half_registrations_end_their_connection_and_its_lease() {
 }
 
 #[test]
-fn flood_of_valid_registrations_that_nobody_reads_the_answers_of_holds_up_nobody() {
+fn flood_of_registrations_without_reading_answers_delays_no_other_lessee() {
     require!(Root);
     let world = World::with(2, &rules());
     let uid = common::lessee_uid();

@@ -1,4 +1,4 @@
-//! What the lessees of an interface's queues are told of it.
+//! The facts about an interface that its lessees get.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::protocol::{Facts, Steered};
 use crate::server::entries;
 
 impl Interface {
-    /// What the lessee of the lease of these queues is told.
+    /// The answer for the lessee of these queues.
     pub(in crate::server) fn facts_for(&self, queues: &Range<u32>) -> Facts {
         let mut facts = self.facts();
         let Some(entries) = self.entries.get(&queues.start) else {
@@ -67,7 +67,7 @@ impl Interface {
         (!self.link.up).then(|| format!("{name} is down"))
     }
 
-    /// What all lessees are told.
+    /// The facts that are the same for all lessees.
     pub(in crate::server) fn facts(&self) -> Facts {
         Facts {
             ifindex: self.link.index,

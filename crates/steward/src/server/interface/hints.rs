@@ -1,13 +1,13 @@
 //! Hints of an interface: what its leases ask for together, as far as it can be had.
 //!
-//! One program serves all leases, so it leaves what any of them asks for and may have. Who does not ask has nothing
-//! before its frames, and where the driver takes tags off it is blind for VLANs, whoever else is told of them. The
-//! program is another one whenever that changes, in the place of the one before it; which layouts there may be lessees
-//! know from the beginning (`Program::all_layouts`).
+//! One program serves all leases, so it writes the hints that any of them asks for and may have. A lease without
+//! hints has nothing before its frames; where the driver strips tags it sees no VLANs, even if other leases do. When
+//! the set of hints changes, another program replaces the program; lessees know all possible layouts from the
+//! beginning (`Program::all_layouts`).
 //!
-//! What is asked for comes at once. What nobody asks for any more goes a while later ([`STAYS`]). To load a program
-//! takes some milliseconds, in which no other process is served, and other lessees may set up their queues again for other
-//! hints. So who takes leases and gives them up again and again causes both no more often than that.
+//! Hints are added at once. Hints that no lease asks for any more are removed a while later ([`STAYS`]). Loading a
+//! program takes some milliseconds, in which the steward serves no lessee, and other lessees may set up their queues
+//! again for other hints. A user that takes and ends leases again and again causes both no more often than that.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,10 +21,10 @@ use crate::backoff::Backoff;
 use crate::protocol::{HintRequest, Hinted};
 use crate::server::entries::{self, Entries};
 
-/// How long the program leaves hints that nobody asks for any more.
+/// How long the program writes hints that no lease asks for any more.
 const STAYS: Duration = Duration::from_secs(5);
 
-/// What a lease asks for.
+/// The hints that a lease asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::server) struct LeaseHints {
     pub(in crate::server) hint_request: HintRequest,
@@ -50,7 +50,7 @@ impl LeaseHints {
 pub(super) struct Hints {
     /// By the first queue of the lease.
     leases: BTreeMap<u32, LeaseHints>,
-    /// What the driver tells programs; of marks all do.
+    /// The hints that the driver offers to programs; the mark needs no driver.
     driver: HintSet,
     /// Why the program does not leave what could be had.
     why: String,
@@ -201,7 +201,7 @@ impl Interface {
         }
     }
 
-    /// What a lease gets if all can be had.
+    /// The hints for a lease if all are possible.
     fn effective(&self, first: u32, asked: &LeaseHints) -> HintSet {
         let LeaseHints {
             hint_request,
@@ -236,7 +236,7 @@ impl Interface {
         asked.has_tags() && hints.is_some_and(|hints| hints.has(HintSet::VLAN))
     }
 
-    /// What the lessee of the lease of these queues is told.
+    /// The answer for the lessee of these queues.
     pub(in crate::server) fn hinted_for(&self, queues: &Range<u32>) -> Hinted {
         let asked = self.hints.leases.get(&queues.start).copied().unwrap_or_default();
         let Some(program) = &self.program else {
@@ -289,7 +289,7 @@ impl Interface {
     }
 }
 
-/// What the driver tells programs.
+/// The hints that the driver offers to programs.
 fn driver_has(ifindex: u32) -> HintSet {
     // Before Linux 6.3 none does.
     HintSet::of_driver(ifindex).unwrap_or_default()

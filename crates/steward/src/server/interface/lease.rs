@@ -1,4 +1,4 @@
-//! Queues of an interface that are leased: who has them, and what the lessee may have done with them.
+//! Leased queues of an interface: their owners, and requests of lessees about them.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -75,7 +75,7 @@ impl Interface {
         installed.inspect_err(|_| self.release(connection, queues))
     }
 
-    /// A socket that is bound takes the place beside the one that the queue may have, for `activate`.
+    /// A bound socket is kept next to the one that the queue may have, for `activate`.
     pub(in crate::server) fn place(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), Refusal> {
         self.program()?.place_socket(queue, socket).map_err(|error| {
             let text = format!(
@@ -139,7 +139,7 @@ impl Interface {
         }
     }
 
-    /// What the program counted.
+    /// The program's counters.
     pub(in crate::server) fn counters(&self, queue: u32) -> Result<QueueCounters, Refusal> {
         kernel(self.program()?.counters(queue))
     }

@@ -1,8 +1,8 @@
 //! Queues of an interface that netkits have: made, found again by the next steward, and deleted.
 //!
 //! A netkit is saved before it is made, under a name of its own ([`crate::links::netkit`]), and forgotten when it is
-//! seen to be gone: whenever a steward dies, the next one finds it. What the program knows of the queue is a map that
-//! is pinned beside it: the lessee has it, too, and puts its socket there.
+//! seen to be gone: whenever a steward dies, the next one finds it. The program's map for the queue is
+//! pinned next to the program; the lessee has the map, too, and puts its socket there.
 
 use std::fs;
 use std::io;
@@ -21,7 +21,7 @@ use crate::server::ledger::SavedNetkit;
 use crate::server::teardown::Step;
 use crate::sys;
 
-/// What netkits are called until they are where they are to be; then come eight digits.
+/// First part of the name of a netkit until it is in its network namespace; eight digits follow.
 const MADE_AS: &str = "vaxk";
 /// Names of pinned maps begin so; then comes the queue.
 const OWN: &str = "own-";
@@ -59,7 +59,7 @@ impl Netkit {
         installed.map_err(|error| with_sources(&error))
     }
 
-    /// Pins the map beside the program.
+    /// Pins the map next to the program.
     pub(super) fn pin(&mut self, pins: &Path, queue: u32) -> io::Result<()> {
         let path = own_path(pins, queue);
         // Of a lease that a steward did not take back as it died.
@@ -79,7 +79,7 @@ fn refusal(interface: &str, queue: u32, error: &NetkitError) -> Refusal {
 }
 
 impl Interface {
-    /// Makes a netkit for a queue, in our network namespace and under a name of ours, and leases the queue to it; its
+    /// Makes a netkit for a queue, in the steward's namespace under a temporary name, and leases the queue to it; its
     /// index. `mac`: the address that it has, if it is to have a certain one.
     pub(in crate::server) fn begin_netkit(
         &mut self,
@@ -254,7 +254,7 @@ impl Interface {
         }
     }
 
-    /// What the lessee is told of the netkit that has a queue, with the map.
+    /// The answer about the netkit that has a queue, with the map.
     pub(in crate::server) fn netkit_of(&self, queue: u32) -> Option<io::Result<(NetkitEnd, OwnedFd)>> {
         let netkit = self.netkits.get(&queue)?;
         let map = netkit.map.as_fd().try_clone_to_owned();
@@ -266,14 +266,14 @@ impl Interface {
         self.ledger.netkit(queue).is_some()
     }
 
-    /// What is to be undone of a netkit, if a queue has one.
+    /// The step that removes the netkit of a queue, if it has one.
     pub(super) fn netkit_step(&self, queue: u32) -> Option<Step> {
         self.ledger.netkit(queue).map(|_| Step::Netkit { queue })
     }
 
     /// Deletes the netkit of a queue that its lease keeps. What is not done now is done with the lease's end.
     pub(in crate::server) fn drop_netkit(&mut self, queue: u32) {
-        // Before it has its map, what the lessee had the program do with the queue before goes on.
+        // Before it has its map, the program treats frames of the queue as before.
         if self.netkits.remove(&queue).is_some() {
             self.forget_map(queue);
         }
@@ -291,10 +291,10 @@ impl Interface {
         }
     }
 
-    /// Deletes the netkit of a queue, unless a socket has it, which may be closed: the kernel lets go of its memory only
-    /// afterwards (`xp_release_deferred`, net/xdp/xsk_buff_pool.c), and tells the NIC's driver by the netkit. Of one
-    /// that is deleted by then it cannot (7.2, "Failed to disable zero-copy!"), and the driver goes on with memory that
-    /// is freed. A socket that is open yet is told when the netkit goes.
+    /// Deletes the netkit of a queue, unless a socket has it, which may be closed: the kernel lets go of its memory
+    /// only afterwards (`xp_release_deferred`, net/xdp/xsk_buff_pool.c), and tells the NIC's driver by the netkit. Of
+    /// one that is deleted by then it cannot (7.2, "Failed to disable zero-copy!"), and the driver goes on with
+    /// memory that is freed. A socket that is open yet is told when the netkit goes.
     pub(super) fn remove_netkit_unless_bound(&self, queue: u32) -> Result<(), String> {
         match bound::has_socket(self.link.index, queue) {
             Ok(true) => Err("a socket has its queue, or lets go of it now".to_owned()),

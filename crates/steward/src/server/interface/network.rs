@@ -1,7 +1,7 @@
 //! Networks of an interface: leases whose queues serve many stations.
 //!
-//! What the program knows of a network outlives this process in pinned maps, the ring among them. What is here is what
-//! it was told, to tell a program that is attached again the same.
+//! The program's maps of a network are pinned and outlive this process, the ring among them. This file keeps their
+//! content for a program that is attached again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -54,7 +54,7 @@ impl Network {
         self.strips_tags && self.has_vlans
     }
 
-    /// What its lessee should know; may be empty.
+    /// The note for its lessee; may be empty.
     pub(super) fn note(&self, interface: &str) -> String {
         self.unserved.note(interface, &self.queues, true)
     }
@@ -71,7 +71,7 @@ impl Network {
             .map_err(|error| with_sources(&error))
     }
 
-    /// Pins the ring beside the program.
+    /// Pins the ring next to the program.
     pub(super) fn pin(&mut self, pins: &Path) -> io::Result<()> {
         let path = ring_path(pins, self.queues.start);
         // Of a lease that a steward did not take back as it died.

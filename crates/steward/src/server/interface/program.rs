@@ -25,7 +25,7 @@ pub fn wants_frags(mtu: u32) -> bool {
 }
 
 impl Interface {
-    /// How a lease's request for a mode is met: as the program is attached, or would be.
+    /// The mode in which a lease's frames come: as the program is attached, or would be.
     pub(in crate::server) fn mode_of(attached: Option<Mode>, link: &Link, asked: ModeRequest) -> ModeRequest {
         let is_tap = match attached {
             Some(mode) => mode == Mode::Tap,
@@ -53,8 +53,8 @@ impl Interface {
         is_of_xdp && self.mode == ModeRequest::Auto && self.is_by_tap()
     }
 
-    /// Attaches the program in that mode, for all leases. If that fails they stay in tap mode, where no program of ours is
-    /// attached that would be in the way.
+    /// Attaches the program in that mode, for all leases. If that fails they stay in tap mode, where no program of
+    /// ours is attached that would be in the way.
     pub(in crate::server) fn leave_tap_mode(&mut self, asked: ModeRequest) {
         let attached = match self.attach_as(asked) {
             Ok(attached) if self.detach() => attached,
@@ -174,7 +174,7 @@ impl Interface {
         }
     }
 
-    /// Takes the program off, and looks whether it is. True: there is none of ours any more.
+    /// Detaches the program and checks that. True: the steward's program is not attached any more.
     pub(in crate::server) fn detach(&mut self) -> bool {
         let Some(program) = &self.program else {
             self.unpin();

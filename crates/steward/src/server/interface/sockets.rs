@@ -1,4 +1,4 @@
-//! What the sockets of an interface's queues hold: as much as the steward must know of them.
+//! Memory that the sockets of an interface's queues hold.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ pub(in crate::server) struct Registered {
     pub(in crate::server) memory: Memory,
 }
 
-/// What is registered once, for one socket or for several.
+/// Memory that is registered once, for one socket or for several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::server) struct Memory {
     /// Another one for each registration.
@@ -22,8 +22,8 @@ pub(in crate::server) struct Memory {
 }
 
 impl Memory {
-    /// Most that the kernel allocates for a socket beside the memory, bytes: for a chunk of 2048 up to 144 (`struct
-    /// xdp_buff_xsk`, Linux 6.6 to 6.12) and 8 in unaligned mode, and for all chunks, whoever uses them
+    /// Most that the kernel allocates for a socket in addition to its memory, bytes: for a chunk of 2048 up to 144
+    /// (`struct xdp_buff_xsk`, Linux 6.6 to 6.12) and 8 in unaligned mode, and for all chunks, whoever uses them
     /// (`xp_create_and_assign_umem`, net/xdp/xsk_buff_pool.c); in zero-copy 8 for a page (`xp_init_dma_info`, same
     /// file).
     pub(in crate::server) fn kernel_bytes(self) -> u64 {
@@ -54,7 +54,7 @@ pub(in crate::server) struct Bound {
     pub(in crate::server) shares: bool,
 }
 
-/// What the two sockets of a queue hold, the one in use and the one that is to follow.
+/// Memory of the two sockets of a queue, the one in use and the next one.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::server) struct Holds {
     /// Registered, and not bound yet.
@@ -63,7 +63,7 @@ pub(in crate::server) struct Holds {
     pub(in crate::server) bound: Option<(Memory, bool)>,
 }
 
-/// What queues hold together, bytes.
+/// Memory that queues hold together, bytes.
 ///
 /// Of a queue's two sockets only the larger counts: at most one of them is bound. What several sockets share counts
 /// once, and beside what waits for their queues, since it stays when one of them is closed; and for each that shares
@@ -123,7 +123,7 @@ impl Sockets {
         self.by_queue.get(&queue)?.bound
     }
 
-    /// What a queue's sockets hold.
+    /// Memory that a queue's sockets hold.
     pub(in crate::server) fn holds(&self, queue: u32) -> Holds {
         let Some(of_queue) = self.by_queue.get(&queue) else {
             return Holds::default();
@@ -134,7 +134,7 @@ impl Sockets {
         }
     }
 
-    /// Queues are nobody's any more.
+    /// No lease has these queues any more.
     pub(super) fn forget(&mut self, queues: &Range<u32>) {
         self.by_queue.retain(|queue, _| !queues.contains(queue));
     }

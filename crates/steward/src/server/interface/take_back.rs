@@ -1,5 +1,4 @@
-//! Taking leases back: what they took, undone step by step (see [`teardown`](crate::server::teardown)), and what a
-//! steward that died has left.
+//! Ends leases step by step (see [`teardown`](crate::server::teardown)), and removes what a steward that died has left.
 
 use std::collections::BTreeSet;
 use std::io;

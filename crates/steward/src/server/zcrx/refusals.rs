@@ -1,4 +1,4 @@
-//! Why a queue cannot be had for zero-copy receive, by what its NIC and the kernel say, and what to do.
+//! Reasons why a queue cannot be leased for zero-copy receive, with remedies.
 
 use std::io;
 
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queue_that_somebody_has_is_refused_with_what_to_do() {
+    fn taken_queue_is_rejected_with_the_remedy() {
         for (errno, remedy) in [
             (
                 Errno::EXIST,

@@ -1,4 +1,4 @@
-//! What NICs are told for queues for zero-copy receive, saved in files, and how it is taken back.
+//! NIC configuration for queues for zero-copy receive: saving it in files, and undoing it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -27,7 +27,7 @@ const LOOKS_AT_RING: [Duration; 2] = [Duration::from_millis(20), RETRY];
 /// Tries before it is said that a NIC does not take something back.
 const QUIET_TRIES: u32 = 3;
 
-/// What the NIC was told for a queue.
+/// The configuration of the NIC for a queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct SavedPlan {
     /// As it was called when it was saved.
@@ -113,7 +113,7 @@ impl ZcrxQueues {
         leaving.map(|leaving| leaving.due.unwrap_or(now)).min()
     }
 
-    /// What was saved for a queue that is leased.
+    /// The plan that was saved for a leased queue.
     pub(super) fn plan_of(&self, key: QueueKey) -> ApartPlan {
         let nothing = ApartPlan {
             queue: key.1,
@@ -128,14 +128,14 @@ impl ZcrxQueues {
         self.leaving.keys().copied()
     }
 
-    /// Whom they count for.
+    /// Their users and rules.
     pub(in crate::server) fn charges(&mut self) -> impl Iterator<Item = &mut Charge> {
         self.leaving
             .values_mut()
             .filter_map(|leaving| leaving.charge.as_mut())
     }
 
-    /// How many count for a rule.
+    /// The number of them that count for a rule.
     pub(in crate::server) fn charged(&self, rule: usize) -> u32 {
         let charges = self.leaving.values().filter_map(|leaving| leaving.charge);
         let of_rule = charges.filter(|charge| charge.rule == Some(rule));
@@ -167,7 +167,7 @@ impl ZcrxQueues {
         Ok(())
     }
 
-    /// What a queue's plan moves that was moved to it for another queue is saved with that one.
+    /// Entries that were moved to this queue for another queue are saved in the plan of that queue.
     fn hand_on(&mut self, key: QueueKey, plan: &mut ApartPlan) -> io::Result<()> {
         let leaving = self
             .leaving
@@ -337,7 +337,7 @@ mod tests {
     use crate::hardware::apart::Moved;
 
     #[test]
-    fn what_a_predecessor_noted_is_taken_back_and_what_is_not_a_note_is_said() {
+    fn saved_plans_of_a_predecessor_are_undone_and_unreadable_ones_are_logged() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut queues = ZcrxQueues::open(dir.path());
         let key = (0x7fff_fff0, 3);
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_noted_in_another_boot_is_forgotten() {
+    fn plan_of_another_boot_is_forgotten() {
         let dir = tempfile::tempdir().expect("a directory");
         let saved = SavedPlan {
             interface: "eth1".to_owned(),
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_place_for_notes_nothing_is_noted() {
+    fn nothing_is_saved_without_a_directory() {
         let mut queues = ZcrxQueues::default();
         let saved = SavedPlan {
             interface: "eth1".to_owned(),

@@ -140,7 +140,7 @@ fn netkit_of_a_nic_that_is_down_is_known_by_its_alias_and_without_that_goes_when
 }
 
 #[test]
-fn netkit_whose_namespace_ends_is_gone_and_the_lease_says_so() {
+fn netkit_ends_with_its_namespace_and_the_lessee_is_notified() {
     require!(Root);
     let Some(rig) = rig() else { return };
     let pod = NetNs::new("pod");
