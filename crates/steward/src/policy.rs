@@ -255,7 +255,7 @@ impl Policy {
             None => format!("user = {uid}"),
         };
         format!(
-            "user {uid} may not lease queues of {interface}{allowed}: the policy has no rule for that: add one that says \
+            "user {uid} may not lease queues of {interface}{allowed}: the policy has no rule for that: add one with \
              `{who}` and `interface = {interface:?}`, or start the daemon as a user that has one (--user)"
         )
     }

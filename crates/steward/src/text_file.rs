@@ -49,7 +49,7 @@ pub enum FileError {
     },
     /// Others could put another one in its place.
     #[error(
-        "the {} {} could be replaced by others, who may write to {} (owner {owner}, mode {mode:04o}): {}",
+        "the {} {} could be replaced by other users, who may write to {} (owner {owner}, mode {mode:04o}): {}",
         .kind.what, .path.display(), .dir.display(), place_remedy(*mode)
     )]
     UnsafePlace {

@@ -84,8 +84,8 @@ fn kept_leases_are_held_against_a_policy_that_is_read_before_their_lessees_are_b
 
 const STATION: [u8; 6] = [2, 0, 0, 0, 0, 7];
 const NAMED: &str = "macs = [\"02:00:00:00:00:07\"]\n";
-/// Why the NIC is not told of addresses that the policy does not name.
-const NOT_NAMED: &str = "that takes a steward whose policy names them (`macs`, `vlans`)";
+/// Why the NIC has no rules for addresses that the policy does not name.
+const NOT_NAMED: &str = "a steward makes rules if its policy names them (`macs`, `vlans`)";
 
 fn for_station() -> Wanted {
     let filter = steer::Filter {
@@ -284,7 +284,7 @@ fn kernel_on_which_lessees_bind_themselves_needs_unbound_sockets() {
         world.wire.receive(Duration::ZERO)
     });
     assert_eq!(echoed, Some(sent));
-    reread(&mut world, POLICY, "does not say `unbound-sockets");
+    reread(&mut world, POLICY, "does not have `unbound-sockets");
     lease.counters(0, soon()).expect("ours");
 }
 

@@ -108,7 +108,7 @@ fn nic_without_rules_is_reported_and_the_program_used() {
         lease
             .facts()
             .steering
-            .contains("a steward whose policy names them"),
+            .contains("a steward makes rules if its policy names them"),
         "{}",
         lease.facts().steering
     );

@@ -389,7 +389,13 @@ fn detached_program_is_attached_again_though_nothing_else_changes() {
     let world = World::with(2, &policy());
     let mut network = TwoQueues::new(&world);
     for interface in [VethPair::NIC, &network.name.clone()] {
-        let report = |world: &World| world.steward.said().matches("somebody has detached").count();
+        let report = |world: &World| {
+            world
+                .steward
+                .said()
+                .matches("another program has detached")
+                .count()
+        };
         let before = report(&world);
         assert!(detach_all(&world.veth.near, interface, Side::Ingress) > 0);
         assert!(

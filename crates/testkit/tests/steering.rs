@@ -76,10 +76,10 @@ fn guest_gets_frames_of_its_address_and_vlan_and_the_host_the_others(
         (&"program".into(), &serde_json::json!([MAC]))
     );
     let note = port["steering_note"].as_str().expect("nobody names them");
-    assert!(note.contains("the NIC is not told"), "{note}");
+    assert!(note.contains("the NIC has no rules"), "{note}");
     let attached = port["lanes"][0]["fallbacks"].to_string();
     assert!(
-        !attached.contains("the NIC is not told"),
+        !attached.contains("the NIC has no rules"),
         "that is no reason for a mode: {attached}"
     );
     assert_eq!(port["vlans"], serde_json::json!([0, 100, 101]));

@@ -47,7 +47,7 @@ pub enum LeaseError {
     #[error("the steward has ended the connection unanswered: its log says why")]
     Unanswered,
     /// The steward does not answer.
-    #[error("the steward runs, but has not answered for {} s: if that goes on, start it again", .0.as_secs())]
+    #[error("the steward runs, but has not answered for {} s: if that goes on, restart it", .0.as_secs())]
     Silent(Duration),
     /// Nothing is waited for any more; see [`Waiting::end`](super::Waiting::end).
     #[error("the steward has not answered, and this process ends")]

@@ -44,7 +44,7 @@ pub(crate) struct Moved {
 pub(crate) enum NotApart {
     #[error("the NIC takes no n-tuple rules (`ethtool -K NAME ntuple on`, where the driver has them): {0}")]
     NoRules(#[source] io::Error),
-    #[error("the NIC does not tell its RSS table, so that frames of others might come to the queue: {0}")]
+    #[error("the NIC does not report its RSS table, so that frames of others might come to the queue: {0}")]
     NoTable(#[source] io::Error),
     #[error(
         "the main RSS table names queue {0}, so that frames of others would come to it: leave it out with `ethtool -X \
@@ -249,7 +249,7 @@ pub(crate) fn stop(nic: &mut impl Nic, plan: &ApartPlan) -> io::Result<()> {
     }
     match nic.table()?.rules.iter().any(is_ours) {
         true => Err(io::Error::other(
-            "the driver says that a rule is removed, and it is there",
+            "the driver reports that a rule is removed, but it is there",
         )),
         false => Ok(()),
     }

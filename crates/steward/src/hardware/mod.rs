@@ -98,7 +98,7 @@ pub(crate) enum Part {
     Context(u32),
 }
 
-/// Why the NIC is not told.
+/// Why the NIC has no rules.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotMade {
     #[error("no n-tuple rules: {0}")]
@@ -327,7 +327,7 @@ impl Plan {
 /// Undoes one part, and looks whether it is undone. What is not there is.
 /// Errors: the driver's; or that it said it was done and it is not.
 pub(crate) fn undo(nic: &mut impl Nic, part: &Part) -> io::Result<()> {
-    let stays = || io::Error::other("the driver says that it is removed, and it is there");
+    let stays = || io::Error::other("the driver reports that it is removed, but it is there");
     match *part {
         Part::Rule(rule) => {
             let is_it = |known: &Known| known.rule == Some(rule);

@@ -319,7 +319,7 @@ impl Trace<'_> {
 }
 
 fn down() -> io::Error {
-    io::Error::other("the NIC is down, and the kernel says only of one that is up who has its queues")
+    io::Error::other("the NIC is down, and the kernel reports owners of queues only if it is up")
 }
 
 #[cfg(test)]

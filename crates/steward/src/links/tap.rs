@@ -187,7 +187,9 @@ impl Tap {
                  attaches some, `grep -l {} /proc/[0-9]*/fdinfo/*` lists those that have any",
                 self.name
             ))),
-            None => Err(io::Error::other("the kernel does not say how many queues it has")),
+            None => Err(io::Error::other(
+                "the kernel does not report its number of queues",
+            )),
         }
     }
 
@@ -241,7 +243,7 @@ pub(crate) fn removal_of(index: u32) -> [u8; 32] {
 /// All that there are in this network namespace; none, if that cannot be told, which is logged.
 pub(crate) fn all_taps() -> Vec<Tap> {
     Tap::all().unwrap_or_else(|error| {
-        tracing::warn!("cannot look for what another steward left: {error}");
+        tracing::warn!("cannot look for devices of another steward: {error}");
         Vec::new()
     })
 }

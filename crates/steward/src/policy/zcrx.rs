@@ -34,7 +34,7 @@ impl Policy {
         let uid = peer.uid;
         let mut text = format!(
             "user {uid} may not lease queues of {interface} for zero-copy receive: the policy has no rule for that: \
-             add one that says `user = {uid}`, `interface = {interface:?}` and `zcrx = [\"ADDRESS:PORT\"]`"
+             add one with `user = {uid}`, `interface = {interface:?}` and `zcrx = [\"ADDRESS:PORT\"]`"
         );
         for (index, rule) in self.rules.iter().enumerate() {
             if !rule.is_for(peer) || rule.interface != *interface || rule.zcrx.is_empty() {

@@ -97,7 +97,7 @@ impl Step {
             Self::Register => "the memory cannot be registered (XDP_UMEM_REG)",
             Self::Rings => "the rings cannot be made",
             Self::Bind => "the socket cannot be bound to the queue",
-            Self::Share => "the socket whose memory is to be shared is not the one that was named",
+            Self::Share => "the socket with the memory to share is not the one that was named",
             Self::Ring => "the ring cannot be taken from the process that has connected",
             Self::Queue => "the queue cannot be registered for zero-copy receive",
             Self::ShareQueue => "the queue cannot be shared with further rings (Linux 7.1)",

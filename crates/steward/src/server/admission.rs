@@ -70,7 +70,7 @@ impl Server {
         // Root may at least list leases.
         if uid != 0 && rules.is_empty() {
             let text = format!(
-                "user {uid} may not lease anything: no rule of the policy is for it: add one that says `user = {uid}`, \
+                "user {uid} may not lease anything: no rule of the policy is for it: add one with `user = {uid}`, \
                  `interface` and `queues`, or start the daemon as a user that has one (--user)"
             );
             return Err(Refusal::new(Reason::NotAllowed, text));

@@ -14,12 +14,12 @@ use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Tags, Target};
 use crate::links::Link;
 use crate::protocol::{STEERING_BYTES, Steered};
 
-/// Why the NIC is not told, where the policy's rule names nothing at all.
+/// Why the NIC has no rules, where the policy's rule names nothing at all.
 const NOT_NAMED: &str =
-    "the NIC is not told of these frames: that takes a steward whose policy names them (`macs`, `vlans`)";
+    "the NIC has no rules for these frames: a steward makes rules if its policy names them (`macs`, `vlans`)";
 
 /// A limit that the steward cannot check.
-const AS_SENT: &str = "tags that a veth sends beside frames are not seen: `txvlan off` at its far end";
+const AS_SENT: &str = "tags that a veth sends next to frames are not visible: `txvlan off` at its far end";
 
 /// A note for kernels on which the lessee binds its sockets.
 const UNBOUND: &str = "leased sockets reach any free queue (from Linux 6.4 on they do not)";
@@ -48,7 +48,7 @@ pub(super) fn check_tags(
         Some(Tags::TakenOff) if may_restore() => Ok(()),
         Some(Tags::TakenOff) => Err(blind(interface)),
         Some(Tags::Lost) => Err(format!(
-            "the kernel takes VLAN tags off before XDP sees frames of {interface}, so that its VLANs cannot be told: \
+            "the kernel takes VLAN tags off before XDP sees frames of {interface}, so that its VLANs are not known: \
              lease queues of the interface below it"
         )),
         _ => Ok(()),
@@ -58,7 +58,7 @@ pub(super) fn check_tags(
 /// Why nothing may come where tags are taken off.
 pub(super) fn blind(interface: &str) -> String {
     format!(
-        "the driver of {interface} takes VLAN tags off before XDP sees frames, so that VLANs cannot be told: `ethtool \
+        "the driver of {interface} takes VLAN tags off before XDP sees frames, so that VLANs are not known: `ethtool \
          -K {interface} rxvlan off`, or hints with vlan (native mode, if the driver has them)"
     )
 }

@@ -305,7 +305,10 @@ impl Interface {
             .filter(|program| program.mode() != Mode::Tap);
         let id = attached.map(Program::id);
         if id.is_some_and(|id| steer::is_detached(self.link.index, id)) {
-            tracing::warn!(interface = self.link.name, "somebody has detached the program");
+            tracing::warn!(
+                interface = self.link.name,
+                "another program has detached the program"
+            );
             self.program = None;
         }
     }
@@ -328,7 +331,10 @@ impl Interface {
         match losses_above(&self.link) {
             Ok(losses) => self.losses = losses,
             // What is known holds still.
-            Err(error) => tracing::debug!(interface = self.link.name, "cannot ask what is below: {error}"),
+            Err(error) => tracing::debug!(
+                interface = self.link.name,
+                "cannot ask for the interfaces below: {error}"
+            ),
         }
     }
 

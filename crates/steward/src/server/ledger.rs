@@ -291,9 +291,7 @@ impl Ledger {
     ) -> SteeringOutcome {
         let first = queues.start;
         if let Err(error) = self.undo_all(nic, first) {
-            return SteeringOutcome::by_program(&format!(
-                "what it was told before cannot be undone: {error}"
-            ));
+            return SteeringOutcome::by_program(&format!("cannot undo the configuration before: {error}"));
         }
         let queues: Vec<u32> = queues.clone().collect();
         let order = Order {
@@ -320,7 +318,7 @@ impl Ledger {
         let undone = plan.parts(nic).iter().try_for_each(|part| undo(nic, part));
         match undone {
             Ok(()) => self.forget_plan(first),
-            Err(why) => tracing::warn!("what the NIC was told is not undone yet: {why}"),
+            Err(why) => tracing::warn!("the configuration of the NIC is not undone yet: {why}"),
         }
         SteeringOutcome::by_program(error)
     }
@@ -367,7 +365,7 @@ impl Ledger {
         self.saved.leases.retain(|saved| saved.first_queue != first);
         if let Err(error) = self.write() {
             // The next steward finds nothing of it in the NIC, and forgets it, too.
-            tracing::warn!("cannot forget what the NIC was told: {error}");
+            tracing::warn!("cannot remove the saved configuration of the NIC: {error}");
         }
     }
 

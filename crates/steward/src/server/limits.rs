@@ -156,7 +156,7 @@ impl DeviceChange {
             Self::NetworkTap => format!("had taps made for networks of {interface}"),
             Self::SendTap => format!("had tap devices made to send by {interface}"),
             Self::NicSetUp => format!("had {interface} set up for queues"),
-            Self::NicRules => format!("had {interface} told of leases' frames"),
+            Self::NicRules => format!("had rules made in {interface}"),
             Self::Hints => format!("asked for other hints of {interface}"),
         }
     }
@@ -215,7 +215,8 @@ impl DeviceChanges {
             None => "all users together".to_owned(),
         };
         let (words, seconds) = (change.words(interface), wait.as_secs() + 1);
-        let text = format!("{who} {words} too often: try again in {seconds} s, or keep what there is");
+        let text =
+            format!("{who} {words} too often: try again in {seconds} s, or keep the leases that there are");
         Err(Refusal::new(Reason::Limit, text))
     }
 

@@ -337,56 +337,53 @@ impl Server {
 
     /// Handles a request of a lessee.
     fn act(&mut self, number: u64, request: &Request) -> Answered {
-        match request {
-            Request::Lease(wanted) => return self.lease(number, wanted),
-            Request::Resume { token } => return self.resume(number, token),
-            Request::Zcrx(wanted) => return self.lease_queue(number, wanted),
-            Request::Leases { after } => return Ok(self.next_lease(number, *after).into()),
-            Request::Stations { changes } => return self.change_stations(number, changes),
-            Request::Groups => return self.groups(number),
-            Request::Host { has } => return self.network_tap(number, TapTo::Host, *has, 1),
-            &Request::Uplink { has, queues } => return self.uplink_tap(number, has, queues),
-            Request::Behind { after } => return self.behind(number, *after),
-            &Request::SendTap { queue, only_with_tso } => return self.send_tap(number, queue, only_with_tso),
-            &Request::Hints(hint_request) => return self.ask_for_hints(number, hint_request),
-            _ => {}
-        }
-        let connection = self.connections.get(&number).ok_or_else(no_lease)?;
-        let held = connection.held.clone().ok_or_else(no_lease)?;
-        let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
-        let own = |queue| held.check(queue);
-        let answer = match *request {
-            Request::Keep { token } => return self.keep(number, &token),
-            // Those with a way of their own are not asked here.
-            Request::Lease(_)
-            | Request::Resume { .. }
-            | Request::Leases { .. }
-            | Request::Stations { .. }
-            | Request::Groups
-            | Request::Host { .. }
-            | Request::Uplink { .. }
-            | Request::Behind { .. }
-            | Request::SendTap { .. }
-            | Request::Hints(_)
-            | Request::Register { .. }
+        match *request {
+            Request::Lease(ref wanted) => self.lease(number, wanted),
+            Request::Resume { ref token } => self.resume(number, token),
+            Request::Keep { ref token } => self.keep(number, token),
+            Request::Zcrx(ref wanted) => self.lease_queue(number, wanted),
+            Request::Leases { after } => Ok(self.next_lease(number, after).into()),
+            Request::Stations { ref changes } => self.change_stations(number, changes),
+            Request::Groups => self.groups(number),
+            Request::Host { has } => self.network_tap(number, TapTo::Host, has, 1),
+            Request::Uplink { has, queues } => self.uplink_tap(number, has, queues),
+            Request::Behind { after } => self.behind(number, after),
+            Request::SendTap { queue, only_with_tso } => self.send_tap(number, queue, only_with_tso),
+            Request::Hints(wanted) => self.ask_for_hints(number, wanted),
+            Request::Facts => self.act_on(number, |interface, held| {
+                Ok(Answer::Facts(interface.facts_for(&held.wanted.range())))
+            }),
+            Request::Activate { queue, conf } => self.act_on(number, |interface, held| {
+                interface.activate(held.check(queue)?, conf)?;
+                Ok(Answer::Done)
+            }),
+            Request::Deactivate { queue } => self.act_on(number, |interface, held| {
+                interface.deactivate(held.check(queue)?)?;
+                Ok(Answer::Done)
+            }),
+            Request::Counters { queue } => self.act_on(number, |interface, held| {
+                Ok(Answer::Counters(interface.counters(held.check(queue)?)?))
+            }),
+            // `run_job` handles these.
+            Request::Register { .. }
             | Request::Bind { .. }
             | Request::Share { .. }
             | Request::Await { .. }
-            | Request::Zcrx(_)
             | Request::ZcrxRegister(_)
-            | Request::Netkit(_)
-            | Request::Facts => Answer::Facts(interface.facts_for(&held.wanted.range())),
-            Request::Activate { queue, conf } => {
-                interface.activate(own(queue)?, conf)?;
-                Answer::Done
-            }
-            Request::Deactivate { queue } => {
-                interface.deactivate(own(queue)?)?;
-                Answer::Done
-            }
-            Request::Counters { queue } => Answer::Counters(interface.counters(own(queue)?)?),
-        };
-        Ok(answer.into())
+            | Request::Netkit(_) => Err(no_lease()),
+        }
+    }
+
+    /// Handles a request about the interface of a lease.
+    fn act_on(
+        &self,
+        number: u64,
+        act: impl FnOnce(&Interface, &Held) -> Result<Answer, Refusal>,
+    ) -> Answered {
+        let connection = self.connections.get(&number).ok_or_else(no_lease)?;
+        let held = connection.held.as_ref().ok_or_else(no_lease)?;
+        let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
+        act(interface, held).map(Into::into)
     }
 
     /// Ends a connection and its lease.

@@ -168,7 +168,7 @@ fn failed(step: Step, errno: u32) -> Refusal {
         ),
         (Step::Namespace, Errno::INVAL | Errno::BADMSG) => (
             Reason::NotAllowed,
-            "what came along is not one network namespace: open /run/netns/NAME, or /proc/PID/ns/net".to_owned(),
+            "the descriptor is not one network namespace: open /run/netns/NAME, or /proc/PID/ns/net".to_owned(),
         ),
         (Step::Netkit, Errno::EXIST) => (
             Reason::Taken,

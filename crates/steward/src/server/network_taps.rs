@@ -236,7 +236,7 @@ impl NetworkTap {
         {
             tracing::warn!(
                 tap = self.tap.name,
-                "somebody has detached a program that joins it"
+                "another program has detached a program that joins it"
             );
             // Without its programs the host's stack would take what guests send.
             let _ = self.tap.set_up(false);
@@ -304,7 +304,7 @@ impl NetworkTap {
         {
             tracing::warn!(
                 tap = self.tap.name,
-                "what joins it will not outlive this process: {}: {error}",
+                "the programs that join it will not outlive this process: {}: {error}",
                 pins.display()
             );
         }
@@ -542,7 +542,7 @@ impl Server {
                     lessees(&mut self.connections, at).for_each(|lessee| lessee.other_behind = true);
                 }
                 Ok(false) => {}
-                Err(error) => tracing::debug!("cannot ask what a bridge reaches: {error}"),
+                Err(error) => tracing::debug!("cannot read the forwarding database of a bridge: {error}"),
             }
         }
         let now = Instant::now();
@@ -726,6 +726,9 @@ fn count(of: usize) -> u32 {
 
 fn remove_left(pins: Option<&Path>, (to, first): (TapTo, u32), uplink: u32) {
     if let Err(error) = detach_tap(pins, to, first, uplink) {
-        tracing::warn!("what joined {} with a network stays: {error}", words(to));
+        tracing::warn!(
+            "the programs that joined {} with a network stay: {error}",
+            words(to)
+        );
     }
 }

@@ -106,7 +106,7 @@ impl Server {
         match Policy::read(file) {
             Ok(policy) if !hands_over_bound() && !policy.unbound => {
                 tracing::error!(
-                    "the policy stays as it was: the new one of {path} does not say `unbound-sockets = true`"
+                    "the policy stays as it was: the new one of {path} does not have `unbound-sockets = true`"
                 );
             }
             Ok(policy) => {

@@ -185,6 +185,7 @@ impl Server {
 
     /// A lessee names its token. Once: each is written to a file, and nobody needs a second.
     pub(super) fn keep(&mut self, number: u64, token: &Token) -> Answered {
+        self.held_lease(number)?;
         let mut twice = false;
         self.record(|records| {
             let own = records.leases.iter_mut().find(|record| record.number == number);

@@ -35,7 +35,7 @@ const LOCKED: &str = "sockets that this user has kept hold as much memory as the
 
 const NO_SHARING: &str = "memory of one socket for several takes Linux 6.4, where rings of sockets that are bound can \
                           be mapped: leave --shared-umem out";
-const UNKNOWN_SOCKET: &str = "the socket whose memory is to be shared was not bound by this steward for this user, or \
+const UNKNOWN_SOCKET: &str = "the socket with the memory to share was not bound by this steward for this user, or \
                               is not used any more: register the memory";
 
 /// An job of a lessee that is gone.
@@ -462,7 +462,7 @@ impl Server {
         }
         let kib = |bytes: u64| bytes.div_ceil(1024);
         let text = format!(
-            "queue {queue} is to have {} KiB of memory, which makes {} KiB with user {uid}'s other queues, and rule {} \
+            "queue {queue} needs {} KiB of memory, which makes {} KiB with user {uid}'s other queues, and rule {} \
              of the policy allows {} KiB: raise its `memlock`, or ask for less (fewer queues, memory=copy, a smaller \
              packet-memory)",
             kib(used - before),

@@ -230,7 +230,7 @@ impl Store {
             Err(error) => {
                 tracing::error!(
                     path = %path.display(),
-                    "not records of a steward, so no lease goes on, and the next one writes it again: {}",
+                    "not records of a steward, so no lease continues, and the file is written again: {}",
                     error.message()
                 );
             }

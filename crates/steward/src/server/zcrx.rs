@@ -141,7 +141,7 @@ impl Server {
             Ok(Some(what)) => taken(format!("{} of a process without a lease", what.words())),
             Err(error) => {
                 let text = format!(
-                    "the kernel does not tell who has queue {queue} of {name} (Linux 6.8 does): {error}"
+                    "the kernel does not report the owner of queue {queue} of {name} (Linux 6.8 does): {error}"
                 );
                 Err(Refusal::new(Reason::Kernel, text))
             }
@@ -264,7 +264,7 @@ impl Server {
             return Ok(());
         }
         let text = format!(
-            "the queue is to have {} KiB of memory, user {uid} has {} KiB in others, and rule {} of the policy allows \
+            "the queue needs {} KiB of memory, user {uid} has {} KiB in others, and rule {} of the policy allows \
              {} KiB: raise its `memlock`, or ask for less",
             bytes.div_ceil(1024),
             has.div_ceil(1024),
@@ -370,7 +370,7 @@ impl Server {
         let zcrx = &mut self.zcrx;
         let kept = apart::keep(&mut nic, &mut plan, &mut |plan| match may_set_up {
             true => zcrx.save(key, &saved_plan(&link, key, plan)),
-            false => Err(std::io::Error::other("the policy does not say `zcrx-setup`")),
+            false => Err(std::io::Error::other("the policy does not have `zcrx-setup`")),
         });
         if kept.map_err(|error| error.to_string().replace("NAME", &link.name))? {
             let interface = &link.name;

@@ -118,7 +118,7 @@ fn memory_of_a_wrong_kind_is_rejected_by_name_and_not_counted() {
     let null = File::open("/dev/null").expect("it is there");
     let dir = File::open("/").expect("it is there");
     let (one, _other) = std::os::unix::net::UnixStream::pair().expect("sockets");
-    let missing = "pages that nobody has made";
+    let missing = "pages that do not exist";
     let (kind, written) = ("memfd_create", "cannot be written to");
     let (short, nothing) = (memfd(64 << 10), empty(1 << 20, MemfdFlags::empty()));
     let wrong: [(&str, BorrowedFd<'_>, &str); 9] = [
@@ -302,13 +302,9 @@ fn memory_that_is_cut_while_it_is_registered_harms_no_other_lessee() {
                 Answer::ZcrxRegistered(_) => break,
                 answer => {
                     let text = refusal(answer).text;
-                    let is_known = [
-                        "pages that nobody has made",
-                        "takes Linux 7.1",
-                        "registered before",
-                    ]
-                    .iter()
-                    .any(|words| text.contains(words));
+                    let is_known = ["pages that do not exist", "takes Linux 7.1", "registered before"]
+                        .iter()
+                        .any(|words| text.contains(words));
                     assert!(is_known, "{text}");
                 }
             }

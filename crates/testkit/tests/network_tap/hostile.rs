@@ -49,7 +49,7 @@ fn what_somebody_takes_away_comes_back() {
         let noticed = wait::until(wait::SOON, || {
             let steward = &lan.daemon.lessor.as_ref().expect("leased").steward;
             let said = steward.to_string();
-            said.matches("somebody has detached a program that joins it")
+            said.matches("another program has detached a program that joins it")
                 .count()
                 == times
         });

@@ -150,7 +150,7 @@ impl Interface {
             (Reason::Impaired, entries::blind(name))
         } else if !self.link.up {
             let text = format!(
-                "{name} is down, and then nobody is told who has its queues: `ip link set {name} up`"
+                "{name} is down, and then the kernel does not report the owner of a queue: `ip link set {name} up`"
             );
             (Reason::Impaired, text)
         } else {

@@ -208,7 +208,7 @@ impl Interface {
         self.program.as_ref().ok_or_else(|| {
             let text = match self.link.index {
                 0 => format!(
-                    "interface {} is gone; the lease goes on when an interface of that name is there",
+                    "interface {} is gone; the lease continues when an interface of that name is there",
                     self.name
                 ),
                 _ => self.note.clone(),

@@ -15,7 +15,7 @@ const TAKES_NO_RING: &str = "the steward may not take a ring from its process: r
                              `zcrx`, and with CAP_SYS_PTRACE (docs/zcrx.md)";
 const OWNER_ENDED: &str = "the process that connected to the steward, which has the rings, has ended: connect from the \
                            one that has them";
-const PAGES_MISSING: &str = "the memory has pages that nobody has made, or ends before the area does: make its file as \
+const PAGES_MISSING: &str = "the memory has pages that do not exist, or ends before the area does: make its file as \
                              long as the area, write to each page, and leave it so";
 
 /// Whether a ring could be taken later: a steward whose policy had no `zcrx` when it started has given that up.
@@ -30,7 +30,8 @@ pub(super) fn check_takes_rings() -> Result<(), Refusal> {
 pub(super) fn no_owner(error: &io::Error) -> Refusal {
     match Errno::from_io_error(error) {
         Some(Errno::NOPROTOOPT) => {
-            let text = format!("the kernel does not tell which process asks (Linux 6.5 does): {error}");
+            let text =
+                format!("the kernel does not report the process of the connection (Linux 6.5 does): {error}");
             Refusal::new(Reason::Kernel, text)
         }
         _ => Refusal::new(Reason::Lease, format!("{OWNER_ENDED}: {error}")),
@@ -45,7 +46,7 @@ pub(super) fn check_split(link: &Link, may_set_up: bool) -> Result<(), Refusal> 
         Ok(rings) => rings.split,
         Err(error) => {
             return refused(format!(
-                "{name} does not say whether it splits header and data: {error}"
+                "{name} does not report whether it splits headers from data: {error}"
             ));
         }
     };
@@ -131,14 +132,14 @@ pub(super) fn failed(name: &str, key: Option<QueueKey>, step: Step, errno: u32) 
         (Step::Queue, Errno::EXIST) => {
             let text = format!(
                 "an XDP program is on the interface, or memory on the queue: take the program off (`ip link set dev \
-                 {name} xdp off`), end who has the queue (`vhost-af-xdp queues {name}`), {other}"
+                 {name} xdp off`), end its process (`vhost-af-xdp queues {name}`), {other}"
             );
             return refused(Reason::Taken, &text);
         }
         (Step::Queue, Errno::BUSY) => {
             let text = format!(
-                "an AF_XDP socket or a virtual interface has the queue: end who has it (`vhost-af-xdp queues {name}`), \
-                 {other}"
+                "an AF_XDP socket or a virtual interface has the queue: end its process (`vhost-af-xdp queues \
+                 {name}`), {other}"
             );
             return refused(Reason::Taken, &text);
         }
@@ -169,11 +170,11 @@ mod tests {
         for (errno, remedy) in [
             (
                 Errno::EXIST,
-                "`ip link set dev eth1 xdp off`), end who has the queue (`vhost-af-xdp queues eth1`)",
+                "`ip link set dev eth1 xdp off`), end its process (`vhost-af-xdp queues eth1`)",
             ),
             (
                 Errno::BUSY,
-                "end who has it (`vhost-af-xdp queues eth1`), or lease another queue",
+                "end its process (`vhost-af-xdp queues eth1`), or lease another queue",
             ),
         ] {
             let errno = errno.raw_os_error().cast_unsigned();

@@ -234,7 +234,7 @@ impl ZcrxQueues {
                         tracing::warn!(
                             interface,
                             queue = key.1,
-                            "the NIC does not take back what it was told: {why}"
+                            "cannot undo the configuration of the NIC: {why}"
                         );
                     }
                 }
