@@ -39,6 +39,15 @@ pub enum Error {
     /// The daemon refused.
     #[error("{}: {}", .0.message, .0.remedy)]
     Refused(Refused),
+    /// The daemon is of another release: it sends what is no answer.
+    #[error("its version is {version}, that of this program {}: restart the daemon", env!("CARGO_PKG_VERSION"))]
+    OtherRelease {
+        /// As it reports it.
+        version: String,
+        /// What is wrong with its answer.
+        #[source]
+        source: serde_json::Error,
+    },
 }
 
 /// A connection to a daemon.
@@ -112,16 +121,16 @@ impl Client {
                 Err(error) => return Err(error.into()),
             }
         };
-        let answered = serde_json::from_slice(&self.rest[..end]).and_then(|mut value| {
-            without_control_characters(&mut value);
-            serde_json::from_value::<Answer<T>>(value)
-        });
-        self.rest.drain(..=end);
-        let wrong = |error| {
-            let what = format!("it sends what is no answer ({error}): is it of another version?");
-            io::Error::new(ErrorKind::InvalidData, what)
-        };
-        answered.map_err(wrong)?.into_result().map_err(Error::Refused)
+        let line: Vec<u8> = self.rest.drain(..=end).collect();
+        let mut value: Value = serde_json::from_slice(&line).unwrap_or_default();
+        without_control_characters(&mut value);
+        // A daemon from before this protocol answers every request with its status.
+        let version = [&value["version"], &value["ok"]["version"]];
+        let version = version.into_iter().find_map(Value::as_str);
+        let version = version.unwrap_or("unknown").to_owned();
+        let answer: Answer<T> =
+            serde_json::from_value(value).map_err(|source| Error::OtherRelease { version, source })?;
+        answer.into_result().map_err(Error::Refused)
     }
 }
 
@@ -193,6 +202,10 @@ pub fn statuses(paths: &[PathBuf]) -> Vec<Status> {
         Err(Error::Io(error)) if error.kind() == ErrorKind::TimedOut => {
             let (path, seconds) = (path.display(), ANSWER.as_secs());
             tracing::warn!(%path, "no answer within {seconds} s: is its process stopped, or no daemon?");
+            None
+        }
+        Err(error @ Error::OtherRelease { .. }) => {
+            tracing::warn!("{}", no_answer(path, &error));
             None
         }
         // A socket that a killed daemon left behind is not worth a word.
@@ -282,6 +295,12 @@ impl Allowance {
 pub fn no_answer(path: &Path, error: &Error) -> String {
     match error {
         Error::Refused(_) => error.to_string(),
+        Error::OtherRelease { .. } => {
+            format!(
+                "the daemon at {} speaks another control protocol: {error}",
+                path.display()
+            )
+        }
         Error::Io(io) if io.kind() == ErrorKind::PermissionDenied => {
             let path = path.display();
             format!("this user may not ask at {path}: ask as the user that started the daemon, or as root")
@@ -344,6 +363,33 @@ mod tests {
         assert!(!said().contains("longer than"), "three bytes of five");
         assert!(said().contains("longer than"), "of all together");
         liar.join().expect("asked twice");
+    }
+
+    #[test]
+    fn daemon_of_before_this_protocol_is_reported_with_its_version() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("1.sock");
+        let listener = UnixListener::bind(&path).expect("listens");
+        let older = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("somebody asks");
+            let read = std::io::BufRead::read_line(&mut io::BufReader::new(&stream), &mut String::new());
+            read.expect("a request");
+            stream
+                .write_all(b"{\"pid\":1,\"version\":\"0.0.9\"}\n")
+                .expect("it is read");
+        });
+        let error = change(&path, Change::Reload).expect_err("no answer to that");
+        let said = no_answer(&path, &error);
+        let begin = format!(
+            "the daemon at {} speaks another control protocol: its version is 0.0.9, ",
+            path.display()
+        );
+        assert!(said.starts_with(&begin), "{said}");
+        assert!(
+            said.contains(env!("CARGO_PKG_VERSION")) && said.ends_with("restart the daemon"),
+            "{said}"
+        );
+        older.join().expect("asked once");
     }
 
     #[test]

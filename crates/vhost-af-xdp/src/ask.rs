@@ -201,7 +201,7 @@ fn socket(at: &AtArgs) -> anyhow::Result<PathBuf> {
     }
     let mut found = directories::find_all();
     // Killed daemons leave their sockets behind.
-    found.retain(|path| connection::status(path).is_ok());
+    found.retain(|path| !matches!(connection::status(path), Err(Error::Io(_))));
     match found.as_slice() {
         [one] => Ok(one.clone()),
         [] => bail!(

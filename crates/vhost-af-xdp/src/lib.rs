@@ -271,10 +271,15 @@ fn reload_all(args: &ReloadArgs) -> anyhow::Result<()> {
     change_all(&daemons, &Change::Reload)
 }
 
-/// Control sockets of daemons that answer with such a status: killed daemons leave their sockets behind.
+/// Control sockets of daemons that answer with such a status, or are of another release. Killed daemons leave their sockets
+/// behind.
 fn daemons_that(is_meant: fn(&Status) -> bool) -> Vec<PathBuf> {
     let mut found = directories::find_all();
-    found.retain(|path| connection::status(path).is_ok_and(|status| is_meant(&status)));
+    found.retain(|path| match connection::status(path) {
+        Ok(status) => is_meant(&status),
+        // The change will fail with that error, for the user to see.
+        Err(error) => matches!(error, connection::Error::OtherRelease { .. }),
+    });
     found
 }
 
