@@ -56,7 +56,7 @@ pub(crate) struct RawArgs {
     /// Do not use zero-copy, even where the device can
     #[arg(long)]
     force_copy: bool,
-    /// Use zero-copy, whatever is known of the driver, or fail
+    /// Use zero-copy even if the driver is known bad, or fail
     #[arg(long, conflicts_with = "force_copy")]
     force_zero_copy: bool,
     /// Length of the frames that txonly sends, in bytes without the frame checksum
@@ -68,7 +68,7 @@ pub(crate) struct RawArgs {
     /// Frames handled at a time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = value_parser!(u32).range(1..=RING.into()))]
     pub(super) batch: u32,
-    /// Sleep this long after each batch: paces txonly, and lets others on its CPU run; has frames gather where they are
+    /// Sleep this long after each batch: paces txonly, frees the CPU for others, and batches frames where they are
     /// received
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
     pub(super) pause_us: u32,
@@ -81,7 +81,7 @@ pub(crate) struct RawArgs {
     /// Destination of the frames that txonly sends [default: 02:00:00:00:00:01]
     #[arg(long, value_name = "MAC", value_parser = mac)]
     dst_mac: Option<Mac>,
-    /// Spread what txonly sends over so many destinations, which count up from --dst-mac: ports of a network
+    /// Spread frames of txonly over this many destinations, counted up from --dst-mac: ports of a network
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=1024))]
     pub(super) dst_macs: u32,
     /// Source of the frames that txonly sends [default: the interface's own]
@@ -100,11 +100,11 @@ pub(crate) struct RawArgs {
     /// rxdrop, l2fwd: classify each frame by a port's filter and its flow cache, by the NIC's hash where --hints has it
     #[arg(long)]
     pub(super) classify: bool,
-    /// Rules of that filter, of which the last one is for the frames that txonly sends
+    /// Rules of that filter; the last one matches the frames of txonly
     #[arg(long, value_name = "N", default_value_t = 10, requires = "classify", value_parser = value_parser!(u32).range(1..=MOST_RULES as i64))]
     pub(super) rules: u32,
-    /// rxdrop: have the NIC's hints left before frames, and read them: a list of hash, vlan and timestamp, none, or auto,
-    /// what the driver says it has; in native mode only
+    /// rxdrop: request the NIC's hints before frames, and read them: a list of hash, vlan and timestamp, none, or auto,
+    /// all that the driver reports; in native mode only
     #[arg(long, value_name = "LIST", value_parser = HintsArg::parse)]
     pub(super) hints: Option<HintsArg>,
     #[command(flatten)]

@@ -244,7 +244,7 @@ pub fn ask_some(control: Option<&Path>) -> Result<Vec<Status>, Unreachable> {
     if found.is_empty() {
         let others = match rustix::process::geteuid().is_root() {
             true => "",
-            false => " ask as root for those of other users,",
+            false => " run as root for those of other users,",
         };
         return Err(Unreachable(format!(
             "no daemon found: start one with `vhost-af-xdp serve`,{others} or name its socket with --control PATH"
@@ -303,7 +303,7 @@ pub fn no_answer(path: &Path, error: &Error) -> String {
         }
         Error::Io(io) if io.kind() == ErrorKind::PermissionDenied => {
             let path = path.display();
-            format!("this user may not ask at {path}: ask as the user that started the daemon, or as root")
+            format!("no permission for {path}: run this as the user that started the daemon, or root")
         }
         Error::Io(_) => format!(
             "no daemon answers at {}: {error} (without --control all that are found are asked)",

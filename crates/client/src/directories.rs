@@ -70,7 +70,7 @@ fn sockets_of_others(directories: &[PathBuf]) -> Vec<PathBuf> {
     let paths: Vec<PathBuf> = of_each.take(MOST_OF_ALL_OTHERS).collect();
     if directories.len() > MOST_DIRECTORIES || paths.len() == MOST_OF_ALL_OTHERS {
         tracing::warn!(
-            "{} directories of users' daemons: asked are {MOST_DIRECTORIES} of them and {MOST_OF_ALL_OTHERS} daemons \
+            "{} directories of users' daemons: shown are {MOST_DIRECTORIES} of them and {MOST_OF_ALL_OTHERS} daemons \
              at most; name another daemon with --control PATH",
             directories.len()
         );

@@ -125,13 +125,11 @@ pub enum NoZeroCopy {
     )]
     Shared,
     #[error(
-        "with memory=direct and an XDP program that judges frames (mac, vlan) the NIC would write those of others \
+        "with memory=direct and an XDP program that filters (mac, vlan) the NIC would write frames of others \
          into guest memory before that: leave them out, or use memory=send-direct"
     )]
     ByProgram,
-    #[error(
-        "with memory=direct beside somebody else's XDP program nobody knows which frames are the guest's"
-    )]
+    #[error("with memory=direct a foreign XDP program may redirect frames that are not the guest's")]
     ForeignProgram,
     #[error(
         "with memory=direct a NIC whose driver is not known for it might write beyond a guest's buffers: use \
@@ -150,22 +148,22 @@ pub enum NoZeroCopy {
     InOrder,
     #[error(
         "with memory=direct and no inflight region of the VMM's a daemon that takes over could not tell which buffers \
-         the NIC keeps: QEMU has none for network devices, use memory=send-direct"
+         the NIC keeps (QEMU has none for netdevs): use memory=send-direct"
     )]
     NoRegion,
     #[error(
-        "with memory=direct and a steward of several daemons a lease may end while its holder stands still, and the \
+        "with memory=direct and a steward of several daemons a lease may end while its lessee is stopped, and the \
          NIC would write on into guest memory: start this daemon as root and without --steward, or use \
          memory=send-direct"
     )]
     SharedSteward,
     #[error(
         "with memory=direct and an IOMMU that translates for the NIC (iommu_group/type in sysfs is not `identity`) \
-         hardly a buffer of the guest's can be received into: use memory=send-direct, or boot with iommu.passthrough=1"
+         hardly any guest buffer can receive in zero-copy: use memory=send-direct, or boot with iommu.passthrough=1"
     )]
     Translated,
     #[error(
-        "with memory=direct and guest memory in pages of 4 KiB hardly a buffer of the guest's can be received into: \
+        "with memory=direct and guest memory in pages of 4 KiB hardly any guest buffer can receive in zero-copy: \
          huge pages are needed (QEMU: memory-backend-memfd,hugetlb=on)"
     )]
     SmallPages,
@@ -175,7 +173,7 @@ pub enum NoZeroCopy {
     SkbMode,
     #[error("the driver has no zero-copy")]
     Driver,
-    #[error("it is known bad with this driver (force-zero-copy uses it all the same): {}", .0.why)]
+    #[error("it is known bad with this driver (force-zero-copy overrides this): {}", .0.why)]
     KnownBad(&'static Line),
     #[error(
         "beyond MTU 1500 a driver without multi-buffer in zero-copy may cut a frame into several: set an MTU of 1500"

@@ -117,7 +117,7 @@ pub const TABLE: &[Line] = &[
         by_address: "yes",
         bind: StopsCarrier,
         window: Window::Multiples(128),
-        why: "frames from the wire corrupt the kernel's memory, as reported in May 2026; which kernels are mended was \
+        why: "frames from the wire corrupt the kernel's memory, as reported in May 2026; which kernels are fixed was \
               not found (github.com/firedancer-io/firedancer/pull/11245). Before 6.11 a bind or close under load may \
               be taken for a hung queue, and the NIC be reset and lost (github.com/intel/ethernet-linux-ice/issues/61)",
         ..READ

@@ -68,7 +68,7 @@ pub fn offered(pairs: u16, offload: Offloads) -> u64 {
 
 /// A feature without any of those that it rests on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("feature {feature} was acknowledged without {needs}, on which it rests (VirtIO 1.3, 5.1.3.1)")]
+#[error("feature {feature} was acknowledged without {needs}, which it needs (VirtIO 1.3, 5.1.3.1)")]
 pub struct Unmet {
     feature: &'static str,
     needs: &'static str,

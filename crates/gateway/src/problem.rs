@@ -18,11 +18,11 @@ const NAMES_OF_PORTS: &str =
 pub(super) enum Problem {
     #[error("there is no {0:?}")]
     NoRoute(String),
-    #[error("{method} is not for this")]
+    #[error("{method} is not allowed")]
     Method { method: String, allowed: String },
     #[error("nothing can be changed by this socket")]
     ReadOnly,
-    #[error("this user may look, and change nothing")]
+    #[error("this user may only read")]
     Others,
     #[error("there is no port {0:?}")]
     NoPort(String),
@@ -32,7 +32,7 @@ pub(super) enum Problem {
     Body,
     #[error("the body is longer than {0} bytes")]
     LongBody(usize),
-    #[error("the body did not come in time")]
+    #[error("the body came too late")]
     SlowBody,
     #[error("the body is no JSON object: {0}")]
     Json(String),
@@ -42,9 +42,9 @@ pub(super) enum Problem {
     Refused(Refused),
     #[error("too many changes wait already")]
     Busy,
-    #[error("answers that were asked for before are not read")]
+    #[error("earlier answers have not been read")]
     Unread,
-    #[error("the change takes longer, and goes on")]
+    #[error("the change is still in progress")]
     UnderWay,
     #[error("the daemon has not answered in time")]
     Silent,
@@ -100,26 +100,22 @@ impl Problem {
         match self {
             Self::NoRoute(_) => "GET /v1/openapi.json lists what there is; docs/api.md explains it",
             Self::Method { .. } => "use a method that the header Allow names",
-            Self::ReadOnly => "ask by the socket of --api",
-            Self::Others => "ask as the user or the group that the socket belongs to, or as root",
+            Self::ReadOnly => "use the socket of --api",
+            Self::Others => "use the user or the group of the socket, or root",
             Self::NoPort(_) => NAMES_OF_PORTS,
             Self::Refused(refused) if refused.kind == Kind::NoPort => NAMES_OF_PORTS,
             Self::NoNetwork(_) => "GET /v1/networks lists their names",
             Self::Body => "send none with this method",
-            Self::LongBody(_) => {
-                "say less: a port has some 50 keys, and ranges such as \"100-199\" are short"
-            }
+            Self::LongBody(_) => "send less: a port has 50 keys, and ranges such as \"100-199\" are short",
             Self::SlowBody => "send it at once",
             Self::Json(_) => "send an object with the keys that [port.NAME] of a file has (docs/config.md)",
             Self::Query(_) => "leave the parameter out, or give it a value that docs/api.md names",
             Self::Refused(refused) => &refused.remedy,
-            Self::Busy => "ask again in a second",
+            Self::Busy => "retry in a second",
             Self::Unread => "read them, or close their connections; ask again in a second",
-            Self::UnderWay => "GET /v1/ports shows what comes of it, /v1/events tells it",
-            Self::Silent => {
-                "see whether its process is stopped (ps -o stat), or the machine overloaded; ask again"
-            }
-            Self::Ending => "ask again once it was started again",
+            Self::UnderWay => "GET /v1/ports and /v1/events show the result",
+            Self::Silent => "check for a stopped process (ps -o stat) or an overloaded machine; retry",
+            Self::Ending => "retry after its restart",
         }
     }
 

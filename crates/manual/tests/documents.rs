@@ -166,7 +166,7 @@ fn anchors_are_as_github_makes_them() {
     let text =
         "# One\n## Options of `-netdev af-xdp`\n## One\n## 10. What the host has to know\n## O_DIRECT\n";
     let expected = [
-        "10-what-the-host-has-to-know",
+        "10-effects-on-the-host",
         "o_direct",
         "one",
         "one-1",

@@ -242,13 +242,13 @@ impl Refused {
     #[must_use]
     pub fn exists(name: &str) -> Self {
         let remedy = "change it with `port set` (PATCH), or remove it before";
-        Self::new(Kind::Exists, format!("port {name} is there already"), remedy)
+        Self::new(Kind::Exists, format!("port {name} already exists"), remedy)
     }
 
     /// The port is in the configuration file.
     #[must_use]
     pub fn in_file(name: &str, path: &str) -> Self {
-        let remedy = "change the file, and have it read again: `vhost-af-xdp reload`, or POST /v1/reload";
+        let remedy = "change the file, and reload it: `vhost-af-xdp reload`, or POST /v1/reload";
         Self::new(Kind::InFile, format!("port {name} is one of {path}"), remedy)
     }
 
@@ -268,7 +268,7 @@ impl Refused {
             "changing {} of port {name} disconnects its guest",
             keys.join(", ")
         );
-        let remedy = "to do it all the same: `port set --disconnect`, PATCH with ?disconnect=true, or PUT";
+        let remedy = "to allow that: `port set --disconnect`, PATCH with ?disconnect=true, or PUT";
         Self {
             keys,
             ..Self::new(Kind::Disconnects, message, remedy)
@@ -278,7 +278,7 @@ impl Refused {
     /// The host lacks something, or somebody else has it.
     #[must_use]
     pub fn failed(why: impl Into<String>) -> Self {
-        Self::new(Kind::Failed, why, "remove the cause, then ask again")
+        Self::new(Kind::Failed, why, "remove the cause, then retry")
     }
 
     /// This connection may not do that.
@@ -291,17 +291,13 @@ impl Refused {
     /// There are too many of these already.
     #[must_use]
     pub fn busy(what: impl Into<String>) -> Self {
-        Self::new(Kind::Busy, what, "ask again when one of them is done")
+        Self::new(Kind::Busy, what, "retry when one of them is done")
     }
 
     /// The daemon ends.
     #[must_use]
     pub fn ending() -> Self {
-        Self::new(
-            Kind::Ending,
-            "the daemon ends",
-            "ask again when it has been started again",
-        )
+        Self::new(Kind::Ending, "the daemon ends", "retry after its restart")
     }
 }
 

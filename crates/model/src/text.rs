@@ -69,9 +69,9 @@ pub fn received_frames(macs: &[String], vlans: &[u16]) -> String {
     let vlans = vlan_words(vlans);
     match (macs, vlans) {
         ([], None) => "to any address, of any VLAN".to_owned(),
-        (macs, None) => format!("to {} and to groups", macs.join(", ")),
+        (macs, None) => format!("to {} and multicast", macs.join(", ")),
         ([], Some(vlans)) => vlans,
-        (macs, Some(vlans)) => format!("to {} and to groups {vlans}", macs.join(", ")),
+        (macs, Some(vlans)) => format!("to {} and multicast {vlans}", macs.join(", ")),
     }
 }
 

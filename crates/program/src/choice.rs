@@ -10,7 +10,7 @@ pub enum ChoiceError {
     #[error("a name is missing: {0} means none of them")]
     Missing(&'static str),
     /// A word that must be alone in the list is not.
-    #[error("{word} stands alone: leave it out, or the others")]
+    #[error("{word} excludes others: leave it or them out")]
     NotAlone {
         /// The word.
         word: String,
@@ -20,7 +20,7 @@ pub enum ChoiceError {
     Group(String),
     /// Some names are on, others off.
     #[error(
-        "{on} is to be on and {off} off: name those that are on, or those that are off with a `-` before each"
+        "{on} is on and {off} is off: name those that are on, or those that are off with a `-` before each"
     )]
     Mixed {
         /// A name that is on.
@@ -107,11 +107,11 @@ mod tests {
             (",a", "a name is missing"),
             ("-all", "-all: a `-` goes before a name"),
             ("-none", "-none"),
-            ("none,-a", "none stands alone"),
-            ("none,a", "none stands alone"),
-            ("all,a", "all stands alone"),
-            ("all,none", "stands alone"),
-            ("all,all", "all stands alone"),
+            ("none,-a", "none excludes"),
+            ("none,a", "none excludes"),
+            ("all,a", "all excludes"),
+            ("all,none", "excludes"),
+            ("all,all", "all excludes"),
             ("a,-b", "a is to be on and b off"),
             ("-b,a", "a is to be on and b off"),
         ] {

@@ -13,7 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   Serve leases by the policy in /etc/vhost-af-xdp/steward.toml:
     vhost-af-xdp-steward
-  See how a policy is understood, and change nothing:
+  Check a policy, and change nothing:
     vhost-af-xdp-steward --policy steward.toml --check
   A policy: user vhost may lease queues 0 to 3 of eth1, with up to 1 GiB of memory for packets:
     [[allow]]
@@ -24,24 +24,24 @@ Examples:
   Then, as user vhost, without any capability:
     vhost-af-xdp serve --steward /run/vhost-af-xdp/steward.sock \\
         --socket-path /tmp/vm1.sock --ifname eth1
-  Take back all that a steward has left behind, and exit:
+  Remove all that a steward has left behind, and exit:
     vhost-af-xdp-steward --take-back
 
-SIGTERM and even SIGKILL leave programs and leases as they are: frames go on, and the next steward
-goes on with them. SIGINT takes everything back before it exits. SIGHUP reads the policy again.
+SIGTERM and even SIGKILL leave programs and leases in place: frames flow, and the next steward
+takes them over. On SIGINT it removes everything and exits. SIGHUP reloads the policy.
 It needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK and CAP_SETUID.";
 
 /// Leases NIC queues to processes without privileges, by a policy.
 #[derive(Debug, Parser)]
 #[command(name = "vhost-af-xdp-steward", version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Options {
-    /// Who may lease what; must not be writable by others
+    /// Policy file; must not be writable by others
     #[arg(long, value_name = "PATH", default_value = DEFAULT_POLICY)]
     pub policy: PathBuf,
     /// Where lessees connect; everybody may, the policy decides. A socket passed by systemd comes first
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// Print the policy as it is understood, with warnings of what may be meant otherwise, and exit
+    /// Print the parsed policy with warnings about likely mistakes, and exit
     #[arg(long, conflicts_with = "take_back")]
     pub check: bool,
     /// Where leases are recorded, so that a restart does not end them; for this user alone [default:
@@ -58,7 +58,7 @@ pub struct Options {
     /// time a program comes or goes
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub linger: Duration,
-    /// Take back everything that a steward has left behind, and exit
+    /// Remove everything that a steward has left behind, and exit
     #[arg(long)]
     pub take_back: bool,
     /// The log

@@ -364,7 +364,7 @@ fn interface_that_goes_down_or_changes_its_mtu_is_followed_as_far_as_a_chunk_rea
         rig.await_passes_both_ways();
     }
     set_mtu(&rig, 3000);
-    rig.daemon.await_impaired(0, "start the daemon anew");
+    rig.daemon.await_impaired(0, "restart the daemon");
     set_mtu(&rig, 1500);
     rig.daemon.await_recovered(0);
     rig.await_passes_both_ways();
@@ -574,6 +574,6 @@ fn options_that_do_not_go_together_are_refused() {
         &veth,
         &[&program.map],
         &serve,
-        &["attached in skb mode", "mode says otherwise"],
+        &["attached in skb mode", "contradicts mode"],
     );
 }

@@ -208,8 +208,8 @@ fn what_excludes_hints_is_said_with_the_remedy() {
         (&["hash", "--memory", "send-direct"], "memory=copy"),
         (&["vlan", "--mode", "skb"], "leave one out"),
         (&["time"], "choose some of hash, vlan, timestamp and mark"),
-        (&["hash,auto"], "auto stands alone"),
-        (&["none,hash"], "none stands alone"),
+        (&["hash,auto"], "auto excludes"),
+        (&["none,hash"], "none excludes"),
     ] {
         let said = run(words);
         assert!(said.contains(remedy), "{words:?}: {said}");

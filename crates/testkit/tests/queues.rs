@@ -250,7 +250,7 @@ fn leases_and_what_brings_frames_to_them_are_shown_here_and_from_elsewhere() {
     let table = String::from_utf8(table).expect("text");
     for words in [
         format!("lease of 2 queue(s) from 1 of nic0: process {pid} of user 65534, steered by program: "),
-        "nic0 queue 1: the program takes frames to 02:00:00:00:be:ef and to groups of VLAN 100".to_owned(),
+        "nic0 queue 1: the program takes frames to 02:00:00:00:be:ef and multicast of VLAN 100".to_owned(),
     ] {
         assert!(table.contains(&words), "{words} is not in\n{table}");
     }

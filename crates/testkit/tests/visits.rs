@@ -82,7 +82,7 @@ fn vmm_that_wants_more_queue_pairs_is_reported_once_with_the_remedy() {
     for _ in 0..3 {
         ask();
     }
-    daemon.await_impaired(0, "are told that there are 1 queue pair(s), and leave");
+    daemon.await_impaired(0, "disconnect when they read 1 queue pair(s)");
     let before = lines(&daemon, "connected");
     for _ in 0..2 {
         ask();

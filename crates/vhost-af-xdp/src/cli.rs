@@ -35,14 +35,14 @@ Examples:
   Two guests in one process:
     vhost-af-xdp serve --ifname eth1 --port socket-path=/run/a.sock \\
         --port socket-path=/run/b.sock,start-queue=1
-  Two guests, and nothing else, on one wire:
+  Two guests connected to each other only:
     vhost-af-xdp serve --cable x --port socket-path=/run/a.sock --port socket-path=/run/b.sock
   The VMM is the server (QEMU: -chardev socket,path=/run/vm1.sock,server=on):
     vhost-af-xdp serve --socket-path /run/vm1.sock --client --ifname eth1
   Without privileges, by a lease of vhost-af-xdp-steward:
     vhost-af-xdp serve --socket-path /tmp/vm1.sock --ifname eth1 \\
         --steward /run/vhost-af-xdp/steward.sock
-  The ports of a file, and how it is understood:
+  Check a configuration file:
     vhost-af-xdp serve --config /etc/vhost-af-xdp/vhost-af-xdp.toml --check
   No UDP segmentation:
     vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1 --offload -uso
@@ -72,13 +72,13 @@ pub(crate) enum Command {
     /// Show ports, queues and workers live in the terminal: bits, frames and drops a second (runs vhost-af-xdp-top)
     #[command(after_help = TOP_KEYS)]
     Top(TopArgs),
-    /// Show what workers of running daemons do: where their time goes, frames and cycles a frame, shares of ports
+    /// Show the load of workers of running daemons: time, frames, cycles a frame, shares of ports
     #[command(after_help = WORKERS_EXAMPLES)]
     Workers(WorkersArgs),
-    /// Capture what the guest of a port sends and gets, headers of frames, as pcapng for tcpdump and wireshark
+    /// Capture headers of frames from and to the guest of a port, as pcapng for tcpdump and wireshark
     #[command(after_help = CAPTURE_EXAMPLES)]
     Capture(CaptureArgs),
-    /// Make running daemons read their files again: changed ports are replaced, all others continue
+    /// Reload the files of running daemons; ports without changes are not affected
     #[command(after_help = RELOAD_EXAMPLES)]
     Reload(ReloadArgs),
     /// List, add, change and remove ports of a running daemon
@@ -87,10 +87,10 @@ pub(crate) enum Command {
     /// List networks of a running daemon
     #[command(after_help = NETWORK_EXAMPLES)]
     Network(NetworkCommandArgs),
-    /// Print what happens in a running daemon, as it happens
+    /// Print events of a running daemon as they occur
     #[command(after_help = EVENTS_EXAMPLES)]
     Events(EventsArgs),
-    /// Give flows marks, which filter rules of ports match, in the XDP program of an interface
+    /// Mark flows in the XDP program of an interface, for filter rules of ports
     #[command(after_help = MARK_EXAMPLES)]
     Mark(MarkCommandArgs),
     /// Lease a NIC queue to a netkit device in another network namespace, for as long as this command runs
@@ -109,23 +109,23 @@ pub(crate) enum Command {
         #[arg(value_name = "OPTION", trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<OsString>,
     },
-    /// What `serve` starts for what its sandbox keeps from it
+    /// Helper process of `serve` outside its sandbox
     #[command(hide = true)]
     Helper(HelperArgs),
-    /// What shells ask for completions
+    /// Completions for shells
     #[command(hide = true)]
     Complete(CompleteArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// Show all of this port or network: options, modes, counters, drops by reason
+    /// Show this port or network in full: options, modes, counters, drops
     #[arg(value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Control socket of one daemon [default: all that are found]
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
-    /// Show all of every daemon, its ports and its networks
+    /// Show all daemons, ports and networks in full
     #[arg(long, conflicts_with = "name")]
     pub(crate) all: bool,
     /// Print JSON, with everything: one document for all daemons, or one for NAME
@@ -141,10 +141,10 @@ pub(crate) struct WorkersArgs {
     /// Print JSON, one document for all daemons
     #[arg(long, conflicts_with = "watch")]
     pub(crate) json: bool,
-    /// Show them again and again, each time what they did since the last one
+    /// Repeat, each time with the activity since the last output
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_pause)]
     pub(crate) watch: Option<u64>,
-    /// Reset these statistics, and print nothing else; counters of `status` and metrics go on
+    /// Reset these statistics, and print nothing; counters of `status` and metrics are kept
     #[arg(long, conflicts_with_all = ["json", "watch"])]
     pub(crate) reset: bool,
 }
@@ -169,7 +169,7 @@ pub(crate) struct ReloadArgs {
 
 const RELOAD_EXAMPLES: &str = "\
 Examples:
-  After a look at how the file is understood:
+  Check the file, then reload it:
     vhost-af-xdp serve --config /etc/vhost-af-xdp/vhost-af-xdp.toml --check && vhost-af-xdp reload";
 
 const STATUS_EXAMPLES: &str = "\
@@ -202,7 +202,7 @@ pub(crate) struct QueuesArgs {
     /// Print JSON
     #[arg(long, conflicts_with = "watch")]
     pub(crate) json: bool,
-    /// Show them again and again, with rates instead of counts
+    /// Repeat, with rates instead of counts
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = parse_pause)]
     pub(crate) watch: Option<u64>,
 }

@@ -180,7 +180,7 @@ impl Ports {
             if Instant::now() >= deadline {
                 let seconds = STOPPING.as_secs();
                 bail!(
-                    "port {name} does not stop in {seconds} s: it is left to itself, and may have its queues still"
+                    "port {name} does not stop in {seconds} s: it is abandoned, and may still hold its queues"
                 );
             }
             std::thread::sleep(LOOK);

@@ -451,7 +451,7 @@ impl Reader {
         // It is tried again by itself, so what is said counts.
         *known = table;
         if let Err(error) = self.ports.set_uplink(&network.name, network.uplink) {
-            outcome.failed.push(format!("{error:#}; it is tried again"));
+            outcome.failed.push(format!("{error:#}; it is retried"));
         }
     }
 
@@ -497,7 +497,7 @@ impl Reach {
     fn lacks(self, port: &PortConfig) -> Option<(&'static str, String)> {
         let again = "start the daemon again";
         if port.has_external_program() {
-            let why = "sockets and maps of others are taken over before the daemon gives its privileges up";
+            let why = "sockets and maps of others are taken over before the daemon drops its privileges";
             return Some(("inhibit", format!("inhibit: {why}: {again}")));
         }
         match (&port.endpoint, &port.nic) {
@@ -510,7 +510,7 @@ impl Reach {
             (Endpoint::Client(_), _) if !self.vmms => Some((
                 "client",
                 format!(
-                    "client: the daemon's sandbox has no paths to VMMs' sockets, since no port was one when it began: \
+                    "client: the daemon's sandbox has no paths to VMMs' sockets, since no port had it at the start: \
                      {again}"
                 ),
             )),
@@ -529,7 +529,7 @@ impl Reach {
     fn lacks_interface(self, key: &str, name: &str) -> Option<String> {
         (!self.leases).then(|| {
             format!(
-                "{key} {name}: the daemon began without what interfaces take (CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF, \
+                "{key} {name}: the daemon started without privileges (CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF, \
                  or a steward): start the daemon again with it"
             )
         })

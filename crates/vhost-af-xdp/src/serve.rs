@@ -298,9 +298,7 @@ fn steward_of(config: &ServeConfig) -> anyhow::Result<Option<PathBuf>> {
 /// Which paths the daemon connects to later on.
 fn reach(config: &ServeConfig, steward: Option<&Path>) -> Reach {
     if connects_to_vmms(config) {
-        return Reach::Any(
-            "a port connects to the socket of its VMM (client), whose directory comes and goes",
-        );
+        return Reach::Any("a port connects to the socket of its VMM (client), whose directory may change");
     }
     let directories = steward.and_then(Path::parent).map(Path::to_owned);
     Reach::Only(directories.into_iter().collect())

@@ -60,7 +60,7 @@ fn problems(status: &Status) -> Vec<String> {
         let busy = port
             .busy
             .as_ref()
-            .map(|busy| format!("busy: {busy}; all but its counters is older"));
+            .map(|busy| format!("busy: {busy}; only its counters are current"));
         let reasons = [port.impaired.clone(), busy, port.turned_away.clone()];
         reasons.map(|why| why.map(|why| format!("port {}: {why}", port.name)))
     });

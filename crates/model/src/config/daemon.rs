@@ -50,34 +50,34 @@ pub struct Process {
     /// Most microseconds that a worker polls without work before it sleeps; fewer after long pauses [default: 50]
     #[arg(long, value_name = "MICROSECONDS")]
     pub spin_us: Option<u64>,
-    /// Most microseconds that a worker pauses while guests are busy, so that it moves more frames at once; 0: never
+    /// Most microseconds that frames of busy guests are delayed, so that more move at once; 0: never
     /// [default: 800]
     #[arg(long, value_name = "MICROSECONDS")]
     pub moderation_us: Option<u64>,
-    /// Lease queues from the steward that listens there, instead of making programs and sockets: needs no privilege.
+    /// Lease queues from the steward at this socket, instead of opening them: the daemon needs no privileges.
     /// The steward's policy limits the memory that may be pinned
     #[arg(long, value_name = "PATH")]
     pub steward: Option<PathBuf>,
     /// Seconds to wait for an answer of the steward [default: 10]
     #[arg(long, value_name = "SECONDS", hide = true)]
     pub steward_timeout: Option<u64>,
-    /// Socket by which `status`, `port`, `reload` and others reach this daemon; `none`: no socket [default: PID.sock in /run/vhost-af-xdp, for other users
+    /// Control socket for `status`, `port`, `reload` and others; `none`: no socket [default: PID.sock in /run/vhost-af-xdp, for other users
     /// than root in $XDG_RUNTIME_DIR/vhost-af-xdp, /run/user/UID/vhost-af-xdp or /tmp/vhost-af-xdp-UID]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
-    /// User to become, a name, or UID or UID:GID in numbers, once sockets are bound [default: nobody, if started by
+    /// Run as this user, a name, UID or UID:GID, once sockets are bound [default: nobody, if started by
     /// root]
     #[arg(long, value_name = "USER")]
     pub user: Option<Account>,
-    /// What confines this process: all, off, only some of user, mounts, network, capabilities, files, calls, or all but
+    /// Sandbox layers: all, off, only some of user, mounts, network, capabilities, files, calls, or all but
     /// some: a `-` before each [default: all]
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     pub sandbox: Option<Words>,
-    /// File that keeps ports which are added at run time, so that a restarted daemon has them [default: they end with the
+    /// File that saves ports added at run time for the next start of the daemon [default: they end with the
     /// daemon]
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
-    /// Directories in which ports that are added later can have their sockets, besides those of the ports that the
+    /// Directories allowed for sockets of ports that are added later, besides those of the ports that the
     /// daemon starts with
     #[arg(skip)]
     pub socket_directories: Vec<PathBuf>,
@@ -87,7 +87,7 @@ pub struct Process {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Api {
-    /// Answer HTTP on a Unix socket there: status, ports, counters, events, metrics (docs/api.md)
+    /// Serve HTTP on this Unix socket: status, ports, counters, events, metrics (docs/api.md)
     #[arg(long, value_name = "PATH")]
     pub api: Option<PathBuf>,
     /// Owner of the sockets of --api and --api-read-only [default: the user that starts the daemon]
@@ -99,7 +99,7 @@ pub struct Api {
     /// Permissions of the socket of --api, octal [default: 600, with --api-group 660]
     #[arg(long, value_name = "MODE")]
     pub api_mode: Option<String>,
-    /// Answer HTTP on a further Unix socket there, on which nothing can be changed: for monitoring
+    /// Serve read-only HTTP on a further Unix socket, for monitoring
     #[arg(long, value_name = "PATH")]
     pub api_read_only: Option<PathBuf>,
     /// Group that may connect to the socket of --api-read-only [default: none]
@@ -108,7 +108,7 @@ pub struct Api {
     /// Permissions of the socket of --api-read-only, octal [default: 600, with --api-read-only-group 660]
     #[arg(long, value_name = "MODE")]
     pub api_read_only_mode: Option<String>,
-    /// Answer /metrics by TCP, and nothing else, to everybody who can connect to this address, for instance
+    /// Serve only /metrics by TCP, without a password, to all clients that can connect, for instance
     /// 127.0.0.1:9419
     #[arg(long, value_name = "ADDRESS:PORT")]
     #[schemars(with = "Option<String>")]

@@ -44,7 +44,7 @@ pub struct Uplink {
     /// Memory of the daemon for the frames of each queue, from 512KiB to 6MiB [default: 6MiB]
     #[arg(long, value_name = "SIZE")]
     pub packet_memory: Option<Size>,
-    /// Let the network reach the host over the uplink's own addresses [default: true]
+    /// Allow guests and host to reach each other over the uplink [default: true]
     #[arg(long, value_name = "BOOL")]
     pub host: Option<bool>,
 }

@@ -116,7 +116,7 @@ impl Policy {
     pub fn sends_from(&self) -> String {
         let mut words = match (self.guard.guard, self.options.learning) {
             (true, _) => "its mac only".to_owned(),
-            (false, true) => "its mac, and further ones that are learned".to_owned(),
+            (false, true) => "its mac and learned addresses".to_owned(),
             (false, false) => return "any address".to_owned(),
         };
         match self.ips().as_slice() {
@@ -251,7 +251,7 @@ mod tests {
         let learns = policy(&json!({ "network": "lan", "learning": true }));
         assert_eq!(
             learns.line(true).as_deref(),
-            Some("learning, sends from its mac, and further ones that are learned, any IP address")
+            Some("learning, sends from its mac and learned addresses, any IP address")
         );
         let rule = json!({ "direction": "to-guest", "action": "allow" });
         let filtered = policy(&json!({ "network": "lan", "rule": [rule] }));

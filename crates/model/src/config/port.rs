@@ -133,7 +133,7 @@ pub struct Socket {
     /// Group that may connect to the socket, name or number [default: none]
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<Account>,
-    /// Permissions of the socket, octal: who may write may connect [default: 600, with --socket-group 660]
+    /// Permissions of the socket, octal: writers may connect [default: 600, with --socket-group 660]
     #[arg(long, value_name = "MODE")]
     pub socket_mode: Option<String>,
     /// Connect to the VMM, which listens, and again after a disconnect
@@ -160,7 +160,7 @@ pub struct Interface {
     /// Queue pairs, each on a queue of the interface [default: 1]
     #[arg(long, value_name = "N")]
     pub queues: Option<u16>,
-    /// MAC address that the guest is told. The guest then receives frames for this address and multicast only; others go
+    /// MAC address of the guest; the VMM must use the same. It then receives this address and multicast only; others go
     /// to the host [default: made from socket and interface, the same each time, and all frames of the queues are the
     /// guest's]
     #[arg(long)]
@@ -178,20 +178,20 @@ pub struct Attachment {
     /// First queue of the interface [default: 0]
     #[arg(long, value_name = "M")]
     pub start_queue: Option<u32>,
-    /// How frames come from and go to the interface [default: auto]
+    /// How frames reach and leave the interface [default: auto]
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
     /// Never use the driver's zero-copy mode
     #[arg(long)]
     pub force_copy: bool,
-    /// Use the driver's zero-copy mode, whatever is known of the driver, or fail
+    /// Use the driver's zero-copy mode even if it is known to be bad, or fail
     #[arg(long, conflicts_with = "force_copy")]
     pub force_zero_copy: bool,
-    /// How segments of guests' GSO packets leave [default: auto]
+    /// How GSO packets of guests are segmented [default: auto]
     #[arg(long, value_enum)]
     pub segments: Option<Segments>,
-    /// Hints of the NIC that come with frames: some of hash, vlan, timestamp, mark; none; or auto: the VLAN tag alone,
-    /// where the driver strips tags and reports them, and VLANs matter. In native mode, with drivers that have them;
+    /// NIC metadata to read with frames: some of hash, vlan, timestamp, mark; none; or auto: the VLAN tag alone,
+    /// where ports have VLANs and the driver strips and reports tags. In native mode, if the driver has them;
     /// docs/hints.md [default: auto]
     #[arg(long, value_name = "LIST")]
     #[schemars(extend("x-live" = true))]
@@ -202,7 +202,7 @@ pub struct Attachment {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Polling {
-    /// Let system calls on AF_XDP sockets run the driver's poll function on the worker's CPU (SO_BUSY_POLL,
+    /// Run the driver's poll function from system calls, on the worker's CPU (SO_BUSY_POLL,
     /// SO_PREFER_BUSY_POLL); 0: off, any other number: on [default: 0]
     #[arg(long, value_name = "MICROSECONDS")]
     pub busy_poll_us: Option<u32>,
@@ -216,23 +216,23 @@ pub struct Polling {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct External {
-    /// Load no XDP program, use the one that is there: needs --sock-fds, --map-path or --map-fd, and --memory copy
+    /// Load no XDP program, use the attached one: needs --sock-fds, --map-path or --map-fd, and --memory copy
     #[arg(long)]
     pub inhibit: bool,
     /// AF_XDP sockets, unbound, that another program opened and put into the XDP program's map: inherited descriptors in
     /// the order of the queues
     #[arg(long, value_name = "FD:FD...")]
     pub sock_fds: Option<Fds>,
-    /// Put sockets into the XSKMAP that is pinned there
+    /// Put sockets into the XSKMAP pinned at this path
     #[arg(long, value_name = "PATH")]
     pub map_path: Option<PathBuf>,
-    /// Put sockets into the XSKMAP that is this inherited descriptor
+    /// Put sockets into the XSKMAP of this inherited descriptor
     #[arg(long, value_name = "FD")]
     pub map_fd: Option<i32>,
     /// Index in the map of the first queue's socket [default: 0]
     #[arg(long, value_name = "N")]
     pub map_start_index: Option<u32>,
-    /// Get the interface's XSKMAP from the AF_XDP device plugin for Kubernetes, which listens there, and load no XDP
+    /// Get the interface's XSKMAP from the AF_XDP plugin for Kubernetes at this socket, and load no XDP
     /// program
     #[arg(long, value_name = "PATH")]
     pub afxdp_plugin: Option<PathBuf>,
@@ -246,20 +246,20 @@ pub struct External {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Memory {
-    /// Where frames lie: copy: in memory of the daemon; send-direct: sent ones in the guest's RAM; direct: all. The last
-    /// two pin the whole RAM: no ballooning, overcommit or postcopy [default: copy]
+    /// Where frames are: copy: in daemon memory; send-direct: sent ones in guest RAM; direct: all in guest RAM. The last
+    /// two pin all guest RAM: no ballooning, overcommit or postcopy [default: copy]
     #[arg(long, value_enum)]
     pub memory: Option<Placement>,
     /// Memory of the daemon for the frames of each queue pair while it copies them both ways, from 512KiB to 6MiB: less
     /// is for many queues [default: 6MiB]
     #[arg(long, value_name = "SIZE")]
     pub packet_memory: Option<Size>,
-    /// Most memory that a guest may have, for instance 32GiB [default: what the machine has, with swap]
+    /// Limit of the guest's memory, for instance 32GiB [default: what the machine has, with swap]
     #[arg(long, value_name = "SIZE", value_parser = Size::of_guest)]
     #[serde(deserialize_with = "guest_memory")]
     pub max_memory: Option<Size>,
-    /// Files that are accepted as memory of a VMM. `any` lets a VMM whose file system does not answer (FUSE, NFS) hang
-    /// the worker, and with it every guest on that [default: shared]
+    /// File types accepted as guest memory. With `any` VMMs on a file system that does not answer (FUSE, NFS) can hang
+    /// the worker and all its guests [default: shared]
     #[arg(long, value_enum)]
     pub memory_files: Option<FileKinds>,
 }
@@ -277,7 +277,7 @@ fn guest_memory<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Size
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Membership {
-    /// Network that the port belongs to: one that the file has a table for. With `vlan` its frames are of that VLAN,
+    /// Network of the port: a `[network.NAME]` of the file. With `vlan` its frames are of that VLAN,
     /// without a tag towards the guest. With `ifname` the port has queues of the uplink's interface for itself
     #[arg(long, value_name = "NAME", hide = true, conflicts_with_all = ["cable", "null"])]
     pub network: Option<String>,
@@ -295,11 +295,11 @@ pub struct MemberOptions {
     #[arg(long, hide = true)]
     #[schemars(extend("x-live" = true))]
     pub isolated: bool,
-    /// The guest receives copies of the frames of its VLANs that the network moves for others
+    /// The guest receives copies of all frames that the network forwards in its VLANs
     #[arg(long, hide = true)]
     #[schemars(extend("x-live" = true))]
     pub promiscuous: bool,
-    /// The guest receives what it sends to an address of its own port, or to multicast, as with a bridge in hairpin mode
+    /// The guest receives frames that it sends to its own port or to multicast, as with a bridge in hairpin mode
     #[arg(long, hide = true)]
     #[schemars(extend("x-live" = true))]
     pub hairpin: bool,
@@ -346,7 +346,7 @@ pub struct Offers {
     /// [default: all]
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     pub offload: Option<Words>,
-    /// Features that are offered only where they are named here, because the VMM has to do its part: none, all, only
+    /// Features offered only if named here, because the VMM must support them, too: none, all, only
     /// some of ring-reset, access-platform, or all but some: a `-` before each; docs/vmm.md lists the VMMs that do
     /// [default: none]
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
@@ -357,36 +357,36 @@ pub struct Offers {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Limits {
-    /// Most bits a second that the guest may send, for instance 100M: what is more waits. Bits of Ethernet frames
-    /// without their checksum, of a GSO packet those of the frames that it is segmented into [default: no limit]
+    /// Most bits a second that the guest may send, for instance 100M: the excess waits. Bits of Ethernet frames
+    /// without FCS; a GSO packet counts as the frames that it is segmented into [default: no limit]
     #[arg(long, value_name = "RATE")]
     #[schemars(extend("x-live" = true))]
     pub from_guest_bits: Option<Rate>,
-    /// Bits that may pass at once, beyond --from-guest-bits [default: what the limit lets pass in 50 ms, at least 524288]
+    /// Bits that may pass at once, beyond --from-guest-bits [default: 50 ms of the limit, at least 524288]
     #[arg(long, value_name = "BURST")]
     #[schemars(extend("x-live" = true))]
     pub from_guest_bits_burst: Option<Burst>,
-    /// Most frames a second that the guest may send, for instance 100k: what is more waits [default: no limit]
+    /// Most frames a second that the guest may send, for instance 100k: the excess waits [default: no limit]
     #[arg(long, value_name = "RATE")]
     #[schemars(extend("x-live" = true))]
     pub from_guest_packets: Option<Rate>,
-    /// Frames that may pass at once, beyond --from-guest-packets [default: what the limit lets pass in 50 ms, at least 16]
+    /// Frames that may pass at once, beyond --from-guest-packets [default: 50 ms of the limit, at least 16]
     #[arg(long, value_name = "BURST")]
     #[schemars(extend("x-live" = true))]
     pub from_guest_packets_burst: Option<Burst>,
-    /// Most bits a second that the guest receives: what is more is dropped [default: no limit]
+    /// Most bits a second that the guest receives: the excess is dropped [default: no limit]
     #[arg(long, value_name = "RATE")]
     #[schemars(extend("x-live" = true))]
     pub to_guest_bits: Option<Rate>,
-    /// Bits that may pass at once, beyond --to-guest-bits [default: what the limit lets pass in 200 ms, at least 524288]
+    /// Bits that may pass at once, beyond --to-guest-bits [default: 200 ms of the limit, at least 524288]
     #[arg(long, value_name = "BURST")]
     #[schemars(extend("x-live" = true))]
     pub to_guest_bits_burst: Option<Burst>,
-    /// Most frames a second that the guest receives: what is more is dropped [default: no limit]
+    /// Most frames a second that the guest receives: the excess is dropped [default: no limit]
     #[arg(long, value_name = "RATE")]
     #[schemars(extend("x-live" = true))]
     pub to_guest_packets: Option<Rate>,
-    /// Frames that may pass at once, beyond --to-guest-packets [default: what the limit lets pass in 200 ms, at least 16]
+    /// Frames that may pass at once, beyond --to-guest-packets [default: 200 ms of the limit, at least 16]
     #[arg(long, value_name = "BURST")]
     #[schemars(extend("x-live" = true))]
     pub to_guest_packets_burst: Option<Burst>,
@@ -397,18 +397,18 @@ pub struct Limits {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Filter {
-    /// Rules, of which the first that matches a frame decides, as words with `;` between two, for instance
+    /// Filter rules, the first match decides, as words, with `;` between two rules, for instance
     /// "direction=to-guest action=allow protocol=tcp destination-ports=22"; docs/filter.md lists the words
     #[arg(long, value_name = "RULES", value_delimiter = ';')]
     #[serde(deserialize_with = "rules")]
     #[schemars(extend("x-live" = true))]
     pub rule: Vec<Rule>,
-    /// What happens to frames of the guest that no rule matches, allow or deny [default: allow; deny, if there are
+    /// Action for frames from the guest that no rule matches, allow or deny [default: allow; deny, if there are
     /// rules from-guest]
     #[arg(long, value_name = "ACTION")]
     #[schemars(extend("x-live" = true))]
     pub from_guest_default: Option<Action>,
-    /// What happens to frames to the guest that no rule matches [default: allow; deny, if there are rules to-guest]
+    /// Action for frames to the guest that no rule matches [default: allow; deny, if there are rules to-guest]
     #[arg(long, value_name = "ACTION")]
     #[schemars(extend("x-live" = true))]
     pub to_guest_default: Option<Action>,

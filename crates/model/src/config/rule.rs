@@ -281,7 +281,7 @@ impl Rule {
             );
         }
         if by_addresses.is_some_and(|version| ethertype.is_some_and(|ethertype| ethertype != version)) {
-            return Err("ethertype: source and destination are not of it: leave it out".to_owned());
+            return Err("ethertype: contradicts source or destination: leave it out".to_owned());
         }
         let icmp = match protocol {
             Some(ICMP) => Some(IPV4),
@@ -293,7 +293,7 @@ impl Rule {
             return Err("protocol: icmp is IPv4's, icmpv6 is IPv6's: give the other one".to_owned());
         }
         if self.mark.is_some() && self.direction == Direction::FromGuest {
-            return Err("mark: only frames from a NIC have one: give it to rules to-guest only".to_owned());
+            return Err("mark: only frames from a NIC have one: use it in to-guest rules only".to_owned());
         }
         if self.icmp_type.is_some() && icmp.is_none() {
             return Err("icmp-type: needs protocol icmp or icmpv6: name one".to_owned());

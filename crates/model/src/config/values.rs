@@ -153,7 +153,7 @@ impl FromStr for Mac {
                 Err("a multicast address: the first byte must be even, as in 02:00:00:00:00:01".to_owned())
             }
             Some([0, 0, 0, 0, 0, 0]) => {
-                Err("no station has this address: give one such as 02:00:00:00:00:01".to_owned())
+                Err("this address is invalid: use one such as 02:00:00:00:00:01".to_owned())
             }
             Some(mac) => Ok(Self(mac)),
         }

@@ -52,6 +52,8 @@ pub struct WorkerDocument {
     pub kernel: Vec<Kernel>,
     /// Its lanes, by network and port.
     pub lanes: Vec<LaneShare>,
+    /// Percent of time in rounds that moved frames, without the time of its lanes; null before a round was timed.
+    pub overhead_percent: Option<f64>,
 }
 
 /// Rounds of a worker over its lanes.
@@ -242,6 +244,12 @@ impl WorkerDocument {
             frames_percent: percent(lane.frames, taken),
             time: part(reading.busy_ns, lane.timed_ns, reading.timed_ns).map(share),
         };
+        let lanes: Vec<LaneShare> = lanes.iter().map(lane_share).collect();
+        let busy = share(reading.busy_ns);
+        let timed: Vec<f64> = (lanes.iter().filter_map(|lane| lane.time))
+            .map(|time| time.percent)
+            .collect();
+        let overhead = (!timed.is_empty()).then(|| (busy.percent - timed.iter().sum::<f64>()).max(0.0));
         Self {
             worker: 0,
             node: None,
@@ -255,7 +263,7 @@ impl WorkerDocument {
                 timed: reading.timed_rounds,
             },
             time: Times {
-                busy: share(reading.busy_ns),
+                busy,
                 idle: share(reading.idle_ns),
                 asleep,
             },
@@ -275,17 +283,9 @@ impl WorkerDocument {
                     time: share(taken_by(calls)),
                 })
                 .collect(),
-            lanes: lanes.iter().map(lane_share).collect(),
+            lanes,
+            overhead_percent: overhead,
         }
-    }
-
-    /// Percent of time in rounds that moved frames, less what its lanes took; none before a round was timed.
-    #[must_use]
-    pub fn overhead(&self) -> Option<f64> {
-        let lanes = self.lanes.iter().filter_map(|lane| lane.time);
-        let is_timed = self.lanes.iter().any(|lane| lane.time.is_some());
-        let rest = self.time.busy.percent - lanes.map(|time| time.percent).sum::<f64>();
-        is_timed.then_some(rest.max(0.0))
     }
 }
 
@@ -407,7 +407,7 @@ mod tests {
             is(times[0].percent, 15.0) && is(times[1].percent, 5.0),
             "{times:?}"
         );
-        assert!(is(worker.overhead().expect("timed"), 5.0));
+        assert!(is(worker.overhead_percent.expect("timed"), 5.0));
         let frames: f64 = worker.lanes.iter().map(|lane| lane.frames_percent).sum();
         assert!(is(frames, 100.0));
     }
@@ -427,7 +427,7 @@ mod tests {
     fn worker_without_frames_has_no_averages() {
         let worker = WorkerDocument::of(&Reading::default(), &[lane("a", 0, 0)], None);
         assert_eq!((worker.frames.ns_each, worker.batches.frames_each), (None, None));
-        assert_eq!((worker.lanes[0].time, worker.overhead()), (None, None));
+        assert_eq!((worker.lanes[0].time, worker.overhead_percent), (None, None));
         let json = serde_json::to_value(&worker).expect("JSON");
         assert!(json.get("cache").is_none() && json["frames"]["in"] == 0, "{json}");
         assert_eq!(json["lanes"][0]["port"], "a");

@@ -104,23 +104,23 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_sendto: ALWAYS, "wakes the kernel for frames to send (AF_XDP rings)";
     SYS_recvfrom: ALWAYS, "lets the kernel poll the NIC; looks ahead at messages of a VMM";
     #[cfg(target_arch = "x86_64")]
-    SYS_epoll_wait: ALWAYS, "a worker looks who kicked";
-    SYS_epoll_pwait: ALWAYS, "a worker looks who kicked";
-    SYS_epoll_pwait2: ALWAYS, "a worker looks who kicked";
-    SYS_epoll_create1: ALWAYS, "what a worker sleeps on, what tells of a lease";
+    SYS_epoll_wait: ALWAYS, "a worker waits for kicks";
+    SYS_epoll_pwait: ALWAYS, "a worker waits for kicks";
+    SYS_epoll_pwait2: ALWAYS, "a worker waits for kicks";
+    SYS_epoll_create1: ALWAYS, "event queues of workers and of a lease";
     SYS_epoll_ctl: ALWAYS, "lanes come and go";
-    SYS_eventfd2: ALWAYS, "a worker's mailbox, a port's bell";
+    SYS_eventfd2: ALWAYS, "wake-ups of workers and ports";
     SYS_read: ALWAYS, "kicks, messages, signals";
-    SYS_readv: ALWAYS, "messages; what the host sends to a network";
+    SYS_readv: ALWAYS, "messages; frames from a tap";
     SYS_write: ALWAYS, "interrupts of the guest, the log, answers";
-    SYS_writev: ALWAYS, "the log; what a network sends to the host; GSO packets";
+    SYS_writev: ALWAYS, "the log; frames to a tap; GSO packets";
     #[cfg(target_arch = "x86_64")]
     SYS_poll: ALWAYS, "control threads wait";
     SYS_ppoll: ALWAYS, "a worker sleeps; control threads wait";
     // Sockets.
     SYS_socket: &[&[If::Is(0, AF_UNIX as u64)]], "to a VMM that listens, to the steward: Unix sockets, no others";
     SYS_connect: ALWAYS, "to a VMM that listens, to the steward";
-    SYS_accept4: ALWAYS, "VMMs, and those who ask for the status";
+    SYS_accept4: ALWAYS, "VMMs, and control clients";
     SYS_bind: ALWAYS, "AF_XDP sockets, where the steward does not bind them (before Linux 6.4)";
     SYS_recvmsg: ALWAYS, "messages with descriptors: guest memory, eventfds, leased sockets";
     SYS_sendmsg: ALWAYS, "messages with descriptors: the inflight area, packet memory";
@@ -129,7 +129,7 @@ pub(super) const CALLS: &[Call] = table! {
         socket!(libc::SO_DOMAIN), socket!(libc::SO_TYPE), socket!(libc::SO_ERROR),
         socket!(libc::SO_ACCEPTCONN), socket!(libc::SO_PEERCRED), socket!(libc::SO_PREFER_BUSY_POLL),
         socket!(libc::SO_COOKIE),
-    ], "ring offsets and statistics; who the VMM is; busy polling; whose memory a socket is to share";
+    ], "ring offsets and statistics; who the VMM is; busy polling; which UMEM a socket shares";
     SYS_setsockopt: &[
         xdp!(XDP_MAX_TX_SKB_BUDGET),
         socket!(libc::SO_RCVTIMEO), socket!(libc::SO_SNDTIMEO), socket!(SO_RCVTIMEO_NEW), socket!(SO_SNDTIMEO_NEW),
@@ -147,31 +147,31 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_madvise: ALWAYS, "huge pages, core dumps without guest memory, pages entered ahead";
     SYS_brk: ALWAYS, "memory of the allocator";
     SYS_get_mempolicy: &[&[If::Bits(3, u64::MAX, 0), If::Is(4, 0)]],
-        "whether the user said from which NUMA node memory is to come";
+        "whether the user set a NUMA policy";
     SYS_set_mempolicy: &[&[If::Is(0, MPOL_DEFAULT as u64)], &[If::Is(0, MPOL_PREFERRED as u64)]],
         "packet memory from the NIC's NUMA node";
     SYS_move_pages: &[&[If::Is(0, 0), If::Bits(3, u64::MAX, 0), If::Is(5, 0)]],
-        "from which it came: pages are looked up, none is moved";
+        "the same: pages are looked up, none is moved";
     SYS_memfd_create: ALWAYS, "the inflight area, packet memory";
     SYS_ftruncate: ALWAYS, "the same: its size";
     // Files that are open.
-    SYS_close: ALWAYS, "what is not needed any more";
+    SYS_close: ALWAYS, "unused descriptors";
     SYS_fcntl: &[
         &[If::Is(1, F_DUPFD_CLOEXEC as u64)], &[If::Is(1, F_GETFD as u64)], &[If::Is(1, F_SETFD as u64)],
         &[If::Is(1, F_GETFL as u64)], &[If::Is(1, F_SETFL as u64)],
         &[If::Is(1, F_GET_SEALS as u64)], &[If::Is(1, F_ADD_SEALS as u64)],
     ], "copies of descriptors, eventfds that do not block, seals: no owner, no signal, no lease";
     SYS_ioctl: &[&[If::Is(1, libc::FIONBIO)], &[If::Is(1, libc::FIONREAD)], &[If::Is(1, libc::TUNSETOFFLOAD)]],
-        "sockets that do not block; whether a VMM's call socket holds bytes; what a guest takes from a tap";
-    SYS_fstat: ALWAYS, "size and kind of what a VMM passed";
+        "sockets that do not block; whether a VMM's call socket holds bytes; offloads of a tap";
+    SYS_fstat: ALWAYS, "size and kind of a VMM's files";
     SYS_fstatfs: ALWAYS, "page size of guest memory";
     SYS_newfstatat: ALWAYS, "as fstat; backtraces";
     SYS_statx: ALWAYS, "as fstat; backtraces";
     SYS_lseek: ALWAYS, "reading of files";
     // Files that are not.
     SYS_openat: &[&[If::Bits(2, CHANGES, 0)]],
-        "/proc/self/smaps, the mount of a refused file, a panic's backtrace: reading only, and what landlock lets";
-    SYS_readlinkat: ALWAYS, "kind of a descriptor (/proc/self/fd): eventfds are told from others";
+        "/proc/self/smaps, the mount of a refused file, a panic's backtrace: read-only, as landlock allows";
+    SYS_readlinkat: ALWAYS, "kind of a descriptor (/proc/self/fd): is it an eventfd";
     #[cfg(target_arch = "x86_64")]
     SYS_readlink: ALWAYS, "the same";
     SYS_getcwd: ALWAYS, "a panic's backtrace";
@@ -198,15 +198,15 @@ pub(super) const CALLS: &[Call] = table! {
         "SIGBUS gets its default action back; not SIGSYS, which is this sandbox's";
     SYS_rt_sigprocmask: ALWAYS, "threads begin, abort";
     SYS_rt_sigreturn: ALWAYS, "handlers return";
-    SYS_restart_syscall: ALWAYS, "what was stopped goes on";
-    SYS_tgkill: &[&[If::Own(0)]], "abort, SIGBUS that is ours: signals to this process only";
+    SYS_restart_syscall: ALWAYS, "interrupted calls";
+    SYS_tgkill: &[&[If::Own(0)]], "abort, SIGBUS: signals to this process only";
     // The rest.
-    SYS_clock_gettime: ALWAYS, "time, where the vDSO cannot tell it";
+    SYS_clock_gettime: ALWAYS, "time, without the vDSO";
     SYS_clock_getres: ALWAYS, "the same";
     SYS_gettimeofday: ALWAYS, "the same";
     SYS_clock_nanosleep: ALWAYS, "pauses";
     SYS_nanosleep: ALWAYS, "pauses";
-    SYS_timerfd_create: ALWAYS, "when to look for a steward that is away";
+    SYS_timerfd_create: ALWAYS, "retries for an absent steward";
     SYS_timerfd_settime: ALWAYS, "the same";
     SYS_getrandom: ALWAYS, "hash tables, the token of a lease";
     SYS_prlimit64: &[&[If::Is(0, 0), If::Bits(2, u64::MAX, 0)]], "limits of this process are read";
@@ -220,7 +220,7 @@ pub(super) const EXTERNAL: &[Call] = table! {
         "--inhibit with a map: sockets are put into it and taken out";
     SYS_socket: &[&[If::Is(0, AF_XDP as u64)], &[If::Is(0, AF_NETLINK as u64)],
         &[If::Is(0, libc::AF_INET as u64), If::Bits(1, 0xf, libc::SOCK_DGRAM as u64)]],
-        "--inhibit: AF_XDP sockets are made here, interfaces are asked for by netlink and ioctl";
+        "--inhibit: AF_XDP sockets are made here, interfaces are queried by netlink and ioctl";
     SYS_setsockopt: &[
         xdp!(libc::XDP_UMEM_REG), xdp!(libc::XDP_UMEM_FILL_RING), xdp!(libc::XDP_UMEM_COMPLETION_RING),
         xdp!(libc::XDP_RX_RING), xdp!(libc::XDP_TX_RING),
@@ -259,14 +259,14 @@ pub(super) const API: &[Call] = table! {
     SYS_brk: ALWAYS, "API: the same";
     SYS_futex: ALWAYS, "API: locks";
     SYS_getrandom: ALWAYS, "API: hash tables";
-    SYS_clock_gettime: ALWAYS, "API: time, where the vDSO cannot tell it";
+    SYS_clock_gettime: ALWAYS, "API: time, without the vDSO";
     SYS_gettid: ALWAYS, "API: abort";
     SYS_getpid: ALWAYS, "API: abort";
     SYS_tgkill: &[&[If::Own(0)]], "API: abort: signals to this process only";
     SYS_rt_sigprocmask: ALWAYS, "API: abort";
     SYS_rt_sigaction: &[&[If::IsNot(0, SIGSYS as u64)]], "API: abort; not SIGSYS, which is this sandbox's";
     SYS_rt_sigreturn: ALWAYS, "API: handlers return";
-    SYS_restart_syscall: ALWAYS, "API: what was stopped goes on";
+    SYS_restart_syscall: ALWAYS, "API: interrupted calls";
     SYS_sigaltstack: ALWAYS, "API: the end";
     SYS_exit_group: ALWAYS, "API: the end";
 };
@@ -274,8 +274,8 @@ pub(super) const API: &[Call] = table! {
 /// What libraries try and do without: they are told that it does not exist.
 #[rustfmt::skip]
 pub(super) const ABSENT: &[Call] = table! {
-    SYS_clone3: ALWAYS, "its flags are in memory, where they cannot be looked at: the C library uses clone then";
-    SYS_sysinfo: ALWAYS, "the C library asks how much memory there is before it sorts";
+    SYS_clone3: ALWAYS, "seccomp cannot check its flags, which are in memory: the C library then uses clone";
+    SYS_sysinfo: ALWAYS, "the C library reads the memory size before it sorts";
     SYS_uname: ALWAYS, "version checks of libraries";
     SYS_membarrier: ALWAYS, "the C library tries it";
 };

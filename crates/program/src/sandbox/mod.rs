@@ -71,7 +71,7 @@ pub enum SandboxError {
         source: ChoiceError,
     },
     /// A step failed.
-    #[error("cannot enter the sandbox: {step} (`--sandbox off` goes without)")]
+    #[error("cannot enter the sandbox: {step} (`--sandbox off` omits it)")]
     Step {
         /// Which one.
         step: &'static str,
@@ -81,7 +81,7 @@ pub enum SandboxError {
     },
     /// The kernel does not take the system call filter.
     #[error(
-        "cannot enter the sandbox: {0} (`--sandbox=-calls` goes without; under a service manager's filter, that one \
+        "cannot enter the sandbox: {0} (`--sandbox=-calls` omits it; under a service manager's filter, that one \
          must allow seccomp)"
     )]
     Refused(String),

@@ -41,7 +41,7 @@ fn daemon_goes_on_without_them() {
     let processes = Processes::of(&mut rig.daemon);
     kill(processes.parent);
     processes.await_end();
-    rig.daemon.process().await_text("what answers HTTP has ended");
+    rig.daemon.process().await_text("the gateway has ended");
     rig.assert_passes_both_ways();
     assert_eq!(rig.daemon.port(0)["connected"], true);
     // Its end is an end, too.
@@ -116,7 +116,7 @@ fn they_end_with_the_daemon_however_that_ends() {
         let gone = wait::until(wait::SOON, || !api.socket().exists());
         assert!(gone, "the socket stayed behind");
         let said = daemon.said();
-        let alarms = ["what answers HTTP", "another process answers"];
+        let alarms = ["the gateway has", "another process answers"];
         assert!(!alarms.iter().any(|alarm| said.contains(alarm)), "{said}");
     }
 }

@@ -111,7 +111,7 @@ pub(crate) fn serve(link: UnixStream, server: Arc<Server>, may_change: bool) -> 
         while let Some(stream) = receive(&link) {
             server.serve(stream, &connections, access);
         }
-        tracing::error!("what answers HTTP has ended: start the daemon again to have the API again");
+        tracing::error!("the gateway has ended: restart the daemon to get the API back");
     };
     let thread = std::thread::Builder::new().name("gateway".to_owned());
     thread.spawn(body).map(drop)

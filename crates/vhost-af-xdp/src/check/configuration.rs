@@ -131,7 +131,7 @@ pub(crate) fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
 /// What a daemon without a steward is told.
 pub(super) fn lacks_privileges(lacking: &[&str]) -> String {
     format!(
-        "an XDP program and AF_XDP sockets take {}, which this process lacks: start it as root or with these, or lease \
+        "an XDP program and AF_XDP sockets need {}, which this process lacks: start it as root or with these, or lease \
          queues from a steward (--steward {DEFAULT_SOCKET})",
         lacking.join(", ")
     )
@@ -266,7 +266,7 @@ impl Look<'_> {
         let config = self.config;
         if let (Some(status), Some(file)) = (&self.running, &config.file) {
             let (pid, path) = (status.pid, file.path.display());
-            let text = format!("process {pid} runs with {path}: what it has does not count as taken");
+            let text = format!("process {pid} runs with {path}: its queues do not count as taken");
             self.findings.push(Finding::note(Kind::Running, "daemon", &text));
         }
         let checks = [check_privileges(config), user_of(config).map(drop)];

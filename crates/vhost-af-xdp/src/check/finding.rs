@@ -25,19 +25,19 @@ pub(crate) enum Kind {
     NoInterface,
     /// the interface is down, or has no link
     LinkDown,
-    /// guests cannot be reached by such an interface: loopback, a netkit without a leased queue
+    /// guests cannot use such an interface: loopback, a netkit without a leased queue
     Unusable,
     /// the interface has fewer queues than the configuration asks for
     NoSuchQueue,
-    /// somebody has a queue that the configuration asks for, or has all of them
+    /// another process has a queue of the configuration, or all of them
     QueueTaken,
-    /// frames for guests may come to queues that nobody serves
+    /// frames for guests may arrive on unserved queues
     QueuesLeftOut,
     /// another XDP program is attached
     ProgramAttached,
     /// the mode that a network or port will be in, and why not a better one
     Mode,
-    /// the mode or placement cannot be had on this interface
+    /// the interface does not support the mode or placement
     ModeRefused,
     /// VLAN tags do not reach the daemon
     VlanTags,
@@ -49,7 +49,7 @@ pub(crate) enum Kind {
     Privileges,
     /// RLIMIT_MEMLOCK is too low
     MemoryLock,
-    /// the steward does not answer the daemon's user, or does not let it lease anything
+    /// the steward does not answer the daemon's user, or allows it no lease
     Steward,
     /// the steward's policy does not allow a lease
     Policy,
@@ -57,9 +57,9 @@ pub(crate) enum Kind {
     CannotListen,
     /// a descriptor was not inherited
     Descriptor,
-    /// a daemon runs with this file: what it has does not count as taken
+    /// a daemon runs with this file: its queues do not count as taken
     Running,
-    /// something could not be looked at
+    /// something could not be checked
     NotChecked,
 }
 

@@ -3,21 +3,21 @@
 
 /// From which version on, and what. The first is the least that the program needs.
 pub(super) const TABLE: &[((u32, u32), &str)] = &[
-    ((5, 18), "the least that the program needs"),
+    ((5, 18), "the oldest kernel that works"),
     (
         (6, 3),
-        "drivers say what they have (`xdp-features`); before, zero-copy is tried",
+        "drivers report features (`xdp-features`); before, zero-copy is tried",
     ),
     (
         (6, 4),
-        "leased sockets come bound; before, a steward does not begin unless told to (`unbound-sockets`)",
+        "leased sockets are bound; before, a steward needs `unbound-sockets = true`",
     ),
     ((6, 6), "frames in several pieces (MTU above 3822)"),
     ((6, 8), "TX metadata (checksums); `queues`"),
     ((6, 18), "`bench --tx-budget`"),
     (
         (7, 1),
-        "a map takes no socket without an RX ring: daemon and steward make it first",
+        "a map rejects sockets without an RX ring: daemon and steward make it first",
     ),
 ];
 

@@ -35,7 +35,7 @@ pub(super) fn lines() -> Vec<(&'static str, Vec<String>)> {
         ),
         advice(
             "guests on a LAN",
-            &["# its NIC: `ip -br link` lists them, `vhost-af-xdp check NAME` says what it gives"],
+            &["# its NIC: `ip -br link` lists them, `vhost-af-xdp check NAME` checks one"],
         ),
     ]
 }

@@ -58,7 +58,7 @@ pub(crate) struct CheckArgs {
     /// The interface
     #[arg(value_name = "IFNAME")]
     interface: String,
-    /// Attach a program and bind a free queue for a moment, and say what came of it; all of it is taken back
+    /// Attach a program and bind a free queue for a moment, report the result, and undo both
     #[arg(long = "try")]
     attempt: bool,
     /// Control socket of the one daemon to ask for its queues [default: all that are found]
@@ -288,16 +288,16 @@ fn hints_of(facts: &Facts) -> HintsReport {
     );
     let line = match (facts.hints, native) {
         (None, _) => "none: the kernel does not say which (Linux 6.3 does)".to_owned(),
-        (_, Some(false)) => "none: they take native mode, which the driver has not".to_owned(),
+        (_, Some(false)) => "none: they need native mode, which the driver lacks".to_owned(),
         (Some(driver), _) => {
             let both = driver.among(kernel);
             let lost = driver.without(kernel);
             let lost = match lost.is_empty() {
                 true => String::new(),
-                false => format!("; not {lost}, which this kernel gives no program"),
+                false => format!("; not {lost}: this kernel lacks them"),
             };
             match both.is_empty() {
-                true => format!("mark only: the driver tells nothing{lost}"),
+                true => format!("mark only: the driver reports none{lost}"),
                 false => format!("{both} of the driver, and mark, in native mode (--hints){lost}"),
             }
         }

@@ -29,7 +29,7 @@ pub(super) struct NetworkReport {
 }
 
 /// The host keeps the interface.
-const HOST: &str = "it keeps the interface, its addresses, and what is for no guest; guests and it reach each other by \
+const HOST: &str = "it keeps the interface, its addresses, and frames for no guest; guests and it reach each other by \
                     these addresses (host = false: they do not)";
 
 impl Facts {

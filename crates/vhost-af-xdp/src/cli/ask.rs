@@ -14,15 +14,15 @@ Examples:
   One more guest on a network:
     vhost-af-xdp port add vm3 network=lan mac=52:54:00:00:00:03 \\
         socket-path=/run/vhost-af-xdp-lan/vm3.sock socket-group=vm3
-  Another VLAN, while the guest goes on; and none any more:
+  Set a VLAN, guest stays connected; remove the VLAN:
     vhost-af-xdp port set vm3 vlan=100
     vhost-af-xdp port set vm3 vlan=
-  Filter rules, in their order; and none any more:
+  Set filter rules, in order; remove all:
     vhost-af-xdp port set vm3 \\
         rule='direction=to-guest action=allow protocol=tcp destination-ports=22,80' \\
         rule='direction=to-guest action=allow protocol=icmp'
     vhost-af-xdp port set vm3 rule=
-  The guest goes:
+  Remove it:
     vhost-af-xdp port remove vm3";
 
 pub(crate) const NETWORK_EXAMPLES: &str = "\
@@ -33,9 +33,9 @@ Examples:
 
 pub(crate) const EVENTS_EXAMPLES: &str = "\
 Examples:
-  What happened and what happens, until Ctrl-C:
+  Past and new events, until Ctrl-C:
     vhost-af-xdp events
-  Ports whose guests went, and why:
+  Closed ports, with reasons:
     vhost-af-xdp events --json | jq -r 'select(.event == \"closed\") | .port + \" \" + .reason'";
 
 /// Which daemon is asked.
@@ -140,7 +140,7 @@ pub(crate) struct EventsArgs {
     /// Only events after the one of this number
     #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
     pub(crate) after: u64,
-    /// Print what there is, and do not wait for more
+    /// Print past events, and exit
     #[arg(long)]
     pub(crate) no_wait: bool,
     /// Print JSON, an event a line

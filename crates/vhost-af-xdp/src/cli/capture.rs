@@ -6,13 +6,13 @@ use clap::{Args, ValueEnum, value_parser};
 
 pub(crate) const CAPTURE_EXAMPLES: &str = "\
 Examples:
-  What the guest of port vm1 sends and gets, as it comes:
+  Frames from and to the guest of port vm1, live:
     vhost-af-xdp capture vm1 --write - | tcpdump -n -r -
     vhost-af-xdp capture vm1 --write - | wireshark -k -i -
   The next hundred frames that it sends, or those of ten seconds, to a file:
     vhost-af-xdp capture vm1 --write vm1.pcapng --direction from-guest --count 100
     vhost-af-xdp capture vm1 --write vm1.pcapng --duration 10
-  What filter rules denied:
+  Denied frames:
     vhost-af-xdp capture vm1 --write - --duration 10 |
         tshark -r - -Y 'frame.comment contains \"denied\"'";
 
@@ -30,7 +30,7 @@ pub(crate) enum CaptureDirection {
 /// Whose time is a frame's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CaptureClock {
-    /// The host's, when a worker had the frame; that of the NIC's receipt, where it is known, in a comment
+    /// The host's, when a worker handled the frame; the NIC's receive time, if known, in a comment
     Host,
     /// The NIC's, when it received the frame; the host's where that is not known
     Nic,
@@ -38,7 +38,7 @@ pub(crate) enum CaptureClock {
 
 #[derive(Debug, Args)]
 pub(crate) struct CaptureArgs {
-    /// Name of the port; one that has none is called by its socket
+    /// Name of the port, or its socket if it has no name
     #[arg(value_name = "PORT")]
     pub(crate) port: String,
     /// Write pcapng to this file, for its owner only; -: standard output
@@ -53,7 +53,7 @@ pub(crate) struct CaptureArgs {
     /// End after so many seconds [default: at Ctrl-C]
     #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..))]
     pub(crate) duration: Option<u64>,
-    /// Whose clock tells when a frame came
+    /// Clock of the timestamps
     #[arg(long, value_enum, default_value_t = CaptureClock::Host)]
     pub(crate) clock: CaptureClock,
     /// Control socket of the daemon [default: that of the one that has the port]

@@ -13,7 +13,7 @@ Examples:
   Those of one flow to it have the mark 8:
     vhost-af-xdp mark set eth1 8 --protocol tcp --source 192.0.2.9 --source-port 40000 \\
         --destination 10.0.0.5 --destination-port 443
-  What a port that was added does with them: lets none in but these (others: rules in the file):
+  Allow only these frames to an added port (other ports: rules in the file):
     vhost-af-xdp port set vm1 to-guest-default=deny rule='direction=to-guest action=allow mark=7'
   All marks of eth1:
     vhost-af-xdp mark list eth1";
@@ -26,15 +26,15 @@ pub(crate) struct MarkCommandArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MarkCommand {
-    /// Give the frames of a flow, or of all flows to a service, a mark; one that they have is replaced
+    /// Set the mark of a flow, or of all flows to a service; it replaces an earlier mark
     #[command(after_help = MARK_EXAMPLES)]
     Set(SetArgs),
-    /// Take the mark of a flow, or of a service, away
+    /// Remove the mark of a flow or a service
     #[command(after_help = MARK_EXAMPLES)]
     Remove(RemoveArgs),
     /// List all marks of an interface
     List(ListArgs),
-    /// Take all marks of an interface away
+    /// Remove all marks of an interface
     Clear(ClearArgs),
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct SetArgs {
     /// The interface
     #[arg(value_name = "IFNAME")]
     pub(crate) interface: String,
-    /// The mark, 1 to 4294967295: what a rule names as mark=
+    /// The mark, 1 to 4294967295, as in mark= of a rule
     #[arg(value_name = "MARK", value_parser = value_parser!(u32).range(1..))]
     pub(crate) mark: u32,
     #[command(flatten)]

@@ -12,15 +12,15 @@ Examples:
   Queue 3 of eth1 as pod0 in the network namespace pod, with the frames to one address:
     vhost-af-xdp netkit eth1 3 pod0 --netns /run/netns/pod --mac 52:54:00:00:00:01 \\
         --pin /sys/fs/bpf/pod0
-  A guest there, on what that has made:
+  Serve a guest by that netkit:
     nsenter --net=/run/netns/pod vhost-af-xdp serve --socket-path /run/pod.sock --ifname pod0 \\
         --start-queue 1 --inhibit --map-path /sys/fs/bpf/pod0
   What the queue is leased to:
     vhost-af-xdp queues eth1
 
-The steward's policy says `netkit = true` in the rule for the lease. It takes Linux 7.1, and a NIC
-whose driver has queue management, and zero-copy for AF_XDP: gve, mlx5. The netkit is there until
-this ends (SIGTERM, Ctrl-C).";
+The steward's policy must have `netkit = true` in the lease's rule. It needs Linux 7.1, and a NIC
+whose driver has queue management and zero-copy for AF_XDP: gve, mlx5. The netkit exists until
+it ends (SIGTERM, Ctrl-C).";
 
 /// A netkit, and which frames it is to have.
 #[derive(Debug, Args)]
@@ -31,17 +31,17 @@ pub(crate) struct NetkitArgs {
     /// Its queue
     #[arg(value_name = "QUEUE")]
     pub(crate) queue: u32,
-    /// What the netkit is to be called
+    /// Name of the netkit
     #[arg(value_name = "NETKIT")]
     pub(crate) name: String,
-    /// File of the network namespace that it goes to: /run/netns/NAME, /proc/PID/ns/net [default: the
+    /// File of the target network namespace: /run/netns/NAME, /proc/PID/ns/net [default: the
     /// steward's, for root only]
     #[arg(long, value_name = "FILE")]
     pub(crate) netns: Option<PathBuf>,
     /// Pin the map that takes its socket there, on a bpffs; removed at the end
     #[arg(long, value_name = "PATH")]
     pub(crate) pin: Option<PathBuf>,
-    /// Only frames to this address, and to groups; the netkit has it, too, and the NIC is told where the policy names
+    /// Only frames to this address and multicast; the netkit gets it, too, and the NIC's filter if the policy names
     /// it [default: all frames of the queue]
     #[arg(long, value_name = "MAC")]
     mac: Option<Mac>,

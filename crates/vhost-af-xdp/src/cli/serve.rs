@@ -24,8 +24,8 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     first: Port,
     /// One UMEM for all queue pairs with --memory copy, each with a slice of its own, registered once; --packet-memory
-    /// is for all of them together then [default: 6MiB, or 512KiB for each if that is more]. In copy mode only, and the
-    /// kernel takes more memory for it than for a UMEM each: where less memory is the aim --packet-memory alone is
+    /// is then their total [default: 6MiB, or 512KiB for each if that is more]. In copy mode only, and the
+    /// kernel needs more memory than with a UMEM each: to save memory, a smaller --packet-memory alone is
     /// better
     #[arg(long, conflicts_with = "config")]
     shared_umem: bool,
@@ -46,9 +46,7 @@ impl ServeArgs {
         if let Some(path) = &self.config {
             let (config, left_out) = file::at_start(path, &self.daemon, |config| config.steward.is_none())?;
             for wrong in left_out {
-                tracing::error!(
-                    "{wrong}; this port is left out, and not kept any more after the next change"
-                );
+                tracing::error!("{wrong}; this port is left out, and the next change drops it for good");
             }
             return Ok(config);
         }

@@ -152,9 +152,7 @@ fn permissions(of: &str, text: &str) -> anyhow::Result<u32> {
         .filter(|mode| digits && *mode <= 0o777);
     let mode = mode.ok_or_else(|| anyhow!("{of}-mode {text}: give octal digits such as 660, at most 777"))?;
     match mode & 0o222 {
-        0 => bail!(
-            "{of}-mode {text}: nobody could connect, which needs write permission: give 660, for instance"
-        ),
+        0 => bail!("{of}-mode {text}: no VMM can connect without write permission: use 660, for instance"),
         _ => Ok(mode),
     }
 }

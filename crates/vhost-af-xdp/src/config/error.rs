@@ -35,7 +35,7 @@ pub(crate) enum ConfigError {
     #[error("--offload {0}: memory=direct receives each frame where it stays, use memory=copy for these")]
     Offload(Offloads),
     #[error(
-        "--max-memory: the ports may have {bytes} bytes together, a process has room for {MOST_BYTES}: say less, or \
+        "--max-memory: the ports may have {bytes} bytes together, a process has room for {MOST_BYTES}: set less, or \
          use more processes"
     )]
     MaxMemory { bytes: u64 },
@@ -46,8 +46,8 @@ pub(crate) enum ConfigError {
     )]
     CableDirect(String),
     #[error(
-        "--force-zero-copy with memory=direct: whether that can be depends on the guest that comes. Leave the option out \
-         (zero-copy is used where it can be, and `status` says why not where it is not), or use memory=send-direct \
+        "--force-zero-copy with memory=direct: zero-copy depends on the guest. Leave the option out \
+         (zero-copy is used where possible, else `status` shows why not), or use memory=send-direct \
          or copy"
     )]
     ForcedDirect,
@@ -57,41 +57,37 @@ pub(crate) enum ConfigError {
     )]
     SharedZeroCopy,
     #[error(
-        "--shared-umem and --inhibit exclude each other: what somebody else made is bound to memory of its own; leave \
+        "--shared-umem and --inhibit exclude each other: foreign sockets are bound to memory of their own; leave \
          one out"
     )]
     SharedExternal,
     #[error("--force-zero-copy excludes --mode skb and tap: zero-copy takes a native program, leave one out")]
     ZeroCopyNeedsNative,
     #[error(
-        "--hints {0} with memory={1}: frames lie in the guest's memory, where the virtio-net header stands in the place \
+        "--hints {0} with memory={1}: frames are in the guest's memory, where the virtio-net header takes the place \
          of hints: use memory=copy for them, or leave hints out"
     )]
     HintsDirect(HintSet, Placement),
-    #[error(
-        "--hints {0} and --inhibit exclude each other: what stands before frames is up to the XDP program that is there"
-    )]
+    #[error("--hints {0} and --inhibit exclude each other: the foreign XDP program defines the metadata")]
     HintsExternal(HintSet),
     #[error(
-        "--hints {0} exclude --mode skb and tap: only in native mode a driver tells anything, leave one out"
+        "--hints {0} exclude --mode skb and tap: drivers report hints in native mode only; leave one out"
     )]
     HintsNeedNative(HintSet),
     #[error("--mode tap excludes {0}: frames pass by a tap device, and no queue is bound; leave one out")]
     TapExcludes(&'static str),
-    #[error("--vlan: only frames of an interface are looked at, give --ifname NAME")]
+    #[error("--vlan: needs the frames of an interface: set --ifname NAME")]
     Vlans,
     #[error("--vlan: {0} VLANs, a port has {ENTRIES_MAX} at most: give fewer, or none for all")]
     ManyVlans(usize),
     #[error("--inhibit needs an interface: name it with --ifname")]
     ExternalWithoutInterface,
     #[error(
-        "--inhibit with memory=direct or send-direct: another's program writes no virtio-net header, and its queues \
-         are bound to memory of ours once; use memory=copy"
+        "--inhibit with memory=direct or send-direct: a foreign program writes no virtio-net header; its queues \
+         are bound once, to daemon memory; use memory=copy"
     )]
     ExternalDirect,
-    #[error(
-        "--inhibit and --vlan exclude each other: which frames come is up to the XDP program that is there"
-    )]
+    #[error("--inhibit and --vlan exclude each other: the foreign XDP program selects the frames")]
     ExternalVlans,
     #[error(
         "--inhibit and --steward exclude each other: the steward has a program of its own, leave one out"
@@ -115,8 +111,8 @@ pub(crate) enum ConfigError {
     )]
     NetworkDirect,
     #[error(
-        "network with ifname: a queue of a port's own gets frames by its address: name it by mac, the same one as its \
-         VMM does"
+        "network with ifname: a port's own queue receives by address: set mac, the same that its \
+         VMM has"
     )]
     NetworkMac,
     #[error(
@@ -128,7 +124,7 @@ pub(crate) enum ConfigError {
         network: String,
         uplink: String,
     },
-    #[error("inhibit: queues that somebody else made are no network's: leave network or inhibit out")]
+    #[error("inhibit: a network cannot have foreign queues: leave network or inhibit out")]
     NetworkExternal,
     #[error(
         "network {name}: its ports have {stations} addresses, each in as many VLANs as it has; an uplink can have \
@@ -142,7 +138,7 @@ pub(crate) enum ConfigError {
         network: String,
         vlan: String,
     },
-    #[error("guard and ips go by the guest's address: name it by mac, the same one as its VMM does")]
+    #[error("guard and ips need the guest's address: set mac to the one that the VMM uses")]
     Guard,
     #[error("frame-size {0}: the null NIC makes frames of 14 to 1514 bytes, or with 0 none")]
     FrameBytes(u32),

@@ -404,7 +404,7 @@ fn port_of_a_network_may_have_a_queue_of_its_own() {
         ),
         (
             "ifname = \"eth0\"\nstart-queue = 2\n",
-            ["port a: network with ifname", "name it by mac"],
+            ["port a: network with ifname", "set mac"],
         ),
         (
             "ifname = \"eth1\"\nmac = \"02:00:00:00:00:01\"\n",
@@ -469,7 +469,7 @@ fn addresses_of_a_guest_are_read_as_they_are_written() {
     for line in ["guard = true", "ips = \"192.0.2.10\""] {
         assert_wrong(
             &format!("{nobody}{line}\n"),
-            &["line 4: port a: guard and ips", "name it by mac"],
+            &["line 4: port a: guard and ips", "set mac"],
         );
     }
     let text = format!("{lan}ips = [\"192.0.2.10\", \"2001:db8:1::/64\"]\nrouter = true\n");

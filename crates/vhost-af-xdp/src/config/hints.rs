@@ -22,7 +22,7 @@ pub(crate) enum HintsConfig {
 /// A list of hints that cannot be meant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WrongHints {
-    #[error("{0} stands alone: leave out the others, or it")]
+    #[error("{0} excludes others: leave it or them out")]
     Alone(String),
     #[error(
         "{0:?} is no hint: choose some of hash, vlan, timestamp and mark, separated by commas, or auto or none alone"
@@ -134,7 +134,7 @@ mod tests {
             let error = text.parse::<HintsConfig>().expect_err(text);
             assert_eq!(error, WrongHints::Alone(word.to_owned()), "{text}");
             assert!(
-                error.to_string().starts_with(&format!("{word} stands alone")),
+                error.to_string().starts_with(&format!("{word} excludes")),
                 "{error}"
             );
         }

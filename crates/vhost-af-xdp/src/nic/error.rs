@@ -150,8 +150,8 @@ pub(crate) enum ExternalError {
     #[error("{option} {fd}: no such descriptor was inherited (0 to 2 are not accepted)")]
     NotInherited { option: &'static str, fd: RawFd },
     #[error(
-        "{0} is a netkit without a peer, which sends by copy to nobody: leave force-copy out, and have a queue of a NIC \
-         with zero-copy leased to it"
+        "{0} is a netkit without a peer, which cannot send by copy: leave force-copy out, and lease a queue of a NIC \
+         with zero-copy to it"
     )]
     CopyOnLeased(String),
     #[error("sock-fds {fd}: no AF_XDP socket: open one with socket(AF_XDP, SOCK_RAW, 0), and do not bind it")]
@@ -191,12 +191,12 @@ pub(crate) enum ExternalError {
     },
     #[error(transparent)]
     Plugin(#[from] PluginError),
-    #[error("the XDP program on {name} (id {id}) is attached in {mode} mode, and mode says otherwise: leave that \
+    #[error("the XDP program on {name} (id {id}) is attached in {mode} mode, which contradicts mode: leave that \
              out", id = .program.id, mode = .program.mode)]
     Mode { name: String, program: ForeignProgram },
     #[error(
         "frames of MTU {mtu} do not fit the {chunk} bytes of a chunk that was registered when {name} had a smaller \
-         one: start the daemon anew"
+         one: restart the daemon"
     )]
     Mtu { name: String, mtu: u32, chunk: u32 },
     #[error("cannot take over descriptor {fd}")]

@@ -71,7 +71,7 @@ pub(crate) enum Fallback {
     #[error("the guest has not set up all queue pairs: frames for the others go to the first")]
     NotSetUp,
     /// Of a port of a network with a queue of its own, see config/port.rs.
-    #[error("direct not used: what other ports send a guest cannot be put where the NIC receives")]
+    #[error("direct not used: frames of other ports cannot be put where the NIC receives")]
     SendsOnly,
     #[error("{NOT_POLLED}")]
     NotPolled,

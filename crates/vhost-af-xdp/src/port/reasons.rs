@@ -24,13 +24,13 @@ pub(crate) enum Impaired {
     #[error("interface {0} is down")]
     LinkDown(String),
     #[error(
-        "VMMs connect, are told what is offered ({0:#x}), and leave: most likely the guest uses features that an \
+        "VMMs disconnect when they read the offered features ({0:#x}): probably the guest uses features that an \
          earlier daemon offered and this one does not. Start it with the options that the earlier one had (memory, \
-         offload, queues), or start the VMs anew"
+         offload, queues), or restart the VMs"
     )]
     Declined(u64),
     #[error(
-        "VMMs connect, are told that there are {0} queue pair(s), and leave: most likely they want more. Set `queues` of \
+        "VMMs disconnect when they read {0} queue pair(s): most likely they need more. Set `queues` of \
          the port to as many as the VMM has, or lower the VMM's (QEMU: queues=, libvirt: <driver queues=…/>)"
     )]
     FewPairs(u16),

@@ -26,7 +26,7 @@ pub(crate) enum Message {
 
 /// The daemon sends what is no message.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("the daemon sends what is no message of a capture: is it of another version?")]
+#[error("the daemon sent an invalid capture message: is it another version?")]
 pub(crate) struct NoMessage;
 
 const FRAME: u8 = 1;

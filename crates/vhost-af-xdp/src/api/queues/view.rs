@@ -286,7 +286,7 @@ mod tests {
             "lease of 1 queue(s) from 3 of eth1: process 7 of user 65534, steered by n-tuple rules, impaired: \
              vhost-af-xdp serve",
             "eth1 queue 3: n-tuple rule 9, MAC 02:00:00:00:00:01 to queue 3",
-            "eth1 queue 3: the program takes frames to 02:00:00:00:00:01 and to groups of VLAN 7",
+            "eth1 queue 3: the program takes frames to 02:00:00:00:00:01 and multicast of VLAN 7",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
