@@ -157,15 +157,20 @@ fn status_is_a_line_a_port_and_one_port_in_full_by_name() {
 fn top_shows_ports_until_its_key_to_quit() {
     require!(Root);
     let lan = Lan::new(&["", ""], &DriverConfig::default());
-    let (top, control) = (testkit::program::top().display(), lan.daemon.path("control"));
+    let (drawn, number) = (lan.daemon.path("drawn"), lan.daemon.path("number"));
+    let program = testkit::program::top().display();
     let top = format!(
-        "stty rows 40 columns 200; exec {top} --control {}",
-        control.display()
+        "stty rows 40 columns 200; echo $$ >{}; exec {program} --control {}",
+        number.display(),
+        lan.daemon.path("control").display()
     );
-    let (mut command, drawn) = (Command::new("script"), lan.daemon.path("drawn"));
-    command.args(["--quiet", "--flush", "--return", "--command", &top]);
-    command.arg(&drawn).env("TERM", "xterm");
-    let mut running = Running::start(command);
+    let start = || {
+        let _ = std::fs::remove_file(&drawn);
+        let mut command = Command::new("script");
+        command.args(["--quiet", "--flush", "--return", "--command", &top]);
+        command.arg(&drawn).env("TERM", "xterm");
+        Running::start(command)
+    };
     let await_drawn = |text: &str| {
         let drawn = || String::from_utf8_lossy(&std::fs::read(&drawn).unwrap_or_default()).into_owned();
         assert!(
@@ -174,11 +179,20 @@ fn top_shows_ports_until_its_key_to_quit() {
             drawn()
         );
     };
+    let mut running = start();
     await_drawn("vm1");
     running.type_in("3");
     await_drawn("asleep");
     running.type_in("q");
     assert!(running.wait(wait::SOON).success(), "{running}");
+    // It ends with its terminal.
+    let mut running = start();
+    await_drawn("vm1");
+    let number = std::fs::read_to_string(&number).expect("a process number");
+    let process = Path::new("/proc").join(number.trim());
+    assert!(process.exists());
+    running.signal(Signal::KILL);
+    assert!(wait::until(wait::SOON, || !process.exists()), "{process:?}");
     // Without a terminal it names the command that needs none.
     let output = Command::new(testkit::program::top()).output().expect("it runs");
     let error = String::from_utf8_lossy(&output.stderr);

@@ -20,7 +20,7 @@ use client::top::{Top, TopArgs};
 use model::state::Status;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
-use signal_hook::consts::{SIGHUP, SIGTERM};
+use signal_hook::consts::SIGTERM;
 
 use self::app::App;
 
@@ -44,9 +44,8 @@ fn run(args: &TopArgs) -> anyhow::Result<()> {
     // Without a daemon there is nothing to show.
     let first = connection::ask_some(args.control.as_deref())?;
     let ends = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&ends)).context("cannot handle signals")?;
-    }
+    // Not SIGHUP, which ends the process: crossterm reads a terminal that is gone without end.
+    signal_hook::flag::register(SIGTERM, Arc::clone(&ends)).context("cannot handle signals")?;
     let readings = read(args.control.clone(), Duration::from_secs(args.interval))?;
     let mut app = App::new(first);
     let mut terminal = ratatui::try_init().context("cannot set up the terminal")?;
