@@ -163,8 +163,7 @@ fn documents_that_sources_name_exist() {
 
 #[test]
 fn anchors_are_as_github_makes_them() {
-    let text =
-        "# One\n## Options of `-netdev af-xdp`\n## One\n## 10. What the host has to know\n## O_DIRECT\n";
+    let text = "# One\n## Options of `-netdev af-xdp`\n## One\n## 10. Effects on the host\n## O_DIRECT\n";
     let expected = [
         "10-effects-on-the-host",
         "o_direct",

@@ -112,8 +112,8 @@ mod tests {
             ("all,a", "all excludes"),
             ("all,none", "excludes"),
             ("all,all", "all excludes"),
-            ("a,-b", "a is to be on and b off"),
-            ("-b,a", "a is to be on and b off"),
+            ("a,-b", "a is on and b is off"),
+            ("-b,a", "a is on and b is off"),
         ] {
             let error = read(list).expect_err(list).to_string();
             assert!(error.contains(words), "{list}: {error}");

@@ -227,7 +227,7 @@ fn mistakes_are_named_with_their_place() {
         ),
         (
             "user = 1\ninterface = \"e\"\nqueues = \"0\"\nmacs = [\"00:00:00:00:00:00\"]",
-            "\"00:00:00:00:00:00\": no station has this address: give one such as",
+            "\"00:00:00:00:00:00\": this address is invalid: use one such as",
         ),
         (
             "user = 1\ninterface = \"e\"\nqueues = \"0\"\nmacs = [\"52-54-00-00-00-01\"]",

@@ -423,7 +423,11 @@ fn keys_that_cannot_be_together_are_refused_with_the_remedy() {
         ),
         ("direction=to-guest action=deny protocol=sip", "protocol", "tcp"),
         ("direction=to-guest action=deny mark=0", "mark", "1 to"),
-        ("direction=from-guest action=deny mark=1", "mark", "to-guest only"),
+        (
+            "direction=from-guest action=deny mark=1",
+            "mark",
+            "to-guest rules only",
+        ),
     ] {
         let error = words.parse::<Rule>().expect_err(words);
         assert!(
