@@ -303,6 +303,10 @@ pub struct MemberOptions {
     #[arg(long, hide = true)]
     #[schemars(extend("x-live" = true))]
     pub hairpin: bool,
+    /// The guest receives no broadcast and multicast frames. It needs static ARP and neighbour entries
+    #[arg(long, hide = true)]
+    #[schemars(extend("x-live" = true))]
+    pub unicast_only: bool,
     /// The guest may send link control frames, which switches may act on: spanning tree, LACP, 802.1X, LLDP
     #[arg(long, hide = true)]
     #[schemars(extend("x-live" = true))]

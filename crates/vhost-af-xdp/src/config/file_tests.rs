@@ -382,10 +382,10 @@ fn ports_of_networks_say_what_goes_together() {
         vlans: MemberVlans::Trunk(vec![3, 4, 7]),
         options: MemberOptions {
             isolated: true,
-            promiscuous: false,
             hairpin: true,
             link_control: true,
             learning: true,
+            ..MemberOptions::default()
         },
         own: None,
     };

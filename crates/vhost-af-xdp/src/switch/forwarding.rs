@@ -197,13 +197,14 @@ impl Forwarding {
             .filter_map(|&port| Some((port, *self.lanes(port).first()?)))
     }
 
-    /// The same of those that carry a VLAN, 0: none, and that may have frames of one of them, if it is one's.
+    /// The first lane of each port that receives multicast frames of a VLAN (0: none), from that port or from the uplink.
     pub(crate) fn ports_of(
         &self,
         vlan: u16,
         from: Option<PortNumber>,
     ) -> impl Iterator<Item = (PortNumber, LaneRef)> + Clone {
-        self.of_vlan(&self.present, vlan, from)
+        let ports = self.of_vlan(&self.present, vlan, from);
+        ports.filter(|&(port, _)| !self.port(port).is_some_and(|port| port.options.unicast_only))
     }
 
     /// Whether some port gets copies of frames for others.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use model::config::MemberOptions;
 use steer::Group;
 
 use super::*;
@@ -39,6 +40,40 @@ impl ReadGroups for Copies {
     fn has_record(&mut self) -> bool {
         !self.frames.is_empty()
     }
+}
+
+#[test]
+fn unicast_only_port_receives_no_multicast_from_guests_or_the_uplink() {
+    let unicast_only = FdbPort {
+        mac: mac(0),
+        options: MemberOptions {
+            unicast_only: true,
+            ..MemberOptions::default()
+        },
+        ..FdbPort::default()
+    };
+    let known = |at| FdbPort {
+        mac: mac(at),
+        ..FdbPort::default()
+    };
+    let mut world = World::of(vec![unicast_only, known(1), known(2)]);
+    world.ports.iter_mut().for_each(|port| port.post(16));
+    let multicast = [BROADCAST, [0x33, 0x33, 0, 0, 0, 1]];
+    let from_lan = multicast.map(|to| frame(to, STRANGER, 60));
+    let copies = from_lan.clone().map(|frame| (0, frame));
+    let lane = MulticastLane::new(Copies::new(copies), false, Arc::default());
+    let network = NETWORK.into();
+    world.add_slot(Box::new(lane), Role::Multicast { network });
+    world.rebuild_forwarding();
+    world.poll();
+    let from_guest = multicast.map(|to| frame(to, mac(1), 60));
+    let unicast = frame(mac(0), mac(1), 60);
+    for frame in from_guest.iter().chain([&unicast]) {
+        world.ports[1].send(frame);
+    }
+    world.poll();
+    assert_eq!(world.ports[0].got(), [unicast]);
+    assert_eq!(world.ports[2].got(), [from_lan, from_guest].concat());
 }
 
 #[test]
