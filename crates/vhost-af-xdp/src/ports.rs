@@ -50,14 +50,14 @@ pub(crate) struct Ports {
 /// A port with what belongs to it.
 struct Running {
     port: Arc<Port>,
-    attached_to: AttachedTo,
+    attached: AttachedTo,
     doors: Option<Arc<Doors>>,
 }
 
 /// A port that is opened and does nothing yet.
 struct Ready {
     port: Arc<Port>,
-    attached_to: AttachedTo,
+    attached: AttachedTo,
 }
 
 impl Ports {
@@ -89,7 +89,7 @@ impl Ports {
         for port in &config.ports {
             let ends: Vec<_> = ready
                 .iter()
-                .filter_map(|ready| ready.attached_to.patch().cloned())
+                .filter_map(|ready| ready.attached.patch().cloned())
                 .collect();
             ready.push(self.open(port, &ends)?);
         }
@@ -115,12 +115,12 @@ impl Ports {
         let ends: Vec<_> = self
             .running()
             .iter()
-            .filter_map(|it| it.attached_to.patch().cloned())
+            .filter_map(|it| it.attached.patch().cloned())
             .collect();
         let others: u64 = self.all().iter().map(|port| port.config.copy_bytes()).sum();
         self.interfaces.expect_copies(others + port.copy_bytes());
         let ready = self.open(port, &ends)?;
-        open_queues(&ready.port).inspect_err(|_| leave(&ready.attached_to))?;
+        open_queues(&ready.port).inspect_err(|_| leave(&ready.attached))?;
         ready.port.close_queues();
         self.run(ready, source)
     }
@@ -128,10 +128,10 @@ impl Ports {
     /// Applies changes of a port's configuration that need no restart ([`live`](crate::config::live)).
     /// Errors: it cannot be, naming the remedy; nothing changes then.
     pub(crate) fn change(&self, config: &PortConfig) -> anyhow::Result<()> {
-        let attached_to = {
+        let attached = {
             let running = self.running();
             let it = running.iter().find(|it| it.port.name() == &*config.name);
-            it.map(|it| it.attached_to.clone())
+            it.map(|it| it.attached.clone())
         };
         let port = self.named(&config.name);
         let refused = |error: &dyn Error| anyhow!("port {}: {}", config.name, with_sources(error));
@@ -140,7 +140,7 @@ impl Ports {
             let switched = port.set_hints(QueueOptions::hints_of(config));
             switched.map_err(|error| refused(&error))?;
         }
-        if let Some(AttachedTo::Network(end)) = attached_to {
+        if let Some(AttachedTo::Network(end)) = attached {
             let changed = end.network.change(end.number, config, mac_of(config));
             changed.map_err(|error| {
                 if let (Some(port), Some(hints)) = (&port, hints) {
@@ -174,7 +174,7 @@ impl Ports {
             doors.close(&gone.port);
         }
         gone.port.remove();
-        leave(&gone.attached_to);
+        leave(&gone.attached);
         let deadline = Instant::now() + STOPPING;
         while !gone.port.is_gone() {
             if Instant::now() >= deadline {
@@ -233,20 +233,14 @@ impl Ports {
 
     /// `ends`: those of cables that are taken.
     fn open(&self, port: &PortConfig, ends: &[PatchPort]) -> anyhow::Result<Ready> {
-        let attached_to = self.join(port, ends)?;
+        let attached = self.join(port, ends)?;
         let (interfaces, workers) = (Arc::clone(&self.interfaces), Arc::clone(&self.workers));
-        let opened = Port::open(
-            port.clone(),
-            interfaces,
-            workers,
-            attached_to.clone(),
-            &self.watch,
-        );
+        let opened = Port::open(port.clone(), interfaces, workers, attached.clone(), &self.watch);
         let port = opened.map_err(|error| {
-            leave(&attached_to);
+            leave(&attached);
             anyhow!("port {}: {}", port.name, with_sources(&error))
         })?;
-        Ok(Ready { port, attached_to })
+        Ok(Ready { port, attached })
     }
 
     /// What a port is joined with. `ends`: those of cables that are taken.
@@ -360,7 +354,7 @@ impl Ports {
     }
 
     fn run(&self, ready: Ready, source: VmmSource) -> anyhow::Result<()> {
-        let Ready { port, attached_to } = ready;
+        let Ready { port, attached } = ready;
         port.start();
         let served = self.serve(&port, source).context(NO_THREAD);
         let (doors, failed) = match served {
@@ -371,7 +365,7 @@ impl Ports {
         let (name, started) = (Arc::clone(&port.config.name), Arc::clone(&port));
         self.running().push(Running {
             port,
-            attached_to,
+            attached,
             doors,
         });
         started.looks.retry();
@@ -420,8 +414,8 @@ fn locked<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A port is gone from what it was joined with.
-fn leave(attached_to: &AttachedTo) {
-    if let AttachedTo::Network(end) = attached_to {
+fn leave(attached: &AttachedTo) {
+    if let AttachedTo::Network(end) = attached {
         end.network.leave(end.number);
     }
 }

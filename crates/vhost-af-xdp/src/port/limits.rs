@@ -125,7 +125,7 @@ impl Port {
 
     /// Learned addresses of the port in its network, in order.
     pub(crate) fn learned(&self) -> Vec<FdbKey> {
-        self.attached_to.learned()
+        self.attached.learned()
     }
 
     /// What holds of its guest's frames.

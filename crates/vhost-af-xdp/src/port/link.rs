@@ -119,7 +119,7 @@ impl Port {
         let Some(PortQueues { name, .. }) = self.config.nic.queues() else {
             return Again::Told;
         };
-        let before = state.link_config(&self.attached_to);
+        let before = state.link_config(&self.attached);
         let mut follows = false;
         match state
             .interface
@@ -144,7 +144,7 @@ impl Port {
             }
             None => self.try_to_take_up(state, name),
         }
-        if state.link_config(&self.attached_to) != before
+        if state.link_config(&self.attached) != before
             && let Some(session) = &state.session
         {
             session.config_changed();

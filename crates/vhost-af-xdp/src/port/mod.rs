@@ -100,8 +100,8 @@ struct LinkConfig {
 }
 
 impl PortState {
-    fn link_config(&self, attached_to: &AttachedTo) -> LinkConfig {
-        if let AttachedTo::Network(end) = attached_to {
+    fn link_config(&self, attached: &AttachedTo) -> LinkConfig {
+        if let AttachedTo::Network(end) = attached {
             let link = end.network.link();
             return LinkConfig {
                 up: link.up,
@@ -182,7 +182,7 @@ pub(crate) struct Port {
     pub(crate) counters: Vec<Arc<PairCounters>>,
     interfaces: Arc<Interfaces>,
     /// What it is joined with within this process.
-    attached_to: AttachedTo,
+    attached: AttachedTo,
     workers: Arc<Workers>,
     /// As the log and `status` have it.
     name: Arc<str>,
@@ -257,13 +257,13 @@ impl Port {
         self.ask(Task::Change, |_, _| ());
     }
 
-    /// Opens the interface. `attached_to`: what the port is joined with within this process.
+    /// Opens the interface. `attached`: what the port is joined with within this process.
     /// Errors: what will not work later either, naming the remedy.
     pub(crate) fn open(
         config: PortConfig,
         interfaces: Arc<Interfaces>,
         workers: Arc<Workers>,
-        attached_to: AttachedTo,
+        attached: AttachedTo,
         watch: &Arc<Watch>,
     ) -> Result<Arc<Self>, LaneError> {
         let mut port = Self {
@@ -276,7 +276,7 @@ impl Port {
             rules: Mutex::new(config.keys.policy()),
             config,
             interfaces,
-            attached_to,
+            attached,
             workers,
             state: TicketLock::new(PortState::default()),
             losses: Mutex::default(),
@@ -319,7 +319,7 @@ impl Port {
     fn attachments(&self, interface: Option<&Arc<Interface>>) -> Vec<Attachment> {
         let pairs = u32::from(self.config.queues);
         match &self.config.nic {
-            NicConfig::Cable { .. } | NicConfig::Network { .. } => match &self.attached_to {
+            NicConfig::Cable { .. } | NicConfig::Network { .. } => match &self.attached {
                 AttachedTo::Patch(end) => {
                     vec![Attachment::Patch(end.clone()); usize::from(self.config.queues)]
                 }

@@ -198,7 +198,7 @@ impl Port {
     /// What a driver may read.
     pub(crate) fn config_space(self: &Arc<Self>) -> ConfigSpace {
         let link = self.ask(Task::Request, |port, state| {
-            let link = state.link_config(&port.attached_to);
+            let link = state.link_config(&port.attached);
             let up = link.up || matches!(port.config.nic, NicConfig::Null { .. } | NicConfig::Cable { .. });
             LinkConfig { up, ..link }
         });

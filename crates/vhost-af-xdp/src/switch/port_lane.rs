@@ -255,10 +255,10 @@ impl<O: OwnQueue> PortLane<O> {
         let end = burst.done + run;
         self.pass_whole(&mut passing, is_tagged, end, (&mut burst.budget, &mut burst.done));
         while self.goes_on(burst.done, end, &burst.budget) {
-            let (classified, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
+            let (entry, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
             let buffers = self.sender.chains().buffers(&chain);
-            if let Some(frame) = classified.frame(&self.pair, buffers) {
-                match with_tag(classified, frame, is_tagged, |frame| {
+            if let Some(frame) = entry.frame(&self.pair, buffers) {
+                match with_tag(entry, frame, is_tagged, |frame| {
                     passing.pass(frame, &self.counters)
                 })? {
                     Passed::Yes => burst.budget.tally.add(frame.sending.len),
@@ -300,10 +300,10 @@ impl<O: OwnQueue> PortLane<O> {
         let taken = self.sender.chains();
         let mut bytes = 0;
         let frames = self.chains[next.clone()].iter().zip(&taken.chains[next]);
-        let frames = frames.map_while(|(classified, chain)| {
-            let whole = classified.whole(is_tagged, &self.pair, taken.buffers(chain))?;
+        let frames = frames.map_while(|(entry, chain)| {
+            let whole = entry.whole(is_tagged, &self.pair, taken.buffers(chain))?;
             let has_left = bytes < most_bytes;
-            bytes += u64::from(classified.sending.len);
+            bytes += u64::from(entry.sending.len);
             has_left.then_some(whole)
         });
         let (count, bytes) = passing.pass_whole(&self.pair.memory, frames, &self.counters);
@@ -328,18 +328,18 @@ impl<O: OwnQueue> PortLane<O> {
         }
         let chain = self.sender.chains().chains[first];
         let buffers = self.sender.chains().buffers(&chain);
-        let classified = &self.chains[first];
-        if let Some(frame) = classified.frame(&self.pair, buffers) {
+        let entry = &self.chains[first];
+        if let Some(frame) = entry.frame(&self.pair, buffers) {
             if !has_uplink {
                 burst.budget.tally.add(frame.sending.len);
             }
             let mut copies = 0;
             let host = self.forwarding.host.filter(|_| from.is_some());
             let mark = self.mark(first);
-            let ports = self.forwarding.ports_of(classified.vlan, from);
+            let ports = self.forwarding.ports_of(entry.vlan, from);
             let ports = ports.map(|(port, guest)| (guest, self.forwarding.is_tagged(port)));
             for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
-                let passed = with_tag(classified, frame, is_tagged, |frame| {
+                let passed = with_tag(entry, frame, is_tagged, |frame| {
                     pass_copy(burst.network, guest.at, (frame, mark), &self.counters)
                 });
                 match passed {

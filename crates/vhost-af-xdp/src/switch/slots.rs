@@ -45,7 +45,7 @@ pub(super) struct Slot {
     /// Times that it woke the worker since it moved a frame.
     pub(super) futile: u32,
     /// Until then its eventfds are not watched, and it cannot become idle.
-    pub(super) kicks_ignored_until: Option<Instant>,
+    pub(super) muted_until: Option<Instant>,
     /// Polls in a row in which no frame moved.
     empty_polls: u32,
     /// What it has to do with pauses for what carries much.
@@ -79,7 +79,7 @@ impl Slot {
             target: None,
             on_fault: Some(new.on_fault),
             futile: 0,
-            kicks_ignored_until: None,
+            muted_until: None,
             empty_polls: 0,
             share: Share::default(),
             is_idle: false,
@@ -107,7 +107,7 @@ impl Slot {
     /// Whether it may sleep on when its worker wakes. No NIC may wake it, and no other lane may have frames for it
     /// unseen: those of a network wake it when they deliver some. Its kicks must be watched.
     pub(super) fn may_sleep_on(&self) -> bool {
-        self.role.network().is_some() && self.lane.nic().is_none() && self.kicks_ignored_until.is_none()
+        self.role.network().is_some() && self.lane.nic().is_none() && self.muted_until.is_none()
     }
 
     /// Whether it is in the rounds.
@@ -253,7 +253,7 @@ pub(super) fn poll(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Opt
 #[cold]
 fn try_idle(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) {
     // The worker ignores its kicks now, and one that never sleeps would not start to watch them again.
-    if slots[at].kicks_ignored_until.is_some() {
+    if slots[at].muted_until.is_some() {
         return;
     }
     let is_quiet = enable_notifications(slots, at, awake) == Some(Work::None);

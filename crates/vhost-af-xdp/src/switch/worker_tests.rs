@@ -86,11 +86,11 @@ fn guest_that_is_not_listened_to_is_looked_at_for_as_long() {
     };
     kick(&worker);
     worker.wait(Some(&Timespec::default()));
-    assert!(worker.lanes[0].kicks_ignored_until.is_some());
+    assert!(worker.lanes[0].muted_until.is_some());
     let idle = |worker: &mut Worker| (0..1000).for_each(|_| _ = worker.poll(None));
     idle(&mut worker);
     assert!(!worker.has_idle(), "its next kick would wake nobody");
-    worker.lanes[0].kicks_ignored_until = Some(Instant::now());
+    worker.lanes[0].muted_until = Some(Instant::now());
     worker.watch_again();
     idle(&mut worker);
     assert!(worker.has_idle());
@@ -153,7 +153,7 @@ fn lanes_of_a_cable_give_to_the_same_pair_of_the_other_end_or_where_that_is_off_
 fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
     let (mut worker, handle) = worker();
     worker.add(LaneId(1), lane(0, true, &[]), Arc::default());
-    worker.lanes[0].kicks_ignored_until = Some(Instant::now());
+    worker.lanes[0].muted_until = Some(Instant::now());
     // It has read its mail, and is about to rest.
     let (rested, rests) = mpsc::channel();
     let (answer, _answered) = mpsc::channel();

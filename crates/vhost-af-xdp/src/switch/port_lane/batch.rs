@@ -200,7 +200,7 @@ impl<O: OwnQueue> PortLane<O> {
     fn run_from(&self, first: usize) -> usize {
         let &Classified { to, source, .. } = &self.chains[first];
         let rest = self.chains[first..self.classified].iter();
-        rest.take_while(|classified| classified.to == to && classified.source == source)
+        rest.take_while(|entry| entry.to == to && entry.source == source)
             .count()
     }
 }

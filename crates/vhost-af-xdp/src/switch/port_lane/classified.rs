@@ -193,12 +193,12 @@ impl Classified {
 /// Calls `act` with the frame, its tag changed for the receiver.
 #[inline]
 pub(super) fn with_tag<R>(
-    classified: &Classified,
+    entry: &Classified,
     frame: GuestFrame<'_>,
     is_tagged: bool,
     act: impl FnOnce(GuestFrame<'_>) -> R,
 ) -> R {
-    match classified.retag(is_tagged) {
+    match entry.retag(is_tagged) {
         Retag::Keep => act(frame),
         retag => act(Retagged::new(frame, retag).frame(frame)),
     }

@@ -42,10 +42,10 @@ impl Frames<'_> {
         let frames = self.classified[next.clone()]
             .iter()
             .zip(&self.chains.chains[next]);
-        let frames = frames.map_while(|(classified, chain)| {
-            let whole = classified.whole(true, self.pair, self.chains.buffers(chain))?;
+        let frames = frames.map_while(|(entry, chain)| {
+            let whole = entry.whole(true, self.pair, self.chains.buffers(chain))?;
             let has_left = bytes < most_bytes;
-            bytes += u64::from(classified.sending.len);
+            bytes += u64::from(entry.sending.len);
             has_left.then_some(whole)
         });
         let (count, bytes) = sink.copy_classified(&self.pair.memory, frames);
@@ -74,8 +74,8 @@ impl Frames<'_> {
             }
             let chain = self.chains.chains[*done];
             let buffers = self.chains.buffers(&chain);
-            let classified = &self.classified[*done];
-            let frame = classified.frame(self.pair, buffers);
+            let entry = &self.classified[*done];
+            let frame = entry.frame(self.pair, buffers);
             let lost = frame.and_then(|_| sink.unsendable(self.counters));
             if let Some(counter) = lost {
                 counter.add(1);
@@ -83,7 +83,7 @@ impl Frames<'_> {
             let put = match frame.filter(|_| lost.is_none()) {
                 Some(frame) => {
                     let put = |frame: GuestFrame<'_>| sink.put(chain.id, Some(frame), budget);
-                    with_tag(classified, frame, true, put)
+                    with_tag(entry, frame, true, put)
                 }
                 None => sink.put(chain.id, None, budget),
             };
@@ -238,10 +238,10 @@ impl<O: OwnQueue> PortLane<O> {
             return;
         };
         while self.goes_on(burst.done, end, &burst.budget) {
-            let (classified, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
+            let (entry, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
             let buffers = self.sender.chains().buffers(&chain);
-            if let Some(frame) = classified.frame(&self.pair, buffers) {
-                match with_tag(classified, frame, true, |frame| tap.put(frame, &self.counters)) {
+            if let Some(frame) = entry.frame(&self.pair, buffers) {
+                match with_tag(entry, frame, true, |frame| tap.put(frame, &self.counters)) {
                     TapPut::Done => burst.budget.tally.add(frame.sending.len),
                     TapPut::Queue => return,
                 }

@@ -13,10 +13,7 @@ impl<O: OwnQueue> PortLane<O> {
             return;
         };
         if let Some(rules) = &filter.rules {
-            for verdict in self.chains[..done]
-                .iter()
-                .filter_map(|classified| classified.verdict)
-            {
+            for verdict in self.chains[..done].iter().filter_map(|entry| entry.verdict) {
                 rules.count(verdict);
                 self.counters.from_guest_filter.add((!verdict.allows).into());
             }
@@ -34,15 +31,15 @@ impl<O: OwnQueue> PortLane<O> {
             .iter()
             .zip(&chains.chains)
             .filter(|(it, _)| it.known > 0);
-        for (classified, chain) in frames {
+        for (entry, chain) in frames {
             let buffers = chains.buffers(chain);
-            let frame = classified.any_frame(&self.pair.memory, self.pair.frame_limit, buffers);
-            let facts = Facts::of_len(classified.sending.len as usize);
-            let said = match classified.is_sent {
-                true => Ok(classified.verdict.unwrap_or(Verdict::UNFILTERED)),
-                false => Err(classified.verdict),
+            let frame = entry.any_frame(&self.pair.memory, self.pair.frame_limit, buffers);
+            let facts = Facts::of_len(entry.sending.len as usize);
+            let value = match entry.is_sent {
+                true => Ok(entry.verdict.unwrap_or(Verdict::UNFILTERED)),
+                false => Err(entry.verdict),
             };
-            to.show(said, facts, facts.len, |bytes| frame.read_start(bytes));
+            to.show(value, facts, facts.len, |bytes| frame.read_start(bytes));
         }
     }
 }

@@ -105,10 +105,10 @@ impl<O: OwnQueue> PortLane<O> {
             if is_segmented || !budget.has_left() {
                 break;
             }
-            let (classified, chain) = (&self.chains[at], self.sender.chains().chains[at]);
+            let (entry, chain) = (&self.chains[at], self.sender.chains().chains[at]);
             let buffers = self.sender.chains().buffers(&chain);
-            if let Some(frame) = classified.frame_in(&memory, frame_limit, buffers) {
-                match with_tag(classified, frame, is_tagged, |frame| {
+            if let Some(frame) = entry.frame_in(&memory, frame_limit, buffers) {
+                match with_tag(entry, frame, is_tagged, |frame| {
                     passing.pass(frame, &self.counters)
                 })? {
                     Passed::Yes => budget.tally.add(frame.sending.len),
@@ -149,13 +149,13 @@ impl<O: OwnQueue> PortLane<O> {
         let Some(first) = self.forwarding.lanes(self.number).first() else {
             return;
         };
-        let (classified, chain) = (&self.chains[index], self.sender.chains().chains[index]);
+        let (entry, chain) = (&self.chains[index], self.sender.chains().chains[index]);
         let buffers = self.sender.chains().buffers(&chain);
-        let Some(frame) = classified.frame(&self.pair, buffers) else {
+        let Some(frame) = entry.frame(&self.pair, buffers) else {
             return;
         };
         let is_tagged = self.forwarding.is_tagged(self.number);
-        let passed = with_tag(classified, frame, is_tagged, |frame| {
+        let passed = with_tag(entry, frame, is_tagged, |frame| {
             pass_copy(
                 burst.network,
                 first.at,

@@ -16,11 +16,11 @@ impl<O: OwnQueue> PortLane<O> {
     #[cold]
     pub(super) fn mirror(&self, done: Range<usize>, network: &mut dyn Network, budget: &mut Budget) {
         for at in done {
-            let classified = &self.chains[at];
+            let entry = &self.chains[at];
             let [to_uplink, to_host] = self.forwarding.ways_out;
             // By a queue of its own it does not go there.
             let to_uplink = to_uplink.filter(|_| !O::IS_THERE);
-            let (to, way) = match classified.to {
+            let (to, way) = match entry.to {
                 Destination::Port(port) if port == self.number && !self.is_hairpin() => continue,
                 // Without a guest here it left.
                 Destination::Port(port) => {
@@ -33,17 +33,14 @@ impl<O: OwnQueue> PortLane<O> {
             };
             let chain = self.sender.chains().chains[at];
             let buffers = self.sender.chains().buffers(&chain);
-            let Some(frame) = classified.frame(&self.pair, buffers) else {
+            let Some(frame) = entry.frame(&self.pair, buffers) else {
                 continue;
             };
             let mut copies = 0;
-            let mark = self.mark(at).with(classified.flow_hints);
-            for (port, guest) in self
-                .forwarding
-                .listeners(classified.vlan, self.source(at), to, way)
-            {
+            let mark = self.mark(at).with(entry.flow_hints);
+            for (port, guest) in self.forwarding.listeners(entry.vlan, self.source(at), to, way) {
                 copies += 1;
-                let passed = with_tag(classified, frame, self.forwarding.is_tagged(port), |frame| {
+                let passed = with_tag(entry, frame, self.forwarding.is_tagged(port), |frame| {
                     pass_copy(network, guest.at, (frame, mark), &self.uncounted)
                 });
                 match passed {

@@ -150,9 +150,9 @@ impl Worker {
             };
             let slot = &mut self.lanes[at];
             slot.futile += 1;
-            if slot.futile > FUTILE_WAKES && slot.kicks_ignored_until.is_none() {
+            if slot.futile > FUTILE_WAKES && slot.muted_until.is_none() {
                 slot.unwatch_fds(&self.epoll);
-                slot.kicks_ignored_until = Some(Instant::now() + IGNORE_KICKS);
+                slot.muted_until = Some(Instant::now() + IGNORE_KICKS);
             }
         }
     }
@@ -160,19 +160,15 @@ impl Worker {
     /// Watches kicks again whose time of being ignored is over. Returns how long to sleep for the remaining ones.
     pub(super) fn watch_again(&mut self) -> Work {
         // A lane whose kicks are ignored is never idle: try_idle refuses it, and its kick has woken it before.
-        if self
-            .awake
-            .iter()
-            .all(|&at| self.lanes[at].kicks_ignored_until.is_none())
-        {
+        if self.awake.iter().all(|&at| self.lanes[at].muted_until.is_none()) {
             return Work::None;
         }
         let now = Instant::now();
         for &at in &self.awake {
             let slot = &mut self.lanes[at];
-            if slot.kicks_ignored_until.is_some_and(|until| until <= now) {
+            if slot.muted_until.is_some_and(|until| until <= now) {
                 slot.watch_fds(&self.epoll);
-                slot.kicks_ignored_until = None;
+                slot.muted_until = None;
             }
         }
         // An eventfd that was written meanwhile is reported at once. Lanes find the work of these events when they
@@ -181,11 +177,7 @@ impl Worker {
         if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
             self.wake(events);
         }
-        match self
-            .awake
-            .iter()
-            .any(|&at| self.lanes[at].kicks_ignored_until.is_some())
-        {
+        match self.awake.iter().any(|&at| self.lanes[at].muted_until.is_some()) {
             true => Work::SOON,
             false => Work::None,
         }
