@@ -65,7 +65,7 @@ where
         Door::Others => return Err(Problem::Others),
         Door::ReadOnly | Door::Metrics => return Err(Problem::ReadOnly),
     }
-    if operation.body.is_empty() && !request.body().is_end_stream() {
+    if operation.body.is_none() && !request.body().is_end_stream() {
         return Err(Problem::Body);
     }
     let query = Query::read(operation, request.uri().query().unwrap_or(""))?;
@@ -109,7 +109,7 @@ where
                 .into_keys(),
             disconnect: false,
         },
-        What::RemovePort => Change::Remove { name },
+        What::DeletePort => Change::Remove { name },
         What::ResetWorkers => Change::ResetWorkers,
         _ => Change::Reload,
     })
@@ -123,9 +123,9 @@ async fn look<B>(
     query: &Query,
 ) -> Result<Response<Body>, Problem> {
     match what {
-        What::Events => return Ok(events(state, request.headers(), request.method(), query).await),
-        What::OpenApi => return Ok(whole("application/json", OPENAPI)),
-        What::Rules => {
+        What::GetEvents => return Ok(events(state, request.headers(), request.method(), query).await),
+        What::GetDocument => return Ok(whole("application/json", OPENAPI)),
+        What::GetRules => {
             let rules = state.daemon.rules(&name).await?;
             return Ok(json_of(&json!(rules.ok_or(Problem::NoPort(name))?)));
         }
@@ -133,15 +133,15 @@ async fn look<B>(
     }
     let status = state.daemon.status().await?;
     Ok(match what {
-        What::Metrics => whole(metrics::MEDIA_TYPE, metrics::render(status)),
-        What::Networks => json_of(&documents::networks(&status)),
-        What::Network => {
+        What::GetMetrics => whole(metrics::MEDIA_TYPE, metrics::render(status)),
+        What::ListNetworks => json_of(&documents::networks(&status)),
+        What::GetNetwork => {
             let network = status.networks.iter().find(|network| network.name == name);
             json_of(&documents::network(network.ok_or(Problem::NoNetwork(name))?))
         }
-        What::Ports => json_of(&documents::ports(&status)),
-        What::Counters => json_of(&documents::counters(&status)),
-        What::Port => {
+        What::ListPorts => json_of(&documents::ports(&status)),
+        What::GetCounters => json_of(&documents::counters(&status)),
+        What::GetPort => {
             let port = status.ports.iter().find(|port| port.name == name);
             let port = port.ok_or_else(|| Problem::NoPort(name.clone()))?;
             let mut view = documents::port(&status, port);
@@ -152,7 +152,7 @@ async fn look<B>(
             }
             json_of(&view)
         }
-        What::Workers => json_of(&json!(WorkersDocument::of(&status))),
+        What::GetWorkers => json_of(&json!(WorkersDocument::of(&status))),
         _ => json_of(&documents::daemon(&status)),
     })
 }

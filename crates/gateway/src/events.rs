@@ -26,7 +26,6 @@ const AHEAD: usize = 4;
 
 /// Events after one that the client names.
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Events")]
 pub(super) struct EventsDocument {
     /// Number of events after that one that are not kept any more.
     pub(super) lost: u64,

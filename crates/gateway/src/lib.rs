@@ -13,12 +13,11 @@ mod daemon;
 mod events;
 mod link;
 mod metrics;
-pub mod openapi;
 mod patient;
 mod places;
-mod problem;
+pub mod problem;
 mod requests;
-mod routes;
+pub mod routes;
 mod server;
 mod supervise;
 

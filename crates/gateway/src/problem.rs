@@ -54,8 +54,7 @@ pub(super) enum Problem {
 
 /// A problem (RFC 9457).
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Problem")]
-pub(super) struct ProblemDocument<'a> {
+pub struct ProblemDocument<'a> {
     /// Always `about:blank`.
     #[serde(rename = "type")]
     kind: &'static str,

@@ -1,20 +1,18 @@
 //! What can be asked for: paths, methods, parameters, bodies and answers, each described once.
 //!
-//! [`answers`](crate::answers) does what an [`Operation`] names, and docs/openapi.json is [made](crate::openapi) of the
-//! table.
+//! [`answers`](crate::answers) does what an [`Operation`] names. docs/openapi.json is made of the table (crate `manual`).
 
 use hyper::{Method, Uri};
 use model::config::Port;
 use model::control::Changed;
 use model::state::documents::{
-    CountersDocument, DaemonDocument, KeysOf, NetworksDocument, PortDocument, PortsDocument,
+    CountersDocument, DaemonDocument, NetworksDocument, PortDocument, PortsDocument,
 };
 use model::state::{NetworkStatus, RulesStatus, WorkersDocument};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde_json::{Value, json};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde_json::{Map, Value};
 
 use crate::events::EventsDocument;
-use crate::metrics;
 use crate::problem::Problem;
 use crate::requests::RuleKeys;
 
@@ -34,304 +32,147 @@ pub(super) enum Door {
     Metrics,
 }
 
-/// What an operation does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
-    Status,
-    Networks,
-    Network,
-    Ports,
-    Port,
-    Rules,
-    Counters,
-    Workers,
-    Events,
-    Metrics,
-    OpenApi,
-    PutPort,
-    PatchPort,
-    RemovePort,
-    PutRules,
-    ResetWorkers,
-    Reload,
-}
-
-pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
-/// A media type, and what is sent in it.
-pub(super) type Form = (&'static str, SchemaOf);
-
-/// What a client can ask for.
-#[derive(Debug)]
-pub(super) struct Operation {
-    pub(super) path: &'static str,
-    /// HEAD is what GET is.
-    pub(super) method: &'static str,
-    pub(super) what: What,
-    /// Name in docs/openapi.json.
-    pub(super) id: &'static str,
-    pub(super) summary: &'static str,
-    /// Further sentences.
-    pub(super) about: &'static str,
-    pub(super) parameters: &'static [Parameter],
-    pub(super) body: &'static [Form],
-    pub(super) answer: &'static [Form],
-    /// Statuses besides those of all operations of its kind, and why.
-    pub(super) others: &'static [(u16, &'static str)],
-}
-
-/// A parameter besides `{name}`.
-#[derive(Debug)]
-pub(super) struct Parameter {
-    pub(super) name: &'static str,
-    /// `query` or `header`.
-    pub(super) place: &'static str,
-    pub(super) about: &'static str,
-    pub(super) schema: fn() -> Value,
-}
+/// Makes the JSON Schema of a type.
+pub type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 
 fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     generator.subschema_for::<T>()
 }
 
-const JSON: &str = "application/json";
-const PORT: &str = "/v1/ports/{name}";
-const RULES: &str = "/v1/ports/{name}/rules";
+const fn body<T: JsonSchema>() -> Option<SchemaOf> {
+    Some(of::<T>)
+}
+
+/// What a client can ask for.
+#[derive(Debug)]
+pub struct Operation {
+    /// What it does.
+    pub what: What,
+    /// Summary, and further sentences behind an empty line.
+    pub about: &'static [&'static str],
+    /// HEAD is what GET is.
+    pub method: &'static str,
+    /// May have a `{name}`.
+    pub path: &'static str,
+    /// Besides the name.
+    pub parameters: &'static [Parameter],
+    /// What is sent with it.
+    pub body: Option<SchemaOf>,
+    /// What is answered.
+    pub answer: SchemaOf,
+}
+
+/// A parameter: name, place (`query` or `header`), JSON type, and what it means.
+pub type Parameter = (&'static str, &'static str, &'static str, &'static str);
+
+const AFTER: Parameter = (
+    "after",
+    "query",
+    "integer",
+    "Only events after this sequence [default: 0]",
+);
+const WAIT: Parameter = (
+    "wait",
+    "query",
+    "integer",
+    "Seconds to wait for the first one, at most 20 [default: 0]",
+);
+const LAST: Parameter = (
+    "Last-Event-ID",
+    "header",
+    "string",
+    "As `after`: sent by clients that resume a stream",
+);
+const ONLY_NEW: Parameter = (
+    "If-None-Match",
+    "header",
+    "string",
+    "`*`: only if there is none of that name",
+);
+const DISCONNECT: Parameter = (
+    "disconnect",
+    "query",
+    "boolean",
+    "The guest may be disconnected for it [default: false]",
+);
+
+/// Describes all operations: method, path, what is sent, parameters, what it does, what is answered.
+macro_rules! operations {
+    ($(
+        $(#[doc = $about:literal])+
+        $method:ident $path:literal $(($body:ty))? $([$($parameter:ident),+])? $what:ident -> $answer:ty;
+    )+) => {
+        /// What an operation does.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum What { $($(#[doc = $about])+ $what),+ }
+
+        /// All that there is.
+        pub const OPERATIONS: &[Operation] = &[$(Operation {
+            what: What::$what,
+            about: &[$($about),+],
+            method: stringify!($method),
+            path: $path,
+            parameters: &[$($($parameter),+)?],
+            body: [$(body::<$body>(),)? None][0],
+            answer: of::<$answer>,
+        }),+];
+    };
+}
+
+operations! {
+    /// The daemon
+    GET "/v1/status" GetStatus -> DaemonDocument<'static>;
+    /// All networks
+    GET "/v1/networks" ListNetworks -> NetworksDocument<'static>;
+    /// One network
+    GET "/v1/networks/{name}" GetNetwork -> NetworkStatus;
+    /// All ports
+    GET "/v1/ports" ListPorts -> PortsDocument<'static>;
+    /// One port
+    GET "/v1/ports/{name}" GetPort -> PortDocument<'static>;
+    /// Adds or replaces a port
+    ///
+    /// It is kept besides the ports of the file, until it is removed, the file has one of its name, or the daemon ends.
+    /// A change that a running port cannot follow disconnects its guest.
+    PUT "/v1/ports/{name}" (Port) [ONLY_NEW] PutPort -> Changed;
+    /// Changes some keys of a port
+    ///
+    /// A key that is null is removed.
+    PATCH "/v1/ports/{name}" (Port) [DISCONNECT] PatchPort -> Changed;
+    /// Removes a port that was added
+    DELETE "/v1/ports/{name}" DeletePort -> Changed;
+    /// Filter rules of a port, and how many frames each decided about
+    GET "/v1/ports/{name}/rules" GetRules -> RulesStatus;
+    /// Replaces all filter rules of a port
+    ///
+    /// They hold for every frame that arrives after the answer; the guest stays connected. Counters restart at 0 where
+    /// something changed.
+    PUT "/v1/ports/{name}/rules" (RuleKeys) PutRules -> Changed;
+    /// All counters
+    GET "/v1/counters" GetCounters -> CountersDocument<'static>;
+    /// What workers do, and which ports take how much of it
+    GET "/v1/workers" GetWorkers -> WorkersDocument;
+    /// Resets the statistics of workers; counters and metrics go on
+    POST "/v1/workers/reset" ResetWorkers -> Changed;
+    /// What happened, and what happens
+    ///
+    /// A stream (`Accept: text/event-stream`) has Server-sent events: `id` is the sequence, `event` what happened, `data`
+    /// an Event; an event `lost` has data of the form {"lost": N}.
+    GET "/v1/events" [AFTER, WAIT, LAST] GetEvents -> EventsDocument;
+    /// Reads the configuration file again
+    POST "/v1/reload" Reload -> Changed;
+    /// This document
+    GET "/v1/openapi.json" GetDocument -> Map<String, Value>;
+    /// All counters, in Prometheus' text format, version 0.0.4
+    GET "/metrics" GetMetrics -> String;
+}
+
+/// The path whose answer may wait.
 const EVENTS: &str = "/v1/events";
-const NO_PORT: (u16, &str) = (404, "There is no such port.");
-const WRONG_KEY: (u16, &str) = (422, "A key or a value is not possible; `key` names it.");
-
-/// What is read.
-const fn look(
-    (path, what): (&'static str, What),
-    id: &'static str,
-    summary: &'static str,
-    answer: &'static [Form],
-) -> Operation {
-    Operation {
-        path,
-        method: "GET",
-        what,
-        id,
-        summary,
-        about: "",
-        parameters: &[],
-        body: &[],
-        answer,
-        others: &[],
-    }
-}
-
-/// What changes something.
-const fn change(
-    (method, path, what): (&'static str, &'static str, What),
-    id: &'static str,
-    summary: &'static str,
-) -> Operation {
-    Operation {
-        method,
-        ..look((path, what), id, summary, &[(JSON, of::<Changed>)])
-    }
-}
-
-/// All that there is.
-pub(super) const OPERATIONS: &[Operation] = &[
-    look(
-        ("/v1/status", What::Status),
-        "getStatus",
-        "The daemon",
-        &[(JSON, of::<DaemonDocument<'_>>)],
-    ),
-    look(
-        ("/v1/networks", What::Networks),
-        "listNetworks",
-        "All networks",
-        &[(JSON, of::<NetworksDocument<'_>>)],
-    ),
-    Operation {
-        others: &[(404, "There is no such network.")],
-        ..look(
-            ("/v1/networks/{name}", What::Network),
-            "getNetwork",
-            "One network",
-            &[(JSON, of::<NetworkStatus>)],
-        )
-    },
-    look(
-        ("/v1/ports", What::Ports),
-        "listPorts",
-        "All ports",
-        &[(JSON, of::<PortsDocument<'_>>)],
-    ),
-    Operation {
-        others: &[NO_PORT],
-        ..look(
-            (PORT, What::Port),
-            "getPort",
-            "One port",
-            &[(JSON, of::<PortDocument<'_>>)],
-        )
-    },
-    Operation {
-        about: "It is kept besides the ports of the file, until it is removed, the file has one of its name, or the \
-                daemon ends. A change that a running port cannot follow disconnects its guest.",
-        parameters: &[Parameter {
-            name: "If-None-Match",
-            place: "header",
-            about: "`*`: only if there is none of that name.",
-            schema: || json!({ "type": "string", "const": "*" }),
-        }],
-        body: &[(JSON, of::<KeysOf<'_, Port>>)],
-        others: &[
-            (201, "It was added."),
-            (
-                409,
-                "The port is one of the file, or the host lacks what it needs; nothing has changed.",
-            ),
-            (412, "There is one of that name."),
-            WRONG_KEY,
-        ],
-        ..change(("PUT", PORT, What::PutPort), "putPort", "Adds or replaces a port")
-    },
-    Operation {
-        about: "A key that is null is removed.",
-        parameters: &[Parameter {
-            name: "disconnect",
-            place: "query",
-            about: "The guest may be disconnected if a changed key requires it.",
-            schema: || json!({ "type": "boolean", "default": false }),
-        }],
-        body: &[
-            (JSON, of::<KeysOf<'_, Port>>),
-            ("application/merge-patch+json", of::<KeysOf<'_, Port>>),
-        ],
-        others: &[
-            NO_PORT,
-            (
-                409,
-                "The port is one of the file, cannot change this without disconnecting its guest, or the host lacks \
-                 what it needs; nothing has changed.",
-            ),
-            WRONG_KEY,
-        ],
-        ..change(
-            ("PATCH", PORT, What::PatchPort),
-            "patchPort",
-            "Changes some keys of a port",
-        )
-    },
-    Operation {
-        others: &[NO_PORT, (409, "The port is one of the file.")],
-        ..change(
-            ("DELETE", PORT, What::RemovePort),
-            "deletePort",
-            "Removes a port that was added",
-        )
-    },
-    Operation {
-        others: &[NO_PORT],
-        ..look(
-            (RULES, What::Rules),
-            "getRules",
-            "Filter rules of a port, and how many frames each decided about",
-            &[(JSON, of::<RulesStatus>)],
-        )
-    },
-    Operation {
-        about: "They hold for every frame that arrives after the answer; the guest stays connected. Counters restart at \
-                0 where something changed.",
-        body: &[(JSON, of::<RuleKeys>)],
-        others: &[NO_PORT, (409, "The port is one of the file."), WRONG_KEY],
-        ..change(
-            ("PUT", RULES, What::PutRules),
-            "putRules",
-            "Replaces all filter rules of a port",
-        )
-    },
-    look(
-        ("/v1/counters", What::Counters),
-        "getCounters",
-        "All counters",
-        &[(JSON, of::<CountersDocument<'_>>)],
-    ),
-    look(
-        ("/v1/workers", What::Workers),
-        "getWorkers",
-        "What workers do, and which ports take how much of it",
-        &[(JSON, of::<WorkersDocument>)],
-    ),
-    change(
-        ("POST", "/v1/workers/reset", What::ResetWorkers),
-        "resetWorkers",
-        "Resets the statistics of workers; counters and metrics go on",
-    ),
-    Operation {
-        parameters: &[
-            Parameter {
-                name: "after",
-                place: "query",
-                about: "Only events after this sequence [default: 0]",
-                schema: || json!({ "type": "integer", "minimum": 0 }),
-            },
-            Parameter {
-                name: "wait",
-                place: "query",
-                about: "Seconds to wait for the first one [default: 0]",
-                schema: || json!({ "type": "integer", "minimum": 0, "maximum": LONGEST_WAIT }),
-            },
-            Parameter {
-                name: "Last-Event-ID",
-                place: "header",
-                about: "Takes precedence over `after`: what a client of a stream sends when it comes back.",
-                schema: || json!({ "type": "string" }),
-            },
-        ],
-        ..look(
-            (EVENTS, What::Events),
-            "getEvents",
-            "What happened, and what happens",
-            &[
-                (JSON, of::<EventsDocument>),
-                ("text/event-stream", |_| {
-                    json_schema!({
-                        "type": "string",
-                        "description": "Server-sent events: `id` is the sequence, `event` what happened, `data` an \
-                                        Event; an event `lost` has data of the form {\"lost\": N}.",
-                    })
-                }),
-            ],
-        )
-    },
-    Operation {
-        others: &[(
-            409,
-            "What is wrong with the file, what could not be done for which port, or that there is no file.",
-        )],
-        ..change(
-            ("POST", "/v1/reload", What::Reload),
-            "reload",
-            "Reads the configuration file again",
-        )
-    },
-    look(
-        ("/v1/openapi.json", What::OpenApi),
-        "getDocument",
-        "This document",
-        &[(JSON, |_| json_schema!({ "type": "object" }))],
-    ),
-    look(
-        ("/metrics", What::Metrics),
-        "getMetrics",
-        "All counters, for Prometheus",
-        &[(
-            metrics::MEDIA_TYPE,
-            |_| json_schema!({ "type": "string", "description": "Prometheus' text format, version 0.0.4." }),
-        )],
-    ),
-];
 
 /// What a request asks for, and the `{name}` of its path.
 pub(super) fn find(door: Door, method: &Method, path: &str) -> Result<(&'static Operation, String), Problem> {
-    let is_had = |operation: &&Operation| door != Door::Metrics || operation.what == What::Metrics;
+    let is_had = |operation: &&Operation| door != Door::Metrics || operation.what == What::GetMetrics;
     let at = OPERATIONS.iter().filter(is_had);
     let mut at = at
         .filter_map(|operation| Some((operation, name_in(operation.path, path)?)))
@@ -400,8 +241,11 @@ impl Query {
         let mut query = Self::default();
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let known = operation.parameters.iter().filter(|it| it.place == "query");
-            let known: Vec<&str> = known.map(|it| it.name).collect();
+            let known = operation
+                .parameters
+                .iter()
+                .filter(|(_, place, ..)| *place == "query");
+            let known: Vec<&str> = known.map(|(name, ..)| *name).collect();
             if !known.contains(&name) {
                 return Err(Problem::Query(match known.as_slice() {
                     [] => format!("{name:?}: this takes no parameters"),
@@ -444,11 +288,14 @@ mod tests {
 
     #[test]
     fn name_in_a_path_is_decoded_and_ends_at_a_slash() {
-        let named = |name: &str| Some((What::Port, name.to_owned()));
+        let named = |name: &str| Some((What::GetPort, name.to_owned()));
         assert_eq!(get("/v1/ports/vm1"), named("vm1"));
         assert_eq!(get("/v1/ports/%2Frun%2fa.sock"), named("/run/a.sock"));
         assert_eq!(get("/v1/ports/f%C3%BCr"), named("für"));
-        assert_eq!(get("/v1/ports/vm1/rules"), Some((What::Rules, "vm1".to_owned())));
+        assert_eq!(
+            get("/v1/ports/vm1/rules"),
+            Some((What::GetRules, "vm1".to_owned()))
+        );
         for path in [
             "/v1/ports/a/b",
             "/v1/ports/%",

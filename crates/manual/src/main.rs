@@ -10,6 +10,7 @@
 //! | `man1/` | a page for each program and each of its commands |
 //! | `bash/`, `zsh/`, `fish/` | completions, under the names that the shells look for |
 
+mod openapi;
 mod reference;
 
 use std::fmt::Write as _;
@@ -45,10 +46,7 @@ fn main() -> anyhow::Result<()> {
 
 /// The documents of a tree that are made of the code.
 fn write_documents(tree: &Path) -> anyhow::Result<()> {
-    for (name, text) in [
-        ("openapi.json", reference::openapi()?),
-        ("keys.md", reference::keys()),
-    ] {
+    for (name, text) in [("openapi.json", openapi::text()?), ("keys.md", reference::keys())] {
         let path = tree.join("docs").join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }

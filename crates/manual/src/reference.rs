@@ -1,5 +1,4 @@
-//! Documents that are made of the code: docs/keys.md and docs/openapi.json.
-//! `manual --docs TREE` writes them; a test compares them.
+//! docs/keys.md: made of the model. `manual --docs TREE` writes it; a test compares it.
 
 use std::fmt::Write as _;
 
@@ -123,12 +122,4 @@ fn wrap(text: &mut String, line: &str) {
         (width, is_first) = (width + len, false);
     }
     text.push('\n');
-}
-
-/// docs/openapi.json.
-///
-/// # Errors
-/// It cannot be written as JSON.
-pub(crate) fn openapi() -> serde_json::Result<String> {
-    Ok(serde_json::to_string_pretty(&gateway::openapi::document())? + "\n")
 }

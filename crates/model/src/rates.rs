@@ -82,7 +82,6 @@ pub struct Rates {
 
 /// Limits of a port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Limits")]
 pub struct PortRates {
     /// Of frames that the guest sends.
     pub from_guest: Rates,

@@ -57,13 +57,11 @@ fn daemon(config: &ServeConfig) -> Lines {
     let mut keys = config.keys.clone();
     keys.process.workers = Some(config.workers);
     let mut lines = keys.lines();
-    let is_set: Vec<String> = lines.iter().map(|(key, _)| key.clone()).collect();
-    let others = Daemon::defaults().into_iter();
-    lines.extend(
-        others
-            .filter(|(key, _)| !is_set.contains(key))
-            .map(|(key, default)| (key, format!("default: {default}"))),
-    );
+    let set = keys.keys();
+    let others = Daemon::defaults()
+        .into_iter()
+        .filter(|(key, _)| !set.contains_key(key));
+    lines.extend(others.map(|(key, default)| (key, format!("default: {default}"))));
     lines
 }
 

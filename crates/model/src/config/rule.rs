@@ -8,12 +8,12 @@ use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::value::{MapAccessDeserializer, MapDeserializer};
-use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::prefix::IpPrefix;
-use super::table::{Keys, reason};
+use super::table::{Keys, reason, set_keys};
 use super::values::{Written, written};
 
 /// Most rules of a port, of both directions together: what a frame of an unknown flow costs stays about a microsecond,
@@ -113,9 +113,9 @@ impl Action {
 }
 
 /// A filter rule of a port.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[schemars(inline, transform = with_frames)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, remote = "Self")]
+#[schemars(inline)]
 pub struct Rule {
     /// Frames of this direction.
     pub direction: Direction,
@@ -148,36 +148,15 @@ pub struct Rule {
     /// Mark of the frame's flow, which `mark set` writes into the NIC's program.
     #[serde(skip_serializing_if = "Option::is_none")]
     mark: Option<FlowMark>,
+    /// Frames that it decided about; a GSO packet is one. The API shows it, and it is ignored in a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frames: Option<u64>,
 }
 
-/// Adds what the API shows with a rule.
-fn with_frames(schema: &mut Schema) {
-    let about = "Frames that the rule decided about; a GSO packet is one. Shown, and ignored in a request.";
-    if let Some(keys) = schema.get_mut("properties").and_then(Value::as_object_mut) {
-        keys.insert(
-            "frames".to_owned(),
-            json!({ "type": "integer", "minimum": 0, "description": about }),
-        );
+impl Serialize for Rule {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, to)
     }
-}
-
-/// The keys of a rule as they are read. `frames`: the API shows it with a rule, and it is ignored in one.
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct RuleTable {
-    direction: Option<Direction>,
-    action: Option<Action>,
-    ethertype: Option<Ethertype>,
-    protocol: Option<Protocol>,
-    source: Option<IpPrefix>,
-    destination: Option<IpPrefix>,
-    source_ports: Option<Ports>,
-    destination_ports: Option<Ports>,
-    icmp_type: Option<IcmpType>,
-    fragment: Option<bool>,
-    mark: Option<FlowMark>,
-    #[serde(default, rename = "frames")]
-    _frames: IgnoredAny,
 }
 
 /// Keys of a rule, in the order in which they are written.
@@ -195,45 +174,22 @@ pub const RULE_KEYS: [&str; 11] = [
     "mark",
 ];
 
-impl TryFrom<RuleTable> for Rule {
-    type Error = String;
-
-    fn try_from(table: RuleTable) -> Result<Self, String> {
-        let rule = Self {
-            direction: table
-                .direction
-                .ok_or("direction is missing: give from-guest or to-guest")?,
-            action: table.action.ok_or("action is missing: give allow or deny")?,
-            ethertype: table.ethertype,
-            protocol: table.protocol,
-            source: table.source,
-            destination: table.destination,
-            source_ports: table.source_ports,
-            destination_ports: table.destination_ports,
-            icmp_type: table.icmp_type,
-            fragment: table.fragment,
-            mark: table.mark,
-        };
-        rule.check().map(|()| rule)
-    }
-}
-
 impl<'de> Deserialize<'de> for Rule {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct TableOrWords;
 
         impl<'de> Visitor<'de> for TableOrWords {
-            type Value = RuleTable;
+            type Value = Rule;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a table of keys such as direction and action, or words key=value")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, keys: A) -> Result<RuleTable, A::Error> {
-                RuleTable::deserialize(MapAccessDeserializer::new(keys))
+            fn visit_map<A: MapAccess<'de>>(self, keys: A) -> Result<Rule, A::Error> {
+                Rule::deserialize(MapAccessDeserializer::new(keys))
             }
 
-            fn visit_str<E: serde::de::Error>(self, words: &str) -> Result<RuleTable, E> {
+            fn visit_str<E: serde::de::Error>(self, words: &str) -> Result<Rule, E> {
                 let words: Vec<&str> = words.split_whitespace().collect();
                 if let Some(word) = words.iter().find(|word| !word.contains('=')) {
                     return Err(E::custom(format!(
@@ -252,8 +208,9 @@ impl<'de> Deserialize<'de> for Rule {
             }
         }
 
-        let table = from.deserialize_any(TableOrWords)?;
-        table.try_into().map_err(D::Error::custom)
+        let rule = from.deserialize_any(TableOrWords)?;
+        rule.check().map_err(D::Error::custom)?;
+        Ok(Self { frames: None, ..rule })
     }
 }
 
@@ -385,10 +342,7 @@ impl Rule {
     /// Its keys as JSON.
     #[must_use]
     pub fn json(&self) -> Map<String, Value> {
-        match serde_json::to_value(self) {
-            Ok(Value::Object(keys)) => keys,
-            _ => Map::new(),
-        }
+        set_keys(self)
     }
 }
 
@@ -409,7 +363,7 @@ impl FromStr for Rule {
     type Err = String;
 
     fn from_str(words: &str) -> Result<Self, String> {
-        Self::deserialize(serde::de::value::StrDeserializer::<serde::de::value::Error>::new(
+        <Self as Deserialize>::deserialize(serde::de::value::StrDeserializer::<serde::de::value::Error>::new(
             words,
         ))
         .map_err(|error| error.to_string())

@@ -66,15 +66,7 @@ pub trait Table: Sized + Default + Clone + PartialEq + Serialize + JsonSchema {
 
     /// Those keys that are set, as JSON.
     fn keys(&self) -> Map<String, Value> {
-        let Ok(Value::Object(mut keys)) = serde_json::to_value(self) else {
-            return Map::new();
-        };
-        keys.retain(|_, value| match value {
-            Value::Null | Value::Bool(false) => false,
-            Value::Array(list) => !list.is_empty(),
-            _ => true,
-        });
-        keys
+        set_keys(self)
     }
 
     /// Whether another value of this key takes effect at run time, while guests stay connected.
@@ -334,11 +326,26 @@ pub(crate) fn fields<T: DeserializeOwned>() -> &'static [&'static str] {
     names
 }
 
+/// Keys of a table or a section that are set, as JSON.
+pub fn set_keys<T: Serialize>(section: &T) -> Map<String, Value> {
+    let Ok(Value::Object(mut keys)) = serde_json::to_value(section) else {
+        return Map::new();
+    };
+    keys.retain(|_, value| match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Array(list) => !list.is_empty(),
+        _ => true,
+    });
+    keys
+}
+
 /// Names of the keys of a section that are true, in its order.
 #[must_use]
 pub fn names_of_set<T: Serialize + DeserializeOwned>(section: &T) -> Vec<String> {
-    let keys = serde_json::to_value(section).unwrap_or_default();
-    let set = fields::<T>().iter().filter(|name| keys[**name] == true);
+    let keys = set_keys(section);
+    let set = fields::<T>()
+        .iter()
+        .filter(|name| keys.get(**name) == Some(&Value::Bool(true)));
     set.map(|name| (*name).to_owned()).collect()
 }
 

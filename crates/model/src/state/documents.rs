@@ -1,6 +1,6 @@
 //! Parts of the status as the API has them: docs/openapi.json is made of these types.
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -8,14 +8,13 @@ use super::{
     Configuration, LaneStatus, Named, NetworkStatus, PortStatus, RulesStatus, Sandbox, Source, Status,
     WorkerStatus,
 };
-use crate::config::{Port, Table};
+use crate::config::Port;
 
 /// What is not part of a port or a network there.
 const COUNTERS: [&str; 3] = ["counters", "groups", "links"];
 
 /// The daemon, without its ports.
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Status")]
 pub struct DaemonDocument<'a> {
     /// Version of the daemon.
     version: &'a str,
@@ -37,7 +36,6 @@ pub struct DaemonDocument<'a> {
 
 /// All networks.
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Networks")]
 pub struct NetworksDocument<'a> {
     /// Those of the file first.
     networks: &'a [NetworkStatus],
@@ -45,7 +43,6 @@ pub struct NetworksDocument<'a> {
 
 /// All ports.
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Ports")]
 pub struct PortsDocument<'a> {
     /// Those of the file first.
     ports: Vec<PortDocument<'a>>,
@@ -53,14 +50,14 @@ pub struct PortsDocument<'a> {
 
 /// A port: the network device of one guest.
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Port")]
 pub struct PortDocument<'a> {
     #[serde(flatten)]
     status: &'a PortStatus,
     /// Where its configuration is from; null without a file.
     source: Option<Source>,
     /// Its configuration; null without a file.
-    configuration: Option<KeysOf<'a, Port>>,
+    #[schemars(with = "Option<Port>")]
+    configuration: Option<&'a Map<String, Value>>,
     /// How the last session ended. It replaces the pair that the status has.
     last_closed: Option<Closed<'a>>,
 }
@@ -76,7 +73,6 @@ struct Closed<'a> {
 
 /// All counters of all ports, uplinks and taps of the host.
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "Counters")]
 pub struct CountersDocument<'a> {
     /// Of all ports.
     ports: Vec<PortCounters<'a>>,
@@ -121,52 +117,15 @@ struct PairCounters<'a> {
     counters: &'a [Named],
 }
 
-/// Keys of a table and their values, as a request has them and as a document shows them.
-#[derive(Debug, Serialize)]
-#[serde(transparent)]
-pub struct KeysOf<'a, T> {
-    keys: &'a Map<String, Value>,
-    #[serde(skip)]
-    of: std::marker::PhantomData<T>,
-}
-
-impl<T: Table> JsonSchema for KeysOf<'_, T> {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        format!("{}Keys", T::schema_name()).into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let nullable = |(key, mut property): (String, Value)| {
-            let description = property["description"].take();
-            if let Some(property) = property.as_object_mut() {
-                property
-                    .retain(|key, _| !(key.starts_with("x-") || key == "default" || key == "description"));
-            }
-            (
-                key,
-                json!({ "description": description, "anyOf": [property, { "type": "null" }] }),
-            )
-        };
-        let keys: Map<String, Value> = T::schema().into_iter().map(nullable).collect();
-        json_schema!({
-            "type": "object",
-            "description": "Keys of docs/keys.md. A key that is null is not set.",
-            "additionalProperties": false,
-            "properties": keys,
-        })
-    }
-}
-
 /// The daemon, without its ports.
 #[must_use]
 pub fn daemon(status: &Status) -> Value {
-    let configuration = status.configuration.clone();
     let mut value = json!(DaemonDocument {
         version: &status.version,
         pid: status.pid,
         cpu_us: status.cpu_us,
         sandbox: &status.sandbox,
-        configuration,
+        configuration: status.configuration.clone(),
         workers: &status.workers,
         networks: status.networks.len(),
         ports: status.ports.len(),
@@ -210,10 +169,7 @@ fn document<'a>(status: &'a Status, port: &'a PortStatus) -> PortDocument<'a> {
     PortDocument {
         status: port,
         source: known.map(|known| known.source),
-        configuration: known.map(|known| KeysOf {
-            keys: &known.keys,
-            of: std::marker::PhantomData,
-        }),
+        configuration: known.map(|known| &known.keys),
         last_closed: closed.map(|(reason, detail)| Closed { reason, detail }),
     }
 }
@@ -230,19 +186,17 @@ pub fn with_rules(port: &mut Value, rules: RulesStatus) {
     }
 }
 
-fn without_counters(mut value: Value) -> Value {
-    remove_counters(&mut value);
-    value
-}
-
-fn remove_counters(value: &mut Value) {
+fn without_counters(value: Value) -> Value {
     match value {
-        Value::Array(list) => list.iter_mut().for_each(remove_counters),
-        Value::Object(fields) => {
+        Value::Array(list) => list.into_iter().map(without_counters).collect(),
+        Value::Object(mut fields) => {
             fields.retain(|key, _| !COUNTERS.contains(&key.as_str()));
-            fields.values_mut().for_each(remove_counters);
+            let fields = fields.into_iter();
+            fields
+                .map(|(key, value)| (key, without_counters(value)))
+                .collect()
         }
-        _ => {}
+        other => other,
     }
 }
 

@@ -22,7 +22,6 @@ pub struct Named {
 
 /// One queue pair.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Lane")]
 pub struct LaneStatus {
     /// Number of the queue pair, from 0.
     pub pair: usize,

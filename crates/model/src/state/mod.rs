@@ -144,7 +144,6 @@ pub struct PortStatus {
 
 /// One worker thread.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Worker")]
 pub struct WorkerStatus {
     /// Rounds that moved frames.
     pub busy_rounds: u64,

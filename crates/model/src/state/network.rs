@@ -7,7 +7,6 @@ use super::{LaneStatus, Named};
 
 /// One network.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Network")]
 pub struct NetworkStatus {
     /// Its name.
     pub name: String,

@@ -1,18 +1,17 @@
 //! Filter rules of a port, with how many frames each decided about. They are not part of [`Status`](super::Status),
 //! since there can be many.
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::config::{Action, Rule};
 
 /// Filter rules of a port.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Rules")]
 pub struct RulesStatus {
     /// In order: keys and values as configured, and `frames`.
-    #[schemars(schema_with = "rules_with_frames")]
+    #[schemars(with = "Vec<Rule>")]
     pub rules: Vec<Map<String, Value>>,
     /// Frames that the guest sends.
     pub from_guest: DirectionStatus,
@@ -22,7 +21,6 @@ pub struct RulesStatus {
 
 /// What happens to frames that no rule matches.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "RulesOfDirection")]
 pub struct DirectionStatus {
     /// What happens to them.
     #[schemars(with = "Action")]
@@ -35,10 +33,4 @@ pub struct DirectionStatus {
     pub link_frames: u64,
     /// Memory that the rules take, bytes.
     pub memory_bytes: usize,
-}
-
-fn rules_with_frames(generator: &mut SchemaGenerator) -> Schema {
-    let mut rule = Rule::json_schema(generator);
-    rule.insert("required".to_owned(), json!(["direction", "action", "frames"]));
-    json_schema!({ "type": "array", "items": rule })
 }

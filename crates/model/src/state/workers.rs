@@ -14,7 +14,6 @@ use super::work::{
 
 /// The workers of a daemon.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-#[schemars(rename = "Workers")]
 pub struct WorkersDocument {
     /// Process ID of the daemon.
     pub pid: u32,
@@ -26,7 +25,6 @@ pub struct WorkersDocument {
 
 /// Figures of a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-#[schemars(rename = "WorkerWork")]
 pub struct WorkerDocument {
     /// Its number.
     pub worker: usize,
