@@ -160,16 +160,14 @@ struct Changes<T, C> {
     go: Vec<(String, String)>,
     /// Those that there were until now are among them if they are others.
     come: Vec<(Entry<T>, C)>,
+    /// Those that go on, of which something is said otherwise.
+    changed: Vec<(Entry<T>, C)>,
 }
 
 /// What is to be done.
 struct Difference {
     ports: Changes<Port, PortConfig>,
     networks: Changes<Network, NetworkConfig>,
-    /// Ports that go on, of which something is said otherwise.
-    changed: Vec<(Entry<Port>, PortConfig)>,
-    /// The same of networks.
-    changed_networks: Vec<(Entry<Network>, NetworkConfig)>,
 }
 
 impl<T: Table, C> Changes<T, C> {
@@ -177,26 +175,33 @@ impl<T: Table, C> Changes<T, C> {
     fn between(
         before: &[Entry<T>],
         now: &[Entry<T>],
-        gone: &str,
+        why_gone: &str,
         build: impl Fn(&Entry<T>) -> Result<C, String>,
     ) -> Result<Self, String> {
-        let (mut go, mut come) = (Vec::new(), Vec::new());
-        for table in before {
-            match of_name(now, &table.name) {
-                None => go.push((table.name.clone(), gone.to_owned())),
-                Some(other) => match table.differences(other).as_slice() {
-                    [] => {}
-                    keys => go.push((table.name.clone(), format!("has changed ({})", keys.join(", ")))),
-                },
-            }
-        }
+        let is_gone = |table: &&Entry<T>| of_name(now, &table.name).is_none();
+        let gone = before.iter().filter(is_gone);
+        let mut changes = Self {
+            go: gone
+                .map(|table| (table.name.clone(), why_gone.to_owned()))
+                .collect(),
+            come: Vec::new(),
+            changed: Vec::new(),
+        };
         for table in now {
-            let goes = go.iter().any(|(name, _)| *name == table.name);
-            if goes || of_name(before, &table.name).is_none() {
-                come.push((table.clone(), build(table)?));
+            let Some(known) = of_name(before, &table.name) else {
+                changes.come.push((table.clone(), build(table)?));
+                continue;
+            };
+            let keys = known.differences(table);
+            if keys.iter().any(|key| !known.value.is_live(key)) {
+                let why = format!("has changed ({})", keys.join(", "));
+                changes.go.push((table.name.clone(), why));
+                changes.come.push((table.clone(), build(table)?));
+            } else if !keys.is_empty() {
+                changes.changed.push((table.clone(), build(table)?));
             }
         }
-        Ok(Self { go, come })
+        Ok(changes)
     }
 
     /// It goes to come as another one.
@@ -285,7 +290,7 @@ impl Reader {
     fn difference(&self, file: &ConfigFile, of: Option<&str>) -> Result<Difference, String> {
         let is_meant = |table: &&Entry<Port>| of.is_none_or(|name| table.name == name);
         let now: Vec<Entry<Port>> = file.all_ports().filter(is_meant).cloned().collect();
-        let mut running: Vec<Entry<Port>> = self.running.iter().filter(is_meant).cloned().collect();
+        let running: Vec<Entry<Port>> = self.running.iter().filter(is_meant).cloned().collect();
         let port = |table: &Entry<Port>| {
             let built = build_port(&file.path, table, file.all_ports().count());
             let port = built.map_err(|error| with_sources(&error))?;
@@ -305,64 +310,28 @@ impl Reader {
                 }
             }
         };
-        let mut changed = Vec::new();
-        for table in &now {
-            let known = running.iter_mut().find(|known| known.name == table.name);
-            if let Some(known) = known {
-                let keys = known.differences(table);
-                if !keys.is_empty() && keys.iter().all(|key| known.value.is_live(key)) {
-                    changed.push((table.clone(), port(table)?));
-                    known.clone_from(table);
-                }
-            }
-        }
-        let (mut changed_networks, mut known_networks) = (Vec::new(), self.networks.clone());
-        for table in file.networks.iter().filter(|_| of.is_none()) {
-            let known = known_networks.iter_mut().find(|known| known.name == table.name);
-            let is_live = |known: &&mut Entry<Network>| {
-                let keys = known.differences(table);
-                !keys.is_empty() && keys.iter().all(|key| known.value.is_live(key))
-            };
-            if let Some(known) = known.filter(is_live) {
-                changed_networks.push((table.clone(), network(table)?));
-                known.clone_from(table);
-            }
-        }
         let networks = match of {
-            None => Changes::between(&known_networks, &file.networks, GONE, network)?,
-            Some(_) => Changes {
-                go: Vec::new(),
-                come: Vec::new(),
-            },
+            None => Changes::between(&self.networks, &file.networks, GONE, network)?,
+            Some(_) => Changes::between(&[], &[], GONE, network)?,
         };
         let gone = if of.is_none() { GONE } else { "was removed" };
         let ports = Changes::between(&running, &now, gone, port)?;
-        Ok(Difference {
-            ports,
-            networks,
-            changed,
-            changed_networks,
-        })
+        Ok(Difference { ports, networks })
     }
 
     fn apply(&mut self, file: ConfigFile, difference: Difference, outcome: &mut Outcome) {
-        let Difference {
-            ports,
-            networks,
-            changed,
-            changed_networks,
-        } = difference;
-        for (name, why) in ports.go {
-            if let Err(error) = self.ports.remove(&name) {
+        let Difference { ports, networks } = difference;
+        for (name, why) in &ports.go {
+            if let Err(error) = self.ports.remove(name) {
                 outcome.failed.push(error.to_string());
             }
-            let gone = self.running.iter().position(|table| table.name == name);
+            let gone = self.running.iter().position(|table| table.name == *name);
             let gone = gone.map(|at| self.running.remove(at));
             if let Some(path) = gone.as_ref().and_then(made_at) {
                 // Whoever replaced it keeps it.
                 let _ = self.requests.remove(&path);
             }
-            JOURNAL.tell(Of::Port(&name), What::Removed, Some(why.clone()));
+            JOURNAL.tell(Of::Port(name), What::Removed, Some(why.clone()));
             outcome.done.push(format!("port {name} {why}: ended"));
         }
         for (name, why) in &networks.go {
@@ -380,13 +349,13 @@ impl Reader {
             self.describe();
             return;
         }
-        for (table, port) in changed {
+        for (table, port) in ports.changed {
             match self.change_live(&table, &port) {
                 Ok(done) => outcome.done.push(done),
                 Err(error) => outcome.failed.push(format!("{error:#}")),
             }
         }
-        for (table, network) in changed_networks {
+        for (table, network) in networks.changed {
             match self.change_uplink(&table, &network) {
                 Ok(done) => outcome.done.push(done),
                 Err(error) => outcome.failed.push(format!("{error:#}")),

@@ -10,9 +10,10 @@ use common::binding::LARGE_CHUNK;
 use common::options::{bind_request, busy_poll, mode_request};
 use device::features::OnRequest;
 use model::config::{
-    Account, Api, Attachment, Daemon, External, Interface, Limits, Network, Placement, Port, Process, Size,
-    Socket, Vlans, Words, names_of_set,
+    Account, Api, Daemon, External, Interface, Limits, Network, Placement, Port, Process, Size, Socket,
+    Vlans, Words, names_of_set, set_keys,
 };
+use serde::Serialize;
 use steward::protocol::is_interface_name;
 
 use super::port::offloads_of;
@@ -116,12 +117,13 @@ fn check_access(socket: &Socket, endpoint: &Endpoint) -> anyhow::Result<()> {
 
 /// The first option about the access to a socket that is given.
 pub(crate) fn access_option(socket: &Socket) -> Option<&'static str> {
-    let given = [
-        ("socket-owner", socket.socket_owner.is_some()),
-        ("socket-group", socket.socket_group.is_some()),
-        ("socket-mode", socket.socket_mode.is_some()),
-    ];
-    given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+    first_set(socket, &["socket-owner", "socket-group", "socket-mode"])
+}
+
+/// The first of these keys that is set in a section.
+fn first_set<T: Serialize>(section: &T, keys: &[&'static str]) -> Option<&'static str> {
+    let set = set_keys(section);
+    keys.iter().copied().find(|key| set.contains_key(*key))
 }
 
 /// What the options `X-owner`, `X-group` and `X-mode` say together.
@@ -167,27 +169,24 @@ fn nic(port: &Port) -> anyhow::Result<NicConfig> {
         ..
     } = &port.interface;
     let queues = queues(port)?;
-    if let Some(other) = port
-        .interface
-        .cable
-        .as_ref()
-        .map(|_| "cable")
-        .or(null.then_some("null"))
-    {
-        match (ifname, &port.member.network) {
-            (Some(_), _) => bail!("ifname excludes {other}: leave one out"),
-            (None, Some(_)) => bail!("network excludes {other}: leave one out"),
-            (None, None) if cable.is_some() && *null => bail!("cable excludes null: leave one out"),
-            (None, None) => {}
-        }
+    let network = &port.member.network;
+    let given = [
+        ("ifname", ifname.is_some()),
+        ("network", network.is_some()),
+        ("cable", cable.is_some()),
+        ("null", *null),
+    ];
+    let given: Vec<&str> = given
+        .iter()
+        .filter(|(_, given)| *given)
+        .map(|(key, _)| *key)
+        .collect();
+    if let [first, .., last @ ("cable" | "null")] = given[..] {
+        bail!("{first} excludes {last}: leave one out");
     }
-    let Some(network) = &port.member.network else {
-        if let Some(key) = names_of_set(&port.options).first().cloned().or(port
-            .member
-            .trunk
-            .as_ref()
-            .map(|_| "trunk".to_owned()))
-        {
+    let Some(network) = network else {
+        let trunk = first_set(&port.member, &["trunk"]).map(str::to_owned);
+        if let Some(key) = names_of_set(&port.options).into_iter().chain(trunk).next() {
             bail!("{key}: needs a network: name one");
         }
         return Ok(match (queues, cable) {
@@ -202,7 +201,10 @@ fn nic(port: &Port) -> anyhow::Result<NicConfig> {
         });
     };
     if queues.is_none()
-        && let Some(key) = queue_option(&port.attachment)
+        && let Some(key) = first_set(
+            &port.attachment,
+            &["start-queue", "mode", "force-copy", "force-zero-copy"],
+        )
     {
         bail!(
             "{key}: the queues are the network's: name the uplink by ifname for one of the port's own, or leave it out"
@@ -214,17 +216,6 @@ fn nic(port: &Port) -> anyhow::Result<NicConfig> {
         options: port.options,
         own: queues,
     })
-}
-
-/// The first option about queues of a port's own that is given.
-fn queue_option(attachment: &Attachment) -> Option<&'static str> {
-    let given = [
-        ("start-queue", attachment.start_queue.is_some()),
-        ("mode", attachment.mode.is_some()),
-        ("force-copy", attachment.force_copy),
-        ("force-zero-copy", attachment.force_zero_copy),
-    ];
-    given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
 }
 
 fn member_vlans(port: &Port) -> anyhow::Result<MemberVlans> {
@@ -312,15 +303,12 @@ fn external(external: &External) -> anyhow::Result<ExternalProgram> {
 }
 
 fn check_guard(port: &Port) -> anyhow::Result<()> {
-    let needs_ips = [
-        ("router", port.guard.router),
-        ("dhcp-server", port.guard.dhcp_server),
-    ];
-    match needs_ips.iter().find(|(_, on)| *on && port.guard.ips.is_none()) {
-        Some((key, _)) => {
+    let names = names_of_set(&port.guard);
+    match names.iter().find(|name| *name != "guard") {
+        Some(key) if port.guard.ips.is_none() => {
             bail!("{key}: needs ips: name the guest's addresses; without them it may send from any")
         }
-        None => Ok(()),
+        _ => Ok(()),
     }
 }
 

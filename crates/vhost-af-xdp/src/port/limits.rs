@@ -1,6 +1,6 @@
 //! Changes at run time: what a port's guest may send, its rates, and the hints of its frames.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::ticket_lock::Task;
 use super::{Port, PortState};
@@ -15,10 +15,14 @@ use crate::switch::rate_limit::PortLimits;
 use model::config::Policy;
 use model::rates::PortRates;
 
+fn locked<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Port {
     /// As its lanes have them.
     pub(super) fn limits(&self) -> PortLimits {
-        self.limits.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.limits).clone()
     }
 
     /// How much its guest may send and get.
@@ -30,7 +34,7 @@ impl Port {
     pub(crate) fn set_rates(self: &Arc<Self>, rates: PortRates) {
         let change = move |port: &Arc<Self>, state: &mut PortState| {
             let limits = PortLimits::new(rates);
-            *port.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits.clone();
+            *locked(&port.limits) = limits.clone();
             if let Some(session) = &state.session {
                 session.set_limits(&limits, &port.workers);
             }
@@ -41,22 +45,18 @@ impl Port {
 
     /// As its lanes have them.
     pub(super) fn filter(&self) -> PortFilter {
-        self.filter
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .1
-            .clone()
+        locked(&self.filter).1.clone()
     }
 
     /// Its rules, and what they were compiled to, which counts.
     pub(crate) fn filter_rules(&self) -> (Filter, PortFilter) {
-        self.filter.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.filter).clone()
     }
 
     /// Sets the filter rules; the guest stays connected. On return they apply to every frame. Counters restart at 0,
     /// unless the rules are the same.
     pub(crate) fn set_filter(self: &Arc<Self>, config: &Filter) {
-        if self.filter.lock().unwrap_or_else(PoisonError::into_inner).0 == *config {
+        if locked(&self.filter).0 == *config {
             return;
         }
         let compiled = PortFilter::new(config);
@@ -76,7 +76,7 @@ impl Port {
     fn change_filter(self: &Arc<Self>, change: impl FnOnce(&mut (Filter, PortFilter)) + Send + 'static) {
         let change = move |port: &Arc<Self>, state: &mut PortState| {
             let filter = {
-                let mut filter = port.filter.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut filter = locked(&port.filter);
                 change(&mut filter);
                 filter.1.clone()
             };
@@ -96,7 +96,7 @@ impl Port {
             if let Some(interface) = &state.interface {
                 interface.switch_hints(hints, &mut port.teller(state))?;
             }
-            *port.hints.lock().unwrap_or_else(PoisonError::into_inner) = hints;
+            *locked(&port.hints) = hints;
             if state.interface.is_none() {
                 // With these it may be had.
                 port.look_again();
@@ -109,7 +109,7 @@ impl Port {
 
     /// The requested hints.
     pub(crate) fn hints(&self) -> HintsConfig {
-        *self.hints.lock().unwrap_or_else(PoisonError::into_inner)
+        *locked(&self.hints)
     }
 
     /// Sends the lanes of its queues the metadata of their frames.
@@ -130,20 +130,20 @@ impl Port {
 
     /// What holds of its guest's frames.
     pub(crate) fn rules(&self) -> Policy {
-        self.rules.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.rules).clone()
     }
 
     /// The source guard of its lanes, outside of networks.
     pub(super) fn guard(&self) -> Option<Guard> {
-        self.guard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.guard).clone()
     }
 
     /// Sets the source guard; the guest stays connected. On return it is in effect. In a network the FDB has it.
     pub(crate) fn set_guard(self: &Arc<Self>, config: &PortConfig) {
         let (guard, rules) = (config.guard(), config.keys.policy());
         let change = move |port: &Arc<Self>, state: &mut PortState| {
-            (*port.guard.lock().unwrap_or_else(PoisonError::into_inner)).clone_from(&guard);
-            *port.rules.lock().unwrap_or_else(PoisonError::into_inner) = rules.clone();
+            (*locked(&port.guard)).clone_from(&guard);
+            *locked(&port.rules) = rules.clone();
             if let Some(session) = &state.session {
                 session.set_guard(guard.as_ref(), &port.workers);
             }
