@@ -30,7 +30,7 @@ fn commands_change_what_the_api_shows() {
     );
     let (code, said) = run(&add);
     assert!(
-        code == Some(1) && said.contains("port vm2 is there already: "),
+        code == Some(1) && said.contains("port vm2 already exists: "),
         "{said}"
     );
     let (code, said) = run(&["port", "set", "vm2", "isolated", "vlan=5"]);

@@ -392,7 +392,7 @@ impl Session {
         let frame = announce::rarp(mac);
         match self.lanes.iter().flatten().next() {
             Some(lane) => lane.change(context.workers, move |lane, siblings| {
-                lane.inject(&frame, siblings)
+                lane.inject(&frame, siblings);
             }),
             None => tracing::debug!("SEND_RARP with no queue running: nothing to send it by"),
         }

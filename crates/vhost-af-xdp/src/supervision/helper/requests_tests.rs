@@ -42,7 +42,7 @@ impl Kept {
             place,
             vmm_sockets,
             answering: Some(std::thread::spawn(move || {
-                request_server.answer_all(theirs.as_fd())
+                request_server.answer_all(theirs.as_fd());
             })),
         }
     }
