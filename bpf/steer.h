@@ -104,14 +104,6 @@ struct steer_member {
 };
 _Static_assert(sizeof(struct steer_member) == 8, "twin in network.rs");
 
-/* What the bound program leaves before a frame: a set of these, decided when it is loaded. */
-#define STEER_HINT_HASH 0x1
-#define STEER_HINT_VLAN 0x2
-#define STEER_HINT_TIMESTAMP 0x4
-#define STEER_HINT_MARK 0x8
-/* Beside those in `absent` only: the frame is of no network. */
-#define STEER_HINT_PORT 0x10
-
 /* Most flows that have a mark. */
 #define STEER_MAX_MARKS 16384
 

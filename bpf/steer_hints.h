@@ -29,6 +29,14 @@
 
 #include "steer_key.h"
 
+/* What the bound program leaves before a frame: a set of these, decided when it is loaded. */
+#define STEER_HINT_HASH 0x1
+#define STEER_HINT_VLAN 0x2
+#define STEER_HINT_TIMESTAMP 0x4
+#define STEER_HINT_MARK 0x8
+/* Beside those in `absent` only: the frame is of no network. */
+#define STEER_HINT_PORT 0x10
+
 /* Which hints; a set of STEER_HINT_*. Written by the loader. */
 const volatile __u32 steer_asked = 0;
 /*

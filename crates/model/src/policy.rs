@@ -170,7 +170,7 @@ pub struct AfXdpRule {
     pub host: Option<bool>,
     /// Let queues be leased to netkits [default: false]
     pub netkit: Option<bool>,
-    /// Hints of the NIC that leases may use: some of hash, vlan, timestamp and mark; or none [default: all]
+    /// Hints of the NIC that leases may use, as option --hints names them; or none [default: all]
     pub hints: Option<Words>,
     /// Let sockets poll the driver, at most so many frames at a time [default: no]
     pub busy_poll: Option<NonZeroU16>,

@@ -17,12 +17,27 @@ use crate::capture::messages_of;
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct HintSet(u8);
 
-/// Each with its bit, `STEER_HINT_*`, and its name, which is a part of the structure's (`bpf/steer_hints.h`).
-const NAMES: [(HintSet, &str); 4] = [
-    (HintSet::HASH, "hash"),
-    (HintSet::VLAN, "vlan"),
-    (HintSet::TIMESTAMP, "timestamp"),
-    (HintSet::MARK, "mark"),
+/// A hint, `STEER_HINT_*`; its name, which is a part of the structure's (`bpf/steer_hints.h`); and, of a hint of the NIC,
+/// the kernel's function and the driver's flag.
+type Known = (HintSet, &'static str, Option<(&'static str, XdpRxMetadata)>);
+
+const KNOWN: [Known; 4] = [
+    (
+        HintSet::HASH,
+        "hash",
+        Some(("bpf_xdp_metadata_rx_hash", XdpRxMetadata::Hash)),
+    ),
+    (
+        HintSet::VLAN,
+        "vlan",
+        Some(("bpf_xdp_metadata_rx_vlan_tag", XdpRxMetadata::VlanTag)),
+    ),
+    (
+        HintSet::TIMESTAMP,
+        "timestamp",
+        Some(("bpf_xdp_metadata_rx_timestamp", XdpRxMetadata::Timestamp)),
+    ),
+    (HintSet::MARK, "mark", None),
 ];
 
 impl HintSet {
@@ -73,21 +88,16 @@ impl HintSet {
     /// 6.3 on, the tag from 6.8 on), and their types (CONFIG_DEBUG_INFO_BTF). It is read once.
     #[must_use]
     pub fn of_kernel() -> Self {
-        static KNOWN: OnceLock<HintSet> = OnceLock::new();
-        if let Some(&known) = KNOWN.get() {
+        static OF_KERNEL: OnceLock<HintSet> = OnceLock::new();
+        if let Some(&known) = OF_KERNEL.get() {
             return known;
         }
         let (btf, _) = messages_of(Btf::from_vmlinux);
         // Whoever may read it later finds what there is.
         let Ok(btf) = btf else { return Self::NONE };
         let has = |function: &str| btf.type_by_name::<Func<'_>>(function).is_some();
-        let functions = [
-            (Self::HASH, "bpf_xdp_metadata_rx_hash"),
-            (Self::VLAN, "bpf_xdp_metadata_rx_vlan_tag"),
-            (Self::TIMESTAMP, "bpf_xdp_metadata_rx_timestamp"),
-        ];
-        let there = functions.into_iter().filter(|&(_, function)| has(function));
-        *KNOWN.get_or_init(|| there.fold(Self::MARK, |set, (hint, _)| set.with(hint)))
+        let is_there = |known: &Known| known.2.is_none_or(|(function, _)| has(function));
+        *OF_KERNEL.get_or_init(|| Self::all_of(KNOWN.iter().filter(|known| is_there(known))))
     }
 
     /// The hints that the driver of this interface reports (`xdp-rx-metadata-features`,
@@ -104,13 +114,12 @@ impl HintSet {
         let attributes = replies.recv_one().map_err(io::Error::from)?;
         // The kernel leaves the attribute out where there is none.
         let features = attributes.get_xdp_rx_metadata_features().unwrap_or(0);
-        let bits = [
-            (Self::HASH, XdpRxMetadata::Hash),
-            (Self::VLAN, XdpRxMetadata::VlanTag),
-            (Self::TIMESTAMP, XdpRxMetadata::Timestamp),
-        ];
-        let there = bits.into_iter().filter(|&(_, bit)| features & bit as u64 != 0);
-        Ok(there.fold(Self::NONE, |set, (hint, _)| set.with(hint)))
+        let has = |known: &&Known| known.2.is_some_and(|(_, bit)| features & bit as u64 != 0);
+        Ok(Self::all_of(KNOWN.iter().filter(has)))
+    }
+
+    fn all_of<'a>(known: impl Iterator<Item = &'a Known>) -> Self {
+        known.fold(Self::NONE, |set, &(hint, ..)| set.with(hint))
     }
 
     /// As a number, for another process: the bits of `STEER_HINT_*`.
@@ -127,10 +136,8 @@ impl HintSet {
 
     /// The names of those that it has.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
-        NAMES
-            .into_iter()
-            .filter(move |&(hint, _)| self.has(hint))
-            .map(|(_, name)| name)
+        let its = KNOWN.into_iter().filter(move |&(hint, ..)| self.has(hint));
+        its.map(|(_, name, _)| name)
     }
 
     /// Name of the structure that the program leaves.
@@ -157,7 +164,7 @@ impl fmt::Debug for HintSet {
 
 /// A word that is no hint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no hint: choose some of hash, vlan, timestamp and mark, separated by commas, or none")]
+#[error("{0:?} is no hint: choose some of {all}, or none", all = HintSet::ALL)]
 pub struct NoSuchHint(String);
 
 impl FromStr for HintSet {
@@ -167,11 +174,11 @@ impl FromStr for HintSet {
         if text == "none" {
             return Ok(Self::NONE);
         }
-        let hint = |word: &str| NAMES.into_iter().find(|&(_, name)| name == word);
+        let hint = |word: &str| KNOWN.into_iter().find(|&(_, name, _)| name == word);
         text.split(',')
             .map(str::trim)
             .try_fold(Self::NONE, |set, word| match hint(word) {
-                Some((hint, _)) => Ok(set.with(hint)),
+                Some((hint, ..)) => Ok(set.with(hint)),
                 None => Err(NoSuchHint(word.to_owned())),
             })
     }

@@ -598,5 +598,5 @@ fn hints_are_all_that_a_rule_names_or_all() {
     let report = parse("hints = \"hash\"\n").expect("a policy").to_string();
     assert!(report.ends_with(", hints hash\n"), "{report}");
     let report = parse("hints = \"time\"\n").expect_err("no such hint").to_string();
-    assert!(report.contains("hash, vlan, timestamp and mark"), "{report}");
+    assert!(report.contains("hash,vlan,timestamp,mark"), "{report}");
 }

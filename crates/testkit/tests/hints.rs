@@ -207,7 +207,7 @@ fn what_excludes_hints_is_said_with_the_remedy() {
         (&["hash", "--memory", "direct"][..], "memory=copy"),
         (&["hash", "--memory", "send-direct"], "memory=copy"),
         (&["vlan", "--mode", "skb"], "leave one out"),
-        (&["time"], "choose some of hash, vlan, timestamp and mark"),
+        (&["time"], "choose some of hash,vlan,timestamp,mark"),
         (&["hash,auto"], "auto excludes"),
         (&["none,hash"], "none excludes"),
     ] {

@@ -24,9 +24,7 @@ pub(crate) enum HintsConfig {
 pub(crate) enum WrongHints {
     #[error("{0} excludes others: leave it or them out")]
     Alone(String),
-    #[error(
-        "{0:?} is no hint: choose some of hash, vlan, timestamp and mark, separated by commas, or auto or none alone"
-    )]
+    #[error("{0:?} is no hint: choose some of {all}, or auto or none alone", all = HintSet::ALL)]
     Unknown(String),
 }
 

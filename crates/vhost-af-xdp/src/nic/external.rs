@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use steer::{AttachedAs, ForeignProgram, HintSet, Mode, ModeRequest, SocketMap, SocketMapError};
 use steward::links::Link;
 use steward::protocol::{Hinted, Wanted};
-use xsk::metadata::{Field, Layout};
+use xsk::metadata::Layout;
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::afxdp_plugin::Plugin;
@@ -243,17 +243,10 @@ impl External {
         else {
             return None;
         };
-        let fields = [
-            (Field::Hash, HintSet::HASH),
-            (Field::VlanTci, HintSet::VLAN),
-            (Field::Timestamp, HintSet::TIMESTAMP),
-            (Field::Mark, HintSet::MARK),
-        ];
-        let there = fields.into_iter().filter(|&(field, _)| layout.has(field));
-        let bits = there.fold(0, |bits, (_, hint)| bits | hint.bits());
+        let hints = HintSet::of_bits(layout.fields());
         Some(Hinted {
-            possible: HintSet::of_bits(bits),
-            on: HintSet::of_bits(bits),
+            possible: hints,
+            on: hints,
             why: String::new(),
             layouts: vec![*layout],
         })

@@ -16,11 +16,7 @@ impl SeenHints {
     /// A frame came with these. Costs a look where each was there before.
     #[inline]
     pub(crate) fn note(&self, hints: &Hints) {
-        let of = |is_there: bool, hint: HintSet| if is_there { hint.bits() } else { 0 };
-        let there = of(hints.hash.is_some(), HintSet::HASH)
-            | of(hints.tag.is_some(), HintSet::VLAN)
-            | of(hints.timestamp.is_some(), HintSet::TIMESTAMP)
-            | of(hints.mark.is_some(), HintSet::MARK);
+        let there = hints.fields();
         if there & !self.0.load(Relaxed) != 0 {
             self.0.fetch_or(there, Relaxed);
         }

@@ -26,8 +26,8 @@ pub enum Field {
     VlanProto,
     /// `vlan_tci`, 2 bytes: priority and number of that tag.
     VlanTci,
-    /// `absent`, the lower 2 bytes: fields that mean nothing in this frame. Bit 0: hash, 1: tag, 2: timestamp, 3: mark,
-    /// 4: port. A structure without it has all fields in each frame.
+    /// `absent`, the lower 2 bytes: fields that mean nothing in this frame, by [`Field::absent_bit`]. A structure without
+    /// it has all fields in each frame.
     Absent,
 }
 
@@ -56,6 +56,19 @@ impl Field {
             Self::VlanProto => "vlan_proto",
             Self::VlanTci => "vlan_tci",
             Self::Absent => "absent",
+        }
+    }
+
+    /// The bit of `absent` that says that the field means nothing in a frame, `STEER_HINT_*`; 0: there is none.
+    #[must_use]
+    pub const fn absent_bit(self) -> u8 {
+        match self {
+            Self::Hash => 1,
+            Self::VlanProto => 1 << 1,
+            Self::Timestamp => 1 << 2,
+            Self::Mark => 1 << 3,
+            Self::Port => 1 << 4,
+            Self::HashType | Self::VlanTci | Self::Absent => 0,
         }
     }
 
@@ -151,6 +164,13 @@ impl Layout {
         self.offset(field).is_some()
     }
 
+    /// The fields that it has, by [`Field::absent_bit`].
+    #[must_use]
+    pub fn fields(&self) -> u8 {
+        let there = Field::ALL.into_iter().filter(|&field| self.has(field));
+        there.fold(0, |bits, field| bits | field.absent_bit())
+    }
+
     /// For another process of this machine: the id in host byte order, the length, the offsets in the order of
     /// [`Field::ALL`] (255: no such field), zeros.
     #[must_use]
@@ -158,7 +178,7 @@ impl Layout {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&self.id.to_ne_bytes());
         bytes[4] = self.len;
-        bytes[5..13].copy_from_slice(&self.offsets);
+        bytes[5..][..Field::ALL.len()].copy_from_slice(&self.offsets);
         bytes
     }
 

@@ -58,6 +58,19 @@ pub struct Hints {
     pub port: Option<u32>,
 }
 
+impl Hints {
+    /// Which of them there are but the destination, by [`Field::absent_bit`].
+    #[inline]
+    #[must_use]
+    pub fn fields(&self) -> u8 {
+        let bit = |is_there: bool, bit: u8| if is_there { bit } else { 0 };
+        bit(self.hash.is_some(), HASH)
+            | bit(self.tag.is_some(), TAG)
+            | bit(self.timestamp.is_some(), TIMESTAMP)
+            | bit(self.mark.is_some(), MARK)
+    }
+}
+
 /// The metadata of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
@@ -118,11 +131,11 @@ struct Places {
 }
 
 /// Bits of `absent`, and of a shape.
-const HASH: u8 = 1;
-const TAG: u8 = 1 << 1;
-const TIMESTAMP: u8 = 1 << 2;
-const MARK: u8 = 1 << 3;
-const PORT: u8 = 1 << 4;
+const HASH: u8 = Field::Hash.absent_bit();
+const TAG: u8 = Field::VlanProto.absent_bit();
+const TIMESTAMP: u8 = Field::Timestamp.absent_bit();
+const MARK: u8 = Field::Mark.absent_bit();
+const PORT: u8 = Field::Port.absent_bit();
 /// Of a shape only.
 const ABSENT: u8 = 1 << 5;
 const SHAPES: u8 = 1 << 6;
@@ -131,18 +144,10 @@ impl Places {
     fn new(layout: Layout) -> Self {
         // What is shorter than the usual length lies at its end.
         let skipped = (USUAL_BYTES as u8).saturating_sub(layout.len_bytes());
-        let bits = [
-            (Field::Hash, HASH),
-            (Field::VlanProto, TAG),
-            (Field::Timestamp, TIMESTAMP),
-            (Field::Mark, MARK),
-            (Field::Port, PORT),
-            (Field::Absent, ABSENT),
-        ];
-        let bits = bits.into_iter().filter(|&(field, _)| layout.has(field));
+        let absent = if layout.has(Field::Absent) { ABSENT } else { 0 };
         Self {
             layout,
-            shape: bits.fold(0, |shape, (_, bit)| shape | bit),
+            shape: layout.fields() | absent,
             // At most MAX_LEN_BYTES: no sum is larger than a byte.
             at: Field::ALL.map(|field| layout.offset(field).map_or(0, |offset| offset + skipped)),
         }
