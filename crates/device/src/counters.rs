@@ -110,6 +110,8 @@ counters! {
     Work from_guest_frames,
     /// Bytes of these frames, without the virtio-net header.
     Work from_guest_bytes,
+    /// Network: broadcast and multicast frames of the guest, each copied to all other ports that receive it.
+    Work from_guest_multicast_frames,
     /// GSO packets of the guest that were taken to be sent; each segment is counted in `from_guest_frames`.
     Work from_guest_super_frames,
     /// Those of them that were handed to the kernel unsegmented.

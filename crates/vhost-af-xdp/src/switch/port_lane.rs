@@ -330,6 +330,7 @@ impl<O: OwnQueue> PortLane<O> {
         let buffers = self.sender.chains().buffers(&chain);
         let entry = &self.chains[first];
         if let Some(frame) = entry.frame(&self.pair, buffers) {
+            self.counters.from_guest_multicast_frames.add(1);
             if !has_uplink {
                 burst.budget.tally.add(frame.sending.len);
             }

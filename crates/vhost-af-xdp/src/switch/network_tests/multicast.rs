@@ -74,6 +74,7 @@ fn unicast_only_port_receives_no_multicast_from_guests_or_the_uplink() {
     world.poll();
     assert_eq!(world.ports[0].got(), [unicast]);
     assert_eq!(world.ports[2].got(), [from_lan, from_guest].concat());
+    assert_eq!(world.ports[1].counters.from_guest_multicast_frames.get(), 2);
 }
 
 #[test]
