@@ -164,6 +164,8 @@ impl Connection {
                 port.with_session(move |session, context| session.set_log(range, &file, context))?;
                 return Ok(Reply::log(range));
             }
+            // The VMM polls the log, as with DPDK: nothing is signalled when a page is logged.
+            Message::SetLogFd => {}
             Message::SetStatus(status) => {
                 port.with_session(move |session, context| session.set_status(status, context))?;
             }

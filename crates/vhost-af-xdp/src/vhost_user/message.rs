@@ -96,6 +96,7 @@ pub(crate) enum Message {
     ResetOwner,
     SetMemTable(Vec<Region>),
     SetLogBase(FileRange, OwnedFd),
+    SetLogFd,
     SetVringNum(u32, u32),
     SetVringAddr(u32, RingAddresses),
     SetVringBase(u32, u32),
@@ -151,7 +152,7 @@ struct Rule {
 use Answer::{Ack, Always, Payload};
 
 #[rustfmt::skip]
-const RULES: [Rule; 31] = {
+const RULES: [Rule; 32] = {
     type Decode = fn(&mut Fields) -> Result<Message, MessageError>;
     const fn rule(request: u32, name: &'static str, payload: (usize, usize), files: (usize, usize), answer: Answer,
                   feature: Option<Feature>, decode: Decode) -> Rule {
@@ -168,6 +169,7 @@ const RULES: [Rule; 31] = {
         rule( 4, "RESET_OWNER",           (0, 0),  (0, 0), Ack,     None, |_| Ok(Message::ResetOwner)),
         rule( 5, "SET_MEM_TABLE",         TABLE,   (0, MAX_FILES), Ack, None, Fields::mem_table),
         rule( 6, "SET_LOG_BASE",        (16, 16),  (1, 1), Payload, Some(LogShmfd), Fields::log_base),
+        rule( 7, "SET_LOG_FD",            (0, 0),  (1, 1), Ack,     None, |_| Ok(Message::SetLogFd)),
         rule( 8, "SET_VRING_NUM",         (8, 8),  (0, 0), Ack,     None, |it| it.state(Message::SetVringNum)),
         rule( 9, "SET_VRING_ADDR",      (40, 40),  (0, 0), Ack,     None, Fields::vring_addr),
         rule(10, "SET_VRING_BASE",        (8, 8),  (0, 0), Ack,     None, |it| it.state(Message::SetVringBase)),
@@ -199,8 +201,8 @@ const RULES: [Rule; 31] = {
 
 /// Messages that are not supported, by name: of protocol features that are not offered, and of other devices.
 #[rustfmt::skip]
-const UNSUPPORTED: [(u32, &str); 13] = [
-    (7, "SET_LOG_FD"), (23, "SET_VRING_ENDIAN"), (26, "CREATE_CRYPTO_SESSION"), (27, "CLOSE_CRYPTO_SESSION"),
+const UNSUPPORTED: [(u32, &str); 12] = [
+    (23, "SET_VRING_ENDIAN"), (26, "CREATE_CRYPTO_SESSION"), (27, "CLOSE_CRYPTO_SESSION"),
     (28, "POSTCOPY_ADVISE"), (29, "POSTCOPY_LISTEN"), (30, "POSTCOPY_END"), (33, "GPU_SET_SOCKET"), (35, "VRING_KICK"),
     (41, "GET_SHARED_OBJECT"), (42, "SET_DEVICE_STATE_FD"), (43, "CHECK_DEVICE_STATE"), (44, "GET_SHMEM_CONFIG"),
 ];
