@@ -524,3 +524,14 @@ fn cpu_share(daemon: &Daemon, time: Duration) -> f64 {
     println!("{share:.4} of a CPU while idle");
     share
 }
+
+#[test]
+fn daemon_that_nobody_uses_ends_after_its_idle_timeout() {
+    let mut daemon = daemon_on(&Serve::null().with("--idle-timeout", "1"));
+    let status = daemon.1.process().wait(wait::SOON);
+    let said = daemon.1.said();
+    assert!(
+        status.success() && said.contains("no VMM has been connected for 1 s"),
+        "{status}: {said}"
+    );
+}

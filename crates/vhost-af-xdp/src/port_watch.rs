@@ -1,12 +1,15 @@
 //! Records an event when a port reaches one of its limits: once, until it has kept to it for a while. And has lost
-//! frames logged ([`Port::log_losses`], [`OtherLosses`]).
+//! frames logged ([`Port::log_losses`], [`OtherLosses`]). Ends a daemon that is not used (`idle-timeout`).
 //!
 //! A thread of its own reads the counters of all ports and networks now and then. No worker takes part.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use signal_hook::iterator::Handle;
 
 use crate::journal::{JOURNAL, Of};
 use crate::other_losses::OtherLosses;
@@ -43,15 +46,30 @@ impl Seen {
     }
 }
 
-/// Watches these ports, for ever.
+/// Watches these ports, and ends the daemon when no VMM has been connected for `idle_timeout` seconds.
 /// Errors: there is no thread for it.
-pub(crate) fn start(ports: Arc<Ports>) -> io::Result<()> {
+pub(crate) fn start(ports: Arc<Ports>, idle_timeout: Option<NonZeroU32>, signals: Handle) -> io::Result<()> {
     let body = move || {
         let mut seen: HashMap<String, [Seen; 2]> = HashMap::new();
         let mut losses = OtherLosses::default();
+        let mut used = Instant::now();
         loop {
             let networks = ports.networks();
             let ports = ports.all();
+            let is_used = |port: &Arc<Port>| {
+                port.published
+                    .snapshot()
+                    .is_some_and(|shown| shown.session.is_some())
+            };
+            if ports.iter().any(is_used) {
+                used = Instant::now();
+            }
+            if let Some(seconds) = idle_timeout
+                && used.elapsed() >= Duration::from_secs(seconds.get().into())
+            {
+                tracing::info!("no VMM has been connected for {seconds} s: the daemon ends (idle-timeout)");
+                return signals.close();
+            }
             losses.look(&ports, &networks);
             let named: HashSet<_> = ports.iter().map(|port| port.name()).collect();
             seen.retain(|name, _| named.contains(name.as_str()));

@@ -147,6 +147,8 @@ impl<'a> Sandboxed<'a> {
         tracing::info!("sandbox: {}", self.in_force);
         tell_what_is_off(config);
         watch(&ports, self.changes)?;
+        let idle_timeout = config.keys.process.idle_timeout;
+        port_watch::start(Arc::clone(&ports), idle_timeout, self.signals.handle()).context(NO_THREAD)?;
         let reload = start_reload(config, &ports, self.helper.requests(), reach)?;
         let read = answering::status_of(
             config,
@@ -198,13 +200,12 @@ impl<'a> Sandboxed<'a> {
     }
 }
 
-/// Watches what ports depend on: their interfaces, the uplinks of networks, and limits of this process.
+/// Watches the interfaces of ports and the uplinks of networks.
 fn watch(ports: &Arc<Ports>, changes: Option<Changes>) -> anyhow::Result<()> {
     if let Some(changes) = changes {
         ports.watch_links(changes).context(NO_THREAD)?;
     }
-    ports.watch_uplinks().context(NO_THREAD)?;
-    port_watch::start(Arc::clone(ports)).context(NO_THREAD)
+    ports.watch_uplinks().context(NO_THREAD)
 }
 
 /// Starts what reads the file again, where there is one.

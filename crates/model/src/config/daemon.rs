@@ -1,6 +1,7 @@
 //! Options of the daemon as a whole.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -61,8 +62,9 @@ pub struct Process {
     /// Seconds to wait for an answer of the steward [default: 10]
     #[arg(long, value_name = "SECONDS", hide = true)]
     pub steward_timeout: Option<u64>,
-    /// Control socket for `status`, `port`, `reload` and others; `none`: no socket [default: PID.sock in /run/vhost-af-xdp, for other users
-    /// than root in $XDG_RUNTIME_DIR/vhost-af-xdp, /run/user/UID/vhost-af-xdp or /tmp/vhost-af-xdp-UID]
+    /// Control socket for `status`, `port`, `reload` and others; `none`: no socket [default: PID.sock in
+    /// /run/vhost-af-xdp, for other users than root in $XDG_RUNTIME_DIR/vhost-af-xdp, /run/user/UID/vhost-af-xdp or
+    /// /tmp/vhost-af-xdp-UID]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
     /// Run as this user, a name, UID or UID:GID, once sockets are bound [default: nobody, if started by
@@ -77,6 +79,9 @@ pub struct Process {
     /// daemon]
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
+    /// End the daemon when no VMM has been connected for so many seconds [default: never]
+    #[arg(long, value_name = "SECONDS")]
+    pub idle_timeout: Option<NonZeroU32>,
     /// Directories allowed for sockets of ports that are added later, besides those of the ports that the
     /// daemon starts with
     #[arg(skip)]

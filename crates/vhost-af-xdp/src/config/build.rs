@@ -531,6 +531,7 @@ pub(crate) fn daemon(daemon: &Daemon, ports: Vec<PortConfig>) -> anyhow::Result<
         sandbox,
         state,
         socket_directories,
+        ..
     } = daemon.process.clone();
     let cpus = cpus.map_or_else(Vec::new, |cpus| cpus.0);
     check_cpus(&cpus)?;
