@@ -15,7 +15,7 @@ fn status_comes_by_signal_too() {
     let veth = VethPair::new();
     let mut daemon = Daemon::start(&veth.near, &by_root());
     daemon.process().signal(Signal::USR1);
-    daemon.process().await_text("waiting for a VMM");
+    daemon.process().await_text("connected: false");
     daemon.process().check();
 }
 
