@@ -182,7 +182,8 @@ fn top_shows_ports_until_its_key_to_quit() {
     let mut running = start();
     await_drawn("vm1");
     running.type_in("3");
-    await_drawn("asleep");
+    // Reversed, and so drawn as a whole.
+    await_drawn("\u{1b}[7m 3 workers ");
     running.type_in("q");
     assert!(running.wait(wait::SOON).success(), "{running}");
     // It ends with its terminal.

@@ -144,7 +144,8 @@ impl Connection {
             // RESET_OWNER is deprecated: the specification asks for nothing. Every field of the config space is
             // read-only for a driver of VIRTIO 1.0; a legacy one may write its MAC address, which means nothing to a
             // port that does not filter.
-            Message::ResetOwner | Message::SetConfig => {}
+            // VMMs poll the log: nothing is signalled when a page is logged.
+            Message::ResetOwner | Message::SetConfig | Message::SetLogFd => {}
             Message::ResetDevice => port.with_session(|session, context| {
                 session.reset(context.workers);
                 Ok(())
@@ -164,8 +165,6 @@ impl Connection {
                 port.with_session(move |session, context| session.set_log(range, &file, context))?;
                 return Ok(Reply::log(range));
             }
-            // The VMM polls the log, as with DPDK: nothing is signalled when a page is logged.
-            Message::SetLogFd => {}
             Message::SetStatus(status) => {
                 port.with_session(move |session, context| session.set_status(status, context))?;
             }
