@@ -190,15 +190,19 @@ pub fn capture(path: &Path, wanted: CaptureRequest) -> Result<(UnixStream, Vec<u
     Ok((client.stream, client.rest, begun))
 }
 
-/// Asks all these daemons at once; those that answer, in this order.
+/// Asks all these daemons at once; the status of those that answer, in this order.
 pub fn statuses(paths: &[PathBuf]) -> Vec<Status> {
+    answering(paths).into_iter().map(|(_, status)| status).collect()
+}
+
+fn answering(paths: &[PathBuf]) -> Vec<(PathBuf, Status)> {
     let mut allowances: HashMap<Option<&Path>, Allowance> = HashMap::new();
     for path in paths {
         let directory = allowances.entry(path.parent());
         directory.or_insert_with(|| Allowance::for_daemons_in(path.parent()));
     }
     let ask_one = |path: &PathBuf| match status_within(path, &allowances[&path.parent()]) {
-        Ok(status) => Some(status),
+        Ok(status) => Some((path.clone(), status)),
         Err(Error::Io(error)) if error.kind() == ErrorKind::TimedOut => {
             let (path, seconds) = (path.display(), ANSWER.as_secs());
             tracing::warn!(%path, "no answer within {seconds} s: is its process stopped, or no daemon?");
@@ -240,17 +244,40 @@ pub fn ask(control: Option<&Path>) -> Result<Vec<Status>, Unreachable> {
 /// # Errors
 /// No daemon answers.
 pub fn ask_some(control: Option<&Path>) -> Result<Vec<Status>, Unreachable> {
-    let found = ask(control)?;
-    if found.is_empty() {
-        let others = match rustix::process::geteuid().is_root() {
-            true => "",
-            false => " run as root for those of other users,",
-        };
-        return Err(Unreachable(format!(
-            "no daemon found: start one with `vhost-af-xdp serve`,{others} or name its socket with --control PATH"
-        )));
+    Daemons::find(control).map(|(_, statuses)| statuses)
+}
+
+/// Daemons that answered, to be asked again without those that did not.
+#[derive(Debug, Clone)]
+pub struct Daemons(Vec<PathBuf>);
+
+impl Daemons {
+    /// The daemon at `control`, or without it all that are found, at least one; with their status.
+    ///
+    /// # Errors
+    /// No daemon answers.
+    pub fn find(control: Option<&Path>) -> Result<(Self, Vec<Status>), Unreachable> {
+        if let Some(path) = control {
+            return Ok((Self(vec![path.to_owned()]), ask(control)?));
+        }
+        let (paths, statuses): (Vec<_>, Vec<_>) = answering(&find_all()).into_iter().unzip();
+        if paths.is_empty() {
+            let others = match rustix::process::geteuid().is_root() {
+                true => "",
+                false => " run as root for those of other users,",
+            };
+            return Err(Unreachable(format!(
+                "no daemon found: start one with `vhost-af-xdp serve`,{others} or name its socket with --control PATH"
+            )));
+        }
+        Ok((Self(paths), statuses))
     }
-    Ok(found)
+
+    /// The status of those that still answer.
+    #[must_use]
+    pub fn ask(&self) -> Vec<Status> {
+        statuses(&self.0)
+    }
 }
 
 /// No daemon answers: why, and the remedy.
@@ -319,7 +346,13 @@ fn without_control_characters(value: &mut Value) {
             *text = text.replace(char::is_control, "?");
         }
         Value::Array(values) => values.iter_mut().for_each(without_control_characters),
-        Value::Object(fields) => fields.values_mut().for_each(without_control_characters),
+        Value::Object(fields) => {
+            let cleaned = std::mem::take(fields).into_iter().map(|(key, mut value)| {
+                without_control_characters(&mut value);
+                (key.replace(char::is_control, "?"), value)
+            });
+            *fields = cleaned.collect();
+        }
         _ => {}
     }
 }
@@ -332,11 +365,11 @@ mod tests {
 
     #[test]
     fn what_is_said_has_no_control_characters() {
-        let mut value = serde_json::json!({"a": ["\u{1b}[2Jx", {"b": "line\nline"}], "c": 1});
+        let mut value = serde_json::json!({"a": ["\u{1b}[2Jx", {"b\u{9b}": "line\nline"}], "c": 1});
         without_control_characters(&mut value);
         assert_eq!(
             value,
-            serde_json::json!({"a": ["?[2Jx", {"b": "line?line"}], "c": 1})
+            serde_json::json!({"a": ["?[2Jx", {"b?": "line?line"}], "c": 1})
         );
     }
 

@@ -18,7 +18,7 @@ use crate::events::{Events, EventsDocument};
 use crate::metrics;
 use crate::problem::Problem;
 use crate::requests::{self, RuleKeys};
-use crate::routes::{Door, Query, What, find};
+use crate::routes::{Listener, Query, What, find};
 
 /// The API's document.
 const OPENAPI: &str = include_str!("../../../docs/openapi.json");
@@ -45,25 +45,25 @@ impl State {
 }
 
 /// Answers a request, whatever it is.
-pub(super) async fn answer<B>(state: &State, door: Door, request: Request<B>) -> Response<Body>
+pub(super) async fn answer<B>(state: &State, listener: Listener, request: Request<B>) -> Response<Body>
 where
     B: hyper::body::Body<Data = Bytes> + Unpin,
 {
-    let made = make(state, door, request).await;
+    let made = make(state, listener, request).await;
     made.unwrap_or_else(|problem| problem.answer())
 }
 
-async fn make<B>(state: &State, door: Door, request: Request<B>) -> Result<Response<Body>, Problem>
+async fn make<B>(state: &State, listener: Listener, request: Request<B>) -> Result<Response<Body>, Problem>
 where
     B: hyper::body::Body<Data = Bytes> + Unpin,
 {
-    let (operation, name) = find(door, request.method(), request.uri().path())?;
+    let (operation, name) = find(listener, request.method(), request.uri().path())?;
     let looks = operation.method == "GET";
-    match door {
+    match listener {
         _ if looks => {}
-        Door::All => {}
-        Door::Others => return Err(Problem::Others),
-        Door::ReadOnly | Door::Metrics => return Err(Problem::ReadOnly),
+        Listener::ReadWrite => {}
+        Listener::ReadByOthers => return Err(Problem::Others),
+        Listener::ReadOnly | Listener::Metrics => return Err(Problem::ReadOnly),
     }
     if operation.body.is_none() && !request.body().is_end_stream() {
         return Err(Problem::Body);
@@ -111,7 +111,8 @@ where
         },
         What::DeletePort => Change::Remove { name },
         What::ResetWorkers => Change::ResetWorkers,
-        _ => Change::Reload,
+        What::Reload => Change::Reload,
+        other => unreachable!("{other:?} changes nothing"),
     })
 }
 
@@ -153,7 +154,8 @@ async fn look<B>(
             json_of(&view)
         }
         What::GetWorkers => json_of(&json!(WorkersDocument::of(&status))),
-        _ => json_of(&documents::daemon(&status)),
+        What::GetStatus => json_of(&documents::daemon(&status)),
+        other => unreachable!("{other:?} has no document"),
     })
 }
 

@@ -116,7 +116,7 @@ const FAMILIES: &[Family] = &[
     ),
     counter(
         "vhost_af_xdp_frames",
-        "Frames moved; segments of a packet that was cut count each.",
+        "Frames moved; each segment of a GSO packet counts.",
         |status| {
             of_directions(status, |traffic| {
                 [traffic.from_guest_frames, traffic.to_guest_frames]

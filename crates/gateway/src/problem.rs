@@ -105,7 +105,9 @@ impl Problem {
             Self::Refused(refused) if refused.kind == Kind::NoPort => NAMES_OF_PORTS,
             Self::NoNetwork(_) => "GET /v1/networks lists their names",
             Self::Body => "send none with this method",
-            Self::LongBody(_) => "send less: a port has 50 keys, and ranges such as \"100-199\" are short",
+            Self::LongBody(_) => {
+                "send less: a port has some 60 keys, and ranges such as \"100-199\" are short"
+            }
             Self::SlowBody => "send it at once",
             Self::Json(_) => "send an object with the keys that [port.NAME] of a file has (docs/config.md)",
             Self::Query(_) => "leave the parameter out, or give it a value that docs/api.md names",

@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use model::config::{Action, MOST_RULES, Rule};
 use schemars::JsonSchema;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -47,6 +47,7 @@ where
 pub(super) struct RuleKeys {
     /// In their order: the first that matches a frame decides.
     #[schemars(with = "Vec<Rule>", length(max = MOST_RULES))]
+    #[serde(deserialize_with = "not_null")]
     rules: Value,
     /// What happens to frames of the guest that no rule matches; without it `deny` where there are rules of that
     /// direction, else `allow`.
@@ -57,6 +58,12 @@ pub(super) struct RuleKeys {
     #[schemars(with = "Option<Action>", skip_serializing_if = "Value::is_null")]
     #[serde(default)]
     to_guest_default: Value,
+}
+
+/// Null would remove all rules.
+fn not_null<'de, D: Deserializer<'de>>(from: D) -> Result<Value, D::Error> {
+    let value = Option::<Value>::deserialize(from)?;
+    value.ok_or_else(|| D::Error::custom("rules: give a list, [] for none"))
 }
 
 impl RuleKeys {

@@ -19,16 +19,16 @@ use crate::requests::RuleKeys;
 /// Longest wait for events that a client may ask for, seconds.
 const LONGEST_WAIT: u64 = 20;
 
-/// Where a client came in.
+/// The listening socket of a client's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Door {
-    /// A socket on which all is had.
-    All,
-    /// The same, by somebody who may look only.
-    Others,
-    /// A socket on which nothing is changed.
+pub(super) enum Listener {
+    /// Socket with full access.
+    ReadWrite,
+    /// The same socket, for a user who may only read.
+    ReadByOthers,
+    /// Socket for reading.
     ReadOnly,
-    /// An address at which only metrics are.
+    /// Address with metrics only.
     Metrics,
 }
 
@@ -171,8 +171,12 @@ operations! {
 const EVENTS: &str = "/v1/events";
 
 /// What a request asks for, and the `{name}` of its path.
-pub(super) fn find(door: Door, method: &Method, path: &str) -> Result<(&'static Operation, String), Problem> {
-    let is_had = |operation: &&Operation| door != Door::Metrics || operation.what == What::GetMetrics;
+pub(super) fn find(
+    listener: Listener,
+    method: &Method,
+    path: &str,
+) -> Result<(&'static Operation, String), Problem> {
+    let is_had = |operation: &&Operation| listener != Listener::Metrics || operation.what == What::GetMetrics;
     let at = OPERATIONS.iter().filter(is_had);
     let mut at = at
         .filter_map(|operation| Some((operation, name_in(operation.path, path)?)))
@@ -282,7 +286,7 @@ mod tests {
     use super::*;
 
     fn get(path: &str) -> Option<(What, String)> {
-        let (operation, name) = find(Door::All, &Method::GET, path).ok()?;
+        let (operation, name) = find(Listener::ReadWrite, &Method::GET, path).ok()?;
         Some((operation.what, name))
     }
 
@@ -314,7 +318,7 @@ mod tests {
     #[test]
     fn only_metrics_are_had_at_their_address() {
         for operation in OPERATIONS.iter().filter(|operation| operation.method == "GET") {
-            let found = find(Door::Metrics, &Method::GET, operation.path).is_ok();
+            let found = find(Listener::Metrics, &Method::GET, operation.path).is_ok();
             assert_eq!(found, operation.path == "/metrics", "{}", operation.path);
         }
     }
@@ -327,17 +331,17 @@ mod tests {
             ("/v1/reload", "POST"),
             ("/metrics", "GET, HEAD"),
         ] {
-            match find(Door::All, &Method::OPTIONS, path) {
+            match find(Listener::ReadWrite, &Method::OPTIONS, path) {
                 Err(Problem::Method { allowed, .. }) => assert_eq!(allowed, methods, "{path}"),
                 other => panic!("{path}: {other:?}"),
             }
         }
-        assert!(find(Door::All, &Method::HEAD, "/v1/status").is_ok());
+        assert!(find(Listener::ReadWrite, &Method::HEAD, "/v1/status").is_ok());
     }
 
     #[test]
     fn parameters_that_mean_nothing_are_refused() {
-        let of = |path, method| find(Door::All, method, path).expect("known").0;
+        let of = |path, method| find(Listener::ReadWrite, method, path).expect("known").0;
         let (events, patch) = (of(EVENTS, &Method::GET), of("/v1/ports/a", &Method::PATCH));
         let query = Query::read(events, "after=7&wait=20").expect("both");
         assert_eq!((query.after, query.wait), (Some(7), Some(20)));

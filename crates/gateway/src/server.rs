@@ -32,7 +32,7 @@ use crate::patient::Patient;
 use crate::places::{Client, Place, Places, Watched};
 use crate::problem::Problem;
 use crate::requests;
-use crate::routes::{self, Door};
+use crate::routes::{self, Listener};
 
 /// Connections at a time by one Unix socket, of these for root and the owner, of one user there, by TCP, and of one
 /// address there.
@@ -140,11 +140,13 @@ enum May {
 
 impl May {
     /// Where a client came in.
-    fn door(self, user: u32, group: u32) -> Door {
+    fn listener(self, user: u32, group: u32) -> Listener {
         match self {
-            Self::Look => Door::ReadOnly,
-            Self::Change(Some(of)) if user != 0 && user != of.user && group != of.group => Door::Others,
-            Self::Change(_) => Door::All,
+            Self::Look => Listener::ReadOnly,
+            Self::Change(Some(of)) if user != 0 && user != of.user && group != of.group => {
+                Listener::ReadByOthers
+            }
+            Self::Change(_) => Listener::ReadWrite,
         }
     }
 }
@@ -160,7 +162,7 @@ async fn accept_local(listener: tokio::net::UnixListener, may: May, owner: u32, 
                 let is_kept_for = user == 0 || user == owner;
                 let state = if is_kept_for { &of_owner } else { &state };
                 let place = places.take(user, is_kept_for);
-                let_in(stream, &places, place, may.door(user, group), state);
+                let_in(stream, &places, place, may.listener(user, group), state);
                 // Those that were closed for it go first: they have descriptors.
                 yield_now().await;
             }
@@ -176,7 +178,7 @@ async fn accept_remote(listener: tokio::net::TcpListener, state: State) {
         match listener.accept().await {
             Ok((stream, from)) => {
                 let place = places.take(network_of(from.ip()), false);
-                let_in(stream, &places, place, Door::Metrics, &state);
+                let_in(stream, &places, place, Listener::Metrics, &state);
                 yield_now().await;
             }
             Err(_) => sleep(PAUSE).await,
@@ -195,18 +197,18 @@ fn network_of(address: IpAddr) -> IpAddr {
 }
 
 /// Without a place it is closed.
-fn let_in<S, K>(stream: S, places: &Places<K>, place: Option<Place<K>>, door: Door, state: &State)
+fn let_in<S, K>(stream: S, places: &Places<K>, place: Option<Place<K>>, listener: Listener, state: &State)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     K: Client,
 {
     let Some(place) = place else { return };
     let (number, state) = (place.number(), state.clone());
-    let task = tokio::spawn(converse(stream, Arc::new(place), door, state));
+    let task = tokio::spawn(converse(stream, Arc::new(place), listener, state));
     Place::served_by(places, number, task.abort_handle());
 }
 
-async fn converse<S, K>(stream: S, place: Arc<Place<K>>, door: Door, state: State)
+async fn converse<S, K>(stream: S, place: Arc<Place<K>>, listener: Listener, state: State)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     K: Client,
@@ -219,7 +221,7 @@ where
             if waits {
                 place.set_idle();
             }
-            let (head, body) = answers::answer(&state, door, request).await.into_parts();
+            let (head, body) = answers::answer(&state, listener, request).await.into_parts();
             Ok::<_, Infallible>(match place.hold(body.bytes()) {
                 Some(held) => Response::from_parts(head, body.held(held)),
                 None => Problem::Unread.answer(),
@@ -244,13 +246,13 @@ mod tests {
     #[test]
     fn others_who_can_connect_may_look_only() {
         let of = Changers { user: 7, group: 8 };
-        let door = |user, group| May::Change(Some(of)).door(user, group);
-        assert_eq!(door(1, 1), Door::Others);
+        let listener = |user, group| May::Change(Some(of)).listener(user, group);
+        assert_eq!(listener(1, 1), Listener::ReadByOthers);
         for (user, group) in [(0, 1), (7, 1), (1, 8)] {
-            assert_eq!(door(user, group), Door::All);
+            assert_eq!(listener(user, group), Listener::ReadWrite);
         }
-        assert_eq!(May::Change(None).door(1, 1), Door::All);
-        assert_eq!(May::Look.door(0, 0), Door::ReadOnly);
+        assert_eq!(May::Change(None).listener(1, 1), Listener::ReadWrite);
+        assert_eq!(May::Look.listener(0, 0), Listener::ReadOnly);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! libbpf, so concurrent calls do not mix.
 
 use std::cell::RefCell;
+use std::io;
 use std::sync::Once;
 
 use libbpf_rs::{PrintLevel, set_print};
@@ -57,6 +58,14 @@ pub(crate) fn kernel_message(said: &str) -> Option<String> {
     let (_, text) = said.split_once("Kernel error message: ")?;
     let line = text.lines().next()?.trim();
     (!line.is_empty()).then(|| line.to_owned())
+}
+
+/// What a call of libbpf returns: 0, or an error number below 0.
+pub(crate) fn checked(result: i32) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(-code)),
+    }
 }
 
 #[cfg(test)]

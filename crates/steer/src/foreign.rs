@@ -14,7 +14,7 @@ use std::ptr;
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
 use libbpf_rs::{Program, libbpf_sys};
 
-use crate::capture::messages_of;
+use crate::capture::{checked, messages_of};
 use crate::mode::Mode;
 use crate::netlink::{as_int, refusal_of};
 
@@ -146,9 +146,7 @@ pub fn unnamed_program_on(ifindex: u32) -> io::Result<Option<ForeignProgram>> {
         // SAFETY: opts is valid for the call and says its own size.
         unsafe { libbpf_sys::bpf_xdp_query(target, 0, &raw mut opts) }
     });
-    if result != 0 {
-        return Err(io::Error::from_raw_os_error(-result));
-    }
+    checked(result)?;
     let (id, mode) = match u32::from(opts.attach_mode) {
         libbpf_sys::XDP_ATTACHED_NONE => return Ok(None),
         libbpf_sys::XDP_ATTACHED_DRV => (opts.drv_prog_id, AttachedAs::Mode(Mode::Native)),

@@ -15,7 +15,7 @@ use std::ptr;
 use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
 use libbpf_rs::{Link, Program, libbpf_sys};
 
-use crate::capture::messages_of;
+use crate::capture::{checked, messages_of};
 use crate::error::PinError;
 use crate::foreign::{AttachedAs, program_on};
 use crate::mode::Mode;
@@ -42,10 +42,7 @@ impl Attached {
         }
         // SAFETY: no memory is passed; the descriptor is open.
         let (result, _) = messages_of(|| unsafe { libbpf_sys::bpf_link_detach(self.link.as_raw_fd()) });
-        match result {
-            0 => Ok(()),
-            code => Err(io::Error::from_raw_os_error(-code)),
-        }
+        checked(result)
     }
 
     /// Puts another program in the place of the one that is there, between two frames.
@@ -53,10 +50,7 @@ impl Attached {
         let link = self.link.as_raw_fd();
         // SAFETY: both descriptors are open; null options are allowed.
         let update = || unsafe { libbpf_sys::bpf_link_update(link, program.as_raw_fd(), ptr::null()) };
-        match messages_of(update).0 {
-            0 => Ok(()),
-            code => Err(io::Error::from_raw_os_error(-code)),
-        }
+        checked(messages_of(update).0)
     }
 
     /// Pins the link; from then on the program stays.
@@ -120,15 +114,12 @@ impl Attached {
     }
 }
 
-/// Pins a link.
-pub(crate) fn pin(link: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+/// Pins a link or a map.
+pub(crate) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let c_path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path is terminated and lives as long as the call; the descriptor is open.
-    let (result, _) = messages_of(|| unsafe { libbpf_sys::bpf_obj_pin(link.as_raw_fd(), c_path.as_ptr()) });
-    match result {
-        0 => Ok(()),
-        code => Err(io::Error::from_raw_os_error(-code)),
-    }
+    let (result, _) = messages_of(|| unsafe { libbpf_sys::bpf_obj_pin(object.as_raw_fd(), c_path.as_ptr()) });
+    checked(result)
 }
 
 /// Detaches the link that is pinned at `path`, if there is one.
@@ -162,10 +153,7 @@ pub(crate) fn attach_without_link(
         // SAFETY: the program's descriptor is borrowed, hence open; null options are allowed.
         unsafe { libbpf_sys::bpf_prog_attach_opts(program.as_raw_fd(), target, place, ptr::null()) }
     });
-    match result {
-        0 => Ok(()),
-        code => Err(io::Error::from_raw_os_error(-code)),
-    }
+    checked(result)
 }
 
 /// Makes a link from an interface to an XDP program.

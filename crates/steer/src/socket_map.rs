@@ -17,6 +17,7 @@ use libbpf_rs::{MapInfo, libbpf_sys};
 use xsk::metadata::Layout;
 
 use crate::btf::{LayoutOfError, layout_of_map};
+use crate::link::pin;
 
 /// Why a map cannot be used, or a socket not be put into it.
 ///
@@ -152,14 +153,7 @@ impl SocketMap {
             path: path.to_owned(),
             source,
         };
-        let name = CString::new(path.as_os_str().as_bytes())
-            .map_err(|_| refused(io::ErrorKind::InvalidInput.into()))?;
-        // SAFETY: the name is a live string with its end marked, the descriptor is ours.
-        let result = unsafe { libbpf_sys::bpf_obj_pin(self.map.as_raw_fd(), name.as_ptr()) };
-        match -result {
-            0 => Ok(()),
-            errno => Err(refused(io::Error::from_raw_os_error(errno))),
-        }
+        pin(self.map.as_fd(), path).map_err(refused)
     }
 
     /// Whether it has these places.

@@ -1,5 +1,5 @@
 //! Netkits for leases where there can be none: on kernels that lease no queues, and of drivers that cannot. Where there
-//! can, see tests/nic.rs.
+//! can, see tests/nic/.
 
 use crate::common;
 

@@ -58,7 +58,7 @@ fn policy_is_read_again_and_leases_that_it_does_not_allow_any_more_end() {
                     [[allow]]\nuser = 0\ninterface = \"nic0\"\nqueues = \"1\"\nat-most = 1\n";
     reread(&mut world, narrower, "the policy was read again");
     let LeaseError::Refused(why) = await_end(&first) else {
-        panic!("it should have been report why")
+        panic!("the lessee should have received the reason")
     };
     assert_eq!(why.reason, Reason::NotAllowed);
     assert!(why.text.contains("queue 0 of nic0"), "{why}");

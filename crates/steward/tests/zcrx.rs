@@ -238,7 +238,7 @@ fn queues_are_listed_and_counted_and_end_with_the_policy() {
     world.steward.signal(Signal::HUP);
     let ended = wait::until_some(wait::SOON, || lease.check().err());
     let Some(LeaseError::Refused(refusal)) = ended else {
-        panic!("it should have been report why: {}", world.steward)
+        panic!("the lessee should have received the reason: {}", world.steward)
     };
     assert_eq!(refusal.reason, Reason::NotAllowed, "{refusal}");
     drop(both);

@@ -6,16 +6,15 @@
 mod app;
 
 use std::io::{self, IsTerminal as _};
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Parser as _;
-use client::connection;
+use client::connection::Daemons;
 use client::top::{Top, TopArgs};
 use model::state::Status;
 use ratatui::DefaultTerminal;
@@ -26,6 +25,9 @@ use self::app::App;
 
 /// Longest wait for a key, after which new readings and signals are looked at.
 const KEY_WAIT: Duration = Duration::from_millis(100);
+
+/// Time after which daemons that were started since are looked for.
+const FIND_AGAIN: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
     match run(&Top::parse().args) {
@@ -38,15 +40,15 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &TopArgs) -> anyhow::Result<()> {
-    if !io::stdout().is_terminal() {
-        bail!("standard output is not a terminal: `vhost-af-xdp status` prints the state once");
+    if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+        bail!("standard input and output must be a terminal: `vhost-af-xdp status` prints the state once");
     }
     // Without a daemon there is nothing to show.
-    let first = connection::ask_some(args.control.as_deref())?;
+    let (daemons, first) = Daemons::find(args.control.as_deref())?;
     let ends = Arc::new(AtomicBool::new(false));
     // Not SIGHUP, which ends the process: crossterm reads a terminal that is gone without end.
     signal_hook::flag::register(SIGTERM, Arc::clone(&ends)).context("cannot handle signals")?;
-    let readings = read(args.control.clone(), Duration::from_secs(args.interval))?;
+    let readings = read(args.clone(), daemons)?;
     let mut app = App::new(first);
     let mut terminal = ratatui::try_init().context("cannot set up the terminal")?;
     let ended = show(&mut terminal, &mut app, &readings, &ends);
@@ -85,15 +87,24 @@ fn show(
 /// What daemons answer, or why none does.
 type Reading = Result<Vec<Status>, String>;
 
-/// Asks the daemons again and again, until nobody receives.
-fn read(control: Option<PathBuf>, interval: Duration) -> anyhow::Result<Receiver<Reading>> {
+/// Asks the daemons again and again, until nobody receives. Others are looked for now and then only: a socket that
+/// does not answer takes ten seconds.
+fn read(args: TopArgs, mut daemons: Daemons) -> anyhow::Result<Receiver<Reading>> {
     // One reading may wait: a terminal that is slow must not make them pile up.
     let (sender, receiver) = mpsc::sync_channel(1);
     let body = move || {
+        let mut found = Instant::now();
         loop {
-            std::thread::sleep(interval);
-            let reading = connection::ask_some(control.as_deref()).map_err(|error| error.to_string());
-            if sender.send(reading).is_err() {
+            std::thread::sleep(Duration::from_secs(args.interval));
+            let mut reading = Ok(daemons.ask());
+            if matches!(&reading, Ok(known) if known.is_empty()) || found.elapsed() >= FIND_AGAIN {
+                found = Instant::now();
+                reading = Daemons::find(args.control.as_deref()).map(|(again, statuses)| {
+                    daemons = again;
+                    statuses
+                });
+            }
+            if sender.send(reading.map_err(|error| error.to_string())).is_err() {
                 return;
             }
         }

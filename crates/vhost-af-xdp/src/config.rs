@@ -73,7 +73,7 @@ pub(crate) struct ServeConfig {
     pub(crate) user: Option<User>,
 }
 
-/// Where HTTP is answered ([`process`](crate::api::process)).
+/// Where HTTP is answered ([`process`](crate::api::gateway)).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ApiConfig {
     /// Socket of those who may ask everything.

@@ -1,6 +1,6 @@
 //! The daemon's only journal of events ([`Ring`]).
 //!
-//! Each turn of a port writes the differences between what the port [shows](crate::port::shown) and what it showed
+//! Each turn of a port writes the differences between what the port [shows](crate::port::snapshot) and what it showed
 //! before.
 //! Readers start after an event that they know, and wait for more; a slow reader loses the oldest events and receives
 //! their number. Writers never wait for readers.

@@ -50,6 +50,7 @@ use common::command_line;
 use api::queues;
 use check::CheckArgs;
 use cli::{Cli, Command, QueuesArgs, ReloadArgs, ServeArgs, StatusArgs, WorkersArgs};
+use client::connection::Daemons;
 use client::text::status::{Part, overview};
 use client::text::tree::tree;
 use client::text::views::Readings;
@@ -185,7 +186,7 @@ fn status(args: &StatusArgs) -> anyhow::Result<()> {
     if args.json && args.name.is_none() {
         return print_json(&connection::ask(control)?);
     }
-    let before = connection::ask_some(control)?;
+    let (daemons, before) = Daemons::find(control)?;
     if let Some(name) = &args.name {
         return show_parts(&Part::find(&before, name), name, args.json);
     }
@@ -199,12 +200,16 @@ fn status(args: &StatusArgs) -> anyhow::Result<()> {
         .any(|port| port.connected);
     let now = is_used.then(|| {
         std::thread::sleep(RATE_INTERVAL);
-        connection::ask(control)
+        daemons.ask()
     });
-    let now = now.transpose()?;
-    let overviews = now.as_ref().unwrap_or(&before).iter().map(|now| {
-        let before = before.iter().find(|before| before.pid == now.pid);
-        overview(Readings { now, before })
+    let now = now.unwrap_or_default();
+    // A daemon that has ended since is shown without rates.
+    let overviews = before.iter().map(|before| {
+        let now = now.iter().find(|now| now.pid == before.pid);
+        overview(Readings {
+            now: now.unwrap_or(before),
+            before: Some(before),
+        })
     });
     print(&overviews.collect::<Vec<_>>().join("\n")).map(drop)
 }

@@ -52,16 +52,19 @@ pub(crate) fn start(ports: Arc<Ports>, idle_timeout: Option<NonZeroU32>, signals
     let body = move || {
         let mut seen: HashMap<String, [Seen; 2]> = HashMap::new();
         let mut losses = OtherLosses::default();
-        let mut used = Instant::now();
+        let (mut used, mut sessions) = (Instant::now(), 0);
         loop {
             let networks = ports.networks();
             let ports = ports.all();
-            let is_used = |port: &Arc<Port>| {
-                port.published
-                    .snapshot()
-                    .is_some_and(|shown| shown.session.is_some())
-            };
-            if ports.iter().any(is_used) {
+            let shown: Vec<_> = ports
+                .iter()
+                .filter_map(|port| port.published.snapshot())
+                .collect();
+            let now = shown.iter().map(|shown| shown.sessions).sum();
+            // A VMM may have come and gone between two looks.
+            if std::mem::replace(&mut sessions, now) != now
+                || shown.iter().any(|shown| shown.session.is_some())
+            {
                 used = Instant::now();
             }
             if let Some(seconds) = idle_timeout

@@ -125,7 +125,7 @@ impl Ports {
         self.run(ready, source)
     }
 
-    /// Applies changes of a port's configuration that need no restart ([`live`](crate::config::live)).
+    /// Applies changes of a port's configuration that need no restart (`x-live`).
     /// Errors: it cannot be, naming the remedy; nothing changes then.
     pub(crate) fn change(&self, config: &PortConfig) -> anyhow::Result<()> {
         let attached = {

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -273,7 +273,11 @@ fn json(value: &DeValue<'_>) -> Value {
             )
         }
         DeValue::String(text) => Value::String(text.to_string()),
-        DeValue::Float(number) => number.as_str().parse::<f64>().map_or(Value::Null, Value::from),
+        // JSON has no `nan` and `inf`: as text they are rejected where a number is expected.
+        DeValue::Float(number) => {
+            let finite = number.as_str().parse().ok().and_then(Number::from_f64);
+            finite.map_or_else(|| Value::String(number.as_str().to_owned()), Value::Number)
+        }
         DeValue::Datetime(time) => Value::String(time.to_string()),
         DeValue::Array(list) => list.iter().map(|value| json(value.get_ref())).collect(),
         DeValue::Table(table) => {

@@ -303,7 +303,8 @@ pub struct MemberOptions {
     #[arg(long, hide = true)]
     #[schemars(extend("x-live" = true))]
     pub hairpin: bool,
-    /// The guest receives no broadcast and multicast frames. It needs static ARP and neighbour entries
+    /// The guest receives no broadcast and multicast frames, also not as a promiscuous port. It needs static ARP and
+    /// neighbour entries
     #[arg(long, hide = true)]
     #[schemars(extend("x-live" = true))]
     pub unicast_only: bool,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::prefix::IpPrefix;
-use super::table::{Keys, reason, set_keys};
+use super::table::{Keys, reason};
 use super::values::{Written, written};
 
 /// Most rules of a port, of both directions together: what a frame of an unknown flow costs stays about a microsecond,
@@ -159,6 +159,12 @@ impl Serialize for Rule {
     }
 }
 
+/// Keys that each rule has, and their values.
+const REQUIRED: [(&str, &str); 2] = [
+    ("direction", "from-guest or to-guest"),
+    ("action", "allow or deny"),
+];
+
 /// Keys of a rule, in the order in which they are written.
 pub const RULE_KEYS: [&str; 11] = [
     "direction",
@@ -208,7 +214,21 @@ impl<'de> Deserialize<'de> for Rule {
             }
         }
 
-        let rule = from.deserialize_any(TableOrWords)?;
+        let rule = from.deserialize_any(TableOrWords).map_err(|error: D::Error| {
+            let text = error.to_string();
+            // As serde has it, or as words are reported.
+            let is_missing = |key: &str| {
+                [
+                    format!("missing field `{key}`"),
+                    format!("{key} is missing: add it"),
+                ]
+                .contains(&text)
+            };
+            match REQUIRED.iter().find(|(key, _)| is_missing(key)) {
+                Some((key, values)) => D::Error::custom(format!("{key} is missing: give {values}")),
+                None => error,
+            }
+        })?;
         rule.check().map_err(D::Error::custom)?;
         Ok(Self { frames: None, ..rule })
     }
@@ -342,7 +362,11 @@ impl Rule {
     /// Its keys as JSON.
     #[must_use]
     pub fn json(&self) -> Map<String, Value> {
-        set_keys(self)
+        // With `fragment = false`, which is not the same as without the key.
+        match serde_json::to_value(self) {
+            Ok(Value::Object(keys)) => keys,
+            _ => Map::new(),
+        }
     }
 }
 

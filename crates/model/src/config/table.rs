@@ -326,22 +326,20 @@ pub(crate) fn fields<T: DeserializeOwned>() -> &'static [&'static str] {
     names
 }
 
-/// Keys of a table or a section that are set, as JSON.
-pub fn set_keys<T: Serialize>(section: &T) -> Map<String, Value> {
-    let Ok(Value::Object(mut keys)) = serde_json::to_value(section) else {
-        return Map::new();
+/// Keys of a table or a section that are set, as JSON: those that differ from a table without keys.
+pub fn set_keys<T: Serialize + Default>(section: &T) -> Map<String, Value> {
+    let fields = |section: &T| match serde_json::to_value(section) {
+        Ok(Value::Object(fields)) => fields,
+        _ => Map::new(),
     };
-    keys.retain(|_, value| match value {
-        Value::Null | Value::Bool(false) => false,
-        Value::Array(list) => !list.is_empty(),
-        _ => true,
-    });
+    let (unset, mut keys) = (fields(&T::default()), fields(section));
+    keys.retain(|key, value| !value.is_null() && unset.get(key) != Some(value));
     keys
 }
 
 /// Names of the keys of a section that are true, in its order.
 #[must_use]
-pub fn names_of_set<T: Serialize + DeserializeOwned>(section: &T) -> Vec<String> {
+pub fn names_of_set<T: Serialize + DeserializeOwned + Default>(section: &T) -> Vec<String> {
     let keys = set_keys(section);
     let set = fields::<T>()
         .iter()

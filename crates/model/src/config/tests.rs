@@ -187,3 +187,27 @@ fn every_key_has_documentation() {
         );
     }
 }
+
+#[test]
+fn key_that_is_false_is_written_unless_that_is_its_default() {
+    let network = Network::read(
+        json!({"uplink": "e", "host": false})
+            .as_object()
+            .expect("keys")
+            .clone()
+            .into(),
+    );
+    let keys = network.expect("a network").keys();
+    assert_eq!(Value::Object(keys), json!({"uplink": "e", "host": false}));
+    let port = Port::read(
+        json!({"isolated": false, "hairpin": true})
+            .as_object()
+            .expect("keys")
+            .clone()
+            .into(),
+    );
+    assert_eq!(
+        Value::Object(port.expect("a port").keys()),
+        json!({"hairpin": true})
+    );
+}

@@ -225,7 +225,7 @@ mod tests {
         let nothing = RULES.replace("queues = \"all\"\n", "queues = \"all\"\naf-xdp = false\n");
         let refused = policy(&nothing).expect_err("nothing could be leased");
         assert!(
-            refused.contains("line 7: rule 2: af-xdp = false: nothing could be leased: add `zcrx`"),
+            refused.contains("line 11: rule 2: af-xdp = false: nothing could be leased: add `zcrx`"),
             "{refused}"
         );
     }

@@ -150,7 +150,7 @@ pub struct Facts {
     pub impaired: bool,
     /// Why the lease is impaired, or why the program is not attached natively; else empty. Cut to 240 bytes.
     pub note: String,
-    /// Why frames do not come in a better way, or what of them is not seen; else empty. Cut to 184 bytes.
+    /// Why frames do not come in a better way, or what of them is not seen; else empty. Cut to 504 bytes.
     pub steering: String,
 }
 

@@ -345,7 +345,7 @@ impl Task<'_> {
         }
     }
 
-    /// `made`: what is to be report of it.
+    /// `made`: set to the device to report.
     fn run(&self, made: &mut Option<Made>) -> Attempt {
         match self {
             Self::Queue {

@@ -1,6 +1,6 @@
 //! Reads the [state](model::state) of the daemon.
 //!
-//! It waits for no port's turn ([`crate::port::shown`]) and no other process. Threads of their own ask for the counters of
+//! It waits for no port's turn ([`crate::port::snapshot`]) and no other process. Threads of their own ask for the counters of
 //! XDP programs, and are waited for no longer than [`SAMPLES`].
 
 use std::sync::{Arc, mpsc};

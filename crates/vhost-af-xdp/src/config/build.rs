@@ -121,7 +121,7 @@ pub(crate) fn access_option(socket: &Socket) -> Option<&'static str> {
 }
 
 /// The first of these keys that is set in a section.
-fn first_set<T: Serialize>(section: &T, keys: &[&'static str]) -> Option<&'static str> {
+fn first_set<T: Serialize + Default>(section: &T, keys: &[&'static str]) -> Option<&'static str> {
     let set = set_keys(section);
     keys.iter().copied().find(|key| set.contains_key(*key))
 }

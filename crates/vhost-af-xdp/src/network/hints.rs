@@ -1,4 +1,4 @@
-//! Hints of the uplink's frames, switched while they come ([`crate::nic::promise`]).
+//! Hints of the uplink's frames, switched while they come ([`crate::nic::metadata`]).
 //!
 //! The steward gets several requests, and may not answer for a while: the state is not locked meanwhile, so that ports
 //! can be changed and shown. The result is compared with the uplink's state afterwards.

@@ -9,8 +9,8 @@
 //! | [`external`], [`afxdp_plugin`] | program, map or sockets that somebody else made |
 //! | [`mode`], [`demand`] | why a queue is bound no better, what memory that locks |
 //! | [`queue`], [`xdp`], [`null`] | the four rings, as a lane sees them: of a socket, or of no NIC |
-//! | [`endpoint`], [`tracker`], [`lent`] | rings and UMEM together, who has which chunk, what outlives a lane |
-//! | [`hints`], [`promise`] | what the NIC tells of frames, as it is shown, and as lanes are told |
+//! | [`endpoint`], [`chunk_tracker`], [`lent`] | rings and UMEM together, who has which chunk, what outlives a lane |
+//! | [`hints`], [`metadata`] | what the NIC tells of frames, as it is shown, and as lanes are told |
 //! | [`shared_memory`] | one UMEM for the queues of all ports, by option |
 //! | [`numa`] | the machine's nodes, and which of them workers run on |
 

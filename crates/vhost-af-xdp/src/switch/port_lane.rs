@@ -350,7 +350,8 @@ impl<O: OwnQueue> PortLane<O> {
                 copies += 1;
             }
             burst.budget.charge_copies(copies, frame.sending.len);
-            if self.is_hairpin() {
+            let own = self.forwarding.fdb.port(self.number);
+            if own.is_some_and(|own| own.options.hairpin && !own.options.unicast_only) {
                 self.copy_to_itself(first, burst);
             }
         }

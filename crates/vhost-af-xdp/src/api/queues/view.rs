@@ -177,7 +177,7 @@ fn leases(queues: &[Queue]) -> Vec<String> {
     for queue in queues {
         let Some(lease) = &queue.lease else { continue };
         let state = match (lease.orphaned, lease.impaired) {
-            (true, _) => ", its holder has not come back to the steward",
+            (true, _) => ", its lessee has not come back to the steward",
             (false, true) => ", impaired",
             (false, false) => "",
         };

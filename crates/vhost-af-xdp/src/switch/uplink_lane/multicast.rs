@@ -62,7 +62,11 @@ impl<N: Lent> UplinkLane<N> {
                 if self.inbox_of[usize::from(inbox.port.0)].index.first() != Some(at) {
                     continue;
                 }
-                let takes = |port: &FdbPort| port.vlans.carries(vlan) && port.vlans.is_tagged() == is_tagged;
+                let takes = |port: &FdbPort| {
+                    !port.options.unicast_only
+                        && port.vlans.carries(vlan)
+                        && port.vlans.is_tagged() == is_tagged
+                };
                 if !known.is_some_and(takes) {
                     continue;
                 }
