@@ -234,13 +234,13 @@ impl NetworkTap {
         if let Some(joined) = &self.joined
             && !joined.access.is_attached()
         {
+            // Without its programs the host's stack would take what guests send.
+            let _ = self.tap.set_up(false);
+            self.joined = None;
             tracing::warn!(
                 tap = self.tap.name,
                 "another program has detached a program that joins it"
             );
-            // Without its programs the host's stack would take what guests send.
-            let _ = self.tap.set_up(false);
-            self.joined = None;
         }
         let joined = self.joined.as_ref().map(|joined| joined.between);
         // While it is down the kernel drops all that the programs redirect to it.
