@@ -510,7 +510,7 @@ fn steward_that_dies_at_any_point_leaves_no_netkit() {
     let Some(mut rig) = rig() else { return };
     let pod = NetNs::new("pod");
     for point in [
-        "netkit-noted",
+        "netkit-saved",
         "netkit-made",
         "netkit-leased",
         "netkit-moved",
