@@ -90,9 +90,9 @@ impl<D: Copy + Default> Classifier<D> {
         }
     }
 
-    /// Decides about a flow. `hash`: any hash of the flow, the NIC's or [`FlowKey::hash`]. `beside`: a further key.
-    /// Of what a guest sends that is the station, of which `find` says where frames to it go where the cache does not
-    /// know it; of what it gets the mark, which rules look at. `counters`: of the lane.
+    /// Decides about a flow. `hash`: any hash of the flow, the NIC's or [`FlowKey::hash`]. `beside`: a second key. For
+    /// frames from a guest it is their destination, which `find` looks up if the cache does not have it; for frames to
+    /// a guest it is the flow's mark, which rules match. `counters`: of the lane.
     // What is found stays in registers: in memory it would be written in pieces and read at once.
     #[inline(always)]
     pub fn decide(

@@ -63,7 +63,7 @@ impl Client {
     /// Connects and sends a request.
     ///
     /// # Errors
-    /// nobody listens at `path`, or accepts in time.
+    /// No daemon listens at `path`, or it does not accept in time.
     fn ask(path: &Path, request: &Request) -> io::Result<Self> {
         let socket = socket_with(
             AddressFamily::UNIX,
@@ -90,7 +90,7 @@ impl Client {
     /// The next answer.
     ///
     /// # Errors
-    /// the daemon has ended, sends something else, or too much, or not until then; or it refuses.
+    /// The daemon has ended, refuses, does not answer until then, or sends an invalid or too long answer.
     fn receive<T: DeserializeOwned>(
         &mut self,
         until: Option<Instant>,
@@ -137,7 +137,7 @@ impl Client {
 /// Asks the daemon at `path` for its status.
 ///
 /// # Errors
-/// nobody listens there, or it does not answer with a status in time.
+/// No daemon listens there, or it does not send its status in time.
 pub fn status(path: &Path) -> Result<Status, Error> {
     status_within(path, &Allowance::of(LONGEST))
 }
@@ -154,7 +154,7 @@ fn status_within(path: &Path, allowance: &Allowance) -> Result<Status, Error> {
 /// The filter rules of a port of the daemon at `path`.
 ///
 /// # Errors
-/// nobody answers there, or there is no such port.
+/// No daemon answers there, or it has no such port.
 pub fn rules(path: &Path, port: &str) -> Result<RulesStatus, Error> {
     let request = Request::Get(vec!["ports".to_owned(), port.to_owned(), "rules".to_owned()]);
     Client::ask(path, &request)?.receive(Some(Instant::now() + ANSWER), &Allowance::of(LONGEST))
@@ -163,7 +163,7 @@ pub fn rules(path: &Path, port: &str) -> Result<RulesStatus, Error> {
 /// Changes something of the daemon at `path`, however long that takes.
 ///
 /// # Errors
-/// nobody answers there, or it refuses.
+/// No daemon answers there, or it refuses.
 pub fn change(path: &Path, change: Change) -> Result<Changed, Error> {
     Client::ask(path, &Request::Change(change))?.receive(None, &Allowance::of(LONGEST))
 }
@@ -172,7 +172,7 @@ pub fn change(path: &Path, change: Change) -> Result<Changed, Error> {
 /// false.
 ///
 /// # Errors
-/// nobody answers there, or the daemon has ended.
+/// No daemon answers there, or it has ended.
 pub fn events(path: &Path, after: u64, mut on_events: impl FnMut(events::Read) -> bool) -> Result<(), Error> {
     let mut client = Client::ask(path, &Request::Events { after })?;
     while on_events(client.receive(None, &Allowance::of(LONGEST))?) {}
@@ -183,7 +183,7 @@ pub fn events(path: &Path, after: u64, mut on_events: impl FnMut(events::Read) -
 /// already, and what is not captured.
 ///
 /// # Errors
-/// nobody answers there, or it refuses.
+/// No daemon answers there, or it refuses.
 pub fn capture(path: &Path, wanted: CaptureRequest) -> Result<(UnixStream, Vec<u8>, CaptureBegun), Error> {
     let mut client = Client::ask(path, &Request::Capture(wanted))?;
     let begun = client.receive(Some(Instant::now() + ANSWER), &Allowance::of(LONGEST))?;
@@ -306,7 +306,7 @@ impl Allowance {
     /// Takes so many of them.
     ///
     /// # Errors
-    /// there are not as many.
+    /// Fewer are left.
     fn take(&self, bytes: usize) -> io::Result<()> {
         // A number only; nothing is published with it.
         let taken = self

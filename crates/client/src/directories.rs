@@ -78,8 +78,8 @@ fn sockets_of_others(directories: &[PathBuf]) -> Vec<PathBuf> {
     paths
 }
 
-/// Directories of users that are not root, each of the user that it is named after; first those that come with a
-/// session, of which nobody can make more.
+/// Directories of users other than root, each owned by the user in its name. Those of login sessions come first, since
+/// users cannot create more of them.
 fn directories_of_others() -> Vec<PathBuf> {
     let sessions = entries_of(Path::new("/run/user"), |name| user_in(name, ""));
     let sessions = sessions.into_iter().map(|session| Entry {

@@ -159,7 +159,7 @@ async fn look<B>(
     })
 }
 
-/// Whether nothing is to be replaced (RFC 9110, 13.1.2).
+/// Whether the request must not replace a port: `If-None-Match: *` (RFC 9110, 13.1.2).
 fn is_new(headers: &HeaderMap) -> Result<bool, Problem> {
     match headers.get(IF_NONE_MATCH).map(HeaderValue::as_bytes) {
         None => Ok(false),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use model::state::{KERNEL_CALLS, Named, PortStatus, Status, Traffic};
+use model::state::{KERNEL_CALLS, Named, NetworkStatus, PortStatus, Status, Traffic};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, prometheus_text};
 use prometheus_client::metrics::MetricType;
@@ -161,26 +161,12 @@ const FAMILIES: &[Family] = &[
     gauge(
         "vhost_af_xdp_network_impaired",
         "1 while no frames move over the uplink although they should; GET /v1/networks says why.",
-        |status| {
-            let networks = status.networks.iter();
-            let impaired = networks.map(|network| {
-                count(
-                    [("network", network.name.clone())],
-                    network.impaired.is_some().into(),
-                )
-            });
-            impaired.collect()
-        },
+        |status| of_networks(status, |network| network.impaired.is_some().into()),
     ),
     counter(
         "vhost_af_xdp_learned_evicted",
         "Learned addresses of a network that were evicted: others needed their room.",
-        |status| {
-            let networks = status.networks.iter();
-            let evicted =
-                networks.map(|network| count([("network", network.name.clone())], network.learned_evicted));
-            evicted.collect()
-        },
+        |status| of_networks(status, |network| network.learned_evicted),
     ),
     gauge(
         "vhost_af_xdp_packet_memory_bytes",
@@ -320,6 +306,13 @@ fn of_ports(status: &Status, samples: impl Fn(&PortStatus) -> Vec<Sample>) -> Ve
         with(&labels, samples(port)).collect::<Vec<_>>()
     });
     all.collect()
+}
+
+/// A value of each network.
+fn of_networks(status: &Status, value: fn(&NetworkStatus) -> u64) -> Vec<Sample> {
+    let networks = status.networks.iter();
+    let samples = networks.map(|network| count([("network", network.name.clone())], value(network)));
+    samples.collect()
 }
 
 /// Of all ports: from guest, to guest.

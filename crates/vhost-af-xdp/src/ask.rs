@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
-use model::config::RULE_KEYS;
 use model::control::{Change, Changed};
 use model::events::Event;
 use model::state::{DirectionStatus, NetworkStatus, PortStatus, Source, Status, documents};
@@ -148,10 +147,8 @@ fn rules(args: &RulesArgs, print: Print) -> anyhow::Result<()> {
     let mut listed = table(["", "direction", "action", "frames", "of"], |_| false);
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     for (number, rule) in (1..).zip(&rules.rules) {
-        let keys = RULE_KEYS
-            .iter()
-            .skip(2)
-            .filter_map(|&key| Some((key, rule.get(key)?)));
+        let has_column = |key: &str| ["direction", "action", "frames"].contains(&key);
+        let keys = rule.iter().filter(|(key, _)| !has_column(key));
         let words: Vec<_> = keys
             .map(|(key, value)| format!("{key}={}", text(value)))
             .collect();

@@ -24,8 +24,8 @@ pub use self::port::{
 };
 pub use self::prefix::{IpPrefix, Prefixes};
 pub use self::rule::{
-    ARP, Action, DCCP, Direction, ICMP, ICMP_V6, IPV4, IPV6, Intervals, LLC, MOST_RULES, NO_PORT, RULE_KEYS,
-    Rule, SCTP, TCP, UDP, UDP_LITE, protocol, protocol_name,
+    ARP, Action, DCCP, Direction, ICMP, ICMP_V6, IPV4, IPV6, Intervals, LLC, MOST_RULES, NO_PORT, Rule, SCTP,
+    TCP, UDP, UDP_LITE, protocol, protocol_name,
 };
 pub use self::table::{Keys, Mistake, Table, Word, names_of_set, set_keys};
 pub use self::values::{

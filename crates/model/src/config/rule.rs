@@ -165,21 +165,6 @@ const REQUIRED: [(&str, &str); 2] = [
     ("action", "allow or deny"),
 ];
 
-/// Keys of a rule, in the order in which they are written.
-pub const RULE_KEYS: [&str; 11] = [
-    "direction",
-    "action",
-    "ethertype",
-    "protocol",
-    "source",
-    "destination",
-    "source-ports",
-    "destination-ports",
-    "icmp-type",
-    "fragment",
-    "mark",
-];
-
 impl<'de> Deserialize<'de> for Rule {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct TableOrWords;
@@ -374,8 +359,7 @@ impl Rule {
 impl Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys = self.json();
-        let named = RULE_KEYS.iter().filter_map(|key| Some((key, keys.get(*key)?)));
-        let words = named.map(|(key, value)| match value {
+        let words = keys.iter().map(|(key, value)| match value {
             Value::String(text) => format!("{key}={text}"),
             other => format!("{key}={other}"),
         });
