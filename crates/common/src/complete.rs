@@ -41,8 +41,8 @@ pub trait Names {
         Vec::new()
     }
 
-    /// The keys that values of this name have, as options of a command.
-    fn keys(&self, _value_name: &str) -> Option<Command> {
+    /// The keys that values of the argument with this ID have, as options of a command.
+    fn keys(&self, _id: &str) -> Option<Command> {
         None
     }
 }
@@ -137,7 +137,7 @@ fn values(arg: &Arg, current: &str, names: &dyn Names) -> Vec<Candidate> {
     match (kind.map_or("", |kind| kind.as_str()), arg.get_long()) {
         ("IFNAME", _) => plain(names.interfaces()),
         ("PORT" | "NAME", None) => plain(names.ports()),
-        (_, Some("network")) => plain(names.networks()),
+        ("NETWORK", None) | (_, Some("network")) => plain(names.networks()),
         ("PATH" | "FILE" | "SOCKET", _) => paths(current),
         ("BOOL", _) => plain(vec!["true".to_owned(), "false".to_owned()]),
         (name, _) => {
@@ -145,7 +145,9 @@ fn values(arg: &Arg, current: &str, names: &dyn Names) -> Vec<Candidate> {
                 Some((before, last)) if name.contains(',') => (format!("{before},"), last),
                 _ => (String::new(), current),
             };
-            let keys = names.keys(name).map(|table| keys(table, last, names));
+            let keys = names
+                .keys(arg.get_id().as_str())
+                .map(|table| keys(table, last, names));
             behind(&before, keys.unwrap_or_default())
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, IF_NONE_MATCH};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use model::config::TableKind;
 use model::control::{Change, Changed, Done, Refused};
 use model::state::{WorkersDocument, documents};
 use serde_json::{Value, json};
@@ -91,25 +92,32 @@ where
     B: hyper::body::Body<Data = Bytes> + Unpin,
 {
     let long = &*state.long_bodies;
+    let table = match what {
+        What::PutNetwork | What::PatchNetwork | What::DeleteNetwork => TableKind::Network,
+        _ => TableKind::Port,
+    };
     Ok(match what {
-        What::PutPort => Change::Put {
+        What::PutPort | What::PutNetwork => Change::Put {
+            table,
             name,
             only_new: is_new(request.headers())?,
             keys: requests::read(long, request.into_body()).await?,
         },
-        What::PatchPort => Change::Patch {
+        What::PatchPort | What::PatchNetwork => Change::Patch {
+            table,
             name,
             keys: requests::read(long, request.into_body()).await?,
             disconnect: query.disconnect.unwrap_or(false),
         },
         What::PutRules => Change::Patch {
+            table,
             name,
             keys: requests::read::<RuleKeys, _>(long, request.into_body())
                 .await?
                 .into_keys(),
             disconnect: false,
         },
-        What::DeletePort => Change::Remove { name },
+        What::DeletePort | What::DeleteNetwork => Change::Remove { table, name },
         What::ResetWorkers => Change::ResetWorkers,
         What::Reload => Change::Reload,
         other => unreachable!("{other:?} changes nothing"),
@@ -138,7 +146,10 @@ async fn look<B>(
         What::ListNetworks => json_of(&documents::networks(&status)),
         What::GetNetwork => {
             let network = status.networks.iter().find(|network| network.name == name);
-            json_of(&documents::network(network.ok_or(Problem::NoNetwork(name))?))
+            json_of(&documents::network(
+                &status,
+                network.ok_or(Problem::NoNetwork(name))?,
+            ))
         }
         What::ListPorts => json_of(&documents::ports(&status)),
         What::GetCounters => json_of(&documents::counters(&status)),

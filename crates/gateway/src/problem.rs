@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::body::Body;
 
+const NAMES_OF_NETWORKS: &str = "GET /v1/networks lists their names";
 const NAMES_OF_PORTS: &str =
     "GET /v1/ports (`port list`) lists their names; a name goes into the path percent-encoded";
 
@@ -67,7 +68,7 @@ pub struct ProblemDocument<'a> {
     detail: String,
     /// What to do about it.
     remedy: &'a str,
-    /// The key of a port that it is about.
+    /// The key that it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     key: Option<&'a str>,
@@ -83,11 +84,13 @@ impl Problem {
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::Query(_) | Self::Json(_) => StatusCode::BAD_REQUEST,
             Self::Refused(refused) => match refused.kind {
-                Kind::NoPort | Kind::NoSuch => StatusCode::NOT_FOUND,
+                Kind::NoPort | Kind::NoNetwork | Kind::NoSuch => StatusCode::NOT_FOUND,
                 Kind::Mistake => StatusCode::UNPROCESSABLE_ENTITY,
                 Kind::Exists => StatusCode::PRECONDITION_FAILED,
                 Kind::Ending | Kind::Busy => StatusCode::SERVICE_UNAVAILABLE,
-                Kind::NoFile | Kind::InFile | Kind::Disconnects | Kind::Failed => StatusCode::CONFLICT,
+                Kind::NoFile | Kind::InFile | Kind::InUse | Kind::Disconnects | Kind::Failed => {
+                    StatusCode::CONFLICT
+                }
                 Kind::NoRequest | Kind::NotAllowed => StatusCode::FORBIDDEN,
             },
             Self::Silent | Self::UnderWay => StatusCode::GATEWAY_TIMEOUT,
@@ -103,24 +106,27 @@ impl Problem {
             Self::Others => "use the user or the group of the socket, or root",
             Self::NoPort(_) => NAMES_OF_PORTS,
             Self::Refused(refused) if refused.kind == Kind::NoPort => NAMES_OF_PORTS,
-            Self::NoNetwork(_) => "GET /v1/networks lists their names",
+            Self::NoNetwork(_) => NAMES_OF_NETWORKS,
+            Self::Refused(refused) if refused.kind == Kind::NoNetwork => NAMES_OF_NETWORKS,
             Self::Body => "send none with this method",
             Self::LongBody(_) => {
                 "send less: a port has some 60 keys, and ranges such as \"100-199\" are short"
             }
             Self::SlowBody => "send it at once",
-            Self::Json(_) => "send an object with the keys that [port.NAME] of a file has (docs/config.md)",
+            Self::Json(_) => {
+                "send an object with the keys that [port.NAME] or [network.NAME] of a file has (docs/config.md)"
+            }
             Self::Query(_) => "leave the parameter out, or give it a value that docs/api.md names",
             Self::Refused(refused) => &refused.remedy,
             Self::Busy => "retry in a second",
             Self::Unread => "read them, or close their connections; ask again in a second",
-            Self::UnderWay => "GET /v1/ports and /v1/events show the result",
+            Self::UnderWay => "GET /v1/ports, /v1/networks and /v1/events show the result",
             Self::Silent => "check for a stopped process (ps -o stat) or an overloaded machine; retry",
             Self::Ending => "retry after its restart",
         }
     }
 
-    /// The key of a port that it is about.
+    /// The key that it is about.
     fn key(&self) -> Option<&str> {
         match self {
             Self::Refused(refused) => refused.keys.first().map(String::as_str),

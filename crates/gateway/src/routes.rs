@@ -3,12 +3,12 @@
 //! [`answers`](crate::answers) does what an [`Operation`] names. docs/openapi.json is made of the table (crate `manual`).
 
 use hyper::{Method, Uri};
-use model::config::Port;
+use model::config::{Network, Port};
 use model::control::Changed;
 use model::state::documents::{
-    CountersDocument, DaemonDocument, NetworksDocument, PortDocument, PortsDocument,
+    CountersDocument, DaemonDocument, NetworkDocument, NetworksDocument, PortDocument, PortsDocument,
 };
-use model::state::{NetworkStatus, RulesStatus, WorkersDocument};
+use model::state::{RulesStatus, WorkersDocument};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value};
 
@@ -125,7 +125,18 @@ operations! {
     /// All networks
     GET "/v1/networks" ListNetworks -> NetworksDocument<'static>;
     /// One network
-    GET "/v1/networks/{name}" GetNetwork -> NetworkStatus;
+    GET "/v1/networks/{name}" GetNetwork -> NetworkDocument<'static>;
+    /// Adds or replaces a network
+    ///
+    /// It is kept besides the networks of the file, until it is removed, the file has one of its name, or the daemon ends.
+    /// Guests of its ports stay connected.
+    PUT "/v1/networks/{name}" (Network) [ONLY_NEW] PutNetwork -> Changed;
+    /// Changes some keys of a network
+    ///
+    /// A key that is null is removed.
+    PATCH "/v1/networks/{name}" (Network) PatchNetwork -> Changed;
+    /// Removes a network that was added and has no ports
+    DELETE "/v1/networks/{name}" DeleteNetwork -> Changed;
     /// All ports
     GET "/v1/ports" ListPorts -> PortsDocument<'static>;
     /// One port

@@ -16,6 +16,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::config::TableKind;
+
 /// Longest request, its newline included: 10,000 filter rules are shorter.
 pub const LONGEST_REQUEST: usize = 4 << 20;
 
@@ -43,27 +45,37 @@ pub enum Request {
 pub enum Change {
     /// Read the configuration file again.
     Reload,
-    /// Add a port, or replace one, with these keys.
+    /// Add a port or network, or replace one, with these keys.
     Put {
-        /// Name of the port.
+        /// Which of both.
+        #[serde(default)]
+        table: TableKind,
+        /// Its name.
         name: String,
-        /// Keys of `[port.NAME]`.
+        /// Keys of `[port.NAME]` or `[network.NAME]`.
         keys: Map<String, Value>,
         /// Do not replace one.
         only_new: bool,
     },
-    /// Change these keys of a port; null: remove the key.
+    /// Change these keys of a port or network; null: remove the key.
     Patch {
-        /// Name of the port.
+        /// Which of both.
+        #[serde(default)]
+        table: TableKind,
+        /// Its name.
         name: String,
-        /// Keys of `[port.NAME]`.
+        /// Keys of `[port.NAME]` or `[network.NAME]`.
         keys: Map<String, Value>,
-        /// The guest may be disconnected for it.
+        /// The guest of a port may be disconnected for it.
+        #[serde(default)]
         disconnect: bool,
     },
-    /// Remove a port.
+    /// Remove a port, or a network without ports.
     Remove {
-        /// Name of the port.
+        /// Which of both.
+        #[serde(default)]
+        table: TableKind,
+        /// Its name.
         name: String,
     },
     /// Reset the statistics of workers.
@@ -90,13 +102,13 @@ pub struct Changed {
 pub enum Done {
     /// There was nothing to change.
     Nothing,
-    /// A port was added.
+    /// A port or network was added.
     Added,
-    /// A port was changed; its guest stays connected.
+    /// A port or network was changed; guests stay connected.
     Changed,
     /// A port was stopped and started; its guest was disconnected.
     Replaced,
-    /// A port was removed.
+    /// A port or network was removed.
     Removed,
     /// The configuration file was read again.
     Reloaded,
@@ -132,6 +144,19 @@ pub enum Answer<T> {
     Error(Refused),
 }
 
+impl Change {
+    /// The port or network that it is about.
+    #[must_use]
+    pub fn table(&self) -> Option<(TableKind, &str)> {
+        match self {
+            Self::Put { table, name, .. }
+            | Self::Patch { table, name, .. }
+            | Self::Remove { table, name } => Some((*table, name)),
+            Self::Reload | Self::ResetWorkers => None,
+        }
+    }
+}
+
 impl<T> Answer<T> {
     /// As a result.
     ///
@@ -161,7 +186,7 @@ pub struct Refused {
     pub message: String,
     /// What to do about it.
     pub remedy: String,
-    /// Keys of a port that it is about.
+    /// Keys that it is about.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<String>,
 }
@@ -176,12 +201,16 @@ pub enum Kind {
     NoSuch,
     /// There is no port of that name.
     NoPort,
+    /// There is no network of that name.
+    NoNetwork,
     /// The daemon has no configuration file.
     NoFile,
-    /// There is a port of that name.
+    /// There is one of that name.
     Exists,
-    /// The port is in the configuration file.
+    /// It is in the configuration file.
     InFile,
+    /// The network has ports.
+    InUse,
     /// A key or its value is wrong.
     Mistake,
     /// The guest would have to be disconnected.
@@ -220,17 +249,21 @@ impl Refused {
         Self::new(Kind::NoSuch, message, "{\"get\": []} shows everything")
     }
 
-    /// There is no port of that name.
+    /// There is no port or network of that name.
     #[must_use]
-    pub fn no_port(name: &str) -> Self {
-        let message = format!("there is no port {name:?}");
-        Self::new(Kind::NoPort, message, "`port list` lists their names")
+    pub fn absent(table: TableKind, name: &str) -> Self {
+        let kind = match table {
+            TableKind::Port => Kind::NoPort,
+            TableKind::Network => Kind::NoNetwork,
+        };
+        let remedy = format!("`{table} list` lists their names");
+        Self::new(kind, format!("there is no {table} {name:?}"), &remedy)
     }
 
     /// The daemon has no configuration file.
     #[must_use]
     pub fn no_file() -> Self {
-        let message = "the daemon was started without --config FILE, so its ports are fixed";
+        let message = "the daemon was started without --config FILE, so its ports and networks are fixed";
         Self::new(
             Kind::NoFile,
             message,
@@ -238,18 +271,29 @@ impl Refused {
         )
     }
 
-    /// There is a port of that name.
+    /// There is one of that name.
     #[must_use]
-    pub fn exists(name: &str) -> Self {
-        let remedy = "change it with `port set` (PATCH), or remove it before";
-        Self::new(Kind::Exists, format!("port {name} already exists"), remedy)
+    pub fn exists(table: TableKind, name: &str) -> Self {
+        let remedy = format!("change it with `{table} set` (PATCH), or remove it before");
+        Self::new(Kind::Exists, format!("{table} {name} already exists"), &remedy)
     }
 
-    /// The port is in the configuration file.
+    /// It is in the configuration file.
     #[must_use]
-    pub fn in_file(name: &str, path: &str) -> Self {
+    pub fn in_file(table: TableKind, name: &str, path: &str) -> Self {
         let remedy = "change the file, and reload it: `vhost-af-xdp reload`, or POST /v1/reload";
-        Self::new(Kind::InFile, format!("port {name} is one of {path}"), remedy)
+        Self::new(Kind::InFile, format!("{table} {name} is one of {path}"), remedy)
+    }
+
+    /// The network has these ports.
+    #[must_use]
+    pub fn in_use(name: &str, ports: &[&str]) -> Self {
+        let message = format!("network {name} has port(s) {}", ports.join(", "));
+        Self::new(
+            Kind::InUse,
+            message,
+            "remove these ports first, or give them another network",
+        )
     }
 
     /// A key or its value is wrong.
@@ -327,23 +371,30 @@ mod tests {
             (Request::Change(Change::Reload), json!({"change": "reload"})),
             (
                 Request::Change(Change::Patch {
-                    name,
+                    table: TableKind::Port,
+                    name: name.clone(),
                     keys,
                     disconnect,
                 }),
-                json!({"change": {"patch": {"name": "vm1", "keys": {"vlan": 5}, "disconnect": false}}}),
+                json!({"change": {"patch": {
+                    "table": "port", "name": "vm1", "keys": {"vlan": 5}, "disconnect": false
+                }}}),
             ),
         ] {
             assert_eq!(serde_json::to_value(&request).expect("JSON"), wanted);
             assert_eq!(serde_json::from_value::<Request>(wanted).expect("read"), request);
         }
+        // A table that is not named is a port.
+        let (table, remove) = (TableKind::Port, json!({"change": {"remove": {"name": "vm1"}}}));
+        let remove = serde_json::from_value::<Request>(remove).expect("a request");
+        assert_eq!(remove, Request::Change(Change::Remove { table, name }));
     }
 
     #[test]
     fn answer_is_ok_or_an_error_with_remedy() {
         let answer = |result: Result<u8, Refused>| serde_json::to_value(Answer::from(result)).expect("JSON");
         assert_eq!(answer(Ok(3)), json!({"ok": 3}));
-        let error = &answer(Err(Refused::no_port("x")))["error"];
+        let error = &answer(Err(Refused::absent(TableKind::Port, "x")))["error"];
         assert_eq!(error["kind"], "no-port");
         assert_eq!(error["message"], "there is no port \"x\"");
         assert!(error["remedy"].is_string() && error.get("keys").is_none());

@@ -6,6 +6,7 @@ mod document;
 mod hostile;
 mod kept;
 mod life;
+mod networks;
 mod prometheus;
 mod workers;
 

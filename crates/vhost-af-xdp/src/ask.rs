@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
+use model::config::{NamedTable, Network, Port, TableKind};
 use model::control::{Change, Changed};
 use model::events::Event;
 use model::state::{DirectionStatus, NetworkStatus, PortStatus, Source, Status, documents};
 use serde_json::Value;
 
 use crate::cli::ask::{
-    AtArgs, EventsArgs, ListArgs, NetworkCommand, PortCommand, RemoveArgs, RulesArgs, SetArgs,
+    AtArgs, EventsArgs, ListArgs, NetworkCommand, PortCommand, RulesArgs, SetArgs, keys_of,
 };
 use client::connection::{self, Error, no_answer};
 use client::directories;
@@ -27,29 +28,60 @@ pub(crate) type Print = fn(&str) -> anyhow::Result<bool>;
 /// Does what `port` was called for.
 /// Errors: what was refused, with the remedy.
 pub(crate) fn port(command: &PortCommand, print: Print) -> anyhow::Result<()> {
-    let (at, change) = match command {
-        PortCommand::Add(args) => {
-            let (name, keys, only_new) = (args.name.clone(), args.json()?, true);
-            (&args.at, Change::Put { name, keys, only_new })
+    match command {
+        PortCommand::Add(args) => add::<Port>(&args.at, &args.name, &args.keys, print),
+        PortCommand::Set(SetArgs { keys, disconnect }) => {
+            set::<Port>(&keys.at, &keys.name, &keys.keys, *disconnect, print)
         }
-        PortCommand::Set(SetArgs {
-            keys: args,
-            disconnect,
-        }) => {
-            let (name, keys, disconnect) = (args.name.clone(), args.json()?, *disconnect);
-            (
-                &args.at,
-                Change::Patch {
-                    name,
-                    keys,
-                    disconnect,
-                },
-            )
-        }
-        PortCommand::Remove(RemoveArgs { name, at }) => (at, Change::Remove { name: name.clone() }),
-        PortCommand::List(args) => return list_ports(args, print),
-        PortCommand::Rules(args) => return rules(args, print),
+        PortCommand::Remove(args) => remove(&args.at, TableKind::Port, &args.name, print),
+        PortCommand::List(args) => list_ports(args, print),
+        PortCommand::Rules(args) => rules(args, print),
+    }
+}
+
+/// Does what `network` was called for.
+/// Errors: what was refused, with the remedy.
+pub(crate) fn network(command: &NetworkCommand, print: Print) -> anyhow::Result<()> {
+    match command {
+        NetworkCommand::Add(args) => add::<Network>(&args.at, &args.name, &args.network_keys, print),
+        NetworkCommand::Set(args) => set::<Network>(&args.at, &args.name, &args.network_keys, false, print),
+        NetworkCommand::Remove(args) => remove(&args.at, TableKind::Network, &args.name, print),
+        NetworkCommand::List(args) => list_networks(args, print),
+    }
+}
+
+fn add<T: NamedTable>(at: &AtArgs, name: &str, words: &[String], print: Print) -> anyhow::Result<()> {
+    let put = Change::Put {
+        table: T::KIND,
+        name: name.to_owned(),
+        keys: keys_of::<T>(name, words)?,
+        only_new: true,
     };
+    change(at, &put, print)
+}
+
+fn set<T: NamedTable>(
+    at: &AtArgs,
+    name: &str,
+    words: &[String],
+    disconnect: bool,
+    print: Print,
+) -> anyhow::Result<()> {
+    let patch = Change::Patch {
+        table: T::KIND,
+        name: name.to_owned(),
+        keys: keys_of::<T>(name, words)?,
+        disconnect,
+    };
+    change(at, &patch, print)
+}
+
+fn remove(at: &AtArgs, table: TableKind, name: &str, print: Print) -> anyhow::Result<()> {
+    let name = name.to_owned();
+    change(at, &Change::Remove { table, name }, print)
+}
+
+fn change(at: &AtArgs, change: &Change, print: Print) -> anyhow::Result<()> {
     let Changed { done, .. } = asked(&socket(at)?, |path| connection::change(path, change.clone()))?;
     let text: String = done.iter().map(|line| format!("{line}\n")).collect();
     print(if text.is_empty() {
@@ -83,20 +115,19 @@ fn list_ports(args: &ListArgs, print: Print) -> anyhow::Result<()> {
     print(&format!("{listed}\n")).map(drop)
 }
 
-/// Does what `network` was called for.
-/// Errors: what was refused, with the remedy.
-pub(crate) fn network(command: &NetworkCommand, print: Print) -> anyhow::Result<()> {
-    let NetworkCommand::List(args) = command;
+fn list_networks(args: &ListArgs, print: Print) -> anyhow::Result<()> {
     let status = asked(&socket(&args.at)?, connection::status)?;
     if args.json {
         return print_json(&documents::networks(&status), print);
     }
     let header = [
-        "network", "uplink", "queues", "attached", "link", "ports", "impaired",
+        "network", "uplink", "queues", "attached", "link", "ports", "from", "impaired",
     ];
     let mut listed = table(header, |_| false);
     for network in &status.networks {
-        listed.add_row(network_row(network));
+        let configuration = status.configuration.as_ref();
+        let known = configuration.and_then(|configuration| configuration.networks.get(&network.name));
+        listed.add_row(network_row(network, known.map(|known| known.source)));
     }
     print(&format!("{listed}\n")).map(drop)
 }
@@ -248,16 +279,20 @@ fn port_row(port: &PortStatus, source: Option<Source>) -> [String; 9] {
         port.mac.clone(),
         or_dash(port.rules.vlans().or_else(of_own_queues)),
         or_dash(options),
-        or_dash(source.map(|source| match source {
-            Source::File => "file",
-            Source::Api => "api",
-        })),
+        source_word(source),
         guest,
         or_dash(port.impaired.as_ref()),
     ]
 }
 
-fn network_row(network: &NetworkStatus) -> [String; 7] {
+fn source_word(source: Option<Source>) -> String {
+    or_dash(source.map(|source| match source {
+        Source::File => "file",
+        Source::Api => "api",
+    }))
+}
+
+fn network_row(network: &NetworkStatus, source: Option<Source>) -> [String; 8] {
     [
         network.name.clone(),
         or_dash(network.uplink.as_ref()),
@@ -265,6 +300,7 @@ fn network_row(network: &NetworkStatus) -> [String; 7] {
         or_dash(network.attached.as_ref()),
         if network.up { "up" } else { "down" }.to_owned(),
         network.ports.join(" "),
+        source_word(source),
         or_dash(network.impaired.as_ref()),
     ]
 }

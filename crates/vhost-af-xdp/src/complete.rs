@@ -25,7 +25,7 @@ impl Names for OfThisHost {
         networks.map(|network| network.name).collect()
     }
 
-    fn keys(&self, value_name: &str) -> Option<clap::Command> {
-        keys(value_name)
+    fn keys(&self, id: &str) -> Option<clap::Command> {
+        keys(id)
     }
 }

@@ -19,7 +19,7 @@ use model::config::{ConfigFile, Daemon};
 pub(crate) use model::config::{FileKinds, Placement, Segments};
 use steward::policy::Queues;
 
-pub(crate) use self::error::Wrong;
+pub(crate) use self::error::{Owner, Wrong};
 pub(crate) use self::hints::HintsConfig;
 pub(crate) use self::network::{NetworkConfig, UplinkConfig};
 pub(crate) use self::port::{

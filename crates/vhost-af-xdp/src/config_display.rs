@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use model::config::{Daemon, Network, Port, Size, Table};
+use model::config::{ConfigFile, Daemon, Network, Port, Size, Table};
 use model::rates::PortRates;
 use steward::protocol::STATIONS_MAX;
 
@@ -66,7 +66,7 @@ fn daemon(config: &ServeConfig) -> Lines {
 }
 
 fn network_lines(config: &ServeConfig, network: &NetworkConfig) -> Lines {
-    let entries = config.file.iter().flat_map(|file| &file.networks);
+    let entries = config.file.iter().flat_map(ConfigFile::all::<Network>);
     let keys = entries.filter(|entry| entry.name == network.name);
     let mut lines: Lines = keys.flat_map(|entry| entry.value.lines()).collect();
     let is_member = |port: &&PortConfig| port.nic.network() == Some(&network.name);

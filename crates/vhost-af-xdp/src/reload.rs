@@ -10,7 +10,7 @@
 //! One thread does it, and one reading after the other. What cannot be done for one port is said, and the others are as
 //! the file has them; the next reading tries again.
 //!
-//! Ports that are not in the file come, change and go by the same way ([`changes`]).
+//! Networks and ports that are not in the file come, change and go by the same way ([`changes`]).
 
 pub(crate) mod changes;
 
@@ -21,10 +21,10 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use model::config::{ConfigFile, Entry, Network, Port, Table};
+use model::config::{ConfigFile, Entry, NamedTable, Network, Port, Table, TableKind, Tables};
 use model::control::{Change, Changed, Refused};
 use model::events::What;
-use model::state::{Configuration, PortConfiguration, Source};
+use model::state::{Configuration, Source, TableConfiguration};
 use steer::with_sources;
 
 use crate::config::file::{build_network, build_port};
@@ -73,12 +73,10 @@ struct Reader {
     reach: Reach,
     /// What was read, and counts.
     file: ConfigFile,
-    /// Where the ports that are beside those of the file are kept for the next start.
+    /// Where added networks and ports are kept for the next start.
     state: Option<PathBuf>,
-    /// What is said of the ports that run.
-    running: Vec<Entry<Port>>,
-    /// What is said of the networks that there are.
-    networks: Vec<Entry<Network>>,
+    /// What runs.
+    running: Tables,
     readings: Arc<Mutex<Configuration>>,
 }
 
@@ -96,13 +94,16 @@ impl Reload {
             read_at: now(),
             failed: Vec::new(),
             ports: BTreeMap::new(),
+            networks: BTreeMap::new(),
         }));
         let reader = Reader {
             ports,
             requests,
             reach,
-            running: file.all_ports().cloned().collect(),
-            networks: file.networks.clone(),
+            running: Tables {
+                networks: file.all().cloned().collect(),
+                ports: file.all().cloned().collect(),
+            },
             file,
             state,
             readings: Arc::clone(&readings),
@@ -238,25 +239,31 @@ impl Reader {
         outcome
     }
 
-    /// For those who ask what is said of the ports.
+    /// For those who ask how ports and networks are configured.
     fn describe(&self) {
-        let described = self.running.iter().map(|table| {
-            let source = match self.file.ports.iter().any(|port| port.name == table.name) {
-                true => Source::File,
-                false => Source::Api,
+        let (ports, networks) = (self.described::<Port>(), self.described::<Network>());
+        let mut readings = locked(&self.readings);
+        (readings.ports, readings.networks) = (ports, networks);
+    }
+
+    fn described<T: NamedTable>(&self) -> BTreeMap<String, TableConfiguration> {
+        let described = T::of(&self.running).iter().map(|table| {
+            let source = match of_name(T::of(&self.file.tables), &table.name) {
+                Some(_) => Source::File,
+                None => Source::Api,
             };
             let mut keys = table.value.keys();
             // There may be many; they are asked for by themselves.
             keys.remove("rule");
-            (table.name.clone(), PortConfiguration { source, keys })
+            (table.name.clone(), TableConfiguration { source, keys })
         });
-        locked(&self.readings).ports = described.collect();
+        described.collect()
     }
 
     fn read(&mut self) -> Outcome {
         let nothing = |why: String| Outcome::failed(format!("{why}; nothing was changed"));
         let mut file = match self.requests.read() {
-            Ok(file) => self.with_rules(file, None),
+            Ok(file) => self.with_rules(file, &Tables::default()),
             Err(error) => return nothing(with_sources(&error)),
         };
         let difference = match self.difference(&file, None) {
@@ -272,9 +279,9 @@ impl Reader {
             // The daemon runs with those of its start: the next reading is compared with these, too.
             file.daemon = self.file.daemon.clone();
         }
-        let added = self.file.added.len();
+        let added = self.file.added.clone();
         self.apply(file, difference, &mut outcome);
-        if self.file.added.len() != added {
+        if self.file.added != added {
             // The file has some of them now.
             outcome.done.push(self.keep());
         }
@@ -285,14 +292,11 @@ impl Reader {
         outcome
     }
 
-    /// What a file says otherwise than what runs; `of`: only of the port of that name.
+    /// What a file says otherwise than what runs; `of`: only of the port or network of that name.
     /// Errors: what cannot be done at all, with its line.
-    fn difference(&self, file: &ConfigFile, of: Option<&str>) -> Result<Difference, String> {
-        let is_meant = |table: &&Entry<Port>| of.is_none_or(|name| table.name == name);
-        let now: Vec<Entry<Port>> = file.all_ports().filter(is_meant).cloned().collect();
-        let running: Vec<Entry<Port>> = self.running.iter().filter(is_meant).cloned().collect();
+    fn difference(&self, file: &ConfigFile, of: Option<(TableKind, &str)>) -> Result<Difference, String> {
         let port = |table: &Entry<Port>| {
-            let built = build_port(&file.path, table, file.all_ports().count());
+            let built = build_port(&file.path, table, file.all::<Port>().count());
             let port = built.map_err(|error| with_sources(&error))?;
             match self.reach.lacks(&port) {
                 None => Ok(port),
@@ -304,19 +308,27 @@ impl Reader {
             let network = built.map_err(|error| with_sources(&error))?;
             match self.reach.lacks_uplink(&network) {
                 None => Ok(network),
-                Some(why) => {
-                    let (path, line) = (file.path.display(), table.line_of("uplink"));
-                    Err(format!("{path} line {line}: network {}: {why}", table.name))
-                }
+                Some(why) => Err(format!("{}: {why}", file.place_of(table, "uplink"))),
             }
         };
-        let networks = match of {
-            None => Changes::between(&self.networks, &file.networks, GONE, network)?,
-            Some(_) => Changes::between(&[], &[], GONE, network)?,
-        };
-        let gone = if of.is_none() { GONE } else { "was removed" };
-        let ports = Changes::between(&running, &now, gone, port)?;
-        Ok(Difference { ports, networks })
+        Ok(Difference {
+            networks: self.changes_to(file, of, network)?,
+            ports: self.changes_to(file, of, port)?,
+        })
+    }
+
+    fn changes_to<T: NamedTable, C>(
+        &self,
+        file: &ConfigFile,
+        of: Option<(TableKind, &str)>,
+        build: impl Fn(&Entry<T>) -> Result<C, String>,
+    ) -> Result<Changes<T, C>, String> {
+        let is_meant = |table: &&Entry<T>| of.is_none_or(|of| of == (T::KIND, table.name.as_str()));
+        let running = T::of(&self.running).iter().filter(is_meant).cloned();
+        let now = file.all().filter(is_meant).cloned();
+        let why_gone = if of.is_none() { GONE } else { "was removed" };
+        let (running, now): (Vec<_>, Vec<_>) = (running.collect(), now.collect());
+        Changes::between(&running, &now, why_gone, build)
     }
 
     fn apply(&mut self, file: ConfigFile, difference: Difference, outcome: &mut Outcome) {
@@ -325,8 +337,9 @@ impl Reader {
             if let Err(error) = self.ports.remove(name) {
                 outcome.failed.push(error.to_string());
             }
-            let gone = self.running.iter().position(|table| table.name == *name);
-            let gone = gone.map(|at| self.running.remove(at));
+            let ports = &mut self.running.ports;
+            let gone = ports.iter().position(|table| table.name == *name);
+            let gone = gone.map(|at| ports.remove(at));
             if let Some(path) = gone.as_ref().and_then(made_at) {
                 // Whoever replaced it keeps it.
                 let _ = self.requests.remove(&path);
@@ -340,7 +353,7 @@ impl Reader {
                 outcome.done.push(format!("network {name} {why}"));
             } else {
                 self.ports.remove_network(name);
-                self.networks.retain(|table| table.name != *name);
+                self.running.networks.retain(|table| table.name != *name);
                 outcome.done.push(format!("network {name} {why}: ended"));
             }
         }
@@ -369,7 +382,7 @@ impl Reader {
                 Ok(()) => {
                     outcome.done.push(format!("port {} began", port.name));
                     JOURNAL.tell(Of::Port(&port.name), What::Added, Some(port.endpoint.to_string()));
-                    self.running.push(table);
+                    self.running.ports.push(table);
                 }
                 Err(error) => outcome.failed.push(format!("{error:#}")),
             }
@@ -380,10 +393,10 @@ impl Reader {
 
     /// A port goes on as another one; in words.
     fn change_live(&mut self, table: &Entry<Port>, port: &PortConfig) -> anyhow::Result<String> {
-        let known = of_name(&self.running, &table.name);
+        let known = of_name(&self.running.ports, &table.name);
         let keys = known.map_or_else(Vec::new, |known| known.differences(table));
         self.ports.change(port)?;
-        replace(&mut self.running, table);
+        replace(&mut self.running.ports, table);
         JOURNAL.tell(Of::Port(&port.name), What::Changed, Some(keys.join(", ")));
         let name = &port.name;
         Ok(format!(
@@ -397,21 +410,25 @@ impl Reader {
         if let Some(uplink) = &network.uplink {
             self.ports.set_uplink_hints(&network.name, uplink.hints)?;
         }
-        let known = of_name(&self.networks, &table.name);
+        let known = of_name(&self.running.networks, &table.name);
         let keys = known.map_or_else(Vec::new, |known| known.differences(table));
-        replace(&mut self.networks, table);
+        replace(&mut self.running.networks, table);
         let (name, keys) = (&network.name, keys.join(", "));
         Ok(format!("network {name} has changed ({keys}), and goes on"))
     }
 
     /// A network begins, or has another uplink.
     fn have(&mut self, table: Entry<Network>, network: NetworkConfig, outcome: &mut Outcome) {
-        let known = self.networks.iter_mut().find(|known| known.name == network.name);
+        let known = self
+            .running
+            .networks
+            .iter_mut()
+            .find(|known| known.name == network.name);
         let Some(known) = known else {
             match self.ports.add_network(&network) {
                 Ok(()) => {
                     outcome.done.push(format!("network {} began", network.name));
-                    self.networks.push(table);
+                    self.running.networks.push(table);
                 }
                 Err(error) => outcome.failed.push(format!("{error:#}")),
             }

@@ -75,8 +75,8 @@ pub struct Process {
     /// some: a `-` before each [default: all]
     #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
     pub sandbox: Option<Words>,
-    /// File that saves ports added at run time for the next start of the daemon [default: they end with the
-    /// daemon]
+    /// File that saves networks and ports added at run time for the next start of the daemon [default: they
+    /// end with the daemon]
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
     /// End the daemon when no VMM has been connected for so many seconds [default: never]

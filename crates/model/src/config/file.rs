@@ -12,6 +12,7 @@
 //! An entry keeps the line of each of its keys, so that what turns out to be wrong later is reported with its line, too.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -79,6 +80,83 @@ impl<T: Table> Entry<T> {
     }
 }
 
+/// Networks and ports.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Tables {
+    /// `[network.NAME]`.
+    pub networks: Vec<Entry<Network>>,
+    /// `[port.NAME]`.
+    pub ports: Vec<Entry<Port>>,
+}
+
+/// Which kind of table has a name.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TableKind {
+    /// `[port.NAME]`.
+    #[default]
+    Port,
+    /// `[network.NAME]`.
+    Network,
+}
+
+impl fmt::Display for TableKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Port => "port",
+            Self::Network => "network",
+        })
+    }
+}
+
+/// A table that has a name.
+pub trait NamedTable: Table + 'static {
+    /// Which one.
+    const KIND: TableKind;
+
+    /// Those of this kind.
+    fn of(tables: &Tables) -> &Vec<Entry<Self>>;
+
+    /// The same, to change them.
+    fn of_mut(tables: &mut Tables) -> &mut Vec<Entry<Self>>;
+
+    /// Makes one that is in no file; keys that are null are not set.
+    ///
+    /// # Errors
+    /// A name is not possible, a key is unknown, or its value is not possible.
+    fn named(name: &str, keys: &Map<String, Value>) -> Result<Entry<Self>, Mistake> {
+        if !is_name(name) {
+            let what = format!("{} {name:?}: {}", Self::KIND, name_rule());
+            return Err(Mistake::of_no_key(what));
+        }
+        Ok(Entry::of_no_file(name, Self::read(keys.clone().into())?))
+    }
+}
+
+impl NamedTable for Port {
+    const KIND: TableKind = TableKind::Port;
+
+    fn of(tables: &Tables) -> &Vec<Entry<Self>> {
+        &tables.ports
+    }
+
+    fn of_mut(tables: &mut Tables) -> &mut Vec<Entry<Self>> {
+        &mut tables.ports
+    }
+}
+
+impl NamedTable for Network {
+    const KIND: TableKind = TableKind::Network;
+
+    fn of(tables: &Tables) -> &Vec<Entry<Self>> {
+        &tables.networks
+    }
+
+    fn of_mut(tables: &mut Tables) -> &mut Vec<Entry<Self>> {
+        &mut tables.networks
+    }
+}
+
 /// A file, and what was added to it at run time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ConfigFile {
@@ -86,12 +164,10 @@ pub struct ConfigFile {
     pub path: PathBuf,
     /// `[daemon]`.
     pub daemon: Entry<Daemon>,
-    /// `[network.NAME]`, in the order of the file.
-    pub networks: Vec<Entry<Network>>,
-    /// `[port.NAME]`, in the order of the file.
-    pub ports: Vec<Entry<Port>>,
-    /// Ports that were added at run time.
-    pub added: Vec<Entry<Port>>,
+    /// Those of the file, in its order.
+    pub tables: Tables,
+    /// Those that were added.
+    pub added: Tables,
 }
 
 /// What is wrong with a file.
@@ -104,17 +180,18 @@ pub struct WrongLine {
 }
 
 impl ConfigFile {
-    /// All ports, first those of the file.
-    pub fn all_ports(&self) -> impl Iterator<Item = &Entry<Port>> {
-        self.ports.iter().chain(&self.added)
+    /// All of a kind, first those of the file.
+    pub fn all<T: NamedTable>(&self) -> impl Iterator<Item = &Entry<T>> {
+        T::of(&self.tables).iter().chain(T::of(&self.added))
     }
 
-    /// Where a port has the key that this text names.
+    /// Where a table has the key that this text names.
     #[must_use]
-    pub fn place_of(&self, port: &Entry<Port>, text: &str) -> String {
-        match port.line_of(text) {
-            0 => format!("{ADDED}: port {}", port.name),
-            line => format!("{} line {line}: port {}", self.path.display(), port.name),
+    pub fn place_of<T: NamedTable>(&self, table: &Entry<T>, text: &str) -> String {
+        let (kind, name) = (T::KIND, &table.name);
+        match table.line_of(text) {
+            0 => format!("{ADDED}: {kind} {name}"),
+            line => format!("{} line {line}: {kind} {name}", self.path.display()),
         }
     }
 
@@ -132,8 +209,8 @@ impl ConfigFile {
             let wrong = |what: String| wrong_at(text, &key.span(), what);
             match (key.get_ref().as_ref(), value.get_ref()) {
                 ("daemon", DeValue::Table(table)) => file.daemon = entry(text, "", key.span(), table)?,
-                ("port", DeValue::Table(tables)) => file.ports = entries(text, "port", tables)?,
-                ("network", DeValue::Table(tables)) => file.networks = entries(text, "network", tables)?,
+                ("port", DeValue::Table(tables)) => file.tables.ports = entries(text, tables)?,
+                ("network", DeValue::Table(tables)) => file.tables.networks = entries(text, tables)?,
                 ("daemon", _) => {
                     return Err(wrong(
                         "daemon: give keys and values below a line `[daemon]`".to_owned(),
@@ -168,8 +245,8 @@ pub(crate) fn wrong_at(text: &str, place: &Range<usize>, what: String) -> WrongL
 }
 
 /// The entries of a kind, in the order of the file.
-fn entries<T: Table>(text: &str, kind: &str, tables: &DeTable<'_>) -> Result<Vec<Entry<T>>, WrongLine> {
-    let mut found = Vec::new();
+fn entries<T: NamedTable>(text: &str, tables: &DeTable<'_>) -> Result<Vec<Entry<T>>, WrongLine> {
+    let (kind, mut found) = (T::KIND, Vec::new());
     for (name, value) in tables {
         let called = name.get_ref().as_ref();
         let wrong = |what: String| wrong_at(text, &name.span(), what);

@@ -15,7 +15,9 @@ pub(crate) mod table;
 pub(crate) mod values;
 
 pub use self::daemon::{Api, Daemon, Process};
-pub use self::file::{ADDED, ConfigFile, Entry, WrongLine, is_name, name_rule};
+pub use self::file::{
+    ADDED, ConfigFile, Entry, NamedTable, TableKind, Tables, WrongLine, is_name, name_rule,
+};
 pub use self::network::{Network, Uplink};
 pub use self::policy::{FilterSummary, Policy};
 pub use self::port::{

@@ -163,9 +163,9 @@ fn lines_are_those_of_the_keys() {
     let text = "[port.vm1]\nifname = \"eth0\"\nqueues = 2\n[port.vm2]\n[[port.vm2.rule]]\ndirection = \"to-guest\"\n\
                 action = \"deny\"\n";
     let file = ConfigFile::parse(std::path::Path::new("c.toml"), text).expect("possible");
-    assert_eq!(file.ports[0].line_of("--queues 2: too many"), 3);
-    assert_eq!(file.ports[0].line_of("no socket-path"), 1);
-    assert_eq!(file.ports[1].line_of("rule: something"), 5);
+    assert_eq!(file.tables.ports[0].line_of("--queues 2: too many"), 3);
+    assert_eq!(file.tables.ports[0].line_of("no socket-path"), 1);
+    assert_eq!(file.tables.ports[1].line_of("rule: something"), 5);
     let wrong = ConfigFile::parse(std::path::Path::new("c.toml"), &text.replace("deny", "dny"))
         .expect_err("misspelt");
     assert_eq!(wrong.line, Some(7), "{}", wrong.what);

@@ -8,7 +8,7 @@ use super::{
     Configuration, LaneStatus, Named, NetworkStatus, PortStatus, RulesStatus, Sandbox, Source, Status,
     WorkerStatus,
 };
-use crate::config::Port;
+use crate::config::{Network, Port};
 
 /// What is not part of a port or a network there.
 const COUNTERS: [&str; 3] = ["counters", "groups", "links"];
@@ -38,7 +38,19 @@ pub struct DaemonDocument<'a> {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct NetworksDocument<'a> {
     /// Those of the file first.
-    networks: &'a [NetworkStatus],
+    networks: Vec<NetworkDocument<'a>>,
+}
+
+/// A network, its uplink and its ports.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct NetworkDocument<'a> {
+    #[serde(flatten)]
+    status: &'a NetworkStatus,
+    /// Where its configuration is from; null without a file.
+    source: Option<Source>,
+    /// Its configuration; null without a file.
+    #[schemars(with = "Option<Network>")]
+    configuration: Option<&'a Map<String, Value>>,
 }
 
 /// All ports.
@@ -131,22 +143,36 @@ pub fn daemon(status: &Status) -> Value {
         ports: status.ports.len(),
     });
     let configuration = value["configuration"].as_object_mut();
-    configuration.map(|configuration| configuration.remove("ports"));
+    if let Some(configuration) = configuration {
+        configuration.retain(|key, _| key != "ports" && key != "networks");
+    }
     value
 }
 
 /// All networks without their counters.
 #[must_use]
 pub fn networks(status: &Status) -> Value {
-    without_counters(json!(NetworksDocument {
-        networks: &status.networks
-    }))
+    let networks = status.networks.iter();
+    let networks = networks
+        .map(|network| network_document(status, network))
+        .collect();
+    without_counters(json!(NetworksDocument { networks }))
 }
 
 /// A network without its counters.
 #[must_use]
-pub fn network(network: &NetworkStatus) -> Value {
-    without_counters(json!(network))
+pub fn network(status: &Status, network: &NetworkStatus) -> Value {
+    without_counters(json!(network_document(status, network)))
+}
+
+fn network_document<'a>(status: &'a Status, network: &'a NetworkStatus) -> NetworkDocument<'a> {
+    let configuration = status.configuration.as_ref();
+    let known = configuration.and_then(|configuration| configuration.networks.get(&network.name));
+    NetworkDocument {
+        status: network,
+        source: known.map(|known| known.source),
+        configuration: known.map(|known| &known.keys),
+    }
 }
 
 /// All ports without their counters.

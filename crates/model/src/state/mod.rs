@@ -220,19 +220,23 @@ pub struct Configuration {
     /// Configuration of each port that runs, by name.
     #[serde(default)]
     #[schemars(skip)]
-    pub ports: BTreeMap<String, PortConfiguration>,
+    pub ports: BTreeMap<String, TableConfiguration>,
+    /// The same of networks.
+    #[serde(default)]
+    #[schemars(skip)]
+    pub networks: BTreeMap<String, TableConfiguration>,
 }
 
-/// Configuration of a port.
+/// Configuration of a port or network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PortConfiguration {
+pub struct TableConfiguration {
     /// Where it is from.
     pub source: Source,
-    /// Keys of a table `[port.NAME]`, with their values.
+    /// Keys of its table, with their values.
     pub keys: Map<String, Value>,
 }
 
-/// Where the configuration of a port is from.
+/// Where the configuration of a port or network is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(inline)]

@@ -14,6 +14,7 @@ use super::UPLINK;
 use super::document::Document;
 
 const PORT: &str = "/v1/ports/{name}";
+const NETWORK: &str = "/v1/networks/{name}";
 
 fn mac(guest: u8) -> [u8; 6] {
     [0x02, 0, 0, 0, 0, guest]
@@ -66,11 +67,15 @@ impl Scene {
         json!({"network": "lan", "socket-path": socket, "mac": format!("02:00:00:00:00:{guest:02x}")})
     }
 
-    /// Asks for a change of a port, and holds the answer against the document.
+    /// Asks for a change of a port, or of `networks/NAME`, and compares the answer with the document.
     #[track_caller]
-    pub(super) fn change(&self, method: &str, port: &str, body: &Value) -> Answer {
-        let answer = self.api.change(method, &format!("/v1/ports/{port}"), body);
-        self.document.check_of(method, PORT, &answer);
+    pub(super) fn change(&self, method: &str, name: &str, body: &Value) -> Answer {
+        let (path, documented) = match name.starts_with("networks/") {
+            true => (format!("/v1/{name}"), NETWORK),
+            false => (format!("/v1/ports/{name}"), PORT),
+        };
+        let answer = self.api.change(method, &path, body);
+        self.document.check_of(method, documented, &answer);
         answer
     }
 
@@ -85,7 +90,7 @@ impl Scene {
 
     /// The same, where it is refused: which key, and what is said.
     #[track_caller]
-    fn refuse(
+    pub(super) fn refuse(
         &self,
         method: &str,
         port: &str,
@@ -125,7 +130,7 @@ impl Scene {
     }
 }
 
-fn numbered(to: u8, from: u8, number: u32) -> Vec<u8> {
+pub(super) fn numbered(to: u8, from: u8, number: u32) -> Vec<u8> {
     let mut frame = frame::numbered(number);
     frame[..6].copy_from_slice(&mac(to));
     frame[6..12].copy_from_slice(&mac(from));
@@ -140,7 +145,7 @@ fn number_of(frame: &[u8]) -> Option<u32> {
 
 /// Sends a frame from one guest to the other, until it arrives.
 #[track_caller]
-fn assert_passes(from: &mut Driver, to: &mut Driver, sent: &[u8]) {
+pub(super) fn assert_passes(from: &mut Driver, to: &mut Driver, sent: &[u8]) {
     let arrives = wait::until(wait::SOON, || {
         from.pairs[0].reap_sent();
         from.pairs[0].send(sent, Layout::Whole);

@@ -25,7 +25,7 @@ fn commands_change_what_the_api_shows() {
     let add = [&["port", "add", "vm2"], &keys[..]].concat();
     let (code, said) = run(&add);
     assert!(
-        code == Some(0) && said.starts_with("port vm2 began\nadded ports end with the daemon: "),
+        code == Some(0) && said.starts_with("port vm2 began\nwhat was added ends with the daemon: "),
         "{said}"
     );
     let (code, said) = run(&add);
@@ -62,6 +62,26 @@ fn commands_change_what_the_api_shows() {
     let (code, said) = run(&["network", "list", "--json"]);
     let networks: Value = serde_json::from_str(&said).expect("JSON");
     assert_eq!((code, &networks["networks"][0]["name"]), (Some(0), &json!("lan")));
+    let network = |words: &[&str]| run(&[&["network"], words].concat());
+    let (code, said) = network(&["add", "blue"]);
+    assert!(
+        code == Some(0) && said.starts_with("network blue began\n"),
+        "{said}"
+    );
+    let (code, said) = network(&["set", "blue", "uplink=lo"]);
+    assert!(code == Some(1) && said.contains("uplink = \"lo\""), "{said}");
+    let (code, said) = network(&["list"]);
+    let row = said.lines().find(|line| line.starts_with("blue"));
+    assert!(
+        code == Some(0) && row.is_some_and(|row| row.contains(" api ")),
+        "{said}"
+    );
+    assert_eq!(network(&["remove", "blue"]).0, Some(0));
+    let (code, said) = network(&["remove", "blue"]);
+    assert!(
+        code == Some(1) && said.contains("there is no network \"blue\": `network list`"),
+        "{said}"
+    );
     let (code, said) = run(&["port", "remove", "vm1"]);
     assert!(code == Some(1) && said.contains("is one of"), "{said}");
     assert_eq!(run(&["port", "remove", "vm2"]).0, Some(0));

@@ -1,4 +1,4 @@
-//! Ports that were added are there after a restart, where the file names a place that keeps them.
+//! Added ports are there after a restart, where the file names a place that keeps them.
 
 use serde_json::{Value, json};
 use testkit::daemon::DIR;
@@ -33,7 +33,7 @@ fn added_ports_are_there_after_a_restart() {
     scene.do_change("PUT", "vm3", &scene.keys(3), "added");
     let done = scene.change("PATCH", "vm2", &json!({"isolated": true})).json()["done"].to_string();
     assert!(
-        done.contains("added ports are kept in ") && done.contains("ports.toml for the next start"),
+        done.contains("what was added is kept in ") && done.contains("ports.toml for the next start"),
         "{done}"
     );
     restart(&mut scene, &netns);
@@ -108,7 +108,7 @@ fn without_a_place_the_answer_says_that_ports_end_with_the_daemon() {
     let scene = Scene::new(&netns, Serve::file().by_root(), &[], &network(None, &[1]));
     let done = scene.change("PUT", "vm2", &scene.keys(2)).json()["done"].to_string();
     assert!(
-        done.contains("added ports end with the daemon: `state` below [daemon]"),
+        done.contains("what was added ends with the daemon: `state` below [daemon]"),
         "{done}"
     );
 }

@@ -4,10 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
-use model::config::{Keys, Mistake, Port, Table};
+use model::config::{Keys, Mistake, NamedTable};
 use serde_json::{Map, Value};
-
-use crate::config::file::port_of;
 
 pub(crate) const PORT_EXAMPLES: &str = "\
 Examples:
@@ -27,6 +25,12 @@ Examples:
 
 pub(crate) const NETWORK_EXAMPLES: &str = "\
 Examples:
+  One more network, by queues 4 and 5 of eth1; one that reaches no NIC:
+    vhost-af-xdp network add blue uplink=eth1 start-queue=4 queues=2
+    vhost-af-xdp network add internal
+  Another uplink: guests stay connected; remove the network when it has no ports:
+    vhost-af-xdp network set blue uplink=eth2 start-queue=
+    vhost-af-xdp network remove blue
   Networks of the one daemon that runs, and of another one:
     vhost-af-xdp network list
     vhost-af-xdp network list --control /run/vhost-af-xdp-2/control.sock --json";
@@ -88,7 +92,7 @@ pub(crate) struct KeysArgs {
     /// Keys of [port.NAME] of a configuration file; a key without = is true, an empty value removes the key; repeat rule
     /// for each rule
     #[arg(value_name = "KEY=VALUE", required = true)]
-    keys: Vec<String>,
+    pub(crate) keys: Vec<String>,
     #[command(flatten)]
     pub(crate) at: AtArgs,
 }
@@ -129,8 +133,38 @@ pub(crate) struct NetworkCommandArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum NetworkCommand {
+    /// Add a network to those of the file. It stays until it is removed; without --state of serve it ends with the daemon
+    #[command(after_help = NETWORK_EXAMPLES)]
+    Add(NetworkKeysArgs),
+    /// Change a network that was added; guests stay connected
+    #[command(after_help = NETWORK_EXAMPLES)]
+    Set(NetworkKeysArgs),
+    /// Remove a network that was added and has no ports
+    #[command(after_help = NETWORK_EXAMPLES)]
+    Remove(NetworkRemoveArgs),
     /// List all networks
     List(ListArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NetworkKeysArgs {
+    /// Name of the network
+    #[arg(value_name = "NETWORK")]
+    pub(crate) name: String,
+    /// Keys of [network.NAME] of a configuration file; a key without = is true, an empty value removes the key
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) network_keys: Vec<String>,
+    #[command(flatten)]
+    pub(crate) at: AtArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NetworkRemoveArgs {
+    /// Name of the network
+    #[arg(value_name = "NETWORK")]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) at: AtArgs,
 }
 
 #[derive(Debug, Args)]
@@ -148,29 +182,28 @@ pub(crate) struct EventsArgs {
     pub(crate) json: bool,
 }
 
-impl KeysArgs {
-    /// The keys as the daemon takes them; null: remove the key.
-    /// Errors: one line, naming the key.
-    pub(crate) fn json(&self) -> anyhow::Result<Map<String, Value>> {
-        let wrong = |mistake: Mistake| anyhow!(mistake.what);
-        let words = Keys::of_words(self.keys.iter().map(String::as_str)).map_err(wrong)?;
-        let (set, unset) = words.split_empty();
-        let names: Vec<String> = set.names().map(str::to_owned).collect();
-        let mut keys = Port::read_words(set).map_err(wrong)?.keys();
-        for name in names {
-            // Only what is true is written down.
-            keys.entry(name).or_insert(Value::Bool(false));
-        }
-        keys.extend(unset.into_iter().map(|name| (name, Value::Null)));
-        // As the daemon reads it, so that a mistake is reported without one, too.
-        port_of(&self.name, &keys).map_err(wrong)?;
-        Ok(keys)
+/// Words `KEY=VALUE` of a port or network as the daemon takes them; null: remove the key.
+/// Errors: one line, naming the key.
+pub(crate) fn keys_of<T: NamedTable>(name: &str, words: &[String]) -> anyhow::Result<Map<String, Value>> {
+    let wrong = |mistake: Mistake| anyhow!(mistake.what);
+    let words = Keys::of_words(words.iter().map(String::as_str)).map_err(wrong)?;
+    let (set, unset) = words.split_empty();
+    let names: Vec<String> = set.names().map(str::to_owned).collect();
+    let mut keys = T::read_words(set).map_err(wrong)?.keys();
+    for name in names {
+        // Only what is true is written down.
+        keys.entry(name).or_insert(Value::Bool(false));
     }
+    keys.extend(unset.into_iter().map(|name| (name, Value::Null)));
+    // As the daemon reads it, so that a mistake is reported without one, too.
+    T::named(name, &keys).map_err(wrong)?;
+    Ok(keys)
 }
 
 #[cfg(test)]
 mod tests {
     use clap::{Command, FromArgMatches};
+    use model::config::{Network, Port, Table};
     use serde_json::json;
 
     use super::*;
@@ -178,7 +211,7 @@ mod tests {
     fn keys(words: &[&str]) -> anyhow::Result<Value> {
         let command = KeysArgs::augment_args(Command::new("add").no_binary_name(true));
         let args = KeysArgs::from_arg_matches(&command.get_matches_from([&["vm1"], words].concat()))?;
-        args.json().map(Value::Object)
+        keys_of::<Port>(&args.name, &args.keys).map(Value::Object)
     }
 
     #[test]
@@ -194,6 +227,9 @@ mod tests {
             "queues": 2, "isolated": true, "force-copy": false, "vlan": "100,200-203", "mac": null
         });
         assert_eq!(said.expect("well said"), wanted);
+        let network = keys_of::<Network>("lan", &["uplink=eth1".to_owned(), "queues=".to_owned()]);
+        let wanted = json!({"uplink": "eth1", "queues": null});
+        assert_eq!(Value::Object(network.expect("well said")), wanted);
         let error = keys(&["queus=2"]).expect_err("misspelt").to_string();
         assert!(
             error.contains("unknown key \"queus\": did you mean \"queues\"?"),

@@ -2,7 +2,7 @@
 
 use clap::{Args as _, Command, CommandFactory as _};
 use common::complete::Names;
-use model::config::Port;
+use model::config::{Network, Port};
 
 use super::Cli;
 
@@ -19,10 +19,11 @@ pub(crate) fn complete(words: &[String], names: &dyn Names) -> String {
 }
 
 /// See [`Names::keys`].
-pub(crate) fn keys(value_name: &str) -> Option<Command> {
+pub(crate) fn keys(id: &str) -> Option<Command> {
     let table = Command::new("table");
-    match value_name {
-        "KEY=VALUE" | "KEY=VALUE,..." => Some(Port::augment_args(table)),
+    match id {
+        "keys" | "port" => Some(Port::augment_args(table)),
+        "network_keys" => Some(Network::augment_args(table)),
         _ => None,
     }
 }
@@ -48,8 +49,8 @@ mod tests {
             vec!["lan".to_owned()]
         }
 
-        fn keys(&self, value_name: &str) -> Option<Command> {
-            keys(value_name)
+        fn keys(&self, id: &str) -> Option<Command> {
+            keys(id)
         }
     }
 
@@ -90,6 +91,12 @@ mod tests {
                 &["network="],
             ),
             ("vhost-af-xdp port set vm1 network=", &["network=lan"]),
+            ("vhost-af-xdp network remove ", &["lan"]),
+            ("vhost-af-xdp network add blue upl", &["uplink="]),
+            (
+                "vhost-af-xdp network set lan uplink=",
+                &["uplink=eth0", "uplink=eth1"],
+            ),
             ("vhost-af-xdp port set vm1 isolated memory=d", &["memory=direct"]),
             (
                 "vhost-af-xdp serve --port socket-path=/x,ifn",

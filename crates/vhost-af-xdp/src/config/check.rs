@@ -9,53 +9,34 @@ use steer::{ModeRequest, mac_text};
 use steward::protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::BindRequest;
 
-use super::error::{ConfigError, Wrong};
+use super::error::{ConfigError, Owner, Wrong};
 use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, PortConfig, PortQueues, offloads_of};
 use super::{Control, MOST_BYTES, MOST_QUEUES, Placement, ServeConfig};
 
 impl ServeConfig {
     /// Checks what can be checked without the kernel.
     pub(crate) fn check(&self) -> Result<(), Wrong> {
+        let of_daemon = |error| Wrong {
+            owner: Owner::Daemon,
+            error,
+        };
         let most = self.ports.iter().map(|port| port.memory.most_bytes);
         let bytes = most.fold(0, u64::saturating_add);
         if bytes > MOST_BYTES {
-            let error = ConfigError::MaxMemory { bytes };
-            return Err(Wrong { port: None, error });
+            return Err(of_daemon(ConfigError::MaxMemory { bytes }));
         }
         for path in self.own_paths() {
-            check_text(&path.to_string_lossy()).map_err(|error| Wrong { port: None, error })?;
+            check_text(&path.to_string_lossy()).map_err(of_daemon)?;
         }
-        for (at, network) in self.networks.iter().enumerate() {
-            let Some(uplink) = &network.uplink else { continue };
-            check_text(&uplink.name).map_err(|error| Wrong { port: None, error })?;
-            let named = uplink.hints.named();
-            let error = match uplink.mode {
-                ModeRequest::Skb | ModeRequest::Tap if !named.is_empty() => {
-                    Some(ConfigError::HintsNeedNative(named))
-                }
-                ModeRequest::Tap if uplink.bind == BindRequest::ForceZeroCopy => {
-                    Some(ConfigError::ZeroCopyNeedsNative)
-                }
-                _ => None,
-            };
-            if let Some(error) = error {
-                return Err(Wrong { port: None, error });
-            }
-            for other in &self.networks[..at] {
-                if let Some(others) = &other.uplink {
-                    let whose = format_args!("network {}", other.name);
-                    let apart = check_apart(&uplink.wanted(), &others.wanted(), whose);
-                    apart.map_err(|error| Wrong { port: None, error })?;
-                }
-            }
+        for at in 0..self.networks.len() {
+            let owner = Owner::Network(at);
+            self.check_network(at).map_err(|error| Wrong { owner, error })?;
         }
         let mut descriptors = HashSet::new();
         for at in 0..self.ports.len() {
             let checked = self.check_port(at, &mut descriptors);
-            checked.map_err(|error| Wrong {
-                port: Some(at),
-                error,
-            })?;
+            let owner = Owner::Port(at);
+            checked.map_err(|error| Wrong { owner, error })?;
         }
         Ok(())
     }
@@ -75,6 +56,31 @@ impl ServeConfig {
         paths
             .chain(self.file.as_ref().map(|file| &file.path))
             .map(PathBuf::as_path)
+    }
+
+    /// Checks a network by itself and beside those before it.
+    fn check_network(&self, at: usize) -> Result<(), ConfigError> {
+        let Some(uplink) = &self.networks[at].uplink else {
+            return Ok(());
+        };
+        check_text(&uplink.name)?;
+        let named = uplink.hints.named();
+        match uplink.mode {
+            ModeRequest::Skb | ModeRequest::Tap if !named.is_empty() => {
+                return Err(ConfigError::HintsNeedNative(named));
+            }
+            ModeRequest::Tap if uplink.bind == BindRequest::ForceZeroCopy => {
+                return Err(ConfigError::ZeroCopyNeedsNative);
+            }
+            _ => {}
+        }
+        for other in &self.networks[..at] {
+            if let Some(others) = &other.uplink {
+                let whose = format_args!("network {}", other.name);
+                check_apart(&uplink.wanted(), &others.wanted(), whose)?;
+            }
+        }
+        Ok(())
     }
 
     /// Checks a port by itself and beside those before it, whose descriptors these are.

@@ -151,11 +151,20 @@ fn missing_network(name: &str, near: Option<&str>) -> String {
     }
 }
 
+/// What of a configuration is wrong; of two things the later one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Owner {
+    Daemon,
+    /// A network, by its place.
+    Network(usize),
+    /// A port, by its place.
+    Port(usize),
+}
+
 /// A configuration that cannot be.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub(crate) struct Wrong {
-    /// The port, by its place, if it is one's; of two the later one.
-    pub(crate) port: Option<usize>,
+    pub(crate) owner: Owner,
     pub(crate) error: ConfigError,
 }

@@ -3,14 +3,11 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use model::config::{
-    ADDED, ConfigFile, Daemon, Entry, Mistake, Network, Port, Table, WrongLine, is_name, name_rule,
-};
-use serde_json::{Map, Value};
+use model::config::{ADDED, ConfigFile, Daemon, Entry, NamedTable, Network, Port, Table, Tables, WrongLine};
 use steward::text_file::{self, FileError, Kind};
 
 use super::{
-    Endpoint, NetworkConfig, PortConfig, ServeConfig, UplinkConfig, Wrong, build, socket_directories, state,
+    Endpoint, NetworkConfig, Owner, PortConfig, ServeConfig, Wrong, build, socket_directories, state,
 };
 
 /// Where a configuration comes from.
@@ -38,8 +35,8 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigFile, FileError> {
     })
 }
 
-/// What a daemon starts with: a file, and the ports that an earlier one kept; and what is wrong with those of them that
-/// are left out. `is_steward`: it leases queues to itself, of the interfaces that the file names only.
+/// What a daemon starts with: a file, and the networks and ports that an earlier one kept; and what is wrong with those of
+/// them that are left out. `is_steward`: it leases queues to itself, of the interfaces that the file names only.
 /// Errors: what is wrong with either file.
 pub(crate) fn at_start(
     path: &Path,
@@ -53,9 +50,9 @@ pub(crate) fn at_start(
             anyhow::bail!("state {}: this is the configuration file", state.display())
         }
         Some(state) if daemon.can_change() => state::read(state)?,
-        _ => Vec::new(),
+        _ => Tables::default(),
     };
-    let with = |added: Vec<Entry<Port>>| {
+    let with = |added: Tables| {
         let file = ConfigFile {
             added,
             ..file.clone()
@@ -71,28 +68,52 @@ pub(crate) fn at_start(
     if let Ok(config) = with(kept.clone()) {
         return Ok((config, Vec::new()));
     }
-    let (mut config, mut added, mut left_out) = (daemon, Vec::new(), Vec::new());
-    for entry in kept {
-        added.push(entry);
-        match with(added.clone()) {
-            Ok(with_it) => config = with_it,
-            Err(wrong) => {
-                added.pop();
-                left_out.push(wrong);
+    let (mut possible, mut left_out) = (Possible(daemon, Tables::default()), Vec::new());
+    possible.add(kept.networks, with, &mut left_out);
+    possible.add(kept.ports, with, &mut left_out);
+    Ok((possible.0, left_out))
+}
+
+/// A configuration, and what was added to it.
+struct Possible(ServeConfig, Tables);
+
+impl Possible {
+    /// Adds each table with which the configuration is possible; says why the others are left out.
+    fn add<T: NamedTable>(
+        &mut self,
+        kept: Vec<Entry<T>>,
+        with: impl Fn(Tables) -> Result<ServeConfig, String>,
+        left_out: &mut Vec<String>,
+    ) {
+        for table in kept {
+            let mut added = self.1.clone();
+            T::of_mut(&mut added).push(table);
+            match with(added.clone()) {
+                Ok(config) => *self = Self(config, added),
+                Err(wrong) => left_out.push(wrong),
             }
         }
     }
-    Ok((config, left_out))
 }
 
 /// Ports that were added get nothing that a start gives but later changes do not: descriptors, maps and sockets of other
 /// programs, and paths to VMMs that listen.
 pub(crate) fn check_added(config: &ServeConfig) -> Result<(), String> {
     let Some(file) = &config.file else { return Ok(()) };
-    let (of_file, added) = config.ports.split_at(file.ports.len());
+    let (of_file, added) = config.ports.split_at(file.tables.ports.len());
+    for (port, entry) in of_file.iter().zip(&file.tables.ports) {
+        let is_its = |network: &&Entry<Network>| port.nic.network() == Some(&network.name);
+        if let Some(network) = file.added.networks.iter().find(is_its) {
+            return Err(format!(
+                "{}: network {} was added, and a port of the file is of a network of the file: put it there",
+                file.place_of(entry, "network"),
+                network.name
+            ));
+        }
+    }
     let is_client = |port: &PortConfig| matches!(port.endpoint, Endpoint::Client(_));
     let connects = of_file.iter().any(is_client);
-    for (port, entry) in added.iter().zip(&file.added) {
+    for (port, entry) in added.iter().zip(&file.added.ports) {
         let key = match &port.endpoint {
             _ if port.has_external_program() => "inhibit",
             Endpoint::Fd(_) => "fd",
@@ -110,9 +131,9 @@ pub(crate) fn check_added(config: &ServeConfig) -> Result<(), String> {
 /// Ports that were added have their sockets where those of the file have, or where it says.
 fn check_sockets_of_added(config: &ServeConfig) -> Result<(), String> {
     let Some(file) = &config.file else { return Ok(()) };
-    let (of_file, added) = config.ports.split_at(file.ports.len());
+    let (of_file, added) = config.ports.split_at(file.tables.ports.len());
     let allowed = socket_directories(of_file, Some(file));
-    for (port, entry) in added.iter().zip(&file.added) {
+    for (port, entry) in added.iter().zip(&file.added.ports) {
         if let Endpoint::Server(path) | Endpoint::Client(path) = &port.endpoint
             && !path.parent().is_some_and(|parent| allowed.contains(parent))
         {
@@ -125,29 +146,34 @@ fn check_sockets_of_added(config: &ServeConfig) -> Result<(), String> {
     Ok(())
 }
 
-/// Ports that were added get no interface that the file does not name: the daemon could have been taken over by others.
+/// Networks and ports that were added get no interface that the file does not name: the daemon could have been taken over
+/// by others.
 pub(crate) fn check_interfaces_of_added(config: &ServeConfig) -> Result<(), String> {
     let Some(file) = &config.file else { return Ok(()) };
-    let (of_file, added) = config.ports.split_at(file.ports.len().min(config.ports.len()));
-    let uplinks = config
-        .networks
+    let (ports, added_ports) = config.ports.split_at(file.tables.ports.len());
+    let (networks, added_networks) = config.networks.split_at(file.tables.networks.len());
+    let interface_of = |network: &NetworkConfig| network.uplink.as_ref().map(|uplink| uplink.name.clone());
+    let queues_of = |port: &PortConfig| port.wanted().map(|wanted| wanted.interface);
+    let named: HashSet<String> = ports
         .iter()
-        .filter_map(|network| network.uplink.as_ref());
-    let named: HashSet<String> = of_file
-        .iter()
-        .filter_map(PortConfig::wanted)
-        .chain(uplinks.map(UplinkConfig::wanted))
-        .map(|wanted| wanted.interface)
+        .filter_map(queues_of)
+        .chain(networks.iter().filter_map(interface_of))
         .collect();
-    let other = added.iter().zip(&file.added).find_map(|(port, entry)| {
-        let wanted = port.wanted()?;
-        (!named.contains(&wanted.interface)).then_some((entry, wanted.interface))
+    let uplinks = added_networks.iter().zip(&file.added.networks);
+    let uplinks = uplinks.filter_map(|(network, entry)| {
+        let interface = interface_of(network)?;
+        Some((file.place_of(entry, "uplink"), "uplink", interface))
     });
-    other.map_or(Ok(()), |(entry, interface)| {
+    let queues = added_ports.iter().zip(&file.added.ports);
+    let queues =
+        queues.filter_map(|(port, entry)| Some((file.place_of(entry, "ifname"), "ifname", queues_of(port)?)));
+    let other = uplinks
+        .chain(queues)
+        .find(|(.., interface)| !named.contains(interface));
+    other.map_or(Ok(()), |(place, key, interface)| {
         Err(format!(
-            "{}: ifname = {interface:?}: an added port may use interfaces that ports or networks of the file have: name it \
-             there, or start the daemon with --steward, whose policy limits what it may use",
-            file.place_of(entry, "ifname")
+            "{place}: {key} = {interface:?}: what is added may use interfaces that ports or networks of the file have: name \
+             it there, or start the daemon with --steward, whose policy limits what it may use"
         ))
     })
 }
@@ -162,33 +188,31 @@ pub(crate) fn judge(file: ConfigFile) -> Result<ServeConfig, FileError> {
 /// Errors: [`FileError`], naming line and key.
 pub(crate) fn configured(file: ConfigFile, options: &Daemon) -> Result<ServeConfig, FileError> {
     let mut file = file;
-    // A port that the file has now is the file's.
-    let of_file = |entry: &Entry<Port>| file.ports.iter().any(|port| port.name == entry.name);
-    let added = file.added.iter().filter(|entry| !of_file(entry)).cloned();
-    file.added = added.collect();
-    let count = file.all_ports().count();
+    without_those_of(&file.tables.networks, &mut file.added.networks);
+    without_those_of(&file.tables.ports, &mut file.added.ports);
+    let count = file.all::<Port>().count();
     let mut ports = Vec::new();
-    for entry in file.ports.iter_mut().chain(&mut file.added) {
+    for entry in file.tables.ports.iter_mut().chain(&mut file.added.ports) {
         let port = build_port(&file.path, entry, count)?;
         with_numbers(entry, &port);
         ports.push(port);
     }
-    let networks = file.networks.iter().map(|entry| build_network(&file.path, entry));
+    let networks = file.all().map(|entry| build_network(&file.path, entry));
     let networks = networks.collect::<Result<_, _>>()?;
     let daemon = |what: &str| wrong_in(&file.path, "[daemon]", &file.daemon, what);
     let built = build::daemon(&options.or(&file.daemon.value), ports);
     let built = built.map_err(|error| daemon(&format!("{error:#}")))?;
     let built = ServeConfig { networks, ..built };
-    built.check().map_err(|Wrong { port, error }| {
-        match port.and_then(|port| file.all_ports().nth(port)) {
-            Some(entry) => wrong_in(
-                &file.path,
-                &format!("port {}", entry.name),
-                entry,
-                &error.to_string(),
-            ),
-            None => daemon(&error.to_string()),
-        }
+    built.check().map_err(|Wrong { owner, error }| {
+        let (network, port) = match owner {
+            Owner::Daemon => (None, None),
+            Owner::Network(at) => (file.all::<Network>().nth(at), None),
+            Owner::Port(at) => (None, file.all::<Port>().nth(at)),
+        };
+        let error = error.to_string();
+        let network = network.map(|network| wrong_in_table(&file.path, network, &error));
+        let port = port.map(|port| wrong_in_table(&file.path, port, &error));
+        network.or(port).unwrap_or_else(|| daemon(&error))
     })?;
     Ok(ServeConfig {
         file: Some(file),
@@ -199,17 +223,15 @@ pub(crate) fn configured(file: ConfigFile, options: &Daemon) -> Result<ServeConf
 /// The configuration of a network of a file.
 /// Errors: [`FileError`], naming line and key.
 pub(crate) fn build_network(path: &Path, entry: &Entry<Network>) -> Result<NetworkConfig, FileError> {
-    let of = format!("network {}", entry.name);
     build::network(&entry.name, &entry.value)
-        .map_err(|error| wrong_in(path, &of, entry, &format!("{error:#}")))
+        .map_err(|error| wrong_in_table(path, entry, &format!("{error:#}")))
 }
 
 /// The configuration of a port of a file that has so many.
 /// Errors: [`FileError`], naming line and key.
 pub(crate) fn build_port(path: &Path, entry: &Entry<Port>, ports: usize) -> Result<PortConfig, FileError> {
     let built = build::port(&entry.value, ports).and_then(|port| check_path(&port.endpoint).map(|()| port));
-    let of = format!("port {}", entry.name);
-    let port = built.map_err(|error| wrong_in(path, &of, entry, &format!("{error:#}")))?;
+    let port = built.map_err(|error| wrong_in_table(path, entry, &format!("{error:#}")))?;
     Ok(PortConfig {
         name: entry.name.as_str().into(),
         ..port
@@ -241,6 +263,15 @@ fn with_numbers(entry: &mut Entry<Port>, port: &PortConfig) {
     }
 }
 
+/// Removes what the file has: it is the file's now.
+fn without_those_of<T: Table>(file: &[Entry<T>], added: &mut Vec<Entry<T>>) {
+    added.retain(|entry| !file.iter().any(|of_file| of_file.name == entry.name));
+}
+
+fn wrong_in_table<T: NamedTable>(path: &Path, entry: &Entry<T>, what: &str) -> FileError {
+    wrong_in(path, &format!("{} {}", T::KIND, entry.name), entry, what)
+}
+
 /// A mistake in an entry, with the line of the key that its text names.
 fn wrong_in<T: Table>(path: &Path, of: &str, entry: &Entry<T>, what: &str) -> FileError {
     let line = Some(entry.line_of(what)).filter(|&line| line > 0 || entry.name.is_empty());
@@ -255,15 +286,6 @@ fn wrong_in<T: Table>(path: &Path, of: &str, entry: &Entry<T>, what: &str) -> Fi
 fn without_dashes(text: &str) -> String {
     let text = text.strip_prefix("--").unwrap_or(text);
     text.replace(" --", " ").replace("'--", "'").replace("(--", "(")
-}
-
-/// The port of that name with these keys; one that is null is not set.
-/// Errors: [`Mistake`]: a name that cannot be, a key that is unknown, a value of another kind.
-pub(crate) fn port_of(name: &str, keys: &Map<String, Value>) -> Result<Entry<Port>, Mistake> {
-    if !is_name(name) {
-        return Err(Mistake::of_no_key(format!("port {name:?}: {}", name_rule())));
-    }
-    Ok(Entry::of_no_file(name, Port::read(keys.clone().into())?))
 }
 
 #[cfg(test)]

@@ -516,9 +516,9 @@ fn examples_are_understood() {
         (network, &["vm1", "vm2"]),
     ] {
         let file = parse(Path::new("example"), text).expect("TOML with known keys");
-        let named: Vec<_> = file.ports.iter().map(|port| port.name.as_str()).collect();
+        let named: Vec<_> = file.tables.ports.iter().map(|port| port.name.as_str()).collect();
         assert_eq!(named, names);
-        for table in &file.ports {
+        for table in &file.tables.ports {
             let mut table = table.clone();
             // There may be no such group here.
             table.value.socket.socket_group = None;

@@ -10,6 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use model::config::TableKind;
 use model::control::{Answer, Change, Changed, Done, LONGEST_REQUEST, Refused, Request, line};
 use model::state::{RulesStatus, Status};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -137,7 +138,7 @@ impl Server {
         if let [ports, name, rules] = path
             && (ports.as_str(), rules.as_str()) == ("ports", "rules")
         {
-            let rules = (self.rules)(name).ok_or_else(|| Refused::no_port(name));
+            let rules = (self.rules)(name).ok_or_else(|| Refused::absent(TableKind::Port, name));
             return Ok(line(&Answer::from(rules))?);
         }
         let status = {

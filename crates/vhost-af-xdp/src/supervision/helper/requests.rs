@@ -13,9 +13,9 @@
 //!    removes itself when its port does not count any more, so that there are no more of them than ports;
 //!  - queues are leased by a policy made of the file.
 //!
-//! Unless the daemon has neither a control socket nor `--api`, it may add ports to those of the file. The helper
-//! validates them as if they were in the file, makes their sockets in the same directories, and leases queues to them
-//! of interfaces that the file names, and of no others.
+//! Unless the daemon has neither a control socket nor `--api`, it may add networks and ports to those of the file. The
+//! helper validates them as if they were in the file, makes their sockets in the same directories, and leases queues to
+//! them of interfaces that the file names, and of no others.
 //!
 //! So the daemon can get no more than the operator wrote into the file, perhaps before the operator's request to read
 //! it.
@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use model::config::{ConfigFile, Entry, Port, is_name, name_rule};
+use model::config::{ConfigFile, Entry, NamedTable, Network, Port, TableKind, Tables, is_name, name_rule};
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, fcntl_get_seals, memfd_create, openat};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -71,14 +71,13 @@ impl From<rustix::io::Errno> for RequestError {
 enum Request {
     /// Reads the file again. Nothing is allowed by it yet.
     Read,
-    /// Adds a port to those of the file, which is not read again, or replaces an added port of this name. Not in force
-    /// yet.
-    Put(Box<Entry<Port>>),
-    /// Removes the added port of that name.
-    Without(String),
+    /// Adds these to those of the file, which is not read again, or replaces added ones of the same name. Not in force yet.
+    Put(Box<Tables>),
+    /// Removes the added one of that name.
+    Without(TableKind, String),
     /// What was read or put together last is what counts.
     Adopt,
-    /// Stores the added ports, in the attached text, for the next start.
+    /// Stores what was added, in the attached text, for the next start.
     Keep,
     /// The listening socket of the port of that name.
     Listen(String),
@@ -115,19 +114,19 @@ impl Requests {
         })
     }
 
-    /// The present file with the added ports, checked.
+    /// The present file with what was added, checked.
     pub(crate) fn read(&self) -> Result<ConfigFile, RequestError> {
         self.ask_for_file(&Request::Read)
     }
 
-    /// The configuration in force with this port added, checked.
-    pub(crate) fn put(&self, port: &Entry<Port>) -> Result<ConfigFile, RequestError> {
-        self.ask_for_file(&Request::Put(Box::new(port.clone())))
+    /// The configuration in force with these added, checked.
+    pub(crate) fn put(&self, tables: &Tables) -> Result<ConfigFile, RequestError> {
+        self.ask_for_file(&Request::Put(Box::new(tables.clone())))
     }
 
-    /// The configuration in force without the added port of that name.
-    pub(crate) fn without(&self, port: &str) -> Result<ConfigFile, RequestError> {
-        self.ask_for_file(&Request::Without(port.to_owned()))
+    /// The configuration in force without the added one of that name.
+    pub(crate) fn without(&self, kind: TableKind, name: &str) -> Result<ConfigFile, RequestError> {
+        self.ask_for_file(&Request::Without(kind, name.to_owned()))
     }
 
     fn ask_for_file(&self, request: &Request) -> Result<ConfigFile, RequestError> {
@@ -140,9 +139,9 @@ impl Requests {
         self.ask(&Request::Adopt).map(drop)
     }
 
-    /// Stores these added ports for the next start.
-    pub(crate) fn keep(&self, ports: &[Entry<Port>]) -> Result<(), RequestError> {
-        let text = state::text(ports).map_err(|error| RequestError::Refused(error.to_string()))?;
+    /// Stores what was added for the next start.
+    pub(crate) fn keep(&self, added: &Tables) -> Result<(), RequestError> {
+        let text = state::text(added).map_err(|error| RequestError::Refused(error.to_string()))?;
         let text = in_memory(text.as_bytes()).map_err(RequestError::Gone)?;
         self.ask_with(&Request::Keep, Some(text.as_fd())).map(drop)
     }
@@ -389,27 +388,18 @@ impl RequestServer {
                 }
                 self.propose(file, proposals)
             }
-            Request::Put(port) => {
-                // The line number in the request is ignored.
-                let port = Entry::of_no_file(&port.name, port.value);
-                if !is_name(&port.name) {
-                    return Err(format!("port {:?}: {}", port.name, name_rule()));
-                }
+            Request::Put(tables) => {
                 let mut file = self.with_others(proposals)?;
-                match file.added.iter().position(|other| other.name == port.name) {
-                    Some(at) => file.added[at] = port,
-                    None if file.added.len() >= MOST_ADDED => {
-                        return Err(format!(
-                            "{MOST_ADDED} ports were added already: put some into the file"
-                        ));
-                    }
-                    None => file.added.push(port),
-                }
+                add::<Network>(&mut file.added, &tables)?;
+                add::<Port>(&mut file.added, &tables)?;
                 self.propose(file, proposals)
             }
-            Request::Without(port) => {
+            Request::Without(kind, name) => {
                 let mut file = self.with_others(proposals)?;
-                file.added.retain(|other| other.name != port);
+                match kind {
+                    TableKind::Port => file.added.ports.retain(|port| port.name != name),
+                    TableKind::Network => file.added.networks.retain(|network| network.name != name),
+                }
                 self.propose(file, proposals)
             }
             Request::Adopt => {
@@ -427,13 +417,13 @@ impl RequestServer {
                 let text = text_of(came, state::LONGEST).map_err(|error| error.to_string())?;
                 // Of the daemon's text only the filter rules count, which the helper does not have.
                 let rules = state::parse(path, &text).map_err(|wrong| wrong.what)?;
-                let mut ports = self.with_others(proposals)?.added;
-                for port in &mut ports {
-                    if let Some(known) = rules.iter().find(|known| known.name == port.name) {
+                let mut added = self.with_others(proposals)?.added;
+                for port in &mut added.ports {
+                    if let Some(known) = rules.ports.iter().find(|known| known.name == port.name) {
                         port.value.filter.rule.clone_from(&known.value.filter.rule);
                     }
                 }
-                let written = state::write(path, &ports);
+                let written = state::write(path, &added);
                 written.map_err(|error| error.to_string()).map(|()| None)
             }
             Request::Listen(port) => {
@@ -447,7 +437,7 @@ impl RequestServer {
         }
     }
 
-    /// The configuration in force, to add a port to.
+    /// The configuration in force, to add something to it.
     fn with_others(&self, proposals: &Proposals) -> Result<ConfigFile, String> {
         if self.added_ports == AddedPorts::None {
             return Err(
@@ -481,7 +471,7 @@ impl RequestServer {
     /// Rejects sockets that could not be made later, before anything is done.
     fn check_directories(&self, config: &ServeConfig) -> Result<(), String> {
         let Some(file) = &config.file else { return Ok(()) };
-        for (port, table) in config.ports.iter().zip(file.all_ports()) {
+        for (port, table) in config.ports.iter().zip(file.all::<Port>()) {
             let path = match &port.endpoint {
                 Endpoint::Server(path) => path,
                 // Questions about the process that listens there are answered to the daemon.
@@ -522,6 +512,28 @@ impl RequestServer {
         (self.made)(at);
         Ok(listener.into())
     }
+}
+
+/// Adds tables of a kind, or replaces those of the same name.
+fn add<T: NamedTable>(added: &mut Tables, tables: &Tables) -> Result<(), String> {
+    let (kind, added) = (T::KIND, T::of_mut(added));
+    for table in T::of(tables) {
+        // The line numbers in the request are ignored.
+        let table = Entry::of_no_file(&table.name, table.value.clone());
+        if !is_name(&table.name) {
+            return Err(format!("{kind} {:?}: {}", table.name, name_rule()));
+        }
+        match added.iter().position(|other| other.name == table.name) {
+            Some(at) => added[at] = table,
+            None if added.len() >= MOST_ADDED => {
+                return Err(format!(
+                    "{MOST_ADDED} {kind}s were added already: put some into the file"
+                ));
+            }
+            None => added.push(table),
+        }
+    }
+    Ok(())
 }
 
 fn socket_of(port: &PortConfig) -> Option<(String, (PathBuf, Access))> {

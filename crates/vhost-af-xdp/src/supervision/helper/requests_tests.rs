@@ -71,6 +71,13 @@ fn port(name: &str, path: &Path, client: bool) -> Entry<Port> {
     Entry::of_no_file(name, port)
 }
 
+fn of(port: &Entry<Port>) -> Tables {
+    Tables {
+        ports: vec![port.clone()],
+        ..Tables::default()
+    }
+}
+
 #[test]
 fn added_port_is_not_the_files_with_any_line_number() {
     let kept = Kept::new();
@@ -78,13 +85,17 @@ fn added_port_is_not_the_files_with_any_line_number() {
         // By such a socket it would learn about the memory of all processes that listen, or connect, there.
         let mut elsewhere = port("a", Path::new("/run/of-another.sock"), true);
         elsewhere.line = line;
-        let refused = kept.requests.put(&elsewhere).expect_err("elsewhere").to_string();
+        let refused = kept
+            .requests
+            .put(&of(&elsewhere))
+            .expect_err("elsewhere")
+            .to_string();
         assert!(refused.contains("added by the API"), "line {line}: {refused}");
         assert!(refused.contains("may have sockets in"), "line {line}: {refused}");
         let mut here = port("a", &kept.place.join("a.sock"), false);
         here.line = line;
-        let judged = kept.requests.put(&here).expect("allowed");
-        assert_eq!(judged.added[0].line_of("socket-path"), 0);
+        let judged = kept.requests.put(&of(&here)).expect("allowed");
+        assert_eq!(judged.added.ports[0].line_of("socket-path"), 0);
     }
 }
 
@@ -95,7 +106,7 @@ fn there_are_no_more_sockets_than_ports_that_count() {
     for number in 0..20 {
         // One port, each time at another path; nothing of it is ever removed by the daemon.
         let path = kept.place.join(format!("{number}.sock"));
-        kept.requests.put(&port("a", &path, false)).expect("allowed");
+        kept.requests.put(&of(&port("a", &path, false))).expect("allowed");
         kept.requests.adopt().expect("judged");
         listeners.push(kept.requests.listen("a").expect("it counts"));
         assert_eq!(kept.sockets(), 1);
@@ -104,12 +115,14 @@ fn there_are_no_more_sockets_than_ports_that_count() {
     }
     // The configuration in force stays, whatever else is requested.
     let other = kept.place.join("other.sock");
-    kept.requests.put(&port("b", &other, false)).expect("allowed");
+    kept.requests
+        .put(&of(&port("b", &other, false)))
+        .expect("allowed");
     kept.requests.adopt().expect("judged");
     listeners.push(kept.requests.listen("b").expect("it counts"));
     assert!(kept.place.join("19.sock").exists());
     assert_eq!((kept.sockets(), kept.vmm_sockets.len()), (2, 4));
-    kept.requests.without("a").expect("there");
+    kept.requests.without(TableKind::Port, "a").expect("there");
     kept.requests.adopt().expect("judged");
     assert!(other.exists());
     assert_eq!((kept.sockets(), kept.vmm_sockets.len()), (1, 2));
