@@ -121,6 +121,12 @@ impl ServeConfig {
         self.api.all.is_some() || self.control != Control::Nowhere
     }
 
+    /// Whether a port was added at run time, by an earlier daemon.
+    pub(crate) fn is_added_port(&self, name: &str) -> bool {
+        let mut added = self.file.iter().flat_map(|file| &file.added.ports);
+        added.any(|port| port.name == name)
+    }
+
     /// Where sockets may be made later on.
     pub(crate) fn socket_directories(&self) -> Vec<PathBuf> {
         socket_directories(&self.ports, self.file.as_ref())

@@ -75,35 +75,37 @@ impl Ports {
         })
     }
 
-    /// Opens and starts those of the start, each with its source of VMMs; workers go where their NICs are.
+    /// Opens and starts those of the start, each with its source of VMMs; workers go where their NICs are. A port or
+    /// network that an earlier daemon added is left out if it cannot start.
     pub(crate) fn start(
         &self,
         config: &ServeConfig,
-        sources: Vec<VmmSource>,
+        sources: Vec<(&PortConfig, VmmSource)>,
         nodes: &Nodes,
     ) -> anyhow::Result<()> {
-        for network in &config.networks {
-            self.open_network(network)?;
+        for (at, network) in config.networks.iter().enumerate() {
+            let is_added = (config.file.as_ref()).is_some_and(|file| at >= file.tables.networks.len());
+            started(self.open_network(network), is_added)?;
         }
-        let mut ready: Vec<Ready> = Vec::new();
-        for port in &config.ports {
+        let mut ready: Vec<(Ready, VmmSource)> = Vec::new();
+        for (port, source) in sources {
             let ends: Vec<_> = ready
                 .iter()
-                .filter_map(|ready| ready.attached.patch().cloned())
+                .filter_map(|(ready, _)| ready.attached.patch().cloned())
                 .collect();
-            ready.push(self.open(port, &ends)?);
+            let opened = self.open_with_queues(port, &ends);
+            if let Some(opened) = started(opened, config.is_added_port(&port.name))? {
+                ready.push((opened, source));
+            }
         }
-        for Ready { port, .. } in &ready {
-            open_queues(port)?;
-        }
-        ready.iter().for_each(|ready| ready.port.close_queues());
+        ready.iter().for_each(|(ready, _)| ready.port.close_queues());
         let networks = self.networks();
         let uplinks = networks.iter().flat_map(|network| network.nodes());
-        let pairs = ready.iter().flat_map(|ready| ready.port.nodes());
+        let pairs = ready.iter().flat_map(|(ready, _)| ready.port.nodes());
         let pairs: Vec<_> = pairs.chain(uplinks).collect();
         self.workers
             .settle(&nodes.places(config.workers, &config.cpus, &pairs));
-        for (ready, source) in ready.into_iter().zip(sources) {
+        for (ready, source) in ready {
             self.run(ready, source)?;
         }
         Ok(())
@@ -119,8 +121,7 @@ impl Ports {
             .collect();
         let others: u64 = self.all().iter().map(|port| port.config.copy_bytes()).sum();
         self.interfaces.expect_copies(others + port.copy_bytes());
-        let ready = self.open(port, &ends)?;
-        open_queues(&ready.port).inspect_err(|_| leave(&ready.attached))?;
+        let ready = self.open_with_queues(port, &ends)?;
         ready.port.close_queues();
         self.run(ready, source)
     }
@@ -229,6 +230,13 @@ impl Ports {
         let with_interface = ports.iter().filter(|port| port.config.nic.queues().is_some());
         let looked = with_interface.inspect(|port| port.look_if_due());
         looked.filter_map(|port| port.looks.next()).min()
+    }
+
+    /// See [`Self::open`]; its queues are open, too.
+    fn open_with_queues(&self, port: &PortConfig, ends: &[PatchPort]) -> anyhow::Result<Ready> {
+        let ready = self.open(port, ends)?;
+        open_queues(&ready.port).inspect_err(|_| leave(&ready.attached))?;
+        Ok(ready)
     }
 
     /// `ends`: those of cables that are taken.
@@ -406,6 +414,19 @@ impl Ports {
 
     fn running(&self) -> MutexGuard<'_, Vec<Running>> {
         locked(&self.running)
+    }
+}
+
+/// What was started. Nothing that was added keeps the daemon from starting.
+pub(crate) fn started<T>(started: anyhow::Result<T>, is_added: bool) -> anyhow::Result<Option<T>> {
+    match started {
+        Err(error) if is_added => {
+            tracing::error!(
+                "{error:#}: left out, as it was added at run time: `vhost-af-xdp reload` tries again"
+            );
+            Ok(None)
+        }
+        started => started.map(Some),
     }
 }
 

@@ -89,10 +89,18 @@ impl Reload {
         reach: Reach,
     ) -> io::Result<Self> {
         let (wanted, asked) = mpsc::channel();
+        // What was added, and could not start, is not among them.
+        let networks = ports.networks();
+        let is_network = |table: &&Entry<Network>| networks.iter().any(|network| network.name == table.name);
+        let is_port = |table: &&Entry<Port>| ports.named(&table.name).is_some();
+        let running = Tables {
+            networks: file.all().filter(is_network).cloned().collect(),
+            ports: file.all().filter(is_port).cloned().collect(),
+        };
         let readings = Arc::new(Mutex::new(Configuration {
             path: file.path.clone(),
             read_at: now(),
-            failed: Vec::new(),
+            failed: [absent(&file, &running.networks), absent(&file, &running.ports)].concat(),
             ports: BTreeMap::new(),
             networks: BTreeMap::new(),
         }));
@@ -100,10 +108,7 @@ impl Reload {
             ports,
             requests,
             reach,
-            running: Tables {
-                networks: file.all().cloned().collect(),
-                ports: file.all().cloned().collect(),
-            },
+            running,
             file,
             state,
             readings: Arc::clone(&readings),
@@ -460,6 +465,18 @@ impl Reader {
         }
         added
     }
+}
+
+/// What of a file does not run, a line each.
+fn absent<T: NamedTable>(file: &ConfigFile, running: &[Entry<T>]) -> Vec<String> {
+    let absent = file
+        .all::<T>()
+        .filter(|table| of_name(running, &table.name).is_none());
+    let line = |table: &Entry<T>| {
+        let (kind, name) = (T::KIND, &table.name);
+        format!("{kind} {name} could not start: the log says why; `vhost-af-xdp reload` tries again")
+    };
+    absent.map(line).collect()
 }
 
 /// Says what was done, and what was not.

@@ -40,7 +40,7 @@ use crate::nic::numa::Nodes;
 use crate::nic::shared_memory::SharedMemory;
 use crate::nic::steering::StewardAt;
 use crate::port_watch;
-use crate::ports::{NO_THREAD, Ports, STOPPING};
+use crate::ports::{NO_THREAD, Ports, STOPPING, started};
 use crate::reload::{self, Reload};
 use crate::supervision::alarm::Alarm;
 use crate::supervision::helper::{Helper, HelperOptions, Requests};
@@ -69,7 +69,7 @@ pub(crate) struct Sandboxed<'a> {
     signals: Signals,
     /// Of interfaces, if any is used, or may be later.
     changes: Option<Changes>,
-    sources: Vec<VmmSource>,
+    sources: Vec<(&'a PortConfig, VmmSource)>,
     control: Option<UnixListener>,
     /// To what answers HTTP, if that was asked for.
     api: Option<UnixStream>,
@@ -100,7 +100,9 @@ impl<'a> Sandboxed<'a> {
         let mut leftovers = Leftovers::default();
         let mut sources = Vec::new();
         for port in &config.ports {
-            sources.push(vmm_source(port, &mut leftovers)?);
+            let source = vmm_source(port, &mut leftovers);
+            let source = started(source, config.is_added_port(&port.name))?;
+            sources.extend(source.map(|source| (port, source)));
         }
         // While the sandbox does not keep it from being asked for.
         let _ = drivers::kernel();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use testkit::daemon::DIR;
-use testkit::{NetNs, Serve, require};
+use testkit::{NetNs, Serve, require, wait};
 
 use super::changes::{Scene, network};
 
@@ -99,6 +99,38 @@ fn kept_port_that_is_not_possible_any_more_is_left_out_and_logged() {
             scene.daemon.said()
         );
     }
+}
+
+#[test]
+fn kept_port_that_the_host_cannot_start_is_left_out_until_a_reload() {
+    require!(Root);
+    let netns = NetNs::new("api");
+    let mut scene = Scene::new(&netns, Serve::file().by_root(), &[], &text());
+    scene.do_change("PUT", "vm2", &scene.keys(2), "added");
+    scene.daemon.kill();
+    // Where its socket was is a file of somebody else.
+    let socket = scene.daemon.path("vm2.sock");
+    assert!(
+        wait::until(wait::SOON, || !socket.exists()),
+        "the helper removes it"
+    );
+    std::fs::write(&socket, "").expect("ours");
+    scene.restart(&netns);
+    let said = scene.daemon.said();
+    assert!(
+        scene.daemon.port_named("vm2").is_none() && said.contains("left out, as it was added at run time"),
+        "{said}"
+    );
+    drop(scene.guest(1));
+    let failed = scene.daemon.status()["configuration"]["failed"].to_string();
+    assert!(failed.contains("port vm2 could not start"), "{failed}");
+    // It is kept all the same, and starts once it can.
+    scene.do_change("PUT", "vm3", &scene.keys(3), "added");
+    std::fs::remove_file(&socket).expect("ours");
+    scene.daemon.reload_with(&text());
+    drop(scene.guest(2));
+    restart(&mut scene, &netns);
+    drop(scene.guest(2));
 }
 
 #[test]
