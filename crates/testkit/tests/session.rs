@@ -478,7 +478,7 @@ fn client_mode_does_not_spin_while_there_is_no_vmm() {
     require!(Root);
     let netns = NetNs::new("null");
     let mut daemon = Daemon::spawn(&netns, &Serve::null().flag("--client"));
-    daemon.await_sockets(&[daemon.path("control")]);
+    daemon.await_ready();
     // It may still be busy with its start.
     let rests = wait::until(wait::SOON, || cpu_share(&daemon, Duration::from_secs(1)) < SPINS);
     daemon.process().check();

@@ -90,6 +90,11 @@ impl ServeConfig {
         if port.has_external_program() && self.steward.is_some() {
             return Err(ConfigError::ExternalAndSteward);
         }
+        if let Endpoint::Server(path) | Endpoint::Client(path) = &port.endpoint
+            && self.own_paths().any(|own| own == path)
+        {
+            return Err(ConfigError::OwnPath(path.clone()));
+        }
         for Inherited { fd, .. } in port.descriptors() {
             if !descriptors.insert(fd) {
                 return Err(ConfigError::SharedDescriptor(fd));
@@ -438,6 +443,19 @@ mod tests {
     #[test]
     fn one_socket_for_two_ports_is_refused() {
         assert!(serve(vec![port("/a", 0, 1), port("/a", 1, 1)]).check().is_err());
+    }
+
+    #[test]
+    fn socket_where_the_daemon_listens_itself_is_refused() {
+        let config = ServeConfig {
+            control: Control::At("/run/a".into()),
+            ..serve(vec![port("/run/a", 0, 1)])
+        };
+        let error = config.check().expect_err("one path for both").to_string();
+        assert!(
+            error.contains("\"/run/a\" is a path of the daemon itself"),
+            "{error}"
+        );
     }
 
     #[test]

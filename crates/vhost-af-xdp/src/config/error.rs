@@ -25,6 +25,10 @@ pub(crate) enum ConfigError {
     },
     #[error("{0} is asked for by two ports: each needs a socket of its own")]
     SharedEndpoint(Endpoint),
+    #[error(
+        "socket path {0:?} is a path of the daemon itself (control, api, steward or a file): choose another"
+    )]
+    OwnPath(PathBuf),
     #[error("interface {0} is asked for with different modes: a program is attached once, choose one mode")]
     TwoModes(String),
     #[error("socket path {0:?} is {len} bytes long: a Unix socket path has at most 107: choose a shorter \
