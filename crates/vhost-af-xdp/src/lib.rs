@@ -35,7 +35,7 @@ mod serve;
 mod sibling;
 mod supervision;
 mod switch;
-mod told;
+mod termination;
 mod vhost_user;
 
 use std::fmt::Display;

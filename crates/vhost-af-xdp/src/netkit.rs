@@ -17,7 +17,7 @@ use steward::protocol::{NetkitWanted, Wanted};
 
 use crate::ask::Print;
 use crate::cli::netkit::NetkitArgs;
-use crate::told;
+use crate::termination;
 
 /// Between two looks whether it is to end, ns.
 const LOOK_NS: i64 = 100_000_000;
@@ -25,7 +25,7 @@ const LOOK_NS: i64 = 100_000_000;
 /// Makes the netkit and holds it until it is enough.
 /// Errors: what the steward says, or the map cannot be pinned.
 pub(crate) fn run(args: &NetkitArgs, print: Print) -> anyhow::Result<()> {
-    let signalled = told::to_end()?;
+    let signalled = termination::flag()?;
     let namespace = args.netns.as_deref().map(open).transpose()?;
     let wanted = Wanted {
         interface: args.interface.clone(),

@@ -22,7 +22,7 @@ use crate::port::attachment::PatchPort;
 use crate::port::watch::Watch;
 use crate::port::{AttachedTo, Port, mac_of};
 use crate::switch::workers::Workers;
-use crate::vhost_user::accept::{Doors, VmmSource, Way};
+use crate::vhost_user::accept::{AcceptThread, Source, VmmSource};
 use crate::vhost_user::connection;
 
 /// How long a port may take to stop before it is left to itself: longer than a bind, and than a steward is waited for.
@@ -42,16 +42,16 @@ pub(crate) struct Ports {
     running: Mutex<Vec<Running>>,
     watch: Arc<Watch>,
     /// Of ports that listen.
-    accepting: Arc<Doors>,
+    accepting: Arc<AcceptThread>,
     /// Of those that connect, once there is one.
-    connecting: Mutex<Option<Arc<Doors>>>,
+    connecting: Mutex<Option<Arc<AcceptThread>>>,
 }
 
 /// A port with what belongs to it.
 struct Running {
     port: Arc<Port>,
     attached: AttachedTo,
-    doors: Option<Arc<Doors>>,
+    acceptor: Option<Arc<AcceptThread>>,
 }
 
 /// A port that is opened and does nothing yet.
@@ -70,7 +70,7 @@ impl Ports {
             networks: Mutex::default(),
             running: Mutex::default(),
             watch: Watch::new()?,
-            accepting: Doors::start("accept")?,
+            accepting: AcceptThread::start("accept")?,
             connecting: Mutex::default(),
         })
     }
@@ -171,8 +171,8 @@ impl Ports {
             return Ok(());
         };
         // First: a VMM that reconnects must find no socket.
-        if let Some(doors) = gone.doors {
-            doors.close(&gone.port);
+        if let Some(acceptor) = gone.acceptor {
+            acceptor.close(&gone.port);
         }
         gone.port.remove();
         leave(&gone.attached);
@@ -365,8 +365,8 @@ impl Ports {
         let Ready { port, attached } = ready;
         port.start();
         let served = self.serve(&port, source).context(NO_THREAD);
-        let (doors, failed) = match served {
-            Ok(doors) => (doors, None),
+        let (acceptor, failed) = match served {
+            Ok(acceptor) => (acceptor, None),
             Err(error) => (None, Some(error)),
         };
         tracing::info!(port = %port.config.name, "ready");
@@ -374,7 +374,7 @@ impl Ports {
         self.running().push(Running {
             port,
             attached,
-            doors,
+            acceptor,
         });
         started.looks.retry();
         if let Some(error) = failed {
@@ -386,8 +386,8 @@ impl Ports {
     }
 
     /// Serves the VMMs of a source; returns their acceptor.
-    fn serve(&self, port: &Arc<Port>, source: VmmSource) -> io::Result<Option<Arc<Doors>>> {
-        let (doors, way) = match source {
+    fn serve(&self, port: &Arc<Port>, source: VmmSource) -> io::Result<Option<Arc<AcceptThread>>> {
+        let (acceptor, source) = match source {
             VmmSource::Once(stream) => {
                 let (signals, served) = (self.signals.clone(), Arc::clone(port));
                 // A connection that was passed in ends by itself, and the daemon with it.
@@ -398,18 +398,18 @@ impl Ports {
                 };
                 return connection::start(port, stream, then).map(|()| None);
             }
-            VmmSource::Listen(listener) => (Arc::clone(&self.accepting), Way::Listener(listener)),
+            VmmSource::Listen(listener) => (Arc::clone(&self.accepting), Source::Listener(listener)),
             VmmSource::Connect(path) => {
                 let mut connecting = locked(&self.connecting);
-                let doors = match &*connecting {
-                    Some(doors) => Arc::clone(doors),
-                    None => Doors::start("connect")?,
+                let acceptor = match &*connecting {
+                    Some(acceptor) => Arc::clone(acceptor),
+                    None => AcceptThread::start("connect")?,
                 };
-                (Arc::clone(connecting.insert(doors)), Way::Path(path))
+                (Arc::clone(connecting.insert(acceptor)), Source::Path(path))
             }
         };
-        doors.open(port, way)?;
-        Ok(Some(doors))
+        acceptor.open(port, source)?;
+        Ok(Some(acceptor))
     }
 
     fn running(&self) -> MutexGuard<'_, Vec<Running>> {

@@ -21,7 +21,7 @@ use syn::{Attribute, Item, ItemUse, Meta, UseTree, Visibility};
 const ROOMS: &[&str] = &[
     "journal",
     "listener",
-    "told",
+    "termination",
     "nic",
     "switch",
     "direct",

@@ -21,7 +21,7 @@ use self::pcapng::PcapNg;
 use crate::api::capture::link::{End, Message, message_of};
 use crate::cli::capture::{CaptureArgs, CaptureClock, CaptureDirection};
 use crate::switch::capture::SHOWN_BYTES;
-use crate::told;
+use crate::termination;
 use client::connection::{self, Error};
 use client::directories::find_all;
 
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
             "--write -: this is for a program, not for a terminal: add `| tcpdump -n -r -`, or name a file"
         );
     }
-    let signalled = told::to_end()?;
+    let signalled = termination::flag()?;
     let control = match &args.control {
         Some(path) => path.clone(),
         None => daemon_with(&args.port)?,

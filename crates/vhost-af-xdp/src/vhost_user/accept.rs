@@ -1,13 +1,14 @@
-//! Where the VMMs of all ports come from: one thread accepts their connections, and starts a thread for each that it
-//! serves. (Another one connects to the VMMs that listen themselves, as the path of a socket may lead to a file system
-//! that does not answer.)
+//! Connections of VMMs: one thread accepts those of all ports, and starts a thread for each that is served. A second
+//! one connects to VMMs that listen themselves, since the path of a socket may lead to a file system that does not
+//! answer.
 //!
-//! A port serves one VMM. One that comes while another is served, or while the port pauses after one that did wrong,
-//! waits for a while: a VMM that is started again may be there before the end of the first is seen. Then it is refused,
-//! so that it does not wait for what may never come. Further ones wait in the listener, for which the kernel tells of
-//! the next connection only when there is room for it (EPOLLONESHOT).
+//! A port serves one VMM. Another one that connects meanwhile, or while the port pauses after a VMM that broke the
+//! protocol, waits for up to 10 s: a restarted VMM may connect before the end of its first connection is noticed. Then
+//! it is rejected. Further ones wait in the listener's backlog: the listener is armed in epoll (EPOLLONESHOT) only while
+//! no connection waits.
 //!
-//! The thread waits for nobody: listeners and connections are looked at without waiting, pauses are times to go on.
+//! The thread never blocks on a client: accept and the check for a closed connection do not wait, and a pause is a
+//! deadline.
 
 use std::collections::HashMap;
 use std::io;
@@ -36,74 +37,74 @@ use steward::log_limit::{LeftOut, LogLimit};
 /// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
 /// long, and cheap.
 const CONNECT_PAUSE: Duration = Duration::from_millis(20);
-/// Pause before a VMM that did wrong, or comes for nothing, is served again: doubles up to the longest.
+/// Pause after a VMM that broke the protocol, or whose sessions start no queue: doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Sessions in a row in which nothing runs, without a pause.
+/// Sessions in a row that start no queue, without a pause.
 const IDLE_MAX: u32 = 8;
-/// Sessions of a port without a pause, however they end, and then one in each such time: each costs a bind, lines and
-/// events, and no VMM needs as many.
+/// Sessions of a port without a pause, however they end, and then one in each `SESSION_EACH`: each costs a bind, log
+/// lines and events, and no VMM needs as many.
 const SESSIONS_MAX: u32 = 256;
 const SESSION_EACH: Duration = Duration::from_millis(100);
 /// How long a VMM waits for the end of another's session, which may wait for a bind or for an answer of the steward.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Before the next connection is accepted, after one that only looked whether anybody listens: else a client that does
-/// so without end keeps this thread busy.
+/// Pause after a client that only probed whether anything listens: else one that repeats it keeps this thread busy.
 const PROBE_PAUSE: Duration = Duration::from_millis(5);
-/// Between two looks whether a connection is closed.
+/// Between two checks whether a connection is closed.
 const CLOSING_PAUSE: Duration = Duration::from_secs(1);
-/// Where a port's VMMs come from.
+
+/// How the VMMs of a port connect.
 pub(crate) enum VmmSource {
     Listen(UnixListener),
     Connect(PathBuf),
     Once(UnixStream),
 }
 
-/// The sources of VMMs that a thread serves, by the numbers of their ports.
-pub(crate) struct Doors {
+/// A thread that accepts VMMs, or connects to them, for many ports.
+pub(crate) struct AcceptThread {
     epoll: OwnedFd,
     wake: Event,
-    notes: Mutex<Vec<Note>>,
+    messages: Mutex<Vec<Message>>,
 }
 
-/// What the thread is told.
-enum Note {
-    Open(u64, Box<Door>),
+/// A message to the thread about the port of that number.
+enum Message {
+    Open(u64, Box<Acceptor>),
     /// Answered when it is closed.
     Close(u64, Sender<()>),
-    /// The session of a port is over.
+    /// The session of the port is over.
     Ended(u64, Ended),
 }
 
-/// What is waited for beside the doors.
+/// Epoll data of the wake-up event; ports have their numbers.
 const WAKE: u64 = u64::MAX;
 
-impl Doors {
+impl AcceptThread {
     /// Starts the thread.
     pub(crate) fn start(name: &str) -> io::Result<Arc<Self>> {
         let (epoll, wake) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, Event::new()?);
         let data = epoll::EventData::new_u64(WAKE);
         epoll::add(&epoll, &wake, data, epoll::EventFlags::IN)?;
-        let doors = Arc::new(Self {
+        let thread = Arc::new(Self {
             epoll,
             wake,
-            notes: Mutex::default(),
+            messages: Mutex::default(),
         });
-        let theirs = Arc::clone(&doors);
-        let thread = std::thread::Builder::new().name(name.to_owned());
-        thread.spawn(move || theirs.work())?;
+        let theirs = Arc::clone(&thread);
+        let builder = std::thread::Builder::new().name(name.to_owned());
+        builder.spawn(move || theirs.work())?;
         connection::prepare()?;
-        Ok(doors)
+        Ok(thread)
     }
 
-    /// Serves the VMMs that come by a listener, or listen at a path.
-    pub(crate) fn open(&self, port: &Arc<Port>, way: Way) -> io::Result<()> {
-        if let Way::Listener(listener) = &way {
+    /// Serves the VMMs of a port.
+    pub(crate) fn open(&self, port: &Arc<Port>, source: Source) -> io::Result<()> {
+        if let Source::Listener(listener) = &source {
             fcntl_setfl(listener, fcntl_getfl(listener)? | OFlags::NONBLOCK)?;
         }
-        let door = Door {
+        let acceptor = Acceptor {
             port: Arc::clone(port),
-            way,
+            source,
             pauses: Pauses::default(),
             lines: LogLimit::default(),
             denied: None,
@@ -113,64 +114,64 @@ impl Doors {
             waiting: None,
             closing: None,
         };
-        self.tell(Note::Open(port.looks.port, Box::new(door)));
+        self.send(Message::Open(port.looks.port, Box::new(acceptor)));
         Ok(())
     }
 
-    /// Accepts nobody for a port any more.
+    /// Accepts no further VMM of a port.
     pub(crate) fn close(&self, port: &Port) {
         let (closed, done) = mpsc::channel();
-        self.tell(Note::Close(port.looks.port, closed));
+        self.send(Message::Close(port.looks.port, closed));
         let _ = done.recv();
     }
 
-    fn tell(&self, note: Note) {
-        self.notes
+    fn send(&self, message: Message) {
+        self.messages
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(note);
+            .push(message);
         self.wake.tell();
     }
 
     fn work(self: &Arc<Self>) {
-        let mut doors: HashMap<u64, Box<Door>> = HashMap::new();
+        let mut acceptors: HashMap<u64, Box<Acceptor>> = HashMap::new();
         loop {
-            let next = doors.values().filter_map(|door| door.next()).min();
+            let next = acceptors.values().filter_map(|acceptor| acceptor.next()).min();
             let left = next.map(|next| next.saturating_duration_since(Instant::now()));
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             let mut space = [MaybeUninit::uninit(); 64];
             let ready = epoll::wait(&self.epoll, &mut space, left.as_ref());
             for event in ready.map_or(&[][..], |(events, _)| &*events) {
-                match doors.get_mut(&event.data.u64()) {
-                    Some(door) => door.look(self),
+                match acceptors.get_mut(&event.data.u64()) {
+                    Some(acceptor) => acceptor.on_ready(self),
                     None => self.wake.clear(),
                 }
             }
-            let notes = std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner));
-            for note in notes {
-                match note {
-                    Note::Open(port, door) => drop(doors.insert(port, door)),
-                    Note::Close(port, closed) => {
-                        let waiting = doors.remove(&port).and_then(|door| door.waiting);
+            let messages = std::mem::take(&mut *self.messages.lock().unwrap_or_else(PoisonError::into_inner));
+            for message in messages {
+                match message {
+                    Message::Open(port, acceptor) => drop(acceptors.insert(port, acceptor)),
+                    Message::Close(port, closed) => {
+                        let waiting = acceptors.remove(&port).and_then(|acceptor| acceptor.waiting);
                         let _ = waiting.and_then(|(stream, _)| close_apart(stream));
                         let _ = closed.send(());
                     }
-                    Note::Ended(port, ended) => {
-                        if let Some(door) = doors.get_mut(&port) {
-                            door.note_end(ended);
+                    Message::Ended(port, ended) => {
+                        if let Some(acceptor) = acceptors.get_mut(&port) {
+                            acceptor.session_ended(ended);
                         }
                     }
                 }
             }
             let now = Instant::now();
-            let due = doors
+            let due = acceptors
                 .values_mut()
-                .filter(|door| door.next().is_some_and(|next| next <= now));
-            due.for_each(|door| door.go_on(self, now));
+                .filter(|acceptor| acceptor.next().is_some_and(|next| next <= now));
+            due.for_each(|acceptor| acceptor.on_deadline(self, now));
         }
     }
 
-    /// Is told once when there is something of that kind.
+    /// Waits for one event of that kind.
     fn watch(&self, port: &Port, what: impl AsFd, of: epoll::EventFlags) {
         let (data, flags) = (
             epoll::EventData::new_u64(port.looks.port),
@@ -182,44 +183,44 @@ impl Doors {
     }
 }
 
-/// How VMMs come.
-pub(crate) enum Way {
+/// Where connections to VMMs come from.
+pub(crate) enum Source {
     Listener(UnixListener),
     Path(PathBuf),
 }
 
-/// The source of a port's VMMs.
-struct Door {
+/// Accepts, or makes, the connections of one port.
+struct Acceptor {
     port: Arc<Port>,
-    way: Way,
+    source: Source,
     pauses: Pauses,
     lines: LogLimit,
-    /// Whether what was said last of a path was a lack of permission: that may follow on a socket that was not there.
+    /// Whether the last error of the path that was logged was a lack of permission: another kind of error is logged again.
     denied: Option<bool>,
     /// A VMM is served.
     is_served: bool,
-    /// None is served before.
+    /// No VMM is served before this time.
     not_before: Instant,
-    /// None is accepted before.
+    /// No connection is accepted before this time; `None`: the listener is armed, or a connection waits.
     accepts_from: Option<Instant>,
-    /// A VMM that waits to be served, and until when.
+    /// A connection that waits to be served, and until when.
     waiting: Option<(UnixStream, Instant)>,
-    /// Closes a connection that was turned away.
+    /// Closes a connection that was rejected.
     closing: Option<JoinHandle<()>>,
 }
 
-impl Door {
-    /// When there is something to do, if nothing is told before.
+impl Acceptor {
+    /// The next deadline.
     fn next(&self) -> Option<Instant> {
-        let comes = self.waiting.is_some() || matches!(self.way, Way::Path(_));
-        let serves = (comes && !self.is_served).then_some(self.not_before);
+        let has_vmm = self.waiting.is_some() || matches!(self.source, Source::Path(_));
+        let serves = (has_vmm && !self.is_served).then_some(self.not_before);
         let gives_up = self.waiting.as_ref().map(|(_, until)| *until);
         [serves, gives_up, self.accepts_from].into_iter().flatten().min()
     }
 
-    /// Somebody connected, or one who waits has gone.
-    fn look(&mut self, doors: &Arc<Doors>) {
-        let Way::Listener(listener) = &self.way else {
+    /// Its listener has a connection, or the one that waits was closed.
+    fn on_ready(&mut self, thread: &Arc<AcceptThread>) {
+        let Source::Listener(listener) = &self.source else {
             return;
         };
         if let Some((waiting, _)) = &self.waiting {
@@ -240,14 +241,14 @@ impl Door {
         }
         match listener.accept() {
             Ok((stream, _)) if connection::is_over(&stream) => {
-                // Somebody looked whether anybody listens, as another daemon of the same path does (listener.rs).
+                // A probe whether anything listens, as another daemon with the same path makes (listener.rs).
                 self.accepts_from = Some(now + PROBE_PAUSE);
                 if !self.is_served && self.not_before <= now {
-                    self.note_end(Ended::Idle);
+                    self.session_ended(Ended::Idle);
                 }
             }
             Ok((stream, _)) => {
-                doors.watch(&self.port, &stream, epoll::EventFlags::RDHUP);
+                thread.watch(&self.port, &stream, epoll::EventFlags::RDHUP);
                 self.waiting = Some((stream, now + HANDOVER_TIMEOUT));
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.accepts_from = Some(now),
@@ -264,18 +265,18 @@ impl Door {
         }
     }
 
-    /// Does what it is time for.
-    fn go_on(&mut self, doors: &Arc<Doors>, now: Instant) {
-        let comes = self.waiting.is_some() || matches!(self.way, Way::Path(_));
-        if comes && !self.is_served && self.not_before <= now {
+    /// Does what is due.
+    fn on_deadline(&mut self, thread: &Arc<AcceptThread>, now: Instant) {
+        let has_vmm = self.waiting.is_some() || matches!(self.source, Source::Path(_));
+        if has_vmm && !self.is_served && self.not_before <= now {
             match connection::prepare() {
                 Ok(()) => {
                     let waiting = self.waiting.take().map(|(stream, _)| stream);
                     if let Some(stream) = waiting.or_else(|| self.connect(now)) {
-                        self.serve(doors, stream);
+                        self.serve(thread, stream);
                     }
                 }
-                // The thread of another VMM may be free soon.
+                // A thread may become free soon.
                 Err(error) => self.lack_a_thread(&error, now),
             }
         }
@@ -285,21 +286,21 @@ impl Door {
             self.accepts_from = Some(now);
         }
         if self.accepts_from.take_if(|time| *time <= now).is_some()
-            && let Way::Listener(listener) = &self.way
+            && let Source::Listener(listener) = &self.source
         {
-            doors.watch(&self.port, listener, epoll::EventFlags::IN);
+            thread.watch(&self.port, listener, epoll::EventFlags::IN);
         }
     }
 
-    fn serve(&mut self, doors: &Arc<Doors>, stream: UnixStream) {
+    fn serve(&mut self, thread: &Arc<AcceptThread>, stream: UnixStream) {
         let now = Instant::now();
-        if matches!(self.way, Way::Listener(_)) {
-            let _ = epoll::delete(&doors.epoll, &stream);
+        if matches!(self.source, Source::Listener(_)) {
+            let _ = epoll::delete(&thread.epoll, &stream);
             self.accepts_from = Some(now);
         }
-        let (told, port) = (Arc::clone(doors), self.port.looks.port);
+        let (waker, port) = (Arc::clone(thread), self.port.looks.port);
         match connection::start(&self.port, stream, move |ended| {
-            told.tell(Note::Ended(port, ended));
+            waker.send(Message::Ended(port, ended));
         }) {
             Ok(()) => self.is_served = true,
             Err(error) => self.lack_a_thread(&error, now),
@@ -319,10 +320,10 @@ impl Door {
     }
 
     /// The session is over.
-    fn note_end(&mut self, ended: Ended) {
+    fn session_ended(&mut self, ended: Ended) {
         self.is_served = false;
         let mut pause = self.pauses.after(&self.port, ended);
-        if matches!(self.way, Way::Path(_)) {
+        if matches!(self.source, Source::Path(_)) {
             pause += CONNECT_PAUSE;
         }
         self.not_before = Instant::now() + pause;
@@ -330,7 +331,9 @@ impl Door {
 
     /// A connection to a VMM that listens.
     fn connect(&mut self, now: Instant) -> Option<UnixStream> {
-        let Way::Path(path) = &self.way else { return None };
+        let Source::Path(path) = &self.source else {
+            return None;
+        };
         match connect_to(path) {
             Ok(stream) => {
                 self.denied = None;
@@ -341,7 +344,7 @@ impl Door {
                 if self.denied != denied
                     && let Some(left_out) = self.lines.allow()
                 {
-                    say_absent(path, &error, &left_out);
+                    log_absent(path, &error, &left_out);
                 }
                 self.denied = denied;
                 self.not_before = now + CONNECT_PAUSE;
@@ -358,7 +361,7 @@ fn close_apart(stream: UnixStream) -> Option<JoinHandle<()>> {
     closing.spawn(move || drop(stream)).ok()
 }
 
-/// Connects, and does not wait for a VMM that accepts nobody.
+/// Connects without waiting for a VMM whose backlog is full.
 fn connect_to(path: &Path) -> io::Result<UnixStream> {
     let socket = listener::stream(SocketFlags::NONBLOCK)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
@@ -366,8 +369,8 @@ fn connect_to(path: &Path) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
-/// The VMM that is to be connected to cannot be.
-fn say_absent(path: &Path, error: &io::Error, left_out: &LeftOut) {
+/// Logs why a VMM cannot be connected to.
+fn log_absent(path: &Path, error: &io::Error, left_out: &LeftOut) {
     let path = path.display();
     if error.kind() == io::ErrorKind::PermissionDenied {
         let user = rustix::process::geteuid().as_raw();
@@ -378,12 +381,12 @@ fn say_absent(path: &Path, error: &io::Error, left_out: &LeftOut) {
     }
 }
 
-/// How long the next VMM waits after one that did wrong or came for nothing.
+/// How long the next VMM waits after one that broke the protocol or started no queue.
 struct Pauses {
     pause: Backoff,
     /// Sessions in a row in which nothing ran.
     idle: u32,
-    /// Of [`SESSIONS_MAX`], and since when that is right.
+    /// Sessions left of [`SESSIONS_MAX`], as of `since`.
     left: u32,
     since: Instant,
 }
@@ -413,7 +416,7 @@ impl Pauses {
         by_end.max(by_number)
     }
 
-    /// By how it ended.
+    /// The pause for how the session ended.
     fn by_end(&mut self, ended: Ended) -> Duration {
         match ended {
             Ended::Served => {
@@ -433,7 +436,7 @@ impl Pauses {
         Duration::ZERO
     }
 
-    /// By how many there were before it.
+    /// The pause for the number of sessions before it.
     fn by_number(&mut self, now: Instant) -> Duration {
         let past = now.saturating_duration_since(self.since);
         let earned = u32::try_from(past.as_nanos() / SESSION_EACH.as_nanos()).unwrap_or(SESSIONS_MAX);
@@ -442,7 +445,7 @@ impl Pauses {
             self.since = now;
         }
         if self.left == 0 {
-            // What the pause earns is spent by it.
+            // The time of the pause earns no further session.
             self.since = now + SESSION_EACH;
             return SESSION_EACH;
         }
@@ -466,13 +469,13 @@ mod tests {
         let mut at = |after: Duration| pauses.by_number(begun + after);
         let at_once = (0..1000).filter(|_| at(Duration::ZERO).is_zero()).count();
         assert_eq!(at_once, SESSIONS_MAX as usize);
-        // Who waits as long as it is to is served ten times a second.
+        // A VMM that waits for each pause is served ten times a second.
         let mut time = Duration::ZERO;
         for _ in 0..100 {
             assert_eq!(at(time), SESSION_EACH);
             time += SESSION_EACH;
         }
-        // Later it may be as quick again.
+        // After a quiet time it is served at once again.
         time += SESSION_EACH * SESSIONS_MAX * 2;
         assert_eq!(
             (0..1000).filter(|_| at(time).is_zero()).count(),
