@@ -70,7 +70,7 @@
 //! | 75 `SendTap` | 20 | to `SendTap`: interface (16), 1 if it takes UDP GSO packets, else 0 (4); see `send_tap` |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listed`) |
 //!
-//! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`; `protocol/wire.rs` writes and
+//! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, each with the table of its kinds; `protocol/wire.rs` writes and
 //! reads their fields.
 //!
 //! A lessee that does not read its answers gets no further ones: the steward keeps one answer for each connection and
@@ -227,47 +227,6 @@ pub enum Malformed {
     Text(&'static str),
 }
 
-/// Kinds of bodies.
-mod kind {
-    pub(super) const LEASE: u16 = 1;
-    pub(super) const REGISTER: u16 = 2;
-    pub(super) const ACTIVATE: u16 = 3;
-    pub(super) const DEACTIVATE: u16 = 4;
-    pub(super) const BIND: u16 = 5;
-    pub(super) const COUNTERS: u16 = 6;
-    pub(super) const FACTS: u16 = 7;
-    pub(super) const KEEP: u16 = 8;
-    pub(super) const RESUME: u16 = 9;
-    pub(super) const AWAIT: u16 = 10;
-    pub(super) const SHARE: u16 = 11;
-    pub(super) const STATIONS: u16 = 12;
-    pub(super) const GROUPS: u16 = 13;
-    pub(super) const HOST: u16 = 14;
-    pub(super) const BEHIND: u16 = 15;
-    pub(super) const LEASES: u16 = 16;
-    pub(super) const HINTS: u16 = 17;
-    pub(super) const ZCRX: u16 = 18;
-    pub(super) const ZCRX_REGISTER: u16 = 19;
-    pub(super) const NETKIT: u16 = 20;
-    pub(super) const SEND_TAP: u16 = 21;
-    pub(super) const UPLINK: u16 = 22;
-    pub(super) const UPLINK_QUEUES: u16 = 23;
-
-    pub(super) const DONE: u16 = 64;
-    pub(super) const THESE_FACTS: u16 = 65;
-    pub(super) const THESE_COUNTERS: u16 = 66;
-    pub(super) const REFUSED: u16 = 67;
-    pub(super) const CHANGED: u16 = 68;
-    pub(super) const FAILED: u16 = 69;
-    pub(super) const THIS_HOST: u16 = 70;
-    pub(super) const HINTED: u16 = 71;
-    pub(super) const ZCRX_REGISTERED: u16 = 72;
-    pub(super) const THIS_NETKIT: u16 = 73;
-    pub(super) const THESE_BEHIND: u16 = 74;
-    pub(super) const THIS_SEND_TAP: u16 = 75;
-    pub(super) const LISTED: u16 = 80;
-}
-
 const _: () = assert!(size_of::<Head>() == 8);
 
 /// A message with what `write` writes, which returns the kind of that.
@@ -289,33 +248,6 @@ fn split(bytes: &[u8]) -> Result<(Head, Body<'_>), Malformed> {
         VERSION => Ok((head, Body::new(head.kind, body))),
         other => Err(Malformed::Version(other)),
     }
-}
-
-/// Whether it is a request that takes long or has descriptors: a child does it.
-#[cfg(feature = "server")]
-pub(crate) fn is_for_job(bytes: &[u8]) -> bool {
-    let long = [
-        kind::REGISTER,
-        kind::BIND,
-        kind::SHARE,
-        kind::AWAIT,
-        kind::ZCRX_REGISTER,
-        kind::NETKIT,
-    ];
-    split(bytes).is_ok_and(|(head, _)| long.contains(&head.kind))
-}
-
-/// Whether it is a request that files come with.
-#[cfg(feature = "server")]
-pub(crate) fn may_have_files(bytes: &[u8]) -> bool {
-    let with_files = [kind::REGISTER, kind::SHARE, kind::ZCRX_REGISTER, kind::NETKIT];
-    split(bytes).is_ok_and(|(head, _)| with_files.contains(&head.kind))
-}
-
-/// The serial number of a message.
-#[cfg(feature = "server")]
-pub(crate) fn serial_of(bytes: &[u8]) -> Option<u32> {
-    split(bytes).ok().map(|(head, _)| head.serial)
 }
 
 #[cfg(test)]

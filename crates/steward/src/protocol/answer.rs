@@ -215,19 +215,19 @@ wire!(Refusal {
 
 messages! {
     Answer {
-        DONE => Done;
-        THESE_FACTS => Facts(facts);
-        THESE_COUNTERS => Counters(counters);
-        THIS_HOST => Host(host);
-        THESE_BEHIND => Behind(stations: BEHIND);
-        HINTED => Hinted(hinted);
-        ZCRX_REGISTERED => ZcrxRegistered(registered);
-        THIS_NETKIT => Netkit(netkit);
-        THIS_SEND_TAP => SendTap(tap);
-        REFUSED => Refused(refusal);
-        CHANGED => Changed(facts);
-        LISTED => Lease(listed);
-        FAILED => Failed { step, errno };
+        64 => Done;
+        65 => Facts(facts);
+        66 => Counters(counters);
+        67 => Refused(refusal);
+        68 => Changed(facts);
+        69 => Failed { step, errno };
+        70 => Host(host);
+        71 => Hinted(hinted);
+        72 => ZcrxRegistered(registered);
+        73 => Netkit(netkit);
+        74 => Behind(stations: BEHIND);
+        75 => SendTap(tap);
+        80 => Lease(listed);
     } else |kind, _: &mut _| Err(Malformed::Kind(kind))
 }
 

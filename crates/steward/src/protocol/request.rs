@@ -13,7 +13,7 @@ use super::wire::{Body, Checked, Codec, Flag, List, Name, Wire, count, messages,
 use super::zcrx::{ZcrxRings, ZcrxWanted};
 use super::{
     BIND_FLAGS, BIND_WAIT_MAX, FRAME_LIMITS, Malformed, PARTS_MAX, QUEUES_MAX, RING_MAX, TAP_QUEUES_MAX,
-    Token, UMEM_FLAGS, kind, message, split,
+    Token, UMEM_FLAGS, message, split,
 };
 
 /// A request of a lessee.
@@ -226,26 +226,26 @@ const PARTS: List = List::new(PARTS_MAX, 16, "parts of memory").filled();
 
 messages! {
     Request {
-        LEASE => Lease(wanted);
-        BIND => Bind { queue, flags: FLAGS_OF_BIND, wait_ms: WAIT };
-        SHARE => Share { queue, wait_ms: WAIT, cookie, rings };
-        AWAIT => Await { queue, wait_ms: WAIT };
-        ACTIVATE => Activate { queue, conf };
-        DEACTIVATE => Deactivate { queue };
-        COUNTERS => Counters { queue };
-        FACTS => Facts;
-        STATIONS => Stations { changes: Changes };
-        GROUPS => Groups;
-        HOST => Host { has };
-        BEHIND => Behind { after };
-        KEEP => Keep { token };
-        RESUME => Resume { token };
-        HINTS => Hints(wanted);
-        ZCRX => Zcrx(wanted);
-        ZCRX_REGISTER => ZcrxRegister(rings);
-        NETKIT => Netkit(wanted);
-        SEND_TAP => SendTap { queue, only_with_tso: Flag };
-        LEASES => Leases { after };
+        1 => Lease(wanted);
+        3 => Activate { queue, conf };
+        4 => Deactivate { queue };
+        5 => Bind { queue, flags: FLAGS_OF_BIND, wait_ms: WAIT };
+        6 => Counters { queue };
+        7 => Facts;
+        8 => Keep { token };
+        9 => Resume { token };
+        10 => Await { queue, wait_ms: WAIT };
+        11 => Share { queue, wait_ms: WAIT, cookie, rings };
+        12 => Stations { changes: Changes };
+        13 => Groups;
+        14 => Host { has };
+        15 => Behind { after };
+        16 => Leases { after };
+        17 => Hints(wanted);
+        18 => Zcrx(wanted);
+        19 => ZcrxRegister(rings);
+        20 => Netkit(wanted);
+        21 => SendTap { queue, only_with_tso: Flag };
     } else Self::read_other, Self::write_other
 }
 
@@ -270,6 +270,21 @@ impl Request {
         Ok((head.serial, request))
     }
 
+    /// Whether it takes long or has descriptors: a child does it.
+    #[cfg(feature = "server")]
+    pub(crate) fn is_for_job(&self) -> bool {
+        matches!(self, Self::Bind { .. } | Self::Await { .. }) || self.may_have_files()
+    }
+
+    /// Whether files come with it.
+    #[cfg(feature = "server")]
+    pub(crate) fn may_have_files(&self) -> bool {
+        matches!(
+            self,
+            Self::Register { .. } | Self::Share { .. } | Self::ZcrxRegister(_) | Self::Netkit(_)
+        )
+    }
+
     /// Requests whose fields are not one after the other, or that have two kinds.
     fn write_other(&self, to: &mut Vec<u8>) -> u16 {
         match self {
@@ -278,15 +293,15 @@ impl Request {
                 [umem.headroom_bytes, umem.tx_metadata_bytes, umem.flags].write(to);
                 rings.write(to);
                 PARTS.write_elements(&umem.parts, to);
-                kind::REGISTER
+                2
             }
             Self::Uplink { has, queues: 1 } => {
                 has.write(to);
-                kind::UPLINK
+                22
             }
             Self::Uplink { has, queues } => {
                 [*has, *queues].write(to);
-                kind::UPLINK_QUEUES
+                23
             }
             // The table has all others.
             _ => unreachable!("{self:?}"),
@@ -295,7 +310,7 @@ impl Request {
 
     fn read_other(kind: u16, from: &mut Body<'_>) -> Result<Self, Malformed> {
         match kind {
-            kind::REGISTER => {
+            2 => {
                 let [queue, count, chunk_bytes] = from.next()?;
                 let [headroom_bytes, tx_metadata_bytes] = from.next()?;
                 let (flags, rings) = (FLAGS_OF_UMEM.read(from)?, from.next()?);
@@ -310,11 +325,11 @@ impl Request {
                 };
                 Ok(Self::Register { queue, umem, rings })
             }
-            kind::UPLINK => Ok(Self::Uplink {
+            22 => Ok(Self::Uplink {
                 has: from.next()?,
                 queues: 1,
             }),
-            kind::UPLINK_QUEUES => Ok(Self::Uplink {
+            23 => Ok(Self::Uplink {
                 has: from.next()?,
                 queues: SEVERAL_QUEUES.read(from)?,
             }),

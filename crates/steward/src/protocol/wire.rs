@@ -165,7 +165,7 @@ macro_rules! wire {
 /// fields as [`wire`] has them. `$other_read` reads all other kinds, `$other_write` writes all other variants.
 macro_rules! messages {
     ($enum:ident {
-        $($kind:ident => $variant:ident
+        $($kind:literal => $variant:ident
             $({ $($field:ident $(: $codec:expr)?),* })? $(($inner:ident $(: $inner_codec:expr)?))?;)*
     } else $other_read:expr $(, $other_write:expr)?) => {
         impl $enum {
@@ -175,7 +175,7 @@ macro_rules! messages {
                     $(Self::$variant $({ $($field),* })? $(($inner))? => {
                         $($($crate::protocol::wire::codec!($($codec)?).write($field, to);)*)?
                         $($crate::protocol::wire::codec!($($inner_codec)?).write($inner, to);)?
-                        $crate::protocol::kind::$kind
+                        $kind
                     })*
                     $(other => $other_write(other, to),)?
                 }
@@ -185,7 +185,7 @@ macro_rules! messages {
                 -> Result<Self, $crate::protocol::Malformed> {
                 use $crate::protocol::wire::Codec as _;
                 match kind {
-                    $($crate::protocol::kind::$kind => {
+                    $($kind => {
                         $($(let $field = $crate::protocol::wire::codec!($($codec)?).read(from)?;)*)?
                         $(let $inner = $crate::protocol::wire::codec!($($inner_codec)?).read(from)?;)?
                         Ok(Self::$variant $({ $($field),* })? $(($inner))?)

@@ -57,20 +57,15 @@ impl Server {
         let mut has_all = true;
         for ((uid, rule), mut sockets) in over {
             if self.may_close(uid, rule) {
-                let begun = job::close(&sockets).or_else(|error| {
+                let begun = job::close(&mut sockets).or_else(|error| {
                     // There are descriptors in the reserve.
                     match std::mem::take(&mut self.reserve).is_empty() {
                         true => Err(error),
-                        false => job::close(&sockets),
+                        false => job::close(&mut sockets),
                     }
                 });
                 match begun {
-                    Ok(begun) => {
-                        // The child has them, and closes them when no other process does.
-                        sockets.clear();
-                        let child = begun.end();
-                        self.closing.push(Closing { child, uid, rule });
-                    }
+                    Ok(child) => self.closing.push(Closing { child, uid, rule }),
                     Err(error) => {
                         has_all = false;
                         if self.refusals.may_log(u32::MAX) {

@@ -22,13 +22,14 @@ use rustix::net::{
     recvmsg, sendmsg, sockopt,
 };
 
+use zerocopy::FromBytes;
+
 use super::job::Pending;
 use super::limits::{Bucket, Rate};
 use super::zcrx_lease::ZcrxLease;
 use crate::peer::{self, Credentials};
 use crate::protocol::{
-    Answer, Head, HintRequest, MESSAGE_MAX, Malformed, Reason, Refusal, TAP_QUEUES_MAX, Wanted, is_for_job,
-    may_have_files, serial_of,
+    Answer, Head, HintRequest, MESSAGE_MAX, Malformed, Reason, Refusal, Request, TAP_QUEUES_MAX, Wanted,
 };
 use crate::sys;
 
@@ -108,9 +109,8 @@ struct Received {
 #[derive(Debug)]
 pub(super) enum Incoming {
     Nothing,
-    Message(Vec<u8>),
-    /// One that an [`Job`](super::job::Job) is for; it is still to be taken.
-    ForJob(Vec<u8>),
+    /// Its serial number, and the request. One that is [for a job](Request::is_for_job) is still to be taken.
+    Request(u32, Request),
     Broken(Malformed),
     End,
 }
@@ -228,19 +228,28 @@ impl Connection {
         }
         let is_long = received.flags.contains(ReturnFlags::TRUNC) || received.bytes > MESSAGE_MAX;
         bytes.truncate(received.bytes);
+        let decoded = match is_long {
+            true => Err(Malformed::Long),
+            false => Request::decode(&bytes),
+        };
         let has_files = received.flags.contains(ReturnFlags::CTRUNC);
-        if has_files && (is_long || !self.has_lease() || !may_have_files(&bytes)) {
-            return Incoming::Broken(Malformed::Descriptors);
+        match decoded {
+            Ok((_, request)) if has_files && !(self.has_lease() && request.may_have_files()) => {
+                Incoming::Broken(Malformed::Descriptors)
+            }
+            Ok((serial, request)) => {
+                if !request.is_for_job() {
+                    self.discard();
+                }
+                Incoming::Request(serial, request)
+            }
+            Err(malformed) => {
+                if !has_files {
+                    self.discard();
+                }
+                Incoming::Broken(malformed)
+            }
         }
-        if is_long {
-            self.discard();
-            return Incoming::Broken(Malformed::Long);
-        }
-        if is_for_job(&bytes) {
-            return Incoming::ForJob(bytes);
-        }
-        self.discard();
-        Incoming::Message(bytes)
     }
 
     fn look_at(&self, bytes: &mut [u8], flags: RecvFlags) -> Result<Received, Errno> {
@@ -265,7 +274,8 @@ impl Connection {
     /// Whether its next message is this request, which nobody has taken.
     pub(super) fn has_request(&self, serial: u32) -> bool {
         let mut head = [0; size_of::<Head>()];
-        self.look_at(&mut head, RecvFlags::PEEK).is_ok() && serial_of(&head) == Some(serial)
+        let is_same = |head: Head| head.serial == serial;
+        self.look_at(&mut head, RecvFlags::PEEK).is_ok() && Head::read_from_bytes(&head).is_ok_and(is_same)
     }
 
     /// Sends a reply, or stores it until it can be sent; none may be stored. False: the connection is over.

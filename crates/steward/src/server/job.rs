@@ -20,6 +20,7 @@
 //! Before it registers, the child takes the lessee's user for its real one, so that the kernel counts the memory for
 //! that user, as long as anybody has a socket with it. And connections are closed by the end of a child ([`close`]).
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -27,15 +28,15 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::thread::CapabilitySet;
-use zerocopy::IntoBytes;
+use zerocopy::{Immutable, IntoBytes};
 
-use super::interface::{Holds, Memory, Registered};
+use super::interface::Holds;
 use super::zcrx_lease::QueueKey;
+use super::{Answered, Server};
 use crate::capabilities::TO_TAKE_RINGS;
-use crate::protocol::{Refusal, Rings, Step, UmemLayout, ZcrxRings, enumerated};
-use crate::sys::child::{self, Child, LockedFor};
-use crate::sys::netkit::{self, NetkitOrder};
-use crate::sys::zcrx::{self, Made, QueueOrder};
+use crate::protocol::{Answer, Reason, Refusal, Step, enumerated};
+use crate::sys::child::{self, Child};
+use crate::sys::zcrx::Made;
 
 /// Jobs at a time of those to whom one rule of the policy applies, and of one user: there is always one for another.
 pub(super) const OF_A_RULE: usize = 4;
@@ -43,50 +44,6 @@ pub(super) const OF_A_USER: usize = 3;
 
 /// Between two attempts on a queue that is busy.
 const PAUSE: Duration = Duration::from_millis(2);
-
-/// The work of the child.
-pub(super) enum Task<'a> {
-    /// The next message of this connection has the files.
-    Register {
-        socket: BorrowedFd<'a>,
-        connection: BorrowedFd<'a>,
-        umem: &'a UmemLayout,
-        rings: &'a Rings,
-        /// None: it may be as much as there is, or this process cannot have the kernel count it.
-        locked_for: Option<LockedFor>,
-    },
-    /// The same message is refused: its files are to go, in a process that has no other work.
-    Discard {
-        connection: BorrowedFd<'a>,
-    },
-    Bind {
-        socket: BorrowedFd<'a>,
-        bind: Bind,
-    },
-    /// The next message of this connection has the socket with that cookie, over whose memory this one is bound.
-    Share {
-        socket: BorrowedFd<'a>,
-        connection: BorrowedFd<'a>,
-        cookie: u64,
-        rings: &'a Rings,
-        at: QueueAt,
-    },
-    /// Nobody is to have the queue any more.
-    Await(QueueAt),
-    /// The next message of this connection has the memory that a queue is to receive into, for these rings of that
-    /// process.
-    Queue {
-        process: BorrowedFd<'a>,
-        connection: BorrowedFd<'a>,
-        rings: &'a ZcrxRings,
-        order: QueueOrder,
-    },
-    /// The next message of this connection may have the network namespace that a netkit goes to.
-    Netkit {
-        connection: BorrowedFd<'a>,
-        order: NetkitOrder,
-    },
-}
 
 /// A queue, which may be taken.
 #[derive(Debug, Clone, Copy)]
@@ -147,25 +104,36 @@ impl Probe {
 }
 
 /// The outcome of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Outcome {
-    Done,
+    /// With the registration of a queue, for a job that makes one.
+    Done(Option<Made>),
     Failed {
         step: Step,
         errno: u32,
     },
-    /// The child has not report anything.
+    /// The child has not reported anything.
     Lost,
 }
 
-/// The step that failed in a child.
-#[derive(Debug, Clone, Copy)]
-struct Failure {
-    step: Step,
-    errno: Errno,
+impl Outcome {
+    /// The answer about a job that is not done.
+    pub(super) fn not_done(self) -> Answered {
+        match self {
+            Self::Failed { step, errno } => Ok(Answer::Failed { step, errno }.into()),
+            Self::Done(_) | Self::Lost => Err(lost()),
+        }
+    }
 }
 
-type Attempt = Result<(), Failure>;
+/// Of a child that has ended without a word.
+pub(super) fn lost() -> Refusal {
+    let text = "the process that was to do it has ended too early (out of memory?): try again";
+    Refusal::new(Reason::Kernel, text)
+}
+
+/// What the child has made, or the step that failed in it.
+pub(super) type Attempt<T> = Result<T, (Step, Errno)>;
 
 /// A child at work. Whoever drops it has killed it or seen its outcome before.
 #[derive(Debug)]
@@ -175,96 +143,81 @@ pub(super) struct Job {
 }
 
 /// The job that a connection waits for.
-#[derive(Debug)]
 pub(super) struct Pending {
     pub(super) job: Job,
-    /// Of the request.
+    /// Of the request, once that is known.
     pub(super) serial: u32,
-    pub(super) step: Pends,
-}
-
-#[derive(Debug)]
-pub(super) enum Pends {
-    Registration {
-        queue: u32,
-        registered: Registered,
-        /// By the kernel, for the lessee's user.
-        is_counted: bool,
-    },
-    Bind {
-        queue: u32,
-        registered: Registered,
-    },
-    Share {
-        queue: u32,
-        socket: OwnedFd,
-        /// Of the one that it is bound over.
-        memory: Memory,
-    },
-    /// Waits until a queue is free.
-    Await,
-    /// A queue that is registered with a ring of its lessee's; none: of no interface.
-    Queue {
-        key: Option<QueueKey>,
-    },
-    /// A netkit for a queue that goes where it is to be; one that is there already, if there is nothing to be done.
-    Netkit {
-        queue: u32,
-    },
-    /// The answer.
-    Refusal(Refusal),
-}
-
-impl Pends {
     /// The memory that it is about.
-    pub(super) fn holds(&self) -> Holds {
-        match self {
-            Self::Registration { registered, .. } | Self::Bind { registered, .. } => Holds {
-                waiting: Some(registered.memory),
-                bound: None,
-            },
-            Self::Share { memory, .. } => Holds {
-                waiting: None,
-                bound: Some((*memory, true)),
-            },
-            Self::Await | Self::Queue { .. } | Self::Netkit { .. } | Self::Refusal(_) => Holds::default(),
+    pub(super) holds: Holds,
+    /// The queue for zero-copy receive that it registers.
+    pub(super) queue: Option<QueueKey>,
+    pub(super) conclude: Conclude,
+}
+
+/// What follows when a connection's job has ended, and the answer.
+type Conclude = Box<dyn FnOnce(&mut Server, u64, Outcome) -> Answered>;
+
+impl Pending {
+    pub(super) fn new(
+        job: Job,
+        conclude: impl FnOnce(&mut Server, u64, Outcome) -> Answered + 'static,
+    ) -> Self {
+        Self {
+            job,
+            serial: 0,
+            holds: Holds::default(),
+            queue: None,
+            conclude: Box::new(conclude),
         }
     }
 
-    /// The queue that is being registered.
-    pub(super) fn queue(&self) -> Option<QueueKey> {
-        match self {
-            Self::Queue { key } => *key,
-            _ => None,
-        }
+    /// The same, about this memory.
+    pub(super) fn holding(self, holds: Holds) -> Self {
+        Self { holds, ..self }
+    }
+}
+
+impl fmt::Debug for Pending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pending").field(&self.job).finish()
     }
 }
 
 impl Job {
-    /// Begins it.
-    pub(super) fn begin(task: &Task<'_>) -> io::Result<Self> {
-        let (report, report_to) = pipe_with(PipeFlags::CLOEXEC)?;
-        let report_to = report_to.as_fd();
-        let [first, second] = match *task {
-            Task::Register {
-                socket, connection, ..
-            }
-            | Task::Share {
-                socket, connection, ..
-            } => [socket, connection],
-            Task::Discard { connection } | Task::Netkit { connection, .. } => [connection, report_to],
-            Task::Bind { socket, .. } => [socket, report_to],
-            Task::Await(_) => [report_to, report_to],
-            Task::Queue {
-                process, connection, ..
-            } => [process, connection],
-        };
-        let without = match task {
-            Task::Queue { .. } => CapabilitySet::empty(),
-            _ => TO_TAKE_RINGS,
-        };
-        let child = child::begin(&[first, second, report_to], without, || task.report(report_to))?;
-        Ok(Self { child, report })
+    /// Begins work in a child that has these descriptors. The child is a copy of a process that may have had other
+    /// threads: nothing in `work` may allocate, lock or log.
+    pub(super) fn begin(
+        kept: &[BorrowedFd<'_>],
+        work: impl FnOnce() -> Attempt<()>,
+    ) -> Result<Self, Refusal> {
+        Self::begin_without(TO_TAKE_RINGS, kept, work)
+    }
+
+    /// The same, without these capabilities; the child reports what it makes.
+    pub(super) fn begin_without<T: IntoBytes + Immutable>(
+        without: CapabilitySet,
+        kept: &[BorrowedFd<'_>],
+        work: impl FnOnce() -> Attempt<T>,
+    ) -> Result<Self, Refusal> {
+        let begun = pipe_with(PipeFlags::CLOEXEC)
+            .map_err(io::Error::from)
+            .and_then(|(report, report_to)| {
+                let kept: Vec<_> = kept.iter().copied().chain([report_to.as_fd()]).collect();
+                let child = child::begin(&kept, without, || tell(report_to.as_fd(), work()))?;
+                Ok(Self { child, report })
+            });
+        begun.map_err(|error| {
+            let text = format!("no process for it (the steward's TasksMax, or memory): {error}");
+            Refusal::new(Reason::Kernel, text)
+        })
+    }
+
+    /// A child takes the files that come with a connection's next message, in a process that has no other work.
+    pub(super) fn discard(connection: BorrowedFd<'_>) -> Result<Self, Refusal> {
+        Self::begin(&[connection], || {
+            let taken = child::take_files(connection).map(std::mem::forget);
+            taken.map_err(failed(Step::Map))
+        })
     }
 
     /// What came of it, once the child has ended, which [`AsFd`] tells; `None` before that.
@@ -277,14 +230,13 @@ impl Job {
         let read = rustix::io::read(&self.report, &mut report);
         let [step, errno] = zerocopy::transmute!(report);
         match (read, step, enumerated("step", step)) {
-            (Ok(8), 0, _) => Outcome::Done,
+            (Ok(8), 0, _) => Outcome::Done(self.made()),
             (Ok(8), _, Ok(step)) => Outcome::Failed { step, errno },
             _ => Outcome::Lost,
         }
     }
 
-    /// The registration that it made, for a task that makes one, after the outcome was read.
-    pub(super) fn made(&self) -> Option<Made> {
+    fn made(&self) -> Option<Made> {
         let mut report = [0u8; size_of::<Made>()];
         match rustix::io::read(&self.report, &mut report) {
             Ok(read) if read == report.len() => Some(zerocopy::transmute!(report)),
@@ -304,113 +256,43 @@ impl AsFd for Job {
     }
 }
 
+/// The report of a child: two numbers, then what it has made.
+fn tell<T: IntoBytes + Immutable>(report: BorrowedFd<'_>, attempt: Attempt<T>) {
+    let numbers: [u32; 2] = match &attempt {
+        Ok(_) => [0, 0],
+        Err((step, errno)) => [*step as u32, errno.raw_os_error().cast_unsigned()],
+    };
+    let _ = rustix::io::write(report, numbers.as_bytes());
+    if let Ok(made) = attempt {
+        let _ = rustix::io::write(report, made.as_bytes());
+    }
+}
+
+pub(super) fn failed(step: Step) -> impl Fn(Errno) -> (Step, Errno) {
+    move |errno| (step, errno)
+}
+
 /// Closes connections by the end of a child that has them last. What nobody has read there goes with them, files of the
 /// lessee's perhaps: a process that closes a TCP socket may have to wait until all is sent (SO_LINGER), for as long as
 /// its owner likes, but not one that is about to end (`inet_release`, net/ipv4/af_inet.c).
-pub(super) fn close(connections: &[OwnedFd]) -> io::Result<Close> {
+/// On success none are left here.
+pub(super) fn close(connections: &mut Vec<OwnedFd>) -> io::Result<Child> {
     let (closed, closes) = pipe_with(PipeFlags::CLOEXEC)?;
-    let connections = connections.iter().map(AsFd::as_fd);
-    let kept: Vec<BorrowedFd<'_>> = connections.chain([closed.as_fd()]).collect();
+    let kept: Vec<_> = connections.iter().chain([&closed]).map(AsFd::as_fd).collect();
     let child = child::begin(&kept, TO_TAKE_RINGS, || child::await_close(closed.as_fd()))?;
-    Ok(Close { child, closes })
-}
-
-/// A child that waits until no other process has the connections that it is to close.
-pub(super) struct Close {
-    child: Child,
-    closes: OwnedFd,
-}
-
-impl Close {
-    /// Now it has them last.
-    pub(super) fn end(self) -> Child {
-        drop(self.closes);
-        self.child
-    }
-}
-
-/// What the child does. It is a copy of a process that may have had other threads: nothing here allocates, locks or
-/// logs.
-impl Task<'_> {
-    fn report(&self, report: BorrowedFd<'_>) {
-        let mut made = None;
-        let numbers: [u32; 2] = match self.run(&mut made) {
-            Ok(()) => [0, 0],
-            Err(Failure { step, errno }) => [step as u32, errno.raw_os_error().cast_unsigned()],
-        };
-        let bytes: [u8; 8] = zerocopy::transmute!(numbers);
-        let _ = rustix::io::write(report, &bytes);
-        if let Some(made) = made {
-            let _ = rustix::io::write(report, made.as_bytes());
-        }
-    }
-
-    /// `made`: set to the device to report.
-    fn run(&self, made: &mut Option<Made>) -> Attempt {
-        match self {
-            Self::Queue {
-                process,
-                connection,
-                rings,
-                order,
-            } => {
-                let parts = std::slice::from_ref(&rings.area);
-                let memory = child::map_parts(*connection, parts).map_err(failed(Step::Map))?;
-                let registered = zcrx::register(*process, &rings.rings, memory, order);
-                *made = Some(registered.map_err(|(step, errno)| Failure { step, errno })?);
-                Ok(())
-            }
-            Self::Register {
-                socket,
-                connection,
-                umem,
-                rings,
-                locked_for,
-            } => {
-                locked_for
-                    .map_or(Ok(()), child::count_for)
-                    .map_err(failed(Step::Register))?;
-                let memory = child::map_parts(*connection, &umem.parts).map_err(failed(Step::Map))?;
-                child::register(*socket, memory, umem).map_err(failed(Step::Register))?;
-                child::make_rings(*socket, rings).map_err(failed(Step::Rings))
-            }
-            Self::Netkit { connection, order } => {
-                netkit::settle(*connection, order).map_err(|(step, errno)| Failure { step, errno })
-            }
-            Self::Discard { connection } => child::take_files(*connection)
-                .map(std::mem::forget)
-                .map_err(failed(Step::Map)),
-            Self::Share {
-                socket,
-                connection,
-                cookie,
-                rings,
-                at,
-            } => {
-                let first = child::take_socket(*connection, *cookie).map_err(failed(Step::Share))?;
-                child::make_rings(*socket, rings).map_err(failed(Step::Rings))?;
-                let bind = || child::bind_sharing(*socket, at.ifindex, at.queue, first.as_fd());
-                let bound = in_time(Instant::now() + at.wait, bind);
-                std::mem::forget(first);
-                bound.map_err(failed(Step::Bind))
-            }
-            Self::Bind { socket, bind } => bind.run(*socket).map_err(failed(Step::Bind)),
-            Self::Await(at) => at.run().map_err(failed(Step::Await)),
-        }
-    }
-}
-
-fn failed(step: Step) -> impl Fn(Errno) -> Failure {
-    move |errno| Failure { step, errno }
+    // It closes them when no other process has them, and then ends.
+    connections.clear();
+    drop(closes);
+    Ok(child)
 }
 
 impl Bind {
     /// Tries until the time is up. A queue is free an RCU grace period after its last socket was closed; an attempt
     /// before that fails, but for much memory only after the kernel has made its tables for all chunks, which takes
     /// longer than the grace period. So a socket with one chunk asks first.
-    fn run(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    pub(super) fn run(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         let at = &self.at;
-        let deadline = Instant::now() + at.wait;
+        let deadline = at.deadline();
         if self.probes
             && let Ok(probe) = child::probe()
         {
@@ -421,11 +303,16 @@ impl Bind {
 }
 
 impl QueueAt {
+    /// Until when the queue may be busy.
+    pub(super) fn deadline(&self) -> Instant {
+        Instant::now() + self.wait
+    }
+
     /// Waits until nobody has it. Then the driver has no memory of its last socket's any more either: the kernel takes
     /// that away first (`xp_clear_dev`, net/xdp/xsk_buff_pool.c).
     /// Errors: EBUSY, if it is not so in time; what else keeps the kernel from saying so.
-    fn run(&self) -> Result<(), Errno> {
-        let (probe, deadline) = (child::probe()?, Instant::now() + self.wait);
+    pub(super) fn run(&self) -> Result<(), Errno> {
+        let (probe, deadline) = (child::probe()?, self.deadline());
         let ask = |kind: Probe| kind.is_free(self.bind_by(deadline, probe.as_fd(), kind.flags()));
         match ask(self.probe) {
             // Before Linux 6.6, which knows of no pieces and has not looked at the queue.
@@ -441,7 +328,7 @@ impl QueueAt {
 }
 
 /// Tries again and again until then while somebody has the queue.
-fn in_time(deadline: Instant, mut bind: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
+pub(super) fn in_time(deadline: Instant, mut bind: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
     loop {
         match bind() {
             Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(PAUSE),

@@ -303,14 +303,13 @@ impl Server {
             Incoming::Nothing => {}
             Incoming::End => self.end(number, None),
             Incoming::Broken(malformed) => self.end(number, Some(malformed)),
-            Incoming::Message(bytes) => match Request::decode(&bytes) {
-                Ok((serial, request)) => {
-                    let answered = self.act(number, &request);
-                    self.reply(number, serial, answered);
-                }
-                Err(malformed) => self.end(number, Some(malformed)),
-            },
-            Incoming::ForJob(bytes) => self.run_job(number, &bytes),
+            Incoming::Request(serial, request) if request.is_for_job() => {
+                self.run_job(number, serial, &request);
+            }
+            Incoming::Request(serial, request) => {
+                let answered = self.act(number, &request);
+                self.reply(number, serial, answered);
+            }
         }
     }
 
@@ -380,10 +379,24 @@ impl Server {
         number: u64,
         act: impl FnOnce(&Interface, &Held) -> Result<Answer, Refusal>,
     ) -> Answered {
+        let (_, held, interface) = self.lessee(number)?;
+        act(interface, held).map(Into::into)
+    }
+
+    /// A connection with its lease, and the interface.
+    fn lessee(&self, number: u64) -> Result<(&Connection, &Held, &Interface), Refusal> {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         let held = connection.held.as_ref().ok_or_else(no_lease)?;
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
-        act(interface, held).map(Into::into)
+        Ok((connection, held, interface))
+    }
+
+    /// The lease of a connection, and the interface.
+    fn lessee_mut(&mut self, number: u64) -> Result<(&Held, &mut Interface), Refusal> {
+        let connection = self.connections.get(&number).ok_or_else(no_lease)?;
+        let held = connection.held.as_ref().ok_or_else(no_lease)?;
+        let interface = self.interfaces.get_mut(&held.interface).ok_or_else(no_lease)?;
+        Ok((held, interface))
     }
 
     /// Ends a connection and its lease.

@@ -25,12 +25,11 @@ use rustix::io::Errno;
 use steer::mac_text;
 
 use super::connection::{Held, Reply};
-use super::job::{Job, Outcome, Pending, Pends, Task};
+use super::job::{Job, Outcome, Pending, lost};
 use super::limits::DeviceChange;
-use super::sockets::{lost, no_process, pending};
 use super::{Answered, Server};
 use crate::protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
-use crate::sys::netkit::{NO_NAMESPACE, NetkitOrder};
+use crate::sys::netkit::{self, NO_NAMESPACE, NetkitOrder};
 
 impl Server {
     /// Makes a netkit for the queue of a connection, and begins to move it. The message may have a network namespace.
@@ -48,32 +47,26 @@ impl Server {
         let (at, uid) = (held.interface, connection.peer.uid);
         let mac = address_of(held)?;
         let queue = wanted.queue;
-        let step = Pends::Netkit { queue };
         let interface = self.interfaces.get_mut(&at).ok_or_else(super::no_lease)?;
-        if interface.keeps_netkit(wanted)? {
-            let connection = connection.as_fd();
-            let job = Job::begin(&Task::Discard { connection }).map_err(|error| no_process(&error))?;
-            return Ok(pending(job, step));
-        }
-        // Making one takes everybody's lock, too.
-        let changes = &mut self.device_changes;
-        changes.take(DeviceChange::NicSetUp, &interface.link.name, uid, Instant::now())?;
-        let ifindex = interface.begin_netkit(wanted, mac)?;
-        let mut name = [0; 16];
-        name.iter_mut()
-            .zip(wanted.name.bytes())
-            .for_each(|(to, byte)| *to = byte);
-        let task = Task::Netkit {
-            connection: connection.as_fd(),
-            order: NetkitOrder { ifindex, name, uid },
+        let connection = connection.as_fd();
+        let job = if interface.keeps_netkit(wanted)? {
+            Job::discard(connection)
+        } else {
+            // Making one takes everybody's lock, too.
+            let changes = &mut self.device_changes;
+            changes.take(DeviceChange::NicSetUp, &interface.link.name, uid, Instant::now())?;
+            let ifindex = interface.begin_netkit(wanted, mac)?;
+            let mut name = [0; 16];
+            name.iter_mut()
+                .zip(wanted.name.bytes())
+                .for_each(|(to, byte)| *to = byte);
+            let order = NetkitOrder { ifindex, name, uid };
+            Job::begin(&[connection], || netkit::settle(connection, &order))
+                .inspect_err(|_| interface.drop_netkit(queue))
         };
-        match Job::begin(&task) {
-            Ok(job) => Ok(pending(job, step)),
-            Err(error) => {
-                interface.drop_netkit(queue);
-                Err(no_process(&error))
-            }
-        }
+        Ok(Pending::new(job?, move |server, number, outcome| {
+            server.conclude_netkit(number, queue, outcome)
+        }))
     }
 
     /// Whether a lease with its netkit may continue under a rule.
@@ -86,14 +79,14 @@ impl Server {
     }
 
     /// A child has moved a netkit, or not.
-    pub(super) fn conclude_netkit(&mut self, number: u64, queue: u32, outcome: Outcome) -> Answered {
+    fn conclude_netkit(&mut self, number: u64, queue: u32, outcome: Outcome) -> Answered {
         let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
         let held = connection.held.as_ref().ok_or_else(super::no_lease)?;
         let interface = self.interfaces.get_mut(&held.interface);
         let interface = interface.ok_or_else(super::no_lease)?;
         if interface.netkit_of(queue).is_none() {
             match outcome {
-                Outcome::Done => interface.settle_netkit(queue)?,
+                Outcome::Done(_) => interface.settle_netkit(queue)?,
                 Outcome::Failed { step, errno } => {
                     interface.drop_netkit(queue);
                     return Err(failed(step, errno));

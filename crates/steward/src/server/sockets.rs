@@ -8,20 +8,23 @@
 //! memory, and its lessee binds it.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use steer::with_sources;
 use xsk::PreferNode;
 
-use super::connection::{Connection, Held, Reply};
+use super::connection::{Connection, Reply};
 use super::interface::{Bound, Holds, Interface, Memory, Registered, bytes_held};
-use super::job::{self, Bind, Job, Outcome, Pending, Pends, Probe, QueueAt, Task};
+use super::job::{self, Attempt, Bind, Job, Outcome, Pending, Probe, QueueAt, failed, in_time};
 use super::zcrx_lease::QueueKey;
 use super::{Answered, Server, hands_over_bound};
-use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout, may_have_files};
-use crate::sys::{self, child::LockedFor};
+use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout};
+use crate::sys::{
+    self,
+    child::{self, LockedFor},
+};
 
 /// Beyond so much memory it takes longer to try a bind than to ask before whether the queue is free, bytes.
 const LARGE: u64 = 64 << 20;
@@ -53,41 +56,40 @@ pub(super) struct LostJob {
 impl Server {
     /// Does what the next message on a connection asks for, which is still to be taken, if there may be one more job
     /// under its rule; else it waits.
-    pub(super) fn run_job(&mut self, number: u64, bytes: &[u8]) {
-        let Some(connection) = self.connections.get_mut(&number) else {
+    pub(super) fn run_job(&mut self, number: u64, serial: u32, request: &Request) {
+        let Some(connection) = self.connections.get(&number) else {
             return;
         };
         let (uid, rule) = (connection.peer.uid, connection.charged());
-        if !self.has_room_for_job(uid, rule) {
-            if let Some(connection) = self.connections.get_mut(&number) {
-                connection.waits = true;
+        let waits = !self.has_room_for_job(uid, rule);
+        let begun = match *request {
+            _ if waits => {
+                self.connections.entry(number).and_modify(|own| own.waits = true);
+                return;
             }
-            return;
-        }
-        let (serial, request) = match Request::decode(bytes) {
-            Ok(decoded) => decoded,
-            Err(malformed) => return self.end(number, Some(malformed)),
-        };
-        let begun = match &request {
-            Request::Register { queue, umem, rings } => self.register(number, *queue, umem, rings),
+            Request::Register {
+                queue,
+                ref umem,
+                ref rings,
+            } => self.register(number, queue, umem, rings),
             Request::Bind {
                 queue,
                 flags,
                 wait_ms,
-            } => self.bind(number, *queue, *flags, *wait_ms),
-            &Request::Share {
+            } => self.bind(number, queue, flags, wait_ms),
+            Request::Share {
                 queue,
                 wait_ms,
                 cookie,
                 ref rings,
             } => self.share(number, (queue, wait_ms), cookie, rings),
-            Request::Await { queue, wait_ms } => self.await_free(number, *queue, *wait_ms),
-            Request::ZcrxRegister(rings) => self.register_queue(number, rings),
-            Request::Netkit(wanted) => self.make_netkit(number, wanted),
+            Request::Await { queue, wait_ms } => self.await_free(number, queue, wait_ms),
+            Request::ZcrxRegister(ref rings) => self.register_queue(number, rings),
+            Request::Netkit(ref wanted) => self.make_netkit(number, wanted),
             _ => return,
         };
         // A child takes the files of a registration with the message; a connection without a lease has sent none.
-        let has_files = rule.is_some() && may_have_files(bytes);
+        let has_files = rule.is_some() && request.may_have_files();
         let begun = match has_files {
             true => begun.or_else(|refusal| self.discard(number, refusal)),
             false => begun,
@@ -108,17 +110,12 @@ impl Server {
     /// A child takes what comes with a connection's request, which is refused. There are descriptors for it, in the
     /// reserve at least.
     fn discard(&mut self, number: u64, refusal: Refusal) -> Result<Pending, Refusal> {
-        let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
-        let task = Task::Discard {
-            connection: connection.as_fd(),
-        };
-        let begun = Job::begin(&task).or_else(|_| {
+        let connection = self.connections.get(&number).ok_or_else(super::no_lease)?.as_fd();
+        let job = Job::discard(connection).or_else(|_| {
             self.reserve.clear();
-            Job::begin(&task)
-        });
-        let job = begun.map_err(|error| no_process(&error))?;
-        let step = Pends::Refusal(refusal);
-        Ok(pending(job, step))
+            Job::discard(connection)
+        })?;
+        Ok(Pending::new(job, |_, _, _| Err(refusal)))
     }
 
     /// Whether a user may have one more job, and a rule of the policy.
@@ -142,7 +139,7 @@ impl Server {
         let pending = theirs.filter_map(|other| other.pending.as_ref());
         let lost = self.lost_jobs.iter().filter(move |lost| lost.uid == uid);
         pending
-            .map(|pending| pending.step.holds())
+            .map(|pending| pending.holds)
             .chain(lost.map(|lost| lost.holds))
     }
 
@@ -154,18 +151,11 @@ impl Server {
             self.lost_jobs.push(LostJob {
                 uid: connection.peer.uid,
                 rule,
-                holds: pending.step.holds(),
-                queue: pending.step.queue(),
+                holds: pending.holds,
+                queue: pending.queue,
                 job: pending.job,
             });
         }
-    }
-
-    fn lessee(&self, number: u64, queue: u32) -> Result<(&Connection, &Held), Refusal> {
-        let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
-        let held = connection.held.as_ref().ok_or_else(super::no_lease)?;
-        held.check(queue)?;
-        Ok((connection, held))
     }
 
     fn register(
@@ -180,28 +170,41 @@ impl Server {
             bytes: umem.len_bytes(),
         };
         self.allow_memory(number, queue, (memory, false))?;
-        let (connection, held) = self.lessee(number, queue)?;
+        let (connection, held, interface) = self.lessee(number)?;
         let socket = new_socket(self.policy.busy_poll(held.rule))?;
         if !hands_over_bound() {
-            let interface = self.interfaces.get(&held.interface).ok_or_else(super::no_lease)?;
             sys::confine(socket.as_fd(), interface.link.index)
                 .map_err(|error| kernel("cannot confine the socket", &error))?;
         }
         let locked_for = self.locked_for(connection.peer.uid, held.rule);
-        let task = Task::Register {
-            socket: socket.as_fd(),
-            connection: connection.as_fd(),
-            umem,
-            rings,
-            locked_for,
-        };
-        let job = self.begin_near(held.interface, &task)?;
-        let step = Pends::Registration {
-            queue,
-            registered: Registered { socket, memory },
-            is_counted: locked_for.is_some(),
-        };
-        Ok(pending(job, step))
+        let (to, connection) = (socket.as_fd(), connection.as_fd());
+        let job = begin_near(interface, &[to, connection], || {
+            locked_for
+                .map_or(Ok(()), child::count_for)
+                .map_err(failed(Step::Register))?;
+            let memory = child::map_parts(connection, &umem.parts).map_err(failed(Step::Map))?;
+            child::register(to, memory, umem).map_err(failed(Step::Register))?;
+            child::make_rings(to, rings).map_err(failed(Step::Rings))
+        })?;
+        let no_buffers = Errno::NOBUFS.raw_os_error().cast_unsigned();
+        let pending = Pending::new(job, move |server, number, outcome| match outcome {
+            Outcome::Failed {
+                step: Step::Register,
+                errno,
+            } if errno == no_buffers && locked_for.is_some() => Err(Refusal::new(Reason::Memlock, LOCKED)),
+            Outcome::Done(_) if hands_over_bound() => {
+                let (_, interface) = server.lessee_mut(number)?;
+                let registered = Registered { socket, memory };
+                interface.sockets.put_registered(queue, registered);
+                Ok(Answer::Done.into())
+            }
+            Outcome::Done(_) => server.hand_over(number, queue, socket, (memory, false)),
+            outcome => outcome.not_done(),
+        });
+        Ok(pending.holding(Holds {
+            waiting: Some(memory),
+            bound: None,
+        }))
     }
 
     fn share(
@@ -213,29 +216,31 @@ impl Server {
     ) -> Result<Pending, Refusal> {
         let memory = self.memory_of(number, cookie)?;
         self.allow_memory(number, queue, (memory, true))?;
-        let (connection, held) = self.lessee(number, queue)?;
-        let interface = self.interfaces.get(&held.interface).ok_or_else(super::no_lease)?;
+        let (connection, held, interface) = self.lessee(number)?;
         interface.program()?;
         if !hands_over_bound() {
             return Err(Refusal::new(Reason::Kernel, NO_SHARING));
         }
         let socket = new_socket(self.policy.busy_poll(held.rule))?;
-        let task = Task::Share {
-            socket: socket.as_fd(),
-            connection: connection.as_fd(),
-            cookie,
-            rings,
-            at: queue_at(interface, queue, wait_ms),
-        };
-        let job = self.begin_near(held.interface, &task)?;
-        Ok(pending(
-            job,
-            Pends::Share {
-                queue,
-                socket,
-                memory,
-            },
-        ))
+        let at = queue_at(interface, queue, wait_ms);
+        let (to, connection) = (socket.as_fd(), connection.as_fd());
+        let job = begin_near(interface, &[to, connection], || {
+            let first = child::take_socket(connection, cookie).map_err(failed(Step::Share))?;
+            child::make_rings(to, rings).map_err(failed(Step::Rings))?;
+            let bound = in_time(at.deadline(), || {
+                child::bind_sharing(to, at.ifindex, at.queue, first.as_fd())
+            });
+            std::mem::forget(first);
+            bound.map_err(failed(Step::Bind))
+        })?;
+        let pending = Pending::new(job, move |server, number, outcome| match outcome {
+            Outcome::Done(_) => server.hand_over(number, queue, socket, (memory, true)),
+            outcome => outcome.not_done(),
+        });
+        Ok(pending.holding(Holds {
+            waiting: None,
+            bound: Some((memory, true)),
+        }))
     }
 
     /// Of memory; never used twice.
@@ -258,14 +263,6 @@ impl Server {
         memory.ok_or_else(|| Refusal::new(Reason::Unregistered, UNKNOWN_SOCKET))
     }
 
-    /// Begins what makes rings, on the NUMA node of the interface.
-    fn begin_near(&self, interface: u64, task: &Task<'_>) -> Result<Job, Refusal> {
-        let interface = self.interfaces.get(&interface);
-        let node = interface.and_then(|interface| interface.link.node);
-        let _near = node.and_then(PreferNode::begin);
-        Job::begin(task).map_err(|error| no_process(&error))
-    }
-
     /// Memory that a user's sockets may have under a rule, bytes.
     fn allowed_memory(&self, uid: u32, rule: usize) -> u64 {
         let theirs = self.all_leases().filter(|lease| lease.peer.uid == uid);
@@ -282,8 +279,8 @@ impl Server {
     }
 
     fn bind(&mut self, number: u64, queue: u32, flags: u32, wait_ms: u32) -> Result<Pending, Refusal> {
-        let at = self.lessee(number, queue)?.1.interface;
-        let interface = self.interfaces.get_mut(&at).ok_or_else(super::no_lease)?;
+        let (held, interface) = self.lessee_mut(number)?;
+        held.check(queue)?;
         interface.program()?;
         let at = queue_at(interface, queue, wait_ms);
         let registered = interface.sockets.take_registered(queue)?;
@@ -292,22 +289,37 @@ impl Server {
             flags: u16::try_from(flags).unwrap_or(0),
             probes: registered.memory.bytes > LARGE && at.probe == Probe::Refused,
         };
-        let socket = registered.socket.as_fd();
-        match Job::begin(&Task::Bind { socket, bind }) {
-            Ok(job) => Ok(pending(job, Pends::Bind { queue, registered })),
-            Err(error) => {
+        let (memory, socket) = (registered.memory, registered.socket.as_fd());
+        let job = match Job::begin(&[socket], || bind.run(socket).map_err(failed(Step::Bind))) {
+            Ok(job) => job,
+            Err(refusal) => {
                 interface.sockets.put_registered(queue, registered);
-                Err(no_process(&error))
+                return Err(refusal);
             }
-        }
+        };
+        let pending = Pending::new(job, move |server, number, outcome| match outcome {
+            Outcome::Done(_) => server.hand_over(number, queue, registered.socket, (memory, false)),
+            Outcome::Failed { .. } => {
+                let (_, interface) = server.lessee_mut(number)?;
+                interface.sockets.put_registered(queue, registered);
+                outcome.not_done()
+            }
+            Outcome::Lost => outcome.not_done(),
+        });
+        Ok(pending.holding(Holds {
+            waiting: Some(memory),
+            bound: None,
+        }))
     }
 
     fn await_free(&self, number: u64, queue: u32, wait_ms: u32) -> Result<Pending, Refusal> {
-        let at = self.lessee(number, queue)?.1.interface;
-        let interface = self.interfaces.get(&at).ok_or_else(super::no_lease)?;
-        let task = Task::Await(queue_at(interface, queue, wait_ms));
-        let job = Job::begin(&task).map_err(|error| no_process(&error))?;
-        Ok(pending(job, Pends::Await))
+        let (_, held, interface) = self.lessee(number)?;
+        let at = queue_at(interface, held.check(queue)?, wait_ms);
+        let job = Job::begin(&[], || at.run().map_err(failed(Step::Await)))?;
+        Ok(Pending::new(job, |_, _, outcome| match outcome {
+            Outcome::Done(_) => Ok(Answer::Done.into()),
+            outcome => outcome.not_done(),
+        }))
     }
 
     /// Looks whose jobs are done, and answers.
@@ -330,14 +342,14 @@ impl Server {
             let serial = pending.serial;
             // The child has not even taken the message, which may have files.
             let is_left = |connection: &Connection| connection.has_request(serial);
-            if outcome == Outcome::Lost && self.connections.get(&number).is_some_and(is_left) {
+            if matches!(outcome, Outcome::Lost) && self.connections.get(&number).is_some_and(is_left) {
                 self.revoke(
                     number,
                     Refusal::new(Reason::Kernel, "no process for it: connect again"),
                 );
                 continue;
             }
-            let answered = self.conclude(number, pending, outcome);
+            let answered = (pending.conclude)(self, number, outcome);
             self.reply(number, serial, answered);
         }
         // There is room now.
@@ -346,64 +358,28 @@ impl Server {
         }
     }
 
-    fn conclude(&mut self, number: u64, pending: Pending, outcome: Outcome) -> Answered {
-        match pending.step {
-            Pends::Queue { .. } => return self.conclude_queue(number, outcome, pending.job.made()),
-            Pends::Netkit { queue } => return self.conclude_netkit(number, queue, outcome),
-            Pends::Refusal(refusal) => return Err(refusal),
-            _ => {}
-        }
-        let connection = self.connections.get_mut(&number).ok_or_else(super::no_lease)?;
-        let held = connection.held.as_ref().ok_or_else(super::no_lease)?;
-        let interface = self.interfaces.get_mut(&held.interface);
-        let interface = interface.ok_or_else(super::no_lease)?;
-        match (outcome, pending.step) {
-            // These are concluded in ways of their own.
-            (_, Pends::Queue { .. } | Pends::Netkit { .. } | Pends::Refusal(_)) => Err(super::no_lease()),
-            (Outcome::Lost, _) => Err(lost()),
-            (
-                Outcome::Failed {
-                    step: Step::Register,
-                    errno,
-                },
-                Pends::Registration { is_counted: true, .. },
-            ) if errno == Errno::NOBUFS.raw_os_error().cast_unsigned() => {
-                Err(Refusal::new(Reason::Memlock, LOCKED))
-            }
-            (
-                Outcome::Failed { step, errno },
-                Pends::Registration { .. } | Pends::Share { .. } | Pends::Await,
-            ) => Ok(Answer::Failed { step, errno }.into()),
-            (Outcome::Failed { step, errno }, Pends::Bind { queue, registered }) => {
-                interface.sockets.put_registered(queue, registered);
-                Ok(Answer::Failed { step, errno }.into())
-            }
-            (Outcome::Done, Pends::Await) => Ok(Answer::Done.into()),
-            (
-                Outcome::Done,
-                Pends::Registration {
-                    queue, registered, ..
-                },
-            ) if hands_over_bound() => {
-                interface.sockets.put_registered(queue, registered);
-                Ok(Answer::Done.into())
-            }
-            (
-                Outcome::Done,
-                Pends::Registration {
-                    queue, registered, ..
-                }
-                | Pends::Bind { queue, registered },
-            ) => hand_over(interface, queue, registered.socket, (registered.memory, false)),
-            (
-                Outcome::Done,
-                Pends::Share {
-                    queue,
-                    socket,
-                    memory,
-                },
-            ) => hand_over(interface, queue, socket, (memory, true)),
-        }
+    /// A socket that is bound takes its place, and goes to its lessee.
+    fn hand_over(
+        &mut self,
+        number: u64,
+        queue: u32,
+        socket: OwnedFd,
+        (memory, shares): (Memory, bool),
+    ) -> Answered {
+        let (_, interface) = self.lessee_mut(number)?;
+        interface.place(queue, socket.as_fd())?;
+        // The kernel does not fail to tell; without it nobody can share the memory.
+        let cookie = rustix::net::sockopt::socket_cookie(&socket).unwrap_or(0);
+        let bound = Bound {
+            memory,
+            cookie,
+            shares,
+        };
+        interface.sockets.note_bound(queue, Some(bound));
+        Ok(Reply {
+            answer: Answer::Done,
+            files: vec![socket],
+        })
     }
 
     /// Looks which sockets of a connection's user are closed by now: their memory counts no more.
@@ -439,7 +415,8 @@ impl Server {
 
     /// Whether a user may have that memory in the socket of this queue, in addition to its other sockets.
     fn check_memory(&self, number: u64, queue: u32, (memory, shares): (Memory, bool)) -> Result<(), Refusal> {
-        let (connection, held) = self.lessee(number, queue)?;
+        let (connection, held, _) = self.lessee(number)?;
+        held.check(queue)?;
         let uid = connection.peer.uid;
         let mut theirs: Vec<Holds> = self.under_way(uid).collect();
         for lease in self.all_leases().filter(|lease| lease.peer.uid == uid) {
@@ -474,31 +451,14 @@ impl Server {
     }
 }
 
-/// A socket that is bound takes its place, and goes to its lessee.
-fn hand_over(
-    interface: &mut Interface,
-    queue: u32,
-    socket: OwnedFd,
-    (memory, shares): (Memory, bool),
-) -> Answered {
-    interface.place(queue, socket.as_fd())?;
-    // The kernel does not fail to tell; without it nobody can share the memory.
-    let cookie = rustix::net::sockopt::socket_cookie(&socket).unwrap_or(0);
-    let bound = Bound {
-        memory,
-        cookie,
-        shares,
-    };
-    interface.sockets.note_bound(queue, Some(bound));
-    Ok(Reply {
-        answer: Answer::Done,
-        files: vec![socket],
-    })
-}
-
-/// Its serial number is its request's, once that is known.
-pub(super) fn pending(job: Job, step: Pends) -> Pending {
-    Pending { job, serial: 0, step }
+/// Begins what makes rings, on the NUMA node of the interface.
+fn begin_near(
+    interface: &Interface,
+    kept: &[BorrowedFd<'_>],
+    work: impl FnOnce() -> Attempt<()>,
+) -> Result<Job, Refusal> {
+    let _near = interface.link.node.and_then(PreferNode::begin);
+    Job::begin(kept, work)
 }
 
 /// A queue, and how long it is waited for.
@@ -530,15 +490,4 @@ fn new_socket(busy_poll: Option<u16>) -> Result<OwnedFd, Refusal> {
 
 fn kernel(what: &str, error: &dyn std::error::Error) -> Refusal {
     Refusal::new(Reason::Kernel, format!("{what}: {}", with_sources(error)))
-}
-
-/// Of a child that has ended without a word.
-pub(super) fn lost() -> Refusal {
-    let text = "the process that was to do it has ended too early (out of memory?): try again";
-    Refusal::new(Reason::Kernel, text)
-}
-
-pub(super) fn no_process(error: &io::Error) -> Refusal {
-    let text = format!("no process for it (the steward's TasksMax, or memory): {error}");
-    Refusal::new(Reason::Kernel, text)
 }

@@ -25,6 +25,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
+use rustix::thread::CapabilitySet;
 use steer::{Filter, with_sources};
 
 use self::refusals::{check_split, failed, not_apart};
@@ -32,9 +33,9 @@ pub(super) use self::saved::ZcrxQueues;
 use self::saved::{Charge, saved_plan};
 
 use super::file::may_crash;
-use super::job::{Job, Outcome, Pending, Pends, Task};
+use super::job::{self, Job, Outcome, Pending, lost};
 use super::limits::DeviceChange;
-use super::sockets::{self, OF_A_QUEUE};
+use super::sockets::OF_A_QUEUE;
 use super::zcrx_lease::{QueueKey, ZcrxLease};
 use super::{Answered, Server};
 use crate::hardware::apart::{self, NotApart};
@@ -43,7 +44,8 @@ use crate::links::Link;
 use crate::listing::Listed;
 use crate::peer;
 use crate::protocol::{Answer, Reason, Refusal, Steered, Step, ZcrxRegistered, ZcrxRings, ZcrxWanted};
-use crate::sys::zcrx::{Made, QueueOrder, UserAndGroup};
+use crate::sys::child;
+use crate::sys::zcrx::{self, QueueOrder, UserAndGroup};
 
 fn gone() -> Refusal {
     Refusal::new(Reason::Impaired, "the interface is gone: end the lease")
@@ -233,13 +235,12 @@ impl Server {
             buffer_bytes: rings.buffer_bytes,
             area_len: rings.area.len,
         };
-        let job = Job::begin(&Task::Queue {
-            process: process.as_fd(),
-            connection: connection.as_fd(),
-            rings,
-            order,
-        });
-        let job = job.map_err(|error| sockets::no_process(&error))?;
+        let (process, connection) = (process.as_fd(), connection.as_fd());
+        let job = Job::begin_without(CapabilitySet::empty(), &[process, connection], || {
+            let parts = std::slice::from_ref(&rings.area);
+            let memory = child::map_parts(connection, parts).map_err(job::failed(Step::Map))?;
+            zcrx::register(process, &rings.rings, memory, &order)
+        })?;
         if let Some(held) = self
             .connections
             .get_mut(&number)
@@ -247,7 +248,11 @@ impl Server {
         {
             held.bytes = Some(rings.area.len);
         }
-        Ok(sockets::pending(job, Pends::Queue { key }))
+        let pending = Pending::new(job, Self::conclude_queue);
+        Ok(Pending {
+            queue: key,
+            ..pending
+        })
     }
 
     /// Whether a user may have so much more memory in queues under a rule. The kernel counts it, too, for who made the
@@ -275,13 +280,13 @@ impl Server {
     }
 
     /// A child has registered a connection's queue, or not: then rules bring it its flows.
-    pub(super) fn conclude_queue(&mut self, number: u64, outcome: Outcome, made: Option<Made>) -> Answered {
+    fn conclude_queue(&mut self, number: u64, outcome: Outcome) -> Answered {
         let connection = self.connections.get_mut(&number).ok_or_else(super::no_lease)?;
         let held = connection.queue.as_mut().ok_or_else(super::no_lease)?;
         let (name, key) = (held.wanted.interface.clone(), held.key);
-        let made = match (outcome, made) {
-            (Outcome::Done, Some(made)) => made,
-            (Outcome::Failed { step, errno }, _) => {
+        let made = match outcome {
+            Outcome::Done(Some(made)) => made,
+            Outcome::Failed { step, errno } => {
                 // Else the first ring has the memory.
                 if step != Step::ShareQueue {
                     held.bytes = None;
@@ -289,7 +294,7 @@ impl Server {
                 return Err(failed(&name, key, step, errno));
             }
             // It may have registered the memory before.
-            _ => return Err(sockets::lost()),
+            _ => return Err(lost()),
         };
         may_crash("zcrx-registered");
         let flows = held.wanted.flows.clone();
@@ -385,10 +390,12 @@ impl Server {
 
     /// Goes on with taking queues back.
     pub(super) fn go_on_with_queues(&mut self) {
-        let pending = self.connections.values().filter_map(|own| own.pending.as_ref());
-        let steps = pending.map(|pending| &pending.step);
+        let pending = self
+            .connections
+            .values()
+            .filter_map(|own| own.pending.as_ref()?.queue);
         let lost = self.lost_jobs.iter().filter_map(|lost| lost.queue);
-        let busy = steps.filter_map(Pends::queue).chain(lost).collect();
+        let busy = pending.chain(lost).collect();
         self.zcrx.go_on(&busy, Instant::now());
     }
 
