@@ -7,6 +7,8 @@
 #[cfg(feature = "server")]
 pub(crate) mod above;
 #[cfg(feature = "server")]
+mod all;
+#[cfg(feature = "server")]
 pub mod below;
 #[cfg(feature = "server")]
 pub mod bridge;

@@ -4,17 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 
 use super::Link;
-use super::tap::for_each;
-
-/// Attributes of an interface.
-struct Seen {
-    index: u32,
-    mac: [u8; 6],
-    /// The interface that it is on, in this network namespace: of a VLAN, a macvlan.
-    below: Option<u32>,
-    /// The bridge or bond that it is part of.
-    master: Option<u32>,
-}
+use super::all::{Links, read_links};
 
 /// Addresses of the host's on an interface: its own, those of the bridge or bond that it is part of, and those of
 /// interfaces on any of these (VLANs, macvlans). What is in another network namespace is not seen.
@@ -22,35 +12,24 @@ struct Seen {
 /// # Errors
 /// The kernel's.
 pub(crate) fn addresses_above(link: &Link) -> io::Result<BTreeSet<[u8; 6]>> {
-    let mut all = Vec::new();
-    for_each(|header, attributes| {
-        let info = attributes.get_linkinfo().and_then(|info| info.get_kind());
-        // What a veth says that it is on is its other end.
-        let is_on = info.is_ok_and(|kind| kind != c"veth") && attributes.get_link_netnsid().is_err();
-        let mac = attributes.get_address().ok().and_then(|mac| mac.try_into().ok());
-        all.push(Seen {
-            index: u32::try_from(header.ifi_index).unwrap_or_default(),
-            mac: mac.unwrap_or_default(),
-            below: attributes.get_link().ok().filter(|_| is_on),
-            master: attributes.get_master().ok(),
-        });
-    })?;
-    let mut of_host = addresses(&all, link.index);
+    let mut of_host = addresses(&read_links()?, link.index);
     of_host.insert(link.mac);
     of_host.retain(|&mac| mac[0] & 1 == 0 && mac != [0; 6]);
     Ok(of_host)
 }
 
 /// Those of an interface and of all that are above it.
-fn addresses(all: &[Seen], index: u32) -> BTreeSet<[u8; 6]> {
+fn addresses(all: &Links, index: u32) -> BTreeSet<[u8; 6]> {
     let mut above = BTreeSet::from([index]);
     loop {
         let before = above.len();
-        for seen in all {
-            if seen.below.is_some_and(|below| above.contains(&below)) {
-                above.insert(seen.index);
+        for (&at, seen) in all {
+            // What a veth says that it is on is its other end.
+            let below = seen.below.filter(|_| seen.kind != "veth");
+            if below.is_some_and(|below| above.contains(&below)) {
+                above.insert(at);
             }
-            if above.contains(&seen.index) {
+            if above.contains(&at) {
                 above.extend(seen.master);
             }
         }
@@ -58,21 +37,23 @@ fn addresses(all: &[Seen], index: u32) -> BTreeSet<[u8; 6]> {
             break;
         }
     }
-    let theirs = all.iter().filter(|seen| above.contains(&seen.index));
-    theirs.map(|seen| seen.mac).collect()
+    above.iter().filter_map(|at| Some(all.get(at)?.mac)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::links::all::Seen;
 
-    fn seen(index: u32, below: Option<u32>, master: Option<u32>) -> Seen {
-        Seen {
-            index,
-            mac: [2, 0, 0, 0, 0, index as u8],
+    fn seen(index: u32, below: Option<u32>, master: Option<u32>) -> (u32, Seen) {
+        let mac = [2, 0, 0, 0, 0, index as u8];
+        let seen = Seen {
+            mac,
             below,
             master,
-        }
+            ..Seen::default()
+        };
+        (index, seen)
     }
 
     #[test]
@@ -83,7 +64,7 @@ mod tests {
         );
         // A VLAN on a macvlan on a bridge that the first is part of; beside it another port of that bridge, an
         // interface of its own, and what is on that one.
-        let all = [
+        let all = Links::from([
             on(9, 8),
             on(8, 7),
             part(1, 7),
@@ -92,12 +73,12 @@ mod tests {
             part(3, 6),
             seen(6, None, None),
             on(4, 3),
-        ];
+        ]);
         let last = |index| -> Vec<u8> { addresses(&all, index).iter().map(|mac| mac[5]).collect() };
         assert_eq!(last(1), [1, 7, 8, 9]);
         assert_eq!(last(3), [3, 4, 6]);
         assert_eq!(last(4), [4]);
         // A circle, which the kernel does not make, has an end.
-        assert_eq!(addresses(&[on(1, 2), on(2, 1)], 1).len(), 2);
+        assert_eq!(addresses(&Links::from([on(1, 2), on(2, 1)]), 1).len(), 2);
     }
 }

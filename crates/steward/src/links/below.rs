@@ -5,26 +5,16 @@
 //! MTU, and drops them (`too_long`): ping works, TCP towards a guest does not. On the interface with the program
 //! itself the kernel joins nothing (`netif_elide_gro`, include/linux/netdevice.h).
 
-use std::collections::BTreeMap;
 use std::io;
 
 use super::Link;
-use super::tap::for_each;
+use super::all::{Links, read_links};
 use crate::hardware::Ethtool;
 
 /// Kinds of interfaces whose frames come from others (`IFLA_INFO_KIND`).
 const UPPER: [&str; 8] = [
     "bond", "bridge", "ipvlan", "ipvtap", "macvlan", "macvtap", "team", "vlan",
 ];
-
-#[derive(Default)]
-struct Seen {
-    name: String,
-    kind: String,
-    below: Option<u32>,
-    is_below_elsewhere: bool,
-    master: Option<u32>,
-}
 
 /// An interface whose frames come to one above it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,24 +67,6 @@ pub(crate) fn queues_from_below(link: &Link) -> Option<u32> {
     Some(most.min(link.rx_queues))
 }
 
-/// All interfaces of this network namespace, by index.
-fn read_links() -> io::Result<BTreeMap<u32, Seen>> {
-    let mut links = BTreeMap::new();
-    for_each(|header, attributes| {
-        let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
-        let kind = attributes.get_linkinfo().and_then(|info| info.get_kind());
-        let seen = Seen {
-            name: attributes.get_ifname().map(text).unwrap_or_default(),
-            kind: kind.map(text).unwrap_or_default(),
-            below: attributes.get_link().ok(),
-            is_below_elsewhere: attributes.get_link_netnsid().is_ok(),
-            master: attributes.get_master().ok(),
-        };
-        links.insert(u32::try_from(header.ifi_index).unwrap_or_default(), seen);
-    })?;
-    Ok(links)
-}
-
 /// Of an interface whose frames come, in whole packets, from these.
 fn explanation(name: &str, lowest: &[Lowest]) -> String {
     let Some(first) = lowest.first() else {
@@ -120,13 +92,12 @@ fn explanation(name: &str, lowest: &[Lowest]) -> String {
 }
 
 /// Interfaces whose frames come to that one, in order; none, if they are its own.
-fn lowest(links: &BTreeMap<u32, Seen>, index: u32) -> Vec<Lowest> {
+fn lowest(links: &Links, index: u32) -> Vec<Lowest> {
     let (mut found, mut above, mut next) = (Vec::new(), vec![index], 0);
-    let is_upper = |seen: &Seen| UPPER.contains(&seen.kind.as_str());
     while let Some(at) = above.get(next).copied() {
         next += 1;
         let Some(seen) = links.get(&at) else { continue };
-        if !is_upper(seen) {
+        if !UPPER.contains(&seen.kind.as_str()) {
             if at != index {
                 found.push(Lowest {
                     name: seen.name.clone(),
@@ -141,9 +112,8 @@ fn lowest(links: &BTreeMap<u32, Seen>, index: u32) -> Vec<Lowest> {
                 is_virtual: false,
             });
         }
-        let here = seen.below.filter(|_| !seen.is_below_elsewhere);
         let parts = links.iter().filter(|(_, part)| part.master == Some(at));
-        let below = here.into_iter().chain(parts.map(|(&part, _)| part));
+        let below = seen.below.into_iter().chain(parts.map(|(&part, _)| part));
         let fresh: Vec<u32> = below.filter(|one| !above.contains(one)).collect();
         above.extend(fresh);
     }
@@ -154,6 +124,7 @@ fn lowest(links: &BTreeMap<u32, Seen>, index: u32) -> Vec<Lowest> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::links::all::Seen;
 
     fn seen(name: &str, kind: &str, below: Option<u32>, master: Option<u32>) -> Seen {
         Seen {
@@ -161,13 +132,13 @@ mod tests {
             kind: kind.to_owned(),
             below,
             master,
-            is_below_elsewhere: false,
+            ..Seen::default()
         }
     }
 
     #[test]
     fn frames_come_from_the_lowest_interfaces_whatever_stands_between() {
-        let mut links = BTreeMap::from([
+        let mut links = Links::from([
             (1, seen("eth0", "", None, Some(3))),
             (2, seen("eth1", "", None, Some(3))),
             (3, seen("bond0", "bond", None, None)),
@@ -188,7 +159,10 @@ mod tests {
         assert!(names(&links, 1).is_empty() && names(&links, 6).is_empty());
         assert_eq!(names(&links, 7), ["veth0"]);
         // A container's, and a circle, which the kernel does not make.
-        links.entry(5).and_modify(|seen| seen.is_below_elsewhere = true);
+        let is_on = (None, true);
+        links
+            .entry(5)
+            .and_modify(|seen| (seen.below, seen.is_below_elsewhere) = is_on);
         assert_eq!(names(&links, 5), [""]);
         links.insert(3, seen("bond0", "bond", Some(4), None));
         assert_eq!(names(&links, 4), ["eth0", "eth1"]);

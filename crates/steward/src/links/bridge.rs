@@ -22,7 +22,7 @@ use std::io;
 use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg};
+use netlink_bindings::rt_link::{self, Ifinfomsg};
 use netlink_bindings::rt_neigh::{IterableNeighbourAttrs, Ndmsg, OpGetneighDump};
 use netlink_bindings::traits::{NetlinkRequest, Protocol};
 use netlink_socket2::NetlinkSocket;
@@ -31,7 +31,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, bind, recv};
 use steer::Station;
 
-use super::tap::for_each;
+use super::all::{Links, Seen, read_links};
 use super::{Link, netlink_socket};
 use crate::log_limit::LogLimit;
 use crate::protocol::{ANY_VLAN, BEHIND_MAX};
@@ -52,34 +52,8 @@ const WITH_VLANS: u32 = 1 << 1;
 const VLAN_INFO: u16 = 2;
 /// `BRIDGE_VLAN_INFO_PVID`.
 const IS_PVID: u16 = 1 << 1;
-/// `ETH_P_8021Q`.
-const CUSTOMER_TAG: u16 = 0x8100;
 /// Bytes of a netlink message before the family of its body.
 const FAMILY_AT: usize = 16;
-
-/// Attributes of an interface.
-#[derive(Default)]
-struct Seen {
-    name: String,
-    /// The interface that it is on, in this network namespace.
-    below: Option<u32>,
-    master: Option<u32>,
-    kind: Kind,
-}
-
-#[derive(Default)]
-enum Kind {
-    #[default]
-    Other,
-    /// Frames of this VLAN of the interface below, without the tag.
-    Vlan(u16),
-    Bridge {
-        filters_vlans: bool,
-    },
-}
-
-/// By index.
-type Links = BTreeMap<u32, Seen>;
 
 /// The interface, or one above it, is a port of a bridge.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -313,20 +287,20 @@ fn memberships_of(links: &Links, index: u32) -> Vec<Membership> {
         let mut higher = Vec::new();
         let master = links.get(&at).and_then(|seen| seen.master);
         if let Some((master, seen)) = master.and_then(|master| Some((master, links.get(&master)?))) {
-            match seen.kind {
-                Kind::Bridge { filters_vlans } => found.push(Membership {
+            match seen.kind == "bridge" {
+                true => found.push(Membership {
                     bridge: master,
                     bridge_name: seen.name.clone(),
                     port: at,
                     tag,
-                    pvid: filters_vlans.then_some(0),
+                    pvid: seen.filters_vlans.then_some(0),
                 }),
-                _ => higher.push((master, tag)),
+                false => higher.push((master, tag)),
             }
         }
         for (&on, seen) in links.iter().filter(|(_, seen)| seen.below == Some(at)) {
-            if let (Kind::Vlan(vlan), None) = (&seen.kind, tag) {
-                higher.push((on, Some(*vlan)));
+            if tag.is_none() && seen.vlan.is_some() {
+                higher.push((on, seen.vlan));
             }
         }
         higher.retain(|one| !above.contains(one));
@@ -342,42 +316,6 @@ fn memberships_of(links: &Links, index: u32) -> Vec<Membership> {
 pub fn bridge_of(index: u32) -> io::Result<Option<String>> {
     let memberships = memberships_of(&read_links()?, index);
     Ok(memberships.into_iter().next().map(|first| first.bridge_name))
-}
-
-fn read_links() -> io::Result<Links> {
-    let mut links = Links::new();
-    for_each(|header, attributes| {
-        let index = u32::try_from(header.ifi_index).unwrap_or_default();
-        links.insert(index, seen(attributes));
-    })?;
-    Ok(links)
-}
-
-fn seen(attributes: &IterableLinkAttrs<'_>) -> Seen {
-    let data = attributes.get_linkinfo().and_then(|info| info.get_data());
-    let kind = match data {
-        Ok(LinkinfoDataMsg::Bridge(bridge)) => Kind::Bridge {
-            filters_vlans: bridge.get_vlan_filtering().is_ok_and(|filters| filters != 0),
-        },
-        // The protocol is in network order.
-        Ok(LinkinfoDataMsg::Vlan(vlan))
-            if vlan
-                .get_protocol()
-                .is_ok_and(|tag| [tag, tag.swap_bytes()].contains(&CUSTOMER_TAG)) =>
-        {
-            vlan.get_id().map_or(Kind::Other, Kind::Vlan)
-        }
-        _ => Kind::Other,
-    };
-    let is_here = attributes.get_link_netnsid().is_err();
-    Seen {
-        name: attributes
-            .get_ifname()
-            .map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned()),
-        below: attributes.get_link().ok().filter(|_| is_here),
-        master: attributes.get_master().ok(),
-        kind,
-    }
 }
 
 /// Of bridge ports: the VLAN of frames without a tag.

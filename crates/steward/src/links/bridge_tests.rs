@@ -61,21 +61,25 @@ fn stations(behind: &BridgeFdb) -> Vec<Station> {
 
 #[test]
 fn bridge_is_found_above_bonds_and_vlans() {
-    let seen = |below, master, kind| Seen {
+    let seen = |below, master, vlan| Seen {
         below,
         master,
-        kind,
+        vlan,
         ..Seen::default()
     };
-    let bridge = |filters_vlans| Kind::Bridge { filters_vlans };
+    let bridge = |filters_vlans| Seen {
+        kind: "bridge".to_owned(),
+        filters_vlans,
+        ..Seen::default()
+    };
     // In a bond, which has a VLAN in one bridge, and with a tag of its own in another one; a VLAN in a VLAN.
     let links = Links::from([
-        (1, seen(None, Some(2), Kind::Other)),
-        (2, seen(None, Some(8), Kind::Other)),
-        (3, seen(Some(2), Some(9), Kind::Vlan(7))),
-        (4, seen(Some(3), Some(9), Kind::Vlan(8))),
-        (8, seen(None, None, bridge(true))),
-        (9, seen(None, None, bridge(false))),
+        (1, seen(None, Some(2), None)),
+        (2, seen(None, Some(8), None)),
+        (3, seen(Some(2), Some(9), Some(7))),
+        (4, seen(Some(3), Some(9), Some(8))),
+        (8, bridge(true)),
+        (9, bridge(false)),
     ]);
     let found = memberships_of(&links, 1);
     let found: Vec<_> = found
@@ -85,10 +89,7 @@ fn bridge_is_found_above_bonds_and_vlans() {
     assert_eq!(found, [(8, 2, None, Some(0)), (9, 3, Some(7), None)]);
     assert!(memberships_of(&links, 9).is_empty());
     // A circle, which the kernel does not make, has an end.
-    let circle = [
-        (1, seen(None, Some(2), Kind::Other)),
-        (2, seen(None, Some(1), Kind::Other)),
-    ];
+    let circle = [(1, seen(None, Some(2), None)), (2, seen(None, Some(1), None))];
     assert!(memberships_of(&Links::from(circle), 1).is_empty());
 }
 

@@ -7,7 +7,7 @@ use netlink_bindings::tc::{self, Tcmsg};
 use netlink_socket2::NetlinkSocket;
 use steer::{TapTo, network_of_filter};
 
-use super::tap::for_each;
+use super::all::for_each;
 
 /// `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS)` and the same of ingress, include/uapi/linux/pkt_sched.h.
 const PLACES: [(TapTo, u32); 2] = [(TapTo::Host, 0xffff_fff3), (TapTo::Uplink, 0xffff_fff2)];
@@ -26,12 +26,12 @@ pub(crate) struct Filter {
 /// Those of networks, in this network namespace.
 pub(crate) fn of_networks() -> io::Result<Vec<Filter>> {
     let mut interfaces = Vec::new();
-    for_each(|header, _| interfaces.push(header.ifi_index))?;
+    for_each(|index, _| interfaces.push(index))?;
     let mut found = Vec::new();
-    for ifindex in interfaces {
+    for uplink in interfaces {
         for (to, parent) in PLACES {
             let header = Tcmsg {
-                ifindex,
+                ifindex: uplink.cast_signed(),
                 parent,
                 ..Tcmsg::default()
             };
@@ -42,9 +42,7 @@ pub(crate) fn of_networks() -> io::Result<Vec<Filter>> {
                 let Ok((header, attributes)) = reply else { break };
                 let is_bpf = attributes.get_kind().is_ok_and(|kind| kind == c"bpf");
                 let network = network_of_filter(header.handle).filter(|&(its, _)| is_bpf && its == to);
-                if let (Some((to, first)), Ok(uplink)) = (network, u32::try_from(ifindex)) {
-                    found.push(Filter { uplink, to, first });
-                }
+                found.extend(network.map(|(to, first)| Filter { uplink, to, first }));
             }
         }
     }

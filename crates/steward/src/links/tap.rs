@@ -10,19 +10,19 @@
 //! detached queue come by the others, and are dropped if there are none. Detached queues go with the device
 //! (`tun_detach_all`).
 
-use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg, PushLinkAttrs};
+use netlink_bindings::rt_link::{self, Ifinfomsg, LinkinfoDataMsg, PushLinkAttrs};
 use netlink_bindings::traits::Pusher;
 use netlink_bindings::utils::{finalize_nested_header, push_header, push_nested_header};
 use netlink_socket2::NetlinkSocket;
 use rustix::io::Errno;
 use steer::TapTo;
 
-use super::{Link, acknowledged};
+use super::acknowledged;
+use super::all::for_each;
 use crate::sys;
 
 /// The purpose of a tap.
@@ -248,35 +248,6 @@ pub(crate) fn all_taps() -> Vec<Tap> {
     })
 }
 
-/// Addresses that the host has on an interface: its own, those of interfaces above it (VLANs, macvlans), and that of
-/// the bridge or bond that it is part of.
-pub(crate) fn addresses_on(link: &Link) -> io::Result<Vec<[u8; 6]>> {
-    let (mut all, mut others, mut master) = (vec![link.mac], Vec::new(), None);
-    for_each(|header, attributes| {
-        let index = u32::try_from(header.ifi_index).unwrap_or_default();
-        if index == link.index {
-            master = attributes.get_master().ok();
-        }
-        let Some(mac) = attributes.get_address().ok().and_then(|mac| mac.try_into().ok()) else {
-            return;
-        };
-        // What is in another network namespace is not the host's.
-        let below = attributes
-            .get_link()
-            .ok()
-            .filter(|_| attributes.get_link_netnsid().is_err());
-        match below == Some(link.index) {
-            true => all.push(mac),
-            false => others.push((index, mac)),
-        }
-    })?;
-    let masters = others.into_iter().filter(|&(index, _)| Some(index) == master);
-    all.extend(masters.map(|(_, mac)| mac));
-    let mut seen = BTreeSet::new();
-    all.retain(|&mac| mac[0] & 1 == 0 && mac != [0; 6] && seen.insert(mac));
-    Ok(all)
-}
-
 /// A header with these flags, of those that change.
 fn header(flags: libc::c_int, change: libc::c_int) -> Ifinfomsg {
     Ifinfomsg {
@@ -296,16 +267,6 @@ fn without_address<B: Pusher>(mut attributes: PushLinkAttrs<B>) -> PushLinkAttrs
     finalize_nested_header(buffer, inet6);
     finalize_nested_header(buffer, families);
     attributes
-}
-
-pub(super) fn for_each(mut look: impl FnMut(&Ifinfomsg, &IterableLinkAttrs<'_>)) -> io::Result<()> {
-    let mut socket = NetlinkSocket::new();
-    let mut replies = socket.request(&rt_link::Request::new().op_getlink_dump(&Ifinfomsg::default()))?;
-    while let Some(reply) = replies.recv() {
-        let (header, attributes) = reply.map_err(io::Error::from)?;
-        look(&header, &attributes);
-    }
-    Ok(())
 }
 
 fn text(text: &str) -> io::Result<CString> {

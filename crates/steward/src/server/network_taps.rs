@@ -32,7 +32,7 @@ use super::{Answered, Server, no_lease};
 use crate::backoff::Retry;
 use crate::links::bridge::BridgeFdb;
 use crate::links::filters::{self, Filter};
-use crate::links::tap::{NewTap, Purpose, Tap, addresses_on, all_taps};
+use crate::links::tap::{NewTap, Purpose, Tap, all_taps};
 use crate::links::{Link, LinkError};
 use crate::protocol::{Answer, CHANGES_MAX, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
 
@@ -188,7 +188,7 @@ impl NetworkTap {
         };
         // What it has is looked at when it changes.
         if !made.is_empty() || self.joined.is_none() {
-            self.look_at_links(&interface.link);
+            self.look_at_links(interface);
         }
         match (self.look(interface), known) {
             (Ok(Some(device)), _) => Ok((device, made)),
@@ -210,14 +210,14 @@ impl NetworkTap {
     }
 
     /// Looks which addresses the host has, and which bridges the interface is part of.
-    fn look_at_links(&mut self, uplink: &Link) {
+    fn look_at_links(&mut self, interface: &Interface) {
         if self.to != TapTo::Host {
             return;
         }
-        if let Ok(macs) = addresses_on(uplink) {
-            self.macs = macs;
-            self.macs.truncate(ENTRIES_MAX);
-        }
+        let uplink = &interface.link;
+        let others = interface.of_host.iter().filter(|&&mac| mac != uplink.mac);
+        let all = interface.of_host.get(&uplink.mac).into_iter().chain(others);
+        self.macs = all.take(ENTRIES_MAX).copied().collect();
         if let Err(error) = self.behind.look_at_links(uplink) {
             tracing::debug!(interface = uplink.name, "cannot ask for bridges: {error}");
         }
@@ -382,10 +382,7 @@ impl Server {
         };
         let network = network_at(&held);
         let at = (network, to);
-        if !held.wanted.network {
-            let interface = self.interfaces.get_mut(&held.interface).ok_or_else(no_lease)?;
-            interface.look_at_host();
-        }
+        self.lessee_mut(number)?.1.look_at_host();
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
         let mode = interface.program()?.mode();
         if to == TapTo::Host {
@@ -468,7 +465,7 @@ impl Server {
             }
             // It is looked at again when the interface is back.
             let looked: Result<bool, String> = interface.program().map_or(Ok(true), |_| {
-                tap.look_at_links(&interface.link);
+                tap.look_at_links(interface);
                 let is_there = tap.look(interface)?.is_some();
                 if !is_there {
                     tap.joined = None;

@@ -1,0 +1,89 @@
+//! All interfaces of a network namespace, and which stand on which.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg};
+use netlink_socket2::NetlinkSocket;
+
+/// `ETH_P_8021Q`.
+const CUSTOMER_TAG: u16 = 0x8100;
+
+/// Interfaces by index.
+pub(super) type Links = BTreeMap<u32, Seen>;
+
+/// Attributes of an interface.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) name: String,
+    /// `IFLA_INFO_KIND`; may be empty.
+    pub(super) kind: String,
+    pub(super) mac: [u8; 6],
+    /// The interface that it is on, in this network namespace; of a veth its other end.
+    pub(super) below: Option<u32>,
+    /// That one is in another network namespace.
+    pub(super) is_below_elsewhere: bool,
+    /// The bridge, bond or team that it is part of.
+    pub(super) master: Option<u32>,
+    /// It has the frames of this VLAN of the interface below, without the tag.
+    pub(super) vlan: Option<u16>,
+    /// It is a bridge that tells VLANs apart.
+    pub(super) filters_vlans: bool,
+}
+
+impl Seen {
+    fn of(attributes: &IterableLinkAttrs<'_>) -> Self {
+        let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+        let info = attributes.get_linkinfo();
+        let is_below_elsewhere = attributes.get_link_netnsid().is_ok();
+        let mut seen = Self {
+            name: attributes.get_ifname().map(text).unwrap_or_default(),
+            kind: info
+                .clone()
+                .and_then(|info| info.get_kind())
+                .map(text)
+                .unwrap_or_default(),
+            mac: attributes
+                .get_address()
+                .map(|mac| mac.try_into().unwrap_or_default())
+                .unwrap_or_default(),
+            below: attributes.get_link().ok().filter(|_| !is_below_elsewhere),
+            is_below_elsewhere,
+            master: attributes.get_master().ok(),
+            ..Self::default()
+        };
+        match info.and_then(|info| info.get_data()) {
+            Ok(LinkinfoDataMsg::Bridge(bridge)) => {
+                seen.filters_vlans = bridge.get_vlan_filtering().is_ok_and(|filters| filters != 0);
+            }
+            // The protocol is in network order.
+            Ok(LinkinfoDataMsg::Vlan(vlan))
+                if vlan
+                    .get_protocol()
+                    .is_ok_and(|tag| [tag, tag.swap_bytes()].contains(&CUSTOMER_TAG)) =>
+            {
+                seen.vlan = vlan.get_id().ok();
+            }
+            _ => {}
+        }
+        seen
+    }
+}
+
+/// All interfaces of this network namespace.
+pub(super) fn read_links() -> io::Result<Links> {
+    let mut links = Links::new();
+    for_each(|index, attributes| drop(links.insert(index, Seen::of(attributes))))?;
+    Ok(links)
+}
+
+/// Looks at each, by its index.
+pub(super) fn for_each(mut look: impl FnMut(u32, &IterableLinkAttrs<'_>)) -> io::Result<()> {
+    let mut socket = NetlinkSocket::new();
+    let mut replies = socket.request(&rt_link::Request::new().op_getlink_dump(&Ifinfomsg::default()))?;
+    while let Some(reply) = replies.recv() {
+        let (header, attributes) = reply.map_err(io::Error::from)?;
+        look(u32::try_from(header.ifi_index).unwrap_or_default(), &attributes);
+    }
+    Ok(())
+}
