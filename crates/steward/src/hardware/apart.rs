@@ -17,7 +17,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use super::{FlowRule, Nic, Table, places_for};
+use super::{Nic, NotMade, Rule, Table, Target, insert_all, places, remove};
 
 /// The configuration of a NIC for one queue, saved before it is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,20 +65,12 @@ pub(crate) enum NotApart {
          or lease another queue"
     )]
     Led { location: u32, what: String, queue: u32 },
-    #[error(
-        "n-tuple rule {location} is for {rule} already, and stays: remove it with `ethtool -N NAME delete {location}`"
-    )]
-    Taken { location: u32, rule: FlowRule },
-    #[error("no room for {0} more n-tuple rule(s)")]
-    Full(usize),
-    #[error("the NIC refuses {what}: {source}")]
-    Refused {
-        what: String,
-        #[source]
-        source: io::Error,
-    },
-    #[error("{0} reads back differently")]
-    Other(String),
+    #[error(transparent)]
+    Rule(#[from] NotMade),
+    #[error("the NIC refuses another RSS table: {0}")]
+    RefusedTable(#[source] io::Error),
+    #[error("another RSS table reads back differently")]
+    OtherTable,
     #[error("it cannot be saved: {0}")]
     Save(#[source] io::Error),
 }
@@ -125,24 +117,21 @@ pub(crate) fn check(nic: &impl Nic, queue: u32, flows: &[SocketAddr]) -> Result<
     }
 }
 
-fn check_rules(table: &Table, queue: u32, flows: &[SocketAddr]) -> Result<(), NotApart> {
-    for known in &table.rules {
-        let location = known.location;
-        if let Some(rule) = known.flow.filter(|rule| flows.contains(&rule.flow)) {
-            return Err(NotApart::Taken { location, rule });
-        }
-        if known.target == Some(super::Target::Queue(queue)) {
-            let what = known.text.clone();
-            return Err(NotApart::Led {
-                location,
-                what,
-                queue,
-            });
-        }
-    }
-    match table.special || places_for(table, flows.len()).len() == flows.len() {
-        true => Ok(()),
-        false => Err(NotApart::Full(flows.len())),
+fn rules_for(queue: u32, flows: &[SocketAddr]) -> Vec<Rule> {
+    flows.iter().map(|&flow| Rule::of_flow(flow, queue)).collect()
+}
+
+/// Locations for the rules of a queue, to which no other rule leads.
+fn check_rules(table: &Table, queue: u32, flows: &[SocketAddr]) -> Result<Vec<Option<u32>>, NotApart> {
+    let places = places(table, &rules_for(queue, flows))?;
+    let mut rules = table.rules.iter();
+    match rules.find(|known| known.target == Some(Target::Queue(queue))) {
+        None => Ok(places),
+        Some(known) => Err(NotApart::Led {
+            location: known.location,
+            what: known.text.clone(),
+            queue,
+        }),
     }
 }
 
@@ -183,12 +172,10 @@ pub(crate) fn move_table(nic: &mut impl Nic, plan: &mut ApartPlan, save: Save<'_
             *named = to;
         }
     }
-    let what = || "another RSS table".to_owned();
-    nic.set_indirection(&table)
-        .map_err(|source| NotApart::Refused { what: what(), source })?;
+    nic.set_indirection(&table).map_err(NotApart::RefusedTable)?;
     match nic.indirection(0).is_ok_and(|read| read == table) {
         true => Ok(()),
-        false => Err(NotApart::Other(what())),
+        false => Err(NotApart::OtherTable),
     }
 }
 
@@ -199,59 +186,19 @@ pub(crate) fn bring(
     flows: &[SocketAddr],
     save: Save<'_>,
 ) -> Result<(), NotApart> {
-    let queue = plan.queue;
     let table = nic.table().map_err(NotApart::NoRules)?;
-    check_rules(&table, queue, flows)?;
+    let places = check_rules(&table, plan.queue, flows)?;
     plan.flows = flows.to_vec();
     save(plan).map_err(NotApart::Save)?;
-    let mut places = places_for(&table, flows.len()).into_iter();
-    let what = |rule: &FlowRule| format!("an n-tuple rule for {rule}");
-    let refused = |rule: &FlowRule, source| NotApart::Refused {
-        what: what(rule),
-        source,
-    };
-    let mut made = Vec::with_capacity(flows.len());
-    for &flow in flows {
-        let rule = FlowRule { flow, queue };
-        let place = if table.special { None } else { places.next() };
-        let location = nic
-            .insert_flow(&rule, place)
-            .map_err(|source| refused(&rule, source))?;
-        made.push((rule, location));
-    }
-    // Once for all: to read the table takes as long as it is, and others wait meanwhile.
-    let read = nic.table().map_err(NotApart::NoRules)?;
-    let is_there = |&(rule, location): &(FlowRule, u32)| {
-        let known = read.rules.iter().find(|known| known.location == location);
-        known.is_some_and(|known| known.flow == Some(rule))
-    };
-    // What could not be found again must not stay.
-    let mut lost = None;
-    for (rule, location) in made.iter().filter(|made| !is_there(made)) {
-        nic.delete(*location).map_err(|source| refused(rule, source))?;
-        lost = Some(NotApart::Other(what(rule)));
-    }
-    lost.map_or(Ok(()), Err)
+    Ok(insert_all(nic, &rules_for(plan.queue, flows), places)?)
 }
 
 /// Removes the rules for the flows, and looks whether they are gone.
 /// Errors: the driver's.
 pub(crate) fn stop(nic: &mut impl Nic, plan: &ApartPlan) -> io::Result<()> {
-    let is_ours = |known: &super::Known| {
-        let rule = known.flow.filter(|rule| rule.queue == plan.queue);
-        rule.is_some_and(|rule| plan.flows.contains(&rule.flow))
-    };
-    if plan.flows.is_empty() {
-        return Ok(());
-    }
-    for known in nic.table()?.rules.iter().filter(|known| is_ours(known)) {
-        nic.delete(known.location)?;
-    }
-    match nic.table()?.rules.iter().any(is_ours) {
-        true => Err(io::Error::other(
-            "the driver reports that a rule is removed, but it is there",
-        )),
-        false => Ok(()),
+    match plan.flows.is_empty() {
+        true => Ok(()),
+        false => remove(nic, &rules_for(plan.queue, &plan.flows)),
     }
 }
 
@@ -311,13 +258,13 @@ mod tests {
         assert_eq!(nic.main_table(), [0, 1, 2, 0, 0, 1, 2, 1]);
         check(&nic, 3, &flows()).expect("it is apart");
         bring(&mut nic, &mut plan, &flows(), &mut save).expect("it refuses nothing");
-        assert_eq!(nic.flows.len(), 2);
-        assert!(nic.flows.values().all(|rule| rule.queue == 3));
+        assert_eq!(nic.rules.len(), 2);
+        assert!(nic.rules.values().all(|rule| rule.target == Target::Queue(3)));
         // Each was saved before it was done.
         assert_eq!((saved[0].moved.len(), saved[0].flows.len()), (2, 0));
         assert_eq!(saved[1], plan);
         stop(&mut nic, &plan).expect("it refuses nothing");
-        assert!(nic.flows.is_empty());
+        assert!(nic.rules.is_empty());
         assert_eq!(
             nic.main_table(),
             [0, 1, 2, 0, 0, 1, 2, 1],
@@ -401,24 +348,24 @@ mod tests {
             check(&context, 3, &flows()),
             Err(NotApart::InContext { context: 2, queue: 3 })
         ));
-        let rule = |flow: &str, queue| FlowRule {
-            flow: flow.parse().expect("an address and a port"),
-            queue,
-        };
+        let rule = |flow: &str, queue| Rule::of_flow(flow.parse().expect("an address and a port"), queue);
         let mut led = apart();
-        led.flows.insert(5, rule("192.0.2.9:80", 3));
+        led.rules.insert(5, rule("192.0.2.9:80", 3));
         assert!(matches!(
             check(&led, 3, &flows()),
             Err(NotApart::Led { location: 5, .. })
         ));
         let mut taken = apart();
-        taken.flows.insert(6, rule("192.0.2.1:443", 0));
+        taken.rules.insert(6, rule("192.0.2.1:443", 0));
         assert!(matches!(
             check(&taken, 3, &flows()),
-            Err(NotApart::Taken { location: 6, .. })
+            Err(NotApart::Rule(NotMade::Taken { location: 6, .. }))
         ));
         let full = Played::of_size(1, false).with_main_table(&[0, 1]);
-        assert!(matches!(check(&full, 3, &flows()), Err(NotApart::Full(2))));
+        assert!(matches!(
+            check(&full, 3, &flows()),
+            Err(NotApart::Rule(NotMade::Full(2)))
+        ));
         let without = Played::of_size(0, false).with_main_table(&[0, 1]);
         assert!(matches!(check(&without, 3, &flows()), Err(NotApart::NoRules(_))));
         assert!(matches!(
@@ -443,7 +390,7 @@ mod tests {
             nic.fails_at = None;
             stop(&mut nic, &saved).expect("it refuses nothing");
             give_back(&mut nic, &saved).expect("it refuses nothing");
-            assert!(nic.flows.is_empty());
+            assert!(nic.rules.is_empty());
             assert_eq!(nic.main_table(), [0, 1, 2, 3, 0, 1, 2, 3]);
         }
     }

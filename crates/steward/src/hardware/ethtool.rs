@@ -9,8 +9,7 @@ use std::io;
 use xsk::Netdevice;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::abi::{self, DriverInfo, FlowSpec, RxFh, RxNfc, Value, command};
-use super::flow::FlowRule;
+use super::abi::{self, DriverInfo, RxFh, RxNfc, Value, command};
 use super::rule::{Known, Rule, Target};
 use super::{Nic, Table};
 
@@ -144,16 +143,6 @@ impl Ethtool {
         self.spread(context)
     }
 
-    /// Adds a rule, for a context unless that is 0; says where.
-    fn insert_spec(&self, spec: FlowSpec, location: Option<u32>, context: u32) -> io::Result<u32> {
-        let mut request = RxNfc::new(command::SRXCLSRLINS);
-        request.fs = spec;
-        request.fs.location = location.unwrap_or(abi::LOCATION_ANY);
-        request.rule_cnt = context;
-        self.ask(request.as_mut_bytes())?;
-        Ok(request.fs.location)
-    }
-
     fn indirection_size(&self, context: u32) -> io::Result<u32> {
         let mut head = RxFh::new(command::GRSSH, context);
         self.ask(head.as_mut_bytes())?;
@@ -209,11 +198,12 @@ impl Nic for Ethtool {
             Target::Context(context) => context,
             Target::Queue(_) => 0,
         };
-        self.insert_spec(rule.spec(), location, context)
-    }
-
-    fn insert_flow(&mut self, rule: &FlowRule, location: Option<u32>) -> io::Result<u32> {
-        self.insert_spec(rule.spec(), location, 0)
+        let mut request = RxNfc::new(command::SRXCLSRLINS);
+        request.fs = rule.spec();
+        request.fs.location = location.unwrap_or(abi::LOCATION_ANY);
+        request.rule_cnt = context;
+        self.ask(request.as_mut_bytes())?;
+        Ok(request.fs.location)
     }
 
     fn delete(&mut self, location: u32) -> io::Result<()> {

@@ -1,6 +1,5 @@
-//! One n-tuple rule for TCP: frames to a local address and port, to a queue.
+//! Bytes of an n-tuple rule for TCP: frames to a local address and port, to a queue.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use zerocopy::{FromZeros, IntoBytes};
@@ -15,45 +14,29 @@ const TCP_OVER_SIX: u32 = 5;
 const ADDRESS_AT: [usize; 2] = [4, 16];
 const PORT_AT: [usize; 2] = [10, 34];
 
-/// A rule of the steward: the TCP connections that end at an address and a port of this host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
-pub struct FlowRule {
-    /// Where they end.
-    pub flow: SocketAddr,
-    /// The queue that their frames go to.
-    pub queue: u32,
+/// As a driver is told, apart from where frames go and the location.
+pub(super) fn spec(flow: SocketAddr) -> FlowSpec {
+    let mut spec = FlowSpec::new_zeroed();
+    spec.flow_type = match flow {
+        SocketAddr::V4(_) => TCP_OVER_FOUR,
+        SocketAddr::V6(_) => TCP_OVER_SIX,
+    };
+    match flow.ip() {
+        IpAddr::V4(address) => put(&mut spec, 0, &address.octets(), flow.port()),
+        IpAddr::V6(address) => put(&mut spec, 1, &address.octets(), flow.port()),
+    }
+    spec
 }
 
-impl FlowRule {
-    /// As a driver is told, apart from the location.
-    pub(super) fn spec(&self) -> FlowSpec {
-        let mut spec = FlowSpec::new_zeroed();
-        spec.flow_type = match self.flow {
-            SocketAddr::V4(_) => TCP_OVER_FOUR,
-            SocketAddr::V6(_) => TCP_OVER_SIX,
-        };
-        match self.flow.ip() {
-            IpAddr::V4(address) => put(&mut spec, 0, &address.octets(), self.flow.port()),
-            IpAddr::V6(address) => put(&mut spec, 1, &address.octets(), self.flow.port()),
-        }
-        spec.ring_cookie = self.queue.into();
-        spec
-    }
-
-    /// The rule that these bytes describe, if the steward could have written it.
-    pub(super) fn of(spec: &FlowSpec) -> Option<Self> {
-        let queue = u32::try_from(spec.ring_cookie).ok()?;
-        let flow = match spec.flow_type {
-            TCP_OVER_FOUR => SocketAddr::from((read::<4>(&spec.h_u, 0)?, port(&spec.h_u, 0)?)),
-            TCP_OVER_SIX => SocketAddr::from((read::<16>(&spec.h_u, 1)?, port(&spec.h_u, 1)?)),
-            _ => return None,
-        };
-        let rule = Self { flow, queue };
-        let ours = rule.spec();
-        // Some drivers fill in what no mask asks for.
-        (ours.m_u == spec.m_u).then_some(rule)
-    }
+/// The flow that these bytes describe, if the steward could have written them.
+pub(super) fn of(from: &FlowSpec) -> Option<SocketAddr> {
+    let flow = match from.flow_type {
+        TCP_OVER_FOUR => SocketAddr::from((read::<4>(&from.h_u, 0)?, port(&from.h_u, 0)?)),
+        TCP_OVER_SIX => SocketAddr::from((read::<16>(&from.h_u, 1)?, port(&from.h_u, 1)?)),
+        _ => return None,
+    };
+    // Some drivers fill in what no mask asks for.
+    (spec(flow).m_u == from.m_u).then_some(flow)
 }
 
 /// Puts address and port into a rule, and their masks.
@@ -77,22 +60,17 @@ fn port(flow: &Flow, family: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes))
 }
 
-impl fmt::Display for FlowRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TCP to {}", self.flow)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::abi;
+    use super::super::rule::{Known, Rule, Target};
     use super::*;
 
     #[test]
     fn rule_for_a_flow_has_the_bytes_of_ethtool_h_and_is_read_back() {
         for (text, at, len) in [("192.0.2.1:443", 4, 4), ("[2001:db8::1]:8080", 16, 16)] {
             let flow: SocketAddr = text.parse().expect("an address and a port");
-            let rule = FlowRule { flow, queue: 3 };
+            let rule = Rule::of_flow(flow, 3);
             let spec = rule.spec();
             let (values, masks) = (spec.h_u.as_bytes(), spec.m_u.as_bytes());
             let port_at = at + len + 2;
@@ -101,13 +79,14 @@ mod tests {
             assert!(masks[at..at + len].iter().all(|&byte| byte == 0xff));
             assert_eq!(masks[port_at..port_at + 2], [0xff; 2]);
             assert_eq!(spec.ring_cookie, 3);
-            assert_eq!(FlowRule::of(&spec), Some(rule));
+            let known = Known::of(&spec, 7, 0);
+            assert_eq!((known.rule, known.target), (Some(rule), Some(Target::Queue(3))));
             let mut wider = spec.clone();
             wider.m_u = FlowSpec::new_zeroed().m_u;
-            assert_eq!(FlowRule::of(&wider), None);
+            assert_eq!(Known::of(&wider, 7, 0).rule, None);
             let mut elsewhere = spec;
             elsewhere.ring_cookie = abi::COOKIE_DROP;
-            assert_eq!(FlowRule::of(&elsewhere), None);
+            assert_eq!(Known::of(&elsewhere, 7, 0).rule, None);
         }
     }
 }

@@ -15,7 +15,7 @@
 //! | what | where |
 //! |---|---|
 //! | structures of the kernel's header | `abi` |
-//! | one rule, as bytes and back | `rule`; for a TCP flow `flow` |
+//! | one rule, as bytes and back | `rule`; those of a TCP flow `flow` |
 //! | a queue for the flows of one lease only | `apart` |
 //! | header and data split, memory that is bound to a queue (netlink) | `rings`, `bound` |
 //! | the ioctl | `ethtool` |
@@ -38,7 +38,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 pub use ethtool::{Ethtool, Tags};
-pub use flow::FlowRule;
 pub use rule::{Known, Rule, Target};
 use steer::Filter;
 
@@ -48,8 +47,6 @@ pub(crate) trait Nic {
     fn table(&self) -> io::Result<Table>;
     /// Adds a rule at a location, or where the driver likes; says where.
     fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32>;
-    /// Adds a rule for a flow in the same way.
-    fn insert_flow(&mut self, rule: &FlowRule, location: Option<u32>) -> io::Result<u32>;
     /// Removes the rule at a location.
     fn delete(&mut self, location: u32) -> io::Result<()>;
     /// The RSS contexts that there are.
@@ -175,9 +172,14 @@ impl Order<'_> {
             true => vec![None],
             false => macs.iter().copied().map(Some).collect(),
         };
-        let both = macs
-            .iter()
-            .flat_map(|&mac| vlans.iter().map(move |&vlan| Rule { mac, vlan, target }));
+        let both = macs.iter().flat_map(|&mac| {
+            vlans.iter().map(move |&vlan| Rule {
+                mac,
+                vlan,
+                flow: None,
+                target,
+            })
+        });
         both.map(|rule| match self.names.cover(&rule) {
             true => Ok(rule),
             false => Err(NotMade::NotNamed(rule)),
@@ -208,8 +210,14 @@ pub(crate) fn make(
     let target = plan.context.map_or(Target::Queue(first), Target::Context);
     plan.rules = order.rules(target)?;
     save(plan).map_err(NotMade::Note)?;
-    let mut made = Vec::with_capacity(plan.rules.len());
-    for (&rule, location) in plan.rules.iter().zip(locations) {
+    insert_all(nic, &plan.rules, locations)?;
+    Ok(why_no_context)
+}
+
+/// Adds rules, and looks whether they are as they were made.
+fn insert_all(nic: &mut impl Nic, rules: &[Rule], locations: Vec<Option<u32>>) -> Result<(), NotMade> {
+    let mut made = Vec::with_capacity(rules.len());
+    for (&rule, location) in rules.iter().zip(locations) {
         let refused = |source| NotMade::Refused { rule, source };
         match nic.insert(&rule, location) {
             Ok(location) => made.push((rule, location)),
@@ -217,8 +225,7 @@ pub(crate) fn make(
             Err(source) => return find_again(nic, &made).and(Err(refused(source))),
         }
     }
-    find_again(nic, &made)?;
-    Ok(why_no_context)
+    find_again(nic, &made)
 }
 
 /// Looks whether rules are as they were made; what could not be found again must not stay. Once for all: to read the
@@ -247,7 +254,7 @@ fn find_again(nic: &mut impl Nic, made: &[(Rule, u32)]) -> Result<(), NotMade> {
 fn places(table: &Table, wanted: &[Rule]) -> Result<Vec<Option<u32>>, NotMade> {
     let is_wanted = |rule: &Rule| {
         let mut wanted = wanted.iter();
-        wanted.any(|wanted| (wanted.mac, wanted.vlan) == (rule.mac, rule.vlan))
+        wanted.any(|wanted| (wanted.mac, wanted.vlan, wanted.flow) == (rule.mac, rule.vlan, rule.flow))
     };
     for known in &table.rules {
         if let Some(rule) = known.rule.filter(is_wanted) {
@@ -324,21 +331,15 @@ impl Plan {
     }
 }
 
+fn stays() -> io::Error {
+    io::Error::other("the driver reports that it is removed, but it is there")
+}
+
 /// Undoes one part, and looks whether it is undone. What is not there is.
 /// Errors: the driver's; or that it said it was done and it is not.
 pub(crate) fn undo(nic: &mut impl Nic, part: &Part) -> io::Result<()> {
-    let stays = || io::Error::other("the driver reports that it is removed, but it is there");
     match *part {
-        Part::Rule(rule) => {
-            let is_it = |known: &Known| known.rule == Some(rule);
-            for known in nic.table()?.rules.iter().filter(|known| is_it(known)) {
-                nic.delete(known.location)?;
-            }
-            match nic.table()?.rules.iter().any(is_it) {
-                true => Err(stays()),
-                false => Ok(()),
-            }
-        }
+        Part::Rule(rule) => remove(nic, &[rule]),
         Part::Context(context) => {
             if !nic.contexts()?.contains(&context) {
                 return Ok(());
@@ -349,6 +350,18 @@ pub(crate) fn undo(nic: &mut impl Nic, part: &Part) -> io::Result<()> {
                 false => Ok(()),
             }
         }
+    }
+}
+
+/// The same with rules.
+fn remove(nic: &mut impl Nic, rules: &[Rule]) -> io::Result<()> {
+    let is_one = |known: &Known| known.rule.is_some_and(|rule| rules.contains(&rule));
+    for known in nic.table()?.rules.iter().filter(|known| is_one(known)) {
+        nic.delete(known.location)?;
+    }
+    match nic.table()?.rules.iter().any(is_one) {
+        true => Err(stays()),
+        false => Ok(()),
     }
 }
 

@@ -1,12 +1,13 @@
-//! One n-tuple rule: frames of a station or a VLAN, and where they are to go.
+//! One n-tuple rule: frames of a station, a VLAN or a TCP flow, and where they are to go.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use steer::mac_text;
 use zerocopy::FromZeros;
 
 use super::abi::{self, FlowSpec};
-use super::flow::FlowRule;
+use super::flow;
 
 /// Where a rule sends frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,7 +19,7 @@ pub enum Target {
     Context(u32),
 }
 
-/// A rule of the steward: frames of one station, of one VLAN, or both; never of neither.
+/// A rule of the steward: frames of one station, of one VLAN, or both; or of one TCP flow; never of none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rule {
@@ -26,6 +27,9 @@ pub struct Rule {
     pub mac: Option<[u8; 6]>,
     /// Of this VLAN, 1 to 4094; `None`: of any.
     pub vlan: Option<u16>,
+    /// Of the TCP connections that end at this address and port of the host, and no others; then the rest is none.
+    #[cfg_attr(feature = "server", serde(default, skip_serializing_if = "Option::is_none"))]
+    pub flow: Option<SocketAddr>,
     /// Where they go.
     pub target: Target,
 }
@@ -37,8 +41,6 @@ pub struct Known {
     pub location: u32,
     /// What it would be, were it ours; `None`: ours are not like that.
     pub rule: Option<Rule>,
-    /// What it would be, were it ours for a flow.
-    pub flow: Option<FlowRule>,
     /// Where frames go; `None`: they are dropped, or go to another function of the NIC.
     pub target: Option<Target>,
     /// Which frames, in words.
@@ -46,10 +48,23 @@ pub struct Known {
 }
 
 impl Rule {
+    /// For a flow, to a queue.
+    pub(crate) fn of_flow(flow: SocketAddr, queue: u32) -> Self {
+        Self {
+            mac: None,
+            vlan: None,
+            flow: Some(flow),
+            target: Target::Queue(queue),
+        }
+    }
+
     /// As a driver is told, apart from location and context.
     pub(super) fn spec(&self) -> FlowSpec {
-        let mut spec = FlowSpec::new_zeroed();
-        spec.flow_type = abi::ETHER_FLOW;
+        let ethernet = || FlowSpec {
+            flow_type: abi::ETHER_FLOW,
+            ..FlowSpec::new_zeroed()
+        };
+        let mut spec = self.flow.map_or_else(ethernet, flow::spec);
         if let Some(mac) = self.mac {
             spec.h_u.h_dest = mac;
             spec.m_u.h_dest = [0xff; 6];
@@ -68,6 +83,10 @@ impl Rule {
 
     /// The rule that these bytes describe, if the steward could have written it.
     fn of(spec: &FlowSpec, context: u32) -> Option<Self> {
+        let target = target_of(spec, context)?;
+        if let (Some(flow), Target::Queue(queue)) = (flow::of(spec), target) {
+            return Some(Self::of_flow(flow, queue));
+        }
         let kind = spec.flow_type & !(abi::FLOW_EXT | abi::FLOW_RSS);
         let (m, ext) = (&spec.m_u, &spec.m_ext);
         let others_are_any = m.h_source == [0; 6] && m.h_proto == [0; 2];
@@ -92,8 +111,12 @@ impl Rule {
                 _ => return None,
             },
         };
-        let target = target_of(spec, context)?;
-        (mac.is_some() || vlan.is_some()).then_some(Self { mac, vlan, target })
+        (mac.is_some() || vlan.is_some()).then_some(Self {
+            mac,
+            vlan,
+            flow: None,
+            target,
+        })
     }
 }
 
@@ -109,15 +132,12 @@ fn target_of(spec: &FlowSpec, context: u32) -> Option<Target> {
 
 impl Known {
     pub(super) fn of(spec: &FlowSpec, location: u32, context: u32) -> Self {
-        let (rule, flow) = (Rule::of(spec, context), FlowRule::of(spec));
-        let text = rule.map(|rule| rule.to_string());
-        let text = text.or_else(|| flow.map(|flow| flow.to_string()));
+        let rule = Rule::of(spec, context);
         Self {
             location,
             rule,
-            flow,
             target: target_of(spec, context),
-            text: text.unwrap_or_else(|| words(spec)),
+            text: rule.map_or_else(|| words(spec), |rule| rule.to_string()),
         }
     }
 }
@@ -147,6 +167,9 @@ fn words(spec: &FlowSpec) -> String {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut space = "";
+        if let Some(flow) = self.flow {
+            write!(f, "TCP to {flow}")?;
+        }
         if let Some(mac) = self.mac {
             write!(f, "MAC {}", mac_text(mac))?;
             space = " ";
@@ -176,7 +199,12 @@ mod tests {
     const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 
     fn rule(mac: Option<[u8; 6]>, vlan: Option<u16>, target: Target) -> Rule {
-        Rule { mac, vlan, target }
+        Rule {
+            mac,
+            vlan,
+            flow: None,
+            target,
+        }
     }
 
     #[test]

@@ -15,8 +15,6 @@ pub(crate) struct Played {
     size: u32,
     special: bool,
     pub(crate) rules: BTreeMap<u32, Rule>,
-    /// Rules for flows.
-    pub(crate) flows: BTreeMap<u32, FlowRule>,
     pub(crate) contexts: BTreeMap<u32, Vec<u32>>,
     /// The main table; empty: it does not tell.
     main: Vec<u32>,
@@ -88,22 +86,13 @@ impl Nic for Played {
         let known = |(&location, rule): (&u32, &Rule)| Known {
             location,
             rule: Some(*rule),
-            flow: None,
             target: Some(rule.target),
             text: rule.to_string(),
         };
-        let for_flow = |(&location, rule): (&u32, &FlowRule)| Known {
-            location,
-            rule: None,
-            flow: Some(*rule),
-            target: Some(Target::Queue(rule.queue)),
-            text: rule.to_string(),
-        };
-        let flows = self.flows.iter().map(for_flow);
         Ok(Table {
             size: self.size,
             special: self.special,
-            rules: self.rules.iter().map(known).chain(flows).collect(),
+            rules: self.rules.iter().map(known).collect(),
         })
     }
 
@@ -123,17 +112,10 @@ impl Nic for Played {
     fn delete(&mut self, location: u32) -> io::Result<()> {
         self.call(format!("delete {location}"))?;
         if !self.lies {
-            let is_there = self.rules.remove(&location).is_some() || self.flows.remove(&location).is_some();
+            let is_there = self.rules.remove(&location).is_some();
             assert!(is_there, "nothing is there");
         }
         Ok(())
-    }
-
-    fn insert_flow(&mut self, rule: &FlowRule, location: Option<u32>) -> io::Result<u32> {
-        let location = location.unwrap_or(self.flows.len() as u32 + 1000);
-        self.call(format!("insert {rule} to queue {} at {location}", rule.queue))?;
-        assert_eq!(self.flows.insert(location, *rule), None, "a rule was overwritten");
-        Ok(location)
     }
 
     fn indirection(&self, context: u32) -> io::Result<Vec<u32>> {
@@ -237,6 +219,7 @@ fn one_queue_gets_a_rule_for_each_address_in_each_vlan() {
         Rule {
             mac: Some([9; 6]),
             vlan: None,
+            flow: None,
             target: Target::Queue(0),
         },
     );
@@ -307,6 +290,7 @@ fn nic_that_cannot_is_left_alone() {
     let theirs = Rule {
         mac: Some(MACS[0]),
         vlan: None,
+        flow: None,
         target: Target::Queue(6),
     };
     taken.rules.insert(2, theirs);
@@ -372,6 +356,7 @@ fn steward_that_dies_at_any_step_leaves_nothing_that_its_ledger_does_not_find() 
         let others = Rule {
             mac: Some([9; 6]),
             vlan: None,
+            flow: None,
             target: Target::Context(1),
         };
         nic.rules.insert(0, others);
@@ -453,9 +438,6 @@ impl Nic for Dying<'_> {
     }
     fn spread(&self, context: u32) -> io::Result<Vec<u32>> {
         self.nic.spread(context)
-    }
-    fn insert_flow(&mut self, rule: &FlowRule, location: Option<u32>) -> io::Result<u32> {
-        self.change(|nic| nic.insert_flow(rule, location))
     }
     fn indirection(&self, context: u32) -> io::Result<Vec<u32>> {
         self.nic.indirection(context)

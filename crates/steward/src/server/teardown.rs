@@ -220,11 +220,13 @@ mod tests {
         let rule = Step::Nic(Part::Rule(Rule {
             mac: Some([2, 0, 0, 0, 0, 1]),
             vlan: None,
+            flow: None,
             target: Target::Context(3),
         }));
         let other = Step::Nic(Part::Rule(Rule {
             mac: None,
             vlan: Some(5),
+            flow: None,
             target: Target::Context(3),
         }));
         let context = Step::Nic(Part::Context(3));
