@@ -24,10 +24,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use netlink_bindings::builtin::Nlmsghdr;
 use netlink_bindings::netdev;
 use netlink_bindings::nlctrl;
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg, NetkitPairing};
-use netlink_bindings::traits::NetlinkRequest;
+use netlink_bindings::traits::{self, NetlinkRequest};
 use netlink_socket2::NetlinkSocket;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
@@ -145,14 +146,10 @@ impl Link {
     /// # Errors
     /// [`LinkError::Ask`].
     pub fn find(index: u32) -> Result<Option<Self>, LinkError> {
-        let Some(ifi_index) = i32::try_from(index).ok().filter(|&index| index != 0) else {
+        if index == 0 {
             return Ok(None);
-        };
-        let header = Ifinfomsg {
-            ifi_index,
-            ..Ifinfomsg::default()
-        };
-        match Self::ask(&header, None) {
+        }
+        match Self::ask(&header_of(index), None) {
             Ok(link) => Ok(Some(link)),
             Err(source) if source.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Ok(None),
             Err(source) => Err(LinkError::of(format!("with index {index}"), source)),
@@ -197,12 +194,8 @@ impl Link {
 
     /// Of `IFF_`.
     fn flags(index: u32) -> io::Result<u32> {
-        let header = Ifinfomsg {
-            ifi_index: i32::try_from(index).unwrap_or_default(),
-            ..Ifinfomsg::default()
-        };
         let mut socket = NetlinkSocket::new();
-        let request = rt_link::Request::new().op_getlink_do(&header);
+        let request = rt_link::Request::new().op_getlink_do(&header_of(index));
         let mut replies = socket.request(&request)?;
         let (header, _) = replies.recv_one().map_err(io::Error::from)?;
         Ok(header.ifi_flags)
@@ -248,6 +241,31 @@ impl Link {
             translated: device.is_some_and(|(bus, name)| device::is_translated(buses, bus, name)),
         })
     }
+}
+
+/// The header of a request about the interface of that index; 0: it is named by an attribute.
+fn header_of(index: u32) -> Ifinfomsg {
+    Ifinfomsg {
+        ifi_index: i32::try_from(index).unwrap_or(i32::MAX),
+        ..Ifinfomsg::default()
+    }
+}
+
+/// A request of rtnetlink as it is sent, for a process that must not allocate.
+#[cfg(feature = "server")]
+pub(crate) fn message_of(request: &impl NetlinkRequest) -> Vec<u8> {
+    let traits::Protocol::Raw { request_type, .. } = request.protocol() else {
+        return Vec::new();
+    };
+    let payload = request.payload();
+    let header = Nlmsghdr {
+        len: u32::try_from(Nlmsghdr::len() + payload.len()).unwrap_or_default(),
+        r#type: request_type,
+        flags: request.flags() | (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16,
+        seq: 1,
+        pid: 0,
+    };
+    [header.as_slice(), payload].concat()
 }
 
 fn acknowledged(request: &impl NetlinkRequest) -> io::Result<()> {

@@ -23,20 +23,10 @@ use std::io;
 
 use netlink_bindings::netdev::{self, QueueType};
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, NetkitMode, NetkitPairing, OpGetlinkDo};
-use netlink_bindings::traits::Pusher;
-use netlink_bindings::utils::{finalize_nested_header, push_header, push_nested_header};
 use netlink_socket2::NetlinkSocket;
 
-use super::{Link, acknowledged, has_no_peer};
+use super::{Link, acknowledged, has_no_peer, header_of};
 use crate::hardware::bound::{self, LeasedTo};
-
-/// Of include/uapi/linux/if_link.h, where netlink-bindings has no word for the whole.
-const IFLA_LINKINFO: u16 = 18;
-const IFLA_INFO_KIND: u16 = 1;
-const IFLA_INFO_DATA: u16 = 2;
-const IFLA_NETKIT_MODE: u16 = 5;
-const IFLA_NETKIT_PAIRING: u16 = 10;
-const KIND: &[u8; 8] = b"netkit\0\0";
 
 /// Why there is no netkit with a leased queue.
 #[derive(Debug, thiserror::Error)]
@@ -86,25 +76,13 @@ pub fn make(name: &str, mtu: u32, mac: Option<[u8; 6]>) -> Result<u32, NetkitErr
     let attributes = request.encode().push_ifname(&c_name).push_mtu(mtu);
     // Its own, and one that is leased to it.
     let attributes = attributes.push_num_rx_queues(2);
-    let mut attributes = match mac {
+    let attributes = match mac {
         Some(mac) => attributes.push_address(&mac),
         None => attributes,
     };
-    let bytes = attributes.as_vec_mut();
-    let info = push_nested_header(bytes, IFLA_LINKINFO);
-    push_header(bytes, IFLA_INFO_KIND, 7);
-    bytes.extend(KIND);
-    let data = push_nested_header(bytes, IFLA_INFO_DATA);
-    for (attribute, value) in [
-        (IFLA_NETKIT_MODE, NetkitMode::L2 as u32),
-        (IFLA_NETKIT_PAIRING, NetkitPairing::Single as u32),
-    ] {
-        push_header(bytes, attribute, 4);
-        bytes.extend(value.to_ne_bytes());
-    }
-    finalize_nested_header(bytes, data);
-    finalize_nested_header(bytes, info);
-    drop(attributes);
+    let netkit = attributes.nested_linkinfo().nested_data_netkit();
+    let netkit = netkit.push_mode(NetkitMode::L2 as u32);
+    drop(netkit.push_pairing(NetkitPairing::Single as u32));
     acknowledged(&request).map_err(|error| match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) => NetkitError::NoKind(error),
         Some(libc::EEXIST) => NetkitError::Taken(name.to_owned()),
@@ -124,7 +102,7 @@ pub fn make(name: &str, mtu: u32, mac: Option<[u8; 6]>) -> Result<u32, NetkitErr
 
 /// Gives it its alias, which it cannot be made with.
 fn mark(index: u32, alias: &CStr) -> io::Result<()> {
-    let mut request = rt_link::Request::new().op_setlink_do(&header(index));
+    let mut request = rt_link::Request::new().op_setlink_do(&header_of(index));
     request.encode().push_ifalias(alias);
     acknowledged(&request)
 }
@@ -164,12 +142,12 @@ pub fn lease(netkit: u32, nic: u32, queue: u32) -> Result<u32, NetkitError> {
 /// Deletes the netkit of that name, in the network namespace of this thread; whether it was there.
 fn remove_named(name: &str) -> io::Result<bool> {
     let name = CString::new(name)?;
-    let mut request = rt_link::Request::new().op_getlink_do(&header(0));
+    let mut request = rt_link::Request::new().op_getlink_do(&header_of(0));
     request.encode().push_ifname(&name);
     if !is_there(&request, is_netkit)? {
         return Ok(false);
     }
-    let mut request = rt_link::Request::new().op_dellink_do(&header(0));
+    let mut request = rt_link::Request::new().op_dellink_do(&header_of(0));
     request.encode().push_ifname(&name);
     gone(acknowledged(&request)).map(|()| true)
 }
@@ -182,11 +160,20 @@ fn is_netkit(attributes: &IterableLinkAttrs<'_>) -> bool {
 /// Where a netkit is: its index, and the number by which this network namespace knows that one; none: it is here.
 pub(crate) type Place = (u32, Option<i32>);
 
-fn header(index: u32) -> Ifinfomsg {
-    Ifinfomsg {
-        ifi_index: i32::try_from(index).unwrap_or_default(),
-        ..Ifinfomsg::default()
-    }
+/// The message that moves a netkit to the network namespace whose descriptor its last four bytes are to be, names it,
+/// and sets it up.
+#[cfg(feature = "server")]
+pub(crate) fn moving(index: u32, name: &str) -> io::Result<Vec<u8>> {
+    let up = libc::IFF_UP.cast_unsigned();
+    let header = Ifinfomsg {
+        ifi_flags: up,
+        ifi_change: up,
+        ..header_of(index)
+    };
+    let mut request = rt_link::Request::new().op_setlink_do(&header);
+    let attributes = request.encode().push_ifname(&CString::new(name)?);
+    drop(attributes.push_net_ns_fd(0));
+    Ok(super::message_of(&request))
 }
 
 /// Deletes the netkit without a peer that is there, if it has that alias, or whatever it has if none is said; whether
@@ -199,14 +186,14 @@ fn remove_at((index, namespace): Place, alias: Option<&str>) -> io::Result<bool>
         };
         has_no_peer(attributes) && alias.is_none_or(has)
     };
-    let mut request = rt_link::Request::new().op_getlink_do(&header(index));
+    let mut request = rt_link::Request::new().op_getlink_do(&header_of(index));
     if let Some(namespace) = namespace {
         request.encode().push_target_netnsid(namespace);
     }
     if !is_there(&request, is_meant)? {
         return Ok(false);
     }
-    let mut request = rt_link::Request::new().op_dellink_do(&header(index));
+    let mut request = rt_link::Request::new().op_dellink_do(&header_of(index));
     if let Some(namespace) = namespace {
         request.encode().push_target_netnsid(namespace);
     }
@@ -327,6 +314,25 @@ mod tests {
     use testkit::netns::NetNs;
 
     use super::*;
+
+    #[test]
+    fn message_for_the_child_ends_with_the_descriptor_of_the_namespace() {
+        let message = moving(7, "nk0").expect("a name");
+        let words: Vec<u32> = message
+            .chunks_exact(4)
+            .map(|word| u32::from_ne_bytes(word.try_into().expect("four")))
+            .collect();
+        let name = u32::from_ne_bytes(*b"nk0\0");
+        let attribute = |kind: u32| kind << 16 | 8;
+        assert_eq!(message.len(), 48);
+        // Length, RTM_SETLINK with NLM_F_REQUEST and NLM_F_ACK; index, flags, those that change; IFLA_IFNAME, IFLA_NET_NS_FD.
+        let head = [48, 5 << 16 | 19, 1, 0];
+        let link = [0, 7, 1, 1];
+        assert_eq!(
+            words,
+            [&head[..], &link, &[attribute(3), name, attribute(28), 0]].concat()
+        );
+    }
 
     #[test]
     fn incomplete_answer_about_a_queue_does_not_mean_that_its_netkit_is_gone() {

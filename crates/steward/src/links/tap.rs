@@ -14,15 +14,13 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use netlink_bindings::rt_link::{self, Ifinfomsg, LinkinfoDataMsg, PushLinkAttrs};
-use netlink_bindings::traits::Pusher;
-use netlink_bindings::utils::{finalize_nested_header, push_header, push_nested_header};
+use netlink_bindings::rt_link::{self, Ifinfomsg, LinkinfoDataMsg};
 use netlink_socket2::NetlinkSocket;
 use rustix::io::Errno;
 use steer::TapTo;
 
-use super::acknowledged;
 use super::all::for_each;
+use super::{acknowledged, header_of, message_of};
 use crate::sys;
 
 /// The purpose of a tap.
@@ -56,11 +54,7 @@ impl Purpose {
     }
 }
 
-/// `IFLA_AF_SPEC`, include/uapi/linux/if_link.h.
-const AF_SPEC: u16 = 26;
-/// Of `IFLA_AF_SPEC`: `AF_INET6`, in it `IFLA_INET6_ADDR_GEN_MODE`: `IN6_ADDR_GEN_MODE_NONE`.
-const OF_INET6: u16 = libc::AF_INET6.cast_unsigned() as u16;
-const ADDR_GEN_MODE: u16 = 8;
+/// `IN6_ADDR_GEN_MODE_NONE`, include/uapi/linux/if_link.h.
 const NO_ADDRESS: u8 = 1;
 /// Largest MTU of a tap: `MAX_MTU` without `ETH_HLEN`, drivers/net/tun.c. Interfaces have larger ones (veth, lo);
 /// frames that a program redirects are not measured by it.
@@ -205,7 +199,13 @@ impl Tap {
     /// the MTU is too small for it.
     fn leave_without_address(&self) -> io::Result<()> {
         let mut request = rt_link::Request::new().op_setlink_do(&Ifinfomsg::default());
-        without_address(request.encode().push_ifname(&text(&self.name)?));
+        let attributes = request.encode().push_ifname(&text(&self.name)?);
+        drop(
+            attributes
+                .nested_af_spec()
+                .nested_inet6()
+                .push_addr_gen_mode(NO_ADDRESS),
+        );
         match acknowledged(&request) {
             Err(error) if error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => Ok(()),
             left => left,
@@ -229,15 +229,9 @@ impl Tap {
     }
 }
 
-/// The message that removes an interface, whoever has its descriptor: `struct nlmsghdr` and `struct ifinfomsg`,
-/// include/uapi/linux/netlink.h and rtnetlink.h.
-pub(crate) fn removal_of(index: u32) -> [u8; 32] {
-    let mut message = [0; 32];
-    message[..4].copy_from_slice(&32u32.to_ne_bytes());
-    message[4..6].copy_from_slice(&libc::RTM_DELLINK.to_ne_bytes());
-    message[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
-    message[20..24].copy_from_slice(&index.to_ne_bytes());
-    message
+/// The message that removes an interface, whoever has its descriptor.
+pub(crate) fn removal_of(index: u32) -> Vec<u8> {
+    message_of(&rt_link::Request::new().op_dellink_do(&header_of(index)))
 }
 
 /// All that there are in this network namespace; none, if that cannot be told, which is logged.
@@ -255,18 +249,6 @@ fn header(flags: libc::c_int, change: libc::c_int) -> Ifinfomsg {
         ifi_change: change.cast_unsigned(),
         ..Ifinfomsg::default()
     }
-}
-
-/// IPv6 gives the interface none, and sends nothing by it.
-fn without_address<B: Pusher>(mut attributes: PushLinkAttrs<B>) -> PushLinkAttrs<B> {
-    let buffer = attributes.as_vec_mut();
-    let families = push_nested_header(buffer, AF_SPEC);
-    let inet6 = push_nested_header(buffer, OF_INET6);
-    push_header(buffer, ADDR_GEN_MODE, 1);
-    buffer.push(NO_ADDRESS);
-    finalize_nested_header(buffer, inet6);
-    finalize_nested_header(buffer, families);
-    attributes
 }
 
 fn text(text: &str) -> io::Result<CString> {

@@ -28,8 +28,9 @@ use super::connection::{Held, Reply};
 use super::job::{Job, Outcome, Pending, lost};
 use super::limits::DeviceChange;
 use super::{Answered, Server};
+use crate::links::netkit::moving;
 use crate::protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
-use crate::sys::netkit::{self, NO_NAMESPACE, NetkitOrder};
+use crate::sys::netkit::{self, NO_NAMESPACE};
 
 impl Server {
     /// Makes a netkit for the queue of a connection, and begins to move it. The message may have a network namespace.
@@ -56,13 +57,12 @@ impl Server {
             let changes = &mut self.device_changes;
             changes.take(DeviceChange::NicSetUp, &interface.link.name, uid, Instant::now())?;
             let ifindex = interface.begin_netkit(wanted, mac)?;
-            let mut name = [0; 16];
-            name.iter_mut()
-                .zip(wanted.name.bytes())
-                .for_each(|(to, byte)| *to = byte);
-            let order = NetkitOrder { ifindex, name, uid };
-            Job::begin(&[connection], || netkit::settle(connection, &order))
-                .inspect_err(|_| interface.drop_netkit(queue))
+            let made = moving(ifindex, &wanted.name)
+                .map_err(|error| Refusal::new(Reason::Kernel, error.to_string()))
+                .and_then(|mut message| {
+                    Job::begin(&[connection], || netkit::settle(connection, uid, &mut message))
+                });
+            made.inspect_err(|_| interface.drop_netkit(queue))
         };
         Ok(Pending::new(job?, move |server, number, outcome| {
             server.conclude_netkit(number, queue, outcome)

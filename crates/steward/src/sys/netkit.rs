@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::fstatfs;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+use zerocopy::FromBytes;
 
 use super::child::take_files;
 use crate::protocol::Step;
@@ -28,55 +28,18 @@ const GET_USER_NAMESPACE: libc::c_ulong = 0xb701;
 const GET_KIND: libc::c_ulong = 0xb703;
 const GET_OWNER: libc::c_ulong = 0xb704;
 
-/// `RTM_SETLINK`, `NLM_F_REQUEST | NLM_F_ACK`, `NLMSG_ERROR`; `IFLA_IFNAME`, `IFLA_NET_NS_FD`.
-const SET_LINK: u16 = 19;
-const WITH_ANSWER: u16 = 1 | 4;
+/// `NLMSG_ERROR`, include/uapi/linux/netlink.h.
 const ERROR: u16 = 2;
-const NAME: u16 = 3;
-const NAMESPACE: u16 = 28;
+/// Bytes of the last attribute of the message, the namespace, and of the message's length at its beginning.
+const NAMESPACE_BYTES: usize = 8;
+const LENGTH_BYTES: usize = 4;
 
 /// No namespace came along, and the user may not have the steward's. The kernel's answers are others.
 pub(crate) const NO_NAMESPACE: Errno = Errno::DESTADDRREQ;
 
-/// The order for the child.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct NetkitOrder {
-    pub(crate) ifindex: u32,
-    /// Its name, followed by zeros.
-    pub(crate) name: [u8; 16],
-    /// The lessee's user.
-    pub(crate) uid: u32,
-}
-
-/// A message of rtnetlink, include/uapi/linux/rtnetlink.h.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct Message {
-    len: u32,
-    kind: u16,
-    flags: u16,
-    serial: u32,
-    port: u32,
-    family: u8,
-    zero: u8,
-    device: u16,
-    ifindex: u32,
-    link_flags: u32,
-    change: u32,
-    name_len: u16,
-    name_kind: u16,
-    name: [u8; 16],
-    /// The rest is left out where it stays in its namespace.
-    namespace_len: u16,
-    namespace_kind: u16,
-    namespace: u32,
-}
-
-const _: () = assert!(size_of::<Message>() == 60);
-const WITHOUT_NAMESPACE: usize = 52;
-
-/// Does it. More than one descriptor is a mistake.
-pub(crate) fn settle(connection: BorrowedFd<'_>, order: &NetkitOrder) -> Result<(), (Step, Errno)> {
+/// Does it, by the message that [`moving`](crate::links::netkit::moving) makes, for a lessee's user. More than one
+/// descriptor is a mistake.
+pub(crate) fn settle(connection: BorrowedFd<'_>, uid: u32, message: &mut [u8]) -> Result<(), (Step, Errno)> {
     let of_namespace = |errno| (Step::Namespace, errno);
     let mut files = take_files(connection).map_err(of_namespace)?;
     let namespace = files[0].take();
@@ -87,12 +50,12 @@ pub(crate) fn settle(connection: BorrowedFd<'_>, order: &NetkitOrder) -> Result<
         return Err(of_namespace(Errno::BADMSG));
     }
     match &namespace {
-        Some(namespace) => check(namespace.as_fd(), order.uid).map_err(of_namespace)?,
-        None if order.uid != 0 => return Err(of_namespace(NO_NAMESPACE)),
+        Some(namespace) => check(namespace.as_fd(), uid).map_err(of_namespace)?,
+        None if uid != 0 => return Err(of_namespace(NO_NAMESPACE)),
         None => {}
     }
     let namespace = namespace.as_ref().map(|namespace| namespace.as_fd());
-    set_link(order, namespace).map_err(|errno| (Step::Netkit, errno))
+    set_link(message, namespace).map_err(|errno| (Step::Netkit, errno))
 }
 
 /// Whether it is a network namespace, and the user's. Errors: EINVAL, EPERM.
@@ -126,28 +89,26 @@ fn ask(namespace: BorrowedFd<'_>, what: libc::c_ulong, argument: *mut u32) -> Re
     }
 }
 
-fn set_link(order: &NetkitOrder, namespace: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+fn set_link(message: &mut [u8], namespace: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
     let socket = socket_with(
         AddressFamily::NETLINK,
         SocketType::RAW,
         SocketFlags::CLOEXEC,
         None,
     )?;
-    let mut message = Message::new_zeroed();
-    (message.kind, message.flags, message.serial) = (SET_LINK, WITH_ANSWER, 1);
-    message.ifindex = order.ifindex;
-    let up = libc::IFF_UP.cast_unsigned();
-    (message.link_flags, message.change) = (up, up);
-    (message.name_len, message.name_kind, message.name) = (20, NAME, order.name);
-    let mut len = WITHOUT_NAMESPACE;
-    if let Some(namespace) = namespace {
-        (message.namespace_len, message.namespace_kind) = (8, NAMESPACE);
-        message.namespace = namespace.as_raw_fd().cast_unsigned();
-        len = size_of::<Message>();
-    }
-    message.len = len as u32;
-    let bytes = message.as_bytes();
-    send(&socket, bytes.get(..len).unwrap_or(bytes), SendFlags::empty())?;
+    let before = message.len().checked_sub(NAMESPACE_BYTES).ok_or(Errno::INVAL)?;
+    let message = match namespace {
+        Some(namespace) => {
+            message[before + 4..].copy_from_slice(&namespace.as_raw_fd().to_ne_bytes());
+            message
+        }
+        // It stays in its namespace.
+        None => {
+            message[..LENGTH_BYTES].copy_from_slice(&(before as u32).to_ne_bytes());
+            &mut message[..before]
+        }
+    };
+    send(&socket, message, SendFlags::empty())?;
     let mut answer = [0u8; 256];
     let (received, _) = recv(&socket, &mut answer, RecvFlags::empty())?;
     // The head, of 16 bytes, then 0 or an error number below it.
@@ -169,6 +130,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::links::netkit::moving;
 
     #[test]
     fn only_root_may_leave_a_netkit_in_the_namespace_of_the_steward() {
@@ -176,12 +138,9 @@ mod tests {
             let (mut lessee, steward) = UnixStream::pair().expect("a pair");
             lessee.write_all(&[0]).expect("room");
             // There is no interface of that index.
-            let order = NetkitOrder {
-                ifindex: i32::MAX.cast_unsigned(),
-                name: [b'x'; 16],
-                uid,
-            };
-            settle(steward.as_fd(), &order).map_err(|(step, errno)| (step as u32, errno))
+            let mut message = moving(i32::MAX.cast_unsigned(), "x").expect("a name");
+            let moved = settle(steward.as_fd(), uid, &mut message);
+            moved.map_err(|(step, errno)| (step as u32, errno))
         };
         let refused = Err((Step::Namespace as u32, NO_NAMESPACE));
         assert_eq!(asked_by(1), refused);
