@@ -85,8 +85,8 @@ pub(crate) struct Rule {
     at_most: u32,
     /// Bytes; `None`: what each queue's own chunks take.
     pub(crate) memlock: Option<u64>,
-    macs: Vec<[u8; 6]>,
-    vlans: BTreeSet<u32>,
+    /// Addresses and VLANs that it is for, which the NIC may get rules for; none: it is for all.
+    pub(crate) names: Names,
     /// Leases may be of networks.
     network: bool,
     /// These networks may reach the host.
@@ -94,14 +94,17 @@ pub(crate) struct Rule {
     /// Leases may be made a netkit's.
     netkit: bool,
     /// Those that leases may have.
-    hints: HintSet,
-    /// Frames; `None`: sockets are not made ready for it.
-    busy_poll: Option<u16>,
+    pub(crate) hints: HintSet,
+    /// The number of frames of one busy poll of sockets; `None`: they may not poll.
+    pub(crate) busy_poll: Option<u16>,
     /// Flows that a queue may be leased for, for zero-copy receive; none: no such leases.
     zcrx: Vec<SocketAddr>,
-    /// The NIC may be set up for them.
-    zcrx_setup: bool,
+    /// The NIC may be set up for them: headers split from data, the main RSS table without the queue.
+    pub(crate) zcrx_setup: bool,
 }
+
+/// The rule of a lease that is charged to none.
+static NO_RULE: Rule = Rule::NOTHING;
 
 impl Policy {
     /// Reads and checks the file.
@@ -112,9 +115,9 @@ impl Policy {
         Self::parse(path, &text_file::read(FILE, path, LONGEST)?)
     }
 
-    /// Memory that a rule allows the sockets of a user, bytes, if it has a limit.
-    pub(crate) fn memory(&self, rule: usize) -> Option<u64> {
-        self.rules.get(rule).and_then(|rule| rule.memlock)
+    /// The rule of a number; one that allows nothing, if there is none.
+    pub(crate) fn rule(&self, index: usize) -> &Rule {
+        self.rules.get(index).unwrap_or(&NO_RULE)
     }
 
     /// A policy without a file, for a steward that serves one daemon: these queues to this user, and as much
@@ -123,21 +126,15 @@ impl Policy {
     pub fn for_one(user: u32, queues: Vec<Queues>) -> Self {
         let rule = |queues: Queues| Rule {
             user: Some(user),
-            group: None,
             interface: queues.interface,
             queues: (queues.first..queues.first.saturating_add(queues.count)).collect(),
             af_xdp: true,
             at_most: MAX_QUEUES,
             memlock: Some(u64::MAX),
-            macs: Vec::new(),
-            vlans: BTreeSet::new(),
             network: true,
             host: true,
-            netkit: false,
             hints: HintSet::ALL,
-            busy_poll: None,
-            zcrx: Vec::new(),
-            zcrx_setup: false,
+            ..Rule::NOTHING
         };
         Self {
             connections: u32::MAX,
@@ -162,16 +159,6 @@ impl Policy {
         self
     }
 
-    /// The number of frames of one busy poll of sockets under a rule, if they may poll.
-    pub(crate) fn busy_poll(&self, rule: usize) -> Option<u16> {
-        self.rules.get(rule).and_then(|rule| rule.busy_poll)
-    }
-
-    /// Which hints leases under a rule may have.
-    pub(crate) fn hints(&self, rule: usize) -> HintSet {
-        self.rules.get(rule).map_or(HintSet::NONE, |rule| rule.hints)
-    }
-
     /// The rules that are for this user.
     pub(crate) fn rules_for(&self, peer: &Credentials) -> impl Iterator<Item = usize> {
         let rules = self.rules.iter().enumerate();
@@ -183,29 +170,8 @@ impl Policy {
     /// Connections that a rule has room for: one for each queue that can be leased under it at a time, and some for
     /// those who only ask.
     pub(crate) fn places(&self, rule: usize) -> usize {
-        let queues = |rule: &Rule| rule.queues.len().min(rule.at_most as usize);
-        self.rules.get(rule).map_or(0, queues) + ASKING
-    }
-
-    /// The addresses and VLANs that a rule names, which the NIC may get rules for.
-    pub(crate) fn names(&self, rule: usize) -> Names {
-        let names = |rule: &Rule| Names {
-            macs: rule.macs.clone(),
-            vlans: rule.vlans.clone(),
-        };
-        self.rules.get(rule).map(names).unwrap_or_default()
-    }
-
-    /// Whether a network under a rule may have a station, on an interface on which the host has these addresses.
-    /// Errors: why not, and what to do.
-    pub(crate) fn check_station(
-        &self,
-        rule: usize,
-        station: Station,
-        of_host: &BTreeSet<[u8; 6]>,
-    ) -> Result<(), String> {
-        let checked = |rule: &Rule| rule.check_station(station, of_host);
-        self.rules.get(rule).map_or(Ok(()), checked)
+        let rule = self.rule(rule);
+        rule.queues.len().min(rule.at_most as usize) + ASKING
     }
 
     /// Whether a network under a rule may reach the host.
@@ -213,12 +179,11 @@ impl Policy {
     pub(crate) fn check_host(&self, rule: usize) -> Result<(), Refusal> {
         match self.rules.get(rule) {
             Some(Rule { host: false, .. }) => {
-                let text = format!(
+                Reason::NotAllowed.refuse(format!(
                     "the policy does not let the network reach the host: take `host = false` out of rule {}, or say \
                      `host = false` of the network",
                     rule + 1
-                );
-                Err(Refusal::new(Reason::NotAllowed, text))
+                ))
             }
             _ => Ok(()),
         }
@@ -230,12 +195,11 @@ impl Policy {
         match self.rules.get(rule) {
             Some(Rule { netkit: true, .. }) => Ok(()),
             _ => {
-                let text = format!(
+                Reason::NotAllowed.refuse(format!(
                     "the policy does not let queues be leased to netkits: add `netkit = true` to rule {}, the first \
                      that allows the lease",
                     rule.saturating_add(1)
-                );
-                Err(Refusal::new(Reason::NotAllowed, text))
+                ))
             }
         }
     }
@@ -294,7 +258,7 @@ impl Policy {
         leased: impl Fn(usize) -> u32,
     ) -> Result<usize, Refusal> {
         let (uid, interface) = (peer.uid, &wanted.interface);
-        let mut refusal = Refusal::new(Reason::NotAllowed, self.no_rule_for(peer, interface));
+        let mut refusal = Reason::NotAllowed.because(self.no_rule_for(peer, interface));
         let filter = &wanted.filter;
         for (index, rule) in self.rules.iter().enumerate() {
             if !rule.is_for(peer) || rule.interface != wanted.interface {
@@ -334,6 +298,24 @@ impl Policy {
 }
 
 impl Rule {
+    const NOTHING: Self = Self {
+        user: None,
+        group: None,
+        interface: String::new(),
+        queues: BTreeSet::new(),
+        af_xdp: false,
+        at_most: 0,
+        memlock: None,
+        names: Names::NONE,
+        network: false,
+        host: false,
+        netkit: false,
+        hints: HintSet::NONE,
+        busy_poll: None,
+        zcrx: Vec::new(),
+        zcrx_setup: false,
+    };
+
     fn is_for(&self, peer: &Credentials) -> bool {
         let in_group = |group| peer.gid == group || peer.groups.contains(&group);
         self.user.is_none_or(|user| user == peer.uid) && self.group.is_none_or(in_group)
@@ -345,10 +327,10 @@ impl Rule {
             let missing = "the policy does not allow leases of networks: add `network = true` to the rule";
             return (!self.network).then(|| missing.to_owned());
         }
-        let macs: Vec<String> = self.macs.iter().map(|&mac| mac_text(mac)).collect();
-        let (macs, vlans) = (macs.join(", "), listed(&self.vlans));
-        if !self.macs.is_empty() {
-            if let Some(&mac) = filter.macs.iter().find(|mac| !self.macs.contains(mac)) {
+        let macs: Vec<String> = self.names.macs.iter().map(|&mac| mac_text(mac)).collect();
+        let (macs, vlans) = (macs.join(", "), listed(&self.names.vlans));
+        if !self.names.macs.is_empty() {
+            if let Some(&mac) = filter.macs.iter().find(|mac| !self.names.macs.contains(mac)) {
                 let mac = mac_text(mac);
                 return Some(format!(
                     "the policy does not allow MAC {mac}, it allows {macs}: ask for one of these (mac)"
@@ -360,8 +342,8 @@ impl Rule {
                 ));
             }
         }
-        if !self.vlans.is_empty() {
-            let is_other = |vlan: &&u16| !self.vlans.contains(&u32::from(**vlan));
+        if !self.names.vlans.is_empty() {
+            let is_other = |vlan: &&u16| !self.names.vlans.contains(&u32::from(**vlan));
             if let Some(vlan) = filter.vlans.iter().find(is_other) {
                 return Some(format!(
                     "the policy does not allow VLAN {vlan}, it allows {vlans}: ask for some of these (vlan)"
@@ -375,28 +357,28 @@ impl Rule {
         }
         None
     }
-}
 
-impl Rule {
-    fn check_station(&self, station: Station, of_host: &BTreeSet<[u8; 6]>) -> Result<(), String> {
+    /// Whether a network may have a station, on an interface on which the host has these addresses.
+    /// Errors: why not, and what to do.
+    pub(crate) fn check_station(&self, station: Station, of_host: &BTreeSet<[u8; 6]>) -> Result<(), String> {
         let Station { mac, vlan } = station;
-        let is_named = self.macs.contains(&mac);
+        let is_named = self.names.macs.contains(&mac);
         if of_host.contains(&mac) && !is_named {
             return Err(format!(
                 "{} is the host's, the address of the interface or of one above it: give the guest another",
                 mac_text(mac)
             ));
         }
-        if !self.macs.is_empty() && !is_named {
+        if !self.names.macs.is_empty() && !is_named {
             return Err(format!(
                 "the policy does not allow MAC {}: add it to `macs` of the rule, or give the guest one of these",
                 mac_text(mac)
             ));
         }
-        if !self.vlans.is_empty() && !self.vlans.contains(&vlan.into()) {
+        if !self.names.vlans.is_empty() && !self.names.vlans.contains(&vlan.into()) {
             return Err(format!(
                 "the policy does not allow VLAN {vlan}, it allows {}",
-                listed(&self.vlans)
+                listed(&self.names.vlans)
             ));
         }
         Ok(())
@@ -445,11 +427,11 @@ impl fmt::Display for Rule {
             Some(u64::MAX) => write!(f, ", locked memory without limit")?,
             Some(bytes) => write!(f, ", locked memory up to {} KiB", bytes / 1024)?,
         }
-        for &mac in &self.macs {
+        for &mac in &self.names.macs {
             write!(f, ", MAC {}", mac_text(mac))?;
         }
-        if !self.vlans.is_empty() {
-            write!(f, ", VLANs {}", listed(&self.vlans))?;
+        if !self.names.vlans.is_empty() {
+            write!(f, ", VLANs {}", listed(&self.names.vlans))?;
         }
         if self.network {
             write!(f, ", networks{}", if self.host { " with the host" } else { "" })?;

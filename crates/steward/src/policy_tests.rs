@@ -146,7 +146,9 @@ fn rule_with_addresses_and_vlans_is_for_leases_of_these_only() {
     let bob = peer(5, 107, &[]);
     assert_eq!(policy.find(&bob, &other, |_| 0), Ok(1));
     assert_eq!(policy.find(&bob, &none, |_| 0), Ok(1));
-    assert!(!policy.names(0).is_empty() && policy.names(1).is_empty() && policy.names(9).is_empty());
+    assert!(
+        !policy.rule(0).names.is_empty() && [1, 9].iter().all(|&rule| policy.rule(rule).names.is_empty())
+    );
 }
 
 #[test]
@@ -552,7 +554,7 @@ fn stations_of_a_network_are_judged_one_by_one() {
     let judged = |policy: &Policy, last: u8, vlan| {
         let mac = [2, 0, 0, 0, 0, last];
         let station = steer::Station { vlan, mac };
-        policy.check_station(0, station, &of_host).is_ok()
+        policy.rule(0).check_station(station, &of_host).is_ok()
     };
     assert!(judged(&any, 2, 9));
     assert!(!judged(&any, 1, 9) && !judged(&any, 3, 9), "the host's");
@@ -588,7 +590,7 @@ fn netkits_need_a_rule_that_allows_them() {
 fn hints_are_all_that_a_rule_names_or_all() {
     let rule = "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"0-3\"\n";
     let parse = |more: &str| Policy::parse(Path::new("p"), &format!("{rule}{more}"));
-    let hints = |more: &str| parse(more).expect("a policy").hints(0);
+    let hints = |more: &str| parse(more).expect("a policy").rule(0).hints;
     assert_eq!(hints(""), HintSet::ALL);
     assert_eq!(hints("hints = \"none\"\n"), HintSet::NONE);
     assert_eq!(

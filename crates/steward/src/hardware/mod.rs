@@ -133,6 +133,11 @@ pub(crate) struct Names {
 }
 
 impl Names {
+    pub(crate) const NONE: Self = Self {
+        macs: Vec::new(),
+        vlans: BTreeSet::new(),
+    };
+
     /// Whether all frames of a rule are of a named address, or all of a named VLAN. VLAN 0 is none: no rule says
     /// "without a tag", so that one for it would be for all VLANs.
     pub(crate) fn cover(&self, rule: &Rule) -> bool {

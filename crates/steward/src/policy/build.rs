@@ -8,6 +8,7 @@ use program::users;
 use steer::{HintSet, MAX_QUEUES};
 
 use super::{CONNECTIONS, CONNECTIONS_MAX, Policy, PolicyError, Rule, zcrx};
+use crate::hardware::Names;
 use crate::protocol::is_interface_name;
 
 /// The number that chown(2) takes for none.
@@ -80,8 +81,10 @@ fn rule(allow: &Allow) -> Result<Rule, String> {
         af_xdp: zcrx.af_xdp.unwrap_or(true),
         at_most: queues.at_most.map_or(MAX_QUEUES, Into::into),
         memlock: queues.memlock.map(|memlock| memlock.0),
-        macs: macs.unwrap_or_default(),
-        vlans: vlans.copied().map(u32::from).collect(),
+        names: Names {
+            macs: macs.unwrap_or_default(),
+            vlans: vlans.copied().map(u32::from).collect(),
+        },
         network: af_xdp.network,
         host: af_xdp.network && af_xdp.host.unwrap_or(true),
         netkit: af_xdp.netkit.unwrap_or(false),

@@ -11,12 +11,6 @@ use crate::peer::Credentials;
 use crate::protocol::{Reason, Refusal, ZcrxWanted};
 
 impl Policy {
-    /// Whether the NIC may be set up for leases under a rule: headers split from data, the main RSS table without the
-    /// queue.
-    pub(crate) fn zcrx_setup(&self, rule: usize) -> bool {
-        self.rules.get(rule).is_some_and(|rule| rule.zcrx_setup)
-    }
-
     /// Whether any rule allows such queues.
     #[must_use]
     pub fn allows_zcrx(&self) -> bool {
@@ -50,7 +44,7 @@ impl Policy {
                 }
             }
         }
-        Err(Refusal::new(Reason::NotAllowed, text))
+        Reason::NotAllowed.refuse(text)
     }
 }
 
@@ -152,7 +146,7 @@ mod tests {
             let refused = asked.expect_err(words);
             assert!(refused.contains(words), "{refused}");
         }
-        assert!(policy.allows_zcrx() && !policy.zcrx_setup(0));
+        assert!(policy.allows_zcrx() && !policy.rule(0).zcrx_setup);
         let text = policy.to_string();
         assert!(
             text.contains("AF_XDP and zero-copy receive of 192.0.2.1:443"),

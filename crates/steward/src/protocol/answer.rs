@@ -184,6 +184,19 @@ pub enum Reason {
     Nic = 12,
 }
 
+#[cfg(feature = "server")]
+impl Reason {
+    /// A refusal for this reason.
+    pub(crate) fn because(self, text: impl Into<String>) -> Refusal {
+        Refusal::new(self, text)
+    }
+
+    /// The same, as the result of what is refused.
+    pub(crate) fn refuse<T>(self, text: impl Into<String>) -> Result<T, Refusal> {
+        Err(self.because(text))
+    }
+}
+
 /// A refusal, with the sentence for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]

@@ -69,16 +69,15 @@ impl Server {
         let rules: Vec<usize> = self.policy.rules_for(peer).collect();
         // Root may at least list leases.
         if uid != 0 && rules.is_empty() {
-            let text = format!(
+            return Reason::NotAllowed.refuse(format!(
                 "user {uid} may not lease anything: no rule of the policy is for it: add one with `user = {uid}`, \
                  `interface` and `queues`, or start the daemon as a user that has one (--user)"
-            );
-            return Err(Refusal::new(Reason::NotAllowed, text));
+            ));
         }
         if self.may_come_back(peer) {
             return Ok(rules.first().copied());
         }
-        let limit = |text: String| Err(Refusal::new(Reason::Limit, text));
+        let limit = |text: String| Reason::Limit.refuse(text);
         let all = self.connections.values();
         let over = self.unclosed.iter();
         let has = all.clone().filter(|other| other.peer.uid == uid).count()
@@ -132,7 +131,7 @@ impl Server {
                 "no lease was asked for in {} s: connect again when you need one",
                 WITHOUT_LEASE.as_secs()
             );
-            self.revoke(number, Refusal::new(Reason::Limit, text));
+            self.revoke(number, Reason::Limit.because(text));
         }
     }
 }

@@ -66,8 +66,9 @@ impl Held {
             return Ok(queue);
         }
         let (first, last) = (queues.start, queues.end - 1);
-        let text = format!("queue {queue} is not of this lease, which has queues {first} to {last}");
-        Err(Refusal::new(Reason::Lease, text))
+        Reason::Lease.refuse(format!(
+            "queue {queue} is not of this lease, which has queues {first} to {last}"
+        ))
     }
 }
 
@@ -305,7 +306,7 @@ impl Connection {
             // Of all processes of our user (too_many_unix_fds, net/core/scm.c): not this lessee's doing, or not its
             // alone.
             Err(Errno::TOOMANYREFS) => {
-                let refusal = Refusal::new(Reason::Kernel, TOO_MANY_ON_THEIR_WAY);
+                let refusal = Reason::Kernel.because(TOO_MANY_ON_THEIR_WAY);
                 let serial = unsent.serial;
                 self.answer(serial, Answer::Refused(refusal).into())
             }

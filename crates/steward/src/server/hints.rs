@@ -6,12 +6,12 @@ use std::time::Instant;
 use super::interface::LeaseHints;
 use super::limits::DeviceChange;
 use super::{Answered, Server};
-use crate::protocol::{Answer, HintRequest, Reason, Refusal};
+use crate::protocol::{Answer, HintRequest, Reason};
 
 impl Server {
     /// The hints that a lease under a rule asks for and may have.
     pub(super) fn hints_under(&self, rule: usize, hint_request: HintRequest) -> LeaseHints {
-        let allowed = self.policy.hints(rule);
+        let allowed = self.policy.rule(rule).hints;
         LeaseHints {
             hint_request,
             allowed,
@@ -20,7 +20,7 @@ impl Server {
 
     /// A lessee asks for hints, for its lease, or for that which it is about to ask for.
     pub(super) fn ask_for_hints(&mut self, number: u64, hint_request: HintRequest) -> Answered {
-        let gone = || Refusal::new(Reason::Lease, "this connection is over");
+        let gone = || Reason::Lease.because("this connection is over");
         let connection = self.connections.get_mut(&number).ok_or_else(gone)?;
         let Some(held) = &mut connection.held else {
             connection.hint_request = Some(hint_request);

@@ -108,7 +108,7 @@ impl Interface {
         interface.attach();
         match interface.program {
             Some(_) => Ok(interface),
-            None => Err(Refusal::new(Reason::Program, interface.note.clone())),
+            None => Reason::Program.refuse(interface.note.clone()),
         }
     }
 

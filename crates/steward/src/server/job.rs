@@ -128,8 +128,7 @@ impl Outcome {
 
 /// Of a child that has ended without a word.
 pub(super) fn lost() -> Refusal {
-    let text = "the process that was to do it has ended too early (out of memory?): try again";
-    Refusal::new(Reason::Kernel, text)
+    Reason::Kernel.because("the process that was to do it has ended too early (out of memory?): try again")
 }
 
 /// What the child has made, or the step that failed in it.
@@ -207,8 +206,9 @@ impl Job {
                 Ok(Self { child, report })
             });
         begun.map_err(|error| {
-            let text = format!("no process for it (the steward's TasksMax, or memory): {error}");
-            Refusal::new(Reason::Kernel, text)
+            Reason::Kernel.because(format!(
+                "no process for it (the steward's TasksMax, or memory): {error}"
+            ))
         })
     }
 

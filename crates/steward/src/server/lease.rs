@@ -31,13 +31,10 @@ fn check_programs_run_on(link: &Link) -> Result<(), Refusal> {
         return Ok(());
     }
     let name = &link.name;
-    Err(Refusal::new(
-        Reason::Program,
-        format!(
-            "{name} is a netkit without a peer: frames come by the queue of a NIC that is leased to it, which only a \
-             program on that NIC sees: have that one use a socket map, and give the map with inhibit and map-path, and \
-             the leased queue's number with start-queue"
-        ),
+    Reason::Program.refuse(format!(
+        "{name} is a netkit without a peer: frames come by the queue of a NIC that is leased to it, which only a \
+         program on that NIC sees: have that one use a socket map, and give the map with inhibit and map-path, and \
+         the leased queue's number with start-queue"
     ))
 }
 
@@ -49,7 +46,7 @@ impl Server {
         self.end_given_up(&peer, wanted);
         let rule = self.policy.find(&peer, wanted, |rule| self.leased(rule))?;
         let link = Link::by_name(&wanted.interface)
-            .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
+            .map_err(|error| Reason::NoInterface.because(with_sources(&error)))?;
         self.check_no_queue_of(&link)?;
         check_programs_run_on(&link)?;
         let hint_request = self.connections.get(&number).and_then(|asker| asker.hint_request);
@@ -84,7 +81,7 @@ impl Server {
 
     /// The peer of a connection, which must not have a lease yet.
     pub(super) fn newcomer(&self, number: u64) -> Result<Credentials, Refusal> {
-        let refused = |text| Err(Refusal::new(Reason::Lease, text));
+        let refused = |text| Reason::Lease.refuse(text);
         match self.connections.get(&number) {
             None => refused("this connection is over"),
             Some(connection) if connection.has_lease() => {
@@ -134,8 +131,9 @@ impl Server {
         if let Some((at, ..)) = known
             && !self.forget(at)
         {
-            let text = format!("the program of other leases cannot be taken off {name} yet: try again");
-            return Err(Refusal::new(Reason::Program, text));
+            return Reason::Program.refuse(format!(
+                "the program of other leases cannot be taken off {name} yet: try again"
+            ));
         }
         let at = self.next;
         self.next += 1;
@@ -248,11 +246,11 @@ impl Server {
         wanted: &Wanted,
         (rule, hints): (usize, LeaseHints),
     ) -> Result<(), Refusal> {
-        let gone = || Refusal::new(Reason::NoInterface, "the interface is gone");
+        let gone = || Reason::NoInterface.because("the interface is gone");
         let peer = &self.connections.get(&number).ok_or_else(gone)?.peer;
         let mut record = LeaseRecord::new(number, at, peer, wanted);
         record.set_hints(hints.hint_request);
-        let names = self.policy.names(rule);
+        let names = self.policy.rule(rule).names.clone();
         let (uid, now) = (peer.uid, Instant::now());
         let tells_nic = Entries::new(wanted.range(), wanted.filter.clone(), names.clone()).may_steer();
         if tells_nic {
@@ -289,7 +287,7 @@ impl Server {
 
     /// A connection has a lease from now on; what it is told of it.
     pub(super) fn note_lease(&mut self, number: u64, held: Held, what: &str) -> Result<Facts, Refusal> {
-        let gone = || Refusal::new(Reason::Lease, "this connection or its interface is gone");
+        let gone = || Reason::Lease.because("this connection or its interface is gone");
         let (at, rule, queues) = (held.interface, held.rule, held.wanted.range());
         let connection = self.connections.get_mut(&number).ok_or_else(gone)?;
         let (pid, uid) = (connection.peer.pid, connection.peer.uid);

@@ -215,9 +215,9 @@ impl DeviceChanges {
             None => "all users together".to_owned(),
         };
         let (words, seconds) = (change.words(interface), wait.as_secs() + 1);
-        let text =
-            format!("{who} {words} too often: try again in {seconds} s, or keep the leases that there are");
-        Err(Refusal::new(Reason::Limit, text))
+        Reason::Limit.refuse(format!(
+            "{who} {words} too often: try again in {seconds} s, or keep the leases that there are"
+        ))
     }
 
     pub(super) fn note(&mut self, change: DeviceChange, interface: &str, uid: u32, now: Instant) {

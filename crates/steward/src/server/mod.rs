@@ -153,7 +153,7 @@ pub struct Server {
 type Answered = Result<Reply, Refusal>;
 
 fn no_lease() -> Refusal {
-    Refusal::new(Reason::Lease, "this connection has no lease: ask for one first")
+    Reason::Lease.because("this connection has no lease: ask for one first")
 }
 
 impl Server {
@@ -431,7 +431,7 @@ impl Server {
             if self.refusals.may_log(connection.peer.uid) {
                 tracing::warn!(pid, "connection closed: {malformed}");
             }
-            connection.refuse(Refusal::new(Reason::Malformed, malformed.to_string()));
+            connection.refuse(Reason::Malformed.because(malformed.to_string()));
         }
         self.close(connection);
     }

@@ -40,9 +40,8 @@ impl Server {
         held.check(wanted.queue)?;
         self.policy.check_netkit(held.rule)?;
         if held.wanted.queues != 1 || held.wanted.network {
-            let text = "a netkit has one queue, of a lease that is of this one alone and of no network: take a lease \
-                        of one queue";
-            return Err(Refusal::new(Reason::Lease, text));
+            return Reason::Lease.refuse("a netkit has one queue, of a lease that is of this one alone and of no network: take a lease \
+                        of one queue");
         }
         check_name(&wanted.name)?;
         let (at, uid) = (held.interface, connection.peer.uid);
@@ -58,7 +57,7 @@ impl Server {
             changes.take(DeviceChange::NicSetUp, &interface.link.name, uid, Instant::now())?;
             let ifindex = interface.begin_netkit(wanted, mac)?;
             let made = moving(ifindex, &wanted.name)
-                .map_err(|error| Refusal::new(Reason::Kernel, error.to_string()))
+                .map_err(|error| Reason::Kernel.because(error.to_string()))
                 .and_then(|mut message| {
                     Job::begin(&[connection], || netkit::settle(connection, uid, &mut message))
                 });
@@ -107,7 +106,7 @@ impl Server {
             }
         }
         let given = interface.netkit_of(queue).ok_or_else(super::no_lease)?;
-        let (end, map) = given.map_err(|error| Refusal::new(Reason::Kernel, error.to_string()))?;
+        let (end, map) = given.map_err(|error| Reason::Kernel.because(error.to_string()))?;
         // The one before may have been told to be gone.
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.dirty = true;
@@ -124,8 +123,9 @@ fn check_name(name: &str) -> Result<(), Refusal> {
     if !name.contains('%') {
         return Ok(());
     }
-    let text = format!("a netkit's name has no %, as {name:?} has: choose another name");
-    Err(Refusal::new(Reason::NotAllowed, text))
+    Reason::NotAllowed.refuse(format!(
+        "a netkit's name has no %, as {name:?} has: choose another name"
+    ))
 }
 
 /// The address that the netkit of a lease is to have; none: of the kernel's choice.
@@ -138,12 +138,11 @@ fn address_of(held: &Held) -> Result<Option<[u8; 6]>, Refusal> {
     if mac != [0; 6] {
         return Ok(Some(mac));
     }
-    let text = format!(
+    Reason::NotAllowed.refuse(format!(
         "{} is no address that an interface can have, and a netkit has that of its lease: take the lease with \
          another one, such as 02:00:00:00:00:01",
         mac_text(mac)
-    );
-    Err(Refusal::new(Reason::NotAllowed, text))
+    ))
 }
 
 fn failed(step: Step, errno: u32) -> Refusal {
@@ -169,5 +168,5 @@ fn failed(step: Step, errno: u32) -> Refusal {
         ),
         _ => (Reason::Kernel, format!("{}: {errno}", step.what())),
     };
-    Refusal::new(reason, text)
+    reason.because(text)
 }

@@ -362,11 +362,10 @@ impl Server {
         match &connection.held {
             None if queues > 1 => return Ok(Answer::Done.into()),
             Some(held) if queues > held.wanted.queues => {
-                let text = format!(
+                return Reason::Lease.refuse(format!(
                     "a tap of {queues} queues for a lease of {}: ask for no more, or for a larger lease",
                     held.wanted.queues
-                );
-                return Err(Refusal::new(Reason::Lease, text));
+                ));
             }
             _ => {}
         }
@@ -392,11 +391,10 @@ impl Server {
             Mode::Tap => self.check_tap_mode(number, &held, interface)?,
             _ if to == TapTo::Host => {}
             _ => {
-                let text = format!(
+                return Reason::Program.refuse(format!(
                     "frames of {} come by an XDP program in {mode} mode, not by a tap",
                     interface.name()
-                );
-                return Err(Refusal::new(Reason::Program, text));
+                ));
             }
         }
         let purpose = Purpose::Joins(to);
@@ -435,7 +433,7 @@ impl Server {
                 let text = format!("{} cannot be joined with a network: {why}", link.name);
                 // The answer has the reason. A notification besides would make the lessee ask again at once.
                 self.take_network_tap_back(at);
-                Err(Refusal::new(Reason::Kernel, text))
+                Reason::Kernel.refuse(text)
             }
         }
     }
@@ -505,8 +503,7 @@ impl Server {
     pub(super) fn behind(&self, number: u64, after: Station) -> Answered {
         let at = network_at(&self.held_network(number)?);
         let host = self.network_taps.get(&(at, TapTo::Host)).ok_or_else(|| {
-            let text = "this network does not reach the host: ask for that first";
-            Refusal::new(Reason::Lease, text)
+            Reason::Lease.because("this network does not reach the host: ask for that first")
         })?;
         let stations = host.behind.after(after).take(CHANGES_MAX);
         Ok(Answer::Behind(stations.collect()).into())

@@ -18,8 +18,9 @@ impl Server {
         let interface = self.interfaces.get_mut(&held.interface).ok_or_else(no_lease)?;
         for change in changes.iter().filter(|change| change.port.is_some()) {
             self.policy
-                .check_station(held.rule, change.station, &interface.of_host)
-                .map_err(|why| Refusal::new(Reason::NotAllowed, format!("{}: {why}", interface.link.name)))?;
+                .rule(held.rule)
+                .check_station(change.station, &interface.of_host)
+                .map_err(|why| Reason::NotAllowed.because(format!("{}: {why}", interface.link.name)))?;
         }
         interface.change_stations(held.wanted.start_queue, changes)?;
         Ok(Answer::Done.into())
@@ -31,8 +32,7 @@ impl Server {
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
         let ring = interface.ring(held.wanted.start_queue).ok_or_else(no_lease)?;
         let ring = ring.as_fd().try_clone_to_owned().map_err(|error| {
-            let text = format!("the ring of the network cannot be handed over: {error}");
-            Refusal::new(Reason::Kernel, text)
+            Reason::Kernel.because(format!("the ring of the network cannot be handed over: {error}"))
         })?;
         Ok(Reply {
             answer: Answer::Done,
@@ -50,10 +50,7 @@ impl Server {
         held: &Held,
         interface: &Interface,
     ) -> Result<(), Refusal> {
-        let refused = |why: String| {
-            let text = format!("{}: {why}", interface.link.name);
-            Err(Refusal::new(Reason::NotAllowed, text))
-        };
+        let refused = |why: String| Reason::NotAllowed.refuse(format!("{}: {why}", interface.link.name));
         let Filter { macs, vlans } = &held.wanted.filter;
         let others = self.all_leases().filter(|other| other.number != number);
         for LeaseRef { held: other, .. } in others.filter(|other| self.has_tap(other.held)) {
@@ -87,7 +84,10 @@ impl Server {
             .iter()
             .flat_map(|&mac| vlans.iter().map(move |&vlan| Station { mac, vlan }));
         for station in stations {
-            let judged = self.policy.check_station(held.rule, station, &interface.of_host);
+            let judged = self
+                .policy
+                .rule(held.rule)
+                .check_station(station, &interface.of_host);
             judged.or_else(refused)?;
         }
         Ok(())
@@ -109,10 +109,9 @@ impl Server {
         let held = self.held_lease(number)?;
         match held.wanted.network {
             true => Ok(held),
-            false => Err(Refusal::new(
-                Reason::Lease,
-                "this lease is not one of a network: that is asked for with the lease",
-            )),
+            false => {
+                Reason::Lease.refuse("this lease is not one of a network: that is asked for with the lease")
+            }
         }
     }
 
@@ -168,7 +167,11 @@ impl Server {
             return;
         };
         let first = held.wanted.start_queue;
-        let judged = |station| self.policy.check_station(held.rule, station, &interface.of_host);
+        let judged = |station| {
+            self.policy
+                .rule(held.rule)
+                .check_station(station, &interface.of_host)
+        };
         let refused = interface.stations(first);
         let refused: Vec<_> = refused
             .filter_map(|station| Some((station, judged(station).err()?)))

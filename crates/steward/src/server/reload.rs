@@ -203,7 +203,7 @@ impl Server {
         if let Some(interface) = self.interfaces.get_mut(&at) {
             let before = interface.facts_for(&queues);
             interface.ask_for_hints(queues.start, hints);
-            interface.rename_entries(&queues, self.policy.names(rule));
+            interface.rename_entries(&queues, self.policy.rule(rule).names.clone());
             let changed = before != interface.facts_for(&queues);
             if let Some(connection) = self.connections.get_mut(&number) {
                 connection.dirty |= changed;

@@ -17,7 +17,7 @@ use super::{Answered, Server};
 use steer::with_sources;
 
 use crate::peer::Credentials;
-use crate::protocol::{Answer, Reason, Refusal, Token, Wanted};
+use crate::protocol::{Answer, Reason, Token, Wanted};
 
 /// Pause between two checks whether orphans' lessees still run.
 pub(super) const ORPHANS_LOOK: Duration = Duration::from_millis(100);
@@ -116,9 +116,9 @@ impl Server {
             tracing::warn!(pid = peer.pid, "lease ended: {refusal}");
             return None;
         }
-        let names = self.policy.names(rule);
+        let names = self.policy.rule(rule).names.clone();
         let (first, hint_request) = (wanted.start_queue, record.hints());
-        let allowed = self.policy.hints(rule);
+        let allowed = self.policy.rule(rule).hints;
         if !interface.hold(
             &wanted,
             record.number,
@@ -198,14 +198,14 @@ impl Server {
         });
         may_crash("kept");
         match twice {
-            true => Err(Refusal::new(Reason::Lease, "this lease has a token already")),
+            true => Reason::Lease.refuse("this lease has a token already"),
             false => Ok(Answer::Done.into()),
         }
     }
 
     /// A lessee comes back.
     pub(super) fn resume(&mut self, number: u64, token: &Token) -> Answered {
-        let refused = |text: &str| Err(Refusal::new(Reason::Lease, text));
+        let refused = |text: &str| Reason::Lease.refuse(text);
         let peer = self.newcomer(number)?;
         let theirs = |orphan: &Orphan| orphan.peer.uid == peer.uid && is_same(&orphan.token, token);
         let found = self.orphans.iter().find(|(_, orphan)| theirs(orphan));
@@ -285,7 +285,7 @@ impl Server {
         for number in connections {
             // Who only saw the connection end would take us for away, and wait.
             let text = "it takes all leases back and ends: start vhost-af-xdp-steward again";
-            self.revoke(number, Refusal::new(Reason::Lease, text));
+            self.revoke(number, Reason::Lease.because(text));
         }
         let deadline = Instant::now() + LAST_TRIES;
         while (!self.interfaces.is_empty() || self.zcrx.is_unfinished()) && Instant::now() < deadline {

@@ -54,22 +54,18 @@ impl Rings {
     /// The ring for a new lease under a rule. `is_used`: the one that it would have again is somebody's.
     /// Errors: the kernel has none, or there were too many.
     pub(super) fn take(&mut self, of: &RingOf, is_used: bool, rule: usize) -> Result<GroupRing, Refusal> {
-        let refused = |error: io::Error| {
-            let text = format!("no ring for a network: {error}");
-            Refusal::new(Reason::Kernel, text)
-        };
+        let refused = |error: io::Error| Reason::Kernel.because(format!("no ring for a network: {error}"));
         if let Some(kept) = self.kept.get_mut(of).filter(|_| !is_used) {
             kept.reader.skip();
             return kept.ring.try_clone().map_err(refused);
         }
         let now = Instant::now();
         if let Some(wait) = self.new.wait(&rule, 1, now) {
-            let text = format!(
+            return Reason::Limit.refuse(format!(
                 "rule {} has had too many networks of different users: try again in {} s",
                 rule + 1,
                 wait.as_secs() + 1
-            );
-            return Err(Refusal::new(Reason::Limit, text));
+            ));
         }
         let ring = GroupRing::new().map_err(refused)?;
         self.new.take(&rule, 1, now);

@@ -17,7 +17,7 @@ use super::{Answered, Server, no_lease};
 use crate::hardware::Ethtool;
 use crate::links::Link;
 use crate::links::tap::{Purpose, Tap, all_taps};
-use crate::protocol::{Answer, Reason, Refusal, SendTapEnd};
+use crate::protocol::{Answer, Reason, SendTapEnd};
 
 impl Server {
     /// Makes a tap for a queue of the lessee's lease. Without a lease the answer is `Done`, as the message is known.
@@ -37,10 +37,8 @@ impl Server {
         self.device_changes
             .take(DeviceChange::SendTap, interface.name(), uid, Instant::now())?;
         let tap = Tap::new(Purpose::Send, interface.name(), link.index, queue);
-        let (answer, files) = make(&tap, link).map_err(|why| {
-            let text = format!("no tap for {}: {why}", link.name);
-            Refusal::new(Reason::Kernel, text)
-        })?;
+        let (answer, files) = make(&tap, link)
+            .map_err(|why| Reason::Kernel.because(format!("no tap for {}: {why}", link.name)))?;
         Ok(Reply {
             answer: Answer::SendTap(answer),
             files,

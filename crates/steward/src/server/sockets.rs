@@ -171,7 +171,7 @@ impl Server {
         };
         self.allow_memory(number, queue, (memory, false))?;
         let (connection, held, interface) = self.lessee(number)?;
-        let socket = new_socket(self.policy.busy_poll(held.rule))?;
+        let socket = new_socket(self.policy.rule(held.rule).busy_poll)?;
         if !hands_over_bound() {
             sys::confine(socket.as_fd(), interface.link.index)
                 .map_err(|error| kernel("cannot confine the socket", &error))?;
@@ -191,7 +191,7 @@ impl Server {
             Outcome::Failed {
                 step: Step::Register,
                 errno,
-            } if errno == no_buffers && locked_for.is_some() => Err(Refusal::new(Reason::Memlock, LOCKED)),
+            } if errno == no_buffers && locked_for.is_some() => Reason::Memlock.refuse(LOCKED),
             Outcome::Done(_) if hands_over_bound() => {
                 let (_, interface) = server.lessee_mut(number)?;
                 let registered = Registered { socket, memory };
@@ -219,9 +219,9 @@ impl Server {
         let (connection, held, interface) = self.lessee(number)?;
         interface.program()?;
         if !hands_over_bound() {
-            return Err(Refusal::new(Reason::Kernel, NO_SHARING));
+            return Reason::Kernel.refuse(NO_SHARING);
         }
-        let socket = new_socket(self.policy.busy_poll(held.rule))?;
+        let socket = new_socket(self.policy.rule(held.rule).busy_poll)?;
         let at = queue_at(interface, queue, wait_ms);
         let (to, connection) = (socket.as_fd(), connection.as_fd());
         let job = begin_near(interface, &[to, connection], || {
@@ -260,14 +260,14 @@ impl Server {
             bound.find(|bound| bound.cookie == cookie && cookie != 0)
         });
         let memory = bound.map(|bound| bound.memory).next();
-        memory.ok_or_else(|| Refusal::new(Reason::Unregistered, UNKNOWN_SOCKET))
+        memory.ok_or_else(|| Reason::Unregistered.because(UNKNOWN_SOCKET))
     }
 
     /// Memory that a user's sockets may have under a rule, bytes.
     fn allowed_memory(&self, uid: u32, rule: usize) -> u64 {
         let theirs = self.all_leases().filter(|lease| lease.peer.uid == uid);
         let queues: u64 = theirs.map(|lease| u64::from(lease.held.wanted.queues)).sum();
-        self.policy.memory(rule).unwrap_or(queues * OF_A_QUEUE)
+        self.policy.rule(rule).memlock.unwrap_or(queues * OF_A_QUEUE)
     }
 
     /// Whether the kernel is to count a user's memory, and how much it may be: twice what the policy says, as a queue
@@ -343,10 +343,7 @@ impl Server {
             // The child has not even taken the message, which may have files.
             let is_left = |connection: &Connection| connection.has_request(serial);
             if matches!(outcome, Outcome::Lost) && self.connections.get(&number).is_some_and(is_left) {
-                self.revoke(
-                    number,
-                    Refusal::new(Reason::Kernel, "no process for it: connect again"),
-                );
+                self.revoke(number, Reason::Kernel.because("no process for it: connect again"));
                 continue;
             }
             let answered = (pending.conclude)(self, number, outcome);
@@ -438,7 +435,7 @@ impl Server {
             return Ok(());
         }
         let kib = |bytes: u64| bytes.div_ceil(1024);
-        let text = format!(
+        Reason::Memlock.refuse(format!(
             "queue {queue} needs {} KiB of memory, which makes {} KiB with user {uid}'s other queues, and rule {} \
              of the policy allows {} KiB: raise its `memlock`, or ask for less (fewer queues, memory=copy, a smaller \
              packet-memory)",
@@ -446,8 +443,7 @@ impl Server {
             kib(used),
             held.rule + 1,
             allowed / 1024,
-        );
-        Err(Refusal::new(Reason::Memlock, text))
+        ))
     }
 }
 
@@ -489,5 +485,5 @@ fn new_socket(busy_poll: Option<u16>) -> Result<OwnedFd, Refusal> {
 }
 
 fn kernel(what: &str, error: &dyn std::error::Error) -> Refusal {
-    Refusal::new(Reason::Kernel, format!("{what}: {}", with_sources(error)))
+    Reason::Kernel.because(format!("{what}: {}", with_sources(error)))
 }

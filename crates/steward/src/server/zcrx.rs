@@ -48,7 +48,7 @@ use crate::sys::child;
 use crate::sys::zcrx::{self, QueueOrder, UserAndGroup};
 
 fn gone() -> Refusal {
-    Refusal::new(Reason::Impaired, "the interface is gone: end the lease")
+    Reason::Impaired.because("the interface is gone: end the lease")
 }
 
 impl Server {
@@ -64,14 +64,14 @@ impl Server {
         let rule = self.policy.find_zcrx(&peer, wanted, |rule| self.leased(rule))?;
         refusals::check_takes_rings()?;
         let link = Link::by_name(&wanted.interface)
-            .map_err(|error| Refusal::new(Reason::NoInterface, with_sources(&error)))?;
+            .map_err(|error| Reason::NoInterface.because(with_sources(&error)))?;
         let is_loopback = Link::is_loopback(link.index).unwrap_or(false);
         let key = (!is_loopback).then_some((link.index, wanted.queue));
         if let Some(key) = key {
             self.check_queue(&link, key)?;
             let changes = &mut self.device_changes;
             changes.take(DeviceChange::NicSetUp, &link.name, peer.uid, Instant::now())?;
-            let apart = self.set_apart(&link, key, wanted, self.policy.zcrx_setup(rule));
+            let apart = self.set_apart(&link, key, wanted, self.policy.rule(rule).zcrx_setup);
             apart.inspect_err(|_| self.zcrx.abandon(key))?;
         }
         may_crash("zcrx-leased");
@@ -103,16 +103,15 @@ impl Server {
     fn check_queue(&self, link: &Link, key: QueueKey) -> Result<(), Refusal> {
         let (name, queue) = (&link.name, key.1);
         if queue >= link.rx_queues {
-            let text = format!(
+            return Reason::NoInterface.refuse(format!(
                 "interface {name} has {} receive queue(s), no queue {queue}: choose a lower one, or `ethtool -L`",
                 link.rx_queues
-            );
-            return Err(Refusal::new(Reason::NoInterface, text));
+            ));
         }
         let taken = |by: String| {
-            let text =
-                format!("queue {queue} of {name} is taken by {by}: choose another queue, or end its lessee");
-            Err(Refusal::new(Reason::Taken, text))
+            Reason::Taken.refuse(format!(
+                "queue {queue} of {name} is taken by {by}: choose another queue, or end its lessee"
+            ))
         };
         if self.zcrx_leases().any(|(_, _, held)| held.key == Some(key)) {
             return taken("another lease (zcrx)".to_owned());
@@ -125,28 +124,23 @@ impl Server {
             .values()
             .find(|interface| interface.link.index == link.index);
         if with_program.is_some_and(|interface| !interface.is_idle()) {
-            let text = format!(
+            return Reason::Program.refuse(format!(
                 "queues of {name} are leased for AF_XDP, and the kernel has either XDP or zero-copy receive on an \
                  interface: end these leases, or lease from another interface"
-            );
-            return Err(Refusal::new(Reason::Program, text));
+            ));
         }
         if with_program.is_some() || steer::program_on(link.index).is_some() {
-            let text = format!(
+            return Reason::Program.refuse(format!(
                 "an XDP program is on {name}, and the kernel has either XDP or zero-copy receive on an interface: take \
                  it off (`ip link set dev {name} xdp off`; the steward's own goes a while after its last lease)"
-            );
-            return Err(Refusal::new(Reason::Program, text));
+            ));
         }
         match bound::to(link.index, queue) {
             Ok(None) => Ok(()),
             Ok(Some(what)) => taken(format!("{} of a process without a lease", what.words())),
-            Err(error) => {
-                let text = format!(
-                    "the kernel does not report the owner of queue {queue} of {name} (Linux 6.8 does): {error}"
-                );
-                Err(Refusal::new(Reason::Kernel, text))
-            }
+            Err(error) => Reason::Kernel.refuse(format!(
+                "the kernel does not report the owner of queue {queue} of {name} (Linux 6.8 does): {error}"
+            )),
         }
     }
 
@@ -157,12 +151,11 @@ impl Server {
         match held.chain(self.zcrx.leaving()).find(|&key| is_of(key)) {
             None => Ok(()),
             Some((_, queue)) => {
-                let text = format!(
+                Reason::Taken.refuse(format!(
                     "queue {queue} of {} is leased for zero-copy receive, and the kernel has either XDP or that on an \
                      interface: end that lease, or lease from another interface",
                     link.name
-                );
-                Err(Refusal::new(Reason::Taken, text))
+                ))
             }
         }
     }
@@ -205,7 +198,7 @@ impl Server {
         let link = Link::by_index(key.0).ok_or_else(gone)?;
         let changes = &mut self.device_changes;
         changes.take(DeviceChange::NicSetUp, &link.name, uid, Instant::now())?;
-        self.set_apart(&link, key, &held.wanted, self.policy.zcrx_setup(held.rule))
+        self.set_apart(&link, key, &held.wanted, self.policy.rule(held.rule).zcrx_setup)
     }
 
     /// Begins the registration of a connection's queue. The message has the memory.
@@ -216,8 +209,8 @@ impl Server {
             connection.queue.as_ref().ok_or_else(super::no_lease)?,
         );
         if held.bytes.is_some() {
-            let text = "this lease's queue was registered before: connect once more for another";
-            return Err(Refusal::new(Reason::Lease, text));
+            return Reason::Lease
+                .refuse("this lease's queue was registered before: connect once more for another");
         }
         let held = held.clone();
         self.check_area(uid, held.rule, rings.area.len)?;
@@ -264,19 +257,18 @@ impl Server {
         let (count, has) = theirs.fold(kept, |(count, has), (_, _, held)| {
             (count + 1, has.saturating_add(held.bytes.unwrap_or(0)))
         });
-        let allowed = self.policy.memory(rule).unwrap_or(count * OF_A_QUEUE);
+        let allowed = self.policy.rule(rule).memlock.unwrap_or(count * OF_A_QUEUE);
         if has.saturating_add(bytes) <= allowed {
             return Ok(());
         }
-        let text = format!(
+        Reason::Memlock.refuse(format!(
             "the queue needs {} KiB of memory, user {uid} has {} KiB in others, and rule {} of the policy allows \
              {} KiB: raise its `memlock`, or ask for less",
             bytes.div_ceil(1024),
             has.div_ceil(1024),
             rule + 1,
             allowed / 1024
-        );
-        Err(Refusal::new(Reason::Memlock, text))
+        ))
     }
 
     /// A child has registered a connection's queue, or not: then rules bring it its flows.
@@ -352,7 +344,7 @@ impl Server {
             .zcrx_leases()
             .filter_map(|(_, _, held)| Some((held.key?, held.rule)));
         for (key, rule) in leased.collect::<Vec<_>>() {
-            if let Err(why) = self.keep_apart(key, self.policy.zcrx_setup(rule))
+            if let Err(why) = self.keep_apart(key, self.policy.rule(rule).zcrx_setup)
                 && self.refusals.may_log(u32::MAX)
             {
                 tracing::warn!(

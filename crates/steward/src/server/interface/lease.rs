@@ -25,13 +25,10 @@ impl Interface {
         let name = &self.link.name;
         let program = self.program()?;
         if !self.suits(wanted.mode) {
-            return Err(Refusal::new(
-                Reason::Program,
-                format!(
-                    "the program on {name} is attached in {} mode for other leases: ask for that mode, or for none \
-                     (mode)",
-                    program.mode()
-                ),
+            return Reason::Program.refuse(format!(
+                "the program on {name} is attached in {} mode for other leases: ask for that mode, or for none \
+                 (mode)",
+                program.mode()
             ));
         }
         check(&self.link, wanted, hints)?;
@@ -46,7 +43,7 @@ impl Interface {
                     format!("queue {queue} of {name} is being taken back from its last lessee: try again")
                 }
             };
-            return Err(Refusal::new(Reason::Taken, text));
+            return Reason::Taken.refuse(text);
         }
         self.lessees
             .extend(queues.clone().map(|queue| (queue, Lessee::Lease(connection))));
@@ -64,12 +61,12 @@ impl Interface {
         let installed = kernel(installed).and_then(|()| match ring {
             Some(ring) => self
                 .open_network(queues.clone(), ring)
-                .map_err(|text| Refusal::new(Reason::Kernel, text)),
+                .map_err(|text| Reason::Kernel.because(text)),
             None => Ok(()),
         });
         self.ask_for_hints(queues.start, hints);
         let installed = installed.and_then(|()| match self.is_blind(queues.start) {
-            true => Err(Refusal::new(Reason::NoInterface, entries::blind(&self.link.name))),
+            true => Reason::NoInterface.refuse(entries::blind(&self.link.name)),
             false => Ok(()),
         });
         installed.inspect_err(|_| self.release(connection, queues))
@@ -78,12 +75,11 @@ impl Interface {
     /// A bound socket is kept next to the one that the queue may have, for `activate`.
     pub(in crate::server) fn place(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), Refusal> {
         self.program()?.place_socket(queue, socket).map_err(|error| {
-            let text = format!(
+            Reason::Kernel.because(format!(
                 "cannot place the socket of queue {queue} of {}: {}",
                 self.link.name,
                 with_sources(&error)
-            );
-            Refusal::new(Reason::Kernel, text)
+            ))
         })
     }
 
@@ -100,7 +96,7 @@ impl Interface {
     /// Frames go to the queue's socket.
     pub(in crate::server) fn activate(&self, queue: u32, conf: QueueConf) -> Result<(), Refusal> {
         if self.is_blind(queue) {
-            return Err(Refusal::new(Reason::Impaired, entries::blind(&self.link.name)));
+            return Reason::Impaired.refuse(entries::blind(&self.link.name));
         }
         let hints = self.may_have_hints(queue);
         if let Some(netkit) = self.netkits.get(&queue) {
@@ -210,21 +206,19 @@ impl Interface {
 pub(in crate::server) fn check(link: &Link, wanted: &Wanted, hints: LeaseHints) -> Result<(), Refusal> {
     let (name, have, last) = (&link.name, link.rx_queues, wanted.range().end - 1);
     if last >= have.min(MAX_QUEUES) {
-        let text = format!(
+        return Reason::NoInterface.refuse(format!(
             "{name} has {have} receive queue(s), queue {last} was asked for: use a lower start-queue or fewer queues, \
              or add channels with `ethtool -L`"
-        );
-        return Err(Refusal::new(Reason::NoInterface, text));
+        ));
     }
     if wanted.mode == ModeRequest::Tap {
         // The NIC may strip tags: the kernel keeps them in the skb, where the programs of a tap read them.
         return Ok(());
     }
     let may_restore = || wanted.mode != ModeRequest::Skb && Interface::may_restore_tags(link.index, hints);
-    entries::check_tags(name, &wanted.filter, may_restore)
-        .map_err(|text| Refusal::new(Reason::NoInterface, text))
+    entries::check_tags(name, &wanted.filter, may_restore).map_err(|text| Reason::NoInterface.because(text))
 }
 
 fn kernel<T>(result: Result<T, steer::QueueError>) -> Result<T, Refusal> {
-    result.map_err(|error| Refusal::new(Reason::Kernel, with_sources(&error)))
+    result.map_err(|error| Reason::Kernel.because(with_sources(&error)))
 }

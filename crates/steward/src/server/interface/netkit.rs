@@ -75,7 +75,7 @@ fn refusal(interface: &str, queue: u32, error: &NetkitError) -> Refusal {
         NetkitError::Lease(_) => (Reason::Kernel, format!("queue {queue} of {interface}: {error}")),
         _ => (Reason::Kernel, error.to_string()),
     };
-    Refusal::new(reason, text)
+    reason.because(text)
 }
 
 impl Interface {
@@ -93,12 +93,12 @@ impl Interface {
             self.drop_netkit(queue);
         }
         if self.is_netkits(queue) {
-            let text =
-                format!("the netkit that had queue {queue} of {name} before is not deleted yet: try again");
-            return Err(Refusal::new(Reason::Taken, text));
+            return Reason::Taken.refuse(format!(
+                "the netkit that had queue {queue} of {name} before is not deleted yet: try again"
+            ));
         }
         let number: io::Result<[u8; 4]> = sys::random();
-        let number = number.map_err(|error| Refusal::new(Reason::Kernel, error.to_string()))?;
+        let number = number.map_err(|error| Reason::Kernel.because(error.to_string()))?;
         let made_as = format!("{MADE_AS}{:08x}", u32::from_ne_bytes(number));
         self.ledger.set_interface(&name);
         let saved = self.ledger.save_netkit(SavedNetkit {
@@ -110,9 +110,9 @@ impl Interface {
             its_queue: 0,
         });
         saved.map_err(|error| {
-            let text =
-                format!("a netkit is not made without a note, which cannot be written: {error} (--state)");
-            Refusal::new(Reason::Kernel, text)
+            Reason::Kernel.because(format!(
+                "a netkit is not made without a note, which cannot be written: {error} (--state)"
+            ))
         })?;
         may_crash("netkit-saved");
         let made = netkit::make(&made_as, self.link.mtu, mac).and_then(|index| {
@@ -156,7 +156,7 @@ impl Interface {
         } else {
             return Ok(());
         };
-        Err(Refusal::new(reason, text))
+        reason.refuse(text)
     }
 
     /// Whether the netkit that is wanted for a queue is there. One that is gone is forgotten, so that another one can
@@ -175,12 +175,11 @@ impl Interface {
         if *its_name == wanted.name {
             return Ok(true);
         }
-        let text = format!(
+        Reason::Taken.refuse(format!(
             "queue {queue} of {} has the netkit {its_name} already: ask for that name, or end the lease and take \
              another one",
             self.link.name
-        );
-        Err(Refusal::new(Reason::Taken, text))
+        ))
     }
 
     /// The netkit is where it is to be: its queue's frames go to the socket in its map from now on.
@@ -189,7 +188,7 @@ impl Interface {
         let settled = self.settle(queue);
         settled.map_err(|text| {
             self.drop_netkit(queue);
-            Refusal::new(Reason::Kernel, text)
+            Reason::Kernel.because(text)
         })
     }
 

@@ -207,7 +207,7 @@ impl Interface {
     ) -> Result<(), Refusal> {
         self.see_tags(first, changes);
         self.check_changes(first, changes)?;
-        let refused = |error: StationError| Refusal::new(Reason::Kernel, with_sources(&error));
+        let refused = |error: StationError| Reason::Kernel.because(with_sources(&error));
         let Some(network) = self.networks.get_mut(&first) else {
             return Ok(());
         };
@@ -246,14 +246,12 @@ impl Interface {
     fn check_changes(&self, first: u32, changes: &[StationChange]) -> Result<(), Refusal> {
         let name = &self.link.name;
         let Some(network) = self.networks.get(&first) else {
-            let text = format!("{name} has no network with this first queue");
-            return Err(Refusal::new(Reason::Lease, text));
+            return Reason::Lease.refuse(format!("{name} has no network with this first queue"));
         };
         let set = || changes.iter().filter(|change| change.port.is_some());
         let new = set().filter(|change| !network.stations.contains_key(&change.station));
         if network.stations.len() + new.count() > STATIONS_MAX {
-            let text = format!("more than {STATIONS_MAX} stations of one network");
-            return Err(Refusal::new(Reason::Limit, text));
+            return Reason::Limit.refuse(format!("more than {STATIONS_MAX} stations of one network"));
         }
         let blind = network.strips_tags && !self.restores_tags(first);
         for StationChange { station, .. } in set() {
@@ -262,16 +260,14 @@ impl Interface {
                 .map(|(_, network)| network)
                 .any(|network| network.stations.contains_key(station))
             {
-                let text = format!(
+                return Reason::Taken.refuse(format!(
                     "another lease of {name} has {} in VLAN {}: give the guest another address",
                     steer::mac_text(station.mac),
                     station.vlan
-                );
-                return Err(Refusal::new(Reason::Taken, text));
+                ));
             }
             if station.vlan != 0 && blind {
-                let text = crate::server::entries::blind(name);
-                return Err(Refusal::new(Reason::NoInterface, text));
+                return Reason::NoInterface.refuse(crate::server::entries::blind(name));
             }
         }
         Ok(())

@@ -206,14 +206,13 @@ impl Interface {
 
     pub(in crate::server) fn program(&self) -> Result<&Program, Refusal> {
         self.program.as_ref().ok_or_else(|| {
-            let text = match self.link.index {
+            Reason::Impaired.because(match self.link.index {
                 0 => format!(
                     "interface {} is gone; the lease continues when an interface of that name is there",
                     self.name
                 ),
                 _ => self.note.clone(),
-            };
-            Refusal::new(Reason::Impaired, text)
+            })
         })
     }
 }

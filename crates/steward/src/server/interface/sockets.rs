@@ -101,10 +101,9 @@ impl Sockets {
         of_queue
             .and_then(|of_queue| of_queue.registered.take())
             .ok_or_else(|| {
-                let text = format!(
+                Reason::Unregistered.because(format!(
                     "no memory was registered for queue {queue}, or with another steward: do that first"
-                );
-                Refusal::new(Reason::Unregistered, text)
+                ))
             })
     }
 

@@ -22,26 +22,24 @@ const PAGES_MISSING: &str = "the memory has pages that do not exist, or ends bef
 pub(super) fn check_takes_rings() -> Result<(), Refusal> {
     match are_at_hand(TO_TAKE_RINGS) {
         true => Ok(()),
-        false => Err(Refusal::new(Reason::Kernel, TAKES_NO_RING)),
+        false => Reason::Kernel.refuse(TAKES_NO_RING),
     }
 }
 
 /// Why the process that a ring is to be taken from is not known.
 pub(super) fn no_owner(error: &io::Error) -> Refusal {
     match Errno::from_io_error(error) {
-        Some(Errno::NOPROTOOPT) => {
-            let text =
-                format!("the kernel does not report the process of the connection (Linux 6.5 does): {error}");
-            Refusal::new(Reason::Kernel, text)
-        }
-        _ => Refusal::new(Reason::Lease, format!("{OWNER_ENDED}: {error}")),
+        Some(Errno::NOPROTOOPT) => Reason::Kernel.because(format!(
+            "the kernel does not report the process of the connection (Linux 6.5 does): {error}"
+        )),
+        _ => Reason::Lease.because(format!("{OWNER_ENDED}: {error}")),
     }
 }
 
 /// Whether the NIC puts header and data apart, which it is told to if it may be.
 pub(super) fn check_split(link: &Link, may_set_up: bool) -> Result<(), Refusal> {
     let name = &link.name;
-    let refused = |text: String| Err(Refusal::new(Reason::Nic, text));
+    let refused = |text: String| Reason::Nic.refuse(text);
     let now = match rings::of(link.index) {
         Ok(rings) => rings.split,
         Err(error) => {
@@ -89,7 +87,7 @@ pub(super) fn failed(name: &str, key: Option<QueueKey>, step: Step, errno: u32) 
         || format!("{name} (no queue)"),
         |key| format!("queue {} of {name}", key.1),
     );
-    let refused = |reason, why: &str| Refusal::new(reason, format!("{of}: {why}: {errno}"));
+    let refused = |reason: Reason, why: &str| reason.because(format!("{of}: {why}: {errno}"));
     let other = "or lease another queue";
     let (reason, why) = match (step, errno) {
         (Step::Ring, Errno::EXIST) => (
@@ -158,7 +156,7 @@ pub(super) fn failed(name: &str, key: Option<QueueKey>, step: Step, errno: u32) 
 /// Why an interface's queue is not had apart.
 pub(super) fn not_apart(link: &Link, error: &NotApart) -> Refusal {
     let text = error.to_string().replace("NAME", &link.name);
-    Refusal::new(Reason::Nic, format!("{}: {text}", link.name))
+    Reason::Nic.because(format!("{}: {text}", link.name))
 }
 
 #[cfg(test)]
