@@ -78,6 +78,14 @@ pub(crate) enum NotApart {
 type Save<'a> = &'a mut dyn FnMut(&ApartPlan) -> io::Result<()>;
 
 impl ApartPlan {
+    /// For a queue, and nothing yet.
+    pub(crate) fn of(queue: u32) -> Self {
+        Self {
+            queue,
+            ..Self::default()
+        }
+    }
+
     /// Entries that were moved here for another queue are that one's to give back: its plan follows them to where this
     /// one moves them. Until they are moved they are where they were, so both places are kept. Whether there are some.
     pub(crate) fn hand_on(&mut self, other: &mut Self) -> bool {

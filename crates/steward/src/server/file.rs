@@ -1,17 +1,27 @@
-//! Files that are there whole or not at all.
+//! Files in which a steward keeps what the next one has to know: TOML, there whole or not at all.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// The path under which this file is written before it is renamed.
-pub(super) fn new_of(path: &Path) -> PathBuf {
-    path.with_extension("toml.new")
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The content of a file; none: it is not there.
+/// Errors: the kernel's; `InvalidData`, if it has something else.
+pub(super) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    let text = match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        read => read?,
+    };
+    let other = |error: toml::de::Error| io::Error::new(io::ErrorKind::InvalidData, error.message());
+    toml::from_str(&text).map(Some).map_err(other)
 }
 
 /// Writes a file again: a reader sees the old or the new one.
-pub(super) fn replace(path: &Path, text: &str) -> io::Result<()> {
+pub(super) fn write(path: &Path, content: &impl Serialize) -> io::Result<()> {
+    let text = toml::to_string(content).map_err(io::Error::other)?;
     let new = new_of(path);
     let mut options = OpenOptions::new();
     let mut file = options
@@ -23,6 +33,29 @@ pub(super) fn replace(path: &Path, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())?;
     may_crash("records-written");
     fs::rename(&new, path)
+}
+
+/// The path under which this file is written before it is renamed.
+pub(super) fn new_of(path: &Path) -> PathBuf {
+    path.with_extension("toml.new")
+}
+
+/// Removes a file, if it is there.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Files of a directory whose names begin so.
+pub(super) fn all_of(dir: &Path, prefix: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let is_ours = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+        name.starts_with(prefix) && name.ends_with(".toml")
+    };
+    entries.map(|entry| entry.path()).filter(is_ours).collect()
 }
 
 /// Ends the process without a word if a test asked for it at this point. In a release build there is no such thing.

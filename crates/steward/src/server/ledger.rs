@@ -6,7 +6,6 @@
 //! queues of the NIC, as they outlive a process, too.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -156,12 +155,11 @@ fn steered_by(plan: &Plan) -> Steered {
 impl Ledger {
     /// With what a predecessor saved.
     pub(super) fn open(path: Option<PathBuf>) -> Self {
-        let text = path.as_ref().and_then(|path| fs::read_to_string(path).ok());
-        let unreadable = |error: toml::de::Error| {
-            tracing::error!(?path, "rules of the NIC may be left over: {}", error.message());
-            Saved::default()
-        };
-        let saved = text.map(|text| toml::from_str(&text).unwrap_or_else(unreadable));
+        let saved = path.as_deref().map_or(Ok(None), file::read);
+        let saved = saved.unwrap_or_else(|error| {
+            tracing::error!(?path, "rules of the NIC may be left over: {error}");
+            None
+        });
         Self {
             saved: saved.unwrap_or_default(),
             path,
@@ -206,12 +204,7 @@ impl Ledger {
 
     /// Undoes what the saved in a directory say that are of no interface any more, as far as that goes.
     pub(super) fn clear_strays(dir: &Path, is_known: impl Fn(&Path) -> bool) {
-        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-        let is_ours = |path: &PathBuf| {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
-            name.starts_with(PREFIX) && name.ends_with(".toml")
-        };
-        for path in entries.map(|entry| entry.path()).filter(is_ours) {
+        for path in file::all_of(dir, PREFIX) {
             if is_known(&path) {
                 continue;
             }
@@ -235,7 +228,7 @@ impl Ledger {
             if let Err(error) = undone {
                 tracing::warn!("rules that {} names may be left over: {error}", path.display());
             }
-            let _ = fs::remove_file(&path);
+            let _ = file::remove(&path);
         }
     }
 
@@ -384,10 +377,9 @@ impl Ledger {
             return Err(io::Error::other("the steward keeps no state"));
         };
         if self.saved.leases.is_empty() && self.saved.netkits.is_empty() {
-            return fs::remove_file(path);
+            return file::remove(path);
         }
-        let text = toml::to_string(&self.saved).map_err(io::Error::other)?;
-        file::replace(path, &text)
+        file::write(path, &self.saved)
     }
 }
 
@@ -400,6 +392,8 @@ fn has_rules(nic: &impl Nic, plan: &Plan) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::hardware::tests::{MACS, Played, theirs};
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock, statfs};
 use serde::{Deserialize, Serialize};
 
-use super::file::{new_of, replace};
+use super::file;
 use super::ledger::{self, Ledger};
 use crate::peer::Credentials;
 use crate::protocol::{HintRequest, Request, Token, Wanted};
@@ -216,24 +216,21 @@ impl Store {
     fn read(&mut self) -> Result<(), StoreError> {
         let path = self.path();
         // Of a steward that died while it wrote.
-        let _ = fs::remove_file(new_of(&path));
-        let text = match fs::read_to_string(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            result => result.map_err(file_error(&path))?,
-        };
-        match toml::from_str::<Records>(&text) {
-            Ok(records) if records.version != VERSION || records.boot != self.records.boot => {
+        let _ = file::remove(&file::new_of(&path));
+        match file::read::<Records>(&path) {
+            Ok(None) => {}
+            Ok(Some(records)) if records.version != VERSION || records.boot != self.records.boot => {
                 tracing::info!(path = %path.display(), "records of another version or boot: not read");
             }
-            Ok(records) => self.records = records,
+            Ok(Some(records)) => self.records = records,
             // Programs and queues without a record are taken back, which is what is left to do.
-            Err(error) => {
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 tracing::error!(
                     path = %path.display(),
-                    "not records of a steward, so no lease continues, and the file is written again: {}",
-                    error.message()
+                    "not records of a steward, so no lease continues, and the file is written again: {error}"
                 );
             }
+            Err(error) => return Err(file_error(&path)(error)),
         }
         Ok(())
     }
@@ -298,15 +295,11 @@ impl Store {
 
     fn write(&self) -> Result<(), StoreError> {
         let path = self.path();
-        if self.records.interfaces.is_empty() && self.records.leases.is_empty() {
-            return match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file_error(&path)(error)),
-                _ => Ok(()),
-            };
-        }
-        let text =
-            toml::to_string(&self.records).map_err(|error| file_error(&path)(io::Error::other(error)))?;
-        replace(&path, &text).map_err(file_error(&path))
+        let written = match self.records.interfaces.is_empty() && self.records.leases.is_empty() {
+            true => file::remove(&path),
+            false => file::write(&path, &self.records),
+        };
+        written.map_err(file_error(&path))
     }
 
     fn path(&self) -> PathBuf {

@@ -29,8 +29,8 @@ use rustix::thread::CapabilitySet;
 use steer::{Filter, with_sources};
 
 use self::refusals::{check_split, failed, not_apart};
+use self::saved::Charge;
 pub(super) use self::saved::ZcrxQueues;
-use self::saved::{Charge, saved_plan};
 
 use super::file::may_crash;
 use super::job::{self, Job, Outcome, Pending, lost};
@@ -54,13 +54,7 @@ fn gone() -> Refusal {
 impl Server {
     /// Handles a request for a lease.
     pub(super) fn lease_queue(&mut self, number: u64, wanted: &ZcrxWanted) -> Answered {
-        self.newcomer(number)?;
-        let peer = self
-            .connections
-            .get(&number)
-            .ok_or_else(super::no_lease)?
-            .peer
-            .clone();
+        let peer = self.newcomer(number)?;
         let rule = self.policy.find_zcrx(&peer, wanted, |rule| self.leased(rule))?;
         refusals::check_takes_rings()?;
         let link = Link::by_name(&wanted.interface)
@@ -186,9 +180,7 @@ impl Server {
         }
         let mut plan = self.zcrx.plan_of(key);
         let zcrx = &mut self.zcrx;
-        let moved = apart::move_table(&mut nic, &mut plan, &mut |plan| {
-            zcrx.save(key, &saved_plan(link, key, plan))
-        });
+        let moved = apart::move_table(&mut nic, &mut plan, &mut |plan| zcrx.save(&link.name, key, plan));
         moved.map_err(|error| named(&error))
     }
 
@@ -320,7 +312,7 @@ impl Server {
         let mut plan = self.zcrx.plan_of(key);
         let zcrx = &mut self.zcrx;
         apart::bring(&mut nic, &mut plan, flows, &mut |plan| {
-            zcrx.save(key, &saved_plan(&link, key, plan))
+            zcrx.save(&link.name, key, plan)
         })
         .map_err(named)
     }
@@ -366,7 +358,7 @@ impl Server {
         let mut plan = self.zcrx.plan_of(key);
         let zcrx = &mut self.zcrx;
         let kept = apart::keep(&mut nic, &mut plan, &mut |plan| match may_set_up {
-            true => zcrx.save(key, &saved_plan(&link, key, plan)),
+            true => zcrx.save(&link.name, key, plan),
             false => Err(std::io::Error::other("the policy does not have `zcrx-setup`")),
         });
         if kept.map_err(|error| error.to_string().replace("NAME", &link.name))? {

@@ -1,7 +1,6 @@
 //! NIC configuration for queues for zero-copy receive: saving it in files, and undoing it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,7 +12,7 @@ use crate::backoff::{Backoff, RETRY};
 use crate::hardware::apart::{self, ApartPlan};
 use crate::hardware::{Ethtool, bound};
 use crate::links::Link;
-use crate::server::file::{may_crash, replace};
+use crate::server::file::{self, may_crash};
 use crate::server::state::boot_id;
 use crate::server::zcrx_lease::QueueKey;
 
@@ -36,6 +35,17 @@ pub(super) struct SavedPlan {
     /// Of the boot in which it was: another one has other indexes, and a NIC that starts again.
     boot: String,
     pub(super) plan: ApartPlan,
+}
+
+impl SavedPlan {
+    fn new(interface: &str, key: QueueKey, plan: ApartPlan) -> Self {
+        Self {
+            interface: interface.to_owned(),
+            ifindex: key.0,
+            boot: boot_id(),
+            plan,
+        }
+    }
 }
 
 /// Whom a queue counts for whose lease is over, as long as it is not anybody's again: its lessee may have kept it.
@@ -77,21 +87,20 @@ impl ZcrxQueues {
     /// With what a predecessor saved, all of which is to be taken back.
     pub(in crate::server) fn open(dir: &Path) -> Self {
         let mut leaving = BTreeMap::new();
-        for path in files_in(dir) {
-            let read = fs::read_to_string(&path).map_err(io::Error::other);
-            let saved = read.and_then(|text| toml::from_str::<SavedPlan>(&text).map_err(io::Error::other));
-            match saved {
-                Ok(saved) if saved.boot != boot_id() => {
-                    let _ = fs::remove_file(&path);
+        for path in file::all_of(dir, PREFIX) {
+            match file::read::<SavedPlan>(&path) {
+                Ok(None) => {}
+                Ok(Some(saved)) if saved.boot != boot_id() => {
+                    let _ = file::remove(&path);
                 }
-                Ok(saved) => {
+                Ok(Some(saved)) => {
                     let key = (saved.ifindex, saved.plan.queue);
                     let from = Some(Instant::now() + OF_A_PREDECESSOR);
                     leaving.insert(key, Leaving::new(saved, None, from));
                 }
                 Err(error) => {
                     tracing::error!(path = %path.display(), "rules of the NIC may be left over: {error}");
-                    let _ = fs::remove_file(&path);
+                    let _ = file::remove(&path);
                 }
             }
         }
@@ -115,12 +124,8 @@ impl ZcrxQueues {
 
     /// The plan that was saved for a leased queue.
     pub(super) fn plan_of(&self, key: QueueKey) -> ApartPlan {
-        let nothing = ApartPlan {
-            queue: key.1,
-            ..ApartPlan::default()
-        };
         let saved = self.saved.get(&key).map(|saved| saved.plan.clone());
-        saved.unwrap_or(nothing)
+        saved.unwrap_or_else(|| ApartPlan::of(key.1))
     }
 
     /// Queues that are being taken back.
@@ -158,11 +163,13 @@ impl ZcrxQueues {
         Ok(path_in(dir, key))
     }
 
-    pub(super) fn save(&mut self, key: QueueKey, saved: &SavedPlan) -> io::Result<()> {
+    /// Saves the plan for a queue of this interface, before it is carried out.
+    pub(super) fn save(&mut self, interface: &str, key: QueueKey, plan: &ApartPlan) -> io::Result<()> {
         let path = self.path(key)?;
-        let mut saved = saved.clone();
-        self.hand_on(key, &mut saved.plan)?;
-        write(&path, &saved)?;
+        let mut plan = plan.clone();
+        self.hand_on(key, &mut plan)?;
+        let saved = SavedPlan::new(interface, key, plan);
+        file::write(&path, &saved)?;
         self.saved.insert(key, saved);
         Ok(())
     }
@@ -178,7 +185,7 @@ impl ZcrxQueues {
             if plan.hand_on(&mut saved.plan)
                 && let Some(dir) = &self.dir
             {
-                write(&path_in(dir, other), saved)?;
+                file::write(&path_in(dir, other), saved)?;
             }
         }
         Ok(())
@@ -187,7 +194,7 @@ impl ZcrxQueues {
     fn forget(&mut self, key: QueueKey) {
         self.saved.remove(&key);
         if let Ok(path) = self.path(key) {
-            let _ = fs::remove_file(path);
+            let _ = file::remove(&path);
         }
     }
 
@@ -200,15 +207,7 @@ impl ZcrxQueues {
 
     /// The lease of a queue is over.
     pub(super) fn end(&mut self, key: QueueKey, interface: &str, charge: Option<Charge>) {
-        let nothing = || SavedPlan {
-            interface: interface.to_owned(),
-            ifindex: key.0,
-            boot: boot_id(),
-            plan: ApartPlan {
-                queue: key.1,
-                ..ApartPlan::default()
-            },
-        };
+        let nothing = || SavedPlan::new(interface, key, ApartPlan::of(key.1));
         let saved = self.saved.remove(&key).unwrap_or_else(nothing);
         self.leaving.insert(key, Leaving::new(saved, charge, None));
     }
@@ -250,20 +249,6 @@ impl ZcrxQueues {
 
 fn path_in(dir: &Path, key: QueueKey) -> PathBuf {
     dir.join(format!("{PREFIX}{}-{}.toml", key.0, key.1))
-}
-
-fn write(path: &Path, saved: &SavedPlan) -> io::Result<()> {
-    let text = toml::to_string(saved).map_err(io::Error::other)?;
-    replace(path, &text)
-}
-
-fn files_in(dir: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let is_ours = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
-        name.starts_with(PREFIX) && name.ends_with(".toml")
-    };
-    entries.map(|entry| entry.path()).filter(is_ours).collect()
 }
 
 impl Leaving {
@@ -314,24 +299,17 @@ impl Leaving {
         let (mut plan, mut saved) = (self.saved.plan.clone(), self.saved.clone());
         let kept = apart::keep(nic, &mut plan, &mut |plan| {
             saved.plan = plan.clone();
-            write(path, &saved)
+            file::write(path, &saved)
         });
         self.saved.plan = plan;
         kept.map(drop).map_err(io::Error::other)
     }
 }
 
-pub(super) fn saved_plan(link: &Link, key: QueueKey, plan: &ApartPlan) -> SavedPlan {
-    SavedPlan {
-        interface: link.name.clone(),
-        ifindex: key.0,
-        boot: boot_id(),
-        plan: plan.clone(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::backoff::LONGEST_RETRY;
     use crate::hardware::apart::Moved;
@@ -341,47 +319,35 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let mut queues = ZcrxQueues::open(dir.path());
         let key = (0x7fff_fff0, 3);
-        let saved = SavedPlan {
-            interface: "nowhere9".to_owned(),
-            ifindex: key.0,
-            boot: boot_id(),
-            plan: ApartPlan {
-                queue: 3,
-                flows: vec!["192.0.2.1:443".parse().expect("an address and a port")],
-                ..ApartPlan::default()
-            },
+        let plan = ApartPlan {
+            flows: vec!["192.0.2.1:443".parse().expect("an address and a port")],
+            ..ApartPlan::of(3)
         };
-        queues.save(key, &saved).expect("writable");
+        queues.save("nowhere9", key, &plan).expect("writable");
         fs::write(dir.path().join("zcrx-1-1.toml"), "flows = 7").expect("writable");
-        assert_eq!(files_in(dir.path()).len(), 2);
+        assert_eq!(file::all_of(dir.path(), PREFIX).len(), 2);
         let mut next = ZcrxQueues::open(dir.path());
-        assert!(next.is_unfinished() && files_in(dir.path()).len() == 1);
+        assert!(next.is_unfinished() && file::all_of(dir.path(), PREFIX).len() == 1);
         // Its interface is gone.
         next.go_on(&BTreeSet::new(), Instant::now());
-        assert!(!next.is_unfinished() && files_in(dir.path()).is_empty());
+        assert!(!next.is_unfinished() && file::all_of(dir.path(), PREFIX).is_empty());
     }
 
     #[test]
     fn entry_that_is_moved_on_stays_with_the_queue_that_it_was_taken_from() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut queues = ZcrxQueues::open(dir.path());
-        let link_of = |queue: u32, moved: Vec<Moved>| SavedPlan {
-            interface: "nowhere9".to_owned(),
-            ifindex: 0x7fff_fff0,
-            boot: boot_id(),
-            plan: ApartPlan {
-                queue,
-                moved,
-                ..ApartPlan::default()
-            },
+        let plan_of = |queue: u32, moved: Vec<Moved>| ApartPlan {
+            moved,
+            ..ApartPlan::of(queue)
         };
         let [three, two] = [3, 2].map(|queue| (0x7fff_fff0, queue));
         let moved = |entry, to| Moved { entry, to };
         queues
-            .save(three, &link_of(3, vec![moved(3, 0), moved(7, 2)]))
+            .save("nowhere9", three, &plan_of(3, vec![moved(3, 0), moved(7, 2)]))
             .expect("writable");
         queues
-            .save(two, &link_of(2, vec![moved(2, 0), moved(7, 1)]))
+            .save("nowhere9", two, &plan_of(2, vec![moved(2, 0), moved(7, 1)]))
             .expect("writable");
         assert_eq!(queues.plan_of(two).moved, [moved(2, 0)]);
         assert_eq!(
@@ -403,9 +369,9 @@ mod tests {
             boot: "another".to_owned(),
             plan: ApartPlan::default(),
         };
-        write(&path_in(dir.path(), (7, 0)), &saved).expect("writable");
+        file::write(&path_in(dir.path(), (7, 0)), &saved).expect("writable");
         assert!(!ZcrxQueues::open(dir.path()).is_unfinished());
-        assert!(files_in(dir.path()).is_empty());
+        assert!(file::all_of(dir.path(), PREFIX).is_empty());
     }
 
     #[test]
@@ -429,16 +395,14 @@ mod tests {
     /// Of the loopback, which takes no rules, so that there is nothing to ask it for.
     fn that_cannot_be_taken_back(queues: &mut ZcrxQueues, queue: u32) -> QueueKey {
         let key = (1, queue);
-        let saved = SavedPlan {
-            interface: "lo".to_owned(),
-            ifindex: key.0,
-            boot: boot_id(),
-            plan: ApartPlan {
-                queue,
+        let saved = SavedPlan::new(
+            "lo",
+            key,
+            ApartPlan {
                 flows: vec!["192.0.2.1:443".parse().expect("an address and a port")],
-                ..ApartPlan::default()
+                ..ApartPlan::of(queue)
             },
-        };
+        );
         queues.saved.insert(key, saved);
         queues.end(key, "lo", None);
         key
@@ -459,15 +423,9 @@ mod tests {
     fn queue_that_is_not_leased_after_all_is_taken_back_with_the_next_round() {
         let (mut queues, now) = (ZcrxQueues::default(), Instant::now());
         let key = (0x7fff_fff0, 3);
-        queues.saved.insert(
-            key,
-            SavedPlan {
-                interface: "nowhere9".to_owned(),
-                ifindex: key.0,
-                boot: boot_id(),
-                plan: ApartPlan::default(),
-            },
-        );
+        queues
+            .saved
+            .insert(key, SavedPlan::new("nowhere9", key, ApartPlan::of(key.1)));
         assert_eq!(queues.next_due(now), None);
         queues.abandon(key);
         assert_eq!(queues.next_due(now), Some(now));
@@ -492,13 +450,8 @@ mod tests {
     #[test]
     fn nothing_is_saved_without_a_directory() {
         let mut queues = ZcrxQueues::default();
-        let saved = SavedPlan {
-            interface: "eth1".to_owned(),
-            ifindex: 7,
-            boot: boot_id(),
-            plan: ApartPlan::default(),
-        };
-        let error = queues.save((7, 0), &saved).expect_err("no place");
+        let saved = queues.save("eth1", (7, 0), &ApartPlan::of(0));
+        let error = saved.expect_err("no place");
         assert!(error.to_string().contains("--state"), "{error}");
     }
 }
