@@ -31,7 +31,7 @@ use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 use steer::{GroupReader, QueueConf, QueueCounters, Station};
 
 pub(crate) use self::connection::Connection;
-use self::connection::{Incoming, Message, Phase};
+use self::connection::{Incoming, Known, Message, Phase};
 pub use self::error::LeaseError;
 pub use self::sockets::Prepared;
 pub use self::zcrx::{Area, QueueLease, Refill};
@@ -75,18 +75,7 @@ pub struct Lease {
     /// Locked for a request until its answer.
     state: Mutex<Connection>,
     /// A copy of the state after the last request; its lock is never held while something waits.
-    seen: Mutex<Seen>,
-}
-
-/// State of a lease that is known without a request.
-#[derive(Debug)]
-struct Seen {
-    facts: Facts,
-    hinted: Option<Hinted>,
-    behind: u32,
-    away: bool,
-    /// How often the steward came back.
-    returns: u32,
+    seen: Mutex<Known>,
 }
 
 impl Lease {
@@ -127,20 +116,18 @@ impl Lease {
             name: wanted.interface.clone(),
             ..Facts::default()
         };
+        let known = Known {
+            facts,
+            ..Known::default()
+        };
         let lease = Self {
             path: path.to_owned(),
             waiting,
             token: sys::random()?,
             waker,
             timer,
-            state: Mutex::new(Connection::new(facts.clone())),
-            seen: Mutex::new(Seen {
-                facts,
-                hinted: None,
-                behind: 0,
-                away: false,
-                returns: 0,
-            }),
+            state: Mutex::new(Connection::new(known.clone())),
+            seen: Mutex::new(known),
         };
         lease.state().hint_request = hint_request;
         lease.state().socket = Some(lease.connect(SocketFlags::empty())?);
@@ -151,7 +138,7 @@ impl Lease {
         let Answer::Facts(facts) = answered.answer else {
             return Err(LeaseError::Mismatch);
         };
-        lease.state().facts = facts;
+        lease.state().known.facts = facts;
         lease.ask_done(&Request::Keep { token: lease.token })?;
         let knows_hints = !lease.state().is_plain;
         if let Some(hint_request) = hint_request.filter(|_| knows_hints) {
@@ -201,7 +188,7 @@ impl Lease {
             return Err(LeaseError::Mismatch);
         };
         let mut state = self.state();
-        state.hinted = Some(hinted);
+        state.known.hinted = Some(hinted);
         self.show(&state);
         Ok(())
     }
@@ -439,7 +426,7 @@ impl Lease {
         let read = self.read_changes(&mut state);
         self.show(&state);
         read?;
-        Ok(std::mem::take(&mut state.changed).then(|| state.facts.clone()))
+        Ok(std::mem::take(&mut state.changed).then(|| state.known.facts.clone()))
     }
 
     fn read_changes(&self, state: &mut Connection) -> Result<(), LeaseError> {
@@ -508,18 +495,17 @@ impl Lease {
         }
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Known> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets others know what is known by now.
     fn show(&self, state: &Connection) {
-        let mut seen = self.seen();
-        seen.facts.clone_from(&state.facts);
-        seen.hinted.clone_from(&state.hinted);
-        seen.behind = state.behind;
-        seen.away = matches!(state.phase, Phase::Away { .. } | Phase::Asked { .. });
-        seen.returns = state.returns;
+        let away = matches!(state.phase, Phase::Away { .. } | Phase::Asked { .. });
+        *self.seen() = Known {
+            away,
+            ..state.known.clone()
+        };
     }
 
     /// An answer that is asked for now is waited for until then.

@@ -18,7 +18,7 @@ pub mod netkit;
 #[cfg(feature = "server")]
 pub(crate) mod tap;
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -194,21 +194,14 @@ impl Link {
 
     /// Of `IFF_`.
     fn flags(index: u32) -> io::Result<u32> {
-        let mut socket = NetlinkSocket::new();
-        let request = rt_link::Request::new().op_getlink_do(&header_of(index));
-        let mut replies = socket.request(&request)?;
-        let (header, _) = replies.recv_one().map_err(io::Error::from)?;
-        Ok(header.ifi_flags)
+        get_link(&header_of(index), None, |header, _| header.ifi_flags)
     }
 
-    fn ask(header: &Ifinfomsg, name: Option<&CString>) -> io::Result<Self> {
-        let mut socket = NetlinkSocket::new();
-        let mut request = rt_link::Request::new().op_getlink_do(header);
-        if let Some(name) = name {
-            request.encode().push_ifname(name);
-        }
-        let mut replies = socket.request(&request)?;
-        let (header, attributes) = replies.recv_one().map_err(io::Error::from)?;
+    fn ask(header: &Ifinfomsg, name: Option<&CStr>) -> io::Result<Self> {
+        get_link(header, name, Self::of)?
+    }
+
+    fn of(header: &Ifinfomsg, attributes: &IterableLinkAttrs<'_>) -> io::Result<Self> {
         if !matches!(header.ifi_type, libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK) {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -223,7 +216,7 @@ impl Link {
             .and_then(|ethtool| ethtool.receive_queues().ok());
         let driver = ethtool.and_then(|ethtool| ethtool.driver());
         let allocated = attributes.get_num_rx_queues().unwrap_or(1);
-        let (buses, device) = (Path::new(device::BUSES), device_of(&attributes));
+        let (buses, device) = (Path::new(device::BUSES), device_of(attributes));
         Ok(Self {
             index: u32::try_from(header.ifi_index).unwrap_or_default(),
             mtu: attributes.get_mtu().map_err(missing)?,
@@ -236,7 +229,7 @@ impl Link {
                 .get_linkinfo()
                 .and_then(|info| info.get_kind())
                 .is_ok_and(|kind| kind == c"veth"),
-            has_leased_only: has_no_peer(&attributes),
+            has_leased_only: has_no_peer(attributes),
             node: device.and_then(|(bus, name)| device::node_of(buses, bus, name)),
             translated: device.is_some_and(|(bus, name)| device::is_translated(buses, bus, name)),
         })
@@ -266,6 +259,22 @@ pub(crate) fn message_of(request: &impl NetlinkRequest) -> Vec<u8> {
         pid: 0,
     };
     [header.as_slice(), payload].concat()
+}
+
+/// What is read of the kernel's answer about an interface.
+fn get_link<T>(
+    header: &Ifinfomsg,
+    name: Option<&CStr>,
+    read: impl FnOnce(&Ifinfomsg, &IterableLinkAttrs<'_>) -> T,
+) -> io::Result<T> {
+    let mut request = rt_link::Request::new().op_getlink_do(header);
+    if let Some(name) = name {
+        request.encode().push_ifname(name);
+    }
+    let mut socket = NetlinkSocket::new();
+    let mut replies = socket.request(&request)?;
+    let (header, attributes) = replies.recv_one().map_err(io::Error::from)?;
+    Ok(read(&header, &attributes))
 }
 
 fn acknowledged(request: &impl NetlinkRequest) -> io::Result<()> {

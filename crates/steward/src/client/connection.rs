@@ -31,25 +31,33 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(320);
 pub(crate) struct Connection {
     pub(super) socket: Option<OwnedFd>,
     pub(super) phase: Phase,
-    /// How often the steward was away and is back.
-    pub(super) returns: u32,
+    pub(super) known: Known,
     /// Between attempts to come back.
     pub(super) pauses: Backoff,
     /// Of the last request.
     serial: u32,
-    pub(super) facts: Facts,
     /// Which hints are wanted, if any are known of.
     pub(super) hint_request: Option<HintRequest>,
-    /// Hints before frames.
-    pub(super) hinted: Option<Hinted>,
-    /// How often something changed behind the bridge of the interface; it wraps.
-    pub(super) behind: u32,
     /// The steward knows of no hints.
     pub(super) is_plain: bool,
     /// Facts came that nobody has taken.
     pub(super) changed: bool,
     /// The lease is over.
     pub(super) over: bool,
+}
+
+/// State of a lease that is known without a request.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Known {
+    pub(super) facts: Facts,
+    /// Hints before frames.
+    pub(super) hinted: Option<Hinted>,
+    /// How often something changed behind the bridge of the interface; it wraps.
+    pub(super) behind: u32,
+    /// How often the steward was away and is back.
+    pub(super) returns: u32,
+    /// It is away.
+    pub(super) away: bool,
 }
 
 /// State of the connection.
@@ -117,17 +125,14 @@ fn send_with(
 
 impl Connection {
     /// None yet, of a lease of which so much is known.
-    pub(super) fn new(facts: Facts) -> Self {
+    pub(super) fn new(known: Known) -> Self {
         Self {
             socket: None,
             phase: Phase::New,
-            returns: 0,
+            known,
             pauses: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
             serial: 0,
-            facts,
             hint_request: None,
-            hinted: None,
-            behind: 0,
             is_plain: false,
             changed: false,
             over: false,
@@ -138,7 +143,7 @@ impl Connection {
     pub(crate) fn to(path: &Path, longest: Duration) -> Result<Self, LeaseError> {
         Ok(Self {
             socket: Some(connect_to(path, SocketFlags::empty(), longest)?),
-            ..Self::new(Facts::default())
+            ..Self::new(Known::default())
         })
     }
 
@@ -255,16 +260,16 @@ impl Connection {
     pub(super) fn note(&mut self, answer: Answer) -> Result<(), LeaseError> {
         match answer {
             Answer::Changed(facts) => {
-                (self.facts, self.changed) = (facts, true);
+                (self.known.facts, self.changed) = (facts, true);
                 Ok(())
             }
             Answer::Hinted(hinted) => {
-                self.changed |= self.hinted.as_ref() != Some(&hinted);
-                self.hinted = Some(hinted);
+                self.changed |= self.known.hinted.as_ref() != Some(&hinted);
+                self.known.hinted = Some(hinted);
                 Ok(())
             }
             Answer::Behind(_) => {
-                self.behind = self.behind.wrapping_add(1);
+                self.known.behind = self.known.behind.wrapping_add(1);
                 Ok(())
             }
             Answer::Refused(refusal) => {

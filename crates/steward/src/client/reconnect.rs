@@ -89,12 +89,12 @@ impl Lease {
                     self.disconnected(state)?;
                 }
                 (serial, Answer::Facts(facts)) if serial == asked => {
-                    state.changed |= state.facts != facts;
+                    state.changed |= state.known.facts != facts;
                     if !state.says_hints() {
-                        state.changed |= state.hinted.take().is_some();
+                        state.changed |= state.known.hinted.take().is_some();
                     }
-                    (state.facts, state.phase) = (facts, Phase::Here);
-                    state.returns = state.returns.wrapping_add(1);
+                    (state.known.facts, state.phase) = (facts, Phase::Here);
+                    state.known.returns = state.known.returns.wrapping_add(1);
                     self.sleep()?;
                     return Ok(true);
                 }

@@ -15,12 +15,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use netlink_bindings::rt_link::{self, Ifinfomsg, LinkinfoDataMsg};
-use netlink_socket2::NetlinkSocket;
 use rustix::io::Errno;
 use steer::TapTo;
 
 use super::all::for_each;
-use super::{acknowledged, header_of, message_of};
+use super::{acknowledged, get_link, header_of, message_of};
 use crate::sys;
 
 /// The purpose of a tap.
@@ -163,17 +162,17 @@ impl Tap {
 
     /// Whether it has these queues and no others: before it had an owner, everybody could attach one.
     fn check_queues(&self, queues: usize) -> io::Result<()> {
-        let mut socket = NetlinkSocket::new();
-        let mut request = rt_link::Request::new().op_getlink_do(&Ifinfomsg::default());
-        request.encode().push_ifname(&text(&self.name)?);
-        let mut replies = socket.request(&request)?;
-        let (_, attributes) = replies.recv_one().map_err(io::Error::from)?;
-        let counted = match attributes.get_linkinfo().and_then(|info| info.get_data()) {
-            Ok(LinkinfoDataMsg::Tun(tun)) => {
-                tun.get_num_queues().ok().zip(tun.get_num_disabled_queues().ok())
-            }
-            _ => None,
-        };
+        let name = text(&self.name)?;
+        let counted = get_link(
+            &Ifinfomsg::default(),
+            Some(&name),
+            |_, attributes| match attributes.get_linkinfo().and_then(|info| info.get_data()) {
+                Ok(LinkinfoDataMsg::Tun(tun)) => {
+                    tun.get_num_queues().ok().zip(tun.get_num_disabled_queues().ok())
+                }
+                _ => None,
+            },
+        )?;
         match counted {
             Some((attached, 0)) if usize::try_from(attached) == Ok(queues) => Ok(()),
             Some((attached, detached)) => Err(io::Error::other(format!(

@@ -79,10 +79,15 @@ pub(super) struct Reply {
     pub(super) files: Vec<OwnedFd>,
 }
 
+impl Reply {
+    pub(super) fn with(answer: Answer, files: Vec<OwnedFd>) -> Self {
+        Self { answer, files }
+    }
+}
+
 impl From<Answer> for Reply {
     fn from(answer: Answer) -> Self {
-        let files = Vec::new();
-        Self { answer, files }
+        Self::with(answer, Vec::new())
     }
 }
 

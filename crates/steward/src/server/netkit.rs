@@ -111,10 +111,7 @@ impl Server {
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.dirty = true;
         }
-        Ok(Reply {
-            answer: Answer::Netkit(end),
-            files: vec![map],
-        })
+        Ok(Reply::with(Answer::Netkit(end), vec![map]))
     }
 }
 

@@ -415,18 +415,16 @@ impl Server {
                     let (interface, tap) = (&link.name, &device.name);
                     tracing::info!(interface, tap, queues = files.len(), "joined with {}", words(to));
                 }
-                Ok(Reply {
-                    answer: Answer::Host(HostEnd {
-                        interface: device.name,
-                        index: device.index,
-                        cuts_udp: tap.cuts_udp,
-                        macs: tap.macs.clone(),
-                        bridge: tap.behind.bridge().to_owned(),
-                        behind: count(tap.behind.len()),
-                        left_out: count(tap.behind.left_out()),
-                    }),
-                    files,
-                })
+                let end = HostEnd {
+                    interface: device.name,
+                    index: device.index,
+                    cuts_udp: tap.cuts_udp,
+                    macs: tap.macs.clone(),
+                    bridge: tap.behind.bridge().to_owned(),
+                    behind: count(tap.behind.len()),
+                    left_out: count(tap.behind.left_out()),
+                };
+                Ok(Reply::with(Answer::Host(end), files))
             }
             Err(NotGiven::Limit(refusal)) => Err(refusal),
             Err(NotGiven::Failed(why)) => {

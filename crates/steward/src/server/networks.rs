@@ -34,10 +34,7 @@ impl Server {
         let ring = ring.as_fd().try_clone_to_owned().map_err(|error| {
             Reason::Kernel.because(format!("the ring of the network cannot be handed over: {error}"))
         })?;
-        Ok(Reply {
-            answer: Answer::Done,
-            files: vec![ring],
-        })
+        Ok(Reply::with(Answer::Done, vec![ring]))
     }
 
     /// Whether the lessee of a lease in tap mode may have a tap. A guest without a network receives frames to its

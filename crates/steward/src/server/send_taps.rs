@@ -39,10 +39,7 @@ impl Server {
         let tap = Tap::new(Purpose::Send, interface.name(), link.index, queue);
         let (answer, files) = make(&tap, link)
             .map_err(|why| Reason::Kernel.because(format!("no tap for {}: {why}", link.name)))?;
-        Ok(Reply {
-            answer: Answer::SendTap(answer),
-            files,
-        })
+        Ok(Reply::with(Answer::SendTap(answer), files))
     }
 
     /// Whether a device is of a queue that somebody has.

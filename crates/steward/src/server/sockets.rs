@@ -373,10 +373,7 @@ impl Server {
             shares,
         };
         interface.sockets.note_bound(queue, Some(bound));
-        Ok(Reply {
-            answer: Answer::Done,
-            files: vec![socket],
-        })
+        Ok(Reply::with(Answer::Done, vec![socket]))
     }
 
     /// Looks which sockets of a connection's user are closed by now: their memory counts no more.
