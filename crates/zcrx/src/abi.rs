@@ -4,13 +4,16 @@
 //! kernels do not know are zero there, and mean nothing then. The crate `io-uring` has the older part of it only, and
 //! a registration that writes through a shared reference; so the registration is ours.
 //!
-//! Everything here takes and returns plain values; what they mean is said in `instance.rs`.
+//! Everything here takes and returns plain values; what they mean is said in `instance.rs`. Nothing allocates: the
+//! steward registers queues in a child that must not.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_long, c_uint};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+/// `IORING_REGISTER_PROBE` (Linux 5.6).
+const REGISTER_PROBE: c_uint = 8;
 /// `IORING_REGISTER_PBUF_RING` (Linux 5.19).
 const REGISTER_BUFFER_RING: c_uint = 22;
 /// `IORING_REGISTER_ZCRX_IFQ` (Linux 6.15).
@@ -19,87 +22,111 @@ const REGISTER_ZCRX_IFQ: c_uint = 32;
 const REGISTER_ZCRX_CTRL: c_uint = 36;
 
 /// `ZCRX_REG_IMPORT`.
-pub(crate) const REG_IMPORT: u32 = 1;
+pub const REG_IMPORT: u32 = 1;
 /// `ZCRX_REG_NODEV` (Linux 7.1).
-pub(crate) const REG_NODEV: u32 = 2;
+pub const REG_NODEV: u32 = 2;
 /// `ZCRX_CTRL_FLUSH_RQ`.
 const CTRL_FLUSH_RQ: u32 = 0;
 /// `ZCRX_CTRL_EXPORT`.
 const CTRL_EXPORT: u32 = 1;
 /// `IORING_ZCRX_AREA_SHIFT`: the bits of an offset from here on are the area.
-pub(crate) const AREA_SHIFT: u32 = 48;
+pub const AREA_SHIFT: u32 = 48;
 /// `IORING_MEM_REGION_TYPE_USER`: the region's memory is the caller's.
-pub(crate) const REGION_TYPE_USER: u32 = 1;
+pub const REGION_TYPE_USER: u32 = 1;
 /// `IO_RQ_MAX_ENTRIES`, `io_uring/zcrx.c`.
-pub(crate) const MOST_REFILL_ENTRIES: u32 = 32768;
+pub const MOST_REFILL_ENTRIES: u32 = 32768;
 
 /// `struct io_uring_zcrx_rqe`: a buffer that goes back to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct RefillEntry {
-    pub(crate) offset: u64,
+pub struct RefillEntry {
+    /// Where the buffer is: its area, and its place there.
+    pub offset: u64,
     /// Not looked at.
-    pub(crate) len: u32,
+    pub len: u32,
     /// Must be zero.
-    pub(crate) pad: u32,
+    pub pad: u32,
 }
 
 /// `struct io_uring_zcrx_offsets`: where things are in the refill ring's memory. Never assumed: the header's size has
 /// changed between kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Offsets {
-    pub(crate) head: u32,
-    pub(crate) tail: u32,
-    pub(crate) entries: u32,
-    pub(crate) reserved: u32,
-    pub(crate) reserved2: [u64; 2],
+pub struct Offsets {
+    /// Of the kernel.
+    pub head: u32,
+    /// Of the reader.
+    pub tail: u32,
+    /// The entries.
+    pub entries: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Zero.
+    pub reserved2: [u64; 2],
 }
 
 /// `struct io_uring_zcrx_area_reg`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(crate) struct AreaRegistration {
-    pub(crate) address: u64,
-    pub(crate) len: u64,
+pub struct AreaRegistration {
+    /// Where the memory is mapped.
+    pub address: u64,
+    /// Bytes.
+    pub len: u64,
     /// The kernel's: what an offset in the refill ring begins with.
-    pub(crate) token: u64,
-    pub(crate) flags: u32,
-    pub(crate) dmabuf_fd: u32,
-    pub(crate) reserved: [u64; 2],
+    pub token: u64,
+    /// Zero.
+    pub flags: u32,
+    /// Zero.
+    pub dmabuf_fd: u32,
+    /// Zero.
+    pub reserved: [u64; 2],
 }
 
 /// `struct io_uring_region_desc`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(crate) struct Region {
-    pub(crate) address: u64,
-    pub(crate) len: u64,
-    pub(crate) flags: u32,
-    pub(crate) id: u32,
-    pub(crate) mmap_offset: u64,
-    pub(crate) reserved: [u64; 4],
+pub struct Region {
+    /// Where the memory is mapped; without [`REGION_TYPE_USER`] the kernel makes it.
+    pub address: u64,
+    /// Bytes.
+    pub len: u64,
+    /// [`REGION_TYPE_USER`], or none.
+    pub flags: u32,
+    /// Zero.
+    pub id: u32,
+    /// The kernel's: where the ring's descriptor has the memory that it made.
+    pub mmap_offset: u64,
+    /// Zero.
+    pub reserved: [u64; 4],
 }
 
 /// `struct io_uring_zcrx_ifq_reg`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(crate) struct Registration {
-    /// With [`REG_IMPORT`] the descriptor of the instance.
-    pub(crate) interface: u32,
-    pub(crate) queue: u32,
+pub struct Registration {
+    /// Index of the interface; with [`REG_IMPORT`] the descriptor of the instance.
+    pub interface: u32,
+    /// The receive queue.
+    pub queue: u32,
     /// Rounded up to a power of two by the kernel.
-    pub(crate) refill_entries: u32,
-    pub(crate) flags: u32,
-    pub(crate) area: u64,
-    pub(crate) region: u64,
-    pub(crate) offsets: Offsets,
+    pub refill_entries: u32,
+    /// [`REG_IMPORT`], [`REG_NODEV`], or none.
+    pub flags: u32,
+    /// Address of an [`AreaRegistration`].
+    pub area: u64,
+    /// Address of a [`Region`].
+    pub region: u64,
+    /// The kernel's.
+    pub offsets: Offsets,
     /// The kernel's: what requests of the ring name.
-    pub(crate) id: u32,
+    pub id: u32,
     /// What was asked for, 0 for a page; then what it is. Kernels before 7.0 leave it.
-    pub(crate) buffer_bytes: u32,
-    pub(crate) event: u64,
-    pub(crate) reserved: [u64; 2],
+    pub buffer_bytes: u32,
+    /// Address of a `struct zcrx_event_desc`, or none.
+    pub event: u64,
+    /// Zero.
+    pub reserved: [u64; 2],
 }
 
 /// `struct zcrx_event_desc`: here only for the counters that the kernel keeps behind the refill ring (Linux 7.2).
@@ -159,10 +186,13 @@ fn register<T>(ring: BorrowedFd<'_>, operation: c_uint, argument: &mut T, count:
 /// Registers an instance with a ring. Area and region tell what the kernel made of them. True if the kernel counts
 /// what it copies, at `counters` bytes of the region (`struct zcrx_stats`: times, then bytes).
 ///
+/// # Errors
+/// The kernel's.
+///
 /// # Safety
 /// The memory that area and region name must be mapped, and nobody may have references to it, as long as the instance
 /// lives: the kernel pins and writes it.
-pub(crate) unsafe fn register_instance(
+pub unsafe fn register_instance(
     ring: BorrowedFd<'_>,
     registration: &mut Registration,
     area: &mut AreaRegistration,
@@ -174,29 +204,55 @@ pub(crate) unsafe fn register_instance(
         counters,
         ..EventDescription::default()
     };
+    registration.event = std::ptr::from_ref(&events) as u64;
+    // SAFETY: as our caller promises.
+    let registered = unsafe { register_without_counters(ring, registration, area, region) };
+    registration.event = 0;
+    match registered {
+        // Kernels that do not know counters refuse so; another reason for it comes again.
+        // SAFETY: the same.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => unsafe {
+            register_without_counters(ring, registration, area, region).map(|()| false)
+        },
+        registered => registered.map(|()| true),
+    }
+}
+
+/// The same, without counters unless the registration names them.
+///
+/// # Errors
+/// The kernel's.
+///
+/// # Safety
+/// As [`register_instance`].
+pub unsafe fn register_without_counters(
+    ring: BorrowedFd<'_>,
+    registration: &mut Registration,
+    area: &mut AreaRegistration,
+    region: &mut Region,
+) -> io::Result<()> {
     registration.area = std::ptr::from_mut(area) as u64;
     registration.region = std::ptr::from_mut(region) as u64;
-    registration.event = std::ptr::from_ref(&events) as u64;
-    match register(ring, REGISTER_ZCRX_IFQ, registration, 1) {
-        Ok(()) => return Ok(true),
-        // Kernels that do not know counters refuse so; another reason for it comes again.
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-        Err(error) => return Err(error),
-    }
-    registration.event = 0;
-    register(ring, REGISTER_ZCRX_IFQ, registration, 1).map(|()| false)
+    register(ring, REGISTER_ZCRX_IFQ, registration, 1)
+}
+
+/// Whether a descriptor is of io_uring, in a ring that no thread has yet.
+///
+/// # Errors
+/// The kernel's: it is not.
+pub fn probe(ring: BorrowedFd<'_>) -> io::Result<()> {
+    register(ring, REGISTER_PROBE, &mut [0u64; 2], 0)
 }
 
 /// Registers a ring of provided buffers as group 0.
 ///
+/// # Errors
+/// The kernel's.
+///
 /// # Safety
 /// The memory for so many entries at the address must be mapped, and nobody may have references to it, as long as the
 /// io_uring lives.
-pub(crate) unsafe fn register_buffer_ring(
-    ring: BorrowedFd<'_>,
-    address: u64,
-    entries: u32,
-) -> io::Result<()> {
+pub unsafe fn register_buffer_ring(ring: BorrowedFd<'_>, address: u64, entries: u32) -> io::Result<()> {
     let mut argument = BufferRing {
         address,
         entries,
@@ -206,7 +262,10 @@ pub(crate) unsafe fn register_buffer_ring(
 }
 
 /// Makes an instance known to a ring: its identifier there and where the refill ring's parts are.
-pub(crate) fn import_instance(ring: BorrowedFd<'_>, instance: BorrowedFd<'_>) -> io::Result<(u32, Offsets)> {
+///
+/// # Errors
+/// The kernel's.
+pub fn import_instance(ring: BorrowedFd<'_>, instance: BorrowedFd<'_>) -> io::Result<(u32, Offsets)> {
     let mut registration = Registration {
         interface: instance.as_raw_fd().cast_unsigned(),
         flags: REG_IMPORT,
@@ -217,7 +276,10 @@ pub(crate) fn import_instance(ring: BorrowedFd<'_>, instance: BorrowedFd<'_>) ->
 }
 
 /// A descriptor that stands for the ring's instance.
-pub(crate) fn export_instance(ring: BorrowedFd<'_>, id: u32) -> io::Result<OwnedFd> {
+///
+/// # Errors
+/// The kernel's.
+pub fn export_instance(ring: BorrowedFd<'_>, id: u32) -> io::Result<OwnedFd> {
     let mut control = Control {
         id,
         operation: CTRL_EXPORT,
@@ -229,7 +291,10 @@ pub(crate) fn export_instance(ring: BorrowedFd<'_>, id: u32) -> io::Result<Owned
 }
 
 /// Has the kernel take what is in the refill ring now.
-pub(crate) fn flush_refill(ring: BorrowedFd<'_>, id: u32) -> io::Result<()> {
+///
+/// # Errors
+/// The kernel's.
+pub fn flush_refill(ring: BorrowedFd<'_>, id: u32) -> io::Result<()> {
     let mut control = Control {
         id,
         operation: CTRL_FLUSH_RQ,

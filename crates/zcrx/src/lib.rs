@@ -67,40 +67,41 @@
 #![cfg_attr(loom, allow(dead_code, reason = "the model has the way back of buffers only"))]
 
 #[cfg(not(loom))]
-mod abi;
-#[cfg(not(loom))]
+pub mod abi;
+#[cfg(all(feature = "receive", not(loom)))]
 mod area;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod completions;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod config;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod connection;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod error;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod event;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod instance;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod lease;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod outbox;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod piece;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod provided;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod receiver;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod refill;
+#[cfg(feature = "receive")]
 mod returns;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod ring;
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 mod supply;
 
-#[cfg(not(loom))]
+#[cfg(all(feature = "receive", not(loom)))]
 pub use {
     config::{Config, Fallback, Memory, Mode, Request, Source},
     connection::{ConnectionId, ListenerId},

@@ -17,88 +17,20 @@
 //! then the child does not touch its descriptors ([`check_owner`]).
 
 use std::mem::{ManuallyDrop, size_of};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::process::{ForeignRawFd, PidfdGetfdFlags, pidfd_getfd};
 use rustix::thread::{CapabilitySets, capabilities, set_capabilities};
+use zcrx::abi::{self, AreaRegistration, Offsets, RefillEntry, Region, Registration};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::child::give_up;
 use crate::capabilities::TO_TAKE_RINGS;
 use crate::protocol::{Step, ZCRX_RINGS_MAX};
 
-/// `IORING_REGISTER_PROBE`, `IORING_REGISTER_ZCRX_IFQ`, `IORING_REGISTER_ZCRX_CTRL`, include/uapi/linux/io_uring.h.
-const PROBE: u32 = 8;
-const REGISTER_IFQ: u32 = 32;
-const CONTROL: u32 = 36;
-/// `ZCRX_REG_IMPORT`, `ZCRX_REG_NODEV`, `ZCRX_CTRL_EXPORT`, include/uapi/linux/io_uring/zcrx.h, as what follows.
-const IMPORT: u32 = 1;
-const NO_DEVICE: u32 = 2;
-const EXPORT: u32 = 1;
 /// More than what is before the entries of a refill ring: 64 bytes in Linux 7.2.
 const BEFORE_ENTRIES: u64 = 4096;
-/// `struct io_uring_zcrx_rqe`, bytes.
-const ENTRY_BYTES: u64 = 16;
-
-/// `struct io_uring_zcrx_ifq_reg`.
-#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct QueueRegistration {
-    if_idx: u32,
-    if_rxq: u32,
-    rq_entries: u32,
-    flags: u32,
-    area_ptr: u64,
-    region_ptr: u64,
-    head: u32,
-    tail: u32,
-    rqes: u32,
-    reserved: u32,
-    reserved_too: [u64; 2],
-    zcrx_id: u32,
-    rx_buf_len: u32,
-    event_desc: u64,
-    zero: [u64; 2],
-}
-
-/// `struct io_uring_zcrx_area_reg`.
-#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct AreaRegistration {
-    addr: u64,
-    len: u64,
-    rq_area_token: u64,
-    flags: u32,
-    dmabuf_fd: u32,
-    zero: [u64; 2],
-}
-
-/// `struct io_uring_region_desc`; without an address the kernel makes the memory.
-#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct Region {
-    user_addr: u64,
-    size: u64,
-    flags: u32,
-    id: u32,
-    mmap_offset: u64,
-    zero: [u64; 4],
-}
-
-/// `struct zcrx_ctrl` with its `zc_export`.
-#[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct Control {
-    zcrx_id: u32,
-    op: u32,
-    zero: [u64; 2],
-    zcrx_fd: u32,
-    zero_too: [u32; 11],
-}
-
-const _: () = assert!(size_of::<QueueRegistration>() == 96 && size_of::<AreaRegistration>() == 48);
-const _: () = assert!(size_of::<Region>() == 64 && size_of::<Control>() == 72);
 
 /// `PIDFD_GET_INFO`, include/uapi/linux/pidfd.h, with the structure of its first version (Linux 6.13).
 const GET_INFO: libc::c_ulong = 0xc040_ff0b;
@@ -186,10 +118,9 @@ fn take_ring(process: BorrowedFd<'_>, owner: UserAndGroup, number: i32) -> Attem
     let taken = pidfd_getfd(process, number as ForeignRawFd, PidfdGetfdFlags::empty());
     allow_taking(false).map_err(failed)?;
     let ring = taken.map_err(failed)?;
-    let mut probe = [0u64; 2];
     // Once more: it may have become another's in between.
-    let probed = check_owner(process, owner)
-        .and_then(|()| io_uring_register(ring.as_fd(), PROBE, probe.as_mut_bytes(), 0));
+    let probed =
+        check_owner(process, owner).and_then(|()| abi::probe(ring.as_fd()).map_err(|error| errno(&error)));
     match probed {
         Ok(()) => Ok(ring),
         Err(errno) => {
@@ -210,7 +141,7 @@ fn check_owner(process: BorrowedFd<'_>, owner: UserAndGroup) -> Result<(), Errno
     // SAFETY: the kernel reads and writes a live structure of the length that the number says.
     let done = unsafe { libc::ioctl(process.as_raw_fd(), GET_INFO as _, &raw mut info) };
     if done != 0 {
-        return match last_errno() {
+        return match errno(&std::io::Error::last_os_error()) {
             // Before Linux 6.13.
             Errno::NOTTY | Errno::INVAL => Ok(()),
             errno => Err(errno),
@@ -222,8 +153,8 @@ fn check_owner(process: BorrowedFd<'_>, owner: UserAndGroup) -> Result<(), Errno
     }
 }
 
-fn last_errno() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 /// Whether this process may take descriptors of others', if it may at all.
@@ -237,31 +168,44 @@ fn allow_taking(may: bool) -> Result<(), Errno> {
 }
 
 fn register_first(ring: BorrowedFd<'_>, address: u64, order: &QueueOrder) -> Attempt<Made> {
-    let mut area = AreaRegistration::new_zeroed();
-    (area.addr, area.len) = (address, order.area_len);
-    let mut region = Region::new_zeroed();
-    region.size = (BEFORE_ENTRIES + ENTRY_BYTES * u64::from(order.entries)).next_multiple_of(4096);
-    let mut queue = QueueRegistration::new_zeroed();
-    (queue.if_idx, queue.if_rxq) = order.queue.unwrap_or((0, 0));
-    queue.flags = if order.queue.is_some() { 0 } else { NO_DEVICE };
-    queue.rq_entries = order.entries;
-    queue.rx_buf_len = order.buffer_bytes;
-    queue.area_ptr = (&raw mut area) as u64;
-    queue.region_ptr = (&raw mut region) as u64;
-    io_uring_register(ring, REGISTER_IFQ, queue.as_mut_bytes(), 1).map_err(|errno| (Step::Queue, errno))?;
+    let mut area = AreaRegistration {
+        address,
+        len: order.area_len,
+        ..AreaRegistration::default()
+    };
+    let entries_bytes = size_of::<RefillEntry>() as u64 * u64::from(order.entries);
+    let mut region = Region {
+        len: (BEFORE_ENTRIES + entries_bytes).next_multiple_of(4096),
+        ..Region::default()
+    };
+    let (interface, number) = order.queue.unwrap_or((0, 0));
+    let mut queue = Registration {
+        interface,
+        queue: number,
+        refill_entries: order.entries,
+        flags: if order.queue.is_some() { 0 } else { abi::REG_NODEV },
+        buffer_bytes: order.buffer_bytes,
+        ..Registration::default()
+    };
+    // SAFETY: the memory is mapped for this alone, until this process ends, and nothing here refers to its bytes.
+    let registered = unsafe { abi::register_without_counters(ring, &mut queue, &mut area, &mut region) };
+    registered.map_err(|error| (Step::Queue, errno(&error)))?;
     let mut numbers = [0; ZCRX_RINGS_MAX];
-    numbers[0] = queue.zcrx_id;
+    numbers[0] = queue.id;
+    let Offsets {
+        head, tail, entries, ..
+    } = queue.offsets;
     Ok(Made {
         map_offset: region.mmap_offset,
-        map_bytes: region.size,
-        entries: queue.rq_entries,
+        map_bytes: region.len,
+        entries: queue.refill_entries,
         // Linux before 7.0 does not say: a page.
-        buffer_bytes: if queue.rx_buf_len == 0 {
+        buffer_bytes: if queue.buffer_bytes == 0 {
             4096
         } else {
-            queue.rx_buf_len
+            queue.buffer_bytes
         },
-        offsets: [queue.head, queue.tail, queue.rqes],
+        offsets: [head, tail, entries],
         count: 1,
         numbers,
     })
@@ -273,38 +217,13 @@ fn share<'a>(
     further: impl Iterator<Item = BorrowedFd<'a>>,
     made: &mut Made,
 ) -> Attempt<()> {
-    let failed = |errno| (Step::ShareQueue, errno);
-    let mut control = Control::new_zeroed();
-    (control.zcrx_id, control.op) = (made.numbers[0], EXPORT);
-    io_uring_register(first, CONTROL, control.as_mut_bytes(), 0).map_err(failed)?;
-    // SAFETY: a descriptor that the kernel has just made for this process, and that no other code knows.
-    let exported = unsafe { OwnedFd::from_raw_fd(control.zcrx_fd.cast_signed()) };
+    let failed = |error| (Step::ShareQueue, errno(&error));
+    let exported = abi::export_instance(first, made.numbers[0]).map_err(failed)?;
     for ring in further {
-        let mut import = QueueRegistration::new_zeroed();
-        import.if_idx = exported.as_raw_fd().cast_unsigned();
-        import.flags = IMPORT;
-        io_uring_register(ring, REGISTER_IFQ, import.as_mut_bytes(), 1).map_err(failed)?;
+        let (number, _) = abi::import_instance(ring, exported.as_fd()).map_err(failed)?;
         let place = made.numbers.get_mut(made.count as usize);
-        *place.ok_or(failed(Errno::INVAL))? = import.zcrx_id;
+        *place.ok_or((Step::ShareQueue, Errno::INVAL))? = number;
         made.count += 1;
     }
     Ok(())
-}
-
-fn io_uring_register(ring: BorrowedFd<'_>, what: u32, argument: &mut [u8], count: u32) -> Result<(), Errno> {
-    // SAFETY: the kernel reads and writes the structure of the operation, which the callers pass whole, and those that
-    // it names, which live in the callers' frames; any bytes are valid for them.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_io_uring_register,
-            ring.as_raw_fd(),
-            what,
-            argument.as_mut_ptr(),
-            count,
-        )
-    };
-    match done {
-        0 => Ok(()),
-        _ => Err(last_errno()),
-    }
 }
