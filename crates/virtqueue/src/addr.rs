@@ -96,7 +96,8 @@ impl fmt::Display for QueueSize {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

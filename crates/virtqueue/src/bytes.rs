@@ -66,7 +66,8 @@ impl MemoryMap {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU16;
 

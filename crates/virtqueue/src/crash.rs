@@ -1,58 +1,9 @@
-//! What may happen between any two steps, for tests: this device dies (each store that a successor could see is a
-//! step), or the VMM writes to the inflight region (each load from that is one).
+//! Where tests let a device die, or a VMM write: `tests/crash.rs`. Here nothing happens.
 
-#[cfg(test)]
-use std::cell::{Cell, RefCell};
-
-#[cfg(test)]
-thread_local! {
-    static STEPS_LEFT: Cell<Option<u32>> = const { Cell::new(None) };
-    static WRITER: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
-}
-
-/// What a device that dies here panics with.
-#[cfg(test)]
-pub(crate) struct Died;
-
-/// Called before a store that a successor could see. Nothing outside tests.
+/// Called before a store that a successor could see.
 #[inline(always)]
-pub(crate) fn point() {
-    #[cfg(test)]
-    STEPS_LEFT.with(|left| match left.get() {
-        Some(0) => {
-            left.set(None);
-            std::panic::resume_unwind(Box::new(Died));
-        }
-        Some(steps) => left.set(Some(steps - 1)),
-        None => {}
-    });
-}
+pub(crate) fn point() {}
 
-/// Runs `life`, which dies after so many steps; `None` if it did.
-#[cfg(test)]
-pub(crate) fn after<R>(steps: u32, life: impl FnOnce() -> R) -> Option<R> {
-    STEPS_LEFT.set(Some(steps));
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(life));
-    STEPS_LEFT.set(None);
-    match outcome {
-        Ok(result) => Some(result),
-        Err(panic) if panic.is::<Died>() => None,
-        Err(panic) => std::panic::resume_unwind(panic),
-    }
-}
-
-/// Called before each load from the inflight region. Nothing outside tests.
+/// Called before each load from the inflight region.
 #[inline(always)]
-pub(crate) fn before_load() {
-    #[cfg(test)]
-    WRITER.with_borrow_mut(|writer| writer.iter_mut().for_each(|write| write()));
-}
-
-/// Runs `life` while `write` is called before each load of it from the inflight region.
-#[cfg(test)]
-pub(crate) fn with_writer<R>(write: impl FnMut() + 'static, life: impl FnOnce() -> R) -> R {
-    WRITER.set(Some(Box::new(write)));
-    let result = life();
-    WRITER.set(None);
-    result
-}
+pub(crate) fn before_load() {}

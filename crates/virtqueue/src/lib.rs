@@ -16,8 +16,8 @@
 //! 5. [`Queue`], split or packed: the ring: take a batch, use it, publish a batch,
 //!    suppress notifications. [`DirtyLog`]: what was written, for a migration. [`Journal`] and
 //!    [`InflightRegion`]: what is under way, for a successor.
-//! 6. `driver` (feature `driver`): the other side, for tests and for who has both: makes memory and rings, and lies on
-//!    request.
+//! 6. `driver` (feature `driver`): the other side, for programs that have both: makes memory and rings. With the feature
+//!    `test-driver` also packed ones, and lies on request.
 //!
 //! # A device, whole
 //! ```
@@ -92,6 +92,10 @@ mod addr;
 mod bytes;
 mod cell;
 mod chain;
+#[cfg(not(test))]
+mod crash;
+#[cfg(test)]
+#[path = "tests/crash.rs"]
 mod crash;
 #[cfg(feature = "driver")]
 pub mod driver;

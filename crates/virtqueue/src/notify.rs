@@ -20,7 +20,7 @@
 //! virtqueue_enable_cb_prepare_split), and `smp_mb` in drivers/vhost/vhost.c (vhost_notify,
 //! vhost_enable_notify).
 //!
-//! The functions are generic over the atomic, so that the loom model (`notify_loom.rs`) runs this code and no
+//! The functions are generic over the atomic, so that the loom model (`tests/notify_loom.rs`) runs this code and no
 //! copy of it.
 
 use std::sync::atomic::Ordering;
@@ -140,7 +140,8 @@ impl<W: Cell<u16>> Words<'_, W> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::crosses;
 
@@ -162,5 +163,5 @@ mod tests {
 }
 
 #[cfg(all(test, loom))]
-#[path = "notify_loom.rs"]
+#[path = "tests/notify_loom.rs"]
 mod loom_model;

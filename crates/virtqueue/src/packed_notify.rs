@@ -107,7 +107,8 @@ pub(crate) fn enable<D: Cell<u64>, E: Cell<u32>>(wish: &E, next: Position, slot:
     slot.load(Ordering::Acquire)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -151,5 +152,5 @@ mod tests {
 }
 
 #[cfg(all(test, loom))]
-#[path = "packed_loom.rs"]
+#[path = "tests/packed_loom.rs"]
 mod loom_model;

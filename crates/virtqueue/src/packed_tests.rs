@@ -197,5 +197,5 @@ fn list_that_goes_on_in_a_slot_not_available_is_a_fault() {
     assert_eq!(fault, GuestFault::ChainIncomplete { head: 0, at: 1 });
 }
 
-#[path = "packed_properties.rs"]
+#[path = "tests/packed_properties.rs"]
 mod properties;

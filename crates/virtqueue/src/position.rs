@@ -18,7 +18,7 @@ const WRAP_BIT: u16 = 1 << 15;
 
 impl Position {
     /// Both sides start here.
-    #[cfg(any(test, feature = "driver"))]
+    #[cfg(any(test, feature = "test-driver"))]
     pub(crate) const START: Self = Self {
         offset: 0,
         wrap: true,
@@ -107,7 +107,8 @@ impl Position {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -250,7 +250,8 @@ impl RingLayout {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::GuestAddr;

@@ -187,5 +187,5 @@ fn notes_for_a_successor_leave_unread_used_elements_alone() {
     }
 }
 
-#[path = "split_properties.rs"]
+#[path = "tests/split_properties.rs"]
 mod properties;

@@ -142,7 +142,8 @@ impl FillRing {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::ring::{Heap, Ordering, Shared};

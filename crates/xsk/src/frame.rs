@@ -121,7 +121,8 @@ impl FromIterator<Frame> for FramePool {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

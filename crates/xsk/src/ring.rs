@@ -27,7 +27,7 @@
 //!
 //! The counters of the peer are trusted as far as the kernel is: a wrong one cannot make an access leave the ring (R2).
 //!
-//! The loom model of this file is in `ring_loom.rs`.
+//! The loom model of this file is in `tests/ring_loom.rs`.
 #![allow(unsafe_code)]
 
 use std::fmt::Debug;
@@ -460,5 +460,5 @@ impl<T: FromKernel> Drop for Taken<'_, T> {
 mod tests;
 
 #[cfg(all(test, loom))]
-#[path = "ring_loom.rs"]
+#[path = "tests/ring_loom.rs"]
 mod loom_model;

@@ -604,7 +604,7 @@ impl Pace {
 }
 
 #[cfg(feature = "fuzzing")]
-#[path = "worker_rounds.rs"]
+#[path = "../fuzzing/rounds/mod.rs"]
 pub(crate) mod rounds;
 
 #[cfg(test)]

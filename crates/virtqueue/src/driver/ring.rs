@@ -1,5 +1,4 @@
-//! What the drivers of both kinds of ring are alike in: where the ring lies, what is under way, and tables for indirect
-//! chains.
+//! What the drivers of both kinds of ring are alike in: where the ring lies, and what is under way.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{GuestRam, RamError};
 use crate::cell::Cell;
-use crate::{GuestAddr, QueueSize, RingAddresses, RingShape, layout};
+use crate::{GuestAddr, QueueSize, RingAddresses, RingShape};
 
 /// What the driver negotiated, as far as it concerns the ring. Indirect descriptors are used when asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +29,7 @@ pub struct DriverRing {
     /// The same as offsets in the driver's map.
     pub(super) offsets: RingAddresses,
     /// For each chain, a table and how many entries it has, made when first needed.
+    #[cfg(feature = "test-driver")]
     tables: Vec<Option<(GuestAddr, usize)>>,
 }
 
@@ -62,6 +62,7 @@ impl DriverRing {
                 avail: offset(guest.avail),
                 used: offset(guest.used),
             },
+            #[cfg(feature = "test-driver")]
             tables: vec![None; entries],
         })
     }
@@ -76,11 +77,6 @@ impl DriverRing {
         &self.ram
     }
 
-    /// Where the ring is for the guest.
-    pub fn ring_guest_addresses(&self) -> RingAddresses {
-        self.guest
-    }
-
     /// Where the ring is in this process: what VHOST_USER_SET_VRING_ADDR wants.
     pub fn ring_user_addresses(&self) -> RingAddresses {
         let user = |addr| self.ram.user_addr(GuestAddr(addr));
@@ -89,11 +85,6 @@ impl DriverRing {
             avail: user(self.guest.avail),
             used: user(self.guest.used),
         }
-    }
-
-    /// Chains that were added and have not come back.
-    pub fn in_flight(&self) -> usize {
-        self.order.len()
     }
 
     /// The device gave back `chain`.
@@ -127,29 +118,8 @@ impl DriverRing {
             _ => assert!(map.copy_to_guest(offset, [low, high].map(u64::to_le_bytes).as_flattened())),
         }
     }
-
-    /// Where entry `index` of a table in guest memory lies in the driver's map.
-    pub(super) fn table_entry(&self, table: GuestAddr, index: u16) -> u64 {
-        let addr = table
-            .checked_add(u64::from(index) * layout::DESC_BYTES)
-            .expect("a table in guest memory");
-        self.ram.offset(addr, layout::DESC_BYTES as usize)
-    }
-
-    /// A table of so many entries for the chain of this name.
-    pub(super) fn table(&mut self, chain: u16, entries: usize) -> GuestAddr {
-        let slot = &mut self.tables[usize::from(chain)];
-        match *slot {
-            Some((addr, capacity)) if capacity >= entries => addr,
-            _ => {
-                let capacity = entries.next_power_of_two().max(4);
-                let addr = self
-                    .ram
-                    .alloc(layout::DESC_BYTES * capacity as u64, 16)
-                    .expect("guest memory for a table");
-                *slot = Some((addr, capacity));
-                addr
-            }
-        }
-    }
 }
+
+#[cfg(feature = "test-driver")]
+#[path = "for_tests/ring.rs"]
+mod for_tests;

@@ -5,7 +5,6 @@
 //! in the caches of its own CPU: frames cost less than they do elsewhere, and other work is a larger share of the
 //! round.
 
-#[path = "worker_rounds/frames.rs"]
 mod frames;
 
 use std::sync::Arc;
