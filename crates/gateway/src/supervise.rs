@@ -16,8 +16,7 @@
 //! connections closed and end; when the parent ends, the kernel ends the child. The daemon goes on without them.
 #![allow(unsafe_code)]
 
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -26,11 +25,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use program::descriptors;
 use program::handed::taken;
 use program::log::LogArgs;
 use program::sandbox::{self, Calls, Layer, Layers, Plan, Reach, User};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::SendFlags;
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus, pidfd_open,
     set_parent_process_death_signal, setrlimit, waitpid,
@@ -249,12 +249,7 @@ impl Child {
 
 /// Sends the daemon its end of a connection. Should it be gone, the child sees that as well.
 fn send_end(link: &UnixStream, end: &UnixStream) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let rights = [end.as_fd()];
-    if control.push(SendAncillaryMessage::ScmRights(&rights)) {
-        let _ = sendmsg(link, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL);
-    }
+    let _ = descriptors::send(link, &[0], &[end.as_fd()], SendFlags::empty());
 }
 
 /// The life of the child.

@@ -6,12 +6,14 @@
 //! | [`sandbox`] | what a process gives up before it reads anything of others |
 //! | [`capabilities`] | sets of capabilities |
 //! | [`users`] | users and groups by name |
+//! | [`descriptors`] | messages that carry descriptors |
 //! | [`handed`] | descriptors that a program passes to one that it starts |
 //! | [`choice`] | lists that choose among names |
 //! | [`signal_handler`] | handlers that look at the cause of a signal |
 
 pub mod capabilities;
 pub mod choice;
+pub mod descriptors;
 pub mod handed;
 pub mod log;
 pub mod sandbox;

@@ -19,6 +19,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use steer::{Filter, HintSet, MAX_QUEUES, Station, mac_text, ranges_text};
 
 use crate::hardware::Names;
@@ -42,7 +43,7 @@ const LONGEST: u64 = 1 << 20;
 pub const DEFAULT_POLICY: &str = "/etc/vhost-af-xdp/steward.toml";
 
 /// Queues of an interface, one after the other.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queues {
     /// Its name.
     pub interface: String,

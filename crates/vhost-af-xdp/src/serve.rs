@@ -343,15 +343,15 @@ fn leave_privileges(
     let may_be_steward = || capabilities::lacking(capabilities::NEEDED_BY_ONE).is_ok_and(|it| it.is_empty());
     let helper = Helper::start(&HelperOptions {
         is_steward: !leases.is_empty() || (config.steward.is_none() && file.is_some() && may_be_steward()),
-        leases: &leases,
+        leases,
         user: uid,
         group: gid,
         busy_poll: config.busy_poll_budget(),
-        files: &leftovers.0,
-        vmm_sockets: &config.paths(),
-        config: file.map(|file| file.path.as_path()),
-        state: config.state.as_deref(),
-        directories: &file.map_or_else(Vec::new, |_| config.socket_directories()),
+        files: leftovers.0.clone(),
+        vmm_sockets: config.paths(),
+        config: file.map(|file| file.path.clone()),
+        state: config.state.clone(),
+        directories: file.map_or_else(Vec::new, |_| config.socket_directories()),
         changes: config.can_change(),
     })?;
     leftovers.0.clear();

@@ -5,18 +5,18 @@
 //! something where `--api` allows that, and never capture frames of guests. The daemon goes on without it.
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use program::descriptors;
 use program::handed::close_all_on_exec;
 use program::log;
 use program::sandbox::{Layers, User};
 use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::RecvFlags;
 
 use super::control_socket::{Access, Connections, Server};
 
@@ -120,20 +120,11 @@ pub(crate) fn serve(link: UnixStream, server: Arc<Server>, may_change: bool) -> 
 /// The next connection; `None`: the gateway has ended.
 fn receive(link: &UnixStream) -> Option<UnixStream> {
     loop {
-        let mut byte = [0];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let into = &mut [io::IoSliceMut::new(&mut byte)];
-        match recvmsg(link, into, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => continue,
-            Ok(message) if message.bytes > 0 => {}
-            _ => return None,
+        let message = descriptors::receive(link, &mut [0], RecvFlags::empty()).ok()?;
+        if message.bytes == 0 {
+            return None;
         }
-        let rights = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(rights) => Some(rights),
-            _ => None,
-        });
-        if let Some(end) = rights.flatten().next() {
+        if let Some(end) = message.descriptors.into_iter().next() {
             return Some(end.into());
         }
     }

@@ -17,23 +17,20 @@
 //! in the lifetime of a container and then removes its socket; the descriptors stay valid. The plugin is trusted with a
 //! map only: its messages are checked here by length and word, and the descriptor by its user.
 
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use program::descriptors;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
-    SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, send, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
 };
 
 /// Longest message, bytes (`udsMsgBufSize`).
 const MESSAGE_MAX: usize = 64;
-/// Descriptors taken of one message: more than one is an error, and none of them leaks.
-const DESCRIPTORS_MAX: usize = 8;
 /// How long an answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The version of the protocol that this is written for.
@@ -198,27 +195,12 @@ impl Plugin {
 
     fn receive(&self, request: &str) -> Result<Answer, PluginError> {
         let mut bytes = [0; MESSAGE_MAX];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let received = recvmsg(
-            &self.socket,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut control,
-            flags,
-        );
-        let received = match received {
+        let received = match descriptors::receive(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
             Ok(received) if received.bytes > 0 => received,
             Ok(_) | Err(Errno::CONNRESET) => return Err(PluginError::Gone(request.to_owned())),
             Err(errno) => return Err(io::Error::from(errno).into()),
         };
-        let mut descriptors = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                descriptors.extend(rights);
-            }
-        }
-        if received.flags.contains(ReturnFlags::TRUNC) {
+        if received.is_truncated {
             return Err(PluginError::LongAnswer(request.to_owned()));
         }
         // Implementations in C send the buffer's rest along.
@@ -226,7 +208,7 @@ impl Plugin {
             .split(|byte| *byte == 0)
             .next()
             .unwrap_or_default();
-        Ok((String::from_utf8_lossy(text).into_owned(), descriptors))
+        Ok((String::from_utf8_lossy(text).into_owned(), received.descriptors))
     }
 }
 

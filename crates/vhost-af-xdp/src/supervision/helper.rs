@@ -38,7 +38,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,6 +52,7 @@ use rustix::fs::OFlags;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::thread::CapabilitySet;
+use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use steward::capabilities;
 use steward::policy::{Policy, Queues};
@@ -59,7 +60,7 @@ use steward::server::{NewPolicy, Server};
 
 use self::files::Files;
 use self::queries::VmmSockets;
-use self::requests::{Adopt, Directories, RequestServer};
+use self::requests::{Adopt, Directories, RequestServer, in_memory, text_of};
 use crate::config::ServeConfig;
 use crate::listener::{Access, ListenError, listen_as};
 use program::handed::{close_all_on_exec, taken};
@@ -72,58 +73,30 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long its steward may take to apply another policy.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The helper's configuration.
-#[derive(Debug)]
-pub(crate) struct HelperOptions<'a> {
+/// The helper's configuration, which it reads from its standard input.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct HelperOptions {
     /// It is a steward.
     pub(crate) is_steward: bool,
     /// What that gives at first.
-    pub(crate) leases: &'a [Queues],
+    pub(crate) leases: Vec<Queues>,
     /// The user of the leases, and the group.
     pub(crate) user: u32,
     pub(crate) group: u32,
     /// Its sockets may poll the driver, at most this many frames at a time.
     pub(crate) busy_poll: Option<u16>,
     /// Sockets to remove in the end.
-    pub(crate) files: &'a [PathBuf],
+    pub(crate) files: Vec<PathBuf>,
     /// Paths of the sockets to VMMs.
-    pub(crate) vmm_sockets: &'a [PathBuf],
+    pub(crate) vmm_sockets: Vec<PathBuf>,
     /// The daemon's file, if it has one.
-    pub(crate) config: Option<&'a Path>,
+    pub(crate) config: Option<PathBuf>,
     /// Where ports are kept that are added to it.
-    pub(crate) state: Option<&'a Path>,
+    pub(crate) state: Option<PathBuf>,
     /// Where sockets may be made by it.
-    pub(crate) directories: &'a [PathBuf],
+    pub(crate) directories: Vec<PathBuf>,
     /// Ports may be added to those of the file.
     pub(crate) changes: bool,
-}
-
-impl HelperOptions<'_> {
-    /// Those that come with no descriptor, as options.
-    fn add_arguments(&self, command: &mut Command) {
-        if let Some(frames) = self.busy_poll {
-            command.args(["--busy-poll", &frames.to_string()]);
-        }
-        for lease in self.leases {
-            let text = format!("{}+{}@{}", lease.first, lease.count, lease.interface);
-            command.arg("--lease").arg(text);
-        }
-        for file in self.files {
-            command.arg("--remove").arg(file);
-        }
-        for path in self.vmm_sockets {
-            command.arg("--vmm-socket").arg(path);
-        }
-        for path in self.directories {
-            command.arg("--directory").arg(path);
-        }
-        if let Some(path) = self.state {
-            command.arg("--state").arg(path);
-        }
-        if self.changes {
-            command.arg("--changes");
-        }
-    }
 }
 
 /// The socket of a private steward.
@@ -145,7 +118,7 @@ pub(crate) struct Helper {
 
 impl Helper {
     /// Starts it.
-    pub(crate) fn start(options: &HelperOptions<'_>) -> anyhow::Result<Self> {
+    pub(crate) fn start(options: &HelperOptions) -> anyhow::Result<Self> {
         let (end, theirs) = UnixStream::pair().context("no socket pair")?;
         let (queries, answers) = message_pair()?;
         let private = match options.is_steward {
@@ -154,28 +127,33 @@ impl Helper {
                 Private::listen(options.user, options.group).context("no private socket for the leases")?,
             ),
         };
-        let request_server = options.config.map(|_| message_pair()).transpose()?;
+        let request_server = options.config.as_ref().map(|_| message_pair()).transpose()?;
+        let text = serde_json::to_vec(options).context("cannot pass on the configuration")?;
         close_all_on_exec()?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0("vhost-af-xdp");
-        command.arg("helper").stdin(Stdio::null()).stdout(Stdio::null());
-        let mut passed = vec![theirs.as_fd(), answers.as_fd()];
-        command.args(["--end", &theirs.as_raw_fd().to_string()]);
-        command.args(["--queries", &answers.as_raw_fd().to_string()]);
-        if let Some(private) = &private {
-            command.args(["--listener", &private.listener.as_raw_fd().to_string()]);
-            command.args(["--user", &options.user.to_string()]);
-            passed.push(private.listener.as_fd());
-        }
+        command
+            .arg("helper")
+            .stdin(in_memory(&text)?)
+            .stdout(Stdio::null());
         log::pass_on(&mut command);
-        options.add_arguments(&mut command);
-        if let (Some((_, theirs)), Some(path)) = (&request_server, options.config) {
-            command.arg("--config").arg(path);
-            command.args(["--requests", &theirs.as_raw_fd().to_string()]);
-            passed.push(theirs.as_fd());
-        }
-        for fd in &passed {
-            fcntl_setfd(fd, FdFlags::empty())?;
+        let passed = [
+            ("--end", Some(theirs.as_fd())),
+            ("--queries", Some(answers.as_fd())),
+            (
+                "--listener",
+                private.as_ref().map(|private| private.listener.as_fd()),
+            ),
+            (
+                "--requests",
+                request_server.as_ref().map(|(_, theirs)| theirs.as_fd()),
+            ),
+        ];
+        for (option, fd) in passed {
+            if let Some(fd) = fd {
+                command.args([option, &fd.as_raw_fd().to_string()]);
+                fcntl_setfd(fd, FdFlags::empty())?;
+            }
         }
         // It outlives us on purpose; its end is seen by the socket pair.
         #[allow(clippy::zombie_processes)]
@@ -281,76 +259,51 @@ pub(crate) struct HelperArgs {
     queries: RawFd,
     #[arg(long)]
     listener: Option<RawFd>,
-    #[arg(long, default_value_t = 0)]
-    user: u32,
-    #[arg(long, value_parser = parse_lease)]
-    lease: Vec<Queues>,
     #[arg(long)]
-    busy_poll: Option<u16>,
-    #[arg(long)]
-    remove: Vec<PathBuf>,
-    #[arg(long = "vmm-socket")]
-    vmm_sockets: Vec<PathBuf>,
-    #[arg(long, requires = "requests")]
-    config: Option<PathBuf>,
-    #[arg(long, requires = "config")]
     requests: Option<RawFd>,
-    #[arg(long)]
-    state: Option<PathBuf>,
-    #[arg(long = "directory")]
-    directories: Vec<PathBuf>,
-    #[arg(long)]
-    changes: bool,
     #[command(flatten)]
     pub(crate) log: LogArgs,
-}
-
-/// `FIRST+COUNT@NAME`.
-fn parse_lease(text: &str) -> Result<Queues, String> {
-    let wrong = || format!("{text:?} is no lease");
-    let (numbers, interface) = text.split_once('@').ok_or_else(wrong)?;
-    let (first, count) = numbers.split_once('+').ok_or_else(wrong)?;
-    let number = |text: &str| text.parse().map_err(|_| wrong());
-    Ok(Queues {
-        interface: interface.to_owned(),
-        first: number(first)?,
-        count: number(count)?,
-    })
 }
 
 /// Runs the helper. `validator`: for the daemon's file.
 pub(crate) fn run(args: HelperArgs, validator: Validator) -> anyhow::Result<()> {
     let (end, queries) = (taken(args.end)?, taken(args.queries)?);
+    let text = io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .and_then(|text| text_of(text, u64::MAX));
+    let options: HelperOptions =
+        serde_json::from_str(&text?).context("no configuration at standard input")?;
     // The daemon ends in order, then the helper does; a signal for the whole group is the daemon's.
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP, SIGQUIT] {
         signal_hook::flag::register(signal, Arc::clone(&ignored)).context("cannot handle signals")?;
     }
     let _ = rustix::thread::set_name(c"helper");
-    let files = Arc::new(Files::of(args.remove));
+    let files = Arc::new(Files::of(options.files));
     // Before the helper drops the privileges to open them.
-    let directories = Arc::new(Directories::open(&args.directories));
+    let directories = Arc::new(Directories::open(&options.directories));
     if rustix::process::geteuid().is_root() {
-        let further = match args.config {
+        let further = match options.config {
             Some(_) => capabilities::TO_MAKE_SOCKETS,
             None => CapabilitySet::empty(),
         };
         capabilities::limit_to(capabilities::OF_A_KEEPER | further).context("cannot give up capabilities")?;
     }
     let vmm_sockets = Arc::new(VmmSockets::default());
-    vmm_sockets.add(args.vmm_sockets);
+    vmm_sockets.add(options.vmm_sockets);
     let known = Arc::clone(&vmm_sockets);
     start("queries", move || {
-        queries::answer_all(&Arc::new(queries), &known);
+        queries::answer_all(&queries, &known);
     })?;
-    let (policies, others) = Policies::new(args.user)?;
-    if let (Some(file), Some(requests)) = (args.config, args.requests) {
+    let (policies, others) = Policies::new(options.user)?;
+    if let (Some(file), Some(requests)) = (options.config, args.requests) {
         let policies = args.listener.is_some().then_some(policies);
         let request_server = RequestServer {
             file,
-            state: args.state,
+            state: options.state,
             validator,
-            added_ports: match (args.changes, args.listener) {
+            added_ports: match (options.changes, args.listener) {
                 (false, _) => AddedPorts::None,
                 (true, None) => AddedPorts::All,
                 (true, Some(_)) => AddedPorts::OfItsInterfaces,
@@ -365,7 +318,7 @@ pub(crate) fn run(args: HelperArgs, validator: Validator) -> anyhow::Result<()> 
     let served = match args.listener {
         Some(listener) => {
             steward::server::raise_descriptor_limit();
-            let policy = policy(args.user, args.lease, args.busy_poll);
+            let policy = policy(options.user, options.leases, options.busy_poll);
             // The program is removed with the server, and with the last lease: no other process could ask for more.
             Server::new(policy, taken(listener)?)
                 .map(|server| server.with_linger(Duration::ZERO))

@@ -10,18 +10,6 @@ use super::*;
 use crate::config::file;
 
 #[test]
-fn leases_are_read_as_they_are_written() {
-    let lease = parse_lease("3+2@e@th+0").expect("valid");
-    let queues = Queues {
-        interface: "e@th+0".to_owned(),
-        first: 3,
-        count: 2,
-    };
-    assert_eq!(lease, queues);
-    assert!(parse_lease("eth0").is_err() && parse_lease("a+1@eth0").is_err());
-}
-
-#[test]
 fn file_that_was_replaced_is_left_alone() {
     let directory = make_directory().expect("a place");
     let (ours, other) = (directory.join("ours"), directory.join("other"));

@@ -18,16 +18,14 @@
 //!   (`vhost_user_set_mem_table`, arch/um/drivers/virtio_uml.c).
 //! - SET_LOG_BASE is answered with what it said; the specification leaves the answer's payload open.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, send, sendmsg,
-};
+use program::descriptors;
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 use virtqueue::{FileRange, GuestAddr, Region, RingAddresses};
 
 use super::error::{MessageError, ProtocolError};
@@ -306,22 +304,9 @@ impl Request {
         let own = done.filter(|_| self.rule.answer == Payload);
         let Reply { payload, file } = own.unwrap_or(status);
         let bytes = message(self.rule.request, VERSION | REPLY, &payload);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let files = file.as_ref().map(AsFd::as_fd);
-        if files.is_some() {
-            ancillary.push(SendAncillaryMessage::ScmRights(files.as_slice()));
-        }
+        let file = file.as_ref().map(AsFd::as_fd);
         // Of a blocking socket: all of it is sent, as it is shorter than any socket's buffer.
-        retry_on_intr(|| {
-            sendmsg(
-                stream,
-                &[IoSlice::new(&bytes)],
-                &mut ancillary,
-                SendFlags::NOSIGNAL,
-            )
-        })?;
-        Ok(())
+        descriptors::send(stream, &bytes, file.as_slice(), SendFlags::empty())
     }
 }
 

@@ -1,57 +1,45 @@
 //! Queries of the daemon to its helper: whether a VMM shares its guest's memory.
 //!
-//! A query is a message with a number and addresses, with the VMM's connection and a file for each address. Its answer
-//! has that number, and the first address at which the file of that address is mapped privately, or 0. A late answer
-//! about one VMM does not delay others: the helper answers each query by a thread of its own.
+//! A query is a message with addresses, with an eventfd, the VMM's connection and a file for each address. The answer is
+//! written to that eventfd: the first address at which the file of that address is mapped privately, or [`NONE`]. A late
+//! answer about one VMM does not delay others: the helper answers each query by a thread of its own.
 
-use std::collections::{HashMap, HashSet};
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recv, recvmsg, send, sendmsg,
-};
+use program::descriptors;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::{RecvFlags, SendFlags};
 use steward::peer;
 
 use crate::supervision::private_memory::{self, MappedFile};
 
-/// Most addresses in a question: regions of a memory table.
+/// Most addresses in a query: regions of a memory table.
 const ADDRESSES_MAX: usize = virtqueue::MAX_REGIONS;
-/// Questions that are being answered at a time; what is beyond is answered with "none".
+/// Queries that are being answered at a time; what is beyond is answered with "none".
 const ANSWERS_MAX: usize = 16;
 /// How long the helper may take for an answer; then the memory is not checked.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often a waiting thread checks whether another one has received its answer.
-const LOOK_PAUSE: Duration = Duration::from_millis(10);
-/// Where questions go; one helper a process.
+/// The answer for no address: no mapping is there (vm.mmap_min_addr), and an eventfd cannot have 0.
+const NONE: u64 = 1;
+/// Where queries go; one helper a process.
 static QUERIES: OnceLock<Queries> = OnceLock::new();
 
-/// Ports query at the same time: the lock is never held during a wait.
+/// Ports query at the same time.
 struct Queries {
     socket: OwnedFd,
     timeout: Duration,
-    pending: Mutex<Pending>,
-}
-
-/// Questions that wait for an answer.
-#[derive(Default)]
-struct Pending {
-    /// Number of the last one.
-    asked: u64,
-    /// By number, what was answered, if something was.
-    open: HashMap<u64, Option<u64>>,
 }
 
 /// Sets the daemon's socket for queries.
 pub(super) fn ask_by(socket: OwnedFd) {
-    let _ = QUERIES.set(Queries::new(socket, ANSWER_TIMEOUT));
+    let timeout = ANSWER_TIMEOUT;
+    let _ = QUERIES.set(Queries { socket, timeout });
 }
 
 /// Queries the helper for an address at which the VMM at the other end of `connection` maps its file privately; none if
@@ -65,101 +53,40 @@ pub(crate) fn private_address(
 }
 
 impl Queries {
-    fn new(socket: OwnedFd, timeout: Duration) -> Self {
-        Self {
-            socket,
-            timeout,
-            pending: Mutex::default(),
-        }
-    }
-
     fn ask(&self, connection: BorrowedFd<'_>, files: &[MappedFile<BorrowedFd<'_>>]) -> Option<u64> {
-        let serial = {
-            let mut pending = self.pending();
-            pending.asked += 1;
-            let serial = pending.asked;
-            pending.open.insert(serial, None);
-            serial
-        };
-        let asked = self.send(serial, connection, files);
-        let address = asked.and_then(|()| self.wait_for(serial));
-        self.pending().open.remove(&serial);
-        // No mapping is at address 0 (vm.mmap_min_addr), so it means none.
-        address.filter(|&address| address != 0)
-    }
-
-    fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn send(
-        &self,
-        serial: u64,
-        connection: BorrowedFd<'_>,
-        files: &[MappedFile<BorrowedFd<'_>>],
-    ) -> Option<()> {
-        let words = [serial]
-            .into_iter()
-            .chain(files.iter().map(|mapped| mapped.address));
-        let bytes: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1 + ADDRESSES_MAX))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let rights: Vec<_> = [connection]
-            .into_iter()
-            .chain(files.iter().map(|mapped| mapped.file))
-            .collect();
-        if files.is_empty() || !control.push(SendAncillaryMessage::ScmRights(&rights)) {
-            return None;
-        }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, flags).ok()?;
-        Some(())
-    }
-
-    fn wait_for(&self, serial: u64) -> Option<u64> {
+        let answer = self.send(connection, files)?;
         let deadline = Instant::now() + self.timeout;
         loop {
-            self.take_in()?;
-            if let Some(address) = self.pending().open.get(&serial).copied().flatten() {
-                return Some(address);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            let pause = Timespec::try_from(left.min(LOOK_PAUSE)).ok()?;
-            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&pause)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return None,
+            let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok()?;
+            match poll(&mut [PollFd::new(&answer, PollFlags::IN)], Some(&left)) {
+                Err(rustix::io::Errno::INTR) => {}
+                Ok(1..) => break,
+                Ok(0) | Err(_) => return None,
             }
         }
+        let mut address = [0; 8];
+        rustix::io::read(&answer, &mut address).ok()?;
+        Some(u64::from_ne_bytes(address)).filter(|&address| address != NONE)
     }
 
-    /// Receives answers and stores them for the waiting threads; those without a waiting thread came too late. `None`:
-    /// there will be no more.
-    fn take_in(&self) -> Option<()> {
-        let mut pending = self.pending();
-        loop {
-            let mut answer = [0; 16];
-            match recv(&self.socket, &mut answer[..], RecvFlags::DONTWAIT) {
-                Ok((got, _)) if got == answer.len() => {
-                    let (words, _) = answer.as_chunks::<8>();
-                    let [serial, address] = [words[0], words[1]].map(u64::from_ne_bytes);
-                    if let Some(place) = pending.open.get_mut(&serial) {
-                        *place = Some(address);
-                    }
-                }
-                Err(rustix::io::Errno::AGAIN) => return Some(()),
-                Err(rustix::io::Errno::INTR) => {}
-                Ok(_) | Err(_) => return None,
-            }
+    /// Sends a query; where its answer comes.
+    fn send(&self, connection: BorrowedFd<'_>, files: &[MappedFile<BorrowedFd<'_>>]) -> Option<OwnedFd> {
+        if files.is_empty() {
+            return None;
         }
+        let answer = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
+        let addresses = files.iter().flat_map(|mapped| mapped.address.to_ne_bytes());
+        let bytes: Vec<u8> = addresses.collect();
+        let mut rights = vec![answer.as_fd(), connection];
+        rights.extend(files.iter().map(|mapped| mapped.file));
+        descriptors::send(&self.socket, &bytes, &rights, SendFlags::DONTWAIT).ok()?;
+        Some(answer)
     }
 }
 
-/// A question of the daemon's.
+/// A query of the daemon's.
 struct Query {
-    serial: u64,
+    answer: Arc<OwnedFd>,
     /// Of the VMM.
     connection: OwnedFd,
     files: Vec<MappedFile<OwnedFd>>,
@@ -194,40 +121,34 @@ impl VmmSockets {
     }
 }
 
-/// Answers questions, until there will be no more.
-pub(super) fn answer_all(queries: &Arc<OwnedFd>, vmm_sockets: &Arc<VmmSockets>) {
+/// Answers queries, until there will be no more.
+pub(super) fn answer_all(queries: &OwnedFd, vmm_sockets: &Arc<VmmSockets>) {
     let busy = Arc::new(());
-    loop {
-        let query = match read_query(queries) {
-            Ok(Some(query)) => query,
-            Ok(None) => continue,
-            Err(_) => return,
-        };
-        let serial = query.serial;
-        let (socket, vmm_sockets, one) = (Arc::clone(queries), Arc::clone(vmm_sockets), Arc::clone(&busy));
+    while let Ok(query) = read_query(queries) {
+        let Some(query) = query else { continue };
+        let answer = Arc::clone(&query.answer);
+        let (vmm_sockets, one) = (Arc::clone(vmm_sockets), Arc::clone(&busy));
         let body = move || {
-            reply(&socket, serial, private_mapping(&query, &vmm_sockets));
+            reply(&query.answer, private_mapping(&query, &vmm_sockets));
             // Its files are closed before it counts as answered: that may take for ever.
             drop(query);
             drop(one);
         };
         // One is this function's, one this query's.
         let room = Arc::strong_count(&busy) <= ANSWERS_MAX + 1;
-        if !room
-            || std::thread::Builder::new()
-                .name("answer".to_owned())
-                .spawn(body)
-                .is_err()
-        {
-            reply(queries, serial, None);
+        let thread = std::thread::Builder::new().name("answer".to_owned());
+        if !room || thread.spawn(body).is_err() {
+            reply(&answer, None);
         }
     }
 }
 
-fn reply(queries: &OwnedFd, serial: u64, private: Option<u64>) {
-    let answer = [serial, private.unwrap_or(0)].map(u64::to_ne_bytes).concat();
-    // A daemon that takes no answers wants none.
-    let _ = send(queries, &answer, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+/// Answers, if the daemon sent an eventfd for that: a write to something else could have an effect.
+fn reply(answer: &OwnedFd, private: Option<u64>) {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", answer.as_raw_fd()));
+    if link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]") {
+        let _ = rustix::io::write(answer, &private.unwrap_or(NONE).to_ne_bytes());
+    }
 }
 
 fn private_mapping(query: &Query, vmm_sockets: &VmmSockets) -> Option<u64> {
@@ -241,39 +162,25 @@ fn private_mapping(query: &Query, vmm_sockets: &VmmSockets) -> Option<u64> {
     private.filter(|_| !peer::has_ended(connection))
 }
 
-/// Waits for a question; none, if what came is not one.
+/// Waits for a query; none, if what came is not one.
 /// Errors: there will be no more.
 fn read_query(queries: &OwnedFd) -> io::Result<Option<Query>> {
-    let mut bytes = [0; 8 * (1 + ADDRESSES_MAX)];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1 + ADDRESSES_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = match recvmsg(
-        queries,
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    ) {
-        Err(rustix::io::Errno::INTR) => return Ok(None),
-        received => received?.bytes,
-    };
-    if received == 0 {
+    let mut bytes = [0; 8 * ADDRESSES_MAX];
+    let received = descriptors::receive(queries, &mut bytes, RecvFlags::empty())?;
+    if received.bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let mut descriptors = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            descriptors.extend(rights);
-        }
-    }
-    let (words, _) = bytes[..received].as_chunks::<8>();
-    let mut words = words.iter().map(|word| u64::from_ne_bytes(*word));
-    let mut descriptors = descriptors.into_iter();
-    let (Some(serial), Some(connection)) = (words.next(), descriptors.next()) else {
+    let (words, _) = bytes[..received.bytes].as_chunks::<8>();
+    let mut descriptors = received.descriptors.into_iter();
+    let (Some(answer), Some(connection)) = (descriptors.next(), descriptors.next()) else {
         return Ok(None);
     };
-    let files = words.zip(descriptors);
+    let files = words
+        .iter()
+        .map(|word| u64::from_ne_bytes(*word))
+        .zip(descriptors);
     Ok(Some(Query {
-        serial,
+        answer: Arc::new(answer),
         connection,
         files: files
             .map(|(address, file)| MappedFile { address, file })

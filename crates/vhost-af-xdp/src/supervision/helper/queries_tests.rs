@@ -59,7 +59,7 @@ fn asked(timeout: Duration) -> Asked {
     let known = VmmSockets::default();
     known.add([path]);
     (
-        Queries::new(socket, timeout),
+        Queries { socket, timeout },
         answers,
         [ours, theirs],
         (directory, Arc::new(known)),
@@ -80,7 +80,7 @@ fn map_privately(file: &OwnedFd) -> u64 {
 fn helper_reports_private_mappings_of_the_queried_file_only() {
     use rustix::fs::{MemfdFlags, memfd_create};
     let (queries, answers, [_ours, theirs], (directory, vmm_sockets)) = asked(LONG);
-    let helper = std::thread::spawn(move || answer_all(&Arc::new(answers), &vmm_sockets));
+    let helper = std::thread::spawn(move || answer_all(&answers, &vmm_sockets));
     let [file, other] = ["ram", "other"].map(|name| memfd_create(name, MemfdFlags::CLOEXEC).expect("a file"));
     let [at, elsewhere] = [&file, &other].map(map_privately);
     let ask = |address, file: &OwnedFd| queries.ask(theirs.as_fd(), &[mapped(address, file)]);
@@ -96,18 +96,37 @@ fn helper_reports_private_mappings_of_the_queried_file_only() {
 }
 
 #[test]
-fn keeper_that_does_not_answer_is_not_waited_for_and_its_late_answer_not_believed() {
+fn helper_that_does_not_answer_is_not_waited_for_and_its_late_answer_not_believed() {
     let (queries, answers, [_ours, theirs], (directory, _)) = asked(Duration::from_millis(20));
     let file = OwnedFd::from(theirs.try_clone().expect("a descriptor"));
     let files = [mapped(0x1000, &file)];
     assert_eq!(queries.ask(theirs.as_fd(), &files), None);
-    // The answer to the first question comes before that to the second.
-    reply(&answers, 1, Some(0x1000));
-    reply(&answers, 2, None);
+    // The answer to the first query comes before that to the second.
+    let first = read_query(&answers).expect("a socket").expect("a query");
+    reply(&first.answer, Some(0x1000));
     assert_eq!(queries.ask(theirs.as_fd(), &files), None);
-    reply(&answers, 3, Some(0x1000));
-    assert_eq!(queries.ask(theirs.as_fd(), &files), Some(0x1000));
+    let queries = Queries {
+        timeout: LONG,
+        ..queries
+    };
+    let second = read_query(&answers).expect("a socket").expect("a query");
+    std::thread::scope(|scope| {
+        let third = scope.spawn(|| queries.ask(theirs.as_fd(), &files));
+        let of_third = read_query(&answers).expect("a socket").expect("a query");
+        reply(&second.answer, Some(0x1000));
+        reply(&of_third.answer, None);
+        assert_eq!(third.join().expect("answered"), None);
+    });
     fs::remove_dir_all(directory).expect("ours");
+}
+
+#[test]
+fn answer_goes_to_an_eventfd_only() {
+    let (mut ours, theirs) = UnixStream::pair().expect("sockets");
+    reply(&theirs.into(), Some(0x1000));
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut ours, &mut bytes).expect("read");
+    assert!(bytes.is_empty());
 }
 
 #[test]
@@ -120,9 +139,9 @@ fn question_of_one_port_is_not_behind_that_of_another() {
         let of_first = read_query(&answers).expect("a socket").expect("a question");
         let second = scope.spawn(ask);
         let of_second = read_query(&answers).expect("a socket").expect("a question");
-        reply(&answers, of_second.serial, Some(0x2000));
+        reply(&of_second.answer, Some(0x2000));
         assert_eq!(second.join().expect("answered"), Some(0x2000));
-        reply(&answers, of_first.serial, Some(0x1000));
+        reply(&of_first.answer, Some(0x1000));
         assert_eq!(first.join().expect("answered"), Some(0x1000));
     });
     fs::remove_dir_all(directory).expect("ours");
@@ -175,7 +194,7 @@ fn process_that_has_the_number_of_one_that_connected_is_not_looked_into() {
     let number = number.and_then(Pid::from_raw).expect("a number that is free");
     let (connection, _) = met.accept().expect("connected");
     let asked = || Query {
-        serial: 1,
+        answer: Arc::new(file.try_clone().expect("a descriptor")),
         connection: connection.try_clone().expect("a descriptor").into(),
         files: vec![MappedFile {
             address,
@@ -218,15 +237,15 @@ fn answering() -> usize {
 fn files_that_take_for_ever_to_close_hold_up_so_many_threads_and_no_more() {
     let (queries, answers, [_ours, theirs], (directory, vmm_sockets)) = asked(Duration::from_millis(20));
     let mut others = Vec::new();
-    for serial in 0..2 * ANSWERS_MAX as u64 {
+    for _ in 0..2 * ANSWERS_MAX {
         let (file, other) = lingering();
         others.push(other);
         let file = OwnedFd::from(file);
-        let asked = queries.send(serial, theirs.as_fd(), &[mapped(0x1000, &file)]);
+        let asked = queries.send(theirs.as_fd(), &[mapped(0x1000, &file)]);
         asked.expect("room");
     }
     // Not before: it has to have the last one of each. One that it cannot answer delays the thread that reads queries.
-    let helper = std::thread::spawn(move || answer_all(&Arc::new(answers), &vmm_sockets));
+    let helper = std::thread::spawn(move || answer_all(&answers, &vmm_sockets));
     let started = Instant::now();
     while answering() < ANSWERS_MAX && started.elapsed() < LONG {
         std::thread::sleep(Duration::from_millis(10));

@@ -22,8 +22,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -31,12 +30,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use model::config::{ConfigFile, Entry, NamedTable, Network, Port, TableKind, Tables, is_name, name_rule};
+use program::descriptors;
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, fcntl_get_seals, memfd_create, openat};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{RecvFlags, SendFlags};
 use serde::{Deserialize, Serialize};
 use steward::text_file::FileError;
 
@@ -210,15 +207,7 @@ fn send<T: Serialize>(
             LONGEST >> 10
         )));
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let rights: Vec<_> = descriptor.into_iter().collect();
-    if !rights.is_empty() {
-        // There is room for one.
-        control.push(SendAncillaryMessage::ScmRights(&rights));
-    }
-    sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
+    descriptors::send(socket, &bytes, descriptor.as_slice(), SendFlags::empty()).map_err(RequestError::Gone)
 }
 
 /// A message, and a descriptor that came with it; none, if it is not one.
@@ -227,25 +216,12 @@ fn receive<T: for<'a> Deserialize<'a>>(
     socket: BorrowedFd<'_>,
 ) -> Result<(Option<Numbered<T>>, Option<OwnedFd>), RequestError> {
     let mut bytes = vec![0; LONGEST];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
-        let into = &mut [IoSliceMut::new(&mut bytes)];
-        match recvmsg(socket, into, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => {}
-            received => break received?.bytes,
-        }
-    };
-    if received == 0 {
+    let received = descriptors::receive(socket, &mut bytes, RecvFlags::empty())?;
+    if received.bytes == 0 {
         return Err(RequestError::Gone(io::ErrorKind::UnexpectedEof.into()));
     }
-    let mut descriptor = None;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(mut rights) = message {
-            descriptor = rights.next();
-        }
-    }
-    Ok((serde_json::from_slice(&bytes[..received]).ok(), descriptor))
+    let descriptor = received.descriptors.into_iter().next();
+    Ok((serde_json::from_slice(&bytes[..received.bytes]).ok(), descriptor))
 }
 
 /// Directories in which sockets may be made, open since the daemon began.
@@ -544,7 +520,7 @@ fn socket_of(port: &PortConfig) -> Option<(String, (PathBuf, Access))> {
 }
 
 /// A text for the other side to read.
-fn in_memory(text: &[u8]) -> io::Result<OwnedFd> {
+pub(super) fn in_memory(text: &[u8]) -> io::Result<OwnedFd> {
     let memory = memfd_create("configuration", MemfdFlags::CLOEXEC)?;
     let mut file = File::from(memory);
     file.write_all(text)?;
@@ -553,7 +529,7 @@ fn in_memory(text: &[u8]) -> io::Result<OwnedFd> {
 
 /// The text that the other side wrote.
 /// Errors: it has more bytes, or cannot be read.
-fn text_of(memory: OwnedFd, most_bytes: u64) -> io::Result<String> {
+pub(super) fn text_of(memory: OwnedFd, most_bytes: u64) -> io::Result<String> {
     let mut file = File::from(memory);
     // A pipe, or a file that does not answer, would keep us waiting.
     if fcntl_get_seals(&file).is_err() {
