@@ -2,6 +2,8 @@
 //!
 //! Change both, in one commit. The sizes are asserted on both sides at compile time.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 /// Receive queues that the program knows; `STEER_MAX_QUEUES`.
 pub const MAX_QUEUES: u32 = 256;
 
@@ -61,16 +63,14 @@ impl Filter {
     pub(crate) fn entries(&self, queue: u32) -> impl Iterator<Item = Entry> {
         // A queue's number is below MAX_QUEUES.
         let queue = u16::try_from(queue).unwrap_or(u16::MAX);
-        let macs = self.macs.iter().map(move |&mac| Entry {
-            queue,
-            vlan: ENTRY_MAC,
-            mac,
-        });
-        let vlans = self.vlans.iter().map(move |&vlan| Entry {
+        let entry = move |vlan, mac| Entry {
             queue,
             vlan,
-            mac: [0; 6],
-        });
+            mac,
+            unused: [0; 2],
+        };
+        let macs = self.macs.iter().map(move |&mac| entry(ENTRY_MAC, mac));
+        let vlans = self.vlans.iter().map(move |&vlan| entry(vlan, [0; 6]));
         macs.chain(vlans)
     }
 
@@ -84,34 +84,13 @@ impl Filter {
 }
 
 /// `struct steer_entry`
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub(crate) struct Entry {
     pub(crate) queue: u16,
     vlan: u16,
     mac: [u8; 6],
-}
-
-impl Entry {
-    pub(crate) const KEY_BYTES: usize = 12;
-
-    pub(crate) fn key(self) -> [u8; Self::KEY_BYTES] {
-        let mut key = [0; Self::KEY_BYTES];
-        key[..2].copy_from_slice(&self.queue.to_ne_bytes());
-        key[2..4].copy_from_slice(&self.vlan.to_ne_bytes());
-        key[4..10].copy_from_slice(&self.mac);
-        key
-    }
-
-    pub(crate) fn of_key(key: &[u8]) -> Option<Self> {
-        let &[q0, q1, v0, v1, a, b, c, d, e, f, _, _] = key else {
-            return None;
-        };
-        Some(Self {
-            queue: u16::from_ne_bytes([q0, q1]),
-            vlan: u16::from_ne_bytes([v0, v1]),
-            mac: [a, b, c, d, e, f],
-        })
-    }
+    unused: [u8; 2],
 }
 
 /// The flags of a word that belong to the queue's [`Filter`].
@@ -392,11 +371,10 @@ mod tests {
         let key = |queue: u16, vlan: u16, mac: [u8; 6]| {
             [&queue.to_ne_bytes()[..], &vlan.to_ne_bytes(), &mac, &[0; 2]].concat()
         };
-        assert_eq!(entries[0].key()[..], key(7, 0xffff, filter.macs[0]));
-        assert_eq!(entries[2].key()[..], key(7, 100, [0; 6]));
+        assert_eq!(entries[0].as_bytes(), key(7, 0xffff, filter.macs[0]));
+        assert_eq!(entries[2].as_bytes(), key(7, 100, [0; 6]));
         let mut again = Filter::default();
         for entry in entries {
-            assert_eq!(Entry::of_key(&entry.key()), Some(entry));
             again.add(entry);
         }
         assert_eq!(again, filter);

@@ -63,6 +63,7 @@ mod hints;
 mod layout;
 mod link;
 mod load;
+mod map;
 mod marks;
 mod mode;
 mod netlink;

@@ -4,11 +4,12 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use libbpf_rs::{MapCore, MapHandle, MapType, libbpf_sys};
 
 use crate::capture::messages_of;
 use crate::foreign::unnamed_program_on;
 use crate::load::MARKS;
+use crate::map;
 use crate::shape::Shape;
 
 /// Most flows of an interface that have a mark; `STEER_MAX_MARKS`.
@@ -92,26 +93,18 @@ impl Marks {
     }
 
     pub(crate) fn set(&self, flow: &Flow, mark: u32) -> Result<(), MarkError> {
-        let set = || self.0.update(&flow.key(), &mark.to_ne_bytes(), MapFlags::ANY);
-        messages_of(set).0.map_err(MarkError)
+        map::set(&self.0, &flow.key(), &mark).map_err(MarkError)
     }
 
     /// Whether it had one.
     pub(crate) fn remove(&self, flow: &Flow) -> Result<bool, MarkError> {
-        match messages_of(|| self.0.delete(&flow.key())).0 {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == libbpf_rs::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(MarkError(error)),
-        }
+        map::remove(&self.0, &flow.key()).map_err(MarkError)
     }
 
     pub(crate) fn all(&self) -> Vec<(Flow, u32)> {
-        let mark = |key: &[u8]| {
-            let (found, _) = messages_of(|| self.0.lookup(key, MapFlags::ANY));
-            let mark = u32::from_ne_bytes(*found.ok()??.first_chunk()?);
-            Some((Flow::of_key(key)?, mark))
-        };
-        let mut all: Vec<(Flow, u32)> = self.0.keys().filter_map(|key| mark(&key)).collect();
+        let mark =
+            |key: [u8; Flow::KEY_BYTES]| Some((Flow::of_key(&key)?, map::get(&self.0, &key).ok().flatten()?));
+        let mut all: Vec<(Flow, u32)> = map::keys(&self.0).filter_map(mark).collect();
         all.sort_unstable();
         all
     }

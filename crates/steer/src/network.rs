@@ -1,10 +1,11 @@
 //! A program's state of networks: their addresses, their rings, their limits (see `bpf/steer.h`).
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use libbpf_rs::MapHandle;
 use xsk::metadata::{Field, Layout};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::capture::messages_of;
 use crate::layout::{LAST_VLAN, MAX_QUEUES};
+use crate::map;
 use crate::shape::Shape;
 
 /// Addresses of all networks of an interface together; `STEER_MAX_STATIONS`.
@@ -15,7 +16,8 @@ pub const NOTE_BYTES: usize = 8;
 const NOTE_MARK: u32 = 0x6574_6f6e;
 
 /// The destination of a frame; `struct steer_station`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub struct Station {
     /// By the outermost tag in the frame: 1 to [`LAST_VLAN`]; 0: untagged, or with a priority tag.
     pub vlan: u16,
@@ -24,56 +26,20 @@ pub struct Station {
 }
 
 impl Station {
-    const KEY_BYTES: usize = 8;
-
     /// Whether there can be such a one.
     #[must_use]
     pub fn is_possible(self) -> bool {
         // Bit 0 of the first byte: multicast (IEEE 802).
         self.vlan <= LAST_VLAN && self.mac[0] & 1 == 0
     }
-
-    fn key(self) -> [u8; Self::KEY_BYTES] {
-        let [v0, v1] = self.vlan.to_ne_bytes();
-        let [a, b, c, d, e, f] = self.mac;
-        [v0, v1, a, b, c, d, e, f]
-    }
-
-    fn of_key(key: &[u8]) -> Option<Self> {
-        let &[v0, v1, a, b, c, d, e, f] = key else {
-            return None;
-        };
-        Some(Self {
-            vlan: u16::from_ne_bytes([v0, v1]),
-            mac: [a, b, c, d, e, f],
-        })
-    }
 }
 
 /// The network of an address; `struct steer_member`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 struct Member {
     port: u32,
     network: u32,
-}
-
-impl Member {
-    const BYTES: usize = 8;
-
-    fn value(self) -> [u8; Self::BYTES] {
-        let ([a, b, c, d], [e, f, g, h]) = (self.port.to_ne_bytes(), self.network.to_ne_bytes());
-        [a, b, c, d, e, f, g, h]
-    }
-
-    fn of_value(value: &[u8]) -> Option<Self> {
-        let &[a, b, c, d, e, f, g, h] = value else {
-            return None;
-        };
-        Some(Self {
-            port: u32::from_ne_bytes([a, b, c, d]),
-            network: u32::from_ne_bytes([e, f, g, h]),
-        })
-    }
 }
 
 /// How many multicast frames (broadcast included) each CPU copies into a network's ring.
@@ -96,20 +62,14 @@ impl Default for GroupLimit {
 }
 
 impl GroupLimit {
-    const BYTES: usize = 16;
-
     /// `struct steer_limit`
-    pub(crate) fn value(self) -> [u8; Self::BYTES] {
+    pub(crate) fn value(self) -> [u64; 2] {
         let each_ns = match self.a_second {
             0 => 0,
             a_second => 1_000_000_000 / u64::from(a_second),
         };
         // One is always on time.
-        let burst_ns = each_ns * u64::from(self.burst.saturating_sub(1));
-        let mut value = [0; Self::BYTES];
-        value[..8].copy_from_slice(&each_ns.to_ne_bytes());
-        value[8..].copy_from_slice(&burst_ns.to_ne_bytes());
-        value
+        [each_ns, each_ns * u64::from(self.burst.saturating_sub(1))]
     }
 }
 
@@ -166,8 +126,8 @@ impl NetworkMaps {
     pub(crate) const STATIONS: Shape = Shape {
         name: "stations",
         kind: libbpf_rs::MapType::Hash,
-        key_bytes: Station::KEY_BYTES as u32,
-        value_bytes: Member::BYTES as u32,
+        key_bytes: size_of::<Station>() as u32,
+        value_bytes: size_of::<Member>() as u32,
         entries: MAX_STATIONS,
     };
     pub(crate) const RINGS: Shape = Shape {
@@ -181,7 +141,7 @@ impl NetworkMaps {
         name: "limits",
         kind: libbpf_rs::MapType::Array,
         key_bytes: 4,
-        value_bytes: GroupLimit::BYTES as u32,
+        value_bytes: size_of::<[u64; 2]>() as u32,
         entries: MAX_QUEUES,
     };
 
@@ -203,11 +163,7 @@ impl NetworkMaps {
             _ => {}
         }
         let member = Member { port, network };
-        let (updated, _) = messages_of(|| {
-            self.stations
-                .update(&station.key(), &member.value(), MapFlags::ANY)
-        });
-        updated.map_err(|source| StationError::Kernel { station, source })
+        map::set(&self.stations, &station, &member).map_err(|source| StationError::Kernel { station, source })
     }
 
     pub(crate) fn remove_station(&self, network: u32, station: Station) -> Result<(), StationError> {
@@ -217,20 +173,14 @@ impl NetworkMaps {
         {
             return Ok(());
         }
-        let (deleted, _) = messages_of(|| self.stations.delete(&station.key()));
-        match deleted {
-            Err(source) if source.kind() != libbpf_rs::ErrorKind::NotFound => {
-                Err(StationError::Kernel { station, source })
-            }
-            _ => Ok(()),
-        }
+        map::remove(&self.stations, &station)
+            .map(drop)
+            .map_err(|source| StationError::Kernel { station, source })
     }
 
     /// All, with port and network, in order.
     pub(crate) fn all_stations(&self) -> Vec<(Station, u32, u32)> {
-        let keys = self.stations.keys();
-        let stations = keys.filter_map(|key| Station::of_key(&key));
-        let mut all: Vec<(Station, u32, u32)> = stations
+        let mut all: Vec<(Station, u32, u32)> = map::keys(&self.stations)
             .filter_map(|station| {
                 let member = self.member(station).ok().flatten()?;
                 Some((station, member.port, member.network))
@@ -241,9 +191,7 @@ impl NetworkMaps {
     }
 
     fn member(&self, station: Station) -> Result<Option<Member>, StationError> {
-        let (found, _) = messages_of(|| self.stations.lookup(&station.key(), MapFlags::ANY));
-        let value = found.map_err(|source| StationError::Kernel { station, source })?;
-        Ok(value.and_then(|value| Member::of_value(&value)))
+        map::get(&self.stations, &station).map_err(|source| StationError::Kernel { station, source })
     }
 }
 
@@ -257,16 +205,13 @@ mod tests {
             vlan: 0x0102,
             mac: [2, 3, 4, 5, 6, 7],
         };
-        assert_eq!(station.key()[..2], 0x0102u16.to_ne_bytes());
-        assert_eq!(station.key()[2..], station.mac);
-        assert_eq!(Station::of_key(&station.key()), Some(station));
-        assert_eq!(Station::of_key(&[0; 9]), None);
+        assert_eq!(station.as_bytes()[..2], 0x0102u16.to_ne_bytes());
+        assert_eq!(station.as_bytes()[2..], station.mac);
         let member = Member {
             port: 0x0102_0304,
             network: 9,
         };
-        assert_eq!(member.value()[..4], 0x0102_0304u32.to_ne_bytes());
-        assert_eq!(Member::of_value(&member.value()), Some(member));
+        assert_eq!(member.as_bytes()[..4], 0x0102_0304u32.to_ne_bytes());
     }
 
     #[test]
@@ -281,16 +226,12 @@ mod tests {
 
     #[test]
     fn limit_is_a_time_between_frames() {
-        let value = |a_second, burst| {
-            let value = GroupLimit { a_second, burst }.value();
-            let word = |at: usize| u64::from_ne_bytes(*value[at..].first_chunk().expect("16 bytes"));
-            (word(0), word(8))
-        };
-        assert_eq!(value(10_000, 1_000), (100_000, 99_900_000));
-        assert_eq!(value(1, 1), (1_000_000_000, 0));
-        assert_eq!(value(5, 0), (200_000_000, 0));
-        assert_eq!(value(0, 7), (0, 0));
-        assert_eq!(value(u32::MAX, u32::MAX), (0, 0));
+        let value = |a_second, burst| GroupLimit { a_second, burst }.value();
+        assert_eq!(value(10_000, 1_000), [100_000, 99_900_000]);
+        assert_eq!(value(1, 1), [1_000_000_000, 0]);
+        assert_eq!(value(5, 0), [200_000_000, 0]);
+        assert_eq!(value(0, 7), [0, 0]);
+        assert_eq!(value(u32::MAX, u32::MAX), [0, 0]);
     }
 
     #[test]

@@ -6,12 +6,13 @@ use std::io;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use libbpf_rs::{MapHandle, MapType, libbpf_sys};
 use xsk::metadata::Layout;
 
 use crate::capture::messages_of;
 use crate::error::PinError;
 use crate::hints::HintSet;
+use crate::map;
 use crate::shape::Shape;
 
 /// How many programs are recorded: at most this many may have followed each other while a frame was in flight.
@@ -111,8 +112,7 @@ impl Notes {
     /// Takes a note, in the place of the oldest.
     pub(crate) fn add(&self, note: &Note) -> libbpf_rs::Result<()> {
         let key = u32::from(note.turn.0) % Self::SHAPE.entries;
-        let (updated, _) = messages_of(|| self.0.update(&key.to_ne_bytes(), &note.value(), MapFlags::ANY));
-        updated
+        map::set(&self.0, &key, &note.value())
     }
 
     /// What is noted of this program.
@@ -132,10 +132,8 @@ impl Notes {
     }
 
     fn all(&self) -> impl Iterator<Item = Note> {
-        (0..Self::SHAPE.entries).filter_map(|key| {
-            let (found, _) = messages_of(|| self.0.lookup(&key.to_ne_bytes(), MapFlags::ANY));
-            Note::of_value(&found.ok().flatten()?)
-        })
+        let note = |key| Note::of_value(&map::get::<[u8; Note::BYTES]>(&self.0, &key).ok()??);
+        (0..Self::SHAPE.entries).filter_map(note)
     }
 }
 

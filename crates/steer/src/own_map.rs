@@ -10,10 +10,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+use libbpf_rs::{MapHandle, MapType};
 
 use crate::capture::messages_of;
 use crate::layout::{MapSlot, QueueConf, lasting_bits, word_with_own_map};
+use crate::map;
 use crate::program::{Program, QueueError};
 use crate::shape::Shape;
 
@@ -67,18 +68,17 @@ impl AsFd for OwnMap {
 
 /// Queues that have a map of their own.
 impl Program {
-    /// From now on the frames of `queue` go to the socket that is in `map`, as `conf` says; while there is none they
+    /// From now on the frames of `queue` go to the socket that is in `socket`, as `conf` says; while there is none they
     /// are passed on, and counted as `no_socket`. [`Program::activate_queue`] and [`Program::deactivate_queue`] end
     /// that, [`Program::disable_queue`] makes the program forget the map.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], [`QueueError::NoOwnMap`], or [`QueueError::Socket`]; the queue stays as it was.
-    pub fn activate_own_map(&self, queue: u32, map: &OwnMap, conf: QueueConf) -> Result<(), QueueError> {
+    pub fn activate_own_map(&self, queue: u32, socket: &OwnMap, conf: QueueConf) -> Result<(), QueueError> {
         let word = self.word(queue)?;
         let own = self.own.as_ref().ok_or(QueueError::NoOwnMap)?;
-        let value = map.as_fd().as_raw_fd().to_ne_bytes();
-        let (updated, _) = messages_of(|| own.update(&queue.to_ne_bytes(), &value, MapFlags::ANY));
-        updated.map_err(|source| QueueError::Socket { queue, source })?;
+        map::set(own, &queue, &socket.as_fd().as_raw_fd())
+            .map_err(|source| QueueError::Socket { queue, source })?;
         let word = conf.to_word(MapSlot::First) | lasting_bits(word);
         self.set_word(queue, word_with_own_map(word))
     }
@@ -88,11 +88,8 @@ impl Program {
         let Some(own) = &self.own else {
             return Ok(());
         };
-        match messages_of(|| own.delete(&queue.to_ne_bytes())).0 {
-            Err(source) if source.kind() != libbpf_rs::ErrorKind::NotFound => {
-                Err(QueueError::Remove { queue, source })
-            }
-            _ => Ok(()),
-        }
+        map::remove(own, &queue)
+            .map(drop)
+            .map_err(|source| QueueError::Remove { queue, source })
     }
 }

@@ -29,6 +29,7 @@ use crate::layout::{
 };
 use crate::link::{self, Attached};
 use crate::load;
+use crate::map;
 use crate::marks::Marks;
 use crate::mode::{Mode, ModeRequest};
 use crate::network::NetworkMaps;
@@ -226,11 +227,8 @@ impl Program {
     /// As [`Program::enable_queue`].
     pub fn place_socket(&self, queue: u32, xsk: BorrowedFd<'_>) -> Result<(), QueueError> {
         let key = self.slot(queue)?.other().key(queue);
-        let (updated, _) = messages_of(|| {
-            self.sockets
-                .update(&key.to_ne_bytes(), &xsk.as_raw_fd().to_ne_bytes(), MapFlags::ANY)
-        });
-        updated.map_err(|source| QueueError::Socket { queue, source })?;
+        map::set(&self.sockets, &key, &xsk.as_raw_fd())
+            .map_err(|source| QueueError::Socket { queue, source })?;
         self.set_word(queue, word_with_successor(self.word(queue)?))
     }
 
@@ -243,14 +241,12 @@ impl Program {
     pub fn has_socket(&self, queue: u32, other: BorrowedFd<'_>) -> Result<bool, QueueError> {
         let slot = self.slot(queue)?;
         for slot in [slot, slot.other()] {
-            let (key, value) = (slot.key(queue).to_ne_bytes(), other.as_raw_fd().to_ne_bytes());
-            let (updated, _) = messages_of(|| self.sockets.update(&key, &value, MapFlags::NO_EXIST));
-            match updated {
+            let key = slot.key(queue);
+            match map::set_as(&self.sockets, &key, &other.as_raw_fd(), MapFlags::NO_EXIST) {
                 Err(error) if error.kind() == libbpf_rs::ErrorKind::AlreadyExists => return Ok(true),
                 updated => updated.map_err(|source| QueueError::Socket { queue, source })?,
             }
-            let (deleted, _) = messages_of(|| self.sockets.delete(&key));
-            deleted.map_err(|source| QueueError::Socket { queue, source })?;
+            map::remove(&self.sockets, &key).map_err(|source| QueueError::Socket { queue, source })?;
         }
         Ok(false)
     }
@@ -315,18 +311,14 @@ impl Program {
         // What is taken from now on first, and what no longer is last: in between lies the store that makes the entries
         // count.
         for entry in filter.entries(queue) {
-            let (updated, _) = messages_of(|| self.entries.update(&entry.key(), &[1], MapFlags::ANY));
-            updated.map_err(|source| QueueError::Filter { queue, source })?;
+            map::set(&self.entries, &entry, &1u8).map_err(|source| QueueError::Filter { queue, source })?;
         }
         self.set_word(queue, word & !filter_bits(u64::MAX) | filter.bits())?;
         let wanted: Vec<Entry> = filter.entries(queue).collect();
         let stale = self.entries_of(queue).filter(|entry| !wanted.contains(entry));
         let mut result = Ok(());
         for entry in stale.collect::<Vec<_>>() {
-            let (deleted, _) = messages_of(|| self.entries.delete(&entry.key()));
-            if let Err(source) = deleted
-                && source.kind() != libbpf_rs::ErrorKind::NotFound
-            {
+            if let Err(source) = map::remove(&self.entries, &entry) {
                 result = Err(QueueError::Filter { queue, source });
             }
         }
@@ -347,8 +339,7 @@ impl Program {
     }
 
     fn entries_of(&self, queue: u32) -> impl Iterator<Item = Entry> {
-        let entries = self.entries.keys().filter_map(|key| Entry::of_key(&key));
-        entries.filter(move |entry| u32::from(entry.queue) == queue)
+        map::keys(&self.entries).filter(move |entry: &Entry| u32::from(entry.queue) == queue)
     }
 
     /// From now on the frames of `queue` are passed on to the host, and it has no socket. Nothing happens if that is
@@ -361,11 +352,8 @@ impl Program {
         let word = self.word(queue)?;
         self.set_word(queue, MapSlot::of_word(word).inactive_word() | lasting_bits(word))?;
         let remove = |slot: MapSlot| {
-            let (deleted, _) = messages_of(|| self.sockets.delete(&slot.key(queue).to_ne_bytes()));
-            match deleted {
-                Err(source) if source.kind() == libbpf_rs::ErrorKind::NotFound => Ok(()),
-                result => result.map_err(|source| QueueError::Remove { queue, source }),
-            }
+            let removed = map::remove(&self.sockets, &slot.key(queue)).map(drop);
+            removed.map_err(|source| QueueError::Remove { queue, source })
         };
         // All are tried, whatever becomes of the first.
         let removed = remove(MapSlot::First).and(remove(MapSlot::Second));
@@ -563,7 +551,7 @@ const OWN: Shape = Shape {
 const ENTRIES: Shape = Shape {
     name: "entries",
     kind: MapType::Hash,
-    key_bytes: Entry::KEY_BYTES as u32,
+    key_bytes: size_of::<Entry>() as u32,
     value_bytes: 1,
     entries: MAX_ENTRIES,
 };

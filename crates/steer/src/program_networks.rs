@@ -12,10 +12,8 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 
-use libbpf_rs::{MapCore, MapFlags};
-
-use crate::capture::messages_of;
 use crate::layout::{MAX_QUEUES, network_bits, word_of_network};
+use crate::map;
 use crate::network::{GroupLimit, Station, StationError};
 use crate::program::{Program, QueueError};
 use crate::ring::GroupRing;
@@ -37,13 +35,9 @@ impl Program {
         let network = queues.start;
         queues.clone().try_for_each(|queue| self.word(queue).map(drop))?;
         let refused = |source| QueueError::Network { network, source };
-        let (key, maps) = (network.to_ne_bytes(), &self.networks);
-        let (updated, _) = messages_of(|| {
-            maps.limits.update(&key, &limit.value(), MapFlags::ANY)?;
-            let ring = ring.as_fd().as_raw_fd().to_ne_bytes();
-            maps.rings.update(&key, &ring, MapFlags::ANY)
-        });
-        updated.map_err(refused)?;
+        let maps = &self.networks;
+        map::set(&maps.limits, &network, &limit.value()).map_err(refused)?;
+        map::set(&maps.rings, &network, &ring.as_fd().as_raw_fd()).map_err(refused)?;
         for queue in queues {
             let word = self.word(queue)? & !network_bits(u64::MAX);
             self.set_word(queue, word | word_of_network(network))?;
@@ -71,11 +65,9 @@ impl Program {
                     error => refused(io::Error::other(error).into()),
                 })?;
         }
-        let (deleted, _) = messages_of(|| self.networks.rings.delete(&network.to_ne_bytes()));
-        match deleted {
-            Err(source) if source.kind() != libbpf_rs::ErrorKind::NotFound => Err(refused(source)),
-            _ => Ok(()),
-        }
+        map::remove(&self.networks.rings, &network)
+            .map(drop)
+            .map_err(refused)
     }
 
     /// All networks of which anything is there; a queue that is of another one's is among them, too.
