@@ -6,9 +6,10 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr::{self, NonNull};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use xsk::Mapping;
 
 use crate::layout::MAX_QUEUES;
 
@@ -16,44 +17,23 @@ const MAP_BYTES: usize = MAX_QUEUES as usize * size_of::<AtomicU64>();
 
 /// The mapped words of all queues.
 #[derive(Debug)]
-pub(crate) struct QueueWords {
-    words: NonNull<AtomicU64>,
-}
-
-// SAFETY: the pointer is to shared memory that lives until Drop, and every access to it is atomic.
-unsafe impl Send for QueueWords {}
-// SAFETY: as for Send.
-unsafe impl Sync for QueueWords {}
+pub(crate) struct QueueWords(Mapping);
 
 impl QueueWords {
     /// Maps the array map behind `map`, which has [`MAX_QUEUES`] values of eight bytes and `BPF_F_MMAPABLE`.
     pub(crate) fn map(map: BorrowedFd<'_>) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours. The kernel refuses
-        // a length beyond the map (array_map_mmap in kernel/bpf/arraymap.c), so all of it is backed.
-        let base = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                MAP_BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                map.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let words = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
-        Ok(Self { words })
+        // The kernel refuses a length beyond the map (array_map_mmap in kernel/bpf/arraymap.c), so all of it is backed.
+        Mapping::new(map, MAP_BYTES, 0).map(Self)
     }
 
     fn word(&self, queue: u32) -> Option<&AtomicU64> {
         if queue >= MAX_QUEUES {
             return None;
         }
-        // SAFETY: queue < MAX_QUEUES was just checked, so the word lies in the mapping made by `map`, which is
-        // page-aligned, zeroed by the kernel, and lives as long as self. The other side only reads it.
-        Some(unsafe { self.words.add(queue as usize).as_ref() })
+        let words = self.0.part::<AtomicU64>(0, MAX_QUEUES);
+        // SAFETY: queue < MAX_QUEUES was just checked, so the word lies in the mapping, which is page-aligned, zeroed by
+        // the kernel, and lives as long as self. The other side only reads it.
+        Some(unsafe { words.add(queue as usize).as_ref() })
     }
 
     /// The word of a queue; `None` beyond [`MAX_QUEUES`].
@@ -72,13 +52,5 @@ impl QueueWords {
         // before the socket is there, and pass some of the first frames to the host.
         word.store(value, Ordering::Release);
         true
-    }
-}
-
-impl Drop for QueueWords {
-    fn drop(&mut self) {
-        // SAFETY: exactly the mapping that `map` made; no reference into it outlives self. munmap can fail only on
-        // bad arguments.
-        unsafe { libc::munmap(self.words.as_ptr().cast(), MAP_BYTES) };
     }
 }

@@ -19,12 +19,13 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
 use libbpf_rs::{MapCore, MapHandle, MapType, libbpf_sys};
+use xsk::Mapping;
 
 use crate::capture::messages_of;
 
@@ -121,17 +122,13 @@ pub struct Group {
 pub struct GroupReader {
     ring: OwnedFd,
     /// The first page.
-    consumer: NonNull<AtomicUsize>,
+    consumer: Mapping,
     /// The second page and the records.
-    producer: NonNull<AtomicUsize>,
+    producer: Mapping,
     page: usize,
     /// How far we have read. What is in the first page is not read again.
     at: usize,
 }
-
-// SAFETY: both pointers are to mappings that live until Drop; what is behind them is read and written by atomics, or
-// copied out while the kernel leaves it alone (see `read`), and `read` takes the reader exclusively.
-unsafe impl Send for GroupReader {}
 
 impl GroupReader {
     /// Maps a ring.
@@ -142,29 +139,9 @@ impl GroupReader {
         // SAFETY: asks for a number.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let page = usize::try_from(page).map_err(io::Error::other)?;
-        let map = |bytes: usize, protection, from: usize| {
-            // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours. The kernel refuses
-            // a length beyond the map (remap_vmalloc_range), so all of it is backed.
-            let base = unsafe {
-                libc::mmap(
-                    ptr::null_mut(),
-                    bytes,
-                    protection,
-                    libc::MAP_SHARED,
-                    ring.as_raw_fd(),
-                    libc::off_t::try_from(from).map_err(io::Error::other)?,
-                )
-            };
-            if base == libc::MAP_FAILED {
-                return Err(io::Error::last_os_error());
-            }
-            NonNull::new(base.cast::<AtomicUsize>()).ok_or_else(|| io::Error::other("mapped at address zero"))
-        };
-        let consumer = map(page, libc::PROT_READ | libc::PROT_WRITE, 0)?;
-        let producer = map(page + 2 * RING_BYTES, libc::PROT_READ, page).inspect_err(|_| {
-            // SAFETY: the mapping just made, to which nothing refers.
-            unsafe { libc::munmap(consumer.as_ptr().cast(), page) };
-        })?;
+        // The kernel refuses a length beyond the map (remap_vmalloc_range), so all of it is backed.
+        let consumer = Mapping::new(ring.as_fd(), page, 0)?;
+        let producer = Mapping::read_only(ring.as_fd(), page + 2 * RING_BYTES, page as u64)?;
         let mut reader = Self {
             ring,
             consumer,
@@ -185,19 +162,19 @@ impl GroupReader {
     }
 
     fn consumed(&self) -> &AtomicUsize {
-        // SAFETY: the beginning of a page that `new` mapped, and that lives as long as self.
-        unsafe { self.consumer.as_ref() }
+        // SAFETY: in a page that `new` mapped, and that lives as long as self; accessed by atomics only.
+        unsafe { self.consumer.start().cast().as_ref() }
     }
 
     fn produced(&self) -> &AtomicUsize {
         // SAFETY: as above; mapped for reading, and only read.
-        unsafe { self.producer.as_ref() }
+        unsafe { self.producer.start().cast().as_ref() }
     }
 
     /// Where a position is among the records; RING_BYTES follow at least.
     fn records(&self, at: usize) -> NonNull<u8> {
         // SAFETY: a page and an offset below RING_BYTES: inside the second mapping.
-        unsafe { self.producer.cast::<u8>().add(self.page + at % RING_BYTES) }
+        unsafe { self.producer.start().add(self.page + at % RING_BYTES) }
     }
 
     /// Whether there is a record to read. If not, the descriptor reports the next one, also if it is watched by edges.
@@ -289,15 +266,5 @@ impl AsFd for GroupReader {
     /// Readable while there is something to read.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
-    }
-}
-
-impl Drop for GroupReader {
-    fn drop(&mut self) {
-        // SAFETY: exactly the mappings that `new` made; no reference into them outlives self.
-        unsafe {
-            libc::munmap(self.consumer.as_ptr().cast(), self.page);
-            libc::munmap(self.producer.as_ptr().cast(), self.page + 2 * RING_BYTES);
-        }
     }
 }

@@ -126,5 +126,7 @@ pub use share::{First, Lender};
 pub use socket::{Kick, Socket, Unbound, WakeError};
 #[cfg(not(loom))]
 pub use statistics::Statistics;
+#[cfg(not(loom))]
+pub use sys::Mapping;
 pub use umem::{Frames, MIN_CHUNK_BYTES, Umem, UmemError, XDP_PACKET_HEADROOM};
 pub use units::{InvalidRingSize, QueueId, RingSize, UmemOffset};

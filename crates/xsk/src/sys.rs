@@ -39,22 +39,55 @@ pub(crate) struct RingOffsets {
     pub(crate) slots: u64,
 }
 
-/// The pages of one ring.
+/// Pages that a descriptor shares with the kernel or another process: a ring, a BPF map, a file. Populated; unmapped on
+/// drop.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub struct Mapping {
     start: NonNull<c_void>,
     len: usize,
 }
 
+// SAFETY: the value only owns its mapping, and munmap works from any thread; what lies there is its user's affair.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; the fields never change.
+unsafe impl Sync for Mapping {}
+
 impl Mapping {
-    /// Maps `len` bytes of the socket's ring at `page_offset` (`XDP_PGOFF_…`), populated.
-    pub(crate) fn new(fd: BorrowedFd<'_>, len: usize, page_offset: u64) -> io::Result<Self> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
+    /// Maps `len` bytes from `offset` on, for reading and writing.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new(fd: BorrowedFd<'_>, len: usize, offset: u64) -> io::Result<Self> {
+        Self::protected(fd, len, offset, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// The same, for reading only.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn read_only(fd: BorrowedFd<'_>, len: usize, offset: u64) -> io::Result<Self> {
+        Self::protected(fd, len, offset, ProtFlags::READ)
+    }
+
+    fn protected(fd: BorrowedFd<'_>, len: usize, offset: u64, protection: ProtFlags) -> io::Result<Self> {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let start = unsafe { mmap(ptr::null_mut(), len, protection, flags, fd, page_offset) }?;
+        let start = unsafe { mmap(ptr::null_mut(), len, protection, flags, fd, offset) }?;
         let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, len })
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub fn start(&self) -> NonNull<u8> {
+        self.start.cast()
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "none is empty")]
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// The address of `count` values of `T`, `offset` bytes from the start.
@@ -62,7 +95,8 @@ impl Mapping {
     /// # Panics
     /// If they do not lie wholly inside, or are not aligned: the kernel's offsets and the length mapped from them
     /// disagree.
-    pub(crate) fn part<T>(&self, offset: u64, count: u32) -> NonNull<T> {
+    #[must_use]
+    pub fn part<T>(&self, offset: u64, count: u32) -> NonNull<T> {
         let end = offset + (count as usize * size_of::<T>()) as u64;
         assert!(
             end <= self.len as u64,
@@ -78,7 +112,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: start and len are what mmap returned; the ring that points inside owns this value, so it is gone.
+        // SAFETY: start and len are what mmap returned; what points inside owns this value, so it is gone.
         let _ = unsafe { munmap(self.start.as_ptr(), self.len) };
     }
 }

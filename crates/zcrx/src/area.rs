@@ -18,11 +18,10 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use xsk::{MemoryPart, UmemMemory};
+use xsk::{Mapping, MemoryPart, UmemMemory};
 
 /// Where a piece lies.
 #[derive(Clone, Copy, Debug)]
@@ -153,27 +152,15 @@ impl Area {
 /// A file that is mapped: the area, or the refill ring, of an instance that somebody else registered.
 #[derive(Debug)]
 pub(crate) struct FileMemory {
-    base: NonNull<u8>,
-    len: usize,
+    mapping: Mapping,
     file: OwnedFd,
     file_offset: u64,
 }
 
-// SAFETY: the value owns its mapping outright and only reads its own fields; munmap works from any thread.
-unsafe impl Send for FileMemory {}
-// SAFETY: as above; shared use reads fields that never change.
-unsafe impl Sync for FileMemory {}
-
 impl FileMemory {
     pub(crate) fn map(file: OwnedFd, file_offset: u64, len: usize) -> io::Result<Self> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe { mmap(ptr::null_mut(), len, protection, flags, &file, file_offset) }?;
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self {
-            base,
-            len,
+            mapping: Mapping::new(file.as_fd(), len, file_offset)?,
             file,
             file_offset,
         })
@@ -184,11 +171,11 @@ impl FileMemory {
 // reference to the bytes is made here. Who passes the file promises that nobody else writes (`Receiver::import`).
 unsafe impl UmemMemory for FileMemory {
     fn base(&self) -> NonNull<u8> {
-        self.base
+        self.mapping.start()
     }
 
     fn len(&self) -> usize {
-        self.len
+        self.mapping.len()
     }
 
     fn private_from(&self) -> usize {
@@ -199,15 +186,8 @@ unsafe impl UmemMemory for FileMemory {
         vec![MemoryPart {
             file: self.file.as_fd(),
             file_offset: self.file_offset,
-            len: self.len as u64,
+            len: self.mapping.len() as u64,
         }]
-    }
-}
-
-impl Drop for FileMemory {
-    fn drop(&mut self) {
-        // SAFETY: base and len are what mmap returned; users hold the Arc, so none is left.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 

@@ -27,9 +27,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::Context as _;
 use libc::{tpacket_block_desc, tpacket_hdr_v1, tpacket_req3, tpacket2_hdr, tpacket3_hdr};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socket_with};
-use xsk::WakeError;
+use xsk::{Mapping, WakeError};
 
 use crate::args::{Plan, RING};
 
@@ -91,7 +90,7 @@ pub(crate) struct Received {
 /// A packet socket with its rings.
 #[derive(Debug)]
 pub(crate) struct PacketSocket {
-    map: Mapping,
+    map: Pages,
     fd: OwnedFd,
     layout: Layout,
     /// Version 3: units of the receive ring are blocks.
@@ -163,7 +162,8 @@ impl PacketSocket {
             }
         }
         let (received, sent) = (bytes_of(receives), bytes_of(sends));
-        let map = Mapping::new(fd.as_fd(), received + sent).context("AF_PACKET: cannot map the rings")?;
+        let map = Mapping::new(fd.as_fd(), received + sent, 0).context("AF_PACKET: cannot map the rings")?;
+        let map = Pages(map);
         bind(fd.as_fd(), plan.link.index, receives).context("AF_PACKET: cannot bind to the interface")?;
         let has_blocks = version == Version::V3;
         let unit_bytes = if has_blocks { BLOCK_BYTES } else { slot_bytes };
@@ -323,31 +323,17 @@ impl AsFd for PacketSocket {
 
 /// The rings' pages.
 #[derive(Debug)]
-struct Mapping {
-    start: NonNull<u8>,
-    len: usize,
-}
+struct Pages(Mapping);
 
-impl Mapping {
-    fn new(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        let (protection, flags) = (
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED | MapFlags::POPULATE,
-        );
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let start = unsafe { mmap(ptr::null_mut(), len, protection, flags, fd, 0) }?;
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, len })
-    }
-
+impl Pages {
     /// The address of `len` bytes at `at`. Panics if they are not all inside: the kernel's word about its own ring is
     /// wrong.
     #[inline]
     fn part(&self, at: usize, len: usize) -> NonNull<u8> {
-        let inside = at.checked_add(len).is_some_and(|end| end <= self.len);
-        assert!(inside, "{len} bytes at {at} of rings of {} bytes", self.len);
+        let inside = at.checked_add(len).is_some_and(|end| end <= self.0.len());
+        assert!(inside, "{len} bytes at {at} of rings of {} bytes", self.0.len());
         // SAFETY: at <= len of the mapping, which lives as long as self.
-        unsafe { self.start.add(at) }
+        unsafe { self.0.start().add(at) }
     }
 
     #[inline]
@@ -421,13 +407,6 @@ impl Mapping {
     #[inline]
     fn set_status(&self, at: usize, status: u32) {
         self.atomic(at).store(status, Ordering::Release);
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: start and len are what mmap returned, and nothing points inside any more.
-        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
