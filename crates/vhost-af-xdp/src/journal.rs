@@ -5,10 +5,12 @@
 //! Readers start after an event that they know, and wait for more; a slow reader loses the oldest events and receives
 //! their number. Writers never wait for readers.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use model::events::{Event, Read, Ring, What};
+
+use crate::lock::Locked;
 
 /// The events of this process.
 pub(crate) static JOURNAL: Journal = Journal::new();
@@ -58,7 +60,7 @@ impl Journal {
     pub(crate) fn add(&self, of: Of<'_>, event: What, reason: Option<String>, detail: Option<String>) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let unix_ms = now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0));
-        let mut ring = self.ring();
+        let mut ring = self.ring.locked();
         let sequence = ring.newest() + 1;
         ring.push(Event {
             sequence,
@@ -76,7 +78,7 @@ impl Journal {
     /// Events after that sequence number, and the number to wait after. One that is newer than all is of a daemon before
     /// this one, which began at 1 again.
     pub(crate) fn read(&self, sequence: u64) -> (u64, Read) {
-        let ring = self.ring();
+        let ring = self.ring.locked();
         let sequence = if sequence > ring.newest() { 0 } else { sequence };
         (sequence, ring.after(sequence))
     }
@@ -84,13 +86,9 @@ impl Journal {
     /// Waits for events after that sequence number; `None`: none happened in time.
     pub(crate) fn wait(&self, sequence: u64, time: Duration) -> Option<Read> {
         let waits = |ring: &mut Ring| ring.newest() <= sequence;
-        let waited = self.more.wait_timeout_while(self.ring(), time, waits);
+        let waited = self.more.wait_timeout_while(self.ring.locked(), time, waits);
         let (ring, _) = waited.unwrap_or_else(PoisonError::into_inner);
         Some(ring.after(sequence)).filter(|read| !read.events.is_empty())
-    }
-
-    fn ring(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -22,6 +22,7 @@ mod direct;
 pub mod fuzzing;
 mod journal;
 mod listener;
+mod lock;
 mod mark;
 mod netkit;
 mod network;

@@ -19,6 +19,7 @@ use syn::{Attribute, Item, ItemUse, Meta, UseTree, Visibility};
 /// Rooms of the daemon, folders and files beside them: each may import those before it. Frames know nothing of those who
 /// decide about them, and nobody who serves knows of a command.
 const ROOMS: &[&str] = &[
+    "lock",
     "journal",
     "listener",
     "termination",

@@ -3,10 +3,11 @@
 //! The steward gets several requests, and may not answer for a while: the state is not locked meanwhile, so that ports
 //! can be changed and shown. The result is compared with the uplink's state afterwards.
 
-use std::sync::{Arc, PoisonError, TryLockError};
+use std::sync::{Arc, TryLockError};
 
 use super::Network;
 use crate::config::HintsConfig;
+use crate::lock::Locked;
 use crate::nic::error::InterfaceError;
 use crate::nic::hints::XdpMetadata;
 use crate::nic::interface::Interface;
@@ -15,7 +16,7 @@ impl Network {
     /// Changes the hints of frames of the uplink, now or as soon as the steward is back; no frame is lost.
     /// Errors: the steward refuses it; then all is as it was before.
     pub(crate) fn set_hints(&self, hints: HintsConfig) -> Result<(), InterfaceError> {
-        let _turn = self.hints.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.hints.locked();
         loop {
             let interface = self.state().interface.clone();
             if let Some(interface) = &interface {

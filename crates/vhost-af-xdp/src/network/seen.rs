@@ -4,9 +4,10 @@
 //! publishes a copy at its end; status, the ports and other networks read that.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 
 use super::{MTU, Network, NetworkLink, Running, ShownNetwork, State};
+use crate::lock::Locked;
 
 /// See the module's head.
 #[derive(Default)]
@@ -87,13 +88,13 @@ impl Network {
     pub(super) fn state(&self) -> StateGuard<'_> {
         StateGuard {
             network: self,
-            state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
+            state: self.state.locked(),
         }
     }
 
     /// Never locked while anything is waited for.
     pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.locked()
     }
 
     /// What others see of it.

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use steer::{AttachedAs, ForeignProgram, HintSet, Mode, ModeRequest, SocketMap, SocketMapError};
@@ -24,6 +24,7 @@ use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 use super::afxdp_plugin::Plugin;
 use super::error::{ExternalError, InterfaceError};
 use crate::config::{ExternalProgram, Inherited, PortConfig, PortQueues, ServeConfig};
+use crate::lock::Locked;
 
 /// Whether all descriptors that the ports name were inherited. Must be called before this process opens any: later a
 /// number that was not inherited may be one of its own.
@@ -231,7 +232,7 @@ impl External {
     /// Queries how their program is attached now; if the kernel does not answer, the last answer stays.
     pub(super) fn ask_attached(&self, link: &Link) {
         if let Ok(program) = steer::unnamed_program_on(link.index) {
-            *self.last_attached() = program.as_ref().map(mode_of);
+            *self.attached.locked() = program.as_ref().map(mode_of);
         }
     }
 
@@ -253,11 +254,7 @@ impl External {
     }
 
     pub(super) fn attached(&self) -> Option<Mode> {
-        *self.last_attached()
-    }
-
-    fn last_attached(&self) -> MutexGuard<'_, Option<Mode>> {
-        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.attached.locked()
     }
 
     /// A socket with memory and without its queue. One that was passed in stays fit for another attempt, if it is
@@ -266,7 +263,7 @@ impl External {
         let Source::Sockets(sockets) = &*self.source else {
             return Ok(Unbound::open(umem, config)?);
         };
-        let mut sockets = sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sockets = sockets.locked();
         let Passed { fd, socket, rx } = sockets
             .get(&config.queue.0)
             .ok_or_else(|| ExternalError::Spent(self.name.clone()))?;

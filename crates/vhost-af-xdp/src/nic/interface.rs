@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use common::binding::{Binding, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, QueueFacts};
@@ -27,6 +27,7 @@ use super::shared_memory::{SharedMemory, Slice};
 use super::steering::{Attached, Prepared, Steering};
 use super::tap::OpenTap;
 use crate::config::{HintsConfig, Placement, PortConfig, Segments, UplinkConfig};
+use crate::lock::Locked;
 
 /// Entries of RX and fill ring.
 pub(crate) const RECEIVE_RING: u32 = 2048;
@@ -204,7 +205,7 @@ impl Interface {
     /// Closes its queues that no lane has.
     pub(crate) fn close_queues(&self) {
         for queue in &self.queues {
-            queue.lock().unwrap_or_else(PoisonError::into_inner).close();
+            queue.locked().close();
         }
     }
 
@@ -219,7 +220,7 @@ impl Interface {
         let at = queue.checked_sub(self.first).map(|at| at as usize);
         let state = at.and_then(|at| self.queues.get(at));
         let state = state.ok_or_else(|| self.no_such_queue(queue))?;
-        Ok(state.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(state.locked())
     }
 
     /// Whether a port that wants this has its queues here.
@@ -257,16 +258,13 @@ impl Interface {
 
     /// Its name as it is now.
     pub(crate) fn name(&self) -> String {
-        self.name.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.name.locked().clone()
     }
 
     /// Takes note of a changed name or MTU; queues that are open keep their frame limit.
     pub(crate) fn take_note(&self, link: &Link) {
         self.mtu.store(link.mtu, Relaxed);
-        self.name
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone_from(&link.name);
+        self.name.locked().clone_from(&link.name);
     }
 
     /// Longest frame that the interface carries, bytes.
@@ -312,13 +310,9 @@ impl Interface {
     /// Notes whether a bind found the queue taken: then the next one waits [`BIND_AGAIN_TIMEOUT`] only.
     pub(super) fn note_busy(&self, queue: u32, busy: bool) {
         match busy {
-            true => self.busy().insert(queue),
-            false => self.busy().remove(&queue),
+            true => self.busy.locked().insert(queue),
+            false => self.busy.locked().remove(&queue),
         };
-    }
-
-    fn busy(&self) -> MutexGuard<'_, HashSet<u32>> {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The configuration of a queue's socket.
@@ -338,7 +332,7 @@ impl Interface {
         config.multi_buffer = request.multi_buffer;
         config.max_tx_skb_budget = Some(SEND_RING);
         config.busy_poll = self.options.busy_poll;
-        config.bind_timeout = match self.busy().contains(&request.queue) {
+        config.bind_timeout = match self.busy.locked().contains(&request.queue) {
             true => BIND_AGAIN_TIMEOUT,
             false => BIND_TIMEOUT,
         };

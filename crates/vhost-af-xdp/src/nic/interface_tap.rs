@@ -3,8 +3,6 @@
 //! The queues only send there ([`super::interface_queue`]). The program that moves a port's frames to the tap uses the
 //! configuration of its first queue, as the XDP program does: while that queue is not lent they go to the host.
 
-use std::sync::{MutexGuard, PoisonError};
-
 use device::counters::PairCounters;
 use device::offloads::Offloads;
 use steer::Mode;
@@ -12,6 +10,7 @@ use steer::Mode;
 use super::error::InterfaceError;
 use super::interface::Interface;
 use super::tap::{OpenTap, Tap};
+use crate::lock::Locked;
 
 /// Most earlier frames of a queue that are discarded: it holds 1000, or as many as the user set (`ip link set
 /// txqueuelen`).
@@ -26,7 +25,7 @@ impl Interface {
     /// Opens the tap, if it is not open or the steward has made another; whether it is another one than before.
     /// Errors: [`InterfaceError`].
     pub(crate) fn open_tap(&self) -> Result<bool, InterfaceError> {
-        let mut open = self.tap();
+        let mut open = self.tap.locked();
         let (changes, has) = (
             self.steering.changes(),
             open.as_ref().map_or(0, |open| open.index),
@@ -64,10 +63,10 @@ impl Interface {
             return Ok(());
         }
         // Whether there is another one by now is for the port to find out, which has all lanes go on with that.
-        if self.tap().is_none() {
+        if self.tap.locked().is_none() {
             self.open_tap()?;
         }
-        if let Some(open) = &*self.tap() {
+        if let Some(open) = &*self.tap.locked() {
             let frames = open.queues.iter().map(|tap| tap.discard(HELD_MOST));
             let frames = frames.sum::<usize>() as u64;
             counters.to_guest_queue_stopped.add(frames);
@@ -78,7 +77,7 @@ impl Interface {
     /// The tap, which is open, once more.
     /// Errors: [`InterfaceError`].
     pub(crate) fn tap_again(&self) -> Result<OpenTap, InterfaceError> {
-        let open = self.tap();
+        let open = self.tap.locked();
         let open = open.as_ref().ok_or(InterfaceError::InUse)?;
         open.again().map_err(InterfaceError::Duplicate)
     }
@@ -90,7 +89,7 @@ impl Interface {
         pair: u16,
         offloads: &Offloads,
     ) -> Result<Option<Tap>, InterfaceError> {
-        let open = self.tap();
+        let open = self.tap.locked();
         let open = open.as_ref().ok_or(InterfaceError::InUse)?;
         let Some(tap) = open.queues.get(usize::from(pair)) else {
             return Ok(None);
@@ -101,9 +100,5 @@ impl Interface {
             name: open.name.clone(),
             source: source.into(),
         })
-    }
-
-    fn tap(&self) -> MutexGuard<'_, Option<OpenTap>> {
-        self.tap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

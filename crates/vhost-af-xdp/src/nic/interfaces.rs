@@ -1,7 +1,7 @@
 //! Where the interfaces of all ports come from.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use steer::{ModeRequest, with_sources};
@@ -17,6 +17,7 @@ use super::interface_queue::InterfaceQueue;
 use super::numa::Nodes;
 use super::shared_memory::SharedMemory;
 use super::steering::{Attached, Steering, StewardAt};
+use crate::lock::Locked;
 
 /// How long what a daemon had that has just ended may stay: its helper takes its program off some 30 ms later, and
 /// until then has its leases, too.
@@ -84,7 +85,7 @@ impl Interfaces {
         wanted: &Wanted,
         options: QueueOptions,
     ) -> Result<Arc<Interface>, InterfaceError> {
-        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ready = self.ready.locked();
         if let Some(at) = ready.iter().position(|interface| interface.is_for(wanted)) {
             return Ok(ready.swap_remove(at));
         }
@@ -154,10 +155,7 @@ impl Interfaces {
         for queue in wanted.range() {
             InterfaceQueue::new(&interface, queue).open()?;
         }
-        self.ready
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(interface);
+        self.ready.locked().push(interface);
         Ok(())
     }
 

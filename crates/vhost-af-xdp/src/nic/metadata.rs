@@ -20,17 +20,16 @@
 //!
 //! [`NicQueue::set_metadata`]: super::endpoint::NicQueue::set_metadata
 
-use std::sync::{MutexGuard, PoisonError};
-
 use model::state::HintsStatus;
 use steer::{HintSet, note_layout};
 use steward::client::LeaseError;
 
 use super::error::InterfaceError;
-use super::hints::{self, MetadataState, XdpMetadata};
+use super::hints::{self, XdpMetadata};
 use super::interface::Interface;
 use super::queue_state::{Opened, QueueState};
 use crate::config::HintsConfig;
+use crate::lock::Locked;
 
 /// Called with the new metadata of a queue's frames; when it returns the lane has it.
 pub(crate) type Tell<'a> = dyn FnMut(u32, &XdpMetadata) + 'a;
@@ -39,25 +38,25 @@ impl Interface {
     /// The metadata of a queue that is lent from now on.
     pub(super) fn metadata(&self, queue: u32) -> XdpMetadata {
         let metadata = self.metadata_now(false);
-        self.metadata_state().of.insert(queue, metadata.clone());
+        self.metadata_state.locked().of.insert(queue, metadata.clone());
         metadata
     }
 
     /// A queue is not lent any more.
     pub(super) fn forget_metadata(&self, queue: u32) {
-        self.metadata_state().of.remove(&queue);
+        self.metadata_state.locked().of.remove(&queue);
     }
 
     /// The requested hints.
     fn asked(&self) -> HintsConfig {
-        self.metadata_state().asked
+        self.metadata_state.locked().asked
     }
 
     /// Changes the hints of its queues' frames, now or as soon as the steward is back; lanes keep running. `tell` sends
     /// the lane of a queue the metadata to read.
     /// Errors: the steward refuses it; then all is as it was before.
     pub(crate) fn switch_hints(&self, asked: HintsConfig, tell: &mut Tell<'_>) -> Result<(), InterfaceError> {
-        let before = std::mem::replace(&mut self.metadata_state().asked, asked);
+        let before = std::mem::replace(&mut self.metadata_state.locked().asked, asked);
         if before == asked {
             return Ok(());
         }
@@ -68,7 +67,7 @@ impl Interface {
             switched => switched,
         };
         if switched.is_err() {
-            self.metadata_state().asked = before;
+            self.metadata_state.locked().asked = before;
         }
         self.settle_hints(tell);
         switched
@@ -82,7 +81,7 @@ impl Interface {
     /// `soon`: a change to the requested hints is under way.
     fn tell(&self, soon: bool, tell: &mut Tell<'_>) {
         let now = self.metadata_now(soon);
-        let lent: Vec<(u32, XdpMetadata)> = self.metadata_state().of.clone().into_iter().collect();
+        let lent: Vec<(u32, XdpMetadata)> = self.metadata_state.locked().of.clone().into_iter().collect();
         // A steward that does not answer is waited for once, not for each queue.
         let mut answers = true;
         for (queue, before) in lent {
@@ -98,7 +97,7 @@ impl Interface {
                 answers = answers && self.let_leave(queue, leaves);
                 answers
             });
-            let mut metadata_state = self.metadata_state();
+            let mut metadata_state = self.metadata_state.locked();
             // Not if the queue was lent again meanwhile.
             if let Some(metadata) = metadata_state.of.get_mut(&queue).filter(|now| **now == before) {
                 *metadata = next;
@@ -182,9 +181,5 @@ impl Interface {
             true => format!("no {missing}"),
             false => why,
         })
-    }
-
-    fn metadata_state(&self) -> MutexGuard<'_, MetadataState> {
-        self.metadata_state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

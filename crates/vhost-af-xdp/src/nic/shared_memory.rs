@@ -19,7 +19,7 @@
 //! chunks. A slice has one socket at most: the second waits until the first is closed.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::binding::LARGE_CHUNK;
@@ -29,6 +29,7 @@ use xsk::{First, FramePool, Lender, OpenError, OwnMemory, QueueId, Socket, Umem,
 
 use super::endpoint::{Chunks, ChunksError, for_sending};
 use super::error::InterfaceError;
+use crate::lock::Locked;
 
 /// Memory of that many slices.
 #[derive(Debug)]
@@ -95,12 +96,8 @@ impl SharedMemory {
 
     /// How many sockets share it now.
     pub(crate) fn sockets(&self) -> usize {
-        let state = self.state();
+        let state = self.state.locked();
         state.lenders.iter().filter(|lender| lender.is_open()).count()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Binds a socket over the memory of an open one; `None` if there is no suitable one. Unsuitable ones are not tried
@@ -116,7 +113,7 @@ impl SharedMemory {
             // Closed just now.
             let Some(first) = lender.first() else { continue };
             match share(&first) {
-                Err(error) if is_no_lender(&error) => drop(self.state().lenders.pop()),
+                Err(error) if is_no_lender(&error) => drop(self.state.locked().lenders.pop()),
                 shared => return shared.map(Some),
             }
         }
@@ -124,7 +121,7 @@ impl SharedMemory {
 
     /// The last one first: it is the one that a steward knows which was started again.
     fn last_lender(&self) -> Option<Lender> {
-        let mut state = self.state();
+        let mut state = self.state.locked();
         state.lenders.retain(Lender::is_open);
         state.lenders.last().cloned()
     }
@@ -152,8 +149,8 @@ impl Slice {
         share: impl Fn(&First) -> Result<Socket, InterfaceError>,
         register: impl FnOnce(&Umem) -> Result<Socket, InterfaceError>,
     ) -> Result<OpenedSlice, InterfaceError> {
-        let mut mapped = self.memory.mapped.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.memory.state().used.contains(&self.number) {
+        let mut mapped = self.memory.mapped.locked();
+        if self.memory.state.locked().used.contains(&self.number) {
             let (queue, waited) = (QueueId(queue), Duration::ZERO);
             return Err(OpenError::Busy {
                 ifindex,
@@ -181,7 +178,7 @@ impl Slice {
 
     /// The socket has it now, and its memory may be shared.
     fn take(&self, socket: &Socket) -> SliceUse {
-        let mut state = self.memory.state();
+        let mut state = self.memory.state.locked();
         state.lenders.push(socket.lender());
         state.used.insert(self.number);
         SliceUse(self.clone())
@@ -218,7 +215,7 @@ fn is_no_lender(error: &InterfaceError) -> bool {
 impl Drop for SliceUse {
     fn drop(&mut self) {
         let Self(slice) = self;
-        slice.memory.state().used.remove(&slice.number);
+        slice.memory.state.locked().used.remove(&slice.number);
     }
 }
 

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ use super::error::{InterfaceError, Lost};
 use super::external::External;
 use super::tap::{SendTap, Tap};
 use crate::config::HintsConfig;
+use crate::lock::Locked;
 
 /// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms here,
 /// several times that on a busy machine.
@@ -251,7 +252,7 @@ impl Steering {
             Self::Leased(leased) => {
                 for queue in queues {
                     if let Ok(counters) = leased.lease.counters(queue, deadline) {
-                        leased.counted().insert(queue, counters);
+                        leased.counted.locked().insert(queue, counters);
                     }
                 }
             }
@@ -260,7 +261,7 @@ impl Steering {
 
     /// The program's counters of a queue at the last request.
     pub(crate) fn counters(&self, queue: u32) -> Option<QueueCounters> {
-        self.leased()?.counted().get(&queue).copied()
+        self.leased()?.counted.locked().get(&queue).copied()
     }
 
     /// What the driver does for sockets in zero-copy mode.
@@ -471,10 +472,6 @@ impl Leased {
             error if self.is_own => InterfaceError::of_helper(error),
             error => error.into(),
         })
-    }
-
-    fn counted(&self) -> MutexGuard<'_, HashMap<u32, QueueCounters>> {
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn look(&self) -> Result<Link, Lost> {

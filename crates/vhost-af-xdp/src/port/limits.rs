@@ -1,10 +1,11 @@
 //! Changes at run time: what a port's guest may send, its rates, and the hints of its frames.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::ticket_lock::Task;
 use super::{Port, PortState};
 use crate::config::{HintsConfig, PortConfig};
+use crate::lock::Locked;
 use crate::nic::error::InterfaceError;
 use crate::nic::hints::XdpMetadata;
 use crate::switch::capture::Capture;
@@ -15,14 +16,10 @@ use crate::switch::rate_limit::PortLimits;
 use model::config::Policy;
 use model::rates::PortRates;
 
-fn locked<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
-    held.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Port {
     /// As its lanes have them.
     pub(super) fn limits(&self) -> PortLimits {
-        locked(&self.limits).clone()
+        self.limits.locked().clone()
     }
 
     /// How much its guest may send and get.
@@ -34,7 +31,7 @@ impl Port {
     pub(crate) fn set_rates(self: &Arc<Self>, rates: PortRates) {
         let change = move |port: &Arc<Self>, state: &mut PortState| {
             let limits = PortLimits::new(rates);
-            *locked(&port.limits) = limits.clone();
+            *port.limits.locked() = limits.clone();
             if let Some(session) = &state.session {
                 session.set_limits(&limits, &port.workers);
             }
@@ -45,18 +42,18 @@ impl Port {
 
     /// As its lanes have them.
     pub(super) fn filter(&self) -> PortFilter {
-        locked(&self.filter).1.clone()
+        self.filter.locked().1.clone()
     }
 
     /// Its rules, and what they were compiled to, which counts.
     pub(crate) fn filter_rules(&self) -> (Filter, PortFilter) {
-        locked(&self.filter).clone()
+        self.filter.locked().clone()
     }
 
     /// Sets the filter rules; the guest stays connected. On return they apply to every frame. Counters restart at 0,
     /// unless the rules are the same.
     pub(crate) fn set_filter(self: &Arc<Self>, config: &Filter) {
-        if locked(&self.filter).0 == *config {
+        if self.filter.locked().0 == *config {
             return;
         }
         let compiled = PortFilter::new(config);
@@ -76,7 +73,7 @@ impl Port {
     fn change_filter(self: &Arc<Self>, change: impl FnOnce(&mut (Filter, PortFilter)) + Send + 'static) {
         let change = move |port: &Arc<Self>, state: &mut PortState| {
             let filter = {
-                let mut filter = locked(&port.filter);
+                let mut filter = port.filter.locked();
                 change(&mut filter);
                 filter.1.clone()
             };
@@ -96,7 +93,7 @@ impl Port {
             if let Some(interface) = &state.interface {
                 interface.switch_hints(hints, &mut port.teller(state))?;
             }
-            *locked(&port.hints) = hints;
+            *port.hints.locked() = hints;
             if state.interface.is_none() {
                 // With these it may be had.
                 port.look_again();
@@ -109,7 +106,7 @@ impl Port {
 
     /// The requested hints.
     pub(crate) fn hints(&self) -> HintsConfig {
-        *locked(&self.hints)
+        *self.hints.locked()
     }
 
     /// Sends the lanes of its queues the metadata of their frames.
@@ -130,20 +127,20 @@ impl Port {
 
     /// What holds of its guest's frames.
     pub(crate) fn rules(&self) -> Policy {
-        locked(&self.rules).clone()
+        self.rules.locked().clone()
     }
 
     /// The source guard of its lanes, outside of networks.
     pub(super) fn guard(&self) -> Option<Guard> {
-        locked(&self.guard).clone()
+        self.guard.locked().clone()
     }
 
     /// Sets the source guard; the guest stays connected. On return it is in effect. In a network the FDB has it.
     pub(crate) fn set_guard(self: &Arc<Self>, config: &PortConfig) {
         let (guard, rules) = (config.guard(), config.keys.policy());
         let change = move |port: &Arc<Self>, state: &mut PortState| {
-            (*locked(&port.guard)).clone_from(&guard);
-            *locked(&port.rules) = rules.clone();
+            (*port.guard.locked()).clone_from(&guard);
+            *port.rules.locked() = rules.clone();
             if let Some(session) = &state.session {
                 session.set_guard(guard.as_ref(), &port.workers);
             }

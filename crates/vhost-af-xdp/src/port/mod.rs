@@ -26,7 +26,7 @@ pub(crate) mod watch;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use common::drivers;
@@ -34,6 +34,7 @@ use device::counters::PairCounters;
 use xsk::NumaNode;
 
 use crate::config::{HintsConfig, NicConfig, PortConfig, PortQueues};
+use crate::lock::Locked;
 use crate::network::NetworkEnd;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{Interface, QueueOptions};
@@ -390,7 +391,7 @@ impl Port {
         // The number is used, whether there can be a thread or not.
         let body = Arc::new(Mutex::new(Some(body)));
         let run = |body: &Mutex<Option<Box<dyn FnOnce() + Send>>>| {
-            let body = body.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let body = body.locked().take();
             if let Some(body) = body {
                 body();
             }
@@ -486,7 +487,7 @@ impl Port {
 
     /// Whether a line that VMMs can cause may be logged now, with the number of lines left out before.
     fn may_say(&self) -> Option<LeftOut> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner).allow()
+        self.lines.locked().allow()
     }
 
     /// As the log and `status` have it.

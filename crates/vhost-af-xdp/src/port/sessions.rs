@@ -1,8 +1,8 @@
 //! A port's sessions: their start, VMMs' requests, their end.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use device::config_space::ConfigSpace;
@@ -11,12 +11,12 @@ use steer::with_sources;
 use steward::peer;
 
 use super::attachment::NULL_MTU;
-use super::losses::Losses;
 use super::reasons::{Closed, Ended, Impaired};
 use super::session::{FaultCell, PortContext, Reached, Session, SessionError, VmmConnection};
 use super::ticket_lock::Task;
 use super::{LinkConfig, Port, PortState};
 use crate::config::NicConfig;
+use crate::lock::Locked;
 use crate::supervision::interrupt;
 
 /// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
@@ -60,7 +60,7 @@ impl Port {
         self.vmm_pid
             .store(peer::process(connection.stream.as_fd()).unwrap_or(0), Relaxed);
         self.published.set_turned_away(None);
-        self.losses().begin(&self.counters);
+        self.losses.locked().begin(&self.counters);
         state.session = Some(Session::new(
             connection,
             &self.config,
@@ -72,11 +72,7 @@ impl Port {
 
     /// Logs the kinds of lost frames that were not logged in this session yet.
     pub(crate) fn log_losses(&self) {
-        self.losses().log(&self.config.name, &self.counters);
-    }
-
-    fn losses(&self) -> MutexGuard<'_, Losses> {
-        self.losses.lock().unwrap_or_else(PoisonError::into_inner)
+        self.losses.locked().log(&self.config.name, &self.counters);
     }
 
     /// Memory of a pair is registered.
@@ -116,7 +112,7 @@ impl Port {
         self.in_session.store(false, Relaxed);
         self.log_losses();
         self.vmm_pid.store(0, Relaxed);
-        let fault = state.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let fault = state.fault.locked().take();
         if fault.is_none() {
             errors.clear();
         }

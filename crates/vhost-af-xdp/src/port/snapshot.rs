@@ -8,7 +8,7 @@
 //! A snapshot may be as old as the present holder's begin. It keeps nothing open: a lane's socket and an interface's
 //! lease are weak references, because their end is what frees a queue for its next holder.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use steer::Mode;
@@ -16,6 +16,7 @@ use xsk::NumaNode;
 
 use super::reasons::{Busy, Closed, Impaired, TurnedAway};
 use super::ticket_lock::Task;
+use crate::lock::Locked;
 use crate::nic::interface::Interface;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::steering::SteeringReport;
@@ -75,39 +76,35 @@ struct State {
 impl Published {
     /// What was shown last; nothing before the port's start is done.
     pub(crate) fn snapshot(&self) -> Option<Arc<PortSnapshot>> {
-        self.state().snapshot.clone()
+        self.0.locked().snapshot.clone()
     }
 
     /// The holder's task, if it takes long.
     pub(crate) fn busy(&self) -> Option<Busy> {
-        let (task, since) = self.state().busy?;
+        let (task, since) = self.0.locked().busy?;
         let taken = since.elapsed();
         (taken >= LONG).then_some(Busy { task, taken })
     }
 
     /// A thread has the lock.
     pub(super) fn begin(&self, task: Task) {
-        self.state().busy = Some((task, Instant::now()));
+        self.0.locked().busy = Some((task, Instant::now()));
     }
 
     /// It is done with it.
     pub(super) fn publish(&self, snapshot: PortSnapshot) {
         let snapshot = Arc::new(snapshot);
-        let mut state = self.state();
+        let mut state = self.0.locked();
         (state.snapshot, state.busy) = (Some(snapshot), None);
     }
 
     /// The last answer to a VMM that connected while the present one was there.
     pub(crate) fn turned_away(&self) -> Option<TurnedAway> {
-        self.state().turned_away
+        self.0.locked().turned_away
     }
 
     /// A VMM was turned away, or the one is there that this would be of.
     pub(crate) fn set_turned_away(&self, reason: Option<TurnedAway>) {
-        self.state().turned_away = reason;
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.locked().turned_away = reason;
     }
 }

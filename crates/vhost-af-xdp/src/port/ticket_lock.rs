@@ -6,7 +6,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex};
+
+use crate::lock::Locked;
 
 /// Why a thread takes the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,29 +69,25 @@ impl<S> TicketLock<S> {
 
     /// A ticket, if no other thread has one.
     pub(super) fn try_ticket(&self) -> Option<Ticket> {
-        let serving = *self.serving();
+        let serving = *self.serving.locked();
         let taken = self.next.compare_exchange(serving, serving + 1, Relaxed, Relaxed);
         taken.ok().map(Ticket)
     }
 
     /// Whether no earlier ticket is in use.
     pub(super) fn is_next(&self, ticket: &Ticket) -> bool {
-        *self.serving() == ticket.0
+        *self.serving.locked() == ticket.0
     }
 
     /// Waits for the earlier tickets, and changes the state.
     #[expect(clippy::needless_pass_by_value, reason = "it is used up")]
     pub(super) fn lock<R>(&self, ticket: Ticket, act: impl FnOnce(&mut S) -> R) -> R {
         let not_yet = |serving: &mut u64| *serving != ticket.0;
-        drop(self.changed.wait_while(self.serving(), not_yet));
-        let result = act(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
-        *self.serving() += 1;
+        drop(self.changed.wait_while(self.serving.locked(), not_yet));
+        let result = act(&mut self.state.locked());
+        *self.serving.locked() += 1;
         self.changed.notify_all();
         result
-    }
-
-    fn serving(&self) -> MutexGuard<'_, u64> {
-        self.serving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -13,13 +13,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use steward::links::Changes;
 
+use crate::lock::Locked;
 use crate::nic::wakers::Event;
 
 /// Other events than those of leases, which have the numbers of their ports.
@@ -120,12 +121,12 @@ impl Looks {
 
     /// Whether it is time to look.
     pub(super) fn is_due(&self) -> bool {
-        self.wanted.load(Relaxed) || self.due().is_some_and(|due| due <= Instant::now())
+        self.wanted.load(Relaxed) || self.due.locked().is_some_and(|due| due <= Instant::now())
     }
 
     /// The time of the next check, if no report comes before.
     pub(crate) fn next(&self) -> Option<Instant> {
-        *self.due()
+        *self.due.locked()
     }
 
     /// Wakes the session thread for a check.
@@ -137,7 +138,7 @@ impl Looks {
     /// A check begins, which covers all earlier reports.
     pub(super) fn forget(&self) {
         self.wanted.store(false, Relaxed);
-        *self.due() = None;
+        *self.due.locked() = None;
     }
 
     /// The thread of the session looks.
@@ -147,7 +148,7 @@ impl Looks {
 
     /// It was looked at, and is again then.
     pub(super) fn note(&self, due: Option<Instant>) {
-        *self.due() = due;
+        *self.due.locked() = due;
         if due.is_some() {
             self.watch.wake.tell();
         }
@@ -162,10 +163,6 @@ impl Looks {
         if epoll::add(&self.watch.epoll, lease, data, flags) == Err(Errno::EXIST) {
             let _ = epoll::modify(&self.watch.epoll, lease, data, flags);
         }
-    }
-
-    fn due(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.due.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

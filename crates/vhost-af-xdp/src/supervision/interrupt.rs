@@ -22,13 +22,14 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::thread::JoinHandleExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
+use crate::lock::Locked;
 use crate::switch::progress::Watcher;
 use program::signal_handler;
 
@@ -76,21 +77,17 @@ pub(crate) fn write(event: &OwnedFd, watcher: &Watcher) -> bool {
 
 /// Whether a control thread is in [`write`].
 pub(crate) fn has_writers() -> bool {
-    !writers().is_empty()
+    !WRITERS.locked().is_empty()
 }
 
 /// Ends waits of those that are in [`write`] for longer than they need.
 pub(crate) fn interrupt_writers() {
-    for writing in writers().iter() {
+    for writing in WRITERS.locked().iter() {
         if writing.since.elapsed() >= PERIOD {
             // SAFETY: a thread in the list cannot leave `write` before this lock is released, so it exists.
             let _ = unsafe { libc::pthread_kill(writing.thread, SIGNAL) };
         }
     }
-}
-
-fn writers() -> MutexGuard<'static, Vec<Writing>> {
-    WRITERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// This thread is in the list.
@@ -101,7 +98,7 @@ impl Writer {
         // SAFETY: it has no condition.
         let thread = unsafe { libc::pthread_self() };
         let since = Instant::now();
-        writers().push(Writing { thread, since });
+        WRITERS.locked().push(Writing { thread, since });
         watcher.rouse();
         Self(thread)
     }
@@ -109,7 +106,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        writers().retain(|writing| writing.thread != self.0);
+        WRITERS.locked().retain(|writing| writing.thread != self.0);
     }
 }
 

@@ -11,10 +11,11 @@
 //! continue.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::interrupt;
+use crate::lock::Locked;
 use crate::switch::progress::Activity;
 use crate::switch::workers::{Observation, Workers};
 use steward::log_limit::LogLimit;
@@ -118,7 +119,7 @@ impl Watchdog {
 
     /// What hangs, by worker.
     pub(crate) fn hangs(&self) -> MutexGuard<'_, Vec<Option<Hang>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.locked()
     }
 
     fn watch(&self, workers: &Workers) {

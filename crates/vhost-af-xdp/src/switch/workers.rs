@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use common::cycles::CycleRate;
@@ -24,6 +24,7 @@ use super::slots::receives;
 use super::spread::Spread;
 use super::statistics::WorkerCounters;
 use super::worker::{Command, WorkerHandle};
+use crate::lock::Locked;
 use crate::nic::numa::WorkerPlace;
 use model::state::{Reading, WorkerReading};
 
@@ -155,7 +156,7 @@ impl Workers {
     pub(crate) fn add(&self, lane: NewLane, owner: &Arc<str>) -> LaneAt {
         let id = self.next_id();
         let affinity = lane.role.affinity(receives(&*lane.lane));
-        let mut roster = self.roster();
+        let mut roster = self.roster.locked();
         let by_load = |&worker: &usize| {
             let handle = &self.handles[worker];
             let is_remote = lane.node.is_some() && handle.node() != lane.node;
@@ -273,7 +274,7 @@ impl Workers {
     /// Takes a lane back from its worker.
     pub(crate) fn remove(&self, at: LaneAt) -> Option<Box<dyn Lane>> {
         let lane = self.handles[at.worker].remove(at.id);
-        let mut roster = self.roster();
+        let mut roster = self.roster.locked();
         roster.loads[at.worker] = roster.loads[at.worker].saturating_sub(1);
         let gone = roster.lanes.remove(&at.id);
         roster.listed.remove(at.id);
@@ -294,13 +295,9 @@ impl Workers {
         lane
     }
 
-    fn roster(&self) -> MutexGuard<'_, Roster> {
-        self.roster.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The owner of a lane, and the owners of lanes that it may deliver to.
     pub(crate) fn owners(&self, id: LaneId) -> Vec<Arc<str>> {
-        let roster = self.roster();
+        let roster = self.roster.locked();
         let affinity = roster.lanes.get(&id).and_then(|lane| lane.affinity.as_ref());
         // A network's lanes of one worker reach each other, and a link all of them.
         let link = || {
@@ -327,7 +324,7 @@ impl Workers {
 
     /// What is counted of frames of a network from worker to worker.
     pub(crate) fn link_counters(&self, network: &str) -> Vec<Arc<PairCounters>> {
-        let roster = self.roster();
+        let roster = self.roster.locked();
         let its = roster
             .link_counters
             .iter()
@@ -379,7 +376,7 @@ impl Workers {
 
     /// What each worker did, and its lanes.
     pub(crate) fn readings(&self) -> Vec<WorkerReading> {
-        let roster = self.roster();
+        let roster = self.roster.locked();
         let workers = self.counters().zip(&roster.before).enumerate();
         let readings = workers.map(|(worker, (counters, before))| WorkerReading {
             total: readings::read(counters),
@@ -391,7 +388,7 @@ impl Workers {
 
     /// Statistics are reset: what was done so far is what was before. Counters of workers only grow.
     pub(crate) fn reset_statistics(&self) {
-        let mut roster = self.roster();
+        let mut roster = self.roster.locked();
         roster.before = self.counters().map(readings::read).collect();
         roster.listed.reset();
     }

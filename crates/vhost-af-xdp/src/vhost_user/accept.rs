@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,7 @@ use rustix::net::{SocketAddrUnix, SocketFlags, connect};
 
 use super::connection;
 use crate::listener;
+use crate::lock::Locked;
 use crate::nic::wakers::Event;
 use crate::port::Port;
 use crate::port::reasons::Ended;
@@ -126,10 +127,7 @@ impl AcceptThread {
     }
 
     fn send(&self, message: Message) {
-        self.messages
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(message);
+        self.messages.locked().push(message);
         self.wake.tell();
     }
 
@@ -147,7 +145,7 @@ impl AcceptThread {
                     None => self.wake.clear(),
                 }
             }
-            let messages = std::mem::take(&mut *self.messages.lock().unwrap_or_else(PoisonError::into_inner));
+            let messages = std::mem::take(&mut *self.messages.locked());
             for message in messages {
                 match message {
                     Message::Open(port, acceptor) => drop(acceptors.insert(port, acceptor)),

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
@@ -16,6 +16,7 @@ use rustix::net::{RecvFlags, recv};
 use steer::with_sources;
 
 use super::error::MessageError;
+use crate::lock::Locked;
 use crate::port::Port;
 use crate::port::reasons::{Closed, Ended};
 use crate::port::session::{Session, VmmConnection};
@@ -122,7 +123,7 @@ pub(crate) fn start(
     });
     let thread = loop {
         prepare()?;
-        if let Some(thread) = spare().take() {
+        if let Some(thread) = SPARE.locked().take() {
             break thread;
         }
     };
@@ -140,14 +141,10 @@ type Job = Box<dyn FnOnce(&dyn Fn()) + Send>;
 /// A thread that waits for the next VMM: a daemon that may start no thread any more serves one VMM after the other.
 static SPARE: Mutex<Option<Sender<Job>>> = Mutex::new(None);
 
-fn spare() -> MutexGuard<'static, Option<Sender<Job>>> {
-    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Starts the thread that waits for the next VMM, unless one does.
 /// Errors: no thread can be started.
 pub(crate) fn prepare() -> io::Result<()> {
-    let mut spare = spare();
+    let mut spare = SPARE.locked();
     if spare.is_some() {
         return Ok(());
     }
@@ -157,7 +154,7 @@ pub(crate) fn prepare() -> io::Result<()> {
         while let Ok(job) = jobs.recv() {
             let is_parked = Cell::new(false);
             job(&|| {
-                let mut spare = self::spare();
+                let mut spare = self::SPARE.locked();
                 is_parked.set(spare.is_none());
                 spare.get_or_insert_with(|| own.clone());
             });

@@ -1,14 +1,15 @@
 //! The lanes of a session's queue pairs: started, stopped, and moved to other memory.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, PoisonError};
 
 use virtqueue::Region;
 
 use super::{ActiveLane, FaultCell, PortContext, Session, SessionError};
 use crate::config::Placement;
 use crate::direct::registration::{Registered, Registration, UnderWay};
+use crate::lock::Locked;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};
 use crate::nic::lane_facts::LaneFacts;
@@ -141,7 +142,7 @@ impl Session {
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
         let why = Fallback::PlacementRefused(context.placement, with_sources(error));
-        let mut lines = context.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = context.lines.locked();
         if let Some(left_out) = lines.allow() {
             tracing::warn!(port = %context.name, pair, "{why}{left_out}");
         }
@@ -548,8 +549,6 @@ fn follow_limit(queue: &InterfaceQueue, lane: &ActiveLane, workers: &Workers) {
 /// On the worker's thread, or the one that stopped the lane: notes the fault, and wakes the thread that reads the VMM's
 /// connection. Nothing here waits.
 pub(super) fn report(cell: &FaultCell, fault: Fault, alarm: &Alarm) {
-    cell.lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get_or_insert(fault);
+    cell.locked().get_or_insert(fault);
     alarm.raise();
 }

@@ -5,8 +5,10 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::SystemTime;
+
+use crate::lock::Locked;
 
 /// By the path that the daemon knows them by.
 pub(super) struct Files(Mutex<HashMap<PathBuf, SocketFile>>);
@@ -73,7 +75,7 @@ impl Files {
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
         // Held until it is recorded: the daemon may end meanwhile, and then it has to be removed.
-        let mut files = self.files();
+        let mut files = self.0.locked();
         let made = make()?;
         files.insert(path.to_owned(), SocketFile::new(at, true)?);
         Ok(made)
@@ -81,13 +83,13 @@ impl Files {
 
     /// Removes the one of that path; false if there is none.
     pub(super) fn remove(&self, path: &Path) -> bool {
-        let known = self.files().remove(path);
+        let known = self.0.locked().remove(path);
         known.as_ref().map(SocketFile::remove).is_some()
     }
 
     /// Removes those that were made later and are of none of these paths; where the others of them are reached.
     pub(super) fn keep(&self, paths: &[PathBuf]) -> Vec<PathBuf> {
-        let mut files = self.files();
+        let mut files = self.0.locked();
         let paths: HashSet<&PathBuf> = paths.iter().collect();
         let gone = files.extract_if(|path, file| file.later && !paths.contains(path));
         gone.for_each(|(_, file)| file.remove());
@@ -95,13 +97,9 @@ impl Files {
         made.map(|file| file.at.clone()).collect()
     }
 
-    fn files(&self) -> MutexGuard<'_, HashMap<PathBuf, SocketFile>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Removes all, and prevents new ones.
     pub(super) fn remove_all(&self) {
-        let mut files = self.files();
+        let mut files = self.0.locked();
         files.drain().for_each(|(_, file)| file.remove());
         // The process ends: a thread that waits to make one waits for ever.
         std::mem::forget(files);

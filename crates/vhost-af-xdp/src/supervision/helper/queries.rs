@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use program::descriptors;
@@ -17,6 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{RecvFlags, SendFlags};
 use steward::peer;
 
+use crate::lock::Locked;
 use crate::supervision::private_memory::{self, MappedFile};
 
 /// Most addresses in a query: regions of a memory table.
@@ -99,25 +100,21 @@ pub(super) struct VmmSockets(Mutex<HashSet<PathBuf>>);
 impl VmmSockets {
     /// These, too.
     pub(super) fn add(&self, paths: impl IntoIterator<Item = PathBuf>) {
-        self.paths().extend(paths);
+        self.0.locked().extend(paths);
     }
 
     /// These and no others.
     pub(super) fn set(&self, paths: impl IntoIterator<Item = PathBuf>) {
-        *self.paths() = paths.into_iter().collect();
+        *self.0.locked() = paths.into_iter().collect();
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.paths().len()
+        self.0.locked().len()
     }
 
     fn has(&self, path: &Path) -> bool {
-        self.paths().contains(path)
-    }
-
-    fn paths(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.locked().contains(path)
     }
 }
 

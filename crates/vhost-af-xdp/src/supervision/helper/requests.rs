@@ -42,6 +42,7 @@ use crate::config::file::{check_added, check_interfaces_of_added};
 use crate::config::state::{self, MOST_ADDED};
 use crate::config::{Endpoint, PortConfig, ServeConfig};
 use crate::listener::{Access, listen_at};
+use crate::lock::Locked;
 
 /// How long the helper may take for an answer: it reads a file, and updates a steward.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -167,10 +168,7 @@ impl Requests {
         request: &Request,
         descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<Option<OwnedFd>, RequestError> {
-        let mut asked = self
-            .asked
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut asked = self.asked.locked();
         *asked += 1;
         let number = *asked;
         let message = Numbered {
