@@ -2,15 +2,15 @@
 //!
 //! Invariants: every frame is delivered once; those of one flow in their order, and what belongs to no flow in its
 //! place; a frame that is delivered alone is as it came; a GSO packet fits the room that there was, and cut again by
-//! `offload::segment` it is the frames that it was made of, but for what merging gives up (timestamps, ids with "don't
+//! `packet::segment` it is the frames that it was made of, but for what merging gives up (timestamps, ids with "don't
 //! fragment", which segment had PSH and FIN).
 
-use offload::checksum::{self, Sum};
-use offload::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
-use offload::packet::{HEADERS_MAX, Ip, Layers, Transport, parse};
-use offload::segment::{Plan, Request};
-use offload::tunnel;
-use offload::verify::{self, Verdict};
+use packet::checksum::{self, Sum};
+use packet::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
+use packet::layers::{HEADERS_MAX, Ip, Layers, Transport, parse};
+use packet::segment::{Plan, Request};
+use packet::tunnel;
+use packet::verify::{self, Verdict};
 
 #[derive(arbitrary::Arbitrary, Debug)]
 struct Input {

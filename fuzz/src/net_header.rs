@@ -4,7 +4,7 @@
 //! not accepted becomes a frame; the frame is exactly the bytes that follow the header, however descriptors cut them;
 //! no segment of a GSO packet is longer than the limit.
 
-use offload::checksum::ChecksumAt;
+use packet::checksum::ChecksumAt;
 use std::sync::Arc;
 
 use vhost_af_xdp::fuzzing::{Headers, Verdict};

@@ -5,9 +5,9 @@
 //! from the GSO packet's by the difference of lengths; the headers of all but the first, or the last, differ from
 //! the GSO packet's only where the rules say so.
 
-use offload::checksum::{ChecksumAt, Sum, complete};
-use offload::packet::{HEADERS_MAX, Ip, Layers, Transport, parse};
-use offload::segment::{Plan, Request};
+use packet::checksum::{ChecksumAt, Sum, complete};
+use packet::layers::{HEADERS_MAX, Ip, Layers, Transport, parse};
+use packet::segment::{Plan, Request};
 
 #[derive(arbitrary::Arbitrary, Debug)]
 struct Input<'a> {

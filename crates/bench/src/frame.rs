@@ -8,7 +8,7 @@
 //!  50  bytes that count up                       to the frame's length
 //! ```
 
-use offload::checksum::Sum;
+use packet::checksum::Sum;
 
 /// Where the source port stands, in bytes from the start.
 pub(super) const SOURCE_PORT_AT: u64 = 34;

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-use offload::segment::Malformed;
+use packet::segment::Malformed;
 
 /// A number that one thread adds to and others read.
 #[derive(Debug, Default)]

@@ -10,8 +10,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use offload::checksum::OutOfFrame;
-use offload::segment::{GsoKind, Malformed, Request};
+use packet::checksum::OutOfFrame;
+use packet::segment::{GsoKind, Malformed, Request};
 use virtqueue::{Buffer, Chain, Chains, DirtyLog, GuestFault, MemoryMap, Queue};
 
 use super::call::Call;

@@ -1,6 +1,6 @@
 //! GSO packets as a guest hands them over: headers for a packet longer than the wire takes, a partial checksum, and the
 //! virtio-net header that asks for segmentation (VirtIO 1.3, 5.1.6). Lengths and sums are made here, by the letter and
-//! not by the `offload` crate, which is tested with them.
+//! not by the `packet` crate, which is tested with them.
 
 use crate::frame::{FROM, TO};
 

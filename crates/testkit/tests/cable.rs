@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use offload::checksum;
-use offload::packet::HEADERS_MAX;
-use offload::segment::{Plan, Request};
+use packet::checksum;
+use packet::layers::HEADERS_MAX;
+use packet::segment::{Plan, Request};
 use rstest::rstest;
 use testkit::driver::F_RING_PACKED;
 use testkit::gso_packet::{GsoPacket, Ip};

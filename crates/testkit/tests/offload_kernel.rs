@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
-use offload::checksum;
-use offload::packet::HEADERS_MAX;
-use offload::segment::{Plan, Request};
+use packet::checksum;
+use packet::layers::HEADERS_MAX;
+use packet::segment::{Plan, Request};
 use testkit::gso_packet::{ACK, CWR, ECE, FIN, GsoPacket, Ip, PSH, Transport};
 use testkit::{PacketPort, VethPair, frame, require};
 

@@ -6,8 +6,8 @@
 mod local_stack;
 mod tunnels;
 
-use offload::segment::{Gso, GsoKind, Plan};
-use offload::{checksum, packet, verify};
+use packet::segment::{Gso, GsoKind, Plan};
+use packet::{checksum, layers, verify};
 use rstest::rstest;
 use testkit::control_queue::{self, ControlQueue, guest_offloads};
 use testkit::daemon::{Mode, Placement};
@@ -85,7 +85,7 @@ fn assert_is(got: &Received, whole: &GsoPacket, size: u16) {
 /// The frame as it is when somebody completed its checksum.
 fn completed(frame: &[u8]) -> Vec<u8> {
     let mut frame = frame.to_vec();
-    let layers = packet::parse(&frame, frame.len() as u32).expect("TCP or UDP");
+    let layers = layers::parse(&frame, frame.len() as u32).expect("TCP or UDP");
     let partial = verify::pseudo(&frame, &layers).fold();
     let offset = layers.transport_kind.checksum_offset();
     let at = usize::from(layers.transport + offset);
@@ -296,7 +296,7 @@ fn guest_with_few_or_small_buffers_gets_what_fits(
         };
         assert_eq!((got.header[0], got.header[1], gso), expected);
         assert!(got.frame.len() + HEADER <= buffer as usize * count.min(64));
-        let layers = packet::parse(&got.frame, got.frame.len() as u32).expect("TCP");
+        let layers = layers::parse(&got.frame, got.frame.len() as u32).expect("TCP");
         assert_eq!(layers.ip_len_end as usize, got.frame.len());
         stream.extend(&got.frame[header..]);
     }

@@ -11,9 +11,9 @@ use std::io::Read as _;
 use std::net::{TcpListener, UdpSocket};
 use std::time::Duration;
 
-use offload::checksum::{self, ChecksumAt};
-use offload::packet::HEADERS_MAX;
-use offload::segment::{Plan, Request};
+use packet::checksum::{self, ChecksumAt};
+use packet::layers::HEADERS_MAX;
+use packet::segment::{Plan, Request};
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::{F_CSUM, F_HOST_ALL, F_HOST_TSO4, F_RING_PACKED, HEADER};

@@ -4,9 +4,9 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use offload::checksum::ChecksumAt;
-use offload::packet::HEADERS_MAX;
-use offload::segment::Request;
+use packet::checksum::ChecksumAt;
+use packet::layers::HEADERS_MAX;
+use packet::segment::Request;
 use virtqueue::{Buffer, Chain, MemoryMap, Queue};
 
 use crate::config::{self, Endpoint, ExternalProgram, NicConfig, PortConfig, Segments};

@@ -2,11 +2,11 @@
 
 use std::hint::black_box;
 
-use offload::checksum::{self, Sum};
-use offload::coalesce::{Batch, Position, Rules};
-use offload::packet::HEADERS_MAX;
-use offload::segment::{Gso, Plan, Request};
-use offload::verify::{Verdict, verify};
+use packet::checksum::{self, Sum};
+use packet::coalesce::{Batch, Position, Rules};
+use packet::layers::HEADERS_MAX;
+use packet::segment::{Gso, Plan, Request};
+use packet::verify::{Verdict, verify};
 
 use testkit::GsoPacket;
 
@@ -67,7 +67,7 @@ pub(crate) fn coalesce(size: usize, verified: bool) -> Work {
     let gso_packet = super::gso_packet(size);
     let mut segments = cut(&gso_packet, size, verified);
     // The batch in hand is the most that coalescing takes; the rest of a GSO packet of many segments is left out.
-    segments.truncate(offload::coalesce::MOST_FRAMES);
+    segments.truncate(packet::coalesce::MOST_FRAMES);
     let (count, bytes) = (segments.len(), segments.len() * size);
     let mut sets = vec![segments; FRAMES];
     let rules = Rules {

@@ -4,7 +4,7 @@
 use std::net::{SocketAddrV4, UdpSocket};
 use std::os::fd::OwnedFd;
 
-use offload::{checksum, packet};
+use packet::{checksum, layers};
 use rstest::rstest;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, bind, socket_with};
 use testkit::daemon::{Mode, Placement};
@@ -34,7 +34,7 @@ pub(super) fn make_stack(rig: &Rig) {
 fn receive_with_ports(rig: &mut Rig, ports: [u16; 2]) -> Option<Received> {
     loop {
         let got = rig.pair().receive(wait::SOON)?;
-        let Some(layers) = packet::parse(&got.frame, got.frame.len() as u32) else {
+        let Some(layers) = layers::parse(&got.frame, got.frame.len() as u32) else {
             continue;
         };
         let at = usize::from(layers.transport);

@@ -3,9 +3,9 @@
 
 use std::net::UdpSocket;
 
-use offload::checksum;
-use offload::packet::{self, Layers};
-use offload::verify::{self, Verdict};
+use packet::checksum;
+use packet::layers::{self, Layers};
+use packet::verify::{self, Verdict};
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::F_GUEST_ALL;
@@ -21,7 +21,7 @@ const VXLAN: &str = "vx0";
 const VXLAN_HEADER: usize = 8;
 
 fn parse(frame: &[u8]) -> Layers {
-    packet::parse(frame, frame.len() as u32).expect("TCP or UDP")
+    layers::parse(frame, frame.len() as u32).expect("TCP or UDP")
 }
 
 /// What the outer checksum of a frame says.
@@ -35,12 +35,12 @@ fn outer(frame: &[u8]) -> Verdict {
 fn receive_tunnelled(rig: &mut Rig, from: u16) -> (Received, Vec<u8>) {
     loop {
         let got = rig.pair().receive(wait::SOON).expect("it arrives");
-        let Some(layers) = packet::parse(&got.frame, got.frame.len() as u32) else {
+        let Some(layers) = layers::parse(&got.frame, got.frame.len() as u32) else {
             continue;
         };
         let inside = got.frame.get(usize::from(layers.payload) + VXLAN_HEADER..);
         let inside = inside.map_or_else(Vec::new, <[u8]>::to_vec);
-        let inner = packet::parse(&inside, inside.len() as u32);
+        let inner = layers::parse(&inside, inside.len() as u32);
         let ports = inner.and_then(|inner| inside.get(inner.transport.into()..)?.get(..2));
         if ports == Some(&from.to_be_bytes()) {
             return (got, inside);

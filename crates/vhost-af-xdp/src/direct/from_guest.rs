@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
-use offload::checksum::ChecksumAt;
-use offload::segment::Request;
+use packet::checksum::ChecksumAt;
+use packet::segment::Request;
 use steer::with_sources;
 use virtqueue::{Buffer, ChainId};
 use xsk::{TxDesc, UmemOffset};

@@ -3,8 +3,8 @@
 //! hand at a time: segments without room wait for the next poll.
 
 use device::pair::{Cursor, QueuePair};
-use offload::packet::HEADERS_MAX;
-use offload::segment::Gso;
+use packet::layers::HEADERS_MAX;
+use packet::segment::Gso;
 use virtqueue::{Buffer, ChainId, MemoryMap};
 use xsk::UmemOffset;
 

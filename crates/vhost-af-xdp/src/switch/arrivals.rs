@@ -18,9 +18,9 @@ use device::counters::PairCounters;
 use device::meter;
 use device::offloads::Offloads;
 use device::pair::{Fault, QueuePair};
-use offload::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
-use offload::packet::HEADERS_MAX;
-use offload::verify::{Unfinished, Verdict};
+use packet::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
+use packet::layers::HEADERS_MAX;
+use packet::verify::{Unfinished, Verdict};
 use xsk::metadata::Hints;
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 

@@ -13,10 +13,10 @@
 //! changes the frame meanwhile, only that guest loses.
 //!
 //! Partial checksums arrive from interfaces whose other end is a stack on the same machine ([`Looks::partial`]: veth);
-//! see [`offload::verify`] for how a partial one is distinguished from a valid one. Without GUEST_CSUM and on other
+//! see [`packet::verify`] for how a partial one is distinguished from a valid one. Without GUEST_CSUM and on other
 //! interfaces nothing is verified.
 //!
-//! The partial checksum of a packet inside VXLAN or Geneve ([`offload::tunnel`]) is completed for every guest: few
+//! The partial checksum of a packet inside VXLAN or Geneve ([`packet::tunnel`]) is completed for every guest: few
 //! drivers expect NEEDS_CSUM to point there. The outer checksum is right then.
 //!
 //! Not handled, because nothing in the frame shows them: SCTP's checksum, which local senders leave out as well, and
@@ -25,11 +25,11 @@
 
 #![allow(unsafe_code)]
 
-use offload::checksum::{self, Sum};
-use offload::coalesce::NetHeader;
-use offload::packet::{self, HEADERS_MAX, Layers};
-use offload::tunnel::{self, TUNNEL_HEADERS_MAX};
-use offload::verify::{self, Unfinished, Verdict};
+use packet::checksum::{self, Sum};
+use packet::coalesce::NetHeader;
+use packet::layers::{self, HEADERS_MAX, Layers};
+use packet::tunnel::{self, TUNNEL_HEADERS_MAX};
+use packet::verify::{self, Unfinished, Verdict};
 use xsk::{RxDesc, Umem, UmemOffset};
 
 use super::bytes::{UmemRange, received_bytes, received_bytes_mut};
@@ -137,7 +137,7 @@ impl PrivateLook {
     fn find(&mut self, umem: &Umem, frame: UmemRange) -> Option<Partial> {
         let known = HEADERS_MAX.min(frame.len as usize);
         umem.read(frame.start, &mut self.copy[..known])?;
-        let layers = packet::parse(&self.copy[..known], frame.len)?;
+        let layers = layers::parse(&self.copy[..known], frame.len)?;
         if !tunnel::is_tunnel(&self.copy[..known], &layers) {
             return Partial::find(&self.copy[..known], &layers);
         }

@@ -3,10 +3,10 @@
 use acl::FlowHints;
 use device::counters::PairCounters;
 use device::pair::Fault;
-use offload::checksum;
-use offload::coalesce::NetHeader;
-use offload::packet::{self, HEADERS_MAX};
-use offload::verify::Unfinished;
+use packet::checksum;
+use packet::coalesce::NetHeader;
+use packet::layers::{self, HEADERS_MAX};
+use packet::verify::Unfinished;
 
 use super::checksums::Partial;
 use super::cross_worker_mark::CrossWorkerMark;
@@ -132,7 +132,7 @@ impl Several<'_> {
             return None;
         }
         let headers = &self.frame[..HEADERS_MAX.min(self.frame.len())];
-        let layers = packet::parse(headers, u32::try_from(self.frame.len()).ok()?)?;
+        let layers = layers::parse(headers, u32::try_from(self.frame.len()).ok()?)?;
         Partial::find(self.frame, &layers)
     }
 }

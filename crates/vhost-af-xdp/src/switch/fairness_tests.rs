@@ -1,7 +1,7 @@
 //! Guests of a network beside one that makes all the work it can: what is counted is frames, or bytes, of each in the
 //! same rounds.
 
-use offload::checksum::{self, ChecksumAt};
+use packet::checksum::{self, ChecksumAt};
 use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;
 

@@ -19,8 +19,8 @@ use device::counters::PairCounters;
 use device::meter;
 use device::offloads::Offloads;
 use device::pair::{Fault, HEADER_BYTES, Vring};
-use offload::checksum::ChecksumAt;
-use offload::segment::{GsoKind, Request};
+use packet::checksum::ChecksumAt;
+use packet::segment::{GsoKind, Request};
 use rustix::io::Errno;
 
 use super::filter::{Acl, Facts};

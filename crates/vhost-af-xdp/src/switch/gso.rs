@@ -13,9 +13,9 @@
 #![allow(unsafe_code)]
 
 use common::binding::TX_METADATA_BYTES;
-use offload::checksum::{self, ChecksumAt, Sum};
-use offload::packet::{self, HEADERS_MAX};
-use offload::segment::{Gso, Malformed, Plan};
+use packet::checksum::{self, ChecksumAt, Sum};
+use packet::layers::{self, HEADERS_MAX};
+use packet::segment::{Gso, Malformed, Plan};
 use virtqueue::{Buffer, MemoryMap};
 use xsk::{FramePool, TxDesc, Umem, UmemOffset};
 
@@ -318,7 +318,7 @@ impl Builder<'_> {
 
     /// Whether the checksum is TCP's or UDP's, where these are in the frame.
     fn is_transport(&mut self, first: usize, len: u32, at: ChecksumAt) -> bool {
-        let layers = self.bytes(first).and_then(|bytes| packet::parse(bytes, len));
+        let layers = self.bytes(first).and_then(|bytes| layers::parse(bytes, len));
         layers.is_some_and(|layers| layers.checksum_at() == at)
     }
 

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use device::counters::{Counter, PairCounters};
 use device::offloads::Offloads;
 use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, QueuePair, Sending};
-use offload::checksum::ChecksumAt;
-use offload::packet::{self, HEADERS_MAX, Ip};
-use offload::segment::{Gso, GsoKind, Request};
+use packet::checksum::ChecksumAt;
+use packet::layers::{self, HEADERS_MAX, Ip};
+use packet::segment::{Gso, GsoKind, Request};
 use virtqueue::{ChainId, Chains, MemoryMap};
 
 use super::bytes::guest_to_guest;
@@ -443,7 +443,7 @@ fn pass_packet(
 
 /// Whether a guest takes such a packet whole.
 fn takes(offloads: &Offloads, gso: Gso, headers: &[u8], len: u32) -> bool {
-    let is_ipv6 = || packet::parse(headers, len).is_some_and(|layers| layers.version == Ip::V6);
+    let is_ipv6 = || layers::parse(headers, len).is_some_and(|layers| layers.version == Ip::V6);
     let kind = match gso.kind {
         GsoKind::Tcp4 => offloads.guest_tso4,
         GsoKind::Tcp6 => offloads.guest_tso6,

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair};
-use offload::checksum::{self, ChecksumAt};
-use offload::segment::Request;
+use packet::checksum::{self, ChecksumAt};
+use packet::segment::Request;
 use virtqueue::Chains;
 
 use super::gso::{GsoPacket, Remainder};

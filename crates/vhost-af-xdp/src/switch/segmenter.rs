@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use offload::segment::Plan;
+use packet::segment::Plan;
 use xsk::{Frame, FramePool, TxDesc, Umem, UmemOffset};
 
 use super::bytes::UmemRange;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-use offload::checksum::ChecksumAt;
+use packet::checksum::ChecksumAt;
 use xsk::{Frame, OwnMemory, RxDesc, TxDesc, Umem, UmemOffset};
 
 use super::gso::TXMD_CHECKSUM;

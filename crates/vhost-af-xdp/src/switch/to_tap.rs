@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::meter;
-use offload::packet::HEADERS_MAX;
-use offload::segment::GsoKind;
+use packet::layers::HEADERS_MAX;
+use packet::segment::GsoKind;
 use virtqueue::driver::{Buffer, GuestRam};
 
 use super::gso::GsoPacket;

@@ -1,6 +1,6 @@
 //! Frames that rounds move: what guests send, and what the null NIC receives.
 
-use offload::checksum::{self, ChecksumAt};
+use packet::checksum::{self, ChecksumAt};
 use xsk::metadata::{Field, Layout};
 
 use super::Frames;

@@ -1,7 +1,7 @@
 //! Ports whose guests get back what they send to themselves.
 
 use model::config::MemberOptions;
-use offload::verify::{self, Verdict};
+use packet::verify::{self, Verdict};
 
 use super::*;
 use crate::switch::fairness_tests::{Flood, assert_fair, compete, gso_packet};
@@ -232,7 +232,7 @@ fn asking(takes: bool) -> World {
 
 /// Whether a packet's checksum is left to who gets it.
 fn is_partial(frame: &[u8]) -> bool {
-    let layers = offload::packet::parse(frame, frame.len() as u32).expect("TCP");
+    let layers = packet::layers::parse(frame, frame.len() as u32).expect("TCP");
     verify::is_partial(frame, &layers) == Verdict::Partial
 }
 

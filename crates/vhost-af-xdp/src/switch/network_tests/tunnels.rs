@@ -1,6 +1,6 @@
 //! Frames in VXLAN of a stack at the other end of the uplink, with an unfinished checksum inside.
 
-use offload::{checksum, packet, verify};
+use packet::{checksum, layers, verify};
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn datagram(to: Mac, port: u16, payload: &[u8], has_sum: bool) -> Vec<u8> {
     );
     frame.extend(payload);
     if has_sum {
-        let layers = packet::parse(&frame, frame.len() as u32).expect("UDP");
+        let layers = layers::parse(&frame, frame.len() as u32).expect("UDP");
         let sum = verify::pseudo(&frame, &layers).fold();
         frame[40..42].copy_from_slice(&sum.to_be_bytes());
     }

@@ -2,8 +2,8 @@
 
 use acl::FlowHints;
 use device::pair::{Cursor, Piece, QueuePair, Sending};
-use offload::checksum::ChecksumAt;
-use offload::segment::{Malformed, Request};
+use packet::checksum::ChecksumAt;
+use packet::segment::{Malformed, Request};
 use virtqueue::{Buffer, Chain, MemoryMap};
 
 use crate::switch::bytes::guest_to_own;

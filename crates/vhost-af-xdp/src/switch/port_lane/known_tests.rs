@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use offload::checksum::ChecksumAt;
+use packet::checksum::ChecksumAt;
 use proptest::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 

@@ -1,7 +1,7 @@
 //! Frames that only have to be copied, into a chunk each, in one loop: most frames are of that kind.
 
 use device::pair::{Piece, QueuePair, Sending};
-use offload::checksum::ChecksumAt;
+use packet::checksum::ChecksumAt;
 use virtqueue::{Chains, MemoryMap};
 use xsk::{Frame, TxDesc, Umem};
 

@@ -3,7 +3,7 @@
 
 use super::{Gso, GsoKind, Malformed, Plan, Request};
 use crate::checksum::ChecksumAt;
-use crate::packet::{Ip, Transport};
+use crate::layers::{Ip, Transport};
 
 fn header(flags: u8, gso_type: u8, size: u16) -> [u8; 10] {
     let [low, high] = size.to_le_bytes();

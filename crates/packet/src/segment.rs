@@ -22,7 +22,7 @@
 use std::ops::Range;
 
 use crate::checksum::{ChecksumAt, OutOfFrame, Sum};
-use crate::packet::{self, HEADERS_MAX, Ip, Layers, Transport};
+use crate::layers::{self, HEADERS_MAX, Ip, Layers, Transport};
 
 mod request;
 #[cfg(test)]
@@ -48,7 +48,7 @@ pub enum Malformed {
     /// GSO without a partial checksum (VirtIO 1.3, 5.1.6.2).
     #[error("GSO without NEEDS_CSUM")]
     GsoWithoutChecksum,
-    /// Headers that do not parse: see [`packet::parse`].
+    /// Headers that do not parse: see [`layers::parse`].
     #[error("a GSO packet of {0} bytes whose headers cannot be parsed")]
     Headers(u32),
     /// Headers of another protocol than the GSO type names.
@@ -119,7 +119,7 @@ impl Plan {
     /// # Errors
     /// What is wrong with them.
     pub fn new(headers: &[u8], frame_len: u32, gso: Gso) -> Result<Self, Malformed> {
-        let layers = packet::parse(headers, frame_len).ok_or(Malformed::Headers(frame_len))?;
+        let layers = layers::parse(headers, frame_len).ok_or(Malformed::Headers(frame_len))?;
         check_protocol(&layers, gso.kind)?;
         check_lengths(headers, &layers, frame_len)?;
         let size = u32::from(gso.size);

@@ -1,7 +1,7 @@
 use etherparse::PacketBuilder;
 
 use super::*;
-use crate::packet::parse;
+use crate::layers::parse;
 
 fn look(frame: &[u8], partial: bool) -> Verdict {
     let layers = parse(frame, frame.len() as u32).expect("TCP or UDP");

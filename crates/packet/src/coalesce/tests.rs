@@ -201,7 +201,7 @@ fn checksum_at(layers: &Layers) -> usize {
 
 /// Leaves the pseudo-header's sum, as a local sender does.
 fn make_partial(frame: &mut [u8]) {
-    if let Some(layers) = packet::parse(frame, frame.len() as u32) {
+    if let Some(layers) = layers::parse(frame, frame.len() as u32) {
         let partial = verify::pseudo(frame, &layers).fold();
         frame[checksum_at(&layers)..][..2].copy_from_slice(&partial.to_be_bytes());
     }
@@ -210,7 +210,7 @@ fn make_partial(frame: &mut [u8]) {
 /// Writes the right transport checksum.
 fn complete(frame: &mut [u8]) {
     make_partial(frame);
-    let layers = packet::parse(frame, frame.len() as u32).expect("TCP or UDP");
+    let layers = layers::parse(frame, frame.len() as u32).expect("TCP or UDP");
     let end = layers.ip_len_end as usize;
     checksum::complete(&mut frame[..end], layers.checksum_at()).expect("inside");
 }
@@ -223,7 +223,7 @@ fn judge(frame: &[u8], layers: &Layers) -> Verdict {
 fn batch_of(rules: Rules, frames: &[Vec<u8>]) -> Batch {
     let mut batch = Batch::new(rules);
     for frame in frames {
-        let headers = &frame[..frame.len().min(packet::HEADERS_MAX)];
+        let headers = &frame[..frame.len().min(layers::HEADERS_MAX)];
         assert!(batch.add(headers, frame.len() as u32, |layers| judge(frame, layers)));
     }
     batch
@@ -288,7 +288,7 @@ fn assert_gso_packet(delivered: &Delivered, frames: &[Vec<u8>]) {
         members,
     } = delivered;
     let sliced = SlicedPacket::from_ethernet(frame).expect("a good packet");
-    let layers = packet::parse(frame, frame.len() as u32).expect("TCP or UDP");
+    let layers = layers::parse(frame, frame.len() as u32).expect("TCP or UDP");
     assert_eq!(layers.ip_len_end as usize, frame.len());
     assert_eq!((header.flags, header.csum_start), (1, layers.transport));
     assert_eq!(header.csum_offset, layers.transport_kind.checksum_offset());

@@ -31,7 +31,7 @@
 
 use std::ops::Range;
 
-use crate::packet::{self, Ip, Layers, Transport};
+use crate::layers::{self, Ip, Layers, Transport};
 use crate::verify::Verdict;
 
 mod group;
@@ -215,7 +215,7 @@ impl Batch {
         self.count == 0
     }
 
-    /// Adds the next frame. `headers`: its first bytes, at least [`packet::HEADERS_MAX`] of them or all; `frame_len`:
+    /// Adds the next frame. `headers`: its first bytes, at least [`layers::HEADERS_MAX`] of them or all; `frame_len`:
     /// its length in bytes; `check`: verifies its checksum, called once for a TCP or UDP packet. False, and nothing
     /// done, if the batch is full.
     #[inline]
@@ -279,7 +279,7 @@ impl Batch {
             len: frame_len,
             ..Entry::EMPTY
         };
-        let Some(layers) = packet::parse(headers, frame_len) else {
+        let Some(layers) = layers::parse(headers, frame_len) else {
             self.close_all();
             return single;
         };

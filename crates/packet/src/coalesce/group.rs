@@ -7,7 +7,7 @@
 
 use super::{HEADERS, MOST_FRAMES};
 use crate::checksum::Sum;
-use crate::packet::{Ip, Layers, Transport};
+use crate::layers::{Ip, Layers, Transport};
 
 // Flags of TCP, in byte 13 of its header (RFC 9293, 3.1; RFC 3168, 6.1).
 pub(super) const FIN: u8 = 1;

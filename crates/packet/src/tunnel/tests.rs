@@ -105,15 +105,15 @@ impl Spec {
     fn parse_inner(&self, inner: &[u8]) -> Layers {
         let len = inner.len() as u32;
         match self.port == 6081 && self.bare {
-            true => packet::parse_ip(inner, len, 0, if self.v6[1] { 0x86dd } else { 0x0800 }),
-            false => packet::parse(inner, len),
+            true => layers::parse_ip(inner, len, 0, if self.v6[1] { 0x86dd } else { 0x0800 }),
+            false => layers::parse(inner, len),
         }
         .expect("TCP or UDP")
     }
 }
 
 fn look(frame: &[u8]) -> Option<(Unfinished, Verdict)> {
-    let outer = packet::parse(frame, frame.len() as u32).expect("UDP");
+    let outer = layers::parse(frame, frame.len() as u32).expect("UDP");
     let whole = unfinished(frame, &outer);
     let known = &frame[..frame.len().min(TUNNEL_HEADERS_MAX)];
     assert_eq!(unfinished(known, &outer), whole, "so many bytes are enough");
@@ -172,7 +172,7 @@ proptest! {
     fn frame_whose_outer_checksum_is_wrong_is_left_alone(spec in spec(), at in any::<prop::sample::Index>(), by in 1u8..) {
         let spec = Spec { outer_sum: true, ..spec };
         let mut frame = spec.partial();
-        let outer = packet::parse(&frame, frame.len() as u32).expect("UDP");
+        let outer = layers::parse(&frame, frame.len() as u32).expect("UDP");
         let (found, _) = look(&frame).expect("unfinished");
         let udp = usize::from(outer.transport);
         // Neither the length, nor the outer checksum to "none"; the pseudo-header of the inner one is no matter.
@@ -186,7 +186,7 @@ proptest! {
 
     #[test]
     fn no_bytes_do_harm(frame in prop::collection::vec(any::<u8>(), 0..400)) {
-        if let Some(outer) = packet::parse(&frame, frame.len() as u32) {
+        if let Some(outer) = layers::parse(&frame, frame.len() as u32) {
             let _ = unfinished(&frame, &outer);
         }
     }
@@ -202,7 +202,7 @@ proptest! {
             let at = at.index(frame.len().min(300));
             frame[at] = byte;
         }
-        let outer = packet::parse(&frame, frame.len() as u32);
+        let outer = layers::parse(&frame, frame.len() as u32);
         for known in [frame.len(), cut.index(frame.len())] {
             if let Some(outer) = outer.filter(|outer| usize::from(outer.payload) <= known)
                 && let Some((found, _)) = unfinished(&frame[..known], &outer)

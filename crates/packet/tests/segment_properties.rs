@@ -6,9 +6,9 @@ use etherparse::{
     Ipv6RoutingExtensions, NetHeaders, PacketHeaders, PayloadSlice, SingleVlanHeader, TcpHeader,
     TransportHeader, UdpHeader,
 };
-use offload::checksum;
-use offload::packet::{HEADERS_MAX, Ip, Transport, parse};
-use offload::segment::{Gso, GsoKind, Malformed, Plan};
+use packet::checksum;
+use packet::layers::{HEADERS_MAX, Ip, Transport, parse};
+use packet::segment::{Gso, GsoKind, Malformed, Plan};
 use proptest::prelude::*;
 
 /// A frame as its headers.

@@ -6,7 +6,7 @@
 //! since its bytes are right, and completing it writes a valid checksum once more.
 
 use crate::checksum::{ChecksumAt, Sum, pseudo_v4, pseudo_v6};
-use crate::packet::{Ip, Layers, Transport};
+use crate::layers::{Ip, Layers, Transport};
 
 /// State of a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -124,7 +124,7 @@ fn twisted(flow: &Spec, twist: &Twist) -> (Vec<u8>, Spec) {
         Twist::Flip(at, bits) | Twist::FlipAndMend(at, bits) => {
             let at = at % frame.len();
             frame[at] ^= bits;
-            if matches!(twist, Twist::FlipAndMend(..)) && packet::parse(&frame, frame.len() as u32).is_some()
+            if matches!(twist, Twist::FlipAndMend(..)) && layers::parse(&frame, frame.len() as u32).is_some()
             {
                 complete(&mut frame);
             }
@@ -182,7 +182,7 @@ proptest! {
         let mut seen: Vec<_> = delivered.iter().flat_map(|unit| unit.members.clone()).collect();
         let keys: Vec<_> = frames.iter().map(|frame| flow_of(frame)).collect();
         // Neither TCP nor UDP, as far as we see: overtakes nothing and is overtaken by nothing.
-        let unknown: Vec<_> = frames.iter().map(|frame| packet::parse(frame, frame.len() as u32).is_none()).collect();
+        let unknown: Vec<_> = frames.iter().map(|frame| layers::parse(frame, frame.len() as u32).is_none()).collect();
         for (at, &number) in seen.iter().enumerate() {
             for &later in &seen[at..] {
                 let same = unknown[number] || unknown[later] || (keys[number].is_some() && keys[number] == keys[later]);

@@ -1,8 +1,8 @@
 //! Headers of what is delivered: the virtio-net header, and the GSO packet's own.
 
 use crate::checksum::{ChecksumAt, Sum};
+use crate::layers::{Ip, Layers, Transport};
 use crate::net_header::{DATA_VALID, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM};
-use crate::packet::{Ip, Layers, Transport};
 use crate::verify::{self, Verdict};
 
 /// A virtio-net header but for `num_buffers` (VirtIO 1.3, 5.1.6; include/uapi/linux/virtio_net.h).

@@ -4,7 +4,7 @@
 //!
 //! # Layers
 //! 1. [`checksum`]: full, partial and incremental.
-//! 2. [`packet`]: where the layers of a frame begin, for both directions.
+//! 2. [`layers`]: where the layers of a frame begin, for both directions.
 //! 3. [`verify`]: the state of a received packet's checksum.
 //! 4. [`tunnel`]: the same of a packet inside VXLAN or Geneve.
 //! 5. [`coalesce`]: consecutive segments of a flow made into GSO packets, for a guest that takes them.
@@ -12,7 +12,7 @@
 //!
 //! # A GSO packet, cut
 //! ```
-//! use offload::{checksum, segment::{Gso, GsoKind, Plan}};
+//! use packet::{checksum, segment::{Gso, GsoKind, Plan}};
 //! # let mut frame = vec![0u8; 54 + 3000];
 //! # frame[12..14].copy_from_slice(&[8, 0]);
 //! # frame[14] = 0x45;
@@ -40,7 +40,7 @@
 
 pub mod checksum;
 pub mod coalesce;
-pub mod packet;
+pub mod layers;
 pub mod segment;
 pub mod tunnel;
 pub mod verify;

@@ -10,7 +10,7 @@
 //! Tunnels are recognised by the destination port. One tunnel inside another is not looked into.
 
 use crate::checksum::{ChecksumAt, Sum};
-use crate::packet::{self, HEADERS_MAX, Layers, Transport, UDP_LEN, word};
+use crate::layers::{self, HEADERS_MAX, Layers, Transport, UDP_LEN, word};
 use crate::verify::{self, Unfinished, Verdict};
 
 /// As many bytes of a frame are enough for [`unfinished`]: the headers in front of Geneve's options, these, and the
@@ -73,8 +73,8 @@ fn unfinished_inside(frame: &[u8], outer: &Layers) -> Option<(Unfinished, Verdic
     let inner_len = outer.ip_len_end.checked_sub(base.into())?;
     let inner_frame = &inner_frame[..inner_frame.len().min(HEADERS_MAX).min(inner_len as usize)];
     let inner = match inside.ethertype {
-        None => packet::parse(inner_frame, inner_len)?,
-        Some(ethertype) => packet::parse_ip(inner_frame, inner_len, 0, ethertype)?,
+        None => layers::parse(inner_frame, inner_len)?,
+        Some(ethertype) => layers::parse_ip(inner_frame, inner_len, 0, ethertype)?,
     };
     let is_partial = verify::is_partial(inner_frame, &inner) == Verdict::Partial;
     // Padding between the ends would be covered by the outer checksum alone. A stack leaves none.
