@@ -154,12 +154,12 @@ pub(super) struct Pending {
 }
 
 /// What follows when a connection's job has ended, and the answer.
-type Conclude = Box<dyn FnOnce(&mut Server, u64, Outcome) -> Answered>;
+type Conclude = Box<dyn FnOnce(&mut Server, u64, Outcome) -> Answered + Send>;
 
 impl Pending {
     pub(super) fn new(
         job: Job,
-        conclude: impl FnOnce(&mut Server, u64, Outcome) -> Answered + 'static,
+        conclude: impl FnOnce(&mut Server, u64, Outcome) -> Answered + Send + 'static,
     ) -> Self {
         Self {
             job,
