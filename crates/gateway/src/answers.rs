@@ -1,4 +1,4 @@
-//! What is done for each [operation](crate::routes).
+//! Handles the requests of each [operation](crate::routes).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::routes::{Listener, Query, What, find};
 const OPENAPI: &str = include_str!("../../../docs/openapi.json");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// What answers are made of.
+/// What is needed to answer requests.
 #[derive(Clone)]
 pub(super) struct State {
     pub(super) daemon: Daemon,
@@ -35,7 +35,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// For root and the owner: what others hold of it is nothing to them.
+    /// The same for requests of root and the owner, with capacity that requests of other users cannot use up.
     pub(super) fn for_owner(&self) -> Self {
         Self {
             changes: self.changes.for_owner(),
@@ -45,7 +45,7 @@ impl State {
     }
 }
 
-/// Answers a request, whatever it is.
+/// Answers a request; a problem with it is an answer, too.
 pub(super) async fn answer<B>(state: &State, listener: Listener, request: Request<B>) -> Response<Body>
 where
     B: hyper::body::Body<Data = Bytes> + Unpin,
@@ -124,7 +124,7 @@ where
     })
 }
 
-/// What a client looks at.
+/// Answers a request that only reads.
 async fn look<B>(
     state: &State,
     (what, name): (What, String),
@@ -170,14 +170,12 @@ async fn look<B>(
     })
 }
 
-/// Whether the request must not replace a port: `If-None-Match: *` (RFC 9110, 13.1.2).
+/// Whether the request must not replace a port or network: `If-None-Match: *` (RFC 9110, 13.1.2).
 fn is_new(headers: &HeaderMap) -> Result<bool, Problem> {
     match headers.get(IF_NONE_MATCH).map(HeaderValue::as_bytes) {
         None => Ok(false),
         Some(b"*") => Ok(true),
-        Some(_) => Err(Problem::Query(
-            "If-None-Match: only `*` means something".to_owned(),
-        )),
+        Some(_) => Err(Problem::Query("If-None-Match: only `*` is supported".to_owned())),
     }
 }
 
@@ -191,7 +189,7 @@ fn changed(changed: &Changed) -> Response<Body> {
 
 async fn events(state: &State, headers: &HeaderMap, method: &Method, query: &Query) -> Response<Body> {
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    // A client that comes back says there where it was; it asks with the address that it has asked with before.
+    // A client that resumes a stream sends this header with the URL of its first request, whose `after` is older.
     let last = text(LAST_EVENT_ID).and_then(|id| id.parse().ok());
     let after = last.or(query.after).unwrap_or(0);
     let wants_stream = text(ACCEPT).is_some_and(|accepted| accepted.contains("text/event-stream"));

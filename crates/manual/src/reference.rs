@@ -15,8 +15,8 @@ const HEAD: &str = "\
 <!-- Written by `cargo run -p manual -- --docs .` from crates/model. Do not edit. -->
 
 Each key of a port and of the daemon (except `socket-directories`) is an option of [`serve`](cli.md#serve), a key of the
-[configuration file](config.md), and, of a port, of `--port`, `port add` and the [API](api.md#ports-and-networks). *live*: another
-value takes effect while the guest stays connected. The last two tables are those of the
+[configuration file](config.md), and, of a port, of `--port`, `port add` and the [API](api.md#ports-and-networks).
+*live*: another value takes effect while the guest stays connected. The last two tables are those of the
 [steward's policy](cli.md#the-policy).
 ";
 

@@ -1,13 +1,13 @@
 //! Host notifiers (ioeventfd) of a virtio device, for VMMs that embed it.
 //!
-//! A driver notifies a queue by a write to an address of the device. As an exit that costs the vCPU its time: KVM
-//! returns to the VMM, which looks at the queue while the guest stands. With an ioeventfd KVM signals an eventfd, the
-//! vCPU continues, and another thread looks. This crate chooses between the two for each queue, and tracks which thread
-//! looks at it:
+//! A driver notifies a queue by a write to an address of the device. If the write causes an exit, that costs time of
+//! the vCPU: KVM returns to the VMM, which looks at the queue while the vCPU waits. With an ioeventfd KVM signals an
+//! eventfd, the vCPU continues, and another thread looks. This crate chooses between the two for each queue, and tracks
+//! which thread looks at it:
 //!
 //! ```text
 //! guest's write ──┬── no ioeventfd: exit ──▶ vCPU thread: Notifiers::exit ──▶ Serve::look      deassigned
-//!                 │                                  │ an exit that was late
+//!                 │                                  │ late exit
 //!                 │                                  ▼
 //!                 └── ioeventfd ─────────────────▶ eventfd ──┬──▶ thread "notify" ──▶ Serve::look   assigned
 //!                                                            └──▶ backend (vhost, vhost-user)     off-limits
@@ -15,7 +15,7 @@
 //!
 //! It knows only a device's queue addresses ([`address`]) and a [`Serve`](notifiers::Serve) for each, so it serves any
 //! virtio device. The VMM reports events to [`Notifiers`](notifiers::Notifiers); [`state`] is the table of their
-//! consequences; [`bus`] binds eventfds, KVM or a test; [`probe`] finds out how many a bus takes.
+//! consequences; [`bus`] binds eventfds, in KVM or in a test; [`probe`] finds out how many a bus takes.
 //!
 //! # States
 //!
@@ -24,17 +24,17 @@
 //!
 //! | event                                  | deassigned           | assigned   | off-limits                     |
 //! |----------------------------------------|----------------------|------------|--------------------------------|
-//! | the guest's, the run state: ready then | assigned¹            | assigned   | off-limits²                    |
-//! | the same: not ready then               | deassigned           | deassigned | off-limits, backend must stop² |
+//! | guest or run state: ready afterwards   | assigned¹            | assigned   | off-limits²                    |
+//! | the same: not ready afterwards         | deassigned           | deassigned | off-limits, backend must stop² |
 //! | `BackendStart` of a ready queue        | off-limits           | off-limits | refused                        |
-//! | `BackendStart` of one that is not      | refused              | -          | refused                        |
+//! | `BackendStart` of another queue        | refused              | -          | refused                        |
 //! | `BackendStop`                          | refused              | refused    | assigned¹ if ready, else deassigned |
-//! | `Save`, `Restore` while vCPUs stand    | allowed              | -          | refused                        |
-//! | `Save`, `Restore` while they run       | refused              | refused    | refused                        |
+//! | `Save`, `Restore`: vCPUs stopped       | allowed              | -          | refused                        |
+//! | `Save`, `Restore`: vCPUs running       | refused              | refused    | refused                        |
 //!
 //! ¹ Deassigned if the VMM chose exits ([`By::Exit`](notifiers::By)), or if no eventfd can be bound.
 //!
-//! ² Once a queue was not ready, its backend must stop, also if the queue is ready again: its rings may be others.
+//! ² Once a queue was not ready, its backend must stop, even if the queue is ready again: its rings may be elsewhere.
 //!
 //! # Nothing is lost
 //!
@@ -44,24 +44,25 @@
 //!  - To assigned and to off-limits: the ioeventfd is bound, then the eventfd is written once. An exit that was under
 //!    way meanwhile is passed on by the eventfd.
 //!  - To deassigned: the ioeventfd is unbound, which waits for vCPUs that signal it, the eventfd is emptied, and the
-//!    thread that calls looks at the queue once; what that leaves is looked at by the thread "notify". It does not if
-//!    the rings are closed: the queue or the device was reset, or the device may not access memory. Nor if the VM
-//!    stands: the look at `VmRun` finds everything.
+//!    calling thread looks at the queue once; the thread "notify" looks at what that leaves. The calling thread does
+//!    not look if the rings are closed: the queue or the device was reset, or the device may not access memory. Nor if
+//!    the VM was stopped before: the look at `VmRun` finds everything.
 //!  - From off-limits the queue gets a new eventfd: the backend keeps a duplicate of the old one, and could read it, or
-//!    make it blocking. The queue stays deassigned while there is none to be had.
+//!    make it blocking. The queue stays deassigned while no new one can be created.
 //!  - A look may leave chains that were notified. It reports that, and the thread looks again after the other queues.
 //!
 //! # Threads and ownership
 //!
-//! A queue is looked at under its lock. A look that is under way ends before a transition, and who comes after it sees
-//! the new state: the thread reads an eventfd only while the queue is assigned. So two owners never meet. A
-//! backend is not under the lock. The VMM keeps the order: it stops the backend, then says `BackendStop`.
+//! A queue is looked at under its lock. A transition waits for a look that is under way, and later looks see the new
+//! state: the thread reads an eventfd only while the queue is assigned. So a queue never has two owners at once. The
+//! lock does not cover a backend: the VMM must first stop the backend, then report `BackendStop`.
 //!
-//! Events of a device are handled one at a time. They may come from any thread, also from a vCPU's exit. Looks give way
-//! to events that wait. A waiting thread sleeps. A transition lasts as long as the look before it and KVM's call:
-//! microseconds, or milliseconds while many vCPUs run. The thread waits as long, and so may other queues of the device.
+//! Events of a device are handled one at a time. Any thread may report them, also a vCPU's thread during an exit.
+//! Waiting events go before waiting looks. A waiting thread sleeps. A transition takes as long as the look before it
+//! and KVM's call: microseconds, or milliseconds while many vCPUs run. The thread that reports the event waits as long,
+//! and so may other queues of the device.
 //!
-//! # Without room
+//! # No eventfd for a queue
 //!
 //! A queue to which no eventfd can be bound (`ENOSPC` of a full bus, or any other error of the host) stays deassigned,
 //! and is notified by exits. The [`Report`](notifiers::Report) names it once, the
@@ -76,23 +77,24 @@
 //! the transition. None of it is rejected, fails or panics. Looks belong to the device, which bounds the work of one
 //! look, and reports the rest: a queue that the guest never leaves empty is the thread's work, once a round.
 //!
-//! # When others err
+//! # Faults of devices and backends
 //!
-//! A look that panics has left its device in no known state. The panic is that of the thread that looked; the thread
-//! "notify" goes on. The queue is [broken](notifiers::QueueStatus::broken), and not looked at any more, while its
-//! transitions, the device's other queues and the end of the notifiers are as ever.
+//! A look that panics leaves its device in an unknown state. The panic continues in the thread that looked, except in
+//! the thread "notify", which goes on. The queue is [broken](notifiers::QueueStatus::broken), and not looked at any
+//! more, while its transitions, the device's other queues and the end of the notifiers work as before.
 //!
-//! A backend may do to its eventfd what it likes, but one thing: if it fills the count and makes the eventfd blocking,
-//! an exit that is passed on waits for it, with the queue's lock. KVM's own signals never wait.
+//! A backend may do anything to its eventfd, with one exception: if it fills the count and makes the eventfd blocking,
+//! an exit that is passed on waits for it, and holds the queue's lock. KVM's own signals never wait.
 //!
-//! Addresses do not change. For a guest that moves a BAR the VMM makes other notifiers, or prevents that.
+//! Addresses do not change. If a guest moves a BAR, the VMM must make new notifiers, or prevent the move.
 //!
 //! # Migration
 //!
-//! The VMM stops vCPUs, stops backends and says `BackendStop`, says `VmStop`, at which each queue is looked at once more,
-//! and [saves](notifiers::Notifiers::save). A backend that is stopped only after `VmStop` leaves its last look to the
-//! other side. There it restores, then says `VmRun`, and each ready queue is looked at once. So nothing that was
-//! notified need be in the image. A saved state that does not fit is refused, whoever sent it.
+//! The VMM stops vCPUs, stops backends and reports `BackendStop`, reports `VmStop`, at which each queue is looked at
+//! once more, and [saves](notifiers::Notifiers::save). If a backend is stopped only after `VmStop`, the last look at
+//! its queues happens on the destination. There the VMM restores the state, then reports `VmRun`, and each ready queue
+//! is looked at once. So notifications need not be in the image. A saved state that does not match the device is
+//! refused, whoever sent it.
 //!
 //! # Example
 //!
@@ -108,7 +110,7 @@
 //! use notifier::probe::{Room, room};
 //! use notifier::state::State;
 //!
-//! /// The device's side of the queue: here it only tells that it was called.
+//! /// The device's side of the queue: here it only reports that it was called.
 //! struct Entropy(Sender<&'static str>);
 //!
 //! impl Serve for Entropy {
@@ -137,7 +139,7 @@
 //! assert_eq!(notifiers.state(0), Some(State::Assigned));
 //! assert_eq!(looks.recv()?, "looked");
 //!
-//! // A vCPU exits with a write: it is asked first whether that is a notification.
+//! // A vCPU exits with a write: the VMM first lets the notifiers check whether that is a notification.
 //! assert_eq!(notifiers.exit(Bus::Mmio, 0xd000_0050, &0u32.to_le_bytes()), Some(0));
 //! assert_eq!(looks.recv()?, "looked");
 //! assert_eq!(notifiers.exit(Bus::Mmio, 0xd000_0070, &0u32.to_le_bytes()), None);

@@ -14,13 +14,13 @@ use crate::service::{Service, Shared};
 use crate::slot::{Slot, lock};
 use crate::state::{Event, Outcome, Refusal, State, next};
 
-/// A queue, as the VMM wants it.
+/// The VMM's configuration of a queue.
 pub struct QueueSetup {
     /// Where the driver notifies it.
     pub address: NotifyAddress,
-    /// By what it is notified.
+    /// Whether it is notified by an eventfd or by exits.
     pub by: By,
-    /// Serves it.
+    /// The device's code that serves it.
     pub serve: Box<dyn Serve>,
 }
 
@@ -82,8 +82,8 @@ impl From<QueueEvent> for Event {
 #[derive(Debug, Default)]
 pub struct Report {
     /// Queues that a backend has and must give back: the VMM stops it, then sends [`QueueEvent::BackendStop`] for each,
-    /// before it resumes the guest. Until then each report names them. vCPUs whose writes come at once both get them: a
-    /// VMM has a lock for its backends, and reads [`Notifiers::state`] under it.
+    /// before it resumes the guest. Until then each report names them. Two vCPUs that write at the same time may both
+    /// get them: the VMM needs a lock for its backends, and reads [`Notifiers::state`] under it.
     pub stop_backends: Vec<u16>,
     /// Queues that are notified by exits from now on, because no eventfd could be bound. Tried again at each event. On
     /// a bus with little room a guest that resets queues one after the other may cause this again and again: limit the
@@ -100,16 +100,16 @@ impl Report {
     }
 }
 
-/// What holds of one queue.
+/// The status of one queue.
 #[derive(Clone, Debug)]
 pub struct QueueStatus {
     /// Index of the queue.
     pub queue: u16,
     /// The owner of the queue.
     pub state: State,
-    /// By what it is notified now.
+    /// How it is notified now.
     pub by: By,
-    /// What the VMM chose.
+    /// How the VMM wants it to be notified.
     pub chosen: By,
     /// Why it has no eventfd.
     pub unbound: Option<Arc<BindError>>,
@@ -125,11 +125,11 @@ pub struct QueueStatus {
 /// The notifiers' part of a VM's image. The VMM chooses its encoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Saved {
-    /// For each queue what held of it.
+    /// The saved conditions of each queue.
     pub queues: Vec<SavedQueue>,
 }
 
-/// [`Conditions`](crate::state::Conditions) of a queue that the guest has made.
+/// The [`Conditions`](crate::state::Conditions) of a queue that the guest's driver has set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedQueue {
     /// The driver has set `DRIVER_OK`.
@@ -140,7 +140,7 @@ pub struct SavedQueue {
     pub enabled: bool,
 }
 
-/// What fails as a whole.
+/// Errors of [`Notifiers`].
 #[derive(Debug, thiserror::Error)]
 pub enum NotifierError {
     /// Eventfds, the epoll or the thread.
@@ -186,13 +186,13 @@ pub enum NotifierError {
         #[source]
         refusal: Refusal,
     },
-    /// What was saved is of a PCI device.
+    /// The saved state is of a PCI device, this one is not.
     #[error(
         "the saved state has a queue whose device may not access memory, and this device has no bus master bit: \
          restore a state of virtio-pci into virtio-pci"
     )]
     SavedBusMaster,
-    /// What was saved is of another device.
+    /// The saved state is of a device with another number of queues.
     #[error(
         "the saved state has {saved} queues and the device {queues}: restore it with as many as it was saved with"
     )]
@@ -217,8 +217,9 @@ pub struct Notifiers<B: Ioeventfds> {
 }
 
 impl<B: Ioeventfds> Notifiers<B> {
-    /// Spawns the thread that serves assigned queues. The VM stands until [`DeviceEvent::VmRun`], `DRIVER_OK` is not
-    /// set, no queue is enabled. `bus_master`: `false` for PCI, until its driver sets the bit; `true` for virtio-mmio.
+    /// Spawns the thread that serves assigned queues. At first the VM is stopped (until [`DeviceEvent::VmRun`]),
+    /// `DRIVER_OK` is not set, and no queue is enabled. `bus_master`: `false` for PCI, whose driver sets the bit later;
+    /// `true` for virtio-mmio.
     ///
     /// # Errors
     /// [`NotifierError::TooManyQueues`], [`NotifierError::OneAddress`], [`NotifierError::Resources`].
@@ -242,14 +243,14 @@ impl<B: Ioeventfds> Notifiers<B> {
         })
     }
 
-    /// An event of all queues. When it returns, each is with its new owner; those that a backend must give back first
-    /// are in the report.
+    /// Applies an event to all queues. When it returns, each has its new owner, except for those in the report, which a
+    /// backend must give back first.
     ///
     /// # Errors
-    /// [`NotifierError::Refused`]: none of today's events of a device is.
+    /// [`NotifierError::Refused`]; no event of a device is refused at present.
     ///
     /// # Panics
-    /// If a look does: queues after that one have not seen the event yet. It may be repeated.
+    /// If [`Serve::look`] panics. The event was not applied to the queues after that one; it may be repeated.
     pub fn event(&self, event: DeviceEvent) -> Result<Report, NotifierError> {
         let _order = self.one_at_a_time();
         let mut report = Report::default();
@@ -259,13 +260,13 @@ impl<B: Ioeventfds> Notifiers<B> {
         Ok(report)
     }
 
-    /// An event of one queue.
+    /// Applies an event to one queue.
     ///
     /// # Errors
     /// [`NotifierError::NoQueue`]; [`NotifierError::Refused`] for events of the VMM's, and nothing has changed then.
     ///
     /// # Panics
-    /// If the look does.
+    /// If [`Serve::look`] panics.
     pub fn queue_event(&self, queue: u16, event: QueueEvent) -> Result<Report, NotifierError> {
         let slot = self.slot(queue)?;
         let _order = self.one_at_a_time();
@@ -274,12 +275,12 @@ impl<B: Ioeventfds> Notifiers<B> {
         Ok(report)
     }
 
-    /// A vCPU exited with a write: the queue, if it is a notification. A deassigned queue that is ready is looked at
-    /// here, in this thread. Otherwise the eventfd notifies the owner (the exit was under way when the ioeventfd was
-    /// bound, or none could be).
+    /// Handles a write with which a vCPU exited. Returns the queue if the write is a notification. The calling thread
+    /// looks at a queue that is deassigned and ready. For an assigned or off-limits queue it notifies the owner by the
+    /// eventfd (the exit was under way when the ioeventfd was bound, or none could be bound).
     ///
     /// # Panics
-    /// If the look does.
+    /// If [`Serve::look`] panics.
     pub fn exit(&self, bus: Bus, address: u64, data: &[u8]) -> Option<u16> {
         let (queue, slot) = self
             .slots()
@@ -290,8 +291,8 @@ impl<B: Ioeventfds> Notifiers<B> {
         Some(queue)
     }
 
-    /// A duplicate of a queue's eventfd: a backend's kick descriptor. It is taken before [`QueueEvent::BackendStart`],
-    /// for each start anew: a queue that a backend gave back has another one.
+    /// A duplicate of a queue's eventfd: a backend's kick descriptor. Call this before each
+    /// [`QueueEvent::BackendStart`]: after a backend gave the queue back, the queue has another eventfd.
     ///
     /// # Errors
     /// [`NotifierError::NoQueue`], [`NotifierError::Resources`].
@@ -314,7 +315,7 @@ impl<B: Ioeventfds> Notifiers<B> {
             .collect()
     }
 
-    /// What a VM's image keeps.
+    /// The state to be saved in the VM's image.
     ///
     /// # Errors
     /// [`NotifierError::Refused`]: the VM runs, or a backend has a queue.
@@ -325,7 +326,7 @@ impl<B: Ioeventfds> Notifiers<B> {
         Ok(Saved { queues })
     }
 
-    /// What was saved holds. Queues are looked at when the VM runs again.
+    /// Restores a saved state. Ready queues are looked at when the VM runs again.
     ///
     /// # Errors
     /// [`NotifierError::Refused`]: the VM runs, or a backend has a queue; [`NotifierError::SavedQueues`];
@@ -352,7 +353,7 @@ impl<B: Ioeventfds> Notifiers<B> {
         Ok(())
     }
 
-    /// The kernel's id of the thread that serves assigned queues: where it runs is the caller's choice.
+    /// The kernel's id of the thread that serves assigned queues, by which the caller can choose its CPUs.
     pub fn thread_id(&self) -> Pid {
         self.thread_id
     }
@@ -415,7 +416,7 @@ impl<B: Ioeventfds> Notifiers<B> {
 }
 
 impl<B: Ioeventfds> Drop for Notifiers<B> {
-    /// The thread ends, and no address stays bound. Backends are the VMM's to stop before.
+    /// The thread ends, and no address stays bound. The VMM must have stopped the backends before.
     fn drop(&mut self) {
         self.service = None;
         for (index, slot) in self.slots() {

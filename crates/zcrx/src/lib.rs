@@ -1,16 +1,16 @@
-//! Payload of TCP connections into memory of yours, by io_uring: zero-copy (zcrx) where NIC and kernel can, else by
-//! copy.
+//! Receives the payload of TCP connections into the application's memory by io_uring: zero-copy (zcrx) where NIC and
+//! kernel support it, otherwise by copy.
 //!
-//! # What there is
+//! # Overview
 //!
-//!  - A [`Receiver`] is one thread's connections over one io_uring. It is opened in the best way there is, and tells
-//!    which that is and why no better ([`Receiver::mode`], [`Receiver::fallbacks`]).
-//!  - What comes is a [`Piece`]: bytes where NIC or kernel put them, read as `&[u8]`, in any thread. Its buffer goes
-//!    back when it is dropped, without a lock or a system call.
-//!  - Pieces, and bytes of yours, are sent from where they are ([`Receiver::send`]).
-//!  - Several threads receive by one queue ([`Receiver::share`], [`Receiver::join`]).
-//!  - An [`Instance`] is a queue as an object: registered by one process, passed as descriptors, received by in
-//!    another.
+//!  - A [`Receiver`] serves the connections of one thread, with one io_uring. It opens in the best mode available, and
+//!    reports which that is and why not a better one ([`Receiver::mode`], [`Receiver::fallbacks`]).
+//!  - Received data is a [`Piece`]: bytes where the NIC or the kernel wrote them, read as `&[u8]`, in any thread.
+//!    Dropping it returns its buffer, without a lock or a system call, unless a receiver sleeps for lack of buffers.
+//!  - Pieces, and the application's own bytes, are sent from where they are ([`Receiver::send`]).
+//!  - Several threads can receive from one queue ([`Receiver::share`], [`Receiver::join`]).
+//!  - An [`Instance`] is a registered queue as an object: one process registers it and passes it on as descriptors, and
+//!    another process receives from it.
 //!
 //! # Example
 //!
@@ -32,12 +32,12 @@
 //!             Event::Accepted { socket, .. } => {
 //!                 receiver.add(socket)?;
 //!             }
-//!             // Back to where it came from, without a copy.
+//!             // Sent back to the peer, without a copy.
 //!             Event::Received { from, piece } => {
 //!                 receiver.send(from, piece);
 //!             }
 //!             Event::Ended { connection, .. } => receiver.close(connection)?,
-//!             // Of no descriptors, mostly: `listen_again` when there are some.
+//!             // Mostly for lack of descriptors: call `listen_again` when there are some.
 //!             Event::AcceptFailed { error, .. } => return Err(error.into()),
 //!             _ => {}
 //!         }
@@ -46,20 +46,21 @@
 //! # }
 //! ```
 //!
-//! # Facts worth knowing
+//! # Requirements and limits
 //!
-//!  - Registering, and importing, takes CAP_NET_ADMIN in the first user namespace, on all kernels so far.
-//!  - A NIC's queue needs header/data split on and no XDP program on its interface. Bytes that come by another queue,
-//!    and those that the NIC did not split off, are copied by the kernel into the same buffers.
-//!  - Buffers are what limits: with all of them in pieces nothing is received until one is dropped. A connection that
-//!    is not read for a while is better [paused](Receiver::pause), and one whose peer does not read what it is sent
-//!    ([`Receiver::queued`]). A pause begins with the next [wait](Receiver::wait): what has come by then still takes
-//!    buffers, so there should be more than a peer's socket holds (SO_RCVBUF).
-//!  - Who must not take more connections for a while [stops](Receiver::stop_listening) the listener, and has its socket
-//!    back: to listen again later, or to hand it on.
+//!  - Registering and importing need CAP_NET_ADMIN in the initial user namespace, on all kernels so far.
+//!  - A NIC's queue needs header/data split on and no XDP program on its interface. The kernel copies bytes that arrive
+//!    on another queue, and those that the NIC did not split from the headers, into the same buffers.
+//!  - The number of buffers is the limit: while pieces hold all of them, nothing is received.
+//!    [Pause](Receiver::pause) a connection whose pieces are not read for a while, and one whose peer does not read
+//!    what it is sent ([`Receiver::queued`]). A pause begins with the next [wait](Receiver::wait): bytes that have
+//!    arrived by then still take buffers, so use more buffers than a socket's receive buffer (SO_RCVBUF) needs.
+//!  - To accept no connections for a while, [stop](Receiver::stop_listening) the listener. That returns its socket, to
+//!    listen again later or to pass it on.
 //!  - A piece of zcrx is at most a buffer long, and may begin anywhere in it. Blocks for O_DIRECT
 //!    ([`Config::block_bytes`]) are filled by ordinary receives only.
-//!  - zcrx is for TCP itself: not for TLS in the kernel, MPTCP or Unix sockets. These end with EPROTONOSUPPORT.
+//!  - zcrx supports plain TCP only: on sockets with kernel TLS, MPTCP or Unix sockets, receiving ends with
+//!    EPROTONOSUPPORT.
 //!
 //! Sources: `Documentation/networking/iou-zcrx.rst`, `include/uapi/linux/io_uring/zcrx.h` and `io_uring/zcrx.c` of
 //! Linux 7.2.

@@ -1,18 +1,18 @@
-//! A receiver: connections whose bytes come as events, of one thread.
+//! A receiver: the connections of one thread, whose bytes it returns as events.
 //!
 //! # Theory of operation
 //!
-//! [`Receiver::wait`] hands the kernel what readers gave back and what is to be sent, sleeps until something is
-//! completed, and reads the completions into `done`. [`Receiver::next_event`] makes events of them, one at a time.
+//! [`Receiver::wait`] returns the buffers of dropped pieces to the kernel, starts queued sends, sleeps until a request
+//! completes, and reads the completions into `done`. [`Receiver::next_event`] turns them into events, one at a time.
 //!
-//! A multishot receive ends when the completion queue is full (ENOSPC), when it has no buffer (ENOBUFS, with zcrx
-//! ENOMEM), or when the kernel likes; it is armed again: at once, since the completions are read by then, or, without
-//! buffers, when some are back (`starved`). A receive that ends without buffers while nobody holds any, again and
-//! again, shows an area that is too small: that ends the connection.
+//! A multishot receive ends when the completion queue is full (ENOSPC), when there is no buffer (ENOBUFS, with zcrx
+//! ENOMEM), or for a reason of the kernel's own. The receiver arms it again: at once, since the completions are read by
+//! then, or, for lack of buffers, when some have come back (`starved`). If a receive ends for lack of buffers again and
+//! again while readers hold none, the area is too small: that ends the connection.
 //!
-//! A connection's slot is freed when the caller has closed it and no request of it is under way; so a completion never
-//! meets a later connection. A cancellation may find nothing, as the request is between two steps of the kernel's: it is
-//! made again while the request is under way.
+//! A connection's slot is freed when the caller has closed it and none of its requests is under way; so a completion is
+//! never taken for one of a later connection. A cancellation may not find its request, while the kernel is between two
+//! steps of it: it is repeated as long as the request is under way.
 
 use std::collections::VecDeque;
 use std::io;
@@ -32,12 +32,14 @@ use crate::piece::Bell;
 use crate::ring::{Completion, Ring};
 use crate::supply::{NoBuffer, Supply};
 
-/// Requests to accept that a listener has under way: so many connections a [`wait`](Receiver::wait), however many come.
-/// Whoever connects in crowds neither takes all descriptors of the process nor holds up those who have a connection.
+/// Accept requests of a listener that are under way, and so the most connections accepted in one
+/// [`wait`](Receiver::wait): a flood of connections neither takes all descriptors of the process nor delays those that
+/// exist.
 const ACCEPTS: u32 = 8;
-/// How often a receive may end without buffers while nobody holds any: at least so many times [`RETRY`].
+/// How often in a row a receive may end for lack of buffers while readers hold none. That takes at least this many
+/// times [`RETRY`].
 pub(crate) const MOST_BARREN: u32 = 1000;
-/// When a receive is armed again that ended without buffers while nobody holds any.
+/// Pause before such a receive is armed again.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// What a receiver has done.
@@ -51,9 +53,9 @@ pub struct Statistics {
     pub ran_out: u64,
     /// Receives that ended for another reason and were armed again; mostly because the completion queue was full.
     pub rearmed: u64,
-    /// Times that the kernel was told to take buffers from the refill ring.
+    /// System calls that made the kernel take buffers from the refill ring.
     pub flushes: u64,
-    /// Pieces that were given back.
+    /// Pieces whose buffers were returned to the kernel.
     pub returned: u64,
     /// Times that the kernel copied into the area of zcrx, of all receivers of the queue together, and how many bytes;
     /// without what it copies from the heads of packets. `None` before Linux 7.2, and with ordinary receives, which
@@ -61,8 +63,8 @@ pub struct Statistics {
     pub kernel_copies: Option<(u64, u64)>,
 }
 
-/// Receives from many connections, in one thread: the thread that opens it must be the one that uses it, since the
-/// kernel holds it to that.
+/// Receives from many connections, in one thread: the thread that opens it must be the one that uses it, which
+/// the kernel enforces.
 pub struct Receiver {
     pub(crate) connections: Connections,
     pub(crate) listeners: Listeners,
@@ -71,7 +73,7 @@ pub struct Receiver {
     pub(crate) events: VecDeque<Event>,
     /// Slots of connections that wait for buffers.
     pub(crate) starved: VecDeque<u32>,
-    /// When they are armed again though no buffer came back.
+    /// When those are armed again although no buffer came back.
     retry: Option<Instant>,
     /// Slots of connections that have something to send.
     pub(crate) to_send: Vec<u32>,
@@ -84,8 +86,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Opens one: zcrx, or, unless that is forced, ordinary receives, with the reason in
-    /// [`fallbacks`](Self::fallbacks).
+    /// Opens a receiver: with zcrx, or, unless that is forced, with ordinary receives. Unless these were requested,
+    /// [`fallbacks`](Self::fallbacks) then has the reason.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -117,8 +119,8 @@ impl Receiver {
         Self::new(ring, supply, config, fallbacks)
     }
 
-    /// Receives by the queue of another thread's receiver, too. Buffers are common; a connection belongs to the
-    /// receiver that it is added to.
+    /// Opens a receiver on the queue of another thread's receiver. With zcrx they share the buffers; a connection
+    /// belongs to the receiver that it is added to.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -131,8 +133,9 @@ impl Receiver {
         Self::new(ring, supply, &share.config, share.fallbacks.clone())
     }
 
-    /// Receives by an instance that somebody else registered. Takes CAP_NET_ADMIN; without it, see
-    /// [`start`](Self::start). One process at a time may receive by an instance; its threads share the receiver's.
+    /// Opens a receiver on an instance that another process registered. Needs CAP_NET_ADMIN; without it, see
+    /// [`start`](Self::start). Only one process at a time may receive from an instance; its other threads
+    /// [`join`](Self::join) this receiver.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -143,7 +146,7 @@ impl Receiver {
         Self::new(ring, supply, config, Vec::new())
     }
 
-    /// Receives by an instance that somebody else has made known to a ring of ours.
+    /// Opens a receiver on an instance that a privileged process has imported into this process's ring (`prepared`).
     ///
     /// # Errors
     /// [`OpenError`]; [`OpenError::ImportedElsewhere`] if that was another ring or another instance.
@@ -158,8 +161,8 @@ impl Receiver {
         Self::enabled(prepared, supply, config)
     }
 
-    /// Receives by a lease, whose queue the ring knows by that number (`zcrx_id`). Call it in the thread that is to
-    /// receive; each thread has a ring of its own, and all are of the same lease.
+    /// Opens a receiver on a leased queue, which the ring knows by `number` (`zcrx_id`). Call it in the thread that
+    /// will receive; each thread has a ring of its own, and all rings belong to the same lease.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -181,7 +184,7 @@ impl Receiver {
     }
 
     fn new(ring: Ring, supply: Supply, config: &Config, fallbacks: Vec<Fallback>) -> Result<Self, OpenError> {
-        let what = "making what wakes the receiver";
+        let what = "making the eventfd that wakes the receiver";
         let failed = |source| OpenError::Setup { what, source };
         let bell = Arc::new(Bell::new().map_err(failed)?);
         supply.pool().add_bell(&bell);
@@ -205,12 +208,12 @@ impl Receiver {
         })
     }
 
-    /// The way of receiving in use.
+    /// The mode in use.
     pub fn mode(&self) -> Mode {
         self.supply.mode()
     }
 
-    /// What is better and was refused, with why.
+    /// Better modes that are not used, and why.
     pub fn fallbacks(&self) -> &[Fallback] {
         &self.fallbacks
     }
@@ -228,12 +231,12 @@ impl Receiver {
         self.supply.pool().area.buffers()
     }
 
-    /// How many connections there are, with those that are being closed.
+    /// Number of connections, including those that are being closed.
     pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    /// For other threads to receive by the same queue.
+    /// A handle by which other threads receive from the same queue ([`join`](Self::join)).
     ///
     /// # Errors
     /// [`OpenError::Export`] before Linux 7.0.
@@ -244,7 +247,7 @@ impl Receiver {
         };
         let mut config = self.config.clone();
         if let (None, Memory::Given(memory)) = (&instance, &config.memory) {
-            // That is this receiver's alone.
+            // Only this receiver may use the given memory.
             let bytes = memory.len().saturating_sub(memory.private_from());
             config.memory = Memory::Own { bytes };
         }
@@ -255,7 +258,7 @@ impl Receiver {
         })
     }
 
-    /// What makes [`wait`](Self::wait) return, from any thread.
+    /// A handle that makes [`wait`](Self::wait) return, from any thread.
     pub fn waker(&self) -> Waker {
         Waker(self.bell.clone())
     }
@@ -286,8 +289,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Accepts no more from then on; [`Event::Stopped`] says when that is so, and gives the socket back. Connections
-    /// that come until then are events yet, and those that were accepted go on.
+    /// Stops accepting. [`Event::Stopped`] reports when that is done, and returns the socket. Connections that are
+    /// accepted until then are still events, and existing connections continue.
     ///
     /// # Errors
     /// If the kernel takes no requests.
@@ -299,7 +302,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Goes on with stopping a listener: cancels what is under way, or gives the socket back.
+    /// Continues to stop a listener: cancels its accept requests, or returns the socket when none is under way.
     pub(crate) fn cancel_accepts(&mut self, slot: u32) -> io::Result<()> {
         if let Some((_, it)) = self.listeners.at(slot)
             && it.stopping
@@ -339,15 +342,14 @@ impl Receiver {
         true
     }
 
-    /// How many payloads are queued for a peer that are not all with the kernel yet. Pieces among them keep their
-    /// buffers: of who does not read what it is sent, no more should be received ([`pause`](Self::pause)), or it should
-    /// be given up ([`abort`](Self::abort)).
+    /// Number of payloads queued for a peer that the kernel has not taken completely. Pieces among them keep their
+    /// buffers: [`pause`](Self::pause) or [`abort`](Self::abort) a connection whose peer does not read what it is sent.
     pub fn queued(&self, to: ConnectionId) -> usize {
         self.connections.queued(to)
     }
 
-    /// Leaves what comes next with the kernel, so that the peer is slowed down. Pieces that are on their way still
-    /// come.
+    /// Stops receiving, so that flow control slows the peer down. Pieces that the kernel has already filled are still
+    /// returned.
     ///
     /// # Errors
     /// If the kernel takes no requests.
@@ -377,7 +379,7 @@ impl Receiver {
         }
     }
 
-    /// Receives no more, sends what is queued, and closes. [`Event::Closed`] says when.
+    /// Stops receiving, sends what is queued, and closes. [`Event::Closed`] reports when that is done.
     ///
     /// # Errors
     /// If the kernel takes no requests.
@@ -417,8 +419,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Hands the kernel what is to be done, and waits until something is completed, somebody [wakes](Waker) us, or the
-    /// time is over. Does not sleep while events are left.
+    /// Submits requests to the kernel, and waits until one completes, a [`Waker`] is used, or `limit` has passed. Does
+    /// not sleep while events are left.
     ///
     /// # Errors
     /// If the io_uring fails as a whole.
@@ -436,7 +438,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Before sleeping: buffers, sends, and who waits for buffers. How long to sleep at most.
+    /// Before sleeping: starts sends, returns buffers, and arms connections that waited for buffers. Returns the
+    /// longest time to sleep; `None`: no limit.
     fn prepare(&mut self) -> io::Result<Option<Duration>> {
         while let Some(slot) = self.to_send.pop() {
             if let Some((_, connection)) = self.connections.at(slot) {
@@ -451,7 +454,7 @@ impl Receiver {
         }
         self.restock(true);
         if self.supply.pool().out() == 0 {
-            // All buffers are with the kernel, perhaps on their way to other connections: they come without a sign.
+            // The kernel has all buffers, perhaps for data of other connections: nothing reports when one is free.
             let due = *self.retry.get_or_insert_with(|| Instant::now() + RETRY);
             let left = due.saturating_duration_since(Instant::now());
             if left > Duration::ZERO {
@@ -465,12 +468,12 @@ impl Receiver {
         if !self.starved.is_empty() && !self.supply.pool().starve() {
             self.restock(true);
         }
-        // Again, since somebody may have given buffers back before we said that we starve; who does so later rings.
+        // Again, since a reader may have returned buffers before `starve`; one that does so later rings the bell.
         self.arm_starved(false)?;
         Ok(None)
     }
 
-    /// Arms the connections that wait for buffers: all, or those since whose last receive some came back.
+    /// Arms connections that wait for buffers: all, or only those after whose last receive some buffers came back.
     fn arm_starved(&mut self, all: bool) -> io::Result<()> {
         let taken = self.supply.pool().taken();
         for _ in 0..self.starved.len() {
@@ -485,7 +488,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Gives the kernel what came back; tells it to take them if much is there, or `now`.
+    /// Returns the buffers of dropped pieces to the kernel; makes it take them if there are many, or `now`.
     fn restock(&mut self, now: bool) -> u64 {
         let pieces = self.supply.restock();
         self.statistics.returned += pieces;
@@ -494,7 +497,7 @@ impl Receiver {
         pieces + u64::from(flushed)
     }
 
-    /// Arms a receive, unless the connection wants none.
+    /// Arms a receive, unless the connection is paused, closing or over.
     pub(crate) fn arm(&mut self, slot: u32) -> io::Result<()> {
         let Some((_, connection)) = self.connections.at(slot) else {
             return Ok(());
@@ -539,20 +542,20 @@ impl Receiver {
     }
 }
 
-/// Why zcrx is not even asked for.
+/// Why the configuration excludes zcrx; `None`: it does not.
 fn not_asked(config: &Config) -> Option<String> {
     if config.request == Request::ForceCopy {
-        return Some("copy was asked for".to_owned());
+        return Some("copy was requested".to_owned());
     }
     let bytes = config.block_bytes?;
     Some(format!(
-        "blocks of {bytes} bytes were asked for, and a NIC puts payload where its headers end: only a copy fills blocks"
+        "blocks of {bytes} bytes were requested, and a NIC puts payload where its headers end: only a copy fills blocks"
     ))
 }
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        // Requests name memory of connections and of the pool, which are dropped next.
+        // Requests refer to memory of connections and of the pool, which are dropped next.
         self.ring.cancel_all();
         self.give_up_completed();
     }

@@ -1,4 +1,4 @@
-//! The thread that watches server and client: progress, what is measured, and the end.
+//! The thread that watches server and client: it shows progress, takes the measurements, and ends the run.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -11,13 +11,13 @@ use crate::choice::name_of;
 use crate::meter::Meter;
 use crate::progress::Show;
 
-/// How often it looks.
+/// Interval between two checks.
 const PAUSE: Duration = Duration::from_millis(50);
 const SECOND: Duration = Duration::from_secs(1);
-/// How long connections are used before measuring begins: windows of TCP have grown then.
+/// How long connections are used before measuring begins: TCP's windows have grown by then.
 const WARMING_UP: Duration = Duration::from_millis(500);
 
-/// What it watches.
+/// What the thread watches.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Watched<'a> {
     pub(super) plan: &'a Plan,
@@ -28,8 +28,8 @@ pub(super) struct Watched<'a> {
 }
 
 impl Watched<'_> {
-    /// Watches until time is up, a signal comes or a thread cannot go on; all threads are told to end then.
-    /// Returns what was measured: nothing, if it did not come to that.
+    /// Watches until the time is up, a signal arrives or a thread fails, and then ends all threads.
+    /// Returns the measurement; `None`: the run ended before measuring began.
     pub(super) fn until_stopped(&self) -> Option<Usage> {
         let begin = Instant::now();
         let show = Show::new(self.label(), self.plan.duration, self.plan.args.json);
@@ -54,7 +54,7 @@ impl Watched<'_> {
         }
     }
 
-    /// Says that a server alone listens, as soon as it does; false if it came to an end before.
+    /// Prints that a server without a local client listens, as soon as it does; false if the run ended before.
     fn listens(&self) -> bool {
         while self.counts.server().is_none() {
             if self.meter.is_stopped() {
@@ -66,7 +66,7 @@ impl Watched<'_> {
         true
     }
 
-    /// Waits until all connections are there, and a moment longer; false if it came to an end before.
+    /// Waits until all connections are established and TCP has warmed up; false if the run ended before.
     fn warm_up(&self, begin: Instant) -> bool {
         let moment = self
             .plan
@@ -90,7 +90,7 @@ impl Watched<'_> {
         let start = Instant::now();
         let take = || Reading::take(self.counts, self.plan.cpu);
         let (mut usage, mut last, mut next) = (Usage::NONE, take(), start + SECOND);
-        // A server alone waits for clients, and that is no measurement.
+        // Seconds in which a server without a local client had no messages are not part of the measurement.
         let mut add = |earlier: &Reading, now: &Reading| {
             if self.plan.role != Role::Server || now.moved_since(earlier) {
                 usage.add(earlier, now);

@@ -19,7 +19,7 @@ pub struct Daemon {
     #[serde(flatten)]
     #[command(flatten)]
     pub process: Process,
-    /// Where HTTP is answered.
+    /// HTTP sockets.
     #[serde(flatten)]
     #[command(flatten)]
     pub api: Api,
@@ -28,12 +28,12 @@ pub struct Daemon {
 table!(Daemon { process, api });
 
 impl Daemon {
-    /// These options, and where they are not set those of the other.
+    /// These options; where one is not set, that of `other`.
     #[must_use]
     pub fn or(&self, other: &Self) -> Self {
         let mut keys = other.keys();
         keys.extend(self.keys());
-        // Both were read from such keys.
+        // Cannot fail: both were read from such keys.
         Self::read(Keys::<Value>::from(keys)).unwrap_or_default()
     }
 }
@@ -88,7 +88,7 @@ pub struct Process {
     pub socket_directories: Vec<PathBuf>,
 }
 
-/// Where HTTP is answered, and to whom.
+/// HTTP sockets, and who may connect to them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Api {

@@ -1,4 +1,4 @@
-//! Whom the worker runs as.
+//! Switches to an unprivileged user.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
@@ -10,24 +10,24 @@ use rustix::thread::CapabilitySet;
 
 use super::SandboxError;
 
-/// The user that nobody is (`DEFAULT_OVERFLOWUID`, include/linux/highuid.h).
+/// UID and GID of the user `nobody` (`DEFAULT_OVERFLOWUID`, include/linux/highuid.h).
 const NOBODY: u32 = 65_534;
 
 /// A user with its groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     name: Option<String>,
-    /// Number of the user.
+    /// UID.
     pub uid: u32,
-    /// Number of its own group.
+    /// GID of the primary group.
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
 }
 
 impl User {
-    /// What `--user` says: a name, or numbers as UID or UID:GID. A name comes with its groups; numbers come with no
-    /// more than they say.
+    /// Parses `--user`: USER or USER:GROUP, each a name or a number. Only a user name brings supplementary groups.
+    /// Without GROUP, a name has its primary group, and a UID the GID of the same number.
     pub fn parse(text: &str) -> Result<Self, SandboxError> {
         let unknown = || SandboxError::UnknownUser(text.to_owned());
         let (user, group) = match text.split_once(':') {
@@ -57,7 +57,8 @@ impl User {
         })
     }
 
-    /// Whom root becomes that did not say: nobody, if there is such a user here. In a user namespace there may not be.
+    /// The user that root switches to without `--user`: `nobody`. `None` if this process may not switch to it, as in a
+    /// user namespace that does not map it.
     pub fn nobody() -> Option<Self> {
         let capabilities = CapabilitySet::SETUID | CapabilitySet::SETGID;
         let may = super::capabilities::permitted().contains(capabilities);
@@ -74,7 +75,10 @@ impl User {
         })
     }
 
-    /// Whether this process may become that user.
+    /// Checks that this process may switch users.
+    ///
+    /// # Errors
+    /// [`SandboxError::MayNotBecome`].
     pub fn check(&self) -> Result<(), SandboxError> {
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
         match super::capabilities::permitted().contains(needed) {
@@ -83,10 +87,10 @@ impl User {
         }
     }
 
-    /// Makes the calling thread this user's for good. With `keeping`, permitted capabilities stay.
+    /// Switches the calling thread to this user for good. `keeping`: permitted capabilities are kept.
     ///
     /// # Errors
-    /// This process may not.
+    /// This process may not switch users.
     pub fn enter(&self, keeping: bool) -> Result<(), SandboxError> {
         let step = |errno: rustix::io::Errno| match errno {
             rustix::io::Errno::PERM => SandboxError::MayNotBecome(self.clone()),
@@ -124,7 +128,7 @@ fn has_number(map: &str, number: u32) -> bool {
     })
 }
 
-/// Who this process is, in numbers.
+/// The effective UID:GID of this process.
 pub(super) fn current() -> String {
     format!("{}:{}", geteuid().as_raw(), getegid().as_raw())
 }
@@ -139,13 +143,13 @@ pub fn group_number(text: &str) -> Option<u32> {
     number(text, users::group_number)
 }
 
-/// -1 means "leave it as it is" to the kernel, and nobody has it.
+/// The number of a user or group. -1 is none: to the kernel it means "leave it as it is".
 fn number(text: &str, find: impl Fn(&str) -> Option<u32>) -> Option<u32> {
     let number = text.parse().ok().or_else(|| find(text));
     number.filter(|&number| number != u32::MAX)
 }
 
-/// The groups of a user, its own one among them.
+/// The groups of a user, including `gid`.
 fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
     let mut groups = vec![0; 1024];
     let mut count = libc::c_int::try_from(groups.len()).unwrap_or(0);
@@ -153,7 +157,7 @@ fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
     let result = unsafe { libc::getgrouplist(name.as_ptr(), gid, groups.as_mut_ptr(), &raw mut count) };
     match usize::try_from(count) {
         Ok(count) if result >= 0 => groups.truncate(count),
-        // More than that: none is safer than some.
+        // There are more than fit: no group is safer than some of them.
         _ => groups.clear(),
     }
     groups

@@ -1,8 +1,8 @@
 //! The lifecycle of a network's uplink: opened, watched, set up again, closed.
 //!
-//! Another MTU is followed queue by queue, as by a port ([`crate::port`], `link.rs`): each look sets up one unsuitable
-//! queue again, while the others carry frames, and another look follows at once. Guests get a larger MTU when all
-//! queues suit it.
+//! A new MTU is applied queue by queue, as for a port ([`crate::port`], `link.rs`): each check of the uplink sets up
+//! one queue again that does not suit the MTU, while the others carry frames, and the next check follows at once.
+//! Guests get a larger MTU when all queues suit it.
 
 use std::io;
 use std::sync::Arc;
@@ -31,25 +31,25 @@ use crate::switch::role::Role;
 use crate::switch::uplink_lane::UplinkLane;
 use model::events::What;
 
-/// How long others may have an interface still that is given back.
+/// How long to wait until all threads have released an interface that is returned.
 const GIVING_BACK: Duration = Duration::from_secs(2);
-/// How long the network retries to open a queue that another socket has. Guests' frames for the uplink wait for as long
-/// while its last queue is set up again, and frames to other guests behind them.
+/// How long the network retries to open a queue that another socket uses. While the uplink's last queue is set up
+/// again, guests' frames for the uplink wait that long at most, and so do frames for other guests behind them.
 const OPENING: Duration = RETRY.saturating_mul(5);
-/// Between two looks whether they have.
+/// Interval of checks whether they have.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What came of a look at the uplink.
+/// Result of a check of the uplink.
 struct Looked {
-    /// The interface that is there.
+    /// The uplink's interface, if it is open.
     watched: Option<Arc<Interface>>,
     /// A queue was set up again for another MTU: there may be more.
     follows: bool,
 }
 
 impl Network {
-    /// Watches the uplink on a thread of its own, if there is one and no thread does, and calls `changed` when guests
-    /// have to know of something.
+    /// Watches the uplink, if there is one, on a thread of its own, unless one watches it already. The thread calls
+    /// `changed` when the uplink's link state or MTU has changed.
     pub(crate) fn watch(self: &Arc<Self>, changed: impl Fn() + Send + 'static) -> io::Result<()> {
         if self.seen().watched {
             return Ok(());
@@ -102,7 +102,7 @@ impl Network {
         }
     }
 
-    /// Waits until it is time to look at the uplink.
+    /// Waits until the next check of the uplink is due.
     fn await_change(&self, watched: Option<&Interface>, longest: Duration) {
         let lease = watched.and_then(|interface| interface.steering.watch());
         let mut fds = vec![PollFd::new(&self.wakers.retry, PollFlags::IN)];
@@ -116,7 +116,7 @@ impl Network {
         self.wakers.note_change();
     }
 
-    /// Takes the queues back; nothing is set up any more.
+    /// Stops the uplink for good, and releases its queues.
     pub(crate) fn stop(&self) {
         let mut state = self.state();
         state.over = true;
@@ -185,15 +185,15 @@ impl Network {
             let is_refused = started.as_ref().is_err_and(InterfaceError::is_lasting_refusal);
             self.note(state, started);
             if is_refused && is_by_tap && interface.is_mode_chosen {
-                // Another mode may be had.
+                // Another mode may be possible.
                 self.lose_interface(state);
             }
         }
         follows
     }
 
-    /// Applies the interface's MTU to the queues. Suitable ones get another limit, without a stop. Of the others one is
-    /// set up again; returns whether one was.
+    /// Applies the interface's MTU to the queues. Those that suit it get the new frame limit while they run. One of the
+    /// others is set up again; returns whether there was one.
     fn follow_mtu(&self, state: &mut State, interface: &Arc<Interface>) -> bool {
         let bytes = interface.frame_limit();
         let mut unfit = None;
@@ -223,24 +223,24 @@ impl Network {
         let started = self.start_queue(state, interface, at);
         self.await_uplink(state, None);
         if let Err(error) = started {
-            // It is tried again when the others are done, and only that attempt counts.
+            // It is retried when the other queues are done, and only that attempt is recorded.
             self.note(state, Err(with_sources(&error)));
         }
         true
     }
 
-    /// Guests' frames for the uplink, where it has no queue, wait until then.
+    /// Until that time, guests' frames for an uplink without a queue wait; `None`: they do not.
     fn await_uplink(&self, state: &mut State, until: Option<Instant>) {
         if std::mem::replace(&mut state.uplink_until, until) != until {
             self.set_fdb(state);
         }
     }
 
-    /// Gives the interface back; others can have its queues when this returns.
+    /// Returns the interface. When this returns others can open its queues, unless it took longer than [`GIVING_BACK`].
     pub(super) fn give_back(&self, state: &mut State) {
         let interface = state.interface.as_ref().map(Arc::downgrade);
         self.lose_interface(state);
-        // Its watcher and readers of its state may hold it for a moment; the lease ends with the last of them.
+        // The watching thread and readers of the status may keep it for a moment; the lease ends with the last of them.
         self.wakers.retry();
         let deadline = Instant::now() + GIVING_BACK;
         while interface
@@ -250,7 +250,7 @@ impl Network {
             if Instant::now() >= deadline {
                 tracing::warn!(
                     network = self.name,
-                    "its queues are in use still, and may stay leased a while"
+                    "the uplink's queues are still in use, and may stay leased for a while"
                 );
                 return;
             }
@@ -258,7 +258,7 @@ impl Network {
         }
     }
 
-    /// Gives all up that there is of an interface.
+    /// Drops the interface: stops its lanes, and the host's, and closes its queues.
     pub(super) fn lose_interface(&self, state: &mut State) {
         self.lose_host(state);
         self.stop_lanes(state);
@@ -283,7 +283,7 @@ impl Network {
             return;
         }
         let taken_up = self.take_up(state);
-        // Checking for it costs nothing, and no event reports it.
+        // No pause after a missing interface: checking for it costs nothing, and no event reports that it is back.
         if taken_up.as_ref().is_err_and(InterfaceError::is_absent) {
             // The reason in `impaired` is the more specific one.
             if state.impaired.is_some() {
@@ -345,14 +345,14 @@ impl Network {
             state.multicast = Some(self.workers.add(lane, &self.owner));
         }
         (0..state.running.len()).try_for_each(|at| self.start_queue(state, interface, at))?;
-        // A guest can answer as soon as it gets a frame.
+        // The tap last: a guest can answer as soon as it gets a frame, and the answer needs the queues.
         match interface.is_by_tap() {
             true => self.start_tap(state, interface),
             false => Ok(()),
         }
     }
 
-    /// Starts a lane for the uplink's tap, if it has changed.
+    /// Starts lanes for the uplink's tap, if the tap has changed.
     fn start_tap(&self, state: &mut State, interface: &Interface) -> Result<(), InterfaceError> {
         interface.open_tap()?;
         let open = interface.tap_again()?;
@@ -408,7 +408,7 @@ impl Network {
         Ok(())
     }
 
-    /// Starts a queue.
+    /// Opens a queue, and starts its lane.
     fn run_queue(
         &self,
         interface: &Arc<Interface>,
@@ -438,7 +438,7 @@ impl Network {
                 queue: number,
             },
             node: interface.link.node,
-            // It has no guest that could do wrong.
+            // The lane has no guest that could cause a fault.
             on_fault: Box::new(|_| ()),
         };
         Ok(Running {

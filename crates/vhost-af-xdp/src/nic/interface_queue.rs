@@ -1,22 +1,23 @@
-//! A queue of an interface, for as long as the daemon has the interface, wherever it comes from (`steering.rs`).
+//! A queue of an interface. It exists as long as the daemon has the interface, whoever owns the XDP program on that
+//! (`steering.rs`).
 //!
 //! The daemon opens it once: socket, memory of its own, bind. A lane borrows it to move its frames
 //! ([`InterfaceQueue::lend`]) and returns it; guests start and stop, and the socket stays bound and filled. Drivers
 //! such as ice take the carrier of the whole NIC down when a queue's pool is set up or torn down, so neither a guest's
-//! reboot nor a change of its memory may do that. How it is opened depends on no guest; the features that the guest
-//! negotiated decide only what is used of it. It is opened again if frames of the interface's MTU need larger chunks,
-//! pieces or another data path.
+//! reboot nor a change of its memory may do that. No guest influences how it is opened; the features that a guest
+//! negotiated decide only which of its capabilities are used. It is opened again if frames of the interface's MTU need
+//! larger chunks, multi-buffer, or another data path.
 //!
 //! While it is not lent, the program passes its frames on to the host. If that cannot be set (the steward is away), the
 //! socket is closed instead, which has the same effect. A foreign program is not changed: its frames wait meanwhile,
 //! and are discarded.
 //!
 //! In tap mode frames come by a tap ([`super::interface_tap`]): a queue only sends, in copy mode and without a program.
-//! Where the kernel takes no pieces (before Linux 6.6) what is longer than a chunk leaves by the queue's tap, as GSO
-//! packets do.
+//! Where the kernel has no multi-buffer sockets (before Linux 6.6), frames that are longer than a chunk are sent by the
+//! queue's tap, as GSO packets are.
 //!
 //! Direct placement is the exception: the queue is *coupled* to one guest's memory ([`InterfaceQueue::couple`]), and
-//! closed when that lane ends. Its port has the queue open only while a guest copies.
+//! closed when that lane ends. Its port opens it with memory of the daemon only while frames of its guest are copied.
 //!
 //! All functions may wait: for the kernel, which keeps a queue some 20 ms after its socket was closed, and for the
 //! steward.
@@ -40,8 +41,8 @@ use super::steering::{Prepared, RELEASE};
 use super::xdp::XdpNic;
 use crate::config::{Placement, Segments};
 
-/// Of a queue that is not a steward's, or of an older one's.
-const NO_TAPS: &str = "whose program this is knows of no tap for them";
+/// Why there is no tap: the queue is not leased from a steward, or from one that is too old.
+const NO_TAPS: &str = "the owner of the XDP program provides no tap for them";
 
 #[derive(Clone)]
 pub(crate) struct InterfaceQueue {
@@ -49,14 +50,14 @@ pub(crate) struct InterfaceQueue {
     pub(crate) number: u32,
 }
 
-/// Memory that is registered with a socket, which has no queue yet.
+/// A socket with registered memory, which is not bound to a queue yet.
 pub(crate) struct RegisteredSocket {
     socket: Prepared,
     opened: Opened,
 }
 
 impl RegisteredSocket {
-    /// With room for TX metadata where the kernel knows that.
+    /// The registered memory, with room for TX metadata if the kernel supports that.
     pub(crate) fn umem(&self) -> &Umem {
         self.socket.umem()
     }
@@ -67,14 +68,14 @@ impl RegisteredSocket {
     }
 }
 
-/// How a queue that a lane has goes on with the MTU that its interface has now.
+/// What has to change of a lane's queue for the interface's present MTU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fit {
-    /// It is open for that one.
+    /// Nothing: it is open for that MTU.
     Same,
-    /// Its socket and memory do for that; only limits are others.
+    /// Only the frame limits: its socket and memory suit that MTU.
     Limit,
-    /// It has to be set up again.
+    /// Socket and memory: it has to be set up again.
     Anew,
 }
 
@@ -83,8 +84,8 @@ pub(crate) struct Coupled<N> {
     pub(crate) nic: N,
     /// What it does for frames that are sent.
     pub(crate) sends: Sends,
-    /// To be waited for when it is closed, before the memory is the guest's alone; none where the kernel copies, and
-    /// has done so when the socket is closed.
+    /// Must be waited for after the socket is closed, before the daemon releases the guest's memory. `None` in copy
+    /// mode: the kernel does not touch the memory of a closed socket.
     pub(crate) release: Option<Release>,
 }
 
@@ -120,7 +121,7 @@ impl Release {
     }
 
     /// Waits until the driver has released the memory. Every descriptor of the socket must be closed.
-    /// Errors: it is not known to have.
+    /// Errors: it is not known whether it has.
     pub(crate) fn wait(self) -> Result<(), InterfaceError> {
         let Self { queue, into_guest } = self;
         let interface = &queue.interface;
@@ -132,7 +133,8 @@ impl Release {
     }
 }
 
-/// Held with a coupled socket: its queue's frames go to the host when that is closed, if they may at once.
+/// Kept with a coupled socket: passes the queue's frames to the host when the socket is closed, unless
+/// [`Release::wait`] does that later.
 struct CouplingGuard {
     queue: InterfaceQueue,
     passes: bool,
@@ -164,7 +166,7 @@ impl InterfaceQueue {
         self.open_locked(state.now())
     }
 
-    /// As [`Self::open`], and retries until then while another socket has the queue.
+    /// As [`Self::open`], and retries until `deadline` while another socket uses the queue.
     pub(crate) fn open_until(&self, deadline: Instant) -> Result<(), InterfaceError> {
         let begun = Instant::now();
         loop {
@@ -207,7 +209,8 @@ impl InterfaceQueue {
         open.opened.leaves = metadata.leaves;
         let conf = open.opened.conf();
         if let Err(error) = self.interface.steering.activate(self.number, conf) {
-            // A steward that did not answer in time may do it yet: then frames find no socket, and go to the host.
+            // A steward that did not answer in time may still activate it: then the program finds no socket for its
+            // frames, and passes them to the host.
             state.close();
             self.interface.forget_metadata(self.number);
             return Err(error);
@@ -246,15 +249,15 @@ impl InterfaceQueue {
         }
     }
 
-    /// The room that chunks of a guest's memory need before each received frame, in addition to the kernel's own, so
-    /// that a NIC that writes there by itself writes nothing behind the guest's buffers.
+    /// The headroom that chunks of a guest's memory need before each received frame, in addition to the kernel's own,
+    /// so that the NIC's DMA never writes behind the guest's buffers.
     pub(crate) fn headroom(&self, guest: GuestBuffers) -> Result<u32, InterfaceError> {
         let window = self.binding(Some(guest))?.window;
         Ok(window.map_or(0, |window| LONGEST_FRAME - window))
     }
 
-    /// Registers memory of a guest with such receive buffers with a new socket. The queue is not touched, and may be in
-    /// use.
+    /// Registers a guest's memory with a new socket; `guest` describes its receive buffers. The queue is not touched,
+    /// and may be in use.
     pub(crate) fn register(
         &self,
         umem: &Umem,
@@ -287,8 +290,8 @@ impl InterfaceQueue {
             return Err(InterfaceError::InUse);
         };
         if let Some(since) = since.filter(|_| !self.interface.steering.awaits_queue()) {
-            // An attempt to bind before it is free fails, but not before the kernel has made its tables for all chunks:
-            // that takes longer than to wait, for some 100 MiB and more.
+            // A bind to a queue that is not free fails only after the kernel has made its tables for all chunks. From
+            // some 100 MiB on, that takes longer than this wait.
             std::thread::sleep(RELEASE.saturating_sub(since.elapsed()));
         }
         let socket = self.bind(registered.socket)?;
@@ -316,8 +319,8 @@ impl InterfaceQueue {
         Ok(Coupled { nic, sends, release })
     }
 
-    /// How the queue, which a lane has, continues with the interface's present MTU. One whose frames go into a guest's
-    /// buffers is set up again in any case: the buffers at the kernel were chosen by the limit.
+    /// What has to change of the queue, which a lane has, for the interface's present MTU. A queue that receives into a
+    /// guest's buffers is set up again in any case: the limit decided which buffers the kernel got.
     pub(crate) fn fit(&self) -> Fit {
         let Ok(mut state) = self.interface.state(self.number) else {
             return Fit::Same;
@@ -327,7 +330,7 @@ impl InterfaceQueue {
             QueueState::Coupled { opened, .. } => {
                 (*opened, self.interface.options.placement == Placement::Direct)
             }
-            // Its next holder has it opened for what is then.
+            // The next lane has it opened for the MTU at that time.
             QueueState::Open(_) | QueueState::Closed { .. } => return Fit::Same,
         };
         match opened.frame_limit == self.interface.frame_limit() {
@@ -354,8 +357,8 @@ impl InterfaceQueue {
         Ok(())
     }
 
-    /// Closes a queue that is open for another MTU, unless it would be opened in the same way for this one. Where there
-    /// is no other socket to be had it stays, if frames fit its chunks.
+    /// Closes a queue that was opened for another MTU, unless it suits the present one. If it cannot be opened again
+    /// (its socket was passed in), it stays open, provided that frames fit its chunks or it takes several pieces.
     fn renew(&self, state: &mut QueueState) -> Result<(), InterfaceError> {
         let interface = &self.interface;
         let QueueState::Open(open) = state else {
@@ -385,7 +388,7 @@ impl InterfaceQueue {
         Ok(())
     }
 
-    /// Whether a queue that was opened for another MTU does for this one.
+    /// Whether a queue that was opened for another MTU suits the present one.
     fn suits(&self, opened: &Opened) -> bool {
         self.wanted(None).is_ok_and(|wanted| opened.does_for(&wanted))
     }
@@ -460,8 +463,8 @@ impl InterfaceQueue {
         }
     }
 
-    /// A bound socket, with chunks of `chunk_bytes`: of its own memory, or of a slice of the shared memory, which the
-    /// last value keeps.
+    /// A bound socket, with chunks of `chunk_bytes`: in memory of its own, or in a slice of the shared memory, which
+    /// the last value reserves.
     fn open_socket(
         &self,
         request: &QueueRequest,
@@ -489,8 +492,8 @@ impl InterfaceQueue {
         Ok((socket, chunks, Some(in_use)))
     }
 
-    /// Registers memory with a new socket, with room for TX metadata if the kernel knows that (Linux 6.8, or 6.11 and
-    /// what the flag was ported back to).
+    /// Registers memory with a new socket, with room for TX metadata if the kernel supports that (Linux 6.8, or 6.11
+    /// and kernels with a backport of the flag).
     fn prepare(&self, umem: &Umem, request: &QueueRequest) -> Result<Prepared, InterfaceError> {
         let roomy = umem.clone().with_tx_metadata(TX_METADATA_BYTES)?;
         match self.interface.prepare(&roomy, request) {
@@ -499,12 +502,12 @@ impl InterfaceQueue {
         }
     }
 
-    /// Binds a socket to the queue, and shows it to the program.
+    /// Binds a socket to the queue, and puts it into the program's map.
     fn bind(&self, socket: Prepared) -> Result<Socket, InterfaceError> {
         self.note_busy(self.interface.steering.bind(socket))
     }
 
-    /// Takes note of whether the queue was busy.
+    /// Records whether a bind found the queue in use.
     fn note_busy(&self, bound: Result<Socket, InterfaceError>) -> Result<Socket, InterfaceError> {
         let busy = matches!(bound, Err(InterfaceError::Open(OpenError::Busy { .. })));
         self.interface.note_busy(self.number, busy);
@@ -520,7 +523,7 @@ impl InterfaceQueue {
         self.interface.shares() || needs || self.interface.options.segments.refer(several)
     }
 
-    /// What a socket of the queue's does for frames that are sent.
+    /// Capabilities of a socket of the queue for frames that are sent.
     fn sends(&self, nic: &XdpNic) -> Sends {
         let zero_copy = nic.is_zero_copy();
         let driver = self.interface.driver_sends();

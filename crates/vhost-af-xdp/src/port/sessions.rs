@@ -30,7 +30,8 @@ pub(super) struct SessionEnd {
 }
 
 impl Port {
-    /// A VMM connected; whether it is taken. None is any more, once one made its call eventfd block.
+    /// Starts the session of a VMM that connected; returns whether it is accepted. Once a VMM has made its call eventfd
+    /// block, the port accepts none any more.
     pub(crate) fn begin_session(self: &Arc<Self>, connection: VmmConnection) -> bool {
         let begun = self.ask(Task::Connect, |port, state| {
             if !state.barred {
@@ -75,7 +76,7 @@ impl Port {
         self.losses.locked().log(&self.config.name, &self.counters);
     }
 
-    /// Memory of a pair is registered.
+    /// The memory of a pair was registered: its direct lane replaces the one that copies.
     fn go_direct(&self, state: &mut PortState, pair: usize) {
         let done = self.act(state, |session, context| session.go_direct(pair, context));
         if done.is_err()
@@ -85,7 +86,8 @@ impl Port {
         }
     }
 
-    /// The connection ended, because of a guest's fault or a refusal, otherwise for the reason `seen`.
+    /// Ends the session, because of a guest's fault or a refused request if there was one, otherwise for the reason
+    /// `seen`.
     pub(crate) fn end_session(self: &Arc<Self>, seen: Closed) -> Ended {
         let ended = self.ask(Task::Disconnect, move |port, state| port.end(state, seen));
         // A port that has ended reports nothing.
@@ -93,11 +95,11 @@ impl Port {
             ended: Ended::Wrong,
             errors: Vec::new(),
         });
-        // Neither under the lock nor by a worker: each may take a while, whatever flags the descriptor has.
+        // Neither under the lock nor on a worker: each write may block, whatever flags the descriptor has.
         for error in errors {
             let _ = interrupt::write(&error, &self.workers.watcher);
         }
-        // By the thread that looks at all again.
+        // Without a session the thread that checks all ports also checks this one.
         self.looks.retry();
         ended
     }
@@ -125,7 +127,7 @@ impl Port {
             (None, None) => seen,
         };
         let wrong = !matches!(closed, Closed::Disconnected | Closed::Removed);
-        // It is in the log already why they come and go.
+        // The log already says why such VMMs connect and leave.
         let is_known = !wrong && state.declined.is_some();
         match (!is_known).then(|| self.may_say()).flatten() {
             Some(left_out) if wrong => {
@@ -161,12 +163,12 @@ impl Port {
         state: &mut PortState,
         act: impl FnOnce(&mut Session, &PortContext<'_>) -> Result<R, SessionError>,
     ) -> Result<R, SessionError> {
-        // What cannot be opened while the steward is away is opened when it is back; see `look`.
+        // Queues that cannot be opened while the steward is away are opened when it is back; see `look`.
         let away = state
             .interface
             .as_ref()
             .is_some_and(|interface| interface.steering.is_away());
-        // Nor what the interface's MTU does not allow; see `restart_lanes`.
+        // Nor are queues opened that the interface's MTU does not allow; see `restart_lanes`.
         let unfit = self.check_mtu(state).err();
         let attachment = self.attachments(state.interface.as_ref());
         let context = PortContext {
@@ -191,7 +193,7 @@ impl Port {
         result
     }
 
-    /// What a driver may read.
+    /// The device's config space.
     pub(crate) fn config_space(self: &Arc<Self>) -> ConfigSpace {
         let link = self.ask(Task::Request, |port, state| {
             let link = state.link_config(&port.attached);
@@ -204,13 +206,13 @@ impl Port {
             link_up: link.up,
             max_pairs: self.config.queues,
             mtu: u16::try_from(link.mtu.unwrap_or(NULL_MTU)).unwrap_or(u16::MAX),
-            // Both are by the control queue, which the VMM has.
+            // The VMM sets the announce bit itself; RSS and hash reports are not offered.
             announce: false,
             hashing: None,
         }
     }
 
-    /// NET_SET_MTU: whether the guest may have this MTU, in bytes.
+    /// VHOST_USER_NET_SET_MTU: checks the guest's MTU, in bytes.
     pub(crate) fn check_guest_mtu(self: &Arc<Self>, mtu: u64) -> Result<(), SessionError> {
         let limit = self.config_space().mtu;
         if (SMALLEST_MTU..=limit.into()).contains(&mtu) {

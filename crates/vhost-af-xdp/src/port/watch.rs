@@ -23,17 +23,17 @@ use steward::links::Changes;
 use crate::lock::Locked;
 use crate::nic::wakers::Event;
 
-/// Other events than those of leases, which have the numbers of their ports.
+/// Epoll data of other events than reports of leases, which have the numbers of their ports.
 const CHANGES: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
-/// What the thread waits for that looks at interfaces.
+/// What the thread that checks interfaces waits for.
 pub(crate) struct Watch {
     epoll: OwnedFd,
     wake: Event,
 }
 
-/// What came.
+/// The reports that ended a wait.
 #[derive(Default)]
 pub(crate) struct Came {
     /// Some interface changed.
@@ -43,7 +43,7 @@ pub(crate) struct Came {
 }
 
 impl Watch {
-    /// Of nothing yet.
+    /// Watches only its own wake-up event yet.
     pub(crate) fn new() -> io::Result<Arc<Self>> {
         let (epoll, wake) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, Event::new()?);
         let data = epoll::EventData::new_u64(WAKE);
@@ -51,13 +51,13 @@ impl Watch {
         Ok(Arc::new(Self { epoll, wake }))
     }
 
-    /// Waits for changes of interfaces, too.
+    /// Also watches changes of interfaces.
     pub(crate) fn add_changes(&self, changes: &Changes) -> io::Result<()> {
         let data = epoll::EventData::new_u64(CHANGES);
         Ok(epoll::add(&self.epoll, changes, data, epoll::EventFlags::IN)?)
     }
 
-    /// Waits, until then at most.
+    /// Waits for reports, until that time at most.
     pub(crate) fn wait(&self, until: Option<Instant>) -> Came {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
@@ -75,12 +75,12 @@ impl Watch {
     }
 }
 
-/// When the interface of a port is looked at.
+/// When the interface of a port is checked, and by which thread.
 pub(crate) struct Looks {
     watch: Arc<Watch>,
-    /// The port's number there.
+    /// The port's number in the watch's epoll set.
     pub(crate) port: u64,
-    /// The session thread has to check it.
+    /// Set when the session thread has to check it.
     event: Event,
     wanted: AtomicBool,
     /// The time of the next check, at the latest.
@@ -114,12 +114,12 @@ impl Looks {
         self.retry();
     }
 
-    /// How often one did; it wraps.
+    /// How often interfaces changed; it wraps.
     pub(super) fn changes(&self) -> u32 {
         self.changes.load(Relaxed)
     }
 
-    /// Whether it is time to look.
+    /// Whether a check is due.
     pub(super) fn is_due(&self) -> bool {
         self.wanted.load(Relaxed) || self.due.locked().is_some_and(|due| due <= Instant::now())
     }
@@ -141,12 +141,12 @@ impl Looks {
         *self.due.locked() = None;
     }
 
-    /// The thread of the session looks.
+    /// The session thread begins a check.
     pub(super) fn take(&self) {
         self.event.clear();
     }
 
-    /// It was looked at, and is again then.
+    /// A check ended; `due`: the time of the next one at the latest, `None`: it waits for a report.
     pub(super) fn note(&self, due: Option<Instant>) {
         *self.due.locked() = due;
         if due.is_some() {

@@ -1,4 +1,4 @@
-//! Threads that answer clients: at the control socket, and of the gateway.
+//! Starts the threads that answer clients: of the control socket, and of the HTTP gateway.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex};
@@ -15,22 +15,23 @@ use crate::reload::Reload;
 use crate::supervision::watchdog::Watchdog;
 use crate::switch::workers::Workers;
 
-/// Connections at a time by the control socket.
+/// Most connections to the control socket at the same time.
 const MOST: usize = 64;
 
-/// What answers are made of.
+/// What the threads need to answer requests.
 pub(super) struct Answers<'a, R> {
     pub(super) ports: &'a Arc<Ports>,
     pub(super) workers: &'a Arc<Workers>,
-    /// Takes a look.
+    /// Reads the daemon's status.
     pub(super) read: &'a Arc<R>,
-    /// For a daemon that has a file.
+    /// Changes the configuration at run time; `None`: the daemon has no configuration file.
     pub(super) reload: Option<&'a Reload>,
 }
 
 impl<R: Fn() -> Status + Send + Sync + 'static> Answers<'_, R> {
-    /// Starts a thread for each way in. The gateway may change something only if that `is_allowed`.
-    /// Errors: there is no thread.
+    /// Starts a thread for the control socket, if there is one, and one for the gateway, if there is one. The gateway
+    /// may make changes only if `is_allowed`.
+    /// Errors: a thread cannot be started.
     pub(super) fn start(
         &self,
         control: Option<UnixListener>,
@@ -67,7 +68,7 @@ impl<R: Fn() -> Status + Send + Sync + 'static> Answers<'_, R> {
     }
 }
 
-/// What takes a look at all that there is.
+/// Returns a function that reads the daemon's status.
 pub(super) fn status_of(
     config: &ServeConfig,
     (ports, workers): (&Arc<Ports>, &Arc<Workers>),

@@ -1,7 +1,7 @@
 //! The forwarding database of a network: from (VLAN, MAC) to port.
 //!
-//! Made by control as a whole, and never changed: workers hold it by an `Arc` of their own, so that they read it
-//! without a lock, and are given the next one by message.
+//! Control threads build a new table for each change, and a table is never modified: each worker has an `Arc` of its
+//! own, so it reads the table without a lock, and receives the next one by message (`Command::Fdb`).
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -33,7 +33,7 @@ pub(crate) enum Destination {
     /// No port here: the uplink.
     #[default]
     Unknown,
-    /// A port that it may not go to.
+    /// None, the frame is dropped: its sender and the port of its address are isolated from each other.
     Nobody,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct FdbPort {
     pub(crate) learned: Option<Arc<Learned>>,
     /// Its guest's IP addresses; `None`: any.
     pub(crate) source_guard: Option<Arc<SourceGuard>>,
-    /// By which pair its guest sends which flows, if it has several.
+    /// The pair that its guest sends each flow by; `None`: the port has one pair.
     pub(crate) flows: Option<Arc<Flows>>,
 }
 
@@ -63,9 +63,9 @@ impl FdbPort {
     }
 }
 
-/// The port of a frame, as the XDP program found it (the destination), or another worker (also the sender). Such a
-/// frame may wait until the port is removed and another port has the number. So the mark is trusted only if the port's
-/// generation still matches; otherwise the FDB decides.
+/// A port's number and generation. The XDP program marks a frame with its destination, another worker with its
+/// destination and its sender. A marked frame may wait until the port is removed and another port has the number. So
+/// the mark is trusted only if the port's generation still matches; otherwise the FDB decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PortMark(pub(crate) u32);
 
@@ -84,12 +84,13 @@ impl PortMark {
     }
 }
 
-/// Addresses behind a bridge that the uplink is part of, which the host reaches by the bridge's other ports.
+/// Addresses that the host reaches through a bridge: the uplink is a port of that bridge, and they are behind the
+/// bridge's other ports.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct BridgeFdb(HashSet<FdbKey, FdbKeyHash>);
 
 impl BridgeFdb {
-    /// Of these; their VLAN may be [`steward::protocol::ANY_VLAN`].
+    /// Contains these addresses, whose VLAN may be [`steward::protocol::ANY_VLAN`].
     pub(crate) fn new(keys: &[steer::Station]) -> Self {
         let keys = keys.iter();
         Self(keys.map(|of| FdbKey::new(of.vlan, of.mac)).collect())
@@ -114,16 +115,16 @@ pub(crate) struct Fdb {
     ports: Vec<Option<FdbPort>>,
     /// The host's address on the uplink.
     host: Option<Mac>,
-    /// Addresses of a host that is reached, in any VLAN.
+    /// The host's own addresses, in any VLAN, while its tap is connected.
     reached: Vec<Mac>,
-    /// What is reached through that host.
+    /// Addresses that are reached through the host.
     behind: Arc<BridgeFdb>,
-    /// Until then guests' frames wait for the uplink, because its last queue is being set up again.
+    /// Until then frames for an uplink without a queue wait: its last queue is being set up again.
     uplink_until: Option<Instant>,
 }
 
 impl Fdb {
-    /// Of these ports, by number; no two ports have the same key (config.rs).
+    /// With these ports, by number. No two of them have the same key: the network checks that.
     pub(crate) fn new(ports: Vec<Option<FdbPort>>) -> Self {
         let mut keys = HashMap::default();
         for (number, port) in (0..).map(PortNumber).zip(&ports) {
@@ -150,34 +151,34 @@ impl Fdb {
         self
     }
 
-    /// With the host's address, which is no port's to learn.
+    /// Sets the host's address on the uplink, which no port may learn.
     pub(crate) fn with_host(self, host: Option<Mac>) -> Self {
         Self { host, ..self }
     }
 
-    /// With a host that is reached at these addresses, in any VLAN.
+    /// Sets the host's own addresses, for any VLAN.
     pub(crate) fn with_reached(self, macs: &[Mac]) -> Self {
         let reached = macs.to_vec();
         Self { reached, ..self }
     }
 
-    /// With what is reached through that host.
+    /// Sets the addresses that are reached through the host.
     pub(crate) fn with_behind(self, behind: &Arc<BridgeFdb>) -> Self {
         let behind = Arc::clone(behind);
         Self { behind, ..self }
     }
 
-    /// With an uplink that may have no queue for a moment, and has one again by then.
+    /// Sets until when frames wait for an uplink without a queue; `None`: they do not.
     pub(crate) fn with_uplink_until(self, uplink_until: Option<Instant>) -> Self {
         Self { uplink_until, ..self }
     }
 
-    /// Whether an uplink without a queue is worth waiting for.
+    /// Whether frames for an uplink without a queue wait now.
     pub(crate) fn awaits_uplink(&self) -> bool {
         self.uplink_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Whether an address may be learned: no configured port has it.
+    /// Whether a port may learn an address: it is unicast, and neither a port's configured address nor the host's.
     pub(crate) fn is_free(&self, key: FdbKey) -> bool {
         let its = self.keys.get(&key).and_then(|&port| self.port(port));
         let mac = key.mac();
@@ -187,20 +188,20 @@ impl Fdb {
             && !self.reached.contains(&mac)
     }
 
-    /// What is known of a port.
+    /// The port of a number.
     #[inline]
     pub(crate) fn port(&self, number: PortNumber) -> Option<&FdbPort> {
         self.ports.get(usize::from(number.0))?.as_ref()
     }
 
-    /// The port that a note names, if it still is what was noted.
+    /// The port of a mark, if the port's generation still matches.
     #[inline]
     pub(crate) fn marked(&self, mark: PortMark) -> Option<PortNumber> {
         let (number, generation) = mark.parts();
         (self.port(number)?.generation == generation).then_some(number)
     }
 
-    /// The number behind that of the last port.
+    /// The first number after those of all ports.
     pub(crate) fn end(&self) -> usize {
         self.ports.len()
     }
@@ -216,7 +217,7 @@ impl Fdb {
         }
     }
 
-    /// Whether that port is another isolated one; `from` is one of this table.
+    /// Whether `port` is isolated and is not `from`, which must be a reference into this table.
     fn is_isolated_from(&self, from: &FdbPort, port: PortNumber) -> bool {
         let port = self.port(port).filter(|port| !std::ptr::eq(*port, from));
         port.is_some_and(|port| port.options.isolated)
@@ -344,7 +345,7 @@ mod tests {
         for vlan in [0, 7] {
             assert_eq!(find(vlan, [2, 0, 0, 0, 0, 3]), Destination::Host);
         }
-        // A guest may come to a port from there.
+        // A guest may move from there to a port.
         assert!(fdb.is_free(FdbKey::new(7, other)));
     }
 

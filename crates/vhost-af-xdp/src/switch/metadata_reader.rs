@@ -1,12 +1,13 @@
-//! What the XDP program left before the frames of a NIC queue ([`xsk::metadata`]), as a lane reads it.
+//! Reads the metadata that the XDP program left before the frames of a NIC queue ([`xsk::metadata`]).
 //!
-//! Metadata is trusted only at the usual position of frames: only there the bytes of earlier frames, which others
-//! chose, were overwritten when the NIC got the chunk ([`NicQueue::set_metadata`]).
+//! Metadata is trusted only before frames that start at the usual offset of their chunk. Only there is the place of the
+//! metadata's id overwritten before the NIC gets the chunk ([`NicQueue::set_metadata`]), so that bytes of an earlier
+//! frame, which its sender chose, are never taken for an id.
 //!
 //! A program may be replaced while frames are in flight. Frames of the earlier program name their own layout, and are
-//! read by that. An unknown layout is counted, and the frame has no metadata. That is not enough where the program
-//! reports tags that the NIC removed: the frame looks untagged, and may be of any VLAN. It is dropped then. The reader
-//! does not ask whether the NIC removes tags: that can change at any time (`ethtool -K`).
+//! read by that. A frame with an unknown layout is counted, and treated as one without metadata. If the program reports
+//! tags that the NIC removed, the frame is dropped instead: it looks untagged, and may belong to any VLAN. The reader
+//! does not check whether the NIC removes tags: that can change at any time (`ethtool -K`).
 
 use device::counters::PairCounters;
 use steer::HintSet;
@@ -26,7 +27,7 @@ pub(super) struct MetadataReader<'a> {
 }
 
 impl<'a> MetadataReader<'a> {
-    /// Of frames of that queue.
+    /// A reader for the frames of a queue.
     #[inline]
     pub(super) fn of<N>(queue: &'a NicQueue<N>) -> Self {
         Self {
@@ -37,13 +38,13 @@ impl<'a> MetadataReader<'a> {
         }
     }
 
-    /// Whether there is anything to read.
+    /// Whether frames of the queue may have metadata.
     #[inline]
     pub(super) fn is_read(&self) -> bool {
         !self.layouts.is_empty()
     }
 
-    /// The metadata of a received frame, by its first piece. `None`: drop the frame, which is counted.
+    /// The metadata of a received frame; `piece` is its first one. `None`: the frame must be dropped, and was counted.
     #[inline]
     pub(super) fn read(&self, piece: &RxDesc, counters: &PairCounters) -> Option<Hints> {
         if !self.is_read() {
@@ -62,7 +63,8 @@ impl<'a> MetadataReader<'a> {
         }
     }
 
-    /// Nothing is missed of a note; hints are, which are there.
+    /// For a frame at another offset. A lost port mark does no harm, since the FDB finds the port; expected hints are
+    /// lost.
     #[cold]
     fn elsewhere(&self, counters: &PairCounters) -> Option<Hints> {
         match self.expected.is_empty() {

@@ -1,19 +1,21 @@
-//! Which lanes give frames to which: between the guests of a cable, from pairs that are off, and within a network.
+//! The roles of lanes. They decide which lane receives another one's frames: between the ends of a cable, from disabled
+//! queue pairs, and within a network.
 //!
-//! A worker looks up here, each time its lanes change, which lane receives another one's frames. In a network the
-//! address of each frame decides ([`super::forwarding`]).
+//! A worker computes that each time its lanes change. In a network the address of each frame decides
+//! ([`super::forwarding`]).
 
 use std::sync::Arc;
 
 use super::fdb::PortNumber;
 
-/// What a lane is for: a worker finds the target of another lane by it ([`super::lane::RxTarget`]).
+/// What a lane serves. A worker finds the target of each lane by the target's role ([`super::lane::RxTarget`]).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
-    /// A pair of a port of that name. What arrives for it while it is off or not set up goes to the port's first.
+    /// A queue pair of the port of that name. While it is disabled or not set up, its frames go to the port's first
+    /// pair.
     Pair { port: Arc<str>, pair: u16 },
-    /// A pair of one of the two ends of a cable of that name. Its frames go to the same pair of the other end, or where
-    /// that does not receive to its first.
+    /// A queue pair of one of the two ends of the cable of that name. Its frames go to the same pair of the other end,
+    /// or, if that pair does not receive, to the other end's first pair.
     PatchPort { cable: Arc<str>, end: usize, pair: u16 },
     /// A pair of a port of a network.
     Member {
@@ -25,26 +27,28 @@ pub(crate) enum Role {
     Uplink { network: Arc<str>, queue: u32 },
     /// The tap of a network's uplink, in tap mode.
     UplinkTap { network: Arc<str> },
-    /// The way to the host of a network's uplink.
+    /// The tap between a network and the host.
     Host { network: Arc<str> },
     /// Multicast frames that arrived at a network's uplink.
     Multicast { network: Arc<str> },
-    /// A link to the worker of that number, for frames of a network ([`super::link`]).
+    /// The sending end of a link to another worker, for frames of a network ([`super::link`]). `worker`: its number.
     LinkTo { network: Arc<str>, worker: usize },
-    /// A link from it.
+    /// The receiving end of a link from that worker.
     LinkFrom { network: Arc<str>, worker: usize },
 }
 
-/// What lanes that must share a worker have in common.
+/// A key of lanes: lanes with the same key must run on the same worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Affinity {
+    /// Pairs of the port, or of both ends of the cable, of that name.
     Name(Arc<str>),
     /// Pairs of a port of a network.
     Port(Arc<str>, PortNumber),
 }
 
 impl Role {
-    /// What the lanes that must share a worker have in common; `None`: any worker will do. `receives`: the pair is on.
+    /// The key that decides which lanes share a worker with this one; `None`: it may run on any worker. `receives`: the
+    /// pair is enabled.
     pub(super) fn affinity(&self, receives: bool) -> Option<Affinity> {
         match self {
             Self::PatchPort { cable, .. } => Some(Affinity::Name(Arc::clone(cable))),
@@ -90,7 +94,8 @@ impl Role {
         }
     }
 
-    /// The roles that receive the lane's frames for others, the first choice first. `receives`: the pair is on.
+    /// The roles of the lanes that may receive this lane's frames, the preferred one first. `receives`: the pair is
+    /// enabled.
     pub(super) fn targets(&self, receives: bool) -> [Option<Self>; 2] {
         match self {
             Self::Pair { port, pair: 1.. } if !receives => {

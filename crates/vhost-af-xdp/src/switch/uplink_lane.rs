@@ -1,20 +1,22 @@
-//! A queue of a network's uplink: what it receives goes to the ports that frames are for, and what ports put there is
-//! sent.
+//! A queue of a network's uplink: it delivers received frames to their ports, and sends the frames that port lanes put
+//! into its TX ring.
 //!
 //! Frames leave the NIC's ring a batch at a time and are sorted by port. Each port has an inbox here, in which frames
-//! wait for the guest's buffers, still in the chunks that they came in: each is copied once. A guest that is slow must
-//! not take the chunks from the others: an inbox takes no more than twice what is left of three quarters of them
-//! (dynamic thresholds, as in switches with a shared buffer). What comes beyond is lost, and counted as that guest's.
+//! wait for the guest's buffers, still in the chunks that the NIC wrote them to, so that each is copied once. A slow
+//! guest must not use up the chunks: an inbox grows to at most twice the unused part of three quarters of all receive
+//! chunks (dynamic thresholds, as in switches with a shared buffer). Frames beyond that are dropped, and counted for
+//! that guest.
 //!
-//! The XDP program has already found the port of a frame, and left it before the frame with other metadata
-//! ([`super::metadata_reader`]). It is trusted if the port's generation still matches
-//! ([`PortMark`](super::fdb::PortMark)): so the address is looked up once. Otherwise, and where no such program is on
-//! the interface, the FDB decides. A VLAN tag that the NIC removed counts as if it were in the frame, and is inserted
-//! again for ports with tags. For a port of another worker all that becomes the frame's mark ([`link_marks`]).
+//! The XDP program has already found the port of a frame, and left the port's mark before the frame with other metadata
+//! ([`super::metadata_reader`]). The mark is trusted if the port's generation still matches
+//! ([`PortMark`](super::fdb::PortMark)), so that the address is looked up only once. Otherwise, and with a program that
+//! leaves no marks, the FDB decides. A VLAN tag that the NIC removed counts as if it were in the frame, and is inserted
+//! again for ports with tags. For a port of another worker, port and flow become the frame's cross-worker mark
+//! ([`link_marks`]).
 //!
-//! A frame in several pieces goes nowhere before all of them are here.
+//! A frame in several pieces is forwarded only when all of them have arrived.
 //!
-//! The lanes of ports put what they send into the queue's TX ring; this one has the kernel send it, once a round.
+//! Port lanes put their frames into the queue's TX ring; this lane kicks the kernel to send them, once a round.
 
 mod choices;
 mod inbox_index;
@@ -59,7 +61,7 @@ use crate::nic::xdp::XdpNic;
 /// See the module's head.
 pub(crate) struct UplinkLane<N> {
     queue: NicQueue<N>,
-    /// Of what it receives.
+    /// Properties of the received frames.
     origin: Origin,
     counters: Arc<PairCounters>,
     forwarding: Arc<Forwarding>,
@@ -68,38 +70,38 @@ pub(crate) struct UplinkLane<N> {
     inboxes: Vec<Inbox>,
     /// By port number: its inboxes.
     inbox_of: Vec<Inboxes>,
-    /// Places of those in which frames wait, each once: of many inboxes few have some.
+    /// Indices of the inboxes in which frames wait, each once: of many inboxes, few have any.
     filled: Vec<usize>,
     /// Chunks in all inboxes.
     waiting: usize,
-    /// Of a frame whose next piece has not arrived.
+    /// Route of the frame whose next piece has not arrived.
     route: Option<Route>,
-    /// Its pieces.
+    /// The pieces of that frame so far.
     unfinished: Vec<RxDesc>,
     /// The port of the current frame, even if the frame is lost.
     found: Option<PortNumber>,
-    /// What goes with it if that is a port of another worker.
+    /// Mark of the current frame, if its port is on another worker.
     mark: CrossWorkerMark,
-    /// Pieces as the NIC gives them, for a moment.
+    /// Scratch space for a batch from the NIC; empty between batches.
     incoming: Vec<RxDesc>,
-    /// Pieces of multicast frames.
+    /// Pieces of multicast frames that wait for delivery.
     multicast: Vec<RxDesc>,
     ranges: Vec<UmemRange>,
-    /// When the batch was received, once it was read.
+    /// Time of the batch, once something has read the clock for it.
     now: Option<Ticks>,
     choices: Choices,
     mirror: Mirror,
-    /// Work beyond earlier budgets, in frames: the next batches are shorter.
+    /// By how much earlier batches exceeded their budgets, in frames: the next batches are shorter by that.
     deficit: usize,
-    /// The part of it for filter rules on multicast in this round: one frame is a look-up for each port.
+    /// Cost of filtering multicast frames in this round, in frames: each port has a look-up of its own.
     multicast_work: usize,
     awaits_nic: bool,
-    /// Bytes that it received so far.
+    /// Bytes received so far.
     carried: u64,
 }
 
 impl<N: Lent> UplinkLane<N> {
-    /// Of a queue.
+    /// A lane for a queue. Frames that the queue received before are dropped.
     pub(crate) fn new(mut queue: NicQueue<N>, origin: Origin, counters: Arc<PairCounters>) -> Self {
         queue.discard(&counters);
         queue.begin();
@@ -158,7 +160,7 @@ impl<N: Lent> UplinkLane<N> {
         self.incoming = incoming;
     }
 
-    /// Takes a piece in; where further ones of its frame go.
+    /// Handles a received piece; returns the route for further pieces of its frame.
     #[inline]
     fn take(&mut self, mut piece: RxDesc, is_heard: bool, network: &mut dyn Network) -> Route {
         let (is_first, more) = (self.route.is_none(), piece.more);
@@ -171,7 +173,7 @@ impl<N: Lent> UplinkLane<N> {
                 None => lost = true,
             }
         }
-        // As it came.
+        // Promiscuous ports get the frame as it arrived: before `route_of` changes its tag.
         if is_heard {
             self.mirror
                 .take(&self.queue.umem, &piece, is_first.then_some(&hints));
@@ -194,11 +196,11 @@ impl<N: Lent> UplinkLane<N> {
         route
     }
 
-    /// Puts a piece where it goes; where further ones of its frame do.
+    /// Queues or drops a piece by its route; returns the route for further pieces of its frame.
     #[inline]
     fn sort(&mut self, piece: RxDesc, route: Route, hints: &Hints, network: &mut dyn Network) -> Route {
         match route {
-            // All of a frame or nothing: a few chunks too many are better than half a frame.
+            // Only a frame's first piece is checked for room: a few chunks too many are better than half a frame.
             Route::Inbox(at)
                 if (self.route.is_some() || self.waiting_with(at) < self.room())
                     && (!self.inboxes[at].is_filtered || self.admits(at, &piece, hints, network))
@@ -225,7 +227,8 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
-    /// A frame for an inbox is lost; where further pieces of it go. That there is no room for it is counted here.
+    /// Drops a frame for an inbox; returns the route for its further pieces. Counts only a lack of room, since filter
+    /// and limit have counted their own drops.
     #[cold]
     fn lose(&mut self, at: usize, piece: RxDesc, network: &mut dyn Network) -> Route {
         if self.waiting_with(at) >= self.room()
@@ -237,7 +240,7 @@ impl<N: Lent> UplinkLane<N> {
         Route::Lost
     }
 
-    /// Puts a piece where its frame waits, as soon as that is whole.
+    /// Queues a piece: at once if it is the whole frame, otherwise with the frame's last piece.
     #[inline]
     fn put(&mut self, piece: RxDesc, route: Route) {
         if piece.more || !self.unfinished.is_empty() {
@@ -254,7 +257,7 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
-    /// The same of a frame in several pieces.
+    /// [`Self::put`] for a frame in several pieces.
     #[cold]
     fn put_whole(&mut self, piece: RxDesc, route: Route) {
         let more = piece.more;
@@ -270,7 +273,7 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
-    /// Something comes into an inbox.
+    /// Lists an inbox in `filled` before a frame is added to it.
     #[inline]
     fn note_filled(&mut self, at: usize) {
         if self.inboxes[at].len() == 0 {
@@ -278,7 +281,7 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
-    /// A piece of the frame in hand is missing: the others are of no use.
+    /// Drops the pieces of an unfinished frame, because one of them is missing.
     #[cold]
     fn tear(&mut self) {
         if !self.unfinished.is_empty() {
@@ -288,8 +291,8 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
-    /// Whether the guest of an inbox gets a frame, by its rules; if not that is counted. Of further pieces of one it
-    /// does.
+    /// Whether the guest's filter rules admit a frame; counts a denied one. Further pieces of an admitted frame are not
+    /// checked.
     #[cold]
     fn admits(&mut self, at: usize, piece: &RxDesc, hints: &Hints, network: &mut dyn Network) -> bool {
         if self.route.is_some() {
@@ -300,7 +303,7 @@ impl<N: Lent> UplinkLane<N> {
         };
         let mut head = [0; LONG_LOOK_BYTES];
         let head = first_bytes(&self.queue.umem, piece, &mut head);
-        // Of one in several pieces only the first is there.
+        // The length of a frame in several pieces is not known yet.
         let len = if piece.more {
             usize::MAX
         } else {
@@ -311,8 +314,8 @@ impl<N: Lent> UplinkLane<N> {
         admits
     }
 
-    /// Whether the guest of an inbox may get a frame, by its limit; if not that is counted. Of further pieces of one it
-    /// may.
+    /// Whether the guest's rate limit admits a frame; counts a denied one. Further pieces of an admitted frame always
+    /// pass, and are charged to the limit.
     #[cold]
     fn may_get(&mut self, at: usize, piece: &RxDesc, network: &mut dyn Network) -> bool {
         let now = *self.now.get_or_insert_with(Ticks::now);
@@ -329,7 +332,7 @@ impl<N: Lent> UplinkLane<N> {
         may
     }
 
-    /// Chunks in an inbox and those of the same port.
+    /// Chunks in all inboxes of the port that this inbox belongs to.
     #[inline]
     fn waiting_with(&self, at: usize) -> usize {
         let port = usize::from(self.inboxes[at].port.0);
@@ -344,14 +347,14 @@ impl<N: Lent> UplinkLane<N> {
         }
     }
 
-    /// Chunks that a port may have now: twice what is left of three quarters. So one alone gets up to half of them, and
-    /// the NIC always has a quarter.
+    /// Chunks that a port may have now: twice the unused part of three quarters of all receive chunks. So one port
+    /// alone gets up to half of all, and the NIC keeps a quarter.
     #[inline]
     fn room(&self) -> usize {
         2 * (self.queue.to_receive() / 4 * 3).saturating_sub(self.waiting)
     }
 
-    /// Delivers what waits, as far as guests have buffers; the frames that they got.
+    /// Delivers waiting frames, as far as guests have buffers; returns how many frames guests got.
     fn deliver(&mut self, network: &mut dyn Network) -> usize {
         let mut frames = 0;
         self.filled.retain(|&at| {
@@ -368,7 +371,7 @@ impl<N: Lent> UplinkLane<N> {
     }
 }
 
-/// The first bytes of a frame, as many as rules look at, by its first piece.
+/// The first bytes of a frame, as many as filter rules read; `piece` is its first one.
 fn first_bytes<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8; LONG_LOOK_BYTES]) -> &'a [u8] {
     let known = (piece.len as usize).min(LONG_LOOK_BYTES);
     // Inside the piece; otherwise the rules get an empty head.
@@ -392,7 +395,7 @@ impl<N: Lent> Lane for UplinkLane<N> {
             self.queue.kick(&self.counters);
         }
         self.multicast_work = 0;
-        // What waited first: it came first.
+        // Waiting frames first: they arrived earlier.
         let mut moved = self.deliver(network);
         self.receive(network);
         moved += self.deliver(network);
@@ -401,7 +404,7 @@ impl<N: Lent> Lane for UplinkLane<N> {
     }
 
     fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
-        // Frames that others have put there since the last poll.
+        // Sends frames that port lanes have queued since the last poll.
         let (was_awaited, unsent) = (self.queue.is_awaited, self.queue.nic.unsent());
         self.queue.kick_queued(SEGMENTS * 2, &self.counters);
         if was_awaited && self.queue.nic.unsent() < unsent {

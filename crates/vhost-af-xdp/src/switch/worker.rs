@@ -2,15 +2,15 @@
 //!
 //! Theory of operation. A worker polls all its lanes round robin. When no lane has moved a frame for the spin time, the
 //! worker enables notifications (drivers are asked for kicks, with the re-check that makes a lost kick impossible) and
-//! sleeps. If each of the last sleeps ended with one round of work ([`SINGLE`]), it does so right after such a round,
-//! without another round that would find nothing. It sleeps in one ppoll(2): on the AF_XDP sockets and on an epoll set
-//! of the kick eventfds, its mailbox and the other descriptors of lanes ([`Lane::event_fd`]). The set is
-//! edge-triggered: readiness is only a reason to look, and eventfds are not read, so a stale counter does not make it
-//! spin.
+//! sleeps. If only one round of work followed each of the last [`SINGLE`] sleeps, it sleeps right after the next such
+//! round, without another round that would find nothing. It sleeps in one ppoll(2): on the AF_XDP sockets and on an
+//! epoll set of the kick eventfds, its mailbox and the other descriptors of lanes ([`Lane::event_fd`]). The set is
+//! edge-triggered: an event only makes the worker check the lane, and eventfds are not read, so a counter that stays
+//! above zero does not keep the worker awake.
 //!
 //! Sockets are not in the set, because a waiter on an AF_XDP socket makes the kernel go through a wake-up for every
-//! sent frame (`sock_wfree` calls `sk_write_space`, net/core/sock.c); ppoll waits on them only for its own duration,
-//! without a call for each. The exception is a guest's own socket in copy mode while NICs end most sleeps and few
+//! sent frame (`sock_wfree` calls `sk_write_space`, net/core/sock.c); ppoll waits on them only while it runs, and
+//! needs no system call for each. The exception is a guest's own socket in copy mode while NICs end most sleeps and few
 //! frames move between two ([`OFTEN`], [`FEW`]): then a sleep is one system call. For the uplink of a network this was
 //! measured to cost more.
 //!
@@ -20,11 +20,11 @@
 //! Control reaches a worker through its mailbox only ([`Command`]). The worker returns a removed lane whole, so that
 //! another thread closes the sockets, which waits for the kernel.
 //!
-//! A worker that hangs, in guest memory that never answers, cannot report it. It publishes its position
-//! ([`super::progress`]), and the watchdog reads that.
+//! A worker may hang in guest memory (a file on a file system that has stopped answering), and cannot report that. So
+//! it publishes its position ([`super::progress`]), which the watchdog reads.
 //!
-//! A guest's fault takes that lane out of the rounds and is reported once through the lane's
-//! `on_fault`; the other lanes never notice.
+//! After a guest's fault its lane is not polled any more, and the fault is reported once through the lane's `on_fault`.
+//! The other lanes are not affected.
 
 mod sleep;
 
@@ -62,22 +62,22 @@ use device::meter;
 /// A lane may wake the worker this often without moving a frame. Chance alone (a frame that was found just before its
 /// kick) does not reach this.
 const FUTILE_WAKES: u32 = 32;
-/// How long kicks of a lane beyond that are not listened to.
+/// How long further kicks of such a lane are ignored.
 const IGNORE_KICKS: Duration = Duration::from_millis(10);
-/// Rounds between two looks at the kicks of guests with idle lanes; then another lane becomes the first one, too. A
-/// prime, see [`LOOKS_PER_TIMED`].
+/// Rounds between two checks for kicks of guests with idle lanes. At each check another lane also becomes the first of
+/// the round. A prime, see [`LOOKS_PER_TIMED`].
 const ROUNDS_PER_LOOK: u32 = 61;
 /// Sockets in copy mode are in the epoll set once NICs ended this many more sleeps than all other causes.
 const OFTEN: u8 = 16;
 /// At most this many frames move between two of these sleeps: each frame that a socket in the set sends costs a
 /// wake-up.
 const FEW: usize = 16;
-/// After this many sleeps in a row that each ended with one round of work, the worker sleeps again after one round
-/// without looking for more: enabling notifications looks, too.
+/// After this many sleeps in a row that were each followed by one round of work, the worker sleeps right after one
+/// round, without an empty round: enabling notifications also checks for work.
 const SINGLE: u32 = 4;
 /// Most events that are read at once; the others are read the next time.
 const EVENTS: usize = 16;
-/// To look without waiting.
+/// The timeout of a poll that does not wait.
 const NO_TIME: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
@@ -88,7 +88,7 @@ pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, Siblings<'_>) + Send>;
 
 /// A request of control to a worker.
 pub(crate) enum Command {
-    /// Take this lane into the rounds, and count there what it does.
+    /// Poll this lane from now on, and count its work there.
     Add(LaneId, NewLane, Arc<LaneCounted>),
     /// Hand this lane back.
     Remove(LaneId, Sender<Option<Box<dyn Lane>>>),
@@ -107,7 +107,7 @@ pub(crate) enum Command {
 /// Control's end of a worker.
 pub(crate) struct WorkerHandle {
     commands: Sender<Command>,
-    /// Commands were sent that the worker has not looked for yet.
+    /// Commands were sent since the worker last checked for some.
     posted: Arc<AtomicBool>,
     mailbox: Arc<OwnedFd>,
     /// See [`WorkerCounters`].
@@ -145,7 +145,7 @@ impl WorkerHandle {
         Ok(handle)
     }
 
-    /// A worker that no thread has yet.
+    /// A worker whose thread is not started yet, and its handle.
     fn prepare(index: usize, waits: Waits, watcher: &Arc<Watcher>) -> io::Result<(Worker, Self)> {
         let mailbox = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
@@ -202,9 +202,10 @@ impl WorkerHandle {
     pub(crate) fn send(&self, command: Command) {
         // A worker ends only by Command::End, and no command follows that.
         let _ = self.commands.send(command);
-        // Publishes the command; pairs with the swap in `read_mail`. Were it seen before the command, that would wait
-        // until the next one is sent. A swap, since of several senders the worker sees the flag of the last one only: a
-        // plain store of that one would end the release sequences of the others, and publish its own command alone.
+        // Publishes the command; pairs with the swap in `read_mail`. If the worker saw the flag before the command, it
+        // would not read the command until the next one is sent. A swap, since of several senders the worker reads the
+        // flag of the last one only: a plain store of that one would end the release sequences of the others, and
+        // publish only its own command.
         self.posted.swap(true, Ordering::Release);
         let _ = rustix::io::write(&*self.mailbox, &1u64.to_ne_bytes());
     }
@@ -256,13 +257,13 @@ struct Worker {
     /// nothing.
     awake: Vec<usize>,
     sleeping: Sleeping,
-    /// State of a linear congruential generator, which picks the one that goes first.
+    /// State of a linear congruential generator, which picks the lane that is polled first.
     rotation: u64,
     /// Frames that moved since it slept last.
     moved: usize,
     /// Sleeps that NICs ended, less those that anything else did: 0 to twice [`OFTEN`].
     nic_wakes: u8,
-    /// Something other than the clock ended its last sleep.
+    /// Something other than its timeout ended the last sleep.
     is_woken: bool,
     fdbs: Fdbs,
     place: Place,
@@ -318,7 +319,8 @@ impl Worker {
             Rest::Slept { asleep, woken } => {
                 pace.watch.note_sleep(asleep, woken, &self.counters.time);
                 pace.note_sleep(asleep);
-                // Else it only looks: if nothing has come the pause goes on, and it does not poll again first.
+                // After a timeout it only checks for work: if there is none the idle time goes on, and the worker
+                // sleeps again without polling longer.
                 if self.is_woken {
                     pace.end_pause(|| woken);
                 }
@@ -327,13 +329,13 @@ impl Worker {
         }
     }
 
-    /// Work of one in many rounds. Returns whether this round is timed.
+    /// Work that is done once in [`ROUNDS_PER_LOOK`] rounds. Returns whether this round is timed.
     fn look(&mut self, pace: &mut Pace) -> bool {
         self.shift();
         if self.has_idle() {
             self.poll_events();
         }
-        // Without a sleep between, sockets that send much would stay in the epoll set.
+        // A busy worker does not sleep, so sockets that send much would otherwise stay in the epoll set.
         if self.nic_wakes > 0 && self.moved > FEW {
             self.nic_wakes = 0;
             for &at in &self.awake {
@@ -349,14 +351,13 @@ impl Worker {
         is_told
     }
 
-    /// One round over the lanes; whether a frame moved. With a `stopwatch` it is timed what each lane takes of it. Code
-    /// of its own for that would be the second place that calls lanes, and the first one, where all rounds go, slower
-    /// for it.
+    /// Polls each lane that is not idle; returns whether a frame moved. A `stopwatch` measures the time of each lane.
+    /// (A separate loop for timed rounds would be a second caller of the lanes, and make this one slower.)
     #[inline]
     fn poll(&mut self, mut stopwatch: Option<Stopwatch>) -> bool {
         let (mut moved, mut next) = (0, 0);
         let mut taken = meter::passes();
-        // Lanes may wake meanwhile: then a lane is polled a round later, or twice in one.
+        // The list may change meanwhile: then a lane is polled one round later, or twice in one round.
         let round = self.awake.len();
         while next < round
             && let Some(&at) = self.awake.get(next)
@@ -392,7 +393,7 @@ impl Worker {
     fn rebuild_forwarding(&mut self) {
         debug_assert!(
             self.lanes.is_sorted_by_key(|slot| slot.id),
-            "place_of searches them"
+            "place_of needs lanes sorted by id"
         );
         slots::rebuild_forwarding(&mut self.lanes, &self.fdbs, &self.place);
         self.sleeping.forget(&mut self.lanes, &self.progress);
@@ -407,9 +408,9 @@ impl Worker {
         self.shift();
     }
 
-    /// Makes another, random lane the first one of the round, which has the first choice of what is scarce in a round:
-    /// room in a ring that several lanes fill. (Strict rotation would not be fair: sleeps and rounds keep time with the
-    /// ring.) Uplinks stay in front: the lanes behind an uplink use the room that it frees.
+    /// Makes a random lane the first one of the round, since the first one gets most of a scarce resource: room in a
+    /// ring that several lanes fill. (Strict rotation would not be fair: it may fall into step with the ring.) Uplinks
+    /// stay in front, so that the lanes after them use the room that they free.
     fn shift(&mut self) {
         let mut uplinks = 0;
         for at in 0..self.awake.len() {
@@ -434,7 +435,8 @@ impl Worker {
     #[cold]
     fn poll_events(&mut self) {
         let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
-        // That of the mailbox is not missed: the worker looks for commands in each round, and before it sleeps.
+        // An event of the mailbox may be consumed here: the worker checks for commands in each round, and before it
+        // sleeps.
         if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
             self.wake(events);
         }
@@ -457,7 +459,7 @@ impl Worker {
         }
     }
 
-    /// Where a lane is.
+    /// The index of a lane.
     fn place_of(&self, id: LaneId) -> Option<usize> {
         self.lanes.binary_search_by_key(&id, |slot| slot.id).ok()
     }
@@ -465,8 +467,8 @@ impl Worker {
     /// Executes commands; false after the last one.
     #[inline]
     fn read_mail(&mut self) -> bool {
-        // Most rounds find nothing: a look at the channel itself costs them a full fence. Only a hint, read again each
-        // round.
+        // Most rounds find nothing, and reading the channel itself would cost each a full fence. The flag is only a
+        // hint here, read again in each round.
         if !self.posted.load(Ordering::Relaxed) {
             return true;
         }
@@ -528,22 +530,22 @@ impl Worker {
     }
 }
 
-/// Where a worker is in time, from one round to the next.
+/// The times and counts of a worker's rounds, on which it decides when to sleep and what to measure.
 struct Pace {
     rounds: u32,
     /// Since when no frame has moved.
     idle_since: Option<Instant>,
-    /// The worker has slept since.
+    /// The worker has slept since `idle_since`.
     slept: bool,
     /// Rounds that moved frames since it slept last.
     busy_rounds: u32,
-    /// Sleeps in a row that ended with one such round.
+    /// Sleeps in a row that each followed exactly one such round.
     single_rounds: u32,
     polling: Polling,
     watch: Watch,
     /// Work of its thread at the last publication.
     work: meter::Work,
-    /// Looks so far.
+    /// Calls of [`Worker::look`] so far.
     looks: u32,
 }
 
@@ -569,8 +571,8 @@ impl Pace {
         self.busy_rounds == 1 && self.single_rounds >= SINGLE && self.polling.now.is_zero()
     }
 
-    /// The worker would have slept, and lanes had more to do; right after a round that moved frames (`is_next`) there was
-    /// no pause.
+    /// Lanes still had work when the worker was about to sleep. `is_next`: that was right after a round that moved
+    /// frames, so there was no idle time.
     fn note_more_work(&mut self, is_next: bool) {
         self.single_rounds = 0;
         if is_next {
@@ -591,7 +593,7 @@ impl Pace {
         }
     }
 
-    /// Something came, or may have, at that time.
+    /// The idle time ended at that time: work arrived, or may have.
     #[inline]
     fn end_pause(&mut self, at: impl FnOnce() -> Instant) {
         if let Some(since) = self.idle_since.take() {

@@ -193,7 +193,8 @@ struct Acceptor {
     source: Source,
     pauses: Pauses,
     lines: LogLimit,
-    /// Whether the last error of the path that was logged was a lack of permission: another kind of error is logged again.
+    /// Whether the last attempt to connect failed for lack of permission; `None`: it did not fail. A failure is logged
+    /// when this changes.
     denied: Option<bool>,
     /// A VMM is served.
     is_served: bool,
@@ -382,7 +383,7 @@ fn log_absent(path: &Path, error: &io::Error, left_out: &LeftOut) {
 /// How long the next VMM waits after one that broke the protocol or started no queue.
 struct Pauses {
     pause: Backoff,
-    /// Sessions in a row in which nothing ran.
+    /// Sessions in a row that started no queue.
     idle: u32,
     /// Sessions left of [`SESSIONS_MAX`], as of `since`.
     left: u32,

@@ -1,5 +1,5 @@
-//! A VMM's connection, and the thread that reads it: its messages, the kicks of its control queue, and looks at the
-//! port's interface.
+//! A VMM's connection, and the thread that serves it: the thread handles the VMM's messages and the kicks of its
+//! control queue, and checks the port's interface.
 
 use std::cell::Cell;
 use std::ffi::CString;
@@ -22,27 +22,27 @@ use crate::port::reasons::{Closed, Ended};
 use crate::port::session::{Session, VmmConnection};
 use crate::supervision::alarm::Alarm;
 
-/// Between two looks at the control queue: a guest can have lanes rebuilt 200 times a second at most.
+/// Shortest pause after commands of the control queue: a guest can cause 200 rebuilds of lanes a second at most.
 const CONTROL_PAUSE: Duration = Duration::from_millis(5);
-/// A look is followed by a pause so many times as long: in direct placement lanes that are rebuilt register all guest
-/// memory and bind the NIC's queue again.
+/// The pause is this many times as long as the commands took: in direct placement, rebuilding lanes registers all guest
+/// memory and binds the NIC's queue again.
 const CONTROL_SHARE: u32 = 10;
-/// At most so long: messages of the VMM wait meanwhile.
+/// Longest such pause: messages of the VMM wait meanwhile.
 const LONGEST_CONTROL_PAUSE: Duration = Duration::from_secs(1);
 
-/// Reads without taking, and does not wait.
+/// Reads without removing what it reads, and without waiting.
 const PEEK: RecvFlags = RecvFlags::PEEK.union(RecvFlags::DONTWAIT);
 
 pub(crate) struct Connection {
     pub(crate) port: Arc<Port>,
-    /// Protocol features that the VMM took.
+    /// Protocol features that the VMM has set (VHOST_USER_SET_PROTOCOL_FEATURES).
     pub(super) protocol: u64,
-    /// Of the control queue, once there is one.
+    /// Kicks of the control queue, once the VMM has set its kick eventfd.
     kicks: Option<Kicks>,
 }
 
-/// Kicks of the control queue, as workers wait for those of lanes: an epoll set that tells of each, and no read(2),
-/// which waits where the VMM has made the eventfd do so.
+/// Kicks of the control queue. As for the kicks of lanes, an edge-triggered epoll set reports each, and the eventfd is
+/// not read: read(2) would block if the VMM has made the eventfd blocking.
 struct Kicks(OwnedFd);
 
 impl Kicks {
@@ -53,7 +53,7 @@ impl Kicks {
         Ok(Self(epoll))
     }
 
-    /// Takes note of those that came.
+    /// Consumes the kicks that were reported.
     fn clear(&self) {
         let now = Timespec::default();
         let mut event = [MaybeUninit::<epoll::Event>::uninit(); 1];
@@ -76,8 +76,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for a message, a kick of the control queue, whose commands are served, or for a look at the interface;
-    /// whether there is a message. `pending`: a command may wait, and afterwards: another one may.
+    /// Waits for a message, a kick of the control queue, or a due check of the interface. Handles the latter two, and
+    /// returns whether there is a message. `pending`: the control queue may have commands; updated for the next call.
     /// Errors: the session is over.
     pub(super) fn wait(&self, alarm: &Alarm, stream: &UnixStream, pending: &mut bool) -> io::Result<bool> {
         let mut fds = vec![stream.as_fd(), self.port.looks.as_fd()];
@@ -93,7 +93,7 @@ impl Connection {
             let began = Instant::now();
             let served = self.port.with_session(Session::serve_control);
             *pending = served.map_err(|error| io::Error::other(with_sources(&error)))?;
-            // A guest can have lanes rebuilt, and kick without end.
+            // Limits a guest that has lanes rebuilt, or kicks, without end.
             if kicked || *pending {
                 std::thread::sleep(control_pause(began.elapsed()));
             }
@@ -103,21 +103,21 @@ impl Connection {
 }
 
 /// Serves a VMM on a thread of its own, and calls `then` when its session is over.
-/// Errors: no thread waits, and none can be started.
+/// Errors: there is no spare thread, and none can be started.
 pub(crate) fn start(
     port: &Arc<Port>,
     stream: UnixStream,
     then: impl FnOnce(Ended) + Send + 'static,
 ) -> io::Result<()> {
     let served = Arc::clone(port);
-    // The kernel keeps as much of a name.
+    // The kernel keeps 15 bytes of a thread's name.
     let name: String = format!("port {}", port.name()).chars().take(15).collect();
     let job: Job = Box::new(move |park| {
         let _ = rustix::thread::set_name(&CString::new(name).unwrap_or_default());
         let ended = serve_connection(&served, &stream);
         drop(stream);
         served.note_served(false);
-        // Not before: to close the stream may take long (accept.rs).
+        // Only now, since closing the stream may take long (accept.rs).
         park();
         then(ended);
     });
@@ -128,20 +128,21 @@ pub(crate) fn start(
         }
     };
     port.note_served(true);
-    // It ends only when it is not kept there.
+    // Cannot fail: a thread whose sender is in SPARE waits for a job.
     let _ = thread.send(job);
-    // Without another one the next VMM waits until a session is over, and the log says so.
+    // If this fails, the next VMM waits until a session is over, and the accepting thread logs that.
     let _ = prepare();
     Ok(())
 }
 
-/// What a thread does for a session; it calls its argument when it can take the next one soon.
+/// A thread's work for one session. It calls its argument when the thread will soon be free for the next session.
 type Job = Box<dyn FnOnce(&dyn Fn()) + Send>;
 
-/// A thread that waits for the next VMM: a daemon that may start no thread any more serves one VMM after the other.
+/// Sends a job to the thread that waits for the next VMM. So a daemon that can start no further thread still serves one
+/// VMM after the other.
 static SPARE: Mutex<Option<Sender<Job>>> = Mutex::new(None);
 
-/// Starts the thread that waits for the next VMM, unless one does.
+/// Starts a thread that waits for the next VMM, unless one waits already.
 /// Errors: no thread can be started.
 pub(crate) fn prepare() -> io::Result<()> {
     let mut spare = SPARE.locked();
@@ -169,7 +170,7 @@ pub(crate) fn prepare() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a connection is over before anything was said.
+/// Whether the peer has closed the connection, with nothing left to read.
 pub(super) fn is_over(stream: &UnixStream) -> bool {
     recv(stream, &mut [0], PEEK) == Ok((0, 0))
 }
@@ -200,7 +201,7 @@ pub(crate) fn serve_connection(port: &Arc<Port>, stream: &UnixStream) -> Ended {
     loop {
         match connection.wait(&alarm, stream, &mut pending) {
             Ok(false) => continue,
-            // It may start the control queue.
+            // The message may start the control queue, which then may have commands.
             Ok(true) => pending = true,
             Err(error) => return port.end_session(Closed::Protocol(format!("vhost-user: {error}"))),
         }
@@ -210,7 +211,7 @@ pub(crate) fn serve_connection(port: &Arc<Port>, stream: &UnixStream) -> Ended {
     }
 }
 
-/// The pause after a look at the control queue that took so long.
+/// The pause after commands of the control queue that took this long.
 fn control_pause(took: Duration) -> Duration {
     (took * CONTROL_SHARE).clamp(CONTROL_PAUSE, LONGEST_CONTROL_PAUSE)
 }
