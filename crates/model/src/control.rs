@@ -41,7 +41,7 @@ pub enum Request {
 
 /// What to change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Change {
     /// Read the configuration file again.
     Reload,
@@ -384,6 +384,8 @@ mod tests {
             assert_eq!(serde_json::to_value(&request).expect("JSON"), wanted);
             assert_eq!(serde_json::from_value::<Request>(wanted).expect("read"), request);
         }
+        let misspelt = json!({"change": {"remove": {"name": "vm1", "tabel": "network"}}});
+        serde_json::from_value::<Request>(misspelt).expect_err("it would remove a port");
         // A table that is not named is a port.
         let (table, remove) = (TableKind::Port, json!({"change": {"remove": {"name": "vm1"}}}));
         let remove = serde_json::from_value::<Request>(remove).expect("a request");

@@ -46,6 +46,8 @@ pub(crate) struct ServeConfig {
     pub(crate) file: Option<ConfigFile>,
     /// Options of the daemon, of the command line and of the file.
     pub(crate) keys: Daemon,
+    /// Those of the command line, beside a file.
+    pub(crate) options: Daemon,
     /// The ports; without a file at least one.
     pub(crate) ports: Vec<PortConfig>,
     /// Networks that ports name.

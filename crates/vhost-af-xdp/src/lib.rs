@@ -56,14 +56,13 @@ use client::text::status::{Part, overview};
 use client::text::tree::tree;
 use client::text::views::Readings;
 use client::{connection, directories};
-use config::{ServeConfig, file};
-use model::config::Daemon;
+use config::ServeConfig;
 use model::control::{Change, Changed};
 use model::state::{Status, WorkersDocument};
 use program::log::LogArgs;
 use serde::Serialize;
 use serve::Sandboxed;
-use supervision::helper::{self, AddedPorts, Validator};
+use supervision::helper;
 
 /// The program: reads the command line, does what it asks for.
 #[must_use]
@@ -93,7 +92,7 @@ pub fn run() -> ExitCode {
             (false, _, Ok(config)) => serve::run(&config),
             (.., Err(error)) => return explain(&error, 2),
         },
-        Command::Helper(args) => helper::run(args, VALIDATOR),
+        Command::Helper(args) => helper::run(args),
         Command::Status(args) => status(&args),
         Command::Top(_) => sibling::run("top", std::env::args_os().skip(2).collect()),
         Command::Workers(args) => show_workers(&args),
@@ -126,20 +125,6 @@ fn ended(done: anyhow::Result<bool>) -> ExitCode {
         Err(error) => explain(&error, 1),
     }
 }
-
-/// How the helper reads and checks the daemon's files.
-const VALIDATOR: Validator = Validator {
-    at_start: |path, state, added_ports| {
-        let mut options = Daemon::default();
-        options.process.state = state
-            .filter(|_| added_ports != AddedPorts::None)
-            .map(Path::to_owned);
-        let started = file::at_start(path, &options, |_| added_ports == AddedPorts::OfItsInterfaces);
-        started.ok().and_then(|(config, _)| config.file)
-    },
-    read: file::read,
-    validate: file::judge,
-};
 
 /// The command line as it is defined, for the manual pages and completions that are made of it (crate `manual`).
 #[doc(hidden)]

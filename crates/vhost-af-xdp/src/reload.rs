@@ -41,6 +41,8 @@ struct Outcome {
     done: Vec<String>,
     /// What was not, a line each.
     failed: Vec<String>,
+    /// An uplink that is not available is opened later.
+    retries: bool,
 }
 
 /// What somebody wants.
@@ -77,6 +79,8 @@ struct Reader {
     state: Option<PathBuf>,
     /// What runs.
     running: Tables,
+    /// What of the last reading could not be done.
+    failed: Vec<String>,
     readings: Arc<Mutex<Configuration>>,
 }
 
@@ -100,7 +104,7 @@ impl Reload {
         let readings = Arc::new(Mutex::new(Configuration {
             path: file.path.clone(),
             read_at: now(),
-            failed: [absent(&file, &running.networks), absent(&file, &running.ports)].concat(),
+            failed: Vec::new(),
             ports: BTreeMap::new(),
             networks: BTreeMap::new(),
         }));
@@ -111,9 +115,14 @@ impl Reload {
             running,
             file,
             state,
+            failed: Vec::new(),
             readings: Arc::clone(&readings),
         };
         reader.describe();
+        if reader.state.is_some() {
+            // The file may have taken over some of it.
+            reader.keep();
+        }
         let thread = std::thread::Builder::new().name("reload".to_owned());
         thread.spawn(move || reader.work(&asked))?;
         Ok(Self { wanted, readings })
@@ -141,8 +150,8 @@ impl Outcome {
     /// Nothing was done; why.
     fn failed(why: String) -> Self {
         Self {
-            done: Vec::new(),
             failed: vec![why],
+            ..Self::default()
         }
     }
 }
@@ -240,15 +249,29 @@ impl Reader {
     fn read_and_tell(&mut self) -> Outcome {
         let outcome = self.read();
         tell("configuration", &outcome);
-        locked(&self.readings).failed.clone_from(&outcome.failed);
+        self.failed.clone_from(&outcome.failed);
+        self.describe();
         outcome
     }
 
     /// For those who ask how ports and networks are configured.
     fn describe(&self) {
         let (ports, networks) = (self.described::<Port>(), self.described::<Network>());
+        let absent = [self.absent::<Network>(), self.absent::<Port>()].concat();
         let mut readings = locked(&self.readings);
         (readings.ports, readings.networks) = (ports, networks);
+        readings.failed = [self.failed.as_slice(), &absent].concat();
+    }
+
+    /// What was added and does not run, a line each.
+    fn absent<T: NamedTable>(&self) -> Vec<String> {
+        let added = T::of(&self.file.added).iter().chain(T::of(&self.file.left_out));
+        let absent = added.filter(|table| of_name(T::of(&self.running), &table.name).is_none());
+        let line = |table: &Entry<T>| {
+            let (kind, name) = (T::KIND, &table.name);
+            format!("{kind} {name} could not start: the log says why; `vhost-af-xdp reload` tries again")
+        };
+        absent.map(line).collect()
     }
 
     fn described<T: NamedTable>(&self) -> BTreeMap<String, TableConfiguration> {
@@ -275,7 +298,10 @@ impl Reader {
             Ok(difference) => difference,
             Err(why) => return nothing(why),
         };
-        let mut outcome = Outcome::default();
+        let mut outcome = Outcome {
+            retries: true,
+            ..Outcome::default()
+        };
         let daemon = file.daemon.differences(&self.file.daemon);
         if !daemon.is_empty() {
             let keys = daemon.join(", ");
@@ -442,7 +468,8 @@ impl Reader {
         // It is tried again by itself, so what is said counts.
         *known = table;
         if let Err(error) = self.ports.set_uplink(&network.name, network.uplink) {
-            outcome.failed.push(format!("{error:#}; it is retried"));
+            let retried = if outcome.retries { "; it is retried" } else { "" };
+            outcome.failed.push(format!("{error:#}{retried}"));
         }
     }
 
@@ -465,18 +492,6 @@ impl Reader {
         }
         added
     }
-}
-
-/// What of a file does not run, a line each.
-fn absent<T: NamedTable>(file: &ConfigFile, running: &[Entry<T>]) -> Vec<String> {
-    let absent = file
-        .all::<T>()
-        .filter(|table| of_name(running, &table.name).is_none());
-    let line = |table: &Entry<T>| {
-        let (kind, name) = (T::KIND, &table.name);
-        format!("{kind} {name} could not start: the log says why; `vhost-af-xdp reload` tries again")
-    };
-    absent.map(line).collect()
 }
 
 /// Says what was done, and what was not.

@@ -100,7 +100,7 @@ impl<'a> Sandboxed<'a> {
         let mut leftovers = Leftovers::default();
         let mut sources = Vec::new();
         for port in &config.ports {
-            let source = vmm_source(port, &mut leftovers);
+            let source = vmm_source(port, &mut leftovers).with_context(|| format!("port {}", port.name));
             let source = started(source, config.is_added_port(&port.name))?;
             sources.extend(source.map(|source| (port, source)));
         }
@@ -221,7 +221,7 @@ fn start_reload(
         return Ok(None);
     };
     let started = Reload::start(
-        (file.clone(), config.state.clone()),
+        (file.clone(), config.state.clone().filter(|_| config.can_change())),
         Arc::clone(ports),
         requests,
         reach,
@@ -349,7 +349,8 @@ fn leave_privileges(
         busy_poll: config.busy_poll_budget(),
         files: leftovers.0.clone(),
         vmm_sockets: config.paths(),
-        config: file.map(|file| file.path.clone()),
+        config: file.cloned(),
+        options: config.options.clone(),
         state: config.state.clone(),
         directories: file.map_or_else(Vec::new, |_| config.socket_directories()),
         changes: config.can_change(),

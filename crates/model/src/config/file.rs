@@ -168,6 +168,8 @@ pub struct ConfigFile {
     pub tables: Tables,
     /// Those that were added.
     pub added: Tables,
+    /// Those that were added and are not possible together with the others: a later file may allow them.
+    pub left_out: Tables,
 }
 
 /// What is wrong with a file.

@@ -272,6 +272,11 @@ fn what_cannot_be_is_refused_by_key_and_all_is_as_before() {
             "of the file",
         ),
         (
+            with(3, "socket-path", json!(scene.daemon.path("control"))),
+            Some("socket-path"),
+            "the daemon itself uses this path",
+        ),
+        (
             json!({"fd": 7, "null": true}),
             Some("fd"),
             "put the port into the file",

@@ -10,7 +10,8 @@ use super::changes::{Scene, network};
 fn text() -> String {
     network(None, &[1]).replacen(
         "[daemon]\n",
-        &format!("[daemon]\nstate = \"{DIR}/ports.toml\"\n"),
+        // The command line has others of these keys.
+        &format!("[daemon]\nstate = \"{DIR}/ports.toml\"\ncontrol = \"none\"\napi-mode = \"660\"\n"),
         1,
     )
 }
@@ -99,6 +100,16 @@ fn kept_port_that_is_not_possible_any_more_is_left_out_and_logged() {
             scene.daemon.said()
         );
     }
+    let failed = || scene.daemon.status()["configuration"]["failed"].to_string();
+    assert!(failed().contains("port vm2 could not start"), "{}", failed());
+    // It is kept meanwhile, and is there again once the file allows it.
+    scene.do_change("PUT", "vm5", &scene.keys(5), "added");
+    let said = scene.daemon.reload_with(&text());
+    assert!(said.contains("port vm2 began"), "{said}");
+    assert!(!failed().contains("vm2"), "{}", failed());
+    drop(scene.guest(2));
+    scene.do_change("DELETE", "thief", &Value::Null, "removed");
+    assert!(!std::fs::read_to_string(&kept).expect("kept").contains("thief"));
 }
 
 #[test]

@@ -91,6 +91,15 @@ fn guests_stay_connected_when_their_network_gets_another_uplink() {
         scene.daemon.said()
     );
     scene.do_change("PATCH", "networks/blue", &of_queue(1), "nothing");
+    // The default of `host` is true.
+    for (host, what, kept) in [
+        (json!(false), "changed", json!(false)),
+        (json!(false), "nothing", json!(false)),
+        (json!(true), "changed", Value::Null),
+    ] {
+        scene.do_change("PATCH", "networks/blue", &json!({"host": host}), what);
+        assert_eq!(scene.api.get("/v1/networks/blue")["configuration"]["host"], kept);
+    }
     scene.do_change(
         "PATCH",
         "networks/blue",
@@ -117,6 +126,11 @@ fn impossible_network_is_refused_by_key_and_nothing_changes() {
             "did you mean \"uplink\"?",
         ),
         (json!({"uplink": 7}), Some("uplink"), "uplink = 7"),
+        (
+            json!({"uplink": "lo", "queues": 4_000_000_000_u32}),
+            Some("queues"),
+            "1 to 128 queues",
+        ),
         // Without a steward's policy only what the file names can be used: others may control the daemon.
         (
             json!({"uplink": "lo"}),

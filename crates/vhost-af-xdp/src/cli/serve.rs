@@ -44,9 +44,9 @@ impl ServeArgs {
     /// Errors: one line, naming the option.
     pub(crate) fn into_config(self) -> anyhow::Result<ServeConfig> {
         if let Some(path) = &self.config {
-            let (config, left_out) = file::at_start(path, &self.daemon, |config| config.steward.is_none())?;
+            let (config, left_out) = file::at_start(path, &self.daemon)?;
             for wrong in left_out {
-                tracing::error!("{wrong}; this port is left out, and the next change drops it for good");
+                tracing::error!("{wrong}; left out until a `reload` of a file that allows it");
             }
             return Ok(config);
         }

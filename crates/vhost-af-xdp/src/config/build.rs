@@ -565,6 +565,7 @@ pub(crate) fn daemon(daemon: &Daemon, ports: Vec<PortConfig>) -> anyhow::Result<
     }
     Ok(ServeConfig {
         file: None,
+        options: Daemon::default(),
         keys: daemon.clone(),
         ports,
         networks: Vec::new(),

@@ -1,7 +1,7 @@
 //! What goes together: each port by itself, beside the others, and with the networks.
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use device::offloads::Offloads;
 use model::mistakes::nearest;
@@ -11,7 +11,7 @@ use xsk::BindRequest;
 
 use super::error::{ConfigError, Owner, Wrong};
 use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, PortConfig, PortQueues, offloads_of};
-use super::{Control, MOST_BYTES, MOST_QUEUES, Placement, ServeConfig};
+use super::{Control, MOST_BYTES, MOST_QUEUES, Placement, ServeConfig, state};
 
 impl ServeConfig {
     /// Checks what can be checked without the kernel.
@@ -42,20 +42,16 @@ impl ServeConfig {
     }
 
     /// Paths that are of no port.
-    fn own_paths(&self) -> impl Iterator<Item = &Path> {
+    fn own_paths(&self) -> impl Iterator<Item = PathBuf> {
         let control = match &self.control {
             Control::At(path) => Some(path),
             Control::Nowhere | Control::Usual => None,
         };
         let api = [&self.api.all, &self.api.read_only].into_iter().flatten();
-        let paths = api
-            .map(|(path, _)| path)
-            .chain(control)
-            .chain(&self.steward)
-            .chain(&self.state);
-        paths
-            .chain(self.file.as_ref().map(|file| &file.path))
-            .map(PathBuf::as_path)
+        let paths = api.map(|(path, _)| path).chain(control).chain(&self.steward);
+        let files = self.state.iter().chain(self.file.as_ref().map(|file| &file.path));
+        let next_state = self.state.as_deref().map(state::next_path);
+        paths.chain(files).cloned().chain(next_state)
     }
 
     /// Checks a network by itself and beside those before it.
@@ -64,6 +60,9 @@ impl ServeConfig {
             return Ok(());
         };
         check_text(&uplink.name)?;
+        if !(1..=u32::from(MOST_QUEUES)).contains(&uplink.queues) {
+            return Err(ConfigError::UplinkQueues(uplink.queues));
+        }
         let named = uplink.hints.named();
         match uplink.mode {
             ModeRequest::Skb | ModeRequest::Tap if !named.is_empty() => {
@@ -91,7 +90,7 @@ impl ServeConfig {
             return Err(ConfigError::ExternalAndSteward);
         }
         if let Endpoint::Server(path) | Endpoint::Client(path) = &port.endpoint
-            && self.own_paths().any(|own| own == path)
+            && self.own_paths().any(|own| own == *path)
         {
             return Err(ConfigError::OwnPath(path.clone()));
         }
@@ -410,6 +409,7 @@ mod tests {
         ServeConfig {
             file: None,
             keys: model::config::Daemon::default(),
+            options: model::config::Daemon::default(),
             ports,
             workers: 1,
             cpus: Vec::new(),
@@ -453,7 +453,7 @@ mod tests {
         };
         let error = config.check().expect_err("one path for both").to_string();
         assert!(
-            error.contains("\"/run/a\" is a path of the daemon itself"),
+            error.contains("\"/run/a\": the daemon itself uses this path"),
             "{error}"
         );
     }

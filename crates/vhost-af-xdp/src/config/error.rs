@@ -14,6 +14,8 @@ use super::{MOST_BYTES, MOST_QUEUES, Placement};
 pub(crate) enum ConfigError {
     #[error("--queues {0}: a port has 1 to {MOST_QUEUES} queue pairs")]
     Queues(u16),
+    #[error("--queues {0}: an uplink has 1 to {MOST_QUEUES} queues")]
+    UplinkQueues(u32),
     #[error(
         "queue {queue} of {name} is asked for by {other}, too: give them disjoint ranges with start-queue"
     )]
@@ -26,7 +28,7 @@ pub(crate) enum ConfigError {
     #[error("{0} is asked for by two ports: each needs a socket of its own")]
     SharedEndpoint(Endpoint),
     #[error(
-        "socket path {0:?} is a path of the daemon itself (control, api, steward or a file): choose another"
+        "socket-path = {0:?}: the daemon itself uses this path (control, api, steward or a file): choose another"
     )]
     OwnPath(PathBuf),
     #[error("interface {0} is asked for with different modes: a program is attached once, choose one mode")]

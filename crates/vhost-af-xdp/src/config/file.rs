@@ -35,70 +35,82 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigFile, FileError> {
     })
 }
 
-/// What a daemon starts with: a file, and the networks and ports that an earlier one kept; and what is wrong with those of
-/// them that are left out. `is_steward`: it leases queues to itself, of the interfaces that the file names only.
+/// What a daemon starts with: a file, and the networks and ports that an earlier daemon kept. Those of them that are not
+/// possible any more are left out; returns why, a line each.
 /// Errors: what is wrong with either file.
-pub(crate) fn at_start(
-    path: &Path,
-    options: &Daemon,
-    is_steward: impl Fn(&ServeConfig) -> bool,
-) -> anyhow::Result<(ServeConfig, Vec<String>)> {
-    let file = read(path)?;
+pub(crate) fn at_start(path: &Path, options: &Daemon) -> anyhow::Result<(ServeConfig, Vec<String>)> {
+    let mut file = read(path)?;
     let daemon = configured(file.clone(), options)?;
     let kept = match &daemon.state {
-        Some(state) if *state == file.path => {
-            anyhow::bail!("state {}: this is the configuration file", state.display())
-        }
-        Some(state) if daemon.can_change() => state::read(state)?,
-        _ => Tables::default(),
+        Some(state) => state::read_beside(state, &file.path)?,
+        None => Tables::default(),
     };
-    let with = |added: Tables| {
-        let file = ConfigFile {
-            added,
-            ..file.clone()
+    let mut left_out = Vec::new();
+    if daemon.can_change() {
+        let check = |file: &ConfigFile| {
+            let config = with_added(file.clone(), options, daemon.steward.is_none())?;
+            check_sockets_of_added(&config)
         };
-        let config = configured(file, options).map_err(|error| steer::with_sources(&error))?;
-        check_added(&config)?;
-        check_sockets_of_added(&config)?;
-        match is_steward(&config) {
-            true => check_interfaces_of_added(&config).map(|()| config),
-            false => Ok(config),
-        }
-    };
-    if let Ok(config) = with(kept.clone()) {
-        return Ok((config, Vec::new()));
+        left_out = add_possible(&mut file, &kept, &check);
     }
-    let (mut possible, mut left_out) = (Possible(daemon, Tables::default()), Vec::new());
-    possible.add(kept.networks, with, &mut left_out);
-    possible.add(kept.ports, with, &mut left_out);
-    Ok((possible.0, left_out))
+    Ok((configured(file, options)?, left_out))
 }
 
-/// A configuration, and what was added to it.
-struct Possible(ServeConfig, Tables);
+/// Checks a file with what was added to it. `only_its_interfaces`: the file limits the interfaces of what was added.
+/// Errors: what is wrong, with its place.
+pub(crate) fn with_added(
+    file: ConfigFile,
+    options: &Daemon,
+    only_its_interfaces: bool,
+) -> Result<ServeConfig, String> {
+    let config = configured(file, options).map_err(|error| steer::with_sources(&error))?;
+    check_added(&config)?;
+    if only_its_interfaces {
+        check_interfaces_of_added(&config)?;
+    }
+    Ok(config)
+}
 
-impl Possible {
-    /// Adds each table with which the configuration is possible; says why the others are left out.
-    fn add<T: NamedTable>(
-        &mut self,
-        kept: Vec<Entry<T>>,
-        with: impl Fn(Tables) -> Result<ServeConfig, String>,
-        left_out: &mut Vec<String>,
-    ) {
-        for table in kept {
-            let mut added = self.1.clone();
-            T::of_mut(&mut added).push(table);
-            match with(added.clone()) {
-                Ok(config) => *self = Self(config, added),
-                Err(wrong) => left_out.push(wrong),
-            }
+/// Adds those of these networks and ports that pass this check, and leaves the others out; returns why, a line each.
+pub(crate) fn add_possible(
+    file: &mut ConfigFile,
+    kept: &Tables,
+    check: &dyn Fn(&ConfigFile) -> Result<(), String>,
+) -> Vec<String> {
+    let mut wrong = Vec::new();
+    add_each(file, &kept.networks, check, &mut wrong);
+    add_each(file, &kept.ports, check, &mut wrong);
+    wrong
+}
+
+/// Adds all at once, if that is possible, else each half by itself: a few impossible ones cost a few checks.
+fn add_each<T: NamedTable>(
+    file: &mut ConfigFile,
+    kept: &[Entry<T>],
+    check: &dyn Fn(&ConfigFile) -> Result<(), String>,
+    wrong: &mut Vec<String>,
+) {
+    let before = T::of(&file.added).len();
+    T::of_mut(&mut file.added).extend_from_slice(kept);
+    let Err(why) = check(file) else { return };
+    T::of_mut(&mut file.added).truncate(before);
+    match kept {
+        [] => {}
+        [one] => {
+            T::of_mut(&mut file.left_out).push(one.clone());
+            wrong.push(why);
+        }
+        several => {
+            let (first, rest) = several.split_at(several.len() / 2);
+            add_each(file, first, check, wrong);
+            add_each(file, rest, check, wrong);
         }
     }
 }
 
 /// Ports that were added get nothing that a start gives but later changes do not: descriptors, maps and sockets of other
 /// programs, and paths to VMMs that listen.
-pub(crate) fn check_added(config: &ServeConfig) -> Result<(), String> {
+fn check_added(config: &ServeConfig) -> Result<(), String> {
     let Some(file) = &config.file else { return Ok(()) };
     let (of_file, added) = config.ports.split_at(file.tables.ports.len());
     for (port, entry) in of_file.iter().zip(&file.tables.ports) {
@@ -148,7 +160,7 @@ fn check_sockets_of_added(config: &ServeConfig) -> Result<(), String> {
 
 /// Networks and ports that were added get no interface that the file does not name: the daemon could have been taken over
 /// by others.
-pub(crate) fn check_interfaces_of_added(config: &ServeConfig) -> Result<(), String> {
+fn check_interfaces_of_added(config: &ServeConfig) -> Result<(), String> {
     let Some(file) = &config.file else { return Ok(()) };
     let (ports, added_ports) = config.ports.split_at(file.tables.ports.len());
     let (networks, added_networks) = config.networks.split_at(file.tables.networks.len());
@@ -180,6 +192,7 @@ pub(crate) fn check_interfaces_of_added(config: &ServeConfig) -> Result<(), Stri
 
 /// The configuration of a file by itself.
 /// Errors: [`FileError`], naming line and key.
+#[cfg(test)]
 pub(crate) fn judge(file: ConfigFile) -> Result<ServeConfig, FileError> {
     configured(file, &Daemon::default())
 }
@@ -188,8 +201,10 @@ pub(crate) fn judge(file: ConfigFile) -> Result<ServeConfig, FileError> {
 /// Errors: [`FileError`], naming line and key.
 pub(crate) fn configured(file: ConfigFile, options: &Daemon) -> Result<ServeConfig, FileError> {
     let mut file = file;
-    without_those_of(&file.tables.networks, &mut file.added.networks);
-    without_those_of(&file.tables.ports, &mut file.added.ports);
+    for added in [&mut file.added, &mut file.left_out] {
+        without_those_of(&file.tables.networks, &mut added.networks);
+        without_those_of(&file.tables.ports, &mut added.ports);
+    }
     let count = file.all::<Port>().count();
     let mut ports = Vec::new();
     for entry in file.tables.ports.iter_mut().chain(&mut file.added.ports) {
@@ -216,6 +231,7 @@ pub(crate) fn configured(file: ConfigFile, options: &Daemon) -> Result<ServeConf
     })?;
     Ok(ServeConfig {
         file: Some(file),
+        options: options.clone(),
         ..built
     })
 }

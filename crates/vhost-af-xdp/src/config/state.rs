@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use model::config::{ConfigFile, Entry, Table, Tables, WrongLine};
 use serde_json::{Map, Value, json};
@@ -21,9 +21,22 @@ pub(crate) const MOST_ADDED: usize = 1024;
 /// Longest file, bytes: as of a configuration.
 pub(crate) const LONGEST: u64 = 16 << 20;
 
+/// What is kept beside that configuration file.
+/// Errors: it is the same file, its directory is missing, or as of [`read`].
+pub(super) fn read_beside(path: &Path, file: &Path) -> anyhow::Result<Tables> {
+    if path == file {
+        anyhow::bail!("state {}: this is the configuration file", path.display());
+    }
+    if let Some(directory) = path.parent().filter(|directory| !directory.is_dir()) {
+        let (path, directory) = (path.display(), directory.display());
+        anyhow::bail!("state {path}: there is no directory {directory}: create it");
+    }
+    Ok(read(path)?)
+}
+
 /// What is kept; nothing, if there is no file yet.
 /// Errors: it cannot be read, others could change it, or it is no such file.
-pub(super) fn read(path: &Path) -> Result<Tables, FileError> {
+fn read(path: &Path) -> Result<Tables, FileError> {
     if !path.try_exists().unwrap_or(true) {
         return Ok(Tables::default());
     }
@@ -82,9 +95,15 @@ fn named_keys<T: Table>(tables: &[Entry<T>]) -> Map<String, Value> {
 /// Errors: it cannot be written.
 pub(crate) fn write(path: &Path, tables: &Tables) -> io::Result<()> {
     let text = text(tables).map_err(io::Error::other)?;
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let new = path.with_file_name(name);
+    // The next start would refuse it.
+    parse(path, &text).map_err(|wrong| io::Error::other(wrong.what))?;
+    if text.len() as u64 > LONGEST {
+        return Err(io::Error::other(format!(
+            "it would be longer than {} KiB",
+            LONGEST >> 10
+        )));
+    }
+    let new = next_path(path);
     // One that is left over from a daemon that was killed.
     let _ = fs::remove_file(&new);
     let mut file = fs::OpenOptions::new()
@@ -94,7 +113,18 @@ pub(crate) fn write(path: &Path, tables: &Tables) -> io::Result<()> {
         .open(&new)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
-    fs::rename(&new, path)
+    fs::rename(&new, path)?;
+    match path.parent() {
+        Some(directory) => fs::File::open(directory)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// Where the next file is written, which then replaces it.
+pub(crate) fn next_path(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    path.with_file_name(name)
 }
 
 #[cfg(test)]

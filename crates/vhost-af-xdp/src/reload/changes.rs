@@ -23,7 +23,7 @@ impl Reader {
             Some((TableKind::Port, name)) => self.change_table::<Port>(change, name),
             Some((TableKind::Network, name)) => self.change_table::<Network>(change, name),
             None => {
-                let Outcome { done, failed } = self.read_and_tell();
+                let Outcome { done, failed, .. } = self.read_and_tell();
                 let what = Done::Reloaded;
                 Ok(Changed { what, done, failed })
             }
@@ -35,8 +35,10 @@ impl Reader {
             let path = self.file.path.display().to_string();
             return Err(Refused::in_file(T::KIND, name, &path));
         }
-        let before = of_name(T::of(&self.file.added), name).cloned();
-        if let (Change::Put { only_new: true, .. }, Some(_)) = (change, &before) {
+        let left_out = of_name(T::of(&self.file.left_out), name);
+        let before = of_name(T::of(&self.file.added), name).or(left_out).cloned();
+        let runs = of_name(T::of(&self.running), name).is_some();
+        if matches!(change, Change::Put { only_new: true, .. }) && runs {
             return Err(Refused::exists(T::KIND, name));
         }
         let wanted = wanted(change, name, before.as_ref())?;
@@ -54,15 +56,22 @@ impl Reader {
                 failed: Vec::new(),
             });
         }
-        let Outcome { mut done, mut failed } = self.settle::<T>(file, name)?;
-        if failed.is_empty() {
+        let Outcome {
+            mut done, mut failed, ..
+        } = self.settle::<T>(file, name)?;
+        if what == Done::Removed && !runs {
+            done.push(format!("{} {name} is removed; it did not run", T::KIND));
+        }
+        if failed.is_empty() || what == Done::Removed {
             done.push(self.keep());
-            return Ok(Changed { what, done, failed });
-        }
-        if what != Done::Removed {
+        } else {
             failed.extend(self.put_back(name, before.as_ref()));
+            failed.dedup();
         }
-        Err(Refused::failed(failed.join("; ")))
+        match failed.as_slice() {
+            [] => Ok(Changed { what, done, failed }),
+            failed => Err(Refused::failed(failed.join("; "))),
+        }
     }
 
     /// Errors: ports are of that network.
@@ -125,7 +134,11 @@ impl Reader {
             Some(_) => self.requests.put(&without_rules(&tables)),
             None => self.requests.without(T::KIND, name),
         };
-        let proposed = proposed.map(|file| self.with_rules(file, &tables));
+        let proposed = proposed.map(|file| ConfigFile {
+            // The daemon runs with that of its start, whatever the helper has read since.
+            daemon: self.file.daemon.clone(),
+            ..self.with_rules(file, &tables)
+        });
         proposed.map_err(|error| match error {
             RequestError::Refused(words) => mistake(table, &words),
             error @ RequestError::Gone(_) => Refused::failed(with_sources(&error)),
@@ -193,11 +206,8 @@ fn wanted<T: NamedTable>(
         Change::Patch { keys, .. } => {
             let mut all = there?.value.keys();
             // What is wrong with one of these is reported without the others.
-            all.extend(T::named(name, keys).map_err(wrong)?.value.keys());
-            all.retain(|key, _| {
-                keys.get(key)
-                    .is_none_or(|value| !(value.is_null() || *value == false))
-            });
+            T::named(name, keys).map_err(wrong)?;
+            all.extend(keys.clone());
             Ok(Some(T::named(name, &all).map_err(wrong)?))
         }
         Change::Remove { .. } | Change::Reload | Change::ResetWorkers => there.map(|_| None),

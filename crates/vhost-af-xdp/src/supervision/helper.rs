@@ -46,6 +46,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use anyhow::Context;
+use model::config::{ConfigFile, Daemon};
 use program::log::{self, LogArgs};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
@@ -60,13 +61,13 @@ use steward::server::{NewPolicy, Server};
 
 use self::files::Files;
 use self::queries::VmmSockets;
-use self::requests::{Adopt, Directories, RequestServer, in_memory, text_of};
+use self::requests::{AddedPorts, Adopt, Directories, RequestServer, in_memory, text_of};
 use crate::config::ServeConfig;
 use crate::listener::{Access, ListenError, listen_as};
 use program::handed::{close_all_on_exec, taken};
 
 pub(crate) use queries::private_address;
-pub(crate) use requests::{AddedPorts, RequestError, Requests, Validator};
+pub(crate) use requests::{RequestError, Requests};
 
 /// How long the helper may take to end after the daemon has closed its end.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -89,9 +90,11 @@ pub(crate) struct HelperOptions {
     pub(crate) files: Vec<PathBuf>,
     /// Paths of the sockets to VMMs.
     pub(crate) vmm_sockets: Vec<PathBuf>,
-    /// The daemon's file, if it has one.
-    pub(crate) config: Option<PathBuf>,
-    /// Where ports are kept that are added to it.
+    /// The daemon's file, if it has one, with what was added to it.
+    pub(crate) config: Option<ConfigFile>,
+    /// Options of the daemon's command line.
+    pub(crate) options: Daemon,
+    /// Where networks and ports are kept that are added to the file.
     pub(crate) state: Option<PathBuf>,
     /// Where sockets may be made by it.
     pub(crate) directories: Vec<PathBuf>,
@@ -265,8 +268,8 @@ pub(crate) struct HelperArgs {
     pub(crate) log: LogArgs,
 }
 
-/// Runs the helper. `validator`: for the daemon's file.
-pub(crate) fn run(args: HelperArgs, validator: Validator) -> anyhow::Result<()> {
+/// Runs the helper.
+pub(crate) fn run(args: HelperArgs) -> anyhow::Result<()> {
     let (end, queries) = (taken(args.end)?, taken(args.queries)?);
     let text = io::stdin()
         .as_fd()
@@ -301,8 +304,8 @@ pub(crate) fn run(args: HelperArgs, validator: Validator) -> anyhow::Result<()> 
         let policies = args.listener.is_some().then_some(policies);
         let request_server = RequestServer {
             file,
+            options: options.options,
             state: options.state,
-            validator,
             added_ports: match (options.changes, args.listener) {
                 (false, _) => AddedPorts::None,
                 (true, None) => AddedPorts::All,

@@ -29,16 +29,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use model::config::{ConfigFile, Entry, NamedTable, Network, Port, TableKind, Tables, is_name, name_rule};
+use model::config::{
+    ConfigFile, Daemon, Entry, NamedTable, Network, Port, TableKind, Tables, is_name, name_rule,
+};
 use program::descriptors;
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, fcntl_get_seals, memfd_create, openat};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
 use serde::{Deserialize, Serialize};
-use steward::text_file::FileError;
 
 use super::files::Files;
-use crate::config::file::{check_added, check_interfaces_of_added};
+use crate::config::file::{self, add_possible, with_added};
 use crate::config::state::{self, MOST_ADDED};
 use crate::config::{Endpoint, PortConfig, ServeConfig};
 use crate::listener::{Access, listen_at};
@@ -61,7 +62,11 @@ pub(crate) enum RequestError {
 
 impl From<rustix::io::Errno> for RequestError {
     fn from(errno: rustix::io::Errno) -> Self {
-        Self::Gone(errno.into())
+        Self::Gone(match errno {
+            // SO_RCVTIMEO.
+            rustix::io::Errno::AGAIN => io::ErrorKind::TimedOut.into(),
+            errno => errno.into(),
+        })
     }
 }
 
@@ -267,11 +272,12 @@ impl Directory {
 
 /// The helper's side.
 pub(super) struct RequestServer {
-    pub(super) file: PathBuf,
-    /// Where ports are kept that are added to it.
+    /// The file with what was added to it, as the daemon started with them.
+    pub(super) file: ConfigFile,
+    /// Options of the daemon's command line.
+    pub(super) options: Daemon,
+    /// Where networks and ports are kept that are added to it.
     pub(super) state: Option<PathBuf>,
-    /// Reads and checks both.
-    pub(super) validator: Validator,
     /// Which ports may be added.
     pub(super) added_ports: AddedPorts,
     pub(super) directories: Arc<Directories>,
@@ -286,19 +292,9 @@ pub(super) struct RequestServer {
 /// Errors: why it cannot count.
 pub(super) type Adopt = Box<dyn Fn(&ServeConfig) -> Result<(), String> + Send>;
 
-/// Reads and checks a file.
-#[derive(Clone, Copy)]
-pub(crate) struct Validator {
-    /// What the daemon starts with.
-    pub(crate) at_start: fn(&Path, Option<&Path>, AddedPorts) -> Option<ConfigFile>,
-    pub(crate) read: fn(&Path) -> anyhow::Result<ConfigFile>,
-    /// What it means.
-    pub(crate) validate: fn(ConfigFile) -> Result<ServeConfig, FileError>,
-}
-
 /// Which ports may be added to those of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AddedPorts {
+pub(super) enum AddedPorts {
     None,
     /// All whose queues another process leases.
     All,
@@ -307,10 +303,9 @@ pub(crate) enum AddedPorts {
 }
 
 /// Results of earlier requests.
-#[derive(Default)]
 struct Proposals {
-    /// What counts; none if the file could not be read.
-    in_force: Option<ConfigFile>,
+    /// What counts.
+    in_force: ConfigFile,
     /// What was read or put together last.
     proposed: Option<ServeConfig>,
     sockets: Sockets,
@@ -323,9 +318,9 @@ impl RequestServer {
     /// Answers requests, until there will be no more.
     pub(super) fn answer_all(&self, socket: BorrowedFd<'_>) {
         let mut proposals = Proposals {
-            // As the daemon has just read it.
-            in_force: (self.validator.at_start)(&self.file, self.state.as_deref(), self.added_ports),
-            ..Proposals::default()
+            in_force: self.file.clone(),
+            proposed: None,
+            sockets: Sockets::new(),
         };
         while let Ok((request, descriptor)) = receive::<Request>(socket) {
             let (number, done) = match request {
@@ -355,24 +350,33 @@ impl RequestServer {
     ) -> Result<Option<OwnedFd>, String> {
         match request {
             Request::Read => {
-                let file = (self.validator.read)(&self.file);
-                let mut file = file.map_err(|error| steer::with_sources(error.as_ref()))?;
-                if let Some(in_force) = &proposals.in_force {
-                    file.added.clone_from(&in_force.added);
-                }
+                let ConfigFile {
+                    path,
+                    added,
+                    left_out,
+                    ..
+                } = &proposals.in_force;
+                let file = file::read(path).map_err(|error| steer::with_sources(error.as_ref()))?;
+                let mut file = ConfigFile {
+                    added: added.clone(),
+                    ..file
+                };
+                add_possible(&mut file, left_out, &|file| self.check(file.clone()).map(drop));
                 self.propose(file, proposals)
             }
             Request::Put(tables) => {
                 let mut file = self.with_others(proposals)?;
-                add::<Network>(&mut file.added, &tables)?;
-                add::<Port>(&mut file.added, &tables)?;
+                add::<Network>(&mut file, &tables)?;
+                add::<Port>(&mut file, &tables)?;
                 self.propose(file, proposals)
             }
             Request::Without(kind, name) => {
                 let mut file = self.with_others(proposals)?;
-                match kind {
-                    TableKind::Port => file.added.ports.retain(|port| port.name != name),
-                    TableKind::Network => file.added.networks.retain(|network| network.name != name),
+                for added in [&mut file.added, &mut file.left_out] {
+                    match kind {
+                        TableKind::Port => added.ports.retain(|port| port.name != name),
+                        TableKind::Network => added.networks.retain(|network| network.name != name),
+                    }
                 }
                 self.propose(file, proposals)
             }
@@ -380,7 +384,7 @@ impl RequestServer {
                 let config = proposals.proposed.take().ok_or("nothing was read")?;
                 (self.adopt)(&config)?;
                 proposals.sockets = config.ports.iter().filter_map(socket_of).collect();
-                proposals.in_force = config.file;
+                proposals.in_force = config.file.ok_or("nothing was read")?;
                 Ok(None)
             }
             Request::Keep => {
@@ -391,12 +395,16 @@ impl RequestServer {
                 let text = text_of(came, state::LONGEST).map_err(|error| error.to_string())?;
                 // Of the daemon's text only the filter rules count, which the helper does not have.
                 let rules = state::parse(path, &text).map_err(|wrong| wrong.what)?;
-                let mut added = self.with_others(proposals)?.added;
+                let ConfigFile {
+                    mut added, left_out, ..
+                } = self.with_others(proposals)?;
                 for port in &mut added.ports {
                     if let Some(known) = rules.ports.iter().find(|known| known.name == port.name) {
                         port.value.filter.rule.clone_from(&known.value.filter.rule);
                     }
                 }
+                added.networks.extend(left_out.networks);
+                added.ports.extend(left_out.ports);
                 let written = state::write(path, &added);
                 written.map_err(|error| error.to_string()).map(|()| None)
             }
@@ -419,27 +427,23 @@ impl RequestServer {
                     .to_owned(),
             );
         }
-        let missing = || {
-            format!(
-                "{} could not be read when the daemon began: `reload`",
-                self.file.display()
-            )
-        };
-        proposals.in_force.clone().ok_or_else(missing)
+        Ok(proposals.in_force.clone())
     }
 
     /// Checks a configuration. [`Request::Adopt`] puts it into force.
     fn propose(&self, file: ConfigFile, proposals: &mut Proposals) -> Result<Option<OwnedFd>, String> {
-        let config = (self.validator.validate)(file).map_err(|error| steer::with_sources(&error))?;
-        self.check_directories(&config)?;
-        check_added(&config)?;
-        if self.added_ports == AddedPorts::OfItsInterfaces {
-            check_interfaces_of_added(&config)?;
-        }
+        let config = self.check(file)?;
         let text = serde_json::to_vec(&config.file).map_err(|error| error.to_string())?;
         let text = in_memory(&text).map_err(|error| error.to_string())?;
         proposals.proposed = Some(config);
         Ok(Some(text))
+    }
+
+    fn check(&self, file: ConfigFile) -> Result<ServeConfig, String> {
+        let only_its_interfaces = self.added_ports == AddedPorts::OfItsInterfaces;
+        let config = with_added(file, &self.options, only_its_interfaces)?;
+        self.check_directories(&config)?;
+        Ok(config)
     }
 
     /// Rejects sockets that could not be made later, before anything is done.
@@ -489,17 +493,18 @@ impl RequestServer {
 }
 
 /// Adds tables of a kind, or replaces those of the same name.
-fn add<T: NamedTable>(added: &mut Tables, tables: &Tables) -> Result<(), String> {
-    let (kind, added) = (T::KIND, T::of_mut(added));
+fn add<T: NamedTable>(file: &mut ConfigFile, tables: &Tables) -> Result<(), String> {
+    let (kind, added, left_out) = (T::KIND, T::of_mut(&mut file.added), T::of_mut(&mut file.left_out));
     for table in T::of(tables) {
         // The line numbers in the request are ignored.
         let table = Entry::of_no_file(&table.name, table.value.clone());
         if !is_name(&table.name) {
             return Err(format!("{kind} {:?}: {}", table.name, name_rule()));
         }
+        left_out.retain(|other| other.name != table.name);
         match added.iter().position(|other| other.name == table.name) {
             Some(at) => added[at] = table,
-            None if added.len() >= MOST_ADDED => {
+            None if added.len() + left_out.len() >= MOST_ADDED => {
                 return Err(format!(
                     "{MOST_ADDED} {kind}s were added already: put some into the file"
                 ));

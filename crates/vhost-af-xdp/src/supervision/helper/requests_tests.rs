@@ -25,9 +25,9 @@ impl Kept {
         let (ours, theirs) = message_pair().expect("sockets");
         let (files, vmm_sockets) = (Arc::new(Files::of(Vec::new())), Arc::new(VmmSockets::default()));
         let request_server = RequestServer {
-            file,
+            file: file::read(&file).expect("ours"),
+            options: Daemon::default(),
             state: None,
-            validator: crate::VALIDATOR,
             added_ports: AddedPorts::All,
             directories: Arc::new(Directories::open(std::slice::from_ref(&place))),
             adopt: adopting(None, &vmm_sockets, &files),
