@@ -254,6 +254,7 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {
+        self.queue.frame_limit = bytes;
         self.receiver.set_frame_limit(bytes);
     }
 
@@ -278,5 +279,35 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
         NicSink::new(&mut lane.queue, &mut lane.transmit, counters).send_at_last();
         lane.receiver.finish(&mut lane.queue, guest);
         N::give_back(lane.queue, counters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use device::offloads::Offloads;
+    use virtqueue::{Journal, QueueFeatures};
+
+    use super::*;
+    use crate::nic::endpoint::Chunks;
+    use crate::nic::null::{NullConfig, NullNic};
+    use crate::nic::queue::Sends;
+    use crate::switch::test_guest::Memory;
+
+    #[test]
+    fn frame_limit_that_grows_is_that_of_segments_too() {
+        let memory = Memory::new(1 << 20, 0);
+        let vring = || memory.vring(64, QueueFeatures::default(), Journal::None).0;
+        let guest = memory.side(vring(), vring(), Offloads::all());
+        let chunks = Chunks::new(1 << 20, 2048, 64).expect("memory");
+        let config = NullConfig {
+            frame_bytes: 0,
+            header_bytes: 0,
+            at_once: usize::MAX,
+        };
+        let nic = NullNic::new(chunks.umem.clone(), config, 64);
+        let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
+        let mut own = CopyQueue::new(&guest, queue, false, &PairCounters::default());
+        own.set_frame_limit(9018);
+        assert_eq!(own.queue.frame_limit, 9018);
     }
 }
