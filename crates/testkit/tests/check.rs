@@ -531,7 +531,7 @@ fn what_a_configuration_lacks_on_this_host_is_named_with_a_remedy() {
     let later = format!("[daemon]\nsocket-directories = [\"{DIR}/later\"]\n{}", lan(2));
     finds(&later, "cannot-listen", "mkdir -p");
     finds(
-        &lan(2).replace("vm1.sock", "c.toml"),
+        &lan(2).replace(&format!("{DIR}/vm1.sock"), "/etc/passwd"),
         "cannot-listen",
         "not a socket",
     );
