@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
-use super::Server;
 use super::connection::Connection;
+use super::{Server, numbers};
 use crate::peer::Credentials;
 use crate::policy::CONNECTIONS_MAX;
 use crate::protocol::{Reason, Refusal};
@@ -78,12 +78,14 @@ impl Server {
             return Ok(rules.first().copied());
         }
         let limit = |text: String| Reason::Limit.refuse(text);
-        let all = self.connections.values();
-        let over = self.unclosed.iter();
-        let has = all.clone().filter(|other| other.peer.uid == uid).count()
-            + over.clone().filter(|over| over.uid == uid).count();
+        let open = self
+            .connections
+            .values()
+            .map(|other| (other.peer.uid, other.rule));
+        let all = open.chain(self.unclosed.iter().map(|over| (over.uid, over.rule)));
+        let has = all.clone().filter(|&(other, _)| other == uid).count();
         // Places of lessees that may come back are not given to others.
-        let taken = self.connections.len() + self.unclosed.len() + self.orphans.len();
+        let taken = all.clone().count() + self.orphans.len();
         // And one is root's.
         let most = CONNECTIONS_MAX as usize - usize::from(uid != 0);
         if has >= self.policy.connections as usize || taken >= most {
@@ -93,9 +95,8 @@ impl Server {
             ));
         }
         let room = |rule: &usize| {
-            let of_rule = all.clone().filter(|other| other.rule == Some(*rule)).count();
-            let over = over.clone().filter(|over| over.rule == Some(*rule)).count();
-            of_rule + over < self.policy.places(*rule)
+            let of_rule = all.clone().filter(|&(_, of)| of == Some(*rule));
+            of_rule.count() < self.policy.places(*rule)
         };
         match rules.iter().find(|rule| room(rule)) {
             Some(&rule) => Ok(Some(rule)),
@@ -124,9 +125,7 @@ impl Server {
     /// Ends connections that have been without a lease for too long.
     pub(super) fn end_idle(&mut self, now: Instant) {
         let is_idle = |other: &Connection| !other.has_lease() && other.since + WITHOUT_LEASE <= now;
-        let idle = self.connections.iter().filter(|(_, other)| is_idle(other));
-        let idle: Vec<u64> = idle.map(|(&number, _)| number).collect();
-        for number in idle {
+        for number in numbers(&self.connections, is_idle) {
             let text = format!(
                 "no lease was asked for in {} s: connect again when you need one",
                 WITHOUT_LEASE.as_secs()

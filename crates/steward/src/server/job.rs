@@ -170,6 +170,14 @@ impl Pending {
         }
     }
 
+    /// The same for nobody: what it has is let go.
+    pub(super) fn of_nobody(self) -> Self {
+        Self {
+            conclude: Box::new(|_, _, outcome| outcome.not_done()),
+            ..self
+        }
+    }
+
     /// The same, about this memory.
     pub(super) fn holding(self, holds: Holds) -> Self {
         Self { holds, ..self }

@@ -152,6 +152,12 @@ pub struct Server {
 
 type Answered = Result<Reply, Refusal>;
 
+/// The numbers of those for which that is so.
+fn numbers<T>(of: &BTreeMap<u64, T>, is_so: impl Fn(&T) -> bool) -> Vec<u64> {
+    let those = of.iter().filter(|(_, one)| is_so(one));
+    those.map(|(&number, _)| number).collect()
+}
+
 fn no_lease() -> Refusal {
     Reason::Lease.because("this connection has no lease: ask for one first")
 }
@@ -265,12 +271,8 @@ impl Server {
     /// Ends connections whose answers nobody reads, and whose process is gone: one can be open yet, on its own way here
     /// in a message that is not read before the answer.
     fn end_deserted(&mut self) {
-        let deserted = |connection: &&Connection| connection.has_unsent() && connection.peer.is_gone();
-        let over = self
-            .connections
-            .iter()
-            .filter(|(_, connection)| deserted(connection));
-        let over: Vec<u64> = over.map(|(&number, _)| number).collect();
+        let deserted = |connection: &Connection| connection.has_unsent() && connection.peer.is_gone();
+        let over = numbers(&self.connections, deserted);
         over.into_iter().for_each(|number| self.end(number, None));
     }
 
@@ -498,11 +500,7 @@ impl Server {
     }
 
     fn forget_idle(&mut self) {
-        let idle = self
-            .interfaces
-            .iter()
-            .filter(|(_, interface)| interface.is_idle());
-        let idle: Vec<u64> = idle.map(|(&at, _)| at).collect();
+        let idle = numbers(&self.interfaces, Interface::is_idle);
         idle.into_iter().for_each(|at| self.forget_if_idle(at));
     }
 

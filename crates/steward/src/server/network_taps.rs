@@ -704,7 +704,7 @@ fn words(to: TapTo) -> &'static str {
 }
 
 /// Connections that have the network.
-fn lessees(
+pub(super) fn lessees(
     connections: &mut BTreeMap<u64, Connection>,
     at: NetworkAt,
 ) -> impl Iterator<Item = &mut Connection> {

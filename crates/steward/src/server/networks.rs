@@ -7,7 +7,7 @@ use steer::{Filter, Station, TapTo, mac_text};
 use super::connection::{Held, Reply};
 use super::interface::Interface;
 use super::lease::LeaseRef;
-use super::network_taps::{may_have_taps, network_at};
+use super::network_taps::{lessees, may_have_taps, network_at};
 use super::{Answered, Server, no_lease};
 use crate::protocol::{Answer, Reason, Refusal, StationChange};
 
@@ -188,15 +188,7 @@ impl Server {
         if let Err(refusal) = interface.change_stations(first, &changes) {
             tracing::error!(interface = name, "they stay: {refusal}");
         }
-        let at = (held.interface, first);
-        let mut others = self.connections.values_mut();
-        let lessee = others.find(|other| {
-            let held = other.held.as_ref().filter(|held| held.wanted.network);
-            held.is_some_and(|held| (held.interface, held.wanted.start_queue) == at)
-        });
-        if let Some(lessee) = lessee {
-            lessee.dirty = true;
-        }
+        lessees(&mut self.connections, network_at(held)).for_each(|lessee| lessee.dirty = true);
     }
 
     /// Has the lessee of a lease name its stations again, if it is one of a network, and ask for its taps: they are

@@ -106,12 +106,7 @@ impl Server {
         let mut fds = Vec::from(of_the_server);
         let connections = self.connections.values().zip(interests);
         fds.extend(connections.map(|(connection, &events)| PollFd::new(connection, events)));
-        let pending = self
-            .connections
-            .values()
-            .filter_map(|connection| connection.pending.as_ref());
-        let jobs = pending.map(|pending| &pending.job);
-        let jobs = jobs.chain(self.lost_jobs.iter().map(|lost| &lost.job));
+        let jobs = self.jobs().map(|(_, _, pending)| &pending.job);
         fds.extend(jobs.map(|job| PollFd::new(job, PollFlags::IN)));
         let closing = self.closing.iter().map(|closing| &closing.child);
         let children = closing.chain(self.removals.children());

@@ -164,8 +164,7 @@ impl Server {
         let Some(LeaseRef { peer, held, .. }) = found else {
             return;
         };
-        let found = self.policy.find(peer, &held.wanted, |rule| self.leased(rule));
-        match found.and_then(|rule| self.check_netkit_of(held, rule).map(|()| rule)) {
+        match self.rule_of(peer, held) {
             Ok(rule) => {
                 self.charge(number, rule);
                 self.have_asked_again(number);

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use super::connection::Held;
 use super::file::may_crash;
-use super::interface::{Interface, LeaseHints, remove_pins};
+use super::interface::{Interface, remove_pins};
 use super::state::{LeaseRecord, Records, Store};
 use super::zcrx::ZcrxQueues;
-use super::{Answered, Server};
+use super::{Answered, Server, numbers};
 use steer::with_sources;
 
 use crate::peer::Credentials;
-use crate::protocol::{Answer, Reason, Token, Wanted};
+use crate::protocol::{Answer, Reason, Refusal, Token, Wanted};
 
 /// Pause between two checks whether orphans' lessees still run.
 pub(super) const ORPHANS_LOOK: Duration = Duration::from_millis(100);
@@ -45,11 +45,11 @@ impl Server {
     #[must_use]
     pub fn with_store(mut self, store: Store) -> Self {
         let records = store.records.clone();
-        let numbers = records.interfaces.iter().map(|record| record.number);
-        let last = numbers
-            .chain(records.leases.iter().map(|record| record.number))
-            .max();
-        self.next = last.map_or(self.next, |last| self.next.max(last.saturating_add(1)));
+        let interfaces = records.interfaces.iter().map(|record| record.number);
+        let leases = records.leases.iter().map(|record| record.number);
+        self.next = interfaces
+            .chain(leases)
+            .fold(self.next, |next, last| next.max(last.saturating_add(1)));
         for pins in store.pinned() {
             let known = records
                 .interfaces
@@ -80,14 +80,13 @@ impl Server {
         self.interfaces.values_mut().for_each(Interface::decide_hints);
         self.sweep_network_taps();
         // The policy may be another, and the host have other addresses.
-        let interfaces: Vec<u64> = self.interfaces.keys().copied().collect();
-        for at in interfaces {
+        for at in numbers(&self.interfaces, |_| true) {
             if let Some(interface) = self.interfaces.get_mut(&at) {
                 interface.look_at_host();
             }
             self.judge_addresses_on(at);
         }
-        let orphaned: Vec<u64> = self.orphans.keys().copied().collect();
+        let orphaned = numbers(&self.orphans, |_| true);
         self.record(|records| records.leases.retain(|record| orphaned.contains(&record.number)));
         self.forget_idle();
         if !orphaned.is_empty() {
@@ -101,46 +100,29 @@ impl Server {
 
     /// The lease of a record, if somebody may come back to it.
     fn orphan(&mut self, record: &LeaseRecord) -> Option<Orphan> {
-        let (token, wanted, peer) = (record.token()?, record.wanted()?, record.peer.clone());
-        let rule = self
-            .policy
-            .find(&peer, &wanted, |rule| self.leased(rule))
-            .inspect_err(|refusal| tracing::warn!(pid = peer.pid, "lease ended: {refusal}"))
-            .ok()?;
-        let rule_for_netkit = self.policy.check_netkit(rule);
+        let (token, peer, hint_request) = (record.token()?, record.peer.clone(), record.hints());
+        let mut held = Held {
+            interface: record.interface,
+            wanted: record.wanted()?,
+            rule: usize::MAX,
+            hint_request,
+        };
+        let found = self.rule_of(&peer, &held);
+        let found = found.inspect_err(|refusal| tracing::warn!(pid = peer.pid, "lease ended: {refusal}"));
+        held.rule = found.ok()?;
+        let names = self.policy.rule(held.rule).names.clone();
+        let hints = self.hints_under(held.rule, hint_request);
         let grace = self.store.as_ref().map_or(Duration::ZERO, |store| store.grace);
         let interface = self.interfaces.get_mut(&record.interface)?;
-        if interface.is_netkits(wanted.start_queue)
-            && let Err(refusal) = rule_for_netkit
-        {
-            tracing::warn!(pid = peer.pid, "lease ended: {refusal}");
+        if !interface.hold(&held.wanted, record.number, names, hints) {
             return None;
         }
-        let names = self.policy.rule(rule).names.clone();
-        let (first, hint_request) = (wanted.start_queue, record.hints());
-        let allowed = self.policy.rule(rule).hints;
-        if !interface.hold(
-            &wanted,
-            record.number,
-            names,
-            LeaseHints {
-                hint_request,
-                allowed,
-            },
-        ) {
-            return None;
-        }
+        let first = held.wanted.start_queue;
         if let Some(ring) = interface.ring(first) {
-            let of = (wanted.interface.clone(), peer.uid, first);
+            let of = (held.wanted.interface.clone(), peer.uid, first);
             // Else its user gets another one next time.
             let _ = self.rings.keep(of, ring);
         }
-        let held = Held {
-            interface: record.interface,
-            wanted,
-            rule,
-            hint_request,
-        };
         Some(Orphan {
             held,
             peer,
@@ -149,14 +131,19 @@ impl Server {
         })
     }
 
+    /// The rule that allows a lease, with its netkit if it has one.
+    pub(super) fn rule_of(&self, peer: &Credentials, held: &Held) -> Result<usize, Refusal> {
+        let rule = self.policy.find(peer, &held.wanted, |rule| self.leased(rule))?;
+        self.check_netkit_of(held, rule).map(|()| rule)
+    }
+
     /// Ends the leases that nobody comes back to.
     pub(super) fn end_orphans(&mut self, now: Instant) {
         self.end_orphans_that(|orphan| orphan.is_over(now));
     }
 
     fn end_orphans_that(&mut self, are_over: impl Fn(&Orphan) -> bool) {
-        let over = self.orphans.iter().filter(|(_, orphan)| are_over(orphan));
-        let over: Vec<u64> = over.map(|(&number, _)| number).collect();
+        let over = numbers(&self.orphans, are_over);
         over.into_iter().for_each(|number| self.end_orphan(number));
     }
 
@@ -215,13 +202,10 @@ impl Server {
                 "no lease waits for this lessee: it has been taken back, or was never kept; ask for a new one",
             );
         };
-        let found = self
-            .policy
-            .find(&peer, &orphan.held.wanted, |rule| self.leased(rule));
         // One of another version may know nothing of hints.
         let hint_request = self.connections.get(&number).and_then(|asker| asker.hint_request);
         orphan.held.hint_request = hint_request.unwrap_or_default();
-        let found = found.and_then(|rule| self.check_netkit_of(&orphan.held, rule).map(|()| rule));
+        let found = self.rule_of(&peer, &orphan.held);
         // The process may be of other groups than it was, and the rule another.
         orphan.held.rule = found.inspect_err(|_| self.release(lease, &orphan.held))?;
         let at = orphan.held.interface;
@@ -281,8 +265,7 @@ impl Server {
     pub fn end_all(&mut self) {
         self.linger = Duration::ZERO;
         self.end_orphans_that(|_| true);
-        let connections: Vec<u64> = self.connections.keys().copied().collect();
-        for number in connections {
+        for number in numbers(&self.connections, |_| true) {
             // Who only saw the connection end would take us for away, and wait.
             let text = "it takes all leases back and ends: start vhost-af-xdp-steward again";
             self.revoke(number, Reason::Lease.because(text));

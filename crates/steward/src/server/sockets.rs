@@ -18,7 +18,6 @@ use xsk::PreferNode;
 use super::connection::{Connection, Reply};
 use super::interface::{Bound, Holds, Interface, Memory, Registered, bytes_held};
 use super::job::{self, Attempt, Bind, Job, Outcome, Pending, Probe, QueueAt, failed, in_time};
-use super::zcrx_lease::QueueKey;
 use super::{Answered, Server, hands_over_bound};
 use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout};
 use crate::sys::{
@@ -41,16 +40,13 @@ const NO_SHARING: &str = "memory of one socket for several takes Linux 6.4, wher
 const UNKNOWN_SOCKET: &str = "the socket with the memory to share was not bound by this steward for this user, or \
                               is not used any more: register the memory";
 
-/// An job of a lessee that is gone.
+/// A job of a lessee that is gone.
 #[derive(Debug)]
 pub(super) struct LostJob {
     uid: u32,
     /// Of the policy, as long as that is the same.
     pub(super) rule: Option<usize>,
-    holds: Holds,
-    /// The queue that it may be registering yet.
-    pub(super) queue: Option<QueueKey>,
-    pub(super) job: Job,
+    pub(super) pending: Pending,
 }
 
 impl Server {
@@ -118,43 +114,29 @@ impl Server {
         Ok(Pending::new(job, |_, _, _| Err(refusal)))
     }
 
-    /// Whether a user may have one more job, and a rule of the policy.
-    fn has_room_for_job(&self, uid: u32, rule: Option<usize>) -> bool {
-        let pending = self.connections.values();
-        let pending = pending.filter(|connection| connection.pending.is_some());
+    /// Jobs that have not been seen to end: the user and the rule that each counts for.
+    pub(super) fn jobs(&self) -> impl Iterator<Item = (u32, Option<usize>, &Pending)> {
+        let connections = self.connections.values();
+        let waited_for =
+            connections.filter_map(|own| Some((own.peer.uid, own.charged(), own.pending.as_ref()?)));
         let lost = self.lost_jobs.iter();
-        let users = pending.clone().map(|other| other.peer.uid);
-        let users = users.chain(lost.clone().map(|lost| lost.uid));
-        let rules = pending.map(Connection::charged).chain(lost.map(|lost| lost.rule));
-        users.filter(|&other| other == uid).count() < job::OF_A_USER
-            && (rule.is_none() || rules.filter(|&other| other == rule).count() < job::OF_A_RULE)
+        waited_for.chain(lost.map(|lost| (lost.uid, lost.rule, &lost.pending)))
     }
 
-    /// Memory that a user's jobs are about.
-    fn under_way(&self, uid: u32) -> impl Iterator<Item = Holds> {
-        let theirs = self
-            .connections
-            .values()
-            .filter(move |other| other.peer.uid == uid);
-        let pending = theirs.filter_map(|other| other.pending.as_ref());
-        let lost = self.lost_jobs.iter().filter(move |lost| lost.uid == uid);
-        pending
-            .map(|pending| pending.holds)
-            .chain(lost.map(|lost| lost.holds))
+    /// Whether a user may have one more job, and a rule of the policy.
+    fn has_room_for_job(&self, uid: u32, rule: Option<usize>) -> bool {
+        let of_user = self.jobs().filter(|&(other, ..)| other == uid);
+        let of_rule = self.jobs().filter(|&(_, other, _)| other == rule);
+        of_user.count() < job::OF_A_USER && (rule.is_none() || of_rule.count() < job::OF_A_RULE)
     }
 
     /// Ends the job of a connection that ends.
     pub(super) fn lose_job(&mut self, connection: &mut Connection) {
-        let rule = connection.charged();
+        let (uid, rule) = (connection.peer.uid, connection.charged());
         if let Some(pending) = connection.pending.take() {
             pending.job.kill();
-            self.lost_jobs.push(LostJob {
-                uid: connection.peer.uid,
-                rule,
-                holds: pending.holds,
-                queue: pending.queue,
-                job: pending.job,
-            });
+            let pending = pending.of_nobody();
+            self.lost_jobs.push(LostJob { uid, rule, pending });
         }
     }
 
@@ -325,7 +307,7 @@ impl Server {
     /// Looks whose jobs are done, and answers.
     pub(super) fn end_jobs(&mut self) {
         let lost = self.lost_jobs.len();
-        self.lost_jobs.retain(|lost| lost.job.outcome().is_none());
+        self.lost_jobs.retain(|lost| lost.pending.job.outcome().is_none());
         let mut done = Vec::new();
         for (&number, connection) in &mut self.connections {
             if let Some(pending) = connection.pending.take() {
@@ -412,7 +394,8 @@ impl Server {
         let (connection, held, _) = self.lessee(number)?;
         held.check(queue)?;
         let uid = connection.peer.uid;
-        let mut theirs: Vec<Holds> = self.under_way(uid).collect();
+        let under_way = self.jobs().filter(|&(other, ..)| other == uid);
+        let mut theirs: Vec<Holds> = under_way.map(|(_, _, pending)| pending.holds).collect();
         for lease in self.all_leases().filter(|lease| lease.peer.uid == uid) {
             let Some(interface) = self.interfaces.get(&lease.held.interface) else {
                 continue;

@@ -374,12 +374,7 @@ impl Server {
 
     /// Goes on with taking queues back.
     pub(super) fn go_on_with_queues(&mut self) {
-        let pending = self
-            .connections
-            .values()
-            .filter_map(|own| own.pending.as_ref()?.queue);
-        let lost = self.lost_jobs.iter().filter_map(|lost| lost.queue);
-        let busy = pending.chain(lost).collect();
+        let busy = self.jobs().filter_map(|(_, _, pending)| pending.queue).collect();
         self.zcrx.go_on(&busy, Instant::now());
     }
 
