@@ -2,7 +2,7 @@
 //!
 //! Change both, in one commit. The sizes are asserted on both sides at compile time.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Receive queues that the program knows; `STEER_MAX_QUEUES`.
 pub const MAX_QUEUES: u32 = 256;
@@ -233,7 +233,8 @@ pub(crate) fn word_with_successor(word: u64) -> u64 {
 }
 
 /// What the program did with the frames of one queue, summed over the CPUs; `struct steer_counters`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 #[non_exhaustive]
 pub struct QueueCounters {
     /// Given to the AF_XDP socket of the queue. What the socket then could not take is in its `XDP_STATISTICS`.
@@ -256,13 +257,12 @@ pub struct QueueCounters {
     pub group_lost: u64,
 }
 
-/// Bytes of one CPU's `struct steer_counters`.
-const COUNTERS_SIZE_BYTES: usize = 9 * size_of::<u64>();
-const _: () = assert!(size_of::<QueueCounters>() == COUNTERS_SIZE_BYTES);
+/// Their number.
+const COUNTERS: usize = size_of::<QueueCounters>() / size_of::<u64>();
 
 impl QueueCounters {
     /// Every counter with its name, in the order of a frame's way through the program.
-    pub fn named(&self) -> [(&'static str, u64); 9] {
+    pub fn named(&self) -> [(&'static str, u64); COUNTERS] {
         [
             ("redirected", self.redirected),
             ("passed", self.passed),
@@ -283,23 +283,12 @@ impl QueueCounters {
 
     /// Adds one CPU's value as the kernel hands it out; false if it has not the size of `struct steer_counters`.
     pub(crate) fn add_cpu(&mut self, bytes: &[u8]) -> bool {
-        let (words, rest) = bytes.as_chunks::<{ size_of::<u64>() }>();
-        let sums = [
-            &mut self.redirected,
-            &mut self.passed,
-            &mut self.too_long,
-            &mut self.no_header_room,
-            &mut self.no_socket,
-            &mut self.not_ours,
-            &mut self.group_copied,
-            &mut self.group_limited,
-            &mut self.group_lost,
-        ];
-        if words.len() != sums.len() || !rest.is_empty() {
+        let Ok(cpu) = <[u64; COUNTERS]>::read_from_bytes(bytes) else {
             return false;
-        }
-        for (sum, word) in sums.into_iter().zip(words) {
-            *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
+        };
+        let sums: &mut [u64; COUNTERS] = zerocopy::transmute_mut!(self);
+        for (sum, counter) in sums.iter_mut().zip(cpu) {
+            *sum = sum.wrapping_add(counter);
         }
         true
     }

@@ -3,9 +3,11 @@
 use std::fmt;
 
 use libbpf_rs::libbpf_sys;
+use zerocopy::TryFromBytes;
 
 /// The requested attachment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, TryFromBytes)]
+#[repr(u32)]
 pub enum ModeRequest {
     /// Native, and skb where the driver refuses native; the reason is kept.
     #[default]
@@ -21,10 +23,11 @@ pub enum ModeRequest {
 }
 
 /// Which attachment is in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
+#[repr(u32)]
 pub enum Mode {
     /// In the driver.
-    Native,
+    Native = 1,
     /// Generic XDP, after the driver.
     Skb,
     /// No XDP program is attached: programs at the interface's tc hooks do its work.

@@ -8,7 +8,9 @@ use super::hints::Hinted;
 use super::host::BEHIND;
 use super::listed::{Listed, Steered};
 use super::netkit::NetkitEnd;
-use super::wire::{BeforeZeros, Body, Codec, Name, Text, Wire, enumeration, messages, value, wire};
+use super::wire::{
+    BeforeZeros, Body, Codec, Name, Text, Wire, enumerated, enumeration, messages, value, wire,
+};
 use super::zcrx::ZcrxRegistered;
 use super::{HostEnd, Malformed, SendTapEnd, message, split};
 use crate::links::DriverSends;
@@ -263,37 +265,6 @@ impl Answer {
     }
 }
 
-impl Wire for QueueCounters {
-    fn write(&self, to: &mut Vec<u8>) {
-        self.named().iter().for_each(|(_, value)| value.write(to));
-    }
-
-    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
-        from.next().map(counters)
-    }
-}
-
-pub(super) fn counters(values: [u64; 9]) -> QueueCounters {
-    let [
-        redirected,
-        passed,
-        too_long,
-        no_header_room,
-        no_socket,
-        not_ours,
-        groups @ ..,
-    ] = values;
-    let mut counters = QueueCounters::default();
-    counters.redirected = redirected;
-    counters.passed = passed;
-    counters.too_long = too_long;
-    counters.no_header_room = no_header_room;
-    counters.no_socket = no_socket;
-    counters.not_ours = not_ours;
-    [counters.group_copied, counters.group_limited, counters.group_lost] = groups;
-    counters
-}
-
 impl Wire for Facts {
     fn write(&self, to: &mut Vec<u8>) {
         [
@@ -304,13 +275,7 @@ impl Wire for Facts {
             self.generation,
         ]
         .write(to);
-        let mode = match self.mode {
-            None => 0u32,
-            Some(Mode::Native) => 1,
-            Some(Mode::Skb) => 2,
-            Some(Mode::Tap) => 3,
-        };
-        mode.write(to);
+        self.mode.map_or(0, |mode| mode as u32).write(to);
         let sends = &self.sends;
         let flags = [
             self.up,
@@ -338,10 +303,7 @@ impl Wire for Facts {
         let [ifindex, mtu, rx_queues, program, generation] = from.next()?;
         let mode = match from.next()? {
             0u32 => None,
-            1 => Some(Mode::Native),
-            2 => Some(Mode::Skb),
-            3 => Some(Mode::Tap),
-            other => return Err(value("mode", other)),
+            number => Some(enumerated("mode", number)?),
         };
         let [
             up,

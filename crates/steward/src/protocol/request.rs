@@ -9,7 +9,7 @@ use super::listed::{MACS, VLANS};
 use super::netkit::NetkitWanted;
 use super::part::{Part, check_parts};
 use super::stations::{Changes, StationChange};
-use super::wire::{Body, Checked, Codec, Flag, List, Name, Wire, count, messages, value, wire};
+use super::wire::{Body, Checked, Codec, Flag, List, Name, Wire, count, enumeration, messages, value, wire};
 use super::zcrx::{ZcrxRings, ZcrxWanted};
 use super::{
     BIND_FLAGS, BIND_WAIT_MAX, FRAME_LIMITS, Malformed, PARTS_MAX, QUEUES_MAX, RING_MAX, TAP_QUEUES_MAX,
@@ -337,6 +337,8 @@ impl Request {
         }
     }
 }
+
+enumeration!(ModeRequest, "mode");
 
 wire!(Rings {
     fill: ENTRIES,

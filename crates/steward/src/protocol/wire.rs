@@ -1,7 +1,7 @@
 //! How values are written into messages and read from them: numbers, flags, text and lists of fixed length, one after
 //! the other without gaps. Each value has one form only; any other bytes are malformed.
 
-use steer::ModeRequest;
+use steer::{ModeRequest, QueueCounters};
 use zerocopy::{FromBytes, IntoBytes, TryFromBytes};
 
 use super::Malformed;
@@ -97,7 +97,16 @@ macro_rules! numbers {
 }
 
 numbers!(
-    u16, u32, i32, u64, [u8; 6], [u8; 16], [u32; 2], [u32; 3], [u32; 5], [u64; 9]
+    u16,
+    u32,
+    i32,
+    u64,
+    [u8; 6],
+    [u8; 16],
+    [u32; 2],
+    [u32; 3],
+    [u32; 5],
+    QueueCounters
 );
 
 /// Flags, of which the first is bit 0 of a `u32`.
@@ -131,16 +140,6 @@ macro_rules! enumeration {
             }
         }
     };
-}
-
-impl Wire for ModeRequest {
-    fn write(&self, to: &mut Vec<u8>) {
-        (*self as u32).write(to);
-    }
-
-    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
-        mode_request(from.next()?)
-    }
 }
 
 /// Implements [`Wire`] for a structure by its fields, in the order of the message, each with its [`Codec`] if that is
@@ -400,15 +399,7 @@ pub(crate) fn enumerated<T: TryFromBytes>(name: &'static str, number: u32) -> Re
 
 /// How a program is to be attached, by the number that `as u32` makes of it.
 pub(crate) fn mode_request(number: u32) -> Result<ModeRequest, Malformed> {
-    let modes = [
-        ModeRequest::Xdp,
-        ModeRequest::Native,
-        ModeRequest::Skb,
-        ModeRequest::Tap,
-        ModeRequest::Auto,
-    ];
-    let mode = modes.into_iter().find(|&mode| mode as u32 == number);
-    mode.ok_or_else(|| value("mode", number))
+    enumerated("mode", number)
 }
 
 /// Whether an interface can have that name (`dev_valid_name`, net/core/dev.c).
