@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use model::control::{Answer, CaptureBegun, CaptureRequest, Change, Changed, Refused, Request, line};
 use model::events;
 use model::state::{RulesStatus, Status};
+use program::peer;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use steward::peer;
 
 use crate::directories::{find_all, owner_of};
 

@@ -7,6 +7,7 @@
 //! | [`capabilities`] | sets of capabilities |
 //! | [`users`] | users and groups by name |
 //! | [`descriptors`] | messages that carry descriptors |
+//! | [`peer`] | the peer of a Unix socket |
 //! | [`handed`] | descriptors that a program passes to one that it starts |
 //! | [`choice`] | lists that choose among names |
 //! | [`signal_handler`] | handlers that look at the cause of a signal |
@@ -16,6 +17,7 @@ pub mod choice;
 pub mod descriptors;
 pub mod handed;
 pub mod log;
+pub mod peer;
 pub mod sandbox;
 pub mod signal_handler;
 pub mod users;

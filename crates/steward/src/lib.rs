@@ -32,13 +32,12 @@
 //! | [`protocol`] | messages, byte by byte | both |
 //! | [`client`] | a lease, seen by its lessee | the lessee |
 //! | [`links`] | network interfaces, by rtnetlink | both |
-//! | [`peer`] | the peer of a Unix socket | both |
 //! | [`listing`] | the list of leases | both |
 //! | [`backoff`] | pauses between attempts | both |
 //! | [`log_limit`] | limits of log lines that others can cause | both |
 //! | [`hardware`] | a NIC's queues in use, n-tuple rules, RSS contexts | the steward; reading: everybody |
-//! | `policy`, `capabilities`, `server` (feature `server`) | who may lease what; the steward | `vhost-af-xdp-steward` |
-//! | `text_file` (feature `server`) | files that say what a privileged process does | both |
+//! | `policy`, `capabilities`, `server` | who may lease what; the steward | `vhost-af-xdp-steward` |
+//! | `text_file` | files that say what a privileged process does | both |
 //!
 //! # Dependencies
 //!
@@ -46,27 +45,19 @@
 //! (CONTRIBUTING.md has the reason for each), no async runtime and one thread. Children do work that may take long.
 
 pub mod backoff;
+pub mod capabilities;
 pub mod client;
 mod device;
+pub mod fd_store;
 pub mod hardware;
 pub mod links;
 pub mod listing;
 pub mod log_limit;
-pub mod peer;
+mod peer;
 pub mod protocol;
 mod sys;
-
-#[cfg(feature = "server")]
-pub mod capabilities;
-#[cfg(feature = "server")]
-pub mod fd_store;
-#[cfg(feature = "server")]
 pub use program::log;
-#[cfg(feature = "server")]
 pub mod options;
-#[cfg(feature = "server")]
 pub mod policy;
-#[cfg(feature = "server")]
 pub mod server;
-#[cfg(feature = "server")]
 pub mod text_file;

@@ -3,19 +3,12 @@
 //! [`Link::by_name`] asks once; [`Changes`] waits for RTMGRP_LINK notifications, for RTMGRP_TC ones (`tc qdisc del`
 //! removes the steward's filters), and for those of ethtool: rtnetlink does not report `ethtool -L`. A notification
 //! is only a reason to ask again: the answer is the state now, even if notifications were lost.
-
-#[cfg(feature = "server")]
 pub(crate) mod above;
-#[cfg(feature = "server")]
 mod all;
-#[cfg(feature = "server")]
 pub mod below;
-#[cfg(feature = "server")]
 pub mod bridge;
-#[cfg(feature = "server")]
 pub(crate) mod filters;
 pub mod netkit;
-#[cfg(feature = "server")]
 pub(crate) mod tap;
 
 use std::ffi::{CStr, CString};
@@ -245,7 +238,6 @@ fn header_of(index: u32) -> Ifinfomsg {
 }
 
 /// A request of rtnetlink as it is sent, for a process that must not allocate.
-#[cfg(feature = "server")]
 pub(crate) fn message_of(request: &impl NetlinkRequest) -> Vec<u8> {
     let traits::Protocol::Raw { request_type, .. } = request.protocol() else {
         return Vec::new();

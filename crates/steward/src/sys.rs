@@ -1,26 +1,18 @@
 //! System calls that no crate offers in a suitable form.
 #![allow(unsafe_code)]
-#![cfg_attr(not(feature = "server"), allow(dead_code))]
-
-#[cfg(feature = "server")]
 pub(crate) mod child;
-#[cfg(feature = "server")]
 pub(crate) mod netkit;
-#[cfg(feature = "server")]
 pub(crate) mod zcrx;
 
-use std::ffi::c_int;
-#[cfg(feature = "server")]
-use std::ffi::{CStr, c_ulong};
-use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr;
-
-#[cfg(feature = "server")]
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::{Resource, getrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
+use std::ffi::c_int;
+use std::ffi::{CStr, c_ulong};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
 
 /// A packet socket that receives nothing. What it lets an interface accept it does as long as it is open.
 pub(crate) fn new_packet_socket() -> io::Result<OwnedFd> {
@@ -55,15 +47,11 @@ pub(crate) fn accept_station(
 }
 
 /// `IFF_TUN_EXCL`: no device that is there already; include/uapi/linux/if_tun.h, as what follows.
-#[cfg(feature = "server")]
 const TUN_EXCL: c_int = 0x8000;
 /// Offloads of a tap's reader: partial checksums and GSO packets.
-#[cfg(feature = "server")]
 const TUN_CSUM_TSO: c_ulong = 1 | 2 | 4 | 8;
-#[cfg(feature = "server")]
 const TUN_USO: c_ulong = 0x20 | 0x40;
 /// `_IOW('T', number, int)`.
-#[cfg(feature = "server")]
 const fn tun_request(number: u32) -> c_ulong {
     (1 << 30 | 4 << 16 | (b'T' as u32) << 8 | number) as c_ulong
 }
@@ -71,7 +59,6 @@ const fn tun_request(number: u32) -> c_ulong {
 /// A new tap device, by the descriptors of its queues, which do not block; each frame has the virtio-net header before
 /// it, of 12 bytes in VirtIO's order. Whether it takes and gives UDP packets that are to be cut, too. Of what is
 /// written by a queue at most so many bytes may wait to be sent.
-#[cfg(feature = "server")]
 pub(crate) fn new_tap(name: &CStr, most_unsent: c_int, queues: usize) -> io::Result<(Vec<OwnedFd>, bool)> {
     let several = if queues > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
     let first = new_tap_queue(name, several | TUN_EXCL)?;
@@ -101,7 +88,6 @@ pub(crate) fn new_tap(name: &CStr, most_unsent: c_int, queues: usize) -> io::Res
 }
 
 /// A queue of the tap device of that name.
-#[cfg(feature = "server")]
 fn new_tap_queue(name: &CStr, flags: c_int) -> io::Result<OwnedFd> {
     let open = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let tap = rustix::fs::open("/dev/net/tun", open, Mode::empty())?;
@@ -121,7 +107,6 @@ fn new_tap_queue(name: &CStr, flags: c_int) -> io::Result<OwnedFd> {
 }
 
 /// `argument`: a number, or where the request's structure is, which lives during the call.
-#[cfg(feature = "server")]
 fn ioctl(file: &OwnedFd, request: c_ulong, argument: c_ulong) -> io::Result<()> {
     // SAFETY: these requests read or write no more than the structure that the caller names.
     done(unsafe { libc::ioctl(file.as_raw_fd(), request as _, argument) })
@@ -183,20 +168,6 @@ fn set_option<T>(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -
     done(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.cast(), len) })
 }
 
-/// getsockopt(2) at SOL_SOCKET into `len` bytes at `value`; says how many were written.
-pub(crate) fn get_option(
-    socket: BorrowedFd<'_>,
-    name: c_int,
-    value: *mut libc::c_void,
-    len: usize,
-) -> io::Result<usize> {
-    let mut len = libc::socklen_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: the callers pass the address and size of a live value of theirs, for which any bytes are valid; the
-    // kernel writes at most `len` bytes there.
-    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value, &raw mut len) };
-    done(result).map(|()| len as usize)
-}
-
 /// SO_PASSRIGHTS, Linux 6.16 (include/uapi/asm-generic/socket.h).
 const SO_PASSRIGHTS: c_int = 83;
 
@@ -207,9 +178,9 @@ pub(crate) fn let_files(socket: BorrowedFd<'_>, may: bool) -> io::Result<()> {
 
 /// Whether they can; always before Linux 6.16.
 pub(crate) fn lets_files(socket: BorrowedFd<'_>) -> bool {
-    let mut lets: c_int = 1;
-    let got = get_option(socket, SO_PASSRIGHTS, (&raw mut lets).cast(), size_of::<c_int>());
-    got.is_err() || lets != 0
+    let mut lets = [1];
+    let read = program::peer::option(socket, SO_PASSRIGHTS, &mut lets);
+    read.is_err() || lets != [0]
 }
 
 /// The result of a system call that returns 0 or -1.

@@ -20,8 +20,7 @@ use std::net::SocketAddr;
 use super::{Nic, NotMade, Rule, Table, Target, insert_all, places, remove};
 
 /// The configuration of a NIC for one queue, saved before it is set.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct ApartPlan {
     pub(crate) queue: u32,
     /// Entries of the main RSS table that named the queue.
@@ -31,8 +30,7 @@ pub(crate) struct ApartPlan {
 }
 
 /// An entry of the main RSS table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Moved {
     pub(crate) entry: u32,
     /// The queue that it names now.

@@ -21,11 +21,6 @@
 //! | the ioctl | `ethtool` |
 //! | making and undoing | here, by the trait `Nic`, which tests implement |
 
-#![cfg_attr(
-    not(feature = "server"),
-    allow(dead_code, reason = "rules are made by the server only")
-)]
-
 mod abi;
 pub(crate) mod apart;
 pub mod bound;
@@ -74,8 +69,7 @@ pub(crate) struct Table {
 }
 
 /// The rules and context of one lease, saved before they are made.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Plan {
     /// Queues that a context is made for; none: no context.
     pub(crate) spread: Vec<u32>,

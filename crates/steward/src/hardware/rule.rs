@@ -10,8 +10,7 @@ use super::abi::{self, FlowSpec};
 use super::flow;
 
 /// Where a rule sends frames.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum Target {
     /// To a queue.
     Queue(u32),
@@ -20,15 +19,14 @@ pub enum Target {
 }
 
 /// A rule of the steward: frames of one station, of one VLAN, or both; or of one TCP flow; never of none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(feature = "server", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Rule {
     /// To this station; `None`: to any.
     pub mac: Option<[u8; 6]>,
     /// Of this VLAN, 1 to 4094; `None`: of any.
     pub vlan: Option<u16>,
     /// Of the TCP connections that end at this address and port of the host, and no others; then the rest is none.
-    #[cfg_attr(feature = "server", serde(default, skip_serializing_if = "Option::is_none"))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<SocketAddr>,
     /// Where they go.
     pub target: Target,

@@ -13,11 +13,6 @@
 //! it moves. The first name stays as its alias: where the NIC does not report the owner of its queue, only an
 //! interface with that alias is deleted. Indices, numbers of namespaces and names are reused, and could be those of
 //! another program's interface.
-#![cfg_attr(
-    not(feature = "server"),
-    allow(dead_code, reason = "netkits are made by the server only")
-)]
-
 use std::ffi::{CStr, CString};
 use std::io;
 
@@ -162,7 +157,6 @@ pub(crate) type Place = (u32, Option<i32>);
 
 /// The message that moves a netkit to the network namespace whose descriptor its last four bytes are to be, names it,
 /// and sets it up.
-#[cfg(feature = "server")]
 pub(crate) fn moving(index: u32, name: &str) -> io::Result<Vec<u8>> {
     let up = libc::IFF_UP.cast_unsigned();
     let header = Ifinfomsg {

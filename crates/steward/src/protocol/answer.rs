@@ -185,8 +185,6 @@ pub enum Reason {
     /// The NIC, or its driver, cannot do it, or is not set up for it.
     Nic = 12,
 }
-
-#[cfg(feature = "server")]
 impl Reason {
     /// A refusal for this reason.
     pub(crate) fn because(self, text: impl Into<String>) -> Refusal {

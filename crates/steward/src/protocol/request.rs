@@ -271,13 +271,11 @@ impl Request {
     }
 
     /// Whether it takes long or has descriptors: a child does it.
-    #[cfg(feature = "server")]
     pub(crate) fn is_for_job(&self) -> bool {
         matches!(self, Self::Bind { .. } | Self::Await { .. }) || self.may_have_files()
     }
 
     /// Whether files come with it.
-    #[cfg(feature = "server")]
     pub(crate) fn may_have_files(&self) -> bool {
         matches!(
             self,

@@ -25,6 +25,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
+use program::peer::process_of;
 use rustix::thread::CapabilitySet;
 use steer::{Filter, with_sources};
 
@@ -42,7 +43,6 @@ use crate::hardware::apart::{self, NotApart};
 use crate::hardware::{Ethtool, bound};
 use crate::links::Link;
 use crate::listing::Listed;
-use crate::peer;
 use crate::protocol::{Answer, Reason, Refusal, Steered, Step, ZcrxRegistered, ZcrxRings, ZcrxWanted};
 use crate::sys::child;
 use crate::sys::zcrx::{self, QueueOrder, UserAndGroup};
@@ -208,7 +208,7 @@ impl Server {
         self.check_area(uid, held.rule, rings.area.len)?;
         self.still_apart(uid, &held)?;
         let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
-        let process = peer::process_of(connection.as_fd()).map_err(|error| refusals::no_owner(&error))?;
+        let process = process_of(connection.as_fd()).map_err(|error| refusals::no_owner(&error))?;
         let key = held.key;
         let order = QueueOrder {
             owner: UserAndGroup {

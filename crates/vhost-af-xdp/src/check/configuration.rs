@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use program::peer;
 use rustix::net::{SocketAddrUnix, SocketFlags, connect};
 use rustix::process::{Resource, getegid, geteuid, getgroups, getrlimit};
 use rustix::thread::CapabilitySet;
@@ -26,7 +27,7 @@ use steer::with_sources;
 use steward::policy::{DEFAULT_POLICY, Policy, Queues};
 use steward::protocol::{self, DEFAULT_SOCKET, Wanted};
 use steward::server::unserved_queues;
-use steward::{capabilities, listing, peer};
+use steward::{capabilities, listing};
 use xsk::Mode;
 
 use super::facts::Facts;

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use device::config_space::ConfigSpace;
 use device::pair::Fault;
+use program::peer;
 use steer::with_sources;
-use steward::peer;
 
 use super::attachment::NULL_MTU;
 use super::reasons::{Closed, Ended, Impaired};

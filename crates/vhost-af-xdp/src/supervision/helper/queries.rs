@@ -12,10 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use program::descriptors;
+use program::{descriptors, peer};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{RecvFlags, SendFlags};
-use steward::peer;
 
 use crate::lock::Locked;
 use crate::supervision::private_memory::{self, MappedFile};

@@ -1,0 +1,105 @@
+//! The peer of a Unix socket.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// SO_PEERPIDFD, Linux 6.5 (include/uapi/asm-generic/socket.h).
+const SO_PEERPIDFD: c_int = 77;
+
+/// Process, user and group that connected, at the time of connect(2) (unix(7), SO_PEERCRED).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "fields are described above")]
+pub struct Ids {
+    /// 0: a process that this PID namespace does not show.
+    pub pid: i32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// Those of the process at the other end of a Unix socket.
+///
+/// Not rustix's `socket_peercred`: the type that it returns cannot hold a process number of 0.
+///
+/// # Errors
+/// The kernel's.
+pub fn ids(socket: BorrowedFd<'_>) -> io::Result<Ids> {
+    let mut ids = [0, u32::MAX, u32::MAX];
+    option(socket, libc::SO_PEERCRED, &mut ids)?;
+    let [pid, uid, gid] = ids;
+    let pid = pid.cast_signed();
+    Ok(Ids { pid, uid, gid })
+}
+
+/// The process at the other end of a Unix socket; `None` for one that this PID namespace does not show.
+#[must_use]
+pub fn process(socket: BorrowedFd<'_>) -> Option<i32> {
+    ids(socket).ok().map(|ids| ids.pid).filter(|&pid| pid > 0)
+}
+
+/// Whether that process has ended, as far as the kernel tells: what was read of its number until now may be another's.
+/// Before Linux 6.5 it does not tell.
+#[must_use]
+pub fn has_ended(socket: BorrowedFd<'_>) -> bool {
+    match process_of(socket) {
+        // A kernel that has no such option.
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => false,
+        // Nobody has its number, or it was another's.
+        Err(_) => true,
+        Ok(process) => {
+            let mut readable = [PollFd::new(&process, PollFlags::IN)];
+            !matches!(poll(&mut readable, Some(&Timespec::default())), Ok(0))
+        }
+    }
+}
+
+/// The process at the other end of a Unix socket, by a descriptor (pidfd_open(2)).
+///
+/// # Errors
+/// The kernel's: ENOPROTOOPT before Linux 6.5.
+pub fn process_of(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut number = [u32::MAX];
+    option(socket, SO_PEERPIDFD, &mut number)?;
+    // SAFETY: a descriptor that the kernel has just made for this process, and that no other code knows.
+    Ok(unsafe { OwnedFd::from_raw_fd(number[0].cast_signed()) })
+}
+
+/// Reads an option of a socket that consists of 32-bit numbers (getsockopt(2), SOL_SOCKET); how many there are.
+///
+/// # Errors
+/// The kernel's: ERANGE if there are more.
+pub fn option(socket: BorrowedFd<'_>, name: c_int, numbers: &mut [u32]) -> io::Result<usize> {
+    let mut len = libc::socklen_t::try_from(size_of_val(numbers)).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let (socket, level, to) = (socket.as_raw_fd(), libc::SOL_SOCKET, numbers.as_mut_ptr());
+    // SAFETY: the kernel writes at most `len` bytes to the numbers, for which any bytes are valid.
+    match unsafe { libc::getsockopt(socket, level, name, to.cast(), &raw mut len) } {
+        0 => Ok(len as usize / size_of::<u32>()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn own_process_is_its_own_peer_and_goes_on() {
+        let (one, _other) = UnixStream::pair().expect("sockets");
+        let pid = i32::try_from(std::process::id()).expect("small");
+        let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
+        let own = Ids {
+            pid,
+            uid: uid.as_raw(),
+            gid: gid.as_raw(),
+        };
+        assert_eq!(ids(one.as_fd()).expect("known"), own);
+        assert_eq!(process(one.as_fd()), Some(pid));
+        assert!(!has_ended(one.as_fd()));
+    }
+}
