@@ -8,9 +8,7 @@ use super::hints::Hinted;
 use super::host::BEHIND;
 use super::listed::{Listed, Steered};
 use super::netkit::NetkitEnd;
-use super::wire::{
-    BeforeZeros, Body, Codec, Name, Text, Wire, enumerated, enumeration, messages, value, wire,
-};
+use super::wire::{BeforeZeros, Fields, Io, Name, Text, enumerated, enumeration, messages, value, wire};
 use super::zcrx::ZcrxRegistered;
 use super::{HostEnd, Malformed, SendTapEnd, message, split};
 use crate::links::DriverSends;
@@ -263,88 +261,48 @@ impl Answer {
     }
 }
 
-impl Wire for Facts {
-    fn write(&self, to: &mut Vec<u8>) {
-        [
-            self.ifindex,
-            self.mtu,
-            self.rx_queues,
-            self.program,
-            self.generation,
-        ]
-        .write(to);
-        self.mode.map_or(0, |mode| mode as u32).write(to);
-        let sends = &self.sends;
-        let flags = [
-            self.up,
-            sends.checksum,
-            self.partial_checksums,
-            self.impaired,
-            sends.zero_copy,
-            self.translated,
-            self.strips_tags,
-            self.loses,
-        ];
-        flags.write(to);
-        u32::try_from(sends.most_pieces).unwrap_or(u32::MAX).write(to);
-        Name.write(&self.name, to);
-        self.mac.write(to);
-        let node = self.node.map_or(0u16, |node| node.number() + 1);
-        BeforeZeros(4).write(&node, to);
-        self.steered.write(to);
-        DRIVER.write(&self.driver, to);
-        NOTE.write(&self.note, to);
-        STEERING.write(&self.steering, to);
-    }
-
-    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
-        let [ifindex, mtu, rx_queues, program, generation] = from.next()?;
-        let mode = match from.next()? {
-            0u32 => None,
+impl Fields for Facts {
+    fn fields(&mut self, io: &mut Io<'_, '_>) -> Result<(), Malformed> {
+        for number in [
+            &mut self.ifindex,
+            &mut self.mtu,
+            &mut self.rx_queues,
+            &mut self.program,
+            &mut self.generation,
+        ] {
+            io.plain(number)?;
+        }
+        let mut mode = self.mode.map_or(0, |mode| mode as u32);
+        io.plain(&mut mode)?;
+        self.mode = match mode {
+            0 => None,
             number => Some(enumerated("mode", number)?),
         };
-        let [
-            up,
-            checksum,
-            partial_checksums,
-            impaired,
-            zero_copy,
-            translated,
-            strips_tags,
-            loses,
-        ] = from.next()?;
-        let most_pieces: u32 = from.next()?;
-        Ok(Self {
-            ifindex,
-            mtu,
-            rx_queues,
-            program,
-            generation,
-            mode,
-            up,
-            partial_checksums,
-            impaired,
-            translated,
-            strips_tags,
-            loses,
-            sends: DriverSends {
-                checksum,
-                zero_copy,
-                most_pieces: most_pieces as usize,
-            },
-            name: Name.read(from)?,
-            mac: from.next()?,
-            node: match BeforeZeros(4).read(from)? {
-                0u16 => None,
-                beyond => {
-                    let node = NumaNode::new(i32::from(beyond) - 1);
-                    Some(node.ok_or_else(|| value("NUMA node", beyond.into()))?)
-                }
-            },
-            steered: from.next()?,
-            driver: DRIVER.read(from)?,
-            note: NOTE.read(from)?,
-            steering: STEERING.read(from)?,
-        })
+        let sends = &mut self.sends;
+        io.flags([
+            &mut self.up,
+            &mut sends.checksum,
+            &mut self.partial_checksums,
+            &mut self.impaired,
+            &mut sends.zero_copy,
+            &mut self.translated,
+            &mut self.strips_tags,
+            &mut self.loses,
+        ])?;
+        let mut most_pieces = u32::try_from(sends.most_pieces).unwrap_or(u32::MAX);
+        io.plain(&mut most_pieces)?;
+        sends.most_pieces = most_pieces as usize;
+        io.by(&Name, &mut self.name)?;
+        io.plain(&mut self.mac)?;
+        let mut beyond = self.node.map_or(0u16, |node| node.number() + 1);
+        io.by(&BeforeZeros(4), &mut beyond)?;
+        self.node = NumaNode::new(i32::from(beyond) - 1);
+        if self.node.is_none() && beyond != 0 {
+            return Err(value("NUMA node", beyond.into()));
+        }
+        io.plain(&mut self.steered)?;
+        io.by(&DRIVER, &mut self.driver)?;
+        io.by(&NOTE, &mut self.note)?;
+        io.by(&STEERING, &mut self.steering)
     }
 }

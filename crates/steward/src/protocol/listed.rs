@@ -3,11 +3,11 @@
 use steer::Filter;
 use zerocopy::TryFromBytes;
 
-use super::wire::{Body, Codec, List, Name, Wire, count, enumeration, value};
+use super::wire::{Fields, Io, List, Name, count, enumeration, value};
 use super::{ENTRIES_MAX, Malformed};
 
 /// One lease.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listed {
     /// Increases from one to the next; 0 is before the first.
     pub number: u64,
@@ -75,46 +75,29 @@ pub(super) const MACS: List = List::set(ENTRIES_MAX, 6, "addresses");
 /// Its VLANs.
 pub(super) const VLANS: List = List::set(ENTRIES_MAX, 2, "VLANs");
 
-impl Wire for Listed {
-    fn write(&self, to: &mut Vec<u8>) {
-        self.number.write(to);
-        self.namespace.write(to);
-        let Filter { macs, vlans } = &self.filter;
-        [self.pid, self.uid].write(to);
-        [self.start_queue, self.queues].write(to);
-        self.steered.write(to);
-        [self.impaired, self.orphaned, self.zcrx].write(to);
-        [count(macs), count(vlans)].write(to);
-        Name.write(&self.interface, to);
-        MACS.write_elements(macs, to);
-        VLANS.write_elements(vlans, to);
-    }
-
-    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
-        let (number, namespace, pid, uid) = (from.next()?, from.next()?, from.next()?, from.next()?);
-        let [start_queue, queues]: [u32; 2] = from.next()?;
-        if start_queue.checked_add(queues).is_none() {
-            return Err(value("first queue", start_queue));
+impl Fields for Listed {
+    fn fields(&mut self, io: &mut Io<'_, '_>) -> Result<(), Malformed> {
+        let Filter { macs, vlans } = &mut self.filter;
+        io.plain(&mut self.number)?;
+        io.plain(&mut self.namespace)?;
+        for number in [
+            &mut self.pid,
+            &mut self.uid,
+            &mut self.start_queue,
+            &mut self.queues,
+        ] {
+            io.plain(number)?;
         }
-        let steered = from.next()?;
-        let [impaired, orphaned, zcrx] = from.next()?;
-        let [macs, vlans] = from.next()?;
-        Ok(Self {
-            number,
-            namespace,
-            pid,
-            uid,
-            interface: Name.read(from)?,
-            start_queue,
-            queues,
-            filter: Filter {
-                macs: MACS.read_elements(macs, from)?,
-                vlans: VLANS.read_elements(vlans, from)?,
-            },
-            steered,
-            impaired,
-            orphaned,
-            zcrx,
-        })
+        io.plain(&mut self.steered)?;
+        io.flags([&mut self.impaired, &mut self.orphaned, &mut self.zcrx])?;
+        let mut counts = [count(macs), count(vlans)];
+        io.plain(&mut counts)?;
+        io.by(&Name, &mut self.interface)?;
+        io.elements(MACS, counts[0], macs)?;
+        io.elements(VLANS, counts[1], vlans)?;
+        match self.start_queue.checked_add(self.queues) {
+            Some(_) => Ok(()),
+            None => Err(value("first queue", self.start_queue)),
+        }
     }
 }

@@ -9,7 +9,9 @@ use super::listed::{MACS, VLANS};
 use super::netkit::NetkitWanted;
 use super::part::{Part, check_parts};
 use super::stations::{Changes, StationChange};
-use super::wire::{Body, Checked, Codec, Flag, List, Name, Wire, count, enumeration, messages, value, wire};
+use super::wire::{
+    Body, Checked, Codec, Fields, Flag, Io, List, Name, Wire, count, enumeration, messages, value, wire,
+};
 use super::zcrx::{ZcrxRings, ZcrxWanted};
 use super::{
     BIND_FLAGS, BIND_WAIT_MAX, FRAME_LIMITS, Malformed, PARTS_MAX, QUEUES_MAX, RING_MAX, TAP_QUEUES_MAX,
@@ -177,7 +179,7 @@ pub struct Rings {
 }
 
 /// The lease that a lessee wants.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// Name of the interface.
     pub interface: String,
@@ -345,27 +347,21 @@ wire!(Rings {
     tx: ENTRIES
 });
 
-impl Wire for Wanted {
-    fn write(&self, to: &mut Vec<u8>) {
-        let Filter { macs, vlans } = &self.filter;
-        Name.write(&self.interface, to);
-        [self.start_queue, self.queues].write(to);
-        self.mode.write(to);
-        [count(macs), count(vlans)].write(to);
-        MACS.write_elements(macs, to);
-        VLANS.write_elements(vlans, to);
-        Flag.write(&self.network, to);
-    }
-
-    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
-        let interface = Name.read(from)?;
-        let (start_queue, queues) = (from.next()?, QUEUES.read(from)?);
-        if u32::checked_add(start_queue, queues).is_none() {
-            return Err(value("first queue", start_queue));
+impl Fields for Wanted {
+    fn fields(&mut self, io: &mut Io<'_, '_>) -> Result<(), Malformed> {
+        let Filter { macs, vlans } = &mut self.filter;
+        io.by(&Name, &mut self.interface)?;
+        io.plain(&mut self.start_queue)?;
+        io.by(&QUEUES, &mut self.queues)?;
+        io.plain(&mut self.mode)?;
+        let mut counts = [count(macs), count(vlans)];
+        io.plain(&mut counts)?;
+        io.elements(MACS, counts[0], macs)?;
+        io.elements(VLANS, counts[1], vlans)?;
+        io.by(&Flag, &mut self.network)?;
+        if self.start_queue.checked_add(self.queues).is_none() {
+            return Err(value("first queue", self.start_queue));
         }
-        let (mode, [mac_count, vlan_count]) = (from.next()?, from.next()?);
-        let macs: Vec<[u8; 6]> = MACS.read_elements(mac_count, from)?;
-        let vlans: Vec<u16> = VLANS.read_elements(vlan_count, from)?;
         // Bit 0 of the first byte: a multicast address (IEEE 802).
         if let Some(mac) = macs.iter().find(|mac| mac[0] & 1 != 0) {
             return Err(value("first byte of the address of one station", mac[0].into()));
@@ -373,18 +369,10 @@ impl Wire for Wanted {
         if let Some(&vlan) = vlans.iter().find(|&&vlan| vlan > LAST_VLAN) {
             return Err(value("VLAN", vlan.into()));
         }
-        let (filter, network) = (Filter { macs, vlans }, Flag.read(from)?);
-        if network && !filter.is_empty() {
-            return Err(Malformed::List("addresses and VLANs of a network"));
+        match self.network && !self.filter.is_empty() {
+            true => Err(Malformed::List("addresses and VLANs of a network")),
+            false => Ok(()),
         }
-        Ok(Self {
-            interface,
-            start_queue,
-            queues,
-            mode,
-            filter,
-            network,
-        })
     }
 }
 

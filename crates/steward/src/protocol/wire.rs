@@ -80,6 +80,70 @@ impl<T: Wire> Codec<T> for Plain {
     }
 }
 
+/// A structure with fields that do not lie as it has them. One function names them, in the order of the message, for
+/// writing and for reading.
+pub(super) trait Fields: Clone + Default {
+    /// Errors: what is read is malformed. What is to be written is all written by then.
+    fn fields(&mut self, io: &mut Io<'_, '_>) -> Result<(), Malformed>;
+}
+
+impl<T: Fields> Wire for T {
+    fn write(&self, to: &mut Vec<u8>) {
+        let _ = self.clone().fields(&mut Io::Write(to));
+    }
+
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
+        let mut value = Self::default();
+        value.fields(&mut Io::Read(from))?;
+        Ok(value)
+    }
+}
+
+/// Where fields are written to, or read from.
+pub(super) enum Io<'a, 'b> {
+    Write(&'a mut Vec<u8>),
+    Read(&'a mut Body<'b>),
+}
+
+impl Io<'_, '_> {
+    pub(super) fn plain<T: Wire>(&mut self, field: &mut T) -> Result<(), Malformed> {
+        self.by(&Plain, field)
+    }
+
+    pub(super) fn by<T>(&mut self, codec: &impl Codec<T>, field: &mut T) -> Result<(), Malformed> {
+        match self {
+            Self::Write(to) => codec.write(field, to),
+            Self::Read(from) => *field = codec.read(from)?,
+        }
+        Ok(())
+    }
+
+    /// The first is bit 0 of a `u32`.
+    pub(super) fn flags<const N: usize>(&mut self, flags: [&mut bool; N]) -> Result<(), Malformed> {
+        let mut values = flags.each_ref().map(|flag| **flag);
+        self.plain(&mut values)?;
+        flags
+            .into_iter()
+            .zip(values)
+            .for_each(|(flag, value)| *flag = value);
+        Ok(())
+    }
+
+    /// The field of a list whose number of elements was read before.
+    pub(super) fn elements<T: Wire>(
+        &mut self,
+        list: List,
+        count: u32,
+        elements: &mut Vec<T>,
+    ) -> Result<(), Malformed> {
+        match self {
+            Self::Write(to) => list.write_elements(elements, to),
+            Self::Read(from) => *elements = list.read_elements(count, from)?,
+        }
+        Ok(())
+    }
+}
+
 /// Numbers, and arrays of them, in the byte order of the machine.
 macro_rules! numbers {
     ($($type:ty),*) => {$(

@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::Malformed;
 use super::part::{Part, check_parts};
-use super::wire::{Body, Checked, Codec, List, Name, Wire, count, value, wire};
+use super::wire::{Body, Checked, Fields, Io, List, Name, Wire, count, value, wire};
 
 /// Most flows of one lease.
 pub const ZCRX_FLOWS_MAX: usize = 8;
@@ -37,7 +37,7 @@ pub struct ZcrxWanted {
 }
 
 /// Registration of a lease's queue. The memory comes as one descriptor with the message.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ZcrxRings {
     /// The rings' descriptors in the process that has connected, 1 to [`ZCRX_RINGS_MAX`], each once. All receive into
     /// the same memory.
@@ -123,27 +123,19 @@ const BUFFER: Checked = Checked(
     "bytes of a buffer",
 );
 
-impl Wire for ZcrxRings {
-    fn write(&self, to: &mut Vec<u8>) {
-        self.area.write(to);
-        [count(&self.rings), self.entries, self.buffer_bytes].write(to);
-        RINGS.write_elements(&self.rings, to);
-        0u32.write(to);
-    }
-
-    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
-        let (area, count) = (from.next()?, from.next()?);
-        check_parts(&[area])?;
-        let (entries, buffer_bytes) = (ENTRIES.read(from)?, BUFFER.read(from)?);
-        let rings: Vec<i32> = RINGS.read_elements(count, from)?;
-        if rings.iter().any(|&ring| ring < 0) || from.next::<u32>()? != 0 {
-            return Err(Malformed::List(RINGS.name));
+impl Fields for ZcrxRings {
+    fn fields(&mut self, io: &mut Io<'_, '_>) -> Result<(), Malformed> {
+        let (mut count, mut zero) = (count(&self.rings), 0u32);
+        io.plain(&mut self.area)?;
+        io.plain(&mut count)?;
+        io.by(&ENTRIES, &mut self.entries)?;
+        io.by(&BUFFER, &mut self.buffer_bytes)?;
+        io.elements(RINGS, count, &mut self.rings)?;
+        io.plain(&mut zero)?;
+        check_parts(&[self.area])?;
+        match self.rings.iter().any(|&ring| ring < 0) || zero != 0 {
+            true => Err(Malformed::List(RINGS.name)),
+            false => Ok(()),
         }
-        Ok(Self {
-            rings,
-            area,
-            entries,
-            buffer_bytes,
-        })
     }
 }
