@@ -10,7 +10,7 @@
 //! detached queue come by the others, and are dropped if there are none. Detached queues go with the device
 //! (`tun_detach_all`).
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -98,22 +98,6 @@ impl Tap {
         let digits = self.name.trim_start_matches(|c: char| !c.is_ascii_digit());
         let index = digits.split_once('-').map(|(index, _)| index.parse());
         index.and_then(Result::ok).unwrap_or_default()
-    }
-
-    /// All that there are in this network namespace.
-    pub(crate) fn all() -> io::Result<Vec<Self>> {
-        let mut found = Vec::new();
-        for_each(|_, attributes| {
-            let alias = attributes
-                .get_ifalias()
-                .ok()
-                .and_then(|alias| alias.to_str().ok());
-            let name = attributes.get_ifname().ok().and_then(|name| name.to_str().ok());
-            if let (Some(alias), Some(name)) = (alias, name) {
-                found.extend(Self::of(alias, name));
-            }
-        })?;
-        Ok(found)
     }
 
     /// By alias and name.
@@ -235,10 +219,19 @@ pub(crate) fn removal_of(index: u32) -> Vec<u8> {
 
 /// All that there are in this network namespace; none, if that cannot be told, which is logged.
 pub(crate) fn all_taps() -> Vec<Tap> {
-    Tap::all().unwrap_or_else(|error| {
+    let mut found = Vec::new();
+    let looked = for_each(|_, attributes| {
+        let alias = attributes.get_ifalias().map(CStr::to_str);
+        let name = attributes.get_ifname().map(CStr::to_str);
+        if let (Ok(Ok(alias)), Ok(Ok(name))) = (alias, name) {
+            found.extend(Tap::of(alias, name));
+        }
+    });
+    if let Err(error) = looked {
         tracing::warn!("cannot look for devices of another steward: {error}");
-        Vec::new()
-    })
+        found.clear();
+    }
+    found
 }
 
 /// A header with these flags, of those that change.

@@ -95,20 +95,6 @@ impl Between {
     }
 }
 
-/// Why a lessee does not get the device.
-enum NotGiven {
-    /// It asks too often: what there is stays.
-    Limit(Refusal),
-    /// In words.
-    Failed(String),
-}
-
-impl From<String> for NotGiven {
-    fn from(why: String) -> Self {
-        Self::Failed(why)
-    }
-}
-
 /// Whether a lease may have taps: it is of a network, or of a guest that is alone on its queues in tap mode.
 pub(super) fn may_have_taps(wanted: &Wanted) -> bool {
     wanted.network || wanted.mode == ModeRequest::Tap
@@ -161,23 +147,26 @@ impl NetworkTap {
         (has, queues): (u32, usize),
         removals: &mut Removals,
         may_make: impl FnOnce() -> Result<(), Refusal>,
-    ) -> Result<(Link, Vec<OwnedFd>), NotGiven> {
+    ) -> Result<(Link, Vec<OwnedFd>), Refusal> {
         let name = &self.tap.name;
-        let there = self.device()?;
+        let failed = |why: String| Reason::Kernel.because(why);
+        let there = self.device().map_err(failed)?;
         let known = there.clone().filter(|device| device.index == has);
         let made = match there {
             Some(device) if device.index == has => Vec::new(),
             there => {
-                may_make().map_err(NotGiven::Limit)?;
+                may_make()?;
                 if there.is_some() {
-                    removals.make_room(&self.tap)?;
+                    removals.make_room(&self.tap).map_err(failed)?;
                 }
                 let made = self.tap.make(queues, Tap::mtu_for(interface.link.mtu));
                 let NewTap {
                     descriptors,
                     cuts_udp,
                 } = made.map_err(|error| {
-                    format!("cannot make the tap device {name} (by /dev/net/tun): {error}")
+                    failed(format!(
+                        "cannot make the tap device {name} (by /dev/net/tun): {error}"
+                    ))
                 })?;
                 may_crash("made");
                 self.cuts_udp = cuts_udp;
@@ -192,13 +181,13 @@ impl NetworkTap {
         }
         match (self.look(interface), known) {
             (Ok(Some(device)), _) => Ok((device, made)),
-            (Ok(None), _) => Err(NotGiven::Failed(format!("{} is gone again", self.tap.name))),
+            (Ok(None), _) => Err(failed(format!("{} is gone again", self.tap.name))),
             // Another MTU is tried again later: until then frames pass as before.
             (Err(why), Some(device)) if self.joins(interface, &device) => {
                 self.why = why;
                 Ok((device, made))
             }
-            (Err(why), _) => Err(why.into()),
+            (Err(why), _) => Err(failed(why)),
         }
     }
 
@@ -426,12 +415,12 @@ impl Server {
                 };
                 Ok(Reply::with(Answer::Host(end), files))
             }
-            Err(NotGiven::Limit(refusal)) => Err(refusal),
-            Err(NotGiven::Failed(why)) => {
-                let text = format!("{} cannot be joined with a network: {why}", link.name);
+            // It asks too often: what there is stays.
+            Err(refusal) if refusal.reason == Reason::Limit => Err(refusal),
+            Err(Refusal { reason, text: why }) => {
                 // The answer has the reason. A notification besides would make the lessee ask again at once.
                 self.take_network_tap_back(at);
-                Reason::Kernel.refuse(text)
+                reason.refuse(format!("{} cannot be joined with a network: {why}", link.name))
             }
         }
     }

@@ -281,7 +281,7 @@ fn make_no_pages(faults: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Err
     // SAFETY: as above; the mapping is ours.
     match unsafe { libc::ioctl(faults.as_raw_fd(), UFFDIO_REGISTER as _, &raw mut range) } {
         0 => Ok(()),
-        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        _ => Err(super::last_errno()),
     }
 }
 

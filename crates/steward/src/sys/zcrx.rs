@@ -141,7 +141,7 @@ fn check_owner(process: BorrowedFd<'_>, owner: UserAndGroup) -> Result<(), Errno
     // SAFETY: the kernel reads and writes a live structure of the length that the number says.
     let done = unsafe { libc::ioctl(process.as_raw_fd(), GET_INFO as _, &raw mut info) };
     if done != 0 {
-        return match errno(&std::io::Error::last_os_error()) {
+        return match super::last_errno() {
             // Before Linux 6.13.
             Errno::NOTTY | Errno::INVAL => Ok(()),
             errno => Err(errno),
