@@ -28,16 +28,16 @@ use std::path::PathBuf;
 
 use clap::Args;
 use common::drivers;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 use steer::{HintSet, mac_text};
 
 use self::advice::Advice;
-use self::facts::{Facts, HugePages};
+use self::facts::Facts;
 use self::finding::{Finding, Severity};
 use self::network::NetworkReport;
 use self::placements::{PlacementReport, Request};
 use self::try_bind::TryReport;
-use crate::api::queues::Queue;
 use crate::config::Placement;
 use crate::nic::endpoint::COPY_BYTES;
 use crate::nic::hints;
@@ -77,115 +77,17 @@ pub(crate) struct CheckArgs {
 }
 
 /// All that is said.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub(crate) struct Report {
-    interface: InterfaceReport,
-    driver: DriverReport,
-    kernel: KernelReport,
-    /// The XDP program that is on the interface.
-    program: Option<String>,
-    placements: Vec<PlacementReport>,
+    facts: Facts,
+    placements: [PlacementReport; 3],
     /// What a network gives that has all of it as its uplink.
     network: Option<NetworkReport>,
-    /// What the host's own traffic will cost.
-    host: Option<String>,
-    queues: Vec<Queue>,
-    /// Queues that nobody is seen to have.
-    free_queues: Vec<u32>,
-    /// Who has the others, in words.
-    held_queues: Vec<String>,
-    steering: SteeringReport,
-    hints: HintsReport,
-    memory: MemoryReport,
-    /// Capabilities that a daemon needs without a steward, and that this process lacks.
-    lacking_capabilities: Vec<&'static str>,
-    /// A steward's socket is where one is by default.
-    steward: bool,
     /// What an operator should act on.
     pub(crate) findings: Vec<Finding>,
-    #[serde(rename = "type")]
     advice: Vec<Advice>,
-    /// What could not be seen, and why.
-    not_seen: Vec<String>,
     /// With `--try`.
     tried: Option<TryReport>,
-}
-
-#[derive(Debug, Clone, Serialize)]
-struct InterfaceReport {
-    name: String,
-    index: u32,
-    mtu: u32,
-    mac: String,
-    up: bool,
-    /// None: the kernel does not say.
-    carrier: Option<bool>,
-    receive_queues: u32,
-    /// What `ethtool -L` can make of them; none: the driver does not say.
-    most_receive_queues: Option<u32>,
-    iommu_translates: bool,
-}
-
-#[derive(Debug, Clone, Serialize)]
-struct DriverReport {
-    /// Empty: the kernel does not name it.
-    name: String,
-    /// What it says of itself; none: nothing.
-    native: Option<bool>,
-    zero_copy: Option<bool>,
-    pieces: Option<bool>,
-    checksums: Option<bool>,
-    /// What the table of drivers says.
-    known: String,
-}
-
-#[derive(Debug, Clone, Serialize)]
-struct KernelReport {
-    release: String,
-    lacks: Vec<Lack>,
-}
-
-#[derive(Debug, Clone, Serialize)]
-struct Lack {
-    /// The first version that has it.
-    from: String,
-    what: &'static str,
-}
-
-#[derive(Debug, Clone, Serialize)]
-struct SteeringReport {
-    /// N-tuple rules that there are; none: there can be none.
-    rules: Option<usize>,
-    /// Why not.
-    rules_why: Option<String>,
-    /// RSS contexts beside the main one; none: there can be none.
-    contexts: Option<usize>,
-    contexts_why: Option<String>,
-    /// Whether `--vlan` works, and why not.
-    vlans: String,
-}
-
-#[derive(Debug, Clone, Serialize)]
-struct HintsReport {
-    /// What the driver says it can tell of frames, in native mode; none: the kernel does not say.
-    driver: Option<Vec<String>>,
-    /// What this kernel has functions for.
-    kernel: Vec<String>,
-    /// What `--hints` gives.
-    line: String,
-}
-
-#[derive(Debug, Clone, Serialize)]
-struct MemoryReport {
-    /// RLIMIT_MEMLOCK; none: no limit.
-    memlock_bytes: Option<u64>,
-    /// CAP_IPC_LOCK: the limit does not count.
-    locks_any: bool,
-    /// What copy placement locks for each queue pair.
-    copy_bytes: u32,
-    /// How many pairs fit; none: any number.
-    copy_pairs: Option<u64>,
-    huge_pages: Vec<HugePages>,
 }
 
 /// Looks, and tries if that was asked for.
@@ -207,105 +109,126 @@ impl Report {
     fn new(facts: Facts, tried: Option<TryReport>) -> Self {
         let placements = [Placement::Copy, Placement::SendDirect, Placement::Direct];
         let placements = placements.map(|placement| facts.placement(&Request::of(placement)));
-        let network = facts.network(&placements[0]);
-        let lacks = facts.kernel.into_iter().flat_map(kernels::lacks);
-        let lacks = lacks.map(|((major, minor), what)| Lack {
-            from: format!("{major}.{minor}"),
-            what,
-        });
-        let said = |what: fn(&steward::links::DriverXdp) -> bool| facts.driver.as_ref().map(what);
         Self {
-            interface: InterfaceReport {
-                name: facts.link.name.clone(),
-                index: facts.link.index,
-                mtu: facts.link.mtu,
-                mac: mac_text(facts.link.mac),
-                up: facts.link.up,
-                carrier: facts.carrier,
-                receive_queues: facts.link.rx_queues,
-                most_receive_queues: facts.most_queues,
-                iommu_translates: facts.link.translated,
-            },
-            driver: DriverReport {
-                native: said(|driver| driver.native),
-                zero_copy: said(|driver| driver.sends.zero_copy),
-                pieces: said(|driver| driver.pieces),
-                checksums: said(|driver| driver.sends.checksum),
-                known: drivers::said_of(&facts.link.driver),
-                name: facts.link.driver.clone(),
-            },
-            kernel: KernelReport {
-                lacks: lacks.collect(),
-                release: facts.release.clone(),
-            },
-            program: facts
-                .program
-                .as_ref()
-                .map(|program| match facts.program_holder() {
-                    Some(whose) => format!("{program}, {whose}"),
-                    None => program.to_string(),
-                }),
+            network: facts.network(&placements[0]),
             findings: facts.findings(&placements[0]),
             advice: advice::lines(&facts, &placements),
-            placements: placements.into(),
-            network,
-            host: facts.host(),
-            free_queues: facts.free_queues(),
-            held_queues: facts.holders(),
-            steering: SteeringReport {
-                rules: facts.rules.as_ref().ok().copied(),
-                rules_why: facts.rules.as_ref().err().cloned(),
-                contexts: facts.contexts.as_ref().ok().copied(),
-                contexts_why: facts.contexts.as_ref().err().cloned(),
-                vlans: facts.vlans(),
-            },
-            hints: hints_of(&facts),
-            memory: memory(&facts),
-            lacking_capabilities: facts.lacking,
-            steward: facts.steward,
-            queues: facts.queues,
-            not_seen: facts.not_seen,
+            placements,
             tried,
+            facts,
         }
+    }
+
+    /// What `--json` prints. Null: the kernel or the driver does not say, or there is none.
+    fn document(&self) -> Value {
+        let (facts, link) = (&self.facts, &self.facts.link);
+        let driver = facts.driver.as_ref();
+        json!({
+            "interface": {
+                "name": link.name,
+                "index": link.index,
+                "mtu": link.mtu,
+                "mac": mac_text(link.mac),
+                "up": link.up,
+                "carrier": facts.carrier,
+                "receive_queues": link.rx_queues,
+                "most_receive_queues": facts.most_queues,
+                "iommu_translates": link.translated,
+            },
+            "driver": {
+                "name": link.driver,
+                "native": driver.map(|driver| driver.native),
+                "zero_copy": driver.map(|driver| driver.sends.zero_copy),
+                "pieces": driver.map(|driver| driver.pieces),
+                "checksums": driver.map(|driver| driver.sends.checksum),
+                "known": drivers::said_of(&link.driver),
+            },
+            "kernel": {
+                "release": facts.release,
+                "lacks": facts.lacks().map(|(from, what)| json!({ "from": from, "what": what })).collect::<Vec<_>>(),
+            },
+            "program": facts.program_text(),
+            "placements": self.placements,
+            "network": self.network,
+            "host": facts.host(),
+            "queues": facts.queues,
+            "free_queues": facts.free_queues(),
+            "held_queues": facts.holders(),
+            "steering": {
+                "rules": facts.rules.as_ref().ok(),
+                "rules_why": facts.rules.as_ref().err(),
+                "contexts": facts.contexts.as_ref().ok(),
+                "contexts_why": facts.contexts.as_ref().err(),
+                "vlans": facts.vlans(),
+            },
+            "hints": {
+                "driver": facts.hints.map(hints::names),
+                "kernel": hints::names(HintSet::of_kernel()),
+                "line": facts.hints_line(),
+            },
+            "memory": {
+                "memlock_bytes": facts.memlock_bytes,
+                "locks_any": facts.locks_any,
+                "copy_bytes": COPY_BYTES,
+                "copy_pairs": facts.copy_pairs(),
+                "huge_pages": facts.huge_pages,
+            },
+            "lacking_capabilities": facts.lacking,
+            "steward": facts.steward,
+            "findings": self.findings,
+            "type": self.advice,
+            "not_seen": facts.not_seen,
+            "tried": self.tried,
+        })
     }
 }
 
-fn memory(facts: &Facts) -> MemoryReport {
-    let limit = facts.memlock_bytes.filter(|_| !facts.locks_any);
-    MemoryReport {
-        memlock_bytes: facts.memlock_bytes,
-        locks_any: facts.locks_any,
-        copy_bytes: COPY_BYTES,
-        copy_pairs: limit.map(|bytes| bytes / u64::from(COPY_BYTES)),
-        huge_pages: facts.huge_pages.clone(),
+impl Serialize for Report {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.document().serialize(serializer)
     }
 }
 
-fn hints_of(facts: &Facts) -> HintsReport {
-    let (kernel, native) = (
-        HintSet::of_kernel(),
-        facts.driver.as_ref().map(|driver| driver.native),
-    );
-    let line = match (facts.hints, native) {
-        (None, _) => "none: the kernel does not say which (Linux 6.3 does)".to_owned(),
-        (_, Some(false)) => "none: they need native mode, which the driver lacks".to_owned(),
-        (Some(driver), _) => {
-            let both = driver.among(kernel);
-            let lost = driver.without(kernel);
-            let lost = match lost.is_empty() {
-                true => String::new(),
-                false => format!("; not {lost}: this kernel lacks them"),
-            };
-            match both.is_empty() {
-                true => format!("mark only: the driver reports none{lost}"),
-                false => format!("{both} of the driver, and mark, in native mode (--hints){lost}"),
-            }
+impl Facts {
+    /// What this kernel lacks, with the first version that has it.
+    fn lacks(&self) -> impl Iterator<Item = (String, &'static str)> {
+        let lacks = self.kernel.into_iter().flat_map(kernels::lacks);
+        lacks.map(|((major, minor), what)| (format!("{major}.{minor}"), *what))
+    }
+
+    /// The XDP program that is on the interface, and whose it is.
+    fn program_text(&self) -> Option<String> {
+        let program = self.program.as_ref()?;
+        Some(match self.program_holder() {
+            Some(whose) => format!("{program}, {whose}"),
+            None => program.to_string(),
+        })
+    }
+
+    /// How many queue pairs in copy placement may be locked; none: any number.
+    fn copy_pairs(&self) -> Option<u64> {
+        let limit = self.memlock_bytes.filter(|_| !self.locks_any)?;
+        Some(limit / u64::from(COPY_BYTES))
+    }
+
+    /// What `--hints` gives.
+    fn hints_line(&self) -> String {
+        let Some(driver) = self.hints else {
+            return "none: the kernel does not say which (Linux 6.3 does)".to_owned();
+        };
+        if self.driver.as_ref().is_some_and(|driver| !driver.native) {
+            return "none: they need native mode, which the driver lacks".to_owned();
         }
-    };
-    HintsReport {
-        driver: facts.hints.map(hints::names),
-        kernel: hints::names(kernel),
-        line,
+        let kernel = HintSet::of_kernel();
+        let (both, lost) = (driver.among(kernel), driver.without(kernel));
+        let lost = match lost.is_empty() {
+            true => String::new(),
+            false => format!("; not {lost}: this kernel lacks them"),
+        };
+        match both.is_empty() {
+            true => format!("mark only: the driver reports none{lost}"),
+            false => format!("{both} of the driver, and mark, in native mode (--hints){lost}"),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use steward::links::{DriverSends, DriverXdp, Link};
 use steward::protocol::DEFAULT_SOCKET;
 
 use super::*;
+use crate::api::queues::Queue;
 use crate::api::queues::{Holder, Leased};
 
 /// igb with two queues, beside nothing else, as root sees it.
@@ -116,7 +117,7 @@ fn kernel_that_does_not_say_is_told_of_by_the_table_of_drivers() {
         facts.kernel = Some((6, 1));
     });
     assert_eq!(modes(&old), [ZERO_COPY; 3]);
-    let lacks: Vec<_> = old.kernel.lacks.iter().map(|lack| lack.from.as_str()).collect();
+    let lacks: Vec<_> = old.facts.lacks().map(|(from, _)| from).collect();
     assert_eq!(lacks, ["6.3", "6.4", "6.6", "6.8", "6.18"]);
     let unknown = with(|facts| (facts.driver, facts.line) = (None, None));
     assert_eq!(modes(&unknown), [TAP, SKB, SKB]);
@@ -147,7 +148,7 @@ fn queues_that_are_taken_are_not_proposed() {
         facts.link.rx_queues = 6;
         facts.queues = vec![taken(0), taken(2)];
     });
-    assert_eq!(report.free_queues, [1, 3, 4, 5]);
+    assert_eq!(report.facts.free_queues(), [1, 3, 4, 5]);
     assert!(
         typed(&report, "one guest on a queue").contains("--start-queue 1"),
         "{report}"
@@ -170,7 +171,7 @@ fn queues_that_are_taken_are_not_proposed() {
         typed(&none, "several pairs").contains("ethtool -L eth1 combined 4"),
         "{none}"
     );
-    assert_eq!(none.held_queues, ["queues 0-1: somebody else's"]);
+    assert_eq!(none.facts.holders(), ["queues 0-1: somebody else's"]);
 }
 
 /// A queue that process 7 has for network lan, or for a port of it.
@@ -205,7 +206,7 @@ fn network_that_has_the_queues_gets_one_more_port_and_nothing_has_to_go() {
         facts.queues = vec![ours(0, None), ours(1, None)];
         facts.program = program();
     });
-    assert_eq!(report.held_queues, ["queues 0-1: network lan, process 7"]);
+    assert_eq!(report.facts.holders(), ["queues 0-1: network lan, process 7"]);
     let text = report.to_string();
     for wrong in [
         "another's",
@@ -224,7 +225,8 @@ fn network_that_has_the_queues_gets_one_more_port_and_nothing_has_to_go() {
     );
     assert!(
         report
-            .program
+            .facts
+            .program_text()
             .as_deref()
             .is_some_and(|program| program.ends_with("process 7's, for network lan")),
         "{text}"
@@ -241,7 +243,7 @@ fn network_that_has_the_queues_gets_one_more_port_and_nothing_has_to_go() {
         facts.program = program();
     });
     assert_eq!(
-        half.held_queues,
+        half.facts.holders(),
         [
             "queue 0: network lan, process 7",
             "queue 1: port vm1 of network lan, process 7"
@@ -376,7 +378,7 @@ fn network_takes_all_queues_and_says_what_becomes_of_tags() {
     );
     assert!(!report.is_faulty(), "guests may use none: {report}");
     let reported = with(|facts| (facts.tags, facts.hints) = (Tags::TakenOff, Some(HintSet::VLAN)));
-    assert!(reported.steering.vlans.contains("in native mode"), "{reported}");
+    assert!(reported.facts.vlans().contains("in native mode"), "{reported}");
     assert_eq!(found(&reported), "");
     let lines = typed(&report, "many guests by address");
     for words in ["queue 1: somebody else's", "uplink = \"eth1\"", "queues = 2"] {
@@ -413,7 +415,7 @@ fn what_an_operator_should_act_on_has_a_remedy() {
         "{leased}"
     );
     let short = with(|facts| (facts.locks_any, facts.memlock_bytes) = (false, Some(64 << 10)));
-    assert_eq!(short.memory.copy_pairs, Some(0));
+    assert_eq!(short.facts.copy_pairs(), Some(0));
     assert!(found(&short).contains("raise it (`ulimit -l 6144`"), "{short}");
     let all: [fn(&mut Facts); 7] = [
         |facts| facts.loopback = true,
@@ -491,7 +493,7 @@ fn what_an_interface_loses_that_stands_on_others_comes_first() {
 
 #[test]
 fn what_tcp_of_the_host_costs_goes_by_interface_and_mode() {
-    let said = |change: fn(&mut Facts)| with(change).host;
+    let said = |change: fn(&mut Facts)| with(change).facts.host();
     let costs = |change, times: &str| {
         let said = said(change).expect("something");
         assert!(

@@ -2,12 +2,16 @@
 
 use std::fmt::{self, Write as _};
 
-use super::{HugePages, Report, TryReport};
+use common::drivers;
+use steer::mac_text;
+
+use super::facts::{Facts, HugePages};
+use super::{Report, TryReport};
 use client::text::{or_dash, table};
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (what, said) in self.facts() {
+        for (what, said) in self.lines() {
             writeln!(f, "{what:<11} {said}")?;
         }
         writeln!(f, "{}", self.modes())?;
@@ -35,36 +39,34 @@ impl fmt::Display for Report {
                 .iter()
                 .try_for_each(|line| writeln!(f, "    {line}"))?;
         }
-        if !self.not_seen.is_empty() {
+        let not_seen = &self.facts.not_seen;
+        if !not_seen.is_empty() {
             writeln!(f, "\nnot seen")?;
         }
-        self.not_seen.iter().try_for_each(|what| writeln!(f, "  {what}"))
+        not_seen.iter().try_for_each(|what| writeln!(f, "  {what}"))
     }
 }
 
 impl Report {
-    fn facts(&self) -> [(&'static str, String); 12] {
+    fn lines(&self) -> [(&'static str, String); 12] {
+        let facts = &self.facts;
+        let network = self.network.as_ref();
         [
-            ("interface", self.interface_line()),
-            ("driver", self.driver.known.clone()),
-            ("kernel", self.kernel_line()),
-            ("program", or_dash(self.program.as_ref())),
-            ("queues", self.queues_line()),
-            ("rules", self.rules_line()),
-            ("VLANs", self.steering.vlans.clone()),
-            ("hints", self.hints.line.clone()),
+            ("interface", facts.interface_line()),
+            ("driver", drivers::said_of(&facts.link.driver)),
+            ("kernel", facts.kernel_line()),
+            ("program", or_dash(facts.program_text().as_ref())),
+            ("queues", facts.queues_line()),
+            ("rules", facts.rules_line()),
+            ("VLANs", facts.vlans()),
+            ("hints", facts.hints_line()),
             (
                 "network",
-                or_dash(
-                    self.network
-                        .as_ref()
-                        .map(|network| network.line(&self.held_queues))
-                        .as_ref(),
-                ),
+                or_dash(network.map(|network| network.line(&facts.holders())).as_ref()),
             ),
-            ("host", or_dash(self.host.as_ref())),
-            ("memory", self.memory_line()),
-            ("privileges", self.privileges_line()),
+            ("host", or_dash(facts.host().as_ref())),
+            ("memory", facts.memory_line()),
+            ("privileges", facts.privileges_line()),
         ]
     }
 
@@ -96,70 +98,70 @@ impl Report {
         }
         table.to_string()
     }
+}
 
+impl Facts {
     fn interface_line(&self) -> String {
-        let interface = &self.interface;
-        let link = match (interface.up, interface.carrier) {
+        let link = match (self.link.up, self.carrier) {
             (false, _) => "down",
             (true, Some(false)) => "up, without a link",
             (true, _) => "up",
         };
-        let translated = match interface.iommu_translates {
+        let translated = match self.link.translated {
             true => ", an IOMMU translates for it",
             false => "",
         };
         format!(
             "{}, {link}, MTU {}, {}{translated}",
-            interface.name, interface.mtu, interface.mac
+            self.link.name,
+            self.link.mtu,
+            mac_text(self.link.mac)
         )
     }
 
     fn kernel_line(&self) -> String {
-        let lacks = self.kernel.lacks.iter();
-        let lacks: Vec<_> = lacks
-            .map(|lack| format!("{} (from {} on)", lack.what, lack.from))
-            .collect();
+        let lacks = self
+            .lacks()
+            .map(|(from, what)| format!("{what} (from {from} on)"));
+        let lacks: Vec<_> = lacks.collect();
         match lacks.is_empty() {
-            true => format!("Linux {}", self.kernel.release),
-            false => format!("Linux {}, without: {}", self.kernel.release, lacks.join("; ")),
+            true => format!("Linux {}", self.release),
+            false => format!("Linux {}, without: {}", self.release, lacks.join("; ")),
         }
     }
 
     fn queues_line(&self) -> String {
-        let interface = &self.interface;
-        let most = match interface.most_receive_queues {
+        let most = match self.most_queues {
             Some(most) => format!(" of {most}"),
             None => String::new(),
         };
-        let free: Vec<_> = self.free_queues.iter().map(ToString::to_string).collect();
+        let free: Vec<_> = self.free_queues().iter().map(ToString::to_string).collect();
         let free = match free.is_empty() {
             true => "none".to_owned(),
             false => free.join(", "),
         };
-        let held = self.held_queues.iter().map(|held| format!("; {held}"));
+        let held = self.holders().into_iter().map(|held| format!("; {held}"));
         format!(
             "{}{most} enabled, free: {free}{}",
-            interface.receive_queues,
+            self.link.rx_queues,
             held.collect::<String>()
         )
     }
 
     fn rules_line(&self) -> String {
-        let said = |count: Option<usize>, why: &Option<String>| match (count, why) {
-            (Some(count), _) => format!("{count} there"),
-            (None, why) => why.clone().unwrap_or_default(),
+        let said = |count: &Result<usize, String>| match count {
+            Ok(count) => format!("{count} there"),
+            Err(why) => why.clone(),
         };
-        let steering = &self.steering;
         format!(
             "n-tuple rules: {}; RSS contexts: {}",
-            said(steering.rules, &steering.rules_why),
-            said(steering.contexts, &steering.contexts_why)
+            said(&self.rules),
+            said(&self.contexts)
         )
     }
 
     fn memory_line(&self) -> String {
-        let memory = &self.memory;
-        let mut text = match (memory.locks_any, memory.memlock_bytes, memory.copy_pairs) {
+        let mut text = match (self.locks_any, self.memlock_bytes, self.copy_pairs()) {
             (true, ..) => "locked: any (CAP_IPC_LOCK)".to_owned(),
             (false, None, _) | (false, _, None) => "locked: any (no RLIMIT_MEMLOCK)".to_owned(),
             (false, Some(bytes), Some(pairs)) => format!(
@@ -169,7 +171,7 @@ impl Report {
             ),
         };
         let has_some = |pages: &&HugePages| pages.total > 0;
-        let mut sizes = memory.huge_pages.iter().filter(has_some).peekable();
+        let mut sizes = self.huge_pages.iter().filter(has_some).peekable();
         if sizes.peek().is_none() {
             text.push_str("; no huge pages");
         }
@@ -187,9 +189,9 @@ impl Report {
     }
 
     fn privileges_line(&self) -> String {
-        let lacking = match self.lacking_capabilities.is_empty() {
+        let lacking = match self.lacking.is_empty() {
             true => "all that a daemon without a steward needs".to_owned(),
-            false => format!("lacks {}", self.lacking_capabilities.join(", ")),
+            false => format!("lacks {}", self.lacking.join(", ")),
         };
         match self.steward {
             true => format!("{lacking}; there is a steward's socket"),
