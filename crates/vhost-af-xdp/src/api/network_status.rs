@@ -3,32 +3,19 @@
 use std::sync::{Arc, Weak};
 
 use common::drivers;
-use model::state::{BridgeStatus, HostStatus, NetworkStatus};
+use model::state::{HostStatus, NetworkStatus};
 use steer::mac_text;
 
 use super::lane_status::{self, all_of, sum_of};
-use crate::network::{Network, ShownBridge, ShownHost};
+use crate::network::{Network, ShownHost};
 use crate::port::Port;
-
-fn read_bridge(shown: &ShownBridge) -> BridgeStatus {
-    let ShownBridge {
-        name,
-        behind,
-        left_out,
-    } = shown.clone();
-    BridgeStatus {
-        name,
-        behind,
-        left_out,
-    }
-}
 
 fn read_host(shown: &ShownHost) -> HostStatus {
     let facts = shown.lane.as_ref().and_then(Weak::upgrade);
     HostStatus {
         interface: shown.interface.clone(),
         macs: shown.macs.iter().map(|&mac| mac_text(mac)).collect(),
-        bridge: shown.bridge.as_ref().map(read_bridge),
+        bridge: shown.bridge.clone(),
         impaired: shown.impaired.clone(),
         queue: lane_status::read(0, None, &shown.counters, facts.as_deref(), None),
     }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use device::counters::PairCounters;
+use model::state::BridgeStatus;
 use steer::{TapTo, with_sources};
 use steward::backoff::Retry;
 use steward::protocol::HostEnd;
@@ -31,7 +32,7 @@ pub(super) struct Host {
     pub(super) macs: Vec<Mac>,
     /// What is reached through it.
     pub(super) behind: Arc<BridgeFdb>,
-    bridge: Option<ShownBridge>,
+    bridge: Option<BridgeStatus>,
     impaired: Option<String>,
     retry: Retry<u32>,
 }
@@ -49,20 +50,10 @@ struct End {
 pub(crate) struct ShownHost {
     pub(crate) interface: Option<String>,
     pub(crate) macs: Vec<Mac>,
-    pub(crate) bridge: Option<ShownBridge>,
+    pub(crate) bridge: Option<BridgeStatus>,
     pub(crate) counters: Arc<PairCounters>,
     pub(crate) lane: Option<Weak<LaneFacts>>,
     pub(crate) impaired: Option<String>,
-}
-
-/// The bridge that the uplink is part of.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ShownBridge {
-    pub(crate) name: String,
-    /// Addresses that are reached by its other ports.
-    pub(crate) behind: usize,
-    /// Those that are not, because there are too many.
-    pub(crate) left_out: u32,
 }
 
 impl Host {
@@ -132,7 +123,7 @@ impl Network {
 
     /// Stores the bridge that the uplink is part of; logs a change.
     fn note_bridge(&self, state: &mut State, end: &HostEnd, behind: usize) {
-        let bridge = (!end.bridge.is_empty()).then(|| ShownBridge {
+        let bridge = (!end.bridge.is_empty()).then(|| BridgeStatus {
             name: end.bridge.clone(),
             behind,
             left_out: end.left_out,

@@ -29,7 +29,7 @@ use steward::protocol::StationChange;
 use xsk::NumaNode;
 
 use self::host::Host;
-pub(crate) use self::host::{ShownBridge, ShownHost};
+pub(crate) use self::host::ShownHost;
 use self::learning::Learning;
 use self::naming::Named;
 use self::seen::Seen;
