@@ -54,7 +54,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use common::binding::LARGE_CHUNK;
-use virtqueue::{Buffer, ChainId, Chains, Prefetch};
+use virtqueue::{Buffer, ChainId, Prefetch};
 use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemError, UmemOffset};
 
 use crate::direct::in_flight::InFlight;
@@ -64,12 +64,9 @@ use crate::nic::interface::RECEIVE_RING;
 use crate::nic::interface_queue::{Coupled, Release};
 use crate::nic::queue::{LinkState, MOST_PIECES, Nic};
 use crate::switch::checksums::PrivateLook;
-use crate::switch::from_guest::Sender;
 use crate::switch::gso::GsoPacket;
-use crate::switch::lane::{Blame, Lane, Siblings, Stopped, Work, enable_kicks};
+use crate::switch::lane::{Blame, Lane, LaneGuest, Siblings, Stopped, Work, enable_kicks};
 use crate::switch::limits::BATCH;
-use crate::switch::policy::Policy;
-use crate::switch::rate_limit::PortLimits;
 use device::counters::PairCounters;
 use device::pair::{Piece, QueuePair};
 
@@ -115,10 +112,8 @@ struct Deferred {
 }
 
 pub(crate) struct DirectLane<N> {
-    pair: QueuePair,
+    guest: LaneGuest,
     end: DirectEnd<N>,
-    counters: Arc<PairCounters>,
-    sender: Sender,
     posted: InFlight<Posted>,
     deferred: VecDeque<Deferred>,
     deferred_buffers: VecDeque<Buffer>,
@@ -135,7 +130,6 @@ pub(crate) struct DirectLane<N> {
     inside: bool,
     /// Looks at received frames, where they may have partial checksums.
     look: Option<PrivateLook>,
-    chains: Chains,
     empty: Vec<Frame>,
     /// Those of a deferred buffer that is written.
     buffers: Vec<Buffer>,
@@ -228,10 +222,8 @@ impl<N: Nic> DirectLane<N> {
         // The RX ring has room for all: no driver ever finds it full.
         let most_posted = in_flight.min(RECEIVE_RING as usize);
         Self {
-            pair,
+            guest: LaneGuest::new(pair, counters),
             end,
-            counters,
-            sender: Sender::default(),
             any_order,
             place,
             posted: match any_order {
@@ -245,7 +237,6 @@ impl<N: Nic> DirectLane<N> {
             defer_all: false,
             inside: false,
             look,
-            chains: Chains::default(),
             empty: Vec::with_capacity(BATCH),
             buffers: Vec::with_capacity(MOST_PIECES),
         }
@@ -293,53 +284,41 @@ impl<N: Nic> DirectEnd<N> {
 impl<N: Nic> Lane for DirectLane<N> {
     fn poll(&mut self, _siblings: Siblings<'_>) -> Result<usize, Blame> {
         let received = self.to_guest().map_err(Blame::Own)?;
-        let sent = self
-            .end
-            .take_from_guest(&mut self.pair, &mut self.sender, &self.counters);
+        let sent =
+            self.end
+                .take_from_guest(&mut self.guest.pair, &mut self.guest.sender, &self.guest.counters);
         let sent = sent.map_err(Blame::Own)?;
         // Before it is sent: it may be answered at once, and buffers that the guest posted before it are there then.
         let posted = if sent > 0 { self.post_more() } else { Ok(()) };
         self.end.hand_over();
         posted.map_err(Blame::Own)?;
-        Ok(received + sent + self.end.stop_batch(&mut self.pair, sent))
+        Ok(received + sent + self.end.stop_batch(&mut self.guest.pair, sent))
     }
 
     fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
-        let (held, has_chains) = enable_kicks(&self.sender.throttle, &mut self.pair);
+        let (held, has_chains) = enable_kicks(&self.guest.sender.throttle, &mut self.guest.pair);
         if has_chains {
             return self.end.when_chains_wait();
         }
-        if self.pair.to_guest.enabled {
+        if self.guest.pair.to_guest.enabled {
             if self.end.queue.nic.received() > 0 {
                 return Work::Now;
             }
             let room =
                 self.end.queue.nic.room_to_give() > 0 && self.posted.room() > 0 && !self.end.bounces_out;
-            if self.pair.to_guest.queue.enable_kicks() && room {
+            if self.guest.pair.to_guest.queue.enable_kicks() && room {
                 return Work::Now;
             }
         }
-        self.end.when_sent().max(held).or_polled(&self.pair)
+        self.end.when_sent().max(held).or_polled(&self.guest.pair)
     }
 
-    fn carried(&self) -> u64 {
-        self.counters.carried()
+    fn guest(&self) -> Option<&LaneGuest> {
+        Some(&self.guest)
     }
 
-    fn pair(&self) -> Option<&QueuePair> {
-        Some(&self.pair)
-    }
-
-    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
-        Some(&mut self.pair)
-    }
-
-    fn policy(&mut self) -> Option<&mut Policy> {
-        Some(&mut self.sender.policy)
-    }
-
-    fn set_limits(&mut self, limits: &PortLimits) {
-        self.sender.throttle.set(limits.from_guest.as_ref());
+    fn guest_mut(&mut self) -> Option<&mut LaneGuest> {
+        Some(&mut self.guest)
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
@@ -348,7 +327,7 @@ impl<N: Nic> Lane for DirectLane<N> {
 
     fn awaits_nic(&self) -> bool {
         // Frames lie in the guest's buffers already; they never wait for others.
-        self.pair.to_guest.enabled
+        self.guest.pair.to_guest.enabled
     }
 
     fn inject(&mut self, frame: &[u8], _siblings: Siblings<'_>) {
@@ -357,18 +336,21 @@ impl<N: Nic> Lane for DirectLane<N> {
 
     fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;
-        lane.pair.leave_calls();
-        let half_sent = lane.end.send_at_last(&mut lane.pair);
+        lane.guest.pair.leave_calls();
+        let half_sent = lane.end.send_at_last(&mut lane.guest.pair);
         // Frames that arrived are the guest's; taken before the socket closes.
         while lane.collect() > 0 {}
-        lane.counters.to_guest_queue_stopped.add(lane.posted.len_done());
-        let let_go = lane.end.close(&mut lane.pair, half_sent);
+        lane.guest
+            .counters
+            .to_guest_queue_stopped
+            .add(lane.posted.len_done());
+        let let_go = lane.end.close(&mut lane.guest.pair, half_sent);
         if let_go {
-            give_up(&mut lane.pair, &mut lane.posted, &lane.deferred);
+            give_up(&mut lane.guest.pair, &mut lane.posted, &lane.deferred);
         }
-        lane.pair.to_guest.publish(&lane.counters);
+        lane.guest.pair.to_guest.publish(&lane.guest.counters);
         Stopped {
-            pair: Some(lane.pair.stopped()),
+            pair: Some(lane.guest.pair.stopped()),
             queue: None,
         }
     }

@@ -11,26 +11,17 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair};
-use virtqueue::Chains;
 
 use super::{DirectEnd, DirectMemory};
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Nic;
-use crate::switch::from_guest::Sender;
-use crate::switch::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work, enable_kicks};
-use crate::switch::policy::Policy;
-use crate::switch::rate_limit::{PortLimits, RateLimit};
+use crate::switch::lane::{Blame, Lane, LaneGuest, Siblings, Stopped, Work, enable_kicks};
 use crate::switch::receiver::{Receive, Receiver, has_frames};
 
 pub(crate) struct SendDirectLane<N> {
-    pair: QueuePair,
+    guest: LaneGuest,
     end: DirectEnd<N>,
-    counters: Arc<PairCounters>,
-    sender: Sender,
     receiver: Receiver,
-    buffers: Chains,
-    /// What its guest may get.
-    limit: Option<Arc<RateLimit>>,
 }
 
 impl<N: Nic> SendDirectLane<N> {
@@ -45,24 +36,18 @@ impl<N: Nic> SendDirectLane<N> {
         let mut end = DirectEnd::new(&mut pair, queue, memory, &counters);
         let receiver = Receiver::new(&pair, &mut end.queue, &counters);
         Self {
-            pair,
+            guest: LaneGuest::new(pair, counters),
             end,
-            counters,
-            sender: Sender::default(),
             receiver,
-            buffers: Chains::default(),
-            limit: None,
         }
     }
 
     fn to_guest(&mut self) -> Result<usize, Fault> {
-        if !self.pair.to_guest.enabled || !has_frames(&mut self.end.queue) {
+        if !self.guest.pair.to_guest.enabled || !has_frames(&mut self.end.queue) {
             return Ok(0);
         }
-        let guest = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
-        let guest = guest.filtered(self.sender.policy.to_guest());
-        let mut guest = guest.limited(self.limit.as_ref());
-        self.receiver.deliver(&mut self.end.queue, &mut guest)
+        let queue = &mut self.end.queue;
+        self.receiver.deliver(queue, &mut self.guest.limited())
     }
 }
 
@@ -70,51 +55,41 @@ impl<N: Nic> Lane for SendDirectLane<N> {
     fn poll(&mut self, _siblings: Siblings<'_>) -> Result<usize, Blame> {
         let sent = self
             .end
-            .from_guest(&mut self.pair, &mut self.sender, &self.counters);
+            .from_guest(&mut self.guest.pair, &mut self.guest.sender, &self.guest.counters);
         let moved = sent.and_then(|sent| Ok(sent + self.to_guest()?));
         if moved.is_err() {
             // Its queues are not used any more.
-            (self.pair.from_guest.enabled, self.pair.to_guest.enabled) = (false, false);
+            (
+                self.guest.pair.from_guest.enabled,
+                self.guest.pair.to_guest.enabled,
+            ) = (false, false);
         }
         moved.map_err(Blame::Own)
     }
 
     fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
         let waiting = self.receiver.enable_notifications(&mut self.end.queue);
-        let (held, has_chains) = enable_kicks(&self.sender.throttle, &mut self.pair);
+        let (held, has_chains) = enable_kicks(&self.guest.sender.throttle, &mut self.guest.pair);
         if has_chains {
             return self.end.when_chains_wait();
         }
-        if waiting && let Some(work) = self.receiver.when_frames_wait(&mut self.pair.to_guest) {
+        if waiting && let Some(work) = self.receiver.when_frames_wait(&mut self.guest.pair.to_guest) {
             return work.max(held);
         }
-        self.end.when_sent().max(held).or_polled(&self.pair)
+        self.end.when_sent().max(held).or_polled(&self.guest.pair)
     }
 
-    fn carried(&self) -> u64 {
-        self.counters.carried()
+    fn guest(&self) -> Option<&LaneGuest> {
+        Some(&self.guest)
     }
 
-    fn pair(&self) -> Option<&QueuePair> {
-        Some(&self.pair)
-    }
-
-    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
-        Some(&mut self.pair)
-    }
-
-    fn policy(&mut self) -> Option<&mut Policy> {
-        Some(&mut self.sender.policy)
+    fn guest_mut(&mut self) -> Option<&mut LaneGuest> {
+        Some(&mut self.guest)
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {
-        self.pair.frame_limit = bytes;
+        self.guest.pair.frame_limit = bytes;
         self.receiver.set_frame_limit(bytes);
-    }
-
-    fn set_limits(&mut self, limits: &PortLimits) {
-        self.sender.throttle.set(limits.from_guest.as_ref());
-        self.limit.clone_from(&limits.to_guest);
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
@@ -131,15 +106,14 @@ impl<N: Nic> Lane for SendDirectLane<N> {
 
     fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;
-        lane.pair.leave_calls();
-        let half_sent = lane.end.send_at_last(&mut lane.pair);
-        let guest = RxTarget::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
-        let guest = guest.filtered(lane.sender.policy.to_guest());
+        lane.guest.pair.leave_calls();
+        let half_sent = lane.end.send_at_last(&mut lane.guest.pair);
+        let guest = lane.guest.filtered();
         lane.receiver.finish(&mut lane.end.queue, guest);
-        lane.end.queue.discard(&lane.counters);
-        lane.end.close(&mut lane.pair, half_sent);
+        lane.end.queue.discard(&lane.guest.counters);
+        lane.end.close(&mut lane.guest.pair, half_sent);
         Stopped {
-            pair: Some(lane.pair.stopped()),
+            pair: Some(lane.guest.pair.stopped()),
             queue: None,
         }
     }

@@ -13,12 +13,12 @@ use device::pair::{Fault, QueuePair};
 
 impl<N: Nic> DirectLane<N> {
     pub(super) fn to_guest(&mut self) -> Result<usize, Fault> {
-        if !self.pair.to_guest.enabled {
+        if !self.guest.pair.to_guest.enabled {
             return Ok(0);
         }
         let received = self.collect();
         if received > 0 {
-            self.pair.to_guest.publish(&self.counters);
+            self.guest.pair.to_guest.publish(&self.guest.counters);
         }
         self.post()?;
         Ok(received)
@@ -42,22 +42,23 @@ impl<N: Nic> DirectLane<N> {
             taken += usize::from(!piece.more);
             let inside = std::mem::replace(&mut self.inside, piece.more);
             let Some(posted) = self.posted.complete(piece.frame.offset().get()) else {
-                self.counters.to_guest_stray.add(1);
+                self.guest.counters.to_guest_stray.add(1);
                 continue;
             };
             match posted {
                 _ if inside || piece.more => {
                     // No frame is longer than a chunk. Should one be, a piece of it is no frame.
-                    self.counters.to_guest_in_pieces.add(u64::from(!piece.more));
+                    self.guest.counters.to_guest_in_pieces.add(u64::from(!piece.more));
                     if let Posted::Bounce { .. } = posted {
                         self.end.queue.pool.put(piece.frame);
                     }
                 }
                 Posted::Guest { len, .. } => {
                     *len = piece.len;
-                    let header = self.pair.header_bytes;
+                    let header = self.guest.pair.header_bytes;
                     if let Some(look) = &mut self.look {
-                        let offload = look.look(&self.end.queue.umem, UmemRange::of(&piece), &self.counters);
+                        let offload =
+                            look.look(&self.end.queue.umem, UmemRange::of(&piece), &self.guest.counters);
                         let place = UmemOffset::new(piece.data.get() - u64::from(header));
                         if offload != NO_OFFLOAD {
                             // Over what the steering program wrote; the number of buffers stays.
@@ -68,11 +69,11 @@ impl<N: Nic> DirectLane<N> {
                     let found = UmemOffset::new(piece.data.get() - u64::from(header));
                     let (start, bytes) = (self.place.start(piece.frame.offset()), header + piece.len);
                     if found != start && move_frame(&self.end.queue.umem, found, start, bytes).is_none() {
-                        self.counters.to_guest_stray.add(1);
+                        self.guest.counters.to_guest_stray.add(1);
                         *len = 0;
                         continue;
                     }
-                    self.pair.wrote(start.get(), bytes);
+                    self.guest.pair.wrote(start.get(), bytes);
                 }
                 Posted::Bounce { filled } => *filled = Some(piece),
             }
@@ -89,11 +90,11 @@ impl<N: Nic> DirectLane<N> {
             match posted {
                 Posted::Guest { chain, len: 0 } => {
                     // A piece was in it. Its buffer is returned in order, empty.
-                    give_back(&mut self.pair, self.any_order, chain, 0);
+                    give_back(&mut self.guest.pair, self.any_order, chain, 0);
                 }
                 Posted::Guest { chain, len } => {
-                    let written = self.pair.header_bytes + len;
-                    give_back(&mut self.pair, self.any_order, chain, written);
+                    let written = self.guest.pair.header_bytes + len;
+                    give_back(&mut self.guest.pair, self.any_order, chain, written);
                     bytes += u64::from(len);
                     frames += 1;
                 }
@@ -108,8 +109,8 @@ impl<N: Nic> DirectLane<N> {
                 Posted::Bounce { filled: None } => self.bounce_is_back(),
             }
         }
-        self.counters.to_guest_frames.add(frames);
-        self.counters.to_guest_bytes.add(bytes);
+        self.guest.counters.to_guest_frames.add(frames);
+        self.guest.counters.to_guest_bytes.add(bytes);
         meter::gave(frames);
         usize::try_from(frames).unwrap_or(usize::MAX)
     }
@@ -124,7 +125,7 @@ impl<N: Nic> DirectLane<N> {
 
     /// The same of those that it made available since this round began. The NIC is not woken for nothing once more.
     pub(super) fn post_more(&mut self) -> Result<(), Fault> {
-        if self.pair.to_guest.enabled {
+        if self.guest.pair.to_guest.enabled {
             self.take_buffers()?;
             if !self.empty.is_empty() {
                 self.end.queue.nic.give(&mut self.empty, |_| ());
@@ -139,12 +140,12 @@ impl<N: Nic> DirectLane<N> {
             .min(self.posted.room());
         // A buffer that could not be deferred is not read again before there is room: it may have very many segments.
         if room > 0 && !self.end.bounces_out {
-            let mut chains = std::mem::take(&mut self.chains);
-            let popped = self.pair.pop_buffers(&mut chains, room);
+            let mut chains = std::mem::take(&mut self.guest.buffers);
+            let popped = self.guest.pair.pop_buffers(&mut chains, room);
             if popped.is_ok() {
                 self.post_chains(&chains);
             }
-            self.chains = chains;
+            self.guest.buffers = chains;
             popped?;
         }
         if self.defer_all {
@@ -169,7 +170,7 @@ impl<N: Nic> DirectLane<N> {
                 self.empty.push(frame);
             } else if !self.defer(chain, buffers) {
                 self.end.bounces_out = true;
-                self.pair.to_guest.queue.unpop(chains.slots(at));
+                self.guest.pair.to_guest.queue.unpop(chains.slots(at));
                 break;
             }
         }
@@ -219,7 +220,7 @@ impl<N: Nic> DirectLane<N> {
 
     /// Header and longest frame, bytes: what a buffer must hold to take any frame.
     fn longest(&self) -> u64 {
-        u64::from(self.pair.header_bytes) + u64::from(self.pair.frame_limit)
+        u64::from(self.guest.pair.header_bytes) + u64::from(self.guest.pair.frame_limit)
     }
 
     /// The fill address that makes the kernel put header and frame at the start of a buffer;
@@ -234,7 +235,7 @@ impl<N: Nic> DirectLane<N> {
 
     /// Posts as many bounce chunks as the deferred buffers can take frames of.
     fn post_bounces(&mut self) {
-        let frames = if self.pair.mergeable {
+        let frames = if self.guest.pair.mergeable {
             usize::try_from(self.deferred_bytes / self.longest()).unwrap_or(usize::MAX)
         } else {
             self.deferred.len()
@@ -252,22 +253,22 @@ impl<N: Nic> DirectLane<N> {
 
     /// Copies a frame from a bounce chunk into deferred buffers; false when they are too small.
     fn deliver_bounced(&mut self, frame: UmemRange) -> bool {
-        let mut wanted = u64::from(self.pair.header_bytes) + u64::from(frame.len);
+        let mut wanted = u64::from(self.guest.pair.header_bytes) + u64::from(frame.len);
         let mut count = 0;
         for deferred in &self.deferred {
             count += 1;
             wanted = wanted.saturating_sub(deferred.bytes);
-            if wanted == 0 || !self.pair.mergeable {
+            if wanted == 0 || !self.guest.pair.mergeable {
                 break;
             }
         }
         if wanted > 0 {
-            self.counters.to_guest_buffer_too_small.add(1);
+            self.guest.counters.to_guest_buffer_too_small.add(1);
             return false;
         }
-        self.counters.bounced_frames.add(1);
+        self.guest.counters.bounced_frames.add(1);
         let offload = match &mut self.look {
-            Some(look) => look.look(&self.end.queue.umem, frame, &self.counters),
+            Some(look) => look.look(&self.end.queue.umem, frame, &self.guest.counters),
             None => NO_OFFLOAD,
         };
         let ranges = [frame];
@@ -282,8 +283,14 @@ impl<N: Nic> DirectLane<N> {
             self.buffers.clear();
             self.buffers
                 .extend(self.deferred_buffers.drain(..deferred.buffers));
-            let written = write(&self.pair, &self.buffers, header.take(), &mut left, &mut bytes);
-            give_back(&mut self.pair, self.any_order, deferred.chain, written);
+            let written = write(
+                &self.guest.pair,
+                &self.buffers,
+                header.take(),
+                &mut left,
+                &mut bytes,
+            );
+            give_back(&mut self.guest.pair, self.any_order, deferred.chain, written);
         }
         true
     }

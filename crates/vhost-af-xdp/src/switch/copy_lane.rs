@@ -14,14 +14,11 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::pair::{Fault, QueuePair};
-use virtqueue::Chains;
 
-use super::from_guest::{Budget, Sender, Sink};
+use super::from_guest::{Budget, Sink};
 use super::from_tap::FromTap;
-use super::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work, enable_kicks};
+use super::lane::{Blame, Lane, LaneGuest, RxTarget, Siblings, Stopped, Work, enable_kicks};
 use super::limits::SEGMENTS;
-use super::policy::Policy;
-use super::rate_limit::{PortLimits, RateLimit};
 use super::receiver::{Receive, Receiver};
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
@@ -31,15 +28,10 @@ use crate::nic::queue::Nic;
 
 /// See the module's head.
 pub(crate) struct CopyLane<N, R = Receiver> {
-    pair: QueuePair,
+    guest: LaneGuest,
     queue: NicQueue<N>,
-    counters: Arc<PairCounters>,
-    sender: Sender,
     transmit: Transmit,
     receiver: R,
-    buffers: Chains,
-    /// What its guest may get.
-    limit: Option<Arc<RateLimit>>,
     /// The guest's next frame waits until frames that were sent come back.
     waits_for_room: bool,
 }
@@ -70,49 +62,46 @@ impl<N: Nic> CopyLane<N, FromTap> {
 impl<N: Nic, R: Receive> CopyLane<N, R> {
     fn with(pair: QueuePair, queue: NicQueue<N>, receiver: R, counters: Arc<PairCounters>) -> Self {
         Self {
-            pair,
+            guest: LaneGuest::new(pair, counters),
             queue,
-            counters,
-            sender: Sender::default(),
             transmit: Transmit::default(),
             receiver,
-            buffers: Chains::default(),
-            limit: None,
             waits_for_room: false,
         }
     }
 
     fn from_guest(&mut self) -> Result<usize, Fault> {
-        self.queue.reclaim(SEGMENTS * 2, &self.counters);
-        self.queue.look_at_link(&self.counters);
-        let left = self.sender.begin();
-        let mut sink = NicSink::new(&mut self.queue, &mut self.transmit, &self.counters);
+        self.queue.reclaim(SEGMENTS * 2, &self.guest.counters);
+        self.queue.look_at_link(&self.guest.counters);
+        let left = self.guest.sender.begin();
+        let mut sink = NicSink::new(&mut self.queue, &mut self.transmit, &self.guest.counters);
         if left > 0 && sink.has_rest() {
             let mut budget = Budget::new(left);
             let sent = sink.send_rest(&mut budget);
-            self.sender.charge(&budget);
+            self.guest.sender.charge(&budget);
             if sent > 0 || sink.has_rest() {
                 return Ok(sent);
             }
         }
-        if left == 0 || !self.pair.from_guest.enabled {
+        if left == 0 || !self.guest.pair.from_guest.enabled {
             sink.kick_unsent();
             return Ok(0);
         }
         let room = sink.room();
         if room == 0 {
-            self.counters.from_guest_waits.add(1);
+            self.guest.counters.from_guest_waits.add(1);
             sink.kick();
             return Ok(0);
         }
         let burst = self
+            .guest
             .sender
-            .burst(&mut self.pair, &mut sink, room, &self.counters)?;
+            .burst(&mut self.guest.pair, &mut sink, room, &self.guest.counters)?;
         self.waits_for_room = burst.full;
         if burst.any {
             // Given back before they are sent: should we die in between, they are lost; the other way
             // round a successor would send them once more.
-            self.pair.from_guest.publish(&self.counters);
+            self.guest.pair.from_guest.publish(&self.guest.counters);
             sink.flush();
         } else {
             sink.kick_unsent();
@@ -122,17 +111,14 @@ impl<N: Nic, R: Receive> CopyLane<N, R> {
     }
 
     fn to_guest(&mut self) -> Result<usize, Fault> {
-        let guest = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
-        let guest = guest.filtered(self.sender.policy.to_guest());
-        self.receiver
-            .deliver(&mut self.queue, &mut guest.limited(self.limit.as_ref()))
+        self.receiver.deliver(&mut self.queue, &mut self.guest.limited())
     }
 
     /// What arrived for a pair that is off goes to another.
     #[cold]
     fn to_target(&mut self, target: &mut RxTarget<'_>) -> Result<usize, Fault> {
         let frames = self.receiver.deliver(&mut self.queue, target)?;
-        self.counters.spilled_frames.add(frames as u64);
+        self.guest.counters.spilled_frames.add(frames as u64);
         Ok(frames)
     }
 }
@@ -146,7 +132,7 @@ impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
             siblings.into_target(),
         ) {
             (Err(_), ..) | (_, false, _) => Ok(0),
-            _ if self.pair.to_guest.enabled => self.to_guest().map_err(Blame::Own),
+            _ if self.guest.pair.to_guest.enabled => self.to_guest().map_err(Blame::Own),
             (.., Some(mut target)) => self.to_target(&mut target).map_err(|fault| {
                 switch_off(target.pair);
                 Blame::Target(fault)
@@ -155,7 +141,7 @@ impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
         };
         let moved = sent.map_err(Blame::Own).and_then(|sent| Ok(sent + received?));
         if let Err(Blame::Own(_)) = moved {
-            switch_off(&mut self.pair);
+            switch_off(&mut self.guest.pair);
         }
         moved
     }
@@ -163,7 +149,7 @@ impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
     fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
         let waiting = self.receiver.enable_notifications(&mut self.queue);
         let wants_room = self.waits_for_room || self.transmit.has_rest();
-        let (held, has_chains) = enable_kicks(&self.sender.throttle, &mut self.pair);
+        let (held, has_chains) = enable_kicks(&self.guest.sender.throttle, &mut self.guest.pair);
         if has_chains {
             let full = self.queue.nic.room_to_nic() == 0 || self.queue.pool.is_empty();
             let is_out = self.queue.nic.unsent() > 0 || self.transmit.tap_is_full();
@@ -175,7 +161,7 @@ impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
         }
         if waiting {
             let to_guest = match siblings.into_target() {
-                _ if self.pair.to_guest.enabled => Some(&mut self.pair.to_guest),
+                _ if self.guest.pair.to_guest.enabled => Some(&mut self.guest.pair.to_guest),
                 Some(target) => Some(&mut target.pair.to_guest),
                 None => None,
             };
@@ -188,29 +174,19 @@ impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
             true => Work::after(self.queue.until_sent()).max(Work::SOON),
             false => Work::after(self.queue.until_copies_sent()),
         };
-        work.max(held).or_polled(&self.pair)
+        work.max(held).or_polled(&self.guest.pair)
     }
 
-    fn carried(&self) -> u64 {
-        self.counters.carried()
+    fn guest(&self) -> Option<&LaneGuest> {
+        Some(&self.guest)
     }
 
-    fn pair(&self) -> Option<&QueuePair> {
-        Some(&self.pair)
-    }
-
-    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
-        Some(&mut self.pair)
+    fn guest_mut(&mut self) -> Option<&mut LaneGuest> {
+        Some(&mut self.guest)
     }
 
     fn rx_target(&mut self) -> Option<RxTarget<'_>> {
-        let target = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
-        let target = target.filtered(self.sender.policy.to_guest());
-        Some(target.limited(self.limit.as_ref()))
-    }
-
-    fn policy(&mut self) -> Option<&mut Policy> {
-        Some(&mut self.sender.policy)
+        Some(self.guest.limited())
     }
 
     fn set_metadata(&mut self, metadata: &XdpMetadata) {
@@ -218,13 +194,8 @@ impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {
-        (self.pair.frame_limit, self.queue.frame_limit) = (bytes, bytes);
+        (self.guest.pair.frame_limit, self.queue.frame_limit) = (bytes, bytes);
         self.receiver.set_frame_limit(bytes);
-    }
-
-    fn set_limits(&mut self, limits: &PortLimits) {
-        self.sender.throttle.set(limits.from_guest.as_ref());
-        self.limit.clone_from(&limits.to_guest);
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
@@ -248,19 +219,18 @@ impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
     }
 
     fn inject(&mut self, frame: &[u8], _siblings: Siblings<'_>) {
-        NicSink::new(&mut self.queue, &mut self.transmit, &self.counters).inject(frame);
+        NicSink::new(&mut self.queue, &mut self.transmit, &self.guest.counters).inject(frame);
     }
 
     fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;
-        lane.pair.leave_calls();
-        NicSink::new(&mut lane.queue, &mut lane.transmit, &lane.counters).send_at_last();
-        let guest = RxTarget::new(&mut lane.pair, &mut lane.buffers, &lane.counters);
-        let guest = guest.filtered(lane.sender.policy.to_guest());
+        lane.guest.pair.leave_calls();
+        NicSink::new(&mut lane.queue, &mut lane.transmit, &lane.guest.counters).send_at_last();
+        let guest = lane.guest.filtered();
         lane.receiver.finish(&mut lane.queue, guest);
         Stopped {
-            pair: Some(lane.pair.stopped()),
-            queue: N::give_back(lane.queue, &lane.counters),
+            pair: Some(lane.guest.pair.stopped()),
+            queue: N::give_back(lane.queue, &lane.guest.counters),
         }
     }
 }

@@ -18,31 +18,26 @@ use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, QueuePair, Sending};
 use packet::checksum::ChecksumAt;
 use packet::layers::{self, HEADERS_MAX, Ip};
 use packet::segment::{Gso, GsoKind, Request};
-use virtqueue::{ChainId, Chains, MemoryMap};
+use virtqueue::{ChainId, MemoryMap};
 
 use super::bytes::guest_to_guest;
 use super::cross_worker_mark::CrossWorkerMark;
 use super::filter::{Acl, Facts};
-use super::from_guest::{Budget, Put, Sender, Sink};
+use super::from_guest::{Budget, Put, Sink};
 use super::gso::{FromChain, GsoPacket};
 use super::guard::LOOK_BYTES;
 use super::guest_frame::GuestFrame;
-use super::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work, enable_kicks};
+use super::lane::{Blame, Lane, LaneGuest, RxTarget, Siblings, Stopped, Work, enable_kicks};
 use super::limits::BATCH;
 use super::pending::Pending;
-use super::policy::{Policy, with_head};
-use super::rate_limit::{Policer, PortLimits, RateLimit};
+use super::policy::with_head;
+use super::rate_limit::Policer;
 use super::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, WholeFrame, with_buffers};
 
 /// See the module's head: one end.
 pub(crate) struct GuestLane {
-    pair: QueuePair,
-    counters: Arc<PairCounters>,
-    sender: Sender,
-    buffers: Chains,
+    guest: LaneGuest,
     pending: Pending,
-    /// What its guest may get.
-    limit: Option<Arc<RateLimit>>,
     /// A frame of its guest's waits for buffers of the peer.
     waits: bool,
 }
@@ -50,35 +45,32 @@ pub(crate) struct GuestLane {
 impl GuestLane {
     pub(crate) fn new(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
         Self {
-            pair,
-            counters,
-            sender: Sender::default(),
-            buffers: Chains::default(),
+            guest: LaneGuest::new(pair, counters),
             pending: Pending::default(),
-            limit: None,
             waits: false,
         }
     }
 
     fn send(&mut self, target: Option<RxTarget<'_>>) -> Result<usize, Blame> {
-        if self.sender.begin() == 0 || !self.pair.from_guest.enabled {
+        if self.guest.sender.begin() == 0 || !self.guest.pair.from_guest.enabled {
             return Ok(0);
         }
         let mut sink = GuestSink {
             to: To::of(target),
-            from: &self.counters,
+            from: &self.guest.counters,
             fault: None,
         };
         let burst = self
+            .guest
             .sender
-            .burst(&mut self.pair, &mut sink, BATCH, &self.counters);
+            .burst(&mut self.guest.pair, &mut sink, BATCH, &self.guest.counters);
         let fault = sink.finish();
         let burst = burst.map_err(Blame::Own)?;
         self.waits = burst.full;
         if burst.done > 0 {
-            self.pair.from_guest.publish(&self.counters);
+            self.guest.pair.from_guest.publish(&self.guest.counters);
         } else if burst.full {
-            self.counters.from_guest_waits.add(1);
+            self.guest.counters.from_guest_waits.add(1);
         }
         match fault {
             Some(fault) => Err(Blame::Target(fault)),
@@ -479,17 +471,19 @@ impl Bytes for FromChain<'_> {
 impl Lane for GuestLane {
     fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
         let mut moved = 0;
-        if self.pending.is_some() && self.pair.to_guest.enabled {
-            let delivered = self
-                .pending
-                .deliver(&mut self.pair, &mut self.buffers, &self.counters);
+        if self.pending.is_some() && self.guest.pair.to_guest.enabled {
+            let delivered = self.pending.deliver(
+                &mut self.guest.pair,
+                &mut self.guest.buffers,
+                &self.guest.counters,
+            );
             moved = delivered.map_err(Blame::Own)?;
         }
         Ok(moved + self.send(siblings.into_target())?)
     }
 
     fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
-        let (mut work, frames) = enable_kicks(&self.sender.throttle, &mut self.pair);
+        let (mut work, frames) = enable_kicks(&self.guest.sender.throttle, &mut self.guest.pair);
         if frames && !self.waits {
             return Work::Now;
         }
@@ -501,43 +495,33 @@ impl Lane for GuestLane {
         {
             work = work.max(Work::SOON);
         }
-        if self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks() {
+        if self.pending.is_some()
+            && self.guest.pair.to_guest.enabled
+            && self.guest.pair.to_guest.queue.enable_kicks()
+        {
             work = work.max(Work::SOON);
         }
-        work.or_polled(&self.pair)
+        work.or_polled(&self.guest.pair)
     }
 
-    fn carried(&self) -> u64 {
-        self.counters.carried()
+    fn guest(&self) -> Option<&LaneGuest> {
+        Some(&self.guest)
     }
 
-    fn pair(&self) -> Option<&QueuePair> {
-        Some(&self.pair)
-    }
-
-    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
-        Some(&mut self.pair)
+    fn guest_mut(&mut self) -> Option<&mut LaneGuest> {
+        Some(&mut self.guest)
     }
 
     fn rx_target(&mut self) -> Option<RxTarget<'_>> {
         Some(RxTarget {
-            pair: &mut self.pair,
-            buffers: &mut self.buffers,
-            counters: &self.counters,
+            pair: &mut self.guest.pair,
+            buffers: &mut self.guest.buffers,
+            counters: &self.guest.counters,
             pending: Some(&mut self.pending),
-            policer: Policer::new(self.limit.as_ref()),
-            filter: self.sender.policy.to_guest(),
+            policer: Policer::new(self.guest.limit.as_ref()),
+            filter: self.guest.sender.policy.to_guest(),
             marks: None,
         })
-    }
-
-    fn policy(&mut self) -> Option<&mut Policy> {
-        Some(&mut self.sender.policy)
-    }
-
-    fn set_limits(&mut self, limits: &PortLimits) {
-        self.sender.throttle.set(limits.from_guest.as_ref());
-        self.limit.clone_from(&limits.to_guest);
     }
 
     fn inject(&mut self, frame: &[u8], siblings: Siblings<'_>) {
@@ -554,10 +538,13 @@ impl Lane for GuestLane {
     }
 
     fn stop(mut self: Box<Self>) -> Stopped {
-        self.pair.leave_calls();
-        self.counters.to_guest_queue_stopped.add(self.pending.frames());
+        self.guest.pair.leave_calls();
+        self.guest
+            .counters
+            .to_guest_queue_stopped
+            .add(self.pending.frames());
         Stopped {
-            pair: Some(self.pair.stopped()),
+            pair: Some(self.guest.pair.stopped()),
             queue: None,
         }
     }

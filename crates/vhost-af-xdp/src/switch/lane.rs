@@ -24,6 +24,7 @@ use virtqueue::Chains;
 use super::cross_worker_mark::CrossWorkerMarks;
 use super::filter::{Acl, Facts, LaneFilter};
 use super::forwarding::Forwarding;
+use super::from_guest::Sender;
 use super::guard::Guard;
 pub(crate) use super::lane_id::{LaneId, SlotAt};
 use super::pending::Pending;
@@ -190,6 +191,47 @@ pub(crate) trait Network {
     fn blame(&mut self, at: SlotAt, fault: Fault);
 }
 
+/// The guest of a lane outside of networks, and what it may send and get.
+pub(crate) struct LaneGuest {
+    /// Its half of the queues.
+    pub(crate) pair: QueuePair,
+    pub(crate) counters: Arc<PairCounters>,
+    /// Sends its frames.
+    pub(crate) sender: Sender,
+    /// Room for its buffers.
+    pub(crate) buffers: Chains,
+    /// What it may get.
+    pub(crate) limit: Option<Arc<RateLimit>>,
+}
+
+impl LaneGuest {
+    pub(crate) fn new(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
+        Self {
+            pair,
+            counters,
+            sender: Sender::default(),
+            buffers: Chains::default(),
+            limit: None,
+        }
+    }
+
+    /// Takes frames by its filter rules.
+    #[inline]
+    pub(crate) fn filtered(&mut self) -> RxTarget<'_> {
+        let target = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
+        target.filtered(self.sender.policy.to_guest())
+    }
+
+    /// The same, by its limit, too.
+    #[inline]
+    pub(crate) fn limited(&mut self) -> RxTarget<'_> {
+        let target = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
+        target
+            .filtered(self.sender.policy.to_guest())
+            .limited(self.limit.as_ref())
+    }
+}
+
 /// What a stopped lane leaves behind.
 pub(crate) struct Stopped {
     /// Of its guest.
@@ -206,15 +248,27 @@ pub(crate) trait Lane: Send {
     fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame>;
     /// Asks for kicks where the lane waits for a guest, and checks the rings again.
     fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work;
+    /// Its guest; `None`: the lane has none, or as a port of a network has it, and more with it.
+    fn guest(&self) -> Option<&LaneGuest> {
+        None
+    }
+    /// The same, to change.
+    fn guest_mut(&mut self) -> Option<&mut LaneGuest> {
+        None
+    }
     /// Bytes carried so far, either way, by counters of the guest or of the lane, so they may restart at 0. 0 where
     /// nobody counts, as for links, which have little room: such a lane takes no part in [`super::moderation`].
     fn carried(&self) -> u64 {
-        0
+        self.guest().map_or(0, |guest| guest.counters.carried())
     }
-    /// The guest's half; `None`: the lane has no guest.
-    fn pair(&self) -> Option<&QueuePair>;
+    /// The guest's half.
+    fn pair(&self) -> Option<&QueuePair> {
+        self.guest().map(|guest| &guest.pair)
+    }
     /// The guest's half, to change.
-    fn pair_mut(&mut self) -> Option<&mut QueuePair>;
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        self.guest_mut().map(|guest| &mut guest.pair)
+    }
     /// The guest's half, for frames of other lanes; `None`: it takes none.
     fn rx_target(&mut self) -> Option<RxTarget<'_>> {
         None
@@ -237,10 +291,15 @@ pub(crate) trait Lane: Send {
         }
     }
     /// What its guest may send and get, from now on.
-    fn set_limits(&mut self, _limits: &PortLimits) {}
+    fn set_limits(&mut self, limits: &PortLimits) {
+        if let Some(guest) = self.guest_mut() {
+            guest.sender.throttle.set(limits.from_guest.as_ref());
+            guest.limit.clone_from(&limits.to_guest);
+        }
+    }
     /// What checks its guest's frames, for a lane outside of networks.
     fn policy(&mut self) -> Option<&mut Policy> {
-        None
+        self.guest_mut().map(|guest| &mut guest.sender.policy)
     }
     /// Sets the filter rules of the guest, where that is possible; `None`: all frames pass. Returns the previous ones,
     /// so that another thread frees their memory.

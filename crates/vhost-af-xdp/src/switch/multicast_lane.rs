@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::meter;
-use device::pair::QueuePair;
 use steer::{Group, GroupReader};
 
 use super::copies::Several;
@@ -109,14 +108,6 @@ impl<R: ReadGroups> Lane for MulticastLane<R> {
             true => Work::Now,
             false => Work::None,
         }
-    }
-
-    fn pair(&self) -> Option<&QueuePair> {
-        None
-    }
-
-    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
-        None
     }
 
     fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {

@@ -92,7 +92,7 @@ fn lane_of_a_guest_that_did_wrong_uses_no_further_buffer() {
         let (mut lane, counters) = lane(side);
         assert!(lane.poll(Siblings::None).is_err());
         let before = std::iter::from_fn(|| driver.take_used()).count();
-        std::mem::swap(&mut lane.pair.to_guest, &mut lane.pair.from_guest);
+        std::mem::swap(&mut lane.guest.pair.to_guest, &mut lane.guest.pair.from_guest);
         lane.stop();
         assert_eq!((before, driver.take_used()), (0, None), "packed {packed}");
         assert!(counters.to_guest_queue_stopped.get() >= ARRIVED as u64);
@@ -136,7 +136,7 @@ fn guest_that_did_wrong_with_frames_of_another_pair_gets_no_more_when_its_own_la
     for packed in [false, true] {
         let (other, _) = guest(packed, Offloads::NONE, 0);
         let (mut other, _) = lane(other);
-        other.pair.to_guest.enabled = false;
+        other.guest.pair.to_guest.enabled = false;
         let (side, mut driver) = guest(packed, Offloads::NONE, 0);
         let (mut own, counters) = lane(side);
         // The first buffer is one to be read.

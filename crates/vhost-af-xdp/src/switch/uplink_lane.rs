@@ -31,7 +31,6 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::meter;
-use device::pair::QueuePair;
 use xsk::metadata::Hints;
 use xsk::{RxDesc, Umem};
 
@@ -433,14 +432,6 @@ impl<N: Lent> Lane for UplinkLane<N> {
 
     fn carried(&self) -> u64 {
         self.carried
-    }
-
-    fn pair(&self) -> Option<&QueuePair> {
-        None
-    }
-
-    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
-        None
     }
 
     fn uplink(&mut self) -> Option<&mut NicQueue<XdpNic>> {

@@ -13,7 +13,6 @@ use crate::switch::role::Role;
 use crate::switch::test_guest::Memory;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
-use device::pair::QueuePair;
 
 /// The lane of a pair of a port's, whose guest has these in its transmit queue.
 fn lane(pair: u16, enabled: bool, sends: &[Buffer]) -> NewLane {
@@ -215,14 +214,6 @@ impl Lane for Sending {
         Work::after(Some(Duration::from_micros(8)))
     }
 
-    fn pair(&self) -> Option<&QueuePair> {
-        None
-    }
-
-    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
-        None
-    }
-
     fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(self: Box<Self>) -> Stopped {
@@ -262,14 +253,6 @@ impl Lane for NicLane {
 
     fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
         Work::None
-    }
-
-    fn pair(&self) -> Option<&QueuePair> {
-        None
-    }
-
-    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
-        None
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
@@ -385,14 +368,6 @@ impl Lane for EventLane {
 
     fn note_event(&mut self) {
         self.has_frame = true;
-    }
-
-    fn pair(&self) -> Option<&QueuePair> {
-        None
-    }
-
-    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
-        None
     }
 
     fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
