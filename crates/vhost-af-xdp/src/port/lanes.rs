@@ -25,7 +25,6 @@ use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{Nic, Sends};
 use crate::nic::xdp::XdpNic;
 use crate::switch::copy_lane::CopyLane;
-use crate::switch::fdb::PortNumber;
 use crate::switch::from_tap::FromTap;
 use crate::switch::guest_lane::GuestLane;
 use crate::switch::lane::Lane;
@@ -108,6 +107,14 @@ pub(crate) struct BuiltLane {
     pub(crate) lent: Option<LentQueue>,
 }
 
+impl BuiltLane {
+    /// One that was lent no queue.
+    fn new(lane: Box<dyn Lane>, facts: LaneFacts) -> Self {
+        let lent = None;
+        Self { lane, facts, lent }
+    }
+}
+
 /// A queue that a lane was lent.
 pub(crate) struct LentQueue {
     queue: InterfaceQueue,
@@ -142,17 +149,25 @@ impl LaneParts<'_> {
     /// Builds a lane.
     /// Errors: [`LaneError`]; nothing stays behind.
     pub(crate) fn build(self, placement: Placement) -> Result<BuiltLane, LaneError> {
-        match (placement, &self.attachment) {
-            (_, Attachment::Patch(_)) => self.build_patch(),
-            (_, Attachment::Network(end)) => {
-                let number = end.number;
-                self.build_member(number)
+        match (&self.attachment, placement) {
+            (Attachment::Patch(_), _) => {
+                let lane = GuestLane::new(self.guest_side()?, self.counters);
+                Ok(BuiltLane::new(Box::new(lane), LaneFacts::cable()))
             }
-            (Placement::Copy, _) => self.build_copy(),
-            (Placement::SendDirect | Placement::Direct, _) => {
+            (Attachment::Network(end), _) => {
+                let of = (end.number, self.pair);
+                let lane = PortLane::new(self.guest_side()?, self.counters, of);
+                Ok(BuiltLane::new(Box::new(lane), LaneFacts::network()))
+            }
+            (_, Placement::SendDirect | Placement::Direct) => {
                 let registered = self.registration()?.run()?;
                 self.build_direct(registered)
             }
+            (Attachment::Queue(queue) | Attachment::Member(Member { queue, .. }), Placement::Copy) => {
+                let queue = queue.clone();
+                self.build_copy(queue)
+            }
+            (&Attachment::Null { frame_bytes }, Placement::Copy) => self.build_null(frame_bytes),
         }
     }
 
@@ -187,47 +202,6 @@ impl LaneParts<'_> {
         Ok(self.device.memory().ok_or(PairError::NoMemory)?)
     }
 
-    fn build_patch(self) -> Result<BuiltLane, LaneError> {
-        Ok(BuiltLane {
-            lane: Box::new(GuestLane::new(self.guest_side()?, self.counters)),
-            facts: LaneFacts::cable(),
-            lent: None,
-        })
-    }
-
-    /// Builds a lane of the port of that number in its network.
-    fn build_member(self, number: PortNumber) -> Result<BuiltLane, LaneError> {
-        Ok(BuiltLane {
-            lane: Box::new(PortLane::new(
-                self.guest_side()?,
-                self.counters,
-                (number, self.pair),
-            )),
-            facts: LaneFacts::network(),
-            lent: None,
-        })
-    }
-
-    fn build_copy(self) -> Result<BuiltLane, LaneError> {
-        match &self.attachment {
-            Attachment::Queue(queue) | Attachment::Member(Member { queue, .. }) => {
-                if self.pair == 0 {
-                    // Frames come to all pairs from the moment on that this queue is lent.
-                    queue.interface.forget_frames_of_tap(&self.counters)?;
-                }
-                let guest = self.copying_side()?;
-                let (queue, nic) = (queue.clone(), queue.lend(&self.counters)?);
-                self.build_on(queue, nic, guest)
-            }
-            Attachment::Null { frame_bytes } => {
-                let frame_bytes = *frame_bytes;
-                let guest = self.guest_side()?;
-                self.build_null(guest, frame_bytes)
-            }
-            Attachment::Patch(_) | Attachment::Network(_) => self.build(Placement::Copy),
-        }
-    }
-
     /// The guest's half of a lane of copy placement.
     pub(crate) fn copying_side(&self) -> Result<CopyingSide, LaneError> {
         let pair = self.guest_side()?;
@@ -239,13 +213,14 @@ impl LaneParts<'_> {
         Ok(CopyingSide { pair, from_tap })
     }
 
-    /// Builds a lane of copy placement on a queue that was lent.
-    fn build_on(
-        self,
-        queue: InterfaceQueue,
-        nic: NicQueue<XdpNic>,
-        guest: CopyingSide,
-    ) -> Result<BuiltLane, LaneError> {
+    /// Builds a lane of copy placement on a queue, which it is lent.
+    fn build_copy(self, queue: InterfaceQueue) -> Result<BuiltLane, LaneError> {
+        if self.pair == 0 {
+            // Frames come to all pairs from the moment on that this queue is lent.
+            queue.interface.forget_frames_of_tap(&self.counters)?;
+        }
+        let guest = self.copying_side()?;
+        let nic = queue.lend(&self.counters)?;
         let mut facts = LaneFacts::new(&nic.umem, nic.packet_bytes, nic.backing.clone(), self.csum());
         facts
             .fallbacks
@@ -284,7 +259,8 @@ impl LaneParts<'_> {
     }
 
     /// Builds a lane of copy placement on a NIC that makes frames of `frame_bytes`.
-    fn build_null(self, guest: QueuePair, frame_bytes: u32) -> Result<BuiltLane, LaneError> {
+    fn build_null(self, frame_bytes: u32) -> Result<BuiltLane, LaneError> {
+        let guest = self.guest_side()?;
         let chunks = Chunks::new(COPY_BYTES, SMALL_CHUNK, SEND_RING)?;
         let facts = LaneFacts::new(
             &chunks.umem,
@@ -292,18 +268,10 @@ impl LaneParts<'_> {
             chunks.backing.clone(),
             self.csum(),
         );
-        let config = NullConfig {
-            frame_bytes,
-            header_bytes: 0,
-            at_once: usize::MAX,
-        };
-        let nic = NullNic::new(chunks.umem.clone(), config, NULL_RING);
+        let nic = null_nic(&chunks.umem, frame_bytes, 0);
         let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
-        Ok(BuiltLane {
-            lane: Box::new(CopyLane::new(guest, queue, self.counters)),
-            facts,
-            lent: None,
-        })
+        let lane = CopyLane::new(guest, queue, self.counters);
+        Ok(BuiltLane::new(Box::new(lane), facts))
     }
 
     /// What has to be registered for a direct lane.
@@ -333,9 +301,9 @@ impl LaneParts<'_> {
 
     /// Builds a direct lane on memory that is registered.
     pub(crate) fn build_direct(self, registered: Registered) -> Result<BuiltLane, LaneError> {
-        if let Attachment::Network(end) = &self.attachment {
-            let number = end.number;
-            return self.build_member(number);
+        if let Attachment::Network(_) = &self.attachment {
+            let placement = self.placement;
+            return self.build(placement);
         }
         let guest = self.guest_side()?;
         let memory = self.direct_memory(registered.umem.clone())?;
@@ -371,12 +339,7 @@ impl LaneParts<'_> {
                     Attachment::Null { frame_bytes } => *frame_bytes,
                     _ => 0,
                 };
-                let config = NullConfig {
-                    frame_bytes,
-                    header_bytes,
-                    at_once: usize::MAX,
-                };
-                let nic = NullNic::new(registered.umem, config, NULL_RING);
+                let nic = null_nic(&registered.umem, frame_bytes, header_bytes);
                 let sends = Sends {
                     zero_copy: true,
                     ..Sends::PLAIN
@@ -384,11 +347,7 @@ impl LaneParts<'_> {
                 self.join(guest, Coupled::new(nic, sends), memory)
             }
         };
-        Ok(BuiltLane {
-            lane,
-            facts,
-            lent: None,
-        })
+        Ok(BuiltLane::new(lane, facts))
     }
 
     /// Joins a guest with a queue that its memory is coupled with.
@@ -411,4 +370,14 @@ impl LaneParts<'_> {
             }
         }
     }
+}
+
+/// A NIC that makes frames of `frame_bytes`.
+fn null_nic(umem: &Umem, frame_bytes: u32, header_bytes: u32) -> NullNic {
+    let config = NullConfig {
+        frame_bytes,
+        header_bytes,
+        at_once: usize::MAX,
+    };
+    NullNic::new(umem.clone(), config, NULL_RING)
 }
