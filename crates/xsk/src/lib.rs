@@ -106,27 +106,21 @@ mod sys;
 mod umem;
 mod units;
 
-#[cfg(not(loom))]
-pub use config::{AttachMode, BindRequest, BusyPoll, Fallback, Mode, SocketConfig};
 pub use desc::{CompletionRing, FillRing, RxDesc, RxRing, TxDesc, TxRing};
-#[cfg(not(loom))]
-pub use error::OpenError;
 pub use frame::{Frame, FramePool};
 pub use memory::{Backing, MemoryError, MemoryPart, OwnMemory, UmemMemory};
-#[cfg(not(loom))]
-pub use names::note_name;
 pub use netdevice::{Channels, Netdevice};
-#[cfg(not(loom))]
-pub use numa::{NumaNode, PreferNode};
-#[cfg(not(loom))]
-pub use setup::{made_rx_ring, new_socket};
-#[cfg(not(loom))]
-pub use share::{First, Lender};
-#[cfg(not(loom))]
-pub use socket::{Kick, Socket, Unbound, WakeError};
-#[cfg(not(loom))]
-pub use statistics::Statistics;
-#[cfg(not(loom))]
-pub use sys::Mapping;
 pub use umem::{Frames, MIN_CHUNK_BYTES, Umem, UmemError, XDP_PACKET_HEADROOM};
 pub use units::{InvalidRingSize, QueueId, RingSize, UmemOffset};
+#[cfg(not(loom))]
+pub use {
+    config::{AttachMode, BindRequest, BusyPoll, Fallback, Mode, SocketConfig},
+    error::OpenError,
+    names::note_name,
+    numa::{NumaNode, PreferNode},
+    setup::{made_rx_ring, new_socket},
+    share::{First, Lender},
+    socket::{Kick, Socket, Unbound, WakeError},
+    statistics::Statistics,
+    sys::Mapping,
+};

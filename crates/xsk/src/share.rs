@@ -24,46 +24,29 @@ use crate::error::OpenError;
 use crate::umem::Umem;
 use crate::units::QueueId;
 
+/// What a socket is bound to, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    pub(crate) umem: Umem,
+    pub(crate) ifindex: u32,
+    pub(crate) queue: QueueId,
+    pub(crate) mode: Mode,
+    pub(crate) multi_buffer: bool,
+}
+
 /// A socket whose memory can be shared for as long as it is open.
 #[derive(Clone, Debug)]
 pub struct Lender {
-    fd: Weak<OwnedFd>,
-    umem: Umem,
-    ifindex: u32,
-    queue: QueueId,
-    mode: Mode,
-    multi_buffer: bool,
+    pub(crate) fd: Weak<OwnedFd>,
+    pub(crate) facts: Facts,
 }
 
 impl Lender {
-    pub(crate) fn new(fd: &Arc<OwnedFd>, first: First) -> Self {
-        let First {
-            umem,
-            ifindex,
-            queue,
-            mode,
-            multi_buffer,
-            ..
-        } = first;
-        Self {
-            fd: Arc::downgrade(fd),
-            umem,
-            ifindex,
-            queue,
-            mode,
-            multi_buffer,
-        }
-    }
-
     /// The socket, to bind another over its memory; `None`: it is closed.
     pub fn first(&self) -> Option<First> {
         Some(First {
             fd: self.fd.upgrade()?,
-            umem: self.umem.clone(),
-            ifindex: self.ifindex,
-            queue: self.queue,
-            mode: self.mode,
-            multi_buffer: self.multi_buffer,
+            facts: self.facts.clone(),
         })
     }
 
@@ -78,11 +61,7 @@ impl Lender {
 #[derive(Debug)]
 pub struct First {
     pub(crate) fd: Arc<OwnedFd>,
-    pub(crate) umem: Umem,
-    pub(crate) ifindex: u32,
-    pub(crate) queue: QueueId,
-    pub(crate) mode: Mode,
-    pub(crate) multi_buffer: bool,
+    pub(crate) facts: Facts,
 }
 
 impl AsFd for First {
@@ -103,10 +82,10 @@ impl First {
     /// Whether a socket as `config` describes it can be bound over its memory.
     pub(crate) fn check(&self, config: &SocketConfig) -> Result<(), OpenError> {
         let SocketConfig { ifindex, queue, .. } = *config;
-        if (ifindex, queue) == (self.ifindex, self.queue) {
+        if (ifindex, queue) == (self.facts.ifindex, self.facts.queue) {
             return Err(OpenError::SharedQueue { ifindex, queue });
         }
-        let is_zero_copy = self.mode == Mode::ZeroCopy;
+        let is_zero_copy = self.facts.mode == Mode::ZeroCopy;
         match config.bind {
             BindRequest::ForceCopy if is_zero_copy => Err(self.other_mode("copy")),
             BindRequest::ForceZeroCopy if !is_zero_copy => Err(self.other_mode("zero-copy")),
@@ -118,7 +97,7 @@ impl First {
     fn other_mode(&self, asked: &'static str) -> OpenError {
         OpenError::SharedMode {
             asked,
-            mode: self.mode,
+            mode: self.facts.mode,
         }
     }
 
@@ -142,7 +121,7 @@ impl First {
     /// What a sharer is that was bound.
     pub(crate) fn bound(&self, config: &SocketConfig) -> Bound {
         Bound {
-            multi_buffer: self.multi_buffer,
+            multi_buffer: self.facts.multi_buffer,
             fallbacks: self.fallbacks(config),
         }
     }
@@ -151,12 +130,12 @@ impl First {
     pub(crate) fn refusal(&self, config: &SocketConfig, errno: Errno, may_ask: bool) -> OpenError {
         match errno {
             Errno::BADF => OpenError::SharedGone,
-            errno => bind::refusal(config, self.mode == Mode::ZeroCopy, errno, may_ask),
+            errno => bind::refusal(config, self.facts.mode == Mode::ZeroCopy, errno, may_ask),
         }
     }
 
     fn fallbacks(&self, config: &SocketConfig) -> Vec<Fallback> {
-        let differs = config.multi_buffer && !self.multi_buffer;
+        let differs = config.multi_buffer && !self.facts.multi_buffer;
         let fallback = || Fallback {
             tried: "multi-buffer",
             errno: 0,

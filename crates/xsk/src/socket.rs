@@ -24,7 +24,7 @@ use crate::error::OpenError;
 use crate::setup::{
     Rings, check_family, map_rings, open_socket, query, register, set_busy_poll, set_tx_budget, size_rings,
 };
-use crate::share::{First, Lender};
+use crate::share::{Facts, First, Lender};
 use crate::statistics::Statistics;
 use crate::umem::Umem;
 use crate::units::QueueId;
@@ -44,11 +44,7 @@ pub struct Socket {
     pub tx: TxRing,
     /// Others have it only while they bind a socket over its memory ([`Lender`]).
     fd: Arc<OwnedFd>,
-    umem: Umem,
-    ifindex: u32,
-    queue: QueueId,
-    mode: Mode,
-    multi_buffer: bool,
+    facts: Facts,
     busy_polls: bool,
     fallbacks: Vec<Fallback>,
 }
@@ -138,7 +134,10 @@ impl Socket {
 
     /// For sockets that share its memory later on.
     pub fn lender(&self) -> Lender {
-        Lender::new(&self.fd, self.first())
+        Lender {
+            fd: Arc::downgrade(&self.fd),
+            facts: self.facts.clone(),
+        }
     }
 
     /// As [`Socket::share`], with a socket that a process with more privilege has made, with all four rings of the
@@ -157,17 +156,13 @@ impl Socket {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
             first.refusal(config, errno, false)
         })?;
-        Ok(Unbound::registered(fd, &first.umem, config)?.finish(first.bound(config))?)
+        Ok(Unbound::registered(fd, &first.facts.umem, config)?.finish(first.bound(config))?)
     }
 
     fn first(&self) -> First {
         First {
             fd: Arc::clone(&self.fd),
-            umem: self.umem.clone(),
-            ifindex: self.ifindex,
-            queue: self.queue,
-            mode: self.mode,
-            multi_buffer: self.multi_buffer,
+            facts: self.facts.clone(),
         }
     }
 
@@ -185,7 +180,7 @@ impl Socket {
     #[inline]
     pub fn kick_tx(&self) -> Result<Kick, WakeError> {
         let sent = kick_result(send(&self.fd, &[], SendFlags::DONTWAIT).err());
-        if self.busy_polls && self.mode == Mode::ZeroCopy {
+        if self.busy_polls && self.facts.mode == Mode::ZeroCopy {
             let mut fds = [PollFd::new(&self.fd, PollFlags::OUT)];
             // Whether there is room is not the question.
             let _ = poll(&mut fds, Some(&Timespec::default()));
@@ -207,13 +202,13 @@ impl Socket {
     /// The data path in use.
     #[inline]
     pub fn mode(&self) -> Mode {
-        self.mode
+        self.facts.mode
     }
 
     /// Whether frames may span chunks.
     #[inline]
     pub fn multi_buffer(&self) -> bool {
-        self.multi_buffer
+        self.facts.multi_buffer
     }
 
     /// Whether a system call polls the device ([`BusyPoll`](crate::BusyPoll)): then call [`Socket::wake_rx`] whenever
@@ -231,7 +226,7 @@ impl Socket {
     /// The UMEM that it was opened with.
     #[inline]
     pub fn umem(&self) -> &Umem {
-        &self.umem
+        &self.facts.umem
     }
 
     /// The kernel's counters of this socket (`XDP_STATISTICS`).
@@ -318,7 +313,7 @@ impl Unbound {
     pub fn share_from_fd(fd: OwnedFd, socket: &Socket, config: &SocketConfig) -> Result<Self, OpenError> {
         let first = socket.first();
         first.check(config)?;
-        Self::prepared(fd, &socket.umem, config, Some(first))
+        Self::prepared(fd, &socket.facts.umem, config, Some(first))
     }
 
     fn prepared(
@@ -389,11 +384,13 @@ impl Unbound {
             rx,
             tx,
             fd: Arc::new(self.fd),
-            umem: self.umem,
-            ifindex: self.config.ifindex,
-            queue: self.config.queue,
-            mode,
-            multi_buffer: bound.multi_buffer,
+            facts: Facts {
+                umem: self.umem,
+                ifindex: self.config.ifindex,
+                queue: self.config.queue,
+                mode,
+                multi_buffer: bound.multi_buffer,
+            },
             busy_polls: self.config.busy_poll.is_some_and(|poll| poll.usecs > 0),
             fallbacks: bound.fallbacks,
         })
