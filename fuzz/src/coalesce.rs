@@ -5,9 +5,10 @@
 //! `packet::segment` it is the frames that it was made of, but for what merging gives up (timestamps, ids with "don't
 //! fragment", which segment had PSH and FIN).
 
+use packet::HEADERS_MAX;
 use packet::checksum::{self, Sum};
 use packet::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
-use packet::layers::{HEADERS_MAX, Ip, Layers, Transport, parse};
+use packet::layers::{Ip, Layers, Transport, parse};
 use packet::segment::{Plan, Request};
 use packet::tunnel;
 use packet::verify::{self, Verdict};

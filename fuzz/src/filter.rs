@@ -3,6 +3,7 @@
 //! Invariants: a frame is judged the same with a flow cache and without, whatever hash the NIC told; what lies behind
 //! its packet does not change the verdict.
 
+use packet::HEADERS_MAX;
 use vhost_af_xdp::fuzzing::Filter;
 
 /// Rules that look at all that there is.
@@ -17,9 +18,6 @@ direction=to-guest action=allow protocol=icmp icmp-type=8
 direction=to-guest action=deny protocol=icmpv6 icmp-type=134/0
 direction=to-guest action=allow protocol=icmpv6
 direction=to-guest action=allow ethertype=0x88cc";
-
-/// Bytes of a frame that are looked at.
-const LOOK_BYTES: usize = 256;
 
 #[derive(arbitrary::Arbitrary, Debug)]
 struct Input<'a> {
@@ -62,13 +60,13 @@ pub fn run(data: &[u8]) {
         };
         let tag: &[u8] = if frame.tagged { &[0x81, 0, 0, 7] } else { &[] };
         let bytes = [&[2; 12][..], tag, &u16::to_be_bytes(kind), frame.packet].concat();
-        let head = &bytes[..bytes.len().min(LOOK_BYTES)];
+        let head = &bytes[..bytes.len().min(HEADERS_MAX)];
         filter.mark(frame.mark.map(|mark| u32::from(mark) % 4));
         let passes = filter.allows(head, bytes.len(), frame.hash.map(u32::from));
         assert_eq!(passes, filter.looks_up(head, bytes.len()), "{frame:?}");
         if passes {
             let longer = [&bytes[..], &[0xff; 8]].concat();
-            let head = &longer[..longer.len().min(LOOK_BYTES)];
+            let head = &longer[..longer.len().min(HEADERS_MAX)];
             assert!(filter.looks_up(head, longer.len()), "{frame:?}");
         }
     }

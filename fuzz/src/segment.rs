@@ -5,8 +5,9 @@
 //! from the GSO packet's by the difference of lengths; the headers of all but the first, or the last, differ from
 //! the GSO packet's only where the rules say so.
 
+use packet::HEADERS_MAX;
 use packet::checksum::{ChecksumAt, Sum, complete};
-use packet::layers::{HEADERS_MAX, Ip, Layers, Transport, parse};
+use packet::layers::{Ip, Layers, Transport, parse};
 use packet::segment::{Plan, Request};
 
 #[derive(arbitrary::Arbitrary, Debug)]

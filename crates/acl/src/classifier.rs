@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::meter;
+use packet::HEADERS_MAX;
 use xsk::metadata::Hints;
 
-use crate::LOOK_BYTES;
 use crate::cache::FlowCache;
 use crate::flow_hints::FlowHints;
 use crate::key::{FlowKey, Looked};
@@ -179,7 +179,7 @@ impl<D: Copy + Default> Classifier<D> {
         facts: Facts,
         counters: &PairCounters,
     ) -> Result<Verdict, Option<Verdict>> {
-        let head = &head[..head.len().min(LOOK_BYTES)];
+        let head = &head[..head.len().min(HEADERS_MAX)];
         self.admits_flow(FlowKey::of(head, facts.len).ok(), facts, counters)
     }
 

@@ -4,40 +4,20 @@
 //! packet that says it is longer than it is, or ends inside its headers, is judged by nobody, since its receiver may read
 //! something else than was read here.
 
-use model::config::{ARP, DCCP, ICMP, ICMP_V6, IPV4, IPV6, LLC, SCTP, TCP, UDP, UDP_LITE};
+use packet::ethernet::{self, ADDRESS_BYTES, HEADER_BYTES, Payload, Skip};
+use packet::ethertype::{self, ARP, FIRST, IPV4, IPV6};
+use packet::fields::{ipv4, ipv6};
+use packet::icmp::*;
+use packet::ip::{Follow, Fragment, Ipv4, Ipv6, Upper};
+use packet::protocol::{DCCP, ICMP, ICMP_V6, SCTP, TCP, UDP, UDP_LITE};
 
-use crate::ethernet::{self, ADDRESS_BYTES, TAG, TAG_BYTES};
-use crate::ipv6::{AUTHENTICATION, FRAGMENT_BYTES, HOST_IDENTITY, MOBILITY, SHIM, Upper};
-
-const FIRST_TYPE: u16 = 0x0600;
-/// SNAP whose protocol is an ethertype (IEEE 802; RFC 1042 for IP), and that of bridges (00-00-F8, IEEE 802.1H), which
-/// wireless stations take off alike: some receivers take such frames like others.
-const SNAP: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0];
-const BRIDGE_TUNNEL: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0xf8];
-/// The same with that type.
-const SNAP_BYTES: usize = SNAP.len() + 2;
-
-/// Headers of IPv6 that are protocols of their own to rules: none but hosts that agreed on it go on behind them (IPsec,
-/// shim6), or nobody does (mobility, RFC 6275; host identity, RFC 7401).
-const NOT_FOLLOWED: [u8; 4] = [AUTHENTICATION, MOBILITY, HOST_IDENTITY, SHIM];
-
-const IPV4_BYTES: usize = 20;
-/// Of the word with flags: where the fragment belongs, and that more of them follow.
-const FRAGMENT_AT: u16 = 0x1fff;
-const MORE_FRAGMENTS: u16 = 0x2000;
-/// Where an untagged frame has its IP header, and with IPv4 without options the end of its ports.
-const IPV4_AT: usize = ADDRESS_BYTES + 2;
-const PLAIN_BYTES: usize = IPV4_AT + IPV4_BYTES + 4;
-const IPV6_BYTES: usize = 40;
+/// Where an untagged frame has its IP header, and with IPv4 without options its ports, and their end.
+const IPV4_AT: usize = HEADER_BYTES;
+const PORTS_AT: usize = IPV4_AT + ipv4::BYTES;
+const PLAIN_BYTES: usize = PORTS_AT + 4;
 /// What the first of several fragments has to have of what it carries: all that rules look at.
 const FIRST_BYTES: usize = 8;
 
-/// Multicast listeners' queries, reports and dones (RFC 2710, RFC 3810).
-const LISTENERS: [u8; 4] = [130, 131, 132, 143];
-const ROUTER_SOLICITATION: u8 = 133;
-const ROUTER_ADVERTISEMENT: u8 = 134;
-const NEIGHBOUR_SOLICITATION: u8 = 135;
-const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 /// Hop limit of neighbour discovery, which no router has passed on then; with another one receivers ignore it
 /// (RFC 4861, 6.1 and 7.1).
 const NEIGHBOURS_HOPS: u8 = 255;
@@ -81,16 +61,23 @@ impl FlowKey {
     /// Errors: [`Malformed`].
     #[inline]
     pub fn of(head: &[u8], len: usize) -> Result<Looked, Malformed> {
-        let (ethertype, at) = match word(head, ADDRESS_BYTES).ok_or(Malformed)? {
-            TAG => (
-                word(head, ADDRESS_BYTES + TAG_BYTES).ok_or(Malformed)?,
-                ADDRESS_BYTES + TAG_BYTES + 2,
-            ),
-            ethertype => (ethertype, ADDRESS_BYTES + 2),
+        let payload = ethernet::payload(head, Skip::Vlan).ok_or(Malformed)?;
+        let Payload { ethertype, at } = match payload.ethertype {
+            ..FIRST => ethernet::behind_llc(head, payload.at),
+            _ => payload,
         };
         match ethertype {
-            ..FIRST_TYPE => of_llc(head, at, len),
-            ethertype => of_type(ethertype, head, at, len),
+            // Receivers take off tags of VLAN 0, any number of them, and read what is behind the last.
+            kind if ethertype::is_tag(kind) => Err(Malformed),
+            IPV4 => of_ipv4(head, at, len),
+            IPV6 => of_ipv6(head, at, len),
+            ethertype => Ok(Looked {
+                key: Self {
+                    rest: rest(0, ethertype, 0, 0),
+                    ..Self::NONE
+                },
+                bytes: at,
+            }),
         }
     }
 
@@ -101,17 +88,20 @@ impl FlowKey {
         let head: &[u8; PLAIN_BYTES] = head.first_chunk()?;
         let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
         let double = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        let (protocol, end) = (head[23], IPV4_AT + usize::from(word(16)));
-        let is_plain = word(12) == IPV4
+        let (protocol, end) = (
+            head[IPV4_AT + ipv4::PROTOCOL],
+            IPV4_AT + usize::from(word(IPV4_AT + ipv4::LEN)),
+        );
+        let is_plain = word(ADDRESS_BYTES) == IPV4
             && head[IPV4_AT] == 0x45
-            && word(20) & (FRAGMENT_AT | MORE_FRAGMENTS) == 0
+            && word(IPV4_AT + ipv4::FRAGMENT) & ipv4::FRAGMENT_BITS == 0
             && matches!(protocol, TCP | UDP)
             && (PLAIN_BYTES..=len).contains(&end);
         is_plain.then(|| Looked {
             key: Self {
-                source: [0, double(26).into()],
-                destination: [0, double(30).into()],
-                rest: rest(double(34), IPV4, protocol, HAS_PORTS),
+                source: [0, double(IPV4_AT + ipv4::SOURCE).into()],
+                destination: [0, double(IPV4_AT + ipv4::DESTINATION).into()],
+                rest: rest(double(PORTS_AT), IPV4, protocol, HAS_PORTS),
             },
             bytes: PLAIN_BYTES,
         })
@@ -210,7 +200,7 @@ impl FlowKey {
             ROUTER_SOLICITATION | ROUTER_ADVERTISEMENT | NEIGHBOUR_SOLICITATION | NEIGHBOUR_ADVERTISEMENT => {
                 NEIGHBOURS_HOPS
             }
-            kind if LISTENERS.contains(&kind) => LISTENERS_HOPS,
+            LISTENER_QUERY | LISTENER_REPORT | LISTENER_DONE | LISTENER_REPORT_V2 => LISTENERS_HOPS,
             _ => return self,
         };
         let its = if hops == needed { IS_OF_THE_LINK } else { 0 };
@@ -259,176 +249,72 @@ fn wide([high, low]: [u64; 2]) -> u128 {
 /// options, headers behind that of IPv6, or a type behind LLC.
 #[inline]
 pub fn is_long(head: &[u8; 64]) -> bool {
-    let (ethertype, ip) = match u16::from_be_bytes([head[12], head[13]]) {
-        TAG => (u16::from_be_bytes([head[16], head[17]]), 18),
-        ethertype => (ethertype, 14),
-    };
-    match ethertype {
-        IPV4 => head[ip] & 0xf > 5,
-        IPV6 => !matches!(head[ip + 6], TCP | UDP | ICMP_V6),
-        other => other < FIRST_TYPE,
-    }
-}
-
-#[inline]
-fn word(bytes: &[u8], at: usize) -> Option<u16> {
-    let bytes = bytes.get(at..)?.first_chunk()?;
-    Some(u16::from_be_bytes(*bytes))
-}
-
-#[inline]
-fn double(bytes: &[u8; 8]) -> u64 {
-    u64::from_be_bytes(*bytes)
-}
-
-/// Of a frame that has an ethertype, and behind it what begins there.
-#[inline]
-fn of_type(ethertype: u16, head: &[u8], at: usize, len: usize) -> Result<Looked, Malformed> {
-    match ethertype {
-        // Receivers take off tags of VLAN 0, any number of them, and read what is behind the last.
-        kind if ethernet::is_tag(kind) => Err(Malformed),
-        IPV4 => of_ipv4(head, at, len),
-        IPV6 => of_ipv6(head, at, len),
-        ethertype => Ok(Looked {
-            key: FlowKey {
-                rest: rest(0, ethertype, 0, 0),
-                ..FlowKey::NONE
-            },
-            bytes: at,
-        }),
-    }
-}
-
-/// Of a frame whose type is a length.
-#[cold]
-#[inline(never)]
-fn of_llc(head: &[u8], at: usize, len: usize) -> Result<Looked, Malformed> {
-    let behind = at + SNAP_BYTES;
-    let known = &head[at..behind.min(head.len())];
-    let kind = known.strip_prefix(&SNAP).or(known.strip_prefix(&BRIDGE_TUNNEL));
-    match kind {
-        Some(&[a, b]) if u16::from_be_bytes([a, b]) >= FIRST_TYPE => {
-            of_type(u16::from_be_bytes([a, b]), head, behind, len)
-        }
-        _ => Ok(Looked {
-            key: FlowKey {
-                rest: rest(0, LLC, 0, 0),
-                ..FlowKey::NONE
-            },
-            // What stands there says that it is no SNAP.
-            bytes: at + known.len(),
-        }),
-    }
+    ethernet::payload(head, Skip::Vlan).is_some_and(|Payload { ethertype, at }| match ethertype {
+        IPV4 => head[at] & 0xf > 5,
+        IPV6 => !matches!(head[at + ipv6::NEXT], TCP | UDP | ICMP_V6),
+        other => other < FIRST,
+    })
 }
 
 #[inline]
 fn of_ipv4(head: &[u8], at: usize, len: usize) -> Result<Looked, Malformed> {
-    let header: &[u8; IPV4_BYTES] = head.get(at..).and_then(<[u8]>::first_chunk).ok_or(Malformed)?;
-    let header_bytes = usize::from(header[0] & 0xf) * 4;
-    let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
-    let (payload, end) = (at + header_bytes, at + total);
-    if header[0] >> 4 != 4 || header_bytes < IPV4_BYTES || total < header_bytes || end > len {
-        return Err(Malformed);
-    }
-    let fragment = u16::from_be_bytes([header[6], header[7]]);
-    let (is_first, is_last) = (fragment & FRAGMENT_AT == 0, fragment & MORE_FRAGMENTS == 0);
-    let address = |at: usize| {
-        let [a, b, c, d] = [header[at], header[at + 1], header[at + 2], header[at + 3]];
-        [0, u64::from(u32::from_be_bytes([a, b, c, d]))]
-    };
-    let key = FlowKey {
-        source: address(12),
-        destination: address(16),
-        rest: rest(
-            0,
-            IPV4,
-            header[9],
-            if is_first && is_last { 0 } else { IS_FRAGMENT },
-        ),
-    };
-    if !is_first {
-        return Ok(Looked { key, bytes: payload });
-    }
-    with_ports(key, (head, payload, end))
+    let ip = Ipv4::at(head, at).ok_or(Malformed)?;
+    let packet = ip.packet(head, len).ok_or(Malformed)?;
+    let addresses = [ip.source(), ip.destination()].map(|address| [0, u32::from_be_bytes(*address).into()]);
+    of_packet((IPV4, addresses), packet, ip.upper())
 }
 
 #[inline]
 fn of_ipv6(head: &[u8], at: usize, len: usize) -> Result<Looked, Malformed> {
-    let header: &[u8; IPV6_BYTES] = head.get(at..).and_then(<[u8]>::first_chunk).ok_or(Malformed)?;
-    let end = at + IPV6_BYTES + usize::from(u16::from_be_bytes([header[4], header[5]]));
-    if header[0] >> 4 != 6 || end > len {
-        return Err(Malformed);
-    }
-    let address = |at: usize| {
-        let double = |at: usize| header[at..].first_chunk().map_or(0, double);
-        [double(at), double(at + 8)]
-    };
-    let key = FlowKey {
-        source: address(8),
-        destination: address(24),
-        rest: rest(0, IPV6, header[6], 0),
-    };
-    let payload = at + IPV6_BYTES;
-    let Looked { key, bytes } = match header[6] {
-        TCP | UDP | ICMP_V6 => with_ports(key, (head, payload, end)),
-        _ => behind_further_headers(key, (head, payload, end)),
-    }?;
+    let ip = Ipv6::at(head, at).ok_or(Malformed)?;
+    let packet = ip.packet(head, len).ok_or(Malformed)?;
+    let upper = ip.upper(packet, Follow::Usual).ok_or(Malformed)?;
+    let addresses = [ip.source(), ip.destination()].map(|address| {
+        let half = |at| packet::bytes(address, at).map_or(0, |half| u64::from_be_bytes(*half));
+        [half(0), half(8)]
+    });
+    let Looked { key, bytes } = of_packet((IPV6, addresses), packet, upper)?;
     Ok(Looked {
-        key: key.with_hops(header[7]),
+        key: key.with_hops(ip.hop_limit()),
         bytes,
     })
 }
 
-#[cold]
-#[inline(never)]
-fn behind_further_headers(
-    key: FlowKey,
-    (head, payload, end): (&[u8], usize, usize),
-) -> Result<Looked, Malformed> {
-    let known = &head[..end.min(head.len())];
-    let upper = Upper::behind((key.protocol(), payload), known, &NOT_FOLLOWED).ok_or(Malformed)?;
-    let flags = if upper.fragment { IS_FRAGMENT } else { 0 };
-    match upper.protocol {
-        Some(protocol) => with_ports(
-            FlowKey {
-                rest: rest(0, IPV6, protocol, flags),
-                ..key
-            },
-            (head, upper.at, end),
-        ),
-        // A later fragment: its header says what the first one began with.
-        None => Ok(Looked {
-            key: FlowKey {
-                rest: rest(0, IPV6, known[upper.at - FRAGMENT_BYTES], flags),
-                ..key
-            },
-            bytes: upper.at,
-        }),
-    }
-}
-
-/// With what the packet's payload begins with, from `at` to `end`, where that is said.
+/// Of a packet between these addresses, with what it begins with that it carries, where rules look at that.
 /// Errors: it is not there.
 #[inline]
-fn with_ports(key: FlowKey, (head, at, end): (&[u8], usize, usize)) -> Result<Looked, Malformed> {
-    let known = head.get(at..end.min(head.len())).ok_or(Malformed)?;
-    let (ports, bytes) = match key.protocol() {
+fn of_packet(
+    (ethertype, [source, destination]): (u16, [[u64; 2]; 2]),
+    packet: &[u8],
+    upper: Upper,
+) -> Result<Looked, Malformed> {
+    let Upper {
+        protocol,
+        at,
+        fragment,
+    } = upper;
+    let (ports, bytes, has_ports) = match protocol {
+        _ if fragment == Fragment::Later => (0, 0, 0),
         TCP | UDP | DCCP | SCTP | UDP_LITE => {
-            (known.first_chunk().map(|ports| u32::from_be_bytes(*ports)), 4)
+            let ports = packet::bytes(packet, at).ok_or(Malformed)?;
+            (u32::from_be_bytes(*ports), 4, HAS_PORTS)
         }
-        protocol if protocol == icmp_of(key.ethertype()) => {
-            let kind = known
-                .first_chunk()
-                .map(|kind| u32::from(u16::from_be_bytes(*kind)));
-            (kind, 2)
+        protocol if protocol == icmp_of(ethertype) => {
+            (packet::word(packet, at).ok_or(Malformed)?.into(), 2, HAS_PORTS)
         }
-        _ => return Ok(Looked { key, bytes: at }),
+        _ => (0, 0, 0),
     };
-    let is_cut = key.is_fragment() && known.len() < FIRST_BYTES;
-    let ports = ports.filter(|_| !is_cut).ok_or(Malformed)?;
-    let rest = key.rest | u64::from(ports) << 32 | u64::from(HAS_PORTS);
+    let is_fragment = match fragment {
+        Fragment::None => 0,
+        _ if has_ports != 0 && packet.len() < at + FIRST_BYTES => return Err(Malformed),
+        _ => IS_FRAGMENT,
+    };
     Ok(Looked {
-        key: FlowKey { rest, ..key },
+        key: FlowKey {
+            source,
+            destination,
+            rest: rest(ports, ethertype, protocol, has_ports | is_fragment),
+        },
         bytes: at + bytes,
     })
 }

@@ -22,9 +22,7 @@
 mod cache;
 mod classifier;
 mod dimension;
-pub mod ethernet;
 mod flow_hints;
-pub mod ipv6;
 mod key;
 mod rules;
 #[cfg(test)]
@@ -39,9 +37,7 @@ pub use self::flow_hints::FlowHints;
 pub use self::key::{FlowKey, Looked, Malformed, is_long};
 pub use self::rules::{RuleSlot, Rules, Verdict};
 
-/// Bytes of a frame that are looked at. All headers have to be in them.
-pub const LOOK_BYTES: usize = 256;
-/// The same of most frames; [`is_long`] knows the others.
+/// Bytes of a frame that are looked at; of those that [`is_long`] knows, [`packet::HEADERS_MAX`].
 pub const SHORT_LOOK_BYTES: usize = 64;
 
 /// Compiles the rules of a direction; `None`: all frames pass.

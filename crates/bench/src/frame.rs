@@ -9,6 +9,10 @@
 //! ```
 
 use packet::checksum::Sum;
+use packet::ethernet::HEADER_BYTES as ETHERNET;
+pub(super) use packet::ethernet::Mac;
+use packet::fields::ipv4;
+use packet::{ethertype, protocol};
 
 /// Where the source port stands, in bytes from the start.
 pub(super) const SOURCE_PORT_AT: u64 = 34;
@@ -17,11 +21,7 @@ pub(super) const FIRST_SOURCE_PORT: u16 = 1024;
 /// Where the sequence number stands, in bytes from the start.
 pub(super) const SEQUENCE_AT: u64 = 42;
 
-const ETHERNET: usize = 14;
-const IPV4: usize = 20;
-
-/// An Ethernet address.
-pub(super) type Mac = [u8; 6];
+const IPV4: usize = ipv4::BYTES;
 
 /// A frame of `len` bytes, sequence number 0. `len` is at least 60 and at most 65,535.
 pub(super) fn template(to: Mac, from: Mac, len: u32) -> Vec<u8> {
@@ -30,14 +30,14 @@ pub(super) fn template(to: Mac, from: Mac, len: u32) -> Vec<u8> {
     let mut frame = Vec::with_capacity(len as usize);
     frame.extend(to);
     frame.extend(from);
-    frame.extend([0x08, 0x00]);
+    frame.extend(ethertype::IPV4.to_be_bytes());
     frame.extend([0x45, 0]);
     frame.extend(ip_len.to_be_bytes());
     // id 0, "don't fragment", TTL 64, UDP, checksum still 0
-    frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
+    frame.extend([0, 0, 0x40, 0, 64, protocol::UDP, 0, 0]);
     frame.extend([198, 18, 0, 1, 198, 18, 0, 2]);
     let sum = Sum::of(&frame[ETHERNET..ETHERNET + IPV4]).complement();
-    frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&sum.to_be_bytes());
+    frame[ETHERNET + ipv4::CHECKSUM..][..2].copy_from_slice(&sum.to_be_bytes());
     frame.extend([0, 9, 0, 9]);
     frame.extend(udp_len.to_be_bytes());
     frame.extend([0; 2 + 8]);

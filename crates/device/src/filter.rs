@@ -2,8 +2,7 @@
 //!
 //! A filter of the guest's own convenience, not a border: what a guest may get is decided by the network before.
 
-/// A MAC address.
-pub type Mac = [u8; 6];
+pub use packet::ethernet::Mac;
 
 /// Whether an address can be a device's own: unicast, and not zero.
 pub(crate) fn is_unicast(mac: Mac) -> bool {

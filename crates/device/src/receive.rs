@@ -74,7 +74,7 @@ pub struct Place {
 }
 
 impl Receive {
-    /// For a frame that begins with `head`: all its headers, or the first [`crate::hash::fields::MOST_HEAD`] bytes. A
+    /// For a frame that begins with `head`: all its headers, or the first [`packet::HEADERS_MAX`] bytes. A
     /// VLAN tag that the NIC removed must be in its place again. `nic`: the hash that the NIC reported. `None`: the
     /// guest does not accept it, which is counted.
     #[inline]

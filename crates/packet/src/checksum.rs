@@ -15,6 +15,8 @@ mod tests;
 
 use std::ops::Add;
 
+use crate::fields::udp;
+
 /// Below this the vector path is not faster, in bytes.
 const VECTOR_MIN: usize = 128;
 
@@ -156,9 +158,8 @@ impl ChecksumAt {
     #[inline]
     #[must_use]
     pub fn stored(self, sum: Sum) -> [u8; 2] {
-        const UDP_OFFSET: u16 = 6;
         match sum.complement() {
-            0 if self.offset == UDP_OFFSET => [0xff; 2],
+            0 if usize::from(self.offset) == udp::CHECKSUM => [0xff; 2],
             checksum => checksum.to_be_bytes(),
         }
     }

@@ -31,6 +31,7 @@
 
 use std::ops::Range;
 
+use crate::fields::tcp;
 use crate::layers::{self, Ip, Layers, Transport};
 use crate::verify::Verdict;
 
@@ -215,7 +216,7 @@ impl Batch {
         self.count == 0
     }
 
-    /// Adds the next frame. `headers`: its first bytes, at least [`layers::HEADERS_MAX`] of them or all; `frame_len`:
+    /// Adds the next frame. `headers`: its first bytes, at least [`crate::HEADERS_MAX`] of them or all; `frame_len`:
     /// its length in bytes; `check`: verifies its checksum, called once for a TCP or UDP packet. False, and nothing
     /// done, if the batch is full.
     #[inline]
@@ -288,8 +289,8 @@ impl Batch {
         let single = Entry {
             layers: Some(layers),
             verdict,
-            flags: flags & (group::PSH | group::FIN),
-            cwr: flags & group::CWR != 0,
+            flags: flags & (tcp::PSH | tcp::FIN),
+            cwr: flags & tcp::CWR != 0,
             ..single
         };
         if !self.rules.any() {

@@ -5,23 +5,10 @@
 //! what the offsets depend on; checksums are not.
 
 use crate::checksum::ChecksumAt;
-
-/// Most bytes of headers that are handled: two tags, IPv6 and TCP at their longest leave 134 for extension headers.
-pub const HEADERS_MAX: usize = 256;
-
-const ETHERNET_LEN: usize = 14;
-const ETHERTYPE_AT: usize = 12;
-const TAG_LEN: usize = 4;
-const TAGS_MAX: usize = 2;
-const IPV4_MIN: usize = 20;
-const IPV6_LEN: usize = 40;
-const TCP_MIN: usize = 20;
-pub(crate) const UDP_LEN: usize = 8;
-
-/// IP protocol number of TCP.
-pub const TCP: u8 = 6;
-/// IP protocol number of UDP.
-pub const UDP: u8 = 17;
+use crate::ethernet::{self, Payload, Skip};
+use crate::fields::{tcp, udp};
+use crate::ip::{Follow, Fragment, Ipv4, Ipv6, Upper};
+use crate::{HEADERS_MAX, ethertype, protocol};
 
 /// Version of the IP header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,8 +33,8 @@ impl Transport {
     #[must_use]
     pub fn protocol(self) -> u8 {
         match self {
-            Self::Tcp => TCP,
-            Self::Udp => UDP,
+            Self::Tcp => protocol::TCP,
+            Self::Udp => protocol::UDP,
         }
     }
 
@@ -55,8 +42,8 @@ impl Transport {
     #[must_use]
     pub fn checksum_offset(self) -> u16 {
         match self {
-            Self::Tcp => 16,
-            Self::Udp => 6,
+            Self::Tcp => tcp::CHECKSUM as u16,
+            Self::Udp => udp::CHECKSUM as u16,
         }
     }
 }
@@ -99,29 +86,47 @@ impl Layers {
 #[inline]
 pub fn parse(headers: &[u8], frame_len: u32) -> Option<Layers> {
     let headers = &headers[..headers.len().min(HEADERS_MAX).min(frame_len as usize)];
-    let mut ip = ETHERNET_LEN;
-    let mut ethertype = word(headers, ETHERTYPE_AT)?;
-    let mut tags = 0;
-    while matches!(ethertype, 0x8100 | 0x88a8) && tags < TAGS_MAX {
-        ethertype = word(headers, ip + 2)?;
-        ip += TAG_LEN;
-        tags += 1;
-    }
-    parse_ip(headers, frame_len, ip, ethertype)
+    let Payload { ethertype, at } = ethernet::payload(headers, Skip::TwoTags)?;
+    parse_ip(headers, frame_len, at, ethertype)
 }
 
 /// The same from the IP header on, which lies at `ip` and is of that type. `headers`: as of [`parse`], and no longer
 /// than [`HEADERS_MAX`].
+// One call for each version: frames of others need none of the registers that its walk saves.
 #[inline]
 pub(crate) fn parse_ip(headers: &[u8], frame_len: u32, ip: usize, ethertype: u16) -> Option<Layers> {
-    let (version, protocol, transport, ip_len_end) = match ethertype {
-        0x0800 => parse_v4(headers, ip)?,
-        0x86dd => parse_v6(headers, ip)?,
-        _ => return None,
-    };
-    let (transport_kind, transport_len) = match protocol {
-        TCP => (Transport::Tcp, tcp_len(headers, transport)?),
-        UDP => (Transport::Udp, UDP_LEN),
+    match ethertype {
+        ethertype::IPV4 => parse_v4(headers, frame_len, ip),
+        ethertype::IPV6 => parse_v6(headers, frame_len, ip),
+        _ => None,
+    }
+}
+
+#[inline(never)]
+fn parse_v4(headers: &[u8], frame_len: u32, at: usize) -> Option<Layers> {
+    let ip = Ipv4::at(headers, at)?;
+    parse_upper(headers, frame_len, (Ip::V4, at, ip.end()), ip.upper())
+}
+
+#[inline(never)]
+fn parse_v6(headers: &[u8], frame_len: u32, at: usize) -> Option<Layers> {
+    let ip = Ipv6::at(headers, at)?;
+    let upper = ip.upper_with(headers, Follow::Options, |_, _| ())?;
+    parse_upper(headers, frame_len, (Ip::V6, at, ip.end()), upper)
+}
+
+#[inline]
+fn parse_upper(
+    headers: &[u8],
+    frame_len: u32,
+    (version, ip, ip_len_end): (Ip, usize, usize),
+    upper: Upper,
+) -> Option<Layers> {
+    let transport = upper.at;
+    let (transport_kind, transport_len) = match upper.protocol {
+        _ if upper.fragment != Fragment::None => return None,
+        protocol::TCP => (Transport::Tcp, tcp_len(headers, transport)?),
+        protocol::UDP => (Transport::Udp, udp::BYTES),
         _ => return None,
     };
     let payload = transport + transport_len;
@@ -138,55 +143,10 @@ pub(crate) fn parse_ip(headers: &[u8], frame_len: u32, ip: usize, ethertype: u16
     })
 }
 
-/// Version, protocol, offset of the transport header, end of the packet.
-type Network = (Ip, u8, usize, usize);
-
-#[inline]
-fn parse_v4(headers: &[u8], ip: usize) -> Option<Network> {
-    let header = headers.get(ip..ip + IPV4_MIN)?;
-    let len = usize::from(header[0] & 0x0f) * 4;
-    // Neither "more fragments" nor an offset; "don't fragment" and the reserved bit do not matter.
-    let fragment = u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0;
-    if header[0] >> 4 != 4 || len < IPV4_MIN || fragment {
-        return None;
-    }
-    let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
-    Some((Ip::V4, header[9], ip + len, ip + total))
-}
-
-#[inline]
-fn parse_v6(headers: &[u8], ip: usize) -> Option<Network> {
-    const EXTENSIONS: [u8; 3] = [
-        0,  /* hop-by-hop */
-        43, /* routing */
-        60, /* destination options */
-    ];
-    let header = headers.get(ip..ip + IPV6_LEN)?;
-    if header[0] >> 4 != 6 {
-        return None;
-    }
-    let end = ip + IPV6_LEN + usize::from(u16::from_be_bytes([header[4], header[5]]));
-    let mut next = header[6];
-    let mut at = ip + IPV6_LEN;
-    // Each is at least eight bytes long, so HEADERS_MAX bounds them.
-    while EXTENSIONS.contains(&next) {
-        let extension = headers.get(at..at + 2)?;
-        next = extension[0];
-        at += (usize::from(extension[1]) + 1) * 8;
-    }
-    Some((Ip::V6, next, at, end))
-}
-
 #[inline]
 fn tcp_len(headers: &[u8], transport: usize) -> Option<usize> {
-    let len = usize::from(headers.get(transport + 12)? >> 4) * 4;
-    (len >= TCP_MIN).then_some(len)
-}
-
-#[inline]
-pub(crate) fn word(bytes: &[u8], at: usize) -> Option<u16> {
-    let bytes = bytes.get(at..at + 2)?;
-    Some(u16::from_be_bytes([bytes[0], bytes[1]]))
+    let len = usize::from(headers.get(transport + tcp::OFFSET)? >> 4) * 4;
+    (len >= tcp::BYTES).then_some(len)
 }
 
 #[cfg(test)]

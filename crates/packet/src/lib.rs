@@ -1,14 +1,22 @@
-//! What network cards do for a TCP/IP stack, in software: the internet checksum, cutting a GSO packet into frames
-//! that fit the wire, and making frames of the wire into GSO packets. Pure functions on bytes; no I/O, no
-//! allocation, no dependency on virtio beyond the ten bytes of its header.
+//! Headers of frames, from Ethernet to TCP and UDP, and what network cards do with them for a TCP/IP stack: the internet
+//! checksum, cutting a GSO packet into frames that fit the wire, and making frames of the wire into GSO packets. Pure
+//! functions on bytes; no I/O, no dependency on virtio beyond the ten bytes of its header.
 //!
-//! # Layers
+//! # Headers
+//! 1. [`ethertype`], [`protocol`], [`icmp`]: numbers. [`fields`]: offsets.
+//! 2. [`ethernet`]: addresses, VLAN tags, LLC; what a frame carries.
+//! 3. [`ip`]: IPv4, IPv6 and its extension headers; what a packet carries. [`arp`]: ARP. [`icmp`]: neighbour discovery.
+//! 4. [`layers`]: where the headers of a TCP or UDP packet begin, for offloads.
+//! 5. [`tunnel`]: the same of a packet inside VXLAN or Geneve.
+//!
+//! How strict a reader has to be is its argument: which tags are skipped ([`ethernet::Skip`]), which extension headers
+//! are followed ([`ip::Follow`]), whether the length field must be right ([`ip::Ipv4::packet`]) or is a hint.
+//!
+//! # Offloads
 //! 1. [`checksum`]: full, partial and incremental.
-//! 2. [`layers`]: where the layers of a frame begin, for both directions.
-//! 3. [`verify`]: the state of a received packet's checksum.
-//! 4. [`tunnel`]: the same of a packet inside VXLAN or Geneve.
-//! 5. [`coalesce`]: consecutive segments of a flow made into GSO packets, for a guest that takes them.
-//! 6. [`segment`]: a guest's request ([`segment::Request`]), and the resulting frames ([`segment::Plan`]).
+//! 2. [`verify`]: the state of a received packet's checksum.
+//! 3. [`coalesce`]: consecutive segments of a flow made into GSO packets, for a guest that takes them.
+//! 4. [`segment`]: a guest's request ([`segment::Request`]), and the resulting frames ([`segment::Plan`]).
 //!
 //! # A GSO packet, cut
 //! ```
@@ -38,9 +46,16 @@
 //! Every byte may come from a hostile guest: what cannot be handled is a [`segment::Malformed`], a `None` or an
 //! [`checksum::OutOfFrame`], never a panic; work is bounded by the length of the frame.
 
+pub mod arp;
 pub mod checksum;
 pub mod coalesce;
+pub mod ethernet;
+pub mod ethertype;
+pub mod fields;
+pub mod icmp;
+pub mod ip;
 pub mod layers;
+pub mod protocol;
 pub mod segment;
 pub mod tunnel;
 pub mod verify;
@@ -54,4 +69,50 @@ mod net_header {
     pub(crate) const GSO_TCPV6: u8 = 4;
     pub(crate) const GSO_UDP_L4: u8 = 5;
     pub(crate) const GSO_ECN: u8 = 0x80;
+}
+
+/// Most bytes of headers that are looked at: two tags, IPv6 and TCP at their longest leave 134 for extension headers. It
+/// bounds the time that a hostile sender can cost.
+pub const HEADERS_MAX: usize = 256;
+
+/// Bytes of a frame, from that one on; `None`: it has not so many.
+#[inline(always)]
+#[must_use]
+pub fn bytes<const N: usize>(frame: &[u8], at: usize) -> Option<&[u8; N]> {
+    frame.get(at..at + N)?.first_chunk()
+}
+
+/// A number of 16 bits in network order; `None`: the frame ends before.
+#[inline(always)]
+#[must_use]
+pub fn word(frame: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(*bytes(frame, at)?))
+}
+
+/// Bytes of headers that were parsed.
+///
+/// # Panics
+/// If the headers end before.
+#[inline]
+fn field<const N: usize>(headers: &[u8], at: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&headers[at..at + N]);
+    field
+}
+
+/// A number of 16 bits in headers that were parsed.
+#[inline]
+fn be16(headers: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes(field(headers, at))
+}
+
+/// A number of 32 bits in headers that were parsed.
+#[inline]
+fn be32(headers: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(field(headers, at))
+}
+
+#[inline]
+fn put16(headers: &mut [u8], at: usize, value: u16) {
+    headers[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }

@@ -22,7 +22,9 @@
 use std::ops::Range;
 
 use crate::checksum::{ChecksumAt, OutOfFrame, Sum};
-use crate::layers::{self, HEADERS_MAX, Ip, Layers, Transport};
+use crate::fields::{ipv4, ipv6, tcp, udp};
+use crate::layers::{self, Ip, Layers, Transport};
+use crate::{HEADERS_MAX, be16, be32, put16};
 
 mod request;
 #[cfg(test)]
@@ -30,8 +32,7 @@ mod tests;
 
 pub use request::{Gso, GsoKind, Request};
 
-const FIN_PSH: u8 = 0x09;
-const CWR: u8 = 0x80;
+const FIN_PSH: u8 = tcp::FIN | tcp::PSH;
 
 /// Why a guest's request cannot be met. The frame is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -129,17 +130,17 @@ impl Plan {
         let (ip, transport, payload) = (layers.ip.into(), layers.transport.into(), layers.payload.into());
         let mut template = [0; HEADERS_MAX];
         template[..payload].copy_from_slice(&headers[..payload]);
-        let ip_id = word(&template, ip + 4);
+        let ip_id = be16(&template, ip + ipv4::ID);
         let mut ip_sum = Sum::default();
         if layers.version == Ip::V4 {
-            put_word(&mut template, ip + 2, 0);
-            put_word(&mut template, ip + 4, 0);
-            put_word(&mut template, ip + 10, 0);
+            put16(&mut template, ip + ipv4::LEN, 0);
+            put16(&mut template, ip + ipv4::ID, 0);
+            put16(&mut template, ip + ipv4::CHECKSUM, 0);
             ip_sum = Sum::of(&template[ip..transport]);
         }
-        let checksum = word(&template, layers.checksum_at().field());
+        let checksum = be16(&template, layers.checksum_at().field());
         let old_len = frame_len - u32::from(layers.transport);
-        let sequence = [4, 5, 6, 7].map(|at| template[transport + at]);
+        let sequence = be32(&template, transport + tcp::SEQUENCE);
         Ok(Self {
             template,
             layers,
@@ -149,7 +150,7 @@ impl Plan {
             ip_id,
             // The complement subtracts.
             pseudo_sum: Sum::default().add_word(checksum).add_u32(!old_len),
-            sequence: u32::from_be_bytes(sequence),
+            sequence,
         })
     }
 
@@ -207,33 +208,34 @@ impl Plan {
             Ip::V4 => {
                 // Both fit: they are not more than the GSO packet's.
                 let (total, id) = ((len - ip) as u16, self.ip_id.wrapping_add(index as u16));
-                put_word(out, ip + 2, total);
-                put_word(out, ip + 4, id);
-                put_word(
+                put16(out, ip + ipv4::LEN, total);
+                put16(out, ip + ipv4::ID, id);
+                put16(
                     out,
-                    ip + 10,
+                    ip + ipv4::CHECKSUM,
                     self.ip_sum.add_word(total).add_word(id).complement(),
                 );
             }
-            Ip::V6 => put_word(out, ip + 4, (len - ip - 40) as u16),
+            Ip::V6 => put16(out, ip + ipv6::LEN, (len - ip - ipv6::BYTES) as u16),
         }
         let checksum = self.pseudo_sum.add_u32((len - transport) as u32).fold();
         match self.layers.transport_kind {
             Transport::Tcp => {
                 let sequence = self.sequence.wrapping_add(index * self.size);
-                out[transport + 4..transport + 8].copy_from_slice(&sequence.to_be_bytes());
-                let flags = &mut out[transport + 13];
-                *flags &= if index == 0 { 0xff } else { !CWR };
+                let at = transport + tcp::SEQUENCE;
+                out[at..at + 4].copy_from_slice(&sequence.to_be_bytes());
+                let flags = &mut out[transport + tcp::FLAGS];
+                *flags &= if index == 0 { 0xff } else { !tcp::CWR };
                 *flags &= if index + 1 == self.segments {
                     0xff
                 } else {
                     !FIN_PSH
                 };
-                put_word(out, transport + 16, checksum);
+                put16(out, transport + tcp::CHECKSUM, checksum);
             }
             Transport::Udp => {
-                put_word(out, transport + 4, (len - transport) as u16);
-                put_word(out, transport + 6, checksum);
+                put16(out, transport + udp::LEN, (len - transport) as u16);
+                put16(out, transport + udp::CHECKSUM, checksum);
             }
         }
     }
@@ -257,21 +259,12 @@ fn check_protocol(layers: &Layers, asked: GsoKind) -> Result<(), Malformed> {
 fn check_lengths(headers: &[u8], layers: &Layers, frame_len: u32) -> Result<(), Malformed> {
     let mut claimed = layers.ip_len_end;
     if claimed == frame_len && layers.transport_kind == Transport::Udp {
-        claimed = u32::from(layers.transport) + u32::from(word(headers, usize::from(layers.transport) + 4));
+        claimed =
+            u32::from(layers.transport) + u32::from(be16(headers, usize::from(layers.transport) + udp::LEN));
     }
     if claimed == frame_len {
         Ok(())
     } else {
         Err(Malformed::Length { claimed, frame_len })
     }
-}
-
-#[inline]
-fn word(bytes: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes([bytes[at], bytes[at + 1]])
-}
-
-#[inline]
-fn put_word(bytes: &mut [u8], at: usize, word: u16) {
-    bytes[at..at + 2].copy_from_slice(&word.to_be_bytes());
 }

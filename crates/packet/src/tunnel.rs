@@ -10,8 +10,10 @@
 //! Tunnels are recognised by the destination port. One tunnel inside another is not looked into.
 
 use crate::checksum::{ChecksumAt, Sum};
-use crate::layers::{self, HEADERS_MAX, Layers, Transport, UDP_LEN, word};
+use crate::fields::udp;
+use crate::layers::{self, Layers, Transport};
 use crate::verify::{self, Unfinished, Verdict};
+use crate::{HEADERS_MAX, ethertype, word};
 
 /// As many bytes of a frame are enough for [`unfinished`]: the headers in front of Geneve's options, these, and the
 /// headers inside.
@@ -26,15 +28,13 @@ const GENEVE_PORT: u16 = 6081;
 /// Geneve's header: version and length of the options in four bytes each; flags; type of what is inside.
 const GENEVE_LEN: usize = 8;
 const GENEVE_MAX: usize = GENEVE_LEN + 63 * 4;
-/// Transparent Ethernet bridging.
-const ETHERNET_FRAME: u16 = 0x6558;
 
 /// Whether a packet may be a tunnel's, by its destination port.
 #[must_use]
 #[inline]
 pub fn is_tunnel(headers: &[u8], outer: &Layers) -> bool {
     outer.transport_kind == Transport::Udp && {
-        let port = word(headers, usize::from(outer.transport) + 2);
+        let port = word(headers, usize::from(outer.transport) + udp::DESTINATION);
         port.is_some_and(|port| port == GENEVE_PORT || VXLAN_PORTS.contains(&port))
     }
 }
@@ -54,18 +54,18 @@ pub fn unfinished(frame: &[u8], outer: &Layers) -> Option<(Unfinished, Verdict)>
 
 #[inline(never)]
 fn unfinished_inside(frame: &[u8], outer: &Layers) -> Option<(Unfinished, Verdict)> {
-    let udp = usize::from(outer.transport);
+    let header = usize::from(outer.transport);
     let (port, len, outer_sum) = (
-        word(frame, udp + 2)?,
-        word(frame, udp + 4)?,
-        word(frame, udp + 6)?,
+        word(frame, header + udp::DESTINATION)?,
+        word(frame, header + udp::LEN)?,
+        word(frame, header + udp::CHECKSUM)?,
     );
-    if usize::from(len) != outer.ip_len_end as usize - udp {
+    if usize::from(len) != outer.ip_len_end as usize - header {
         return None;
     }
     let inside = match port {
-        GENEVE_PORT => geneve(frame, udp + UDP_LEN)?,
-        _ => vxlan(frame, udp + UDP_LEN)?,
+        GENEVE_PORT => geneve(frame, header + udp::BYTES)?,
+        _ => vxlan(frame, header + udp::BYTES)?,
     };
     // Checked by `parse` to lie within the headers, which are a few hundred bytes.
     let base = u16::try_from(inside.at).ok()?;
@@ -92,7 +92,7 @@ fn unfinished_inside(frame: &[u8], outer: &Layers) -> Option<(Unfinished, Verdic
     if outer_sum == 0 {
         return Some((unfinished, Verdict::Unknown));
     }
-    let covered = frame.get(udp..unfinished.at.start.into())?;
+    let covered = frame.get(header..unfinished.at.start.into())?;
     let inner_pseudo = verify::pseudo(inner_frame, &inner);
     let sum = verify::pseudo(frame, outer) + Sum::of(covered);
     let is_right = sum.add_word(inner_pseudo.complement()).fold() == 0xffff;
@@ -121,7 +121,7 @@ fn geneve(frame: &[u8], at: usize) -> Option<Inside> {
     let ethertype = word(header, 2)?;
     (version == 0).then_some(Inside {
         at: at + GENEVE_LEN + options,
-        ethertype: (ethertype != ETHERNET_FRAME).then_some(ethertype),
+        ethertype: (ethertype != ethertype::ETHERNET).then_some(ethertype),
     })
 }
 

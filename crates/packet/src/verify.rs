@@ -6,7 +6,9 @@
 //! since its bytes are right, and completing it writes a valid checksum once more.
 
 use crate::checksum::{ChecksumAt, Sum, pseudo_v4, pseudo_v6};
+use crate::fields::{ipv4, ipv6, udp};
 use crate::layers::{Ip, Layers, Transport};
+use crate::{be16, field};
 
 /// State of a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +50,18 @@ pub fn pseudo(headers: &[u8], layers: &Layers) -> Sum {
     let protocol = layers.transport_kind.protocol();
     let len = layers.ip_len_end - u32::from(layers.transport);
     match layers.version {
-        Ip::V4 => pseudo_v4(array(headers, ip + 12), array(headers, ip + 16), protocol, len),
-        Ip::V6 => pseudo_v6(array(headers, ip + 8), array(headers, ip + 24), protocol, len),
+        Ip::V4 => pseudo_v4(
+            field(headers, ip + ipv4::SOURCE),
+            field(headers, ip + ipv4::DESTINATION),
+            protocol,
+            len,
+        ),
+        Ip::V6 => pseudo_v6(
+            field(headers, ip + ipv6::SOURCE),
+            field(headers, ip + ipv6::DESTINATION),
+            protocol,
+            len,
+        ),
     }
 }
 
@@ -57,7 +69,7 @@ pub fn pseudo(headers: &[u8], layers: &Layers) -> Sum {
 #[inline]
 #[must_use]
 pub fn is_partial(headers: &[u8], layers: &Layers) -> Verdict {
-    match field(headers, layers) {
+    match checksum(headers, layers) {
         Some(field) if is_same(field, pseudo(headers, layers).fold()) => Verdict::Partial,
         _ => Verdict::Unknown,
     }
@@ -69,7 +81,7 @@ pub fn is_partial(headers: &[u8], layers: &Layers) -> Verdict {
 #[inline]
 #[must_use]
 pub fn verify(headers: &[u8], layers: &Layers, partial: bool, sum: impl FnOnce() -> Sum) -> Verdict {
-    let Some(field) = field(headers, layers) else {
+    let Some(field) = checksum(headers, layers) else {
         return Verdict::Unknown;
     };
     let pseudo = pseudo(headers, layers);
@@ -84,12 +96,12 @@ pub fn verify(headers: &[u8], layers: &Layers, partial: bool, sum: impl FnOnce()
 
 /// The checksum field, unless there is no checksum, or it is not over the whole packet.
 #[inline]
-fn field(headers: &[u8], layers: &Layers) -> Option<u16> {
+fn checksum(headers: &[u8], layers: &Layers) -> Option<u16> {
     let transport = usize::from(layers.transport);
     let at = layers.checksum_at().field();
-    let field = u16::from_be_bytes(array(headers, at));
+    let field = be16(headers, at);
     if layers.transport_kind == Transport::Udp {
-        let len = u16::from_be_bytes(array(headers, transport + 4));
+        let len = be16(headers, transport + udp::LEN);
         if field == 0 || u32::from(len) != layers.ip_len_end - u32::from(layers.transport) {
             return None;
         }
@@ -101,14 +113,6 @@ fn field(headers: &[u8], layers: &Layers) -> Option<u16> {
 #[inline]
 fn is_same(one: u16, other: u16) -> bool {
     one == other || (one ^ other == 0xffff && (one == 0 || other == 0))
-}
-
-/// Bytes within the headers that were parsed.
-#[inline]
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut array = [0; N];
-    array.copy_from_slice(&bytes[at..at + N]);
-    array
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@ use etherparse::{
     Ipv6RoutingExtensions, NetHeaders, PacketHeaders, PayloadSlice, SingleVlanHeader, TcpHeader,
     TransportHeader, UdpHeader,
 };
+use packet::HEADERS_MAX;
 use packet::checksum;
-use packet::layers::{HEADERS_MAX, Ip, Transport, parse};
+use packet::layers::{Ip, Transport, parse};
 use packet::segment::{Gso, GsoKind, Malformed, Plan};
 use proptest::prelude::*;
 

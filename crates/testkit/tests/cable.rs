@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use packet::HEADERS_MAX;
 use packet::checksum;
-use packet::layers::HEADERS_MAX;
 use packet::segment::{Plan, Request};
 use rstest::rstest;
 use testkit::driver::F_RING_PACKED;

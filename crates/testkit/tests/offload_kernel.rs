@@ -7,8 +7,8 @@
 
 use std::time::Duration;
 
+use packet::HEADERS_MAX;
 use packet::checksum;
-use packet::layers::HEADERS_MAX;
 use packet::segment::{Plan, Request};
 use testkit::gso_packet::{ACK, CWR, ECE, FIN, GsoPacket, Ip, PSH, Transport};
 use testkit::{PacketPort, VethPair, frame, require};

@@ -11,8 +11,8 @@ use std::io::Read as _;
 use std::net::{TcpListener, UdpSocket};
 use std::time::Duration;
 
+use packet::HEADERS_MAX;
 use packet::checksum::{self, ChecksumAt};
-use packet::layers::HEADERS_MAX;
 use packet::segment::{Plan, Request};
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};

@@ -4,8 +4,9 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use packet::HEADERS_MAX;
 use packet::checksum::ChecksumAt;
-use packet::layers::HEADERS_MAX;
+use packet::ethernet::{self, Tags};
 use packet::segment::Request;
 use virtqueue::{Buffer, Chain, MemoryMap, Queue};
 
@@ -16,7 +17,6 @@ use crate::nic::interfaces::Interfaces;
 use crate::port::watch::Watch;
 use crate::port::{AttachedTo, Port};
 use crate::supervision::sigbus;
-use crate::switch::ethernet::{self, Tags};
 use crate::switch::filter::{Acl, Action, Facts, FlowKey, PortFilter, Rule};
 use crate::switch::gso::GsoPacket;
 use crate::switch::guard::{self, SourceGuard};
@@ -268,7 +268,7 @@ impl Addresses {
             Tags::Several(_) | Tags::Service => return None,
             tags => tags,
         };
-        let head = &frame[..frame.len().min(guard::LOOK_BYTES)];
+        let head = &frame[..frame.len().min(HEADERS_MAX)];
         self.0
             .check(mac, head, u32::try_from(frame.len()).ok()?, tags)
             .ok()

@@ -1,7 +1,8 @@
 //! What is read of headers: hop limits, what SNAP carries, and which headers of IPv6 are followed.
 
+use packet::ethertype::{ARP, LLC};
+
 use super::*;
-use model::config::{ARP, LLC};
 
 #[test]
 fn what_a_router_may_have_passed_on_is_not_of_the_link() {

@@ -4,20 +4,17 @@
 //!
 //! - VLAN tags, two at most, are skipped.
 //! - A fragment has no ports, its first piece neither: so all pieces of a packet have one hash, and go one way.
-//! - Where the headers are longer than what is looked at ([`MOST_HEAD`] bytes), contradict themselves, or end with the
+//! - Where the headers are longer than what is looked at ([`HEADERS_MAX`] bytes), contradict themselves, or end with the
 //!   packet, what is behind is taken for absent: there are no ports then, and addresses remain.
 //! - Padding behind the packet is no part of it.
 
+use packet::HEADERS_MAX;
+use packet::ethernet::{self, Payload, Skip};
+use packet::ethertype::{IPV4, IPV6};
+use packet::ip::{Follow, Fragment, Ipv4, Ipv6, Upper};
+use packet::protocol::{DESTINATION_OPTIONS, ROUTING, TCP, UDP};
+
 use super::{HashType, HashTypes};
-
-/// Bytes of a frame's beginning that are read. It bounds the time that a hostile sender can cost.
-pub const MOST_HEAD: usize = 256;
-
-const ETHERTYPE_IPV4: u16 = 0x0800;
-const ETHERTYPE_IPV6: u16 = 0x86dd;
-const ETHERTYPES_VLAN: [u16; 2] = [0x8100, 0x88a8];
-const TCP: u8 = 6;
-const UDP: u8 = 17;
 
 /// The fields that are hashed. They stay where they are: a copy would be written in pieces and read in others, for
 /// which a CPU has to wait.
@@ -65,11 +62,21 @@ impl<'a> Input<'a> {
     #[inline]
     #[must_use]
     pub fn of(head: &'a [u8], types: HashTypes) -> Option<Self> {
-        let head = &head[..head.len().min(MOST_HEAD)];
-        let (ethertype, packet) = network_layer(head)?;
+        let head = &head[..head.len().min(HEADERS_MAX)];
+        let Payload { ethertype, at } = ethernet::payload(head, Skip::TwoTags)?;
         match ethertype {
-            ETHERTYPE_IPV4 => ipv4(packet, types),
-            ETHERTYPE_IPV6 => ipv6(packet, types),
+            IPV4 => {
+                let ip = Ipv4::at(head, at)?;
+                let transport = transport(ip.packet_or_rest(head), ip.upper());
+                let (kind, ports) = V4.choose(transport, types)?;
+                Some(Self {
+                    kind,
+                    source: ip.source(),
+                    destination: ip.destination(),
+                    ports,
+                })
+            }
+            IPV6 => ipv6(&Ipv6::at(head, at)?, head, types),
             _ => None,
         }
     }
@@ -101,174 +108,56 @@ impl Kinds {
     }
 }
 
-/// The type of what is behind Ethernet header and VLAN tags, and that.
+/// The ports of TCP and UDP. A fragment has none.
 #[inline]
-fn network_layer(head: &[u8]) -> Option<(u16, &[u8])> {
-    let mut at = 12;
-    for _ in 0..3 {
-        let ethertype = word(head, at)?;
-        if !ETHERTYPES_VLAN.contains(&ethertype) {
-            return Some((ethertype, &head[at + 2..]));
+fn transport(packet: &[u8], upper: Upper) -> Transport<'_> {
+    let is_whole = matches!(upper.fragment, Fragment::None | Fragment::Atomic);
+    match (upper.protocol, packet::bytes(packet, upper.at)) {
+        (TCP, Some(ports)) if is_whole => Transport::Tcp(ports),
+        (UDP, Some(ports)) if is_whole => Transport::Udp(ports),
+        _ => Transport::Other,
+    }
+}
+
+#[inline]
+fn ipv6<'a>(ip: &Ipv6<'a>, head: &'a [u8], types: HashTypes) -> Option<Input<'a>> {
+    let packet = ip.packet_or_rest(head);
+    // Of a routing header of type 2 (RFC 6275, 6.4), and of the destination options (6.3).
+    let (mut routed_to, mut home_address, mut is_extended) = (None, None, false);
+    let upper = ip.upper_with(packet, Follow::All, |kind, header| {
+        is_extended = true;
+        match kind {
+            ROUTING => routed_to = routed_to.or(routed_home(header)),
+            DESTINATION_OPTIONS => home_address = home_address.or(home_of(header)),
+            _ => (),
         }
-        at += 4;
-    }
-    None
-}
-
-#[inline]
-fn word(bytes: &[u8], at: usize) -> Option<u16> {
-    let bytes = bytes.get(at..at + 2)?;
-    Some(u16::from_be_bytes([bytes[0], bytes[1]]))
-}
-
-/// The ports at the beginning of what `protocol` names, which is `at` that place of the packet.
-#[inline]
-fn transport(packet: &[u8], protocol: u8, at: usize) -> Transport<'_> {
-    let Some(ports) = packet.get(at..).and_then(|rest| rest.first_chunk::<4>()) else {
-        return Transport::Other;
+    });
+    let transport = upper.map_or(Transport::Other, |upper| transport(packet, upper));
+    let (source, destination) = (ip.source(), ip.destination());
+    let extended = match is_extended || upper.is_none() {
+        true => V6_EX.choose(transport, types),
+        false => None,
     };
-    match protocol {
-        TCP => Transport::Tcp(ports),
-        UDP => Transport::Udp(ports),
-        _ => Transport::Other,
-    }
-}
-
-/// Without the bytes behind its `end`; a length of 0 is ignored (GSO, jumbograms).
-#[inline]
-fn cut(packet: &[u8], header: usize, end: usize) -> &[u8] {
-    let end = if end > header { end } else { packet.len() };
-    &packet[..packet.len().min(end)]
-}
-
-#[inline]
-fn ipv4(packet: &[u8], types: HashTypes) -> Option<Input<'_>> {
-    /// MORE_FRAGMENTS and the offset.
-    const FRAGMENT: u16 = 0x3fff;
-    let header = packet.first_chunk::<20>()?;
-    let header_bytes = usize::from(header[0] & 15) * 4;
-    if header[0] >> 4 != 4 || header_bytes < header.len() {
-        return None;
-    }
-    let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
-    let fragment = u16::from_be_bytes([header[6], header[7]]) & FRAGMENT;
-    let transport = match fragment {
-        0 => transport(cut(packet, header_bytes, total), header[9], header_bytes),
-        _ => Transport::Other,
-    };
-    let (kind, ports) = V4.choose(transport, types)?;
+    let (kind, ports) = extended.or_else(|| V6.choose(transport, types))?;
     Some(Input {
         kind,
-        source: &header[12..16],
-        destination: &header[16..20],
+        source: home_address.filter(|_| extended.is_some()).unwrap_or(source),
+        destination: routed_to.filter(|_| extended.is_some()).unwrap_or(destination),
         ports,
     })
 }
 
-#[inline]
-fn ipv6(packet: &[u8], types: HashTypes) -> Option<Input<'_>> {
-    let header = packet.first_chunk::<40>()?;
-    if header[0] >> 4 != 6 {
-        return None;
-    }
-    let payload = usize::from(u16::from_be_bytes([header[4], header[5]]));
-    let packet = cut(packet, header.len(), header.len() + payload);
-    let (source, destination) = (&header[8..24], &header[24..40]);
-    let input = |(kind, ports)| Input {
-        kind,
-        source,
-        destination,
-        ports,
-    };
-    let next = header[6];
-    if !is_extension(next) {
-        return V6.choose(transport(packet, next, header.len()), types).map(input);
-    }
-    let extensions = Extensions::walk(packet, next, header.len());
-    match V6_EX.choose(extensions.transport, types) {
-        Some((kind, ports)) => Some(Input {
-            kind,
-            source: extensions.home_address.unwrap_or(source),
-            destination: extensions.routed_to.unwrap_or(destination),
-            ports,
-        }),
-        None => V6.choose(extensions.transport, types).map(input),
-    }
-}
-
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const AUTHENTICATION: u8 = 51;
-const DESTINATION_OPTIONS: u8 = 60;
-/// Mobility, HIP, Shim6.
-const OTHERS: [u8; 3] = [135, 139, 140];
-
-/// Whether that is an extension header of IPv6 that can be gone past (IANA, "IPv6 Extension Header Types").
-#[inline]
-fn is_extension(next: u8) -> bool {
-    match next {
-        HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION_OPTIONS => true,
-        next => OTHERS.contains(&next),
-    }
-}
-
-/// Parsed extension headers.
-struct Extensions<'a> {
-    /// Of the destination options (RFC 6275, 6.3).
-    home_address: Option<&'a [u8]>,
-    /// Of the routing header of type 2 (RFC 6275, 6.4).
-    routed_to: Option<&'a [u8]>,
-    transport: Transport<'a>,
-}
-
-impl<'a> Extensions<'a> {
-    /// Goes through the headers from the first on, which is `at` that place. Each has 8 bytes at least, so there are no
-    /// more than [`MOST_HEAD`] has room for.
-    fn walk(packet: &'a [u8], first: u8, mut at: usize) -> Self {
-        let mut found = Self {
-            home_address: None,
-            routed_to: None,
-            transport: Transport::Other,
-        };
-        let mut next = first;
-        while is_extension(next) {
-            let Some(start) = packet.get(at..).and_then(|rest| rest.first_chunk::<8>()) else {
-                return found;
-            };
-            let len = match next {
-                FRAGMENT => 8,
-                AUTHENTICATION => (usize::from(start[1]) + 2) * 4,
-                _ => (usize::from(start[1]) + 1) * 8,
-            };
-            let Some(body) = packet.get(at..at + len) else {
-                return found;
-            };
-            match next {
-                // Offset and MORE_FRAGMENTS; a packet that is whole may have the header, too.
-                FRAGMENT if u16::from_be_bytes([start[2], start[3]]) & 0xfff9 != 0 => return found,
-                ROUTING => found.routed_to = found.routed_to.or(home_route(body)),
-                DESTINATION_OPTIONS => found.home_address = found.home_address.or(home_address(body)),
-                _ => (),
-            }
-            (next, at) = (start[0], at + len);
-        }
-        found.transport = transport(packet, next, at);
-        found
-    }
-}
-
 /// The address in a routing header of type 2, which has exactly one, not yet visited.
-fn home_route(body: &[u8]) -> Option<&[u8]> {
-    let is_one = body.len() == 24 && body[2] == 2 && body[3] == 1;
-    is_one.then(|| &body[8..])
+fn routed_home(header: &[u8]) -> Option<&[u8; 16]> {
+    let is_one = header.len() == 24 && header[2] == 2 && header[3] == 1;
+    header[8..].first_chunk().filter(|_| is_one)
 }
 
 /// The home address among destination options.
-fn home_address(body: &[u8]) -> Option<&[u8]> {
+fn home_of(header: &[u8]) -> Option<&[u8; 16]> {
     const PAD1: u8 = 0;
     const HOME_ADDRESS: u8 = 0xc9;
-    let mut options = body.get(2..)?;
+    let mut options = header.get(2..)?;
     while let [kind, rest @ ..] = options {
         if *kind == PAD1 {
             options = rest;
@@ -276,8 +165,8 @@ fn home_address(body: &[u8]) -> Option<&[u8]> {
         }
         let (len, rest) = rest.split_first()?;
         let (value, rest) = rest.split_at_checked(usize::from(*len))?;
-        if *kind == HOME_ADDRESS && value.len() == 16 {
-            return Some(value);
+        if let (HOME_ADDRESS, Ok(address)) = (*kind, value.try_into()) {
+            return Some(address);
         }
         options = rest;
     }

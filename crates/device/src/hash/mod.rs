@@ -208,7 +208,7 @@ impl Hashing {
         self.from_nic
     }
 
-    /// The hash of a frame that begins with `head`: at least its headers, up to [`fields::MOST_HEAD`] bytes, or all of
+    /// The hash of a frame that begins with `head`: at least its headers, up to [`packet::HEADERS_MAX`] bytes, or all of
     /// it. `nic`: the hash that its NIC reported.
     #[inline]
     #[must_use]

@@ -25,10 +25,7 @@ pub use self::port::{
     Polling, Port, Socket,
 };
 pub use self::prefix::{IpPrefix, Prefixes};
-pub use self::rule::{
-    ARP, Action, DCCP, Direction, ICMP, ICMP_V6, IPV4, IPV6, Intervals, LLC, MOST_RULES, NO_PORT, Rule, SCTP,
-    TCP, UDP, UDP_LITE, protocol, protocol_name,
-};
+pub use self::rule::{Action, Direction, Intervals, MOST_RULES, NO_PORT, Rule, protocol, protocol_name};
 pub use self::table::{Keys, Mistake, Table, Word, names_of_set, set_keys};
 pub use self::values::{
     Account, Burst, Cpus, Fds, FileKinds, Mac, Mode, Placement, Rate, Segments, Size, Vlans, Words,

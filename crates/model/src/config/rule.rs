@@ -6,6 +6,8 @@
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
+use packet::ethertype::{ARP, FIRST, IPV4, IPV6, LLC};
+use packet::protocol::{DCCP, ICMP, ICMP_V6, SCTP, TCP, UDP, UDP_LITE};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::value::{MapAccessDeserializer, MapDeserializer};
 use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
@@ -26,32 +28,6 @@ pub const NO_PORT: u32 = 1 << 16;
 
 /// Intervals of values, first and last.
 pub type Intervals = Vec<(u32, u32)>;
-
-/// Ethertype of ARP.
-pub const ARP: u16 = 0x0806;
-/// Ethertype of IPv4.
-pub const IPV4: u16 = 0x0800;
-/// Ethertype of IPv6.
-pub const IPV6: u16 = 0x86dd;
-/// What frames count as whose type is a length (IEEE 802.3 with LLC), but for those that have a type behind it.
-pub const LLC: u16 = 0;
-/// Lowest ethertype; what is lower is a length.
-const FIRST_TYPE: u16 = 0x0600;
-
-/// Protocol number of ICMP.
-pub const ICMP: u8 = 1;
-/// Protocol number of TCP.
-pub const TCP: u8 = 6;
-/// Protocol number of UDP.
-pub const UDP: u8 = 17;
-/// Protocol number of DCCP.
-pub const DCCP: u8 = 33;
-/// Protocol number of ICMPv6.
-pub const ICMP_V6: u8 = 58;
-/// Protocol number of SCTP.
-pub const SCTP: u8 = 132;
-/// Protocol number of UDP-Lite.
-pub const UDP_LITE: u8 = 136;
 
 const ETHERTYPES: [(&str, u16); 4] = [("ipv4", IPV4), ("ipv6", IPV6), ("arp", ARP), ("llc", LLC)];
 const PROTOCOLS: [(&str, u8); 11] = [
@@ -450,7 +426,7 @@ impl FromStr for Ethertype {
         }
         let digits = text.strip_prefix("0x");
         let number = digits.map_or_else(|| text.parse(), |digits| u16::from_str_radix(digits, 16));
-        let number = number.ok().filter(|&number| number >= FIRST_TYPE);
+        let number = number.ok().filter(|&number| number >= FIRST);
         number
             .map(Self)
             .ok_or_else(|| format!("{text:?} is not an ethertype: give {}", Self::MEANT))

@@ -7,21 +7,14 @@
 
 use super::{HEADERS, MOST_FRAMES};
 use crate::checksum::Sum;
+use crate::fields::ipv4::{self, DONT_FRAGMENT};
+use crate::fields::tcp::{self, CWR, FIN, PSH, RST, SYN, URG};
+use crate::fields::{ipv6, udp};
 use crate::layers::{Ip, Layers, Transport};
-
-// Flags of TCP, in byte 13 of its header (RFC 9293, 3.1; RFC 3168, 6.1).
-pub(super) const FIN: u8 = 1;
-const SYN: u8 = 1 << 1;
-const RST: u8 = 1 << 2;
-pub(super) const PSH: u8 = 1 << 3;
-const URG: u8 = 1 << 5;
-pub(super) const CWR: u8 = 1 << 7;
+use crate::{be16, be32, field};
 
 /// Longest IP packet, bytes.
 const LONGEST_PACKET: u32 = 65_535;
-/// Don't fragment, in the word of IPv4's flags and fragment offset.
-const DF: u16 = 0x4000;
-
 #[derive(Debug, Clone)]
 pub(super) struct Group {
     /// Number of frames; 0: nothing is open here.
@@ -120,11 +113,11 @@ impl Group {
         }
         let (mut id, mut df) = (0, false);
         if layers.version == Ip::V4 {
-            let fragment = be16(headers, ip + 6);
-            if headers[ip] != 0x45 || fragment & !DF != 0 || !has_good_header_sum(headers, ip) {
+            let fragment = be16(headers, ip + ipv4::FRAGMENT);
+            if headers[ip] != 0x45 || fragment & !DONT_FRAGMENT != 0 || !has_good_header_sum(headers, ip) {
                 return false;
             }
-            (id, df) = (be16(headers, ip + 4), fragment & DF != 0);
+            (id, df) = (be16(headers, ip + ipv4::ID), fragment & DONT_FRAGMENT != 0);
         }
         let mut next_seq = 0;
         let (mut stamps_at, mut stamps) = (None, [0; 2]);
@@ -133,14 +126,14 @@ impl Group {
                 if tcp_flags(headers, layers) & (SYN | RST | URG | PSH | FIN) != 0 {
                     return false;
                 }
-                next_seq = be32(headers, transport + 4).wrapping_add(payload);
-                stamps_at = timestamps(&headers[..len], transport + 20);
+                next_seq = be32(headers, transport + tcp::SEQUENCE).wrapping_add(payload);
+                stamps_at = timestamps(&headers[..len], transport + tcp::BYTES);
                 if let Some(at) = stamps_at {
                     stamps = stamps_of(headers, at);
                 }
             }
             Transport::Udp => {
-                if u32::from(be16(headers, transport + 4)) != frame_len - u32::from(layers.transport) {
+                if u32::from(be16(headers, transport + udp::LEN)) != frame_len - u32::from(layers.transport) {
                     return false;
                 }
             }
@@ -181,7 +174,7 @@ impl Group {
                 [4, 5, 6, 7, 16, 17]
                     .iter()
                     .for_each(|at| mask[transport + at] = 0);
-                mask[transport + 13] = !(CWR | PSH | FIN);
+                mask[transport + tcp::FLAGS] = !(CWR | PSH | FIN);
             }
             // Length; checksum.
             Transport::Udp => mask[transport + 4..transport + 8].fill(0),
@@ -241,15 +234,15 @@ impl Group {
             stamps: [0; 2],
         };
         if version == Ip::V4 {
-            appended.fixed_id = self.accepts_id(be16(headers, ip + 4))?;
+            appended.fixed_id = self.accepts_id(be16(headers, ip + ipv4::ID))?;
             if !has_good_header_sum(headers, ip) {
                 return None;
             }
         }
         match transport_kind {
             Transport::Tcp => {
-                let flags = headers[transport + 13];
-                if flags & CWR != 0 || be32(headers, transport + 4) != self.next_seq {
+                let flags = headers[transport + tcp::FLAGS];
+                if flags & CWR != 0 || be32(headers, transport + tcp::SEQUENCE) != self.next_seq {
                     return None;
                 }
                 appended.flags = flags & (PSH | FIN);
@@ -262,7 +255,7 @@ impl Group {
                 }
             }
             Transport::Udp => {
-                if u32::from(be16(headers, transport + 4)) != frame_len - transport as u32 {
+                if u32::from(be16(headers, transport + udp::LEN)) != frame_len - transport as u32 {
                     return None;
                 }
             }
@@ -312,7 +305,7 @@ impl Group {
 #[inline]
 pub(super) fn tcp_flags(headers: &[u8], layers: &Layers) -> u8 {
     match layers.transport_kind {
-        Transport::Tcp => headers[usize::from(layers.transport) + 13],
+        Transport::Tcp => headers[usize::from(layers.transport) + tcp::FLAGS],
         Transport::Udp => 0,
     }
 }
@@ -324,8 +317,8 @@ fn ports(headers: &[u8], layers: &Layers) -> u32 {
 fn addresses<'a>(headers: &'a [u8], layers: &Layers) -> Option<&'a [u8]> {
     let ip = usize::from(layers.ip);
     match layers.version {
-        Ip::V4 => headers.get(ip + 12..ip + 20),
-        Ip::V6 => headers.get(ip + 8..ip + 40),
+        Ip::V4 => headers.get(ip + ipv4::SOURCE..ip + ipv4::BYTES),
+        Ip::V6 => headers.get(ip + ipv6::SOURCE..ip + ipv6::BYTES),
     }
 }
 
@@ -333,8 +326,8 @@ fn addresses<'a>(headers: &'a [u8], layers: &Layers) -> Option<&'a [u8]> {
 #[inline]
 fn packet_end(headers: &[u8], ip: usize, version: Ip) -> u32 {
     let end = match version {
-        Ip::V4 => ip + usize::from(be16(headers, ip + 2)),
-        Ip::V6 => ip + 40 + usize::from(be16(headers, ip + 4)),
+        Ip::V4 => ip + usize::from(be16(headers, ip + ipv4::LEN)),
+        Ip::V6 => ip + ipv6::BYTES + usize::from(be16(headers, ip + ipv6::LEN)),
     };
     end as u32
 }
@@ -342,7 +335,7 @@ fn packet_end(headers: &[u8], ip: usize, version: Ip) -> u32 {
 /// Whether the checksum of an IPv4 header without options is right.
 #[inline]
 fn has_good_header_sum(headers: &[u8], ip: usize) -> bool {
-    Sum::of(&headers[ip..ip + 20]).fold() == 0xffff
+    Sum::of(&headers[ip..ip + ipv4::BYTES]).fold() == 0xffff
 }
 
 /// Where the values of the timestamps option are (RFC 7323, 3.2), among options that begin at `at` and end with
@@ -368,20 +361,8 @@ fn stamps_of(headers: &[u8], at: u8) -> [u32; 2] {
     [be32(headers, at), be32(headers, at + 4)]
 }
 
-#[inline]
-fn be16(bytes: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes([bytes[at], bytes[at + 1]])
-}
-
-#[inline]
-fn be32(bytes: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
 /// Eight bytes, in the order of memory.
 #[inline]
 fn word(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_ne_bytes(word)
+    u64::from_ne_bytes(field(bytes, at))
 }

@@ -1,8 +1,10 @@
 //! Headers of what is delivered: the virtio-net header, and the GSO packet's own.
 
 use crate::checksum::{ChecksumAt, Sum};
+use crate::fields::{ipv4, ipv6, tcp, udp};
 use crate::layers::{Ip, Layers, Transport};
 use crate::net_header::{DATA_VALID, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM};
+use crate::put16;
 use crate::verify::{self, Verdict};
 
 /// A virtio-net header but for `num_buffers` (VirtIO 1.3, 5.1.6; include/uapi/linux/virtio_net.h).
@@ -100,24 +102,22 @@ pub(super) fn rewrite(headers: &mut [u8], layers: &Layers, frame_len: u32, flags
     // A group is closed before it is longer than an IP packet.
     #[allow(clippy::cast_possible_truncation)]
     let length_from = |at: usize| (frame_len as usize - at) as u16;
-    let mut put = |at: usize, value: u16| headers[at..at + 2].copy_from_slice(&value.to_be_bytes());
     match layers.version {
         Ip::V4 => {
-            put(ip + 2, length_from(ip));
-            put(ip + 10, 0);
+            put16(headers, ip + ipv4::LEN, length_from(ip));
+            put16(headers, ip + ipv4::CHECKSUM, 0);
         }
-        Ip::V6 => put(ip + 4, length_from(ip + 40)),
+        Ip::V6 => put16(headers, ip + ipv6::LEN, length_from(ip + ipv6::BYTES)),
     }
     if layers.transport_kind == Transport::Udp {
-        put(transport + 4, length_from(transport));
+        put16(headers, transport + udp::LEN, length_from(transport));
     } else {
-        headers[transport + 13] |= flags;
+        headers[transport + tcp::FLAGS] |= flags;
     }
     if layers.version == Ip::V4 {
-        let sum = Sum::of(&headers[ip..ip + 20]).complement();
-        headers[ip + 10..ip + 12].copy_from_slice(&sum.to_be_bytes());
+        let sum = Sum::of(&headers[ip..ip + ipv4::BYTES]).complement();
+        put16(headers, ip + ipv4::CHECKSUM, sum);
     }
     let partial = verify::pseudo(headers, &layers).fold();
-    let at = layers.checksum_at().field();
-    headers[at..at + 2].copy_from_slice(&partial.to_be_bytes());
+    put16(headers, layers.checksum_at().field(), partial);
 }

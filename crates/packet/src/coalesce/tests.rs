@@ -223,7 +223,7 @@ fn judge(frame: &[u8], layers: &Layers) -> Verdict {
 fn batch_of(rules: Rules, frames: &[Vec<u8>]) -> Batch {
     let mut batch = Batch::new(rules);
     for frame in frames {
-        let headers = &frame[..frame.len().min(layers::HEADERS_MAX)];
+        let headers = &frame[..frame.len().min(crate::HEADERS_MAX)];
         assert!(batch.add(headers, frame.len() as u32, |layers| judge(frame, layers)));
     }
     batch

@@ -67,7 +67,11 @@ impl Spec {
         }
         let mut tunnelled = match self.port {
             6081 => {
-                let kind = if self.bare { ethertype } else { ETHERNET_FRAME };
+                let kind = if self.bare {
+                    ethertype
+                } else {
+                    crate::ethertype::ETHERNET
+                };
                 let mut header = vec![self.options, 0];
                 header.extend(kind.to_be_bytes());
                 header.extend([0, 0, 42, 0]);

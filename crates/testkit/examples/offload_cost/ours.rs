@@ -2,9 +2,9 @@
 
 use std::hint::black_box;
 
+use packet::HEADERS_MAX;
 use packet::checksum::{self, Sum};
 use packet::coalesce::{Batch, Position, Rules};
-use packet::layers::HEADERS_MAX;
 use packet::segment::{Gso, Plan, Request};
 use packet::verify::{Verdict, verify};
 

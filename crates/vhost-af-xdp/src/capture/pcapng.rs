@@ -6,6 +6,10 @@
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use packet::ethernet::{self, Payload, Skip};
+use packet::ethertype::{IPV4, IPV6};
+use packet::ip::{Ipv4, Ipv6};
+
 use crate::switch::capture::{Record, SHOWN_BYTES, Seen};
 
 const SECTION: u32 = 0x0a0d_0d0a;
@@ -173,21 +177,13 @@ impl<W: Write> PcapNg<W> {
 
 /// The length of a frame, by the headers of its packet; 0: unknown.
 fn len_by_headers(bytes: &[u8]) -> u32 {
-    let word = |at: usize| {
-        bytes
-            .get(at..at + 2)
-            .map(|two| u16::from_be_bytes([two[0], two[1]]))
-    };
-    let (kind, at) = match word(12) {
-        Some(0x8100) => (word(16), 18),
-        kind => (kind, 14),
-    };
-    let len = match kind {
-        Some(0x0800) => word(at + 2).map(u32::from),
-        Some(0x86dd) => word(at + 4).map(|payload| u32::from(payload) + 40),
+    let end = ethernet::payload(bytes, Skip::Vlan).and_then(|Payload { ethertype, at }| match ethertype {
+        IPV4 => Some(Ipv4::at(bytes, at)?.end()),
+        IPV6 => Some(Ipv6::at(bytes, at)?.end()),
         _ => None,
-    };
-    len.map_or(0, |len| len + at as u32)
+    });
+    // A word, and some headers.
+    end.unwrap_or(0) as u32
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! hand at a time: segments without room wait for the next poll.
 
 use device::pair::{Cursor, QueuePair};
-use packet::layers::HEADERS_MAX;
+use packet::HEADERS_MAX;
 use packet::segment::Gso;
 use virtqueue::{Buffer, ChainId, MemoryMap};
 use xsk::UmemOffset;

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use device::counters::PairCounters;
 use model::state::BridgeStatus;
+use packet::ethernet::Mac;
 use steer::{TapTo, with_sources};
 use steward::backoff::Retry;
 use steward::protocol::HostEnd;
@@ -19,7 +20,6 @@ use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::tap::Tap;
-use crate::switch::ethernet::Mac;
 use crate::switch::fdb::BridgeFdb;
 use crate::switch::workers::LaneAt;
 

@@ -343,7 +343,7 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
-    use crate::switch::ethernet::Mac;
+    use packet::ethernet::Mac;
 
     const GUEST: Mac = [2, 0, 0, 0, 9, 1];
 

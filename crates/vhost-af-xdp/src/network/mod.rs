@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use device::counters::PairCounters;
+use packet::ethernet::Mac;
 use rustix::event::{EventfdFlags, eventfd};
 use steer::{mac_text, with_sources};
 use steward::backoff::Retry;
@@ -40,7 +41,6 @@ use crate::nic::interface_queue::InterfaceQueue;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::wakers::Wakers;
-use crate::switch::ethernet::Mac;
 use crate::switch::fdb::{Fdb, FdbKey, FdbPort, PortMark, PortNumber};
 use crate::switch::guard::SourceGuard;
 use crate::switch::learned::Learned;

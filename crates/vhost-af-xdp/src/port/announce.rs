@@ -3,24 +3,18 @@
 //! A reverse-ARP request, broadcast, as VHOST_USER_SEND_RARP requires: no host answers it, and every switch on the way
 //! learns the port of its source address (RFC 903 has the format).
 
-use std::iter;
+use packet::arp::{self, Arp};
+use packet::ethernet::Mac;
+use packet::ethertype;
 
 /// Shortest Ethernet frame without its check sum, bytes.
 const SHORTEST: usize = 60;
 
-/// A reverse-ARP request of `mac` for itself.
-pub(crate) fn rarp(mac: [u8; 6]) -> Vec<u8> {
-    let mut frame = Vec::with_capacity(SHORTEST);
-    frame.extend([0xff; 6]);
-    frame.extend(mac);
-    // EtherType RARP; hardware Ethernet, protocol IPv4, their address lengths; "request reverse".
-    frame.extend([0x80, 0x35, 0, 1, 0x08, 0x00, 6, 4, 0, 3]);
-    // Sender and target: the same address, and no protocol address.
-    for _ in 0..2 {
-        frame.extend(mac);
-        frame.extend([0; 4]);
-    }
-    frame.extend(iter::repeat_n(0, SHORTEST - frame.len()));
+/// A reverse-ARP request of `mac` for itself: without IP addresses.
+pub(crate) fn rarp(mac: Mac) -> Vec<u8> {
+    let message = Arp::about(mac, [0; 4], arp::REVERSE_REQUEST);
+    let mut frame = [&[0xff; 6][..], &mac, &ethertype::RARP.to_be_bytes(), &message].concat();
+    frame.resize(SHORTEST, 0);
     frame
 }
 

@@ -18,8 +18,8 @@ use device::counters::PairCounters;
 use device::meter;
 use device::offloads::Offloads;
 use device::pair::{Fault, QueuePair};
+use packet::HEADERS_MAX;
 use packet::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
-use packet::layers::HEADERS_MAX;
 use packet::verify::{Unfinished, Verdict};
 use xsk::metadata::Hints;
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
@@ -28,7 +28,6 @@ pub(crate) use self::extras::Extras;
 use super::bytes::{UmemRange, received_bytes_mut};
 use super::checksums::{self, Looks};
 use super::filter::{Acl, Facts};
-use super::guard::LOOK_BYTES;
 use super::limits::BATCH;
 use super::metadata_reader::MetadataReader;
 use super::rate_limit::{Cost, Policer};
@@ -82,8 +81,8 @@ impl Admission<'_, '_> {
     #[cold]
     fn allows(&mut self, piece: &RxDesc, hints: &Hints, umem: &Umem, counters: &PairCounters) -> bool {
         if let Some(filter) = &mut self.filter {
-            let mut head = [0; LOOK_BYTES];
-            let known = (piece.len as usize).min(LOOK_BYTES);
+            let mut head = [0; HEADERS_MAX];
+            let known = (piece.len as usize).min(HEADERS_MAX);
             // Of one in several pieces only the first is there.
             let len = if piece.more {
                 usize::MAX

@@ -25,9 +25,10 @@
 
 #![allow(unsafe_code)]
 
+use packet::HEADERS_MAX;
 use packet::checksum::{self, Sum};
 use packet::coalesce::NetHeader;
-use packet::layers::{self, HEADERS_MAX, Layers};
+use packet::layers::{self, Layers};
 use packet::tunnel::{self, TUNNEL_HEADERS_MAX};
 use packet::verify::{self, Unfinished, Verdict};
 use xsk::{RxDesc, Umem, UmemOffset};

@@ -3,18 +3,18 @@
 use acl::FlowHints;
 use device::counters::PairCounters;
 use device::pair::Fault;
+use packet::HEADERS_MAX;
 use packet::checksum;
 use packet::coalesce::NetHeader;
-use packet::layers::{self, HEADERS_MAX};
+use packet::ethernet::{ADDRESS_BYTES, TAG_BYTES};
+use packet::layers;
 use packet::verify::Unfinished;
 
 use super::checksums::Partial;
 use super::cross_worker_mark::CrossWorkerMark;
-use super::ethernet::{ADDRESS_BYTES, TAG_BYTES};
 use super::fdb::PortNumber;
 use super::filter::Facts;
 use super::forwarding::{Forwarding, LaneRef};
-use super::guard::LOOK_BYTES;
 use super::lane::{Network, RxTarget};
 use super::rate_limit::Cost;
 use super::to_guest::{Bytes, Delivery, Fit, NO_OFFLOAD};
@@ -167,7 +167,7 @@ impl<'a> TwoParts<'a> {
         if target.filter.is_none() {
             return true;
         }
-        let mut head = [0; LOOK_BYTES];
+        let mut head = [0; HEADERS_MAX];
         let (addresses, rest) = head.split_at_mut(self.0.len());
         addresses.copy_from_slice(self.0);
         let known = rest.len().min(self.1.len());

@@ -2,10 +2,10 @@
 //! same rounds.
 
 use packet::checksum::{self, ChecksumAt};
+use packet::ethernet::Mac;
 use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;
 
-use super::ethernet::Mac;
 use super::network_tests::{Port, World, frame, mac};
 use super::slots;
 use device::offloads::Offloads;

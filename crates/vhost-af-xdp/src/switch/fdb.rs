@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use model::config::MemberOptions;
+use packet::ethernet::Mac;
 use steward::protocol::ANY_VLAN;
 
-use super::ethernet::Mac;
 pub(crate) use super::fdb_key::FdbKey;
 use super::flows::Flows;
 use super::guard::SourceGuard;

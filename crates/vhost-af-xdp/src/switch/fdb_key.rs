@@ -1,6 +1,6 @@
 //! The key of the FDB: a MAC address in a VLAN.
 
-use super::ethernet::Mac;
+use packet::ethernet::Mac;
 
 /// An address in a VLAN, as a number: bits 0 to 47 the address, its first byte the highest; from bit 48 on the VLAN, 0
 /// for frames without a tag.

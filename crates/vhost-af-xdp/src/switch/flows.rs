@@ -8,6 +8,12 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use packet::ethernet::{self, Skip};
+use packet::ethertype::{IPV4, IPV6};
+use packet::ip::{Follow, Fragment, Ipv4, Ipv6, Upper};
+use packet::protocol::{TCP, UDP};
+use packet::word;
+
 /// First bytes of a frame that identify its flow: a tag, IPv6, ports.
 pub(crate) const FLOW_BYTES: usize = 64;
 /// Flows that a port's table has room for, in sets of which one is looked through.
@@ -17,13 +23,6 @@ const WAYS: usize = 4;
 /// The part of an entry that identifies the flow.
 const OF_FLOW: u32 = !0xffff;
 
-const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
-const TAG: u16 = 0x8100;
-const SERVICE_TAG: u16 = 0x88a8;
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-
 /// A hash of a frame's addresses, and of its ports if it has any; the same in both directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Flow(u64);
@@ -32,41 +31,24 @@ impl Flow {
     /// Of a frame with these first bytes; those that it does not have are 0.
     #[inline]
     pub(crate) fn of(head: &[u8; FLOW_BYTES]) -> Self {
-        let kind = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
-        let ip = match kind(12) {
-            TAG | SERVICE_TAG => 18,
-            _ => 14,
-        };
-        match kind(ip - 2) {
-            IPV4 => Self::of_ipv4(head, ip),
-            IPV6 => Self::of_ipv6(head, ip),
-            other => Self::between(number(&head[..6]), number(&head[6..12]), other.into()),
+        let payload = ethernet::payload(head, Skip::TwoTags);
+        let ipv4 = payload.filter(|payload| payload.ethertype == IPV4);
+        if let Some(ip) = ipv4.and_then(|payload| Ipv4::at(head, payload.at)) {
+            let (from, to) = ports(head, Some(ip.upper()));
+            let end = |address: &[u8], port| number(address) << 16 | port;
+            let protocol = ip.upper().protocol;
+            return Self::between(end(ip.source(), from), end(ip.destination(), to), protocol.into());
         }
-    }
-
-    fn of_ipv4(head: &[u8; FLOW_BYTES], ip: usize) -> Self {
-        let header_len = usize::from(head[ip] & 0xf) * 4;
-        // Fragments but the first have no ports, so that none of the packet's are looked at.
-        let is_fragment = u16::from_be_bytes([head[ip + 6], head[ip + 7]]) & 0x3fff != 0;
-        let protocol = head[ip + 9];
-        let (from, to) = match is_fragment {
-            true => (0, 0),
-            false => ports(head, protocol, ip + header_len),
-        };
-        Self::between(
-            number(&head[ip + 12..ip + 16]) << 16 | from,
-            number(&head[ip + 16..ip + 20]) << 16 | to,
-            protocol.into(),
-        )
-    }
-
-    fn of_ipv6(head: &[u8; FLOW_BYTES], ip: usize) -> Self {
-        let protocol = head[ip + 6];
-        let (from, to) = ports(head, protocol, ip + 40);
-        let end = |at: usize, port: u64| {
-            mix(number(&head[at..at + 8])) ^ number(&head[at + 8..at + 16]) ^ port << 48
-        };
-        Self::between(end(ip + 8, from), end(ip + 24, to), protocol.into())
+        let ipv6 = payload.filter(|payload| payload.ethertype == IPV6);
+        if let Some(ip) = ipv6.and_then(|payload| Ipv6::at(head, payload.at)) {
+            let (from, to) = ports(head, ip.upper(head, Follow::Usual));
+            let end =
+                |address: &[u8; 16], port| mix(number(&address[..8])) ^ number(&address[8..]) ^ port << 48;
+            let protocol = ip.next_header();
+            return Self::between(end(ip.source(), from), end(ip.destination(), to), protocol.into());
+        }
+        let ethertype = payload.map_or(0, |payload| payload.ethertype);
+        Self::between(number(&head[..6]), number(&head[6..12]), ethertype.into())
     }
 
     /// Between two ends.
@@ -84,10 +66,17 @@ impl Flow {
     }
 }
 
-/// TCP's and UDP's.
-fn ports(head: &[u8; FLOW_BYTES], protocol: u8, at: usize) -> (u64, u64) {
-    match (protocol, head.get(at..at + 4)) {
-        (TCP | UDP, Some(ports)) => (number(&ports[..2]), number(&ports[2..])),
+/// TCP's and UDP's. Fragments but the first have no ports, so that none of the packet's are looked at.
+fn ports(head: &[u8; FLOW_BYTES], upper: Option<Upper>) -> (u64, u64) {
+    match upper {
+        Some(Upper {
+            protocol: TCP | UDP,
+            at,
+            fragment: Fragment::None,
+        }) => {
+            let port = |at| word(head, at).unwrap_or_default().into();
+            (port(at), port(at + 2))
+        }
         _ => (0, 0),
     }
 }

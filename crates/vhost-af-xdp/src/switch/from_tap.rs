@@ -19,12 +19,12 @@ use device::counters::PairCounters;
 use device::meter;
 use device::offloads::Offloads;
 use device::pair::{Fault, HEADER_BYTES, Vring};
+use packet::HEADERS_MAX;
 use packet::checksum::ChecksumAt;
 use packet::segment::{GsoKind, Request};
 use rustix::io::Errno;
 
 use super::filter::{Acl, Facts};
-use super::guard::LOOK_BYTES;
 use super::lane::{RxTarget, Work};
 use super::limits::{BATCH, BYTES_A_FRAME};
 use super::rate_limit::{Cost, Policer};
@@ -305,7 +305,7 @@ impl Admission<'_, '_> {
                 stored: request.csum.map(ChecksumAt::field),
                 ..Facts::of_len(frame.len())
             };
-            if !filter.allows(&frame[..frame.len().min(LOOK_BYTES)], facts, counters) {
+            if !filter.allows(&frame[..frame.len().min(HEADERS_MAX)], facts, counters) {
                 return false;
             }
         }

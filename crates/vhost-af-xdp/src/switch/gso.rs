@@ -13,8 +13,9 @@
 #![allow(unsafe_code)]
 
 use common::binding::TX_METADATA_BYTES;
+use packet::HEADERS_MAX;
 use packet::checksum::{self, ChecksumAt, Sum};
-use packet::layers::{self, HEADERS_MAX};
+use packet::layers;
 use packet::segment::{Gso, Malformed, Plan};
 use virtqueue::{Buffer, MemoryMap};
 use xsk::{FramePool, TxDesc, Umem, UmemOffset};

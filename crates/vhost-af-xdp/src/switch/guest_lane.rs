@@ -15,8 +15,9 @@ use std::sync::Arc;
 use device::counters::{Counter, PairCounters};
 use device::offloads::Offloads;
 use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, QueuePair, Sending};
+use packet::HEADERS_MAX;
 use packet::checksum::ChecksumAt;
-use packet::layers::{self, HEADERS_MAX, Ip};
+use packet::layers::{self, Ip};
 use packet::segment::{Gso, GsoKind, Request};
 use virtqueue::{ChainId, MemoryMap};
 
@@ -25,7 +26,6 @@ use super::cross_worker_mark::CrossWorkerMark;
 use super::filter::{Acl, Facts};
 use super::from_guest::{Budget, Put, Sink};
 use super::gso::{FromChain, GsoPacket};
-use super::guard::LOOK_BYTES;
 use super::guest_frame::GuestFrame;
 use super::lane::{Blame, Lane, LaneGuest, RxTarget, Siblings, Stopped, Work, enable_kicks};
 use super::limits::BATCH;
@@ -176,7 +176,7 @@ impl GuestSink<'_> {
         }
         match &mut self.to {
             To::Open(passing) if passing.filter.is_some() => {
-                passing.pass(with_head(frame, &mut [0; LOOK_BYTES]), self.from)
+                passing.pass(with_head(frame, &mut [0; HEADERS_MAX]), self.from)
             }
             To::Open(passing) => passing.pass(frame, self.from),
             To::None | To::Target(_) => Ok(Passed::Later),

@@ -18,7 +18,6 @@ pub(crate) mod checksums;
 mod copies;
 pub(crate) mod copy_lane;
 mod cross_worker_mark;
-pub(crate) mod ethernet;
 #[cfg(test)]
 mod fairness_tests;
 pub(crate) mod fdb;

@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::meter;
+use packet::ethernet::Mac;
 use steer::{Group, GroupReader};
 
 use super::copies::Several;
 use super::cross_worker_mark::CrossWorkerMark;
-use super::ethernet::Mac;
 use super::fdb::{Destination, FdbKey};
 use super::forwarding::Forwarding;
 use super::lane::{Blame, Lane, Siblings, Stopped, Work};

@@ -19,12 +19,12 @@ mod tunnels;
 use std::sync::{Arc, Mutex};
 
 use model::config::MemberOptions;
+use packet::ethernet::Mac;
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
 use super::arrivals::Origin;
-use super::ethernet::Mac;
 use super::fdb::{Fdb, FdbPort, PortNumber};
 use super::lane::{Lane, LaneId};
 use super::new_lane::NewLane;

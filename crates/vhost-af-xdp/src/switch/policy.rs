@@ -6,10 +6,11 @@
 //! A frame without room is retried and checked again: rules count it when it is done ([`Policy::settle`]).
 
 use device::counters::PairCounters;
+use packet::HEADERS_MAX;
 
 use super::fdb::Destination;
 use super::filter::{Acl, Classifier, Facts, FlowKey, LaneFilter, Looked, Verdict, is_long};
-use super::guard::{Guard, Guarded, LOOK_BYTES, SHORT_LOOK_BYTES};
+use super::guard::{Guard, Guarded, SHORT_LOOK_BYTES};
 use super::guest_frame::GuestFrame;
 
 /// See the module's head. Of a lane.
@@ -19,7 +20,7 @@ pub(crate) struct Policy {
     filter: Option<Box<LaneFilter>>,
     /// Verdict of the rules on the last frame, until it is counted.
     verdict: Option<Verdict>,
-    head: [u8; LOOK_BYTES],
+    head: [u8; HEADERS_MAX],
     captured: Captured,
 }
 
@@ -31,7 +32,7 @@ struct Captured {
     len: usize,
     /// Valid bytes of `head`.
     known: usize,
-    head: [u8; LOOK_BYTES],
+    head: [u8; HEADERS_MAX],
 }
 
 impl Default for Policy {
@@ -40,12 +41,12 @@ impl Default for Policy {
             guarded: None,
             filter: None,
             verdict: None,
-            head: [0; LOOK_BYTES],
+            head: [0; HEADERS_MAX],
             captured: Captured {
                 outcome: None,
                 len: 0,
                 known: 0,
-                head: [0; LOOK_BYTES],
+                head: [0; HEADERS_MAX],
             },
         }
     }
@@ -150,7 +151,7 @@ impl Policy {
 fn check_all<'a>(
     frame: GuestFrame<'a>,
     (guarded, rules): (Option<&'a mut Guarded>, Option<&mut Classifier>),
-    (verdict, head): (&mut Option<Verdict>, &'a mut [u8; LOOK_BYTES]),
+    (verdict, head): (&mut Option<Verdict>, &'a mut [u8; HEADERS_MAX]),
     counters: &PairCounters,
 ) -> Option<GuestFrame<'a>> {
     let frame = match guarded {
@@ -179,26 +180,26 @@ fn check_all<'a>(
 /// here on: the captured bytes are the checked ones.
 fn read_captured<'a>(
     frame: GuestFrame<'a>,
-    head: &'a mut [u8; LOOK_BYTES],
+    head: &'a mut [u8; HEADERS_MAX],
     (len, known): (&mut usize, &mut usize),
 ) -> GuestFrame<'a> {
     *len = frame.sending.len as usize;
-    *known = LOOK_BYTES.min(*len);
+    *known = HEADERS_MAX.min(*len);
     frame.read_start(&mut head[..*known]);
     let is_long = head.first_chunk().is_some_and(is_long);
-    let looked = if is_long { LOOK_BYTES } else { SHORT_LOOK_BYTES };
+    let looked = if is_long { HEADERS_MAX } else { SHORT_LOOK_BYTES };
     frame.headed(&head[..looked.min(*known)])
 }
 
 /// The frame with as many of its first bytes in `head` as rules read, to be sent in place of those in guest memory.
 /// Bytes that an earlier check has read stay as they are.
-pub(super) fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; LOOK_BYTES]) -> GuestFrame<'a> {
+pub(super) fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; HEADERS_MAX]) -> GuestFrame<'a> {
     let len = frame.sending.len as usize;
-    let mut known = SHORT_LOOK_BYTES.max(frame.head.len()).min(len).min(LOOK_BYTES);
+    let mut known = SHORT_LOOK_BYTES.max(frame.head.len()).min(len).min(HEADERS_MAX);
     frame.read_start(&mut head[..known]);
-    if known < LOOK_BYTES && head.first_chunk().is_some_and(is_long) {
+    if known < HEADERS_MAX && head.first_chunk().is_some_and(is_long) {
         // Reads all of it again: no byte of the first read is used.
-        known = LOOK_BYTES.min(len);
+        known = HEADERS_MAX.min(len);
         frame.read_start(&mut head[..known]);
     }
     frame.headed(&head[..known])

@@ -2,11 +2,11 @@
 
 use device::counters::PairCounters;
 use device::pair::Sending;
+use packet::HEADERS_MAX;
+use packet::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES};
 use xsk::metadata::Tag;
 use xsk::{RxDesc, Umem, UmemOffset};
 
-use super::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES};
-use super::guard::LOOK_BYTES as LONG_HEAD;
 use super::guest_frame::GuestFrame;
 
 /// What is done with a frame's tag.
@@ -20,7 +20,7 @@ pub(super) enum Retag {
 /// The head of a frame with another tag than the guest's.
 pub(super) struct Retagged {
     sending: Sending,
-    head: [u8; LONG_HEAD + TAG_BYTES],
+    head: [u8; HEADERS_MAX + TAG_BYTES],
     known: usize,
 }
 
@@ -28,7 +28,7 @@ impl Retagged {
     #[cold]
     pub(super) fn new(frame: GuestFrame<'_>, retag: Retag) -> Self {
         let mut sending = *frame.sending;
-        let mut head = [0; LONG_HEAD + TAG_BYTES];
+        let mut head = [0; HEADERS_MAX + TAG_BYTES];
         let (addresses, rest) = frame.head.split_at(ADDRESS_BYTES);
         head[..ADDRESS_BYTES].copy_from_slice(addresses);
         let behind = match retag {

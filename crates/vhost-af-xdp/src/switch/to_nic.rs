@@ -25,7 +25,8 @@ use std::time::Duration;
 use device::counters::{Counter, PairCounters};
 use device::meter;
 use device::pair::{Cursor, QueuePair, Sending};
-use packet::layers::HEADERS_MAX;
+use packet::HEADERS_MAX;
+use packet::ethernet;
 use packet::segment::{Gso, GsoKind, Plan, Request};
 use rustix::io::Errno;
 use virtqueue::{ChainId, Chains};
@@ -33,7 +34,6 @@ use xsk::{TxDesc, Umem, UmemOffset};
 
 use super::bucket::Ticks;
 use super::bytes::guest_to_umem;
-use super::ethernet;
 use super::from_guest::{Budget, Put, Sink, Tally};
 use super::gso::{Builder, FromChain, GsoPacket, Remainder, Source};
 use super::guest_frame::GuestFrame;

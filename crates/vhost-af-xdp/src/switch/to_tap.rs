@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::meter;
-use packet::layers::HEADERS_MAX;
+use packet::HEADERS_MAX;
 use packet::segment::GsoKind;
 use virtqueue::driver::{Buffer, GuestRam};
 

@@ -31,6 +31,7 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::meter;
+use packet::HEADERS_MAX;
 use xsk::metadata::Hints;
 use xsk::{RxDesc, Umem};
 
@@ -45,7 +46,6 @@ use super::cross_worker_mark::CrossWorkerMark;
 use super::fdb::PortNumber;
 use super::filter::Facts;
 use super::forwarding::Forwarding;
-use super::guard::LOOK_BYTES as LONG_LOOK_BYTES;
 use super::lane::{Blame, Lane, Network, Siblings, Stopped, Work};
 use super::limits::{BATCH, SEGMENTS};
 use super::metadata_reader::MetadataReader;
@@ -300,7 +300,7 @@ impl<N: Lent> UplinkLane<N> {
         let Some(mut target) = network.guest(self.inboxes[at].guest.at) else {
             return true;
         };
-        let mut head = [0; LONG_LOOK_BYTES];
+        let mut head = [0; HEADERS_MAX];
         let head = first_bytes(&self.queue.umem, piece, &mut head);
         // The length of a frame in several pieces is not known yet.
         let len = if piece.more {
@@ -371,8 +371,8 @@ impl<N: Lent> UplinkLane<N> {
 }
 
 /// The first bytes of a frame, as many as filter rules read; `piece` is its first one.
-fn first_bytes<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8; LONG_LOOK_BYTES]) -> &'a [u8] {
-    let known = (piece.len as usize).min(LONG_LOOK_BYTES);
+fn first_bytes<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8; HEADERS_MAX]) -> &'a [u8] {
+    let known = (piece.len as usize).min(HEADERS_MAX);
     // Inside the piece; otherwise the rules get an empty head.
     match umem.read(piece.data, &mut room[..known]) {
         Some(_) => &room[..known],

@@ -10,7 +10,7 @@
 //! no port: the second tag would become the first where that is removed. Nor do those with a service tag (802.1ad): a
 //! receiver that does not know it takes the frame for an untagged one.
 
-use super::ethernet::Tags;
+use packet::ethernet::Tags;
 
 /// See the module's head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use device::counters::PairCounters;
+use packet::HEADERS_MAX;
 
 use super::{Classifier, Facts, Rules, Verdict};
 use crate::switch::capture::{About, Capture, Seen, Tap};
-use crate::switch::guard::LOOK_BYTES;
 
 /// See the module's head.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Acl {
     #[inline]
     pub(crate) fn allows(&mut self, head: &[u8], facts: Facts, counters: &PairCounters) -> bool {
         let said = self.admits(head, facts, counters);
-        self.settle(said, facts, head.len().min(LOOK_BYTES), |to| {
+        self.settle(said, facts, head.len().min(HEADERS_MAX), |to| {
             to.copy_from_slice(&head[..to.len()]);
         });
         said.is_ok()

@@ -1,47 +1,49 @@
 //! IPv6 (RFC 8200).
 
-use acl::ipv6::Upper;
-use model::config::ICMP_V6;
+use packet::ethernet::Mac;
+use packet::ip::{Follow, Fragment, Ipv6};
+use packet::protocol::{ICMP_V6, UDP};
 
 use super::neighbours::{self, ALLOWED_FROM_UNSPECIFIED, Message};
-use super::{Packet, Refusal, SourceGuard, UDP, is_of_server};
-use crate::switch::ethernet::Mac;
+use super::{Refusal, SourceGuard, bytes, is_of_server};
 
-const HEADER_BYTES: usize = 40;
 const DHCP_SERVER: u16 = 547;
 const DHCP_CLIENT: u16 = 546;
 
-pub(super) fn check(guard: &SourceGuard, mac: Mac, packet: Packet<'_>) -> Result<usize, Refusal> {
-    let header = packet.bytes::<HEADER_BYTES>(packet.at)?;
-    if header[0] >> 4 != 6 {
-        return Err(Refusal::Headers);
-    }
-    let payload = usize::from(u16::from_be_bytes([header[4], header[5]]));
-    let packet = packet.until(packet.at + HEADER_BYTES + payload)?;
-    let source = *header[8..].first_chunk().ok_or(Refusal::Headers)?;
-    let upper = Upper::behind((header[6], packet.at + HEADER_BYTES), packet.known, &[]);
-    let upper = upper.ok_or(Refusal::Headers)?;
-    if !guard.is_own(mac, source) && source != [0; 16] {
+/// `head`, `len`: as of [`SourceGuard::check`]; `at`: where the packet begins.
+pub(super) fn check(
+    guard: &SourceGuard,
+    mac: Mac,
+    (head, len): (&[u8], usize),
+    at: usize,
+) -> Result<usize, Refusal> {
+    let ip = Ipv6::at(head, at).ok_or(Refusal::Headers)?;
+    let packet = ip.packet(head, len).ok_or(Refusal::Headers)?;
+    let upper = ip.upper(packet, Follow::All).ok_or(Refusal::Headers)?;
+    let source = *ip.source();
+    let unspecified = source == [0; 16];
+    if !guard.is_own(mac, source) && !unspecified {
         return Err(Refusal::Source);
     }
-    let is_unnamed = source == [0; 16];
-    match upper.protocol {
+    let protocol = Some(upper.protocol).filter(|_| upper.fragment != Fragment::Later);
+    match protocol {
         Some(ICMP_V6) => {
-            let [kind] = *packet.bytes(upper.at)?;
-            if is_unnamed && !ALLOWED_FROM_UNSPECIFIED.contains(&kind) {
+            let [kind] = *bytes(packet, upper.at)?;
+            if unspecified && !ALLOWED_FROM_UNSPECIFIED.contains(&kind) {
                 return Err(Refusal::Source);
             }
             let message = Message {
                 kind,
                 at: upper.at,
-                fragment: upper.fragment,
-                unspecified: is_unnamed,
+                end: ip.end(),
+                fragment: upper.fragment != Fragment::None,
+                unspecified,
             };
             neighbours::check(guard, mac, packet, &message)
         }
-        _ if is_unnamed => Err(Refusal::Source),
+        _ if unspecified => Err(Refusal::Source),
         Some(UDP) => {
-            let ports = *packet.bytes::<4>(upper.at)?;
+            let ports = *bytes(packet, upper.at)?;
             if is_of_server(ports, DHCP_SERVER, DHCP_CLIENT) && !guard.dhcp_server {
                 return Err(Refusal::DhcpServer);
             }

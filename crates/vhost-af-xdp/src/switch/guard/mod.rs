@@ -15,7 +15,7 @@
 //! | to a DHCP client, or from a server's port | the port is a DHCP server |
 //! | other protocols | never |
 //!
-//! Frames with unusable headers are rejected: those that do not fit in [`LOOK_BYTES`], that contradict themselves, and
+//! Frames with unusable headers are rejected: those that do not fit in [`packet::HEADERS_MAX`], that contradict themselves, and
 //! first fragments without the headers that have to follow (RFC 7112, RFC 7113). Later fragments are checked by their
 //! source: the rest was checked in the first one. Neighbour discovery is never fragmented (RFC 6980). The inside of
 //! tunnels is not checked.
@@ -29,15 +29,15 @@ mod own;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use acl::SHORT_LOOK_BYTES;
 use device::counters::{Counter, PairCounters};
 use device::pair::Sending;
-use model::config::{ARP, IPV4, IPV6, UDP};
-
-pub(crate) use acl::{LOOK_BYTES, SHORT_LOOK_BYTES};
+use packet::ethernet::{self, ADDRESS_BYTES, Mac, TAG_BYTES, Tags};
+use packet::ethertype::{ARP, IPV4, IPV6};
+use packet::word;
 
 pub(crate) use self::addresses::Addresses;
 pub(crate) use self::own::{Guard, Guarded};
-use super::ethernet::{self, ADDRESS_BYTES, Mac, TAG_BYTES, Tags};
 
 /// See the module's head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -128,64 +128,25 @@ pub(crate) fn check_content(
 
 impl SourceGuard {
     /// Whether the guest with that address may send a frame; if so, how many of its bytes that was decided by.
-    /// `head`: its first bytes, all of them or [`LOOK_BYTES`]; `len`: its length.
+    /// `head`: its first bytes, all of them or [`packet::HEADERS_MAX`]; `len`: its length.
     /// Errors: why not.
     #[inline]
     pub(crate) fn check(&self, mac: Mac, head: &[u8], len: u32, tags: Tags) -> Result<usize, Refusal> {
         let at = ADDRESS_BYTES + if tags == Tags::None { 0 } else { TAG_BYTES };
-        let packet = Packet {
-            known: head,
-            len: len as usize,
-            at: at + 2,
-        };
+        let known = (head, len as usize);
         match word(head, at) {
-            Some(IPV4) => ipv4::check(self, packet),
-            Some(IPV6) => ipv6::check(self, mac, packet),
-            Some(ARP) => arp::check(self, mac, packet),
+            Some(IPV4) => ipv4::check(self, known, at + 2),
+            Some(IPV6) => ipv6::check(self, mac, known, at + 2),
+            Some(ARP) => arp::check(self, mac, head, at + 2),
             _ => Err(Refusal::Protocol),
         }
     }
 }
 
-/// The first bytes of a frame, in which a packet begins.
-#[derive(Clone, Copy)]
-struct Packet<'a> {
-    known: &'a [u8],
-    /// Bytes of the frame.
-    len: usize,
-    /// Where the packet begins.
-    at: usize,
-}
-
-impl<'a> Packet<'a> {
-    /// Bytes of the frame.
-    #[inline]
-    fn bytes<const N: usize>(&self, at: usize) -> Result<&'a [u8; N], Refusal> {
-        let bytes = self.known.get(at..).and_then(<[u8]>::first_chunk);
-        bytes.ok_or(Refusal::Headers)
-    }
-
-    /// The same packet up to the end that its own length field gives; padding may follow.
-    /// Errors: the frame ends before.
-    #[inline]
-    fn until(self, end: usize) -> Result<Self, Refusal> {
-        if end > self.len {
-            return Err(Refusal::Headers);
-        }
-        Ok(Self {
-            known: &self.known[..end.min(self.known.len())],
-            len: end,
-            ..self
-        })
-    }
-}
-
+/// Bytes of a packet.
 #[inline]
-fn word(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes
-        .get(at..)
-        .and_then(<[u8]>::first_chunk)
-        .map(|&word| u16::from_be_bytes(word))
+fn bytes<const N: usize>(packet: &[u8], at: usize) -> Result<&[u8; N], Refusal> {
+    packet::bytes(packet, at).ok_or(Refusal::Headers)
 }
 
 /// Whether UDP between these ports is from a server's port, or to a client's: clients accept both.

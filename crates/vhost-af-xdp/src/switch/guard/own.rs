@@ -1,9 +1,10 @@
 //! The guard of a guest that has a queue, or a cable, to itself: there is no table that knows it.
 
 use device::counters::PairCounters;
+use packet::HEADERS_MAX;
+use packet::ethernet::{self, Head, Mac, Tags};
 
-use super::{LOOK_BYTES, Refusal, SHORT_LOOK_BYTES, SourceGuard, check_content};
-use crate::switch::ethernet::{self, Head, Mac, Tags};
+use super::{Refusal, SHORT_LOOK_BYTES, SourceGuard, check_content};
 use crate::switch::guest_frame::GuestFrame;
 
 /// What it may send.
@@ -20,14 +21,14 @@ pub(crate) struct Guard {
 #[derive(Debug)]
 pub(crate) struct Guarded {
     guard: Guard,
-    head: [u8; LOOK_BYTES],
+    head: [u8; HEADERS_MAX],
 }
 
 impl Guarded {
     pub(crate) fn new(guard: Guard) -> Self {
         Self {
             guard,
-            head: [0; LOOK_BYTES],
+            head: [0; HEADERS_MAX],
         }
     }
 
@@ -41,7 +42,7 @@ impl Guarded {
     ) -> Option<GuestFrame<'a>> {
         let Self { guard, head } = self;
         let most = if guard.source_guard.is_some() {
-            LOOK_BYTES
+            HEADERS_MAX
         } else {
             SHORT_LOOK_BYTES
         };
@@ -58,14 +59,14 @@ impl Guarded {
 }
 
 impl Guard {
-    fn check(&self, head: &[u8; LOOK_BYTES], known: usize, frame: &GuestFrame<'_>) -> Result<(), Refusal> {
+    fn check(&self, head: &[u8; HEADERS_MAX], known: usize, frame: &GuestFrame<'_>) -> Result<(), Refusal> {
         let Head { from, tags, .. } = ethernet::head(head.first_chunk().ok_or(Refusal::Headers)?);
         let vlan = match tags {
             Tags::None => Some(0),
             Tags::One(vlan) => Some(vlan),
             Tags::Service | Tags::Several(_) => None,
         };
-        if !self.vlans.is_empty() && !vlan.is_some_and(|vlan| self.vlans.contains(&vlan)) {
+        if !self.vlans.is_empty() && !vlan.is_some_and(|vlan| self.vlans.iter().any(|&own| own == vlan)) {
             return Err(Refusal::Vlan);
         }
         if from != self.mac {

@@ -2,10 +2,11 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use packet::HEADERS_MAX;
+use packet::ethernet::{self, Mac};
 use proptest::prelude::*;
 
-use super::{Addresses, LOOK_BYTES, Refusal, SourceGuard};
-use crate::switch::ethernet::{self, Mac};
+use super::{Addresses, Refusal, SourceGuard};
 
 const MAC: Mac = [0x52, 0x54, 0, 0, 0, 1];
 const OTHER: Mac = [0x52, 0x54, 0, 0, 0, 2];
@@ -121,7 +122,7 @@ fn verdict(guard: &SourceGuard, frame: &[u8]) -> Result<usize, Refusal> {
     let mut first = [0; ethernet::LOOK_BYTES];
     let known = frame.len().min(first.len());
     first[..known].copy_from_slice(&frame[..known]);
-    let head = &frame[..frame.len().min(LOOK_BYTES)];
+    let head = &frame[..frame.len().min(HEADERS_MAX)];
     guard.check(MAC, head, frame.len() as u32, ethernet::head(&first).tags)
 }
 

@@ -2,16 +2,17 @@
 
 use acl::FlowHints;
 use device::pair::{Cursor, Piece, QueuePair, Sending};
+use packet::HEADERS_MAX;
 use packet::checksum::ChecksumAt;
+use packet::ethernet::{self, Tags};
 use packet::segment::{Malformed, Request};
 use virtqueue::{Buffer, Chain, MemoryMap};
 
 use crate::switch::bytes::guest_to_own;
-use crate::switch::ethernet::{self, Tags};
 use crate::switch::fdb::{Destination, FdbPort, PortNumber};
 use crate::switch::filter::{Verdict, is_long};
 use crate::switch::flows::Flow;
-use crate::switch::guard::{LOOK_BYTES as LONG_HEAD, SHORT_LOOK_BYTES as SHORT_HEAD};
+use crate::switch::guard::SHORT_LOOK_BYTES as SHORT_HEAD;
 use crate::switch::guest_frame::GuestFrame;
 use crate::switch::retag::{Retag, Retagged};
 
@@ -33,7 +34,7 @@ pub(super) struct Classified {
     pub(super) verdict: Option<Verdict>,
     /// Valid bytes of `head`.
     pub(super) known: u16,
-    pub(super) head: [u8; LONG_HEAD],
+    pub(super) head: [u8; HEADERS_MAX],
 }
 
 impl Classified {
@@ -55,7 +56,7 @@ impl Classified {
         is_tagged: false,
         verdict: None,
         known: 0,
-        head: [0; LONG_HEAD],
+        head: [0; HEADERS_MAX],
     };
 
     /// Its frame, in those buffers, as the guest sent it.
@@ -136,12 +137,12 @@ impl Classified {
         (port, is_filtered): (&FdbPort, bool),
     ) {
         match port.source_guard.is_some() {
-            true => self.read_as_much(LONG_HEAD, pair, buffers),
+            true => self.read_as_much(HEADERS_MAX, pair, buffers),
             false => {
                 self.read_as_much(SHORT_HEAD, pair, buffers);
                 if is_filtered && self.head.first_chunk().is_some_and(is_long) {
                     // Reads all of it again: no byte of the first read is used.
-                    self.read_as_much(LONG_HEAD, pair, buffers);
+                    self.read_as_much(HEADERS_MAX, pair, buffers);
                 }
             }
         }
@@ -149,7 +150,7 @@ impl Classified {
 
     #[inline(always)]
     fn read_as_much(&mut self, most: usize, pair: &QueuePair, buffers: &[Buffer]) {
-        // At most LONG_HEAD.
+        // At most HEADERS_MAX.
         #[allow(clippy::cast_possible_truncation)]
         let known = most.min(self.sending.len as usize) as u16;
         self.known = known;

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::pair::Fault;
+use packet::ethernet::{self, ADDRESS_BYTES};
 
 use super::PortLane;
 use crate::switch::copies::write_copy;
 use crate::switch::cross_worker_mark::CrossWorkerMark;
-use crate::switch::ethernet::{self, ADDRESS_BYTES};
 use crate::switch::fdb::Destination;
 use crate::switch::guest_frame::GuestFrame;
 use crate::switch::guest_lane::{Passed, Passing};

@@ -1,10 +1,10 @@
 //! Where frames of a port go.
 
 use device::counters::PairCounters;
+use packet::ethernet::{self, ADDRESS_BYTES, Head, LinkControl, Tags};
 
 use super::classified::Classified;
 use super::learning;
-use crate::switch::ethernet::{self, ADDRESS_BYTES, Head, LinkControl, Tags};
 use crate::switch::fdb::{Destination, Fdb, FdbKey, FdbPort};
 use crate::switch::filter::{Classifier, FlowKey, Looked};
 use crate::switch::guard::check_content;

@@ -1,10 +1,10 @@
 //! Frames that came by a link from another worker, or from the host: where they go here.
 
 use device::pair::Fault;
+use packet::ethernet::{self, Head, LOOK_BYTES};
 
 use super::{From, PortLane};
 use crate::switch::cross_worker_mark::{CrossWorkerMark, MarkedSender};
-use crate::switch::ethernet::{self, Head, LOOK_BYTES};
 use crate::switch::fdb::{Destination, FdbKey, FdbPort, PortNumber};
 use crate::switch::forwarding::Forwarding;
 use crate::switch::from_guest::Budget;

@@ -5,13 +5,13 @@
 
 use acl::FlowHints;
 use device::counters::PairCounters;
+use packet::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES};
 use xsk::metadata::{Hints, Tag};
 use xsk::{RxDesc, Umem};
 
 use crate::switch::arrivals::Origin;
 use crate::switch::copies::Several;
 use crate::switch::cross_worker_mark::CrossWorkerMark;
-use crate::switch::ethernet::{self, ADDRESS_BYTES, LOOK_BYTES, TAG_BYTES};
 use crate::switch::fdb::{Destination, PortNumber};
 use crate::switch::forwarding::Forwarding;
 use crate::switch::lane::Network;

@@ -3,6 +3,8 @@
 //! Each is a look-up for each port that has filter rules. So a batch may be very much work: what is more than a budget
 //! waits for the next round, and nothing more is received meanwhile.
 
+use packet::HEADERS_MAX;
+use packet::ethernet::{self, LOOK_BYTES};
 use xsk::{RxDesc, Umem};
 
 use super::{UplinkLane, first_bytes};
@@ -10,10 +12,8 @@ use crate::nic::lent::Lent;
 use crate::switch::bytes::UmemRange;
 use crate::switch::copies::write_copy;
 use crate::switch::cross_worker_mark::CrossWorkerMark;
-use crate::switch::ethernet::{self, LOOK_BYTES};
 use crate::switch::fdb::{Destination, FdbPort};
 use crate::switch::filter::Facts;
-use crate::switch::guard::LOOK_BYTES as LONG_LOOK_BYTES;
 use crate::switch::lane::Network;
 use crate::switch::limits::BATCH;
 use crate::switch::retag::take_tag_off;
@@ -74,7 +74,7 @@ impl<N: Lent> UplinkLane<N> {
                     continue;
                 };
                 if inbox.is_filtered {
-                    let mut head = [0; LONG_LOOK_BYTES];
+                    let mut head = [0; HEADERS_MAX];
                     let head = first_bytes(umem, &self.multicast[0], &mut head);
                     let admits = target.allows(head, Facts::of_len(len as usize));
                     let work = target.take_work();

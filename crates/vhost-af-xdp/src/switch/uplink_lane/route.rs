@@ -1,12 +1,12 @@
 //! Where a frame that came to the uplink's queue goes, by what the program noted before it, or else by its address.
 
+use packet::ethernet::{self, Head, LOOK_BYTES};
 use xsk::RxDesc;
 use xsk::metadata::{Hash, Hints, Tag};
 
 use super::UplinkLane;
 use super::inbox_index::{InboxIndex, Route};
 use crate::nic::lent::Lent;
-use crate::switch::ethernet::{self, Head, LOOK_BYTES};
 use crate::switch::fdb::{Destination, FdbKey, PortMark, PortNumber};
 use crate::switch::flows::{FLOW_BYTES, Flow, Flows};
 use crate::switch::retag::{put_tag_back, untag};

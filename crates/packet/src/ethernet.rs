@@ -1,33 +1,42 @@
-//! The part of the Ethernet header that decides where a frame goes (IEEE 802.3; tags: IEEE 802.1Q, 802.1ad).
+//! The Ethernet header with its VLAN tags (IEEE 802.3; tags: IEEE 802.1Q, 802.1ad), and the LLC header (IEEE 802.2).
 
-pub(crate) use acl::ethernet::{ADDRESS_BYTES, TAG_BYTES};
-use acl::ethernet::{TAG, is_tag};
+use crate::ethertype::{FIRST, LLC, MAC_CONTROL, SERVICE_VLAN, VLAN, is_tag};
+use crate::word;
+
+/// Bytes of the two addresses, behind which a tag or the ethertype begins.
+pub const ADDRESS_BYTES: usize = 12;
+/// Bytes of a tag.
+pub const TAG_BYTES: usize = 4;
+/// Bytes of a header without tags.
+pub const HEADER_BYTES: usize = ADDRESS_BYTES + 2;
 
 /// An address.
-pub(crate) type Mac = [u8; 6];
+pub type Mac = [u8; 6];
 
 /// Bytes that [`head`] looks at.
-pub(crate) const LOOK_BYTES: usize = ADDRESS_BYTES + TAG_BYTES + 2;
+pub const LOOK_BYTES: usize = ADDRESS_BYTES + TAG_BYTES + 2;
 /// What the 16 addresses begin with that are reserved for the two ends of a link.
 const RESERVED: [u8; 5] = [0x01, 0x80, 0xc2, 0x00, 0x00];
 /// The last byte of that of a pause.
 const PAUSE: u8 = 1;
-/// Type of MAC control.
-const MAC_CONTROL: u16 = 0x8808;
 /// The bits of a tag's second half that are the VLAN; the others are the priority.
 const VLAN_BITS: u16 = 0xfff;
 
 /// A parsed header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Head {
-    pub(crate) to: Mac,
-    pub(crate) from: Mac,
-    pub(crate) tags: Tags,
+pub struct Head {
+    /// The destination.
+    pub to: Mac,
+    /// The source.
+    pub from: Mac,
+    /// Its tags.
+    pub tags: Tags,
 }
 
 /// The tags of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tags {
+pub enum Tags {
+    /// None.
     None,
     /// One (802.1Q), of that VLAN; 0: the tag has a priority only.
     One(u16),
@@ -41,7 +50,7 @@ pub(crate) enum Tags {
 impl Tags {
     /// The frame's VLAN; 0: of none.
     #[inline]
-    pub(crate) fn vlan(self) -> u16 {
+    pub fn vlan(self) -> u16 {
         match self {
             Self::None | Self::Service => 0,
             Self::One(vlan) | Self::Several(vlan) => vlan,
@@ -50,18 +59,81 @@ impl Tags {
 }
 
 /// Whether a frame has a tag, by its first bytes.
-pub(crate) fn has_tag(frame: &[u8]) -> bool {
-    matches!(frame.get(ADDRESS_BYTES..), Some(&[high, low, ..]) if is_tag(u16::from_be_bytes([high, low])))
+#[inline]
+#[must_use]
+pub fn has_tag(frame: &[u8]) -> bool {
+    word(frame, ADDRESS_BYTES).is_some_and(is_tag)
+}
+
+/// Which tags are skipped to what a frame carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Skip {
+    /// One VLAN tag, which receivers take off; behind others a receiver may find something else than we do.
+    Vlan,
+    /// Up to two tags, VLAN or service.
+    TwoTags,
+}
+
+/// What a frame carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Payload {
+    /// Its ethertype: a tag's, if more of them follow than are skipped; or, below [`FIRST`], the length of an LLC frame.
+    pub ethertype: u16,
+    /// Where it begins, bytes from the frame's first.
+    pub at: usize,
+}
+
+/// Finds what a frame carries that begins with these bytes; `None`: its ethertype is not in them.
+#[inline(always)]
+#[must_use]
+pub fn payload(frame: &[u8], skip: Skip) -> Option<Payload> {
+    let mut ethertype = word(frame, ADDRESS_BYTES)?;
+    let mut at = HEADER_BYTES;
+    let most = match skip {
+        Skip::Vlan => 1,
+        Skip::TwoTags => 2,
+    };
+    for _ in 0..most {
+        match ethertype {
+            VLAN => (),
+            SERVICE_VLAN if skip == Skip::TwoTags => (),
+            _ => break,
+        }
+        ethertype = word(frame, at + 2)?;
+        at += TAG_BYTES;
+    }
+    Some(Payload { ethertype, at })
+}
+
+/// SNAP whose protocol is an ethertype (IEEE 802; RFC 1042 for IP), and that of bridges (00-00-F8, IEEE 802.1H), which
+/// wireless stations take off alike: some receivers take such frames like others.
+const SNAP: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0];
+const BRIDGE_TUNNEL: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0xf8];
+
+/// What an LLC frame carries whose LLC header begins `at` that byte: of ethertype [`LLC`], unless SNAP names another.
+/// Nothing behind the returned place was looked at.
+#[cold]
+#[inline(never)]
+#[must_use]
+pub fn behind_llc(frame: &[u8], at: usize) -> Payload {
+    let behind = at + SNAP.len() + 2;
+    let known = &frame[at.min(frame.len())..behind.min(frame.len())];
+    let named = known.strip_prefix(&SNAP).or(known.strip_prefix(&BRIDGE_TUNNEL));
+    let named = named.and_then(|named| word(named, 0));
+    Payload {
+        ethertype: named.filter(|&named| named >= FIRST).unwrap_or(LLC),
+        at: at + known.len(),
+    }
 }
 
 /// Reads a header. `bytes`: the frame's first; those that a short frame does not have are 0.
 #[inline]
-pub(crate) fn head(bytes: &[u8; LOOK_BYTES]) -> Head {
+pub fn head(bytes: &[u8; LOOK_BYTES]) -> Head {
     let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r] = *bytes;
     let vlan = u16::from_be_bytes([o, p]) & VLAN_BITS;
     let tags = match (u16::from_be_bytes([m, n]), u16::from_be_bytes([q, r])) {
-        (TAG, inner) if is_tag(inner) => Tags::Several(vlan),
-        (TAG, _) => Tags::One(vlan),
+        (VLAN, inner) if is_tag(inner) => Tags::Several(vlan),
+        (VLAN, _) => Tags::One(vlan),
         (other, _) if is_tag(other) => Tags::Service,
         _ => Tags::None,
     };
@@ -74,7 +146,7 @@ pub(crate) fn head(bytes: &[u8; LOOK_BYTES]) -> Head {
 
 /// What a frame is for that goes to the other end of its link alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LinkControl {
+pub enum LinkControl {
     /// MAC control, such as a pause: what takes it is no program.
     Mac,
     /// Spanning tree, LACP, 802.1X, LLDP and others.
@@ -85,7 +157,7 @@ pub(crate) enum LinkControl {
 /// 802.1Q, table 8-1), or MAC control, such as a pause, to any address (IEEE 802.3, clause 31). With these a guest
 /// could make the switch behind the uplink block the port, or wait.
 #[inline]
-pub(crate) fn link_control(bytes: &[u8; LOOK_BYTES], tags: Tags) -> Option<LinkControl> {
+pub fn link_control(bytes: &[u8; LOOK_BYTES], tags: Tags) -> Option<LinkControl> {
     let [a, b, c, d, e, f, .., m, n, _, _, q, r] = *bytes;
     let kind = match tags {
         Tags::None => [m, n],
@@ -100,7 +172,7 @@ pub(crate) fn link_control(bytes: &[u8; LOOK_BYTES], tags: Tags) -> Option<LinkC
 
 /// Writes a VLAN into the priority tag of a frame with this head; its priority stays.
 #[inline]
-pub(crate) fn set_vlan(head: &mut [u8], vlan: u16) {
+pub fn set_vlan(head: &mut [u8], vlan: u16) {
     if let [.., high, low] = &mut head[..ADDRESS_BYTES + TAG_BYTES] {
         let [first, second] = vlan.to_be_bytes();
         (*high, *low) = (*high & 0xf0 | first, second);
@@ -109,13 +181,13 @@ pub(crate) fn set_vlan(head: &mut [u8], vlan: u16) {
 
 /// A tag of a VLAN, without a priority.
 #[inline]
-pub(crate) fn tag(vlan: u16) -> [u8; TAG_BYTES] {
-    any_tag(TAG, vlan)
+pub fn tag(vlan: u16) -> [u8; TAG_BYTES] {
+    any_tag(VLAN, vlan)
 }
 
 /// A tag of that type, with that VLAN and priority.
 #[inline]
-pub(crate) fn any_tag(proto: u16, tci: u16) -> [u8; TAG_BYTES] {
+pub fn any_tag(proto: u16, tci: u16) -> [u8; TAG_BYTES] {
     let [a, b] = proto.to_be_bytes();
     let [c, d] = tci.to_be_bytes();
     [a, b, c, d]
@@ -124,7 +196,7 @@ pub(crate) fn any_tag(proto: u16, tci: u16) -> [u8; TAG_BYTES] {
 /// The first bytes of a frame with the tag that the NIC took off (`proto` and `tci` as in the header), by those that it
 /// has without.
 #[inline]
-pub(crate) fn with_tag(bytes: &[u8; LOOK_BYTES], (proto, tci): (u16, u16)) -> [u8; LOOK_BYTES] {
+pub fn with_tag(bytes: &[u8; LOOK_BYTES], (proto, tci): (u16, u16)) -> [u8; LOOK_BYTES] {
     let mut tagged = *bytes;
     tagged[ADDRESS_BYTES..][..TAG_BYTES].copy_from_slice(&any_tag(proto, tci));
     tagged[ADDRESS_BYTES + TAG_BYTES..].copy_from_slice(&bytes[ADDRESS_BYTES..][..2]);
@@ -132,7 +204,7 @@ pub(crate) fn with_tag(bytes: &[u8; LOOK_BYTES], (proto, tci): (u16, u16)) -> [u
 }
 
 /// A whole frame without a tag, as it is in a VLAN, 0: in none.
-pub(crate) fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
+pub fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
     let (addresses, rest) = frame.split_at(ADDRESS_BYTES.min(frame.len()));
     match vlan {
         0 => frame.to_vec(),

@@ -1,0 +1,79 @@
+//! Types of ICMP's and ICMPv6's messages (IANA, "ICMP Parameters" and "ICMPv6 Parameters"), and the options of neighbour
+//! discovery (RFC 4861).
+
+/// ICMP: redirect (RFC 792).
+pub const V4_REDIRECT: u8 = 5;
+/// ICMP: router advertisement (RFC 1256).
+pub const V4_ROUTER_ADVERTISEMENT: u8 = 9;
+
+/// Multicast listener query (RFC 2710).
+pub const LISTENER_QUERY: u8 = 130;
+/// Multicast listener report (RFC 2710).
+pub const LISTENER_REPORT: u8 = 131;
+/// Multicast listener done (RFC 2710).
+pub const LISTENER_DONE: u8 = 132;
+/// Router solicitation (RFC 4861).
+pub const ROUTER_SOLICITATION: u8 = 133;
+/// Router advertisement (RFC 4861).
+pub const ROUTER_ADVERTISEMENT: u8 = 134;
+/// Neighbour solicitation (RFC 4861).
+pub const NEIGHBOUR_SOLICITATION: u8 = 135;
+/// Neighbour advertisement (RFC 4861).
+pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+/// Redirect (RFC 4861).
+pub const REDIRECT: u8 = 137;
+/// Router renumbering (RFC 2894).
+pub const ROUTER_RENUMBERING: u8 = 138;
+/// Inverse neighbour solicitation (RFC 3122).
+pub const INVERSE_SOLICITATION: u8 = 141;
+/// Inverse neighbour advertisement (RFC 3122).
+pub const INVERSE_ADVERTISEMENT: u8 = 142;
+/// Multicast listener report, version 2 (RFC 3810).
+pub const LISTENER_REPORT_V2: u8 = 143;
+
+/// Where the target's address is in neighbour solicitations and advertisements, bytes from the message's first.
+pub const TARGET_AT: usize = 8;
+
+/// Where the options of a message begin, bytes from its first; `None`: it is none of those that hosts send.
+#[inline]
+#[must_use]
+pub fn options_at(kind: u8) -> Option<usize> {
+    match kind {
+        ROUTER_SOLICITATION => Some(8),
+        NEIGHBOUR_SOLICITATION | NEIGHBOUR_ADVERTISEMENT => Some(24),
+        _ => None,
+    }
+}
+
+/// Options of a message of neighbour discovery, each with its kind and its value; an option that does not end in them,
+/// or has no length, is `None`, and the last.
+#[derive(Debug, Clone)]
+pub struct Options<'a>(&'a [u8]);
+
+impl<'a> Options<'a> {
+    /// Kinds of options whose value is a MAC address: the sender's, and the target's.
+    pub const MAC_KINDS: [u8; 2] = [1, 2];
+
+    /// In these bytes, from the first on.
+    #[must_use]
+    pub fn new(options: &'a [u8]) -> Self {
+        Self(options)
+    }
+}
+
+impl<'a> Iterator for Options<'a> {
+    type Item = Option<(u8, &'a [u8])>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let rest = std::mem::take(&mut self.0);
+        if rest.is_empty() {
+            return None;
+        }
+        let eights = rest.get(1).map_or(0, |&eights| usize::from(eights));
+        let Some((&[kind, _, ref value @ ..], rest)) = rest.split_at_checked(eights * 8) else {
+            return Some(None);
+        };
+        self.0 = rest;
+        Some(Some((kind, value)))
+    }
+}
