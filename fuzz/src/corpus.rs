@@ -8,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::{
-    addresses, coalesce, config_space, control, filter, message, net_header, packed_ring, segment, session,
-    split_ring,
+    addresses, coalesce, config_space, control, filter, headers, message, net_header, packed_ring, segment,
+    session, split_ring,
 };
 
 /// `session` and `message` count the descriptors of the process, so nothing else may run beside it.
@@ -138,4 +138,9 @@ fn addresses_stands_its_corpus() {
 #[test]
 fn filter_stands_its_corpus() {
     run_all("filter", filter::run);
+}
+
+#[test]
+fn headers_stands_its_corpus() {
+    run_all("headers", headers::run);
 }

@@ -12,6 +12,7 @@ pub mod control;
 #[cfg(test)]
 mod corpus;
 pub mod filter;
+pub mod headers;
 pub mod message;
 pub mod net_header;
 pub mod packed_ring;
