@@ -1,29 +1,29 @@
-//! Decisions about flows that were seen.
+//! A cache of decisions for flows.
 //!
-//! A fixed number of places, four to a set; its hash says which two sets a flow may be in, so that places are used up
-//! before flows displace each other. The hash is a hint only: a decision is found if its whole key is the flow's. Tags,
-//! a part of the hash for each place of a set, lie apart, so that a look at both sets touches two lines of the CPU's
-//! cache, and one more for the place that is it.
+//! A fixed number of places, in sets of four. A flow's hash selects two sets, so that most places are used
+//! before flows evict each other. The hash is only a hint: a decision is found only if its whole key equals
+//! the flow's. Tags (a part of the hash, for each place of a set) are stored apart, so that checking both
+//! sets touches two cache lines, and one more for the matching place.
 //!
-//! A NIC's hash may be the same for many flows: it may look at addresses only, or who sends may know its key. Where the
-//! eight places that it has are taken ([`FlowCache::has_room`]) a flow goes by the hash that is computed, so that such
-//! flows displace nobody, and are found nevertheless. Who sends can have flows that fall into one set by that one, too,
-//! and none of them found: then each is looked up in the rules, which is bounded.
+//! A NIC's hash may be the same for many flows: it may use addresses only, or a sender may know its key. If all
+//! eight places of such a hash are taken ([`FlowCache::has_room`]), a flow is stored by the computed hash, so that
+//! such flows evict no others, and are found nevertheless. A sender can also find flows with the same computed
+//! hash, so that none is in the cache: then each is looked up in the rules, whose cost is bounded.
 
 use crate::key::FlowKey;
 use crate::rules::{RuleSlot, Verdict};
 
-/// Sets; a power of two.
+/// Number of sets; a power of two.
 const SETS: usize = 4096;
 const WAYS: usize = 4;
 
-/// A decision; 64 bytes, as a line of the CPU's cache has.
+/// A decision; 64 bytes, one cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 struct Place<D> {
     key: FlowKey,
     station: u64,
-    /// It is valid in this one only; 0: in none.
+    /// The generation in which it is valid; 0: in none.
     generation: u32,
     destination: D,
     slot: RuleSlot,
@@ -53,16 +53,16 @@ impl<D: Copy + Default> Place<D> {
     }
 }
 
-/// Those of a set: 16 bits for each place.
+/// The tags of a set: 16 bits for each place.
 #[derive(Debug, Clone, Copy)]
 struct Tags(u64);
 
-/// The lowest bit for each place.
+/// The lowest bit of each place.
 const LOWEST: u64 = 0x0001_0001_0001_0001;
 const _: () = assert!(WAYS == 4);
 
 impl Tags {
-    /// Which places have this one: the highest of the bits for each. Those above one that has it may seem to.
+    /// Marks the places with this tag by the highest of their 16 bits. Places above a match may be marked by mistake.
     #[inline]
     fn alike(self, tag: u16) -> u64 {
         let differ = self.0 ^ (u64::from(tag) * LOWEST);
@@ -81,7 +81,7 @@ pub(crate) struct FlowCache<D> {
     tags: Box<[Tags; SETS]>,
     places: Box<[[Place<D>; WAYS]; SETS]>,
     generation: u32,
-    /// Which place of two full sets makes room next.
+    /// Which place of two full sets is evicted next.
     next: usize,
 }
 
@@ -95,7 +95,7 @@ impl<D: Copy + Default> FlowCache<D> {
         }
     }
 
-    /// What was decided about a flow; `None`: that is not known.
+    /// The decision about a flow; `None`: not in the cache.
     #[inline(always)]
     pub(crate) fn find(&self, key: &FlowKey, station: u64, hash: u64) -> Option<(Verdict, D)> {
         let (sets, tag) = places_of(hash);
@@ -110,25 +110,25 @@ impl<D: Copy + Default> FlowCache<D> {
         None
     }
 
-    /// The places of both sets that have the tag, 16 bits for each, of which one says so. Both at once, as which of the
-    /// sets it is in is not to be guessed.
+    /// The places of both sets with this tag, one bit in the 16 bits of each. Both sets at once, because the
+    /// CPU could not predict which one has the flow.
     #[inline(always)]
     fn tagged(&self, [first, second]: [usize; 2], tag: u16) -> u64 {
         self.tags[first].alike(tag) | self.tags[second].alike(tag) >> 1
     }
 
-    /// The first of these places; any, if there is none.
+    /// The first of these places; an arbitrary one if there is none.
     #[inline(always)]
     fn first_tagged(&self, sets: [usize; 2], tagged: u64) -> &Place<D> {
         let at = tagged.trailing_zeros() as usize;
-        // The first set has odd bits. Without a branch, as which it is does not repeat.
+        // The first set has odd bits. No branch, because it would be unpredictable.
         let first = 0usize.wrapping_sub(at % 2);
         let set = sets[0] & first | sets[1] & !first;
         &self.places[set][at / 16 % WAYS]
     }
 
-    /// Reads what is needed to find flows with these hashes, before any is looked for: so the CPU waits for all of it
-    /// at once, and not each time.
+    /// Reads the cache lines for flows with these hashes, before any is looked up: so the CPU waits for all
+    /// of them at once, instead of for each.
     #[inline]
     pub(crate) fn look_ahead(&self, hashes: impl Iterator<Item = u32>) {
         let read = hashes.fold(0, |read, hash| {
@@ -147,7 +147,7 @@ impl<D: Copy + Default> FlowCache<D> {
             .any(|place| place.generation != self.generation)
     }
 
-    /// Notes what was decided about a flow that was not found; whether another one made room for it.
+    /// Stores the decision about a flow that was not found; returns whether another one was evicted.
     pub(crate) fn note(&mut self, key: &FlowKey, station: u64, hash: u64, decision: (Verdict, D)) -> bool {
         let (sets, tag) = places_of(hash);
         let is_free = |place: &Place<D>| place.generation != self.generation;
@@ -171,29 +171,29 @@ impl<D: Copy + Default> FlowCache<D> {
         free.is_none()
     }
 
-    /// No decision is valid any more.
+    /// Invalidates all decisions.
     pub(crate) fn forget(&mut self) {
         self.generation = self.generation.wrapping_add(1);
         if self.generation == 0 {
-            // Those of the first generations would be valid again.
+            // Decisions of the first generations would be valid again.
             self.places.fill([Place::empty(); WAYS]);
             self.generation = 1;
         }
     }
 }
 
-/// As many as there are sets, made where they stay: they are too many for a stack.
+/// One value per set, created on the heap: they are too large for a stack.
 fn sets_of<T: Clone>(set: T) -> Box<[T; SETS]> {
     let sets = vec![set; SETS].into_boxed_slice();
     sets.try_into()
         .unwrap_or_else(|_| unreachable!("as many as there are"))
 }
 
-/// Both sets and the tag of a hash, of which any bits may be the good ones.
+/// The two sets and the tag of a hash. Mixes it first, as its entropy may be in any of its bits.
 #[inline]
 fn places_of(hash: u64) -> ([usize; 2], u16) {
     let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    // All are parts of it.
+    // Truncation is intended.
     #[allow(clippy::cast_possible_truncation)]
     let (first, second, tag) = (
         (mixed >> 52) as usize,

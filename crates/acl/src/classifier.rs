@@ -1,4 +1,4 @@
-//! What a lane judges frames of one direction by: rules, and in front of them decisions about flows that were seen.
+//! A lane's filter for frames of one direction: compiled rules, with a cache of decisions for flows.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -13,23 +13,23 @@ use crate::flow_hints::FlowHints;
 use crate::key::{FlowKey, Looked};
 use crate::rules::{RuleCounter, Rules, Verdict};
 
-/// Facts about a frame to a guest that its first bytes do not show.
+/// Facts about a frame to a guest that are not in its first bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Facts {
-    /// Bytes of the frame.
+    /// Length of the frame, bytes.
     pub len: usize,
-    /// Where its sender asks for a checksum to be stored. In what was looked at that would make another frame of it.
+    /// Where its sender requests a checksum to be stored. That must not be inside the checked bytes.
     pub stored: Option<usize>,
-    /// Of its flow, as the program at the NIC noted it; `None`: it has none, or came from no NIC.
+    /// The mark of its flow, from the XDP program; `None`: none, or the frame is not from a NIC.
     pub mark: Option<u32>,
-    /// The NIC's of its flow, whose frames all have the same; `None`: one is computed.
+    /// The NIC's hash of its flow, the same for all its frames; `None`: a hash is computed.
     pub hash: Option<u32>,
-    /// When the NIC received it, nanoseconds of the NIC's clock; `None`: that is not known, or it came from elsewhere.
+    /// When the NIC received it, nanoseconds of the NIC's clock; `None`: unknown, or not from a NIC.
     pub received: Option<u64>,
 }
 
 impl Facts {
-    /// One of that length, with what came before it from the NIC.
+    /// Facts of a frame of that length, with the NIC's hints.
     #[inline]
     pub fn with_hints(len: usize, hints: &Hints) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl Facts {
         }
     }
 
-    /// One of that length, of a flow of which that is known.
+    /// Facts of a frame of that length, with the hints of its flow.
     #[inline]
     pub fn of_flow(len: usize, flow: FlowHints) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Facts {
         }
     }
 
-    /// One of that length of which nothing else is known.
+    /// Facts of a frame of that length, without others.
     #[inline]
     pub fn of_len(len: usize) -> Self {
         Self {
@@ -58,28 +58,28 @@ impl Facts {
     }
 }
 
-/// What was found for a frame.
+/// The decision about a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decision<D> {
-    /// What the rules decided.
+    /// The verdict of the rules.
     pub verdict: Verdict,
-    /// Where frames of the flow go, as `find` of [`Classifier::decide`] returned it when the decision was made.
+    /// The flow's destination, from the `find` of [`Classifier::decide`] when the decision was made.
     pub destination: D,
 }
 
-/// Judges frames of one direction for one lane, and remembers `D` of each flow. See the module's head.
+/// Filters frames of one direction for one lane, and caches a `D` for each flow. See the module's head.
 #[derive(Debug)]
 pub struct Classifier<D> {
     pub(crate) rules: Arc<Rules>,
-    /// Of the rules, what this one counts.
+    /// This classifier's counters of the rules.
     counts: Arc<[RuleCounter]>,
     cache: FlowCache<D>,
-    /// Cost of look-ups that is not charged yet to a sender's budget, in frames.
+    /// Cost of rule look-ups that is not yet charged to a sender's budget, in frames.
     work: u64,
 }
 
 impl<D: Copy + Default> Classifier<D> {
-    /// Of these rules, with a cache of its own in which nothing is yet.
+    /// A classifier for these rules, with an empty cache of its own.
     #[must_use]
     pub fn new(rules: Arc<Rules>) -> Self {
         Self {
@@ -93,7 +93,7 @@ impl<D: Copy + Default> Classifier<D> {
     /// Decides about a flow. `hash`: any hash of the flow, the NIC's or [`FlowKey::hash`]. `beside`: a second key. For
     /// frames from a guest it is their destination, which `find` looks up if the cache does not have it; for frames to
     /// a guest it is the flow's mark, which rules match. `counters`: of the lane.
-    // What is found stays in registers: in memory it would be written in pieces and read at once.
+    // The result stays in registers: in memory it would be written in pieces and read whole, which stalls.
     #[inline(always)]
     pub fn decide(
         &mut self,
@@ -106,11 +106,11 @@ impl<D: Copy + Default> Classifier<D> {
             meter::looked_up(1, 0);
             return Decision { verdict, destination };
         }
-        // By value, so that where it is known it stays in registers.
+        // By value, so that the key stays in registers on a hit.
         self.miss((*key, beside, hash), counters, find)
     }
 
-    /// Frames with these hashes, of the NIC's, are about to be judged.
+    /// Prefetches for frames with these NIC hashes, which will be checked next.
     #[inline]
     pub fn look_ahead(&self, hashes: impl Iterator<Item = u32>) {
         self.cache.look_ahead(hashes);
@@ -143,22 +143,22 @@ impl<D: Copy + Default> Classifier<D> {
         counters.filter_misses.add(1);
         counters.filter_nic_hashes.add((hash != computed).into());
         counters.filter_evictions.add(evicts.into());
-        // What the worker did, whichever lane it was for.
+        // Statistics of the worker's thread, for all its lanes.
         meter::looked_up(0, 1);
         meter::evicted(evicts.into());
         self.work += self.rules.miss_work();
         Decision { verdict, destination }
     }
 
-    /// What the rules say of a flow, whatever the cache knows.
+    /// The rules' verdict about a flow, without the cache.
     #[cfg(feature = "fuzzing")]
     pub fn look_up(&self, key: &FlowKey, mark: Option<u32>) -> Verdict {
         self.rules.find(key, mark.unwrap_or(0).into())
     }
 
-    /// Whether the guest gets a frame, which is counted if it does not. `head`: the frame's first bytes, all of them or
-    /// as many as tell its flow.
-    /// Errors: it does not, by that verdict; `None`: its headers cannot be judged.
+    /// Whether the guest gets a frame; one that it does not get is counted. `head`: all the frame's bytes, or
+    /// enough of the first to find its flow. Errors: it does not get it, by that verdict, or with `None`
+    /// because its headers are malformed.
     #[inline]
     pub fn admits(
         &mut self,
@@ -183,7 +183,7 @@ impl<D: Copy + Default> Classifier<D> {
         self.admits_flow(FlowKey::of(head, facts.len).ok(), facts, counters)
     }
 
-    // For each of both callers: from one to the other a key would go through memory.
+    // Inlined in both callers: otherwise the key would be passed through memory.
     #[inline(always)]
     fn admits_flow(
         &mut self,
@@ -208,30 +208,30 @@ impl<D: Copy + Default> Classifier<D> {
         Ok(verdict)
     }
 
-    /// The same of a frame that does not come again.
+    /// As [`admits`](Self::admits), and counts the frame for its rule; for frames that are checked only once.
     pub fn allows(&mut self, head: &[u8], facts: Facts, counters: &PairCounters) -> bool {
         let verdict = self.admits(head, facts, counters);
         verdict.map(|verdict| self.count(verdict)).is_ok()
     }
 
-    /// The rule that decided, by its place in the port's list; `None`: none did.
+    /// The index in the port's list of the rule that decided; `None`: no rule did.
     #[must_use]
     pub fn number_of(&self, verdict: Verdict) -> Option<u16> {
         u16::try_from(self.rules.number_of(verdict.slot)?).ok()
     }
 
-    /// A frame on which that was decided is done.
+    /// Counts a frame for the rule that decided.
     #[inline]
     pub fn count(&self, verdict: Verdict) {
         self.counts[usize::from(verdict.slot.0)].add_one();
     }
 
-    /// The table of stations is another one.
+    /// Empties the cache. Call it when the FDB has changed.
     pub fn forget(&mut self) {
         self.cache.forget();
     }
 
-    /// What was looked up since this was asked last, in frames of a turn.
+    /// Cost of rule look-ups since the last call, in frames of a sender's budget.
     #[inline]
     pub fn take_work(&mut self) -> u64 {
         std::mem::take(&mut self.work)

@@ -1,33 +1,33 @@
-//! One field that rules look at: which of them match a value of it.
+//! One field of the rules' conditions: finds the rules that match a value of it.
 //!
-//! A rule matches an interval of values, or several. Along the line of all values the set of rules that match changes at
-//! the ends of intervals only; so it is known by where it changes, and by whole sets at every [`SPACING`]th change. To
-//! find the set of a value takes a binary search, one whole set, and fewer than [`SPACING`] single rules that are put in
-//! or taken out. So both memory (two changes an interval, a bit a rule for each whole set) and time are bounded, whatever
-//! the rules are.
+//! A rule matches one or more intervals of values. Along the line of all values, the set of matching rules
+//! changes only at the ends of intervals; so the changes are stored, with a whole set at every [`SPACING`]th
+//! change. Finding the set of a value takes a binary search, one whole set, and fewer than [`SPACING`] single
+//! rules to add or remove. So memory (two changes per interval, a bit per rule for each whole set) and time
+//! are bounded for any rules.
 
-/// So many changes lie between two whole sets.
+/// Number of changes between two whole sets.
 const SPACING: usize = 64;
 
 /// See the module's head.
 #[derive(Debug)]
 pub(crate) struct Dimension<V> {
-    /// From that value on the set has that rule where it had it not before, or the other way round; in ascending order.
+    /// From this value on the rule is added to the set, or removed if it was in it; in ascending order.
     values: Vec<V>,
     rules: Vec<u16>,
-    /// Sets before every `SPACING`th change, one behind the other.
+    /// The sets before every `SPACING`th change, one after the other.
     sets: Vec<u64>,
     words: usize,
 }
 
-/// Words of a set of so many rules.
+/// Words of a set for this number of rules.
 pub(crate) fn words_for(rules: usize) -> usize {
     rules.div_ceil(64)
 }
 
 impl<V: Ord + Copy> Dimension<V> {
-    /// Of so many rules. `intervals`: of each rule, by its number, those that it matches: first value, and the one behind
-    /// the last, `None`: there is none. Those of one rule do not touch.
+    /// `rules` is their number. `intervals`: a rule's number with the first value and the one after the last (`None`:
+    /// no end) of each interval that it matches. Intervals of one rule do not touch. `least`: the least value.
     pub(crate) fn new(rules: usize, intervals: impl Iterator<Item = (u16, V, Option<V>)>, least: V) -> Self {
         let words = words_for(rules);
         let mut set = vec![0; words];
@@ -56,7 +56,7 @@ impl<V: Ord + Copy> Dimension<V> {
         }
     }
 
-    /// Leaves of `found` only rules that match a value. `room`: as long as a set.
+    /// Removes from `found` the rules that do not match a value. `room`: scratch space as long as a set.
     #[inline]
     pub(crate) fn narrow(&self, value: V, found: &mut [u64], room: &mut [u64]) {
         let changes = self.values.partition_point(|&change| change <= value);
@@ -71,7 +71,7 @@ impl<V: Ord + Copy> Dimension<V> {
         narrow_by(found, room);
     }
 
-    /// Bytes that it takes.
+    /// Memory that it uses, bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.values.len() * (size_of::<V>() + size_of::<u16>()) + self.sets.len() * size_of::<u64>()
     }

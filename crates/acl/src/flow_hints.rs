@@ -1,8 +1,8 @@
-//! What NIC and XDP program told of a frame's flow, as it goes with the frame wherever its bytes are copied to.
+//! Hints of NIC and XDP program about a frame's flow, passed with the frame when its bytes are copied.
 
 use xsk::metadata::Hints;
 
-/// See the module's head. 0: that is not known, as no rule names the mark 0, and a hash of 0 is as good as none.
+/// See the module's head. 0 means unknown: no rule uses mark 0, and a hash of 0 is treated as none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FlowHints {
     mark: u32,
@@ -10,10 +10,10 @@ pub struct FlowHints {
 }
 
 impl FlowHints {
-    /// Nothing was told.
+    /// No hints.
     pub const NONE: Self = Self { mark: 0, hash: 0 };
 
-    /// Of a frame before which this stood.
+    /// The flow hints among a frame's hints.
     #[inline]
     pub fn of(hints: &Hints) -> Self {
         let hash = hints.hash.filter(|hash| hash.is_of_ports());
@@ -23,19 +23,19 @@ impl FlowHints {
         }
     }
 
-    /// The flow's mark, as the program noted it.
+    /// The flow's mark, from the XDP program.
     #[inline]
     pub fn mark(self) -> Option<u32> {
         (self.mark != 0).then_some(self.mark)
     }
 
-    /// The NIC's hash of the flow, addresses and ports.
+    /// The NIC's hash of the flow's addresses and ports.
     #[inline]
     pub fn hash(self) -> Option<u32> {
         (self.hash != 0).then_some(self.hash)
     }
 
-    /// Both in a word.
+    /// Both in one word.
     #[inline]
     pub fn bits(self) -> u64 {
         u64::from(self.mark) << 32 | u64::from(self.hash)

@@ -1,8 +1,8 @@
-//! What rules look at of a frame.
+//! The fields of a frame that rules can match.
 //!
-//! The headers are read from a copy of the frame's first bytes. What they say of lengths is held against the frame: a
-//! packet that says it is longer than it is, or ends inside its headers, is judged by nobody, since its receiver may read
-//! something else than was read here.
+//! The headers are read from a copy of the frame's first bytes, and their lengths are checked against the
+//! frame. A packet that claims to be longer than it is, or ends inside its headers, is malformed, since its
+//! receiver may parse it differently.
 
 use packet::ethernet::{self, ADDRESS_BYTES, HEADER_BYTES, Payload, Skip};
 use packet::ethertype::{self, ARP, FIRST, IPV4, IPV6};
@@ -15,50 +15,50 @@ use packet::protocol::{DCCP, ICMP, ICMP_V6, SCTP, TCP, UDP, UDP_LITE};
 const IPV4_AT: usize = HEADER_BYTES;
 const PORTS_AT: usize = IPV4_AT + ipv4::BYTES;
 const PLAIN_BYTES: usize = PORTS_AT + 4;
-/// What the first of several fragments has to have of what it carries: all that rules look at.
+/// Minimum payload of a first fragment: all bytes that rules can match.
 const FIRST_BYTES: usize = 8;
 
-/// Hop limit of neighbour discovery, which no router has passed on then; with another one receivers ignore it
+/// Hop limit of neighbour discovery, which proves that no router forwarded it; receivers ignore other values
 /// (RFC 4861, 6.1 and 7.1).
 const NEIGHBOURS_HOPS: u8 = 255;
-/// The one of what listeners say (RFC 2710, section 3; RFC 3810, section 5).
+/// Hop limit of multicast listener discovery (RFC 2710, section 3; RFC 3810, section 5).
 const LISTENERS_HOPS: u8 = 1;
 
-/// A frame has ports, or an ICMP type.
+/// The frame has ports, or an ICMP type.
 const HAS_PORTS: u8 = 1;
 /// It is one of several fragments.
 const IS_FRAGMENT: u8 = 2;
-/// It is what IPv6 has in ARP's place.
+/// It is one of the ICMPv6 messages that replace ARP.
 const IS_OF_THE_LINK: u8 = 4;
 
-/// The frame's headers contradict themselves, or go on behind the bytes that are looked at.
+/// The frame's headers contradict themselves, or are longer than the bytes that are checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 
-/// All of a frame that rules look at: two frames with the same key are alike to all of them.
+/// All fields that rules can match: rules cannot distinguish two frames with the same key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowKey {
     /// Addresses; of IPv4 in the second half.
     source: [u64; 2],
     destination: [u64; 2],
-    /// Source and destination port, of ICMP type and code in the second half: 32 bits; ethertype: 16; protocol, 0 where
-    /// there is no IP: 8; flags: 8. In one word, as they are written, compared and hashed: a CPU that reads at once what was
-    /// written in pieces waits for them.
+    /// Source and destination port (ICMP: type and code in the second half), 32 bits; ethertype, 16;
+    /// protocol, 0 without IP, 8; flags, 8. One word, because they are written, compared and hashed together:
+    /// a CPU that reads at once what was written in pieces stalls.
     rest: u64,
 }
 
-/// A key, and how many of the frame's bytes it was made of.
+/// A key, and the number of the frame's bytes that it was read from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Looked {
     /// The key.
     pub key: FlowKey,
-    /// So many bytes, from the first on.
+    /// Number of bytes, from the first on.
     pub bytes: usize,
 }
 
 impl FlowKey {
-    /// Of a frame. `head`: its first bytes, all of them or as many as are looked at; `len`: its length.
-    /// Errors: [`Malformed`].
+    /// The key of a frame. `head`: its first [`LOOK_BYTES`](crate::LOOK_BYTES) bytes, or all; `len`: its
+    /// length. Errors: [`Malformed`].
     #[inline]
     pub fn of(head: &[u8], len: usize) -> Result<Looked, Malformed> {
         let payload = ethernet::payload(head, Skip::Vlan).ok_or(Malformed)?;
@@ -67,7 +67,7 @@ impl FlowKey {
             _ => payload,
         };
         match ethertype {
-            // Receivers take off tags of VLAN 0, any number of them, and read what is behind the last.
+            // Receivers remove any number of tags with VLAN 0, and parse the payload after the last.
             kind if ethertype::is_tag(kind) => Err(Malformed),
             IPV4 => of_ipv4(head, at, len),
             IPV6 => of_ipv6(head, at, len),
@@ -81,8 +81,8 @@ impl FlowKey {
         }
     }
 
-    /// What [`Self::of`] says of most frames, found in few steps: TCP and UDP over IPv4 without a tag, options or
-    /// fragments. `None`: ask that.
+    /// A fast version of [`Self::of`] for most frames: TCP and UDP over IPv4 without a tag, options or
+    /// fragments. `None`: use [`Self::of`].
     #[inline]
     pub fn of_plain(head: &[u8], len: usize) -> Option<Looked> {
         let head: &[u8; PLAIN_BYTES] = head.first_chunk()?;
@@ -107,14 +107,14 @@ impl FlowKey {
         })
     }
 
-    /// Of no frame.
+    /// The key of no frame.
     pub(crate) const NONE: Self = Self {
         source: [0; 2],
         destination: [0; 2],
         rest: 0,
     };
 
-    /// Whether both are alike. All of them is compared whatever is found first: most often they are.
+    /// Whether both are equal. Compares all words without a branch: mostly they are equal.
     #[inline]
     pub(crate) fn is(&self, other: &Self) -> bool {
         let [a, b] = self.source;
@@ -131,7 +131,7 @@ impl FlowKey {
         low(self.rest >> 16)
     }
 
-    /// 0 where there is no IP.
+    /// 0 without IP.
     pub(crate) fn protocol(&self) -> u8 {
         self.rest.to_be_bytes()[6]
     }
@@ -158,8 +158,8 @@ impl FlowKey {
         self.has_ports().then_some(low(self.rest >> 32))
     }
 
-    /// A hash of all of it. Who knows how it is made can send flows with the same one, and gains nothing: it is a hint
-    /// where in the cache to look.
+    /// A hash of the whole key. A sender that knows the function can send flows with equal hashes, but gains
+    /// nothing: the hash is only a hint where to look in the cache.
     #[inline]
     pub fn hash(&self) -> u64 {
         let [a, b] = self.source;
@@ -179,8 +179,8 @@ impl FlowKey {
         self.flags() & HAS_PORTS != 0
     }
 
-    /// Without it no address is found on the link: ARP, and what IPv6 has in its place. What a router says of itself is
-    /// not to be said by a guest of which nothing is said.
+    /// Whether it is needed to resolve addresses on the link: ARP, and the ICMPv6 messages that replace it.
+    /// Router advertisements from a guest are excluded: they need a rule.
     pub(crate) fn is_of_the_link(&self, to_guest: bool) -> bool {
         let is_message = self.flags() & IS_OF_THE_LINK != 0;
         self.ethertype() == ARP || (is_message && (to_guest || self.icmp_type() != ROUTER_ADVERTISEMENT))
@@ -190,7 +190,7 @@ impl FlowKey {
         self.rest.to_be_bytes()[2]
     }
 
-    /// The key of an IPv6 packet with that hop limit: of the link are messages that no router has passed on.
+    /// The key of an IPv6 packet with that hop limit: only messages that no router forwarded count as link messages.
     #[inline]
     fn with_hops(self, hops: u8) -> Self {
         if (self.protocol(), self.flags()) != (ICMP_V6, HAS_PORTS) {
@@ -217,7 +217,7 @@ fn rest(ports: u32, ethertype: u16, protocol: u8, flags: u8) -> u64 {
     u64::from(ports) << 32 | u64::from(ethertype) << 16 | u64::from(protocol) << 8 | u64::from(flags)
 }
 
-/// The lowest 16 bits.
+/// Its lowest 16 bits.
 #[inline]
 #[allow(clippy::cast_possible_truncation)]
 fn low(bits: u64) -> u16 {
@@ -231,7 +231,7 @@ const FACTORS: [u64; 4] = [
     0x4d5a_2da5_1de1_aa47,
 ];
 
-/// Both halves of a product, as wyhash does it.
+/// XOR of both halves of the product, as in wyhash.
 #[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
@@ -245,8 +245,8 @@ fn wide([high, low]: [u64; 2]) -> u128 {
     u128::from(high) << 64 | u128::from(low)
 }
 
-/// Whether more than the first 64 bytes say what [`FlowKey::of`] wants to know of a frame that begins with these:
-/// options, headers behind that of IPv6, or a type behind LLC.
+/// Whether [`FlowKey::of`] may need more than the first 64 bytes of a frame that begins with these: IPv4
+/// options, IPv6 extension headers, or a type after LLC.
 #[inline]
 pub fn is_long(head: &[u8; 64]) -> bool {
     ethernet::payload(head, Skip::Vlan).is_some_and(|Payload { ethertype, at }| match ethertype {
@@ -319,7 +319,7 @@ fn of_packet(
     })
 }
 
-/// The number of ICMP in that version of IP.
+/// The protocol number of ICMP in that version of IP.
 #[inline]
 pub(crate) fn icmp_of(ethertype: u16) -> u8 {
     match ethertype {

@@ -1,23 +1,23 @@
-//! Filter rules of a port: which IP packets its guest may send, and which it gets.
+//! Filter rules of a port: which frames its guest may send, and which it may receive.
 //!
-//! Theory of operation. A port has a list of rules for each direction ([`Rule`]), of which the first that matches a
-//! frame decides, and a default for frames that none matches. Rules are stateless: nothing is known of connections, so
-//! replies need rules of their own. Control compiles a list as a whole ([`Rules`]); it is never changed, and reaches a
-//! lane by message.
+//! Theory of operation. A port has a list of rules for each direction ([`Rule`]), of which the first that
+//! matches a frame decides, and a default for frames that none matches. Rules are stateless: connections are
+//! not tracked, so replies need rules of their own. Control compiles a list as a whole ([`Rules`]), which is
+//! immutable and is sent to lanes by message.
 //!
-//! A lane has for each direction what it judges by ([`Classifier`]): the compiled rules, and in front of them a cache
-//! of decisions for flows that were seen ([`FlowCache`]). A flow is all that rules look at ([`FlowKey`], and its mark)
-//! and the station that the frame is for. What is found there costs the same however many rules there are. What is not
-//! found is looked up in the rules, whose cost is bounded ([`Rules::find`]), and counts as work of whoever sends the
-//! frame ([`Classifier::take_work`]): a flood of new flows shortens the turns of who floods.
+//! A lane has a [`Classifier`] for each direction: the compiled rules, and in front of them a cache of decisions
+//! for flows ([`FlowCache`]). A flow is identified by all fields that rules can match ([`FlowKey`], and its mark)
+//! and by the frame's destination address. A cached decision costs the same for any number of rules. Otherwise the
+//! flow is looked up in the rules, whose cost is bounded ([`Rules::find`]), and is charged to the sender of the
+//! frame ([`Classifier::take_work`]): a flood of new flows reduces the budget of its sender.
 //!
-//! Caches are a lane's own, so that no guest displaces what another one's lane knows. Their memory is fixed, and taken
-//! by control before the lane gets it. A decision is valid for one generation: with other rules, or another table of
-//! stations, those before are as if they were not there.
+//! Each lane has its own caches, so that no guest evicts entries of another one's lane. Their memory is
+//! fixed, and allocated by control before the lane gets it. A decision is valid for one generation: new
+//! rules, or a new FDB, invalidate all older ones.
 //!
-//! What is not IP is judged by rules that name its ethertype, and else by the default; ARP, and what IPv6 needs instead
-//! of it, pass unless a rule says otherwise ([`FlowKey::is_of_the_link`]). Headers that contradict themselves are
-//! refused wherever there are rules ([`Malformed`]).
+//! Frames other than IP are matched by rules with their ethertype, and else by the default; ARP, and its
+//! replacement in IPv6, pass unless a rule denies them ([`FlowKey::is_of_the_link`]). Malformed headers are
+//! refused if there are any rules ([`Malformed`]).
 
 mod cache;
 mod classifier;
@@ -40,7 +40,7 @@ pub use self::rules::{RuleSlot, Rules, Verdict};
 /// Bytes of a frame that are looked at; of those that [`is_long`] knows, [`packet::HEADERS_MAX`].
 pub const SHORT_LOOK_BYTES: usize = 64;
 
-/// Compiles the rules of a direction; `None`: all frames pass.
+/// Compiles the rules of a direction; `None`: there are none, and all frames pass.
 #[must_use]
 pub fn compile(filter: &Filter, direction: Direction) -> Option<Arc<Rules>> {
     let numbered = (0..).zip(&filter.rule);

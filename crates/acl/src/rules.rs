@@ -1,9 +1,9 @@
 //! The rules of one direction, compiled.
 //!
-//! Each field that rules look at is a [`Dimension`]. For a frame each gives the set of rules that match its value; the
-//! first rule that is in all sets decides. The time that takes depends on how many rules there are, and on nothing that
-//! they say: with 10,000 it is below a microsecond (examples/filter_cost.rs). They take about 0.3 KiB of memory each, and
-//! at most 2.4 KiB where all of them name fifteen port ranges on both sides.
+//! Each field of the rules' conditions is a [`Dimension`]. For a frame, each returns the set of rules that
+//! match its value; the first rule in all sets decides. The time depends only on the number of rules, not on
+//! their content: with 10,000 it is below a microsecond (examples/filter_cost.rs). They take about 0.3 KiB of
+//! memory each, and at most 2.4 KiB if each has fifteen port ranges on both sides.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,19 +13,19 @@ use model::config::{Action, Direction, Intervals, MOST_RULES, NO_PORT, Rule};
 use crate::dimension::{Dimension, words_for};
 use crate::key::FlowKey;
 
-/// Words of a set of as many rules as there can be.
+/// Words of a set for the maximum number of rules.
 const MOST_WORDS: usize = MOST_RULES.div_ceil(64);
-/// What a search takes however few rules there are, most of it where the cache notes what was found: memory that is not
-/// in the CPU's caches.
+/// Cost of a look-up with few rules, in frames; mostly for storing the result, in memory that is not in the
+/// CPU's caches.
 const CACHE_FRAMES: usize = 3;
-/// Rules that are found in the time that a frame takes elsewhere: that many more are another frame of a turn.
+/// Number of rules whose look-up costs as much as a frame: each such number adds one frame to the cost.
 const RULES_A_FRAME: usize = 1024;
 
-/// What decided: a rule, by its place among those of its direction, or one of what is behind them.
+/// What decided: a rule, by its index among those of its direction, or one of the two slots after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RuleSlot(pub u16);
 
-/// What was decided.
+/// The decision of the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
     /// Whether the frame passes.
@@ -35,15 +35,15 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Of a frame that no rules judged.
+    /// The verdict for a frame without rules.
     pub const UNFILTERED: Self = Self {
         allows: true,
         slot: RuleSlot(u16::MAX),
     };
 }
 
-/// A rule's counter, or a default's, of one classifier: whoever has that is the only one who adds. Relaxed, as nothing
-/// is published through it.
+/// A rule's counter, or a default's, of one classifier, which is its only writer. Relaxed, because no other
+/// data is published through it.
 #[derive(Debug, Default)]
 pub(crate) struct RuleCounter(AtomicU64);
 
@@ -72,25 +72,25 @@ pub struct Rules {
     destinations: Dimension<u128>,
     source_ports: Dimension<u32>,
     destination_ports: Dimension<u32>,
-    /// `None`: no rule has the key.
+    /// `None`: no rule has a condition on fragments.
     fragments: Option<Dimension<u64>>,
-    /// `None`: no rule names one.
+    /// `None`: no rule has a condition on marks.
     marks: Option<Dimension<u64>>,
-    /// By slot: whether it allows.
+    /// By slot: whether the rule allows.
     allow: Vec<bool>,
-    /// Those that are in the port's list, by slot.
+    /// By slot: the rule's index in the port's list.
     numbers: Vec<usize>,
     default: Action,
     to_guest: bool,
     counted: Mutex<Counted>,
 }
 
-/// Frames by slot: of each rule, of the default, and of what passes in its place.
+/// Frames by slot: of each rule, of the default, and of link messages that pass in spite of it.
 #[derive(Debug)]
 struct Counted {
-    /// Of classifiers that there are no more.
+    /// The sum of dropped classifiers.
     before: Vec<RuleCounter>,
-    /// As each classifier counts them, without regard for the others.
+    /// The counters of each classifier.
     now: Vec<Arc<[RuleCounter]>>,
 }
 
@@ -100,7 +100,7 @@ impl Counted {
         now.fold(self.before[slot].get(), u64::wrapping_add)
     }
 
-    /// Counts of classifiers that are gone are kept as a sum.
+    /// Adds the counters of dropped classifiers to the sum.
     fn tidy(&mut self) {
         let before = &self.before;
         self.now.retain_mut(|counters| {
@@ -119,7 +119,7 @@ fn counters(slots: usize) -> impl Iterator<Item = RuleCounter> {
 }
 
 impl Rules {
-    /// Of rules of one direction, at most [`MOST_RULES`], with their numbers in the port's list.
+    /// Compiles rules of one direction, at most [`MOST_RULES`], with their indexes in the port's list.
     pub(crate) fn new(rules: &[(usize, &Rule)], default: Action, direction: Direction) -> Self {
         let rules = &rules[..rules.len().min(MOST_RULES)];
         let count = rules.len();
@@ -138,7 +138,7 @@ impl Rules {
             });
             Dimension::new(count, intervals, 0)
         };
-        // Without a value the rule matches any.
+        // A rule without a value matches any.
         let optional = |of: fn(&Rule) -> Option<u64>| {
             let intervals = each().map(move |(at, rule)| {
                 let value = of(rule);
@@ -170,8 +170,8 @@ impl Rules {
         }
     }
 
-    /// What they say of a frame. `beside`: of what a guest gets its mark, 0: none; of what it sends something that no rule
-    /// looks at.
+    /// The verdict about a frame. `beside`: for a frame to the guest its mark, 0 for none; for one from the
+    /// guest any value, since its rules have no marks.
     pub fn find(&self, key: &FlowKey, beside: u64) -> Verdict {
         if let Some(at) = self.first(key, beside) {
             return Verdict {
@@ -186,7 +186,7 @@ impl Rules {
         }
     }
 
-    /// The place of the first that matches.
+    /// The index of the first rule that matches.
     fn first(&self, key: &FlowKey, mark: u64) -> Option<usize> {
         let words = words_for(self.allow.len());
         let (mut found, mut room) = ([u64::MAX; MOST_WORDS], [0; MOST_WORDS]);
@@ -208,7 +208,7 @@ impl Rules {
         Some(word * 64 + found[word].trailing_zeros() as usize)
     }
 
-    /// What a look at them is work for, in frames of a turn.
+    /// The cost of a look-up, in frames of a sender's budget.
     #[inline]
     pub(crate) fn miss_work(&self) -> u64 {
         (CACHE_FRAMES + self.allow.len() / RULES_A_FRAME) as u64
@@ -223,36 +223,36 @@ impl Rules {
         new
     }
 
-    /// The number of a slot's rule in the port's list; `None`: it is none of them.
+    /// The index of a slot's rule in the port's list; `None`: the slot is not a rule's.
     pub(crate) fn number_of(&self, slot: RuleSlot) -> Option<usize> {
         self.numbers.get(usize::from(slot.0)).copied()
     }
 
-    /// For control only: workers have counters of their own. Who panicked meanwhile left none half done.
+    /// For control only: workers have their own counters. A poisoned lock is harmless: no update is left half done.
     fn counted(&self) -> MutexGuard<'_, Counted> {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frames that each rule decided about, by its number in the port's list.
+    /// Frames decided by each rule, with its index in the port's list.
     pub fn counts(&self) -> Vec<(usize, u64)> {
         let counted = self.counted();
         let counts = (0..).map(|slot| counted.get(slot));
         self.numbers.iter().copied().zip(counts).collect()
     }
 
-    /// Frames that none matched: by default, and such as passed although the default refuses.
+    /// Frames that no rule matched: decided by the default, and link messages that passed although the default denies.
     pub fn default_counts(&self) -> [u64; 2] {
         let counted = self.counted();
         [0, 1].map(|at: usize| counted.get(self.allow.len() + at))
     }
 
-    /// What becomes of frames that none matches.
+    /// The action for frames that no rule matches.
     #[cfg(test)]
     pub fn default(&self) -> Action {
         self.default
     }
 
-    /// Bytes that they take.
+    /// Memory that they use, bytes.
     pub fn bytes(&self) -> usize {
         let dimensions = self.kinds.bytes()
             + self.sources.bytes()
@@ -267,13 +267,13 @@ impl Rules {
     }
 }
 
-/// At most those of all rules, and two.
+/// Fits: at most [`MOST_RULES`] and two.
 #[allow(clippy::cast_possible_truncation)]
 fn slot(at: usize) -> RuleSlot {
     RuleSlot(at as u16)
 }
 
-/// The value of a frame among [`Rule::kinds`].
+/// The frame's value for [`Rule::kinds`].
 #[inline]
 fn kind_of(key: &FlowKey) -> u32 {
     u32::from(key.ethertype()) << 8 | u32::from(key.protocol())

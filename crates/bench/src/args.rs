@@ -21,10 +21,10 @@ const SHORTEST_FRAME: u32 = 60;
 /// Longest frame that `txonly` makes: one chunk, and the largest chunk is a page.
 const LONGEST_FRAME: u32 = 4096;
 
-/// What `--hints` says.
+/// The value of `--hints`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HintsArg {
-    /// What the driver says it has.
+    /// All hints that the driver reports.
     Auto,
     These(HintSet),
 }
@@ -221,7 +221,7 @@ impl TryFrom<RawArgs> for Plan {
 }
 
 impl Plan {
-    /// The same for another benchmark over AF_XDP in one mode only.
+    /// A copy of this plan for another benchmark, over AF_XDP in one mode.
     pub(super) fn over_xdp(&self, benchmark: Benchmark, mode: Mode, zero_copy: bool) -> Self {
         let mut plan = self.clone();
         plan.benchmark = benchmark;
@@ -234,13 +234,13 @@ impl Plan {
         plan
     }
 
-    /// What the program is to leave before frames, in this mode.
+    /// Hints that the program writes before frames, in this mode.
     pub(super) fn hints(&self, mode: Mode) -> HintSet {
         match self.args.hints {
             None => HintSet::NONE,
             Some(HintsArg::These(hints)) => hints,
             Some(HintsArg::Auto) if mode == Mode::Skb => HintSet::NONE,
-            // A kernel that does not tell has hints of which nobody knows.
+            // If the kernel does not report the driver's hints, none are used.
             Some(HintsArg::Auto) => HintSet::of_driver(self.link.index)
                 .unwrap_or(HintSet::NONE)
                 .among(HintSet::of_kernel()),
@@ -260,8 +260,8 @@ impl Plan {
         self.link.mtu.saturating_add(L2_BYTES)
     }
 
-    /// How the socket is bound beside a program that is attached like that, and the size of its chunks.
-    /// Errors: zero-copy is forced, and cannot be.
+    /// How the socket is bound if the program is attached in this mode, and the size of its chunks.
+    /// Errors: zero-copy is forced, and not possible.
     pub(super) fn binding(&self, mode: Mode) -> anyhow::Result<Binding> {
         let receives = self.benchmark.receives();
         let facts = QueueFacts {
@@ -279,7 +279,7 @@ impl Plan {
         if receives {
             return Ok(binding);
         }
-        // Nothing is received into them, and no headroom is left.
+        // Nothing is received into the chunks, so they need no headroom.
         let chunk_bytes = match self.args.size <= SMALL_CHUNK {
             true => SMALL_CHUNK,
             false => LARGE_CHUNK,

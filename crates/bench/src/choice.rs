@@ -1,4 +1,4 @@
-//! What can be chosen to be measured: benchmarks, and the paths that frames take between a driver and a program.
+//! What can be measured: benchmarks, and the paths that frames take between a driver and a program.
 
 use clap::{Args, ValueEnum, value_parser};
 use serde::Serialize;
@@ -38,7 +38,7 @@ impl Benchmark {
     }
 }
 
-/// Which way frames go.
+/// The path of frames between a driver and a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Path {
@@ -50,7 +50,7 @@ pub(super) enum Path {
     SkbCopy,
     /// AF_PACKET with mapped rings, version 3: blocks of frames
     PacketV3,
-    /// AF_PACKET with mapped rings, version 2: a slot a frame
+    /// AF_PACKET with mapped rings, version 2: one slot per frame
     PacketV2,
     /// An XDP program alone: XDP_DROP for rxdrop, XDP_TX for l2fwd
     Xdp,
@@ -103,7 +103,7 @@ impl MatrixArgs {
     }
 }
 
-/// All where none is named, in their order.
+/// The named values, or all if none is named, in the order of their definition.
 fn chosen<T: ValueEnum + PartialEq>(named: &[T]) -> Vec<T> {
     let all = T::value_variants().iter().cloned();
     all.filter(|value| named.is_empty() || named.contains(value))

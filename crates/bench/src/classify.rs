@@ -1,10 +1,9 @@
-//! `--classify`: what a filter with a flow cache takes for each frame, with the NIC's hash or without.
+//! `--classify`: what a filter with a flow cache costs for each frame, with the NIC's hash or without.
 //!
-//! The filter is the one that ports have ([`acl`]), and is asked as they ask it: by a copy of the
-//! frame's first bytes. Where the program leaves hints the flow is looked for by the NIC's hash, else by one that is
-//! computed of what rules look at; the header decides in both cases. Frames are classified by the batch, and the CPU's
-//! counter is read before it and behind it: what hints take to be read is in it. What was decided is counted, and not
-//! done.
+//! The filter is the one that ports have ([`acl`]), and is called as they call it: with a copy of the
+//! frame's first bytes. With hints the flow is looked up by the NIC's hash, else by a hash that is computed from the
+//! fields that rules check; the header decides in both cases. Frames are classified in batches, and the CPU's counter
+//! is read before and after each, so that the cost includes reading the hints. The decisions are only counted.
 
 use acl::{Classifier, Facts, SHORT_LOOK_BYTES};
 use common::cycles;
@@ -26,10 +25,10 @@ pub(super) struct FlowClassifier {
     layouts: Layouts,
     /// `None`: nothing is left before frames.
     expected: Option<Expected>,
-    /// The batch in hand, with lengths.
+    /// Frames of the current batch, and their lengths.
     frames: Vec<UmemOffset>,
     lens: Vec<u32>,
-    /// The NIC's, where they tell flows apart.
+    /// The NIC's hashes, where they distinguish flows.
     hashes: Vec<Option<u32>>,
     classified: u64,
     by_hash_of_nic: u64,
@@ -65,7 +64,7 @@ impl FlowClassifier {
     }
 
     fn classify(&mut self, umem: &Umem) {
-        // All that is read of a batch comes at once, and not a line after the other.
+        // Prefetches the whole batch, so that its cache misses overlap.
         for &frame in &self.frames {
             umem.prefetch(frame);
             if self.expected.is_some() {
@@ -132,7 +131,7 @@ impl Inspect for FlowClassifier {
     }
 }
 
-/// So many rules, of which the last one is for what [`super::frame`] makes, and none before it.
+/// So many rules, of which only the last one matches the frames of [`super::frame`].
 fn list(rules: u32) -> Vec<Rule> {
     let others = (1..rules).map(|at| {
         let [_, a, b, c] = at.to_be_bytes();

@@ -16,7 +16,7 @@ use packet::{ethertype, protocol};
 
 /// Where the source port stands, in bytes from the start.
 pub(super) const SOURCE_PORT_AT: u64 = 34;
-/// That of the first of several flows.
+/// Source port of the first of several flows.
 pub(super) const FIRST_SOURCE_PORT: u16 = 1024;
 /// Where the sequence number stands, in bytes from the start.
 pub(super) const SEQUENCE_AT: u64 = 42;
@@ -45,7 +45,7 @@ pub(super) fn template(to: Mac, from: Mac, len: u32) -> Vec<u8> {
     frame
 }
 
-/// The address that is so many behind another one.
+/// The address that is `number` after `first`.
 pub(super) fn counted(first: Mac, number: u32) -> Mac {
     let [a, b, last @ ..] = first;
     let [c, d, e, f] = u32::from_be_bytes(last).wrapping_add(number).to_be_bytes();

@@ -1,11 +1,11 @@
-//! `rxdrop --hints`: what stands before the frames, how long ago their NIC received them, and what it costs to read.
+//! `rxdrop --hints`: which hints are before frames, how long ago the NIC received the frames, and the cost of reading.
 //!
-//! Batches are read in turn by the two ways that there are ([`xsk::metadata`]): the layout expected, decided once, and
-//! each frame's looked up by its id. Both find the bytes as cold as the other, and each has its own cycles counted.
+//! Batches alternate between the two ways of reading ([`xsk::metadata`]): by the expected layout, chosen once, and by
+//! looking up the layout ID of each frame. Caches are equally cold for both, and cycles are counted for each.
 //!
-//! The time of receipt is of the NIC's clock, which may be any. So at the first frame with one it is compared with the
-//! kernel's clocks: the one that shows a little later is that which somebody (phc2sys) keeps the NIC's at, and
-//! latencies are by that. Where none does, they are relative to the least one.
+//! The time of receipt is that of the NIC's clock, which may show any time. So the first timestamp is compared with the
+//! kernel's clocks: the NIC's clock is synchronized (by phc2sys) with the one that shows a slightly later time, and
+//! latencies use that clock. If there is none, they are relative to the least one.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use steer::{HintSet, Program};
 use xsk::metadata::{Expected, Found, Hints, Layouts};
 use xsk::{Umem, UmemOffset};
 
-/// Longest time that a frame may have been under way, if the clocks are to be taken for the same.
+/// Largest age of a frame for which the clocks are considered synchronized.
 const PLAUSIBLE: Duration = Duration::from_secs(1);
-/// Longest latency that is told apart.
+/// Longest latency that the histogram distinguishes.
 const LONGEST_NS: u64 = 10_000_000_000;
-/// Most that a frame may take to be read, if it is told apart: tenths of a cycle.
+/// Highest cost of a frame that the histogram distinguishes, tenths of a cycle.
 const MOST_TENTHS: u64 = 1_000_000;
 const CLOCKS: [(Clock, &str); 4] = [
     (Clock::Tai, "TAI"),
@@ -37,15 +37,15 @@ enum Clock {
     Tai,
 }
 
-/// What a loop that receives does with the places of frames.
+/// What a receiving loop does with the offsets of frames.
 pub(super) trait Inspect {
-    /// A frame begins there, whose first piece has so many bytes.
+    /// Records where a frame begins, and the bytes of its first piece.
     fn note(&mut self, frame: UmemOffset, len: u32);
-    /// Inspect what was noted since; before any of these frames is given back.
+    /// Inspects the recorded frames, before any of them is returned to the kernel.
     fn read(&mut self, umem: &Umem);
 }
 
-/// Nothing, and it costs nothing.
+/// No inspection, at no cost.
 impl Inspect for () {
     #[inline]
     fn note(&mut self, _frame: UmemOffset, _len: u32) {}
@@ -53,13 +53,13 @@ impl Inspect for () {
     fn read(&mut self, _umem: &Umem) {}
 }
 
-/// Inspect hints, and counts.
+/// Reads hints, and counts them.
 #[derive(Debug)]
 pub(super) struct HintReader {
     asked: HintSet,
     layouts: Layouts,
     expected: Option<Expected>,
-    /// The batch in hand.
+    /// Frames of the current batch.
     frames: Vec<UmemOffset>,
     found: Vec<Found>,
     by_id_next: bool,
@@ -69,7 +69,7 @@ pub(super) struct HintReader {
     latency: Option<Latency>,
 }
 
-/// Frames.
+/// Numbers of frames, by what was found before them.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     frames: u64,
@@ -81,7 +81,7 @@ struct Seen {
     unknown: u64,
 }
 
-/// What reading, or judging, takes: tenths of a cycle a frame, by frames.
+/// Cost of reading or classifying: tenths of a cycle for a frame, weighted by frames.
 #[derive(Debug)]
 pub(super) struct Cost(Histogram<u64>);
 
@@ -96,14 +96,14 @@ impl Cost {
         }
     }
 
-    /// Of the frame in the middle: whoever else had the CPU in between does not count.
+    /// Cycles of the median frame, so that interruptions do not count.
     pub(super) fn a_frame(&self) -> Option<f64> {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(0.5) as f64 / 10.0)
     }
 }
 
 impl HintReader {
-    /// A reader of what the program leaves, of batches of at most so many frames.
+    /// A reader of the hints that the program writes, for batches of at most so many frames.
     pub(super) fn new(program: &Program, batch: u32) -> Self {
         let layouts = Layouts::new(&program.layouts());
         let batch = batch as usize;
@@ -133,7 +133,7 @@ impl HintReader {
                     seen.nothing += 1;
                     continue;
                 }
-                // Of a driver's own: virtio_net has its header there in zero-copy.
+                // Bytes of the driver: virtio_net has its header there in zero-copy.
                 Found::Unknown(_) if self.asked.is_empty() => {
                     seen.nothing += 1;
                     continue;
@@ -149,7 +149,7 @@ impl HintReader {
             if let Some(timestamp) = hints.timestamp {
                 seen.timestamp += 1;
                 let latency = self.latency.get_or_insert_with(|| Latency::new(timestamp.get()));
-                // One look at the clock for the batch: all of it is in hand now.
+                // One reading of the clock for the whole batch.
                 let now = *now.get_or_insert_with(|| nanoseconds(latency.clock));
                 latency.record(now, timestamp.get());
             }
@@ -157,7 +157,7 @@ impl HintReader {
         self.frames.clear();
     }
 
-    /// Shares of frames are 0 to 1. Cycles are those of reading alone, of the median frame; none where they are not known.
+    /// Shares of frames are 0 to 1. Cycles are those of reading the median frame; none if they are not known.
     pub(super) fn report(&self) -> Value {
         let seen = self.seen;
         let share = |frames: u64| frames as f64 / seen.frames.max(1) as f64;
@@ -221,7 +221,7 @@ struct Latency {
     clock: Clock,
     clock_name: Option<&'static str>,
     histogram: Histogram<u64>,
-    /// Of a clock that nobody keeps: what is taken off each difference, which is the least so far.
+    /// For a clock that is not synchronized: subtracted from each difference; it is the least one so far.
     offset: i128,
 }
 
@@ -251,13 +251,13 @@ impl Latency {
         if self.clock_name.is_none() {
             self.offset = self.offset.min(ago);
         }
-        // A frame from the future, as clocks are kept only so well, has come at once.
+        // Clocks are not exactly synchronized: a timestamp in the future counts as no latency.
         let ago = u64::try_from(ago - self.offset).unwrap_or(0);
         self.histogram.saturating_record(ago.max(1));
     }
 
-    /// From the NIC's receipt until this program had the batch in hand. `clock`: which of the kernel's the NIC's is kept
-    /// at; none: times are relative to the least.
+    /// Latencies from the NIC's receipt until this program has the batch. `clock`: the kernel's clock that the NIC's is
+    /// synchronized with; none: times are relative to the least.
     fn report(&self) -> Value {
         let at = |quantile| self.histogram.value_at_quantile(quantile);
         json!({

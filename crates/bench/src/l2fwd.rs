@@ -15,7 +15,7 @@ pub(super) fn run(of: Loop<'_>, inspect: &mut impl Inspect) -> Result<(), WakeEr
     } = of;
     let mut idle = Idle::default();
     let mut in_flight: u32 = 0;
-    // Whether the last piece that was received belongs to a frame that goes on.
+    // Whether the last piece that was received belongs to a frame that continues.
     let mut inside = false;
     while !meter.is_stopped() {
         in_flight -= recycle(rig, in_flight);
@@ -60,7 +60,7 @@ pub(super) fn run(of: Loop<'_>, inspect: &mut impl Inspect) -> Result<(), WakeEr
     Ok(())
 }
 
-/// Moves completed frames to the fill ring; says how many.
+/// Moves completed frames to the fill ring; returns how many.
 fn recycle(rig: &mut Rig, in_flight: u32) -> u32 {
     let completed = rig.socket.completion.peek(in_flight);
     let count = completed.len() as u32;

@@ -1,7 +1,7 @@
 //! `vhost-af-xdp-bench`: raw AF_XDP sockets, without a guest.
 //!
-//! What a socket on this interface, queue and mode can do at most, measured with the same rings and the same program
-//! that the daemon uses: the yardstick for `serve`.
+//! It measures the most that a socket on an interface, queue and mode can do, with the rings and the XDP program that
+//! the daemon uses: the reference for `serve`.
 //!
 //! | benchmark | each frame |
 //! |---|---|
@@ -11,19 +11,18 @@
 //!
 //! # Theory of operation
 //! The measuring loop ([`rxdrop`], [`txonly`], [`l2fwd`]) owns the socket on the main thread, and does nothing but its
-//! frames: it reads no clock, prints nothing, makes no system call but the kicks. Once a batch it stores what it has
-//! done into a [`Meter`] and looks at one flag, which says stop. A second thread ([`progress`]) reads the meter,
-//! shows it, and raises the flag when time is up; signals raise it too. The loop ends after the batch in hand, and the
-//! [`report`] is made of what was counted between its start and its end, the process's CPU time included.
+//! frames: it reads no clock, prints nothing, makes no system call but the kicks. Once a batch it stores its counts
+//! in a [`Meter`] and checks one flag, which says stop. A second thread ([`progress`]) reads the meter,
+//! shows it, and raises the flag when time is up; signals raise it too. The loop ends after the current batch, and the
+//! [`report`] shows what was counted between its start and its end, the process's CPU time included.
 //!
-//! `rxdrop --hints` reads, beside, what the program leaves before frames ([`hints`]), and `--classify` judges frames as
-//! a port's filter does ([`classify`]); they look at the CPU's counter twice a batch, and at a clock once where frames
-//! have times.
+//! `rxdrop --hints` also reads the hints before frames ([`hints`]), and `--classify` classifies frames as a port's
+//! filter does ([`classify`]); they read the CPU's counter twice a batch, and a clock once if frames have timestamps.
 //!
 //! Everything is undone by dropping [`setup::Rig`]: program off the interface, socket closed, memory freed.
 //!
 //! [`matrix`] runs all of them in every mode, and the same over AF_PACKET ([`packet`]) and by an XDP program alone.
-//! [`echo`] is of another kind: TCP messages that come back, with threads and a result of its own.
+//! [`echo`] is different: TCP messages that a server sends back, with threads and a result of its own.
 
 mod args;
 mod choice;
@@ -89,7 +88,7 @@ impl Command {
     }
 }
 
-/// Knows no names but those that each program knows.
+/// Completes only the names that each program knows.
 struct OfThisHost;
 
 impl Names for OfThisHost {}
@@ -126,7 +125,7 @@ pub fn run() -> ExitCode {
     )
 }
 
-/// The command line as it is defined, for the manual pages and completions that are made of it (crate `manual`).
+/// The command line as it is defined, for the manual pages and completions that crate `manual` generates.
 #[must_use]
 pub fn command_line() -> clap::Command {
     let command = clap::Command::new(PROGRAM)

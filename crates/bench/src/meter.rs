@@ -1,4 +1,4 @@
-//! What the measuring loop tells, and how it is told to stop.
+//! The counts that the measuring loop publishes, and the flag that stops it.
 
 use std::io;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(super) struct Shown {
 impl Shown {
     #[inline]
     pub(super) fn set(&self, count: u64, bytes: u64) {
-        // Relaxed: each number is for display, and they need not fit together.
+        // Relaxed: the numbers are for display, and need not be consistent with each other.
         self.count.store(count, Ordering::Relaxed);
         self.bytes.store(bytes, Ordering::Relaxed);
     }
@@ -69,7 +69,7 @@ impl Meter {
             shown: Shown::default(),
         };
         for signal in [SIGINT, SIGTERM] {
-            // Order matters: the first looks at the flag before the second raises it.
+            // Order matters: the first reads the flag before the second raises it.
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&meter.signalled))
                 .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&meter.signalled)))
                 .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&meter.stop)))
@@ -99,13 +99,13 @@ impl Meter {
     pub(super) fn begin_again(&self) {
         self.show(&Tally::default());
         self.stop.store(false, Ordering::Relaxed);
-        // A signal raises both, the other one first.
+        // A signal raises both, `signalled` first: one that arrives meanwhile is not lost.
         if self.signalled() {
             self.stop();
         }
     }
 
-    /// Whether a signal came.
+    /// Whether a signal arrived.
     pub(super) fn signalled(&self) -> bool {
         self.signalled.load(Ordering::Relaxed)
     }
@@ -171,7 +171,7 @@ pub(super) fn cpu_time_in(path: &str) -> anyhow::Result<CpuTime> {
 }
 
 fn parse_stat(stat: &str, ticks_per_second: u64) -> Option<CpuTime> {
-    // The second field is the program's name in brackets, and may hold anything: count from behind it.
+    // The second field is the program's name in brackets, and may contain anything: count after it.
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace().skip(11);
     let mut ticks = || -> Option<Duration> {

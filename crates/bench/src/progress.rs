@@ -1,4 +1,4 @@
-//! The thread beside the measuring loop: shows how it goes, and ends it when time is up.
+//! The thread beside the measuring loop: shows the rates, and ends it when time is up.
 //!
 //! On a terminal there is a bar that is drawn over; elsewhere a plain line a second; with `--json` nothing but on a
 //! terminal. All of it goes to stderr: stdout is for the result.
@@ -26,7 +26,7 @@ pub(super) fn beside(
 ) -> Result<(), WakeError> {
     thread::scope(|scope| {
         let watcher = scope.spawn(|| {
-            // Best effort: on the CPU of the measuring thread it would be in its way for some µs a second.
+            // Best effort: on the CPU of the measuring thread it would delay that one for some µs a second.
             let _ = rustix::thread::sched_setaffinity(None, cpus);
             watch(plan, meter);
         });
@@ -94,7 +94,7 @@ impl Show {
         Self::Bar(bar.with_style(style.progress_chars("━╸ ")).with_prefix(label))
     }
 
-    /// Shows what is so after this time.
+    /// Shows the rates after this time.
     pub(super) fn rate(&self, elapsed: Duration, rates: &str) {
         let seconds = elapsed.as_secs_f64();
         match self {

@@ -117,7 +117,7 @@ fn object(counters: &[(&str, u64)]) -> Value {
     Value::Object(values.collect::<Map<_, _>>())
 }
 
-/// Why the data path in use is no better one.
+/// Why no better data path is in use.
 fn fallbacks(rig: &Rig) -> Vec<String> {
     let attach = rig.program.fallback().map(str::to_owned);
     let note = rig.note.map(|note| format!("zero-copy not used: {note}"));
@@ -132,7 +132,7 @@ fn fallbacks(rig: &Rig) -> Vec<String> {
         .collect()
 }
 
-/// A row for a value, or for each within it. What is not known has none, nor has a counter within that is 0.
+/// A row for a value, or for each value in it. Unknown values, and inner counters that are 0, have none.
 fn rows(name: &str, value: &Value) -> Vec<[String; 2]> {
     let text = match value {
         Value::Null => return Vec::new(),
@@ -157,7 +157,7 @@ fn rows(name: &str, value: &Value) -> Vec<[String; 2]> {
     vec![[name.replace('_', " "), text]]
 }
 
-/// A table whose columns but the first are aligned like that.
+/// A table; `alignment` is that of all columns but the first.
 pub(super) fn table_of<R>(
     head: impl IntoIterator<Item = String>,
     rows: impl IntoIterator<Item = R>,
@@ -194,7 +194,7 @@ pub(super) fn print(
         .context("cannot write the result to stdout")
 }
 
-/// A number with its thousands apart.
+/// A number with commas between its thousands.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);

@@ -14,7 +14,7 @@ pub(super) fn run(of: Loop<'_>, inspect: &mut impl Inspect) -> Result<(), WakeEr
         tally,
     } = of;
     let mut idle = Idle::default();
-    // What is left stands before a frame's first piece.
+    // Hints are before a frame's first piece.
     let mut is_first = true;
     while !meter.is_stopped() {
         let received = rig.socket.rx.peek(plan.args.batch);

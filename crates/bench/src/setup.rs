@@ -22,7 +22,7 @@ use super::hints::HintReader;
 use super::meter::{Meter, Tally};
 
 /// Frames of a benchmark that receives, and the size of its fill ring, which therefore always has room for a frame.
-/// Twice the rx ring, because a zero-copy driver takes a ring of its own full of them.
+/// Twice the rx ring, because a zero-copy driver keeps its own ring full of them.
 const FRAMES: u32 = 2 * RING;
 /// Longest frame that drivers receive into one buffer, in bytes: a page less headroom and the tail they need (veth).
 pub(super) const LONGEST_IN_ONE_BUFFER: u32 = 3500;
@@ -33,7 +33,7 @@ const LINK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Rounds without a frame after which a loop that receives sleeps: a millisecond or so.
 const SPIN_ROUNDS: u32 = 50_000;
-/// Longest sleep, so that the flag to stop is looked at.
+/// Longest sleep, after which the flag to stop is checked.
 pub(super) const SLEEP: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
@@ -48,17 +48,17 @@ pub(super) struct Rig {
     /// Frames that are in no ring.
     pub(super) pool: FramePool,
     pub(super) backing: Backing,
-    /// Why zero-copy was not asked for.
+    /// Why zero-copy was not requested.
     pub(super) note: Option<NoZeroCopy>,
     pub(super) inspection: Option<Inspection>,
 }
 
-/// What looks at frames beside, where that was asked for.
+/// The inspection of received frames, if one was requested.
 #[derive(Debug)]
 pub(super) enum Inspection {
-    /// At what the program leaves before them.
+    /// Reads the hints before them.
     Hints(Box<HintReader>),
-    /// At their flows.
+    /// Classifies their flows.
     Flows(Box<FlowClassifier>),
 }
 
@@ -138,8 +138,8 @@ impl Rig {
     }
 }
 
-/// Waits for the link. Drivers reset the NIC when a program is attached or a socket bound, and it gets its link some
-/// seconds later: what is measured meanwhile is nothing.
+/// Waits for the link. Drivers reset the NIC when a program is attached or a socket bound, and its link is up some
+/// seconds later: a measurement before that is useless.
 pub(super) fn await_link(plan: &Plan) -> anyhow::Result<()> {
     let deadline = Instant::now() + LINK_TIMEOUT;
     while !has_link(plan) {
@@ -155,12 +155,12 @@ pub(super) fn await_link(plan: &Plan) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// True, too, where the kernel does not answer.
+/// Also true if the kernel does not report it.
 fn has_link(plan: &Plan) -> bool {
     Link::has_carrier(plan.link.index).unwrap_or(true)
 }
 
-/// Pins the calling thread; returns where it might run before.
+/// Pins the calling thread; returns the CPUs on which it was allowed before.
 /// Errors: a CPU that is not there or not allowed.
 pub(super) fn pin(cpu: Option<usize>) -> anyhow::Result<CpuSet> {
     let before = rustix::thread::sched_getaffinity(None).context("cannot ask for the CPUs of this thread")?;
@@ -198,7 +198,7 @@ fn config(plan: &Plan, mode: Mode, binding: Binding, multi_buffer: bool) -> Sock
         Mode::Skb | Mode::Tap => AttachMode::Skb,
     };
     config.bind = binding.ask;
-    // With room for whatever there is to receive into: of a frame in several pieces all are in the ring, or none.
+    // Room for all frames of the UMEM: the kernel puts all pieces of a frame into the ring, or none.
     let received = if multi_buffer {
         RingSize::at_least(FRAMES)
     } else {
@@ -215,7 +215,7 @@ fn config(plan: &Plan, mode: Mode, binding: Binding, multi_buffer: bool) -> Sock
     config
 }
 
-/// What a measuring loop has in hand.
+/// What a measuring loop works with.
 pub(super) struct Loop<'a> {
     pub(super) rig: &'a mut Rig,
     pub(super) plan: &'a Plan,
@@ -223,7 +223,7 @@ pub(super) struct Loop<'a> {
     pub(super) tally: &'a mut Tally,
 }
 
-/// Counts the rounds in which nothing came, and sleeps after many of them.
+/// Counts rounds without frames, and sleeps after many of them.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     rounds: u32,
@@ -263,8 +263,8 @@ impl Idle {
 #[cold]
 fn sleep(socket: &Socket) -> Result<(), WakeError> {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
-    // Interrupted by a signal, timed out or woken: the caller looks at everything again.
+    // Interrupted by a signal, timed out or woken: the caller checks everything again.
     let _ = poll(&mut fds, Some(&SLEEP));
-    // Poll says nothing of an interface that is down or gone (xsk_poll in net/xdp/xsk.c); this asks.
+    // poll(2) does not report an interface that is down or gone (xsk_poll in net/xdp/xsk.c); this does.
     socket.wake_rx().map(|_| ())
 }

@@ -1,7 +1,7 @@
 //! Send the same frames over and over, each with the next sequence number.
 //!
 //! A frame counts as sent when the kernel has completed it. In copy mode the kernel sends inside the kick, so there
-//! is one kick a round, after a whole batch was put into the ring; the default budget of a kick is lifted to the
+//! is one kick a round, after a whole batch was put into the ring; the default budget of a kick is raised to the
 //! ring's size (`--tx-budget`), so that one kick takes the whole batch.
 
 use xsk::{Kick, TxDesc, UmemOffset, WakeError};

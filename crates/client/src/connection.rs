@@ -1,7 +1,7 @@
-//! The side of commands that ask daemons at their control sockets.
+//! The client side of control sockets, for commands.
 //!
-//! Root asks the daemons of all users. A socket in a directory of another user may be anything: it is asked for a limited
-//! time and length, in parallel with the others, and what it sends is printed without control characters.
+//! Root asks the daemons of all users. A socket in a directory of another user may be anything: its answer is limited
+//! in time and length and printed without control characters, and all daemons are asked in parallel.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -27,7 +27,7 @@ use crate::directories::{find_all, owner_of};
 const ANSWER: Duration = Duration::from_secs(10);
 /// Most bytes that the daemons of a directory may answer: 256 ports of 128 pairs with all their counters have less.
 const LONGEST: u64 = 256 << 20;
-/// The same for a directory of another user's, who may fill our memory with what is no status: 1,000 queue pairs.
+/// The same for a directory of another user, so that invalid answers cannot exhaust our memory: 1,000 queue pairs.
 const LONGEST_OF_OTHERS: u64 = 4 << 20;
 
 /// Why a request has no answer.
@@ -39,10 +39,10 @@ pub enum Error {
     /// The daemon refused.
     #[error("{}: {}", .0.message, .0.remedy)]
     Refused(Refused),
-    /// The daemon is of another release: it sends what is no answer.
+    /// The daemon is of another release: its answer is invalid.
     #[error("its version is {version}, that of this program {}: restart the daemon", env!("CARGO_PKG_VERSION"))]
     OtherRelease {
-        /// As it reports it.
+        /// The version that the daemon reports.
         version: String,
         /// What is wrong with its answer.
         #[source]
@@ -71,7 +71,7 @@ impl Client {
             SocketFlags::CLOEXEC,
             None,
         )?;
-        // Connecting waits for room among those that wait to be accepted, for as long as sending may.
+        // connect(2) waits for room in the listen backlog; SO_SNDTIMEO limits that wait, too.
         set_socket_timeout(&socket, Timeout::Send, Some(ANSWER))?;
         connect(&socket, &SocketAddrUnix::new(path)?).map_err(|errno| match errno {
             Errno::AGAIN => ErrorKind::TimedOut.into(),
@@ -90,7 +90,7 @@ impl Client {
     /// The next answer.
     ///
     /// # Errors
-    /// The daemon has ended, refuses, does not answer until then, or sends an invalid or too long answer.
+    /// The daemon has ended, refuses, does not answer by `until`, or sends an invalid or too long answer.
     fn receive<T: DeserializeOwned>(
         &mut self,
         until: Option<Instant>,
@@ -146,7 +146,7 @@ fn status_within(path: &Path, allowance: &Allowance) -> Result<Status, Error> {
     let until = Instant::now() + ANSWER;
     let mut client = Client::ask(path, &Request::Get(Vec::new()))?;
     let status: Status = client.receive(Some(until), allowance)?;
-    // The kernel knows better.
+    // The kernel's number is valid in this PID namespace, unlike perhaps the daemon's own.
     let pid = client.pid.unwrap_or(status.pid);
     Ok(Status { pid, ..status })
 }
@@ -179,8 +179,8 @@ pub fn events(path: &Path, after: u64, mut on_events: impl FnMut(events::Read) -
     Ok(())
 }
 
-/// Begins to capture frames of a port of the daemon at `path`: the connection by which they come, what of them is here
-/// already, and what is not captured.
+/// Starts to capture frames of a port of the daemon at `path`. Returns the connection that carries them, the bytes of
+/// frames that were received already, and what is not captured.
 ///
 /// # Errors
 /// No daemon answers there, or it refuses.
@@ -190,7 +190,7 @@ pub fn capture(path: &Path, wanted: CaptureRequest) -> Result<(UnixStream, Vec<u
     Ok((client.stream, client.rest, begun))
 }
 
-/// Asks all these daemons at once; the status of those that answer, in this order.
+/// Asks all these daemons at once. Returns the status of those that answer, in this order.
 pub fn statuses(paths: &[PathBuf]) -> Vec<Status> {
     answering(paths).into_iter().map(|(_, status)| status).collect()
 }
@@ -212,7 +212,7 @@ fn answering(paths: &[PathBuf]) -> Vec<(PathBuf, Status)> {
             tracing::warn!("{}", no_answer(path, &error));
             None
         }
-        // A socket that a killed daemon left behind is not worth a word.
+        // A killed daemon left this socket behind: there is nothing to report.
         Err(_) => None,
     };
     std::thread::scope(|scope| {
@@ -239,7 +239,7 @@ pub fn ask(control: Option<&Path>) -> Result<Vec<Status>, Unreachable> {
     }
 }
 
-/// The same, of at least one.
+/// As [`ask`], but at least one daemon must answer.
 ///
 /// # Errors
 /// No daemon answers.
@@ -293,7 +293,7 @@ impl Allowance {
         Self(bytes.into())
     }
 
-    /// For all daemons of a directory together: users are kept apart by it, too.
+    /// One allowance for all daemons of a directory, and so for all daemons of its user.
     fn for_daemons_in(directory: Option<&Path>) -> Self {
         let user = rustix::process::geteuid().as_raw();
         let owner = directory.and_then(owner_of);
@@ -303,7 +303,7 @@ impl Allowance {
         })
     }
 
-    /// Takes so many of them.
+    /// Takes this many bytes.
     ///
     /// # Errors
     /// Fewer are left.
@@ -318,7 +318,7 @@ impl Allowance {
     }
 }
 
-/// The error message where nobody answers at a socket that was named.
+/// The error message if no daemon answers at a given socket.
 pub fn no_answer(path: &Path, error: &Error) -> String {
     match error {
         Error::Refused(_) => error.to_string(),
@@ -339,7 +339,7 @@ pub fn no_answer(path: &Path, error: &Error) -> String {
     }
 }
 
-/// A terminal must not obey what a daemon says.
+/// Replaces control characters, so that a daemon cannot control the terminal.
 fn without_control_characters(value: &mut Value) {
     match value {
         Value::String(text) if text.contains(char::is_control) => {

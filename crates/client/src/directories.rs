@@ -1,24 +1,24 @@
-//! Where control sockets are, and whose.
+//! Finds control sockets, and whose they are.
 //!
-//! Only directories that their user alone can have made and filled count: in /tmp anybody can make a directory that is
-//! named after another user.
+//! A directory counts only if nobody but its user or root can have filled it: in /tmp anybody can create a directory
+//! that is named after another user.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Most daemons of one directory of another user's that are asked.
+/// Most daemons that are asked in one directory of another user.
 const MOST_OF_OTHERS: usize = 64;
 /// Most such directories, and most daemons in them together: one person may have 65,536 subordinate numbers
 /// (subuid(5)), and a directory for each.
 const MOST_DIRECTORIES: usize = 256;
 const MOST_OF_ALL_OTHERS: usize = 1024;
 
-/// Name of the directory, where it has no number of a user.
+/// Name of the directory, if it does not contain a user's number.
 const NAME: &str = "vhost-af-xdp";
 
 /// Directories of the control sockets of this user's daemons, one file a daemon, named after its process. A daemon
-/// listens in the first; one that was started without the variable of a later session may be in another.
+/// listens in the first; one that was started without XDG_RUNTIME_DIR may be in another.
 pub fn own_directories() -> Vec<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     if user == 0 {
@@ -35,13 +35,13 @@ pub fn own_directories() -> Vec<PathBuf> {
     directories.chain([without_session]).collect()
 }
 
-/// The user that a directory belongs to; no link to one.
+/// The user that owns a directory; `None` for a symbolic link.
 pub(super) fn owner_of(path: &Path) -> Option<u32> {
     let metadata = fs::symlink_metadata(path).ok()?;
     metadata.is_dir().then(|| metadata.uid())
 }
 
-/// Whether all that is in a directory is there by this user's will, or root's.
+/// Whether only this user or root can have created what is in a directory.
 pub fn is_of(directory: &Path, user: u32) -> bool {
     let metadata = fs::symlink_metadata(directory);
     metadata.is_ok_and(|it| it.is_dir() && [0, user].contains(&it.uid()) && it.mode() & 0o022 == 0)
@@ -63,7 +63,7 @@ pub fn find_all() -> Vec<PathBuf> {
     paths
 }
 
-/// The control sockets in these directories of others, as many as are worth to be asked.
+/// The control sockets in these directories of others, up to the limits above.
 fn sockets_of_others(directories: &[PathBuf]) -> Vec<PathBuf> {
     let asked = directories.iter().take(MOST_DIRECTORIES);
     let of_each = asked.flat_map(|directory| sockets_in(directory).into_iter().take(MOST_OF_OTHERS));
@@ -99,7 +99,7 @@ fn user_in(name: &str, words: &str) -> Option<u32> {
     name.strip_prefix(words)?.parse().ok()
 }
 
-/// The control sockets in those of these directories that are this user's.
+/// The control sockets in those of these directories that only this user or root can write to.
 pub fn sockets_of(directories: &[PathBuf], user: u32) -> Vec<PathBuf> {
     let theirs = directories.iter().filter(|directory| is_of(directory, user));
     theirs.flat_map(|directory| sockets_in(directory)).collect()
@@ -119,7 +119,7 @@ struct Entry<T> {
     path: PathBuf,
 }
 
-/// Those entries whose names mean something, in the order of their paths.
+/// Entries whose names `meaning` can parse, in the order of their paths.
 fn entries_of<T>(directory: &Path, meaning: impl Fn(&str) -> Option<T>) -> Vec<Entry<T>> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let named = entries.filter_map(|entry| {

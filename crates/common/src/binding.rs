@@ -1,16 +1,16 @@
 //! Which data path a queue is asked for, and how large the chunks of its memory are.
 //!
 //! Memory is registered before the kernel says which mode it grants. So both are decided before, by what is known of
-//! the driver (`drivers.rs`): chunks of 2048 bytes go with copy modes only, and where zero-copy may be granted chunks
-//! have 4096.
+//! the driver (`drivers.rs`): chunks of 2048 bytes are for copy modes only; where zero-copy may be granted,
+//! chunks have 4096.
 //!
-//! What drivers make of a chunk in zero-copy mode, after 256 bytes of headroom (seen by running them, Linux 7.2 under
+//! What drivers use of a chunk in zero-copy mode, after 256 bytes of headroom (seen by running them, Linux 7.2 under
 //! QEMU, and in their sources):
 //!
 //! - igb (`igb_setup_srrctl`; igc has the same register): 1024 bytes of a frame in a chunk of 2048, 3072 in one of
-//!   4096: whole KiB. A longer frame goes on in the next chunk, without a mark that it does (XDP_PKT_CONTD), so that
-//!   each piece looks like a frame.
-//! - virtio_net: 1792 and 3840 bytes: multiples of 128. A longer frame is dropped; the bind is refused where the MTU
+//!   4096: whole KiB. A longer frame continues in the next chunk, but without the flag for that (XDP_PKT_CONTD), so
+//!   that each piece looks like a frame.
+//! - virtio_net: 1792 and 3840 bytes, multiples of 128. A longer frame is dropped; the bind is refused where the MTU
 //!   does not fit.
 //!
 //! So a frame must not reach the end of a chunk. With an MTU of at most 1500 NICs drop what is much longer (igb: from
@@ -22,7 +22,7 @@ use xsk::{BindRequest, XDP_PACKET_HEADROOM};
 
 use crate::drivers::{Line, ZeroCopy};
 
-/// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
+/// Ethernet header and one VLAN tag, bytes: a frame may be longer than the MTU by this much.
 pub const L2_BYTES: u32 = 18;
 /// Bytes of a chunk for frames up to 1,792 bytes.
 pub const SMALL_CHUNK: u32 = 2048;
@@ -39,82 +39,82 @@ pub const LONGEST_ZERO_COPY: u32 = 1500 + L2_BYTES;
 /// What is known of a queue before it is bound.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueFacts {
-    /// What the user wants.
+    /// The bind mode that the user requests.
     pub asked: BindRequest,
-    /// Received into guest memory, now or soon (the queue is not to change its mode meanwhile); `None`: into ours.
+    /// Set if frames are received into guest memory, now or soon (the queue keeps its mode); `None`: into the daemon's.
     pub into_guest: Option<IntoGuest>,
     /// The program is attached natively.
     pub native: bool,
-    /// What the driver says that it does.
+    /// What the driver reports that it supports.
     pub driver: DriverSends,
-    /// What is known of it otherwise.
+    /// The driver's line in the table of drivers.
     pub line: Option<&'static Line>,
-    /// Its memory is a slice of what all queues of the daemon share.
+    /// Its memory is a slice of the UMEM that all queues of the daemon share.
     pub shares: bool,
     /// Longest frame, bytes.
     pub frame_limit: u32,
 }
 
-/// What decides, beside the driver, whether a NIC may write frames into guest memory by itself.
+/// What decides, apart from the driver, whether a NIC may write frames directly into guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IntoGuest {
     /// Who decides which frames are the guest's.
     pub steered_by: SteeredBy,
-    /// The steward is this daemon's own, so that no lease ends while the daemon stands still and keeps the socket.
+    /// The steward is this daemon's own: no lease can end while the daemon is stopped and holds the socket.
     pub is_own: bool,
     /// An IOMMU translates for the NIC.
     pub translated: bool,
-    /// None: no guest is there yet.
+    /// `None`: no guest is connected yet.
     pub guest: Option<GuestBuffers>,
 }
 
-/// What decides of a guest's receive buffers.
+/// Properties of a guest's receive buffers that decide about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestBuffers {
-    /// How they come back to it.
+    /// In which order they are returned to it.
     pub order: BufferOrder,
     /// Some of its memory is in huge pages.
     pub huge_pages: bool,
 }
 
-/// Who decides whether a frame that comes into a queue is the guest's.
+/// Who decides whether a frame in a queue is the guest's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SteeredBy {
-    /// The NIC: all that it puts into the queue is.
+    /// The NIC: all frames that it puts into the queue are the guest's.
     Nic,
-    /// Our XDP program, which looks at addresses and VLANs. Also where rules of the NIC bring the guest's frames: its
-    /// hash brings others to the same queue.
+    /// Our XDP program, by addresses and VLANs. Also where rules of the NIC steer the guest's frames to the queue: its
+    /// RSS hash steers other frames there, too.
     Program,
-    /// Somebody else's program.
+    /// An XDP program that the daemon did not load.
     Foreign,
 }
 
-/// How a guest's receive buffers come back to it.
+/// In which order a guest's receive buffers are returned to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BufferOrder {
-    /// As the NIC is done with them.
+    /// As the NIC completes them.
     Any,
     /// As they were posted: the guest negotiated VIRTIO_F_IN_ORDER.
     InOrder,
-    /// As they were posted: the VMM keeps no inflight region, and the ring alone does not tell a successor which are
-    /// out.
+    /// As they were posted: the VMM keeps no inflight region, and the ring alone does not show the next daemon which
+    /// buffers are in use.
     NoRegion,
 }
 
-/// How it is bound.
+/// How a queue is bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Binding {
-    /// What the kernel is asked for.
+    /// The bind mode that is requested from the kernel.
     pub ask: BindRequest,
     /// Chunks of copy placement, bytes.
     pub chunk_bytes: u32,
-    /// Where a NIC may write frames into guest memory by itself: how far it must reach from where one begins, bytes.
+    /// If the NIC may write frames into guest memory: least room in a buffer from the start of the frame, bytes.
     pub window: Option<u32>,
-    /// Why it is not asked for, unless the user wanted that.
+    /// Why zero-copy is not requested, unless the user forces copies.
     pub note: Option<NoZeroCopy>,
 }
 
-/// Why zero-copy is not asked for, where the user did not want that.
+/// Why zero-copy is not requested, although the user does not force copies.
 // The messages are the documentation.
 #[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -183,8 +183,8 @@ pub enum NoZeroCopy {
 
 impl QueueFacts {
     /// How it is bound.
-    /// Errors: the user wants zero-copy whatever is known of the driver, and frames would not be whole, or not a
-    /// guest's alone, or not sent.
+    /// Errors: the user forces zero-copy, but it is not possible, or frames could be cut, or could not be received
+    /// safely into guest memory.
     pub fn binding(&self) -> Result<Binding, NoZeroCopy> {
         let (ask, note) = match (self.asked, self.refusal()) {
             (BindRequest::ForceCopy, _) => (BindRequest::ForceCopy, None),
@@ -207,16 +207,16 @@ impl QueueFacts {
         })
     }
 
-    /// The least that a NIC of this kind can be given for a frame, and stays in, bytes. With a small MTU, too, it is
-    /// for frames of the usual one, which NICs take then: igb would cut them, and the program could not know their
-    /// tails from frames.
+    /// The least buffer size that the NIC does not write beyond, bytes. Even with a small MTU it holds frames of MTU
+    /// 1500, which NICs still receive: igb would cut them, and the program could not distinguish the rest of a frame
+    /// from a frame.
     fn window(&self) -> Option<u32> {
         let longest = self.frame_limit.max(LONGEST_ZERO_COPY);
         let window = self.line?.window.bytes(longest);
         window.filter(|&bytes| bytes <= LONGEST_FRAME)
     }
 
-    /// Why zero-copy is not asked for; what is only known of the driver does not count where the user insists.
+    /// Why zero-copy is not requested; the table of drivers does not count if the user forces zero-copy.
     fn refusal(&self) -> Option<NoZeroCopy> {
         let insists = self.asked == BindRequest::ForceZeroCopy;
         let known = self.line.filter(|_| !insists);
@@ -232,7 +232,7 @@ impl QueueFacts {
         }
     }
 
-    /// Why a NIC must not write frames into guest memory by itself: the first of the conditions that is not met
+    /// Why a NIC must not write frames directly into guest memory: the first of the conditions that is not met
     /// (docs/hardware.md).
     fn danger(&self, into_guest: IntoGuest) -> Option<NoZeroCopy> {
         let IntoGuest {

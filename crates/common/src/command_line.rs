@@ -76,7 +76,7 @@ pub fn sentence(error: &clap::Error) -> String {
     said.trim_start_matches("error: ").replace("..=", " to ")
 }
 
-/// Why a value is refused. Of what is no number, std says which of its steps failed, not what is meant.
+/// Why a value is rejected. For an invalid number, std reports the step that failed, not what is expected.
 #[must_use]
 pub fn reason(source: &(dyn Error + 'static)) -> String {
     if let Some(error) = source.downcast_ref::<ParseIntError>() {

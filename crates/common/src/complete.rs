@@ -25,7 +25,7 @@ type Candidate = (String, String);
 pub trait Names {
     /// Of the network interfaces.
     fn interfaces(&self) -> Vec<String> {
-        // Of this network namespace, however old the mount of /sys is.
+        // /proc/self/net is of this network namespace, even if /sys was mounted in another one.
         let list = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
         let name = |line: &str| Some(line.rsplit_once(':')?.0.trim().to_owned());
         list.lines().filter_map(name).collect()
@@ -47,7 +47,7 @@ pub trait Names {
     }
 }
 
-/// What can stand at the cursor, a line each. `words`: those behind the program's name, the last one ends at the cursor.
+/// The candidates at the cursor, one a line. `words`: those after the program's name; the last ends at the cursor.
 #[must_use]
 pub fn complete(mut command: Command, words: &[String], names: &dyn Names) -> String {
     let [words @ .., current] = words else {

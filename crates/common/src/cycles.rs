@@ -1,14 +1,13 @@
 //! How many cycles a CPU's time stamp counter counts in a second: what others call cycles (Open vSwitch: TSC cycles),
 //! whatever the CPU's own frequency is at the time.
 //!
-//! Measured, and not looked up: the counter is read beside the clock at the start and when somebody asks. No frame pays
-//! for it.
+//! The rate is measured: counter and clock are read at the start and when a client asks, never for a frame.
 
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
-/// Shortest time from which a rate is told.
+/// Shortest time over which a rate is measured.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// See the module's head.
@@ -19,7 +18,7 @@ pub struct CycleRate {
 }
 
 impl CycleRate {
-    /// From now on.
+    /// Starts the measurement.
     pub fn begin() -> Self {
         Self {
             clock: Instant::now(),
@@ -27,7 +26,7 @@ impl CycleRate {
         }
     }
 
-    /// Cycles of a microsecond; `None`: this CPU has no such counter, or it is too early to tell.
+    /// Cycles in a microsecond; `None`: this CPU has no such counter, or too little time has passed.
     pub fn per_us(&self) -> Option<f64> {
         let passed = self.clock.elapsed();
         let cycles = counter()?.checked_sub(self.counter?)?;
@@ -44,7 +43,7 @@ pub fn counter() -> Option<u64> {
     Some(unsafe { std::arch::x86_64::_rdtsc() })
 }
 
-/// The counter now: it is not known how to read it here.
+/// `None`: reading the counter is not implemented for this architecture.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn counter() -> Option<u64> {
     None

@@ -1,9 +1,9 @@
 //! What is known of drivers in zero-copy, as data: a line a driver, each with its source.
 //!
-//! `auto` follows it ([`crate::binding`]): where a line says that zero-copy is known bad, or not there, it is not asked
-//! for; `--force-zero-copy` asks all the same. Where no line is for a driver, its own word counts. What a driver tells
-//! the kernel of pieces and checksums (`xdp-zc-max-segs`, `xsk-features`) is asked for and not looked up here: these
-//! columns are for people. docs/hardware.md has the same lines, and a test holds both against each other.
+//! `auto` follows it ([`crate::binding`]): it does not request zero-copy where a line says that it is bad or missing;
+//! `--force-zero-copy` requests it anyway. For a driver without a line, the driver's own report counts. Pieces and
+//! checksums are queried from the kernel (`xdp-zc-max-segs`, `xsk-features`), not taken from here: these columns are
+//! for people. docs/hardware.md has the same lines, and a test compares them.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -18,11 +18,11 @@ use self::ZeroCopy::{Bad, Good, Missing, Untried};
 pub enum ZeroCopy {
     /// Known good.
     Good,
-    /// The driver has it; nobody is known to have tried it thoroughly. It is asked for.
+    /// The driver has it; nobody is known to have tested it thoroughly. It is requested.
     Untried,
-    /// Known bad: not asked for.
+    /// Known bad: not requested.
     Bad,
-    /// The driver has none: not asked for.
+    /// The driver has none: not requested.
     Missing,
 }
 
@@ -31,27 +31,27 @@ pub enum ZeroCopy {
 pub enum Bind {
     /// That queue pair stops and starts; the carrier stays.
     StopsQueue,
-    /// That, and the carrier of the whole interface goes and comes.
+    /// The queue pair stops and starts, and the carrier of the whole interface goes down and up.
     StopsCarrier,
-    /// Further queues are opened beside the one; the carrier stays.
+    /// Additional queues are opened; the carrier stays.
     AddsQueues,
-    /// The sources were not read for that.
+    /// Unknown: the sources were not read for that.
     NotRead,
 }
 
 /// How far a NIC writes into the memory that it receives a frame into, in zero-copy mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Window {
-    /// Up to so many bytes from where the frame begins, whatever its length: what the driver is given (the chunk
-    /// without headroom, `xsk_pool_get_rx_frame_size`, include/net/xdp_sock_drv.h), as a multiple of this.
+    /// Up to the buffer size that the driver is given (the chunk without headroom, `xsk_pool_get_rx_frame_size`,
+    /// include/net/xdp_sock_drv.h), rounded down to a multiple of this, whatever the frame's length.
     Multiples(u32),
     /// It is not known how far.
     NotKnown,
 }
 
 impl Window {
-    /// The least that can be given for frames of so many bytes, and that the NIC does not write beyond; `None` where it
-    /// is not known. Eight bytes more than such a frame, and a multiple of 128, is what virtio_net accepts (seen on
+    /// The least buffer size for frames of so many bytes that the NIC does not write beyond; `None` if that is not
+    /// known. Eight bytes more than such a frame, and a multiple of 128, is what virtio_net accepts (seen on
     /// Linux 7.2: a bind with less is refused).
     pub fn bytes(self, frame_limit: u32) -> Option<u32> {
         match self {
@@ -91,7 +91,7 @@ pub struct Line {
     pub why: &'static str,
 }
 
-/// What is the same in many lines.
+/// Defaults of the lines below.
 const READ: Line = Line {
     driver: "",
     devices: "",
@@ -106,7 +106,7 @@ const READ: Line = Line {
     why: "read in the sources of Linux 6.12 and 7.2",
 };
 
-/// Of lines for a driver the last one counts whose kernel is not newer than this machine's.
+/// Of several lines for a driver, the last one counts whose kernel is not newer than this machine's.
 pub const TABLE: &[Line] = &[
     Line {
         driver: "ice",
@@ -282,7 +282,7 @@ fn line_for(driver: &str, kernel: (u32, u32)) -> Option<&'static Line> {
     TABLE.iter().rfind(applies)
 }
 
-/// What status and `bench` say of a driver: its line, or that there is none.
+/// What status and `bench` report about a driver: its line, or that there is none.
 pub fn said_of(driver: &str) -> String {
     match (line(driver), driver) {
         (Some(line), _) => line.to_string(),
@@ -291,7 +291,7 @@ pub fn said_of(driver: &str) -> String {
     }
 }
 
-/// Version of this kernel. The sandbox allows no question for it, so it is asked for before.
+/// Version of this kernel. It is first read before the sandbox is entered, which denies uname(2).
 pub fn kernel() -> Option<(u32, u32)> {
     static KERNEL: OnceLock<Option<(u32, u32)>> = OnceLock::new();
     *KERNEL.get_or_init(ask_kernel)
@@ -304,12 +304,12 @@ fn ask_kernel() -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// What to report where busy polling was asked for and [`is_polled`] says that nobody polls.
+/// The message if busy polling is requested but [`is_polled`] is false.
 pub const NOT_POLLED: &str =
     "no busy polling: the kernel does it for zero-copy sockets and, before Linux 6.13, in native mode";
 
-/// Whether a kernel polls the driver for sockets of a mode. From 6.13 on a queue is told no number of its NAPI
-/// (`napi_enable`, net/core/dev.c), and a socket finds it at its bind, in zero-copy only (6.14, `xsk_bind`,
+/// Whether a kernel polls the driver for sockets of a mode. From 6.13 on a receive queue does not get its NAPI
+/// ID (`napi_enable`, net/core/dev.c), and a socket gets it at its bind, in zero-copy only (6.14, `xsk_bind`,
 /// net/xdp/xsk.c). In skb mode no driver is behind it.
 #[must_use]
 pub fn is_polled(mode: xsk::Mode, kernel: Option<(u32, u32)>) -> bool {

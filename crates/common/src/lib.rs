@@ -1,4 +1,4 @@
-//! What the daemon and the benchmarks have alike.
+//! Code that the daemon and the benchmarks share.
 //!
 //! | module | what |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | [`drivers`] | what is known of drivers in zero-copy |
 //! | [`command_line`] | how a program ends, and what is wrong with its command line |
 //! | [`shortage`] | what to do about a resource that has run out |
-//! | [`complete`] | completions for shells, made of a command line's definition |
+//! | [`complete`] | completions for shells, from the definition of a command line |
 //! | [`cycles`] | the CPU's time stamp counter |
 
 pub mod binding;

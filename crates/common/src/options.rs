@@ -1,4 +1,4 @@
-//! Options of `serve` and of the benchmarks, as sockets and the steward have them.
+//! Options of `serve` and of the benchmarks, converted to the types of sockets and of the steward.
 
 use anyhow::bail;
 use model::config::{Mode, Polling};

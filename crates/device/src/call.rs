@@ -1,20 +1,20 @@
-//! Calls: the interrupts of a guest, each a write to an eventfd that its VMM gave.
+//! Calls: the interrupts of a guest, each a write to an eventfd from its VMM.
 //!
-//! The VMM has the same open file, and with it its flags: it can clear O_NONBLOCK at any time and fill the counter, and
-//! then a write waits until the VMM reads. So no thread writes unless another one can end that wait:
+//! The VMM shares the open file, and so its flags: it can clear O_NONBLOCK at any time and fill the counter.
+//! A write then waits until the VMM reads. So a thread writes only if another one can end that wait:
 //!
-//!  - a worker is interrupted by the watchdog (supervision/interrupt.rs). It sees that by EINTR, and calls no more in that
-//!    session, of which it may have more lanes: a session holds up a worker once.
-//!  - a lane that has left its worker writes nothing ([`Call::leave`]). The thread that stopped it makes the pending
-//!    call of its guest, by means of its own.
+//!  - the watchdog interrupts a worker (supervision/interrupt.rs). The worker sees EINTR and makes no more
+//!    calls for that session, even if it has several of its lanes: a session blocks a worker only once.
+//!  - a lane that has left its worker writes nothing ([`Call::leave`]). The thread that stopped it makes the
+//!    pending call by `interrupt::write`, which also ends a wait.
 //!
-//! A Unix socket is written with MSG_DONTWAIT, which a VMM cannot take back: with SO_SNDTIMEO it could make each write
-//! wait for a while and end as if the socket were full, which neither the watchdog nor the thread's CPU time shows.
+//! A Unix socket is written with MSG_DONTWAIT, which a VMM cannot undo. Otherwise SO_SNDTIMEO could make each write
+//! wait and then fail as if the socket were full, which neither the watchdog nor the thread's CPU time would show.
 //!
-//! A write that does not wait may take long, too: the kernel visits all waiters of the eventfd, with interrupts off
-//! (`__wake_up_common`, kernel/sched/wait.c), and a VMM may have as many of them as `fs.epoll.max_user_watches` allows:
-//! a million took 150 ms a call here. So calls are timed (`CallTimes`), and a blocking call and a slow one have the
-//! same result.
+//! A write that does not wait may also take long: the kernel visits all waiters of the eventfd, with
+//! interrupts off (`__wake_up_common`, kernel/sched/wait.c), and a VMM may have `fs.epoll.max_user_watches`
+//! of them: with a million, a call took 150 ms in a test. So calls are timed (`CallTimes`), and a slow call
+//! has the same result as a blocking one.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,30 +28,30 @@ use rustix::time::{ClockId, clock_gettime};
 use super::counters::PairCounters;
 use super::meter::{self, KernelCall};
 
-/// From here on a call is slow. One takes a microsecond or a few; tens where waking a thread means to leave a virtual
-/// machine.
+/// The time from which a call is slow. It normally takes one or a few microseconds; tens if waking a thread
+/// causes a VM exit.
 const SLOW: Duration = Duration::from_micros(250);
-/// And from this many times the time of a minimal system call. That is less than a microsecond, and more on an
-/// interpreted virtual machine: there every call takes longer than [`SLOW`].
+/// It must also take this many times as long as a minimal system call. That takes less than a microsecond,
+/// but more on an interpreted virtual machine, where every call takes longer than [`SLOW`].
 const MANY: u32 = 250;
-/// What consecutive slow calls of a vring may take of a worker's time. Softirqs, whose time the kernel may count as the
-/// worker's, cannot reach that: each run lasts a few ms, and they do not hit that many calls in a row.
+/// The worker's time that consecutive slow calls of a vring may take. Softirqs, whose time the kernel may charge
+/// to the worker, cannot reach that: each run lasts a few ms, and they do not hit that many calls in a row.
 const TOO_MUCH: Duration = Duration::from_millis(100);
-/// What one of them counts for at most: the host of a virtual machine may take a CPU away for as long as it likes, and
-/// that, too, the kernel may count as the worker's. It does not do so in each of ten calls in a row.
+/// The maximum that one of them counts: the host of a virtual machine may take a CPU away for any time, and
+/// the kernel may charge that, too, to the worker. But not in each of ten calls in a row.
 const MOST_OF_ONE: Duration = Duration::from_millis(10);
 
-/// Set when a call of a session blocked a thread. Set once; nothing is published through it.
+/// Set when a call of a session has blocked a thread, and never cleared. It publishes no other data.
 pub type CallBlocked = Arc<AtomicBool>;
 
-/// What becomes of a call.
+/// Who makes a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Delivery {
-    /// It is written, by the worker.
+    /// The worker writes it.
     Written,
     /// Another thread makes it.
     Left,
-    /// A call was skipped, and the other thread has to make it.
+    /// The worker skipped a call, and another thread must make it.
     Due,
 }
 
@@ -59,28 +59,28 @@ enum Delivery {
 pub struct Call {
     /// `None`: the driver polls.
     event: Option<OwnedFd>,
-    /// It is a socket, not an eventfd.
+    /// Whether it is a socket instead of an eventfd.
     is_socket: bool,
     delivery: Delivery,
     times: CallTimes,
     blocked: CallBlocked,
 }
 
-/// How long calls take. A worker that has lost its CPU meanwhile is slow, too; so after a call that was slow by wall
-/// clock, which is quick to read, the next one is measured by the thread's own CPU time, and compared with a system
-/// call that no VMM can slow down.
+/// How long calls take. A call also seems slow if the worker loses its CPU meanwhile. So after a call that
+/// was slow by wall clock, which is cheap to read, the next one is measured by the thread's CPU time, and
+/// compared with a system call that no VMM can slow down.
 #[derive(Debug, Default)]
 struct CallTimes {
-    /// The last one was slow.
+    /// The last call was slow by wall clock.
     suspected: bool,
-    /// What slow ones took in a row.
+    /// CPU time of the consecutive slow calls so far.
     spent: Duration,
-    /// The least that a system call took which does next to nothing; a VMM cannot make that more.
+    /// Minimum time of a minimal system call; a VMM cannot increase it.
     nothing: Option<Duration>,
 }
 
 impl Call {
-    /// Of a session with that note.
+    /// A call eventfd of the session that `blocked` belongs to.
     pub fn new(event: Option<OwnedFd>, blocked: CallBlocked) -> Self {
         Self {
             is_socket: is_socket(event.as_ref()),
@@ -91,8 +91,8 @@ impl Call {
         }
     }
 
-    /// The VMM set another one; returns the one before. A worker must not close that: it may be the last descriptor,
-    /// and closing it removes its waiters, as many as there are.
+    /// Sets another eventfd; returns the old one. A worker must not close the old one: it may be the last
+    /// descriptor, and closing it removes its waiters, of which there may be very many.
     #[must_use]
     pub fn replace(&mut self, event: Option<OwnedFd>) -> Option<OwnedFd> {
         self.is_socket = is_socket(event.as_ref());
@@ -108,8 +108,8 @@ impl Call {
         } else if !self.blocked.load(Relaxed) {
             let used = self.times.suspected.then(cpu_time);
             let begun = Instant::now();
-            // A full counter (EAGAIN) means that the driver has a call pending already. EINTR: the wait was ended. A
-            // write that need not wait is never interrupted (eventfd_write, fs/eventfd.c).
+            // A full counter (EAGAIN) means that the driver has a call pending already. EINTR: the watchdog
+            // ended the wait. A write that need not wait is never interrupted (eventfd_write, fs/eventfd.c).
             let one = 1u64.to_ne_bytes();
             let written = match self.is_socket {
                 true => send(event, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
@@ -131,14 +131,14 @@ impl Call {
         self.blocked.load(Relaxed)
     }
 
-    /// Nothing is written any more.
+    /// From now on the worker writes nothing.
     pub fn leave(&mut self) {
         if self.delivery == Delivery::Written {
             self.delivery = Delivery::Left;
         }
     }
 
-    /// What is still to be written to, if a call is due.
+    /// The eventfd to be written, if a call is due.
     pub fn take_due(&mut self) -> Option<OwnedFd> {
         let due = std::mem::replace(&mut self.delivery, Delivery::Left) == Delivery::Due;
         self.event.take_if(|_| due)
@@ -146,7 +146,7 @@ impl Call {
 }
 
 impl CallTimes {
-    /// Whether calls are too slow; `took`: the last one; `used`: CPU time of the thread before it.
+    /// Whether calls are too slow. `took`: time of the last call; `used`: the thread's CPU time before it.
     #[cold]
     fn is_too_much(&mut self, took: Duration, used: Option<Duration>) -> bool {
         let used = used.map(|before| {
@@ -176,7 +176,7 @@ impl CallTimes {
     }
 }
 
-/// What a thread used for a call, and for a system call that does next to nothing right behind it.
+/// CPU time of a call, and of a minimal system call directly after it.
 #[derive(Debug, Clone, Copy)]
 struct Used {
     call: Duration,
@@ -187,7 +187,7 @@ fn is_socket(event: Option<&OwnedFd>) -> bool {
     event.is_some_and(|event| sockopt::socket_type(event).is_ok())
 }
 
-/// What this thread has used so far.
+/// CPU time of this thread so far.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
@@ -223,11 +223,11 @@ mod tests {
             Some(Used { call, nothing })
         };
         let mut times = CallTimes::default();
-        // Slow by the clock on the wall alone, however often.
+        // Slow only by wall clock, however often.
         for _ in 0..1000 {
             assert!(!times.note(ms(30), used(ms(0))) && times.suspected);
         }
-        // One that is not slow ends the row.
+        // A call that is not slow ends the series.
         for _ in 0..1000 {
             assert!(!times.note(ms(60), used(ms(60))));
             assert!(!times.note(ms(0), used(ms(0))) && !times.suspected);

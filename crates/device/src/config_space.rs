@@ -1,13 +1,13 @@
-//! The device's config space: what a driver reads of it besides features and queues (VirtIO 1.3, 5.1.4).
+//! The device's config space (VirtIO 1.3, 5.1.4).
 
 use virtio_bindings::bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP, virtio_net_config};
 
 use crate::hash::HashTypes;
 
-/// Longest read that is answered, bytes: the most that vhost-user carries.
+/// Longest supported read, bytes: the maximum of vhost-user.
 const LONGEST_READ: u32 = 256;
 
-/// Bytes that there are not.
+/// A read beyond the config space.
 #[derive(Debug, thiserror::Error)]
 #[error("config space: {len} bytes at offset {offset} are not within its {size} bytes")]
 pub struct ConfigError {
@@ -16,7 +16,7 @@ pub struct ConfigError {
     size: usize,
 }
 
-/// What a driver may request of hashes and of RSS.
+/// Limits for a driver's hash and RSS requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HashLimits {
     /// Longest key, bytes: `rss_max_key_size`.
@@ -32,15 +32,15 @@ pub struct HashLimits {
 pub struct ConfigSpace {
     /// The device's address.
     pub mac: [u8; 6],
-    /// Frames have somewhere to go.
+    /// VIRTIO_NET_S_LINK_UP: the port has a link.
     pub link_up: bool,
-    /// Queue pairs, at most.
+    /// Maximum number of queue pairs.
     pub max_pairs: u16,
-    /// Bytes that a frame may have behind its Ethernet header.
+    /// MTU: maximum bytes of a frame after its Ethernet header.
     pub mtu: u16,
-    /// The guest should announce itself; only if the device has the control queue itself.
+    /// The guest should announce itself; only if the device serves the control queue.
     pub announce: bool,
-    /// Where RSS or hash reports are offered.
+    /// `None`: neither RSS nor hash reports are offered.
     pub hashing: Option<HashLimits>,
 }
 
@@ -56,7 +56,7 @@ impl ConfigSpace {
             bytes.extend(field.to_le_bytes());
         }
         if let Some(hashing) = self.hashing {
-            // Speed and duplex, which are not known: VIRTIO_NET_F_SPEED_DUPLEX is not offered.
+            // Speed and duplex: unknown, as VIRTIO_NET_F_SPEED_DUPLEX is not offered.
             bytes.extend([0xff; 5]);
             bytes.push(hashing.key_bytes);
             bytes.extend(hashing.table_entries.to_le_bytes());
@@ -65,7 +65,7 @@ impl ConfigSpace {
         bytes
     }
 
-    /// `len` bytes at `offset`. Absent fields of the structure read as zeros.
+    /// `len` bytes at `offset`. In a read from offset 0, absent fields of the structure read as zeros.
     ///
     /// # Errors
     /// [`ConfigError`]; a VMM chooses both numbers.

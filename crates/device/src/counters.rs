@@ -1,4 +1,4 @@
-//! Counters of a lane: what moved, what was lost and why.
+//! Counters of a lane: frames carried, and frames lost by reason.
 //!
 //! One writer (the worker that owns the lane), any number of readers (status). The writer adds
 //! with a plain load and store, both relaxed: there is no second writer that could be overwritten,
@@ -38,22 +38,22 @@ pub enum Kind {
 /// One counter as status shows it.
 #[derive(Debug, Clone)]
 pub struct Reading {
-    /// Name, the field's.
+    /// Name: that of the field.
     pub name: &'static str,
     /// Work or drop.
     pub kind: Kind,
     /// Value.
     pub value: u64,
-    /// What is counted, in words.
+    /// What is counted: the field's doc comment.
     pub help: &'static str,
 }
 
-/// Why frames were lost that one counter counts for several reasons: the first reason since one was last taken.
+/// The reason for a loss, for a counter of several reasons: the first one since the last [`take`](Self::take).
 #[derive(Debug, Default)]
 pub struct FirstReason(Mutex<Option<Malformed>>);
 
 impl FirstReason {
-    /// Keeps a reason, if there is none yet. Never waits: one that comes while another is taken is left out.
+    /// Keeps a reason, if there is none yet. Never waits: a reason that arrives during [`take`](Self::take) is ignored.
     pub fn note(&self, why: Malformed) {
         if let Ok(mut first) = self.0.try_lock() {
             first.get_or_insert(why);
@@ -72,7 +72,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct $set {
             $($(#[doc = $doc])+ pub $name: Counter,)+
-            $(/// Beside them.
+            $(/// Kept with the counters.
             pub $extra: $type,)?
         }
 
@@ -91,15 +91,15 @@ macro_rules! counters {
 }
 
 counters! {
-    /// What is counted of frames before they come to a pair, where the device has its control queue itself.
+    /// Counters of frames before they reach a pair, if the device serves its control queue.
     ReceiveCounters:
-    /// Frames whose hash was computed by the NIC, and is what the driver wants.
+    /// Frames with a hash computed by the NIC that is the one that the driver wants.
     Work hashes_of_nic,
     /// Frames whose hash was computed here.
     Work hashes_computed,
-    /// Frames that no hash type which the driver enabled is for.
+    /// Frames for which the driver has enabled no hash type.
     Work hashes_none,
-    /// Frame that the guest does not want: it asked for filters by address or VLAN.
+    /// Frame that the guest's own filter by address or VLAN rejects.
     Drop to_guest_filtered,
 }
 
@@ -112,50 +112,50 @@ counters! {
     Work from_guest_bytes,
     /// Network: broadcast and multicast frames of the guest, each copied to all other ports that receive it.
     Work from_guest_multicast_frames,
-    /// GSO packets of the guest that were taken to be sent; each segment is counted in `from_guest_frames`.
+    /// GSO packets taken from the guest to be sent; each segment is counted in `from_guest_frames`.
     Work from_guest_super_frames,
     /// Those of them that were handed to the kernel unsegmented.
     Work from_guest_super_frames_unsegmented,
-    /// Segments among them that refer to their payload: where the guest has it (direct placement), or in one copy of
-    /// the GSO packet's (copy).
+    /// Segments whose payload was not copied per segment: it was sent from the guest's buffer (direct
+    /// placement), or from one copy of the GSO packet's payload (copy).
     Work from_guest_referred_segments,
     /// Frames of the guest, segments included, whose checksum was completed by us.
     Work from_guest_checksums,
     /// Frames of the guest, segments included, whose checksum was left to the kernel or the NIC: by XDP TX
-    /// metadata, or in what was written to a tap.
+    /// metadata, or in the virtio-net header written to a tap.
     Work from_guest_checksums_left,
-    /// Frames that filter rules were asked about whose flow was known.
+    /// Frames checked by filter rules whose flow was in the flow cache.
     Work filter_hits,
-    /// The same of a flow that was not known: it was looked up in the rules.
+    /// Frames checked by filter rules whose flow was not in the cache: it was looked up in the rules.
     Work filter_misses,
-    /// Of these, flows that are known by the NIC's hash from then on.
+    /// Misses whose flow is found by the NIC's hash from then on.
     Work filter_nic_hashes,
-    /// Known flows that made room for others.
+    /// Flows evicted from the cache for others.
     Work filter_evictions,
     /// Frames delivered into the guest's buffers.
     Work to_guest_frames,
     /// Bytes of these frames, without the virtio-net header.
     Work to_guest_bytes,
-    /// GSO packets among them: several received frames of a flow, coalesced, here or, in tap mode, before.
+    /// GSO packets among them: several received frames of a flow, coalesced here or, in tap mode, by the kernel.
     Work to_guest_super_frames,
     /// Received frames that went to the guest as parts of GSO packets.
     Work to_guest_coalesced_frames,
-    /// Received frames with a partial checksum that was completed here, because the guest did not accept partial ones,
-    /// or because it is that of a packet inside VXLAN or Geneve.
+    /// Received frames with a partial checksum that was completed here, because the guest did not accept
+    /// partial ones, or because the packet is inside VXLAN or Geneve.
     Work to_guest_checksums_completed,
-    /// Frames of direct placement that took the way through the bounce area, either direction.
+    /// Frames of direct placement that were copied through the bounce area, in either direction.
     Work bounced_frames,
-    /// Frames that came in at a queue whose pair the guest has switched off or not set up, and went by its first pair.
+    /// Frames received on a queue whose pair the guest has disabled or not set up, and delivered by its first pair.
     Work spilled_frames,
-    /// Network: frames to groups that came to the uplink with the source of a port whose guest is here: they are that
-    /// guest's own, which the kernel gives the XDP program once more in skb mode, or a switch sends back. The other
-    /// ports have them already.
+    /// Network: multicast and broadcast frames received on the uplink with the source address of a local
+    /// port: they are that guest's own, which the kernel passes to the XDP program again in skb mode, or a
+    /// switch sends back. The other ports have them already.
     Work returned_frames,
     /// Times the driver was notified (call eventfd written).
     Work calls,
     /// Times the NIC's transmit side was kicked.
     Work nic_kicks,
-    /// Times the NIC gave a buffer back as sent that it did not have. It is the driver's fault, and was ignored.
+    /// Times the NIC's driver completed a buffer that it did not have. A bug of the driver; the completion was ignored.
     Work from_guest_strays,
     /// Times the guest had more to send than the NIC had room for; the frames waited.
     Work from_guest_waits,
@@ -163,15 +163,15 @@ counters! {
     Work from_guest_limit_waits,
     /// Times a frame waited because the guest had posted no buffer for it.
     Work to_guest_waits,
-    /// Frames before which something stood that nobody knows, where hints are to be read: they are as if they had none.
+    /// Frames with unknown metadata before them, if hints are read: they are treated as frames without hints.
     Work to_guest_hints_unknown,
-    /// VLAN tags that the NIC had taken off, and that were put back.
+    /// VLAN tags that the NIC had stripped and that were inserted again.
     Work to_guest_tags_put_back,
     /// Frame shorter than an Ethernet header (14 bytes).
     Drop from_guest_runt,
     /// Frame longer than the interface's MTU plus Ethernet and VLAN header.
     Drop from_guest_too_long,
-    /// virtio-net header that asks for a checksum or segmentation that was not negotiated.
+    /// virtio-net header that requests a checksum or segmentation that was not negotiated.
     Drop from_guest_offload_not_negotiated,
     /// virtio-net header that contradicts itself or its frame: segments of 0 or 65,535 bytes, an unknown kind,
     /// segmentation without a checksum, a checksum that is not in the frame, headers of another protocol or length.
@@ -182,15 +182,15 @@ counters! {
     Drop from_guest_too_many_segments,
     /// Frame in more pieces than a multi-buffer frame may have and too long for the bounce area.
     Drop from_guest_too_many_pieces,
-    /// An earlier daemon had given it to the NIC and died before it learned what became of it (direct
+    /// An earlier daemon had passed it to the NIC and died before it knew whether it was sent (direct
     /// placement); not sent again.
     Drop from_guest_fate_unknown,
     /// The interface is down.
     Drop from_guest_interface_down,
     /// The interface is gone.
     Drop from_guest_interface_gone,
-    /// The queue pair was stopped, or the interface went, while segments of a GSO packet waited to be sent; counted
-    /// once a GSO packet.
+    /// The queue pair was stopped, or the interface removed, while segments of a GSO packet waited to be
+    /// sent; counted once per GSO packet.
     Drop from_guest_rest_of_super_frame,
     /// The queue pair was stopped before the NIC had sent the frame, or, where a queue of copy placement is closed, the
     /// piece of one.
@@ -201,67 +201,66 @@ counters! {
     Drop from_guest_no_station,
     /// Network: the frame's source address is not the port's.
     Drop from_guest_source_address,
-    /// Network: the port learns addresses, and has as many as it can, or may not have the frame's source.
+    /// Network: the port learns addresses, but has reached its maximum, or may not use the frame's source address.
     Drop from_guest_not_learned,
-    /// Network: the frame is for a port that is isolated, as the one is that sends it; or it came from another worker,
-    /// and the port that sent it is not known any more.
+    /// Network: sending and receiving port are both isolated; or the frame was passed by another worker, and
+    /// the sending port no longer exists.
     Drop from_guest_isolated,
     /// Network: the frame is for an address of the port that sends it, which has no `hairpin`.
     Drop from_guest_to_itself,
-    /// Network: the frame has a VLAN tag that the port is not for.
+    /// Network: the frame has a VLAN tag that the port does not allow.
     Drop from_guest_vlan,
-    /// Network: the frame is of those that no bridge passes on: MAC control (type 0x8808, or to 01:80:c2:00:00:01), or,
-    /// unless the port may, to one of 01:80:c2:00:00:00 to 0f (spanning tree, LACP, 802.1X, LLDP).
+    /// Network: the frame is one that no bridge forwards: MAC control (type 0x8808, or to 01:80:c2:00:00:01), or,
+    /// unless the port may send them, to one of 01:80:c2:00:00:00 to 0f (spanning tree, LACP, 802.1X, LLDP).
     Drop from_guest_link_control,
     /// Addresses given by `ips`: the frame is neither IPv4, IPv6 nor ARP.
     Drop from_guest_protocol,
-    /// Addresses given by `ips`: an ARP message that is not of the port's addresses, or no request or reply.
+    /// Addresses given by `ips`: an ARP message with other addresses than the port's, or neither request nor reply.
     Drop from_guest_arp,
     /// Addresses given by `ips`: the frame's IPv4 or IPv6 source address is not the port's.
     Drop from_guest_ip_source,
-    /// Addresses given by `ips`: IPv6 neighbour discovery that tells of others' addresses.
+    /// Addresses given by `ips`: IPv6 neighbour discovery that claims other addresses than the port's.
     Drop from_guest_neighbour,
     /// Addresses given by `ips`: a router advertisement or redirect, and the port is not a router.
     Drop from_guest_router,
-    /// Addresses given by `ips`: DHCP or DHCPv6 as from a server, and the port is not one.
+    /// Addresses given by `ips`: a DHCP or DHCPv6 server message, and the port is not a server.
     Drop from_guest_dhcp_server,
     /// Addresses given by `ips`, or filter rules: headers that contradict themselves, or that are not all in the
     /// frame's first 256 bytes.
     Drop from_guest_headers,
-    /// Filter rules of the port do not let the guest send the frame.
+    /// Filter rules of the port do not allow the guest to send the frame.
     Drop from_guest_filter,
-    /// The guest asks for a checksum to be stored in the headers by which it was decided that it may send the frame.
+    /// The guest requests a checksum inside the headers that the filter or source guard has checked.
     Drop from_guest_checksum_in_headers,
-    /// Network: no port that has a guest has the destination of a frame of the uplink's.
+    /// Network: no port with a guest has the destination address of a frame from the uplink.
     Drop to_guest_no_port,
-    /// What stood before the frame nobody knows, and a VLAN tag that the NIC took off is told there: it may be of any
-    /// VLAN.
+    /// The frame's metadata is unknown, and the NIC strips VLAN tags into it: the frame may be of any VLAN.
     Drop to_guest_tag_unknown,
-    /// Network: the guest had no buffer for the frame, and not for some time, or the frame is to a group.
+    /// Network: the guest had no buffer for the frame, and has had none for some time, or the frame is multicast.
     Drop to_guest_no_buffer,
-    /// Network, and tap mode: the kernel did not take the frame from the tap to host or wire, which is down or gone, or it
-    /// knows no such request for a checksum or segmentation.
+    /// Network, and tap mode: the kernel did not accept the frame from the tap to host or wire, which is down
+    /// or removed, or it does not support such a request for a checksum or segmentation.
     Drop to_guest_host_refused,
-    /// Frame beyond the port's limit of what its guest gets. A GSO packet of another guest counts as the frames that a
-    /// wire would carry.
+    /// Frame beyond the port's receive limit. A GSO packet of another guest counts as the frames that a wire
+    /// would carry.
     Drop to_guest_limit,
-    /// Filter rules of the port do not let the guest get the frame.
+    /// Filter rules of the port do not allow the guest to receive the frame.
     Drop to_guest_filter,
-    /// Frame whose headers contradict themselves, or go on behind the bytes that are looked at, for a guest with filter
-    /// rules for what it gets.
+    /// Frame whose headers contradict themselves, or are longer than the bytes that are checked, for a guest
+    /// with filter rules for received frames.
     Drop to_guest_filter_headers,
-    /// Tap mode, without a network: frame from the tap whose virtio-net header contradicts itself or its frame, or asks
-    /// for what the guest did not accept.
+    /// Tap mode, without a network: frame from the tap whose virtio-net header contradicts itself or its
+    /// frame, or requests an offload that the guest did not accept.
     Drop to_guest_offload_malformed,
     /// Frame longer than the guest's buffer (or than all its buffers, where they may be merged).
     Drop to_guest_buffer_too_small,
-    /// Frame in several pieces that is longer than the interface's frames are, so that a piece or an end of another is
-    /// missing (copy), or that should have been in one (direct).
+    /// Frame in several pieces that is longer than the interface's maximum, so that a piece is missing or of
+    /// another frame (copy), or that should have been in one piece (direct).
     Drop to_guest_in_pieces,
-    /// The queue pair was stopped while the frame was in our hands.
+    /// The queue pair was stopped before the frame was delivered.
     Drop to_guest_queue_stopped,
-    /// Frame, or a piece of one, that the NIC put where it has no buffer: into one that it had given back already, or
-    /// was never given. It is the driver's fault.
+    /// Frame, or a piece of one, that the NIC's driver wrote to a buffer that it had returned already or
+    /// never got. A bug of the driver.
     Drop to_guest_stray,
 }
 

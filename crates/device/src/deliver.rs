@@ -1,7 +1,7 @@
 //! Delivers frames of the embedding program to a guest's receive queue, with the negotiated virtio-net header.
 //!
-//! For programs that embed the device and have frames as bytes. The daemon has a way of its own, from a UMEM, with as
-//! few copies of a header as that allows.
+//! For programs that embed the device and have frames as bytes. The daemon uses other code, for frames in a
+//! UMEM, which copies headers as little as possible.
 
 use virtqueue::{Buffer, Chain, Chains};
 
@@ -9,17 +9,17 @@ use crate::counters::PairCounters;
 use crate::hash::Report;
 use crate::pair::{Cursor, Fault, HASH_HEADER_BYTES, QueuePair};
 
-/// Most chains that are taken at a time, and so the most that one frame may be spread over.
+/// Maximum number of chains taken at a time, and so the maximum for one frame.
 const BATCH: usize = 64;
 
 /// A frame for the guest.
 #[derive(Debug, Clone, Copy)]
 pub struct Incoming<'a> {
-    /// From its Ethernet header on.
+    /// The frame, from its Ethernet header on.
     pub frame: &'a [u8],
     /// The virtio-net header up to `num_buffers`: zeros, unless an offload for the guest was negotiated.
     pub offload: [u8; 10],
-    /// The report about its hash, if that was negotiated.
+    /// Its hash report, if that was negotiated.
     pub report: Report,
 }
 
@@ -43,18 +43,18 @@ impl<'a> Incoming<'a> {
     }
 }
 
-/// Chains in hand, and those of them that were used.
+/// Popped chains, and how many of them are used.
 struct Hand<'a> {
     chains: &'a Chains,
     next: usize,
 }
 
 impl QueuePair {
-    /// Delivers these frames to the guest, and calls it once. Returns how many are done: the rest waits for buffers.
-    /// One that fits no buffer is dropped and counted.
+    /// Delivers these frames to the guest, and calls it once. Returns how many are done: the rest must wait
+    /// for buffers. A frame that can never fit is dropped and counted.
     ///
     /// # Errors
-    /// What the guest did wrong.
+    /// The guest's fault.
     pub fn deliver(
         &mut self,
         frames: &[Incoming],
@@ -92,7 +92,7 @@ impl QueuePair {
         Ok(done)
     }
 
-    /// Writes header and frame over these chains, which hold them.
+    /// Writes header and frame into these chains, which have room for them.
     fn write(&mut self, over: &[Chain], chains: &Chains, incoming: &Incoming) {
         // At most BATCH.
         #[allow(clippy::cast_possible_truncation)]
@@ -107,7 +107,7 @@ impl QueuePair {
         }
     }
 
-    /// Writes as much of `part` as fits behind the `from` bytes that were written, and takes it off; bytes written now.
+    /// Writes as much of `part` as fits after the first `from` bytes, and cuts it off; returns the new `from`.
     fn fill(&self, buffers: &[Buffer], from: u32, part: &mut &[u8]) -> u32 {
         let mut written = from;
         for piece in Cursor::after(buffers, from).pieces(buffers) {
@@ -128,16 +128,16 @@ impl QueuePair {
 
 /// Whether a frame fits.
 enum Room {
-    /// Over this many chains.
+    /// It fits into this many chains.
     Chains(usize),
-    /// When there are more buffers.
+    /// It may fit when there are more buffers.
     Later,
-    /// Not with more of them either.
+    /// It does not fit, even with more buffers.
     Never,
 }
 
 impl Hand<'_> {
-    /// For a frame and its header; at most `batch` chains were requested.
+    /// The chains for `wanted` bytes of header and frame. At most `batch` chains were requested by `pop`.
     fn chains_for(&self, wanted: usize, mergeable: bool, batch: usize) -> Room {
         let rest = &self.chains.chains[self.next..];
         let most = if mergeable { rest.len() } else { rest.len().min(1) };

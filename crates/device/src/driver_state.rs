@@ -8,23 +8,23 @@ use crate::receive::Steering;
 /// The state that commands change.
 #[derive(Debug, Clone)]
 pub struct State {
-    /// The address that the device was made with.
+    /// The address that the device was created with.
     pub(crate) first_mac: Mac,
     pub(crate) mac: Mac,
     pub(crate) announce: bool,
     pub(crate) modes: RxModes,
     pub(crate) macs: MacTable,
     pub(crate) vlans: VlanTable,
-    /// Pairs that are on.
+    /// Number of enabled pairs.
     pub(crate) pairs: u16,
     pub(crate) steering: Steering,
     pub(crate) hash: Option<HashConfig>,
-    /// `None`: those that were negotiated.
+    /// `None`: all that were negotiated.
     pub(crate) offloads: Option<Offloads>,
 }
 
 impl State {
-    /// As after a reset.
+    /// The state after a reset.
     pub(crate) fn new(mac: Mac) -> Self {
         Self {
             first_mac: mac,
@@ -57,7 +57,7 @@ impl State {
         self.announce
     }
 
-    /// The number of pairs that are on, from the first one.
+    /// The number of enabled pairs, from the first one.
     #[must_use]
     pub fn pairs(&self) -> u16 {
         self.pairs
@@ -70,7 +70,7 @@ impl State {
         self.hash.as_ref()
     }
 
-    /// Those of the negotiated offloads that are on.
+    /// The negotiated offloads, less those for the guest that the driver has disabled.
     pub(crate) fn offloads(&self, negotiated: Offloads) -> Offloads {
         let Some(on) = self.offloads else {
             return negotiated;

@@ -1,4 +1,4 @@
-//! What the device offers, and what follows from what the driver took of it.
+//! The features that the device offers, and the consequences of those that the driver acknowledged.
 
 use virtio_bindings::bindings::virtio_net as net;
 use virtio_bindings::bindings::{virtio_config, virtio_ring};
@@ -46,9 +46,9 @@ pub const F_HASH_REPORT: u64 = 1 << net::VIRTIO_NET_F_HASH_REPORT;
 
 /// The virtio features that a device with `pairs` queue pairs and these offloads offers.
 ///
-/// CTRL_VQ is for the VMM to serve, or to pass on; a backend that does not offer it keeps VMMs from
-/// having one, and GUEST_ANNOUNCE and MQ need it (VirtIO 1.3, 5.1.3.1). What only a device can
-/// offer that has the queue itself is in [`crate::control::OFFERED`].
+/// CTRL_VQ: the VMM serves the control queue or passes it on; if the backend did not offer it, VMMs would
+/// have none, and GUEST_ANNOUNCE and MQ need it (VirtIO 1.3, 5.1.3.1). Features that only a device can offer
+/// that serves the queue itself are in [`crate::control::OFFERED`].
 pub fn offered(pairs: u16, offload: Offloads) -> u64 {
     let multi_queue = if pairs > 1 { F_MQ } else { 0 };
     F_VERSION_1
@@ -66,7 +66,7 @@ pub fn offered(pairs: u16, offload: Offloads) -> u64 {
         | offload.features()
 }
 
-/// A feature without any of those that it rests on.
+/// A feature without any of those that it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("feature {feature} was acknowledged without {needs}, which it needs (VirtIO 1.3, 5.1.3.1)")]
 pub struct Unmet {
@@ -74,10 +74,10 @@ pub struct Unmet {
     needs: &'static str,
 }
 
-/// A feature's name and bit, and the name and bits of what it needs one of.
+/// A feature's name and bit, and the names and bits of those of which it needs one.
 type Requirement = (&'static str, u64, &'static str, u64);
 
-/// VirtIO 1.3, 5.1.3.1, as far as features are offered here.
+/// VirtIO 1.3, 5.1.3.1, for the features offered here.
 const REQUIREMENTS: [Requirement; 18] = {
     const fn bit(number: u32) -> u64 {
         1 << number
@@ -133,17 +133,17 @@ const REQUIREMENTS: [Requirement; 18] = {
         ("MQ", F_MQ, CTRL_VQ.0, CTRL_VQ.1),
         ("CTRL_MAC_ADDR", F_CTRL_MAC_ADDR, CTRL_VQ.0, CTRL_VQ.1),
         ("RSS", F_RSS, CTRL_VQ.0, CTRL_VQ.1),
-        // A driver "SHOULD NOT" negotiate these two without (5.1.4.2), and the next makes no sense without.
+        // A driver "SHOULD NOT" negotiate these two without it (5.1.4.2), and the next is useless without it.
         ("CTRL_RX_EXTRA", F_CTRL_RX_EXTRA, CTRL_VQ.0, CTRL_VQ.1),
         ("HASH_REPORT", F_HASH_REPORT, CTRL_VQ.0, CTRL_VQ.1),
         ("CTRL_GUEST_OFFLOADS", F_CTRL_GUEST_OFFLOADS, CTRL_VQ.0, CTRL_VQ.1),
     ]
 };
 
-/// Whether each of these features comes with what it rests on.
+/// Checks that each of these features comes with those that it needs.
 ///
 /// # Errors
-/// The first that does not.
+/// The first feature that does not.
 pub fn check_requirements(features: u64) -> Result<(), Unmet> {
     let mut unmet = REQUIREMENTS
         .iter()
@@ -154,7 +154,7 @@ pub fn check_requirements(features: u64) -> Result<(), Unmet> {
     }
 }
 
-/// Features that are offered only on request, because a VMM has to do its part; by name.
+/// Features that are offered only on request, because the VMM must support them, too; by name.
 const ON_REQUEST: [(&str, u64); 2] = [
     ("ring-reset", F_RING_RESET),
     ("access-platform", F_ACCESS_PLATFORM),
@@ -162,10 +162,10 @@ const ON_REQUEST: [(&str, u64); 2] = [
 
 /// A set of features that are offered on request.
 ///
-/// `ring-reset` (RING_RESET): the driver resets one virtqueue while the others keep running (VirtIO 1.3, 2.6.1). The
-/// VMM has to stop that vring and start it again; with one that does not, the device keeps using a ring that is
-/// invalid. `access-platform` (ACCESS_PLATFORM): the driver uses the DMA API. Addresses remain those of guest memory:
-/// there is no IOTLB.
+/// `ring-reset` (RING_RESET): the driver resets one virtqueue while the others keep running (VirtIO 1.3,
+/// 2.6.1). The VMM has to stop that vring and start it again; with one that does not, the device would keep
+/// using an invalid ring. `access-platform` (ACCESS_PLATFORM): the driver uses the DMA API. Addresses remain
+/// those of guest memory: there is no IOTLB.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OnRequest(u64);
 
@@ -173,13 +173,13 @@ impl OnRequest {
     /// None at all.
     pub const NONE: Self = Self(0);
 
-    /// All that there are.
+    /// All of them.
     #[must_use]
     pub fn all() -> Self {
         Self(ON_REQUEST.iter().fold(0, |all, (_, bit)| all | bit))
     }
 
-    /// The one of that name.
+    /// The feature with that name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let (_, bit) = ON_REQUEST.iter().find(|(known, _)| *known == name)?;
@@ -199,29 +199,29 @@ impl OnRequest {
         self.0
     }
 
-    /// Those of either set.
+    /// The union of both sets.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Those of this set that are not in the other.
+    /// This set without the features of the other.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 }
 
-/// What the two sides agreed on, as far as the data path is concerned.
+/// The negotiated properties that concern the data path.
 #[derive(Debug, Clone, Copy)]
 pub struct Negotiated {
     /// Virtio-net header in front of each frame, bytes.
     pub header_bytes: u32,
     /// VIRTIO_NET_F_MRG_RXBUF: a frame may span several buffers.
     pub mergeable: bool,
-    /// Offloads that the driver accepted, with all that they rest on.
+    /// Offloads that the driver accepted, without those whose prerequisites it did not accept.
     pub offloads: Offloads,
-    /// How the rings look.
+    /// Features of the rings.
     pub ring: QueueFeatures,
 }
 
@@ -278,7 +278,7 @@ mod tests {
             assert_eq!((unmet.feature, unmet.needs), (name, needs));
             let [low, high] = [any_of.trailing_zeros(), 63 - any_of.leading_zeros()];
             for one in [1 << low, 1 << high] {
-                // What is needed may need something in turn: all else is there.
+                // The needed feature may have needs itself: so all others are set.
                 let rest = !any_of;
                 assert_eq!(check_requirements(rest | one), Ok(()), "{name} with {one:#x}");
             }

@@ -1,6 +1,6 @@
 //! Which frames a guest accepts, set by the control queue (VirtIO 1.3, 5.1.6.5.1 to 5.1.6.5.3).
 //!
-//! A filter of the guest's own convenience, not a border: what a guest may get is decided by the network before.
+//! Only the guest's own choice, not a security boundary: the network decides before which frames a guest may get.
 
 pub use packet::ethernet::Mac;
 
@@ -9,17 +9,17 @@ pub(crate) fn is_unicast(mac: Mac) -> bool {
     mac[0] & 1 == 0 && mac != [0; 6]
 }
 
-/// Addresses of each kind that are kept. If a driver sets more, all of that kind are accepted, as the specification
-/// suggests.
+/// Maximum number of addresses of each kind. If a driver sets more, all of that kind are accepted, as the
+/// specification suggests.
 pub const MOST_ADDRESSES: usize = 64;
 
-/// Numbers of VLANs are below.
+/// VLAN IDs are below this.
 pub(crate) const VLANS: u16 = 4096;
 
 /// One bit for each VLAN.
 type Vlans = [u64; 64];
 
-/// Modes that the class VIRTIO_NET_CTRL_RX switches; all are off at first.
+/// Modes set by the class VIRTIO_NET_CTRL_RX; initially all are off.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RxModes {
     /// Accepts everything.
@@ -32,7 +32,7 @@ pub struct RxModes {
     pub no_multicast: bool,
     /// Accepts no unicast.
     pub no_unicast: bool,
-    /// No broadcast is.
+    /// Accepts no broadcast.
     pub no_broadcast: bool,
 }
 
@@ -40,12 +40,12 @@ pub struct RxModes {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Addresses {
     list: Vec<Mac>,
-    /// There were more than are kept.
+    /// The driver set more than are kept: all are accepted.
     all: bool,
 }
 
 impl Addresses {
-    /// Adds one, if there is room.
+    /// Adds an address, if there is room.
     pub(crate) fn add(&mut self, address: Mac) {
         if self.list.len() < MOST_ADDRESSES {
             self.list.push(address);
@@ -54,18 +54,18 @@ impl Addresses {
         }
     }
 
-    /// There are more, which are not kept.
+    /// Records that there are more addresses, which are not kept.
     pub(crate) fn add_more(&mut self) {
         self.all = true;
     }
 
-    /// Those that are kept.
+    /// The kept addresses.
     #[must_use]
     pub fn list(&self) -> &[Mac] {
         &self.list
     }
 
-    /// Whether there were more, so that all are accepted.
+    /// Whether the driver set more, so that all are accepted.
     #[must_use]
     pub fn is_beyond(&self) -> bool {
         self.all
@@ -98,7 +98,7 @@ impl Default for VlanTable {
 }
 
 impl VlanTable {
-    /// Accepts a VLAN, or no more. False, and nothing done, if there is no such VLAN.
+    /// Starts or stops accepting a VLAN. Returns false, and does nothing, if there is no such VLAN.
     #[must_use]
     pub fn set(&mut self, vlan: u16, on: bool) -> bool {
         let Some(word) = self.0.get_mut(usize::from(vlan / 64)) else {
@@ -109,7 +109,7 @@ impl VlanTable {
         true
     }
 
-    /// Whether that one is; the number is of 12 bits.
+    /// Whether a VLAN is accepted.
     #[inline]
     #[must_use]
     pub fn has(&self, vlan: u16) -> bool {
@@ -118,10 +118,10 @@ impl VlanTable {
     }
 }
 
-/// What is looked at for each frame.
+/// The filter that is applied to each frame.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// `None`: the driver cannot set a filter (no VIRTIO_NET_F_CTRL_RX), and gets all.
+    /// `None`: the driver cannot set a filter (no VIRTIO_NET_F_CTRL_RX), and gets all frames.
     pub(crate) by_address: Option<ByAddress>,
     /// `None`: no VIRTIO_NET_F_CTRL_VLAN.
     pub(crate) vlans: Option<VlanTable>,

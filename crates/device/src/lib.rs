@@ -1,16 +1,16 @@
-//! The virtio-net device as a guest sees it (VirtIO 1.3, 5.1), and nothing else.
+//! The virtio-net device (VirtIO 1.3, 5.1), without front end and network.
 //!
 //! Features and their consequences ([`features`], [`offloads`]), the config space ([`config_space`]), vrings
-//! ([`vring`]), the state that they make up ([`net_device`]), and the queue pairs ([`pair`]), which check each frame of
-//! the guest and accept frames for it ([`deliver`]). The protocol with a VMM and the destinations of frames are
-//! outside: a front end calls [`net_device::NetDevice`], and the code that moves frames takes its [`pair::QueuePair`]s.
-//! vhost-user is one front end, in the daemon.
+//! ([`vring`]), the device's state made of these ([`net_device`]), and the queue pairs ([`pair`]), which
+//! check each frame of the guest and accept frames for it ([`deliver`]). The protocol with a VMM and the
+//! destinations of frames are outside: a front end calls [`net_device::NetDevice`], and the code that moves
+//! frames takes its [`pair::QueuePair`]s. vhost-user is one front end, in the daemon.
 //!
-//! A VMM that embeds the device leaves the control queue to it, too ([`control`]): address filters, VLANs, multiqueue,
-//! RSS and the hash report. So does a vhost-user front end that passes this queue on. [`hash`] defines how a frame is
-//! hashed, and [`receive`] where a frame for the guest goes.
+//! A VMM that embeds the device can let it serve the control queue ([`control`]): address filters, VLANs,
+//! multiqueue, RSS and the hash report. So does a vhost-user front end that passes this queue on. [`hash`]
+//! defines how a frame is hashed, and [`receive`] where a frame for the guest goes.
 //!
-//! Another front is a program that is VMM, driver and network in one process:
+//! Another front end is a program that is VMM, driver and network in one process:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -42,14 +42,14 @@
 //! }
 //! assert!(device.is_started(0));
 //!
-//! // It sends a frame: a virtio-net header of 12 bytes without a wish, and the frame.
+//! // It sends a frame, after a virtio-net header of 12 bytes that requests no offload.
 //! let frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1], &[0x88, 0xb5], b"hello, network"].concat();
 //! let buffer = ram.alloc(2048, 64)?;
 //! ram.write(buffer, &[&[0; 12][..], &frame].concat());
 //! drivers[1].add(&[Buffer::readable(buffer, 12 + frame.len() as u32)]);
 //! drivers[1].publish();
 //!
-//! // The network: takes what the guest sent, judges it, copies it out, gives the buffer back.
+//! // The network: takes what the guest sent, checks it, copies it, returns the buffer.
 //! let path = Path { frame_limit: 1518, partial_checksums: false, in_place: false };
 //! let mut pair = device.queue_pair(0, path)?;
 //! let (mut chains, counters, mut sink) = (Chains::default(), PairCounters::default(), Vec::new());
@@ -69,7 +69,7 @@
 //! assert_eq!(sink, frame);
 //! assert!(drivers[1].take_used().is_some());
 //!
-//! // The VMM stops the vrings: where they stand is where the next queue pair goes on.
+//! // The VMM stops the vrings: the next queue pair continues from their positions.
 //! device.keep_bases(0, pair.bases());
 //! assert_eq!((device.stop(0)?, device.stop(1)?), (0, 1));
 //! # Ok(())

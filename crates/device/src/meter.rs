@@ -1,28 +1,28 @@
-//! What a thread does for frames: how many it takes and gives and how many at once, its calls of the kernel, and how
-//! often its flow cache knew a frame.
+//! Statistics of a thread: how many frames it takes and delivers, and how many at once, its system calls, and
+//! how often its flow cache had a frame's flow.
 //!
-//! Theory of operation. Each of these is counted where it happens, by the batch, in cells of its thread: nothing is
-//! shared, no counter is passed down, and counting is an addition in memory that is in the cache. A worker reads the
-//! cells of its thread in one of many rounds, and before it sleeps, and publishes them then. Cells only grow; work of
+//! Theory of operation. Each event is counted where it happens, per batch, in cells of its thread: nothing is
+//! shared, no counter is passed down, and counting is an addition in cached memory. A worker reads and
+//! publishes the cells of its thread once in many rounds, and before it sleeps. Cells only grow; work of
 //! other threads is not reported.
 //!
-//! Reading the clock costs more than counting. So of the calls of the kernel one in [`TIMED_EACH`] is timed, the first
-//! one among them; how long all of them took follows from how many there were.
+//! Reading the clock costs more than counting. So only one in [`TIMED_EACH`] system calls is timed, beginning
+//! with the first; the time of all of them is extrapolated from their number.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Whether anything is counted. Not in the build that the cost of counting is measured by (docs/benchmarks.md).
+/// Whether anything is counted. False only in the build that measures the cost of counting (docs/benchmarks.md).
 pub const IS_KEPT: bool = !cfg!(feature = "no-statistics");
 
-/// One in this many calls of a kind is timed. A prime, so that it does not keep step with what lanes do each second or
-/// eighth time.
+/// One in this many calls of a kind is timed. A prime, so that it does not align with events that lanes
+/// repeat every second or eighth time.
 pub const TIMED_EACH: u64 = 31;
 
-/// Kinds of batches, by how many frames they have: 1, 2 to 3, 4 to 7 and so on, and 64 or more.
+/// Number of batch size classes: 1, 2 to 3, 4 to 7 and so on, and 64 or more.
 pub const SIZES: usize = 7;
 
-/// Kinds of [`KernelCall`].
+/// Number of kinds of [`KernelCall`].
 pub const CALLS: usize = 4;
 
 /// A system call that moves frames, or notifies.
@@ -30,11 +30,11 @@ pub const CALLS: usize = 4;
 pub enum KernelCall {
     /// Sends the frames in a transmit ring (sendto).
     Kick,
-    /// Makes the kernel receive into the buffers of a fill ring, or look for frames (recvfrom).
+    /// Makes the kernel receive into the buffers of a fill ring, or poll for frames (recvfrom).
     Wake,
     /// Writes a frame to the host, or reads one (writev and readv of its tap device).
     Host,
-    /// A guest is interrupted (write to an eventfd). Each of these is timed, as they are anyway.
+    /// Interrupts a guest (write to an eventfd). Each of these is timed, because `call.rs` needs the time.
     Call,
 }
 
@@ -42,7 +42,7 @@ impl KernelCall {
     /// All kinds, in the order of [`Work::calls`].
     pub const ALL: [Self; CALLS] = [Self::Kick, Self::Wake, Self::Host, Self::Call];
 
-    /// Its name in documents.
+    /// Its name in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -61,35 +61,35 @@ pub struct Calls {
     pub all: u64,
     /// How many of them were timed.
     pub timed: u64,
-    /// What these took, nanoseconds.
+    /// Time of these, nanoseconds.
     pub timed_ns: u64,
 }
 
-/// What a flow cache did.
+/// Statistics of a flow cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cached {
     /// Frames whose flow was found.
     pub hits: u64,
     /// Frames whose flow was not found.
     pub misses: u64,
-    /// Flows that went for others.
+    /// Flows evicted for others.
     pub evictions: u64,
 }
 
 /// What a thread has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Frames taken: from a guest, a NIC or the host, or of those that another worker took, and so once more.
+    /// Frames taken from a guest, a NIC, the host, or another worker (which counted them before, too).
     pub passes: u64,
-    /// Those of them that another worker had taken.
+    /// Those of them taken from another worker.
     pub linked: u64,
-    /// Frames given: to a guest, a NIC, the host or another worker.
+    /// Frames delivered to a guest, a NIC, the host or another worker.
     pub given: u64,
-    /// How many batches of which size were taken.
+    /// Number of batches taken, by size class.
     pub batches: [u64; SIZES],
     /// By [`KernelCall::ALL`].
     pub calls: [Calls; CALLS],
-    /// Nothing, where there is no cache.
+    /// All 0 without a cache.
     pub cached: Cached,
 }
 
@@ -125,7 +125,7 @@ thread_local! {
     };
 }
 
-/// A batch of frames was taken, from a guest, a NIC or the host.
+/// Counts a batch of frames taken from a guest, a NIC or the host.
 #[inline]
 pub fn took(frames: usize) {
     if IS_KEPT && frames > 0 {
@@ -133,7 +133,7 @@ pub fn took(frames: usize) {
     }
 }
 
-/// The same of a link from another worker.
+/// Counts a batch of frames taken from another worker.
 #[inline]
 pub fn took_linked(frames: usize) {
     if IS_KEPT && frames > 0 {
@@ -144,7 +144,7 @@ pub fn took_linked(frames: usize) {
     }
 }
 
-/// Frames were delivered to a guest, a NIC, the host or another worker.
+/// Counts frames delivered to a guest, a NIC, the host or another worker.
 #[inline]
 pub fn gave(frames: u64) {
     if IS_KEPT {
@@ -152,7 +152,7 @@ pub fn gave(frames: u64) {
     }
 }
 
-/// Look-ups in a flow cache.
+/// Counts look-ups in a flow cache.
 #[inline]
 pub fn looked_up(hits: u64, misses: u64) {
     if IS_KEPT {
@@ -163,7 +163,7 @@ pub fn looked_up(hits: u64, misses: u64) {
     }
 }
 
-/// Flows of a cache were replaced.
+/// Counts flows evicted from a cache.
 #[inline]
 pub fn evicted(flows: u64) {
     if IS_KEPT {
@@ -171,7 +171,7 @@ pub fn evicted(flows: u64) {
     }
 }
 
-/// Makes a call of the kernel.
+/// Makes a system call, and counts it.
 #[inline]
 pub fn call<R>(kind: KernelCall, make: impl FnOnce() -> R) -> R {
     if !IS_KEPT {
@@ -188,7 +188,7 @@ pub fn call<R>(kind: KernelCall, make: impl FnOnce() -> R) -> R {
     made
 }
 
-/// A call of the kernel was made, and timed.
+/// Counts a system call that the caller has made and timed.
 #[inline]
 pub fn called(kind: KernelCall, took: Duration) {
     if IS_KEPT {
@@ -203,7 +203,7 @@ pub fn passes() -> u64 {
     METER.with(|meter| meter.passes.get())
 }
 
-/// What this thread has done so far.
+/// The statistics of this thread so far.
 #[must_use]
 pub fn read() -> Work {
     METER.with(|meter| Work {

@@ -1,9 +1,9 @@
 //! The device's state, as its VMM sets it up message by message: features, status, memory, vrings.
 //!
-//! A front end turns a VMM's messages into calls of [`NetDevice`]. When both vrings of a pair are started and there is
-//! memory, [`NetDevice::queue_pair`] makes the pair's [`QueuePair`] of them, and its owner moves frames. The device
-//! does not reach into a running queue pair. So stop a queue pair before you change its vrings here, and set their
-//! positions with [`NetDevice::keep_bases`]; the next queue pair continues from there.
+//! A front end turns a VMM's messages into calls of [`NetDevice`]. When both vrings of a pair are started and
+//! there is memory, [`NetDevice::queue_pair`] makes the pair's [`QueuePair`] of them, and its owner moves
+//! frames. The device does not access a running queue pair. So stop a queue pair before you change its vrings
+//! here, and set their positions with [`NetDevice::keep_bases`]; the next queue pair continues from there.
 //!
 //! ```text
 //!     set_size, set_addresses, set_base, set_call, start (kick) ─▶ is_started ─▶ queue_pair ─▶ frames move
@@ -32,18 +32,18 @@ pub enum DeviceError {
     /// Of a vring.
     #[error(transparent)]
     Vring(#[from] VringError),
-    /// These were not offered.
+    /// Features were acknowledged that were not offered.
     #[error("features {0:#x} were acknowledged that were not offered")]
     Features(u64),
-    /// One without what it rests on.
+    /// A feature was acknowledged without one that it needs.
     #[error(transparent)]
     Unmet(#[from] Unmet),
-    /// The device status has 8 bits (VirtIO 1.3, 2.1).
+    /// The device status has more than 8 bits (VirtIO 1.3, 2.1).
     #[error("device status {0:#x} has bits beyond the 8 that VirtIO defines")]
     Status(u64),
 }
 
-/// Why there is no queue pair.
+/// Why a queue pair cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
     /// Of a vring.
@@ -57,26 +57,26 @@ pub enum PairError {
         /// What is wrong.
         source: RingError,
     },
-    /// A kick or call eventfd; the process is short of descriptors.
+    /// A kick or call eventfd could not be duplicated; the process is short of descriptors.
     #[error("cannot duplicate a descriptor")]
     Duplicate(#[source] std::io::Error),
-    /// There are rings, but nothing that they could lie in.
+    /// There are rings, but no guest memory.
     #[error(
-        "vrings were started before any guest memory was named: it must be shared with the device (QEMU: \
+        "vrings were started before guest memory was set: it must be shared with the device (QEMU: \
          memory-backend-memfd,share=on)"
     )]
     NoMemory,
 }
 
-/// What a queue pair has to know of where its frames go.
+/// Properties of the data path behind a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Path {
-    /// Longest frame that is carried, bytes.
+    /// Maximum frame length, bytes.
     pub frame_limit: u32,
     /// Frames may come from a stack on the same machine, with partial checksums.
     pub partial_checksums: bool,
-    /// Frames are sent from where the guest has them, or were by a predecessor that died: those that it had taken are
-    /// not sent twice.
+    /// Frames are sent from guest memory without a copy, or were by a predecessor that died: frames that it
+    /// had taken are not sent twice.
     pub in_place: bool,
 }
 
@@ -87,21 +87,21 @@ pub struct NetDevice {
     status: u8,
     memory: Option<Arc<MemoryMap>>,
     log: Option<Arc<DirtyLog>>,
-    /// Where chains under way are noted for a successor, if the VMM keeps such a region.
+    /// Records the chains in flight for a successor, if the VMM keeps such a region.
     inflight: Option<Arc<InflightRegion>>,
-    /// Those of the pairs, and of the control queue where the device has it.
+    /// The vrings of the pairs, and of the control queue if the device can serve it.
     vrings: Vec<VringState>,
-    /// The driver's state, set by the control queue; `None`: the VMM has the queue.
+    /// The driver's state, set by the control queue; `None`: the VMM serves the queue.
     pub(crate) control: Option<State>,
-    /// The control queue may be the VMM's, of which the device then hears nothing.
+    /// The VMM may serve the control queue; the device then does not use it.
     passed_on: bool,
     /// A call blocked a thread.
     call_blocked: CallBlocked,
 }
 
 impl NetDevice {
-    /// With `pairs` queue pairs, 1 to 0x8000 (VirtIO 1.3, 5.1.4.1), and these offloads to offer. The caller checks the
-    /// number: a device without pairs serves nothing, and no driver can address more.
+    /// A device with `pairs` queue pairs, 1 to 0x8000 (VirtIO 1.3, 5.1.4.1), that offers these offloads. The
+    /// caller checks the number: a device without pairs is useless, and no driver can address more.
     #[must_use]
     pub fn new(pairs: u16, offload: Offloads) -> Self {
         Self {
@@ -120,14 +120,14 @@ impl NetDevice {
         }
     }
 
-    /// Offers these, too.
+    /// Offers these features, too.
     #[must_use]
     pub fn offering(mut self, features: OnRequest) -> Self {
         self.offered |= features.features();
         self
     }
 
-    /// Has a control queue of its own, and offers these, too. `passed_on`: only if a front end passes it on.
+    /// Lets the device serve its control queue, with these features. `passed_on`: only if a front end passes it on.
     pub(crate) fn add_control(&mut self, state: State, features: u64, passed_on: bool) {
         self.offered |= features;
         self.vrings.push(VringState::default());
@@ -135,19 +135,19 @@ impl NetDevice {
         self.passed_on = passed_on;
     }
 
-    /// Whether the control queue is this device's to serve. Where a front end passes it on, its driver acknowledged it;
-    /// one that serves it itself does not acknowledge it here, or never sets its vring up.
+    /// Whether this device serves the control queue. If a front end passes it on, the driver has acknowledged
+    /// it; a front end that serves it itself does not acknowledge it here, or never sets its vring up.
     fn has_control_vring(&self) -> bool {
         self.control.is_some() && (!self.passed_on || self.features & F_CTRL_VQ != 0)
     }
 
-    /// Whether that is the vring of the control queue.
+    /// Whether `index` is the vring of the control queue.
     #[must_use]
     pub fn is_control(&self, index: u32) -> bool {
         self.has_control_vring() && index == self.control_index()
     }
 
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub fn pairs(&self) -> usize {
         self.vrings.len() / 2
     }
@@ -162,7 +162,7 @@ impl NetDevice {
         self.features
     }
 
-    /// What follows from these.
+    /// The properties that follow from the acknowledged features and the driver's commands.
     pub fn negotiated(&self) -> Negotiated {
         let negotiated = Negotiated::from(self.features);
         let offloads = self
@@ -175,12 +175,11 @@ impl NetDevice {
         }
     }
 
-    /// The driver acknowledges features. All running queue pairs have to be made again if these differ from the ones
-    /// before.
+    /// The driver acknowledges features. If they change, all running queue pairs must be created again.
     ///
     /// # Errors
-    /// [`DeviceError::Features`]. With a control queue of its own, where a driver's features come from the driver and
-    /// not from a VMM, [`DeviceError::Unmet`], too: FEATURES_OK is not to be set then.
+    /// [`DeviceError::Features`]. If the device serves its control queue in a VMM, so that the features come
+    /// from the driver itself, also [`DeviceError::Unmet`]: then FEATURES_OK must not be set.
     pub fn acknowledge(&mut self, features: u64) -> Result<(), DeviceError> {
         match features & !self.offered {
             0 => (),
@@ -198,8 +197,8 @@ impl NetDevice {
         self.status
     }
 
-    /// Sets the device status; 0 resets the device. The positions of the rings stay known then, as a VMM may read them
-    /// afterwards.
+    /// Sets the device status; 0 resets the device, but keeps the positions of the rings, because a VMM may
+    /// read them afterwards.
     ///
     /// # Errors
     /// [`DeviceError::Status`].
@@ -238,29 +237,29 @@ impl NetDevice {
         self.memory.as_ref()
     }
 
-    /// Queue pairs that are made from now on lie in that memory.
+    /// Sets the memory for queue pairs created from now on.
     pub fn set_memory(&mut self, memory: Option<Arc<MemoryMap>>) {
         self.memory = memory;
     }
 
-    /// Where writes to guest memory are noted while it is migrated.
+    /// The dirty log, while the guest is migrated.
     pub fn log(&self) -> Option<&Arc<DirtyLog>> {
         self.log.as_ref()
     }
 
-    /// Queue pairs made from now on log writes there; for running ones call [`QueuePair::set_log`].
+    /// Sets the dirty log for queue pairs created from now on; for running ones call [`QueuePair::set_log`].
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
         self.log = log;
     }
 
-    /// Whether the VMM keeps an inflight region with a part for that vring: it may be for fewer.
+    /// Whether the VMM keeps an inflight region that includes that vring: it may be for fewer vrings.
     #[must_use]
     pub fn has_inflight(&self, index: u16) -> bool {
         let region = self.inflight.as_ref();
         region.is_some_and(|region| region.queue(index).is_some())
     }
 
-    /// Queue pairs that are made from now on note there what is under way, and begin with what a predecessor noted.
+    /// Sets the inflight region. Queue pairs created from now on use it, and start with a predecessor's records.
     pub fn set_inflight(&mut self, inflight: Arc<InflightRegion>) {
         self.inflight = Some(inflight);
     }
@@ -289,7 +288,7 @@ impl NetDevice {
         Ok(&mut self.vrings[index as usize])
     }
 
-    /// Sets the number of its entries. Checked again when the ring is used: features may yet change.
+    /// Sets the number of its entries. Checked again when the ring is used, because features may still change.
     ///
     /// # Errors
     /// [`VringError`].
@@ -335,9 +334,9 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Stops it; returns its position. If single vrings are reset this may be the first half of that; the second is
-    /// [`start`](Self::start), with addresses and a base that were set before. The control queue's may be requested
-    /// after the reset that made the device forget that queue.
+    /// Stops it; returns its position. This may be the first half of a reset of a single vring; the second is
+    /// [`start`](Self::start), after addresses and base are set. The control queue's vring can be stopped
+    /// even after a reset of the device, which clears CTRL_VQ.
     ///
     /// # Errors
     /// [`VringError`].
@@ -378,7 +377,7 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Takes out the error eventfds of all vrings.
+    /// Removes and returns the error eventfds of all vrings.
     #[must_use]
     pub fn take_errors(&mut self) -> Vec<OwnedFd> {
         let errors = self.vrings.iter_mut().filter_map(|vring| vring.err.take());
@@ -392,8 +391,8 @@ impl NetDevice {
         vrings.is_some_and(|vrings| vrings.iter().all(|vring| vring.started))
     }
 
-    /// Whether frames can move in a pair: both its vrings are started, or one is and the driver may have reset the
-    /// other (VIRTIO_F_RING_RESET). One that was not started yet is waited for.
+    /// Whether frames can move in a pair: both its vrings are started, or one is and the driver may have
+    /// reset the other (VIRTIO_F_RING_RESET). A vring that was never started keeps the pair from starting.
     #[must_use]
     pub fn is_started(&self, pair: usize) -> bool {
         if u32::try_from(pair * 2).is_ok_and(|index| self.is_control(index)) {
@@ -411,7 +410,7 @@ impl NetDevice {
         }
     }
 
-    /// Whether the guest receives on all pairs but the first, which it cannot switch off.
+    /// Whether the guest receives on all pairs but the first, which it cannot disable.
     pub fn all_pairs_on(&self) -> bool {
         (1..self.pairs()).all(|pair| {
             let to_guest = &self.vrings[pair * 2];
@@ -428,21 +427,21 @@ impl NetDevice {
         sizes.max().unwrap_or(0)
     }
 
-    /// Whether a call of this device held up the thread that made it.
+    /// Whether a call of this device blocked the thread that made it.
     pub fn call_blocked(&self) -> &CallBlocked {
         &self.call_blocked
     }
 
-    /// Makes the queue pair of a pair; kicks and calls are duplicated for it. A vring that is not started is a
-    /// [`Queue::reset`] there, and off; of a pair that is not [started](Self::is_started) both are.
+    /// Creates the queue pair `pair`, with duplicates of its kicks and calls. A vring that is not started
+    /// becomes a disabled [`Queue::reset`]; if the pair is not [started](Self::is_started), both do.
     ///
     /// # Errors
     /// [`PairError`].
     pub fn queue_pair(&self, pair: u16, path: Path) -> Result<QueuePair, PairError> {
         let memory = self.memory.as_ref().ok_or(PairError::NoMemory)?;
         let negotiated = self.negotiated();
-        // Only frames that are sent from where the guest has them can be sent twice. The note of a split ring, one
-        // store a batch, is kept in any case, so that none is out of date when that changes.
+        // Only frames that are sent from guest memory can be sent twice. The record in a split ring, one
+        // store per batch, is always written, so that it is up to date if `in_place` changes.
         let marks = match path.in_place || !negotiated.ring.packed {
             true => Journal::Ring,
             false => Journal::None,
@@ -470,7 +469,7 @@ impl NetDevice {
         })
     }
 
-    /// Enters a ring; chains under way are noted in the inflight region, or in `marks` where there is none.
+    /// Opens a ring; chains in flight are recorded in the inflight region, or by `marks` if there is none.
     fn enter(&self, index: u32, memory: &Arc<MemoryMap>, marks: Journal) -> Result<Vring, PairError> {
         let (state, ring) = (self.vring(index)?, self.negotiated().ring);
         if !state.started {
@@ -501,17 +500,17 @@ impl NetDevice {
         })
     }
 
-    /// Enters the control queue's ring.
+    /// Opens the control queue's ring.
     pub(crate) fn enter_control(&self, index: u32, memory: &Arc<MemoryMap>) -> Result<Vring, PairError> {
-        // A command that was taken and not answered is executed again: it sets a state, and does not depend on the one
-        // before.
+        // A command that was taken and not answered is executed again: it sets a state that does not depend
+        // on the previous one.
         self.enter(index, memory, Journal::None)
     }
 
-    /// In the place of a ring that is not there.
+    /// A placeholder for a ring that is not started.
     fn enter_reset(&self, index: u32, memory: &Arc<MemoryMap>) -> Result<Vring, PairError> {
         let state = self.vring(index)?;
-        // The driver has not set the size of a ring that was never set up.
+        // The size of a ring that was never set up is unknown.
         let size = state.size.unwrap_or(QueueSize::SMALLEST);
         Ok(Vring {
             queue: Queue::reset(memory, size, self.negotiated().ring, state.base),
@@ -521,7 +520,7 @@ impl NetDevice {
         })
     }
 
-    /// Why a ring may lie outside guest memory.
+    /// Explains a ring outside guest memory: its address may be an IOMMU's.
     fn explain(&self, error: VringError) -> VringError {
         match error {
             VringError::Layout { index, source } if self.features & F_ACCESS_PLATFORM != 0 => {
@@ -531,8 +530,8 @@ impl NetDevice {
         }
     }
 
-    /// A queue pair was stopped there; the next one goes on from there. Of a vring that is not started it knows
-    /// nothing.
+    /// Keeps the positions of a stopped queue pair, from which the next one continues. Ignores vrings that
+    /// are not started.
     ///
     /// # Panics
     /// If there is no such pair.

@@ -1,9 +1,9 @@
-//! Which offloads there are, and which of them a port offers or a guest accepted.
+//! The offloads: which a port offers, and which a guest accepted.
 //!
-//! Names are VirtIO's feature names in lower case, without the `HOST_` of those where the guest leaves work
-//! to us: `csum`, `tso4`, `tso6`, `ecn`, `uso` for frames from the guest, `guest-…` for frames to it (VirtIO
-//! 1.3, 5.1.3). Some rest on others (5.1.3.1): [`Offloads::closed`] adds those, [`Offloads::sound`] takes away
-//! what a driver accepted without them.
+//! Names are VirtIO's feature names in lower case, without the `HOST_` of offloads that we perform for the
+//! guest: `csum`, `tso4`, `tso6`, `ecn`, `uso` for frames from the guest, `guest-…` for frames to it (VirtIO
+//! 1.3, 5.1.3). Some need others (5.1.3.1): [`Offloads::closed`] adds those, [`Offloads::sound`] removes
+//! offloads that a driver accepted without them.
 
 use std::fmt;
 
@@ -14,29 +14,29 @@ use virtio_bindings::bindings::virtio_net as net;
 pub struct Offloads {
     /// The guest sends partial checksums, we complete them.
     pub csum: bool,
-    /// The guest sends TCP GSO packets over IPv4, we cut them.
+    /// The guest sends TCP GSO packets over IPv4, we segment them.
     pub tso4: bool,
     /// The same over IPv6.
     pub tso6: bool,
     /// GSO packets of the guest may have the congestion window reduced flag set.
     pub ecn: bool,
-    /// The guest sends UDP GSO packets, we cut them.
+    /// The guest sends UDP GSO packets, we segment them.
     pub uso: bool,
-    /// The guest takes partial checksums, and our word that one was checked.
+    /// The guest accepts partial checksums, and the flag that a checksum was verified.
     pub guest_csum: bool,
-    /// The guest takes TCP GSO packets over IPv4.
+    /// The guest accepts TCP GSO packets over IPv4.
     pub guest_tso4: bool,
     /// The same over IPv6.
     pub guest_tso6: bool,
-    /// It takes GSO packets with the congestion window reduced flag set.
+    /// It accepts GSO packets with the congestion window reduced flag set.
     pub guest_ecn: bool,
-    /// It takes UDP GSO packets over IPv4.
+    /// It accepts UDP GSO packets over IPv4.
     pub guest_uso4: bool,
     /// The same over IPv6.
     pub guest_uso6: bool,
 }
 
-/// An offload: its name, its feature bit, its place in the set.
+/// An offload: its name, its feature bit, its field in the set.
 type Entry = (&'static str, u32, fn(&mut Offloads) -> &mut bool);
 
 const ENTRIES: [Entry; 11] = [
@@ -79,12 +79,12 @@ impl Offloads {
         guest_uso6: false,
     };
 
-    /// All that there are.
+    /// All of them.
     pub fn all() -> Self {
         Self::from_features(u64::MAX)
     }
 
-    /// Those of this set that are for frames to the guest.
+    /// The offloads of this set for frames to the guest.
     #[must_use]
     pub fn for_guest(self) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl Offloads {
         }
     }
 
-    /// Those that allow frames for the guest that are longer than the interface carries.
+    /// The offloads that allow frames for the guest that are longer than the interface's maximum.
     pub fn coalescing() -> Self {
         Self {
             guest_tso4: true,
@@ -109,7 +109,7 @@ impl Offloads {
         }
     }
 
-    /// Those whose feature bit is set.
+    /// The offloads whose feature bit is set.
     pub fn from_features(features: u64) -> Self {
         let mut set = Self::NONE;
         for (_, bit, place) in ENTRIES {
@@ -132,12 +132,12 @@ impl Offloads {
         chosen.map(|(name, ..)| name).collect()
     }
 
-    /// Those of this set that are not in the other.
+    /// This set without the offloads of the other.
     pub fn without(self, other: Self) -> Self {
         Self::from_features(self.features() & !other.features())
     }
 
-    /// With what they rest on.
+    /// The set with all offloads that its members need.
     pub fn closed(self) -> Self {
         let mut set = self;
         set.tso4 |= set.ecn && !set.tso6;
@@ -147,7 +147,7 @@ impl Offloads {
         set
     }
 
-    /// Without those that rest on one that is missing: what a driver that accepted too little gets.
+    /// The set without members that need a missing one: the result for a driver that accepted too little.
     pub fn sound(self) -> Self {
         let mut set = self;
         set.tso4 &= set.csum;
@@ -162,20 +162,20 @@ impl Offloads {
         set
     }
 
-    /// Whether the guest takes frames longer than the interface carries.
+    /// Whether the guest accepts frames longer than the interface's maximum.
     #[inline]
     pub fn receives_gso_packets(&self) -> bool {
         self.guest_tso4 || self.guest_tso6 || self.guest_uso4 || self.guest_uso6
     }
 
-    /// The one of that name.
+    /// The offload with that name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let (_, bit, _) = ENTRIES.iter().find(|(known, ..)| *known == name)?;
         Some(Self::from_features(1 << bit))
     }
 
-    /// Those of either set.
+    /// The union of both sets.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         Self::from_features(self.features() | other.features())

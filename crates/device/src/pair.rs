@@ -1,11 +1,11 @@
 //! The guest's side of a lane: two vrings, the virtio-net header, and what is checked in it.
 //!
-//! A chain arrives here with every descriptor already copied out of guest memory and bounds-checked by the `virtqueue`
-//! crate. What remains is meaning: a chain from the guest is readable only, a chain to the guest is writable only, the
-//! virtio-net header (VirtIO 1.3, 5.1.6) may be spread over descriptors, and it may not request what was not
-//! negotiated. A guest may change the header between two reads (CVE-2024-11614), so each decision depends on the bytes
-//! of one read: the first two show whether a frame requests anything; if it does, the ten bytes about offloads are
-//! read, and only that copy is used.
+//! A chain arrives here with every descriptor already copied out of guest memory and bounds-checked by the
+//! `virtqueue` crate. This file checks the meaning: a chain from the guest is readable only, a chain to the
+//! guest is writable only, the virtio-net header (VirtIO 1.3, 5.1.6) may be spread over descriptors, and it
+//! may not request what was not negotiated. A guest may change the header between two reads (CVE-2024-11614),
+//! so each decision uses the bytes of one read: the first two bytes show whether a frame requests an offload;
+//! if it does, the ten bytes of offload fields are read, and only that copy is used.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use super::offloads::Offloads;
 
 /// Length of the virtio-net header with `num_buffers`, bytes (VirtIO 1.3, 5.1.6).
 pub const HEADER_BYTES: u32 = 12;
-/// Length of the same with a hash behind it, bytes: VIRTIO_NET_F_HASH_REPORT.
+/// Length of the header with a hash report after it, bytes: VIRTIO_NET_F_HASH_REPORT.
 pub const HASH_HEADER_BYTES: u32 = 20;
 /// Length of the legacy header without `num_buffers`, bytes.
 pub const LEGACY_HEADER_BYTES: u32 = 10;
 /// Shortest frame that has an Ethernet header, bytes.
 pub const SHORTEST_FRAME: u32 = 14;
 
-/// Longest GSO packet, bytes: what an IP packet may have, Ethernet header and two VLAN tags.
+/// Longest GSO packet, bytes: the maximum IP packet, Ethernet header and two VLAN tags.
 pub const LONGEST_GSO_PACKET: u32 = 65_535 + 22;
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
@@ -35,13 +35,13 @@ const NEEDS_CSUM: u8 = 1;
 /// `VIRTIO_NET_HDR_GSO_NONE`.
 const GSO_NONE: u8 = 0;
 
-/// Why a port was closed: what its guest did.
+/// Why a port was closed: the fault of its guest or VMM.
 ///
 /// `head` is the chain's first descriptor; lengths are bytes.
 #[derive(Debug, Clone, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum Fault {
-    /// The virtqueue itself is wrong.
+    /// The virtqueue itself is invalid.
     #[error(transparent)]
     Ring(#[from] GuestFault),
     /// A frame without a whole virtio-net header.
@@ -53,10 +53,10 @@ pub enum Fault {
     /// A command without a byte for its answer.
     #[error("the control queue holds a chain without a device-writable byte for the answer (head {head})")]
     ControlWithoutAck { head: u16 },
-    /// Writing to a call eventfd made a worker wait, or the thread that stopped a lane; or it took a worker very long.
+    /// Writing to a call eventfd blocked a worker, or the thread that stopped a lane; or it took a worker very long.
     #[error(
-        "the VMM made its call eventfd block, or so many wait for it that writing to it takes very long, which holds \
-         up a worker: this port takes no VMM any more until the daemon is started again"
+        "the VMM made its call eventfd block, or it has so many waiters that a write takes very long, which blocks \
+         a worker: this port accepts no VMM until the daemon is restarted"
     )]
     CallBlocks,
     /// A readable descriptor where the guest receives.
@@ -96,7 +96,7 @@ pub struct Bases {
     pub to_guest: u32,
 }
 
-/// What a stopped lane leaves behind.
+/// What remains of a stopped lane.
 pub struct Stopped {
     /// Positions of its vrings.
     pub bases: Bases,
@@ -112,12 +112,12 @@ pub struct Vring {
     pub kick: Option<OwnedFd>,
     /// How the driver is notified.
     pub call: Call,
-    /// SET_VRING_ENABLE: a disabled ring is left alone.
+    /// SET_VRING_ENABLE: a disabled ring is not used.
     pub enabled: bool,
 }
 
 impl Vring {
-    /// Makes what was used visible to the driver and notifies it when it wants that.
+    /// Publishes used buffers, and notifies the driver if it requests that.
     #[inline]
     pub fn publish(&mut self, counters: &PairCounters) {
         if self.queue.publish() {
@@ -144,7 +144,7 @@ pub struct QueuePair {
     pub offloads: Offloads,
     /// Frames may come from a stack on the same machine, with partial checksums.
     pub partial_checksums: bool,
-    /// Where writes to guest memory are noted while it is migrated.
+    /// The dirty log, while the guest is migrated.
     pub log: Option<Arc<DirtyLog>>,
     /// Number of next chains of the transmit queue that a dead predecessor had passed to the NIC.
     pub sent_before: usize,
@@ -157,24 +157,24 @@ pub struct Sending {
     pub start: Cursor,
     /// Length of the frame, bytes.
     pub len: u32,
-    /// The requested offloads. A checksum is inside the frame, and a request for segmentation includes one for a
-    /// checksum; nothing else has been checked of the bytes of a GSO packet.
+    /// The requested offloads. A requested checksum is inside the frame, and a request for segmentation
+    /// includes one for a checksum; no other bytes of a GSO packet have been checked.
     pub request: Request,
 }
 
 impl QueuePair {
-    /// Whether a call eventfd of this VMM's held up the thread that wrote to it.
+    /// Whether a call eventfd of this VMM blocked the thread that wrote to it.
     pub fn call_blocks(&self) -> bool {
         self.from_guest.call.is_blocked()
     }
 
-    /// The lane leaves its worker: calls are left to the thread that stops it.
+    /// Call this when the lane leaves its worker: the thread that stops it makes pending calls.
     pub fn leave_calls(&mut self) {
         self.from_guest.call.leave();
         self.to_guest.call.leave();
     }
 
-    /// What is left of it when its lane stops.
+    /// Positions and pending calls, when the lane stops.
     pub fn stopped(&mut self) -> Stopped {
         let vrings = [&mut self.to_guest, &mut self.from_guest];
         let calls = vrings.into_iter().filter_map(|vring| vring.call.take_due());
@@ -192,14 +192,14 @@ impl QueuePair {
         }
     }
 
-    /// Notes writes in `log` from now on, or no more.
+    /// Logs later writes in `log`; `None` stops that.
     pub fn set_log(&mut self, log: Option<&Arc<DirtyLog>>) {
         self.log = log.cloned();
         self.from_guest.queue.set_log(log.cloned());
         self.to_guest.queue.set_log(log.cloned());
     }
 
-    /// Notes that `len` bytes at `offset` of the map were written, by us or by the kernel. After the
+    /// Logs that `len` bytes at `offset` of the map were written, by us or by the kernel. Call it after the
     /// write, and before it is published.
     #[inline]
     pub fn wrote(&self, offset: u64, len: u32) {
@@ -214,7 +214,7 @@ impl QueuePair {
         kicks.into_iter().flatten().map(AsFd::as_fd)
     }
 
-    /// Whether an enabled vring has no kick descriptor: its driver wants to be polled.
+    /// Whether an enabled vring has no kick descriptor: its driver requires polling.
     pub fn is_polled(&self) -> bool {
         [&self.from_guest, &self.to_guest]
             .into_iter()
@@ -229,13 +229,13 @@ impl QueuePair {
         }
     }
 
-    /// Takes at most `most` chains of the receive queue, each checked to be a buffer; the bytes that they hold.
+    /// Takes at most `most` chains of the receive queue, each checked to be a buffer; returns their total size.
     ///
     /// # Errors
     /// What the guest did wrong.
     #[inline]
     pub fn pop_buffers(&mut self, chains: &mut Chains, most: usize) -> Result<u64, Fault> {
-        // Cleared first: on a fault nothing of an earlier batch may be taken for popped.
+        // Cleared first: on a fault no chain of an earlier batch must look like a popped one.
         chains.clear();
         self.to_guest.queue.pop(chains, most)?;
         let mut room = 0;
@@ -254,8 +254,8 @@ impl QueuePair {
         Ok(room)
     }
 
-    /// The frame in a chain of the transmit queue, if it is plain: in one buffer, behind a header without requests, and
-    /// neither too short nor too long. `None`: [`QueuePair::check`] has to look, by its own read.
+    /// The frame in a chain of the transmit queue, if it is plain: in one buffer, after a header without requests,
+    /// and neither too short nor too long. `None`: [`QueuePair::check`] must check it, with its own read.
     #[inline(always)]
     pub fn plain(&self, chain: &Chain, buffers: &[Buffer]) -> Option<Sending> {
         if self.sent_before > 0 {
@@ -283,8 +283,8 @@ impl QueuePair {
         })
     }
 
-    /// Checks a chain of the transmit queue; `buffers` are the chain's own. `None`: no frame that can be sent, which is
-    /// counted. `unsendable`: no frame can be sent now, and this counter counts them.
+    /// Checks a chain of the transmit queue; `buffers` are the chain's own. `None`: the frame cannot be sent,
+    /// which is counted. `unsendable`: no frame can be sent now; count them here.
     ///
     /// # Errors
     /// What the guest did wrong.
@@ -301,11 +301,11 @@ impl QueuePair {
         Ok(is_one.then_some(sending))
     }
 
-    /// The same into memory of the caller; returns whether there is a frame to send. For callers with many chains: a
-    /// value that is built in pieces and then moved as a whole waits for the stores.
+    /// As [`QueuePair::check`], into `sending`; returns whether there is a frame to send. For callers with
+    /// many chains: moving a value that was just built in pieces stalls store forwarding.
     ///
     /// # Errors
-    /// As [`QueuePair::judge`].
+    /// As [`QueuePair::check`].
     #[inline(always)]
     pub fn check_into(
         &mut self,
@@ -322,7 +322,7 @@ impl QueuePair {
             return Ok(true);
         }
         if self.sent_before > 0 {
-            // It was sent, or is lost; sending it once more would be worse.
+            // It was sent, or is lost; to send it twice would be worse.
             self.sent_before -= 1;
             counters.from_guest_fate_unknown.add(1);
             return Ok(false);
@@ -366,7 +366,7 @@ impl QueuePair {
     #[inline(always)]
     fn request(&self, buffers: &[Buffer], len: u32, counters: &PairCounters, request: &mut Request) -> bool {
         *request = Request::default();
-        // Every offload of frames from the guest rests on this one.
+        // Every offload for frames from the guest needs this one.
         if !self.offloads.csum {
             let [flags, gso_type] = self.header_start(buffers);
             let is_plain = flags & NEEDS_CSUM == 0 && gso_type == GSO_NONE;
@@ -383,7 +383,7 @@ impl QueuePair {
         work.map(|work| *request = work).is_some()
     }
 
-    /// The same for a header with requests.
+    /// Parses a header with requests, for [`request`](Self::request).
     #[inline(never)]
     fn work(&self, header: &[u8; 10], len: u32, counters: &PairCounters) -> Option<Request> {
         let request = match Request::from_header(header) {
@@ -423,7 +423,7 @@ impl QueuePair {
             let _ = self.memory.copy_from_guest(buffers[0].offset, &mut header);
             return header;
         }
-        // One byte a descriptor is legal; `check` saw that the chain holds a whole header.
+        // Descriptors of one byte are legal; `check` has checked that the chain has a whole header.
         let mut rest = &mut header[..];
         for piece in Cursor::default().pieces(buffers) {
             let (now, later) = rest.split_at_mut(rest.len().min(piece.len as usize));
@@ -458,17 +458,17 @@ impl Piece {
     }
 }
 
-/// A byte of a chain, and what follows it.
+/// A position in the bytes of a chain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cursor {
-    /// The buffer that it is in; past the end their number.
+    /// Index of its buffer; at the end, the number of buffers.
     pub buffer: usize,
-    /// Bytes of that buffer before it.
+    /// Its offset in that buffer, bytes.
     pub within: u32,
 }
 
 impl Cursor {
-    /// Behind the first `count` bytes.
+    /// The position after the first `count` bytes.
     #[inline]
     pub fn after(buffers: &[Buffer], count: u32) -> Self {
         let mut left = count;
@@ -487,7 +487,7 @@ impl Cursor {
         }
     }
 
-    /// Goes past the next `len` bytes.
+    /// Skips the next `len` bytes.
     pub fn pass(&mut self, buffers: &[Buffer], len: u32) {
         let mut left = len;
         while left > 0
@@ -513,7 +513,7 @@ impl Cursor {
         }
     }
 
-    /// All pieces from here on: a buffer each.
+    /// All pieces from here on, one per buffer.
     #[inline]
     pub fn pieces(self, buffers: &[Buffer]) -> impl Iterator<Item = Piece> + '_ {
         buffers[self.buffer..]

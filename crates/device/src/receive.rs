@@ -1,8 +1,7 @@
-//! The way of a frame for the guest: whether the guest accepts it, its pair, and its hash report.
+//! The decisions for a frame to the guest: whether the guest accepts it, its pair, and its hash report.
 //!
-//! [`Receive`] is the driver's state, prepared for the data path: it does not change, and shares nothing with later
-//! states. The data path gets a new one after a change ([`crate::control`]), and calls [`Receive::place`] for each
-//! frame.
+//! [`Receive`] is the driver's state, prepared for the data path: it never changes. The data path gets a new
+//! one after a change ([`crate::control`]), and calls [`Receive::place`] for each frame.
 
 use std::sync::Arc;
 
@@ -11,29 +10,29 @@ use crate::filter::Filter;
 use crate::hash::nic::NicHash;
 use crate::hash::{Hashing, Report, Source};
 
-/// How frames find their pair.
+/// How the pair of a frame is chosen.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Steering {
     /// Multiqueue is off.
     #[default]
     FirstPair,
-    /// Where the guest sends the flow: automatic receive steering (VirtIO 1.3, 5.1.6.5.6).
+    /// The pair on which the guest sends the flow: automatic receive steering (VirtIO 1.3, 5.1.6.5.6).
     Automatic,
     /// By the driver's table: RSS (5.1.6.5.7).
     Table(Arc<Table>),
 }
 
-/// The indirection table of RSS; each entry is checked to be a pair of the device's.
+/// The indirection table of RSS; each entry was checked to be a pair of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
-    /// A pair for each value of the hash's low bits: a power of two of them.
+    /// A pair for each value of the hash's low bits; the length is a power of two.
     pub(crate) pairs: Vec<u16>,
-    /// Where frames without a hash go.
+    /// The pair for frames without a hash.
     pub(crate) unclassified: u16,
 }
 
 impl Table {
-    /// All frames go there.
+    /// A table that sends all frames to the first pair.
     pub(crate) fn first_pair() -> Self {
         Self {
             pairs: vec![0],
@@ -56,7 +55,7 @@ impl Table {
 pub struct Receive {
     pub(crate) filter: Filter,
     pub(crate) steering: Steering,
-    /// Where hashes are wanted, for a queue or for a report.
+    /// Calculates hashes, if they are needed for steering or reports.
     pub(crate) hashing: Option<Hashing>,
     /// VIRTIO_NET_F_HASH_REPORT: the guest gets reports.
     pub(crate) reports: bool,
@@ -65,11 +64,11 @@ pub struct Receive {
 /// Where a frame goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// The pair of the receive queue for it. `None`: automatic receive steering, which the caller does, since it sees
-    /// the guest's frames. A pair that is not started, or is being reset, takes no frame: it is dropped (VirtIO 1.3,
-    /// 5.1.6.5.7.2).
+    /// The pair of the receive queue for it. `None`: automatic receive steering by the caller, which sees the
+    /// guest's frames. A frame for a pair that is not started, or is being reset, must be dropped (VirtIO
+    /// 1.3, 5.1.6.5.7.2).
     pub pair: Option<u16>,
-    /// For the virtio-net header.
+    /// The report for the virtio-net header.
     pub report: Report,
 }
 

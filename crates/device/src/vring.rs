@@ -8,9 +8,9 @@ use virtqueue::{
 
 /// What is wrong with a vring.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // What the fields are the messages say.
+#[allow(missing_docs)] // The messages explain the fields.
 pub enum VringError {
-    /// SET_VRING_NUM with a size that no such ring has.
+    /// SET_VRING_NUM with a size that such a ring cannot have.
     #[error("vring {index}: {source}")]
     Size { index: u32, source: QueueSizeError },
     /// SET_VRING_BASE beyond 16 bits.
@@ -22,7 +22,7 @@ pub enum VringError {
     /// The rings are misaligned or not in guest memory.
     #[error("vring {index}: {source}")]
     Layout { index: u32, source: RingError },
-    /// The ring's addresses are no addresses of the VMM's: it promised to translate them.
+    /// The ring's addresses are not in guest memory; with ACCESS_PLATFORM the VMM should have translated them.
     #[error(
         "vring {index}: {source}: ACCESS_PLATFORM was acknowledged, so this may be an address of an IOMMU, and there \
          is no IOTLB here: leave the IOMMU out, or this device out of it (QEMU: no iommu_platform=on beside an IOMMU \
@@ -37,12 +37,12 @@ pub enum VringError {
     Unknown { index: u32, count: u32 },
 }
 
-/// State of one vring; all that a lane is made of.
+/// State of one vring, from which lanes are created.
 #[derive(Default)]
 pub struct VringState {
     /// Its entries.
     pub size: Option<QueueSize>,
-    /// In the VMM's address space (SET_VRING_ADDR).
+    /// Its addresses in the VMM's address space (SET_VRING_ADDR).
     pub addresses: Option<RingAddresses>,
     /// The next chain to take, set by the VMM or left by the last lane.
     pub base: u32,
@@ -52,16 +52,16 @@ pub struct VringState {
     pub call: Option<OwnedFd>,
     /// Reports a fault to the VMM.
     pub err: Option<OwnedFd>,
-    /// SET_VRING_KICK came, GET_VRING_BASE did not yet.
+    /// SET_VRING_KICK was received, and no GET_VRING_BASE since.
     pub started: bool,
-    /// It was started, and GET_VRING_BASE came since.
+    /// It was started, and GET_VRING_BASE was received since.
     pub stopped: bool,
-    /// Frames go through it.
+    /// SET_VRING_ENABLE: frames may pass.
     pub enabled: bool,
 }
 
 impl VringState {
-    /// Where the rings lie in the map.
+    /// The layout of the ring in the map.
     ///
     /// # Errors
     /// [`VringError`].

@@ -1,7 +1,7 @@
-//! What answers consist of: bytes that are there, or that come as something happens.
+//! Bodies of responses: complete bytes, or a stream to which events add bytes.
 //!
-//! Bytes that are there are handed on in pieces, as they are sent: what a client does not read stays here, where it is
-//! counted ([`Place::hold`](super::Place::hold)), and not in copies of hyper's.
+//! Complete bytes are passed to hyper in pieces, as they are sent: bytes that a client has not read stay here, where
+//! they are counted ([`Place::hold`](super::Place::hold)), and not in hyper's buffers.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -11,14 +11,14 @@ use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::mpsc;
 
-/// Bytes that are handed on at a time.
+/// Bytes that are passed on at a time.
 const PIECE: usize = 64 << 10;
 
 /// See the module's head.
 pub(super) enum Body {
     Whole {
         rest: Bytes,
-        /// Counts them until they are sent, or given up.
+        /// Counts these bytes until they are sent or dropped.
         _held: Option<Box<dyn Send>>,
     },
     Coming {
@@ -37,7 +37,7 @@ impl Body {
         Self::Coming { chunks, _held: None }
     }
 
-    /// Bytes that are there.
+    /// Bytes of a complete body that are not passed on yet.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Whole { rest, .. } => rest.len(),
@@ -45,7 +45,7 @@ impl Body {
         }
     }
 
-    /// Drops that once nothing is to be sent of it any more.
+    /// Drops `held` together with the body.
     pub(super) fn held(self, held: impl Send + 'static) -> Self {
         let held: Option<Box<dyn Send>> = Some(Box::new(held));
         match self {

@@ -1,7 +1,7 @@
 //! Asks the daemon for changes: one at a time, in order.
 //!
 //! A change may take seconds, while a guest is disconnected or a queue is waited for. If the client gives up meanwhile,
-//! the change is made all the same.
+//! the change is made anyway.
 
 use std::io;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::link::Link;
 use crate::problem::Problem;
 
-/// How long a client is kept waiting: shorter than a connection on which nothing moves lasts.
+/// Longest wait of a client for its answer: shorter than the idle timeout of a connection.
 const ANSWER: Duration = Duration::from_secs(25);
 /// Changes that may wait for the one that is under way.
 const WAITING: usize = 16;
@@ -21,18 +21,18 @@ const WAITING: usize = 16;
 type Done = Result<Changed, Refused>;
 type Asker = (Change, oneshot::Sender<Done>);
 
-/// Of these, for root and the owner.
+/// Additional places, for root and the owner.
 const KEPT: usize = 1;
 
 /// See the module's head.
 #[derive(Clone)]
 pub(super) struct Changes {
     queue: mpsc::Sender<Asker>,
-    /// Places of the queue that are others'.
+    /// Places of the queue that this handle must leave free.
     leaves: usize,
 }
 
-/// The end that [`Changing::serve`] takes them from.
+/// The receiving end of the queue.
 pub(super) struct Changing(mpsc::Receiver<Asker>);
 
 impl Changes {
@@ -45,13 +45,13 @@ impl Changes {
         (changes, Changing(receiver))
     }
 
-    /// For root and the owner, who have all of it.
+    /// A handle for root and the owner, who may use the whole queue.
     pub(super) fn for_owner(&self) -> Self {
         let queue = self.queue.clone();
         Self { queue, leaves: 0 }
     }
 
-    /// What came of it.
+    /// Makes a change and returns its result.
     /// Errors: it was refused; too many wait; or it takes too long, and is still made.
     pub(super) async fn make(&self, change: Change) -> Result<Changed, Problem> {
         let (sender, receiver) = oneshot::channel();
@@ -73,8 +73,8 @@ impl Changes {
 }
 
 impl Changing {
-    /// Makes them until the daemon ends.
-    /// Errors: the daemon has ended, or sends what is no answer.
+    /// Makes changes until the daemon ends.
+    /// Errors: the daemon has ended, or sends an invalid answer.
     pub(super) async fn serve(mut self, mut link: Link) -> io::Result<()> {
         loop {
             let next = tokio::select! {

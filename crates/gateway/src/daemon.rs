@@ -16,11 +16,11 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::link::Link;
 use crate::problem::Problem;
 
-/// How long an answer is waited for.
+/// Longest wait for an answer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// From the beginning of a request to the beginning of the next one.
+/// Least time from the beginning of a request to the beginning of the next one.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Clients that may wait here; more wait for these.
+/// Clients in the queue; further ones wait for room in it.
 const WAITING: usize = 64;
 
 /// A client that waits.
@@ -34,7 +34,7 @@ enum Asker {
 #[derive(Clone)]
 pub(super) struct Daemon(mpsc::Sender<Asker>);
 
-/// The end that [`Askers::serve`] takes them from.
+/// The receiving end of the queue.
 pub(super) struct Askers(mpsc::Receiver<Asker>);
 
 impl Daemon {
@@ -43,7 +43,7 @@ impl Daemon {
         (Self(sender), Askers(receiver))
     }
 
-    /// Its status.
+    /// The daemon's status.
     /// Errors: it does not answer.
     pub(super) async fn status(&self) -> Result<Arc<Status>, Problem> {
         self.ask(Asker::Status).await
@@ -70,8 +70,8 @@ impl Daemon {
 }
 
 impl Askers {
-    /// Asks for them until the daemon ends.
-    /// Errors: the daemon has ended, or sends what is no answer.
+    /// Asks the daemon on behalf of clients, until it ends.
+    /// Errors: the daemon has ended, or sends an invalid answer.
     pub(super) async fn serve(mut self, mut link: Link) -> io::Result<()> {
         let mut next = Instant::now();
         let mut waiting: VecDeque<Asker> = VecDeque::new();

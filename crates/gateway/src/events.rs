@@ -1,7 +1,6 @@
-//! What happened, for clients that wait for more: the newest events as the daemon tells them, and two ways to read
-//! them.
+//! Events for clients: keeps the newest events of the daemon, and offers two ways to read them.
 //!
-//! A client that reads too slowly holds up nobody: it loses the oldest events and is told how many.
+//! A client that reads too slowly does not delay others: it loses the oldest events and receives their number.
 
 use std::fmt::Write as _;
 use std::io;
@@ -19,7 +18,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::body::Body;
 use crate::link::Link;
 
-/// A stream on which nothing happens says so in between, or a connection that is lost would be kept.
+/// Interval of comments on a stream without events; writing one shows whether the connection is lost.
 const BEAT: Duration = Duration::from_secs(15);
 /// Pieces that are made ahead for a client that does not read.
 const AHEAD: usize = 4;
@@ -50,8 +49,8 @@ impl Events {
         }
     }
 
-    /// Takes in events of the daemon, until it ends.
-    /// Errors: the daemon has ended, or sends what is no event.
+    /// Stores the events of the daemon, until it ends.
+    /// Errors: the daemon has ended, or sends an invalid event.
     pub(super) async fn serve(self, mut link: Link) -> io::Result<()> {
         link.send(&Request::Events { after: 0 }).await?;
         loop {
@@ -64,17 +63,17 @@ impl Events {
         }
     }
 
-    /// Waits until there is something after this one, or for that long.
+    /// Waits for events after `sequence`, at most for `wait`.
     pub(super) async fn after(&self, sequence: u64, wait: Duration) -> Read {
         let sequence = self.known(sequence);
         let deadline = Instant::now() + wait;
         let mut newest = self.newest.subscribe();
-        // Nothing new in time; or the daemon has ended, which all see.
+        // An error means that no event arrived in time, or that the daemon has ended.
         let _ = timeout_at(deadline, newest.wait_for(|&newest| newest > sequence)).await;
         self.ring().after(sequence)
     }
 
-    /// One that is newer than all is of a daemon before this one, which has begun at 1 again.
+    /// A number newer than all events is of an earlier daemon: this one began at 1 again.
     fn known(&self, sequence: u64) -> u64 {
         match sequence > self.ring().newest() {
             true => 0,
@@ -82,12 +81,12 @@ impl Events {
         }
     }
 
-    /// All after this one, as they come (server-sent events).
+    /// Streams all events after `sequence` (server-sent events).
     pub(super) fn stream(&self, mut sequence: u64) -> Body {
         let (chunks, body) = mpsc::channel(AHEAD);
         let events = self.clone();
         tokio::spawn(async move {
-            // So that the client knows at once that it is heard.
+            // A first comment: the client sees at once that the stream is open.
             let mut text = ": vhost-af-xdp\n\n".to_owned();
             while chunks.send(Bytes::from(text)).await.is_ok() {
                 let read = tokio::select! {
@@ -106,7 +105,7 @@ impl Events {
     }
 }
 
-/// As the HTML standard has them (9.2.5, interpreting an event stream).
+/// Encodes events as the HTML standard defines (9.2.5, interpreting an event stream).
 fn rendered(read: &Read) -> String {
     if read.events.is_empty() {
         return ":\n\n".to_owned();

@@ -2,9 +2,9 @@
 //! ([`model::control`]).
 //!
 //! `vhost-af-xdp serve` starts it for `--api`, `--api-read-only` and `--metrics`, and passes it the listening sockets.
-//! [`supervise`] is its life as a process, [`server`] HTTP.
+//! [`supervise`] starts and restarts its processes, [`server`] is HTTP.
 //!
-//! A library only so that docs/openapi.json is made of it (crate `manual`). The program is `main.rs`, one line.
+//! It is a library only so that crate `manual` can generate docs/openapi.json. The program is `main.rs`, one line.
 
 mod answers;
 mod body;

@@ -21,7 +21,7 @@ impl Link {
     }
 
     /// The next answer.
-    /// Errors: the daemon has ended, or sends what is no answer.
+    /// Errors: the daemon has ended, or sends an invalid answer.
     pub(crate) async fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Result<T, Refused>> {
         let mut text = Vec::new();
         if self.0.read_until(b'\n', &mut text).await? == 0 {

@@ -134,12 +134,12 @@ const FAMILIES: &[Family] = &[
     ),
     counter(
         "vhost_af_xdp_drops",
-        "Frames lost, by the counter that says why and by who counts it: lane, socket or program.",
+        "Frames dropped, by the counter's name (reason) and by who counts: lane, socket or program.",
         |status| of_counters(status, "reason", true),
     ),
     counter(
         "vhost_af_xdp_operations",
-        "What else is counted and is no loss, by the counter's name and by who counts it.",
+        "Other events, which are no losses, by the counter's name and by who counts.",
         |status| of_counters(status, "operation", false),
     ),
     gauge(
@@ -165,7 +165,7 @@ const FAMILIES: &[Family] = &[
     ),
     counter(
         "vhost_af_xdp_learned_evicted",
-        "Learned addresses of a network that were evicted: others needed their room.",
+        "Learned addresses of a network that were evicted to make room for others.",
         |status| of_networks(status, |network| network.learned_evicted),
     ),
     gauge(
@@ -189,7 +189,7 @@ const FAMILIES: &[Family] = &[
     ),
     counter(
         "vhost_af_xdp_worker_seconds",
-        "What a worker did with its time: busy in rounds that moved frames, idle in others, asleep.",
+        "Time of a worker: busy in rounds that moved frames, idle in others, asleep.",
         |status| {
             of_each(&status.workers, |worker| {
                 let states = [
@@ -205,7 +205,7 @@ const FAMILIES: &[Family] = &[
     ),
     counter(
         "vhost_af_xdp_worker_frames",
-        "Frames that a worker took of guests, NICs and the host (in), and gave (out).",
+        "Frames that a worker took from guests, NICs and the host (in), and delivered (out).",
         |status| {
             of_each(&status.work, |work| {
                 by_label(
@@ -217,7 +217,7 @@ const FAMILIES: &[Family] = &[
     ),
     counter(
         "vhost_af_xdp_worker_batches",
-        "How often a worker took some at once.",
+        "Batches of frames that a worker took.",
         |status| {
             of_each(&status.work, |work| {
                 vec![count([], work.total.batches.iter().sum())]
@@ -226,7 +226,7 @@ const FAMILIES: &[Family] = &[
     ),
     counter(
         "vhost_af_xdp_worker_kernel_calls",
-        "Calls of the kernel: kick (sendto), wake (recvfrom), host (tap device), call (guest's interrupt).",
+        "System calls: kick (sendto), wake (recvfrom), host (tap device), call (guest's interrupt).",
         |status| {
             of_each(&status.work, |work| {
                 by_label(
@@ -315,7 +315,7 @@ fn of_networks(status: &Status, value: fn(&NetworkStatus) -> u64) -> Vec<Sample>
     samples.collect()
 }
 
-/// Of all ports: from guest, to guest.
+/// A value of all ports for each direction: from guest, to guest.
 fn of_directions(status: &Status, of: fn(Traffic) -> [u64; 2]) -> Vec<Sample> {
     of_ports(status, |port| {
         let [from_guest, to_guest] = of(port.traffic());

@@ -1,5 +1,5 @@
-//! A connection that is given up once nothing has moved on it for a while, either way: whoever sends a head byte by
-//! byte, or does not read its answer, has a place among the connections for a limited time.
+//! A connection that fails once no byte has moved on it for a while, in either direction: a client that does not read
+//! its answer keeps its place among the connections for a limited time.
 
 use std::io;
 use std::pin::Pin;

@@ -1,10 +1,10 @@
-//! Places of connections by one socket, and bytes of answers that wait to be read there.
+//! Limits the connections of one listening socket, and the bytes of answers that its clients have not read.
 //!
-//! A client is a user, or an address. Each has so many places at most, and all together have so many; one of these is
-//! kept for root and the socket's owner, however many others come. A connection is *busy* from the end of a request to
+//! A client is a user, or an address. The number of places is limited for each client and for all together; some are
+//! reserved for root and the socket's owner. A connection is *busy* from the end of a request to
 //! the end of its answer; one that waits for events is not. When no place is left, the oldest connection that is not
-//! busy is closed: one of the client that has most. So clients that send nothing, or a byte now and then, or wait, take
-//! nothing from those that ask.
+//! busy is closed: one of the client that has most. So clients that are silent, send slowly or wait for events
+//! cannot keep others from being answered.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -17,9 +17,9 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::task::AbortHandle;
 
-/// Bytes of answers by one socket that wait to be read, and of one client there: a client with as many gets no more
-/// until it reads them. A daemon with a thousand ports has answers of some MiB. As many as one client may have are
-/// kept for root and the owner.
+/// Most unread bytes of answers on one socket, and of one client there: a client at its limit gets no further answer
+/// until it reads. With a thousand ports an answer has some MiB. As many bytes as one client may have are reserved for
+/// root and the owner.
 const MOST_BYTES: usize = 64 << 20;
 const MOST_BYTES_OF_ONE: usize = 16 << 20;
 
@@ -41,7 +41,7 @@ struct Open<K> {
 
 #[derive(Debug)]
 struct Room<K> {
-    /// By age.
+    /// Open connections, oldest first.
     open: BTreeMap<u64, Open<K>>,
     /// Number of the next one.
     next: u64,
@@ -55,11 +55,11 @@ pub(super) struct Places<K> {
     room: Arc<Mutex<Room<K>>>,
     most: usize,
     most_of_one: usize,
-    /// Of `most`, for root and the owner.
+    /// How many of `most` are reserved for root and the owner.
     kept: usize,
 }
 
-/// One of them, until it is dropped.
+/// The place of one connection, until it is dropped.
 pub(super) struct Place<K: Client> {
     places: Places<K>,
     number: u64,
@@ -72,7 +72,7 @@ impl<K: Client> Room<K> {
         self.open.values().filter(|open| open.client == client).count()
     }
 
-    /// Closes the oldest connection that is not busy, of the client that has most, among those of which `is_one` says so.
+    /// Closes the oldest connection that is not busy, of the client that has most, among those that match `is_one`.
     fn close_one(&mut self, is_one: impl Fn(&Open<K>) -> bool) -> bool {
         let idle = self.open.iter().filter(|(_, open)| !open.is_busy && is_one(open));
         let oldest = idle.rev().max_by_key(|(_, open)| self.of(open.client));
@@ -101,7 +101,7 @@ impl<K: Client> Places<K> {
         }
     }
 
-    /// A place for a client; `is_kept_for`: it is root, or the owner. None: all others are busy.
+    /// Takes a place for a client (`is_kept_for`: root or the owner). `None`: no connection can be closed for it.
     pub(super) fn take(&self, client: K, is_kept_for: bool) -> Option<Place<K>> {
         let mut room = self.room();
         if room.of(client) >= self.most_of_one && !room.close_one(|open| open.client == client) {
@@ -136,7 +136,7 @@ impl<K: Client> Places<K> {
 }
 
 impl<K: Client> Place<K> {
-    /// It is served by a task, which is ended when another client needs its place.
+    /// Records the task that serves it, to be aborted when another client needs the place.
     pub(super) fn served_by(places: &Places<K>, number: u64, task: AbortHandle) {
         if let Some(open) = places.room().open.get_mut(&number) {
             open.task = Some(task);
@@ -147,19 +147,19 @@ impl<K: Client> Place<K> {
         self.number
     }
 
-    /// It waits for events.
+    /// The connection waits for events: it may be closed for another client.
     pub(super) fn set_idle(&self) {
         self.set_busy(false);
     }
 
-    /// A request is complete, or its answer is over.
+    /// A request is complete (busy), or its answer is over.
     fn set_busy(&self, is_busy: bool) {
         if let Some(open) = self.places.room().open.get_mut(&self.number) {
             open.is_busy = is_busy;
         }
     }
 
-    /// Counts the bytes of an answer, until it is dropped; none, where too many wait to be read.
+    /// Counts the bytes of an answer until the result is dropped; `None`: too many bytes are unread.
     pub(super) fn hold(self: &Arc<Self>, bytes: usize) -> Option<Held<K>> {
         let mut room = self.places.room();
         let all: usize = room.unread.values().sum();
@@ -181,12 +181,12 @@ impl<K: Client> Place<K> {
 
 impl<K: Client> Drop for Place<K> {
     fn drop(&mut self) {
-        // Unless it was closed.
+        // It is absent if it was closed for another client.
         self.places.room().open.remove(&self.number);
     }
 }
 
-/// Bytes of an answer; its place is kept as long.
+/// Counted bytes of an answer; keeps the place as long.
 pub(super) struct Held<K: Client> {
     place: Arc<Place<K>>,
     bytes: usize,
@@ -206,7 +206,7 @@ impl<K: Client> Drop for Held<K> {
     }
 }
 
-/// A request's body: at its end the connection is busy.
+/// A request's body, whose end marks the connection as busy.
 pub(super) struct Watched<K: Client> {
     body: Incoming,
     place: Arc<Place<K>>,

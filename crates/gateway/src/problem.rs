@@ -1,4 +1,4 @@
-//! Answers that say what is wrong and what to do about it (RFC 9457).
+//! Error responses: what is wrong, and the remedy (RFC 9457).
 
 use bytes::Bytes;
 use hyper::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -14,7 +14,7 @@ const NAMES_OF_NETWORKS: &str = "GET /v1/networks lists their names";
 const NAMES_OF_PORTS: &str =
     "GET /v1/ports (`port list`) lists their names; a name goes into the path percent-encoded";
 
-/// Why a request is not answered as it was meant.
+/// Why a request fails.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Problem {
     #[error("there is no {0:?}")]
@@ -134,7 +134,7 @@ impl Problem {
         }
     }
 
-    /// As an answer.
+    /// Builds the response.
     pub(super) fn answer(&self) -> Response<Body> {
         let status = self.status();
         let text = json!(ProblemDocument {
@@ -155,7 +155,7 @@ impl Problem {
                 drop(HeaderValue::from_str(allowed).map(|allowed| headers.insert(ALLOW, allowed)));
             }
             Self::Busy | Self::Unread => drop(headers.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
-            // What it sends is not read.
+            // The request's body is not read, so the connection cannot be reused.
             Self::Body | Self::LongBody(_) | Self::SlowBody | Self::ReadOnly | Self::Others => {
                 drop(headers.insert(CONNECTION, HeaderValue::from_static("close")));
             }

@@ -15,9 +15,9 @@ use tokio::time::timeout;
 
 use crate::problem::Problem;
 
-/// Most bytes of a body, and how long it may take.
+/// Most bytes of a body without filter rules.
 const MOST_OF_A_BODY: usize = 8 << 10;
-/// The same of one with filter rules, and how many of them are read at a time.
+/// Most bytes of a body with filter rules, and how many such bodies are read at a time.
 const MOST_OF_A_LONG_BODY: usize = 2 << 20;
 pub(super) const LONG_BODIES: usize = 4;
 const BODY: Duration = Duration::from_secs(10);
@@ -54,7 +54,7 @@ pub(super) struct RuleKeys {
     #[schemars(with = "Option<Action>", skip_serializing_if = "Value::is_null")]
     #[serde(default)]
     from_guest_default: Value,
-    /// The same of frames to the guest.
+    /// What happens to frames to the guest that no rule matches; without it as for `from-guest-default`.
     #[schemars(with = "Option<Action>", skip_serializing_if = "Value::is_null")]
     #[serde(default)]
     to_guest_default: Value,

@@ -1,6 +1,6 @@
-//! What can be asked for: paths, methods, parameters, bodies and answers, each described once.
+//! Operations of the API: paths, methods, parameters, bodies and answers, each described once.
 //!
-//! [`answers`](crate::answers) does what an [`Operation`] names. docs/openapi.json is made of the table (crate `manual`).
+//! [`answers`](crate::answers) performs an [`Operation`]. Crate `manual` generates docs/openapi.json from the table.
 
 use hyper::{Method, Uri};
 use model::config::{Network, Port};
@@ -43,22 +43,22 @@ const fn body<T: JsonSchema>() -> Option<SchemaOf> {
     Some(of::<T>)
 }
 
-/// What a client can ask for.
+/// An operation of the API.
 #[derive(Debug)]
 pub struct Operation {
     /// What it does.
     pub what: What,
-    /// Summary, and further sentences behind an empty line.
+    /// Summary, and a description after an empty line.
     pub about: &'static [&'static str],
-    /// HEAD is what GET is.
+    /// HTTP method; HEAD is handled as GET.
     pub method: &'static str,
-    /// May have a `{name}`.
+    /// Path, which may contain `{name}`.
     pub path: &'static str,
-    /// Besides the name.
+    /// Parameters other than the name in the path.
     pub parameters: &'static [Parameter],
-    /// What is sent with it.
+    /// Schema of the request's body, if it has one.
     pub body: Option<SchemaOf>,
-    /// What is answered.
+    /// Schema of the answer.
     pub answer: SchemaOf,
 }
 
@@ -93,7 +93,7 @@ const DISCONNECT: Parameter = (
     "disconnect",
     "query",
     "boolean",
-    "The guest may be disconnected for it [default: false]",
+    "Allow the change to disconnect the guest [default: false]",
 );
 
 /// Describes all operations: method, path, what is sent, parameters, what it does, what is answered.
@@ -106,7 +106,7 @@ macro_rules! operations {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum What { $($(#[doc = $about])+ $what),+ }
 
-        /// All that there is.
+        /// All operations.
         pub const OPERATIONS: &[Operation] = &[$(Operation {
             what: What::$what,
             about: &[$($about),+],
@@ -128,7 +128,7 @@ operations! {
     GET "/v1/networks/{name}" GetNetwork -> NetworkDocument<'static>;
     /// Adds or replaces a network
     ///
-    /// It is kept besides the networks of the file, until it is removed, the file has one of its name, or the daemon ends.
+    /// It is added to the networks of the file, until it is removed, the file has one of its name, or the daemon ends.
     /// Guests of its ports stay connected.
     PUT "/v1/networks/{name}" (Network) [ONLY_NEW] PutNetwork -> Changed;
     /// Changes some keys of a network
@@ -143,7 +143,7 @@ operations! {
     GET "/v1/ports/{name}" GetPort -> PortDocument<'static>;
     /// Adds or replaces a port
     ///
-    /// It is kept besides the ports of the file, until it is removed, the file has one of its name, or the daemon ends.
+    /// It is added to the ports of the file, until it is removed, the file has one of its name, or the daemon ends.
     /// A change that a running port cannot follow disconnects its guest.
     PUT "/v1/ports/{name}" (Port) [ONLY_NEW] PutPort -> Changed;
     /// Changes some keys of a port
@@ -156,19 +156,19 @@ operations! {
     GET "/v1/ports/{name}/rules" GetRules -> RulesStatus;
     /// Replaces all filter rules of a port
     ///
-    /// They hold for every frame that arrives after the answer; the guest stays connected. Counters restart at 0 where
+    /// They apply to every frame that arrives after the answer; the guest stays connected. Counters restart at 0 where
     /// something changed.
     PUT "/v1/ports/{name}/rules" (RuleKeys) PutRules -> Changed;
     /// All counters
     GET "/v1/counters" GetCounters -> CountersDocument<'static>;
-    /// What workers do, and which ports take how much of it
+    /// Statistics of workers, and the share of each port
     GET "/v1/workers" GetWorkers -> WorkersDocument;
     /// Resets the statistics of workers; counters and metrics go on
     POST "/v1/workers/reset" ResetWorkers -> Changed;
-    /// What happened, and what happens
+    /// Events so far, and new events
     ///
-    /// A stream (`Accept: text/event-stream`) has Server-sent events: `id` is the sequence, `event` what happened, `data`
-    /// an Event; an event `lost` has data of the form {"lost": N}.
+    /// A stream (`Accept: text/event-stream`) has Server-sent events: `id` is the sequence, `event` what happened,
+    /// `data` an Event; an event `lost` has data of the form {"lost": N}.
     GET "/v1/events" [AFTER, WAIT, LAST] GetEvents -> EventsDocument;
     /// Reads the configuration file again
     POST "/v1/reload" Reload -> Changed;
@@ -207,7 +207,7 @@ pub(super) fn find(
         })
 }
 
-/// The methods of a route, as the header Allow has them.
+/// The methods of a route, as the header Allow lists them.
 fn allowed(route: &str) -> String {
     let methods = OPERATIONS.iter().filter(|operation| operation.path == route);
     let methods: Vec<&str> = methods.map(|operation| operation.method).collect();
@@ -223,7 +223,7 @@ fn name_in(route: &str, path: &str) -> Option<String> {
     decoded(name).filter(|_| !name.contains('/'))
 }
 
-/// Percent-encoded text (RFC 3986, 2.1).
+/// Decodes percent-encoded text (RFC 3986, 2.1).
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();

@@ -1,8 +1,8 @@
 //! HTTP/1.1 for an operator's programs: status, networks, ports, counters, events, metrics; and changes of ports.
 //!
-//! Nobody who connects can hold up anybody else: there are so many connections by each socket and of each user, a
-//! request's head has a length and a time, what does not move is given up, what is asked of the daemon is asked once
-//! for all who ask ([`crate::daemon`]), and no connection lasts for ever. hyper reads and writes the protocol.
+//! No client can delay others: the number of connections of a socket and of a user is limited, and so are length and
+//! time of a request's head; connections without progress are closed, one request to the daemon serves all clients that
+//! wait ([`crate::daemon`]), and no connection lasts for ever. hyper implements the protocol.
 
 use std::convert::Infallible;
 use std::io;
@@ -34,8 +34,8 @@ use crate::problem::Problem;
 use crate::requests;
 use crate::routes::{self, Listener};
 
-/// Connections at a time by one Unix socket, of these for root and the owner, of one user there, by TCP, and of one
-/// address there.
+/// Most connections at a time: by one Unix socket, of these reserved for root and the owner, of one user there, by TCP,
+/// and of one address there.
 const MOST_BY_SOCKET: usize = 48;
 const KEPT: usize = 1;
 const MOST_OF_USER: usize = 16;
@@ -46,21 +46,21 @@ const HEAD: Duration = Duration::from_secs(10);
 /// Bytes of a head, and headers in it.
 const HEAD_BYTES: usize = 16 << 10;
 const HEADERS: usize = 64;
-/// How long nothing may move on a connection: longer than events are waited for.
+/// Longest time without a byte in either direction: longer than a client may wait for events.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a connection lasts; who reads events comes back, as it does after any other end.
+/// Longest life of a connection; clients that read events reconnect, as after any other end.
 const LIFETIME: Duration = Duration::from_secs(900);
 /// Pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A user and a group.
+/// The user and the group that may change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Changers {
     pub(crate) user: u32,
     pub(crate) group: u32,
 }
 
-/// What it all goes by.
+/// All sockets of the process.
 #[derive(Debug)]
 pub(crate) struct Sockets {
     pub(crate) all: Option<UnixListener>,
@@ -72,12 +72,12 @@ pub(crate) struct Sockets {
     pub(crate) changes: UnixStream,
     /// Who may change something by `all`; `None`: all who can connect.
     pub(crate) changers: Option<Changers>,
-    /// Of the Unix sockets.
+    /// Owner of the Unix sockets.
     pub(crate) owner: u32,
 }
 
-/// Answers until the daemon ends. `limit` is called before anything is read.
-/// Errors: it cannot begin, or the daemon says what it should not.
+/// Answers clients until the daemon ends. `limit` is called before anything is read.
+/// Errors: it cannot start, or the daemon sends an invalid answer.
 pub(crate) fn serve(sockets: Sockets, limit: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let runtime = Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.context("no event queue")?;
@@ -130,16 +130,16 @@ async fn run(sockets: Sockets) -> anyhow::Result<()> {
     }
 }
 
-/// What may be done by a socket.
+/// What clients of a socket may do.
 #[derive(Debug, Clone, Copy)]
 enum May {
     Look,
-    /// By these; `None`: by all.
+    /// Changes by this user and group; `None`: by all.
     Change(Option<Changers>),
 }
 
 impl May {
-    /// Where a client came in.
+    /// The listener that a client's requests are checked for.
     fn listener(self, user: u32, group: u32) -> Listener {
         match self {
             Self::Look => Listener::ReadOnly,
@@ -163,7 +163,7 @@ async fn accept_local(listener: tokio::net::UnixListener, may: May, owner: u32, 
                 let state = if is_kept_for { &of_owner } else { &state };
                 let place = places.take(user, is_kept_for);
                 let_in(stream, &places, place, may.listener(user, group), state);
-                // Those that were closed for it go first: they have descriptors.
+                // Connections that were closed for it end first, which frees their descriptors.
                 yield_now().await;
             }
             // No descriptor is left, and the next attempt would fail at once, too.
@@ -186,8 +186,8 @@ async fn accept_remote(listener: tokio::net::TcpListener, state: State) {
     }
 }
 
-/// Who counts as one: this host, an IPv4 address, or an IPv6 network of 64 bits, in which a machine has what addresses
-/// it likes.
+/// The client that an address counts as: this host, an IPv4 address, or an IPv6 /64 network, in which one machine can
+/// use any address.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         address if address.is_loopback() => Ipv4Addr::LOCALHOST.into(),
@@ -196,7 +196,7 @@ fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Without a place it is closed.
+/// Serves a connection in a task of its own; without a place it is closed.
 fn let_in<S, K>(stream: S, places: &Places<K>, place: Option<Place<K>>, listener: Listener, state: &State)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -235,7 +235,7 @@ where
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEADERS);
     let stream = TokioIo::new(Patient::new(stream, PATIENCE));
-    // However it ends, it was the client's.
+    // Errors are the client's: there is nothing to report.
     let _ = timeout(LIFETIME, protocol.serve_connection(stream, answer)).await;
 }
 

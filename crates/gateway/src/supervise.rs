@@ -1,19 +1,19 @@
-//! The life of the gateway as processes.
+//! Starts and restarts the processes of the gateway.
 //!
 //! # Theory of operation
 //!
 //! The daemon binds the sockets and starts this program before it enters its own sandbox. The new process has the
 //! listening sockets and one end of a socket pair, and nothing else of the daemon. It enters a
-//! [sandbox](program::sandbox) of its own, reads nothing from anybody, and forks a child (fork(2)). Only the child talks
+//! [sandbox](program::sandbox) of its own, reads no data of clients, and forks a child (fork(2)). Only the child talks
 //! to clients: without any path, network, capability or privilege, and with [the calls](program::sandbox::limit_calls)
 //! that HTTP on listening sockets takes.
 //!
 //! Each child has new control connections to the daemon. Their far ends are sent to the daemon through the socket pair,
-//! since the sandboxes allow neither side to connect. So no half of a request of a child that died is left.
+//! since the sandboxes allow neither side to connect. So a child that died leaves no partial request.
 //!
-//! A child that ends is replaced: at once if it lived long, later and later if not. A client that manages to end it costs
-//! others the API, and costs no frame. When the daemon ends, however that happens, parent and child see their
-//! connections closed and end; when the parent ends, the kernel ends the child. The daemon goes on without them.
+//! A child that ends is replaced: after a short pause if it lived long, after longer and longer ones if not. A client
+//! that crashes it interrupts the API, but no traffic. When the daemon ends, however that happens, parent and child see
+//! their connections closed and end; when the parent ends, the kernel ends the child. The daemon runs on without them.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -40,28 +40,28 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use crate::server::{self, Changers};
 
-/// A child that lived for so long is followed by another one at once.
+/// A child that lived for this long is replaced after the shortest pause.
 const LONG: Duration = Duration::from_secs(60);
-/// Pause after the first child that did not, and the longest one.
+/// The shortest pause, which doubles with each child that lived shorter, and the longest one.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// So long after its child the daemon may end.
+/// How long after its child's end the parent waits for the daemon's end before it logs a failure.
 const DAEMON_ENDS: Duration = Duration::from_millis(100);
-/// Descriptors: all clients at a time and what the process has itself.
+/// Most descriptors: those of all clients, and the process's own.
 const DESCRIPTORS: u64 = 160;
 /// Bytes of memory that one of the processes may map, its program included, so that an attacker who took it over cannot
 /// exhaust the host. It uses a few MiB, and a few hundred with answers about a thousand ports for slow clients.
 const MEMORY: u64 = 1 << 30;
 
-/// Sockets that listen.
+/// Listening sockets.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
     pub(crate) all: Option<OwnedFd>,
     pub(crate) read_only: Option<OwnedFd>,
     pub(crate) metrics: Option<OwnedFd>,
-    /// Who may change something by the first; `None`: all who can connect.
+    /// Who may change something through `all`; `None`: all who can connect.
     pub(crate) changers: Option<Changers>,
-    /// Of the first two.
+    /// Owner of the first two.
     pub(crate) owner: u32,
 }
 
@@ -100,8 +100,8 @@ fn parse_changers(text: &str) -> Result<Changers, String> {
     numbers.ok_or_else(|| format!("{text:?} is no user and group"))
 }
 
-/// The life of the parent.
-/// Errors: there is no sandbox, or no child.
+/// Runs the parent.
+/// Errors: the sandbox cannot be set up, or the link to the daemon fails.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let link = UnixStream::from(taken(args.link)?);
     let take = |fd: Option<RawFd>| fd.map(taken).transpose();
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         changers: args.changers,
         owner: args.owner,
     };
-    // The daemon ends in order, then we do; a signal for the whole group is the daemon's.
+    // A signal for the process group is for the daemon: this process ends after the daemon.
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP, SIGQUIT] {
         signal_hook::flag::register(signal, Arc::clone(&ignored)).context("cannot handle signals")?;
@@ -151,13 +151,13 @@ fn keep_running(link: &UnixStream, listeners: &Listeners, limited: bool) -> anyh
         let how = match life {
             Ok(None) => return Ok(()),
             Ok(Some(how)) => how,
-            // Of what the machine lacks now it may have enough later.
+            // A resource that the machine lacks now may be available later.
             Err(error) => format!("{error:#}"),
         };
         if begun.elapsed() >= LONG {
             pause = FIRST_PAUSE;
         }
-        // Of a daemon that ends the child hears first, and nothing is wrong with that.
+        // When the daemon ends, the child may end first: that is no failure.
         if ends_within(link, DAEMON_ENDS)? {
             return Ok(());
         }
@@ -172,7 +172,7 @@ fn keep_running(link: &UnixStream, listeners: &Listeners, limited: bool) -> anyh
     }
 }
 
-/// Whether the daemon ends meanwhile.
+/// Whether the daemon ends within this time.
 fn ends_within(link: &UnixStream, time: Duration) -> io::Result<bool> {
     let deadline = Instant::now() + time;
     loop {
@@ -186,7 +186,7 @@ fn ends_within(link: &UnixStream, time: Duration) -> io::Result<bool> {
     }
 }
 
-/// What answers.
+/// The process that answers clients.
 struct Child {
     pid: Pid,
     handle: OwnedFd,
@@ -221,7 +221,7 @@ impl Child {
         Ok(child)
     }
 
-    /// Waits for its end, and says how it ended; `None`: the daemon ended first.
+    /// Waits for its end, and returns how it ended; `None`: the daemon ended first.
     fn wait(self, link: &UnixStream) -> anyhow::Result<Option<String>> {
         loop {
             let mut sources = [
@@ -247,12 +247,12 @@ impl Child {
     }
 }
 
-/// Sends the daemon its end of a connection. Should it be gone, the child sees that as well.
+/// Sends the daemon its end of a connection. If the daemon is gone, the child sees that, too.
 fn send_end(link: &UnixStream, end: &UnixStream) {
     let _ = descriptors::send(link, &[0], &[end.as_fd()], SendFlags::empty());
 }
 
-/// The life of the child.
+/// Runs the child.
 fn serve(
     parent: Pid,
     listeners: &Listeners,

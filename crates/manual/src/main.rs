@@ -1,9 +1,9 @@
 //! Makes the manual pages of the programs, and completions for bash, zsh and fish: `manual DIRECTORY`; and documents
-//! that are made of the code: `manual --docs TREE`.
+//! that are generated from the code: `manual --docs TREE`.
 //!
-//! Pages are made of the command lines as the programs themselves define them, so that nothing is written twice. What
-//! completes is the program itself, at the time: the scripts only ask it.
-//! `scripts/package` puts it into the Debian package.
+//! Pages are generated from the command lines that the programs define, so that nothing is written twice. Completion
+//! scripts only call the program, which completes.
+//! `scripts/package` puts all of it into the Debian package.
 //!
 //! | in the directory | what |
 //! |---|---|
@@ -21,7 +21,7 @@ use anyhow::Context as _;
 use clap::{Command, CommandFactory as _};
 use clap_mangen::Man;
 
-/// Of the whole workspace.
+/// Version of the whole workspace.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 fn main() -> anyhow::Result<()> {
@@ -44,7 +44,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The documents of a tree that are made of the code.
+/// Writes the documents of a tree that are generated from the code.
 fn write_documents(tree: &Path) -> anyhow::Result<()> {
     for (name, text) in [("openapi.json", openapi::text()?), ("keys.md", reference::keys())] {
         let path = tree.join("docs").join(name);
@@ -53,7 +53,7 @@ fn write_documents(tree: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Without commands that are hidden, and without `help`, which says what the pages say.
+/// The command without hidden ones below it, and without `help`, which repeats the pages.
 fn shown(name: &'static str, command: &Command) -> Command {
     let about = command.get_about().cloned().unwrap_or_default();
     let shown = command
@@ -75,7 +75,7 @@ fn place(directory: &Path, name: &str) -> anyhow::Result<PathBuf> {
     Ok(place)
 }
 
-/// A page for the command, and one for each of its own commands, and of theirs.
+/// Writes a page for the command, and one for each of its subcommands, recursively.
 fn write_pages(command: &Command, directory: &Path) -> anyhow::Result<()> {
     let mut all = command.clone();
     all.build();
@@ -117,7 +117,7 @@ fn write_page(command: &Command, name: &str, path: &Path) -> anyhow::Result<()> 
     fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// What stands below the options, its lines as they are.
+/// A section for the text below the options, with its lines unchanged.
 fn examples(text: &str) -> String {
     let mut page = ".SH EXAMPLES\n.nf\n".to_owned();
     for line in text.lines().filter(|line| *line != "Examples:") {

@@ -1,4 +1,4 @@
-//! docs/openapi.json: made of the gateway's table of operations and of the types that are sent.
+//! docs/openapi.json: generated from the gateway's table of operations and the types of its answers.
 
 use gateway::problem::ProblemDocument;
 use gateway::routes::{OPERATIONS, Operation, What};
@@ -38,7 +38,7 @@ fn document() -> Value {
         "info": {
             "title": "vhost-af-xdp",
             "version": "1",
-            "summary": "What a daemon does, what happens to its ports, and ports that are added, changed and removed.",
+            "summary": "State, statistics and events of a daemon; adding, changing and removing ports and networks.",
             "description": "HTTP/1.1 on a Unix socket, by `serve --api PATH`; see docs/api.md.",
             "license": {
                 "name": "Apache-2.0 OR BSD-3-Clause",
@@ -50,7 +50,7 @@ fn document() -> Value {
     })
 }
 
-/// Objects have the properties that are described, and no others. Marks of the model are left out.
+/// Allows only the properties that are described, and removes the model's marks (`x-`).
 fn close(schema: &mut Schema) {
     let Some(schema) = schema.as_object_mut() else {
         return;

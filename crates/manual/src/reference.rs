@@ -1,4 +1,4 @@
-//! docs/keys.md: made of the model. `manual --docs TREE` writes it; a test compares it.
+//! docs/keys.md: generated from the model. `manual --docs TREE` writes it; a test compares it.
 
 use std::fmt::Write as _;
 

@@ -30,7 +30,7 @@ pub enum Request {
     Get(Vec<String>),
     /// Change something; answered with [`Changed`].
     Change(Change),
-    /// Send events after that sequence number, then all further ones; answered with [`Read`](crate::events::Read).
+    /// Send the events after a sequence number, then each new one; answered with [`Read`](crate::events::Read).
     Events {
         /// 0: all that are kept.
         after: u64,
@@ -47,32 +47,32 @@ pub enum Change {
     Reload,
     /// Add a port or network, or replace one, with these keys.
     Put {
-        /// Which of both.
+        /// Whether it is a port or a network.
         #[serde(default)]
         table: TableKind,
         /// Its name.
         name: String,
         /// Keys of `[port.NAME]` or `[network.NAME]`.
         keys: Map<String, Value>,
-        /// Do not replace one.
+        /// Fail if one of this name exists.
         only_new: bool,
     },
     /// Change these keys of a port or network; null: remove the key.
     Patch {
-        /// Which of both.
+        /// Whether it is a port or a network.
         #[serde(default)]
         table: TableKind,
         /// Its name.
         name: String,
         /// Keys of `[port.NAME]` or `[network.NAME]`.
         keys: Map<String, Value>,
-        /// The guest of a port may be disconnected for it.
+        /// Allow the change to disconnect the port's guest.
         #[serde(default)]
         disconnect: bool,
     },
     /// Remove a port, or a network without ports.
     Remove {
-        /// Which of both.
+        /// Whether it is a port or a network.
         #[serde(default)]
         table: TableKind,
         /// Its name.
@@ -85,11 +85,11 @@ pub enum Change {
 /// What was done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Changed {
-    /// What was done, in a word.
+    /// The kind of change.
     pub what: Done,
-    /// In words, a line each.
+    /// What was done, in words, one line each.
     pub done: Vec<String>,
-    /// What of a reload failed, a line each.
+    /// Parts of a reload that failed, one line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(skip)]
     pub failed: Vec<String>,
@@ -127,7 +127,7 @@ pub struct CaptureRequest {
     pub to_guest: bool,
 }
 
-/// Frames follow.
+/// The answer to a capture request; the frames follow it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CaptureBegun {
     /// What is not captured.
@@ -138,9 +138,9 @@ pub struct CaptureBegun {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer<T> {
-    /// What was asked for.
+    /// The result of the request.
     Ok(T),
-    /// Why not.
+    /// Why the daemon refused the request.
     Error(Refused),
 }
 
@@ -195,7 +195,7 @@ pub struct Refused {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// The request is not one.
+    /// The line is not a valid request.
     NoRequest,
     /// Nothing is at that path.
     NoSuch,
@@ -205,9 +205,9 @@ pub enum Kind {
     NoNetwork,
     /// The daemon has no configuration file.
     NoFile,
-    /// There is one of that name.
+    /// A port or network of that name exists.
     Exists,
-    /// It is in the configuration file.
+    /// The port or network is in the configuration file.
     InFile,
     /// The network has ports.
     InUse,
@@ -215,7 +215,7 @@ pub enum Kind {
     Mistake,
     /// The guest would have to be disconnected.
     Disconnects,
-    /// The host lacks something, or somebody else has it.
+    /// The host lacks a resource, or another process uses it.
     Failed,
     /// This connection may not do that.
     NotAllowed,
@@ -319,7 +319,7 @@ impl Refused {
         }
     }
 
-    /// The host lacks something, or somebody else has it.
+    /// The host lacks a resource, or another process uses it.
     #[must_use]
     pub fn failed(why: impl Into<String>) -> Self {
         Self::new(Kind::Failed, why, "remove the cause, then retry")

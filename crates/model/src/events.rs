@@ -1,15 +1,15 @@
 //! Events of a daemon: guests that connected and disconnected, links, queues that could not be set up, ports that were
 //! added, changed and removed.
 //!
-//! A [`Ring`] keeps a number of events ([`KEPT`]). When it is full, the port or network with most events loses its oldest
-//! one: a port whose VMM connects and disconnects without end displaces its own events and no others.
+//! A [`Ring`] keeps a number of events ([`KEPT`]). When it is full, the port or network with most events loses its
+//! oldest one: a port whose VMM connects and disconnects without end displaces its own events and no others.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Events that are kept.
+/// Number of events that are kept.
 pub const KEPT: usize = 1024;
 
 /// What happened.
@@ -60,7 +60,7 @@ pub struct Event {
     pub detail: Option<String>,
 }
 
-/// Events since one that a reader knows.
+/// Events after the last one that a client has read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Read {
     /// Number of events before these that are not kept any more.
@@ -83,7 +83,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// An empty one.
+    /// An empty ring.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -103,7 +103,7 @@ impl Ring {
         self.kept.push_back(event);
     }
 
-    /// Drops the oldest event of the port or network that has most.
+    /// Drops the oldest event of the port or network that has most events.
     fn displace(&mut self) {
         let most = self.counts.values().copied().max();
         let has_most = |event: &Event| self.counts.get(&owner(event)).copied() == most;

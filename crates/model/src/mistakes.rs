@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-/// The name that somebody may have meant who gave `word`: one that has it as a part, or else one that differs in a few
-/// letters.
+/// The name closest to `word`: one that has it as its first or last part, or else one that differs in a few letters.
 #[must_use]
 pub fn nearest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase().replace('_', "-");
@@ -20,7 +19,7 @@ pub fn nearest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&
     near.min_by_key(|(far, _)| *far).map(|(_, name)| name)
 }
 
-/// The beginning of what is too long to be repeated.
+/// Cuts a text that is too long for an error message.
 #[must_use]
 pub fn cut(text: &str) -> String {
     match text.char_indices().nth(80) {
@@ -29,13 +28,13 @@ pub fn cut(text: &str) -> String {
     }
 }
 
-/// In which line of a text a place is, counted from 1.
+/// The line of a byte offset in a text, counted from 1.
 #[must_use]
 pub fn line_of(text: &str, at: usize) -> usize {
     1 + text[..at].matches('\n').count()
 }
 
-/// What the parser said of a place, after the line that is written there.
+/// The parser's message, after the line that it is about.
 #[must_use]
 pub fn quoted(text: &str, place: Option<Range<usize>>, said: &str) -> String {
     let said = said.replace('\n', " ");
@@ -52,7 +51,7 @@ pub fn quoted(text: &str, place: Option<Range<usize>>, said: &str) -> String {
     }
 }
 
-/// What to do about a line whose value is text without quotes: a MAC address, a range, a size, a path, a name.
+/// The remedy for a line whose value is text without quotes: a MAC address, a range, a size, a path, a name.
 fn unquoted(line: &str) -> Option<String> {
     let (key, value) = line.split_once('=')?;
     let (key, value) = (key.trim(), value.split('#').next().unwrap_or_default().trim());

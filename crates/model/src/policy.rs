@@ -10,8 +10,8 @@
 //! queues = "2-5,8"
 //! ```
 //!
-//! Each key is described once, by its field here: docs/keys.md is written from these types. The steward checks what
-//! must fit together and resolves names of users and groups.
+//! Each key is described once, by its field here: docs/keys.md is generated from these types. The steward checks
+//! combinations of keys and resolves names of users and groups.
 
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
@@ -75,7 +75,7 @@ fn rule_of(text: &str, number: usize, start: usize, table: &DeTable<'_>) -> Resu
     })
 }
 
-/// What one user can have in all.
+/// Limits of one user.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Limits {
     /// Connections and sockets.
@@ -105,7 +105,7 @@ pub struct SocketLimits {
 /// A rule. The first rule that allows the whole request counts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Allow {
-    /// Who.
+    /// The processes that may lease.
     #[serde(flatten)]
     pub lessee: Lessee,
     /// Which queues.
@@ -147,7 +147,7 @@ pub struct QueueRule {
     pub interface: Option<String>,
     /// Queues of the interface, for instance 2-5,8, or all
     pub queues: Option<QueueNumbers>,
-    /// Queues that are leased under this rule at a time [default: all of them]
+    /// Most queues that are leased under this rule at a time [default: all of them]
     pub at_most: Option<NonZeroU32>,
     /// Memory of a user's sockets, for instance 256 MiB, or unlimited. It must cover 6 MiB for each queue pair, with
     /// memory=direct and send-direct guest RAM and 768 KiB or 4.4 MiB for each pair. Lessees of one user share it
@@ -166,13 +166,13 @@ pub struct AfXdpRule {
     /// Allow leases of networks. Each of their stations must have an address of `macs` and a VLAN of `vlans`, if the
     /// rule has them. The host's own addresses are rejected unless `macs` names them
     pub network: bool,
-    /// Let these networks reach the host [default: as `network`]
+    /// Allow these networks to reach the host [default: as `network`]
     pub host: Option<bool>,
-    /// Let queues be leased to netkits [default: false]
+    /// Allow queues to be leased to netkit devices [default: false]
     pub netkit: Option<bool>,
     /// Hints of the NIC that leases may use, as option --hints names them; or none [default: all]
     pub hints: Option<Words>,
-    /// Let sockets poll the driver, at most so many frames at a time [default: no]
+    /// Allow sockets to busy-poll the driver, at most this many frames at a time [default: no]
     pub busy_poll: Option<NonZeroU16>,
 }
 
@@ -182,7 +182,7 @@ pub struct AfXdpRule {
 pub struct ZcrxRule {
     /// Allow zero-copy receive of connections to these addresses, for instance 192.0.2.1:443 [default: none]
     pub zcrx: Option<Flows>,
-    /// With `zcrx`: let the steward set up the NIC for it: split headers from data, change the main RSS table [default:
+    /// With `zcrx`: allow the steward to set up the NIC: split headers from data, change the main RSS table [default:
     /// false]
     pub zcrx_setup: Option<bool>,
     /// With `zcrx`: false: no AF_XDP leases of these queues [default: true]
@@ -269,7 +269,7 @@ impl Display for Memlock {
     }
 }
 
-/// Addresses of stations.
+/// Unicast MAC addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Macs(pub Vec<[u8; 6]>);
 
@@ -324,12 +324,12 @@ fn flow(text: &str) -> Result<SocketAddr, String> {
         () if flow.port() == 0 => Err(wrong("no connection ends at port 0")),
         () if ip.is_unspecified() => Err(wrong("a NIC finds frames by one address")),
         () if ip.is_multicast() => Err(wrong("TCP has no multicast")),
-        // A lease names it without a scope.
+        // Drops the IPv6 scope, which a lease does not have.
         () => Ok(SocketAddr::new(ip, flow.port())),
     }
 }
 
-/// Words that are joined by commas. An empty list is not taken for "any".
+/// Reads words joined by commas. An empty list is rejected: it does not mean "any".
 fn list<T>(text: &str, one: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
     if text.is_empty() {
         return Err("nothing could be leased: give some, or leave the key out".to_owned());

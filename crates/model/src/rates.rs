@@ -5,17 +5,17 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Longest time in which a burst may come together, seconds.
+/// Longest time in which a burst may accumulate, seconds.
 pub const LONGEST_BURST_SECONDS: u64 = 3600;
 /// The default burst where frames beyond the limit wait: what the limit allows in so many milliseconds, since a busy
 /// worker may be that late.
 const WAITING_BURST_MS: u64 = 50;
-/// The same where they are dropped. TCP sends packets of 64 KiB at once, and what it has learned of the way is in flight:
-/// in 50 ms of 20 Mbit/s there is room for two of them, and it found a quarter of the limit (docs/limits.md).
+/// The default burst where frames beyond the limit are dropped. TCP sends GSO packets of 64 KiB at once: a burst of
+/// 50 ms at 20 Mbit/s holds only two of them, and TCP then reached a quarter of the limit (docs/limits.md).
 const DROPPING_BURST_MS: u64 = 200;
-/// But not less than this: a GSO packet.
+/// Least default burst, bits: one GSO packet.
 const LEAST_BURST_BITS: u64 = 8 << 16;
-/// The same of packets.
+/// Least default burst, packets.
 const LEAST_BURST_PACKETS: u64 = 16;
 
 /// What is counted.
@@ -36,7 +36,7 @@ pub enum Beyond {
     IsDropped,
 }
 
-/// So much a second, and so much at once.
+/// A rate and its burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Rate {
     /// Bits or packets in a second.
@@ -46,7 +46,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// With the default burst.
+    /// A rate with the default burst.
     #[must_use]
     pub fn new(per_second: u64, unit: Unit, beyond: Beyond) -> Self {
         let least = match unit {
@@ -83,14 +83,14 @@ pub struct Rates {
 /// Limits of a port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PortRates {
-    /// Of frames that the guest sends.
+    /// Limits of frames that the guest sends.
     pub from_guest: Rates,
-    /// Of frames that the guest receives.
+    /// Limits of frames that the guest receives.
     pub to_guest: Rates,
 }
 
 impl PortRates {
-    /// None.
+    /// No limits.
     pub const UNLIMITED: Self = Self {
         from_guest: Rates {
             bits: None,
@@ -119,7 +119,7 @@ impl fmt::Display for Short {
     }
 }
 
-/// As `status` has it: `from guest 100M bits/s (burst 5M)`.
+/// As `status` shows it: `from guest 100M bits/s (burst 5M)`.
 impl fmt::Display for PortRates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let directions = [("from guest", self.from_guest), ("to guest", self.to_guest)];

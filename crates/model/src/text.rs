@@ -8,7 +8,7 @@ pub fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// The address of such a text; `None`: it is none.
+/// Reads a MAC address; `None`: the text is none.
 #[must_use]
 pub fn mac_bytes(text: &str) -> Option<[u8; 6]> {
     let pair = |part: &str| {
@@ -37,7 +37,7 @@ where
             return None;
         }
         numbers.extend(from..=to);
-        // A list that repeats itself without end.
+        // Too long: the list repeats numbers.
         if numbers.len() > MOST_NUMBERS {
             return None;
         }
@@ -63,7 +63,7 @@ pub fn ranges_text<T: Into<u32>>(numbers: impl IntoIterator<Item = T>) -> String
     parts.join(",")
 }
 
-/// Which frames arriving at a queue a guest receives: to these addresses, of these VLANs; an empty list: of all.
+/// Describes which frames of a queue a guest receives: to these addresses, of these VLANs; an empty list: all.
 #[must_use]
 pub fn received_frames(macs: &[String], vlans: &[u16]) -> String {
     let vlans = vlan_words(vlans);
@@ -75,7 +75,7 @@ pub fn received_frames(macs: &[String], vlans: &[u16]) -> String {
     }
 }
 
-/// Frames of these VLANs, if not of all: number 0 is none.
+/// Describes these VLANs (0: untagged); `None` if the list is empty (all VLANs).
 fn vlan_words(vlans: &[u16]) -> Option<String> {
     let tagged: Vec<u16> = vlans.iter().copied().filter(|&vlan| vlan > 0).collect();
     let numbers = ranges_text(tagged.iter().copied());

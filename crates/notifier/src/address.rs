@@ -8,12 +8,12 @@ use std::fmt;
 
 /// Offset of QueueNotify in the registers of virtio-mmio, in bytes (VirtIO 1.3, 4.2.2).
 const MMIO_QUEUE_NOTIFY: u64 = 0x50;
-/// What a driver writes to notify over PCI, in bytes, without `VIRTIO_F_NOTIFICATION_DATA` (VirtIO 1.3, 4.1.4.4.1).
+/// Length of a notification over PCI, in bytes, without `VIRTIO_F_NOTIFICATION_DATA` (VirtIO 1.3, 4.1.4.4.1).
 const PCI_NOTIFY_BYTES: u64 = 2;
 /// Ports that x86 has.
 const PIO_PORTS: u64 = 0x1_0000;
 
-/// An address space of the guest, which KVM keeps an own list of devices for (`enum kvm_bus`).
+/// An address space of the guest, for which KVM keeps a separate list of devices (`enum kvm_bus`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bus {
     /// Memory-mapped I/O.
@@ -134,7 +134,7 @@ impl PciNotify {
     /// handles without decoding the instruction where the hardware tells it the address.
     ///
     /// # Errors
-    /// [`AddressError`], if that is not within the capability, or the capability is not as it has to be.
+    /// [`AddressError`], if that is not within the capability, or the capability is invalid.
     pub fn address(
         &self,
         queue: u16,
@@ -182,7 +182,7 @@ impl PciNotify {
 /// An address that no queue can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// Behind the end of the address space.
+    /// Beyond the end of the address space.
     #[error(
         "{offset_bytes:#x} bytes after {base:#x} is past the end of {bus}: give the device a lower address"
     )]
@@ -194,7 +194,7 @@ pub enum AddressError {
         /// Offset of the queue's register.
         offset_bytes: u64,
     },
-    /// Behind the end of the capability (VirtIO 1.3, 4.1.4.4.1).
+    /// Beyond the end of the capability (VirtIO 1.3, 4.1.4.4.1).
     #[error(
         "queue {queue} is notified {offset_bytes} bytes into a capability of {length}: it needs {} bytes",
         offset_bytes + PCI_NOTIFY_BYTES
@@ -207,10 +207,10 @@ pub enum AddressError {
         /// `cap.length`, in bytes.
         length: u32,
     },
-    /// `notify_off_multiplier` is 0 or an even power of two (VirtIO 1.3, 4.1.4.4.1).
+    /// `notify_off_multiplier` must be 0 or an even power of two (VirtIO 1.3, 4.1.4.4.1).
     #[error("notify_off_multiplier {0} is not 0 and not an even power of two: take 0, 2 or 4")]
     Multiplier(u32),
-    /// `cap.offset` is a multiple of two (VirtIO 1.3, 4.1.4.4.1).
+    /// `cap.offset` must be a multiple of two (VirtIO 1.3, 4.1.4.4.1).
     #[error("notifications begin at {0:#x}, an odd address: align the capability to two bytes")]
     Misaligned(u64),
 }

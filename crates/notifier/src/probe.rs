@@ -1,7 +1,7 @@
 //! How many ioeventfds a bus takes.
 //!
 //! A bus of old kernels had room for six devices, the kernel's own and ioeventfds together, and `KVM_CAP_IOEVENTFD` did
-//! not say so. Seven that are taken show a kernel without that limit. Today ioeventfds are not counted against the
+//! not say so. A kernel that accepts seven does not have that limit. Today ioeventfds are not counted against the
 //! limit of a bus (`NR_IOBUS_DEVS`, 1,000), but none is taken while devices of the kernel's own fill it
 //! (`kvm_io_bus_register_dev` in virt/kvm/kvm_main.c).
 
@@ -16,7 +16,7 @@ use crate::bus::Ioeventfds;
 
 /// One more than the old limit.
 const ENOUGH: usize = 7;
-/// Between the addresses that are tried.
+/// Distance between the addresses that are tried.
 const STEP_BYTES: u64 = 8;
 
 /// How many ioeventfds a bus takes.
@@ -32,10 +32,10 @@ pub enum Room {
 }
 
 /// Asks KVM for `KVM_CAP_IOEVENTFD`, then assigns and deassigns up to seven ioeventfds at `unused` and every 8 bytes
-/// from there: addresses that nobody has.
+/// from there: addresses that no device uses.
 ///
 /// # Errors
-/// Those of KVM but `ENOSPC`, and of eventfds: nothing stays assigned.
+/// Errors of KVM except `ENOSPC`, and of eventfds; nothing stays assigned.
 pub fn room(vm: &VmFd, bus: Bus, unused: u64) -> io::Result<Room> {
     if !vm.check_extension(Cap::Ioeventfd) {
         return Ok(Room::None);
@@ -56,7 +56,7 @@ pub fn room_on<B: Ioeventfds>(ioeventfds: &B, bus: Bus, unused: u64) -> io::Resu
             found = Err(Errno::RANGE.into());
             break;
         };
-        // Two bytes: what kernels before Linux 4.4 know, too.
+        // Two bytes: kernels before Linux 4.4 accept that, too.
         let at = NotifyAddress {
             bus,
             address,
@@ -75,7 +75,7 @@ pub fn room_on<B: Ioeventfds>(ioeventfds: &B, bus: Bus, unused: u64) -> io::Resu
         }
     }
     for at in &taken {
-        // All of them, whatever becomes of one.
+        // Deassigns all, even if one fails.
         let gone = ioeventfds.deassign(at, &event);
         found = found.and_then(|room| gone.map(|()| room));
     }

@@ -32,24 +32,24 @@ pub(crate) struct Queue {
     pub(crate) from_exits: u64,
     /// Notifications that came by the eventfd while no backend had the queue.
     pub(crate) from_eventfd: u64,
-    /// A look, or the bus, has panicked: no thread looks any more.
+    /// A look, or the bus, has panicked: the queue is not served any more.
     pub(crate) broken: bool,
     event: EventFd,
-    /// A backend may have a duplicate of `event`, from the last time that the queue was its own.
+    /// A backend may have a duplicate of `event`, from the last time that it owned the queue.
     stale: bool,
-    /// The last look left something. Whoever gets the queue anew looks anyhow.
+    /// The last look left something. A new owner of the queue looks anyway.
     more: bool,
     /// This process's own writes to the eventfd that were not read yet.
     own_writes: u64,
     serve: Box<dyn Serve>,
 }
 
-/// What a transition came to.
+/// The result of a transition.
 #[derive(Default)]
 pub(crate) struct Step {
     /// The VMM has to stop the backend.
     pub(crate) stop_backend: bool,
-    /// The queue could not be bound. Reported once, until it can.
+    /// The queue could not be bound; reported once, until a bind succeeds.
     pub(crate) unbound: Option<Arc<BindError>>,
 }
 
@@ -105,7 +105,7 @@ impl Queue {
         })
     }
 
-    /// Goes to a state; where it cannot be bound, to [`State::Deassigned`], or unbound to [`State::OffLimits`].
+    /// Changes the state; if the eventfd cannot be bound, to [`State::Deassigned`] or an unbound [`State::OffLimits`].
     fn go<B: Ioeventfds>(&mut self, to: State, wiring: &Wiring<'_, B>) -> io::Result<()> {
         let to_bind = to == State::OffLimits && self.conditions.by_eventfd && !self.bound;
         if to == self.state && to != State::Deassigned && !to_bind {
@@ -142,7 +142,7 @@ impl Queue {
         }
     }
 
-    /// Leaves the queue to exits. What was notified until now is seen by the look that follows.
+    /// Returns the queue to exits. The look that follows sees all earlier notifications.
     pub(crate) fn release<B: Ioeventfds>(&mut self, wiring: &Wiring<'_, B>) {
         if self.bound {
             // Fails only if it is not bound (`kvm_deassign_ioeventfd_idx` in virt/kvm/eventfd.c).
@@ -157,8 +157,8 @@ impl Queue {
         }
     }
 
-    /// A backend keeps its duplicate of the eventfd, and could take notifications off it: the next one to have the
-    /// queue gets another. It is made when it is asked for, so that one that cannot be made is asked for again.
+    /// Replaces a stale eventfd: a former backend keeps its duplicate, and could consume notifications of the next
+    /// owner. It is created when it is needed, so that a failure is retried.
     fn renew(&mut self) -> io::Result<()> {
         if self.stale {
             self.event = new_event()?;
@@ -195,14 +195,14 @@ impl Queue {
         );
     }
 
-    /// A notification came by the eventfd, or is said to: the thread has no lock while it waits.
+    /// epoll reported the eventfd; the state may have changed since, as the thread waits without a lock.
     pub(crate) fn serve_eventfd(&mut self) {
         if self.state == State::Assigned && self.drain() {
             self.look();
         }
     }
 
-    /// The thread's turn at what the last look left.
+    /// Serves what the last look left, on the thread.
     pub(crate) fn serve_more(&mut self) {
         if std::mem::take(&mut self.more) && self.state != State::OffLimits && self.conditions.ready() {
             self.look();
@@ -231,15 +231,15 @@ impl Queue {
         self.more
     }
 
-    /// The owner looks once more.
+    /// Makes the owner look once more.
     fn signal(&mut self) {
-        // Fails only with EAGAIN: the count is at its end, so the owner looks anyhow.
+        // Fails only with EAGAIN: the counter is at its maximum, so the owner looks anyway.
         if self.event.write(1).is_ok() {
             self.own_writes = self.own_writes.saturating_add(1);
         }
     }
 
-    /// Takes off what the eventfd counts; whether that was anything.
+    /// Reads and resets the counter of the eventfd; true if it was not 0.
     fn drain(&mut self) -> bool {
         let counted = self.event.read().unwrap_or(0);
         let foreign = counted.saturating_sub(self.own_writes);
@@ -265,7 +265,7 @@ impl Queue {
     }
 }
 
-/// Nonblocking, so that neither an empty one nor one at its end holds anybody up.
+/// Nonblocking, so that neither a read at 0 nor a write at the maximum blocks.
 fn new_event() -> io::Result<EventFd> {
     EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)
 }

@@ -9,12 +9,12 @@ use crate::address::NotifyAddress;
 /// The device's side of a queue. It has one owner at a time: it is never called by two threads at once.
 pub trait Serve: Send {
     /// Looks at the queue and serves its chains: after each notification, and once after each transition that leaves
-    /// the queue with this process. Others wait for it, so it returns after a bounded number of chains. The thread of
-    /// the [`Notifiers`](crate::notifiers::Notifiers) looks at the reported rest after other queues, without another
-    /// notification.
+    /// the queue with this process. Other threads wait for it, so it returns after a bounded number of chains. The
+    /// thread of the [`Notifiers`](crate::notifiers::Notifiers) looks at the reported rest after other queues, without
+    /// another notification.
     ///
-    /// The queue's lock is held: it must not call the [`Notifiers`](crate::notifiers::Notifiers) that it belongs to. Nor must a thread call those
-    /// while it holds a lock that a look takes, such as that of the whole device: each would wait for the other.
+    /// The queue's lock is held: it must not call the [`Notifiers`](crate::notifiers::Notifiers) that it belongs to.
+    /// Nor must a thread call them while it holds a lock that `look` takes, such as the device's: both would deadlock.
     ///
     /// If it panics it is not called again, see [`QueueStatus::broken`](crate::notifiers::QueueStatus::broken).
     fn look(&mut self) -> Left;
@@ -29,7 +29,7 @@ pub enum Left {
     Something,
 }
 
-/// By what a queue is notified.
+/// How a queue is notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum By {
     /// Always by an exit, and its vCPU looks at the queue.

@@ -2,11 +2,11 @@
 //!
 //! It waits for all eventfds at once (level-triggered). A round serves each queue that was notified once, in the order
 //! in which epoll reports them, which rotates: a queue that is notified without pause does not starve others. The state
-//! is checked under the queue's lock, after the wait: a notification of a queue that is not assigned any more is its
-//! new owner's.
+//! is checked under the queue's lock, after the wait: a notification of a queue that is not assigned any more belongs
+//! to its new owner.
 //!
-//! The rest of a look, by any thread, is the thread's work, too: an eventfd of the device reports it, and the thread
-//! looks once a round at each queue with a rest.
+//! If a look of any thread leaves chains, this thread serves them, too: an eventfd of the device reports it, and the
+//! thread looks once a round at each such queue.
 //!
 //! A look that panics is caught here, and ends only looks at its queue. The hook for panics has reported it.
 
@@ -24,11 +24,11 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::queue::Queue;
 use crate::slot::Slot;
 
-/// What the eventfd that ends the thread is known by: no queue has that index.
+/// epoll data of the eventfd that ends the thread: no queue has that index.
 const STOP: u64 = u64::MAX;
-/// The same of the one that tells of what looks have left.
+/// epoll data of the eventfd that reports unfinished looks.
 const MORE: u64 = u64::MAX - 1;
-/// Notifications taken in one round. epoll rotates, so more queues than that have their turn, too.
+/// Notifications taken in one round. epoll rotates, so with more queues each gets its turn, too.
 const EVENTS: usize = 64;
 
 /// The queues, and what is waited for.
@@ -48,13 +48,13 @@ impl Shared {
 
     /// The thread looks again at queues whose last look has left something.
     pub(crate) fn look_again(&self) {
-        // Fails only if the count is at its end: the thread comes anyhow.
+        // Fails only if the counter is at its maximum: the thread wakes anyway.
         let _ = self.more.write(1);
     }
 
-    /// The thread's turn at a queue.
+    /// Serves a queue on the thread.
     fn serve(&self, slot: &Slot, turn: impl FnOnce(&mut Queue)) {
-        // Unwinding spoils nothing: the queue's lock marks it as broken, and nothing else here changes.
+        // Unwinding is safe: the queue's lock marks the queue as broken, and nothing else here changes.
         if let Ok(true) = catch_unwind(AssertUnwindSafe(|| slot.look(turn))) {
             self.look_again();
         }
@@ -115,7 +115,7 @@ fn serve(shared: &Shared) {
             match event.data() {
                 STOP => return,
                 MORE => {
-                    // Before the looks: what they leave is told anew. Fails only if there is nothing to read.
+                    // Reset before the looks, which may set it again. Fails only if there is nothing to read.
                     let _ = shared.more.read();
                     for slot in &shared.slots {
                         shared.serve(slot, Queue::serve_more);

@@ -3,20 +3,19 @@
 //! The lock is held during a look. So a queue has one owner at a time: a transition waits for the look that is under
 //! way, and the next look sees the new state.
 //!
-//! A guest that notifies without pause must not keep transitions waiting, so looks give way. Three locks do that, and
-//! who waits sleeps, however long a look lasts. They are taken in this order:
+//! A guest that notifies without pause must not delay transitions, so looks give way to them. Three locks do that, and
+//! waiting threads sleep, however long a look lasts. They are taken in this order:
 //!
 //! ```text
 //! look:        looks ──▶ next ──▶ queue      `looks` and `queue` are held until the look is done
 //! transition:            next ──▶ queue      `queue` is held until the transition is done
 //! ```
 //!
-//! `next` is let go when the queue is had. Of those that look one at most is behind `looks`, so a transition waits for
-//! one look, and maybe for one that was before it at `next`.
+//! `next` is released when `queue` is locked. At most one look holds `looks`, so a transition waits for one look, and
+//! maybe for one that locked `next` before it.
 //!
 //! A panic under the lock leaves the device, or the queue's own state, unknown. The queue is broken from then on: it is
-//! not looked at any more, while transitions go on, as do the device's other queues. The panic itself is that of the
-//! thread that looked.
+//! not served any more, but its transitions and the device's other queues continue. The thread that looked panics.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -41,7 +40,7 @@ impl Slot {
         }
     }
 
-    /// For looks: after the transitions that wait. Whether the thread has to look again.
+    /// Locks for a look, after waiting transitions. Returns whether the thread has to look again.
     pub(crate) fn look(&self, act: impl FnOnce(&mut Queue)) -> bool {
         let _looks = lock(&self.looks);
         let mut queue = self.enter();
@@ -49,7 +48,7 @@ impl Slot {
         queue.has_more()
     }
 
-    /// For transitions, and to see what holds: before those that look.
+    /// Locks for a transition, or to read the state: before waiting looks.
     pub(crate) fn enter(&self) -> MutexGuard<'_, Queue> {
         let _next = lock(&self.next);
         self.queue.lock().unwrap_or_else(|poisoned| {
@@ -60,7 +59,7 @@ impl Slot {
     }
 }
 
-/// Nothing is behind these locks that a panic could spoil.
+/// These locks protect no data that a panic could leave inconsistent.
 pub(crate) fn lock(mutex: &Mutex<()>) -> MutexGuard<'_, ()> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! The table: what each event makes of a queue.
+//! The state table: how each event changes a queue.
 //!
-//! [`next`] is the whole of it, a pure function. [`Conditions`] are noted in every state, also while a backend owns
-//! the queue, so that its end finds the queue where the guest and the VMM have left it.
+//! [`next`] is the whole table, a pure function. [`Conditions`] are updated in every state, also while a backend owns
+//! the queue, so that they are current when the backend stops.
 
 /// The owner of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -10,7 +10,7 @@ pub enum State {
     Deassigned,
     /// The thread of [`Notifiers`](crate::notifiers::Notifiers). An ioeventfd is bound.
     Assigned,
-    /// A backend (vhost, vhost-user) that has the eventfd. Nobody else touches the queue.
+    /// A backend (vhost, vhost-user) that has the eventfd. No other thread accesses the queue.
     OffLimits,
 }
 
@@ -24,12 +24,12 @@ impl State {
 pub enum Event {
     /// Guest: the driver set `DRIVER_OK` (VirtIO 1.3, 2.1).
     DriverOk,
-    /// Guest: it wrote 0 to the device's status, set `FAILED`, or took `DRIVER_OK` back. Queues are disabled, too
+    /// Guest: it wrote 0 to the device's status, set `FAILED`, or cleared `DRIVER_OK`. Queues are disabled, too
     /// (VirtIO 1.3, 2.4).
     Reset,
     /// Guest: the PCI device may read and write memory.
     BusMasterOn,
-    /// Guest: the PCI device may no more read and write memory.
+    /// Guest: the PCI device may no longer read and write memory.
     BusMasterOff,
     /// Guest: the queue is set up (`queue_enable`, `QueueReady`).
     QueueEnable,
@@ -39,11 +39,11 @@ pub enum Event {
     VmRun,
     /// VMM: vCPUs have stopped.
     VmStop,
-    /// VMM: what holds of the queue is saved.
+    /// VMM: the queue's conditions are saved.
     Save,
-    /// VMM: what was saved holds now.
+    /// VMM: saved conditions are restored.
     Restore,
-    /// VMM: a backend is about to have the queue.
+    /// VMM: a backend is about to take over the queue.
     BackendStart,
     /// VMM: the backend does not touch the queue any more.
     BackendStop,
@@ -67,12 +67,12 @@ impl Event {
     ];
 }
 
-/// What holds of a queue beside its state.
+/// Conditions of a queue, in addition to its state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Conditions {
     /// The driver has set `DRIVER_OK`.
     pub driver_ok: bool,
-    /// The device may access memory. Always, but over PCI.
+    /// The device may access memory. Always true except over PCI.
     pub bus_master: bool,
     /// The driver has set the queue up.
     pub enabled: bool,
@@ -80,24 +80,24 @@ pub struct Conditions {
     pub running: bool,
     /// The VMM chose an eventfd for it ([`By::Eventfd`](crate::notifiers::By)).
     pub by_eventfd: bool,
-    /// A backend has the queue, and must give it back first: the queue was not ready at some time since.
+    /// A backend has the queue and must stop first: the queue was not ready at some time since its start.
     pub stop_due: bool,
 }
 
 impl Conditions {
-    /// The queue's rings may be touched, but for the VM's stop.
+    /// The queue's rings may be accessed, not considering whether the VM runs.
     #[must_use]
     pub fn rings_open(self) -> bool {
         self.driver_ok && self.bus_master && self.enabled
     }
 
-    /// Notifications of the queue count.
+    /// Notifications of the queue are served.
     #[must_use]
     pub fn ready(self) -> bool {
         self.rings_open() && self.running
     }
 
-    /// Conditions after an event that is not refused. [`Event::Restore`] leaves them: what was saved is put there.
+    /// Conditions after an event that is not refused. [`Event::Restore`] keeps them: the caller sets the saved ones.
     #[must_use]
     pub fn after(mut self, state: State, event: Event) -> Self {
         match event {
@@ -111,20 +111,20 @@ impl Conditions {
             Event::VmStop => self.running = false,
             Event::Save | Event::Restore | Event::BackendStart | Event::BackendStop => {}
         }
-        // Kept until the backend stops: rings that were set up meanwhile are others than it has.
+        // Kept until the backend stops: it does not use rings that were set up meanwhile.
         let owned = state == State::OffLimits && event != Event::BackendStop;
         self.stop_due = owned && (self.stop_due || !self.ready());
         self
     }
 }
 
-/// What an event makes of a queue.
+/// How an event changes a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The next state, maybe the same.
     To(State),
-    /// The condition is noted, and the queue stays off-limits: the VMM stops the backend, then says
-    /// [`Event::BackendStop`], which goes by the conditions.
+    /// The condition is stored, and the queue stays off-limits: the VMM stops the backend, then reports
+    /// [`Event::BackendStop`]; the conditions then decide about the next state.
     StopBackend,
     /// Nothing changes.
     Refused(Refusal),
@@ -142,7 +142,7 @@ pub enum Refusal {
     /// [`Event::Save`] or [`Event::Restore`] of a VM that runs.
     #[error("the VM runs: stop its vCPUs first")]
     Running,
-    /// [`Event::BackendStart`] of a queue that nobody may look at.
+    /// [`Event::BackendStart`] of a queue that is not ready.
     #[error(
         "the queue is not ready (DRIVER_OK {driver_ok}, bus master {bus_master}, enabled {enabled}, VM runs \
          {running}): start the backend when all four hold"
@@ -159,7 +159,7 @@ pub enum Refusal {
     },
 }
 
-/// The table. `conditions` are those before the event; [`Conditions::after`] gives those that hold then.
+/// The table. `conditions` are those before the event; [`Conditions::after`] returns those after it.
 #[must_use]
 pub fn next(state: State, conditions: Conditions, event: Event) -> Outcome {
     let after = conditions.after(state, event);
@@ -188,9 +188,9 @@ fn ours(conditions: Conditions) -> State {
     }
 }
 
-/// Whether the calling thread looks at a queue that an event has left [`State::Deassigned`]. Rings that are closed are
-/// never touched. A queue of a VM that just stopped is looked at for the last time; one of a VM that stood before is
-/// not, its turn is at [`Event::VmRun`].
+/// Whether the calling thread looks at a queue that an event has left [`State::Deassigned`]. Closed rings are never
+/// accessed. A queue of a VM that just stopped gets a last look; one of a VM that was stopped before gets none until
+/// [`Event::VmRun`].
 #[must_use]
 pub fn looks(before: Conditions, after: Conditions) -> bool {
     after.rings_open() && (after.running || before.running)

@@ -1,11 +1,11 @@
 //! The internet checksum (RFC 1071): full, partial, incremental.
 //!
-//! A [`Sum`] is kept unfolded and in the byte order of memory, so that adding bytes needs no swapping: the ones'
-//! complement sum is the same in either byte order but for a swap of the result (RFC 1071, section 2B). Values that go
-//! in or out are numbers, as `u16::from_be_bytes` reads them from a frame.
+//! A [`Sum`] is unfolded and in the byte order of memory, so that adding bytes needs no swapping: the ones'
+//! complement sum is the same in either byte order, except that the result is byte-swapped (RFC 1071, section
+//! 2B). Parameters and results are numbers, as `u16::from_be_bytes` reads them from a frame.
 //!
-//! Bytes are added as 32-bit words to 64-bit accumulators, which no length of a slice can overflow in practice, and
-//! which vector units can do in parallel: the compiler does for the baseline of the target, `avx2` does where the
+//! Bytes are added as 32-bit words to 64-bit accumulators, which no practical slice overflows, and which
+//! vector units add in parallel: the compiler uses those of the target's baseline, `avx2` is used if the
 //! processor has it.
 
 #[cfg(target_arch = "x86_64")]
@@ -25,8 +25,8 @@ const VECTOR_MIN: usize = 128;
 pub struct Sum(u64);
 
 impl Sum {
-    /// The sum of bytes that begin at an even offset. An odd last byte counts as if a zero followed it (RFC 1071), so
-    /// more bytes may follow only after an even number; else see [`Sum::swapped`].
+    /// The sum of bytes that begin at an even offset. An odd last byte counts as if a zero followed it (RFC
+    /// 1071), so more bytes may be added only after an even number; otherwise see [`Sum::swapped`].
     #[must_use]
     #[inline]
     pub fn of(bytes: &[u8]) -> Self {
@@ -39,7 +39,7 @@ impl Sum {
         Self::of_portable(bytes)
     }
 
-    /// [`Sum::of`] without instructions beyond the baseline of the target; to compare with.
+    /// [`Sum::of`] with the target's baseline instructions only, for comparison.
     #[must_use]
     pub fn of_portable(bytes: &[u8]) -> Self {
         let (blocks, rest) = bytes.as_chunks::<32>();
@@ -54,7 +54,7 @@ impl Sum {
             .fold(Self::of_short(rest), |sum, &lane| sum + Self(lane))
     }
 
-    /// Word by word: for what is left over.
+    /// Adds word by word, for the bytes after the last block.
     #[inline]
     fn of_short(bytes: &[u8]) -> Self {
         let (words, rest) = bytes.as_chunks::<4>();
@@ -81,14 +81,14 @@ impl Sum {
         self + Self(u64::from(value.to_be()))
     }
 
-    /// The sum of the same bytes at offsets of the other parity: for a piece that begins at an odd offset of the whole.
+    /// The sum of the same bytes at offsets of the other parity: for a piece that begins at an odd offset.
     #[must_use]
     #[inline]
     pub fn swapped(self) -> Self {
         Self(u64::from(self.fold().swap_bytes().to_be()))
     }
 
-    /// The sum in 16 bits: what a partial checksum holds.
+    /// The sum in 16 bits: the value of a partial checksum field.
     #[must_use]
     #[inline]
     pub fn fold(self) -> u16 {
@@ -99,7 +99,7 @@ impl Sum {
         u16::from_be(sum as u16)
     }
 
-    /// The complement of the sum in 16 bits: what a checksum field holds. 0 stays 0; UDP writes 0xffff in its place.
+    /// The complement of the sum in 16 bits: the value of a checksum field. 0 stays 0; UDP writes 0xffff instead.
     #[must_use]
     #[inline]
     pub fn complement(self) -> u16 {
@@ -140,21 +140,21 @@ pub fn pseudo_v6(src: [u8; 16], dst: [u8; 16], protocol: u8, len: u32) -> Sum {
 /// Where a transport checksum is in a frame, bytes (`csum_start` and `csum_offset` of a virtio-net header).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChecksumAt {
-    /// Where the sum begins.
+    /// Start of the covered bytes, from the frame's first.
     pub start: u16,
-    /// Where it is stored, from `start`.
+    /// Offset of the checksum field from `start`.
     pub offset: u16,
 }
 
 impl ChecksumAt {
-    /// Where it is stored, bytes from the frame's first.
+    /// Offset of the checksum field from the frame's first byte.
     #[inline]
     #[must_use]
     pub fn field(self) -> usize {
         usize::from(self.start) + usize::from(self.offset)
     }
 
-    /// What is stored for a sum: at UDP's offset a zero, which means "none" there, becomes 0xffff (RFC 768).
+    /// The bytes to store for a sum: at UDP's offset a zero, which means "none" there, becomes 0xffff (RFC 768).
     #[inline]
     #[must_use]
     pub fn stored(self, sum: Sum) -> [u8; 2] {
@@ -182,7 +182,7 @@ pub struct OutOfFrame {
 /// sum of the pseudo-header; it gets the complement of the sum of everything from `start` on.
 ///
 /// # Errors
-/// [`OutOfFrame`] if the field does not lie in the frame; nothing is changed.
+/// [`OutOfFrame`] if the field is not inside the frame; nothing is changed.
 #[inline]
 pub fn complete(frame: &mut [u8], at: ChecksumAt) -> Result<(), OutOfFrame> {
     let field = at.field();

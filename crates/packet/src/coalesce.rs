@@ -1,16 +1,16 @@
-//! Consecutive segments of a flow made into GSO packets: the kernel's GRO, for one batch of received frames.
+//! Merges consecutive segments of a flow into GSO packets: the kernel's GRO, for one batch of received frames.
 //!
-//! Theory of operation. A [`Batch`] is fed with the frames of a batch in the order of their arrival
-//! ([`Batch::add`]). It looks at their headers only, keeps no reference to them, and allocates nothing. Each frame
-//! either starts a unit or is appended to the unit that is open for its flow. Afterwards the units are taken in the
-//! order of their first frames ([`Batch::run`]), so no frame overtakes one of its own flow, and nothing waits for a
-//! later batch. A unit may be taken in several runs, for a guest that has too few buffers for all of it:
-//! every member of a unit is a whole frame with a right header, so any of them can head what is left.
+//! Theory of operation. The frames of a batch are added to a [`Batch`] in the order of their arrival
+//! ([`Batch::add`]). It reads only their headers, keeps no reference to them, and allocates nothing. Each
+//! frame either starts a unit or is appended to its flow's open unit. Then the units are taken in the order
+//! of their first frames ([`Batch::run`]), so no frame overtakes one of its own flow, and nothing waits for a
+//! later batch. If a guest has too few buffers for a unit, it is taken in several runs: every member of a
+//! unit is a whole frame with a valid header, so any of them can start the rest.
 //!
 //! What is merged is what Linux merges (net/ipv4/tcp_offload.c `tcp_gro_receive`, net/ipv4/udp_offload.c
 //! `udp_gro_receive_segment`, include/net/gro.h `gro_receive_network_flush`, net/core/gro.c `gro_list_prepare`):
 //!
-//! | of | must be so |
+//! | layer | condition |
 //! |---|---|
 //! | all | checksum right or partial; IP packet ends where the frame does; at most 65,535 bytes of IP packet |
 //! | Ethernet | addresses and VLAN tags equal |
@@ -21,13 +21,13 @@
 //! | TCP options | equal but for the timestamps, which may not go back (Linux wants them equal) |
 //! | UDP | ports equal, a checksum, none longer than the first; a shorter one ends the unit |
 //!
-//! The timestamps of the first stay: a delayed acknowledgement echoes the oldest, too (RFC 7323, 4.3).
+//! The first frame's timestamps are kept: a delayed acknowledgement also echoes the oldest (RFC 7323, 4.3).
 //!
-//! The order is kept between all frames of the same addresses, protocol and ports, whatever their other headers are.
-//! The flow of a frame that is neither TCP nor UDP, or a fragment of one, is unknown: it ends all units.
+//! The order of all frames with the same addresses, protocol and ports is kept, whatever their other headers.
+//! A frame that is neither TCP nor UDP, or a fragment, has no known flow: it ends all units.
 //!
-//! Limits: [`MOST_FRAMES`] frames a batch, [`MOST_FLOWS`] flows at a time (the one that began first then ends), headers
-//! of up to [`HEADERS`] bytes.
+//! Limits: [`MOST_FRAMES`] frames per batch, [`MOST_FLOWS`] open flows (a further one closes the oldest),
+//! headers of up to [`HEADERS`] bytes.
 
 use std::ops::Range;
 
@@ -43,14 +43,14 @@ mod tests;
 use group::{Appended, Group};
 pub use header::NetHeader;
 
-/// Most frames of a batch.
+/// Maximum number of frames in a batch.
 pub const MOST_FRAMES: usize = 64;
-/// Most flows that are open at a time, the kernel's MAX_GRO_SKBS.
+/// Maximum number of open flows: the kernel's MAX_GRO_SKBS.
 pub const MOST_FLOWS: usize = 8;
-/// Most bytes of headers of a frame that is merged: Ethernet with two tags, IPv6, TCP with all options it may have.
+/// Maximum header bytes of a frame that is merged: Ethernet with two tags, IPv6, TCP with all possible options.
 pub const HEADERS: usize = 128;
 
-/// Which GSO packets may be made: what the guest accepted (VirtIO 1.3, 5.1.3).
+/// Which GSO packets may be built: those that the guest accepted (VirtIO 1.3, 5.1.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rules {
     /// TCP over IPv4: GUEST_TSO4.
@@ -66,7 +66,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Whether any GSO packet may be made.
+    /// Whether any GSO packet may be built.
     #[inline]
     pub fn any(&self) -> bool {
         self.tcp4 || self.tcp6 || self.udp4 || self.udp6
@@ -85,19 +85,19 @@ impl Rules {
 /// No frame: the end of a unit.
 const NONE: u8 = u8::MAX;
 
-/// What is known of a frame.
+/// The parsed properties of a frame.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    /// Whole frame, bytes.
+    /// Length of the whole frame, bytes.
     len: u32,
     /// `None`: not TCP or UDP.
     layers: Option<Layers>,
     verdict: Verdict,
-    /// PSH and FIN, if it has them.
+    /// PSH and FIN, if they are set.
     flags: u8,
     /// CWR is set.
     cwr: bool,
-    /// It begins a unit.
+    /// It starts a unit.
     first: bool,
     /// The next frame of the unit.
     next: u8,
@@ -114,7 +114,7 @@ impl Entry {
         next: NONE,
     };
 
-    /// Bytes that it adds to a GSO packet.
+    /// Payload bytes that it adds to a GSO packet.
     fn payload(&self) -> u32 {
         self.len - self.skip()
     }
@@ -125,7 +125,7 @@ impl Entry {
     }
 }
 
-/// A batch of received frames, and which of them are merged. Some 5 KiB: made once and used again.
+/// A batch of received frames, and which of them are merged. About 5 KiB: created once and reused.
 #[derive(Debug, Clone)]
 pub struct Batch {
     rules: Rules,
@@ -139,9 +139,9 @@ pub struct Batch {
 /// The position in a batch of a caller that takes runs from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Position {
-    /// Every unit that began before this frame is taken.
+    /// Every unit that started before this frame was taken.
     frame: usize,
-    /// The unit in hand goes on with this frame.
+    /// The current unit continues with this frame.
     inside: Option<u8>,
 }
 
@@ -172,7 +172,7 @@ impl Run {
         usize::from(self.count)
     }
 
-    /// Whether nothing of its unit is left behind it.
+    /// Whether it ends its unit.
     #[inline]
     pub fn is_whole(&self) -> bool {
         self.next == NONE
@@ -186,7 +186,7 @@ impl Run {
 }
 
 impl Batch {
-    /// An empty one. With no rule nothing is merged, and frames are only looked at.
+    /// An empty one. Without a rule nothing is merged, and frames are only parsed.
     #[must_use]
     pub fn new(rules: Rules) -> Self {
         Self {
@@ -198,13 +198,13 @@ impl Batch {
         }
     }
 
-    /// Forgets all frames.
+    /// Removes all frames.
     pub fn clear(&mut self) {
         self.count = 0;
         self.close_all();
     }
 
-    /// Frames that were added.
+    /// Number of frames.
     #[inline]
     pub fn len(&self) -> usize {
         self.count
@@ -268,7 +268,7 @@ impl Batch {
         self.open[at].can_append(headers, frame_len)
     }
 
-    /// A frame that begins a unit, and may open a group.
+    /// Adds a frame that starts a unit, and may open a group.
     fn start(
         &mut self,
         number: u8,
@@ -313,7 +313,7 @@ impl Batch {
         single
     }
 
-    /// A free slot for another group; closes the group that began first if there is none.
+    /// A free slot for another group; closes the oldest group if there is none.
     fn free(&mut self) -> usize {
         let mut oldest = 0;
         for (at, group) in self.open.iter().enumerate() {
@@ -332,8 +332,8 @@ impl Batch {
         self.open.iter_mut().for_each(Group::close);
     }
 
-    /// The next frames to deliver as one, as many of a unit as make at most `room` bytes but at least one frame; `None`
-    /// at the end. The same again until [`Batch::advance`] is called.
+    /// The next frames to deliver as one: as many of a unit as make at most `room` bytes, but at least one;
+    /// `None` at the end. Returns the same until [`Batch::advance`] is called.
     #[inline]
     #[must_use]
     pub fn run(&self, position: &Position, room: u32) -> Option<Run> {
@@ -367,7 +367,7 @@ impl Batch {
         Some(run)
     }
 
-    /// Goes on behind `run`.
+    /// Moves `position` past `run`.
     #[inline]
     pub fn advance(&self, position: &mut Position, run: &Run) {
         if position.inside.is_none() {
@@ -376,7 +376,7 @@ impl Batch {
         position.inside = (run.next != NONE).then_some(run.next);
     }
 
-    /// The frames of a run in their order, with the bytes of each that go into the GSO packet.
+    /// The frames of a run in their order, with the byte range of each that goes into the GSO packet.
     #[inline]
     pub fn members(&self, run: &Run) -> impl Iterator<Item = (usize, Range<u32>)> + '_ {
         let first = run.first;
@@ -405,7 +405,7 @@ impl Batch {
         NetHeader::of_gso_packet(layers, entry.payload(), entry.cwr)
     }
 
-    /// Where a frame's checksum is, if that is a partial one.
+    /// The layers of a frame with a partial checksum.
     #[inline]
     #[must_use]
     pub fn partial(&self, frame: usize) -> Option<&Layers> {

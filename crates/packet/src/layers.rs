@@ -1,8 +1,8 @@
-//! Where the layers of a frame begin.
+//! Finds where the layers of a frame begin.
 //!
-//! Handled: Ethernet, up to two VLAN tags, IPv4 with options, IPv6 with hop-by-hop, routing and destination options
-//! headers, TCP or UDP. Everything else, fragments too, is `None`: it is passed on as it is. Nothing is verified but
-//! what the offsets depend on; checksums are not.
+//! Handled: Ethernet, up to two VLAN tags, IPv4 with options, IPv6 with hop-by-hop, routing and destination
+//! options headers, TCP or UDP. Everything else, including fragments, is `None` and is passed on unchanged.
+//! Only fields that the offsets depend on are verified, not checksums.
 
 use crate::checksum::ChecksumAt;
 use crate::ethernet::{self, Payload, Skip};
@@ -48,21 +48,21 @@ impl Transport {
     }
 }
 
-/// Offsets from the beginning of the frame, in bytes. Each header lies in the bytes that were parsed.
+/// Offsets from the beginning of the frame, in bytes. Each header is inside the parsed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layers {
     /// The IP header.
     pub ip: u16,
     /// The TCP or UDP header.
     pub transport: u16,
-    /// What follows the transport header.
+    /// The bytes after the transport header.
     pub payload: u16,
     /// Which IP.
     pub version: Ip,
     /// Which transport.
     pub transport_kind: Transport,
-    /// End of the IP packet by its own length field, within the frame and not before `payload`; what lies behind is
-    /// padding.
+    /// End of the IP packet according to its length field, within the frame and not before `payload`; bytes
+    /// after it are padding.
     pub ip_len_end: u32,
 }
 
@@ -90,8 +90,8 @@ pub fn parse(headers: &[u8], frame_len: u32) -> Option<Layers> {
     parse_ip(headers, frame_len, at, ethertype)
 }
 
-/// The same from the IP header on, which lies at `ip` and is of that type. `headers`: as of [`parse`], and no longer
-/// than [`HEADERS_MAX`].
+/// As [`parse`], from an IP header at offset `ip` with type `ethertype`. `headers` must be no longer than
+/// [`HEADERS_MAX`].
 // One call for each version: frames of others need none of the registers that its walk saves.
 #[inline]
 pub(crate) fn parse_ip(headers: &[u8], frame_len: u32, ip: usize, ethertype: u16) -> Option<Layers> {

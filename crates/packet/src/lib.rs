@@ -18,7 +18,7 @@
 //! 3. [`coalesce`]: consecutive segments of a flow made into GSO packets, for a guest that takes them.
 //! 4. [`segment`]: a guest's request ([`segment::Request`]), and the resulting frames ([`segment::Plan`]).
 //!
-//! # A GSO packet, cut
+//! # Segmenting a GSO packet
 //! ```
 //! use packet::{checksum, segment::{Gso, GsoKind, Plan}};
 //! # let mut frame = vec![0u8; 54 + 3000];
@@ -43,8 +43,8 @@
 //! ```
 //!
 //! # Trust
-//! Every byte may come from a hostile guest: what cannot be handled is a [`segment::Malformed`], a `None` or an
-//! [`checksum::OutOfFrame`], never a panic; work is bounded by the length of the frame.
+//! Every byte may come from a hostile guest: bytes that cannot be handled result in a [`segment::Malformed`],
+//! a `None` or an [`checksum::OutOfFrame`], never a panic; work is bounded by the length of the frame.
 
 pub mod arp;
 pub mod checksum;

@@ -1,21 +1,21 @@
-//! Segmentation: one GSO packet of a guest, many frames of the wire.
+//! Segmentation: splits one GSO packet of a guest into many frames for the wire.
 //!
-//! A [`Request`] is the offload request in the virtio-net header of a frame. A [`Plan`] is made of the GSO packet's
-//! headers and gives for each segment the position of its payload in the GSO packet and its headers. It neither holds
-//! nor moves payload: the caller copies or references that.
+//! A [`Request`] is the offload request in the virtio-net header of a frame. A [`Plan`] is computed from the
+//! GSO packet's headers and returns for each segment the range of its payload in the GSO packet and its
+//! headers. It neither contains nor moves payload: the caller copies or references that.
 //!
 //! The rules are those of the kernel's software segmentation, so that a guest sees no difference between us and a tap:
 //!
-//! - IPv4's identification counts up by one a segment (`net/ipv4/af_inet.c` inet_gso_segment; the fixed one that TCP
-//!   may request there has no virtio counterpart), length and header checksum are the segment's.
+//! - IPv4's identification increases by one per segment (`net/ipv4/af_inet.c` inet_gso_segment; the fixed one
+//!   that TCP may request there has no virtio counterpart), length and header checksum are the segment's.
 //! - IPv6's payload length is the segment's; extension headers are repeated (`net/ipv6/ip6_offload.c`
 //!   ipv6_gso_segment).
 //! - TCP's sequence number advances by the payload; FIN and PSH are on the last segment only, CWR on the first only
 //!   (`net/ipv4/tcp_offload.c` tcp_gso_segment).
 //! - UDP's length is the segment's (`net/ipv4/udp_offload.c` __udp_gso_segment).
-//! - The transport checksum field holds the pseudo-header's sum. It is taken from the GSO packet's and corrected by the
-//!   difference of lengths, as the kernel does, so that it is also right where a routing header names another last
-//!   destination.
+//! - The transport checksum field holds the pseudo-header's sum. It is taken from the GSO packet's and
+//!   corrected by the difference of lengths, as the kernel does, so that it is also right if a routing header
+//!   contains another final destination.
 //!
 //! A GSO packet that is no longer than one segment is one segment.
 
@@ -37,7 +37,7 @@ const FIN_PSH: u8 = tcp::FIN | tcp::PSH;
 /// Why a guest's request cannot be met. The frame is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// A `gso_type` that the specification does not have, or that is not handled (UFO, tunnels).
+    /// A `gso_type` that is not in the specification, or not supported (UFO, tunnels).
     #[error("GSO type {0:#x} is not known")]
     GsoType(u8),
     /// ECN with a type that is not TCP.
@@ -52,7 +52,7 @@ pub enum Malformed {
     /// Headers that do not parse: see [`layers::parse`].
     #[error("a GSO packet of {0} bytes whose headers cannot be parsed")]
     Headers(u32),
-    /// Headers of another protocol than the GSO type names.
+    /// Headers of another protocol than that of the GSO type.
     #[error("GSO of type {asked:?} for a GSO packet of {version:?} and {transport:?}")]
     Protocol {
         /// The requested type.
@@ -62,10 +62,10 @@ pub enum Malformed {
         /// What the GSO packet is.
         transport: Transport,
     },
-    /// An IP or UDP length field that is not that of the GSO packet.
+    /// An IP or UDP length field that does not match the GSO packet.
     #[error("a GSO packet whose packet ends at byte {claimed}, not at {frame_len}")]
     Length {
-        /// End by the length field.
+        /// End according to the length field.
         claimed: u32,
         /// Bytes of the GSO packet.
         frame_len: u32,
@@ -73,33 +73,33 @@ pub enum Malformed {
     /// A checksum that is not in the frame.
     #[error(transparent)]
     Checksum(OutOfFrame),
-    /// A checksum of a GSO packet that is not where its headers have it.
+    /// A checksum position of a GSO packet that does not match its headers.
     #[error(
         "a GSO packet with a checksum from byte {}, stored {} bytes behind that, whose headers have it at {} and {}",
         asked.start, asked.offset, found.start, found.offset
     )]
     ChecksumPlace {
-        /// Where it is by the virtio-net header.
+        /// The position in the virtio-net header.
         asked: ChecksumAt,
-        /// Where it is by the packet's headers.
+        /// The position according to the packet's headers.
         found: ChecksumAt,
     },
-    /// A VLAN tag has to be removed or inserted, and the request is not about bytes behind it.
+    /// A VLAN tag must be removed or inserted, but the request is not only for bytes after it.
     #[error(
         "a tagged frame of {len} bytes that ends with its tag, or with a checksum that begins before byte {least}"
     )]
     Tag {
         /// Bytes of the frame.
         len: u32,
-        /// The first byte behind a tag.
+        /// The first byte after a tag.
         least: usize,
     },
 }
 
-/// How a GSO packet is cut, and the template of its segments' headers.
+/// How a GSO packet is segmented, with the template of its segments' headers.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The GSO packet's headers, with zeros in those fields that every segment sets where the sums below need it.
+    /// The GSO packet's headers, with zeros in fields that every segment sets and that the sums below must not include.
     template: [u8; HEADERS_MAX],
     layers: Layers,
     /// Payload bytes of each segment but the last.
@@ -118,7 +118,7 @@ impl Plan {
     /// min(`frame_len`, [`HEADERS_MAX`]) bytes, or more; `frame_len`: its bytes, without the virtio-net header.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// What is wrong with the headers.
     pub fn new(headers: &[u8], frame_len: u32, gso: Gso) -> Result<Self, Malformed> {
         let layers = layers::parse(headers, frame_len).ok_or(Malformed::Headers(frame_len))?;
         check_protocol(&layers, gso.kind)?;
@@ -173,7 +173,7 @@ impl Plan {
         u32::from(self.layers.payload) + (payload.end - payload.start)
     }
 
-    /// Where the payload of a segment lies in the GSO packet.
+    /// The range of a segment's payload in the GSO packet.
     ///
     /// # Panics
     /// If there is no such segment.
@@ -191,8 +191,8 @@ impl Plan {
         self.layers.checksum_at()
     }
 
-    /// Writes the headers of a segment to the first [`Plan::header_len`] bytes of `out`. The transport checksum field
-    /// gets the sum of the pseudo-header: [`crate::checksum::complete`] or the NIC does the rest.
+    /// Writes the headers of a segment to the first [`Plan::header_len`] bytes of `out`. The transport checksum
+    /// field gets the sum of the pseudo-header: [`crate::checksum::complete`] or the NIC completes it.
     ///
     /// # Panics
     /// If there is no such segment, or `out` is too short.
@@ -206,7 +206,7 @@ impl Plan {
         let len = header_len + (payload.end - payload.start) as usize;
         match self.layers.version {
             Ip::V4 => {
-                // Both fit: they are not more than the GSO packet's.
+                // Both fit: they are at most those of the GSO packet.
                 let (total, id) = ((len - ip) as u16, self.ip_id.wrapping_add(index as u16));
                 put16(out, ip + ipv4::LEN, total);
                 put16(out, ip + ipv4::ID, id);
@@ -255,7 +255,7 @@ fn check_protocol(layers: &Layers, asked: GsoKind) -> Result<(), Malformed> {
     }
 }
 
-/// The whole GSO packet is the packet: padding or a wrong length would go into the segments.
+/// Checks that the IP packet fills the whole GSO packet: padding or a wrong length would get into the segments.
 fn check_lengths(headers: &[u8], layers: &Layers, frame_len: u32) -> Result<(), Malformed> {
     let mut claimed = layers.ip_len_end;
     if claimed == frame_len && layers.transport_kind == Transport::Udp {

@@ -1,13 +1,13 @@
 //! Partial checksums of packets inside VXLAN (RFC 7348) and Geneve (RFC 8926).
 //!
-//! A Linux stack that sends a packet with a partial checksum through a tunnel leaves that checksum unfinished, and
-//! fills the outer UDP checksum as if the inner one were complete: the bytes that the inner checksum covers add up to
-//! the complement of its pseudo-header then (`lco_csum`, include/linux/skbuff.h; `udp_set_csum`, net/ipv4/udp.c). So
+//! A Linux stack that sends a packet with a partial checksum through a tunnel leaves that checksum partial, and
+//! computes the outer UDP checksum as if the inner one were complete: the bytes that the inner checksum covers then add
+//! up to the complement of its pseudo-header (`lco_csum`, include/linux/skbuff.h; `udp_set_csum`, net/ipv4/udp.c). So
 //! the inner field holds the sum of its pseudo-header, and the outer checksum is wrong until the inner one is complete.
-//! Both show in the headers alone. A tunnel over IPv4, or over IPv6 where that is switched on, may leave out the outer
-//! checksum; then the inner field alone decides ([`crate::verify`] explains why that is enough).
+//! Both can be recognised from the headers alone. A tunnel over IPv4, or over IPv6 if that is enabled, may omit the
+//! outer checksum; then the inner field alone decides ([`crate::verify`] explains why that is enough).
 //!
-//! Tunnels are recognised by the destination port. One tunnel inside another is not looked into.
+//! Tunnels are recognised by the destination port. A tunnel inside a tunnel is not parsed.
 
 use crate::checksum::{ChecksumAt, Sum};
 use crate::fields::udp;
@@ -15,8 +15,8 @@ use crate::layers::{self, Layers, Transport};
 use crate::verify::{self, Unfinished, Verdict};
 use crate::{HEADERS_MAX, ethertype, word};
 
-/// As many bytes of a frame are enough for [`unfinished`]: the headers in front of Geneve's options, these, and the
-/// headers inside.
+/// The bytes of a frame that [`unfinished`] needs at most: the headers before Geneve's options, the options,
+/// and the headers inside.
 pub const TUNNEL_HEADERS_MAX: usize = HEADERS_MAX + GENEVE_MAX + HEADERS_MAX;
 
 /// VXLAN: the port that IANA assigned, and Linux's default (drivers/net/vxlan).
@@ -25,11 +25,11 @@ const VXLAN_PORTS: [u16; 2] = [4789, 8472];
 const VXLAN_LEN: usize = 8;
 const VXLAN_HAS_VNI: u8 = 0x08;
 const GENEVE_PORT: u16 = 6081;
-/// Geneve's header: version and length of the options in four bytes each; flags; type of what is inside.
+/// Geneve's header: version and length of the options in four bytes each; flags; type of the payload.
 const GENEVE_LEN: usize = 8;
 const GENEVE_MAX: usize = GENEVE_LEN + 63 * 4;
 
-/// Whether a packet may be a tunnel's, by its destination port.
+/// Whether a packet may be a tunnel's, judged by its destination port.
 #[must_use]
 #[inline]
 pub fn is_tunnel(headers: &[u8], outer: &Layers) -> bool {
@@ -39,11 +39,11 @@ pub fn is_tunnel(headers: &[u8], outer: &Layers) -> bool {
     }
 }
 
-/// Finds the partial checksum of the packet inside a tunnel's packet, and the state of the outer checksum once that is
-/// complete. `frame`: its bytes from the first on, all of them or at least [`TUNNEL_HEADERS_MAX`]; `outer`: its parsed
-/// headers.
+/// Finds the partial checksum of the packet inside a tunnel packet, and the state of the outer checksum after
+/// that is completed. `frame`: all its bytes, or at least the first [`TUNNEL_HEADERS_MAX`]; `outer`: its
+/// parsed headers.
 ///
-/// `None`: it is no such packet, its checksum is not partial, or the outer checksum is wrong in any case.
+/// `None`: not a tunnel packet, no partial checksum inside, or an outer checksum that is wrong even then.
 #[must_use]
 #[inline]
 pub fn unfinished(frame: &[u8], outer: &Layers) -> Option<(Unfinished, Verdict)> {
@@ -67,7 +67,7 @@ fn unfinished_inside(frame: &[u8], outer: &Layers) -> Option<(Unfinished, Verdic
         GENEVE_PORT => geneve(frame, header + udp::BYTES)?,
         _ => vxlan(frame, header + udp::BYTES)?,
     };
-    // Checked by `parse` to lie within the headers, which are a few hundred bytes.
+    // Fits: `inside.at` is within the headers, which are a few hundred bytes.
     let base = u16::try_from(inside.at).ok()?;
     let inner_frame = frame.get(inside.at..)?;
     let inner_len = outer.ip_len_end.checked_sub(base.into())?;
@@ -77,7 +77,7 @@ fn unfinished_inside(frame: &[u8], outer: &Layers) -> Option<(Unfinished, Verdic
         Some(ethertype) => layers::parse_ip(inner_frame, inner_len, 0, ethertype)?,
     };
     let is_partial = verify::is_partial(inner_frame, &inner) == Verdict::Partial;
-    // Padding between the ends would be covered by the outer checksum alone. A stack leaves none.
+    // Padding after the inner packet would be covered only by the outer checksum. A stack adds none.
     if !is_partial || inner.ip_len_end != inner_len {
         return None;
     }
@@ -99,9 +99,9 @@ fn unfinished_inside(frame: &[u8], outer: &Layers) -> Option<(Unfinished, Verdic
     is_right.then_some((unfinished, Verdict::Valid))
 }
 
-/// What a tunnel carries.
+/// The packet inside a tunnel.
 struct Inside {
-    /// Where it begins, bytes from the frame's first.
+    /// Its offset from the frame's first byte.
     at: usize,
     /// An IP packet of that type; `None`: an Ethernet frame.
     ethertype: Option<u16>,

@@ -1,9 +1,9 @@
 //! The state of a received packet's checksum.
 //!
-//! A packet that never left the host may have a *partial* checksum: the field holds the sum of the pseudo-header, to be
-//! completed before a wire (CHECKSUM_PARTIAL, include/linux/skbuff.h). AF_XDP does not report that, so it is recognised
-//! by its value. One packet in 65,536 with a valid checksum looks the same; treating that as partial does no harm,
-//! since its bytes are right, and completing it writes a valid checksum once more.
+//! A packet that never left the host may have a *partial* checksum: the field holds the sum of the pseudo-header,
+//! to be completed before a wire (CHECKSUM_PARTIAL, include/linux/skbuff.h). AF_XDP does not report that, so it is
+//! recognised by its value. One packet in 65,536 with a valid checksum looks the same; treating that as partial
+//! does no harm, since its bytes are right, and completing it writes a valid checksum again.
 
 use crate::checksum::{ChecksumAt, Sum, pseudo_v4, pseudo_v6};
 use crate::fields::{ipv4, ipv6, udp};
@@ -13,11 +13,11 @@ use crate::{be16, field};
 /// State of a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is right.
+    /// It is valid.
     Valid,
     /// It holds the sum of the pseudo-header.
     Partial,
-    /// It is wrong, or there is none (UDP over IPv4 may go without), or it was not verified.
+    /// It is wrong, or there is none (UDP over IPv4 may omit it), or it was not verified.
     Unknown,
 }
 
@@ -26,7 +26,7 @@ pub enum Verdict {
 pub struct Unfinished {
     /// Where it is in the frame.
     pub at: ChecksumAt,
-    /// Where what it covers ends, bytes from the frame's first.
+    /// End of the covered bytes, from the frame's first.
     pub end: u32,
 }
 
@@ -65,7 +65,7 @@ pub fn pseudo(headers: &[u8], layers: &Layers) -> Sum {
     }
 }
 
-/// Looks for a partial checksum only. `Unknown` if it is anything else.
+/// Checks only for a partial checksum: returns `Partial` or `Unknown`.
 #[inline]
 #[must_use]
 pub fn is_partial(headers: &[u8], layers: &Layers) -> Verdict {
@@ -75,9 +75,9 @@ pub fn is_partial(headers: &[u8], layers: &Layers) -> Verdict {
     }
 }
 
-/// Verifies a packet. `headers`: the frame from its first byte on, as it was parsed; `partial`: its checksum may be
-/// partial; `sum`: the sum of the packet from the transport header to its end, the checksum field included; not called
-/// if the field decides.
+/// Verifies a packet. `headers`: the frame from its first byte on, as it was parsed; `partial`: its checksum
+/// may be partial; `sum`: the sum of the packet from the transport header to its end, the checksum field
+/// included; not called if the checksum field alone decides.
 #[inline]
 #[must_use]
 pub fn verify(headers: &[u8], layers: &Layers, partial: bool, sum: impl FnOnce() -> Sum) -> Verdict {
@@ -94,7 +94,7 @@ pub fn verify(headers: &[u8], layers: &Layers, partial: bool, sum: impl FnOnce()
     }
 }
 
-/// The checksum field, unless there is no checksum, or it is not over the whole packet.
+/// The checksum field; `None` if there is no checksum, or it does not cover the whole packet.
 #[inline]
 fn checksum(headers: &[u8], layers: &Layers) -> Option<u16> {
     let transport = usize::from(layers.transport);
@@ -109,7 +109,7 @@ fn checksum(headers: &[u8], layers: &Layers) -> Option<u16> {
     Some(field)
 }
 
-/// Two sums are the same; zero has two forms.
+/// Whether two sums are equal; zero has two forms.
 #[inline]
 fn is_same(one: u16, other: u16) -> bool {
     one == other || (one ^ other == 0xffff && (one == 0 || other == 0))

@@ -7,8 +7,8 @@ use rustix::thread::{
     set_capabilities, set_no_new_privs,
 };
 
-/// Removes what may be removed from the bounding set, but for these, and all from the ambient one. That needs
-/// CAP_SETPCAP; who does not have it has no way to the others either, by no_new_privs.
+/// Removes all capabilities but `stays` from the bounding set, which needs CAP_SETPCAP, and all from the ambient set.
+/// Without CAP_SETPCAP, no_new_privs still prevents that an executed program gains capabilities.
 pub fn empty_bounding_set(stays: CapabilitySet) {
     for capability in CapabilitySet::all().difference(stays).iter() {
         // Fails, too, for capabilities that this kernel does not have.
@@ -17,7 +17,7 @@ pub fn empty_bounding_set(stays: CapabilitySet) {
     let _ = clear_ambient_capability_set();
 }
 
-/// Keeps these of the permitted capabilities, in effect, and no way to others (no_new_privs).
+/// Makes `stays` the permitted and effective capabilities, and sets no_new_privs, so that none is gained.
 ///
 /// # Errors
 /// The kernel's.

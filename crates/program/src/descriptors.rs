@@ -16,7 +16,7 @@ const MOST: usize = 253;
 /// A message that was received.
 #[derive(Debug)]
 pub struct Received {
-    /// Bytes of it; 0 at the end of the connection.
+    /// Bytes that were received; 0 at the end of the connection.
     pub bytes: usize,
     /// The descriptors that it carried.
     pub descriptors: Vec<OwnedFd>,
@@ -24,7 +24,7 @@ pub struct Received {
     pub is_truncated: bool,
 }
 
-/// Sends `bytes` with `descriptors`. The end of the connection raises no signal.
+/// Sends `bytes` with `descriptors`. A closed connection raises no SIGPIPE.
 ///
 /// # Errors
 /// The kernel's, or more descriptors than a message can have.

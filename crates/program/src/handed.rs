@@ -7,7 +7,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::{FdFlags, fcntl_setfd};
 
-/// Passes no descriptor that this process was started with, or has opened, to programs that it starts.
+/// Sets close-on-exec on all descriptors from 3 on, so that programs started by this process do not get them.
 ///
 /// # Errors
 /// The kernel's.
@@ -23,12 +23,12 @@ pub fn close_all_on_exec() -> io::Result<()> {
 /// The descriptor of this number, which the daemon passed to this process.
 ///
 /// # Errors
-/// It did not.
+/// No such descriptor is open.
 pub fn taken(number: RawFd) -> anyhow::Result<OwnedFd> {
     if number < 3 || fs::read_link(format!("/proc/self/fd/{number}")).is_err() {
         anyhow::bail!("descriptor {number} is not there; `serve` starts this");
     }
-    // SAFETY: it is open, as was just seen, and by the meaning of the option it is ours alone.
+    // SAFETY: it is open, as just checked, and `serve` passed it to this process as its owner.
     let fd = unsafe { OwnedFd::from_raw_fd(number) };
     fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
     Ok(fd)

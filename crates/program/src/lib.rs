@@ -1,16 +1,16 @@
-//! What the programs of this tree share as processes.
+//! Process-level code that the programs of this tree share.
 //!
 //! | module | what |
 //! |---|---|
 //! | [`log`] | the log on standard error, and its options |
-//! | [`sandbox`] | what a process gives up before it reads anything of others |
+//! | [`sandbox`] | drops privileges before a process reads data of others |
 //! | [`capabilities`] | sets of capabilities |
 //! | [`users`] | users and groups by name |
 //! | [`descriptors`] | messages that carry descriptors |
 //! | [`peer`] | the peer of a Unix socket |
 //! | [`handed`] | descriptors that a program passes to one that it starts |
 //! | [`choice`] | lists that choose among names |
-//! | [`signal_handler`] | handlers that look at the cause of a signal |
+//! | [`signal_handler`] | handlers that inspect the cause of a signal |
 
 pub mod capabilities;
 pub mod choice;

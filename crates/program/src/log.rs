@@ -1,7 +1,7 @@
-//! The log of both programs: lines on standard error.
+//! The log of all programs: lines on standard error.
 //!
 //! Theory of operation. Where standard error is the journal (`JOURNAL_STREAM` names it, systemd.exec(5)), a line begins
-//! with its priority, as sd-daemon(3) has it, and has no time of its own: the journal knows when it came. JSON is one
+//! with its priority (sd-daemon(3)) and has no time: the journal records when it arrived. JSON is one
 //! object a line, with the message, the level, the time and the fields of the text. Processes that the daemon starts
 //! get the same options.
 
@@ -23,7 +23,7 @@ use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
 
-/// What the log was set up with.
+/// The options that the log was set up with.
 static IN_USE: OnceLock<LogArgs> = OnceLock::new();
 
 /// How much is logged, and in which form.
@@ -50,7 +50,7 @@ enum LogFormat {
 }
 
 impl LogArgs {
-    /// What a program has that was given no such option.
+    /// The options of a program without log options.
     #[must_use]
     pub const fn none() -> Self {
         Self {
@@ -59,7 +59,7 @@ impl LogArgs {
         }
     }
 
-    /// Begins to log: at `level`, where neither an option nor `RUST_LOG` names one.
+    /// Starts the log, at `level` if neither an option nor `RUST_LOG` names one.
     pub fn start(&self, level: &str) {
         let _ = IN_USE.set(self.clone());
         let filter = match &self.log_level {
@@ -80,7 +80,7 @@ impl LogArgs {
         );
     }
 
-    /// The same for a process whose work its parent logs: errors only, unless the level is debug or trace.
+    /// The options for a process whose work its parent logs: errors only, unless the level is debug or trace.
     #[must_use]
     pub fn of_errors(&self) -> Self {
         let is_repeated = |level: &String| matches!(level.as_str(), "warn" | "info");
@@ -112,7 +112,7 @@ fn subscriber<W, R>(
     let _ = with(Box::new(made));
 }
 
-/// Gives a process that this one starts the same options.
+/// Passes the same options to a process that this one starts.
 pub fn pass_on(command: &mut Command) {
     let Some(args) = IN_USE.get() else { return };
     if let Some(level) = &args.log_level {
@@ -158,8 +158,8 @@ fn with_priority(level: Level, text: &str) -> String {
     lines.map(|line| format!("<{priority}>{line}\n")).collect()
 }
 
-/// Fields of a line of text, with control characters escaped: what a file, a peer or the kernel names has no line of its
-/// own in the log, and no effect on a terminal.
+/// Fields of a line of text, with control characters escaped: a name from a file, a peer or the kernel cannot begin a
+/// line of the log, and has no effect on a terminal.
 struct EscapedFields;
 
 impl<'w> FormatFields<'w> for EscapedFields {
@@ -173,7 +173,7 @@ impl<'w> FormatFields<'w> for EscapedFields {
     }
 }
 
-/// Forms the lines.
+/// Formats the lines.
 struct Lines {
     format: LogFormat,
     in_journal: bool,
@@ -211,7 +211,7 @@ where
                 let name = level.to_string().to_lowercase();
                 members.0.insert("level".to_owned(), name.into());
                 event.record(&mut members);
-                // JSON may have DEL and C1 control characters as they are, a terminal may not.
+                // JSON allows unescaped DEL and C1 control characters, but a terminal would obey them.
                 for c in Value::Object(members.0).to_string().chars() {
                     match c.is_control() {
                         true => write!(line, "\\u{:04x}", u32::from(c))?,

@@ -1,5 +1,5 @@
-//! Signal handlers that need more than a flag or a pipe, which is all that `signal_hook` has: they look at the signal's
-//! cause, or interrupt system calls.
+//! Signal handlers that need more than a flag or a pipe, which is all that `signal_hook` offers: they inspect the
+//! signal's cause, or interrupt system calls.
 #![allow(unsafe_code)]
 
 use std::io;

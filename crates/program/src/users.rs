@@ -7,9 +7,9 @@ use std::ptr;
 /// The numbers of a user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UserNumbers {
-    /// Its own.
+    /// Number of the user.
     pub uid: u32,
-    /// Of its own group.
+    /// Number of its primary group.
     pub gid: u32,
 }
 

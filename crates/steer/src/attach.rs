@@ -1,6 +1,6 @@
-//! Attaching a loaded XDP program to an interface in a chosen mode, and saying why it failed.
+//! Attaches a loaded XDP program to an interface in a chosen mode, and explains why it failed.
 //!
-//! Whether a program is there already is asked beforehand, for the better message.
+//! It queries first whether a program is attached already, for a better error message.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use crate::link::{self, Attached};
 use crate::mode::{Mode, ModeRequest};
 use crate::netlink::refusal_of;
 
-/// Where a program goes, and what kind it is.
+/// The interface for a program, and the program's kind.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) ifindex: u32,
@@ -22,7 +22,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Looks the interface up.
+    /// Finds the interface.
     pub(crate) fn find(ifindex: u32, frags: bool) -> Result<Self, AttachError> {
         let device = Netdevice::by_index(ifindex).map_err(|_| AttachError::NoSuchInterface { ifindex })?;
         let interface = device.name().to_owned();
@@ -33,7 +33,7 @@ impl Target {
         })
     }
 
-    /// Looks the interface up, and refuses one that has a program.
+    /// Finds the interface, and refuses one that has a program.
     pub(crate) fn check(ifindex: u32, frags: bool) -> Result<Self, AttachError> {
         let target = Self::find(ifindex, frags)?;
         match program_on(ifindex) {
@@ -85,7 +85,7 @@ impl Target {
 
     fn attach_in(&self, program: BorrowedFd<'_>, mode: Mode) -> Result<OwnedFd, AttachError> {
         if mode == Mode::Tap {
-            // There is nothing to attach it to.
+            // In tap mode the program is not attached.
             return program.try_clone_to_owned().map_err(AttachError::Config);
         }
         link::create(program, self.ifindex, mode).map_err(|errno| self.explain(program, mode, errno))
@@ -104,7 +104,7 @@ impl Target {
                 let source = KernelRefusal { errno, message: None };
                 return AttachError::NotPermitted { interface, source };
             }
-            // Somebody was faster than us.
+            // Another process attached a program in the meantime.
             libc::EBUSY | libc::EEXIST => {
                 if let Some(program) = program_on(self.ifindex) {
                     let held = program.held(self.ifindex);

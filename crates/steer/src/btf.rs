@@ -1,12 +1,12 @@
-//! The layout of what a program leaves before frames, read from the types that it carries (BTF).
+//! The layout of a program's metadata before frames, read from the program's types (BTF).
 //!
-//! A structure that names itself as our own do (`bpf/steer_hints.h`): its last four bytes are called `id`, or `btf_id`,
-//! and hold its number among the program's types (`bpf_core_type_id_local`), for ours below a generation. Other fields
-//! count by their names ([`Field::name`]); what has another name, or another size, means nothing to us, nor do
-//! bit-fields.
+//! A structure with an id, like our own (`bpf/steer_hints.h`): its last four bytes are called `id` or
+//! `btf_id`, and contain its number among the program's types (`bpf_core_type_id_local`), in our own with a
+//! generation in the upper half. Other fields are found by their names ([`Field::name`]); fields with another
+//! name or size, and bit-fields, are ignored.
 //!
-//! The kernel has checked the types of a program that it has: numbers of types and offsets of names lie inside, and no
-//! type is made of itself. It does not keep them short, so each is looked at once, for a bounded time ([`DEEPEST`]).
+//! The kernel has checked the types of a loaded program: type numbers and name offsets are in range, and no type
+//! contains itself. But it does not limit chains of types, so each is followed only once and only so far ([`DEEPEST`]).
 
 #[cfg(test)]
 mod tests;
@@ -21,46 +21,46 @@ use xsk::metadata::{Field, Layout, LayoutError};
 
 use crate::capture::messages_of;
 
-/// Most typedefs and qualifiers before the type of a field; compilers make a few.
+/// Maximum number of typedefs and qualifiers before the type of a field; compilers generate a few.
 const DEEPEST: usize = 32;
 
-/// Why there is no layout of that structure.
+/// Why the layout of a structure cannot be read.
 ///
 /// `structure` is its name, as given; `program` the kernel's id of the program.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum LayoutOfError {
-    /// The program, or its types, cannot be read: it is gone, has none, or this process has no privilege for it
-    /// (CAP_SYS_ADMIN).
+    /// The program, or its types, cannot be read: it is gone, has no types, or this process lacks
+    /// CAP_SYS_ADMIN.
     #[error("cannot read the types (BTF) of program {program}")]
     Types {
         program: u32,
         #[source]
         source: libbpf_rs::Error,
     },
-    /// No program of this machine that this process may look at (CAP_SYS_ADMIN) uses the map and has this structure.
+    /// No program that this process can query (with CAP_SYS_ADMIN) uses the map and has this structure.
     #[error("no program that uses the map has a `struct {structure}` in its types (BTF)")]
     Owner { structure: String },
-    /// No such structure.
+    /// The program has no such structure.
     #[error("the program's types (BTF) have no `struct {structure}`")]
     Missing { structure: String },
-    /// The structure does not name itself.
+    /// The structure does not end with its id.
     #[error("`struct {structure}` does not end with four bytes called `id` or `btf_id`")]
     Nameless { structure: String },
-    /// The structure is no metadata.
-    #[error("`struct {structure}` cannot stand before frames")]
+    /// The structure cannot be metadata.
+    #[error("`struct {structure}` cannot be metadata before frames")]
     Unfit {
         structure: String,
         #[source]
         source: LayoutError,
     },
-    /// The kernel gives no information about the map.
-    #[error("cannot ask the kernel about the BPF map")]
+    /// The kernel returns no information about the map.
+    #[error("cannot query the BPF map")]
     Map(#[source] libbpf_rs::Error),
 }
 
-/// The layout of a structure that a foreign program leaves before frames. Its id is the number of the type in that
-/// program's BTF.
+/// The layout of a structure that a foreign program writes before frames. Its id is the number of the type in
+/// that program's BTF.
 ///
 /// # Errors
 /// [`LayoutOfError`]; needs CAP_SYS_ADMIN.
@@ -70,7 +70,7 @@ pub fn layout_of_program(program: u32, structure: &str) -> Result<Layout, Layout
     layout_of(&btf, structure, 0)
 }
 
-/// The same of a program that uses this map: redirects into it, if it is an XSKMAP.
+/// As [`layout_of_program`], for a program that uses this map; for an XSKMAP, one that redirects into it.
 ///
 /// # Errors
 /// [`LayoutOfError`]; needs CAP_SYS_ADMIN.
@@ -89,17 +89,17 @@ pub fn layout_of_map(map: BorrowedFd<'_>, structure: &str) -> Result<Layout, Lay
         match layout_of_program(program, structure) {
             Ok(layout) => return Ok(layout),
             Err(LayoutOfError::Types { .. } | LayoutOfError::Missing { .. }) => {}
-            // It has the structure, and it is not usable: that is the better answer.
+            // The program has the structure, but it is not usable: this error is more helpful than `Owner`.
             error => result = error,
         }
     }
     result
 }
 
-/// The layout of `structure`, whose id is its number below `generation`.
+/// The layout of `structure`, whose id is its type number combined with `generation`.
 pub(crate) fn layout_of(btf: &Btf<'_>, structure: &str, generation: u32) -> Result<Layout, LayoutOfError> {
     let named = || structure.to_owned();
-    // By its kind, too: a typedef, or what was declared before, may have the same name.
+    // Only structures: a typedef or a forward declaration may have the same name.
     let mut structures = btf.type_by_kind::<Struct<'_>>();
     let found = structures.find(|found| found.name().is_some_and(|name| name == structure));
     let found = found.ok_or_else(|| LayoutOfError::Missing { structure: named() })?;
@@ -120,7 +120,7 @@ pub(crate) fn layout_of(btf: &Btf<'_>, structure: &str, generation: u32) -> Resu
         };
         let field = Field::ALL.into_iter().find(|field| field.name() == name);
         let is_id = matches!(name, "id" | "btf_id");
-        // C knows no second one.
+        // Ignores a repeated name, which C does not allow.
         if !is_id && field.is_none_or(|field| fields.iter().any(|&(known, _)| known == field)) {
             continue;
         }
@@ -141,7 +141,7 @@ pub(crate) fn layout_of(btf: &Btf<'_>, structure: &str, generation: u32) -> Resu
     Layout::new(generation | u32::from(found.type_id()), len, &fields).map_err(unfit)
 }
 
-/// Offset of the bytes that are read of a field; some may be wider than what is read, an enum for example.
+/// Offset of the bytes that are read of a field. Some fields may be wider than that, an enum for example.
 fn lower_bytes(field: Field, offset: u8, size: u8) -> Option<u8> {
     let read = field.len_bytes();
     let may_be_wider = matches!(field, Field::HashType | Field::Absent);
@@ -154,12 +154,12 @@ fn lower_bytes(field: Field, offset: u8, size: u8) -> Option<u8> {
     }
 }
 
-/// The byte that begins at this bit; `None`: none does, as in a bit-field of older types, or it is too far.
+/// The byte that begins at this bit; `None`: not at a byte boundary, as a bit-field in older BTF, or too far.
 fn byte_of(bits: u32) -> Option<u8> {
     bits.is_multiple_of(8).then(|| u8::try_from(bits / 8).ok())?
 }
 
-/// Bytes of a number or an enum, all of which it has.
+/// Size of an integer without unused bits, or of an enum, bytes.
 fn size_of_type(ty: BtfType<'_>) -> Option<u8> {
     let is_other_name = |ty: &BtfType<'_>| ty.is_mod() || ty.kind() == BtfKind::Typedef;
     let mut types = std::iter::successors(Some(ty), BtfType::next_type).take(DEEPEST);

@@ -1,10 +1,10 @@
-//! libbpf's messages, caught instead of printed.
+//! Captures libbpf's messages instead of printing them.
 //!
 //! libbpf prints on stderr why a load or an attach failed: the verifier's log, or the kernel's extended
-//! acknowledgement, which no return value carries. A daemon must not have a library write there, and the text belongs
-//! into the error. So the first use installs a print function for the whole process, which captures the output on a
-//! thread while that thread is inside [`messages_of`], and drops the rest. libbpf calls it on the thread that called
-//! libbpf, so concurrent calls do not mix.
+//! acknowledgement, which no return value carries. A daemon's library must not write there, and the text
+//! belongs in the error. So the first use installs a print function for the whole process, which captures the
+//! output on a thread while that thread is inside [`messages_of`], and drops the rest. libbpf calls it on the
+//! thread that called libbpf, so concurrent calls do not mix.
 
 use std::cell::RefCell;
 use std::io;
@@ -12,7 +12,7 @@ use std::sync::Once;
 
 use libbpf_rs::{PrintLevel, set_print};
 
-/// Bytes captured of one call; a verifier log is longer, and its end is what matters.
+/// Minimum number of last bytes captured of a call; a verifier log is longer, but only its end matters.
 const CAPTURED_BYTES: usize = 16 * 1024;
 
 thread_local! {
@@ -24,7 +24,7 @@ thread_local! {
     reason = "the signature is libbpf_rs::PrintCallback"
 )]
 fn capture(_level: PrintLevel, message: String) {
-    // A failed borrow would mean that libbpf printed from within this function: then there is nothing to capture.
+    // A failed borrow would mean that libbpf printed from within this function: ignored.
     let _ = MESSAGES.try_with(|messages| {
         if let Ok(mut messages) = messages.try_borrow_mut()
             && let Some(captured) = messages.as_mut()
@@ -53,14 +53,14 @@ pub(crate) fn messages_of<T>(call: impl FnOnce() -> T) -> (T, String) {
     (result, said)
 }
 
-/// The kernel's extended acknowledgement among libbpf's messages (libbpf's nlattr.c prints it so).
+/// The kernel's extended acknowledgement among libbpf's messages (in the format of libbpf's nlattr.c).
 pub(crate) fn kernel_message(said: &str) -> Option<String> {
     let (_, text) = said.split_once("Kernel error message: ")?;
     let line = text.lines().next()?.trim();
     (!line.is_empty()).then(|| line.to_owned())
 }
 
-/// What a call of libbpf returns: 0, or an error number below 0.
+/// Converts a result of libbpf: 0, or a negative error number.
 pub(crate) fn checked(result: i32) -> io::Result<()> {
     match result {
         0 => Ok(()),

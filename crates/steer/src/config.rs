@@ -1,8 +1,8 @@
-//! The configuration map, mapped into this process: one 64-bit word a queue (`bpf/steer.h`).
+//! The configuration map, mapped into this process: one 64-bit word per queue (`bpf/steer.h`).
 //!
-//! A word is changed by one atomic store, so the program on any CPU sees the old or the new configuration, never a
-//! mix of both, which the kernel does not promise for an update by system call (it copies bytes).
-//! Writers: this process only. Readers: the XDP program, once a frame.
+//! A word is changed by one atomic store, so the program on any CPU sees the old or the new configuration,
+//! never a mix. An update by system call does not guarantee that (it copies bytes). Writers: this process
+//! only. Readers: the XDP program, once per frame.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -31,8 +31,8 @@ impl QueueWords {
             return None;
         }
         let words = self.0.part::<AtomicU64>(0, MAX_QUEUES);
-        // SAFETY: queue < MAX_QUEUES was just checked, so the word lies in the mapping, which is page-aligned, zeroed by
-        // the kernel, and lives as long as self. The other side only reads it.
+        // SAFETY: queue < MAX_QUEUES was just checked, so the word lies in the mapping, which is
+        // page-aligned, zeroed by the kernel, and lives as long as self. The XDP program only reads it.
         Some(unsafe { words.add(queue as usize).as_ref() })
     }
 
@@ -47,9 +47,9 @@ impl QueueWords {
         let Some(word) = self.word(queue) else {
             return false;
         };
-        // Release: publishes what was prepared for the queue (its socket in the XSKMAP, a system call made before)
-        // to the program that loads this word in steer_frame(). Without it the program could see the queue as ours
-        // before the socket is there, and pass some of the first frames to the host.
+        // Release: publishes the preparations for the queue (its socket in the XSKMAP, a system call made
+        // before) to the program that loads this word in steer_frame(). Without it the program could see the
+        // queue as active before the socket is there, and pass some of the first frames to the host.
         word.store(value, Ordering::Release);
         true
     }

@@ -1,4 +1,4 @@
-//! Why a program is not attached, not pinned or not taken over.
+//! Why a program could not be attached, pinned or taken over.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -7,12 +7,12 @@ use std::{fmt, io};
 use crate::foreign::{ForeignProgram, Held};
 use crate::mode::Mode;
 
-/// The kernel's answer to a refused attachment.
+/// The kernel's error for a refused attachment.
 #[derive(Debug)]
 pub struct KernelRefusal {
     /// The errno of `BPF_LINK_CREATE`.
     pub errno: io::Error,
-    /// The kernel's own words, where it had any.
+    /// The kernel's message, if there was one.
     pub message: Option<String>,
 }
 
@@ -27,11 +27,11 @@ impl fmt::Display for KernelRefusal {
 
 impl Error for KernelRefusal {}
 
-/// Why a program is not attached. The interface is as it was.
+/// Why a program could not be attached. The interface is unchanged.
 ///
-/// `ifindex` is the interface's index, as given, and `interface` its name; `mtu` is its own in bytes, 0 if it could not
-/// be read; `program` is the one that is there, `mode` the one that was tried. `source` is the kernel's answer, or
-/// libbpf's.
+/// `ifindex` is the interface's index, as given, and `interface` its name; `mtu` is its MTU in bytes, 0 if it
+/// could not be read; `program` is the attached one, `mode` the one that was tried. `source` is the error of
+/// the kernel or of libbpf.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum AttachError {
@@ -46,7 +46,7 @@ pub enum AttachError {
         #[source]
         source: libbpf_rs::Error,
     },
-    /// A program that is not this one is attached, and stays so.
+    /// Another program is attached, and is not replaced.
     #[error("{interface} already has an XDP program ({program}), which is not replaced: {}",
         .program.remedy(*.held, .interface))]
     Foreign {
@@ -55,7 +55,7 @@ pub enum AttachError {
         /// What keeps it there.
         held: Held,
     },
-    /// Frames of this MTU do not fit the buffers of an XDP program of this kind.
+    /// Frames of this MTU do not fit into the buffers of an XDP program of this kind.
     #[error("the MTU of {interface} ({mtu}) or of its peer is too large for XDP in {mode} mode{}: lower it{}",
         if *.frags { "" } else { " without multi-buffer frames" },
         match .mode {
@@ -66,7 +66,7 @@ pub enum AttachError {
         interface: String,
         mtu: u32,
         mode: Mode,
-        /// Whether the program takes frames in several buffers.
+        /// Whether the program supports frames in several buffers.
         frags: bool,
         #[source]
         source: KernelRefusal,
@@ -107,7 +107,7 @@ fn hint_of(source: &libbpf_rs::Error, detail: &str) -> String {
     if source.kind() == libbpf_rs::ErrorKind::PermissionDenied && !detail.contains("PROG LOAD LOG") {
         return ": run as root, or with CAP_BPF and CAP_NET_ADMIN".to_owned();
     }
-    // The verifier's complaint is before its summary.
+    // The verifier's error is before its summary.
     let lines: Vec<&str> = detail.lines().filter(|line| !line.trim().is_empty()).collect();
     let summary = lines.iter().position(|line| line.starts_with("processed "));
     match lines[..summary.unwrap_or(lines.len())].last() {
@@ -117,15 +117,15 @@ fn hint_of(source: &libbpf_rs::Error, detail: &str) -> String {
 }
 
 impl AttachError {
-    /// Whether the other mode might work where this one did not.
+    /// Whether the other mode might work although this one did not.
     pub(crate) fn is_worth_a_fallback(&self) -> bool {
         matches!(self, Self::MtuTooLarge { .. } | Self::Refused { .. })
     }
 }
 
-/// Why a program that was pinned cannot be taken over, or could not be pinned.
+/// Why a pinned program cannot be taken over, or a program could not be pinned.
 ///
-/// `path` is the pin, `source` the kernel's answer.
+/// `path` is the pin, `source` the kernel's error.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum PinError {
@@ -136,19 +136,19 @@ pub enum PinError {
         #[source]
         source: io::Error,
     },
-    /// The link is no longer, or never was, one of an XDP program on that interface.
+    /// The pinned link is not, or no longer, that of an XDP program on that interface.
     #[error("{} is not the link of the XDP program on interface {ifindex} (any more)", .path.display())]
     Gone {
         path: PathBuf,
         /// As given.
         ifindex: u32,
     },
-    /// A map of another shape: of another version of the program.
+    /// A map of another shape, from another version of the program.
     #[error("{} is not a map of this version of the XDP program", .path.display())]
     Other { path: PathBuf },
 }
 
-/// An error and what caused it, in one line.
+/// An error and its sources, in one line.
 #[must_use]
 pub fn with_sources(error: &dyn Error) -> String {
     let mut text = error.to_string();

@@ -16,15 +16,15 @@ const PRIORITY: u32 = 1;
 pub(crate) struct Place {
     pub(crate) ifindex: u32,
     pub(crate) at: TcAttachPoint,
-    /// Of the filter, if it is one: two with the same handle replace each other.
+    /// Handle, if it is a filter: a filter replaces one with the same handle.
     pub(crate) handle: u32,
 }
 
-/// Attaches a program as a filter of clsact, which is made if it is missing.
+/// Attaches a program as a filter of clsact, which is created if it is missing.
 pub(crate) fn attach_filter(program: BorrowedFd<'_>, place: Place) -> io::Result<()> {
     let mut filter = filter(program, place)?;
     let (attached, _) = messages_of(|| {
-        // No error if it is there already.
+        // No error if it exists already.
         filter.create()?;
         filter.attach()
     });
@@ -40,15 +40,15 @@ fn filter(program: BorrowedFd<'_>, place: Place) -> io::Result<TcHook> {
         .hook(place.at))
 }
 
-/// Whether a filter that [`attach_filter`] made is still there.
+/// Whether a filter from [`attach_filter`] still exists.
 pub(crate) fn has_filter(place: Place) -> bool {
     // The handle alone identifies it: the descriptor is not used.
     let filter = filter(io::stderr().as_fd(), place);
     filter.is_ok_and(|mut filter| messages_of(|| filter.query()).0.is_ok())
 }
 
-/// Removes a filter that [`attach_filter`] made. Errors are ignored: either the interface is gone, and the filter with
-/// it, or the next filter replaces this one.
+/// Removes a filter from [`attach_filter`]. Errors are ignored: either the interface is gone, and the filter
+/// with it, or the next filter will replace this one.
 pub(crate) fn remove_filter(place: Place) {
     // The handle alone identifies it: the descriptor is not used.
     if let Ok(mut filter) = filter(io::stderr().as_fd(), place) {

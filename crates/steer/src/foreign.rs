@@ -1,7 +1,7 @@
-//! A program that is on an interface already, and how it can be taken off.
+//! A program that is already attached to an interface, and how to remove it.
 //!
-//! A program on a BPF link is removed with its link and cannot be removed by `ip link set … off`; one without is
-//! removed by that only. Reading the link's number takes CAP_SYS_ADMIN. Whether there is a link takes only the
+//! A program on a BPF link is removed with its link and cannot be removed by `ip link set … off`; one without a link is
+//! removed only by that. Reading the link's number needs CAP_SYS_ADMIN. Whether there is a link can be found with the
 //! privilege to attach: the kernel reports it when it rejects another program (`dev_xdp_attach`, net/core/dev.c).
 #![allow(unsafe_code)]
 
@@ -23,7 +23,7 @@ use crate::netlink::{as_int, refusal_of};
 pub enum Held {
     /// The BPF link of this number.
     Link(u32),
-    /// A BPF link whose number only CAP_SYS_ADMIN may learn.
+    /// A BPF link whose number only CAP_SYS_ADMIN may read.
     SomeLink,
     /// The interface itself.
     Interface,
@@ -31,7 +31,7 @@ pub enum Held {
     Unknown,
 }
 
-/// A foreign program in the place of this one.
+/// A foreign program that is attached instead of ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForeignProgram {
     /// The kernel's id of the program, as in `bpftool prog show id`.
@@ -42,10 +42,10 @@ pub struct ForeignProgram {
     pub mode: AttachedAs,
 }
 
-/// How a program that is there is attached.
+/// How an existing program is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttachedAs {
-    /// In a mode that would suit this program, too.
+    /// In a mode that our program has, too.
     Mode(Mode),
     /// In the NIC itself.
     Hardware,
@@ -64,8 +64,8 @@ impl fmt::Display for AttachedAs {
 }
 
 impl ForeignProgram {
-    /// What keeps it on its interface. Not for a look that is repeated: where links may not be listed, this loads a
-    /// program and offers it in the place of this one.
+    /// What keeps it on its interface. Do not call it repeatedly: if links may not be listed, it loads a
+    /// program and tries to attach it.
     #[must_use]
     pub fn held(&self, ifindex: u32) -> Held {
         if let Some(link) = link_of(self.id, ifindex) {
@@ -82,7 +82,7 @@ impl ForeignProgram {
         }
     }
 
-    /// How it goes, in words that follow "which is not replaced:".
+    /// How to remove it, in words that follow "which is not replaced:".
     pub(crate) fn remedy(&self, held: Held, interface: &str) -> String {
         let kind = match self.mode {
             AttachedAs::Mode(Mode::Native) => "xdpdrv",
@@ -90,7 +90,7 @@ impl ForeignProgram {
             AttachedAs::Hardware => "xdpoffload",
             AttachedAs::Several | AttachedAs::Mode(Mode::Tap) => "xdp",
         };
-        // Our own programs are on links.
+        // Our own programs are attached by links.
         let shared = "(daemons share an interface by vhost-af-xdp-steward, guests as ports of one daemon)";
         // libxdp pins its programs: without the link's holder they stay.
         if self.name.as_deref() == Some("xdp_dispatcher") {
@@ -115,8 +115,8 @@ impl fmt::Display for ForeignProgram {
     }
 }
 
-/// The XDP program of an interface, any; `None` also if the query fails: attaching will show it. A query only: nothing
-/// is tried.
+/// The XDP program of an interface, ours or not; `None` also if the query fails: attaching will show the
+/// error. Only a query: it tries to attach nothing.
 #[must_use]
 pub fn program_on(ifindex: u32) -> Option<ForeignProgram> {
     let program = unnamed_program_on(ifindex).ok().flatten()?;
@@ -124,18 +124,18 @@ pub fn program_on(ifindex: u32) -> Option<ForeignProgram> {
     Some(ForeignProgram { name, ..program })
 }
 
-/// Whether the program with this number is for sure not on the interface. The kernel may give no answer, for want of a
-/// descriptor for example.
+/// Whether the program with this id is certainly not on the interface. False if the query fails, for example
+/// for lack of a descriptor.
 #[must_use]
 pub fn is_detached(ifindex: u32, id: u32) -> bool {
     unnamed_program_on(ifindex).is_ok_and(|on| on.is_none_or(|on| on.id != id))
 }
 
-/// The XDP program of an interface without its name, which takes bpf(2): netlink is enough for the rest. It waits for
-/// the lock of the kernel's configuration of interfaces.
+/// The XDP program of an interface without its name, which would need bpf(2): netlink is enough for the rest.
+/// It waits for the kernel's RTNL lock.
 ///
 /// # Errors
-/// The kernel gives no answer, for want of a descriptor for example.
+/// The query failed, for example for lack of a descriptor.
 pub fn unnamed_program_on(ifindex: u32) -> io::Result<Option<ForeignProgram>> {
     let mut opts = libbpf_sys::bpf_xdp_query_opts {
         sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
@@ -143,7 +143,7 @@ pub fn unnamed_program_on(ifindex: u32) -> io::Result<Option<ForeignProgram>> {
     };
     let target = as_int(ifindex)?;
     let (result, _) = messages_of(|| {
-        // SAFETY: opts is valid for the call and says its own size.
+        // SAFETY: opts is valid for the call and contains its own size.
         unsafe { libbpf_sys::bpf_xdp_query(target, 0, &raw mut opts) }
     });
     checked(result)?;
@@ -169,7 +169,7 @@ fn program_name(id: u32) -> Option<String> {
     let fd = fd.ok()?;
     let mut info = libbpf_sys::bpf_prog_info::default();
     let mut len = size_of::<libbpf_sys::bpf_prog_info>() as u32;
-    // SAFETY: info is zeroed, so it names no buffers to fill, and len is its size.
+    // SAFETY: info is zeroed, so it has no buffers to fill, and len is its size.
     let result = unsafe { libbpf_sys::bpf_prog_get_info_by_fd(fd.as_raw_fd(), &raw mut info, &raw mut len) };
     if result != 0 {
         return None;
@@ -182,7 +182,7 @@ fn program_name(id: u32) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// The link that holds program `id` on the interface; needs `CAP_SYS_ADMIN` to look, else `None`.
+/// The link that holds program `id` on the interface; `None` also without `CAP_SYS_ADMIN`.
 fn link_of(id: u32, ifindex: u32) -> Option<u32> {
     let (found, _) = messages_of(|| {
         LinkInfoIter::default().find(|link| match &link.info {
@@ -193,7 +193,7 @@ fn link_of(id: u32, ifindex: u32) -> Option<u32> {
     found.map(|link| link.id)
 }
 
-/// A program that passes everything: `r0 = XDP_PASS; exit`. It is offered, and rejected.
+/// A program that passes everything: `r0 = XDP_PASS; exit`. Attaching it is tried, and rejected.
 fn pass_all() -> Option<OwnedFd> {
     // struct bpf_insn, include/uapi/linux/bpf.h: code, registers, offset (16 bits), immediate (32 bits).
     let [a, b, c, d] = libbpf_sys::XDP_PASS.to_ne_bytes();

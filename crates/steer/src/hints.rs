@@ -1,4 +1,4 @@
-//! Which hints the program leaves before frames, and which there can be.
+//! The hints that the program writes before frames, and those that are available.
 
 use std::fmt;
 use std::io;
@@ -12,13 +12,13 @@ use netlink_socket2::NetlinkSocket;
 
 use crate::capture::messages_of;
 
-/// A set of hints: the metadata that the program leaves before the frames of queues with hints
+/// A set of hints: the metadata that the program writes before the frames of queues with hints
 /// ([`QueueConf::hints`](crate::QueueConf::hints)). As text: `hash,vlan`, or `none`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct HintSet(u8);
 
-/// A hint, `STEER_HINT_*`; its name, which is a part of the structure's (`bpf/steer_hints.h`); and, of a hint of the NIC,
-/// the kernel's function and the driver's flag.
+/// A hint (`STEER_HINT_*`), its name, which is part of the structure's name (`bpf/steer_hints.h`), and, for a
+/// hint from the NIC, the kernel's function and the driver's flag.
 type Known = (HintSet, &'static str, Option<(&'static str, XdpRxMetadata)>);
 
 const KNOWN: [Known; 4] = [
@@ -45,47 +45,47 @@ impl HintSet {
     pub const NONE: Self = Self(0);
     /// The NIC's hash of the frame's flow.
     pub const HASH: Self = Self(0x1);
-    /// The VLAN tag that the NIC took off. The program then also takes it for the outermost one.
+    /// The VLAN tag that the NIC stripped. The program then also uses it as the outermost one.
     pub const VLAN: Self = Self(0x2);
     /// When the NIC received the frame.
     pub const TIMESTAMP: Self = Self(0x4);
-    /// The mark of the frame's flow ([`Program::set_mark`](crate::Program::set_mark)); needs nothing of the NIC.
+    /// The mark of the frame's flow ([`Program::set_mark`](crate::Program::set_mark)); needs no support from the NIC.
     pub const MARK: Self = Self(0x8);
     /// All.
     pub const ALL: Self = Self(0xf);
 
-    /// Whether it has none.
+    /// Whether the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether it has all of the others.
+    /// Whether the set has all of `others`.
     #[must_use]
     pub const fn has(self, others: Self) -> bool {
         self.0 & others.0 == others.0
     }
 
-    /// What is in either.
+    /// The union of both sets.
     #[must_use]
     pub const fn with(self, others: Self) -> Self {
         Self(self.0 | others.0)
     }
 
-    /// What is in both.
+    /// The intersection of both sets.
     #[must_use]
     pub const fn among(self, others: Self) -> Self {
         Self(self.0 & others.0)
     }
 
-    /// What is not in the other.
+    /// This set without `others`.
     #[must_use]
     pub const fn without(self, others: Self) -> Self {
         Self(self.0 & !others.0)
     }
 
-    /// The hints that programs of this kernel can read at all: it has the functions (the hash and the time from Linux
-    /// 6.3 on, the tag from 6.8 on), and their types (CONFIG_DEBUG_INFO_BTF). It is read once.
+    /// The hints that programs on this kernel can read at all: those whose functions it has (hash and time
+    /// from Linux 6.3 on, the tag from 6.8 on), with types (CONFIG_DEBUG_INFO_BTF). Queried once.
     #[must_use]
     pub fn of_kernel() -> Self {
         static OF_KERNEL: OnceLock<HintSet> = OnceLock::new();
@@ -93,7 +93,7 @@ impl HintSet {
             return known;
         }
         let (btf, _) = messages_of(Btf::from_vmlinux);
-        // Whoever may read it later finds what there is.
+        // Not cached: a later call may have permission to read it.
         let Ok(btf) = btf else { return Self::NONE };
         let has = |function: &str| btf.type_by_name::<Func<'_>>(function).is_some();
         let is_there = |known: &Known| known.2.is_none_or(|(function, _)| has(function));
@@ -101,8 +101,8 @@ impl HintSet {
     }
 
     /// The hints that the driver of this interface reports (`xdp-rx-metadata-features`,
-    /// Documentation/netlink/specs/netdev.yaml), in the network namespace of the calling thread. No promise for each
-    /// frame: veth has only the time of a sender that has one. Nothing needs to be loaded for the query.
+    /// Documentation/netlink/specs/netdev.yaml), in the network namespace of the calling thread. Not guaranteed
+    /// for each frame: veth, for example, has a time only if the sender set one. The query loads nothing.
     ///
     /// # Errors
     /// There is no such interface, or the kernel does not report them (before Linux 6.3).
@@ -112,7 +112,7 @@ impl HintSet {
         request.encode().push_ifindex(ifindex);
         let mut replies = socket.request(&request)?;
         let attributes = replies.recv_one().map_err(io::Error::from)?;
-        // The kernel leaves the attribute out where there is none.
+        // The kernel omits the attribute if there is none.
         let features = attributes.get_xdp_rx_metadata_features().unwrap_or(0);
         let has = |known: &&Known| known.2.is_some_and(|(_, bit)| features & bit as u64 != 0);
         Ok(Self::all_of(KNOWN.iter().filter(has)))
@@ -122,25 +122,25 @@ impl HintSet {
         known.fold(Self::NONE, |set, &(hint, ..)| set.with(hint))
     }
 
-    /// As a number, for another process: the bits of `STEER_HINT_*`.
+    /// The set as a number, for another process: the bits of `STEER_HINT_*`.
     #[must_use]
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// The same from there; bits that mean nothing are left out.
+    /// The set from [`bits`](Self::bits); unknown bits are ignored.
     #[must_use]
     pub const fn of_bits(bits: u8) -> Self {
         Self(bits & Self::ALL.0)
     }
 
-    /// The names of those that it has.
+    /// The names of the hints in the set.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         let its = KNOWN.into_iter().filter(move |&(hint, ..)| self.has(hint));
         its.map(|(_, name, _)| name)
     }
 
-    /// Name of the structure that the program leaves.
+    /// Name of the structure that the program writes.
     pub(crate) fn structure(self) -> String {
         self.names()
             .fold("steer_hints".to_owned(), |name, hint| name + "_" + hint)
@@ -162,7 +162,7 @@ impl fmt::Debug for HintSet {
     }
 }
 
-/// A word that is no hint.
+/// A word that is not the name of a hint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no hint: choose some of {all}, or none", all = HintSet::ALL)]
 pub struct NoSuchHint(String);

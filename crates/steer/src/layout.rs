@@ -1,10 +1,10 @@
-//! What the loader and the XDP program share: the twin of `bpf/steer.h`.
+//! Structures and constants shared by the loader and the XDP program: the same as in `bpf/steer.h`.
 //!
 //! Change both, in one commit. The sizes are asserted on both sides at compile time.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Receive queues that the program knows; `STEER_MAX_QUEUES`.
+/// Maximum number of receive queues; `STEER_MAX_QUEUES`.
 pub const MAX_QUEUES: u32 = 256;
 
 const HEADER_LEN_SHIFT: u32 = 32;
@@ -30,17 +30,17 @@ const NETWORK_SHIFT: u32 = 8;
 const HINTS: u64 = 0x40;
 /// `STEER_QUEUE_HINTS_WISHED`
 const HINTS_WISHED: u64 = 0x80;
-/// Addresses and VLANs of all queues together; `STEER_MAX_ENTRIES`.
+/// Maximum number of addresses and VLANs of all queues together; `STEER_MAX_ENTRIES`.
 pub(crate) const MAX_ENTRIES: u32 = 16_384;
 /// `STEER_ENTRY_MAC`
 const ENTRY_MAC: u16 = 0xffff;
-/// Highest number of a VLAN (IEEE 802.1Q).
+/// Highest VLAN ID (IEEE 802.1Q).
 pub const LAST_VLAN: u16 = 4094;
 
-/// Which frames of a queue are taken, where not all are; the others are passed on to the host. An empty list means all.
+/// Selects the frames of a queue that go to its socket; the others are passed to the host. An empty list means all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Frames to these addresses. Multicast and broadcast frames are always taken.
+    /// Frames to these addresses. Multicast and broadcast frames are always selected.
     pub macs: Vec<[u8; 6]>,
     /// Frames of these VLANs, by the outermost tag in the frame: 1 to [`LAST_VLAN`]; 0 for untagged frames, or those
     /// with a priority tag.
@@ -48,7 +48,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Whether it takes every frame.
+    /// Whether it selects every frame.
     pub fn is_empty(&self) -> bool {
         self.macs.is_empty() && self.vlans.is_empty()
     }
@@ -74,7 +74,7 @@ impl Filter {
         macs.chain(vlans)
     }
 
-    /// Takes note of an entry.
+    /// Adds an entry from the program's set.
     pub(crate) fn add(&mut self, entry: Entry) {
         match entry.vlan {
             ENTRY_MAC => self.macs.push(entry.mac),
@@ -103,14 +103,14 @@ pub(crate) fn network_bits(word: u64) -> u64 {
     word & ((NETWORK | 0xff << NETWORK_SHIFT) << FLAGS_SHIFT)
 }
 
-/// What of a word outlives the queue's sockets.
+/// The part of a word that outlives the queue's sockets.
 pub(crate) fn lasting_bits(word: u64) -> u64 {
     filter_bits(word) | network_bits(word)
 }
 
-/// The same word, with the hints that the queue's holder requests, if it may have any.
+/// The word, with the hints that the queue's holder requests, if hints are allowed.
 pub(crate) fn word_with_hints(word: u64, allowed: bool) -> u64 {
-    // An earlier version did not store the request besides the result.
+    // An earlier version stored only the result, not the request.
     let wished = word & ((HINTS | HINTS_WISHED) << FLAGS_SHIFT) != 0;
     let bare = word & !((HINTS | HINTS_WISHED) << FLAGS_SHIFT);
     match (wished, allowed) {
@@ -120,19 +120,19 @@ pub(crate) fn word_with_hints(word: u64, allowed: bool) -> u64 {
     }
 }
 
-/// The flags of a queue of this network, which is below [`MAX_QUEUES`].
+/// The flags of a queue of this network, whose number is below [`MAX_QUEUES`].
 pub(crate) fn word_of_network(network: u32) -> u64 {
     network_bits((NETWORK | u64::from(network) << NETWORK_SHIFT) << FLAGS_SHIFT)
 }
 
-/// The virtio-net header that the program writes before a frame (VirtIO 1.3, section 5.1.6): all zero, but
-/// `num_buffers` is 1.
+/// The virtio-net header that the program writes before a frame (VirtIO 1.3, section 5.1.6): all zero, except
+/// that `num_buffers` is 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VirtioHeader {
     /// 12 bytes: the header of every device that offers `VIRTIO_F_VERSION_1`.
     Basic,
-    /// 20 bytes: with `VIRTIO_NET_F_HASH_REPORT` negotiated. The report contains "no hash", or, from a program that
-    /// leaves the NIC's hash ([`HintSet::HASH`](crate::HintSet::HASH)), that hash if its type is one that virtio knows.
+    /// 20 bytes: with `VIRTIO_NET_F_HASH_REPORT` negotiated. The report contains "no hash", or, from a program
+    /// with the NIC's hash ([`HintSet::HASH`](crate::HintSet::HASH)), that hash if its type is one of virtio's.
     HashReport,
 }
 
@@ -152,12 +152,12 @@ impl VirtioHeader {
 pub struct QueueConf {
     /// The header to put before each frame, `None` for the bare frame.
     pub virtio_header: Option<VirtioHeader>,
-    /// Longest frame in bytes, from the destination MAC to the last byte of payload; without the virtio header.
-    /// What is longer is dropped and counted as [`QueueCounters::too_long`].
+    /// Longest frame in bytes, from the destination MAC to the last byte of payload; without the virtio
+    /// header. A longer frame is dropped and counted as [`QueueCounters::too_long`].
     pub frame_limit: u32,
-    /// Leave hints before each frame, while the program has any ([`Program::set_hints`](crate::Program::set_hints));
-    /// not with a virtio-net header. A frame without room for them is dropped and counted as
-    /// [`QueueCounters::no_header_room`].
+    /// Write hints before each frame, while the program has any
+    /// ([`Program::set_hints`](crate::Program::set_hints)); not with a virtio-net header. A frame without
+    /// room for them is dropped and counted as [`QueueCounters::no_header_room`].
     pub hints: bool,
 }
 
@@ -177,7 +177,7 @@ impl QueueConf {
     }
 }
 
-/// Which of a queue's two slots in the socket map.
+/// One of a queue's two slots in the socket map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MapSlot {
     First,
@@ -185,7 +185,7 @@ pub(crate) enum MapSlot {
 }
 
 impl MapSlot {
-    /// The slot that a word names, of an active queue or one that was.
+    /// The slot in a word, of a queue that is or was active.
     pub(crate) fn of_word(word: u64) -> Self {
         match (word >> FLAGS_SHIFT) & SECOND {
             0 => Self::First,
@@ -217,7 +217,7 @@ impl MapSlot {
     }
 }
 
-/// The same word, of a queue whose socket is in a map of its own.
+/// The word, for a queue whose socket is in a map of its own.
 pub(crate) fn word_with_own_map(word: u64) -> u64 {
     word | OWN_MAP
 }
@@ -227,7 +227,7 @@ pub(crate) fn word_has_successor(word: u64) -> bool {
     (word >> FLAGS_SHIFT) & SUCCESSOR != 0
 }
 
-/// The same word, saying that a socket waits in the other slot.
+/// The word, with the flag that a socket waits in the other slot.
 pub(crate) fn word_with_successor(word: u64) -> u64 {
     word | (SUCCESSOR << FLAGS_SHIFT)
 }
@@ -237,7 +237,7 @@ pub(crate) fn word_with_successor(word: u64) -> u64 {
 #[repr(C)]
 #[non_exhaustive]
 pub struct QueueCounters {
-    /// Given to the AF_XDP socket of the queue. What the socket then could not take is in its `XDP_STATISTICS`.
+    /// Redirected to the AF_XDP socket of the queue. Frames that the socket then drops are in its `XDP_STATISTICS`.
     pub redirected: u64,
     /// Passed to the host: the queue is not active.
     pub passed: u64,
@@ -251,9 +251,9 @@ pub struct QueueCounters {
     pub not_ours: u64,
     /// Multicast frames (broadcast included) in a network, which all pass to the host: a copy is in the network's ring.
     pub group_copied: u64,
-    /// The same: no copy, there were more than the network's [limit](crate::GroupLimit).
+    /// Multicast frames that were not copied: there were more than the network's [limit](crate::GroupLimit).
     pub group_limited: u64,
-    /// The same: no copy, the ring was full, or the frame longer than it takes or than [`QueueConf::frame_limit`].
+    /// Multicast frames not copied: the ring was full, or they were too long for it or [`QueueConf::frame_limit`].
     pub group_lost: u64,
 }
 
@@ -261,7 +261,7 @@ pub struct QueueCounters {
 const COUNTERS: usize = size_of::<QueueCounters>() / size_of::<u64>();
 
 impl QueueCounters {
-    /// Every counter with its name, in the order of a frame's way through the program.
+    /// Every counter with its name, in the order of the program's checks.
     pub fn named(&self) -> [(&'static str, u64); COUNTERS] {
         [
             ("redirected", self.redirected),
@@ -281,7 +281,7 @@ impl QueueCounters {
         self.too_long.wrapping_add(self.no_header_room)
     }
 
-    /// Adds one CPU's value as the kernel hands it out; false if it has not the size of `struct steer_counters`.
+    /// Adds one CPU's value as the kernel returns it; false if it does not have the size of `struct steer_counters`.
     pub(crate) fn add_cpu(&mut self, bytes: &[u8]) -> bool {
         let Ok(cpu) = <[u64; COUNTERS]>::read_from_bytes(bytes) else {
             return false;

@@ -1,37 +1,37 @@
 //! The XDP program that steers frames into AF_XDP sockets: loading, attaching, configuring, counting.
 //!
 //! [`Program::attach`] puts `bpf/steer.bpf.c` on a network interface. From then on every receive queue of the
-//! interface is in one of two states, and a fresh program has all of them in the first:
+//! interface is in one of two states, initially in the first:
 //!
 //! | state | frames | entered by |
 //! |---|---|---|
-//! | passed on | the host's stack gets them, as without a program | [`Program::attach`], [`Program::disable_queue`] |
-//! | ours | the queue's AF_XDP socket gets them, with a virtio-net header if asked for | [`Program::activate_queue`] |
+//! | inactive | the host's stack gets them, as without a program | [`Program::attach`], [`Program::disable_queue`] |
+//! | active | the queue's AF_XDP socket gets them, with a virtio-net header on request | [`Program::activate_queue`] |
 //!
 //! [`Program::enable_queue`] is [`Program::place_socket`] and [`Program::activate_queue`] in one.
 //!
-//! The program is attached by a BPF link whose only holder is the [`Program`]: when that is dropped, or the process
-//! dies in any way, the interface is as it was before. Unless it was pinned ([`Program::pin`]): then it stays, and a
-//! later process takes it over ([`Program::open_pinned`]) or removes it ([`detach_pinned`]).
+//! The program is attached by a BPF link whose only holder is the [`Program`]: when that is dropped, or the
+//! process dies in any way, the interface is as it was before. But a program that was pinned ([`Program::pin`])
+//! stays, and a later process takes it over ([`Program::open_pinned`]) or removes it ([`detach_pinned`]).
 //!
-//! Queues can also belong to a *network* ([`Program::set_network`]): one socket a queue for many receivers,
-//! distinguished by address and VLAN ([`Program::set_station`]). The receiver's number comes with each frame
-//! ([`noted_port`]); multicast frames go to the host, and a copy into a [`GroupRing`].
+//! Queues can also belong to a *network* ([`Program::set_network`]): one socket per queue for many receivers,
+//! distinguished by address and VLAN ([`Program::set_station`]). The receiver's port number is before each
+//! frame ([`noted_port`]); multicast frames go to the host, and are copied into a [`GroupRing`].
 //!
-//! A NIC knows more about a frame than its bytes: [`Program::set_hints`] replaces the program, without losing a frame,
-//! by one that leaves it before the frames of queues with hints ([`QueueConf::hints`]). [`Program::layouts`] describes
-//! the layouts, and [`xsk::metadata`] reads them.
+//! A NIC has information about a frame that is not in its bytes: [`Program::set_hints`] replaces the program,
+//! without losing a frame, by one that writes it before the frames of queues with hints
+//! ([`QueueConf::hints`]). [`Program::layouts`] describes the layouts, and [`xsk::metadata`] reads them.
 //!
-//! [`TapAccess`] joins such a network with the host by a tap, and with the wire where no XDP program is on the
-//! interface; [`attach_redirect`] sends what is written to a tap by an interface.
+//! [`TapAccess`] connects such a network with the host by a tap, and with the wire if no XDP program is on
+//! the interface; [`attach_redirect`] redirects frames written to a tap to an interface.
 //!
 //! [`VerdictProgram`] is for measurements: every frame is dropped, or sent back, in the driver.
 //!
 //! # Limits
 //! - Queues 0 to [`MAX_QUEUES`]` - 1`.
-//! - One program an interface: a foreign one is never replaced, see [`AttachError::Foreign`]. Several users of one
-//!   interface in one process share a [`Program`] (its methods take `&self`).
-//! - Kernel 5.18 or later (BPF links for XDP: 5.9; the helper that measures frames in several buffers: 5.18).
+//! - One program per interface: a foreign one is never replaced, see [`AttachError::Foreign`]. Several users
+//!   of one interface in one process share a [`Program`] (its methods take `&self`).
+//! - Kernel 5.18 or later (BPF links for XDP: 5.9; the helper for the length of frames in several buffers: 5.18).
 //! - Attaching needs `CAP_BPF` and `CAP_NET_ADMIN`. The methods of an attached [`Program`] need `CAP_BPF` only where
 //!   `kernel.unprivileged_bpf_disabled` is set.
 //!
@@ -101,7 +101,7 @@ pub use tap::{
 };
 pub use verdict::{Verdict, VerdictError, VerdictProgram};
 
-/// The skeletons that `build.rs` makes of the programs below `bpf`.
+/// The skeletons that `build.rs` generates from the programs in `bpf`.
 #[allow(unsafe_code, missing_docs, unreachable_pub, unused, elided_lifetimes_in_paths)]
 #[allow(
     clippy::all,

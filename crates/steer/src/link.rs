@@ -1,8 +1,8 @@
 //! The BPF link that holds a program on an interface.
 //!
-//! libbpf's `bpf_program__attach_xdp` cannot choose the mode, so this makes the link with `bpf_link_create` and the
-//! `XDP_FLAGS_*_MODE` of `<linux/if_link.h>`. The kernel attaches a link only where no program is (`dev_xdp_attach` in
-//! net/core/dev.c): a foreign one is safe even against a race.
+//! libbpf's `bpf_program__attach_xdp` cannot choose the mode, so this creates the link with `bpf_link_create`
+//! and the `XDP_FLAGS_*_MODE` of `<linux/if_link.h>`. The kernel attaches a link only if there is no program
+//! (`dev_xdp_attach` in net/core/dev.c), so even in a race a foreign one is not replaced.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -26,7 +26,7 @@ use crate::netlink::as_int;
 pub(crate) struct Attached {
     /// Descriptor of the link; in [`Mode::Tap`], where there is no link, of the program.
     pub(crate) link: OwnedFd,
-    /// The kernel's id of the program that was there first.
+    /// The kernel's id of the program that was attached first.
     pub(crate) program: u32,
     /// Its link is pinned: it outlives this value.
     pub(crate) stays: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
-    /// Takes the program off the interface; nothing happens if it is off already.
+    /// Detaches the program from the interface; does nothing if it is detached already.
     pub(crate) fn detach(&self) -> io::Result<()> {
         if self.mode == Mode::Tap {
             return Ok(());
@@ -45,7 +45,7 @@ impl Attached {
         checked(result)
     }
 
-    /// Puts another program in the place of the one that is there, between two frames.
+    /// Replaces the attached program by another one, between two frames.
     pub(crate) fn replace(&self, program: BorrowedFd<'_>) -> io::Result<()> {
         let link = self.link.as_raw_fd();
         // SAFETY: both descriptors are open; null options are allowed.
@@ -60,8 +60,8 @@ impl Attached {
         Ok(())
     }
 
-    /// Opens a program that was pinned without being attached ([`Mode::Tap`]). `ifindex`: of the interface, 0 if it is
-    /// gone.
+    /// Opens a program that was pinned without being attached ([`Mode::Tap`]). `ifindex`: the interface's
+    /// index, 0 if it is gone.
     pub(crate) fn open_unattached(ifindex: u32, path: &Path) -> Result<Self, PinError> {
         if ifindex == 0 {
             let path = path.to_owned();
@@ -84,7 +84,7 @@ impl Attached {
         })
     }
 
-    /// Opens a link that was pinned, of a program that is on the interface now.
+    /// Opens a pinned link of a program that is on the interface now.
     pub(crate) fn open_pinned(ifindex: u32, path: &Path) -> Result<Self, PinError> {
         let (link, _) = messages_of(|| Ok(Link::open(path)?.as_fd().try_clone_to_owned()?));
         let link = link.map_err(|error: libbpf_rs::Error| PinError::Pin {
@@ -136,13 +136,13 @@ impl Drop for Attached {
         if self.stays {
             return;
         }
-        // Closing the descriptor would do, but only once no copy is left, and a thread that forks holds copies of
-        // all descriptors for a moment. A failure is no matter: closing follows.
+        // Closing the descriptor is enough only once there is no copy, and a thread that forks has copies of
+        // all descriptors for a moment. A failure does not matter: closing follows.
         let _ = self.detach();
     }
 }
 
-/// Attaches a program to a place of an interface for as long as that is there, without a link.
+/// Attaches a program to a hook of an interface, without a link, until the interface is removed.
 pub(crate) fn attach_without_link(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -156,12 +156,12 @@ pub(crate) fn attach_without_link(
     checked(result)
 }
 
-/// Makes a link from an interface to an XDP program.
+/// Creates a link from an interface to an XDP program.
 pub(crate) fn create(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> io::Result<OwnedFd> {
     create_at(program, ifindex, libbpf_sys::BPF_XDP, mode.flag())
 }
 
-/// Makes a link from a place of an interface to a program of the kind that belongs there.
+/// Creates a link from a hook of an interface to a program of the kind for that hook.
 pub(crate) fn create_at(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -175,8 +175,8 @@ pub(crate) fn create_at(
     };
     let target = as_int(ifindex)?;
     let (fd, _) = messages_of(|| {
-        // SAFETY: opts is valid for the call and says its own size; the program's descriptor is borrowed, hence
-        // open; for these places the "target descriptor" is an interface index.
+        // SAFETY: opts is valid for the call and contains its own size; the program's descriptor is borrowed,
+        // hence open; for these hooks the "target descriptor" is an interface index.
         unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), target, place, &raw const opts) }
     });
     if fd < 0 {

@@ -1,5 +1,5 @@
-//! Loading the programs, the plain ones and those bound to an interface, with maps of their own or those of a program
-//! that they are to follow.
+//! Loads the programs, plain ones and those bound to an interface, with their own maps or with those of the
+//! program that they will replace.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use crate::network::NetworkMaps;
 use crate::skel::SteerSkelBuilder;
 use crate::skel::bound::SteerBoundSkelBuilder;
 
-/// Maps of a program that another one uses after it, by their names in `bpf/`.
+/// Maps of a program that its replacement reuses, by their names in `bpf/`.
 pub(crate) type Reused<'a> = &'a [(&'static str, BorrowedFd<'a>)];
 
 /// Name of the map of marks in `bpf/`.
@@ -24,7 +24,7 @@ pub(crate) const MARKS: &str = "steer_marks";
 /// `BPF_F_XDP_DEV_BOUND_ONLY` (include/uapi/linux/bpf.h)
 const DEV_BOUND_ONLY: u32 = 1 << 6;
 
-/// A loaded program and the kernel's number of it.
+/// A loaded program and its kernel id.
 pub(crate) struct Loaded {
     pub(crate) program: OwnedFd,
     pub(crate) id: u32,
@@ -40,7 +40,7 @@ impl Loaded {
     }
 }
 
-/// Handles of a program's maps, freed from the skeleton's lifetime.
+/// Handles of a program's maps, independent of the skeleton's lifetime.
 pub(crate) struct Maps {
     pub(crate) queues: MapHandle,
     pub(crate) sockets: MapHandle,
@@ -77,9 +77,9 @@ pub(crate) fn plain(frags: bool, reused: Reused<'_>) -> libbpf_rs::Result<(Loade
     Ok((Loaded::new(program)?, maps))
 }
 
-/// Why a bound program is not loaded.
+/// Why a bound program could not be loaded.
 pub(crate) enum BoundError {
-    /// libbpf, or the kernel.
+    /// The error of libbpf or the kernel.
     Load(libbpf_rs::Error),
     /// Its types are not the expected ones: a bug of this crate.
     Layout(LayoutOfError),
@@ -91,8 +91,8 @@ impl From<libbpf_rs::Error> for BoundError {
     }
 }
 
-/// Loads a program that is bound to the interface and leaves these hints, not none; `generation` is the upper half of
-/// its ids, the lower is 0. All maps that a plain one has are among those that it reuses.
+/// Loads a program that is bound to the interface and writes these hints, at least one; `generation` is the
+/// upper half of its ids, with a zero lower half. `reused` must have all maps of a plain program.
 pub(crate) fn bound(
     frags: bool,
     ifindex: u32,
@@ -131,7 +131,7 @@ pub(crate) fn bound(
     Ok((loaded, layout))
 }
 
-/// Has the object use these maps. The map of marks is not made where it is not among them.
+/// Makes the object use these maps. The map of marks is not created if it is not among them.
 fn reuse(object: &mut OpenObject, reused: Reused<'_>) -> libbpf_rs::Result<()> {
     for mut map in object.maps_mut() {
         match reused.iter().find(|&&(name, _)| map.name() == name) {

@@ -1,4 +1,4 @@
-//! Calls of the programs' maps, with keys and values as they lie there. What libbpf prints about them is dropped.
+//! Accesses to the programs' maps, with keys and values in their binary form. libbpf's messages are dropped.
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle, Result};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -14,7 +14,7 @@ where
     set_as(map, key, value, MapFlags::ANY)
 }
 
-/// The same, by these flags.
+/// As [`set`], with these flags.
 pub(crate) fn set_as<K, V>(map: &MapHandle, key: &K, value: &V, flags: MapFlags) -> Result<()>
 where
     K: IntoBytes + Immutable,
@@ -23,13 +23,13 @@ where
     messages_of(|| map.update(key.as_bytes(), value.as_bytes(), flags)).0
 }
 
-/// The value of a key; none if there is none, or if it has another length.
+/// The value of a key; `None` if there is none, or if it has another length.
 pub(crate) fn get<V: FromBytes>(map: &MapHandle, key: &(impl IntoBytes + Immutable)) -> Result<Option<V>> {
     let (found, _) = messages_of(|| map.lookup(key.as_bytes(), MapFlags::ANY));
     Ok(found?.and_then(|value| V::read_from_bytes(&value).ok()))
 }
 
-/// Removes a key; whether it was there.
+/// Removes a key; returns whether it existed.
 pub(crate) fn remove(map: &MapHandle, key: &(impl IntoBytes + Immutable)) -> Result<bool> {
     match messages_of(|| map.delete(key.as_bytes())).0 {
         Ok(()) => Ok(true),

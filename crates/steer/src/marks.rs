@@ -1,4 +1,4 @@
-//! Marks: 32 bits that a rule of the user's gives a flow, which the program leaves before the flow's frames.
+//! Marks: 32 bits that a rule of the user assigns to a flow. The program writes them before the flow's frames.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,22 +12,22 @@ use crate::load::MARKS;
 use crate::map;
 use crate::shape::Shape;
 
-/// Most flows of an interface that have a mark; `STEER_MAX_MARKS`.
+/// Maximum number of flows with a mark per interface; `STEER_MAX_MARKS`.
 pub const MAX_MARKS: u32 = 16_384;
 
-/// What has a mark: a flow, or all flows to a service, which count where the flow has none of its own; `struct
+/// The key of a mark: a flow, or all flows to a service, used if the flow has no mark of its own; `struct
 /// steer_flow`.
 ///
-/// Tags, up to two, are skipped over. Ports are those of TCP, UDP and SCTP; for other protocols, and fragments of IPv4
-/// but the first, they are 0. Extension headers of IPv6 are not looked behind: the protocol is then their number, the
-/// ports are 0.
+/// Up to two tags are skipped. Ports are those of TCP, UDP and SCTP; for other protocols, and for later
+/// fragments of IPv4, they are 0. Extension headers of IPv6 are not skipped: the protocol is then their
+/// number, and the ports are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Flow {
     /// As in the IP header: 6 TCP, 17 UDP, …
     pub protocol: u8,
-    /// Source; `None`: a service. An address of IPv4 and the `::ffff:` one of IPv6 that looks like it are not the same.
+    /// Source; `None`: a service. An IPv4 address and the corresponding `::ffff:` address of IPv6 are different.
     pub from: Option<(IpAddr, u16)>,
-    /// Destination; its version of IP is the flow's.
+    /// Destination; its IP version is the flow's.
     pub to: (IpAddr, u16),
 }
 
@@ -96,7 +96,7 @@ impl Marks {
         map::set(&self.0, &flow.key(), &mark).map_err(MarkError)
     }
 
-    /// Whether it had one.
+    /// Removes a flow's mark; returns whether it had one.
     pub(crate) fn remove(&self, flow: &Flow) -> Result<bool, MarkError> {
         map::remove(&self.0, &flow.key()).map_err(MarkError)
     }
@@ -110,44 +110,44 @@ impl Marks {
     }
 }
 
-/// The kernel rejects setting, or removing, a mark.
+/// The kernel refused to set or remove a mark.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot change the mark of a flow: an interface has at most {MAX_MARKS}; remove some if it has them")]
 pub struct MarkError(#[source] pub(crate) libbpf_rs::Error);
 
-/// Why the marks of an interface cannot be had.
+/// Why the marks of an interface cannot be opened.
 ///
-/// `program` is the kernel's id of the XDP program that is on the interface. `source` is the kernel's answer.
+/// `program` is the kernel's id of the XDP program on the interface. `source` is the kernel's error.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum InterfaceMarksError {
-    /// The kernel gives no answer.
-    #[error("cannot ask which XDP program is there")]
+    /// The interface's program cannot be queried.
+    #[error("cannot query the interface's XDP program")]
     Ask(#[source] io::Error),
-    /// No program, so no frames have marks.
-    #[error("no XDP program is there")]
+    /// No program is attached, so no frames have marks.
+    #[error("no XDP program is attached")]
     NoProgram,
-    /// The program may not be looked at.
-    #[error("cannot look at the XDP program that is there (id {program}): that takes CAP_SYS_ADMIN")]
+    /// This process may not query the program.
+    #[error("cannot query the attached XDP program (id {program}): that needs CAP_SYS_ADMIN")]
     Hidden { program: u32 },
     /// The program has no map of marks.
-    #[error("the XDP program that is there (id {program}) leaves no marks of ours")]
+    #[error("the attached XDP program (id {program}) has no map of marks")]
     NoMarks { program: u32 },
     /// Its map cannot be opened.
     #[error("cannot open the map of marks")]
     Open(#[source] libbpf_rs::Error),
 }
 
-/// The marks of the program on an interface, whichever process loaded it. They exist as long as the interface has
-/// programs of this crate: also while one replaces another.
+/// The marks of the program on an interface, even of another process. They exist as long as the interface has
+/// programs of this crate, even while one replaces another.
 #[derive(Debug)]
 pub struct InterfaceMarks(Marks);
 
 impl InterfaceMarks {
-    /// Looks for them.
+    /// Opens the marks of an interface.
     ///
     /// # Errors
-    /// [`InterfaceMarksError`]; to look takes CAP_SYS_ADMIN.
+    /// [`InterfaceMarksError`]; the query needs CAP_SYS_ADMIN.
     pub fn of(ifindex: u32) -> Result<Self, InterfaceMarksError> {
         let on = unnamed_program_on(ifindex).map_err(InterfaceMarksError::Ask)?;
         let program = on.ok_or(InterfaceMarksError::NoProgram)?.id;
@@ -166,7 +166,7 @@ impl InterfaceMarks {
         Err(InterfaceMarksError::NoMarks { program })
     }
 
-    /// Gives the frames of a flow a mark, in the place of one that it has.
+    /// Sets the mark of a flow; replaces an existing one.
     ///
     /// # Errors
     /// [`MarkError`].
@@ -174,7 +174,7 @@ impl InterfaceMarks {
         self.0.set(flow, mark)
     }
 
-    /// Takes the mark of a flow away; whether it had one.
+    /// Removes the mark of a flow; returns whether it had one.
     ///
     /// # Errors
     /// [`MarkError`].

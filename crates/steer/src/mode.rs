@@ -1,4 +1,4 @@
-//! In which mode a program is attached.
+//! The modes in which a program is attached.
 
 use std::fmt;
 
@@ -9,20 +9,20 @@ use zerocopy::TryFromBytes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, TryFromBytes)]
 #[repr(u32)]
 pub enum ModeRequest {
-    /// Native, and skb where the driver refuses native; the reason is kept.
+    /// Native, or skb if the driver refuses native; the reason is kept.
     #[default]
     Xdp,
-    /// In the driver, or not at all.
+    /// In the driver, or fail.
     Native,
     /// In the host's stack after the driver (generic XDP): works with every driver, slower.
     Skb,
-    /// No XDP program: frames for networks' addresses pass by a tap device ([`TapAccess`](crate::TapAccess)).
+    /// No XDP program: frames for networks' addresses pass through a tap device ([`TapAccess`](crate::TapAccess)).
     Tap,
-    /// Native, and tap where the driver refuses native; the reason is kept.
+    /// Native, or tap if the driver refuses native; the reason is kept.
     Auto,
 }
 
-/// Which attachment is in use.
+/// The attachment in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u32)]
 pub enum Mode {
@@ -35,7 +35,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// As `<linux/if_link.h>` has it; none in tap mode.
+    /// The flag of `<linux/if_link.h>`; 0 in tap mode.
     pub(crate) fn flag(self) -> u32 {
         match self {
             Self::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,

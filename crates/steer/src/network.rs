@@ -8,7 +8,7 @@ use crate::layout::{LAST_VLAN, MAX_QUEUES};
 use crate::map;
 use crate::shape::Shape;
 
-/// Addresses of all networks of an interface together; `STEER_MAX_STATIONS`.
+/// Maximum number of addresses of all networks of an interface together; `STEER_MAX_STATIONS`.
 pub const MAX_STATIONS: u32 = 16_384;
 /// Bytes of the note before a frame in a network's socket; `STEER_NOTE_LEN`.
 pub const NOTE_BYTES: usize = 8;
@@ -26,7 +26,7 @@ pub struct Station {
 }
 
 impl Station {
-    /// Whether there can be such a one.
+    /// Whether the address is unicast and the VLAN valid.
     #[must_use]
     pub fn is_possible(self) -> bool {
         // Bit 0 of the first byte: multicast (IEEE 802).
@@ -34,7 +34,7 @@ impl Station {
     }
 }
 
-/// The network of an address; `struct steer_member`.
+/// The port and network of an address; `struct steer_member`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 struct Member {
@@ -45,14 +45,14 @@ struct Member {
 /// How many multicast frames (broadcast included) each CPU copies into a network's ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupLimit {
-    /// Frames a second; 0: no limit.
+    /// Frames per second; 0: no limit.
     pub a_second: u32,
-    /// Frames at once, after a while without any; at least 1.
+    /// Burst after a pause, in frames; at least 1.
     pub burst: u32,
 }
 
 impl Default for GroupLimit {
-    /// More than a quiet network has by far, and a few per cent of a CPU.
+    /// Far more than a quiet network needs, at the cost of a few per cent of a CPU.
     fn default() -> Self {
         Self {
             a_second: 10_000,
@@ -68,15 +68,15 @@ impl GroupLimit {
             0 => 0,
             a_second => 1_000_000_000 / u64::from(a_second),
         };
-        // One is always on time.
+        // One frame is always allowed.
         [each_ns, each_ns * u64::from(self.burst.saturating_sub(1))]
     }
 }
 
-/// Port of the station that a frame in a network's socket is for, by the [`NOTE_BYTES`] before it; `None`: the driver
-/// leaves no room for notes, the frame's own address tells.
+/// Port of the station that a frame in a network's socket is for, from the [`NOTE_BYTES`] before it. `None`:
+/// the driver leaves no room for them; use the frame's own address.
 ///
-/// What was in that place before stays there without a note. So the last four of these bytes must be zero when the
+/// Without a note, older bytes remain in that place. So the last four of these bytes must be zero when the
 /// kernel gets the buffer.
 #[must_use]
 pub fn noted_port(note: [u8; NOTE_BYTES]) -> Option<u32> {
@@ -84,29 +84,29 @@ pub fn noted_port(note: [u8; NOTE_BYTES]) -> Option<u32> {
     (u32::from_ne_bytes(mark) == NOTE_MARK).then(|| u32::from_ne_bytes([a, b, c, d]))
 }
 
-/// The note as a structure that names itself, as those of hints do: who reads hints of a network's socket reads notes
-/// by this layout, too, of a program that has none ([`xsk::metadata`]).
+/// The note as a structure with an id, like those of hints: a reader of hints in a network's socket uses this
+/// layout to read the notes of a program without hints ([`xsk::metadata`]).
 #[must_use]
 pub fn note_layout() -> Layout {
     let fields = [(Field::Port, 0)];
     Layout::new(NOTE_MARK, NOTE_BYTES as u8, &fields).expect("four bytes before the mark")
 }
 
-/// Why an address is not set.
+/// Why an address cannot be set.
 ///
 /// `station` is as given; `source` is what libbpf returned.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum StationError {
-    /// No station has such an address, or VLAN.
-    #[error("{} in VLAN {} is no station: its address is one of a group, or the VLAN above {LAST_VLAN}",
+    /// The address is multicast, or the VLAN invalid.
+    #[error("{} in VLAN {} is no valid station: the address is multicast, or the VLAN above {LAST_VLAN}",
         crate::mac_text(.station.mac), .station.vlan)]
     Impossible { station: Station },
     /// Another network of the interface has it.
     #[error("another network of this interface has {} in VLAN {}", crate::mac_text(.station.mac), .station.vlan)]
     Taken { station: Station },
-    /// The kernel refused it; most often there are too many.
-    #[error("cannot note {} in VLAN {}", crate::mac_text(.station.mac), .station.vlan)]
+    /// The kernel refused it, mostly because there are too many.
+    #[error("cannot set {} in VLAN {}", crate::mac_text(.station.mac), .station.vlan)]
     Kernel {
         station: Station,
         #[source]
@@ -145,7 +145,7 @@ impl NetworkMaps {
         entries: MAX_QUEUES,
     };
 
-    /// Each with what it is.
+    /// All maps with their shapes.
     pub(crate) fn all(&mut self) -> [(Shape, &mut MapHandle); 3] {
         [
             (Self::STATIONS, &mut self.stations),
@@ -178,7 +178,7 @@ impl NetworkMaps {
             .map_err(|source| StationError::Kernel { station, source })
     }
 
-    /// All, with port and network, in order.
+    /// All stations with port and network, in order.
     pub(crate) fn all_stations(&self) -> Vec<(Station, u32, u32)> {
         let mut all: Vec<(Station, u32, u32)> = map::keys(&self.stations)
             .filter_map(|station| {

@@ -1,6 +1,6 @@
-//! The loader's records about the programs that followed each other on a link: the metadata that each leaves before
-//! frames. They are in a map that no program reads, so that they can be pinned with the others, and show the next owner
-//! of the link which layouts frames in flight may have.
+//! The loader's records about successive programs on a link: the metadata that each writes before frames.
+//! They are in a map that no program reads, so that they can be pinned with the others, and show the next
+//! owner of the link which layouts frames in flight may have.
 
 use std::io;
 use std::path::Path;
@@ -15,10 +15,10 @@ use crate::hints::HintSet;
 use crate::map;
 use crate::shape::Shape;
 
-/// How many programs are recorded: at most this many may have followed each other while a frame was in flight.
+/// How many programs are recorded: at most this many may have replaced each other while a frame was in flight.
 const PROGRAMS: u32 = 8;
 
-/// Number of a program among those of its link, below 2^15; the next program's is one higher, round and round.
+/// Sequence number of a program on its link, below 2^15; the next program's is one higher, with wrap-around.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Turn(u16);
 
@@ -30,22 +30,22 @@ impl Turn {
     }
 }
 
-/// What is noted of a program.
+/// The record of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Note {
-    /// The kernel's number of it.
+    /// Its kernel id.
     pub(crate) program: u32,
     pub(crate) turn: Turn,
-    /// It takes frames in several buffers.
+    /// It supports frames in several buffers.
     pub(crate) frags: bool,
     pub(crate) hints: HintSet,
-    /// What it leaves, if anything.
+    /// The layout of its metadata, if it writes any.
     pub(crate) layout: Option<Layout>,
 }
 
 impl Note {
     const BYTES: usize = 32;
-    /// In a place that was written.
+    /// Set in an entry that was written.
     const WRITTEN: u8 = 0x80;
 
     fn value(&self) -> [u8; Self::BYTES] {
@@ -75,7 +75,7 @@ impl Note {
     }
 }
 
-/// The map of notes: the latest [`PROGRAMS`].
+/// The map of records: the latest [`PROGRAMS`].
 #[derive(Debug)]
 pub(crate) struct Notes(pub(crate) MapHandle);
 
@@ -92,7 +92,7 @@ impl Notes {
         Self::SHAPE.create(0).map(Self)
     }
 
-    /// The same, pinned beside the maps of a program of a version without.
+    /// A new map, pinned with the maps of a program of a version without it.
     pub(crate) fn pinned(dir: &Path) -> Result<Self, PinError> {
         let path = dir.join(Self::SHAPE.name);
         let (made, _) = messages_of(|| {
@@ -109,13 +109,13 @@ impl Notes {
         }
     }
 
-    /// Takes a note, in the place of the oldest.
+    /// Stores a record; replaces the oldest.
     pub(crate) fn add(&self, note: &Note) -> libbpf_rs::Result<()> {
         let key = u32::from(note.turn.0) % Self::SHAPE.entries;
         map::set(&self.0, &key, &note.value())
     }
 
-    /// What is noted of this program.
+    /// The record of this program.
     pub(crate) fn of_program(&self, program: u32) -> Option<Note> {
         self.all().find(|note| note.program == program)
     }
@@ -137,7 +137,7 @@ impl Notes {
     }
 }
 
-/// In their order, where they come first.
+/// Removes repetitions; keeps the order.
 pub(crate) fn each_once(layouts: impl IntoIterator<Item = Layout>) -> Vec<Layout> {
     let mut once = Vec::new();
     for layout in layouts {
@@ -149,7 +149,7 @@ pub(crate) fn each_once(layouts: impl IntoIterator<Item = Layout>) -> Vec<Layout
 }
 
 impl Shape {
-    /// Makes such a map, which no program has.
+    /// Creates a map of this shape, outside any program.
     pub(crate) fn create(self, flags: u32) -> libbpf_rs::Result<MapHandle> {
         let options = libbpf_sys::bpf_map_create_opts {
             sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
@@ -190,7 +190,7 @@ impl Now {
         *self.lock()
     }
 
-    /// Plain values: whole at any time, also if its holder has panicked.
+    /// A poisoned lock is harmless: the values are plain, and always consistent.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Note> {
         self.note.lock().unwrap_or_else(PoisonError::into_inner)
     }

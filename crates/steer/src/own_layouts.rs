@@ -1,10 +1,10 @@
-//! What our own programs may leave before frames: all layouts, known before any program is loaded.
+//! All metadata layouts of our own programs, known before any program is loaded.
 //!
-//! A structure is named by its number among the types of the object that it was compiled in, below a *generation*
-//! (`bpf/steer_hints.h`). That is made of the layouts themselves: the same object has the same one on each link and
-//! after each restart, so that who reads frames knows the layouts of all programs that may follow, whatever hints they
-//! leave. Another version's object, whose structures are others, has another generation; where that is not so by
-//! chance, and frames of the other one may be under way, the next one is taken.
+//! A structure's id is its number among the types of its object file, with a *generation* in the upper half
+//! (`bpf/steer_hints.h`). The generation is a hash of the layouts themselves: the same object has the same
+//! one on each link and after each restart, so a reader of frames knows the layouts of all programs that may
+//! follow, whatever hints they have. The object of another version, with other structures, has another
+//! generation. If by chance it has the same, and its frames may be in flight, the next number is used.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -27,7 +27,7 @@ pub(crate) struct Generation(u16);
 impl Generation {
     const BITS: u16 = 0x7fff;
 
-    /// For programs that come after those with these layouts.
+    /// The generation for programs that replace programs with these layouts.
     pub(crate) fn after(noted: &[Layout]) -> Self {
         Self::of(own(), noted)
     }
@@ -56,7 +56,7 @@ impl Generation {
         let mut bytes = layout.to_bytes();
         let id = self.upper_half() | layout.id();
         bytes[..4].copy_from_slice(&id.to_ne_bytes());
-        // Only the id is another one, and it is not 0.
+        // Only the id differs, and it is not 0.
         Layout::from_bytes(bytes).unwrap_or(layout)
     }
 
@@ -69,7 +69,7 @@ impl Generation {
 /// All of our layouts, without a generation.
 fn own() -> &'static [Layout] {
     static OWN: OnceLock<Vec<Layout>> = OnceLock::new();
-    // It fails by a bug of ours only: then no program that leaves hints is put on a link.
+    // It fails only by a bug of ours: then no program with hints is loaded.
     OWN.get_or_init(|| read_own().unwrap_or_default())
 }
 

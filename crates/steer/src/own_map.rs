@@ -1,10 +1,10 @@
 //! A map for the socket of one queue alone (`STEER_OWN_MAP`, `bpf/steer.h`).
 //!
-//! The holder of the map can put a socket into it, or another one, or none. The map of all sockets cannot be given
-//! away: its holder could empty the place of another's queue, or put a socket there that gets no frames. This one has
-//! one place, for this queue's frames only, and the kernel gives a socket there only frames of the queue that the
-//! socket is bound to, or of the one that is leased to that (`xsk_rcv_check`, net/xdp/xsk.c). When the program does not
-//! know the map any more, it leads to no frames, whoever still has it.
+//! The holder of the map can insert, replace or remove a socket. The map of all sockets cannot be shared with
+//! a holder: it could remove the socket of another's queue, or insert one that gets no frames. This one has a
+//! single entry, for this queue's frames only, and the kernel passes a socket only frames of the queue that
+//! it is bound to, or of the one leased to that queue (`xsk_rcv_check`, net/xdp/xsk.c). When the program no
+//! longer uses the map, it gets no frames, whoever still holds it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -31,7 +31,7 @@ const SHAPE: Shape = Shape {
 pub struct OwnMap(MapHandle);
 
 impl OwnMap {
-    /// A new one, whose place is empty.
+    /// Creates an empty map.
     ///
     /// # Errors
     /// The kernel's.
@@ -39,7 +39,7 @@ impl OwnMap {
         SHAPE.create(0).map(Self).map_err(io::Error::other)
     }
 
-    /// Pins it on a bpffs, so that it outlives the process.
+    /// Pins the map on a bpffs, so that it outlives the process.
     ///
     /// # Errors
     /// The kernel's.
@@ -47,15 +47,15 @@ impl OwnMap {
         messages_of(|| self.0.pin(path)).0.map_err(io::Error::other)
     }
 
-    /// One that was pinned.
+    /// Opens a pinned map.
     ///
     /// # Errors
-    /// The kernel's, or it is no such map.
+    /// The kernel's, or the map has another shape.
     pub fn open_pinned(path: &Path) -> io::Result<Self> {
         let (map, _) = messages_of(|| MapHandle::from_pinned_path(path));
         match map.map_err(io::Error::other)? {
             map if SHAPE.is_of(&map) => Ok(Self(map)),
-            _ => Err(io::Error::other("it is no map for one socket")),
+            _ => Err(io::Error::other("the pinned object is not a map for one socket")),
         }
     }
 }
@@ -68,9 +68,9 @@ impl AsFd for OwnMap {
 
 /// Queues that have a map of their own.
 impl Program {
-    /// From now on the frames of `queue` go to the socket that is in `socket`, as `conf` says; while there is none they
-    /// are passed on, and counted as `no_socket`. [`Program::activate_queue`] and [`Program::deactivate_queue`] end
-    /// that, [`Program::disable_queue`] makes the program forget the map.
+    /// From now on the frames of `queue` go to the socket in `socket`, as configured by `conf`; while there is
+    /// none they are passed to the host, and counted as `no_socket`. [`Program::activate_queue`] and
+    /// [`Program::deactivate_queue`] end that; [`Program::disable_queue`] also removes the map from the program.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], [`QueueError::NoOwnMap`], or [`QueueError::Socket`]; the queue stays as it was.
@@ -83,7 +83,7 @@ impl Program {
         self.set_word(queue, word_with_own_map(word))
     }
 
-    /// The program knows no map of this queue any more.
+    /// Removes this queue's own map from the program.
     pub(crate) fn remove_own_map(&self, queue: u32) -> Result<(), QueueError> {
         let Some(own) = &self.own else {
             return Ok(());

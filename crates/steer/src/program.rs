@@ -1,15 +1,15 @@
 //! The steering program on one interface.
 //!
-//! A [`Program`] owns one BPF link, whose closing detaches the program, and the program's maps: the configuration of
-//! each queue (mapped, see `config.rs`), the sockets, the addresses and VLANs that queues take, the counters, those of
-//! networks (`network.rs`), and what goes with hints (`program_hints.rs`). A queue changes hands in an order that
-//! leaves no moment in which frames are lost uncounted:
+//! A [`Program`] owns one BPF link, whose closing detaches the program, and the program's maps: the
+//! configuration of each queue (mapped, see `config.rs`), the sockets, the filters of queues, the counters,
+//! the maps of networks (`network.rs`), and those for hints (`program_hints.rs`). A queue is changed in an
+//! order in which no frame is lost uncounted:
 //!
-//! - enable: the socket into the slot that is not in use, then active there;
-//! - disable: inactive, then both slots emptied.
+//! - enable: insert the socket into the unused slot, then make that slot active;
+//! - disable: make the queue inactive, then empty both slots.
 //!
-//! A frame that is in the program during the change follows the word that it has read: at worst it finds an empty
-//! slot, is passed to the host, and counted as `no_socket`.
+//! A frame that is in the program during the change is handled by the word that was read: at worst the slot
+//! is empty, and the frame is passed to the host, and counted as `no_socket`.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -39,7 +39,7 @@ use crate::shape::Shape;
 
 /// Why a queue could not be configured or read.
 ///
-/// `queue`, `vlan` and `network`, its first queue, are as given, `source` is what libbpf returned.
+/// `queue`, `vlan` and `network` (its first queue) are as given, `source` is libbpf's error.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum QueueError {
@@ -54,26 +54,26 @@ pub enum QueueError {
         source: libbpf_rs::Error,
     },
     /// The slot of the socket could not be emptied.
-    #[error("cannot take the AF_XDP socket of queue {queue} back")]
+    #[error("cannot remove the AF_XDP socket of queue {queue}")]
     Remove {
         queue: u32,
         #[source]
         source: libbpf_rs::Error,
     },
-    /// A VLAN that there is not.
-    #[error("VLAN {vlan}: numbers of VLANs are 1 to {LAST_VLAN}, and 0 for frames without one")]
+    /// An invalid VLAN.
+    #[error("VLAN {vlan} is invalid: VLAN IDs are 1 to {LAST_VLAN}, and 0 for frames without one")]
     Vlan { vlan: u16 },
-    /// The kernel refused an address or a VLAN; most often there are too many.
-    #[error("cannot note which frames queue {queue} takes")]
+    /// The kernel refused an address or a VLAN, mostly because there are too many.
+    #[error("cannot set the filter of queue {queue}")]
     Filter {
         queue: u32,
         #[source]
         source: libbpf_rs::Error,
     },
-    /// The program was attached by a version that knows no maps of one queue alone.
-    #[error("the program on the interface is of an older version, which gives no queue a map of its own")]
+    /// The program was attached by a version without maps for single queues.
+    #[error("the program on the interface is of an older version, without socket maps for single queues")]
     NoOwnMap,
-    /// The kernel refused what a network needs.
+    /// The kernel refused a map update for a network.
     #[error("cannot set up or end the network of queue {network}")]
     Network {
         network: u32,
@@ -99,41 +99,41 @@ pub enum QueueError {
 /// not change the same queue at the same time.
 #[derive(Debug)]
 pub struct Program {
-    // Dropped first: the program goes before its maps.
+    // Dropped first, so that the program is detached before its maps are closed.
     pub(crate) attached: Attached,
     words: QueueWords,
-    /// What `words` is mapped from.
+    /// The map behind `words`.
     pub(crate) queues: MapHandle,
-    /// The kernel's, of that map.
+    /// The kernel's id of that map.
     number: u32,
     pub(crate) sockets: MapHandle,
-    /// Of queues that have one of their own; `None`: a program of a version that knows no such.
+    /// The maps of single queues; `None`: the program is of a version without them.
     pub(crate) own: Option<MapHandle>,
     pub(crate) entries: MapHandle,
     pub(crate) counts: MapHandle,
     pub(crate) networks: NetworkMaps,
-    /// Which program is on the link, and what it leaves before frames.
+    /// The program on the link, and its metadata layout.
     pub(crate) now: Now,
     pub(crate) notes: Notes,
-    /// Of the programs that follow; known when one is asked for.
+    /// The generation of later programs; computed when first needed.
     pub(crate) generation: OnceLock<Generation>,
-    /// Made when the first flow gets one.
+    /// Created when the first flow gets a mark.
     pub(crate) marks: OnceLock<Marks>,
-    /// Where all this is pinned.
+    /// Where link and maps are pinned.
     pub(crate) dir: Option<PathBuf>,
 }
 
 impl Program {
     /// Loads the program and attaches it to the interface with this index in the calling thread's network
-    /// namespace. All its queues are passed on to the host until [`Program::enable_queue`].
+    /// namespace. Frames of all its queues are passed to the host until [`Program::enable_queue`].
     ///
-    /// `frags` asks for the variant that takes frames in several buffers, which drivers require at an MTU whose
-    /// frames do not fit one (veth: above 3,506 bytes).
+    /// `frags` selects the variant that supports frames in several buffers, which drivers require at an MTU
+    /// whose frames do not fit one (veth: above 3,506 bytes).
     ///
     /// # Errors
-    /// [`AttachError::Foreign`] if there is any XDP program already. With [`ModeRequest::Xdp`] and
-    /// [`ModeRequest::Auto`] a rejection of native mode by the driver is no error: see [`Program::fallback`]. With
-    /// [`ModeRequest::Tap`] the program is not attached, and another one on the interface is no error.
+    /// [`AttachError::Foreign`] if there is already an XDP program. With [`ModeRequest::Xdp`] and
+    /// [`ModeRequest::Auto`] a rejection of native mode by the driver is no error: see [`Program::fallback`].
+    /// With [`ModeRequest::Tap`] the program is not attached, and another one on the interface is no error.
     pub fn attach(ifindex: u32, request: ModeRequest, frags: bool) -> Result<Self, AttachError> {
         let target = match request {
             ModeRequest::Tap => Target::find(ifindex, frags)?,
@@ -157,7 +157,7 @@ impl Program {
             hints: HintSet::NONE,
             layout: None,
         };
-        // What it is for is to be had without, too: it leaves nothing.
+        // An error does not matter: this program writes no metadata.
         let _ = notes.add(&note);
         Ok(Self {
             attached,
@@ -182,24 +182,24 @@ impl Program {
         self.attached.mode
     }
 
-    /// Why native mode was not possible, where [`ModeRequest::Xdp`] or [`ModeRequest::Auto`] ended with another; one line.
+    /// Why native mode was not possible, if [`ModeRequest::Xdp`] or [`ModeRequest::Auto`] chose another; one line.
     pub fn fallback(&self) -> Option<&str> {
         self.attached.fallback.as_deref()
     }
 
-    /// The kernel's id of the program, as `bpftool prog` and `ip link` show it. Another one after
+    /// The kernel's id of the program, as `bpftool prog` and `ip link` show it. It changes with
     /// [`Program::set_hints`].
     pub fn id(&self) -> u32 {
         self.now.get().program
     }
 
-    /// A number that is the same for as long as the program is attached, whatever hints it leaves, also for the next
+    /// A number that stays the same as long as the program is attached, whatever its hints, even for the next
     /// owner of a pinned one: the kernel's id of one of its maps.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Takes the program off the interface ahead of the value's end; nothing happens if it is off already.
+    /// Detaches the program before this value is dropped; does nothing if it is detached already.
     ///
     /// # Errors
     /// The kernel's.
@@ -209,8 +209,8 @@ impl Program {
 
     /// Sends the frames of `queue` to the AF_XDP socket `xsk` from now on, with this configuration.
     ///
-    /// `xsk` must be bound to this interface and queue, or the kernel drops the frames. A queue that is enabled
-    /// already changes its socket and configuration.
+    /// `xsk` must be bound to this interface and queue, or the kernel drops the frames. If a queue is enabled
+    /// already, this changes its socket and configuration.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], or [`QueueError::Socket`] if `xsk` is no AF_XDP socket; the queue stays as it was.
@@ -219,9 +219,9 @@ impl Program {
         self.activate_queue(queue, conf)
     }
 
-    /// The first half of [`Program::enable_queue`]: puts `xsk`, which need not be bound yet, beside the socket that the
-    /// queue may have. Frames go on as before until [`Program::activate_queue`]. Of several that are placed the last
-    /// counts. It must have its RX ring: from Linux 7.1 on the kernel refuses it otherwise (ENOBUFS).
+    /// The first half of [`Program::enable_queue`]: inserts `xsk`, which need not be bound yet, into the queue's
+    /// unused slot. Nothing changes for frames until [`Program::activate_queue`]. The last of several placed
+    /// sockets is used. It must have its RX ring: from Linux 7.1 on the kernel refuses it otherwise (ENOBUFS).
     ///
     /// # Errors
     /// As [`Program::enable_queue`].
@@ -232,9 +232,9 @@ impl Program {
         self.set_word(queue, word_with_successor(self.word(queue)?))
     }
 
-    /// Whether a socket that was placed for the queue is still open somewhere: the kernel empties its place at its end
-    /// (`xsk_map_try_sock_delete`, net/xdp/xskmap.c). The check puts `other`, a socket with an RX ring, into an empty
-    /// place, and removes it again.
+    /// Whether a socket placed for the queue is still open in any process: the kernel empties its slot when
+    /// it is closed (`xsk_map_try_sock_delete`, net/xdp/xskmap.c). The check inserts `other`, a socket with
+    /// an RX ring, into an empty slot, and removes it again.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], or [`QueueError::Socket`].
@@ -251,9 +251,9 @@ impl Program {
         Ok(false)
     }
 
-    /// The second half of [`Program::enable_queue`]: from now on the frames of `queue` go to the socket that was placed
-    /// last, which must be bound by now. Without one that was placed since, the queue keeps the socket that it had,
-    /// with this configuration; while it has none, frames are passed on, and counted as `no_socket`.
+    /// The second half of [`Program::enable_queue`]: from now on the frames of `queue` go to the socket that
+    /// was placed last, which must be bound by now. If none was placed since, the queue keeps its socket,
+    /// with this configuration; without a socket, frames are passed to the host, and counted as `no_socket`.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`].
@@ -261,7 +261,7 @@ impl Program {
         self.activate_judged(queue, conf, true)
     }
 
-    /// The same for a queue that has hints only if `hints` allows them; [`Program::allow_hints`] changes it.
+    /// As [`Program::activate_queue`], with hints only if `hints` allows them; [`Program::allow_hints`] changes that.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`].
@@ -275,7 +275,7 @@ impl Program {
         self.set_word(queue, word_with_hints(word, hints))
     }
 
-    /// Gives `queue` the hints that its [`QueueConf`] requests, or none.
+    /// Allows `queue` the hints that its [`QueueConf`] requests, or disables them.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`].
@@ -283,7 +283,7 @@ impl Program {
         self.set_word(queue, word_with_hints(self.word(queue)?, allowed))
     }
 
-    /// From now on the frames of `queue` are passed on to the host; its sockets stay where they are.
+    /// From now on the frames of `queue` are passed to the host; its sockets stay in the map.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`].
@@ -296,20 +296,20 @@ impl Program {
         }
     }
 
-    /// From now on the queue takes the frames that `filter` describes, and the others are passed on to the host,
-    /// whether it is enabled now or later. A fresh program has no filters. While a filter is changed the queue takes
-    /// what either of both describes.
+    /// From now on only frames that match `filter` go to the queue's socket, the others are passed to the
+    /// host, whether the queue is enabled now or later. A new program has no filters. While a filter is
+    /// changed, frames that match the old or the new one go to the socket.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], [`QueueError::Vlan`], or [`QueueError::Filter`]; the queue takes no more than what
-    /// either of both describes.
+    /// [`QueueError::OutOfRange`], [`QueueError::Vlan`], or [`QueueError::Filter`]; only frames that match
+    /// the old or the new filter go to the socket.
     pub fn set_filter(&self, queue: u32, filter: &Filter) -> Result<(), QueueError> {
         let word = self.word(queue)?;
         if let Some(&vlan) = filter.vlans.iter().find(|&&vlan| vlan > LAST_VLAN) {
             return Err(QueueError::Vlan { vlan });
         }
-        // What is taken from now on first, and what no longer is last: in between lies the store that makes the entries
-        // count.
+        // New entries are added first, and stale ones removed last; the store of the word in between enables
+        // the filter.
         for entry in filter.entries(queue) {
             map::set(&self.entries, &entry, &1u8).map_err(|source| QueueError::Filter { queue, source })?;
         }
@@ -325,7 +325,7 @@ impl Program {
         result
     }
 
-    /// Which frames the queue takes.
+    /// The filter of the queue.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`].
@@ -342,12 +342,12 @@ impl Program {
         map::keys(&self.entries).filter(move |entry: &Entry| u32::from(entry.queue) == queue)
     }
 
-    /// From now on the frames of `queue` are passed on to the host, and it has no socket. Nothing happens if that is
-    /// so already. Its filter stays.
+    /// From now on the frames of `queue` are passed to the host, and it has no socket. Does nothing if it is
+    /// disabled already. Its filter stays.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], or [`QueueError::Remove`] if the kernel keeps a socket in its slot; frames are
-    /// passed on then, too.
+    /// [`QueueError::OutOfRange`], or [`QueueError::Remove`] if the kernel keeps a socket in its slot; frames
+    /// are passed to the host nevertheless.
     pub fn disable_queue(&self, queue: u32) -> Result<(), QueueError> {
         let word = self.word(queue)?;
         self.set_word(queue, MapSlot::of_word(word).inactive_word() | lasting_bits(word))?;
@@ -355,12 +355,12 @@ impl Program {
             let removed = map::remove(&self.sockets, &slot.key(queue)).map(drop);
             removed.map_err(|source| QueueError::Remove { queue, source })
         };
-        // All are tried, whatever becomes of the first.
+        // All are tried, even if the first fails.
         let removed = remove(MapSlot::First).and(remove(MapSlot::Second));
         removed.and(self.remove_own_map(queue))
     }
 
-    /// The slot of the queue's socket, now or last.
+    /// The slot of the queue's present or last socket.
     fn slot(&self, queue: u32) -> Result<MapSlot, QueueError> {
         self.word(queue).map(MapSlot::of_word)
     }
@@ -403,12 +403,12 @@ impl Program {
 
 /// Pinning: a program that outlives the process which attached it, and its next owner.
 impl Program {
-    /// Pins link and maps into `dir`, which is empty and on a bpffs. From then on the program outlives this value and
-    /// the process: who wants it off calls [`Program::detach`] or [`detach_pinned`]. The link is pinned last: where
-    /// it is, all is.
+    /// Pins link and maps into `dir`, which is empty and on a bpffs. From then on the program outlives this
+    /// value and the process; [`Program::detach`] or [`detach_pinned`] removes it. The link is pinned last:
+    /// if it is there, all is complete.
     ///
     /// # Errors
-    /// [`PinError::Pin`]; the program goes with this value then, and what was pinned is to be removed.
+    /// [`PinError::Pin`]; the program is then detached with this value, and the caller must remove the pins.
     pub fn pin(&mut self, dir: &Path) -> Result<(), PinError> {
         let failed = |name: &str, source| PinError::Pin {
             path: dir.join(name),
@@ -439,11 +439,11 @@ impl Program {
         Ok(())
     }
 
-    /// Takes over the program that was pinned into `dir`, and is on the interface with this index. Queues, sockets,
-    /// counters and hints are as they were left.
+    /// Takes over the program pinned in `dir`, which is on the interface with this index. Queues, sockets,
+    /// counters and hints are unchanged.
     ///
     /// # Errors
-    /// [`PinError`]: what is pinned cannot be used, and is as it was.
+    /// [`PinError`]: the pinned objects cannot be used, and are unchanged.
     pub fn open_pinned(ifindex: u32, dir: &Path) -> Result<Self, PinError> {
         let unattached = dir.join(UNATTACHED);
         let attached = match unattached.exists() {
@@ -463,7 +463,7 @@ impl Program {
                 Err(error) => Err(refused(path, error)),
             }
         };
-        // A version before these has pinned none.
+        // An older version has not pinned these.
         let later_map = |shape: Shape| dir.join(shape.name).exists().then(|| map(shape)).transpose();
         let queues = map(QUEUES)?;
         let words = QueueWords::map(queues.as_fd()).map_err(|source| PinError::Pin {
@@ -509,7 +509,7 @@ impl Program {
     }
 }
 
-/// Detaches the program whose link was pinned into `dir`; nothing happens if there is no link, or if it is detached
+/// Detaches the program whose link is pinned in `dir`; does nothing if there is no link, or if it is detached
 /// already. The pins stay.
 ///
 /// # Errors
@@ -524,7 +524,7 @@ fn number_of(queues: &MapHandle) -> libbpf_rs::Result<u32> {
 
 /// Name of the pinned link.
 const LINK: &str = "link";
-/// Name of the pinned program, where it is not attached and there is no link.
+/// Name of the pinned program if it is not attached, so that there is no link.
 const UNATTACHED: &str = "program";
 
 const QUEUES: Shape = Shape {

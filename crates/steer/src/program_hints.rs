@@ -1,18 +1,18 @@
-//! Hints: one program in the place of another on the same link, without a frame lost, and what each leaves before
-//! frames.
+//! Hints: replaces a program by another on the same link, without losing a frame, and tracks what each writes
+//! before frames.
 //!
 //! # Theory of operation
 //!
-//! A plain program knows nothing of a frame but its bytes. One that is *bound* to the interface can ask its driver, and
-//! is loaded for one set of hints (`bpf/steer_hints.h`). Which of them is on the link changes by `BPF_LINK_UPDATE`: the
-//! new program is loaded with the maps of the old one, so queues, sockets, filters, stations and counters go on, and
-//! the driver takes it between two frames (`bpf_xdp_link_update`, net/core/dev.c). Two things a program keeps for
-//! itself: when the next frame to a group is due, and the constants that say what it leaves.
+//! A plain program sees only a frame's bytes. One that is *bound* to the interface can query its driver, and is
+//! loaded for one set of hints (`bpf/steer_hints.h`). `BPF_LINK_UPDATE` replaces the program on the link: the new
+//! one is loaded with the maps of the old one, so queues, sockets, filters, stations and counters continue, and
+//! the driver switches between two frames (`bpf_xdp_link_update`, net/core/dev.c). A program keeps only two things
+//! for itself: when the next multicast frame may be copied, and the constants for its hints.
 //!
-//! Frames of the old program may be under way still, in the driver and in the rings of sockets. Each names its own
-//! layout by an id that means nothing else on the link (`own_layouts.rs`). So who reads frames knows several: those of
-//! the programs that were (`notes.rs`), and those of all that may be ([`Program::all_layouts`]). A program of another
-//! version has others: a frame of it may come before its reader has learned of them, and is then one without hints.
+//! Frames of the old program may still be in flight, in the driver and in the rings of sockets. Each has the id of its
+//! layout, which is unique on the link (`own_layouts.rs`). So a reader of frames knows several layouts: those of
+//! earlier programs (`notes.rs`), and those of all possible later ones ([`Program::all_layouts`]). A program of another
+//! version has other layouts: a frame of it that arrives before its reader gets them is treated as one without hints.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -29,18 +29,18 @@ use crate::notes::{Note, Turn, each_once};
 use crate::own_layouts::Generation;
 use crate::program::Program;
 
-/// Why the hints are not changed. The program that was there goes on.
+/// Why the hints could not be changed. The attached program stays.
 ///
-/// `source` is libbpf's answer, or the kernel's.
+/// `source` is the error of libbpf or the kernel.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum HintsError {
-    /// Bound programs are for native mode.
+    /// Bound programs need native mode.
     #[error("hints take native mode, and the program is in {mode} mode")]
     Mode { mode: Mode },
-    /// The kernel has no such functions.
+    /// The kernel lacks the functions.
     #[error(
-        "this kernel gives XDP programs no {missing} (Linux 6.3, for vlan 6.8, with CONFIG_DEBUG_INFO_BTF)"
+        "this kernel has no {missing} for XDP programs (Linux 6.3, for vlan 6.8, with CONFIG_DEBUG_INFO_BTF)"
     )]
     Kernel { missing: HintSet },
     /// The program cannot be loaded.
@@ -53,13 +53,13 @@ pub enum HintsError {
         source: libbpf_rs::Error,
     },
     /// The program's types are not the expected ones: a bug of this crate.
-    #[error("cannot tell what the XDP program leaves before frames")]
+    #[error("cannot determine the layout of the XDP program's metadata")]
     Layout(#[source] LayoutOfError),
-    /// A map that goes with hints cannot be made, pinned or written.
-    #[error("cannot keep what goes with hints")]
+    /// A map for hints cannot be created, pinned or written.
+    #[error("cannot create or update the maps for hints")]
     Map(#[source] libbpf_rs::Error),
-    /// The link does not take the program.
-    #[error("cannot put the XDP program for {hints} in the place of the one that is there")]
+    /// The link does not accept the program.
+    #[error("cannot replace the attached XDP program by the one for {hints}")]
     Replace {
         hints: HintSet,
         #[source]
@@ -76,20 +76,20 @@ fn last_line(detail: &str) -> &str {
 
 /// Hints, and the marks of flows.
 impl Program {
-    /// The hints that the program leaves before frames of queues with hints
+    /// The hints that the program writes before frames of queues with hints
     /// ([`QueueConf::hints`](crate::QueueConf::hints)).
     pub fn hints(&self) -> HintSet {
         self.now.get().hints
     }
 
-    /// From now on the program leaves these hints: another one takes its place, with the same maps, and no frame is
-    /// lost. Nothing happens if it leaves them already. [`Program::id`] and [`Program::layouts`] change.
+    /// From now on the program writes these hints: it is replaced by another one with the same maps, and no frame
+    /// is lost. Does nothing if it writes them already. [`Program::id`] and [`Program::layouts`] change.
     ///
-    /// Hints that the driver lacks ([`HintSet::of_driver`]) cost a call each and are absent in every frame: leave them
-    /// out.
+    /// Hints that the driver lacks ([`HintSet::of_driver`]) cost a call each and are absent in every frame:
+    /// omit them.
     ///
     /// # Errors
-    /// [`HintsError`]; the program that was there goes on.
+    /// [`HintsError`]; the attached program stays.
     pub fn set_hints(&self, hints: HintSet) -> Result<(), HintsError> {
         let mut now = self.now.lock();
         if now.hints == hints {
@@ -110,7 +110,7 @@ impl Program {
             hints,
             layout,
         };
-        // First the note, so that the next owner of the link finds it whenever this one ends.
+        // The record first, so that the next owner of the link finds it whenever this process dies.
         self.notes.add(&note).map_err(HintsError::Map)?;
         self.attached
             .replace(loaded.program.as_fd())
@@ -119,28 +119,28 @@ impl Program {
         Ok(())
     }
 
-    /// The metadata layouts of frames of queues with hints: those of the present program and of those before it, the
+    /// The metadata layouts of frames of queues with hints: those of the present and earlier programs, the
     /// latest first. In a network's queue, also [`note_layout`](crate::note_layout).
     pub fn layouts(&self) -> Vec<Layout> {
         self.notes.layouts(self.now.get().turn)
     }
 
-    /// The same, and those of all programs that may follow by [`Program::set_hints`]: so who reads frames knows each
-    /// before it comes. They change only when the program of another version is taken over ([`Program::open_pinned`]).
+    /// As [`Program::layouts`], and those of all programs that [`Program::set_hints`] may load later: so a reader of
+    /// frames knows them in advance. Only a take-over from another version ([`Program::open_pinned`]) changes them.
     pub fn all_layouts(&self) -> Vec<Layout> {
         let turn = self.now.get().turn;
         let noted = self.notes.layouts(turn);
         each_once(noted.into_iter().chain(self.generation(turn).layouts()))
     }
 
-    /// Of programs that follow. What was noted before the first of them it keeps clear of.
+    /// The generation of later programs. It avoids the ids of layouts recorded before.
     fn generation(&self, turn: Turn) -> Generation {
         let after = || Generation::after(&self.notes.layouts(turn));
         *self.generation.get_or_init(after)
     }
 
-    /// Gives the frames of a flow a mark, or takes it away; nothing happens if it has none. Programs leave marks that
-    /// have [`HintSet::MARK`]; marks stay when the hints change.
+    /// Sets or removes the mark of a flow; does nothing if there is none to remove. Programs with
+    /// [`HintSet::MARK`] write marks before frames; marks stay when the hints change.
     ///
     /// # Errors
     /// [`MarkError`].
@@ -157,7 +157,7 @@ impl Program {
         self.marks.get().map_or_else(Vec::new, Marks::all)
     }
 
-    /// The map of marks, made where there is none.
+    /// The map of marks, created if there is none.
     fn marks(&self) -> libbpf_rs::Result<&Marks> {
         if let Some(marks) = self.marks.get() {
             return Ok(marks);
@@ -167,11 +167,11 @@ impl Program {
             let (pinned, _) = messages_of(|| marks.0.pin(dir.join(Marks::SHAPE.name)));
             pinned?;
         }
-        // Whose is not taken, when two make one at the same time, is nobody's: pinning has refused the second.
+        // If two threads create one at the same time, the unused one is dropped; pinning refuses the second.
         Ok(self.marks.get_or_init(|| marks))
     }
 
-    /// Loads the program that leaves these hints, with the maps of the one that is there.
+    /// Loads the program that writes these hints, with the maps of the attached one.
     fn load_after(&self, now: &Note, hints: HintSet) -> Result<(Loaded, Option<Layout>), HintsError> {
         let mut reused = vec![
             ("steer_queues", self.queues.as_fd()),
@@ -195,7 +195,7 @@ impl Program {
                 let generation = self.generation(now.turn);
                 let (ifindex, half) = (self.now.ifindex, generation.upper_half());
                 let (loaded, layout) = load::bound(now.frags, ifindex, hints, half, &reused)?;
-                // Else its readers would not know it.
+                // Otherwise its readers would not know the layout.
                 if !generation.layouts().any(|own| own == layout) {
                     let structure = hints.structure();
                     return Err(BoundError::Layout(LayoutOfError::Missing { structure }));

@@ -1,8 +1,8 @@
 //! Networks: queues of an interface that serve many receivers, distinguished by their addresses (see
 //! `bpf/steer_body.h`).
 //!
-//! A network has the number of its first queue. What it has in the program (the queues' words, its stations, its place
-//! among the rings, its limit) is put there and taken away in an order in which nothing points at what is not there:
+//! A network has the number of its first queue. Its state in the program (the queues' words, its stations,
+//! its ring, its limit) is set and removed in an order in which nothing refers to missing state:
 //!
 //! - set: limit and ring first, then the words;
 //! - end: the words first, then stations and ring.
@@ -18,14 +18,14 @@ use crate::network::{GroupLimit, Station, StationError};
 use crate::program::{Program, QueueError};
 use crate::ring::GroupRing;
 
-/// Networks, each named by its first queue.
+/// Networks, each identified by its first queue.
 impl Program {
-    /// Makes `queues` those of one network, whose frames to groups go to `ring`. While a queue is not enabled its
-    /// frames go to the host as before, and without stations all that are for one station. Filters of these queues do
-    /// not count.
+    /// Makes `queues` a network, whose multicast frames are copied to `ring`. Frames of a queue that is not
+    /// enabled still go to the host, and so do unicast frames while there are no stations. Filters of these
+    /// queues have no effect.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], or [`QueueError::Network`]; [`Program::end_network`] undoes what was done then.
+    /// [`QueueError::OutOfRange`], or [`QueueError::Network`]; then [`Program::end_network`] undoes the completed part.
     pub fn set_network(
         &self,
         queues: Range<u32>,
@@ -45,12 +45,12 @@ impl Program {
         Ok(())
     }
 
-    /// These queues are of no network any more, and the one that the first of them names has neither stations nor a
-    /// ring. Nothing happens if that is so already.
+    /// Removes these queues from their network, and the stations and the ring of the network that the first
+    /// of them identifies. Does nothing if there is no network.
     ///
     /// # Errors
-    /// [`QueueError::OutOfRange`], or [`QueueError::Network`]; no frame comes to the queues by the network then,
-    /// either, if they are not enabled.
+    /// [`QueueError::OutOfRange`], or [`QueueError::Network`]; even then the queues get no frames of the
+    /// network if they are not enabled.
     pub fn end_network(&self, queues: Range<u32>) -> Result<(), QueueError> {
         let network = queues.start;
         for queue in queues {
@@ -70,7 +70,7 @@ impl Program {
             .map_err(refused)
     }
 
-    /// All networks of which anything is there; a queue that is of another one's is among them, too.
+    /// All numbers of networks that have a queue or a station; each queue of a network counts as a number, too.
     pub fn networks(&self) -> BTreeSet<u32> {
         let is_of_one = |&queue: &u32| self.word(queue).is_ok_and(|word| network_bits(word) != 0);
         let by_queue = (0..MAX_QUEUES).filter(is_of_one);
@@ -80,15 +80,15 @@ impl Program {
             .collect()
     }
 
-    /// From now on a network's frames to `station` come with this number of a port.
+    /// From now on a network's frames to `station` have this port number before them.
     ///
     /// # Errors
-    /// [`StationError`]; what was so before is so still.
+    /// [`StationError`]; nothing has changed.
     pub fn set_station(&self, network: u32, station: Station, port: u32) -> Result<(), StationError> {
         self.networks.set_station(network, station, port)
     }
 
-    /// From now on frames to `station` go to the host; nothing happens if it is not one of the network's.
+    /// From now on frames to `station` go to the host; does nothing if the network does not have it.
     ///
     /// # Errors
     /// [`StationError::Kernel`].

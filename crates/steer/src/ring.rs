@@ -4,18 +4,18 @@
 //!
 //! The kernel writes, one process reads (kernel/bpf/ringbuf.c):
 //!
-//! | pages of the map | who writes | what |
+//! | pages of the map | writer | content |
 //! |---|---|---|
-//! | first | the reader | how far it has read, bytes since the beginning |
-//! | second | the kernel | how far records are reserved, the same |
+//! | first | the reader | its position, bytes since the beginning |
+//! | second | the kernel | the end of reserved records, bytes since the beginning |
 //! | the rest, mapped twice in a row | the kernel | records: a head of eight bytes, then what the program wrote |
 //!
-//! A record lies in one piece, as what crosses the end goes on in the second mapping. Its head has its length; bit 31
-//! while the program has not finished it, bit 30 if it is to be skipped. All but the first page can be mapped for
-//! reading only (`ringbuf_map_mmap_kern`), so no reader can write where the kernel or another reader looks. One that
-//! writes nonsense into the first page loses frames of its own network.
+//! A record is contiguous: one that crosses the end continues in the second mapping. Its head has its length;
+//! bit 31 while the program has not finished it, bit 30 if it is to be skipped. All but the first page can be
+//! mapped for reading only (`ringbuf_map_mmap_kern`), so no reader can write what the kernel or another
+//! reader reads. A reader that writes a wrong position into the first page loses frames of its own network.
 //!
-//! The reader trusts none of it: lengths and positions are bounded by the mapping, whatever they are.
+//! The reader trusts none of these values: it bounds lengths and positions by the mapping.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -29,7 +29,7 @@ use xsk::Mapping;
 
 use crate::capture::messages_of;
 
-/// Bytes of a network's ring: over a hundred frames of the longest kind without jumbo frames, or a thousand short ones.
+/// Bytes of a network's ring: over a hundred frames of 1,514 bytes, or a thousand short ones.
 const RING_BYTES: usize = 256 << 10;
 /// `BPF_RINGBUF_HDR_SZ`, include/uapi/linux/bpf.h
 const HEAD_BYTES: usize = 8;
@@ -47,7 +47,7 @@ pub struct GroupRing {
 }
 
 impl GroupRing {
-    /// A new one.
+    /// Creates a ring.
     ///
     /// # Errors
     /// The kernel's.
@@ -70,7 +70,7 @@ impl GroupRing {
         Ok(Self { map })
     }
 
-    /// The same one by another descriptor.
+    /// The same ring, with a duplicate descriptor.
     ///
     /// # Errors
     /// The kernel's.
@@ -88,16 +88,18 @@ impl GroupRing {
         pinned.map_err(io::Error::other)
     }
 
-    /// One that was pinned.
+    /// Opens a pinned ring.
     ///
     /// # Errors
-    /// The kernel's, or it is no such ring.
+    /// The kernel's, or the ring has another size.
     pub fn open_pinned(path: &Path) -> io::Result<Self> {
         let (map, _) = messages_of(|| MapHandle::from_pinned_path(path));
         let map = map.map_err(io::Error::other)?;
         match (map.map_type(), map.max_entries() as usize) {
             (MapType::RingBuf, RING_BYTES) => Ok(Self { map }),
-            _ => Err(io::Error::other("it is no ring of this version")),
+            _ => Err(io::Error::other(
+                "the pinned object is not a ring of this version",
+            )),
         }
     }
 }
@@ -111,9 +113,9 @@ impl AsFd for GroupRing {
 /// A multicast frame; its bytes are in the reader's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Group {
-    /// The queue that it came to.
+    /// The queue on which it was received.
     pub queue: u16,
-    /// As in [`Station`](crate::Station); the tag is in the frame.
+    /// VLAN as in [`Station`](crate::Station); the tag is in the frame.
     pub vlan: u16,
 }
 
@@ -126,7 +128,7 @@ pub struct GroupReader {
     /// The second page and the records.
     producer: Mapping,
     page: usize,
-    /// How far we have read. What is in the first page is not read again.
+    /// Our position. The one in the first page is not read again.
     at: usize,
 }
 
@@ -136,7 +138,7 @@ impl GroupReader {
     /// # Errors
     /// The kernel's; `ring` is no [`GroupRing`], or not open for writing.
     pub fn new(ring: OwnedFd) -> io::Result<Self> {
-        // SAFETY: asks for a number.
+        // SAFETY: sysconf accesses no memory of ours.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let page = usize::try_from(page).map_err(io::Error::other)?;
         // The kernel refuses a length beyond the map (remap_vmalloc_range), so all of it is backed.
@@ -149,14 +151,14 @@ impl GroupReader {
             page,
             at: 0,
         };
-        // Relaxed: of a reader before us, which is not there any more. Records begin at multiples of eight.
+        // Relaxed: written by an earlier reader, which has ended. Records begin at multiples of eight.
         reader.at = reader.consumed().load(Ordering::Relaxed) & !7;
         Ok(reader)
     }
 
-    /// Gives back what there is, unread.
+    /// Releases all records unread.
     pub fn skip(&mut self) {
-        // Relaxed: nothing of it is looked at.
+        // Relaxed: no record is read.
         self.at = self.produced().load(Ordering::Relaxed) & !7;
         self.publish();
     }
@@ -171,7 +173,7 @@ impl GroupReader {
         unsafe { self.producer.start().cast().as_ref() }
     }
 
-    /// Where a position is among the records; RING_BYTES follow at least.
+    /// Pointer to a position in the records; at least RING_BYTES follow.
     fn records(&self, at: usize) -> NonNull<u8> {
         // SAFETY: a page and an offset below RING_BYTES: inside the second mapping.
         unsafe { self.producer.start().add(self.page + at % RING_BYTES) }
@@ -179,17 +181,17 @@ impl GroupReader {
 
     /// Whether there is a record to read. If not, the descriptor reports the next one, also if it is watched by edges.
     pub fn has_record(&mut self) -> bool {
-        // The kernel tells of a record only if it finds, after that is finished, that all before it were read
-        // (`bpf_ringbuf_commit`). Between the store of our position and the look at the record; pairs with the xchg
-        // there. Without it both could miss each other.
+        // The kernel reports a record only if it finds, after finishing it, that all before it were read
+        // (`bpf_ringbuf_commit`). Orders the store of our position before the load of the record's head;
+        // pairs with the xchg there. Without it both could miss each other.
         fence(Ordering::SeqCst);
         self.head().is_some()
     }
 
     /// The head of the next record, if that is finished.
     fn head(&mut self) -> Option<u32> {
-        // Acquire: pairs with the kernel's smp_store_release of the position (`__bpf_ringbuf_reserve`), made after
-        // the record's head is marked as busy. Without it a head from the last round could be taken for this one's.
+        // Acquire: pairs with the kernel's smp_store_release of the position (`__bpf_ringbuf_reserve`), made after the
+        // record's head is marked as busy. Without it a head from the previous round could be taken for a new one.
         let produced = self.produced().load(Ordering::Acquire);
         match produced.wrapping_sub(self.at) {
             0 => return None,
@@ -202,14 +204,14 @@ impl GroupReader {
             _ => {}
         }
         let head = self.records(self.at).cast::<AtomicU32>();
-        // Acquire: pairs with the kernel's xchg of the head (`bpf_ringbuf_commit`), made after all of the record is
-        // written.
-        // SAFETY: `at` is a multiple of eight, RING_BYTES too, and the mapping page-aligned. It is only read.
+        // Acquire: pairs with the kernel's xchg of the head (`bpf_ringbuf_commit`), after the whole record is
+        // written. SAFETY: `at` is a multiple of eight, RING_BYTES too, and the mapping page-aligned. It is
+        // only read.
         let head = unsafe { head.as_ref() }.load(Ordering::Acquire);
         (head & BUSY == 0).then_some(head)
     }
 
-    /// Takes the next frame, and puts it into `frame`, in the place of what is there.
+    /// Reads the next frame into `frame`, whose content is replaced.
     pub fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group> {
         loop {
             let head = self.head()?;
@@ -223,15 +225,15 @@ impl GroupReader {
         }
     }
 
-    /// Copies the frame out of the record at `at`, of so many bytes.
+    /// Copies the frame out of the record at `at`, which has `record_bytes` bytes.
     fn copy(&self, record_bytes: usize, frame: &mut Vec<u8>) -> Option<Group> {
         let room = record_bytes
             .min(RING_BYTES - HEAD_BYTES)
             .checked_sub(GROUP_BYTES)?;
         let record = self.records(self.at);
-        // SAFETY: from an offset below RING_BYTES, head and record have RING_BYTES at most, and the mapping twice that.
-        // The kernel leaves a record alone from its commit on until the first page says that it was read, which only
-        // this reader does.
+        // SAFETY: from an offset below RING_BYTES, head and record have RING_BYTES at most, and the mapping
+        // twice that. The kernel does not write to a committed record until the position in the first page
+        // has passed it, which only this reader changes.
         let head: [u8; GROUP_BYTES] = unsafe { record.add(HEAD_BYTES).cast().read() };
         let [a, b, c, d, q0, q1, v0, v1] = head;
         let len = u32::from_ne_bytes([a, b, c, d]) as usize;
@@ -251,13 +253,13 @@ impl GroupReader {
         })
     }
 
-    /// Gives what was read back to the kernel.
+    /// Releases what was read to the kernel.
     fn publish(&self) {
-        // Release: pairs with the kernel's smp_load_acquire of the position (`__bpf_ringbuf_reserve`): the copy is made
-        // before the kernel writes there again.
+        // Release: pairs with the kernel's smp_load_acquire of the position (`__bpf_ringbuf_reserve`): the
+        // copy is complete before the kernel writes there again.
         self.consumed().store(self.at, Ordering::Release);
-        // The kernel commits a record and then looks how far we are, to wake us if we are at that record; we say how
-        // far we are and then look at the next head. Without a full barrier between, both could miss each other.
+        // The kernel commits a record and then reads our position, to wake us if we are at that record; we store
+        // our position and then read the next head. Without a full barrier in between, both could miss each other.
         fence(Ordering::SeqCst);
     }
 }

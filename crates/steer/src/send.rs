@@ -1,7 +1,7 @@
-//! Redirects frames written to a tap device to another interface, by the program of `bpf/send.bpf.c`.
+//! Redirects frames written to a tap device to another interface, by the program in `bpf/send.bpf.c`.
 //!
-//! The program is attached to the device, by tcx without a link or, before Linux 6.6, as a filter of the qdisc clsact. It
-//! goes with the device.
+//! The program is attached to the device, by tcx without a link or, before Linux 6.6, as a filter of the
+//! qdisc clsact. It is removed with the device.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ use crate::skel::send::SendSkelBuilder;
 
 /// Why frames of a tap are not redirected.
 ///
-/// `source` is what the kernel or libbpf returned.
+/// `source` is the error of the kernel or libbpf.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum SendError {
@@ -29,17 +29,17 @@ pub enum SendError {
         #[source]
         source: libbpf_rs::Error,
     },
-    /// It refused it at its place.
+    /// The kernel refused to attach it.
     #[error(
-        "cannot attach the program that sends a tap's frames, which takes tcx (Linux 6.6) or the modules sch_ingress and \
+        "cannot attach the program for frames of a tap, which needs tcx (Linux 6.6) or the modules sch_ingress and \
          cls_bpf"
     )]
     Attach(#[source] io::Error),
 }
 
-/// Redirects all frames written to the tap `device` to the interface `uplink`, both given by their indexes, and to that
-/// transmit queue if there is one of that number. Call it before the device is set up. It holds until the device is
-/// removed.
+/// Redirects all frames written to the tap `device` to the interface `uplink`, both given by their indexes,
+/// on transmit queue `queue` if that exists. Call it before the device is set up. It lasts until the device
+/// is removed.
 ///
 /// # Errors
 /// [`SendError`]; nothing is attached then.
@@ -47,7 +47,7 @@ pub fn attach_redirect(device: u32, uplink: u32, queue: u32) -> Result<(), SendE
     let (loaded, detail) = messages_of(|| load(uplink, Some(queue)));
     let program = loaded.map_err(|source| SendError::Load { detail, source })?;
     let attached = match link::attach_without_link(program.as_fd(), device, libbpf_sys::BPF_TCX_INGRESS) {
-        // No such place: before Linux 6.6, or built without it.
+        // No such hook: before Linux 6.6, or built without it.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => attach_filter(
             program.as_fd(),
             Place {
@@ -61,7 +61,7 @@ pub fn attach_redirect(device: u32, uplink: u32, queue: u32) -> Result<(), SendE
     attached.map_err(SendError::Attach)
 }
 
-/// The program, for a transmit queue or any.
+/// The program, for one transmit queue or any.
 pub(crate) fn load(uplink: u32, queue: Option<u32>) -> libbpf_rs::Result<OwnedFd> {
     let mut storage = MaybeUninit::uninit();
     let mut open = SendSkelBuilder::default().open(&mut storage)?;

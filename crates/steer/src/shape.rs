@@ -1,9 +1,9 @@
-//! What is expected of a map that was pinned.
+//! The expected properties of a pinned map.
 
 use libbpf_rs::{MapCore, MapHandle, MapType};
 
-/// A map: the name under which it is pinned, and what this version expects of it. A version that gives the same shape
-/// another meaning gives it another name: a pinned program of an older version with all of these is gone on with
+/// A map: the name of its pin, and its properties in this version. A version that changes a map's meaning
+/// without its shape gives it another name: a pinned program of an older version whose maps all match is used
 /// until its last lease ends.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {

@@ -1,9 +1,9 @@
-//! A foreign XSKMAP, for a foreign program that redirects into it: sockets are put into its free places; the map is not
-//! changed otherwise, but can be pinned.
+//! A foreign XSKMAP, for a foreign program that redirects into it: sockets are inserted into its free
+//! entries; otherwise the map is not changed, but it can be pinned.
 //!
-//! The kernel takes a socket out of every map when it is closed (`xsk_delete_from_maps`, net/xdp/xsk.c), so nothing has
-//! to be undone here, and no place that was taken since is emptied by mistake. For the same reason a taken place is
-//! left alone (`BPF_NOEXIST`).
+//! The kernel removes a socket from every map when it is closed (`xsk_delete_from_maps`, net/xdp/xsk.c), so
+//! nothing has to be undone here, and no entry that is in use again is emptied by mistake. For the same
+//! reason an occupied entry is not replaced (`BPF_NOEXIST`).
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -19,15 +19,15 @@ use xsk::metadata::Layout;
 use crate::btf::{LayoutOfError, layout_of_map};
 use crate::link::pin;
 
-/// Why a map cannot be used, or a socket not be put into it.
+/// Why a map cannot be used, or a socket cannot be inserted.
 ///
-/// `path` is the pin, as given. `key_bytes`, `value_bytes` and `entries`, its number of places, are the map's own.
-/// Places are counted from 0: `first` to `last`, which is one of them, and `index` are those asked for. `source` is the
-/// kernel's answer.
+/// `path` is the pin, as given. `key_bytes`, `value_bytes` and `entries`, its number of places, are the map's
+/// own. Places are counted from 0; `first` to `last` (inclusive) and `index` are the requested ones. `source`
+/// is the kernel's error.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum SocketMapError {
-    /// Nothing there, or no permission.
+    /// Nothing is pinned there, or permission is missing.
     #[error("cannot open the BPF map pinned at {}: it must be in a bpffs (`ip netns exec` hides the host's: use \
              `nsenter --net=/run/netns/NAME`), and readable and writable for this user", .path.display())]
     Open {
@@ -35,7 +35,7 @@ pub enum SocketMapError {
         #[source]
         source: io::Error,
     },
-    /// Not on a bpffs, a directory of another user, or something is there.
+    /// Not on a bpffs, a directory of another user, or the file exists.
     #[error("cannot pin the socket map at {}: name a new file on a bpffs, such as /sys/fs/bpf/NAME, and remove one \
              that is left over", .path.display())]
     Pin {
@@ -43,8 +43,8 @@ pub enum SocketMapError {
         #[source]
         source: io::Error,
     },
-    /// A descriptor of something else, as /proc calls it.
-    #[error("it is no BPF map but {0}: pass an XSKMAP")]
+    /// Not a BPF map. The value: what it is, from /proc.
+    #[error("it is not a BPF map but {0}: pass an XSKMAP")]
     NotAMap(String),
     /// Another kind of map.
     #[error(
@@ -57,26 +57,26 @@ pub enum SocketMapError {
         key_bytes: u32,
         value_bytes: u32,
     },
-    /// Not all places exist.
+    /// Some of the places do not exist.
     #[error(
         "places {first} to {last} of a socket map with {entries}, counted from 0: choose a lower first index, fewer \
          queues or a larger map"
     )]
     Range { first: u32, last: u64, entries: u32 },
-    /// Another socket is there.
+    /// The place has another socket.
     #[error(
         "place {index} of the socket map has another socket: choose another first index, or end its holder"
     )]
     Occupied { index: u32 },
-    /// The kernel refuses.
+    /// The kernel refused the socket.
     #[error("cannot put a socket into place {index} of the socket map")]
     Insert {
         index: u32,
         #[source]
         source: io::Error,
     },
-    /// The kernel gives no information about the map.
-    #[error("cannot ask the kernel about the BPF map")]
+    /// The kernel returns no information about the map.
+    #[error("cannot query the BPF map")]
     Info(#[source] io::Error),
 }
 
@@ -104,16 +104,16 @@ impl SocketMap {
         if number < 0 {
             return Err(refused(io::Error::from_raw_os_error(-number)));
         }
-        // SAFETY: bpf(2) has just returned it, nobody else owns it.
+        // SAFETY: bpf(2) has just returned it, so nothing else owns it.
         Self::from_fd(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    /// A map that was passed in.
+    /// A map that was passed in as a descriptor.
     ///
     /// # Errors
-    /// [`SocketMapError`], if it is none or not of that kind.
+    /// [`SocketMapError`], if it is not a map, or not an XSKMAP.
     pub fn from_fd(map: OwnedFd) -> Result<Self, SocketMapError> {
-        // The kernel answers for programs and links, too, with other structures.
+        // Checked first, because the kernel's query also succeeds for programs and links, with other structures.
         let link = format!("/proc/self/fd/{}", map.as_raw_fd());
         let what = std::fs::read_link(link).map_or_else(|_| String::new(), |path| path.display().to_string());
         if !what.contains("bpf-map") {
@@ -136,7 +136,7 @@ impl SocketMap {
         })
     }
 
-    /// How a program that uses the map leaves a structure before frames, see [`layout_of_map`].
+    /// The layout of a structure that a program using the map writes before frames, see [`layout_of_map`].
     ///
     /// # Errors
     /// [`LayoutOfError`]; needs CAP_SYS_ADMIN.
@@ -144,7 +144,7 @@ impl SocketMap {
         layout_of_map(self.map.as_fd(), structure)
     }
 
-    /// Pins it on a bpffs, where nothing is.
+    /// Pins it on a bpffs, at a path that does not exist.
     ///
     /// # Errors
     /// [`SocketMapError::Pin`].
@@ -156,7 +156,7 @@ impl SocketMap {
         pin(self.map.as_fd(), path).map_err(refused)
     }
 
-    /// Whether it has these places.
+    /// Checks that the map has these places.
     ///
     /// # Errors
     /// [`SocketMapError::Range`].
@@ -165,20 +165,20 @@ impl SocketMap {
             return Ok(());
         }
         Err(SocketMapError::Range {
-            // Both came from numbers of that size.
+            // Computed from 32-bit numbers.
             first: u32::try_from(places.start).unwrap_or(u32::MAX),
             last: places.end - 1,
             entries: self.entries,
         })
     }
 
-    /// Puts a socket into a place that is free.
+    /// Inserts a socket into a free place.
     ///
     /// # Errors
     /// [`SocketMapError`].
     pub fn insert(&self, index: u32, socket: BorrowedFd<'_>) -> Result<(), SocketMapError> {
         let value = socket.as_raw_fd();
-        // SAFETY: the kernel reads four bytes each from two live values, as from_fd() has seen.
+        // SAFETY: the kernel reads four bytes each from two live values, as from_fd() has checked.
         let result = unsafe {
             libbpf_sys::bpf_map_update_elem(
                 self.map.as_raw_fd(),

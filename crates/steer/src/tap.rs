@@ -1,15 +1,15 @@
-//! Connects the uplink of a network with a device (a tap, or one end of a veth pair) whose other side is the process
-//! that serves the network, by the programs of `bpf/tap.bpf.c`. One device leads to the host, as one more receiver of
-//! the network. If no XDP program is on the uplink, another device leads to the wire. So does one of a guest that has
-//! queues of the interface alone ([`TapUser::Queues`]).
+//! Connects the uplink of a network with a device (a tap, or one end of a veth pair) whose other side is the
+//! process that serves the network, by the programs in `bpf/tap.bpf.c`. One device leads to the host, as
+//! another receiver of the network. If no XDP program is on the uplink, another device leads to the wire. A
+//! guest that has queues of the interface for itself has such a device, too ([`TapUser::Queues`]).
 //!
 //! The programs are attached by tcx links, which end with the [`TapAccess`] or the process unless they are pinned
 //! ([`TapAccess::pin`]). Before Linux 6.6, which has no tcx, they are filters of the qdisc clsact. Filters stay when
 //! the process is killed: the next process replaces them, or removes them ([`detach_tap`]). A clsact that was made for
 //! them stays, without filters, because others may use it by then.
 //!
-//! The caller makes the device and removes it. Frames reach it with partial checksums, unsegmented, and with VLAN tags
-//! in the metadata, as far as its features allow that.
+//! The caller creates and removes the device. Frames reach it with partial checksums, unsegmented, and with
+//! VLAN tags in the metadata, as far as its features allow that.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -42,12 +42,11 @@ pub enum TapTo {
 pub enum TapUser {
     /// A network's addresses. The number: that of the network, its first queue.
     Network(u32),
-    /// Those that so many queues from the first one on take: by their filter and their configuration. Leads to the
-    /// wire only.
+    /// The frames for a range of queues, by their filter and configuration. Leads to the wire only.
     Queues {
-        /// The first one, whose filter and configuration count.
+        /// The first queue, whose filter and configuration are used.
         first: u32,
-        /// How many.
+        /// Number of queues.
         count: u32,
     },
 }
@@ -61,9 +60,9 @@ impl TapUser {
     }
 }
 
-/// Why tap and uplink are not joined.
+/// Why tap and uplink are not connected.
 ///
-/// `source` is what the kernel or libbpf returned.
+/// `source` is the error of the kernel or libbpf.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum TapError {
@@ -81,7 +80,7 @@ pub enum TapError {
          sch_ingress and cls_bpf"
     )]
     Attach {
-        /// One of its two places, in words: the same each time, whatever index a device has that was made for it.
+        /// The hook, in words: the same each time, whatever index the device has.
         at: &'static str,
         #[source]
         source: io::Error,
@@ -91,13 +90,13 @@ pub enum TapError {
 /// How the programs are attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hook {
-    /// By tcx links, or by clsact where there are none.
+    /// By tcx links, or by clsact if the kernel has none.
     Best,
     /// By filters of clsact.
     Clsact,
 }
 
-/// A tap, or what is in its place.
+/// A tap, or one end of a veth pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TapDevice {
     /// Its index.
@@ -106,7 +105,7 @@ pub struct TapDevice {
     pub mac: [u8; 6],
 }
 
-/// A tap that is connected with the uplink, for as long as this value exists, or longer ([`TapAccess::pin`]).
+/// A tap that is connected with the uplink as long as this value exists, or longer ([`TapAccess::pin`]).
 #[derive(Debug)]
 pub struct TapAccess {
     to: TapTo,
@@ -129,10 +128,10 @@ enum AttachedBy {
 }
 
 impl TapTo {
-    /// Both.
+    /// Both destinations.
     pub const ALL: [Self; 2] = [Self::Host, Self::Uplink];
 
-    /// Where at the uplink frames are taken for the network.
+    /// The uplink's hook at which frames are taken for the network.
     fn uplink_hook(self) -> TcAttachPoint {
         match self {
             Self::Host => TC_EGRESS,
@@ -140,8 +139,8 @@ impl TapTo {
         }
     }
 
-    /// Handle of the filters of a network. A fixed one, so that the next process replaces filters of one that was
-    /// killed; with the network's number, so that several networks have theirs on one interface.
+    /// Handle of the filters of a network. It is fixed, so that the next process replaces filters of one that
+    /// was killed, and contains the network's number, so that several networks can share an interface.
     fn handle(self, network: u32) -> u32 {
         let base = match self {
             Self::Host => 0x7661_0000,
@@ -186,7 +185,7 @@ impl TapAccess {
             at,
             handle: to.handle(network),
         };
-        // First what takes frames from the tap, last what sends frames to it.
+        // The program that takes frames from the tap first, the one that sends frames to it last.
         let mut attachments = vec![attach_at(
             loaded.at_tap.as_fd(),
             place(device.index, TC_INGRESS),
@@ -217,23 +216,23 @@ impl TapAccess {
         })
     }
 
-    /// Whether all programs are where they were attached: others can detach a link, and remove a filter or its qdisc.
+    /// Whether all programs are still attached: other processes can detach a link, and remove a filter or its qdisc.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         self.attachments.iter().all(Attachment::is_there)
     }
 
-    /// Whether a link was detached. The kernel sends no notification of that, as it does of a removed filter.
+    /// Whether a link was detached. The kernel sends no notification of that, but does for a removed filter.
     #[must_use]
     pub fn has_detached_link(&self) -> bool {
         self.attachments.iter().any(Attachment::is_detached_link)
     }
 
-    /// Makes the attachments outlive this value and the process: pins links into `dir`, in the place of a
+    /// Makes the attachments outlive this value and the process: pins links into `dir`, and replaces a
     /// predecessor's. [`TapAccess::detach`] or [`detach_tap`] removes them.
     ///
     /// # Errors
-    /// The kernel's; the attachments end with this value then.
+    /// The kernel's; then the attachments end with this value.
     pub fn pin(&mut self, dir: &Path) -> io::Result<()> {
         let paths = pin_paths(dir, self.to, self.network);
         for (attachment, path) in self.attachments.iter_mut().zip(paths) {
@@ -246,7 +245,7 @@ impl TapAccess {
         Ok(())
     }
 
-    /// Takes the programs off, also if they are pinned in `dir`.
+    /// Detaches the programs, even if they are pinned in `dir`.
     ///
     /// # Errors
     /// The kernel's.
@@ -258,8 +257,8 @@ impl TapAccess {
     }
 }
 
-/// Detaches what another process left attached for the tap of a network: links that are pinned in `dir`, and a filter
-/// at the interface with index `uplink`.
+/// Detaches the programs that another process left attached for the tap of a network: links pinned in `dir`,
+/// and a filter at the interface with index `uplink`.
 ///
 /// # Errors
 /// The kernel's.
@@ -272,7 +271,7 @@ pub fn detach_tap(dir: Option<&Path>, to: TapTo, network: u32, uplink: u32) -> i
     dir.map_or(Ok(()), |dir| unpin_all(dir, to, network))
 }
 
-/// Numbers of the networks whose links, for taps that lead `to` there, are pinned in `dir`.
+/// Numbers of the networks whose links for taps of this kind are pinned in `dir`.
 #[must_use]
 pub fn pinned_taps(dir: &Path, to: TapTo) -> Vec<u32> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -286,7 +285,7 @@ pub fn pinned_taps(dir: &Path, to: TapTo) -> Vec<u32> {
         .collect()
 }
 
-/// Where the tap leads whose filter has this handle, and its network's number; none: the filter is not ours.
+/// Destination and network number of the tap whose filter has this handle; `None`: the filter is not ours.
 #[must_use]
 pub fn network_of_filter(handle: u32) -> Option<(TapTo, u32)> {
     let network = handle & 0xffff;
@@ -298,7 +297,7 @@ fn unpin_all(dir: &Path, to: TapTo, network: u32) -> io::Result<()> {
     pin_paths(dir, to, network).try_for_each(|path| unpin(&path))
 }
 
-/// Detaches the link that is pinned there, if there is one.
+/// Detaches the link pinned at `path`, if there is one, and removes the pin.
 fn unpin(path: &Path) -> io::Result<()> {
     link::detach_pinned(path)?;
     match std::fs::remove_file(path) {
@@ -307,7 +306,7 @@ fn unpin(path: &Path) -> io::Result<()> {
     }
 }
 
-/// `at`: the place in words.
+/// Attaches a program by a link, or else as a filter. `at`: the hook, in words.
 fn attach_at(
     program: BorrowedFd<'_>,
     place: Place,
@@ -322,7 +321,7 @@ fn attach_at(
     let failed = |source| TapError::Attach { at, source };
     let attachment = |by| Attachment { by, stays: false };
     if hook == Hook::Best {
-        // First at its hook, like an XDP program: another program's verdict may hand the frame to the host.
+        // First at its hook, like an XDP program: another program before it could pass the frame to the host.
         match link::create_at(program, ifindex, attach_type, libbpf_sys::BPF_F_BEFORE) {
             // No such kind of link: before Linux 6.6.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
@@ -338,7 +337,7 @@ fn attach_at(
 }
 
 impl Attachment {
-    /// Whether the program is still there. No answer of the kernel is no reason to attach another.
+    /// Whether the program is still there. A failed query of a link counts as yes, so that none is attached twice.
     fn is_there(&self) -> bool {
         match &self.by {
             AttachedBy::Link(_) => !self.is_detached_link(),
@@ -367,7 +366,7 @@ impl Drop for Attachment {
 struct Loaded {
     at_uplink: OwnedFd,
     at_tap: OwnedFd,
-    /// At the other hook of the tap.
+    /// For the other hook of the tap.
     to_device: OwnedFd,
 }
 

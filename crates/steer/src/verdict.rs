@@ -1,4 +1,4 @@
-//! A program that drops every frame of an interface, or sends it back: for measuring, see `bpf/verdict.bpf.c`.
+//! A program that drops every frame of an interface, or sends it back: for measurements, see `bpf/verdict.bpf.c`.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,7 @@ use crate::link::Attached;
 use crate::mode::{Mode, ModeRequest};
 use crate::skel::verdict::VerdictSkelBuilder;
 
-/// What becomes of every frame.
+/// The action for every frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It is dropped (`XDP_DROP`).
@@ -27,10 +27,10 @@ pub enum Verdict {
 #[error("cannot read how many frames the XDP program saw")]
 pub struct VerdictError(#[source] libbpf_rs::Error);
 
-/// A program that gives every frame of an interface one verdict, for as long as this value exists.
+/// A program with one verdict for every frame of an interface, attached as long as this value exists.
 #[derive(Debug)]
 pub struct VerdictProgram {
-    // Dropped first: the program goes before its map.
+    // Dropped first, so that the program is detached before its map is closed.
     attached: Attached,
     frames: MapHandle,
 }
@@ -63,16 +63,16 @@ impl VerdictProgram {
         self.attached.mode
     }
 
-    /// Why native mode was not possible, where [`ModeRequest::Xdp`] ended with skb; one line.
+    /// Why native mode was not possible, if [`ModeRequest::Xdp`] chose skb; one line.
     pub fn fallback(&self) -> Option<&str> {
         self.attached.fallback.as_deref()
     }
 
-    /// Frames that got the verdict since the program was attached, of all queues. Whether those that were to be sent
-    /// back left the interface only its own counters tell.
+    /// Frames of all queues that got the verdict since the program was attached. Only the interface's
+    /// counters show whether frames were actually sent back.
     ///
     /// # Errors
-    /// [`VerdictError`], what the kernel answered.
+    /// [`VerdictError`], with the kernel's error.
     pub fn frames(&self) -> Result<u64, VerdictError> {
         let key = 0_u32.to_ne_bytes();
         let (looked_up, _) = messages_of(|| self.frames.lookup_percpu(&key, MapFlags::ANY));

@@ -23,10 +23,10 @@ use signal_hook::consts::SIGTERM;
 
 use self::app::App;
 
-/// Longest wait for a key, after which new readings and signals are looked at.
+/// Longest wait for a key, after which new readings and signals are checked.
 const KEY_WAIT: Duration = Duration::from_millis(100);
 
-/// Time after which daemons that were started since are looked for.
+/// How often daemons that were started meanwhile are searched for.
 const FIND_AGAIN: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
@@ -46,7 +46,7 @@ fn run(args: &TopArgs) -> anyhow::Result<()> {
     // Without a daemon there is nothing to show.
     let (daemons, first) = Daemons::find(args.control.as_deref())?;
     let ends = Arc::new(AtomicBool::new(false));
-    // Not SIGHUP, which ends the process: crossterm reads a terminal that is gone without end.
+    // SIGHUP keeps its default action, the end of the process: crossterm would read a closed terminal forever.
     signal_hook::flag::register(SIGTERM, Arc::clone(&ends)).context("cannot handle signals")?;
     let readings = read(args.clone(), daemons)?;
     let mut app = App::new(first);
@@ -87,8 +87,8 @@ fn show(
 /// What daemons answer, or why none does.
 type Reading = Result<Vec<Status>, String>;
 
-/// Asks the daemons again and again, until nobody receives. Others are looked for now and then only: a socket that
-/// does not answer takes ten seconds.
+/// Asks the daemons repeatedly, until the receiver is dropped. It searches for other daemons only now and then: a
+/// socket that does not answer takes ten seconds.
 fn read(args: TopArgs, mut daemons: Daemons) -> anyhow::Result<Receiver<Reading>> {
     // One reading may wait: a terminal that is slow must not make them pile up.
     let (sender, receiver) = mpsc::sync_channel(1);

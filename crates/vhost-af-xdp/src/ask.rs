@@ -1,4 +1,4 @@
-//! Commands that ask or change one running daemon: `port`, `network`, `events`.
+//! Commands for one running daemon: `port`, `network`, `events`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,14 +19,14 @@ use client::text::views::attachment;
 use client::text::{or_dash, table};
 use model::text::received_frames;
 
-/// Pause before a daemon that has ended is asked again.
+/// Pause before asking a daemon again that has ended.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Prints, and says whether anybody reads.
+/// Prints; returns whether somebody still reads.
 pub(crate) type Print = fn(&str) -> anyhow::Result<bool>;
 
-/// Does what `port` was called for.
-/// Errors: what was refused, with the remedy.
+/// Runs the command `port`.
+/// Errors: why the daemon rejected it, with the remedy.
 pub(crate) fn port(command: &PortCommand, print: Print) -> anyhow::Result<()> {
     match command {
         PortCommand::Add(args) => add::<Port>(&args.at, &args.name, &args.keys, print),
@@ -39,8 +39,8 @@ pub(crate) fn port(command: &PortCommand, print: Print) -> anyhow::Result<()> {
     }
 }
 
-/// Does what `network` was called for.
-/// Errors: what was refused, with the remedy.
+/// Runs the command `network`.
+/// Errors: why the daemon rejected it, with the remedy.
 pub(crate) fn network(command: &NetworkCommand, print: Print) -> anyhow::Result<()> {
     match command {
         NetworkCommand::Add(args) => add::<Network>(&args.at, &args.name, &args.network_keys, print),
@@ -132,8 +132,8 @@ fn list_networks(args: &ListArgs, print: Print) -> anyhow::Result<()> {
     print(&format!("{listed}\n")).map(drop)
 }
 
-/// Prints events, until nobody reads.
-/// Errors: nobody answers.
+/// Prints events until nobody reads the output.
+/// Errors: no daemon answers.
 pub(crate) fn events(args: &EventsArgs, print: Print) -> anyhow::Result<()> {
     let path = socket(&args.at)?;
     let line_of = |event: &Event| match args.json {
@@ -158,7 +158,7 @@ pub(crate) fn events(args: &EventsArgs, print: Print) -> anyhow::Result<()> {
         });
         match ended {
             Ok(()) => return printed.map(drop),
-            // A daemon that was started again answers; one that has gone is an error next.
+            // A daemon that was restarted answers; one that is gone is an error at the next attempt.
             Err(Error::Io(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
                 std::thread::sleep(AGAIN);
             }
@@ -222,7 +222,7 @@ fn asked<T>(path: &Path, ask: impl Fn(&Path) -> Result<T, Error>) -> anyhow::Res
     ask(path).map_err(|error| anyhow!(no_answer(path, &error)))
 }
 
-/// The control socket that is named, or that of the one daemon that runs.
+/// The control socket of `--control`, or that of the only running daemon.
 fn socket(at: &AtArgs) -> anyhow::Result<PathBuf> {
     if let Some(path) = &at.control {
         return Ok(path.clone());
@@ -263,7 +263,7 @@ fn port_row(port: &PortStatus, source: Option<Source>) -> [String; 9] {
     }
     options.retain(|words| !words.is_empty());
     let options = Some(options.join(", ")).filter(|options| !options.is_empty());
-    // VLANs of a port that has its queues for itself.
+    // VLANs of a port that does not share its queues.
     let of_own_queues = || {
         let is_of_own = network.is_none() && !port.vlans.is_empty();
         is_of_own.then(|| {
@@ -326,7 +326,7 @@ fn event_line(event: &Event) -> String {
     )
 }
 
-/// A time as the log has it, in UTC.
+/// A time in the format of the log, in UTC.
 fn clock(unix_ms: u64) -> String {
     let (days, ms) = (unix_ms / 86_400_000, unix_ms % 86_400_000);
     // Years from March on, in eras of 400 (Howard Hinnant, chrono-compatible low-level date algorithms).

@@ -1,4 +1,4 @@
-//! The command line. Options that QEMU's `-netdev af-xdp` has carry its names.
+//! The command line. Options that QEMU's `-netdev af-xdp` has, too, have the same names.
 
 pub(crate) mod ask;
 pub(crate) mod capture;
@@ -84,7 +84,7 @@ pub(crate) enum Command {
     /// List, add, change and remove ports of a running daemon
     #[command(after_help = PORT_EXAMPLES)]
     Port(PortCommandArgs),
-    /// List networks of a running daemon
+    /// List, add, change and remove networks of a running daemon
     #[command(after_help = NETWORK_EXAMPLES)]
     Network(NetworkCommandArgs),
     /// Print events of a running daemon as they occur
@@ -105,7 +105,7 @@ pub(crate) enum Command {
     /// Run vhost-af-xdp-bench, which measures raw AF_XDP sockets on an interface, and TCP messages
     #[command(disable_help_flag = true)]
     Bench {
-        /// Its options, see `vhost-af-xdp-bench --help`
+        /// Options of the program, see `vhost-af-xdp-bench --help`
         #[arg(value_name = "OPTION", trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<OsString>,
     },
@@ -178,19 +178,19 @@ Examples:
     vhost-af-xdp status
   One port with all its counters:
     vhost-af-xdp status vm1
-  Ports where no frames move although they should, with the reason:
+  Ports that are impaired, with the reason:
     vhost-af-xdp status --json | jq '.[].ports[] | select(.impaired) | .endpoint, .impaired'";
 
 const QUEUES_EXAMPLES: &str = "\
 Examples:
   Every queue of every interface in this network namespace:
     vhost-af-xdp queues
-  Rates of one interface's, each second until Ctrl-C:
+  Rates of the queues of one interface, each second until Ctrl-C:
     vhost-af-xdp queues eth1 --watch";
 
 #[derive(Debug, Args)]
 pub(crate) struct QueuesArgs {
-    /// Only this interface's
+    /// Only queues of this interface
     #[arg(value_name = "IFNAME")]
     pub(crate) interface: Option<String>,
     /// Control socket of the one daemon to ask [default: all that are found]
@@ -207,7 +207,7 @@ pub(crate) struct QueuesArgs {
     pub(crate) watch: Option<u64>,
 }
 
-/// Seconds between two tables.
+/// Seconds between two outputs.
 fn parse_pause(text: &str) -> Result<u64, String> {
     let seconds = text.parse().ok().filter(|seconds| (1..=86_400).contains(seconds));
     seconds.ok_or_else(|| "1 to 86400 seconds between tables".to_owned())

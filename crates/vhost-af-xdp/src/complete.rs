@@ -1,4 +1,4 @@
-//! Names that shells complete, as this host has them now.
+//! Names on this host, for the completion of command lines.
 
 use common::complete::Names;
 
@@ -7,7 +7,7 @@ use client::connection::statuses;
 use client::directories::find_all;
 use model::state::Status;
 
-/// See [`Names`]. Daemons are asked by their control sockets, those that this user may ask.
+/// See [`Names`]. Asks the daemons whose control sockets this user may use.
 pub(crate) struct OfThisHost;
 
 fn daemons() -> Vec<Status> {

@@ -1,4 +1,4 @@
-//! What `serve` was asked for, checked: ports and workers.
+//! The checked configuration of `serve`: ports, networks and workers.
 
 pub(crate) mod build;
 mod check;
@@ -33,20 +33,20 @@ use program::sandbox::{Layers, User};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Control {
     Nowhere,
-    /// Where it looks for daemons by itself.
+    /// The default path, where `status` finds it without an option.
     Usual,
-    /// Where `--control` says.
+    /// The path of `--control`.
     At(PathBuf),
 }
 
 /// Everything `serve` runs.
 #[derive(Debug, Clone)]
 pub(crate) struct ServeConfig {
-    /// The file that the ports are of, if it is one.
+    /// The configuration file, if there is one.
     pub(crate) file: Option<ConfigFile>,
-    /// Options of the daemon, of the command line and of the file.
+    /// Options of the daemon, from the command line and the file.
     pub(crate) keys: Daemon,
-    /// Those of the command line, beside a file.
+    /// Options of the command line, if there is a file.
     pub(crate) options: Daemon,
     /// The ports; without a file at least one.
     pub(crate) ports: Vec<PortConfig>,
@@ -56,33 +56,33 @@ pub(crate) struct ServeConfig {
     pub(crate) workers: usize,
     /// CPUs to pin them to, round robin; empty: none.
     pub(crate) cpus: Vec<usize>,
-    /// What a worker does that has no work, before it sleeps.
+    /// How long an idle worker polls before it sleeps, and how long it lets frames of busy guests gather.
     pub(crate) waits: Waits,
-    /// Where the steward listens that queues are leased from; `None`: from a private one
+    /// The socket of the steward that leases queues; `None`: a private one
     /// ([`helper`](crate::supervision::helper)).
     pub(crate) steward: Option<PathBuf>,
-    /// How long a steward is waited for.
+    /// How long the daemon waits for a steward.
     pub(crate) steward_timeout: Duration,
-    /// Where `status` finds us.
+    /// The control socket.
     pub(crate) control: Control,
-    /// Where HTTP is answered.
+    /// Sockets of the HTTP server.
     pub(crate) api: ApiConfig,
-    /// Where ports are kept that are added at run time.
+    /// The file that keeps networks and ports added at run time.
     pub(crate) state: Option<PathBuf>,
-    /// What the process is confined by.
+    /// Layers of the sandbox.
     pub(crate) layers: Layers,
-    /// Whom it becomes; `None`: it stays who it is, or becomes nobody if that is root.
+    /// The user that the daemon becomes; `None`: it keeps its user, or becomes `nobody` if that is root.
     pub(crate) user: Option<User>,
 }
 
-/// Where HTTP is answered ([`process`](crate::api::gateway)).
+/// Sockets of the HTTP server ([`gateway`](crate::api::gateway)).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ApiConfig {
-    /// Socket of those who may ask everything.
+    /// Socket with full access.
     pub(crate) all: Option<(PathBuf, Access)>,
-    /// Socket of those who may only look.
+    /// Socket with read access.
     pub(crate) read_only: Option<(PathBuf, Access)>,
-    /// Where metrics alone are had by TCP.
+    /// TCP address for metrics alone.
     pub(crate) metrics: Option<SocketAddr>,
 }
 
@@ -90,11 +90,11 @@ pub(crate) struct ApiConfig {
 /// has 128 TiB of address space (x86-64 and arm64 with tables of four levels).
 pub(crate) const MOST_BYTES: u64 = 48 << 40;
 
-/// Most queue pairs of a port: what the steering program has room for.
+/// Most queue pairs of a port: the steering program has room for no more.
 pub(crate) const MOST_QUEUES: u16 = 128;
 
 impl ServeConfig {
-    /// Where VMMs are met, as far as that has a path.
+    /// Paths of the vhost-user sockets.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         let path = |port: &PortConfig| match &port.endpoint {
             Endpoint::Server(path) | Endpoint::Client(path) => Some(path.clone()),
@@ -103,7 +103,7 @@ impl ServeConfig {
         self.ports.iter().filter_map(path).collect()
     }
 
-    /// What is to be leased, port by port.
+    /// The queues to lease: of each port, then of each uplink.
     pub(crate) fn queues(&self) -> Vec<Queues> {
         let leased = self.ports.iter().filter(|port| !port.has_external_program());
         let uplinks = self.networks.iter().filter_map(|network| network.uplink.as_ref());
@@ -129,14 +129,14 @@ impl ServeConfig {
         added.any(|port| port.name == name)
     }
 
-    /// Where sockets may be made later on.
+    /// Directories in which sockets may be created later.
     pub(crate) fn socket_directories(&self) -> Vec<PathBuf> {
         socket_directories(&self.ports, self.file.as_ref())
             .into_iter()
             .collect()
     }
 
-    /// Frames that one poll of the driver may handle, if any port's sockets are to poll it.
+    /// The largest budget (frames) of busy polling of any port; `None`: no port busy-polls.
     pub(crate) fn busy_poll_budget(&self) -> Option<u16> {
         let budgets = self.ports.iter().filter_map(|port| port.busy_poll);
         budgets

@@ -1,7 +1,7 @@
-//! A configuration as a person reads it: `serve --config FILE --check`.
+//! The text of a configuration: `serve --config FILE --check`.
 //!
-//! Keys, their values and their defaults are those of the [model](model::config). Besides there is what follows from
-//! several of them.
+//! Keys, their values and their defaults are those of the [model](model::config). Lines that are no keys show what
+//! follows from several of them.
 
 use std::fmt::Write as _;
 
@@ -11,10 +11,10 @@ use steward::protocol::STATIONS_MAX;
 
 use crate::config::{NetworkConfig, PortConfig, ServeConfig};
 
-/// Filter rules of a port that are shown.
+/// Most filter rules that are shown of a port.
 const RULES_SHOWN: usize = 32;
 
-/// A key or another fact, and its value.
+/// A key, or something else, with its value.
 type Lines = Vec<(String, String)>;
 
 /// The whole configuration, ending with a newline.
@@ -48,7 +48,7 @@ fn block(text: &mut String, title: &str, lines: Lines) {
     }
 }
 
-/// Adds a fact that is no key.
+/// Adds a line that is no key.
 fn add(lines: &mut Lines, what: &str, value: &impl ToString) {
     lines.push((what.to_owned(), value.to_string()));
 }
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use crate::config::file;
 
-    /// What is shown of a file of this text, a line each, without padding.
+    /// The output for a file with this text, line by line, without padding.
     fn shown(text: &str) -> Vec<String> {
         let file = file::parse(Path::new("c.toml"), text).expect("TOML");
         let config = file::judge(file).expect("possible");
@@ -137,7 +137,7 @@ mod tests {
         render(&config).lines().map(words).collect()
     }
 
-    /// That of a port or a network, up to the next one.
+    /// The lines of a port or network.
     #[track_caller]
     fn of<'a>(shown: &'a [String], title: &str) -> Vec<&'a str> {
         let at = shown.iter().position(|line| line == title).expect(title);

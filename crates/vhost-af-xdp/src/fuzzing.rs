@@ -36,7 +36,7 @@ use device::pair::{Cursor, QueuePair, Sending, Vring};
 pub struct NullPort(Arc<Port>);
 
 impl NullPort {
-    /// With so many queue pairs, in direct placement or in copy.
+    /// Creates a port with so many queue pairs, in direct placement or in copy placement.
     ///
     /// # Panics
     /// If there is no thread or descriptor left.
@@ -82,18 +82,18 @@ impl NullPort {
         Self(port)
     }
 
-    /// The conversation over one connection, to its end.
+    /// Serves one connection until it ends.
     pub fn serve(&self, connection: &UnixStream) {
         connection::serve_connection(&self.0, connection);
     }
 
-    /// Whether no session is left.
+    /// Whether there is no session.
     pub fn is_idle(&self) -> bool {
         let shown = self.0.published.snapshot();
         shown.is_some_and(|shown| shown.session.is_none())
     }
 
-    /// GET_CONFIG; `None` if it is refused, or of nothing.
+    /// Handles GET_CONFIG; `None` if it is rejected, or returns no bytes.
     #[must_use]
     pub fn config(&self, offset: u32, len: u32) -> Option<Vec<u8>> {
         let flags = 0;
@@ -102,14 +102,14 @@ impl NullPort {
         (!bytes.is_empty()).then_some(bytes)
     }
 
-    /// SET_CONFIG.
+    /// Handles SET_CONFIG.
     pub fn set_config(&self) {
         let _ = Connection::new(&self.0).handle(Message::SetConfig);
     }
 }
 
-/// The messages of a VMM that took these protocol features, to the end of what it wrote: each as its kind, or as what is
-/// wrong with it.
+/// Parses the messages of a VMM that negotiated these protocol features, up to the end of the connection: returns the
+/// kind of each, or its error.
 #[must_use]
 pub fn messages(stream: &UnixStream, features: u64) -> Vec<String> {
     let mut kinds = Vec::new();
@@ -131,29 +131,29 @@ pub fn messages(stream: &UnixStream, features: u64) -> Vec<String> {
     }
 }
 
-/// What became of a chain of the transmit queue.
+/// Result of checking a chain of the transmit queue.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The port would be closed, for this reason.
     Fault(&'static str),
-    /// It is dropped and counted.
+    /// The frame is dropped and counted.
     Drop,
-    /// These bytes are sent.
+    /// These bytes are sent unchanged.
     Frame(Vec<u8>),
-    /// These bytes are sent, with a checksum completed: where its sum begins, and where it is stored from there.
+    /// These bytes are sent with a checksum that is completed: where its sum begins, and where it is stored from there.
     Checksum(Vec<u8>, ChecksumAt),
-    /// These bytes are cut into segments of so many bytes of payload, if their headers are good.
+    /// These bytes are segmented, with so many bytes of payload for each segment, if their headers are valid.
     Cut(Vec<u8>, u16),
 }
 
-/// What judges the chains of a guest's transmit queue.
+/// Checks the chains of a guest's transmit queue.
 pub struct Headers {
     side: QueuePair,
     counters: PairCounters,
 }
 
 impl Headers {
-    /// Over a receive and a transmit queue.
+    /// With a receive and a transmit queue.
     #[must_use]
     pub fn new(memory: &Arc<MemoryMap>, queues: [Queue; 2], header_bytes: u32, frame_limit: u32) -> Self {
         let [to_guest, from_guest] = queues.map(|queue| Vring {
@@ -179,7 +179,7 @@ impl Headers {
         }
     }
 
-    /// Lets the driver have accepted the offloads of these feature bits.
+    /// Sets the offloads that the driver accepted, by feature bits.
     pub fn accept(&mut self, features: u64) {
         self.side.offloads = Offloads::from_features(features).sound();
     }
@@ -189,7 +189,7 @@ impl Headers {
         &mut self.side.from_guest.queue
     }
 
-    /// Judges one of its chains.
+    /// Checks a chain of the queue.
     ///
     /// # Panics
     /// If the frame's bytes are not in guest memory.
@@ -236,11 +236,11 @@ impl Headers {
     }
 }
 
-/// What judges frames of a guest that has IP addresses.
+/// The IP source guard of a guest.
 pub struct Addresses(SourceGuard);
 
 impl Addresses {
-    /// Of these, as they are written in a file; `None` if one is none.
+    /// With these addresses, as written in a configuration file; `None` if one is invalid.
     #[must_use]
     pub fn new(addresses: &[&str], router: bool, dhcp_server: bool) -> Option<Self> {
         let prefixes: Vec<_> = addresses
@@ -254,10 +254,10 @@ impl Addresses {
         }))
     }
 
-    /// Whether the guest may send a frame from that MAC address: how many of its bytes that rests on.
+    /// Checks whether the guest may send a frame from that MAC address; returns how many of its bytes that depends on.
     ///
     /// # Panics
-    /// If the frame is shorter than an Ethernet header, which no frame is that is judged.
+    /// If the frame is shorter than an Ethernet header: such frames are dropped before this check.
     #[must_use]
     pub fn check(&self, mac: [u8; 6], frame: &[u8]) -> Option<usize> {
         assert!(frame.len() >= 14, "a runt");
@@ -275,7 +275,7 @@ impl Addresses {
     }
 }
 
-/// Filter rules of one direction, with a flow cache, as a lane of a port has them for what its guest gets.
+/// Filter rules of one direction, with a flow cache, as a lane of a port uses them for frames to its guest.
 pub struct Filter {
     acl: Acl,
     counters: PairCounters,
@@ -283,7 +283,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Of rules as `docs/filter.md` has them, as words `key=value`, a line each; `None`: they are none.
+    /// With rules in the form of `docs/filter.md`, words `key=value`, a line each; `None` if one is invalid.
     #[must_use]
     pub fn new(rules: &str, default_denies: bool) -> Option<Self> {
         let rules: Result<Vec<Rule>, String> = rules.lines().map(str::parse).collect();
@@ -299,12 +299,12 @@ impl Filter {
         })
     }
 
-    /// Frames have that mark from now on.
+    /// Sets the mark of all frames from now on.
     pub fn mark(&mut self, mark: Option<u32>) {
         self.mark = mark;
     }
 
-    /// Whether a frame passes. `head`: its first bytes; `len`: its length; `hash`: the NIC's, if it told one.
+    /// Whether a frame passes. `head`: its first bytes; `len`: its length; `hash`: the NIC's, if known.
     pub fn allows(&mut self, head: &[u8], len: usize, hash: Option<u32>) -> bool {
         let facts = Facts {
             mark: self.mark,
@@ -314,14 +314,14 @@ impl Filter {
         self.acl.allows(head, facts, &self.counters)
     }
 
-    /// The same without the cache.
+    /// Whether a frame passes, without the cache.
     #[must_use]
     pub fn looks_up(&self, head: &[u8], len: usize) -> bool {
         let looked = FlowKey::of(head, len).ok().zip(self.acl.rules.as_ref());
         looked.is_some_and(|(looked, rules)| rules.look_up(&looked.key, self.mark).allows)
     }
 
-    /// Frames whose flow was known, and was not.
+    /// Number of frames whose flow was in the cache, and whose was not.
     #[must_use]
     pub fn found(&self) -> [u64; 2] {
         [self.counters.filter_hits.get(), self.counters.filter_misses.get()]

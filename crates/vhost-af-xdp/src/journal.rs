@@ -1,7 +1,7 @@
 //! The daemon's only journal of events ([`Ring`]).
 //!
-//! Each turn of a port writes the differences between what the port [shows](crate::port::snapshot) and what it showed
-//! before.
+//! After each task, a port's thread records the differences between what the port now
+//! [shows](crate::port::snapshot) and what it showed before.
 //! Readers start after an event that they know, and wait for more; a slow reader loses the oldest events and receives
 //! their number. Writers never wait for readers.
 
@@ -52,7 +52,7 @@ impl Journal {
         }
     }
 
-    /// Notes what no port shows.
+    /// Records an event that does not follow from a port's snapshot.
     pub(crate) fn tell(&self, of: Of<'_>, event: What, detail: Option<String>) {
         self.add(of, event, None, detail);
     }
@@ -75,15 +75,15 @@ impl Journal {
         self.more.notify_all();
     }
 
-    /// Events after that sequence number, and the number to wait after. One that is newer than all is of a daemon before
-    /// this one, which began at 1 again.
+    /// Events after that sequence number, and the number to wait after. A number that is higher than all is from an
+    /// earlier daemon: this one began with 1 again.
     pub(crate) fn read(&self, sequence: u64) -> (u64, Read) {
         let ring = self.ring.locked();
         let sequence = if sequence > ring.newest() { 0 } else { sequence };
         (sequence, ring.after(sequence))
     }
 
-    /// Waits for events after that sequence number; `None`: none happened in time.
+    /// Waits for events after that sequence number; `None`: there were none in time.
     pub(crate) fn wait(&self, sequence: u64, time: Duration) -> Option<Read> {
         let waits = |ring: &mut Ring| ring.newest() <= sequence;
         let waited = self.more.wait_timeout_while(self.ring.locked(), time, waits);

@@ -1,12 +1,12 @@
 //! vhost-af-xdp: virtio-net over vhost-user, moved through AF_XDP sockets.
 //!
-//! Rooms: [`serve`] starts and ends the daemon. A VMM's messages come in by [`vhost_user`] and act on a [`port`], which
-//! is one guest's network device. Queues of interfaces come from [`nic`]. Frames go through [`switch`], or, where guest
-//! RAM is the UMEM, through [`direct`]. An operator asks by [`api`]; [`supervision`] and crate `program` protect the process;
-//! [`check`] says what sockets will be. docs/architecture.md draws the whole.
+//! Modules: [`serve`] starts and ends the daemon. Messages of a VMM arrive in [`vhost_user`] and act on a [`port`], one
+//! guest's network device. Queues of interfaces come from [`nic`]. [`switch`] forwards frames, or [`direct`], if guest
+//! RAM is the UMEM. Clients read and change the state by [`api`]; [`supervision`] and crate `program` protect the
+//! process; [`check`] predicts the modes of sockets. docs/architecture.md has a picture of it all.
 //!
-//! A library only so that the program's parts can be fuzzed (feature `fuzzing`, `fuzz/`) and its sandbox be tried from
-//! within (`examples/`); it has no interface for others. The program is `main.rs`, one line.
+//! It is a library only for the fuzzer (feature `fuzzing`, `fuzz/`) and for tests of its sandbox from within
+//! (`examples/`); it has no interface for others. The program is `main.rs`, one line.
 
 mod api;
 mod ask;
@@ -64,7 +64,7 @@ use serde::Serialize;
 use serve::Sandboxed;
 use supervision::helper;
 
-/// The program: reads the command line, does what it asks for.
+/// The program: reads the command line, and runs the command.
 #[must_use]
 pub fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -81,7 +81,7 @@ pub fn run() -> ExitCode {
     };
     match &command {
         Command::Serve(args) => args.log.start("info"),
-        // The daemon logs what it does.
+        // The daemon logs what its helper does.
         Command::Helper(args) => args.log.of_errors().start("error"),
         Command::Complete(_) => LogArgs::none().start("off"),
         _ => LogArgs::none().start("info"),
@@ -117,7 +117,7 @@ pub fn run() -> ExitCode {
     ended(done.map(|()| true))
 }
 
-/// How to end: false is a failure that was told already.
+/// The exit code; `false`: a failure that was printed already.
 fn ended(done: anyhow::Result<bool>) -> ExitCode {
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -126,18 +126,18 @@ fn ended(done: anyhow::Result<bool>) -> ExitCode {
     }
 }
 
-/// The command line as it is defined, for the manual pages and completions that are made of it (crate `manual`).
+/// The definition of the command line, from which manual pages and completions are generated (crate `manual`).
 #[doc(hidden)]
 #[must_use]
 pub fn command_line() -> clap::Command {
     Cli::command()
 }
 
-/// Sets everything up as `serve` does with these options, to the sandbox, and acts there instead of serving: for tests
-/// of the sandbox (`examples/sandbox_attempt.rs`).
+/// Does what `serve` does with these options until it is in its sandbox, and then runs `act` there instead of serving:
+/// for tests of the sandbox (`examples/sandbox_attempt.rs`).
 ///
 /// # Errors
-/// What prevents the start, or what comes of the act.
+/// What prevents the start, or the error of `act`.
 #[doc(hidden)]
 pub fn in_sandbox(
     options: impl Iterator<Item = String>,
@@ -152,19 +152,19 @@ pub fn in_sandbox(
     act()
 }
 
-/// What the options of `serve` say, once none of them contradicts another.
+/// The configuration that the options of `serve` describe, checked.
 fn checked(args: ServeArgs) -> anyhow::Result<ServeConfig> {
     let config = args.into_config()?;
     config.check()?;
     Ok(config)
 }
 
-/// Says what was not possible, and how to end.
+/// Prints an error; returns the exit code.
 fn explain(error: &anyhow::Error, code: u8) -> ExitCode {
     command_line::report("vhost-af-xdp", error.as_ref(), code)
 }
 
-/// Pause between the two readings of which `status` shows rates.
+/// Time between the two readings from which `status` computes rates.
 const RATE_INTERVAL: Duration = Duration::from_secs(1);
 
 fn status(args: &StatusArgs) -> anyhow::Result<()> {
@@ -262,8 +262,8 @@ fn reload_all(args: &ReloadArgs) -> anyhow::Result<()> {
     change_all(&daemons, &Change::Reload)
 }
 
-/// Control sockets of daemons that answer with such a status, or are of another release. Killed daemons leave their sockets
-/// behind.
+/// Control sockets of daemons whose status fits, or that are of another release. Others are ignored: killed daemons
+/// leave their sockets behind.
 fn daemons_that(is_meant: fn(&Status) -> bool) -> Vec<PathBuf> {
     let mut found = directories::find_all();
     found.retain(|path| match connection::status(path) {
@@ -296,10 +296,10 @@ fn change_all(daemons: &[PathBuf], change: &Change) -> anyhow::Result<()> {
 fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {
     let interface = args.interface.as_deref();
     if args.control.is_some() {
-        // One that is named must answer.
+        // A daemon that is named must answer.
         connection::ask(args.control.as_deref())?;
     }
-    // Looked for anew each time: daemons come and go.
+    // Searched each time: daemons start and end.
     let read = || {
         let named = args.control.as_ref().map(|path| vec![path.clone()]);
         let controls = named.unwrap_or_else(directories::find_all);
@@ -317,7 +317,7 @@ fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Shows something again and again, as it is now beside what it was earlier, until nobody reads any more.
+/// Prints something repeatedly, as it is now and compared with the reading before, until nobody reads the output.
 /// Errors: it cannot be read.
 fn watch<T>(
     seconds: u64,
@@ -332,7 +332,7 @@ fn watch<T>(
         std::thread::sleep(pause);
         let earlier = std::mem::replace(&mut now, read()?);
         let table = render(&now, &earlier, begun.elapsed())?;
-        // The cursor to the first column of the first line, and what is left of the last table cleared (ECMA-48).
+        // Moves the cursor to the first column of the first line, and clears the rest of the last table (ECMA-48).
         let clear = if std::io::stdout().is_terminal() {
             "\x1b[H\x1b[J"
         } else {
@@ -344,7 +344,7 @@ fn watch<T>(
     }
 }
 
-/// False with `--strict`, if there is something to act on.
+/// Returns `false` with `--strict`, if there is an error or a warning.
 fn show_check(args: &CheckArgs) -> anyhow::Result<bool> {
     let report = check::run(args)?;
     print_document(&report, args.json)?;
@@ -378,7 +378,7 @@ fn trees<T: Serialize>(documents: impl Iterator<Item = T>) -> anyhow::Result<Str
     Ok(texts?.join("\n"))
 }
 
-/// Writes to stdout; false if nobody reads any more, who may have seen enough.
+/// Writes to stdout; `false`: the reader has closed the pipe.
 fn print(text: &str) -> anyhow::Result<bool> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),

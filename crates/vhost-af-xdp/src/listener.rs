@@ -1,9 +1,9 @@
-//! Listening sockets with a name in the file system, which have their owner, group and mode before anybody can connect.
+//! Listening sockets with a path, whose owner, group and mode are set before anybody can connect.
 //!
-//! Who may connect to a Unix socket is who may write to its file (unix(7)). Its mode is that of the socket when it is
-//! bound (`unix_bind_bsd`, net/unix/af_unix.c), so it is set before; owner and group are set between bind and listen,
-//! while every connect is refused. The file is given away by a descriptor that was seen to be the socket just bound:
-//! in a directory that others may write to its name may lead to a file of theirs, or of root's, a moment later.
+//! Whoever may write to the file of a Unix socket may connect to it (unix(7)). The file gets its mode from the socket
+//! when it is bound (`unix_bind_bsd`, net/unix/af_unix.c), so the mode is set before; owner and group are set between
+//! bind and listen, while every connect is refused. They are set by a descriptor that was checked to be the socket just
+//! bound: in a directory that others may write to, its path may lead to a file of theirs, or of root's, a moment later.
 
 use std::fs;
 use std::io;
@@ -19,15 +19,15 @@ use rustix::net::{
 use rustix::thread::CapabilitySet;
 use steward::capabilities;
 
-/// Connections that may wait to be accepted.
+/// Most connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
 /// Who may connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Access {
-    /// Number of the user that the file belongs to; `None`: who we are.
+    /// UID of the file's owner; `None`: this process's.
     pub(crate) owner: Option<u32>,
-    /// Number of the group that it belongs to; `None`: that of who we are.
+    /// GID of the file; `None`: this process's.
     pub(crate) group: Option<u32>,
     /// Permission bits.
     pub(crate) mode: u32,
@@ -42,23 +42,23 @@ impl Access {
     };
 }
 
-/// Why nobody listens.
+/// Why it cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
-    #[error("its directory is not there: `mkdir -p {}`, or choose another path", .0.display())]
+    #[error("its directory does not exist: `mkdir -p {}`, or choose another path", .0.display())]
     NoDirectory(PathBuf),
-    #[error("this user may not make files in {}: choose another path", .0.display())]
+    #[error("this user may not create files in {}: choose another path", .0.display())]
     MayNot(PathBuf),
     #[error(
         "others can put files into {}: choose a path in a directory that only this user may write to", .0.display()
     )]
     OfOthers(PathBuf),
-    #[error("a file is there that is not a socket: choose another path")]
+    #[error("the path is a file that is not a socket: choose another path")]
     NotASocket,
     #[error("another process listens there: stop it, or choose another path")]
     InUse,
     #[error(
-        "the socket may not be given to {0}: only root gives to other users, others to groups that they are in"
+        "the socket may not be given to {0}: only root may give it to others, other users to their own groups"
     )]
     MayNotGive(String),
     #[error(transparent)]
@@ -105,8 +105,8 @@ pub(crate) fn listen_as(kind: SocketType, path: &Path, access: &Access) -> Resul
     Ok(socket)
 }
 
-/// What prevents [`listen_at`] there, beside its directory ([`check_directory`]), as far as that can be seen; nothing is
-/// made or removed.
+/// Checks what prevents [`listen_at`] there, except its directory ([`check_directory`]), as far as that can be seen;
+/// creates and removes nothing.
 pub(crate) fn check_at(path: &Path, access: &Access) -> Result<(), ListenError> {
     is_stale(path)?;
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
@@ -121,7 +121,7 @@ pub(crate) fn check_at(path: &Path, access: &Access) -> Result<(), ListenError> 
     }
 }
 
-/// What prevents this user from making files in a directory.
+/// Checks whether this user may create files in a directory.
 pub(crate) fn check_directory(directory: &Path) -> Result<(), ListenError> {
     let wanted = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
     let checked = accessat(CWD, directory, wanted, AtFlags::EACCESS);
@@ -137,7 +137,7 @@ pub(crate) fn remove_stale(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// Whether a socket is there that nobody listens on; false: nothing is there.
+/// Whether there is a socket that nobody listens on; false: there is no file.
 fn is_stale(path: &Path) -> Result<bool, ListenError> {
     let Ok(metadata) = fs::symlink_metadata(path) else {
         return Ok(false);
@@ -145,7 +145,7 @@ fn is_stale(path: &Path) -> Result<bool, ListenError> {
     if !metadata.file_type().is_socket() {
         return Err(ListenError::NotASocket);
     }
-    // Not waiting for one that accepts nothing.
+    // Does not wait for a listener that does not accept.
     match connect(stream(SocketFlags::NONBLOCK)?, &SocketAddrUnix::new(path)?) {
         Err(rustix::io::Errno::CONNREFUSED) => Ok(true),
         Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PROTOTYPE) => Err(ListenError::InUse),
@@ -166,13 +166,13 @@ fn explain(errno: rustix::io::Errno, path: &Path) -> ListenError {
         rustix::io::Errno::ACCESS | rustix::io::Errno::PERM | rustix::io::Errno::ROFS => {
             ListenError::MayNot(directory)
         }
-        // Made between our look and the bind.
+        // Created between the check and the bind.
         rustix::io::Errno::ADDRINUSE => ListenError::InUse,
         errno => errno.into(),
     }
 }
 
-/// Where a file is.
+/// The directory of a file.
 pub(crate) fn directory_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -180,7 +180,7 @@ pub(crate) fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Gives the socket that was just bound at `path` to its owner and group.
+/// Sets owner and group of the socket that was just bound at `path`.
 fn give(path: &Path, access: &Access) -> Result<(), ListenError> {
     if (access.owner, access.group) == (None, None) {
         return Ok(());

@@ -1,10 +1,10 @@
-//! Mutexes of values that are whole at any time.
+//! Locks mutexes whose values are consistent at any time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex whose value a panic cannot leave half changed: one thread's panic does not become that of others.
+/// Locks a mutex whose value stays consistent if a thread panics, so that one thread's panic does not spread to others.
 pub(crate) trait Locked<T> {
-    /// As [`Mutex::lock`].
+    /// Like [`Mutex::lock`], but ignores poisoning.
     fn locked(&self) -> MutexGuard<'_, T>;
 }
 

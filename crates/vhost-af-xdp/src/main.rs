@@ -1,4 +1,4 @@
-//! The program; all of it is in the library, see there.
+//! The program; all of its code is in the library.
 
 use std::process::ExitCode;
 

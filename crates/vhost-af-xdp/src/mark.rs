@@ -1,8 +1,8 @@
-//! `vhost-af-xdp mark`: which flows have which mark, in the table of the XDP program that is on an interface.
+//! `vhost-af-xdp mark`: reads and changes the marks of flows in the table of an interface's XDP program.
 //!
-//! The program's table is asked and changed itself, by who may (root): no daemon takes part, and whether a steward, a
-//! daemon or the library loaded the program makes no difference. Marks last as long as programs of ours are on
-//! the interface: they are given after the first one came.
+//! It accesses the program's table directly, which root may: no daemon takes part, and it makes no difference whether a
+//! steward, a daemon or the library loaded the program. Marks exist as long as programs of ours are on the interface,
+//! so they can be set only after the first one is attached.
 
 use model::config::protocol_name;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ use client::text::{or_dash, table};
 struct Marked {
     mark: u32,
     protocol: String,
-    /// Null: anywhere; this is a service.
+    /// Null: any source; this is a service.
     source: Option<IpAddr>,
     source_port: Option<u16>,
     destination: IpAddr,
@@ -54,8 +54,8 @@ impl Marked {
     }
 }
 
-/// Does what `mark` was called for.
-/// Errors: what was refused, with the remedy.
+/// Runs the command `mark`.
+/// Errors: what failed, with the remedy.
 pub(crate) fn run(command: &MarkCommand, print: Print) -> anyhow::Result<()> {
     match command {
         MarkCommand::Set(args) => {
@@ -100,16 +100,16 @@ fn listed(all: &[Marked]) -> String {
     format!("{listed}\n")
 }
 
-/// The table of the program that is on an interface of this network namespace.
+/// The marks of the XDP program on an interface of this network namespace.
 fn marks_of(interface: &str) -> anyhow::Result<InterfaceMarks> {
     let link = Link::by_name(interface)?;
     InterfaceMarks::of(link.index).map_err(|error| {
         let remedy = match error {
             InterfaceMarksError::NoProgram => {
-                "; start a daemon there, with `mark` among the hints that it asks for (hints=mark)"
+                "; start a daemon there, with `mark` among the hints (hints=mark)"
             }
             InterfaceMarksError::NoMarks { .. } => {
-                "; have `mark` among the hints that the daemon asks for (hints=mark)"
+                "; set `mark` among the hints of the daemon's configuration (hints=mark)"
             }
             InterfaceMarksError::Hidden { .. } => "; run this as root",
             InterfaceMarksError::Ask(_) | InterfaceMarksError::Open(_) => "",

@@ -1,7 +1,7 @@
-//! `vhost-af-xdp netkit`: holds a lease whose queue a netkit has, for who uses that in another network namespace.
+//! `vhost-af-xdp netkit`: holds the lease of a netkit's queue, for a user in another network namespace.
 //!
-//! The lease is this process: when it ends, however it ends, the steward deletes the netkit. What is pinned is removed
-//! before; after a SIGKILL it stays, leads nowhere, and is in the way of the next one, which says so.
+//! The lease belongs to this process: when it ends, however it ends, the steward deletes the netkit. The pinned map is
+//! removed before; after a SIGKILL it stays without use, and the next start fails with an error about it.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -19,11 +19,11 @@ use crate::ask::Print;
 use crate::cli::netkit::NetkitArgs;
 use crate::termination;
 
-/// Between two looks whether it is to end, ns.
+/// Time between two checks for a signal, ns.
 const LOOK_NS: i64 = 100_000_000;
 
-/// Makes the netkit and holds it until it is enough.
-/// Errors: what the steward says, or the map cannot be pinned.
+/// Creates the netkit and holds it until a signal.
+/// Errors: the steward rejects it, or the map cannot be pinned.
 pub(crate) fn run(args: &NetkitArgs, print: Print) -> anyhow::Result<()> {
     let signalled = termination::flag()?;
     let namespace = args.netns.as_deref().map(open).transpose()?;
@@ -46,14 +46,14 @@ pub(crate) fn run(args: &NetkitArgs, print: Print) -> anyhow::Result<()> {
         .netns
         .as_ref()
         .map_or_else(String::new, |path| format!(" in {}", path.display()));
-    // Whether anybody reads it is no matter.
+    // It makes no difference whether anybody reads this.
     print(&format!(
         "{}{place}: interface {}; its queue {} is queue {} of {}\n",
         netkit.name, netkit.ifindex, netkit.queue, args.queue, args.interface
     ))?;
     if let Some(pin) = &pin {
         let path = pin.path.display();
-        print(&format!("the map for its socket, of one place: {path}\n"))?;
+        print(&format!("the map for its socket, with one entry: {path}\n"))?;
     }
     let mut impaired = String::new();
     loop {
@@ -61,16 +61,16 @@ pub(crate) fn run(args: &NetkitArgs, print: Print) -> anyhow::Result<()> {
             tv_sec: 0,
             tv_nsec: LOOK_NS,
         };
-        // A signal ends it, too.
+        // A signal interrupts this, too.
         let _ = poll(&mut [PollFd::new(&lease, PollFlags::IN)], Some(&look));
         if signalled.load(Relaxed) {
             return Ok(());
         }
-        let changed = lease.take_changes().context("the netkit goes with its lease")?;
+        let changed = lease.take_changes().context("the netkit ended with its lease")?;
         if let Some(facts) = changed {
             let note = if facts.impaired { facts.note } else { String::new() };
             if note != impaired && facts.impaired {
-                eprintln!("no frames come: {note}");
+                eprintln!("no frames are received: {note}");
             }
             impaired = note;
         }
@@ -81,7 +81,7 @@ fn open(path: &Path) -> anyhow::Result<File> {
     File::open(path).with_context(|| format!("--netns {}: cannot open it", path.display()))
 }
 
-/// A map that is pinned as long as this is there.
+/// A map that is pinned until this is dropped.
 struct Pin<'a> {
     path: &'a Path,
 }
@@ -99,7 +99,7 @@ impl Drop for Pin<'_> {
         if let Err(error) = fs::remove_file(self.path)
             && error.kind() != ErrorKind::NotFound
         {
-            eprintln!("{}: it stays: {error}", self.path.display());
+            eprintln!("{}: cannot be removed: {error}", self.path.display());
         }
     }
 }

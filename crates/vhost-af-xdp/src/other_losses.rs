@@ -1,5 +1,5 @@
 //! Logs which kinds of frames sockets, steering programs and networks lose: the first of each kind in a session of a
-//! port, or since a network is there. What the queue pairs of a port count is logged by `port/losses.rs`.
+//! port, or since a network exists. What the queue pairs of a port count is logged by `port/losses.rs`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use crate::api::{network_status, status};
 use crate::network::Network;
 use crate::port::Port;
 
-/// A counter, by source and name.
+/// A counter: its source and name.
 type Counter = (String, String);
 
 /// The counters of a port or network.
 #[derive(Debug, Default)]
 struct Owner {
-    /// Which session of a port it is; 0 for a network.
+    /// Number of the port's session; 0 for a network.
     session: u64,
-    /// Values at the last look, or none if the kind was logged in this session.
+    /// Values at the last check; `None`: a loss of this kind was logged in this session.
     before: HashMap<Counter, Option<u64>>,
 }
 
@@ -32,9 +32,9 @@ pub(crate) struct OtherLosses {
 }
 
 impl OtherLosses {
-    /// Logs what was lost since the last look. These ports and networks are all that there are.
+    /// Logs what was lost since the last check. `ports` and `networks` are all of the daemon.
     pub(crate) fn look(&mut self, ports: &[Arc<Port>], networks: &[Arc<Network>]) {
-        // Only a port with queues of its own has counters of a socket or a program; of others there may be many.
+        // Only ports with queues of their own have counters of a socket or a program; there may be many others.
         let with_queues = || ports.iter().filter(|port| port.config.nic.queues().is_some());
         let named: HashSet<_> = with_queues().map(|port| port.name()).collect();
         self.ports.retain(|name, _| named.contains(name.as_str()));
@@ -79,12 +79,12 @@ impl Owner {
         let is_new = std::mem::replace(&mut self.session, session) != session;
         let mut first = Vec::new();
         for (counter, value) in now {
-            // A program counts from before the daemon on.
+            // The program may be older than the daemon: its first value is no loss.
             let begins_at = if counter.0 == "program" { value } else { 0 };
             let before = self.before.entry(counter.clone()).or_insert(Some(begins_at));
             match before {
                 Some(last) => {
-                    // Fewer are those of another socket.
+                    // A lower value is that of another socket.
                     let frames = value.checked_sub(*last).unwrap_or(value);
                     if frames > 0 && lines.would_allow() {
                         lines.allow();
@@ -103,7 +103,7 @@ impl Owner {
     }
 }
 
-/// The loss counters among these, each the sum of all of its name.
+/// The loss counters among these, summed by source and name.
 fn sums(counters: impl Iterator<Item = Named>) -> HashMap<Counter, u64> {
     let mut sums = HashMap::new();
     for Named {

@@ -1,5 +1,5 @@
-//! Records an event when a port reaches one of its limits: once, until it has kept to it for a while. And has lost
-//! frames logged ([`Port::log_losses`], [`OtherLosses`]). Ends a daemon that is not used (`idle-timeout`).
+//! Records an event when a port exceeds one of its rate limits: once, until it has kept the limit for a while. Also
+//! logs lost frames ([`Port::log_losses`], [`OtherLosses`]), and ends a daemon that is not used (`idle-timeout`).
 //!
 //! A thread of its own reads the counters of all ports and networks now and then. No worker takes part.
 
@@ -17,24 +17,24 @@ use crate::port::Port;
 use crate::ports::Ports;
 use model::events::What;
 
-/// Between two looks.
+/// Interval of checks.
 const PAUSE: Duration = Duration::from_secs(2);
-/// Looks without a frame beyond the limit after which reaching it is a new event.
+/// Checks without a frame beyond the limit after which exceeding it is a new event.
 const QUIET: u32 = 5;
 
-/// One of a port's directions.
+/// The rate limit of one direction of a port.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
-    /// Times, or frames, beyond the limit.
+    /// The counter of waits, or of dropped frames, because of the limit.
     count: u64,
-    /// Looks until reaching it is a new event.
+    /// Checks until exceeding the limit is a new event.
     told: u32,
 }
 
 impl Seen {
-    /// Whether the limit was reached, and that is news.
+    /// Whether the limit was exceeded, and that is a new event.
     fn look(&mut self, count: u64) -> bool {
-        // Fewer are those of another port, which has its name now.
+        // A smaller count is that of another port, which has the name now.
         let is_beyond = std::mem::replace(&mut self.count, count) < count;
         let is_news = is_beyond && self.told == 0;
         self.told = if is_beyond {
@@ -47,7 +47,7 @@ impl Seen {
 }
 
 /// Watches these ports, and ends the daemon when no VMM has been connected for `idle_timeout` seconds.
-/// Errors: there is no thread for it.
+/// Errors: no thread can be started.
 pub(crate) fn start(ports: Arc<Ports>, idle_timeout: Option<NonZeroU32>, signals: Handle) -> io::Result<()> {
     let body = move || {
         let mut seen: HashMap<String, [Seen; 2]> = HashMap::new();
@@ -61,7 +61,7 @@ pub(crate) fn start(ports: Arc<Ports>, idle_timeout: Option<NonZeroU32>, signals
                 .filter_map(|port| port.published.snapshot())
                 .collect();
             let now = shown.iter().map(|shown| shown.sessions).sum();
-            // A VMM may have come and gone between two looks.
+            // A VMM may have connected and disconnected between two checks.
             if std::mem::replace(&mut sessions, now) != now
                 || shown.iter().any(|shown| shown.session.is_some())
             {

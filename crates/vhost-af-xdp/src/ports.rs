@@ -1,4 +1,4 @@
-//! The ports of a daemon, which come and go while it runs.
+//! The ports of a daemon, which are added and removed while it runs.
 //!
 //! Adding a port opens its interface and its queues, as at the start; removing one disconnects its VMM, returns its
 //! queues and waits for its session. Only the calling thread waits: no other port or worker does.
@@ -25,9 +25,9 @@ use crate::switch::workers::Workers;
 use crate::vhost_user::accept::{AcceptThread, Source, VmmSource};
 use crate::vhost_user::connection;
 
-/// How long a port may take to stop before it is left to itself: longer than a bind, and than a steward is waited for.
+/// How long a port may take to stop before it is abandoned: longer than a bind, or the wait for a steward, may take.
 pub(crate) const STOPPING: Duration = Duration::from_secs(12);
-/// Between two looks whether a port has ended.
+/// Interval of checks whether a port has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
 pub(crate) const NO_THREAD: &str = "cannot start a thread (ulimit -u, systemd: TasksMax=)";
@@ -36,14 +36,14 @@ pub(crate) const NO_THREAD: &str = "cannot start a thread (ulimit -u, systemd: T
 pub(crate) struct Ports {
     interfaces: Arc<Interfaces>,
     workers: Arc<Workers>,
-    /// Ends the daemon with a connection that was passed in.
+    /// To end the daemon when a connection ends that was passed in.
     signals: Handle,
     networks: Mutex<Vec<Arc<Network>>>,
     running: Mutex<Vec<Running>>,
     watch: Arc<Watch>,
-    /// Of ports that listen.
+    /// For ports that listen.
     accepting: Arc<AcceptThread>,
-    /// Of those that connect, once there is one.
+    /// For ports that connect; started with the first one.
     connecting: Mutex<Option<Arc<AcceptThread>>>,
 }
 
@@ -54,14 +54,14 @@ struct Running {
     acceptor: Option<Arc<AcceptThread>>,
 }
 
-/// A port that is opened and does nothing yet.
+/// A port that is open, but not started yet.
 struct Ready {
     port: Arc<Port>,
     attached: AttachedTo,
 }
 
 impl Ports {
-    /// None yet.
+    /// Without any ports yet.
     pub(crate) fn new(interfaces: Interfaces, workers: &Arc<Workers>, signals: Handle) -> io::Result<Self> {
         Ok(Self {
             interfaces: Arc::new(interfaces),
@@ -75,8 +75,8 @@ impl Ports {
         })
     }
 
-    /// Opens and starts those of the start, each with its source of VMMs; workers go where their NICs are. A port or
-    /// network that an earlier daemon added is left out if it cannot start.
+    /// Opens and starts the configured networks and ports, each port with its source of VMMs; places workers on the
+    /// nodes of their NICs. A port or network that was added at run time before is left out if it cannot start.
     pub(crate) fn start(
         &self,
         config: &ServeConfig,
@@ -111,8 +111,8 @@ impl Ports {
         Ok(())
     }
 
-    /// Opens and starts one more.
-    /// Errors: what will not work later either, naming the remedy; nothing of it stays.
+    /// Opens and starts another port.
+    /// Errors: why it cannot be added, naming the remedy; nothing of it stays.
     pub(crate) fn add(&self, port: &PortConfig, source: VmmSource) -> anyhow::Result<()> {
         let ends: Vec<_> = self
             .running()
@@ -127,7 +127,7 @@ impl Ports {
     }
 
     /// Applies changes of a port's configuration that need no restart (`x-live`).
-    /// Errors: it cannot be, naming the remedy; nothing changes then.
+    /// Errors: why they cannot be applied, naming the remedy; nothing changes then.
     pub(crate) fn change(&self, config: &PortConfig) -> anyhow::Result<()> {
         let attached = {
             let running = self.running();
@@ -160,7 +160,7 @@ impl Ports {
     }
 
     /// Ends a port, if there is one of that name, and waits until it has ended.
-    /// Errors: it has not in time, and may have its queues still.
+    /// Errors: it has not ended in time, and may still hold its queues.
     pub(crate) fn remove(&self, name: &str) -> anyhow::Result<()> {
         let gone = {
             let mut running = self.running();
@@ -189,13 +189,13 @@ impl Ports {
         Ok(())
     }
 
-    /// Those that there are, in the order in which they came.
+    /// All ports, in the order in which they were added.
     pub(crate) fn all(&self) -> Vec<Arc<Port>> {
         let running = self.running();
         running.iter().map(|it| Arc::clone(&it.port)).collect()
     }
 
-    /// The one of a name.
+    /// The port with a name.
     pub(crate) fn named(&self, name: &str) -> Option<Arc<Port>> {
         let running = self.running();
         let it = running.iter().find(|it| it.port.name() == name);
@@ -224,7 +224,7 @@ impl Ports {
         thread.spawn(body).map(drop)
     }
 
-    /// Looks at those for which it is time; when it is for the next one.
+    /// Checks the interfaces of ports that are due; returns when the next one is due.
     fn look_at_interfaces(&self) -> Option<Instant> {
         let ports = self.all();
         let with_interface = ports.iter().filter(|port| port.config.nic.queues().is_some());
@@ -232,14 +232,14 @@ impl Ports {
         looked.filter_map(|port| port.looks.next()).min()
     }
 
-    /// See [`Self::open`]; its queues are open, too.
+    /// As [`Self::open`]; opens the queues, too.
     fn open_with_queues(&self, port: &PortConfig, ends: &[PatchPort]) -> anyhow::Result<Ready> {
         let ready = self.open(port, ends)?;
         open_queues(&ready.port).inspect_err(|_| leave(&ready.attached))?;
         Ok(ready)
     }
 
-    /// `ends`: those of cables that are taken.
+    /// Opens a port. `ends`: ends of cables that are in use.
     fn open(&self, port: &PortConfig, ends: &[PatchPort]) -> anyhow::Result<Ready> {
         let attached = self.join(port, ends)?;
         let (interfaces, workers) = (Arc::clone(&self.interfaces), Arc::clone(&self.workers));
@@ -251,7 +251,7 @@ impl Ports {
         Ok(Ready { port, attached })
     }
 
-    /// What a port is joined with. `ends`: those of cables that are taken.
+    /// Connects a port with its network or cable, if it has one. `ends`: ends of cables that are in use.
     fn join(&self, port: &PortConfig, ends: &[PatchPort]) -> anyhow::Result<AttachedTo> {
         if let Some(name) = port.nic.network() {
             let network = self.network(name);
@@ -265,14 +265,14 @@ impl Ports {
         let cable = port.nic.cable().map(|name| {
             let cable: Arc<str> = format!("cable {name}").into();
             let taken = |end: usize| ends.iter().any(|it| it.cable == cable && it.end == end);
-            // Of a cable's two ports each is an end (config.rs).
+            // A cable has two ports, one at each end (config.rs).
             let end = usize::from(taken(0));
             PatchPort { cable, end }
         });
         Ok(cable.map_or(AttachedTo::Nothing, AttachedTo::Patch))
     }
 
-    /// Opens a network; ports that come later can be of it.
+    /// Opens a network, which ports can join then.
     fn open_network(&self, network: &NetworkConfig) -> anyhow::Result<()> {
         let (interfaces, workers) = (Arc::clone(&self.interfaces), Arc::clone(&self.workers));
         let opened = Network::open(network.clone(), interfaces, workers);
@@ -281,7 +281,7 @@ impl Ports {
         Ok(())
     }
 
-    /// All networks, in the order in which they came.
+    /// All networks, in the order in which they were added.
     pub(crate) fn networks(&self) -> Vec<Arc<Network>> {
         locked(&self.networks).clone()
     }
@@ -291,22 +291,22 @@ impl Ports {
         networks.iter().find(|network| network.name == name).cloned()
     }
 
-    /// Opens one more network, and watches its uplink.
-    /// Errors: what will not work later either, naming the remedy; nothing of it stays.
+    /// Opens another network, and watches its uplink.
+    /// Errors: why it cannot be added, naming the remedy; nothing of it stays.
     pub(crate) fn add_network(self: &Arc<Self>, network: &NetworkConfig) -> anyhow::Result<()> {
         self.open_network(network)?;
         self.watch_uplinks().context(NO_THREAD)
     }
 
-    /// Closes the uplink of a network, if there is one of that name: it gets another, or none.
+    /// Closes the uplink of a network, if there is one of that name, before it gets another one or none.
     pub(crate) fn free_uplink(&self, name: &str) {
         if let Some(network) = self.network(name) {
             network.let_go();
         }
     }
 
-    /// Has a network's ports share this uplink from now on; what they send each other goes on meanwhile.
-    /// Errors: what it lacks.
+    /// Sets the uplink of a network; frames between its ports are not interrupted.
+    /// Errors: why the uplink cannot be opened.
     pub(crate) fn set_uplink(
         self: &Arc<Self>,
         name: &str,
@@ -321,7 +321,7 @@ impl Ports {
     }
 
     /// Sets the hints of frames of a network's uplink.
-    /// Errors: the steward refuses it; then all is as it was before.
+    /// Errors: the steward refuses them; then nothing changes.
     pub(crate) fn set_uplink_hints(&self, name: &str, hints: HintsConfig) -> anyhow::Result<()> {
         let network = self.network(name);
         let network = network.with_context(|| format!("there is no network {name}"))?;
@@ -338,7 +338,7 @@ impl Ports {
         }
     }
 
-    /// Starts the watch of each uplink that has none.
+    /// Starts a thread to watch each uplink that is not watched yet.
     pub(crate) fn watch_uplinks(self: &Arc<Self>) -> io::Result<()> {
         for network in self.networks() {
             let (ports, name) = (Arc::clone(self), network.name.clone());
@@ -347,7 +347,7 @@ impl Ports {
         Ok(())
     }
 
-    /// Guests may have to know something of their network.
+    /// Informs the ports of a network that the uplink's link state or MTU may have changed.
     fn network_changed(&self, name: &str) {
         let ports = self.all();
         let members = ports
@@ -356,7 +356,7 @@ impl Ports {
         members.for_each(Port::network_changed);
     }
 
-    /// The daemon ends: uplinks are given back.
+    /// Stops the uplinks of all networks when the daemon ends.
     pub(crate) fn stop_networks(&self) {
         self.networks().iter().for_each(|network| network.stop());
     }
@@ -378,7 +378,7 @@ impl Ports {
         });
         started.looks.retry();
         if let Some(error) = failed {
-            // It is as good as none.
+            // A port that is not served is useless.
             let _ = self.remove(&name);
             return Err(error);
         }
@@ -390,7 +390,7 @@ impl Ports {
         let (acceptor, source) = match source {
             VmmSource::Once(stream) => {
                 let (signals, served) = (self.signals.clone(), Arc::clone(port));
-                // A connection that was passed in ends by itself, and the daemon with it.
+                // When a connection that was passed in ends, the daemon ends.
                 let then = move |_| {
                     if !served.removed.is_raised() {
                         signals.close();
@@ -417,7 +417,7 @@ impl Ports {
     }
 }
 
-/// What was started. Nothing that was added keeps the daemon from starting.
+/// The result of a start. If a port or network that was added at run time fails, it is only logged.
 pub(crate) fn started<T>(started: anyhow::Result<T>, is_added: bool) -> anyhow::Result<Option<T>> {
     match started {
         Err(error) if is_added => {
@@ -434,7 +434,7 @@ fn locked<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A port is gone from what it was joined with.
+/// Removes a port from its network, if it has one.
 fn leave(attached: &AttachedTo) {
     if let AttachedTo::Network(end) = attached {
         end.network.leave(end.number);

@@ -1,16 +1,16 @@
-//! A configuration that is read again: its difference to what runs is applied, and nothing else is touched.
+//! Reload: reads the configuration file again and applies the difference to what runs; nothing else changes.
 //!
-//! The helper reads the file, since it lies outside of the sandbox; what is wrong with it, it says, and nothing
-//! changes. Then, in this order: ports that are gone or changed end, networks that are gone, too, and uplinks that are
-//! to be others are given back; what the file says is what counts ([`helper`](crate::supervision::helper)); networks have
-//! their uplinks, and ports that are new or changed begin. A port of which the file says the same as before is not
-//! looked at: its VMM stays connected, its frames go on, also to the other ports of a network whose uplink changes. So
-//! do those of a port or network in which only keys differ that can change at run time ([`Table::is_live`]).
+//! The helper reads the file, which is outside of the sandbox. If it reports a mistake, nothing changes. Otherwise, in
+//! this order: removed and changed ports end; removed networks end, and changed uplinks are released; the file takes
+//! effect in the helper ([`helper`](crate::supervision::helper)); live changes are made ([`Table::is_live`]); networks
+//! and uplinks start; new and changed ports start. A port whose table is the same as before is not touched: its VMM
+//! stays connected and its traffic continues, also to other ports of a network whose uplink changes. The same holds
+//! for a port or network that only differs in keys that can change at run time.
 //!
-//! One thread does it, and one reading after the other. What cannot be done for one port is said, and the others are as
-//! the file has them; the next reading tries again.
+//! One thread does this, one reload after the other. If a port cannot be changed, the error is logged, and the others
+//! are changed nevertheless; the next reload tries again.
 //!
-//! Networks and ports that are not in the file come, change and go by the same way ([`changes`]).
+//! Clients add, change and remove networks and ports that are not in the file by the same code ([`changes`]).
 
 pub(crate) mod changes;
 
@@ -34,58 +34,58 @@ use crate::ports::{NO_THREAD, Ports};
 use crate::supervision::helper::Requests;
 use crate::vhost_user::accept::VmmSource;
 
-/// What came of a reading.
+/// Result of a reload or a change.
 #[derive(Debug, Default)]
 struct Outcome {
     /// What was done, a line each.
     done: Vec<String>,
-    /// What was not, a line each.
+    /// What failed, a line each.
     failed: Vec<String>,
-    /// An uplink that is not available is opened later.
+    /// An uplink that cannot be opened is retried later.
     retries: bool,
 }
 
-/// What somebody wants.
+/// A request to the reload thread.
 enum Wanted {
-    /// That the file is read again.
+    /// Read the file again.
     Reading,
     Change(Change, Sender<Result<Changed, Refused>>),
 }
 
-/// For those who want it read again.
+/// Sends requests to the reload thread.
 #[derive(Clone)]
 pub(crate) struct Reload {
     wanted: Sender<Wanted>,
     readings: Arc<Mutex<Configuration>>,
 }
 
-/// What cannot be had any more in the sandbox.
+/// What a port that is added later can use: the sandbox may not allow it any more.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reach {
-    /// Sockets of VMMs.
+    /// The daemon can connect to sockets of VMMs.
     pub(crate) vmms: bool,
-    /// Queues of interfaces.
+    /// The daemon can lease queues of interfaces.
     pub(crate) leases: bool,
 }
 
-/// The thread that does it.
+/// The reload thread.
 struct Reader {
     ports: Arc<Ports>,
     requests: Arc<Requests>,
     reach: Reach,
-    /// What was read, and counts.
+    /// The configuration in force.
     file: ConfigFile,
     /// Where added networks and ports are kept for the next start.
     state: Option<PathBuf>,
-    /// What runs.
+    /// The tables of what runs.
     running: Tables,
-    /// What of the last reading could not be done.
+    /// What failed in the last reload, a line each.
     failed: Vec<String>,
     readings: Arc<Mutex<Configuration>>,
 }
 
 impl Reload {
-    /// Reads the file of these ports again, whenever somebody wants that.
+    /// Starts the thread, which waits for requests.
     pub(crate) fn start(
         (file, state): (ConfigFile, Option<PathBuf>),
         ports: Arc<Ports>,
@@ -93,7 +93,7 @@ impl Reload {
         reach: Reach,
     ) -> io::Result<Self> {
         let (wanted, asked) = mpsc::channel();
-        // What was added, and could not start, is not among them.
+        // An added table that could not start is not among them.
         let networks = ports.networks();
         let is_network = |table: &&Entry<Network>| networks.iter().any(|network| network.name == table.name);
         let is_port = |table: &&Entry<Port>| ports.named(&table.name).is_some();
@@ -120,7 +120,7 @@ impl Reload {
         };
         reader.describe();
         if reader.state.is_some() {
-            // The file may have taken over some of it.
+            // The file may contain some of the added tables now.
             reader.keep();
         }
         let thread = std::thread::Builder::new().name("reload".to_owned());
@@ -128,13 +128,13 @@ impl Reload {
         Ok(Self { wanted, readings })
     }
 
-    /// Some time soon.
+    /// Requests a reload; does not wait for it.
     pub(crate) fn ask(&self) {
         let _ = self.wanted.send(Wanted::Reading);
     }
 
-    /// Waits for what comes of a change.
-    /// Errors: [`Refused`]; all is as it was before, if that says nothing else.
+    /// Applies a change and waits for the result.
+    /// Errors: [`Refused`]; unless its message says otherwise, nothing has changed.
     pub(crate) fn change(&self, change: Change) -> Result<Changed, Refused> {
         let (answer, outcome) = mpsc::channel();
         let _ = self.wanted.send(Wanted::Change(change, answer));
@@ -147,7 +147,7 @@ impl Reload {
 }
 
 impl Outcome {
-    /// Nothing was done; why.
+    /// Nothing was done, for this reason.
     fn failed(why: String) -> Self {
         Self {
             failed: vec![why],
@@ -166,27 +166,27 @@ pub(crate) fn now() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
-/// Why something of the file ends.
+/// Why a port or network of the file ends.
 const GONE: &str = "is not in the file any more";
 
-/// What is to be done of one kind of things.
+/// Changes of ports, or of networks.
 struct Changes<T, C> {
     /// Names of those that end, and why.
     go: Vec<(String, String)>,
-    /// Those that there were until now are among them if they are others.
+    /// Those that start; a table that replaces one of the same name is in `go`, too.
     come: Vec<(Entry<T>, C)>,
-    /// Those that go on, of which something is said otherwise.
+    /// Those that keep running, with other values of live keys.
     changed: Vec<(Entry<T>, C)>,
 }
 
-/// What is to be done.
+/// All changes.
 struct Difference {
     ports: Changes<Port, PortConfig>,
     networks: Changes<Network, NetworkConfig>,
 }
 
 impl<T: Table, C> Changes<T, C> {
-    /// What is new in these tables, and what means another thing than in those from before.
+    /// Compares these tables (`now`) with those before.
     fn between(
         before: &[Entry<T>],
         now: &[Entry<T>],
@@ -219,7 +219,7 @@ impl<T: Table, C> Changes<T, C> {
         Ok(changes)
     }
 
-    /// It goes to come as another one.
+    /// Whether the table ends only to start with other values.
     fn comes_again(&self, name: &str) -> bool {
         self.come.iter().any(|(table, _)| table.name == name)
     }
@@ -229,7 +229,7 @@ fn of_name<'a, T>(tables: &'a [Entry<T>], name: &str) -> Option<&'a Entry<T>> {
     tables.iter().find(|table| table.name == name)
 }
 
-/// Lets a table take the place of the one of its name.
+/// Replaces the table of that name, if there is one.
 fn replace<T: Clone>(tables: &mut [Entry<T>], by: &Entry<T>) {
     let known = tables.iter_mut().find(|table| table.name == by.name);
     known.into_iter().for_each(|known| known.clone_from(by));
@@ -238,7 +238,7 @@ fn replace<T: Clone>(tables: &mut [Entry<T>], by: &Entry<T>) {
 impl Reader {
     fn work(mut self, asked: &Receiver<Wanted>) {
         while let Ok(wanted) = asked.recv() {
-            // Who asked may have gone.
+            // The client may not wait for the answer any more.
             match wanted {
                 Wanted::Reading => drop(self.read_and_tell()),
                 Wanted::Change(change, answer) => drop(answer.send(self.change(&change))),
@@ -254,7 +254,7 @@ impl Reader {
         outcome
     }
 
-    /// For those who ask how ports and networks are configured.
+    /// Updates the copy that `status` and the API read.
     fn describe(&self) {
         let (ports, networks) = (self.described::<Port>(), self.described::<Network>());
         let absent = [self.absent::<Network>(), self.absent::<Port>()].concat();
@@ -263,7 +263,7 @@ impl Reader {
         readings.failed = [self.failed.as_slice(), &absent].concat();
     }
 
-    /// What was added and does not run, a line each.
+    /// Added tables that do not run, a line each.
     fn absent<T: NamedTable>(&self) -> Vec<String> {
         let added = T::of(&self.file.added).iter().chain(T::of(&self.file.left_out));
         let absent = added.filter(|table| of_name(T::of(&self.running), &table.name).is_none());
@@ -281,7 +281,7 @@ impl Reader {
                 None => Source::Api,
             };
             let mut keys = table.value.keys();
-            // There may be many; they are asked for by themselves.
+            // There may be many rules; they have a request of their own.
             keys.remove("rule");
             (table.name.clone(), TableConfiguration { source, keys })
         });
@@ -307,13 +307,13 @@ impl Reader {
             let keys = daemon.join(", ");
             let why = format!("{keys} of [daemon] changed: this takes effect when the daemon is restarted");
             outcome.failed.push(why);
-            // The daemon runs with those of its start: the next reading is compared with these, too.
+            // The daemon keeps the options of its start, so that the next reload compares with these.
             file.daemon = self.file.daemon.clone();
         }
         let added = self.file.added.clone();
         self.apply(file, difference, &mut outcome);
         if self.file.added != added {
-            // The file has some of them now.
+            // The file contains some of them now.
             outcome.done.push(self.keep());
         }
         locked(&self.readings).read_at = now();
@@ -323,8 +323,8 @@ impl Reader {
         outcome
     }
 
-    /// What a file says otherwise than what runs; `of`: only of the port or network of that name.
-    /// Errors: what cannot be done at all, with its line.
+    /// Compares a file with what runs; `of`: only the port or network of that name.
+    /// Errors: a change is not possible; names the line.
     fn difference(&self, file: &ConfigFile, of: Option<(TableKind, &str)>) -> Result<Difference, String> {
         let port = |table: &Entry<Port>| {
             let built = build_port(&file.path, table, file.all::<Port>().count());
@@ -372,7 +372,7 @@ impl Reader {
             let gone = ports.iter().position(|table| table.name == *name);
             let gone = gone.map(|at| ports.remove(at));
             if let Some(path) = gone.as_ref().and_then(made_at) {
-                // Whoever replaced it keeps it.
+                // A file that has replaced the socket is not removed.
                 let _ = self.requests.remove(&path);
             }
             JOURNAL.tell(Of::Port(name), What::Removed, Some(why.clone()));
@@ -422,7 +422,7 @@ impl Reader {
         self.describe();
     }
 
-    /// A port goes on as another one; in words.
+    /// Changes a port that keeps running; returns a message.
     fn change_live(&mut self, table: &Entry<Port>, port: &PortConfig) -> anyhow::Result<String> {
         let known = of_name(&self.running.ports, &table.name);
         let keys = known.map_or_else(Vec::new, |known| known.differences(table));
@@ -436,7 +436,7 @@ impl Reader {
         ))
     }
 
-    /// A network goes on with its uplink as another one; in words.
+    /// Changes the uplink's hints of a network that keeps running; returns a message.
     fn change_uplink(&mut self, table: &Entry<Network>, network: &NetworkConfig) -> anyhow::Result<String> {
         if let Some(uplink) = &network.uplink {
             self.ports.set_uplink_hints(&network.name, uplink.hints)?;
@@ -448,7 +448,7 @@ impl Reader {
         Ok(format!("network {name} has changed ({keys}), and goes on"))
     }
 
-    /// A network begins, or has another uplink.
+    /// Starts a network, or replaces its uplink.
     fn have(&mut self, table: Entry<Network>, network: NetworkConfig, outcome: &mut Outcome) {
         let known = self
             .running
@@ -465,7 +465,7 @@ impl Reader {
             }
             return;
         };
-        // It is tried again by itself, so what is said counts.
+        // The uplink is retried without another request, so the new table is in force even if it cannot be opened now.
         *known = table;
         if let Err(error) = self.ports.set_uplink(&network.name, network.uplink) {
             let retried = if outcome.retries { "; it is retried" } else { "" };
@@ -494,7 +494,7 @@ impl Reader {
     }
 }
 
-/// Says what was done, and what was not.
+/// Logs the outcome.
 fn tell(of: &str, outcome: &Outcome) {
     for line in &outcome.done {
         tracing::info!("{of}: {line}");
@@ -504,14 +504,14 @@ fn tell(of: &str, outcome: &Outcome) {
     }
 }
 
-/// Where a port's socket is, if it was made here.
+/// The path of a port's socket, if the daemon listens on it.
 fn made_at(entry: &Entry<Port>) -> Option<PathBuf> {
     let socket = &entry.value.socket;
     socket.socket_path.clone().filter(|_| !socket.client)
 }
 
 impl Reach {
-    /// The key of a port that cannot be had any more, and the remedy.
+    /// The key of a port that the daemon cannot apply any more, and why, with the remedy.
     fn lacks(self, port: &PortConfig) -> Option<(&'static str, String)> {
         let again = "start the daemon again";
         if port.has_external_program() {
@@ -539,7 +539,7 @@ impl Reach {
         }
     }
 
-    /// Why the uplink of a network cannot be had any more, with the remedy.
+    /// Why the daemon cannot open the uplink of a network any more, with the remedy.
     fn lacks_uplink(self, network: &NetworkConfig) -> Option<String> {
         self.lacks_interface("uplink", &network.uplink.as_ref()?.name)
     }

@@ -1,10 +1,10 @@
-//! `vhost-af-xdp serve`: starts ports, workers and watchers, and ends them.
+//! `vhost-af-xdp serve`: starts ports, workers and watchers, and stops them.
 //!
-//! Threads: the main one waits for signals; of each port one has its state, one reads its VMM's connection, one accepts
-//! connections and one watches its interface, of which another one tells them all that something changed; one answers
-//! `status`; one reads the configuration again; one sees that the helper lives; the workers move frames. All but the
-//! workers sleep nearly always. A thread of a port may wait, for the kernel, the steward or its VMM; no other port
-//! waits with it.
+//! Threads: the main thread waits for signals. Each port has one for its state, one that reads its VMM's connection,
+//! one that accepts connections and one that watches its interface; another one notifies the latter of changes of
+//! interfaces. One answers `status`, one reloads the configuration, one watches the helper. Workers forward frames.
+//! All threads but the workers sleep nearly always. A thread of a port may wait for the kernel, the steward or its
+//! VMM; no other port waits with it.
 
 mod answering;
 mod listening;
@@ -57,38 +57,38 @@ use steward::capabilities;
 use steward::client::Waiting;
 use steward::links::Changes;
 
-/// Runs until a signal ends it, or the one connection that was passed in is over.
-/// Errors: what prevents the start; nothing stays behind then.
+/// Runs until a signal ends the daemon, or the only connection, passed in as a descriptor, is closed.
+/// Errors: what prevents the start; nothing is left behind.
 pub(crate) fn run(config: &ServeConfig) -> anyhow::Result<()> {
     Sandboxed::enter(config)?.serve()
 }
 
-/// A daemon in its [sandbox], before all that has to do with guests.
+/// A daemon in its [sandbox], before anything of guests is started.
 pub(crate) struct Sandboxed<'a> {
     config: &'a ServeConfig,
     signals: Signals,
-    /// Of interfaces, if any is used, or may be later.
+    /// Changes of interfaces, if any interface is used or may be later.
     changes: Option<Changes>,
     sources: Vec<(&'a PortConfig, VmmSource)>,
     control: Option<UnixListener>,
-    /// To what answers HTTP, if that was asked for.
+    /// The connection to the gateway process, if HTTP is configured.
     api: Option<UnixStream>,
     interfaces: Interfaces,
     nodes: Nodes,
-    /// The steward that was named.
+    /// The socket of the steward that was configured.
     steward: Option<PathBuf>,
     helper: Helper,
     in_force: model::state::Sandbox,
-    /// Who is told when all of it is up.
+    /// Notified when the daemon is ready.
     manager: ServiceManager,
 }
 
 impl<'a> Sandboxed<'a> {
-    /// Does what needs a privilege, or the file system, and gives both up.
-    /// Errors: what prevents it; nothing stays behind then.
+    /// Does everything that needs privileges or the file system, and gives up both.
+    /// Errors: what prevents it; nothing is left behind.
     pub(crate) fn enter(config: &'a ServeConfig) -> anyhow::Result<Self> {
         check_privileges(config)?;
-        // First of all: what is opened from here on must not be taken for what was to be inherited.
+        // Before the daemon opens descriptors of its own, which could be taken for inherited ones.
         external::check_inherited(config)?;
         steward::server::raise_descriptor_limit();
         let given = Given::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
@@ -104,7 +104,7 @@ impl<'a> Sandboxed<'a> {
             let source = started(source, config.is_added_port(&port.name))?;
             sources.extend(source.map(|source| (port, source)));
         }
-        // While the sandbox does not keep it from being asked for.
+        // Read now and cached: the sandbox does not allow it later.
         let _ = drivers::kernel();
         let _ = machine_bytes();
         let control = listen_for_status(&config.control, &mut leftovers)?;
@@ -115,7 +115,7 @@ impl<'a> Sandboxed<'a> {
         let reach = reach(config, steward.as_deref());
         let user = user_of(config)?;
         let api = gateway::start(&listeners, user.as_ref(), &config.layers)?;
-        // Nobody is to connect to sockets that nobody accepts from any more.
+        // Only the gateway keeps these sockets: if it ends, clients get an error instead of waiting.
         drop(listeners);
         let Confined { helper, in_force } = leave_privileges(config, user, &mut leftovers, reach)?;
         Ok(Self {
@@ -172,7 +172,7 @@ impl<'a> Sandboxed<'a> {
         ending.raise();
         stop(&ports.all());
         ports.stop_networks();
-        // Waiting for a worker that hangs would be for ever; the end of the process ends all.
+        // Joining a worker that hangs could take for ever; they end with the process.
         std::mem::forget(workers);
         if lost.load(Ordering::Relaxed) {
             bail!("the helper of this daemon has ended, and the XDP program with it: start the daemon again");
@@ -180,7 +180,7 @@ impl<'a> Sandboxed<'a> {
         Ok(())
     }
 
-    /// Where queues are leased: of the steward that was named, or of the helper. `ending` ends what waits for it.
+    /// Where queues are leased: from the configured steward, or from the helper. `ending` ends all waits for it.
     fn steward_at(&self, ending: &Alarm) -> StewardAt {
         let named = self.steward.clone();
         StewardAt {
@@ -193,7 +193,7 @@ impl<'a> Sandboxed<'a> {
         }
     }
 
-    /// What ports that come later can have.
+    /// What ports that are added later can use.
     fn later(&self) -> reload::Reach {
         reload::Reach {
             vmms: connects_to_vmms(self.config) || !self.config.layers.has(Layer::Mounts),
@@ -210,7 +210,7 @@ fn watch(ports: &Arc<Ports>, changes: Option<Changes>) -> anyhow::Result<()> {
     ports.watch_uplinks().context(NO_THREAD)
 }
 
-/// Starts what reads the file again, where there is one.
+/// Starts the reload thread, if the daemon has a configuration file.
 fn start_reload(
     config: &ServeConfig,
     ports: &Arc<Ports>,
@@ -229,20 +229,20 @@ fn start_reload(
     started.map(Some).context(NO_THREAD)
 }
 
-/// Until a signal ends the daemon, or somebody who closes what they come by.
+/// Waits for a signal that ends the daemon, or until a thread closes `signals`.
 fn wait_for_the_end(signals: &mut Signals, read: impl Fn() -> Status, reload: Option<&Reload>) {
     for signal in signals.forever() {
         match (signal, reload) {
-            // Whether anybody reads is no matter to the guests.
+            // If nobody reads the standard error, that is no reason to end.
             (SIGUSR1, _) => drop(write!(io::stderr(), "{}", tree(&read()).unwrap_or_default())),
             (SIGHUP, Some(reload)) => reload.ask(),
-            (SIGHUP, None) => tracing::info!("SIGHUP is ignored: there is nothing to read again"),
+            (SIGHUP, None) => tracing::info!("SIGHUP is ignored: there is no configuration file"),
             _ => return,
         }
     }
 }
 
-/// What was taken away from the sandbox and from what guests are offered, a line each.
+/// Logs the layers of the sandbox and the offloads that are switched off.
 fn tell_what_is_off(config: &ServeConfig) {
     let layers = config.layers.off();
     if !layers.is_empty() {
@@ -263,16 +263,16 @@ fn tell_what_is_off(config: &ServeConfig) {
     }
 }
 
-/// What ports share that copy, if they do.
+/// The memory of all ports with `shared-umem`, if there are any.
 fn shared_memory(config: &ServeConfig) -> Option<Arc<SharedMemory>> {
     let sharing = config.ports.iter().filter(|port| port.slices_from.is_some());
     let slices = sharing.clone().map(|port| u32::from(port.queues)).sum();
-    // All have the same.
+    // They all have the same.
     let slice_bytes = sharing.map(|port| port.packet_bytes).next()?;
     Some(SharedMemory::new(slices, slice_bytes))
 }
 
-/// Opens the queues that somebody else gave, while that is allowed.
+/// Opens the queues of other programs (`inhibit`), which the sandbox forbids later.
 fn open_given(config: &ServeConfig, given: Given, nodes: Nodes) -> anyhow::Result<Interfaces> {
     let copy_bytes = config.ports.iter().map(PortConfig::copy_bytes);
     let interfaces = Interfaces::new(given, nodes, copy_bytes.sum()).sharing(shared_memory(config));
@@ -286,7 +286,7 @@ fn open_given(config: &ServeConfig, given: Given, nodes: Nodes) -> anyhow::Resul
     Ok(interfaces)
 }
 
-/// Where the steward that was named listens: without links, which lead out of the sandbox's mounts.
+/// The path of the configured steward with links resolved: links may lead out of the sandbox's mounts.
 fn steward_of(config: &ServeConfig) -> anyhow::Result<Option<PathBuf>> {
     let Some(path) = &config.steward else {
         return Ok(None);
@@ -298,7 +298,7 @@ fn steward_of(config: &ServeConfig) -> anyhow::Result<Option<PathBuf>> {
     sandbox::without_links(path).with_context(missing).map(Some)
 }
 
-/// Which paths the daemon connects to later on.
+/// Paths that the daemon connects to later.
 fn reach(config: &ServeConfig, steward: Option<&Path>) -> Reach {
     if connects_to_vmms(config) {
         return Reach::Any("a port connects to the socket of its VMM (client), whose directory may change");
@@ -312,13 +312,13 @@ fn connects_to_vmms(config: &ServeConfig) -> bool {
     config.ports.iter().any(connects)
 }
 
-/// A process that has given its privileges up.
+/// A process that has given up its privileges.
 struct Confined {
     helper: Helper,
     in_force: model::state::Sandbox,
 }
 
-/// Starts the helper and enters the sandbox. From here on the helper removes what is left over.
+/// Starts the helper and enters the sandbox. From here on the helper removes the socket files.
 fn leave_privileges(
     config: &ServeConfig,
     user: Option<User>,
@@ -336,10 +336,10 @@ fn leave_privileges(
         Some(_) => Vec::new(),
         None => config.queues(),
     };
-    // Their sockets and maps are open; the interface is looked at from here.
+    // Sockets and maps of other programs: opened already, but the daemon itself reads their interface's state.
     let external = config.ports.iter().any(PortConfig::has_external_program);
     let file = config.file.as_ref();
-    // Its file may name interfaces later.
+    // Its file may name interfaces after a reload.
     let may_be_steward = || capabilities::lacking(capabilities::NEEDED_BY_ONE).is_ok_and(|it| it.is_empty());
     let helper = Helper::start(&HelperOptions {
         is_steward: !leases.is_empty() || (config.steward.is_none() && file.is_some() && may_be_steward()),
@@ -371,7 +371,7 @@ fn leave_privileges(
     Ok(Confined { helper, in_force })
 }
 
-/// Ends the daemon when its helper ends and the leases with it; true in what is returned then.
+/// Ends the daemon when its helper ends, if the helper leased the queues; the returned flag is set then.
 fn watch_helper(helper: &Helper, signals: Handle) -> anyhow::Result<Arc<AtomicBool>> {
     let (lost, private) = (Arc::new(AtomicBool::new(false)), helper.steward().is_some());
     let tell = Arc::clone(&lost);
@@ -387,15 +387,15 @@ fn watch_helper(helper: &Helper, signals: Handle) -> anyhow::Result<Arc<AtomicBo
     Ok(lost)
 }
 
-/// What tells of changes of interfaces.
+/// Notifications of changes of interfaces.
 fn subscribe(config: &ServeConfig) -> io::Result<Option<Changes>> {
     let has_interface = |port: &PortConfig| port.nic.queues().is_some();
     let wanted = config.file.is_some() || config.ports.iter().any(has_interface);
     wanted.then(Changes::subscribe).transpose()
 }
 
-/// Stops all ports, and waits for them, but not for ever: one may hang, with a worker in memory that never answers, or
-/// with a steward that is stopped.
+/// Stops all ports and waits for them, but not for ever: one may hang, with a worker in memory that never answers, or
+/// waiting for a steward that is stopped.
 fn stop(ports: &[Arc<Port>]) {
     let deadline = Instant::now() + STOPPING;
     let (stopped, told) = mpsc::channel();

@@ -1,5 +1,5 @@
-//! Programs of their own that are also commands of this one: `vhost-af-xdp bench` and `vhost-af-xdp top` run
-//! `vhost-af-xdp-bench` and `vhost-af-xdp-top`. So this program does not link what they need.
+//! Separate programs that are commands of this one, too: `vhost-af-xdp bench` and `vhost-af-xdp top` run
+//! `vhost-af-xdp-bench` and `vhost-af-xdp-top`. So this program need not link their dependencies.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -10,8 +10,8 @@ fn program(command: &str) -> String {
     format!("vhost-af-xdp-{command}")
 }
 
-/// Becomes the program of a command, with these options. The one beside this one is preferred to the one in PATH.
-/// Errors: it is not there.
+/// Replaces this process by the program of a command: that in the directory of this one, else that in PATH.
+/// Errors: there is no such program.
 pub(crate) fn run(command: &str, options: Vec<OsString>) -> anyhow::Result<()> {
     let program = program(command);
     let own = std::env::current_exe().unwrap_or_default();
@@ -25,8 +25,8 @@ pub(crate) fn run(command: &str, options: Vec<OsString>) -> anyhow::Result<()> {
     )))
 }
 
-/// If the command line to complete is one of the benchmarks, the options that make their program complete it. Such a
-/// command line starts with the program's name, or with ours and `bench`.
+/// If the command line to complete belongs to the benchmarks, returns the options with which their program completes
+/// it. Such a command line starts with the name of that program, or with ours and `bench`.
 pub(crate) fn completion_of_bench(words: &[String]) -> Option<Vec<OsString>> {
     let program = program("bench");
     let rest = match words {

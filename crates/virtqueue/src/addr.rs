@@ -1,20 +1,20 @@
-//! Units of this crate: where the guest says a byte is, and how long its rings are.
+//! Units of this crate: guest addresses and queue sizes.
 
 use std::fmt;
 
-/// An address as the driver writes it into descriptors: guest-physical, or an IOVA where the VMM says so.
-/// Nothing is known about it until [`MemoryMap::translate`](crate::MemoryMap::translate) has accepted it.
+/// An address as the driver writes it into descriptors: guest-physical, or an IOVA if the VMM uses an IOMMU.
+/// Unchecked until [`MemoryMap::translate`](crate::MemoryMap::translate) has accepted it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GuestAddr(pub u64);
 
 impl GuestAddr {
-    /// The bare number.
+    /// The address as a number.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The address `bytes` further on, or `None` past the end of the 64-bit space.
+    /// The address plus `bytes`, or `None` past the end of the 64-bit space.
     #[must_use]
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self.0.checked_add(bytes) {
@@ -83,7 +83,7 @@ impl QueueSize {
         self.0
     }
 
-    /// What turns a free-running 16-bit index into a slot of a split ring.
+    /// The mask that turns a free-running 16-bit index into a slot of a split ring.
     #[must_use]
     pub(crate) const fn mask(self) -> u16 {
         self.0 - 1

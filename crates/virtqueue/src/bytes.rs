@@ -1,14 +1,13 @@
-//! Bytes in and out of the map.
+//! Copies bytes into and out of the map.
 //!
-//! Theory of operation: each function checks its range against the length of the map, once, and then moves
-//! bytes through raw pointers. No reference to bytes of guest memory is ever made: the guest writes to them
-//! at will, and a reference would promise the compiler that nobody does. What is copied out is only bytes; a
-//! torn copy is the guest's own loss. A value that is looked at twice must be copied out first and then be
-//! looked at in the copy.
+//! Theory of operation: each function checks its range against the length of the map, once, and then copies
+//! bytes through raw pointers. It never makes a reference to guest memory: the guest may write there at any
+//! time, and a reference would promise the compiler that nobody does. Only plain bytes are copied out, so a
+//! copy that a concurrent write tears harms only the guest. A value that is used twice must be copied out
+//! first, and both uses must read the copy.
 //!
-//! All return `false` or `None` for a range that is not wholly inside the map, and have then done nothing.
-//! Offsets come from [`MemoryMap::translate`] or from a checked [`Buffer`](crate::Buffer); then this cannot
-//! happen.
+//! For a range that is not wholly inside the map all of them return `false` or `None` and copy nothing. This
+//! cannot happen for offsets from [`MemoryMap::translate`] or from a checked [`Buffer`](crate::Buffer).
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -18,8 +17,8 @@ use crate::MemoryMap;
 use crate::cell::Cell;
 
 impl MemoryMap {
-    /// Pointer to `len` bytes at `offset`, if they are all inside the map. Valid as long as the map is;
-    /// others write there at any time, so read it only by volatile, atomic or raw copies.
+    /// Pointer to `len` bytes at `offset`, if they are all inside the map. Valid as long as the map is; the
+    /// guest and the VMM may write there at any time, so access it only by volatile, atomic or raw copies.
     #[inline]
     #[must_use]
     pub fn ptr(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {
@@ -36,8 +35,8 @@ impl MemoryMap {
         let Some(src) = self.ptr(offset, dst.len()) else {
             return false;
         };
-        // SAFETY: the source range is mapped (ptr), the destination is a slice of ours, which cannot overlap
-        // the map as nobody makes slices of that.
+        // SAFETY: the source range is mapped (ptr), the destination is our slice. They cannot overlap:
+        // nothing makes slices of the map.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
         true
     }
@@ -49,7 +48,7 @@ impl MemoryMap {
         let Some(dst) = self.ptr(offset, src.len()) else {
             return false;
         };
-        // SAFETY: as in copy_from_guest, the other way.
+        // SAFETY: as in copy_from_guest, in the other direction.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), src.len()) };
         true
     }

@@ -1,8 +1,8 @@
-//! Words of a ring in memory, which both sides reach.
+//! Atomic words of a ring in shared memory, which driver and device access.
 
 use std::sync::atomic::Ordering;
 
-/// An atomic that both sides reach, little-endian as VirtIO has it.
+/// An atomic that driver and device access, little-endian as VirtIO requires.
 pub(crate) trait Cell<T> {
     fn load(&self, order: Ordering) -> T;
     fn store(&self, value: T, order: Ordering);

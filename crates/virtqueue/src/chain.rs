@@ -1,11 +1,11 @@
 //! A batch of descriptor chains: copied from the ring, translated, checked.
 //!
-//! Theory of operation: [`Chains`] is two flat arrays, one entry a chain and one entry a buffer, filled by
-//! [`Queue::pop`](crate::Queue::pop) and read by the device. It is made once and refilled; a batch
-//! ends early when the array of buffers is full, so nothing is allocated while frames flow. A chain's buffers
-//! lie side by side, those that the device reads first, as 2.7.4.2 demands of drivers.
+//! Theory of operation: [`Chains`] is two flat arrays, of chains and of buffers.
+//! [`Queue::pop`](crate::Queue::pop) fills them and the device reads them. A `Chains` is created once and
+//! refilled; a batch ends early when the array of buffers is full, so the data path allocates nothing. A
+//! chain's buffers are adjacent, device-readable ones first, as 2.7.4.2 demands of drivers.
 //!
-//! What a [`Buffer`] says was true of the map when it was made, and stays true: maps do not change.
+//! A [`Buffer`] was checked against the map when it was created, and stays valid: maps do not change.
 #![allow(unsafe_code)]
 
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
@@ -36,7 +36,7 @@ impl Buffer {
 
 #[cfg(test)]
 impl Buffer {
-    /// What every buffer promises, by another way than that which made it.
+    /// Checks what every buffer guarantees, without the code that creates buffers.
     pub(crate) fn is_inside(&self, memory: &MemoryMap) -> bool {
         let region = memory.regions().iter().find(|region| {
             self.offset >= region.map_offset() && self.offset < region.map_offset() + region.len()
@@ -49,12 +49,12 @@ impl Buffer {
     }
 }
 
-/// Names a chain on its way back to the driver.
+/// Identifies a chain when it is returned to the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChainId {
-    /// Split ring: the descriptor that it begins with. Packed ring: its buffer id.
+    /// Split ring: its first descriptor. Packed ring: its buffer id.
     pub head: u16,
-    /// Ring entries that it takes up. Split ring: 1. Packed ring: its descriptors there.
+    /// Ring entries that it occupies. Split ring: 1. Packed ring: the number of its descriptors in the ring.
     pub slots: u16,
 }
 
@@ -68,7 +68,7 @@ impl ChainId {
 /// One descriptor chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
-    /// What [`Queue::push_used`](crate::Queue::push_used) wants back.
+    /// To be passed to [`Queue::push_used`](crate::Queue::push_used).
     pub id: ChainId,
     /// Buffers that the device reads. They come first.
     pub readable: u16,
@@ -95,7 +95,7 @@ impl Chains {
     /// A batch of up to `batch` chains of a queue of `size` entries.
     #[must_use]
     pub fn for_queue(size: QueueSize, batch: usize) -> Self {
-        // One chain of the greatest length always fits; the rest is for usual ones: header and payload.
+        // One chain of maximum length always fits. Usual ones have two buffers: header and payload.
         Self {
             chains: Vec::with_capacity(batch),
             buffers: Vec::with_capacity(usize::from(size.get()) + 2 * batch),
@@ -150,8 +150,8 @@ impl Chains {
         &self.buffers(chain)[usize::from(chain.readable)..]
     }
 
-    /// Ring entries of the chains from index `from` on: what [`Queue::unpop`](crate::Queue::unpop) wants to
-    /// know. 0 if there are none.
+    /// Ring entries of the chains from index `from` on, for [`Queue::unpop`](crate::Queue::unpop). 0 if there
+    /// are none.
     #[inline]
     #[must_use]
     pub fn slots(&self, from: usize) -> u16 {
@@ -165,7 +165,7 @@ impl Chains {
         self.buffers.clear();
     }
 
-    /// Drops all chains but the first `len`: those go back by
+    /// Drops all chains but the first `len`. The caller must return the dropped ones by
     /// [`Queue::unpop`](crate::Queue::unpop).
     pub fn truncate(&mut self, len: usize) {
         if let Some(chain) = self.chains.get(len) {
@@ -174,16 +174,16 @@ impl Chains {
         }
     }
 
-    /// Empties it and makes room for `chains` chains, and for one of `size` buffers. Allocates only if it
-    /// was made too small.
+    /// Empties it and reserves room for `chains` chains and `size` buffers. Allocates only if it was created
+    /// too small.
     pub(crate) fn prepare(&mut self, chains: usize, size: QueueSize) {
         self.clear();
         self.chains.reserve(chains);
         self.buffers.reserve(usize::from(size.get()));
     }
 
-    /// Adds a chain of one buffer for each of `items`, up to the first that `single` makes none of or that has no room;
-    /// returns how many. The lengths of the two arrays are written once and not for each, and nothing is allocated.
+    /// Adds a chain of one buffer for each of `items`, until `single` returns `None` or the arrays are full; returns
+    /// how many. The lengths of both arrays are written once, not for each chain, and nothing is allocated.
     #[inline(always)]
     pub(crate) fn push_singles<T, const WRITABLE: bool>(
         &mut self,
@@ -197,7 +197,7 @@ impl Chains {
             self.buffers.spare_capacity_mut(),
         );
         let most = items.len().min(chains.len()).min(places.len());
-        // Of one length: then no index below it has to be checked.
+        // Slices of equal length, so that the compiler drops the bounds checks.
         let (items, chains, places) = (&items[..most], &mut chains[..most], &mut places[..most]);
         let mut count = 0;
         while count < most {
@@ -252,7 +252,7 @@ impl From<GuestFault> for Stop {
     }
 }
 
-/// What the next chain is taken for at first, since chains mostly follow others of their kind.
+/// The assumed kind of the next chain: that of the chain before it, which is mostly right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// One descriptor, which is itself a buffer.
@@ -265,7 +265,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Of a chain that begins with `desc`.
+    /// The kind of a chain whose first descriptor is `desc`.
     #[inline(always)]
     pub(crate) const fn of(desc: Descriptor) -> Self {
         if desc.has(DESC_NEXT | DESC_INDIRECT) {
@@ -284,7 +284,7 @@ impl Kind {
 pub(crate) struct ChainBuilder<'a> {
     chains: &'a mut Chains,
     chain: Chain,
-    /// Names the chain in faults.
+    /// Identifies the chain in faults.
     head: u16,
     size: QueueSize,
 }
@@ -304,7 +304,7 @@ impl<'a> ChainBuilder<'a> {
         }
     }
 
-    /// Takes the next buffer, and returns where it starts in the map.
+    /// Adds the next buffer, and returns where it starts in the map.
     #[inline(always)]
     pub(crate) fn push(
         &mut self,
@@ -338,13 +338,13 @@ impl<'a> ChainBuilder<'a> {
         Ok(buffer.offset)
     }
 
-    /// The chain is whole.
+    /// Adds the finished chain to the batch.
     #[inline(always)]
     pub(crate) fn finish(self, id: ChainId) {
         self.chains.chains.push(Chain { id, ..self.chain });
     }
 
-    /// The chain is not taken: its buffers go.
+    /// Removes the buffers of the unfinished chain from the batch.
     pub(crate) fn abandon(self) {
         self.chains.buffers.truncate(self.chain.first as usize);
     }
@@ -364,7 +364,7 @@ pub(crate) fn translate(
     }
 }
 
-/// Names what is wrong with a buffer that cannot be translated.
+/// The fault of a buffer that cannot be translated.
 #[cold]
 pub(crate) fn bad_buffer(head: u16, desc: Descriptor) -> GuestFault {
     let (addr, len) = (GuestAddr(desc.addr), desc.len);

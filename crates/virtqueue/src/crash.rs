@@ -1,4 +1,4 @@
-//! Where tests let a device die, or a VMM write: `tests/crash.rs`. Here nothing happens.
+//! Hooks where tests kill a device or write as the VMM (`tests/crash.rs`). Outside tests they do nothing.
 
 /// Called before a store that a successor could see.
 #[inline(always)]

@@ -1,21 +1,20 @@
-//! What a driver can do wrong.
+//! How a driver can break the rules of a ring.
 //!
-//! A fault blames the guest: the caller closes the port, counts [`GuestFault::name`] and says it once. The
-//! numbers in a variant are the guest's own, as read; they are for the message and must not be used as
-//! anything else.
+//! A fault is the guest's: the caller closes the port, counts [`GuestFault::name`] and logs it once. The
+//! numbers in a variant were read from the guest; use them only for the message.
 
 use crate::GuestAddr;
 
-/// A ring that breaks the specification. After one, the queue must not be used any more.
+/// A violation of the specification by the driver. The queue must not be used after it.
 ///
-/// `head` is the chain's first descriptor, or its place in a packed ring; in [`Self::HeadOutOfRange`] it is what was
-/// read where one should be. `found` and `addr` are as read from the ring; `size` and `limit` are entries, of the queue
-/// or of the table; `len` is bytes, as the descriptor says.
+/// `head` is the chain's first descriptor, or its place in a packed ring; in [`Self::HeadOutOfRange`] it is
+/// the invalid number that was read. `found` and `addr` are as read from the ring; `size` and `limit` are
+/// entries, of the queue or of the table; `len` is the descriptor's length in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum GuestFault {
-    /// `avail.idx` is further ahead than the ring has entries, or went back (VirtIO 1.3, 2.7.13.3).
+    /// `avail.idx` is ahead by more entries than the ring has, or went back (VirtIO 1.3, 2.7.13.3).
     #[error("avail.idx jumped to {found} while {next} is next and the queue has {size} entries")]
     AvailIndexJump {
         found: u16,
@@ -23,22 +22,22 @@ pub enum GuestFault {
         next: u16,
         size: u16,
     },
-    /// Packed ring: a descriptor was made available again before the device had used it, or a list runs into
+    /// Packed ring: a descriptor was made available again before the device had used it, or a list reaches
     /// such a descriptor (2.8.21).
     #[error("descriptor {at} was made available again before it was used")]
     RingOverrun {
-        /// Its place in the ring.
+        /// Its slot in the ring.
         at: u16,
     },
-    /// Packed ring: a list goes on in a descriptor that is not available; the first one must be made available
-    /// last (2.8.21.1).
-    #[error("chain {head} goes on in descriptor {at}, which is not available")]
+    /// Packed ring: a list continues in a descriptor that is not available; the first one must be made
+    /// available last (2.8.21.1).
+    #[error("chain {head} continues in descriptor {at}, which is not available")]
     ChainIncomplete {
         head: u16,
-        /// Place of the one that is missing.
+        /// Slot of the descriptor that is not available.
         at: u16,
     },
-    /// An entry of the available ring names a descriptor that is not there.
+    /// An entry of the available ring refers to a descriptor that does not exist.
     #[error("available head {head} is not below the queue size {size}")]
     HeadOutOfRange { head: u16, size: u16 },
     /// `next` leads out of the descriptor table, or out of an indirect one.
@@ -49,22 +48,22 @@ pub enum GuestFault {
         next: u16,
         size: u16,
     },
-    /// The chain has more descriptors than its table or the queue: it must be a loop (2.7.5.2).
+    /// The chain has more descriptors than its table or the queue: so it must be a loop (2.7.5.2).
     #[error("chain {head} has more than {limit} descriptors")]
     DescriptorLoop { head: u16, limit: u16 },
-    /// A buffer of no bytes, which no driver makes.
+    /// A buffer of no bytes, which no correct driver uses.
     #[error("chain {head}: descriptor of zero length")]
     ZeroLength { head: u16 },
     /// A buffer or an indirect table that is not wholly inside one memory region.
     #[error("chain {head}: {len} bytes at {addr} are not inside guest memory")]
     OutsideMemory { head: u16, addr: GuestAddr, len: u32 },
-    /// Address plus length is more than 64 bits hold.
+    /// Address plus length exceeds 64 bits.
     #[error("chain {head}: {len} bytes at {addr} wrap around the address space")]
     AddressWrap { head: u16, addr: GuestAddr, len: u32 },
-    /// A chain of 4 GiB or more (2.7.5.2).
-    #[error("chain {head} is longer than 4 GiB")]
+    /// A chain with 4 GiB or more to read, or to write (2.7.5.2).
+    #[error("chain {head} has 4 GiB or more")]
     ChainTooLong { head: u16 },
-    /// An indirect descriptor that must not be there, or a table of impossible size (2.7.5.3).
+    /// An indirect descriptor that is not allowed here, or a table of invalid size (2.7.5.3).
     #[error("chain {head}: indirect table of {len} bytes: {why}")]
     IndirectInvalid {
         head: u16,

@@ -1,4 +1,4 @@
-//! Indirect tables (VirtIO 1.3, 2.7.5.3 and 2.8.7), which both rings have.
+//! Indirect tables (VirtIO 1.3, 2.7.5.3 and 2.8.7), of both kinds of ring.
 //!
 //! A table is checked as one range, and each of its entries is read once, into a copy.
 #![allow(unsafe_code)]
@@ -15,7 +15,7 @@ use crate::{Buffer, GuestAddr, GuestFault, IndirectRule, MemoryMap, QueueSize, c
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Table<'a> {
     start: NonNull<u8>,
-    /// Entries that it has: at least one, at most the queue size.
+    /// Number of entries: at least one, at most the queue size.
     pub(crate) entries: u16,
     memory: PhantomData<&'a MemoryMap>,
 }
@@ -45,7 +45,7 @@ impl<'a> Table<'a> {
         if u64::from(len) > layout::desc_bytes(size.get()) {
             return invalid(IndirectRule::TooLong);
         }
-        // Without the hint of the frames: tables often live in another region.
+        // Not by the region hint of the frames: tables are often in another region.
         let offset = memory.translate(GuestAddr(desc.addr), u64::from(len));
         let Some(start) = offset.and_then(|offset| memory.ptr(offset, len as usize)) else {
             return Err(chain::bad_buffer(head, desc));
@@ -58,7 +58,7 @@ impl<'a> Table<'a> {
     }
 
     /// The two words of entry `index` in the machine's own order, each byte read once; `None`, if there is no such
-    /// entry. The specification demands no alignment of such tables, so an odd one is read bytewise.
+    /// entry. The specification demands no alignment of such tables, so an unaligned one is read byte by byte.
     #[inline(always)]
     pub(crate) fn read(self, index: u16) -> Option<[u64; 2]> {
         if index >= self.entries {
@@ -79,7 +79,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Asks for a cache line that will be needed soon. Harmless for any address.
+/// Prefetches a cache line. Harmless for any address.
 #[inline(always)]
 pub(crate) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -92,12 +92,12 @@ pub(crate) fn prefetch(address: *const u8) {
     let _ = address;
 }
 
-/// As [`prefetch`], for a line that will be written: it comes as one's own at once, and not first to be read and
-/// then once more to be written.
+/// As [`prefetch`], for a line that will be written: the CPU gets it exclusively at once, instead of shared
+/// first and exclusively at the first store.
 #[inline(always)]
 fn prefetch_to_write(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as a prefetch; processors that do not know this one take it for a NOP (Intel SDM, PREFETCHW).
+    // SAFETY: as a prefetch; processors without this instruction execute it as a NOP (Intel SDM, PREFETCHW).
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
     }
@@ -105,26 +105,26 @@ fn prefetch_to_write(address: *const u8) {
     let _ = address;
 }
 
-/// What is fetched ahead when a chain is taken.
+/// What a queue prefetches when it takes a chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prefetch {
-    /// The cache line with the virtio-net header, if one buffer of the ring holds header and frame; nothing of other
-    /// chains. Right where this CPU does not touch the frame (a NIC reads it by DMA): a line fetched in vain is one
-    /// that the driver's CPU must get back before it can write its next frame there.
+    /// The cache line with the virtio-net header, if header and frame are in one buffer of the ring; nothing
+    /// of other chains. For frames that this CPU does not touch (a NIC reads them by DMA): the driver's CPU
+    /// would have to get back each line fetched in vain before it can write its next frame there.
     Header,
-    /// That and the line behind it: drivers put the header at the end of one line, and the frame begins on the next. Of
-    /// several buffers the first line of each.
+    /// That line and the next one: drivers put the header at the end of a line, and the frame begins on the
+    /// next. For a chain of several buffers, the first line of each.
     #[default]
     Frame,
 }
 
-/// Bytes of a cache line.
+/// Bytes per cache line.
 const LINE: usize = 64;
 
-/// Whether the virtio-net header (12 bytes, VirtIO 1.3, 5.1.6) of a buffer at this offset of the map has the end of a
-/// cache line, and the frame begins on the next one, as DPDK's driver has it. To the guest such a header is mostly the
-/// one that was there before. Who then leaves it as it is spares both sides a line that goes to and fro: so it is
-/// fetched ahead to be read only, and to be compared before it is written.
+/// Whether the virtio-net header (12 bytes, VirtIO 1.3, 5.1.6) of a buffer at this map offset ends a cache
+/// line, so that the frame begins on the next, as DPDK's driver arranges it. The guest's buffer mostly holds
+/// an identical header already. A device that compares before it writes spares both sides the transfer of
+/// that line, so it is prefetched for reading only.
 #[inline(always)]
 #[must_use]
 pub fn header_ends_line(offset: u64) -> bool {
@@ -132,13 +132,13 @@ pub fn header_ends_line(offset: u64) -> bool {
     offset % LINE as u64 == LINE as u64 - HEADER_BYTES
 }
 
-/// Asks for the first cache lines of a buffer.
+/// Prefetches the first cache lines of a buffer.
 #[inline(always)]
 pub(crate) fn prefetch_frame(base: NonNull<u8>, buffer: &Buffer, writable: bool, what: Prefetch) {
     let first = base.as_ptr().wrapping_add(buffer.offset as usize);
     let second = first.wrapping_add(LINE);
     let two = what == Prefetch::Frame && buffer.len as usize > LINE;
-    // Spelled out: a choice between the two functions becomes a call by pointer.
+    // Written out: a variable for the function would become an indirect call.
     if writable {
         if header_ends_line(buffer.offset) {
             prefetch(first);

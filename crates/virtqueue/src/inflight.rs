@@ -1,15 +1,15 @@
-//! The inflight region: a file that the VMM keeps while a device dies and another one takes its place.
+//! The inflight region: a file that the VMM keeps while a device dies and a successor replaces it.
 //!
-//! Theory of operation (vhost-user, "Inflight I/O tracking"): the device makes the file (GET_INFLIGHT_FD), the
-//! VMM keeps it and gives it to the successor (SET_INFLIGHT_FD). It has a region for each queue, and that a
-//! state for each descriptor: which chains were taken and not given back, and in what order. What is written when is
-//! in `inflight_split.rs` and `inflight_packed.rs`; here is where it lies.
+//! Theory of operation (vhost-user, "Inflight I/O tracking"): the device creates the file (GET_INFLIGHT_FD),
+//! the VMM keeps it and passes it to the successor (SET_INFLIGHT_FD). It has a region for each queue, and
+//! each region a state for each descriptor: which chains were taken and not returned, and in what order.
+//! `inflight_split.rs` and `inflight_packed.rs` define what is written when; this file defines where.
 //!
 //! The layouts are those of the specification, with the padding that a C compiler gives them; regions start on
 //! multiples of 64 bytes, as those of libvhost-user and DPDK do. All numbers are in the machine's own order.
 //!
-//! The VMM could write anything there, at any time. So each value is loaded by itself, once, and checked before it is
-//! used as an index, and what a running device needs to know it does not ask the region, which is only written then.
+//! The VMM could write anything there, at any time. So each value is loaded once, and checked before it is
+//! used as an index. A running device only writes there (a split queue also copies the last batch's head).
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -28,7 +28,7 @@ const VERSION: u16 = 1;
 /// Each queue's region starts on a multiple of this many bytes.
 const ALIGN: u64 = 64;
 
-/// Bytes before the first state of a queue, and of each state.
+/// Bytes of a queue's header, which precedes its states, and of each state.
 struct Bytes {
     header: u64,
     state: u64,
@@ -43,7 +43,7 @@ const PACKED: Bytes = Bytes {
     state: 32,
 };
 
-/// Of the header, both kinds.
+/// Fields of the header, of both kinds of ring.
 const FEATURES: Field<u64> = Field::at(0);
 const VERSION_AT: Field<u16> = Field::at(8);
 const DESC_NUM: Field<u16> = Field::at(10);
@@ -51,7 +51,7 @@ const DESC_NUM: Field<u16> = Field::at(10);
 /// A number in a header or in a state.
 #[derive(Clone, Copy)]
 pub(crate) struct Field<T> {
-    /// Where it lies there, bytes.
+    /// Its offset there, bytes.
     offset: u64,
     width: PhantomData<T>,
 }
@@ -65,7 +65,7 @@ impl<T> Field<T> {
     }
 }
 
-/// A number of the region, and the atomic to reach it. Stores are Release: see [`InflightQueue`].
+/// A number in the region, and the atomic type to access it. Stores are Release: see [`InflightQueue`].
 pub(crate) trait Number: Copy {
     type Atomic;
     fn get(from: &Self::Atomic) -> Self;
@@ -88,38 +88,38 @@ macro_rules! numbers {
 
 numbers!(u8: AtomicU8, u16: AtomicU16, u32: AtomicU32, u64: AtomicU64);
 
-/// A region that cannot be used: the VMM's doing, or memory is missing.
+/// A region that cannot be used: the VMM's fault, or out of memory.
 ///
-/// `queues`, `queue_size` (entries of each), `offset` and `bytes` (of the file, both in bytes) are as asked for;
-/// `needed` is bytes, too. `index` is the queue's, `entries` what its region says that it is for.
+/// `queues`, `queue_size` (entries of each), `offset` and `bytes` (of the file, both in bytes) are as
+/// requested; `needed` is in bytes, too. `index` is the queue's; `entries` is the queue size in its region.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum InflightError {
-    /// Of the file.
+    /// The file cannot be mapped.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The region does not start where regions do.
+    /// The region does not start on a multiple of 64 bytes.
     #[error("an inflight region at {offset}, which is not a multiple of 64")]
     Misaligned { offset: u64 },
     /// No region has that many queues, or queues of that size.
     #[error("inflight region for {queues} queues of {queue_size} entries")]
     Shape { queues: u16, queue_size: u16 },
-    /// Too short for what it is to hold.
+    /// Too short for the requested queues.
     #[error("inflight region of {bytes} bytes, {needed} are needed")]
     TooShort { bytes: u64, needed: u64 },
-    /// Written by somebody who knows another layout.
+    /// Written in another layout, or for another queue size.
     #[error("inflight region of queue {index}: version {version}, features {features:#x}, {entries} entries")]
     Unknown {
         index: u16,
-        /// Its version, of which 1 is known, and 0 for one never used.
+        /// Its version; supported: 1, and 0 for a region that was never used.
         version: u16,
-        /// Its features, of which none is known.
+        /// Its features, of which none is supported.
         features: u64,
         entries: u16,
     },
 }
 
-/// What an inflight region is made for.
+/// The queues that an inflight region is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InflightShape {
     /// Number of queues.
@@ -137,11 +137,11 @@ pub struct InflightRegion {
 }
 
 impl InflightShape {
-    /// Bytes of such a region; `None` for no queues, or for entries that no queue has.
+    /// Bytes of such a region; `None` for no queues or for an invalid queue size.
     #[must_use]
     pub fn bytes(self) -> Option<u64> {
         let good = self.queues > 0 && self.entries > 0 && self.entries <= MAX_QUEUE_SIZE;
-        // Less than 2^16 times 2^20 and some.
+        // Cannot overflow: less than 2^16 times 2^21.
         good.then(|| u64::from(self.queues) * self.queue_bytes())
     }
 
@@ -165,18 +165,18 @@ pub struct InflightFile {
 }
 
 impl InflightRegion {
-    /// Makes a file (VHOST_USER_GET_INFLIGHT_FD): sealed, and of zeros, which means that no region was used yet.
+    /// Creates a file (VHOST_USER_GET_INFLIGHT_FD): sealed, and all zeros, which means that no region was used yet.
     ///
     /// # Errors
-    /// No memory, no descriptor, or a shape for which [`InflightShape::bytes`] has no answer.
+    /// No memory, no descriptor, or a shape for which [`InflightShape::bytes`] is `None`.
     pub fn create(shape: InflightShape) -> io::Result<InflightFile> {
         let bytes = shape.bytes().ok_or(io::ErrorKind::InvalidInput)?;
         let file = sealed_file("vhost-inflight", bytes)?;
         Ok(InflightFile { file, bytes })
     }
 
-    /// Maps a file (VHOST_USER_SET_INFLIGHT_FD), and no more of it than the shape needs. Regions that were never used
-    /// are initialised.
+    /// Maps as much of a file as the shape needs (VHOST_USER_SET_INFLIGHT_FD), and initialises regions that
+    /// were never used.
     ///
     /// # Errors
     /// [`InflightError`].
@@ -224,7 +224,7 @@ impl InflightRegion {
         Ok(())
     }
 
-    /// What it was made for.
+    /// The queues that it is for.
     pub fn shape(&self) -> InflightShape {
         self.shape
     }
@@ -243,10 +243,10 @@ impl InflightRegion {
         u64::from(index) * self.shape.queue_bytes()
     }
 
-    /// The number that is the field of what starts at `start`.
+    /// Field `field` of the header or state that starts at `start`.
     fn number<T: Number>(&self, start: u64, field: Field<T>) -> &T::Atomic {
         let (at, len) = (start + field.offset, size_of::<T::Atomic>() as u64);
-        // Offsets are made of an index that was checked and of the constants of these files.
+        // Offsets are computed from a checked index and from constants of these files.
         assert!(
             at.is_multiple_of(len) && at + len <= self.file.len(),
             "{at} is a field of the inflight region"
@@ -267,8 +267,8 @@ impl fmt::Debug for InflightRegion {
 
 /// The region of one queue.
 ///
-/// Stores are Release: a device that dies has made all of them up to some point, and none after it. That is so for the
-/// machine when a process is killed; Release keeps the compiler to it.
+/// Stores are Release: a device that dies has made all stores up to some point, and none after it. The
+/// machine guarantees that when a process is killed; Release keeps the compiler from reordering them.
 #[derive(Debug)]
 pub struct InflightQueue {
     region: Arc<InflightRegion>,
@@ -277,12 +277,12 @@ pub struct InflightQueue {
 }
 
 impl InflightQueue {
-    /// Entries of the queue that it is for, of which the region has states.
+    /// Entries of its queue: the number of states.
     pub(crate) fn entries(&self) -> u16 {
         self.entries
     }
 
-    /// As much of it as such a queue needs: one that its driver has reset may be shorter than the region was made for.
+    /// The part that such a queue needs: after a reset by its driver a queue may be shorter than the region.
     pub(crate) fn of_ring(self, size: QueueSize, packed: bool) -> Result<Self, RingError> {
         let shape = self.region.shape;
         if size.get() <= shape.entries && shape.packed == packed {

@@ -1,17 +1,17 @@
-//! What a packed queue notes in the inflight region (vhost-user, "Inflight I/O tracking", packed virtqueue).
+//! What a packed queue records in the inflight region (vhost-user, "Inflight I/O tracking", packed virtqueue).
 //!
-//! Theory of operation. Used descriptors overwrite available ones, so the region keeps copies: states are linked into a
-//! free list, and a chain that is taken takes as many from it as it has descriptors. When a batch is published, its
-//! states go back to the list and the region's used position moves on, both first in the new fields and after the
-//! publication in the old ones; by the first descriptor of the batch a successor sees whether it was published, and
-//! completes the step or takes it back. What is in the free list then is not in flight, whatever its mark says.
+//! Theory of operation. Used descriptors overwrite available ones, so the region keeps copies: its states form a free
+//! list, and a chain that is taken gets as many of them as it has descriptors. Publishing a batch returns its states to
+//! the list and advances the region's used position, both first in the new fields and after the publication in the old
+//! ones. The first descriptor of the batch shows a successor whether it was published; so the successor completes the
+//! step or undoes it. A state that is then in the free list is not in flight, whatever its mark.
 //!
-//! Chains that are in flight are served from their copies, in the order of their numbers; then the queue goes on in the
-//! ring, as many slots behind the used position as they have.
+//! A successor serves chains in flight from their copies, in the order of their numbers. Then the queue
+//! continues in the ring, as many slots after the used position as those chains occupy.
 //!
-//! The free list is kept here as well, and the region's is only written: another writer there cannot lead this device
-//! anywhere. A region that makes no sense, or does not fit the ring, is of another life of the queue, or broken: it is
-//! made anew, and the queue goes on as if there were none.
+//! The free list is kept here as well, and the region's copy is only written: another writer there cannot
+//! mislead this device. A region that is inconsistent, or does not fit the ring, belongs to an earlier use of
+//! the queue or is broken: it is reset, and the queue continues without it.
 
 use std::collections::VecDeque;
 
@@ -39,16 +39,16 @@ const OLD_USED_IDX: Field<u16> = Field::at(18);
 const USED_WRAP: Field<u8> = Field::at(20);
 const OLD_USED_WRAP: Field<u8> = Field::at(21);
 
-/// A chain that is out.
+/// A chain in flight.
 #[derive(Debug)]
 struct Out {
-    /// It has as many states as slots.
+    /// Its slots are also its number of states.
     id: ChainId,
-    /// A predecessor had taken it.
+    /// Whether a predecessor had taken it.
     left: bool,
 }
 
-/// A chain that a predecessor left: a copy, so that what was checked is what is served.
+/// A chain that a predecessor left in flight. A copy, so that the VMM cannot change it after the check.
 #[derive(Debug)]
 struct LeftChain {
     /// Its states, in the order of the list.
@@ -57,7 +57,7 @@ struct LeftChain {
     descs: Vec<PackedDescriptor>,
 }
 
-/// Notes of one packed queue.
+/// Records of one packed queue.
 #[derive(Debug)]
 pub(crate) struct PackedJournal {
     queue: InflightQueue,
@@ -65,18 +65,18 @@ pub(crate) struct PackedJournal {
     counter: u64,
     /// States that are free, the head of the list last.
     free: Vec<u16>,
-    /// Chains that are out, and their states, one after the other: those that are used and not published, in the order
-    /// of their use, then the others, the oldest first.
+    /// Chains in flight, and their states, one after the other: first those used but not published, in the
+    /// order of use, then the others, the oldest first.
     out: VecDeque<Out>,
     states: VecDeque<u16>,
-    /// How many chains, and states, were used in any order and not published.
+    /// How many chains, and states, were used by [`use_next`](Self::use_next) and not published.
     used: (usize, usize),
-    /// Chains that a predecessor left, and how many of them were taken again.
+    /// Chains that a predecessor left in flight, and how many of them were taken again.
     left: Vec<LeftChain>,
     next_left: usize,
 }
 
-/// What is left of a predecessor.
+/// The state that a predecessor left.
 pub(crate) struct Resumed {
     /// Empty, if the region is of no use.
     pub(crate) journal: PackedJournal,
@@ -85,7 +85,7 @@ pub(crate) struct Resumed {
 }
 
 impl PackedJournal {
-    /// Takes over from a predecessor. `search` is where the ring itself says that it stands, if it does.
+    /// Takes over from a predecessor. `search` is the position found in the ring, if there is one.
     pub(crate) fn resume(queue: InflightQueue, ring: &PackedRing, search: Option<Position>) -> Resumed {
         let mut journal = Self {
             counter: 0,
@@ -105,7 +105,7 @@ impl PackedJournal {
         Resumed { journal, at }
     }
 
-    /// Completes or takes back the last batch; returns where the next used descriptor goes.
+    /// Completes or undoes the last batch; returns where the next used descriptor goes.
     fn recover_batch(&self, ring: &PackedRing) -> Option<Position> {
         let position = |idx, wrap| Position {
             offset: self.queue.header(idx),
@@ -124,7 +124,7 @@ impl PackedJournal {
         } else {
             (old, OLD_FREE_HEAD)
         };
-        // With no batch under way the old head counts: a chain may have been half noted.
+        // With no batch in progress the old head is valid: a chain may have been recorded only in part.
         let free_head = if new == old { OLD_FREE_HEAD } else { free_head };
         self.unmark_free(self.queue.header(free_head))?;
         self.set_used(at);
@@ -138,7 +138,7 @@ impl PackedJournal {
         let mut at = head;
         for _ in 0..=entries {
             if at >= entries {
-                // The end is marked by the first index that there is not.
+                // The list ends with the index after the last state.
                 return (at == entries).then_some(());
             }
             self.queue.set(at, INFLIGHT, 0);
@@ -147,8 +147,8 @@ impl PackedJournal {
         None
     }
 
-    /// Reads the chains in flight, in the order of their numbers, each field of the region once. `None`, and nothing
-    /// is changed, if they make no sense.
+    /// Reads the chains in flight, in the order of their numbers, each field of the region once. `None`, and
+    /// nothing is changed, if they are inconsistent.
     fn read_chains(&mut self) -> Option<()> {
         let entries = self.queue.entries();
         let marked = (0..entries).filter(|&head| self.queue.get(head, INFLIGHT) == 1);
@@ -181,8 +181,8 @@ impl PackedJournal {
         Some(LeftChain { states, descs })
     }
 
-    /// Links all states that no chain has into the free list. Marks first, so that at any moment no marked state is in
-    /// a list that is about to be used.
+    /// Links all states that belong to no chain into the free list. Clears their marks first, so that the
+    /// list has no marked state when it takes effect.
     fn link_free(&mut self) {
         let entries = self.queue.entries();
         let mut used = vec![false; entries.into()];
@@ -201,7 +201,7 @@ impl PackedJournal {
         self.queue.set_header(OLD_FREE_HEAD, next);
     }
 
-    /// Begins anew at `at`: after [`resume`](Self::resume) found nothing.
+    /// Starts at `at`, after [`resume`](Self::resume) found no position.
     pub(crate) fn start(&self, at: Position) {
         self.set_used(at);
         self.set_old_used(at);
@@ -221,17 +221,17 @@ impl PackedJournal {
         self.free.last().copied().unwrap_or(self.queue.entries())
     }
 
-    /// Chains that a predecessor left and that were not taken again yet.
+    /// Number of chains that a predecessor left in flight and that were not yet taken again.
     pub(crate) fn left_over(&self) -> usize {
         self.left.len() - self.next_left
     }
 
-    /// Descriptors of the next of these, in the order of the list; none, if there is none.
+    /// Descriptors of the next of these chains, in the order of the list; empty if there is none.
     pub(crate) fn next_left(&self) -> &[PackedDescriptor] {
         self.left.get(self.next_left).map_or(&[], |chain| &chain.descs)
     }
 
-    /// Descriptors of all of them.
+    /// Descriptors of all chains that a predecessor left.
     pub(crate) fn all_left(&self) -> Vec<PackedDescriptor> {
         let descs = self.left.iter().flat_map(|chain| &chain.descs);
         descs.copied().collect()
@@ -246,7 +246,7 @@ impl PackedJournal {
         }
     }
 
-    /// It was taken again.
+    /// Records that the next of these chains was taken again.
     pub(crate) fn take_left(&mut self) {
         let LeftChain { states, descs } = &self.left[self.next_left];
         self.states.extend(states);
@@ -258,11 +258,11 @@ impl PackedJournal {
         self.next_left += 1;
     }
 
-    /// A chain was taken at `at`; its descriptors stand in the ring.
+    /// Records that the chain at `at` was taken; its descriptors are in the ring.
     pub(crate) fn take(&mut self, ring: &PackedRing, at: Position, id: ChainId) {
         let (head, slots) = (self.free_head(), id.slots);
         if self.free.len() < usize::from(slots) {
-            return; // more than the queue has: counted out before
+            return; // cannot happen: `pop` takes no more slots than there are
         }
         self.queue.set(head, NUM, 0);
         self.queue.set(head, COUNTER, self.counter);
@@ -286,7 +286,7 @@ impl PackedJournal {
         self.out.push_back(Out { id, left: false });
     }
 
-    /// The chains that were taken last, `slots` slots in all, went back.
+    /// Records that the chains taken last, `slots` slots in all, were returned.
     pub(crate) fn untake(&mut self, slots: u16) {
         let mut slots = slots;
         while slots > 0 {
@@ -299,7 +299,7 @@ impl PackedJournal {
                 self.next_left -= 1;
                 continue;
             }
-            // Not in flight first: what is then in no list comes back into one when the next device takes over.
+            // Clears the mark first: the next device puts a state that is in no list back into the free list.
             self.queue.set(states[0], INFLIGHT, 0);
             self.link(&states);
             self.queue.set_header(OLD_FREE_HEAD, self.free_head());
@@ -313,7 +313,7 @@ impl PackedJournal {
         self.queue.set_header(FREE_HEAD, self.free_head());
     }
 
-    /// The chain `id` is used, behind others that are used and not published.
+    /// Records that chain `id` is used, after others that are used and not published.
     #[inline]
     pub(crate) fn use_next(&mut self, id: ChainId) {
         let (next, first) = self.used;
@@ -337,8 +337,8 @@ impl PackedJournal {
         self.used = (next + 1, first + slots);
     }
 
-    /// The first chains, `slots` slots in all, are about to be published; then `used` is where the next used
-    /// descriptor goes.
+    /// Records that the first chains, `slots` slots in all, are about to be published. The next used
+    /// descriptor will go to `used`.
     pub(crate) fn before_publish(&mut self, slots: u16, used: Position) {
         let (mut slots, mut chain, mut first) = (slots, 0, 0);
         while slots > 0 && chain < self.out.len() {
@@ -351,7 +351,7 @@ impl PackedJournal {
         self.set_used(used);
     }
 
-    /// They are.
+    /// Records that they were published.
     pub(crate) fn after_publish(&mut self, slots: u16, used: Position) {
         let mut slots = slots;
         while slots > 0 {

@@ -1,17 +1,17 @@
-//! What a split queue notes in the inflight region (vhost-user, "Inflight I/O tracking", split virtqueue).
+//! What a split queue records in the inflight region (vhost-user, "Inflight I/O tracking", split virtqueue).
 //!
-//! Theory of operation. A chain that is taken gets a number and is marked. When a batch is published, its heads are
-//! first linked into a list, then used.idx moves, then the marks go, then `used_idx` of the region follows. A successor
-//! that finds the two indices apart knows that the batch was published, how many chains it had, and finds them in the
-//! list: so the marks can be put right whenever the device dies.
+//! Theory of operation. A chain that is taken gets a number and a mark. To publish a batch, the device links
+//! its heads into a list, advances used.idx, clears the marks, and then advances `used_idx` of the region. If
+//! the two indices differ, a successor knows that the batch was published and how many chains it had, and
+//! finds them in the list: so it can correct the marks whenever the device died.
 //!
-//! Where chains are used in the order in which they were taken, the marked ones are those from used.idx on in the
-//! available ring, and the queue goes on there. A predecessor that used chains out of order leaves others: those are
-//! served first, in the order of their numbers, in place of the entries of the available ring, which may have been
-//! written over.
+//! If chains are used in the order in which they were taken, the marked ones are those from used.idx on in
+//! the available ring, and the queue continues there. After a predecessor that used chains out of order, the
+//! marked ones are others: they are served first, in the order of their numbers, instead of the entries of
+//! the available ring, which may have been overwritten.
 //!
-//! A region that does not fit the ring (more chains than the driver has made available, impossible heads) is of another
-//! life of the queue, or broken: it is emptied, and the queue goes on as if there were none.
+//! A region that does not fit the ring (more chains than the driver has made available, impossible heads)
+//! belongs to an earlier use of the queue or is broken: it is cleared, and the queue continues without it.
 
 use std::collections::VecDeque;
 
@@ -25,11 +25,11 @@ const COUNTER: Field<u64> = Field::at(8);
 const LAST_BATCH_HEAD: Field<u16> = Field::at(12);
 const USED_IDX: Field<u16> = Field::at(14);
 
-/// A chain that is out.
+/// A chain in flight.
 #[derive(Debug)]
 struct Out {
     head: u16,
-    /// A predecessor had taken it.
+    /// Whether a predecessor had taken it.
     left: bool,
 }
 
@@ -40,16 +40,16 @@ struct Marked {
     head: u16,
 }
 
-/// Notes of one split queue.
+/// Records of one split queue.
 #[derive(Debug)]
 pub(crate) struct SplitJournal {
     queue: InflightQueue,
     /// Number of the next chain.
     counter: u64,
-    /// Chains that are out: those that are used and not published, in the order of their use, then the others, the
-    /// oldest first.
+    /// Chains in flight: first those used but not published, in the order of use, then the others, the oldest
+    /// first.
     out: VecDeque<Out>,
-    /// How many of the heads that come next a predecessor had taken: they keep their marks and numbers.
+    /// How many of the next heads a predecessor had taken: they keep their marks and numbers.
     left: u16,
 }
 
@@ -58,19 +58,19 @@ pub(crate) struct SplitJournal {
 pub(crate) struct Left {
     /// Chains that it had taken and not used.
     pub(crate) taken: u16,
-    /// Their heads, unless the available ring has them in the same order.
+    /// Their heads; empty if the available ring has them in the same order.
     pub(crate) replay: Vec<u16>,
 }
 
-/// A queue that a predecessor had.
+/// The journal of a queue that had a predecessor, and what that left.
 pub(crate) struct Resumed {
     pub(crate) journal: SplitJournal,
     pub(crate) left: Left,
 }
 
 impl SplitJournal {
-    /// Takes over from a predecessor whose used ring stands at `used_idx`, while the driver's available ring has
-    /// `available` entries from there on, which `entry` tells.
+    /// Takes over from a predecessor whose used.idx is `used_idx`. From there on the driver's available ring
+    /// has `available` entries, which `entry` returns.
     pub(crate) fn resume(
         queue: InflightQueue,
         used_idx: u16,
@@ -94,7 +94,7 @@ impl SplitJournal {
         Resumed { journal, left }
     }
 
-    /// Takes the marks off a batch that was published. `false`: there can be no such batch.
+    /// Clears the marks of a batch that was published. `false`: the region describes an impossible batch.
     fn finish_batch(&self, used_idx: u16) -> bool {
         let mut head = self.queue.header(LAST_BATCH_HEAD);
         let batch = used_idx.wrapping_sub(self.queue.header(USED_IDX));
@@ -144,7 +144,7 @@ impl SplitJournal {
         }
     }
 
-    /// Chains that begin at `heads` were taken.
+    /// Records that the chains that begin at `heads` were taken.
     pub(crate) fn take(&mut self, heads: impl Iterator<Item = u16>) {
         for head in heads {
             let left = self.left > 0;
@@ -159,7 +159,7 @@ impl SplitJournal {
         }
     }
 
-    /// The `count` chains that were taken last went back.
+    /// Records that the `count` chains taken last were returned.
     pub(crate) fn untake(&mut self, count: u16) {
         for _ in 0..count {
             match self.out.pop_back() {
@@ -170,7 +170,7 @@ impl SplitJournal {
         }
     }
 
-    /// The chain that begins at `head` is used, behind `used` others that are not published.
+    /// Records that the chain that begins at `head` is used, after `used` others that are not published.
     #[inline]
     pub(crate) fn use_next(&mut self, used: u16, head: u16) {
         let next = self.out.len().min(used.into());
@@ -182,7 +182,7 @@ impl SplitJournal {
         }
     }
 
-    /// The first `count` chains are about to be published.
+    /// Records that the first `count` chains are about to be published.
     pub(crate) fn before_publish(&self, count: u16) {
         let mut last = self.queue.header(LAST_BATCH_HEAD);
         for &Out { head, .. } in self.out.iter().take(count.into()) {
@@ -192,7 +192,7 @@ impl SplitJournal {
         }
     }
 
-    /// They are, and used.idx stands at `used_idx`.
+    /// Records that they were published, and that used.idx is `used_idx`.
     pub(crate) fn after_publish(&mut self, count: u16, used_idx: u16) {
         let count = self.out.len().min(count.into());
         for Out { head, .. } in self.out.drain(..count) {

@@ -1,27 +1,27 @@
 //! Layout of the rings in guest memory: offsets, sizes and flags (VirtIO 1.3, 2.7.5 to 2.7.10 for split rings,
 //! 2.8.10 and 2.8.13 for packed ones).
 //!
-//! Everything is little-endian (VERSION_1). The structures are described by offsets and not by Rust types,
-//! because no Rust value ever lives there: each field is loaded or stored on its own.
+//! Everything is little-endian (VERSION_1). The structures are described by offsets, not by Rust types,
+//! because no Rust value may live there: each field is loaded or stored separately.
 
 use virtio_bindings::virtio_ring as abi;
 
-/// The buffer goes on in the descriptor named by `next`.
+/// The chain continues in descriptor `next`.
 pub const DESC_NEXT: u16 = abi::VRING_DESC_F_NEXT as u16;
 /// The buffer is for the device to write.
 pub const DESC_WRITE: u16 = abi::VRING_DESC_F_WRITE as u16;
 /// The buffer is a table of descriptors.
 pub const DESC_INDIRECT: u16 = abi::VRING_DESC_F_INDIRECT as u16;
-/// `avail.flags`: the driver wants no call. A hint, and unused with event idx.
+/// `avail.flags`: the driver needs no call. A hint, and unused with event idx.
 pub const AVAIL_NO_INTERRUPT: u16 = abi::VRING_AVAIL_F_NO_INTERRUPT as u16;
-/// `used.flags`: the device wants no kick. A hint, and unused with event idx.
+/// `used.flags`: the device needs no kick. A hint, and unused with event idx.
 pub const USED_NO_NOTIFY: u16 = abi::VRING_USED_F_NO_NOTIFY as u16;
 
 /// Packed ring: equal to the driver's wrap counter where a descriptor is available.
 pub const PACKED_AVAIL: u16 = 1 << abi::VRING_PACKED_DESC_F_AVAIL;
 /// Packed ring: equal to [`PACKED_AVAIL`] where a descriptor was used, and unlike it where it is available.
 pub const PACKED_USED: u16 = 1 << abi::VRING_PACKED_DESC_F_USED;
-/// Bytes of an event suppression structure: slot and lap u16, flags u16; and its alignment.
+/// Bytes of an event suppression structure (slot and wrap counter u16, flags u16), and its alignment.
 pub const EVENT_BYTES: u64 = 4;
 
 /// Bytes of one descriptor: address u64, length u32, flags u16, next u16.
@@ -60,13 +60,13 @@ pub const fn used_bytes(size: u16) -> u64 {
     6 + USED_ELEM_BYTES * size as u64
 }
 
-/// Where `used_event` lies in the available ring.
+/// Offset of `used_event` in the available ring.
 #[must_use]
 pub const fn used_event_offset(size: u16) -> u64 {
     RING_ENTRIES + 2 * size as u64
 }
 
-/// Where `avail_event` lies in the used ring.
+/// Offset of `avail_event` in the used ring.
 #[must_use]
 pub const fn avail_event_offset(size: u16) -> u64 {
     RING_ENTRIES + USED_ELEM_BYTES * size as u64
@@ -121,7 +121,7 @@ pub struct PackedDescriptor {
     pub addr: u64,
     /// Its length in bytes; in a used descriptor, the bytes that were written.
     pub len: u32,
-    /// Names the buffer. In a list, that of the last descriptor counts.
+    /// Buffer ID. The ID of a list is that of its last descriptor.
     pub id: u16,
     /// `DESC_*` and `PACKED_*` bits.
     pub flags: u16,

@@ -1,25 +1,24 @@
 //! Device side of virtio virtqueues, split and packed (VirtIO 1.3, sections 2.7 and 2.8), over a flat map of guest
 //! memory.
 //!
-//! For those who write a device: a vhost-user backend, or the device model of a VMM. The crate does no I/O
-//! and knows nothing of sockets, networks or vhost-user; it needs only the file descriptors of the guest's
-//! memory.
+//! For vhost-user backends and for device models of VMMs. The crate does no I/O and uses neither sockets,
+//! networks nor vhost-user; it needs only the file descriptors of the guest's memory.
 //!
 //! # Layers
-//! From the bottom, each needing only those before it:
+//! From the bottom up; each uses only those before it:
 //!
-//! 1. [`GuestAddr`], [`QueueSize`] and [`layout`]: units, and what the rings look like in memory.
+//! 1. [`GuestAddr`], [`QueueSize`] and [`layout`]: units, and the layout of the rings in memory.
 //! 2. [`Region`] and [`MemoryMap`]: all guest memory in one mapping, region after region without a hole, so
-//!    that an address becomes an offset by one subtraction; and byte movers that check an offset once.
-//! 3. [`GuestFault`]: everything that a driver can do wrong, each with a static name.
+//!   that an address becomes an offset by one subtraction; and functions that check an offset once and copy.
+//! 3. [`GuestFault`]: every way in which a driver can break the rules, each with a static name.
 //! 4. [`Chains`]: a batch of descriptor chains, copied and checked: a reusable buffer, no allocation.
-//! 5. [`Queue`], split or packed: the ring: take a batch, use it, publish a batch,
-//!    suppress notifications. [`DirtyLog`]: what was written, for a migration. [`Journal`] and
-//!    [`InflightRegion`]: what is under way, for a successor.
-//! 6. `driver` (feature `driver`): the other side, for programs that have both: makes memory and rings. With the feature
-//!    `test-driver` also packed ones, and lies on request.
+//! 5. [`Queue`], a split or packed ring: take a batch, use it, publish a batch, suppress notifications.
+//!   [`DirtyLog`]: the pages written, for a migration. [`Journal`] and [`InflightRegion`]: the chains in
+//!   flight, for a successor.
+//! 6. `driver` (feature `driver`): the driver's side, for programs that have both: creates memory and rings.
+//!   The feature `test-driver` adds packed rings and drivers that break the rules.
 //!
-//! # A device, whole
+//! # A complete device
 //! ```
 //! # #[cfg(feature = "driver")] {
 //! use std::sync::Arc;
@@ -35,7 +34,7 @@
 //! driver.add(&[Buffer::readable(buffer, 5)]).unwrap();
 //! driver.publish();
 //!
-//! // The device: maps the memory, takes what is there, gives it back.
+//! // The device: maps the memory, takes the chain, returns it.
 //! let memory = Arc::new(MemoryMap::new(ram.regions()?, 0, &TrustedFiles)?);
 //! let shape = RingShape::new(RingFormat::Split, driver.size());
 //! let rings = RingLayout::from_user(&memory, shape, driver.ring_user_addresses())?;
@@ -55,31 +54,31 @@
 //! ```
 //!
 //! # Two kinds of ring
-//! A [`Queue`] is made for the ring that was negotiated, and from then on both look alike. A chain is named by a
-//! [`ChainId`] on its way back. Chains are given back in the order in which they were taken, which is what
-//! VIRTIO_F_IN_ORDER asks for, and which makes the place of the next used element the exact place to go on from. Where
-//! an inflight region notes each chain, they may come back in any order ([`Queue::takes_any_order`]).
+//! A [`Queue`] is created for the negotiated kind of ring, and from then on both kinds have the same interface. A
+//! [`ChainId`] identifies a chain when it is returned. Chains are returned in the order in which they were taken:
+//! VIRTIO_F_IN_ORDER demands that, and the position of the next used element is then exactly where a successor
+//! continues. If an inflight region records each chain, they may be returned in any order ([`Queue::takes_any_order`]).
 //!
 //! # A device that dies
-//! Its successor is made from the same ring ([`QueueStart`]). Nothing is lost: what was taken and not given back is
-//! taken again. Whether it was *done*, the ring alone does not tell; with a [`Journal`], [`Queue::taken_before`] says
-//! how many of the first chains the predecessor had taken, and the device may give them back undone. A chain is given
-//! back by [`Queue::publish`]; in a packed ring without an inflight region by [`Queue::push_used`] already, because the
-//! successor publishes what was not.
+//! Its successor is created from the same ring ([`QueueStart`]). Nothing is lost: it takes again all chains
+//! that were taken and not returned. Whether they were *done* is not in the ring alone. With a [`Journal`],
+//! [`Queue::taken_before`] is the number of the first chains that the predecessor had taken, and the device
+//! may return them without doing them. [`Queue::publish`] returns a chain; in a packed ring without an
+//! inflight region [`Queue::push_used`] already does, because the successor publishes unpublished batches.
 //!
 //! # Trust
-//! The guest writes to all of this memory at any time, and is taken to be hostile. What it writes is read once, into a
-//! copy; the copy is checked, and only the copy is used. No value of the guest's can make this crate panic, overflow,
-//! allocate, loop for longer than one ring, or touch a byte outside the map. (A device that takes over chains from an
-//! inflight region allocates once for each.) What is *inside* the map is the guest's own affair: a driver that names a
-//! buffer twice gets what it asked for.
+//! The guest may write to all of this memory at any time, and is assumed hostile. Its values are read once,
+//! into a copy; the copy is checked, and only the copy is used. No value from the guest can make this crate
+//! panic, overflow, allocate, loop for longer than one ring, or touch a byte outside the map. (A device that
+//! takes over chains from an inflight region allocates once for each.) *Inside* the map nothing is protected
+//! from the guest itself: a driver that passes a buffer twice gets what it asked for.
 //!
-//! One thing is out of reach here: a VMM may truncate the file behind the memory (or the log, or the inflight region)
-//! after it was mapped, or give one for which there is no memory, and the next access is then SIGBUS. So whatever maps
-//! such a file asks for a [`ForeignFiles`], which hears of the mapping before its first byte is touched; a process that
-//! means to live without says so ([`TrustedFiles`]). [`MappedRegion::sealed`] tells whether a file is sealed against
-//! shrinking (`F_SEAL_SHRINK`; QEMU's `memory-backend-memfd` seals by default). The guest itself cannot do this, only
-//! its VMM.
+//! One thing this crate cannot prevent: a VMM may truncate the file behind the memory (or the log, or the
+//! inflight region) after it was mapped, or pass one for which there is no memory, and the next access is
+//! then SIGBUS. So every function that maps such a file takes a [`ForeignFiles`], which is called before the
+//! first byte is touched; a process that accepts the risk passes [`TrustedFiles`]. [`MappedRegion::sealed`]
+//! returns whether a file is sealed against shrinking (`F_SEAL_SHRINK`; QEMU's `memory-backend-memfd` seals
+//! by default). The guest itself cannot do this, only its VMM.
 
 #![cfg_attr(
     loom,

@@ -1,12 +1,12 @@
 //! The dirty log of a live migration: which pages of guest memory were written.
 //!
 //! Theory of operation (vhost-user, "Migration"): the VMM shares a bitmap with a bit for every 4096 bytes of
-//! guest-physical address space. Who writes guest memory sets the bits of what it wrote, *after* the
-//! write: the VMM takes a bit (and clears it) before it copies the page, so a bit that is set too early may
-//! be taken while the page still has its old content, and the write is lost.
+//! guest-physical address space. A process that writes guest memory sets the bits *after* the write. The VMM
+//! takes a bit (and clears it) before it copies the page, so if a bit is set too early, the VMM may copy the
+//! page with its old content, and the write is lost.
 //!
-//! The VMM says how large the bitmap is. Pages past its end are not noted: the VMM does not want them, and
-//! nothing that it or the guest says can make us write elsewhere.
+//! The VMM sets the size of the bitmap. Pages beyond its end are not logged: the VMM does not want them, and
+//! no value from it or from the guest can make us write elsewhere.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -34,7 +34,7 @@ impl DirtyLog {
         Ok(Self { bitmap })
     }
 
-    /// Notes that `len` bytes at guest address `addr` were written. After the write.
+    /// Marks `len` bytes at guest address `addr` as written. Call it after the write.
     #[inline]
     pub fn note(&self, addr: GuestAddr, len: u64) {
         if len == 0 {
@@ -53,11 +53,11 @@ impl DirtyLog {
         let (at, bit) = (page / 8, 1u8 << (page % 8));
         // SAFETY: the mapping is valid as long as self, and a byte needs no alignment.
         let byte = unsafe { self.bitmap.at(at).cast::<AtomicU8>().as_ref() };
-        // Publishes the write to the page before the bit. Pairs with the VMM's atomic exchange of the bitmap before it
-        // copies pages (vhost_dev_sync_region in QEMU, hw/virtio/vhost.c). Without it the VMM takes the bit, copies the
-        // page as it was, and the write is lost. The exchange may come between any two of ours, so this is one atomic
-        // operation and no load and store; and it is made even if the bit is set, because seeing it set would order
-        // nothing.
+        // Publishes the write to the page before the bit. Pairs with the VMM's atomic exchange of the bitmap
+        // before it copies pages (vhost_dev_sync_region in QEMU, hw/virtio/vhost.c). Without it the VMM takes
+        // the bit, copies the old page, and the write is lost. The exchange may happen between any two
+        // accesses of ours, so this is one atomic operation instead of load and store. It is done even if the
+        // bit is set, because a load that finds it set orders nothing.
         byte.fetch_or(bit, Ordering::Release);
     }
 }
@@ -71,8 +71,8 @@ impl fmt::Debug for DirtyLog {
 }
 
 impl MemoryMap {
-    /// Notes in `log` that `len` bytes at `offset` in the map were written. The range is within one region;
-    /// one that is in none (the private area) is not the guest's and is not noted.
+    /// Marks `len` bytes at `offset` in the map as written in `log`. The range is within one region; one in
+    /// no region (the private area) is not the guest's and is not logged.
     #[inline]
     pub fn log(&self, log: &DirtyLog, offset: u64, len: u64) {
         if let Some(addr) = self.guest_addr(offset) {

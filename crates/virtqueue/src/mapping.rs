@@ -1,8 +1,8 @@
-//! A file of the VMM's that is not guest memory, mapped: the dirty log, the inflight region.
+//! Maps files of the VMM other than guest memory: the dirty log, the inflight region.
 //!
-//! Whole pages of the file are mapped, huge ones for hugetlbfs, so that the range can be replaced and unmapped as it
-//! is. The file may be truncated under us, as guest memory may: [`ForeignFiles`] is told of each mapping before its
-//! first byte is touched.
+//! Whole pages of the file are mapped, huge ones for hugetlbfs, so that the mapped range can be replaced and
+//! unmapped. The VMM may truncate the file, as it may guest memory: [`ForeignFiles`] is called for each
+//! mapping before its first byte is touched.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -17,33 +17,33 @@ use crate::region;
 /// A part of a file that a VMM passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileRange {
-    /// Where it begins, bytes.
+    /// Its start in the file, bytes.
     pub offset: u64,
     /// Its length, bytes.
     pub bytes: u64,
 }
 
-/// What a process does about files that are not its own when it maps them.
+/// How a process protects itself when it maps files that are not its own.
 ///
-/// Who gave such a file can truncate it (unless it is sealed against that), or its file system runs full, and an
-/// access to the mapping is then SIGBUS, which ends the process if nobody handles it. So nothing here maps a file
-/// without one of these, which hears of the mapping before its first byte is touched.
+/// The owner of such a file can truncate it (unless it is sealed), or its file system may be full. An access
+/// to the mapping is then SIGBUS, which ends the process if nothing handles it. So nothing here maps a file
+/// without calling this before its first byte is touched.
 pub trait ForeignFiles {
-    /// Takes note that `[start, start + bytes)` is a mapping of such a file, in whole pages of the file's. The guard
-    /// that it returns lives as long as anybody may touch the range, and is dropped just before the range is unmapped.
+    /// Called when `[start, start + bytes)` maps such a file, in whole pages of the file. The returned guard
+    /// lives as long as anything may touch the range, and is dropped just before the range is unmapped.
     ///
     /// # Errors
-    /// The range cannot be guarded: it is unmapped, untouched.
+    /// The range cannot be guarded: the caller then unmaps it untouched.
     fn guard(&self, start: NonNull<u8>, bytes: usize) -> io::Result<Guard>;
 
-    /// Bytes of guest memory that are mapped at most: a [`MemoryMap`](crate::MemoryMap) of more is refused.
+    /// Maximum bytes of guest memory: a larger [`MemoryMap`](crate::MemoryMap) is refused.
     fn most_guest_bytes(&self) -> u64;
 }
 
 /// Keeps a mapping guarded until it is dropped.
 pub type Guard = Box<dyn Send + Sync>;
 
-/// Files of one's own, or of somebody who may end this process: a SIGBUS is not expected.
+/// For files of this process, or of an owner that may end this process by SIGBUS: guards nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TrustedFiles;
 
@@ -57,7 +57,7 @@ impl ForeignFiles for TrustedFiles {
     }
 }
 
-/// Makes a file of `bytes` zeros in memory, whose length nobody can change.
+/// Creates a memfd of `bytes` zeros, sealed against any change of its length.
 pub(crate) fn sealed_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, bytes)?;
@@ -70,7 +70,7 @@ pub(crate) struct FileMapping {
     /// First, so that it is dropped before the memory is unmapped.
     _guard: Guard,
     pages: Pages,
-    /// Where the range begins in the pages, and its length, bytes.
+    /// Offset of the range in the pages, and its length, bytes.
     lead: usize,
     len: u64,
 }
@@ -81,10 +81,10 @@ struct Pages {
     bytes: usize,
 }
 
-/// A file of the VMM's that cannot be used: its doing, except [`Map`](Self::Map) and [`Guard`](Self::Guard).
+/// A file of the VMM that cannot be used: the VMM's fault, except [`Map`](Self::Map) and [`Guard`](Self::Guard).
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// No regular file (memfd are).
+    /// Not a regular file (a memfd is one).
     #[error("the descriptor is not a shared memory file")]
     NotAFile,
     /// The range is empty, or not inside the file.
@@ -111,7 +111,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl FileMapping {
-    /// Maps the first `len` bytes of `range` of `fd`, which must be there.
+    /// Maps the first `len` bytes of `range` of `fd`. The file must contain the whole range.
     pub(crate) fn open(
         fd: BorrowedFd<'_>,
         range: FileRange,
@@ -151,7 +151,7 @@ impl FileMapping {
         let start =
             NonNull::new(start.cast()).ok_or_else(|| FileError::Map(io::ErrorKind::OutOfMemory.into()))?;
         let pages = Pages { start, bytes };
-        // Before anybody has a way to the bytes.
+        // Before anything can access the bytes.
         let guard = files.guard(pages.start, pages.bytes).map_err(FileError::Guard)?;
         Ok(Self {
             _guard: guard,
@@ -166,10 +166,10 @@ impl FileMapping {
         self.len
     }
 
-    /// Where the byte `at` of the range is mapped: valid until drop.
+    /// Pointer to byte `at` of the range, valid until drop.
     ///
     /// # Panics
-    /// In debug builds, if it is not in the range: a bug of the caller's.
+    /// In debug builds, if it is not in the range: a bug of the caller.
     #[inline]
     pub(crate) fn at(&self, at: u64) -> NonNull<u8> {
         debug_assert!(at < self.len, "the caller stays inside the range");
@@ -180,7 +180,7 @@ impl FileMapping {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by open, in whole pages, and nobody has a pointer into it but through the mapping.
+        // SAFETY: mapped by open, in whole pages; pointers from `at` are valid only until this drop.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

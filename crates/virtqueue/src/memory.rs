@@ -1,8 +1,7 @@
-//! The guest memory map: every region of the guest in one piece of our address space.
+//! The guest memory map: all regions of the guest in one contiguous range of our address space.
 //!
-//! Theory of operation: one reservation is made for all regions and a private area, aligned for the largest
-//! page size there is among them; each region is then mapped over its part of it (MAP_FIXED). The result has
-//! no hole:
+//! Theory of operation: one reservation covers all regions and a private area, aligned to the largest page
+//! size among them; each region is then mapped over its part of it (MAP_FIXED). The result has no hole:
 //!
 //! ```text
 //!   base                                              base + guest_len        base + len
@@ -10,14 +9,14 @@
 //!    '-- shared with guest and VMM, hostile ----------'-- ours, zeroed -------'
 //! ```
 //!
-//! An address becomes an offset by one subtraction once its region is known, and regions are few, so the
-//! lookup is a scan with the most recent hit in front ([`RegionHint`]). Offsets that this file hands out are
-//! inside the guest's part, whole range, within one region. An offset is a plain number and may be stored;
-//! using one is checked again by the byte movers, against the length of the map.
+//! An address becomes an offset by one subtraction once its region is known. Regions are few, so the lookup
+//! is a scan, and the region of the last hit is tried first ([`RegionHint`]). An offset that this file
+//! returns is inside the guest's part, with its whole range in one region. It is a plain number and may be
+//! stored; the copy functions check it again, against the length of the map.
 //!
 //! Invariants: `[base, base + len)` is mapped readable and writable until drop. Regions neither overlap nor
-//! wrap (`region.rs`). The private area can be reached by no guest address. Nothing here or elsewhere makes
-//! `&[u8]` or `&mut [u8]` of this memory: others write to it at any time.
+//! wrap (`region.rs`). No guest address leads to the private area. Nothing here or elsewhere makes a `&[u8]`
+//! or `&mut [u8]` of this memory: the guest and the VMM may write to it at any time.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -33,41 +32,41 @@ use crate::mapping::{ForeignFiles, Guard};
 use crate::region::{self, Layout, Placement};
 use crate::{GuestAddr, MapError, MappedRegion, Region};
 
-/// Reservations start on at least this: what transparent huge pages need on most machines.
+/// Minimum alignment of a reservation: what transparent huge pages need on most machines.
 const MIN_ALIGN: u64 = 2 << 20;
 
 /// All memory of one guest, mapped. See the file's head for the picture.
 pub struct MemoryMap {
-    /// Before the reservation, so that it is dropped first.
+    /// Declared before the reservation, so that it is dropped first.
     _guard: Guard,
     reservation: Reservation,
     guest_len: u64,
-    /// Behind the private area, if there is one.
+    /// The file behind the private area, if there is one.
     private: Option<OwnedFd>,
     regions: Vec<MappedRegion>,
     by_guest: Vec<Lookup>,
     by_user: Vec<Lookup>,
 }
 
-/// A piece of a map and its file, as it is mapped: shared, in whole pages.
+/// A piece of a map and its file. It is mapped shared, in whole pages.
 #[derive(Clone, Copy, Debug)]
 pub struct MappedFile<'a> {
     /// The file.
     pub file: BorrowedFd<'a>,
-    /// Where the piece begins in the file, bytes.
+    /// Offset of the piece in the file, bytes.
     pub file_offset: u64,
-    /// How long it is, bytes.
+    /// Length of the piece, bytes.
     pub len: u64,
 }
 
-/// The smallest huge pages that count as such, bytes.
+/// The minimum size of a page that counts as huge, bytes.
 pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// The region that served the last translation: who translates keeps one, and most lookups end there.
+/// The region of the last successful translation. Each queue keeps one, and most lookups end there.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RegionHint(Lookup);
 
-/// One region as translation sees it. Zero length hits nothing.
+/// One region, for translation. Zero length matches nothing.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lookup {
     start: u64,
@@ -84,9 +83,9 @@ pub(crate) struct MapStart {
 }
 
 impl Lookup {
-    /// The whole of `[addr, addr + len)` or nothing. `start + self.len` does not wrap (region.rs), so a
-    /// `addr` below `start` gives an `into` of at least `self.len`: one comparison covers both ends, and
-    /// no sum can overflow.
+    /// Translates all of `[addr, addr + len)` or returns `None`. `start + self.len` does not wrap
+    /// (region.rs), so an `addr` below `start` gives an `into` of at least `self.len`: one comparison covers
+    /// both ends, and no sum can overflow.
     #[inline(always)]
     fn find(&self, addr: u64, len: u64) -> Option<MapStart> {
         let into = addr.wrapping_sub(self.start);
@@ -106,13 +105,13 @@ impl RegionHint {
 }
 
 impl MemoryMap {
-    /// Maps `regions` back to back, and `private_bytes` (rounded up to pages) of zeroed memory after them, which no
-    /// guest address reaches. Nothing is touched: pages come when they are used. `files` hears of the guest's part.
+    /// Maps `regions` back to back, and `private_bytes` (rounded up to pages) of zeroed memory after them,
+    /// which no guest address reaches. Touches no page. `files` guards the guest's part.
     ///
     /// # Errors
-    /// No or too many regions; an empty, wrapping or overlapping one; a file that is too short, not regular, or cannot
-    /// be mapped shared and writable; regions that share pages of a file; more than `files` allows, or what it cannot
-    /// guard; no address space.
+    /// No or too many regions; an empty, wrapping or overlapping one; a file that is too short, not regular,
+    /// or cannot be mapped shared and writable; regions that share pages of a file; more memory than `files`
+    /// allows, or memory that it cannot guard; no address space.
     pub fn new(
         regions: Vec<Region>,
         private_bytes: usize,
@@ -156,7 +155,7 @@ impl MemoryMap {
             0 => None,
             len => Some(reservation.map_private(guest_len, len)?),
         };
-        // Before anybody has a way to the bytes.
+        // Before anything can access the bytes.
         let guard = files
             .guard(reservation.base, guest_len as usize)
             .map_err(MapError::Guard)?;
@@ -193,15 +192,15 @@ impl MemoryMap {
         }
     }
 
-    /// Lets the kernel enter all pages of guest memory into our page table, by reading faults: those enter 16 pages
-    /// each that are there already (`do_fault_around`, mm/memory.c), where pinning the memory for a UMEM takes a fault
-    /// a page. On several CPUs at a time; 256 MiB of touched 4 KiB pages: 48 ms to register alone, 30 ms with this
-    /// before on one CPU (Linux 6.18).
+    /// Lets the kernel enter all pages of guest memory into our page table by read faults. Those enter 16
+    /// existing pages each (`do_fault_around`, mm/memory.c), while pinning the memory for a UMEM takes a
+    /// fault per page. Uses several CPUs. For 256 MiB of touched 4 KiB pages, registration takes 48 ms alone
+    /// and 30 ms after this on one CPU (Linux 6.18).
     ///
-    /// Pages that are not there yet are made by it, and charged to this process's cgroup, as pinning them would.
+    /// Pages that do not exist yet are allocated, and charged to this process's cgroup, as pinning would.
     ///
-    /// Best effort: on a kernel before 5.14, or over a file that was truncated, nothing is entered; without further
-    /// threads this one does it all.
+    /// Best effort: on a kernel before 5.14, or for a truncated file, nothing is entered. If no thread can be
+    /// created, this one does all the work.
     pub fn populate(&self) {
         const SHARE_BYTES: u64 = 64 << 20;
         let page = self
@@ -243,15 +242,15 @@ impl MemoryMap {
         self.reservation.len
     }
 
-    /// Length of the guest's part in bytes: offsets below it are shared with the guest, and there the private area
-    /// starts.
+    /// Length of the guest's part in bytes: offsets below it are shared with the guest; the private area
+    /// starts there.
     #[must_use]
     pub fn guest_len(&self) -> u64 {
         self.guest_len
     }
 
-    /// What the whole map is made of, piece by piece from its base on, the private area included: so somebody else can
-    /// map the same memory in the same order. Pieces with the largest pages come first.
+    /// The pieces of the whole map from its base on, private area included, so that another process can map
+    /// the same memory in the same order. Pieces with the largest pages come first.
     #[must_use]
     pub fn files(&self) -> Vec<MappedFile<'_>> {
         let mut regions: Vec<&MappedRegion> = self.regions.iter().collect();
@@ -269,8 +268,8 @@ impl MemoryMap {
         pieces.chain(private).collect()
     }
 
-    /// How many bytes from the start of the map are in pages of [`HUGE_PAGE_BYTES`] at least: regions with the largest
-    /// pages come first.
+    /// Number of bytes from the start of the map in pages of at least [`HUGE_PAGE_BYTES`]: regions with the
+    /// largest pages come first.
     #[must_use]
     pub fn huge_bytes(&self) -> u64 {
         let huge = self
@@ -282,7 +281,7 @@ impl MemoryMap {
             .unwrap_or(0)
     }
 
-    /// The regions, in the order in which they were given.
+    /// The regions, in the order passed to [`new`](Self::new).
     #[must_use]
     pub fn regions(&self) -> &[MappedRegion] {
         &self.regions
@@ -296,14 +295,14 @@ impl MemoryMap {
         find_in(&self.by_guest, addr.get(), len).map(|found| found.start.offset)
     }
 
-    /// As [`translate`](Self::translate), for an address in the VMM's own space: ring addresses come so
-    /// (vhost-user, VHOST_USER_SET_VRING_ADDR).
+    /// As [`translate`](Self::translate), for an address in the VMM's address space, as ring addresses are
+    /// (VHOST_USER_SET_VRING_ADDR).
     #[must_use]
     pub fn translate_user(&self, user_addr: u64, len: u64) -> Option<u64> {
         find_in(&self.by_user, user_addr, len).map(|found| found.start.offset)
     }
 
-    /// The guest address of the byte at `offset`, if it is the guest's.
+    /// The guest address of the byte at `offset`; `None` outside the regions.
     #[inline]
     #[must_use]
     pub fn guest_addr(&self, offset: u64) -> Option<GuestAddr> {
@@ -355,21 +354,21 @@ impl fmt::Debug for MemoryMap {
     }
 }
 
-/// Address space that is ours: unmapped on drop, whatever has been mapped over it by then.
+/// A range of our address space, unmapped on drop with everything that was mapped over it.
 struct Reservation {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the reservation is an address range that this value owns alone and that no thread is tied to.
-// Access to the bytes goes through raw copies and atomics (bytes.rs, split.rs), which stand concurrent
-// writers, since the guest is one.
+// SAFETY: only this value owns the reservation's address range, and no thread is tied to it. All access to
+// the bytes is by raw copies and atomics (bytes.rs, split.rs), which tolerate concurrent writers, since the
+// guest is one.
 unsafe impl Send for Reservation {}
 // SAFETY: as above.
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
-    /// `len` bytes of inaccessible address space, starting on a multiple of `align`.
+    /// Reserves `len` bytes of inaccessible address space, starting on a multiple of `align`.
     fn new(len: u64, align: u64) -> Result<Self, MapError> {
         let padded = len
             .checked_add(align)
@@ -385,9 +384,9 @@ impl Reservation {
             })?
             .cast::<u8>();
         let skip = start.align_offset(align);
-        // SAFETY: skip < align, so [start + skip, + len) is inside the padded mapping, and so is what
-        // follows. Both ends were mapped just now and nothing points there; they are whole pages, as
-        // align and len are.
+        // SAFETY: skip < align, so [start + skip, + len) is inside the padded mapping, and so is the rest
+        // after it. Both ends were mapped just now and nothing points there; they are whole pages, as align
+        // and len are.
         unsafe {
             let base = start.add(skip);
             unmap(start, skip);
@@ -420,8 +419,8 @@ impl Reservation {
             len,
             source: errno.into(),
         })?;
-        // Guest memory has no place in our core dumps. Best effort: nothing depends on it.
-        // SAFETY: the range was mapped just now; the advice changes no content.
+        // Keeps guest memory out of our core dumps. Best effort: nothing depends on it. SAFETY: the range was
+        // mapped just now; the advice changes no content.
         let _ = unsafe {
             rustix::mm::madvise(
                 at.as_ptr().cast(),
@@ -432,7 +431,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// A file without a name, which nobody else has.
+    /// Maps an unnamed file of our own over the private area.
     fn map_private(&self, offset: u64, len: u64) -> Result<OwnedFd, MapError> {
         let at = self.at(offset).as_ptr().cast();
         let map = || {
@@ -474,7 +473,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: whole range is ours (new), and what holds pointers into it holds the map, too.
+        // SAFETY: the whole range is ours (new), and every holder of a pointer into it also holds the map.
         unsafe { unmap(self.base.as_ptr(), self.len) };
     }
 }
@@ -483,8 +482,8 @@ impl Drop for Reservation {
 /// `[start, start + len)` is mapped by us, in whole pages, and nobody uses it any more.
 unsafe fn unmap(start: *mut u8, len: usize) {
     if len > 0 {
-        // SAFETY: the caller's promise. It fails only for a bad range, or if the split of a mapping exceeds
-        // the limit on their number; then address space leaks, and nothing else.
+        // SAFETY: the caller guarantees it. munmap fails only for a bad range, or if splitting a mapping
+        // exceeds the limit on their number; then only address space leaks.
         let _ = unsafe { rustix::mm::munmap(start.cast(), len) };
     }
 }

@@ -1,8 +1,8 @@
-//! Kicks and calls: who wakes whom, and how neither sleeps through work.
+//! Kicks and calls: how each side wakes the other, and why neither sleeps while there is work.
 //!
-//! Theory of operation: each side publishes entries with its `idx`, and tells the other side in a second word
-//! whether it wants to be woken for more: a flag, or with VIRTIO_F_EVENT_IDX the index at which to wake it.
-//! So on either ring there are two words, and each side writes one and then reads the other:
+//! Theory of operation: each side publishes entries with its `idx`, and requests notifications in a second
+//! word: a flag, or with VIRTIO_F_EVENT_IDX the index at which it wants one. So on either ring there are two
+//! words, and each side writes one and then reads the other:
 //!
 //! ```text
 //!     publisher                          sleeper
@@ -13,15 +13,15 @@
 //! ```
 //!
 //! The two fences are in one total order. If the publisher's is first, the sleeper's load sees the new idx,
-//! and it does not sleep; if the sleeper's is first, the publisher's load sees the wish, and it wakes.
-//! Without either fence both loads may miss both stores (x86 does that, too: a store waits in its buffer
-//! while a later load is served), and the sleeper sleeps with work in the ring: the lost kick. That is
-//! `virtio_mb` in Linux, drivers/virtio/virtio_ring.c (virtqueue_kick_prepare_split,
+//! and it does not sleep; if the sleeper's is first, the publisher's load sees the request, and it wakes the
+//! sleeper. Without one of the fences both loads may miss both stores (on x86, too: a store waits in the
+//! store buffer while a later load completes), and the sleeper sleeps with work in the ring: a lost kick. The
+//! fences are `virtio_mb` in Linux, drivers/virtio/virtio_ring.c (virtqueue_kick_prepare_split,
 //! virtqueue_enable_cb_prepare_split), and `smp_mb` in drivers/vhost/vhost.c (vhost_notify,
 //! vhost_enable_notify).
 //!
-//! The functions are generic over the atomic, so that the loom model (`tests/notify_loom.rs`) runs this code and no
-//! copy of it.
+//! The functions are generic over the atomic, so that the loom model (`tests/notify_loom.rs`) runs this code
+//! itself.
 
 use std::sync::atomic::Ordering;
 
@@ -43,12 +43,12 @@ pub(crate) struct Words<'a, W> {
     pub(crate) event_idx: bool,
 }
 
-/// Added to an index in `avail_event`, it asks for no kick: the driver would have to make 32,768 entries available
-/// before it comes to that one, and no queue has more.
+/// Added to an index in `avail_event`, it requests no kick: the driver would have to make 32,768 more entries
+/// available to reach that index, and no queue has more entries.
 pub(crate) const NO_KICK: u16 = 0x8000;
 
-/// Whether entries `[old, new)` contain the one at `event`: then its publication wakes (2.7.7.2 and 2.7.10;
-/// vring_need_event in Linux, include/uapi/linux/virtio_ring.h). `old == new` contains nothing.
+/// Whether entries `[old, new)` contain the one at `event`, so that publishing them must notify (2.7.7.2 and
+/// 2.7.10; vring_need_event in Linux, include/uapi/linux/virtio_ring.h). `old == new` contains nothing.
 #[inline(always)]
 pub(crate) fn crosses(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
@@ -59,11 +59,11 @@ impl<W: Cell<u16>> Words<'_, W> {
     #[inline]
     pub(crate) fn publish_used(&self, old: u16, new: u16) -> bool {
         // Publishes the used elements below `new`, and our writes to their buffers. Pairs with the driver's
-        // read barrier after its load of used.idx (2.7.14; virtio_rmb in virtqueue_get_buf). Without
-        // it the driver reads elements and frames that are not yet there.
+        // read barrier after its load of used.idx (2.7.14; virtio_rmb in virtqueue_get_buf). Without it the
+        // driver reads elements and frames before they are written.
         self.used_idx.store(new, Ordering::Release);
         // Orders that store before the load below. Pairs with the fence in `enable_calls` of the driver; see
-        // the head of this file. Without it: a lost call, the guest's receive stalls.
+        // the head of this file. Without it: a lost call, and the guest's receive path stalls.
         W::fence(Ordering::SeqCst);
         if self.event_idx {
             crosses(self.used_event.load(Ordering::Relaxed), new, old)
@@ -72,9 +72,9 @@ impl<W: Cell<u16>> Words<'_, W> {
         }
     }
 
-    /// Device: asks for a kick when the entry at `event` becomes available. Returns whether the entry at `next` is
-    /// there already: then there may be no kick, and the device must not sleep. The two differ only where entries from
-    /// `next` on are known to be there.
+    /// Device: requests a kick when the entry at `event` becomes available. Returns whether the entry at
+    /// `next` is available already: then a kick may never arrive, and the device must not sleep. The two
+    /// differ only if entries from `next` on are known to be available.
     #[inline]
     pub(crate) fn enable_kicks(&self, event: u16, next: u16) -> bool {
         if self.event_idx {
@@ -83,13 +83,13 @@ impl<W: Cell<u16>> Words<'_, W> {
             self.used_flags.store(0, Ordering::Relaxed);
         }
         // Orders that store before the load below. Pairs with the driver's fence between its store of
-        // avail.idx and its load of our wish (2.7.13.4.1). Without it: a lost kick, the guest's
-        // sending stalls.
+        // avail.idx and its load of our request (2.7.13.4.1). Without it: a lost kick, and the guest's
+        // transmit path stalls.
         W::fence(Ordering::SeqCst);
         self.avail_idx.load(Ordering::Acquire) != next
     }
 
-    /// Device: wants no kick. Only a hint: one may still come.
+    /// Device: requests no kick. Only a hint: one may still arrive.
     #[inline]
     pub(crate) fn disable_kicks(&self, event: u16) {
         if self.event_idx {
@@ -101,7 +101,7 @@ impl<W: Cell<u16>> Words<'_, W> {
     }
 }
 
-/// The driver's half, for the driver model and the loom model.
+/// The driver's side, for the driver in this crate and the loom model.
 #[cfg(any(test, feature = "driver"))]
 impl<W: Cell<u16>> Words<'_, W> {
     /// Driver: publishes available entries `[old, new)`. Returns whether the device wants a kick.
@@ -118,7 +118,7 @@ impl<W: Cell<u16>> Words<'_, W> {
         }
     }
 
-    /// Driver: asks for a call when the used entry at `next` is there. Returns whether it already is.
+    /// Driver: requests a call when the used entry at `next` is published. Returns whether it already is.
     pub(crate) fn enable_calls(&self, next: u16) -> bool {
         if self.event_idx {
             self.used_event.store(next, Ordering::Relaxed);
@@ -130,7 +130,7 @@ impl<W: Cell<u16>> Words<'_, W> {
         self.used_idx.load(Ordering::Acquire) != next
     }
 
-    /// Driver: wants no call. Only a hint.
+    /// Driver: requests no call. Only a hint.
     pub(crate) fn disable_calls(&self, next: u16) {
         if self.event_idx {
             self.used_event.store(next.wrapping_sub(1), Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! The device side of one packed virtqueue (VirtIO 1.3, 2.8).
 //!
-//! Theory of operation: one owner, no locks, and the methods of [`SplitQueue`](crate::split::SplitQueue). There is one
-//! ring of descriptors, which both sides write. A slot is available or used by two bits of its flags, compared
-//! with the lap that one is in ([`Position`]). Where chains are used in the order in which they were taken, each
-//! used descriptor goes to the slot in which its chain began, and the ring is always in three parts:
+//! Theory of operation: one owner, no locks, and the methods of [`SplitQueue`](crate::split::SplitQueue). There is
+//! one ring of descriptors, which both sides write. Two bits of a slot's flags, compared with the current wrap
+//! counter ([`Position`]), mark it as available or used. If chains are used in the order in which they were taken,
+//! each used descriptor goes to the slot in which its chain began, and the ring always has three parts:
 //!
 //! ```text
 //!             used               next
@@ -11,23 +11,23 @@
 //!              ^ push_used        ^ pop  ^ unpop
 //! ```
 //!
-//! Used in another order they take up as many slots, so that the parts are as large; a used descriptor may then
-//! overwrite that of a chain in flight, of which only the inflight region has a copy.
+//! Used in another order they occupy the same number of slots, so the sizes of the parts do not change; but a used
+//! descriptor may then overwrite that of a chain in flight, of which only the inflight region has a copy.
 //!
-//! *Taking.* The second word of a descriptor (length, id, flags) is loaded once, with Acquire; if its flags say
-//! available, the first word (address) follows. All else works on that copy. Chains of one descriptor are
-//! taken by the run, in one loop; the others (lists, indirect tables, a buffer in another region, faults) out of
-//! line, and anew: a run that comes to one forgets what it read of it. A driver that marks slots
-//! available that the device still holds is told apart by counting ([`GuestFault::RingOverrun`]).
+//! *Taking.* The second word of a descriptor (length, id, flags) is loaded once, with Acquire; if its flags
+//! mark it available, the first word (address) is loaded next. Everything else uses that copy. Chains of one
+//! descriptor are taken by one loop (a run). The others (lists, indirect tables, a buffer in another region,
+//! faults) are handled out of line, which reads the descriptor again. If a driver makes slots available that
+//! the device still holds, counting reveals it ([`GuestFault::RingOverrun`]).
 //!
-//! *Using.* Used descriptors are written as they come, except the first of a batch: the driver looks at that
-//! one first and stops there until [`publish`](PackedQueue::publish) stores it. So a batch, and with it a
-//! frame in several chains, becomes visible whole.
+//! *Using.* Used descriptors are written at once, except the first of a batch: the driver checks that one
+//! first and stops there until [`publish`](PackedQueue::publish) stores it. So a batch, and with it a frame
+//! in several chains, becomes visible as a whole.
 //!
-//! *For a successor* (`packed_resume.rs`): every slot behind `used` has USED of its lap, also the second and
-//! later ones of a list, which a device need not write. So the ring itself tells where it stands. And the first slot
-//! of a batch keeps, in its address, which nobody needs any more, what its used descriptor will say: who
-//! finds a batch that was not published can publish it.
+//! *For a successor* (`packed_resume.rs`): every slot that `used` has passed has the USED bit of its lap,
+//! including the later slots of a list, which a device need not write. So the ring itself shows the device's
+//! position. And the first slot of a batch keeps its future used descriptor in its address, which is no
+//! longer needed: a successor that finds an unpublished batch can publish it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -46,11 +46,11 @@ use crate::packed_ring::PackedRing;
 use crate::position::Position;
 use crate::{Buffer, GuestFault, MemoryMap, QueueFeatures, QueueSize, QueueStart, RingError, RingLayout};
 
-/// How far ahead of the descriptor that is read the ring is asked for, in slots: two cache lines. Only where more
-/// descriptors are there than are taken: a line that the driver still writes it would have to take back.
+/// How many slots ahead of the descriptor read the ring is prefetched: two cache lines. Only while the ring has more
+/// available descriptors than are taken: otherwise the driver would have to get back the line that it is writing.
 const SLOTS_AHEAD: usize = 8;
 
-/// The flags that tell an available descriptor that is a chain of its own, in a descriptor's second word.
+/// The flags, in a descriptor's second word, that identify an available descriptor that is a whole chain.
 const COMMON_MASK: u64 = ((PACKED_AVAIL | PACKED_USED | DESC_NEXT | DESC_INDIRECT | DESC_WRITE) as u64) << 48;
 
 /// Device side of one packed virtqueue.
@@ -60,25 +60,25 @@ pub struct PackedQueue {
     pub(crate) size: QueueSize,
     pub(crate) features: QueueFeatures,
     hint: RegionHint,
-    /// Of the last chain.
+    /// Kind of the last chain.
     kind: Kind,
-    /// [`SLOTS_AHEAD`] if the last batch was not all that was there, else 0.
+    /// [`SLOTS_AHEAD`] if the last batch had the maximum number of chains, else 0.
     ahead: usize,
     /// The next chain to take starts here.
     next: Position,
     /// The next used descriptor goes here.
     used: Position,
-    /// Slots taken and not published: those up to `next` that the driver has no business in.
+    /// Slots taken and not published, up to `next`: the driver must not write there.
     out: u16,
-    /// Of these, the slots used: up to `used`.
+    /// Those of them that are used, up to `used`.
     unpublished: u16,
     /// Where the first unpublished used descriptor goes, and its second word.
     first: (u16, u64),
-    /// The first publication calls whatever the driver says: a predecessor may have died before it called.
+    /// The first publication always calls the driver: a predecessor may have died before its call.
     call_once: bool,
     pub(crate) log: Option<Arc<DirtyLog>>,
     notes: Notes,
-    /// Chains that came first after `new` and that a predecessor had taken and not used, as the journal says.
+    /// How many of the first chains after `new` a predecessor had taken and not used, according to the journal.
     pub(crate) taken_before: usize,
     pub(crate) prefetch: Prefetch,
 }
@@ -94,7 +94,7 @@ impl PackedQueue {
     /// As [`Queue::new`](crate::Queue::new).
     ///
     /// # Errors
-    /// `rings` was made for another map and does not fit this one, or base and ring name no slot.
+    /// `rings` was made for another map and does not fit this one, or neither base nor ring gives a valid slot.
     pub fn new(
         memory: &Arc<MemoryMap>,
         rings: RingLayout,
@@ -189,8 +189,8 @@ impl PackedQueue {
         Ok(taken)
     }
 
-    /// Takes chains from `at` on, at most `most`, as long as they are of the common kind: one descriptor, a buffer
-    /// in the region of the last one. Returns how many; what comes behind them is for others to judge.
+    /// Takes chains from `at` on, at most `most`, while they are of the common kind: one descriptor, with a
+    /// buffer in the region of the last one. Returns how many; the caller handles the chain after them.
     #[inline(always)]
     fn take_run<const WRITABLE: bool>(
         &self,
@@ -221,8 +221,8 @@ impl PackedQueue {
         slots as u16
     }
 
-    /// Takes the chain at `at` of any shape, of which `desc` is the first descriptor and which may have up to `left`
-    /// slots. Returns how many it has.
+    /// Takes a chain of any shape, with first descriptor `desc`, from the slots in `room`. Returns how many
+    /// slots it has.
     #[inline(never)]
     fn take_chain(
         &self,
@@ -314,7 +314,7 @@ impl PackedQueue {
     /// As [`Queue::unpop`](crate::Queue::unpop).
     ///
     /// # Panics
-    /// In debug builds, if more are given back than were taken: a bug of the caller's.
+    /// In debug builds, if more are returned than were taken: a bug of the caller.
     #[inline]
     pub fn unpop(&mut self, slots: u16) {
         debug_assert!(slots <= self.out - self.unpublished, "more given back than taken");
@@ -326,7 +326,7 @@ impl PackedQueue {
     /// As [`Queue::push_used`](crate::Queue::push_used).
     ///
     /// # Panics
-    /// In debug builds, if more is used than was taken: a bug of the caller's.
+    /// In debug builds, if more is used than was taken: a bug of the caller.
     #[inline]
     pub fn push_used(&mut self, id: ChainId, len: u32) {
         debug_assert!(id.slots <= self.out - self.unpublished, "more used than taken");
@@ -352,12 +352,12 @@ impl PackedQueue {
         self.push_used(id, len);
     }
 
-    /// Whether a successor learns of each chain whether it is out.
+    /// Whether a successor can find out for each chain whether it is in flight.
     pub(crate) fn notes_each_chain(&self) -> bool {
         matches!(self.notes, Notes::Inflight(_))
     }
 
-    /// Writes the used descriptor that comes next, or keeps it back.
+    /// Writes the next used descriptor; the first of a batch is kept for [`publish`](Self::publish).
     #[inline(always)]
     fn write_used(&mut self, id: ChainId, len: u32, flags: u16) {
         let (addr, id) = (0, id.head);
@@ -367,14 +367,14 @@ impl PackedQueue {
             self.first = (slot, word);
             self.ring.store_low_after(slot, stash(word));
         } else {
-            // Not seen by a driver by the book, which waits for the first of the batch; `publish` orders this
-            // store before that.
+            // A correct driver does not read it: it waits for the first of the batch; `publish` orders this
+            // store before that one.
             self.ring.store_high(slot, word);
         }
     }
 
-    /// Marks the second and later slots of the list at `head`: see the head of the file. NEXT stays where it
-    /// was, so that a list cut short can be told.
+    /// Marks the second and later slots of the list at `head` as used (see the head of the file). NEXT stays
+    /// set where it was, so that a successor recognises an incomplete list.
     #[inline(never)]
     fn use_rest(&mut self, head: Position, id: ChainId) {
         for step in 1..id.slots {

@@ -1,4 +1,4 @@
-//! What a packed queue notes for a successor, and what it makes of a predecessor's notes.
+//! What a packed queue records for a successor, and how it uses a predecessor's records.
 
 use std::sync::atomic::Ordering;
 
@@ -15,7 +15,7 @@ use crate::{GuestFault, Journal, RingError};
 /// Reserved flag of descriptors: this chain was taken. Its used descriptor overwrites it.
 const MARK: u16 = 1 << 8;
 
-/// Where notes are made.
+/// Where a queue records the chains that it takes.
 #[derive(Debug)]
 pub(super) enum Notes {
     /// Nowhere.
@@ -26,15 +26,15 @@ pub(super) enum Notes {
     Inflight(Box<PackedJournal>),
 }
 
-/// A queue that a predecessor had.
+/// The state taken over from a predecessor.
 pub(super) struct TakenOver {
-    /// Where it goes on.
+    /// Where the queue continues.
     pub(super) at: Position,
     pub(super) notes: Notes,
 }
 
 impl Notes {
-    /// Reads what a predecessor noted.
+    /// Reads a predecessor's records.
     pub(super) fn take_over(ring: &PackedRing, base: u32, journal: Journal) -> Result<TakenOver, RingError> {
         let notes = match journal {
             Journal::None => Self::None,
@@ -61,7 +61,7 @@ impl Notes {
         Ok(TakenOver { at, notes })
     }
 
-    /// Chains from `at` on that a predecessor had taken.
+    /// Number of chains from `at` on that a predecessor had taken.
     pub(super) fn taken_before(&self, ring: &PackedRing, at: Position) -> usize {
         match self {
             Self::None => 0,
@@ -77,7 +77,7 @@ impl Notes {
     }
 }
 
-/// Marked chains one after the other from `at` on.
+/// Number of consecutive marked chains from `at` on.
 fn marked(ring: &PackedRing, at: Position) -> usize {
     let (mut at, mut count, mut in_list) = (at, 0, false);
     for _ in 0..ring.size.get() {
@@ -95,15 +95,15 @@ fn marked(ring: &PackedRing, at: Position) -> usize {
 }
 
 impl PackedQueue {
-    /// Notes that `chains` were taken just now, from `next` on.
+    /// Records that `chains` were taken, from `next` on.
     pub(super) fn note_taken(&mut self, chains: &Chains) {
         let mut at = self.next;
         for chain in chains {
             match &mut self.notes {
                 Notes::None => return,
                 Notes::Ring => {
-                    // The driver has no business here until the chain is used; one that writes here all the same
-                    // may find its write undone.
+                    // The driver must not write here until the chain is used; if it does, this may undo its
+                    // write.
                     let high = Cell::load(self.ring.high(at.offset), Ordering::Relaxed);
                     self.ring.store_high(at.offset, high | u64::from(MARK) << 48);
                 }
@@ -116,7 +116,7 @@ impl PackedQueue {
         }
     }
 
-    /// Notes that the chains in the `slots` slots from `next` on went back.
+    /// Records that the chains in the `slots` slots from `next` on were returned.
     pub(super) fn note_returned(&mut self, slots: u16) {
         match &mut self.notes {
             Notes::None => {}
@@ -125,7 +125,7 @@ impl PackedQueue {
                 for _ in 0..slots {
                     let high = Cell::load(self.ring.high(at.offset), Ordering::Relaxed);
                     let mark = u64::from(MARK) << 48;
-                    // As above, of the driver.
+                    // As above: this may undo a write of the driver.
                     if high & mark != 0 {
                         self.ring.store_high(at.offset, high & !mark);
                     }

@@ -1,9 +1,9 @@
 //! Kicks and calls of the packed ring: publication and sleep, the same for both sides.
 //!
-//! Theory of operation: that of `notify.rs`, with other words. There is no idx: a side publishes by the flags
-//! of the first descriptor of a batch, and the other side looks at just these. The wish is one structure of 32
-//! bits for each side (VirtIO 1.3, 2.8.10 and 2.8.14): never, always, or with VIRTIO_F_EVENT_IDX when a given slot of a
-//! given lap is published. It is loaded and stored whole, so that slot and mode always belong together.
+//! Theory of operation: as in `notify.rs`, with other words. There is no idx: a side publishes by the flags of the
+//! first descriptor of a batch, and the other side polls only those. The request (`Wish`) is one structure of 32
+//! bits for each side (VirtIO 1.3, 2.8.10 and 2.8.14): never, always, or with VIRTIO_F_EVENT_IDX when a given slot
+//! of a given lap is published. It is loaded and stored as a whole, so that slot and mode always belong together.
 //!
 //! ```text
 //!     publisher                          sleeper
@@ -27,36 +27,36 @@ const ENABLE: u16 = 0;
 const DISABLE: u16 = 1;
 const DESC: u16 = 2;
 
-/// An event suppression structure as one value: slot and lap in bits 0 to 15, flags in bits 16 to 31.
+/// An event suppression structure as one value: slot and wrap counter in bits 0 to 15, flags in 16 to 31.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wish(pub(crate) u32);
 
 impl Wish {
-    /// To be woken by every publication.
+    /// Notify for every publication.
     pub(crate) const ALWAYS: Self = Self::new(0, ENABLE);
-    /// Not to be woken.
+    /// Never notify.
     pub(crate) const NEVER: Self = Self::new(0, DISABLE);
 
     const fn new(position: u16, flags: u16) -> Self {
         Self(position as u32 | (flags as u32) << 16)
     }
 
-    /// To be woken when the slot at `position` is published.
+    /// Notify when the slot at `position` is published.
     pub(crate) const fn at(position: Position) -> Self {
         Self::new(position.to_bits(), DESC)
     }
 
-    /// Whether a publication wakes: of `slots` slots that end before `end`. A reserved value wakes: the
-    /// driver's mistake then costs a call, and not a stall.
+    /// Whether publishing `slots` slots that end before `end` must notify. A reserved value notifies: the
+    /// driver's mistake then costs a call instead of a stall.
     #[inline(always)]
     pub(crate) fn wants(self, end: Position, slots: u16, size: QueueSize, event_idx: bool) -> bool {
         match (self.0 >> 16) as u16 & 3 {
             DISABLE => false,
             DESC if event_idx => {
                 let event = Position::from_bits(self.0 as u16);
-                // Counted from the start of the lap that `end` is in. A slot of the other lap can only be
-                // behind: one that is ahead is less than a lap away, and then as far behind the
-                // start of this lap as no publication reaches back.
+                // Relative to the start of the lap of `end`. A slot of the other lap is always earlier: a
+                // later one would be less than a lap away, and is then so far before the start of this lap
+                // that no publication reaches it.
                 let at = if event.wrap == end.wrap {
                     event.offset
                 } else {
@@ -69,25 +69,25 @@ impl Wish {
     }
 }
 
-/// Slots that are published together.
+/// Slots to be published together.
 pub(crate) struct Batch<'a, D> {
-    /// The second word of the first one, and what is stored there.
+    /// The second word of the first slot, and the value to store there.
     pub(crate) first: &'a D,
     pub(crate) word: u64,
-    /// They end before this slot of a ring of this size.
+    /// The slot after the last one, the number of slots, and the size of the ring.
     pub(crate) end: Position,
     pub(crate) slots: u16,
     pub(crate) size: QueueSize,
 }
 
-/// Publishes a batch by storing the word of its first descriptor. Returns whether the other side wants to be woken,
-/// as it says in `wish`.
+/// Publishes a batch by storing the word of its first descriptor. Returns whether the other side requests a
+/// notification in `wish`.
 #[inline(always)]
 pub(crate) fn publish<D: Cell<u64>, E: Cell<u32>>(batch: &Batch<'_, D>, wish: &E, event_idx: bool) -> bool {
     // Publishes the whole batch, and what was written to its buffers. Pairs with the other side's acquire
     // load of these flags: for a used descriptor the driver's read barrier after it found it used (2.8.22;
-    // virtio_rmb in virtqueue_get_buf_ctx_packed, drivers/virtio/virtio_ring.c). Without it the
-    // driver reads descriptors and frames that are not yet there.
+    // virtio_rmb in virtqueue_get_buf_ctx_packed, drivers/virtio/virtio_ring.c). Without it the driver reads
+    // descriptors and frames before they are written.
     batch.first.store(batch.word, Ordering::Release);
     // Orders that store before the load below. Pairs with the fence in `enable` (2.8.10; virtio_mb in
     // virtqueue_enable_cb_prepare_packed and virtqueue_kick_prepare_packed). Without it: a lost call or kick.
@@ -95,8 +95,8 @@ pub(crate) fn publish<D: Cell<u64>, E: Cell<u32>>(batch: &Batch<'_, D>, wish: &E
     Wish(wish.load(Ordering::Relaxed)).wants(batch.end, batch.slots, batch.size, event_idx)
 }
 
-/// Asks to be woken when the slot at `next` is published. Returns the second word of that slot as it is now:
-/// the caller must not sleep if it is published already.
+/// Requests a notification when the slot at `next` is published. Returns the present second word of that
+/// slot: the caller must not sleep if it is published already.
 #[inline(always)]
 pub(crate) fn enable<D: Cell<u64>, E: Cell<u32>>(wish: &E, next: Position, slot: &D, event_idx: bool) -> u64 {
     let asked = if event_idx { Wish::at(next) } else { Wish::ALWAYS };

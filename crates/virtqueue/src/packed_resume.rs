@@ -1,30 +1,30 @@
-//! Where a packed ring stands, read from the ring itself.
+//! Finds the device's position in a packed ring from the ring itself.
 //!
-//! Theory of operation. A split ring says where it stands: used.idx is in memory. A packed ring does not, and the base
-//! that a VMM gives after the device died may be as old as the device was (QEMU remembers what the last GET_VRING_BASE
-//! said). So [`PackedQueue`](crate::packed::PackedQueue) leaves in every slot that it has passed the USED bit of that
-//! lap, and a driver by the book keeps the bit when it makes the slot available for the next lap. Seen along the ring
-//! the bit changes in one place, and that is where the device stands:
+//! Theory of operation. A split ring contains the device's position: used.idx is in memory. A packed ring does
+//! not, and the base that a VMM sends after the device died may be as old as the device's start (QEMU uses the
+//! result of the last GET_VRING_BASE). So [`PackedQueue`](crate::packed::PackedQueue) leaves in every slot that it
+//! has passed the USED bit of that lap, and a correct driver keeps the bit when it makes the slot available for
+//! the next lap. So along the ring the bit changes in one place, and that is the device's position:
 //!
 //! ```text
 //!     slot   0 1 2 3 4 5 6 7
-//!     USED   1 1 1 1 1 0 0 0     stands at 5 in a lap with wrap counter 1
-//!     USED   1 1 1 1 1 1 1 1     stands at 0 in a lap with wrap counter 0
+//!     USED   1 1 1 1 1 0 0 0     position 5 in a lap with wrap counter 1
+//!     USED   1 1 1 1 1 1 1 1     position 0 in a lap with wrap counter 0
 //! ```
 //!
-//! If there is no such place, or more than one, then somebody else wrote this ring (a device need not mark the later
-//! slots of a list, a driver may do what it likes), and the base is believed.
+//! If there is no such place, or more than one, then another program wrote this ring (a device need not mark
+//! the later slots of a list, a driver may write anything), and the base from the VMM is used.
 //!
 //! A device that dies between [`push_used`](crate::packed::PackedQueue::push_used) and
-//! [`publish`](crate::packed::PackedQueue::publish) leaves a batch whose first slot is still available, and the slots
-//! behind it are used, if there are any: a hole of one slot.
+//! [`publish`](crate::packed::PackedQueue::publish) leaves a batch whose first slot is still available, while
+//! the later slots of the batch, if any, are used: a hole of one slot.
 //!
 //! ```text
-//!     USED   1 1 1 0 1 1 0 0     stands at 3; the batch in 3, 4, 5 is written and not published
+//!     USED   1 1 1 0 1 1 0 0     position 3; the batch in 3, 4, 5 is written and not published
 //! ```
 //!
-//! The chains of that batch are done, and their descriptors overwritten. So the batch is published: what the first
-//! slot was to say stands in its address ([`stash`]).
+//! The chains of that batch are done, and their descriptors overwritten. So the batch is published: the used
+//! descriptor of the first slot is stored in its address ([`stash`]).
 
 use std::sync::atomic::Ordering;
 
@@ -35,24 +35,24 @@ use crate::layout::{DESC_NEXT, DESC_WRITE, PACKED_AVAIL, PACKED_USED, PackedDesc
 use crate::packed_ring::PackedRing;
 use crate::position::Position;
 
-/// In the upper 16 bits of a word that is no address: no machine has guest-physical addresses so large.
+/// Value of the upper 16 bits of a word that is no address: no machine has guest-physical addresses that large.
 const STASH: u64 = 0xa55a << 48;
 const STASH_MASK: u64 = 0xffff << 48;
 
-/// The second word of a used descriptor, without its flags, as it is kept in the address of its slot until it is
-/// published.
+/// The second word of a used descriptor, without its flags, in the form in which the slot's address keeps it
+/// until publication.
 #[inline(always)]
 pub(crate) const fn stash(word: u64) -> u64 {
     word & !STASH_MASK | STASH
 }
 
-/// Where a device goes on that is given `base`. A batch that was not published is published on the way.
-/// Errors: neither the base nor the ring names a slot.
+/// Where a device with the given `base` continues. Publishes an unpublished batch. Errors: neither the base
+/// nor the ring gives a valid slot.
 pub(crate) fn position(ring: &PackedRing, base: u32) -> Result<Position, RingError> {
     if let Some(at) = search(ring) {
         return Ok(finish_batch(ring, at));
     }
-    // The slot to be used next, since chains are used in order; some VMMs only tell the one to be taken next.
+    // The slot to be used next, since chains are used in order; some VMMs send only the one to be taken next.
     let [taken, used] = [base as u16, (base >> 16) as u16].map(Position::from_bits);
     let believed = if stands_at(ring, used) { used } else { taken };
     if believed.offset < ring.size.get() {
@@ -65,7 +65,7 @@ pub(crate) fn position(ring: &PackedRing, base: u32) -> Result<Position, RingErr
     }
 }
 
-/// Whether the device may stand at `at`: it was not there in this lap, and it was in the slot before.
+/// Whether `at` may be the device's position: it has passed the slot before in this lap, and not this one.
 fn stands_at(ring: &PackedRing, at: Position) -> bool {
     at.offset < ring.size.get() && {
         let before = at.back(1, ring.size);
@@ -73,13 +73,13 @@ fn stands_at(ring: &PackedRing, at: Position) -> bool {
     }
 }
 
-/// Whether the slot behind `at` was used before `at`: there is a batch of more than one slot that was not published.
+/// Whether the slot after `at` was used before `at`: there is an unpublished batch of more than one slot.
 fn is_unpublished(ring: &PackedRing, at: Position) -> bool {
     let next = at.forward(1, ring.size);
     ring.size.get() > 1 && next.is_used(ring.flags(next.offset)) && stashed(ring, at).is_some()
 }
 
-/// The one place where the device may stand.
+/// The device's position, if only one is possible.
 pub(crate) fn search(ring: &PackedRing) -> Option<Position> {
     let laps = [true, false].into_iter();
     let all = laps.flat_map(|wrap| (0..ring.size.get()).map(move |offset| Position { offset, wrap }));
@@ -96,8 +96,8 @@ pub(crate) fn search(ring: &PackedRing) -> Option<Position> {
     }
 }
 
-/// An unpublished batch that fills the ring leaves no hole: it looks as if the device stood behind its first slot,
-/// `at`. But then that one is available for the lap after while `at` is not for this one, and drivers go in order.
+/// An unpublished batch that fills the ring leaves no hole: it looks as if the device were after its first slot, at
+/// `at`. But then the first slot is available for the next lap and `at` not for this one, while drivers go in order.
 fn whole_ring(ring: &PackedRing, at: Position) -> Position {
     let first = at.back(1, ring.size).forward(ring.size.get(), ring.size);
     if is_unpublished(ring, first) && !at.is_available(ring.flags(at.offset)) {
@@ -107,16 +107,16 @@ fn whole_ring(ring: &PackedRing, at: Position) -> Position {
     }
 }
 
-/// What [`stash`] kept in the slot at `at`, if that is still available.
+/// The used descriptor that [`stash`] kept in the slot at `at`, if that slot is still available.
 fn stashed(ring: &PackedRing, at: Position) -> Option<PackedDescriptor> {
     let word = ring.load_low(at.offset);
     let is_stashed = at.is_available(ring.flags(at.offset)) && word & STASH_MASK == STASH;
     is_stashed.then(|| PackedDescriptor::from_words(0, word))
 }
 
-/// Takes back the batch at `at`, if there is one that was not published: for who does its chains again, whose
-/// descriptors `descs` are. Or the driver would find them used as soon as those before them are. From behind, so that
-/// at any moment it looks like a batch that was not published.
+/// Undoes the batch at `at`, if an unpublished one is there, because its chains, with descriptors `descs`,
+/// will be done again. Otherwise the driver would find them used once those before them are. Backwards, so
+/// that at any moment it looks like an unpublished batch.
 pub(crate) fn take_back(ring: &PackedRing, at: Position, descs: &[PackedDescriptor]) {
     for (step, desc) in (0..).zip(descs).skip(1).collect::<Vec<_>>().into_iter().rev() {
         let at = at.forward(step, ring.size);
@@ -131,7 +131,7 @@ pub(crate) fn take_back(ring: &PackedRing, at: Position, descs: &[PackedDescript
     }
 }
 
-/// Publishes the batch at `at`, if there is one that was not; returns where it ends.
+/// Publishes the batch at `at`, if an unpublished one is there; returns where it ends.
 fn finish_batch(ring: &PackedRing, at: Position) -> Position {
     let Some(first) = stashed(ring, at) else {
         return at;
@@ -145,7 +145,7 @@ fn finish_batch(ring: &PackedRing, at: Position) -> Position {
             if !in_list {
                 break;
             }
-            // The device died within a list: the rest of it goes with its beginning.
+            // The device died within a list: the rest of the list is used, too.
             let rest = PackedDescriptor {
                 flags: end.used_flags() | flags & DESC_NEXT,
                 ..PackedDescriptor::default()
@@ -161,7 +161,7 @@ fn finish_batch(ring: &PackedRing, at: Position) -> Position {
         ..first
     };
     crash::point();
-    // As in `publish`; a call comes with the first publication of the new device.
+    // As in `publish`; the new device calls the driver with its first publication.
     Cell::store(ring.high(at.offset), first.to_words()[1], Ordering::Release);
     end
 }

@@ -1,11 +1,11 @@
 //! Loads and stores of a packed ring: the only file that knows where its bytes are.
 //!
 //! A descriptor is two words of 64 bits. The second holds length, id and flags, so one access reads or writes
-//! all that the two sides tell each other, and the flags never come apart from what they vouch for.
+//! all three, and the flags are never separated from the values that they mark valid.
 //!
-//! Invariants: the three parts lie inside the map, aligned, for as long as `memory` lives (RingLayout, checked
-//! again in `new`). Slots are below the size: every [`Position`] of this crate is, from the check in
-//! `packed_resume.rs` on, because `forward` and `back` keep it so. No value of the driver's becomes a slot.
+//! Invariants: the three parts lie inside the map, aligned, for as long as `memory` lives (RingLayout,
+//! checked again in `new`). Slots are below the size: every [`Position`] of this crate is, from the check in
+//! `packed_resume.rs` on, because `forward` and `back` keep it so. No value from the driver becomes a slot.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -30,7 +30,7 @@ pub(crate) struct PackedRing {
     offsets: RingAddresses,
 }
 
-// SAFETY: the pointers are into `memory`, which is Send and Sync and goes along; nothing is tied to a thread.
+// SAFETY: the pointers are into `memory`, which is Send and Sync and moves along; nothing is tied to a thread.
 unsafe impl Send for PackedRing {}
 
 impl PackedRing {
@@ -75,27 +75,27 @@ impl PackedRing {
         self.word(slot, true)
     }
 
-    /// The first word of `slot`: the address, as it stands there now.
+    /// The first word of `slot` (the address), as it is now.
     #[inline(always)]
     pub(crate) fn load_low(&self, slot: u16) -> u64 {
         Cell::load(self.word(slot, false), Ordering::Relaxed)
     }
 
-    /// Writes the second word of `slot`, to be published with others.
+    /// Writes the second word of `slot`; a later store publishes it.
     #[inline(always)]
     pub(crate) fn store_high(&self, slot: u16, word: u64) {
         crash::point();
         Cell::store(self.high(slot), word, Ordering::Relaxed);
     }
 
-    /// Writes the first word of `slot`, after all that was written before.
+    /// Writes the first word of `slot`, ordered after all earlier writes.
     #[inline(always)]
     pub(crate) fn store_low_after(&self, slot: u16, word: u64) {
         crash::point();
         Cell::store(self.word(slot, false), word, Ordering::Release);
     }
 
-    /// Flags of `slot`, as they stand there now.
+    /// Flags of `slot`, as they are now.
     pub(crate) fn flags(&self, slot: u16) -> u16 {
         PackedDescriptor::flags_of(Cell::load(self.high(slot), Ordering::Relaxed))
     }
@@ -103,24 +103,24 @@ impl PackedRing {
     /// The descriptor at `at` if it is available: each byte read once, and nothing before the flags.
     #[inline(always)]
     pub(crate) fn read_available(&self, at: Position) -> Option<PackedDescriptor> {
-        // Observes what the driver wrote before it made the descriptor available. Pairs with its write barrier
-        // before the flags of the first descriptor of a batch (2.8.21.1; virtio_wmb in
+        // Observes what the driver wrote before it made the descriptor available. Pairs with its write
+        // barrier before the flags of the first descriptor of a batch (2.8.21.1; virtio_wmb in
         // virtqueue_add_packed, drivers/virtio/virtio_ring.c). Without it the address below, and the
-        // descriptors that follow, may be those of the lap before.
+        // descriptors that follow, may be those of the previous lap.
         let high = Cell::load(self.high(at.offset), Ordering::Acquire);
         let flags = PackedDescriptor::flags_of(high);
         at.is_available(flags)
             .then(|| PackedDescriptor::from_words(self.load_low(at.offset), high))
     }
 
-    /// The second word of a slot that may be available: nothing of the slot, or behind it, is to be loaded before it.
+    /// The second word of a slot that may be available. Load it before anything else of this or later slots.
     #[inline(always)]
     pub(crate) fn load_high(slot: &[AtomicU64; 2]) -> u64 {
         // As in `read_available`.
         Cell::load(&slot[1], Ordering::Acquire)
     }
 
-    /// The descriptor in a slot, of which `high` was loaded.
+    /// The descriptor in a slot, whose second word `high` was loaded already.
     #[inline(always)]
     pub(crate) fn load(slot: &[AtomicU64; 2], high: u64) -> PackedDescriptor {
         PackedDescriptor::from_words(Cell::load(&slot[0], Ordering::Relaxed), high)
@@ -132,23 +132,23 @@ impl PackedRing {
         PackedDescriptor::from_words(self.load_low(slot), high)
     }
 
-    /// What the driver wants to be told.
+    /// The driver's event suppression structure.
     #[inline(always)]
     pub(crate) fn driver_events(&self) -> &AtomicU32 {
         // SAFETY: four bytes inside the map, 4-aligned (`new`).
         unsafe { self.driver_events.as_ref() }
     }
 
-    /// What we want to be told.
+    /// The device's event suppression structure.
     #[inline(always)]
     pub(crate) fn device_events(&self) -> &AtomicU32 {
         // SAFETY: as above.
         unsafe { self.device_events.as_ref() }
     }
 
-    /// Notes in `log` that `slots` slots from `first` on were written.
+    /// Marks `slots` slots from `first` on as written in `log`.
     pub(crate) fn log_slots(&self, log: &DirtyLog, first: Position, slots: u16) {
-        // In two parts, if they go around the end.
+        // In two parts, if they wrap around the end.
         let before_end = slots.min(self.size.get() - first.offset);
         for (slot, count) in [(first.offset, before_end), (0, slots - before_end)] {
             let at = self.offsets.desc + layout::desc_bytes(slot);
@@ -156,7 +156,7 @@ impl PackedRing {
         }
     }
 
-    /// Notes in `log` that the device's event suppression was written.
+    /// Marks the device's event suppression structure as written in `log`.
     pub(crate) fn log_events(&self, log: &DirtyLog) {
         self.memory.log(log, self.offsets.used, layout::EVENT_BYTES);
     }

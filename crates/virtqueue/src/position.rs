@@ -1,19 +1,19 @@
-//! Where one stands in a packed ring.
+//! A position in a packed ring.
 
 use crate::QueueSize;
 use crate::layout::{PACKED_AVAIL, PACKED_USED};
 
-/// A slot of a packed ring and the lap that it is in (VirtIO 1.3, 2.8.1): the wrap counter changes with each
-/// lap, and so tells this lap's flags from those of the one before.
+/// A slot of a packed ring and its lap (VirtIO 1.3, 2.8.1): the wrap counter changes with each lap, and so
+/// distinguishes the flags of this lap from those of the previous one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
     /// The slot, below the queue size.
     pub(crate) offset: u16,
-    /// Ring wrap counter: 1 at first.
+    /// Ring wrap counter, initially 1.
     pub(crate) wrap: bool,
 }
 
-/// The bit of the wrap counter where a position is one 16-bit number (2.8.10, and the vring base of vhost-user).
+/// The bit of the wrap counter in the 16-bit form of a position (2.8.10, and the vring base of vhost-user).
 const WRAP_BIT: u16 = 1 << 15;
 
 impl Position {
@@ -39,7 +39,7 @@ impl Position {
         }
     }
 
-    /// `slots` (at most the size) further on.
+    /// The position `slots` (at most the size) after this one.
     #[inline(always)]
     #[must_use]
     pub(crate) const fn forward(self, slots: u16, size: QueueSize) -> Self {
@@ -58,7 +58,7 @@ impl Position {
         }
     }
 
-    /// `slots` (at most the size) back.
+    /// The position `slots` (at most the size) before this one.
     #[inline(always)]
     #[must_use]
     pub(crate) const fn back(self, slots: u16, size: QueueSize) -> Self {
@@ -99,8 +99,8 @@ impl Position {
         flags & (PACKED_AVAIL | PACKED_USED) == self.used_flags()
     }
 
-    /// Whether the device has been here in this lap. Then USED is this lap's: set by the device, and kept by
-    /// a driver that has made the slot available for the next lap since.
+    /// Whether the device has passed this slot in this lap. Then USED is this lap's: set by the device, and
+    /// kept by a driver that has made the slot available for the next lap since.
     #[inline(always)]
     pub(crate) const fn is_passed(self, flags: u16) -> bool {
         (flags & PACKED_USED != 0) == self.wrap

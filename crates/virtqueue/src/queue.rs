@@ -1,7 +1,7 @@
 //! A virtqueue of either kind, as the device sees it.
 //!
-//! An enum and not a trait object: a call is one predictable branch, the same way for the whole life of a
-//! queue, and the ring's code is inlined behind it.
+//! An enum instead of a trait object: a call is one branch, predictable because it goes the same way for the
+//! whole life of a queue, and the ring's code is inlined there.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::{GuestFault, MemoryMap, QueueSize, RingError, RingFormat, RingLayout}
 
 /// Device side of one virtqueue.
 #[derive(Debug)]
-// Which one it is, in a byte of its own: hidden in unused values of a field, it takes five instructions to find out for
-// each chain.
+// The discriminant has a byte of its own: hidden in unused values of a field, it takes five instructions per
+// chain to find out.
 #[repr(u8)]
-#[allow(clippy::large_enum_variant)] // one a queue, and no pointer to follow
+#[allow(clippy::large_enum_variant)] // one per queue, and no pointer to follow
 pub enum Queue {
     /// VirtIO 1.3, 2.7.
     Split(SplitQueue),
@@ -28,7 +28,7 @@ pub enum Queue {
     Reset(ResetQueue),
 }
 
-/// A queue that its driver has reset: there is no ring, and nothing is read or written.
+/// A queue that its driver has reset: it has no ring, and reads and writes nothing.
 #[derive(Debug)]
 pub struct ResetQueue {
     memory: Arc<MemoryMap>,
@@ -37,7 +37,7 @@ pub struct ResetQueue {
     base: u32,
 }
 
-/// Hands a call on to the ring that it is, if there is one.
+/// Forwards a call to the split or packed ring, or handles a reset queue.
 macro_rules! of_either {
     ($queue:expr, $ring:ident => $call:expr, reset => $none:expr) => {
         match $queue {
@@ -54,7 +54,7 @@ impl Queue {
     ///
     /// # Errors
     /// `rings` was made for another map and does not fit this one, or for another kind of ring than was
-    /// negotiated; or a packed ring cannot be entered at that base.
+    /// negotiated; or `start.base` is not valid for a packed ring.
     pub fn new(
         memory: &Arc<MemoryMap>,
         rings: RingLayout,
@@ -68,7 +68,7 @@ impl Queue {
         }
     }
 
-    /// A queue that was reset, and that stood at `base`: it has no chains, and wants nothing.
+    /// A queue that was reset at `base`: it has no chains, and requests no kicks.
     #[must_use]
     pub fn reset(memory: &Arc<MemoryMap>, size: QueueSize, features: QueueFeatures, base: u32) -> Self {
         Self::Reset(ResetQueue {
@@ -83,8 +83,8 @@ impl Queue {
     /// their buffers do not fit.
     ///
     /// # Errors
-    /// The driver broke a rule. Nothing was taken then: sound chains before the bad one are returned by the call
-    /// before. The queue must not be used any more.
+    /// The driver broke a rule. Nothing was taken then: the previous call returned the sound chains before
+    /// the bad one. The queue must not be used any more.
     #[inline]
     pub fn pop(&mut self, chains: &mut Chains, max: usize) -> Result<usize, GuestFault> {
         of_either!(self, ring => ring.pop(chains, max), reset => {
@@ -93,12 +93,12 @@ impl Queue {
         })
     }
 
-    /// Gives back the chains taken last, for which no used element was written: the next [`pop`](Self::pop) reads them
-    /// anew. `slots` are those that [`Chains::slots`] says for them: what is given back is always the youngest that is
-    /// out, and none that was taken later may be used already.
+    /// Returns the chains taken last, if no used element was written for them: the next [`pop`](Self::pop)
+    /// reads them again. `slots` is the result of [`Chains::slots`] for them. Only the most recently taken
+    /// chains can be returned, and no chain taken after them may be used already.
     ///
     /// # Panics
-    /// In debug builds, if more are given back than the queue holds: a bug of the caller's.
+    /// In debug builds, if more are returned than the queue holds: a bug of the caller.
     #[inline]
     pub fn unpop(&mut self, slots: u16) {
         of_either!(self, ring => ring.unpop(slots), reset => ());
@@ -108,25 +108,25 @@ impl Queue {
     /// order of [`pop`](Self::pop). The driver does not see it before [`publish`](Self::publish).
     ///
     /// # Panics
-    /// If the queue was reset, which has no chains; in debug builds, if more is used of a packed ring than was taken:
-    /// bugs of the caller's.
+    /// If the queue was reset, which has no chains; in debug builds, if more is used of a packed ring than
+    /// was taken: bugs of the caller.
     #[inline(always)]
     pub fn push_used(&mut self, id: ChainId, len: u32) {
-        // Once a frame: an arm that ends costs nothing, and one that does nothing does; so does a call.
+        // Runs per frame: an arm that diverges costs nothing, while one that does nothing, or a call, does.
         of_either!(self, ring => ring.push_used(id, len), reset => nothing_was_taken());
     }
 
-    /// Whether chains may be given back in another order than they were taken in
+    /// Whether chains may be returned in another order than they were taken
     /// ([`push_used_in_any_order`](Self::push_used_in_any_order)): the driver does not rely on their order
-    /// (VIRTIO_F_IN_ORDER; VirtIO 1.3, 2.7.9), and should this device die, an inflight region tells its successor which
-    /// ones are out. The ring alone tells only how many.
+    /// (VIRTIO_F_IN_ORDER; VirtIO 1.3, 2.7.9), and if this device dies, an inflight region shows its
+    /// successor which ones are in flight. The ring alone shows only how many.
     #[must_use]
     pub fn takes_any_order(&self) -> bool {
         !self.features().in_order && of_either!(self, ring => ring.notes_each_chain(), reset => false)
     }
 
-    /// As [`push_used`](Self::push_used), for any chain that is out. Between two calls of [`publish`](Self::publish)
-    /// all chains are given back by the one or by the other.
+    /// As [`push_used`](Self::push_used), for any chain in flight. Between two calls of
+    /// [`publish`](Self::publish) all chains must be returned by the same one of the two functions.
     ///
     /// # Panics
     /// As [`push_used`](Self::push_used); and in debug builds, if the queue does not
@@ -137,28 +137,28 @@ impl Queue {
         of_either!(self, ring => ring.push_used_in_any_order(id, len), reset => nothing_was_taken());
     }
 
-    /// Makes all used elements visible that were written since the last time, with one store. Returns whether the
-    /// driver wants a call; `false` and no access at all, if there are none.
+    /// Makes all used elements written since the last call visible, with one store. Returns whether the
+    /// driver wants a call. If there are none, returns `false` and accesses nothing.
     #[inline]
     pub fn publish(&mut self) -> bool {
         of_either!(self, ring => ring.publish(), reset => false)
     }
 
-    /// Tells the driver that no kicks are needed while the device polls. A hint: one may still come.
+    /// Tells the driver that no kicks are needed while the device polls. A hint: one may still arrive.
     #[inline]
     pub fn disable_kicks(&mut self) {
         of_either!(self, ring => ring.disable_kicks(), reset => ());
     }
 
-    /// Asks the driver for a kick with the next chain. `true`: there is one already (or nonsense, as the next
-    /// [`pop`](Self::pop) will tell), so the device must not sleep.
+    /// Requests a kick for the next chain. `true`: there is one already (or an invalid index, which the next
+    /// [`pop`](Self::pop) will report), so the device must not sleep.
     #[inline]
     #[must_use = "sleeping on true loses a kick"]
     pub fn enable_kicks(&mut self) -> bool {
         of_either!(self, ring => ring.enable_kicks(), reset => false)
     }
 
-    /// The next chain to take: the answer to VHOST_USER_GET_VRING_BASE, and what [`QueueStart::base`] takes.
+    /// The next chain to take: the reply to VHOST_USER_GET_VRING_BASE, and the value for [`QueueStart::base`].
     #[must_use]
     pub fn base(&self) -> u32 {
         match self {
@@ -168,18 +168,18 @@ impl Queue {
         }
     }
 
-    /// How many of the chains that come next a predecessor had taken and not used, as the journal says.
+    /// How many of the first chains a predecessor had taken and not used, according to the journal.
     #[must_use]
     pub fn taken_before(&self) -> usize {
         of_either!(self, ring => ring.taken_before, reset => 0)
     }
 
-    /// What is asked for of a buffer when its chain is taken; [`Prefetch::Frame`] unless it is said.
+    /// Sets what is prefetched when a chain is taken; initially [`Prefetch::Frame`].
     pub fn set_prefetch(&mut self, what: Prefetch) {
         of_either!(self, ring => ring.prefetch = what, reset => ());
     }
 
-    /// Notes writes to guest memory from now on in `log`, or no more.
+    /// Logs the queue's later writes to the ring in `log`; `None` stops that.
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
         of_either!(self, ring => ring.log = log, reset => ());
     }
@@ -194,7 +194,7 @@ impl Queue {
         }
     }
 
-    /// What was negotiated.
+    /// The negotiated features.
     #[must_use]
     pub fn features(&self) -> QueueFeatures {
         match self {

@@ -1,15 +1,15 @@
-//! Regions of guest memory: what the VMM says, what is refused, and where each goes in the map.
+//! Regions of guest memory: what the VMM sends, what is refused, and where in the map each is placed.
 //!
 //! Theory of operation: placement is decided here as arithmetic, before anything is mapped, so that it can be
 //! tested without memory. Three rules:
 //!
-//!  - A mapping starts and ends on a page of its file (huge pages for hugetlbfs), so a region may drag some
-//!    bytes of its file in with it on either side. No guest address leads to them.
-//!  - Mappings lie back to back. With the largest pages first, each starts on a multiple of its page size by
-//!    itself, and no hole is needed for alignment (AF_XDP refuses a UMEM with a hole).
-//!  - Regions overlap neither in guest addresses nor in the VMM's nor in a file, whole pages taken: one address means
-//!    one byte, and one byte has one address. Memory that a file does not have cannot be made of it by mapping it
-//!    often.
+//!  - A mapping starts and ends on a page of its file (huge pages for hugetlbfs), so the mapping may include
+//!    some bytes of the file before and after the region. No guest address leads to them.
+//!  - Mappings lie back to back. With the largest pages first, each starts on a multiple of its page size
+//!    without a hole for alignment (AF_XDP refuses a UMEM with a hole).
+//!  - Regions overlap neither in guest addresses nor in VMM addresses nor in the pages of a file: one address
+//!    means one byte, and one byte has one address. So mapping a file several times cannot make a guest's
+//!    memory larger.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ use rustix::fs::{FileType, SealFlags};
 
 use crate::GuestAddr;
 
-/// Most regions of one map. vhost-user itself sends 8 in one message, and slot by slot as many as we say.
+/// Maximum number of regions. One vhost-user message has at most 8; one by one, a VMM sends as many as we allow.
 pub const MAX_REGIONS: usize = 64;
 
 /// `f_type` of hugetlbfs, memfd with MFD_HUGETLB included (`include/uapi/linux/magic.h`, HUGETLBFS_MAGIC).
@@ -29,7 +29,7 @@ const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 pub struct Region {
     /// Where the guest sees it.
     pub guest_addr: GuestAddr,
-    /// Where the VMM sees it: ring addresses come in this space. Only a number here.
+    /// Address in the VMM's address space, which ring addresses use. Never dereferenced here.
     pub user_addr: u64,
     /// Its length in bytes.
     pub len: u64,
@@ -39,7 +39,7 @@ pub struct Region {
     pub file_offset: u64,
 }
 
-/// A [`Region`] and what became of it.
+/// A [`Region`] that was mapped.
 #[derive(Debug)]
 pub struct MappedRegion {
     pub(crate) region: Region,
@@ -47,14 +47,14 @@ pub struct MappedRegion {
     pub(crate) place: Placement,
 }
 
-/// Which file it is.
+/// Identity of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FileIdentity {
     device: u64,
     inode: u64,
 }
 
-/// What was found out about a region's file.
+/// Properties of a region's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileFacts {
     pub(crate) page_size: u64,
@@ -62,7 +62,7 @@ pub(crate) struct FileFacts {
     pub(crate) identity: FileIdentity,
 }
 
-/// Where a region goes. All in bytes.
+/// Where a region is placed in the map. All in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Placement {
     /// Start of the mapping in the map, page-aligned.
@@ -73,11 +73,11 @@ pub(crate) struct Placement {
     pub(crate) lead: u64,
 }
 
-/// Why guest memory could not be mapped. All of them are the VMM's doing, except [`Reserve`](Self::Reserve).
+/// Why guest memory could not be mapped: the VMM's fault, except [`Reserve`](Self::Reserve) and [`Guard`](Self::Guard).
 ///
-/// `guest_addr`, `first` and `second` are where regions start for the guest, `start` is where one starts in `space`;
-/// `count` is regions. `len` is a region's length, `size` its file's; `bytes` and `most` are of all regions together.
-/// Lengths are bytes. `source` is the system's answer.
+/// `guest_addr`, `first` and `second` are guest addresses of regions, `start` is where one starts in `space`;
+/// `count` is the number of regions. `len` is a region's length, `size` its file's; `bytes` and `most` are
+/// for all regions together. Lengths are in bytes. `source` is the system's error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are described above")]
@@ -91,7 +91,7 @@ pub enum MapError {
     /// A region of no bytes.
     #[error("memory region at {guest_addr} is empty")]
     EmptyRegion { guest_addr: GuestAddr },
-    /// A start plus the length is more than 64 bits hold; or the file's end past what a file can have.
+    /// A start plus the length exceeds 64 bits, or the end in the file exceeds the maximum file size.
     #[error("memory region at {guest_addr}: {space} {start:#x} plus {len:#x} bytes wraps")]
     Wraps {
         guest_addr: GuestAddr,
@@ -108,14 +108,14 @@ pub enum MapError {
         /// Which space: "guest" or "user".
         space: &'static str,
     },
-    /// Two regions are the same bytes of one file, or of pages that they share.
+    /// Two regions share bytes or pages of one file.
     #[error("memory regions at {first} and {second} overlap in their file")]
     Aliased { first: GuestAddr, second: GuestAddr },
-    /// All regions together, whole pages taken, are more than is allowed
+    /// All regions together, rounded up to pages, exceed the limit
     /// ([`ForeignFiles::most_guest_bytes`](crate::ForeignFiles::most_guest_bytes)).
     #[error("{bytes} bytes of guest memory, at most {most} are allowed")]
     TooMuch { bytes: u64, most: u64 },
-    /// The descriptor is no regular file (memfd and hugetlbfs files are).
+    /// The descriptor is not a regular file (memfd and hugetlbfs files are).
     #[error("memory region at {guest_addr}: its descriptor is not a shared memory file")]
     NotAFile { guest_addr: GuestAddr },
     /// The file ends before the region does: touching the rest would be SIGBUS.
@@ -136,7 +136,7 @@ pub enum MapError {
         #[source]
         source: io::Error,
     },
-    /// No address space, or no private memory: the host's doing.
+    /// No address space, or no private memory: the host's fault.
     #[error("cannot reserve {bytes} bytes of address space for guest memory")]
     Reserve {
         bytes: u64,
@@ -178,7 +178,7 @@ impl MappedRegion {
         self.place.mapping_offset + self.place.lead
     }
 
-    /// The file behind it. Kept open, so that a new map can be made when regions come and go.
+    /// The file behind it. Kept open, so that a new map can be created when regions are added or removed.
     pub fn file(&self) -> &OwnedFd {
         &self.region.file
     }
@@ -188,13 +188,13 @@ impl MappedRegion {
         self.region.file_offset
     }
 
-    /// Bytes of the pages behind it: more than the system's only for hugetlbfs.
+    /// Page size of its file: larger than the system's only for hugetlbfs.
     pub fn page_size(&self) -> u64 {
         self.facts.page_size
     }
 
-    /// Whether the file is sealed against shrinking. If not, its owner can truncate it under us, and the next
-    /// access is SIGBUS.
+    /// Whether the file is sealed against shrinking. If not, its owner can truncate it, and our next access
+    /// is SIGBUS.
     pub fn sealed(&self) -> bool {
         self.facts.sealed
     }
@@ -214,7 +214,7 @@ impl MappedRegion {
     }
 }
 
-/// Refuses what cannot be mapped, by the numbers alone.
+/// Refuses regions that cannot be mapped, from their numbers alone.
 pub(crate) fn check(regions: &[Region]) -> Result<(), MapError> {
     if regions.is_empty() {
         return Err(MapError::NoRegions);
@@ -305,7 +305,7 @@ pub(crate) fn refuse_aliases(regions: &[Region], facts: &[FileFacts]) -> Result<
     Ok(())
 }
 
-/// Bytes of the pages that a mapping of the file consists of: more than the system's only for hugetlbfs.
+/// Page size of a mapping of the file: larger than the system's only for hugetlbfs.
 pub(crate) fn page_size(file: BorrowedFd<'_>, system_page: u64) -> io::Result<u64> {
     let filesystem = rustix::fs::fstatfs(file)?;
     if filesystem.f_type as u32 != HUGETLBFS_MAGIC {
@@ -317,7 +317,7 @@ pub(crate) fn page_size(file: BorrowedFd<'_>, system_page: u64) -> io::Result<u6
     Ok(huge_page.unwrap_or(system_page).max(system_page))
 }
 
-/// Looks at the file: kind, size, page size, seals.
+/// Checks the file: kind, size, page size, seals.
 pub(crate) fn examine(region: &Region, system_page: u64) -> Result<FileFacts, MapError> {
     let guest_addr = region.guest_addr;
     let failed = |errno: rustix::io::Errno| MapError::Examine {
@@ -339,7 +339,7 @@ pub(crate) fn examine(region: &Region, system_page: u64) -> Result<FileFacts, Ma
     }
     let page_size = page_size(region.file.as_fd(), system_page)
         .map_err(|source| MapError::Examine { guest_addr, source })?;
-    // Files that know no seals answer EINVAL: not sealed.
+    // For files without support for seals this fails with EINVAL: not sealed.
     let sealed =
         rustix::fs::fcntl_get_seals(region.file.as_fd()).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     #[allow(clippy::unnecessary_cast)] // other types on other machines
@@ -354,7 +354,7 @@ pub(crate) fn examine(region: &Region, system_page: u64) -> Result<FileFacts, Ma
     })
 }
 
-/// What a region needs of the map, bytes.
+/// The properties of a region that decide its placement, bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) file_offset: u64,
@@ -372,9 +372,9 @@ impl Shape {
     }
 }
 
-/// Where all regions go.
+/// The placements of all regions.
 pub(crate) struct Layout {
-    /// In the order in which the regions were given.
+    /// In the order of the regions.
     pub(crate) placements: Vec<Placement>,
     /// Length of the whole in bytes.
     pub(crate) len: u64,

@@ -15,14 +15,14 @@ pub enum RingFormat {
 }
 
 impl RingFormat {
-    /// By whether VIRTIO_F_RING_PACKED (34) was negotiated.
+    /// The format, from whether VIRTIO_F_RING_PACKED (34) was negotiated.
     #[must_use]
     pub const fn of(packed: bool) -> Self {
         if packed { Self::Packed } else { Self::Split }
     }
 
-    /// The base of a ring that a driver has just set up: entry 0; of a packed one with wrap counter 1, for what is taken
-    /// and for what is used (VirtIO 1.3, 2.8.1).
+    /// The base of a ring that a driver has just set up: entry 0; for a packed one with wrap counter 1, both
+    /// for the next to take and for the next to use (VirtIO 1.3, 2.8.1).
     #[must_use]
     pub const fn first_base(self) -> u32 {
         match self {
@@ -41,7 +41,7 @@ impl fmt::Display for RingFormat {
     }
 }
 
-/// Addresses of the three parts of a ring, in whichever space they were told.
+/// Addresses of the three parts of a ring, in the address space that the user of the value defines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingAddresses {
     /// Descriptor table, or packed ring.
@@ -79,10 +79,10 @@ impl fmt::Display for RingPart {
     }
 }
 
-/// A ring that cannot be used. The VMM's or the guest's doing.
+/// A ring that cannot be used: the VMM's or the guest's fault.
 ///
-/// `part` is the ring's part at fault, `len` and `align` are what it needs, in bytes; `addr` is in the space in which
-/// it was said. `size` is the ring's, `entries` what the inflight region is for, both in entries.
+/// `part` is the ring's part at fault, `len` and `align` are what it needs, in bytes; `addr` is in the
+/// caller's address space. `size` is the ring's, `entries` the inflight region's, both in entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum RingError {
@@ -95,13 +95,13 @@ pub enum RingError {
     /// The kind of ring cannot have that size.
     #[error(transparent)]
     Size(#[from] QueueSizeError),
-    /// Laid out as the one kind of ring, negotiated as the other: a bug of the caller's.
-    #[error("a ring laid out as {0:?} is not what was negotiated")]
+    /// Laid out as one kind of ring, negotiated as the other: a bug of the caller.
+    #[error("a ring laid out as {0:?} does not match the negotiated format")]
     Format(RingFormat),
     /// The inflight region is for a ring of another kind, or for a shorter one.
     #[error(
-        "a {ring} ring of {size} entries, and the inflight region is for {region} ones of {entries} at most: the VMM \
-         has to ask for another region"
+        "a {ring} ring of {size} entries does not fit the inflight region, which is for {region} rings of at most \
+         {entries}: the VMM must request another region"
     )]
     Inflight {
         ring: RingFormat,
@@ -109,10 +109,10 @@ pub enum RingError {
         region: RingFormat,
         entries: u16,
     },
-    /// Packed ring: no slot to start from that the ring has, neither in the base nor in the ring.
+    /// Packed ring: neither the base nor the ring gives a valid slot to start from.
     #[error("vring base {base:#x} is outside a packed ring of {size} entries")]
     Base {
-        /// As the VMM says it.
+        /// As the VMM sent it.
         base: u32,
         size: u16,
     },
@@ -159,7 +159,7 @@ impl RingShape {
     }
 }
 
-/// What a part of a ring needs, bytes.
+/// Length and alignment of a part of a ring, bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct PartShape {
     part: RingPart,
@@ -176,7 +176,7 @@ pub struct RingLayout {
 }
 
 impl RingLayout {
-    /// From addresses in the VMM's space, as vhost-user gives them (VHOST_USER_SET_VRING_ADDR).
+    /// From addresses in the VMM's address space, as vhost-user sends them (VHOST_USER_SET_VRING_ADDR).
     ///
     /// # Errors
     /// A part that is misaligned or not wholly inside one region.
@@ -211,8 +211,8 @@ impl RingLayout {
         let RingShape { format, size } = shape;
         let find = |PartShape { part, len, align }, addr: u64| {
             let offset = translate(addr, len).ok_or(RingError::OutsideMemory { part, addr, len })?;
-            // The map starts on a page: aligned in it means aligned for us. A region that starts in the
-            // middle of a page can make the two differ, so both count.
+            // The map starts on a page, so an aligned offset is an aligned pointer. For a region that starts in the
+            // middle of a page the address may be aligned and the offset not, or the reverse, so both are checked.
             let aligned = addr.is_multiple_of(align) && offset.is_multiple_of(align);
             aligned
                 .then_some(offset)

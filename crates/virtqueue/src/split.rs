@@ -1,10 +1,9 @@
 //! The device side of one split virtqueue.
 //!
-//! Theory of operation: one owner, no locks. The device takes a batch of chains ([`SplitQueue::pop`]), does
-//! what it does with their buffers, writes a used element for each ([`SplitQueue::push_used`]) and makes all
-//! of them visible with one store ([`SplitQueue::publish`]). Several chains may carry one frame (mergeable
-//! buffers): they are several `push_used` and the same one `publish`, so the driver sees a frame whole or not
-//! at all.
+//! Theory of operation: one owner, no locks. The device takes a batch of chains ([`SplitQueue::pop`]),
+//! processes their buffers, writes a used element for each ([`SplitQueue::push_used`]) and makes all of them
+//! visible with one store ([`SplitQueue::publish`]). If several chains hold one frame (mergeable buffers),
+//! the device calls `push_used` for each and `publish` once, so the driver sees a frame whole or not at all.
 //!
 //! ```text
 //!            used_idx         next_avail          avail_seen
@@ -12,17 +11,17 @@
 //!               ^ push_used        ^ pop  ^ unpop
 //! ```
 //!
-//! What the driver wrote is read once: an entry of the available ring into a local array, a descriptor into a
-//! [`Descriptor`], both by atomic loads, so that the compiler cannot read them again. Everything after that
-//! works on the copy.
+//! Values from the driver are read once: an entry of the available ring into a local array, a descriptor into
+//! a [`Descriptor`], both by atomic loads, so that the compiler cannot read them again. All later code uses
+//! the copy.
 //!
 //! Cost: a batch is taken in blocks of 32. The first pass over a block reads heads and prefetches
 //! descriptors; the second reads descriptors and prefetches the first line of each buffer, which the device
-//! will touch next. Chains of one descriptor are taken by the run, in one loop; all else (lists, indirect tables, a
-//! buffer in another region, faults) in `take_chain`, out of line.
+//! will touch next. Chains of one descriptor are taken by one loop (a run), all others (lists, indirect
+//! tables, a buffer in another region, faults) by `take_chain`, out of line.
 //!
-//! In-order (VIRTIO_F_IN_ORDER, 2.7.9): the caller gives chains back in the order of `pop`. A used element is
-//! written for each, which the feature allows and which needs no second kind of driver.
+//! In-order (VIRTIO_F_IN_ORDER, 2.7.9): the caller returns chains in the order of `pop`. A used element is
+//! written for each: the feature allows that, and no special case is needed.
 //!
 //! Invariants: the three parts lie inside the map, aligned, for as long as `memory` lives (RingLayout,
 //! checked again in `new`). Indices are masked before they become addresses.
@@ -52,11 +51,11 @@ struct ShortBlock {
     stop: Stop,
 }
 
-/// Chains whose descriptors are fetched ahead.
+/// Number of chains whose descriptors are prefetched together.
 const BLOCK: usize = 32;
 
-/// With kicks off and event idx on, the index that would wake is moved on after this many entries, long
-/// before the driver comes round to it (65535).
+/// With kicks off and event idx on, avail_event is moved on after this many entries, before the driver
+/// reaches it (`NO_KICK` entries).
 const SUPPRESSION_REFRESH: u16 = 0x4000;
 
 /// Device side of one split virtqueue.
@@ -70,7 +69,7 @@ pub struct SplitQueue {
     pub(crate) size: QueueSize,
     pub(crate) features: QueueFeatures,
     hint: RegionHint,
-    /// Of the last chain.
+    /// Kind of the last chain.
     kind: Kind,
     /// Next entry of the available ring to take.
     next_avail: u16,
@@ -80,32 +79,32 @@ pub struct SplitQueue {
     used_idx: u16,
     /// used.idx as the driver sees it.
     used_published: u16,
-    /// What the VMM said to take first, less used.idx: 0, unless the VMM has a reason of its own.
+    /// The VMM's base minus used.idx: normally 0.
     skew: u16,
-    /// The first publication calls whatever the driver says: see `new`.
+    /// The first publication always calls the driver: see `Queue::new`.
     call_once: bool,
-    /// The driver is asked for kicks.
+    /// Whether kicks are enabled.
     kicks: bool,
-    /// Where avail_event was written last while it asks for none.
+    /// While kicks are off with event idx: the index for which avail_event was last written, less `NO_KICK`.
     suppressed_at: Option<u16>,
     pub(crate) log: Option<Arc<DirtyLog>>,
     notes: Notes,
     /// Heads that are served in place of the entries of the available ring from `replay_start` on.
     replay: Vec<u16>,
     replay_start: u16,
-    /// Chains that came first after `new` and that a predecessor had taken and not used, as the journal says.
+    /// How many of the first chains after `new` a predecessor had taken and not used, according to the journal.
     pub(crate) taken_before: usize,
     pub(crate) prefetch: Prefetch,
     offsets: RingAddresses,
 }
 
-// SAFETY: the pointers are into `memory`, which is Send and Sync and goes along; nothing is tied to a thread.
-// Not Sync: `&self` methods load only, but there is no use for it.
+// SAFETY: the pointers are into `memory`, which is Send and Sync and moves along; nothing is tied to a
+// thread. Not Sync: nothing needs it, and `write_used` stores by `&self`.
 unsafe impl Send for SplitQueue {}
 
 impl SplitQueue {
-    /// As [`Queue::new`](crate::Queue::new). After a crash used.idx is the base from which nothing is lost, if the
-    /// driver's buffers were used in order.
+    /// As [`Queue::new`](crate::Queue::new). After a crash, used.idx is the base from which no chain is lost,
+    /// if chains were used in order.
     ///
     /// # Errors
     /// `rings` was made for another map, and does not fit this one.
@@ -165,11 +164,11 @@ impl SplitQueue {
     #[inline]
     pub fn available(&mut self) -> Result<u16, GuestFault> {
         // Observes descriptors and available entries that the driver wrote before it. Pairs with the driver's
-        // write barrier before its store of avail.idx (2.7.13.3.1; virtio_wmb in
-        // virtqueue_add_split). Without it we read descriptors that are not yet there.
+        // write barrier before its store of avail.idx (2.7.13.3.1; virtio_wmb in virtqueue_add_split).
+        // Without it we read descriptors before they are written.
         let found = Cell::load(self.words().avail_idx, Ordering::Acquire);
         let count = found.wrapping_sub(self.next_avail);
-        // A driver by the book makes no more available than it has entries, those under way included.
+        // A correct driver never has more chains in the ring than entries, including those in flight.
         let under_way = found.wrapping_sub(self.used_published).wrapping_sub(self.skew);
         if count > self.size.get() || under_way > self.size.get() {
             return Err(self.index_jump(found));
@@ -249,8 +248,8 @@ impl SplitQueue {
         result
     }
 
-    /// Takes the chains at `heads` as long as they are of the common kind: one descriptor, a buffer in the region of
-    /// the last one. Returns how many; what comes behind them is for others to judge.
+    /// Takes the chains at `heads` while they are of the common kind: one descriptor, with a buffer in the
+    /// region of the last one. Returns how many; the caller handles the chain after them.
     #[inline(always)]
     fn take_run<const WRITABLE: bool>(&self, chains: &mut Chains, hint: RegionHint, heads: &[u16]) -> usize {
         let common = if WRITABLE { DESC_WRITE } else { 0 };
@@ -355,7 +354,7 @@ impl SplitQueue {
     /// As [`Queue::unpop`](crate::Queue::unpop).
     ///
     /// # Panics
-    /// In debug builds, if more are given back than the queue holds: a bug of the caller's.
+    /// In debug builds, if more are returned than the queue holds: a bug of the caller.
     #[inline]
     pub fn unpop(&mut self, slots: u16) {
         debug_assert!(slots <= self.size.get(), "more given back than the queue holds");
@@ -381,7 +380,7 @@ impl SplitQueue {
         self.push_used(id, len);
     }
 
-    /// Whether a successor learns of each chain whether it is out.
+    /// Whether a successor can find out for each chain whether it is in flight.
     pub(crate) fn notes_each_chain(&self) -> bool {
         matches!(self.notes, Notes::Inflight(_))
     }
@@ -393,9 +392,9 @@ impl SplitQueue {
         let slot = usize::from(index & self.size.mask());
         let element = u64::from(id) | u64::from(len) << 32;
         // SAFETY: the slot is masked, so the element is inside the used ring, which is inside the map
-        // (`new`). It is 4-aligned only. Only the device writes here, and the driver reads no element
-        // at or past used.idx, so no access races with this one, unless the driver lies; then it
-        // reads what it deserves.
+        // (`new`). It is 4-aligned only. Only the device writes here, and the driver reads no element at or
+        // past used.idx, so no access races with this one, unless the driver breaks the rules; then only its
+        // own reads are torn.
         unsafe {
             let ring = self.used.add(layout::RING_ENTRIES as usize).cast::<u64>();
             ring.add(slot).write_unaligned(element.to_le());
@@ -446,13 +445,13 @@ impl SplitQueue {
         more
     }
 
-    /// The next chain to take: the answer to VHOST_USER_GET_VRING_BASE.
+    /// The next chain to take: the reply to VHOST_USER_GET_VRING_BASE.
     #[must_use]
     pub fn base(&self) -> u32 {
         u32::from(self.next_avail)
     }
 
-    /// Moves the suppressed event index on before the driver's index comes round to it.
+    /// Moves avail_event on while kicks are off, before the driver's index reaches it.
     #[inline(always)]
     fn refresh_suppression(&mut self) {
         if let Some(at) = self.suppressed_at
@@ -462,13 +461,13 @@ impl SplitQueue {
         }
     }
 
-    /// Notes used elements `[from, to)` and the words of the used ring.
+    /// Marks used elements `[from, to)` and the first words of the used ring in the dirty log.
     #[cold]
     fn log_used(&self, from: u16, to: u16) {
         let Some(log) = &self.log else { return };
         let used = self.offsets.used;
         let (count, first) = (to.wrapping_sub(from), from & self.size.mask());
-        // In two parts, if they go around the end.
+        // In two parts, if they wrap around the end.
         let before_end = count.min(self.size.get() - first);
         for (slot, count) in [(first, before_end), (0, count - before_end)] {
             let at = used + layout::RING_ENTRIES + layout::USED_ELEM_BYTES * u64::from(slot);
@@ -478,7 +477,7 @@ impl SplitQueue {
         self.memory.log(log, used, layout::RING_ENTRIES);
     }
 
-    /// Notes in the dirty log the words that ask for kicks.
+    /// Marks the words that request kicks in the dirty log.
     #[inline]
     fn log_events(&self) {
         let Some(log) = &self.log else { return };
@@ -507,7 +506,7 @@ impl SplitQueue {
     }
 
     /// Descriptor `index` of the table, each byte read once. `index` is below the queue size (checked by the
-    /// callers), and is masked all the same, which costs nothing.
+    /// callers), and is masked again, which costs nothing.
     #[inline(always)]
     fn read_descriptor(&self, index: u16) -> Descriptor {
         let word = 2 * usize::from(index & self.size.mask());

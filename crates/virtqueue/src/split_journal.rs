@@ -1,4 +1,4 @@
-//! What a split queue notes for a successor, and what it makes of a predecessor's notes.
+//! What a split queue records for a successor, and how it uses a predecessor's records.
 
 use std::sync::atomic::Ordering;
 
@@ -10,34 +10,34 @@ use crate::inflight_split::{Resumed, SplitJournal};
 use crate::notify::NO_KICK;
 use crate::{Journal, RingError};
 
-/// Where notes are made.
+/// Where a queue records the chains that it takes.
 ///
-/// In the ring, `avail_event` is the note. It belongs to the device, and where it asks for a kick it says already what
-/// a successor must know: the index of the next chain to take. So it is written with each batch that is taken, before
-/// anything is done with the batch, plus [`NO_KICK`] where no kick is wanted. Chains are done by the store of
-/// `used.idx` and by that alone, so at no instant do the two words not tell what is out: `[used.idx, avail_event)`. A
-/// driver without VIRTIO_F_EVENT_IDX ignores the word (2.7.10.1), which is part of the ring all the same (table in
-/// 2.7).
+/// In the ring, `avail_event` is the record. The device writes it, and where it requests a kick it already is
+/// what a successor must know: the index of the next chain to take. So it is written with each batch that is
+/// taken, before the batch is processed, plus [`NO_KICK`] where no kick is wanted. Only the store of
+/// `used.idx` marks chains as done, so the two words always show what is in flight: `[used.idx,
+/// avail_event)`. A driver without VIRTIO_F_EVENT_IDX ignores the word (2.7.10.1), which is part of the ring
+/// nevertheless (table in 2.7).
 #[derive(Debug)]
 pub(super) enum Notes {
     /// Nowhere.
     None,
-    /// In the ring. The end of what a predecessor had taken, until that is used.
+    /// In the ring. The value: where the chains end that a predecessor had taken, until they are used.
     Ring(Option<u16>),
     /// In the inflight region.
     Inflight(Box<SplitJournal>),
 }
 
 impl SplitQueue {
-    /// Reads what a predecessor noted, and goes on in the same way.
+    /// Reads a predecessor's records, and continues them.
     pub(super) fn take_over(&mut self, journal: Journal) -> Result<(), RingError> {
-        // Only a hint here, which `pop` checks.
+        // Only an estimate here: `pop` checks it.
         let found = Cell::load(self.words().avail_idx, Ordering::Acquire);
         let available = found.wrapping_sub(self.used_idx);
         let available = if available > self.size.get() { 0 } else { available };
         match journal {
             Journal::None => {}
-            // The note counts from used.idx.
+            // The record counts from used.idx.
             Journal::Ring if self.next_avail != self.used_idx => {}
             Journal::Ring => {
                 let taken = self.noted_as_taken(available);
@@ -57,9 +57,9 @@ impl SplitQueue {
         Ok(())
     }
 
-    /// How many of the `available` chains from used.idx on a predecessor had taken, by its note. It may have asked for
-    /// kicks or not; what makes no sense as either is no note. In a queue of 32,768 entries, all of them available, a
-    /// word may make sense as both: then the chains are not done again.
+    /// How many of the `available` chains from used.idx on a predecessor had taken, according to its record:
+    /// with kicks on or with kicks off. A word that is impossible as either is no record. In a queue of
+    /// 32,768 entries, all of them available, a word may be possible as both: then the larger number counts.
     fn noted_as_taken(&self, available: u16) -> u16 {
         let event = Cell::load(self.words().avail_event, Ordering::Relaxed);
         [0, NO_KICK]
@@ -70,7 +70,7 @@ impl SplitQueue {
             .unwrap_or(0)
     }
 
-    /// The end of the chains that were taken, by this device or the one before.
+    /// The end of the chains that were taken, by this device or its predecessor.
     #[inline]
     pub(super) fn taken_end(&self) -> u16 {
         match self.notes {
@@ -79,7 +79,7 @@ impl SplitQueue {
         }
     }
 
-    /// Notes [`taken_end`](Self::taken_end) in the ring, if notes are made there.
+    /// Writes [`taken_end`](Self::taken_end) to the ring, if it is recorded there.
     #[inline]
     pub(super) fn note_taken_end(&self) {
         if let Notes::Ring(_) = self.notes {
@@ -90,7 +90,7 @@ impl SplitQueue {
         }
     }
 
-    /// Notes that `chains` were taken just now.
+    /// Records that `chains` were taken.
     pub(super) fn note_taken(&mut self, chains: &Chains) {
         match &mut self.notes {
             Notes::None => {}
@@ -103,7 +103,7 @@ impl SplitQueue {
         }
     }
 
-    /// Notes that the `slots` chains before `next_avail + slots` went back.
+    /// Records that the `slots` chains before `next_avail + slots` were returned.
     pub(super) fn note_returned(&mut self, slots: u16) {
         match &mut self.notes {
             Notes::Ring(_) if slots > 0 => {
@@ -115,7 +115,7 @@ impl SplitQueue {
         }
     }
 
-    /// Notes that used elements from `used_published` on were published just now.
+    /// Records that used elements from `used_published` on were published.
     pub(super) fn note_published(&mut self) {
         crash::point();
         let (used, published) = (self.used_idx, self.used_published);
@@ -133,7 +133,7 @@ impl SplitQueue {
         }
     }
 
-    /// Puts the heads that are to be replayed in place of those that were read for the next entries.
+    /// Replaces heads read from the next entries by the heads to be replayed.
     #[cold]
     pub(super) fn replay_into(&self, heads: &mut [u16]) {
         for (step, head) in (0..).zip(heads) {

@@ -1,39 +1,39 @@
-//! How a queue starts: its features, where it goes on, and what it notes.
+//! How a queue starts: its features, its position, and what it records.
 
 use std::sync::Arc;
 
 use crate::inflight::InflightQueue;
 use crate::log::DirtyLog;
 
-/// What was negotiated, as far as it concerns the ring.
+/// The negotiated features that concern the ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueFeatures {
     /// VIRTIO_F_EVENT_IDX (29).
     pub event_idx: bool,
     /// VIRTIO_F_INDIRECT_DESC (28). Without it an indirect descriptor is a fault.
     pub indirect: bool,
-    /// VIRTIO_F_IN_ORDER (35). The caller gives chains back in the order of [`Queue::pop`](crate::Queue::pop), whether this was
-    /// negotiated or not, unless [`Queue::takes_any_order`](crate::Queue::takes_any_order).
+    /// VIRTIO_F_IN_ORDER (35). The caller returns chains in the order of [`Queue::pop`](crate::Queue::pop),
+    /// whether this was negotiated or not, unless [`Queue::takes_any_order`](crate::Queue::takes_any_order).
     pub in_order: bool,
     /// VIRTIO_F_RING_PACKED (34).
     pub packed: bool,
 }
 
-/// Where a queue goes on, and what it notes down on the way.
+/// Where a queue starts, and what it records.
 #[derive(Debug, Default)]
 pub struct QueueStart {
-    /// The next chain to take, as VHOST_USER_SET_VRING_BASE says it.
+    /// The next chain to take, in the form of VHOST_USER_SET_VRING_BASE.
     ///
-    /// Of a split ring bits 0 to 15 are the index in the available ring. The next used element goes where used.idx in
-    /// memory stands, as in Linux's vhost. After a clean stop the two agree.
+    /// Split ring: bits 0 to 15 are the index in the available ring. The next used element goes to used.idx
+    /// as it is in memory, as in Linux's vhost. After a clean stop the two agree.
     ///
-    /// Of a packed ring bits 0 to 14 are the slot to be taken next and bit 15 its wrap counter, bits 16 to 31 the same
-    /// of the slot to be used next. If the ring itself says something else, as it does after a predecessor died, the
-    /// ring is believed.
+    /// Packed ring: bits 0 to 14 are the slot to be taken next and bit 15 its wrap counter; bits 16 to 31 are
+    /// the same for the slot to be used next. If the position found in the ring differs, as it does after a
+    /// predecessor died, the ring's is used.
     pub base: u32,
-    /// How a successor is to learn what was under way.
+    /// How the queue records chains in flight for a successor.
     pub journal: Journal,
-    /// Where writes to guest memory are noted, while somebody migrates it.
+    /// The dirty log for writes to the ring, during a migration.
     pub log: Option<Arc<DirtyLog>>,
 }
 
@@ -48,16 +48,16 @@ impl QueueStart {
     }
 }
 
-/// Notes about chains that are under way, for the successor of a device that dies.
+/// Records of the chains in flight, for the successor of a device that dies.
 #[derive(Debug, Default)]
 pub enum Journal {
-    /// None: a successor takes up where used elements end.
+    /// No records: a successor continues after the last used element.
     #[default]
     None,
     /// In the ring itself, where only the device writes, so that a successor knows which chains it must not do again.
-    /// In a split ring, for which the base must be used.idx, `avail_event` says up to where chains were taken, one
-    /// store a batch. A packed ring has the flag `1 << 8`, which is reserved, in the first descriptor of each chain.
+    /// In a split ring, for which the base must be used.idx, `avail_event` is the end of the chains taken, with one
+    /// store per batch. In a packed ring the first descriptor of each chain gets the reserved flag `1 << 8`.
     Ring,
-    /// In memory that the VMM keeps (vhost-user, "Inflight I/O tracking"). The base is not looked at.
+    /// In memory that the VMM keeps (vhost-user, "Inflight I/O tracking"). The base is a fallback for packed rings.
     Inflight(InflightQueue),
 }

@@ -1,4 +1,4 @@
-//! Binding a socket to a queue: what to try, in which order, and what a refusal means.
+//! Binds a socket to a queue: which attempts, in which order, and what a refusal means.
 //!
 //! # Theory of operation
 //!
@@ -6,10 +6,10 @@
 //! requested) before without. A failed bind leaves the socket unchanged (`xsk_bind`, `net/xdp/xsk.c`), so that one
 //! socket serves all attempts. Each step down is kept as a [`Fallback`].
 //!
-//! The copy attempt sets `XDP_COPY`: without a flag the kernel would try zero-copy again, also where the caller must
-//! not have it. Some refusals are final, whatever the mode: no interface, interface down, no such queue, and EBUSY
-//! after the retries. (EBUSY must not lead to copy mode: on a queue that io_uring zcrx holds the copy bind *succeeds*,
-//! and then receives nothing.)
+//! The copy attempt sets `XDP_COPY`: without a flag the kernel would try zero-copy again, even if the caller
+//! forbids it. Some refusals are final, whatever the mode: no interface, interface down, no such queue, and
+//! EBUSY after the retries. (EBUSY must not lead to copy mode: on a queue that io_uring zcrx holds the copy
+//! bind *succeeds*, and then receives nothing.)
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -27,7 +27,7 @@ use crate::netdevice::Netdevice;
 /// The kernel-internal ENOTSUPP, which some drivers return.
 const ENOTSUPP: i32 = 524;
 
-/// Between two attempts on a queue that is busy.
+/// Time between two attempts on a busy queue.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// One way to bind.
@@ -59,16 +59,16 @@ impl Attempt {
     }
 }
 
-/// What a bind led to.
+/// Result of a successful bind.
 #[derive(Debug)]
 pub(crate) struct Bound {
     pub(crate) multi_buffer: bool,
     pub(crate) fallbacks: Vec<Fallback>,
 }
 
-/// Binds by the first attempt that works. `may_ask`: this process may ask the driver for the reason of a refusal, which
-/// takes a socket and the interface: a process whose AF_XDP socket was passed in may have neither, and may be killed
-/// for trying.
+/// Binds by the first attempt that works. `may_ask`: whether this process may query the driver for the reason
+/// of a refusal. The query needs a socket and access to the interface; a process whose AF_XDP socket was
+/// passed in may have neither, and its system call filter may kill it.
 pub(crate) fn bind_queue(
     fd: BorrowedFd<'_>,
     config: &SocketConfig,
@@ -77,7 +77,7 @@ pub(crate) fn bind_queue(
     try_all(config, may_ask, |flags| Ok(bind_in_time(fd, config, flags)))
 }
 
-/// As [`bind_queue`], with the caller's attempts. Errors of its own end it.
+/// As [`bind_queue`], with the caller's `bind`. An error `E` of `bind` itself ends the attempts.
 pub(crate) fn try_all<E: From<OpenError>>(
     config: &SocketConfig,
     may_ask: bool,
@@ -115,7 +115,7 @@ pub(crate) fn try_all<E: From<OpenError>>(
     Err(refused_error(config, attempt, errno).into())
 }
 
-/// Why a bind that had one attempt only failed.
+/// Why a bind with a single attempt failed.
 pub(crate) fn refusal(config: &SocketConfig, zero_copy: bool, errno: Errno, may_ask: bool) -> OpenError {
     let attempt = Attempt {
         zero_copy,
@@ -143,11 +143,11 @@ fn refused_error(config: &SocketConfig, attempt: Attempt, errno: Errno) -> OpenE
     }
 }
 
-/// How to bind.
+/// The attempts to bind.
 struct Plan {
-    /// In order.
+    /// In the order in which to try them.
     attempts: Vec<Attempt>,
-    /// Steps that are skipped without asking.
+    /// Attempts that are skipped without a system call.
     fallbacks: Vec<Fallback>,
 }
 
@@ -186,13 +186,13 @@ fn plan(config: &SocketConfig) -> Result<Plan, OpenError> {
     Ok(Plan { attempts, fallbacks })
 }
 
-/// Binds, again and again while the queue is busy, until the time is up.
+/// Binds; retries while the queue is busy, until the time-out.
 fn bind_in_time(fd: BorrowedFd<'_>, config: &SocketConfig, flags: Flags) -> Result<(), Errno> {
     let address = SocketAddrXdp::new(flags, config.ifindex, config.queue.0);
     in_time(config, || bind(fd, &address))
 }
 
-/// Does it again and again while the queue is busy, until the time is up.
+/// Retries `attempt` while the queue is busy, until the time-out.
 pub(crate) fn in_time(
     config: &SocketConfig,
     mut attempt: impl FnMut() -> Result<(), Errno>,
@@ -214,7 +214,7 @@ fn busy(config: &SocketConfig) -> OpenError {
     }
 }
 
-/// The error that no other attempt can mend.
+/// The error, if no other attempt can succeed after `errno`.
 fn final_error(config: &SocketConfig, errno: Errno, may_ask: bool) -> Option<OpenError> {
     let SocketConfig { ifindex, queue, .. } = *config;
     match errno {

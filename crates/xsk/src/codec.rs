@@ -1,4 +1,4 @@
-//! How a ring entry's 64-bit address names a chunk and a place in it.
+//! How a ring entry's 64-bit address identifies a chunk and an offset in it.
 
 use crate::frame::Frame;
 use crate::units::UmemOffset;
@@ -6,15 +6,15 @@ use crate::units::UmemOffset;
 /// The part of an address without the 16 bits of distance (`XSK_UNALIGNED_BUF_ADDR_MASK`).
 pub(crate) const ADDRESS_MASK: u64 = (1 << 48) - 1;
 
-/// How a ring entry's 64-bit address names a chunk and a place in it.
+/// How a ring entry's 64-bit address identifies a chunk and an offset in it.
 ///
-/// Aligned mode: one number; the chunk is the number rounded down. Unaligned mode: a base in the low 48 bits and the
-/// distance from it in the high 16 (`xp_unaligned_add_offset_to_addr`, `include/net/xsk_buff_pool.h`). A completion
-/// returns the address as it was sent, so that base and distance also identify the frame, with one exception: Linux
-/// 6.18 keeps a flag in the lowest bit of an address on its way through copy mode, and clears that bit in the
-/// completion (`xsk_skb_destructor_set_addr`, `net/xdp/xsk.c`; seen by running it). So a base that is sent is always
-/// even: an odd one is sent as [`ODD_SHIFT`] bytes less, with as much more distance, and a returned distance that large
-/// shows that.
+/// Aligned mode: one number; the chunk is the number rounded down. Unaligned mode: a base in the low 48 bits and
+/// the distance from it in the high 16 (`xp_unaligned_add_offset_to_addr`, `include/net/xsk_buff_pool.h`). A
+/// completion returns the address as it was sent, so that base and distance also identify the frame, with one
+/// exception: Linux 6.18 keeps a flag in the lowest bit of an address on its way through copy mode, and clears
+/// that bit in the completion (`xsk_skb_destructor_set_addr`, `net/xdp/xsk.c`; observed on 6.18). So a base that
+/// is sent is always even: an odd base is sent [`ODD_SHIFT`] bytes lower, with a distance that much larger, and
+/// the large distance in the completion shows that.
 ///
 /// Each mode is a set of constants; there is no branch on the mode.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,7 @@ pub struct AddressCodec {
     odd_shift: u64,
 }
 
-/// What an odd base is moved down by in unaligned mode. More than any distance inside a chunk.
+/// How far an odd base is moved down in unaligned mode, bytes. More than any distance inside a chunk.
 const ODD_SHIFT: u64 = 0x8001;
 
 impl AddressCodec {
@@ -55,7 +55,7 @@ impl AddressCodec {
         Frame::new((address & self.base_mask) + moved_down)
     }
 
-    /// The offset that an address means. (In aligned mode the high bits are zero.)
+    /// The offset of an address: base plus distance. (In aligned mode the high bits are zero.)
     #[inline]
     pub(crate) fn data(self, address: u64) -> UmemOffset {
         UmemOffset::new((address & ADDRESS_MASK) + (address >> 48))
@@ -63,8 +63,8 @@ impl AddressCodec {
 
     /// The address of `data` in the chunk of `frame`.
     ///
-    /// Data outside the chunk is sent from where it is, but its completion then names another frame; that is the
-    /// caller's fault and caught in debug builds. The same, not caught, befalls an odd frame in the first 32 KiB.
+    /// Data outside the chunk is sent from the right place, but its completion identifies another frame; that is the
+    /// caller's fault and caught in debug builds. The same happens, uncaught, to an odd frame in the first 32 KiB.
     #[inline]
     pub(crate) fn address(self, frame: &Frame, data: UmemOffset) -> u64 {
         let base = frame.offset().get();

@@ -8,7 +8,7 @@ use crate::units::{QueueId, RingSize};
 /// The data path to request from the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BindRequest {
-    /// Zero-copy if the device can and the program is attached natively, else copy.
+    /// Zero-copy if the device supports it and the program is attached natively, else copy.
     #[default]
     Auto,
     /// Copy (`XDP_COPY`), even where zero-copy would work.
@@ -17,7 +17,7 @@ pub enum BindRequest {
     ForceZeroCopy,
 }
 
-/// How the XDP program of the interface is attached. Set by the caller; the socket cannot find out.
+/// How the XDP program of the interface is attached. Set by the caller; the socket cannot query it.
 ///
 /// Zero-copy is tried only with `Native`: igb accepts a zero-copy bind with a program in skb mode, and then never
 /// completes a frame.
@@ -54,18 +54,18 @@ impl fmt::Display for Mode {
 /// Busy polling of a socket (`Documentation/networking/napi.rst`, "Busy polling"): system calls on it run the driver's
 /// poll function, on the caller's CPU.
 ///
-/// `usecs` needs no privilege; `budget` and `prefer` need CAP_NET_ADMIN to be raised or switched on (`sk_setsockopt`,
-/// `net/core/sock.c`). A privileged process that opens the socket for another one may set them before. Without NAPI
-/// behind the queue (a program in skb mode) there is nothing to poll. The socket gets its NAPI id with its first frame,
-/// in zero-copy with the bind.
+/// `usecs` needs no privilege; `budget` and `prefer` need CAP_NET_ADMIN to be raised or switched on
+/// (`sk_setsockopt`, `net/core/sock.c`). A privileged process that opens the socket for another one may set
+/// them before. If no NAPI serves the queue (a program in skb mode) there is nothing to poll. The socket gets
+/// its NAPI id with its first frame, in zero-copy mode with the bind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusyPoll {
-    /// How long a system call may poll the device, in µs (`SO_BUSY_POLL`). Calls on AF_XDP sockets do not wait, so that
-    /// one poll is all there is, and 0 means none.
+    /// How long a system call may poll the device, in µs (`SO_BUSY_POLL`). Calls on AF_XDP sockets do not
+    /// wait, so any value but 0 means one poll per call, and 0 none.
     pub usecs: u32,
     /// How many frames one poll may handle (`SO_BUSY_POLL_BUDGET`, Linux 5.11).
     pub budget: u32,
-    /// Whether to keep the device's interrupts off meanwhile (`SO_PREFER_BUSY_POLL`, Linux 5.11).
+    /// Whether to keep the device's interrupts off while the caller polls (`SO_PREFER_BUSY_POLL`, Linux 5.11).
     pub prefer: bool,
 }
 
@@ -82,8 +82,8 @@ pub struct SocketConfig {
     pub bind: BindRequest,
     /// Entries of the rx ring; `None` for a socket that only sends.
     pub rx: Option<RingSize>,
-    /// The rx ring exists already, with that many entries: the process that opened the socket made it, because an
-    /// XSKMAP takes no socket without one (Linux 7.1), and none can be made twice. See
+    /// The rx ring exists already, with that many entries: the process that opened the socket created it,
+    /// because an XSKMAP accepts no socket without one (Linux 7.1), and a socket cannot create a second. See
     /// [`made_rx_ring`](crate::made_rx_ring).
     pub rx_is_made: bool,
     /// Entries of the tx ring; `None` for a socket that only receives.
@@ -94,8 +94,8 @@ pub struct SocketConfig {
     pub completion: RingSize,
     /// Whether the kernel reports when it must be woken (`XDP_USE_NEED_WAKEUP`), instead of always being called.
     pub need_wakeup: bool,
-    /// Whether frames may span chunks (`XDP_USE_SG`, Linux 6.6). If it is refused the socket opens without, a
-    /// [`Fallback`] has the reason, and [`Socket::multi_buffer`](crate::Socket::multi_buffer) is false.
+    /// Whether frames may span chunks (`XDP_USE_SG`, Linux 6.6). If it is refused the socket opens without
+    /// it, a [`Fallback`] has the reason, and [`Socket::multi_buffer`](crate::Socket::multi_buffer) is false.
     pub multi_buffer: bool,
     /// Frames that one kick may send in copy mode (`XDP_MAX_TX_SKB_BUDGET`, Linux 6.18; before that 32, and the option
     /// is ignored).
@@ -107,7 +107,7 @@ pub struct SocketConfig {
 }
 
 impl SocketConfig {
-    /// Four rings of [`RingSize::DEFAULT`] entries on one queue, best data path there is, program attached natively.
+    /// Four rings of [`RingSize::DEFAULT`] entries on one queue, best available data path, natively attached program.
     pub fn new(ifindex: u32, queue: QueueId) -> Self {
         Self {
             ifindex,
@@ -128,14 +128,14 @@ impl SocketConfig {
     }
 }
 
-/// Something better that was tried first and refused.
+/// A better mode that was tried first and refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{tried} not used: {reason}")]
 pub struct Fallback {
     /// What was tried.
     pub tried: &'static str,
-    /// The kernel's answer, an errno; 0 if there was no call.
+    /// The kernel's errno; 0 if there was no call.
     pub errno: i32,
-    /// What that means.
+    /// The cause, in words.
     pub reason: String,
 }

@@ -1,4 +1,4 @@
-//! What goes through the rings, as its user has it and as the kernel lays it out.
+//! The entries of the rings, as callers use them and in the kernel's layout.
 
 use crate::codec::AddressCodec;
 use crate::frame::{Frame, FramePool};
@@ -11,8 +11,8 @@ pub type FillRing = Producer<Frame>;
 pub type TxRing = Producer<TxDesc>;
 /// The rx ring: frames that the kernel received.
 pub type RxRing = Consumer<RxDesc>;
-/// The completion ring: frames that were sent come back. Each is the [`Frame`] that was pushed into the tx ring with
-/// it; the order may differ.
+/// The completion ring: sent frames, returned by the kernel. Each is the [`Frame`] of a descriptor pushed
+/// into the tx ring; the order may differ.
 pub type CompletionRing = Consumer<Frame>;
 
 /// A received frame, or a piece of one.
@@ -25,7 +25,7 @@ pub struct RxDesc {
     pub data: UmemOffset,
     /// How many bytes there are.
     pub len: u32,
-    /// Whether the frame goes on in the next descriptor (only with multi-buffer).
+    /// Whether the frame continues in the next descriptor (only with multi-buffer).
     pub more: bool,
 }
 
@@ -40,20 +40,20 @@ pub struct RxDesc {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the frame in it would be lost"]
 pub struct TxDesc {
-    /// The chunk; it comes back through the completion ring.
+    /// The chunk; the kernel returns it through the completion ring.
     pub frame: Frame,
     /// Where the bytes start: in the chunk (in unaligned mode at most 32,766 bytes after its start).
     pub offset: UmemOffset,
     /// How many bytes.
     pub len: u32,
-    /// Whether the frame goes on in the next descriptor (only with multi-buffer).
+    /// Whether the frame continues in the next descriptor (only with multi-buffer).
     pub more: bool,
     /// Whether [`tx_metadata_len`](crate::Umem::tx_metadata_len) bytes before `offset` are metadata (first piece only).
     pub metadata: bool,
 }
 
 impl TxDesc {
-    /// The whole of a frame that lies at the start of its chunk.
+    /// A whole frame at the start of its chunk.
     #[inline]
     pub fn whole(frame: Frame, len: u32) -> Self {
         let offset = frame.offset();
@@ -76,7 +76,7 @@ pub struct Descriptor {
     options: u32,
 }
 
-/// The frame goes on in the next descriptor (`XDP_PKT_CONTD`).
+/// The frame continues in the next descriptor (`XDP_PKT_CONTD`).
 const CONTINUED: u32 = 1 << 0;
 /// There is metadata before the frame (`XDP_TX_METADATA`).
 const METADATA: u32 = 1 << 1;

@@ -9,21 +9,21 @@ use crate::units::{QueueId, RingSize};
 
 /// Why a socket did not open.
 ///
-/// `ifindex`, `queue` and the `entries` of a `ring` are the requested ones; `queues` is how many the interface has.
-/// `address` and `len_bytes` are of the UMEM's memory in this process; `chunk_bytes`, `headroom_bytes` and
-/// `tx_metadata_bytes` are the UMEM's. `budget` is frames, `value` the requested value of `option`, `asked` the
-/// requested mode. `what` names the request, `reason` is the refusal in words, `waited` the time of the attempts.
-/// `source` is the kernel's answer.
+/// `ifindex`, `queue` and the `entries` of a `ring` are the requested ones; `queues` is how many the
+/// interface has. `address` and `len_bytes` are of the UMEM's memory in this process; `chunk_bytes`,
+/// `headroom_bytes` and `tx_metadata_bytes` are the UMEM's. `budget` is in frames, `value` the requested
+/// value of `option`, `asked` the requested mode. `what` is the queried property, `reason` the refusal in
+/// words, `waited` the time of the attempts. `source` is the kernel's error.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum OpenError {
-    /// The kernel gave no AF_XDP socket.
+    /// The kernel refused an AF_XDP socket.
     #[error("no AF_XDP socket: {source}; it needs CAP_NET_RAW and a kernel with CONFIG_XDP_SOCKETS")]
     Create { source: io::Error },
-    /// The descriptor passed in is something else.
+    /// The descriptor passed in is no AF_XDP socket.
     #[error("the descriptor passed in is no AF_XDP socket (its domain is {domain}, not 44)")]
     NotXdp {
-        /// The address family that it has; 0 if it is no socket at all.
+        /// Its address family; 0 if it is no socket at all.
         domain: u16,
     },
     /// The socket has a UMEM or is bound already.
@@ -47,7 +47,7 @@ pub enum OpenError {
         /// The limit, for all sockets of this user together; `None` if there is none.
         limit_bytes: Option<u64>,
     },
-    /// ENOMEM: the memory has a hole, or there is none left.
+    /// ENOMEM: the memory has a hole, or the machine is out of memory.
     #[error(
         "the UMEM's {len_bytes} bytes at {address:#x} cannot all be pinned (ENOMEM): the mapping has a hole (an \
          unmapped or PROT_NONE page), or memory is short"
@@ -71,26 +71,26 @@ pub enum OpenError {
         tx_metadata_bytes: u32,
         source: io::Error,
     },
-    /// A ring could not be made.
+    /// A ring could not be created or mapped.
     #[error("no {ring} ring of {entries} entries: {source}")]
     Ring {
         ring: &'static str,
         entries: u32,
         source: io::Error,
     },
-    /// The rx ring that should be there already is not, or is smaller.
+    /// The rx ring that should exist already does not, or is smaller.
     #[error(
         "the AF_XDP socket passed in has no rx ring of {entries} entries: who opens it makes the ring (XDP_RX_RING) \
          before the socket is put into a map"
     )]
     RxRingNotMade { entries: u32 },
-    /// A foreign ring is so small that its size cannot be determined.
+    /// The rx ring made by another process is too small to determine its size.
     #[error(
         "the AF_XDP socket passed in has an rx ring of fewer than {least_entries} entries: make it with \
          {least_entries} or more (XDP_RX_RING)"
     )]
     RxRingTooSmall {
-        /// Entries that are enough to determine it.
+        /// Entries for which the size can be determined.
         least_entries: RingSize,
     },
     /// EACCES for `XDP_MAX_TX_SKB_BUDGET`.
@@ -151,17 +151,17 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
-    /// A sharer has fill and completion ring of its own, and the queue has those of the first socket.
+    /// A sharer needs a queue without fill and completion ring, but the first socket's are on this one.
     #[error(
         "queue {queue} of {} has the socket whose UMEM is to be shared: a sharer has fill and completion ring of its \
          own, choose another queue or interface for it", name_of(*.ifindex)
     )]
     SharedQueue { ifindex: u32, queue: QueueId },
-    /// A sharer is bound as the first socket is.
-    #[error("{asked} was asked for, but a socket that shares a UMEM is bound as the first one: {mode}")]
+    /// Another mode was requested than that of the first socket, which a sharer always gets.
+    #[error("{asked} was requested, but a socket that shares a UMEM is bound as the first one: {mode}")]
     SharedMode {
         asked: &'static str,
-        /// That of the first socket.
+        /// The mode of the first socket.
         mode: Mode,
     },
     /// EBADF.
@@ -176,7 +176,7 @@ pub enum OpenError {
         queue: QueueId,
         source: io::Error,
     },
-    /// A question to the socket went unanswered.
+    /// A query to the socket failed.
     #[error("reading {what} of the socket failed: {source}")]
     Query { what: &'static str, source: io::Error },
 }

@@ -1,7 +1,7 @@
 //! Frames as owned values.
 //!
-//! A [`Frame`] is the right to use one chunk of a UMEM. It can be neither copied nor cloned, so a push into a ring
-//! gives it up, and the kernel's answer (a received frame, a completed frame) makes a new one:
+//! A [`Frame`] is the right to use one chunk of a UMEM. It can be neither copied nor cloned, so a push into a
+//! ring consumes it, and a received or completed frame from the kernel makes a new one:
 //!
 //! ```text
 //!   Umem::frames / Umem::adopt ──▶ Frame ──push──▶ fill ring ──▶ kernel ──▶ rx ring ──▶ Frame
@@ -11,13 +11,13 @@
 //!
 //! A `Frame` has no destructor: dropping one leaks its chunk until a new UMEM is made over the memory. The type guards
 //! against confusion, not against memory errors: UMEM bytes are only ever reached through bounds-checked raw copies, so
-//! that even a caller that breaks the promise of [`Umem::adopt`](crate::Umem::adopt) garbles frames and nothing else.
+//! that even a caller that breaks the contract of [`Umem::adopt`](crate::Umem::adopt) only garbles frames.
 
 use crate::units::UmemOffset;
 
 /// The right to use one chunk of a UMEM.
 ///
-/// A frame that was given to a ring is gone:
+/// A frame that was pushed into a ring cannot be used again:
 ///
 /// ```compile_fail,E0382
 /// fn send_twice(frame: xsk::Frame, fill: &mut xsk::FillRing, other: &mut xsk::FillRing) {
@@ -57,7 +57,7 @@ impl Frame {
         UmemOffset::new(self.0)
     }
 
-    /// Gives the frame up, for memory whose chunks the caller tracks. The opposite of
+    /// Converts the frame to its offset, for memory whose chunks the caller tracks. The opposite of
     /// [`Umem::adopt`](crate::Umem::adopt).
     #[inline]
     pub const fn into_offset(self) -> UmemOffset {
@@ -67,14 +67,14 @@ impl Frame {
 
 /// Free frames, last in first out, so that the chunk used next is the one most likely still in the cache.
 ///
-/// Allocates only when it grows past the capacity it was made with.
+/// Allocates only when it grows past its initial capacity.
 #[derive(Debug, Default)]
 pub struct FramePool {
     frames: Vec<Frame>,
 }
 
 impl FramePool {
-    /// An empty pool with room for `frames` before it allocates again.
+    /// An empty pool with capacity for `frames`.
     pub fn with_capacity(frames: usize) -> Self {
         Self {
             frames: Vec::with_capacity(frames),

@@ -1,22 +1,22 @@
-//! AF_XDP sockets: frames between a network queue and memory of yours, without the network stack.
+//! AF_XDP sockets: frames between a network queue and your memory, without the network stack.
 //!
 //! # Layers, from the bottom
 //!
-//! 1. **Memory**: [`UmemMemory`] is one contiguous mapping that you own (a memfd, guest RAM); [`OwnMemory`] is one of
-//!    the crate's (huge pages if there are any). Its bytes are only ever copied by pointer, since kernel and guest
-//!    write them at will.
+//! 1. **Memory**: [`UmemMemory`] is one contiguous mapping that you own (a memfd, guest RAM); [`OwnMemory`]
+//!   is allocated by the crate (on huge pages if available). Bytes are only ever copied by pointer, since
+//!   kernel and guest may write them at any time.
 //! 2. **UMEM**: [`Umem`] cuts memory into chunks, aligned or unaligned, and hands each out as a [`Frame`].
-//! 3. **Frames**: a [`Frame`] is the right to use one chunk. It cannot be copied: what is given to a ring is gone, and
-//!    comes back through another ring. [`FramePool`] keeps the free ones.
+//! 3. **Frames**: a [`Frame`] is the right to use one chunk. It cannot be copied: a push into a ring consumes
+//!   it, and the kernel returns it through another ring. [`FramePool`] keeps the free ones.
 //! 4. **Rings**: [`FillRing`] and [`TxRing`] are produced in batches (`reserve`, `push`, `submit`), [`RxRing`] and
-//!    [`CompletionRing`] are consumed in batches (`peek`, iterate, drop). Nothing allocates, one barrier a batch.
-//! 5. **Socket**: [`Socket`] connects these with a queue, in the best mode there is, and reports that mode and why no
-//!    better ([`Socket::mode`], [`Socket::fallbacks`]).
+//!   [`CompletionRing`] are consumed in batches (`peek`, iterate, drop). No allocation, one barrier per batch.
+//! 5. **Socket**: [`Socket`] connects these with a queue, in the best available mode, and reports that mode
+//!   and why no better one works ([`Socket::mode`], [`Socket::fallbacks`]).
 //!
-//! Several sockets, of other queues and other interfaces, may share one UMEM ([`Socket::share`]): a frame that one has
-//! received can be sent by another without being copied, and the memory is registered once.
+//! Several sockets, of other queues and other interfaces, may share one UMEM ([`Socket::share`]): a frame
+//! that one has received can be sent by another without a copy, and the memory is registered once.
 //!
-//! On a machine with several NUMA nodes, memory and rings that are made while a [`PreferNode`] exists are on its node.
+//! On a machine with several NUMA nodes, memory and rings created while a [`PreferNode`] exists are on its node.
 //!
 //! Steering frames into the socket (an XDP program and its XSKMAP) is not done here: put [`Socket`]'s descriptor
 //! into the map of your program. A socket that only sends needs no program.
@@ -66,8 +66,8 @@
 //!
 //!  - Without CAP_IPC_LOCK the UMEM counts against RLIMIT_MEMLOCK, once for each socket that registers it, and not for
 //!    those that share it.
-//!  - Each bind costs the kernel memory in addition to the UMEM: about 32 MiB a GiB of UMEM with 4096-byte chunks, 70
-//!    with 2048.
+//!  - Each bind costs the kernel memory in addition to the UMEM: about 32 MiB per GiB of UMEM with 4096-byte
+//!    chunks, 70 MiB with 2048-byte chunks.
 //!  - In copy mode sending happens inside [`Socket::kick_tx`].
 //!  - An invalid tx descriptor is skipped, and on most kernels never completed: see [`TxDesc`].
 //!  - A batch borrows its ring, not the socket: rings are fields, so that one may be read while another is written.

@@ -1,15 +1,15 @@
-//! Memory that frames lie in: what an owner promises, memory of our own, and the raw copies.
+//! Memory for frames: the contract for its owner, memory allocated here, and the raw copies.
 //!
 //! # Theory of operation
 //!
-//! A UMEM is shared with the kernel, with hardware, and (guest RAM) with a virtual machine that writes whenever it
-//! likes. So its bytes never become `&[u8]` or `&mut [u8]`: all access is by pointer, through [`View`], which checks
-//! bounds once and copies. This is the only file of the crate that touches UMEM bytes.
+//! A UMEM is shared with the kernel, with hardware, and (guest RAM) with a virtual machine, which may write
+//! at any time. So its bytes never become `&[u8]` or `&mut [u8]`: all access is by pointer, through [`View`],
+//! which checks bounds once and copies. This is the only file of the crate that touches UMEM bytes.
 //!
 //! Invariants, established by the types that implement [`UmemMemory`] and used by each SAFETY line below:
 //!  - **M1** `base()..base()+len()` is mapped readable and writable for as long as the value exists;
 //!  - **M2** both never change;
-//!  - **M3** no Rust reference to these bytes exists anywhere, but to private ones that their owner has.
+//!  - **M3** no Rust reference to these bytes exists, except that the owner of a private chunk may have one.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -48,7 +48,7 @@ pub unsafe trait UmemMemory: Send + Sync {
     fn private_from(&self) -> usize {
         self.len()
     }
-    /// The files that it is mapped from, one after the other, without a gap, so that another process can map it, too.
+    /// The files that it is mapped from, in order and without a gap, so that another process can map it, too.
     /// By default none.
     fn parts(&self) -> Vec<MemoryPart<'_>> {
         Vec::new()
@@ -58,11 +58,11 @@ pub unsafe trait UmemMemory: Send + Sync {
 /// A piece of memory and its file.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryPart<'a> {
-    /// Mapped shared.
+    /// Its file, mapped shared.
     pub file: BorrowedFd<'a>,
-    /// Where the piece begins in the file, bytes.
+    /// Offset of the piece in the file, bytes.
     pub file_offset: u64,
-    /// How long it is, bytes.
+    /// Length of the piece, bytes.
     pub len: u64,
 }
 
@@ -87,25 +87,25 @@ impl fmt::Display for Backing {
     }
 }
 
-/// Memory could not be had.
+/// Memory could not be allocated.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The requested size is 0.
-    #[error("a UMEM of 0 bytes was asked for")]
+    #[error("a UMEM of 0 bytes was requested")]
     Empty,
-    /// The kernel gave none.
-    #[error("no {len_bytes} bytes of memory to be had: {source}")]
+    /// The kernel refused it.
+    #[error("cannot allocate {len_bytes} bytes of memory: {source}")]
     Map {
         /// The requested size, in bytes.
         len_bytes: usize,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// Memory of this process: reserved huge pages if there are any, otherwise transparent ones, otherwise 4 KiB pages.
-/// Less than a huge page is of 4 KiB pages. It is a file without a name (memfd_create(2)), so that a process with more
-/// privilege can register it.
+/// Memory of this process: reserved huge pages if there are any, otherwise transparent ones, otherwise 4 KiB
+/// pages. Memory smaller than a huge page gets 4 KiB pages. It is a file without a name (memfd_create(2)), so
+/// that a more privileged process can register it.
 ///
 /// It is populated at once, so that the data path never faults. Unmapped on drop; the kernel holds the pages of a
 /// registered UMEM itself until its socket is closed.
@@ -128,7 +128,7 @@ impl OwnMemory {
     /// Maps `len_bytes`, rounded up to whole pages.
     ///
     /// # Errors
-    /// [`MemoryError`] if that is zero or more than the kernel gives.
+    /// [`MemoryError`] if that is zero, or if the kernel refuses it.
     pub fn new(len_bytes: usize) -> Result<Self, MemoryError> {
         let refused = |source| MemoryError::Map { len_bytes, source };
         if len_bytes == 0 {
@@ -159,8 +159,8 @@ impl OwnMemory {
             backing: Backing::Hugetlb,
             file,
         };
-        // A container may be allowed to map huge pages and not to use them: then this fails, instead of a SIGBUS at
-        // the first touch.
+        // A container may be allowed to map huge pages but not to use them: then this fails, instead of a
+        // SIGBUS at the first access.
         memory.populate()?;
         Ok(memory)
     }
@@ -201,24 +201,24 @@ impl OwnMemory {
         Ok(memory)
     }
 
-    /// Advice only: if the kernel has no transparent huge pages, or gives none to files without a name
-    /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled`), and does not know MADV_COLLAPSE either (Linux 6.1), the
-    /// call fails and 4 KiB pages serve.
+    /// Advice only: the call fails, and 4 KiB pages are used, if the kernel has no transparent huge pages, or
+    /// none for files without a name (`/sys/kernel/mm/transparent_hugepage/shmem_enabled`), and has no
+    /// MADV_COLLAPSE either (Linux 6.1).
     fn advise(&self, len: usize, advice: c_int) {
-        // SAFETY: M1: base..base+len lies inside the mapping; neither advice changes a content.
+        // SAFETY: M1: base..base+len lies inside the mapping; no advice used here changes contents.
         unsafe { libc::madvise(self.base.as_ptr().cast(), len, advice) };
     }
 
-    /// Which pages it came from.
+    /// The pages that back it.
     pub fn backing(&self) -> Backing {
         self.backing
     }
 
-    /// Has the kernel provide all pages now.
+    /// Makes the kernel allocate all pages now.
     fn populate(&self) -> io::Result<()> {
         // SAFETY: M1: base..base+len lies inside the mapping. The call touches pages and changes none.
         match unsafe { madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) } {
-            // A kernel before 5.14 does not know it; the pages come when they are pinned for the UMEM.
+            // A kernel before 5.14 does not support it; it allocates the pages when they are pinned for the UMEM.
             Err(Errno::INVAL) => Ok(()),
             result => Ok(result?),
         }
@@ -257,7 +257,7 @@ unsafe impl UmemMemory for OwnMemory {
 
 impl Drop for OwnMemory {
     fn drop(&mut self) {
-        // SAFETY: mapping and mapping_len are what mmap returned in `new`; users hold the Arc, so none is left.
+        // SAFETY: `new` got mapping and mapping_len from mmap; all users hold the Arc, so none is left.
         let _ = unsafe { munmap(self.mapping.as_ptr().cast(), self.mapping_len) };
     }
 }
@@ -271,7 +271,7 @@ fn file_of(len: usize, flags: MemfdFlags) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Address space that nothing is mapped to.
+/// Reserves address space without access.
 fn reserve(len: usize) -> io::Result<NonNull<u8>> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
@@ -279,7 +279,7 @@ fn reserve(len: usize) -> io::Result<NonNull<u8>> {
     NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// Maps a file from its start, at an address in a reservation of the caller's, or where the kernel likes.
+/// Maps a file from its start, at an address in a reservation of the caller, or at one that the kernel chooses.
 fn map_file(file: &OwnedFd, at: *mut u8, len: usize, extra: MapFlags) -> io::Result<NonNull<u8>> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: with MAP_FIXED at..at+len is in a reservation without references; otherwise it touches no existing
@@ -405,7 +405,7 @@ impl View {
     #[inline]
     pub(crate) fn read(&self, at: u64, bytes: &mut [u8]) -> Option<()> {
         let source = self.ptr(at, bytes.len() as u64)?;
-        // SAFETY: as in `write`, the other way round.
+        // SAFETY: as in `write`, in the other direction.
         unsafe { ptr::copy_nonoverlapping(source.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
         Some(())
     }

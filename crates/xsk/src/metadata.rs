@@ -1,13 +1,13 @@
-//! What an XDP program left before a frame: hash, VLAN tag, time of receipt and the like, in a structure that names
-//! itself.
+//! Metadata that an XDP program writes before a frame (hash, VLAN tag, receive timestamp etc.), in a
+//! structure that contains its own id.
 //!
 //! # Theory of operation
 //!
-//! AF_XDP passes a frame to its receiver with the metadata that the program left directly before it
-//! (`bpf_xdp_adjust_meta`), without its length or meaning. So the last four bytes before the frame are the structure's
-//! *id*, a number that belongs to one [`Layout`]: the offset of each field in the structure. The program's loader knows
-//! the layouts from its BTF (the `steer` crate reads them), and sends them to the receiver, which keeps a few
-//! ([`Layouts`]):
+//! AF_XDP passes a frame to its receiver with the metadata that the program wrote directly before it
+//! (`bpf_xdp_adjust_meta`), but without its length or type. So the last four bytes before the frame are the
+//! structure's *id*, which identifies one [`Layout`]: the offset of each field in the structure. The
+//! program's loader knows the layouts from its BTF (the `steer` crate reads them), and sends them to the
+//! receiver, which keeps a few ([`Layouts`]):
 //!
 //! ```text
 //!            ┌──────────────┬─────────┬─────┬────────┬────┬─────────┐
@@ -16,19 +16,19 @@
 //!                           ◀──────── Layout::len_bytes ──▶▲ RxDesc::data
 //! ```
 //!
-//! One program may follow another on the interface while frames are under way. Each frame names its own layout, so
-//! none is misread, as long as ids are not used twice: that is the loader's duty. One that the receiver does not know
-//! is [`Found::Unknown`]: to be counted, and the frame to be treated as one without hints.
+//! One program may replace another on the interface while frames are in flight. Each frame has the id of its
+//! own layout, so none is misread, as long as the loader never uses an id twice. An id that the receiver does
+//! not know is [`Found::Unknown`]: count it, and treat the frame as one without hints.
 //!
-//! Earlier bytes of a chunk stay there when the program leaves nothing. So before a chunk that may have held a frame
-//! goes into the fill ring, call [`forget`], unless the program always leaves something.
+//! If the program writes no metadata, older bytes of the chunk remain there. So call [`forget`] before a used
+//! chunk goes into the fill ring, unless the program always writes metadata.
 //!
-//! Two ways of reading, with the same result:
+//! Two ways to read, with the same result:
 //! - [`Layouts::read`] looks up each frame's id;
-//! - [`Expected`] is decided once, at set-up: the fields of one layout are read without a look at which there are, a
-//!   whole batch at once; frames of other layouts fall back to the first way.
+//! - [`Expected`] selects one layout at set-up: its fields are read for a whole batch, without a check for
+//!   each field; frames of other layouts are read as by [`Layouts::read`].
 //!
-//! Nothing here is trusted: ids, offsets and values may be any. Reads stay inside the UMEM and the structure.
+//! Nothing here is trusted: ids, offsets and values may be arbitrary. Reads stay inside the UMEM and the structure.
 
 mod layout;
 mod read;

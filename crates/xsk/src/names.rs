@@ -1,11 +1,11 @@
-//! Names of interfaces, for messages: the kernel's interface of AF_XDP knows them by their index only.
+//! Names of interfaces, for messages: AF_XDP's system calls have only their index.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use crate::netdevice::Netdevice;
 
-/// As they were noted last.
+/// The latest names, from [`note_name`].
 static NOTED: Mutex<Option<HashMap<u32, String>>> = Mutex::new(None);
 
 /// Stores the name of an interface, for a process that cannot see it: one whose sockets were opened in another network
@@ -15,7 +15,7 @@ pub fn note_name(ifindex: u32, name: &str) {
     noted.get_or_insert_default().insert(ifindex, name.to_owned());
 }
 
-/// The name that was noted, else the one in this network namespace, else `interface 3`.
+/// The name from [`note_name`], else the one in this network namespace, else `interface 3`.
 pub(crate) fn name_of(ifindex: u32) -> String {
     let noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
     let known = noted.as_ref().and_then(|noted| noted.get(&ifindex)).cloned();

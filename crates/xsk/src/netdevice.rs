@@ -1,4 +1,4 @@
-//! Questions to an interface by ioctl (netdevice(7)) that rustix has no call for.
+//! Queries to an interface by ioctl (netdevice(7)) that rustix does not support.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -13,13 +13,13 @@ const ETHTOOL_GCHANNELS: u32 = 0x3c;
 /// Queues in use, as `ethtool -l` shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Channels {
-    /// Those that only receive.
+    /// Queues that only receive.
     pub rx: u32,
-    /// Those that only send.
+    /// Queues that only send.
     pub tx: u32,
-    /// Those that do both.
+    /// Queues that do both.
     pub combined: u32,
-    /// Receive queues that there can be at most (`ethtool -L`), of either kind.
+    /// Maximum number of receive queues (`ethtool -L`): the larger of the maxima of rx and combined.
     pub most_receiving: u32,
 }
 
@@ -39,7 +39,7 @@ pub struct Netdevice {
 }
 
 impl Netdevice {
-    /// The one of this name; not checked for existence.
+    /// The interface with this name; does not check that it exists.
     ///
     /// # Errors
     /// The kernel's; `InvalidInput` for a name that no interface can have.
@@ -54,7 +54,7 @@ impl Netdevice {
         })
     }
 
-    /// The one with this index.
+    /// The interface with this index.
     ///
     /// # Errors
     /// The kernel's; ENODEV if there is none.
@@ -90,7 +90,7 @@ impl Netdevice {
     /// # Errors
     /// The driver's; many do not report them.
     pub fn channels(&self) -> io::Result<Channels> {
-        // struct ethtool_channels: the command, the most of four kinds, how many of each are in use.
+        // struct ethtool_channels: the command, the maxima of four kinds, the numbers in use.
         let mut words = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
         // SAFETY: the command writes one struct ethtool_channels, of nine words.
         unsafe { self.ethtool((&raw mut words).cast()) }?;
@@ -110,12 +110,12 @@ impl Netdevice {
     /// The driver's; EOPNOTSUPP if it does not know the command.
     ///
     /// # Safety
-    /// `command` points to the command's structure, with room for all bytes that the kernel may write by the counts in
-    /// it. No other thread uses it during the call, and it may have any bytes afterwards.
+    /// `command` points to the command's structure, with room for all bytes that the kernel may write according to
+    /// the counts in it. No other thread uses it during the call, and it may have any bytes afterwards.
     pub unsafe fn ethtool(&self, command: *mut c_void) -> io::Result<()> {
         let mut request = self.request();
         request.ifr_ifru.ifru_data = command.cast();
-        // SAFETY: the request outlives the call; for what it points to the caller vouches.
+        // SAFETY: the request outlives the call; the caller guarantees the data that it points to.
         match unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) } {
             -1 => Err(io::Error::last_os_error()),
             _ => Ok(()),
@@ -133,7 +133,7 @@ impl Netdevice {
     }
 }
 
-/// Any socket serves for the call.
+/// A socket for the ioctls; any kind will do.
 fn socket() -> io::Result<OwnedFd> {
     Ok(socket_with(
         AddressFamily::INET,

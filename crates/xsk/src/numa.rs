@@ -1,7 +1,7 @@
-//! NUMA: from which node's memory the kernel takes pages, and where it took them from.
+//! NUMA: selects the node from which the kernel allocates pages.
 //!
-//! The node is set by a policy of the thread (set_mempolicy(2)) and not of a mapping: it applies to all that the kernel
-//! allocates on the thread's behalf, and so to a socket's rings and the tables of its UMEM, too, which have no address
+//! The node is set by a policy of the thread (set_mempolicy(2)), not of a mapping: it applies to all memory that the
+//! kernel allocates for the thread, and so also to a socket's rings and the tables of its UMEM, which have no address
 //! in this process before they are allocated (`vmalloc_user`, mm/vmalloc.c; `alloc_pages`, mm/mempolicy.c).
 
 use std::fmt;
@@ -9,15 +9,15 @@ use std::marker::PhantomData;
 
 use crate::sys;
 
-/// Number of a NUMA node, as /sys/devices/system/node has it.
+/// Number of a NUMA node, as in /sys/devices/system/node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NumaNode(u16);
 
 impl NumaNode {
-    /// Nodes that a kernel can have.
+    /// Maximum number of nodes of a kernel.
     pub const MOST: u16 = sys::MAX_NODES;
 
-    /// Of that number; `None` if no node can have it. What has no node has -1 in sysfs (`NUMA_NO_NODE`).
+    /// The node `number`; `None` if no node can have it, such as -1, by which sysfs means no node (`NUMA_NO_NODE`).
     #[must_use]
     pub fn new(number: i32) -> Option<Self> {
         let number = u16::try_from(number).ok()?;
@@ -37,18 +37,18 @@ impl fmt::Display for NumaNode {
     }
 }
 
-/// As long as it exists, pages for this thread come from a node, as far as that has some left (`MPOL_PREFERRED`,
-/// set_mempolicy(2)); existing ones stay where they are.
+/// While it exists, pages for this thread are allocated from a node, as long as that has free ones
+/// (`MPOL_PREFERRED`, set_mempolicy(2)); existing pages stay where they are.
 #[derive(Debug)]
 pub struct PreferNode {
-    /// It belongs to its thread.
+    /// Not Send: the policy is that of the thread.
     _thread: PhantomData<*const ()>,
 }
 
 impl PreferNode {
-    /// Begins. `None`, without a change: the thread has a memory policy already (numactl(8), or another one of these);
-    /// the node does not exist, has no memory, or none that this process may use; or a filter of system calls denies
-    /// it.
+    /// Sets the policy. `None`, without a change: the thread has a memory policy already (numactl(8), or
+    /// another `PreferNode`); the node does not exist, has no memory, or none that this process may use; or a
+    /// system call filter denies it.
     #[must_use]
     pub fn begin(node: NumaNode) -> Option<Self> {
         let told = sys::memory_policy().ok()? != libc::MPOL_DEFAULT;

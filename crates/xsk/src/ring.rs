@@ -1,4 +1,4 @@
-//! The ring that all four AF_XDP rings are: one side produces, the other consumes, one counter each.
+//! The ring behind all four AF_XDP rings: one side produces, the other consumes, and each has a counter.
 //!
 //! # Theory of operation
 //!
@@ -14,18 +14,18 @@
 //!      advance producer counter               advance consumer counter
 //! ```
 //!
-//! Each side keeps a copy of the other's counter and reads the shared one only when the copy does not suffice, and
-//! advances its own once a batch. So an entry costs one slot access, and a batch one or two cache-line transfers.
+//! Each side keeps a copy of the other's counter and reads the shared one only when the copy does not suffice. It
+//! advances its own once per batch. So an entry costs one slot access, and a batch one or two cache-line transfers.
 //!
 //! Invariants:
-//!  - **R1** the pointers of [`Shared`] stay valid while `owner` exists: they point into the ring mapping (or the heap
-//!    ring) that `owner` is;
+//!  - **R1** the pointers of [`Shared`] stay valid while `owner` exists: they point into its ring mapping (or
+//!    heap ring);
 //!  - **R2** `slots` has `mask + 1` entries, and every access is masked;
 //!  - **R3** slots `next..limit` of a producer, and of a consumer, belong to us: `limit` is only ever derived from
 //!    the peer's counter, read with acquire;
 //!  - **R4** there is one `Producer` or `Consumer` per ring, and its methods take `&mut self`: one thread at a time.
 //!
-//! The counters of the peer are trusted as far as the kernel is: a wrong one cannot make an access leave the ring (R2).
+//! The peer's counters need no check: a wrong one cannot make an access leave the ring (R2).
 //!
 //! The loom model of this file is in `tests/ring_loom.rs`.
 #![allow(unsafe_code)]
@@ -46,17 +46,17 @@ use crate::codec::AddressCodec;
 #[cfg(not(loom))]
 use crate::sys::{Mapping, RingOffsets};
 
-/// What goes to the kernel through a ring, which owns it from then on.
+/// A value that is passed to the kernel through a ring, with its ownership.
 pub trait ToKernel {
-    /// As it lies in the ring.
+    /// Its form in the ring.
     type Entry: Copy + Debug + Default;
     /// Its ring entry.
     fn into_entry(self, codec: AddressCodec) -> Self::Entry;
 }
 
-/// What comes from the kernel through a ring.
+/// A value that the kernel passes back through a ring.
 pub trait FromKernel {
-    /// As it lies in the ring.
+    /// Its form in the ring.
     type Entry: Copy + Debug + Default;
     /// The value of a ring entry.
     fn from_entry(entry: Self::Entry, codec: AddressCodec) -> Self;
@@ -114,7 +114,7 @@ impl<T: Copy + Default> Heap<T> {
     }
 }
 
-/// What keeps the ring's memory: the mapping, or a ring on the heap.
+/// Owner of the ring's memory: a mapping, or a ring on the heap.
 #[derive(Debug)]
 enum Owner<T> {
     #[cfg(not(loom))]
@@ -122,7 +122,7 @@ enum Owner<T> {
     Heap(#[expect(dead_code, reason = "held for its Drop, which frees")] Arc<Heap<T>>),
 }
 
-/// Where a ring's parts are.
+/// Pointers to a ring's parts.
 #[derive(Debug)]
 pub(crate) struct Shared<T> {
     producer: NonNull<AtomicU32>,
@@ -134,8 +134,8 @@ pub(crate) struct Shared<T> {
     _owner: Owner<T>,
 }
 
-// SAFETY: the pointers lead to memory that `owner`, which moves along, keeps (R1); a mapping can be used and unmapped
-// from any thread. Entries are plain values.
+// SAFETY: the pointers lead to memory that `_owner`, which moves along, keeps (R1); a mapping can be used and
+// unmapped from any thread. Entries are plain values.
 unsafe impl<T: Send> Send for Shared<T> {}
 
 impl<T: Copy + Default> Shared<T> {
@@ -200,7 +200,7 @@ impl<T: Copy> Shared<T> {
     #[inline]
     fn needs_wakeup(&self) -> bool {
         // Orders the store to the producer counter (or, for rx, nothing) before the load of the flag. Pairs with the
-        // kernel side that sets the flag and then looks at the ring once more (xsk_set_tx_need_wakeup and
+        // kernel side that sets the flag and then checks the ring once more (xsk_set_tx_need_wakeup and
         // xsk_set_rx_need_wakeup, net/xdp/xsk.c, called by drivers at the end of their poll). A release store may be
         // passed by a later load on every architecture, x86 included: without the fence we could read "awake" from
         // before the driver went to sleep while it read our counter from before we advanced it, and both would wait.
@@ -245,8 +245,8 @@ impl<T: ToKernel> Producer<T> {
             .wrapping_add(self.shared.size)
     }
 
-    /// The number of free entries now. (Reads the kernel's counter: [`reserve`](Self::reserve) does so only when it
-    /// must.)
+    /// The number of free entries now. (Always reads the kernel's counter, unlike
+    /// [`reserve`](Self::reserve).)
     #[inline]
     pub fn free(&self) -> u32 {
         self.read_limit().wrapping_sub(self.next)
@@ -262,8 +262,8 @@ impl<T: ToKernel> Producer<T> {
     /// for the fill ring (or poll), [`Socket::kick_tx`](crate::Socket::kick_tx) for the tx ring. Call this after
     /// submitting.
     ///
-    /// For the fill ring call it again before going to sleep: drivers differ in whether they look at it once more after
-    /// setting the flag. For the tx ring the answer is always yes in copy mode.
+    /// For the fill ring call it again before going to sleep: not all drivers check it once more after they
+    /// have set the flag. For the tx ring the answer is always yes in copy mode.
     #[inline]
     pub fn needs_wakeup(&self) -> bool {
         self.shared.needs_wakeup()
@@ -285,10 +285,10 @@ impl<T: ToKernel> Producer<T> {
     }
 }
 
-/// Reserved entries: fill them with [`push`](Self::push). What was pushed goes to the kernel on
+/// Reserved entries: fill them with [`push`](Self::push). Pushed entries go to the kernel on
 /// [`submit`](Self::submit) or drop, and the rest stays free.
 ///
-/// End a batch of the tx ring with a whole frame: the kernel holds an unfinished one back until its last piece comes.
+/// End a batch of the tx ring with a whole frame: the kernel does not send an unfinished one before its last piece.
 #[derive(Debug)]
 #[must_use = "a batch that is dropped at once submits nothing"]
 pub struct Reserved<'a, T: ToKernel> {
@@ -299,14 +299,14 @@ pub struct Reserved<'a, T: ToKernel> {
 }
 
 impl<T: ToKernel> Reserved<'_, T> {
-    /// How many more may be pushed.
+    /// How many more entries may be pushed.
     #[inline]
     pub fn room(&self) -> u32 {
         self.end.wrapping_sub(self.pos)
     }
 
-    /// Gives a frame, or a piece of one, to the kernel. Into a frame of the fill ring it will receive after headroom
-    /// and [`XDP_PACKET_HEADROOM`](crate::XDP_PACKET_HEADROOM).
+    /// Passes a frame, or a piece of one, to the kernel. For a frame of the fill ring, received bytes start
+    /// after the headroom and [`XDP_PACKET_HEADROOM`](crate::XDP_PACKET_HEADROOM).
     ///
     /// # Panics
     /// If there is no [`room`](Self::room): the caller pushes more than was granted.
@@ -347,7 +347,7 @@ impl<T: ToKernel> Drop for Reserved<'_, T> {
 pub struct Consumer<T: FromKernel> {
     shared: Shared<T::Entry>,
     codec: AddressCodec,
-    /// The first slot not yet given back; equals the shared consumer counter between batches.
+    /// The first slot not yet released; equals the shared consumer counter between batches.
     next: u32,
     /// The first slot that is not known to be filled: the producer counter as last read.
     limit: u32,
@@ -372,7 +372,7 @@ impl<T: FromKernel> Consumer<T> {
         self.shared.producer().load(Ordering::Acquire)
     }
 
-    /// The number of entries to be read now.
+    /// The number of entries that can be read now.
     #[inline]
     pub fn available(&self) -> u32 {
         self.read_limit().wrapping_sub(self.next)

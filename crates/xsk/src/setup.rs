@@ -1,5 +1,5 @@
-//! The state of a socket before it is bound: its memory registered, its rings made and mapped, and the options that
-//! depend on them. Each step is one system call, and its error names it.
+//! Steps before a socket is bound: register its memory, create and map its rings, set the options that depend
+//! on them. Each step is one system call, and its error identifies it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,9 +26,9 @@ pub(crate) fn query(what: &'static str, errno: Errno) -> OpenError {
     }
 }
 
-/// Half of what the skbs of a socket that copies may take; the kernel doubles it (`__sock_set_sndbuf`,
+/// Half of the memory that the skbs of a socket in copy mode may take; the kernel doubles it (`__sock_set_sndbuf`,
 /// net/core/sock.c). Enough for a TX ring of 1024 frames in chunks of 4 KiB, each of which takes 8 KiB and its skb. The
-/// default, of 208 KiB, is full with 92 frames of 1514 bytes: a NIC that completes late would be given no more of them.
+/// default of 208 KiB is full with 92 frames of 1514 bytes: a NIC with late completions would get no more than that.
 const SEND_BUFFER_BYTES: u32 = 8 << 20;
 
 /// An AF_XDP socket that is neither set up nor bound, with room for a whole TX ring in its send buffer: for a process
@@ -99,7 +99,7 @@ pub(crate) fn set_tx_budget(fd: BorrowedFd<'_>, config: &SocketConfig) -> Result
         return Ok(());
     };
     match sys::set_option(fd, libc::SOL_XDP, sys::XDP_MAX_TX_SKB_BUDGET, budget) {
-        // A kernel before 6.18: its budget is fixed.
+        // A kernel before 6.18 has a fixed budget.
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(()),
         result => result.map_err(|source| {
             let tx_entries = config.tx.map_or(0, RingSize::get);
@@ -176,7 +176,7 @@ pub(crate) fn map_rings(
     let rx = match config.rx {
         None => Shared::absent(),
         Some(size) => map_ring(fd, &offsets.rx, XDP_PGOFF_RX_RING, size).map_err(|source| match source {
-            // EINVAL: there is no such ring, or a smaller one (`xsk_mmap`, net/xdp/xsk.c). We made all but this one.
+            // EINVAL: there is no such ring, or a smaller one (`xsk_mmap`, net/xdp/xsk.c). We created all others.
             Some(source) if config.rx_is_made && is_invalid(&source) => {
                 OpenError::RxRingNotMade { entries: size.get() }
             }
@@ -199,7 +199,7 @@ fn is_invalid(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EINVAL)
 }
 
-/// Entries of the rx ring that another process has made for a socket; `None` without one.
+/// Entries of the rx ring that another process has created for a socket; `None` without one.
 ///
 /// The kernel does not report how many there are, but refuses to map more pages than they take: of ever smaller
 /// requests, the first success is the ring's own size. That is exact for rings of more than a page.
@@ -214,7 +214,7 @@ pub fn made_rx_ring(fd: BorrowedFd<'_>) -> Result<Option<RingSize>, OpenError> {
         u32::try_from(rustix::param::page_size() / size_of::<Descriptor>()).unwrap_or(RingSize::MAX);
     for size in RingSize::descending() {
         match map_ring::<Descriptor>(fd, &offsets.rx, XDP_PGOFF_RX_RING, size) {
-            // A ring of half the entries would take as many pages.
+            // A ring of half the entries would take the same number of pages.
             Ok(_) if size.get() < page_entries => {
                 return Err(OpenError::RxRingTooSmall {
                     least_entries: RingSize::at_least(page_entries),

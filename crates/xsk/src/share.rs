@@ -1,15 +1,15 @@
-//! Binding a socket over the UMEM of another one (`XDP_SHARED_UMEM`).
+//! Binds a socket to a queue over the UMEM of another socket (`XDP_SHARED_UMEM`).
 //!
 //! # Theory of operation
 //!
-//! The memory is registered once, by the first socket. A further one is bound to another queue, of the same interface
-//! or of any other, and names the first. It has rings of its own, all four, but no choice: mode, need_wakeup and
-//! multi-buffer are those of the first socket (`xp_assign_dev_shared`, `net/xdp/xsk_buff_pool.c`), and a bind with any
-//! of these flags is refused (`xsk_bind`, `net/xdp/xsk.c`). So the caller's request is compared here.
+//! The memory is registered once, by the first socket. A sharer is bound to another queue, of the same interface or of
+//! any other, by the first's descriptor. It has its own rings, but cannot choose: mode, need_wakeup and multi-buffer
+//! are those of the first socket (`xp_assign_dev_shared`, `net/xdp/xsk_buff_pool.c`), and a bind with any of these
+//! flags is refused (`xsk_bind`, `net/xdp/xsk.c`). So the caller's request is compared with the first socket's here.
 //!
-//! The kernel needs the first socket at this moment only. It may be closed while others continue: the memory stays
-//! registered until the last of them is closed. So any socket that is bound over the memory can be the *first* of a
-//! further one, and a program that opens such sockets now and then keeps a [`Lender`] of each, which keeps none open.
+//! The kernel needs the first socket only at this moment. It may be closed while others continue: the memory stays
+//! registered until the last of them is closed. So any socket bound over the memory can be the *first* of another
+//! one. A program that opens such sockets later keeps a [`Lender`] of each, which does not keep it open.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
@@ -42,7 +42,7 @@ pub struct Lender {
 }
 
 impl Lender {
-    /// The socket, to bind another over its memory; `None`: it is closed.
+    /// The socket, to bind another over its memory; `None` if it is closed.
     pub fn first(&self) -> Option<First> {
         Some(First {
             fd: self.fd.upgrade()?,
@@ -50,14 +50,14 @@ impl Lender {
         })
     }
 
-    /// Whether it is open.
+    /// Whether the socket is open.
     pub fn is_open(&self) -> bool {
         self.fd.strong_count() > 0
     }
 }
 
-/// A socket over whose memory another one is bound, with the facts for that. While the value exists, the first one's
-/// queue does not become free.
+/// A socket whose memory another one will share, and its properties. While the value exists, its queue does
+/// not become free.
 #[derive(Debug)]
 pub struct First {
     pub(crate) fd: Arc<OwnedFd>,
@@ -74,12 +74,12 @@ impl First {
     /// The kernel's unique number of the socket (`SO_COOKIE`).
     ///
     /// # Errors
-    /// The kernel's answer.
+    /// The kernel's error.
     pub fn cookie(&self) -> std::io::Result<u64> {
         Ok(sockopt::socket_cookie(&self.fd)?)
     }
 
-    /// Whether a socket as `config` describes it can be bound over its memory.
+    /// Checks that a socket with `config` can be bound over its memory.
     pub(crate) fn check(&self, config: &SocketConfig) -> Result<(), OpenError> {
         let SocketConfig { ifindex, queue, .. } = *config;
         if (ifindex, queue) == (self.facts.ifindex, self.facts.queue) {
@@ -118,7 +118,7 @@ impl First {
         }
     }
 
-    /// What a sharer is that was bound.
+    /// The result for a sharer that was bound.
     pub(crate) fn bound(&self, config: &SocketConfig) -> Bound {
         Bound {
             multi_buffer: self.facts.multi_buffer,
@@ -126,7 +126,7 @@ impl First {
         }
     }
 
-    /// What the kernel's answer to a sharer's bind means.
+    /// The error for the errno of a sharer's bind.
     pub(crate) fn refusal(&self, config: &SocketConfig, errno: Errno, may_ask: bool) -> OpenError {
         match errno {
             Errno::BADF => OpenError::SharedGone,

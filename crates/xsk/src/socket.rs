@@ -1,12 +1,12 @@
-//! An AF_XDP socket: UMEM, rings and queue joined, from open to close.
+//! An AF_XDP socket: UMEM, rings and queue connected, from open to close.
 //!
 //! # Theory of operation
 //!
-//! Opening follows the order that the kernel requires: register the UMEM, size the rings, set the options that depend
-//! on them, map them, bind (`bind.rs`). After any failure everything made so far is undone by its owner's Drop.
+//! Opening follows the order that the kernel requires: register the UMEM, size the rings, set the options
+//! that depend on them, map them, bind (`bind.rs`). After a failure, Drop undoes all earlier steps.
 //!
-//! A queue is free again when its socket has neither a descriptor nor a mapping, about 20 ms later. The fields are
-//! ordered so that the rings unmap first, then the descriptor closes, then the memory may go.
+//! A queue is free again about 20 ms after its socket has neither a descriptor nor a mapping. Because of the
+//! order of the fields the rings unmap first, then the descriptor closes, then the memory may be freed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,31 +34,31 @@ use crate::units::QueueId;
 /// It is `Send`: one thread at a time owns it, with its rings.
 #[derive(Debug)]
 pub struct Socket {
-    /// Free frames to the kernel.
+    /// Free frames for the kernel.
     pub fill: FillRing,
-    /// Sent frames back.
+    /// Sent frames, returned by the kernel.
     pub completion: CompletionRing,
     /// Received frames.
     pub rx: RxRing,
     /// Frames to send.
     pub tx: TxRing,
-    /// Others have it only while they bind a socket over its memory ([`Lender`]).
+    /// Shared only while another socket is bound over its memory ([`Lender`]).
     fd: Arc<OwnedFd>,
     facts: Facts,
     busy_polls: bool,
     fallbacks: Vec<Fallback>,
 }
 
-/// What a kick of the tx ring led to.
+/// Result of a kick of the tx ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kick {
-    /// The kernel has taken what it found.
+    /// The kernel has taken all frames that it found.
     Done,
-    /// There is more, kick again (EAGAIN: the budget of one call is used up, or the completion ring or send buffer is
-    /// full and completions must be taken first).
+    /// There are more frames, kick again (EAGAIN: the budget of one call is used up, or the completion ring
+    /// or send buffer is full and completions must be taken first).
     Again,
-    /// The device or the memory is exhausted for now (EBUSY, ENOBUFS). EBUSY also means that a frame was dropped, for
-    /// instance one longer than the MTU; it is completed all the same. The rest stays in the ring: kick later.
+    /// The device or the memory is exhausted for now (EBUSY, ENOBUFS). EBUSY also means that a frame was dropped,
+    /// for instance one longer than the MTU; it is completed nevertheless. The rest stays in the ring: kick later.
     Busy,
 }
 
@@ -80,13 +80,13 @@ impl Socket {
     /// Opens a socket and binds it. Needs CAP_NET_RAW.
     ///
     /// # Errors
-    /// [`OpenError`], each naming the value and the remedy; nothing stays behind.
+    /// [`OpenError`], each with the value and the remedy; everything is undone.
     pub fn open(umem: &Umem, config: &SocketConfig) -> Result<Self, OpenError> {
         Unbound::open(umem, config)?.bind()
     }
 
-    /// Binds a socket that a process with more privilege has opened. It must be as `socket(AF_XDP, SOCK_RAW, 0)` made
-    /// it, except for an rx ring with [`rx_is_made`](SocketConfig::rx_is_made).
+    /// Binds a socket that a more privileged process has opened. It must be as `socket(AF_XDP, SOCK_RAW, 0)`
+    /// returns it, except for an rx ring with [`rx_is_made`](SocketConfig::rx_is_made).
     ///
     /// # Errors
     /// As [`Socket::open`], and [`OpenError::NotXdp`] or [`OpenError::InUse`] for a descriptor that does not serve.
@@ -94,10 +94,10 @@ impl Socket {
         Unbound::from_fd(fd, umem, config)?.bind()
     }
 
-    /// Takes a socket that a process with more privilege has made, with this memory registered and all four rings of
-    /// the sizes in `config`, and that it binds, too. `bind` makes it bind, with flags of `struct sockaddr_xdp`, and
-    /// returns the socket, or the kernel's error: it is called for each attempt, from best to plainest, until one
-    /// succeeds. While the queue is busy that process waits.
+    /// Uses a socket that a more privileged process prepares and binds: with this memory registered and all
+    /// four rings of the sizes in `config`. `bind` asks that process to bind it, with flags of `struct
+    /// sockaddr_xdp`, and returns the socket, or the kernel's error: it is called for each attempt, from best
+    /// to plainest, until one succeeds. While the queue is busy that process waits.
     ///
     /// # Errors
     /// As [`Socket::open`]; those of `bind` unchanged. ([`Umem::refusal`] explains why memory was not registered.)
@@ -117,14 +117,14 @@ impl Socket {
         Ok(Unbound::registered(fd, umem, config)?.finish(bound)?)
     }
 
-    /// Opens a further socket over the UMEM of this one, on another queue of this or any interface
+    /// Opens another socket over the UMEM of this one, on another queue of this or any interface
     /// (`XDP_SHARED_UMEM`, Linux 5.10), and binds it. Needs CAP_NET_RAW.
     ///
-    /// Frames may go from each of the sockets to each other; a frame is in one ring at a time, of any of them. The
-    /// memory is registered, and counted against RLIMIT_MEMLOCK, once. But for each queue the kernel keeps 136 bytes
-    /// for every chunk of it (`xp_create_and_assign_umem`, `net/xdp/xsk_buff_pool.c`). The new socket is bound as this
-    /// one: `bind` and `multi_buffer` of `config` cannot request anything else, `need_wakeup` is ignored. It outlives
-    /// this one.
+    /// Frames may be passed between all these sockets; a frame is in one ring of one socket at a time. The
+    /// memory is registered, and counted against RLIMIT_MEMLOCK, once. But for each queue the kernel keeps
+    /// 136 bytes for every chunk of it (`xp_create_and_assign_umem`, `net/xdp/xsk_buff_pool.c`). The new
+    /// socket is bound as this one: `bind` and `multi_buffer` of `config` cannot request anything else,
+    /// `need_wakeup` is ignored. It may outlive this one.
     ///
     /// # Errors
     /// As [`Socket::open`], [`OpenError::SharedQueue`], [`OpenError::SharedMode`], [`OpenError::SharedGone`].
@@ -132,7 +132,7 @@ impl Socket {
         Unbound::share(self, config)?.bind()
     }
 
-    /// For sockets that share its memory later on.
+    /// A handle by which later sockets can share its memory; it does not keep this socket open.
     pub fn lender(&self) -> Lender {
         Lender {
             fd: Arc::downgrade(&self.fd),
@@ -140,12 +140,12 @@ impl Socket {
         }
     }
 
-    /// As [`Socket::share`], with a socket that a process with more privilege has made, with all four rings of the
-    /// sizes in `config`, and that it binds over the memory of `first`: `bind` makes it bind, and returns the socket,
-    /// or the kernel's error.
+    /// As [`Socket::share`], with a socket that a more privileged process prepares, with all four rings of
+    /// the sizes in `config`, and binds over the memory of `first`: `bind` asks that process to bind it, and
+    /// returns the socket, or the kernel's error.
     ///
     /// # Errors
-    /// As [`Socket::share`]; those of `bind` as they are.
+    /// As [`Socket::share`]; those of `bind` unchanged.
     pub fn shared_by<E: From<OpenError>>(
         first: &First,
         config: &SocketConfig,
@@ -171,9 +171,9 @@ impl Socket {
     /// In copy mode the kernel sends within this call, up to 32 frames or
     /// [`max_tx_skb_budget`](SocketConfig::max_tx_skb_budget).
     ///
-    /// In zero-copy a socket that prefers busy polling does not wake the driver by that, but polls its receive queue
-    /// (`xsk_no_wakeup`, `net/xdp/xsk.c`), and a transmit queue with a NAPI of its own would send nothing, ever. So it
-    /// is woken by poll(2), too, which has no such exception (`xsk_poll`).
+    /// In zero-copy mode, with busy polling preferred, that call does not wake the driver but polls the
+    /// receive queue (`xsk_no_wakeup`, `net/xdp/xsk.c`), and a transmit queue with a NAPI of its own would
+    /// never send. So this also calls poll(2), which always wakes the driver (`xsk_poll`).
     ///
     /// # Errors
     /// [`WakeError`] if the interface is down or gone.
@@ -182,14 +182,14 @@ impl Socket {
         let sent = kick_result(send(&self.fd, &[], SendFlags::DONTWAIT).err());
         if self.busy_polls && self.facts.mode == Mode::ZeroCopy {
             let mut fds = [PollFd::new(&self.fd, PollFlags::OUT)];
-            // Whether there is room is not the question.
+            // Only the wake-up matters, not the result.
             let _ = poll(&mut fds, Some(&Timespec::default()));
         }
         sent
     }
 
-    /// Informs the kernel that there are frames in the fill ring again (`recvfrom` with MSG_DONTWAIT); with busy
-    /// polling it also polls the device.
+    /// Tells the kernel that there are frames in the fill ring again (`recvfrom` with MSG_DONTWAIT); with
+    /// busy polling it also polls the device.
     ///
     /// # Errors
     /// [`WakeError`] if the interface is down or gone.
@@ -211,14 +211,14 @@ impl Socket {
         self.facts.multi_buffer
     }
 
-    /// Whether a system call polls the device ([`BusyPoll`](crate::BusyPoll)): then call [`Socket::wake_rx`] whenever
-    /// there is nothing to receive, requested or not.
+    /// Whether a system call polls the device ([`BusyPoll`](crate::BusyPoll)): then call [`Socket::wake_rx`]
+    /// whenever there is nothing to receive, even if `needs_wakeup` is false.
     #[inline]
     pub fn busy_polls(&self) -> bool {
         self.busy_polls
     }
 
-    /// What was tried first and refused, in order; empty if the first attempt worked.
+    /// The refused attempts, in order; empty if the first attempt worked.
     pub fn fallbacks(&self) -> &[Fallback] {
         &self.fallbacks
     }
@@ -232,7 +232,7 @@ impl Socket {
     /// The kernel's counters of this socket (`XDP_STATISTICS`).
     ///
     /// # Errors
-    /// The kernel's answer.
+    /// The kernel's error.
     pub fn statistics(&self) -> io::Result<Statistics> {
         Statistics::read(self.as_fd())
     }
@@ -241,21 +241,21 @@ impl Socket {
 /// A socket that has its memory and its rings, but no queue yet.
 ///
 /// Registering memory takes long (every page is faulted in and pinned), binding does not: to move a queue from one
-/// memory to another, prepare the new socket while the old one still works, drop that, and bind.
+/// memory to another, prepare the new socket while the old one still works, drop the old one, and bind.
 #[derive(Debug)]
 pub struct Unbound {
     rings: Rings,
     fd: OwnedFd,
     umem: Umem,
     config: SocketConfig,
-    /// Opened here, and not by a process with more privilege.
+    /// Opened here, not by a more privileged process.
     ours: bool,
     /// The socket that has registered the UMEM, if this one has not.
     first: Option<First>,
 }
 
 impl Unbound {
-    /// The queue that it is for.
+    /// The queue that it will be bound to.
     pub fn queue(&self) -> QueueId {
         self.config.queue
     }
@@ -284,7 +284,7 @@ impl Unbound {
         Self::prepared(fd, umem, config, None)
     }
 
-    /// A socket that another process has opened, with this memory registered and all four rings made by `config`.
+    /// A socket that another process has opened, with this memory registered and all four rings created as in `config`.
     ///
     /// # Errors
     /// As [`Socket::from_fd`].
@@ -295,7 +295,7 @@ impl Unbound {
         Self::mapped(fd, umem, config, None)
     }
 
-    /// As [`Socket::share`], still to be bound. The queue of `socket` is not free before that is done or given up.
+    /// As [`Socket::share`], not yet bound. Until it is bound or dropped, the queue of `socket` does not become free.
     ///
     /// # Errors
     /// As [`Socket::share`].

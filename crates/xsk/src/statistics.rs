@@ -18,17 +18,17 @@ pub struct Statistics {
     pub tx_invalid_descs: u64,
     /// Received frames dropped because the rx ring was full.
     pub rx_ring_full: u64,
-    /// Times that a frame came and the fill ring was empty: the frame was dropped.
+    /// Received frames dropped because the fill ring was empty.
     pub rx_fill_ring_empty_descs: u64,
-    /// Times that the kernel looked for a frame to send and the tx ring was empty. No loss.
+    /// Times that the kernel found the tx ring empty when it polled for frames to send. No loss.
     pub tx_ring_empty_descs: u64,
 }
 
 impl Statistics {
-    /// The counters of the socket behind `fd`, which may be a second descriptor of it.
+    /// The counters of the socket behind `fd`, which may be a duplicate descriptor.
     ///
     /// # Errors
-    /// The kernel's answer.
+    /// The kernel's error.
     pub fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let raw = sockopt::xdp_statistics(fd)?;
         Ok(Self {

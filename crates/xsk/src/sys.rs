@@ -1,4 +1,4 @@
-//! The system calls that rustix has no safe form for: ring mappings, bare socket options, NUMA.
+//! System calls for which rustix has no safe function: ring mappings, plain socket options, NUMA.
 //!
 //! # Theory of operation
 //!
@@ -20,14 +20,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 /// `XDP_MAX_TX_SKB_BUDGET`, `include/uapi/linux/if_xdp.h` (Linux 6.18).
 pub(crate) const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
 
-/// Arguments of system calls that are made by number: as long as a register.
+/// Arguments of system calls made by number: of the size of a register.
 const NO_FLAGS: c_long = 0;
 const THIS_PROCESS: c_long = 0;
-/// Nodes that a kernel can have (`MAX_NUMNODES`, include/linux/numa.h; CONFIG_NODES_SHIFT is at most 10).
+/// Maximum number of nodes of a kernel (`MAX_NUMNODES`, include/linux/numa.h; CONFIG_NODES_SHIFT is at most 10).
 pub(crate) const MAX_NODES: u16 = 1024;
-/// A bit for each.
+/// A bit for each node.
 type NodeMask = [u64; MAX_NODES as usize / 64];
-/// How many they are, as the kernel counts: one more (`get_nodes`, mm/mempolicy.c).
+/// The number of bits as the kernel expects it: one more (`get_nodes`, mm/mempolicy.c).
 const MASK_BITS: usize = MAX_NODES as usize + 1;
 
 /// Where the parts of a ring lie in its mapping, in bytes (`struct xdp_ring_offset`).
@@ -47,7 +47,7 @@ pub struct Mapping {
     len: usize,
 }
 
-// SAFETY: the value only owns its mapping, and munmap works from any thread; what lies there is its user's affair.
+// SAFETY: the value only owns its mapping, and munmap works from any thread; its user handles access to the bytes.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; the fields never change.
 unsafe impl Sync for Mapping {}
@@ -61,7 +61,7 @@ impl Mapping {
         Self::protected(fd, len, offset, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// The same, for reading only.
+    /// As [`new`](Self::new), for reading only.
     ///
     /// # Errors
     /// The kernel's.
@@ -77,7 +77,7 @@ impl Mapping {
         Ok(Self { start, len })
     }
 
-    /// Where it begins.
+    /// Its first byte.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
         self.start.cast()
@@ -93,7 +93,7 @@ impl Mapping {
     /// The address of `count` values of `T`, `offset` bytes from the start.
     ///
     /// # Panics
-    /// If they do not lie wholly inside, or are not aligned: the kernel's offsets and the length mapped from them
+    /// If they are not wholly inside, or not aligned: then the kernel's offsets and the mapped length
     /// disagree.
     #[must_use]
     pub fn part<T>(&self, offset: u64, count: u32) -> NonNull<T> {
@@ -112,7 +112,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: start and len are what mmap returned; what points inside owns this value, so it is gone.
+        // SAFETY: start and len are from mmap; every holder of a pointer into it owns this value, so none is left.
         let _ = unsafe { munmap(self.start.as_ptr(), self.len) };
     }
 }
@@ -127,7 +127,7 @@ pub(crate) fn open_socket() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// The value of such an option.
+/// The value of an option that is a 32-bit number.
 pub(crate) fn option(fd: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<u32> {
     let (mut value, mut len) = (0_u32, size_of::<u32>() as libc::socklen_t);
     // SAFETY: the kernel writes at most `len` bytes to the address of a live u32, and the length to a live one.
@@ -152,11 +152,11 @@ pub(crate) fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: u
     }
 }
 
-/// Has pages for this thread come from a node from now on, if it has some left; `None`: from where the thread runs.
+/// Sets the node from which pages for this thread are allocated while it has free ones; `None`: the default policy.
 pub(crate) fn prefer_node(node: Option<u16>) -> io::Result<()> {
     let mut nodes = NodeMask::default();
     let (mode, mask, bits) = match node {
-        // Takes no nodes.
+        // MPOL_DEFAULT takes no nodes.
         None => (libc::MPOL_DEFAULT, ptr::null(), 0),
         Some(node) => {
             let word = nodes.get_mut(usize::from(node) / 64);
@@ -175,7 +175,7 @@ pub(crate) fn prefer_node(node: Option<u16>) -> io::Result<()> {
 pub(crate) fn memory_policy() -> io::Result<c_int> {
     let (mut mode, mut nodes) = (0, NodeMask::default());
     let address = ptr::null::<c_void>();
-    // SAFETY: the kernel writes an int and the given number of bits to live values; the call is about no address.
+    // SAFETY: the kernel writes an int and the given number of bits to live values; the call has no address to query.
     let result = unsafe {
         libc::syscall(
             libc::SYS_get_mempolicy,
@@ -192,12 +192,12 @@ pub(crate) fn memory_policy() -> io::Result<c_int> {
     }
 }
 
-/// The nodes of the pages at these addresses; negative where none is there.
+/// The nodes of the pages at these addresses; negative where no page is mapped.
 pub(crate) fn nodes_of(pages: &[*const c_void]) -> io::Result<Vec<c_int>> {
     let mut nodes = vec![-1; pages.len()];
     let nowhere = ptr::null::<c_int>();
-    // SAFETY: without nodes to move them to the pages are only looked up; the kernel reads as many addresses and writes
-    // as many ints as there are.
+    // SAFETY: without target nodes the call only reports where the pages are; the kernel reads as many
+    // addresses and writes as many ints as there are.
     let result = unsafe {
         libc::syscall(
             libc::SYS_move_pages,

@@ -2,19 +2,19 @@
 //!
 //! # Theory of operation
 //!
-//! A [`Umem`] describes how memory is registered with a socket (`XDP_UMEM_REG`, `net/xdp/xdp_umem.c`): which bytes, the
-//! chunk size, headroom, and whether frames may start anywhere (unaligned) or only at chunks. Registration itself
-//! happens when a socket opens; several sockets may register one `Umem`, each then has rings of its own and is charged
-//! for it separately. Or one registers it, and others share it with that one: rings of their own, too, and charged
-//! once.
+//! A [`Umem`] describes how memory is registered with a socket (`XDP_UMEM_REG`, `net/xdp/xdp_umem.c`): which
+//! bytes, the chunk size, headroom, and whether frames may start anywhere (unaligned) or only at chunks.
+//! Registration itself happens when a socket opens; several sockets may register one `Umem`: each has its own
+//! rings and is charged separately. Or one registers it and others share it: they also have their own rings,
+//! but the memory is charged once.
 //!
 //! Frames come from two sources that must not overlap:
-//!  - [`Umem::frames`] hands out the chunks of a range; ranges handed out are remembered, a second claim is refused;
-//!  - [`Umem::adopt`] makes a frame at an offset that the *caller* tracks, for guest RAM, where the guest decides
-//!    which buffer is free. It is on the data path, so that only bounds are checked.
+//!  - [`Umem::frames`] hands out the chunks of a range; it records these ranges, and refuses to hand one out twice;
+//!  - [`Umem::adopt`] makes a frame at an offset that the *caller* tracks, for guest RAM, where the guest
+//!    decides which buffer is free. It is on the data path, so it checks only bounds.
 //!
-//! The memory of what was handed out belongs to this `Umem`, not to the bytes: after a socket is closed, frames that
-//! sat in its rings come back by making a new `Umem` over the same memory.
+//! The record of chunks handed out belongs to the `Umem`, not to the memory: after a socket is closed, get
+//! the frames that were in its rings back by creating a new `Umem` over the same memory.
 
 use std::fmt;
 use std::io;
@@ -39,7 +39,7 @@ use crate::numa::NumaNode;
 use crate::sys;
 use crate::units::UmemOffset;
 
-/// Smallest chunk that the kernel takes (`XDP_UMEM_MIN_CHUNK_SIZE`, `include/net/xdp_sock.h`).
+/// Smallest chunk that the kernel accepts (`XDP_UMEM_MIN_CHUNK_SIZE`, `include/net/xdp_sock.h`).
 pub const MIN_CHUNK_BYTES: u32 = 2048;
 
 /// Room that the kernel leaves before each received frame, after the requested headroom (`XDP_PACKET_HEADROOM`,
@@ -49,7 +49,7 @@ pub const XDP_PACKET_HEADROOM: u32 = 256;
 /// `XDP_UMEM_TX_METADATA_LEN`, `include/uapi/linux/if_xdp.h` (Linux 6.8; before that the length alone was enough).
 const UMEM_TX_METADATA_LEN: u32 = 1 << 2;
 
-/// Largest chunk in unaligned mode: distances inside it stay below what an odd base is moved by (`codec.rs`).
+/// Largest chunk in unaligned mode: distances inside it stay below `ODD_SHIFT` (`codec.rs`).
 const UNALIGNED_CHUNK_MAX: u32 = 1 << 15;
 
 /// Memory that cannot be a UMEM, or an offset that is not in it.
@@ -59,11 +59,11 @@ const UNALIGNED_CHUNK_MAX: u32 = 1 << 15;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum UmemError {
-    /// The kernel takes chunks from 2048 bytes to a page; unaligned ones must leave room in the 16 bits of distance.
+    /// The kernel accepts chunks from 2048 bytes to a page; unaligned ones must leave room in the 16 bits of distance.
     #[error("chunk size {chunk_bytes} is not from {MIN_CHUNK_BYTES} to {largest_bytes} bytes")]
     ChunkSize {
         chunk_bytes: u32,
-        /// The largest that would do: a page, or 32 KiB in unaligned mode if that is less.
+        /// The largest valid size: a page, in unaligned mode at most 32 KiB.
         largest_bytes: u32,
     },
     /// Aligned chunks must be a power of two.
@@ -82,7 +82,7 @@ pub enum UmemError {
         address: u64,
         page_bytes: u32,
     },
-    /// The memory is empty, or no whole number of chunks.
+    /// The memory is less than a chunk, or (aligned mode) not a whole number of chunks.
     #[error("UMEM length {len_bytes} is not a positive multiple of the chunk size {chunk_bytes}")]
     Length { len_bytes: u64, chunk_bytes: u32 },
     /// More memory than the rings can address.
@@ -112,7 +112,7 @@ pub enum UmemError {
     },
 }
 
-/// Memory cut into chunks, ready to be registered with sockets. Cheap to clone: clones share everything.
+/// Memory divided into chunks, which sockets can register. Cheap to clone: clones share everything.
 #[derive(Clone)]
 pub struct Umem {
     view: View,
@@ -240,7 +240,7 @@ impl Umem {
         Ok(frames)
     }
 
-    /// Hands out every chunk there is.
+    /// Hands out all chunks.
     ///
     /// # Errors
     /// [`UmemError::AlreadyHandedOut`] if any was handed out before.
@@ -250,9 +250,9 @@ impl Umem {
 
     /// Makes a frame at an offset that the caller tracks, for memory whose chunks are allocated elsewhere.
     ///
-    /// The caller promises that no other [`Frame`] is out, or in a ring, whose bytes overlap this one's, except where
-    /// it accepts garbled frames (a guest that posts one buffer twice garbles only its own). Several frames of a chunk
-    /// may be out to be sent if the caller counts them, and their descriptors have no byte in common.
+    /// The caller must ensure that no other [`Frame`] exists or is in a ring whose bytes overlap this one's, except
+    /// where it accepts garbled frames (a guest that posts one buffer twice garbles only its own). Several frames of
+    /// one chunk may exist for sending, if the caller counts them and their descriptors have no byte in common.
     ///
     /// # Errors
     /// [`UmemError::Outside`] if the chunk is not wholly inside; [`UmemError::Misaligned`] in aligned mode.
@@ -326,7 +326,7 @@ impl Umem {
         UmemOffset::new(self.view.private_from())
     }
 
-    /// Never true: an empty UMEM cannot be made.
+    /// Never true: there are no empty UMEMs.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -354,7 +354,7 @@ impl Umem {
         self.unaligned
     }
 
-    /// The length in bytes of the metadata before a frame sent; 0 if there is none.
+    /// The length in bytes of the metadata before a sent frame; 0 if there is none.
     #[inline]
     pub fn tx_metadata_len(&self) -> u32 {
         self.tx_metadata_len
@@ -365,14 +365,14 @@ impl Umem {
         self.chunk_size - XDP_PACKET_HEADROOM - self.headroom
     }
 
-    /// Where a frame that is sent from the start of a chunk begins: behind the metadata, for which the kernel wants
+    /// Where a frame that is sent from the start of a chunk begins: after the metadata, for which the kernel requires
     /// room before each descriptor's bytes, used or not (`xp_aligned_validate_desc`, `net/xdp/xsk_queue.h`).
     #[inline]
     pub fn send_offset(&self, frame: &Frame) -> UmemOffset {
         UmemOffset::new(frame.offset().get() + u64::from(self.tx_metadata_len))
     }
 
-    /// The most bytes that one descriptor sends: a chunk, less the metadata, used or not.
+    /// The maximum number of bytes that one descriptor sends: a chunk less the metadata, used or not.
     #[inline]
     pub fn max_sent_bytes(&self) -> u32 {
         self.chunk_size - self.tx_metadata_len
@@ -382,7 +382,7 @@ impl Umem {
     /// it before another process registers the memory, which would be charged for them.
     ///
     /// # Errors
-    /// The kernel's: there is no memory for them, or a file is shorter than what is mapped of it.
+    /// The kernel's: out of memory, or a file is shorter than its mapping.
     pub fn populate(&self) -> io::Result<()> {
         self.view.populate()
     }
@@ -399,7 +399,7 @@ impl Umem {
         }
     }
 
-    /// What the kernel's answer to its registration means.
+    /// The error for the errno of its registration.
     #[cfg(not(loom))]
     pub fn refusal(&self, error: &io::Error) -> OpenError {
         let (address, len_bytes) = (self.address(), self.len());
@@ -421,13 +421,13 @@ impl Umem {
         }
     }
 
-    /// The memory underneath.
+    /// The registered memory.
     pub fn memory(&self) -> &Arc<dyn UmemMemory> {
         self.view.memory()
     }
 
-    /// The NUMA node that most of its pages are on, of a sample of 64; `None` if none is in this process's page table,
-    /// or the kernel does not report it.
+    /// The NUMA node of most of its pages, from a sample of 64; `None` if none is in this process's page
+    /// table, or the kernel does not report it.
     #[cfg(not(loom))]
     #[must_use]
     pub fn node(&self) -> Option<NumaNode> {

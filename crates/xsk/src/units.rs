@@ -1,4 +1,4 @@
-//! Numbers that must not be mixed up: a place in the UMEM, a ring's size, a queue's number.
+//! Numbers that must not be confused: an offset in the UMEM, a ring's size, a queue's number.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use std::fmt;
 pub struct UmemOffset(u64);
 
 impl UmemOffset {
-    /// Makes an offset from a number of bytes. Nothing is checked here, but where it is used.
+    /// Makes an offset from a number of bytes. It is checked where it is used, not here.
     #[inline]
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
@@ -23,7 +23,7 @@ impl UmemOffset {
         self.0
     }
 
-    /// The offset `bytes` further on; `None` where that does not fit into 64 bits.
+    /// The offset plus `bytes`; `None` if that exceeds 64 bits.
     #[inline]
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self.0.checked_add(bytes) {
@@ -41,8 +41,8 @@ impl fmt::Display for UmemOffset {
 
 /// The number of entries of a ring: a power of two, from 1 to [`RingSize::MAX`].
 ///
-/// The kernel requires a power of two (`xsk_init_queue`, `net/xdp/xsk.c`); the upper bound keeps a typing error from
-/// costing gigabytes.
+/// The kernel requires a power of two (`xsk_init_queue`, `net/xdp/xsk.c`); the upper bound keeps a typing
+/// error from allocating gigabytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RingSize(u32);
 
@@ -63,7 +63,7 @@ impl RingSize {
         (0..=Self::MAX.ilog2()).rev().map(|exponent| Self(1 << exponent))
     }
 
-    /// The smallest ring size that holds `entries`; the largest there is where none does.
+    /// The smallest ring size that holds `entries`, or else the largest.
     pub fn at_least(entries: u32) -> Self {
         Self(entries.clamp(1, Self::MAX).next_power_of_two())
     }

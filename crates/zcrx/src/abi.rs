@@ -1,10 +1,10 @@
-//! What the kernel calls zcrx: structures, constants and the calls that take them.
+//! The kernel's ABI of zcrx: structures, constants and the calls that take them.
 //!
 //! From `include/uapi/linux/io_uring/zcrx.h` and `include/uapi/linux/io_uring.h` of Linux 7.2. Fields that older
-//! kernels do not know are zero there, and mean nothing then. The crate `io-uring` has the older part of it only, and
-//! a registration that writes through a shared reference; so the registration is ours.
+//! kernels do not know are zero there, and mean nothing then. The crate `io-uring` has only the older part, and
+//! its registration writes through a shared reference, so this file has its own.
 //!
-//! Everything here takes and returns plain values; what they mean is said in `instance.rs`. Nothing allocates: the
+//! Everything here takes and returns plain values; `instance.rs` explains them. Nothing allocates: the
 //! steward registers queues in a child that must not.
 #![allow(unsafe_code)]
 
@@ -36,13 +36,13 @@ pub const REGION_TYPE_USER: u32 = 1;
 /// `IO_RQ_MAX_ENTRIES`, `io_uring/zcrx.c`.
 pub const MOST_REFILL_ENTRIES: u32 = 32768;
 
-/// `struct io_uring_zcrx_rqe`: a buffer that goes back to the kernel.
+/// `struct io_uring_zcrx_rqe`: a buffer that is returned to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct RefillEntry {
     /// Where the buffer is: its area, and its place there.
     pub offset: u64,
-    /// Not looked at.
+    /// Ignored by the kernel.
     pub len: u32,
     /// Must be zero.
     pub pad: u32,
@@ -53,11 +53,11 @@ pub struct RefillEntry {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Offsets {
-    /// Of the kernel.
+    /// Offset of the head, which the kernel advances.
     pub head: u32,
-    /// Of the reader.
+    /// Offset of the tail, which the application advances.
     pub tail: u32,
-    /// The entries.
+    /// Offset of the entries.
     pub entries: u32,
     /// Zero.
     pub reserved: u32,
@@ -73,7 +73,7 @@ pub struct AreaRegistration {
     pub address: u64,
     /// Bytes.
     pub len: u64,
-    /// The kernel's: what an offset in the refill ring begins with.
+    /// Set by the kernel: the upper bits of each offset in the refill ring.
     pub token: u64,
     /// Zero.
     pub flags: u32,
@@ -95,7 +95,7 @@ pub struct Region {
     pub flags: u32,
     /// Zero.
     pub id: u32,
-    /// The kernel's: where the ring's descriptor has the memory that it made.
+    /// Set by the kernel: the offset for mmap(2) of the ring's descriptor, if the kernel made the memory.
     pub mmap_offset: u64,
     /// Zero.
     pub reserved: [u64; 4],
@@ -117,11 +117,11 @@ pub struct Registration {
     pub area: u64,
     /// Address of a [`Region`].
     pub region: u64,
-    /// The kernel's.
+    /// Set by the kernel.
     pub offsets: Offsets,
-    /// The kernel's: what requests of the ring name.
+    /// Set by the kernel: the ID that requests of the ring use.
     pub id: u32,
-    /// What was asked for, 0 for a page; then what it is. Kernels before 7.0 leave it.
+    /// Requested size, 0 for a page; the kernel sets the actual one. Kernels before 7.0 leave it.
     pub buffer_bytes: u32,
     /// Address of a `struct zcrx_event_desc`, or none.
     pub event: u64,
@@ -183,8 +183,8 @@ fn register<T>(ring: BorrowedFd<'_>, operation: c_uint, argument: &mut T, count:
     }
 }
 
-/// Registers an instance with a ring. Area and region tell what the kernel made of them. True if the kernel counts
-/// what it copies, at `counters` bytes of the region (`struct zcrx_stats`: times, then bytes).
+/// Registers an instance with a ring. The kernel completes area and region. Returns true if the kernel counts
+/// its copies, at offset `counters` of the region (`struct zcrx_stats`: times, then bytes).
 ///
 /// # Errors
 /// The kernel's.
@@ -209,7 +209,7 @@ pub unsafe fn register_instance(
     let registered = unsafe { register_without_counters(ring, registration, area, region) };
     registration.event = 0;
     match registered {
-        // Kernels that do not know counters refuse so; another reason for it comes again.
+        // Kernels without counters return this error; an error with another cause is returned again.
         // SAFETY: the same.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => unsafe {
             register_without_counters(ring, registration, area, region).map(|()| false)
@@ -218,7 +218,7 @@ pub unsafe fn register_instance(
     }
 }
 
-/// The same, without counters unless the registration names them.
+/// As [`register_instance`], but without counters unless the registration names them.
 ///
 /// # Errors
 /// The kernel's.
@@ -236,7 +236,7 @@ pub unsafe fn register_without_counters(
     register(ring, REGISTER_ZCRX_IFQ, registration, 1)
 }
 
-/// Whether a descriptor is of io_uring, in a ring that no thread has yet.
+/// Checks that a descriptor is of an io_uring that no thread uses yet.
 ///
 /// # Errors
 /// The kernel's: it is not.
@@ -261,7 +261,7 @@ pub unsafe fn register_buffer_ring(ring: BorrowedFd<'_>, address: u64, entries: 
     register(ring, REGISTER_BUFFER_RING, &mut argument, 1)
 }
 
-/// Makes an instance known to a ring: its identifier there and where the refill ring's parts are.
+/// Imports an instance into a ring; returns its ID there, and the offsets in the refill ring.
 ///
 /// # Errors
 /// The kernel's.
@@ -275,7 +275,7 @@ pub fn import_instance(ring: BorrowedFd<'_>, instance: BorrowedFd<'_>) -> io::Re
     Ok((registration.id, registration.offsets))
 }
 
-/// A descriptor that stands for the ring's instance.
+/// Exports the ring's instance as a descriptor.
 ///
 /// # Errors
 /// The kernel's.
@@ -290,7 +290,7 @@ pub fn export_instance(ring: BorrowedFd<'_>, id: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(control.descriptor.cast_signed()) })
 }
 
-/// Has the kernel take what is in the refill ring now.
+/// Makes the kernel take the entries of the refill ring now.
 ///
 /// # Errors
 /// The kernel's.
@@ -303,7 +303,7 @@ pub fn flush_refill(ring: BorrowedFd<'_>, id: u32) -> io::Result<()> {
     register(ring, REGISTER_ZCRX_CTRL, &mut control, 0)
 }
 
-// As the kernel has them.
+// The sizes of the kernel's structures.
 const _: () = assert!(size_of::<RefillEntry>() == 16);
 const _: () = assert!(size_of::<Offsets>() == 32);
 const _: () = assert!(size_of::<AreaRegistration>() == 48);

@@ -1,4 +1,4 @@
-//! The memory that payload lies in, cut into buffers of one size, and memory that is mapped from somebody's file.
+//! The memory that holds payload, divided into buffers of one size, and memory that is mapped from a file.
 //!
 //! # Theory of operation
 //!
@@ -9,8 +9,8 @@
 //!  - **A1** `base..base + buffers * buffer_bytes` is mapped as long as `memory` lives ([`UmemMemory`]'s promise), and
 //!    lies in that part of it to which nobody but this process and the kernel writes;
 //!  - **A2** a range that [`Area::find`] returns lies wholly inside one buffer;
-//!  - **A3** no other area of the process has any of its bytes ([`Area::claim`]): what one receiver's kernel fills
-//!    would change under pieces of another.
+//!  - **A3** no other area of the process has any of its bytes ([`Area::claim`]): else what the kernel
+//!    fills for one receiver would change pieces of another.
 //!
 //! [`Piece`]: crate::Piece
 #![allow(unsafe_code)]
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use xsk::{Mapping, MemoryPart, UmemMemory};
 
-/// Where a piece lies.
+/// The location of a piece.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) start: NonNull<u8>,
@@ -31,7 +31,7 @@ pub(crate) struct Place {
     pub(crate) buffer: u32,
 }
 
-/// Memory as buffers.
+/// Memory, divided into buffers.
 pub(crate) struct Area {
     memory: Arc<dyn UmemMemory>,
     base: NonNull<u8>,
@@ -76,8 +76,8 @@ unsafe impl Send for Area {}
 unsafe impl Sync for Area {}
 
 impl Area {
-    /// The private part of the memory, page-aligned, as buffers of so many bytes; at most `most` of them. `None` if
-    /// there is not one.
+    /// Divides the private part of the memory, page-aligned, into buffers of so many bytes, at most `most` of them.
+    /// `None` if not one fits.
     pub(crate) fn new(memory: Arc<dyn UmemMemory>, buffer_bytes: u32, most: u32) -> Option<Self> {
         let skipped = memory
             .private_from()
@@ -149,7 +149,7 @@ impl Area {
     }
 }
 
-/// A file that is mapped: the area, or the refill ring, of an instance that somebody else registered.
+/// A file that is mapped: the area, or the refill ring, of an instance that another process registered.
 #[derive(Debug)]
 pub(crate) struct FileMemory {
     mapping: Mapping,

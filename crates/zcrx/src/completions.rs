@@ -1,4 +1,4 @@
-//! What completions mean: the events of a receiver.
+//! Turns completions into the events of a receiver.
 
 use std::io;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -53,14 +53,14 @@ impl Receiver {
             }
             self.free_if_over(slot);
         }
-        // The kernel's word; if it names nothing of ours there is nothing to read.
+        // If the completion names no buffer of ours, there is nothing to read.
         let piece = piece?;
         self.statistics.pieces += 1;
         self.statistics.bytes += piece.len() as u64;
         (!closing).then_some(Event::Received { from, piece })
     }
 
-    /// A receive that brought nothing.
+    /// A receive that returned no bytes.
     fn receive_ended(&mut self, done: &Completion) -> Option<Event> {
         let slot = done.tag.slot;
         let nothing_out = self.supply.pool().out() == 0;
@@ -141,11 +141,11 @@ impl Receiver {
             return Some(Event::Accepted { listener, socket });
         }
         if it.failed {
-            // That was said; whoever heard it says when there is use in more.
+            // The failure was reported; the caller decides when to accept again.
             let socket = socket.ok()?;
             return Some(Event::Accepted { listener, socket });
         }
-        // Of the connection that was to be accepted (accept(2)), or of nobody.
+        // Errors of the connection to be accepted (accept(2)), or transient ones.
         let passes = matches!(
             -done.result,
             libc::ECONNABORTED
@@ -167,7 +167,7 @@ impl Receiver {
         Some(Event::Accepted { listener, socket })
     }
 
-    /// Those that were not found are over, or go on, and are cancelled again then.
+    /// Accepts that the cancellation did not find have ended, or still run and are cancelled again.
     fn accepts_cancelled(&mut self, slot: u32) -> Option<Event> {
         let (_, it) = self.listeners.at(slot)?;
         it.cancels = false;
@@ -176,7 +176,7 @@ impl Receiver {
         None
     }
 
-    /// What was to be cancelled was not found: it is over, or goes on, and is cancelled again then.
+    /// A cancellation found nothing: the request has ended, or still runs and is cancelled again.
     fn cancelled(&mut self, done: &Completion) -> Option<Event> {
         let slot = done.tag.slot;
         let (_, it) = self.connections.at(slot).filter(|_| done.result < 0)?;
@@ -193,8 +193,8 @@ impl Receiver {
         None
     }
 
-    /// What is completed and nobody will ask for: descriptors are closed, and buffers go back for others that receive
-    /// by the same queue.
+    /// Drops all completions when the receiver ends: closes descriptors, and returns buffers for other receivers of
+    /// the same queue.
     pub(crate) fn give_up_completed(&mut self) {
         loop {
             let done = &mut self.done;
@@ -205,7 +205,7 @@ impl Receiver {
             while let Some(done) = self.done.pop_front() {
                 match done.tag.kind {
                     Kind::Accept if done.result >= 0 => drop(own(done.result)),
-                    // Blocks are of nobody else.
+                    // No other receiver uses blocks.
                     Kind::Receive if done.result > 0 => drop(self.supply.piece(&done, None)),
                     _ => {}
                 }
@@ -215,7 +215,7 @@ impl Receiver {
         }
     }
 
-    /// Somebody woke us: hear the next one, too.
+    /// The bell woke the receiver: watch it again.
     fn rung(&mut self) -> Option<Event> {
         self.bell.silence();
         // If the kernel takes no requests, the next `wait` says so.

@@ -1,14 +1,14 @@
-//! What a receiver is asked to be, and what it turned out to be.
+//! The configuration of a receiver, and the mode that it got.
 
 use std::fmt;
 use std::sync::Arc;
 
 use xsk::{QueueId, UmemMemory};
 
-/// Which way of receiving to ask for.
+/// Which mode of receiving to request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Request {
-    /// zcrx if it is to be had, else copy; [`Receiver::fallbacks`](crate::Receiver::fallbacks) says why.
+    /// zcrx if it is available, else copy; [`Receiver::fallbacks`](crate::Receiver::fallbacks) says why.
     #[default]
     Auto,
     /// zcrx, or fail.
@@ -21,15 +21,15 @@ pub enum Request {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Source {
     /// A receive queue of an interface. Steering connections to it (an n-tuple rule, and an RSS context without it) is
-    /// the caller's; what reaches a socket by another queue is copied by the kernel, into the same buffers.
+    /// the caller's task; payload that arrives at another queue is copied by the kernel, into the same buffers.
     Queue {
         /// The interface's index.
         ifindex: u32,
         /// The interface's queue.
         queue: QueueId,
     },
-    /// No device (`ZCRX_REG_NODEV`, Linux 7.1): the kernel copies all, over whatever interface it comes, loopback
-    /// too. For tests and for programs that are to have one code path.
+    /// No device (`ZCRX_REG_NODEV`, Linux 7.1): the kernel copies all payload, from any interface, loopback
+    /// included. For tests, and for programs that want a single code path.
     #[default]
     NoDevice,
 }
@@ -37,7 +37,7 @@ pub enum Source {
 /// The memory that payload is received into.
 #[derive(Clone)]
 pub enum Memory {
-    /// The crate's own, of so many bytes: huge pages if there are any.
+    /// Memory of this crate: huge pages if there are any.
     Own {
         /// How long it is, rounded up to whole pages.
         bytes: usize,
@@ -56,7 +56,7 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// The way of receiving that is in use.
+/// The mode of receiving in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// zcrx on a device's queue: the NIC writes payload where it is read.
@@ -80,7 +80,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Something better that was tried first and refused.
+/// A better mode that was tried first and refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{tried} not used: {reason}")]
 pub struct Fallback {
@@ -88,18 +88,18 @@ pub struct Fallback {
     pub tried: &'static str,
     /// The kernel's answer, an errno; 0 if the kernel was not asked.
     pub errno: i32,
-    /// What that means.
+    /// What the errno means.
     pub reason: String,
 }
 
-/// What a receiver is asked to be. Make one with [`Config::new`] and change what differs.
+/// The configuration of a receiver. Make one with [`Config::new`] and change what differs.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Which way of receiving to ask for.
+    /// Which mode of receiving to request.
     pub request: Request,
     /// Where payload comes from.
     pub source: Source,
-    /// Where it is received to.
+    /// The memory that payload is received into.
     pub memory: Memory,
     /// Whether own memory must come in huge pages, reserved or transparent; else they are taken where there are some.
     pub huge_pages: bool,
@@ -110,8 +110,8 @@ pub struct Config {
     pub copy_buffer_bytes: u32,
     /// Receive into blocks of so many bytes, a multiple of 4096: each piece but the last of a connection, and the one
     /// before a pause, is a whole block, and begins at a multiple of 4096, so that it can be written with O_DIRECT from
-    /// where it is. Only ordinary receives do that: a NIC puts payload where its headers end. A piece comes when its
-    /// block is full, or the peer is done.
+    /// where it is. Only ordinary receives do that: a NIC puts payload where its headers end. A piece is returned when
+    /// its block is full, or the peer has finished sending.
     pub block_bytes: Option<u32>,
     /// Entries of the submission queue.
     pub requests: u32,
@@ -120,7 +120,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The best way of receiving there is, 16 MiB of own memory.
+    /// The best mode that is available, and 16 MiB of own memory.
     pub fn new(source: Source) -> Self {
         Self {
             request: Request::default(),

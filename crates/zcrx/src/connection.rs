@@ -4,14 +4,14 @@ use std::os::fd::OwnedFd;
 
 use crate::outbox::Outbox;
 
-/// A connection of a receiver. Of no use with another one; one that is closed is not mistaken for a later one.
+/// A connection of one receiver, not valid for another one. The ID of a closed connection never matches a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId {
     pub(crate) slot: u32,
     pub(crate) generation: u32,
 }
 
-/// A listener of a receiver. Of no use with another one; one that was stopped is not mistaken for a later one.
+/// A listener of one receiver, not valid for another one. The ID of a stopped listener never matches a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerId {
     pub(crate) slot: u32,
@@ -22,9 +22,9 @@ pub(crate) struct Listener {
     pub(crate) socket: OwnedFd,
     /// Requests to accept that are under way.
     pub(crate) accepts: u32,
-    /// One failed, and nobody said yet that there is use in more.
+    /// An accept failed, and the caller has not asked for more since.
     pub(crate) failed: bool,
-    /// To be given back when no request to accept is under way any more.
+    /// To be returned when no request to accept is under way any more.
     pub(crate) stopping: bool,
     /// A cancellation is under way.
     pub(crate) cancels: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Listener {
 #[derive(Default)]
 pub(crate) struct Listeners {
     slots: Vec<Option<Listener>>,
-    /// How many there were so far.
+    /// Number of listeners so far.
     generation: u32,
 }
 
@@ -84,7 +84,7 @@ impl Listeners {
     }
 }
 
-/// How far receiving is.
+/// The state of receiving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Receiving {
     /// Nothing is armed.
@@ -93,7 +93,7 @@ pub(crate) enum Receiving {
     Armed(Option<u32>),
     /// Waits for buffers, in the receiver's list.
     Starved,
-    /// The peer is done, or an error ended it.
+    /// The peer has finished sending, or an error ended it.
     Over,
 }
 
@@ -107,9 +107,9 @@ pub(crate) struct Connection {
     pub(crate) aborted: bool,
     /// In the receiver's list of those that have something to send.
     pub(crate) listed: bool,
-    /// How many pieces were with the kernel again when a receive was armed last.
+    /// Number of pieces returned to the kernel when a receive was last armed.
     pub(crate) armed_at: u64,
-    /// Receives that ended for want of buffers while nobody had any.
+    /// Receives in a row that ended for lack of buffers although no piece was out.
     pub(crate) barren: u32,
     pub(crate) outbox: Outbox,
 }

@@ -43,7 +43,7 @@ pub enum OpenError {
         private_from: usize,
         buffer_bytes: u32,
     },
-    /// Somebody receives into it.
+    /// Another receiver uses the memory or the instance.
     #[error(
         "the {what} is in use by another receiver of this process, or by pieces of one: drop those first, or pass \
          another"

@@ -1,4 +1,4 @@
-//! What happens to a receiver's connections.
+//! Events of a receiver's connections and listeners.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,29 +21,29 @@ pub enum Event {
     AcceptFailed {
         /// By which listener.
         listener: ListenerId,
-        /// Why, as accept(2) says it.
+        /// The error of accept(2).
         error: io::Error,
     },
-    /// A listener that was [to be stopped](crate::Receiver::stop_listening) accepts no more. Connections that had come
-    /// by then were events before.
+    /// A listener that was [to be stopped](crate::Receiver::stop_listening) accepts no more. Connections that
+    /// arrived before were earlier events.
     Stopped {
         /// Which.
         listener: ListenerId,
-        /// Its socket: whoever drops it has peers refused that connect, and those reset that wait to be accepted.
+        /// Its socket: dropping it resets connections that wait to be accepted, and later ones are refused.
         socket: OwnedFd,
     },
-    /// Bytes came.
+    /// Bytes were received.
     Received {
         /// From which peer.
         from: ConnectionId,
         /// The bytes.
         piece: Piece,
     },
-    /// Nothing more will come. [Close](crate::Receiver::close) the connection when nothing more is to be sent either.
+    /// No more bytes follow. [Close](crate::Receiver::close) the connection when nothing more is to be sent either.
     Ended {
         /// Of which connection.
         connection: ConnectionId,
-        /// `None`: the peer is done.
+        /// `None`: the peer has finished sending.
         error: Option<io::Error>,
     },
     /// All that was queued is with the kernel.
@@ -51,14 +51,14 @@ pub enum Event {
         /// To which peer.
         to: ConnectionId,
     },
-    /// What was queued is not sent, nor is what will be.
+    /// Queued payloads are not sent, and neither are later ones.
     SendFailed {
         /// To which peer.
         to: ConnectionId,
-        /// Why, as send(2) says it.
+        /// The error of send(2).
         error: io::Error,
     },
-    /// A connection that was to be closed is.
+    /// A connection is closed, as requested.
     Closed {
         /// Which.
         connection: ConnectionId,

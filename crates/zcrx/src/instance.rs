@@ -1,4 +1,4 @@
-//! Instances of zcrx: registering one, passing it on, taking it up.
+//! Instances of zcrx: how they are registered, passed on and imported.
 //!
 //! # Theory of operation
 //!
@@ -7,13 +7,13 @@
 //! can be passed to another process, and make it known to another ring (import); the queue is given back when the
 //! last ring and the last descriptor are gone.
 //!
-//! Area and refill ring are memory files, so that who takes the instance up can map them. Who writes the refill ring
-//! is up to its users: within a process several receivers write it in turns, under a lock ([`Share`]); of several
+//! Area and refill ring are memory files, so that an importing process can map them. The users coordinate who writes
+//! the refill ring: within a process several receivers write it in turns, under a lock ([`Share`]); of several
 //! processes only one may use the instance.
 //!
 //! Registering and importing both take CAP_NET_ADMIN in the first user namespace (`io_register_zcrx`,
 //! `io_uring/zcrx.c`, Linux 7.2: the check stands before the import). A process without it makes a ring that is not
-//! enabled yet ([`Prepared`]); somebody with the capability gets hold of the ring by pidfd_getfd(2), since io_uring
+//! enabled yet ([`Prepared`]); a process with the capability gets the ring by pidfd_getfd(2), since io_uring
 //! descriptors are not passed over sockets, and imports for it ([`Instance::import_into`]).
 #![allow(unsafe_code)]
 
@@ -71,7 +71,7 @@ pub(crate) fn area(config: &Config, buffer_bytes: u32, most: u32) -> Result<Area
     area.claim().ok_or(OpenError::InUse { what: "memory" })
 }
 
-/// The same for zcrx, with its buffers.
+/// The area of a configuration, with the buffers of zcrx.
 pub(crate) fn zcrx_area(config: &Config) -> Result<Area, OpenError> {
     let bytes = config.buffer_bytes;
     if !bytes.is_power_of_two() || (bytes as usize) < rustix::param::page_size() {
@@ -89,7 +89,7 @@ pub(crate) fn refill_entries(area: &Area) -> u32 {
 
 /// Why there is no instance.
 pub(crate) enum Refusal {
-    /// The kernel says no: copy is left.
+    /// The kernel refuses; copy is still possible.
     Kernel(Fallback),
     Error(OpenError),
 }
@@ -109,7 +109,7 @@ impl From<Refusal> for OpenError {
     }
 }
 
-/// Registers an instance with a ring: its number there.
+/// Registers an instance with a ring; returns its ID there.
 pub(crate) fn register(ring: BorrowedFd<'_>, config: &Config) -> Result<(Arc<Shared>, u32), Refusal> {
     let page = rustix::param::page_size() as u32;
     let buffer_bytes = config.buffer_bytes;
@@ -161,7 +161,7 @@ pub(crate) fn register(ring: BorrowedFd<'_>, config: &Config) -> Result<(Arc<Sha
     Ok((shared, registration.id))
 }
 
-/// What the kernel said of an instance.
+/// What the kernel returned for an instance.
 #[derive(Clone, Copy)]
 pub(crate) struct Facts {
     pub(crate) offsets: Offsets,
@@ -182,7 +182,7 @@ pub(crate) fn share(area: Area, refill: Arc<dyn UmemMemory>, facts: Facts) -> Re
     }))
 }
 
-/// What must be known of an instance beside its descriptors.
+/// What an importing process needs of an instance, in addition to its descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Where the area begins in its file, bytes.
@@ -207,7 +207,7 @@ impl Shape {
     /// Length of its encoded form.
     pub const BYTES: usize = 41;
 
-    /// For the way to another process on the same machine.
+    /// Encodes it, for another process on the same machine.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         let words = [self.area_offset, self.area_bytes, self.refill_bytes, self.token];
@@ -219,7 +219,7 @@ impl Shape {
         bytes
     }
 
-    /// What was encoded.
+    /// Decodes it.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let word = |at: usize| (0..8).fold(0, |sum, n| sum | u64::from(bytes[at + n]) << (8 * n));
         let half = |at: usize| (0..4).fold(0, |sum, n| sum | u32::from(bytes[at + n]) << (8 * n));
@@ -236,20 +236,20 @@ impl Shape {
     }
 }
 
-/// An instance of zcrx as an object: what one process registers and another receives by.
+/// An instance of zcrx that one process registers and another receives by.
 #[derive(Debug)]
 pub struct Instance {
     descriptor: OwnedFd,
     area: OwnedFd,
     refill: OwnedFd,
     shape: Shape,
-    /// Its memory, where this process registered it: nobody else is to receive into that.
+    /// Its memory, if this process registered it: no other receiver may use it.
     _registered: Option<Arc<Pool>>,
-    /// Whoever of this process receives by it, or has pieces of it.
+    /// The pool of the receiver of this process that uses it, or whose pieces still exist.
     user: Mutex<Weak<Pool>>,
 }
 
-/// How a ring knows an instance.
+/// An instance as imported into a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Imported {
     pub(crate) id: u32,
@@ -258,7 +258,7 @@ pub struct Imported {
     of: Pair,
 }
 
-/// Inode numbers of a ring and of an instance's area: theirs in every process.
+/// Inode numbers of a ring and of an instance's area: the same in every process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Pair {
     ring: u64,
@@ -283,7 +283,7 @@ impl Imported {
     /// Length of its encoded form.
     pub const BYTES: usize = 32;
 
-    /// For the way to another process on the same machine.
+    /// Encodes it, for another process on the same machine.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let Offsets {
             head, tail, entries, ..
@@ -297,11 +297,11 @@ impl Imported {
         bytes
     }
 
-    /// What was encoded.
+    /// Decodes it.
     ///
     /// # Safety
-    /// The bytes must be those of what [`Instance::import_into`] said of the ring and of the instance that they are
-    /// used with: they say where in memory the kernel is told of buffers that it may fill.
+    /// The bytes must encode what [`Instance::import_into`] returned for the ring and the instance that they are used
+    /// with: they determine where the entries are written that tell the kernel which buffers it may fill.
     pub unsafe fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let half = |at: usize| (0..4).fold(0, |sum, n| sum | u32::from(bytes[at + n]) << (8 * n));
         let word = |at: usize| u64::from(half(at)) | u64::from(half(at + 4)) << 32;
@@ -323,7 +323,7 @@ impl Imported {
 }
 
 impl Instance {
-    /// Registers one for somebody else to receive by. The memory must be files, as own memory is. Takes CAP_NET_ADMIN.
+    /// Registers an instance for another process. The memory must be files, as own memory is. Takes CAP_NET_ADMIN.
     ///
     /// # Errors
     /// [`OpenError::Zcrx`] if the kernel refuses it, with what that means; [`OpenError::Export`] before Linux 7.0.
@@ -333,7 +333,7 @@ impl Instance {
         Self::of(&shared, ring.as_fd(), id)
     }
 
-    /// That of a ring.
+    /// Exports the instance of a ring.
     pub(crate) fn of(shared: &Shared, ring: BorrowedFd<'_>, id: u32) -> Result<Self, OpenError> {
         let refill = shared.refill();
         let area = &shared.pool.area;
@@ -364,16 +364,16 @@ impl Instance {
         [self.descriptor.as_fd(), self.area.as_fd(), self.refill.as_fd()]
     }
 
-    /// What goes with them.
+    /// The properties to pass on with the descriptors.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// From what was passed.
+    /// Assembles an instance from what another process passed on.
     ///
     /// # Safety
     /// Descriptors and shape must be those of one instance, and while pieces of it are read, nobody but the kernel may
-    /// write to its area: not who registered it either, nor another process that receives by it.
+    /// write to its area, neither the process that registered it nor another one that receives by it.
     pub unsafe fn from_parts([descriptor, area, refill]: [OwnedFd; 3], shape: Shape) -> Self {
         Self {
             descriptor,
@@ -397,8 +397,8 @@ impl Instance {
         Ok(Imported { id, offsets, of })
     }
 
-    /// Whether that was said of this instance and of that ring: in another ring the number is of another instance or of
-    /// none.
+    /// Checks that `imported` is of this instance and of this ring: in another ring the ID is of another instance or
+    /// of none.
     pub(crate) fn check(&self, imported: Imported, ring: BorrowedFd<'_>) -> Result<(), OpenError> {
         let Pair { ring, area } = Pair::of(ring, self.area.as_fd())?;
         match imported.of {
@@ -408,9 +408,9 @@ impl Instance {
         }
     }
 
-    /// Maps what a receiver needs of it.
+    /// Maps area and refill ring for a receiver.
     pub(crate) fn take_up(&self, imported: Imported) -> Result<Arc<Shared>, OpenError> {
-        // Two that give buffers back by themselves would give back what the other reads.
+        // Two independent receivers would each return buffers that the other one still reads.
         let mut user = self.user.lock().unwrap_or_else(PoisonError::into_inner);
         if user.strong_count() > 0 {
             return Err(OpenError::InUse { what: "instance" });
@@ -457,7 +457,7 @@ pub(crate) fn only_file(memory: &Arc<dyn UmemMemory>) -> Result<(OwnedFd, u64), 
     Ok((file, part.file_offset))
 }
 
-/// The ring of a receiver to be, which others may register something with: see
+/// The ring of a future receiver, with which another process can register or import an instance: see
 /// [`Receiver::start`](crate::Receiver::start) and [`Receiver::start_leased`](crate::Receiver::start_leased).
 pub struct Prepared {
     pub(crate) ring: Ring,

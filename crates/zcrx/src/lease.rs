@@ -1,4 +1,4 @@
-//! A queue that somebody with the privilege registers for rings of ours, with memory of ours: a lease.
+//! Leases: a privileged process registers a queue with rings and memory of this process.
 //!
 //! # Theory of operation
 //!
@@ -7,14 +7,14 @@
 //!   Offer::new              memory to receive into
 //!        │ file, ring descriptors' numbers
 //!        ▼
-//!   whoever has CAP_NET_ADMIN registers the queue with the first ring, and makes it known to the others
+//!   a process with CAP_NET_ADMIN registers the queue with the first ring, and imports it into the others
 //!        │ Registered
 //!        ▼
 //!   Offer::registered       maps the refill ring of the first ring, which is the kernel's memory
 //!   Receiver::start_leased  in each thread, with its ring
 //! ```
 //!
-//! So nothing but numbers comes back, and no descriptor of an instance is left: the queue is given back when the last
+//! So nothing but numbers is returned, and no descriptor of an instance is left: the queue is given back when the last
 //! of the rings is closed. The mapping of the refill ring keeps the first ring open, so the queue stays until the last
 //! [`Leased`] is gone, too, and all receivers that have one. That is how it differs from an
 //! [`Instance`](crate::Instance), whose refill ring is a file.
@@ -32,14 +32,14 @@ use crate::config::Config;
 use crate::error::OpenError;
 use crate::instance::{self, Facts, Prepared, Shared};
 
-/// Memory to have a queue registered with.
+/// Memory for the registration of a queue.
 pub struct Offer {
     area: Area,
     file: OwnedFd,
     file_offset: u64,
 }
 
-/// What whoever registered the queue says of it.
+/// What the process that registered the queue reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registered {
     /// Entries of the refill ring.
@@ -56,7 +56,7 @@ pub struct Registered {
     pub no_device: bool,
 }
 
-/// A queue that is registered with rings of ours. Clones are of the same queue, for the threads that receive by it.
+/// A queue that is registered with rings of this process. Clones share it, for the threads that receive by it.
 #[derive(Clone)]
 pub struct Leased(pub(crate) Arc<Shared>);
 
@@ -91,7 +91,7 @@ impl Offer {
         self.area.len()
     }
 
-    /// How large a buffer is, bytes; 0: a page, which is what kernels before 7.0 want to hear.
+    /// How large a buffer is, bytes; 0: a page, the only value that kernels before 7.0 accept.
     pub fn buffer_bytes(&self) -> u32 {
         let bytes = self.area.buffer_bytes();
         if bytes as usize == rustix::param::page_size() {
@@ -106,15 +106,15 @@ impl Offer {
         instance::refill_entries(&self.area)
     }
 
-    /// Takes up the queue that was registered with this memory and with rings of which that is the first.
+    /// Completes the lease: the queue was registered with this memory, and with rings of which `first` is the first.
     ///
     /// # Errors
     /// [`OpenError::Size`] if the buffers are not those of the offer, [`OpenError::Setup`] if the refill ring cannot be
-    /// mapped, [`OpenError::Layout`] if it does not lie there as it was said.
+    /// mapped, [`OpenError::Layout`] if its parts are not inside the mapping.
     ///
     /// # Safety
-    /// It must be what whoever registered the queue said of it, registered with the memory and the buffers of this
-    /// offer as the only area: by these numbers the kernel is told of buffers that it may fill.
+    /// `said` must be what the registering process reported, and the queue must be registered with memory and buffers
+    /// of this offer as the only area: these numbers decide which memory the kernel fills.
     pub unsafe fn registered(self, first: &Prepared, said: Registered) -> Result<Leased, OpenError> {
         if said.buffer_bytes != self.area.buffer_bytes() {
             let (what, bytes) = ("buffers of a lease", said.buffer_bytes);
@@ -135,7 +135,7 @@ impl Offer {
                 ..Offsets::default()
             },
             entries: said.refill_entries,
-            // Of the first area of an instance, and there is no other.
+            // The token of the first area of an instance, its only one.
             token: 0,
             counters: false,
             no_device: said.no_device,

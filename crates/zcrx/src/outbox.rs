@@ -1,4 +1,4 @@
-//! What is to be sent to a peer: queued, in order, from where it lies.
+//! Payloads for one peer, queued in order, and sent without a copy.
 //!
 //! One request of a connection is under way at a time, so that bytes keep their order; it names up to [`MOST_VECTORS`]
 //! payloads. They stay here, unchanged, until it is completed.
@@ -19,11 +19,11 @@ const MOST_VECTORS: usize = 64;
 /// Bytes to send. Nothing is copied.
 #[derive(Debug)]
 pub enum Payload {
-    /// What was received: its buffer goes back when all is sent.
+    /// A received piece: its buffer is returned when all of it is sent.
     Piece(Piece),
     /// Bytes of the caller's.
     Bytes(Vec<u8>),
-    /// Bytes that several connections are sent.
+    /// Bytes that are sent on several connections.
     Shared(Arc<[u8]>),
 }
 
@@ -90,7 +90,7 @@ impl Outbox {
         self.under_way
     }
 
-    /// Makes a request of what is queued, unless one is under way.
+    /// Queues a send request for the payloads, unless one is under way.
     pub(crate) fn start(&mut self, ring: &mut Ring, socket: BorrowedFd<'_>, slot: u32) -> io::Result<()> {
         let Some(first) = self.queue.front().filter(|_| !self.under_way) else {
             return Ok(());
@@ -117,7 +117,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Takes out what was sent.
+    /// Removes what was sent.
     pub(crate) fn complete(&mut self, bytes: usize) {
         self.under_way = false;
         self.sent += bytes;
@@ -131,7 +131,7 @@ impl Outbox {
         self.sent = 0;
     }
 
-    /// Gives up what is not sent. Only while nothing is under way.
+    /// Drops what is not sent, unless a request is under way.
     pub(crate) fn clear(&mut self) {
         if !self.under_way {
             self.queue.clear();

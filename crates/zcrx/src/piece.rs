@@ -1,13 +1,13 @@
-//! What was received: pieces, and the pool that their buffers go back to.
+//! Received bytes: pieces, and the pool that their buffers are returned to.
 //!
 //! # Theory of operation
 //!
-//! A [`Piece`] is lent by its pool when the kernel says that it has filled a range, and goes back when it is dropped,
-//! by any thread: a count and a list ([`Returns`]), no lock and no system call. The receiving thread takes what came
-//! back and gives it to the kernel, in batches.
+//! A pool lends a [`Piece`] when the kernel reports a filled range. Dropping the piece, in any thread, returns it: by a
+//! count and a list ([`Returns`]), without a lock or a system call unless a receiver sleeps. The receiving thread
+//! passes returned buffers to the kernel, in batches.
 //!
-//! A receiver that has run out of buffers sleeps. It says so first (`hungry`), and then looks once more whether
-//! something came back; who gives back does it in the other order: gives, then looks whether somebody is hungry.
+//! A receiver that has run out of buffers sleeps. It sets `hungry` first, and then checks once more whether a
+//! buffer was returned; a returning thread does it in the other order: it returns the buffer, then reads `hungry`.
 //! Between the two steps of each there is a full fence, so at least one sees the other. Without the fences both could
 //! see the old value, and the receiver would sleep on.
 //!
@@ -39,7 +39,7 @@ impl Bell {
     }
 
     pub(crate) fn ring(&self) {
-        // It fails only if it has been rung 2^64 times and nobody came.
+        // Fails only if the counter is at its maximum: then the receiver wakes anyway.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
@@ -54,7 +54,7 @@ impl AsFd for Bell {
     }
 }
 
-/// Buffers of one area, and who waits for them.
+/// Buffers of one area, and the receivers that wait for them.
 pub(crate) struct Pool {
     pub(crate) area: Area,
     pub(crate) returns: Returns,
@@ -62,9 +62,9 @@ pub(crate) struct Pool {
     whole_buffers: bool,
     /// Pieces that were made.
     lent: AtomicU64,
-    /// Pieces that came back, and that the kernel sees.
+    /// Pieces that were returned to the kernel.
     taken: AtomicU64,
-    /// Somebody sleeps until a buffer comes back.
+    /// A receiver sleeps until a buffer is returned.
     hungry: AtomicBool,
     bells: Mutex<Vec<Weak<Bell>>>,
 }
@@ -88,7 +88,7 @@ impl Pool {
         }
     }
 
-    /// Has a receiver woken when buffers come back.
+    /// Adds a receiver that is woken when buffers are returned.
     pub(crate) fn add_bell(&self, bell: &Arc<Bell>) {
         let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
         bells.retain(|bell| bell.strong_count() > 0);
@@ -103,7 +103,7 @@ impl Pool {
         Some(Piece { pool, place })
     }
 
-    /// Takes what came back: each buffer, and how many pieces of it. How many pieces that were; they are to be
+    /// Calls `each` with each returned buffer and its number of pieces. Returns the number of all pieces, to be
     /// [counted](Self::count_taken) when the kernel sees them.
     pub(crate) fn take(&self, mut each: impl FnMut(u32, u32)) -> u64 {
         let mut pieces = 0;
@@ -114,7 +114,7 @@ impl Pool {
         pieces
     }
 
-    /// Says that so many pieces are with the kernel again.
+    /// Counts pieces that are with the kernel again, and wakes receivers that wait for them.
     pub(crate) fn count_taken(&self, pieces: u64) {
         if pieces > 0 {
             self.taken.fetch_add(pieces, Ordering::Relaxed);
@@ -127,13 +127,13 @@ impl Pool {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Pieces that are with readers, or on their way back.
+    /// Pieces that readers hold, or that are not yet returned to the kernel.
     pub(crate) fn out(&self) -> u64 {
         let taken = self.taken();
         self.lent.load(Ordering::Relaxed).saturating_sub(taken)
     }
 
-    /// Says that somebody is about to sleep until a buffer comes back; false if one has.
+    /// Announces that a receiver is about to sleep until a buffer is returned; false if one was.
     pub(crate) fn starve(&self) -> bool {
         self.hungry.store(true, Ordering::Relaxed);
         // See the head of the file. Pairs with that in `feed`.
@@ -141,7 +141,7 @@ impl Pool {
         self.returns.is_empty()
     }
 
-    /// Wakes who sleeps until a buffer comes back.
+    /// Wakes receivers that sleep until a buffer is returned.
     pub(crate) fn feed(&self) {
         fence(Ordering::SeqCst);
         if self.hungry.load(Ordering::Relaxed) && self.hungry.swap(false, Ordering::Relaxed) {
@@ -154,10 +154,10 @@ impl Pool {
     }
 }
 
-/// Bytes that were received, where the kernel or the NIC put them. Its buffer goes back when it is dropped, in
-/// whatever thread: keep it as short as you can, since buffers that are kept are missing when the next bytes come.
+/// Received bytes, where the kernel or the NIC wrote them. Dropping it, in any thread, returns its buffer: keep it as
+/// short as you can, since later receives lack the buffers of pieces that are kept.
 ///
-/// A piece is what came together, not what the peer sent together: a stream has no borders.
+/// A piece does not correspond to what the peer sent at once: a stream has no message boundaries.
 pub struct Piece {
     pool: Arc<Pool>,
     place: Place,

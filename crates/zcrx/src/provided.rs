@@ -1,4 +1,4 @@
-//! The ring of provided buffers: what ordinary receives are given to fill.
+//! The ring of provided buffers: the buffers that ordinary receives fill.
 //!
 //! # Theory of operation
 //!
@@ -74,7 +74,7 @@ impl ProvidedRing {
         self.tail = self.tail.wrapping_add(1);
     }
 
-    /// Shows the kernel what was pushed.
+    /// Publishes the pushed buffers to the kernel.
     pub(crate) fn publish(&mut self) {
         // SAFETY: the first entry (B1); two bytes that are aligned.
         let tail = unsafe { AtomicU16::from_ptr(&raw mut (*self.entries.as_ptr()).tail) };

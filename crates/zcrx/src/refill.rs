@@ -1,14 +1,14 @@
-//! The refill ring: buffers that go back to an instance of zcrx.
+//! The refill ring: returns buffers to an instance of zcrx.
 //!
 //! # Theory of operation
 //!
 //! A ring of `entries` (a power of two) and two free-running 32-bit counters in memory that the kernel maps, too. We
 //! write entries and advance the tail (release), the kernel reads them and advances the head; its side is
-//! `io_zcrx_ring_refill` and `zcrx_flush_rq`, `io_uring/zcrx.c`. Where head, tail and entries are, the registration
-//! says.
+//! `io_zcrx_ring_refill` and `zcrx_flush_rq`, `io_uring/zcrx.c`. The registration returns where head, tail and
+//! entries are.
 //!
-//! The kernel takes entries when a NIC asks for buffers, and when it is told to (a flush). Where it has not taken
-//! enough the ring is full; what does not fit waits in a list of ours, `waiting`, of which there is normally none.
+//! The kernel takes entries when a NIC asks for buffers, and when it is told to (a flush). If it has not taken
+//! enough, the ring is full; entries that do not fit are kept in `waiting`, which is normally empty.
 //!
 //! One ring may serve several receivers of this process, so it is behind a lock; it is held for one batch, and pieces
 //! that are dropped do not take it.
@@ -25,7 +25,7 @@ use xsk::UmemMemory;
 
 use crate::abi::{Offsets, RefillEntry};
 
-/// What an entry says, and how much room there is: the ring's arithmetic.
+/// The ring's arithmetic: where the next entry is written, and how much room there is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor {
     /// The tail that is ours to advance.
@@ -52,13 +52,13 @@ pub(crate) struct RefillRing {
     tail: NonNull<AtomicU32>,
     entries: NonNull<RefillEntry>,
     cursor: Cursor,
-    /// The kernel's head, as it was.
+    /// The kernel's head when it was last read.
     seen_head: u32,
-    /// Of the area: with it each entry's offset begins.
+    /// The area's token: the upper bits of each entry's offset.
     token: u64,
     /// The kernel counts what it copies.
     counters: bool,
-    /// Offset, and how often it goes back.
+    /// Offsets without room in the ring, and how often each is returned.
     waiting: Vec<(u64, u32)>,
     /// Entries since the last flush.
     pub(crate) unflushed: u32,
@@ -107,7 +107,7 @@ impl RefillRing {
         Some(ring)
     }
 
-    /// What the kernel has copied into the area, times and bytes: two words at the end of the memory, if it counts.
+    /// Copies of the kernel into the area, their number and bytes: two words at the end of the memory, if it counts.
     pub(crate) fn copies(&self) -> Option<(u64, u64)> {
         let word = |offset: u32| {
             let word = part(&*self.memory, offset, size_of::<u64>())?.cast::<AtomicU64>();
@@ -151,7 +151,7 @@ impl RefillRing {
         }
     }
 
-    /// Writes as many entries as there is room for, and says how many.
+    /// Writes as many entries as there is room for, and returns how many.
     fn write(&mut self, offset: u64, count: u32) -> u32 {
         if self.cursor.room(self.seen_head) < count {
             // Acquire: the kernel has read what it gave up. Pairs with smp_store_release of `ring->head`.
@@ -171,7 +171,7 @@ impl RefillRing {
         count
     }
 
-    /// Shows the kernel what was pushed; what waited goes first. True if nothing waits any more.
+    /// Writes waiting entries, if there is room, and publishes all to the kernel. True if none waits any more.
     pub(crate) fn publish(&mut self) -> bool {
         while let Some((offset, count)) = self.waiting.pop() {
             let done = self.write(offset, count);

@@ -1,22 +1,22 @@
-//! The way back: buffers that readers are done with, from any thread to the one that gives them to the kernel.
+//! Returned buffers: passed from any reading thread to the one that gives them to the kernel.
 //!
 //! # Theory of operation
 //!
-//! Each buffer has a count and a link. A reader that is done adds one to the count; who finds zero there puts the
+//! Each buffer has a count and a link. A reader that is done adds one to the count; if it was zero, it puts the
 //! buffer on a list, by compare and swap of the list's head. The receiving thread takes the whole list with one swap,
-//! and each count with another. Nobody waits, nothing is allocated, and a buffer is on the list at most once.
+//! and each count with another. No thread waits, nothing is allocated, and a buffer is on the list at most once.
 //!
-//! A buffer may come back several times before it is taken: a NIC puts several pieces into one buffer, and the kernel
+//! A buffer may be returned several times before it is taken: a NIC puts several pieces into one buffer, and the kernel
 //! counts how often it was handed out.
 //!
 //! Invariants:
 //!  - **T1** a buffer is on the list exactly while its count is not zero, but for the moment between the two steps of
 //!    [`give`](Returns::give) and of [`take`](Returns::take);
-//!  - **T2** a buffer's link is written only by who found its count zero, and is read before the count is taken. So
-//!    nobody writes it while it is needed.
+//!  - **T2** a buffer's link is written only by the thread that found its count zero, and is read before the count is
+//!    taken. So no thread writes it while it is needed.
 //!
-//! The count is added to with release and taken with acquire: what a reader did with the bytes is over before the
-//! buffer is given to the kernel. Without, the kernel could be seen writing new bytes that the reader then reads.
+//! The count is incremented with release and taken with acquire: all accesses of a reader end before the buffer is
+//! given to the kernel. Without that, a reader could see bytes that the kernel writes later.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering};
@@ -32,7 +32,7 @@ struct Slot {
     next: AtomicU32,
 }
 
-/// Buffers on their way back.
+/// Returned buffers that are not taken yet.
 #[derive(Debug)]
 pub(crate) struct Returns {
     head: AtomicU32,
@@ -51,7 +51,7 @@ impl Returns {
         }
     }
 
-    /// Says that one piece of this buffer is done with.
+    /// Returns one piece of this buffer.
     pub(crate) fn give(&self, buffer: u32) {
         let Some(slot) = self.slots.get(buffer as usize) else {
             return;
@@ -62,7 +62,7 @@ impl Returns {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
             slot.next.store(head, Ordering::Relaxed);
-            // Release: who takes the list sees the link. Pairs with the swap in `take`.
+            // Release: the thread that takes the list sees the link. Pairs with the swap in `take`.
             match self
                 .head
                 .compare_exchange_weak(head, buffer, Ordering::Release, Ordering::Relaxed)
@@ -78,12 +78,12 @@ impl Returns {
         self.head.load(Ordering::Acquire) == END
     }
 
-    /// Takes all that came back: each buffer, and how many pieces of it.
+    /// Takes all returned buffers: calls `each` with the buffer and its number of pieces.
     pub(crate) fn take(&self, mut each: impl FnMut(u32, u32)) {
         if self.head.load(Ordering::Relaxed) == END {
             return;
         }
-        // Acquire: the links are there. A chain of exchanges keeps each giver's release.
+        // Acquire: the links are visible. A chain of exchanges keeps each giver's release.
         let mut at = self.head.swap(END, Ordering::AcqRel);
         while let Some(slot) = self.slots.get(at as usize) {
             let next = slot.next.load(Ordering::Relaxed);

@@ -14,7 +14,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use crate::config::Config;
 use crate::error::OpenError;
 
-/// What a completion is of.
+/// The kind of request that a completion is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Receive,
@@ -83,8 +83,8 @@ pub(crate) struct Completion {
 pub(crate) struct Ring(IoUring<squeue::Entry, cqueue::Entry32>);
 
 impl Ring {
-    /// With `dormant` nobody may make requests until [`enable`](Self::enable), and whoever has the descriptor may
-    /// register something.
+    /// With `dormant` no requests can be made until [`enable`](Self::enable), and every process that has the
+    /// descriptor can register something.
     pub(crate) fn new(config: &Config, dormant: bool) -> Result<Self, OpenError> {
         let mut builder = IoUring::<squeue::Entry, cqueue::Entry32>::builder();
         builder
@@ -108,7 +108,7 @@ impl Ring {
         self.0.submitter().register_enable_rings()
     }
 
-    /// Queues a request; what is queued already goes to the kernel first if there is no room.
+    /// Queues a request; if there is no room, the queued requests are submitted first.
     ///
     /// # Safety
     /// Memory that the request names must live, and not be used otherwise, until its last completion or the end of the
@@ -238,13 +238,13 @@ impl Ring {
         unsafe { self.push(entry, kind, slot) }
     }
 
-    /// Ends all requests, those that are queued only as well.
+    /// Ends all requests, including those that are only queued.
     pub(crate) fn cancel_all(&mut self) {
-        // First, since a call submits what is queued: behind the cancelling it would begin anew.
+        // Submits queued requests first: after the cancellation, the next call would start them.
         let _ = self.wait(Some(Duration::ZERO));
         let submitter = self.0.submitter();
         let _ = submitter.register_sync_cancel(None, CancelBuilder::any());
-        // What was cancelled ends in a call of ours.
+        // Cancelled requests complete in a call of this thread.
         let _ = self.wait(Some(Duration::ZERO));
     }
 
@@ -261,7 +261,7 @@ impl Ring {
         };
         match result {
             Ok(_) => Ok(()),
-            // Over, interrupted, or completions must be read first.
+            // Timed out, interrupted, or completions must be read first.
             Err(error) => match error.raw_os_error() {
                 Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
                 _ => Err(error),

@@ -1,7 +1,7 @@
 //! Where buffers come from and go back to: zcrx, provided buffers, or blocks.
 //!
 //! A receive is armed on a connection, its completions say what was filled, and what readers give back is handed to
-//! the kernel in batches. That is all in which the ways of receiving differ.
+//! the kernel in batches. The modes of receiving differ in nothing else.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,7 +18,7 @@ use crate::piece::{Piece, Pool};
 use crate::provided::{self, ProvidedRing};
 use crate::ring::{Completion, Ring};
 
-/// O_DIRECT wants no more of any file system in use.
+/// Alignment that suffices for O_DIRECT on all file systems in use.
 const BLOCK_UNIT: u32 = 4096;
 
 /// One way of receiving.
@@ -27,7 +27,7 @@ pub(crate) enum Supply {
         shared: Arc<Shared>,
         /// The instance's number in the ring.
         id: u32,
-        /// The kernel can be told to take what is in the refill ring. Unknown until it is asked for the first time.
+        /// The kernel can flush the refill ring; assumed until the first flush fails.
         can_flush: bool,
     },
     Provided {
@@ -40,7 +40,7 @@ pub(crate) enum Supply {
     },
 }
 
-/// A receive could not be armed, as no buffer is there.
+/// A receive could not be armed for lack of a buffer.
 pub(crate) struct NoBuffer;
 
 impl Supply {
@@ -103,7 +103,7 @@ impl Supply {
         }
     }
 
-    /// Arms a receive; the buffer that it will fill, if that is known.
+    /// Arms a receive; returns the buffer that it will fill, if that is known.
     pub(crate) fn arm(
         &mut self,
         ring: &mut Ring,
@@ -130,7 +130,7 @@ impl Supply {
         Ok(Ok(None))
     }
 
-    /// What a completion has filled: `block` is the buffer that was armed. `None` if it names nothing of ours.
+    /// The piece that a completion filled; `block`: the armed buffer. `None` if it names no buffer of the pool.
     pub(crate) fn piece(&mut self, done: &Completion, block: Option<u32>) -> Option<Piece> {
         let len = u32::try_from(done.result).ok()?;
         match self {
@@ -148,7 +148,7 @@ impl Supply {
         }
     }
 
-    /// A buffer that was armed, or taken, and not filled.
+    /// Takes back a buffer that was armed, or selected, and not filled.
     pub(crate) fn unused(&mut self, done: &Completion, block: Option<u32>) {
         match self {
             Self::Zcrx { .. } => {}
@@ -162,7 +162,7 @@ impl Supply {
         }
     }
 
-    /// Gives the kernel what readers gave back: how many pieces.
+    /// Passes returned buffers to the kernel; returns how many pieces.
     pub(crate) fn restock(&mut self) -> u64 {
         let pieces = match self {
             Self::Zcrx { shared, .. } => {
@@ -190,8 +190,8 @@ impl Supply {
         pieces
     }
 
-    /// Has the kernel take what is in the refill ring: with a device it does so by itself as packets come, without one
-    /// only so. With `now` in any case, else when much is there. True if it took.
+    /// Makes the kernel take the entries of the refill ring: with a device it does that on its own as packets arrive,
+    /// without one only here. With `now` always, else only without a device and with many entries. True if it took.
     pub(crate) fn flush(&mut self, ring: BorrowedFd<'_>, now: bool) -> bool {
         let Self::Zcrx {
             shared,
@@ -214,7 +214,7 @@ impl Supply {
             return false;
         }
         refill.unflushed = 0;
-        // What had no room before has some now.
+        // Entries that had no room before may have some now.
         refill.publish();
         true
     }

@@ -18,11 +18,11 @@ use super::message::{LONGEST, SHORTEST};
 use crate::args::seconds;
 use crate::choice::name_of;
 
-/// Threads that a client has where nothing is said.
+/// Threads of a client by default.
 const USUAL_THREADS: u32 = 6;
-/// Where server and client meet in one process: any port.
+/// Address of a server and a client in one process: any port.
 const LOOPBACK: &str = "127.0.0.1:0";
-/// What else to write where an address cannot be read.
+/// The remedy for an address that cannot be parsed.
 const FORM: &str = "write an address and a port, as 192.0.2.1:7000 or [2001:db8::1]:7000";
 
 /// How the server receives and sends.
@@ -31,13 +31,13 @@ const FORM: &str = "write an address and a port, as 192.0.2.1:7000 or [2001:db8:
 pub(super) enum Engine {
     /// Readiness by epoll, then read and write
     Epoll,
-    /// io_uring: multishot receives into buffers that the kernel takes of a ring, and sends out of them
+    /// io_uring: multishot receives into buffers that the kernel takes from a ring, and sends from them
     IoUring,
-    /// io_uring with zero-copy receive: of --ifname and --queue, or without a device over loopback (Linux 7.1)
+    /// io_uring with zero-copy receive: from --ifname and --queue, or without a device over loopback (Linux 7.1)
     Zcrx,
 }
 
-/// An engine that cannot be had here.
+/// An engine that is not available here.
 #[derive(Debug, thiserror::Error)]
 #[error("--engine {}: {reason}", name_of(*engine))]
 pub(super) struct Unavailable {
@@ -64,14 +64,14 @@ pub(crate) struct EchoArgs {
     /// --listen io-uring]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
     engine: Vec<Engine>,
-    /// Interface of which zcrx receives
+    /// Interface that zcrx receives from
     #[arg(long, value_name = "IFNAME", conflicts_with = "connect")]
     ifname: Option<String>,
     /// Its queue, counted from 0, to which the connections are steered
     #[arg(long, value_name = "N", default_value_t = 0, requires = "ifname")]
     queue: u32,
-    /// Have the steward at this socket lease the queue, for who has no privilege to register it; its policy names the
-    /// server's address and port
+    /// Lease the queue from the steward at this socket, which needs no privilege to register it; the steward's policy
+    /// must name the server's address and port
     #[arg(long, value_name = "PATH", requires = "ifname")]
     steward: Option<PathBuf>,
     /// Run the server alone, at this address
@@ -80,7 +80,7 @@ pub(crate) struct EchoArgs {
     /// Run the client alone, to the server at this address
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "engine")]
     connect: Option<String>,
-    /// Where server and client meet in this process, port 0: any [default: 127.0.0.1:0]
+    /// Address of server and client in this process, port 0: any [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["listen", "connect"])]
     address: Option<String>,
     /// Network namespace of the client's threads, by name or path, while the server's is this one
@@ -107,7 +107,7 @@ pub(crate) struct EchoArgs {
     /// CPU of the server's thread; the client's threads run on the others [default: the last one]
     #[arg(long, value_name = "N", conflicts_with = "connect")]
     cpu: Option<usize>,
-    /// Let the client compare each byte that comes back, which takes its time
+    /// Let the client compare each byte of the replies, which takes time
     #[arg(long, conflicts_with = "listen")]
     pub(super) verify: bool,
     /// Print one JSON object instead of a table, and no progress unless on a terminal
@@ -115,7 +115,7 @@ pub(crate) struct EchoArgs {
     pub(super) json: bool,
 }
 
-/// What of the two runs in this process.
+/// Whether the server, the client or both run in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Role {
@@ -135,20 +135,20 @@ impl Role {
 pub(super) struct Plan {
     pub(super) args: EchoArgs,
     pub(super) role: Role,
-    /// Of a server.
+    /// Engines of the server.
     pub(super) engines: Vec<Engine>,
     /// Where zero-copy receives from.
     pub(super) source: Source,
-    /// By a lease.
+    /// The queue to lease, if any.
     pub(super) lease: Option<QueueRequest>,
     pub(super) address: SocketAddr,
     /// The option that named the address, and its value: for errors.
     pub(super) named: String,
     /// `None`: until a signal.
     pub(super) duration: Option<Duration>,
-    /// Of the server's thread.
+    /// CPU of the server's thread.
     pub(super) cpu: usize,
-    /// Of all other threads.
+    /// CPUs of all other threads.
     pub(super) others: CpuSet,
     /// Namespace of the client's threads.
     pub(super) netns: Option<File>,
@@ -184,7 +184,7 @@ impl EchoArgs {
         Ok(())
     }
 
-    /// What runs here, and where the two meet: with the option that says so, for errors, and without.
+    /// The role, and the server's address: with its option, for errors, and without.
     fn place(&self) -> (Role, String, &str) {
         let (role, option, text) = match (&self.listen, &self.connect, &self.address) {
             (Some(text), ..) => (Role::Server, "--listen", text.as_str()),
@@ -194,12 +194,12 @@ impl EchoArgs {
         (role, format!("{option} {text}"), text)
     }
 
-    /// Of the client.
+    /// Threads of the client.
     pub(super) fn threads(&self) -> u32 {
         self.threads.unwrap_or(USUAL_THREADS.min(self.connections))
     }
 
-    /// What is to be measured.
+    /// Engines to measure.
     fn engines(&self) -> Vec<Engine> {
         match (self.engine.as_slice(), &self.listen) {
             ([], Some(_)) => vec![Engine::IoUring],
@@ -225,7 +225,7 @@ impl EchoArgs {
         })
     }
 
-    /// What is to be leased, if something is.
+    /// The queue to lease, if any.
     fn lease(&self) -> Option<QueueRequest> {
         Some(QueueRequest {
             steward: self.steward.clone()?,
@@ -287,7 +287,7 @@ fn address_of(named: &str, text: &str) -> anyhow::Result<SocketAddr> {
     found.next().with_context(|| format!("{named}: {FORM}"))
 }
 
-/// The server's CPU, and those of everybody else: the others, where there are any.
+/// The server's CPU, and those of all other threads: the other CPUs, if there are any.
 fn cpus(wanted: Option<usize>) -> anyhow::Result<(usize, CpuSet)> {
     let all = rustix::thread::sched_getaffinity(None).context("cannot ask for the CPUs of this process")?;
     let last = (0..CpuSet::MAX_CPU)

@@ -1,11 +1,11 @@
-//! What the threads of server and client tell the one that watches them, and what it tells them.
+//! Counters and flags that the threads of server and client share with the thread that watches them.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::meter::Shown;
 
-/// All of it is for display and for decisions that may come a little late: Relaxed throughout, nothing else is
-/// published by it.
+/// All values are for display and for decisions that may be a little late: Relaxed throughout, they publish nothing
+/// else.
 #[derive(Debug)]
 pub(super) struct Counts {
     /// A place for the server's thread, and one for each of the client's.
@@ -13,7 +13,7 @@ pub(super) struct Counts {
     connected: AtomicU32,
     measuring: AtomicBool,
     seconds: AtomicU64,
-    /// Number of the server's thread; 0: it does not serve yet.
+    /// ID of the server's thread; 0: it does not serve yet.
     server: AtomicI32,
 }
 
@@ -29,7 +29,7 @@ impl Counts {
         }
     }
 
-    /// How many messages, and bytes of them, a thread has seen: the server's in place 0, the client's in those behind.
+    /// Stores the messages and bytes that a thread has counted: place 0 is the server's, the others are the client's.
     #[inline]
     pub(super) fn show(&self, place: usize, messages: u64, bytes: u64) {
         if let Some(shown) = self.shown.get(place) {
@@ -37,14 +37,14 @@ impl Counts {
         }
     }
 
-    /// Messages and bytes that came back to clients; that the server sent back, where no client is here.
+    /// Messages and bytes that clients received; without a client here, those that the server sent back.
     pub(super) fn total(&self) -> (u64, u64) {
         let clients = self.shown.len() - 1;
         let each = self.shown.iter().skip(clients.min(1)).map(Shown::get);
         each.fold((0, 0), |sum, more| (sum.0 + more.0, sum.1 + more.1))
     }
 
-    /// One more connection of the client is there.
+    /// Counts a connection of the client.
     pub(super) fn add_connected(&self) {
         self.connected.fetch_add(1, Ordering::Relaxed);
     }
@@ -53,7 +53,7 @@ impl Counts {
         self.connected.load(Ordering::Relaxed)
     }
 
-    /// Whether latencies count already.
+    /// Whether latencies are recorded.
     #[inline]
     pub(super) fn is_measuring(&self) -> bool {
         self.measuring.load(Ordering::Relaxed)
@@ -73,13 +73,13 @@ impl Counts {
         self.seconds.store(seconds, Ordering::Relaxed);
     }
 
-    /// For the server's thread, when it has all it needs.
+    /// Called by the server's thread when it is ready.
     pub(super) fn serve_here(&self) {
         let number = rustix::thread::gettid().as_raw_nonzero().get();
         self.server.store(number, Ordering::Relaxed);
     }
 
-    /// Number of the server's thread.
+    /// ID of the server's thread.
     pub(super) fn server(&self) -> Option<i32> {
         Some(self.server.load(Ordering::Relaxed)).filter(|&number| number != 0)
     }

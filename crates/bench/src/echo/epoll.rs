@@ -1,8 +1,8 @@
 //! The server by epoll: level-triggered readiness, then read and write without blocking.
 //!
-//! A connection waits for readiness to read until a message is whole. Then it writes at once, without asking whether
-//! it may, and waits for readiness to write only if not all was taken. So a message costs the share of one `epoll_wait`
-//! that has several connections, as many reads as it comes in pieces, and one write.
+//! A connection waits for readiness to read until a message is complete. Then it writes at once, without waiting for
+//! readiness, and waits only if the socket does not accept all. So a message costs a share of an `epoll_wait` for
+//! several connections, one read for each piece, and one write.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -17,35 +17,35 @@ use rustix::net::{SendFlags, send};
 use super::message::{self, Begun, HEADER, LONGEST};
 use super::server::{Over, PATIENCE, Served, Serving};
 
-/// Longest sleep, so that the flag to stop is looked at.
+/// Longest sleep, after which the flag to stop is checked.
 const SLEEP: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
 /// Events taken at a time.
 const EVENTS: usize = 64;
-/// What the listener's events say.
+/// epoll data of the listener.
 const LISTENER: u64 = u64::MAX;
 
-/// One connection. Its buffer holds the message that comes in, and then goes back from there.
+/// One connection. Its buffer holds the received message, which is then sent back from there.
 #[derive(Debug)]
 struct Connection {
     stream: OwnedFd,
     buffer: Box<[u8]>,
     filled: usize,
-    /// Of the message, once that is known.
+    /// Length of the message, once it is known.
     length: Option<usize>,
     sent: usize,
     /// Waits for readiness to write.
     blocked: bool,
-    /// The second in which the last message was over.
+    /// The second in which the last message was finished.
     since: u64,
 }
 
 /// What a connection did.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    /// Nothing that anybody else should know.
+    /// Nothing to report.
     Waits,
     /// It sent a message of so many bytes back.
     Replied(usize),
@@ -56,15 +56,15 @@ enum Step {
 struct Server<'a> {
     serving: &'a Serving<'a>,
     epoll: OwnedFd,
-    /// By what their events say ([`number_of`]).
+    /// By their epoll data ([`number_of`]).
     connections: HashMap<u64, Connection>,
     served: Served,
-    /// Whether the listener's events are asked for.
+    /// Whether the listener is in the epoll set.
     listens: bool,
 }
 
 /// Serves until the meter says stop.
-/// Errors: the kernel has no epoll for us.
+/// Errors: epoll failed.
 pub(super) fn run(serving: &Serving<'_>) -> anyhow::Result<Served> {
     let mut server = Server {
         serving,
@@ -96,7 +96,7 @@ pub(super) fn run(serving: &Serving<'_>) -> anyhow::Result<Served> {
 }
 
 impl Server<'_> {
-    /// Asks for the listener's events, if they are not asked for.
+    /// Adds the listener to the epoll set, if it is not there.
     fn listen(&mut self) -> anyhow::Result<()> {
         if !self.listens {
             let data = EventData::new_u64(LISTENER);
@@ -112,7 +112,7 @@ impl Server<'_> {
             return self.accept();
         }
         let now = self.serving.counts.seconds();
-        // It may have gone by an earlier event of the batch.
+        // An earlier event of the batch may have closed it.
         let Some(connection) = self.connections.get_mut(&of) else {
             return;
         };
@@ -140,7 +140,7 @@ impl Server<'_> {
             true
         });
         if !may_go_on {
-            // Asked for again in a second.
+            // `run` adds the listener again in a second.
             self.listens = epoll::delete(&self.epoll, self.serving.listener).is_err();
         }
     }
@@ -181,7 +181,7 @@ impl Connection {
         }
     }
 
-    /// Reads once, or writes on; and writes the message back that became whole.
+    /// Reads once, or continues a write; writes a message back when it is complete.
     #[inline]
     fn step(&mut self, epoll: &OwnedFd, now: u64) -> Step {
         if !self.blocked {
@@ -213,7 +213,7 @@ impl Connection {
         Step::Replied(length)
     }
 
-    /// Reads; whether the message is whole.
+    /// Reads; returns whether the message is complete.
     #[inline]
     fn read(&mut self) -> Result<bool, Over> {
         // Never beyond the message, once its length is known.
@@ -237,13 +237,13 @@ impl Connection {
             };
         }
         match self.length {
-            // The next one came before the reply to this one.
+            // The client sent its next message before it had the reply to this one.
             Some(length) if self.filled > length => Err(Over::Malformed),
             length => Ok(length == Some(self.filled)),
         }
     }
 
-    /// Writes what is left of the reply; whether that was all.
+    /// Writes the rest of the reply; returns whether all is written.
     #[inline]
     fn write(&mut self, length: usize) -> Result<bool, Over> {
         while self.sent < length {

@@ -1,4 +1,4 @@
-//! The server's queue by a lease of the steward's: for who has no privilege to register one.
+//! The server's queue, leased from the steward: for users without the privilege to register one.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
@@ -9,10 +9,10 @@ use steward::client::{Area, QueueLease, Refill, Waiting};
 use steward::protocol::{Part, ZcrxWanted};
 use zcrx::{Config, Offer, Prepared, Receiver, Registered};
 
-/// The queue of the loopback is none: the kernel copies.
+/// The loopback has no queue of a device: the kernel copies.
 const LOOPBACK: &str = "lo";
 
-/// What is to be leased.
+/// The queue to lease.
 #[derive(Debug)]
 pub(super) struct QueueRequest {
     /// The steward's socket.
@@ -22,9 +22,8 @@ pub(super) struct QueueRequest {
 }
 
 impl QueueRequest {
-    /// A receiver by a lease, to which connections to that address come. The lease lasts as long as what is returned
-    /// beside it.
-    /// Errors: what the steward says.
+    /// Leases the queue for connections to `address`; returns a receiver, and the lease, which ends when it is dropped.
+    /// Errors: those of the steward and of the receiver.
     pub(super) fn take(
         &self,
         address: SocketAddr,
@@ -69,7 +68,7 @@ impl QueueRequest {
             map_bytes: said.map_bytes,
             no_device: self.interface == LOOPBACK,
         };
-        // SAFETY: what the steward says of this memory and this ring.
+        // SAFETY: these are the steward's values for this memory and this ring.
         let leased = unsafe { offer.registered(&prepared, registered) }?;
         Ok(Receiver::start_leased(prepared, &leased, number, config)?)
     }

@@ -1,12 +1,12 @@
-//! A message: a header of eight bytes, then payload. The whole of it comes back as it was sent.
+//! A message: a header of eight bytes, then payload. The server sends it back unchanged.
 //!
 //! | bytes | what |
 //! |---|---|
 //! | 0 to 3 | [`MARK`] |
 //! | 4 to 7 | length in bytes, this header included, big-endian |
 //!
-//! A client sends its next message when the reply to the last one is there. So a server holds at most one message of a
-//! connection that it sends back, and one that comes in. Whoever sends anything else is cut off.
+//! A client sends its next message when it has the reply to the last one. So a server holds at most one message of a
+//! connection that it sends back, and one that it receives. It disconnects a client that sends anything else.
 
 /// First bytes of each message.
 const MARK: [u8; 4] = *b"Echo";
@@ -17,18 +17,18 @@ pub(super) const LONGEST: usize = 64 << 10;
 /// Shortest message in bytes.
 pub(super) const SHORTEST: usize = 64;
 
-/// What the first bytes of a message say.
+/// Result of parsing the first bytes of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Begun {
-    /// Too little is there.
+    /// Too few bytes are there.
     Unknown,
-    /// It has so many bytes.
+    /// The message has this many bytes.
     Length(usize),
-    /// No client of ours sends that.
+    /// The bytes are not those of a message.
     Garbage,
 }
 
-/// Looks at the bytes of a message that have come so far.
+/// Parses the bytes of a message that were received so far.
 #[inline]
 pub(super) fn begun(bytes: &[u8]) -> Begun {
     let marks = bytes.iter().zip(MARK).all(|(byte, mark)| *byte == mark);

@@ -1,17 +1,17 @@
 //! `vhost-af-xdp-bench echo`: TCP messages that a server of one thread sends back.
 //!
-//! What ending TCP connections on this host costs by epoll and by io_uring, beside what a NIC's queue gives raw
+//! It measures what TCP connections that end on this host cost with epoll and with io_uring, for comparison with raw
 //! sockets.
 //!
 //! # Theory of operation
 //! Server and client are threads of this process, or each a process of its own, on two machines for example. The
 //! [`server`] is one thread on a CPU of its own. The [`client`] has several threads on the other CPUs, which share its
-//! connections; each connection has one [`message`] under way, so the rate is what server and client do together, and
-//! the server is to be the one that has no time left.
+//! connections; each connection has one [`message`] under way, so the rate depends on server and client, and the
+//! server should be the bottleneck.
 //!
 //! This thread watches ([`watch`]): it reads what the others have counted ([`counts`], [`usage`]), shows progress, and
-//! raises the flag that ends them. With a client here measuring begins when all connections are there and have been
-//! used for a moment; with a server alone only those seconds count in which messages came.
+//! raises the flag that ends them. With a client here, measuring begins when all connections are established and
+//! warmed up; with a server alone, only seconds with messages count.
 
 mod args;
 mod client;
@@ -56,8 +56,8 @@ Examples:
         --steward /run/vhost-af-xdp/steward.sock";
 
 /// Measures one engine after the other, and prints the table.
-/// Errors: bad values, no port to be had, no server, a connection that was cut; that after the report of what was done
-/// until then.
+/// Errors: bad values, no free port, no server, a connection that was cut; the last one after the report of what was
+/// measured until then.
 pub(super) fn run(args: EchoArgs) -> anyhow::Result<()> {
     let plan = Plan::try_from(args)?;
     let meter = Meter::new()?;
@@ -71,7 +71,7 @@ pub(super) fn run(args: EchoArgs) -> anyhow::Result<()> {
         let mut measured = Measured::default();
         meter.begin_again();
         end = measure(&plan, engine, &meter, &mut measured);
-        // Among several it is no error, as long as there is another.
+        // An unavailable engine is no error if several are measured.
         let unavailable = end
             .as_ref()
             .err()
@@ -136,7 +136,7 @@ fn measure(plan: &Plan, engine: Option<Engine>, meter: &Meter, into: &mut Measur
         let clients = (0..clients).map(|number| start(scope, meter, client(number)));
         let clients = clients.collect::<anyhow::Result<Vec<_>>>()?;
         into.usage = watched.until_stopped();
-        // What goes wrong with the server has its client complain as well: the server's word comes first.
+        // A failure of the server makes its clients fail, too: the server's error is reported first.
         let served = serving.map(joined).transpose();
         let latencies: anyhow::Result<Vec<_>> = clients.into_iter().map(joined).collect();
         Ok((served?, latencies?))
@@ -157,7 +157,7 @@ fn measure(plan: &Plan, engine: Option<Engine>, meter: &Meter, into: &mut Measur
 }
 
 /// The server's thread, until the meter says stop.
-/// Errors: the CPU cannot be had, or the engine.
+/// Errors: the thread cannot be pinned, or the engine fails.
 fn serve(serving: &Serving<'_>, engine: Engine) -> anyhow::Result<Served> {
     setup::pin(Some(serving.cpu))?;
     match engine {
@@ -166,7 +166,7 @@ fn serve(serving: &Serving<'_>, engine: Engine) -> anyhow::Result<Served> {
     }
 }
 
-/// Starts a thread, which ends the others if it cannot go on, or cannot be had.
+/// Starts a thread; if that fails, or the thread does, all other threads stop.
 fn start<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     meter: &'scope Meter,

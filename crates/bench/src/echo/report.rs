@@ -10,8 +10,7 @@ use super::server::Served;
 use super::usage::Usage;
 use crate::report::{print, table_of};
 
-/// A column of the table: its title, the place in JSON of what it shows, and by how much that is multiplied and how it is
-/// rounded.
+/// A column of the table: its title, the JSON pointer to its value, a factor for it, and the number of decimals.
 type Column = (&'static str, &'static str, f64, usize);
 const OF_ANY: [Column; 2] = [
     ("Kqps", "/messages_per_second", 1e-3, 2),
@@ -32,7 +31,7 @@ const OF_CLIENT: [Column; 5] = [
     ("most", "/latency_us/most", 1.0, 0),
 ];
 
-/// What one run gave.
+/// The results of one run.
 #[derive(Debug, Default)]
 pub(super) struct Measured {
     pub(super) usage: Option<Usage>,
@@ -54,10 +53,10 @@ pub(super) struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<u32>,
     connections: u32,
-    /// Of the client.
+    /// Threads of the client.
     #[serde(skip_serializing_if = "Option::is_none")]
     threads: Option<u32>,
-    /// The server's.
+    /// CPU of the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu: Option<usize>,
     verify: bool,
@@ -83,7 +82,7 @@ impl Report {
         }
     }
 
-    /// Takes note of a run. `engine`: the server's, if that is here.
+    /// Adds a run. `engine`: the server's, if it runs in this process.
     pub(super) fn add(&mut self, engine: Option<Engine>, measured: &Measured) {
         let usage = measured.usage.unwrap_or(Usage::NONE);
         let seconds = usage.elapsed.as_secs_f64();
@@ -91,7 +90,7 @@ impl Report {
         let run = json!({
             "engine": engine,
             "ended": measured.ended,
-            // That were measured; of a server alone only those in which messages came.
+            // The measured seconds; of a server alone only those with messages.
             "seconds": seconds,
             "messages": usage.messages,
             "messages_per_second": a_second(usage.messages as f64),
@@ -105,7 +104,7 @@ impl Report {
         self.push(run);
     }
 
-    /// Takes note of an engine that cannot be had here.
+    /// Adds an engine that is not available here.
     pub(super) fn add_unavailable(&mut self, engine: Option<Engine>, reason: &str) {
         self.push(json!({ "engine": engine, "reason": reason }));
     }
@@ -172,14 +171,14 @@ fn server(usage: &Usage, served: &Served) -> Value {
     };
     let (user, system) = (usage.cpu.user.as_secs_f64(), usage.cpu.system.as_secs_f64());
     json!({
-        // Of its thread.
+        // CPU time of its thread.
         "cpu_percent": percent(user + system),
         "cpu_user_percent": percent(user),
         "cpu_system_percent": percent(system),
         "cpu_us_per_message": (usage.messages > 0).then(|| (user + system) * 1e6 / usage.messages as f64),
         // Time of its CPU in softirqs, some of which its thread is charged for as well.
         "softirq_percent": percent(usage.softirq_server.as_secs_f64()),
-        // Of io_uring. Since it began, warming up included, as what follows.
+        // With io_uring. Like `connections`, since the start, warming up included.
         "received": served.received,
         "connections": served,
     })
@@ -203,7 +202,7 @@ fn cell(run: &Value, (_, place, factor, digits): &Column) -> String {
     value.map_or("-".to_owned(), |value| format!("{:.digits$}", value * factor))
 }
 
-/// What the table cannot say.
+/// What the table does not show.
 fn note(run: &Value) -> String {
     let engine = run["engine"].as_str().unwrap_or("client");
     if let Some(reason) = run["reason"].as_str() {

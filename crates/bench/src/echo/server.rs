@@ -1,10 +1,10 @@
 //! The server: one thread that sends every message back, by the engine that was chosen.
 //!
 //! # What others can do to it
-//! Whoever reaches its port can connect, so it bounds what that costs. It has so many connections as `--connections`
-//! says; further ones are closed as soon as they are accepted. Each has room for one message that goes back and one
-//! that comes in, never more. What is no message ends the connection. So does a message that is not there, or a reply
-//! that is not taken, within [`PATIENCE`]: a connection that does nothing keeps its place no longer than that.
+//! Every host that reaches its port can connect, so it bounds the cost of connections. It has at most `--connections`
+//! of them; further ones are closed as soon as they are accepted. Each has room for one message that is sent back and
+//! one that is received, never more. Invalid bytes end the connection. So does a message that is not complete, or a
+//! reply that the client does not read, within [`PATIENCE`]: an idle connection keeps its place no longer than that.
 
 use std::net::TcpListener;
 
@@ -23,14 +23,14 @@ pub(super) const PATIENCE: u64 = 30;
 /// Connections that are accepted at a time, so that a flood of them does not hold up those that are there.
 const ACCEPTED_AT_ONCE: usize = 16;
 
-/// What a server has to do with.
+/// What a server works with.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Serving<'a> {
     pub(super) listener: &'a TcpListener,
     pub(super) cpu: usize,
     /// Where zero-copy receives from.
     pub(super) source: Source,
-    /// What is leased for that, if it is no queue that this process registers.
+    /// The queue to lease for that, unless this process registers it.
     pub(super) lease: Option<&'a QueueRequest>,
     /// Most connections at a time.
     pub(super) connections: usize,
@@ -38,7 +38,7 @@ pub(super) struct Serving<'a> {
     pub(super) meter: &'a Meter,
 }
 
-/// What became of its connections, and how bytes came in.
+/// The outcomes of its connections, and how it received bytes.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Served {
     /// Messages sent back.
@@ -51,7 +51,7 @@ pub(super) struct Served {
     pub(super) accepted: u64,
     /// Connections for which there was no place, or no descriptor.
     pub(super) refused: u64,
-    /// Connections that sent what is no message.
+    /// Connections that sent invalid messages.
     pub(super) malformed: u64,
     /// Connections that did nothing for too long.
     pub(super) stalled: u64,
@@ -64,13 +64,13 @@ pub(super) struct Served {
 /// How io_uring received.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Received {
-    /// The way that is in use.
+    /// The mode of receiving in use.
     pub(super) mode: String,
-    /// Of the bytes, those that the NIC wrote where they were read; `None`: the kernel does not tell.
+    /// Share of the bytes that the NIC wrote where they were read, 0 to 1; `None`: the kernel does not report it.
     pub(super) zero_copy_share: Option<f64>,
-    /// Parts that messages came in.
+    /// Pieces in which messages were received.
     pub(super) pieces: u64,
-    /// How often the kernel copied although zero-copy is in use, and how many bytes; `None`: it does not tell.
+    /// How often the kernel copied although zero-copy is in use, and how many bytes; `None`: it does not report it.
     pub(super) kernel_copies: Option<u64>,
     pub(super) kernel_copied_bytes: Option<u64>,
     /// Bytes of messages that came in so many pieces that they were copied here.
@@ -82,7 +82,7 @@ pub(super) struct Received {
 /// Why a connection is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Over {
-    /// By its client, between messages.
+    /// Its client ended it, between messages.
     Ended,
     Cut,
     Malformed,
@@ -101,14 +101,14 @@ impl Served {
 }
 
 impl Serving<'_> {
-    /// Accepts what waits, some at a time. `take` says whether there was a place. False: the process has no
-    /// descriptor left, and there is no use in asking before some time has passed.
+    /// Accepts waiting connections, some at a time. `take` returns whether there was a place. False: the process has no
+    /// descriptor left, and the caller should wait before it retries.
     pub(super) fn accept(&self, served: &mut Served, mut take: impl FnMut(OwnedFd) -> bool) -> bool {
         for _ in 0..ACCEPTED_AT_ONCE {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             match accept_with(self.listener, flags) {
                 Ok(stream) => {
-                    // Replies are sent whole: nothing is to be waited for.
+                    // Replies are sent whole: Nagle's algorithm would only delay them.
                     let _ = sockopt::set_tcp_nodelay(&stream, true);
                     match take(stream) {
                         true => served.accepted += 1,
@@ -116,7 +116,7 @@ impl Serving<'_> {
                     }
                 }
                 Err(Errno::AGAIN) => return true,
-                // Of the connection that was to be accepted (accept(2)).
+                // Errors of the connection to be accepted (accept(2)).
                 Err(
                     Errno::CONNABORTED | Errno::INTR | Errno::NETDOWN | Errno::PROTO | Errno::HOSTUNREACH,
                 ) => {}

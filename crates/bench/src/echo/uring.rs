@@ -1,13 +1,13 @@
-//! The server by io_uring: by zero-copy receive, or by multishot receives into buffers that the kernel takes of a ring.
+//! The server by io_uring: by zero-copy receive, or by multishot receives into buffers of a provided-buffer ring.
 //!
-//! What comes is never copied here: a message is the pieces that the kernel filled, and the reply is these same pieces,
-//! whose buffers go back when they are sent. All connections are looked at in one call, which submits the replies of
-//! the last look, too: under load one system call moves several messages.
+//! Messages are not copied here, except as described below: the reply consists of the pieces that the kernel filled,
+//! whose buffers are returned when they are sent. One call waits for all connections, and submits the replies of the
+//! last round, too: under load one system call moves several messages.
 //!
 //! # Memory
-//! A message that comes in many small pieces would hold a buffer for each. So a connection holds at most
-//! [`Held::pieces`]; what is more is gathered into a buffer of its own, which is a copy, and is counted. So the buffers
-//! of all connections never run out by messages that are not whole, however slowly they come.
+//! A message that arrives in many small pieces would hold a buffer for each. So a connection holds at most
+//! [`Held::pieces`]; more are copied into a buffer of the connection, and these bytes are counted. So incomplete
+//! messages never use up the buffers, however slowly they arrive.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -22,7 +22,7 @@ use super::args::{Engine, Unavailable};
 use super::message::{self, Begun, HEADER, LONGEST};
 use super::server::{Over, PATIENCE, Received, Served, Serving};
 
-/// Longest sleep, so that the flag to stop is looked at.
+/// Longest sleep, after which the flag to stop is checked.
 const SLEEP: Duration = Duration::from_millis(50);
 
 /// What a connection may hold, and how large the buffers are.
@@ -33,7 +33,7 @@ struct Held {
 }
 
 impl Held {
-    /// Buffers of a whole message: it comes in one piece, mostly, and in a second one now and then.
+    /// Buffers for a whole message: it arrives in one piece, mostly, and in two now and then.
     const COPY: Self = Self {
         pieces: 2,
         buffer_bytes: LONGEST,
@@ -53,18 +53,18 @@ impl Held {
 /// One connection.
 #[derive(Debug)]
 struct Connection {
-    /// The message that comes in.
+    /// Pieces of the message that is being received.
     pieces: Vec<Piece>,
-    /// Its beginning, if that came in too many pieces.
+    /// Its beginning, copied, if it arrived in too many pieces.
     gathered: Vec<u8>,
     filled: usize,
-    /// Of the message, once that is known.
+    /// Length of the message, once it is known.
     length: Option<usize>,
     /// Bytes of the reply that is under way, and its pieces.
     replying: Option<(usize, usize)>,
-    /// The second in which the last message was over.
+    /// The second in which the last message was finished.
     since: u64,
-    /// It was told to go; what comes of it still is nothing.
+    /// It is being closed; later pieces are ignored.
     leaving: bool,
 }
 
@@ -76,12 +76,12 @@ struct Server<'a> {
     held: Held,
     served: Served,
     gathered_bytes: u64,
-    /// Could not accept, and asks again in a second.
+    /// A listener that failed to accept, to be retried in a second.
     deaf: Option<ListenerId>,
 }
 
 /// Serves until the meter says stop.
-/// Errors: [`Unavailable`] if there is no such ring, or no zero-copy; the kernel does not go on.
+/// Errors: [`Unavailable`] if there is no such ring, or no zero-copy; waiting fails, or the lease ends.
 pub(super) fn run(serving: &Serving<'_>, engine: Engine) -> anyhow::Result<Served> {
     let held = match engine {
         Engine::Zcrx => Held::ZERO_COPY,
@@ -183,7 +183,7 @@ impl Server<'_> {
             }
             Event::SendFailed { to, .. } => self.end(to, Over::Cut),
             Event::Closed { connection } => _ = self.connections.remove(&connection),
-            // Of what comes of later versions nothing was asked for.
+            // `Event` is non-exhaustive; the server needs no other events.
             _ => {}
         }
     }
@@ -205,7 +205,7 @@ impl Server<'_> {
             .insert(id, Connection::new(self.serving.counts.seconds()));
     }
 
-    /// Takes what came, and sends the message back that became whole.
+    /// Takes a received piece, and sends the message back when it is complete.
     #[inline]
     fn take(&mut self, from: ConnectionId, piece: Piece) {
         let Some(connection) = self.connections.get_mut(&from).filter(|it| !it.leaving) else {
@@ -255,13 +255,13 @@ impl Server<'_> {
         let Some(connection) = self.connections.get_mut(&id).filter(|it| !it.leaving) else {
             return;
         };
-        // Its buffers go back at once; its place when the kernel has let go of it.
+        // Its buffers are returned at once; its place is freed at `Event::Closed`.
         connection.leaving = true;
         connection.pieces.clear();
         connection.gathered = Vec::new();
         self.served.count_over(over);
         if self.receiver.abort(id).is_err() {
-            // It has no place there, and none here.
+            // The receiver does not have this connection.
             self.connections.remove(&id);
         }
     }
@@ -321,10 +321,10 @@ impl Connection {
         self.length == Some(self.filled)
     }
 
-    /// Takes what came of a message; whether it is whole. `most` pieces may be held, those of the reply included.
+    /// Adds a piece to the message; returns if it is complete. `most` pieces may be held, those of the reply included.
     #[inline]
     fn take(&mut self, piece: Piece, most: usize, gathered_bytes: &mut u64) -> Result<bool, Over> {
-        // One message, and what became whole meanwhile waits: nothing more is to come.
+        // A complete message waits for the last reply to be sent: the client must not send more.
         if self.is_whole() {
             return Err(Over::Malformed);
         }
@@ -342,7 +342,7 @@ impl Connection {
             };
         }
         if self.length.is_some_and(|length| self.filled > length) {
-            // The next one came before the reply to this one.
+            // The client sent its next message before it had the reply to this one.
             return Err(Over::Malformed);
         }
         let whole = self.is_whole();
@@ -352,14 +352,14 @@ impl Connection {
         Ok(whole)
     }
 
-    /// The first bytes of the message; how many there are.
+    /// Copies the first bytes of the message; returns how many.
     fn head(&self, into: &mut [u8; HEADER]) -> usize {
         let pieces = self.pieces.iter().map(|piece| &piece[..]);
         let bytes = std::iter::once(&self.gathered[..]).chain(pieces).flatten();
         into.iter_mut().zip(bytes).map(|(to, from)| *to = *from).count()
     }
 
-    /// Copies what came into one buffer, never more than a message, and gives the pieces back. How many bytes.
+    /// Copies the pieces into one buffer, at most a message, and frees them. Returns how many bytes.
     #[cold]
     fn gather(&mut self) -> u64 {
         let before = self.gathered.len();

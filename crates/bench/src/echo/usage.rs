@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use super::counts::Counts;
 use crate::meter::{CpuTime, cpu_time_in};
 
-/// What was counted until some moment.
+/// The counters at one moment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reading {
     at: Instant,
     messages: u64,
     bytes: u64,
-    /// Of the server's thread.
+    /// CPU time of the server's thread.
     cpu: CpuTime,
     softirq: Softirq,
 }
@@ -29,7 +29,7 @@ struct Softirq {
     all: Duration,
 }
 
-/// What was counted between moments, added up.
+/// Sums of the differences between readings.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Usage {
     pub(super) elapsed: Duration,
@@ -50,7 +50,7 @@ impl Usage {
         softirq_all: Duration::ZERO,
     };
 
-    /// Adds what came between two readings.
+    /// Adds the difference between two readings.
     pub(super) fn add(&mut self, earlier: &Reading, now: &Reading) {
         self.elapsed += now.at.duration_since(earlier.at);
         self.messages += now.messages.saturating_sub(earlier.messages);
@@ -64,7 +64,7 @@ impl Usage {
 }
 
 impl Reading {
-    /// As of now. What the kernel does not tell is zero.
+    /// The counters now. A value that the kernel does not report is zero.
     pub(super) fn take(counts: &Counts, cpu: usize) -> Self {
         let stat = |thread| cpu_time_in(&format!("/proc/self/task/{thread}/stat")).ok();
         let (messages, bytes) = counts.total();

@@ -1,4 +1,4 @@
-//! One figure: a benchmark by one path, from nothing to nothing.
+//! One figure: a benchmark by one path, from set-up to clean-up.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ use crate::over_xdp;
 use crate::packet::{self, PacketSocket, Version};
 use crate::setup::{self, LONGEST_IN_ONE_BUFFER, Rig};
 
-/// How long the first frame may take to come.
+/// How long the first frame may take to arrive.
 const BEGIN_LIMIT: Duration = Duration::from_secs(10);
-/// How often what goes on is looked at.
+/// Interval at which counters and flags are read.
 const LOOK: Duration = Duration::from_millis(20);
 /// Of the frames that were given to the interface, the share that must have left it: its counters may lag behind.
 const LEFT_SHARE: f64 = 0.9;
@@ -43,11 +43,11 @@ pub(super) struct Figure {
     pub(super) cpu_ns: f64,
     /// Frames in all, also before and after.
     pub(super) frames: u64,
-    /// What a reader must know of it.
+    /// A remark for the table.
     pub(super) note: Option<String>,
 }
 
-/// Between the first look and the last.
+/// Differences between the first reading and the last.
 struct Window {
     seconds: f64,
     cpu_seconds: f64,
@@ -110,7 +110,7 @@ impl Setting<'_> {
         Ok(figure)
     }
 
-    /// Runs a measuring loop, with somebody who sends if it receives, and with a thread that watches it.
+    /// Runs a measuring loop, with a sender if it receives, and with a thread that watches it.
     fn watched(&self, work: impl FnOnce(&mut Tally) -> anyhow::Result<()>) -> anyhow::Result<Figure> {
         setup::await_link(self.plan)?;
         let mut sender = self.sender()?;
@@ -150,7 +150,7 @@ impl Setting<'_> {
         }
     }
 
-    /// Somebody who sends, if the benchmark receives and the user wants that; not on the CPU of the measuring loop.
+    /// Starts a sender, if the benchmark receives and the user wants that; not on the CPU of the measuring loop.
     fn sender(&self) -> anyhow::Result<Option<Sender>> {
         let Some(interface) = self
             .plan
@@ -166,7 +166,7 @@ impl Setting<'_> {
         if let Some(cpu) = self.plan.args.cpu.filter(|_| cpus.count() > 1) {
             cpus.unset(cpu);
         }
-        // It inherits them.
+        // The sender inherits the CPUs of this thread.
         rustix::thread::sched_setaffinity(None, &cpus).context("cannot choose the sender's CPUs")?;
         let longest = self.plan.duration.unwrap_or_default() + 2 * BEGIN_LIMIT;
         let sender = Sender::start(interface, self.plan, longest);
@@ -174,7 +174,7 @@ impl Setting<'_> {
         sender.map(Some)
     }
 
-    /// From the first frame on; `None` if none came, or a signal.
+    /// Measures from the first frame on; `None` if no frame arrived, or a signal did.
     fn window(&self) -> anyhow::Result<Option<Window>> {
         let begun = Instant::now();
         while self.meter.shown().0 == 0 {
@@ -205,9 +205,9 @@ impl Setting<'_> {
         }))
     }
 
-    /// What a window tells. Frames that were given to the interface and did not leave it do not count. In zero-copy the
-    /// NIC itself has completed what counts, and not every driver counts it among the interface's (virtio_net does not,
-    /// Linux 7.2).
+    /// The figure of a window. Frames that were given to the interface and did not leave it do not count. In zero-copy
+    /// the NIC itself has completed the frames, and not every driver counts them in the interface's statistics
+    /// (virtio_net does not, Linux 7.2).
     fn figure(&self, window: &Window, frames: u64) -> anyhow::Result<Figure> {
         let mut counted = window.frames;
         let mut note = None;

@@ -38,7 +38,7 @@ pub(super) fn run(plan: &Plan) -> anyhow::Result<()> {
         );
     }
     let meter = Meter::new()?;
-    // Bad --cpu is told here; each figure pins its own loop.
+    // A bad --cpu is reported here; each figure pins its own loop.
     let all_cpus = setup::pin(plan.args.cpu)?;
     let (benchmarks, paths) = (plan.args.matrix.benchmarks(), plan.args.matrix.paths());
     let mut matrix = Matrix::new(plan, reps, &benchmarks, &paths);

@@ -34,7 +34,7 @@ struct Row {
     /// Medians, and the extremes.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     result: Option<Summary>,
-    /// Of each repetition.
+    /// The figures of all repetitions.
     #[serde(skip)]
     measured: Vec<Figure>,
     /// Why there is no figure.
@@ -44,7 +44,7 @@ struct Row {
     note: Option<String>,
 }
 
-/// Of all repetitions.
+/// Medians and extremes of all repetitions.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct Summary {
     frames_per_second: f64,
@@ -99,7 +99,7 @@ impl Matrix {
         }
     }
 
-    /// Takes note of one repetition's figure, or why there is none.
+    /// Adds one repetition's figure, or why there is none.
     pub(super) fn add(&mut self, benchmark: Benchmark, path: Path, figure: Result<Figure, String>) {
         let mut rows = self.figures.iter_mut();
         let Some(row) = rows.find(|row| (row.benchmark, row.path) == (benchmark, path)) else {

@@ -9,16 +9,16 @@ use steer::mac_text;
 
 use crate::args::Plan;
 
-/// Sends until it is dropped; should this process be killed, not much longer than a figure takes.
+/// Sends until it is dropped; if this process is killed, not much longer than a figure takes.
 #[derive(Debug)]
 pub(super) struct Sender(Child);
 
 impl Sender {
-    /// Starts it. `longest`: when it ends by itself.
-    /// Errors: there is no other process to be had.
+    /// Starts it. `longest`: how long it sends if it is not ended before.
+    /// Errors: the process cannot be started.
     pub(super) fn start(interface: &str, plan: &Plan, longest: Duration) -> anyhow::Result<Self> {
         let (size, seconds) = (plan.args.size.to_string(), longest.as_secs_f64().to_string());
-        // To the interface's own address, for NICs that would take no other.
+        // To the interface's own address, for NICs that accept no other.
         let to = mac_text(plan.link.mac);
         let child = Command::new("/proc/self/exe")
             .args(["txonly", "--json", "--ifname", interface])

@@ -1,7 +1,7 @@
-//! What the kernel says of an interface that frames go through.
+//! The kernel's counters of an interface.
 
-/// Frames that the interface has sent, whoever gave them to it; `None` if the kernel does not answer. Of this network
-/// namespace, however old the mount of /sys is.
+/// Frames that the interface has sent, of all senders; `None` if the kernel does not report them. /proc/self/net is of
+/// this network namespace, even if /sys was mounted in another one.
 pub(super) fn sent(interface: &str) -> Option<u64> {
     let list = std::fs::read_to_string("/proc/self/net/dev").ok()?;
     let mut counters = list

@@ -1,4 +1,4 @@
-//! The same benchmarks over AF_PACKET sockets with mapped rings: what AF_XDP is to be compared with.
+//! The same benchmarks over AF_PACKET sockets with mapped rings: for comparison with AF_XDP.
 
 mod ring;
 
@@ -109,7 +109,7 @@ fn rest_unless(is_busy: bool, idle: &mut Idle, socket: &PacketSocket) {
     if is_busy {
         idle.busy();
     } else if !idle.spins() {
-        // Interrupted by a signal, timed out or woken: the caller looks at everything again.
+        // Interrupted by a signal, timed out or woken: the caller checks everything again.
         let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&SLEEP));
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! # Theory of operation
 //! A receive ring and a transmit ring, as many as are asked for, lie one behind the other in one mapping. A ring is a
-//! row of blocks of [`BLOCK_BYTES`], cut into slots, each with a header. One word of it, the *status*, says whose
-//! turn it is:
+//! row of blocks of [`BLOCK_BYTES`], cut into slots, each with a header. One word of it, the *status*, says who
+//! owns it:
 //!
 //! | ring | unit | given to us | given back |
 //! |---|---|---|---|
@@ -12,7 +12,7 @@
 //! | transmit, both | slot | `TP_STATUS_AVAILABLE` | `TP_STATUS_SEND_REQUEST` |
 //!
 //! While a unit is ours the kernel does not touch it. Status words are atomics; all other bytes are copied by pointer.
-//! What the kernel says of places and lengths is checked against the mapping all the same: a wrong one panics.
+//! Offsets and lengths from the kernel are still checked against the mapping: a wrong one panics.
 //!
 //! Sources: Documentation/networking/packet_mmap.rst, include/uapi/linux/if_packet.h, net/packet/af_packet.c.
 #![allow(unsafe_code)]
@@ -47,7 +47,7 @@ pub(crate) enum Version {
     V3,
 }
 
-/// What is different in a version: its number, where fields of a slot's header stand, and its length.
+/// What differs between versions: the number, the offsets of fields in a slot's header, and its length.
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     number: c_int,
@@ -100,7 +100,7 @@ pub(crate) struct PacketSocket {
     left: u32,
     header: usize,
     transmit: Ring,
-    /// The slot that was given to the kernel first, of those that it has.
+    /// The oldest of the slots that the kernel has.
     oldest: usize,
     /// How many it has.
     with_kernel: usize,
@@ -140,12 +140,12 @@ impl PacketSocket {
     pub(crate) fn open(plan: &Plan, version: Version) -> anyhow::Result<Self> {
         let Layout { number, .. } = version.layout();
         let (receives, sends) = (plan.benchmark.receives(), plan.benchmark.sends());
-        // No protocol yet: nothing comes before the rings are there and the interface is chosen.
+        // No protocol yet: no frame arrives before the rings exist and the interface is chosen.
         let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)
             .context("AF_PACKET: it needs CAP_NET_RAW")?;
         let set = |name, value: c_int| set_option(fd.as_fd(), name, &value);
         set(libc::PACKET_VERSION, number).context("AF_PACKET: PACKET_VERSION refused")?;
-        // Straight to the driver, as AF_XDP does. What we send is not to come back as received (Linux 4.20; a socket
+        // Straight to the driver, as AF_XDP does. Sent frames must not be received again (Linux 4.20; a socket
         // that bypasses queueing is not shown it anyway).
         set(libc::PACKET_QDISC_BYPASS, 1).context("AF_PACKET: PACKET_QDISC_BYPASS refused")?;
         let _ = set(libc::PACKET_IGNORE_OUTGOING, 1);
@@ -181,7 +181,7 @@ impl PacketSocket {
         })
     }
 
-    /// Where the status of the receive ring's unit in hand is.
+    /// Offset of the status of the receive ring's current unit.
     fn receive_status(&self) -> usize {
         let block = offset_of!(tpacket_block_desc, hdr) + offset_of!(tpacket_hdr_v1, block_status);
         self.receive.place(self.receive.next)
@@ -192,7 +192,7 @@ impl PacketSocket {
             }
     }
 
-    /// The frame that is next, if one came; the same until [`PacketSocket::give_back`].
+    /// The next received frame, if there is one; the same until [`PacketSocket::give_back`].
     #[inline]
     pub(crate) fn received(&mut self) -> Option<Received> {
         if self.left == 0 {
@@ -232,7 +232,7 @@ impl PacketSocket {
         self.header += self.map.word(next) as usize;
     }
 
-    /// Gives back the slot or block in hand.
+    /// Gives the current slot or block back.
     fn give_unit_back(&mut self) {
         self.map.set_status(self.receive_status(), libc::TP_STATUS_KERNEL);
         self.receive.next = self.receive.after(self.receive.next);
@@ -262,7 +262,7 @@ impl PacketSocket {
         self.with_kernel += 1;
     }
 
-    /// Sends on what was received, with its MAC addresses swapped; there must be room for it.
+    /// Forwards a received frame, with its MAC addresses swapped; there must be room for it.
     #[inline]
     pub(crate) fn send_back(&mut self, received: Received) {
         self.map
@@ -289,7 +289,7 @@ impl PacketSocket {
         }
     }
 
-    /// Takes note of slots that are free again; how many frames that were. A frame that the kernel refused counts, too.
+    /// Counts slots that are free again; returns their number. A frame that the kernel refused counts, too.
     #[inline]
     pub(crate) fn sent(&mut self) -> u32 {
         const WITH_KERNEL: u32 = libc::TP_STATUS_SEND_REQUEST | libc::TP_STATUS_SENDING;
@@ -326,8 +326,8 @@ impl AsFd for PacketSocket {
 struct Pages(Mapping);
 
 impl Pages {
-    /// The address of `len` bytes at `at`. Panics if they are not all inside: the kernel's word about its own ring is
-    /// wrong.
+    /// The address of `len` bytes at `at`. Panics if they are not all inside: then the kernel's values about its own
+    /// ring are wrong.
     #[inline]
     fn part(&self, at: usize, len: usize) -> NonNull<u8> {
         let inside = at.checked_add(len).is_some_and(|end| end <= self.0.len());
@@ -344,8 +344,8 @@ impl Pages {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
     }
 
-    /// Copies a frame from the receive ring to the transmit ring, with its MAC addresses swapped. One that is too short to
-    /// have both is not copied.
+    /// Copies a frame from the receive ring to the transmit ring, with its MAC addresses swapped. A frame that is
+    /// too short to have both is not copied.
     #[inline]
     fn copy_swapped(&self, from: usize, to: usize, len: usize) {
         let (from, to) = (self.part(from, len), self.part(to, len));

@@ -34,7 +34,7 @@ pub fn overview(readings: Readings<'_>) -> String {
     text
 }
 
-/// Everything that is not as it should be, a line each.
+/// All problems, one line each.
 fn problems(status: &Status) -> Vec<String> {
     let failed = status
         .configuration

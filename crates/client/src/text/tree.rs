@@ -64,7 +64,7 @@ fn write_field(text: &mut String, indent: usize, key: &str, value: &Value) {
     }
 }
 
-/// Each item with a heading: what the list has, and the item's name or number.
+/// Writes each item below a heading: the list's key in the singular, and the item's name or number.
 fn write_items(text: &mut String, indent: usize, key: &str, items: &[Value]) {
     for (index, item) in items.iter().enumerate() {
         let fields = item.as_object();

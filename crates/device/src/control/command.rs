@@ -1,7 +1,7 @@
-//! Commands of the control queue, each read once, and what is wrong with them.
+//! Commands of the control queue: each is read once and checked.
 //!
-//! They come from guest memory, or from the saved state of another device ([`Command::bytes`]). The same code checks
-//! both.
+//! They are read from guest memory, or from the saved state of another device ([`Command::bytes`]). The same
+//! code checks both.
 
 use virtio_bindings::bindings::virtio_net as net;
 use virtqueue::{Buffer, MemoryMap};
@@ -28,7 +28,7 @@ pub enum Command {
     MacTable(MacTable),
     /// VIRTIO_NET_CTRL_MAC_ADDR_SET.
     Mac(Mac),
-    /// VIRTIO_NET_CTRL_VLAN: frames of a VLAN are accepted, or no more.
+    /// VIRTIO_NET_CTRL_VLAN: accepts frames of a VLAN (true), or stops accepting them.
     Vlan(u16, bool),
     /// VIRTIO_NET_CTRL_ANNOUNCE_ACK.
     AnnounceAck,
@@ -38,7 +38,7 @@ pub enum Command {
     Rss(RssConfig),
     /// VIRTIO_NET_CTRL_MQ_HASH_CONFIG.
     Hash(HashConfig),
-    /// VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET: these of the offloads for the guest, and no others.
+    /// VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET: enables these offloads for the guest, and no others.
     Offloads(Offloads),
 }
 
@@ -47,13 +47,13 @@ pub enum Command {
 pub struct RssConfig {
     /// Types and key.
     pub hash: HashConfig,
-    /// Where frames go.
+    /// The indirection table.
     pub table: Table,
     /// Transmit queues that the driver uses.
     pub send_pairs: u16,
 }
 
-/// The modes that VIRTIO_NET_CTRL_RX has commands for, by their numbers.
+/// The modes of VIRTIO_NET_CTRL_RX, with the numbers of their commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields of RxModes")]
 #[repr(u32)]
@@ -77,7 +77,7 @@ impl RxMode {
         Self::NoBroadcast,
     ];
 
-    /// On which its command rests.
+    /// The feature that its command needs.
     fn feature(self) -> u64 {
         match self {
             Self::Promiscuous | Self::AllMulticast => F_CTRL_RX,
@@ -85,7 +85,7 @@ impl RxMode {
         }
     }
 
-    /// Its place among the modes.
+    /// Its field in `modes`.
     pub(super) fn of(self, modes: &mut RxModes) -> &mut bool {
         match self {
             Self::Promiscuous => &mut modes.promiscuous,
@@ -101,35 +101,34 @@ impl RxMode {
 /// Why a command is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It ends too early, or too late.
+    /// It is too short or too long.
     #[error("it is too short or too long")]
     Length,
-    /// No class, or no command of its class, that this device has.
+    /// Its class, or its command, is not supported.
     #[error("this device has no such command")]
     Unknown,
-    /// Something in it rests on a feature that was not negotiated, or is put out of use by one that was (VirtIO 1.3,
-    /// 5.1.6.5).
-    #[error("it does not go with the features that were negotiated")]
+    /// It needs a feature that was not negotiated, or a negotiated feature disables it (VirtIO 1.3, 5.1.6.5).
+    #[error("the negotiated features do not allow it")]
     Features,
     /// A queue pair beyond those of the device.
-    #[error("it names a queue pair that this device does not have")]
+    #[error("it refers to a queue pair that this device does not have")]
     Pair,
     /// Any other value.
-    #[error("it has a value that it may not have")]
+    #[error("it has an invalid value")]
     Value,
 }
 
 /// Limits for commands.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// That were negotiated.
+    /// The negotiated features.
     features: u64,
-    /// The device's.
+    /// The device's number of pairs.
     pairs: u16,
 }
 
 impl Rules {
-    /// Of a device as it is now.
+    /// The rules of a device in its present state.
     pub(super) fn of(device: &NetDevice) -> Self {
         Self {
             features: device.features(),
@@ -145,7 +144,7 @@ impl Rules {
         self.has(feature).then_some(()).ok_or(Refusal::Features)
     }
 
-    /// A pair of the device's: an `rss_rq_id` with its reserved bit, or a number of pairs less one.
+    /// Checks a pair's number: an `rss_rq_id` with its reserved bit, or a number of pairs minus one.
     fn pair(self, number: u16) -> Result<u16, Refusal> {
         (number < self.pairs).then_some(number).ok_or(Refusal::Pair)
     }
@@ -156,7 +155,7 @@ impl Rules {
     }
 }
 
-/// Classes and commands as the guest writes them: bytes, in headers that have them wider.
+/// Classes, which the guest writes as bytes; the kernel's headers define them as wider numbers.
 const RX: u32 = net::VIRTIO_NET_CTRL_RX;
 const MAC: u32 = net::VIRTIO_NET_CTRL_MAC;
 const VLAN: u32 = net::VIRTIO_NET_CTRL_VLAN;
@@ -165,7 +164,7 @@ const MQ: u32 = net::VIRTIO_NET_CTRL_MQ;
 const OFFLOADS: u32 = net::VIRTIO_NET_CTRL_GUEST_OFFLOADS;
 
 impl Command {
-    /// Out of the readable buffers of a chain.
+    /// Reads a command from the readable buffers of a chain.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -177,7 +176,7 @@ impl Command {
         Self::parse_checked(&copy, buffers, *rules)
     }
 
-    /// Out of bytes that are as in a driver's buffers: class, command, data.
+    /// Reads a command from bytes as in a driver's buffers: class, command, data.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -224,7 +223,7 @@ impl Command {
         }
     }
 
-    /// As a driver writes it into its buffers (VirtIO 1.3, 5.1.6.5): class, command, data.
+    /// The command as a driver writes it into its buffers (VirtIO 1.3, 5.1.6.5): class, command, data.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let (class, command, data) = match self {
@@ -258,9 +257,9 @@ impl Command {
     }
 }
 
-/// The bytes of a command, from front to back, each taken once out of where it lies.
+/// Reads the bytes of a command in order, each once.
 struct Reader<'a> {
-    /// Takes those at an offset.
+    /// Copies the bytes at an offset.
     copy: &'a dyn Fn(u64, &mut [u8]),
     buffers: &'a [Buffer],
     at: Cursor,
@@ -309,14 +308,14 @@ impl Reader<'_> {
         }
     }
 
-    /// Goes past `count` bytes.
+    /// Skips `count` bytes.
     fn skip(&mut self, count: u64) -> Result<(), Refusal> {
         let count = u32::try_from(count).ok().filter(|&count| count <= self.left());
         self.at.pass(self.buffers, count.ok_or(Refusal::Length)?);
         Ok(())
     }
 
-    /// Bytes to come; chains have less than 4 GiB.
+    /// Number of remaining bytes; chains have less than 4 GiB.
     fn left(&self) -> u32 {
         let rest = self.buffers.get(self.at.buffer..).unwrap_or_default();
         rest.iter().map(|buffer| buffer.len).sum::<u32>() - self.at.within
@@ -353,7 +352,7 @@ fn mac(command: u32, bytes: &mut Reader, rules: Rules) -> Result<Command, Refusa
     }
 }
 
-/// A number, and as many addresses.
+/// Reads a number, and that many addresses.
 fn addresses(bytes: &mut Reader) -> Result<Addresses, Refusal> {
     let entries = bytes.u32()?;
     let mut kept = Addresses::default();
@@ -370,10 +369,10 @@ fn addresses(bytes: &mut Reader) -> Result<Addresses, Refusal> {
     Ok(kept)
 }
 
-/// The same, as a driver writes it.
+/// The addresses as a driver writes them.
 fn written(addresses: &Addresses) -> Vec<u8> {
     let list = addresses.list();
-    // If there were more than are kept, one more encodes that; its value does not matter.
+    // If the driver set more than are kept, one more address encodes that; its value does not matter.
     let more = addresses.is_beyond().then_some([0; 6]);
     // MOST_ADDRESSES is small.
     #[allow(clippy::cast_possible_truncation)]
@@ -406,12 +405,12 @@ fn multiqueue(command: u32, bytes: &mut Reader, rules: Rules) -> Result<Command,
         }
         net::VIRTIO_NET_CTRL_MQ_HASH_CONFIG => {
             rules.needs(F_HASH_REPORT)?;
-            // With RSS its configuration is what counts (5.1.6.4.3), and this one would count for nothing.
+            // With RSS its configuration is used (5.1.6.4.3), and this one would have no effect.
             if rules.has(F_RSS) {
                 return Err(Refusal::Features);
             }
             let types = hash_types(bytes)?;
-            // Reserved: zeroes, by a driver that does as it must.
+            // Reserved: a correct driver writes zeros.
             bytes.take::<8>()?;
             let key = key(bytes, types)?;
             Ok(Command::Hash(HashConfig { types, key }))
@@ -442,7 +441,7 @@ fn hash_types(bytes: &mut Reader) -> Result<HashTypes, Refusal> {
     HashTypes::from_bits(bytes.u32()?).ok_or(Refusal::Value)
 }
 
-/// A length, and as many bytes of a key, which a driver that enables hashes must send.
+/// Reads a length, and a key of that many bytes, which a driver that enables hashes must send.
 fn key(bytes: &mut Reader, types: HashTypes) -> Result<[u8; KEY_BYTES], Refusal> {
     let len = usize::from(bytes.u8()?);
     let mut key = [0; KEY_BYTES];
@@ -451,7 +450,7 @@ fn key(bytes: &mut Reader, types: HashTypes) -> Result<[u8; KEY_BYTES], Refusal>
     is_right.then_some(key).ok_or(Refusal::Value)
 }
 
-/// Types and key as a driver writes them, with `between` between them. The key is a whole one.
+/// Types and key as a driver writes them, with `between` between them. The key has its full length.
 fn written_hash(config: &HashConfig, between: &[u8]) -> Vec<u8> {
     // KEY_BYTES is 40.
     #[allow(clippy::cast_possible_truncation)]
@@ -466,10 +465,10 @@ fn written_hash(config: &HashConfig, between: &[u8]) -> Vec<u8> {
 }
 
 impl RssConfig {
-    /// As a driver writes it.
+    /// The configuration as a driver writes it.
     fn bytes(&self) -> Vec<u8> {
         let Table { pairs, unclassified } = &self.table;
-        // MOST_TABLE_ENTRIES at most, and one at least.
+        // At most MOST_TABLE_ENTRIES, and at least one.
         #[allow(clippy::cast_possible_truncation)]
         let mask = (pairs.len() - 1) as u16;
         let words = [&[mask, *unclassified], &pairs[..], &[self.send_pairs]].concat();

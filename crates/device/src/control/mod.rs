@@ -1,35 +1,35 @@
-//! The control queue (VirtIO 1.3, 5.1.6.5): for a device that is embedded in a VMM, and serves it itself.
+//! The control queue (VirtIO 1.3, 5.1.6.5), for a device that is embedded in a VMM and serves the queue itself.
 //!
-//! For a vhost-user back end the VMM may serve it (QEMU's net device does), and send the results by messages; or it
+//! For a vhost-user back end the VMM may serve it (QEMU's net device does) and send the results by messages; or it
 //! passes the queue on like the others ([`with_passed_control`](crate::net_device::NetDevice::with_passed_control)). A
-//! device that is made [with one](crate::net_device::NetDevice::with_control) offers the features that need it
+//! device created [with one](crate::net_device::NetDevice::with_control) offers the features that need it
 //! ([`OFFERED`]): receive modes and address filters, VLAN filters, the device's address, automatic receive steering and
 //! RSS, hash reports, and offloads that change while the device runs.
 //!
 //! # How it is served
-//! [`ControlQueue::serve`] takes commands off the queue. Each is read byte by byte out of guest memory into a
-//! [`command::Command`], checked against the negotiated features, and applied to the device's [`State`]. Then the
-//! caller is called, and applies the new state to its data path *before* it returns; only then the guest gets its
-//! answer. VirtIO requires this order: after the answer no frame may go to a queue that was switched off (5.1.6.5.6.2).
+//! [`ControlQueue::serve`] takes commands off the queue. Each is read once from guest memory into a
+//! [`command::Command`], checked against the negotiated features, and applied to the device's [`State`]. Then
+//! a callback applies the new state to the data path; only after it has returned, the guest gets its answer.
+//! VirtIO requires this order: after the answer no frame may go to a queue that was disabled (5.1.6.5.6.2).
 //!
 //! ```text
-//!     guest: command ─▶ read once, judged ─▶ State ─▶ caller: Change ─▶ data path has a new Receive ─▶ ack ─▶ guest
+//!     guest: command ─▶ read, check ─▶ State ─▶ caller: Change ─▶ data path has a new Receive ─▶ ack ─▶ guest
 //!                            │ no                          │ cannot
 //!                            └──── VIRTIO_NET_ERR ◀────────┘ (State is as before)
 //! ```
 //!
-//! The data path never sees the state itself, only a [`Receive`](crate::receive::Receive), which is made for it and
-//! does not change: [`NetDevice::receive`](crate::net_device::NetDevice::receive).
+//! The data path never sees the state itself, only a [`Receive`](crate::receive::Receive), which is computed
+//! from it and does not change: [`NetDevice::receive`](crate::net_device::NetDevice::receive).
 //!
-//! # Where a VM moves
+//! # Migration of a VM
 //! The driver's state is saved as the commands that set it
 //! ([`NetDevice::control_commands`](crate::net_device::NetDevice::control_commands)), and another device, in another
 //! process, [executes these](crate::net_device::NetDevice::restore_control) like a driver's.
 //!
 //! # What a hostile guest can do
-//! A command that is too short, too long, unknown or not negotiated is answered with VIRTIO_NET_ERR, and nothing
-//! changes. One that leaves no byte for the answer is a [`Fault`]. No command allocates more than a table's limit,
-//! and a guest that sends many costs the thread that serves them `most` at a time.
+//! A command that is too short, too long, unknown or not negotiated is answered with VIRTIO_NET_ERR, and
+//! nothing changes. One that leaves no byte for the answer is a [`Fault`]. No command allocates more than a
+//! table's limit, and one call of `serve` handles at most `most` commands, however many the guest sends.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -43,7 +43,7 @@
 //! use virtqueue::{GuestAddr, MemoryMap, QueueSize, RingFormat, RingShape, TrustedFiles};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // The VMM: a device whose control queue is its own.
+//! // The VMM: a device that serves its control queue itself.
 //! let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)])?);
 //! let mac = [0x52, 0x54, 0, 0, 0, 1];
 //! let mut device = NetDevice::new(1, Offloads::NONE).with_control(mac, control::OFFERED);
@@ -58,13 +58,13 @@
 //! device.set_addresses(index, driver.ring_user_addresses())?;
 //! device.start(index, None)?;
 //!
-//! // It lets VLAN 7 through: VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_ADD, and the number.
+//! // It accepts VLAN 7: VIRTIO_NET_CTRL_VLAN, VIRTIO_NET_CTRL_VLAN_ADD, and the number.
 //! let (at, ack) = (ram.alloc(4, 4)?, ram.alloc(1, 1)?);
 //! ram.write(at, &[2, 0, 7, 0]);
 //! driver.add(&[Buffer::readable(at, 4), Buffer::writable(ack, 1)]);
 //! driver.publish();
 //!
-//! // The VMM serves the queue, and its data path works by what was said before the guest learns that it was done.
+//! // The VMM serves the queue, and updates its data path before the guest gets the answer.
 //! let mut receive = device.receive(None);
 //! let mut queue = device.control_queue()?;
 //! queue.serve(&mut device, 16, |device, change| {
@@ -104,7 +104,7 @@ pub use command::Refusal;
 use command::{Command, Rules};
 pub use state::{Change, RestoreError};
 
-/// Features that a device with a control queue of its own may offer besides those of every device.
+/// Additional features that a device may offer if it serves the control queue.
 pub const OFFERED: u64 = F_CTRL_RX
     | F_CTRL_RX_EXTRA
     | F_CTRL_VLAN
@@ -119,7 +119,7 @@ pub const MOST_TABLE_ENTRIES: u16 = 512;
 const ACK_OK: u8 = net::VIRTIO_NET_OK as u8;
 const ACK_ERR: u8 = net::VIRTIO_NET_ERR as u8;
 
-/// The control queue of a device that runs; [`NetDevice::control_queue`] makes it.
+/// The control queue of a running device, from [`NetDevice::control_queue`].
 pub struct ControlQueue {
     /// Its ring and eventfds.
     pub vring: Vring,
@@ -138,12 +138,12 @@ impl ControlQueue {
         }
     }
 
-    /// Serves at most `most` commands that wait, of `owner`'s device; how many there were. `apply` is called for each
-    /// that changed the device, and returns when the data path works by it; false, if it cannot: then the device stays
-    /// as it was, and the guest gets an error.
+    /// Serves at most `most` pending commands of `owner`'s device; returns how many. Calls `apply` for each
+    /// that changed the device; it returns true once the data path uses the change, or false if that is
+    /// impossible: then the change is undone, and the guest gets an error.
     ///
     /// # Errors
-    /// What the guest did wrong; the queue must not be used any more.
+    /// The guest's fault; the queue must not be used any more.
     pub fn serve<O: AsMut<NetDevice>>(
         &mut self,
         owner: &mut O,
@@ -170,7 +170,7 @@ impl ControlQueue {
         Ok(served)
     }
 
-    /// Answers the command in hand, if there is one.
+    /// Answers the popped command, if there is one.
     fn answer<O: AsMut<NetDevice>>(
         &mut self,
         owner: &mut O,
@@ -199,11 +199,11 @@ impl ControlQueue {
     }
 
     fn publish(&mut self) {
-        // A call of this queue is none of a pair's.
+        // Calls of this queue are not counted in any pair's counters.
         self.vring.publish(&PairCounters::default());
     }
 
-    /// Notes writes in `log` from now on, or no more.
+    /// Logs later writes in `log`; `None` stops that.
     pub fn set_log(&mut self, log: Option<&Arc<DirtyLog>>) {
         self.log = log.cloned();
         self.vring.queue.set_log(log.cloned());

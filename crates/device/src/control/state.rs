@@ -1,4 +1,4 @@
-//! How commands change the driver's state, and what follows.
+//! How commands change the driver's state, and what the data path must update.
 
 use std::sync::Arc;
 
@@ -14,30 +14,30 @@ use crate::hash::{HashTypes, Hashing};
 use crate::net_device::{NetDevice, PairError};
 use crate::receive::{Receive, Steering, Table};
 
-/// What a command changed, and the data path has to follow.
+/// What a command changed. The data path must update it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// Which frames the guest wants: [`NetDevice::receive`].
     Filter,
-    /// The device's address: the same, the config space, and the network's address of the guest. The caller decides
-    /// whether it may have that address.
+    /// The device's address: [`NetDevice::receive`], the config space, and the guest's address in the
+    /// network. The caller decides whether the guest may use that address.
     Mac,
-    /// How many pairs are on ([`State::pairs`], [`crate::pair::Vring::enabled`]), how frames find theirs, and their
-    /// hashes: [`NetDevice::receive`].
+    /// How many pairs are enabled ([`State::pairs`], [`crate::pair::Vring::enabled`]), which pair a frame
+    /// goes to, and hashes: [`NetDevice::receive`].
     Steering,
-    /// Offloads for the guest: [`NetDevice::negotiated`], and each pair's.
+    /// Offloads for the guest: [`NetDevice::negotiated`], and those of each pair.
     Offloads,
-    /// The guest has announced itself: the config space does not request that any more.
+    /// The guest has announced itself: the config space no longer requests that.
     Announced,
 }
 
-/// Why a device cannot take over the driver's state of another one.
+/// Why a device cannot restore the driver's state of another one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
-    /// Only one that was made [with one](NetDevice::with_control) has it.
+    /// Only a device created [with a control queue](NetDevice::with_control) has such a state.
     #[error("this device has no control queue of its own: its VMM serves it")]
     NoControlQueue,
-    /// By the rules for a driver's commands. `at`: how many came before; `begins`: its class and command.
+    /// The rules for a driver's commands refuse it. `at`: its index; `begins`: its class and command.
     #[error("command {at} (from 0) of those that were saved, of class and command {begins:?}, is refused")]
     #[allow(missing_docs, reason = "fields are described above")]
     Refused {
@@ -48,7 +48,7 @@ pub enum RestoreError {
 }
 
 impl State {
-    /// The commands that give a device this state after a reset, except for the announcement. These features are
+    /// The commands that set this state on a reset device, except for the announcement. `features` are
     /// negotiated.
     fn commands(&self, features: u64) -> Vec<Command> {
         let has = |feature| features & feature != 0;
@@ -72,7 +72,7 @@ impl State {
         commands
     }
 
-    /// That for types and key. With RSS they come with a table, also where VQ_PAIRS_SET has put that out of use since.
+    /// The command for types and key. With RSS they are sent with a table, even if VQ_PAIRS_SET has disabled RSS since.
     fn hash_command(&self, rss: bool) -> Option<Command> {
         let hash = self.hash.clone()?;
         if !rss {
@@ -105,7 +105,7 @@ impl State {
                 Change::Mac
             }
             Command::Vlan(vlan, on) => {
-                // There is such a VLAN: that was looked at.
+                // The VLAN exists: the command was checked.
                 let _ = self.vlans.set(vlan, on);
                 Change::Filter
             }
@@ -148,7 +148,7 @@ impl State {
         self.hash = Some(hash);
     }
 
-    /// What the data path works by.
+    /// The part of the state that the data path uses.
     fn receive(&self, features: u64, nic: Option<&NicKey>) -> Receive {
         let has = |feature| features & feature != 0;
         let by_address = has(F_CTRL_RX).then(|| ByAddress {
@@ -172,32 +172,32 @@ impl State {
 }
 
 impl NetDevice {
-    /// Serves its control queue itself, and has this address at first. Offers those of `features` that rest on that:
-    /// [`crate::control::OFFERED`] has them all.
+    /// A device that serves its control queue itself, with the initial address `mac`. Offers those of
+    /// `features` that need that: see [`crate::control::OFFERED`].
     #[must_use]
     pub fn with_control(mut self, mac: Mac, features: u64) -> Self {
         self.add_control(State::new(mac), features & super::OFFERED, false);
         self
     }
 
-    /// The same for a vhost-user back end: the control queue is its own if the front end acknowledges CTRL_VQ and sets
-    /// the vring up. What is acknowledged comes from a VMM, which is not held to what features rest on.
+    /// As [`with_control`](Self::with_control), for a vhost-user back end: the device serves the control queue if the
+    /// front end acknowledges CTRL_VQ and sets the vring up. [`Self::acknowledge`] does not check what features need.
     #[must_use]
     pub fn with_passed_control(mut self, mac: Mac, features: u64) -> Self {
         self.add_control(State::new(mac), features & super::OFFERED, true);
         self
     }
 
-    /// The driver's state, set by the control queue; `None` if the VMM has the queue.
+    /// The driver's state, set by the control queue; `None` if the VMM serves the queue.
     #[must_use]
     pub fn control_state(&self) -> Option<&State> {
         self.control.as_ref()
     }
 
-    /// The driver's state, to be saved: the commands that set it on a device that was reset. Each is in the form of a
-    /// driver's buffers (VirtIO 1.3, 5.1.6.5): class and command, a byte each, and data, whose numbers are
-    /// little-endian. They are at most 4096, one a VLAN, and eleven; each has at most 1077 bytes. Empty if the VMM has
-    /// the control queue.
+    /// The driver's state, to be saved: the commands that set it on a device that was reset. Each is in the
+    /// form of a driver's buffers (VirtIO 1.3, 5.1.6.5): class and command, a byte each, and data, whose
+    /// numbers are little-endian. There are at most 4096 of them for VLANs and eleven others, each of at most
+    /// 1077 bytes. Empty if the VMM serves the control queue.
     ///
     /// Only commands that were negotiated are made, so [`features`](Self::features) must be saved with them. The
     /// device's address is among them if the driver may set it (VIRTIO_NET_F_CTRL_MAC_ADDR); otherwise create the other
@@ -231,11 +231,11 @@ impl NetDevice {
         commands.map(|command| command.bytes()).collect()
     }
 
-    /// Takes over the driver's state of another device, in this process or in another: that one's
-    /// [`control_commands`](Self::control_commands), where a VM moves or is restored. They are checked like a driver's
-    /// commands, so they may come from anywhere, and the other device's features have to be
-    /// [acknowledged](Self::acknowledge) before. The earlier state of this device is forgotten; its original address
-    /// stays, and is its address after a reset. The data path follows as after each [`Change`].
+    /// Restores the driver's state of another device, in this process or another, from its
+    /// [`control_commands`](Self::control_commands), when a VM is migrated or restored. They are checked like
+    /// a driver's commands, so they may come from anywhere, and the other device's features have to be
+    /// [acknowledged](Self::acknowledge) before. The earlier state of this device is lost; its original
+    /// address remains the one after a reset. Update the data path as after each [`Change`].
     ///
     /// # Errors
     /// [`RestoreError`]; nothing has changed.
@@ -259,7 +259,7 @@ impl NetDevice {
         Ok(())
     }
 
-    /// The control queue's vring: behind those of all pairs that the driver can use (VirtIO 1.3, 5.1.2).
+    /// The control queue's vring: after those of all pairs that the driver can use (VirtIO 1.3, 5.1.2).
     #[must_use]
     pub fn control_index(&self) -> u32 {
         let multiqueue = self.features() & (F_MQ | F_RSS) != 0;
@@ -267,7 +267,7 @@ impl NetDevice {
         u32::try_from(pairs * 2).unwrap_or(u32::MAX)
     }
 
-    /// Makes the control queue of a device whose vring for it is started.
+    /// Creates the control queue, whose vring must be started.
     ///
     /// # Errors
     /// [`PairError`].
@@ -277,7 +277,7 @@ impl NetDevice {
         Ok(ControlQueue::new(vring, memory, self.log().cloned()))
     }
 
-    /// The control queue was stopped there; the next one goes on from there.
+    /// Keeps the position of the stopped control queue, from which the next one continues.
     ///
     /// # Errors
     /// [`crate::vring::VringError`].
@@ -321,7 +321,7 @@ impl NetDevice {
         (self.offered() & (F_RSS | F_HASH_REPORT) != 0).then_some(limits)
     }
 
-    /// Switches pairs on and off by the driver's last command.
+    /// Enables and disables pairs according to the driver's last command.
     fn switch_pairs(&mut self, change: Change) {
         if change != Change::Steering {
             return;
@@ -329,7 +329,7 @@ impl NetDevice {
         let on = self.control.as_ref().map_or(0, State::pairs);
         for pair in 0..u32::try_from(self.pairs()).unwrap_or(0) {
             for vring in [pair * 2, pair * 2 + 1] {
-                // Of a pair that there is.
+                // Cannot fail: the pair exists.
                 let _ = self.set_enabled(vring, pair < on.into());
             }
         }

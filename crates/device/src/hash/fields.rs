@@ -1,12 +1,12 @@
-//! Of what a frame's hash is computed (VirtIO 1.3, 5.1.6.4.3.2 to 5.1.6.4.3.4).
+//! The input of a frame's hash (VirtIO 1.3, 5.1.6.4.3.2 to 5.1.6.4.3.4).
 //!
-//! What the specification leaves open, and what is done here:
+//! Choices where the specification leaves them open:
 //!
 //! - VLAN tags, two at most, are skipped.
-//! - A fragment has no ports, its first piece neither: so all pieces of a packet have one hash, and go one way.
+//! - A fragment has no ports, not even the first: so all fragments of a packet have one hash and go to one queue.
 //! - Where the headers are longer than what is looked at ([`HEADERS_MAX`] bytes), contradict themselves, or end with the
 //!   packet, what is behind is taken for absent: there are no ports then, and addresses remain.
-//! - Padding behind the packet is no part of it.
+//! - Padding after the packet is not part of it.
 
 use packet::HEADERS_MAX;
 use packet::ethernet::{self, Payload, Skip};
@@ -16,8 +16,8 @@ use packet::protocol::{DESTINATION_OPTIONS, ROUTING, TCP, UDP};
 
 use super::{HashType, HashTypes};
 
-/// The fields that are hashed. They stay where they are: a copy would be written in pieces and read in others, for
-/// which a CPU has to wait.
+/// The fields that are hashed. They are references: a copy would be written and read in pieces of different
+/// sizes, which stalls store forwarding.
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a> {
     kind: HashType,
@@ -58,7 +58,7 @@ enum Transport<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Of the frame that begins so, for the first of `types` that it allows; `None`: no hash is calculated.
+    /// The input for a frame that begins with `head`, of the first of `types` that applies; `None`: no hash.
     #[inline]
     #[must_use]
     pub fn of(head: &'a [u8], types: HashTypes) -> Option<Self> {
@@ -81,14 +81,14 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Which type it is for.
+    /// The hash type.
     #[inline]
     #[must_use]
     pub fn kind(&self) -> HashType {
         self.kind
     }
 
-    /// The input of the hash, one part behind the other: [`HashType::input_bytes`].
+    /// The input of the hash, in order; [`HashType::input_bytes`] in all.
     #[inline]
     #[must_use]
     pub fn parts(&self) -> [&'a [u8]; 3] {
@@ -97,7 +97,7 @@ impl<'a> Input<'a> {
 }
 
 impl Kinds {
-    /// The first one that is enabled and that the packet allows, and its ports.
+    /// The first type that is enabled and applies to the packet, and its ports.
     #[inline]
     fn choose<'a>(&self, transport: Transport<'a>, types: HashTypes) -> Option<(HashType, &'a [u8])> {
         match transport {

@@ -1,21 +1,21 @@
 //! The hash of a frame: its input, its key, and its report to the guest (VirtIO 1.3, 5.1.6.4.3 and 5.1.6.4.5).
 //!
-//! A driver enables hash types and sets the key ([`Hashing`]). For each frame the device takes the first type that the
-//! frame's headers allow ([`fields`]), computes the Toeplitz hash of these fields with that key ([`toeplitz`]), and
+//! A driver enables hash types and sets the key ([`Hashing`]). For each frame the device uses the first type that
+//! applies to its headers ([`fields`]), computes the Toeplitz hash of these fields with that key ([`toeplitz`]), and
 //! reports value and type: the [`Report`]. The same value chooses the receive queue under RSS ([`crate::receive`]).
 //!
 //! # A hash that the NIC computed
 //! A NIC may have computed a hash already ([`nic::NicHash`]). It is reported only if it is the one that VirtIO
-//! requires, bit by bit. That is: the NIC uses Toeplitz; its key is the driver's, as far as the fields reach; and its
-//! type is the one that 5.1.6.4.3 chooses for each frame with that type of the NIC. The specification leaves no room
-//! for another: the device "uses a key as defined in `hash_key_data`" for "the hash", and `hash_value` is "the value of
-//! calculated hash". Linux's virtio_net does not check where the value comes from (`virtio_skb_set_hash`), and would
-//! take any; but it also shows the key to its users (`ethtool -x`), DPDK's users compute the same hash in software to
-//! find a flow again, and under RSS the value has to lead to the queue in the driver's table.
+//! requires, bit by bit. That is: the NIC uses Toeplitz; its key equals the driver's, as far as the input needs it; and
+//! for every frame with the NIC's type, 5.1.6.4.3 would choose the same type. The specification allows no other hash:
+//! the device "uses a key as defined in `hash_key_data`" for "the hash", and `hash_value` is "the value of calculated
+//! hash". Linux's virtio_net does not check where the value comes from (`virtio_skb_set_hash`), and would accept any;
+//! but it also shows the key to its users (`ethtool -x`), DPDK's users compute the same hash in software to find a flow
+//! again, and with RSS the value must select the queue in the driver's table.
 //!
-//! So a NIC's hash is used if the NIC has the guest's key (`ethtool -X IFNAME hkey …`, or the RSS context of the queue
-//! that the guest has), and otherwise the hash is computed: tens of nanoseconds. The choice of the NIC's own queues,
-//! and flow caches, are not bound by this.
+//! So a NIC's hash is used if the NIC has the guest's key (`ethtool -X IFNAME hkey …`, or the RSS context of
+//! the guest's queue). Otherwise the hash is computed, which takes tens of nanoseconds. These rules do not
+//! concern the choice of the NIC's own queues, or flow caches.
 
 pub mod fields;
 pub mod nic;
@@ -25,7 +25,7 @@ use fields::Input;
 use nic::{NicHash, NicKey};
 use toeplitz::{KEY_BYTES, Toeplitz};
 
-/// What a hash was computed of; the number is that of the report (VirtIO 1.3, 5.1.6.4.5).
+/// The input of a hash; the number is that in the report (VirtIO 1.3, 5.1.6.4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum HashType {
@@ -41,7 +41,7 @@ pub enum HashType {
     TcpV6 = 5,
     /// Addresses of IPv6 and ports of UDP.
     UdpV6 = 6,
-    /// Addresses of IPv6, of a packet with extension headers, which may name others.
+    /// Addresses of IPv6, from a packet with extension headers, which may contain the ones to use.
     Ipv6Ex = 7,
     /// The same and ports of TCP.
     TcpV6Ex = 8,
@@ -73,7 +73,7 @@ impl HashType {
         1 << (self.number() - 1)
     }
 
-    /// Bytes of the fields: two addresses, and two ports where it has them.
+    /// Bytes of the input: two addresses, and two ports if it has them.
     #[must_use]
     pub const fn input_bytes(self) -> usize {
         match self {
@@ -92,10 +92,10 @@ pub struct HashTypes(u32);
 impl HashTypes {
     /// None at all.
     pub const NONE: Self = Self(0);
-    /// All that this device has.
+    /// All types that this device supports.
     pub const ALL: Self = Self(0x1ff);
 
-    /// Those of a bitmask; `None` if it has other bits.
+    /// The types in a bitmask; `None` if it has other bits.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Option<Self> {
         if bits & !Self::ALL.0 == 0 {
@@ -111,32 +111,32 @@ impl HashTypes {
         self.0
     }
 
-    /// With one more.
+    /// The set with one more type.
     #[must_use]
     pub const fn with(self, one: HashType) -> Self {
         Self(self.0 | one.bit())
     }
 
-    /// Whether it has that one.
+    /// Whether the set has that type.
     #[inline]
     #[must_use]
     pub const fn has(self, one: HashType) -> bool {
         self.0 & one.bit() != 0
     }
 
-    /// Whether it has none.
+    /// Whether the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 }
 
-/// The report about a frame's hash. By default: there is none.
+/// The report of a frame's hash. The default: no hash.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Report {
     /// The hash; 0 if there is none.
     pub value: u32,
-    /// Of what; `None`: it was not calculated.
+    /// Its input; `None`: it was not calculated.
     pub kind: Option<HashType>,
 }
 
@@ -156,19 +156,19 @@ impl Report {
     }
 }
 
-/// What a driver wants to be hashed, and how: what RSS_CONFIG and HASH_CONFIG have in common.
+/// The driver's hash types and key: the common part of RSS_CONFIG and HASH_CONFIG.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HashConfig {
     /// Hash types that are enabled.
     pub types: HashTypes,
-    /// The key; a shorter one has zeros behind it.
+    /// The key; a shorter one is padded with zeros.
     pub key: [u8; KEY_BYTES],
 }
 
 /// The origin of a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// The NIC: nothing of the frame was looked at.
+    /// The NIC: the frame was not read.
     Nic,
     /// This device.
     Device,
@@ -176,17 +176,17 @@ pub enum Source {
     Nobody,
 }
 
-/// Calculates hashes for one driver. Made when the driver sets its types, and used for each frame.
+/// Calculates hashes for one driver. Created when the driver sets its types, and used for each frame.
 #[derive(Debug, Clone)]
 pub struct Hashing {
     types: HashTypes,
     toeplitz: Toeplitz,
-    /// Types of a NIC's hashes that are what the driver wants.
+    /// Types of the NIC's hashes that can be reported to the driver.
     from_nic: HashTypes,
 }
 
 impl Hashing {
-    /// For that driver, and a NIC whose key is known, or none.
+    /// For a driver, and for a NIC if its key is known.
     #[must_use]
     pub fn new(config: &HashConfig, nic: Option<&NicKey>) -> Self {
         Self {
@@ -202,7 +202,7 @@ impl Hashing {
         self.types
     }
 
-    /// Types of a NIC's hashes that are reported as they are.
+    /// Types of the NIC's hashes that are reported unchanged.
     #[must_use]
     pub fn from_nic(&self) -> HashTypes {
         self.from_nic

@@ -1,4 +1,4 @@
-//! The hash that a NIC computed, as XDP's RX metadata gives it, and whether it is the guest's.
+//! The hash that a NIC computed, from XDP's RX metadata, and whether it is the one that the guest wants.
 
 use super::toeplitz::KEY_BYTES;
 use super::{HashConfig, HashType, HashTypes};
@@ -22,8 +22,8 @@ const L4_TCP: u32 = L4 | 1 << 4;
 const L4_UDP: u32 = L4 | 1 << 5;
 
 impl NicHash {
-    /// Its input; `None` if VirtIO has no name for that: SCTP, the SPI of IPsec, ports of an unknown protocol (all that
-    /// veth reports of a frame), no hash at all.
+    /// Its input; `None` if VirtIO has no such hash type: SCTP, the SPI of IPsec, ports of an unknown
+    /// protocol (all that veth reports of a frame), no hash at all.
     #[inline]
     #[must_use]
     pub fn kind(self) -> Option<HashType> {
@@ -57,17 +57,17 @@ impl NicHash {
 pub struct NicKey(Vec<u8>);
 
 impl NicKey {
-    /// With these bytes; NICs have 40 or more.
+    /// A key of these bytes; NICs have 40 or more.
     #[must_use]
     pub fn toeplitz(key: &[u8]) -> Self {
         Self(key.to_vec())
     }
 
-    /// The types of the NIC's hashes that are, for each frame, the ones to report to that driver.
+    /// The types of the NIC's hashes that are the correct ones for that driver in every frame.
     ///
     /// A type alone does not prove that: a NIC may use the type `L3_IPV4` for TCP, too, for which the driver wants
-    /// ports; and one that reports `L3_IPV6` without extension headers may have skipped some. So addresses alone serve
-    /// only where no type with ports is enabled for that kind of packet, and plain IPv6 only where no `_EX` is.
+    /// ports; and one that reports `L3_IPV6` without extension headers may have skipped some. So a hash of addresses is
+    /// used only if no type with ports is enabled for that kind of packet, and plain IPv6 only if no `_EX` type is.
     #[must_use]
     pub(super) fn usable(&self, driver: &HashConfig) -> HashTypes {
         use HashType as T;
@@ -86,7 +86,7 @@ impl NicKey {
         kinds.fold(HashTypes::NONE, HashTypes::with)
     }
 
-    /// Whether the keys are the same as far as the hash of such a packet uses them.
+    /// Whether the keys are equal in the part that a hash of this type uses.
     fn is_key_of(&self, driver: &HashConfig, kind: HashType) -> bool {
         let used = (kind.input_bytes() + 4).min(KEY_BYTES);
         self.0.get(..used) == Some(&driver.key[..used])

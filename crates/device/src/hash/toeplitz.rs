@@ -1,20 +1,20 @@
 //! The Toeplitz hash: for each bit of the input that is set, 32 bits of the key from that place on, all of them XORed.
 //!
-//! Since that is linear, what a byte at one place of the input contributes is looked up: 256 sums for each of the 36
-//! bytes that an input has at most, made once for a key. The tables are 36 KiB, of which a frame touches a cache line
-//! for each byte of its input. That is fewer than tables for half bytes would have touched, and it was faster in each
-//! setting than those, and than masks, for which the compiler takes vector instructions (`examples/hash_cost.rs`).
+//! Since that is linear, the contribution of a byte at one position is looked up: 256 sums for each of at most 36
+//! input bytes, computed once per key. The tables take 36 KiB, of which a frame touches a cache line for each byte
+//! of its input. That is fewer than with tables for half bytes, and it was faster in each setting than those, and
+//! than masks, for which the compiler uses vector instructions (`examples/hash_cost.rs`).
 
-/// Longest key, bytes: 36 bytes of input and the 32 bits that the last of their bits takes. It is also the least that
-/// VirtIO allows as `rss_max_key_size` (1.3, 5.1.4.1).
+/// Longest key, bytes: 36 bytes of input, and 32 bits for its last bit. It is also the minimum for
+/// `rss_max_key_size` (VirtIO 1.3, 5.1.4.1).
 pub const KEY_BYTES: usize = MOST_INPUT + 4;
 /// Longest input: two addresses of IPv6 and two ports, bytes.
 pub const MOST_INPUT: usize = 36;
 
-/// What a byte contributes, by its value.
+/// The contribution of a byte, by its value.
 type Sums = [u32; 256];
 
-/// A key, made ready.
+/// The tables of a key.
 #[derive(Clone)]
 pub struct Toeplitz {
     /// For each byte of the input.
@@ -22,7 +22,7 @@ pub struct Toeplitz {
 }
 
 impl Toeplitz {
-    /// With that key.
+    /// Computes the tables of a key.
     #[must_use]
     pub fn new(key: &[u8; KEY_BYTES]) -> Self {
         let bytes = key.windows(5).map(|window| {
@@ -43,9 +43,9 @@ impl Toeplitz {
         }
     }
 
-    /// The hash of an input, which comes in parts.
+    /// The hash of an input in several parts.
     ///
-    /// Bytes beyond [`MOST_INPUT`] are not looked at.
+    /// Bytes beyond [`MOST_INPUT`] are ignored.
     #[inline]
     #[must_use]
     pub fn hash(&self, input: &[&[u8]]) -> u32 {
@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// As the definition has it, bit by bit.
+    /// The definition, bit by bit.
     fn by_definition(key: &[u8; KEY_BYTES], input: &[u8]) -> u32 {
         let bit = |bytes: &[u8], at: usize| bytes[at / 8] >> (7 - at % 8) & 1;
         let mut hash = 0;

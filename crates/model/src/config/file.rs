@@ -9,7 +9,7 @@
 //! ifname = "eth1"
 //! ```
 //!
-//! An entry keeps the line of each of its keys, so that what turns out to be wrong later is reported with its line, too.
+//! An entry stores the line of each of its keys, so that an error that is found later is reported with its line, too.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,18 +25,18 @@ use super::table::{Mistake, Table};
 use super::{Daemon, Network, Port};
 use crate::mistakes::{cut, line_of, quoted};
 
-/// Where an entry comes from that no file has, in error messages.
+/// In error messages: the source of an entry that is in no file.
 pub const ADDED: &str = "added by the API";
 
 /// Longest name of a port or network, bytes.
 const LONGEST_NAME: usize = 32;
 
-/// A table of a file, or what is added to the file at run time.
+/// A table of a file, or one that a client added at run time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Entry<T> {
-    /// Of the port or network; of `[daemon]` empty.
+    /// Name of the port or network; empty for `[daemon]`.
     pub name: String,
-    /// What it says.
+    /// Its keys with their values.
     pub value: T,
     /// The line in which it begins, counted from 1; 0: it is in no file.
     pub line: usize,
@@ -45,7 +45,7 @@ pub struct Entry<T> {
 }
 
 impl<T: Table> Entry<T> {
-    /// One that is in no file.
+    /// An entry that is in no file.
     pub fn of_no_file(name: &str, value: T) -> Self {
         Self {
             name: name.to_owned(),
@@ -61,7 +61,7 @@ impl<T: Table> Entry<T> {
         self.value.differences(&other.value)
     }
 
-    /// The first of its keys that this text names.
+    /// The first key of the table that this text (an error message) names.
     #[must_use]
     pub fn named_by(&self, text: &str) -> Option<String> {
         let keys = self.value.keys();
@@ -89,7 +89,7 @@ pub struct Tables {
     pub ports: Vec<Entry<Port>>,
 }
 
-/// Which kind of table has a name.
+/// Kinds of tables that have names.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TableKind {
@@ -111,16 +111,16 @@ impl fmt::Display for TableKind {
 
 /// A table that has a name.
 pub trait NamedTable: Table + 'static {
-    /// Which one.
+    /// Its kind.
     const KIND: TableKind;
 
-    /// Those of this kind.
+    /// The tables of this kind.
     fn of(tables: &Tables) -> &Vec<Entry<Self>>;
 
-    /// The same, to change them.
+    /// The tables of this kind, mutable.
     fn of_mut(tables: &mut Tables) -> &mut Vec<Entry<Self>>;
 
-    /// Makes one that is in no file; keys that are null are not set.
+    /// Makes an entry that is in no file; a key whose value is null is not set.
     ///
     /// # Errors
     /// A name is not possible, a key is unknown, or its value is not possible.
@@ -157,16 +157,16 @@ impl NamedTable for Network {
     }
 }
 
-/// A file, and what was added to it at run time.
+/// A configuration file, and the tables that clients added at run time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ConfigFile {
-    /// Absolute.
+    /// Absolute path of the file.
     pub path: PathBuf,
     /// `[daemon]`.
     pub daemon: Entry<Daemon>,
-    /// Those of the file, in its order.
+    /// Tables of the file, in its order.
     pub tables: Tables,
-    /// Those that were added.
+    /// Tables that clients added at run time.
     pub added: Tables,
     /// Those that were added and are not possible together with the others: a later file may allow them.
     pub left_out: Tables,
@@ -182,12 +182,12 @@ pub struct WrongLine {
 }
 
 impl ConfigFile {
-    /// All of a kind, first those of the file.
+    /// All entries of a kind: first those of the file, then those added at run time.
     pub fn all<T: NamedTable>(&self) -> impl Iterator<Item = &Entry<T>> {
         T::of(&self.tables).iter().chain(T::of(&self.added))
     }
 
-    /// Where a table has the key that this text names.
+    /// The start of an error message about this table: file, line of the key that `text` names, kind and name.
     #[must_use]
     pub fn place_of<T: NamedTable>(&self, table: &Entry<T>, text: &str) -> String {
         let (kind, name) = (T::KIND, &table.name);
@@ -233,7 +233,7 @@ impl ConfigFile {
     }
 }
 
-/// The tables of a text.
+/// Parses a text as TOML.
 pub(crate) fn tables(text: &str) -> Result<Spanned<DeTable<'_>>, WrongLine> {
     DeTable::parse(text).map_err(|error| WrongLine {
         line: error.span().map(|place| line_of(text, place.start)),
@@ -300,7 +300,7 @@ pub(crate) fn entry<T: Table>(
     })
 }
 
-/// The sentence of a mistake, with the value as the file has it, which may have another form than JSON.
+/// The message of a mistake, with the value as the file writes it, which can differ from its JSON.
 fn as_written(text: &str, table: &DeTable<'_>, mistake: Mistake) -> String {
     let Some(key) = &mistake.key else {
         return mistake.what;
@@ -319,14 +319,14 @@ fn as_written(text: &str, table: &DeTable<'_>, mistake: Mistake) -> String {
     }
 }
 
-/// Where a table has the value that a mistake is about.
+/// Position in the file of the value that a mistake is about.
 fn place_of(table: &DeTable<'_>, mistake: &Mistake) -> Option<Range<usize>> {
     let (key, value) = find(table, mistake.key.as_deref()?)?;
     let list = value.get_ref().as_array();
     let element = list.and_then(|list| list.get(mistake.number?.checked_sub(1)?));
     let Some(element) = element else { return Some(key) };
     let inner = element.get_ref().as_table();
-    // What does not go together is named by the sentence itself.
+    // `Rule::check` reports no inner key: its message begins with the key's name.
     let named = mistake.inner_key.as_deref().or_else(|| {
         let what = mistake.what.split_once(": ")?.1;
         Some(what.split([':', ' ']).next().unwrap_or_default())
@@ -340,7 +340,7 @@ fn find<'a>(table: &'a DeTable<'_>, name: &str) -> Option<(Range<usize>, &'a Spa
     Some((key.span(), value))
 }
 
-/// A value as JSON has it.
+/// Converts a TOML value to JSON.
 fn json(value: &DeValue<'_>) -> Value {
     match value {
         DeValue::Boolean(on) => Value::Bool(*on),
@@ -368,7 +368,7 @@ fn json(value: &DeValue<'_>) -> Value {
     }
 }
 
-/// What names are possible, in words.
+/// The rule for names, for error messages.
 #[must_use]
 pub fn name_rule() -> String {
     format!(

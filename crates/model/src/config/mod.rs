@@ -1,8 +1,8 @@
 //! Ports, networks and the daemon, as an operator configures them.
 //!
-//! A table of a file or a JSON object is read key by key into sections ([`Table`]): each section is a structure that the
-//! code which uses it gets whole. An error names the key, its value and the remedy ([`Mistake`]). Values are checked for
-//! themselves here; what must fit together is checked by the daemon when it builds what it runs.
+//! A table of a file or a JSON object is read key by key into sections ([`Table`]): each section is a structure that
+//! the code using it gets whole. An error names the key, its value and the remedy ([`Mistake`]). Each value is checked
+//! here on its own; the daemon checks combinations of keys when it sets up ports and networks.
 
 mod daemon;
 pub(crate) mod file;

@@ -15,7 +15,7 @@ pub struct Network {
     #[serde(flatten)]
     #[command(flatten)]
     pub uplink: Uplink,
-    /// How they are used.
+    /// How queues of the uplink are used.
     #[serde(flatten)]
     #[command(flatten)]
     pub attachment: Attachment,
@@ -38,7 +38,7 @@ pub struct Uplink {
     /// Network interface that all ports of the network share [default: none, they reach each other only]
     #[arg(long, value_name = "IFNAME")]
     pub uplink: Option<String>,
-    /// Queues of the uplink. Set it to all that receive frames (`ethtool -l`), or guests lose frames [default: 1]
+    /// Number of uplink queues. Set it to all that receive frames (`ethtool -l`), or guests lose frames [default: 1]
     #[arg(long, value_name = "N")]
     pub queues: Option<u32>,
     /// Memory of the daemon for the frames of each queue, from 512KiB to 6MiB [default: 6MiB]

@@ -19,10 +19,10 @@ pub struct Policy {
     pub vlan: Option<u16>,
     /// VLANs of a port of a network whose tags the guest sees, as in the configuration file.
     pub trunk: Option<String>,
-    /// What it may do in its network.
+    /// What the guest may do in its network.
     #[serde(flatten)]
     pub options: MemberOptions,
-    /// What it may send. `guard` is set for each guest of a network, unless addresses are learned.
+    /// What the guest may send. `guard` is set for each guest of a network, unless addresses are learned.
     #[serde(flatten, with = "shown")]
     #[schemars(schema_with = "shown::schema")]
     pub guard: Guard,
@@ -33,7 +33,7 @@ pub struct Policy {
 /// How a port is filtered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FilterSummary {
-    /// How many rules it has, of both directions; `/v1/ports/{name}/rules` has them.
+    /// Number of rules of the port, for both directions; `/v1/ports/{name}/rules` lists them.
     pub rules: usize,
     /// What happens to frames from the guest that no rule matches.
     pub from_guest_default: Action,
@@ -105,7 +105,7 @@ impl Policy {
         ips.map(ToString::to_string).collect()
     }
 
-    /// Names of what its guest may do with `ips` besides.
+    /// Names of the roles that the guest has: `router`, `dhcp-server`.
     fn roles(&self) -> Vec<String> {
         let names = names_of_set(&self.guard);
         names.into_iter().filter(|name| name != "guard").collect()
@@ -144,7 +144,7 @@ impl Policy {
         (!words.is_empty()).then(|| words.join(", "))
     }
 
-    /// The same without VLANs, by names of keys, for a column of a table.
+    /// A short form of [`line`](Self::line) without VLANs, by names of keys, for a column of a table.
     #[must_use]
     pub fn short(&self, in_network: bool) -> String {
         let mut words = names_of_set(&self.options);

@@ -16,11 +16,11 @@ use super::values::{
 /// A port: the options of `serve`, `--port`, `[port.NAME]` of a file, and the body of the API.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema, Args)]
 pub struct Port {
-    /// Where the VMM is.
+    /// The vhost-user socket.
     #[serde(flatten)]
     #[command(flatten)]
     pub socket: Socket,
-    /// Where frames go to and come from.
+    /// The network interface, or a cable or null device instead.
     #[serde(flatten)]
     #[command(flatten)]
     pub interface: Interface,
@@ -36,7 +36,7 @@ pub struct Port {
     #[serde(flatten)]
     #[command(flatten)]
     pub external: External,
-    /// Where frames lie.
+    /// Where frames are stored.
     #[serde(flatten)]
     #[command(flatten)]
     pub memory: Memory,
@@ -44,7 +44,7 @@ pub struct Port {
     #[serde(flatten)]
     #[command(flatten)]
     pub member: Membership,
-    /// What it may do there.
+    /// Options of the port in that network.
     #[serde(flatten)]
     #[command(flatten)]
     pub options: MemberOptions,
@@ -70,14 +70,14 @@ table! {
     Port { socket, interface, attachment, polling, external, memory, member, options, guard, offers, limits, filter }
 
     fn keeps(&self, key: &str) -> bool {
-        // The VLANs of a port with queues of its own are those of its lease; learned addresses are of the VLANs of before.
+        // The lease fixes the VLANs of a port with its own queues; a learning port has addresses in its old VLANs.
         let keeps_vlans = self.options.learning || self.interface.ifname.is_some() || self.member.network.is_none();
         keeps_vlans && ["vlan", "trunk"].contains(&key)
     }
 }
 
 impl Port {
-    /// Names of the groups of options, for options that exclude them all.
+    /// Names of the clap groups of these options, for an option that conflicts with all of them.
     pub const GROUPS: [&'static str; 12] = [
         "Socket",
         "Interface",
@@ -93,7 +93,7 @@ impl Port {
         "Filter",
     ];
 
-    /// A port that has the keys of these words, and all others from this one, except its socket.
+    /// A port with the keys of these words; all others, except `socket-path` and `fd`, are copied from `self`.
     ///
     /// # Errors
     /// A word is no key, or its value is not possible.
@@ -108,7 +108,7 @@ impl Port {
         }
         keys.extend(Self::read_words(words)?.keys());
         if keys.contains_key("fd") || keys.contains_key("client") {
-            // The daemon does not make that socket: options for the sockets of other ports are not meant.
+            // The daemon does not create this socket: owner, group and mode from `self` do not apply to it.
             keys.retain(|key, _| {
                 has(key) || !["socket-owner", "socket-group", "socket-mode"].contains(&key.as_str())
             });
@@ -160,9 +160,9 @@ pub struct Interface {
     /// Queue pairs, each on a queue of the interface [default: 1]
     #[arg(long, value_name = "N")]
     pub queues: Option<u16>,
-    /// MAC address of the guest; the VMM must use the same. It then receives this address and multicast only; others go
-    /// to the host [default: made from socket and interface, the same each time, and all frames of the queues are the
-    /// guest's]
+    /// MAC address of the guest; the VMM must use the same. The guest then receives only frames to it and multicast;
+    /// others go to the host [default: made from socket and interface, the same each time, and all frames of the queues
+    /// are the guest's]
     #[arg(long)]
     pub mac: Option<Mac>,
     /// VLANs whose frames the guest receives, for instance 100,200-203; 0: untagged ones [default: all]
@@ -212,15 +212,15 @@ pub struct Polling {
 }
 
 /// Another program's XDP program, map and sockets: names and rules are those of QEMU's `-netdev af-xdp` (qapi/net.json,
-/// since 10.1); `map-fd` and `afxdp-plugin` are further ways to the same.
+/// since 10.1); `map-fd` and `afxdp-plugin` are additions of this daemon.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct External {
     /// Load no XDP program, use the attached one: needs --sock-fds, --map-path or --map-fd, and --memory copy
     #[arg(long)]
     pub inhibit: bool,
-    /// AF_XDP sockets, unbound, that another program opened and put into the XDP program's map: inherited descriptors in
-    /// the order of the queues
+    /// AF_XDP sockets, unbound, that another program opened and put into the XDP program's map: inherited descriptors
+    /// in the order of the queues
     #[arg(long, value_name = "FD:FD...")]
     pub sock_fds: Option<Fds>,
     /// Put sockets into the XSKMAP pinned at this path
@@ -242,12 +242,12 @@ pub struct External {
     pub map_layout: Option<String>,
 }
 
-/// Where frames lie, and what memory of a guest is accepted.
+/// Where frames are stored, and what memory of a guest is accepted.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Memory {
-    /// Where frames are: copy: in daemon memory; send-direct: sent ones in guest RAM; direct: all in guest RAM. The last
-    /// two pin all guest RAM: no ballooning, overcommit or postcopy [default: copy]
+    /// Where frames are: copy: in daemon memory; send-direct: sent ones in guest RAM; direct: all in guest RAM. The
+    /// last two pin all guest RAM: no ballooning, overcommit or postcopy [default: copy]
     #[arg(long, value_enum)]
     pub memory: Option<Placement>,
     /// Memory of the daemon for the frames of each queue pair while it copies them both ways, from 512KiB to 6MiB: less
@@ -264,7 +264,7 @@ pub struct Memory {
     pub memory_files: Option<FileKinds>,
 }
 
-/// Reads the memory of a guest.
+/// Reads a size of guest memory and checks its lower bound.
 fn guest_memory<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Size>, D::Error> {
     let size: Option<Size> = Deserialize::deserialize(from)?;
     if let Some(Size(bytes)) = size {
@@ -277,8 +277,8 @@ fn guest_memory<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Size
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Membership {
-    /// Network of the port: a `[network.NAME]` of the file. With `vlan` its frames are of that VLAN,
-    /// without a tag towards the guest. With `ifname` the port has queues of the uplink's interface for itself
+    /// Network of the port: a `[network.NAME]` of the file. With `vlan` the port is in that VLAN,
+    /// and the guest sees no tags. With `ifname` the port has queues of the uplink's interface for itself
     #[arg(long, value_name = "NAME", hide = true, conflicts_with_all = ["cable", "null"])]
     pub network: Option<String>,
     /// VLANs of the network whose frames the guest receives and sends, with their tags, for instance 100,200-203
@@ -303,8 +303,8 @@ pub struct MemberOptions {
     #[arg(long, hide = true)]
     #[schemars(extend("x-live" = true))]
     pub hairpin: bool,
-    /// The guest receives no broadcast and multicast frames, also not as a promiscuous port. It needs static ARP and
-    /// neighbour entries
+    /// The guest receives no broadcast and multicast frames, even if the port is promiscuous. It needs static ARP
+    /// and neighbour entries
     #[arg(long, hide = true)]
     #[schemars(extend("x-live" = true))]
     pub unicast_only: bool,
@@ -397,8 +397,8 @@ pub struct Limits {
     pub to_guest_packets_burst: Option<Burst>,
 }
 
-/// Which frames the guest may send and receives: one list of rules, of which the first that matches a frame decides, and
-/// a default for each direction.
+/// Which frames the guest may send and receive: one list of rules, of which the first that matches a frame decides,
+/// and a default for each direction.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Args)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Filter {
@@ -420,8 +420,8 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// What happens to frames that no rule matches. Without a default it is as with security groups: all pass where there
-    /// are no rules, none where there are some.
+    /// What happens to frames that no rule matches. If no default is set, it is as with security groups: without rules
+    /// all frames pass, with rules none.
     #[must_use]
     pub fn default_for(&self, direction: Direction) -> Action {
         let has_rules = self.rule.iter().any(|rule| rule.direction == direction);

@@ -14,7 +14,7 @@ const MOST_ADDRESSES: usize = 64;
 
 written!(IpPrefix, Prefixes);
 
-/// IP addresses that begin alike: one address, or a network.
+/// An IP address or network (CIDR).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpPrefix {
     address: IpAddr,
@@ -26,7 +26,7 @@ impl Written for IpPrefix {
         "an IP address or network in quotes, such as \"192.0.2.10\" or \"2001:db8:1::/64\"";
 }
 
-/// An address, or one with the number of bits that count; multicast and unspecified addresses included.
+/// An address, or a network in CIDR notation; multicast and unspecified addresses are accepted.
 impl FromStr for IpPrefix {
     type Err = String;
 
@@ -66,10 +66,10 @@ impl Display for IpPrefix {
 }
 
 impl IpPrefix {
-    /// Addresses that a guest can have.
+    /// Parses an address or network that a guest can have.
     ///
     /// # Errors
-    /// It is no address or network, or a multicast or unspecified address.
+    /// The text is no address or network, or a multicast or unspecified address.
     pub fn of_station(text: &str) -> Result<Self, String> {
         let prefix: Self = text.parse()?;
         let all = if prefix.address.is_ipv4() { 32 } else { 128 };
@@ -102,7 +102,7 @@ impl IpPrefix {
         }
     }
 
-    /// The address with those bits only that count.
+    /// The address with its host bits cleared.
     fn network(&self) -> IpAddr {
         match self.address {
             IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & mask_v4(self.bits)).into(),
@@ -111,12 +111,12 @@ impl IpPrefix {
     }
 }
 
-/// The first bits of an address of 32.
+/// Netmask of an IPv4 prefix.
 fn mask_v4(bits: u32) -> u32 {
     u32::MAX.checked_shl(32 - bits).unwrap_or(0)
 }
 
-/// The same of one of 128.
+/// Netmask of an IPv6 prefix.
 fn mask_v6(bits: u32) -> u128 {
     u128::MAX.checked_shl(128 - bits).unwrap_or(0)
 }

@@ -1,7 +1,7 @@
 //! Filter rules of a port: which frames its guest may send, and which it receives.
 //!
-//! A rule is a table in a file and in JSON, and words `KEY=VALUE` on a command line. What a rule does not name it does
-//! not look at.
+//! A rule is a table in a file and in JSON, and words `KEY=VALUE` on a command line. A rule ignores every field of a
+//! frame that it does not name.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
@@ -18,12 +18,12 @@ use super::prefix::IpPrefix;
 use super::table::{Keys, reason};
 use super::values::{Written, written};
 
-/// Most rules of a port, of both directions together: what a frame of an unknown flow costs stays about a microsecond,
-/// and the memory of the compiled rules within its bound.
+/// Most rules of a port, of both directions together. This bounds the lookup for a frame of an unknown flow to about a
+/// microsecond, and the memory of the compiled rules.
 pub const MOST_RULES: usize = 10_000;
-/// Most ranges of ports of one rule and side.
+/// Most port ranges in one list (source or destination) of a rule.
 const MOST_RANGES: usize = 15;
-/// Where a frame has no port: behind all that it could have.
+/// The port of a frame that has none: above all possible ports.
 pub const NO_PORT: u32 = 1 << 16;
 
 /// Intervals of values, first and last.
@@ -44,19 +44,19 @@ const PROTOCOLS: [(&str, u8); 11] = [
     ("ah", 51),
 ];
 
-/// Seen from the guest.
+/// Direction of a frame, seen from the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(inline)]
 pub enum Direction {
-    /// What it sends.
+    /// Frames that the guest sends.
     FromGuest,
-    /// What it receives.
+    /// Frames that the guest receives.
     ToGuest,
 }
 
 impl Direction {
-    /// As it is written.
+    /// Its name in files and requests.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -78,7 +78,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// As it is written.
+    /// Its name in files and requests.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -124,7 +124,7 @@ pub struct Rule {
     /// Mark of the frame's flow, which `mark set` writes into the NIC's program.
     #[serde(skip_serializing_if = "Option::is_none")]
     mark: Option<FlowMark>,
-    /// Frames that it decided about; a GSO packet is one. The API shows it, and it is ignored in a request.
+    /// Frames that the rule decided about; a GSO packet counts as one. The API shows it and ignores it in requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     frames: Option<u64>,
 }
@@ -135,7 +135,7 @@ impl Serialize for Rule {
     }
 }
 
-/// Keys that each rule has, and their values.
+/// Required keys of a rule, and their possible values.
 const REQUIRED: [(&str, &str); 2] = [
     ("direction", "from-guest or to-guest"),
     ("action", "allow or deny"),
@@ -177,7 +177,7 @@ impl<'de> Deserialize<'de> for Rule {
 
         let rule = from.deserialize_any(TableOrWords).map_err(|error: D::Error| {
             let text = error.to_string();
-            // As serde has it, or as words are reported.
+            // The message of serde, or that of `reason` for words.
             let is_missing = |key: &str| {
                 [
                     format!("missing field `{key}`"),
@@ -196,7 +196,7 @@ impl<'de> Deserialize<'de> for Rule {
 }
 
 impl Rule {
-    /// Checks which keys can be together.
+    /// Checks that the keys can be combined.
     fn check(&self) -> Result<(), String> {
         let version_of = |prefix: &Option<IpPrefix>| prefix.map(|prefix| version(&prefix));
         let versions = [version_of(&self.source), version_of(&self.destination)];
@@ -295,7 +295,7 @@ impl Rule {
         Ports::intervals(self.source_ports.as_ref())
     }
 
-    /// Destination ports that it matches; those of ICMP are type and code.
+    /// Destination ports that it matches; for ICMP `type << 8 | code`.
     #[must_use]
     pub fn destination_ports(&self) -> Intervals {
         match self.icmp_type {
@@ -323,7 +323,7 @@ impl Rule {
     /// Its keys as JSON.
     #[must_use]
     pub fn json(&self) -> Map<String, Value> {
-        // With `fragment = false`, which is not the same as without the key.
+        // Includes `fragment = false`, which differs from an absent key.
         match serde_json::to_value(self) {
             Ok(Value::Object(keys)) => keys,
             _ => Map::new(),
@@ -354,7 +354,7 @@ impl FromStr for Rule {
     }
 }
 
-/// Reads rules in their order: a list of tables, or words, a rule each line or with `;` between two.
+/// Reads rules in order: a list of tables, or text with one rule on a line or `;` between rules.
 pub(super) fn rules<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Rule>, D::Error> {
     struct ListOrText;
 
@@ -465,7 +465,7 @@ impl Display for Protocol {
     }
 }
 
-/// The ethertype of addresses.
+/// The ethertype of the prefix's IP version.
 fn version(prefix: &IpPrefix) -> u16 {
     match prefix.first().is_ipv4() {
         true => IPV4,
@@ -473,7 +473,7 @@ fn version(prefix: &IpPrefix) -> u16 {
     }
 }
 
-/// As it is written: by its name, or its number.
+/// The name of an IP protocol, or its number if it has no name here.
 #[must_use]
 pub fn protocol_name(protocol: u8) -> String {
     let known = PROTOCOLS.iter().find(|(_, known)| *known == protocol);
@@ -483,7 +483,7 @@ pub fn protocol_name(protocol: u8) -> String {
 /// The IP protocol of that name or number.
 ///
 /// # Errors
-/// There is none.
+/// The text is neither a known name nor a number up to 255.
 pub fn protocol(text: &str) -> Result<u8, String> {
     if let Some((_, number)) = PROTOCOLS.iter().find(|(name, _)| *name == text) {
         return Ok(*number);
@@ -497,7 +497,7 @@ pub fn protocol(text: &str) -> Result<u8, String> {
     })
 }
 
-/// Ranges of ports, first and last, in ascending order, apart from each other.
+/// Port ranges (first, last), in ascending order, disjoint and not adjacent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Ports(Vec<(u16, u16)>);
 

@@ -1,4 +1,4 @@
-//! Tables: keys with values, as a file, a JSON object or words `KEY=VALUE` have them.
+//! Tables: keys with values, from a file, a JSON object or words `KEY=VALUE`.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -11,24 +11,24 @@ use serde_json::{Map, Value};
 
 use crate::mistakes::nearest;
 
-/// As many known keys an error message lists.
+/// Most known keys that an error message lists.
 const FEW_KEYS: usize = 12;
 
 /// What is wrong with a table, in one sentence that begins with the key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
-    /// The key, if the mistake is one key's.
+    /// The key that is wrong, if it is a single one.
     pub key: Option<String>,
-    /// The place in the value, if that is a list: counted from 1.
+    /// The wrong element of the value, if that is a list: counted from 1.
     pub number: Option<usize>,
-    /// The key of that element of the list.
+    /// The wrong key in that element.
     pub inner_key: Option<String>,
     /// The sentence.
     pub what: String,
 }
 
 impl Mistake {
-    /// One that no key has.
+    /// A mistake that is not about a key.
     pub fn of_no_key(what: impl Into<String>) -> Self {
         Self {
             key: None,
@@ -38,7 +38,7 @@ impl Mistake {
         }
     }
 
-    /// One of a value.
+    /// A mistake in the value of a key.
     #[must_use]
     pub fn of_key(key: &str, what: String) -> Self {
         Self {
@@ -52,16 +52,16 @@ impl Mistake {
 ///
 /// Its fields are sections: structures whose keys are together those of the table.
 pub trait Table: Sized + Default + Clone + PartialEq + Serialize + JsonSchema {
-    /// Reads the values of keys; those that are null are as if they were absent.
+    /// Reads the values of keys; null counts as absent.
     ///
     /// # Errors
     /// A key is unknown, or its value is not possible.
     fn read(keys: Keys<Value>) -> Result<Self, Mistake>;
 
-    /// The same from words `KEY=VALUE`; a word without a value is true.
+    /// Reads the table from words `KEY=VALUE`; a word without a value is true.
     ///
     /// # Errors
-    /// A word is given twice, a key is unknown, or its value is not possible.
+    /// A key is unknown, or its value is not possible. ([`Keys::of_words`] rejects a key that is given twice.)
     fn read_words(words: Keys<Word>) -> Result<Self, Mistake>;
 
     /// Those keys that are set, as JSON.
@@ -78,12 +78,12 @@ pub trait Table: Sized + Default + Clone + PartialEq + Serialize + JsonSchema {
         is_live && !self.keeps(key)
     }
 
-    /// Whether a key that can change at run time cannot with the others that are set.
+    /// Whether other keys that are set prevent this live key from changing at run time.
     fn keeps(&self, _key: &str) -> bool {
         false
     }
 
-    /// The table of the same file that has this key, as the file writes it.
+    /// The header of the table, in the same file, that has this key.
     fn table_with(key: &str) -> Option<&'static str> {
         super::table_with(key)
     }
@@ -106,7 +106,7 @@ pub trait Table: Sized + Default + Clone + PartialEq + Serialize + JsonSchema {
         self.keys().into_iter().map(line).collect()
     }
 
-    /// What a key is that is not set, of those whose documentation says it.
+    /// Defaults of the keys whose documentation has `[default: …]`.
     fn defaults() -> Vec<(String, String)> {
         let default = |(key, property): (String, Value)| {
             let (_, default) = property["description"].as_str()?.split_once("[default: ")?;
@@ -115,7 +115,7 @@ pub trait Table: Sized + Default + Clone + PartialEq + Serialize + JsonSchema {
         Self::schema().into_iter().filter_map(default).collect()
     }
 
-    /// The JSON Schema of the table: each property with its documentation, and `x-live` where it can change at run time.
+    /// The JSON Schema of the table: each property with its documentation, and `x-live` if it can change at run time.
     fn schema() -> Map<String, Value> {
         let mut schema = schema_for!(Self);
         match schema.remove("properties") {
@@ -177,7 +177,7 @@ impl Keys<Value> {
 }
 
 impl<V: Clone + Display> Keys<V> {
-    /// Takes those of a section.
+    /// Removes and reads the keys of a section.
     pub(crate) fn section<'de, T, E>(&mut self) -> Result<T, Mistake>
     where
         T: DeserializeOwned,
@@ -196,7 +196,7 @@ impl<V: Clone + Display> Keys<V> {
         })
     }
 
-    /// Those that are left are unknown.
+    /// Fails if a key is left: it is unknown.
     pub(crate) fn end<T: Table>(&self) -> Result<(), Mistake> {
         let Some(key) = self.0.keys().next() else {
             return Ok(());
@@ -258,7 +258,7 @@ fn mistake<V: Display>(path: &serde_path_to_error::Path, error: &str, written: &
     }
 }
 
-/// What to do about a value, of what serde says about it.
+/// Turns an error message of serde into one that names the remedy.
 pub(super) fn reason(error: &str) -> String {
     if let Some(key) = error.strip_prefix("missing field ") {
         return format!("{} is missing: add it", key.trim_matches('`'));
@@ -321,7 +321,7 @@ pub(crate) fn fields<T: DeserializeOwned>() -> &'static [&'static str] {
     }
 
     let mut names: &'static [&'static str] = &[];
-    // The error is how it ends.
+    // Always ends with an error: only the names are needed.
     let _ = T::deserialize(Fields(&mut names));
     names
 }
@@ -366,7 +366,7 @@ impl Keys<Word> {
         let mut keys = BTreeMap::new();
         for word in words {
             let (key, value) = word.split_once('=').unwrap_or((word, "true"));
-            // Each word is one rule, and all of them are the list.
+            // `rule=` may be given several times: each word adds rules to the list.
             let is_rule = |Word(before): &&mut Word| key == "rule" && !before.is_empty() && !value.is_empty();
             if let Some(Word(before)) = keys.get_mut(key).filter(is_rule) {
                 before.push_str(&format!("\n{value}"));
@@ -378,7 +378,7 @@ impl Keys<Word> {
         Ok(Self(keys))
     }
 
-    /// Those that have a value, and the names of those whose value is empty.
+    /// Splits into the keys that have a value, and the names of keys whose value is empty.
     #[must_use]
     pub fn split_empty(self) -> (Self, Vec<String>) {
         let (set, empty): (BTreeMap<_, _>, BTreeMap<_, _>) =

@@ -16,18 +16,18 @@ const LAST_VLAN: u16 = 4094;
 const LAST_CPU: usize = 1023;
 /// The highest rate, of bits or packets a second: more than any NIC has.
 pub(crate) const HIGHEST_RATE: u64 = 1_000_000_000_000;
-/// Fewest bytes that are accepted as the memory of a guest: less was meant in another unit.
+/// Least memory of a guest, bytes: a smaller number probably lacks its unit.
 const LEAST_MEMORY: u64 = 1 << 20;
 
-/// A value that files and JSON have as text, and perhaps as a number or a list.
+/// A value that files and JSON write as text; some types also as a number or a list.
 pub(crate) trait Written: FromStr<Err = String> + Display {
-    /// What belongs there, as in "give a number".
+    /// The expected form, for error messages: "give {MEANT}".
     const MEANT: &'static str;
-    /// A number will do.
+    /// Accepts a number, too.
     const NUMBER: bool = false;
-    /// What is a number is written as one.
+    /// Serializes numbers as numbers, not as text.
     const WRITES_NUMBER: bool = Self::NUMBER;
-    /// A list will do, whose elements text joins by this character.
+    /// Accepts a list, too; in text this character joins the elements.
     const JOINT: Option<char> = None;
 }
 
@@ -135,7 +135,7 @@ pub(crate) fn schema_of<T: Written>() -> Schema {
 
 written!(Mac, Vlans, Cpus, Size, Rate, Burst, Account, Words, Fds);
 
-/// A station's MAC address.
+/// A unicast MAC address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mac(pub [u8; 6]);
 
@@ -231,7 +231,7 @@ impl Written for Size {
     const NUMBER: bool = true;
 }
 
-/// Names of units, and by how many bits each shifts.
+/// Names of units, and the power of two of each.
 const SIZE_UNITS: [(&[&str], u32); 5] = [
     (&["T", "t", "TiB"], 40),
     (&["G", "g", "GiB"], 30),
@@ -268,10 +268,10 @@ impl Display for Size {
 }
 
 impl Size {
-    /// The memory of a guest.
+    /// Reads the size of a guest's memory.
     ///
     /// # Errors
-    /// No guest has so little.
+    /// The text is not a size, or the size is less than any guest has.
     pub(crate) fn of_guest(text: &str) -> Result<Self, String> {
         match text.parse()? {
             Self(bytes @ 0..LEAST_MEMORY) => Err(format!(
@@ -301,7 +301,7 @@ fn amount(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Writes it with the largest unit that it is a multiple of.
+/// Writes an amount with the largest unit that it is a multiple of.
 fn write_amount(f: &mut fmt::Formatter<'_>, amount: u64) -> fmt::Result {
     let units = [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "k")];
     match units
@@ -448,29 +448,29 @@ macro_rules! choice {
 }
 
 choice! {
-    /// How frames come from an interface.
+    /// How frames reach and leave an interface.
     Mode {
-        /// By AF_XDP where the driver has zero-copy, else by a tap, unless an option needs AF_XDP
+        /// AF_XDP where the driver supports zero-copy, else a tap device, unless an option needs AF_XDP
         #[default]
         Auto,
-        /// By an XDP program and AF_XDP sockets: native, or skb where the driver refuses native
+        /// XDP program and AF_XDP sockets: native, or skb where the driver rejects native
         Xdp,
-        /// In the driver
+        /// XDP program in the driver
         Native,
-        /// In the stack, after the driver; works with every driver
+        /// XDP program in the network stack, after the driver; works with every driver
         Skb,
-        /// No XDP program: frames pass by a tap device, GSO packets whole
+        /// No XDP program: frames pass through a tap device, GSO packets unsegmented
         Tap,
     }
 }
 
 choice! {
-    /// Where frames lie while the NIC has them.
+    /// Where frames are stored while the NIC reads or writes them.
     Placement {
         /// In memory of the daemon; each frame is copied once
         #[default]
         Copy,
-        /// In the guest's RAM, which is pinned, when they are sent; in memory of the daemon, and copied once, when received
+        /// Sent frames in guest RAM, which is pinned; received frames in memory of the daemon, each copied once
         SendDirect,
         /// In the guest's RAM, which is pinned; no copy in user space
         Direct,
@@ -478,7 +478,7 @@ choice! {
 }
 
 impl Placement {
-    /// Guest RAM is registered with the NIC's queues.
+    /// Whether guest RAM is registered with the NIC's queues.
     #[must_use]
     pub fn has_guest_ram(self) -> bool {
         matches!(self, Self::SendDirect | Self::Direct)
@@ -496,23 +496,23 @@ impl Display for Placement {
 }
 
 choice! {
-    /// How the segments of a guest's GSO packet leave.
+    /// How GSO packets of a guest are segmented.
     Segments {
-        /// With copy placement the GSO packet leaves unsegmented, by a tap, where the kernel copies frames or the NIC has
-        /// TSO. Else by reference where the NIC reads frames itself (zero-copy), and built whole where the kernel copies
-        /// them
+        /// With copy placement GSO packets are sent unsegmented, through a tap device, where the kernel copies frames
+        /// or the NIC has TSO. Else by-reference on zero-copy sockets, and whole on sockets where the kernel copies
+        /// frames
         #[default]
         Auto,
-        /// Headers apart from the payload, which lies in the guest's memory (direct, send-direct) or in one copy of the GSO
-        /// packet's (copy), where socket and driver take frames in several pieces
+        /// Headers in a buffer of their own; the payload stays in guest memory (direct, send-direct) or in one copy of
+        /// the GSO packet (copy), where socket and driver support multi-buffer frames
         ByReference,
-        /// Each in one piece in memory of the daemon
+        /// Each segment in one buffer in memory of the daemon
         Whole,
     }
 }
 
 impl Segments {
-    /// Whether they refer to their payload, on a socket that is zero-copy or not.
+    /// Whether segments refer to their payload; it can depend on whether the socket is zero-copy.
     #[must_use]
     pub fn refer(self, zero_copy: bool) -> bool {
         match self {
@@ -526,10 +526,10 @@ impl Segments {
 choice! {
     /// Which files are accepted as the memory of a VMM.
     FileKinds {
-        /// Of memfd, tmpfs and hugetlbfs
+        /// Files of memfd, tmpfs and hugetlbfs
         #[default]
         Shared,
-        /// Of any file system
+        /// Files of any file system
         Any,
     }
 }

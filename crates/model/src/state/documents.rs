@@ -1,4 +1,4 @@
-//! Parts of the status as the API has them: docs/openapi.json is made of these types.
+//! Parts of the status as the API returns them: docs/openapi.json is generated from these types.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::config::{Network, Port};
 
-/// What is not part of a port or a network there.
+/// Fields of ports and networks that only `/v1/counters` has.
 const COUNTERS: [&str; 3] = ["counters", "groups", "links"];
 
 /// The daemon, without its ports.
@@ -24,7 +24,7 @@ pub struct DaemonDocument<'a> {
     cpu_us: u64,
     /// What confines the process.
     sandbox: &'a Sandbox,
-    /// The file that its ports are of; null without --config.
+    /// The configuration file; null without --config.
     configuration: Option<Configuration>,
     /// Threads that move frames.
     workers: &'a [WorkerStatus],
@@ -70,14 +70,14 @@ pub struct PortDocument<'a> {
     /// Its configuration; null without a file.
     #[schemars(with = "Option<Port>")]
     configuration: Option<&'a Map<String, Value>>,
-    /// How the last session ended. It replaces the pair that the status has.
+    /// How the last session ended; null before one ended.
     last_closed: Option<Closed<'a>>,
 }
 
 /// How a session ended.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Closed<'a> {
-    /// Stable name.
+    /// Stable name of the reason.
     reason: &'a str,
     /// A sentence.
     detail: &'a str,

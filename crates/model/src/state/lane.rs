@@ -16,7 +16,7 @@ pub struct Named {
     pub source: String,
     /// It counts lost frames.
     pub drop: bool,
-    /// Its value since the start of whatever counts it.
+    /// The count since the lane, socket or program started.
     pub value: u64,
 }
 
@@ -31,7 +31,7 @@ pub struct LaneStatus {
     pub running: bool,
     /// The data path in use: `zero-copy`, `copy (native)`, `copy (skb)`, `cable`, `network`, `tap`, `null`.
     pub mode: Option<String>,
-    /// Why not a faster one, in the order tried.
+    /// Why faster data paths are not in use, in the order tried.
     pub fallbacks: Vec<String>,
     /// Frames may span several descriptors.
     pub multi_buffer: bool,
@@ -62,9 +62,9 @@ pub struct HintsStatus {
     pub asked: String,
     /// What kernel and driver can provide, in the mode in which the program is attached.
     pub possible: Vec<String>,
-    /// What the program puts before frames of these queues.
+    /// Hints that the program writes before frames of these queues.
     pub on: Vec<String>,
-    /// What was found before frames so far.
+    /// Hints that were found before frames so far.
     pub seen: Vec<String>,
     /// Why a hint that is configured by name is not on.
     pub why: Option<String>,

@@ -52,7 +52,7 @@ pub struct Status {
     /// Statistics of the workers, by number.
     #[serde(default)]
     pub work: Vec<WorkerReading>,
-    /// Cycles of a microsecond; none where the CPU does not tell.
+    /// CPU cycles (of the time stamp counter) in a microsecond; none if unknown.
     #[serde(default)]
     pub cycles_per_us: Option<f64>,
     /// Its networks.
@@ -92,7 +92,7 @@ pub struct PortStatus {
     /// and `vlans`), `n-tuple rules`, `n-tuple rules, RSS context` (the NIC brings these, too); none without an
     /// interface.
     pub steered: Option<String>,
-    /// Why not in a better way, or why impaired, in the steward's words.
+    /// Why the NIC does not steer more precisely, or why steering is impaired, as the steward reports it.
     pub steering_note: Option<String>,
     /// What is known of the interface's driver; none without an interface.
     pub driver: Option<String>,
@@ -105,7 +105,7 @@ pub struct PortStatus {
     /// Which frames the guest may send, and which others it receives.
     #[serde(flatten)]
     pub rules: Policy,
-    /// Placement.
+    /// Where frames are stored.
     #[schemars(with = "Placement")]
     pub memory: String,
     /// MAC address that the guest is offered.
@@ -129,7 +129,7 @@ pub struct PortStatus {
     pub sessions: u64,
     /// Why no frames move although they should.
     pub impaired: Option<String>,
-    /// What the port's thread is doing, and for how long, if that is long; all but the counters is older than that.
+    /// The operation that keeps the port's thread busy, and for how long; all fields but the counters are older.
     pub busy: Option<String>,
     /// A VMM that connected while another one was connected, and was rejected.
     pub turned_away: Option<String>,
@@ -157,7 +157,7 @@ pub struct WorkerStatus {
     pub idle_ns: u64,
     /// Nanoseconds asleep, until now.
     pub asleep_ns: u64,
-    /// That it hangs, for how long, and in which port: on a cable it may be either of two.
+    /// Set while the worker hangs: for how long, and in which port; on a cable it may be either of the two ports.
     pub hangs: Option<String>,
     /// NUMA node that it runs on, where there are several.
     pub node: Option<u16>,
@@ -186,9 +186,9 @@ impl fmt::Display for LearnedStation {
 pub struct Sandbox {
     /// User and group of the process, in numbers.
     pub user: String,
-    /// `empty`, or which directories there are, or what confines them, or why all are there.
+    /// `empty`, or the visible directories, or what confines them, or why all are visible.
     pub mounts: String,
-    /// `empty`, or what confines it, or why it is not.
+    /// `empty`, or what confines network access, or why nothing does.
     pub network: String,
     /// `none`, or those that are left.
     pub capabilities: String,
@@ -215,13 +215,13 @@ pub struct Configuration {
     pub path: PathBuf,
     /// When the daemon read the contents that are in force, seconds since 1970.
     pub read_at: u64,
-    /// What was wrong when the daemon read it last, or could not be done.
+    /// Errors when the daemon last read the file or applied it.
     pub failed: Vec<String>,
     /// Configuration of each port that runs, by name.
     #[serde(default)]
     #[schemars(skip)]
     pub ports: BTreeMap<String, TableConfiguration>,
-    /// The same of networks.
+    /// Configuration of each network, by name.
     #[serde(default)]
     #[schemars(skip)]
     pub networks: BTreeMap<String, TableConfiguration>,

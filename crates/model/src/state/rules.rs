@@ -29,7 +29,7 @@ pub struct DirectionStatus {
     pub default_said: bool,
     /// Frames that the default decided about.
     pub default_frames: u64,
-    /// Frames that were allowed all the same: ARP and neighbour discovery.
+    /// ARP and neighbour discovery that no rule matched, allowed although the default denies.
     pub link_frames: u64,
     /// Memory that the rules take, bytes.
     pub memory_bytes: usize,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{LaneStatus, Named, NetworkStatus, PortStatus};
 
-/// What passed: counts, or with `f64` counts of a second.
+/// Frames and bytes: counts, or with `f64` rates per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic<T = u64> {
     /// Frames that guests sent.
@@ -35,7 +35,7 @@ impl Traffic {
         sum
     }
 
-    /// The rates since an earlier reading. A counter that was reset since counts from 0.
+    /// The rates since an earlier reading. A counter that was reset meanwhile counts from 0.
     #[must_use]
     pub fn rates(self, before: Self, elapsed: Duration) -> Traffic<f64> {
         let rate = |now: u64, before: u64| {

@@ -21,10 +21,10 @@ pub struct Reading {
     pub idle_rounds: u64,
     /// Times it went to sleep.
     pub sleeps: u64,
-    /// Those of them in which it waited for frames of busy guests to gather.
+    /// Sleeps in which it waited for frames of busy guests to accumulate.
     #[serde(default)]
     pub pauses: u64,
-    /// Nanoseconds in rounds that moved frames, as of its last look at the clock.
+    /// Nanoseconds in rounds that moved frames, as of its last clock reading.
     pub busy_ns: u64,
     /// Nanoseconds in rounds that did not, and falling asleep.
     pub idle_ns: u64,
@@ -32,9 +32,9 @@ pub struct Reading {
     pub asleep_ns: u64,
     /// Frames that it took from guests, NICs and the host.
     pub frames_in: u64,
-    /// These, and frames that it took from other workers.
+    /// `frames_in`, and frames that it took from other workers.
     pub passes: u64,
-    /// Frames that it gave to guests, NICs, the host and other workers.
+    /// Frames that it delivered to guests, NICs, the host and other workers.
     pub frames_out: u64,
     /// Batches that it took, by size: see [`BATCH_SIZES`].
     pub batches: [u64; BATCH_SIZES],
@@ -104,7 +104,7 @@ pub struct LaneName {
 pub struct WorkerReading {
     /// Since it started.
     pub total: Reading,
-    /// What it was when statistics were reset.
+    /// The reading when statistics were reset.
     pub before: Reading,
     /// Its lanes, and what they did since then.
     pub lanes: Vec<LaneReading>,
@@ -122,7 +122,7 @@ impl Reading {
     /// The difference to an earlier reading.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
-        // A reader needs no order between counters: one may be older than another.
+        // Counters are read without ordering: one may be older than another, so differences saturate at 0.
         let less = u64::saturating_sub;
         let mut batches = self.batches;
         for (now, before) in batches.iter_mut().zip(before.batches) {

@@ -17,7 +17,7 @@ use super::work::{
 pub struct WorkersDocument {
     /// Process ID of the daemon.
     pub pid: u32,
-    /// Cycles of a microsecond; none where the CPU does not tell.
+    /// CPU cycles (of the time stamp counter) in a microsecond; none if unknown.
     pub cycles_per_us: Option<f64>,
     /// By number.
     pub workers: Vec<WorkerDocument>,
@@ -30,7 +30,7 @@ pub struct WorkerDocument {
     pub worker: usize,
     /// NUMA node that it runs on, where there are several.
     pub node: Option<u16>,
-    /// That it hangs, for how long, and in which port.
+    /// Set while it hangs: for how long, and in which port.
     pub hangs: Option<String>,
     /// Nanoseconds that all of this covers: since it started, or since statistics were reset.
     pub interval_ns: u64,
@@ -63,7 +63,7 @@ pub struct Iterations {
     pub idle: u64,
     /// Times it went to sleep.
     pub sleeps: u64,
-    /// Those of them in which it waited for frames of busy guests to gather.
+    /// Sleeps in which it waited for frames of busy guests to accumulate.
     pub pauses: u64,
     /// Those of the busy ones that were timed, lane by lane.
     pub timed: u64,
@@ -85,7 +85,7 @@ pub struct Times {
 pub struct Share {
     /// Nanoseconds.
     pub ns: u64,
-    /// Cycles; none where the CPU does not tell, and asleep.
+    /// Cycles; none if their rate is unknown, and asleep.
     pub cycles: Option<u64>,
     /// Percent of all its time.
     pub percent: f64,
@@ -97,9 +97,9 @@ pub struct Frames {
     /// Frames that it took from guests, NICs and the host.
     #[serde(rename = "in")]
     pub taken: u64,
-    /// These, and frames that it took from other workers.
+    /// `in`, and frames that it took from other workers.
     pub passes: u64,
-    /// Frames that it gave to guests, NICs, the host and other workers.
+    /// Frames that it delivered to guests, NICs, the host and other workers.
     pub out: u64,
     /// Busy time for a pass; none without frames.
     pub ns_each: Option<f64>,
@@ -137,7 +137,7 @@ pub struct Kernel {
     pub call: &'static str,
     /// How many.
     pub count: u64,
-    /// What they took.
+    /// Their duration, estimated from the calls that were timed.
     #[serde(flatten)]
     pub time: Share,
 }
@@ -157,7 +157,7 @@ pub struct LaneShare {
 }
 
 impl WorkersDocument {
-    /// Of a daemon, since it started or its statistics were reset.
+    /// The figures of a daemon since it started or its statistics were reset.
     #[must_use]
     pub fn of(status: &Status) -> Self {
         let readings = status.work.iter();
@@ -167,7 +167,7 @@ impl WorkersDocument {
         )
     }
 
-    /// The same since an earlier status.
+    /// The figures of a daemon since an earlier status.
     #[must_use]
     pub fn between(earlier: &Status, status: &Status) -> Self {
         let mut lanes = Vec::new();
@@ -207,7 +207,7 @@ impl WorkersDocument {
 fn lanes_since(now: &[LaneReading], before: &[LaneReading]) -> Vec<LaneReading> {
     let since = |now: &LaneReading| {
         let same = before.iter().find(|before| before.lane == now.lane);
-        // It was reset or made again since: all of it is new.
+        // The lane was reset or recreated since: all of it is new.
         let same = same.filter(|before| before.frames <= now.frames && before.timed_ns <= now.timed_ns);
         let (frames, timed_ns) = same.map_or((0, 0), |before| (before.frames, before.timed_ns));
         LaneReading {
@@ -220,7 +220,7 @@ fn lanes_since(now: &[LaneReading], before: &[LaneReading]) -> Vec<LaneReading> 
 }
 
 impl WorkerDocument {
-    /// Of one worker.
+    /// The figures of one worker, without its number, node and `hangs`.
     #[must_use]
     pub fn of(reading: &Reading, lanes: &[LaneReading], rate: Option<f64>) -> Self {
         let whole = reading.busy_ns + reading.idle_ns + reading.asleep_ns;
@@ -306,7 +306,7 @@ fn taken_by(calls: &CallsReading) -> u64 {
     part(calls.timed_ns, calls.all, calls.timed).unwrap_or(0)
 }
 
-/// `whole` by `of` parts of `parts`; none of no parts.
+/// `whole * of / parts`; `None` if `parts` is 0.
 fn part(whole: u64, of: u64, parts: u64) -> Option<u64> {
     let product = u128::from(whole) * u128::from(of);
     let part = product.checked_div(u128::from(parts))?;

@@ -14,7 +14,7 @@ use super::Sum;
 /// The sum, or `None` if the processor has no AVX2 (detected once, cached by the standard library).
 #[inline]
 pub(super) fn sum(bytes: &[u8]) -> Option<Sum> {
-    // SAFETY: the processor has what the function is compiled for.
+    // SAFETY: the processor has AVX2, for which the function is compiled.
     std::arch::is_x86_feature_detected!("avx2").then(|| unsafe { sum_avx2(bytes) })
 }
 

@@ -1,9 +1,9 @@
-//! A unit that further frames may be appended to.
+//! A unit to which more frames may be appended.
 //!
-//! The first frame's header is kept with a mask over it: the bytes that must be equal in each further frame of the
-//! unit. So the usual frame is recognised by a comparison of some ten words, without a parser: all bytes that decide
-//! where its layers are are among the compared ones. Fields that may differ are checked separately: lengths, IPv4 id
-//! and header checksum, TCP sequence number, three flags, timestamps, the checksum.
+//! The first frame's header is kept with a mask of the bytes that must be equal in each later frame of the
+//! unit. So the usual frame is recognised by comparing about ten words, without a parser: all bytes that
+//! determine the positions of its layers are among them. Fields that may differ are checked separately:
+//! lengths, IPv4 id and header checksum, TCP sequence number, three flags, timestamps, the checksum.
 
 use super::{HEADERS, MOST_FRAMES};
 use crate::checksum::Sum;
@@ -17,25 +17,25 @@ use crate::{be16, be32, field};
 const LONGEST_PACKET: u32 = 65_535;
 #[derive(Debug, Clone)]
 pub(super) struct Group {
-    /// Number of frames; 0: nothing is open here.
+    /// Number of frames; 0: closed.
     count: u8,
     first: u8,
     last: u8,
-    /// Header of the first frame, with zeros where others may differ.
+    /// Header of the first frame, with zeros where later frames may differ.
     want: [u8; HEADERS],
     mask: [u8; HEADERS],
     layers: Layers,
-    /// Payload of the first frame, bytes: none is longer.
+    /// Payload of the first frame, bytes: no later one is longer.
     size: u32,
-    /// Payload of all, bytes.
+    /// Payload of all frames, bytes.
     bytes: u32,
-    /// Sequence number of the next.
+    /// Sequence number of the next frame.
     next_seq: u32,
-    /// IPv4 id of the first; `fixed`: the same in all.
+    /// IPv4 id of the first frame; `fixed_id`: the same in all.
     id: u16,
     df: bool,
     fixed_id: bool,
-    /// Where the timestamps are, if there are any, and those of the last frame.
+    /// Offset of the timestamps, if there are any, and those of the last frame.
     stamps_at: Option<u8>,
     stamps: [u32; 2],
 }
@@ -51,7 +51,7 @@ pub(super) struct Appended {
 }
 
 impl Group {
-    /// Nothing is open here.
+    /// A closed group.
     pub(super) const CLOSED: Self = Self {
         count: 0,
         first: 0,
@@ -91,7 +91,7 @@ impl Group {
         self.count = 0;
     }
 
-    /// Layers of a frame that resembles the first and is `frame_len` bytes long.
+    /// Layers of a frame with the header of the first and a length of `frame_len` bytes.
     #[inline]
     pub(super) fn layers(&self, frame_len: u32) -> Layers {
         Layers {
@@ -100,7 +100,7 @@ impl Group {
         }
     }
 
-    /// Opens it with a frame that others could follow; false if none could.
+    /// Opens it with a frame to which others can be appended; false if none can.
     pub(super) fn open(&mut self, headers: &[u8], frame_len: u32, layers: &Layers, number: u8) -> bool {
         let len = usize::from(layers.payload);
         let payload = frame_len.saturating_sub(u32::from(layers.payload));
@@ -187,7 +187,7 @@ impl Group {
         }
     }
 
-    /// Whether a frame has the same header as the first, but for what may differ.
+    /// Whether a frame has the same header as the first, except for fields that may differ.
     #[inline]
     pub(super) fn resembles(&self, headers: &[u8]) -> bool {
         let len = usize::from(self.layers.payload);
@@ -263,7 +263,7 @@ impl Group {
         Some(appended)
     }
 
-    /// Whether an id continues the unit's, and whether the ids stay the same.
+    /// `Some` if an id continues the unit's; the value: whether all ids are the same.
     #[inline]
     fn accepts_id(&self, id: u16) -> Option<bool> {
         let ahead = id.wrapping_sub(self.id);
@@ -276,7 +276,7 @@ impl Group {
         (ahead == expected).then_some(fixed)
     }
 
-    /// Appends frame `number`, and returns which was the last one.
+    /// Appends frame `number`, and returns the number of the previous last one.
     #[inline]
     pub(super) fn append(&mut self, appended: &Appended, number: u8) -> u8 {
         let last = self.last;
@@ -322,7 +322,7 @@ fn addresses<'a>(headers: &'a [u8], layers: &Layers) -> Option<&'a [u8]> {
     }
 }
 
-/// End of the IP packet by its own length.
+/// End of the IP packet according to its length field.
 #[inline]
 fn packet_end(headers: &[u8], ip: usize, version: Ip) -> u32 {
     let end = match version {
@@ -332,7 +332,7 @@ fn packet_end(headers: &[u8], ip: usize, version: Ip) -> u32 {
     end as u32
 }
 
-/// Whether the checksum of an IPv4 header without options is right.
+/// Whether the checksum of an IPv4 header without options is valid.
 #[inline]
 fn has_good_header_sum(headers: &[u8], ip: usize) -> bool {
     Sum::of(&headers[ip..ip + ipv4::BYTES]).fold() == 0xffff

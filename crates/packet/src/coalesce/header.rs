@@ -1,4 +1,4 @@
-//! Headers of what is delivered: the virtio-net header, and the GSO packet's own.
+//! Headers for delivery: the virtio-net header, and the GSO packet's own headers.
 
 use crate::checksum::{ChecksumAt, Sum};
 use crate::fields::{ipv4, ipv6, tcp, udp};
@@ -7,7 +7,7 @@ use crate::net_header::{DATA_VALID, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, N
 use crate::put16;
 use crate::verify::{self, Verdict};
 
-/// A virtio-net header but for `num_buffers` (VirtIO 1.3, 5.1.6; include/uapi/linux/virtio_net.h).
+/// A virtio-net header without `num_buffers` (VirtIO 1.3, 5.1.6; include/uapi/linux/virtio_net.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NetHeader {
     /// NEEDS_CSUM (1) or DATA_VALID (2).
@@ -18,9 +18,9 @@ pub struct NetHeader {
     pub hdr_len: u16,
     /// Bytes of payload of each segment but the last.
     pub gso_size: u16,
-    /// Where the transport header begins, with NEEDS_CSUM only.
+    /// Offset of the transport header, with NEEDS_CSUM only.
     pub csum_start: u16,
-    /// Where the checksum is, from there.
+    /// Offset of the checksum field from there.
     pub csum_offset: u16,
 }
 
@@ -35,7 +35,7 @@ impl NetHeader {
         csum_offset: 0,
     };
 
-    /// As it lies in memory.
+    /// Its bytes in memory.
     #[inline]
     #[must_use]
     pub fn to_bytes(self) -> [u8; 10] {
@@ -47,7 +47,7 @@ impl NetHeader {
         bytes
     }
 
-    /// Of a frame that is no GSO packet.
+    /// For a frame that is not a GSO packet.
     #[inline]
     #[must_use]
     pub fn of_frame(layers: &Layers, verdict: Verdict) -> Self {

@@ -11,7 +11,7 @@ pub enum GsoKind {
     Tcp4,
     /// TCP over IPv6.
     Tcp6,
-    /// UDP over either: each segment a datagram (USO).
+    /// UDP over either IP version: each segment is a datagram (USO).
     Udp,
 }
 
@@ -20,7 +20,7 @@ pub enum GsoKind {
 pub struct Gso {
     /// The kind of packet.
     pub kind: GsoKind,
-    /// CWR is set, and is for the first segment only. Valid with TCP only. The segmentation uses the flag in the TCP
+    /// CWR is set, for the first segment only. Valid only with TCP. The segmentation uses the flag in the TCP
     /// header.
     pub ecn: bool,
     /// Payload bytes of each segment but the last.
@@ -37,8 +37,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// The first ten bytes of the header of a frame to a guest that does this work; `hdr_len`: bytes of the frame's
-    /// headers, if it is a GSO packet.
+    /// The first ten bytes of the header for a frame to a guest that performs these offloads; `hdr_len`:
+    /// bytes of the frame's headers, if it is a GSO packet.
     #[must_use]
     pub fn to_header(&self, hdr_len: u16) -> [u8; 10] {
         let mut bytes = [0; 10];
@@ -60,11 +60,11 @@ impl Request {
         bytes
     }
 
-    /// Reads the first ten bytes of the header: a private copy. `hdr_len` is a hint that a device need not trust, and
-    /// is ignored; so are flags other than NEEDS_CSUM, which a driver must not set.
+    /// Reads the first ten bytes of the header: a private copy. `hdr_len` is a hint that a device need not
+    /// trust, and is ignored, as are flags other than NEEDS_CSUM, which a driver must not set.
     ///
     /// # Errors
-    /// What the specification forbids, or what is not handled here.
+    /// A request that the specification forbids, or that is not supported.
     #[inline]
     pub fn from_header(bytes: &[u8; 10]) -> Result<Self, Malformed> {
         let [flags, gso_type, _, _, size @ .., _, _, _, _] = bytes;
@@ -85,7 +85,7 @@ impl Request {
         if ecn && kind == GsoKind::Udp {
             return Err(Malformed::EcnWithoutTcp(*gso_type));
         }
-        // Linux takes the largest one for no size (GSO_BY_FRAGS, include/linux/skbuff.h), and refuses it.
+        // The largest value is special in Linux (GSO_BY_FRAGS, include/linux/skbuff.h), which refuses it here.
         if matches!(size, 0 | u16::MAX) {
             return Err(Malformed::SegmentSize(size));
         }

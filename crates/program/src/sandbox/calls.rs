@@ -1,8 +1,8 @@
-//! The system calls of a worker, each with its reason. What is not here ends the process.
+//! The system calls of a worker, each with its reason. Any other call ends the process.
 //!
-//! Arguments are looked at where they decide what a call can do: families of sockets, what is asked of ioctl, fcntl
-//! and prctl, whether memory becomes executable, whom a signal is for. What an argument points to cannot be looked
-//! at, such as the address of a bind or connect; there the other layers count.
+//! The filter checks arguments that decide what a call can do: families of sockets, requests of ioctl, fcntl and prctl,
+//! whether memory becomes executable, the target of a signal. It cannot check what an argument points to, such as the
+//! address of a bind or connect; the other layers restrict that.
 //!
 //! docs/sandbox.md shows this table; a test compares them.
 
@@ -25,9 +25,9 @@ const NEW_NAMESPACE: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET
     | libc::CLONE_PTRACE) as u64;
-/// What makes a new thread and not a new process.
+/// Flags of clone(2) for a new thread, not a new process.
 const THREAD: u64 = (CLONE_VM | CLONE_THREAD | CLONE_SIGHAND) as u64;
-/// Flags of open(2) for anything but reading what is there.
+/// Flags of open(2) for anything but reading an existing file.
 const CHANGES: u64 = (O_ACCMODE | O_CREAT | O_TRUNC) as u64;
 /// Commands of bpf(2) on a map that is open: look up, update, delete an element.
 const MAP_ELEMENTS: [u64; 3] = [1, 2, 3];
@@ -58,7 +58,7 @@ pub(super) struct Call {
     pub(super) number: c_long,
     pub(super) name: &'static str,
     pub(super) cases: &'static [&'static [If]],
-    /// For the document.
+    /// Its reason, for docs/sandbox.md.
     #[cfg_attr(not(test), expect(dead_code))]
     pub(super) why: &'static str,
 }
@@ -212,8 +212,8 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_prlimit64: &[&[If::Is(0, 0), If::Bits(2, u64::MAX, 0)]], "limits of this process are read";
 };
 
-/// Calls of a process that uses a map or sockets of somebody else's: it looks for interfaces, and may make AF_XDP
-/// sockets itself.
+/// Additional calls of a process that uses another program's map or sockets: it looks up interfaces, and may create
+/// AF_XDP sockets itself.
 #[rustfmt::skip]
 pub(super) const EXTERNAL: &[Call] = table! {
     SYS_bpf: &[&[If::Is(0, MAP_ELEMENTS[0])], &[If::Is(0, MAP_ELEMENTS[1])], &[If::Is(0, MAP_ELEMENTS[2])]],
@@ -271,7 +271,7 @@ pub(super) const API: &[Call] = table! {
     SYS_exit_group: ALWAYS, "API: the end";
 };
 
-/// What libraries try and do without: they are told that it does not exist.
+/// Calls that libraries try but do not need: they fail with ENOSYS.
 #[rustfmt::skip]
 pub(super) const ABSENT: &[Call] = table! {
     SYS_clone3: ALWAYS, "seccomp cannot check its flags, which are in memory: the C library then uses clone";

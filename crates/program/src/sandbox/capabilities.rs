@@ -1,17 +1,17 @@
 //! Capability sets (capabilities(7)): emptied, all five of them, and no program gains any (no_new_privs).
 //!
-//! Two may stay where AF_XDP sockets or a map are somebody else's. CAP_NET_RAW where sockets are made here, for a map
-//! (`--map-path` and its like): an interface that comes back needs new ones. And CAP_IPC_LOCK. Packet memory is locked
-//! memory; a process that was started with CAP_IPC_LOCK had as much of it as it wanted. It gets that by its limit,
-//! RLIMIT_MEMLOCK, where it may raise that itself. Where the system does not let even root (no CAP_SYS_RESOURCE in this
-//! container), CAP_IPC_LOCK stays: it lets a process pin memory, and nothing else.
+//! Two may stay if AF_XDP sockets or a map are another program's. CAP_NET_RAW stays if this process opens sockets for a
+//! map (such as `--map-path`): an interface that reappears needs new ones. CAP_IPC_LOCK: packet memory is locked, and a
+//! process with this capability may lock any amount. If the process may raise RLIMIT_MEMLOCK, it does that and drops
+//! the capability. If even root may not raise it (no CAP_SYS_RESOURCE in a container), CAP_IPC_LOCK stays: it allows a
+//! process to pin memory, and nothing else.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::SandboxError;
 
-/// What has to stay of CAP_IPC_LOCK: nothing, if a process that has it gets a limit that lets it lock memory without.
+/// CAP_IPC_LOCK if it must stay; empty if the process does not have it, or RLIMIT_MEMLOCK is or becomes unlimited.
 pub(super) fn locked_memory() -> CapabilitySet {
     let may = permitted() & CapabilitySet::IPC_LOCK;
     let unlimited = Rlimit {
@@ -27,12 +27,12 @@ pub(super) fn locked_memory() -> CapabilitySet {
     may
 }
 
-/// What this process may have in effect.
+/// The permitted capabilities of this process.
 pub(super) fn permitted() -> CapabilitySet {
     capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.permitted)
 }
 
-/// Empties the other sets, and closes the way back; says what is left.
+/// Drops all capabilities but `stays`, and sets no_new_privs; returns what is left, in words.
 pub(super) fn drop_all(stays: CapabilitySet) -> Result<String, SandboxError> {
     crate::capabilities::keep(stays).map_err(SandboxError::at("capabilities"))?;
     let mut left = Vec::new();

@@ -1,26 +1,26 @@
 //! The file system, closed by landlock (landlock(7)).
 //!
 //! All access is denied but reading two things: this process's directory in /proc (which pages the kernel gave us,
-//! and where a panic happened) and its own program (for the names in a panic's backtrace). What a worker needs beyond
-//! that it has open already: its listening sockets; and connecting to a socket by its path is no access in landlock's
-//! sense. Removing socket files is left to the [helper](helper).
+//! and where a panic happened) and its own program (for the names in a panic's backtrace). A worker has
+//! everything else open already, such as its listening sockets; connecting to a socket by its path is no access that
+//! this ABI restricts. Removing socket files is left to the [helper](helper).
 //!
-//! Denied too, where the kernel can: TCP, connecting to abstract sockets, signals to processes outside. And always
-//! with landlock: looking into other processes (ptrace(2), /proc/PID/maps).
+//! Also denied, if the kernel supports it: TCP, connecting to abstract sockets, signals to processes outside. Landlock
+//! always denies access to other processes (ptrace(2), /proc/PID/maps).
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, LandlockStatus, PathBeneath, PathFd, RestrictionStatus,
     Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-/// What is asked for; an older kernel gives what it has.
+/// The requested ABI; an older kernel enforces what it supports.
 const ABI_WANTED: ABI = ABI::V6;
 
-/// Confines the calling thread and those that it starts; says how far, or why not.
+/// Confines the calling thread and those that it starts; returns how far, or why not.
 pub(super) fn confine() -> String {
     let status = match restrict() {
         Ok(status) => status,
-        // Forbidden from outside: by a system call filter that does not know landlock.
+        // Forbidden from outside, for example by a system call filter that does not know landlock.
         Err(error) => {
             let why =
                 std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
@@ -54,7 +54,7 @@ fn restrict() -> Result<RestrictionStatus, RulesetError> {
         let read: BitFlags<AccessFs> = AccessFs::ReadFile.into();
         rules = rules.add_rule(PathBeneath::new(&place, read))?;
         if path == "/proc/self" {
-            // A rule is for an inode, and /proc makes new ones at need: it stays open, so that this one stays.
+            // A rule belongs to an inode, and /proc can free an unused one: the open descriptor keeps this inode.
             std::mem::forget(place);
         }
     }

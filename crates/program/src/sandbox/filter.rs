@@ -1,11 +1,11 @@
 //! The system call filter (seccomp(2)), made of [the table](super::calls).
 //!
-//! A call that is not allowed does not happen. The kernel raises SIGSYS instead (SECCOMP_RET_TRAP); our handler says
-//! which call it was, in one line, and ends the process by the same signal. The filter does not let the handler be
-//! replaced, and a SIGSYS that is blocked ends the process without a word (`force_sig_info`, kernel/signal.c). So
-//! nothing goes on after a violation, as with SECCOMP_RET_KILL_PROCESS, and the journal says why.
+//! A call that is not allowed does not happen. The kernel raises SIGSYS instead (SECCOMP_RET_TRAP); our handler prints
+//! which call it was, in one line, and ends the process by the same signal. The filter does not allow to replace the
+//! handler, and a SIGSYS that is blocked ends the process without a message (`force_sig_info`, kernel/signal.c). So the
+//! process always ends after a violation, as with SECCOMP_RET_KILL_PROCESS, and the journal shows why.
 //!
-//! A second filter on top answers ENOSYS to what libraries try and do without; of two verdicts the stricter one counts.
+//! A second filter returns ENOSYS for calls that libraries try but do not need; the stricter of two verdicts counts.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -23,13 +23,13 @@ use crate::signal_handler;
 /// Rules by number of the system call; none: always.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// The tables of a worker. `external`: sockets or maps of somebody else's are used.
+/// The tables of a worker. `external`: another program's sockets or maps are used.
 pub(super) fn worker(external: bool) -> Vec<&'static [Call]> {
     let external = Some(EXTERNAL).filter(|_| external);
     [CALLS].into_iter().chain(external).collect()
 }
 
-/// Installs handler and filters, for all threads; says what is in force.
+/// Installs handler and filters, for all threads; returns how many calls are allowed, in words.
 pub(super) fn install(tables: &[&[Call]]) -> Result<String, SandboxError> {
     // The signal is raised again in the handler, and must not be blocked there; once, since then it has its default
     // action.
@@ -37,7 +37,7 @@ pub(super) fn install(tables: &[&[Call]]) -> Result<String, SandboxError> {
     // SAFETY: it writes a line, formatted in place, and ends the process.
     let handled = unsafe { signal_handler::install(libc::SIGSYS, on_sigsys, flags, &[]) };
     handled.map_err(SandboxError::at("handler for SIGSYS"))?;
-    // Has its effect with seccomp's own privilege check.
+    // Without CAP_SYS_ADMIN, seccomp(2) requires it.
     rustix::thread::set_no_new_privs(true).map_err(SandboxError::at("no_new_privs"))?;
     let mut calls = Rules::new();
     for call in tables.iter().copied().flatten() {
@@ -75,7 +75,7 @@ fn add(rules: &mut Rules, call: &Call) -> Result<(), SandboxError> {
 fn condition(condition: &If) -> Result<SeccompCondition, seccompiler::BackendError> {
     use SeccompCmpArgLen::{Dword, Qword};
     let own = u64::from(std::process::id());
-    // Numbers that the kernel takes as int have 32 bits that count; the rest is what was left in the register.
+    // Of an int argument the kernel uses the low 32 bits only; the upper half of the register can hold anything.
     let (argument, length, operator, value) = match *condition {
         If::Is(argument, value) => (argument, Dword, SeccompCmpOp::Eq, value),
         If::IsNot(argument, value) => (argument, Dword, SeccompCmpOp::Ne, value),
@@ -101,8 +101,8 @@ extern "C" fn on_sigsys(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
     let number = unsafe { info.cast::<u8>().add(SI_SYSCALL).cast::<libc::c_int>().read() };
     let mut line = [0; 240];
     let len = describe(number, &mut line);
-    // SAFETY: async-signal-safe. The action is the default one by SA_RESETHAND: this does not come back. Should it,
-    // that does not either.
+    // SAFETY: the calls are async-signal-safe. SA_RESETHAND has restored the default action, so `raise` does not
+    // return; if it does, `_exit` ends the process.
     unsafe {
         libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), len);
         libc::raise(libc::SIGSYS);
@@ -110,8 +110,8 @@ extern "C" fn on_sigsys(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
     }
 }
 
-/// Writes the last line of a process that called this; how long it is. In a signal handler: numbers and texts are
-/// formatted without allocating.
+/// Writes the last line of a process that made this call; returns its length. It runs in a signal handler: it formats
+/// without allocating.
 fn describe(number: libc::c_int, line: &mut [u8]) -> usize {
     let (room, mut rest) = (line.len(), line);
     let _ = write!(

@@ -1,14 +1,13 @@
-//! The sandbox of a worker: what is left to a process that reads what guests and VMMs wrote, should one of them take it
-//! over.
+//! The sandbox of a worker: it limits what a guest or VMM can do that takes over the process which reads its data.
 //!
 //! # Theory of operation
 //!
 //! [`enter`] is called once, on the only thread that there is, after everything that needs a privilege is done
 //! (sockets are bound, the [helper](helper) runs) and before anything of a guest is read. Threads
-//! that begin later inherit all of it; none of it can be undone. Six layers, each strong without the others, so that
-//! a hole in one is not the end:
+//! that begin later inherit all of it; none of it can be undone. There are six layers; each is effective without
+//! the others:
 //!
-//! | layer | what is gone |
+//! | layer | what it removes |
 //! |---|---|
 //! | `user` | root's files and processes: another user, without supplementary groups that were not asked for |
 //! | `mounts` | paths: an empty root directory, in which no socket of others can be connected to |
@@ -20,8 +19,8 @@
 //! The order matters: mounts and network need CAP_SYS_ADMIN, emptying the bounding set CAP_SETPCAP, another user
 //! CAP_SETUID; landlock and seccomp need no_new_privs, and seccomp would forbid all that comes before it.
 //!
-//! A layer that this kernel does not have, or that this user may not set up, is left out and said, in the log and by
-//! `status`. What was asked for by name (`--user`) is an error if it cannot be had.
+//! A layer that this kernel does not have, or that this user may not set up, is left out; the log and `status` report
+//! that. It is an error if the user of `--user` cannot be set.
 
 mod calls;
 mod capabilities;
@@ -178,13 +177,13 @@ impl fmt::Display for Layers {
 pub struct Plan {
     /// Layers that are on.
     pub layers: Layers,
-    /// Whom to become; `None`: stay.
+    /// User to switch to; `None`: no change.
     pub user: Option<User>,
     /// Paths that are needed later on.
     pub reach: Reach,
-    /// Sockets or maps of somebody else's are used: interfaces of this network namespace, and calls beyond the table.
+    /// Another program's sockets or maps are used: this needs the current network namespace and additional calls.
     pub external: bool,
-    /// Which system calls stay, if `calls` is wanted.
+    /// Which system calls stay allowed, if layer `calls` is on.
     pub calls: Calls,
     /// Capabilities that are needed later on, if there are any.
     pub keeps: CapabilitySet,
@@ -193,7 +192,7 @@ pub struct Plan {
 /// A table of system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Calls {
-    /// Of a process that serves guests.
+    /// Those of a process that serves guests.
     Worker,
     /// Not yet: see [`limit_calls`].
     Later,
@@ -227,7 +226,7 @@ pub fn enter(plan: &Plan) -> Result<Sandbox, SandboxError> {
     };
     let locks = match plan.external {
         true => capabilities::locked_memory(),
-        // Of leased queues the steward does.
+        // Leased queues need none: the steward locks their memory.
         false => CapabilitySet::empty(),
     };
     let stays = locks | (capabilities::permitted() & plan.keeps);
@@ -263,7 +262,7 @@ pub fn enter(plan: &Plan) -> Result<Sandbox, SandboxError> {
     })
 }
 
-/// Allows this process, which entered the sandbox with [`Calls::Later`], only the calls of the gateway; returns how many
+/// Allows this process, which entered the sandbox with [`Calls::Later`], only the gateway's calls; returns how many
 /// there are, in words.
 ///
 /// # Errors

@@ -1,12 +1,12 @@
 //! A mount namespace with nothing in it, so that no path leads to a socket of others.
 //!
-//! Whether a Unix socket may be connected to by its path is nothing that landlock knows before Linux 7.1, and seccomp
-//! does not see paths. So the paths go: the root directory becomes a small, read-only file system with this process's
+//! Landlock cannot restrict connecting to a Unix socket by its path before Linux 7.1, and seccomp does not see paths.
+//! So the paths are removed: the root directory becomes a small, read-only file system with this process's
 //! directory in /proc, its program (for the names in a backtrace), and the directories of those sockets that it
 //! connects to later on. They are mounted one by one, so that `..` leads from them into the new root. Every other mount
-//! is let go of: the host can unmount it as if this process were not there.
+//! is detached, so that this process does not keep the host from unmounting it.
 //!
-//! A directory that is removed and made again under the same name is another one, which is not seen here.
+//! A directory that is removed and created again under the same name is a new one, which this process does not see.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ use rustix::mount::{
 };
 use rustix::process::{chdir, fchdir, pivot_root};
 
-/// Where the new root is put together: a directory that is there. What it hides is not needed meanwhile.
+/// Where the new root is assembled: an existing directory. Its old contents are not needed meanwhile.
 const SITE: &str = "/proc";
 
 /// Which paths of others this process needs later on.
@@ -33,14 +33,14 @@ pub enum Reach {
     Any(&'static str),
 }
 
-/// What is to be seen in the new root.
+/// A mount that stays visible in the new root.
 struct Stays {
     path: PathBuf,
     mount: OwnedFd,
     is_directory: bool,
 }
 
-/// Leaves all paths but these behind; says what is left, or why all are.
+/// Removes all paths but those of `reach`; returns what is left, or why all are.
 pub(super) fn leave(reach: &Reach) -> String {
     let directories = match reach {
         Reach::Any(why) => return format!("{} ({why})", super::OFF),
@@ -80,7 +80,7 @@ pub(super) fn of_service(is_service: bool, is_read_only: bool) -> String {
 fn enter(directories: &[PathBuf]) -> Result<(), Errno> {
     #[allow(deprecated)] // its replacement is unsafe for the sake of CLONE_FILES, which is not asked for
     rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNS)?;
-    // What the host unmounts goes here, too; what happens here stays here.
+    // Unmounts by the host take effect here, too; mounts of this process do not affect the host.
     mount_change(
         "/",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
@@ -163,7 +163,7 @@ fn furnish(
     mount_remount(SITE, flags | MountFlags::NOEXEC, "")
 }
 
-/// A directory or an empty file.
+/// Creates a mount point: a directory or an empty file.
 fn make_place(root: &OwnedFd, path: &Path, is_directory: bool) -> Result<(), Errno> {
     let relative = path.strip_prefix("/").map_err(|_| Errno::INVAL)?;
     let mut ancestors: Vec<&Path> = relative.ancestors().skip(1).collect();
@@ -186,7 +186,7 @@ fn make_place(root: &OwnedFd, path: &Path, is_directory: bool) -> Result<(), Err
 /// Errors: its directory is not there.
 pub fn without_links(socket: &Path) -> io::Result<PathBuf> {
     socket.canonicalize().or_else(|error| {
-        // Perhaps it is being made.
+        // The socket may not exist yet.
         let parent = socket.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = parent.unwrap_or(Path::new(".")).canonicalize()?;
         Ok(directory.join(socket.file_name().ok_or(error)?))

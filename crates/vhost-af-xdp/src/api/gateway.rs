@@ -1,8 +1,8 @@
 //! The daemon's side of the gateway, which answers HTTP (crate `gateway`): `serve` starts it before it enters its sandbox,
 //! and receives connections for the control protocol from it.
 //!
-//! The gateway is treated as if an attacker had taken it over: it has few connections, which may look, and change
-//! something where `--api` allows that, and never capture frames of guests. The daemon goes on without it.
+//! The daemon treats the gateway as if an attacker had taken it over: it gets few connections, which may read the
+//! state, and change something if `--api` allows that, and never capture frames. If it ends, the daemon continues.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,31 +20,31 @@ use rustix::net::RecvFlags;
 
 use super::control_socket::{Access, Connections, Server};
 
-/// The program, beside this one.
+/// The gateway's program, in the directory of this one.
 const PROGRAM: &str = "vhost-af-xdp-gateway";
-/// Connections at a time: it has three, and those of a process before it may still be there.
+/// Most connections at a time: the gateway has three, and those of an earlier gateway process may still be open.
 const MOST: usize = 8;
 
-/// A user and a group.
+/// User and group that may make changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Changers {
     pub(crate) user: u32,
     pub(crate) group: u32,
 }
 
-/// Listening sockets.
+/// Listening sockets of the gateway.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
     pub(crate) all: Option<OwnedFd>,
     pub(crate) read_only: Option<OwnedFd>,
     pub(crate) metrics: Option<OwnedFd>,
-    /// Who may change something by the first; `None`: all who can connect.
+    /// Who may make changes through `all`; `None`: everybody who can connect.
     pub(crate) changers: Option<Changers>,
-    /// Of the first two.
+    /// User that owns `all` and `read_only`.
     pub(crate) owner: u32,
 }
 
-/// Starts the gateway for these sockets, if there are any; the daemon's end of the link to it.
+/// Starts the gateway for these sockets, if there are any; returns the daemon's end of the connection to it.
 /// Errors: it cannot be started.
 pub(crate) fn start(
     listeners: &Listeners,
@@ -79,7 +79,7 @@ pub(crate) fn start(
     command.args(["--sandbox", &layers.to_string()]);
     log::pass_on(&mut command);
     if let Some(user) = user {
-        // Without its groups, of which nothing is needed.
+        // Without its groups, which the gateway does not need.
         command.args(["--user", &format!("{}:{}", user.uid, user.gid)]);
     }
     if let Some(Changers { user, group }) = listeners.changers {
@@ -92,7 +92,7 @@ pub(crate) fn start(
         fcntl_setfd(fd, FdFlags::empty())?;
         command.args([*name, &fd.as_raw_fd().to_string()]);
     }
-    // It outlives us on purpose; its end is seen by the socket pair.
+    // The gateway outlives the daemon on purpose; the socket pair shows its end.
     #[allow(clippy::zombie_processes)]
     let started = command.spawn();
     started.with_context(|| format!("cannot start {}", program.display()))?;
@@ -100,7 +100,7 @@ pub(crate) fn start(
 }
 
 /// Serves connections of the gateway until it ends.
-/// Errors: there is no thread for it.
+/// Errors: no thread can be started.
 pub(crate) fn serve(link: UnixStream, server: Arc<Server>, may_change: bool) -> io::Result<()> {
     let connections = Connections::new(MOST);
     let access = Access {
@@ -117,7 +117,7 @@ pub(crate) fn serve(link: UnixStream, server: Arc<Server>, may_change: bool) -> 
     thread.spawn(body).map(drop)
 }
 
-/// The next connection; `None`: the gateway has ended.
+/// The next connection from the gateway; `None`: it has ended.
 fn receive(link: &UnixStream) -> Option<UnixStream> {
     loop {
         let message = descriptors::receive(link, &mut [0], RecvFlags::empty()).ok()?;

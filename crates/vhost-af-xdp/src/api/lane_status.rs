@@ -20,7 +20,7 @@ fn named(source: &str, name: &str, value: u64, drop: bool) -> Named {
     }
 }
 
-/// What this daemon counts.
+/// All counters of a lane.
 pub(super) fn all_of(counters: &PairCounters) -> impl Iterator<Item = Named> {
     counters.read().into_iter().map(|reading| {
         let is_drop = reading.kind == Kind::Drop;
@@ -28,7 +28,7 @@ pub(super) fn all_of(counters: &PairCounters) -> impl Iterator<Item = Named> {
     })
 }
 
-/// The sums of several.
+/// Sums of the counters of several lanes.
 pub(super) fn sum_of(all: &[Arc<PairCounters>]) -> Vec<Named> {
     let mut sums: Vec<Named> = Vec::new();
     for counters in all {
@@ -42,7 +42,7 @@ pub(super) fn sum_of(all: &[Arc<PairCounters>]) -> Vec<Named> {
     sums
 }
 
-/// Of a pair, or of a queue of an uplink.
+/// Reads the state of a pair, or of a queue of an uplink.
 pub(super) fn read(
     pair: usize,
     queue: Option<u32>,
@@ -55,7 +55,7 @@ pub(super) fn read(
         .and_then(|socket| xsk::Statistics::read(socket.as_fd()).ok())
         .into_iter()
         .flat_map(socket_counters);
-    // As far as it is known.
+    // As far as they are known.
     let of_program = queue
         .and_then(|queue| interface?.steering.counters(queue))
         .into_iter()
@@ -92,10 +92,10 @@ pub(super) fn read(
 }
 
 /// Where the kernel copies, a frame for which no chunk is free is counted in `rx_dropped`, too (`__xsk_rcv`,
-/// net/xdp/xsk.c); where the NIC writes, `rx_fill_ring_empty_descs` counts how often the driver asked for chunks. No
-/// loss is seen by it alone.
+/// net/xdp/xsk.c); where the NIC writes, `rx_fill_ring_empty_descs` counts how often the driver asked for chunks. So
+/// that counter alone shows no loss.
 fn socket_counters(statistics: xsk::Statistics) -> impl Iterator<Item = Named> {
-    // An empty tx ring is no event here.
+    // That the tx ring is empty is normal here.
     let shown = statistics
         .named()
         .into_iter()

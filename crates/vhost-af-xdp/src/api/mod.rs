@@ -1,4 +1,4 @@
-//! What clients can ask and change: `status`, `workers`, `queues`, the control socket, and the gateway to HTTP.
+//! What clients can read and change: `status`, `workers`, `queues`, the control socket, and the gateway for HTTP.
 
 pub(crate) mod capture;
 pub(crate) mod control_socket;

@@ -21,7 +21,7 @@ fn read_host(shown: &ShownHost) -> HostStatus {
     }
 }
 
-/// Of one of these ports'.
+/// Reads the state of a network; `ports`: all ports of the daemon.
 pub(crate) fn read(network: &Network, ports: &[Arc<Port>]) -> NetworkStatus {
     let shown = network.shown();
     let name = network.name.as_str();
@@ -33,7 +33,7 @@ pub(crate) fn read(network: &Network, ports: &[Arc<Port>]) -> NetworkStatus {
     let interface = interface.as_deref();
     let mut numbers = shown.uplink.as_ref().map(|uplink| uplink.wanted().range());
     let queues = shown.counters.iter().enumerate().map(|(at, counters)| {
-        // A tap has none.
+        // A tap has no queue number.
         let queue = numbers.as_mut().and_then(Iterator::next);
         let facts = shown.lanes.get(at).and_then(Weak::upgrade);
         lane_status::read(at, queue, counters, facts.as_deref(), interface)
@@ -42,7 +42,7 @@ pub(crate) fn read(network: &Network, ports: &[Arc<Port>]) -> NetworkStatus {
     NetworkStatus {
         name: name.to_owned(),
         uplink: match interface {
-            // By its name now.
+            // Its present name: it may have been renamed.
             Some(interface) => Some(interface.name()),
             None => shown.uplink.map(|uplink| uplink.name),
         },

@@ -1,10 +1,10 @@
 //! `vhost-af-xdp queues`: who holds which NIC queue of this host.
 //!
-//! Six sources, each of which may be silent: the kernel's netdev family (Documentation/netlink/specs/netdev.yaml:
-//! queues, NAPI instances, who has memory bound to a queue), the driver's rings (how long receive buffers are),
-//! /proc/irq (which CPU an interrupt goes to), the running daemons' status (whose port a queue is of), the steward (who
-//! leased it), and the NIC's rules. The kernel never says which process holds a socket; so a holder that is none of our
-//! daemons and has no lease has no name here.
+//! Six sources, each of which may be missing: the kernel's netdev family (Documentation/netlink/specs/netdev.yaml:
+//! queues, NAPI instances, memory bound to queues), the driver's rings (length of receive buffers), /proc/irq (CPUs of
+//! an interrupt), the status of running daemons (the port that a queue belongs to), the steward (the lessee of a
+//! queue), and the NIC's rules. The kernel never reports which process holds a socket, so a holder that is not one of
+//! our daemons and has no lease is shown without a name.
 
 mod rules;
 mod view;
@@ -36,62 +36,62 @@ pub(crate) struct Queue {
     pub(crate) interface: String,
     /// Number of the queue.
     pub(crate) queue: u32,
-    /// `rx`, `tx`, in this order, where the kernel has them.
+    /// `rx`, `tx`, in this order, as far as the kernel has them.
     pub(crate) directions: Vec<&'static str>,
     /// The NAPI instance that polls it.
     pub(crate) napi: Option<u32>,
-    /// That one's interrupt.
+    /// Interrupt of the NAPI instance.
     pub(crate) irq: Option<u32>,
     /// CPUs that the interrupt goes to, as the kernel lists them.
     pub(crate) cpus: Option<String>,
-    /// Thread of a threaded NAPI.
+    /// PID of its thread, if the NAPI is threaded.
     pub(crate) napi_thread: Option<u32>,
-    /// What is bound to the queue: `xsk`, `io_uring`, `dma-buf N`; to whom it is leased, `lease (interface I, queue
-    /// N)`, also with `, network namespace K`; or of whom, `lease of NAME, queue N`.
+    /// What is bound to the queue: `xsk`, `io_uring`, `dma-buf N`; the netkit that it is leased to, `lease (interface
+    /// I, queue N)`, also with `, network namespace K`; or, of a netkit, whose it is: `lease of NAME, queue N`.
     pub(crate) bound: Vec<String>,
-    /// Length of its receive buffers, as the kernel or the driver tells.
+    /// Length of its receive buffers, as the kernel or the driver reports it.
     pub(crate) rx_buffer_bytes: Option<u32>,
-    /// Whether the NIC puts header and data apart: `off`, `on`, `above N bytes`; none: its driver has no such setting.
+    /// Whether the NIC splits header and data: `off`, `on`, `above N bytes`; none: its driver has no such setting.
     pub(crate) data_split: Option<String>,
-    /// It is not in this network namespace, or not there any more: only its lease is known.
+    /// It is in another network namespace, or gone: only its lease is known.
     pub(crate) elsewhere: bool,
     pub(crate) lease: Option<Leased>,
-    /// What brings frames to it, or lets them through.
+    /// Rules that steer frames to it, or let them pass.
     pub(crate) rules: Vec<Rule>,
-    /// Hints that the driver says it can tell programs in native mode; none: the kernel does not say.
+    /// Hints that the driver can report to programs in native mode; none: the kernel does not say.
     pub(crate) driver_hints: Option<Vec<String>>,
-    /// Our daemon that has it, for a port or for a network.
+    /// The daemon of ours that uses it, for a port or a network.
     pub(crate) holder: Option<Holder>,
 }
 
-/// A daemon of ours that has a queue.
+/// A daemon of ours that uses a queue.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Holder {
-    /// Its process.
+    /// Its PID.
     pub(crate) pid: u32,
-    /// That one's command line.
+    /// Its command line.
     pub(crate) command: String,
-    /// The file that the daemon's ports are of.
+    /// Its configuration file.
     pub(crate) configuration: Option<PathBuf>,
-    /// Where its API is asked.
+    /// The socket of its API.
     pub(crate) api: Option<PathBuf>,
-    /// The network that it is for; with a port: that the port is part of.
+    /// The network that uses the queue; with a port: the network of the port.
     pub(crate) network: Option<String>,
-    /// The port whose queue it is alone, by its name; none: the network's ports share it.
+    /// The name of the port that uses the queue alone; none: the network's ports share it.
     pub(crate) port: Option<String>,
     /// Queue pair of that port.
     pub(crate) pair: Option<usize>,
-    /// Process of the VMM, while one is connected.
+    /// PID of the VMM, while one is connected.
     pub(crate) vmm: Option<i32>,
-    /// The data path in use; none while no guest runs.
+    /// The data path in use; none while no guest uses the queue.
     pub(crate) mode: Option<String>,
-    /// What stands before its frames.
+    /// Hints that are left before its frames.
     pub(crate) hints: Option<HintsStatus>,
-    /// Why no frames move although they should.
+    /// Why no frames are forwarded.
     pub(crate) impaired: Option<String>,
-    /// Addresses of stations whose frames the port's guest gets; empty: all.
+    /// MAC addresses whose frames the port's guest receives; empty: all.
     pub(crate) macs: Vec<String>,
-    /// VLANs whose frames the port's guest gets; empty: all.
+    /// VLANs whose frames the port's guest receives; empty: all.
     pub(crate) vlans: Vec<u16>,
     /// Frames of guests sent so far.
     pub(crate) from_guest_frames: u64,
@@ -108,9 +108,9 @@ struct Napi {
     thread: Option<u32>,
 }
 
-/// All queues of this network namespace, and those that are leased elsewhere, or of one interface; daemons are asked
-/// at `controls`, a steward at `steward` or where one is by default.
-/// Errors: the kernel does not answer, or a steward that was named, or there is no such interface.
+/// All queues of this network namespace, and those that are leased in others, or those of one interface. Asks daemons
+/// at `controls`, and the steward at `steward` or at the default path.
+/// Errors: the kernel or a named steward does not answer, or there is no such interface.
 pub(crate) fn read(
     only: Option<&str>,
     controls: &[PathBuf],
@@ -170,18 +170,18 @@ impl Queue {
         }
     }
 
-    /// Nobody is seen to have it.
+    /// Nothing and nobody is known to use it.
     pub(crate) fn is_free(&self) -> bool {
         self.bound.is_empty() && self.lease.is_none() && self.holder.is_none()
     }
 
-    /// With what stewards and drivers said.
+    /// Adds what stewards and drivers answered.
     fn with(mut self, answers: &Answers) -> Self {
         let lease = answers.lease_of(&self.interface, self.queue);
         self.rules = answers.rules_of(&self.interface, self.queue);
         self.rules.extend(lease.and_then(rules::entries));
         self.lease = lease.map(Leased::from);
-        // A daemon that has no lease has told a program of its own; a lease of a network names no stations.
+        // A daemon without a lease has its own program; the lease of a network names no addresses.
         self.rules.extend(match (&self.lease, &self.holder) {
             (_, Some(holder)) if holder.port.is_none() => holder.network.as_deref().map(rules::network_rule),
             (None, Some(holder)) => rules::program_rule(&holder.macs, &holder.vlans),
@@ -223,8 +223,8 @@ impl Queue {
         }
     }
 
-    /// With what is told of the interface's rings, and of this queue alone: memory of io_uring has buffers of its own
-    /// length.
+    /// Adds the buffer length of the interface's rings, or of this queue alone: memory of io_uring has buffers of its
+    /// own length.
     fn receive_by(&mut self, rings: Option<&Rings>, attributes: &netdev::IterableQueue<'_>) {
         let own = attributes
             .get_io_uring()
@@ -297,7 +297,7 @@ impl Holder {
         }
     }
 
-    /// For whom it has the queue, in words.
+    /// The port or network that uses the queue, in words.
     pub(crate) fn whom(&self) -> String {
         match (&self.port, &self.network) {
             (Some(port), Some(network)) => format!("port {port} of network {network}"),
@@ -307,16 +307,16 @@ impl Holder {
     }
 }
 
-/// To whom a queue is leased, a netkit's (Linux 7.1): by its index in its own network namespace, which may be another.
+/// The netkit that a queue is leased to (Linux 7.1), by its index in its network namespace, which may be another one.
 fn lease_text(lease: &netdev::IterableLease<'_>) -> String {
     LeasedTo::of(lease).map_or_else(|| "lease".to_owned(), |to| format!("lease ({to})"))
 }
 
-/// Whose queues those of netkits are: the kernel tells it at the NIC alone.
+/// The NIC's queue behind each queue of a netkit: the kernel reports it at the NIC only.
 struct Leases {
     /// Netkits without a peer, by their indexes.
     netkits: BTreeSet<u32>,
-    /// The words for a netkit's queue.
+    /// Text for each queue of a netkit, by interface index and queue.
     of: BTreeMap<(u32, u32), String>,
 }
 
@@ -326,7 +326,7 @@ impl Leases {
         Self { netkits, of }
     }
 
-    /// Takes note of what a NIC's queue says.
+    /// Records the lease of a NIC's queue.
     fn note(&mut self, name: &str, attributes: &netdev::IterableQueue<'_>) {
         let to = attributes.get_lease().ok().and_then(|lease| LeasedTo::of(&lease));
         let here = to.filter(|to| to.namespace.is_none());
@@ -336,7 +336,7 @@ impl Leases {
         }
     }
 
-    /// Tells it of the netkits' queues. Each has one of its own, which comes first.
+    /// Adds the text to the netkits' queues. Queue 0 of each is its own.
     fn tell(&self, names: &BTreeMap<u32, String>, queues: &mut BTreeMap<(String, u32), Queue>) {
         for index in &self.netkits {
             let Some(name) = names.get(index) else { continue };
@@ -354,7 +354,7 @@ fn driver_hints(index: u32) -> Option<Vec<String>> {
     HintSet::of_driver(index).ok().map(hints::names)
 }
 
-/// Names by index, and which are netkits without a peer.
+/// Interface names by index, and the netkits without a peer.
 fn interfaces() -> io::Result<(BTreeMap<u32, String>, BTreeSet<u32>)> {
     let mut socket = NetlinkSocket::new();
     let request = rt_link::Request::new().op_getlink_dump(&Ifinfomsg::default());
@@ -416,7 +416,7 @@ fn command_of(pid: u32) -> String {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words = bytes.split(|&byte| byte == 0).filter(|word| !word.is_empty());
     let words: Vec<_> = words.map(String::from_utf8_lossy).collect();
-    // A process chooses its words; a terminal must not obey them.
+    // A process chooses its command line; control characters must not reach a terminal.
     words
         .join(" ")
         .chars()
@@ -429,7 +429,7 @@ fn command_of(pid: u32) -> String {
 mod tests {
     use super::*;
 
-    /// What a kernel tells of a queue whose memory is io_uring's, in buffers of so many bytes if it tells.
+    /// Attributes of a queue whose memory is io_uring's; `None`: without the length of its buffers.
     fn queue_of_io_uring(buffer_bytes: Option<u32>) -> Vec<u8> {
         let mut bytes = Vec::new();
         let memory = netdev::PushQueue::new(&mut bytes).push_id(3).nested_io_uring();

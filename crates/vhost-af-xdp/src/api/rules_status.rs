@@ -5,7 +5,7 @@ use model::state::{DirectionStatus, RulesStatus};
 use crate::port::Port;
 use crate::switch::filter::{Direction, Filter, Rule, Rules};
 
-/// Those of a port.
+/// Reads the rules of a port.
 pub(crate) fn read(port: &Port) -> RulesStatus {
     let (config, compiled) = port.filter_rules();
     let mut frames = vec![0; config.rule.len()];

@@ -1,7 +1,7 @@
 //! Reads the [state](model::state) of the daemon.
 //!
-//! It waits for no port's turn ([`crate::port::snapshot`]) and no other process. Threads of their own ask for the counters of
-//! XDP programs, and are waited for no longer than [`SAMPLES`].
+//! It waits neither for a port's thread ([`crate::port::snapshot`]) nor for another process. Separate threads request
+//! the counters of XDP programs; the status waits [`SAMPLES`] for them at most.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::switch::workers::Workers;
 use device::features::Negotiated;
 use device::offloads::Offloads;
 
-/// How long fresh counters of XDP programs are waited for, all together; the last ones are shown then.
+/// How long to wait for the counters of all XDP programs; then the last known ones are shown.
 const SAMPLES: Duration = Duration::from_millis(500);
 
 fn learned(key: FdbKey) -> LearnedStation {
@@ -29,7 +29,7 @@ fn learned(key: FdbKey) -> LearnedStation {
     }
 }
 
-/// The whole daemon.
+/// Reads the state of the whole daemon.
 pub(crate) fn read(
     ports: &[Arc<Port>],
     networks: &[Arc<Network>],
@@ -77,7 +77,7 @@ pub(crate) fn read(
     }
 }
 
-/// What workers did, with the NIC queues of ports that have some for themselves.
+/// What the workers did, with the NIC queue of each pair whose port has queues of its own.
 fn read_work(ports: &[Arc<Port>], workers: &Workers) -> Vec<WorkerReading> {
     let mut readings = workers.readings();
     let lanes = readings.iter_mut().flat_map(|reading| &mut reading.lanes);
@@ -92,8 +92,8 @@ fn read_work(ports: &[Arc<Port>], workers: &Workers) -> Vec<WorkerReading> {
     readings
 }
 
-/// Waits until it is known what the programs of ports and networks counted and how they are attached, all at a time:
-/// each is asked by a thread of its own, as somebody may be waiting for an answer of its steward.
+/// Updates the counters of the programs of ports and networks, and how they are attached. Each is asked in a thread of
+/// its own, all at the same time, as one may have to wait for its steward.
 fn await_samples(ports: &[Arc<Port>], networks: &[Arc<Network>]) {
     let deadline = Instant::now() + SAMPLES;
     let (asked, known) = mpsc::channel::<()>();
@@ -103,7 +103,7 @@ fn await_samples(ports: &[Arc<Port>], networks: &[Arc<Network>]) {
             sample();
             drop(asked);
         };
-        // Without it, what was known before is shown.
+        // Without a thread, the last known values are shown.
         let _ = std::thread::Builder::new().name("sample".to_owned()).spawn(body);
     };
     for port in ports.iter().filter(|port| port.config.wanted().is_some()) {
@@ -115,7 +115,7 @@ fn await_samples(ports: &[Arc<Port>], networks: &[Arc<Network>]) {
         ask(Box::new(move || network.sample(deadline)));
     }
     drop(asked);
-    // Nothing is ever sent: all senders are dropped.
+    // Nothing is ever sent: this ends when all senders are dropped.
     let _ = known.recv_timeout(deadline.saturating_duration_since(Instant::now()));
 }
 
@@ -124,9 +124,9 @@ fn cpu_us() -> u64 {
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000
 }
 
-/// One port.
+/// Reads the state of one port.
 pub(crate) fn read_port(port: &Port) -> PortStatus {
-    // First: what is shown may be newer than that, and not older.
+    // Read first: the snapshot may be newer than this, but not older.
     let busy = port.published.busy();
     let shown = port.published.snapshot().unwrap_or_default();
     let (session, interface) = (shown.session.as_ref(), shown.interface.as_ref());

@@ -1,7 +1,7 @@
-//! `vhost-af-xdp capture`: writes what a daemon shows of a port's frames to a file.
+//! `vhost-af-xdp capture`: writes the frames that a daemon sends to a pcapng file.
 //!
-//! A daemon of another user may send anything: lengths are checked, and its texts go to the terminal and into the file
-//! without control characters, and only up to a length.
+//! A daemon of another user may send anything: lengths are checked, and its texts are written to the terminal and the
+//! file without control characters, and only up to a length.
 
 mod pcapng;
 
@@ -27,13 +27,13 @@ use client::directories::find_all;
 
 /// Pause between two checks for the end.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long the daemon may take to send the rest after the end.
+/// How long the daemon may take to send the rest after the client has ended the capture.
 const REST: Duration = Duration::from_secs(5);
 /// Most notes of a daemon about what is not captured, and their length.
 const MOST_NOTES: usize = 8;
 const LONGEST_NOTE: usize = 500;
 
-/// Captures until it is enough.
+/// Captures until there are enough frames, the time is over, or a signal or the daemon ends it.
 /// Errors: no daemon captures frames of the port, or they cannot be written.
 pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
     let to_stdout = args.write == Path::new("-");
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The control socket of the daemon that has a port.
+/// The control socket of the daemon that has this port.
 /// Errors: none has, or several have.
 fn daemon_with(port: &str) -> anyhow::Result<PathBuf> {
     let (mut found, mut others) = (Vec::new(), Vec::new());
@@ -111,7 +111,7 @@ fn daemon_with(port: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// A file is readable for this user only: guests' frames are secret.
+/// Opens the output. A file is readable for this user only: guests' frames are confidential.
 /// Errors: it cannot be written, or exists and belongs to another user.
 fn output(path: &Path, to_stdout: bool) -> anyhow::Result<File> {
     if to_stdout {
@@ -127,7 +127,7 @@ fn output(path: &Path, to_stdout: bool) -> anyhow::Result<File> {
     }
     let file = OpenOptions::new().write(true).open(path).with_context(cannot)?;
     let there = file.metadata().with_context(cannot)?;
-    // A pipe stores nothing, and its reader had access to it.
+    // A pipe stores nothing, and its reader could read it before, too.
     if there.is_file() {
         let (owner, user) = (there.uid(), rustix::process::geteuid().as_raw());
         if owner != user {
@@ -143,7 +143,7 @@ fn output(path: &Path, to_stdout: bool) -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// A text of another process, for a terminal.
+/// Text of another process, without control characters.
 fn plain(text: &str) -> String {
     let clean = |c: char| if c.is_control() { '?' } else { c };
     text.chars().map(clean).take(LONGEST_NOTE).collect()
@@ -152,11 +152,11 @@ fn plain(text: &str) -> String {
 /// How a capture ended.
 #[derive(Clone, Copy)]
 enum Ended {
-    /// This many were lost; the port was removed.
+    /// All messages were received: how many frames were lost, and whether the port was removed.
     Whole { lost: u64, port_gone: bool },
     /// The daemon ended, or did not send the rest in time.
     Cut,
-    /// It sent something that is no message.
+    /// The daemon sent something else than a message.
     Wrong,
 }
 
@@ -166,13 +166,13 @@ fn tell(port: &str, frames: u64, ended: Ended) -> anyhow::Result<()> {
             let gone = if port_gone { ", and the port is gone" } else { "" };
             let lost = match lost {
                 0 => "none lost".to_owned(),
-                lost => format!("{lost} more lost, as they came faster than they were read"),
+                lost => format!("{lost} more lost, as they were not read fast enough"),
             };
             eprintln!("{port}: {frames} frames captured, {lost}{gone}");
             Ok(())
         }
         Ended::Cut => bail!("the daemon ended: {frames} frames captured until then, others may be lost"),
-        Ended::Wrong => bail!("the daemon says what is no frame: is it of another version?"),
+        Ended::Wrong => bail!("the daemon sent an invalid message: is it another version?"),
     }
 }
 
@@ -188,7 +188,7 @@ impl<W: Write> Writer<W> {
         self.file.flush()
     }
 
-    /// Writes what comes until it is over, then the rest.
+    /// Writes frames until the capture is over, then the rest.
     /// Errors: it cannot be written.
     fn copy(
         &mut self,
@@ -203,11 +203,11 @@ impl<W: Write> Writer<W> {
             if let Some(ended) = self.messages(&mut bytes)? {
                 break ended;
             }
-            // The reader has everything that is known.
+            // The file's reader gets everything that has arrived.
             self.file.flush()?;
             if asked.is_none() && (self.frames >= self.most || is_over()) {
                 asked = Some(Instant::now());
-                // Fails where the daemon has closed it, which is seen next.
+                // Fails if the daemon has closed the connection, which the next read reports.
                 let _ = stream.shutdown(Shutdown::Write);
             }
             if asked.is_some_and(|asked| asked.elapsed() > REST) {
@@ -227,7 +227,7 @@ impl<W: Write> Writer<W> {
         Ok(ended)
     }
 
-    /// Writes the frames of these bytes; what is left is part of a message. Some: it is over.
+    /// Writes the frames in these bytes; an incomplete message is left in `bytes`. `Some`: the capture is over.
     fn messages(&mut self, bytes: &mut Vec<u8>) -> io::Result<Option<Ended>> {
         let mut at = 0;
         let ended = loop {

@@ -1,7 +1,7 @@
 //! A pcapng file (draft-ietf-opsawg-pcapng): one section, one interface, a block for each frame, statistics at the end.
 //!
-//! Four kinds of blocks, written by hand: of the crates that can, `pcap-file` 2.0 writes the time of statistics in the
-//! wrong order; tests read what is written by it.
+//! Four kinds of blocks, written by hand: of the crates that can do it, `pcap-file` 2.0 writes the time of statistics
+//! in the wrong order. Tests read the output with it.
 
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -17,12 +17,12 @@ const INTERFACE: u32 = 1;
 const STATISTICS: u32 = 5;
 const FRAME: u32 = 6;
 
-/// In the byte order of the file.
+/// Magic number, in the byte order of the file.
 const MAGIC: u32 = 0x1a2b_3c4d;
 const ETHERNET: u16 = 1;
 const NANOSECONDS: u8 = 9;
 
-/// Options: of all blocks, and of each kind.
+/// Options: one of all blocks, and those of each kind.
 const COMMENT: u16 = 1;
 const APPLICATION: u16 = 4;
 const INTERFACE_NAME: u16 = 2;
@@ -33,14 +33,14 @@ const FRAME_QUEUE: u16 = 6;
 const TAKEN: u16 = 4;
 const LOST: u16 = 5;
 
-/// Flags of a frame: as the guest sees it, whose interface it is.
+/// Directions of a frame as the guest sees them: the interface is the guest's.
 const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
 
 /// See the module's head.
 pub(super) struct PcapNg<W: Write> {
     to: W,
-    /// A frame's time is the NIC's, where that is known.
+    /// A frame's time is the NIC's, if known.
     nic_clock: bool,
     block: Vec<u8>,
 }
@@ -59,7 +59,7 @@ impl<W: Write> PcapNg<W> {
         self.block.clear();
         self.put(&MAGIC.to_le_bytes());
         self.put(&[1, 0, 0, 0]);
-        // Its length is not known.
+        // The length of the section is not known.
         self.put(&[0xff; 8]);
         self.option(
             APPLICATION,
@@ -95,7 +95,7 @@ impl<W: Write> PcapNg<W> {
         self.option(FRAME_QUEUE, &u32::from(record.pair).to_le_bytes());
         match record.about.seen {
             Seen::Passed => {}
-            // As `port rules` counts them.
+            // Numbered as in `port rules`.
             Seen::Denied(Some(rule)) => {
                 self.comment(&format!("denied by filter rule {}", u32::from(rule) + 1));
             }
@@ -110,12 +110,12 @@ impl<W: Write> PcapNg<W> {
             _ => {}
         }
         if record.about.len.is_none() {
-            self.comment("it came in several pieces: its length is what its headers say");
+            self.comment("it arrived in several pieces: its length is taken from its headers");
         }
         self.write(FRAME)
     }
 
-    /// Writes the blocks behind the last frame.
+    /// Writes the blocks after the last frame.
     pub(super) fn end(&mut self, frames: u64, lost: u64) -> io::Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.put(&0_u32.to_le_bytes());
@@ -133,7 +133,7 @@ impl<W: Write> PcapNg<W> {
         self.block.extend_from_slice(bytes);
     }
 
-    /// The upper half is first, in each byte order.
+    /// The upper half comes first, whatever the byte order.
     fn put_time(&mut self, ns: u64) {
         let [upper, lower] = [(ns >> 32) as u32, ns as u32];
         self.put(&upper.to_le_bytes());
@@ -149,7 +149,7 @@ impl<W: Write> PcapNg<W> {
     }
 
     fn option(&mut self, code: u16, value: &[u8]) {
-        // No option here is as long.
+        // No option here is that long.
         let Ok(len) = u16::try_from(value.len()) else {
             return;
         };
@@ -175,7 +175,7 @@ impl<W: Write> PcapNg<W> {
     }
 }
 
-/// The length of a frame, by the headers of its packet; 0: unknown.
+/// The length of a frame according to the headers of its packet; 0: unknown.
 fn len_by_headers(bytes: &[u8]) -> u32 {
     let end = ethernet::payload(bytes, Skip::Vlan).and_then(|Payload { ethertype, at }| match ethertype {
         IPV4 => Some(Ipv4::at(bytes, at)?.end()),

@@ -1,4 +1,4 @@
-//! What to type, for what was seen.
+//! Commands and configuration lines to type, for an interface as it is.
 
 use common::binding::{L2_BYTES, LONGEST_FRAME};
 use serde::Serialize;
@@ -9,18 +9,18 @@ use super::loopback;
 use super::netkit;
 use super::placements::PlacementReport;
 
-/// Most pairs that are proposed.
+/// Most queue pairs that are proposed.
 const MOST_PAIRS: usize = 4;
 
 /// A goal and the lines that lead there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Advice {
     pub(super) goal: &'static str,
-    /// Commands, and words that begin with `#`.
+    /// Commands, and comments that begin with `#`.
     pub(super) lines: Vec<String>,
 }
 
-/// In the order in which they are to be read; a goal that takes nothing is left out.
+/// All advice, in reading order; a goal without lines is left out.
 pub(super) fn lines(facts: &Facts, placements: &[PlacementReport]) -> Vec<Advice> {
     let all = match (facts.loopback, facts.link.has_leased_only) {
         (true, _) => loopback::lines(),
@@ -52,7 +52,7 @@ fn one_guest(facts: &Facts) -> Vec<String> {
     if let Some((holder, queues)) = facts.network_there() {
         let network = holder.network.as_deref().unwrap_or_default();
         lines.push(format!(
-            "# the NIC is to spread over {} of network {network} alone: docs/networks.md, a queue of its own",
+            "# let the NIC's RSS use only {} of network {network}: docs/networks.md, a queue of its own",
             named(&queues)
         ));
         return lines;
@@ -66,9 +66,9 @@ fn one_guest(facts: &Facts) -> Vec<String> {
             format!("ethtool -N {name} flow-type ether dst GUEST-MAC action {queue}    # its frames to its queue")
         }
         false if facts.most_queues.is_some() => {
-            format!("ethtool -L {name} combined 1    # or the guest gets only what the hash brings to queue {queue}")
+            format!("ethtool -L {name} combined 1    # or the guest receives only what RSS puts into queue {queue}")
         }
-        false => format!("# the guest gets only what the hash brings to queue {queue}"),
+        false => format!("# the guest receives only frames that RSS puts into queue {queue}"),
     });
     lines
 }
@@ -109,7 +109,7 @@ fn several(facts: &Facts) -> Vec<String> {
     if let Some((holder, _)) = facts.network_there() {
         let network = holder.network.as_deref().unwrap_or_default();
         return vec![format!(
-            "# a port of network {network} has as many as it says (queues = {MOST_PAIRS}), whatever queues there are"
+            "# a port of network {network} may have several (queues = {MOST_PAIRS}), whatever queues the NIC has"
         )];
     }
     let free = facts.free_queues();
@@ -121,13 +121,13 @@ fn several(facts: &Facts) -> Vec<String> {
     match longest.map(|at| (free[at], run(at).min(MOST_PAIRS))) {
         Some((queue, pairs)) if pairs > 1 => vec![facts.guest_line(queue, &[("queues", &pairs.to_string())])],
         _ => match one_more(facts, 2 - free.len().min(1)).as_slice() {
-            [] => vec!["# it has no further queues: guests of several pairs have the first only".to_owned()],
+            [] => vec!["# it has no more queues: guests with several pairs use the first only".to_owned()],
             lines => lines.to_vec(),
         },
     }
 }
 
-/// What gives the interface so many more queues, if it can have them.
+/// The command that adds so many queues to the interface, if it can have them.
 fn one_more(facts: &Facts, more: usize) -> Vec<String> {
     let (name, have) = (&facts.link.name, facts.link.rx_queues);
     let want = have.saturating_add(u32::try_from(more).unwrap_or(u32::MAX));
@@ -141,15 +141,15 @@ fn one_more(facts: &Facts, more: usize) -> Vec<String> {
     if facts.network_there().is_some() {
         lines.push(match facts.link.partial_checksums {
             true => {
-                format!("ethtool -L PEER tx {have}    # at the far end: what it chooses is the network's")
+                format!("ethtool -L PEER tx {have}    # at the far end: it then sends to the network's queues only")
             }
-            false => format!("ethtool -X {name} equal {have}    # the NIC spreads over the network's alone"),
+            false => format!("ethtool -X {name} equal {have}    # RSS then uses the network's queues only"),
         });
     }
     lines
 }
 
-/// Whether rules by address are known to work.
+/// Whether steering rules by address are known to work.
 fn takes_rules(facts: &Facts) -> bool {
     let known = facts.line.is_some_and(|line| line.by_address != "no");
     known && facts.rules.is_ok()

@@ -1,9 +1,9 @@
-//! `serve --check`: whether a configuration works on this host, for the user who asks.
+//! `serve --check`: whether a configuration works on this host, for the user who runs it.
 //!
-//! Nothing is changed: no program is attached, no queue bound, no file made. What `serve` would run into is looked at
-//! by the functions that it calls itself, and the messages are theirs. A steward is connected to by the user that the
-//! daemon becomes, on a thread of its own, and asked for the leases that there are. Whether it would grant these is read
-//! in its policy, if this user may read that.
+//! Nothing is changed: no program is attached, no queue bound, no file created. The checks are the functions that
+//! `serve` calls, with their messages. A thread that becomes the daemon's user connects to the steward and asks for the
+//! existing leases. Whether the steward would grant those of the configuration is checked against its policy, if this
+//! user may read it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -47,10 +47,10 @@ use crate::nic::mode::{DataPath, Fallback};
 use model::state::Status;
 use program::sandbox::{Layer, User};
 
-/// What was found.
+/// Result of the check.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ConfigurationReport {
-    /// None: the configuration is that of options.
+    /// None: the configuration consists of options.
     file: Option<PathBuf>,
     /// There are no errors.
     pub(crate) works: bool,
@@ -69,7 +69,7 @@ impl fmt::Display for ConfigurationReport {
     }
 }
 
-/// Looks whether a configuration works here.
+/// Checks whether a configuration works here.
 pub(crate) fn look(config: &ServeConfig) -> ConfigurationReport {
     let mut look = Look {
         config,
@@ -116,7 +116,7 @@ pub(crate) fn look(config: &ServeConfig) -> ConfigurationReport {
     }
 }
 
-/// Who has no steward leases queues of its own helper, which has the privileges of who starts it.
+/// Without a steward the daemon's helper leases the queues, so it needs the privileges for that itself.
 pub(crate) fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
     let queues = config.queues();
     let Some(Queues { interface, .. }) = queues.first().filter(|_| config.steward.is_none()) else {
@@ -129,7 +129,7 @@ pub(crate) fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
     bail!("interface {interface}: {}", lacks_privileges(&lacking))
 }
 
-/// What a daemon without a steward is told.
+/// Error message for a daemon without a steward.
 pub(super) fn lacks_privileges(lacking: &[&str]) -> String {
     format!(
         "an XDP program and AF_XDP sockets need {}, which this process lacks: start it as root or with these, or lease \
@@ -138,13 +138,13 @@ pub(super) fn lacks_privileges(lacking: &[&str]) -> String {
     )
 }
 
-/// RLIMIT_MEMLOCK, bytes; none: this process may lock any memory.
+/// RLIMIT_MEMLOCK, bytes; `None`: this process may lock any amount.
 fn memory_limit() -> Option<u64> {
     let locks_any = capabilities::lacking(CapabilitySet::IPC_LOCK).is_ok_and(|lacking| lacking.is_empty());
     getrlimit(Resource::Memlock).current.filter(|_| !locks_any)
 }
 
-/// That this limit is too low for so many bytes.
+/// An error, if this limit is too low for so many bytes.
 pub(super) fn memory_finding(limit_bytes: u64, all_bytes: u64) -> Option<Finding> {
     let error = InterfaceError::MemoryLock {
         all_bytes,
@@ -154,7 +154,7 @@ pub(super) fn memory_finding(limit_bytes: u64, all_bytes: u64) -> Option<Finding
     (limit_bytes < all_bytes).then(|| Finding::error(Kind::MemoryLock, "daemon", &error.to_string()))
 }
 
-/// Whom the processes that give their privileges up become; `None`: they stay who they are.
+/// The user that the unprivileged processes become; `None`: they keep their user.
 pub(crate) fn user_of(config: &ServeConfig) -> anyhow::Result<Option<User>> {
     let user = match &config.user {
         None if geteuid().is_root() => User::nobody(),
@@ -165,7 +165,7 @@ pub(crate) fn user_of(config: &ServeConfig) -> anyhow::Result<Option<User>> {
     Ok(user)
 }
 
-/// A daemon that has this file, and all that belongs to it.
+/// The status of a running daemon with the same file.
 fn running(config: &ServeConfig) -> Option<Status> {
     let path = &config.file.as_ref()?.path;
     let is_same = |status: &Status| {
@@ -194,7 +194,7 @@ struct QueueUse {
     has_vlans: bool,
     /// The network reaches the host.
     host: bool,
-    /// Program and sockets are somebody else's.
+    /// Program and sockets are another program's.
     is_external: bool,
 }
 
@@ -240,7 +240,7 @@ impl QueueUse {
     }
 }
 
-/// A policy, with the user and the groups that the daemon has then.
+/// A policy, and user, group and groups of the daemon.
 struct PolicyFor {
     policy: Policy,
     ids: (u32, u32, Vec<u32>),
@@ -250,9 +250,9 @@ struct Look<'a> {
     config: &'a ServeConfig,
     running: Option<Status>,
     findings: Vec<Finding>,
-    /// By name: each is looked at once.
+    /// Interfaces by name: each is read once.
     interfaces: BTreeMap<String, Result<Arc<Facts>, String>>,
-    /// The interfaces are in the steward's network namespace, which is another one.
+    /// The interfaces are in the steward's network namespace, not in this one.
     is_elsewhere: bool,
 }
 
@@ -262,7 +262,7 @@ impl Look<'_> {
         self.findings.push(Finding::error(name, subject, &text));
     }
 
-    /// What belongs to no network or port.
+    /// Checks what belongs to no network or port.
     fn daemon(&mut self) {
         let config = self.config;
         if let (Some(status), Some(file)) = (&self.running, &config.file) {
@@ -297,7 +297,7 @@ impl Look<'_> {
         }
     }
 
-    /// Sockets of no port, and directories of all.
+    /// Checks sockets that belong to no port, and the directories of all sockets.
     fn daemon_sockets(&mut self) {
         let config = self.config;
         let control = named_control(config).map(|path| (path.to_owned(), Access::OWN));
@@ -322,7 +322,7 @@ impl Look<'_> {
         }
     }
 
-    /// That the daemon could listen there.
+    /// Reports an error if the daemon cannot listen there.
     fn listening(&mut self, checked: Result<(), ListenError>, subject: &str, what: String) {
         match checked {
             Ok(()) => {}
@@ -342,7 +342,7 @@ impl Look<'_> {
         }
     }
 
-    /// Whether a steward answers the daemon's user; its policy, if it may be read.
+    /// Checks whether the steward answers the daemon's user; returns its policy, if that can be read.
     fn steward(&mut self, path: &Path) -> Option<PolicyFor> {
         let user = user_of(self.config).ok().flatten();
         let ask = || {
@@ -405,7 +405,7 @@ impl Look<'_> {
             .clone()
     }
 
-    /// Whether a network or port gets its queues, and in which mode it will be.
+    /// Checks whether a network or port gets its queues, and reports the mode that it will have.
     fn queues(&mut self, queues: &QueueUse, subject: &str, policy: Option<&PolicyFor>) {
         let wanted = &queues.wanted;
         if let Some(PolicyFor { policy, ids }) = policy.filter(|_| !queues.is_external) {
@@ -445,7 +445,7 @@ impl Look<'_> {
         }
     }
 
-    /// The same where program and sockets are ours.
+    /// The checks for queues that the daemon itself or its steward binds.
     fn leased(&mut self, queues: &QueueUse, facts: &Facts, subject: &str) {
         let report = facts.placement(&queues.request);
         let why = report.why_not_more.join("; ");
@@ -499,14 +499,14 @@ impl Look<'_> {
     }
 }
 
-/// The process that listens at the steward's socket.
+/// The process that listens on the steward's socket.
 fn process_at(path: &Path) -> Option<i32> {
     let socket = protocol::new_socket(SocketFlags::NONBLOCK).ok()?;
     connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
     peer::process(socket.as_fd())
 }
 
-/// Which policy that one was told to read.
+/// The policy file on the command line of that process.
 fn policy_of(process: i32) -> Option<PathBuf> {
     let line = fs::read(format!("/proc/{process}/cmdline")).ok()?;
     let words: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();

@@ -1,4 +1,4 @@
-//! What is there: read, and nothing changed. What could not be read is noted, with the reason.
+//! Reads what is known of an interface, and changes nothing. `not_seen` lists what could not be read, and why.
 
 use std::fs;
 use std::io;
@@ -22,7 +22,7 @@ use client::{connection, directories};
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
 
-/// Pages of one size.
+/// Huge pages of one size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct HugePages {
     pub(super) page_bytes: u64,
@@ -36,50 +36,50 @@ pub(super) struct Facts {
     pub(super) link: Link,
     /// None: the kernel does not say.
     pub(super) carrier: Option<bool>,
-    /// It is the host with itself.
+    /// It is the loopback interface.
     pub(super) loopback: bool,
     /// The bridge that it is a port of.
     pub(super) bridge: Option<String>,
-    /// What is lost on it because it stands on others; may be empty.
+    /// Packets that are lost because it is on top of other interfaces; may be empty.
     pub(super) losses: String,
     pub(super) kernel: Option<(u32, u32)>,
     pub(super) release: String,
-    /// What the driver says; none before Linux 6.3.
+    /// What the driver reports; none before Linux 6.3.
     pub(super) driver: Option<DriverXdp>,
-    /// What is known of it otherwise.
+    /// The driver's line in the table of drivers.
     pub(super) line: Option<&'static Line>,
-    /// The XDP program that is on it.
+    /// The XDP program that is attached.
     pub(super) program: Option<ForeignProgram>,
-    /// Receive queues that there can be.
+    /// Most receive queues that the driver allows.
     pub(super) most_queues: Option<u32>,
-    /// How many n-tuple rules there are, or why none can be.
+    /// Number of n-tuple rules, or why there cannot be any.
     pub(super) rules: Result<usize, String>,
-    /// How many RSS contexts there are beside the main one, or why none can be.
+    /// Number of RSS contexts besides the main one, or why there cannot be any.
     pub(super) contexts: Result<usize, String>,
     pub(super) tags: Tags,
-    /// What the driver says it can tell of frames; none before Linux 6.3.
+    /// Hints that the driver can report; none before Linux 6.3.
     pub(super) hints: Option<HintSet>,
-    /// Its queues and who has them.
+    /// Its queues and who uses them.
     pub(super) queues: Vec<Queue>,
-    /// Of what a daemon needs that begins without a steward.
+    /// Capabilities that this process lacks to start a daemon without a steward.
     pub(super) lacking: Vec<&'static str>,
     /// RLIMIT_MEMLOCK, bytes; none: no limit.
     pub(super) memlock_bytes: Option<u64>,
     /// CAP_IPC_LOCK: the limit does not count.
     pub(super) locks_any: bool,
     pub(super) huge_pages: Vec<HugePages>,
-    /// A steward's socket is where one is by default.
+    /// There is a steward's socket at `steward_at`.
     pub(super) steward: bool,
-    /// Where a steward is asked for leases.
+    /// The path of the steward's socket: as given, or the default.
     pub(super) steward_at: String,
     /// What could not be seen, and why.
     pub(super) not_seen: Vec<String>,
 }
 
 impl Facts {
-    /// Looks at an interface of this network namespace; daemons are asked at `control` or where they are found, a
-    /// steward at `steward` or where one is by default.
-    /// Errors: there is none of that name, or the kernel does not answer.
+    /// Reads an interface of this network namespace. Asks the daemon at `control`, or all that are found, and the
+    /// steward at `steward` or at the default path.
+    /// Errors: there is no such interface, or the kernel does not answer.
     pub(super) fn of(
         interface: &str,
         control: Option<&Path>,
@@ -90,7 +90,7 @@ impl Facts {
         let driver = DriverXdp::by_index(link.index);
         if driver.is_none() {
             not_seen.push(
-                "what the driver does natively and in zero-copy: the kernel does not say (Linux 6.3 does); --try tells"
+                "what the driver does natively and in zero-copy: the kernel does not say (Linux 6.3 does); use --try"
                     .to_owned(),
             );
         }
@@ -130,7 +130,7 @@ impl Facts {
         })
     }
 
-    /// Its queues that nobody is seen to have.
+    /// Queues that nobody is known to use.
     pub(super) fn free_queues(&self) -> Vec<u32> {
         let taken = |number: u32| {
             let mut held = self.queues.iter().filter(|queue| !queue.is_free());
@@ -140,7 +140,7 @@ impl Facts {
     }
 }
 
-/// Its queues and who has them, as far as that can be seen.
+/// Its queues and who uses them, as far as that can be read.
 fn queues_of(
     interface: &str,
     control: Option<&Path>,
@@ -161,7 +161,7 @@ fn queues_of(
         Vec::new()
     });
     if queues.is_empty() {
-        not_seen.push("what is bound to the queues: Linux 6.8 tells, while the interface is up".to_owned());
+        not_seen.push("what is bound to the queues: Linux 6.8 shows it while the interface is up".to_owned());
     }
     queues
 }
@@ -169,7 +169,7 @@ fn queues_of(
 fn program_of(ifindex: u32, not_seen: &mut Vec<String>) -> Option<ForeignProgram> {
     match unnamed_program_on(ifindex) {
         Ok(None) => None,
-        // With its name, if that may be read.
+        // With its name, if this process may read it.
         Ok(unnamed) => program_on(ifindex).or(unnamed),
         Err(error) => {
             not_seen.push(format!("whether there is an XDP program already: {error}"));
@@ -186,7 +186,7 @@ fn count<T>(found: io::Result<Vec<T>>) -> Result<usize, String> {
     }
 }
 
-/// Directories `hugepages-NkB` (Documentation/admin-guide/mm/hugetlbpage.rst).
+/// Reads the directories `hugepages-NkB` (Documentation/admin-guide/mm/hugetlbpage.rst).
 fn huge_pages(directory: &Path) -> Vec<HugePages> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let of = |entry: fs::DirEntry| {

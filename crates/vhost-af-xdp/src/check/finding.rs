@@ -1,4 +1,4 @@
-//! What an operator should act on: the one list of `check IFNAME` and of `serve --check`, as text and as JSON.
+//! Findings that an operator should act on: one list for `check IFNAME` and `serve --check`, as text and as JSON.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub(crate) enum Severity {
     Note,
 }
 
-/// What it is about, by a name that stays. The comments are the lines of docs/cli.md.
+/// What it is about, by a stable name. The comments are the lines of docs/cli.md.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kind {
@@ -63,12 +63,12 @@ pub(crate) enum Kind {
     NotChecked,
 }
 
-/// One of them.
+/// A finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     pub(super) severity: Severity,
     pub(super) name: Kind,
-    /// What is concerned: `eth1`, `network lan`, `port vm1`, `daemon`.
+    /// What it concerns: `eth1`, `network lan`, `port vm1`, `daemon`.
     pub(super) subject: String,
     pub(super) text: String,
     /// What the operator can do. Each error and each warning has one.
@@ -76,7 +76,7 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    /// `text` ends with the remedy, behind its last colon, as error messages do.
+    /// `text` ends with the remedy, after its last colon, as error messages do.
     pub(super) fn new(severity: Severity, name: Kind, subject: &str, text: &str) -> Self {
         let (text, remedy) = match (severity, split_remedy(text)) {
             (Severity::Error | Severity::Warning, Some((text, remedy))) => (text, Some(remedy.to_owned())),
@@ -116,7 +116,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Error messages have their remedy behind the last colon that is not within brackets or quotes.
+/// Splits an error message: the remedy follows the last colon that is not within brackets or quotes.
 fn split_remedy(text: &str) -> Option<(&str, &str)> {
     let (mut depth, mut is_quoted, mut last) = (0_u32, false, None);
     for (at, character) in text.char_indices() {
@@ -131,7 +131,7 @@ fn split_remedy(text: &str) -> Option<(&str, &str)> {
     last.map(|at| (&text[..at], &text[at + 2..]))
 }
 
-/// How many there are of a severity.
+/// Number of findings of a severity.
 pub(super) fn count(findings: &[Finding], severity: Severity) -> usize {
     let same = |finding: &&Finding| finding.severity == severity;
     findings.iter().filter(same).count()

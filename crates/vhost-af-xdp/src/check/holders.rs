@@ -1,26 +1,26 @@
-//! Queues of the interface that somebody has, and how a further guest is to be had beside our own daemons: what the NIC
-//! is asked for already by one of these is no obstacle that has to go.
+//! Queues of the interface that are in use, and how one more guest gets a queue, with regard to our own running
+//! daemons: a queue or program of theirs is no obstacle that must be removed.
 
 use steer::ranges_text;
 
 use super::facts::Facts;
 use crate::api::queues::{Holder, Queue};
 
-/// How a further guest gets a queue of the interface.
+/// How one more guest gets a queue of the interface.
 pub(super) enum Way<'a> {
-    /// By a daemon of its own, by a steward if there is one for it.
+    /// By a daemon of its own, through a steward if there is one.
     Daemon { steward: bool },
-    /// By this one, whose XDP program is there.
+    /// As a port of this daemon, whose XDP program is attached.
     Port(&'a Holder),
 }
 
 impl Facts {
-    /// Who has which of its queues, in words, each once.
+    /// Who uses which of its queues, in words, each user once.
     pub(super) fn holders(&self) -> Vec<String> {
         self.holders_of(|queue| queue.queue < self.link.rx_queues)
     }
 
-    /// The same of some queues.
+    /// Who uses which of some queues.
     pub(super) fn holders_of(&self, is_asked_for: impl Fn(&Queue) -> bool) -> Vec<String> {
         let taken = self.queues.iter().filter(|queue| !queue.is_free());
         let mut all: Vec<(String, Vec<u32>)> = Vec::new();
@@ -36,7 +36,7 @@ impl Facts {
             .collect()
     }
 
-    /// A network that has queues of it, with these.
+    /// The network that uses queues of it, and which.
     pub(super) fn network_there(&self) -> Option<(&Holder, Vec<u32>)> {
         let of_network = |queue: &&Queue| {
             let holder = queue.holder.as_ref();
@@ -51,7 +51,7 @@ impl Facts {
         Some((holder, queues.collect()))
     }
 
-    /// Whose its XDP program is, if it is one of ours.
+    /// Whose its XDP program is, if it belongs to one of our processes.
     pub(super) fn program_holder(&self) -> Option<String> {
         let held = self
             .queues
@@ -63,9 +63,9 @@ impl Facts {
         })
     }
 
-    /// How a further guest gets one.
+    /// How one more guest gets a queue.
     pub(super) fn way(&self) -> Way<'_> {
-        // Without a lease the program is its daemon's own, beside which no other one can be.
+        // Without a lease the program is the daemon's own, and there can be no second one.
         let mut own = self.queues.iter().filter(|queue| queue.lease.is_none());
         match own.find_map(|queue| queue.holder.as_ref()) {
             Some(holder) => Way::Port(holder),
@@ -76,7 +76,7 @@ impl Facts {
         }
     }
 
-    /// What to type for a guest with queues of its own, from this one on; `keys`: what it says beside.
+    /// The command for a guest with its own queues, the first of which is `queue`; `keys`: its other keys.
     pub(super) fn guest_line(&self, queue: u32, keys: &[(&str, &str)]) -> String {
         let first = queue.to_string();
         let mut all = vec![("ifname", self.link.name.as_str())];
@@ -100,7 +100,7 @@ impl Facts {
     }
 }
 
-/// What to type for one more port of a daemon.
+/// The command that adds a port to a daemon.
 pub(super) fn port_line(holder: &Holder, keys: &[(&str, &str)]) -> String {
     let socket = [("socket-path", "PATH")];
     let keys = || socket.iter().chain(keys);
@@ -124,7 +124,7 @@ pub(super) fn port_line(holder: &Holder, keys: &[(&str, &str)]) -> String {
     }
 }
 
-/// As a file has it.
+/// A key in the syntax of a configuration file.
 fn in_toml(key: &str, value: &str) -> String {
     match value.parse::<u32>() {
         Ok(number) => format!("{key} = {number}"),
@@ -140,14 +140,14 @@ fn whose(queue: &Queue) -> String {
     }
 }
 
-/// Whether a process has a queue, itself or by a lease.
+/// Whether a process uses a queue, directly or by a lease.
 pub(super) fn is_of(queue: &Queue, process: u32) -> bool {
     let holder = queue.holder.as_ref().map(|holder| holder.pid);
     let lease = queue.lease.as_ref().map(|lease| lease.pid);
     [holder, lease].contains(&Some(process))
 }
 
-/// Queues by number.
+/// `queue N` or `queues N-M`.
 pub(super) fn named(queues: &[u32]) -> String {
     let numbers = ranges_text(queues.iter().copied());
     match queues.len() {

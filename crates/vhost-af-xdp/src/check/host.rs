@@ -1,9 +1,9 @@
-//! What the host's own traffic costs on the interface while a daemon has it.
+//! What the host's own traffic costs while a daemon uses the interface.
 
 use super::facts::Facts;
 
-/// What 64,000 bytes of TCP to the host cost beside a network, of what they cost without (docs/benchmarks.md, "The
-/// host's own traffic"): on veth and on igb, natively and in skb mode; and why.
+/// Instructions for 64,000 bytes of TCP to the host with a network, divided by those without (docs/benchmarks.md, "The
+/// host's own traffic"), and why: on veth and on igb, each in native and in skb mode.
 const COSTS: [[(&str, &str); 2]; 2] = [
     [
         ("14", "the peer sends no GSO packets to a native XDP program"),
@@ -22,9 +22,9 @@ const COSTS: [[(&str, &str); 2]; 2] = [
 ];
 
 impl Facts {
-    /// None: it is no interface that a guest gets frames by.
+    /// `None`: no guest can receive frames through the interface.
     pub(super) fn host(&self) -> Option<String> {
-        // Those above others get packets whole, as a veth does.
+        // Interfaces on top of others receive packets whole, as a veth does.
         let gets_whole = self.link.partial_checksums || !self.losses.is_empty();
         let modes = COSTS[usize::from(!gets_whole)];
         let (times, why) = modes[usize::from(self.native().is_err())];

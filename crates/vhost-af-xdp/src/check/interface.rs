@@ -1,4 +1,4 @@
-//! What an operator should act on at an interface, whoever uses it.
+//! Findings about an interface, whoever uses it.
 
 use steward::hardware::Tags;
 
@@ -10,7 +10,7 @@ use super::{loopback, netkit};
 use crate::nic::endpoint::COPY_BYTES;
 
 impl Facts {
-    /// For `check IFNAME`: also what prevents a daemon with as few options as possible.
+    /// Findings of `check IFNAME`: also what prevents a daemon with as few options as possible.
     pub(super) fn findings(&self, copy: &PlacementReport) -> Vec<Finding> {
         let name = &self.link.name;
         let unusable = match (self.loopback, self.link.has_leased_only) {
@@ -38,14 +38,14 @@ impl Facts {
         }
         if self.free_queues().is_empty() && self.network_there().is_none() {
             let holders = self.holders().join("; ");
-            let why = format!("no queue is free ({holders}): add one (`ethtool -L`), or stop who has one");
+            let why = format!("no queue is free ({holders}): add one (`ethtool -L`), or stop one of these");
             findings.push(Finding::warning(Kind::QueueTaken, name, &why));
         }
         findings.extend(self.process_findings());
         findings
     }
 
-    /// Whether frames can come.
+    /// Whether the interface can receive frames.
     pub(super) fn link_findings(&self, subject: &str) -> Vec<Finding> {
         let name = &self.link.name;
         let found = match (self.link.up, self.carrier) {
@@ -62,10 +62,10 @@ impl Facts {
         found.into_iter().collect()
     }
 
-    /// An XDP program in the way of a daemon, which has a steward or attaches its own.
+    /// An XDP program that prevents a daemon, which uses a steward or attaches its own program.
     pub(super) fn program_finding(&self, subject: &str, has_steward: bool) -> Option<Finding> {
         let (program, name) = (self.program.as_ref()?, &self.link.name);
-        // One that no queue is leased from any more stays for a while.
+        // The program stays for a while after the last lease.
         let is_ours = program
             .name
             .as_ref()
@@ -86,7 +86,7 @@ impl Facts {
         Some(Finding::error(Kind::ProgramAttached, subject, &why))
     }
 
-    /// Direct placement receives into huge pages alone.
+    /// Direct placement in zero-copy needs huge pages.
     pub(super) fn huge_pages_finding(&self, subject: &str) -> Option<Finding> {
         let why = "no huge page is free for the guest's memory: `sysctl vm.nr_hugepages=N`, as many as the guest has \
                    memory for";
@@ -98,7 +98,7 @@ impl Facts {
         self.huge_pages.iter().all(|pages| pages.free == 0)
     }
 
-    /// VLAN tags do not come by an XDP program in this mode.
+    /// Whether VLAN tags do not reach a daemon whose XDP program is attached in this mode.
     pub(super) fn loses_tags(&self, is_native: bool) -> bool {
         match self.tags {
             Tags::There | Tags::AsSent => false,
@@ -107,7 +107,7 @@ impl Facts {
         }
     }
 
-    /// What this process lacks for a daemon of its own.
+    /// What this process lacks to start a daemon of its own.
     fn process_findings(&self) -> Option<Finding> {
         if !self.lacking.is_empty() {
             let why = lacks_privileges(&self.lacking);
@@ -117,7 +117,7 @@ impl Facts {
         memory_finding(limit, COPY_BYTES.into())
     }
 
-    /// What becomes of VLAN tags, with the remedy where they do not come.
+    /// What happens to VLAN tags, with the remedy if they do not reach the daemon.
     pub(super) fn vlans(&self) -> String {
         let off = format!("`ethtool -K {} rxvlan off`", self.link.name);
         match self.tags {

@@ -1,7 +1,6 @@
-//! What kernels have by version, as data. docs/hardware.md has the same lines, and a test holds both against each
-//! other.
+//! What kernels have by version, as data. docs/hardware.md has the same lines, and a test compares both.
 
-/// From which version on, and what. The first is the least that the program needs.
+/// First version and feature. The first line is the oldest version that the program supports.
 pub(super) const TABLE: &[((u32, u32), &str)] = &[
     ((5, 18), "the oldest kernel that works"),
     (
@@ -21,13 +20,13 @@ pub(super) const TABLE: &[((u32, u32), &str)] = &[
     ),
 ];
 
-/// The last of them is no feature.
+/// The last line is no feature.
 const FEATURES: usize = TABLE.len() - 1;
 
-/// From when on kernels know TX metadata.
+/// First version with TX metadata.
 pub(super) const TX_METADATA: (u32, u32) = (6, 8);
 
-/// What a kernel lacks.
+/// Features that a kernel lacks.
 pub(super) fn lacks(kernel: (u32, u32)) -> impl Iterator<Item = &'static ((u32, u32), &'static str)> {
     TABLE[..FEATURES].iter().filter(move |(from, _)| kernel < *from)
 }

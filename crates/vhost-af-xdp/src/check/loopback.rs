@@ -1,6 +1,6 @@
-//! What to type where somebody asked for the loopback interface, which is no way to any guest.
+//! Advice for the loopback interface, behind which there can be no guest.
 
-/// Why, and what serves instead.
+/// Why it cannot be used, and what to use instead.
 pub(super) fn unusable(name: &str) -> String {
     format!(
         "{name} is this host with itself, no LAN and no guest is behind it: use a network without an uplink, a pair of \
@@ -8,7 +8,7 @@ pub(super) fn unusable(name: &str) -> String {
     )
 }
 
-/// Goals, and the lines that lead there, in the order in which they are to be read.
+/// Goals, and the lines to type for each, in reading order.
 pub(super) fn lines() -> Vec<(&'static str, Vec<String>)> {
     let advice = |goal, lines: &[&str]| (goal, lines.iter().map(|&line| line.to_owned()).collect());
     vec![

@@ -1,11 +1,11 @@
 //! `vhost-af-xdp check IFNAME` and `serve --check`: what an interface, its driver, this kernel and this process offer, why
 //! not more, what to type, and whether a configuration works on this host. Nothing is started.
 //!
-//! # Theory of operation
-//! [`facts`] reads; nothing is attached, bound or set. [`placements`] asks the conditions that `serve` goes by
-//! ([`common::binding`]), assumes the best guest and VMM, and takes its words from the same places as `status`. [`interface`]
-//! and [`configuration`] list what an operator should act on ([`finding`]), [`advice`] says what to type, [`view`] makes
-//! text of the document that is the JSON. [`try_bind`] attaches and binds for a moment, only if that was asked for.
+//! # Theory of operation [`facts`] only reads; it attaches, binds and sets nothing. [`placements`] checks the same
+//! conditions as `serve` ([`common::binding`]), assumes the best guest and VMM, and uses the same messages as `status`.
+//! [`interface`] and [`configuration`] list what an operator should act on ([`finding`]), [`advice`] lists what to
+//! type, [`view`] makes text of the report, which is also the JSON. [`try_bind`] attaches and binds for a moment, only
+//! if requested.
 
 mod advice;
 mod configuration;
@@ -76,12 +76,12 @@ pub(crate) struct CheckArgs {
     pub(crate) strict: bool,
 }
 
-/// All that is said.
+/// The whole report.
 #[derive(Debug, Clone)]
 pub(crate) struct Report {
     facts: Facts,
     placements: [PlacementReport; 3],
-    /// What a network gives that has all of it as its uplink.
+    /// What a network with all queues of the interface as its uplink gets.
     network: Option<NetworkReport>,
     /// What an operator should act on.
     pub(crate) findings: Vec<Finding>,
@@ -90,7 +90,7 @@ pub(crate) struct Report {
     tried: Option<TryReport>,
 }
 
-/// Looks, and tries if that was asked for.
+/// Reads what is known of the interface, and tries it if requested.
 /// Errors: no such interface, or the kernel does not answer.
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<Report> {
     let facts = Facts::of(&args.interface, args.control.as_deref(), args.steward.as_deref())?;
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<Report> {
 }
 
 impl Report {
-    /// There is something that an operator should act on.
+    /// There is an error or a warning.
     pub(crate) fn is_faulty(&self) -> bool {
         self.findings
             .iter()
@@ -211,7 +211,7 @@ impl Facts {
         Some(limit / u64::from(COPY_BYTES))
     }
 
-    /// What `--hints` gives.
+    /// What `--hints` makes available.
     fn hints_line(&self) -> String {
         let Some(driver) = self.hints else {
             return "none: the kernel does not say which (Linux 6.3 does)".to_owned();

@@ -1,4 +1,4 @@
-//! What a network gives whose uplink is this interface: queues that many guests share.
+//! What a network with this interface as its uplink gets: queues that many guests share.
 
 use serde::Serialize;
 use steer::HintSet;
@@ -9,20 +9,20 @@ use super::holders::{named, port_line};
 use super::placements::PlacementReport;
 use crate::api::queues::Holder;
 
-/// Of a network on all queues of the interface.
+/// For a network on all queues of the interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct NetworkReport {
-    /// As `status` will say it of each queue; none: it is refused.
+    /// Mode as `status` will show it for each queue; none: it is not possible.
     mode: Option<String>,
-    /// As many as the interface spreads frames over: each of them has to be the network's.
+    /// As many as the interface spreads frames over: the network needs all of them.
     queues: u32,
-    /// Of these, those that somebody has.
+    /// Those of them that are in use.
     taken_queues: Vec<u32>,
-    /// The one that has queues of it.
+    /// The network that uses some of them.
     there: Option<String>,
-    /// Addresses of guests, each in a VLAN, that there can be.
+    /// Most addresses of guests, each in a VLAN.
     most_stations: usize,
-    /// What the host has of the interface beside it.
+    /// What the host keeps of the interface.
     host: &'static str,
     /// The bridge that the interface is a port of.
     bridge: Option<String>,
@@ -33,8 +33,8 @@ const HOST: &str = "it keeps the interface, its addresses, and frames for no gue
                     these addresses (host = false: they do not)";
 
 impl Facts {
-    /// What a network gets. Frames are copied, as `copy` among the placements says.
-    /// None: guests cannot be reached by it.
+    /// What a network gets. Frames are copied, so the mode is that of `copy`, the report for copy placement.
+    /// `None`: guests cannot be reached through the interface.
     pub(super) fn network(&self, copy: &PlacementReport) -> Option<NetworkReport> {
         if self.loopback || self.link.has_leased_only {
             return None;
@@ -54,7 +54,7 @@ impl Facts {
         })
     }
 
-    /// The lines of a file that make one, and what starts it.
+    /// The lines of a configuration file for a network, and the command that starts it.
     pub(super) fn network_lines(&self, copy: &PlacementReport) -> Vec<String> {
         if let Some((holder, queues)) = self.network_there() {
             return self.lines_of_one_more(holder, &queues);
@@ -95,7 +95,7 @@ impl Facts {
 }
 
 impl Facts {
-    /// The same where one is there, with these queues: its ports share them, so none has to be free.
+    /// The lines for one more guest of a network that uses these queues: its ports share them, so none need be free.
     fn lines_of_one_more(&self, holder: &Holder, queues: &[u32]) -> Vec<String> {
         let (name, pid) = (holder.network.as_deref().unwrap_or_default(), holder.pid);
         let mut lines = vec![
@@ -122,7 +122,7 @@ impl Facts {
 }
 
 impl Facts {
-    /// Whether the driver reports to a program the VLAN tags that it takes off.
+    /// Whether the driver reports the VLAN tags that it removes.
     pub(super) fn reports_tags(&self) -> bool {
         let native = self.driver.as_ref().is_none_or(|driver| driver.native);
         native && self.hints.is_some_and(|hints| hints.has(HintSet::VLAN))
@@ -130,7 +130,7 @@ impl Facts {
 }
 
 impl NetworkReport {
-    /// As a person reads it; `holders`: who has queues of the interface.
+    /// A line of text; `holders`: who uses queues of the interface.
     pub(super) fn line(&self, holders: &[String]) -> String {
         let there = self.there.as_ref();
         let there = there.map_or_else(String::new, |name| format!("{name} is there, "));

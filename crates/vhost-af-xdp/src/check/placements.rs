@@ -1,4 +1,4 @@
-//! What a placement will be in, and why not in a better mode: the same conditions that `serve` goes by, in its words.
+//! The mode that a placement will have, and why not a better one: the same conditions and messages as in `serve`.
 
 use common::binding::{
     Binding, BufferOrder, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, QueueFacts, SteeredBy,
@@ -16,37 +16,37 @@ use crate::config::Placement;
 use crate::nic::error::InterfaceError;
 use crate::nic::mode::{Checksums, DataPath, Fallback};
 
-/// One placement.
+/// The report for one placement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct PlacementReport {
-    /// As `--memory` has it.
+    /// As in `--memory`.
     pub(super) placement: String,
-    /// As `status` will say it; none: it is refused.
+    /// As `status` will show it; none: it is not possible.
     pub(super) mode: Option<String>,
     /// Why it is not in a better one, as `fallbacks` in `status` will say it.
     pub(super) why_not_more: Vec<String>,
-    /// On what zero-copy depends that is not to be seen here: what would be said where it is not so.
+    /// What zero-copy depends on and cannot be checked here: the messages that `status` shows if it is not met.
     pub(super) depends_on: Vec<String>,
     /// Who completes the guest's checksums.
     pub(super) checksums: Option<String>,
 }
 
-/// What is asked for of a queue.
+/// How a queue is requested.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     pub(super) placement: Placement,
     pub(super) mode: ModeRequest,
     pub(super) bind: BindRequest,
-    /// Its memory is a slice of what all queues of the daemon share.
+    /// Its memory is a slice of the memory that all queues of the daemon share.
     pub(super) shares: bool,
-    /// The XDP program looks at addresses or VLANs.
+    /// The XDP program filters by address or VLAN.
     pub(super) has_filter: bool,
     /// A steward of several daemons leases it.
     pub(super) has_steward: bool,
 }
 
 impl Request {
-    /// By root's daemon, with as few options as the placement takes.
+    /// The request of root's daemon, with as few options as the placement needs.
     pub(super) fn of(placement: Placement) -> Self {
         Self {
             placement,
@@ -62,15 +62,15 @@ impl Request {
     }
 }
 
-/// What a guest could be at best: nothing is known of it yet.
+/// The best guest: nothing is known of the guest yet.
 const BEST: GuestBuffers = GuestBuffers {
     order: BufferOrder::Any,
     huge_pages: true,
 };
 
 impl Facts {
-    /// Why a program will not be attached natively.
-    /// Errors: that reason.
+    /// Whether a program can be attached in native mode.
+    /// Errors: why not.
     pub(super) fn native(&self) -> Result<(), String> {
         if let Some(why) = self.link.only_skb() {
             return Err(why.to_owned());
@@ -98,7 +98,7 @@ impl Facts {
             .map_or_else(DriverSends::default, |driver| driver.sends)
     }
 
-    /// How a queue will be asked for beside a program that is attached like that.
+    /// Facts of a queue with a program that is attached in this mode.
     pub(super) fn queue_facts(
         &self,
         native: bool,
@@ -116,7 +116,7 @@ impl Facts {
         }
     }
 
-    /// With the best that a guest and its VMM can be.
+    /// For the best guest and VMM.
     fn into_guest(&self, request: &Request) -> IntoGuest {
         IntoGuest {
             steered_by: match self.program {
@@ -130,7 +130,7 @@ impl Facts {
         }
     }
 
-    /// What a queue will be in.
+    /// The mode that a queue will have.
     pub(super) fn placement(&self, request: &Request) -> PlacementReport {
         let Request {
             placement,
@@ -168,7 +168,7 @@ impl Facts {
         let ask = |into_guest| self.queue_facts(is_native, request, into_guest).binding();
         let direct = placement == Placement::Direct;
         let best = self.into_guest(request);
-        // The kernel goes by what the driver says it has.
+        // The kernel relies on what the driver reports.
         let has_none = self.driver.is_some_and(|driver| !driver.sends.zero_copy);
         let binding = match ask(direct.then_some(best)) {
             Ok(_) if request.bind == BindRequest::ForceZeroCopy && has_none => Err(NoZeroCopy::Driver),
@@ -206,13 +206,13 @@ impl Facts {
         Checksums::completed(metadata, self.sends(), is_veth, zero_copy).to_string()
     }
 
-    /// Why frames come by a tap where nobody asks for a mode; `None`: they come by an XDP program.
+    /// Why `auto` chooses tap mode; `None`: it chooses an XDP program.
     pub(super) fn by_tap(&self) -> Option<String> {
         let why = self.link.copies(self.sends()).map(str::to_owned);
         why.or_else(|| self.native().err())
     }
 
-    /// Why a placement is not to be had at all.
+    /// Why a placement is not possible at all.
     fn refusal(&self, placement: Placement) -> Option<String> {
         if self.link.has_leased_only {
             return Some(netkit::REFUSED.to_owned());
@@ -231,7 +231,7 @@ impl Facts {
         (!has_pieces).then(|| format!("MTU {mtu}: above {most} it takes Linux 6.6: lower the MTU"))
     }
 
-    /// What would be said if one of the things were otherwise that are not known here.
+    /// The messages that appear if one of the conditions that are not known here is not met.
     fn conditions(
         best: IntoGuest,
         ask: impl Fn(Option<IntoGuest>) -> Result<Binding, NoZeroCopy>,

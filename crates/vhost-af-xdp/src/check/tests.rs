@@ -9,7 +9,7 @@ use super::*;
 use crate::api::queues::Queue;
 use crate::api::queues::{Holder, Leased};
 
-/// igb with two queues, beside nothing else, as root sees it.
+/// igb with two queues, without another user, as root sees it.
 fn igb() -> Facts {
     Facts {
         link: Link {
@@ -79,7 +79,7 @@ const TAP: Option<&str> = Some("tap");
 fn modes_are_those_of_the_conditions_that_serve_goes_by() {
     let report = with(|_| ());
     assert_eq!(modes(&report), [ZERO_COPY; 3]);
-    // What the guest and its VMM have to be for direct placement, each once.
+    // What direct placement requires of the guest and its VMM, each condition once.
     let depends = report.placements[2].depends_on.join("\n");
     for word in ["(mac, vlan)", "steward", "IN_ORDER", "inflight", "huge pages"] {
         assert!(depends.contains(word), "{word}: {depends}");
@@ -174,7 +174,7 @@ fn queues_that_are_taken_are_not_proposed() {
     assert_eq!(none.facts.holders(), ["queues 0-1: somebody else's"]);
 }
 
-/// A queue that process 7 has for network lan, or for a port of it.
+/// A queue that process 7 uses for network lan, or for a port of it.
 fn ours(number: u32, port: Option<&str>) -> Queue {
     Queue {
         interface: "eth1".to_owned(),
@@ -231,12 +231,12 @@ fn network_that_has_the_queues_gets_one_more_port_and_nothing_has_to_go() {
             .is_some_and(|program| program.ends_with("process 7's, for network lan")),
         "{text}"
     );
-    // A queue more is for a guest alone: the NIC goes on spreading over those of the network.
+    // One more queue is for one guest alone: the NIC's RSS still uses only those of the network.
     let more = typed(&report, "one guest on a queue");
     for line in ["ethtool -L eth1 combined 3", "ethtool -X eth1 equal 2"] {
         assert!(more.contains(line), "{line}: {more}");
     }
-    // Frames for its guests come to all queues, unless the NIC is told.
+    // Frames for its guests arrive on all queues, unless the NIC is configured.
     let half = with(|facts| {
         facts.link.rx_queues = 3;
         facts.queues = vec![ours(0, None), ours(1, Some("vm1"))];
@@ -283,7 +283,7 @@ fn further_guests_go_where_the_program_is() {
     );
     let fixed = line(|queue| queue.holder.as_mut().expect("one").configuration = None);
     assert!(fixed.contains("its ports are fixed"), "{fixed}");
-    // A steward's program is for other daemons, too.
+    // A steward's program can serve other daemons, too.
     let leased = line(|queue| {
         queue.lease = Some(Leased {
             pid: 7,
@@ -384,7 +384,7 @@ fn network_takes_all_queues_and_says_what_becomes_of_tags() {
     for words in ["queue 1: somebody else's", "uplink = \"eth1\"", "queues = 2"] {
         assert!(lines.contains(words), "{words}: {lines}");
     }
-    // Frames in guest memory are of no use to it.
+    // A network copies frames, so the MTU limit of direct placement does not apply.
     let jumbo = with(|facts| facts.link.mtu = 9000);
     assert_eq!(of(&jumbo)["mode"], "tap");
 }

@@ -1,7 +1,7 @@
-//! `check --try`: a program is attached and a free queue bound, and both are taken back at once.
+//! `check --try`: attaches a program and binds a free queue, and undoes both at once.
 //!
-//! The program lets all frames pass to the host: no queue of it is enabled. A driver may take its link down for a
-//! moment when a program comes or goes, and when a socket is bound.
+//! The program passes all frames to the host: no queue of it is enabled. A driver may take its link down for a moment
+//! when a program is attached or detached, and when a socket is bound.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,26 +19,26 @@ use crate::config::Placement;
 use crate::nic::interface::{RECEIVE_RING, SEND_RING};
 use crate::nic::mode::Fallback;
 
-/// Of memory that is registered and given back at once.
+/// Chunks of the memory that is registered for the attempt.
 const CHUNKS: u32 = 256;
 const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What came of it.
+/// Result of the attempt.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(super) struct TryReport {
-    /// The queue; none, where none is free.
+    /// The queue; none: no queue is free.
     pub(super) queue: Option<u32>,
     /// How the program was attached: `native`, `skb`.
     pub(super) program: Option<String>,
-    /// What the socket was bound in, as `status` says it; none: it was not.
+    /// The mode in which the socket was bound, as in `status`; none: it was not bound.
     pub(super) mode: Option<String>,
-    /// Why not in a better one, the kernel's answers among it.
+    /// Why not in a better mode, with the kernel's errors.
     pub(super) why_not_more: Vec<String>,
-    /// Why it was given up.
+    /// Why the attempt failed.
     pub(super) refused: Option<String>,
 }
 
-/// Tries copy placement, on the first queue that nobody is seen to have.
+/// Tries copy placement, on the first queue that nobody is known to use.
 pub(super) fn run(facts: &Facts) -> TryReport {
     if facts.link.has_leased_only {
         return TryReport {
@@ -106,7 +106,7 @@ fn attempt(facts: &Facts, queue: u32, tried: &mut TryReport) -> anyhow::Result<(
     if !native && facts.link.partial_checksums {
         tried.why_not_more.push(Fallback::SkbOnVeth.to_string());
     }
-    // The socket goes before the program does.
+    // The socket is closed before the program is detached.
     drop(socket);
     drop(program);
     Ok(())

@@ -1,4 +1,4 @@
-//! The report as a person reads it.
+//! The report as text.
 
 use std::fmt::{self, Write as _};
 
@@ -70,7 +70,7 @@ impl Report {
         ]
     }
 
-    /// Each reason once, with the placements that it is for.
+    /// Each reason once, with the placements that it applies to.
     fn reasons(&self) -> Vec<(String, Vec<&str>)> {
         let mut said: Vec<(String, Vec<&str>)> = Vec::new();
         for placement in &self.placements {
@@ -208,7 +208,7 @@ fn try_line(tried: &TryReport) -> String {
     let queue = tried.queue.map(|queue| format!(" on queue {queue}"));
     let (program, queue) = (program.unwrap_or_default(), queue.unwrap_or_default());
     match (&tried.mode, &tried.refused) {
-        (Some(mode), _) => format!("tried{queue}{program}: bound in {mode}; all of it was taken back"),
+        (Some(mode), _) => format!("tried{queue}{program}: bound in {mode}; both were undone"),
         (None, why) => {
             let why = why.as_deref().unwrap_or_default();
             let not = if tried.queue.is_none() { "not " } else { "" };

@@ -1,4 +1,4 @@
-//! Commands that ask or change a running daemon: `port`, `network`, `events`.
+//! Command lines for a running daemon: `port`, `network`, `events`.
 
 use std::path::PathBuf;
 
@@ -42,7 +42,7 @@ Examples:
   Closed ports, with reasons:
     vhost-af-xdp events --json | jq -r 'select(.event == \"closed\") | .port + \" \" + .reason'";
 
-/// Which daemon is asked.
+/// The daemon to ask.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AtArgs {
     /// Control socket of the daemon [default: that of the one daemon that is found]
@@ -50,12 +50,12 @@ pub(crate) struct AtArgs {
     pub(crate) control: Option<PathBuf>,
 }
 
-/// The same, and in which form the answer is printed.
+/// The daemon to ask, and the form of the output.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ListArgs {
     #[command(flatten)]
     pub(crate) at: AtArgs,
-    /// Print JSON, as the API has it
+    /// Print JSON, in the form of the API
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -80,7 +80,7 @@ pub(crate) enum PortCommand {
     Remove(RemoveArgs),
     /// List all ports
     List(ListArgs),
-    /// List the filter rules of a port, and how many frames each decided about
+    /// List the filter rules of a port, and how many frames each of them matched
     Rules(RulesArgs),
 }
 
@@ -182,7 +182,7 @@ pub(crate) struct EventsArgs {
     pub(crate) json: bool,
 }
 
-/// Words `KEY=VALUE` of a port or network as the daemon takes them; null: remove the key.
+/// The keys of words `KEY=VALUE` for a port or network, as the daemon reads them; null: remove the key.
 /// Errors: one line, naming the key.
 pub(crate) fn keys_of<T: NamedTable>(name: &str, words: &[String]) -> anyhow::Result<Map<String, Value>> {
     let wrong = |mistake: Mistake| anyhow!(mistake.what);
@@ -191,11 +191,11 @@ pub(crate) fn keys_of<T: NamedTable>(name: &str, words: &[String]) -> anyhow::Re
     let names: Vec<String> = set.names().map(str::to_owned).collect();
     let mut keys = T::read_words(set).map_err(wrong)?.keys();
     for name in names {
-        // Only what is true is written down.
+        // A value of false is not written, but must be sent.
         keys.entry(name).or_insert(Value::Bool(false));
     }
     keys.extend(unset.into_iter().map(|name| (name, Value::Null)));
-    // As the daemon reads it, so that a mistake is reported without one, too.
+    // Parsed as the daemon does it, to report mistakes without a daemon.
     T::named(name, &keys).map_err(wrong)?;
     Ok(keys)
 }

@@ -16,18 +16,18 @@ Examples:
     vhost-af-xdp capture vm1 --write - --duration 10 |
         tshark -r - -Y 'frame.comment contains \"denied\"'";
 
-/// Frames of which direction.
+/// Direction of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CaptureDirection {
-    /// What the guest sends
+    /// Frames that the guest sends
     FromGuest,
-    /// What it gets
+    /// Frames that the guest receives
     ToGuest,
-    /// All
+    /// Both directions
     Both,
 }
 
-/// Whose time is a frame's.
+/// Clock of a frame's timestamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CaptureClock {
     /// The host's, when a worker handled the frame; the NIC's receive time, if known, in a comment

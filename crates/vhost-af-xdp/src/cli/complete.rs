@@ -6,7 +6,7 @@ use model::config::{Network, Port};
 
 use super::Cli;
 
-/// What can stand at the cursor, a line each. `words`: the command line up to there.
+/// Candidates for the word at the cursor, a line each. `words`: the command line up to the cursor.
 pub(crate) fn complete(words: &[String], names: &dyn Names) -> String {
     let [program, words @ ..] = words else {
         return String::new();
@@ -54,7 +54,7 @@ mod tests {
         }
     }
 
-    /// The last word is the one at the cursor.
+    /// The candidates for the last word of a line.
     fn offered(line: &str) -> Vec<String> {
         let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
         let lines = complete(&words, &Known);

@@ -39,7 +39,7 @@ pub(crate) enum MarkCommand {
 }
 
 impl MarkCommand {
-    /// Errors: options that do not go together.
+    /// Errors: options that exclude each other, or missing ones.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         match self {
             Self::Set(args) => args.flow.flow().map(|_| ()),
@@ -87,31 +87,31 @@ pub(crate) struct ClearArgs {
     pub(crate) interface: String,
 }
 
-/// A flow as its packets have it, or a service.
+/// A flow, identified by its packets, or a service.
 #[derive(Debug, Args)]
 pub(crate) struct FlowArgs {
     /// tcp, udp, sctp, icmp, icmpv6 and others by their names, or a number
     #[arg(long, value_name = "PROTOCOL", value_parser = protocol)]
     protocol: u8,
-    /// Where packets come from [default: anywhere; the destination is a service then]
+    /// Source address [default: anywhere; the destination is a service then]
     #[arg(long, value_name = "ADDRESS")]
     source: Option<IpAddr>,
-    /// The source's port; of tcp, udp and sctp
+    /// Source port, for tcp, udp and sctp
     #[arg(long, value_name = "PORT", requires = "source")]
     source_port: Option<u16>,
-    /// Where packets go to
+    /// Destination address
     #[arg(long, value_name = "ADDRESS")]
     destination: IpAddr,
-    /// The destination's port; of tcp, udp and sctp
+    /// Destination port, for tcp, udp and sctp
     #[arg(long, value_name = "PORT")]
     destination_port: Option<u16>,
 }
 
-/// Protocols whose ports are looked at.
+/// Protocols with ports.
 const WITH_PORTS: [u8; 3] = [6, 17, 132];
 
 impl FlowArgs {
-    /// Errors: options that do not go together, and what would.
+    /// Errors: options that exclude each other, or missing ones, with the remedy.
     pub(crate) fn flow(&self) -> anyhow::Result<Flow> {
         let has_ports = WITH_PORTS.contains(&self.protocol);
         let given = [
@@ -121,15 +121,15 @@ impl FlowArgs {
         let named = given.iter().find(|(_, port)| port.is_some());
         if let (false, Some((option, _))) = (has_ports, named) {
             anyhow::bail!(
-                "{option}: only packets of tcp, udp and sctp have ports that are looked at: leave it out"
+                "{option}: only flows of tcp, udp and sctp have ports that are compared: leave it out"
             );
         }
         if has_ports && self.destination_port.is_none() {
-            anyhow::bail!("--destination-port: missing: a flow of this protocol is known by its ports");
+            anyhow::bail!("--destination-port: missing: a flow of this protocol is identified by its ports");
         }
         if let (true, Some(source), None) = (has_ports, self.source, self.source_port) {
             anyhow::bail!(
-                "--source-port: missing: a flow is from one port of {source}; from anywhere it is without --source"
+                "--source-port: missing: a flow comes from one port of {source}; for a service, leave out --source"
             );
         }
         if let Some(source) = self.source
@@ -143,7 +143,7 @@ impl FlowArgs {
         if let Some(source) = self.source
             && source.is_unspecified()
         {
-            anyhow::bail!("--source {source}: leave it out: that is anywhere");
+            anyhow::bail!("--source {source}: this means anywhere: leave it out");
         }
         Ok(Flow {
             protocol: self.protocol,

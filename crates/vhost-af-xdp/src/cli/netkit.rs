@@ -22,7 +22,7 @@ The steward's policy must have `netkit = true` in the lease's rule. It needs Lin
 whose driver has queue management and zero-copy for AF_XDP: gve, mlx5. The netkit exists until
 it ends (SIGTERM, Ctrl-C).";
 
-/// A netkit, and which frames it is to have.
+/// A netkit, and the frames that its queue receives.
 #[derive(Debug, Args)]
 pub(crate) struct NetkitArgs {
     /// The NIC
@@ -54,7 +54,7 @@ pub(crate) struct NetkitArgs {
 }
 
 impl NetkitArgs {
-    /// Which frames the queue is to have.
+    /// The frames that the queue receives.
     pub(crate) fn filter(&self) -> Filter {
         Filter {
             macs: self.mac.into_iter().map(|mac| mac.0).collect(),

@@ -1,4 +1,4 @@
-//! Options of `serve`, and the configuration that they mean together.
+//! Options of `serve`, and the configuration that they describe.
 
 use std::path::PathBuf;
 
@@ -14,8 +14,8 @@ pub(crate) struct ServeArgs {
     /// Read the ports from this file (TOML, docs/config.md) instead of the options; SIGHUP and `reload` read it again
     #[arg(long, value_name = "FILE", conflicts_with_all = Port::GROUPS)]
     config: Option<PathBuf>,
-    /// Print how the configuration is understood and whether it works on this host, and exit with 0 if it does, else
-    /// with 1. Nothing is started or changed
+    /// Print the resulting configuration and whether it works on this host, and exit with 0 if it does, else with 1.
+    /// Nothing is started or changed
     #[arg(long)]
     pub(crate) check: bool,
     /// Print whether it works on this host as JSON
@@ -29,8 +29,8 @@ pub(crate) struct ServeArgs {
     /// better
     #[arg(long, conflicts_with = "config")]
     shared_umem: bool,
-    /// A further guest: keys of a port of the file, for instance socket-path=/run/b.sock,start-queue=1 (lists joined by
-    /// `+` here); those that are missing are the options above. May be repeated
+    /// One more guest: keys of a port of the file, for instance socket-path=/run/b.sock,start-queue=1 (lists joined by
+    /// `+` here); keys that are missing are taken from the options above. May be repeated
     #[arg(long, value_name = "KEY=VALUE,...", conflicts_with = "config")]
     port: Vec<String>,
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// The configuration that these options mean.
+    /// The configuration that these options describe.
     /// Errors: one line, naming the option.
     pub(crate) fn into_config(self) -> anyhow::Result<ServeConfig> {
         if let Some(path) = &self.config {

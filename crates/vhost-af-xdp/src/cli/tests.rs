@@ -262,7 +262,7 @@ fn shared_memory_is_for_all_pairs_together() {
         "--port=socket-path=/a,queues=3",
         "--port=socket-path=/b,start-queue=3",
     ];
-    // Without a word 6 MiB, or the least for each.
+    // The default is 6 MiB, or the least for each pair.
     assert_eq!(
         with(&two).expect("valid"),
         [(1536 << 10, Some(0)), (1536 << 10, Some(3))]
@@ -272,7 +272,7 @@ fn shared_memory_is_for_all_pairs_together() {
     // Whole chunks.
     let odd = [&two[..], &["--packet-memory=3076KiB"]].concat();
     assert_eq!(with(&odd).expect("valid")[1], (768 << 10, Some(3)));
-    // Only those that copy, on queues.
+    // Only ports that copy, on queues of an interface.
     let direct = [&two[..], &["--port=socket-path=/c,start-queue=4,memory=direct"]].concat();
     assert_eq!(with(&direct).expect("valid")[2], (6 << 20, None));
     for (options, said) in [
@@ -301,7 +301,7 @@ fn shared_memory_is_for_all_pairs_together() {
         let error = format!("{:#}", with(options).expect_err("refused"));
         assert!(error.contains(said), "{options:?}: {error}");
     }
-    // A pair of its own has no more than it ever had.
+    // The limit for the UMEM of one pair is unchanged.
     let error = serve(&["--ifname=eth1", "--socket-path=/a", "--packet-memory=8MiB"]).expect_err("refused");
     assert!(error.to_string().contains("from 512KiB to 6MiB"), "{error}");
 }

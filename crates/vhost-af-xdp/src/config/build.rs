@@ -1,5 +1,5 @@
-//! What the options of a port, a network and the daemon mean: from [`model::config`], whose values are checked for
-//! themselves, to what runs. Errors are one line that names the option.
+//! Builds the configuration of ports, networks and the daemon from their options ([`model::config`], where each value
+//! was checked alone). Errors are one line that names the option.
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -28,18 +28,18 @@ use model::rates::{Beyond, LONGEST_BURST_SECONDS, PortRates, Rate, Rates, Unit};
 use program::choice::Choice;
 use program::sandbox::{Layer, Layers, User, group_number, user_number};
 
-/// How long a worker polls without work before it sleeps, microseconds.
+/// How long an idle worker polls before it sleeps, microseconds.
 const SPIN_US: u64 = 50;
-/// How long it lets frames of busy guests gather, microseconds.
+/// How long a worker lets frames of busy guests gather, microseconds.
 const MODERATION_US: u64 = 800;
-/// As long as that at most: a millisecond is how long a frame waits of which no notification comes.
+/// Longest moderation, microseconds: a frame without a notification waits a millisecond, too.
 const MOST_MODERATION_US: u64 = 1000;
-/// How long a steward may take, seconds.
+/// How long the daemon waits for a steward, seconds.
 const STEWARD_TIMEOUT: u64 = 10;
 /// Length of the frames that the null NIC makes, bytes.
 const NULL_FRAME: u32 = 64;
 
-/// The configuration of one of so many ports.
+/// The configuration of one of `ports` ports.
 /// Errors: options that do not go together.
 pub(crate) fn port(port: &Port, ports: usize) -> anyhow::Result<PortConfig> {
     let endpoint = endpoint(&port.socket)?;
@@ -50,7 +50,7 @@ pub(crate) fn port(port: &Port, ports: usize) -> anyhow::Result<PortConfig> {
     let rates = rates(&port.limits, placement)?;
     check_guard(port)?;
     check_filter(port, placement)?;
-    // What is named must be possible (check.rs), `all` means what is.
+    // Offloads that are named must be possible (check.rs); `all` means all that are possible.
     let offload = words(&port.offers.offload, "all");
     let offer = words(&port.offers.offer, "none");
     let max_memory = port.memory.max_memory.map(|Size(bytes)| bytes);
@@ -95,7 +95,7 @@ fn words<'a>(words: &'a Option<Words>, default: &'static str) -> &'a str {
     words.as_ref().map_or(default, |Words(words)| words)
 }
 
-/// Where the VMM is.
+/// How the VMM connects.
 fn endpoint(socket: &Socket) -> anyhow::Result<Endpoint> {
     Ok(match (socket.socket_path.clone(), socket.fd) {
         (Some(path), None) if socket.client => Endpoint::Client(path),
@@ -107,7 +107,7 @@ fn endpoint(socket: &Socket) -> anyhow::Result<Endpoint> {
     })
 }
 
-/// Only a socket that the daemon makes has an owner and permissions.
+/// Rejects options about the access to a socket that the daemon does not create.
 fn check_access(socket: &Socket, endpoint: &Endpoint) -> anyhow::Result<()> {
     match access_option(socket).filter(|_| !matches!(endpoint, Endpoint::Server(_))) {
         Some(key) => bail!("{key}: the daemon does not make this socket: leave it out with client and fd"),
@@ -115,7 +115,7 @@ fn check_access(socket: &Socket, endpoint: &Endpoint) -> anyhow::Result<()> {
     }
 }
 
-/// The first option about the access to a socket that is given.
+/// The first option about the access to a socket, if one is set.
 pub(crate) fn access_option(socket: &Socket) -> Option<&'static str> {
     first_set(socket, &["socket-owner", "socket-group", "socket-mode"])
 }
@@ -126,7 +126,7 @@ fn first_set<T: Serialize + Default>(section: &T, keys: &[&'static str]) -> Opti
     keys.iter().copied().find(|key| set.contains_key(*key))
 }
 
-/// What the options `X-owner`, `X-group` and `X-mode` say together.
+/// The access that the options `X-owner`, `X-group` and `X-mode` describe.
 fn access(
     of: &str,
     owner: &Option<Account>,
@@ -159,7 +159,7 @@ fn permissions(of: &str, text: &str) -> anyhow::Result<u32> {
     }
 }
 
-/// Where frames go to and come from.
+/// Where frames are sent to and received from.
 fn nic(port: &Port) -> anyhow::Result<NicConfig> {
     let Interface {
         ifname,
@@ -265,7 +265,7 @@ fn hints(words: Option<&Words>) -> anyhow::Result<HintsConfig> {
         .map_err(|error| anyhow!("hints = {words:?}: {error}"))
 }
 
-/// Another program's XDP program, map and sockets: the rules are QEMU's.
+/// XDP program, map and sockets of another program: the rules are QEMU's.
 fn external(external: &External) -> anyhow::Result<ExternalProgram> {
     let External {
         inhibit,
@@ -312,7 +312,7 @@ fn check_guard(port: &Port) -> anyhow::Result<()> {
     }
 }
 
-/// With memory=direct a frame is in the guest's memory before the daemon could drop it.
+/// Rejects rules for frames to the guest with memory=direct: the NIC writes them before the daemon could drop them.
 fn check_filter(port: &Port, placement: Placement) -> anyhow::Result<()> {
     use model::config::{Action, Direction};
     let to_guest = port
@@ -339,7 +339,7 @@ fn check_filter(port: &Port, placement: Placement) -> anyhow::Result<()> {
     }
 }
 
-/// Limits, of which those to the guest need a daemon that can drop a frame.
+/// Rate limits; those to the guest need a placement with which the daemon can drop a frame.
 fn rates(limits: &Limits, placement: Placement) -> anyhow::Result<PortRates> {
     let bits = |key, rate, burst| rate_of(key, rate, burst, Unit::Bits);
     let packets = |key, rate, burst| rate_of(key, rate, burst, Unit::Packets);
@@ -419,7 +419,7 @@ fn on_request(list: &str) -> Result<OnRequest, String> {
 
 const NOT_OF_A_PAIR: &str = "is not from 512KiB to 6MiB, in whole pages of 4KiB: give 1MiB, for instance";
 
-/// Packet memory of a queue pair that has a UMEM of its own: whole pages, so that they are whole chunks.
+/// Packet memory of a queue pair that has its own UMEM: whole pages, and so whole chunks.
 fn packet_bytes(size: Option<Size>) -> anyhow::Result<u32> {
     let Some(Size(bytes)) = size else {
         return Ok(COPY_BYTES);
@@ -436,9 +436,9 @@ fn check_packet_memory(bytes: u64) -> anyhow::Result<()> {
     }
 }
 
-/// `--shared-umem`: gives each queue pair that copies a slice of memory that all share; the size is for all of them
+/// `--shared-umem`: gives each queue pair that copies a slice of one shared memory; the size is that of all slices
 /// together.
-/// Errors: one line: there are none; slices would be too small, or too large.
+/// Errors: one line: no port can share, or slices would be too small or too large.
 pub(crate) fn share(ports: &mut [PortConfig], size: Option<Size>) -> anyhow::Result<()> {
     let sharing = || ports.iter().filter(|port| port.can_share());
     let pairs: u64 = sharing().map(|port| u64::from(port.queues)).sum();
@@ -470,8 +470,8 @@ pub(crate) fn share(ports: &mut [PortConfig], size: Option<Size>) -> anyhow::Res
     Ok(())
 }
 
-/// The most memory of a guest that has no other limit: what the machine has, but so little that guests of all ports fit
-/// into the address space.
+/// Most memory of a guest without a configured limit: what the machine has, but so little that the guests of all ports
+/// fit into the address space.
 fn machine_share(ports: usize) -> u64 {
     machine_bytes().min(MOST_BYTES / ports.max(1) as u64)
 }
@@ -516,7 +516,7 @@ pub(crate) fn network(name: &str, network: &Network) -> anyhow::Result<NetworkCo
     })
 }
 
-/// What the options of the daemon mean, for these ports.
+/// The configuration of the daemon with these ports.
 /// Errors: one line, naming the option.
 pub(crate) fn daemon(daemon: &Daemon, ports: Vec<PortConfig>) -> anyhow::Result<ServeConfig> {
     let Process {
@@ -537,7 +537,7 @@ pub(crate) fn daemon(daemon: &Daemon, ports: Vec<PortConfig>) -> anyhow::Result<
     check_cpus(&cpus)?;
     let pairs: usize = ports.iter().map(|port| usize::from(port.queues)).sum();
     let usable = match cpus.len() {
-        // The other half is for guests: where they have all CPUs, further workers take from them what they add.
+        // The other half is for guests: if they use all CPUs, more workers only take time from them.
         0 => std::thread::available_parallelism().map_or(1, |all| usize::from(all).div_ceil(2)),
         named => named,
     };
@@ -585,12 +585,12 @@ pub(crate) fn daemon(daemon: &Daemon, ports: Vec<PortConfig>) -> anyhow::Result<
     })
 }
 
-/// Whether a path leads to the same file wherever the daemon is, and cannot leave the directories that were named.
+/// Whether a path does not depend on the working directory, and has no `..` that leaves a configured directory.
 pub(crate) fn is_plain(path: &Path) -> bool {
     path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
 }
 
-/// Refuses CPUs that this process may not run on.
+/// Rejects CPUs that this process may not run on.
 fn check_cpus(cpus: &[usize]) -> anyhow::Result<()> {
     let allowed = rustix::thread::sched_getaffinity(None).context("cannot read the CPU affinity")?;
     let Some(cpu) = cpus.iter().find(|&&cpu| !allowed.is_set(cpu)) else {

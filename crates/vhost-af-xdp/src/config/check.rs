@@ -1,4 +1,4 @@
-//! What goes together: each port by itself, beside the others, and with the networks.
+//! Checks which options may be combined: for each port alone, with the other ports, and with the networks.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ impl ServeConfig {
         Ok(())
     }
 
-    /// Paths that are of no port.
+    /// Paths that the daemon itself uses, for sockets and files.
     fn own_paths(&self) -> impl Iterator<Item = PathBuf> {
         let control = match &self.control {
             Control::At(path) => Some(path),
@@ -54,7 +54,7 @@ impl ServeConfig {
         paths.chain(files).cloned().chain(next_state)
     }
 
-    /// Checks a network by itself and beside those before it.
+    /// Checks a network alone and with those before it.
     fn check_network(&self, at: usize) -> Result<(), ConfigError> {
         let Some(uplink) = &self.networks[at].uplink else {
             return Ok(());
@@ -82,7 +82,7 @@ impl ServeConfig {
         Ok(())
     }
 
-    /// Checks a port by itself and beside those before it, whose descriptors these are.
+    /// Checks a port alone and with those before it, whose descriptors are in `descriptors`.
     fn check_port(&self, at: usize, descriptors: &mut HashSet<i32>) -> Result<(), ConfigError> {
         let port = &self.ports[at];
         port.check()?;
@@ -200,7 +200,7 @@ impl PortConfig {
         }
     }
 
-    /// Checks names and paths: they are in the log, and on terminals.
+    /// Checks names and paths: the log and terminals show them.
     fn check_texts(&self) -> Result<(), ConfigError> {
         check_text(&self.name)?;
         check_text(self.nic.cable().unwrap_or_default())?;
@@ -238,7 +238,7 @@ impl PortConfig {
         }
     }
 
-    /// What tap mode has no queue for.
+    /// Checks for options that tap mode excludes, because it binds no queue.
     fn check_tap(&self, queues: &PortQueues) -> Result<(), ConfigError> {
         if matches!(self.nic, NicConfig::Network { .. }) {
             return Err(ConfigError::TapExcludes("a queue of the port's own"));
@@ -255,7 +255,7 @@ impl PortConfig {
         }
     }
 
-    /// Whether hints that are named can stand before its frames.
+    /// Checks whether the configured hints can be left before the port's frames.
     fn check_hints(&self) -> Result<(), ConfigError> {
         let named = self.hints.named();
         let Some(queues) = self.nic.queues().filter(|_| !named.is_empty()) else {
@@ -335,7 +335,7 @@ fn check_text(text: &str) -> Result<(), ConfigError> {
     }
 }
 
-/// Whether two leases can be had at a time, of which the second one is that one's.
+/// Checks whether both can be leased at the same time. The second lease is that of `other`.
 fn check_apart(wanted: &Wanted, others: &Wanted, other: std::fmt::Arguments<'_>) -> Result<(), ConfigError> {
     let name = wanted.interface.clone();
     if name != others.interface {

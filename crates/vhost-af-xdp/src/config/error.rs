@@ -1,4 +1,4 @@
-//! What is wrong with values that do not go together.
+//! Errors of options that exclude each other or are out of range.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use steward::protocol::{ENTRIES_MAX, STATIONS_MAX};
 use super::port::Endpoint;
 use super::{MOST_BYTES, MOST_QUEUES, Placement};
 
-/// Values that do not go together.
+/// Options that exclude each other, or a value that is out of range.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
     #[error("--queues {0}: a port has 1 to {MOST_QUEUES} queue pairs")]
@@ -108,7 +108,7 @@ pub(crate) enum ConfigError {
     #[error("network {name:?}: there is none of that name: {}", missing_network(.name, .near.as_deref()))]
     NoNetwork {
         name: String,
-        /// The one that may be meant.
+        /// The most similar name.
         near: Option<String>,
     },
     #[error(
@@ -122,8 +122,8 @@ pub(crate) enum ConfigError {
     )]
     NetworkMac,
     #[error(
-        "ifname {name}: the uplink of network {network} is {uplink}, and a port's own queues are of the same interface: \
-         name that, or leave ifname out"
+        "ifname {name}: the uplink of network {network} is {uplink}, and a port's own queues must be of that one: \
+         name it, or leave ifname out"
     )]
     NetworkInterface {
         name: String,
@@ -153,21 +153,21 @@ pub(crate) enum ConfigError {
 fn missing_network(name: &str, near: Option<&str>) -> String {
     match near {
         Some(near) => format!("did you mean {near:?}?"),
-        None => format!("name one that the file has, or begin it there with a line `[network.{name}]`"),
+        None => format!("name one that the file has, or add it there with a line `[network.{name}]`"),
     }
 }
 
-/// What of a configuration is wrong; of two things the later one.
+/// What an error concerns; if it concerns two ports or networks, the later one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Owner {
     Daemon,
-    /// A network, by its place.
+    /// A network, by its index.
     Network(usize),
-    /// A port, by its place.
+    /// A port, by its index.
     Port(usize),
 }
 
-/// A configuration that cannot be.
+/// An error of a configuration, and whose it is.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub(crate) struct Wrong {

@@ -1,4 +1,4 @@
-//! Reads the configuration file of `serve --config`, and what it means ([`build`]).
+//! Reads the configuration file of `serve --config`, and builds the configuration ([`build`]).
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::{
     Endpoint, NetworkConfig, Owner, PortConfig, ServeConfig, Wrong, build, socket_directories, state,
 };
 
-/// Where a configuration comes from.
+/// What error messages call the file.
 const FILE: Kind = Kind {
     what: "configuration",
     reader: "daemon",
@@ -20,8 +20,8 @@ const FILE: Kind = Kind {
 /// Longest file, bytes: a thousand filter rules for each of 64 ports, as tables, and more.
 const LONGEST: u64 = 16 << 20;
 
-/// Reads a file.
-/// Errors: it cannot be read, others could change it, or it has other keys, or other kinds of values, than are known.
+/// Reads the configuration file.
+/// Errors: it cannot be read, others could change it, or a key or the type of a value is not known.
 pub(crate) fn read(path: &Path) -> anyhow::Result<ConfigFile> {
     let path = std::path::absolute(path)?;
     Ok(parse(&path, &text_file::read(FILE, &path, LONGEST)?)?)
@@ -35,9 +35,9 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<ConfigFile, FileError> {
     })
 }
 
-/// What a daemon starts with: a file, and the networks and ports that an earlier daemon kept. Those of them that are not
-/// possible any more are left out; returns why, a line each.
-/// Errors: what is wrong with either file.
+/// The configuration that a daemon starts with: of the file, and of the networks and ports that an earlier daemon kept.
+/// Those that are not possible any more are left out; returns the reasons, a line each.
+/// Errors: a mistake in either file.
 pub(crate) fn at_start(path: &Path, options: &Daemon) -> anyhow::Result<(ServeConfig, Vec<String>)> {
     let mut file = read(path)?;
     let daemon = configured(file.clone(), options)?;
@@ -56,8 +56,8 @@ pub(crate) fn at_start(path: &Path, options: &Daemon) -> anyhow::Result<(ServeCo
     Ok((configured(file, options)?, left_out))
 }
 
-/// Checks a file with what was added to it. `only_its_interfaces`: the file limits the interfaces of what was added.
-/// Errors: what is wrong, with its place.
+/// Checks a file with what was added to it. `only_its_interfaces`: added ports may use the file's interfaces only.
+/// Errors: the mistake and its place.
 pub(crate) fn with_added(
     file: ConfigFile,
     options: &Daemon,
@@ -71,7 +71,7 @@ pub(crate) fn with_added(
     Ok(config)
 }
 
-/// Adds those of these networks and ports that pass this check, and leaves the others out; returns why, a line each.
+/// Adds the networks and ports that pass this check, and leaves the others out; returns the reasons, a line each.
 pub(crate) fn add_possible(
     file: &mut ConfigFile,
     kept: &Tables,
@@ -83,7 +83,7 @@ pub(crate) fn add_possible(
     wrong
 }
 
-/// Adds all at once, if that is possible, else each half by itself: a few impossible ones cost a few checks.
+/// Adds all at once, if that is possible, else each half separately: a few mistakes cost a few checks.
 fn add_each<T: NamedTable>(
     file: &mut ConfigFile,
     kept: &[Entry<T>],
@@ -108,8 +108,8 @@ fn add_each<T: NamedTable>(
     }
 }
 
-/// Ports that were added get nothing that a start gives but later changes do not: descriptors, maps and sockets of other
-/// programs, and paths to VMMs that listen.
+/// Rejects ports of the file in added networks, and added ports with anything that is only available at the start:
+/// descriptors, maps and sockets of other programs, and paths to VMMs that listen.
 fn check_added(config: &ServeConfig) -> Result<(), String> {
     let Some(file) = &config.file else { return Ok(()) };
     let (of_file, added) = config.ports.split_at(file.tables.ports.len());
@@ -117,7 +117,7 @@ fn check_added(config: &ServeConfig) -> Result<(), String> {
         let is_its = |network: &&Entry<Network>| port.nic.network() == Some(&network.name);
         if let Some(network) = file.added.networks.iter().find(is_its) {
             return Err(format!(
-                "{}: network {} was added, and a port of the file is of a network of the file: put it there",
+                "{}: network {} was added, but a port of the file needs a network of the file: put it there",
                 file.place_of(entry, "network"),
                 network.name
             ));
@@ -140,7 +140,7 @@ fn check_added(config: &ServeConfig) -> Result<(), String> {
     Ok(())
 }
 
-/// Ports that were added have their sockets where those of the file have, or where it says.
+/// Rejects added ports whose sockets are in other directories than those of the file's ports or `socket-directories`.
 fn check_sockets_of_added(config: &ServeConfig) -> Result<(), String> {
     let Some(file) = &config.file else { return Ok(()) };
     let (of_file, added) = config.ports.split_at(file.tables.ports.len());
@@ -158,8 +158,8 @@ fn check_sockets_of_added(config: &ServeConfig) -> Result<(), String> {
     Ok(())
 }
 
-/// Networks and ports that were added get no interface that the file does not name: the daemon could have been taken over
-/// by others.
+/// Rejects added networks and ports with an interface that the file does not name: an attacker who took over the daemon
+/// could have added them.
 fn check_interfaces_of_added(config: &ServeConfig) -> Result<(), String> {
     let Some(file) = &config.file else { return Ok(()) };
     let (ports, added_ports) = config.ports.split_at(file.tables.ports.len());
@@ -190,14 +190,14 @@ fn check_interfaces_of_added(config: &ServeConfig) -> Result<(), String> {
     })
 }
 
-/// The configuration of a file by itself.
+/// The configuration of a file alone.
 /// Errors: [`FileError`], naming line and key.
 #[cfg(test)]
 pub(crate) fn judge(file: ConfigFile) -> Result<ServeConfig, FileError> {
     configured(file, &Daemon::default())
 }
 
-/// The configuration of a file, with these options of the daemon before its own.
+/// The configuration of a file; these options override those of its `[daemon]`.
 /// Errors: [`FileError`], naming line and key.
 pub(crate) fn configured(file: ConfigFile, options: &Daemon) -> Result<ServeConfig, FileError> {
     let mut file = file;
@@ -243,7 +243,7 @@ pub(crate) fn build_network(path: &Path, entry: &Entry<Network>) -> Result<Netwo
         .map_err(|error| wrong_in_table(path, entry, &format!("{error:#}")))
 }
 
-/// The configuration of a port of a file that has so many.
+/// The configuration of one of the `ports` ports of a file.
 /// Errors: [`FileError`], naming line and key.
 pub(crate) fn build_port(path: &Path, entry: &Entry<Port>, ports: usize) -> Result<PortConfig, FileError> {
     let built = build::port(&entry.value, ports).and_then(|port| check_path(&port.endpoint).map(|()| port));
@@ -254,7 +254,7 @@ pub(crate) fn build_port(path: &Path, entry: &Entry<Port>, ports: usize) -> Resu
     })
 }
 
-/// A file is read again from wherever the daemon is, and its sockets are made in directories that were named.
+/// Rejects relative paths: the daemon's directory may change, and sockets are made in directories that were named.
 fn check_path(endpoint: &Endpoint) -> anyhow::Result<()> {
     match endpoint {
         Endpoint::Server(path) | Endpoint::Client(path) if !build::is_plain(path) => anyhow::bail!(
@@ -265,7 +265,7 @@ fn check_path(endpoint: &Endpoint) -> anyhow::Result<()> {
     }
 }
 
-/// Writes numbers where names of users and groups were: the sandbox has no names to look up.
+/// Replaces names of users and groups by numbers: the sandbox allows no look-up of names.
 fn with_numbers(entry: &mut Entry<Port>, port: &PortConfig) {
     use model::config::Account;
     let socket = &mut entry.value.socket;
@@ -279,7 +279,7 @@ fn with_numbers(entry: &mut Entry<Port>, port: &PortConfig) {
     }
 }
 
-/// Removes what the file has: it is the file's now.
+/// Removes added tables that the file has, too: those of the file replace them.
 fn without_those_of<T: Table>(file: &[Entry<T>], added: &mut Vec<Entry<T>>) {
     added.retain(|entry| !file.iter().any(|of_file| of_file.name == entry.name));
 }
@@ -298,7 +298,7 @@ fn wrong_in<T: Table>(path: &Path, of: &str, entry: &Entry<T>, what: &str) -> Fi
     }
 }
 
-/// Options as keys.
+/// Replaces options of the command line by keys.
 fn without_dashes(text: &str) -> String {
     let text = text.strip_prefix("--").unwrap_or(text);
     text.replace(" --", " ").replace("'--", "'").replace("(--", "(")

@@ -235,8 +235,8 @@ fn mistakes_are_told_with_line_key_and_remedy() {
     }
 }
 
-/// What is said of ports that run, or cannot begin, is for files and command lines alike: it names keys, as `--port`
-/// and files have them. Only what `cli` and `config` say becomes the file's before it is told.
+/// Messages about ports that run or cannot start are the same for files and command lines: they name keys, as `--port`
+/// and files do. Only messages of `cli` and `config` name options, which become keys in errors of a file.
 #[test]
 fn messages_name_keys_and_no_options() {
     fn sources(directory: &Path, into: &mut Vec<PathBuf>) {
@@ -266,7 +266,7 @@ fn messages_name_keys_and_no_options() {
             false => files.push(path),
         }
     }
-    // Command lines of others' and of our own, and reasons that only documents have.
+    // Command lines, of other programs and of this one, and reasons that only documents have.
     let apart = [
         "/cli",
         "/check/",
@@ -275,7 +275,7 @@ fn messages_name_keys_and_no_options() {
         "sandbox/calls.rs",
         "tests.rs",
     ];
-    // Wherever the tree lies.
+    // Independent of where the tree is.
     let within = |path: &Path| {
         path.strip_prefix(&crates)
             .map(|path| path.to_string_lossy().into_owned())
@@ -520,7 +520,7 @@ fn examples_are_understood() {
         assert_eq!(named, names);
         for table in &file.tables.ports {
             let mut table = table.clone();
-            // There may be no such group here.
+            // This host may have no such group.
             table.value.socket.socket_group = None;
             build_port(&file.path, &table, 4).expect("possible");
         }

@@ -1,4 +1,4 @@
-//! Which hints of the NIC frames are to have, as it was asked for.
+//! Which hints of the NIC are requested for frames.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,17 +9,17 @@ use steward::protocol::HintRequest;
 /// `--hints`, and the key of that name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum HintsConfig {
-    /// What cannot be done without: the VLAN tag, where the driver takes tags off, tells of them, and VLANs are to be
-    /// told. Everywhere else nothing, and nobody is told that there is none.
+    /// Only what is indispensable: the VLAN tag, if the driver removes tags and reports them, and a port needs VLANs.
+    /// Otherwise nothing, and its absence is not reported.
     #[default]
     Auto,
     /// These.
     Only(HintSet),
-    /// What somebody else's program leaves, of which it was said how (`--map-layout`).
+    /// Those that another program leaves, in the layout that was configured (`--map-layout`).
     OfProgram,
 }
 
-/// A list of hints that cannot be meant.
+/// A list of hints with an unknown word, or with words that exclude others.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WrongHints {
     #[error("{0} excludes others: leave it or them out")]
@@ -29,10 +29,10 @@ pub(crate) enum WrongHints {
 }
 
 impl HintsConfig {
-    /// Nothing is left before frames.
+    /// No hints.
     pub(crate) const NONE: Self = Self::Only(HintSet::NONE);
 
-    /// What a steward is asked for.
+    /// What to request from a steward.
     pub(crate) fn request(self) -> HintRequest {
         match self {
             Self::Auto => HintRequest {
@@ -45,7 +45,7 @@ impl HintsConfig {
         }
     }
 
-    /// Of what a steward's program leaves for all leases together, what this is about.
+    /// The hints of this port among those that the steward's program leaves for all leases.
     pub(crate) fn among(self, on: HintSet) -> HintSet {
         match self {
             Self::Auto => on.among(HintSet::VLAN),
@@ -54,7 +54,7 @@ impl HintsConfig {
         }
     }
 
-    /// What is named, and must be possible.
+    /// The hints that were named, and must be possible.
     pub(crate) fn named(self) -> HintSet {
         match self {
             Self::Auto | Self::OfProgram => HintSet::NONE,

@@ -1,4 +1,4 @@
-//! A network, as it was asked for.
+//! The configuration of a network.
 
 use steer::{Filter, ModeRequest};
 use steward::protocol::Wanted;
@@ -8,40 +8,40 @@ use super::Segments;
 use super::hints::HintsConfig;
 use super::port::{asks_for_xdp, mode_where};
 
-/// Ports that reach each other by address, and what they share.
+/// Ports that reach each other by address, and their shared uplink.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NetworkConfig {
     pub(crate) name: String,
-    /// None: guests among themselves.
+    /// `None`: only the guests reach each other.
     pub(crate) uplink: Option<UplinkConfig>,
 }
 
-/// Queues of an interface that a network has.
+/// Queues of an interface for a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UplinkConfig {
     /// The interface.
     pub(crate) name: String,
     pub(crate) start_queue: u32,
-    /// How many.
+    /// Number of queues.
     pub(crate) queues: u32,
     /// How to attach the steering program.
     pub(crate) mode: ModeRequest,
-    /// Zero-copy or copy, where the user says.
+    /// Zero-copy or copy, if configured.
     pub(crate) bind: BindRequest,
     /// Packet memory of each queue, bytes.
     pub(crate) packet_bytes: u32,
-    /// How segments leave.
+    /// How segments are sent.
     pub(crate) segments: Segments,
-    /// Whether system calls poll the driver.
+    /// Busy polling, if configured.
     pub(crate) busy_poll: Option<BusyPoll>,
-    /// What the NIC is to tell of frames.
+    /// Hints of the NIC for received frames.
     pub(crate) hints: HintsConfig,
-    /// The network reaches the host, too.
+    /// The network reaches the host's own stack, too.
     pub(crate) host: bool,
 }
 
 impl UplinkConfig {
-    /// What is to be leased.
+    /// The queues to lease.
     pub(crate) fn wanted(&self) -> Wanted {
         Wanted {
             interface: self.name.clone(),

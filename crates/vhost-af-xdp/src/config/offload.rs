@@ -1,12 +1,12 @@
-//! What `--offload` takes: a list of offloads.
+//! Parses the list of `--offload`.
 
 use device::offloads::Offloads;
 
 use program::choice::Choice;
 
-/// From a list: `all` (that are possible), `none`, names (only these), or names with a `-` before each (all that
-/// are possible but these), joined by `,` or `+`. What names rest on is added; with one that is taken away goes
-/// what rests on it.
+/// Parses a list: `all` (that are possible), `none`, names (only these), or names with a `-` before each (all that are
+/// possible but these), joined by `,` or `+`. Offloads that a named one depends on are added; those that depend on a
+/// removed one are removed, too.
 /// Errors: one sentence, naming the word.
 pub(crate) fn parse(list: &str, possible: Offloads) -> Result<Offloads, String> {
     let choice = Choice::read(list, &[',', '+'], "none").map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! A port, as it was asked for.
+//! The configuration of a port.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::nic::endpoint::to_send_only;
 use crate::switch::guard::{Guard, SourceGuard};
 use model::rates::PortRates;
 
-/// Where a port and its VMM connect.
+/// How a port and its VMM connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Endpoint {
-    /// We listen at this path.
+    /// The daemon listens at this path.
     Server(PathBuf),
-    /// The VMM listens at this path; we connect, and again after a disconnect.
+    /// The VMM listens at this path; the daemon connects, and again after a disconnect.
     Client(PathBuf),
-    /// A descriptor that we inherited: a listener or a connected socket.
+    /// An inherited descriptor: a listener or a connected socket.
     Fd(i32),
 }
 
@@ -37,8 +37,8 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// The offloads that a placement can do. Frames that lie in the guest's buffers already cannot be joined: all buffers of
-/// a frame but the last must be filled to the end (VirtIO 1.3, 5.1.6.4.1).
+/// The offloads that a placement can do. Frames that are in the guest's buffers already cannot be coalesced: all
+/// buffers of a frame but the last must be filled to the end (VirtIO 1.3, 5.1.6.4.1).
 pub(super) fn offloads_of(placement: Placement) -> Offloads {
     match placement {
         Placement::Copy | Placement::SendDirect => Offloads::all(),
@@ -46,23 +46,23 @@ pub(super) fn offloads_of(placement: Placement) -> Offloads {
     }
 }
 
-/// What a port's frames go to.
+/// Where a port's frames are sent to and received from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NicConfig {
     /// Queues of an interface.
     Interface(PortQueues),
     /// Another port of this process.
     Cable {
-        /// What both call it.
+        /// The name that both ports give.
         name: String,
     },
     /// A network of this process.
     Network {
         name: String,
         vlans: MemberVlans,
-        /// What it may do there.
+        /// What it may do in the network.
         options: MemberOptions,
-        /// Queues of the uplink's interface that are its alone.
+        /// Queues of the uplink's interface for this port alone.
         own: Option<PortQueues>,
     },
     /// None: frames are made and dropped in this process.
@@ -92,11 +92,11 @@ pub(crate) struct PortQueues {
     pub(crate) start_queue: u32,
     /// How to attach the steering program.
     pub(crate) mode: ModeRequest,
-    /// Zero-copy or copy, where the user says.
+    /// Zero-copy or copy, if configured.
     pub(crate) bind: BindRequest,
 }
 
-/// The mode that is asked for, where something else that is asked for may be had only with AF_XDP.
+/// The requested mode; `auto` becomes `xdp` if another option needs AF_XDP.
 pub(super) fn mode_where(has_only_xdp: bool, mode: ModeRequest) -> ModeRequest {
     match mode {
         ModeRequest::Auto if has_only_xdp => ModeRequest::Xdp,
@@ -104,13 +104,13 @@ pub(super) fn mode_where(has_only_xdp: bool, mode: ModeRequest) -> ModeRequest {
     }
 }
 
-/// Whether one of these can be had only with AF_XDP.
+/// Whether one of these options needs AF_XDP.
 pub(super) fn asks_for_xdp(bind: BindRequest, hints: HintsConfig, busy_poll: Option<BusyPoll>) -> bool {
     bind != BindRequest::Auto || !hints.named().is_empty() || busy_poll.is_some()
 }
 
 impl NicConfig {
-    /// Queues that are the port's alone.
+    /// Queues for this port alone.
     pub(crate) fn queues(&self) -> Option<&PortQueues> {
         match self {
             Self::Interface(queues) => Some(queues),
@@ -119,9 +119,9 @@ impl NicConfig {
         }
     }
 
-    /// The placement that a port gets which asks for one. Direct placement has the guest's receive buffers with the
-    /// NIC, all of them, in their order, where what other ports of a network send would have to overtake them; so a
-    /// port of a network sends from guest memory, and receives by a copy.
+    /// The placement of a port that requests `asked`. With direct placement the NIC holds all receive buffers of the
+    /// guest, in their order, and frames from other ports of a network would have to overtake them. So a port of a
+    /// network with a queue of its own sends from guest memory, but copies what it receives.
     pub(crate) fn placement(&self, asked: Placement) -> Placement {
         match (self, asked) {
             (Self::Network { own: Some(_), .. }, Placement::Direct) => Placement::SendDirect,
@@ -129,7 +129,7 @@ impl NicConfig {
         }
     }
 
-    /// Whether the guest has the frames of its one VLAN without their tag.
+    /// Whether the guest receives the frames of its one VLAN without their tag.
     pub(crate) fn untags(&self) -> bool {
         let Self::Network { vlans, .. } = self else {
             return false;
@@ -137,7 +137,7 @@ impl NicConfig {
         matches!(vlans, MemberVlans::Access(_))
     }
 
-    /// The cable's name, if it is one.
+    /// The cable's name, if the port has one.
     pub(crate) fn cable(&self) -> Option<&str> {
         match self {
             Self::Cable { name } => Some(name),
@@ -145,7 +145,7 @@ impl NicConfig {
         }
     }
 
-    /// VLANs of a network in which it has its address, 0: none.
+    /// VLANs of the network in which the port has its address; 0: untagged.
     pub(crate) fn stations(&self) -> &[u16] {
         match self {
             Self::Network { vlans, .. } => match vlans {
@@ -157,7 +157,7 @@ impl NicConfig {
         }
     }
 
-    /// The network's name, if it is one.
+    /// The network's name, if the port is in one.
     pub(crate) fn network(&self) -> Option<&str> {
         match self {
             Self::Network { name, .. } => Some(name),
@@ -166,7 +166,7 @@ impl NicConfig {
     }
 }
 
-/// Where its queues are, as `status` has it.
+/// The interface, cable or network, as `status` shows it.
 impl std::fmt::Display for NicConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -181,15 +181,15 @@ impl std::fmt::Display for NicConfig {
     }
 }
 
-/// What somebody else made for a port's queues, who also has his own XDP program there: `--inhibit` and what belongs to
-/// it. `layout` is the name of the structure that the program leaves before frames, if it leaves one.
+/// Queues of another program, which has its own XDP program there: `--inhibit` and its options. `layout` is the name of
+/// the structure that the program leaves before frames, if it leaves one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ExternalProgram {
-    /// Nothing: program and sockets are ours, or the steward's.
+    /// None: program and sockets are the daemon's, or the steward's.
     None,
-    /// AF_XDP sockets by descriptor, one a queue, in the order of the queues, each in its map.
+    /// AF_XDP sockets by descriptor, one for each queue, in the order of the queues; the program's map has them.
     Sockets(Vec<i32>),
-    /// A socket map by descriptor, and the place in it of the first queue's socket.
+    /// A socket map by descriptor, and the index of the first queue's socket in it.
     Map {
         fd: i32,
         first: u32,
@@ -201,14 +201,14 @@ pub(crate) enum ExternalProgram {
         first: u32,
         layout: Option<String>,
     },
-    /// The AF_XDP device plugin for Kubernetes, which listens there, gives the map.
+    /// The AF_XDP device plugin for Kubernetes, which listens at this path, passes the map.
     Plugin { path: PathBuf, layout: Option<String> },
 }
 
-/// A descriptor that is to be inherited.
+/// A descriptor that the daemon must have inherited.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Inherited {
-    /// The option, or key, that names it.
+    /// The option or key that names it.
     pub(crate) option: &'static str,
     pub(crate) fd: i32,
 }
@@ -234,60 +234,60 @@ impl ExternalProgram {
     }
 }
 
-/// What memory a port takes.
+/// Limits of the guest memory that a port accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryRules {
-    /// Most of a guest's, bytes.
+    /// Most memory of a guest, bytes.
     pub(crate) most_bytes: u64,
     pub(crate) files: FileKinds,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PortConfig {
-    /// As it was configured.
+    /// The options that this was built from.
     pub(crate) keys: Arc<Port>,
-    /// As log and `status` have it: what the file calls it, else where the VMM is.
+    /// Name in the log and in `status`: that of the file, else the endpoint.
     pub(crate) name: Arc<str>,
-    /// Who may connect to its socket, if that is made here.
+    /// Access to its socket, if the daemon creates it.
     pub(crate) access: Access,
-    /// Where the VMM is.
+    /// How the VMM connects.
     pub(crate) endpoint: Endpoint,
     /// Queue pairs offered.
     pub(crate) queues: u16,
-    /// The other side.
+    /// Where frames are sent to and received from.
     pub(crate) nic: NicConfig,
-    /// What somebody else made for it.
+    /// Queues of another program, if any.
     pub(crate) external: ExternalProgram,
     pub(crate) placement: Placement,
-    /// `--memory`: what it is instead is said in the status.
+    /// `--memory` as requested; if `placement` differs, `status` says why.
     pub(crate) asked: Placement,
     /// Packet memory of each queue pair while it copies, bytes.
     pub(crate) packet_bytes: u32,
-    /// That is a slice of memory which several ports share (`--shared-umem`): the number of its first pair's. `None`:
-    /// each pair has a UMEM of its own.
+    /// The packet memory is a slice of memory that several ports share (`--shared-umem`): the index of its first pair's
+    /// slice. `None`: each pair has its own UMEM.
     pub(crate) slices_from: Option<u32>,
-    /// What memory is taken of a VMM.
+    /// Limits of the guest memory.
     pub(crate) memory: MemoryRules,
-    /// How segments leave.
+    /// How segments are sent.
     pub(crate) segments: super::Segments,
-    /// Whether system calls poll the driver.
+    /// Busy polling, if configured.
     pub(crate) busy_poll: Option<BusyPoll>,
-    /// What the NIC is to tell of frames.
+    /// Hints of the NIC for received frames.
     pub(crate) hints: HintsConfig,
-    /// MAC address told to the guest; `None`: made from the endpoint and the interface.
+    /// MAC address that the guest reads; `None`: made from the endpoint and the interface.
     pub(crate) mac: Option<[u8; 6]>,
-    /// VLANs whose frames the guest gets; none: all.
+    /// VLANs whose frames the guest receives; empty: all.
     pub(crate) vlans: Vec<u16>,
     /// Offloads offered to the guest.
     pub(crate) offload: Offloads,
-    /// Features offered because somebody asked for them.
+    /// Features that are only offered on request (`--offer`).
     pub(crate) offer: OnRequest,
-    /// How much the guest may send and get, at first.
+    /// Rate limits at the start.
     pub(crate) rates: PortRates,
 }
 
 impl PortConfig {
-    /// The descriptors that are to be inherited for this port.
+    /// Descriptors that the daemon must have inherited for this port.
     pub(crate) fn descriptors(&self) -> Vec<Inherited> {
         let mut descriptors = self.external.descriptors();
         if let Endpoint::Fd(fd) = self.endpoint {
@@ -296,7 +296,7 @@ impl PortConfig {
         descriptors
     }
 
-    /// What is to be leased, and which frames of it; `None` without an interface.
+    /// The queues to lease, and which frames they receive; `None` without an interface.
     pub(crate) fn wanted(&self) -> Option<Wanted> {
         let queues = self.nic.queues()?;
         let vlans = match self.nic {
@@ -316,7 +316,7 @@ impl PortConfig {
         })
     }
 
-    /// The mode that is asked for.
+    /// The mode to lease with.
     fn mode(&self, queues: &PortQueues) -> ModeRequest {
         let has_only_xdp = self.nic.network().is_some()
             || self.placement.has_guest_ram()
@@ -334,7 +334,7 @@ impl PortConfig {
         u64::from(self.queues) * u64::from(self.nic.queues().map_or(0, bytes))
     }
 
-    /// By what its guest's frames are judged, where no network does that.
+    /// The guard for its guest's frames; `None`: not configured, or the port is in a network, which has guards itself.
     pub(crate) fn guard(&self) -> Option<Guard> {
         let source_guard = SourceGuard::of(&self.keys.guard);
         let mac = self.mac.filter(|_| self.nic.network().is_none());
@@ -346,22 +346,22 @@ impl PortConfig {
             })
     }
 
-    /// Offloads that are possible and not offered, by name.
+    /// Offloads that are possible but not offered, by name.
     pub(crate) fn offloads_off(&self) -> Vec<&'static str> {
         offloads_of(self.placement).without(self.offload).names()
     }
 
-    /// Whether its queues can have their memory in one UMEM with those of other ports; all others have their own.
+    /// Whether its queues can have their packet memory in a UMEM that ports share.
     pub(crate) fn can_share(&self) -> bool {
         self.placement == Placement::Copy && matches!(self.nic, NicConfig::Interface(_))
     }
 
-    /// Whether it comes with sockets or a map of somebody else's.
+    /// Whether it uses sockets or a map of another program.
     pub(crate) fn has_external_program(&self) -> bool {
         self.external != ExternalProgram::None
     }
 
-    /// Whether its AF_XDP sockets are made by this process.
+    /// Whether the daemon itself opens its AF_XDP sockets.
     pub(crate) fn opens_sockets(&self) -> bool {
         self.has_external_program() && !matches!(self.external, ExternalProgram::Sockets(_))
     }

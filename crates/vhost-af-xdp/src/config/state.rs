@@ -1,5 +1,5 @@
-//! Networks and ports that were added at run time, kept in a file for the next start (`state`): a configuration file that
-//! has nothing else.
+//! The state file (`state`): networks and ports that were added at run time, kept for the next start. It has the format
+//! of a configuration file that contains nothing else.
 
 use std::fs;
 use std::io::{self, Write};
@@ -16,13 +16,13 @@ const FILE: Kind = Kind {
     example: "docs/config.md",
     option: "--state",
 };
-/// Most ports, and most networks, besides those of the file.
+/// Most added ports, and most added networks.
 pub(crate) const MOST_ADDED: usize = 1024;
-/// Longest file, bytes: as of a configuration.
+/// Longest file, bytes: as for a configuration file.
 pub(crate) const LONGEST: u64 = 16 << 20;
 
-/// What is kept beside that configuration file.
-/// Errors: it is the same file, its directory is missing, or as of [`read`].
+/// Reads the state file at `path` of a daemon with the configuration file `file`.
+/// Errors: both are the same file, its directory is missing, or those of [`read`].
 pub(super) fn read_beside(path: &Path, file: &Path) -> anyhow::Result<Tables> {
     if path == file {
         anyhow::bail!("state {}: this is the configuration file", path.display());
@@ -34,8 +34,8 @@ pub(super) fn read_beside(path: &Path, file: &Path) -> anyhow::Result<Tables> {
     Ok(read(path)?)
 }
 
-/// What is kept; nothing, if there is no file yet.
-/// Errors: it cannot be read, others could change it, or it is no such file.
+/// Reads the state file; without one, there is nothing.
+/// Errors: it cannot be read, others could change it, or it is not a state file.
 fn read(path: &Path) -> Result<Tables, FileError> {
     if !path.try_exists().unwrap_or(true) {
         return Ok(Tables::default());
@@ -48,8 +48,8 @@ fn read(path: &Path) -> Result<Tables, FileError> {
     })
 }
 
-/// The networks and ports of such a text.
-/// Errors: it has something else, or too many.
+/// Parses the networks and ports of a state file.
+/// Errors: the text contains something else, or too many.
 pub(crate) fn parse(path: &Path, text: &str) -> Result<Tables, WrongLine> {
     let ConfigFile { daemon, tables, .. } = ConfigFile::parse(path, text)?;
     let Tables { networks, ports } = tables;
@@ -75,8 +75,8 @@ fn of_no_file<T: Table>(tables: Vec<Entry<T>>) -> Vec<Entry<T>> {
         .collect()
 }
 
-/// The text of the file that has these.
-/// Errors: a value that TOML has no form for.
+/// The text of a state file with these tables.
+/// Errors: TOML cannot represent a value.
 pub(crate) fn text(tables: &Tables) -> Result<String, toml::ser::Error> {
     let tables = json!({ "network": named_keys(&tables.networks), "port": named_keys(&tables.ports) });
     Ok(format!(
@@ -85,7 +85,7 @@ pub(crate) fn text(tables: &Tables) -> Result<String, toml::ser::Error> {
     ))
 }
 
-/// Keys of each table, by its name.
+/// The keys of each table, by its name.
 fn named_keys<T: Table>(tables: &[Entry<T>]) -> Map<String, Value> {
     let keys = |table: &Entry<T>| (table.name.clone(), table.value.keys().into());
     tables.iter().map(keys).collect()
@@ -95,7 +95,7 @@ fn named_keys<T: Table>(tables: &[Entry<T>]) -> Map<String, Value> {
 /// Errors: it cannot be written.
 pub(crate) fn write(path: &Path, tables: &Tables) -> io::Result<()> {
     let text = text(tables).map_err(io::Error::other)?;
-    // The next start would refuse it.
+    // The next start would reject a text that this does not parse.
     parse(path, &text).map_err(|wrong| io::Error::other(wrong.what))?;
     if text.len() as u64 > LONGEST {
         return Err(io::Error::other(format!(
@@ -104,7 +104,7 @@ pub(crate) fn write(path: &Path, tables: &Tables) -> io::Result<()> {
         )));
     }
     let new = next_path(path);
-    // One that is left over from a daemon that was killed.
+    // May be left over from a daemon that was killed.
     let _ = fs::remove_file(&new);
     let mut file = fs::OpenOptions::new()
         .write(true)
@@ -120,7 +120,7 @@ pub(crate) fn write(path: &Path, tables: &Tables) -> io::Result<()> {
     }
 }
 
-/// Where the next file is written, which then replaces it.
+/// The path of the new file while it is written; then it replaces the state file.
 pub(crate) fn next_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");

@@ -1,4 +1,4 @@
-//! Direct placement, guest → NIC: frames sent from where they lie, or gathered in the bounce area.
+//! Direct placement, guest → NIC: frames are sent from guest memory, or gathered in the bounce area.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::switch::lane::Work;
 use crate::switch::limits::SEGMENTS;
 use crate::switch::to_nic::{LAST_KICKS, LAST_WAIT, LAST_WAITS, copied, fill_up};
 
-/// What lies side by side in the guest's memory need not for a NIC, beyond this many bytes.
+/// Guest memory is contiguous for DMA only within pages of this size.
 const PAGE_BYTES: u64 = 4096;
 
 impl<N: Nic> Sink for DirectEnd<N> {
@@ -74,9 +74,9 @@ impl<N: Nic> Sink for DirectEnd<N> {
 }
 
 impl<N: Nic> DirectEnd<N> {
-    /// Takes a batch of the guest's frames, has the kernel send them, and returns completed chains; returns chains and
-    /// descriptors moved.
-    /// Errors: what the guest did wrong.
+    /// Takes a batch of the guest's frames, kicks the kernel to send them, and returns completed chains. The result is
+    /// how many chains and descriptors moved.
+    /// Errors: a fault of the guest.
     pub(super) fn from_guest(
         &mut self,
         pair: &mut QueuePair,
@@ -88,7 +88,7 @@ impl<N: Nic> DirectEnd<N> {
         Ok(moved + self.stop_batch(pair, moved))
     }
 
-    /// The same up to where the NIC gets them ([`Self::hand_over`], [`Self::stop_batch`]).
+    /// As [`Self::from_guest`], without its last steps: [`Self::hand_over`] and [`Self::stop_batch`].
     pub(super) fn take_from_guest(
         &mut self,
         pair: &mut QueuePair,
@@ -108,8 +108,8 @@ impl<N: Nic> DirectEnd<N> {
         Ok(moved)
     }
 
-    /// Begins a poll, with the sender's budget: returns completed chains, and continues the GSO packet in hand; returns
-    /// chains and descriptors moved.
+    /// Begins a poll, with the sender's budget: returns completed chains, and continues an unfinished GSO packet. The
+    /// result is how many chains and descriptors moved.
     pub(super) fn begin_poll(&mut self, pair: &mut QueuePair, sender: &mut Sender) -> usize {
         let mut moved = self.reap(pair);
         self.begin_burst();
@@ -129,11 +129,11 @@ impl<N: Nic> DirectEnd<N> {
         } else if moved == 0 {
             return 0;
         }
-        // Also chains that were dropped: the next poll may be far.
+        // Also returns the chains of dropped frames: the next poll may be much later.
         self.reap(pair)
     }
 
-    /// What a lane with waiting chains does before it sleeps.
+    /// What is left to do for a lane with waiting chains that is about to sleep.
     pub(super) fn when_chains_wait(&mut self) -> Work {
         let full =
             self.queue.nic.room_to_nic() == 0 || self.sending.room() == 0 || self.queue.pool.is_empty();
@@ -143,7 +143,7 @@ impl<N: Nic> DirectEnd<N> {
         }
     }
 
-    /// The same, where none wait: something may not be sent yet.
+    /// The same for a lane without waiting chains: frames may not be sent yet.
     pub(super) fn when_sent(&mut self) -> Work {
         let work = Work::after(self.queue.until_sent());
         if self.has_rest() {
@@ -182,7 +182,7 @@ impl<N: Nic> DirectEnd<N> {
         self.ring.saturating_sub(self.outgoing.len())
     }
 
-    /// Gives the guest back what was sent.
+    /// Returns the chains of sent frames to the guest; the result is how many entries have left the table.
     pub(super) fn reap(&mut self, pair: &mut QueuePair) -> usize {
         let mut back = 0;
         for frame in self.queue.nic.sent(SEGMENTS * 2) {
@@ -198,7 +198,7 @@ impl<N: Nic> DirectEnd<N> {
         }
         self.queue.came_back(back);
         let mut count = 0;
-        // Nothing comes back from a NIC that is gone: all its descriptors are done.
+        // A NIC that is gone completes nothing: all its descriptors count as done.
         let gone = self.link == LinkState::Gone;
         if gone {
             self.counters.from_guest_interface_gone.add(self.frames_out());
@@ -224,7 +224,7 @@ impl<N: Nic> DirectEnd<N> {
         self.begin_burst();
     }
 
-    /// Returns a chain in order, unsent.
+    /// Has an unsent chain returned, behind the older ones.
     pub(super) fn give_back(&mut self, chain: ChainId) {
         self.sending.push_done(Outbound {
             chain: Some(chain),
@@ -239,7 +239,7 @@ impl<N: Nic> DirectEnd<N> {
         ends.count() as u64
     }
 
-    /// Queues one frame; false when it had to be dropped, `None` when there is no room for it now.
+    /// Queues one frame; false: it was dropped, `None`: there is no room for it now.
     #[inline]
     fn queue_frame(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
         if !frame.head.is_empty() {
@@ -273,8 +273,8 @@ impl<N: Nic> DirectEnd<N> {
     /// Queues a descriptor that refers to guest memory. (Without `always` it is not inlined: 4 instructions a frame.)
     #[inline(always)]
     pub(super) fn queue_piece(&mut self, chain: Option<ChainId>, data: UmemOffset, len: u32, more: bool) {
-        // The kernel keeps the lowest bit of a sent address for itself (6.18), so that the chunk,
-        // by which the completion is recognised, starts at an even one.
+        // The kernel uses the lowest bit of a sent address itself (6.18), so the address by which the completion is
+        // recognized must be even.
         if let Ok(frame) = self.queue.umem.adopt(UmemOffset::new(data.get() & !1)) {
             let outbound = Outbound {
                 chain,
@@ -290,7 +290,7 @@ impl<N: Nic> DirectEnd<N> {
                 metadata: false,
             });
         } else {
-            // Checked when the descriptor was read; kept as a drop, not as a panic.
+            // Never: the address was checked when the descriptor was read. A drop is milder than a panic.
             self.counters.from_guest_too_many_pieces.add(1);
             self.sending.push_done(Outbound {
                 chain,
@@ -300,7 +300,7 @@ impl<N: Nic> DirectEnd<N> {
         }
     }
 
-    /// A frame in several pieces, gathered in a bounce chunk.
+    /// Queues a frame from a copy in a bounce chunk, for example because it is in several pieces.
     fn queue_gathered(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
         let len = frame.sending.len;
         let chunk = self.queue.pool.take()?;
@@ -317,8 +317,8 @@ impl<N: Nic> DirectEnd<N> {
         Some(true)
     }
 
-    /// Queues a frame with checked first bytes: these are sent from a copy in a bounce chunk. The rest is sent directly
-    /// from guest memory, if the socket gains by that, or the frame is longer than a chunk.
+    /// Queues a frame whose first bytes were checked: they are sent from a copy in a bounce chunk. The rest is sent
+    /// directly from guest memory if the socket takes references, or if the frame is longer than a chunk.
     #[inline(never)]
     fn queue_checked(&mut self, chain: ChainId, frame: GuestFrame<'_>) -> Option<bool> {
         // At most the frame's length.
@@ -341,7 +341,7 @@ impl<N: Nic> DirectEnd<N> {
         }
         let bounce = self.queue.pool.take()?;
         let offset = self.queue.umem.send_offset(&bounce);
-        // Inside of the chunk.
+        // Always inside the chunk.
         let _ = self.queue.umem.write(offset, frame.head);
         self.outgoing.push(TxDesc {
             frame: bounce,
@@ -357,7 +357,7 @@ impl<N: Nic> DirectEnd<N> {
         Some(true)
     }
 
-    /// A frame longer than a chunk: descriptors that refer to its pieces.
+    /// Queues a frame that is longer than a chunk: descriptors that refer to its pieces.
     fn queue_multi_buffer(&mut self, chain: ChainId, from: Cursor, buffers: &[Buffer]) -> Option<bool> {
         let mut parts = std::mem::take(&mut self.pieces);
         parts.clear();
@@ -381,7 +381,7 @@ impl<N: Nic> DirectEnd<N> {
         Some(true)
     }
 
-    /// Queues what a frame ends with; the last piece gives `chain` back.
+    /// Queues the last pieces of a frame; `chain` is returned when the last one was sent.
     fn queue_pieces(&mut self, chain: ChainId, parts: &[Piece]) {
         for (at, part) in parts.iter().enumerate() {
             let last = at + 1 == parts.len();
@@ -390,8 +390,8 @@ impl<N: Nic> DirectEnd<N> {
         }
     }
 
-    /// Queues a frame whose checksum the daemon completes, gathered in a bounce chunk: the guest must not change the
-    /// summed bytes, nor reach the metadata.
+    /// Queues a frame with an open checksum from a copy in a bounce chunk, where the guest can change neither the
+    /// summed bytes nor the metadata. The builder completes the checksum, or requests it from the NIC.
     #[inline(never)]
     fn queue_summed(&mut self, chain: ChainId, frame: GuestFrame<'_>, at: ChecksumAt) -> Option<()> {
         if self.queue.pool.is_empty() {
@@ -405,7 +405,7 @@ impl<N: Nic> DirectEnd<N> {
         Some(())
     }
 
-    /// Notes descriptors of the bounce area from the first one on; the last one gives `chain` back.
+    /// Records the queued descriptors from `first` on, which refer to bounce chunks; `chain` is returned with the last.
     pub(super) fn note_bounced(&mut self, first: usize, chain: Option<ChainId>) {
         self.counters.bounced_frames.add(1);
         let descs = &self.outgoing[first..];
@@ -420,7 +420,7 @@ impl<N: Nic> DirectEnd<N> {
         }
     }
 
-    /// What builds frames in the bounce area.
+    /// A builder of frames in the bounce area.
     pub(super) fn builder(&mut self) -> Builder<'_> {
         Builder {
             umem: &self.queue.umem,
@@ -431,8 +431,8 @@ impl<N: Nic> DirectEnd<N> {
         }
     }
 
-    /// Whether descriptors can refer to the next `bytes` of a chain, behind a descriptor of the daemon: then `pieces`
-    /// are the pieces.
+    /// Whether descriptors can refer to the next `bytes` of a chain, behind one descriptor of a bounce chunk. If so,
+    /// stores their pieces in `pieces`.
     pub(super) fn find_pieces(&mut self, from: Cursor, buffers: &[Buffer], bytes: u32) -> bool {
         self.pieces.clear();
         let (mut from, mut left) = (from, bytes);
@@ -447,11 +447,11 @@ impl<N: Nic> DirectEnd<N> {
         left == 0 && bytes > 0
     }
 
-    /// The lane is stopped, on a thread that may wait: what is queued is sent or given up now, because repeating a
-    /// frame would be worse than losing it. The chain of which only a part was sent.
+    /// Sends queued frames when the lane is stopped, on a thread that may wait. What is not sent then is dropped: to
+    /// repeat a frame would be worse than to lose it. Returns the chain of a GSO packet that was sent only in part.
     pub(super) fn send_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
         let half_sent = self.segment_at_last(pair);
-        // A NIC that reads by DMA only learns by a kick that there is something to send.
+        // Where the NIC reads by DMA, a kick only starts it, so time has to pass; a copying kernel sends in the kick.
         let (kicks, wait) = match self.queue.sends.by_dma {
             true => (LAST_WAITS, LAST_WAIT),
             false => (LAST_KICKS, Duration::ZERO),
@@ -467,9 +467,9 @@ impl<N: Nic> DirectEnd<N> {
         half_sent
     }
 
-    /// Closes the socket, and waits until the kernel and the NIC neither read nor write the guest's memory any more:
-    /// only then the rest is returned, and only then the bases may be answered. Counts frames that were not sent until
-    /// then. False: the end of access is unknown, and nothing is returned.
+    /// Closes the socket, and waits until the kernel and the NIC neither read nor write the guest's memory any more.
+    /// Only then are the remaining chains returned, and may the VMM get the bases. Counts the frames that were not
+    /// sent. False: it is unknown whether the access has ended, and nothing is returned.
     pub(super) fn close(self, pair: &mut QueuePair, half_sent: Option<ChainId>) -> bool {
         self.counters.from_guest_queue_stopped.add(self.frames_out());
         let Self {

@@ -1,16 +1,16 @@
-//! What the kernel holds, in the order in which it was given.
+//! The buffers that the kernel holds, in the order in which it got them.
 //!
 //! Purpose: in direct placement the kernel names a buffer only by its address; this table maps it to the virtqueue
-//! entry. Buffers nearly always come back in the order in which they were posted, so [`InFlight::complete`] looks at
-//! the oldest open entry first and searches only when a driver (zero-copy, after a drop) reordered.
+//! entry. Buffers are nearly always completed in the order in which they were posted, so [`InFlight::complete`] checks
+//! the oldest open entry first, and searches only if a driver has changed the order (zero-copy, after a drop).
 //!
-//! Invariants: entries leave through [`InFlight::pop_done`] strictly in the order of
-//! [`InFlight::push`]. That gives VIRTIO_F_IN_ORDER for free (VirtIO 1.3, 2.7.9), and makes
-//! "used index" the exact base from which a stopped queue can go on: nothing lost, nothing twice.
+//! Invariants: entries leave through [`InFlight::pop_done`] strictly in the order of [`InFlight::push`]. So the queue
+//! fulfils VIRTIO_F_IN_ORDER (VirtIO 1.3, 2.7.9), and its used index is the exact base from which it can continue after
+//! a stop: no frame is lost or repeated.
 //!
 //! A table [in any order](InFlight::in_any_order) is the exception: its entries leave in the order in which they are
-//! done, so that a buffer which a driver keeps holds up none behind it. Those that others overtook are marked: a queue
-//! that stops cannot be rewound to them.
+//! done, so a buffer that a driver keeps does not delay the later ones. Entries that others overtook are marked: a
+//! queue that stops cannot be rewound to them.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ struct Entry<T> {
     key: u64,
     value: T,
     done: bool,
-    /// One that was pushed later left before it.
+    /// An entry that was pushed later was done before it.
     overtaken: bool,
 }
 
@@ -58,7 +58,7 @@ impl<T> InFlight<T> {
         self.capacity - self.entries.len()
     }
 
-    /// Notes that the kernel now holds the buffer `key`. The caller saw [`Self::room`].
+    /// Adds the buffer `key`, which the kernel holds from now on. The caller has checked [`Self::room`].
     #[inline]
     pub(crate) fn push(&mut self, key: u64, value: T) {
         debug_assert!(self.room() > 0, "the caller checks room()");
@@ -82,8 +82,8 @@ impl<T> InFlight<T> {
         });
     }
 
-    /// The kernel gave buffer `key` back; its entry, to note the outcome in, or `None` for an
-    /// address that it does not have: one that was never given, or is back already.
+    /// Marks the entry of buffer `key`, which the kernel has completed, as done; returns its value, to be updated.
+    /// `None`: the kernel does not hold that address: it never got it, or has completed it already.
     #[inline]
     pub(crate) fn complete(&mut self, key: u64) -> Option<&mut T> {
         let first = self.done_at_front;
@@ -105,11 +105,11 @@ impl<T> InFlight<T> {
         Some(&mut entry.value)
     }
 
-    /// The entry of a buffer that the kernel has, if it is not the oldest open one as far as that is known.
+    /// Searches the position of an open entry by its key.
     #[inline(never)]
     fn find(&mut self, key: u64) -> Option<usize> {
         let is_done = |entry: &Entry<T>| entry.done;
-        // Each that is done is passed once: how many were so from the start, a guest decides.
+        // Done entries are skipped once, not at each search: a guest decides how many were done from the start.
         while self.entries.get(self.done_at_front).is_some_and(is_done) {
             self.done_at_front += 1;
         }
@@ -131,7 +131,7 @@ impl<T> InFlight<T> {
         Some(front)
     }
 
-    /// Whether one that the kernel has was overtaken.
+    /// Whether the kernel holds a buffer that others overtook.
     pub(crate) fn has_overtaken(&self) -> bool {
         self.entries.iter().any(|entry| entry.overtaken && !entry.done)
     }
@@ -146,12 +146,12 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Entries that are done but wait behind an open one.
+    /// Number of done entries in the table: they wait behind an open one.
     pub(crate) fn len_done(&self) -> u64 {
         self.entries.iter().map(|entry| u64::from(entry.done)).sum()
     }
 
-    /// What the kernel has.
+    /// Entries that the kernel has not completed.
     pub(crate) fn open(&self) -> impl Iterator<Item = &T> {
         let open = self.entries.iter().filter(|entry| !entry.done);
         open.map(|entry| &entry.value)
@@ -204,12 +204,12 @@ mod tests {
         assert_eq!(table.complete(10).copied(), Some('a'));
         assert!(!table.has_overtaken());
         assert_eq!(table.complete(30).copied(), Some('c'));
-        assert!(table.complete(30).is_none(), "it is back already");
+        assert!(table.complete(30).is_none(), "completed twice");
         assert_eq!((table.pop_done(), table.pop_done()), (Some('a'), Some('c')));
         assert_eq!((table.pop_done(), table.room()), (None, 2));
         assert!(table.has_overtaken());
         assert_eq!(table.complete(20).copied(), Some('b'));
-        assert!(!table.has_overtaken(), "nobody overtook d");
+        assert!(!table.has_overtaken(), "no entry overtook d");
         assert_eq!((table.pop_done(), table.pop_any()), (Some('b'), Some('d')));
     }
 
@@ -241,7 +241,7 @@ mod tests {
         assert!(table.complete(1).is_none());
     }
 
-    /// Frames of a guest that are sent, and many between them that are not.
+    /// As for a guest that has many dropped frames between those that are sent.
     #[test]
     fn entries_that_were_done_from_the_start_are_passed_once() {
         const BETWEEN: usize = 31;

@@ -1,7 +1,7 @@
-//! A queue that a port of a network has for itself, in direct and send-direct placement: the guest's memory is its
-//! UMEM, and frames to the LAN leave from where they lie.
+//! A NIC queue of its own for a port of a network, in direct and send-direct placement: guest memory is its UMEM, and
+//! frames to the LAN are sent directly from there.
 //!
-//! A chain whose frame is copied for another port is done at once, but is returned in order behind those that the NIC
+//! A chain whose frame is copied for another port is done at once, but is returned in order, behind those that the NIC
 //! still reads: the table of chains ([`InFlight`](super::in_flight::InFlight)) has all of them.
 
 use std::os::fd::BorrowedFd;
@@ -21,15 +21,15 @@ use crate::switch::lane::{RxTarget, Work};
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::receiver::{Receive, Receiver, has_frames};
 
-/// In send-direct placement: the NIC receives into the daemon's memory, and each frame is copied once.
+/// See the module's head. The NIC receives into the daemon's memory, and each received frame is copied once.
 pub(crate) struct SendDirectQueue<N> {
     end: DirectEnd<N>,
     receiver: Receiver,
 }
 
 impl<N: Nic> SendDirectQueue<N> {
-    /// Connects a guest with a NIC queue whose UMEM is the guest's memory. `untags`: it has the frames of its VLAN
-    /// without their tag.
+    /// Connects a guest with a NIC queue whose UMEM is the guest's memory. `untags`: the guest gets the frames of its
+    /// VLAN without their tag.
     pub(crate) fn new(
         pair: &mut QueuePair,
         queue: Coupled<N>,
@@ -72,7 +72,7 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
     fn finish(&mut self, pair: &mut QueuePair, moved: usize, _counters: &PairCounters) -> usize {
         self.end.hand_over();
         let back = self.end.stop_batch(pair, moved);
-        // What others were given is done without the NIC.
+        // Also returns chains whose frames went to other ports, which the NIC does not complete.
         back + self.end.reap(pair)
     }
 

@@ -3,41 +3,41 @@
 //! NIC → guest: an available receive buffer at offset B becomes the fill entry `B + header - 256 - headroom`. The
 //! kernel puts a frame 256 bytes (XDP_PACKET_HEADROOM) and the UMEM's headroom after a fill address, and the steering
 //! program's metadata, which is the virtio-net header, just before the frame: so the header lands at B, the frame
-//! behind it, and all that is left for us is the used element.
+//! behind it, and the daemon only writes the used element.
 //!
 //! In zero-copy the NIC writes the frame itself, and may write to the end of its chunk, whatever the frame's length.
-//! The headroom leaves no more of a chunk than the driver wants for the longest frame, and only buffers that hold that
-//! are posted; and only those whose chunk is in one huge page, because the kernel silently rejects one that is not
-//! contiguous for DMA (`xp_check_unaligned`, net/xdp/xsk_buff_pool.c).
+//! The headroom limits what it can write to what the driver needs for the longest frame. Only buffers that hold as much
+//! are posted, and only if their chunk is in one huge page: the kernel silently rejects a chunk that is not contiguous
+//! for DMA (`xp_check_unaligned`, net/xdp/xsk_buff_pool.c).
 //!
 //! Guest → NIC: a frame in one piece is sent directly from guest memory. One in several pieces is gathered in a chunk
 //! of the bounce area if it fits, otherwise sent as a multi-buffer frame whose descriptors refer to the pieces.
 //!
-//! A GSO packet is cut: each segment's headers are built in a chunk of the bounce area. A socket that reads by DMA gets
-//! the payload by reference, as further descriptors; one that copies anyway gets the segment whole, because it needs
-//! more time for each further descriptor than for the bytes. Segments for which there is no room stay in hand, and the
-//! chains behind them in the guest's queue; the chain is given back when the last one was sent.
+//! A GSO packet is segmented: each segment's headers are built in a chunk of the bounce area. By default, a socket that
+//! reads by DMA gets the payload by reference, as further descriptors, and one that copies gets a copy of the segment
+//! in one piece, because a further descriptor costs it more time than the bytes. If there is no room for a segment, it
+//! waits, and so do the chains behind it in the guest's queue. The chain is returned when its last segment was sent.
 //!
 //! The bounce area is behind guest RAM in the same UMEM; no guest can see it. It also serves receive buffers that
 //! cannot take a frame directly ([`place`]): too small for the longest frame of the interface, or for what a NIC may
-//! write; made of several descriptors; too near behind the start of their region; in zero-copy, across huge pages. Such
+//! write; made of several descriptors; too near the start of their region; in zero-copy, not in one huge page. Such
 //! a buffer is *deferred*: a bounce chunk goes to the NIC in its place, and the frame is copied when it arrives. A
 //! buffer too small for the longest frame cannot be paired with one chunk; from the first of these on, all buffers are
 //! deferred until the queue restarts.
 //!
-//! Invariants: a chunk in the bounce area is in the pool or in one table, never both. Both tables give entries back in
-//! the order in which the guest made them available, with the exception below. So a queue can be stopped exactly: what
-//! the kernel still held is not used, and the base is rewound to it.
+//! Invariants: a chunk in the bounce area is in the pool or in one table, never both. Both tables return entries in
+//! the order in which the guest made them available, with the exception below. So a queue can be stopped exactly: the
+//! buffers that the kernel still held are unused, and the base is rewound to the first of them.
 //!
 //! The exception: receive buffers are returned in the order of their completions, where the guest and a successor of
 //! this daemon support that ([`virtqueue::Queue::takes_any_order`]). A buffer that a driver keeps, because it dropped a
-//! frame in it, then delays none of the others. If such a queue is stopped while a buffer is out that others overtook,
-//! the queue cannot be rewound: all buffers that the kernel held are returned empty.
+//! frame in it, then delays none of the others. If such a queue is stopped while the kernel holds a buffer that others
+//! overtook, the queue cannot be rewound: all buffers that the kernel held are returned empty.
 //!
-//! No buffer is returned before the kernel and the NIC are done with guest memory: where the kernel copies, when the
-//! socket is closed; where the NIC reads and writes by DMA, when its driver has released it, which is later
-//! ([`Release`]). If that is unknown, no buffer is returned at all: a guest that lacks buffers is better off than one
-//! whose memory is overwritten in another use.
+//! When a lane stops, buffers that the kernel held are returned only after the last access to guest memory: where the
+//! kernel copies, when the socket is closed; where the NIC reads and writes by DMA, when its driver has released the
+//! memory, which is later ([`Release`]). If that is unknown, none of them is returned: a guest that lacks buffers is
+//! better off than one whose memory is overwritten while it uses it for something else.
 
 mod from_guest;
 pub(crate) mod in_flight;
@@ -72,41 +72,41 @@ use device::pair::{Piece, QueuePair};
 
 /// Chunk of the UMEM, bytes: the largest, because each bind costs kernel memory per chunk.
 pub(crate) const CHUNK_BYTES: u32 = LARGE_CHUNK;
-/// Most bounce chunks of a lane that wait for frames at a time: the others are for frames of the guest, which deferred
-/// buffers must not delay.
+/// Most bounce chunks of a lane that the NIC has to receive into: the others are for frames from the guest, which
+/// deferred buffers must not delay.
 const MOST_BOUNCES_POSTED: usize = 128;
-/// Buffers are deferred until they have this many segments in all: each has a byte at least, so that they hold a frame
-/// of any length. A guest chooses how many segments a buffer has, and the lane stores them.
+/// Buffers are deferred until they have this many descriptors in all. Each descriptor has a byte at least, so they hold
+/// a frame of any length. The limit is needed because a guest chooses how many a buffer has, and the lane stores them.
 const MOST_DEFERRED_BUFFERS: usize = 4096;
 
 /// A buffer that the NIC receives into.
 enum Posted {
-    /// The guest's own; filled with `len` bytes of frame once done.
+    /// The guest's own; once done, it has a frame of `len` bytes.
     Guest { chain: ChainId, len: u32 },
     /// A bounce chunk for a deferred buffer; `filled` once done.
     Bounce { filled: Option<RxDesc> },
 }
 
-/// A descriptor that the NIC sends from, or a chain that waits for older ones to be returned.
+/// A descriptor that the NIC sends from, or a chain that can be returned when older ones have been.
 struct Outbound {
     /// The chain is the guest's again once this descriptor is done.
     chain: Option<ChainId>,
-    /// It lies in the bounce area.
+    /// It refers to a bounce chunk.
     bounce: bool,
-    /// A frame of the guest ends with it.
+    /// It is the last one of a frame of the guest.
     ends: bool,
 }
 
-/// A GSO packet in hand. Its chain is the guest's again once the last segment is sent.
+/// A GSO packet with segments that are not queued yet. Its chain is returned once the last segment is sent.
 struct Segmentation {
     packet: GsoPacket,
     chain: ChainId,
 }
 
-/// A receive buffer of the guest that frames reach through the bounce area.
+/// A deferred receive buffer of the guest.
 struct Deferred {
     chain: ChainId,
-    /// How many it has.
+    /// Number of its descriptors.
     buffers: usize,
     bytes: u64,
 }
@@ -118,13 +118,13 @@ pub(crate) struct DirectLane<N> {
     deferred: VecDeque<Deferred>,
     deferred_buffers: VecDeque<Buffer>,
     deferred_bytes: u64,
-    /// Receive buffers go back as the NIC is done with them.
+    /// Receive buffers are returned in the order of their completions.
     any_order: bool,
     place: Place,
-    /// Bounce chunks among `posted` that are not filled yet.
+    /// Bounce chunks in `posted`.
     bounces_posted: usize,
-    /// There was a buffer smaller than the longest frame: all later ones are deferred, too, because frames may now need
-    /// several, and the order of use must stay that of posting.
+    /// There was a buffer smaller than the longest frame: all later ones are deferred, too, because a frame may need
+    /// several of them now, and buffers must be used in the order in which they were made available.
     defer_all: bool,
     /// The last received piece was not the last of its frame.
     inside: bool,
@@ -138,16 +138,16 @@ pub(crate) struct DirectLane<N> {
 /// A NIC queue coupled with a guest: its UMEM is the guest's memory, with memory of the daemon behind it. Frames from
 /// the guest are sent directly from guest memory.
 pub(crate) struct DirectEnd<N> {
-    /// Chunks of its pool are those of the bounce area.
+    /// Its pool has the free chunks of the daemon's memory.
     queue: NicQueue<N>,
     counters: Arc<PairCounters>,
     link: LinkState,
     sending: InFlight<Outbound>,
-    /// A GSO packet of which segments wait for room; the chains behind it wait, too.
+    /// A GSO packet whose next segments wait for room; the chains behind it wait, too.
     segmentation: Option<Segmentation>,
     /// The buffers of its chain.
     segmented_buffers: Vec<Buffer>,
-    /// No buffer can be deferred until a bounce chunk comes back, perhaps with a deferred buffer.
+    /// A buffer could not be deferred: none is read before a bounce chunk is free again.
     bounces_out: bool,
     /// Descriptors that the ring had room for when the burst began.
     ring: usize,
@@ -157,19 +157,19 @@ pub(crate) struct DirectEnd<N> {
     release: Option<Release>,
 }
 
-/// What the lane needs to know of its memory.
+/// A direct lane's memory: guest RAM, and chunks of the daemon behind it.
 pub(crate) struct DirectMemory {
     chunks: Chunks,
-    /// Entries that a table of what the kernel has may hold.
+    /// Capacity of each in-flight table.
     in_flight: usize,
-    /// How much of it is in huge pages, bytes from its start.
+    /// The first bytes of the UMEM that are in huge pages.
     huge_bytes: u64,
 }
 
 impl DirectMemory {
-    /// With guest RAM as UMEM, and the bytes `own` behind it for this lane; `to_receive` of the chunks there are for
-    /// the NIC to receive into. `in_flight`: at least the size of the vrings and of the rings.
-    /// Errors: the range is not all behind guest RAM.
+    /// `umem`: guest RAM with memory of the daemon behind it, of which the bytes `own` are this lane's. `to_receive` of
+    /// their chunks are for the NIC to receive into. `in_flight`: at least the size of the vrings and of the rings.
+    /// Errors: the range is not inside the UMEM, or overlaps that of another lane.
     pub(crate) fn new(
         umem: Umem,
         own: Range<u64>,
@@ -192,7 +192,7 @@ impl DirectMemory {
         })
     }
 
-    /// With `bytes` in huge pages, from its start.
+    /// Sets how many bytes of the UMEM, from its start on, are in huge pages.
     pub(crate) fn in_huge_pages(self, bytes: u64) -> Self {
         Self {
             huge_bytes: bytes,
@@ -244,7 +244,7 @@ impl<N: Nic> DirectLane<N> {
 }
 
 impl<N: Nic> DirectEnd<N> {
-    /// A queue for the frames of that guest.
+    /// Couples a queue with the guest whose memory is its UMEM.
     fn new(
         guest: &mut QueuePair,
         queue: Coupled<N>,
@@ -257,11 +257,11 @@ impl<N: Nic> DirectEnd<N> {
             release,
         } = queue;
         if sends.zero_copy && !guest.offloads.csum {
-            // Else frames, or some of them, are read by this CPU: by the kernel that copies them, or by us, to sum or
-            // to cut them.
+            // Otherwise this CPU reads whole frames: the kernel copies them, or the daemon completes their checksums or
+            // segments them.
             guest.from_guest.queue.set_prefetch(Prefetch::Header);
         }
-        // An interface that is down is known before the first frame waits in its ring.
+        // So the lane knows before the first frame if the interface is down.
         let link = nic.kick();
         Self {
             queue: NicQueue::new(nic, memory.chunks, sends),
@@ -288,7 +288,7 @@ impl<N: Nic> Lane for DirectLane<N> {
             self.end
                 .take_from_guest(&mut self.guest.pair, &mut self.guest.sender, &self.guest.counters);
         let sent = sent.map_err(Blame::Own)?;
-        // Before it is sent: it may be answered at once, and buffers that the guest posted before it are there then.
+        // Before the frames are sent: an answer may arrive at once, and needs the buffers that the guest has posted.
         let posted = if sent > 0 { self.post_more() } else { Ok(()) };
         self.end.hand_over();
         posted.map_err(Blame::Own)?;
@@ -326,7 +326,7 @@ impl<N: Nic> Lane for DirectLane<N> {
     }
 
     fn awaits_nic(&self) -> bool {
-        // Frames lie in the guest's buffers already; they never wait for others.
+        // Received frames are in the guest's buffers already, and never wait for room.
         self.guest.pair.to_guest.enabled
     }
 
@@ -338,7 +338,7 @@ impl<N: Nic> Lane for DirectLane<N> {
         let mut lane = *self;
         lane.guest.pair.leave_calls();
         let half_sent = lane.end.send_at_last(&mut lane.guest.pair);
-        // Frames that arrived are the guest's; taken before the socket closes.
+        // Frames that have arrived are delivered before the socket closes.
         while lane.collect() > 0 {}
         lane.guest
             .counters
@@ -356,8 +356,8 @@ impl<N: Nic> Lane for DirectLane<N> {
     }
 }
 
-/// Returns unused buffers of the NIC and deferred ones, after the last access: the queue is rewound to them; where it
-/// cannot be, they are returned empty.
+/// Returns unused buffers of the NIC and deferred ones, after the last access: rewinds the queue to the first of them,
+/// or, where that is impossible, returns them empty.
 fn give_up(pair: &mut QueuePair, posted: &mut InFlight<Posted>, deferred: &VecDeque<Deferred>) {
     let queue = &mut pair.to_guest.queue;
     let overtaken = posted.has_overtaken();

@@ -1,4 +1,4 @@
-//! Where in a guest's memory a frame may be received into: see the head of `direct`.
+//! Which receive buffers of a guest can be posted directly, and at which address: see the head of `direct`.
 
 use common::binding::LARGE_CHUNK;
 use device::pair::QueuePair;
@@ -7,16 +7,16 @@ use xsk::{Umem, UmemOffset, XDP_PACKET_HEADROOM};
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
-    /// From the start of its chunk to where the virtio-net header goes, bytes.
+    /// Bytes from the start of a chunk to the virtio-net header.
     before: u32,
-    /// From there on, what a buffer must hold: header and longest frame, or how far the NIC may write.
+    /// Least length of a buffer, bytes: header and longest frame, or all that the NIC may write.
     least: u32,
-    /// Where chunks must lie in one huge page: how much of the UMEM is of such pages, bytes from its start.
+    /// Chunks must be in one huge page: the first bytes of the UMEM that are in huge pages. `None`: anywhere.
     huge_bytes: Option<u64>,
 }
 
 impl Place {
-    /// For a guest's frames. `by_dma`: the NIC writes them there by itself, and this much of the UMEM is in huge pages.
+    /// For frames to a guest. `by_dma`: the NIC writes them by DMA, and so many bytes of the UMEM are in huge pages.
     pub(super) fn new(guest: &QueuePair, umem: &Umem, by_dma: Option<u64>) -> Self {
         let longest = match by_dma {
             Some(_) => umem.max_frame_bytes(),
@@ -29,8 +29,8 @@ impl Place {
         }
     }
 
-    /// The fill entry that makes the kernel put header and frame at the start of a buffer; `None`: it cannot be
-    /// received into.
+    /// The fill address that makes the kernel put header and frame at the start of a buffer; `None`: the buffer cannot
+    /// be posted.
     #[inline]
     pub(super) fn fill_address(&self, buffer: &Buffer) -> Option<u64> {
         if buffer.len < self.least || buffer.room_before < self.before {
@@ -42,7 +42,7 @@ impl Place {
         self.huge_bytes.is_none_or(in_one_page).then_some(fill)
     }
 
-    /// The start of the buffer of a fill entry, where its header goes.
+    /// The start of the buffer that belongs to a fill address, where the header is written.
     #[inline]
     pub(super) fn start(&self, fill: UmemOffset) -> UmemOffset {
         UmemOffset::new(fill.get() + u64::from(self.before))
@@ -53,7 +53,7 @@ impl Place {
 mod tests {
     use super::*;
 
-    /// As igb has it: 2048 bytes behind the header, in chunks that begin 2036 bytes before it.
+    /// As with igb: it may write 2048 bytes behind the header, and the chunk begins 2036 bytes before the header.
     const BY_DMA: Place = Place {
         before: XDP_PACKET_HEADROOM + 1792 - 12,
         least: 12 + 2048,
@@ -73,7 +73,7 @@ mod tests {
         let place = |len| BY_DMA.fill_address(&buffer(1 << 20, len));
         assert_eq!(place(2060), Some((1 << 20) - 2036));
         assert_eq!(place(2059), None);
-        // What is written from where a frame begins on ends with the chunk.
+        // The NIC may write to the end of the chunk.
         assert_eq!(2036 + 12 + 2048, LARGE_CHUNK);
     }
 
@@ -96,7 +96,7 @@ mod tests {
             (page + 2035, false),
             (page + 2036, true),
             (2 * page - 2060, true),
-            // Behind that are small pages.
+            // In small pages, which are behind the two huge ones.
             (2 * page + 4096, false),
         ] {
             let buffer = buffer(offset, 2060);

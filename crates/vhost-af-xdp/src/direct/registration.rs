@@ -1,9 +1,9 @@
 //! Guest RAM registered with a socket: the part of building a direct lane that takes long, and that can be done while
 //! another lane has the queue.
 //!
-//! The kernel pins each page, 40 ms for every GiB of 4 KiB pages once they are in our page table, which takes as long
-//! again. So that no guest waits for that when its daemon is back, a lane that copies serves it in the meantime
-//! ([`Registration::takes_long`]; session/pairs.rs).
+//! The kernel pins each page: 40 ms for every GiB of 4 KiB pages, and as long again to enter them into the daemon's
+//! page table before that. So that no guest waits for it, for example when the daemon was restarted, a lane that copies
+//! serves it in the meantime ([`Registration::takes_long`]; session/pairs.rs).
 
 use std::io;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ const MANY_PAGES: u64 = 16_384;
 /// The memory to register.
 pub(crate) struct Registration {
     pub(crate) map: Arc<MemoryMap>,
-    /// With a socket of this queue; `None`: with nothing.
+    /// The queue whose socket it is registered with; `None`: it is not registered (null NIC).
     pub(crate) queue: Option<InterfaceQueue>,
     pub(crate) guest: GuestBuffers,
-    /// Its pages are not in our page table yet.
+    /// Enter its pages into the daemon's page table first.
     pub(crate) populate: bool,
 }
 
@@ -51,7 +51,7 @@ impl Registration {
     /// Registers; the queue is not touched.
     pub(crate) fn run(&self) -> Result<Registered, InterfaceError> {
         if self.populate && self.queue.is_some() {
-            // Pages that one pair's registration entered are there for the others'. A null NIC pins none.
+            // One pair's registration enters the pages for all pairs. A null NIC pins none.
             self.map.populate();
         }
         let memory = Arc::new(GuestRam(Arc::clone(&self.map)));
@@ -67,7 +67,7 @@ impl Registration {
         })
     }
 
-    /// Registers on a thread of its own, which calls `then` when the result is there.
+    /// Registers on a thread of its own, which calls `then` at the end.
     pub(crate) fn begin(self, then: impl FnOnce() + Send + 'static) -> io::Result<UnderWay> {
         let (sender, receiver) = sync_channel(1);
         let body = move || {
@@ -84,12 +84,12 @@ impl Registration {
 }
 
 impl UnderWay {
-    /// What came of it, once it is done.
+    /// The result, once it is done.
     pub(crate) fn result(&self) -> Option<Result<Registered, InterfaceError>> {
         self.0.try_recv().ok()
     }
 
-    /// Waits for its end, and undoes it.
+    /// Waits for its end, and drops the result.
     pub(crate) fn wait(self) {
         drop(self.0.recv());
     }

@@ -1,6 +1,6 @@
-//! Direct placement, guest → NIC: segmentation of GSO packets. Headers are made in the bounce area, and payload is sent
-//! directly from guest memory, where the NIC completes checksums; otherwise it is copied behind them. One packet is in
-//! hand at a time: segments without room wait for the next poll.
+//! Direct placement, guest → NIC: segmentation of GSO packets. Headers are built in the bounce area. Payload is sent
+//! directly from guest memory if the socket takes references and completes checksums; otherwise it is copied behind the
+//! headers. One packet is segmented at a time: segments without room wait for the next poll.
 
 use device::pair::{Cursor, QueuePair};
 use packet::HEADERS_MAX;
@@ -16,7 +16,7 @@ use crate::switch::guest_frame::GuestFrame;
 use crate::switch::to_nic::{LAST_WAIT, LAST_WAITS};
 
 impl<N: Nic> DirectEnd<N> {
-    /// Begins to cut a GSO packet.
+    /// Begins to segment a GSO packet.
     #[inline(never)]
     pub(super) fn segment(&mut self, chain: ChainId, frame: GuestFrame<'_>, gso: Gso, budget: &mut Budget) {
         let packet = GsoPacket::open(frame, gso, &self.counters, &mut [0; HEADERS_MAX]);
@@ -34,7 +34,7 @@ impl<N: Nic> DirectEnd<N> {
         self.queue_segments(frame.memory, budget);
     }
 
-    /// Queues as many segments of the GSO packet in hand as there is room for, and as the budget allows.
+    /// Queues as many segments of the present GSO packet as there is room for, and as the budget allows.
     fn queue_segments(&mut self, memory: &MemoryMap, budget: &mut Budget) {
         let Some(mut segmentation) = self.segmentation.take() else {
             return;
@@ -98,13 +98,13 @@ impl<N: Nic> DirectEnd<N> {
         Some(packet.plan.header_len() as u32 + bytes)
     }
 
-    /// Whether the next `bytes` of a chain can be sent by reference behind a descriptor with headers: then `pieces`
-    /// are the pieces. The checksum must be left to the NIC, since the guest may change them.
+    /// Whether the next `bytes` of a chain can be sent by reference behind a descriptor with headers. If so, stores
+    /// their pieces in `pieces`. The daemon cannot complete the checksum then, since the guest may change the bytes.
     fn refer_to(&mut self, from: Cursor, buffers: &[Buffer], bytes: u32) -> bool {
         self.find_pieces(from, buffers, bytes) && self.queue.sends.checksum
     }
 
-    /// Continues the GSO packet in hand within the budget; returns the queued segments.
+    /// Continues the present GSO packet within the budget; returns how many segments were queued.
     #[cold]
     pub(super) fn continue_segmentation(&mut self, pair: &QueuePair, budget: &mut Budget) -> usize {
         if self.link == LinkState::Gone
@@ -124,8 +124,8 @@ impl<N: Nic> DirectEnd<N> {
         usize::try_from(budget.tally.frames).unwrap_or(usize::MAX)
     }
 
-    /// The lane is stopped, on a thread that may wait: the GSO packet in hand goes out now, as far as the kernel takes
-    /// it. Its chain, if that was not all of it.
+    /// Queues the rest of the present GSO packet when the lane is stopped, on a thread that may wait, as far as the
+    /// kernel takes it. Returns its chain if some segments were left.
     pub(super) fn segment_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
         let mut waits = 0;
         while self.segmentation.is_some() && self.link == LinkState::Up && waits < LAST_WAITS {

@@ -3,8 +3,8 @@
 //! The queue's UMEM is guest RAM with chunks of the daemon behind it. From the guest it works as [`super::DirectLane`]:
 //! frames and the payload of GSO packets are sent directly from guest memory. To the guest it works as
 //! [`CopyLane`](crate::switch::copy_lane::CopyLane): the NIC receives into the daemon's chunks only, and each frame is
-//! copied once, verified, and merged with its neighbours. So neither the kernel nor a NIC ever writes to guest RAM, in
-//! zero-copy either: it never contains a frame for another guest, and nothing depends on the guest's receive buffers.
+//! copied once, verified, and perhaps merged with others. So neither the kernel nor a NIC ever writes to guest RAM, not
+//! even in zero-copy: it never contains a frame for another guest, and nothing depends on the guest's receive buffers.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ impl<N: Nic> Lane for SendDirectLane<N> {
             .from_guest(&mut self.guest.pair, &mut self.guest.sender, &self.guest.counters);
         let moved = sent.and_then(|sent| Ok(sent + self.to_guest()?));
         if moved.is_err() {
-            // Its queues are not used any more.
+            // A fault of the guest: its queues are not used any more.
             (
                 self.guest.pair.from_guest.enabled,
                 self.guest.pair.to_guest.enabled,

@@ -1,4 +1,4 @@
-//! Direct placement, NIC → guest: buffers posted, deferred, and returned filled.
+//! Direct placement, NIC → guest: receive buffers are posted or deferred, and returned with frames.
 
 use virtqueue::{Buffer, Chain, ChainId, Chains};
 use xsk::{Frame, Umem, UmemOffset};
@@ -24,16 +24,16 @@ impl<N: Nic> DirectLane<N> {
         Ok(received)
     }
 
-    /// Takes what the NIC received and gives it to the guest, in the order of posting or of arrival.
+    /// Delivers received frames to the guest, in the order in which buffers were posted, or in that of arrival; returns
+    /// how many. Only a received frame completes a buffer.
     pub(super) fn collect(&mut self) -> usize {
-        // Buffers become done by being received into, and no other way.
         match self.take_received() {
             false => 0,
             true => self.give_done(),
         }
     }
 
-    /// Notes for each buffer that the NIC gave back what came in it; whether there was one.
+    /// Records in `posted` the received frame of each buffer that the NIC completed; returns whether there was one.
     #[inline]
     fn take_received(&mut self) -> bool {
         let (mut any, mut taken) = (false, 0);
@@ -47,7 +47,7 @@ impl<N: Nic> DirectLane<N> {
             };
             match posted {
                 _ if inside || piece.more => {
-                    // No frame is longer than a chunk. Should one be, a piece of it is no frame.
+                    // Never, because no frame is longer than a chunk. A frame in pieces is dropped.
                     self.guest.counters.to_guest_in_pieces.add(u64::from(!piece.more));
                     if let Posted::Bounce { .. } = posted {
                         self.end.queue.pool.put(piece.frame);
@@ -61,7 +61,7 @@ impl<N: Nic> DirectLane<N> {
                             look.look(&self.end.queue.umem, UmemRange::of(&piece), &self.guest.counters);
                         let place = UmemOffset::new(piece.data.get() - u64::from(header));
                         if offload != NO_OFFLOAD {
-                            // Over what the steering program wrote; the number of buffers stays.
+                            // Replaces the header of the steering program, except for the number of buffers.
                             let _ = self.end.queue.umem.write(place, &offload);
                         }
                     }
@@ -82,14 +82,14 @@ impl<N: Nic> DirectLane<N> {
         any
     }
 
-    /// Returns the guest's buffers in order, as far as they are done; returns the frames in them.
+    /// Returns completed buffers to the guest, up to the first open one; the result is the number of frames in them.
     #[inline]
     fn give_done(&mut self) -> usize {
         let (mut frames, mut bytes) = (0, 0u64);
         while let Some(posted) = self.posted.pop_done() {
             match posted {
                 Posted::Guest { chain, len: 0 } => {
-                    // A piece was in it. Its buffer is returned in order, empty.
+                    // It has no whole frame, and is returned empty.
                     give_back(&mut self.guest.pair, self.any_order, chain, 0);
                 }
                 Posted::Guest { chain, len } => {
@@ -118,12 +118,12 @@ impl<N: Nic> DirectLane<N> {
     /// Gives the NIC the buffers that the guest made available.
     fn post(&mut self) -> Result<(), Fault> {
         self.take_buffers()?;
-        // `posted` has their owners.
+        // The queue's chunk tracker does not get them: they are in `posted`.
         self.end.queue.nic.give(&mut self.empty, |_| ());
         Ok(())
     }
 
-    /// The same of those that it made available since this round began. The NIC is not woken for nothing once more.
+    /// As [`Self::post`], for buffers made available since this poll began; wakes the NIC only if there are some.
     pub(super) fn post_more(&mut self) -> Result<(), Fault> {
         if self.guest.pair.to_guest.enabled {
             self.take_buffers()?;
@@ -176,8 +176,8 @@ impl<N: Nic> DirectLane<N> {
         }
     }
 
-    /// Defers a buffer that frames must reach through the bounce area, and posts the chunk that it is paired with;
-    /// false when there is no chunk now, or enough is deferred.
+    /// Defers a buffer, and, unless all are deferred, posts the bounce chunk that it is paired with. False: there is no
+    /// chunk now, or enough is deferred.
     fn defer(&mut self, chain: &Chain, buffers: &[Buffer]) -> bool {
         if self.deferred_buffers.len() >= MOST_DEFERRED_BUFFERS {
             return false;
@@ -233,7 +233,7 @@ impl<N: Nic> DirectLane<N> {
         }
     }
 
-    /// Posts as many bounce chunks as the deferred buffers can take frames of.
+    /// Posts bounce chunks for as many frames as the deferred buffers hold.
     fn post_bounces(&mut self) {
         let frames = if self.guest.pair.mergeable {
             usize::try_from(self.deferred_bytes / self.longest()).unwrap_or(usize::MAX)
@@ -297,7 +297,7 @@ impl<N: Nic> DirectLane<N> {
 }
 
 /// Moves header and frame to the start of their buffer: igb and igc leave a time stamp of 16 bytes before a frame if a
-/// user enabled them (`igb_ptp_rx_pktstamp`, drivers/net/ethernet/intel/igb/igb_ptp.c). `None`: they are in no chunk.
+/// user enabled those (`igb_ptp_rx_pktstamp`, drivers/net/ethernet/intel/igb/igb_ptp.c). `None`: too long, or outside.
 #[cold]
 fn move_frame(umem: &Umem, from: UmemOffset, to: UmemOffset, len: u32) -> Option<()> {
     let mut bytes = [0; CHUNK_BYTES as usize];

@@ -1,7 +1,7 @@
-//! Hints of the uplink's frames, switched while they come ([`crate::nic::metadata`]).
+//! Changes of the hints of the uplink's frames while frames arrive ([`crate::nic::metadata`]).
 //!
 //! The steward gets several requests, and may not answer for a while: the state is not locked meanwhile, so that ports
-//! can be changed and shown. The result is compared with the uplink's state afterwards.
+//! can be changed and shown. If the uplink's interface is another one afterwards, the change is repeated for that.
 
 use std::sync::{Arc, TryLockError};
 
@@ -14,7 +14,7 @@ use crate::nic::interface::Interface;
 
 impl Network {
     /// Changes the hints of frames of the uplink, now or as soon as the steward is back; no frame is lost.
-    /// Errors: the steward refuses it; then all is as it was before.
+    /// Errors: the steward rejects the hints; then nothing changes.
     pub(crate) fn set_hints(&self, hints: HintsConfig) -> Result<(), InterfaceError> {
         let _turn = self.hints.locked();
         loop {
@@ -23,7 +23,7 @@ impl Network {
                 interface.switch_hints(hints, &mut self.teller())?;
             }
             let mut state = self.state();
-            // An interface that was opened meanwhile has requested the earlier ones.
+            // An interface that was opened meanwhile uses the earlier hints.
             if state.interface.as_ref().map(Arc::as_ptr) != interface.as_ref().map(Arc::as_ptr) {
                 continue;
             }
@@ -36,7 +36,7 @@ impl Network {
         Ok(())
     }
 
-    /// Sends the lanes the metadata of frames of this uplink; a change of hints does that anyway.
+    /// Sends the lanes the metadata of this uplink's frames. A change of hints that is in progress does that itself.
     pub(super) fn settle_hints(&self, uplink: Option<&Interface>) {
         let _turn = match self.hints.try_lock() {
             Ok(turn) => turn,
@@ -48,7 +48,7 @@ impl Network {
         }
     }
 
-    /// Sends the lanes of the uplink's queues the metadata of their frames.
+    /// A function that sends the lane of a queue the metadata of its frames.
     fn teller(&self) -> impl FnMut(u32, &XdpMetadata) {
         move |queue, metadata| {
             let at = {

@@ -2,8 +2,8 @@
 //! whose descriptor it passes to the daemon. A lane of its own serves it ([`crate::switch::tap_lane`]). The network
 //! works without it; the daemon logs once why the host is not reached, and retries with growing pauses.
 //!
-//! If the uplink is a port of a bridge, the host reaches what is behind the bridge's other ports: the steward reads the
-//! bridge's forwarding database, and reports its changes (`steward::links::bridge`).
+//! If the uplink is a port of a bridge, stations behind the bridge's other ports are reached through the host: the
+//! steward reads the bridge's forwarding database, and reports its changes (`steward::links::bridge`).
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -23,21 +23,21 @@ use crate::nic::tap::Tap;
 use crate::switch::fdb::BridgeFdb;
 use crate::switch::workers::LaneAt;
 
-/// As far as it is reached.
+/// The connection to the host.
 #[derive(Default)]
 pub(super) struct Host {
     end: Option<End>,
     counters: Arc<PairCounters>,
-    /// Its addresses.
+    /// The host's addresses, while it is reached.
     pub(super) macs: Vec<Mac>,
-    /// What is reached through it.
+    /// Addresses that are reached through the host.
     pub(super) behind: Arc<BridgeFdb>,
     bridge: Option<BridgeStatus>,
     impaired: Option<String>,
     retry: Retry<u32>,
 }
 
-/// A device, in the hands of a worker.
+/// The tap device, which a worker serves.
 struct End {
     name: String,
     index: u32,
@@ -45,7 +45,7 @@ struct End {
     facts: Arc<LaneFacts>,
 }
 
-/// What is seen of it from outside.
+/// The published state of the connection to the host.
 #[derive(Clone)]
 pub(crate) struct ShownHost {
     pub(crate) interface: Option<String>,
@@ -71,7 +71,7 @@ impl Host {
 }
 
 impl Network {
-    /// Checks the host, if there is an uplink: it may not be reached yet, or not any more, or have other addresses.
+    /// Connects to the host if it is not connected yet or any more, and updates its addresses.
     pub(super) fn look_at_host(&self, state: &mut State, uplink: &Interface) {
         let is_wanted = state.uplink.as_ref().is_some_and(|uplink| uplink.host);
         if !is_wanted || uplink.steering.is_away() {
@@ -86,11 +86,11 @@ impl Network {
         self.note_host(state, reached);
     }
 
-    /// Requests the way to the host, and sets up what is missing.
+    /// Requests the connection to the host from the steward, and applies what has changed.
     fn reach_host(&self, state: &mut State, uplink: &Interface) -> Result<(), InterfaceError> {
         let has = state.host.end.as_ref().map_or(0, |end| end.index);
         let asked = uplink.steering.host(has).inspect_err(|error| {
-            // What there was is not joined with the host any more.
+            // The tap is not connected with the host any more.
             if !error.is_away() {
                 self.lose_host(state);
             }
@@ -133,7 +133,7 @@ impl Network {
             tracing::info!(
                 network = self.name,
                 bridge = end.bridge,
-                "the uplink is a port of a bridge: what that reaches by its other ports is reached through the host"
+                "the uplink is a port of a bridge: stations behind its other ports are reached through the host"
             );
         }
     }
@@ -156,7 +156,7 @@ impl Network {
         }
     }
 
-    /// Gives the host up: frames to it go to the uplink.
+    /// Disconnects from the host: frames for it go to the uplink.
     pub(super) fn lose_host(&self, state: &mut State) {
         self.stop_host(state);
         state.host.bridge = None;

@@ -1,4 +1,4 @@
-//! The thread of a network that looks at what its ports learn ([`super::learning`]), while some port does.
+//! The thread of a network that reads learned addresses ([`super::learning`]), from the first port that learns on.
 
 use std::io;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use steer::with_sources;
 use super::learning::{Change, SetResult, tell_each};
 use super::{Network, change, configured, mark_of};
 
-/// How often the notes are looked at without news.
+/// Interval of checks without new addresses.
 const SELDOM: Duration = Duration::from_secs(10);
 /// The same while the uplink could not be updated, or a key may not move yet.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Least time between two looks.
+/// Least time between two checks.
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl Network {
-    /// Looks at what ports learn on a thread of its own, until the network ends.
+    /// Starts the thread, which ends with the network.
     pub(super) fn watch_learning(self: &Arc<Self>) -> io::Result<()> {
         let (network, news) = (Arc::downgrade(self), Arc::clone(&self.news));
         let body = move || {
@@ -26,7 +26,7 @@ impl Network {
                 let mut fds = [PollFd::new(&*news, PollFlags::IN)];
                 let _ = poll(&mut fds, Timespec::try_from(pause).ok().as_ref());
                 if rustix::io::read(&*news, &mut [0; 8]).is_ok() {
-                    // However fast a guest makes up addresses.
+                    // Bounds the rate of checks, however fast a guest makes up addresses.
                     std::thread::sleep(PAUSE);
                 }
             }
@@ -37,7 +37,7 @@ impl Network {
         Ok(())
     }
 
-    /// Looks for addresses that ports have learned; returns when to look again without news. `None`: never.
+    /// Applies new learned addresses; returns the longest pause before the next check. `None`: the network has ended.
     fn learn(&self) -> Option<Duration> {
         let mut guard = self.state();
         let state = &mut *guard;
@@ -57,7 +57,7 @@ impl Network {
                 None | Some(Ok(())) => SetResult::Done,
                 Some(Err(error)) if error.is_away() => SetResult::Later,
                 Some(Err(error)) => {
-                    // A guest can make as many as it likes of them.
+                    // Not a warning: a guest can cause any number of these lines.
                     tracing::debug!(
                         network = self.name,
                         "an address is not learned: {}",

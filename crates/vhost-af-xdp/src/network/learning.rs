@@ -1,17 +1,17 @@
 //! Learned addresses of ports (`learning`): reads the workers' entries, and updates the FDB and the uplink.
 //!
 //! Theory of operation. Workers record sources of frames ([`crate::switch::learned`]). The network's thread reads new
-//! entries, and now and then looks for those that are not used any more ([`AGE`]). A key belongs to the port that used
-//! it last (it "moves"); a key of a configured port, or of the host, is never learned. The uplink's steward may reject
-//! one: then the port's frames from it are lost, until it is requested again ([`ASK_AGAIN`]). No worker waits for
-//! anything here.
+//! entries, and removes those that were not used for a time ([`AGE`]). A key belongs to the port that used it last: it
+//! moves if another port uses it. A key of a configured port, or of the host, is never learned. The uplink's steward
+//! may reject a key: then the port's frames from it are dropped, until it is requested again ([`ASK_AGAIN`]). No worker
+//! waits for this thread.
 //!
 //! A network with an uplink has room for a number of keys. Configured ones always have room: learned ones are evicted
 //! for them ([`Learning::make_room`]). The ports that learn share the rest ([`Learning::share`]): a port with fewer
 //! learned keys than another one gets room at the other one's cost.
 //!
-//! Each look makes one list of changes. Ports that take a key from each other without end have it moved all the same,
-//! but only now and then, with all others that wait ([`MOVES`]): each list costs a new FDB for all workers.
+//! Each check makes one list of changes, and each list costs a new FDB for all workers. So a key that ports take from
+//! each other again and again moves at intervals only ([`MOVES`]), together with all other keys that wait.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -27,7 +27,7 @@ const AGE: Duration = Duration::from_secs(300);
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// A key that has not moved for this long moves when another port uses it.
 const SETTLED: Duration = Duration::from_secs(60);
-/// Between moves of others.
+/// Interval between moves of keys that moved more recently.
 const MOVES: Duration = Duration::from_secs(1);
 
 /// Result of a change at the uplink.
@@ -47,14 +47,14 @@ pub(super) type Change = (FdbKey, Option<PortNumber>);
 struct Owner {
     port: PortNumber,
     used: Instant,
-    /// When it became this port's that had been another one's.
+    /// When it moved to this port from another one.
     moved: Option<Instant>,
 }
 
 /// An address that was evicted, and the port that had learned it.
 pub(super) type Evicted = (FdbKey, PortNumber);
 
-/// A port's entry that the uplink has to be updated with.
+/// A port's entry with a change for the uplink.
 struct Found<'a> {
     port: PortNumber,
     learned: &'a Learned,
@@ -74,19 +74,19 @@ pub(super) struct Learning {
 }
 
 impl Learning {
-    /// What is learned.
+    /// The learned keys, each with its port.
     pub(super) fn keys(&self) -> impl Iterator<Item = (FdbKey, PortNumber)> {
         self.owners.iter().map(|(&key, owner)| (key, owner.port))
     }
 
-    /// The uplink has lost all keys: the next look, which `news` triggers, sends them again.
+    /// The uplink has lost all keys: the next check, which `news` triggers, sends them again.
     pub(super) fn forget(&mut self, news: &OwnedFd) {
         self.owners.clear();
-        // A counter that is full wakes, too.
+        // Fails only if the eventfd's counter is full, and then it is readable already.
         let _ = rustix::io::write(news, &1u64.to_ne_bytes());
     }
 
-    /// The uplink has lost a key: the next look sends it again.
+    /// The uplink has lost a key: the next check sends it again.
     pub(super) fn lose(&mut self, key: FdbKey) {
         self.owners.remove(&key);
     }
@@ -99,8 +99,8 @@ impl Learning {
         gone.inspect(|key| _ = self.owners.remove(key)).collect()
     }
 
-    /// Evicts learned keys until there are at most `most`: of the port that has most, the one that was used longest
-    /// ago.
+    /// Evicts learned keys until there are at most `most`: each time, the least recently used key of the port with the
+    /// most keys.
     pub(super) fn make_room(&mut self, most: usize, ports: &[Option<FdbPort>]) -> Vec<Evicted> {
         let surplus = self.owners.len().saturating_sub(most);
         let mut held = self.held();
@@ -109,9 +109,9 @@ impl Learning {
             .collect()
     }
 
-    /// Divides the room for `most` learned keys among ports with new ones: a key of a port that has at least two more
-    /// than another one is evicted for it. New ones without room are refused. The port with fewest comes first, so none
-    /// of those that are granted here would have to be evicted here.
+    /// Divides the room for `most` learned keys among ports with new ones: a new key evicts one of the port with the
+    /// most keys, if that has at least two more. New keys without room are refused. The port with the fewest keys comes
+    /// first, so no key that is granted here has to be evicted here.
     pub(super) fn share(&mut self, most: usize, ports: &[Option<FdbPort>], fdb: &Fdb) -> Vec<Evicted> {
         let mut evicted = self.make_room(most, ports);
         let mut held = self.held();
@@ -155,7 +155,7 @@ impl Learning {
         evicted
     }
 
-    /// How many each port has.
+    /// Number of learned keys of each port.
     fn held(&self) -> HashMap<PortNumber, usize> {
         let mut held = HashMap::new();
         self.owners
@@ -164,7 +164,7 @@ impl Learning {
         held
     }
 
-    /// Evicts the key that was used longest ago from the port that has most, of `held`.
+    /// Evicts the least recently used key of the port that has the most keys by `held`, and updates `held`.
     fn evict(&mut self, held: &mut HashMap<PortNumber, usize>, ports: &[Option<FdbPort>]) -> Option<Evicted> {
         let (&port, count) = held.iter_mut().max_by_key(|(port, count)| (**count, port.0))?;
         let its = self.owners.iter().filter(|(_, owner)| owner.port == port);
@@ -190,7 +190,7 @@ impl Learning {
     ) -> bool {
         let mut changed = false;
         let mut found: Vec<Found<'_>> = Vec::new();
-        // A key has one port at the end of a look, even if several have used it.
+        // A key changes once in a check, even if several ports have used it.
         let mut in_list = HashSet::new();
         self.waits = false;
         for (port, learned) in learners(ports) {
@@ -203,7 +203,7 @@ impl Learning {
                 if !seen.insert(key) {
                     learned.remove(entry);
                 } else if !fdb.is_free(key) {
-                    // It was configured meanwhile, and sent as that.
+                    // It was configured meanwhile, and the uplink has it as a configured one.
                     learned.remove(entry);
                     changed |= self.owners.remove(&key).is_some();
                 } else if entry.is_refused() {
@@ -256,7 +256,7 @@ impl Learning {
         changed
     }
 
-    /// The new port of an entry's key, if it changes.
+    /// The new port of an entry's key, if that changes now; `Some(None)`: the key was not used for too long.
     fn whose(&mut self, port: PortNumber, entry: Entry, now: Instant) -> Option<Option<PortNumber>> {
         let Some(owner) = self.owners.get_mut(&entry.key()) else {
             return Some(Some(port));
@@ -273,7 +273,7 @@ impl Learning {
         (now.duration_since(owner.used) >= AGE).then_some(None)
     }
 
-    /// What was found is so.
+    /// Applies a change that the uplink has accepted.
     fn place(&mut self, found: &Found<'_>, ports: &[Option<FdbPort>], now: Instant) {
         let &Found {
             port,
@@ -307,12 +307,12 @@ impl Learning {
     }
 }
 
-/// Whether this was longer ago than `pause`, or never.
+/// Whether this was at least `pause` ago, or never.
 fn is_past(at: Option<Instant>, pause: Duration, now: Instant) -> bool {
     at.is_none_or(|at| now.duration_since(at) >= pause)
 }
 
-/// What was evicted is learned again: it was in vain.
+/// Records evicted keys again, because the change that they were evicted for was rejected.
 pub(super) fn record_again(evicted: &[Evicted], ports: &[Option<FdbPort>]) {
     for &(key, port) in evicted {
         let learned = learners(ports).find(|&(number, _)| number == port);
@@ -330,7 +330,7 @@ pub(super) fn tell_each(changes: &[Change], mut tell: impl FnMut(&[Change]) -> S
     }
 }
 
-/// Ports that learn, with what was noted.
+/// Ports that learn, with their entries.
 fn learners(ports: &[Option<FdbPort>]) -> impl Iterator<Item = (PortNumber, &Learned)> {
     let ports = (0..).map(PortNumber).zip(ports);
     ports.filter_map(|(number, port)| Some((number, &**port.as_ref()?.learned.as_ref()?)))
@@ -446,7 +446,7 @@ mod tests {
     fn ports_that_take_addresses_from_each_other_move_them_once_in_a_while() {
         let mut world = World::new();
         let all = (0..50).map(|at| key([2, 0, 0, 0, 9, at]));
-        // Both use them all the time, and are looked at 50 times a second.
+        // Both use them all the time, and are checked 50 times a second.
         for _ in 0..500 {
             for port in [0, 1] {
                 all.clone().for_each(|key| _ = world.learned(port).record(key));
@@ -455,8 +455,8 @@ mod tests {
             world.now += Duration::from_millis(20);
         }
         assert!((10..=16).contains(&world.lists), "{} lists", world.lists);
-        assert!(world.learning.waits, "some are to be moved still");
-        // No other key waits for that.
+        assert!(world.learning.waits, "some have not moved yet");
+        // Another key moves at once.
         let settled = key([2, 0, 0, 0, 8, 1]);
         for port in [0, 1] {
             world.learned(port).record(settled);
@@ -596,7 +596,7 @@ mod tests {
         assert_eq!(
             world.told.len(),
             1,
-            "it is the other port's, as was told when that came"
+            "the uplink already has it as the other port's"
         );
     }
 
@@ -607,7 +607,7 @@ mod tests {
         world.look();
         let news = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
         world.learning.forget(&news);
-        assert!(rustix::io::read(&news, &mut [0; 8]).is_ok(), "nobody looks");
+        assert!(rustix::io::read(&news, &mut [0; 8]).is_ok(), "no check follows");
         assert!(world.look());
         assert_eq!(world.told, [(key(GUEST), Some(PortNumber(0))); 2]);
     }

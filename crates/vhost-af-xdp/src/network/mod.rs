@@ -2,7 +2,7 @@
 //!
 //! It has queues of an interface, each with a lane of the switch ([`crate::switch::uplink_lane`]), and the FDB
 //! ([`crate::switch::fdb`]). Both outlive guests, whose lanes are added and removed. A thread of its own watches the
-//! interface, and sends the ports what their guests have to know of it.
+//! interface, and informs the ports when its link state or MTU changes.
 
 mod hints;
 mod host;
@@ -52,7 +52,7 @@ use steward::log_limit::LogLimit;
 /// MTU of a network without an uplink, bytes.
 const MTU: u32 = 1500;
 
-/// Why a port cannot be of a network.
+/// Why a network cannot be opened, or a port cannot be in it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NetworkError {
     #[error("mac {mac} is another port's of network {network} in the same VLAN: give each its own")]
@@ -65,16 +65,16 @@ pub(crate) enum NetworkError {
     Thread(#[source] io::Error),
 }
 
-/// What the guests have to know of a network's uplink.
+/// The link state and MTU of a network's uplink, for its guests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct NetworkLink {
-    /// Frames can leave; without an uplink always.
+    /// The uplink is up; true for a network without an uplink.
     pub(crate) up: bool,
     /// Bytes.
     pub(crate) mtu: u32,
 }
 
-/// A queue of the uplink in the hands of a worker.
+/// A queue of the uplink that a worker serves.
 struct Running {
     queue: InterfaceQueue,
     at: LaneAt,
@@ -83,28 +83,28 @@ struct Running {
     facts: Arc<LaneFacts>,
 }
 
-/// The tap of the uplink in the hands of workers.
+/// The tap of the uplink, in tap mode, that workers serve.
 struct RunningTap {
-    /// Of the device.
+    /// Interface index of the device.
     index: u32,
-    /// Of each of its queues.
+    /// A lane for each of its queues.
     lanes: Vec<LaneAt>,
     facts: Arc<LaneFacts>,
 }
 
-/// What is seen of a network from outside.
+/// The published state of a network.
 #[derive(Clone, Default)]
 pub(crate) struct ShownNetwork {
     pub(crate) uplink: Option<UplinkConfig>,
-    /// Of each queue of the uplink, and in tap mode of the tap's.
+    /// Of each queue of the uplink, and then, in tap mode, of each queue of the tap.
     pub(crate) counters: Vec<Arc<PairCounters>>,
     pub(crate) link: NetworkLink,
     /// Why no frames move over the uplink although they should.
     pub(crate) impaired: Option<String>,
     pub(crate) interface: Option<Weak<Interface>>,
-    /// As the counters.
+    /// In the order of `counters`.
     pub(crate) lanes: Vec<Weak<LaneFacts>>,
-    /// The way to the host.
+    /// The connection to the host, if it is configured.
     pub(crate) host: Option<ShownHost>,
     /// Learned addresses of ports, in order.
     learned: Vec<(PortNumber, FdbKey)>,
@@ -118,57 +118,57 @@ struct State {
     /// Of each queue of the uplink.
     counters: Vec<Arc<PairCounters>>,
     interface: Option<Arc<Interface>>,
-    /// Of each queue of the uplink; `None`: something is lacking.
+    /// Of each queue of the uplink; `None`: it could not be started.
     running: Vec<Option<Running>>,
-    /// In tap mode, by what frames come; `None`: it is lacking.
+    /// In tap mode, the tap that receives the uplink's frames; `None`: it could not be started.
     tap: Option<RunningTap>,
-    /// Counters of its queues, of as many as there ever were.
+    /// Of each queue of the tap, for the largest number of queues that it has had.
     tap_counters: Vec<Arc<PairCounters>>,
-    /// When those that do not run are tried again, and when the interface is that is not there.
+    /// When lanes that do not run are retried.
     retry: Retry<u32>,
+    /// When opening the missing interface is retried.
     opening: Retry<u32>,
     /// The lane of multicast frames.
     multicast: Option<LaneAt>,
     host: Host,
     /// By number.
     ports: Vec<Option<FdbPort>>,
-    /// How often ports began, or had other addresses ([`FdbPort::generation`]).
+    /// The last generation that a port got ([`FdbPort::generation`]).
     generations: u16,
-    /// By number: alive while the port may still have lanes.
+    /// By port number: alive while the port's [`NetworkEnd`] or a lane of the port may exist.
     held: Vec<Weak<()>>,
     learning: Learning,
     /// Learned addresses that were evicted.
     evicted: u64,
     eviction_lines: LogLimit,
     named: Named,
-    /// Of which the uplink may know another thing than holds.
+    /// Keys that may have another port at the steward than here.
     unsent: HashSet<FdbKey>,
-    /// A thread looks at what is learned.
+    /// A thread checks learned addresses.
     learns: bool,
     /// Why no frames move over the uplink although they should.
     impaired: Option<String>,
-    /// The interface's, as far as the queues are set up for it.
+    /// The interface's link; a larger MTU only after all queues suit it. `None`: there is no interface.
     link: Option<NetworkLink>,
-    /// Its last queue is being set up again, and guests' frames for it wait until then.
+    /// The uplink's last queue is being set up again, and guests' frames for it wait until then at most.
     uplink_until: Option<Instant>,
     /// A thread watches the uplink.
     watched: bool,
-    /// It ends.
+    /// The network was stopped.
     over: bool,
 }
 
 /// See the module's head.
 pub(crate) struct Network {
-    /// As it is called.
     pub(crate) name: String,
-    /// As its lanes' owner is called.
+    /// Its name as the owner of lanes.
     owner: Arc<str>,
     interfaces: Arc<Interfaces>,
     workers: Arc<Workers>,
-    /// Of multicast frames that arrived there.
+    /// Of multicast frames from the uplink.
     pub(crate) group_counters: Arc<PairCounters>,
     wakers: Wakers,
-    /// An eventfd: a port's guest uses an address that was not learned yet.
+    /// An eventfd: a guest uses an address that was not learned yet, or all have to be sent to the uplink again.
     news: Arc<OwnedFd>,
     state: Mutex<State>,
     seen: Mutex<Seen>,
@@ -176,25 +176,25 @@ pub(crate) struct Network {
     hints: Mutex<()>,
 }
 
-/// A port's end of a network.
+/// A port's membership in a network.
 #[derive(Clone)]
 pub(crate) struct NetworkEnd {
     pub(crate) network: Arc<Network>,
     pub(crate) number: PortNumber,
-    /// While anybody has it no other port gets the number.
+    /// As long as a clone exists, no other port gets the number.
     _held: Arc<()>,
 }
 
 impl State {
-    /// A number that no port has, and none that is left to itself.
+    /// A number that no port has, nor a removed port that may still have lanes.
     fn free_number(&self) -> usize {
         let is_free = |&at: &usize| self.ports[at].is_none() && self.held[at].strong_count() == 0;
         let last = self.ports.len();
         (0..last).find(is_free).unwrap_or(last)
     }
 
-    /// A port begins, or has other addresses. After 65,536 of them one comes again, when frames that were noted for the
-    /// first are long gone.
+    /// The generation of a port that is added, or gets other addresses. It wraps after 65,536; by then no frame with
+    /// the mark of an earlier port is left.
     fn next_life(&mut self) -> u16 {
         self.generations = self.generations.wrapping_add(1);
         self.generations
@@ -205,7 +205,7 @@ impl State {
         self.over || self.uplink.is_none()
     }
 
-    /// There is nothing yet of what it has from now on.
+    /// Sets the uplink, none of which is open yet.
     fn be_given(&mut self, uplink: Option<UplinkConfig>) {
         let queues = uplink.as_ref().map_or(0, |uplink| uplink.queues);
         self.counters = (0..queues).map(|_| Arc::default()).collect();
@@ -235,7 +235,7 @@ impl NetworkEnd {
 
 impl Network {
     /// Opens the uplink, queues and all.
-    /// Errors: what will not work later either, naming the remedy.
+    /// Errors: [`NetworkError`]; its message names the remedy.
     pub(crate) fn open(
         config: NetworkConfig,
         interfaces: Arc<Interfaces>,
@@ -263,15 +263,15 @@ impl Network {
         Ok(Arc::new(network))
     }
 
-    /// Gives an uplink back that is another from now on, so that others can have its queues.
+    /// Removes the uplink, so that others can open its queues, before [`Self::have`] sets another one.
     pub(crate) fn let_go(&self) {
         let mut state = self.state();
         self.give_back(&mut state);
         state.be_given(None);
     }
 
-    /// Has this uplink from now on. Ports, and what their guests send each other, are not concerned.
-    /// Errors: what it lacks; the uplink's thread retries, if there is one.
+    /// Sets the uplink, and opens it. Frames between ports are not affected.
+    /// Errors: why it cannot be opened; the uplink's thread retries, if there is one.
     pub(crate) fn have(&self, uplink: Option<UplinkConfig>) -> Result<(), InterfaceError> {
         let mut state = self.state();
         self.give_back(&mut state);
@@ -282,8 +282,8 @@ impl Network {
         taken_up
     }
 
-    /// A port begins.
-    /// Errors: another one has its address; or what the uplink lacks.
+    /// Adds a port.
+    /// Errors: another port has its address, or the uplink's steward does not accept it.
     pub(crate) fn join(self: &Arc<Self>, port: &PortConfig, mac: Mac) -> Result<NetworkEnd, NetworkError> {
         let mut port = fdb_port(port, mac, &self.news);
         let mut state = self.state();
@@ -311,15 +311,15 @@ impl Network {
         })
     }
 
-    /// A port is of other VLANs, or isolated, or not any more; what is under way goes on.
-    /// Errors: another one has its address there; or what the uplink lacks. Nothing changes then.
+    /// Changes the VLANs and options of a port; its lanes keep running.
+    /// Errors: another port has its address there, or the uplink's steward does not accept it. Nothing changes then.
     pub(crate) fn change(&self, number: PortNumber, port: &PortConfig, mac: Mac) -> Result<(), NetworkError> {
         let mut port = fdb_port(port, mac, &self.news);
         let mut state = self.state();
         self.check_address(&state, &port, Some(number))?;
         let at = usize::from(number.0);
         if let Some(Some(before)) = state.ports.get_mut(at) {
-            // What was learned of it stays.
+            // Learned addresses and flows stay.
             port.learned.clone_from(&before.learned);
             port.flows.clone_from(&before.flows);
             let noted = |port: &FdbPort| (port.mac, port.options.isolated);
@@ -331,7 +331,7 @@ impl Network {
                 return Ok(());
             }
         }
-        // What is under way to an address that it has no more is not for it.
+        // So that marked frames for an address that it no longer has are not delivered to it.
         port.generation = state.next_life();
         self.set_keys_of(&mut state, &port, number)?;
         let before = state.ports.get_mut(at).and_then(|before| before.replace(port));
@@ -365,7 +365,7 @@ impl Network {
         }
     }
 
-    /// A port ends. Its number stays its own as long as anybody has its [`NetworkEnd`].
+    /// Removes a port. Its number stays in use as long as a clone of its [`NetworkEnd`] exists.
     pub(crate) fn leave(&self, number: PortNumber) {
         let mut state = self.state();
         let gone = state.ports.get_mut(usize::from(number.0)).and_then(Option::take);
@@ -376,12 +376,12 @@ impl Network {
         self.set_fdb(&state);
     }
 
-    /// What is counted of frames from worker to worker.
+    /// Counters of frames that pass from one worker to another.
     pub(crate) fn link_counters(&self) -> Vec<Arc<PairCounters>> {
         self.workers.link_counters(&self.owner)
     }
 
-    /// NUMA nodes of the uplink's queues, where there are several.
+    /// The NUMA node of each of the uplink's queues, if the machine has several nodes.
     pub(crate) fn nodes(&self) -> Vec<Option<NumaNode>> {
         let shown = self.shown();
         let interface = shown.interface.and_then(|interface| interface.upgrade());
@@ -393,7 +393,7 @@ impl Network {
     }
 }
 
-/// The changes for the program: the port of each of these addresses, or none.
+/// The changes for the XDP program that set the owner of a port's addresses; `whose`: `None` removes them.
 fn keys(port: &FdbPort, whose: Option<PortNumber>) -> Vec<StationChange> {
     let vlans = port.vlans.all().iter();
     vlans
@@ -401,7 +401,7 @@ fn keys(port: &FdbPort, whose: Option<PortNumber>) -> Vec<StationChange> {
         .collect()
 }
 
-/// The same of one address; `mark`: of its port.
+/// The change for one address; `mark`: of its new port, `None` removes it.
 fn change(key: FdbKey, mark: Option<PortMark>) -> StationChange {
     let (vlan, mac) = (key.vlan(), key.mac());
     StationChange {
@@ -410,23 +410,23 @@ fn change(key: FdbKey, mark: Option<PortMark>) -> StationChange {
     }
 }
 
-/// What is noted of the port of a number, if there is one.
+/// The mark of the port with this number, if there is one.
 fn mark_of(ports: &[Option<FdbPort>], number: PortNumber) -> Option<PortMark> {
     let port = ports.get(usize::from(number.0))?.as_ref()?;
     Some(port.mark(number))
 }
 
-/// Which one a change is of.
+/// The address that a change is for.
 fn key_of(change: &StationChange) -> FdbKey {
     FdbKey::new(change.station.vlan, change.station.mac)
 }
 
-/// All addresses.
+/// The FDB with configured and learned addresses.
 fn fdb(state: &State) -> Fdb {
     configured(state).with_learned(state.learning.keys())
 }
 
-/// The configured addresses.
+/// The FDB with the configured addresses only.
 fn configured(state: &State) -> Fdb {
     let host = state.interface.as_ref().map(|interface| interface.link.mac);
     Fdb::new(state.ports.clone())
@@ -436,7 +436,7 @@ fn configured(state: &State) -> Fdb {
         .with_uplink_until(state.uplink_until)
 }
 
-/// A port as the table has it.
+/// The FDB's entry of a port.
 fn fdb_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> FdbPort {
     let NicConfig::Network { vlans, options, .. } = &port.nic else {
         return FdbPort {
@@ -455,7 +455,7 @@ fn fdb_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> FdbPort {
         flows: (port.queues > 1).then(Arc::default),
         learned: options.learning.then(|| Arc::new(Learned::new(Arc::clone(news)))),
         source_guard: SourceGuard::of(&port.keys.guard).map(Arc::new),
-        // Set when it gets its number.
+        // Set by the caller.
         generation: 0,
     }
 }
@@ -473,7 +473,7 @@ mod tests {
             ..State::default()
         };
         drop(gone);
-        assert_eq!(state.free_number(), 2, "one is stuck, one is there");
+        assert_eq!(state.free_number(), 2, "0 may have lanes, 1 has a port");
         state.ports[1] = None;
         assert_eq!(state.free_number(), 1);
         drop(stuck);

@@ -1,6 +1,6 @@
-//! Addresses that the uplink's steward does not allow any more, or again: its policy has changed, or the host got the
-//! address. Then it removes them, and reports a change: the network requests all of them again. It logs rejected ones,
-//! and retries with growing pauses.
+//! Addresses that the uplink's steward stops or starts to allow: its policy has changed, or the host got the address.
+//! The steward removes addresses that it does not allow any more, and reports a change. Then the network requests all
+//! addresses again. It logs rejected ones, and retries with growing pauses.
 
 use std::time::Instant;
 
@@ -15,26 +15,26 @@ use crate::nic::interface::Interface;
 use crate::switch::fdb::PortNumber;
 use model::events::What;
 
-/// Rejected addresses in a log line.
+/// Most rejected addresses in a log line.
 const SAID: usize = 3;
 
-/// What came of naming them.
+/// The result of the last request for all addresses.
 #[derive(Default)]
 pub(super) struct Named {
     retry: Retry<u32>,
-    /// The steward did not answer when they were named last.
+    /// The steward did not answer the last request.
     unfinished: bool,
-    /// Which are refused, and why.
+    /// The rejected addresses, and why; `None`: there are none.
     pub(super) refused: Option<String>,
 }
 
 impl Named {
-    /// The interface is another one, where all are named as it is opened.
+    /// Starts from scratch with another interface: all addresses are requested when it is opened.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }
 
-    /// Ports changed: what is refused may be another thing now.
+    /// Ports changed, so other addresses may be rejected now: makes a request due.
     pub(super) fn hurry(&mut self, now: Instant) {
         self.retry.hurry(now);
     }
@@ -57,7 +57,7 @@ impl Network {
         }
     }
 
-    /// Returns which are rejected, and why. Learned ones do not matter: their ports request them again on use.
+    /// Requests all addresses; returns the rejected configured ones, and why. Removes rejected learned ones.
     /// Errors: the steward did not answer.
     fn request_addresses(
         &self,
@@ -81,7 +81,7 @@ impl Network {
                     let steer::Station { vlan, mac } = key.station;
                     let vlan = (vlan != 0).then(|| format!(" in VLAN {vlan}"));
                     let (mac, vlan) = (mac_text(mac), vlan.unwrap_or_default());
-                    refused.push(format!("frames for {mac}{vlan} do not come: {why}"));
+                    refused.push(format!("no frames for {mac}{vlan} arrive: {why}"));
                 }
             }
         }
@@ -99,7 +99,7 @@ impl Network {
         Ok(refused)
     }
 
-    /// Logs a change.
+    /// Stores the rejected addresses; logs a change.
     fn note_refused(&self, state: &mut State, refused: &[String]) {
         let more = refused.len().saturating_sub(SAID);
         let mut why = refused[..refused.len() - more].join("; ");

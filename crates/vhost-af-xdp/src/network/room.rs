@@ -1,5 +1,5 @@
 //! Room for addresses: the uplink's lease has a fixed number of them. Configured ones always have room, and learned
-//! ones get the rest ([`super::learning`]). Evicted ones are counted, logged within limits, and events.
+//! ones get the rest ([`super::learning`]). Evicted ones are counted, logged with a limit, and recorded as events.
 
 use steer::mac_text;
 use steward::protocol::STATIONS_MAX;
@@ -12,8 +12,8 @@ use crate::switch::fdb::{Fdb, FdbPort, PortNumber};
 use model::events::What;
 
 impl State {
-    /// How many keys of this port the network does not have yet; `number`: the port whose keys change, if it exists. A
-    /// steward has the old ones until it has the new ones.
+    /// How many keys of this port the network does not have yet; `number`: of the port whose keys change, if it exists.
+    /// Its old keys still count, because the steward keeps them until it has the new ones.
     fn new_keys(&self, port: &FdbPort, number: PortNumber) -> usize {
         let before = self.ports.get(usize::from(number.0)).and_then(Option::as_ref);
         let before = before.filter(|before| before.mac == port.mac);
@@ -21,7 +21,7 @@ impl State {
         port.vlans.all().iter().filter(|&vlan| !has(vlan)).count()
     }
 
-    /// Learned keys that there is room for; `more`: configured keys that are to be added.
+    /// The number of learned keys that there is room for; `more`: number of configured keys that are about to be added.
     fn room(&self, more: usize) -> usize {
         if self.uplink.is_none() {
             return usize::MAX;
@@ -33,8 +33,8 @@ impl State {
 }
 
 impl Network {
-    /// Sends the uplink the keys of a new or changed port; learned ones make room.
-    /// Errors: it does not. Then none are evicted.
+    /// Sends the uplink the keys of a new or changed port; evicts learned ones if there is no room.
+    /// Errors: the steward does not accept them. Then the evicted ones are learned again.
     pub(super) fn set_keys_of(
         &self,
         state: &mut State,
@@ -70,8 +70,8 @@ impl Network {
             others => format!(" and {others} more"),
         };
         let text = format!(
-            "learned {}{others} evicted: {STATIONS_MAX} addresses are the most of a network with an uplink; frames to \
-             an evicted one go to the host until it is learned again",
+            "learned {}{others} evicted: a network with an uplink has room for {STATIONS_MAX} addresses; frames to an \
+             evicted one go to the host until it is learned again",
             mac_text(first.mac())
         );
         if let Some(left_out) = state.eviction_lines.allow() {
@@ -103,6 +103,6 @@ mod tests {
         assert_eq!(new(mac, [5, 6], 0), 0);
         assert_eq!(new(mac, [6, 7], 0), 1);
         assert_eq!(new([2, 0, 0, 0, 0, 2], [5, 6], 0), 2);
-        assert_eq!(new(mac, [7, 8], 1), 2, "a port that comes");
+        assert_eq!(new(mac, [7, 8], 1), 2, "a new port");
     }
 }

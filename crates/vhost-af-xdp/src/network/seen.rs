@@ -1,4 +1,4 @@
-//! A network as others see it: kept besides its state, so that readers need not wait.
+//! The published state of a network, which can be read while the state is locked.
 //!
 //! The state is locked during requests to a steward, which may not answer for a while. Each holder of the lock
 //! publishes a copy at its end; status, the ports and other networks read that.
@@ -57,7 +57,7 @@ impl Seen {
         learned.sort_unstable_by_key(|(port, key)| (port.0, key.bits()));
         let mut counters = state.counters.clone();
         let mut lanes: Vec<_> = state.running.iter().map(lane).collect();
-        // While the interface is gone it may come back as it was.
+        // If the interface is gone, the tap's counters stay: it may come back in tap mode.
         let has_tap = state
             .interface
             .as_ref()
@@ -92,17 +92,17 @@ impl Network {
         }
     }
 
-    /// Never locked while anything is waited for.
+    /// Locks the published state; no thread waits for anything while it holds this lock.
     pub(super) fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.locked()
     }
 
-    /// What others see of it.
+    /// A copy of the published state.
     pub(crate) fn shown(&self) -> ShownNetwork {
         self.seen().shown.clone()
     }
 
-    /// What guests have to know of the uplink.
+    /// The uplink's link state and MTU, for guests.
     pub(crate) fn link(&self) -> NetworkLink {
         self.seen().shown.link
     }

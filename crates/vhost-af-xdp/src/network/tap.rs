@@ -1,4 +1,4 @@
-//! A lane for a tap device of the steward's, to the host or to the wire.
+//! A lane for a tap device that the steward made, to the host or to the uplink.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::switch::tap_lane::TapLane;
 use crate::switch::workers::LaneAt;
 
 impl Network {
-    /// Has a worker serve a device. `node`: of the uplink, if frames go there.
+    /// Makes a lane for a tap, and gives it to a worker. `node`: the NUMA node of the uplink, for a tap to the uplink.
     pub(super) fn serve_tap(
         &self,
         (name, tap, segments_udp): (&str, Tap, bool),
@@ -36,7 +36,7 @@ impl Network {
                 TapTo::Uplink => Role::UplinkTap { network },
             },
             node,
-            // The daemon has both ends of its queues.
+            // No guest can cause a fault here: the daemon has both ends of the lane's queues.
             on_fault: Box::new(move |fault| tracing::error!(?fault, ?to, "the lane of a tap ended")),
         };
         Ok(self.workers.add(lane, &self.owner))

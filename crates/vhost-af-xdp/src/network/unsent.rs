@@ -1,5 +1,5 @@
-//! Keys that the uplink may have in another state: a steward that is away gets them when it is back, and after a change
-//! that was rejected half way the first half is taken back.
+//! Keys that may have another port at the uplink's steward than in the FDB. They are sent again: when a steward that
+//! was away is back, and after a request that the steward rejected half-way, to undo its first half.
 
 use steer::with_sources;
 use steward::protocol::StationChange;
@@ -9,8 +9,8 @@ use crate::nic::error::InterfaceError;
 use crate::switch::fdb::{Destination, FdbKey};
 
 impl Network {
-    /// Sends the uplink changes that are about to be made.
-    /// Errors: it does not; what it knew before holds.
+    /// Sends the uplink changes that the FDB gets next.
+    /// Errors: the steward rejects them, or is away; then it gets the present ports of their keys again.
     pub(super) fn set_stations(
         &self,
         state: &mut State,
@@ -26,13 +26,13 @@ impl Network {
         done
     }
 
-    /// Sends the uplink the present ports of these keys; to a steward that is away, when it is back.
+    /// Sends the uplink the present ports of these keys; if the steward is away, when it is back.
     pub(super) fn sync_keys(&self, state: &mut State, keys: impl Iterator<Item = FdbKey>) {
         state.unsent.extend(keys);
         self.sync_unsent(state);
     }
 
-    /// Sends the uplink what it has not got yet.
+    /// Sends the uplink the keys in `unsent`.
     pub(super) fn sync_unsent(&self, state: &mut State) {
         if state.unsent.is_empty() {
             return;
@@ -49,7 +49,7 @@ impl Network {
                 Err(error) if error.is_away() => return,
                 Err(error) => tracing::warn!(
                     network = self.name,
-                    "an address stays with the uplink: {}",
+                    "the uplink's steward may still have an earlier port of an address: {}",
                     with_sources(&error)
                 ),
             }

@@ -36,7 +36,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The version of the protocol that this is written for.
 const VERSION: &str = "0.1";
 
-/// Why the plugin gives no map.
+/// Why there is no map from the plugin.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PluginError {
     #[error("no AF_XDP device plugin at {}: is the socket mounted into this container? A plugin serves it once, and \
@@ -74,7 +74,7 @@ pub(crate) enum PluginError {
     Silent { request: String },
     #[error("the AF_XDP device plugin has closed the connection instead of answering {0:?}")]
     Gone(String),
-    #[error("talking to the AF_XDP device plugin")]
+    #[error("cannot exchange messages with the AF_XDP device plugin")]
     Io(#[from] io::Error),
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct Plugin {
     socket: OwnedFd,
 }
 
-/// An answer, and what came with it.
+/// An answer, and its descriptors.
 type Answer = (String, Vec<OwnedFd>);
 
 impl Plugin {
@@ -150,7 +150,7 @@ impl Plugin {
         }
     }
 
-    /// Sends a request, and waits for the answer, with at most `descriptors` descriptors.
+    /// Sends a request, and waits for the answer, which may have `descriptors` descriptors at most.
     fn ask(&self, request: &str, descriptors: usize) -> Result<Answer, PluginError> {
         if request.len() > MESSAGE_MAX {
             return Err(PluginError::Long {
@@ -203,7 +203,7 @@ impl Plugin {
         if received.is_truncated {
             return Err(PluginError::LongAnswer(request.to_owned()));
         }
-        // Implementations in C send the buffer's rest along.
+        // Implementations in C send their whole buffer, with zeros behind the text.
         let text = bytes[..received.bytes]
             .split(|byte| *byte == 0)
             .next()

@@ -1,4 +1,4 @@
-//! Which chunks of a queue's memory are with the NIC, and what for.
+//! Which chunks of a queue's memory the NIC has: to receive into, or to send from.
 //!
 //! Purpose: kernel and driver name a returned chunk by its address alone. A driver that returns one twice (mlx5e did,
 //! after it had failed to pass a frame on), or one that it never had, must not give a chunk two owners: a guest would
@@ -13,23 +13,23 @@
 
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
-/// The chunk is there to be received into. Fewer descriptors than that fit any ring.
+/// The NIC has the chunk to receive into. (As a number of descriptors it is larger than any ring.)
 const TO_RECEIVE: u16 = u16::MAX;
 
 /// See the module's head.
 #[derive(Debug)]
 pub(crate) struct ChunkTracker {
-    /// For each chunk: [`TO_RECEIVE`], or how many descriptors that are being sent refer to it.
+    /// For each chunk: [`TO_RECEIVE`], or how many descriptors refer to it that the NIC has to send.
     with_nic: Box<[u16]>,
     /// Where the first chunk begins in the UMEM.
     first: u64,
     /// Bytes of a chunk, a power of two.
     chunk_bytes: u64,
-    /// The logarithm of that.
+    /// Its base-2 logarithm.
     chunk_bits: u32,
 }
 
-/// Something at an address that is not with the NIC.
+/// A completion for a chunk that the NIC does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unexpected {
     /// It is not the last piece of its frame.
@@ -37,7 +37,7 @@ pub(crate) struct Unexpected {
 }
 
 impl ChunkTracker {
-    /// For `chunks` chunks of a UMEM, the first of which begins at `first`. None is with the NIC.
+    /// For `chunks` chunks of a UMEM, the first of which begins at `first`. The NIC has none of them.
     pub(crate) fn new(umem: &Umem, first: UmemOffset, chunks: usize) -> Self {
         let chunk_bytes = u64::from(umem.chunk_size());
         Self {
@@ -53,7 +53,7 @@ impl ChunkTracker {
         self.with_nic.iter().filter(|&&chunk| chunk == TO_RECEIVE).count()
     }
 
-    /// Where these begin.
+    /// The offsets of these chunks.
     pub(crate) fn to_receive(&self) -> impl Iterator<Item = UmemOffset> {
         let (first, bytes) = (self.first, self.chunk_bytes);
         let chunks = (0..).zip(&self.with_nic);
@@ -61,7 +61,7 @@ impl ChunkTracker {
         theirs.map(move |(number, _): (u64, _)| UmemOffset::new(first + number * bytes))
     }
 
-    /// The NIC is given empty chunks.
+    /// Records empty chunks that the NIC gets next.
     #[inline]
     pub(crate) fn give(&mut self, frames: &[Frame]) {
         for frame in frames {
@@ -72,8 +72,8 @@ impl ChunkTracker {
         }
     }
 
-    /// Accepts a received piece, if it is in a chunk that the NIC has for receiving; the daemon has the chunk again.
-    /// Errors: it does not.
+    /// Accepts a received piece in a chunk that the NIC had to receive into; the daemon has the chunk again.
+    /// Errors: it is not inside such a chunk.
     #[inline]
     pub(crate) fn accept(&mut self, piece: RxDesc) -> Result<RxDesc, Unexpected> {
         let begin = piece.data.get().wrapping_sub(piece.frame.offset().get());
@@ -87,7 +87,7 @@ impl ChunkTracker {
         }
     }
 
-    /// The NIC is given a descriptor that refers to a chunk, to send from.
+    /// Records a descriptor to send that the NIC gets next.
     #[inline]
     pub(crate) fn send(&mut self, frame: &Frame) {
         if let Some(chunk) = self.chunk(frame) {
@@ -96,7 +96,7 @@ impl ChunkTracker {
         }
     }
 
-    /// The NIC has completed such a descriptor; returns whether it had it.
+    /// Records that a sent descriptor was completed; false: the NIC had no such descriptor.
     #[inline]
     pub(crate) fn sent(&mut self, frame: &Frame) -> bool {
         match self.chunk(frame) {
@@ -108,8 +108,8 @@ impl ChunkTracker {
         }
     }
 
-    /// What is noted of the chunk that a frame is; `None`: it is none. The bits in which a frame that begins inside a
-    /// chunk differs from one become the highest of its number, which is beyond the last chunk then.
+    /// The record of the chunk that begins at a frame's offset; `None`: there is none. Of an offset inside a chunk, the
+    /// low bits become the highest bits of the number, which is then beyond the last chunk.
     #[inline]
     fn chunk(&mut self, frame: &Frame) -> Option<&mut u16> {
         let from_first = frame.offset().get().wrapping_sub(self.first);
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     const CHUNK: u64 = 4096;
-    /// Where the first chunk begins: before it is memory of a guest.
+    /// Where the first chunk begins, behind memory of a guest.
     const FIRST: u64 = 4 * CHUNK;
     const CHUNKS: usize = 4;
 
@@ -178,7 +178,7 @@ mod tests {
         let chunks = (0..CHUNKS as u64).map(|number| frame(&umem, FIRST + number * CHUNK));
         tracker.give(&chunks.collect::<Vec<_>>());
         let end = FIRST + CHUNKS as u64 * CHUNK;
-        // Of the guest, behind the last, in the middle of one, across the end.
+        // In guest memory, behind the last chunk, in the middle of one, across the end.
         for offset in [
             0,
             FIRST - CHUNK,

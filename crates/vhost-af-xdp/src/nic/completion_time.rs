@@ -1,19 +1,19 @@
-//! How long a NIC takes to complete what it is given, to sleep about as long.
+//! How long a NIC takes to complete descriptors, so that an idle worker sleeps about as long.
 //!
 //! Theory of operation. In zero-copy no event announces a completion: a driver writes the completion ring and wakes
 //! nothing (`xsk_tx_completed`, net/xdp/xsk.c). In copy mode the kernel would wake a waiter, once for each frame
-//! (`xsk_destruct_skb`, `sock_wfree`). So an otherwise idle worker looks again after the time that the NIC took before.
-//! Few frames are back sooner than many, so there is a time for each power of two of descriptors out
+//! (`xsk_destruct_skb`, `sock_wfree`). So an otherwise idle worker checks again after the time that the NIC last took.
+//! Few frames are completed sooner than many, so there is a time for each power of two of outstanding descriptors
 //! ([`CompletionTime::after`]): a lone frame behind a stream is not awaited like a ring full of frames.
 //!
-//! A wait is over when enough is back ([`enough`]). If that is so at the first look the time becomes an eighth
-//! shorter. Else the worker looks again after half as much more, and as often as it takes; the time that was enough is
-//! the next one. So, where a NIC takes the same time again, what it completes is found before one and a half of that
-//! have passed, mostly at the first look.
+//! A wait is over when enough descriptors are completed ([`enough`]). If that is so at the first check, the time gets
+//! an eighth shorter. Otherwise the worker waits half as long again, as often as needed; the time that was enough is
+//! used for the next wait. So if a NIC takes the same time again, completions are found before one and a half times
+//! that has passed, mostly at the first check.
 
 use std::time::{Duration, Instant};
 
-/// The shortest sleep: about what falling asleep and waking up take.
+/// The shortest sleep: about the time that falling asleep and waking up take.
 const LEAST: Duration = Duration::from_micros(8);
 /// The longest sleep. A NIC without carrier may complete nothing for hours.
 pub(crate) const MOST: Duration = Duration::from_millis(1);
@@ -25,12 +25,12 @@ const FEW: usize = 8;
 /// See the module's head.
 #[derive(Debug)]
 pub(crate) struct CompletionTime {
-    /// By the power of two of descriptors out.
+    /// The time for each power of two of outstanding descriptors.
     after: [Duration; KINDS],
     wait: Option<Wait>,
 }
 
-/// What is awaited now.
+/// The present wait for completions.
 #[derive(Debug)]
 struct Wait {
     kind: usize,
@@ -38,11 +38,11 @@ struct Wait {
     missing: usize,
     since: Instant,
     until: Instant,
-    /// They were not back in time.
+    /// A check found too few completions.
     is_late: bool,
 }
 
-/// How many of `out` end a wait: of many half, so that the NIC has the others to send meanwhile.
+/// How many completions of `out` descriptors end a wait: half of many, so that the NIC still has others to send.
 fn enough(out: usize) -> usize {
     if out <= FEW { out } else { out / 2 }
 }
@@ -55,7 +55,7 @@ impl CompletionTime {
         }
     }
 
-    /// How long to sleep until enough of `out` descriptors, at least one, have come back.
+    /// How long to sleep until enough of `out` outstanding descriptors (at least one) are completed.
     pub(crate) fn wait(&mut self, out: usize, now: Instant) -> Duration {
         let kind = (out.max(1).ilog2() as usize).min(KINDS - 1);
         let wait = self.wait.get_or_insert_with(|| Wait {
@@ -90,7 +90,7 @@ impl CompletionTime {
         }
     }
 
-    /// Nothing comes back any more.
+    /// No completion is awaited any more.
     pub(crate) fn forget(&mut self) {
         self.wait = None;
     }
@@ -100,7 +100,7 @@ impl CompletionTime {
 mod tests {
     use super::*;
 
-    /// A NIC that completes a frame each `each`, and the worker that waits for it.
+    /// A NIC that completes a frame every `each`, and the worker that waits for it.
     struct World {
         time: CompletionTime,
         now: Instant,

@@ -1,17 +1,17 @@
-//! How much memory the sockets of this daemon lock: the limit has to be raised by that.
+//! How much memory the sockets of this daemon lock, and which RLIMIT_MEMLOCK is enough for it.
 //!
-//! The kernel counts the UMEM of each socket, and nothing else of it, against RLIMIT_MEMLOCK, for each user over all
-//! processes (`xdp_umem_account_pages`, net/xdp/xdp_umem.c). A limit for one socket
-//! does not help where more follow, so the limit that is named is enough for all.
+//! The kernel counts the UMEM of each socket, and nothing else of it, for each user over all processes
+//! (`xdp_umem_account_pages`, net/xdp/xdp_umem.c). A limit that is enough for one socket does not help if more follow,
+//! so error messages name a limit that is enough for all.
 
 use super::endpoint::COPY_BYTES;
 
-/// What is locked when all guests are there.
+/// Memory that is locked when all guests are connected.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Demand {
-    /// Of all ports of the daemon, while they copy.
+    /// Bytes that all ports of the daemon lock while they copy.
     pub(crate) copy_bytes: u64,
-    /// Pairs of this port: guest memory is locked for each.
+    /// Queue pairs of the present port: guest memory is locked for each.
     pub(crate) pairs: u32,
 }
 
@@ -25,8 +25,8 @@ impl Demand {
         self.copy_bytes.saturating_add(guest).max(umem_bytes)
     }
 
-    /// A sufficient limit where `limit` was not: for all of the daemon, and if that is not more, for this UMEM in
-    /// addition to the locked memory of other processes of the user, which is `limit` at most.
+    /// A sufficient limit after `limit` was too low: what the daemon locks in all. If that is not more than `limit`,
+    /// other processes of the user lock memory, too, at most `limit`: then this UMEM in addition to `limit`.
     pub(crate) fn target(self, umem_bytes: u64, limit: u64) -> u64 {
         let all = self.in_all(umem_bytes);
         match all > limit {

@@ -1,10 +1,10 @@
-//! A NIC queue as an endpoint of frames: its rings, its UMEM, and the chunks that are not with the kernel.
+//! A NIC queue as an endpoint of frames: its rings, its UMEM, and the chunks that the kernel does not have.
 //!
-//! It outlives guests: a lane borrows it by value, and returns it when it is stopped ([`NicQueue`] is *lent*). Chunks
-//! that the kernel has meanwhile stay there: those to receive into in the fill ring, those sent in the TX or completion
-//! ring. All others are in the pool again, or hold received frames that no lane has taken yet. The tracker records
-//! which ones the kernel has ([`ChunkTracker`]): so the next lane gives the NIC the missing ones, and no unexpected
-//! ones come back.
+//! It outlives guests: a lane borrows it by value, and returns it when it is stopped ([`NicQueue`] is *lent*). Between
+//! two lanes the kernel keeps its chunks: empty ones in the fill ring, sent ones in the TX or completion ring. All
+//! others are in the pool again, or hold received frames that no lane has taken yet. The tracker records which chunks
+//! the kernel has ([`ChunkTracker`]): so the next lane gives the NIC the missing ones, and unexpected completions are
+//! detected.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,11 +25,11 @@ use super::tap::SendTap;
 
 /// Default packet memory of a queue in copy placement, bytes; two fifths of it wait to be sent.
 pub(crate) const COPY_BYTES: u32 = 6 << 20;
-/// Least of it, bytes: in large chunks, 51 of which are for sending, a GSO packet's segments of 1,448 bytes fit.
+/// Least packet memory of a queue, bytes: 51 large chunks of it are for sending, enough for 64 KiB of TCP segments.
 pub(crate) const LEAST_COPY_BYTES: u32 = 512 << 10;
 
-/// The part of `bytes` that a queue needs which only sends, as in tap mode: of the usual memory as many small chunks as
-/// its ring has entries.
+/// The part of `bytes` for a queue that only sends, as in tap mode: of the default memory, one small chunk for each
+/// entry of the TX ring.
 pub(crate) const fn to_send_only(bytes: u32) -> u32 {
     bytes / 3 / 4096 * 4096
 }
@@ -37,12 +37,12 @@ pub(crate) const fn to_send_only(bytes: u32) -> u32 {
 /// Memory for a queue in copy placement, none of which is with the kernel.
 pub(crate) struct Chunks {
     pub(crate) umem: Umem,
-    /// They lie side by side from there on.
+    /// Where the first chunk begins; the others follow without gaps.
     pub(crate) first: UmemOffset,
     pub(crate) pool: FramePool,
     /// Chunks that the NIC should have to receive into; the others are for sending.
     pub(crate) to_receive: usize,
-    /// What backs the memory, in words.
+    /// What backs the memory, for `status`.
     pub(crate) backing: String,
 }
 
@@ -85,39 +85,39 @@ pub(crate) struct NicQueue<N> {
     pub(crate) pool: FramePool,
     /// Chunks that the NIC has, except for those in an in-flight table ([`crate::direct::in_flight`]).
     pub(crate) tracker: ChunkTracker,
-    /// Of descriptors that are being sent, to chunks that are not in the pool.
+    /// To chunks that several outstanding sent descriptors share.
     pub(crate) references: References,
-    /// Descriptors were [published](Self::send) since the last kick. Unknown in direct placement, where the lane does
-    /// both by itself.
+    /// Descriptors were [queued](Self::send) since the last kick. Not maintained in direct placement, where the lane
+    /// queues and kicks itself.
     is_unkicked: bool,
-    /// A sender waits for room in the ring or for chunks; until something comes back.
+    /// A sender waits for room in the ring or for chunks; cleared by the next completion.
     pub(crate) is_awaited: bool,
-    /// How long that takes.
+    /// How long completions take.
     completion_time: CompletionTime,
     /// Received, and not delivered: whole frames, and perhaps one whose last piece has not arrived.
     pub(crate) received: Vec<RxDesc>,
     /// Chunks that go back to the NIC to receive into.
     pub(crate) empty: Vec<Frame>,
-    /// What it does for frames that are sent.
+    /// The queue's capabilities for frames that are sent.
     pub(crate) sends: Sends,
-    /// By what GSO packets leave unsegmented; none: the daemon segments them.
+    /// The tap that sends GSO packets unsegmented; `None`: the daemon segments them.
     pub(crate) send_tap: Option<SendTap>,
-    /// Why there is none, where one is wanted.
+    /// Why there is no such tap, although one is wanted.
     pub(crate) no_tap_because: Option<String>,
     /// As the last kick reported.
     pub(crate) link: LinkState,
     /// Longest frame that may be sent, bytes: senders check their own frames, but not segments of other workers'
     /// guests.
     pub(crate) frame_limit: u32,
-    /// What backs the memory, in words.
+    /// What backs the memory, for `status`.
     pub(crate) backing: String,
-    /// Of the chunks, its own only.
+    /// Bytes of the queue's own chunks.
     pub(crate) packet_bytes: u64,
     /// The hints that the program writes before frames.
     pub(crate) hints: HintSet,
-    /// Which of it frames really had.
+    /// The hints that frames really had.
     pub(crate) seen: Arc<SeenHints>,
-    /// Their layouts. None: there is no metadata to read.
+    /// Layouts of the metadata before frames; empty: there is no metadata to read.
     pub(crate) layouts: Layouts,
     /// Bytes of older frames are cleared in chunks that the NIC gets, because there is metadata to read.
     forgets: bool,
@@ -161,8 +161,8 @@ impl<N: Nic> NicQueue<N> {
         }
     }
 
-    /// Sets the metadata of frames from now on. Must be called before a program leaves any in the queue that was not
-    /// read before.
+    /// Sets the metadata that is read before frames. Must be called before a program starts to leave metadata of a new
+    /// layout in the queue.
     pub(crate) fn set_metadata(&mut self, metadata: &XdpMetadata) {
         self.hints = metadata.hints;
         self.layouts = Layouts::new(&metadata.layouts);
@@ -170,13 +170,13 @@ impl<N: Nic> NicQueue<N> {
             return;
         }
         self.forgets = true;
-        // What the NIC was given before may hold anything.
+        // Chunks that the NIC has already may contain anything.
         for chunk in self.tracker.to_receive() {
             forget_before(&self.umem, chunk);
         }
     }
 
-    /// A lane begins with it: results of earlier kicks were for the last one.
+    /// Prepares the queue for a new lane: forgets the link state and waits of the last one, and fills the fill ring.
     pub(crate) fn begin(&mut self) {
         self.link = LinkState::Up;
         self.is_awaited = false;
@@ -226,7 +226,7 @@ impl<N: Nic> NicQueue<N> {
 
     /// Chunks that the NIC lacks of its share.
     fn missing(&self) -> usize {
-        // Those in hand go back to the NIC.
+        // The chunks in these lists go back to the NIC.
         let soon = self.empty.len() + self.received.len();
         self.to_receive.saturating_sub(self.tracker.receiving() + soon)
     }
@@ -261,7 +261,7 @@ impl<N: Nic> NicQueue<N> {
         }
     }
 
-    /// Hands descriptors over for sending, for which the NIC has room.
+    /// Queues descriptors for sending; the NIC must have room for them.
     #[inline]
     pub(crate) fn send(&mut self, frames: &mut Vec<TxDesc>) {
         let tracker = &mut self.tracker;
@@ -270,7 +270,7 @@ impl<N: Nic> NicQueue<N> {
             .to_nic(frames.drain(..).inspect(|desc| tracker.send(&desc.frame)));
     }
 
-    /// Takes back what was sent.
+    /// Takes completed descriptors, at most `most`.
     #[inline]
     pub(crate) fn reclaim(&mut self, most: usize, counters: &PairCounters) {
         if self.nic.unsent() == 0 {
@@ -289,7 +289,7 @@ impl<N: Nic> NicQueue<N> {
         self.came_back(back);
         self.is_awaited &= back == 0;
         if back > 0 && self.link == LinkState::Down {
-            // The kernel sends again: poll(2) makes it do so, too (`xsk_poll`), so a kick may not have reported it.
+            // The kernel sends again. No kick may have reported that, because poll(2) also makes it send (`xsk_poll`).
             self.link = LinkState::Up;
         }
         if unexpected > 0 {
@@ -297,14 +297,14 @@ impl<N: Nic> NicQueue<N> {
         }
     }
 
-    /// The caller has `descriptors` completed descriptors again.
+    /// Records that the caller has taken `descriptors` completed descriptors.
     #[inline]
     pub(crate) fn came_back(&mut self, descriptors: usize) {
         self.nic.came_back(descriptors);
         self.completion_time.came_back(descriptors);
     }
 
-    /// How long to sleep until what is being sent may have come back; `None`: nothing is.
+    /// How long to sleep until outstanding descriptors may be completed; `None`: there are none.
     pub(crate) fn until_sent(&mut self) -> Option<Duration> {
         match self.nic.unsent() {
             0 => {
@@ -315,8 +315,8 @@ impl<N: Nic> NicQueue<N> {
         }
     }
 
-    /// The same of a queue that sends copies: no wait is needed for those, as long as half of the chunks for sending
-    /// are left and the NIC has taken all descriptors. Later work finds their completions.
+    /// The same for a queue that sends copies. No wait is needed as long as half of the chunks for sending are free and
+    /// the NIC has taken all descriptors: later work finds the completions.
     pub(crate) fn until_copies_sent(&mut self) -> Option<Duration> {
         let chunks = self.packet_bytes / u64::from(self.umem.chunk_size());
         let to_send = (chunks as usize).saturating_sub(self.to_receive);
@@ -328,7 +328,7 @@ impl<N: Nic> NicQueue<N> {
         None
     }
 
-    /// Gives chunks back that were to be sent.
+    /// Returns chunks of unsent descriptors to the pool.
     pub(crate) fn take_back(&mut self, frames: impl Iterator<Item = Frame>) {
         let references = &mut self.references;
         self.pool
@@ -383,7 +383,7 @@ impl References {
         self.total
     }
 
-    /// Another frame for a chunk of which at least one is out.
+    /// Another frame for a chunk that at least one outstanding descriptor refers to.
     #[inline]
     pub(crate) fn share(&mut self, umem: &Umem, chunk: UmemOffset) -> Option<Frame> {
         let frame = umem.adopt(chunk).ok()?;
@@ -392,7 +392,7 @@ impl References {
         Some(frame)
     }
 
-    /// A frame comes back; it again, if it was the last one of its chunk.
+    /// Releases a frame of a completed descriptor; returns it if no other one refers to its chunk.
     #[inline]
     pub(crate) fn give_back(&mut self, frame: Frame) -> Option<Frame> {
         if self.total > 0
@@ -437,7 +437,7 @@ mod tests {
             more: false,
             metadata: false,
         };
-        // Two are being sent, seven are with the NIC to receive into, for which it has no more room.
+        // Two are being sent, and the NIC has seven to receive into, and no room for more.
         let mut sending: Vec<_> = (0..2).filter_map(|_| queue.pool.take()).map(sent).collect();
         queue.send(&mut sending);
         queue.fill();

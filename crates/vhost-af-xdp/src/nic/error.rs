@@ -91,7 +91,7 @@ pub(crate) enum HelperError {
 }
 
 impl InterfaceError {
-    /// Of a lease from the daemon's own helper.
+    /// The error of a lease from the daemon's own helper.
     pub(crate) fn of_helper(error: LeaseError) -> Self {
         match error {
             LeaseError::Refused(refusal) => Self::Refused(refusal),
@@ -119,13 +119,13 @@ impl InterfaceError {
         }
     }
 
-    /// The same, and not because of too many requests.
+    /// Whether a steward refused for another reason than too many requests.
     pub(crate) fn is_lasting_refusal(&self) -> bool {
         self.refusal()
             .is_some_and(|refusal| refusal.reason != Reason::Limit)
     }
 
-    /// Whether there is no interface, or no steward: looking for it changes nothing.
+    /// Whether the interface or the steward is missing: such an attempt costs nothing, and needs no pause after it.
     pub(crate) fn is_absent(&self) -> bool {
         match self {
             Self::Refused(refusal) | Self::Lease(LeaseError::Refused(refusal)) => {
@@ -138,7 +138,7 @@ impl InterfaceError {
         }
     }
 
-    /// Whether it will be otherwise when the steward is back.
+    /// Whether the steward is away at the moment.
     pub(crate) fn is_away(&self) -> bool {
         matches!(self, Self::Lease(LeaseError::Away { .. }))
     }
@@ -150,8 +150,8 @@ pub(crate) enum ExternalError {
     #[error("{option} {fd}: no such descriptor was inherited (0 to 2 are not accepted)")]
     NotInherited { option: &'static str, fd: RawFd },
     #[error(
-        "{0} is a netkit without a peer, which cannot send by copy: leave force-copy out, and lease a queue of a NIC \
-         with zero-copy to it"
+        "{0} is a netkit without a peer, which cannot send in copy mode: leave force-copy out, and lease it a queue of \
+         a NIC with zero-copy"
     )]
     CopyOnLeased(String),
     #[error("sock-fds {fd}: no AF_XDP socket: open one with socket(AF_XDP, SOCK_RAW, 0), and do not bind it")]
@@ -212,16 +212,16 @@ pub(crate) enum ExternalError {
 /// Why an interface that was there cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Lost {
-    /// With the lease.
+    /// The lease has ended.
     #[error(transparent)]
     Lease(LeaseError),
-    /// With the helper.
+    /// The lease from the daemon's own helper has ended.
     #[error(transparent)]
     Helper(InterfaceError),
-    /// It is requested again under this name, which need not be its last one.
+    /// It is requested again as `name`, which may differ from its last name.
     #[error("{why}, trying {name} again")]
     Gone { why: String, name: String },
-    /// There is no program on it, or no queue.
+    /// It has no XDP program, or lacks a queue of the lease.
     #[error("{0}")]
     Impaired(String),
     #[error("the XDP program of {0} was attached again")]

@@ -1,13 +1,13 @@
-//! Sockets and socket maps that another process made, with a program of its own: the ways of QEMU's `-netdev af-xdp`
-//! with `inhibit=on` (QEMU 10.1, qapi/net.json and net/af-xdp.c), and the AF_XDP device plugin's.
+//! Sockets and socket maps that another process made, with an XDP program of its own: passed in as with QEMU's `-netdev
+//! af-xdp,inhibit=on` (QEMU 10.1, qapi/net.json and net/af-xdp.c), or from the AF_XDP device plugin.
 //!
-//! The daemon loads no program, and leaves the foreign one alone. Two things follow. It does not write the virtio-net
-//! header, so frames are in the daemon's memory (copy placement). And a socket that was passed in can register memory
-//! once and be bound once: each queue's socket is opened, registered, bound and placed before the daemon gives its
-//! privileges up. So nothing here needs one later on, except to open sockets again on an interface that was deleted and
-//! is back.
+//! The daemon loads no program, and leaves the foreign one alone. Two things follow. The program does not write the
+//! virtio-net header, so frames are in the daemon's memory (copy placement). And a socket that was passed in can
+//! register memory once and be bound once: each queue's socket is opened, registered, bound and placed before the
+//! daemon drops its privileges. So nothing here needs a privilege later, except to open sockets again on an interface
+//! that was deleted and is back.
 //!
-//! That descriptors were inherited is seen first of all, before this process opens others under their numbers.
+//! Whether descriptors were inherited is checked first of all, before this process opens others under their numbers.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -41,7 +41,7 @@ pub(crate) fn check_inherited(config: &ServeConfig) -> Result<(), ExternalError>
 /// An interface with a foreign program.
 pub(crate) struct GivenInterface {
     pub(crate) external: External,
-    /// The interface as it was then.
+    /// The interface when it was opened.
     pub(crate) link: Link,
 }
 
@@ -51,29 +51,29 @@ pub(crate) struct Given(HashMap<(String, u32), Arc<Source>>);
 
 /// Where the sockets of a port's queues come from.
 enum Source {
-    /// They were passed in; each is taken once.
+    /// They were passed in, by queue; each is used once.
     Sockets(Mutex<HashMap<u32, Passed>>),
-    /// They are made here, and put into that map from that place on. With what to call it.
+    /// The daemon opens them, and puts them into this map, from index `first` on. `option` names the map in errors.
     Map {
         map: SocketMap,
         first: u32,
         option: String,
-        /// Of what the program leaves before frames.
+        /// The layout of the metadata that the program leaves before frames.
         layout: Option<Layout>,
     },
 }
 
 /// A socket that was passed in.
 struct Passed {
-    /// As it was named.
+    /// The number that it was inherited under.
     fd: RawFd,
     socket: OwnedFd,
-    /// The RX ring that was made for it, as it must be before a map takes it (Linux 7.1); none before that.
+    /// The RX ring that its maker gave it, which a map requires since Linux 7.1; `None`: it has none yet.
     rx: Option<RingSize>,
 }
 
 impl Given {
-    /// Takes over the descriptors that the ports name, and queries plugins: one connection for each.
+    /// Takes over the descriptors that the ports name, and requests maps from plugins: one connection for each plugin.
     /// Errors: [`ExternalError`], naming the option.
     pub(crate) fn take(config: &ServeConfig) -> Result<Self, ExternalError> {
         let mut given = HashMap::new();
@@ -100,7 +100,7 @@ impl Given {
                 ExternalProgram::Plugin { path, .. } => {
                     let map = plugin(&mut plugins, path)?.map(name)?;
                     let option = format!("afxdp-plugin {}", path.display());
-                    // Its program looks a frame's queue up.
+                    // The plugin's program uses a frame's queue number as the map's index.
                     Source::map(SocketMap::from_fd(map), *start_queue, option)?
                 }
             };
@@ -115,7 +115,7 @@ impl Given {
         Ok(Self(given))
     }
 
-    /// What was given for a port's queues, if anything was.
+    /// The interface of a port's queues, if there are foreign descriptors for them.
     pub(crate) fn open(&self, wanted: &Wanted) -> Result<Option<GivenInterface>, InterfaceError> {
         let first = wanted.start_queue;
         let Some(source) = self.0.get(&(wanted.interface.clone(), first)) else {
@@ -144,8 +144,8 @@ impl Source {
         }
     }
 
-    /// Reads how a program that uses the map leaves that structure before frames. Read while this process may look at
-    /// others' programs: a replaced program has to keep its layout, or its frames have an unknown one.
+    /// Reads the layout of the structure that a program with this map leaves before frames. It is read only once, while
+    /// this process may inspect others' programs: a program that replaces this one has to keep the layout.
     fn with_layout(mut self, structure: &str) -> Result<Self, ExternalError> {
         if let Self::Map {
             map, option, layout, ..
@@ -181,7 +181,7 @@ pub(crate) struct External {
     source: Arc<Source>,
     /// Of the interface.
     name: String,
-    /// For what mode of their program sockets are bound.
+    /// The mode of the foreign program that sockets are bound for.
     pub(super) mode: Mode,
     /// How their program was attached at the last query, if there was one.
     attached: Mutex<Option<Mode>>,
@@ -195,7 +195,7 @@ impl External {
         mode: ModeRequest,
         start_queue: u32,
     ) -> Result<Self, ExternalError> {
-        // The daemon's sandbox may be around this already: bpf(2) would end it.
+        // Without the program's name: the daemon's sandbox may be active already, and does not allow bpf(2).
         let program = steer::unnamed_program_on(link.index).ok().flatten();
         let attached = program.as_ref().map(mode_of);
         let wanted = match mode {
@@ -257,8 +257,8 @@ impl External {
         *self.attached.locked()
     }
 
-    /// A socket with memory and without its queue. One that was passed in stays fit for another attempt, if it is
-    /// refused before memory is registered.
+    /// A socket with registered memory, not bound to its queue yet. A socket that was passed in can be tried again
+    /// after an error before its memory was registered.
     pub(crate) fn prepare(&self, umem: &Umem, config: &SocketConfig) -> Result<Unbound, InterfaceError> {
         let Source::Sockets(sockets) = &*self.source else {
             return Ok(Unbound::open(umem, config)?);
@@ -286,7 +286,7 @@ impl External {
         }
     }
 
-    /// Puts a socket, which is bound, where the program looks for it. One that was passed in is there.
+    /// Puts a bound socket into the program's map. A socket that was passed in is there already.
     pub(crate) fn place(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), InterfaceError> {
         let Source::Map {
             map, first, option, ..
@@ -306,7 +306,7 @@ impl External {
     }
 }
 
-/// The mode for which sockets are bound with it.
+/// The mode that sockets are bound for with this program.
 fn mode_of(program: &ForeignProgram) -> Mode {
     match program.mode {
         AttachedAs::Mode(mode) => mode,
@@ -332,8 +332,8 @@ fn take_sockets(numbers: &[RawFd], start_queue: u32) -> Result<Source, ExternalE
     Ok(Source::Sockets(Mutex::new(sockets)))
 }
 
-/// Takes an inherited descriptor over: the number that was inherited is closed, so that the queue is free when our
-/// own is.
+/// Takes over an inherited descriptor: duplicates it, and closes the inherited number, so that closing the duplicate
+/// frees the queue.
 #[allow(unsafe_code)]
 fn duplicate(fd: RawFd) -> Result<OwnedFd, ExternalError> {
     // SAFETY: the descriptor was inherited (`check_inherited`). By the meaning of the option only this process uses it,
@@ -345,7 +345,7 @@ fn duplicate(fd: RawFd) -> Result<OwnedFd, ExternalError> {
     })
 }
 
-/// Whether a socket belongs to another network namespace than this process. Unknown, before Linux 5.14, is no.
+/// Whether a socket belongs to another network namespace than this process. False if unknown (before Linux 5.14).
 fn is_of_another_namespace(socket: BorrowedFd<'_>) -> bool {
     let Ok(ours) = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None) else {
         return false;

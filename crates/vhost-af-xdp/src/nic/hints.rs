@@ -8,12 +8,12 @@ use xsk::metadata::{Hints, Layout, MAX_LAYOUTS};
 
 use crate::config::HintsConfig;
 
-/// Which hints frames have had, from the first frame on. Nothing is published through it.
+/// The hints that frames have had so far. Nothing is published through it.
 #[derive(Debug, Default)]
 pub(crate) struct SeenHints(AtomicU8);
 
 impl SeenHints {
-    /// A frame came with these. Costs a look where each was there before.
+    /// Records the hints of a received frame; costs one load if earlier frames had all of them.
     #[inline]
     pub(crate) fn note(&self, hints: &Hints) {
         let there = hints.fields();
@@ -48,7 +48,7 @@ impl XdpMetadata {
         }
     }
 
-    /// The same for a lane that reads earlier metadata already.
+    /// Adds the layouts that the lane already reads: older frames may still have them.
     pub(super) fn after(mut self, before: &Self) -> Self {
         let unknown = before
             .layouts
@@ -62,9 +62,9 @@ impl XdpMetadata {
 }
 
 impl XdpMetadata {
-    /// Replaces earlier metadata: `tell` sends it to the lane, and `let_leave` sets the queue's word where it changes
-    /// (false: it could not be set). Returns the metadata that the lane got last. Hints that may be missing are not
-    /// expected; a word that was not set is set at the next look.
+    /// Replaces earlier metadata: `tell` sends it to the lane, and `let_leave` sets whether the program leaves metadata
+    /// in the queue, if that changes (false: it could not be set). Returns the metadata that the lane got last. If it
+    /// could not be set, the lane expects only hints that were there before, and the next check tries again.
     pub(super) fn follow(
         mut self,
         before: &Self,
@@ -85,7 +85,7 @@ impl XdpMetadata {
 #[derive(Debug)]
 pub(super) struct MetadataState {
     pub(super) asked: HintsConfig,
-    /// By the number of each queue that is lent.
+    /// By the number of each lent queue.
     pub(super) of: BTreeMap<u32, XdpMetadata>,
 }
 
@@ -147,7 +147,10 @@ mod tests {
                 .clone()
                 .follow(&none, &mut |metadata| told.push(metadata.clone()), |_| is_set);
             assert_eq!((now.leaves, now.hints), (leaves, hints));
-            assert_eq!(now.layouts, both.layouts, "what may come all the same is read");
+            assert_eq!(
+                now.layouts, both.layouts,
+                "metadata is read even if it is not expected"
+            );
             assert_eq!(told.last(), Some(&now));
         }
         let mut told = Vec::new();

@@ -1,8 +1,8 @@
 //! An interface with a steering program on it, and the queues of it that a port has.
 //!
-//! Order of things: program first (it decides native or skb), then sockets and their queues
-//! ([`super::interface_queue`]), then the queue's entry in the program's maps, which is when frames begin to come to
-//! us. Undone in reverse: entry, socket (with its place in the map), program with its last user.
+//! Order of the set-up: the program (it decides native or skb), then sockets and their queues
+//! ([`super::interface_queue`]), then the queue's entry in the program's maps: from then on frames arrive. Undone in
+//! reverse: entry, socket (with its place in the map), program with its last user.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -33,10 +33,10 @@ use crate::lock::Locked;
 pub(crate) const RECEIVE_RING: u32 = 2048;
 /// Entries of TX and completion ring.
 pub(crate) const SEND_RING: u32 = 1024;
-/// A queue stays busy after its last owner went until all CPUs have seen it: 20 ms here, more than two seconds with
-/// six processes a CPU.
+/// How long to wait for a busy queue. It stays busy for an RCU grace period after its last socket was closed: measured
+/// 20 ms, and more than two seconds with six processes for each CPU.
 pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same for a queue that was not free the last time: that is tried again and again, and other ports wait meanwhile.
+/// The same for a queue that was busy the last time: it is retried again and again, and other ports wait meanwhile.
 const BIND_AGAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How a port wants its queues.
@@ -44,7 +44,7 @@ const BIND_AGAIN_TIMEOUT: Duration = Duration::from_millis(200);
 pub(crate) struct QueueOptions {
     /// Zero-copy or copy, if the user chose one.
     pub(crate) bind: BindRequest,
-    /// The port's: a queue may copy in a port that is direct otherwise.
+    /// The port's; a queue may copy even if the port's placement is direct.
     pub(crate) placement: Placement,
     /// Packet memory of a queue that copies, bytes.
     pub(crate) packet_bytes: u32,
@@ -59,8 +59,8 @@ pub(crate) struct QueueOptions {
 }
 
 impl QueueOptions {
-    /// On an interface with a foreign program. A netkit with leased queues only sends nothing by copy: frames would be
-    /// taken and lost.
+    /// The options on an interface with a foreign program: they force zero-copy on a netkit that has only leased
+    /// queues, because in copy mode it would take frames and lose them.
     pub(crate) fn on_given(self, link: &Link) -> Result<Self, ExternalError> {
         let bind = match (link.has_leased_only, self.bind) {
             (false, bind) => bind,
@@ -70,7 +70,7 @@ impl QueueOptions {
         Ok(Self { bind, ..self })
     }
 
-    /// By a port's options; none without an interface.
+    /// Those of a port's configuration; `None`: it has no interface.
     pub(crate) fn of(port: &PortConfig) -> Option<Self> {
         Some(Self {
             bind: port.nic.queues()?.bind,
@@ -115,7 +115,7 @@ pub(crate) struct Interface {
     queues: Vec<Mutex<QueueState>>,
     /// Number of the first of them.
     pub(super) first: u32,
-    /// As it was when the program was attached; for the MTU see [`Self::mtu`]. Its NUMA node is one of several here.
+    /// As it was when the program was attached; for the MTU see [`Self::mtu`]. Its NUMA node: if there are several.
     pub(crate) link: Link,
     /// Bytes, as last reported. Nothing is published through it.
     mtu: AtomicU32,
@@ -125,9 +125,9 @@ pub(crate) struct Interface {
     busy: Mutex<HashSet<u32>>,
     /// Where its program and sockets come from.
     pub(crate) steering: Steering,
-    /// They are a network's.
+    /// The queues are the uplink of a network.
     pub(super) is_of_network: bool,
-    /// They are for certain VLANs.
+    /// The queues get frames of certain VLANs only.
     pub(super) is_for_vlans: bool,
     demand: Demand,
     pub(crate) options: QueueOptions,
@@ -135,13 +135,13 @@ pub(crate) struct Interface {
     pub(super) seen: Arc<SeenHints>,
     /// Requested metadata, and what lanes have got of it.
     pub(super) metadata_state: Mutex<MetadataState>,
-    /// For the slices of its queues, if they have any.
+    /// The memory that its queues have slices of, by option.
     memory: Option<Arc<SharedMemory>>,
-    /// Of one in tap mode; `None`: it is not open.
+    /// In tap mode; `None`: it is not open.
     pub(super) tap: Mutex<Option<OpenTap>>,
-    /// The daemon chose the mode.
+    /// The mode was not configured: the steward chose it.
     pub(crate) is_mode_chosen: bool,
-    /// Why it is not in tap mode, which would be chosen for it.
+    /// Why it is not in tap mode, although the steward would choose that.
     pub(crate) no_tap_because: Option<String>,
 }
 
@@ -154,7 +154,7 @@ pub(crate) struct QueueRequest {
 }
 
 impl Interface {
-    /// An interface of which a port has the queues that it wanted; none is open.
+    /// An interface with the wanted queues, none of which is open.
     pub(super) fn new(attached: Attached, wanted: &Wanted, demand: Demand, options: QueueOptions) -> Self {
         let Attached { steering, link } = attached;
         Self {
@@ -178,12 +178,12 @@ impl Interface {
         }
     }
 
-    /// Its queues get slices of that memory, if they share any.
+    /// Sets the memory that its queues may have slices of.
     pub(super) fn sharing(self, memory: Option<Arc<SharedMemory>>) -> Self {
         Self { memory, ..self }
     }
 
-    /// It would be in tap mode, but for that reason.
+    /// Sets why it is not in tap mode (`no_tap_because`).
     pub(super) fn without_tap(self, why: String) -> Self {
         Self {
             no_tap_because: Some(why),
@@ -214,7 +214,7 @@ impl Interface {
         self.steering.deactivate(queue).is_ok()
     }
 
-    /// What one of its queues is used for, locked.
+    /// Locks the state of one of its queues.
     pub(super) fn state(&self, queue: u32) -> Result<MutexGuard<'_, QueueState>, InterfaceError> {
         self.check_queue(queue)?;
         let at = queue.checked_sub(self.first).map(|at| at as usize);
@@ -261,7 +261,7 @@ impl Interface {
         self.name.locked().clone()
     }
 
-    /// Takes note of a changed name or MTU; queues that are open keep their frame limit.
+    /// Stores a changed name or MTU; queues that are open keep their frame limit.
     pub(crate) fn take_note(&self, link: &Link) {
         self.mtu.store(link.mtu, Relaxed);
         self.name.locked().clone_from(&link.name);
@@ -284,8 +284,8 @@ impl Interface {
         })
     }
 
-    /// How its queues are bound for the longest frames that it carries, and what memory they get; for a guest with
-    /// such receive buffers, if one is there.
+    /// How its queues are bound for the longest frames that it carries, and what memory they get. `guest`: the receive
+    /// buffers of the guest, if one is connected.
     /// Errors: zero-copy is forced, and cannot be.
     pub(crate) fn binding(&self, guest: Option<GuestBuffers>) -> Result<Binding, NoZeroCopy> {
         let direct = self.options.placement == Placement::Direct;
@@ -307,7 +307,7 @@ impl Interface {
         facts.binding()
     }
 
-    /// Notes whether a bind found the queue taken: then the next one waits [`BIND_AGAIN_TIMEOUT`] only.
+    /// Records whether a bind found the queue busy: then the next one waits [`BIND_AGAIN_TIMEOUT`] only.
     pub(super) fn note_busy(&self, queue: u32, busy: bool) {
         match busy {
             true => self.busy.locked().insert(queue),

@@ -1,7 +1,7 @@
-//! The tap by which frames come to a network, or to a port that is of none, in tap mode.
+//! The tap by which frames arrive for a network, or for a port outside of networks, in tap mode.
 //!
-//! The queues only send there ([`super::interface_queue`]). The program that moves a port's frames to the tap uses the
-//! configuration of its first queue, as the XDP program does: while that queue is not lent they go to the host.
+//! The queues only send then ([`super::interface_queue`]). The program that moves a port's frames to the tap uses the
+//! configuration of the port's first queue: while that queue is not lent, the frames go to the host.
 
 use device::counters::PairCounters;
 use device::offloads::Offloads;
@@ -17,12 +17,12 @@ use crate::lock::Locked;
 const HELD_MOST: usize = 1 << 16;
 
 impl Interface {
-    /// Whether its frames come by a tap, and not to its queues.
+    /// Whether its frames arrive by a tap, and not in its queues.
     pub(crate) fn is_by_tap(&self) -> bool {
         self.steering.mode() == Mode::Tap
     }
 
-    /// Opens the tap, if it is not open or the steward has made another; whether it is another one than before.
+    /// Opens the tap, if it is not open or the steward has made another one; returns whether it replaced an open tap.
     /// Errors: [`InterfaceError`].
     pub(crate) fn open_tap(&self) -> Result<bool, InterfaceError> {
         let mut open = self.tap.locked();
@@ -38,7 +38,7 @@ impl Interface {
             Err(error) if error.is_away() && has != 0 => Ok(false),
             Err(error) => {
                 if error.is_refusal() {
-                    // There is none any more.
+                    // The tap does not exist any more.
                     *open = None;
                 }
                 Err(error)
@@ -56,13 +56,13 @@ impl Interface {
         }
     }
 
-    /// Discards what came by the tap before a guest's lane begins, if the interface has one, and counts it.
+    /// In tap mode: discards, and counts, frames that arrived by the tap before a guest's lane starts.
     /// Errors: [`InterfaceError`].
     pub(crate) fn forget_frames_of_tap(&self, counters: &PairCounters) -> Result<(), InterfaceError> {
         if !self.is_by_tap() {
             return Ok(());
         }
-        // Whether there is another one by now is for the port to find out, which has all lanes go on with that.
+        // An open tap is not replaced here: the port checks for another one, and restarts all lanes then.
         if self.tap.locked().is_none() {
             self.open_tap()?;
         }
@@ -74,7 +74,7 @@ impl Interface {
         Ok(())
     }
 
-    /// The tap, which is open, once more.
+    /// The open tap, with descriptors of its own.
     /// Errors: [`InterfaceError`].
     pub(crate) fn tap_again(&self) -> Result<OpenTap, InterfaceError> {
         let open = self.tap.locked();
@@ -82,7 +82,7 @@ impl Interface {
         open.again().map_err(InterfaceError::Duplicate)
     }
 
-    /// The tap's queue for a pair of a guest that takes these offloads; `None`: it has fewer queues.
+    /// Sets a pair's queue of the tap to the guest's offloads, and returns it; `None`: the tap has fewer queues.
     /// Errors: [`InterfaceError`].
     pub(crate) fn receive_by_tap(
         &self,

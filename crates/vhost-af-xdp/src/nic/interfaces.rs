@@ -19,8 +19,8 @@ use super::shared_memory::SharedMemory;
 use super::steering::{Attached, Steering, StewardAt};
 use crate::lock::Locked;
 
-/// How long what a daemon had that has just ended may stay: its helper takes its program off some 30 ms later, and
-/// until then has its leases, too.
+/// How long the program and leases of a daemon that has just ended may stay: its helper removes the program some 30 ms
+/// later, and holds the leases until then.
 const PREDECESSOR: Duration = Duration::from_millis(1000);
 
 pub(crate) struct Interfaces {
@@ -33,7 +33,7 @@ pub(crate) struct Interfaces {
     nodes: Nodes,
     /// Bytes that all ports lock while they copy. Nothing is published through it.
     copy_bytes: AtomicU64,
-    /// What queues share that copy, by option.
+    /// The memory that copying queues share, by option.
     memory: Option<Arc<SharedMemory>>,
     /// Opened ahead, and not used by a port yet.
     ready: Mutex<Vec<Arc<Interface>>>,
@@ -69,12 +69,12 @@ impl Interfaces {
         Self { memory, ..self }
     }
 
-    /// All ports together lock this many bytes from now on.
+    /// Sets how many bytes all ports together lock while they copy.
     pub(crate) fn expect_copies(&self, copy_bytes: u64) {
         self.copy_bytes.store(copy_bytes, Relaxed);
     }
 
-    /// All others are leased from that steward.
+    /// Sets the steward that other interfaces are leased from.
     pub(crate) fn leased_from(self, steward: StewardAt) -> Self {
         Self { steward, ..self }
     }
@@ -182,8 +182,8 @@ impl From<GivenInterface> for Attached {
     }
 }
 
-/// Whether the obstacle may be a daemon that has just ended, and whose helper is not done yet. A steward is not asked
-/// again about another's program: it counts each request as an attempt to attach one, of which a user has a few.
+/// Whether the cause may be a daemon that has just ended, whose helper has not cleaned up yet. A steward's refusal
+/// because of another program is not retried: it counts each request as an attempt to attach one, and allows few.
 fn is_predecessors(error: &InterfaceError) -> bool {
     match error {
         InterfaceError::Refused(refusal) => refusal.reason == Reason::Program,

@@ -23,7 +23,7 @@ pub(crate) struct LaneFacts {
     /// The guest has not set the pair up: the first pair gets its frames. Written under the port's lock; nothing is
     /// published through it.
     pub(crate) is_idle: AtomicBool,
-    /// Why not a better one.
+    /// Why the data path is not a better one.
     pub(crate) fallbacks: Vec<Fallback>,
     /// Why it keeps copying although it should have become direct.
     pub(crate) copies_on: OnceLock<Fallback>,
@@ -37,16 +37,16 @@ pub(crate) struct LaneFacts {
     pub(crate) kernel_bytes: u64,
     /// What backs the packet memory.
     pub(crate) backing: String,
-    /// What it is a slice of, if others have one, too.
+    /// The shared memory that it is a slice of, if it is one.
     pub(crate) shared: Option<Arc<SharedMemory>>,
     /// NUMA node that most of it is on, where there are several.
     pub(crate) node: Option<NumaNode>,
-    /// The socket once more, for its statistics; closed before the lane is stopped.
+    /// A duplicate of the socket, for its statistics; closed before the lane is stopped.
     pub(crate) socket: Option<OwnedFd>,
 }
 
 impl LaneFacts {
-    /// Of a cable, which has no memory.
+    /// For a cable, which has no memory.
     pub(crate) fn cable() -> Self {
         Self {
             mode: DataPath::Cable,
@@ -80,7 +80,7 @@ impl LaneFacts {
         }
     }
 
-    /// Of a lane with that memory; `csum`: the guest leaves checksums to us.
+    /// For a lane with this memory; `csum`: the guest may leave checksums open.
     pub(crate) fn new(umem: &Umem, packet_bytes: u64, backing: String, csum: bool) -> Self {
         Self {
             mode: DataPath::Null,
@@ -92,7 +92,7 @@ impl LaneFacts {
         }
     }
 
-    /// Why it is not in a better mode, as far as is known by now.
+    /// Why it is not in a better mode, as far as is known yet.
     pub(crate) fn fallbacks(&self) -> impl Iterator<Item = &Fallback> {
         let copies_on = self.copies_on.get();
         let said = self.fallbacks.iter();
@@ -101,8 +101,8 @@ impl LaneFacts {
         still.chain(copies_on).chain(not_set_up)
     }
 
-    /// Notes what a queue is, what it does for frames that are sent, and its socket once more. `guest`: the receive
-    /// buffers of one that frames are received into directly.
+    /// Sets what is shown of a queue: mode, fallbacks, checksums, and a duplicate of its socket for statistics.
+    /// `guest`: the guest's receive buffers, if its memory is the UMEM.
     pub(crate) fn describe(
         &mut self,
         interface: &Interface,
@@ -150,7 +150,7 @@ impl LaneFacts {
     }
 }
 
-/// What a bind costs the kernel: `xp_create_and_assign_umem` (net/xdp/xsk_buff_pool.c) keeps a
+/// Kernel memory of a bound socket: `xp_create_and_assign_umem` (net/xdp/xsk_buff_pool.c) keeps a
 /// `struct xdp_buff_xsk` and a pointer for every chunk; measured as 32 MiB per GiB of 4 KiB chunks
 /// and 70 MiB per GiB of 2 KiB chunks on 6.18.
 fn kernel_bytes(umem: &Umem) -> u64 {

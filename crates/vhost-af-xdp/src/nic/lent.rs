@@ -9,9 +9,9 @@ use super::xdp::XdpNic;
 
 /// A kind of NIC queue that lanes borrow.
 pub(crate) trait Lent: Nic + Sized {
-    /// A lane is stopped; its queue, if that goes on without it. Frames of one that does not are counted as lost.
+    /// Takes the queue of a stopped lane; returns it if it outlives the lane. Otherwise counts its frames as lost.
     fn give_back(queue: NicQueue<Self>, counters: &PairCounters) -> Option<NicQueue<XdpNic>>;
-    /// As what frames of several guests are sent by, if it is that.
+    /// The queue, if it is an AF_XDP socket's: only such a queue can be an uplink, which sends for several guests.
     fn uplink(_queue: &mut NicQueue<Self>) -> Option<&mut NicQueue<XdpNic>> {
         None
     }

@@ -1,9 +1,9 @@
 //! XDP metadata of an interface's queues, and how it changes while frames arrive.
 //!
 //! A lane reads the metadata that it expects ([`NicQueue::set_metadata`]). Three parts have to agree: the lane, the
-//! queue's word in the program's map (whether anything is left before its frames), and the program (what). They change
-//! one after the other, and a frame may be in flight from each state in between. Frames name their layouts, so a
-//! useless read costs time only, and unread metadata would be lost. So:
+//! queue's word in the program's map (whether the program leaves metadata before its frames), and the program (which
+//! metadata). They change one after the other, and a frame may be in flight from each state in between. Metadata names
+//! its layout, so to read in vain only costs time, but unread metadata would be lost. So:
 //!
 //! ```text
 //!     on:   the lane reads ─▶ the queue's word ─▶ the program
@@ -16,7 +16,7 @@
 //! ([`crate::switch`], `metadata_reader.rs`).
 //!
 //! A lane keeps reading earlier layouts until its queue is lent again: frames of an earlier program may wait for any
-//! time. That costs it a look before each frame.
+//! time. That costs it a check before each frame.
 //!
 //! [`NicQueue::set_metadata`]: super::endpoint::NicQueue::set_metadata
 
@@ -54,7 +54,7 @@ impl Interface {
 
     /// Changes the hints of its queues' frames, now or as soon as the steward is back; lanes keep running. `tell` sends
     /// the lane of a queue the metadata to read.
-    /// Errors: the steward refuses it; then all is as it was before.
+    /// Errors: the steward refuses them; then nothing changes.
     pub(crate) fn switch_hints(&self, asked: HintsConfig, tell: &mut Tell<'_>) -> Result<(), InterfaceError> {
         let before = std::mem::replace(&mut self.metadata_state.locked().asked, asked);
         if before == asked {
@@ -78,7 +78,7 @@ impl Interface {
         self.tell(false, tell);
     }
 
-    /// `soon`: a change to the requested hints is under way.
+    /// Sends lanes the present metadata, if it has changed. `soon`: a change to the requested hints is in progress.
     fn tell(&self, soon: bool, tell: &mut Tell<'_>) {
         let now = self.metadata_now(soon);
         let lent: Vec<(u32, XdpMetadata)> = self.metadata_state.locked().of.clone().into_iter().collect();
@@ -121,7 +121,7 @@ impl Interface {
         is_told
     }
 
-    /// `soon`: the requested hints may be there at any time.
+    /// The present metadata of the queues' frames. `soon`: the program may leave the requested hints at any time.
     fn metadata_now(&self, soon: bool) -> XdpMetadata {
         let asked = self.asked();
         let hinted = self.steering.hinted();
@@ -150,7 +150,7 @@ impl Interface {
         }
     }
 
-    /// Its hints, as they are shown; `None`: nothing is known of any.
+    /// Its hints, for `status`; `None`: none are known or requested.
     pub(crate) fn hints_status(&self) -> Option<HintsStatus> {
         let (hinted, asked) = (self.steering.hinted(), self.asked());
         if hinted.is_none() && asked.named().is_empty() {
@@ -173,7 +173,7 @@ impl Interface {
             Some(hinted) => (hinted.on, hinted.why),
             None => (
                 HintSet::NONE,
-                "the steward is of a version without hints".to_owned(),
+                "this version of the steward has no hints".to_owned(),
             ),
         };
         let missing = named.without(on);

@@ -1,16 +1,16 @@
 //! Queues of interfaces: where they come from, and how frames go through them.
 //!
-//! | files | what they have |
+//! | files | contents |
 //! |---|---|
-//! | [`interfaces`], [`interface`] | the interface of each port, and what is known of it |
+//! | [`interfaces`], [`interface`] | the interface of each port or network, and its state |
 //! | [`interface_queue`], `queue_state.rs` | a queue's life: opened, lent to lanes, coupled with a guest's memory |
 //! | [`interface_tap`], [`tap`] | tap devices: that of a port in tap mode, and those of networks |
 //! | [`steering`] | program and sockets of a steward, or of the daemon's own helper |
-//! | [`external`], [`afxdp_plugin`] | program, map or sockets that somebody else made |
-//! | [`mode`], [`demand`] | why a queue is bound no better, what memory that locks |
-//! | [`queue`], [`xdp`], [`null`] | the four rings, as a lane sees them: of a socket, or of no NIC |
+//! | [`external`], [`afxdp_plugin`] | program, map or sockets that another process made |
+//! | [`mode`], [`demand`] | why a data path is not a better one, how much memory sockets lock |
+//! | [`queue`], [`xdp`], [`null`] | the four rings for a lane: of a socket, or of a null NIC |
 //! | [`endpoint`], [`chunk_tracker`], [`lent`] | rings and UMEM together, who has which chunk, what outlives a lane |
-//! | [`hints`], [`metadata`] | what the NIC tells of frames, as it is shown, and as lanes are told |
+//! | [`hints`], [`metadata`] | XDP metadata before frames: hints that were seen, layouts that lanes read |
 //! | [`shared_memory`] | one UMEM for the queues of all ports, by option |
 //! | [`numa`] | the machine's nodes, and which of them workers run on |
 

@@ -1,5 +1,5 @@
-//! What a queue pair's data path is, and why it is not a better one. The only place that has the words for it: the
-//! log, `status` and its JSON all take them from here.
+//! The data path of a queue pair, and why it is not a better one. The log, `status` and its JSON all use the texts that
+//! are defined here.
 
 use std::fmt;
 
@@ -41,7 +41,7 @@ impl fmt::Display for DataPath {
 pub(crate) enum Fallback {
     #[error("zero-copy not used: {0}")]
     NoZeroCopy(NoZeroCopy),
-    /// The reason, by the daemon or the steward that attached the program.
+    /// The reason, from the steward or helper that attached the program.
     #[error("native not used: {0}")]
     NotNative(String),
     /// The daemon chose it; the steward's reason.
@@ -49,7 +49,7 @@ pub(crate) enum Fallback {
     ByTap(String),
     #[error("tap mode not used: {0}")]
     NotByTap(String),
-    /// The kernel refused what was tried first; in its words.
+    /// What was tried first, and the kernel's error.
     #[error("{0}")]
     Refused(String),
     /// Native mode takes segmentation from a veth's other end (veth_xdp_set, drivers/net/veth.c); generic XDP does not.
@@ -58,7 +58,7 @@ pub(crate) enum Fallback {
          `ethtool -K PEER tso off gso off` there"
     )]
     SkbOnVeth,
-    /// Of the requested placement, as the next three.
+    /// The requested placement is not used; so for the next three.
     #[error("{0} not used: the guest does not use all queue pairs, so frames of all queues go to the first")]
     PairsOff(Placement),
     #[error("{0} not used: the guest has reset a queue of this pair, and not started it again yet")]
@@ -67,15 +67,15 @@ pub(crate) enum Fallback {
     NotYet(Placement),
     #[error("{0} not used: {1}")]
     PlacementRefused(Placement, String),
-    /// It may have a driver without MQ, as firmware has.
+    /// For example because its driver has no multiqueue, as in firmware.
     #[error("the guest has not set up all queue pairs: frames for the others go to the first")]
     NotSetUp,
-    /// Of a port of a network with a queue of its own, see config/port.rs.
-    #[error("direct not used: frames of other ports cannot be put where the NIC receives")]
+    /// For a port of a network with a queue of its own: it gets send-direct placement instead, see config/port.rs.
+    #[error("direct not used: frames of other ports are received by a copy")]
     SendsOnly,
     #[error("{NOT_POLLED}")]
     NotPolled,
-    /// There is no tap by which they would leave unsegmented; the steward's reason.
+    /// There is no tap to send them unsegmented; the steward's reason.
     #[error("the daemon segments GSO packets from the guest: {0}")]
     DaemonSegments(String),
     /// Frames lack some hints that were requested by name; the steward's reason.
@@ -86,7 +86,7 @@ pub(crate) enum Fallback {
 /// Which side completes the checksums of frames from the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Checksums {
-    /// We do, in the frame's own chunk.
+    /// The daemon, in the frame's own chunk.
     Daemon,
     /// The kernel, by TX metadata: it passes the request on to the interface, or sums where that cannot (copy modes).
     Kernel,
@@ -95,13 +95,13 @@ pub(crate) enum Checksums {
 }
 
 impl Checksums {
-    /// Of a socket that is in zero-copy mode or not. `metadata`: the kernel knows TX metadata; `driver`: what the
-    /// driver reports for zero-copy mode.
+    /// For a socket in zero-copy mode or not. `metadata`: the kernel supports TX metadata; `driver`: what the driver
+    /// supports in zero-copy mode.
     ///
-    /// Where the kernel copies it makes a socket buffer of each frame, and fulfils the metadata like any sender's
-    /// request, on any device (`xsk_build_skb`, net/xdp/xsk.c; `validate_xmit_skb`, net/core/dev.c) - except that
-    /// kernels before 6.18 forget it for devices that take buffers without a linear part (virtio_net), which cannot be
-    /// queried. So besides drivers that know metadata only veth is trusted.
+    /// Where the kernel copies, it makes a socket buffer of each frame, and fulfils the metadata's request as any
+    /// sender's, on any device (`xsk_build_skb`, net/xdp/xsk.c; `validate_xmit_skb`, net/core/dev.c). But before 6.18
+    /// the kernel ignores it for devices that take buffers without a linear part (virtio_net), and it cannot be
+    /// queried which ones do. So besides drivers that support metadata only veth is trusted.
     pub(crate) fn completed(metadata: bool, driver: DriverSends, is_veth: bool, zero_copy: bool) -> Self {
         let asked = metadata && (driver.checksum || (is_veth && !zero_copy));
         match (asked, zero_copy) {

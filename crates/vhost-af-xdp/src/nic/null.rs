@@ -1,7 +1,7 @@
 //! A NIC that is not there (`--null`): frames are made and dropped in our process.
 //!
-//! Purpose: the cost of the virtqueue path alone, and a daemon that runs without privilege. Each empty frame that it
-//! gets comes back at once as a received frame of a fixed length; each frame sent comes back at once as sent. Like a
+//! Purpose: to measure the cost of the virtqueue path alone, and to run a daemon without privileges. Each empty frame
+//! that it gets is returned at once as a received frame of a fixed length; each sent frame is completed at once. Like a
 //! real NIC in direct placement it writes the virtio-net header, and the first bytes of the frame; the rest of a
 //! received frame is the earlier content of the memory (in direct placement: the guest's own).
 
@@ -22,7 +22,7 @@ pub(crate) struct NullConfig {
     pub(crate) frame_bytes: u32,
     /// Virtio-net header to write in front of each, as the steering program does; 0 for none.
     pub(crate) header_bytes: u32,
-    /// Most frames that it has at a time.
+    /// Most received frames that it returns at a time.
     pub(crate) at_once: usize,
 }
 
@@ -36,9 +36,9 @@ pub(crate) struct NullNic {
 
 /// Chunks to receive into, first in, first out.
 struct Ring {
-    /// Where they begin; room for a power of two of them.
+    /// Their offsets; the length is a power of two.
     chunks: Box<[UmemOffset]>,
-    /// Free-running numbers of the next to be taken, and of the place of the next to be put in.
+    /// Free-running indices: of the next chunk to take, and of the next free place.
     next: usize,
     end: usize,
 }
@@ -63,8 +63,8 @@ impl Ring {
     }
 }
 
-/// Chunks for receiving, one after the other. The next one is kept here and stored in the ring at the end, as with a
-/// socket's: a memory access for each frame would be a large part of what this NIC measures.
+/// Received frames. The index of the next chunk is kept here and stored in the ring at the end, as with a socket's
+/// ring: a memory access for each frame would be a large part of the cost that this NIC measures.
 struct Received<'a> {
     ring: &'a mut Ring,
     umem: &'a Umem,
@@ -143,8 +143,8 @@ impl NullNic {
     }
 }
 
-/// Whether frames are received into chunks that nothing else writes: memory of the daemon, and of this NIC alone.
-/// Otherwise the UMEM is guest memory, with chunks of others behind it.
+/// Whether all of the UMEM is memory of the daemon: then no guest overwrites frames' first bytes, and they are written
+/// only once. Otherwise it begins with guest memory.
 fn writes_once(umem: &Umem) -> bool {
     umem.private_from().get() == 0
 }

@@ -22,21 +22,21 @@ pub(crate) struct Nodes(Vec<Node>);
 #[derive(Debug, Clone)]
 struct Node {
     number: NumaNode,
-    /// Those that this process may use.
+    /// Its CPUs that this process may use.
     cpus: CpuSet,
 }
 
 /// Where a worker runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct WorkerPlace {
-    /// `None`: anywhere, or where it was put already.
+    /// `None`: any CPU, or the user chose them.
     pub(crate) cpus: Option<CpuSet>,
-    /// All of its CPUs are there; `None` where there is one node only, or that is not known.
+    /// The node of its CPUs; `None`: it is unknown, or the machine has one node.
     pub(crate) node: Option<NumaNode>,
 }
 
 impl Nodes {
-    /// Those of this machine, as far as this process sees files and may use CPUs.
+    /// Reads the nodes of this machine, with the CPUs that this process may use.
     pub(crate) fn read() -> Self {
         let allowed = sched_getaffinity(None).unwrap_or_default();
         let read = |file: &str| fs::read_to_string(Path::new(NODES).join(file)).ok();
@@ -79,8 +79,8 @@ impl Nodes {
         (cpus.count() > 0).then_some(cpus)
     }
 
-    /// The place of each worker: on the CPUs that the user gave, round robin; if there are none, on the node of the
-    /// interface, of several interfaces as many on each node as it has queue pairs. `pairs`: the node of each of them.
+    /// The place of each worker: on the CPUs that the user chose, round robin; if there are none, on the nodes of the
+    /// NICs, in proportion to their queue pairs. `pairs`: the node of each queue pair.
     pub(crate) fn places(
         &self,
         count: usize,

@@ -1,12 +1,12 @@
-//! The far side of a lane: one queue of a NIC, or none.
+//! A NIC queue for a lane, or a null NIC in its place.
 //!
-//! [`Nic`] is what a lane needs of it, in batches. Two implementations: [`super::xdp::XdpNic`], an
+//! [`Nic`] has all operations of a lane on it, in batches. Two implementations: [`super::xdp::XdpNic`], an
 //! AF_XDP socket, and [`super::null::NullNic`], which makes and drops frames in our process. Lanes
 //! are generic over it, so nothing is dispatched dynamically per frame.
 //!
-//! Ownership goes with the values: a [`Frame`] passed to [`Nic::give`] or inside a [`TxDesc`] belongs to the NIC until
-//! [`Nic::from_nic`] or [`Nic::sent`] returns it. These report what the driver reports: the caller checks whether the
-//! NIC had it ([`super::chunk_tracker`], [`crate::direct::in_flight`]).
+//! Values carry ownership: a [`Frame`] passed to [`Nic::give`] or inside a [`TxDesc`] belongs to the NIC until
+//! [`Nic::from_nic`] or [`Nic::sent`] returns it. These return what the driver reports: the caller checks whether the
+//! NIC had that frame ([`super::chunk_tracker`], [`crate::direct::in_flight`]).
 
 use std::os::fd::BorrowedFd;
 
@@ -16,8 +16,8 @@ use xsk::{Frame, RxDesc, TxDesc};
 /// Most pieces of one multi-buffer frame (the kernel's limit where it copies, MAX_SKB_FRAGS + 1).
 pub(crate) const MOST_PIECES: usize = 18;
 
-/// Shortest frame that a NIC is given by DMA, bytes. Intel's cannot handle shorter ones, and their drivers fill those
-/// of the network stack up (`i40e_lan_xmit_frame`, `igb_xmit_frame`), but not those of AF_XDP sockets.
+/// Shortest frame that a NIC may read by DMA, bytes. Intel's NICs cannot handle shorter ones; their drivers pad those
+/// of the network stack (`i40e_lan_xmit_frame`, `igb_xmit_frame`), but not those of AF_XDP sockets.
 pub(crate) const SHORTEST_BY_DMA: u32 = 17;
 
 /// The state of the interface, as a transmit kick reported it.
@@ -32,7 +32,7 @@ pub(crate) enum LinkState {
 }
 
 impl LinkState {
-    /// Where frames are counted that cannot be sent; `None`: they can.
+    /// The counter of frames that cannot be sent now; `None`: they can.
     #[inline]
     pub(crate) fn loses(self, counters: &PairCounters) -> Option<&Counter> {
         match self {
@@ -43,21 +43,21 @@ impl LinkState {
     }
 }
 
-/// What a queue does for frames that are sent.
+/// Capabilities of a queue for frames that are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sends {
     /// Most descriptors of a frame; one without multi-buffer.
     pub(crate) most_pieces: usize,
-    /// Checksums, requested by metadata before the frame; then the UMEM has room for it.
+    /// It completes checksums, requested by metadata before the frame; then the UMEM has room for metadata.
     pub(crate) checksum: bool,
-    /// No CPU copies frames when they are sent: it reads them by DMA, or, a null NIC, not at all.
+    /// No CPU copies frames when they are sent: a NIC reads them by DMA, and a null NIC not at all.
     pub(crate) zero_copy: bool,
-    /// The NIC reads frames by DMA. Then a descriptor must not go from one page of 4 KiB into the next: for DMA they
-    /// need not lie side by side, and the kernel drops a descriptor for which they do not, without a word
-    /// (`xp_unaligned_validate_desc`, net/xdp/xsk_queue.h). And no frame is shorter than [`SHORTEST_BY_DMA`].
+    /// The NIC reads frames by DMA. Then a descriptor must not cross a 4 KiB page boundary: adjacent pages need not be
+    /// contiguous for DMA, and if they are not, the kernel silently drops the descriptor
+    /// (`xp_unaligned_validate_desc`, net/xdp/xsk_queue.h). And no frame may be shorter than [`SHORTEST_BY_DMA`].
     pub(crate) by_dma: bool,
-    /// Segments refer to their payload, where the other conditions for that hold: where the guest has it, or where it
-    /// was copied to.
+    /// Segments refer to their payload, in guest memory or in a chunk that it was copied to, if the other conditions
+    /// for that hold.
     pub(crate) refers: bool,
 }
 
@@ -82,7 +82,7 @@ impl Sends {
 pub(crate) trait Nic: Send {
     /// Descriptors that can be passed to [`Self::to_nic`] now.
     fn room_to_nic(&mut self) -> usize;
-    /// Queues frames for sending, at most [`Self::room_to_nic`]; [`Self::kick`] sets them off.
+    /// Queues frames for sending, at most [`Self::room_to_nic`]; [`Self::kick`] sends them.
     fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>);
     /// Kicks the kernel to send queued frames. Cheap when there are none, or when no kick is needed.
     fn kick(&mut self) -> LinkState;
@@ -90,26 +90,26 @@ pub(crate) trait Nic: Send {
     fn has_untaken(&mut self) -> bool {
         false
     }
-    /// Queued frames that have not come back.
+    /// Queued descriptors that are not completed.
     fn unsent(&self) -> usize;
-    /// Frames that were sent and belong to the caller again, by the driver's report; the caller calls
+    /// Frames that the driver reports as completed, and that belong to the caller again; the caller calls
     /// [`Self::came_back`] with the number of those that the NIC had.
     fn sent(&mut self, max: usize) -> impl Iterator<Item = Frame> + '_;
-    /// `frames` of those that [`Self::sent`] yielded are not unsent any more.
+    /// Subtracts `frames` of those that [`Self::sent`] yielded from [`Self::unsent`].
     fn came_back(&mut self, frames: usize);
     /// Frames that can be passed to [`Self::give`] now.
     fn room_to_give(&mut self) -> usize;
     /// Gives the NIC empty frames to receive into: as many, from the front, as it has room for now. They are shown
     /// to `note` before the NIC has them.
     ///
-    /// A frame that was just received does not mean that there is room for one: the kernel shows a
+    /// A frame that was just received does not imply room for another: the kernel publishes a
     /// received frame before it releases the fill ring's entry (`xsk_flush`, net/xdp/xsk.c).
     fn give(&mut self, frames: &mut Vec<Frame>, note: impl FnOnce(&[Frame]));
     /// Received frames. What is not taken from the iterator stays with the NIC.
     fn from_nic(&mut self, max: usize) -> impl ExactSizeIterator<Item = RxDesc> + '_;
     /// Descriptors that [`Self::from_nic`] would yield now.
     fn received(&mut self) -> usize;
-    /// Becomes readable when frames arrive; `None` where nothing ever sleeps.
+    /// Becomes readable when frames arrive; `None` for a NIC that is only polled.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
     /// See [`Lane::has_edges`](crate::switch::lane::Lane::has_edges).
     fn has_edges(&self) -> bool {

@@ -5,8 +5,8 @@
 //!     direct placement:  closed, open ──coupled──▶ coupled ──its lane ends──▶ closed
 //! ```
 //!
-//! Only what is open can be lent, and only a lane that has it can give it back. A lane that
-//! goes with its worker, and its socket with it, leaves the queue closed.
+//! Only an open queue can be lent, and only the lane that has it can give it back. If a lane
+//! is lost with its worker, its socket is closed, and so is the queue.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -17,17 +17,17 @@ use xsk::BindRequest;
 use super::endpoint::NicQueue;
 use super::xdp::XdpNic;
 
-/// When a socket was closed, as soon as it is.
+/// The time when a socket was closed; set when that happens.
 pub(super) type Ended = Arc<OnceLock<Instant>>;
 
 pub(super) enum QueueState {
-    /// There is no socket; since when, if there was one: the kernel keeps the queue a while longer.
+    /// There is no socket. `since`: when the last one was closed; the kernel keeps the queue a while longer.
     Closed { since: Option<Instant> },
     /// Bound, with memory of the daemon; no lane moves its frames, which go to the host.
     Open(Box<OpenQueue>),
-    /// The same, while a lane moves its frames.
+    /// Bound, with memory of the daemon; a lane moves its frames.
     Lent { opened: Opened, ended: Ended },
-    /// Bound, with a guest's memory, in the hands of its direct lane.
+    /// Bound, with a guest's memory; a direct lane moves its frames.
     Coupled { opened: Opened, ended: Ended },
 }
 
@@ -37,10 +37,10 @@ pub(super) struct OpenQueue {
     pub(super) ended: Ended,
 }
 
-/// What a queue was opened for.
+/// The configuration that a queue was opened with.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Opened {
-    /// The longest frame, bytes; other than the interface's, until that is followed after another MTU.
+    /// The longest frame, bytes; differs from the interface's until a new MTU is applied.
     pub(super) frame_limit: u32,
     /// The requested data path.
     pub(super) ask: BindRequest,
@@ -48,13 +48,13 @@ pub(super) struct Opened {
     pub(super) chunk_bytes: u32,
     /// Frames in several pieces were requested.
     pub(super) pieces: bool,
-    /// The program leaves something before its frames.
+    /// The program leaves metadata before its frames.
     pub(super) leaves: bool,
 }
 
 impl Opened {
-    /// Whether a queue that was opened for this is as it would be for what is wanted now: in the same data path, with
-    /// pieces where they are needed, and with chunks that are large enough.
+    /// Whether a queue that was opened with this configuration suits the wanted one: the same data path, several pieces
+    /// if needed, and chunks that are large enough.
     pub(super) fn does_for(&self, wanted: &Self) -> bool {
         self.ask == wanted.ask && self.chunk_bytes >= wanted.chunk_bytes && (self.pieces || !wanted.pieces)
     }
@@ -69,7 +69,7 @@ impl Opened {
     }
 }
 
-/// Kept with a socket; notes when that is closed.
+/// Kept with a socket; records when it is closed.
 pub(super) struct NotesEnd(pub(super) Ended);
 
 impl Drop for NotesEnd {
@@ -99,7 +99,7 @@ impl QueueState {
     /// Closes the socket of an open queue.
     pub(super) fn close(&mut self) {
         if let Self::Open(_) = self {
-            // The socket goes before it is noted when.
+            // Closes the socket before the time is read.
             *self = Self::default();
             *self = Self::Closed {
                 since: Some(Instant::now()),
@@ -167,7 +167,7 @@ mod tests {
         let held = NotesEnd(Arc::clone(&ended));
         let mut state = QueueState::Coupled { opened: SMALL, ended };
         assert!(matches!(state.now(), QueueState::Coupled { .. }));
-        assert!(state.lend().is_none(), "a coupled queue is nobody else's");
+        assert!(state.lend().is_none(), "a coupled queue is in use");
         drop(held);
         assert!(matches!(state.now(), QueueState::Closed { since: Some(_) }));
         assert!(state.lend().is_none(), "nor is one that is closed");

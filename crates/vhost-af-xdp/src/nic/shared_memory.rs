@@ -2,21 +2,21 @@
 //!
 //! # Theory of operation
 //!
-//! The memory is one mapping, cut into slices of the same size, one for each queue pair of the ports in question, for
-//! as long as the daemon runs. So what comes for one guest takes nothing from another's, as with a UMEM each, and the
-//! chunks of a guest's frames are used for no other guest's.
+//! The memory is one mapping, divided into slices of the same size, one for each queue pair of the ports that use it,
+//! for as long as the daemon runs. So, as with separate UMEMs, frames for one guest use up no chunks of another one,
+//! and no chunk has frames of two guests.
 //!
 //! The first socket registers it, further ones are bound over it (XDP_SHARED_UMEM), each with four rings of its own.
-//! The kernel wants a bound socket for that, any of those that are open: of each a [`Lender`] is kept, which does not
-//! keep it open. When there is none that serves, the memory is registered again. Sockets are opened one after the
-//! other, so that the first is bound before a second one looks for it.
+//! For that, the kernel needs a bound socket of this memory, any that is open: a [`Lender`] is kept of each, which does
+//! not keep it open. If none of them is suitable, the memory is registered again. Sockets are opened one after the
+//! other, so that the first is bound before a second one needs it.
 //!
-//! Mode and pieces of all are those of the first (`xp_assign_dev_shared`, net/xdp/xsk_buff_pool.c). So all are bound in
-//! copy mode, for frames of any length, in large chunks: nothing of it depends on the interface or its MTU.
+//! All sockets have the mode and multi-buffer setting of the first (`xp_assign_dev_shared`, net/xdp/xsk_buff_pool.c).
+//! So all are bound in copy mode, for frames of any length, in large chunks, whatever the interface and its MTU are.
 //!
 //! The kernel takes any address of the memory from any of the rings. A queue uses only chunks of its own slice, and
-//! looks up there what comes back ([`super::chunk_tracker`]): a driver's report about one queue never reaches another's
-//! chunks. A slice has one socket at most: the second waits until the first is closed.
+//! its tracker ignores others ([`super::chunk_tracker`]): a driver's report about one queue never affects another's
+//! chunks. A slice has one socket at most: it counts as busy until its last socket is closed.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -31,13 +31,13 @@ use super::endpoint::{Chunks, ChunksError, for_sending};
 use super::error::InterfaceError;
 use crate::lock::Locked;
 
-/// Memory of that many slices.
+/// See the module's head.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     slices: u32,
     /// Whole chunks.
     slice_bytes: u32,
-    /// Locked while a socket is opened, which may take seconds. Made for the first one, on the NUMA node of its
+    /// Locked while a socket is opened, which may take seconds. Mapped for the first socket, on the NUMA node of its
     /// interface.
     mapped: Mutex<Option<Mapped>>,
     /// Never locked during a wait: threads that close a socket, or read the status, are not delayed.
@@ -46,7 +46,7 @@ pub(crate) struct SharedMemory {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of sockets that were bound over it; the last one is the last.
+    /// Of sockets that were bound over it, the latest last.
     lenders: Vec<Lender>,
     /// Slices with a socket.
     used: HashSet<u32>,
@@ -76,7 +76,7 @@ pub(crate) struct OpenedSlice {
 }
 
 impl SharedMemory {
-    /// With `slices` slices of `slice_bytes`.
+    /// Memory of `slices` slices of `slice_bytes` each; it is mapped later.
     pub(crate) fn new(slices: u32, slice_bytes: u32) -> Arc<Self> {
         Arc::new(Self {
             slices,
@@ -100,8 +100,8 @@ impl SharedMemory {
         state.lenders.iter().filter(|lender| lender.is_open()).count()
     }
 
-    /// Binds a socket over the memory of an open one; `None` if there is no suitable one. Unsuitable ones are not tried
-    /// again. One at a time.
+    /// Binds a socket over the memory of an open one; `None`: there is no suitable one. Unsuitable ones are not tried
+    /// again. The caller holds the lock of `mapped`.
     fn share(
         &self,
         share: impl Fn(&First) -> Result<Socket, InterfaceError>,
@@ -119,7 +119,7 @@ impl SharedMemory {
         }
     }
 
-    /// The last one first: it is the one that a steward knows which was started again.
+    /// The open socket that was bound last: the one that a restarted steward is most likely to know.
     fn last_lender(&self) -> Option<Lender> {
         let mut state = self.state.locked();
         state.lenders.retain(Lender::is_open);
@@ -136,7 +136,7 @@ impl SharedMemory {
 }
 
 impl Slice {
-    /// All of it.
+    /// The memory that it is a slice of.
     pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
@@ -176,7 +176,7 @@ impl Slice {
         })
     }
 
-    /// The socket has it now, and its memory may be shared.
+    /// Records that the socket uses the slice, and that others can be bound over its memory.
     fn take(&self, socket: &Socket) -> SliceUse {
         let mut state = self.memory.state.locked();
         state.lenders.push(socket.lender());
@@ -200,8 +200,7 @@ impl Slice {
     }
 }
 
-/// Whether that socket's memory cannot be shared: its interface is gone, or the steward is another one than the one
-/// that bound it.
+/// Whether that socket's memory cannot be shared: its interface is gone, or the present steward did not bind it.
 fn is_no_lender(error: &InterfaceError) -> bool {
     match error {
         InterfaceError::Open(OpenError::SharedGone) => true,

@@ -26,8 +26,8 @@ use super::tap::{SendTap, Tap};
 use crate::config::HintsConfig;
 use crate::lock::Locked;
 
-/// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c), 14 to 23 ms here,
-/// several times that on a busy machine.
+/// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c): measured 14 to 23
+/// ms, several times that on a busy machine.
 pub(super) const RELEASE: Duration = Duration::from_millis(20);
 /// How long memory of a closed socket may still count as locked: the kernel releases it some 20 ms later. On a busy CPU
 /// it is more, as with queues ([`super::interface`]).
@@ -35,29 +35,29 @@ const UNLOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause before it is tried again; doubles.
 const UNLOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// Text for a steward that was there and is not.
+/// Text for the log and `status` while the steward is away.
 pub(crate) const AWAY: &str =
     "the steward is away: queues in use go on, changes wait until vhost-af-xdp-steward is started again";
 
 pub(crate) enum Steering {
     /// Program and sockets are a steward's.
     Leased(Box<Leased>),
-    /// The program is foreign, and so may the sockets be.
+    /// The program is foreign, and the sockets may be.
     External(External),
 }
 
-/// How frames come to an interface's queues.
+/// How frames are steered to an interface's queues.
 #[derive(Clone)]
 pub(crate) struct SteeringReport {
     pub(crate) by: Steered,
-    /// Why not in a better way; may be empty.
+    /// Why they are not steered in a better way; may be empty.
     pub(crate) note: String,
 }
 
 /// An interface with its program.
 pub(crate) struct Attached {
     pub(crate) steering: Steering,
-    /// The interface as it was then.
+    /// The interface when it was attached.
     pub(crate) link: Link,
 }
 
@@ -66,9 +66,9 @@ pub(crate) struct Attached {
 pub(crate) struct StewardAt {
     /// Where it listens.
     pub(crate) path: PathBuf,
-    /// It is this daemon's own.
+    /// It is this daemon's own helper.
     pub(crate) is_own: bool,
-    /// How long its answers are waited for.
+    /// How long to wait for its answers.
     pub(crate) waiting: Waiting,
 }
 
@@ -77,15 +77,15 @@ pub(crate) struct Leased {
     lease: Lease,
     /// The steward is this daemon's own.
     is_own: bool,
-    /// As the lease began.
+    /// As they were when the lease began.
     facts: Facts,
-    /// How often something had changed. Nothing is published through it.
+    /// How often a check found a change. Nothing is published through it.
     changes: AtomicU32,
-    /// The steward was away at the last look. Nothing is published through it.
+    /// The steward was away at the last check. Nothing is published through it.
     away: AtomicBool,
-    /// How often it had come back by then.
+    /// How often the steward had come back by then.
     returns: AtomicU32,
-    /// What the program had done with a queue's frames when the steward answered last.
+    /// The program's counters for each queue, at the steward's last answer.
     counted: Mutex<HashMap<u32, QueueCounters>>,
     /// The limit on locked memory was too low the last time. Nothing is published through it.
     short: AtomicBool,
@@ -120,7 +120,7 @@ impl Steering {
             Lease::take_hinted(&steward.path, wanted, hints.request(), steward.waiting.clone())
         };
         let taken = match take(wanted) {
-            // A steward from before it chose the mode.
+            // An older steward does not choose the mode.
             Err(LeaseError::Refused(refusal))
                 if refusal.reason == Reason::Malformed && wanted.mode == ModeRequest::Auto =>
             {
@@ -157,7 +157,7 @@ impl Steering {
         }
     }
 
-    /// How the program is attached, if one is, as far as it is known.
+    /// How the program is attached, if one is, at the last report.
     pub(crate) fn attached(&self) -> Option<Mode> {
         match self {
             Self::External(external) => external.attached(),
@@ -165,8 +165,8 @@ impl Steering {
         }
     }
 
-    /// How the program was attached when the interface was opened. Where there was none: for what mode sockets are
-    /// bound.
+    /// How the program was attached when the interface was opened; without a program, the mode that sockets are bound
+    /// for.
     pub(crate) fn mode(&self) -> Mode {
         match self {
             Self::External(external) => external.mode,
@@ -180,7 +180,7 @@ impl Steering {
         (!facts.impaired && !facts.note.is_empty()).then_some(facts.note.as_str())
     }
 
-    /// How frames come to the queues, and why not in a better way.
+    /// How frames are steered to the queues, and why not in a better way.
     pub(crate) fn report(&self) -> SteeringReport {
         match self {
             Self::External(_) => SteeringReport {
@@ -221,7 +221,7 @@ impl Steering {
         self.leased().is_some_and(|leased| leased.is_own)
     }
 
-    /// Whether no queue can be opened at the moment because the steward is away; those that are go on.
+    /// Whether no queue can be opened at the moment because the steward is away; open queues continue.
     pub(crate) fn is_away(&self) -> bool {
         self.leased().is_some_and(|leased| leased.lease.is_away())
     }
@@ -272,7 +272,7 @@ impl Steering {
         }
     }
 
-    /// A socket for a queue, with memory and without the queue; the queue goes on as it does.
+    /// A socket for a queue, with registered memory, not bound to the queue yet, whose present socket continues.
     pub(crate) fn prepare(&self, umem: &Umem, config: &SocketConfig) -> Result<Prepared, InterfaceError> {
         match self {
             Self::External(external) => external.prepare(umem, config).map(Prepared::Own),
@@ -280,16 +280,16 @@ impl Steering {
         }
     }
 
-    /// A socket for a queue over the memory of another one, bound and put where the program looks for it.
+    /// A socket for a queue over the memory of another one, bound and put into the program's map.
     pub(crate) fn share(&self, first: &First, config: &SocketConfig) -> Result<Socket, InterfaceError> {
         match self {
-            // They are bound to memory of their own (config.rs).
+            // Such sockets have memory of their own (config.rs).
             Self::External(_) => Err(InterfaceError::InUse),
             Self::Leased(leased) => leased.done(leased.lease.share(first, config)),
         }
     }
 
-    /// Binds a socket that was prepared last of its queue, and puts it into the program's map: the queue's frames go
+    /// Binds the socket that was prepared last for its queue, and puts it into the program's map: the queue's frames go
     /// there after [`Self::activate`].
     pub(crate) fn bind(&self, prepared: Prepared) -> Result<Socket, InterfaceError> {
         match (self, prepared) {
@@ -305,14 +305,14 @@ impl Steering {
         }
     }
 
-    /// Whether [`Self::bind`] finds out by itself when a queue is free. Else an attempt that comes too early may cost
-    /// more time than waiting.
+    /// Whether [`Self::bind`] finds out cheaply when a queue is free. Otherwise an attempt that is too early may take
+    /// more time than to wait before it.
     pub(crate) fn awaits_queue(&self) -> bool {
         self.leased().is_some()
     }
 
-    /// Waits until no socket has a queue, `longest` at most, so that its driver neither reads nor writes the memory of
-    /// the last one any more. With a foreign program that cannot be queried: then it waits for the time that the kernel
+    /// Waits until no socket has a queue, `longest` at most: then its driver neither reads nor writes the memory of the
+    /// last socket any more. With a foreign program that cannot be queried, and this waits for the time that the kernel
     /// usually takes.
     pub(crate) fn await_free(&self, queue: u32, longest: Duration) -> Result<(), InterfaceError> {
         match self {
@@ -324,13 +324,13 @@ impl Steering {
         }
     }
 
-    /// Whether a queue can have a new socket: not, where it was passed in.
+    /// Whether a queue can get a new socket while the interface is in use: not with a foreign program.
     pub(crate) fn opens_again(&self) -> bool {
         self.leased().is_some()
     }
 
-    /// From now on a queue's frames go to the socket that was prepared last, which is bound. What another's program
-    /// does is up to that.
+    /// Sends a queue's frames to the socket that was prepared last, and is bound, from now on. A foreign program is not
+    /// changed.
     pub(crate) fn activate(&self, queue: u32, conf: QueueConf) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
@@ -338,7 +338,7 @@ impl Steering {
         }
     }
 
-    /// Drops a queue's frames from now on. A foreign program is not changed.
+    /// Has the program drop a queue's frames from now on. A foreign program is not changed.
     pub(crate) fn withhold(&self, queue: u32) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
@@ -363,7 +363,7 @@ impl Steering {
         }
     }
 
-    /// Multicast frames that arrive at the network that the queues were leased for.
+    /// A reader of multicast frames for the network that the queues were leased for; `None`: a foreign program.
     pub(crate) fn groups(&self) -> Result<Option<GroupReader>, InterfaceError> {
         match self {
             Self::External(_) => Ok(None),
@@ -371,7 +371,7 @@ impl Steering {
         }
     }
 
-    /// How the network that the queues were leased for reaches the host, which it does from now on: see
+    /// Connects the network that the queues were leased for with the host, or queries that connection: see
     /// [`Lease::host`].
     pub(crate) fn host(&self, has: u32) -> Result<Option<(HostEnd, Option<OwnedFd>)>, InterfaceError> {
         match self {
@@ -392,7 +392,7 @@ impl Steering {
         }
     }
 
-    /// A tap by which GSO packets leave unsegmented from a queue; none where there is no such thing.
+    /// A tap that sends a queue's GSO packets unsegmented; `None`: the owner of the XDP program provides none.
     pub(crate) fn send_tap(
         &self,
         queue: u32,
@@ -408,7 +408,7 @@ impl Steering {
         }))
     }
 
-    /// What the bridge reaches that the interface is part of: see [`Lease::behind`].
+    /// Stations behind the bridge that the interface is part of: see [`Lease::behind`].
     pub(crate) fn behind(&self) -> Result<Vec<steer::Station>, InterfaceError> {
         match self {
             Self::External(_) => Ok(Vec::new()),
@@ -466,7 +466,7 @@ impl Leased {
         }
     }
 
-    /// What the steward, or the helper, answered.
+    /// Converts an error of the steward, or of the daemon's own helper.
     fn done<T>(&self, answer: Result<T, LeaseError>) -> Result<T, InterfaceError> {
         answer.map_err(|error| match error {
             error if self.is_own => InterfaceError::of_helper(error),
@@ -484,7 +484,7 @@ impl Leased {
         }
         let (facts, away, returns) = (self.lease.facts(), self.lease.is_away(), self.lease.returns());
         let was_away = self.away.swap(away, Relaxed);
-        // It may have been away between two looks.
+        // It may have been away between two checks.
         let is_back = self.returns.swap(returns, Relaxed) != returns;
         let said = match away && !was_away {
             true => Some(AWAY),
@@ -496,7 +496,7 @@ impl Leased {
                 tracing::info!(interface = facts.name, "{said}");
             }
         }
-        // Down is no reason to give the queues up; without a program, or without a queue, there is nothing to use.
+        // An interface that is down keeps its queues; without a program, or without a queue, it is useless.
         if facts.mode.is_none() || (facts.impaired && facts.up) {
             return Err(match facts.ifindex {
                 0 => gone(facts.note, &self.facts.name),
@@ -522,7 +522,7 @@ fn link_of(facts: &Facts) -> Link {
         index: facts.ifindex,
         name: facts.name.clone(),
         mtu: facts.mtu,
-        // The steward leases none of that kind.
+        // The steward leases no netkit that has only leased queues.
         has_leased_only: false,
         mac: facts.mac,
         up: facts.up,

@@ -1,9 +1,9 @@
 //! A tap device, by its descriptor: frames of the host's kernel, each with a virtio-net header before it.
 //!
-//! Its maker has set it up: it does not block, and its headers are those of VirtIO, of 12 bytes. A read returns one
-//! frame and a write takes one, GSO packets whole.
+//! Its maker has set it up: it is non-blocking, and its headers are those of VirtIO, of 12 bytes. A read returns one
+//! frame and a write takes one; a GSO packet is one frame.
 //!
-//! Of a [`SendTap`] nothing is read: the kernel sends what is written by an interface.
+//! A [`SendTap`] is only written to: the kernel sends its frames out of an interface.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -26,7 +26,7 @@ pub(crate) struct Parts<'a> {
     /// The first `count` are there.
     parts: [MaybeUninit<libc::iovec>; PARTS],
     count: usize,
-    /// Some are constant slices.
+    /// Some are bytes of the daemon that a read must not change.
     is_constant: bool,
     memory: PhantomData<&'a MemoryMap>,
 }
@@ -41,19 +41,19 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Adds bytes of the daemon, for writing; false, and nothing done: there is no room.
+    /// Adds bytes of the daemon, to be written to the tap; false: there is no room, and nothing changes.
     pub(crate) fn push_bytes(&mut self, bytes: &'a [u8]) -> bool {
-        // Only of what is read into the kernel writes, and there are none of these then ([`Tap::read`]).
+        // The kernel writes to parts only in a read, and [`Tap::read`] fails if there are such bytes.
         self.is_constant = true;
         self.add(bytes.as_ptr().cast_mut(), bytes.len())
     }
 
-    /// Adds room of the daemon, for reading; false, and nothing done: there is no room.
+    /// Adds memory of the daemon, to read a frame into; false: there is no room, and nothing changes.
     pub(crate) fn push_room(&mut self, room: &'a mut [u8]) -> bool {
         self.add(room.as_mut_ptr(), room.len())
     }
 
-    /// How many more there is room for.
+    /// How many more parts there is room for.
     pub(crate) fn left(&self) -> usize {
         PARTS - self.count
     }
@@ -70,7 +70,7 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// Adds bytes of a map; false, and nothing done: there is no room, or they are not in it.
+    /// Adds bytes of a map; false: there is no room, or they are not in the map, and nothing changes.
     pub(crate) fn push(&mut self, memory: &'a MemoryMap, offset: u64, len: usize) -> bool {
         let start = memory.ptr(offset, len);
         start.is_some_and(|start| self.add(start.as_ptr(), len))
@@ -87,7 +87,7 @@ impl Tap {
     }
 
     /// Takes the next frame of the host; its bytes, with the header.
-    /// Errors: the kernel's; EAGAIN: there is none, EBADFD: nor will there be.
+    /// Errors: the kernel's; EAGAIN: no frame waits, EBADFD: the device is gone.
     pub(crate) fn read(&self, into: &Parts<'_>) -> io::Result<usize> {
         if into.is_constant {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -105,7 +105,7 @@ impl Tap {
     /// Errors: the kernel's, which has refused it.
     pub(crate) fn write(&self, frame: &Parts<'_>) -> io::Result<()> {
         let (parts, count) = (frame.parts.as_ptr().cast(), frame.count as libc::c_int);
-        // SAFETY: as in read, or of a slice that is borrowed as long; the kernel reads only, and answers EFAULT where memory is gone.
+        // SAFETY: as in read, or a slice that is borrowed as long; the kernel only reads, or fails with EFAULT.
         let bytes = meter::call(KernelCall::Host, || unsafe {
             libc::writev(self.0.as_raw_fd(), parts, count)
         });
@@ -117,11 +117,11 @@ impl Tap {
 }
 
 impl Tap {
-    /// What reads give from now on: GSO packets and partial checksums that a guest takes. The kernel segments and
-    /// completes the others. `segments_udp`: it can do that with UDP.
+    /// Allows reads to return those GSO packets and partial checksums that a guest takes. The kernel segments and
+    /// completes the others. `segments_udp`: it can segment UDP, too.
     /// Errors: the kernel's.
     pub(crate) fn set_offloads(&self, offloads: &Offloads, segments_udp: bool) -> io::Result<()> {
-        // TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6, TUN_F_TSO_ECN, TUN_F_USO4 and TUN_F_USO6: of these both or none.
+        // TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6, TUN_F_TSO_ECN; TUN_F_USO4 and TUN_F_USO6: both or none of these two.
         let tso = offloads.guest_tso4 || offloads.guest_tso6;
         let uso = segments_udp && offloads.guest_uso4 && offloads.guest_uso6;
         let flags = [
@@ -141,7 +141,7 @@ impl Tap {
         }
     }
 
-    /// The same device once more.
+    /// Duplicates the descriptor.
     /// Errors: no descriptor is left.
     pub(crate) fn again(&self) -> io::Result<Self> {
         self.0.try_clone().map(Self)
@@ -165,22 +165,22 @@ impl AsFd for Tap {
     }
 }
 
-/// A tap that joins a port with the wire, for as long as its interface is open.
+/// The tap of an interface in tap mode, by which its frames arrive, for as long as the interface is open.
 #[derive(Debug)]
 pub(crate) struct OpenTap {
     pub(crate) queues: Vec<Tap>,
     /// Its name.
     pub(crate) name: String,
-    /// Distinguishes it from the next one of that name.
+    /// Its interface index, which distinguishes it from the next device of that name.
     pub(crate) index: u32,
-    /// Its kernel cuts UDP packets, too.
+    /// The kernel can segment UDP, too.
     pub(crate) segments_udp: bool,
-    /// The number of changes of the interface at the last request.
+    /// The interface's [`changes`](super::steering::Steering::changes) at the last request.
     pub(crate) changes: u32,
 }
 
 impl OpenTap {
-    /// One that the steward made, and when: see `changes`.
+    /// A tap that the steward made; `changes`: see the field.
     pub(crate) fn new(end: HostEnd, queues: Vec<OwnedFd>, changes: u32) -> Self {
         Self {
             queues: queues.into_iter().map(Tap::new).collect(),
@@ -191,7 +191,7 @@ impl OpenTap {
         }
     }
 
-    /// The same once more.
+    /// Duplicates the descriptors.
     /// Errors: no descriptor is left.
     pub(crate) fn again(&self) -> io::Result<Self> {
         Ok(Self {
@@ -206,6 +206,6 @@ impl OpenTap {
 #[derive(Debug)]
 pub(crate) struct SendTap {
     pub(crate) tap: Tap,
-    /// Its kernel cuts UDP packets, too.
+    /// The kernel can segment UDP, too.
     pub(crate) segments_udp: bool,
 }

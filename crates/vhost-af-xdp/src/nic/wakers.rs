@@ -1,5 +1,4 @@
-//! What wakes the thread that watches an interface, besides the interface; and when a port retries what its interface
-//! lacks.
+//! Events that wake the threads which check interfaces; and when a port retries to set up its queues.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,7 +13,7 @@ use steward::links::Link;
 /// process releases a queue.
 const LONGEST_RETRY: Duration = Duration::from_secs(5);
 
-/// Keyed by the number of reports about its interface, and its state.
+/// When a port retries: after a pause, or when the number of reports about its interface, or the link, has changed.
 pub(crate) struct PortRetry(pub(crate) Retry<(u32, Link)>);
 
 impl Default for PortRetry {
@@ -36,7 +35,7 @@ impl Event {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// It is seen.
+    /// Resets the event.
     pub(crate) fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
@@ -49,16 +48,16 @@ impl AsFd for Event {
     }
 }
 
-/// Of a network.
+/// What wakes the thread that watches a network's uplink, besides its lease.
 pub(crate) struct Wakers {
-    /// The interface may have changed, or queues could not be set up: it is looked at again.
+    /// The interface may have changed, or queues could not be set up: the uplink is checked again.
     pub(crate) retry: Event,
     /// How often interfaces changed. Nothing is published through it.
     changes: AtomicU32,
 }
 
 impl Wakers {
-    /// Nothing happened.
+    /// Without any changes yet.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             retry: Event::new()?,
@@ -66,7 +65,7 @@ impl Wakers {
         })
     }
 
-    /// Makes the network look again soon.
+    /// Makes the network check its uplink soon.
     pub(crate) fn retry(&self) {
         self.retry.tell();
     }
@@ -77,7 +76,7 @@ impl Wakers {
         self.retry();
     }
 
-    /// How often one did; it wraps.
+    /// How often interfaces changed; it wraps.
     pub(crate) fn changes(&self) -> u32 {
         self.changes.load(Relaxed)
     }

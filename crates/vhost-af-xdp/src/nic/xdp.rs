@@ -1,8 +1,8 @@
 //! A NIC queue through an AF_XDP socket.
 //!
-//! Copy mode sends inside `sendto`: [`XdpNic::kick`] pays the kernel's cost of transmitting. It is repeated while the
-//! kernel reports that its budget ran out (EAGAIN), and by the lane as long as something is unsent, because a driver
-//! may stop half-way and wait for another kick.
+//! In copy mode the kernel sends inside `sendto`, so [`XdpNic::kick`] takes as long as that. It repeats the call while
+//! the kernel reports that its budget ran out (EAGAIN). The lane kicks again as long as descriptors are unsent, because
+//! a driver may stop half-way and wait for another kick.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -11,8 +11,8 @@ use xsk::{Frame, Kick, RxDesc, Socket, TxDesc, WakeError};
 
 use crate::nic::queue::{LinkState, Nic};
 
-/// Most `sendto` calls for one kick: a batch at the kernel's default budget of 32 frames a call
-/// (`TX_BATCH_SIZE`, net/xdp/xsk.c) and some that were left behind.
+/// Most `sendto` calls for one kick: enough for a batch at the kernel's default budget of 32 frames a call
+/// (`TX_BATCH_SIZE`, net/xdp/xsk.c) and some older frames.
 const MOST_CALLS: usize = 8;
 
 pub(crate) struct XdpNic {
@@ -20,8 +20,8 @@ pub(crate) struct XdpNic {
     /// Descriptors in the TX ring or the completion ring.
     unsent: usize,
     link: LinkState,
-    /// Undoes, when dropped, what must be undone when the queue is given up. Dropped after the socket, whose entry in
-    /// the program's map the kernel removes.
+    /// Its drop undoes what has to be undone after the socket is closed. (The kernel itself removes the socket's entry
+    /// in the program's map.)
     _guard: Box<dyn Send>,
 }
 
@@ -75,7 +75,7 @@ impl Nic for XdpNic {
             match meter::call(KernelCall::Kick, || self.socket.kick_tx()) {
                 Ok(Kick::Done | Kick::Busy) => break,
                 Ok(Kick::Again) => {}
-                // An error that the kernel does not document ends nothing: the next kick decides.
+                // An unexpected error counts as an interface that is down: the next kick tries again.
                 Err(WakeError::InterfaceDown | WakeError::Other(_)) => {
                     self.link = LinkState::Down;
                     break;
@@ -106,7 +106,7 @@ impl Nic for XdpNic {
 
     #[inline]
     fn came_back(&mut self, frames: usize) {
-        // None are unsent any more where the interface is gone.
+        // `unsent` is 0 once the interface is gone.
         self.unsent = self.unsent.saturating_sub(frames);
     }
 
@@ -138,8 +138,8 @@ impl Nic for XdpNic {
     #[inline]
     fn received(&mut self) -> usize {
         if self.socket.busy_polls() && self.socket.rx.available() == 0 {
-            // Makes the driver look for some. An interface that is down or gone shows at the next transmit kick, or not
-            // at all.
+            // Makes the driver poll for frames. An interface that is down or gone shows at the next transmit kick, or
+            // not at all.
             let _ = meter::call(KernelCall::Wake, || self.socket.wake_rx());
         }
         self.socket.rx.available() as usize
@@ -150,7 +150,7 @@ impl Nic for XdpNic {
     }
 
     fn has_edges(&self) -> bool {
-        // To poll a socket in zero-copy mode wakes its driver, which may wait for that (`xsk_poll`, net/xdp/xsk.c).
+        // poll(2) on a socket in zero-copy mode wakes its driver, which may wait for that (`xsk_poll`, net/xdp/xsk.c).
         !self.is_zero_copy() && !self.socket.busy_polls()
     }
 }

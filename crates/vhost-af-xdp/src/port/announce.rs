@@ -1,7 +1,7 @@
 //! The frame that announces a guest's new place to switches, after a migration.
 //!
-//! A reverse-ARP request, broadcast, as VHOST_USER_SEND_RARP requires: no host answers it, and every switch on the way
-//! learns the port of its source address (RFC 903 has the format).
+//! A reverse-ARP request, broadcast, as VHOST_USER_SEND_RARP requires: no host answers it, and every switch that
+//! forwards it learns the port of its source address (format: RFC 903).
 
 use packet::arp::{self, Arp};
 use packet::ethernet::Mac;

@@ -1,4 +1,4 @@
-//! What a queue pair's frames go to.
+//! What a queue pair is attached to: the other end of its frames.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,10 +16,10 @@ use crate::switch::role::Role;
 /// MTU of the null NIC and of a cable.
 pub(crate) const NULL_MTU: u32 = 1500;
 
-/// One end of a cable between two ports, as a port has it.
+/// A port's end of a cable between two ports.
 #[derive(Debug, Clone)]
 pub(crate) struct PatchPort {
-    /// Its name.
+    /// Name of the cable.
     pub(crate) cable: Arc<str>,
     /// Which end: 0 or 1.
     pub(crate) end: usize,
@@ -30,13 +30,13 @@ pub(crate) struct PatchPort {
 pub(crate) struct Member {
     pub(crate) end: NetworkEnd,
     pub(crate) queue: InterfaceQueue,
-    /// The guest has the frames of its VLAN without their tag.
+    /// The guest gets the frames of its VLAN without their tag.
     pub(crate) untags: bool,
-    /// `--memory`.
+    /// The configured placement (`--memory`).
     pub(crate) asked: Placement,
 }
 
-/// The far side of a queue pair.
+/// What a queue pair is attached to.
 #[derive(Clone)]
 pub(crate) enum Attachment {
     Queue(InterfaceQueue),
@@ -61,7 +61,7 @@ impl Attachment {
         }
     }
 
-    /// Its interface, if it is one.
+    /// Its interface, if it has one.
     fn interface(&self) -> Option<&Interface> {
         self.queue().map(|queue| &*queue.interface)
     }
@@ -71,13 +71,13 @@ impl Attachment {
         self.interface()?.link.node
     }
 
-    /// Opens the parts of an interface that have to be opened.
+    /// Opens its queue, if it has one, and in tap mode the tap; waits for a busy queue until `deadline`.
     /// Errors: [`InterfaceError`].
     pub(crate) fn open_until(&self, deadline: Instant) -> Result<(), InterfaceError> {
         let Some(queue) = self.queue() else { return Ok(()) };
         if queue.interface.is_by_tap() {
             match queue.interface.open_tap() {
-                // Too many requests: it is requested again when there is a guest.
+                // The steward got too many requests: the tap is requested again when there is a guest.
                 Err(error) if error.is_refusal() && !error.is_lasting_refusal() => {}
                 opened => _ = opened?,
             }
@@ -87,7 +87,7 @@ impl Attachment {
 
     /// Whether frames may come from a stack on the same machine, which leaves checksums unfinished.
     pub(crate) fn partial_checksums(&self) -> bool {
-        // What a network's uplink brings, its lane knows.
+        // For frames from a network's uplink, the uplink's lane decides that.
         self.interface()
             .is_some_and(|interface| interface.link.partial_checksums)
     }
@@ -108,7 +108,7 @@ impl Attachment {
         }
     }
 
-    /// Longest frame there is, bytes.
+    /// Longest frame that it carries, bytes.
     pub(crate) fn frame_limit(&self) -> u32 {
         match self {
             Self::Queue(queue) | Self::Member(Member { queue, .. }) => queue.interface.frame_limit(),

@@ -1,4 +1,4 @@
-//! VMMs that leave because too little is offered, and VMMs that come while another is served.
+//! VMMs that disconnect because too few features are offered, and VMMs that connect while another one is served.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -11,14 +11,14 @@ use super::{Port, PortState, features};
 use program::peer;
 use steward::log_limit::LogLimit;
 
-/// A VMM that reads the offered features, takes none and leaves within this time has declined.
+/// A VMM that reads the offered features, acknowledges none and disconnects within this time has declined.
 const SHORT_SESSION: Duration = Duration::from_secs(5);
 /// Reported after this many in a row.
 const DECLINES_TOLD: u32 = 3;
 
 impl Port {
-    /// A guest keeps what it negotiated while its back end is replaced, so its VMM leaves a back end that offers less
-    /// (QEMU: hw/net/vhost_net.c, `vhost_net_init`, "vhost lacks feature mask"), and comes back for the same.
+    /// Counts VMMs that decline, and logs the likely reason. A guest keeps its features when the back end is replaced:
+    /// its VMM disconnects if some are not offered (QEMU: hw/net/vhost_net.c, "vhost lacks feature mask"), and retries.
     pub(super) fn note_declined(&self, state: &mut PortState, reached: Reached, wrong: bool) {
         if reached.took || wrong {
             (state.declines, state.declined) = (0, None);
@@ -48,7 +48,7 @@ impl Port {
         }
     }
 
-    /// A second VMM connected, and the first stays.
+    /// Logs and publishes that a second VMM is refused, because the first one is still connected.
     pub(crate) fn turn_away(&self, second: &UnixStream, waited: Duration, lines: &mut LogLimit) {
         let reason = TurnedAway {
             second: peer::process(second.as_fd()),

@@ -5,7 +5,7 @@ use super::snapshot::PortSnapshot;
 use crate::journal::{JOURNAL, Of};
 use model::events::What;
 
-/// Notes what is different.
+/// Adds the differences to the journal.
 pub(super) fn note(port: &str, before: Option<&PortSnapshot>, now: &PortSnapshot) {
     let none = PortSnapshot::default();
     for (event, reason, detail) in differences(before.unwrap_or(&none), now) {
@@ -15,7 +15,7 @@ pub(super) fn note(port: &str, before: Option<&PortSnapshot>, now: &PortSnapshot
 
 type Difference = (What, Option<String>, Option<String>);
 
-/// In the order in which it happened.
+/// The differences, in the order in which they happened.
 fn differences(before: &PortSnapshot, now: &PortSnapshot) -> Vec<Difference> {
     let mut found = Vec::new();
     let another = now.sessions != before.sessions;

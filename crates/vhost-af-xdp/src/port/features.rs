@@ -1,21 +1,21 @@
-//! The features between VMM and back end alone, besides those of the device.
+//! The features that a port offers: those of the device, and those that only VMM and back end use.
 
 use device::features::F_CTRL_GUEST_OFFLOADS;
 
 use crate::config::PortConfig;
 
-/// VHOST_F_LOG_ALL: every write to guest memory is noted in the dirty log.
+/// VHOST_F_LOG_ALL: every write to guest memory is recorded in the dirty log.
 pub(crate) const F_LOG_ALL: u64 = 1 << 26;
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 pub(crate) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 
-/// Features that are between VMM and back end alone.
+/// Features that only VMM and back end use.
 pub(crate) const TRANSPORT: u64 = F_LOG_ALL | F_PROTOCOL_FEATURES;
 
-/// Features that need a control queue that the VMM passes on, besides those that VMMs serve themselves.
+/// Features of the device for which the VMM has to pass the control queue on to the daemon.
 pub(crate) const PASSED_CONTROL: u64 = F_CTRL_GUEST_OFFLOADS;
 
-/// The features that such a port offers: the device's, and those of vhost-user.
+/// All features that a port with this configuration offers.
 pub(crate) fn offered(port: &PortConfig) -> u64 {
     device::features::offered(port.queues, port.offload) | port.offer.features() | PASSED_CONTROL | TRANSPORT
 }

@@ -1,4 +1,4 @@
-//! Builds lanes: from two vrings, guest memory and what the frames go to.
+//! Builds lanes, each from two vrings, guest memory and an attachment.
 //!
 //! Everything that can fail or wait (memory, registration, bind) happens here, on the control thread; the worker gets a
 //! lane that is ready to be polled.
@@ -37,13 +37,13 @@ use device::pair::QueuePair;
 /// Chunks of the bounce area for each queue pair: 768 KiB of the 1 MiB that direct placement may
 /// keep resident per queue.
 const BOUNCE_CHUNKS: usize = 192;
-/// Chunks that a NIC has to receive into where it does not receive into guest memory: as many as of a queue in copy
-/// placement, 3.6 MiB.
+/// Chunks that a NIC receives into if it does not receive into guest memory: as many as for a queue in copy placement,
+/// 3.6 MiB.
 const RECEIVE_CHUNKS: usize = {
     let all = (COPY_BYTES / CHUNK_BYTES) as usize;
     all - all * 2 / 5
 };
-/// Entries of a null NIC's rings: nothing happens between two looks at it, so a few batches do, and
+/// Entries of a null NIC's rings: a few batches are enough, because it does nothing between two polls, and
 /// their frames stay in the cache.
 const NULL_RING: usize = 256;
 
@@ -65,13 +65,13 @@ pub(crate) enum LaneError {
 }
 
 impl LaneError {
-    /// Whether this host is short of something, which may be mended while the VMM stays; nothing that the VMM or its
-    /// guest did.
+    /// Whether the cause is this host, for example a shortage, and not the VMM or its guest: then a retry may succeed
+    /// while the VMM stays connected.
     pub(crate) fn is_of_host(&self) -> bool {
         match self {
             Self::Pair(error) => matches!(error, PairError::Duplicate(_)),
             Self::Chunks(error) => matches!(error, ChunksError::Memory(_)),
-            // Of memory that is the guest's, in direct placement.
+            // Those are errors of guest memory, in direct placement.
             Self::Interface(InterfaceError::Open(error)) => !matches!(
                 error,
                 OpenError::MemoryHole { .. } | OpenError::MemoryKind { .. } | OpenError::Umem { .. }
@@ -87,12 +87,12 @@ pub(crate) fn private_bytes(placement: Placement, pairs: u16) -> usize {
     usize::from(pairs) * own_chunks(placement) * CHUNK_BYTES as usize
 }
 
-/// Chunks of our own memory behind guest memory, for each queue pair.
+/// Chunks of the daemon's memory behind guest memory, for each queue pair.
 fn own_chunks(placement: Placement) -> usize {
     BOUNCE_CHUNKS * usize::from(placement.has_guest_ram()) + receive_chunks(placement)
 }
 
-/// How many of them are there to receive into.
+/// How many of them the NIC receives into.
 fn receive_chunks(placement: Placement) -> usize {
     match placement {
         Placement::SendDirect => RECEIVE_CHUNKS,
@@ -115,14 +115,14 @@ impl BuiltLane {
     }
 }
 
-/// A queue that a lane was lent.
+/// A queue that is lent to a lane.
 pub(crate) struct LentQueue {
     queue: InterfaceQueue,
     counters: Arc<PairCounters>,
 }
 
 impl LentQueue {
-    /// Gives the queue back; its lane is stopped.
+    /// Gives the queue back after its lane was stopped.
     pub(crate) fn give_back(self, nic: NicQueue<XdpNic>) {
         self.queue.give_back(nic, &self.counters);
     }
@@ -131,14 +131,14 @@ impl LentQueue {
 /// See [`LaneParts::copying_side`].
 pub(crate) struct CopyingSide {
     pair: QueuePair,
-    /// In tap mode, by what frames come to the pair.
+    /// In tap mode, where frames to the pair's guest are read.
     from_tap: Option<FromTap>,
 }
 
-/// What a pair's lane is made of.
+/// The parts that a pair's lane is built from.
 pub(crate) struct LaneParts<'a> {
     pub(crate) pair: u16,
-    /// The port's: a lane may copy in a port that is direct otherwise, and a predecessor of it was.
+    /// The port's; a lane may copy even if that is direct, and it may replace a direct lane.
     pub(crate) placement: Placement,
     pub(crate) device: &'a NetDevice,
     pub(crate) attachment: Attachment,
@@ -171,7 +171,7 @@ impl LaneParts<'_> {
         }
     }
 
-    /// The guest's half alone.
+    /// The guest's half of the lane.
     pub(crate) fn guest_side(&self) -> Result<QueuePair, LaneError> {
         let path = Path {
             frame_limit: self.attachment.frame_limit(),
@@ -181,12 +181,12 @@ impl LaneParts<'_> {
         Ok(self.device.queue_pair(self.pair, path)?)
     }
 
-    /// Whether the guest leaves checksums to us.
+    /// Whether the guest may leave checksums open.
     fn csum(&self) -> bool {
         self.device.negotiated().offloads.csum
     }
 
-    /// What the guest's receive buffers are where it receives into them directly.
+    /// Properties of the guest's receive buffers, for a NIC that writes into them.
     fn guest_buffers(&self) -> Result<GuestBuffers, LaneError> {
         let has_inflight = self.device.has_inflight(2 * self.pair);
         let order = match (self.device.negotiated().ring.in_order, has_inflight) {
@@ -284,7 +284,7 @@ impl LaneParts<'_> {
         })
     }
 
-    /// This pair's share of our memory behind guest RAM, both being one UMEM.
+    /// The UMEM of guest RAM, with this pair's share of the daemon's memory behind it.
     fn direct_memory(&self, umem: Umem) -> Result<DirectMemory, LaneError> {
         let map = self.memory()?;
         let start = map.guest_len() + u64::from(self.pair) * self.own_bytes();
@@ -294,7 +294,7 @@ impl LaneParts<'_> {
         Ok(memory.in_huge_pages(map.huge_bytes()))
     }
 
-    /// How much that is.
+    /// Size of that share, bytes.
     fn own_bytes(&self) -> u64 {
         private_bytes(self.placement, 1) as u64
     }
@@ -350,7 +350,7 @@ impl LaneParts<'_> {
         Ok(BuiltLane::new(lane, facts))
     }
 
-    /// Joins a guest with a queue that its memory is coupled with.
+    /// Makes the lane of a guest and a queue that is coupled with its memory.
     fn join<N: Nic + 'static>(
         self,
         guest: QueuePair,

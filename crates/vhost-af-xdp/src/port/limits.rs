@@ -17,17 +17,17 @@ use model::config::Policy;
 use model::rates::PortRates;
 
 impl Port {
-    /// As its lanes have them.
+    /// The rate limits of its lanes.
     pub(super) fn limits(&self) -> PortLimits {
         self.limits.locked().clone()
     }
 
-    /// How much its guest may send and get.
+    /// The configured rates.
     pub(crate) fn rates(&self) -> PortRates {
         self.limits().rates
     }
 
-    /// Its guest may send and get that much from now on; it stays connected. When this returns that is so.
+    /// Sets the rates; the guest stays connected. On return they are in effect.
     pub(crate) fn set_rates(self: &Arc<Self>, rates: PortRates) {
         let change = move |port: &Arc<Self>, state: &mut PortState| {
             let limits = PortLimits::new(rates);
@@ -40,12 +40,12 @@ impl Port {
         let _ = self.ask(Task::Change, change);
     }
 
-    /// As its lanes have them.
+    /// The compiled filter of its lanes.
     pub(super) fn filter(&self) -> PortFilter {
         self.filter.locked().1.clone()
     }
 
-    /// Its rules, and what they were compiled to, which counts.
+    /// The filter rules as configured, and the compiled filter, which has the counters.
     pub(crate) fn filter_rules(&self) -> (Filter, PortFilter) {
         self.filter.locked().clone()
     }
@@ -64,8 +64,8 @@ impl Port {
         });
     }
 
-    /// Frames of its guest are shown there from now on; `None`: nowhere any more. When this returns that is so for
-    /// every frame that comes. What rules decide stays.
+    /// Sets where the guest's frames are captured to; `None`: ends the capture. On return it applies to every frame.
+    /// The filter rules do not change.
     pub(crate) fn set_capture(self: &Arc<Self>, capture: Option<Arc<Capture>>) {
         self.change_filter(move |before| before.1.capture = capture);
     }
@@ -87,7 +87,7 @@ impl Port {
 
     /// Sets the hints of its frames; the guest stays connected, and no frame is lost. On return they are in effect, or
     /// will be as soon as the steward is back.
-    /// Errors: the steward refuses it; then all is as it was before.
+    /// Errors: the steward refuses them; then nothing changes.
     pub(crate) fn set_hints(self: &Arc<Self>, hints: HintsConfig) -> Result<(), InterfaceError> {
         let change = move |port: &Arc<Self>, state: &mut PortState| {
             if let Some(interface) = &state.interface {
@@ -95,7 +95,7 @@ impl Port {
             }
             *port.hints.locked() = hints;
             if state.interface.is_none() {
-                // With these it may be had.
+                // With these hints the interface may open.
                 port.look_again();
             }
             Ok(())
@@ -109,7 +109,7 @@ impl Port {
         *self.hints.locked()
     }
 
-    /// Sends the lanes of its queues the metadata of their frames.
+    /// A function that sends the lane of a queue the metadata of its frames.
     pub(super) fn teller(&self, state: &PortState) -> impl FnMut(u32, &XdpMetadata) {
         move |queue, metadata| {
             let first = self.config.nic.queues().map(|queues| queues.start_queue);
@@ -125,7 +125,7 @@ impl Port {
         self.attached.learned()
     }
 
-    /// What holds of its guest's frames.
+    /// The rules for its guest's frames, as `status` shows them.
     pub(crate) fn rules(&self) -> Policy {
         self.rules.locked().clone()
     }
@@ -135,7 +135,7 @@ impl Port {
         self.guard.locked().clone()
     }
 
-    /// Sets the source guard; the guest stays connected. On return it is in effect. In a network the FDB has it.
+    /// Sets the source guard; the guest stays connected. On return it is in effect. In a network the FDB contains it.
     pub(crate) fn set_guard(self: &Arc<Self>, config: &PortConfig) {
         let (guard, rules) = (config.guard(), config.keys.policy());
         let change = move |port: &Arc<Self>, state: &mut PortState| {

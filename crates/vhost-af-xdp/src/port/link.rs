@@ -1,13 +1,13 @@
-//! A port's interface: how it is followed, and the thread that watches it.
+//! How a port follows changes of its interface.
 //!
-//! Another MTU is followed pair by pair ([`Session::follow_mtu`]): each look sets up one unsuitable queue again, and
-//! another look follows at once. The queue itself has the configuration that it was opened with, so there is no other
-//! record of the progress. Other work runs between two looks: a guest that resets its device, the end of the daemon, an
-//! interface that is gone; and each look uses the MTU at that time.
+//! A new MTU is applied pair by pair ([`Session::follow_mtu`]): each check sets up one unsuitable queue again, and the
+//! next check follows at once. Each queue has the configuration that it was opened with, so there is no other
+//! record of the progress. Other work runs between two checks, such as the reset of a device or the end of the daemon;
+//! and each check uses the MTU at that time.
 //!
 //! [`Session::follow_mtu`]: super::session::Session::follow_mtu
 //!
-//! The port's session thread looks, and without a session the thread that checks all ports ([`super::watch`]).
+//! The session thread makes the checks, and without a session the thread that checks all ports ([`super::watch`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,15 +23,15 @@ use super::{Port, PortState};
 use crate::config::PortQueues;
 use crate::nic::interface::Interface;
 
-/// A port that something is done with is looked at after that time.
+/// A port whose lock is held is checked again after this time.
 const BUSY: Duration = Duration::from_millis(20);
 
-/// When an interface is looked at again, at the latest.
+/// When an interface is checked again, at the latest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Again {
     /// Queues are being set up again one by one.
     AtOnce,
-    /// Something could not be set up, and is tried again then.
+    /// Something could not be set up, and is retried then.
     At(Instant),
     /// At the next report about it.
     Told,
@@ -49,15 +49,15 @@ impl Port {
         }
     }
 
-    /// Looks at the interface, by the thread of the port's session.
+    /// Checks the interface, on the port's session thread.
     pub(crate) fn look_now(self: &Arc<Self>) {
         self.looks.take();
         let again = self.ask(Task::Link, |port, state| port.look_and_watch(state));
         self.looks.note(again.flatten());
     }
 
-    /// The same for the thread that checks all ports, which does not wait for the lock: the session thread checks a
-    /// port with a session, and a port whose lock is held is checked later.
+    /// The same on the thread that checks all ports, which does not wait for the lock: the session thread checks a port
+    /// with a session, and a port whose lock is held is checked later.
     pub(crate) fn look_if_due(self: &Arc<Self>) {
         if !self.looks.is_due() {
             return;
@@ -80,7 +80,7 @@ impl Port {
         }
     }
 
-    /// Looks at the interface, and has its lease watched; when to look again at the latest.
+    /// Checks the interface, and watches its lease; returns when the next check is due at the latest.
     fn look_and_watch(&self, state: &mut PortState) -> Option<Instant> {
         let again = self.look(state);
         let lease = state.interface.as_ref();
@@ -92,7 +92,7 @@ impl Port {
         match again {
             Again::AtOnce => Some(now),
             Again::At(due) => Some(due),
-            // While another thread waits for the steward's answer, that thread reads its reports.
+            // A thread that waits for an answer of the steward may read a report, so the lease shows no event for it.
             Again::Told => lease.map(|_| now + RETRY),
         }
     }
@@ -106,7 +106,7 @@ impl Port {
             if let Some(session) = &state.session {
                 session.set_frame_limit(attachment.frame_limit(), &port.workers);
             }
-            // Those that do not fit, and those that did not.
+            // Lanes that could not be started may start now.
             port.start_lanes(state);
             if let Some(session) = &state.session {
                 session.config_changed();
@@ -114,7 +114,7 @@ impl Port {
         });
     }
 
-    /// Looks at the interface again: it may be gone, back, down, or have another MTU.
+    /// Checks the interface: it may be gone, back, down, or have another MTU.
     fn look(&self, state: &mut PortState) -> Again {
         let Some(PortQueues { name, .. }) = self.config.nic.queues() else {
             return Again::Told;
@@ -154,7 +154,7 @@ impl Port {
             // No event reports that a leased interface is back.
             (false, Some(_)) => {
                 let now = Instant::now();
-                // A look that finds no interface is not counted as an attempt, so this time may have passed.
+                // A check that finds no interface is not counted as an attempt, so this time may have passed.
                 let due = state.retry.0.due().filter(|&due| due > now);
                 Again::At(due.unwrap_or(now + RETRY))
             }
@@ -162,7 +162,7 @@ impl Port {
         }
     }
 
-    /// The interface was gone; goes on if one of its name is there again. To look whether one is costs nothing.
+    /// If a retry is due, opens the interface that was gone. An attempt that finds none is not counted.
     fn try_to_take_up(&self, state: &mut PortState, name: &str) {
         let (seen, now) = ((self.looks.changes(), Link::default()), Instant::now());
         if state.retry.0.is_due(seen, false, now) {
@@ -173,7 +173,7 @@ impl Port {
         }
     }
 
-    /// Whether there was an interface to try it with.
+    /// Opens the interface, and restarts the lanes with it; false: there is none.
     fn take_up(&self, state: &mut PortState, name: &str) -> bool {
         match self.open_interface() {
             Ok(interface) => {
@@ -186,7 +186,7 @@ impl Port {
             }
             Err(error) => {
                 let is_absent = error.is_absent();
-                // Why it is not there is known already, and better.
+                // The present reason is the more specific one.
                 if !(is_absent && state.impaired.is_some()) {
                     state.impaired = Some(Impaired::Interface(with_sources(&error)));
                 }
@@ -196,7 +196,7 @@ impl Port {
         true
     }
 
-    /// The interface is gone; a guest of a network reaches the other ports still.
+    /// Starts lanes without the interface, which is gone: a guest of a network still reaches the other ports.
     fn go_on_without(&self, state: &mut PortState) {
         let attachment = self.attachments(None);
         if let Some(session) = &mut state.session
@@ -212,7 +212,7 @@ impl Port {
             return false;
         }
         let attachment = self.attachments(state.interface.as_ref());
-        // Memory that was registered while the steward was away.
+        // Memory may have been registered while the steward was away.
         let mut shortage = None;
         if let Some(session) = &mut state.session {
             if session.go_direct_all(&self.context(&attachment)).is_err() {
@@ -237,7 +237,7 @@ impl Port {
             return false;
         }
         // In direct placement the guest's own buffers wait in the socket of an interface that is
-        // down; only closing it gives them back.
+        // down; they are returned only when it is closed.
         let direct = self.config.placement.has_guest_ram();
         interface.settle_hints(&mut self.teller(state));
         if (went_down && direct) || self.check_mtu(state).is_err() {
@@ -253,13 +253,13 @@ impl Port {
         follows
     }
 
-    /// Gives lanes the present tap; false: the interface is given up, because another mode may be available.
+    /// Restarts the lanes if there is another tap; false: the interface was closed, as another mode may be available.
     fn follow_tap(&self, state: &mut PortState, interface: &Interface) -> bool {
         match interface.open_tap() {
             Ok(true) => self.restart_lanes(state),
             Ok(false) => {}
             Err(error) => {
-                // The tap that lanes have is gone then.
+                // After a refusal the lanes' tap does not exist any more.
                 if let (true, Some(session)) = (error.is_refusal(), &mut state.session) {
                     session.stop_all(&self.workers);
                 }
@@ -288,7 +288,7 @@ impl Port {
         followed.unwrap_or(true)
     }
 
-    /// Stops the port's lanes and starts them on what the interface is now.
+    /// Stops the port's lanes, and starts them with the interface as it is now.
     fn restart_lanes(&self, state: &mut PortState) {
         if let Some(session) = &mut state.session {
             session.stop_all(&self.workers);
@@ -296,7 +296,7 @@ impl Port {
         self.start_lanes(state);
     }
 
-    /// Starts lanes that do not run and should.
+    /// Starts lanes that should run and do not.
     fn start_lanes(&self, state: &mut PortState) {
         let attachment = self.attachments(state.interface.as_ref());
         let mut reason = self.check_mtu(state).err().map(|error| with_sources(&error));

@@ -1,8 +1,8 @@
-//! Logs which kinds of frames a port loses: the first of each kind in a session, with what was wrong.
+//! Logs which kinds of frames a port loses: the first of each kind in a session, with the reason.
 //!
 //! Workers count and never log. A thread of the daemon reads the counters of all ports now and then (`port_watch.rs`),
 //! and the port's own thread when a session ends; so a line may be two seconds late. A line that [`LogLimit`] does not
-//! allow is logged at a later look, if the session lasts so long. `other_losses.rs` logs the losses of sockets,
+//! allow is logged at a later check, if the session lasts so long. `other_losses.rs` logs the losses of sockets,
 //! programs and networks.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl Losses {
     /// A session begins: each kind is logged once more. `counters`: of all pairs.
     pub(super) fn begin(&mut self, counters: &[Arc<PairCounters>]) {
         self.before = drops(counters).iter().map(|reading| reading.value).collect();
-        // Of an earlier guest.
+        // These are reasons of an earlier guest.
         counters.iter().for_each(|pair| _ = pair.why_malformed.take());
     }
 

@@ -4,8 +4,8 @@
 //! is made and the old one exists until the last lane on it is gone; the session stops lanes around a change.
 //!
 //! Memory that is not shared is the commonest mistake in setting up vhost-user: the VMM maps the file privately, the
-//! guest writes to its own copies, and the daemon would watch rings that never move. The peer's /proc/PID/maps shows
-//! it, where it may be read ([`MemoryTable::check_shared`]).
+//! guest writes to its own copies, and the daemon would watch rings that never change. The VMM's /proc/PID/maps shows
+//! that, if the daemon or its helper may read it ([`MemoryTable::check_shared`]).
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::supervision::helper;
 use crate::supervision::private_memory::{self, MappedFile};
 use crate::supervision::sigbus::Watched;
 
-/// Guest addresses that are not memory, bytes at most: a log covers these, too. Where RAM begins behind a hole, as at 1
-/// TiB on AMD machines (`pc_max_used_gpa`, hw/i386/pc.c in QEMU), and where a platform puts devices.
+/// Most bytes of guest addresses that are not memory, but that a log covers, too: holes before RAM, as at 1 TiB on AMD
+/// machines (`pc_max_used_gpa`, hw/i386/pc.c in QEMU), and addresses of devices.
 const HOLES_BYTES: u64 = 16 << 40;
 
 /// A table that cannot be used.
@@ -41,7 +41,7 @@ pub(crate) enum MemoryError {
     Duplicate(#[source] std::io::Error),
 }
 
-/// What the VMM names a region by.
+/// How the VMM identifies a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RegionKey {
     pub(crate) guest_addr: GuestAddr,
@@ -65,7 +65,7 @@ pub(crate) struct MemoryTable {
     map: Option<Arc<MemoryMap>>,
     /// Its watch is notified when memory of this table vanishes.
     files: Watched,
-    /// Bytes of our own behind the guest's: the bounce area.
+    /// Bytes of the daemon's memory behind guest memory.
     private_bytes: usize,
     /// The VMM's process, if known.
     peer: Option<i32>,
@@ -91,8 +91,8 @@ impl MemoryTable {
         }
     }
 
-    /// Refuses a dirty log that is longer than that of any guest of this size: a bit for each 4 KiB up to its highest
-    /// address. Not by the table of the moment: QEMU makes the log longer before it adds memory (`vhost_commit`,
+    /// Refuses a dirty log that is longer than any guest with the allowed memory needs: a bit for each 4 KiB up to its
+    /// highest address. The present table does not count: QEMU extends the log before it adds memory (`vhost_commit`,
     /// hw/virtio/vhost.c).
     pub(crate) fn check_log(&self, bytes: u64) -> Result<(), MemoryError> {
         let most = (self.files.most_bytes.saturating_add(HOLES_BYTES) / LOG_PAGE_BYTES).div_ceil(8);
@@ -102,7 +102,7 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// How other files of the VMM's than guest memory are mapped.
+    /// How files of the VMM are mapped that are not guest memory.
     pub(crate) fn files(&self) -> &dyn ForeignFiles {
         &self.files
     }
@@ -169,7 +169,7 @@ impl MemoryTable {
             .collect()
     }
 
-    /// Looks up how the VMM itself maps its memory, or asks the helper. Passes if neither may look.
+    /// Reads how the VMM itself maps its memory, or asks the helper. Passes if neither process may read it.
     fn check_shared(&self, regions: &[Region]) -> Result<(), MemoryError> {
         let Some(pid) = self.peer else { return Ok(()) };
         let files: Vec<_> = regions

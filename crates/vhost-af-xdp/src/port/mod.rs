@@ -4,8 +4,8 @@
 //! comes back is used again. A [ticket lock](ticket_lock) protects its state; `status` reads the [`Published`]
 //! snapshot. The holder may wait for the kernel and for the steward: only threads of this port wait for it.
 //!
-//! A port has no thread of its own. That of its session ([`vhost_user`](crate::vhost_user)), if there is one, reads the
-//! VMM's connection and looks at the interface; without a session one thread looks at those of all ports ([watch]).
+//! A port has no thread of its own. During a session, the session thread ([`vhost_user`](crate::vhost_user)) reads the
+//! VMM's connection and checks the interface; one thread checks the interfaces of all other ports ([watch]).
 
 pub(crate) mod announce;
 pub(crate) mod attachment;
@@ -58,10 +58,10 @@ use crate::switch::workers::Workers;
 use model::config::Policy;
 use steward::log_limit::{LeftOut, LogLimit};
 
-/// How long a starting daemon waits for a queue that is taken. The kernel releases the queue of a killed process under
-/// the lock of all network configuration (`xp_release_deferred`, net/xdp/xsk_buff_pool.c), for which it may have to
-/// wait: more than 5 s where other work makes and removes interfaces all the while. Only the process that starts the
-/// daemon waits for it.
+/// How long a starting daemon waits for a busy queue. The kernel releases the queue of a killed process under the lock
+/// of all network configuration (`xp_release_deferred`, net/xdp/xsk_buff_pool.c), for which it may have to wait: more
+/// than 5 s if other processes make and remove interfaces all the time. Only the process that starts the daemon waits
+/// for it.
 const START_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Protected by the ticket lock; see the module's head.
@@ -74,24 +74,24 @@ pub(crate) struct PortState {
     pub(crate) last_closed: Option<Closed>,
     pub(crate) sessions: u64,
     pub(crate) link_down: bool,
-    /// When what its interface lacks is tried again.
+    /// When the set-up of the interface and its queues is retried.
     pub(super) retry: PortRetry,
-    /// VMMs read the offered features, and leave.
+    /// VMMs read the offered features, and disconnect: the likely reason.
     pub(crate) declined: Option<Impaired>,
     /// Sessions in a row that ended after the VMM read the offered features.
     pub(super) declines: u32,
     /// When the session began.
     pub(super) began: Option<Instant>,
-    /// The daemon ends; nothing is set up any more.
+    /// The daemon ends, or the port was removed; nothing is set up any more.
     over: bool,
     /// The last refusal that the VMM got.
     refusal: Option<String>,
     fault: FaultCell,
-    /// A VMM made its call eventfd block: none is taken any more.
+    /// A VMM made its call eventfd block: no VMM is accepted any more.
     barred: bool,
 }
 
-/// What of the config space may change.
+/// The state behind those parts of the config space that may change.
 #[derive(Default, PartialEq, Eq)]
 struct LinkConfig {
     /// The interface is there, and its link is up.
@@ -116,7 +116,7 @@ impl PortState {
         }
     }
 
-    /// What others see of it.
+    /// A snapshot to publish.
     fn snapshot(&self) -> PortSnapshot {
         let interface = self.interface.as_ref();
         let down = interface.filter(|_| self.link_down);
@@ -151,7 +151,7 @@ impl PortState {
     }
 }
 
-/// What a port is joined with within this process.
+/// What a port is connected with inside this process.
 #[derive(Clone)]
 pub(crate) enum AttachedTo {
     Nothing,
@@ -182,13 +182,13 @@ pub(crate) struct Port {
     pub(crate) config: PortConfig,
     pub(crate) counters: Vec<Arc<PairCounters>>,
     interfaces: Arc<Interfaces>,
-    /// What it is joined with within this process.
+    /// What it is connected with inside this process.
     attached: AttachedTo,
     workers: Arc<Workers>,
-    /// As the log and `status` have it.
+    /// Its name in the log and `status`.
     name: Arc<str>,
     state: TicketLock<PortState>,
-    /// How much its guest may send and get.
+    /// Rate limits of its guest.
     limits: Mutex<PortLimits>,
     /// The source guard, outside of networks.
     guard: Mutex<Option<Guard>>,
@@ -196,7 +196,7 @@ pub(crate) struct Port {
     filter: Mutex<(Filter, PortFilter)>,
     /// The requested hints.
     hints: Mutex<HintsConfig>,
-    /// The same, for `status`.
+    /// VLAN, network options, source guard and filter as configured, for `status`.
     rules: Mutex<Policy>,
     /// Which kinds of lost frames were logged.
     losses: Mutex<Losses>,
@@ -204,24 +204,24 @@ pub(crate) struct Port {
     lines: Mutex<LogLimit>,
     /// See [`PortContext::lines`].
     direct_lines: Mutex<LogLimit>,
-    /// What is seen of the state from outside.
+    /// The published state.
     pub(crate) published: Published,
     /// The VMM's process, 0 without one. Shown to others only: nothing is published through it.
     pub(super) vmm_pid: AtomicI32,
-    /// When its interface is looked at.
+    /// When its interface is checked.
     pub(crate) looks: Looks,
     /// It has a session.
     pub(super) in_session: AtomicBool,
-    /// There is a thread that serves a VMM, or what may be one.
+    /// A thread serves a connection, of a VMM or another peer.
     served: AtomicBool,
-    /// Nothing changes any more.
+    /// The port was removed: its state does not change any more.
     ended: AtomicBool,
     /// Raised when the port is removed while the daemon runs.
     pub(crate) removed: Alarm,
 }
 
 impl Port {
-    /// Opens every queue, with the memory that it will need: a missing or taken queue, or too low a limit of memory, is
+    /// Opens every queue, with the memory that it will need: a missing or busy queue, or too low a limit of memory, is
     /// reported at the start and not when the guest boots.
     /// Errors: what will not work later either, naming the remedy.
     pub(crate) fn open_queues(&self) -> Result<(), LaneError> {
@@ -238,8 +238,8 @@ impl Port {
         attachment.iter().map(Attachment::node).collect()
     }
 
-    /// Closes queues that guest memory will be coupled with. Limits are of the process and of the user, so this is done
-    /// once all ports have opened theirs.
+    /// Closes queues that guest memory will be coupled with. Called when all ports have opened theirs, so that limits
+    /// of the process and of the user are reached at the start if they are too low for all.
     pub(crate) fn close_queues(&self) {
         if self.config.placement.has_guest_ram()
             && let Some(interface) = self.opened()
@@ -258,7 +258,7 @@ impl Port {
         self.ask(Task::Change, |_, _| ());
     }
 
-    /// Opens the interface. `attached`: what the port is joined with within this process.
+    /// Opens the interface. `attached`: what the port is connected with inside this process.
     /// Errors: what will not work later either, naming the remedy.
     pub(crate) fn open(
         config: PortConfig,
@@ -344,8 +344,8 @@ impl Port {
         }
     }
 
-    /// The far side of a pair of a port of a network. While the interface of its own queue is gone there is the network
-    /// alone.
+    /// The attachment of a pair of a network's port: the network, and a queue of its own, if one is configured and its
+    /// interface is there.
     fn in_network(&self, end: &NetworkEnd, interface: Option<&Arc<Interface>>, pair: u32) -> Attachment {
         match (self.config.nic.queues(), interface) {
             (Some(queues), Some(interface)) => Attachment::Member(Member {
@@ -388,7 +388,7 @@ impl Port {
         let body: Box<dyn FnOnce() + Send> = Box::new(move || {
             port.lock(ticket, task, act);
         });
-        // The number is used, whether there can be a thread or not.
+        // The ticket must be used, even if no thread can be started.
         let body = Arc::new(Mutex::new(Some(body)));
         let run = |body: &Mutex<Option<Box<dyn FnOnce() + Send>>>| {
             let body = body.locked().take();
@@ -439,7 +439,7 @@ impl Port {
         }
     }
 
-    /// Stops everything, leaving rings that another backend can go on with, and calls `stopped` then.
+    /// Stops all lanes, so that another back end can continue with the rings, and then calls `stopped`.
     pub(crate) fn shut_down(self: &Arc<Self>, stopped: impl FnOnce() + Send + 'static) {
         self.post(Task::End, move |port, state| {
             state.over = true;
@@ -451,7 +451,7 @@ impl Port {
         });
     }
 
-    /// Ends the port, and returns its queues: its VMM is disconnected, and no other is served.
+    /// Ends the port, and closes its queues: its VMM is disconnected, and no other one is served.
     pub(crate) fn remove(self: &Arc<Self>) {
         // First: a VMM that reconnects must find no socket.
         self.removed.raise();
@@ -459,7 +459,7 @@ impl Port {
             if let Some(session) = &mut state.session {
                 session.forget_registrations();
                 session.hang_up();
-                // A fault of the guest's is no matter any more.
+                // A fault of the guest does not matter any more.
                 let _ = port.end(state, Closed::Removed);
             }
             if let Some(interface) = state.interface.take() {
@@ -470,17 +470,17 @@ impl Port {
         });
     }
 
-    /// The interface may have changed.
+    /// Makes a check of the interface happen soon, because it may have changed.
     pub(crate) fn look_again(&self) {
         self.looks.note_change();
     }
 
-    /// After [`remove`](Self::remove): whether no thread has anything of it any more.
+    /// After [`remove`](Self::remove): whether no thread uses the port any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.ended.load(Acquire) && !self.served.load(Acquire)
     }
 
-    /// Whether a thread serves it; begins or ends that.
+    /// Sets whether a thread serves a connection.
     pub(crate) fn note_served(&self, is_served: bool) {
         self.served.store(is_served, Release);
     }
@@ -490,7 +490,7 @@ impl Port {
         self.lines.locked().allow()
     }
 
-    /// As the log and `status` have it.
+    /// Its name in the log and `status`.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -512,8 +512,8 @@ pub(crate) fn mac_of(config: &PortConfig) -> [u8; 6] {
     config.mac.unwrap_or_else(|| stable_mac(config))
 }
 
-/// A locally administered address that is the same at every start, whatever the other options are: FNV-1a of the port's
-/// place.
+/// A locally administered address that is the same at every start, whatever the other options are: an FNV-1a hash of
+/// the port's endpoint and attachment.
 fn stable_mac(config: &PortConfig) -> [u8; 6] {
     let text = match &config.nic {
         NicConfig::Interface(PortQueues {

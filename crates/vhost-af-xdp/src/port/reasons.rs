@@ -15,10 +15,10 @@ pub(crate) enum Impaired {
     /// Queues cannot be set up before the steward is back.
     #[error("{AWAY}")]
     StewardAway,
-    /// The interface is gone, or cannot be used; what of it.
+    /// The interface is gone, or cannot be used; why.
     #[error("{0}")]
     Interface(String),
-    /// Its queues cannot be set up; what they lack.
+    /// Its queues cannot be set up; why.
     #[error("{0}")]
     Queues(String),
     #[error("interface {0} is down")]
@@ -41,15 +41,15 @@ pub(crate) enum Impaired {
 pub(crate) enum Closed {
     #[error("the VMM disconnected")]
     Disconnected,
-    /// A request of the VMM's was refused; why.
+    /// A request of the VMM was refused; why.
     #[error("{0}")]
     Refused(String),
-    /// It does not speak vhost-user; in which way.
+    /// The VMM violated the vhost-user protocol; how.
     #[error("{0}")]
     Protocol(String),
     #[error("{}", sigbus::TRUNCATED)]
     MemoryTruncated,
-    /// The guest broke the rules.
+    /// A fault of the guest.
     #[error("{0}")]
     Guest(Fault),
     #[error("the port was removed")]
@@ -70,27 +70,27 @@ impl Closed {
     }
 }
 
-/// How a session was, after its end.
+/// How a session ended, which decides about the pause before the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The VMM or its guest did wrong.
+    /// By a fault of the VMM or its guest.
     Wrong,
-    /// Nothing ever ran.
+    /// No queue pair ever ran.
     Idle,
-    /// The same, and it came several times for what is not offered.
+    /// The same, and VMMs have disconnected several times when they had read the offered features.
     Declined,
     /// A queue pair ran.
     Served,
 }
 
-/// A VMM that came while another was there, and was refused.
+/// A VMM that connected while another one was connected, and was refused.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TurnedAway {
     /// Its process, if known.
     pub(crate) second: Option<i32>,
-    /// That of the one that is there.
+    /// The process of the connected VMM, if known.
     pub(crate) first: Option<i32>,
-    /// For the end of the first one's session.
+    /// How long it waited for the end of the other one's session.
     pub(crate) waited: Duration,
 }
 
@@ -112,6 +112,6 @@ impl fmt::Display for TurnedAway {
 #[error("{task}, for {} s", .taken.as_secs())]
 pub(crate) struct Busy {
     pub(super) task: Task,
-    /// So far.
+    /// Time since the task began.
     pub(super) taken: Duration,
 }

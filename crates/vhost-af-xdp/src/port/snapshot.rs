@@ -1,12 +1,12 @@
 //! The published state of a port, which can be read without its lock.
 //!
 //! A thread may hold the lock for long: a queue is still busy, the steward does not answer, a VMM's memory is being
-//! mapped. `status` must not wait for it. So each holder publishes a snapshot of the state at its end ([`Published`]),
-//! and at its begin its task and the time; a reader takes no lock but that of the snapshot, under which no thread
-//! waits.
+//! mapped. `status` must not wait for it. So each holder publishes its task and the time when it starts, and a snapshot
+//! of the state when it ends ([`Published`]). A reader only takes the lock of the snapshot, and no thread waits while
+//! it holds that.
 //!
-//! A snapshot may be as old as the present holder's begin. It keeps nothing open: a lane's socket and an interface's
-//! lease are weak references, because their end is what frees a queue for its next holder.
+//! A snapshot may be as old as the start of the present holder. It keeps nothing open: a lane's socket and an
+//! interface's lease are weak references, because their end is what frees a queue for its next user.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::nic::interface::Interface;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::steering::SteeringReport;
 
-/// `status` names a message that takes longer.
+/// `status` shows a task that takes longer.
 const LONG: Duration = Duration::from_secs(1);
 
 /// The state at the end of the last holder of the lock.
@@ -41,7 +41,7 @@ pub(crate) struct PortSnapshot {
 pub(crate) struct SessionSnapshot {
     pub(crate) features: u64,
     pub(crate) peer: Option<i32>,
-    /// By pair; what is gone is stopped.
+    /// By pair; a lane that is gone has been stopped.
     pub(crate) lanes: Vec<Weak<LaneFacts>>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct InterfaceSnapshot {
     pub(crate) steering: SteeringReport,
     /// How the program is attached, if one is.
     pub(crate) attached: Option<Mode>,
-    /// For what is counted there.
+    /// For its counters.
     pub(crate) itself: Weak<Interface>,
 }
 
@@ -67,14 +67,14 @@ pub(crate) struct Published(Mutex<State>);
 #[derive(Default)]
 struct State {
     snapshot: Option<Arc<PortSnapshot>>,
-    /// The present holder's task, and its begin.
+    /// The present holder's task, and its start.
     busy: Option<(Task, Instant)>,
-    /// The answer to a VMM that connected while another was there.
+    /// The last VMM that was refused while the present one was connected.
     turned_away: Option<TurnedAway>,
 }
 
 impl Published {
-    /// What was shown last; nothing before the port's start is done.
+    /// The last snapshot; `None` before the port was started.
     pub(crate) fn snapshot(&self) -> Option<Arc<PortSnapshot>> {
         self.0.locked().snapshot.clone()
     }
@@ -86,24 +86,24 @@ impl Published {
         (taken >= LONG).then_some(Busy { task, taken })
     }
 
-    /// A thread has the lock.
+    /// Records that a thread has taken the lock for a task.
     pub(super) fn begin(&self, task: Task) {
         self.0.locked().busy = Some((task, Instant::now()));
     }
 
-    /// It is done with it.
+    /// Publishes the snapshot of a thread that releases the lock next.
     pub(super) fn publish(&self, snapshot: PortSnapshot) {
         let snapshot = Arc::new(snapshot);
         let mut state = self.0.locked();
         (state.snapshot, state.busy) = (Some(snapshot), None);
     }
 
-    /// The last answer to a VMM that connected while the present one was there.
+    /// The last VMM that was refused while the present one was connected.
     pub(crate) fn turned_away(&self) -> Option<TurnedAway> {
         self.0.locked().turned_away
     }
 
-    /// A VMM was turned away, or the one is there that this would be of.
+    /// Sets the last VMM that was refused; `None`: a new session begins.
     pub(crate) fn set_turned_away(&self, reason: Option<TurnedAway>) {
         self.0.locked().turned_away = reason;
     }

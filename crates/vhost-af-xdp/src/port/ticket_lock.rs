@@ -1,8 +1,8 @@
 //! Ticket lock: the threads that change a port run one after the other, in the order in which they took a ticket.
 //!
-//! These are the thread that reads the VMM's connection, the one that checks interfaces, one that registered memory,
-//! and the operator's. While a thread holds the lock it may wait for the kernel, the steward or the VMM. Only threads
-//! with later tickets of the same port wait for it.
+//! These are the thread that reads the VMM's connection, the one that checks interfaces, those that registered memory,
+//! and those that serve the operator. While a thread holds the lock it may wait for the kernel, the steward or the VMM.
+//! Only threads with later tickets of the same port wait for it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -33,7 +33,7 @@ impl fmt::Display for Task {
             Self::Connect => "a VMM that connected",
             Self::Request => "a request of its VMM",
             Self::Disconnect => "the end of its session",
-            Self::Link => "a look at its interface",
+            Self::Link => "a check of its interface",
             Self::Change => "a change of its configuration",
             Self::End => "its end",
         })
@@ -46,9 +46,9 @@ pub(super) struct Ticket(u64);
 /// See the module's head.
 pub(super) struct TicketLock<S> {
     state: Mutex<S>,
-    /// The next ticket. It orders nothing else.
+    /// The next ticket. Nothing is published through it.
     next: AtomicU64,
-    /// The ticket that holds the lock, or is the next to.
+    /// The ticket that holds the lock, or may take it next.
     serving: Mutex<u64>,
     changed: Condvar,
 }
@@ -67,7 +67,7 @@ impl<S> TicketLock<S> {
         Ticket(self.next.fetch_add(1, Relaxed))
     }
 
-    /// A ticket, if no other thread has one.
+    /// A ticket, if no other one is in use.
     pub(super) fn try_ticket(&self) -> Option<Ticket> {
         let serving = *self.serving.locked();
         let taken = self.next.compare_exchange(serving, serving + 1, Relaxed, Relaxed);
@@ -79,7 +79,7 @@ impl<S> TicketLock<S> {
         *self.serving.locked() == ticket.0
     }
 
-    /// Waits for the earlier tickets, and changes the state.
+    /// Waits for the earlier tickets, and runs `act` with the state.
     #[expect(clippy::needless_pass_by_value, reason = "it is used up")]
     pub(super) fn lock<R>(&self, ticket: Ticket, act: impl FnOnce(&mut S) -> R) -> R {
         let not_yet = |serving: &mut u64| *serving != ticket.0;

@@ -1,9 +1,9 @@
-//! Networks and ports that a client adds, changes and removes while the daemon runs, besides those of the file.
+//! Networks and ports that a client adds, changes and removes while the daemon runs, in addition to those of the file.
 //!
-//! One of the file is changed in the file. One that was added is kept until it is removed, until the file has one of its
-//! name, which counts from then on, or until the daemon ends. All else is as with a file that is read again: the helper
-//! checks it as if it were in the file, and changes that need no restart of a port disturb nobody. If something cannot
-//! start, all is put back to what it was before.
+//! The client cannot change a table of the file. An added one stays until it is removed, until the file has one of the
+//! same name, which replaces it, or until the daemon ends. All else is as in a reload: the helper checks it as if it
+//! were in the file, and changes that need no restart of a port interrupt no traffic. If something cannot start, the
+//! previous configuration is restored.
 
 use model::config::{ADDED, ConfigFile, Entry, Mistake, NamedTable, Network, Port, TableKind, Tables};
 use model::control::{Change, Changed, Done, Refused};
@@ -17,7 +17,7 @@ fn wrong(mistake: Mistake) -> Refused {
 }
 
 impl Reader {
-    /// Does it.
+    /// Applies a change.
     pub(super) fn change(&mut self, change: &Change) -> Result<Changed, Refused> {
         match change.table() {
             Some((TableKind::Port, name)) => self.change_table::<Port>(change, name),
@@ -46,7 +46,7 @@ impl Reader {
             self.check_unused(name)?;
         }
         let file = self.propose(name, wanted.as_ref())?;
-        // Checked: names of users became numbers.
+        // The helper has replaced names of users by numbers.
         let after = of_name(T::of(&file.added), name);
         let what = self.what(change, before.as_ref(), after)?;
         if what == Done::Nothing {
@@ -74,7 +74,7 @@ impl Reader {
         }
     }
 
-    /// Errors: ports are of that network.
+    /// Errors: ports are in that network.
     fn check_unused(&self, network: &str) -> Result<(), Refused> {
         let is_its = |port: &&Entry<Port>| port.value.member.network.as_deref() == Some(network);
         let ports: Vec<_> = self
@@ -89,7 +89,7 @@ impl Reader {
         }
     }
 
-    /// What a change comes to. The guests of a network stay connected, whatever changes of it.
+    /// What a change does. The guests of a network stay connected, whichever of its keys change.
     /// Errors: a port would have to be restarted, and the client does not allow it.
     fn what<T: NamedTable>(
         &self,
@@ -125,17 +125,17 @@ impl Reader {
         })
     }
 
-    /// Has the helper check it.
+    /// Lets the helper check the configuration with this table, or without it (`None`).
     fn propose<T: NamedTable>(&self, name: &str, table: Option<&Entry<T>>) -> Result<ConfigFile, Refused> {
         let mut tables = Tables::default();
         T::of_mut(&mut tables).extend(table.cloned());
         let proposed = match table {
-            // Rules give nobody anything that the helper watches over, and are longer than its messages.
+            // Filter rules need no check by the helper, and may be longer than its messages.
             Some(_) => self.requests.put(&without_rules(&tables)),
             None => self.requests.without(T::KIND, name),
         };
         let proposed = proposed.map(|file| ConfigFile {
-            // The daemon runs with that of its start, whatever the helper has read since.
+            // The daemon runs with the options of its start, even if the helper has read others since.
             daemon: self.file.daemon.clone(),
             ..self.with_rules(file, &tables)
         });
@@ -145,7 +145,7 @@ impl Reader {
         })
     }
 
-    /// The same with the filter rules of ports that are in no file, which only this thread has; `new`: those that come.
+    /// Adds the filter rules of added ports, which only this thread has; those of the ports in `new` first.
     pub(super) fn with_rules(&self, mut file: ConfigFile, new: &Tables) -> ConfigFile {
         for table in &mut file.added.ports {
             let known = of_name(&self.file.added.ports, &table.name);
@@ -156,7 +156,7 @@ impl Reader {
         file
     }
 
-    /// Puts into force what the helper has checked.
+    /// Applies a configuration that the helper has checked.
     fn settle<T: NamedTable>(&mut self, file: ConfigFile, name: &str) -> Result<Outcome, Refused> {
         let table = of_name(T::of(&file.added), name).cloned();
         let difference = self.difference(&file, Some((T::KIND, name)));
@@ -167,7 +167,7 @@ impl Reader {
         Ok(outcome)
     }
 
-    /// Keeps what was added for the next start; in words.
+    /// Stores added networks and ports for the next start; returns a message.
     pub(super) fn keep(&self) -> String {
         let Some(path) = &self.state else {
             return "what was added ends with the daemon: `state` below [daemon] names a file that keeps it"
@@ -184,7 +184,7 @@ impl Reader {
         }
     }
 
-    /// What went wrong with that, too.
+    /// Restores the table as it was before; returns what failed.
     fn put_back<T: NamedTable>(&mut self, name: &str, before: Option<&Entry<T>>) -> Vec<String> {
         let proposed = self.propose(name, before);
         match proposed.and_then(|file| self.settle::<T>(file, name)) {
@@ -194,7 +194,7 @@ impl Reader {
     }
 }
 
-/// What a port or network is to be; `None`: gone.
+/// The table that a change asks for; `None`: removed.
 fn wanted<T: NamedTable>(
     change: &Change,
     name: &str,
@@ -205,7 +205,7 @@ fn wanted<T: NamedTable>(
         Change::Put { keys, .. } => Ok(Some(T::named(name, keys).map_err(wrong)?)),
         Change::Patch { keys, .. } => {
             let mut all = there?.value.keys();
-            // What is wrong with one of these is reported without the others.
+            // Mistakes in the new keys are reported before those of the whole table.
             T::named(name, keys).map_err(wrong)?;
             all.extend(keys.clone());
             Ok(Some(T::named(name, &all).map_err(wrong)?))
@@ -214,19 +214,19 @@ fn wanted<T: NamedTable>(
     }
 }
 
-/// A mistake in the words of who reads a file.
+/// Converts the error message of a parser or check.
 fn mistake<T: NamedTable>(table: Option<&Entry<T>>, words: &str) -> Refused {
     let what = words
         .strip_prefix(ADDED)
         .and_then(|words| words.strip_prefix(": "));
     let what = what.unwrap_or(words);
-    // Its name could be that of a key.
+    // The name of the port or network could be that of a key.
     let said = table.and_then(|table| what.strip_prefix(&format!("{} {}: ", T::KIND, table.name)));
     let key = table.and_then(|table| table.named_by(said.unwrap_or(what)));
     Refused::mistake(key, what.to_owned())
 }
 
-/// The same without filter rules.
+/// A copy without filter rules.
 fn without_rules(tables: &Tables) -> Tables {
     let mut tables = tables.clone();
     let ports = tables.ports.iter_mut();

@@ -1,5 +1,5 @@
-//! Sockets that the daemon listens at, made before the sandbox closes: those of VMMs, the control socket, and those for
-//! HTTP. Their files are ours: what cannot start takes them away again, and later the helper does.
+//! Sockets that the daemon listens on, created before it enters the sandbox: those for VMMs, the control socket, and
+//! those for HTTP. If the start fails, the daemon removes their files; later the helper does.
 
 use std::fs;
 use std::net::TcpListener;
@@ -16,7 +16,7 @@ use crate::config::{ApiConfig, Control, Endpoint, PortConfig};
 use crate::listener::{self, Access};
 use crate::vhost_user::accept::VmmSource;
 
-/// Socket files of ours, removed if the start fails before the helper takes over.
+/// Socket files of the daemon, removed if the start fails before the helper takes over.
 #[derive(Default)]
 pub(super) struct Leftovers(pub(super) Vec<PathBuf>);
 
@@ -41,7 +41,7 @@ pub(super) fn vmm_source(port: &PortConfig, leftovers: &mut Leftovers) -> anyhow
     })
 }
 
-/// A descriptor that the parent left us: SO_ACCEPTCONN tells which kind it is.
+/// A descriptor that the parent process passed; SO_ACCEPTCONN shows whether it is a listening socket.
 #[allow(unsafe_code)]
 fn inherited(fd: i32) -> anyhow::Result<VmmSource> {
     // SAFETY: the descriptor was inherited (`external::check_inherited`), by the meaning of --fd it is ours alone, and
@@ -62,7 +62,7 @@ fn inherited(fd: i32) -> anyhow::Result<VmmSource> {
     Ok(VmmSource::Once(socket.into()))
 }
 
-/// Listens for `status`. Not having that is no reason not to serve.
+/// Listens on the control socket. If the default path is not available, the daemon runs without one.
 pub(super) fn listen_for_status(
     control: &Control,
     leftovers: &mut Leftovers,
@@ -74,7 +74,7 @@ pub(super) fn listen_for_status(
             let listened = listened.with_context(|| format!("--control {}", path.display()))?;
             (path.clone(), listened)
         }
-        // Nobody asked for it, and guests can do without.
+        // The default, not requested by an option; guests do not need it.
         Control::Usual => {
             let usual = control_socket::default_path();
             match control_socket::listen(&usual) {
@@ -92,7 +92,7 @@ pub(super) fn listen_for_status(
     Ok(Some(listened))
 }
 
-/// Listens for HTTP, where that was asked for.
+/// Listens for HTTP, if that is configured.
 pub(super) fn listen_for_http(api: &ApiConfig, leftovers: &mut Leftovers) -> anyhow::Result<Listeners> {
     let mut local = |option: &str, socket: &Option<(PathBuf, Access)>| -> anyhow::Result<Option<OwnedFd>> {
         let Some((path, access)) = socket else {
@@ -125,7 +125,7 @@ fn owner(access: &Access) -> u32 {
         .unwrap_or_else(|| rustix::process::geteuid().as_raw())
 }
 
-/// Who may change something, where others may connect, too.
+/// Who may make changes, if the socket's mode lets other users connect; `None`: everybody who can connect.
 fn changers(access: &Access) -> Option<Changers> {
     let others_connect = access.mode & 0o002 != 0;
     others_connect.then(|| Changers {

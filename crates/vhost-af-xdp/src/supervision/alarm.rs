@@ -15,30 +15,30 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::retry_on_intr;
 
-/// See the module's head. One a session, one a port, and one for the daemon.
+/// See the module's head. There is one for each session, one for each port, and one for the daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Alarm(Arc<OwnedFd>);
 
 impl Alarm {
-    /// One that is not raised.
+    /// An alarm that is not raised.
     pub(crate) fn new() -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self(Arc::new(event)))
     }
 
-    /// Raises it. One system call, which does not wait: a signal handler may do it, too.
+    /// Raises it, with one system call that does not wait: a signal handler may do it, too.
     pub(crate) fn raise(&self) {
         // Never full: that takes 2^64 writes.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 
-    /// Readable once it was raised.
+    /// A descriptor that is readable once the alarm is raised.
     pub(crate) fn event(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.0)
     }
 
-    /// Waits until one of these has something to be read, or its end; which of them have. `now`: only looks.
-    /// Errors: it was raised.
+    /// Waits until one of these is readable or closed by its peer; returns which are. `now`: does not wait.
+    /// Errors: the alarm was raised.
     pub(crate) fn await_any(&self, others: &[BorrowedFd<'_>], now: bool) -> io::Result<Vec<bool>> {
         let mut all = vec![PollFd::new(&*self.0, PollFlags::IN)];
         all.extend(
@@ -55,13 +55,13 @@ impl Alarm {
         }
     }
 
-    /// Waits until the connection has something to be read, or its end.
-    /// Errors: it was raised.
+    /// Waits until the connection is readable or closed by its peer.
+    /// Errors: the alarm was raised.
     pub(crate) fn await_message(&self, connection: &impl AsFd) -> io::Result<()> {
         self.await_any(&[connection.as_fd()], false).map(drop)
     }
 
-    /// Whether it was raised; that is final.
+    /// Whether the alarm was raised; it stays raised.
     pub(crate) fn is_raised(&self) -> bool {
         let now = Timespec::default();
         poll(&mut [PollFd::new(&*self.0, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)

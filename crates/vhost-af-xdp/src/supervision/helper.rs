@@ -1,31 +1,30 @@
-//! The helper: a process of its own that does for a daemon what the daemon, in its sandbox, cannot do any more.
+//! The helper: a separate process that does for a daemon what the daemon, in its sandbox, cannot do any more.
 //!
 //! # Theory of operation
 //!
 //! `serve` starts it (this program, with a hidden subcommand) after its sockets are bound and before it enters the
-//! sandbox. It sees no byte of what a VMM sends; a guest's memory is mapped by a child of it only, which has it pinned
-//! and reads nothing there either. It
-//!  1. is the steward of this one daemon, if none was named: it attaches the XDP program, makes and binds the sockets
-//!     and leases them by the same protocol, by a policy made of the command line: these interfaces and these queues,
-//!     to the user that the daemon becomes, and nothing else. Its listening socket has no name in the file system: the
-//!     daemon reaches it through a descriptor ([`Helper::steward`]);
+//! sandbox. It gets no byte of what a VMM sends. Only a child of it maps a guest's memory, to pin it, and does not
+//! read it. The helper
+//!  1. is the steward of this one daemon, if no other one is configured: it attaches the XDP program, creates and binds
+//!     the sockets and leases them by the same protocol. Its policy is made of the daemon's configuration: these
+//!     interfaces and these queues, for the user that the daemon becomes, and nothing else. Its listening socket has no
+//!     name in the file system: the daemon reaches it through a descriptor ([`Helper::steward`]);
 //!  2. removes the daemon's socket files when the daemon ends, however it ends, if they are still those that it bound;
-//!  3. checks whether a VMM shares its guest's memory (/proc/PID/maps), which landlock keeps from the daemon. It gets
-//!     the VMM's connection, and looks at the process at its other end, and only if the connection is one of the
-//!     daemon's vhost-user sockets. Each address comes with the file that the VMM passed for it, and the answer covers
-//!     private mappings of that file only: an attacker who took the daemon over, and has no other files, must not learn
-//!     where a VMM has its program, its libraries or its heap. A VMM whose memory map cannot be read because it has
-//!     locked it delays its own answer only: each query has a thread of its own, and the daemon waits for no answer
-//!     longer than two seconds.
+//!  3. checks whether a VMM shares its guest's memory (/proc/PID/maps), which landlock forbids to the daemon. It gets
+//!     the VMM's connection, and reads the maps of the process at its other end, but only if the connection is one of
+//!     the daemon's vhost-user sockets. Each address is sent with the file that the VMM passed for it, and the answer
+//!     covers private mappings of that file only: an attacker who took over the daemon, and has no other files, must
+//!     not learn where a VMM has its program, its libraries or its heap. If a VMM has locked its memory map, the helper
+//!     waits to read it, which delays only the answer about this VMM: each query has a thread of its own. The daemon
+//!     waits two seconds at most for an answer;
+//!  4. reads the daemon's file again, if it has one, validates ports that are added to those of the file, and creates
+//!     the sockets of new ones ([`requests`]).
 //!
-//!  4. reads the daemon's file again, if it has one, validates ports that are added to those of the file, and makes the
-//!     sockets of new ones ([`requests`]).
+//! Daemon and helper each hold one end of a socket pair, which shows that the other has ended. When the daemon ends,
+//! the helper removes the files and ends. If the helper ends first, and the daemon leased its queues from it, the
+//! daemon ends with an error, because the XDP program is gone, too.
 //!
-//! Both hold an end of a socket pair, which shows each of them when the other is gone. The helper then ends after its
-//! work is done; a daemon whose helper dies ends with an error if it leased its queues from it, because the program is
-//! gone, too.
-//!
-//! It runs as the daemon was started; root's is limited to the capabilities that it needs
+//! The helper runs as the user that started the daemon; for root, limited to the capabilities that it needs
 //! ([`capabilities::OF_A_KEEPER`]).
 
 mod files;
@@ -77,50 +76,50 @@ const POLICY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The helper's configuration, which it reads from its standard input.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct HelperOptions {
-    /// It is a steward.
+    /// It is the daemon's steward.
     pub(crate) is_steward: bool,
-    /// What that gives at first.
+    /// The queues that the steward leases at first.
     pub(crate) leases: Vec<Queues>,
-    /// The user of the leases, and the group.
+    /// The user that may lease queues, and the group.
     pub(crate) user: u32,
     pub(crate) group: u32,
-    /// Its sockets may poll the driver, at most this many frames at a time.
+    /// Budget (frames) of busy polling, if sockets may busy-poll.
     pub(crate) busy_poll: Option<u16>,
-    /// Sockets to remove in the end.
+    /// Socket files to remove when the daemon ends.
     pub(crate) files: Vec<PathBuf>,
-    /// Paths of the sockets to VMMs.
+    /// Paths of the vhost-user sockets.
     pub(crate) vmm_sockets: Vec<PathBuf>,
-    /// The daemon's file, if it has one, with what was added to it.
+    /// The daemon's file, if it has one, with added networks and ports.
     pub(crate) config: Option<ConfigFile>,
     /// Options of the daemon's command line.
     pub(crate) options: Daemon,
-    /// Where networks and ports are kept that are added to the file.
+    /// The file that keeps added networks and ports.
     pub(crate) state: Option<PathBuf>,
-    /// Where sockets may be made by it.
+    /// Directories in which the helper may create sockets.
     pub(crate) directories: Vec<PathBuf>,
-    /// Ports may be added to those of the file.
+    /// Clients may add ports to those of the file.
     pub(crate) changes: bool,
 }
 
 /// The socket of a private steward.
 struct Private {
     listener: OwnedFd,
-    /// Its file, which has no name any more.
+    /// The socket's file, which has no name any more.
     file: OwnedFd,
 }
 
-/// The daemon's side. Dropping it ends the helper, and waits until its work is done.
+/// The daemon's side. Dropping it ends the helper, and waits until the helper has done its work.
 pub(crate) struct Helper {
     end: UnixStream,
-    /// Keeps the way to the private steward open.
+    /// Keeps the socket of the private steward reachable.
     steward: Option<OwnedFd>,
-    /// The way for requests about the daemon's file, if it has one.
+    /// Sends requests about the daemon's file, if it has one.
     requests: Option<Arc<Requests>>,
     ending: Arc<AtomicBool>,
 }
 
 impl Helper {
-    /// Starts it.
+    /// Starts the helper.
     pub(crate) fn start(options: &HelperOptions) -> anyhow::Result<Self> {
         let (end, theirs) = UnixStream::pair().context("no socket pair")?;
         let (queries, answers) = message_pair()?;
@@ -158,7 +157,7 @@ impl Helper {
                 fcntl_setfd(fd, FdFlags::empty())?;
             }
         }
-        // It outlives us on purpose; its end is seen by the socket pair.
+        // The helper outlives the daemon on purpose; the socket pair shows its end.
         #[allow(clippy::zombie_processes)]
         command
             .spawn()
@@ -173,13 +172,13 @@ impl Helper {
         })
     }
 
-    /// Where its steward is reached, if it is one.
+    /// Where to connect to the helper's steward, if it is one.
     pub(crate) fn steward(&self) -> Option<PathBuf> {
         let file = self.steward.as_ref()?;
         Some(PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())))
     }
 
-    /// The way for requests about the daemon's file, if it has one.
+    /// Sends requests about the daemon's file, if it has one.
     pub(crate) fn requests(&self) -> Option<Arc<Requests>> {
         self.requests.clone()
     }
@@ -189,7 +188,7 @@ impl Helper {
         let (mut end, ending) = (self.end.try_clone()?, Arc::clone(&self.ending));
         let body = move || {
             let _ = end.read(&mut [0]);
-            // Set before what makes the helper end; see drop.
+            // Set before the shutdown that makes the helper end; see `drop`.
             if !ending.load(Ordering::Acquire) {
                 gone();
             }
@@ -239,7 +238,7 @@ impl Private {
     }
 }
 
-/// A new directory that only this user can look into.
+/// Makes a new directory that only this user can read.
 pub(crate) fn make_directory() -> io::Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
     let own = std::process::id();
@@ -277,14 +276,14 @@ pub(crate) fn run(args: HelperArgs) -> anyhow::Result<()> {
         .and_then(|text| text_of(text, u64::MAX));
     let options: HelperOptions =
         serde_json::from_str(&text?).context("no configuration at standard input")?;
-    // The daemon ends in order, then the helper does; a signal for the whole group is the daemon's.
+    // A signal to the process group is for the daemon: when it has stopped, the helper ends.
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP, SIGQUIT] {
         signal_hook::flag::register(signal, Arc::clone(&ignored)).context("cannot handle signals")?;
     }
     let _ = rustix::thread::set_name(c"helper");
     let files = Arc::new(Files::of(options.files));
-    // Before the helper drops the privileges to open them.
+    // Before the helper gives up the capabilities to open them.
     let directories = Arc::new(Directories::open(&options.directories));
     if rustix::process::geteuid().is_root() {
         let further = match options.config {
@@ -322,7 +321,7 @@ pub(crate) fn run(args: HelperArgs) -> anyhow::Result<()> {
         Some(listener) => {
             steward::server::raise_descriptor_limit();
             let policy = policy(options.user, options.leases, options.busy_poll);
-            // The program is removed with the server, and with the last lease: no other process could ask for more.
+            // No other process could lease queues later: the program is removed with the server and the last lease.
             Server::new(policy, taken(listener)?)
                 .map(|server| server.with_linger(Duration::ZERO))
                 .and_then(|server| server.with_policies(others.asked, others.policies))
@@ -331,13 +330,13 @@ pub(crate) fn run(args: HelperArgs) -> anyhow::Result<()> {
         None => wait_for(end.as_fd()),
     };
     files.remove_all();
-    // By way of them files are found.
+    // The paths of the files lead through them (/proc/self/fd).
     drop(directories);
     served.context("the helper cannot wait for requests")
 }
 
-/// Puts a configuration into force: the steward applies it, if there is one here, and the sockets of removed ports are
-/// removed.
+/// Makes a configuration take effect: the private steward, if there is one, applies its policy, and the sockets of
+/// removed ports are removed.
 fn adopting(policies: Option<Policies>, vmm_sockets: &Arc<VmmSockets>, files: &Arc<Files>) -> Adopt {
     let (known, files) = (Arc::clone(vmm_sockets), Arc::clone(files));
     Box::new(move |config| {
@@ -364,7 +363,7 @@ fn start(name: &str, body: impl FnOnce() + Send + 'static) -> anyhow::Result<()>
     started.map(drop).context("no thread")
 }
 
-/// The umask, which is changed for the time of a bind, becomes this thread's own.
+/// Gives this thread a umask of its own: it is changed while a socket is bound.
 fn own_umask() {
     #[allow(deprecated)] // its replacement is unsafe for the sake of CLONE_FILES, which is not asked for
     let _ = rustix::thread::unshare(rustix::thread::UnshareFlags::FS);
@@ -379,14 +378,14 @@ fn policy(user: u32, leases: Vec<Queues>, busy_poll: Option<u16>) -> Policy {
     }
 }
 
-/// How the steward here hears of another policy.
+/// Sends another policy to the steward in this process.
 struct Policies {
     user: u32,
     tell: UnixStream,
     policies: Sender<NewPolicy>,
 }
 
-/// Its end of that.
+/// The steward's end of it.
 struct OtherPolicies {
     asked: UnixStream,
     policies: Receiver<NewPolicy>,
@@ -404,7 +403,7 @@ impl Policies {
         Ok((ours, OtherPolicies { asked, policies }))
     }
 
-    /// Leases are given by this configuration from now on; those that it does not allow end.
+    /// Applies the policy of this configuration; leases that it does not allow end.
     fn go_by(&self, config: &ServeConfig) -> Result<(), String> {
         let policy = policy(self.user, config.queues(), config.busy_poll_budget());
         let (applied, done) = mpsc::channel();

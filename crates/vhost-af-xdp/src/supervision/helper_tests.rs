@@ -24,7 +24,7 @@ fn file_that_was_replaced_is_left_alone() {
     fs::remove_dir_all(directory).expect("ours");
 }
 
-/// A lease of queue 0 of an interface that is not there; why not.
+/// Requests a lease of queue 0 of an interface that does not exist; returns why it is refused.
 fn refusal(private: &OwnedFd) -> Reason {
     let wanted = Wanted {
         interface: "no-such-nic".to_owned(),

@@ -1,22 +1,22 @@
-//! Ends a wait in write(2) on an eventfd of a VMM's.
+//! Ends a write(2) that blocks on an eventfd of a VMM.
 //!
 //! Call and error eventfds are the VMM's as well. The daemon makes them non-blocking, but that flag belongs to the open
 //! file: the VMM can clear it and fill the counter, and a writer waits until the VMM reads, which may be never. No
-//! check before the write would hold at the write, so the watchdog sends SIGURG to a thread that stays in one. Its
-//! handler does nothing; but a waiting write ends with EINTR (eventfd_write, fs/eventfd.c: interruptible, and no
-//! SA_RESTART here), and one that does not wait is never interrupted. A signal before the write begins is lost; the
+//! check before the write would hold at the write, so the watchdog sends SIGURG to a thread that stays in such a write.
+//! Its handler does nothing, but makes a waiting write fail with EINTR (eventfd_write, fs/eventfd.c: interruptible, and
+//! no SA_RESTART here); a write that does not wait is never interrupted. A signal before the write begins is lost; the
 //! next one, [`PERIOD`] later, is not.
 //!
 //! Writers:
-//!  - workers, for each call (`device/src/call.rs`). The watchdog cannot know that they write, so it sends the signal
-//!    to one that is awake and has finished no round between two looks, whatever it does. All other work of a worker
-//!    tolerates that: it waits in no other system call but ppoll, whose EINTR means to look again, and an interrupted
-//!    kick is repeated ([`xsk`]'s `Kick`);
-//!  - control threads, with [`write`] alone: the calls of lanes that they stopped, and error eventfds. Only they get
-//!    the signal, and only while they are in there: their other system calls need not know of it.
+//!  - workers, for each call (`device/src/call.rs`). The watchdog cannot know whether they write, so it sends the
+//!    signal to each that is awake and has finished no round between two checks, whatever it does. All other work of a
+//!    worker tolerates that: its only other system call that waits is ppoll, after whose EINTR it checks its queues
+//!    again, and an interrupted kick is repeated ([`xsk`]'s `Kick`);
+//!  - control threads, with [`write`] alone: for calls of lanes that they stopped, and error eventfds. They get the
+//!    signal only while they are in it: their other system calls need not handle EINTR.
 //!
-//! Threads that get the signal exist: workers exist as long as the process, and a control thread leaves the list under
-//! the lock under which the signal is sent.
+//! The signal is sent to existing threads only: workers exist as long as the process, and a control thread removes
+//! itself from the list under the same lock that is held while the signal is sent.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -33,10 +33,10 @@ use crate::lock::Locked;
 use crate::switch::progress::Watcher;
 use program::signal_handler;
 
-/// Between two looks whether a thread waits.
+/// Time between two checks whether a thread waits.
 pub(crate) const PERIOD: Duration = Duration::from_millis(20);
 
-/// Its default action is to do nothing, so one from elsewhere does no harm either.
+/// Its default action is to be ignored, so one from elsewhere does no harm.
 pub(super) const SIGNAL: libc::c_int = libc::SIGURG;
 
 /// Control threads that are in [`write`].
@@ -55,18 +55,18 @@ pub(crate) fn install() -> io::Result<()> {
 
 extern "C" fn nothing(_signal: libc::c_int, _info: *mut libc::siginfo_t, _context: *mut libc::c_void) {}
 
-/// Ends a wait of that thread, if it is in one.
+/// Ends a write of that thread that blocks, if it is in one.
 pub(crate) fn interrupt(thread: &JoinHandle<()>) {
     // SAFETY: a thread with a handle has not been joined, so its number is valid.
     let _ = unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGNAL) };
 }
 
-/// Writes to a call or error eventfd of a VMM's, on a control thread; `false` if that made us wait, which was ended
-/// then.
+/// Writes to a call or error eventfd of a VMM, on a control thread; `false` if the write blocked and was
+/// interrupted.
 #[must_use]
 pub(crate) fn write(event: &OwnedFd, watcher: &Watcher) -> bool {
     let _writer = Writer::enter(watcher);
-    // A full counter (EAGAIN) means that the VMM has something to look at already. A socket never makes us wait.
+    // A full counter (EAGAIN) means that the VMM has unread events already. MSG_DONTWAIT keeps a socket from blocking.
     let one = 1u64.to_ne_bytes();
     let written = match send(event, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
         Err(Errno::NOTSOCK) => rustix::io::write(event, &one),
@@ -80,7 +80,7 @@ pub(crate) fn has_writers() -> bool {
     !WRITERS.locked().is_empty()
 }
 
-/// Ends waits of those that are in [`write`] for longer than they need.
+/// Interrupts control threads that have been in [`write`] for longer than [`PERIOD`].
 pub(crate) fn interrupt_writers() {
     for writing in WRITERS.locked().iter() {
         if writing.since.elapsed() >= PERIOD {
@@ -90,7 +90,7 @@ pub(crate) fn interrupt_writers() {
     }
 }
 
-/// This thread is in the list.
+/// Keeps this thread in the list.
 struct Writer(libc::pthread_t);
 
 impl Writer {

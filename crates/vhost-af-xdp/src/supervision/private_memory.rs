@@ -1,4 +1,4 @@
-//! Whether a VMM maps its guest's memory privately, by /proc/PID/maps (proc_pid_maps(5)).
+//! Finds out from /proc/PID/maps (proc_pid_maps(5)) whether a VMM maps its guest's memory privately.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -6,14 +6,14 @@ use std::os::fd::AsFd;
 
 use rustix::fs::{fstat, major, minor};
 
-/// How a process maps its memory, where that may be read.
+/// The memory map of a process, if it may be read.
 pub(crate) fn maps_of(pid: i32) -> Option<BufReader<File>> {
     File::open(format!("/proc/{pid}/maps")).ok().map(BufReader::new)
 }
 
-/// A file, and where the VMM has it in its memory.
+/// A file, and an address at which the VMM maps it.
 pub(crate) struct MappedFile<F> {
-    /// Of a byte of it.
+    /// Address of a byte of the file.
     pub(crate) address: u64,
     pub(crate) file: F,
 }
@@ -33,7 +33,7 @@ pub(crate) fn first_private<F: AsFd>(maps: impl BufRead, files: &[MappedFile<F>]
     first_private_of(maps, files.iter().filter_map(identity).collect())
 }
 
-/// A file, as maps name it.
+/// Identity of a file in a memory map.
 #[derive(PartialEq, Eq)]
 struct FileId {
     major: u32,
@@ -54,7 +54,7 @@ fn first_private_of(mut maps: impl BufRead, mut files: Vec<(u64, FileId)>) -> Op
             continue;
         };
         while let Some((address, file)) = files.next_if(|&(address, _)| address < end) {
-            // Those before it are in no mapping.
+            // Addresses before `start` are in no mapping.
             if address >= start && is_private_of(&line, &file) {
                 return Some(address);
             }
@@ -63,7 +63,7 @@ fn first_private_of(mut maps: impl BufRead, mut files: Vec<(u64, FileId)>) -> Op
     None
 }
 
-/// The addresses of a mapping.
+/// The address range of a mapping.
 fn range_of(line: &[u8]) -> Option<(u64, u64)> {
     let range = line.split(|&byte| byte == b' ').next()?;
     let (start, end) = std::str::from_utf8(range).ok()?.split_once('-')?;
@@ -71,9 +71,9 @@ fn range_of(line: &[u8]) -> Option<(u64, u64)> {
     Some((address(start)?, address(end)?))
 }
 
-/// Whether a mapping is a private one of that file.
+/// Whether a line describes a private mapping of that file.
 fn is_private_of(line: &[u8], file: &FileId) -> bool {
-    // A name may be of any bytes.
+    // A file name may have any bytes.
     let line = String::from_utf8_lossy(line);
     let mut fields = line.split_ascii_whitespace().skip(1);
     let (Some(modes), Some(device), Some(inode)) = (fields.next(), fields.nth(1), fields.next()) else {

@@ -1,6 +1,6 @@
 //! Notifies a service manager that guests can connect (sd_notify(3), `Type=notify` of a unit).
 //!
-//! The daemon is in its sandbox by then, without paths: the socket is connected before.
+//! The daemon is in its sandbox then, and can open no path, so it connects the socket earlier.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -12,7 +12,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 pub(crate) struct ServiceManager(Option<UnixDatagram>);
 
 impl ServiceManager {
-    /// The one that started this process and wants to know.
+    /// The service manager that started this process, if it asks for notifications (`NOTIFY_SOCKET`).
     pub(crate) fn of_this_process() -> Self {
         Self::at(std::env::var_os("NOTIFY_SOCKET"))
     }
@@ -20,20 +20,20 @@ impl ServiceManager {
     fn at(place: Option<OsString>) -> Self {
         let socket = place.map(|place| connect(&place)).transpose();
         Self(socket.unwrap_or_else(|error| {
-            tracing::warn!("the service manager cannot be told that this daemon is ready: {error}");
+            tracing::warn!("cannot connect to the service manager (NOTIFY_SOCKET): {error}");
             None
         }))
     }
 
-    /// Guests can come.
+    /// Notifies the service manager that guests can connect.
     pub(crate) fn tell_ready(self) {
         if let Some(Err(error)) = self.0.map(|socket| socket.send(b"READY=1")) {
-            tracing::warn!("the service manager was not told that this daemon is ready: {error}");
+            tracing::warn!("cannot notify the service manager that this daemon is ready: {error}");
         }
     }
 }
 
-/// A path, or an abstract name behind an `@`.
+/// `place`: a path, or `@` and an abstract name.
 fn connect(place: &OsStr) -> io::Result<UnixDatagram> {
     let address = match place.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,

@@ -4,22 +4,22 @@
 //! it sealed it), huge pages can run out, memory can fail; the next access to such a page is SIGBUS, whose default
 //! action ends the process with all its ports. So:
 //!
-//!  1. Each mapping of a file of the VMM's (guest memory, dirty log, inflight region) is entered in a static table,
-//!     before its first byte is touched and until it is unmapped: nothing maps one without a [`ForeignFiles`], which
-//!     [`Watched`] is.
-//!  2. The handler looks the fault's address up there. If it is in one, the whole mapping (the guest's part of a map)
-//!     is replaced by zero pages of the daemon (one mmap with MAP_FIXED; mappings are back to back, so the range begins
-//!     and ends on the page size of its neighbours), the session is flagged and its alarm raised, and the access that
-//!     faulted is repeated, now on zeros.
-//!  3. The control thread wakes by the alarm as after a guest's fault, and finds the flag: the port
-//!     closes as `memory-truncated`. Until then workers move zeros. Nothing looks at the flag per frame.
-//!  4. Any other address is the daemon's own fault: the default action, as if there were no handler.
+//!  1. Each mapping of a file of the VMM (guest memory, dirty log, inflight region) is entered in a static table
+//!     before its first byte is accessed, and stays there until it is unmapped: such files are mapped only through a
+//!     [`ForeignFiles`], here [`Watched`].
+//!  2. The handler looks up the fault's address in the table. If an entry contains it, the handler replaces the whole
+//!     mapping (the guest's part of a map) by zero pages of the daemon (one mmap with MAP_FIXED; mappings are back to
+//!     back, so the range begins and ends on the page size of its neighbours), sets the session's flag and raises its
+//!     alarm. Then the CPU repeats the access that faulted, now on zeros.
+//!  3. The alarm wakes the control thread, as for a guest's fault. It finds the flag, and the port closes as
+//!     `memory-truncated`. Until then workers move zeros. The data path never checks the flag.
+//!  4. Any other address is a fault of the daemon itself: the default action follows, as without a handler.
 //!
 //! The handler does system calls and atomics, nothing else (signal-safety(7)).
 //!
-//! Invariant: an entry that the handler finds stays valid while it runs. The faulting thread holds the map, and with it
-//! the entry. Others may get new owners meanwhile, and are skipped then: with the start of one owner and the length of
-//! another the handler could take memory of a third for the range that faulted ([`Entry::holds`]).
+//! Invariant: an entry that the handler finds stays valid while it runs, because the faulting thread holds the map, and
+//! with it the entry. Other entries may change owners meanwhile; the handler skips these. If it combined the start of
+//! one owner with the length of the next, it could replace memory of a third ([`Entry::holds`]).
 
 #![allow(unsafe_code)]
 
@@ -37,7 +37,7 @@ use super::interrupt;
 use crate::supervision::alarm::Alarm;
 use program::signal_handler;
 
-/// The reason when a port closes for it.
+/// The reason of a port that closes because its guest's memory vanished.
 pub(crate) const TRUNCATED: &str =
     "guest memory vanished: the VMM truncated the file behind it, or there was no (huge) page left for it";
 
@@ -47,7 +47,7 @@ const MOST: usize = 4096;
 /// An entry: a range of guest memory and its watch. Free while `len` is 0 and `claimed` is not set.
 struct Entry {
     claimed: AtomicBool,
-    /// How many owners it has had; counted before any other field is the new one's.
+    /// Number of its owners so far; incremented before the other fields are set for a new one.
     owners: AtomicUsize,
     start: AtomicUsize,
     /// Bytes; published last and withdrawn first.
@@ -65,7 +65,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// For a session over `connection`, whose alarm is raised on a hit.
+    /// Watches a session over `connection`; `alarm` is raised on a hit.
     pub(crate) fn new(connection: Option<UnixStream>, alarm: Option<Alarm>) -> Arc<Self> {
         Arc::new(Self {
             hit: AtomicBool::new(false),
@@ -81,17 +81,17 @@ impl Watch {
 
     /// Whether memory vanished.
     pub(crate) fn is_hit(&self) -> bool {
-        // Observes the handler's store; the control thread comes here after the alarm, which the handler
-        // raises after its store.
+        // Observes the handler's store: the control thread reads this after the alarm, which the handler raises after
+        // its store.
         self.hit.load(Ordering::Acquire)
     }
 
-    /// In the handler.
+    /// Flags the session; called by the handler.
     fn tell(&self) {
-        // Published before the alarm that makes a thread look; see is_hit.
+        // Published before the alarm that makes the control thread read it; see `is_hit`.
         self.hit.store(true, Ordering::Release);
         if let Some(alarm) = &self.alarm {
-            // std would set errno, which belongs to the code that was interrupted; rustix, by which it is raised, does
+            // std would set errno, which belongs to the code that was interrupted; rustix, which `raise` calls, does
             // not use it.
             alarm.raise();
         }
@@ -105,7 +105,7 @@ impl Watch {
 )]
 struct TooMany;
 
-/// Keeps a range entered. Holds what the handler follows.
+/// Keeps a range in the table, and the watch that the handler follows.
 struct Entered {
     entry: &'static Entry,
     _watch: Arc<Watch>,
@@ -120,7 +120,7 @@ pub(crate) struct Watched {
 
 impl ForeignFiles for Watched {
     fn guard(&self, start: NonNull<u8>, bytes: usize) -> io::Result<Guard> {
-        // Acquire pairs with the release in Entered::drop: what the entry's last owner wrote is done.
+        // Acquire pairs with the release in `Entered::drop`: the last owner has withdrawn the entry.
         let claim = |entry: &&Entry| {
             entry
                 .claimed
@@ -174,7 +174,7 @@ impl Entry {
         self.len.store(len, Ordering::Release);
     }
 
-    /// Withdraws it.
+    /// Withdraws the entry.
     fn leave(&self) {
         self.len.store(0, Ordering::Relaxed);
     }
@@ -194,8 +194,8 @@ impl Entry {
 
 /// Installs the handler, for the process.
 pub(crate) fn install() -> io::Result<()> {
-    // SAFETY: it does system calls and atomics, see the head. The other signal waits: an alternate stack has room for
-    // one frame with all registers.
+    // SAFETY: it does system calls and atomics only, see the head. SIGURG is blocked meanwhile: an alternate stack has
+    // room for one frame with all registers.
     unsafe { signal_handler::install(libc::SIGBUS, on_sigbus, 0, &[interrupt::SIGNAL]) }
 }
 
@@ -203,7 +203,7 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
     // SAFETY: the kernel passes a valid siginfo (SA_SIGINFO), and for SIGBUS with a positive code si_addr is set.
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     if code <= 0 || !replace(addr) {
-        // SAFETY: both are async-signal-safe. The signal is blocked while we are here, and comes when we return.
+        // SAFETY: both are async-signal-safe. The signal is blocked until this handler returns, and is delivered then.
         unsafe {
             libc::signal(libc::SIGBUS, libc::SIG_DFL);
             libc::raise(libc::SIGBUS);
@@ -211,7 +211,7 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
     }
 }
 
-/// Puts zero pages in the place of the guest memory at `addr`; false if it is none.
+/// Replaces the mapping that contains `addr` by zero pages; false if none does.
 fn replace(addr: usize) -> bool {
     let Some((entry, range)) = ENTRIES.iter().find_map(|entry| Some((entry, entry.holds(addr)?))) else {
         return false;
@@ -252,14 +252,14 @@ mod tests {
         }
     }
 
-    /// One that is not sealed.
+    /// A file that is not sealed.
     fn file(bytes: u64) -> OwnedFd {
         let file = memfd_create("file", MemfdFlags::CLOEXEC).expect("memfd");
         ftruncate(&file, bytes).expect("room");
         file
     }
 
-    /// Guest memory that is the whole of a file.
+    /// Guest memory that is a whole file.
     fn memory_of(file: &OwnedFd) -> Region {
         Region {
             guest_addr: GuestAddr(0),
@@ -270,7 +270,7 @@ mod tests {
         }
     }
 
-    /// A map of a file, watched; the other end of the connection; the file.
+    /// A watched map of a file; its watch; the alarm; the file.
     fn watched() -> (MemoryMap, Arc<Watch>, Alarm, OwnedFd) {
         let file = file(LEN);
         let alarm = Alarm::new().expect("an eventfd");
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!((byte(&other, 0), other_watch.is_hit()), (7, false));
     }
 
-    /// A VMM that truncates the file when its size was checked and its first byte was not yet read.
+    /// A VMM that truncates the file after its size was checked, and before its first byte is read.
     struct Truncating<'a>(&'a Arc<Watch>, &'a OwnedFd);
 
     impl ForeignFiles for Truncating<'_> {
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!((byte(&map, 0), watch.is_hit()), (0, true));
     }
 
-    /// The watchdog sends it to workers at any time.
+    /// The watchdog sends the signal to workers at any time.
     #[test]
     fn signal_of_the_watchdog_waits_for_the_handler() {
         install().expect("installed");
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(blocked, 1);
     }
 
-    /// A session's map goes and another's takes the entry while a handler looks through the table for a third address.
+    /// One map is unmapped and another one takes its entry, while a handler searches the table for a third address.
     #[test]
     fn entry_that_changes_hands_has_the_start_and_length_of_one_owner() {
         // Below vm.mmap_min_addr, in the order of long and short: the short one's start with the long one's length

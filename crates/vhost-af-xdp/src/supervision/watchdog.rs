@@ -1,14 +1,14 @@
-//! Detects a worker that hangs, and names the port whose guest's memory it may wait for; of a cable, both ends.
+//! Detects a worker that hangs, and names the port whose guest memory it may wait for; for a cable, both ports.
 //!
 //! Guest memory is a file of the VMM, and a file system may stop answering: the worker that touches it waits in the
 //! kernel, with all its lanes, and the daemon cannot end that wait. It can report it, give new lanes to other workers,
 //! and end in time when it gets a signal (serve.rs).
 //!
-//! One thread reads the workers' progress ([`crate::switch::progress`]), [`LOOK`] apart, and not at all while all sleep
-//! and no other thread writes to a VMM (interrupt.rs). A worker that went to sleep right after it had hung is read once
-//! more: otherwise it would be reported as hanging until some worker wakes. A worker that is awake and has finished no
-//! round between three looks hangs: three, because after the whole process was stopped the watchdog may be the first to
-//! continue.
+//! One thread reads the workers' progress ([`crate::switch::progress`]) every [`LOOK`], but not while all of them sleep
+//! and no other thread writes to a VMM (interrupt.rs). If a worker hung and then went to sleep, it is read once more:
+//! otherwise it would be reported as hanging until some worker wakes. A worker that is awake and has finished no
+//! round between three readings hangs: three, because after the whole process was stopped the watchdog may be the first
+//! thread to continue.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,21 +20,21 @@ use crate::switch::progress::Activity;
 use crate::switch::workers::{Observation, Workers};
 use steward::log_limit::LogLimit;
 
-/// Between two looks.
+/// Time between two readings.
 const LOOK: Duration = Duration::from_millis(500);
-/// Looks that find a worker where it was, after which it hangs.
+/// Number of readings without progress after which a worker hangs.
 const LOOKS: u32 = 2;
 
-/// What is known of workers that hang, in the order of the workers.
+/// The workers that hang, by worker.
 #[derive(Clone, Default)]
 pub(crate) struct Watchdog(Arc<Mutex<Vec<Option<Hang>>>>);
 
 /// A worker that hangs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hang {
-    /// When it was seen first where it is.
+    /// When it was first seen in the same round.
     since: Instant,
-    /// The ports whose guests' memory it may be in.
+    /// The ports whose guest memory it may wait for.
     ports: Vec<Arc<str>>,
 }
 
@@ -48,20 +48,20 @@ impl Hang {
     }
 }
 
-/// What was seen of a worker last.
+/// The last reading of a worker.
 struct Watched {
     seen: Observation,
     since: Instant,
-    /// Looks since that found the same.
+    /// Number of readings since then that were the same.
     same: u32,
 }
 
-/// What a look finds out.
+/// Result of a reading.
 #[derive(Debug, PartialEq, Eq)]
 enum Change {
     None,
     Hangs(Instant),
-    /// It hung for this long.
+    /// It continues, after it hung for this long.
     GoesOn(Duration),
 }
 
@@ -78,7 +78,7 @@ impl Watched {
         }
     }
 
-    /// Whether it did at the last look.
+    /// Whether it hung at the last reading.
     fn hangs(&self) -> bool {
         self.same >= LOOKS
     }
@@ -117,7 +117,7 @@ impl Watchdog {
         Ok(watchdog)
     }
 
-    /// What hangs, by worker.
+    /// The workers that hang, by worker.
     pub(crate) fn hangs(&self) -> MutexGuard<'_, Vec<Option<Hang>>> {
         self.0.locked()
     }
@@ -137,7 +137,7 @@ impl Watchdog {
                     let hang = hang(&change, seen.activity, workers);
                     workers.note_hang(worker, hang.is_some());
                     self.hangs()[worker].clone_from(&hang);
-                    // Without the lock: `status` looks at it, and a log may be slow.
+                    // Without the lock: `status` takes it, and logging may be slow.
                     report(worker, hang.as_ref(), &change, &mut log);
                 }
             }
@@ -146,7 +146,7 @@ impl Watchdog {
     }
 }
 
-/// What is known then of a worker that is there.
+/// What `status` reports of a worker after this change.
 fn hang(change: &Change, activity: Activity, workers: &Workers) -> Option<Hang> {
     let &Change::Hangs(since) = change else {
         return None;
@@ -158,8 +158,8 @@ fn hang(change: &Change, activity: Activity, workers: &Workers) -> Option<Hang> 
     Some(Hang { since, ports })
 }
 
-/// For `time`, ends waits of workers that are awake and have finished no round between two looks, and of control
-/// threads ([`interrupt`]). In memory that never answers this does nothing.
+/// For `time`, interrupts workers that are awake and have finished no round between two readings, and control
+/// threads that write ([`interrupt`]). This does not end a wait for memory that never answers.
 fn interrupt_for(time: Duration, workers: &Workers) {
     let mut before: Vec<_> = workers.observe().collect();
     for _ in 0..time.as_millis() / interrupt::PERIOD.as_millis() {
@@ -200,7 +200,7 @@ mod tests {
 
     const HERE: Activity = Activity::InLane(LaneId(7));
 
-    /// What looks that find this, half a second apart, lead to; hangs without their time.
+    /// Results of these readings, half a second apart.
     fn changes(observations: &[(u64, Activity)]) -> Vec<&'static str> {
         let begun = Instant::now();
         let mut watched = Watched::new(begun);

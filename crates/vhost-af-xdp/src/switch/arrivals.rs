@@ -1,10 +1,10 @@
-//! From a NIC queue to a guest: received frames, looked at where that is wanted, and delivered.
+//! From a NIC queue to a guest: takes received frames, checks them where that is needed, and delivers them.
 //!
-//! Frames leave the NIC's ring a batch at a time. The next batch is not taken before this one is delivered, and nothing
-//! is held back for more to come. So at most one batch waits here for the guest's buffers, and the rest waits in the
-//! ring: back-pressure reaches the kernel, which counts what it then drops (`rx_ring_full`,
-//! `rx_fill_ring_empty_descs`). Chunks are given back when the whole batch is delivered. They lie in the queue
-//! ([`NicQueue::received`]), so that the next lane finds them there.
+//! Frames leave the NIC's ring a batch at a time. The next batch is not taken before this one is delivered, and no
+//! frame is held back to be merged with later ones. So at most one batch waits here for the guest's buffers, and the
+//! rest waits in the ring: back-pressure reaches the kernel, which counts what it then drops (`rx_ring_full`,
+//! `rx_fill_ring_empty_descs`). Chunks return to the NIC when the whole batch is delivered. Until then they are kept in
+//! the queue ([`NicQueue::received`]), where the guest's next lane finds them.
 //!
 //! Frames in one piece that no filter, limit or offload reads go from the ring straight into the guest's buffers.
 
@@ -42,21 +42,20 @@ use crate::nic::queue::Nic;
 struct FramePieces {
     /// Index of the first in [`NicQueue::received`].
     first: u16,
-    /// How many.
     pieces: u16,
 }
 
-/// What is known of all frames that come.
+/// What is known of all received frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// Longest frame there is, bytes.
+    /// Longest possible frame, bytes.
     pub(crate) frame_limit: u32,
     /// They may come from a stack on the same machine, which leaves checksums unfinished.
     pub(crate) partial_checksums: bool,
 }
 
 impl Origin {
-    /// What goes to a guest comes from where its own frames go.
+    /// Frames to a guest come from the interface that its own frames leave by.
     fn of(pair: &QueuePair) -> Self {
         Self {
             frame_limit: pair.frame_limit,
@@ -65,7 +64,7 @@ impl Origin {
     }
 }
 
-/// Which frames the guest gets, and how many.
+/// Filter rules and rate limit of what the guest gets.
 pub(crate) struct Admission<'a, 'b> {
     pub(crate) policer: &'a mut Policer<'b>,
     pub(crate) filter: Option<&'a mut Acl>,
@@ -83,7 +82,7 @@ impl Admission<'_, '_> {
         if let Some(filter) = &mut self.filter {
             let mut head = [0; HEADERS_MAX];
             let known = (piece.len as usize).min(HEADERS_MAX);
-            // Of one in several pieces only the first is there.
+            // Only the first piece is known here, and so not the length of a frame in several pieces.
             let len = if piece.more {
                 usize::MAX
             } else {
@@ -102,36 +101,36 @@ impl Admission<'_, '_> {
     }
 }
 
-/// See the module's head. What is known of [`NicQueue::received`].
+/// See the module's head. The state of the batch in [`NicQueue::received`].
 pub(crate) struct Arrivals {
     /// What to look for in frames, if anything.
     looks: Option<Looks>,
-    /// Longest frame there is, bytes.
+    /// Longest possible frame, bytes.
     frame_limit: u32,
     batch: Batch,
     position: Position,
     frames: [FramePieces; MOST_FRAMES],
     /// Pieces that belong to whole frames. Later ones belong to a frame whose last piece has not arrived.
     whole: usize,
-    /// Of that one a piece is missing.
+    /// A piece of that frame is missing.
     torn: bool,
-    /// The next piece is of a frame that the guest does not get.
+    /// The next piece belongs to a frame that the guest does not get.
     refused: bool,
-    /// The guest has frames without the tag that they come with.
+    /// The guest gets frames without the tag that they arrive with.
     untags: bool,
-    /// Where the frame to be written lies.
+    /// Where the bytes of the frame to be written are.
     ranges: Vec<UmemRange>,
-    /// Frames that were taken from the NIC in this batch.
+    /// Frames taken from the NIC in this batch.
     taken: u64,
-    /// The guest has buffers, but fewer than the frame in hand needs.
+    /// The guest has buffers, but fewer than the next frame needs.
     pub(super) short: bool,
 }
 
 impl Arrivals {
-    /// For a guest, and a queue that may have frames in hand for it.
+    /// For a guest, and a queue that may hold received frames for it.
     pub(crate) fn new<N>(pair: &QueuePair, queue: &mut NicQueue<N>, counters: &PairCounters) -> Self {
         let mut arrivals = Self::from(Origin::of(pair), pair);
-        // At most a batch, as it was when they were taken. The queue keeps its room for more.
+        // At most a batch, because no more were taken. Draining keeps the capacity of `received`.
         let pieces: Vec<_> = queue.received.drain(..).collect();
         for piece in pieces {
             arrivals.push(Ok(piece), &mut queue.received, &queue.umem, counters);
@@ -139,7 +138,7 @@ impl Arrivals {
         arrivals
     }
 
-    /// For a guest for which no frame is in hand.
+    /// For a guest for which no received frames are held.
     pub(crate) fn from(origin: Origin, pair: &QueuePair) -> Self {
         Self {
             looks: Looks::of(pair, origin.partial_checksums),
@@ -157,7 +156,7 @@ impl Arrivals {
         }
     }
 
-    /// The same, for a guest that has the frames of its VLAN without their tag.
+    /// The same, for a guest that gets the frames of its VLAN without their tag.
     pub(crate) fn untagging(self, untags: bool) -> Self {
         Self { untags, ..self }
     }
@@ -167,9 +166,9 @@ impl Arrivals {
         self.frame_limit = bytes;
     }
 
-    /// Delivers frames that were received among others' into chunks of `umem`, as far as the guest has buffers.
-    /// `received`: those that were taken out of `waiting` and not delivered yet. `beside`: what goes with them.
-    /// Errors: what the guest did wrong.
+    /// Delivers frames that a queue shared with other guests received into chunks of `umem`, as far as the guest has
+    /// buffers. `received`: those taken out of `waiting` and not delivered yet. `extras`: further facts about them.
+    /// Errors: the guest's fault.
     pub(crate) fn deliver_waiting(
         &mut self,
         (waiting, received): (&mut VecDeque<RxDesc>, &mut Vec<RxDesc>),
@@ -201,8 +200,8 @@ impl Arrivals {
         Ok(())
     }
 
-    /// Takes what the NIC received, and delivers it as far as the guest has buffers, and may get it.
-    /// Errors: what the guest did wrong.
+    /// Takes frames from the NIC, and delivers those that the guest may get, as far as it has buffers.
+    /// Errors: the guest's fault.
     pub(crate) fn deliver<N: Nic>(
         &mut self,
         queue: &mut NicQueue<N>,
@@ -219,7 +218,7 @@ impl Arrivals {
             if self.looks.is_none() && admits_all && !self.untags && !is_read {
                 waits = self.deliver_plainly(queue, delivery)?;
             } else if left > 0 && delivery.has_buffer(left)? {
-                // What finds no buffer is better left to the kernel to count.
+                // Frames that find no buffer are better left in the ring: the kernel counts what it drops.
                 self.take_batch(queue, &mut admission, delivery.counters);
                 let NicQueue { umem, received, .. } = queue;
                 waits = self.deliver_batch((received, &()), umem, delivery)?;
@@ -233,7 +232,7 @@ impl Arrivals {
         Ok(())
     }
 
-    /// Takes what the NIC received, as many as a batch holds, each with the tag that the guest shall see, or without.
+    /// Takes at most a batch of frames from the NIC, and inserts or removes their tags as the guest expects it.
     fn take_batch<N: Nic>(
         &mut self,
         queue: &mut NicQueue<N>,
@@ -279,7 +278,7 @@ impl Arrivals {
         }
     }
 
-    /// Delivers frames that nothing reads; true if one waits for buffers.
+    /// Delivers frames that need no check; true if one waits for buffers.
     #[inline]
     fn deliver_plainly<N: Nic>(
         &mut self,
@@ -314,14 +313,14 @@ impl Arrivals {
         Ok(false)
     }
 
-    /// Whether the next piece is the first of a frame. `received`: pieces in hand.
+    /// Whether the next piece is the first of a frame. `received`: how many pieces are in the batch.
     #[inline]
     fn is_first(&self, received: usize) -> bool {
         received == self.whole && !self.torn
     }
 
-    /// Whether the guest gets the frame of a piece; counts a denied one. `hints`: the frame's metadata; `None`: drop
-    /// it, which is counted.
+    /// Whether the guest gets the frame of a piece; counts a denied one. `hints`: the frame's metadata; `None`: it has
+    /// to be dropped, and is counted already.
     #[inline]
     fn may_get(
         &mut self,
@@ -351,7 +350,7 @@ impl Arrivals {
         may
     }
 
-    /// Takes a piece in; with its last one a frame is whole. What cannot be a frame is counted.
+    /// Adds a piece to the batch; the last piece completes a frame. Counts what cannot be a frame.
     #[inline]
     fn push(
         &mut self,
@@ -374,7 +373,7 @@ impl Arrivals {
         };
         self.taken += u64::from(!more);
         if self.torn && !more {
-            // Its chunks go back with the batch's.
+            // Its chunks go back with those of the batch.
             counters.to_guest_in_pieces.add(1);
             (self.whole, self.torn) = (received.len(), false);
         } else if !more && received.len() > self.whole {
@@ -382,7 +381,7 @@ impl Arrivals {
         }
     }
 
-    /// The pieces behind those of whole frames have become one.
+    /// Makes a frame of the pieces behind those of whole frames.
     #[inline]
     fn add(&mut self, received: &mut [RxDesc], umem: &Umem, counters: &PairCounters) {
         let number = self.batch.len();
@@ -399,8 +398,8 @@ impl Arrivals {
         };
         self.whole += pieces.len();
         if pieces.len() > 1 && len > self.frame_limit {
-            // Pieces of several frames were taken for one: it is longer than any is. Its chunks go back with the
-            // batch's.
+            // Pieces of several frames were taken for one frame: no frame is that long. Its chunks go back with those
+            // of the batch.
             counters.to_guest_in_pieces.add(1);
             return;
         }
@@ -428,8 +427,8 @@ impl Arrivals {
         }
     }
 
-    /// Delivers a batch, in GSO packets as long as there are buffers; true if something is left, for which the guest
-    /// has to post buffers first, or for which another poll has to read them.
+    /// Delivers a batch, merged into GSO packets that the buffers can hold; true if frames are left, for which the
+    /// guest has to post buffers first, or for which another poll has to read them.
     #[inline]
     fn deliver_batch(
         &mut self,
@@ -443,7 +442,7 @@ impl Arrivals {
         let mut fetched = false;
         while let Some(run) = self.batch.run(&self.position, delivery.room_for_frame()) {
             let fits = run.bytes() <= delivery.room_for_frame();
-            // With buffers that were posted meanwhile, and without those used up in front of them.
+            // Tries again with buffers that were posted meanwhile, and in place of used ones.
             if (!fits || !run.is_whole()) && !fetched && delivery.fetch_more()? {
                 fetched = true;
                 continue;
@@ -460,7 +459,7 @@ impl Arrivals {
         Ok(false)
     }
 
-    /// Writes a run, which fits.
+    /// Writes a run of frames, which fits.
     #[inline]
     fn deliver_run(&mut self, received: &mut [RxDesc], umem: &Umem, delivery: &mut Delivery<'_>, run: &Run) {
         let offload = match self.looks {
@@ -475,7 +474,7 @@ impl Arrivals {
             return;
         }
         if run.frames() > 1
-            // SAFETY: frames in hand are given back to the NIC after they were delivered.
+            // SAFETY: frames of the batch go back to the NIC only after they were delivered.
             && let Some(bytes) = unsafe { received_bytes_mut(umem, &mut received[first]) }
         {
             self.batch.rewrite(run, bytes);
@@ -513,7 +512,7 @@ impl Arrivals {
             }
             self.batch.advance(&mut self.position, &run);
         }
-        // Those behind whole frames are of one that has not come yet.
+        // Pieces behind whole frames belong to one whose last piece has not arrived.
         let pieces: Vec<_> = queue.received.drain(..).collect();
         for (at, piece) in pieces.into_iter().enumerate() {
             match waits.get(at) {

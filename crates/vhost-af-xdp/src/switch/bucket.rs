@@ -1,15 +1,15 @@
 //! A token bucket: how much may pass at a time, by the clock.
 //!
 //! It is kept as one number, the time at which the bucket will be full again (the generic cell rate algorithm, ITU-T
-//! I.371, in its form as virtual scheduling). What is taken moves that time forward by as long as it takes to flow in
-//! again. So nothing is added as time passes, and pairs of a port may be of several workers: each takes with one
-//! compare-and-swap. Nothing is published through it, so all of that is relaxed.
+//! I.371, in its form as virtual scheduling). Taking units moves that time forward by as long as they need to flow in
+//! again. So nothing is added as time passes, and lanes of a port may run on several workers: each takes units with one
+//! compare-and-swap. Nothing is published through it, so all accesses are relaxed.
 //!
 //! The unit of time is 1/64 ns, which separates frames of 64 bytes at 100 Gb/s to 0.3 % and lasts for nine years of a
 //! process. A cost is rounded up, never down: rounding never exceeds a limit.
 //!
-//! What costs more than the bucket holds passes when it is full, and has to be made up for before anything else passes:
-//! so there is no frame that never does.
+//! A frame that costs more than the bucket holds passes when the bucket is full, and nothing else passes until its cost
+//! has flowed in again. So each frame can pass at some time.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,7 +19,7 @@ use model::rates::Rate;
 
 /// Ticks of a nanosecond.
 const TICKS_A_NS: u64 = 64;
-/// Binary digits behind the point of what one bit or packet costs.
+/// Fractional bits of the cost of one bit or packet.
 const FRACTION: u32 = 32;
 
 /// A time, or how long something takes, in units of 1/64 ns.
@@ -47,7 +47,7 @@ impl Ticks {
         Self(self.0.saturating_add(other.0))
     }
 
-    /// None, if `other` is later.
+    /// The difference; zero if `other` is later.
     pub(crate) fn minus(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
@@ -60,15 +60,15 @@ impl Ticks {
 /// See the module's head.
 #[derive(Debug)]
 pub(crate) struct Bucket {
-    /// Of one bit, or packet, with [`FRACTION`].
+    /// Ticks for one bit, or packet, with [`FRACTION`] fractional bits.
     cost: u128,
-    /// In which the empty bucket gets full.
+    /// The time in which the empty bucket becomes full.
     depth: Ticks,
     full_at: AtomicU64,
 }
 
 impl Bucket {
-    /// A full one.
+    /// A full bucket.
     pub(crate) fn new(rate: Rate) -> Self {
         let second = u128::from(TICKS_A_NS) * 1_000_000_000;
         let cost = (second << FRACTION).div_ceil(u128::from(rate.per_second.max(1)));
@@ -83,7 +83,7 @@ impl Bucket {
         }
     }
 
-    /// In which it gets full.
+    /// The time in which the empty bucket becomes full.
     pub(crate) fn depth(&self) -> Ticks {
         self.depth
     }
@@ -93,12 +93,12 @@ impl Bucket {
     fn ticks(&self, units: u64) -> Ticks {
         let ticks = u128::from(units).saturating_mul(self.cost);
         let ticks = ticks.saturating_add((1 << FRACTION) - 1) >> FRACTION;
-        // What does not fit 64 bits is years.
+        // A time that does not fit 64 bits is years.
         Ticks(u64::try_from(ticks).unwrap_or(u64::MAX / 4))
     }
 
     /// Takes bits, or packets.
-    /// Errors: it has not so much; how long that takes.
+    /// Errors: the bucket has fewer; how long to wait.
     #[inline]
     pub(crate) fn take(&self, units: u64, now: Ticks) -> Result<(), Ticks> {
         let cost = self.ticks(units);
@@ -128,7 +128,7 @@ impl Bucket {
         let _ = self.full_at.fetch_update(Relaxed, Relaxed, next);
     }
 
-    /// What was taken is not needed.
+    /// Returns units that were taken.
     pub(crate) fn give_back(&self, units: u64) {
         let cost = self.ticks(units).0;
         // It never fails: each value has a next one.
@@ -185,7 +185,7 @@ mod tests {
             assert!(taken <= exact + size, "{per_second}: {taken} of {exact}");
             assert!(taken * 100 >= exact * 99, "{per_second}: {taken} of {exact}");
         }
-        // Those of which a second would take long to try.
+        // Rates at which testing a whole second would take long.
         for (per_second, size) in [(14_880_952, 1), (100_000_000_000, 512), (HIGHEST, 512)] {
             let bucket = bucket(per_second, size);
             let lasts = Ticks(SECOND.0 / 1000);

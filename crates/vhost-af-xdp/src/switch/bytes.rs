@@ -1,12 +1,12 @@
-//! Copies between guest memory and UMEM.
+//! Copies between guest memory, UMEMs and the daemon's memory.
 //!
 //! Purpose: the one place of the data path that dereferences pointers. Both sides are shared (the guest writes its RAM
-//! whenever it likes, the kernel writes frames that it holds), so bytes move by raw pointer and no reference to them is
-//! ever formed. A chunk of our own, in private memory, is not shared while it is in our hands; a caller that makes a
-//! slice of one promises that it is ([`own_bytes`], [`received_bytes`]).
+//! whenever it likes, the kernel writes chunks that it holds), so bytes are copied through raw pointers, and no
+//! reference to them is ever formed. A chunk in the daemon's private memory is not shared while the NIC does not have
+//! it; a caller that makes a slice of one promises that this holds ([`own_bytes`], [`received_bytes`]).
 //!
 //! Invariant: every range is checked against its mapping here, whatever earlier checks found; two comparisons are
-//! cheaper than an argument.
+//! cheaper than a proof that they are not needed.
 
 #![allow(unsafe_code)]
 
@@ -59,12 +59,12 @@ unsafe impl UmemMemory for GuestRam {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UmemRange {
     pub(crate) start: UmemOffset,
-    /// How many, bytes.
+    /// Its length, bytes.
     pub(crate) len: u32,
 }
 
 impl UmemRange {
-    /// Those that the NIC received into a piece.
+    /// The bytes of a received piece.
     #[inline]
     pub(crate) fn of(piece: &RxDesc) -> Self {
         Self {
@@ -74,8 +74,7 @@ impl UmemRange {
     }
 }
 
-/// Copies a piece of guest memory into the UMEM. `None`: a range is outside its mapping, nothing
-/// was copied.
+/// Copies a piece of guest memory into the UMEM. `None`: a range is outside its mapping, and nothing is copied.
 #[inline]
 pub(crate) fn guest_to_umem(guest: &MemoryMap, from: Piece, umem: &Umem, to: UmemOffset) -> Option<()> {
     let source = guest.ptr(from.offset, from.len as usize)?;
@@ -101,7 +100,7 @@ pub(crate) fn umem_to_guest(umem: &Umem, from: UmemOffset, guest: &MemoryMap, to
     Some(())
 }
 
-/// Copies a piece of a guest's memory into that of another, or of the same; as [`guest_to_umem`].
+/// Copies a piece of a guest's memory into the memory of another guest, or of the same; as [`guest_to_umem`].
 #[inline]
 pub(crate) fn guest_to_guest(from: &MemoryMap, piece: Piece, to: &MemoryMap, offset: u64) -> Option<()> {
     let source = from.ptr(piece.offset, piece.len as usize)?;
@@ -110,8 +109,8 @@ pub(crate) fn guest_to_guest(from: &MemoryMap, piece: Piece, to: &MemoryMap, off
     Some(())
 }
 
-/// Copies a guest's frame into the memory of another guest, or of the same, behind its virtio-net header: first bytes
-/// of the daemon's memory, then those of a piece; as [`guest_to_umem`].
+/// Copies a guest's frame into the memory of another guest, or of the same, and writes its virtio-net header before it.
+/// The frame consists of `head`, in the daemon's memory, and of `rest`; as [`guest_to_umem`].
 #[inline]
 pub(crate) fn between_guests(
     from: &MemoryMap,
@@ -134,8 +133,7 @@ pub(crate) fn between_guests(
     Some(())
 }
 
-/// Copies a guest's frame into the UMEM: first bytes of the daemon's memory, then those of a piece; as
-/// [`guest_to_umem`].
+/// Copies a guest's frame into the UMEM: `head`, from the daemon's memory, and behind it `rest`; as [`guest_to_umem`].
 #[inline(always)]
 pub(crate) fn head_and_rest_to_umem(
     guest: &MemoryMap,
@@ -171,8 +169,8 @@ pub(crate) fn frame_to_guest(
     Some(())
 }
 
-/// The bytes that a descriptor sends from a chunk of the daemon; `None` if they are not all in private memory of the
-/// UMEM. The memory before that may be guest memory, of which no slice is ever made.
+/// The bytes that a descriptor sends from a chunk of the daemon; `None` if they are not all in the UMEM's private
+/// memory. The memory before that may be guest memory, of which no slice is ever made.
 ///
 /// # Safety
 /// The descriptor has not been passed to a NIC, its chunk is private memory of the daemon, and no other descriptor that
@@ -188,8 +186,8 @@ pub(crate) unsafe fn own_bytes<'a>(umem: &'a Umem, desc: &'a mut TxDesc) -> Opti
     Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), desc.len as usize) })
 }
 
-/// The bytes of a piece that was received into a chunk of our own; `None` if they are not all in the piece's chunk, or
-/// the chunk is a guest's.
+/// The bytes of a piece that was received into a chunk of the daemon; `None` if they are not all in the piece's chunk,
+/// or the chunk is a guest's.
 ///
 /// # Safety
 /// The piece came from the NIC of this UMEM, and its chunk has not been given back to it.
@@ -201,14 +199,14 @@ pub(crate) unsafe fn received_bytes<'a>(umem: &'a Umem, piece: &'a RxDesc) -> Op
     Some(unsafe { std::slice::from_raw_parts(start.as_ptr(), piece.len as usize) })
 }
 
-/// As [`received_bytes`], to be changed.
+/// As [`received_bytes`], mutable.
 ///
 /// # Safety
 /// As [`received_bytes`].
 #[inline]
 pub(crate) unsafe fn received_bytes_mut<'a>(umem: &'a Umem, piece: &'a mut RxDesc) -> Option<&'a mut [u8]> {
     let start = received_start(umem, piece)?;
-    // SAFETY: as received_bytes; the piece is borrowed alone for as long as the slice is.
+    // SAFETY: as received_bytes; the piece is borrowed mutably for as long as the slice is.
     Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), piece.len as usize) })
 }
 
@@ -225,8 +223,9 @@ fn received_start(umem: &Umem, piece: &RxDesc) -> Option<NonNull<u8>> {
         .flatten()
 }
 
-/// Writes a virtio-net header to a place of that offset in guest memory, or leaves it as it is: see
-/// [`header_ends_line`]. A guest that changes it meanwhile misleads itself.
+/// Writes a virtio-net header to `target`, which is at `offset` in guest memory. Skips the write where the same bytes
+/// are there already, if that is cheaper: see [`header_ends_line`]. A guest that changes them meanwhile harms only
+/// itself.
 #[inline(always)]
 fn put_header(header: [u8; HEADER_BYTES as usize], target: NonNull<u8>, offset: u64) {
     if header_ends_line(offset) {
@@ -239,8 +238,7 @@ fn put_header(header: [u8; HEADER_BYTES as usize], target: NonNull<u8>, offset: 
     copy(NonNull::from(&header).cast(), target, header.len());
 }
 
-/// As `copy`, without a call where there is little to copy: the shortest frames are the most. What is copied may
-/// change meanwhile.
+/// As `copy`, without a call where there is little to copy: most frames are short. The source may change meanwhile.
 #[inline(always)]
 fn copy_short(source: NonNull<u8>, target: NonNull<u8>, len: usize) {
     match len {

@@ -1,13 +1,13 @@
-//! What is done about the checksums of received frames.
+//! Checksums of received frames: verification for the guest, and completion of partial ones.
 //!
 //! | the guest accepted GUEST_CSUM | the checksum is | the frame |
 //! |---|---|---|
-//! | yes | right | is marked DATA_VALID: the guest need not look |
-//! | yes | partial | is marked NEEDS_CSUM, with the place of the checksum |
+//! | yes | valid | is marked DATA_VALID: the guest need not verify it |
+//! | yes | partial | is marked NEEDS_CSUM, with the position of the checksum |
 //! | no | partial | has its checksum completed here |
-//! | | wrong, missing, of another protocol, of a fragment | is passed as it is, unmarked |
+//! | | invalid, missing, of another protocol, of a fragment | is delivered as it is, unmarked |
 //!
-//! In direct placement frames are in the guest's memory. There a valid checksum is not confirmed: that needs a sum over
+//! In direct placement frames are in the guest's memory. There a valid checksum is not reported: that needs a sum over
 //! a private copy of the whole frame, which costs the worker as much as it saves the guest. Partial checksums are
 //! handled, with a private copy of the headers, or of the frame if its checksum has to be completed. If the guest
 //! changes the frame meanwhile, only that guest loses.
@@ -17,7 +17,7 @@
 //! interfaces nothing is verified.
 //!
 //! The partial checksum of a packet inside VXLAN or Geneve ([`packet::tunnel`]) is completed for every guest: few
-//! drivers expect NEEDS_CSUM to point there. The outer checksum is right then.
+//! drivers expect NEEDS_CSUM to point there. The outer checksum is valid in that case.
 //!
 //! Not handled, because nothing in the frame shows them: SCTP's checksum, which local senders leave out as well, and
 //! partial checksums inside of other tunnels. `ethtool -K PEER tx off` makes a sender on the other end of a veth
@@ -50,7 +50,7 @@ pub(crate) struct Looks {
 }
 
 impl Looks {
-    /// For a guest that receives; `None`: the guest accepts no result, and nothing has to be completed.
+    /// For frames to a guest; `None`: the guest accepts no result, and nothing has to be completed.
     pub(crate) fn of(guest: &QueuePair, partial: bool) -> Option<Self> {
         let looks = Self {
             partial,
@@ -60,7 +60,7 @@ impl Looks {
     }
 
     /// Verifies the checksum of a frame in chunks of the daemon; also returns a checksum inside a tunnel that has to be
-    /// completed first. `first`: bytes of its first piece.
+    /// completed first. `first`: the bytes of the frame's first piece.
     #[inline]
     pub(crate) fn verify(
         self,
@@ -111,7 +111,7 @@ pub(crate) struct PrivateLook {
 }
 
 impl PrivateLook {
-    /// For a guest to which frames come; `None`: no partial checksums occur.
+    /// For frames to a guest; `None`: no partial checksums occur.
     pub(crate) fn of(guest: &QueuePair, partial: bool) -> Option<Self> {
         let looks = Looks::of(guest, partial)?;
         looks.partial.then(|| Self {
@@ -120,7 +120,7 @@ impl PrivateLook {
         })
     }
 
-    /// Looks at a frame, and completes its checksum if that has to be; the virtio-net header that it gets, but for
+    /// Looks at a frame, and completes its checksum if that is needed. Returns the virtio-net header for it, except for
     /// `num_buffers`.
     pub(crate) fn look(&mut self, umem: &Umem, frame: UmemRange, counters: &PairCounters) -> [u8; 10] {
         let unfinished = match self.find(umem, frame) {
@@ -142,14 +142,14 @@ impl PrivateLook {
         if !tunnel::is_tunnel(&self.copy[..known], &layers) {
             return Partial::find(&self.copy[..known], &layers);
         }
-        // Not those once more that the layers were found by.
+        // Does not read again the bytes from which the layers were parsed.
         let more = TUNNEL_HEADERS_MAX.min(frame.len as usize);
         let behind = UmemOffset::new(frame.start.get() + known as u64);
         umem.read(behind, &mut self.copy[known..more])?;
         Partial::find(&self.copy[..more], &layers)
     }
 
-    /// Completes a partial checksum; `None`, and nothing written, if the frame is longer than any may be.
+    /// Completes a partial checksum. `None`: the frame is too long or inconsistent, and nothing is written.
     fn complete(&mut self, umem: &Umem, frame: UmemRange, unfinished: &Unfinished) -> Option<()> {
         let copy = self.copy.get_mut(..frame.len as usize)?;
         umem.read(frame.start, copy)?;
@@ -163,10 +163,10 @@ impl PrivateLook {
     }
 }
 
-/// The bytes of a frame's first piece, in a chunk of our own.
+/// The bytes of a frame's first piece, in a chunk of the daemon.
 #[inline]
 pub(crate) fn first_bytes<'a>(pieces: &'a [RxDesc], umem: &'a Umem) -> &'a [u8] {
-    // SAFETY: pieces of frames in hand ([`Arrivals`](super::arrivals::Arrivals)) are given back after they were
+    // SAFETY: pieces of a batch ([`Arrivals`](super::arrivals::Arrivals)) go back to the NIC only after they were
     // delivered.
     let bytes = pieces
         .first()
@@ -208,7 +208,7 @@ fn sum_of_pieces(pieces: &[RxDesc], umem: &Umem, of: &Unfinished) -> Option<Sum>
     (left == 0).then_some(all)
 }
 
-/// Completes a partial checksum; the frame lies in chunks of our own.
+/// Completes a partial checksum of a frame in chunks of the daemon.
 #[inline(never)]
 pub(crate) fn complete(pieces: &mut [RxDesc], umem: &Umem, unfinished: &Unfinished) {
     // The field holds the sum of the pseudo-header, so the sum over it is that of all.
@@ -217,7 +217,7 @@ pub(crate) fn complete(pieces: &mut [RxDesc], umem: &Umem, unfinished: &Unfinish
     };
     let at = unfinished.at;
     let Some(piece) = pieces.first_mut() else { return };
-    // SAFETY: as in `first_bytes`; it is borrowed alone.
+    // SAFETY: as in `first_bytes`; the piece is borrowed mutably.
     if let Some(bytes) = unsafe { received_bytes_mut(umem, piece) }
         && let Some(place) = bytes.get_mut(at.field()..at.field() + 2)
     {

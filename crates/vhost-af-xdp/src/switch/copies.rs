@@ -19,10 +19,10 @@ use super::lane::{Network, RxTarget};
 use super::rate_limit::Cost;
 use super::to_guest::{Bytes, Delivery, Fit, NO_OFFLOAD};
 
-/// Writes one of several copies of a frame for a guest. The guest loses it if it has no buffer now, or if its limit is
-/// used up. Returns the number of frames delivered. The mark goes with the frame to another worker. The caller has
-/// applied the filter rules ([`RxTarget::allows`]).
-/// Errors: what the guest did wrong.
+/// Writes one of several copies of a frame for a guest. The copy is lost if the guest has no buffer now, or its rate
+/// limit is used up. Returns the number of frames delivered. `mark`: for another worker. The caller has applied the
+/// filter rules ([`RxTarget::allows`]).
+/// Errors: the guest's fault.
 pub(super) fn write_copy(
     RxTarget {
         pair,
@@ -50,16 +50,16 @@ pub(super) fn write_copy(
     Ok(delivery.finish())
 }
 
-/// A frame in the daemon's memory, to be copied for several guests, for each by its offloads.
+/// A frame in the daemon's memory that is copied for several guests, as the offloads of each require.
 pub(super) struct Several<'a> {
     pub(super) frame: &'a mut Vec<u8>,
-    /// 0: none.
+    /// The frame's VLAN; 0: none.
     pub(super) vlan: u16,
     /// It may come from a stack on the same machine, which leaves checksums unfinished.
     pub(super) may_be_partial: bool,
-    /// For another worker.
+    /// For receivers on another worker.
     pub(super) mark: CrossWorkerMark,
-    /// Of the sender.
+    /// Counters of the sender.
     pub(super) counters: &'a PairCounters,
 }
 
@@ -84,7 +84,7 @@ impl Several<'_> {
         work + self.give_alike(to, forwarding, header, false, network)
     }
 
-    /// Completes a checksum in the headers, which were parsed.
+    /// Completes a checksum, at the position that the parsed headers give.
     fn complete(&mut self, unfinished: &Unfinished) {
         if let Some(packet) = self.frame.get_mut(..unfinished.end as usize) {
             let _ = checksum::complete(packet, unfinished.at);
@@ -118,7 +118,7 @@ impl Several<'_> {
             let mut shown = TwoParts::of(self.frame, tag_off);
             let admits = shown.is_allowed(self.mark.flow, &mut target);
             work += target.take_work();
-            // How many come is limited where they come from.
+            // The number of such frames is limited at their source.
             if admits && let Err(fault) = write_copy(target, (shown.len(), self.mark), offload, &mut shown) {
                 network.blame(guest.at, fault);
             }
@@ -162,7 +162,7 @@ impl<'a> TwoParts<'a> {
         u32::try_from(self.0.len() + self.1.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether filter rules admit it as it is written.
+    /// Whether the target's filter rules admit the frame as it is written.
     fn is_allowed(&self, flow: FlowHints, target: &mut RxTarget<'_>) -> bool {
         if target.filter.is_none() {
             return true;

@@ -1,13 +1,13 @@
-//! A guest joined with a NIC queue, each frame copied once: the fused path of two endpoints (`--memory=copy`).
+//! A guest joined with a NIC queue; each frame is copied once (`--memory=copy`).
 //!
 //! Chunks of the queue's UMEM circulate: free pool → (filled from the guest) → TX ring → completion → pool, and pool →
 //! fill ring → RX ring → (copied to the guest) → fill ring.
 //!
-//! A guest that uses fewer pairs than its port has would lose the frames of the other queues: the NIC spreads frames
-//! over all its queues. So frames for a pair that is off go to the lane's [`RxTarget`]: the first pair, which is always
-//! on (VirtIO 1.3, 5.1.6.5.5).
+//! A guest that uses fewer pairs than its port has would lose the frames of the other queues, because the NIC spreads
+//! frames over all its queues. So frames for a disabled pair go to the lane's [`RxTarget`]: the first pair, which is
+//! always enabled (VirtIO 1.3, 5.1.6.5.5).
 //!
-//! In tap mode nothing comes to the queue: frames come by a tap ([`super::from_tap`]). Both ways are a [`Receive`].
+//! In tap mode the queue receives nothing: frames arrive at a tap ([`super::from_tap`]). Both implement [`Receive`].
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) struct CopyLane<N, R = Receiver> {
     queue: NicQueue<N>,
     transmit: Transmit,
     receiver: R,
-    /// The guest's next frame waits until frames that were sent come back.
+    /// The guest's next frame waits until sent frames are completed.
     waits_for_room: bool,
 }
 
@@ -46,7 +46,7 @@ impl<N: Nic> CopyLane<N> {
 }
 
 impl<N: Nic> CopyLane<N, FromTap> {
-    /// The same in tap mode.
+    /// Joins them in tap mode.
     pub(crate) fn by_tap(
         pair: QueuePair,
         queue: NicQueue<N>,
@@ -99,8 +99,8 @@ impl<N: Nic, R: Receive> CopyLane<N, R> {
             .burst(&mut self.guest.pair, &mut sink, room, &self.guest.counters)?;
         self.waits_for_room = burst.full;
         if burst.any {
-            // Given back before they are sent: should we die in between, they are lost; the other way
-            // round a successor would send them once more.
+            // Chains are published before their frames are sent: if the daemon dies in between, the frames are lost. In
+            // the other order its successor would send them again.
             self.guest.pair.from_guest.publish(&self.guest.counters);
             sink.flush();
         } else {
@@ -114,7 +114,7 @@ impl<N: Nic, R: Receive> CopyLane<N, R> {
         self.receiver.deliver(&mut self.queue, &mut self.guest.limited())
     }
 
-    /// What arrived for a pair that is off goes to another.
+    /// Delivers frames for this disabled pair to another one.
     #[cold]
     fn to_target(&mut self, target: &mut RxTarget<'_>) -> Result<usize, Fault> {
         let frames = self.receiver.deliver(&mut self.queue, target)?;
@@ -235,7 +235,7 @@ impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
     }
 }
 
-/// The guest did wrong: its queues are not used any more, by whichever lane.
+/// After a guest's fault: no lane uses its queues any more.
 #[cold]
 fn switch_off(pair: &mut QueuePair) {
     (pair.from_guest.enabled, pair.to_guest.enabled) = (false, false);

@@ -2,10 +2,10 @@
 //! reported about its flow.
 //!
 //! Theory of operation. The worker that delivers a frame to a link has found all that, and the other end is in the same
-//! process. So the mark carries it, and the other worker does not read or look up an address again. A link has room for
-//! a mark for each of its buffers ([`CrossWorkerMarks`]), in memory that no guest maps; a frame's mark belongs to its
-//! first buffer. The sending end writes it before it publishes the buffer, and the receiving end reads it before it
-//! posts the buffer again: both words are relaxed, because the virtqueue's release of `used.idx` and `avail.idx`, and
+//! process. So a mark carries it, and the other worker does not look up any address again. A link has room for a mark
+//! for each of its buffers ([`CrossWorkerMarks`]), in memory that no guest maps; a frame's mark belongs to its first
+//! buffer. The sending end writes the mark before it publishes the buffer, and the receiving end reads it before it
+//! posts the buffer again. Both words are relaxed, because the virtqueue's releases of `used.idx` and `avail.idx`, and
 //! the acquires that pair with them, order them as they order the frame's bytes.
 //!
 //! Workers receive a new FDB one after the other, and a frame may wait in a link until its port is removed and another
@@ -15,13 +15,13 @@
 //! ```text
 //!     63          48 47          32 31          16 15           0
 //!     ┌─────────────┬──────────────┬──────────────┬─────────────┐
-//!     │ sender's life, number      │ destination's life, number │  ends
+//!     │ from: generation, number   │ to: generation, number     │  ends
 //!     ├────────────────────────────┼────────────────────────────┤
 //!     │ mark of the flow           │ the NIC's hash of it       │  flow
 //!     └────────────────────────────┴────────────────────────────┘
 //! ```
 //!
-//! No port has the number 65,535: with it, the generation field encodes the other ends.
+//! No port has the number 65,535: with it, the generation field encodes ends that are no ports.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -33,15 +33,15 @@ use super::inner_queue::BUFFER_BYTES;
 
 /// A number that no port has.
 const NO_PORT: PortNumber = PortNumber(u16::MAX);
-/// That end is not known.
+/// This end is not known.
 const UNSET: PortMark = PortMark::new(NO_PORT, 0);
-/// As sender: no port, but an uplink or the host. As destination: none.
+/// As sender: no port, but an uplink or the host. As destination: nobody.
 const NO_DESTINATION: PortMark = PortMark::new(NO_PORT, 1);
-/// Multicast.
+/// As destination: multicast.
 const MULTICAST: PortMark = PortMark::new(NO_PORT, 2);
-/// For the host.
+/// As destination: the host.
 const HOST: PortMark = PortMark::new(NO_PORT, 3);
-/// The uplink: no port has its address.
+/// As destination: the uplink, because no port has the address.
 const UNKNOWN: PortMark = PortMark::new(NO_PORT, 4);
 
 /// See the module's head.
@@ -55,23 +55,23 @@ pub(crate) struct CrossWorkerMark {
 /// The sender of a marked frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MarkedSender {
-    /// This one; `None`: none did.
+    /// This port; `None`: no port.
     Is(Option<PortNumber>),
-    /// That of this number, which is not what it was, or is not known here yet as what it is.
+    /// A port of this number, which this worker's FDB does not have with the mark's generation.
     Other(PortNumber),
-    /// Nothing.
+    /// The mark has no sender.
     Unset,
 }
 
 impl CrossWorkerMark {
-    /// Of a frame without known ends.
+    /// The mark of a frame without known ends.
     pub(crate) const EMPTY: Self = Self {
         to: UNSET,
         from: UNSET,
         flow: FlowHints::NONE,
     };
 
-    /// Of a frame that a port sent; `from`: `None`: none did. Ports are those of that table.
+    /// The mark of a frame. `from`: the port that sent it; `None`: no port. `fdb`: the table of these port numbers.
     pub(crate) fn new(to: Destination, from: Option<PortNumber>, fdb: &Fdb) -> Self {
         let port = |number| fdb.port(number).map_or(UNSET, |port| port.mark(number));
         Self {
@@ -87,7 +87,7 @@ impl CrossWorkerMark {
         }
     }
 
-    /// Of a frame that came by an uplink for that port.
+    /// The mark of a frame that arrived at an uplink, for that port.
     #[inline]
     pub(crate) fn of_arrival(to: PortMark, flow: FlowHints) -> Self {
         Self {
@@ -102,7 +102,7 @@ impl CrossWorkerMark {
         Self { flow, ..self }
     }
 
-    /// Where the frame goes, by a table that knows the port that it goes to as it was; `None`: by its addresses.
+    /// The destination, if the generation of a port matches that in `fdb`; `None`: look up the frame's addresses.
     #[inline]
     pub(crate) fn destination(self, fdb: &Fdb) -> Option<Destination> {
         match self.to {
@@ -115,7 +115,7 @@ impl CrossWorkerMark {
         }
     }
 
-    /// Which port sent the frame, by a table that knows it as it was.
+    /// Which port sent the frame, and whether its generation matches that in `fdb`.
     #[inline]
     pub(crate) fn sender(self, fdb: &Fdb) -> MarkedSender {
         match self.from {
@@ -145,7 +145,7 @@ impl CrossWorkerMark {
     }
 }
 
-/// Those of a link: a place for each of its buffers.
+/// The marks of a link: a place for each of its buffers.
 #[derive(Debug)]
 pub(crate) struct CrossWorkerMarks(Box<[[AtomicU64; 2]]>);
 
@@ -163,7 +163,7 @@ impl CrossWorkerMarks {
         self.0.get(at)
     }
 
-    /// Notes that of the frame that begins in a buffer, which is not published yet.
+    /// Writes the mark of the frame that begins in a buffer, which is not published yet.
     #[inline]
     pub(super) fn write(&self, buffer: &Buffer, note: CrossWorkerMark) {
         if let Some(place) = self.place(buffer) {
@@ -173,7 +173,7 @@ impl CrossWorkerMarks {
         }
     }
 
-    /// What is noted of the frame that begins in a buffer, which came and was not posted again.
+    /// Reads the mark of the frame that begins in a received buffer, which is not posted again yet.
     #[inline]
     pub(super) fn read(&self, buffer: Option<&Buffer>) -> CrossWorkerMark {
         let place = buffer.and_then(|buffer| self.place(buffer));
@@ -226,7 +226,7 @@ mod tests {
         }
         assert_eq!(CrossWorkerMark::EMPTY.destination(&known), None);
         assert_eq!(CrossWorkerMark::EMPTY.sender(&known), MarkedSender::Unset);
-        // A port that the table does not know is not named.
+        // A port that the FDB does not know becomes an unknown end.
         let unknown = Destination::Port(PortNumber(5));
         let note = CrossWorkerMark::new(unknown, Some(PortNumber(5)), &known);
         assert_eq!(note, CrossWorkerMark::EMPTY);

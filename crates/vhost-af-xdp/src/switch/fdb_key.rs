@@ -2,8 +2,8 @@
 
 use packet::ethernet::Mac;
 
-/// An address in a VLAN, as a number: bits 0 to 47 the address, its first byte the highest; from bit 48 on the VLAN, 0
-/// for frames without a tag.
+/// An address in a VLAN, as a number: bits 0 to 47 are the address, its first byte the highest; the bits from 48 on are
+/// the VLAN, 0 for frames without a tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FdbKey(u64);
 
@@ -25,7 +25,7 @@ impl FdbKey {
         Self(bits)
     }
 
-    /// 0: none.
+    /// The VLAN; 0: none.
     pub(crate) fn vlan(self) -> u16 {
         // The bits above are 0.
         #[allow(clippy::cast_possible_truncation)]

@@ -16,7 +16,7 @@ use packet::word;
 
 /// First bytes of a frame that identify its flow: a tag, IPv6, ports.
 pub(crate) const FLOW_BYTES: usize = 64;
-/// Flows that a port's table has room for, in sets of which one is looked through.
+/// Sets of a port's table, of which a look-up searches one, and entries of a set.
 const SETS: usize = 256;
 const WAYS: usize = 4;
 
@@ -28,7 +28,7 @@ const OF_FLOW: u32 = !0xffff;
 pub(crate) struct Flow(u64);
 
 impl Flow {
-    /// Of a frame with these first bytes; those that it does not have are 0.
+    /// The flow of a frame with these first bytes; bytes beyond its end are 0.
     #[inline]
     pub(crate) fn of(head: &[u8; FLOW_BYTES]) -> Self {
         let payload = ethernet::payload(head, Skip::TwoTags);
@@ -51,7 +51,7 @@ impl Flow {
         Self::between(number(&head[..6]), number(&head[6..12]), ethertype.into())
     }
 
-    /// Between two ends.
+    /// The flow between two ends, in either direction.
     fn between(one: u64, other: u64, protocol: u64) -> Self {
         Self(mix(mix(one).wrapping_add(mix(other)) ^ protocol))
     }
@@ -97,12 +97,12 @@ fn mix(value: u64) -> u64 {
     halves.0 ^ halves.1
 }
 
-/// See the module's head. Nothing is published through what is shared, so relaxed accesses do.
+/// See the module's head. Nothing is published through the shared words, so relaxed accesses suffice.
 #[derive(Debug)]
 pub(crate) struct Flows {
-    /// The hash's highest bits, and the pair's number and one; 0: free.
+    /// The hash's highest bits, and the pair's number plus 1; 0: free.
     sets: Box<[[AtomicU32; WAYS]; SETS]>,
-    /// How often something else was noted; it begins again after 2^32.
+    /// How often an entry was changed; wraps after 2^32.
     changes: AtomicU32,
 }
 
@@ -116,7 +116,7 @@ impl Default for Flows {
 }
 
 impl Flows {
-    /// The guest sends a flow by that pair.
+    /// Records that the guest sends a flow on that pair.
     #[inline]
     pub(crate) fn note(&self, flow: Flow, pair: u16) {
         let (set, tag) = self.set(flow);
@@ -135,19 +135,19 @@ impl Flows {
         }
     }
 
-    /// As long as this is the same, so is what is found.
+    /// As long as this is the same, look-ups give the same results.
     #[inline]
     pub(crate) fn changes(&self) -> u32 {
         self.changes.load(Relaxed)
     }
 
-    /// The pair by which the guest sent it last.
+    /// The pair on which the guest sent the flow last.
     #[inline]
     pub(crate) fn find(&self, flow: Flow) -> Option<u16> {
         let (set, tag) = self.set(flow);
         let known = set.iter().map(|place| place.load(Relaxed));
         let its = known.into_iter().find(|word| word & OF_FLOW == tag)?;
-        // Less than 2^16, as it was noted.
+        // Less than 2^16, as when it was recorded.
         #[allow(clippy::cast_possible_truncation)]
         let pair = (its & !OF_FLOW).checked_sub(1)? as u16;
         Some(pair)
@@ -230,7 +230,7 @@ mod tests {
             assert!(seen.insert(Flow::of(&ipv4([(1, port), (2, 80)], 0)).0));
             assert!(seen.insert(Flow::of(&ipv6([(1, port), (2, 80)])).0));
         }
-        // Ports that are changed for each other are another flow.
+        // With the ports swapped it is another flow.
         let crossed = Flow::of(&ipv4([(1, 80), (2, 5)], 0));
         assert_ne!(crossed, Flow::of(&ipv4([(1, 5), (2, 80)], 0)));
     }

@@ -1,4 +1,4 @@
-//! Where frames of a network go from one worker: the FDB, the lanes of this worker, and the links to others.
+//! Where frames of a network go from one worker: the FDB, the lanes of this worker, and the links to other workers.
 //!
 //! A worker rebuilds it each time its lanes change, and sets it on all lanes of the network
 //! ([`super::lane::Lane::set_forwarding`]).
@@ -16,23 +16,23 @@ use super::vlans::Vlans;
 pub(crate) struct Forwarding {
     /// Addresses of ports.
     pub(crate) fdb: Arc<Fdb>,
-    /// By port number: the lanes of its pairs that receive, in their order.
+    /// By port number: the lanes of its pairs that receive, in the order of the pairs.
     guests: Vec<Vec<LaneRef>>,
     /// Ports that receive.
     present: Vec<PortNumber>,
-    /// Those of them that get copies of frames for others.
+    /// Those of `present` that get copies of frames for other ports.
     promiscuous: Vec<PortNumber>,
-    /// Filter rules decide which frames some of them get.
+    /// Filter rules decide which frames some ports get.
     pub(crate) is_filtered: bool,
     /// Lanes of queues of the uplink.
     pub(crate) uplinks: Vec<SlotAt>,
     /// Lane of the tap to the host.
     pub(crate) host: Option<LaneRef>,
-    /// Where the others are.
+    /// Which workers have the network's lanes.
     spread: Arc<Spread>,
-    /// Links to other workers, which have the numbers behind those of the table's ports.
+    /// Links to other workers. Each counts as a port; their numbers follow those of the FDB's ports.
     links: Vec<FdbPort>,
-    /// Ports of other workers, with the links there.
+    /// Ports of other workers, with the links to those.
     pub(crate) remote: Vec<(PortNumber, LaneRef)>,
     /// The links to workers through whose uplink and host frames leave, where this worker has none.
     pub(crate) ways_out: [Option<LaneRef>; 2],
@@ -45,7 +45,6 @@ pub(crate) struct LaneRef {
     /// Distinguishes a lane from the next one of the same pair.
     pub(crate) id: LaneId,
     pub(crate) pair: u16,
-    /// It is a link to another worker.
     pub(crate) is_link: bool,
 }
 
@@ -57,7 +56,7 @@ impl Forwarding {
         }
     }
 
-    /// A port has another lane that receives. Lanes come in the order of their pairs.
+    /// Adds a lane of a port, which receives. The caller adds lanes in the order of their pairs.
     pub(super) fn add(&mut self, port: PortNumber, guest: LaneRef) {
         let at = usize::from(port.0);
         if self.guests.len() <= at {
@@ -72,13 +71,13 @@ impl Forwarding {
         self.guests[at].push(guest);
     }
 
-    /// With those of other workers.
+    /// Sets which workers have the network's lanes.
     pub(super) fn among(self, spread: &Arc<Spread>) -> Self {
         let spread = Arc::clone(spread);
         Self { spread, ..self }
     }
 
-    /// The same for frames of the host.
+    /// The state for frames from the host: they do not return to it.
     pub(super) fn without_host(&self) -> Self {
         let [uplink, _] = self.ways_out;
         Self {
@@ -88,8 +87,8 @@ impl Forwarding {
         }
     }
 
-    /// The same for frames that came by the uplink's tap: neither back to the uplink, nor to the host, which the kernel
-    /// delivers them to.
+    /// The state for frames from the uplink's tap: they neither return to the uplink, nor go to the host, to which the
+    /// kernel delivers them.
     pub(super) fn without_ways_out(&self) -> Self {
         Self {
             uplinks: Vec::new(),
@@ -99,7 +98,7 @@ impl Forwarding {
         }
     }
 
-    /// Whether frames leave by the uplink, here or at another worker.
+    /// Whether frames can leave through the uplink, of this worker or of another one.
     pub(crate) fn has_uplink(&self) -> bool {
         let [uplink, _] = self.ways_out;
         !self.uplinks.is_empty() || uplink.is_some()
@@ -111,7 +110,7 @@ impl Forwarding {
         self.uplinks.is_empty() && uplink.is_some()
     }
 
-    /// Whether a port has a guest at no worker.
+    /// Whether a port has no guest on any worker.
     pub(crate) fn is_absent(&self, port: PortNumber) -> bool {
         self.lanes(port).is_empty() && !self.spread.ports.contains_key(&port)
     }
@@ -124,7 +123,7 @@ impl Forwarding {
         matches!(found, Destination::Port(port) if !self.is_absent(port))
     }
 
-    /// Another worker is reached by a link, and with it these ports.
+    /// Adds a link to another worker, which has these ports.
     pub(super) fn add_link(&mut self, link: LaneRef, ports: impl Iterator<Item = PortNumber>) {
         let ports: Vec<_> = ports.filter(|&port| self.lanes(port).is_empty()).collect();
         let listens = |port: &PortNumber| self.fdb.port(*port).is_some_and(|port| port.options.promiscuous);
@@ -151,20 +150,20 @@ impl Forwarding {
         }
     }
 
-    /// What is known of a port, or of a link as if it were one.
+    /// The properties of a port, or of a link, which counts as one.
     #[inline]
     pub(crate) fn port(&self, port: PortNumber) -> Option<&FdbPort> {
         let link = || self.links.get(usize::from(port.0).checked_sub(self.fdb.end())?);
         self.fdb.port(port).or_else(link)
     }
 
-    /// The lanes of a port that receive; of a port of another worker the link there.
+    /// The lanes of a port that receive; for a port of another worker, the link to that.
     #[inline]
     pub(crate) fn lanes(&self, port: PortNumber) -> &[LaneRef] {
         self.guests.get(usize::from(port.0)).map_or(&[], Vec::as_slice)
     }
 
-    /// Which of these lanes of a port takes frames of a flow; `None`: there is none.
+    /// Which of a port's lanes takes frames of a flow; `None`: it has none.
     #[inline]
     pub(crate) fn lane_for(&self, port: PortNumber, flow: Flow) -> Option<LaneRef> {
         let lanes = self.lanes(port);
@@ -173,13 +172,13 @@ impl Forwarding {
         noted.or_else(|| lanes.get(flow.spread(lanes.len()))).copied()
     }
 
-    /// By which pair the guest of a port sends which flows, if it has several.
+    /// Which pair the guest of a port uses for which flow, if it has several pairs.
     #[inline]
     pub(crate) fn flows(&self, port: PortNumber) -> Option<&Flows> {
         self.fdb.port(port)?.flows.as_deref()
     }
 
-    /// The lane of the uplink's queue that a flow is sent by.
+    /// The lane of the uplink's queue through which a flow leaves.
     #[inline]
     pub(crate) fn uplink(&self, flow: usize) -> Option<SlotAt> {
         let at = flow.checked_rem(self.uplinks.len())?;
@@ -197,7 +196,8 @@ impl Forwarding {
             .filter_map(|&port| Some((port, *self.lanes(port).first()?)))
     }
 
-    /// The first lane of each port that receives multicast frames of a VLAN (0: none), from that port or from the uplink.
+    /// The first lane of each port that receives multicast frames of a VLAN (0: none). `from`: the port that sends
+    /// them; `None`: the uplink or the host.
     pub(crate) fn ports_of(
         &self,
         vlan: u16,
@@ -213,8 +213,8 @@ impl Forwarding {
         !self.promiscuous.is_empty()
     }
 
-    /// The promiscuous ports that get copies of a frame to that port, or to none. `way`: the link that the frame takes:
-    /// listeners behind it get their copies there.
+    /// The promiscuous ports that get copies of a frame to the port `to`, or to none. `way`: the lane that gets the
+    /// frame itself; if it is a link, listeners behind that get their copies there.
     pub(crate) fn listeners(
         &self,
         vlan: u16,
@@ -242,7 +242,7 @@ impl Forwarding {
         })
     }
 
-    /// Whether a port has frames of its VLANs with a tag.
+    /// Whether a port gets frames of its VLANs with a tag.
     #[inline]
     pub(crate) fn is_tagged(&self, port: PortNumber) -> bool {
         let is_remote = || self.lanes(port).first().is_some_and(|guest| guest.is_link);

@@ -1,10 +1,10 @@
-//! From a guest: a batch of its frames, to any destination.
+//! From a guest: takes a batch of its frames, within a budget, and sends them.
 //!
-//! [`Sender::burst`] is the one way for frames to leave a guest: it takes chains, has the queue pair check them, and
-//! puts each into a [`Sink`], until the budget is used up or the sink is full. Chains that do not fit stay with the
-//! guest. Frames that only have to be copied go first, in a loop of the sink's own ([`Sink::put_plain`]). Sinks are a
-//! NIC queue that frames are copied to (`to_nic.rs`), one that reads guest RAM (`direct`), and another guest
-//! (`guest_lane.rs`).
+//! Outside of networks [`Sender::burst`] does both: it takes chains, has the queue pair check them, and puts each into
+//! a [`Sink`], until the budget is used up or the sink is full. Chains that do not fit stay with the guest. Frames that
+//! need nothing but a copy are sent first, in a loop of the sink's own ([`Sink::put_plain`]). Sinks are a NIC queue
+//! that frames are copied to (`to_nic.rs`), one that reads guest RAM (`direct`), and another guest (`guest_lane.rs`).
+//! In a network the lane delivers the frames itself, between [`Sender::take`] and [`Sender::settle`].
 
 use device::counters::{Counter, PairCounters};
 use device::meter;
@@ -18,12 +18,12 @@ use super::limits::{
 use super::policy::Policy;
 use super::rate_limit::Throttle;
 
-/// What became of a chain.
+/// Result of putting a chain into a sink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Put {
-    /// It is the guest's again.
+    /// The sink is done with the chain: the caller returns it to the guest.
     Done,
-    /// The sink gives it back later, in the order in which it took chains.
+    /// The sink keeps the chain, and returns it later, in the order in which it took chains.
     Taken,
     /// There is no room for it now.
     NoRoom,
@@ -31,22 +31,22 @@ pub(crate) enum Put {
 
 /// Where frames of a guest go.
 pub(crate) trait Sink {
-    /// Where frames are counted that cannot be sent now; `None`: they can.
+    /// The counter of frames that cannot be sent now and are dropped; `None`: they can be sent.
     fn unsendable<'c>(&self, counters: &'c PairCounters) -> Option<&'c Counter>;
-    /// Whether it can take another chain at all; whether it has room for the frame in it shows then.
+    /// Whether it can take another chain at all; [`Self::put`] finds out whether there is room for the chain's frame.
     #[inline]
     fn has_room(&self) -> bool {
         true
     }
-    /// Takes a chain with its frame; `None`: there is nothing in it that can be sent.
+    /// Takes a chain with its frame; `None`: the chain has no frame that can be sent.
     fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, budget: &mut Budget) -> Put;
-    /// Takes chains from the first on, as long as their frames only have to be copied ([`QueuePair::plain`]); how many.
-    /// The caller marks them used.
+    /// Takes chains from the first on, as long as their frames need nothing but a copy ([`QueuePair::plain`]); returns
+    /// how many. The caller marks them used.
     #[inline]
     fn put_plain(&mut self, _pair: &QueuePair, _chains: &Chains, _budget: &mut Budget) -> usize {
         0
     }
-    /// It has part of a frame left, which nothing overtakes.
+    /// Part of a frame is left, which no other frame may overtake.
     fn has_rest(&self) -> bool;
 }
 
@@ -83,9 +83,10 @@ pub(crate) struct Tally {
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
     descriptors: u64,
-    /// Additional work, in frames: copies beyond the first, and segments that others make.
+    /// Additional work, in frames: copies beyond the first, look-ups, and segments that the receiving side makes.
     extra: u64,
-    /// Frames that the kernel or the NIC makes of these beyond one each, and bytes of their headers: sent, and no work.
+    /// Frames beyond one each that the kernel or the NIC makes of these, and the bytes of their headers: sent, but no
+    /// work here.
     made: (u64, u64),
 }
 
@@ -103,7 +104,7 @@ impl Tally {
     }
 
     /// Adds a packet of `bytes`, of which the kernel or the NIC makes `frames`, each with `headers` bytes of headers.
-    /// Many short ones are work for the kernel as if they were sent here.
+    /// Short ones count as work, too: they cost the kernel as much as if they were sent from here.
     #[inline]
     pub(crate) fn add_unsegmented(&mut self, bytes: u32, frames: u64, headers: u32) {
         self.add(bytes);
@@ -125,11 +126,11 @@ impl Tally {
 /// The work that a poll may do, and the frames sent in it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Budget {
-    /// Frames that it has in all.
+    /// Frames that it allows in all.
     frames: u64,
     /// Bytes that are as much work as one frame.
     bytes_a_frame: u64,
-    /// How often look-ups of unknown flows count.
+    /// Factor by which the cost of look-ups counts.
     look_up_weight: u64,
     pub(crate) tally: Tally,
 }
@@ -144,7 +145,7 @@ impl Budget {
         }
     }
 
-    /// The same for a guest of a network.
+    /// A budget for a guest of a network.
     pub(crate) fn shared(frames: usize) -> Self {
         Self {
             bytes_a_frame: SHARED_BYTES_A_FRAME,
@@ -152,7 +153,7 @@ impl Budget {
         }
     }
 
-    /// The same for frames of several guests.
+    /// The same budget for frames of several guests: look-ups count once.
     pub(crate) fn for_many(self) -> Self {
         Self {
             look_up_weight: 1,
@@ -160,7 +161,7 @@ impl Budget {
         }
     }
 
-    /// One of the same length, in which nothing was sent yet.
+    /// A budget of the same size, of which nothing is used.
     pub(crate) fn fresh(&self) -> Self {
         Self {
             tally: Tally::default(),
@@ -168,13 +169,13 @@ impl Budget {
         }
     }
 
-    /// Whether another frame may be sent in it.
+    /// Whether it allows another frame.
     #[inline]
     pub(crate) fn has_frames(&self) -> bool {
         self.tally.frames + self.tally.extra < self.frames
     }
 
-    /// What was done in it, in frames.
+    /// The work charged so far, in frames.
     #[inline]
     fn work(&self) -> u64 {
         let Tally {
@@ -212,7 +213,7 @@ impl Budget {
         self.tally.extra += u64::from(frames);
     }
 
-    /// How many more chains of one descriptor, and how many more bytes, it takes.
+    /// How many more chains of one descriptor, and how many more bytes, it allows.
     #[inline]
     pub(crate) fn left(&self) -> (usize, u64) {
         let most = self.frames.saturating_sub(self.tally.extra);
@@ -222,7 +223,7 @@ impl Budget {
         (usize::try_from(chains).unwrap_or(usize::MAX), bytes)
     }
 
-    /// Charges chains of one descriptor, with a frame each, of `bytes` together.
+    /// Charges chains of one descriptor, each with one frame; `bytes`: the sum of their lengths.
     #[inline]
     pub(crate) fn charge_plain(&mut self, chains: usize, bytes: u64) {
         self.tally.add_all(chains as u64, bytes);
@@ -238,8 +239,8 @@ impl Budget {
     }
 }
 
-/// Sends for a guest with a budget for each poll. Work beyond a budget is a deficit of the next ones, so that a guest
-/// whose frames become many sends no more than its neighbours.
+/// Sends for a guest, with a budget for each poll. Work beyond a budget is charged to the next ones, so that a guest
+/// whose packets become many frames sends no more than its neighbours.
 #[derive(Debug, Default)]
 pub(crate) struct Sender {
     /// Frames left of this poll's budget.
@@ -248,20 +249,20 @@ pub(crate) struct Sender {
     deficit: usize,
     takes: Takes,
     pub(super) chains: Chains,
-    /// Holds a guest back that sends more than it may.
+    /// Delays a guest that sends more than its limit.
     pub(crate) throttle: Throttle,
-    /// Checks the guest's frames outside of networks.
+    /// Checks the guest's frames, outside of networks.
     pub(crate) policy: Policy,
 }
 
-/// What a burst did.
+/// Result of a burst.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Burst {
     /// The guest had chains.
     pub(crate) any: bool,
     /// Chains that were taken.
     pub(crate) done: usize,
-    /// One waits because the sink had no room for it.
+    /// A chain waits because the sink had no room for it.
     pub(crate) full: bool,
 }
 
@@ -285,9 +286,9 @@ impl Sender {
         self.left = self.left.saturating_sub(frames);
     }
 
-    /// Takes chains of a network's guest for the rest of the budget; the caller puts them to several places, then calls
+    /// Takes chains of a network's guest for the rest of the budget. The caller delivers their frames, and then calls
     /// [`Self::settle`].
-    /// Errors: what the guest did wrong.
+    /// Errors: the guest's fault.
     #[inline]
     pub(crate) fn take(&mut self, pair: &mut QueuePair) -> Result<Budget, Fault> {
         let most = self.left.min(self.takes.most);
@@ -295,13 +296,14 @@ impl Sender {
         Ok(Budget::shared(self.left))
     }
 
-    /// Those that were taken.
+    /// The chains that were taken last.
     #[inline]
     pub(crate) fn chains(&self) -> &Chains {
         &self.chains
     }
 
-    /// The first `done` of them are marked used, the others go back, and what was sent is counted.
+    /// Ends a batch, of which the caller has returned the first `done` chains: puts the others back into the queue, and
+    /// counts what was sent.
     #[inline]
     pub(crate) fn settle(
         &mut self,
@@ -323,8 +325,8 @@ impl Sender {
     }
 
     /// Takes at most `room` chains within the rest of the budget, and puts them into `sink`. Chains that the sink does
-    /// not keep are marked used, and not published.
-    /// Errors: what the guest did wrong.
+    /// not keep are marked used, but not published.
+    /// Errors: the guest's fault.
     #[inline]
     pub(crate) fn burst<S: Sink>(
         &mut self,
@@ -395,7 +397,7 @@ impl Sender {
         }
         self.takes.adapt(self.chains.len(), done);
         self.charge(&budget);
-        // Counted before they are returned: an observer that sees a chain again finds it counted.
+        // Counted before the chains are published: an observer that sees a returned chain finds its frame counted.
         budget.tally.count(counters);
         meter::took(done);
         Ok(Burst {
@@ -406,8 +408,8 @@ impl Sender {
     }
 }
 
-/// How many chains are taken from a guest at once. A guest whose frames become many uses up a budget with a few chains,
-/// and reading those behind them would be useless each time.
+/// How many chains are taken from a guest at once. A guest whose packets become many frames uses up a budget with a few
+/// chains, and reading the chains behind them in each poll would be useless.
 #[derive(Debug)]
 struct Takes {
     most: usize,
@@ -420,7 +422,7 @@ impl Default for Takes {
 }
 
 impl Takes {
-    /// Of `taken` chains `used` were sent, the others were put back.
+    /// Adapts to a batch: of `taken` chains `used` were sent, and the others were put back.
     #[inline]
     fn adapt(&mut self, taken: usize, used: usize) {
         if used < taken {

@@ -1,7 +1,7 @@
-//! From a tap into a guest's buffers, by one readv(2) a frame: how frames come where the interface is in tap mode and
-//! the guest has its queues for itself. The kernel segments them and completes checksums as far as the guest did not
-//! accept such offloads ([`Tap::set_offloads`]). What finds no buffers of the guest waits in the tap. The kernel drops
-//! what finds no room there, and counts it.
+//! From a tap into a guest's buffers, with one readv(2) per frame: the receive path where the interface is in tap mode
+//! and the guest has its queues for itself. The kernel segments frames and completes checksums as far as the guest did
+//! not accept such offloads ([`Tap::set_offloads`]). Frames for which the guest has no buffers wait in the tap. The
+//! kernel drops frames that find no room there, and counts them.
 //!
 //! The virtio-net header is read into the daemon's memory, checked, and written before the frame once the frame is
 //! there. Bytes beyond the offered buffers go into the daemon's memory, too. Such a frame is assembled there, and
@@ -9,8 +9,8 @@
 //! batch, are predicted from earlier ones, because unused offers cost, too: no buffers are offered beyond the expected
 //! frames.
 //!
-//! A frame that the guest may not get, by its limit or by rules, must not be read into its buffers: with limits or
-//! rules all frames are read into the daemon's memory, and copied.
+//! A frame that a rate limit or filter rules may deny must not be read into the guest's buffers: with a limit or rules
+//! all frames are read into the daemon's memory, and copied from there.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -46,16 +46,16 @@ const POLL_BYTES: u64 = BATCH as u64 * BYTES_A_FRAME;
 
 /// See the module's head. The state of a lane between two polls.
 pub(crate) struct FromTap {
-    /// `None`: no frames come to this lane, or no more: the tap is gone.
+    /// `None`: this lane has no tap, or the tap is gone.
     tap: Option<Tap>,
-    /// A frame that its guest's buffers did not hold.
+    /// The part of a frame that was not read into the guest's buffers, or all of it.
     room: Box<[u8]>,
-    /// The one in `room` that waits for buffers.
+    /// The frame in `room`, if it waits for buffers.
     held: Option<Held>,
-    /// Bytes of the next frame, as it is guessed.
+    /// Predicted length of the next frame.
     expected: u32,
-    /// Predicted frames of a batch, in eighths. It falls by one with each batch, so that it expects a few more now and
-    /// then, too.
+    /// Predicted frames of a batch, in eighths. Falls by at most one with each batch: after a large batch, small ones
+    /// lower the prediction only slowly.
     frames: usize,
     /// Buffers of the last frame, or of longer ones a while ago.
     buffers: usize,
@@ -76,19 +76,19 @@ struct Held {
     header: [u8; 10],
 }
 
-/// What came of a read.
+/// Result of a read.
 enum Came {
     Nothing,
-    /// A frame that cannot be, which is counted.
+    /// An invalid or lost frame, which is counted.
     Wrong,
-    /// It is in the guest's buffers.
+    /// The frame is in the guest's buffers.
     InPlace(Held),
-    /// In the daemon's memory.
+    /// The frame is in the daemon's memory.
     Ours(Held),
 }
 
 impl FromTap {
-    /// Of a tap; without one no frames come.
+    /// Reads from a tap; without one no frames arrive.
     pub(crate) fn new(tap: Option<Tap>) -> Self {
         let bytes = if tap.is_some() { LONGEST } else { 0 };
         Self {
@@ -125,7 +125,7 @@ impl FromTap {
                 }
                 self.held = None;
             }
-            // Reading a frame that the guest may not get is as much work.
+            // Reading a frame that is then denied is as much work.
             if delivery.bytes() + refused >= POLL_BYTES {
                 self.has_frames = true;
                 break;
@@ -163,7 +163,7 @@ impl FromTap {
         Ok(())
     }
 
-    /// Reads a frame, into the guest's next buffers if it may come there.
+    /// Reads a frame, if `may_be_in_place` into the guest's next buffers.
     #[inline]
     fn read(&mut self, delivery: &mut Delivery<'_>, may_be_in_place: bool) -> Came {
         let Some(tap) = &self.tap else {
@@ -251,7 +251,7 @@ impl Receive for FromTap {
     }
 
     fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work> {
-        // Buffers are there, or came just now.
+        // The guest has buffers, or has just posted some.
         let has_buffers = to_guest.enabled && to_guest.queue.enable_kicks();
         has_buffers.then_some(match self.short {
             true => Work::SOON,
@@ -259,10 +259,10 @@ impl Receive for FromTap {
         })
     }
 
-    /// Frames from the tap have no limit: the kernel has taken them.
+    /// Frames from the tap have no limit: the kernel has accepted them.
     fn set_frame_limit(&mut self, _bytes: u32) {}
 
-    /// Nothing comes to the socket, so it is not waited for.
+    /// The socket receives nothing, so nothing waits for it.
     fn awaits_nic(&self) -> bool {
         false
     }
@@ -282,7 +282,7 @@ impl Receive for FromTap {
     }
 }
 
-/// Which frames the guest gets, and how many.
+/// Filter rules and rate limit of what the guest gets.
 struct Admission<'a, 'b> {
     policer: &'a mut Policer<'b>,
     filter: Option<&'a mut Acl>,
@@ -294,7 +294,7 @@ impl Admission<'_, '_> {
         self.policer.limit.is_none() && self.filter.is_none()
     }
 
-    /// Whether the guest gets a frame; if not that is counted.
+    /// Whether the guest gets a frame; counts a denied one.
     fn admits(&mut self, frame: &[u8], header: &[u8; 10], counters: &PairCounters) -> bool {
         if self.admits_all() {
             return true;

@@ -1,14 +1,15 @@
-//! A guest's GSO packet, and the frames that are built of it.
+//! A guest's GSO packet, and the frames that are built from it.
 //!
 //! Purpose: the common part of both placements when a guest's frame requests an offload. A [`GsoPacket`] is the plan
-//! for its segmentation, made of a private copy of its headers, and the progress. A [`Builder`] makes frames in chunks
-//! of the daemon: headers, payload from any memory, and the checksum, which the kernel or the NIC completes (XDP TX
-//! metadata, Documentation/networking/xsk-tx-metadata.rst) where the socket supports that, otherwise the builder.
+//! for its segmentation, made from a private copy of its headers, and the progress. A [`Builder`] makes frames in
+//! chunks of the daemon: headers, payload from any memory, and the checksum. Where the socket supports it, the kernel
+//! or the NIC completes the checksum (XDP TX metadata, Documentation/networking/xsk-tx-metadata.rst), otherwise the
+//! builder.
 //!
 //! Invariants: plans and metadata depend only on bytes that no guest can change any more. The kernel stops a TX ring
 //! for good at invalid metadata (`xsk_build_skb`, net/xdp/xsk.c, leaves the descriptor in the ring), so it only gets
-//! what it cannot reject: a checksum in the frame's first descriptor. And only for TCP and UDP at their real positions:
-//! a guest must not choose other positions for a NIC to try.
+//! metadata that it cannot reject: for a checksum in the frame's first descriptor. That is always the checksum of TCP
+//! or UDP at its real position: a guest must not make a NIC try other positions.
 
 #![allow(unsafe_code)]
 
@@ -30,14 +31,14 @@ use device::pair::Cursor;
 /// `XDP_TXMD_FLAGS_CHECKSUM`.
 pub(crate) const TXMD_CHECKSUM: u64 = 1 << 1;
 
-/// Most frames that one GSO packet may become: more than 64 KiB are at the smallest MSS that Linux sends with, 48 bytes
+/// Most frames of one GSO packet: more than 64 KiB need at the smallest MSS that Linux sends with, 48 bytes
 /// less 12 of timestamps (net.ipv4.tcp_min_snd_mss). The kernel has no limit for TCP from a tap, and 128 for UDP
 /// (`virtio_net_hdr_to_skb`, include/linux/virtio_net.h).
 pub(crate) const MOST_SEGMENTS: u32 = 2048;
 
-/// A GSO packet that is being cut.
+/// A GSO packet that is being segmented.
 pub(crate) struct GsoPacket {
-    /// How.
+    /// How it is segmented.
     pub(crate) plan: Plan,
     /// First segment that has not been built.
     pub(crate) next: u32,
@@ -46,8 +47,8 @@ pub(crate) struct GsoPacket {
 }
 
 impl GsoPacket {
-    /// Plans how to cut a frame, by a private copy of its headers, which is left in `headers`; `None` if it must be
-    /// dropped, which is counted.
+    /// Plans how to segment a frame, from a private copy of its headers, which is left in `headers`; `None`: it has to
+    /// be dropped, and is counted.
     pub(crate) fn open(
         frame: GuestFrame<'_>,
         gso: Gso,
@@ -84,7 +85,7 @@ impl GsoPacket {
 }
 
 impl GuestFrame<'_> {
-    /// How a GSO packet is cut, by a private copy of its headers, which is left in `headers`.
+    /// How a GSO packet is segmented, from a private copy of its headers, which is left in `headers`.
     /// Errors: the headers contradict the guest's request.
     pub(crate) fn plan(&self, gso: Gso, headers: &mut [u8; HEADERS_MAX]) -> Result<Plan, Malformed> {
         let len = self.sending.len;
@@ -98,7 +99,7 @@ impl GuestFrame<'_> {
         }
     }
 
-    /// What it is on a wire.
+    /// Its cost on a wire, where a GSO packet is segmented.
     #[cold]
     #[inline(never)]
     pub(crate) fn cost(&self) -> Cost {
@@ -120,7 +121,7 @@ impl GuestFrame<'_> {
         }
     }
 
-    /// Copies the bytes of the chain from a place on; what the chain does not have stays as it is.
+    /// Copies the bytes of the chain from a position on. If the chain ends first, the rest of `to` keeps its values.
     pub(crate) fn read(&self, from: Cursor, to: &mut [u8]) {
         let (mut from, mut rest) = (from, to);
         while let Some(piece) = from.next(self.buffers, u32::try_from(rest.len()).unwrap_or(u32::MAX)) {
@@ -135,25 +136,24 @@ impl GuestFrame<'_> {
     }
 }
 
-/// A GSO packet that was taken from the guest whole, payload and all, and goes out in portions.
+/// A GSO packet that was copied whole into the daemon's memory, and is sent in portions.
 #[derive(Default)]
 pub(crate) struct Remainder {
-    /// How it is cut; `None`: there is none.
+    /// How it is segmented; `None`: there is no packet.
     pub(crate) plan: Option<Plan>,
     /// Its first segment that has not been built.
     pub(crate) next: u32,
-    /// Its payload; kept for the next one.
+    /// Its payload; the memory is reused.
     pub(crate) payload: Vec<u8>,
 }
 
 impl Remainder {
-    /// Whether there is something left.
     #[inline]
     pub(crate) fn is_some(&self) -> bool {
         self.plan.is_some()
     }
 
-    /// Copies a GSO packet away.
+    /// Copies a GSO packet.
     pub(crate) fn keep(&mut self, frame: GuestFrame<'_>, packet: &GsoPacket) {
         let bytes = frame.sending.len as usize - packet.plan.header_len();
         self.payload.resize(bytes, 0);
@@ -169,7 +169,7 @@ pub(crate) trait Source {
     fn copy(&mut self, len: u32, umem: &Umem, to: UmemOffset);
 }
 
-/// From a chain of the guest's.
+/// Bytes of a guest's chain.
 pub(crate) struct FromChain<'a> {
     /// First bytes, in the daemon's memory.
     pub(crate) head: &'a [u8],
@@ -179,7 +179,7 @@ pub(crate) struct FromChain<'a> {
 }
 
 impl<'a> FromChain<'a> {
-    /// The bytes of a frame; `at`: room to note where they have come to in the chain.
+    /// The bytes of a frame; `at`: room for the position in the chain.
     #[inline]
     pub(crate) fn frame(frame: GuestFrame<'a>, at: &'a mut Cursor) -> Self {
         *at = frame.place_of(u32::try_from(frame.head.len()).unwrap_or(u32::MAX));
@@ -189,7 +189,7 @@ impl<'a> FromChain<'a> {
         }
     }
 
-    /// The bytes of a frame's chain from a place on.
+    /// The bytes of a frame's chain from the position `at` on.
     #[inline]
     pub(crate) fn rest(frame: GuestFrame<'a>, at: &'a mut Cursor) -> Self {
         Self {
@@ -200,7 +200,7 @@ impl<'a> FromChain<'a> {
         }
     }
 
-    /// Takes at most `len` bytes of those that come first.
+    /// Takes at most `len` bytes of the head.
     #[inline]
     pub(super) fn take_head(&mut self, len: u32) -> &'a [u8] {
         let (now, later) = self.head.split_at(self.head.len().min(len as usize));
@@ -232,7 +232,7 @@ impl Source for FromChain<'_> {
     }
 }
 
-/// From the daemon's memory.
+/// Bytes in the daemon's memory.
 impl Source for &[u8] {
     fn copy(&mut self, len: u32, umem: &Umem, to: UmemOffset) {
         let (now, later) = self.split_at((len as usize).min(self.len()));
@@ -251,7 +251,7 @@ pub(crate) struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Builds the next segment, payload from `source`; its bytes.
+    /// Builds the next segment, with payload from `source`; returns its length.
     #[inline]
     pub(crate) fn segment(&mut self, plan: &Plan, index: u32, source: &mut impl Source) -> u32 {
         let first = self.outgoing.len();
@@ -317,7 +317,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Whether the checksum is TCP's or UDP's, where these are in the frame.
+    /// Whether the checksum is that of TCP or UDP, at its real position in the frame.
     fn is_transport(&mut self, first: usize, len: u32, at: ChecksumAt) -> bool {
         let layers = self.bytes(first).and_then(|bytes| layers::parse(bytes, len));
         layers.is_some_and(|layers| layers.checksum_at() == at)
@@ -351,7 +351,7 @@ impl Builder<'_> {
             return self.complete_across(first, at);
         }
         if let Some(bytes) = self.bytes(first) {
-            // It is inside, as was checked.
+            // The field is inside, as was checked.
             let _ = checksum::complete(bytes, at);
         }
     }

@@ -1,4 +1,4 @@
-//! A frame of a guest's on its way to where it is sent.
+//! A frame of a guest between the guest's queue and its destination.
 
 use acl::FlowHints;
 use device::pair::{Cursor, Piece, QueuePair, Sending};
@@ -7,11 +7,11 @@ use virtqueue::{Buffer, MemoryMap};
 /// A frame that the guest sends, in guest memory.
 #[derive(Clone, Copy)]
 pub(crate) struct GuestFrame<'a> {
-    /// The guest's.
+    /// The guest's memory.
     pub(crate) memory: &'a MemoryMap,
     /// Longest frame that its interface carries, bytes.
     pub(crate) frame_limit: u32,
-    /// Those of its chain.
+    /// The buffers of its chain.
     pub(crate) buffers: &'a [Buffer],
     pub(crate) sending: &'a Sending,
     /// A checked copy of the frame's first bytes, sent in place of those in the chain, which the guest may change;
@@ -24,7 +24,7 @@ pub(crate) struct GuestFrame<'a> {
 }
 
 impl<'a> GuestFrame<'a> {
-    /// Without a checked head.
+    /// A frame without a checked head.
     #[inline]
     pub(crate) fn new(pair: &'a QueuePair, buffers: &'a [Buffer], sending: &'a Sending) -> Self {
         Self {
@@ -49,7 +49,7 @@ impl<'a> GuestFrame<'a> {
         }
     }
 
-    /// Where a byte of the frame that is not of its head lies in the chain.
+    /// The position in the chain of a byte of the frame that is not in `head`.
     #[inline]
     pub(crate) fn place_of(&self, byte: u32) -> Cursor {
         let mut place = self.sending.start;

@@ -1,14 +1,14 @@
 //! From a guest to another guest of this process: one copy, from RAM to RAM (`--cable`).
 //!
-//! Both lanes are of one worker, which gives the sender the other as its [`RxTarget`]. Frames wait with the sender while
-//! the other has no buffers for them.
+//! Both lanes run on one worker, which passes the receiving guest to the sending lane as its [`RxTarget`]. Frames wait
+//! in the sender's queue while the receiver has no buffers for them.
 //!
-//! GSO packets and partial checksums pass as they are: no wire carries them that could not, and the receiving guest
-//! completes what it needs. Only a guest that did not accept an offload gets the work done here: its GSO packets are
-//! cut, its checksums completed.
+//! GSO packets and partial checksums pass unchanged: they reach no wire, and the receiving guest completes what it
+//! needs. For a guest that did not accept these offloads, the daemon segments GSO packets and completes checksums.
 //!
-//! A guest's requests are checked before they go on, so that no guest can make another parse headers that differ from
-//! its bytes: the headers of a GSO packet are copied once, planned by, and sent from that copy.
+//! A guest's requests are checked before they are passed on, so that no guest can make another parse headers that
+//! differ from its bytes: the headers of a GSO packet are copied once, and both the plan and the sent headers are made
+//! from that copy.
 
 use std::sync::Arc;
 
@@ -34,11 +34,11 @@ use super::policy::with_head;
 use super::rate_limit::Policer;
 use super::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, WholeFrame, with_buffers};
 
-/// See the module's head: one end.
+/// See the module's head. The lane of one of the two guests.
 pub(crate) struct GuestLane {
     guest: LaneGuest,
     pending: Pending,
-    /// A frame of its guest's waits for buffers of the peer.
+    /// A frame of its guest waits for buffers of the peer.
     waits: bool,
 }
 
@@ -79,12 +79,12 @@ impl GuestLane {
     }
 }
 
-/// Where frames of one burst go.
+/// The receiver of a burst's frames.
 enum To<'a> {
     None,
-    /// Nothing was put yet.
+    /// Its buffers are not fetched yet.
     Target(RxTarget<'a>),
-    /// Its buffers are in hand.
+    /// Its buffers are fetched.
     Open(Passing<'a>),
 }
 
@@ -98,11 +98,11 @@ struct GuestSink<'a> {
     to: To<'a>,
     /// Counters of the guest that sends.
     from: &'a PairCounters,
-    /// What the other guest did wrong.
+    /// The receiving guest's fault.
     fault: Option<Fault>,
 }
 
-/// What became of a frame.
+/// Result of passing a frame to a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Passed {
     /// The other guest has it, or will never have room for it.
@@ -168,7 +168,7 @@ impl Sink for GuestSink<'_> {
 
 impl GuestSink<'_> {
     /// Passes a frame on.
-    /// Errors: what the other guest did wrong.
+    /// Errors: the receiving guest's fault.
     #[inline]
     fn pass(&mut self, frame: GuestFrame<'_>) -> Result<Passed, Fault> {
         if let To::Target(_) = self.to {
@@ -183,7 +183,7 @@ impl GuestSink<'_> {
         }
     }
 
-    /// Takes the other guest's buffers in hand.
+    /// Fetches the receiving guest's buffers.
     fn open(&mut self) -> Result<(), Fault> {
         if let To::Target(target) = std::mem::replace(&mut self.to, To::None)
             && let Some(passing) = Passing::begin(target, BATCH)?
@@ -193,7 +193,7 @@ impl GuestSink<'_> {
         Ok(())
     }
 
-    /// Gives the other guest what it got; what it did wrong.
+    /// Publishes the delivered frames; returns the receiving guest's fault, if there is one.
     fn finish(self) -> Option<Fault> {
         if let (To::Open(passing), None) = (self.to, &self.fault) {
             passing.finish();
@@ -212,7 +212,7 @@ pub(crate) struct Passing<'a> {
 
 impl<'a> Passing<'a> {
     /// Begins with at most `most` buffers; `None`: the guest takes no frames of other guests.
-    /// Errors: what it did wrong.
+    /// Errors: its fault.
     #[inline]
     pub(crate) fn begin(guest: RxTarget<'a>, most: usize) -> Result<Option<Self>, Fault> {
         let Some(pending) = guest.pending else {
@@ -228,17 +228,17 @@ impl<'a> Passing<'a> {
         }))
     }
 
-    /// The frames that follow have that note, if they go to another worker.
+    /// Sets the mark of the frames that follow, if they go to another worker.
     #[inline]
     pub(crate) fn about(&mut self, mark: impl FnOnce() -> CrossWorkerMark) {
         self.delivery.about(mark);
     }
 
     /// Passes a frame on; `from`: counters of the guest that sends.
-    /// Errors: what the guest that receives did wrong; then the burst is over.
+    /// Errors: the receiving guest's fault; then the burst is over.
     #[inline]
     pub(crate) fn pass(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
-        // Nothing overtakes what the same guest sent before.
+        // No frame overtakes earlier ones of the same guest.
         if self.pending.is_of(from) {
             return Ok(Passed::Later);
         }
@@ -287,7 +287,7 @@ impl<'a> Passing<'a> {
     }
 
     /// The common case: frames with a checked head and the rest in one piece, each with its requested checksum. Passes
-    /// them on as long as each is just a copy; returns how many, and their bytes.
+    /// them on as long as they need nothing but a copy; returns how many, and their bytes.
     #[inline]
     pub(crate) fn pass_whole<'f>(
         &mut self,
@@ -352,7 +352,7 @@ impl<'a> Passing<'a> {
         self.pending.is_some()
     }
 
-    /// A frame found no buffer; whether it is worth to wait for one. If not it is counted as lost.
+    /// Whether a frame that found no buffer may wait for one; if not, counts it as lost.
     #[cold]
     pub(crate) fn may_wait(&mut self) -> bool {
         let may = self.pending.may_wait();
@@ -362,13 +362,13 @@ impl<'a> Passing<'a> {
         may
     }
 
-    /// A frame that found no buffer is lost.
+    /// Counts a frame that is lost because it found no buffer.
     #[cold]
     pub(crate) fn lose(&mut self) {
         self.delivery.counters.to_guest_no_buffer.add(1);
     }
 
-    /// Gives the guest what it got.
+    /// Publishes the delivered frames to the guest.
     #[inline]
     pub(crate) fn finish(self) {
         let bytes = self.delivery.bytes();
@@ -396,7 +396,7 @@ fn header_for(asked: Option<ChecksumAt>, completes: bool) -> Option<[u8; HEADER_
     }
 }
 
-/// Passes a GSO packet on, or copies it away to be cut.
+/// Passes a GSO packet on whole, or keeps a copy of it that is segmented later.
 #[inline(never)]
 fn pass_packet(
     frame: GuestFrame<'_>,
@@ -433,7 +433,7 @@ fn pass_packet(
     Ok(fit.into())
 }
 
-/// Whether a guest takes such a packet whole.
+/// Whether a guest accepts such a packet unsegmented.
 fn takes(offloads: &Offloads, gso: Gso, headers: &[u8], len: u32) -> bool {
     let is_ipv6 = || layers::parse(headers, len).is_some_and(|layers| layers.version == Ip::V6);
     let kind = match gso.kind {
@@ -487,7 +487,7 @@ impl Lane for GuestLane {
         if frames && !self.waits {
             return Work::Now;
         }
-        // Buffers are there, but fewer than the frame needs: their kick may have come already.
+        // The receiver has buffers, but fewer than the frame needs, and their kick may have come already.
         if frames
             && siblings
                 .into_target()

@@ -1,8 +1,8 @@
-//! Virtqueues in the daemon's memory, with the daemon as driver, too. They carry frames to and from parts of a network
-//! that are no guests: other workers ([`super::link`]), and taps to the host or to the wire ([`super::tap_lane`]).
+//! Virtqueues in the daemon's memory, where the daemon is also the driver. They carry frames to and from parts of a
+//! network that are no guests: other workers ([`super::link`]), and taps of the host or the wire ([`super::tap_lane`]).
 //!
-//! A sender sees the device's half as a guest that takes frames with their tags, GSO packets whole and partial
-//! checksums. So all that guests get applies here, too: batches, back-pressure, loss after that.
+//! For a sender, the device's half is a guest that accepts frames with their tags, GSO packets and partial checksums.
+//! So frames are batched, held back and finally lost here like frames to guests.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use virtqueue::{
 
 /// Buffers that a queue has, and its entries.
 pub(super) const BUFFERS: u16 = 256;
-/// Of each, bytes: one has a frame, 17 a GSO packet.
+/// Bytes of a buffer: a frame takes one, a GSO packet 17.
 pub(super) const BUFFER_BYTES: u32 = 4096;
 /// Bytes for the rings of a queue.
 const RING_BYTES: u64 = 1 << 16;
-/// `num_buffers` in the virtio-net header.
+/// Offset of `num_buffers` in the virtio-net header.
 const NUM_BUFFERS_AT: u64 = 10;
 /// More than a GSO packet with its tag.
 const FRAME_LIMIT: u32 = 65_550;
 /// Most buffers that a frame is in, with its header.
 pub(super) const PARTS: usize = (FRAME_LIMIT + HEADER_BYTES).div_ceil(BUFFER_BYTES) as usize;
 
-/// Why there is no such queue.
+/// Why a queue could not be created.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InnerQueueError {
     #[error("no memory for frames to other workers or the host")]
@@ -38,11 +38,11 @@ pub(crate) enum InnerQueueError {
     Map(#[from] MapError),
     #[error("no descriptor left")]
     Descriptor(#[from] std::io::Error),
-    #[error("a ring of ours does not fit")]
+    #[error("the ring does not fit the queue's memory")]
     Ring(#[from] RingError),
 }
 
-/// What the queues are in.
+/// Memory for queues and their buffers.
 pub(super) struct Memory {
     pub(super) ram: Arc<GuestRam>,
     map: Arc<MemoryMap>,
@@ -60,12 +60,12 @@ impl Memory {
         })
     }
 
-    /// Bytes of it: buffers lie below that.
+    /// Its length in bytes: all buffers lie below that.
     pub(super) fn bytes(&self) -> u64 {
         self.map.guest_len()
     }
 
-    /// A queue, off, and its driver.
+    /// A disabled queue, and its driver.
     pub(super) fn queue(
         &self,
         kick: Option<OwnedFd>,
@@ -97,7 +97,7 @@ impl Memory {
         Ok((vring, driver))
     }
 
-    /// A pair that takes these offloads.
+    /// A pair that accepts these offloads.
     pub(super) fn pair(&self, from_guest: Vring, to_guest: Vring, offloads: Offloads) -> QueuePair {
         QueuePair {
             sent_before: 0,
@@ -114,7 +114,7 @@ impl Memory {
     }
 }
 
-/// Frames of a queue that the device's half has not taken, or not done. `parts_of`: by chain, its buffers.
+/// How many frames of a queue the device's half has not finished. `parts_of`: by chain, its buffers.
 pub(super) fn left_in(queue: &mut SplitDriver, parts_of: &mut [Vec<GuestAddr>]) -> u64 {
     while let Some(used) = queue.take_used() {
         parts_of[usize::from(used.head)].clear();
@@ -122,20 +122,20 @@ pub(super) fn left_in(queue: &mut SplitDriver, parts_of: &mut [Vec<GuestAddr>]) 
     parts_of.iter().filter(|parts| !parts.is_empty()).count() as u64
 }
 
-/// The driver of a queue that frames come by.
+/// The driver of a queue that receives frames.
 pub(super) struct Received {
     pub(super) driver: SplitDriver,
     ram: Arc<GuestRam>,
     /// By chain: its buffer.
     address_of: Vec<GuestAddr>,
-    /// The frame that is put together, or was.
+    /// Buffers of the frame that is being assembled, or was assembled last.
     frame: Vec<Buffer>,
-    /// Buffers of it that have not come.
+    /// How many of its buffers have not arrived.
     missing: u16,
 }
 
 impl Received {
-    /// With all its buffers, which the other side has by then.
+    /// Posts all buffers of the queue.
     pub(super) fn new(driver: SplitDriver, memory: &Memory) -> Result<Self, InnerQueueError> {
         let mut received = Self {
             driver,
@@ -153,7 +153,7 @@ impl Received {
         Ok(received)
     }
 
-    /// Gives the other side a buffer, not yet published.
+    /// Posts a buffer, without publishing it.
     pub(super) fn post(&mut self, buffer: GuestAddr) {
         // There are as many descriptors as buffers.
         if let Some(chain) = self.driver.add(&[Buffer::writable(buffer, BUFFER_BYTES)]) {
@@ -161,7 +161,7 @@ impl Received {
         }
     }
 
-    /// The next frame that is whole, with its header, in the buffers that it came in.
+    /// The buffers of the next whole frame, with its header.
     pub(super) fn next(&mut self) -> Option<&[Buffer]> {
         if self.missing == 0 {
             self.frame.clear();
@@ -183,7 +183,7 @@ impl Received {
         }
     }
 
-    /// Gives the other side the buffers of the frame again that came last.
+    /// Posts the buffers of the last frame again, without publishing them.
     pub(super) fn post_again(&mut self) {
         let mut frame = std::mem::take(&mut self.frame);
         frame.drain(..).for_each(|part| self.post(part.addr));

@@ -1,10 +1,9 @@
-//! A lane: one virtio queue pair joined with one NIC queue.
+//! A lane: joins a guest's queue pair with a NIC queue, another guest, or a network. Lanes of uplinks have no guest.
 //!
-//! A worker *polls* lanes: each poll takes a batch from the guest to the NIC and a batch from the NIC to the guest,
-//! publishes both, and returns how many frames moved. When no frame moves for the spin time, the worker enables
-//! notifications (asks for kicks) and sleeps.
+//! A worker *polls* lanes: each poll moves a batch of frames in each direction, publishes both, and returns how many
+//! frames moved. When no frame moves for the spin time, the worker enables notifications (asks for kicks) and sleeps.
 //!
-//! Transitions (the worker is the only one that makes them):
+//! Transitions (only the worker makes them):
 //!
 //! ```text
 //!     polling ──enable_notifications() = None──▶ asleep ──wake──▶ disable_notifications() ─▶ polling
@@ -37,19 +36,19 @@ use crate::nic::xdp::XdpNic;
 
 use device::pair::{Fault, QueuePair};
 
-/// What is left to do when a lane is about to sleep.
+/// What a lane still has to do when its worker is about to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Work {
     /// Nothing: a kick or a frame wakes the worker.
     None,
-    /// Nothing until this time has passed; then poll again.
+    /// Nothing until this time has passed; then the lane must be polled.
     Later(Reverse<Duration>),
     /// Work is there: do not sleep.
     Now,
 }
 
 impl Work {
-    /// Something waits that no file descriptor announces, nor is known how long: look again within a millisecond.
+    /// Something waits for an unknown time, and no file descriptor reports it: poll again within a millisecond.
     pub(crate) const SOON: Self = Self::Later(Reverse(Duration::from_millis(1)));
 
     /// For a lane without work until `wait` has passed; `None`: until a kick or a frame wakes it.
@@ -61,7 +60,7 @@ impl Work {
         }
     }
 
-    /// The same, but soon for a guest without kick eventfds.
+    /// The same, or at least [`Self::SOON`] for a guest without kick eventfds.
     pub(crate) fn or_polled(self, pair: &QueuePair) -> Self {
         match pair.is_polled() {
             true => self.max(Self::SOON),
@@ -70,8 +69,8 @@ impl Work {
     }
 }
 
-/// Asks a guest for kicks, unless it is throttled: then they mean nothing. Returns when the throttle ends, and whether
-/// chains wait already.
+/// Asks a guest for kicks, unless it is throttled: then a kick would change nothing. Returns when the throttle ends,
+/// and whether chains wait already.
 pub(crate) fn enable_kicks(throttle: &Throttle, pair: &mut QueuePair) -> (Work, bool) {
     let held = Work::after(throttle.held());
     let has_chains = held == Work::None && pair.from_guest.enabled && pair.from_guest.queue.enable_kicks();
@@ -83,23 +82,23 @@ pub(crate) fn enable_kicks(throttle: &Throttle, pair: &mut QueuePair) -> (Work, 
 pub(crate) enum Blame {
     /// The lane's own guest.
     Own(Fault),
-    /// The one that frames were given to.
+    /// The guest that frames were delivered to.
     Target(Fault),
 }
 
-/// A guest of another lane of the same worker, that a lane gives frames to.
+/// A guest of another lane of the same worker, to which a lane delivers frames.
 pub(crate) struct RxTarget<'a> {
     pub(crate) pair: &'a mut QueuePair,
     /// Room for its buffers.
     pub(crate) buffers: &'a mut Chains,
     pub(crate) counters: &'a PairCounters,
-    /// What waits to be delivered to it, if it takes frames of other guests.
+    /// Frames that wait to be delivered to it; `None`: it takes no frames of other guests.
     pub(crate) pending: Option<&'a mut Pending>,
     /// What it may get.
     pub(crate) policer: Policer<'a>,
     /// Which frames it may get; `None`: all.
     pub(crate) filter: Option<&'a mut Acl>,
-    /// Of a link to another worker: where the facts about frames are stored that are not in their bytes.
+    /// If it is a link to another worker: where the marks of its frames are stored.
     pub(crate) marks: Option<&'a CrossWorkerMarks>,
 }
 
@@ -118,7 +117,7 @@ impl<'a> RxTarget<'a> {
     }
 
     /// Whether the filter rules admit a frame that is not retried; counts a denied one. `head`: its first bytes, all of
-    /// them or as many as the rules read.
+    /// the frame or as many as the rules read.
     #[inline]
     pub(crate) fn allows(&mut self, head: &[u8], facts: Facts) -> bool {
         match &mut self.filter {
@@ -127,7 +126,7 @@ impl<'a> RxTarget<'a> {
         }
     }
 
-    /// The same without charging the work to a budget: such frames are few.
+    /// Like [`Self::allows`], without charging the work to a budget: such frames are few.
     pub(crate) fn allows_once(&mut self, frame: &[u8]) -> bool {
         let admits = self.allows(frame, Facts::of_len(frame.len()));
         let _ = self.take_work();
@@ -141,12 +140,12 @@ impl<'a> RxTarget<'a> {
         usize::try_from(work).unwrap_or(usize::MAX)
     }
 
-    /// The same, where there may be rules which frames it gets.
+    /// Sets the filter rules of what it gets, if there are any.
     pub(crate) fn filtered(self, filter: Option<&'a mut Acl>) -> Self {
         Self { filter, ..self }
     }
 
-    /// The same, where there may be a limit of what it gets.
+    /// Sets the rate limit of what it gets, if there is one.
     pub(crate) fn limited(self, limit: Option<&'a Arc<RateLimit>>) -> Self {
         Self {
             policer: Policer::new(limit),
@@ -155,7 +154,7 @@ impl<'a> RxTarget<'a> {
     }
 }
 
-/// The other lanes of its worker, as far as a lane gives them frames.
+/// The lanes of the same worker that a lane may deliver frames to.
 pub(crate) enum Siblings<'a> {
     None,
     /// One guest ([`super::role`]).
@@ -165,12 +164,11 @@ pub(crate) enum Siblings<'a> {
 }
 
 impl<'a> Siblings<'a> {
-    /// A guest, if there is one.
     pub(crate) fn target(target: Option<RxTarget<'a>>) -> Self {
         target.map_or(Self::None, Self::Target)
     }
 
-    /// The one guest that the lane gives frames to.
+    /// The one guest that the lane delivers frames to.
     pub(crate) fn into_target(self) -> Option<RxTarget<'a>> {
         match self {
             Self::Target(target) => Some(target),
@@ -179,15 +177,15 @@ impl<'a> Siblings<'a> {
     }
 }
 
-/// The lanes of a network on one worker. [`Lane::set_forwarding`] gives the index of each.
+/// The lanes of a network on one worker, by the indices in the state that [`Lane::set_forwarding`] sets.
 pub(crate) trait Network {
-    /// The guest of a lane; `None`: it does not take part any more.
+    /// The guest of a lane; `None`: the lane is no longer in the rounds, or is the caller's.
     fn guest(&mut self, at: SlotAt) -> Option<RxTarget<'_>>;
     /// The NIC queue of a lane, if it is one of the network's uplink.
     fn uplink(&mut self, at: SlotAt) -> Option<&mut NicQueue<XdpNic>>;
-    /// What writes to a tap, if the lane is that of one.
+    /// The writer of a tap, if the lane is a tap's.
     fn tap(&mut self, at: SlotAt) -> Option<&mut ToTap>;
-    /// A guest that was given frames did wrong: it takes none any more.
+    /// Reports the fault of a guest that frames were delivered to: its lane leaves the rounds.
     fn blame(&mut self, at: SlotAt, fault: Fault);
 }
 
@@ -234,19 +232,20 @@ impl LaneGuest {
 
 /// What a stopped lane leaves behind.
 pub(crate) struct Stopped {
-    /// Of its guest.
+    /// The state of its guest's queue pair.
     pub(crate) pair: Option<device::pair::Stopped>,
     /// The NIC queue that was lent to it, bound and filled.
     pub(crate) queue: Option<NicQueue<XdpNic>>,
 }
 
-/// See the module's head. Implementations: [`super::copy_lane::CopyLane`], [`crate::direct::DirectLane`],
-/// [`super::guest_lane::GuestLane`].
+/// See the module's head. Implementations outside of networks: [`super::copy_lane::CopyLane`],
+/// [`crate::direct::DirectLane`], [`super::guest_lane::GuestLane`] and others; in networks: [`super::port_lane`],
+/// [`super::uplink_lane`], [`super::tap_lane`], [`super::multicast_lane`] and [`super::link`].
 pub(crate) trait Lane: Send {
-    /// Moves a batch each way; returns the frames moved. Errors: the fault of a guest. The lane of that guest must not
-    /// be polled again, nor be a target.
+    /// Moves a batch in each direction; returns how many frames moved. Errors: the fault of a guest. The lane of that
+    /// guest must not be polled again, nor be a target.
     fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame>;
-    /// Asks for kicks where the lane waits for a guest, and checks the rings again.
+    /// Asks for kicks where the lane waits for a guest, and checks the rings again after that.
     fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work;
     /// Its guest; `None`: the lane has none, or as a port of a network has it, and more with it.
     fn guest(&self) -> Option<&LaneGuest> {
@@ -256,8 +255,8 @@ pub(crate) trait Lane: Send {
     fn guest_mut(&mut self) -> Option<&mut LaneGuest> {
         None
     }
-    /// Bytes carried so far, either way, by counters of the guest or of the lane, so they may restart at 0. 0 where
-    /// nobody counts, as for links, which have little room: such a lane takes no part in [`super::moderation`].
+    /// Bytes carried so far in both directions, from counters of the guest or of the lane, so they may restart at 0.
+    /// Always 0 for lanes that take no part in [`super::moderation`], such as links, which have little room.
     fn carried(&self) -> u64 {
         self.guest().map_or(0, |guest| guest.counters.carried())
     }
@@ -265,11 +264,10 @@ pub(crate) trait Lane: Send {
     fn pair(&self) -> Option<&QueuePair> {
         self.guest().map(|guest| &guest.pair)
     }
-    /// The guest's half, to change.
     fn pair_mut(&mut self) -> Option<&mut QueuePair> {
         self.guest_mut().map(|guest| &mut guest.pair)
     }
-    /// The guest's half, for frames of other lanes; `None`: it takes none.
+    /// The guest as a receiver of frames of other lanes; `None`: it takes none.
     fn rx_target(&mut self) -> Option<RxTarget<'_>> {
         None
     }
@@ -277,27 +275,27 @@ pub(crate) trait Lane: Send {
     fn uplink(&mut self) -> Option<&mut NicQueue<XdpNic>> {
         None
     }
-    /// What writes frames of other lanes to a tap; `None`: the lane has no tap.
+    /// The writer of other lanes' frames to a tap; `None`: the lane has no tap.
     fn tap(&mut self) -> Option<&mut ToTap> {
         None
     }
     /// Sets the forwarding state of the lane's network.
     fn set_forwarding(&mut self, _forwarding: &Arc<Forwarding>) {}
-    /// Sets the longest frame. Has no effect on a lane whose guest receives into its own memory: its buffers were
-    /// chosen by the limit.
+    /// Sets the longest frame. A lane whose guest receives into its own memory applies it to sent frames; it still
+    /// chooses receive buffers by the previous limit.
     fn set_frame_limit(&mut self, bytes: u32) {
         if let Some(pair) = self.pair_mut() {
             pair.frame_limit = bytes;
         }
     }
-    /// What its guest may send and get, from now on.
+    /// Sets the rate limits of what its guest sends and gets.
     fn set_limits(&mut self, limits: &PortLimits) {
         if let Some(guest) = self.guest_mut() {
             guest.sender.throttle.set(limits.from_guest.as_ref());
             guest.limit.clone_from(&limits.to_guest);
         }
     }
-    /// What checks its guest's frames, for a lane outside of networks.
+    /// The checks of its guest's frames, for a lane outside of networks.
     fn policy(&mut self) -> Option<&mut Policy> {
         self.guest_mut().map(|guest| &mut guest.sender.policy)
     }
@@ -330,19 +328,19 @@ pub(crate) trait Lane: Send {
     fn awaits_nic(&self) -> bool {
         false
     }
-    /// Whether [`Self::nic`] can be in the epoll set instead of being polled: [`Self::enable_notifications`] has seen that no frame waits
-    /// there, and polling it does nothing else in the kernel.
+    /// Whether [`Self::nic`] can be in the epoll set instead of being polled: [`Self::enable_notifications`] has found
+    /// no waiting frame there, and polling it has no other effect in the kernel.
     fn has_edges(&self) -> bool {
         false
     }
-    /// A descriptor in the worker's epoll set, edge-triggered: when it gets readable the worker wakes and calls
+    /// A descriptor for the worker's epoll set, edge-triggered: when it becomes readable the worker wakes and calls
     /// [`Self::note_event`]. [`Self::enable_notifications`] makes sure that nothing waits there.
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
     /// The epoll set has reported [`Self::event_fd`].
     fn note_event(&mut self) {}
-    /// Sends an announcement of the daemon if there is room now: the network may lose those.
+    /// Sends an announcement of the daemon if there is room now: networks may lose such frames.
     fn inject(&mut self, frame: &[u8], siblings: Siblings<'_>);
     /// Takes back what the kernel holds, and publishes what is done. Runs on a control thread, so it does not call the
     /// guest.

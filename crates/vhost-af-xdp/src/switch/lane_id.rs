@@ -1,6 +1,6 @@
-//! What lanes are called: within the process, and within their worker.
+//! Identifiers of lanes: within the process, and within their worker.
 
-/// Names a lane within the process.
+/// Identifies a lane within the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LaneId(pub(crate) u64);
 

@@ -1,13 +1,13 @@
-//! Source addresses that a guest uses besides its own, if its port learns (`learning`): of nested guests, or of a
-//! bridge.
+//! Source addresses that a guest uses besides its own, if its port learns (`learning`): those of nested guests, or
+//! behind a bridge.
 //!
 //! A worker records an address when it first sees it, and forwards the frame without waiting. Control reads the entries
 //! ([`crate::network`]), puts the addresses into the FDB and sends them to the XDP program. Only control removes
 //! entries: those of addresses that were not used for some time.
 //!
-//! Notes are of a fixed number, so that no guest fills the tables of switches with addresses that it makes up: what it
-//! sends from further ones is lost. A note is found by a hash of the address, or behind that place; where one before it
-//! was removed it may be noted twice, which control mends.
+//! The number of entries is fixed, so that no guest fills the tables of switches with invented addresses: its frames
+//! from further ones are dropped. An entry is found at a hash of the address, or behind that position. After an entry
+//! before it was removed, an address may be recorded twice, which control corrects.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,24 +18,25 @@ use super::fdb_key::FdbKey;
 /// Addresses that a port can learn.
 pub(crate) const LEARNED_MAX: usize = 64;
 
-/// In an entry: it has a key.
+/// Flag of an entry: it has a key.
 const PRESENT: u64 = 1 << 61;
-/// A frame came from it since control looked.
+/// A frame came from the address since control checked.
 const USED: u64 = 1 << 62;
-/// It may not be the port's.
+/// The port may not have the address.
 const REFUSED: u64 = 1 << 63;
 const FLAGS: u64 = PRESENT | USED | REFUSED;
 
-/// See the module's head. Notes are all that is shared: nothing is published through them, so relaxed accesses do.
+/// See the module's head. Nothing but the entries is shared, and nothing is published through them, so relaxed accesses
+/// suffice.
 #[derive(Debug)]
 pub(crate) struct Learned {
     /// 0: free.
     entries: [AtomicU64; LEARNED_MAX],
-    /// An eventfd: something was noted.
+    /// An eventfd, written when an address was recorded.
     news: Arc<OwnedFd>,
 }
 
-/// A note, as control sees it.
+/// An entry, as control reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     at: usize,
@@ -47,7 +48,7 @@ impl Entry {
         FdbKey::from_bits(self.word & !FLAGS)
     }
 
-    /// A frame came from it since control looked.
+    /// A frame came from the address since control checked.
     pub(crate) fn is_used(self) -> bool {
         self.word & USED != 0
     }
@@ -77,7 +78,7 @@ impl Learned {
                 let new = key.bits() | PRESENT | USED;
                 match entry.compare_exchange(0, new, Relaxed, Relaxed) {
                     Ok(_) => {
-                        // Once for each note, which control alone makes room for. A counter that is full wakes, too.
+                        // Once per entry; only control frees entries. A full counter wakes control, too.
                         let _ = rustix::io::write(&*self.news, &1u64.to_ne_bytes());
                         return true;
                     }
@@ -95,7 +96,7 @@ impl Learned {
         false
     }
 
-    /// All notes.
+    /// All entries.
     pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
         let all = self.entries.iter().enumerate();
         all.filter_map(|(at, entry)| {
@@ -104,23 +105,23 @@ impl Learned {
         })
     }
 
-    /// From now on a use of it is another one.
+    /// Clears an entry's use, so that the next use shows.
     pub(crate) fn take_use(&self, entry: Entry) {
         self.entries[entry.at].fetch_and(!USED, Relaxed);
     }
 
-    /// Frames from it are lost until it is removed.
+    /// Marks an entry as refused: frames from the address are dropped until the entry is removed.
     pub(crate) fn refuse(&self, entry: Entry) {
         self.entries[entry.at].fetch_or(REFUSED, Relaxed);
     }
 
-    /// Removes it.
+    /// Removes an entry.
     pub(crate) fn remove(&self, entry: Entry) {
         self.entries[entry.at].store(0, Relaxed);
     }
 }
 
-/// The first position to look at.
+/// The first position to search for a key.
 fn place(key: FdbKey) -> usize {
     // The highest bits of a product with an odd number (Fibonacci hashing).
     (key.bits().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % LEARNED_MAX

@@ -10,19 +10,19 @@ pub(crate) const BATCH: usize = 64;
 /// 18 for dozens of segments. A hostile chain has thousands for one frame, each with a copy of its own.
 pub(crate) const DESCRIPTORS_A_FRAME: u64 = 4;
 
-/// Bytes that are as much work as a frame: what is copied once and passes whole, a GSO packet to another guest, costs
-/// by its bytes. More than most interfaces' frames have.
+/// This many bytes count as one frame of a budget: a GSO packet that is passed whole to another guest is copied once,
+/// and costs by its bytes. Frames of most interfaces are shorter.
 pub(crate) const BYTES_A_FRAME: u64 = 8192;
 
 /// The same in a network, whose guests share a worker: a budget of long packets has as many bytes as one of frames of
-/// an MTU of 1500, so that neighbours get as many bytes.
+/// an MTU of 1500, so that neighbours get equal shares of bytes.
 pub(crate) const SHARED_BYTES_A_FRAME: u64 = 1536;
 
-/// Segments with less are many for their bytes: a packet of them that the kernel cuts is work by its segments.
+/// Shorter segments are many for their bytes: a packet that the kernel segments so costs by its segments.
 pub(crate) const SHORT_SEGMENT_BYTES: u64 = 1024;
 
 /// How often the cost of a look-up of an unknown flow counts for its sender: a guest that floods with new flows gets a
-/// fifth of its neighbours' share, and not the half. Where frames of many senders share a lane (an uplink, a link from
+/// fifth of its neighbours' share, not half of it. Where frames of many senders share a lane (an uplink, a link from
 /// another worker), it counts once: there all of them would pay.
 pub(crate) const LOOK_UP_WEIGHT: u64 = 4;
 

@@ -2,22 +2,22 @@
 //!
 //! Theory of operation. A link is a virtqueue in the daemon's memory ([`super::inner_queue`]), with the device on the
 //! sending worker and the driver on the receiving one. A sleeping side is called, or kicked, with the re-check that
-//! makes a lost one impossible. Both sides' fences are those of [`virtqueue`].
+//! makes a lost call or kick impossible. Both sides' fences are those of [`virtqueue`].
 //!
 //! The receiving side puts the buffers, as they are, into a second virtqueue, whose device is a [`PortLane`]: it takes
 //! frames like those of a guest, but the sending worker has already checked the source and found the destination. A
-//! mark for each buffer carries that, with what the NIC reported about the frame's flow ([`super::cross_worker_mark`]).
-//! So no address is read again here, except for frames whose ports have changed meanwhile, which the FDB decides.
-//! Frames go to ports of this worker, and to the uplink where the other worker has none. A frame without a buffer is
-//! lost at once, so that no guest delays frames to others.
+//! mark for each buffer carries these, with what the NIC reported about the frame's flow
+//! ([`super::cross_worker_mark`]). So addresses are looked up again only for frames whose ports have changed meanwhile.
+//! Frames go to ports of this worker, and to the uplink or the host where the other worker has none. A frame to a port
+//! without a buffer is lost at once, so that no guest delays frames to others.
 //!
-//! For a sender a link takes all offloads: GSO packets pass whole.
+//! A link accepts all offloads: GSO packets pass whole.
 //!
 //! ```text
 //!     worker A                                      worker B
 //!     PortLane ── to_guest ══ calls ═══▶ driver ── driver ══▶ PortLane (From::Link)  ── ports of B, uplink
 //!        │      ◀══ kicks ═ posts buffers again ◀── used ══        ▲
-//!        └───────────────── notes, one a buffer ───────────────────┘
+//!        └──────────────── marks, one per buffer ──────────────────┘
 //! ```
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -38,14 +38,14 @@ use super::port_lane::PortLane;
 
 /// Both ends of a link.
 pub(crate) struct Link {
-    /// For the worker that gives frames.
+    /// For the worker that sends frames.
     pub(crate) giving: PortLane,
-    /// For the one that takes them.
+    /// For the worker that receives them.
     pub(crate) taking: LinkLane,
 }
 
 impl Link {
-    /// Creates a link whose ends count there.
+    /// Creates a link with the counters of its two ends.
     /// Errors: [`InnerQueueError`].
     pub(crate) fn new([gives, takes]: [Arc<PairCounters>; 2]) -> Result<Self, InnerQueueError> {
         let memory = Memory::new(BUFFERS.into(), 4)?;
@@ -73,13 +73,13 @@ impl Link {
     }
 }
 
-/// See the module's head: the end that takes frames.
+/// See the module's head. The receiving end.
 pub(crate) struct LinkLane {
     lane: PortLane,
     counters: Arc<PairCounters>,
-    /// What the other worker gives.
+    /// Frames from the other worker.
     received: Received,
-    /// What our half takes.
+    /// The driver of the second queue, of which `lane` has the device's half.
     sent: SplitDriver,
     /// Wakes the other worker, if it waits for buffers.
     posted: OwnedFd,
@@ -88,7 +88,7 @@ pub(crate) struct LinkLane {
 }
 
 impl LinkLane {
-    /// Puts what came into the queue of our half.
+    /// Puts received frames into the second queue.
     fn take(&mut self) {
         let mut any = false;
         while let Some(frame) = self.received.next() {
@@ -100,12 +100,12 @@ impl LinkLane {
             any = true;
         }
         if any {
-            // It looks right after.
+            // Without a kick: the lane reads the queue right after this.
             self.sent.publish();
         }
     }
 
-    /// Gives the other worker the buffers again that our half is done with.
+    /// Posts buffers again for the other worker, with which `lane` is done.
     fn give_back(&mut self) {
         let mut any = false;
         while let Some(used) = self.sent.take_used() {

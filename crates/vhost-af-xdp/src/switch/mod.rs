@@ -1,9 +1,9 @@
 //! The data path: frames between guests and NIC queues.
 //!
-//! Everything that touches a frame. A [`lane::Lane`] joins one queue pair of a guest with one NIC queue and is owned
-//! outright by one [`worker`] thread; control reaches it by message.
+//! All code that touches a frame. A [`lane::Lane`] joins a guest's queue pair with a NIC queue, another guest, or a
+//! network. One [`worker`] thread owns it; control reaches it only by messages to that thread.
 //!
-//! Invariants: nothing here imports what decides (`port`, `vhost_user`, `api`); nothing here blocks, logs or takes a
+//! Invariants: nothing here imports control modules (`port`, `vhost_user`, `api`); nothing here blocks, logs or takes a
 //! lock while frames move; each loss has a counter of its own ([`device::counters`]).
 
 #[cfg(test)]

@@ -26,11 +26,11 @@
 
 use std::time::{Duration, Instant};
 
-/// How long is counted at a time.
+/// Length of a window: throughput is measured for each.
 const WINDOW: Duration = Duration::from_millis(8);
 /// Windows of a trial.
 const TRIED: u32 = 16;
-/// How long what it showed holds.
+/// How long the result of a trial is used.
 const KEPT: Duration = Duration::from_secs(4);
 /// Least average number of pauses in windows with pauses; with fewer nothing is learned about them.
 const PAUSES_A_WINDOW: u32 = 4;
@@ -47,15 +47,15 @@ pub(super) struct Moderation {
     most: Duration,
     /// When the window began.
     since: Instant,
-    /// Pauses that were made in it.
+    /// Pauses made in the window.
     pauses: u32,
     level: Level,
-    /// Where the next trial looks.
+    /// Direction of the next trial.
     way: Way,
     phase: Phase,
 }
 
-/// Of the lengths of a pause.
+/// The index of a pause's length ([`Moderation::length`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Level(u8);
 
@@ -67,17 +67,17 @@ enum Way {
 
 #[derive(Debug)]
 enum Phase {
-    /// Throughput with that length and with the next one, and the number of windows so far.
+    /// A trial of the length `lower` and the next longer one: the throughput of both, and the number of windows so far.
     Tried {
         lower: Level,
         windows: u32,
         sums: [Sum; 2],
     },
-    /// The length stays until then, unless `poor` windows in a row fall below half of `found`.
+    /// The length stays until this time, unless [`POOR`] windows in a row (`poor` so far) fall below half of `found`.
     Kept { until: Instant, found: Sum, poor: u32 },
 }
 
-/// Of windows of one kind.
+/// Sums over windows with the same length of a pause.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sum {
     bytes: u64,
@@ -85,10 +85,10 @@ struct Sum {
     pauses: u32,
 }
 
-/// A lane's part in it.
+/// A lane's part in moderation.
 #[derive(Debug, Default)]
 pub(super) struct Share {
-    /// What it had carried when the window began.
+    /// Bytes that it had carried when the window began.
     carried: u64,
     is_busy: bool,
     stage: Stage,
@@ -96,13 +96,13 @@ pub(super) struct Share {
     usual: Sum,
     /// When its last pause began, and the bytes carried until then; until that is evaluated.
     pause: Option<(Instant, u64)>,
-    /// Pauses in a row that brought less than half of that.
+    /// Pauses in a row with less than half of the usual rate.
     futile: u32,
-    /// It takes no part before that.
+    /// It takes no part before this time.
     waits_until: Option<Instant>,
 }
 
-/// What comes next for a lane.
+/// Whether a lane may pause next.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Stage {
     /// It has moved frames since its notifications were enabled or its last pause.
@@ -128,7 +128,7 @@ impl Level {
 
     /// Throughput that the next longer pause needs, in percent of this one's.
     fn percent(self) -> u128 {
-        // As much, but for chance; more.
+        // The shortest pause needs as much throughput as none, less what chance explains; longer ones need more.
         if self == Self::NONE { 97 } else { 103 }
     }
 }
@@ -155,7 +155,7 @@ impl Moderation {
         }
     }
 
-    /// None, a quarter of the longest one, a half, and that.
+    /// The length of a pause: zero, a quarter of the longest one, a half of it, or the longest one.
     fn length(&self, level: Level) -> Duration {
         match level.0 {
             0 => Duration::ZERO,
@@ -172,7 +172,7 @@ impl Moderation {
         })
     }
 
-    /// A pause is made.
+    /// Counts a pause.
     pub(super) fn note_pause(&mut self) {
         self.pauses += 1;
     }
@@ -220,7 +220,7 @@ impl Moderation {
         }
     }
 
-    /// A trial has shown which length is the better one, and what comes through with it.
+    /// Ends a trial, which has found the better length, and its throughput.
     fn decide(&mut self, now: Instant, level: Level, found: Sum) {
         let has_moved = std::mem::replace(&mut self.level, level) != level;
         if has_moved && level.next(self.way).is_some() {
@@ -260,7 +260,7 @@ impl Sum {
         self.pauses = self.pauses.saturating_add(other.pauses);
     }
 
-    /// Whether it came at that rate of the other's, in percent, or more.
+    /// Whether its rate is at least `percent` of the other's.
     fn is_so_much_of(self, other: Self, percent: u128) -> bool {
         let times = |bytes: u64, time: Duration| u128::from(bytes).saturating_mul(time.as_micros());
         times(self.bytes, other.time).saturating_mul(100)
@@ -287,7 +287,7 @@ impl Share {
         more
     }
 
-    /// It moved frames.
+    /// The lane moved frames.
     #[inline]
     pub(super) fn moved(&mut self) {
         self.stage = Stage::Moved;
@@ -424,7 +424,7 @@ mod tests {
             let (mut moderation, mut share) = moderation();
             run(&mut moderation, TRIAL * 3, &mut share, rates);
             assert_eq!(moderation.pause(), pause, "{rates:?}");
-            // It looks around now and then, and comes back.
+            // It tries other lengths now and then, and returns to this one.
             let windows = run(&mut moderation, (KEPT + TRIAL * 2) * 4, &mut share, rates);
             assert!(
                 windows[level_of(pause)] * 10 > windows.iter().sum::<u32>() * 9,
@@ -465,7 +465,7 @@ mod tests {
         assert_eq!(moderation.pause(), MOST);
         run(&mut moderation, WINDOW * 100, &mut share, [700; 4]);
         assert_eq!(moderation.pause(), MOST);
-        // It waits for answers now, a trial for each length.
+        // The guest waits for answers now: one trial for each length.
         let rates = [1000, 400, 300, 200];
         run(&mut moderation, WINDOW * POOR + TRIAL * 3, &mut share, rates);
         assert_eq!(moderation.pause(), Duration::ZERO);
@@ -479,7 +479,7 @@ mod tests {
         assert!(!rest(&mut share, true));
         let mut none = Moderation::new(Duration::ZERO, Instant::now());
         none.look(none.since + KEPT, std::iter::once((u64::MAX, &mut share)));
-        assert!(!rest(&mut share, true), "nobody is looked at");
+        assert!(!rest(&mut share, true), "no lane is evaluated");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Multicast frames that arrived at a network's uplink: copies of frames that go to the host's stack
-//! ([`steer::GroupReader`]). Each goes to all ports of its VLAN that have a buffer now.
+//! ([`steer::GroupReader`]). Each is delivered to all ports of its VLAN that have a buffer now.
 //!
-//! Multicast of a guest goes to the host, too, as if the uplink had received it; where XDP is in skb mode that arrives
-//! here once more. The ports have it already: it is counted (`returned_frames`), and dropped.
+//! Multicast of a guest goes to the host, too, as if the uplink had received it. Where XDP is in skb mode, such frames
+//! arrive here again. The ports have them already, so they are counted (`returned_frames`) and dropped.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::forwarding::Forwarding;
 use super::lane::{Blame, Lane, Siblings, Stopped, Work};
 use super::limits::BATCH;
 
-/// Of one address.
+/// Bytes of an address.
 const MAC_BYTES: usize = size_of::<Mac>();
 
 /// See the module's head.
@@ -29,18 +29,18 @@ pub(crate) struct MulticastLane<R = GroupReader> {
     /// Frames may come from a stack on the same machine, which leaves checksums unfinished.
     partial_checksums: bool,
     forwarding: Arc<Forwarding>,
-    /// The one in hand; its memory is used again.
+    /// The current frame; the memory is reused.
     frame: Vec<u8>,
-    /// Work beyond earlier budgets, in frames: the next batches are shorter. One frame is a look-up for each port that
-    /// has filter rules.
+    /// Work beyond earlier budgets, in frames: the next batches are shorter. One frame costs a look-up for each port
+    /// that has filter rules.
     deficit: usize,
 }
 
 /// A source of multicast frames.
 pub(crate) trait ReadGroups: AsFd + Send {
-    /// The next one, into `frame`.
+    /// Reads the next frame into `frame`.
     fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group>;
-    /// Whether there is one; if not, the descriptor reports the next one.
+    /// Whether a frame waits; if not, the descriptor reports the next one.
     fn has_record(&mut self) -> bool;
 }
 
@@ -66,7 +66,7 @@ impl<R: ReadGroups> MulticastLane<R> {
         }
     }
 
-    /// Whether a guest of this network sent the frame in hand.
+    /// Whether a guest of this network sent the current frame.
     fn is_of_a_guest(&self, vlan: u16) -> bool {
         let from = self.frame.get(MAC_BYTES..).and_then(|rest| rest.first_chunk());
         from.is_some_and(|&from| self.forwarding.has_guest(FdbKey::new(vlan, from)))

@@ -1,4 +1,4 @@
-//! What control hands a worker for a lane.
+//! A lane that control passes to a worker.
 
 use xsk::NumaNode;
 
@@ -6,10 +6,10 @@ use super::lane::Lane;
 use super::role::Role;
 use device::pair::Fault;
 
-/// Called once, on the worker's thread, when a guest broke the rules.
+/// Called once, on the worker's thread, after a guest's fault.
 pub(crate) type OnFault = Box<dyn FnOnce(Fault) + Send>;
 
-/// A lane on its way to a worker.
+/// A lane for a worker, with what the worker needs to know of it.
 pub(crate) struct NewLane {
     pub(crate) lane: Box<dyn Lane>,
     pub(crate) role: Role,

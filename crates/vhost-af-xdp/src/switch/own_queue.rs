@@ -1,5 +1,5 @@
-//! A NIC queue that a port of a network has for itself: its frames to the LAN leave by it, and what the NIC puts there
-//! is for its guest.
+//! A NIC queue that a port of a network has for itself: the port's frames to the LAN leave through it, and the frames
+//! that it receives are for the port's guest.
 //!
 //! All other frames go through the switch: the port's lane ([`super::port_lane`]) classifies each frame, and passes
 //! those for other ports and for the host on as any port's. Frames for the guest from a queue of the uplink, from the
@@ -27,29 +27,29 @@ use crate::nic::xdp::XdpNic;
 
 /// See the module's head.
 pub(crate) trait OwnQueue: Send {
-    /// There is one.
+    /// Whether there is one.
     const IS_THERE: bool;
     /// What frames to the LAN are put into.
     type Sink<'a>: Sink
     where
         Self: 'a;
 
-    /// Begins a poll: returns completed chains, and continues a GSO packet in hand. Returns what moved.
+    /// Begins a poll: returns completed chains to the guest, and continues a GSO packet. Returns how much moved.
     fn begin(&mut self, pair: &mut QueuePair, sender: &mut Sender, counters: &PairCounters) -> usize;
     /// What frames to the LAN are put into; `None`: a queue of the uplink takes them.
     fn sink<'a>(&'a mut self, counters: &'a PairCounters) -> Option<Self::Sink<'a>>;
-    /// It has part of a GSO packet left, which nothing overtakes.
+    /// Part of a GSO packet is left, which no other frame may overtake.
     fn has_rest(&self) -> bool;
-    /// How many chains can be given back by it now.
+    /// How many chains [`Self::give_back`] takes now.
     fn places(&self) -> usize;
-    /// Returns a chain that did not go to its NIC to the guest, in order.
+    /// Returns to the guest, in order, a chain that was not sent through this queue.
     fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId);
     /// Ends a poll in which `moved` frames moved: sends the queued frames. Returns further frames moved.
     fn finish(&mut self, pair: &mut QueuePair, moved: usize, counters: &PairCounters) -> usize;
-    /// Delivers what the NIC received, as far as the guest has buffers; the frames that it got.
-    /// Errors: what the guest did wrong.
+    /// Delivers received frames, as far as the guest has buffers; returns how many.
+    /// Errors: the guest's fault.
     fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault>;
-    /// Whether frames wait for that.
+    /// Whether received frames wait.
     fn has_frames(&mut self) -> bool;
     /// The lane is about to sleep.
     fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work;
@@ -69,15 +69,15 @@ pub(crate) trait OwnQueue: Send {
     fn set_frame_limit(&mut self, _bytes: u32) {}
     /// Sends a frame of the daemon, if there is room now.
     fn inject(&mut self, frame: &[u8], counters: &PairCounters);
-    /// The lane is stopped: takes back what the kernel holds; the queue, if that goes on without it.
+    /// The lane is stopped: takes back what the kernel holds. Returns the queue, if it outlives the lane.
     fn stop(self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>>;
 }
 
-/// None: frames use the queues of the uplink.
+/// No queue: frames use the queues of the uplink.
 #[derive(Debug, Default)]
 pub(crate) struct NoQueue;
 
-/// There is no such value.
+/// A type without values: there is no sink.
 #[derive(Debug)]
 pub(crate) enum Never {}
 
@@ -159,7 +159,7 @@ impl OwnQueue for NoQueue {
     }
 }
 
-/// A queue with memory of the daemon, in which each frame is copied once.
+/// A queue with memory of the daemon; each frame is copied once.
 pub(crate) struct CopyQueue<N> {
     queue: NicQueue<N>,
     transmit: Transmit,
@@ -167,7 +167,7 @@ pub(crate) struct CopyQueue<N> {
 }
 
 impl<N: Lent> CopyQueue<N> {
-    /// A queue for that guest. `untags`: it has the frames of its VLAN without their tag.
+    /// A queue for that guest. `untags`: the guest gets the frames of its VLAN without their tag.
     pub(crate) fn new(guest: &QueuePair, queue: NicQueue<N>, untags: bool, counters: &PairCounters) -> Self {
         let mut queue = queue;
         let receiver = Receiver::new(guest, &mut queue, counters).untagging(untags);

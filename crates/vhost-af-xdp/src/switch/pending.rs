@@ -1,9 +1,9 @@
-//! What waits to be delivered to a guest that takes frames of other guests.
+//! A GSO packet that waits to be segmented for a guest that receives frames of other guests.
 //!
-//! Frames wait with their sender while the receiver has no buffers. But a GSO packet that the receiver does not take
-//! whole becomes many frames, and not all of them may find buffers at once: so it is copied away and segmented here, a
-//! budget of segments at a time. Frames of the same sender wait behind it; those of others do not. Further such packets
-//! wait with their senders, for this one place, which they get round robin.
+//! Frames wait in their sender's queue while the receiver has no buffers. But a GSO packet that the receiver does not
+//! accept whole becomes many frames, and not all of them may find buffers at once. So it is copied and segmented here,
+//! a budget of segments at a time. Frames of the same sender wait behind it; those of others do not. There is room for
+//! one packet. Further ones wait in their senders' queues, and get the room in turn.
 
 use std::time::{Duration, Instant};
 
@@ -18,17 +18,17 @@ use super::guest_frame::GuestFrame;
 use super::limits::BATCH;
 use super::to_guest::{Delivery, Fit};
 
-/// How long frames of a network wait at most for a guest that takes none; those that come then are lost until it does.
+/// How long frames of a network wait at most for a guest that takes none; after that, frames are lost until it does.
 const MOST_PATIENCE: Duration = Duration::from_millis(5);
-/// A guest earns this much waiting time by each frame and each KiB that it takes: a slower one (below 50,000 frames, or
-/// 250 Mb a second) loses frames, and does not slow down senders that send to others, too.
+/// A guest earns this much waiting time with each frame and each KiB that it takes. A slower guest (below 50,000 frames
+/// or 250 Mb a second) loses frames, and does not slow down senders that send to other guests, too.
 const FOR_A_FRAME: Duration = Duration::from_micros(20);
 const FOR_A_KIB: Duration = Duration::from_micros(32);
 /// How long the place for a packet is reserved for the next sender. By then all lanes of a worker have been polled; a
 /// sender that has not used it has nothing more to send, or is gone.
 const MOST_KEPT: Duration = Duration::from_millis(1);
 
-/// How long others wait for a guest.
+/// How long other guests' frames wait for a guest.
 #[derive(Debug)]
 struct Patience {
     left: Duration,
@@ -46,12 +46,12 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// A frame finds no buffer; whether it is worth to wait for one.
+    /// Whether a frame that finds no buffer may wait for one.
     fn may_wait(&mut self, now: Instant) -> bool {
         now.duration_since(*self.starving.get_or_insert(now)) < self.left
     }
 
-    /// The guest took frames of `bytes` together.
+    /// The guest has taken frames, of `bytes` in all.
     #[inline]
     fn took(&mut self, frames: u64, bytes: u64) {
         if let Some(since) = self.starving.take() {
@@ -77,19 +77,19 @@ impl Patience {
 struct NextSender {
     /// The first sender that found the place taken; 0: none.
     sender: usize,
-    /// Since when the place is free and kept.
+    /// Since when the place is free, and reserved for that sender.
     kept: Option<Instant>,
 }
 
 impl NextSender {
-    /// A sender finds the place taken.
+    /// Records a sender that finds the place taken.
     fn wait(&mut self, sender: usize) {
         if self.sender == 0 {
             self.sender = sender;
         }
     }
 
-    /// A sender finds it free; returns whether it may use it.
+    /// Whether a sender that finds the place free may use it.
     fn take(&mut self, sender: usize) -> bool {
         if self.sender != 0 && self.sender != sender {
             let now = Instant::now();
@@ -109,7 +109,7 @@ pub(crate) struct Pending {
     /// The sender, identified by its counters.
     sender: usize,
     next: NextSender,
-    /// The frame in hand; its memory is used again.
+    /// The current frame; the memory is reused.
     frame: Vec<u8>,
 }
 
@@ -126,7 +126,7 @@ impl Pending {
         self.packet.is_some() && self.sender == std::ptr::from_ref(sender).addr()
     }
 
-    /// Whether a packet of this sender can be kept now.
+    /// Whether a packet of this sender can be stored now.
     #[cold]
     pub(crate) fn admits(&mut self, sender: &PairCounters) -> bool {
         let sender = std::ptr::from_ref(sender).addr();
@@ -137,33 +137,33 @@ impl Pending {
         self.next.take(sender)
     }
 
-    /// The guest took frames of `bytes` together.
+    /// The guest has taken frames, of `bytes` in all.
     #[inline]
     pub(crate) fn took(&mut self, frames: usize, bytes: u64) {
         self.patience.took(frames as u64, bytes);
     }
 
-    /// A frame finds no buffer; whether it is worth to wait for one.
+    /// Whether a frame that finds no buffer may wait for one.
     #[cold]
     pub(crate) fn may_wait(&mut self) -> bool {
         self.patience.may_wait(Instant::now())
     }
 
-    /// Takes a GSO packet in.
+    /// Stores a copy of a GSO packet.
     #[cold]
     pub(crate) fn keep(&mut self, frame: GuestFrame<'_>, packet: &GsoPacket, sender: &PairCounters) {
         self.sender = std::ptr::from_ref(sender).addr();
         self.packet.keep(frame, packet);
     }
 
-    /// Frames that wait.
+    /// How many frames wait.
     pub(crate) fn frames(&self) -> u64 {
         let plan = self.packet.plan.as_ref();
         plan.map_or(0, |plan| u64::from(plan.segments() - self.packet.next))
     }
 
-    /// Delivers as many frames as the guest has buffers for; how many.
-    /// Errors: what the guest did wrong.
+    /// Delivers as many frames as the guest has buffers for; returns how many.
+    /// Errors: the guest's fault.
     #[cold]
     pub(crate) fn deliver(
         &mut self,
@@ -181,8 +181,8 @@ impl Pending {
         Ok(frames)
     }
 
-    /// The same in a burst, a budget of them at most.
-    /// Errors: what the guest did wrong.
+    /// Delivers at most [`BATCH`] frames within a burst.
+    /// Errors: the guest's fault.
     #[cold]
     pub(crate) fn segment_into(&mut self, delivery: &mut Delivery<'_>) -> Result<(), Fault> {
         let sums = delivery.pair().offloads.guest_csum;
@@ -199,8 +199,8 @@ impl Pending {
         Ok(())
     }
 
-    /// Makes the next segment the frame in hand, with its checksum completed unless the guest takes (`sums`) partial
-    /// ones; what is left to the guest.
+    /// Builds the next segment in `frame`, and completes its checksum unless the guest accepts partial ones (`sums`).
+    /// Returns what the guest is requested to do; `None`: there is no segment.
     fn segment(&mut self, sums: bool) -> Option<Request> {
         let plan = self.packet.plan.as_ref()?;
         let index = self.packet.next;
@@ -217,7 +217,7 @@ impl Pending {
                 gso: None,
             });
         }
-        // It lies in the headers, as was planned.
+        // The field lies in the headers, as was planned.
         let _ = checksum::complete(&mut self.frame, plan.checksum_at());
         Some(Request::default())
     }
@@ -230,7 +230,7 @@ impl Pending {
         }
     }
 
-    /// A frame of another guest with its checksum, at `at`, completed; its bytes.
+    /// Copies a frame of another guest, and completes its checksum, at `at`; returns the bytes.
     pub(crate) fn complete(&mut self, frame: GuestFrame<'_>, at: ChecksumAt) -> &[u8] {
         self.frame.resize(frame.sending.len as usize, 0);
         frame.read_start(&mut self.frame);

@@ -1,9 +1,9 @@
-//! What decides which frames a guest may send that has a queue, or a cable, to itself: its guard, then its filter
-//! rules. There is no table of a network that knows it.
+//! Decides which frames a guest outside of networks may send, one with its own NIC queue or cable: first by its source
+//! guard, then by its filter rules. (In a network the FDB has the guards.)
 //!
 //! As in a network the first bytes of a frame are copied out of guest memory, checked, and sent in place of those in
-//! guest memory, which the guest may have changed meanwhile; the same applies where the rest is sent from guest memory.
-//! A frame without room is retried and checked again: rules count it when it is done ([`Policy::settle`]).
+//! guest memory, which the guest may have changed meanwhile, even where the rest is sent from guest memory. A frame
+//! without room is retried and checked again: rules count it when it is done ([`Policy::settle`]).
 
 use device::counters::PairCounters;
 use packet::HEADERS_MAX;
@@ -13,7 +13,7 @@ use super::filter::{Acl, Classifier, Facts, FlowKey, LaneFilter, Looked, Verdict
 use super::guard::{Guard, Guarded, SHORT_LOOK_BYTES};
 use super::guest_frame::GuestFrame;
 
-/// See the module's head. Of a lane.
+/// See the module's head. The policy of one lane.
 #[derive(Debug)]
 pub(crate) struct Policy {
     guarded: Option<Box<Guarded>>,
@@ -24,10 +24,10 @@ pub(crate) struct Policy {
     captured: Captured,
 }
 
-/// A frame for the capture, until it is done.
+/// A frame for the capture, kept until it is done.
 #[derive(Debug)]
 struct Captured {
-    /// `None`: nothing.
+    /// The decision about it; `None`: there is no frame.
     outcome: Option<Result<Verdict, Option<Verdict>>>,
     len: usize,
     /// Valid bytes of `head`.
@@ -65,7 +65,7 @@ impl Policy {
         std::mem::replace(&mut self.filter, filter)
     }
 
-    /// Which frames it may get; `None`: all.
+    /// The filter rules of frames to the guest; `None`: it gets all.
     #[inline]
     pub(crate) fn to_guest(&mut self) -> Option<&mut Acl> {
         self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut())
@@ -81,8 +81,8 @@ impl Policy {
                 .is_none_or(|filter| filter.from_guest.is_none())
     }
 
-    /// The frame with its checked first bytes in place of those in guest memory; `None`: it may not be sent, which is
-    /// counted, now or when it is done.
+    /// Checks a frame. Returns it with its checked first bytes in place of those in guest memory; `None`: it may not be
+    /// sent, which is counted, now or when it is done.
     #[cold]
     #[inline(never)]
     pub(super) fn check<'a>(
@@ -126,7 +126,7 @@ impl Policy {
         filter.map_or(0, Acl::take_work)
     }
 
-    /// The last frame is done; or it comes again.
+    /// Counts and captures the last frame if it is done; otherwise it is retried, and forgotten here.
     #[inline]
     pub(super) fn settle(&mut self, is_done: bool, counters: &PairCounters) {
         let verdict = self.verdict.take().filter(|_| is_done);
@@ -166,7 +166,7 @@ fn check_all<'a>(
         counters.from_guest_headers.add(1);
         return None;
     };
-    // Stored there it would make them others.
+    // Stored there, the checksum would change the checked bytes.
     if frame.sending.request.csum.is_some_and(|at| at.field() < bytes) {
         counters.from_guest_checksum_in_headers.add(1);
         return None;
@@ -176,8 +176,8 @@ fn check_all<'a>(
     decision.verdict.allows.then_some(frame)
 }
 
-/// Copies the first bytes of a frame for the capture. As many as the checks read replace those in guest memory from
-/// here on: the captured bytes are the checked ones.
+/// Copies the first bytes of a frame for the capture. From here on, the part of them that checks read replaces the
+/// bytes in guest memory: the captured bytes are the checked ones.
 fn read_captured<'a>(
     frame: GuestFrame<'a>,
     head: &'a mut [u8; HEADERS_MAX],
@@ -191,8 +191,8 @@ fn read_captured<'a>(
     frame.headed(&head[..looked.min(*known)])
 }
 
-/// The frame with as many of its first bytes in `head` as rules read, to be sent in place of those in guest memory.
-/// Bytes that an earlier check has read stay as they are.
+/// Copies as many first bytes of a frame as rules read into `head`, to be sent in place of those in guest memory. Bytes
+/// that an earlier check has copied keep their values.
 pub(super) fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; HEADERS_MAX]) -> GuestFrame<'a> {
     let len = frame.sending.len as usize;
     let mut known = SHORT_LOOK_BYTES.max(frame.head.len()).min(len).min(HEADERS_MAX);

@@ -1,15 +1,15 @@
-//! How long a worker polls without work before it sleeps: between nothing and `--spin-us`, by what the last pauses were
-//! like.
+//! How long a worker polls without work before it sleeps: between zero and `--spin-us`, adapted to the last pauses
+//! between work.
 //!
-//! Polling pays where work comes again within that time, and takes a CPU from guests and their peers where it does not:
-//! TCP by GSO packets pauses for hundreds of microseconds. The rule is that of KVM for idle virtual CPUs (halt_poll_ns,
+//! Polling pays where work arrives within that time, and takes a CPU from guests and their peers where it does not: TCP
+//! with GSO packets pauses for hundreds of microseconds. The rule is that of KVM for idle virtual CPUs (halt_poll_ns,
 //! virt/kvm/kvm_main.c): a pause longer than the limit halves the time, one that polling up to the limit would have met
 //! doubles it.
 //!
-//! Where the peer waits for the worker's own CPU, a pause lasts as much longer as the worker polls: polling meets
-//! nothing, however long it is, and delays what it waits for. That shows when the worker polled longer than before, and
-//! slept no shorter for it. After the second time in a row it polls in fewer and fewer pauses, until that has met work.
-//! (KVM looks whether its CPU has other threads to run, which a process cannot.)
+//! Where the peer needs the worker's own CPU, a pause grows by the time that the worker polls: polling meets no work,
+//! however long it is, and delays the work that it waits for. The worker detects this when it has polled longer than
+//! before, and has not slept shorter. From the second time in a row on, it polls in fewer and fewer pauses, until
+//! polling has met work. (KVM checks whether its CPU has other threads to run, which a process cannot.)
 
 use std::time::Duration;
 
@@ -26,11 +26,11 @@ pub(crate) struct Waits {
 pub(super) struct Polling {
     pub(super) now: Duration,
     most: Duration,
-    /// How long it polled in the last pause that polling did not hit, and slept then.
+    /// How long the worker polled, and then slept, in the last pause in which polling met no work.
     last: (Duration, Duration),
     /// Times in a row that polling longer was in vain.
     in_vain: u32,
-    /// Pauses to come in which it does not poll.
+    /// How many of the next pauses it does not poll in.
     left_out: u32,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Polling {
 const MOST_IN_VAIN: u32 = 10;
 
 impl Polling {
-    /// Least time that is worth to poll.
+    /// Shortest polling that pays.
     pub(super) const LEAST: Duration = Duration::from_micros(4);
 
     pub(super) fn new(most: Duration) -> Self {
@@ -51,7 +51,7 @@ impl Polling {
         }
     }
 
-    /// Work came while the worker polled.
+    /// Work arrived while the worker polled.
     #[inline]
     pub(super) fn hit(&mut self) {
         self.in_vain = 0;

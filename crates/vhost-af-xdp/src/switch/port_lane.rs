@@ -1,20 +1,20 @@
-//! A pair of a port of a network: its frames go to other ports and to the uplink, by their addresses.
+//! A queue pair of a network's port: sends its frames to other ports, the uplink and the host, by their addresses.
 //!
-//! A batch goes in two steps. First all its chains are classified: the first bytes of each frame are copied out of
-//! guest memory, and by that copy the lane decides whether the guest may send the frame, and where it goes. Then it
-//! passes on runs of frames with the same destination. The checked bytes are the sent ones: the copy replaces the bytes
-//! in guest memory, which the guest may have changed meanwhile.
+//! A batch takes two steps. First all its chains are classified: the first bytes of each frame are copied out of guest
+//! memory, and from that copy the lane decides whether the guest may send the frame, and where it goes. Then it passes
+//! on runs of frames with the same destination. The checked bytes are the sent ones: the copy replaces the bytes in
+//! guest memory, which the guest may have changed meanwhile.
 //!
 //! A frame to another port of the same worker is copied once, from RAM to RAM, with its segmentation and checksum
 //! request ([`Passing`]), and so is one to the host ([`super::to_tap`]). A frame to the uplink is copied into a chunk,
 //! and segmented if it requests that ([`super::to_nic`]); the uplink's lane has the kernel send the frames of all lanes
 //! ([`super::uplink_lane`]).
 //!
-//! A port may have a queue of a NIC for itself ([`OwnQueue`]): then its frames to the LAN go there, and what comes
-//! there is its guest's.
+//! A port may have a queue of a NIC for itself ([`OwnQueue`]): then its frames to the LAN leave through it, and frames
+//! that it receives are for the port's guest.
 //!
-//! A frame waits with its sender until the destination has room, but not for long: a guest that takes no frames for a
-//! while loses further ones until it does ([`Pending::may_wait`]). Multicast waits for no guest.
+//! A frame waits in its sender's queue until the destination has room, but not for long: while a guest takes no frames
+//! for some time, further frames to it are dropped ([`Pending::may_wait`]). Multicast waits for no guest.
 
 mod batch;
 mod classified;
@@ -58,35 +58,34 @@ pub(crate) struct PortLane<O = NoQueue> {
     pair: QueuePair,
     counters: Arc<PairCounters>,
     number: PortNumber,
-    /// Which of the port's pairs it is.
+    /// The pair's number within the port.
     pair_number: u16,
     forwarding: Arc<Forwarding>,
     sender: Sender,
-    /// The first `classified` of them are of this batch. Written in place: a value that is built elsewhere and moved
+    /// The first `classified` belong to the present batch. Written in place: a value that is built elsewhere and moved
     /// here is stored in pieces and loaded as a whole, which waits for the stores.
     chains: Box<[Classified]>,
     classified: usize,
-    /// What they took of the port's limit, if there is one.
+    /// By classified chain: what it took of the port's rate limit, if there is one.
     costs: Vec<Cost>,
-    /// To the uplink.
+    /// State of its frames to the uplink.
     transmit: Transmit,
-    /// What it has of a NIC for itself: its frames to the LAN leave by that.
+    /// Its own NIC queue, if it has one: its frames to the LAN leave through that.
     own: O,
-    /// Room for its buffers.
+    /// Scratch space for its guest's buffers.
     buffers: Chains,
     pending: Pending,
-    /// Stands for the sender of copies to promiscuous ports: a guest's [`Pending`] identifies senders by the address of
-    /// their counters, and these belong to no other lane. Faults of a frame were counted when it went to its
-    /// destination.
+    /// Identifies the sender of copies to promiscuous ports: a guest's [`Pending`] identifies senders by the address of
+    /// their counters. Never read: errors of a frame were counted when it was sent to its destination.
     uncounted: Box<PairCounters>,
-    /// What its guest may get.
+    /// Rate limit of what its guest gets.
     limit: Option<Arc<RateLimit>>,
     /// Which frames its guest may send, and get; `None`: all.
     filter: Option<Box<LaneFilter>>,
-    /// A frame of its guest's waits for room.
+    /// A frame of its guest waits for room.
     waits: bool,
     from: From,
-    /// Of a link, at either end: what goes with its frames.
+    /// At both ends of a link: the marks of its frames.
     marks: Option<Arc<CrossWorkerMarks>>,
 }
 
@@ -96,7 +95,7 @@ enum From {
     Guest,
     /// A link from another worker, which has checked them.
     Link,
-    /// Those from a tap: the host's, or the uplink's in tap mode.
+    /// A tap: that of the host, or that of the uplink in tap mode.
     Tap,
 }
 
@@ -106,17 +105,18 @@ struct Burst<'a> {
     budget: Budget,
     /// Chains that are done.
     done: usize,
-    /// What the lane's own guest did wrong where it receives.
+    /// The fault of the lane's own guest in its receive queue.
     fault: Option<Fault>,
 }
 
 impl PortLane {
-    /// The pair of that number of a port.
+    /// The lane of a port's pair; `of`: the numbers of both.
     pub(crate) fn new(pair: QueuePair, counters: Arc<PairCounters>, of: (PortNumber, u16)) -> Self {
         Self::with_queue(pair, counters, of, NoQueue)
     }
 
-    /// The end of a link to another worker ([`super::link`]). It is given frames, and has none of its own.
+    /// The sending end of a link to another worker ([`super::link`]). Other lanes deliver frames to it; it sends none
+    /// itself.
     pub(crate) fn to_link(
         pair: QueuePair,
         counters: Arc<PairCounters>,
@@ -129,7 +129,7 @@ impl PortLane {
         }
     }
 
-    /// The end of a link from another worker.
+    /// The receiving end of a link from another worker.
     pub(crate) fn of_link(
         pair: QueuePair,
         counters: Arc<PairCounters>,
@@ -151,7 +151,7 @@ impl PortLane {
 }
 
 impl<O: OwnQueue> PortLane<O> {
-    /// The pair of that number of a port, with what it has of a NIC for itself.
+    /// The lane of a port's pair, with the NIC queue that the pair has for itself.
     pub(crate) fn with_queue(
         pair: QueuePair,
         counters: Arc<PairCounters>,
@@ -199,14 +199,14 @@ impl<O: OwnQueue> PortLane<O> {
         }
         let (guest, run) = self.lane_for(port, burst.done, run);
         let Some(guest) = guest else {
-            // What came by an uplink meets none.
+            // A frame that arrived at an uplink has none here to leave by.
             let may_leave = self.source(burst.done).is_some() || self.forwarding.has_uplink();
             let is_out = may_leave && self.forwarding.is_absent(port);
             return match self.is_trusted() && !is_out {
-                // A copy for a promiscuous port here.
+                // It is here only as a copy for a promiscuous port.
                 true if self.forwarding.has_promiscuous() => self.skip(run, burst),
                 true => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
-                // It may be at another host still, or by now.
+                // The port's guest may still be on another host, or on another one by now.
                 false => self.leave(run, burst, |counters| &counters.from_guest_no_peer),
             };
         };
@@ -233,8 +233,8 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// The same to the lane at a place; false: its guest takes no frames.
-    /// Errors: what that guest did wrong.
+    /// Passes a run of frames to the lane at an index; false: its guest takes no frames.
+    /// Errors: that guest's fault.
     fn pass_to(
         &mut self,
         at: SlotAt,
@@ -248,9 +248,9 @@ impl<O: OwnQueue> PortLane<O> {
         let Some(mut passing) = Passing::begin(target, run)? else {
             return Ok(false);
         };
-        // Without hints of the flow: only frames that came by a link have some, and these go to no other link.
+        // Without flow hints: only frames that came by a link have some, and those go to no other link.
         passing.about(|| self.mark(burst.done));
-        // Frames for the host wait: its lane takes all of them in each round.
+        // Frames from a link wait for the host only, whose lane takes all frames in each round.
         let loses = self.from == From::Link && self.forwarding.host.is_none_or(|host| host.at != at);
         let end = burst.done + run;
         self.pass_whole(&mut passing, is_tagged, end, (&mut burst.budget, &mut burst.done));
@@ -284,8 +284,8 @@ impl<O: OwnQueue> PortLane<O> {
         Ok(true)
     }
 
-    /// The common case of that: passes the next frames, before `end`, as long as a copy is all that they take. The first
-    /// one that takes more, and those behind it, are left. A function of its own, so that the loop has all registers.
+    /// The common case of [`Self::pass_to`]: passes the next frames, before `end`, as long as they need nothing but a
+    /// copy. Leaves the first other one, and those behind it. A separate function, so that the loop has all registers.
     #[inline(never)]
     fn pass_whole(
         &mut self,
@@ -315,12 +315,12 @@ impl<O: OwnQueue> PortLane<O> {
         *done += count;
     }
 
-    /// Puts a multicast frame to the uplink, and passes it to the host and to all other ports that receive, and to the
-    /// port itself if it has hairpin.
+    /// Passes a multicast frame to the uplink, to the host, to all other ports that receive, and to the port itself if
+    /// it has hairpin.
     fn to_multicast(&mut self, burst: &mut Burst<'_>) {
         let first = burst.done;
         let from = self.source(first);
-        // At the other end of a link it leaves by the uplink there, and not by the port's own queue as well.
+        // If a link leads to the uplink, the frame leaves there, and not through the port's own queue as well.
         let leaves_here = from.is_some() && !self.forwarding.reaches_uplink_by_link();
         let has_uplink = leaves_here && self.put_to_nic(1, burst).is_some();
         if burst.done == first && (has_uplink || self.wait_for_uplink()) {
@@ -360,7 +360,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// The next chain is done.
+    /// Returns the next chain to the guest.
     #[inline]
     fn next(&mut self, burst: &mut Burst<'_>) {
         let chain = self.sender.chains().chains[burst.done];
@@ -383,7 +383,7 @@ impl<O: OwnQueue> PortLane<O> {
         CrossWorkerMark::new(self.chains[at].to, self.source(at), &self.forwarding.fdb)
     }
 
-    /// By what the lane's frames are spread over what has several queues.
+    /// The number that spreads lanes over the uplink's queues.
     fn flow(&self) -> usize {
         usize::from(self.number.0)
     }
@@ -417,12 +417,12 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         }
         let buffers =
             self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks();
-        // Inner queues have no kicks: this thread fills them. Those of a guest without a kick eventfd have to be
+        // Inner queues have no kicks: this thread fills them. The queues of a guest without a kick eventfd have to be
         // polled.
         let is_polled = self.from == From::Guest && self.pair.is_polled();
-        // What arrived for a pair that is off waits for buffers of another lane's guest.
+        // Frames for a disabled pair wait for buffers of the port's first pair.
         let spills = O::IS_THERE && !self.pair.to_guest.enabled && self.own.has_frames();
-        // No event reports room in another's queue.
+        // No event reports room in the queue of another lane.
         match frames || buffers || self.has_rest() || is_polled || spills {
             true => own.max(held).max(Work::SOON),
             false => own.max(held),
@@ -490,7 +490,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
     fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {
         let is_same = Arc::ptr_eq(&self.forwarding.fdb, &forwarding.fdb);
         self.forwarding = Arc::clone(forwarding);
-        // Where frames go may be another place by another table.
+        // With another FDB, the destinations that the filter remembers may be wrong.
         if let Some(filter) = self.filter.as_mut().and_then(|filter| filter.from_guest.as_mut())
             && !is_same
         {

@@ -2,8 +2,8 @@
 //!
 //! A worker may hang in memory that never answers (a file of a file system that has stopped), and with it all its
 //! lanes. It cannot report that itself. So it stores here which lane it takes up, one relaxed store each. Its rounds
-//! are counted anyway ([`super::statistics::WorkerCounters`]). A watcher looks twice a second, and only while a worker is
-//! awake. When all workers sleep it parks, and the first worker that wakes wakes it.
+//! are counted anyway ([`super::statistics::WorkerCounters`]). A watcher checks twice a second, and only while a worker
+//! is awake. When all workers sleep it parks, and the first worker that wakes wakes it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::{Arc, OnceLock};
@@ -13,7 +13,7 @@ use super::lane::LaneId;
 
 /// No lane has this number.
 const BETWEEN_LANES: u64 = 0;
-/// Nor this one: the worker sleeps.
+/// No lane has this number either: the worker sleeps.
 const ASLEEP: u64 = u64::MAX;
 
 /// Where a worker is. Written by it alone, for each lane of each round: on cache lines of its own (they are fetched in
@@ -27,10 +27,9 @@ pub(crate) struct Progress {
     watcher: Arc<Watcher>,
 }
 
-/// Activity of a worker at the time of a look.
+/// Activity of a worker when the watcher checks it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Activity {
-    /// Between lanes.
     BetweenLanes,
     /// In this lane, or just out of it.
     InLane(LaneId),
@@ -57,7 +56,7 @@ impl Progress {
         self.at.store(ASLEEP, Relaxed);
     }
 
-    /// The worker goes on; it is noticed if it hangs from here on.
+    /// The worker continues; from here on the watcher notices if it hangs.
     pub(crate) fn wake(&self) {
         self.at.store(BETWEEN_LANES, Relaxed);
         self.watcher.rouse();
@@ -72,7 +71,7 @@ impl Progress {
     }
 }
 
-/// What looks at workers, and rests while all sleep.
+/// Parks the thread that checks workers while all of them sleep.
 #[derive(Debug, Default)]
 pub(crate) struct Watcher {
     /// The watcher is parked, or about to park. [`Self::rouse`] explains the ordering.
@@ -96,7 +95,7 @@ impl Watcher {
         }
     }
 
-    /// Wakes the watcher, if it rests. The caller has shown before that it is awake.
+    /// Wakes the watcher, if it is parked. The caller has published before that it is awake.
     ///
     /// Either the caller sees that the watcher has parked, or the watcher sees that the caller is awake: the fence
     /// pairs with that of [`Self::park_unless`]. Without them each could read the value before the other's store (store
@@ -109,7 +108,7 @@ impl Watcher {
     }
 
     fn unpark(&self) {
-        // Of several one does it.
+        // Of several callers only one unparks it.
         if self.parked.swap(false, Relaxed)
             && let Some(thread) = self.thread.get()
         {

@@ -1,11 +1,11 @@
-//! Limits of a port: how much its guest may send, and get, a second.
+//! Rate limits of a port: how much its guest may send, and get, per second.
 //!
-//! What counts is what a wire would carry: a GSO packet counts as the frames that it is cut into, also where it passes
-//! whole to another guest. Bytes are those of Ethernet frames as the guest has them, without their checksum.
+//! Frames count as on a wire: a GSO packet counts as the frames that it is segmented into, even if it is passed whole
+//! to another guest. Bytes are those of Ethernet frames as the guest has them, without the FCS.
 //!
-//! A guest that sends more waits ([`Throttle`]): frames stay in its queue, it is not listened to, and its lane sleeps
-//! until the next frame may go. What comes for a guest beyond its limit is dropped and counted ([`Policer`]). A port's
-//! pairs share its limits.
+//! A guest that sends more waits ([`Throttle`]): frames stay in its queue, it is not asked for kicks, and its lane
+//! sleeps until the next frame may be sent. Frames to a guest beyond its limit are dropped and counted ([`Policer`]). A
+//! port's pairs share its limits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use device::counters::PairCounters;
 use super::bucket::{Bucket, Ticks};
 use model::rates::{PortRates, Rates};
 
-/// A lane that is held back is not woken for each frame: it waits as long as that, where bursts allow it.
+/// A throttled lane is not woken for each frame: it waits at least this long, if the burst size allows it.
 const LEAST_WAIT: Duration = Duration::from_millis(1);
 
-/// What a frame is on a wire.
+/// The cost of a frame, as on a wire.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Cost {
     pub(crate) frames: u32,
@@ -36,7 +36,7 @@ impl Cost {
     }
 }
 
-/// Of one direction.
+/// The limit of one direction.
 #[derive(Debug)]
 pub(crate) struct RateLimit {
     bits: Option<Bucket>,
@@ -53,8 +53,8 @@ impl RateLimit {
         (limit.bits.is_some() || limit.packets.is_some()).then(|| Arc::new(limit))
     }
 
-    /// Takes the cost of a frame that passes.
-    /// Errors: it may not yet; how long that takes.
+    /// Takes the cost of a frame.
+    /// Errors: the frame may not pass yet; how long to wait.
     #[inline]
     pub(crate) fn take(&self, cost: Cost, now: Ticks) -> Result<(), Ticks> {
         if let Some(bits) = &self.bits {
@@ -70,14 +70,14 @@ impl RateLimit {
         })
     }
 
-    /// Further bytes of a frame that passed.
+    /// Takes the cost of further bytes of a frame that passed, even if the limit is exceeded.
     pub(crate) fn overdraw(&self, bytes: u32, now: Ticks) {
         if let Some(bits) = &self.bits {
             bits.overdraw(u64::from(bytes) * 8, now);
         }
     }
 
-    /// A frame did not pass after all.
+    /// Returns the cost of a frame that did not pass after all.
     #[cold]
     pub(crate) fn give_back(&self, cost: Cost) {
         if let Some(bits) = &self.bits {
@@ -88,7 +88,7 @@ impl RateLimit {
         }
     }
 
-    /// The least time that a throttled lane sleeps: not so long that a bucket would be full before.
+    /// The least time that a throttled lane sleeps: short enough that no bucket becomes full meanwhile.
     fn least_wait(&self) -> Ticks {
         let buckets = self.bits.iter().chain(&self.packets);
         let halves = buckets.map(|bucket| bucket.depth().half());
@@ -96,7 +96,7 @@ impl RateLimit {
     }
 }
 
-/// Of both directions, as the lanes of a port's pairs have them in common.
+/// The limits of both directions, which the lanes of a port's pairs share.
 #[derive(Debug, Clone)]
 pub(crate) struct PortLimits {
     /// The configured rates.
@@ -115,13 +115,13 @@ impl PortLimits {
     }
 }
 
-/// What holds a guest back that sends more than it may.
+/// Delays a guest that sends more than its limit.
 #[derive(Debug, Default)]
 pub(crate) struct Throttle {
     limit: Option<Arc<RateLimit>>,
     /// The time of this batch, once it was read.
     now: Option<Ticks>,
-    /// Nothing is sent before.
+    /// Nothing is sent before this time.
     until: Option<Ticks>,
     /// Cost of the last frame that passed.
     last: Cost,
@@ -156,7 +156,8 @@ impl Throttle {
         false
     }
 
-    /// Whether a frame has to wait, and with it all behind it. If not it is counted as sent.
+    /// Whether a frame has to wait, and all frames behind it. If not, takes its cost. `cost`: `None`: there is no
+    /// frame.
     #[inline]
     pub(crate) fn holds(&mut self, cost: impl FnOnce() -> Option<Cost>, counters: &PairCounters) -> bool {
         self.limit.is_some() && cost().is_some_and(|cost| !self.allows(cost, counters))
@@ -186,7 +187,7 @@ impl Throttle {
         self.last
     }
 
-    /// A frame was not sent after all. It comes again, and nothing that was held back behind it waits for its cost.
+    /// Returns the cost of a frame that was not sent after all. It is retried, and frames behind it do not wait for it.
     #[inline]
     pub(crate) fn give_back(&mut self, cost: Cost) {
         if let (Some(limit), 1..) = (&self.limit, cost.frames) {
@@ -195,23 +196,22 @@ impl Throttle {
         }
     }
 
-    /// Whether there is a limit.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.limit.is_some()
     }
 
-    /// How long the guest stays throttled, if it is. Its kicks mean nothing meanwhile.
+    /// How long the guest stays throttled, if it is. Kicks change nothing meanwhile.
     pub(crate) fn held(&self) -> Option<Duration> {
         self.until.map(|until| until.minus(Ticks::now()).duration())
     }
 }
 
-/// What drops frames for a guest that gets more than it may; for one burst.
+/// Drops frames to a guest that exceed its limit; for one burst.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Policer<'a> {
     pub(crate) limit: Option<&'a Arc<RateLimit>>,
-    /// Once it was read.
+    /// The time of the burst, once it was read.
     now: Option<Ticks>,
 }
 
@@ -221,7 +221,7 @@ impl<'a> Policer<'a> {
         Self { limit, now: None }
     }
 
-    /// Whether a frame may be delivered; if not that is counted.
+    /// Whether a frame may be delivered; counts one that may not.
     #[inline]
     pub(crate) fn allows(&mut self, cost: impl FnOnce() -> Cost, counters: &PairCounters) -> bool {
         self.limit.is_none() || self.takes(cost(), counters)

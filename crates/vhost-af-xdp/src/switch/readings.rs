@@ -11,7 +11,7 @@ use super::lane::LaneId;
 use super::role::Role;
 use super::statistics::{LaneCounted, WorkerCounters};
 
-/// Of a worker now.
+/// The present statistics of a worker.
 pub(super) fn read(counters: &WorkerCounters) -> Reading {
     let now = Instant::now();
     let counted = &counters.counted;
@@ -45,7 +45,7 @@ pub(super) fn read(counters: &WorkerCounters) -> Reading {
     }
 }
 
-/// The lanes of all workers, as far as statistics go.
+/// Statistics of the lanes of all workers.
 #[derive(Default)]
 pub(super) struct LaneList(HashMap<LaneId, Listed>);
 
@@ -64,7 +64,7 @@ impl Listed {
 }
 
 impl LaneList {
-    /// A worker gets a lane of an owner; where what it does is counted.
+    /// Adds a lane of an owner; returns its counters.
     pub(super) fn add(&mut self, id: LaneId, worker: usize, owner: &str, role: &Role) -> Arc<LaneCounted> {
         let counted: Arc<LaneCounted> = Arc::default();
         let listed = Listed {
@@ -81,7 +81,7 @@ impl LaneList {
         self.0.remove(&id);
     }
 
-    /// Those of a worker, by name.
+    /// The lanes of a worker, sorted by name.
     pub(super) fn of(&self, worker: usize) -> Vec<LaneReading> {
         let its = self.0.values().filter(|listed| listed.worker == worker);
         let reading = |listed: &Listed| {
@@ -97,7 +97,7 @@ impl LaneList {
         lanes
     }
 
-    /// Statistics are reset.
+    /// Resets the statistics.
     pub(super) fn reset(&mut self) {
         for listed in self.0.values_mut() {
             listed.before = listed.now();

@@ -1,6 +1,6 @@
-//! A lane's way of frames to guests from a NIC queue with memory of the daemon: each is copied once.
+//! The receive path from a NIC queue with memory of the daemon: each frame is copied once.
 //!
-//! In tap mode frames come another way ([`super::from_tap`]): a lane knows what both can do ([`Receive`]).
+//! In tap mode frames arrive at a tap instead ([`super::from_tap`]). Lanes use both through [`Receive`].
 
 use std::os::fd::BorrowedFd;
 
@@ -14,17 +14,17 @@ use super::to_guest::Delivery;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
 
-/// Batches delivered when a lane is stopped: what a receive ring holds, and not more although it may fill all the time.
+/// Batches delivered when a lane is stopped: what a receive ring holds. A limit, because the NIC may refill the ring.
 const LAST_BATCHES: usize = 32;
 
-/// How frames come to a lane that has a NIC queue.
+/// The receive path of a lane that has a NIC queue.
 pub(crate) trait Receive {
     /// Whether frames may wait.
     fn has_frames<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool;
-    /// Delivers a batch, as far as the guest has buffers; the frames that it got.
-    /// Errors: what the guest did wrong.
+    /// Delivers a batch, as far as the guest has buffers; returns how many frames.
+    /// Errors: the guest's fault.
     fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxTarget<'_>) -> Result<usize, Fault>;
-    /// The lane is about to sleep: whether frames wait already. Else the next one has to wake it.
+    /// The lane is about to sleep: whether frames wait already. If not, the next frame has to wake it.
     fn enable_notifications<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool;
     /// What the lane does if frames wait; `None`: it sleeps until the guest has buffers.
     fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work>;
@@ -32,7 +32,7 @@ pub(crate) trait Receive {
     fn set_frame_limit(&mut self, bytes: u32);
     /// See [`Lane::awaits_nic`](super::lane::Lane::awaits_nic).
     fn awaits_nic(&self) -> bool;
-    /// The tap that they come by; `None`: they come to the queue.
+    /// The tap at which frames arrive; `None`: they arrive at the queue.
     fn tap(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -42,11 +42,11 @@ pub(crate) trait Receive {
     fn finish<N: Nic>(self, queue: &mut NicQueue<N>, guest: RxTarget<'_>);
 }
 
-/// See the module's head. What a lane keeps of it between two batches.
+/// See the module's head. The state between two batches.
 pub(crate) struct Receiver {
     arrivals: Arrivals,
     awaits_nic: bool,
-    /// What asking filter rules was work for beyond batches so far, in frames: batches are left out for it.
+    /// Cost of filter rules beyond earlier batches, in frames: polls are skipped for it.
     deficit: usize,
 }
 
@@ -62,7 +62,7 @@ impl Receiver {
         }
     }
 
-    /// The same, for a guest that has the frames of its VLAN without their tag.
+    /// The same, for a guest that gets the frames of its VLAN without their tag.
     pub(crate) fn untagging(self, untags: bool) -> Self {
         Self {
             arrivals: self.arrivals.untagging(untags),
@@ -106,7 +106,7 @@ impl Receive for Receiver {
     }
 
     fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work> {
-        // Buffers are there, or came just now.
+        // The guest has buffers, or has just posted some.
         let has_buffers = to_guest.enabled && to_guest.queue.enable_kicks();
         has_buffers.then_some(match self.arrivals.short {
             true => Work::SOON,
@@ -121,7 +121,8 @@ impl Receive for Receiver {
     /// Between the last poll and [`stop`](super::lane::Lane::stop) the control thread may have waited for a CPU. A
     /// fault of the guest is ignored now.
     ///
-    /// Not for a guest with a fault, whose VMM already reads the position from the ring: its queues are off.
+    /// A guest that had a fault before gets nothing: its queues are disabled, and its VMM already reads the position
+    /// from the ring.
     fn finish<N: Nic>(mut self, queue: &mut NicQueue<N>, mut guest: RxTarget<'_>) {
         if guest.pair.to_guest.enabled {
             for _ in 0..LAST_BATCHES {
@@ -135,7 +136,7 @@ impl Receive for Receiver {
     }
 }
 
-/// Whether a frame waits, in the ring or in hand.
+/// Whether a frame waits, in the ring or already taken from it.
 #[inline]
 pub(crate) fn has_frames<N: Nic>(queue: &mut NicQueue<N>) -> bool {
     !queue.received.is_empty() || queue.nic.received() > 0

@@ -1,4 +1,4 @@
-//! Changes the VLAN tag of a frame from a port with tags to one without them, or the other way round.
+//! Changes the VLAN tag of a frame from a port with tags to one without, or vice versa.
 
 use device::counters::PairCounters;
 use device::pair::Sending;
@@ -9,7 +9,7 @@ use xsk::{RxDesc, Umem, UmemOffset};
 
 use super::guest_frame::GuestFrame;
 
-/// What is done with a frame's tag.
+/// A change of a frame's tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Retag {
     Keep,
@@ -17,7 +17,7 @@ pub(super) enum Retag {
     Remove,
 }
 
-/// The head of a frame with another tag than the guest's.
+/// The head of a guest's frame with its tag changed.
 pub(super) struct Retagged {
     sending: Sending,
     head: [u8; HEADERS_MAX + TAG_BYTES],
@@ -70,20 +70,20 @@ impl Retagged {
     }
 }
 
-/// Takes the first tag of a received frame off, of which `bytes` are the first: the addresses move up to what is behind
-/// it.
+/// Removes the first tag of a received frame: the addresses overwrite it, and the frame begins 4 bytes later. `bytes`:
+/// the frame's first bytes.
 #[cold]
 pub(super) fn take_tag_off(umem: &Umem, piece: &mut RxDesc, bytes: &[u8; LOOK_BYTES]) {
     let begin = UmemOffset::new(piece.data.get() + TAG_BYTES as u64);
-    // In the daemon's own chunk: the piece is longer than that.
+    // Inside the piece, and so inside the daemon's chunk.
     if piece.len as usize >= LOOK_BYTES && umem.write(begin, &bytes[..ADDRESS_BYTES]).is_some() {
         piece.data = begin;
         piece.len -= TAG_BYTES as u32;
     }
 }
 
-/// Inserts the tag that the NIC removed from a received frame, of which this is the first piece: the addresses move
-/// down into the room of the metadata. Counted.
+/// Inserts the tag that the NIC removed from a received frame, of which `piece` is the first piece: the addresses move
+/// down into the room of the metadata. Counts the frame.
 #[cold]
 pub(super) fn put_tag_back(umem: &Umem, piece: &mut RxDesc, tag: Tag, counters: &PairCounters) {
     let mut head = [0; ADDRESS_BYTES + TAG_BYTES];
@@ -103,7 +103,7 @@ pub(super) fn put_tag_back(umem: &Umem, piece: &mut RxDesc, tag: Tag, counters: 
     }
 }
 
-/// Takes the tag of a VLAN off a piece that a frame begins with, if it has one.
+/// Removes the VLAN tag of a frame, of which `piece` is the first piece, if it has one.
 #[cold]
 pub(super) fn untag(umem: &Umem, piece: &mut RxDesc) {
     let mut bytes = [0; LOOK_BYTES];

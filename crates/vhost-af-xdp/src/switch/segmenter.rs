@@ -1,16 +1,17 @@
 //! Copy placement, guest → NIC: the segments of a GSO packet, built whole or by reference.
 //!
-//! Whole: each segment in chunks of its own. By reference ([`Sends::refers`](crate::nic::queue::Sends)): the payload is
+//! Whole: each segment gets its own chunks. By reference ([`Sends::refers`](crate::nic::queue::Sends)): the payload is
 //! copied once, into consecutive bytes of as few chunks as possible, and a segment is a multi-buffer frame: a
 //! descriptor with its headers, then one for each chunk with some of its payload. Headers share chunks, too, each with
 //! room for its metadata before it.
 //!
-//! So several descriptors refer to one chunk. For the second and each further one another [`Frame`] is taken from
-//! [`References`], which counts these, and everything that comes back from the NIC goes through
-//! [`References::give_back`], which keeps a chunk until its last one.
+//! So several descriptors refer to one chunk. For the second and each further one, another [`Frame`] is taken from
+//! [`References`], which counts them. All completed frames go through [`References::give_back`], which returns a chunk
+//! with its last frame.
 //!
-//! Invariants: a [`Segmenter`] fills a chunk from front to back, no two descriptors refer to the same byte, and what it
-//! queues is handed to the NIC after it is gone. So of a chunk that is being filled, the kernel has nothing.
+//! Invariants: a [`Segmenter`] fills a chunk from front to back, no two descriptors refer to the same byte, and the NIC
+//! gets the queued descriptors only after the segmenter was dropped. So the kernel has no part of a chunk that is still
+//! being filled.
 
 use std::ops::Range;
 
@@ -21,14 +22,14 @@ use super::bytes::UmemRange;
 use super::gso::{Builder, Source};
 use crate::nic::endpoint::References;
 
-/// Headers begin at multiples of this, on cache lines of their own, as frames do.
+/// Headers begin at multiples of this, on separate cache lines, as frames do.
 const HEADERS_ALIGNED: u32 = 64;
 
-/// See the module's head. For segments of one GSO packet.
+/// See the module's head. Builds the segments of one GSO packet.
 pub(super) struct Segmenter<'a> {
     builder: Builder<'a>,
     references: &'a mut References,
-    /// Descriptors that may be queued in all.
+    /// Most descriptors that may be queued in all.
     most_queued: usize,
     refers: bool,
     headers: Filling,
@@ -38,14 +39,14 @@ pub(super) struct Segmenter<'a> {
 /// A chunk that is being filled from the front.
 struct Filling {
     start: UmemOffset,
-    /// For its first descriptor.
+    /// Goes with the chunk's first descriptor.
     frame: Option<Frame>,
     taken: u32,
 }
 
 impl<'a> Segmenter<'a> {
-    /// For segments of this plan, with room in the NIC's ring for `ring` descriptors, including the queued ones.
-    /// `None`, if a segment needs more than a frame may have.
+    /// For segments of this plan. `most_queued`: descriptors that the NIC's ring has room for, queued ones included.
+    /// `None`: a segment needs more descriptors than a frame may have.
     pub(super) fn new(
         builder: Builder<'a>,
         references: &'a mut References,
@@ -60,7 +61,7 @@ impl<'a> Segmenter<'a> {
             frame: None,
             taken: umem.chunk_size(),
         };
-        // Headers, and payload that begins anywhere in a chunk.
+        // One for the headers, and one more for payload that begins anywhere in a chunk.
         let pieces = 2 + payload.div_ceil(umem.max_sent_bytes()) as usize;
         let fits_whole = bytes.div_ceil(umem.max_sent_bytes()) as usize <= sends.most_pieces;
         fits_whole.then(|| Self {
@@ -79,7 +80,7 @@ impl<'a> Segmenter<'a> {
         let count = segments.len();
         let (descriptors, chunks) = if self.refers {
             let bytes = plan.payload(segments.end - 1).end - plan.payload(segments.start).start;
-            // Where one chunk ends and the next begins a segment has one piece more.
+            // A segment whose payload crosses a chunk's end needs one more piece.
             let of_payload = bytes.div_ceil(chunk) as usize;
             let headers = self.builder.umem.chunk_size() / self.headers_bytes(plan);
             (
@@ -94,7 +95,7 @@ impl<'a> Segmenter<'a> {
         descriptors <= room && chunks <= self.builder.pool.len()
     }
 
-    /// Builds the next segment, payload from `source`; its bytes. There is room for it.
+    /// Builds the next segment, for which there is room, with payload from `source`; returns its length.
     #[inline]
     pub(super) fn segment(&mut self, plan: &Plan, index: u32, source: &mut impl Source) -> u32 {
         if self.refers {
@@ -143,7 +144,7 @@ impl<'a> Segmenter<'a> {
         header_len + bytes
     }
 
-    /// What headers take of a chunk, metadata before them included.
+    /// Bytes that the headers of a segment occupy in a chunk, including the metadata before them.
     #[inline]
     fn headers_bytes(&self, plan: &Plan) -> u32 {
         let bytes = self.builder.umem.tx_metadata_len() + plan.header_len() as u32;
@@ -152,13 +153,13 @@ impl<'a> Segmenter<'a> {
 }
 
 impl Filling {
-    /// Bytes that are not taken.
+    /// Bytes of the chunk that are left.
     #[inline]
     fn left(&self, umem: &Umem) -> u32 {
         umem.chunk_size() - self.taken
     }
 
-    /// Goes on with a chunk of the pool, which has one.
+    /// Continues with a chunk of the pool, which has one.
     #[inline]
     fn next(&mut self, pool: &mut FramePool) {
         debug_assert!(self.frame.is_none() && !pool.is_empty());
@@ -168,7 +169,7 @@ impl Filling {
         }
     }
 
-    /// Takes the next `bytes`; where those behind the first `skip` lie.
+    /// Takes the next `bytes`; returns the position behind the first `skip` of them.
     #[inline]
     fn take(&mut self, bytes: u32, skip: u32) -> UmemOffset {
         let at = UmemOffset::new(self.start.get() + u64::from(self.taken + skip));

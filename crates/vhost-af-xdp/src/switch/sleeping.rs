@@ -6,7 +6,7 @@
 //! of them wake ([`Sleeping::end`]), because a polling worker does not see kicks.
 //!
 //! After [`LONG`] sleeps in a row a lane becomes idle, if it may, and leaves this list: then it costs nothing, however
-//! often the worker sleeps and wakes. So of many guests the list has only those that were busy a while ago.
+//! often the worker sleeps and wakes. So of many guests the list has only those that were busy recently.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ const LONG: u32 = 256;
 /// See the module's head.
 #[derive(Default)]
 pub(super) struct Sleeping {
-    /// In which sleep each began, and which lane it is; those that are over since are skipped.
+    /// The sleep in which a lane fell asleep, and its index. Entries of lanes that have woken since are skipped.
     lanes: VecDeque<(u32, usize)>,
     sleep: u32,
 }
@@ -65,7 +65,7 @@ impl Sleeping {
         self.lanes.push_back((self.sleep, at));
     }
 
-    /// They wake, and are `awake` with the others.
+    /// Wakes all of them, and adds them to `awake`.
     #[inline]
     pub(super) fn end(&mut self, slots: &mut [Slot], awake: &mut Vec<usize>, progress: &Progress) {
         while let Some((since, at)) = self.lanes.pop_front() {

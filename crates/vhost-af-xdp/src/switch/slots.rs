@@ -1,4 +1,4 @@
-//! The lanes of a worker, side by side: each with what the worker keeps of it, and how they reach each other.
+//! The lanes of a worker: the state that the worker keeps for each of them, and how they reach each other.
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -20,35 +20,36 @@ use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
 use device::pair::{Fault, QueuePair};
 
-/// Polls without a frame after which a lane of a network tries to become idle: most guests of a network are, and the
-/// busy ones should not pay for polling them.
+/// Polls without a frame after which a lane of a network tries to become idle: most guests of a network are idle, and
+/// polling them would slow down the busy ones.
 const IDLE_AFTER: u32 = 256;
-/// Data of the event that a NIC has frames: the number of no lane.
+/// Epoll data of the event that a NIC has frames; no lane has this number.
 pub(super) const NIC_EVENT: u64 = u64::MAX;
-/// With the number of a lane: of its [`Lane::event_fd`]. Without: of a kick.
+/// A bit: set with a lane's number, it is the epoll data of its [`Lane::event_fd`]; the number alone is that of its
+/// kicks.
 pub(super) const EVENT_FD: u64 = 1 << 63;
 
-/// Of each network, by its name.
+/// The FDBs of the networks, by the networks' names.
 pub(super) type Fdbs = HashMap<Arc<str>, Arc<Fdb>>;
 
-/// A lane, with what its worker keeps of it.
+/// A lane, and the state that its worker keeps for it.
 pub(super) struct Slot {
     pub(super) id: LaneId,
     pub(super) lane: Box<dyn Lane>,
     pub(super) role: Role,
-    /// What it does of what its worker does.
+    /// Its part of the worker's counters.
     pub(super) counted: Arc<LaneCounted>,
-    /// Which slot takes frames that this one has for others.
+    /// Index of the slot that takes this lane's frames, if it delivers to one guest ([`super::role`]).
     pub(super) target: Option<usize>,
-    /// Taken when it is called; a slot without it is out of the rounds.
+    /// Reports a fault. Taken when it is called: a slot without it is no longer in the rounds.
     pub(super) on_fault: Option<OnFault>,
     /// Times that it woke the worker since it moved a frame.
     pub(super) futile: u32,
-    /// Until then its eventfds are not watched, and it cannot become idle.
+    /// Until this time its eventfds are not watched, and it cannot become idle.
     pub(super) muted_until: Option<Instant>,
     /// Polls in a row in which no frame moved.
     empty_polls: u32,
-    /// What it has to do with pauses for what carries much.
+    /// Its part in pauses ([`super::moderation`]).
     pub(super) share: Share,
     /// Its notifications are enabled, and it is not polled until a kick or frames from another lane arrive.
     pub(super) is_idle: bool,
@@ -60,16 +61,15 @@ pub(super) struct Slot {
     is_nic_watched: bool,
 }
 
-/// Result of a poll.
+/// Result of a poll of one lane.
 pub(super) struct Polled {
     /// Frames that moved.
     pub(super) frames: usize,
-    /// A lane left the rounds.
+    /// This lane or another one left the rounds.
     pub(super) left: bool,
 }
 
 impl Slot {
-    /// A lane that is in the rounds.
     pub(super) fn new(id: LaneId, new: NewLane) -> Self {
         Self {
             id,
@@ -89,13 +89,13 @@ impl Slot {
         }
     }
 
-    /// Makes it polled again; returns whether it was idle.
+    /// Has it polled again, because there is work; returns whether it was idle.
     pub(super) fn wake(&mut self) -> bool {
         self.empty_polls = 0;
         self.end_idle()
     }
 
-    /// The same without work for it: the count of empty polls continues.
+    /// Has it polled again without any work for it: the count of empty polls continues.
     pub(super) fn end_idle(&mut self) -> bool {
         self.asleep_since = None;
         if self.is_idle {
@@ -104,8 +104,8 @@ impl Slot {
         std::mem::take(&mut self.is_idle)
     }
 
-    /// Whether it may sleep on when its worker wakes. No NIC may wake it, and no other lane may have frames for it
-    /// unseen: those of a network wake it when they deliver some. Its kicks must be watched.
+    /// Whether it may stay asleep when its worker wakes: it has no NIC, its kicks are watched, and lanes that deliver
+    /// frames to it wake it, as those of a network do.
     pub(super) fn may_sleep_on(&self) -> bool {
         self.role.network().is_some() && self.lane.nic().is_none() && self.muted_until.is_none()
     }
@@ -116,12 +116,12 @@ impl Slot {
         self.on_fault.is_some()
     }
 
-    /// Whether it takes frames of others.
+    /// Whether its guest receives frames, and it is in the rounds.
     fn receives(&self) -> bool {
         self.is_in_rounds() && receives(&*self.lane)
     }
 
-    /// The descriptors that are in the worker's epoll set as long as the lane is listened to, each with its number there.
+    /// The lane's descriptors for the worker's epoll set, each with its event data.
     fn event_fds(&self) -> impl Iterator<Item = (BorrowedFd<'_>, u64)> {
         let kicks = self.lane.pair().into_iter().flat_map(QueuePair::kicks);
         let kicks = kicks.map(|kick| (kick, self.id.0));
@@ -158,7 +158,7 @@ impl Slot {
         }
     }
 
-    /// Removes its NIC from the epoll set: also before the lane gets another NIC.
+    /// Removes its NIC from the epoll set. Called before the lane gets another NIC, too.
     pub(super) fn unwatch_nic(&mut self, epoll: &OwnedFd) {
         if std::mem::take(&mut self.is_nic_watched)
             && let Some(nic) = self.lane.nic()
@@ -167,7 +167,7 @@ impl Slot {
         }
     }
 
-    /// The NIC that a sleeping worker has to poll, as its epoll set does not have it.
+    /// The NIC that a sleeping worker has to poll because its epoll set does not have it.
     pub(super) fn polled_nic(&self) -> Option<BorrowedFd<'_>> {
         let is_polled = !self.is_nic_watched && self.awaits_nic();
         is_polled.then(|| self.lane.nic()).flatten()
@@ -178,7 +178,7 @@ impl Slot {
         self.is_in_rounds() && !self.share.is_let_alone() && self.lane.awaits_nic()
     }
 
-    /// Removes a lane from the rounds whose calls block the worker. It makes no further calls, so this happens once.
+    /// Removes the lane from the rounds if a call to its guest blocked the worker. It makes no further calls then.
     pub(super) fn check_calls(&mut self) {
         if self.lane.pair().is_some_and(QueuePair::call_blocks) {
             self.report(Fault::CallBlocks);
@@ -252,7 +252,7 @@ pub(super) fn poll(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Opt
 /// Makes the lane at an index idle, if it has no work.
 #[cold]
 fn try_idle(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) {
-    // The worker ignores its kicks now, and one that never sleeps would not start to watch them again.
+    // The worker ignores its kicks now, and a worker that never sleeps would not begin to watch them again.
     if slots[at].muted_until.is_some() {
         return;
     }
@@ -276,7 +276,7 @@ pub(super) fn enable_notifications(slots: &mut [Slot], at: usize, awake: &mut Ve
     Some(slot.lane.enable_notifications(siblings))
 }
 
-/// Changes the lane at a place.
+/// Changes the lane at an index.
 pub(super) fn change(
     slots: &mut [Slot],
     at: usize,
@@ -288,16 +288,15 @@ pub(super) fn change(
     change(&mut *slot.lane, siblings);
 }
 
-/// A worker among the others.
+/// A worker's number, and where the networks' lanes are.
 #[derive(Default)]
 pub(super) struct Place {
-    /// Its number.
     pub(super) number: usize,
-    /// Of each network, by its name.
+    /// By the network's name: which workers have its lanes.
     pub(super) spreads: HashMap<Arc<str>, Arc<Spread>>,
 }
 
-/// Recomputes targets and forwarding state from the lanes there are.
+/// Recomputes the lanes' targets and the networks' forwarding state.
 #[cold]
 pub(super) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &Place) {
     let receivers = slots.iter().enumerate().filter(|(_, slot)| slot.receives());
@@ -355,7 +354,8 @@ pub(super) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &Place)
             (&network, &spread),
             place.number,
         ));
-        // What comes by a link goes no further, and out only where the other worker has no uplink.
+        // Frames from a link go to no other worker. They leave by this worker's uplink, or to its host, only if the
+        // sending worker has none.
         let local = |worker: usize| {
             let [uplink, host] = spread.ways_out(worker).map(|way| way == Some(place.number));
             let mut local = forwarding.clone();
@@ -407,18 +407,18 @@ fn with_links(
     forwarding
 }
 
-/// All slots but one.
+/// All slots of a worker but one.
 struct Others<'a> {
     front: &'a mut [Slot],
     back: &'a mut [Slot],
-    /// One of them left the rounds.
+    /// One of the lanes left the rounds.
     left: bool,
     /// Lanes that are no longer idle are added here.
     awake: &'a mut Vec<usize>,
 }
 
 impl<'a> Others<'a> {
-    /// The slot at a place, if it is in the rounds, and the others.
+    /// The slot at an index, if it is in the rounds, and the other slots.
     #[inline]
     fn of(slots: &'a mut [Slot], at: usize, awake: &'a mut Vec<usize>) -> Option<(&'a mut Slot, Self)> {
         slots[at].is_in_rounds().then(|| Self::around(slots, at, awake))
@@ -437,7 +437,7 @@ impl<'a> Others<'a> {
         (&mut slot[0], others)
     }
 
-    /// Them, for a lane with that peer, or of a network.
+    /// What the excluded lane can deliver to: its target, its network, or nothing.
     #[inline]
     fn siblings(&mut self, target: Option<usize>, of_network: bool) -> Siblings<'_> {
         match target {
@@ -447,7 +447,7 @@ impl<'a> Others<'a> {
         }
     }
 
-    /// The slot at a place, which is another one's than that which is left out.
+    /// The slot at an index other than that of the excluded lane.
     #[inline]
     fn slot(&mut self, at: usize) -> &mut Slot {
         match at.checked_sub(self.front.len() + 1) {
@@ -456,7 +456,7 @@ impl<'a> Others<'a> {
         }
     }
 
-    /// The same, where it may be the one that is left out: a guest that sends to itself.
+    /// The slot at an index, if it is in the rounds. `None` for the excluded lane, whose guest may send to itself.
     #[inline]
     fn other(&mut self, at: SlotAt) -> Option<&mut Slot> {
         let slot = (at.0 != self.front.len()).then(|| self.slot(at.0));

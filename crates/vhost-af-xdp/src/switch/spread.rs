@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::fdb::PortNumber;
 
-/// Where ports and queues of a network's uplink are, among the workers.
+/// Which workers have a network's ports, the queues of its uplink, and its tap to the host.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Spread {
     /// By port: its worker.
@@ -14,7 +14,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// By which workers' uplink and host frames of a worker go out that has none itself.
+    /// The workers through whose uplink and tap frames of the worker `of` leave, where it has none itself.
     pub(super) fn ways_out(&self, of: usize) -> [Option<usize>; 2] {
         let way = |have: &BTreeSet<usize>| match have.contains(&of) {
             true => None,

@@ -1,15 +1,14 @@
-//! What workers do, and which of their lanes for how much of it, for others to read.
+//! Statistics of workers and their lanes, for other threads to read.
 //!
-//! Theory of operation. A worker and its lanes count for themselves ([`device::meter`]). In one of many rounds
-//! ([`LOOKS_PER_TIMED`]), and before it falls asleep, the worker adds the new counts to [`Counted`], where others read
-//! them: so that lags by those rounds at most, and is exact for a sleeping worker.
+//! Theory of operation. A worker thread counts its work in thread-local counters ([`device::meter`]). In one of many
+//! rounds ([`LOOKS_PER_TIMED`]), and before it falls asleep, it adds the new counts to [`Counted`], which other threads
+//! read. So these values lag by that many rounds at most, and are exact for a sleeping worker.
 //!
-//! The frames that a lane takes are counted for it in each round. Its time is not measured: a look at the clock for
-//! each lane would cost more than a lane that has nothing to do. The same round of many is timed, lane by lane, and by
-//! what they took in such rounds the worker's busy time is shared out.
+//! The frames that a lane takes are counted in each round. Its time is not: reading the clock for each lane would cost
+//! more than polling a lane that has nothing to do. Instead, that one round of many is timed, lane by lane, and the
+//! worker's busy time is attributed to the lanes in these proportions.
 //!
-//! What that costs is measured (docs/benchmarks.md): about one percent of full rounds, and more of those with few
-//! frames.
+//! The measured cost (docs/benchmarks.md) is about one percent of full rounds, and more of rounds with few frames.
 //!
 //! One writer, the worker; see [`Counter`].
 
@@ -24,24 +23,24 @@ use super::worker_time::{WorkerTime, ns};
 /// one look to the next: some lanes do something each eighth round.
 pub(super) const LOOKS_PER_TIMED: u32 = 3;
 
-/// What a worker does with its time.
+/// Counters of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct WorkerCounters {
     /// Rounds in which at least one frame moved.
     pub(crate) busy_rounds: Counter,
-    /// Rounds in which none did.
+    /// Rounds in which no frame moved.
     pub(crate) idle_rounds: Counter,
     /// Times it went to sleep.
     pub(crate) sleeps: Counter,
-    /// Those of them in which busy lanes paused.
+    /// Sleeps in which busy lanes paused.
     pub(crate) pauses: Counter,
-    /// How long it did which.
+    /// How long it was busy, idle and asleep.
     pub(crate) time: WorkerTime,
-    /// What it did for frames.
+    /// What it counted in [`device::meter`].
     pub(crate) counted: Counted,
 }
 
-/// See the module's head: of a worker.
+/// See the module's head. The counts of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
     /// See [`Work::passes`].
@@ -58,7 +57,7 @@ pub(crate) struct Counted {
     pub(crate) cached: [Counter; 3],
     /// Rounds that moved frames and were timed.
     pub(crate) timed_rounds: Counter,
-    /// What these took, nanoseconds.
+    /// The length of these, nanoseconds.
     pub(crate) timed_ns: Counter,
 }
 
@@ -70,17 +69,17 @@ pub(crate) struct CallsCounted {
     pub(crate) timed_ns: Counter,
 }
 
-/// The same of a lane.
+/// The counts of a lane.
 #[derive(Debug, Default)]
 pub(crate) struct LaneCounted {
     /// Frames that it took.
     pub(crate) frames: Counter,
-    /// What it took of rounds that were timed and in which it moved frames, nanoseconds.
+    /// Its time in timed rounds in which it moved frames, nanoseconds.
     pub(crate) timed_ns: Counter,
 }
 
 impl Counted {
-    /// Adds what the calling thread did since it `was` read last.
+    /// Adds what the calling thread has counted since it was read into `was`; updates that.
     pub(super) fn publish(&self, was: &mut Work) {
         let now = meter::read();
         let before = std::mem::replace(was, now);
@@ -119,7 +118,6 @@ pub(super) struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// A round begins.
     pub(super) fn start(now: Instant) -> Self {
         Self {
             begun: now,
@@ -127,7 +125,7 @@ impl Stopwatch {
         }
     }
 
-    /// A lane is done, which moved frames or did not.
+    /// Ends a lane's part of the round, which counts if the lane moved frames.
     pub(super) fn lap(&mut self, now: Instant, lane: &LaneCounted, moved: bool) {
         if moved {
             lane.timed_ns.add(ns(now.saturating_duration_since(self.last)));
@@ -135,7 +133,7 @@ impl Stopwatch {
         self.last = now;
     }
 
-    /// The round is over, in which frames moved.
+    /// Ends a round in which frames moved.
     pub(super) fn stop(self, counted: &Counted) {
         counted.timed_rounds.add(1);
         counted

@@ -1,11 +1,12 @@
-//! A guest's frame as it is written to a tap: a virtio-net header, our copy of the first bytes, and guest memory.
+//! A guest's frame as it is written to a tap: a virtio-net header, the checked copy of its first bytes, and the rest in
+//! guest memory.
 
 use device::pair::HEADER_BYTES;
 
 use super::guest_frame::GuestFrame;
 use crate::nic::tap::Parts;
 
-/// Longest headers behind where the checksum begins: TCP's.
+/// Longest header from the start of the checksummed bytes on: TCP's.
 const TRANSPORT_BYTES: u32 = 60;
 
 /// The virtio-net header of a frame in a tap.

@@ -1,12 +1,12 @@
-//! The lane of a tap device: it joins a network with the host. In tap mode the network has another one, by which frames
-//! come from the wire; of that only the reading half is used, as frames leave by the uplink's queues.
+//! The lane of a tap device, which joins a network with the host. In tap mode the network has a second one, at which
+//! frames from the wire arrive. Only its reading half is used, since frames leave through the uplink's queues.
 //!
-//! For the other lanes it is a guest that takes GSO packets whole and partial checksums, with one difference: they
-//! write frames to it directly from guest memory ([`super::to_tap`]), a frame a system call, in which the kernel does
-//! its part. Frames from the tap are read into buffers of the daemon, with their segmentation and checksum request.
-//! Then they go the way of a guest's frames ([`PortLane`]), by their addresses only: to ports, and to other workers
-//! with their ports. Guests without these offloads get them segmented and with complete checksums, as they do from each
-//! other.
+//! For the other lanes it is a guest that accepts GSO packets and partial checksums, with one difference: they write
+//! frames to it directly from guest memory ([`super::to_tap`]), with one system call per frame, in which the kernel
+//! processes it. Frames from the tap are read into buffers of the daemon, with their segmentation and checksum request.
+//! Then they are forwarded like a guest's frames ([`PortLane`]), by their addresses only: to ports, and to other
+//! workers with their ports. Guests without these offloads get them segmented and with complete checksums, as they do
+//! from other guests.
 //!
 //! A poll reads as many frames as a guest's budget allows. The rest wait in the device's queue. The kernel drops frames
 //! without room there, and counts them (`ip -s link`).
@@ -30,18 +30,18 @@ use super::port_lane::PortLane;
 use super::to_tap::{ToTap, push};
 use crate::nic::tap::{Parts, Tap};
 
-/// While guests' frames are written to the tap, the tap is read only once in this many further rounds: acknowledgements
-/// of a stream arrive in fewer batches then, each of which may cost a guest an interrupt. A guest that waits for an
-/// answer sends nothing meanwhile, and gets the answer in the next round.
+/// While guests' frames are written to the tap, reading it is put off for this many rounds: acknowledgements of a
+/// stream then arrive in fewer batches, each of which may cost a guest an interrupt. A guest that waits for an answer
+/// sends nothing meanwhile, and gets the answer in the next round.
 const PUT_OFF: u32 = 4;
-/// After this many rounds without a frame in either direction, the tap is read in one of [`READ_EACH`] only, and after
-/// the device reported frames, until a frame passes again. A read is a system call: in each round it would cost guests
-/// that are busy with others a quarter of the cost of their frames.
+/// After this many rounds without a frame in either direction, the tap is read only in one of [`READ_EACH`] rounds or
+/// when the epoll set has reported it, until a frame passes again. A read is a system call: one in each round would
+/// cost guests that exchange frames with each other a quarter of the cost of these frames.
 const QUIET: u64 = 8;
 /// See [`QUIET`].
 const READ_EACH: u64 = 8;
 
-/// Buffers to read into: of a batch, and of the longest frame.
+/// Buffers to read into: one for each frame of a batch, plus those of the longest frame.
 const READ_INTO: usize = BATCH + PARTS;
 
 /// See the module's head.
@@ -50,7 +50,7 @@ pub(crate) struct TapLane {
     to_tap: ToTap,
     /// The driver's side of the queue that frames from the tap are put into.
     from_tap: SplitDriver,
-    /// Buffers to read into; the one that was used last is the next.
+    /// Free buffers to read into. The last one is used first.
     free: Vec<GuestAddr>,
     /// By chain of `from_tap`: its buffers.
     parts_of: Vec<Vec<GuestAddr>>,
@@ -59,14 +59,13 @@ pub(crate) struct TapLane {
     put_off: u32,
     /// Rounds in a row in which no frame was written or read.
     quiet: u64,
-    /// The device is gone.
     is_gone: bool,
-    /// The device may have frames: the epoll set has reported it since it was found empty.
+    /// The device may have frames: the epoll set has reported it since a read found it empty.
     has_frames: bool,
 }
 
 impl TapLane {
-    /// Serves this device. `segments_udp`: its kernel segments UDP GSO packets, too.
+    /// The lane of this device. `segments_udp`: its kernel segments UDP GSO packets, too.
     /// Errors: [`InnerQueueError`].
     pub(crate) fn new(
         tap: Tap,
@@ -105,7 +104,7 @@ impl TapLane {
         })
     }
 
-    /// Reads frames from the tap into the queue; whether there were any.
+    /// Reads frames from the tap into the queue; returns whether there were any.
     fn read(&mut self) -> bool {
         let mut any = false;
         while !self.is_gone && self.free.len() >= PARTS {
@@ -133,7 +132,7 @@ impl TapLane {
             any = true;
         }
         if any {
-            // No kick: the lane looks at the queue right after.
+            // Without a kick: the lane reads the queue right after this.
             self.from_tap.publish();
         }
         any
@@ -145,7 +144,7 @@ impl TapLane {
         self.put_off == 0 && (self.has_frames || is_due)
     }
 
-    /// Puts a frame of `bytes` that was read into the queue.
+    /// Puts a frame into the queue, which was read with its header: `bytes` in all.
     fn take(&mut self, bytes: usize) {
         self.frame.clear();
         let mut left = bytes.min(PARTS * BUFFER_BYTES as usize) as u32;
@@ -232,7 +231,7 @@ impl Lane for TapLane {
     }
 
     fn set_frame_limit(&mut self, _bytes: u32) {
-        // Frames from the tap have none: the kernel has taken them.
+        // Frames from the tap have no limit: the kernel has accepted them.
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -246,8 +245,8 @@ impl Lane for TapLane {
     fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(mut self: Box<Self>) -> Stopped {
-        // Frames in the queue to the tap are written. Frames from it are lost: the lanes of their receivers are out of
-        // reach here.
+        // Frames that wait for the tap are written. Frames from it are lost: the receivers' lanes cannot be reached
+        // here.
         self.to_tap.write_waiting();
         let left = left_in(&mut self.from_tap, &mut self.parts_of);
         self.to_tap.counters.from_guest_queue_stopped.add(left);

@@ -1,4 +1,4 @@
-//! A guest for tests of lanes: its memory, and our half of its queues with the drivers of them.
+//! A guest for tests of lanes: its memory, and its queues with both the device's half and the driver.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use device::pair::{QueuePair, Vring};
 /// Bytes of the virtio-net header.
 pub(crate) const HEADER: u32 = 12;
 
-/// Memory of the guest, and our map of it.
+/// Memory of the guest, and the daemon's map of it.
 pub(crate) struct Memory {
     pub(crate) ram: Arc<GuestRam>,
     pub(crate) map: Arc<MemoryMap>,
@@ -33,7 +33,7 @@ impl Memory {
         }
     }
 
-    /// Bytes somewhere in it.
+    /// Stores bytes somewhere in it.
     pub(crate) fn put(&self, bytes: &[u8]) -> GuestAddr {
         let addr = self.ram.alloc(bytes.len() as u64, 64).expect("memory is left");
         self.ram.write(addr, bytes);
@@ -48,7 +48,7 @@ impl Memory {
         (self.enter(&driver, features, journal), driver)
     }
 
-    /// The device's half of a queue, polled, after any earlier user.
+    /// The device's half of a queue, polled; continues where an earlier user stopped.
     pub(crate) fn enter(&self, driver: &QueueDriver, features: QueueFeatures, journal: Journal) -> Vring {
         let shape = RingShape::new(driver.format(), driver.size());
         let rings = RingLayout::from_user(&self.map, shape, driver.ring_user_addresses()).expect("inside");
@@ -65,7 +65,7 @@ impl Memory {
         }
     }
 
-    /// Our half of a guest that has these queues, merges buffers and has an MTU of 1500.
+    /// The queue pair of a guest with these queues, mergeable buffers and an MTU of 1500.
     pub(crate) fn side(&self, from_guest: Vring, to_guest: Vring, offloads: Offloads) -> QueuePair {
         QueuePair {
             sent_before: 0,

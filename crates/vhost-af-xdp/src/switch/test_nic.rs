@@ -1,4 +1,4 @@
-//! A NIC for tests of lanes: its ring, its completions and its link are what the test decides.
+//! A NIC for tests of lanes: the test controls its ring, its completions and its link.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -17,33 +17,32 @@ use device::counters::PairCounters;
 /// A sent frame, and the checksum that its metadata requests.
 pub(crate) type Sent = (Vec<u8>, Option<ChecksumAt>);
 
-/// What the test sees of it.
+/// The test's view of it.
 pub(crate) struct Wire {
     pub(crate) umem: Umem,
     pub(crate) capacity: usize,
     /// Descriptors that one kick sends.
     pub(crate) each_kick: usize,
     pub(crate) link: LinkState,
-    /// It reads by DMA: pages of guest RAM do not lie side by side.
+    /// It reads by DMA: descriptors must not cross pages.
     pub(crate) by_dma: bool,
     /// A kick reported that it is gone.
     pub(crate) seen_gone: bool,
     pub(crate) ring: VecDeque<TxDesc>,
     pub(crate) done: VecDeque<Frame>,
     pub(crate) sent: Vec<Sent>,
-    /// The frame that goes on.
+    /// The sent frame whose last descriptor is missing.
     pub(crate) unfinished: Option<Sent>,
     /// Entries of the fill ring.
     pub(crate) fill: usize,
-    /// What it has to receive into.
+    /// Chunks that it has to receive into.
     pub(crate) given: VecDeque<Frame>,
-    /// What was received.
     pub(crate) received: VecDeque<RxDesc>,
     /// The queue, when its lane was stopped.
     pub(crate) given_back: Option<NicQueue<TestNic>>,
 }
 
-/// Memory of the daemon: `chunks` chunks of 2048 bytes, or some more.
+/// Memory of the daemon: at least `chunks` chunks of 2048 bytes.
 pub(crate) fn own_memory(chunks: usize) -> Umem {
     let memory = OwnMemory::new(chunks * 2048).expect("memory");
     Umem::aligned(Arc::new(memory), 2048, 0).expect("good")

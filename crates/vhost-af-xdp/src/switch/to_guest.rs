@@ -1,11 +1,11 @@
-//! To a guest: its buffers during a burst, and frames that are written over them.
+//! To a guest: takes its buffers during a burst, and writes frames into them.
 //!
-//! A [`Delivery`] takes buffers from the guest's receive queue as needed, writes frames over them, each with its
+//! A [`Delivery`] takes buffers from the guest's receive queue as needed, writes frames into them, each with its
 //! virtio-net header (VirtIO 1.3, 5.1.6.4), and returns unused ones. The source of a frame's bytes is a [`Bytes`]:
 //! chunks of a UMEM, another guest's chain, or the daemon's memory.
 //!
-//! Where the guest is a link to another worker, a note goes with each frame ([`CrossWorkerMark`]). It is written when the
-//! buffers of several frames are done that have the same one, so that writing a frame is the same for all.
+//! Where the receiver is a link to another worker, each frame has a mark ([`CrossWorkerMark`]). Marks are written
+//! later, for all frames in a row with the same mark at once, so that writing a frame is the same for guests and links.
 
 use device::counters::PairCounters;
 use device::meter;
@@ -55,7 +55,7 @@ impl Bytes for UmemBytes<'_> {
         {
             let (part, rest) = to.split(to.len.min(len - self.at));
             let from = UmemOffset::new(start.get() + u64::from(self.at));
-            // Both ranges come from checked descriptors; a kernel that breaks that is not copied.
+            // Both ranges come from checked descriptors; bytes outside the UMEM are not copied.
             let _ = umem_to_guest(self.umem, from, memory, part);
             to = rest;
             self.at += part.len;
@@ -74,8 +74,8 @@ impl Bytes for &[u8] {
     }
 }
 
-/// A guest's frame that another guest gets in one buffer: its virtio-net header there, bytes of the daemon, and the
-/// rest in one piece of the sender's memory.
+/// A guest's frame that another guest gets in one buffer: its new virtio-net header, its first bytes in the daemon's
+/// memory, and the rest in one piece of the sender's memory.
 pub(super) struct WholeFrame<'a> {
     pub(super) header: [u8; HEADER_BYTES as usize],
     pub(super) head: &'a [u8],
@@ -94,11 +94,11 @@ impl WholeFrame<'_> {
 /// Whether a frame fits the buffers that the guest has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fit {
-    /// It does.
+    /// It fits now.
     Now,
-    /// It will when the guest has posted more, or when another poll has read them.
+    /// It will fit when the guest has posted more buffers, or when another poll reads them.
     Later,
-    /// It never will.
+    /// It will never fit.
     Never,
 }
 
@@ -111,22 +111,22 @@ pub(crate) struct Delivery<'a> {
     next: usize,
     /// Buffers of the last fetch.
     asked: usize,
-    /// Bytes that those hold which are not used yet.
+    /// Bytes that the unused `chains` hold.
     room: u64,
-    /// Descriptors that were read.
+    /// Descriptors read in this burst.
     read: usize,
     bytes: u64,
     frames: u64,
-    /// Where notes of frames are written, of a link.
+    /// If the receiver is a link: where marks of frames are written.
     marks: Option<&'a CrossWorkerMarks>,
-    /// That of the frames in `chains` from `noted` on.
+    /// The mark of the frames in `chains` from `noted` on.
     mark: CrossWorkerMark,
     noted: usize,
 }
 
 impl<'a> Delivery<'a> {
     /// Begins a burst with the guest's next buffers.
-    /// Errors: what the guest did wrong.
+    /// Errors: the guest's fault.
     pub(crate) fn begin(
         pair: &'a mut QueuePair,
         chains: &'a mut Chains,
@@ -135,7 +135,7 @@ impl<'a> Delivery<'a> {
         Self::begin_with(pair, chains, counters, BATCH)
     }
 
-    /// The same with at most `most` buffers at first.
+    /// Like [`Self::begin`], with at most `most` buffers at first.
     #[inline]
     pub(crate) fn begin_with(
         pair: &'a mut QueuePair,
@@ -162,13 +162,13 @@ impl<'a> Delivery<'a> {
         Ok(delivery)
     }
 
-    /// Notes of the frames are written there, if it is a link's.
+    /// Sets where marks of frames are written, if the receiver is a link.
     #[inline]
     pub(super) fn write_marks_to(&mut self, marks: Option<&'a CrossWorkerMarks>) {
         self.marks = marks;
     }
 
-    /// The frames that follow have that note, if they go to a link.
+    /// Sets the mark of the frames that follow, if the receiver is a link.
     #[inline]
     pub(super) fn about(&mut self, mark: impl FnOnce() -> CrossWorkerMark) {
         if self.marks.is_some() {
@@ -180,7 +180,7 @@ impl<'a> Delivery<'a> {
         }
     }
 
-    /// Writes the notes of frames that are not published yet.
+    /// Writes the mark of the frames since `noted`, which are not published yet.
     #[inline]
     fn write_notes(&mut self) {
         if let Some(marks) = self.marks {
@@ -193,7 +193,7 @@ impl<'a> Delivery<'a> {
         }
     }
 
-    /// Takes at most `most` buffers from the guest; those left from the last batch go back first.
+    /// Takes at most `most` buffers from the guest; before that, returns those left of the last batch.
     fn fetch(&mut self, most: usize) -> Result<(), Fault> {
         self.write_notes();
         self.pair.to_guest.queue.unpop(self.chains.slots(self.next));
@@ -203,7 +203,8 @@ impl<'a> Delivery<'a> {
         Ok(())
     }
 
-    /// Takes another batch, if that may bring more than is in hand, and the budget allows it; returns whether it did.
+    /// Fetches again, if that may find more buffers than are unused now, and the poll's limit of descriptors
+    /// ([`DESCRIPTORS`]) allows it; returns whether it did.
     pub(super) fn fetch_more(&mut self) -> Result<bool, Fault> {
         let may = (self.next > 0 || self.asked < BATCH) && self.read < DESCRIPTORS;
         if may {
@@ -212,8 +213,8 @@ impl<'a> Delivery<'a> {
         Ok(may)
     }
 
-    /// Whether the guest has a buffer for the next frame, in this poll. Takes as many as frames wait: taking and
-    /// returning an unused one costs as much as a used one.
+    /// Whether the guest has a buffer for the next frame in this poll. Takes as many buffers as frames wait: taking and
+    /// returning an unused buffer costs as much as using one.
     #[inline]
     pub(super) fn has_buffer(&mut self, waiting: usize) -> Result<bool, Fault> {
         if self.next == self.chains.len() {
@@ -229,27 +230,26 @@ impl<'a> Delivery<'a> {
         Ok(true)
     }
 
-    /// Whether the guest has buffers in hand, although a frame waits for more.
+    /// Whether buffers are left, so that a waiting frame has some, but too few.
     pub(super) fn is_short(&self) -> bool {
         self.next < self.chains.len()
     }
 
-    /// How many buffers are in hand.
+    /// How many chains are left.
     pub(super) fn left(&self) -> usize {
         self.chains.len() - self.next
     }
 
-    /// The guest.
     pub(super) fn pair(&self) -> &QueuePair {
         self.pair
     }
 
-    /// The common case: frames in one piece, each for a buffer in one piece that holds it. Takes such frames from
-    /// `incoming` while there are buffers, and puts their chunks into `empty`; returns the first other one, or an
-    /// unexpected one.
+    /// The common case: frames in one piece, each written into a buffer in one piece that holds it. Takes such frames
+    /// from `incoming` while there are buffers, and puts their chunks into `empty`; stops at the first other frame or
+    /// unexpected chunk, and returns that.
     ///
-    /// One loop with its sums in registers, and without values that are stored in pieces and loaded as a whole, or the
-    /// other way round: a worker spends its time here. So the chunks are checked here and not by the caller.
+    /// One loop with its sums in registers, and without values that are stored in pieces and loaded as a whole, or
+    /// vice versa: workers spend most of their time here. So this loop, and not the caller, checks the chunks.
     #[inline]
     pub(super) fn take_whole(
         &mut self,
@@ -286,7 +286,7 @@ impl<'a> Delivery<'a> {
         other
     }
 
-    /// The same for one frame, with a header of its own. False, and nothing done, if it is another kind of frame.
+    /// Does the same for one frame, with this header. False: the frame is not of that kind, and nothing is done.
     #[inline]
     pub(super) fn whole(&mut self, umem: &Umem, piece: &RxDesc, header: [u8; HEADER_BYTES as usize]) -> bool {
         let Some(chain) = self.chains.chains.get(self.next) else {
@@ -302,8 +302,8 @@ impl<'a> Delivery<'a> {
         true
     }
 
-    /// The same for frames of another guest: of each a head in the daemon's memory, which may be empty, and the rest in
-    /// one piece. Returns how many it took, and their bytes.
+    /// Does the same for frames of another guest, each with a head in the daemon's memory, which may be empty, and the
+    /// rest in one piece. Returns how many frames it took, and their bytes.
     #[inline]
     pub(super) fn take_whole_of_guest<'f>(
         &mut self,
@@ -336,8 +336,8 @@ impl<'a> Delivery<'a> {
         (taken, bytes)
     }
 
-    /// Has a frame of `bytes` bytes read into the next buffers, behind the place of its header; how many bytes they hold.
-    /// One part is left for what is longer.
+    /// Adds the next buffers, behind the place of the header, to the parts that a frame of `bytes` bytes is read into;
+    /// returns how many bytes they hold. One part is left for the caller, for longer frames.
     pub(super) fn offer<'p>(&'p self, parts: &mut Parts<'p>, bytes: u32) -> u32 {
         let (mut offered, mut taken) = (0, self.pair.header_bytes);
         for chain in self.chains_of_frame() {
@@ -354,7 +354,7 @@ impl<'a> Delivery<'a> {
         offered
     }
 
-    /// A frame of `len` bytes was read there.
+    /// Delivers a frame of `len` bytes that was read into the offered buffers ([`Self::offer`]).
     pub(super) fn take_in_place(&mut self, len: u32, offload: [u8; 10]) {
         let wanted = len + self.pair.header_bytes;
         let Some(count) = self.chains_for(wanted) else {
@@ -372,7 +372,7 @@ impl<'a> Delivery<'a> {
             }
             let written = left.min(chain.writable_bytes);
             if self.pair.log.is_some() {
-                // No more than that: a buffer may have 4 GiB, of which each page is noted.
+                // Log the written bytes only: a buffer may have 4 GiB, and the log has an entry for each page.
                 let mut unnoted = written;
                 for buffer in buffers {
                     let here = buffer.len.min(unnoted);
@@ -388,7 +388,7 @@ impl<'a> Delivery<'a> {
         self.note(len);
     }
 
-    /// Reads the first bytes of such a frame back.
+    /// Copies the first bytes of a frame that was read into the offered buffers.
     #[cold]
     pub(super) fn read_back(&self, to: &mut [u8]) {
         let (mut left, mut taken) = (to, self.pair.header_bytes);
@@ -404,7 +404,7 @@ impl<'a> Delivery<'a> {
         }
     }
 
-    /// The chains that the next frame may have.
+    /// The chains that the next frame may use.
     fn chains_of_frame(&self) -> &[Chain] {
         let chains = &self.chains.chains[self.next..];
         match self.pair.mergeable {
@@ -419,7 +419,7 @@ impl<'a> Delivery<'a> {
         self.bytes += u64::from(len);
     }
 
-    /// Bytes of the longest frame that the buffers in hand hold.
+    /// Bytes of the longest frame that the unused buffers hold.
     #[inline]
     pub(super) fn room_for_frame(&self) -> u32 {
         let bytes = if self.pair.mergeable {
@@ -433,7 +433,7 @@ impl<'a> Delivery<'a> {
             .saturating_sub(self.pair.header_bytes)
     }
 
-    /// Whether a frame of `len` bytes fits; with buffers that were posted meanwhile. What does not is counted.
+    /// Whether a frame of `len` bytes fits, including buffers posted meanwhile. Counts a frame that does not.
     #[inline]
     pub(super) fn fit(&mut self, len: u32) -> Result<Fit, Fault> {
         if len <= self.room_for_frame() || (self.fetch_more()? && len <= self.room_for_frame()) {
@@ -442,9 +442,9 @@ impl<'a> Delivery<'a> {
         Ok(self.misfit())
     }
 
-    /// Whether a frame that does not fit the buffers in hand will fit later; counted either way. It never will where
-    /// more buffers would not help: without mergeable buffers a frame has one chain, with them no frame gets more
-    /// chains than a batch holds, or the ring.
+    /// Whether a frame that does not fit the unused buffers will fit later; counted in both cases. It will never fit
+    /// where more buffers would not help: without mergeable buffers a frame has one chain; with them, no more chains
+    /// than a batch or the ring has.
     #[cold]
     pub(super) fn misfit(&self) -> Fit {
         let in_hand = self.chains.len() - self.next;
@@ -458,7 +458,7 @@ impl<'a> Delivery<'a> {
         Fit::Later
     }
 
-    /// Writes a frame of `len` bytes, which fits, over as many buffers as it needs.
+    /// Writes a frame of `len` bytes, which fits, into as many buffers as it needs.
     #[inline]
     pub(super) fn write(&mut self, len: u32, offload: [u8; 10], bytes: &mut impl Bytes) {
         let wanted = len.saturating_add(self.pair.header_bytes);
@@ -477,7 +477,7 @@ impl<'a> Delivery<'a> {
         self.note(len);
     }
 
-    /// How many of the chains in hand hold `wanted` bytes; `None`: all of them do not.
+    /// How many of the unused chains hold `wanted` bytes; `None`: all of them together hold less.
     #[inline]
     fn chains_for(&self, wanted: u32) -> Option<usize> {
         let mut left = wanted;
@@ -490,19 +490,19 @@ impl<'a> Delivery<'a> {
         None
     }
 
-    /// Of the frames that were delivered.
+    /// Bytes of the delivered frames.
     #[inline]
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Frames that were delivered.
+    /// How many frames were delivered.
     #[inline]
     pub(super) fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// Gives unused buffers back to the queue, and the guest what it got; the frames delivered.
+    /// Returns unused buffers to the queue, and publishes the used ones to the guest; returns the number of frames.
     pub(crate) fn finish(mut self) -> usize {
         self.write_notes();
         self.pair.to_guest.queue.unpop(self.chains.slots(self.next));
@@ -517,8 +517,8 @@ impl<'a> Delivery<'a> {
     }
 }
 
-/// Writes a frame in one piece over a chain of one buffer, and marks it used; false, and nothing done, if it is another
-/// kind of frame. In line: a call would store and load all its arguments, once a frame.
+/// Writes a frame in one piece into a chain of one buffer, and marks the chain used. False: the frame or chain is not
+/// of that kind, and nothing is done. Inline: a call would store and load all its arguments, once per frame.
 #[inline(always)]
 fn write_whole(
     pair: &mut QueuePair,
@@ -540,7 +540,7 @@ fn write_whole(
     true
 }
 
-/// A virtio-net header, with the number of buffers that it lacks.
+/// A whole virtio-net header: `offload` and the number of buffers.
 #[inline]
 pub(crate) fn with_buffers(offload: [u8; 10], buffers: usize) -> [u8; HEADER_BYTES as usize] {
     let mut header = [0; HEADER_BYTES as usize];
@@ -551,8 +551,8 @@ pub(crate) fn with_buffers(offload: [u8; 10], buffers: usize) -> [u8; HEADER_BYT
     header
 }
 
-/// Writes a header, if it is the first, and what follows of a frame of which `left` bytes are left, over one chain;
-/// bytes written.
+/// Writes into one chain: the header, if it is the frame's first chain, and as many of the frame's last `left` bytes as
+/// it holds. Returns the bytes written.
 #[inline]
 pub(crate) fn write(
     pair: &QueuePair,
@@ -583,7 +583,7 @@ pub(crate) fn write(
     written
 }
 
-/// Writes the virtio-net header, which may lie across buffers; its bytes.
+/// Writes the virtio-net header, which may span several buffers; returns its length.
 #[inline]
 fn write_header(pair: &QueuePair, buffers: &[Buffer], header: &[u8]) -> u32 {
     let mut rest = header;

@@ -1,21 +1,21 @@
-//! From a guest to a NIC queue: frames copied into chunks of the UMEM, GSO packets cut on the way.
+//! From a guest to a NIC queue: copies frames into chunks of the UMEM, and segments GSO packets.
 //!
-//! A GSO packet is cut while it is copied (`segmenter.rs`), each segment into a chunk of its own or, where the NIC reads
-//! by DMA, into descriptors that refer to one copy of the payload. All segments are built in one go: the packet waits
-//! in the guest's queue until there is room for all. One with more segments than that ([`SEGMENTS`]), or than there can
-//! ever be room for, is copied away whole, and goes out in portions ([`Remainder`]). So a chain is used, here too,
-//! before anything of it is with the NIC: a daemon that comes after one that died sends nothing twice.
+//! A GSO packet is segmented while it is copied (`segmenter.rs`), each segment into a chunk of its own or, where the
+//! NIC reads by DMA, into descriptors that refer to one copy of the payload. All segments are built at once: the packet
+//! waits in the guest's queue until there is room for all of them. A packet with more than [`SEGMENTS`] segments, or
+//! with more than there can ever be room for, is first copied whole into the daemon's memory, and then sent in portions
+//! ([`Remainder`]). So a chain is marked used before the NIC gets its frames: the successor of a daemon that died sends
+//! nothing twice.
 //!
-//! A queue that several guests fill may never have room for all segments of a packet: senders of frames take each place
-//! that becomes free. There a packet that has waited in vain is copied away, too, and its segments take places like
-//! others' frames.
+//! A queue that several guests fill may never have room for all segments of a packet, because other guests' frames take
+//! each free place. There, a packet that has waited once without success is copied into the daemon's memory, too.
 //!
-//! In copy mode, and where the NIC has TSO, a queue has a cheaper way: a tap ([`SendTap`]). The kernel sends its frames
-//! by the interface, from the same queue, and GSO packets unsegmented. Frames of one flow must not overtake each other.
-//! So the kernel takes the frames in the ring before a packet is written to the tap. Frames behind the packet go by the
-//! tap, too, until the guest pauses for longer than packets wait in the interface's queue (tc(8)), where frames of the
-//! socket would overtake them. The kernel has a packet before its chain is used: if the daemon dies in between, its
-//! successor sends the packet once more. Frames with more pieces than the queue takes go the same way.
+//! In copy mode, and where the NIC has TSO, a queue has a cheaper path: a tap ([`SendTap`]). The kernel sends its
+//! frames through the same interface and queue, and GSO packets unsegmented. Frames of one flow must not overtake each
+//! other, so the kernel takes the frames in the ring before a packet is written to the tap. Frames behind the packet
+//! use the tap, too, until the guest pauses for longer than packets wait in the interface's queue (tc(8)), where frames
+//! of the socket would overtake them. The kernel gets such a packet before its chain is marked used: if the daemon dies
+//! in between, its successor sends the packet again. Frames with more pieces than the queue takes use the tap, too.
 
 mod plain;
 
@@ -44,11 +44,11 @@ use crate::nic::endpoint::{NicQueue, References};
 use crate::nic::queue::{LinkState, Nic, SHORTEST_BY_DMA, Sends};
 use crate::nic::tap::SendTap;
 
-/// How often a lane that is stopped waits for room for what is left of a GSO packet, and how long each time.
+/// How often a stopped lane waits for room for the rest of a GSO packet, and how long each time.
 pub(crate) const LAST_WAITS: usize = 20;
 pub(crate) const LAST_WAIT: Duration = Duration::from_millis(1);
 
-/// How long a packet of the tap may wait in the interface's queue: at 100 Mbit/s this drains the longest queue
+/// How long a packet from the tap may wait in the interface's queue: at 100 Mbit/s this drains the longest queue
 /// (`most_unsent`, steward/src/links/tap.rs).
 pub(super) const ON_ITS_WAY: Duration = Duration::from_millis(200);
 
@@ -57,16 +57,16 @@ pub(crate) const LAST_KICKS: usize = 4;
 
 /// What a lane keeps between two bursts to its NIC queue.
 pub(crate) struct Transmit {
-    /// What is left of a GSO packet with more segments than leave at once.
+    /// The rest of a GSO packet with more segments than are sent at once.
     rest: Remainder,
     outgoing: Vec<TxDesc>,
-    /// Others fill the queue, too.
+    /// Other lanes fill the queue, too.
     is_shared: bool,
     /// The guest's next GSO packet found no room before.
     has_waited: bool,
-    /// A GSO packet, or a long frame, went by the tap, and may still be in the interface's queue.
+    /// A GSO packet or a long frame was sent through the tap, and may still be in the interface's queue.
     uses_tap: bool,
-    /// The time of the last frame by the tap.
+    /// When the last frame was written to the tap.
     last_by_tap: Ticks,
     /// The guest's next frame found no room in the tap.
     tap_is_full: bool,
@@ -87,7 +87,7 @@ impl Default for Transmit {
 }
 
 impl Transmit {
-    /// To a queue that others fill, too.
+    /// For a queue that other lanes fill, too.
     pub(super) fn shared() -> Self {
         Self {
             is_shared: true,
@@ -100,13 +100,13 @@ impl Transmit {
         self.rest.is_some()
     }
 
-    /// Nothing waits to be handed over.
+    /// No descriptor waits to be published.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.outgoing.is_empty()
     }
 
-    /// The guest has nothing to send. Its next frame goes by the ring again, if the last frame went by the tap long
+    /// The guest has nothing to send. Its next frame uses the ring again, if the last frame was written to the tap long
     /// enough ago.
     #[inline]
     pub(super) fn pause(&mut self) {
@@ -115,13 +115,13 @@ impl Transmit {
         }
     }
 
-    /// The guest's next frame waits for room in the tap, which no event reports.
+    /// The guest's next frame waits for room in the tap; no event reports such room.
     #[inline]
     pub(super) fn tap_is_full(&self) -> bool {
         self.tap_is_full
     }
 
-    /// There is no NIC queue any more for what is left.
+    /// Drops and counts the rest of a GSO packet: its NIC queue is gone.
     #[cold]
     pub(super) fn lose(&mut self, counters: &PairCounters) {
         if self.rest.plan.take().is_some() {
@@ -131,7 +131,7 @@ impl Transmit {
     }
 }
 
-/// See the module's head. For one burst.
+/// Sends the frames of one burst; see the module's head.
 pub(crate) struct NicSink<'a, N> {
     queue: &'a mut NicQueue<N>,
     transmit: &'a mut Transmit,
@@ -142,15 +142,15 @@ pub(crate) struct NicSink<'a, N> {
     is_kicked: bool,
 }
 
-/// What became of a frame that may leave by the tap.
+/// Result of sending a frame through the tap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ByTap {
     Sent,
-    /// It is lost, and counted.
+    /// The frame is dropped, and counted.
     Lost,
     /// There is no room for it now.
     NoRoom,
-    /// There is no tap, or it does not take that frame.
+    /// There is no tap, or it does not take this frame.
     Refused,
 }
 
@@ -172,7 +172,7 @@ impl<N: Nic> Sink for NicSink<'_, N> {
         match taken {
             Some(()) => Put::Done,
             None => {
-                // Needs more chunks than are free or than the ring has room for: later.
+                // The frame needs more chunks than are free, or more than the ring has room for: it is retried later.
                 self.counters.from_guest_waits.add(1);
                 Put::NoRoom
             }
@@ -194,7 +194,6 @@ impl<N: Nic> Sink for NicSink<'_, N> {
 }
 
 impl<'a, N: Nic> NicSink<'a, N> {
-    /// A burst begins.
     #[inline]
     pub(super) fn new(
         queue: &'a mut NicQueue<N>,
@@ -238,7 +237,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         self.queue.kick(self.counters);
     }
 
-    /// A frame waits for room, which is there when others are sent.
+    /// A frame waits for room, which sent frames make.
     #[inline]
     pub(super) fn note_wait(&mut self, waits: bool) {
         self.queue.is_awaited |= waits;
@@ -269,7 +268,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         }
     }
 
-    /// Copies one frame into one chunk, or several; `None` when there is no room for it now.
+    /// Copies a frame into one chunk, or into several; `None`: there is no room for it now.
     #[inline]
     fn copy(&mut self, frame: GuestFrame<'_>, tally: &mut Tally) -> Option<()> {
         let len = frame.sending.len;
@@ -297,7 +296,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Some(())
     }
 
-    /// A frame longer than a chunk, as a multi-buffer frame.
+    /// Sends a frame longer than a chunk as a multi-buffer frame.
     #[cold]
     fn copy_in_pieces(&mut self, frame: GuestFrame<'_>, tally: &mut Tally) -> Option<()> {
         let len = frame.sending.len;
@@ -333,7 +332,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Some(())
     }
 
-    /// Whether a frame can leave only by the tap, if there is one.
+    /// Whether a frame of this length can only be sent through the tap, if there is one.
     #[inline]
     fn needs_tap(&self, len: u32) -> bool {
         self.queue.send_tap.is_some() && self.pieces(len) > self.queue.sends.most_pieces
@@ -344,7 +343,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         len.div_ceil(self.queue.umem.max_sent_bytes()) as usize
     }
 
-    /// Chunks that a frame needs; `None`: more than one can have, which is counted.
+    /// Chunks that a frame needs; `None`: more than a frame may have, which is counted.
     #[inline]
     fn chunks(&self, len: u32) -> Option<usize> {
         let chunks = self.pieces(len);
@@ -355,7 +354,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Some(chunks)
     }
 
-    /// A frame that requests an offload; `None` when there is no room for it now.
+    /// Copies a frame that requests an offload; `None`: there is no room for it now.
     #[inline(never)]
     fn copy_asking(&mut self, frame: GuestFrame<'_>, budget: &mut Budget) -> Option<()> {
         let &Sending { len, request, .. } = frame.sending;
@@ -387,7 +386,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         }
     }
 
-    /// Sends a frame by the tap; `None`: the tap does not take it.
+    /// Sends a frame through the tap. `None`: the tap does not take it; `Some(None)`: there is no room for it now.
     fn put_by_tap(&mut self, frame: GuestFrame<'_>, tally: &mut Tally) -> Option<Option<()>> {
         let &Sending { len, request, .. } = frame.sending;
         match self.send_by_tap(frame) {
@@ -406,7 +405,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         }
     }
 
-    /// Builds frames that request an offload.
+    /// Returns the builder of frames that request an offload.
     fn builder(&mut self) -> (Builder<'_>, &mut References) {
         let builder = Builder {
             umem: &self.queue.umem,
@@ -418,14 +417,14 @@ impl<'a, N: Nic> NicSink<'a, N> {
         (builder, &mut self.queue.references)
     }
 
-    /// What builds segments of a GSO packet; see [`Segmenter::new`].
+    /// Returns the builder of a GSO packet's segments; see [`Segmenter::new`].
     fn segmenter(&mut self, plan: &Plan) -> Option<Segmenter<'_>> {
         let ring = self.ring;
         let (builder, references) = self.builder();
         Segmenter::new(builder, references, plan, ring)
     }
 
-    /// Cuts a GSO packet, all of it in one go unless it has very many segments; `None` when there is no room for that
+    /// Segments a GSO packet, all of it at once unless it has very many segments; `None`: there is no room for that
     /// now.
     fn segment(&mut self, frame: GuestFrame<'_>, gso: Gso, budget: &mut Budget) -> Option<()> {
         let mut headers = [0; HEADERS_MAX];
@@ -460,8 +459,8 @@ impl<'a, N: Nic> NicSink<'a, N> {
                 return None;
             }
             self.transmit.has_waited = false;
-            // It would take more than a few polls, or others take the completed chunks, or all are completed and there
-            // will never be more room than now.
+            // Building all of it would take more than a few polls, or other guests take each completed chunk, or all
+            // chunks are completed and there will never be more room than now.
             self.keep(frame, &packet);
             self.build_rest(budget);
             return Some(());
@@ -477,16 +476,16 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Some(())
     }
 
-    /// Sends a GSO packet unsegmented, behind its checked headers.
+    /// Sends a GSO packet unsegmented, with its checked headers.
     fn send_unsegmented(&mut self, frame: GuestFrame<'_>, plan: &Plan, budget: &mut Budget) -> ByTap {
         let (segments, headers) = (u64::from(plan.segments()), plan.header_len() as u32);
         if segments > SEGMENTS as u64 {
-            // The kernel would segment it in one go, in the worker's time; the daemon sends it in portions.
+            // The kernel would segment it all at once, in the worker's time; the daemon sends it in portions.
             return ByTap::Refused;
         }
         let untagged_limit = frame.frame_limit.saturating_sub(ethernet::TAG_BYTES as u32);
         if plan.segment_bytes_max() > untagged_limit && !ethernet::has_tag(frame.head) {
-            // As long as only frames with a tag are: the kernel takes frames of that length, but no segments.
+            // Only tagged frames may be that long: the kernel takes frames of that length, but not such segments.
             return ByTap::Refused;
         }
         let sent = self.send_by_tap(frame);
@@ -500,7 +499,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         sent
     }
 
-    /// Sends a frame by the queue's tap, if there is one. What was put before is the NIC's then.
+    /// Sends a frame through the queue's tap, if there is one; before that, publishes the queued frames.
     fn send_by_tap(&mut self, frame: GuestFrame<'_>) -> ByTap {
         self.transmit.tap_is_full = false;
         let gso = frame.sending.request.gso;
@@ -510,13 +509,13 @@ impl<'a, N: Nic> NicSink<'a, N> {
             _ => return ByTap::Refused,
         }
         if self.transmit.is_shared && self.queue.is_awaited {
-            // Others wait for room in the ring: it waits with them.
+            // Other lanes wait for room in the ring: this frame waits with them.
             return ByTap::NoRoom;
         }
         if !self.transmit.outgoing.is_empty() {
             self.flush();
         } else if !self.is_kicked {
-            // Sends published frames; and reports whether there is a link.
+            // Sends published frames, and reports whether there is a link.
             self.kick();
         }
         if let Some(counter) = self.queue.link.loses(self.counters) {
@@ -524,7 +523,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             return ByTap::Lost;
         }
         if self.queue.nic.has_untaken() {
-            // Where others fill the ring as well it may never be empty.
+            // Where other lanes fill the ring, too, it may never be empty.
             let in_vain = self.transmit.is_shared && self.transmit.has_waited;
             self.transmit.has_waited = true;
             return match in_vain {
@@ -549,23 +548,23 @@ impl<'a, N: Nic> NicSink<'a, N> {
             }
             Err(error) => {
                 if error.raw_os_error() == Some(Errno::BADFD.raw_os_error()) {
-                    // The tap was removed. The next guest's lane requests another one.
+                    // The tap was removed. The lane of the next guest requests another one.
                     self.queue.send_tap = None;
                 }
-                // Else it is down, or the kernel does not segment such packets.
+                // Otherwise the tap is down, or the kernel does not segment such packets.
                 ByTap::Refused
             }
         }
     }
 
-    /// Copies a GSO packet away.
+    /// Copies a GSO packet into the daemon's memory.
     #[cold]
     fn keep(&mut self, frame: GuestFrame<'_>, packet: &GsoPacket) {
         self.counters.from_guest_super_frames.add(1);
         self.transmit.rest.keep(frame, packet);
     }
 
-    /// Builds as many segments of the GSO packet in hand as there is room for, and as the budget allows.
+    /// Builds as many further segments of the copied GSO packet as there is room for and the budget allows.
     #[cold]
     fn build_rest(&mut self, budget: &mut Budget) {
         let Some(plan) = self.transmit.rest.plan.take() else {
@@ -588,7 +587,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         }
     }
 
-    /// Continues the GSO packet in hand within the budget; returns the sent segments.
+    /// Continues the copied GSO packet within the budget; returns the number of segments sent.
     #[cold]
     pub(super) fn send_rest(&mut self, budget: &mut Budget) -> usize {
         if self.queue.link == LinkState::Gone {
@@ -607,7 +606,8 @@ impl<'a, N: Nic> NicSink<'a, N> {
         sent
     }
 
-    /// The lane is stopped, on a thread that may wait: what is in hand goes out now, as far as the kernel takes it.
+    /// The lane is stopped, on a thread that may wait: sends the rest of a GSO packet, and queued frames, as far as the
+    /// kernel takes them.
     pub(super) fn send_at_last(&mut self) {
         let mut waits = 0;
         while self.has_rest() && self.queue.link == LinkState::Up && waits < LAST_WAITS {
@@ -620,7 +620,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
         if self.transmit.rest.plan.take().is_some() {
             self.counters.from_guest_rest_of_super_frame.add(1);
         }
-        // What a kick left in the ring.
+        // Kicks the kernel for frames that earlier kicks left in the ring.
         for _ in 0..LAST_KICKS {
             self.queue.reclaim(usize::MAX, self.counters);
             if self.queue.nic.unsent() == 0 || self.queue.link != LinkState::Up {
@@ -628,7 +628,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             }
             self.kick();
         }
-        // What a fault left.
+        // Descriptors that a guest's fault left unpublished.
         let outgoing = self.transmit.outgoing.drain(..);
         self.queue.take_back(outgoing.map(|desc| {
             self.counters.from_guest_queue_stopped.add((!desc.more).into());
@@ -654,7 +654,7 @@ pub(crate) fn copied(chunk: xsk::Frame, frame: &[u8], umem: &xsk::Umem) -> TxDes
     }
 }
 
-/// Pads a frame in a chunk of the daemon with zeros where it is too short to be sent; returns its length.
+/// Pads a frame in a chunk of the daemon with zeros if it is too short for the NIC; returns its length.
 #[inline]
 pub(crate) fn fill_up(umem: &Umem, frame: UmemOffset, len: u32, sends: Sends) -> u32 {
     if !sends.must_fill_up(len) {

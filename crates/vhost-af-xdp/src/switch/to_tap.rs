@@ -1,10 +1,10 @@
 //! Writes frames to the tap device that leads to the host.
 //!
-//! Guests' frames are written directly from guest memory, as a guest's own device would do it: first the checked copy
-//! of their first bytes, then guest memory. The kernel copies each byte once and reads its copy only. Other frames wait
-//! in a queue of the daemon ([`Received`]), as for a guest, until the lane is polled: frames that are built here, have
-//! several receivers or too many pieces, or request offloads that this kernel does not have. They stay in order: the
-//! queue is written before a guest's frame is. The kernel delivers frames to the host at once.
+//! Guests' frames are written directly from guest memory: first the checked copy of their first bytes, then the rest.
+//! The kernel copies each byte once, and reads only its copy. Other frames wait in a queue of the daemon
+//! ([`Received`]), as for a guest, until the lane is polled: frames that the daemon builds, that have several receivers
+//! or too many pieces, or that request offloads that this kernel does not have. Frames stay in order: the queue is
+//! written before a guest's frame. The kernel delivers frames to the host at once.
 
 use std::sync::Arc;
 
@@ -20,17 +20,17 @@ use super::inner_queue::Received;
 use super::tap_frame::{parts_of, tap_header};
 use crate::nic::tap::{Parts, Tap};
 
-/// Most segments of a GSO packet that is written at once, of TCP and of UDP: the kernel refuses UDP packets of more
+/// Most segments of a GSO packet that is written whole, for TCP and for UDP: the kernel rejects UDP packets with more
 /// (`UDP_MAX_SEGMENTS`, include/linux/udp.h; 128 from Linux 6.9).
 const SEGMENTS: u32 = 256;
 const UDP_SEGMENTS: u32 = 64;
 
-/// What became of a guest's frame.
+/// Result of writing a guest's frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TapPut {
-    /// It is written, or dropped and counted.
+    /// The frame is written, or dropped and counted.
     Done,
-    /// It cannot be written from where it lies, and nothing was done: pass it through the queue.
+    /// The frame cannot be written directly from guest memory, and nothing was done: it has to take the queue.
     Queue,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct ToTap {
 }
 
 impl ToTap {
-    /// Writes the frames in the queue; how many the kernel took.
+    /// Writes the frames in the queue; returns how many the kernel accepted.
     #[inline]
     pub(super) fn write_waiting(&mut self) -> usize {
         let (mut frames, mut any) = (0, false);
@@ -81,7 +81,7 @@ impl ToTap {
             return TapPut::Queue;
         }
         let mut headers = [0; HEADERS_MAX];
-        // The kernel segments it by our copy of the headers.
+        // The kernel segments the packet by the daemon's copy of the headers.
         match GsoPacket::open(frame, gso, of_guest, &mut headers) {
             Some(packet) => self.put_as_it_is(frame.headed(&headers[..packet.plan.header_len()])),
             None => TapPut::Done,
@@ -103,7 +103,7 @@ impl ToTap {
         TapPut::Done
     }
 
-    /// Writes a frame; whether the kernel took it. If not that is counted.
+    /// Writes a frame; returns whether the kernel accepted it, and counts it otherwise.
     fn write(&self, frame: &Parts<'_>) -> bool {
         let taken = self.tap.write(frame).is_ok();
         self.counters.to_guest_host_refused.add((!taken).into());
@@ -111,7 +111,7 @@ impl ToTap {
     }
 }
 
-/// Adds a buffer, which lies in the memory. There is room for as many as a frame can have.
+/// Adds a buffer in `ram` to the parts of a frame, which have room for as many buffers as a frame can have.
 pub(super) fn push<'a>(parts: &mut Parts<'a>, ram: &'a GuestRam, buffer: Buffer) {
     let offset = ram.map().translate(buffer.addr, buffer.len.into());
     let is_in = offset.is_some_and(|offset| parts.push(ram.map(), offset, buffer.len as usize));

@@ -6,9 +6,9 @@
 //! | access, of one VLAN | without a tag | of that VLAN, without a tag |
 //! | trunk, of several | with the tag of one of these VLANs | of these VLANs, with the tag |
 //!
-//! Towards the uplink frames of a VLAN have its tag. A priority tag counts as none. Frames with several tags belong to
-//! no port: the second tag would become the first where that is removed. Nor do those with a service tag (802.1ad): a
-//! receiver that does not know it takes the frame for an untagged one.
+//! Towards the uplink frames of a VLAN have its tag. A priority tag counts as none. No port may send frames with
+//! several tags: the second tag would become the first where that is removed. Nor may it send frames with a service tag
+//! (802.1ad): a receiver that does not know such tags takes the frame for an untagged one.
 
 use packet::ethernet::Tags;
 
@@ -20,12 +20,12 @@ pub(crate) enum Vlans {
     Access(u16),
     /// In ascending order.
     Trunk(Vec<u16>),
-    /// Frames of all and of none, with their tags: to another worker.
+    /// Frames of all VLANs and of none, with their tags: for links to other workers.
     All,
 }
 
 impl Vlans {
-    /// The VLAN of a frame of the guest's, 0: none; `None`: it may not send it.
+    /// The VLAN of a frame of the guest, by its tags; 0: none. `None`: the guest may not send it.
     #[inline]
     pub(crate) fn of_guests(&self, tags: Tags) -> Option<u16> {
         match (self, tags) {
@@ -37,7 +37,7 @@ impl Vlans {
         }
     }
 
-    /// Whether frames of a VLAN, 0: of none, are for the guest.
+    /// Whether the guest gets frames of a VLAN; 0: of none.
     #[inline]
     pub(crate) fn carries(&self, vlan: u16) -> bool {
         match self {
@@ -60,18 +60,18 @@ impl Vlans {
         matches!(self, Self::Access(_))
     }
 
-    /// Whether both carry one.
+    /// Whether some VLAN is carried by both.
     pub(crate) fn overlap(&self, other: &Self) -> bool {
         self.all().iter().any(|&vlan| other.carries(vlan))
     }
 
-    /// All that it carries.
+    /// All VLANs that it carries, except for [`Self::All`].
     pub(crate) fn all(&self) -> &[u16] {
         match self {
             Self::Untagged => &[0],
             Self::Access(vlan) => std::slice::from_ref(vlan),
             Self::Trunk(vlans) => vlans,
-            // It has no address.
+            // A link has no address, so nobody needs its VLANs.
             Self::All => &[],
         }
     }

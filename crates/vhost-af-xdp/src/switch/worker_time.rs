@@ -1,4 +1,4 @@
-//! What a worker does with its time.
+//! How long a worker is busy, idle and asleep.
 //!
 //! The clock is read at the end of each round that moved no frame, and now and then in a long run of rounds that did: a
 //! busy worker pays nothing for it. The time between two readings belongs to the rounds that moved frames, if there
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use device::counters::Counter;
 
-/// Nanoseconds, those awake as of the worker's last look at the clock.
+/// All in nanoseconds; `busy` and `idle` as of the worker's last reading of the clock.
 #[derive(Debug)]
 pub(crate) struct WorkerTime {
-    /// In rounds that moved frames.
+    /// Time in rounds that moved frames.
     pub(crate) busy: Counter,
-    /// In rounds that did not, and falling asleep.
+    /// Time in rounds that moved none, and while falling asleep.
     pub(crate) idle: Counter,
     /// Time asleep. During a sleep ([`SLEEPS`]) the time at which it would have fallen asleep, had it not slept before;
     /// in one number, so that no reader counts a sleep twice or misses it. Written by the worker alone; nothing is
@@ -24,7 +24,7 @@ pub(crate) struct WorkerTime {
     began: Instant,
 }
 
-/// Of [`WorkerTime::asleep`].
+/// Flag in [`WorkerTime::asleep`]: the worker sleeps.
 const SLEEPS: u64 = 1 << 63;
 
 impl Default for WorkerTime {
@@ -39,7 +39,7 @@ impl Default for WorkerTime {
 }
 
 impl WorkerTime {
-    /// How long it has been there, nanoseconds.
+    /// The measured time so far, nanoseconds.
     pub(crate) fn age(&self, now: Instant) -> u64 {
         ns(now.saturating_duration_since(self.began))
     }
@@ -52,13 +52,13 @@ impl WorkerTime {
         }
     }
 
-    /// It falls asleep.
+    /// Records that the worker falls asleep.
     pub(super) fn fall_asleep(&self, now: Instant) {
         let since = self.age(now).saturating_sub(self.asleep.load(Relaxed));
         self.asleep.store(since | SLEEPS, Relaxed);
     }
 
-    /// It has woken.
+    /// Records that the worker has woken.
     pub(super) fn wake(&self, now: Instant) {
         self.asleep.store(self.asleep(now), Relaxed);
     }
@@ -69,7 +69,7 @@ pub(super) struct Watch {
     last: Instant,
     /// How long the last idle round took that followed another one.
     idle_round: Duration,
-    /// Rounds since then moved frames.
+    /// Rounds since `last` moved frames.
     was_busy: bool,
 }
 
@@ -82,20 +82,20 @@ impl Watch {
         }
     }
 
-    /// A round moved frames.
+    /// Records a round that moved frames.
     #[inline]
     pub(super) fn note_busy(&mut self) {
         self.was_busy = true;
     }
 
-    /// In a run of busy rounds, one of many.
+    /// Measures a run of busy rounds; called in one of many rounds.
     pub(super) fn look(&mut self, now: Instant, time: &WorkerTime) {
         if std::mem::take(&mut self.was_busy) {
             time.busy.add(ns(self.pass(now)));
         }
     }
 
-    /// A round has moved none.
+    /// Records a round that moved no frame.
     #[inline]
     pub(super) fn note_idle(&mut self, now: Instant, time: &WorkerTime) {
         let passed = self.pass(now);
@@ -109,13 +109,13 @@ impl Watch {
         }
     }
 
-    /// It has slept for `asleep`, which [`WorkerTime::wake`] has recorded.
+    /// Records a sleep of the length `asleep`, which [`WorkerTime::wake`] has counted already.
     pub(super) fn note_sleep(&mut self, asleep: Duration, now: Instant, time: &WorkerTime) {
         let awake = self.pass(now).saturating_sub(asleep);
         time.idle.add(ns(awake));
     }
 
-    /// Since the last look.
+    /// Time since the last reading of the clock.
     fn pass(&mut self, now: Instant) -> Duration {
         let passed = now.duration_since(self.last);
         self.last = now;

@@ -32,40 +32,39 @@ use model::state::{Reading, WorkerReading};
 pub(crate) struct Workers {
     handles: Vec<WorkerHandle>,
     roster: Mutex<Roster>,
-    /// Of the next lane. Nothing is published through it.
+    /// ID of the next lane. Nothing is published through it.
     next_id: AtomicU64,
-    /// The thread that looks whether they hang.
+    /// Lets the thread that checks whether workers hang sleep while all of them do.
     pub(crate) watcher: Arc<Watcher>,
     cycles: CycleRate,
 }
 
 /// The lanes of all workers.
 struct Roster {
-    /// Lanes that each worker has.
+    /// By worker: how many lanes it has, links not counted.
     loads: Vec<usize>,
-    /// What is known of each lane.
     lanes: HashMap<LaneId, Entry>,
-    /// Of each network, from worker to worker: its two ends.
+    /// The links between workers: the two ends of each.
     links: HashMap<Between, [LaneAt; 2]>,
-    /// What they count, and those that were there before.
+    /// Their counters, and those of removed links.
     link_counters: HashMap<Between, [Arc<PairCounters>; 2]>,
-    /// What they do, links included.
+    /// Statistics of all lanes, links included.
     listed: LaneList,
-    /// What each worker had done at the last reset of statistics.
+    /// By worker: its statistics at the last reset.
     before: Vec<Reading>,
 }
 
-/// A network, and from which worker to which.
+/// A link: its network, the sending worker, and the receiving one.
 type Between = (Arc<str>, usize, usize);
 
-/// Which worker has a lane, and its number there.
+/// A lane, and the worker that has it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaneAt {
     pub(crate) worker: usize,
     id: LaneId,
 }
 
-/// A lane that a worker has.
+/// What control knows of a lane.
 struct Entry {
     owner: Arc<str>,
     worker: usize,
@@ -75,7 +74,7 @@ struct Entry {
 }
 
 impl Roster {
-    /// The worker of a affinity, if a lane of it is there.
+    /// The worker that has lanes with this affinity, if there are any.
     fn worker_of(&self, affinity: &Affinity) -> Option<usize> {
         let mut lanes = self.lanes.values();
         lanes
@@ -89,7 +88,7 @@ impl Roster {
         lanes.filter(move |lane| lane.role.network() == Some(network))
     }
 
-    /// Where its ports are, and its uplink's queues.
+    /// Which workers have the network's ports, the queues of its uplink, and its tap to the host.
     fn spread(&self, network: &Arc<str>) -> Spread {
         let mut spread = Spread::default();
         for lane in self.of_network(network) {
@@ -107,7 +106,7 @@ impl Roster {
 /// What can be seen of a worker from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Observation {
-    /// Rounds, and times that it slept.
+    /// How many rounds it made, plus how many times it slept.
     pub(crate) rounds: u64,
     pub(crate) activity: Activity,
 }
@@ -146,13 +145,13 @@ impl Workers {
         }
     }
 
-    /// The NUMA node of each, where there are several.
+    /// By worker: its NUMA node, where there are several nodes.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = Option<NumaNode>> {
         self.handles.iter().map(WorkerHandle::node)
     }
 
-    /// Gives a lane of `owner` to the worker of its affinity, or, of those that do not hang, if possible of its NIC's
-    /// node, to the one that has the fewest.
+    /// Adds a lane of `owner` to the worker that has lanes with the same affinity. Otherwise it prefers workers that do
+    /// not hang, then those on the NUMA node of the lane's NIC, then the one with the fewest lanes.
     pub(crate) fn add(&self, lane: NewLane, owner: &Arc<str>) -> LaneAt {
         let id = self.next_id();
         let affinity = lane.role.affinity(receives(&*lane.lane));
@@ -190,7 +189,7 @@ impl Workers {
         LaneId(self.next_id.fetch_add(1, Relaxed))
     }
 
-    /// Sends all workers the places of a network's lanes.
+    /// Sends all workers the [`Spread`] of a network.
     fn tell_spread(&self, roster: &Roster, network: Option<&Arc<str>>) {
         if let (Some(network), 2..) = (network, self.handles.len()) {
             let spread = Arc::new(roster.spread(network));
@@ -200,8 +199,8 @@ impl Workers {
         }
     }
 
-    /// Links a worker with all others that have lanes of a network; the worker, or one that has some if it cannot be
-    /// linked.
+    /// Links a worker with all others that have lanes of a network. Returns the worker, or, if linking fails, another
+    /// one that has lanes of the network.
     fn link(&self, roster: &mut Roster, network: &Arc<str>, worker: usize) -> usize {
         let others: BTreeSet<_> = roster.of_network(network).map(|lane| lane.worker).collect();
         if others.contains(&worker) {
@@ -219,7 +218,7 @@ impl Workers {
                     Err(error) => {
                         tracing::warn!(
                             %network,
-                            "its lanes stay with one worker: {}",
+                            "cannot link workers, so the lane shares another one's: {}",
                             steer::with_sources(&error)
                         );
                         return other;
@@ -262,7 +261,7 @@ impl Workers {
                 lane,
                 role,
                 node: None,
-                // The daemon has both ends.
+                // No guest's fault: the daemon has both ends.
                 on_fault: Box::new(|fault| tracing::error!(?fault, "a link between workers ended")),
             };
             let counted = listed.add(id, worker, "", &lane.role);
@@ -271,7 +270,7 @@ impl Workers {
         }))
     }
 
-    /// Takes a lane back from its worker.
+    /// Removes a lane from its worker, and returns it.
     pub(crate) fn remove(&self, at: LaneAt) -> Option<Box<dyn Lane>> {
         let lane = self.handles[at.worker].remove(at.id);
         let mut roster = self.roster.locked();
@@ -299,7 +298,7 @@ impl Workers {
     pub(crate) fn owners(&self, id: LaneId) -> Vec<Arc<str>> {
         let roster = self.roster.locked();
         let affinity = roster.lanes.get(&id).and_then(|lane| lane.affinity.as_ref());
-        // A network's lanes of one worker reach each other, and a link all of them.
+        // A network's lanes on one worker deliver to each other, and a link delivers to all lanes of its worker.
         let link = || {
             let mut links = roster.links.iter();
             links.find_map(|((network, ..), ends)| {
@@ -322,7 +321,7 @@ impl Workers {
         owners.into_iter().collect()
     }
 
-    /// What is counted of frames of a network from worker to worker.
+    /// Counters of the links between workers, also of removed ones, of a network.
     pub(crate) fn link_counters(&self, network: &str) -> Vec<Arc<PairCounters>> {
         let roster = self.roster.locked();
         let its = roster
@@ -332,12 +331,11 @@ impl Workers {
         its.flat_map(|(_, counters)| counters.clone()).collect()
     }
 
-    /// The threads of the workers.
     pub(crate) fn threads(&self) -> impl Iterator<Item = &JoinHandle<()>> {
         self.handles.iter().filter_map(|handle| handle.thread.as_ref())
     }
 
-    /// Each worker as it is seen now.
+    /// By worker: what the watchdog compares from time to time.
     pub(crate) fn observe(&self) -> impl Iterator<Item = Observation> {
         self.handles.iter().map(|handle| {
             let counters = &handle.counters;
@@ -351,7 +349,7 @@ impl Workers {
         })
     }
 
-    /// Notes that a worker hangs, or does not any more.
+    /// Records whether a worker hangs: new lanes avoid it then.
     pub(crate) fn note_hang(&self, worker: usize, hangs: bool) {
         self.handles[worker].hangs.store(hangs, Relaxed);
     }
@@ -374,7 +372,7 @@ impl Workers {
         }
     }
 
-    /// What each worker did, and its lanes.
+    /// By worker: its statistics, and those of its lanes.
     pub(crate) fn readings(&self) -> Vec<WorkerReading> {
         let roster = self.roster.locked();
         let workers = self.counters().zip(&roster.before).enumerate();
@@ -386,19 +384,18 @@ impl Workers {
         readings.collect()
     }
 
-    /// Statistics are reset: what was done so far is what was before. Counters of workers only grow.
+    /// Resets statistics. Counters of workers only grow, so their present values are stored and subtracted later.
     pub(crate) fn reset_statistics(&self) {
         let mut roster = self.roster.locked();
         roster.before = self.counters().map(readings::read).collect();
         roster.listed.reset();
     }
 
-    /// Cycles of a microsecond, see [`CycleRate`].
+    /// CPU cycles per microsecond; see [`CycleRate`].
     pub(crate) fn cycles_per_us(&self) -> Option<f64> {
         self.cycles.per_us()
     }
 
-    /// The counters of each worker.
     pub(crate) fn counters(&self) -> impl Iterator<Item = &WorkerCounters> {
         self.handles.iter().map(|handle| &*handle.counters)
     }

@@ -1,10 +1,10 @@
-//! Messages that say what cannot be.
+//! Errors of vhost-user messages.
 
 use super::eventfd::EventfdError;
 use super::files::{MAX_FILES, NotMemory};
 use crate::port::session::SessionError;
 
-/// What is no message.
+/// Bytes that are not a vhost-user message.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProtocolError {
     #[error("the VMM disconnected within a message")]
@@ -17,7 +17,7 @@ pub(crate) enum ProtocolError {
     Read(#[source] std::io::Error),
 }
 
-/// What is wrong with a message.
+/// Why a message is rejected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MessageError {
     #[error(transparent)]
@@ -65,8 +65,8 @@ pub(crate) enum MessageError {
     #[error("SET_VRING_ENABLE with state {0}: 0 and 1 are defined")]
     EnableState(u32),
     #[error(
-        "{request}: {len} bytes from {offset} on, flags {flags:#x}, with room for {bytes}: as many bytes are to come \
-         with it, of the first 4096, and flags are 0 to 3"
+        "{request}: {len} bytes from {offset} on, flags {flags:#x}, in a message with {bytes}: both numbers must be \
+         equal, within the first 4096 bytes, and flags 0 to 3"
     )]
     Config {
         request: &'static str,
@@ -75,7 +75,7 @@ pub(crate) enum MessageError {
         flags: u32,
         bytes: usize,
     },
-    #[error("an inflight region for {queues} queues of {size} entries: there is nothing to note in it")]
+    #[error("an inflight region for {queues} queues of {size} entries: it would have no entries")]
     NoQueues { queues: u16, size: u16 },
     #[error("{0} is not supported")]
     Unsupported(String),
@@ -100,7 +100,7 @@ impl From<MessageError> for SessionError {
     }
 }
 
-/// How many descriptors can come, and the remedy if too few did.
+/// How many descriptors a message may carry, and the remedy if there were too few.
 fn possible(least: usize, most: usize, came: usize) -> String {
     let number = match (least, most) {
         (least, most) if least == most => format!("{most} belong there"),
@@ -115,7 +115,7 @@ fn possible(least: usize, most: usize, came: usize) -> String {
     number + remedy
 }
 
-/// What is wrong where a vring's eventfd did not come although it was `said` to, or came although it was said not to.
+/// A vring's eventfd is missing although the message announced it (`said`), or is there although it did not.
 fn descriptor(said: bool) -> &'static str {
     match said {
         true => {

@@ -1,7 +1,7 @@
 //! Kick, call and error descriptors of a VMM: which are accepted.
 //!
-//! The daemon reads kicks, and writes calls and errors. A VMM may clear O_NONBLOCK, so a write may wait; the watchdog
-//! ends that (`supervision/interrupt.rs`). It can end no wait that is not interruptible:
+//! The daemon reads kicks, and writes calls and errors. A VMM may clear O_NONBLOCK, so that a write blocks. The
+//! watchdog interrupts such a write (`supervision/interrupt.rs`), but only if its wait is interruptible:
 //!
 //! - eventfd: accepted. The wait in write(2) is interruptible (`eventfd_write`, fs/eventfd.c).
 //! - Unix stream socket: accepted for calls and errors. User-mode Linux sends one end of a socket pair, because an
@@ -21,13 +21,13 @@ use rustix::net::{AddressFamily, Shutdown, SocketType, getpeername, shutdown, so
 
 use crate::config::FileKinds;
 
-/// A descriptor that is not taken.
+/// A descriptor that is rejected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EventfdError {
-    /// A kick descriptor that could block us.
+    /// A kick descriptor that could block the daemon.
     #[error("vring {index}: the {role} descriptor is not an eventfd")]
     NotEventfd { index: u32, role: &'static str },
-    /// The same for a call or error descriptor.
+    /// A call or error descriptor that could block the daemon.
     #[error("vring {index}: the {role} descriptor is neither an eventfd nor a Unix stream socket")]
     NotWritable { index: u32, role: &'static str },
     #[error(
@@ -78,18 +78,18 @@ pub(crate) fn take(
     Ok(Some(fd))
 }
 
-/// Whether it is a Unix stream socket with a peer: one that listens, or may yet, takes in connections with descriptors in
-/// them, of which [`ends_reading`] says nothing.
+/// Whether it is a connected Unix stream socket. A socket that listens, or may do so later, queues connections with
+/// descriptors in them, which [`ends_reading`] does not see.
 pub(super) fn is_stream(fd: &OwnedFd) -> bool {
     sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
         && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
         && getpeername(fd).is_ok()
 }
 
-/// Ends the direction of a stream socket in which nothing is read; whether it holds nothing. Descriptors that wait in
-/// it would be closed with it, by a thread that others wait for, and to close one may take long (`files.rs`). They are
-/// not taken out: a reader waits for any other reader (`iolock` in `unix_stream_read_generic`), and the VMM may read
-/// into a page that never comes.
+/// Shuts down the receiving direction of a stream socket; returns whether it is empty. Descriptors in it would be
+/// closed with it, by a thread that others wait for, and closing one may take long (`files.rs`). They are not read out:
+/// a reader waits for any other reader (`iolock` in `unix_stream_read_generic`), and the VMM may read into a page that
+/// never comes.
 pub(super) fn ends_reading(socket: &OwnedFd) -> bool {
     shutdown(socket, Shutdown::Read).is_ok() && ioctl_fionread(socket) == Ok(0)
 }
@@ -137,7 +137,7 @@ mod tests {
         let mut bytes = [0; 8];
         theirs.read_exact(&mut bytes).expect("8 bytes");
         assert_eq!(u64::from_ne_bytes(bytes), 1);
-        // Nothing can be sent to us.
+        // The VMM can send nothing to the daemon.
         assert!(rustix::io::write(&theirs, &[0]).is_err());
         while rustix::io::write(&taken, &1u64.to_ne_bytes()).is_ok() {}
         assert_eq!(

@@ -1,22 +1,22 @@
-//! Files that a VMM gives as memory: which are accepted.
+//! Files that a VMM passes as guest memory: which are accepted.
 //!
 //! A page of a file on FUSE or NFS comes from a server, which may be the VMM's own and never answer. A thread that
-//! touches it then waits for good: a worker, with all its guests. Even fstat(2) may ask the server. So the first
-//! question is one that the kernel answers by itself: F_GET_SEALS succeeds for files of tmpfs (memfd are) and hugetlbfs
-//! and for no others (`memfd_file_seals_ptr`, mm/memfd.c).
+//! touches it then waits for ever: a worker, with all its guests. Even fstat(2) may ask the server. So the check is one
+//! that the kernel answers without a server: F_GET_SEALS succeeds for files of tmpfs (memfd are) and hugetlbfs and for
+//! no others (`memfd_file_seals_ptr`, mm/memfd.c).
 //!
-//! Closing a file of FUSE asks its server, too (`fuse_flush`, fs/fuse/file.c). So a file is judged, and closed if it is
-//! refused, by the thread that reads its VMM's connection, for which nobody else waits.
+//! Closing a file of FUSE asks its server, too (`fuse_flush`, fs/fuse/file.c). So a file is checked, and closed if it
+//! is rejected, by the thread that reads its VMM's connection, for which no other port waits.
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 
-/// Most descriptors that come with a message, and so most regions of a memory table.
+/// Most descriptors of a message, and so most regions of a memory table.
 pub(super) const MAX_FILES: usize = 32;
 
-/// A file that is not accepted.
+/// A file that is rejected.
 #[derive(Debug)]
 pub(crate) struct NotMemory {
     path: Option<PathBuf>,
@@ -30,19 +30,19 @@ impl std::fmt::Display for NotMemory {
         match &self.path {
             // The VMM chose the name: escaped.
             Some(path) => write!(f, "{path:?}")?,
-            None => f.write_str("what was given as memory")?,
+            None => f.write_str("the memory descriptor")?,
         }
         if let Some(filesystem) = &self.filesystem {
             write!(f, " on {filesystem}")?;
         }
         f.write_str(
-            " is not a shared memory file: memfd and files of tmpfs and hugetlbfs are, another may never answer; \
+            " is not a shared memory file: memfd and files of tmpfs and hugetlbfs are, others may never answer; \
              let the VMM use one (QEMU: memory-backend-memfd,share=on), or accept any (memory-files=any)",
         )
     }
 }
 
-/// Whether `file` is memory that no server has to answer for.
+/// Checks that `file` is memory for which no server has to answer.
 pub(crate) fn check(file: impl AsFd) -> Result<(), NotMemory> {
     match rustix::fs::fcntl_get_seals(&file) {
         Ok(_) => Ok(()),
@@ -53,7 +53,7 @@ pub(crate) fn check(file: impl AsFd) -> Result<(), NotMemory> {
     }
 }
 
-/// The kind of file system, as far as this process sees it mounted. Asks no server.
+/// Type of the file system, if this process sees it mounted. Asks no server.
 fn filesystem(file: BorrowedFd<'_>) -> io::Result<Option<String>> {
     let facts = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
     let Some(mount) = facts.lines().find_map(|line| line.strip_prefix("mnt_id:")) else {
@@ -63,7 +63,7 @@ fn filesystem(file: BorrowedFd<'_>) -> io::Result<Option<String>> {
     Ok(kind_of(&mounts, mount.trim()).map(str::to_owned))
 }
 
-/// The kind of the mount with that number (proc_pid_mountinfo(5)).
+/// The file system type of the mount with that ID (proc_pid_mountinfo(5)).
 fn kind_of<'a>(mounts: &'a str, number: &str) -> Option<&'a str> {
     let is = |line: &&str| line.split(' ').next() == Some(number);
     let (_, after) = mounts.lines().find(is)?.split_once(" - ")?;
@@ -83,7 +83,7 @@ mod tests {
         assert!(check(memfd_create("m", MemfdFlags::CLOEXEC).expect("memfd")).is_ok());
         let (nameless, mode) = (OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR | Mode::WUSR);
         assert!(check(open("/dev/shm", nameless, mode).expect("tmpfs")).is_ok());
-        // Without huge pages it can be made all the same.
+        // Succeeds even if there are no huge pages.
         if let Ok(huge) = memfd_create("h", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB) {
             assert!(check(huge).is_ok());
         }

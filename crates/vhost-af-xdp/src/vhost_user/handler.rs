@@ -1,4 +1,4 @@
-//! What each vhost-user message does: it is turned into the call of [`Session`] that means it.
+//! Handles each vhost-user message by a call of [`Session`].
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -16,8 +16,8 @@ use crate::port::reasons::Closed;
 use crate::port::session::{Session, SessionError};
 
 impl Connection {
-    /// Waits for a message, does what it says, and answers it.
-    /// Errors: why the connection is over.
+    /// Waits for a message, handles it, and answers it.
+    /// Errors: why the connection ends.
     pub(super) fn serve_message(&mut self, stream: &UnixStream) -> Result<(), Closed> {
         let mut request = match Request::receive(stream) {
             Ok(request) => request,
@@ -32,9 +32,9 @@ impl Connection {
                 answered => answered.map_err(|error| protocol(&error)),
             },
             Err(error) => {
-                // It may have gone.
+                // The VMM may have disconnected.
                 let _ = request.answer(stream, None, self.protocol);
-                // The VMM asks whether this MTU will do, and is told; it decides what follows.
+                // The VMM asks whether this MTU is possible, and gets the answer; it decides what to do then.
                 if matches!(error, SessionError::Mtu { .. }) {
                     self.port.warn(&error.to_string());
                     return Ok(());
@@ -44,8 +44,8 @@ impl Connection {
         }
     }
 
-    /// Does what a message says; what to answer with, if it is one that is answered with a payload.
-    /// Errors: why it is refused.
+    /// Handles a message; returns the payload of the answer, if it has one.
+    /// Errors: why it is rejected.
     pub(crate) fn handle(&mut self, message: Message) -> Result<Reply, SessionError> {
         let port = &self.port;
         let act = |act: fn(&mut Session)| {
@@ -123,7 +123,7 @@ impl Connection {
             })?,
             Message::NetSetMtu(mtu) => port.check_guest_mtu(mtu)?,
             Message::SetBackendReqFd(file) => {
-                // Judged, and closed if it is none, by this thread: see files.rs.
+                // Checked, and closed if it is rejected, by this thread: see files.rs.
                 let channel = file.filter(|file| is_stream(file) && ends_reading(file));
                 let channel = channel.map(UnixStream::from).ok_or(MessageError::NoChannel)?;
                 port.with_session(move |session, _| {
@@ -131,11 +131,11 @@ impl Connection {
                     Ok(())
                 })?;
             }
-            // The device would go on with addresses of nothing.
+            // There is no IOTLB: the device would access wrong addresses.
             Message::Iotlb => return Err(MessageError::Iotlb.into()),
             Message::GetConfig { offset, len, flags } => {
                 let bytes = port.config_space().read(offset, len).or_else(|error| {
-                    // Kept for the end of the session, which goes on.
+                    // Recorded for the closing message; the session continues.
                     let _ = port.with_session(move |_, _| Err::<(), _>(error.into()));
                     Ok::<_, SessionError>(Vec::new())
                 })?;
@@ -176,7 +176,7 @@ impl Connection {
         Ok(Reply::default())
     }
 
-    /// Judges files that the VMM gives as memory. On this thread: those that are refused are closed by it (`files.rs`).
+    /// Checks files that the VMM passes as memory. This thread also closes those that are rejected (`files.rs`).
     fn judge<'a>(&self, files: impl IntoIterator<Item = &'a OwnedFd>) -> Result<(), MessageError> {
         if self.port.config.memory.files == FileKinds::Any {
             return Ok(());
@@ -184,7 +184,7 @@ impl Connection {
         Ok(files.into_iter().map(AsFd::as_fd).try_for_each(files::check)?)
     }
 
-    /// Takes an eventfd of a vring. Judged, and closed if it is none, by this thread: see files.rs.
+    /// Takes over an eventfd of a vring. Checked, and closed if it is rejected, by this thread: see files.rs.
     fn take_event(
         &self,
         index: u32,

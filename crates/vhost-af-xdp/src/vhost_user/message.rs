@@ -5,18 +5,18 @@
 //! message of any kind from the connection, [`Request::decode`] checks it by its row and returns a [`Message`], which
 //! `handler.rs` acts on. A new message is a row and a variant here, and an arm there.
 //!
-//! All of a message comes from a hostile VMM: its length is compared with the row before memory for it is taken, and
-//! at most [`MAX_FILES`] descriptors are kept, which are closed with the message if nobody wants them.
+//! A VMM may be hostile: the length of a message is checked against its row before memory is allocated for it, and at
+//! most [`MAX_FILES`] descriptors are kept, which are closed with the message if they are not used.
 //!
 //! Deviations from the specification, for VMMs that exist:
 //!
-//! - SET_VRING_ENABLE is taken before SET_FEATURES. The specification ties the message to
+//! - SET_VRING_ENABLE is accepted before SET_FEATURES. The specification ties the message to
 //!   VHOST_USER_F_PROTOCOL_FEATURES being negotiated. QEMU counts it as negotiated when the back end offers it, and
 //!   enables the rings of a net device when that is plugged, before any driver acknowledged anything
 //!   (hw/net/virtio-net.c, `peer_attach`).
-//! - What follows the last region of SET_MEM_TABLE is ignored: User-mode Linux sends room for two always
+//! - Bytes after the last region of SET_MEM_TABLE are ignored: User-mode Linux always sends room for two
 //!   (`vhost_user_set_mem_table`, arch/um/drivers/virtio_uml.c).
-//! - SET_LOG_BASE is answered with what it said; the specification leaves the answer's payload open.
+//! - The answer to SET_LOG_BASE repeats its payload; the specification leaves the payload open.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -33,7 +33,7 @@ use super::files::MAX_FILES;
 use crate::port::memory::RegionKey;
 use crate::port::session::InflightQueues;
 
-/// Longest payload, bytes: a memory table of as many regions, and any part of a config space, are shorter.
+/// Longest payload, bytes: a memory table of [`MAX_FILES`] regions, and any part of a config space, are shorter.
 const MAX_PAYLOAD: usize = 4096;
 /// Request, flags, size of the payload; each 32 bits in host order ("Header").
 const HEADER: usize = 12;
@@ -41,12 +41,12 @@ const HEADER: usize = 12;
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// Of SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR: there is no descriptor.
+/// In SET_VRING_KICK, SET_VRING_CALL and SET_VRING_ERR: there is no descriptor.
 const NO_DESCRIPTOR: u64 = 1 << 8;
-/// SET_MEM_TABLE before its regions, and a region there.
+/// Bytes of SET_MEM_TABLE before its regions, and of a region.
 const TABLE_HEAD: usize = 8;
 const REGION: usize = 32;
-/// GET_CONFIG and SET_CONFIG before the bytes of the config space, and where those end at the latest.
+/// Bytes of GET_CONFIG and SET_CONFIG before those of the config space, and the highest end of a config space.
 const CONFIG_HEAD: usize = 12;
 const CONFIG_END: u32 = 4096;
 /// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG ("Back-end message types").
@@ -69,13 +69,13 @@ pub(super) enum Feature {
 }
 
 impl Feature {
-    /// What GET_PROTOCOL_FEATURES answers.
+    /// The bits that GET_PROTOCOL_FEATURES returns.
     pub(super) fn offered() -> u64 {
         let of_messages = RULES.iter().filter_map(|rule| rule.feature);
         of_messages.fold(Self::ReplyAck.bit(), |bits, feature| bits | feature.bit())
     }
 
-    /// Whether it is among these.
+    /// Whether its bit is set in `features`.
     pub(super) fn is_in(self, features: u64) -> bool {
         features & self.bit() != 0
     }
@@ -85,7 +85,7 @@ impl Feature {
     }
 }
 
-/// What a VMM asks for.
+/// A decoded message.
 #[derive(Debug)]
 pub(crate) enum Message {
     GetFeatures,
@@ -125,15 +125,15 @@ pub(crate) enum Message {
 /// How a message is answered ("Communication", "VHOST_USER_PROTOCOL_F_REPLY_ACK").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
-    /// By 0 or 1, if the VMM wants that and took REPLY_ACK.
+    /// By 0 or 1, if the VMM requests it and has negotiated REPLY_ACK.
     Ack,
     /// By 0 or 1, always.
     Always,
-    /// By a payload of its own; not at all if it is refused.
+    /// By its own payload; not at all if it is rejected.
     Payload,
 }
 
-/// A message that is supported.
+/// The rule for a supported message.
 struct Rule {
     request: u32,
     name: &'static str,
@@ -142,7 +142,7 @@ struct Rule {
     /// Descriptors, least and most.
     files: (usize, usize),
     answer: Answer,
-    /// The protocol feature without which it must not be sent.
+    /// The protocol feature that must be negotiated for it.
     feature: Option<Feature>,
     decode: fn(&mut Fields) -> Result<Message, MessageError>,
 }
@@ -190,7 +190,7 @@ const RULES: [Rule; 32] = {
         rule(34, "RESET_DEVICE",          (0, 0),  (0, 0), Ack,     Some(Reset), |_| Ok(Message::ResetDevice)),
         rule(36, "GET_MAX_MEM_SLOTS",     (0, 0),  (0, 0), Payload, Some(MemSlots), |_| Ok(Message::GetMaxMemSlots)),
         rule(37, "ADD_MEM_REG",         (40, 40),  (1, 1), Ack,     Some(MemSlots), Fields::add_region),
-        // One descriptor comes from front ends that follow an earlier text, and is closed.
+        // Front ends that follow an earlier text of the specification send one descriptor, which is closed.
         rule(38, "REM_MEM_REG",         (40, 40),  (0, 1), Ack,     Some(MemSlots), Fields::remove_region),
         rule(39, "SET_STATUS",            (8, 8),  (0, 0), Ack,     Some(Status), |it| it.number(Message::SetStatus)),
         rule(40, "GET_STATUS",            (0, 0),  (0, 0), Payload, Some(Status), |_| Ok(Message::GetStatus)),
@@ -205,17 +205,17 @@ const UNSUPPORTED: [(u32, &str); 12] = [
     (41, "GET_SHARED_OBJECT"), (42, "SET_DEVICE_STATE_FD"), (43, "CHECK_DEVICE_STATE"), (44, "GET_SHMEM_CONFIG"),
 ];
 
-/// A message that was read and not looked at.
+/// A message that was received and not yet decoded.
 pub(crate) struct Request {
     rule: &'static Rule,
     flags: u32,
     fields: Fields,
 }
 
-/// Why there is none.
+/// Why no message was received.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReceiveError {
-    /// The connection is over.
+    /// The connection was closed.
     #[error("the VMM disconnected")]
     Disconnected,
     #[error(transparent)]
@@ -271,7 +271,7 @@ impl Request {
         Self { rule, flags, fields }
     }
 
-    /// What it asks for; `features`: the protocol features that the VMM took.
+    /// Decodes it; `features`: the negotiated protocol features.
     pub(crate) fn decode(&mut self, features: u64) -> Result<Message, MessageError> {
         let Rule { name, feature, .. } = *self.rule;
         if feature.is_some_and(|feature| !feature.is_in(features)) {
@@ -290,7 +290,7 @@ impl Request {
         (self.rule.decode)(&mut self.fields)
     }
 
-    /// Answers it, if it is one that is answered. `done`: what to answer with; `None`: it is refused.
+    /// Sends the answer, if there is one. `done`: the payload; `None`: the message was rejected.
     pub(super) fn answer(&self, stream: &UnixStream, done: Option<Reply>, features: u64) -> io::Result<()> {
         let is_wanted = match self.rule.answer {
             Ack => self.flags & NEED_REPLY != 0 && Feature::ReplyAck.is_in(features),
@@ -305,12 +305,12 @@ impl Request {
         let Reply { payload, file } = own.unwrap_or(status);
         let bytes = message(self.rule.request, VERSION | REPLY, &payload);
         let file = file.as_ref().map(AsFd::as_fd);
-        // Of a blocking socket: all of it is sent, as it is shorter than any socket's buffer.
+        // The socket blocks, and a message is shorter than any socket's buffer: all of it is sent.
         descriptors::send(stream, &bytes, file.as_slice(), SendFlags::empty())
     }
 }
 
-/// The payload of an answer, with a descriptor.
+/// The payload of an answer, and its descriptor.
 #[derive(Debug, Default)]
 pub(crate) struct Reply {
     pub(crate) payload: Vec<u8>,
@@ -330,23 +330,23 @@ impl From<u64> for Reply {
 }
 
 impl Reply {
-    /// Of GET_VRING_BASE.
+    /// Answer to GET_VRING_BASE.
     pub(super) fn vring_state(index: u32, num: u32) -> Self {
         [index, num].map(u32::to_ne_bytes).concat().into()
     }
 
-    /// Of SET_LOG_BASE.
+    /// Answer to SET_LOG_BASE.
     pub(super) fn log(range: FileRange) -> Self {
         [range.bytes, range.offset].map(u64::to_ne_bytes).concat().into()
     }
 
-    /// Of GET_CONFIG; without bytes it says that they cannot be had.
+    /// Answer to GET_CONFIG; without bytes it reports a failure.
     pub(super) fn config(offset: u32, flags: u32, bytes: &[u8]) -> Self {
         let head = [offset, bytes.len() as u32, flags].map(u32::to_ne_bytes);
         [head.as_flattened(), bytes].concat().into()
     }
 
-    /// Of GET_INFLIGHT_FD.
+    /// Answer to GET_INFLIGHT_FD.
     pub(super) fn inflight(bytes: u64, queues: InflightQueues, file: OwnedFd) -> Self {
         let queues = [queues.queues, queues.size, 0, 0].map(u16::to_ne_bytes);
         let payload = [&bytes.to_ne_bytes()[..], &[0; 8], queues.as_flattened()].concat();
@@ -355,7 +355,7 @@ impl Reply {
     }
 }
 
-/// The payload of a message that is as long as its rule wants, and its descriptors.
+/// The payload of a message, whose length was checked by its rule, and its descriptors.
 struct Fields {
     payload: std::vec::IntoIter<u8>,
     files: std::vec::IntoIter<OwnedFd>,
@@ -363,7 +363,7 @@ struct Fields {
 
 impl Fields {
     fn take<const N: usize>(&mut self) -> [u8; N] {
-        // Never at its end: see `Rule::payload`.
+        // The payload is long enough: see `Rule::payload`.
         std::array::from_fn(|_| self.payload.next().unwrap_or_default())
     }
 
@@ -383,7 +383,7 @@ impl Fields {
         self.files.next()
     }
 
-    /// The one descriptor of a message that must have one.
+    /// The only descriptor of a message that must have one.
     fn only_file(&mut self, request: &'static str) -> Result<OwnedFd, MessageError> {
         let missing = MessageError::Files {
             request,
@@ -465,7 +465,7 @@ impl Fields {
         Ok(Message::SetVringAddr(index, RingAddresses { desc, avail, used }))
     }
 
-    /// Of a vring's eventfd: its index in the low byte, and whether there is a descriptor.
+    /// A message with a vring's eventfd: the index in the low byte, and whether there is a descriptor.
     fn event(&mut self, message: fn(u32, Option<OwnedFd>) -> Message) -> Result<Message, MessageError> {
         let value = self.u64();
         let index = u32::from(value as u8);
@@ -480,7 +480,7 @@ impl Fields {
         Ok(message(self.u64()))
     }
 
-    /// A number for a vring.
+    /// A message with a vring's index and a number.
     fn state(&mut self, message: fn(u32, u32) -> Message) -> Result<Message, MessageError> {
         Ok(message(self.u32(), self.u32()))
     }
@@ -492,7 +492,7 @@ impl Fields {
         }
     }
 
-    /// Offset, size and flags, and as many bytes as the size says.
+    /// Offset, size and flags, and as many bytes as the size.
     fn config(&mut self, request: &'static str) -> Result<Message, MessageError> {
         let [offset, len, flags] = [(); 3].map(|()| self.u32());
         let ends = offset.checked_add(len).is_some_and(|end| end <= CONFIG_END);
@@ -533,8 +533,8 @@ impl Fields {
     }
 }
 
-/// Tells the VMM that it is to read the config space again. It is not waited for; a VMM that does not read what we send
-/// misses it.
+/// Asks the VMM to read the config space again. Does not wait for it; a VMM that does not read the channel misses the
+/// message.
 pub(super) fn send_config_change(channel: &UnixStream) {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let _ = send(channel, &message(CONFIG_CHANGE, VERSION, &[]), flags);
@@ -545,8 +545,8 @@ fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
     [header.as_flattened(), payload].concat()
 }
 
-/// Reads until `bytes` are full, or the connection is over; how many there are. Descriptors may come with every byte,
-/// and the kernel closes those for which there is no room.
+/// Reads until `bytes` are full, or the connection is closed; returns the number of bytes read. Each byte may carry
+/// descriptors; the kernel closes those for which there is no room.
 fn fill(stream: &UnixStream, bytes: &mut [u8], files: &mut Vec<OwnedFd>) -> Result<usize, ProtocolError> {
     let mut done = 0;
     while done < bytes.len() {
@@ -590,7 +590,7 @@ fn short(request: &'static str, bytes: usize, of: String, needed: usize) -> Mess
     }
 }
 
-/// The request of that number, as the specification calls it.
+/// The request with that number, as the specification calls it.
 fn name_of(request: u32) -> String {
     let names = RULES.iter().map(|rule| (rule.request, rule.name));
     let found = names.chain(UNSUPPORTED).find(|(known, _)| *known == request);
@@ -608,7 +608,7 @@ mod tests {
             .expect("it is supported")
     }
 
-    /// A message with so many descriptors, from a VMM that took all protocol features.
+    /// Decodes a message with so many descriptors, from a VMM that negotiated all protocol features.
     fn decoded(name: &str, payload: &[u8], files: usize) -> Result<Message, String> {
         let file = || std::fs::File::open("/dev/null").expect("there is one").into();
         let files = (0..files).map(|_| file()).collect();

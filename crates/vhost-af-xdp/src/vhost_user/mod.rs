@@ -1,4 +1,4 @@
-//! vhost-user: one front of the device. Connections of VMMs, their messages, and what comes with these.
+//! vhost-user: accepts connections of VMMs, and handles their messages and the descriptors in them.
 
 pub(crate) mod accept;
 pub(crate) mod connection;

@@ -1,14 +1,14 @@
-//! The other side: memory as a guest has it, and the driver of a virtqueue in it.
+//! The driver's side: guest memory, and the driver of a virtqueue in it.
 //!
-//! Theory of operation: [`GuestRam`] makes shared files, as a VMM does, and maps them for the driver's own
-//! use. Its [`regions`](GuestRam::regions) go to a [`MemoryMap`](crate::MemoryMap) in the same process, or
-//! over vhost-user to another one. [`SplitDriver`] lays out a ring in it and plays the driver by the book.
+//! Theory of operation: [`GuestRam`] creates shared files, as a VMM does, and maps them for the driver. Its
+//! [`regions`](GuestRam::regions) go to a [`MemoryMap`](crate::MemoryMap) in the same process, or over
+//! vhost-user to another one. [`SplitDriver`] creates a ring in it and follows the specification.
 //!
-//! With the feature `test-driver` there are also `PackedDriver`, and `QueueDriver`, which is either of them. All can
-//! then lie: the `set_*` and `write_*` functions put any value anywhere in the ring.
+//! With the feature `test-driver` there are also `PackedDriver`, and `QueueDriver`, which is either of them. All
+//! of them can then break the rules: the `set_*` and `write_*` functions write any value anywhere in the ring.
 //!
-//! Misuse panics, and so does a *device* that breaks the rules. No use of it must be made in a driver whose device is
-//! not trusted.
+//! Misuse panics, and so does a *device* that breaks the rules. So do not use it as the driver of an
+//! untrusted device.
 
 mod ram;
 mod ring;

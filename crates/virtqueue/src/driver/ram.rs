@@ -1,4 +1,4 @@
-//! Guest memory as the VMM makes it.
+//! Guest memory as a VMM creates it.
 
 use std::io;
 use std::sync::Mutex;
@@ -6,23 +6,23 @@ use std::sync::Mutex;
 use crate::mapping::sealed_file;
 use crate::{GuestAddr, MapError, MappedRegion, MemoryMap, Region, TrustedFiles};
 
-/// Shared memory of a guest that exists only in a test. Zeroed at first.
+/// Shared memory of a guest that exists only in this process. Initially zero.
 #[derive(Debug)]
 pub struct GuestRam {
     map: MemoryMap,
-    /// Bytes given out by `alloc`, per region.
+    /// Bytes allocated by `alloc`, per region.
     used: Mutex<Vec<u64>>,
 }
 
-/// Guest memory could not be made.
+/// Guest memory could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RamError {
-    /// memfd_create or ftruncate.
-    #[error("cannot make {len} bytes of guest memory")]
+    /// memfd_create, ftruncate or sealing failed.
+    #[error("cannot create {len} bytes of guest memory")]
     Create {
         /// Bytes of the region.
         len: u64,
-        /// The system's answer.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -38,7 +38,7 @@ pub enum RamError {
 }
 
 impl GuestRam {
-    /// One memfd, sealed against shrinking, for each (guest address, length in bytes).
+    /// Creates a memfd, sealed against resizing, for each (guest address, length in bytes).
     ///
     /// # Errors
     /// No memory, or regions that a [`MemoryMap`] refuses.
@@ -56,7 +56,7 @@ impl GuestRam {
         Self::from_regions(regions.iter().map(make).collect::<Result<_, RamError>>()?)
     }
 
-    /// Memory in files of the caller's: huge pages, an offset, a file without seals. `user_addr` is not used.
+    /// Memory in files of the caller, e.g. with huge pages, an offset or no seals. `user_addr` is ignored.
     ///
     /// # Errors
     /// Regions that a [`MemoryMap`] refuses.
@@ -104,8 +104,8 @@ impl GuestRam {
         self.map.base().addr().get() as u64 + self.offset(addr, 1)
     }
 
-    /// `len` bytes that nobody else got, on a multiple of `align` (a power of two) in guest addresses. Never
-    /// given back.
+    /// Allocates `len` bytes that were not allocated before, at a multiple of `align` (a power of two) in
+    /// guest addresses. They are never freed.
     ///
     /// # Errors
     /// [`RamError::Full`].

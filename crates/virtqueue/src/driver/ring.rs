@@ -1,4 +1,4 @@
-//! What the drivers of both kinds of ring are alike in: where the ring lies, and what is under way.
+//! What the drivers of split and packed rings share: the addresses of the ring, and the chains in flight.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::{GuestRam, RamError};
 use crate::cell::Cell;
 use crate::{GuestAddr, QueueSize, RingAddresses, RingShape};
 
-/// What the driver negotiated, as far as it concerns the ring. Indirect descriptors are used when asked for.
+/// The negotiated features that concern the ring. Indirect descriptors are used when asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriverFeatures {
     /// VIRTIO_F_EVENT_IDX.
@@ -17,18 +17,18 @@ pub struct DriverFeatures {
     pub in_order: bool,
 }
 
-/// A ring in a guest's memory. Both drivers dereference to theirs.
+/// A ring in a guest's memory. Both drivers dereference to their ring.
 #[derive(Debug)]
 pub struct DriverRing {
     pub(super) ram: Arc<GuestRam>,
     pub(super) size: QueueSize,
     pub(super) features: DriverFeatures,
-    /// Chains that are under way, in the order in which they were added.
+    /// Chains in flight, in the order in which they were added.
     pub(super) order: VecDeque<u16>,
     guest: RingAddresses,
     /// The same as offsets in the driver's map.
     pub(super) offsets: RingAddresses,
-    /// For each chain, a table and how many entries it has, made when first needed.
+    /// For each chain, its indirect table and the table's number of entries, allocated when first needed.
     #[cfg(feature = "test-driver")]
     tables: Vec<Option<(GuestAddr, usize)>>,
 }
@@ -40,7 +40,7 @@ impl DriverRing {
         shape: RingShape,
         features: DriverFeatures,
     ) -> Result<Self, RamError> {
-        // Each part on its own cache lines, so that costs are those of the ring and not of false sharing.
+        // Each part on its own cache lines, so that measured costs contain no false sharing.
         let [desc, avail, used] = shape
             .parts()
             .map(|part| ram.alloc(part.len.next_multiple_of(64), 64));
@@ -77,7 +77,7 @@ impl DriverRing {
         &self.ram
     }
 
-    /// Where the ring is in this process: what VHOST_USER_SET_VRING_ADDR wants.
+    /// Addresses of the ring in this process, for VHOST_USER_SET_VRING_ADDR.
     pub fn ring_user_addresses(&self) -> RingAddresses {
         let user = |addr| self.ram.user_addr(GuestAddr(addr));
         RingAddresses {
@@ -87,17 +87,17 @@ impl DriverRing {
         }
     }
 
-    /// The device gave back `chain`.
+    /// Removes `chain`, which the device returned, from the chains in flight.
     ///
     /// # Panics
-    /// If it did not get that, or with in-order another one first.
+    /// If the device does not hold it, or with in-order holds an older one.
     pub(super) fn came_back(&mut self, chain: u16) {
         let position = self.order.iter().position(|&other| other == chain);
         let position =
-            position.unwrap_or_else(|| panic!("the device gave back chain {chain}, which it does not have"));
+            position.unwrap_or_else(|| panic!("the device returned chain {chain}, which it does not have"));
         assert!(
             position == 0 || !self.features.in_order,
-            "the device gave back chain {chain} out of order"
+            "the device returned chain {chain} out of order"
         );
         self.order.remove(position);
     }

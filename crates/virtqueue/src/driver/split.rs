@@ -44,7 +44,7 @@ impl Buffer {
         }
     }
 
-    /// The descriptor of it, in a chain that goes on there.
+    /// Its descriptor, in a chain that continues at descriptor `next`.
     #[must_use]
     pub fn descriptor(self, next: Option<u16>) -> Descriptor {
         let flags = if self.writable { DESC_WRITE } else { 0 } | if next.is_some() { DESC_NEXT } else { 0 };
@@ -57,7 +57,7 @@ impl Buffer {
     }
 }
 
-/// A chain that came back.
+/// A chain that the device returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// What `add` returned for it: its first descriptor, or in a packed ring its buffer id.
@@ -70,9 +70,9 @@ pub struct Used {
 #[derive(Debug)]
 pub struct SplitDriver {
     ring: DriverRing,
-    /// Free descriptors, front first; with in-order they come back at the end and so stay in ring order.
+    /// Free descriptors, taken from the front; with in-order they are returned at the end and so stay in ring order.
     free: VecDeque<u16>,
-    /// For the head of each chain under way: its descriptors.
+    /// For the head of each chain in flight: its descriptors.
     taken: Vec<Vec<u16>>,
     avail_idx: u16,
     avail_published: u16,
@@ -91,7 +91,7 @@ impl SplitDriver {
     /// Makes a ring of `size` entries in `ram`.
     ///
     /// # Errors
-    /// No room.
+    /// Guest memory is full.
     pub fn new(ram: &Arc<GuestRam>, size: QueueSize, features: DriverFeatures) -> Result<Self, RamError> {
         let (entries, shape) = (size.get(), RingShape::new(RingFormat::Split, size));
         Ok(Self {
@@ -137,10 +137,10 @@ impl SplitDriver {
         self.words().publish_avail(old, self.avail_idx)
     }
 
-    /// Takes the next chain that came back, and frees its descriptors.
+    /// Takes the next chain that the device returned, and frees its descriptors.
     ///
     /// # Panics
-    /// If the device gives back what it did not get, or with in-order out of order.
+    /// If the device returns a chain that it does not hold, or with in-order one out of order.
     pub fn take_used(&mut self) -> Option<Used> {
         // Pairs with the device's release store of used.idx: elements and frames before it are visible
         // (2.7.14).
@@ -166,17 +166,17 @@ impl SplitDriver {
         }
     }
 
-    /// Asks for a call with the next chain that comes back. `true`: there is one already.
+    /// Asks for a call with the next chain that the device returns. `true`: it has returned one already.
     pub fn enable_calls(&mut self) -> bool {
         self.words().enable_calls(self.used_idx)
     }
 
-    /// Wants no calls.
+    /// Tells the device that no calls are needed.
     pub fn disable_calls(&mut self) {
         self.words().disable_calls(self.used_idx);
     }
 
-    /// Writes descriptor `index`, whatever it says.
+    /// Writes descriptor `index`, unchecked.
     pub fn write_descriptor(&self, index: u16, desc: Descriptor) {
         let offset = self.ring.offsets.desc + layout::desc_bytes(index);
         self.ring.write_words(offset, desc.to_words());

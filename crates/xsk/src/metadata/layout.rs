@@ -1,14 +1,14 @@
-//! Where a structure of hints has which field.
+//! Layout of a structure of hints: the offset of each field.
 
-/// The longest metadata that any kernel takes (`xdp_metalen_invalid`, `include/net/xdp.h`); before Linux 6.8: 32.
+/// The longest metadata that any kernel accepts (`xdp_metalen_invalid`, `include/net/xdp.h`); before Linux 6.8: 32.
 pub const MAX_LEN_BYTES: u8 = 252;
 
 /// Bytes of the id.
 const ID_BYTES: u8 = 4;
-/// In the place of an offset: the structure has no such field.
+/// Instead of an offset: the structure has no such field.
 const NONE: u8 = 0xff;
 
-/// A field of a structure of hints. All are in host byte order but [`VlanProto`](Field::VlanProto).
+/// A field of a structure of hints. All are in host byte order except [`VlanProto`](Field::VlanProto).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Field {
@@ -16,18 +16,18 @@ pub enum Field {
     Timestamp,
     /// `rx_hash`, 4 bytes: the NIC's hash of the frame's flow.
     Hash,
-    /// `flow_mark`, 4 bytes: what a rule of the user's gives the frame's flow.
+    /// `flow_mark`, 4 bytes: the mark that a rule of the user assigns to the frame's flow.
     Mark,
     /// `port`, 4 bytes: the destination of the frame, if the program knows it.
     Port,
-    /// `rx_hash_type`, the lower 2 bytes: what the hash is of, `enum xdp_rss_hash_type` of `include/net/xdp.h`.
+    /// `rx_hash_type`, the lower 2 bytes: the input of the hash, `enum xdp_rss_hash_type` of `include/net/xdp.h`.
     HashType,
-    /// `vlan_proto`, 2 bytes, network order: type of the tag that the NIC took off. 0: it took none.
+    /// `vlan_proto`, 2 bytes, network order: type of the tag that the NIC stripped. 0: none.
     VlanProto,
     /// `vlan_tci`, 2 bytes: priority and number of that tag.
     VlanTci,
-    /// `absent`, the lower 2 bytes: fields that mean nothing in this frame, by [`Field::absent_bit`]. A structure without
-    /// it has all fields in each frame.
+    /// `absent`, the lower 2 bytes: the fields that are not valid for this frame, by [`Field::absent_bit`].
+    /// Without it all fields of the structure are valid for every frame.
     Absent,
 }
 
@@ -59,7 +59,7 @@ impl Field {
         }
     }
 
-    /// The bit of `absent` that says that the field means nothing in a frame, `STEER_HINT_*`; 0: there is none.
+    /// The bit of `absent` that marks the field as not valid (`STEER_HINT_*`); 0 if it has none.
     #[must_use]
     pub const fn absent_bit(self) -> u8 {
         match self {
@@ -72,7 +72,7 @@ impl Field {
         }
     }
 
-    /// Bytes that are read of it.
+    /// Number of bytes read for it.
     #[must_use]
     pub const fn len_bytes(self) -> u8 {
         match self {
@@ -83,24 +83,24 @@ impl Field {
     }
 }
 
-/// Why something is no layout.
+/// Why a layout is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// 0 means that there is no structure.
-    #[error("0 is no id of a structure")]
+    /// The id is 0, which means that there is no structure.
+    #[error("0 is not a valid structure id")]
     Id,
-    /// Of this length, in bytes, metadata cannot be.
+    /// Metadata cannot have this length, in bytes.
     #[error("metadata of {0} bytes: it must be a multiple of 4, and 4 to {MAX_LEN_BYTES}")]
     Len(u32),
-    /// A field does not lie in front of the id, or is there twice.
-    #[error("the field {} lies outside the structure, or is there twice", .0.name())]
+    /// A field is not before the id, or occurs twice.
+    #[error("the field {} is outside the structure, or occurs twice", .0.name())]
     Field(Field),
-    /// Only a half of the tag.
-    #[error("vlan_proto and vlan_tci come together only")]
+    /// Only one of the two fields of the tag.
+    #[error("vlan_proto and vlan_tci are valid only together")]
     Tag,
 }
 
-/// Where a structure of hints has which field. Checked: all fields lie in it, in front of the id.
+/// Layout of a structure of hints. Checked: all fields are inside it, before the id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Layout {
     id: u32,
@@ -112,8 +112,8 @@ impl Layout {
     /// Bytes of [`Layout::to_bytes`].
     pub const BYTES: usize = 16;
 
-    /// The layout of structures of `len` bytes whose last four are `id`, in host byte order. `fields` with their
-    /// offsets from the structure's first byte.
+    /// The layout of structures of `len` bytes whose last four are `id`, in host byte order. `fields` have
+    /// their offsets from the structure's first byte.
     ///
     /// # Errors
     /// [`LayoutError`].
@@ -140,13 +140,13 @@ impl Layout {
         }
     }
 
-    /// What the last four bytes before a frame are, in host byte order.
+    /// The last four bytes before a frame, in host byte order.
     #[must_use]
     pub const fn id(&self) -> u32 {
         self.id
     }
 
-    /// Bytes before the frame.
+    /// Length of the structure, bytes.
     #[must_use]
     pub const fn len_bytes(&self) -> u8 {
         self.len
@@ -158,21 +158,21 @@ impl Layout {
         Some(self.offsets[field as usize]).filter(|&offset| offset != NONE)
     }
 
-    /// Whether there is such a field.
+    /// Whether the structure has the field.
     #[must_use]
     pub fn has(&self, field: Field) -> bool {
         self.offset(field).is_some()
     }
 
-    /// The fields that it has, by [`Field::absent_bit`].
+    /// The fields of the structure, by [`Field::absent_bit`].
     #[must_use]
     pub fn fields(&self) -> u8 {
         let there = Field::ALL.into_iter().filter(|&field| self.has(field));
         there.fold(0, |bits, field| bits | field.absent_bit())
     }
 
-    /// For another process of this machine: the id in host byte order, the length, the offsets in the order of
-    /// [`Field::ALL`] (255: no such field), zeros.
+    /// The layout as bytes, for another process on this machine: the id in host byte order, the length, the
+    /// offsets in the order of [`Field::ALL`] (255: no such field), zeros.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -182,7 +182,7 @@ impl Layout {
         bytes
     }
 
-    /// The same from there; checked.
+    /// The layout from [`Layout::to_bytes`]; checked.
     ///
     /// # Errors
     /// [`LayoutError`].

@@ -5,11 +5,11 @@ use std::num::NonZeroU64;
 use super::layout::{Field, Layout, MAX_LEN_BYTES};
 use crate::{Umem, UmemOffset};
 
-/// Most layouts that are known at once: all of a program, those of programs before it with frames in flight, and the
-/// one without hints.
+/// Maximum number of known layouts: all of a program, those of earlier programs with frames in flight, and
+/// the one without hints.
 pub const MAX_LAYOUTS: usize = 24;
 
-/// Bytes that are read before each frame: the longest structure that kernels before 6.8 allow.
+/// Bytes read before each frame: the longest metadata that kernels before 6.8 allow.
 const USUAL_BYTES: usize = 32;
 
 /// The NIC's hash of a frame's flow.
@@ -25,8 +25,8 @@ pub struct Hash {
 const OF_PORTS: u16 = 1 << 3;
 
 impl Hash {
-    /// Whether it is of the ports, too, so that flows between the same two addresses have different ones. Many NICs
-    /// leave them out for UDP.
+    /// Whether it includes the ports, so that flows between the same two addresses differ. Many NICs exclude
+    /// the ports for UDP.
     #[inline]
     #[must_use]
     pub fn is_of_ports(self) -> bool {
@@ -34,12 +34,12 @@ impl Hash {
     }
 }
 
-/// A VLAN tag that the NIC took off the frame.
+/// A VLAN tag that the NIC stripped from the frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tag {
     /// 0x8100 or 0x88a8.
     pub proto: u16,
-    /// Priority (3 bits), drop eligibility (1 bit), number (12 bits).
+    /// Priority (3 bits), drop eligibility (1 bit), VLAN ID (12 bits).
     pub tci: u16,
 }
 
@@ -48,7 +48,7 @@ pub struct Tag {
 pub struct Hints {
     /// The NIC's hash.
     pub hash: Option<Hash>,
-    /// The VLAN tag that is not in the frame.
+    /// The VLAN tag that the NIC stripped.
     pub tag: Option<Tag>,
     /// When the NIC received it, ns of the NIC's clock.
     pub timestamp: Option<NonZeroU64>,
@@ -59,7 +59,7 @@ pub struct Hints {
 }
 
 impl Hints {
-    /// Which of them there are but the destination, by [`Field::absent_bit`].
+    /// The hints that are present, except the destination, by [`Field::absent_bit`].
     #[inline]
     #[must_use]
     pub fn fields(&self) -> u8 {
@@ -76,14 +76,14 @@ impl Hints {
 pub enum Found {
     /// A structure of a known layout.
     Hints(Hints),
-    /// Nothing: no program has left anything.
+    /// No metadata: no program has written any.
     Nothing,
-    /// Something else, with this id: to be counted; nothing is known of the frame.
+    /// Metadata of an unknown layout, with this id: count it; the frame has no hints.
     Unknown(u32),
 }
 
 impl Found {
-    /// What is known of the frame; of unknown layouts nothing.
+    /// The hints; none for an unknown layout.
     #[must_use]
     pub fn hints(self) -> Hints {
         match self {
@@ -93,17 +93,17 @@ impl Found {
     }
 }
 
-/// Makes sure that nothing is found before a frame that comes to `frame` and that no program leaves anything before: to
-/// be called before the chunk goes to the fill ring.
+/// Erases the id before `frame`, so that [`Found::Nothing`] is read for a frame received there without
+/// metadata. Call it before the chunk goes to the fill ring.
 #[inline]
 pub fn forget(umem: &Umem, frame: UmemOffset) {
     if let Some(at) = frame.get().checked_sub(4) {
-        // Outside the UMEM nothing is read either.
+        // Outside the UMEM nothing is read, so nothing has to be erased.
         let _ = umem.write(UmemOffset::new(at), &[0; 4]);
     }
 }
 
-/// The bytes before a frame, the last directly before it.
+/// The bytes directly before a frame.
 type Before = [u8; USUAL_BYTES];
 
 #[inline]
@@ -124,9 +124,9 @@ fn id_of(before: &Before) -> u32 {
 #[derive(Debug, Clone, Copy)]
 struct Places {
     layout: Layout,
-    /// Which of HASH, TAG, TIMESTAMP, MARK, PORT, ABSENT there are.
+    /// Which of HASH, TAG, TIMESTAMP, MARK, PORT, ABSENT the layout has.
     shape: u8,
-    /// By [`Field`]: from the start of the last [`USUAL_BYTES`], or of the structure if it is longer.
+    /// Offset by [`Field`]: in the last [`USUAL_BYTES`] bytes before the frame, or in the structure if it is longer.
     at: [u8; Field::ALL.len()],
 }
 
@@ -136,19 +136,19 @@ const TAG: u8 = Field::VlanProto.absent_bit();
 const TIMESTAMP: u8 = Field::Timestamp.absent_bit();
 const MARK: u8 = Field::Mark.absent_bit();
 const PORT: u8 = Field::Port.absent_bit();
-/// Of a shape only.
+/// Only in a shape: the layout has the field `absent`.
 const ABSENT: u8 = 1 << 5;
 const SHAPES: u8 = 1 << 6;
 
 impl Places {
     fn new(layout: Layout) -> Self {
-        // What is shorter than the usual length lies at its end.
+        // A structure shorter than the usual length is at the end of the bytes read.
         let skipped = (USUAL_BYTES as u8).saturating_sub(layout.len_bytes());
         let absent = if layout.has(Field::Absent) { ABSENT } else { 0 };
         Self {
             layout,
             shape: layout.fields() | absent,
-            // At most MAX_LEN_BYTES: no sum is larger than a byte.
+            // Sums are at most MAX_LEN_BYTES, so they fit in a byte.
             at: Field::ALL.map(|field| layout.offset(field).map_or(0, |offset| offset + skipped)),
         }
     }
@@ -157,7 +157,7 @@ impl Places {
         usize::from(self.layout.len_bytes()) > USUAL_BYTES
     }
 
-    /// The field, of a structure that has it. It lies in `bytes`, as the layout was checked; if not, it is 0.
+    /// Reads a field of the structure. It is inside `bytes`, because the layout was checked; otherwise this returns 0.
     #[inline(always)]
     fn read<const N: usize>(&self, field: Field, bytes: &[u8]) -> [u8; N] {
         let at = usize::from(self.at[field as usize]);
@@ -218,7 +218,7 @@ pub struct Layouts {
 }
 
 impl Layouts {
-    /// Knows these, the latest first; of more than [`MAX_LAYOUTS`] the first.
+    /// Layouts, the latest first; only the first [`MAX_LAYOUTS`] are kept.
     #[must_use]
     pub fn new(latest_first: &[Layout]) -> Self {
         let mut layouts = Self::default();
@@ -227,8 +227,8 @@ impl Layouts {
         layouts
     }
 
-    /// From now on knows this layout, as the latest, instead of one with the same id; of more than [`MAX_LAYOUTS`] the
-    /// oldest is forgotten.
+    /// Adds a layout as the latest; replaces one with the same id, or else drops the oldest of
+    /// [`MAX_LAYOUTS`].
     pub fn learn(&mut self, layout: Layout) {
         let is_same = |known: &Option<Places>| known.is_some_and(|known| known.layout.id() == layout.id());
         let last = self.known.iter().position(is_same).unwrap_or(MAX_LAYOUTS - 1);
@@ -243,7 +243,7 @@ impl Layouts {
         self.known[0].is_none()
     }
 
-    /// Those that are known, the latest first.
+    /// The known layouts, the latest first.
     pub fn iter(&self) -> impl Iterator<Item = Layout> {
         self.known.iter().flatten().map(|known| known.layout)
     }
@@ -262,7 +262,7 @@ impl Layouts {
     fn read_bytes(&self, umem: &Umem, frame: UmemOffset, bytes: &Before) -> Found {
         let id = id_of(bytes);
         if id == 0 {
-            // No layout's, and not to be looked for among many.
+            // No layout has this id: the search is skipped.
             return Found::Nothing;
         }
         let known = self.known.iter().map_while(Option::as_ref);
@@ -278,21 +278,21 @@ impl Layouts {
     }
 }
 
-/// One layout that most frames have, decided once: see the [module](self).
+/// The layout that most frames have, selected once: see the [module](self).
 #[derive(Debug, Clone, Copy)]
 pub struct Expected {
     places: Places,
 }
 
 impl Expected {
-    /// Expects the latest of what is known; `None` if none is.
+    /// Expects the latest of the known layouts; `None` if there is none.
     #[must_use]
     pub fn latest(layouts: &Layouts) -> Option<Self> {
         layouts.known[0].map(|places| Self { places })
     }
 
-    /// Reads the metadata of each of `frames` into `found`, as far as both go: as [`Layouts::read`], of the same
-    /// layouts, each time.
+    /// Reads the metadata of each of `frames` into `found`, up to the shorter length: the results of
+    /// [`Layouts::read`] of the same `layouts`.
     pub fn read_batch(&self, layouts: &Layouts, umem: &Umem, frames: &[UmemOffset], found: &mut [Found]) {
         macro_rules! one_of {
             ($($shape:literal)*) => {
@@ -314,7 +314,7 @@ impl Expected {
         );
     }
 
-    /// The hash of each of `frames`, and no other metadata: as [`Layouts::read`] finds it, of the same layouts.
+    /// Reads only the hash of each of `frames`, with the result of [`Layouts::read`] of the same `layouts`.
     #[inline]
     pub fn read_hashes(
         &self,
@@ -324,7 +324,7 @@ impl Expected {
         mut each: impl FnMut(Option<Hash>),
     ) {
         let (places, id) = (&self.places, self.places.layout.id());
-        // Unused hints are not assembled: hints of a frame are many words.
+        // Reads no other hints: they would be many words per frame.
         let shape = places.shape & (HASH | ABSENT);
         for &frame in frames {
             each(match before(umem, frame) {

@@ -1,4 +1,4 @@
-//! Frames that the daemon sends to `vhost-af-xdp capture`, after the answer to a request of the control protocol.
+//! The messages that the daemon sends to `vhost-af-xdp capture`, after the answer to its request on the control socket.
 //! Numbers are little endian:
 //!
 //! ```text
@@ -8,23 +8,23 @@
 
 use crate::switch::capture::{About, Record, SHOWN_BYTES, Seen};
 
-/// Why a capture is over.
+/// Why a capture has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The client has enough.
+    /// The client has closed its side.
     Asked,
     /// The port was removed, or replaced.
     PortGone,
 }
 
-/// What the daemon sends.
+/// A message of the daemon.
 #[derive(Debug)]
 pub(crate) enum Message {
     Frame(Box<Record>),
     End { why: End, lost: u64 },
 }
 
-/// The daemon sends what is no message.
+/// The daemon sent something else than a message.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("the daemon sent an invalid capture message: is it another version?")]
 pub(crate) struct NoMessage;
@@ -33,7 +33,7 @@ const FRAME: u8 = 1;
 const END: u8 = 2;
 const FRAME_BYTES: usize = 32;
 const END_BYTES: usize = 16;
-/// Longest message.
+/// Longest message, bytes.
 pub(crate) const SHOWN: usize = FRAME_BYTES + SHOWN_BYTES;
 
 const TO_GUEST: u8 = 1;
@@ -70,8 +70,8 @@ pub(crate) fn put_end(why: End, lost: u64, to: &mut Vec<u8>) {
     to.extend(lost.to_le_bytes());
 }
 
-/// The first message of these bytes, and how many it takes; `None`: more have to come.
-/// Errors: it is none.
+/// Parses the first message of these bytes; returns it with its length. `None`: it is not complete.
+/// Errors: it is not a message.
 pub(crate) fn message_of(bytes: &[u8]) -> Result<Option<(Message, usize)>, NoMessage> {
     match bytes.first() {
         None => Ok(None),

@@ -1,14 +1,14 @@
-//! The daemon's side of `vhost-af-xdp capture`: shows who asks what a port's guest sends and gets.
+//! The daemon's side of `vhost-af-xdp capture`: sends a client the frames that a port's guest sends and receives.
 //!
-//! Theory of operation. Who asks comes by the control socket, which is for those who may control the daemon: its owner
-//! and root ([`super::control_socket`]). What guests say is nobody else's business, so the API's sockets have nothing
-//! of this. The thread of the connection takes records out of the queue that lanes put them into
-//! ([`crate::switch::capture`]) and writes them to the connection, as [`link`] says. It waits for nobody: a client that
-//! reads slowly or not at all makes the queue full, and what finds no room there is counted.
+//! Theory of operation. The client connects to the control socket, which is only for those who may control the daemon:
+//! its owner and root ([`super::control_socket`]). The contents of frames are confidential, so the sockets of the API
+//! offer no captures. The thread of the connection takes records from the queue that lanes fill
+//! ([`crate::switch::capture`]) and writes them to the connection in the format of [`link`]. Lanes never wait: if a
+//! client reads slowly or not at all, the queue fills up, and further frames are counted as lost.
 //!
-//! A capture ends when the client has closed its side or is gone, and with the port; then lanes show nothing any more,
-//! and what waits is written, with how many were lost. There is one of a port, and [`MOST`] in all, so memory is
-//! bounded.
+//! A capture ends when the client closes its side or is gone, and with the port. Then lanes add no more records; those
+//! in the queue are written, and then how many were lost. A port has one capture at most, and there are [`MOST`] in
+//! all, so memory is bounded.
 
 pub(crate) mod link;
 #[cfg(test)]
@@ -30,22 +30,22 @@ use crate::port::Port;
 use crate::ports::Ports;
 use crate::switch::capture::{Capture, Wanted};
 
-/// Captures at a time: each has 2.5 MiB.
+/// Most captures at a time: each takes 2.5 MiB.
 const MOST: usize = 8;
 /// Bytes that are written at once.
 const AT_ONCE: usize = 64 << 10;
-/// Between two looks for records, and for the end of the port or the client.
+/// Time between two checks for records, and for the end of the port or the client.
 const LOOK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
 };
-/// How long a client may take for all that waits when the capture is over.
+/// How long a client may take to read the records that are left when the capture ends.
 const LAST_WRITE: Duration = Duration::from_secs(2);
 
 /// Finds the port of a name.
 type Find = Box<dyn Fn(&str) -> Option<Arc<Port>> + Send + Sync>;
 
-/// See the module's head. All captures of the daemon.
+/// All captures of the daemon. See the module's head.
 pub(crate) struct Captures {
     find: Find,
     /// Ports that are captured.
@@ -60,13 +60,13 @@ impl Captures {
         })
     }
 
-    /// Of these ports.
+    /// Captures of these ports.
     pub(crate) fn of(ports: &Arc<Ports>) -> Arc<Self> {
         let ports = Arc::clone(ports);
         Self::new(move |name| ports.named(name))
     }
 
-    /// Shows frames to a client, if that is possible, until the capture is over.
+    /// Sends frames to a client, if that is possible, until the capture ends.
     /// Errors: the client is gone.
     pub(crate) fn serve(self: &Arc<Self>, stream: &UnixStream, request: CaptureRequest) -> io::Result<()> {
         match self.admit(request) {
@@ -75,7 +75,7 @@ impl Captures {
         }
     }
 
-    /// Gives what is asked for a place, before there is a thread for it.
+    /// Reserves a place for a capture.
     /// Errors: why not, with the remedy.
     fn admit(self: &Arc<Self>, request: CaptureRequest) -> Result<Admitted, String> {
         let name = &request.port;
@@ -85,8 +85,8 @@ impl Captures {
         Ok(Admitted { request, port, place })
     }
 
-    /// Takes the place of a port's capture.
-    /// Errors: there is one, or there are too many.
+    /// Reserves the place for a port's capture.
+    /// Errors: the port is captured already, or there are too many captures.
     fn place(self: &Arc<Self>, name: &str) -> Result<Place, String> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if running.iter().any(|it| it == name) {
@@ -120,7 +120,7 @@ impl Drop for Place {
     }
 }
 
-/// What is captured, and has its place.
+/// A capture that has its place.
 struct Admitted {
     request: CaptureRequest,
     port: Arc<Port>,
@@ -128,8 +128,8 @@ struct Admitted {
 }
 
 impl Admitted {
-    /// Lets lanes of the port show frames until the capture is over. It has its place until what waits is written,
-    /// which has a limit.
+    /// Lets the port's lanes record frames until the capture ends. It keeps its place until the last records are
+    /// written, for which there is a time limit.
     fn run(&self, stream: &UnixStream) -> io::Result<()> {
         let Self { request, port, .. } = self;
         let capture = Arc::new(Capture::new(Wanted {
@@ -143,31 +143,31 @@ impl Admitted {
         let mut waiting = Vec::with_capacity(AT_ONCE + SHOWN);
         let shown = answer(stream, Ok(CaptureBegun { notes }))
             .and_then(|()| show(stream, (&capture, &mut waiting), || self.is_there()));
-        // When this returns lanes show nothing any more.
+        // From here on, lanes add no more records.
         port.set_capture(None);
         let lost = capture.lost();
         tracing::info!(port = %request.port, user, lost, "the capture is over");
         finish(stream, (&capture, waiting), shown?)
     }
 
-    /// What is not captured although it was asked for.
+    /// Notes for the client: frames that it requested but that cannot be captured.
     fn notes(&self) -> Vec<String> {
         let config = &self.port.config;
         let is_direct = config.placement == Placement::Direct && config.nic.queues().is_some();
-        let direct = "frames to the guest are not captured where its memory is direct: the kernel writes them there, and \
-                      nobody looks at them; use memory = \"send-direct\" or \"copy\" to see them";
+        let direct = "frames to the guest are not captured with memory = \"direct\": the kernel writes them, and the \
+                      daemon does not see them; use memory = \"send-direct\" or \"copy\" to see them";
         let notes = (is_direct && self.request.to_guest).then(|| direct.to_owned());
         notes.into_iter().collect()
     }
 
-    /// Whether it is the same port still.
+    /// Whether the port has been neither removed nor replaced.
     fn is_there(&self) -> bool {
         let port = (self.place.captures.find)(&self.place.name);
         port.is_some_and(|port| Arc::ptr_eq(&port, &self.port))
     }
 }
 
-/// Shows what comes, until it is over.
+/// Sends records until the capture ends.
 /// Errors: the client is gone.
 fn show(
     stream: &UnixStream,
@@ -200,7 +200,7 @@ fn show(
     }
 }
 
-/// Whether the client wants no more: it closes its side. It says nothing, and whoever does is told no more, either.
+/// Whether the client has closed its side. It has nothing to send: if it does, the capture ends, too.
 fn has_ended(mut stream: &UnixStream) -> io::Result<bool> {
     match stream.read(&mut [0; 64]) {
         Ok(_) => Ok(true),
@@ -218,7 +218,7 @@ fn write_some(mut stream: &UnixStream, waiting: &mut Vec<u8>) -> io::Result<()> 
     Ok(())
 }
 
-/// Takes records, as many as are written at once.
+/// Takes records until there are as many bytes as are written at once.
 fn fill(waiting: &mut Vec<u8>, capture: &Capture) {
     while waiting.len() < AT_ONCE
         && let Some(record) = capture.take()
@@ -227,7 +227,7 @@ fn fill(waiting: &mut Vec<u8>, capture: &Capture) {
     }
 }
 
-/// Lanes show nothing any more: writes what waits, and why it is over.
+/// Writes the last records, and then why the capture has ended; lanes add no more.
 fn finish(mut stream: &UnixStream, (capture, mut waiting): (&Capture, Vec<u8>), why: End) -> io::Result<()> {
     let until = Instant::now() + LAST_WRITE;
     stream.set_nonblocking(false)?;
@@ -241,7 +241,7 @@ fn finish(mut stream: &UnixStream, (capture, mut waiting): (&Capture, Vec<u8>), 
             put_end(why, capture.lost(), &mut waiting);
             is_told = true;
         }
-        // A timeout of zero is none.
+        // A timeout of zero would mean none.
         let left = until.saturating_duration_since(Instant::now());
         stream.set_write_timeout(Some(left.max(Duration::from_millis(1))))?;
         let written = stream.write(&waiting)?;

@@ -1,5 +1,5 @@
-//! What is said between both sides of a capture, and what a client can make of it that reads slowly, not at all, or
-//! asks for what there is not.
+//! Tests of both sides of a capture, and of clients that read slowly or not at all, or that request captures of ports
+//! that do not exist.
 
 use model::control::Answer;
 
@@ -90,7 +90,7 @@ fn client_that_reads_ever_so_slowly_keeps_no_capture() {
         }
     });
     finish(&ours, (&capture, Vec::new()), End::Asked).expect_err("it takes a minute for all");
-    // What it has not read yet stays readable.
+    // What the client has not read yet stays readable.
     drop(reader);
 }
 
@@ -144,7 +144,7 @@ fn shown(capture: &Arc<Capture>, count: u32) {
     (0..count).for_each(|_| tap.show(about, SHOWN_BYTES, |head| head.fill(1)));
 }
 
-/// Frames of what was read, and what the end says.
+/// Number of frames in these bytes, and the end message.
 fn frames(bytes: &[u8]) -> (u64, Option<(End, u64)>) {
     let (mut rest, mut frames) = (bytes, 0);
     while let Some((message, len)) = message_of(rest).expect("messages") {
@@ -168,7 +168,7 @@ fn client_that_does_not_read_loses_frames_and_is_told_how_many() {
         let why = show(&theirs, (&shows, &mut waiting), || true).expect("it is there");
         finish(&theirs, (&shows, waiting), why)
     });
-    // Nobody waits for the client, who reads nothing so far.
+    // Lanes do not wait for the client, which has read nothing so far.
     shown(&capture, FRAMES);
     ours.shutdown(std::net::Shutdown::Write).expect("ours");
     let mut bytes = Vec::new();
@@ -195,7 +195,7 @@ fn capture_ends_with_its_port_and_with_a_client_that_is_gone() {
 
     let (ours, theirs) = UnixStream::pair().expect("sockets");
     drop(ours);
-    // It is seen by reading, or by writing.
+    // Reading or writing shows that the client is gone.
     let over = show(&theirs, (&capture, &mut Vec::new()), || true);
     assert!(over.is_err() || over.is_ok_and(|why| why == End::Asked));
 }

@@ -1,7 +1,7 @@
-//! Connections of one way in: there are few, and each has a thread.
+//! Connections to one socket, or from the gateway: there are few, and each has a thread.
 //!
-//! When all places are taken, the oldest connection without a request under way is closed for the next one. So clients
-//! that send nothing, or half a line, take no place from others, and no number of clients costs more than these.
+//! When all places are taken, a new connection closes the oldest one that has no request in progress. So clients that
+//! send nothing, or half a line, take no place from others, and any number of clients costs no more than these.
 
 use std::collections::BTreeMap;
 use std::net::Shutdown;
@@ -11,18 +11,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 struct Open {
     stream: Arc<UnixStream>,
-    /// A request is under way.
+    /// A request is in progress.
     is_busy: bool,
-    /// It is a change, which may take long.
+    /// The request is a change, which may take long.
     changes: bool,
 }
 
 /// See the module's head.
 pub(crate) struct Connections {
     most: usize,
-    /// By age.
+    /// Open connections by number: the oldest comes first.
     open: Mutex<BTreeMap<u64, Open>>,
-    /// Number of the next one.
+    /// Number of the next connection.
     next: AtomicU64,
 }
 
@@ -42,7 +42,7 @@ impl Connections {
         })
     }
 
-    /// A place for a connection; `None`: all others have requests under way.
+    /// A place for a connection; `None`: all others have requests in progress.
     pub(super) fn take(self: &Arc<Self>, stream: UnixStream) -> Option<Place> {
         let mut open = self.open();
         if open.len() >= self.most {
@@ -71,14 +71,14 @@ impl Connections {
 }
 
 impl Place {
-    /// A request begins or ends.
+    /// Sets whether a request is in progress.
     pub(super) fn set_busy(&self, is_busy: bool) {
         if let Some(open) = self.of.open().get_mut(&self.number) {
             (open.is_busy, open.changes) = (is_busy, false);
         }
     }
 
-    /// A change begins, unless so many are under way.
+    /// Starts a change, unless `most` are in progress.
     pub(super) fn begin_change(&self, most: usize) -> bool {
         let mut open = self.of.open();
         let may = open.values().filter(|open| open.changes).count() < most;
@@ -91,7 +91,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Unless it was closed for another one.
+        // It is not there any more if it was closed for another one.
         self.of.open().remove(&self.number);
     }
 }

@@ -10,7 +10,7 @@ use client::directories::{is_of, own_directories, sockets_of};
 
 use crate::listener::{Access, ListenError, listen_at, remove_stale};
 
-/// The default path of this process's control socket. Sockets of daemons that were killed are removed on the way.
+/// The default path of this process's control socket. Removes sockets of daemons that were killed.
 pub(crate) fn default_path() -> PathBuf {
     let user = rustix::process::geteuid().as_raw();
     let mut directories = own_directories();
@@ -22,8 +22,8 @@ pub(crate) fn default_path() -> PathBuf {
 }
 
 /// Listens at `path`, replacing a socket that nobody listens on any more.
-/// Errors: the socket cannot be made, or somebody listens there. Its directory is not there, and not one of those that
-/// `status` looks into; or it is, and others can put something into it.
+/// Errors: the socket cannot be created, or somebody listens there; its directory is missing, and is none that `status`
+/// searches; or others can put files into the directory.
 pub(crate) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     let is_parent = |directory: &&PathBuf| path.parent() == Some(directory.as_path());
     if let Some(directory) = own_directories().iter().find(is_parent) {
@@ -32,14 +32,14 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     listen_at(path, &Access::OWN)
 }
 
-/// Whether [`listen`] makes a directory, if it is not there.
+/// Whether [`listen`] creates this directory, if it is missing.
 pub(crate) fn is_own(directory: &Path) -> bool {
     own_directories().iter().any(|own| own == directory)
 }
 
-/// Makes a directory for sockets of this user's daemons, if it is not there, in one that is.
+/// Creates a directory for sockets of this user's daemons, if it is missing, in one that exists.
 fn make_own(directory: &Path, user: u32) -> Result<(), ListenError> {
-    // A steward's socket, to which everybody may connect, is beside root's.
+    // root's directory also has the steward's socket, to which everybody may connect.
     let mode = if user == 0 { 0o755 } else { 0o700 };
     let parent = || directory.parent().unwrap_or(directory).to_owned();
     if let Err(error) = fs::DirBuilder::new().mode(mode).create(directory) {

@@ -1,7 +1,7 @@
-//! The control socket: how clients ask a daemon and change it, by the protocol of [`model::control`].
+//! The control socket: clients read and change a daemon's state by the protocol of [`model::control`].
 //!
 //! The socket is for its owner and root. [`directories`]: where these sockets are, and whose. [`server`] and
-//! [`connections`]: the daemon's side; the crate `client` is the side of commands.
+//! [`connections`]: the daemon's side; the crate `client` is the side of the commands.
 
 mod connections;
 mod directories;

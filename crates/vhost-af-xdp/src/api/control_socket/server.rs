@@ -1,9 +1,9 @@
 //! The daemon's side of the control protocol.
 //!
-//! A thread accepts, and each connection has a thread, of which there are few ([`Connections`]). A request is read up to
-//! its longest length, and nothing is waited for on behalf of others: the state is read by one connection at a time, and
-//! by each at most once in a [`PAUSE`]; a client that does not read its answer is given up after [`WRITE`]. No worker and
-//! no port's thread is asked for anything.
+//! One thread accepts connections, and each connection has a thread; there are few ([`Connections`]). A request has a
+//! limited length, and no client waits for another: one connection at a time reads the state, and each at most once in
+//! a [`PAUSE`]; a client that does not read its answer within [`WRITE`] is disconnected. No worker and no port's thread
+//! is asked for anything.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -22,36 +22,36 @@ use crate::api::capture::Captures;
 use crate::journal::JOURNAL;
 use crate::reload::Reload;
 
-/// From one look at the state to the next, of a connection.
+/// Time between two reads of the state by one connection.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How often a connection that waits for events is looked at.
+/// How often to check whether a client that waits for events is gone.
 const LOOK: Duration = Duration::from_secs(5);
 /// Pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long the accepting thread waits for a client that it answers itself.
 const AT_ONCE: Duration = Duration::from_secs(1);
-/// Changes under way, of one way in.
+/// Most changes in progress, of the connections of one socket.
 const MOST_CHANGES: usize = 8;
-/// Longest request of a connection that may change nothing.
+/// Longest request of a connection that may not change anything.
 const LONGEST_GET: usize = 4096;
 
-/// What a connection may do beside looking.
+/// What a connection may do besides reading the state.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Access {
     pub(crate) change: bool,
-    /// Frames of guests may be seen.
+    /// It may capture frames of guests.
     pub(crate) capture: bool,
 }
 
 type ReadRules = Box<dyn Fn(&str) -> Option<RulesStatus> + Send + Sync>;
 
-/// What answers are made of.
+/// Data and functions for answers.
 pub(crate) struct Server {
     /// Reads the state.
     pub(crate) read: Box<dyn Fn() -> Status + Send + Sync>,
     /// Reads the filter rules of the port of a name.
     pub(crate) rules: ReadRules,
-    /// Changes ports, of a daemon that has a configuration file.
+    /// Changes ports; `None`: the daemon has no configuration file.
     pub(crate) reload: Option<Reload>,
     /// Resets the statistics of workers.
     pub(crate) reset: Box<dyn Fn() + Send + Sync>,
@@ -72,13 +72,13 @@ impl Server {
         }
     }
 
-    /// Serves a connection on a thread of its own, if there is a place. Where no thread can be started, this one answers a
-    /// look at the state.
+    /// Serves a connection on a thread of its own, if there is a place. If no thread can be started, the calling thread
+    /// answers one request to read the state.
     pub(crate) fn serve(self: &Arc<Self>, stream: UnixStream, of: &Arc<Connections>, access: Access) {
         let Some(place) = of.take(stream) else { return };
         let (server, stream) = (Arc::clone(self), Arc::clone(&place.stream));
         let thread = std::thread::Builder::new().name("control".to_owned());
-        // When the client is gone, the connection is closed.
+        // When the thread ends, the connection is closed.
         if thread
             .spawn(move || drop(server.converse(&place, access)))
             .is_err()
@@ -87,7 +87,7 @@ impl Server {
         }
     }
 
-    /// Answers a look that is there, or comes at once.
+    /// Answers a request to read the state, if it is there or comes at once.
     fn answer_once(&self, mut stream: &UnixStream) -> io::Result<()> {
         stream.set_read_timeout(Some(AT_ONCE))?;
         let mut text = [0; LONGEST_GET];
@@ -103,7 +103,7 @@ impl Server {
     }
 
     /// Answers requests until the client closes the connection.
-    /// Errors: it is gone, does not read, or sends what is no request.
+    /// Errors: the client is gone, does not read, or sends an invalid request.
     fn converse(&self, place: &Place, access: Access) -> io::Result<()> {
         let stream = &*place.stream;
         let mut from = BufReader::new(stream);
@@ -133,7 +133,7 @@ impl Server {
         Ok(())
     }
 
-    /// The answer to a look at what is at this path, as a line.
+    /// The part of the state at this path, as a line.
     fn get(&self, path: &[String]) -> io::Result<Vec<u8>> {
         if let [ports, name, rules] = path
             && (ports.as_str(), rules.as_str()) == ("ports", "rules")
@@ -172,7 +172,7 @@ impl Server {
     }
 }
 
-/// A field of that name; in a list the entry of that name or index.
+/// The field of that name; in a list the entry of that name, else of that index.
 fn part_of<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
     match value {
         Value::Array(list) => {
@@ -185,8 +185,8 @@ fn part_of<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
     }
 }
 
-/// Reads a request; `None`: there are no more.
-/// Errors: the client is gone.
+/// Reads a request; `None`: the client has closed its side.
+/// Errors: the client is gone in the middle of a line.
 fn read_request(from: &mut impl BufRead, longest: usize) -> io::Result<Option<Result<Request, Refused>>> {
     let mut text = Vec::new();
     from.take(longest as u64).read_until(b'\n', &mut text)?;
@@ -207,7 +207,7 @@ fn read_request(from: &mut impl BufRead, longest: usize) -> io::Result<Option<Re
 }
 
 /// Sends events until the client closes the connection.
-/// Errors: it is gone, or does not read.
+/// Errors: the client is gone, or does not read.
 fn tell(place: &Place, after: u64) -> io::Result<()> {
     place.set_busy(false);
     let (mut sequence, mut read) = JOURNAL.read(after);
@@ -224,7 +224,7 @@ fn tell(place: &Place, after: u64) -> io::Result<()> {
     }
 }
 
-/// Whether the client has closed its side, or sends what nobody asked for.
+/// Whether the client has closed its side, or sends something.
 fn has_ended(stream: &UnixStream) -> bool {
     let mut sources = [PollFd::new(stream, PollFlags::IN)];
     poll(&mut sources, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)

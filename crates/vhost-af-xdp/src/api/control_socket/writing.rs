@@ -1,4 +1,4 @@
-//! Writes to clients, which may not read.
+//! Writes to clients, which may read slowly or not at all.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -16,8 +16,8 @@ pub(crate) fn answer<T: Serialize>(stream: &UnixStream, result: Result<T, Refuse
     write_within(stream, &line(&Answer::from(result))?, WRITE)
 }
 
-/// Writes all of it.
-/// Errors: the peer is gone, or takes longer.
+/// Writes all of `bytes`.
+/// Errors: the peer is gone, or does not read them within `time`.
 pub(super) fn write_within(mut stream: &UnixStream, mut bytes: &[u8], time: Duration) -> io::Result<()> {
     let until = Instant::now() + time;
     while !bytes.is_empty() {
@@ -57,7 +57,7 @@ mod tests {
             "{error}"
         );
         assert!(begun.elapsed() < Duration::from_secs(20));
-        // What it has not read yet stays readable: its thread ends in its own time.
+        // What the client has not read yet stays readable: its thread ends later.
         drop((stream, reads));
     }
 }

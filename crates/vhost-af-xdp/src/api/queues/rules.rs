@@ -1,4 +1,4 @@
-//! Whose frames come to a queue, and who says so: leases of a steward, rules in the NIC, entries of the steering
+//! Which frames a queue receives, and by which rule: leases of a steward, rules in the NIC, entries of the steering
 //! program.
 
 use std::collections::BTreeMap;
@@ -14,43 +14,43 @@ use steward::protocol::DEFAULT_SOCKET;
 use super::{Queue, command_of};
 use model::text::received_frames;
 
-/// A lease that a queue is of.
+/// The lease that a queue belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Leased {
-    /// Process of its holder; 0: one that the steward does not see.
+    /// PID of the lessee; 0: the steward cannot see it.
     pub(crate) pid: u32,
-    /// That one's command line, as far as this process may read it.
+    /// Its command line, as far as this process may read it.
     pub(crate) command: String,
     /// Its user.
     pub(crate) uid: u32,
     /// Its first queue.
     pub(crate) start_queue: u32,
-    /// How many.
+    /// Number of queues.
     pub(crate) queues: u32,
-    /// How frames come, as in `status`.
+    /// How frames are steered to it, as in `status`.
     pub(crate) steered: &'static str,
-    /// They do not, although they should.
+    /// Frames are not steered to it, although they should be.
     pub(crate) impaired: bool,
-    /// The steward was started again, and the holder has not come back to it.
+    /// The steward has restarted, and the lessee has not reconnected.
     pub(crate) orphaned: bool,
     /// It is for io_uring zero-copy receive, not for AF_XDP.
     pub(crate) zcrx: bool,
 }
 
-/// What sends frames to a queue, or lets them through to its socket.
+/// What steers frames to a queue, or lets them pass to its socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Rule {
-    /// `n-tuple` (in the NIC) or `program` (of what the NIC puts into the queue).
+    /// `n-tuple` (in the NIC) or `program` (for frames that the NIC puts into the queue).
     pub(crate) by: &'static str,
-    /// Of an n-tuple rule.
+    /// Location of an n-tuple rule.
     pub(crate) location: Option<u32>,
-    /// Which frames.
+    /// Which frames, in words.
     pub(crate) what: String,
-    /// Of an n-tuple rule: the queue, or the RSS context that the queue is of.
+    /// Target of an n-tuple rule: the queue, or an RSS context that contains it.
     pub(crate) to: Option<String>,
 }
 
-/// What stewards and drivers answered.
+/// Answers of the steward and the drivers.
 pub(super) struct Answers {
     leases: Vec<Listed>,
     /// By interface, then by queue.
@@ -59,15 +59,15 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Asks the steward at `path`, or where one is by default, and the drivers of these interfaces.
-    /// Errors: a steward that was named does not answer.
+    /// Asks the steward at `path`, or at the default path, and the drivers of these interfaces.
+    /// Errors: the steward at `path` does not answer.
     pub(super) fn ask<'a>(
         steward: Option<&Path>,
         interfaces: impl Iterator<Item = &'a String>,
     ) -> anyhow::Result<Self> {
         let leases = match steward {
             Some(path) => listing::leases(path).map_err(anyhow::Error::from)?,
-            // There may be none, or it does not know this user.
+            // There may be none, or its policy does not know this user.
             None => listing::leases(Path::new(DEFAULT_SOCKET)).unwrap_or_default(),
         };
         Ok(Self {
@@ -77,7 +77,7 @@ impl Answers {
         })
     }
 
-    /// The lease of a queue of this namespace.
+    /// The lease of a queue in this namespace.
     pub(super) fn lease_of(&self, interface: &str, queue: u32) -> Option<&Listed> {
         self.leases.iter().find(|lease| {
             (lease.namespace, lease.interface.as_str()) == (self.namespace, interface)
@@ -85,7 +85,7 @@ impl Answers {
         })
     }
 
-    /// The NIC's rules that bring frames to a queue.
+    /// The NIC's rules that steer frames to a queue.
     pub(super) fn rules_of(&self, interface: &str, queue: u32) -> Vec<Rule> {
         let rules = self.rules.get(interface).and_then(|rules| rules.get(&queue));
         rules.cloned().unwrap_or_default()
@@ -114,13 +114,13 @@ fn queues_of(lease: &Listed) -> Range<u32> {
     lease.start_queue..lease.start_queue.saturating_add(lease.queues)
 }
 
-/// What the program lets through of a leased queue's frames, if not all.
+/// What the program lets pass to a leased queue, if not all frames.
 pub(super) fn entries(lease: &Listed) -> Option<Rule> {
     let macs: Vec<String> = lease.filter.macs.iter().map(|&mac| mac_text(mac)).collect();
     program_rule(&macs, &lease.filter.vlans)
 }
 
-/// What a program lets through, if not all.
+/// What a program lets pass, if not all frames.
 pub(super) fn program_rule(macs: &[String], vlans: &[u16]) -> Option<Rule> {
     let is_some = !macs.is_empty() || !vlans.is_empty();
     is_some.then(|| Rule {
@@ -131,7 +131,7 @@ pub(super) fn program_rule(macs: &[String], vlans: &[u16]) -> Option<Rule> {
     })
 }
 
-/// What a program lets through of a network's queue.
+/// What a program lets pass to a network's queue.
 pub(super) fn network_rule(network: &str) -> Rule {
     Rule {
         by: "program",
@@ -141,7 +141,7 @@ pub(super) fn network_rule(network: &str) -> Rule {
     }
 }
 
-/// The NIC's rules, by the queue that they point at; none, if it has none or does not say.
+/// The NIC's rules by target queue; empty if it has none or does not report them.
 fn rules_in(interface: &str) -> BTreeMap<u32, Vec<Rule>> {
     let mut by_queue: BTreeMap<u32, Vec<Rule>> = BTreeMap::new();
     let Ok(driver) = Ethtool::open(interface) else {

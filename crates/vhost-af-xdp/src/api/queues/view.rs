@@ -1,4 +1,4 @@
-//! Queues as a person reads them.
+//! The text of `vhost-af-xdp queues`.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Holder, Queue};
 use client::text::{or_dash, table};
 
-/// What was read before, for rates.
+/// An earlier reading, for rates.
 #[derive(Clone, Copy)]
 pub(crate) struct Earlier<'a> {
     pub(crate) queues: &'a [Queue],
@@ -14,10 +14,10 @@ pub(crate) struct Earlier<'a> {
     pub(crate) ago: Duration,
 }
 
-/// As a person reads it; with rates instead of counts, if there is an `earlier` reading.
+/// The text; with rates instead of counts, if there is an `earlier` reading.
 pub(crate) fn render(queues: &[Queue], earlier: Option<Earlier<'_>>) -> String {
     if queues.is_empty() {
-        return "no queues: the interface has none that are up, or the kernel does not tell (Linux 6.8 does)\n"
+        return "no queues: the interface has none that are up, or the kernel does not report them (Linux 6.8 does)\n"
             .to_owned();
     }
     let header = [
@@ -64,7 +64,7 @@ pub(crate) fn render(queues: &[Queue], earlier: Option<Earlier<'_>>) -> String {
         }
         let impaired = holder.impaired.as_ref();
         let line = impaired.map(|reason| format!("{} is impaired: {reason}", holder.whom()));
-        // A network has several queues.
+        // A network has several queues: one line is enough.
         if let Some(line) = line.filter(|line| !text.lines().any(|said| said == line)) {
             let _ = writeln!(text, "{line}");
         }
@@ -106,7 +106,7 @@ fn row(queue: &Queue, earlier: Option<Earlier<'_>>) -> Vec<String> {
         None => of(holder).to_string(),
         Some((earlier, ago)) => {
             let more = of(holder).saturating_sub(of(earlier));
-            // Counts of a second are exact as doubles.
+            // Counts of a few seconds are exact as doubles.
             format!("{:.0}/s", more as f64 / ago.as_secs_f64())
         }
     };
@@ -118,7 +118,7 @@ fn row(queue: &Queue, earlier: Option<Earlier<'_>>) -> Vec<String> {
     row
 }
 
-/// What interfaces tell of frames, in words, each once; those that tell nothing are left out.
+/// Hints of each interface, a line each; interfaces without hints are left out.
 fn hints(queues: &[Queue]) -> Vec<String> {
     let mut lines = Vec::new();
     for queue in queues {
@@ -142,7 +142,7 @@ fn hints(queues: &[Queue]) -> Vec<String> {
     lines
 }
 
-/// How queues of an interface receive, in words, each interface's once: those that are told alike in one line.
+/// Receive buffers of each interface: one line for queues that are alike.
 fn buffers(queues: &[Queue]) -> Vec<String> {
     let mut alike: Vec<((&str, String), Vec<u32>)> = Vec::new();
     for queue in queues {
@@ -171,7 +171,7 @@ fn buffers(queues: &[Queue]) -> Vec<String> {
     alike.into_iter().map(line).collect()
 }
 
-/// Each lease once, in words.
+/// One line for each lease.
 fn leases(queues: &[Queue]) -> Vec<String> {
     let mut lines = Vec::new();
     for queue in queues {
@@ -199,7 +199,7 @@ fn leases(queues: &[Queue]) -> Vec<String> {
     lines
 }
 
-/// What brings frames to each queue, in words.
+/// One line for each rule of each queue.
 fn rules(queues: &[Queue]) -> Vec<String> {
     let all = queues
         .iter()

@@ -1,4 +1,4 @@
-//! Frames that rounds move: what guests send, and what the null NIC receives.
+//! Frames for the rounds: those that guests send, and those that the null NIC receives.
 
 use packet::checksum::{self, ChecksumAt};
 use xsk::metadata::{Field, Layout};
@@ -61,7 +61,7 @@ pub(super) fn layout() -> Layout {
     Layout::new(HINTS_ID, 28, &fields).expect("a good one")
 }
 
-/// Hints as [`layout`] has them. `tag`: type of the VLAN tag that the NIC took off; 0: none.
+/// Hints in the form of [`layout`]. `tag`: type of the VLAN tag that the NIC removed; 0: none.
 fn hints(tag: u16) -> Vec<u8> {
     let (timestamp, hash, mark) = (1_u64.to_ne_bytes(), 2_u32.to_ne_bytes(), 3_u32.to_ne_bytes());
     // XDP_RSS_L4; the tag of VLAN 100; two unused bytes.
@@ -80,7 +80,7 @@ fn hints(tag: u16) -> Vec<u8> {
     .concat()
 }
 
-/// A UDP datagram over IPv4 to the other guest, and zeros behind it.
+/// A UDP datagram over IPv4 to the other guest, followed by zeros.
 fn udp(from: u8, bytes: u32) -> Vec<u8> {
     let mut frame = ipv4(from, bytes);
     frame[16..18].copy_from_slice(&[0, 46]);
@@ -89,12 +89,12 @@ fn udp(from: u8, bytes: u32) -> Vec<u8> {
     frame
 }
 
-/// TCP over IPv4 to the other guest; of its checksum the pseudo-header only.
+/// A TCP segment over IPv4 to the other guest; its checksum is that of the pseudo-header only.
 fn tcp(from: u8, bytes: u32, sequence: u32) -> Vec<u8> {
     let mut frame = ipv4(from, bytes);
     let ip_bytes = bytes as u16 - 14;
     frame[16..18].copy_from_slice(&ip_bytes.to_be_bytes());
-    // May not be fragmented.
+    // DF: may not be fragmented.
     frame[20] = 0x40;
     frame[22..24].copy_from_slice(&[64, 6]);
     checksum::complete(&mut frame[14..34], ChecksumAt { start: 0, offset: 10 }).expect("inside");

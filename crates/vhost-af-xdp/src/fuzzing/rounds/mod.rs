@@ -1,9 +1,8 @@
-//! What a worker's round costs that moves frames: for examples/round_cost.rs and path_cost.rs.
+//! Measures the cost of a worker's round with frames: for examples/round_cost.rs and path_cost.rs.
 //!
-//! A worker as on its thread, with two ports of a network, or one guest and the null NIC, and the guests' drivers; all
+//! A worker like that of a daemon, two ports of a network, or one guest and the null NIC, and the guests' drivers, all
 //! in the calling thread. The drivers run between the rounds, and only rounds are measured. So the data of a round is
-//! in the caches of its own CPU: frames cost less than they do elsewhere, and other work is a larger share of the
-//! round.
+//! in the caches of its own CPU: frames cost less than in a daemon, and other work is a larger share of the round.
 
 mod frames;
 
@@ -50,11 +49,11 @@ const NETWORK: &str = "between";
 const BUFFERS: usize = 256;
 /// Chunks of a NIC's queue.
 const CHUNKS: u32 = 512;
-/// Descriptors of a GSO packet are of a page each.
+/// Bytes of a GSO packet in each descriptor.
 const PAGE: u32 = 4096;
 /// Offset of `num_buffers` in a virtio-net header.
 const NUM_BUFFERS_AT: u64 = 10;
-/// Longer than any pause here: it does not sleep.
+/// Longer than any pause here: the worker does not sleep.
 const SPIN: Duration = Duration::from_secs(3600);
 
 /// See the module's head.
@@ -73,48 +72,48 @@ struct Guest {
     to_guest: QueueDriver,
     /// The frame that it sends.
     frame: Vec<Buffer>,
-    /// By the number that the driver knows them by.
+    /// By the head that the driver knows them by.
     buffers: Vec<Buffer>,
-    /// What a NIC receives for it.
+    /// Frames that a NIC receives for it.
     arrivals: Option<Arrivals>,
     way: Way,
 }
 
-/// What the null NIC receives. It is written into all chunks between the rounds, as lanes write there, too.
+/// Frames that the null NIC receives. They are written into all chunks between the rounds, as lanes overwrite them.
 struct Arrivals {
     umem: Umem,
-    /// With the places of their first bytes.
+    /// Frames, with the offsets of their first bytes.
     frames: Vec<(UmemOffset, Vec<u8>)>,
 }
 
-/// Which way frames go, through which queues.
+/// The direction of frames, and the queues and checks on their way.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Path {
-    /// From where to where.
+    /// Sender and receiver of the frames.
     pub way: Way,
     /// Whether rings are packed.
     pub packed: bool,
     /// Bytes of a frame, without the virtio-net header: 60 to 1514, or those of a GSO packet.
     pub frame_bytes: u32,
-    /// Frames that a guest sends or gets before it looks again, at most [`BUFFERS`].
+    /// Frames that a guest sends or receives before it checks its queues again, at most [`BUFFERS`].
     pub at_once: usize,
     /// Which checks each frame passes.
     pub checks: Checks,
     /// The memory that the NIC reads and writes.
     pub placement: Placement,
-    /// What they are.
+    /// Kind of the frames.
     pub frames: Frames,
 }
 
 impl Path {
-    /// Rounds that move them: in each a lane moves [`BATCH`] of them, or one GSO packet.
+    /// Rounds that move all frames: in each, a lane moves [`BATCH`] of them, or one GSO packet.
     #[must_use]
     pub fn rounds(&self) -> usize {
         self.at_once.div_ceil(BATCH)
     }
 }
 
-/// What frames are, and what comes with them.
+/// Kind of frames, and what comes with them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Frames {
     /// UDP datagrams.
@@ -126,19 +125,19 @@ pub enum Frames {
     Gro,
     /// Datagrams from the NIC, with its hash, a timestamp and a mark before each.
     Hints,
-    /// The same with a VLAN tag that the NIC took off.
+    /// Datagrams as in `Hints`, with a VLAN tag that the NIC removed.
     Tag,
 }
 
 /// Which memory a NIC reads and writes: `config::Placement`, which is not public.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// The daemon's.
+    /// The daemon's memory.
     #[default]
     Copy,
     /// The NIC reads the guest's and writes the daemon's.
     SendDirect,
-    /// The guest's.
+    /// The guest's memory, in both directions.
     Direct,
 }
 
@@ -150,15 +149,15 @@ pub enum Checks {
     None,
     /// This many filter rules on each side and in each direction, of which the last one allows the frames.
     Rules(u32),
-    /// The guest's MAC and IP address, where it sends.
+    /// MAC and IP source guard for frames that a guest sends.
     Guard,
     /// Limits of bits and packets in each direction.
     Limits,
-    /// A VLAN of both guests, without tags towards them.
+    /// Both guests are in a VLAN, and get its frames without tags.
     Vlan,
 }
 
-/// From where to where frames go.
+/// Sender and receiver of frames.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Way {
     /// From a guest to the null NIC.
@@ -171,7 +170,7 @@ pub enum Way {
 }
 
 impl Rounds {
-    /// Guests that send and get frames that way.
+    /// Prepares guests that send and receive frames on this path.
     ///
     /// # Panics
     /// If there is no memory or descriptor left.
@@ -232,7 +231,7 @@ impl Rounds {
         }
     }
 
-    /// What its lanes counted.
+    /// The counters of its lanes.
     pub fn counters(&self) -> impl Iterator<Item = &PairCounters> {
         self.counters.iter().map(Arc::as_ref)
     }
@@ -243,7 +242,7 @@ impl Rounds {
         self.guests.iter_mut().map(|guest| guest.play(frames)).sum()
     }
 
-    /// A round of the worker; what it took, in cycles of the CPU's counter. `None`: there is no such counter.
+    /// Runs a round of the worker; returns its cycles of the CPU's counter. `None`: there is no such counter.
     #[inline(never)]
     pub fn round(&mut self) -> Option<u64> {
         let begun = cycles::counter();
@@ -300,7 +299,7 @@ impl Guest {
         let (mut taken, mut sent) = (0, 0);
         let mut rest = 0;
         while let Some(used) = self.to_guest.take_used() {
-            // Heads are given back and taken again one by one, so that it is the same.
+            // Heads are returned and reused one by one, so that the head stays the same.
             let buffer = self.buffers[usize::from(used.head)];
             if rest == 0 {
                 taken += 1;
@@ -336,10 +335,10 @@ impl Guest {
 impl Arrivals {
     fn new(umem: &Umem, path: Path) -> Self {
         let frames = (0..CHUNKS).map(|number| {
-            // They are received into from the last one on.
+            // The NIC takes chunks from the last one on.
             let chunk = UmemOffset::new(u64::from((CHUNKS - 1 - number) * 2048));
             let (mut bytes, before) = frames::to_guest(path.frames, number, path.frame_bytes);
-            // The rest is zeros, as is that memory.
+            // The rest of the chunk is zeros already.
             bytes.truncate(128);
             let at = usual_place(umem, chunk).get() - u64::from(before);
             (UmemOffset::new(at), bytes)
@@ -351,7 +350,7 @@ impl Arrivals {
     }
 }
 
-/// What the guests accepted.
+/// The offloads that the guests accepted.
 fn offloads(frames: Frames) -> Offloads {
     let tcp = matches!(frames, Frames::Gso | Frames::Gro);
     Offloads {
@@ -377,7 +376,7 @@ fn role(number: u8, path: Path) -> Role {
     }
 }
 
-/// A guest's lane, and what the NIC receives for it.
+/// A guest's lane, and the frames that the NIC receives for it.
 fn lane(
     (pair, counters): (QueuePair, Arc<PairCounters>),
     memory: &Memory,
@@ -401,7 +400,7 @@ fn lane(
     (lane, None)
 }
 
-/// How the null NIC receives.
+/// What the null NIC receives.
 fn null_config(path: Path) -> NullConfig {
     NullConfig {
         frame_bytes: if path.way == Way::ToGuest {
@@ -429,7 +428,7 @@ fn queue(path: Path) -> NicQueue<NullNic> {
     queue
 }
 
-/// A queue of the null NIC that has the guest's memory, and the daemon's behind it. It completes checksums.
+/// A queue of the null NIC with the guest's memory, followed by the daemon's. The NIC completes checksums.
 fn coupled(memory: &Memory, path: Path) -> (Coupled<NullNic>, DirectMemory) {
     let (own, map) = (memory.map.guest_len(), Arc::clone(&memory.map));
     let umem = Umem::unaligned(Arc::new(GuestRam(map)), CHUNK_BYTES, 0)
@@ -452,7 +451,7 @@ fn coupled(memory: &Memory, path: Path) -> (Coupled<NullNic>, DirectMemory) {
     (Coupled::new(nic, sends), memory)
 }
 
-/// The address from which a guest sends.
+/// The addresses from which a guest may send.
 fn source_guard(number: u8) -> SourceGuard {
     let own = format!("198.18.0.{}", 1 + number).parse().expect("an address");
     SourceGuard {
@@ -461,7 +460,7 @@ fn source_guard(number: u8) -> SourceGuard {
     }
 }
 
-/// More than any guest reaches.
+/// Limits that no guest reaches.
 fn limits() -> PortLimits {
     let most = |unit| Some(Rate::new(1 << 40, unit, Beyond::IsDropped));
     let rates = Rates {

@@ -1,9 +1,9 @@
 //! The control queue of a front end that passes it on: User-mode Linux, crosvm, QEMU's generic vhost-user device.
 //! QEMU's net device serves its own and never sets this vring up.
 //!
-//! The thread that reads the VMM's connection waits for kicks, and serves one command for each look
-//! ([`Session::serve_control`]); no worker reads this queue. What a command changes is in effect before the guest gets
-//! its answer (VirtIO 1.3, 5.1.6.5). The call is left to this thread, as calls of a stopped lane are: see
+//! The thread that reads the VMM's connection waits for kicks, and serves one command at a time
+//! ([`Session::serve_control`]); no worker reads this queue. The change of a command is in effect before the guest gets
+//! its answer (VirtIO 1.3, 5.1.6.5). This thread itself makes the calls, as those of a stopped lane: see
 //! `supervision/interrupt.rs`.
 
 use std::os::fd::OwnedFd;
@@ -29,7 +29,7 @@ impl Session {
         (!self.device.is_control(index) && pair < self.lanes.len()).then_some(pair)
     }
 
-    /// A descriptor of the kick of that vring, if it is the control queue's.
+    /// A duplicate of a vring's kick eventfd, if it is the control queue's vring.
     pub(crate) fn control_kick(&self, index: u32) -> Result<Option<OwnedFd>, SessionError> {
         if !self.device.is_control(index) {
             return Ok(None);
@@ -40,7 +40,7 @@ impl Session {
     }
 
     /// Starts the control queue, if there is one to start.
-    /// Errors: what the VMM or its guest did wrong.
+    /// Errors: a fault of the VMM or its guest.
     pub(super) fn start_control(&mut self) -> Result<(), SessionError> {
         let index = self.device.control_index();
         let ready = self.control.is_none()
@@ -55,16 +55,16 @@ impl Session {
         Ok(())
     }
 
-    /// Stops it; its position is kept.
+    /// Stops the control queue; its position is kept.
     pub(super) fn stop_control(&mut self) {
         if let Some(queue) = self.control.take() {
-            // It is there: a queue was made of it.
+            // Never fails: the queue was made from that vring.
             let _ = self.device.keep_control_base(&queue);
         }
     }
 
-    /// Serves a command of the control queue, if one is there; whether there may be more.
-    /// Errors: what a changed lane cannot be built of.
+    /// Serves a command of the control queue, if one is there; returns whether there may be more.
+    /// Errors: why a lane cannot be rebuilt for the change.
     pub(crate) fn serve_control(&mut self, context: &PortContext<'_>) -> Result<bool, SessionError> {
         let vring = self.device.vring(self.device.control_index());
         let enabled = vring.is_ok_and(|vring| vring.enabled);

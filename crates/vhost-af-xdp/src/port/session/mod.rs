@@ -1,14 +1,14 @@
 //! One connection of a VMM: what it negotiated, and the lanes that run because of it.
 //!
 //! A queue pair's lane runs while both its vrings are started (SET_VRING_KICK) and there is memory and an interface for
-//! it. A change that would invalidate something that the lane uses (an interface that goes, a new description of a
-//! ring) stops the lane first, which yields the exact vring bases, and starts it again afterwards from there:
+//! it. A change that would invalidate something that the lane uses (an interface that is gone, other addresses of a
+//! ring) stops the lane first, which gives the exact vring bases, and starts it again from there afterwards:
 //!
 //! ```text
 //!     vring started ∧ its partner started ─▶ start_pair ─▶ lane in a worker
 //!     GET_VRING_BASE, interface gone ──────▶ stop_pair  ─▶ bases kept in the vrings
 //!     … where single vrings are reset ─────▶ hold_pair  ─▶ release_pair: a lane with the other vring alone
-//!     first pair runs, others not started ─▶ settle     ─▶ lanes without a guest, which give it what their queues get
+//!     first pair runs, others not started ─▶ settle     ─▶ lanes without a guest, whose frames the first pair gets
 //!     memory table changes ────────────────▶ new map, lanes moved to it one by one (pairs.rs)
 //! ```
 
@@ -80,7 +80,7 @@ pub(crate) enum SessionError {
     },
     #[error(
         "features {0:#x} were acknowledged that were not offered: a guest keeps what it negotiated: start the daemon \
-         with the options that it had then, or the guest anew"
+         with the options that it had then, or restart the guest"
     )]
     Features(u64),
     #[error(
@@ -98,7 +98,7 @@ pub(crate) enum SessionError {
     Closed,
 }
 
-/// What a session needs of its port.
+/// The parts of its port that a session uses.
 pub(crate) struct PortContext<'a> {
     pub(crate) placement: Placement,
     pub(crate) workers: &'a Workers,
@@ -107,31 +107,31 @@ pub(crate) struct PortContext<'a> {
     /// Limits log lines of lanes that the VMM can cause with its memory.
     pub(crate) lines: &'a Mutex<LogLimit>,
     pub(crate) counters: &'a [Arc<PairCounters>],
-    /// How much the guest may send and get.
+    /// Rate limits of the guest.
     pub(crate) limits: PortLimits,
     /// The source guard, outside of networks; `None`: none.
     pub(crate) guard: Option<Guard>,
-    /// Which frames it may send and gets.
+    /// The filter rules for frames from and to the guest.
     pub(crate) filter: PortFilter,
-    /// The far side of each pair; empty while the interface is gone.
+    /// What each pair is attached to; empty while the interface is gone.
     pub(crate) attachment: &'a [Attachment],
-    /// Queues can be opened now; those that are open go on in any case.
+    /// Queues can be opened now; open queues continue in any case.
     pub(crate) opens: bool,
 }
 
-/// Called, on another thread, when memory of that pair is registered: then [`Session::go_direct`] is worth a try.
+/// Called on another thread when the memory of a pair is registered, to run [`Session::go_direct`].
 pub(crate) type OnRegistered = Arc<dyn Fn(usize) + Send + Sync>;
 
 /// Makes the VMM read the config space again.
 pub(crate) type TellConfig = Box<dyn Fn() + Send>;
 
-/// A fault that a worker reported, until the end of the session takes note of it.
+/// A fault that a worker reported, for the end of the session.
 pub(crate) type FaultCell = Arc<Mutex<Option<Fault>>>;
 
-/// A lane that is in a worker's hands.
+/// A lane that a worker polls.
 pub(crate) struct ActiveLane {
     at: LaneAt,
-    /// Where its frames were to lie when it was built; where that is refused, or takes long, it copies.
+    /// The wanted placement when it was built; if that was refused, or takes long, it copies.
     wanted: Placement,
     /// Others only refer to them weakly: the socket in them keeps the queue bound.
     pub(crate) facts: Arc<LaneFacts>,
@@ -161,17 +161,17 @@ pub(crate) struct Reached {
     pub(crate) asked: bool,
     /// Its last request was for the number of queue pairs.
     pub(crate) counted: bool,
-    /// It took of that.
+    /// It acknowledged features.
     pub(crate) took: bool,
     /// A lane ran.
     pub(crate) ran: bool,
 }
 
 pub(crate) struct Session {
-    /// What was acknowledged, with the features of vhost-user.
+    /// The acknowledged features, including those of vhost-user.
     pub(crate) features: u64,
     pub(crate) device: NetDevice,
-    /// By SET_BACKEND_REQ_FD.
+    /// Set by SET_BACKEND_REQ_FD.
     channel: Option<TellConfig>,
     /// In use while VHOST_F_LOG_ALL is set.
     log: Option<Arc<DirtyLog>>,
@@ -257,14 +257,14 @@ impl Session {
         self.reached.took = true;
         let changed = self.features ^ features;
         if changed & !F_LOG_ALL != 0 {
-            // Which vring it has, too, depends on them.
+            // The features also decide which vring is the control queue's.
             self.stop_control();
         }
         self.features = features;
         self.device.acknowledge(features & !features::TRANSPORT)?;
         self.device.set_log(self.active_log().cloned());
         if changed & !F_LOG_ALL != 0 {
-            // What lanes were built with; drivers set features before rings, so there are none.
+            // Lanes were built for the earlier features; usually there are none, as drivers set features before rings.
             self.stop_all(context.workers);
             self.start_control()?;
             return self.start_all(context);
@@ -282,7 +282,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         self.memory.check_log(range.bytes)?;
         let log = DirtyLog::open(file.as_fd(), range, self.memory.files())?;
-        // Kept until no lane has it: the VMM may have closed it, and then its last user frees it, page by page.
+        // Kept until no lane has it: its last user frees all its pages if the VMM has closed it, and must be no worker.
         let before = self.log.replace(Arc::new(log));
         self.device.set_log(self.active_log().cloned());
         self.apply_log(context.workers);
@@ -293,7 +293,7 @@ impl Session {
     /// GET_INFLIGHT_FD: a region for these queues.
     pub(crate) fn make_inflight(&self, queues: InflightQueues) -> Result<InflightFile, SessionError> {
         let InflightQueues { queues, size } = queues;
-        // One more, for a control queue; beyond that it is only memory to waste.
+        // One more, for a control queue; more would only waste memory.
         if usize::from(queues) > 2 * self.device.pairs() + 1 {
             let source = io::ErrorKind::InvalidInput.into();
             return Err(SessionError::MakeInflight { queues, size, source });
@@ -306,8 +306,8 @@ impl Session {
         InflightRegion::create(shape).map_err(|source| SessionError::MakeInflight { queues, size, source })
     }
 
-    /// SET_INFLIGHT_FD: where rings that are started from now on note what is under way, and what a predecessor
-    /// noted.
+    /// SET_INFLIGHT_FD: the region where rings that are started from now on record outstanding chains, and where a
+    /// predecessor has recorded them.
     pub(crate) fn set_inflight(
         &mut self,
         range: FileRange,
@@ -357,7 +357,7 @@ impl Session {
         }
     }
 
-    /// SET_STATUS: 0 resets the device. QEMU before 8.1 sends this first and GET_VRING_BASE then.
+    /// SET_STATUS: 0 resets the device. QEMU before 8.1 sends GET_VRING_BASE only after this.
     pub(crate) fn set_status(&mut self, status: u64, context: &PortContext<'_>) -> Result<(), SessionError> {
         if status == 0 {
             self.stop_control();
@@ -398,7 +398,7 @@ impl Session {
         }
     }
 
-    /// How much the guest may send and get from now on.
+    /// Sets the rate limits.
     pub(crate) fn set_limits(&self, limits: &PortLimits, workers: &Workers) {
         for lane in self.lanes.iter().flatten() {
             let limits = limits.clone();
@@ -473,7 +473,7 @@ impl Session {
         addresses: RingAddresses,
         context: &PortContext<'_>,
     ) -> Result<(), SessionError> {
-        // Repeated for a running vring to switch dirty logging on or off, which SET_FEATURES has done.
+        // VMMs repeat it for a running vring to switch dirty logging on or off, which SET_FEATURES has done already.
         if self.device.vring(index)?.addresses == Some(addresses) {
             return Ok(());
         }
@@ -529,7 +529,7 @@ impl Session {
             return Ok(());
         };
         if let Some(lane) = &self.lanes[pair] {
-            // Closed here, when it came back.
+            // The worker returns the earlier eventfd, which is closed here.
             let (back, _before) = mpsc::channel();
             lane.change(context.workers, move |lane, _| {
                 if let Some(pair) = lane.pair_mut() {
@@ -559,7 +559,7 @@ impl Session {
         let Some(pair) = self.pair_of(index) else {
             return Ok(());
         };
-        // A vring that is reset stays off until it is started again, and one without its partner until that is there.
+        // A vring that was reset stays off until it is started again, and so does one whose pair cannot run.
         let vring = self.device.vring(index)?;
         let (started, enabled) = (vring.started && self.device.is_started(pair), vring.enabled);
         if let Some(lane) = self.lanes[pair].as_ref().filter(|_| started) {

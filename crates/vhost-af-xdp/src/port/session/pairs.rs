@@ -27,7 +27,7 @@ use crate::switch::workers::{LaneAt, Workers};
 use device::pair::Fault;
 use steer::with_sources;
 
-/// A queue that was lent to a lane which is stopped, for the next one of the same pair.
+/// The lent queue of a lane that was stopped, for the next lane of the same pair.
 pub(super) struct HeldQueue {
     queue: NicQueue<XdpNic>,
     facts: Arc<LaneFacts>,
@@ -75,7 +75,7 @@ impl Session {
         context: &PortContext<'_>,
         change: impl FnOnce(&mut MemoryTable) -> Result<(), MemoryError>,
     ) -> Result<(), SessionError> {
-        // Lanes run on over the old map, which they hold, until they are moved.
+        // Lanes keep using the old map, which they hold, until they are moved.
         change(&mut self.memory)?;
         self.stop_control();
         self.device.set_memory(self.memory.map().cloned());
@@ -104,7 +104,7 @@ impl Session {
         if self.lanes[pair].is_none() {
             return Ok(());
         }
-        // Of the table before.
+        // It was for the earlier table.
         self.end_registration(pair);
         if self.device.memory().is_none() || !context.opens {
             self.stop_pair(pair, context.workers);
@@ -132,9 +132,8 @@ impl Session {
         Ok(())
     }
 
-    /// A pair that ran could not be made direct: it continues by copying, and reports why; if the host lacks what that
-    /// takes, too, it waits like a pair that cannot be started. Direct placement is tried again when its queues are set
-    /// up again.
+    /// Lets a pair copy that could not become direct, and logs why. If the host lacks resources for that, too, it waits
+    /// like a pair that cannot be started. Direct placement is tried again when its queues are set up again.
     fn copy_instead(
         &mut self,
         pair: usize,
@@ -184,8 +183,8 @@ impl Session {
         self.release_pair(pair, held, context)
     }
 
-    /// Stops the lane of a pair, if there is one, for what is made of its vrings next; a queue that it was lent is not
-    /// given back meanwhile.
+    /// Stops the lane of a pair, if there is one, while its vrings change; keeps the lent queue for
+    /// [`Self::release_pair`].
     pub(super) fn hold_pair(&mut self, pair: usize, workers: &Workers) -> Option<HeldQueue> {
         self.end_registration(pair);
         let ActiveLane { at, facts, lent, .. } = self.lanes[pair].take()?;
@@ -199,7 +198,7 @@ impl Session {
         Some(HeldQueue { queue, facts, lent })
     }
 
-    /// Continues a pair after that with the present vrings, on the queue that was held, if it can continue there.
+    /// Continues a pair after [`Self::hold_pair`] with the present vrings, on the held queue if it can continue there.
     pub(super) fn release_pair(
         &mut self,
         pair: usize,
@@ -243,12 +242,12 @@ impl Session {
         self.settle(context)
     }
 
-    /// Adapts lanes to the guest's use of its pairs: if one is off or not set up all copy, and the first pair gets the
-    /// frames of the NIC for it, once that runs. While that does not run the others stay as they are.
-    /// Errors: what the VMM or its guest did wrong.
+    /// Adapts lanes to the guest's use of its pairs. If a pair is off or not set up, all pairs copy, and the first one,
+    /// once it runs, gets the NIC's frames for that pair. While the first does not run, the others stay as they are.
+    /// Errors: a fault of the VMM or its guest.
     pub(crate) fn settle(&mut self, context: &PortContext<'_>) -> Result<(), SessionError> {
         if !context.opens {
-            // Lanes that are stopped now are not built again.
+            // Lanes that were stopped now could not be built again.
             return Ok(());
         }
         for pair in 0..self.lanes.len() {
@@ -267,8 +266,8 @@ impl Session {
         Ok(())
     }
 
-    /// Whether a pair needs a lane: its guest's, or, with a queue of an interface while the first pair runs, one
-    /// without a guest.
+    /// Whether a pair needs a lane: because the guest uses it, or because it has a queue of an interface whose frames
+    /// go to the first pair, which runs.
     fn wants_lane(&self, pair: usize, context: &PortContext<'_>) -> bool {
         let attachment = context.attachment.get(pair);
         let has_queue = attachment.is_some_and(|attachment| attachment.queue().is_some());
@@ -282,7 +281,7 @@ impl Session {
 
     /// Applies the interface's MTU to lanes. Those with suitable queues get another limit, without a stop. Of the
     /// others one is set up again, while the rest keep running; returns whether one was: then there may be more.
-    /// Errors: what the VMM or its guest did wrong.
+    /// Errors: a fault of the VMM or its guest.
     pub(crate) fn follow_mtu(&mut self, context: &PortContext<'_>) -> Result<bool, SessionError> {
         let mut unfit = None;
         for (pair, attachment) in context.attachment.iter().enumerate().take(self.lanes.len()) {
@@ -291,7 +290,7 @@ impl Session {
             };
             match queue.fit() {
                 Fit::Same => {}
-                // What is being registered for it was for another MTU.
+                // A registration in progress for it is for another MTU, so it is set up again.
                 Fit::Limit if self.registering[pair].is_none() => follow_limit(queue, lane, context.workers),
                 Fit::Limit | Fit::Anew => unfit = unfit.or(Some(pair)),
             }
@@ -312,17 +311,17 @@ impl Session {
         pairs.any(|(pair, lane)| lane.is_none() && self.device.is_started(pair))
     }
 
-    /// Starts a pair, if it can run. If the host lacks something the VMM stays, and the pair is retried later
+    /// Starts a pair, if it can run. If the host lacks something the VMM stays connected, and the pair is retried later
     /// (`Port::look`): without a connection the VMM would reconnect at once, and QEMU's guest stands still while it
     /// connects.
-    /// Errors: what the VMM or its guest did wrong.
+    /// Errors: a fault of the VMM or its guest.
     pub(super) fn start_pair(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
         let started = self.try_start_pair(pair, context);
         self.or_wait(started)
     }
 
-    /// Takes note of a shortage of this host's, for [`Self::take_shortage`]: the pair waits until it is over.
-    /// Errors: all else.
+    /// Stores an error that is a shortage of this host, for [`Self::take_shortage`]: the pair waits until it ends.
+    /// Errors: any other one.
     fn or_wait(&mut self, result: Result<(), SessionError>) -> Result<(), SessionError> {
         match result {
             Err(SessionError::Lane(error)) if error.is_of_host() => {
@@ -356,8 +355,8 @@ impl Session {
         Ok(())
     }
 
-    /// Starts a pair for a direct lane with one that copies, so that the guest need not wait until its memory is
-    /// registered.
+    /// Starts a pair with a lane that copies, so that the guest does not wait until its memory is registered for the
+    /// direct lane.
     fn start_by_copying(
         &mut self,
         pair: usize,
@@ -379,10 +378,10 @@ impl Session {
         Ok(())
     }
 
-    /// Memory of a pair is registered: its direct lane takes over from the one that copies. Nothing, if that
+    /// Replaces the pair's copying lane by a direct lane, if its memory is registered. Does nothing if that
     /// registration is not wanted any more.
     pub(crate) fn go_direct(&mut self, pair: usize, context: &PortContext<'_>) -> Result<(), SessionError> {
-        // Without a far side it goes on by copying, and what came of the registration is looked at when that is back.
+        // Without an attachment the result is kept; it is read when the attachment is back.
         if !context.opens || context.attachment.get(pair).is_none() {
             return Ok(());
         }
@@ -405,7 +404,7 @@ impl Session {
                 self.begin_registration(pair, registration)
             }
         };
-        // The guest is served already: nothing of this ends its session.
+        // The guest is served already: the pair continues to copy, and the session does not end.
         became.or_else(|error| self.copy_instead(pair, &error, context))
     }
 
@@ -424,8 +423,8 @@ impl Session {
             .for_each(|under_way| *under_way = None);
     }
 
-    /// Where the lanes' frames lie now. While a pair is off, or not set up, its frames are the first pair's, which the
-    /// kernel cannot know: all are copied until it is on.
+    /// The present placement of the port's lanes. While a pair is off, or not set up, the first pair gets its frames,
+    /// which needs a copy: all lanes copy until it is on.
     pub(super) fn placement(&self, context: &PortContext<'_>) -> Placement {
         match self.device.all_pairs_on() {
             true => context.placement,
@@ -433,8 +432,8 @@ impl Session {
         }
     }
 
-    /// Where those of a pair lie. While one of its vrings is reset they are copied: what the kernel has of a guest's
-    /// RAM cannot be had back for one direction alone.
+    /// The present placement of a pair's lane. While one of its vrings is reset it copies: the kernel cannot return
+    /// guest memory of one direction only.
     fn placement_of(&self, pair: usize, context: &PortContext<'_>) -> Placement {
         match self.device.is_whole(pair) {
             true => self.placement(context),
@@ -506,8 +505,8 @@ impl Session {
     pub(super) fn stop_pair(&mut self, pair: usize, workers: &Workers) {
         self.end_registration(pair);
         if let Some(active) = self.lanes[pair].take() {
-            // First: the second descriptor in there would keep a coupled queue bound, and the kernel writing to guest
-            // memory.
+            // First: its duplicate of the socket would keep a coupled queue bound, and the kernel would still write to
+            // guest memory.
             drop(active.facts);
             let queue = self.stop_lane(pair, active.at, workers);
             if let (Some(queue), Some(lent)) = (queue, active.lent) {
@@ -516,7 +515,7 @@ impl Session {
         }
     }
 
-    /// Stops a lane; the NIC queue that it was lent.
+    /// Stops a lane; returns the NIC queue that was lent to it.
     fn stop_lane(&mut self, pair: usize, at: LaneAt, workers: &Workers) -> Option<NicQueue<XdpNic>> {
         let stopped = workers.remove(at)?.stop();
         if let Some(guest) = stopped.pair {
@@ -536,7 +535,7 @@ impl Session {
     }
 }
 
-/// Sets the frame limit of a queue and its lane to the interface's. If the program cannot be updated, the next look
+/// Sets the frame limit of a queue and its lane to the interface's. If the program cannot be updated, the next check
 /// does it.
 fn follow_limit(queue: &InterfaceQueue, lane: &ActiveLane, workers: &Workers) {
     let bytes = queue.interface.frame_limit();
@@ -546,8 +545,8 @@ fn follow_limit(queue: &InterfaceQueue, lane: &ActiveLane, workers: &Workers) {
     }
 }
 
-/// On the worker's thread, or the one that stopped the lane: notes the fault, and wakes the thread that reads the VMM's
-/// connection. Nothing here waits.
+/// Stores a fault, and wakes the thread that reads the VMM's connection. Called by a worker, or by the thread that
+/// stopped the lane; does not wait.
 pub(super) fn report(cell: &FaultCell, fault: Fault, alarm: &Alarm) {
     cell.locked().get_or_insert(fault);
     alarm.raise();

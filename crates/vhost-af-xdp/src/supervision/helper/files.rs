@@ -1,4 +1,4 @@
-//! Socket files of a daemon, which its helper removes when they are not listened on any more.
+//! Socket files of a daemon, which its helper removes when nobody listens on them any more.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -10,14 +10,14 @@ use std::time::SystemTime;
 
 use crate::lock::Locked;
 
-/// By the path that the daemon knows them by.
+/// The files, by the path that the daemon knows them by.
 pub(super) struct Files(Mutex<HashMap<PathBuf, SocketFile>>);
 
 struct SocketFile {
-    /// Where it is reached.
+    /// The path that this process uses.
     at: PathBuf,
     identity: Identity,
-    /// It was made while the daemon runs.
+    /// Created while the daemon runs, not at its start.
     later: bool,
 }
 
@@ -26,7 +26,7 @@ struct SocketFile {
 struct Identity {
     device: u64,
     inode: u64,
-    /// Inode numbers are used again; none if the file system does not know.
+    /// Inode numbers are reused; `None` if the file system does not record this time.
     created: Option<SystemTime>,
 }
 
@@ -58,7 +58,7 @@ impl SocketFile {
 }
 
 impl Files {
-    /// Those that are at these paths now.
+    /// The files that are at these paths now.
     pub(super) fn of(paths: Vec<PathBuf>) -> Self {
         let known = |path: PathBuf| {
             let file = SocketFile::new(&path, false).ok()?;
@@ -67,27 +67,27 @@ impl Files {
         Self(Mutex::new(paths.into_iter().filter_map(known).collect()))
     }
 
-    /// Takes note of the file that `make` makes at `at`, which the daemon knows as `path`.
+    /// Records the file that `make` creates at `at`, which the daemon knows as `path`.
     pub(super) fn make<T, E: From<io::Error>>(
         &self,
         path: &Path,
         at: &Path,
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
-        // Held until it is recorded: the daemon may end meanwhile, and then it has to be removed.
+        // Held until the file is recorded: if the daemon ends meanwhile, the file must be removed, too.
         let mut files = self.0.locked();
         let made = make()?;
         files.insert(path.to_owned(), SocketFile::new(at, true)?);
         Ok(made)
     }
 
-    /// Removes the one of that path; false if there is none.
+    /// Removes the file of that path; false if there is none.
     pub(super) fn remove(&self, path: &Path) -> bool {
         let known = self.0.locked().remove(path);
         known.as_ref().map(SocketFile::remove).is_some()
     }
 
-    /// Removes those that were made later and are of none of these paths; where the others of them are reached.
+    /// Removes those created later whose path is not one of these; returns this process's paths of the others.
     pub(super) fn keep(&self, paths: &[PathBuf]) -> Vec<PathBuf> {
         let mut files = self.0.locked();
         let paths: HashSet<&PathBuf> = paths.iter().collect();
@@ -101,7 +101,7 @@ impl Files {
     pub(super) fn remove_all(&self) {
         let mut files = self.0.locked();
         files.drain().for_each(|(_, file)| file.remove());
-        // The process ends: a thread that waits to make one waits for ever.
+        // The process ends: a thread that waits to create one waits for ever.
         std::mem::forget(files);
     }
 }

@@ -1,8 +1,8 @@
-//! Queries of the daemon to its helper: whether a VMM shares its guest's memory.
+//! Queries of the daemon to its helper: does a VMM share its guest's memory?
 //!
 //! A query is a message with addresses, with an eventfd, the VMM's connection and a file for each address. The answer is
-//! written to that eventfd: the first address at which the file of that address is mapped privately, or [`NONE`]. A late
-//! answer about one VMM does not delay others: the helper answers each query by a thread of its own.
+//! written to that eventfd: the first address at which the file of that address is mapped privately, or [`NONE`]. A
+//! slow answer about one VMM does not delay others: the helper answers each query in a thread of its own.
 
 use std::collections::HashSet;
 use std::io;
@@ -21,16 +21,16 @@ use crate::supervision::private_memory::{self, MappedFile};
 
 /// Most addresses in a query: regions of a memory table.
 const ADDRESSES_MAX: usize = virtqueue::MAX_REGIONS;
-/// Queries that are being answered at a time; what is beyond is answered with "none".
+/// Most queries that are answered at the same time; any more get [`NONE`] at once.
 const ANSWERS_MAX: usize = 16;
-/// How long the helper may take for an answer; then the memory is not checked.
+/// How long the daemon waits for an answer; after that it does not check the memory.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The answer for no address: no mapping is there (vm.mmap_min_addr), and an eventfd cannot have 0.
 const NONE: u64 = 1;
-/// Where queries go; one helper a process.
+/// The socket for queries; there is one helper for each process.
 static QUERIES: OnceLock<Queries> = OnceLock::new();
 
-/// Ports query at the same time.
+/// Ports may send queries at the same time.
 struct Queries {
     socket: OwnedFd,
     timeout: Duration,
@@ -42,8 +42,8 @@ pub(super) fn ask_by(socket: OwnedFd) {
     let _ = QUERIES.set(Queries { socket, timeout });
 }
 
-/// Queries the helper for an address at which the VMM at the other end of `connection` maps its file privately; none if
-/// there is no helper, or no answer in time.
+/// Asks the helper for an address at which the VMM at the other end of `connection` maps its file privately; `None` if
+/// there is no such address, no helper, or no answer in time.
 pub(crate) fn private_address(
     connection: BorrowedFd<'_>,
     files: &[MappedFile<BorrowedFd<'_>>],
@@ -69,7 +69,7 @@ impl Queries {
         Some(u64::from_ne_bytes(address)).filter(|&address| address != NONE)
     }
 
-    /// Sends a query; where its answer comes.
+    /// Sends a query; returns the eventfd that receives its answer.
     fn send(&self, connection: BorrowedFd<'_>, files: &[MappedFile<BorrowedFd<'_>>]) -> Option<OwnedFd> {
         if files.is_empty() {
             return None;
@@ -84,25 +84,25 @@ impl Queries {
     }
 }
 
-/// A query of the daemon's.
+/// A query that the helper received.
 struct Query {
     answer: Arc<OwnedFd>,
-    /// Of the VMM.
+    /// The VMM's connection.
     connection: OwnedFd,
     files: Vec<MappedFile<OwnedFd>>,
 }
 
-/// Names of the sockets over which the daemon meets VMMs, as the kernel has them.
+/// Names of the vhost-user sockets, as the kernel has them.
 #[derive(Default)]
 pub(super) struct VmmSockets(Mutex<HashSet<PathBuf>>);
 
 impl VmmSockets {
-    /// These, too.
+    /// Adds these.
     pub(super) fn add(&self, paths: impl IntoIterator<Item = PathBuf>) {
         self.0.locked().extend(paths);
     }
 
-    /// These and no others.
+    /// Replaces all by these.
     pub(super) fn set(&self, paths: impl IntoIterator<Item = PathBuf>) {
         *self.0.locked() = paths.into_iter().collect();
     }
@@ -117,7 +117,7 @@ impl VmmSockets {
     }
 }
 
-/// Answers queries, until there will be no more.
+/// Answers queries until the daemon has closed the socket.
 pub(super) fn answer_all(queries: &OwnedFd, vmm_sockets: &Arc<VmmSockets>) {
     let busy = Arc::new(());
     while let Ok(query) = read_query(queries) {
@@ -126,11 +126,11 @@ pub(super) fn answer_all(queries: &OwnedFd, vmm_sockets: &Arc<VmmSockets>) {
         let (vmm_sockets, one) = (Arc::clone(vmm_sockets), Arc::clone(&busy));
         let body = move || {
             reply(&query.answer, private_mapping(&query, &vmm_sockets));
-            // Its files are closed before it counts as answered: that may take for ever.
+            // The query counts as running until its files are closed, which may take for ever.
             drop(query);
             drop(one);
         };
-        // One is this function's, one this query's.
+        // One reference is this function's, one this query's.
         let room = Arc::strong_count(&busy) <= ANSWERS_MAX + 1;
         let thread = std::thread::Builder::new().name("answer".to_owned());
         if !room || thread.spawn(body).is_err() {
@@ -154,12 +154,12 @@ fn private_mapping(query: &Query, vmm_sockets: &VmmSockets) -> Option<u64> {
     let connection = query.connection.as_fd();
     let maps = private_memory::maps_of(peer::process(connection)?)?;
     let private = private_memory::first_private(maps, &query.files);
-    // The number may belong to another process by now, if the VMM has ended.
+    // The PID may belong to another process by now, if the VMM has ended.
     private.filter(|_| !peer::has_ended(connection))
 }
 
-/// Waits for a query; none, if what came is not one.
-/// Errors: there will be no more.
+/// Waits for a query; `None`: the message is not one.
+/// Errors: the daemon has closed the socket.
 fn read_query(queries: &OwnedFd) -> io::Result<Option<Query>> {
     let mut bytes = [0; 8 * ADDRESSES_MAX];
     let received = descriptors::receive(queries, &mut bytes, RecvFlags::empty())?;

@@ -1,4 +1,4 @@
-//! Tests of questions and answers, in one process.
+//! Tests of queries and answers, in one process.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -36,12 +36,12 @@ fn mapped(address: u64, file: &OwnedFd) -> MappedFile<BorrowedFd<'_>> {
     MappedFile { address, file }
 }
 
-/// Only ends what hangs.
+/// Ends a test that hangs.
 const LONG: Duration = Duration::from_secs(30);
 
 type Asked = (Queries, OwnedFd, [UnixStream; 2], (PathBuf, Arc<VmmSockets>));
 
-/// Both ends of the way that questions go, and of a connection at a path that is in the list.
+/// Both ends of the socket for queries, and of a connection to a socket whose path is in the list.
 fn asked(timeout: Duration) -> Asked {
     use std::os::unix::net::UnixListener;
     let directory = make_directory().expect("a place");
@@ -66,7 +66,7 @@ fn asked(timeout: Duration) -> Asked {
     )
 }
 
-/// Memory of this process, mapped privately; its address.
+/// Maps the file privately in this process; returns the address.
 fn map_privately(file: &OwnedFd) -> u64 {
     use rustix::mm::{MapFlags, ProtFlags, mmap};
     rustix::fs::ftruncate(file, 4096).expect("ours");
@@ -147,7 +147,7 @@ fn question_of_one_port_is_not_behind_that_of_another() {
     fs::remove_dir_all(directory).expect("ours");
 }
 
-/// A copy of this process with that number, which does `body` and ends.
+/// Forks a process with that PID, which runs `body` and ends.
 fn copy_numbered(number: libc::pid_t, body: impl FnOnce()) -> bool {
     let numbers = [number];
     // SAFETY: all zeros are valid.
@@ -185,7 +185,7 @@ fn process_that_has_the_number_of_one_that_connected_is_not_looked_into() {
     let met = UnixListener::bind(&path).expect("listens");
     let vmm_sockets = Arc::new(VmmSockets::default());
     vmm_sockets.add([path.clone()]);
-    // Copies have it, too.
+    // The forked processes have this mapping, too.
     let file = memfd_create("ram", MemfdFlags::CLOEXEC).expect("a file");
     let address = map_privately(&file);
     let socket = crate::listener::stream(rustix::net::SocketFlags::empty()).expect("a socket");
@@ -214,7 +214,7 @@ fn process_that_has_the_number_of_one_that_connected_is_not_looked_into() {
     fs::remove_dir_all(directory).expect("ours");
 }
 
-/// A socket that takes an hour to close, as long as its other end is there.
+/// A socket that takes an hour to close, as long as its peer is there.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let mut socket = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
@@ -226,7 +226,7 @@ fn lingering() -> (TcpStream, TcpStream) {
     (socket, other)
 }
 
-/// Threads that answer questions.
+/// Threads that answer queries.
 fn answering() -> usize {
     let threads = fs::read_dir("/proc/self/task").expect("ours").flatten();
     let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
@@ -244,14 +244,14 @@ fn files_that_take_for_ever_to_close_hold_up_so_many_threads_and_no_more() {
         let asked = queries.send(theirs.as_fd(), &[mapped(0x1000, &file)]);
         asked.expect("room");
     }
-    // Not before: it has to have the last one of each. One that it cannot answer delays the thread that reads queries.
+    // Started only now: it must have the last descriptor of each file. Closing one delays the thread that reads them.
     let helper = std::thread::spawn(move || answer_all(&answers, &vmm_sockets));
     let started = Instant::now();
     while answering() < ANSWERS_MAX && started.elapsed() < LONG {
         std::thread::sleep(Duration::from_millis(10));
     }
     for _ in 0..20 {
-        // Other tests of this process have some for a moment.
+        // Other tests of this process may have some for a moment.
         assert!(answering() < ANSWERS_MAX + 8, "{} of {ANSWERS_MAX}", answering());
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -1,24 +1,24 @@
-//! Requests of a daemon with a file to its helper at run time: the file, and sockets for new ports.
+//! Requests of a daemon with a configuration file to its helper: to read the file, and for sockets of new ports.
 //!
-//! The daemon in its sandbox can neither read its file again nor make a socket file. It sends requests, one at a time,
-//! each with a number that its answer has, too. An attacker who took the daemon over can send anything here, so the
-//! helper trusts none of it:
-//!  - the file is the one that the daemon was started with. The helper reads it, refuses what others could change, and
+//! The daemon in its sandbox can neither read its file again nor create a socket file. It sends requests, one at a
+//! time, each with a number that the answer repeats. An attacker who took over the daemon can send anything here, so
+//! the helper trusts none of it:
+//!  - the file is the one that the daemon was started with. The helper reads it, rejects it if others could change it,
 //!    checks all of it, before the daemon gets it;
-//!  - a socket is requested by the name of a port. Its path, owner, group and mode are those of the file. It is made in
-//!    a directory that was open when the daemon began ([`Directories`]), by its name there: a later change of the
-//!    directory's path has no effect. A file in its place is not replaced, nor a socket with a listener; links are not
-//!    followed;
-//!  - a socket file is removed if the helper or the daemon made it, and it is still that one; what the helper made it
-//!    removes itself when its port does not count any more, so that there are no more of them than ports;
+//!  - a socket is requested by the name of a port. Its path, owner, group and mode are those of the file. The helper
+//!    creates it in a directory that it opened when the daemon started ([`Directories`]): a later change of the
+//!    directory's path has no effect. It replaces neither a file in its place nor a socket with a listener, and
+//!    follows no links;
+//!  - a socket file is removed only if the helper or the daemon created it and it is still the same file. The helper
+//!    removes the ones it created when their port is no longer configured, so there are never more of them than ports;
 //!  - queues are leased by a policy made of the file.
 //!
-//! Unless the daemon has neither a control socket nor `--api`, it may add networks and ports to those of the file. The
-//! helper validates them as if they were in the file, makes their sockets in the same directories, and leases queues to
-//! them of interfaces that the file names, and of no others.
+//! If the daemon has a control socket or `--api`, clients may add networks and ports to those of the file. The helper
+//! validates them as if they were in the file, creates their sockets in the same directories, and leases to them
+//! queues of interfaces that the file names, and of no others.
 //!
-//! So the daemon can get no more than the operator wrote into the file, perhaps before the operator's request to read
-//! it.
+//! So the daemon can get no more than the operator wrote into the file, perhaps before the operator asked for a
+//! reload.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -45,15 +45,15 @@ use crate::config::{Endpoint, PortConfig, ServeConfig};
 use crate::listener::{Access, listen_at};
 use crate::lock::Locked;
 
-/// How long the helper may take for an answer: it reads a file, and updates a steward.
+/// How long the daemon waits for an answer: the helper reads a file, and updates a steward.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-/// Longest request and answer, bytes; a file comes by a descriptor.
+/// Longest request and answer, bytes; the text of a file is passed as a descriptor.
 const LONGEST: usize = 16 << 10;
 
-/// Why a request was not done.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
-    /// The helper's words.
+    /// The helper's error message.
     #[error("{0}")]
     Refused(String),
     #[error("the helper does not answer")]
@@ -72,25 +72,25 @@ impl From<rustix::io::Errno> for RequestError {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
-    /// Reads the file again. Nothing is allowed by it yet.
+    /// Read the file again. It does not take effect yet.
     Read,
-    /// Adds these to those of the file, which is not read again, or replaces added ones of the same name. Not in force yet.
+    /// Add these, or replace added ones of the same name, without reading the file. This does not take effect yet.
     Put(Box<Tables>),
-    /// Removes the added one of that name.
+    /// Remove the added one of that name. This does not take effect yet.
     Without(TableKind, String),
-    /// What was read or put together last is what counts.
+    /// Make the configuration of the last request above take effect.
     Adopt,
-    /// Stores what was added, in the attached text, for the next start.
+    /// Store what was added for the next start; the attached text has the filter rules.
     Keep,
-    /// The listening socket of the port of that name.
+    /// Create and pass the listening socket of the port of that name.
     Listen(String),
-    /// The daemon has closed the socket at that path.
+    /// Remove the socket file at that path, which the daemon has closed.
     Remove(PathBuf),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    /// Perhaps with a descriptor.
+    /// Success, perhaps with a descriptor.
     Done,
     Refused(String),
 }
@@ -101,7 +101,7 @@ struct Numbered<T> {
     what: T,
 }
 
-/// The daemon's side; one thread sends requests at a time.
+/// The daemon's side; one thread at a time sends a request.
 pub(crate) struct Requests {
     socket: OwnedFd,
     /// Number of the last request.
@@ -117,17 +117,17 @@ impl Requests {
         })
     }
 
-    /// The present file with what was added, checked.
+    /// Reads the file, and checks it with what was added.
     pub(crate) fn read(&self) -> Result<ConfigFile, RequestError> {
         self.ask_for_file(&Request::Read)
     }
 
-    /// The configuration in force with these added, checked.
+    /// Checks the configuration in force with these added.
     pub(crate) fn put(&self, tables: &Tables) -> Result<ConfigFile, RequestError> {
         self.ask_for_file(&Request::Put(Box::new(tables.clone())))
     }
 
-    /// The configuration in force without the added one of that name.
+    /// Checks the configuration in force without the added one of that name.
     pub(crate) fn without(&self, kind: TableKind, name: &str) -> Result<ConfigFile, RequestError> {
         self.ask_for_file(&Request::Without(kind, name.to_owned()))
     }
@@ -137,7 +137,7 @@ impl Requests {
         serde_json::from_str(&text).map_err(|error| RequestError::Gone(error.into()))
     }
 
-    /// From now on what was read last is what counts.
+    /// Makes the configuration that was checked last take effect.
     pub(crate) fn adopt(&self) -> Result<(), RequestError> {
         self.ask(&Request::Adopt).map(drop)
     }
@@ -149,12 +149,12 @@ impl Requests {
         self.ask_with(&Request::Keep, Some(text.as_fd())).map(drop)
     }
 
-    /// A socket for a port that counts.
+    /// Creates the listening socket of a port of the configuration in force.
     pub(crate) fn listen(&self, port: &str) -> Result<UnixListener, RequestError> {
         Ok(self.ask_for_one(&Request::Listen(port.to_owned()))?.into())
     }
 
-    /// Removes the file of a socket that is not listened on any more.
+    /// Removes the file of a socket that nobody listens on any more.
     pub(crate) fn remove(&self, path: &Path) -> Result<(), RequestError> {
         self.ask(&Request::Remove(path.to_owned())).map(drop)
     }
@@ -184,7 +184,7 @@ impl Requests {
         loop {
             let (answer, descriptor) = receive::<Answer>(self.socket.as_fd())?;
             match answer {
-                // One that came too late.
+                // A late answer to an earlier request.
                 Some(answer) if answer.number != number => {}
                 Some(answer) => {
                     return match answer.what {
@@ -206,15 +206,15 @@ fn send<T: Serialize>(
     let bytes = serde_json::to_vec(message).map_err(|error| RequestError::Gone(error.into()))?;
     if bytes.len() > LONGEST {
         return Err(RequestError::Refused(format!(
-            "it says more than {} KiB",
+            "the message is longer than {} KiB",
             LONGEST >> 10
         )));
     }
     descriptors::send(socket, &bytes, descriptor.as_slice(), SendFlags::empty()).map_err(RequestError::Gone)
 }
 
-/// A message, and a descriptor that came with it; none, if it is not one.
-/// Errors: there will be no more.
+/// Receives a message, `None` if it is malformed, and the descriptor that was attached.
+/// Errors: the other side has closed the socket, or does not answer.
 fn receive<T: for<'a> Deserialize<'a>>(
     socket: BorrowedFd<'_>,
 ) -> Result<(Option<Numbered<T>>, Option<OwnedFd>), RequestError> {
@@ -227,7 +227,7 @@ fn receive<T: for<'a> Deserialize<'a>>(
     Ok((serde_json::from_slice(&bytes[..received.bytes]).ok(), descriptor))
 }
 
-/// Directories in which sockets may be made, open since the daemon began.
+/// Directories in which sockets may be created, open since the daemon started.
 pub(super) struct Directories(Vec<Directory>);
 
 struct Directory {
@@ -236,7 +236,7 @@ struct Directory {
 }
 
 impl Directories {
-    /// Those of these that are there.
+    /// Opens those that exist.
     pub(super) fn open(paths: &[PathBuf]) -> Self {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let open = |path: &PathBuf| {
@@ -256,14 +256,14 @@ impl Directories {
     fn names(&self) -> String {
         let names: Vec<_> = self.0.iter().map(|it| it.path.display().to_string()).collect();
         match names.as_slice() {
-            [] => "no directory, as it began without ports".to_owned(),
+            [] => "no directory, as it was started without ports".to_owned(),
             names => format!("{} only", names.join(", ")),
         }
     }
 }
 
 impl Directory {
-    /// A path to a file of it that no other directory can come into.
+    /// A path to a file of it that stays valid when the directory is renamed or replaced.
     fn path_to(&self, socket: &Path) -> Option<PathBuf> {
         let name = socket.file_name()?;
         Some(PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd())).join(name))
@@ -272,33 +272,33 @@ impl Directory {
 
 /// The helper's side.
 pub(super) struct RequestServer {
-    /// The file with what was added to it, as the daemon started with them.
+    /// The configuration that the daemon started with.
     pub(super) file: ConfigFile,
     /// Options of the daemon's command line.
     pub(super) options: Daemon,
-    /// Where networks and ports are kept that are added to it.
+    /// The file that keeps added networks and ports.
     pub(super) state: Option<PathBuf>,
-    /// Which ports may be added.
+    /// Which ports clients may add.
     pub(super) added_ports: AddedPorts,
     pub(super) directories: Arc<Directories>,
-    /// What was made, to be removed in the end.
+    /// Socket files, to be removed in the end.
     pub(super) files: Arc<Files>,
-    /// Called with what counts from now on.
+    /// Called with each configuration that takes effect.
     pub(super) adopt: Adopt,
-    /// Called with the name that the kernel has for a socket that was made.
+    /// Called with the name that the kernel has for a new socket.
     pub(super) made: Box<dyn Fn(PathBuf) + Send>,
 }
 
-/// Errors: why it cannot count.
+/// Errors: why it cannot take effect.
 pub(super) type Adopt = Box<dyn Fn(&ServeConfig) -> Result<(), String> + Send>;
 
-/// Which ports may be added to those of the file.
+/// Which ports clients may add to those of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AddedPorts {
     None,
-    /// All whose queues another process leases.
+    /// All: another process leases their queues.
     All,
-    /// Those without queues of their own, or of interfaces that the file names.
+    /// Those that need no queues, or queues of interfaces that the file names.
     OfItsInterfaces,
 }
 
@@ -306,7 +306,7 @@ pub(super) enum AddedPorts {
 struct Proposals {
     /// What counts.
     in_force: ConfigFile,
-    /// What was read or put together last.
+    /// Configuration that was checked last, if it has not taken effect yet.
     proposed: Option<ServeConfig>,
     sockets: Sockets,
 }
@@ -315,7 +315,7 @@ struct Proposals {
 type Sockets = HashMap<String, (PathBuf, Access)>;
 
 impl RequestServer {
-    /// Answers requests, until there will be no more.
+    /// Answers requests until the daemon has closed the socket.
     pub(super) fn answer_all(&self, socket: BorrowedFd<'_>) {
         let mut proposals = Proposals {
             in_force: self.file.clone(),
@@ -390,10 +390,10 @@ impl RequestServer {
             Request::Keep => {
                 let (path, came) = (
                     self.state.as_ref().ok_or("no file is named")?,
-                    came.ok_or("no text came")?,
+                    came.ok_or("no text is attached")?,
                 );
                 let text = text_of(came, state::LONGEST).map_err(|error| error.to_string())?;
-                // Of the daemon's text only the filter rules count, which the helper does not have.
+                // Only the filter rules are taken from the daemon's text: the helper does not have them.
                 let rules = state::parse(path, &text).map_err(|wrong| wrong.what)?;
                 let ConfigFile {
                     mut added, left_out, ..
@@ -419,7 +419,7 @@ impl RequestServer {
         }
     }
 
-    /// The configuration in force, to add something to it.
+    /// The configuration in force, if clients may change it.
     fn with_others(&self, proposals: &Proposals) -> Result<ConfigFile, String> {
         if self.added_ports == AddedPorts::None {
             return Err(
@@ -430,7 +430,7 @@ impl RequestServer {
         Ok(proposals.in_force.clone())
     }
 
-    /// Checks a configuration. [`Request::Adopt`] puts it into force.
+    /// Checks a configuration and returns its text. [`Request::Adopt`] makes it take effect.
     fn propose(&self, file: ConfigFile, proposals: &mut Proposals) -> Result<Option<OwnedFd>, String> {
         let config = self.check(file)?;
         let text = serde_json::to_vec(&config.file).map_err(|error| error.to_string())?;
@@ -446,13 +446,13 @@ impl RequestServer {
         Ok(config)
     }
 
-    /// Rejects sockets that could not be made later, before anything is done.
+    /// Rejects sockets that the helper could not create later, before anything changes.
     fn check_directories(&self, config: &ServeConfig) -> Result<(), String> {
         let Some(file) = &config.file else { return Ok(()) };
         for (port, table) in config.ports.iter().zip(file.all::<Port>()) {
             let path = match &port.endpoint {
                 Endpoint::Server(path) => path,
-                // Questions about the process that listens there are answered to the daemon.
+                // The helper answers queries about the process that listens there: not for any path that a client adds.
                 Endpoint::Client(path) if table.line == 0 => path,
                 Endpoint::Client(_) | Endpoint::Fd(_) => continue,
             };
@@ -474,10 +474,10 @@ impl RequestServer {
             .directories
             .of(path)
             .and_then(|directory| directory.path_to(path));
-        let at = at.ok_or("its directory is none of the daemon's")?;
+        let at = at.ok_or("its directory is not one of the daemon's")?;
         let made = self.files.make(path, &at, || listen_at(&at, access));
         let listener = made.map_err(|error| {
-            // The directory by the name that it has for everybody.
+            // The error message names the directory by its configured path.
             let (held, named) = (at.parent(), path.parent());
             let text = error.to_string();
             match (held, named) {
@@ -522,7 +522,7 @@ fn socket_of(port: &PortConfig) -> Option<(String, (PathBuf, Access))> {
     }
 }
 
-/// A text for the other side to read.
+/// A memory file with a text for the other side.
 pub(super) fn in_memory(text: &[u8]) -> io::Result<OwnedFd> {
     let memory = memfd_create("configuration", MemfdFlags::CLOEXEC)?;
     let mut file = File::from(memory);
@@ -530,13 +530,13 @@ pub(super) fn in_memory(text: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// The text that the other side wrote.
-/// Errors: it has more bytes, or cannot be read.
+/// Reads the text that the other side wrote.
+/// Errors: it is longer than `most_bytes`, or cannot be read.
 pub(super) fn text_of(memory: OwnedFd, most_bytes: u64) -> io::Result<String> {
     let mut file = File::from(memory);
-    // A pipe, or a file that does not answer, would keep us waiting.
+    // Only memory files: a pipe, or a file of a file system that does not answer, would keep us waiting.
     if fcntl_get_seals(&file).is_err() {
-        return Err(io::Error::other("it is no memory file"));
+        return Err(io::Error::other("it is not a memory file"));
     }
     file.rewind()?;
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Tests of what a daemon that was taken over gets by its requests; in one process.
+//! Tests of what an attacker who took over a daemon can get by its requests; in one process.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -9,7 +9,7 @@ use super::*;
 use crate::supervision::helper::queries::VmmSockets;
 use crate::supervision::helper::{adopting, make_directory, message_pair};
 
-/// A helper of a daemon with a file without ports, which may have others in one directory.
+/// The helper of a daemon whose file has no ports, and which may add ports with sockets in one directory.
 struct Kept {
     requests: Requests,
     place: PathBuf,
@@ -67,7 +67,7 @@ impl Drop for Kept {
     }
 }
 
-/// A port of the null NIC.
+/// A port with the null NIC.
 fn port(name: &str, path: &Path, client: bool) -> Entry<Port> {
     let mut port = Port::default();
     port.socket.socket_path = Some(path.to_owned());
@@ -88,7 +88,7 @@ fn added_port_is_not_the_files_with_any_line_number() {
     // The daemon of the file may connect to VMMs.
     let kept = Kept::with("[port.c]\nclient = true\nnull = true\nsocket-path = \"/run/a-vmms.sock\"\n");
     for line in [0, 1, usize::MAX] {
-        // By such a socket it would learn about the memory of all processes that listen, or connect, there.
+        // With such a path it could query the memory maps of all processes that listen or connect there.
         let mut elsewhere = port("a", Path::new("/run/of-another.sock"), true);
         elsewhere.line = line;
         let refused = kept
@@ -110,13 +110,13 @@ fn there_are_no_more_sockets_than_ports_that_count() {
     let kept = Kept::new();
     let mut listeners = Vec::new();
     for number in 0..20 {
-        // One port, each time at another path; nothing of it is ever removed by the daemon.
+        // One port, each time with another path; the daemon never asks to remove a socket.
         let path = kept.place.join(format!("{number}.sock"));
         kept.requests.put(&of(&port("a", &path, false))).expect("allowed");
         kept.requests.adopt().expect("judged");
         listeners.push(kept.requests.listen("a").expect("it counts"));
         assert_eq!(kept.sockets(), 1);
-        // By its path, and by that which the kernel has for it.
+        // By its configured path, and by the path that the kernel has for it.
         assert_eq!(kept.vmm_sockets.len(), 2);
     }
     // The configuration in force stays, whatever else is requested.

@@ -2,19 +2,19 @@
 
 use crate::switch::to_guest::Delivery;
 
-/// See the module's head. Frames wait in their order, and are taken into a batch in which each has a number.
+/// See the module's head. Frames wait in order, and are taken into a batch in which each has a number.
 pub(crate) trait Extras {
-    /// Whether the next frame may be in a batch with those that are: of several that are merged only one's goes along.
+    /// Whether the next frame may be added to the batch: of merged frames, only the first one's facts are kept.
     fn may_merge(&self) -> bool;
-    /// The next frame is in the batch now, behind the others; not `is_one`: it is none, and lost.
+    /// The next frame was added to the batch; not `is_one`: it was invalid, and is lost.
     fn push(&mut self, is_one: bool);
-    /// The frame of that number is written next, the first of a run.
+    /// The run of frames that begins with this number is written next.
     fn apply(&self, number: usize, delivery: &mut Delivery<'_>);
-    /// The batch is delivered.
+    /// The batch was delivered.
     fn clear(&mut self);
 }
 
-/// Nothing.
+/// No facts.
 impl Extras for () {
     #[inline]
     fn may_merge(&self) -> bool {

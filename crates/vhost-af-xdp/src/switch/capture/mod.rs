@@ -5,13 +5,13 @@
 //! decide ([`super::filter::Acl`]): in both directions, on any lane and worker. Without a capture and without rules
 //! nothing reads frames, and this costs nothing.
 //!
-//! Records are of one size and go through one bounded queue from all lanes to one thread of control, which takes them
-//! out. A lane never waits: what finds no room is counted as lost ([`Capture::lost`]), and the frame goes its way. Only
-//! half of the queue's places are used. So a lane never meets the place that the reader is just emptying, at which it
-//! would have to wait for a reader that has no CPU.
+//! Records have one size. All lanes put them into one bounded queue, from which one control thread takes them. A lane
+//! never waits: a record that finds no room is counted as lost ([`Capture::lost`]), and the frame is forwarded all the
+//! same. Only half of the queue's places are used, so that a lane never meets the place that the reader is just
+//! emptying, where it would have to wait for a reader that may have no CPU.
 //!
-//! A frame is shown once, when it is done: one that comes again because there was no room for it is shown the last
-//! time. What is shown decides nothing.
+//! A frame is recorded once, when it is done: one that is retried because there was no room for it is recorded the last
+//! time. Captured bytes decide nothing.
 
 #[cfg(test)]
 mod tests;
@@ -22,25 +22,25 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crossbeam_queue::ArrayQueue;
 
-/// Most bytes of a frame that are shown: its headers.
+/// Most bytes of a frame that are recorded: its headers.
 pub(crate) const SHOWN_BYTES: usize = 256;
 /// Records that wait for the reader: 20 ms of 200,000 frames a second.
 const ROOM: usize = 4096;
 
-/// Which frames are shown.
+/// Which frames are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) from_guest: bool,
     pub(crate) to_guest: bool,
 }
 
-/// What was decided about a frame.
+/// The decision about a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
     Passed,
-    /// By the filter rule of that place in the port's list, from 0; `None`: by the default.
+    /// Denied by the filter rule at that index in the port's list; `None`: by the default.
     Denied(Option<u16>),
-    /// For another reason: its headers are malformed, or the guest may not send them.
+    /// Denied for another reason: its headers are malformed, or the guest may not send them.
     Refused,
 }
 
@@ -54,10 +54,10 @@ pub(crate) struct About {
     pub(crate) seen: Seen,
 }
 
-/// A frame that was shown.
+/// A recorded frame.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Record {
-    /// When it was shown, nanoseconds since 1970 of the host's clock.
+    /// When it was recorded, nanoseconds since 1970 of the host's clock.
     pub(crate) at_ns: u64,
     pub(crate) to_guest: bool,
     /// Queue pair of the port.
@@ -80,7 +80,7 @@ impl Record {
 pub(crate) struct Capture {
     wanted: Wanted,
     records: ArrayQueue<Record>,
-    /// Records that found no room. A number only: nothing is published with it.
+    /// Records that found no room. Only a number: nothing is published with it.
     lost: AtomicU64,
 }
 
@@ -97,7 +97,7 @@ impl Capture {
         }
     }
 
-    /// What a lane of a queue pair shows frames of a direction to; `None`: those are not wanted.
+    /// What the lane of a queue pair records frames of one direction with; `None`: such frames are not wanted.
     pub(crate) fn tap(self: &Arc<Self>, to_guest: bool, pair: u16) -> Option<Tap> {
         let is_wanted = if to_guest {
             self.wanted.to_guest
@@ -111,12 +111,12 @@ impl Capture {
         })
     }
 
-    /// The next frame. Of one reader only.
+    /// The next record. There must be only one reader.
     pub(crate) fn take(&self) -> Option<Record> {
         self.records.pop()
     }
 
-    /// Frames that were not shown because their records found no room.
+    /// Frames that were not recorded because there was no room.
     pub(crate) fn lost(&self) -> u64 {
         self.lost.load(Relaxed)
     }
@@ -129,7 +129,7 @@ impl Capture {
     }
 }
 
-/// A lane's way to a capture, for one direction.
+/// A lane's access to a capture, for one direction.
 #[derive(Debug)]
 pub(crate) struct Tap {
     capture: Arc<Capture>,

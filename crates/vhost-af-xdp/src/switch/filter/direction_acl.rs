@@ -1,5 +1,5 @@
-//! Filter rules and capture of one direction of a lane: decides about frames, and passes them to the capture with the
-//! decision.
+//! Filter rules and capture of one direction of a lane: decides about frames, and passes frames and decisions to the
+//! capture.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl Acl {
         }
     }
 
-    /// The same of a frame that does not come again.
+    /// The same for a frame that is not retried; returns whether it is allowed.
     #[inline]
     pub(crate) fn allows(&mut self, head: &[u8], facts: Facts, counters: &PairCounters) -> bool {
         let said = self.admits(head, facts, counters);
@@ -57,7 +57,7 @@ impl Acl {
         said.is_ok()
     }
 
-    /// A frame on which that was decided is done. `most`: bytes of it that can be read.
+    /// Counts and captures a frame that is done, with the decision on it. `most`: bytes of it that can be read.
     #[inline]
     pub(crate) fn settle(
         &self,
@@ -95,7 +95,6 @@ impl Acl {
         tap.show(about, most.min(facts.len), read);
     }
 
-    /// Whether there is a capture.
     #[inline]
     pub(crate) fn is_watched(&self) -> bool {
         self.tap.is_some()

@@ -1,4 +1,4 @@
-//! The [rules](acl) of a port, as the lanes of its queue pairs have them, and the capture of its frames.
+//! The [rules](acl) of a port for the lanes of its queue pairs, and the capture of its frames.
 
 mod direction_acl;
 
@@ -14,10 +14,10 @@ pub(crate) use self::direction_acl::Acl;
 use super::capture::Capture;
 use super::fdb::Destination;
 
-/// With each flow that its guest sends it remembers where frames of it go.
+/// For each flow that its guest sends it remembers the destination.
 pub(crate) type Classifier = acl::Classifier<Destination>;
 
-/// The rules of a port, compiled, as the lanes of its pairs have them in common.
+/// The compiled rules of a port, which the lanes of its pairs share.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PortFilter {
     pub(crate) from_guest: Option<Arc<Rules>>,

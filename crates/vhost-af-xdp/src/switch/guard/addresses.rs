@@ -1,10 +1,10 @@
-//! The addresses of a port.
+//! The IP addresses that a port may use.
 
 use std::net::IpAddr;
 
 use model::config::IpPrefix;
 
-/// Those of a port: networks with the bits that count, by version.
+/// The addresses of a port: network and mask of each prefix, by IP version.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Addresses {
     v4: Vec<(u32, u32)>,
@@ -12,7 +12,7 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// All that begin like one of these.
+    /// All addresses with one of these prefixes.
     pub(crate) fn new(prefixes: &[IpPrefix]) -> Self {
         let mut addresses = Self::default();
         for prefix in prefixes {

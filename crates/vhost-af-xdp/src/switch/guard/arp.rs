@@ -5,9 +5,9 @@ use packet::ethernet::Mac;
 
 use super::{Refusal, SourceGuard};
 
-/// Whether it announces the port's own addresses only. A request for one of them without a sender address is a probe
-/// (RFC 5227), which a host sends before it uses the address; a probe for others' addresses would make their owners
-/// believe that they are taken.
+/// Whether a message announces the port's own addresses only. A request for one of them without a sender address is a
+/// probe (RFC 5227), which a host sends before it uses the address. A probe for another port's address would make its
+/// owner believe that the address is taken.
 pub(super) fn check(guard: &SourceGuard, mac: Mac, head: &[u8], at: usize) -> Result<usize, Refusal> {
     let message = Arp::at(head, at).ok_or(Refusal::Arp)?;
     let is_own = guard.addresses.has_v4(message.sender());

@@ -8,7 +8,7 @@ use super::{Refusal, SourceGuard, bytes, is_of_server};
 
 const DHCP_SERVER: u16 = 67;
 const DHCP_CLIENT: u16 = 68;
-/// Least payload of a first fragment: no sender sends less, and the rest must not arrive later.
+/// Least payload of a first fragment: no sender sends less, and later fragments must not bring the checked bytes.
 const FIRST_BYTES: usize = 8;
 /// Ports of a DHCP request.
 const FROM_CLIENT: [u8; 4] = [0, DHCP_CLIENT as u8, 0, DHCP_SERVER as u8];

@@ -1,14 +1,14 @@
 //! IP source guard: rejects spoofed IPv4, IPv6, ARP and ND (`ips` of a port).
 //!
 //! A [`SourceGuard`] checks the first bytes of a frame, behind the Ethernet header, whose source address was checked
-//! before ([`super::port_lane`]). It is pure: bytes in, a verdict out. The guest cannot change the bytes that it reads
-//! any more, and other bytes decide nothing: it returns how many bytes it depends on, and a checksum that the daemon
-//! completes must not be stored there, because it would change them afterwards.
+//! before ([`super::port_lane`]). It is pure: bytes in, a verdict out. It reads a copy that the guest cannot change,
+//! and returns how many bytes the verdict depends on: a checksum that is completed later must not be stored in these
+//! bytes, because that would change them afterwards.
 //!
 //! | frame | is sent if |
 //! |---|---|
-//! | ARP | Ethernet and IPv4, a request or a reply, its sender is the port by both addresses; or a probe for one |
-//! | IPv4 | its source is the port's; or it asks a DHCP server from 0.0.0.0 |
+//! | ARP | Ethernet and IPv4, a request or a reply, both sender addresses are the port's; or a probe for its address |
+//! | IPv4 | its source is the port's; or it is a DHCP request from 0.0.0.0 |
 //! | IPv6 | its source is the port's, or the link-local address of its MAC; or a host without an address sends it |
 //! | neighbour discovery | as IPv6, and what it announces, target and link-layer address, is the port's, too |
 //! | router advertisement, redirect (ICMPv6, ICMP) | the port is a router |
@@ -16,9 +16,9 @@
 //! | other protocols | never |
 //!
 //! Frames with unusable headers are rejected: those that do not fit in [`packet::HEADERS_MAX`], that contradict themselves, and
-//! first fragments without the headers that have to follow (RFC 7112, RFC 7113). Later fragments are checked by their
-//! source: the rest was checked in the first one. Neighbour discovery is never fragmented (RFC 6980). The inside of
-//! tunnels is not checked.
+//! first fragments without the headers that have to follow (RFC 7112, RFC 7113). Of later fragments only the source is
+//! checked: the rest was checked in the first one. Neighbour discovery is never fragmented (RFC 6980). Packets inside
+//! of tunnels are not checked.
 
 mod addresses;
 mod arp;
@@ -46,12 +46,12 @@ pub(crate) struct SourceGuard {
     pub(crate) addresses: Addresses,
     /// It may send router advertisements and redirects.
     pub(crate) router: bool,
-    /// It may give addresses to others.
+    /// It may send messages of a DHCP server.
     pub(crate) dhcp_server: bool,
 }
 
 impl SourceGuard {
-    /// By the options of a port; `None`: only the Ethernet header is checked.
+    /// The guard for a port's options; `None`: only the Ethernet header is checked.
     pub(crate) fn of(guard: &model::config::Guard) -> Option<Self> {
         let ips = guard.ips.as_ref()?;
         Some(Self {
@@ -67,13 +67,13 @@ impl SourceGuard {
 pub(crate) enum Refusal {
     /// An Ethernet address that is not the port's.
     SourceAddress,
-    /// A VLAN that the port is not for.
+    /// A VLAN that is not one of the port's.
     Vlan,
     /// A checksum would be stored inside the checked bytes.
     Checksum,
     /// Neither IPv4, IPv6 nor ARP.
     Protocol,
-    /// ARP that is not of the port's addresses.
+    /// ARP with addresses that are not the port's.
     Arp,
     /// Source address that is not the port's.
     Source,
@@ -88,7 +88,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// Where it is counted.
+    /// The counter of such frames.
     pub(crate) fn counter(self, counters: &PairCounters) -> &Counter {
         match self {
             Self::SourceAddress => &counters.from_guest_source_address,
@@ -105,8 +105,8 @@ impl Refusal {
     }
 }
 
-/// Whether the guest with that address may send what is behind a frame's Ethernet header. `head`: the frame's first
-/// bytes, as [`SourceGuard::check`] has them.
+/// Whether the guest with that address may send what follows a frame's Ethernet header. `head`: the frame's first
+/// bytes, as for [`SourceGuard::check`].
 /// Errors: why not.
 #[inline]
 pub(crate) fn check_content(
@@ -119,7 +119,7 @@ pub(crate) fn check_content(
         None => ethernet::LOOK_BYTES,
         Some(source_guard) => source_guard.check(mac, head, sending.len, tags)?,
     };
-    // Stored there it would make them others.
+    // Stored there, the checksum would change the checked bytes.
     match sending.request.csum {
         Some(at) if at.field() < classified => Err(Refusal::Checksum),
         _ => Ok(()),
@@ -127,7 +127,8 @@ pub(crate) fn check_content(
 }
 
 impl SourceGuard {
-    /// Whether the guest with that address may send a frame; if so, how many of its bytes that was decided by.
+    /// Whether the guest with that address may send a frame; if so, how many of its first bytes the decision depends
+    /// on.
     /// `head`: its first bytes, all of them or [`packet::HEADERS_MAX`]; `len`: its length.
     /// Errors: why not.
     #[inline]
@@ -149,7 +150,7 @@ fn bytes<const N: usize>(packet: &[u8], at: usize) -> Result<&[u8; N], Refusal> 
     packet::bytes(packet, at).ok_or(Refusal::Headers)
 }
 
-/// Whether UDP between these ports is from a server's port, or to a client's: clients accept both.
+/// Whether UDP with these ports is from a server's port, or to a client's: clients accept either.
 #[inline]
 fn is_of_server(ports: [u8; 4], server: u16, client: u16) -> bool {
     let [a, b, c, d] = ports;

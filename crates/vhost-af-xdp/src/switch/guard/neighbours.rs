@@ -22,9 +22,9 @@ pub(super) struct Message {
     pub(super) at: usize,
     /// Where its packet ends.
     pub(super) end: usize,
-    /// It is one of fragments, or calls itself so.
+    /// It has a fragment header, even if it is not fragmented.
     pub(super) fragment: bool,
-    /// Its sender has no address.
+    /// Its source is ::.
     pub(super) unspecified: bool,
 }
 
@@ -48,7 +48,7 @@ pub(super) fn check(
     }
     let options = packet.get(options..).filter(|_| packet.len() == end);
     let mut options = Options::new(options.ok_or(Refusal::Headers)?);
-    // Duplicate address detection for an address makes other hosts that want to use it give it up.
+    // Duplicate address detection makes other hosts that want to use the address give it up.
     if kind == NEIGHBOUR_ADVERTISEMENT || (kind == NEIGHBOUR_SOLICITATION && message.unspecified) {
         let target = *bytes(packet, at + TARGET_AT)?;
         if !guard.is_own(mac, target) {

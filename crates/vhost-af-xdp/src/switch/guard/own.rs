@@ -1,4 +1,4 @@
-//! The guard of a guest that has a queue, or a cable, to itself: there is no table that knows it.
+//! The source guard of a guest outside of networks, where no FDB has it.
 
 use device::counters::PairCounters;
 use packet::HEADERS_MAX;
@@ -7,11 +7,11 @@ use packet::ethernet::{self, Head, Mac, Tags};
 use super::{Refusal, SHORT_LOOK_BYTES, SourceGuard, check_content};
 use crate::switch::guest_frame::GuestFrame;
 
-/// What it may send.
+/// The source addresses and VLANs that the guest may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Guard {
     pub(crate) mac: Mac,
-    /// Those of its VLANs, 0: none; empty: any.
+    /// Its VLANs; 0: frames without a VLAN; an empty list: any.
     pub(crate) vlans: Vec<u16>,
     /// Its IP addresses; `None`: any.
     pub(crate) source_guard: Option<SourceGuard>,
@@ -32,8 +32,8 @@ impl Guarded {
         }
     }
 
-    /// The frame with its checked first bytes in place of those in guest memory; `None`: it may not be sent, which is
-    /// counted.
+    /// Checks a frame. Returns it with its checked first bytes in place of those in guest memory; `None`: it may not be
+    /// sent, which is counted.
     #[inline(never)]
     pub(crate) fn check<'a>(
         &'a mut self,
@@ -47,7 +47,7 @@ impl Guarded {
             SHORT_LOOK_BYTES
         };
         let known = most.min(frame.sending.len as usize);
-        // What a short frame does not have is 0.
+        // Bytes beyond the end of a short frame are 0.
         head[..ethernet::LOOK_BYTES].fill(0);
         frame.read_start(&mut head[..known]);
         if let Err(refusal) = guard.check(head, known, &frame) {

@@ -14,8 +14,8 @@ use crate::switch::own_queue::OwnQueue;
 use crate::switch::rate_limit::Cost;
 
 impl<O: OwnQueue> PortLane<O> {
-    /// Sends a batch of the guest's frames; returns what moved.
-    /// Errors: what the guest did wrong.
+    /// Sends a batch of the guest's frames; returns how many moved.
+    /// Errors: the guest's fault.
     pub(super) fn send(&mut self, network: &mut dyn Network) -> Result<usize, Fault> {
         let left = self.sender.begin();
         self.waits = false;
@@ -54,8 +54,8 @@ impl<O: OwnQueue> PortLane<O> {
         } = burst;
         self.settle(budget, done, looked_up);
         if done > 0 {
-            // Before they are sent: should we die in between, they are lost; the other way round a successor would
-            // send them once more.
+            // Chains are published before their frames are sent: if the daemon dies in between, the frames are lost. In
+            // the other order its successor would send them again.
             self.pair.from_guest.publish(&self.counters);
             if !self.transmit.is_empty() {
                 match self.sink(network) {
@@ -68,7 +68,7 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// Classifies the chains of the batch; returns the cost of look-ups, if there are filter rules.
-    /// Errors: what the guest did wrong; nothing was done then.
+    /// Errors: the guest's fault; then no frame is passed on.
     #[inline]
     fn classify_batch(&mut self, budget: &Budget) -> Result<Option<u64>, Fault> {
         if self.is_trusted() {
@@ -83,7 +83,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Hands the next run of frames over.
+    /// Passes the next run of frames to its destination.
     #[inline]
     fn pass_run(&mut self, burst: &mut Burst<'_>) {
         let (first, run) = (burst.done, self.run_from(burst.done));
@@ -99,7 +99,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// The first `done` chains of the batch are done, and the others go back to the guest.
+    /// Ends the batch, of which the first `done` chains are done: the others go back into the guest's queue.
     #[inline]
     fn settle(&mut self, mut budget: Budget, done: usize, looked_up: Option<u64>) {
         if let Some(looked_up) = looked_up {
@@ -121,8 +121,8 @@ impl<O: OwnQueue> PortLane<O> {
     /// Classifies the chains of the batch; up to the limit, if there is one (`LIMITED`), and by filter rules, if there
     /// are some (`FILTERED`). Two flags, so that lanes without either do not pay for their code. Returns the cost of
     /// look-ups.
-    /// Errors: what the guest did wrong; nothing was done then.
-    // A loop of its own for each: in one function they would have no registers left.
+    /// Errors: the guest's fault; then no frame is passed on.
+    // Not inlined, so that each has its own loop: in one function they would have no registers left.
     #[inline(never)]
     fn classify<const LIMITED: bool, const FILTERED: bool>(&mut self, budget: &Budget) -> Result<u64, Fault> {
         self.classified = 0;
@@ -190,13 +190,13 @@ impl<O: OwnQueue> PortLane<O> {
         Ok(looked_up)
     }
 
-    /// Whether the next chain of the batch can be taken, of those before `end`.
+    /// Whether another chain of the batch, before `end`, can be passed on.
     #[inline]
     pub(super) fn goes_on(&self, next: usize, end: usize, budget: &Budget) -> bool {
         next < end && budget.has_left() && !self.waits && self.own.places() > 0
     }
 
-    /// How many from one on go the same way.
+    /// How many chains, from `first` on, have the same destination and sender.
     fn run_from(&self, first: usize) -> usize {
         let &Classified { to, source, .. } = &self.chains[first];
         let rest = self.chains[first..self.classified].iter();
@@ -205,7 +205,7 @@ impl<O: OwnQueue> PortLane<O> {
     }
 }
 
-/// Classifies chains from `first` on as long as frames are alike; returns how many.
+/// Classifies chains from `first` on as long as their frames match `alike`; returns how many.
 #[inline(never)]
 fn classify_alike(
     pair: &QueuePair,

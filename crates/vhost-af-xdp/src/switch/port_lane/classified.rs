@@ -18,17 +18,17 @@ use crate::switch::retag::{Retag, Retagged};
 
 /// A classified chain of a batch.
 pub(super) struct Classified {
-    /// If there is something to be sent.
+    /// Valid if `is_sent`.
     pub(super) sending: Sending,
     pub(super) is_sent: bool,
     pub(super) to: Destination,
-    /// Of one that came by a link: the port that sent it, if one did.
+    /// For a frame from a link: the port that sent it, if one did.
     pub(super) source: Option<PortNumber>,
-    /// If a NIC received it there: what the NIC reported about its flow.
+    /// If a NIC of another worker received it: what that NIC reported about its flow.
     pub(super) flow_hints: FlowHints,
-    /// Of the frame; 0: none.
+    /// The frame's VLAN; 0: none.
     pub(super) vlan: u16,
-    /// The frame has its tag.
+    /// The frame has that VLAN's tag.
     pub(super) is_tagged: bool,
     /// Verdict of filter rules, if there are some.
     pub(super) verdict: Option<Verdict>,
@@ -38,7 +38,7 @@ pub(super) struct Classified {
 }
 
 impl Classified {
-    /// One of which nothing is known.
+    /// A chain of which nothing is known.
     pub(super) const NOTHING: Self = Self {
         sending: Sending {
             start: Cursor { buffer: 0, within: 0 },
@@ -59,13 +59,13 @@ impl Classified {
         head: [0; HEADERS_MAX],
     };
 
-    /// Its frame, in those buffers, as the guest sent it.
+    /// Its frame, as the guest sent it; `buffers`: those of the chain.
     #[inline]
     pub(super) fn frame<'a>(&'a self, pair: &'a QueuePair, buffers: &'a [Buffer]) -> Option<GuestFrame<'a>> {
         self.frame_in(&pair.memory, pair.frame_limit, buffers)
     }
 
-    /// The same, where the pair is in other hands.
+    /// The same, where the pair is borrowed.
     #[inline]
     pub(super) fn frame_in<'a>(
         &'a self,
@@ -76,7 +76,7 @@ impl Classified {
         self.is_sent.then(|| self.any_frame(memory, frame_limit, buffers))
     }
 
-    /// The same of one that may not be sent.
+    /// The same, also for a frame that may not be sent.
     #[inline]
     pub(super) fn any_frame<'a>(
         &'a self,
@@ -120,7 +120,7 @@ impl Classified {
         is_whole && asked.is_none_or(|asked| usize::from(asked.start) >= ethernet::LOOK_BYTES)
     }
 
-    /// Why its tag cannot be taken off, or none put in.
+    /// Why its tag cannot be removed, or a tag inserted.
     pub(super) fn not_retagged(&self) -> Malformed {
         Malformed::Tag {
             len: self.sending.len,
@@ -128,7 +128,7 @@ impl Classified {
         }
     }
 
-    /// Copies the frame's first bytes out of guest memory. `is_filtered`: rules may look at all of its headers.
+    /// Copies the frame's first bytes out of guest memory. `is_filtered`: rules may read all of its headers.
     #[inline(always)]
     pub(super) fn read_head(
         &mut self,
@@ -162,8 +162,8 @@ impl Classified {
     }
 
     /// Reads a plain chain, whose frame only has to be passed on, and its first bytes; false: it is not plain. Sets
-    /// `sending` and the head, and leaves the rest to the caller; the fields that only lanes with rules and those of
-    /// links use keep their values.
+    /// `sending` and the head; the caller sets the rest. Fields that only lanes with rules or lanes of links use keep
+    /// their values.
     #[inline(always)]
     pub(super) fn read_plain(&mut self, pair: &QueuePair, chain: &Chain, buffers: &[Buffer]) -> bool {
         let Some(sending) = pair.plain(chain, buffers) else {
@@ -174,13 +174,13 @@ impl Classified {
         true
     }
 
-    /// By what its frame is spread over pairs of the port that it goes to.
+    /// The flow of its frame, which chooses the pair of the destination port.
     #[inline]
     pub(super) fn flow(&self) -> Flow {
         self.head.first_chunk().map_or(Flow::default(), Flow::of)
     }
 
-    /// The change of the tag for a receiver that has frames of a VLAN with a tag, or without one.
+    /// The change of the tag for a receiver that gets frames of a VLAN with a tag, or without one.
     #[inline]
     fn retag(&self, with_tag: bool) -> Retag {
         match (self.is_tagged, with_tag && self.vlan != 0) {
@@ -215,7 +215,7 @@ fn read_short_head(pair: &QueuePair, buffers: &[Buffer], sending: &Sending, head
     });
     // Nearly all lie in one piece, which is inside the map, as checked when the descriptor was read.
     if here >= SHORT_HEAD {
-        // Of a length that is known here, which takes no call.
+        // A copy of constant length, which takes no call.
         let _ = pair.memory.copy_from_guest(start, head);
         return;
     }

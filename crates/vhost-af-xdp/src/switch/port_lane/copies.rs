@@ -16,9 +16,9 @@ use crate::switch::lane::{Network, SlotAt};
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::to_guest::NO_OFFLOAD;
 
-/// Passes a frame to one of several guests. The guest loses it if it has no buffer now. Returns the work besides the
-/// copy, in frames. The mark goes with the frame to another worker.
-/// Errors: what that guest did wrong.
+/// Passes a copy of a frame to one of several guests, or drops the copy if that guest has no buffer now. `mark`: for
+/// another worker. Returns the work besides the copy, in frames.
+/// Errors: that guest's fault.
 pub(super) fn pass_copy(
     network: &mut dyn Network,
     at: SlotAt,

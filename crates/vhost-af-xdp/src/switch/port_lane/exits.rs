@@ -1,5 +1,4 @@
-//! How frames of a port leave the network: by the uplink, by a queue of the port's own, or to the
-//! host.
+//! How a port's frames leave the network: through the uplink, through the port's own queue, or to the host.
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair};
@@ -22,13 +21,13 @@ struct Frames<'a> {
     classified: &'a [Classified],
     chains: &'a Chains,
     counters: &'a PairCounters,
-    /// Behind the last of them.
+    /// The index behind the last of them.
     end: usize,
 }
 
 impl Frames<'_> {
-    /// The common case of [`Frames::put`]: copies the next ones, as long as a copy is all that they take. A function of
-    /// its own, so that the loop has all registers.
+    /// The common case of [`Frames::put`]: copies the next frames, as long as they need nothing but a copy. A separate
+    /// function, so that the loop has all registers.
     #[inline(never)]
     fn copy_whole(
         &mut self,
@@ -57,8 +56,8 @@ impl Frames<'_> {
         *done += count;
     }
 
-    /// Puts them from `done` on, as far as there is room; true if the next one waits for some. Chains that the sink does
-    /// not keep are given back.
+    /// Puts the frames from `done` on into the sink, as far as it has room; true if the next one waits for room. Chains
+    /// that the sink does not keep are returned to the guest.
     #[inline]
     fn put(
         self,
@@ -119,7 +118,7 @@ impl<O: OwnQueue> PortLane<O> {
         if self.pair.to_guest.enabled {
             return self.receive_own();
         }
-        // What arrived for a pair that is off goes to the first one.
+        // Frames for a disabled pair go to the port's first one.
         let Some(first) = self.forwarding.lanes(self.number).first().map(|first| first.at) else {
             return Ok(0);
         };
@@ -138,7 +137,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// The same for its own guest.
+    /// Delivers what its own queue received to its own guest.
     fn receive_own(&mut self) -> Result<usize, Fault> {
         let filter = self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut());
         let guest = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
@@ -146,7 +145,7 @@ impl<O: OwnQueue> PortLane<O> {
         self.own.receive(&mut guest)
     }
 
-    /// Goes on with GSO packets that are being cut for a NIC; whether there is more to do then.
+    /// Continues GSO packets that are being segmented for a NIC; returns whether further frames can be sent then.
     #[inline]
     pub(super) fn send_rest(&mut self, network: &mut dyn Network) -> bool {
         if !self.has_rest() {
@@ -173,8 +172,8 @@ impl<O: OwnQueue> PortLane<O> {
         self.own.has_rest() || self.transmit.has_rest()
     }
 
-    /// Puts a run of frames to the uplink, here or where another worker has it; what is not taken waits. `nobody`: where
-    /// those are counted for which there is none.
+    /// Sends a run of frames to the uplink, of this worker or of another one; frames without room wait. `nobody`: the
+    /// counter of frames for which there is no uplink.
     pub(super) fn leave(&mut self, run: usize, burst: &mut Burst<'_>, nobody: fn(&PairCounters) -> &Counter) {
         if self.put_to_nic(run, burst).is_some() || self.wait_for_uplink() {
             return;
@@ -183,8 +182,8 @@ impl<O: OwnQueue> PortLane<O> {
         self.leave_by(link, run, burst, nobody);
     }
 
-    /// Makes frames wait for the uplink, if its last queue is being set up again; returns whether they do. Those of a
-    /// link do not: they would delay frames to others.
+    /// Makes frames wait for the uplink, if its last queue is being set up again; returns whether they do. Frames of a
+    /// link do not wait: they would delay frames to other ports.
     #[cold]
     pub(super) fn wait_for_uplink(&mut self) -> bool {
         let is_ours = self.from == From::Guest && !O::IS_THERE;
@@ -195,7 +194,7 @@ impl<O: OwnQueue> PortLane<O> {
         self.waits
     }
 
-    /// Passes a run of frames to the host, here or where another worker reaches it.
+    /// Passes a run of frames to the host, by this worker's tap or another one's.
     pub(super) fn to_host(
         &mut self,
         run: usize,
@@ -221,14 +220,14 @@ impl<O: OwnQueue> PortLane<O> {
     ) {
         let end = burst.done + run;
         self.write_to_tap(tap, end, burst);
-        // The next frame cannot be written directly from guest memory, if the budget allows more.
+        // If the budget allows more, the next frame is one that cannot be written directly from guest memory.
         if self.goes_on(burst.done, end, &burst.budget) {
             self.leave_by(Some(tap), 1, burst, nobody);
         }
     }
 
-    /// Writes the next frames from where they lie, up to one that cannot. None, while segments of the same sender's
-    /// last GSO packet wait for the tap.
+    /// Writes the next frames directly from guest memory, up to one that cannot be written so. Writes none while
+    /// segments of the same sender's last GSO packet wait for the tap.
     fn write_to_tap(&mut self, tap: LaneRef, end: usize, burst: &mut Burst<'_>) {
         let pending = burst.network.guest(tap.at).and_then(|guest| guest.pending);
         if pending.is_some_and(|pending| pending.is_of(&self.counters)) {
@@ -262,7 +261,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// A run of frames that are not lost here.
+    /// Returns the chains of a run of frames that are not lost although they go nowhere from here.
     pub(super) fn skip(&mut self, run: usize, burst: &mut Burst<'_>) {
         let end = burst.done + run;
         while burst.done < end && self.own.places() > 0 {
@@ -270,7 +269,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Passes a run of frames to the lane of one that is no port.
+    /// Passes a run of frames to a tap's or a link's lane; without one, drops them.
     fn leave_by(
         &mut self,
         way: Option<LaneRef>,
@@ -289,7 +288,8 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Puts the next frames to the uplink, as far as it has room; `None`, and nothing done: there is none.
+    /// Puts the next frames into the port's own queue, or else into the uplink's, as far as there is room. `None`:
+    /// there is no queue, and nothing is done.
     pub(super) fn put_to_nic(&mut self, run: usize, burst: &mut Burst<'_>) -> Option<()> {
         let place = self.forwarding.uplink(self.flow());
         let Self {
@@ -315,7 +315,7 @@ impl<O: OwnQueue> PortLane<O> {
             ..
         } = burst;
         if O::IS_THERE {
-            // It keeps those itself that it gives back later.
+            // The sink itself records the chains that it returns later.
             let at_once = |pair: &mut QueuePair, chain| pair.from_guest.queue.push_used(chain, 0);
             self.waits = frames.put(&mut own.sink(counters)?, at_once, (budget, done));
             return Some(());

@@ -5,8 +5,8 @@ use crate::switch::filter::{Acl, Facts, Verdict};
 use crate::switch::own_queue::OwnQueue;
 
 impl<O: OwnQueue> PortLane<O> {
-    /// Counts the verdicts on the first `done` chains, and passes these to the capture. Chains that were put back are
-    /// checked again later.
+    /// Counts the verdicts on the first `done` chains, and passes their frames to the capture. Chains that were put
+    /// back are checked again later.
     #[cold]
     pub(super) fn count_filtered(&self, done: usize) {
         let Some(filter) = self.filter.as_ref().and_then(|filter| filter.from_guest.as_ref()) else {
@@ -23,10 +23,10 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Shows the frames of the first `done` chains, as the guest sent them.
+    /// Passes the frames of the first `done` chains, as the guest sent them, to the capture.
     fn show(&self, to: &Acl, done: usize) {
         let chains = self.sender.chains();
-        // Of those that held no frame nothing was read.
+        // Nothing was read of chains without a frame.
         let frames = self.chains[..done]
             .iter()
             .zip(&chains.chains)

@@ -1,8 +1,8 @@
-//! Frames of a guest to addresses of its own port, and multicast: they come back if the port has `hairpin`.
+//! Frames of a guest to addresses of its own port, and multicast: the guest receives them if the port has `hairpin`.
 //!
-//! Here the lane's pair sends and receives. So the sender of a frame is given by its memory and not by its pair, which
-//! the delivery uses: it is copied once, as to another guest, and all rules of that apply. But a guest does not wait
-//! for itself: a frame without a buffer is lost at once.
+//! Here the lane's pair both sends and receives. The delivery borrows it, so a frame is described by the guest's memory
+//! and not by the pair. It is copied once, and the same rules apply as for a frame to another guest. But a guest does
+//! not wait for itself: a frame without a buffer is lost at once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::switch::own_queue::OwnQueue;
 use crate::switch::rate_limit::Policer;
 
 impl<O: OwnQueue> PortLane<O> {
-    /// Whether the guest's frames come back to it.
+    /// Whether the guest receives its own frames.
     pub(super) fn is_hairpin(&self) -> bool {
         let port = self.forwarding.fdb.port(self.number);
         port.is_some_and(|port| port.options.hairpin)
@@ -36,7 +36,7 @@ impl<O: OwnQueue> PortLane<O> {
             return self.to_first_pair(run, burst);
         }
         let first = burst.done;
-        // As many as can be given back afterwards.
+        // No more than can be returned afterwards.
         let frames = first..first + run.min(self.own.places());
         match self.pass_back(frames, &mut burst.budget) {
             Ok(done) => burst.done += done,
@@ -61,18 +61,18 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// The guest did wrong where it receives: no other frame of it is taken.
+    /// Ends the batch after a fault of the guest's receive queue.
     fn stop_batch(&mut self, fault: Fault, burst: &mut Burst<'_>) {
         burst.fault = Some(fault);
         self.waits = true;
     }
 
-    /// Passes frames to the pair that they come from, as long as the budget allows it; returns how many are done.
-    /// Errors: what the guest did wrong.
+    /// Passes frames to the pair that sends them, as long as the budget allows it; returns how many are done.
+    /// Errors: the guest's fault.
     fn pass_back(&mut self, frames: Range<usize>, budget: &mut Budget) -> Result<usize, Fault> {
         let (done, is_segmented) = self.pass_back_until_segmented(frames, budget)?;
         if is_segmented {
-            // It takes what buffers there are before the next frame comes, which would be lost else.
+            // Deliver its segments before the next frame is passed, which would be lost otherwise.
             self.pending
                 .deliver(&mut self.pair, &mut self.buffers, &self.counters)?;
         }
@@ -129,7 +129,7 @@ impl<O: OwnQueue> PortLane<O> {
         Ok((done, is_segmented))
     }
 
-    /// Passes a run of frames to the first pair of the port that receives, where the one that sends does not.
+    /// Passes a run of frames to the first pair of the port that receives, because the sending pair does not.
     fn to_first_pair(&mut self, run: usize, burst: &mut Burst<'_>) {
         if self.forwarding.lanes(self.number).is_empty() {
             return self.lose(run, burst, |counters| &counters.from_guest_no_peer);

@@ -1,4 +1,4 @@
-//! Where frames of a port go.
+//! Checks frames of a port, and finds their destinations.
 
 use device::counters::PairCounters;
 use packet::ethernet::{self, ADDRESS_BYTES, Head, LinkControl, Tags};
@@ -10,13 +10,13 @@ use crate::switch::filter::{Classifier, FlowKey, Looked};
 use crate::switch::guard::check_content;
 use crate::switch::learned::Learned;
 
-/// What was found for the last frame: the next one most often is alike.
+/// Results for the last frame: the next one most often has the same header.
 #[derive(Default)]
 pub(super) struct Known {
-    /// A source that is the port's.
+    /// The last source that the port may use.
     source: Option<FdbKey>,
     destination: Option<(FdbKey, Destination)>,
-    /// One that was found to be fit to be sent.
+    /// The last plain frame that may be sent.
     plain: Option<Plain>,
     /// The last frame began as the one before it did.
     repeats: bool,
@@ -41,8 +41,9 @@ fn start_of(head: &[u8; ethernet::LOOK_BYTES]) -> [u64; 2] {
     })
 }
 
-/// Applies the filter rules to a frame, and stores the verdict; `None`: they deny it, which is counted, now or later.
-// For each of both callers: from one to the other a key would go through memory.
+/// Applies the filter rules to a frame, and stores the verdict; `None`: it may not be sent, which is counted, now or
+/// later.
+// Inlined into both callers: otherwise the key would be passed through memory.
 #[inline(always)]
 fn apply_rules(
     Looked { key, bytes }: Looked,
@@ -50,7 +51,7 @@ fn apply_rules(
     (chain, filter): (&mut Classified, &mut Classifier),
     counters: &PairCounters,
 ) -> Option<()> {
-    // Stored there it would make them others.
+    // Stored there, the checksum would change the bytes that the rules read.
     if chain.sending.request.csum.is_some_and(|at| at.field() < bytes) {
         counters.from_guest_checksum_in_headers.add(1);
         return None;
@@ -86,7 +87,7 @@ pub(super) struct Alike {
 }
 
 impl Alike {
-    /// If the frame begins with these bytes, notes where it goes.
+    /// If the frame begins with these bytes, sets its destination; returns whether it does.
     #[inline(always)]
     pub(super) fn apply(&self, chain: &mut Classified) -> bool {
         if chain.head.first_chunk().map(start_of) != Some(self.start) {
@@ -98,7 +99,6 @@ impl Alike {
     }
 }
 
-/// Where a frame is from.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     key: FdbKey,
@@ -107,8 +107,8 @@ struct Source<'a> {
 }
 
 impl Known {
-    /// Finds out where a frame of a port's goes; `None`: it may not be sent, which is counted.
-    // Once a frame: a call would cost more than what is done for one that is as the last one was.
+    /// Finds the destination of a port's frame; `None`: it may not be sent, which is counted.
+    // Runs once per frame: a call would cost more than the work for a frame that is like the last one.
     #[inline(always)]
     pub(super) fn find(
         &mut self,
@@ -150,7 +150,7 @@ impl Known {
         self.note_source(source, counters)
     }
 
-    /// Learns the source of a frame that may be sent, where that has to be.
+    /// Records the source of a frame that may be sent, if it has to be learned.
     #[inline]
     fn note_source(&mut self, source: Source<'_>, counters: &PairCounters) -> Option<()> {
         if let Some(learned) = source.learned
@@ -236,7 +236,7 @@ impl Known {
             return None;
         }
         let destination = FdbKey::new(vlan, to);
-        // A learned source is checked for each frame until it was recorded.
+        // A source that is being learned is checked for each frame until it is recorded.
         let is_plain = tags == Tags::None && port.source_guard.is_none() && learned.is_none();
         self.plain = is_plain.then(|| Plain {
             start: start_of(bytes),

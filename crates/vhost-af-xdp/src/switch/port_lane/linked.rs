@@ -1,4 +1,4 @@
-//! Frames that came by a link from another worker, or from the host: where they go here.
+//! Frames that arrived by a link from another worker, or by a tap: finds their destinations on this worker.
 
 use device::pair::Fault;
 use packet::ethernet::{self, Head, LOOK_BYTES};
@@ -13,7 +13,7 @@ use crate::switch::vlans::Vlans;
 
 impl<O: OwnQueue> PortLane<O> {
     /// Classifies the chains of the batch. The worker that they come from has checked them.
-    /// Errors: no guest's: the daemon has both ends.
+    /// Errors: a fault of the queue, which is no guest's: the daemon has both ends.
     #[cold]
     pub(super) fn classify_trusted(&mut self, budget: &Budget) -> Result<(), Fault> {
         self.classified = 0;
@@ -58,7 +58,7 @@ impl<O: OwnQueue> PortLane<O> {
     }
 }
 
-/// Which port sent a frame, if one did, and where the frame goes: by what is noted of it, or else by its addresses.
+/// Which port sent a frame, if one did, and the frame's destination: by its mark, or else by its addresses.
 fn ends(
     forwarding: &Forwarding,
     from: From,
@@ -69,12 +69,12 @@ fn ends(
     let sender = mark.sender(fdb);
     let source = match sender {
         MarkedSender::Is(source) => source,
-        // The port may have been changed. The present owner of its address did not send this.
+        // The port may have changed. If its address belongs to another port now, that one did not send the frame.
         MarkedSender::Other(number) => source_of(forwarding, from, bytes).filter(|&source| source == number),
         MarkedSender::Unset => source_of(forwarding, from, bytes),
     };
     let to = match (sender, mark.destination(fdb)) {
-        // Whether one is isolated from the other was seen where it came from, and both are what they were then.
+        // The sending worker has checked isolation, and neither port has changed since.
         (MarkedSender::Is(_), Some(to)) => to,
         // The sending port is not known: isolated ports must not receive it if that one is isolated.
         (MarkedSender::Other(_), _) if source.is_none() => Destination::Nobody,
@@ -88,7 +88,7 @@ fn ends(
         }
     };
     match to {
-        // What came by an uplink goes out by none. The host has no way out here.
+        // A frame that no port sent came from an uplink or the host, and goes to neither of them.
         Destination::Unknown | Destination::Host if source.is_none() && from == From::Link => {
             (source, Destination::Nobody)
         }
@@ -96,11 +96,11 @@ fn ends(
     }
 }
 
-/// The port that sent a frame, by the address that it is from.
+/// The port that sent a frame, by its source address.
 fn source_of(forwarding: &Forwarding, from: From, bytes: &[u8; LOOK_BYTES]) -> Option<PortNumber> {
     let Head { from: mac, tags, .. } = ethernet::head(bytes);
     match forwarding.fdb.find(FdbKey::new(tags.vlan(), mac)) {
-        // Of one without a guest here it came by the LAN, and does not go there again.
+        // If that port has no guest on any worker, the frame came from the LAN, and does not go there again.
         Destination::Port(port) if from == From::Link && !forwarding.is_absent(port) => Some(port),
         _ => None,
     }

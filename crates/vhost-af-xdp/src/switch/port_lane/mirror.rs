@@ -12,17 +12,17 @@ use crate::switch::own_queue::OwnQueue;
 
 impl<O: OwnQueue> PortLane<O> {
     /// Passes copies of frames that are done to promiscuous ports. Multicast goes to all ports anyway, and denied
-    /// frames to none. A frame without a destination here goes to them, too: one of them may be a bridge to it.
+    /// frames go to none. Frames without a destination here are copied, too: a promiscuous port may be a bridge to it.
     #[cold]
     pub(super) fn mirror(&self, done: Range<usize>, network: &mut dyn Network, budget: &mut Budget) {
         for at in done {
             let entry = &self.chains[at];
             let [to_uplink, to_host] = self.forwarding.ways_out;
-            // By a queue of its own it does not go there.
+            // A frame that leaves through the port's own queue does not take that link.
             let to_uplink = to_uplink.filter(|_| !O::IS_THERE);
             let (to, way) = match entry.to {
                 Destination::Port(port) if port == self.number && !self.is_hairpin() => continue,
-                // Without a guest here it left.
+                // If that port has no guest here, the frame has left.
                 Destination::Port(port) => {
                     let guest = self.forwarding.lanes(port).first().copied();
                     (Some(port), guest.or(to_uplink))

@@ -1,4 +1,4 @@
-//! Frames that only have to be copied, into a chunk each, in one loop: most frames are of that kind.
+//! Copies frames that need nothing but a copy, each into one chunk, in one loop. Most frames are of that kind.
 
 use device::pair::{Piece, QueuePair, Sending};
 use packet::checksum::ChecksumAt;
@@ -45,8 +45,8 @@ impl<N: Nic> NicSink<'_, N> {
         done
     }
 
-    /// The same for classified frames: bytes of the daemon, and the rest in guest memory. Returns how many, and their
-    /// bytes.
+    /// Does the same for classified frames: the head is in the daemon's memory, and the rest in guest memory. Returns
+    /// how many frames it copied, and their bytes.
     #[inline]
     pub(in crate::switch) fn copy_classified<'f>(
         &mut self,
@@ -79,7 +79,7 @@ impl<N: Nic> NicSink<'_, N> {
     }
 }
 
-/// Sends a frame of `len` bytes that was copied into a chunk.
+/// The descriptor that sends a frame of `len` bytes, which was copied into a chunk.
 #[inline(always)]
 pub(super) fn whole(umem: &Umem, sends: Sends, chunk: Frame, len: u32) -> TxDesc {
     let data = umem.send_offset(&chunk);

@@ -1,9 +1,9 @@
 //! Caches which inbox of a port with several pairs takes a flow. The NIC's hash identifies the flow, so that a frame's
 //! addresses and ports need not be read.
 //!
-//! A choice is valid until the port's guest sends some flow by another pair, or the inboxes change. Two flows with one
-//! hash share a choice, which may be wrong for one of them: its frames go to another pair than the one its guest sends
-//! by, but in order.
+//! A choice is valid until the port's guest sends some flow on another pair, or the inboxes change. Two flows with the
+//! same hash share a choice, which may be wrong for one of them: its frames go to another pair than the one on which
+//! its guest sends, but in order.
 
 use crate::switch::fdb::PortNumber;
 
@@ -14,9 +14,9 @@ const PLACES: usize = 1024;
 struct Choice {
     hash: u32,
     port: PortNumber,
-    /// Of the inbox, and one; 0: there is no choice here.
+    /// Index of the inbox, plus 1; 0: this entry is free.
     inbox: u16,
-    /// [`Flows::changes`](crate::switch::flows::Flows::changes) before it was made.
+    /// [`Flows::changes`](crate::switch::flows::Flows::changes) before the choice was made.
     changes: u32,
 }
 
@@ -39,7 +39,7 @@ impl Choices {
         is_its.then(|| usize::from(choice.inbox).checked_sub(1)).flatten()
     }
 
-    /// An inbox is chosen for a flow of a port.
+    /// Stores the inbox that was chosen for a flow of a port.
     pub(super) fn note(&mut self, (port, hash): (PortNumber, u32), changes: u32, inbox: usize) {
         let Ok(inbox) = u16::try_from(inbox + 1) else {
             return;
@@ -52,16 +52,16 @@ impl Choices {
         };
     }
 
-    /// Inboxes are others.
+    /// Forgets all choices: the inboxes have changed.
     pub(super) fn forget(&mut self) {
         self.0.fill(Choice::default());
     }
 }
 
-/// Any bits of a hash may be the good ones.
+/// The index of a hash's entry. Any bits of a hash may be the random ones, so all of them are mixed.
 #[inline]
 fn place(hash: u32) -> usize {
-    // The highest of 32.
+    // The highest 10 of 32 bits.
     (hash.wrapping_mul(0x9e37_79b9) >> 22) as usize % PLACES
 }
 

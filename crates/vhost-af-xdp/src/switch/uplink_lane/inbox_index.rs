@@ -1,19 +1,19 @@
-//! Where frames that came by an uplink's queue wait, by places of inboxes.
+//! Names inboxes of an uplink's queue by their indices.
 
-/// Where a frame in hand goes.
+/// Where the current frame goes.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Route {
-    /// To an inbox, by its place.
+    /// To the inbox at that index.
     Inbox(usize),
-    /// The same, to that of a link: to a port of another worker.
+    /// To the inbox of a link, for a port of another worker.
     Link(usize),
     Multicast,
     Nobody,
-    /// The same, and it is counted already.
+    /// To nobody, and it is counted already.
     Lost,
 }
 
-/// Where the inboxes of a port are.
+/// Indices of a port's inboxes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum InboxIndex {
     /// It has no guest.
@@ -23,12 +23,12 @@ pub(super) enum InboxIndex {
     One(usize),
     /// Several do: an inbox for each, side by side.
     Several { first: usize, count: usize },
-    /// Its guest is another worker's: the link there has one, for all of its ports.
+    /// Its guest is on another worker: the inbox of the link to that worker, which all of its ports share.
     Link(usize),
 }
 
 impl InboxIndex {
-    /// With another inbox, the last one so far.
+    /// With another inbox of the port, at the next index.
     pub(super) fn and(self, at: usize) -> Self {
         match self {
             Self::None | Self::Link(_) => Self::One(at),
@@ -40,7 +40,7 @@ impl InboxIndex {
         }
     }
 
-    /// That of the first pair.
+    /// The inbox of the first pair.
     pub(super) fn first(self) -> Option<usize> {
         match self {
             Self::None => None,

@@ -1,4 +1,4 @@
-//! Inboxes of an uplink's queue: in each, frames wait for buffers of one guest. They follow the ports of the network.
+//! Inboxes of an uplink's queue: in each, frames wait for one guest's buffers. Renewed when the network's lanes change.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,14 +26,14 @@ pub(super) struct Inbox {
     pub(super) port: PortNumber,
     pub(super) guest: LaneRef,
     pub(super) arrivals: Arrivals,
-    /// Those that the arrivals have in hand.
+    /// Pieces that `arrivals` has taken out of `waiting`.
     pub(super) received: Vec<RxDesc>,
     pub(super) waiting: VecDeque<RxDesc>,
-    /// Of a link to another worker: what goes with these frames.
+    /// If it is the inbox of a link to another worker: the marks of its frames.
     pub(super) link_marks: Option<Box<LinkMarks>>,
-    /// For multicast.
+    /// Looks for partial checksums in multicast frames.
     pub(super) look: Option<PrivateLook>,
-    /// What the guest may get.
+    /// Rate limit of what the guest gets.
     pub(super) limit: Option<Arc<RateLimit>>,
     /// Filter rules decide which frames it gets.
     pub(super) is_filtered: bool,
@@ -54,14 +54,14 @@ impl Inbox {
         }
     }
 
-    /// Chunks that wait.
+    /// How many chunks wait.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.received.len() + self.waiting.len()
     }
 
-    /// Delivers what waits, as far as the guest has buffers; the frames that it got.
-    /// Errors: what the guest did wrong.
+    /// Delivers waiting frames, as far as the guest has buffers; returns how many.
+    /// Errors: the guest's fault.
     pub(super) fn deliver(
         &mut self,
         umem: &Umem,
@@ -100,12 +100,12 @@ pub(super) struct Inboxes {
     pub(super) index: InboxIndex,
     /// [`FdbPort::generation`](crate::switch::fdb::FdbPort::generation) of the port.
     pub(super) generation: u16,
-    /// The guest has the frames of its VLAN without their tag.
+    /// The guest gets the frames of its VLAN without their tag.
     pub(super) untags: bool,
 }
 
 impl Inboxes {
-    /// Of a port, in that place.
+    /// The inboxes of a port, at these indices.
     fn of(forwarding: &Forwarding, port: PortNumber, index: InboxIndex) -> Self {
         let known = forwarding.fdb.port(port);
         Self {
@@ -117,7 +117,7 @@ impl Inboxes {
 }
 
 impl<N: Lent> UplinkLane<N> {
-    /// Makes inboxes for the lanes that the network has now; frames in inboxes of others are lost.
+    /// Makes inboxes for the present lanes of the network; frames in inboxes of former lanes are lost.
     #[cold]
     pub(super) fn renew_inboxes(&mut self, network: &mut dyn Network) {
         self.is_stale = false;
@@ -157,7 +157,7 @@ impl<N: Lent> UplinkLane<N> {
         self.go_on_with(unfinished);
     }
 
-    /// The inbox of a lane: the one that it had before, or a new one; `None`: the lane takes none any more.
+    /// The inbox of a lane: its previous one, or a new one; `None`: the lane takes no frames any more.
     fn inbox_among(
         &self,
         before: &mut Vec<Inbox>,
@@ -189,7 +189,8 @@ impl<N: Lent> UplinkLane<N> {
         &mut self.inbox_of[at]
     }
 
-    /// Further pieces of the frame in hand go to that lane's inbox, if there still is one.
+    /// Routes further pieces of the current frame to that lane's inbox, if there still is one; otherwise the frame is
+    /// lost.
     fn go_on_with(&mut self, lane: Option<LaneId>) {
         let to: fn(usize) -> Route = match self.route {
             Some(Route::Inbox(_)) => Route::Inbox,

@@ -1,8 +1,8 @@
-//! Frames for ports of another worker: in the inbox of the link there, each with its note.
+//! Frames for ports of another worker: they wait in the inbox of the link to it, each with its mark.
 //!
-//! All ports of a worker share one inbox: first in, first out, and no port's frames are many enough to keep others' off
-//! the link. A merged run of frames has the mark of the first one. It applies to all of them, since they are of one
-//! flow; but a program may mark each frame as it likes, so frames with another flow mark wait for the next batch.
+//! All ports of a worker share one inbox, first in, first out; no port has so many frames that others' cannot use the
+//! link. A merged run of frames has the mark of its first frame, which applies to all of them, since they belong to one
+//! flow. But a program may mark each frame differently, so frames with another flow mark wait for the next batch.
 
 use std::collections::VecDeque;
 
@@ -20,11 +20,11 @@ use crate::switch::lane::Network;
 use crate::switch::limits::BATCH;
 use crate::switch::to_guest::Delivery;
 
-/// Notes of the frames of an inbox.
+/// Marks of the frames of an inbox.
 pub(super) struct LinkMarks {
-    /// Of those that wait, in their order.
+    /// Those of waiting frames, in order.
     waiting: VecDeque<CrossWorkerMark>,
-    /// Of those that the arrivals have in hand, by their numbers there.
+    /// Those of the frames in the batch of [`Arrivals`](crate::switch::arrivals::Arrivals), by number.
     in_hand: Vec<CrossWorkerMark>,
 }
 
@@ -38,7 +38,7 @@ impl Default for LinkMarks {
 }
 
 impl LinkMarks {
-    /// The inbox is emptied.
+    /// Drops all marks: the inbox is emptied.
     pub(super) fn empty(&mut self) {
         self.waiting.clear();
         self.in_hand.clear();
@@ -74,7 +74,7 @@ impl Extras for LinkMarks {
 }
 
 impl<N: Lent> UplinkLane<N> {
-    /// Takes a piece in that goes to the inbox of a link; where further ones of its frame go.
+    /// Puts a piece into the inbox of a link; returns the route of further pieces of its frame.
     pub(super) fn sort_to_link(
         &mut self,
         at: usize,

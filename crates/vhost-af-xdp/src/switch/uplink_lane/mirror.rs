@@ -1,7 +1,7 @@
-//! Copies of what came to the uplink for promiscuous ports.
+//! Copies of frames that arrived at the uplink, for promiscuous ports.
 //!
-//! A frame is copied on arrival, before its tag is removed and its chunks are gone, and delivered to promiscuous ports
-//! when its last piece has arrived. Only while there is such a port.
+//! While there is such a port, each frame is copied on arrival, before its tag is removed and its chunks are returned,
+//! and delivered to promiscuous ports when its last piece has arrived.
 
 use acl::FlowHints;
 use device::counters::PairCounters;
@@ -16,21 +16,21 @@ use crate::switch::fdb::{Destination, PortNumber};
 use crate::switch::forwarding::Forwarding;
 use crate::switch::lane::Network;
 
-/// Bytes that no frame is longer than.
+/// No frame is longer, bytes.
 const LONGEST: usize = 1 << 16;
 
 #[derive(Default)]
 pub(super) struct Mirror {
-    /// The one in hand; its memory is used again.
+    /// The current frame; the memory is reused.
     frame: Vec<u8>,
-    /// A piece of it is missing.
+    /// A piece of the frame is missing.
     spoiled: bool,
     /// What the NIC reported about its flow.
     flow: FlowHints,
 }
 
 impl Mirror {
-    /// A piece came; `first`: what is known of the frame that it is the first of.
+    /// Copies a piece. `first`: the frame's metadata, if it is the frame's first piece.
     #[cold]
     pub(super) fn take(&mut self, umem: &Umem, piece: &RxDesc, first: Option<&Hints>) {
         if let Some(hints) = first {
@@ -50,7 +50,7 @@ impl Mirror {
         }
     }
 
-    /// The NIC took that tag off the frame, which the first piece is of.
+    /// Inserts the tag that the NIC removed from the frame, of which only the first piece is there.
     fn put_tag_back(&mut self, tag: Tag) {
         let len = self.frame.len();
         if len >= ADDRESS_BYTES {
@@ -62,13 +62,13 @@ impl Mirror {
         }
     }
 
-    /// A piece of the frame in hand is none.
+    /// Drops the current frame: a piece of it is unusable.
     pub(super) fn spoil(&mut self) {
         self.spoiled = true;
     }
 
-    /// Delivers a whole frame, which is no multicast (that goes to all ports anyway); `found`: its port. Returns the
-    /// cost of the listeners' filter rules, in frames of a budget.
+    /// Delivers a whole unicast frame (multicast goes to all ports anyway); `found`: its port. Returns the cost of the
+    /// listeners' filter rules, in frames of a budget.
     #[cold]
     pub(super) fn give(
         &mut self,

@@ -1,7 +1,7 @@
 //! Multicast that arrived at the uplink's queue: a copy for each port of its VLAN that has a buffer now.
 //!
-//! Each is a look-up for each port that has filter rules. So a batch may be very much work: what is more than a budget
-//! waits for the next round, and nothing more is received meanwhile.
+//! Each frame costs a look-up for each port that has filter rules. So a batch may be very much work: frames beyond a
+//! budget wait for the next round, and nothing more is received meanwhile.
 
 use packet::HEADERS_MAX;
 use packet::ethernet::{self, LOOK_BYTES};
@@ -20,12 +20,12 @@ use crate::switch::retag::take_tag_off;
 use crate::switch::to_guest::{NO_OFFLOAD, UmemBytes};
 
 impl<N: Lent> UplinkLane<N> {
-    /// Whether a whole frame is in hand.
+    /// Whether a whole multicast frame waits.
     pub(super) fn has_multicast(&self) -> bool {
         self.multicast.iter().any(|piece| !piece.more)
     }
 
-    /// Delivers those in hand, as far as the round allows; how many were written.
+    /// Delivers waiting frames, as far as the round's budget allows; returns how many copies were written.
     pub(super) fn deliver_multicast(&mut self, network: &mut dyn Network) -> usize {
         let mut frames = 0;
         while self.multicast_work < BATCH
@@ -39,13 +39,13 @@ impl<N: Lent> UplinkLane<N> {
         frames
     }
 
-    /// Delivers a multicast frame of `pieces` pieces to all guests that have buffers now.
+    /// Delivers the first waiting frame, of `pieces` pieces, to all guests that have buffers now; returns the copies.
     fn deliver_to_all(&mut self, pieces: usize, network: &mut dyn Network) -> usize {
         let umem = &self.queue.umem;
         let vlan = vlan_of(umem, &self.multicast[0]);
         let mark = CrossWorkerMark::new(Destination::Multicast, None, &self.forwarding.fdb);
         let mut frames = 0;
-        // Ports with tags first: the frame changes for those without.
+        // Ports with tags first: for the others the tag is removed from the frame itself.
         for is_tagged in [true, false] {
             if !is_tagged && vlan != 0 {
                 let mut bytes = [0; LOOK_BYTES];

@@ -1,4 +1,5 @@
-//! Where a frame that came to the uplink's queue goes, by what the program noted before it, or else by its address.
+//! Where a frame that arrived at the uplink's queue goes: by the mark that the program left before it, or else by its
+//! address.
 
 use packet::ethernet::{self, Head, LOOK_BYTES};
 use xsk::RxDesc;
@@ -35,13 +36,13 @@ impl<N: Lent> UplinkLane<N> {
                 }
                 Route::Multicast
             }
-            // What is for the host comes to the uplink, and then not here.
+            // Frames for the host arrive at the uplink, too, but not in this socket.
             Destination::Host | Destination::Unknown | Destination::Nobody => Route::Nobody,
             Destination::Port(port) => self.to_port(port, piece, hints),
         }
     }
 
-    /// The port that a note names, if it still is the one that was noted, and has a guest.
+    /// The port of a mark, if its generation still matches and it has a guest.
     #[inline]
     fn marked(&self, mark: PortMark) -> Option<PortNumber> {
         let (port, generation) = mark.parts();
@@ -71,8 +72,8 @@ impl<N: Lent> UplinkLane<N> {
         route
     }
 
-    /// Which inbox of a port takes a frame: that of its flow, by the NIC's hash where it is of the ports, too, or by
-    /// the frame's first piece.
+    /// Which inbox of a port takes a frame: that of its flow. The flow is identified by the NIC's hash if that covers
+    /// the ports, too, or else by the frame's first piece.
     fn inbox_for(
         &mut self,
         port: PortNumber,

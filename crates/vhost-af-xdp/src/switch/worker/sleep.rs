@@ -12,11 +12,11 @@ use super::{EVENTS, FEW, FUTILE_WAKES, IGNORE_KICKS, NO_TIME, OFTEN, Worker};
 use crate::switch::lane::{LaneId, Work};
 use crate::switch::slots::{self, NIC_EVENT, Slot};
 
-/// How a rest ended.
+/// Result of an attempt to sleep.
 pub(super) enum Rest {
     /// The worker slept, for how long, and when it woke.
     Slept { asleep: Duration, woken: Instant },
-    /// There is work, and it did not.
+    /// The worker did not sleep, because there is work.
     HasWork,
 }
 
@@ -30,7 +30,7 @@ impl Worker {
     }
 
     /// Enables notifications of all lanes except those in a pause, and sleeps until an event. `is_sure`: the last round
-    /// moved no frame; otherwise lanes may have more work, and the worker does not sleep.
+    /// moved no frame; otherwise the worker does not sleep if a lane wants to be polled soon ([`Work::SOON`]).
     pub(super) fn rest(&mut self, now: Instant, is_sure: bool) -> Rest {
         let mut work = self.watch_again();
         let (pause, mut is_pause) = (self.pause(now), false);
@@ -58,10 +58,10 @@ impl Worker {
             slot.is_quiet = of_lane == Work::None && slot.may_sleep_on();
         }
         if let Work::Later(_) = work {
-            // Some may wait for room, and others should have it next.
+            // Some lanes may wait for room: let another lane be the first of the next round.
             self.shift();
         }
-        // A command may have come since it looked for some; that its event was read ended no sleep then.
+        // A command may have arrived since the worker checked, and `watch_again` may have consumed its event.
         if self.posted.load(Ordering::Relaxed) {
             work = Work::Now;
         }
@@ -115,7 +115,7 @@ impl Worker {
         self.progress.sleep();
         let before = Instant::now();
         self.counters.time.fall_asleep(before);
-        // EINTR and any ready descriptor mean the same: look again.
+        // After EINTR, as with a ready descriptor, the worker polls its lanes again.
         let (mut limit, mut is_nic, mut has_events) = (limit, false, true);
         if !fds.is_empty() {
             fds.push(PollFd::new(&self.epoll, PollFlags::IN));
@@ -157,7 +157,7 @@ impl Worker {
         }
     }
 
-    /// Watches kicks again whose time of being ignored is over. Returns how long to sleep for the remaining ones.
+    /// Watches kicks again that were ignored for long enough. Returns how long to sleep for the remaining ones.
     pub(super) fn watch_again(&mut self) -> Work {
         // A lane whose kicks are ignored is never idle: try_idle refuses it, and its kick has woken it before.
         if self.awake.iter().all(|&at| self.lanes[at].muted_until.is_none()) {
@@ -172,7 +172,7 @@ impl Worker {
             }
         }
         // An eventfd that was written meanwhile is reported at once. Lanes find the work of these events when they
-        // enable notifications, and commands are looked for before the worker sleeps.
+        // enable notifications, and the worker checks for commands before it sleeps.
         let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
         if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
             self.wake(events);
