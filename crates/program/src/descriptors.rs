@@ -22,6 +22,8 @@ pub struct Received {
     pub descriptors: Vec<OwnedFd>,
     /// It was longer than the buffer.
     pub is_truncated: bool,
+    /// It carried more descriptors, for which this process had no room.
+    pub lacks_descriptors: bool,
 }
 
 /// Sends `bytes` with `descriptors`. A closed connection raises no SIGPIPE.
@@ -64,5 +66,6 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> rustix:
         bytes: message.bytes,
         descriptors,
         is_truncated: message.flags.contains(ReturnFlags::TRUNC),
+        lacks_descriptors: message.flags.contains(ReturnFlags::CTRUNC),
     })
 }

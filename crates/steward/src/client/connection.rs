@@ -1,26 +1,20 @@
 //! A connection to a steward: requests and their answers, and notifications.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::{self, ErrorKind};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use program::descriptors;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, connect, recvmsg, sendmsg,
-};
+use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, connect};
 
 use super::Waiting;
 use super::error::LeaseError;
 use crate::backoff::Backoff;
-use crate::protocol::{
-    Answer, Facts, HintRequest, Hinted, MESSAGE_MAX, Malformed, PARTS_MAX, Request, TAP_QUEUES_MAX,
-    new_socket,
-};
+use crate::protocol::{Answer, Facts, HintRequest, Hinted, MESSAGE_MAX, Malformed, Request, new_socket};
 
 /// Pauses between attempts to reach a steward that is away: the first, and the longest, to which they double.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -108,21 +102,6 @@ pub(super) fn connect_to(path: &Path, flags: SocketFlags, longest: Duration) -> 
     })
 }
 
-/// Sends a message, with these descriptors.
-fn send_with(
-    socket: &OwnedFd,
-    bytes: &[u8],
-    files: &[BorrowedFd<'_>],
-    flags: SendFlags,
-) -> Result<usize, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PARTS_MAX))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(Errno::INVAL);
-    }
-    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)
-}
-
 impl Connection {
     /// None yet, of a lease of which so much is known.
     pub(super) fn new(known: Known) -> Self {
@@ -160,12 +139,12 @@ impl Connection {
             return Ok(None);
         };
         // It may be stopped, and its queue full: that must not hold us up beyond the deadline.
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        match send_with(socket, &request.encode(asked), files, flags) {
+        let sent = descriptors::send(socket, &request.encode(asked), files, SendFlags::DONTWAIT);
+        match sent.map_err(|error| (error.kind(), error)) {
             // What it said before it went is worth reading.
-            Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => {}
-            Err(Errno::AGAIN) => return Err(LeaseError::Silent(waiting.answer)),
-            Err(errno) => return Err(io::Error::from(errno).into()),
+            Ok(()) | Err((ErrorKind::BrokenPipe | ErrorKind::ConnectionReset, _)) => {}
+            Err((ErrorKind::WouldBlock, _)) => return Err(LeaseError::Silent(waiting.answer)),
+            Err((_, error)) => return Err(error.into()),
         }
         loop {
             let message = match self.receive()? {
@@ -213,13 +192,10 @@ impl Connection {
             return Ok(Incoming::End);
         };
         let mut bytes = vec![0; MESSAGE_MAX];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(TAP_QUEUES_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let mut read = || recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
+        let mut read = || descriptors::receive(socket, &mut bytes, RecvFlags::DONTWAIT);
         // A peer that closes with our request unread leaves this error behind, and what it said before
         // (unix_release_sock, net/unix/af_unix.c): asking again gives that.
-        let received = match read().or_else(|errno| {
+        let mut received = match read().or_else(|errno| {
             if errno == Errno::CONNRESET {
                 read()
             } else {
@@ -234,25 +210,18 @@ impl Connection {
         if received.bytes == 0 {
             return Ok(Incoming::End);
         }
-        if received.flags.contains(ReturnFlags::TRUNC) {
+        if received.is_truncated {
             return Err(Malformed::Long.into());
         }
-        // Descriptors that found no room in our table; the others are closed by dropping them.
-        let lost = received.flags.contains(ReturnFlags::CTRUNC);
-        let mut descriptors = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                descriptors.extend(rights);
-            }
-        }
-        if lost {
-            descriptors.clear();
+        // Those that found room in our table are closed.
+        if received.lacks_descriptors {
+            received.descriptors.clear();
         }
         let (serial, answer) = Answer::decode(&bytes[..received.bytes])?;
         Ok(Incoming::Message(Message {
             serial,
             answer,
-            descriptors,
+            descriptors: received.descriptors,
         }))
     }
 

@@ -10,17 +10,14 @@
 //!  - requests are read at a limited rate, one of each user a round, so that all users get their turn;
 //!  - a change of the interface is a flag, not a queue: a notification has the state at the time of sending.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use program::descriptors;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg, sockopt,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recvmsg, sockopt};
 
 use zerocopy::FromBytes;
 
@@ -28,12 +25,11 @@ use super::job::Pending;
 use super::limits::{Bucket, Rate};
 use super::zcrx_lease::ZcrxLease;
 use crate::peer::{self, Credentials};
-use crate::protocol::{
-    Answer, Head, HintRequest, MESSAGE_MAX, Malformed, Reason, Refusal, Request, TAP_QUEUES_MAX, Wanted,
-};
+use crate::protocol::{Answer, Head, HintRequest, MESSAGE_MAX, Malformed, Reason, Refusal, Request, Wanted};
 use crate::sys;
 
-/// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers, each with at most [`TAP_QUEUES_MAX`] descriptors.
+/// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers, each with at most
+/// [`TAP_QUEUES_MAX`](crate::protocol::TAP_QUEUES_MAX) descriptors.
 const SEND_BUFFER: usize = 16 << 10;
 /// Requests that a lessee may send: restarting the lanes of 128 queues takes 384.
 const REQUESTS: Rate = Rate {
@@ -300,23 +296,18 @@ impl Connection {
             return true;
         };
         let borrowed: Vec<BorrowedFd<'_>> = unsent.files.iter().map(AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(TAP_QUEUES_MAX))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
-            return false;
-        }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match sendmsg(&self.socket, &[IoSlice::new(&unsent.bytes)], &mut control, flags) {
-            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => true,
+        let sent = descriptors::send(&self.socket, &unsent.bytes, &borrowed, SendFlags::DONTWAIT);
+        match sent.map_err(|error| Errno::from_io_error(&error)) {
+            Err(Some(Errno::AGAIN | Errno::NOBUFS)) => true,
             // Of all processes of our user (too_many_unix_fds, net/core/scm.c): not this lessee's doing, or not its
             // alone.
-            Err(Errno::TOOMANYREFS) => {
+            Err(Some(Errno::TOOMANYREFS)) => {
                 let refusal = Reason::Kernel.because(TOO_MANY_ON_THEIR_WAY);
                 let serial = unsent.serial;
                 self.answer(serial, Answer::Refused(refusal).into())
             }
             Err(_) => false,
-            Ok(_) => {
+            Ok(()) => {
                 self.unsent = None;
                 true
             }
