@@ -92,7 +92,7 @@ pub fn run() -> ExitCode {
             (false, _, Ok(config)) => serve::run(&config),
             (.., Err(error)) => return explain(&error, 2),
         },
-        Command::Helper(args) => helper::run(args),
+        Command::Helper(args) => helper::run(&args),
         Command::Status(args) => status(&args),
         Command::Top(_) => sibling::run("top", std::env::args_os().skip(2).collect()),
         Command::Workers(args) => show_workers(&args),

@@ -268,7 +268,7 @@ pub(crate) struct HelperArgs {
 }
 
 /// Runs the helper.
-pub(crate) fn run(args: HelperArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &HelperArgs) -> anyhow::Result<()> {
     let (end, queries) = (taken(args.end)?, taken(args.queries)?);
     let text = io::stdin()
         .as_fd()
