@@ -103,7 +103,7 @@ impl<D: Copy + Default> Classifier<D> {
     ) -> Decision<D> {
         if let Some((verdict, destination)) = self.cache.find(key, beside, hash) {
             counters.filter_hits.add(1);
-            meter::looked_up(1, 0);
+            meter::count_lookups(1, 0);
             return Decision { verdict, destination };
         }
         // By value, so that the key stays in registers on a hit.
@@ -129,7 +129,7 @@ impl<D: Copy + Default> Classifier<D> {
             && let Some((verdict, destination)) = self.cache.find(&key, beside, computed)
         {
             counters.filter_hits.add(1);
-            meter::looked_up(1, 0);
+            meter::count_lookups(1, 0);
             return Decision { verdict, destination };
         }
         let destination = find();
@@ -144,8 +144,8 @@ impl<D: Copy + Default> Classifier<D> {
         counters.filter_nic_hashes.add((hash != computed).into());
         counters.filter_evictions.add(evicts.into());
         // Statistics of the worker's thread, for all its lanes.
-        meter::looked_up(0, 1);
-        meter::evicted(evicts.into());
+        meter::count_lookups(0, 1);
+        meter::count_evictions(evicts.into());
         self.work += self.rules.miss_work();
         Decision { verdict, destination }
     }

@@ -118,7 +118,7 @@ impl QueuePair {
             // Inside the map, as checked when the descriptor was read.
             let _ = self.memory.copy_to_guest(piece.offset, now);
             let len = now.len() as u32;
-            self.wrote(piece.offset, len);
+            self.log_write(piece.offset, len);
             written += len;
             *part = later;
         }

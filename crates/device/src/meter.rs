@@ -127,7 +127,7 @@ thread_local! {
 
 /// Counts a batch of frames taken from a guest, a NIC or the host.
 #[inline]
-pub fn took(frames: usize) {
+pub fn count_taken(frames: usize) {
     if IS_KEPT && frames > 0 {
         METER.with(|meter| meter.take(frames as u64));
     }
@@ -135,7 +135,7 @@ pub fn took(frames: usize) {
 
 /// Counts a batch of frames taken from another worker.
 #[inline]
-pub fn took_linked(frames: usize) {
+pub fn count_linked(frames: usize) {
     if IS_KEPT && frames > 0 {
         METER.with(|meter| {
             meter.take(frames as u64);
@@ -146,7 +146,7 @@ pub fn took_linked(frames: usize) {
 
 /// Counts frames delivered to a guest, a NIC, the host or another worker.
 #[inline]
-pub fn gave(frames: u64) {
+pub fn count_delivered(frames: u64) {
     if IS_KEPT {
         METER.with(|meter| add(&meter.given, frames));
     }
@@ -154,7 +154,7 @@ pub fn gave(frames: u64) {
 
 /// Counts look-ups in a flow cache.
 #[inline]
-pub fn looked_up(hits: u64, misses: u64) {
+pub fn count_lookups(hits: u64, misses: u64) {
     if IS_KEPT {
         METER.with(|meter| {
             add(&meter.hits, hits);
@@ -165,7 +165,7 @@ pub fn looked_up(hits: u64, misses: u64) {
 
 /// Counts flows evicted from a cache.
 #[inline]
-pub fn evicted(flows: u64) {
+pub fn count_evictions(flows: u64) {
     if IS_KEPT {
         METER.with(|meter| add(&meter.evictions, flows));
     }
@@ -263,14 +263,14 @@ mod tests {
             assert_eq!(size(frames), at, "{frames}");
         }
         let before = read();
-        took(0);
+        count_taken(0);
         assert_eq!(read(), before, "no batch");
-        took(3);
-        took_linked(64);
-        gave(5);
-        looked_up(2, 1);
-        evicted(4);
-        std::thread::spawn(|| took(9)).join().expect("no panic");
+        count_taken(3);
+        count_linked(64);
+        count_delivered(5);
+        count_lookups(2, 1);
+        count_evictions(4);
+        std::thread::spawn(|| count_taken(9)).join().expect("no panic");
         let now = read();
         assert_eq!((now.passes, now.linked, now.given), (67, 64, 5));
         assert_eq!(now.batches, [0, 1, 0, 0, 0, 0, 1]);

@@ -202,7 +202,7 @@ impl QueuePair {
     /// Logs that `len` bytes at `offset` of the map were written, by us or by the kernel. Call it after the
     /// write, and before it is published.
     #[inline]
-    pub fn wrote(&self, offset: u64, len: u32) {
+    pub fn log_write(&self, offset: u64, len: u32) {
         if let Some(log) = &self.log {
             self.memory.log(log, offset, len.into());
         }

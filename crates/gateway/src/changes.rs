@@ -28,7 +28,7 @@ const KEPT: usize = 1;
 #[derive(Clone)]
 pub(super) struct Changes {
     queue: mpsc::Sender<Asker>,
-    /// Places of the queue that this handle must leave free.
+    /// ConnectionLimits of the queue that this handle must leave free.
     leaves: usize,
 }
 

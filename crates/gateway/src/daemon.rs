@@ -35,12 +35,12 @@ enum Asker {
 pub(super) struct Daemon(mpsc::Sender<Asker>);
 
 /// The receiving end of the queue.
-pub(super) struct Askers(mpsc::Receiver<Asker>);
+pub(super) struct StatusQueue(mpsc::Receiver<Asker>);
 
 impl Daemon {
-    pub(super) fn new() -> (Self, Askers) {
+    pub(super) fn new() -> (Self, StatusQueue) {
         let (sender, receiver) = mpsc::channel(WAITING);
-        (Self(sender), Askers(receiver))
+        (Self(sender), StatusQueue(receiver))
     }
 
     /// The daemon's status.
@@ -69,7 +69,7 @@ impl Daemon {
     }
 }
 
-impl Askers {
+impl StatusQueue {
     /// Asks the daemon on behalf of clients, until it ends.
     /// Errors: the daemon has ended, or sends an invalid answer.
     pub(super) async fn serve(mut self, mut link: Link) -> io::Result<()> {

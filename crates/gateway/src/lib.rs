@@ -9,12 +9,12 @@
 mod answers;
 mod body;
 mod changes;
+mod connection_limits;
 mod daemon;
 mod events;
+mod idle_timeout;
 mod link;
 mod metrics;
-mod patient;
-mod places;
 pub mod problem;
 mod requests;
 pub mod routes;

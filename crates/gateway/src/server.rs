@@ -25,11 +25,11 @@ use tokio::time::{sleep, timeout};
 
 use crate::answers::{self, State};
 use crate::changes::Changes;
+use crate::connection_limits::{Client, ConnectionLimits, Place, Watched};
 use crate::daemon::Daemon;
 use crate::events::Events;
+use crate::idle_timeout::IdleTimeout;
 use crate::link::Link;
-use crate::patient::Patient;
-use crate::places::{Client, Place, Places, Watched};
 use crate::problem::Problem;
 use crate::requests;
 use crate::routes::{self, Listener};
@@ -152,7 +152,7 @@ impl May {
 }
 
 async fn accept_local(listener: tokio::net::UnixListener, may: May, owner: u32, state: State) {
-    let places = Places::new(MOST_BY_SOCKET, MOST_OF_USER, KEPT);
+    let places = ConnectionLimits::new(MOST_BY_SOCKET, MOST_OF_USER, KEPT);
     let of_owner = state.for_owner();
     loop {
         match listener.accept().await {
@@ -173,7 +173,7 @@ async fn accept_local(listener: tokio::net::UnixListener, may: May, owner: u32, 
 }
 
 async fn accept_remote(listener: tokio::net::TcpListener, state: State) {
-    let places = Places::new(MOST_BY_TCP, MOST_OF_ADDRESS, 0);
+    let places = ConnectionLimits::new(MOST_BY_TCP, MOST_OF_ADDRESS, 0);
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
@@ -197,8 +197,13 @@ fn network_of(address: IpAddr) -> IpAddr {
 }
 
 /// Serves a connection in a task of its own; without a place it is closed.
-fn let_in<S, K>(stream: S, places: &Places<K>, place: Option<Place<K>>, listener: Listener, state: &State)
-where
+fn let_in<S, K>(
+    stream: S,
+    places: &ConnectionLimits<K>,
+    place: Option<Place<K>>,
+    listener: Listener,
+    state: &State,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     K: Client,
 {
@@ -234,7 +239,7 @@ where
         .header_read_timeout(HEAD)
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEADERS);
-    let stream = TokioIo::new(Patient::new(stream, PATIENCE));
+    let stream = TokioIo::new(IdleTimeout::new(stream, PATIENCE));
     // Errors are the client's: there is nothing to report.
     let _ = timeout(LIFETIME, protocol.serve_connection(stream, answer)).await;
 }

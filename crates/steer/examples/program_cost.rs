@@ -14,7 +14,7 @@ mod common;
 use std::os::fd::AsFd;
 
 use common::{ForeignProgram, Pair, as_a_steward, frame_to, ns_a_run, test_runs};
-use steer::{Filter, GroupLimit, GroupRing, ModeRequest, Program, QueueConf, Station};
+use steer::{Filter, ModeRequest, MulticastLimit, MulticastRing, Program, QueueConf, Station};
 
 const RUNS: u32 = 300_000;
 const ROUNDS: usize = 15;
@@ -123,8 +123,8 @@ fn main() {
     }
     cost_of_hints(&pair);
     let program = attach(&pair);
-    let ring = GroupRing::new().expect("memory");
-    let limit = |a_second| GroupLimit { a_second, burst: 1 };
+    let ring = MulticastRing::new().expect("memory");
+    let limit = |a_second| MulticastLimit { a_second, burst: 1 };
     program.set_network(0..1, limit(1), &ring).expect("queue 0");
     for mac in (0..STATIONS).map(station) {
         program.set_station(0, Station { vlan: 0, mac }, 1).expect("room");

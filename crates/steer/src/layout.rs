@@ -251,7 +251,7 @@ pub struct QueueCounters {
     pub not_ours: u64,
     /// Multicast frames (broadcast included) in a network, which all pass to the host: a copy is in the network's ring.
     pub group_copied: u64,
-    /// Multicast frames that were not copied: there were more than the network's [limit](crate::GroupLimit).
+    /// Multicast frames that were not copied: there were more than the network's [limit](crate::MulticastLimit).
     pub group_limited: u64,
     /// Multicast frames not copied: the ring was full, or they were too long for it or [`QueueConf::frame_limit`].
     pub group_lost: u64,

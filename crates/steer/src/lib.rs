@@ -16,7 +16,7 @@
 //!
 //! Queues can also belong to a *network* ([`Program::set_network`]): one socket per queue for many receivers,
 //! distinguished by address and VLAN ([`Program::set_station`]). The receiver's port number is before each
-//! frame ([`noted_port`]); multicast frames go to the host, and are copied into a [`GroupRing`].
+//! frame ([`noted_port`]); multicast frames go to the host, and are copied into a [`MulticastRing`].
 //!
 //! A NIC has information about a frame that is not in its bytes: [`Program::set_hints`] replaces the program,
 //! without losing a frame, by one that writes it before the frames of queues with hints
@@ -89,11 +89,11 @@ pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, Virtio
 pub use marks::{Flow, InterfaceMarks, InterfaceMarksError, MAX_MARKS, MarkError};
 pub use mode::{Mode, ModeRequest};
 pub use model::text::{mac_bytes, mac_text, ranges, ranges_text};
-pub use network::{GroupLimit, MAX_STATIONS, NOTE_BYTES, Station, StationError, note_layout, noted_port};
+pub use network::{MAX_STATIONS, MulticastLimit, NOTE_BYTES, Station, StationError, note_layout, noted_port};
 pub use own_map::OwnMap;
 pub use program::{Program, QueueError, detach_pinned};
 pub use program_hints::HintsError;
-pub use ring::{Group, GroupReader, GroupRing};
+pub use ring::{Group, MulticastReader, MulticastRing};
 pub use send::{SendError, attach_redirect};
 pub use socket_map::{SocketMap, SocketMapError};
 pub use tap::{

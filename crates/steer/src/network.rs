@@ -44,14 +44,14 @@ struct Member {
 
 /// How many multicast frames (broadcast included) each CPU copies into a network's ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GroupLimit {
+pub struct MulticastLimit {
     /// Frames per second; 0: no limit.
     pub a_second: u32,
     /// Burst after a pause, in frames; at least 1.
     pub burst: u32,
 }
 
-impl Default for GroupLimit {
+impl Default for MulticastLimit {
     /// Far more than a quiet network needs, at the cost of a few per cent of a CPU.
     fn default() -> Self {
         Self {
@@ -61,7 +61,7 @@ impl Default for GroupLimit {
     }
 }
 
-impl GroupLimit {
+impl MulticastLimit {
     /// `struct steer_limit`
     pub(crate) fn value(self) -> [u64; 2] {
         let each_ns = match self.a_second {
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn limit_is_a_time_between_frames() {
-        let value = |a_second, burst| GroupLimit { a_second, burst }.value();
+        let value = |a_second, burst| MulticastLimit { a_second, burst }.value();
         assert_eq!(value(10_000, 1_000), [100_000, 99_900_000]);
         assert_eq!(value(1, 1), [1_000_000_000, 0]);
         assert_eq!(value(5, 0), [200_000_000, 0]);

@@ -14,9 +14,9 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use crate::layout::{MAX_QUEUES, network_bits, word_of_network};
 use crate::map;
-use crate::network::{GroupLimit, Station, StationError};
+use crate::network::{MulticastLimit, Station, StationError};
 use crate::program::{Program, QueueError};
-use crate::ring::GroupRing;
+use crate::ring::MulticastRing;
 
 /// Networks, each identified by its first queue.
 impl Program {
@@ -29,8 +29,8 @@ impl Program {
     pub fn set_network(
         &self,
         queues: Range<u32>,
-        limit: GroupLimit,
-        ring: &GroupRing,
+        limit: MulticastLimit,
+        ring: &MulticastRing,
     ) -> Result<(), QueueError> {
         let network = queues.start;
         queues.clone().try_for_each(|queue| self.word(queue).map(drop))?;

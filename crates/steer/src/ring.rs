@@ -42,11 +42,11 @@ const GROUP_BYTES: usize = 8;
 
 /// The ring of one network.
 #[derive(Debug)]
-pub struct GroupRing {
+pub struct MulticastRing {
     map: MapHandle,
 }
 
-impl GroupRing {
+impl MulticastRing {
     /// Creates a ring.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl GroupRing {
     }
 }
 
-impl AsFd for GroupRing {
+impl AsFd for MulticastRing {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.map.as_fd()
     }
@@ -119,9 +119,9 @@ pub struct Group {
     pub vlan: u16,
 }
 
-/// Reads a [`GroupRing`], which must have one reader at a time. Needs no privilege and no bpf(2).
+/// Reads a [`MulticastRing`], which must have one reader at a time. Needs no privilege and no bpf(2).
 #[derive(Debug)]
-pub struct GroupReader {
+pub struct MulticastReader {
     ring: OwnedFd,
     /// The first page.
     consumer: Mapping,
@@ -132,11 +132,11 @@ pub struct GroupReader {
     at: usize,
 }
 
-impl GroupReader {
+impl MulticastReader {
     /// Maps a ring.
     ///
     /// # Errors
-    /// The kernel's; `ring` is no [`GroupRing`], or not open for writing.
+    /// The kernel's; `ring` is no [`MulticastRing`], or not open for writing.
     pub fn new(ring: OwnedFd) -> io::Result<Self> {
         // SAFETY: sysconf accesses no memory of ours.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
@@ -264,7 +264,7 @@ impl GroupReader {
     }
 }
 
-impl AsFd for GroupReader {
+impl AsFd for MulticastReader {
     /// Readable while there is something to read.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()

@@ -13,8 +13,8 @@ use common::tap::Tap;
 use common::{Pair, as_a_steward, frame_to, program_on};
 use libbpf_rs::MapHandle;
 use steer::{
-    Flow, GroupLimit, GroupReader, GroupRing, HintSet, HintsError, LayoutOfError, Mode, ModeRequest, Program,
-    QueueConf, Station, VirtioHeader, layout_of_map, layout_of_program, note_layout,
+    Flow, HintSet, HintsError, LayoutOfError, Mode, ModeRequest, MulticastLimit, MulticastReader,
+    MulticastRing, Program, QueueConf, Station, VirtioHeader, layout_of_map, layout_of_program, note_layout,
 };
 use testkit::{BpfFs, PacketPort, TaggedPort, VethPair, frame, wait};
 use xsk::RxDesc;
@@ -263,9 +263,9 @@ fn marks_are_those_of_the_flow_or_else_of_the_service() {
 }
 
 /// Makes queue 0 a network: [`STATION`] is port 7 in [`VLAN`], and port 8 without one.
-fn network_of_two(program: &Program) -> GroupRing {
-    let ring = GroupRing::new().expect("memory");
-    let limit = GroupLimit {
+fn network_of_two(program: &Program) -> MulticastRing {
+    let ring = MulticastRing::new().expect("memory");
+    let limit = MulticastLimit {
         a_second: 0,
         burst: 1,
     };
@@ -278,7 +278,7 @@ fn network_of_two(program: &Program) -> GroupRing {
 }
 
 /// The next copy that is in the ring.
-fn next_copy(groups: &mut GroupReader) -> (u16, Vec<u8>) {
+fn next_copy(groups: &mut MulticastReader) -> (u16, Vec<u8>) {
     let mut copy = Vec::new();
     let group = wait::until_some(wait::SOON, || groups.read(&mut copy)).expect("copied");
     (group.vlan, copy)
@@ -301,7 +301,7 @@ fn station_is_found_by_the_tag_that_is_not_in_the_frame() {
 
     // A copy for the ring has the tag again, of every length.
     let ring = ring.as_fd().try_clone_to_owned().expect("a descriptor");
-    let mut groups = GroupReader::new(ring).expect("a ring");
+    let mut groups = MulticastReader::new(ring).expect("a ring");
     for len in [60, 243, 244, 245, 248, 249, 1510] {
         let mut sent = frame::plain(len, 9);
         sent[..6].copy_from_slice(&[0xff; 6]);
@@ -353,7 +353,7 @@ fn service_tag_that_is_not_in_the_frame_is_of_no_vlan_and_is_told() {
     assert_eq!((got.port, got.tag), (Some(8), Some(tag)));
 
     let ring = ring.as_fd().try_clone_to_owned().expect("a descriptor");
-    let mut groups = GroupReader::new(ring).expect("a ring");
+    let mut groups = MulticastReader::new(ring).expect("a ring");
     let mut sent = frame::plain(60, 9);
     sent[..6].copy_from_slice(&[0xff; 6]);
     tagged.port().send(&sent);

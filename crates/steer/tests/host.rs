@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{Pair, as_a_steward};
 use steer::{
-    GroupLimit, GroupRing, Hook, ModeRequest, Program, QueueConf, Station, TapAccess, TapTo, TapUser,
+    Hook, ModeRequest, MulticastLimit, MulticastRing, Program, QueueConf, Station, TapAccess, TapTo, TapUser,
     attach_redirect,
 };
 use testkit::{NetNs, PacketPort, TaggedPort, VethPair, frame, wait};
@@ -63,9 +63,9 @@ impl World {
         near.ip(&["link", "set", VethPair::NIC, "arp", "on"]);
         near.ip(&["address", "add", &format!("{HOST_IP}/24"), "dev", VethPair::NIC]);
         let program = Program::attach(pair.ifindex(), ModeRequest::Native, false).expect("veth takes XDP");
-        let ring = GroupRing::new().expect("memory");
+        let ring = MulticastRing::new().expect("memory");
         program
-            .set_network(0..1, GroupLimit::default(), &ring)
+            .set_network(0..1, MulticastLimit::default(), &ring)
             .expect("queue 0");
         let station = Station { vlan: 0, mac: GUEST };
         program.set_station(0, station, 1).expect("room");

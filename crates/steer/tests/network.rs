@@ -8,8 +8,8 @@ use std::os::fd::AsFd;
 use common::receiver::Receiver;
 use common::{Pair, frame_to, test_run};
 use steer::{
-    Filter, Group, GroupLimit, GroupReader, GroupRing, ModeRequest, NOTE_BYTES, Program, QueueConf,
-    QueueCounters, Station, StationError, noted_port,
+    Filter, Group, ModeRequest, MulticastLimit, MulticastReader, MulticastRing, NOTE_BYTES, Program,
+    QueueConf, QueueCounters, Station, StationError, noted_port,
 };
 use testkit::{BpfFs, frame, wait};
 
@@ -18,7 +18,7 @@ const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 0x12];
 const NOBODY: [u8; 6] = [2, 0, 0, 0, 0, 0x13];
 const EVERYBODY: [u8; 6] = [0xff; 6];
 const GROUP: [u8; 6] = [0x01, 0, 0x5e, 0, 0, 1];
-const NO_LIMIT: GroupLimit = GroupLimit {
+const NO_LIMIT: MulticastLimit = MulticastLimit {
     a_second: 0,
     burst: 1,
 };
@@ -40,16 +40,16 @@ fn bare(frame_limit: u32) -> QueueConf {
 /// A program with queue 0 of the pair as a network, and the reader of its ring.
 struct Network {
     program: Program,
-    groups: GroupReader,
+    groups: MulticastReader,
 }
 
 impl Network {
-    fn new(pair: &Pair, request: ModeRequest, frags: bool, limit: GroupLimit) -> Self {
+    fn new(pair: &Pair, request: ModeRequest, frags: bool, limit: MulticastLimit) -> Self {
         let program = Program::attach(pair.ifindex(), request, frags).expect("veth takes XDP");
-        let ring = GroupRing::new().expect("memory");
+        let ring = MulticastRing::new().expect("memory");
         program.set_network(0..1, limit, &ring).expect("queue 0");
         let ring = ring.as_fd().try_clone_to_owned().expect("a descriptor");
-        let groups = GroupReader::new(ring).expect("a ring");
+        let groups = MulticastReader::new(ring).expect("a ring");
         Self { program, groups }
     }
 
@@ -244,7 +244,7 @@ fn groups_beyond_the_limit_reach_the_host_only_and_are_counted() {
     let Some(pair) = Pair::new(1500) else { return };
     let xsk = pair.unbound_xsk();
     // Of the second frame's time nothing comes to pass in a test.
-    let limit = GroupLimit {
+    let limit = MulticastLimit {
         a_second: 1,
         burst: 3,
     };
@@ -332,7 +332,7 @@ fn networks_of_one_interface_have_neither_stations_nor_groups_in_common() {
     let xsk = pair.unbound_xsk();
     let mut network = Network::new(&pair, ModeRequest::Native, false, NO_LIMIT);
     let program = &network.program;
-    let other = GroupRing::new().expect("memory");
+    let other = MulticastRing::new().expect("memory");
     program.set_network(2..4, NO_LIMIT, &other).expect("in range");
     program.set_station(2, station(0, OTHER), 1).expect("room");
     let taken = program.set_station(0, station(0, OTHER), 1);
@@ -346,7 +346,7 @@ fn networks_of_one_interface_have_neither_stations_nor_groups_in_common() {
     assert_eq!(test_run(program.id(), 0, &frame_to(OTHER, &[])), XDP_PASS);
     assert_eq!(program.counters(0).expect("counters").not_ours, 1);
     let mut theirs =
-        GroupReader::new(other.as_fd().try_clone_to_owned().expect("a descriptor")).expect("a ring");
+        MulticastReader::new(other.as_fd().try_clone_to_owned().expect("a descriptor")).expect("a ring");
     let sent = frame_to(GROUP, &[]);
     assert_eq!(test_run(program.id(), 0, &sent), XDP_PASS);
     assert_eq!(network.next_group().expect("ours").1, sent);
@@ -407,7 +407,7 @@ fn network_goes_on_with_the_next_owner_of_the_program() {
     let xsk = pair.unbound_xsk();
     let mut program = Program::attach(pair.ifindex(), ModeRequest::Native, false).expect("veth takes XDP");
     program.pin(&dir).expect("a bpffs");
-    let mut ring = GroupRing::new().expect("memory");
+    let mut ring = MulticastRing::new().expect("memory");
     ring.pin(&dir.join("ring-0")).expect("a bpffs");
     program.set_network(0..1, NO_LIMIT, &ring).expect("queue 0");
     program.set_station(0, station(0, OURS), 7).expect("room");
@@ -415,15 +415,15 @@ fn network_goes_on_with_the_next_owner_of_the_program() {
     drop((program, ring));
 
     let program = Program::open_pinned(pair.ifindex(), &dir).expect("all is there");
-    let ring = GroupRing::open_pinned(&dir.join("ring-0")).expect("a ring");
-    GroupRing::open_pinned(&dir.join("queues")).expect_err("another map");
+    let ring = MulticastRing::open_pinned(&dir.join("ring-0")).expect("a ring");
+    MulticastRing::open_pinned(&dir.join("queues")).expect_err("another map");
     assert_eq!(program.stations(0), [(station(0, OURS), 7)]);
     assert_eq!(test_run(program.id(), 0, &frame_to(OURS, &[])), XDP_REDIRECT);
     let sent = frame_to(GROUP, &[]);
     assert_eq!(test_run(program.id(), 0, &sent), XDP_PASS);
     let ring = ring.as_fd().try_clone_to_owned().expect("a descriptor");
     let mut frame = Vec::new();
-    let mut reader = GroupReader::new(ring).expect("a ring");
+    let mut reader = MulticastReader::new(ring).expect("a ring");
     assert!(reader.read(&mut frame).is_some());
     assert_eq!(frame, sent);
     steer::detach_pinned(&dir).expect("ours");
@@ -447,7 +447,7 @@ fn who_reads_a_ring_can_write_nothing_of_it_but_how_far_it_has_read() {
             assert_eq!(test_run(network.program.id(), 0, &sent), XDP_PASS);
         }
         let ring = network.groups.as_fd().try_clone_to_owned().expect("a descriptor");
-        let mut reader = GroupReader::new(ring).expect("a ring");
+        let mut reader = MulticastReader::new(ring).expect("a ring");
         let mut frame = Vec::new();
         (0..5000).for_each(|_| assert!(reader.read(&mut frame).is_none_or(|_| frame.len() < 16_384)));
     }

@@ -4,7 +4,7 @@
 use crate::common;
 
 use common::{Pair, as_a_steward};
-use steer::{GroupLimit, GroupRing, Hook, ModeRequest, Program, Station, TapAccess, TapTo, TapUser};
+use steer::{Hook, ModeRequest, MulticastLimit, MulticastRing, Program, Station, TapAccess, TapTo, TapUser};
 use testkit::foreign::{Side, accept_all, detach_all};
 use testkit::{NetNs, PacketPort, VethPair, frame, wait};
 
@@ -12,7 +12,7 @@ const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
 const DEVICE: &str = "vaxu0";
 const INNER_END: &str = "vaxg0";
 /// Of the next frame's time nothing comes to pass in a test.
-const LIMIT: GroupLimit = GroupLimit {
+const LIMIT: MulticastLimit = MulticastLimit {
     a_second: 1,
     burst: 10,
 };
@@ -36,7 +36,7 @@ impl World {
         namespace.ip(&["link", "set", INNER_END, "up"]);
         let before = before(near);
         let program = Program::attach(pair.ifindex(), ModeRequest::Tap, false).expect("nothing is attached");
-        let ring = GroupRing::new().expect("memory");
+        let ring = MulticastRing::new().expect("memory");
         let network = program.set_network(0..1, LIMIT, &ring);
         network.expect("queue 0");
         let station = Station { vlan: 0, mac: GUEST };

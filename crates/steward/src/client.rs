@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::net::SocketFlags;
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
-use steer::{GroupReader, QueueConf, QueueCounters, Station};
+use steer::{MulticastReader, QueueConf, QueueCounters, Station};
 
 pub(crate) use self::connection::Connection;
 use self::connection::{Incoming, Known, Message, Phase};
@@ -272,10 +272,10 @@ impl Lease {
     ///
     /// # Errors
     /// [`LeaseError`].
-    pub fn groups(&self) -> Result<GroupReader, LeaseError> {
+    pub fn groups(&self) -> Result<MulticastReader, LeaseError> {
         let mut answered = self.ask(&Request::Groups)?;
         match (answered.answer, answered.descriptors.pop()) {
-            (Answer::Done, Some(ring)) => Ok(GroupReader::new(ring)?),
+            (Answer::Done, Some(ring)) => Ok(MulticastReader::new(ring)?),
             _ => Err(LeaseError::Mismatch),
         }
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::raw::Raw;
 use common::{World, lessee, lessee_may, refusal, take, wanted};
 use rustix::process::Signal;
-use steer::{GroupReader, Station};
+use steer::{MulticastReader, Station};
 use steward::client::Lease;
 use steward::protocol::{Answer, Reason, Request, STATIONS_MAX, StationChange, Steered, Wanted};
 use testkit::{VethPair, frame, require, wait};
@@ -55,7 +55,7 @@ fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
     frame
 }
 
-fn comes(groups: &mut GroupReader, sent: &[u8]) -> bool {
+fn comes(groups: &mut MulticastReader, sent: &[u8]) -> bool {
     let mut frame = Vec::new();
     wait::until(wait::SOON, || groups.read(&mut frame).is_some() && frame == sent)
 }

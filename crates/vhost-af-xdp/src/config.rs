@@ -32,11 +32,11 @@ use program::sandbox::{Layers, User};
 /// Where `status` finds a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Control {
-    Nowhere,
+    None,
     /// The default path, where `status` finds it without an option.
-    Usual,
+    Default,
     /// The path of `--control`.
-    At(PathBuf),
+    Path(PathBuf),
 }
 
 /// Everything `serve` runs.
@@ -120,7 +120,7 @@ impl ServeConfig {
 
     /// Whether clients can change ports while the daemon runs.
     pub(crate) fn can_change(&self) -> bool {
-        self.api.all.is_some() || self.control != Control::Nowhere
+        self.api.all.is_some() || self.control != Control::None
     }
 
     /// Whether a port was added at run time, by an earlier daemon.

@@ -17,12 +17,12 @@ pub(crate) static JOURNAL: Journal = Journal::new();
 
 /// What an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Of<'a> {
+pub(crate) enum Subject<'a> {
     Port(&'a str),
     Network(&'a str),
 }
 
-impl<'a> Of<'a> {
+impl<'a> Subject<'a> {
     fn port(self) -> Option<&'a str> {
         match self {
             Self::Port(name) => Some(name),
@@ -53,11 +53,11 @@ impl Journal {
     }
 
     /// Records an event that does not follow from a port's snapshot.
-    pub(crate) fn tell(&self, of: Of<'_>, event: What, detail: Option<String>) {
+    pub(crate) fn record(&self, of: Subject<'_>, event: What, detail: Option<String>) {
         self.add(of, event, None, detail);
     }
 
-    pub(crate) fn add(&self, of: Of<'_>, event: What, reason: Option<String>, detail: Option<String>) {
+    pub(crate) fn add(&self, of: Subject<'_>, event: What, reason: Option<String>, detail: Option<String>) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let unix_ms = now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0));
         let mut ring = self.ring.locked();
@@ -103,7 +103,7 @@ mod tests {
         let journal = Journal::new();
         let kept = u64::try_from(KEPT).expect("small");
         for _ in 0..kept + 10 {
-            journal.add(Of::Port("vm1"), What::Connected, None, None);
+            journal.add(Subject::Port("vm1"), What::Connected, None, None);
         }
         let read = journal.read(3).1;
         assert_eq!((read.lost, read.events.len()), (7, KEPT));
@@ -124,11 +124,11 @@ mod tests {
     fn port_that_comes_and_goes_without_end_displaces_its_own_events_only() {
         let journal = Journal::new();
         let add = |of, times| (0..times).for_each(|_| journal.add(of, What::Connected, None, None));
-        add(Of::Port("vm1"), 3);
-        add(Of::Network("vm9"), 2);
-        add(Of::Port("vm9"), 10 * KEPT);
-        add(Of::Port("vm2"), 4);
-        add(Of::Port("vm9"), KEPT);
+        add(Subject::Port("vm1"), 3);
+        add(Subject::Network("vm9"), 2);
+        add(Subject::Port("vm9"), 10 * KEPT);
+        add(Subject::Port("vm2"), 4);
+        add(Subject::Port("vm9"), KEPT);
         let read = journal.read(0).1;
         let of = |port: &str| {
             let its = |event: &&Event| event.port.as_deref() == Some(port);
@@ -139,7 +139,7 @@ mod tests {
         let newest = read.events.last().map(|event| event.sequence);
         assert_eq!(newest, Some(read.lost + KEPT as u64), "the newest are kept");
         // Two that flood have half each.
-        add(Of::Port("vm8"), 10 * KEPT);
+        add(Subject::Port("vm8"), 10 * KEPT);
         let read = journal.read(0).1;
         let flood = read
             .events

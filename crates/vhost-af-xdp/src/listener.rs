@@ -48,11 +48,11 @@ pub(crate) enum ListenError {
     #[error("its directory does not exist: `mkdir -p {}`, or choose another path", .0.display())]
     NoDirectory(PathBuf),
     #[error("this user may not create files in {}: choose another path", .0.display())]
-    MayNot(PathBuf),
+    NoPermission(PathBuf),
     #[error(
         "others can put files into {}: choose a path in a directory that only this user may write to", .0.display()
     )]
-    OfOthers(PathBuf),
+    WritableByOthers(PathBuf),
     #[error("the path is a file that is not a socket: choose another path")]
     NotASocket,
     #[error("another process listens there: stop it, or choose another path")]
@@ -60,7 +60,7 @@ pub(crate) enum ListenError {
     #[error(
         "the socket may not be given to {0}: only root may give it to others, other users to their own groups"
     )]
-    MayNotGive(String),
+    CannotChown(String),
     #[error(transparent)]
     Other(#[from] io::Error),
 }
@@ -69,7 +69,7 @@ impl ListenError {
     fn may_not_give(access: &Access) -> Self {
         let to = |what, number: Option<u32>| number.map(|number| format!("{what} {number}"));
         let to = [to("user", access.owner), to("group", access.group)];
-        Self::MayNotGive(to.into_iter().flatten().collect::<Vec<_>>().join(" and "))
+        Self::CannotChown(to.into_iter().flatten().collect::<Vec<_>>().join(" and "))
     }
 }
 
@@ -164,7 +164,7 @@ fn explain(errno: rustix::io::Errno, path: &Path) -> ListenError {
     match errno {
         rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR => ListenError::NoDirectory(directory),
         rustix::io::Errno::ACCESS | rustix::io::Errno::PERM | rustix::io::Errno::ROFS => {
-            ListenError::MayNot(directory)
+            ListenError::NoPermission(directory)
         }
         // Created between the check and the bind.
         rustix::io::Errno::ADDRINUSE => ListenError::InUse,

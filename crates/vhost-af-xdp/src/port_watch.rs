@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use signal_hook::iterator::Handle;
 
-use crate::journal::{JOURNAL, Of};
+use crate::journal::{JOURNAL, Subject};
 use crate::other_losses::OtherLosses;
 use crate::port::Port;
 use crate::ports::Ports;
@@ -88,7 +88,11 @@ pub(crate) fn start(ports: Arc<Ports>, idle_timeout: Option<NonZeroU32>, signals
                     ),
                 ] {
                     if seen.look(count) {
-                        JOURNAL.tell(Of::Port(port.name()), What::LimitReached, Some(words.to_owned()));
+                        JOURNAL.record(
+                            Subject::Port(port.name()),
+                            What::LimitReached,
+                            Some(words.to_owned()),
+                        );
                     }
                 }
             }

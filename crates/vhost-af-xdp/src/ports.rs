@@ -301,7 +301,7 @@ impl Ports {
     /// Closes the uplink of a network, if there is one of that name, before it gets another one or none.
     pub(crate) fn free_uplink(&self, name: &str) {
         if let Some(network) = self.network(name) {
-            network.let_go();
+            network.release_uplink();
         }
     }
 

@@ -29,7 +29,7 @@ use steer::with_sources;
 
 use crate::config::file::{build_network, build_port};
 use crate::config::{Endpoint, NetworkConfig, PortConfig};
-use crate::journal::{JOURNAL, Of};
+use crate::journal::{JOURNAL, Subject};
 use crate::ports::{NO_THREAD, Ports};
 use crate::supervision::helper::Requests;
 use crate::vhost_user::accept::VmmSource;
@@ -375,7 +375,7 @@ impl Reader {
                 // A file that has replaced the socket is not removed.
                 let _ = self.requests.remove(&path);
             }
-            JOURNAL.tell(Of::Port(name), What::Removed, Some(why.clone()));
+            JOURNAL.record(Subject::Port(name), What::Removed, Some(why.clone()));
             outcome.done.push(format!("port {name} {why}: ended"));
         }
         for (name, why) in &networks.go {
@@ -412,7 +412,11 @@ impl Reader {
             match self.add(&port) {
                 Ok(()) => {
                     outcome.done.push(format!("port {} began", port.name));
-                    JOURNAL.tell(Of::Port(&port.name), What::Added, Some(port.endpoint.to_string()));
+                    JOURNAL.record(
+                        Subject::Port(&port.name),
+                        What::Added,
+                        Some(port.endpoint.to_string()),
+                    );
                     self.running.ports.push(table);
                 }
                 Err(error) => outcome.failed.push(format!("{error:#}")),
@@ -428,7 +432,7 @@ impl Reader {
         let keys = known.map_or_else(Vec::new, |known| known.differences(table));
         self.ports.change(port)?;
         replace(&mut self.running.ports, table);
-        JOURNAL.tell(Of::Port(&port.name), What::Changed, Some(keys.join(", ")));
+        JOURNAL.record(Subject::Port(&port.name), What::Changed, Some(keys.join(", ")));
         let name = &port.name;
         Ok(format!(
             "port {name} has changed ({}), and goes on",

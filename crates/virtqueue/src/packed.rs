@@ -40,7 +40,7 @@ use crate::indirect::{Prefetch, Table, prefetch, prefetch_frame};
 use crate::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PACKED_AVAIL, PACKED_USED, PackedDescriptor};
 use crate::log::DirtyLog;
 use crate::memory::RegionHint;
-use crate::packed_notify::{self as notify, Wish};
+use crate::packed_notify::{self as notify, EventSuppression};
 use crate::packed_resume::stash;
 use crate::packed_ring::PackedRing;
 use crate::position::Position;
@@ -424,7 +424,11 @@ impl PackedQueue {
     /// As [`Queue::disable_kicks`](crate::Queue::disable_kicks).
     #[inline]
     pub fn disable_kicks(&mut self) {
-        Cell::store(self.ring.device_events(), Wish::NEVER.0, Ordering::Relaxed);
+        Cell::store(
+            self.ring.device_events(),
+            EventSuppression::NEVER.0,
+            Ordering::Relaxed,
+        );
         self.log_events();
     }
 

@@ -1,7 +1,7 @@
 //! Kicks and calls of the packed ring: publication and sleep, the same for both sides.
 //!
 //! Theory of operation: as in `notify.rs`, with other words. There is no idx: a side publishes by the flags of the
-//! first descriptor of a batch, and the other side polls only those. The request (`Wish`) is one structure of 32
+//! first descriptor of a batch, and the other side polls only those. The request (`EventSuppression`) is one structure of 32
 //! bits for each side (VirtIO 1.3, 2.8.10 and 2.8.14): never, always, or with VIRTIO_F_EVENT_IDX when a given slot
 //! of a given lap is published. It is loaded and stored as a whole, so that slot and mode always belong together.
 //!
@@ -29,9 +29,9 @@ const DESC: u16 = 2;
 
 /// An event suppression structure as one value: slot and wrap counter in bits 0 to 15, flags in 16 to 31.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wish(pub(crate) u32);
+pub(crate) struct EventSuppression(pub(crate) u32);
 
-impl Wish {
+impl EventSuppression {
     /// Notify for every publication.
     pub(crate) const ALWAYS: Self = Self::new(0, ENABLE);
     /// Never notify.
@@ -92,14 +92,18 @@ pub(crate) fn publish<D: Cell<u64>, E: Cell<u32>>(batch: &Batch<'_, D>, wish: &E
     // Orders that store before the load below. Pairs with the fence in `enable` (2.8.10; virtio_mb in
     // virtqueue_enable_cb_prepare_packed and virtqueue_kick_prepare_packed). Without it: a lost call or kick.
     D::fence(Ordering::SeqCst);
-    Wish(wish.load(Ordering::Relaxed)).wants(batch.end, batch.slots, batch.size, event_idx)
+    EventSuppression(wish.load(Ordering::Relaxed)).wants(batch.end, batch.slots, batch.size, event_idx)
 }
 
 /// Requests a notification when the slot at `next` is published. Returns the present second word of that
 /// slot: the caller must not sleep if it is published already.
 #[inline(always)]
 pub(crate) fn enable<D: Cell<u64>, E: Cell<u32>>(wish: &E, next: Position, slot: &D, event_idx: bool) -> u64 {
-    let asked = if event_idx { Wish::at(next) } else { Wish::ALWAYS };
+    let asked = if event_idx {
+        EventSuppression::at(next)
+    } else {
+        EventSuppression::ALWAYS
+    };
     wish.store(asked.0, Ordering::Relaxed);
     // Orders that store before the load below; pairs with the fence in `publish`. Without it: a lost kick or
     // call.
@@ -118,7 +122,7 @@ mod tests {
 
     fn wants(event: Position, end: Position, slots: u16) -> bool {
         let size = QueueSize::packed(10).unwrap();
-        Wish::at(event).wants(end, slots, size, true)
+        EventSuppression::at(event).wants(end, slots, size, true)
     }
 
     #[test]
@@ -143,11 +147,17 @@ mod tests {
     #[test]
     fn modes_are_those_of_the_specification() {
         let (end, size) = (Position::START, QueueSize::packed(10).unwrap());
-        assert!(Wish(0).wants(end, 1, size, true));
-        assert!(!Wish(1 << 16).wants(end, 1, size, true));
-        assert!(Wish(2 << 16).wants(end, 1, size, false), "not negotiated: on");
-        assert!(Wish(3 << 16).wants(end, 1, size, true), "reserved: on");
-        assert_eq!(Wish::at(end).0, 0x0002_8000);
+        assert!(EventSuppression(0).wants(end, 1, size, true));
+        assert!(!EventSuppression(1 << 16).wants(end, 1, size, true));
+        assert!(
+            EventSuppression(2 << 16).wants(end, 1, size, false),
+            "not negotiated: on"
+        );
+        assert!(
+            EventSuppression(3 << 16).wants(end, 1, size, true),
+            "reserved: on"
+        );
+        assert_eq!(EventSuppression::at(end).0, 0x0002_8000);
     }
 }
 

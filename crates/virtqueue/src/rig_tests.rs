@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::driver::{Buffer, DriverFeatures, GuestRam, QueueDriver};
 use crate::layout::{Descriptor, PACKED_AVAIL, PackedDescriptor};
-use crate::packed_notify::Wish;
+use crate::packed_notify::EventSuppression;
 use crate::position::Position;
 use crate::split::SplitQueue;
 use crate::{
@@ -241,7 +241,7 @@ impl Pair {
                 let lap = |at: Position, slots| at.forward(slots, driver.size());
                 let (laps, rest) = (index / driver.size().get(), index % driver.size().get());
                 let at = (0..laps).fold(start, |at, _| lap(at, driver.size().get()));
-                driver.set_driver_events(Wish::at(lap(at, rest)).0);
+                driver.set_driver_events(EventSuppression::at(lap(at, rest)).0);
             }
         }
     }

@@ -92,7 +92,7 @@ pub enum Request {
         /// The changes.
         changes: Vec<StationChange>,
     },
-    /// The ring with the frames to groups of stations that come to the network; see [`steer::GroupReader`].
+    /// The ring with the frames to groups of stations that come to the network; see [`steer::MulticastReader`].
     Groups,
     /// Asks for a tap device between the network and the host; see [`HostEnd`](super::HostEnd). The device's descriptor
     /// comes with the answer if the steward made the device for this request: because there was none, or not the one

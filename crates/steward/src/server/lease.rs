@@ -10,7 +10,7 @@ use super::limits::DeviceChange;
 use super::rings::RingOf;
 use super::state::LeaseRecord;
 use super::{Answered, Server};
-use steer::{GroupRing, ModeRequest, with_sources};
+use steer::{ModeRequest, MulticastRing, with_sources};
 
 use crate::links::Link;
 use crate::listing::Listed;
@@ -275,7 +275,7 @@ impl Server {
     }
 
     /// The ring of a network that is leased.
-    fn ring_for(&mut self, at: u64, of: &RingOf, rule: usize) -> Result<GroupRing, Refusal> {
+    fn ring_for(&mut self, at: u64, of: &RingOf, rule: usize) -> Result<MulticastRing, Refusal> {
         let (name, _, first) = of;
         // One that had this name, and has another now, has it still.
         let is_used = |(&other, interface): (&u64, &Interface)| {

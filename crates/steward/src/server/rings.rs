@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use steer::{GroupReader, GroupRing};
+use steer::{MulticastReader, MulticastRing};
 
 use super::limits::{Buckets, Rate};
 use crate::protocol::{Reason, Refusal};
@@ -38,9 +38,9 @@ pub(super) struct Rings {
 
 #[derive(Debug)]
 struct Kept {
-    ring: GroupRing,
+    ring: MulticastRing,
     /// While it is mapped for writing nobody can freeze it (BPF_MAP_FREEZE), after which no process could map it so.
-    reader: GroupReader,
+    reader: MulticastReader,
 }
 
 impl Rings {
@@ -53,7 +53,7 @@ impl Rings {
 
     /// The ring for a new lease under a rule. `is_used`: the one that it would have again is somebody's.
     /// Errors: the kernel has none, or there were too many.
-    pub(super) fn take(&mut self, of: &RingOf, is_used: bool, rule: usize) -> Result<GroupRing, Refusal> {
+    pub(super) fn take(&mut self, of: &RingOf, is_used: bool, rule: usize) -> Result<MulticastRing, Refusal> {
         let refused = |error: io::Error| Reason::Kernel.because(format!("no ring for a network: {error}"));
         if let Some(kept) = self.kept.get_mut(of).filter(|_| !is_used) {
             kept.reader.skip();
@@ -67,7 +67,7 @@ impl Rings {
                 wait.as_secs() + 1
             ));
         }
-        let ring = GroupRing::new().map_err(refused)?;
+        let ring = MulticastRing::new().map_err(refused)?;
         self.new.take(&rule, 1, now);
         self.keep(of.clone(), &ring).map_err(refused)?;
         Ok(ring)
@@ -75,9 +75,9 @@ impl Rings {
 
     /// Takes note of one that another steward has made.
     /// Errors: the kernel's.
-    pub(super) fn keep(&mut self, of: RingOf, ring: &GroupRing) -> io::Result<()> {
+    pub(super) fn keep(&mut self, of: RingOf, ring: &MulticastRing) -> io::Result<()> {
         let ring = ring.try_clone()?;
-        let reader = GroupReader::new(ring.as_fd().try_clone_to_owned()?)?;
+        let reader = MulticastReader::new(ring.as_fd().try_clone_to_owned()?)?;
         if self.kept.len() >= KEPT {
             self.kept.pop_first();
         }

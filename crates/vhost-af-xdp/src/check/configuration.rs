@@ -181,8 +181,8 @@ fn running(config: &ServeConfig) -> Option<Status> {
 
 fn named_control(config: &ServeConfig) -> Option<&Path> {
     match &config.control {
-        Control::At(path) => Some(path),
-        Control::Nowhere | Control::Usual => None,
+        Control::Path(path) => Some(path),
+        Control::None | Control::Default => None,
     }
 }
 

@@ -216,9 +216,9 @@ fn name_that_no_interface_can_have_is_refused() {
 #[test]
 fn place_for_status_is_named_none_or_the_usual_one() {
     for (arguments, control) in [
-        (&[][..], Control::Usual),
-        (&["--control=none"], Control::Nowhere),
-        (&["--control=/x"], Control::At("/x".into())),
+        (&[][..], Control::Default),
+        (&["--control=none"], Control::None),
+        (&["--control=/x"], Control::Path("/x".into())),
     ] {
         let config = serve(&[&["--null", "--socket-path=/a"], arguments].concat()).expect("valid");
         assert_eq!(config.control, control);

@@ -550,9 +550,9 @@ pub(crate) fn daemon(daemon: &Daemon, ports: Vec<PortConfig>) -> anyhow::Result<
         bail!("--moderation-us {moderation_us}: give {MOST_MODERATION_US} at most, or 0 for never");
     }
     let control = match control {
-        None => Control::Usual,
-        Some(path) if path.as_os_str() == "none" => Control::Nowhere,
-        Some(path) => Control::At(path),
+        None => Control::Default,
+        Some(path) if path.as_os_str() == "none" => Control::None,
+        Some(path) => Control::Path(path),
     };
     let sandbox = words(&sandbox, "all");
     let layers = Layers::parse(sandbox)?;

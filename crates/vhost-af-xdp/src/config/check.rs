@@ -44,8 +44,8 @@ impl ServeConfig {
     /// Paths that the daemon itself uses, for sockets and files.
     fn own_paths(&self) -> impl Iterator<Item = PathBuf> {
         let control = match &self.control {
-            Control::At(path) => Some(path),
-            Control::Nowhere | Control::Usual => None,
+            Control::Path(path) => Some(path),
+            Control::None | Control::Default => None,
         };
         let api = [&self.api.all, &self.api.read_only].into_iter().flatten();
         let paths = api.map(|(path, _)| path).chain(control).chain(&self.steward);
@@ -416,7 +416,7 @@ mod tests {
             waits: Waits::default(),
             steward: None,
             steward_timeout: Duration::from_secs(1),
-            control: Control::Nowhere,
+            control: Control::None,
             api: ApiConfig::default(),
             state: None,
             networks: Vec::new(),
@@ -448,7 +448,7 @@ mod tests {
     #[test]
     fn socket_where_the_daemon_listens_itself_is_refused() {
         let config = ServeConfig {
-            control: Control::At("/run/a".into()),
+            control: Control::Path("/run/a".into()),
             ..serve(vec![port("/run/a", 0, 1)])
         };
         let error = config.check().expect_err("one path for both").to_string();
@@ -475,7 +475,7 @@ mod tests {
             change(&mut config);
             refused(config);
         };
-        with(&|config| config.control = Control::At(odd.into()));
+        with(&|config| config.control = Control::Path(odd.into()));
         with(&|config| config.steward = Some(odd.into()));
         with(&|config| config.api.all = Some((odd.into(), Access::OWN)));
         with(&|config| config.api.read_only = Some((odd.into(), Access::OWN)));

@@ -18,7 +18,7 @@ use crate::switch::gso::{Builder, FromChain, Source};
 use crate::switch::guest_frame::GuestFrame;
 use crate::switch::lane::Work;
 use crate::switch::limits::SEGMENTS;
-use crate::switch::to_nic::{LAST_KICKS, LAST_WAIT, LAST_WAITS, copied, fill_up};
+use crate::switch::to_nic::{STOP_KICKS, STOP_WAIT, STOP_WAITS, copied, fill_up};
 
 /// Guest memory is contiguous for DMA only within pages of this size.
 const PAGE_BYTES: u64 = 4096;
@@ -449,12 +449,12 @@ impl<N: Nic> DirectEnd<N> {
 
     /// Sends queued frames when the lane is stopped, on a thread that may wait. What is not sent then is dropped: to
     /// repeat a frame would be worse than to lose it. Returns the chain of a GSO packet that was sent only in part.
-    pub(super) fn send_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
-        let half_sent = self.segment_at_last(pair);
+    pub(super) fn send_before_stop(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
+        let half_sent = self.segment_before_stop(pair);
         // Where the NIC reads by DMA, a kick only starts it, so time has to pass; a copying kernel sends in the kick.
         let (kicks, wait) = match self.queue.sends.by_dma {
-            true => (LAST_WAITS, LAST_WAIT),
-            false => (LAST_KICKS, Duration::ZERO),
+            true => (STOP_WAITS, STOP_WAIT),
+            false => (STOP_KICKS, Duration::ZERO),
         };
         for _ in 0..kicks {
             if self.queue.nic.unsent() == 0 || self.link != LinkState::Up {

@@ -117,7 +117,7 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
             filter,
             ..
         } = guest;
-        let half_sent = self.end.send_at_last(pair);
+        let half_sent = self.end.send_before_stop(pair);
         let guest = RxTarget::new(pair, buffers, counters).filtered(filter);
         self.receiver.finish(&mut self.end.queue, guest);
         self.end.queue.discard(counters);

@@ -337,7 +337,7 @@ impl<N: Nic> Lane for DirectLane<N> {
     fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;
         lane.guest.pair.leave_calls();
-        let half_sent = lane.end.send_at_last(&mut lane.guest.pair);
+        let half_sent = lane.end.send_before_stop(&mut lane.guest.pair);
         // Frames that have arrived are delivered before the socket closes.
         while lane.collect() > 0 {}
         lane.guest

@@ -13,7 +13,7 @@ use crate::nic::queue::{LinkState, Nic};
 use crate::switch::from_guest::Budget;
 use crate::switch::gso::{FromChain, GsoPacket};
 use crate::switch::guest_frame::GuestFrame;
-use crate::switch::to_nic::{LAST_WAIT, LAST_WAITS};
+use crate::switch::to_nic::{STOP_WAIT, STOP_WAITS};
 
 impl<N: Nic> DirectEnd<N> {
     /// Begins to segment a GSO packet.
@@ -126,14 +126,14 @@ impl<N: Nic> DirectEnd<N> {
 
     /// Queues the rest of the present GSO packet when the lane is stopped, on a thread that may wait, as far as the
     /// kernel takes it. Returns its chain if some segments were left.
-    pub(super) fn segment_at_last(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
+    pub(super) fn segment_before_stop(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
         let mut waits = 0;
-        while self.segmentation.is_some() && self.link == LinkState::Up && waits < LAST_WAITS {
+        while self.segmentation.is_some() && self.link == LinkState::Up && waits < STOP_WAITS {
             self.begin_burst();
             let sent = self.continue_segmentation(pair, &mut Budget::new(usize::MAX));
             self.kick();
             if sent + self.reap(pair) == 0 {
-                std::thread::sleep(LAST_WAIT);
+                std::thread::sleep(STOP_WAIT);
                 waits += 1;
             }
         }

@@ -107,7 +107,7 @@ impl<N: Nic> Lane for SendDirectLane<N> {
     fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;
         lane.guest.pair.leave_calls();
-        let half_sent = lane.end.send_at_last(&mut lane.guest.pair);
+        let half_sent = lane.end.send_before_stop(&mut lane.guest.pair);
         let guest = lane.guest.filtered();
         lane.receiver.finish(&mut lane.end.queue, guest);
         lane.end.queue.discard(&lane.guest.counters);

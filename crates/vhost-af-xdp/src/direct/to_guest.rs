@@ -73,12 +73,12 @@ impl<N: Nic> DirectLane<N> {
                         *len = 0;
                         continue;
                     }
-                    self.guest.pair.wrote(start.get(), bytes);
+                    self.guest.pair.log_write(start.get(), bytes);
                 }
                 Posted::Bounce { filled } => *filled = Some(piece),
             }
         }
-        meter::took(taken);
+        meter::count_taken(taken);
         any
     }
 
@@ -111,7 +111,7 @@ impl<N: Nic> DirectLane<N> {
         }
         self.guest.counters.to_guest_frames.add(frames);
         self.guest.counters.to_guest_bytes.add(bytes);
-        meter::gave(frames);
+        meter::count_delivered(frames);
         usize::try_from(frames).unwrap_or(usize::MAX)
     }
 

@@ -206,7 +206,7 @@ impl State {
     }
 
     /// Sets the uplink, none of which is open yet.
-    fn be_given(&mut self, uplink: Option<UplinkConfig>) {
+    fn reset_uplink(&mut self, uplink: Option<UplinkConfig>) {
         let queues = uplink.as_ref().map_or(0, |uplink| uplink.queues);
         self.counters = (0..queues).map(|_| Arc::default()).collect();
         self.tap_counters.clear();
@@ -257,17 +257,17 @@ impl Network {
             hints: Mutex::default(),
         };
         let mut state = network.state();
-        state.be_given(config.uplink);
-        network.take_up(&mut state)?;
+        state.reset_uplink(config.uplink);
+        network.open_uplink(&mut state)?;
         drop(state);
         Ok(Arc::new(network))
     }
 
     /// Removes the uplink, so that others can open its queues, before [`Self::have`] sets another one.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn release_uplink(&self) {
         let mut state = self.state();
         self.give_back(&mut state);
-        state.be_given(None);
+        state.reset_uplink(None);
     }
 
     /// Sets the uplink, and opens it. Frames between ports are not affected.
@@ -275,8 +275,8 @@ impl Network {
     pub(crate) fn have(&self, uplink: Option<UplinkConfig>) -> Result<(), InterfaceError> {
         let mut state = self.state();
         self.give_back(&mut state);
-        state.be_given(uplink);
-        let taken_up = self.take_up(&mut state);
+        state.reset_uplink(uplink);
+        let taken_up = self.open_uplink(&mut state);
         let failed = taken_up.as_ref().err().map(|error| with_sources(error));
         self.note(&mut state, failed.map_or(Ok(()), Err));
         taken_up

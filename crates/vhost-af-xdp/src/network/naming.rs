@@ -9,7 +9,7 @@ use steward::backoff::Retry;
 use steward::protocol::StationChange;
 
 use super::{Network, State, change, keys, mark_of};
-use crate::journal::{JOURNAL, Of};
+use crate::journal::{JOURNAL, Subject};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::switch::fdb::PortNumber;
@@ -110,15 +110,15 @@ impl Network {
         if why == state.named.refused {
             return;
         }
-        let of = Of::Network(&self.name);
+        let of = Subject::Network(&self.name);
         match &why {
             Some(why) => {
                 tracing::warn!(network = self.name, "guests are cut off: {why}");
-                JOURNAL.tell(of, What::Impaired, Some(why.clone()));
+                JOURNAL.record(of, What::Impaired, Some(why.clone()));
             }
             None => {
                 tracing::info!(network = self.name, "no guest is cut off any more");
-                JOURNAL.tell(of, What::Recovered, None);
+                JOURNAL.record(of, What::Recovered, None);
             }
         }
         state.named.refused = why;

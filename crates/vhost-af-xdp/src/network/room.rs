@@ -6,7 +6,7 @@ use steward::protocol::STATIONS_MAX;
 
 use super::learning::{self, Evicted};
 use super::{Network, State, keys};
-use crate::journal::{JOURNAL, Of};
+use crate::journal::{JOURNAL, Subject};
 use crate::nic::error::InterfaceError;
 use crate::switch::fdb::{Fdb, FdbPort, PortNumber};
 use model::events::What;
@@ -77,7 +77,7 @@ impl Network {
         if let Some(left_out) = state.eviction_lines.allow() {
             tracing::warn!(network = self.name, "{text}{left_out}");
         }
-        JOURNAL.tell(Of::Network(&self.name), What::AddressEvicted, Some(text));
+        JOURNAL.record(Subject::Network(&self.name), What::AddressEvicted, Some(text));
         self.set_fdb(state);
     }
 }

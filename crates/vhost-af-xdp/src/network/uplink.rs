@@ -16,7 +16,7 @@ use steward::backoff::{RETRY, Retry};
 use steward::links::Link;
 
 use super::{Network, NetworkLink, Running, RunningTap, State, keys};
-use crate::journal::{JOURNAL, Of};
+use crate::journal::{JOURNAL, Subject};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};
@@ -78,7 +78,7 @@ impl Network {
                         false => (What::LinkDown, "down"),
                     };
                     tracing::info!(network = %network.name, "uplink is {now}");
-                    JOURNAL.tell(Of::Network(&network.name), what, None);
+                    JOURNAL.record(Subject::Network(&network.name), what, None);
                 }
                 if before != link {
                     changed();
@@ -144,11 +144,11 @@ impl Network {
             Some((Ok(_), _)) => {}
             Some((Err(lost), interface)) => {
                 drop(interface);
-                self.lose_interface(&mut state);
+                self.close_interface(&mut state);
                 self.note(&mut state, Err(with_sources(&lost)));
-                self.take_up_again(&mut state);
+                self.reopen_uplink(&mut state);
             }
-            None => self.take_up_again(&mut state),
+            None => self.reopen_uplink(&mut state),
         }
         let interface = state.interface.clone();
         drop(state);
@@ -186,7 +186,7 @@ impl Network {
             self.note(state, started);
             if is_refused && is_by_tap && interface.is_mode_chosen {
                 // Another mode may be possible.
-                self.lose_interface(state);
+                self.close_interface(state);
             }
         }
         follows
@@ -239,7 +239,7 @@ impl Network {
     /// Returns the interface. When this returns others can open its queues, unless it took longer than [`GIVING_BACK`].
     pub(super) fn give_back(&self, state: &mut State) {
         let interface = state.interface.as_ref().map(Arc::downgrade);
-        self.lose_interface(state);
+        self.close_interface(state);
         // The watching thread and readers of the status may keep it for a moment; the lease ends with the last of them.
         self.wakers.retry();
         let deadline = Instant::now() + GIVING_BACK;
@@ -259,7 +259,7 @@ impl Network {
     }
 
     /// Drops the interface: stops its lanes, and the host's, and closes its queues.
-    pub(super) fn lose_interface(&self, state: &mut State) {
+    pub(super) fn close_interface(&self, state: &mut State) {
         self.lose_host(state);
         self.stop_lanes(state);
         state.retry = Retry::default();
@@ -277,12 +277,12 @@ impl Network {
         !state.watched
     }
 
-    fn take_up_again(&self, state: &mut State) {
+    fn reopen_uplink(&self, state: &mut State) {
         let now = Instant::now();
         if !state.opening.is_due(self.wakers.changes(), false, now) {
             return;
         }
-        let taken_up = self.take_up(state);
+        let taken_up = self.open_uplink(state);
         // No pause after a missing interface: checking for it costs nothing, and no event reports that it is back.
         if taken_up.as_ref().is_err_and(InterfaceError::is_absent) {
             // The reason in `impaired` is the more specific one.
@@ -299,7 +299,7 @@ impl Network {
     }
 
     /// Opens the uplink's interface, and starts its queues.
-    pub(super) fn take_up(&self, state: &mut State) -> Result<(), InterfaceError> {
+    pub(super) fn open_uplink(&self, state: &mut State) -> Result<(), InterfaceError> {
         let Some(uplink) = &state.uplink else {
             return Ok(());
         };
@@ -492,7 +492,7 @@ impl Network {
         } else {
             What::Recovered
         };
-        JOURNAL.tell(Of::Network(&self.name), what, why.clone());
+        JOURNAL.record(Subject::Network(&self.name), what, why.clone());
         state.impaired = why;
     }
 }

@@ -218,7 +218,7 @@ impl<N: Nic> NicQueue<N> {
 
     /// Checks whether a link that was down is up again, if the ring is empty.
     #[inline]
-    pub(crate) fn look_at_link(&mut self, counters: &PairCounters) {
+    pub(crate) fn update_link_state(&mut self, counters: &PairCounters) {
         if self.link == LinkState::Down && self.nic.unsent() == 0 {
             self.kick(counters);
         }

@@ -13,7 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::binding::SteeredBy;
-use steer::{GroupReader, Mode, ModeRequest, QueueConf, QueueCounters};
+use steer::{Mode, ModeRequest, MulticastReader, QueueConf, QueueCounters};
 use steward::backoff::Backoff;
 use steward::client::{Lease, LeaseError, Waiting};
 use steward::links::{DriverSends, Link};
@@ -364,7 +364,7 @@ impl Steering {
     }
 
     /// A reader of multicast frames for the network that the queues were leased for; `None`: a foreign program.
-    pub(crate) fn groups(&self) -> Result<Option<GroupReader>, InterfaceError> {
+    pub(crate) fn groups(&self) -> Result<Option<MulticastReader>, InterfaceError> {
         match self {
             Self::External(_) => Ok(None),
             Self::Leased(leased) => leased.done(leased.lease.groups()).map(Some),

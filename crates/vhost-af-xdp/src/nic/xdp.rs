@@ -63,7 +63,7 @@ impl Nic for XdpNic {
             batch.push(desc);
         });
         batch.submit();
-        meter::gave(given);
+        meter::count_delivered(given);
     }
 
     fn kick(&mut self) -> LinkState {

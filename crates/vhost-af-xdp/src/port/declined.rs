@@ -35,7 +35,7 @@ impl Port {
             true => Impaired::FewPairs(self.config.queues),
             false => Impaired::Declined(features::offered(&self.config)),
         };
-        if let Some(left_out) = self.may_say() {
+        if let Some(left_out) = self.log_allowed() {
             tracing::warn!(port = %self.config.name, "{reason}{left_out}");
         }
         state.declined = Some(reason);
@@ -43,7 +43,7 @@ impl Port {
 
     /// Logs what a VMM did, if the limit allows it.
     pub(crate) fn warn(&self, what: &str) {
-        if let Some(left_out) = self.may_say() {
+        if let Some(left_out) = self.log_allowed() {
             tracing::warn!(port = %self.config.name, "{what}{left_out}");
         }
     }

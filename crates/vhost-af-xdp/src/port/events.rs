@@ -2,14 +2,14 @@
 
 use super::reasons::Impaired;
 use super::snapshot::PortSnapshot;
-use crate::journal::{JOURNAL, Of};
+use crate::journal::{JOURNAL, Subject};
 use model::events::What;
 
 /// Adds the differences to the journal.
 pub(super) fn note(port: &str, before: Option<&PortSnapshot>, now: &PortSnapshot) {
     let none = PortSnapshot::default();
     for (event, reason, detail) in differences(before.unwrap_or(&none), now) {
-        JOURNAL.add(Of::Port(port), event, reason, detail);
+        JOURNAL.add(Subject::Port(port), event, reason, detail);
     }
 }
 

@@ -407,7 +407,7 @@ impl Port {
     fn impair(&self, state: &mut PortState, why: String) {
         let impaired = Some(Impaired::Queues(why));
         if state.impaired != impaired
-            && let (Some(why), Some(left_out)) = (&impaired, self.may_say())
+            && let (Some(why), Some(left_out)) = (&impaired, self.log_allowed())
         {
             tracing::warn!(port = %self.config.name, "queues cannot be set up: {why}{left_out}");
         }
@@ -486,7 +486,7 @@ impl Port {
     }
 
     /// Whether a line that VMMs can cause may be logged now, with the number of lines left out before.
-    fn may_say(&self) -> Option<LeftOut> {
+    fn log_allowed(&self) -> Option<LeftOut> {
         self.lines.locked().allow()
     }
 

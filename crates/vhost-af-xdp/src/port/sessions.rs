@@ -54,7 +54,7 @@ impl Port {
         state.sessions += 1;
         state.began = Some(Instant::now());
         if state.declined.is_none()
-            && let Some(left_out) = self.may_say()
+            && let Some(left_out) = self.log_allowed()
         {
             tracing::info!(port = %self.config.name, "a VMM connected{left_out}");
         }
@@ -129,7 +129,7 @@ impl Port {
         let wrong = !matches!(closed, Closed::Disconnected | Closed::Removed);
         // The log already says why such VMMs connect and leave.
         let is_known = !wrong && state.declined.is_some();
-        match (!is_known).then(|| self.may_say()).flatten() {
+        match (!is_known).then(|| self.log_allowed()).flatten() {
             Some(left_out) if wrong => {
                 let reason = closed.name();
                 tracing::warn!(port = %self.config.name, reason, "port closed: {closed}{left_out}");

@@ -35,7 +35,7 @@ pub(crate) struct Watch {
 
 /// The reports that ended a wait.
 #[derive(Default)]
-pub(crate) struct Came {
+pub(crate) struct Reports {
     /// Some interface changed.
     pub(crate) changes: bool,
     /// The ports whose leases have reports, by number.
@@ -58,12 +58,12 @@ impl Watch {
     }
 
     /// Waits for reports, until that time at most.
-    pub(crate) fn wait(&self, until: Option<Instant>) -> Came {
+    pub(crate) fn wait(&self, until: Option<Instant>) -> Reports {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut space = [MaybeUninit::uninit(); 64];
         let ready = epoll::wait(&self.epoll, &mut space, left.as_ref());
-        let mut came = Came::default();
+        let mut came = Reports::default();
         for event in ready.map_or(&[][..], |(events, _)| &*events) {
             match event.data.u64() {
                 CHANGES => came.changes = true,

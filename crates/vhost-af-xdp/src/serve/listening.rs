@@ -68,14 +68,14 @@ pub(super) fn listen_for_status(
     leftovers: &mut Leftovers,
 ) -> anyhow::Result<Option<UnixListener>> {
     let (path, listened) = match control {
-        Control::Nowhere => return Ok(None),
-        Control::At(path) => {
+        Control::None => return Ok(None),
+        Control::Path(path) => {
             let listened = control_socket::listen(path);
             let listened = listened.with_context(|| format!("--control {}", path.display()))?;
             (path.clone(), listened)
         }
         // The default, not requested by an option; guests do not need it.
-        Control::Usual => {
+        Control::Default => {
             let usual = control_socket::default_path();
             match control_socket::listen(&usual) {
                 Ok(listened) => (usual, listened),

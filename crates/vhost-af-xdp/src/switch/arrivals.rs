@@ -227,7 +227,7 @@ impl Arrivals {
                 }
             }
         }
-        meter::took(usize::try_from(self.taken).unwrap_or(usize::MAX));
+        meter::count_taken(usize::try_from(self.taken).unwrap_or(usize::MAX));
         self.short = waits && delivery.is_short();
         Ok(())
     }

@@ -72,7 +72,7 @@ impl<N: Nic, R: Receive> CopyLane<N, R> {
 
     fn from_guest(&mut self) -> Result<usize, Fault> {
         self.queue.reclaim(SEGMENTS * 2, &self.guest.counters);
-        self.queue.look_at_link(&self.guest.counters);
+        self.queue.update_link_state(&self.guest.counters);
         let left = self.guest.sender.begin();
         let mut sink = NicSink::new(&mut self.queue, &mut self.transmit, &self.guest.counters);
         if left > 0 && sink.has_rest() {
@@ -225,7 +225,7 @@ impl<N: Lent, R: Receive + Send> Lane for CopyLane<N, R> {
     fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;
         lane.guest.pair.leave_calls();
-        NicSink::new(&mut lane.queue, &mut lane.transmit, &lane.guest.counters).send_at_last();
+        NicSink::new(&mut lane.queue, &mut lane.transmit, &lane.guest.counters).send_before_stop();
         let guest = lane.guest.filtered();
         lane.receiver.finish(&mut lane.queue, guest);
         Stopped {

@@ -399,7 +399,7 @@ impl Sender {
         self.charge(&budget);
         // Counted before the chains are published: an observer that sees a returned chain finds its frame counted.
         budget.tally.count(counters);
-        meter::took(done);
+        meter::count_taken(done);
         Ok(Burst {
             any: !self.chains.is_empty(),
             done,

@@ -77,14 +77,14 @@ struct Held {
 }
 
 /// Result of a read.
-enum Came {
+enum ReadResult {
     Nothing,
     /// An invalid or lost frame, which is counted.
-    Wrong,
+    Invalid,
     /// The frame is in the guest's buffers.
     InPlace(Held),
     /// The frame is in the daemon's memory.
-    Ours(Held),
+    InOwnMemory(Held),
 }
 
 impl FromTap {
@@ -142,14 +142,14 @@ impl FromTap {
             let before = delivery.left();
             let has_header = delivery.pair().header_bytes == HEADER_BYTES;
             match self.read(delivery, is_expected && has_header && admission.admits_all()) {
-                Came::Nothing => break,
-                Came::Wrong => {}
-                Came::InPlace(Held { len, header }) => {
+                ReadResult::Nothing => break,
+                ReadResult::Invalid => {}
+                ReadResult::InPlace(Held { len, header }) => {
                     delivery.take_in_place(len, header);
                     count(&header, delivery.counters);
                     self.buffers = (before - delivery.left()).max(self.buffers - self.buffers.div_ceil(4));
                 }
-                Came::Ours(frame) => {
+                ReadResult::InOwnMemory(frame) => {
                     let bytes = &self.room[..frame.len as usize];
                     let is_admitted = admission.admits(bytes, &frame.header, delivery.counters);
                     self.held = is_admitted.then_some(frame);
@@ -165,9 +165,9 @@ impl FromTap {
 
     /// Reads a frame, if `may_be_in_place` into the guest's next buffers.
     #[inline]
-    fn read(&mut self, delivery: &mut Delivery<'_>, may_be_in_place: bool) -> Came {
+    fn read(&mut self, delivery: &mut Delivery<'_>, may_be_in_place: bool) -> ReadResult {
         let Some(tap) = &self.tap else {
-            return Came::Nothing;
+            return ReadResult::Nothing;
         };
         let mut header = [0; HEADER_BYTES as usize];
         let mut parts = Parts::new();
@@ -184,16 +184,16 @@ impl FromTap {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.has_frames = false;
-                    return Came::Nothing;
+                    return ReadResult::Nothing;
                 }
                 Err(error) if error.raw_os_error() == Some(Errno::BADFD.raw_os_error()) => {
                     self.tap = None;
-                    return Came::Nothing;
+                    return ReadResult::Nothing;
                 }
                 // The kernel had a frame, and could not write it there: it is lost.
                 Err(_) => {
                     delivery.counters.to_guest_host_refused.add(1);
-                    return Came::Wrong;
+                    return ReadResult::Invalid;
                 }
             }
         };
@@ -203,14 +203,14 @@ impl FromTap {
         self.expected = len.max(self.expected - self.expected / 4);
         let Some(header) = checked(header, len, &delivery.pair().offloads) else {
             delivery.counters.to_guest_offload_malformed.add(1);
-            return Came::Wrong;
+            return ReadResult::Invalid;
         };
         let frame = Held { len, header };
         if may_be_in_place && len <= offered {
-            return Came::InPlace(frame);
+            return ReadResult::InPlace(frame);
         }
         delivery.read_back(&mut self.room[..from]);
-        Came::Ours(frame)
+        ReadResult::InOwnMemory(frame)
     }
 }
 
@@ -242,7 +242,7 @@ impl Receive for FromTap {
         let done = self.fill(&mut delivery, &mut admission);
         let frames = done.map(|()| delivery.finish())?;
         self.deficit += guest.take_work();
-        meter::took(frames);
+        meter::count_taken(frames);
         Ok(frames)
     }
 

@@ -51,7 +51,7 @@ pub(super) struct Moderation {
     pauses: u32,
     level: Level,
     /// Direction of the next trial.
-    way: Way,
+    way: Direction,
     phase: Phase,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Moderation {
 struct Level(u8);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Longer,
     Shorter,
 }
@@ -118,10 +118,10 @@ impl Level {
     const NONE: Self = Self(0);
     const LONGEST: Self = Self(3);
 
-    fn next(self, way: Way) -> Option<Self> {
+    fn next(self, way: Direction) -> Option<Self> {
         match way {
-            Way::Longer if self != Self::LONGEST => Some(Self(self.0 + 1)),
-            Way::Shorter if self != Self::NONE => Some(Self(self.0 - 1)),
+            Direction::Longer if self != Self::LONGEST => Some(Self(self.0 + 1)),
+            Direction::Shorter if self != Self::NONE => Some(Self(self.0 - 1)),
             _ => None,
         }
     }
@@ -133,7 +133,7 @@ impl Level {
     }
 }
 
-impl Way {
+impl Direction {
     fn back(self) -> Self {
         match self {
             Self::Longer => Self::Shorter,
@@ -150,7 +150,7 @@ impl Moderation {
             since: now,
             pauses: 0,
             level: Level::NONE,
-            way: Way::Longer,
+            way: Direction::Longer,
             phase: Phase::tried(Level::NONE),
         }
     }

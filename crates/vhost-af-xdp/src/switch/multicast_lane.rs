@@ -1,5 +1,5 @@
 //! Multicast frames that arrived at a network's uplink: copies of frames that go to the host's stack
-//! ([`steer::GroupReader`]). Each is delivered to all ports of its VLAN that have a buffer now.
+//! ([`steer::MulticastReader`]). Each is delivered to all ports of its VLAN that have a buffer now.
 //!
 //! Multicast of a guest goes to the host, too, as if the uplink had received it. Where XDP is in skb mode, such frames
 //! arrive here again. The ports have them already, so they are counted (`returned_frames`) and dropped.
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use device::counters::PairCounters;
 use device::meter;
 use packet::ethernet::Mac;
-use steer::{Group, GroupReader};
+use steer::{Group, MulticastReader};
 
 use super::copies::Several;
 use super::cross_worker_mark::CrossWorkerMark;
@@ -23,7 +23,7 @@ use super::limits::BATCH;
 const MAC_BYTES: usize = size_of::<Mac>();
 
 /// See the module's head.
-pub(crate) struct MulticastLane<R = GroupReader> {
+pub(crate) struct MulticastLane<R = MulticastReader> {
     reader: R,
     counters: Arc<PairCounters>,
     /// Frames may come from a stack on the same machine, which leaves checksums unfinished.
@@ -44,7 +44,7 @@ pub(crate) trait ReadGroups: AsFd + Send {
     fn has_record(&mut self) -> bool;
 }
 
-impl ReadGroups for GroupReader {
+impl ReadGroups for MulticastReader {
     fn read(&mut self, frame: &mut Vec<u8>) -> Option<Group> {
         Self::read(self, frame)
     }
@@ -99,7 +99,7 @@ impl<R: ReadGroups> Lane for MulticastLane<R> {
             looked_up += several.give(self.forwarding.ports_of(vlan, None), &self.forwarding, network);
         }
         self.deficit += (read + looked_up).saturating_sub(budget);
-        meter::took(read);
+        meter::count_taken(read);
         Ok(read)
     }
 

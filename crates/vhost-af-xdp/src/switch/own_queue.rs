@@ -188,7 +188,7 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
 
     fn begin(&mut self, _pair: &mut QueuePair, sender: &mut Sender, counters: &PairCounters) -> usize {
         self.queue.reclaim(SEGMENTS * 2, counters);
-        self.queue.look_at_link(counters);
+        self.queue.update_link_state(counters);
         let mut sink = NicSink::new(&mut self.queue, &mut self.transmit, counters);
         if sender.left() == 0 || !sink.has_rest() {
             return 0;
@@ -276,7 +276,7 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
 
     fn stop(self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
         let (mut lane, counters) = (self, guest.counters);
-        NicSink::new(&mut lane.queue, &mut lane.transmit, counters).send_at_last();
+        NicSink::new(&mut lane.queue, &mut lane.transmit, counters).send_before_stop();
         lane.receiver.finish(&mut lane.queue, guest);
         N::give_back(lane.queue, counters)
     }

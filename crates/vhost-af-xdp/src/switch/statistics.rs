@@ -1,7 +1,7 @@
 //! Statistics of workers and their lanes, for other threads to read.
 //!
 //! Theory of operation. A worker thread counts its work in thread-local counters ([`device::meter`]). In one of many
-//! rounds ([`LOOKS_PER_TIMED`]), and before it falls asleep, it adds the new counts to [`Counted`], which other threads
+//! rounds ([`CHECKS_PER_TIMED`]), and before it falls asleep, it adds the new counts to [`Counted`], which other threads
 //! read. So these values lag by that many rounds at most, and are exact for a sleeping worker.
 //!
 //! The frames that a lane takes are counted in each round. Its time is not: reading the clock for each lane would cost
@@ -21,7 +21,7 @@ use super::worker_time::{WorkerTime, ns};
 
 /// A worker publishes its counts, and times the round, in one of this many looks. Odd, as is the number of rounds from
 /// one look to the next: some lanes do something each eighth round.
-pub(super) const LOOKS_PER_TIMED: u32 = 3;
+pub(super) const CHECKS_PER_TIMED: u32 = 3;
 
 /// Counters of a worker.
 #[derive(Debug, Default)]
@@ -151,10 +151,10 @@ mod tests {
     #[test]
     fn what_a_thread_did_is_added_once() {
         let (counted, mut was) = (Counted::default(), meter::read());
-        meter::took(5);
-        meter::took_linked(2);
-        meter::gave(6);
-        meter::looked_up(4, 3);
+        meter::count_taken(5);
+        meter::count_linked(2);
+        meter::count_delivered(6);
+        meter::count_lookups(4, 3);
         meter::call(meter::KernelCall::Kick, || ());
         for _ in 0..2 {
             counted.publish(&mut was);

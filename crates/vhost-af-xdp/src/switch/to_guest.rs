@@ -323,7 +323,7 @@ impl<'a> Delivery<'a> {
             if between_guests(memory, head, rest, to, buffer.offset, header).is_none() {
                 break;
             }
-            self.pair.wrote(buffer.offset, written);
+            self.pair.log_write(buffer.offset, written);
             self.pair.to_guest.queue.push_used(chain.id, written);
             taken += 1;
             room += u64::from(buffer.len);
@@ -376,7 +376,7 @@ impl<'a> Delivery<'a> {
                 let mut unnoted = written;
                 for buffer in buffers {
                     let here = buffer.len.min(unnoted);
-                    self.pair.wrote(buffer.offset, here);
+                    self.pair.log_write(buffer.offset, here);
                     unnoted -= here;
                 }
             }
@@ -509,7 +509,7 @@ impl<'a> Delivery<'a> {
         self.chains.clear();
         self.counters.to_guest_frames.add(self.frames);
         self.counters.to_guest_bytes.add(self.bytes);
-        meter::gave(self.frames);
+        meter::count_delivered(self.frames);
         if self.frames > 0 {
             self.pair.to_guest.publish(self.counters);
         }
@@ -535,7 +535,7 @@ fn write_whole(
     if frame_to_guest(umem, UmemRange::of(piece), &pair.memory, buffer.offset, header).is_none() {
         return false;
     }
-    pair.wrote(buffer.offset, written);
+    pair.log_write(buffer.offset, written);
     pair.to_guest.queue.push_used(chain.id, written);
     true
 }
@@ -576,7 +576,7 @@ pub(crate) fn write(
         }
         let (target, _) = target.split(target.len.min(*left));
         bytes.copy_to(&pair.memory, target);
-        pair.wrote(target.offset, target.len);
+        pair.log_write(target.offset, target.len);
         *left -= target.len;
         written += target.len;
     }
@@ -591,7 +591,7 @@ fn write_header(pair: &QueuePair, buffers: &[Buffer], header: &[u8]) -> u32 {
         let (now, later) = rest.split_at(rest.len().min(buffer.len as usize));
         // Inside the map, as checked when the descriptor was read.
         let _ = pair.memory.copy_to_guest(buffer.offset, now);
-        pair.wrote(buffer.offset, now.len() as u32);
+        pair.log_write(buffer.offset, now.len() as u32);
         rest = later;
         if rest.is_empty() {
             break;

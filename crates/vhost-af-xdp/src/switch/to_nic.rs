@@ -45,15 +45,15 @@ use crate::nic::queue::{LinkState, Nic, SHORTEST_BY_DMA, Sends};
 use crate::nic::tap::SendTap;
 
 /// How often a stopped lane waits for room for the rest of a GSO packet, and how long each time.
-pub(crate) const LAST_WAITS: usize = 20;
-pub(crate) const LAST_WAIT: Duration = Duration::from_millis(1);
+pub(crate) const STOP_WAITS: usize = 20;
+pub(crate) const STOP_WAIT: Duration = Duration::from_millis(1);
 
 /// How long a packet from the tap may wait in the interface's queue: at 100 Mbit/s this drains the longest queue
 /// (`most_unsent`, steward/src/links/tap.rs).
 pub(super) const ON_ITS_WAY: Duration = Duration::from_millis(200);
 
 /// How often it then kicks the kernel to send queued frames.
-pub(crate) const LAST_KICKS: usize = 4;
+pub(crate) const STOP_KICKS: usize = 4;
 
 /// What a lane keeps between two bursts to its NIC queue.
 pub(crate) struct Transmit {
@@ -539,7 +539,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             Ok(()) => {
                 self.transmit.has_waited = false;
                 self.transmit.last_by_tap = Ticks::now();
-                meter::gave(1);
+                meter::count_delivered(1);
                 ByTap::Sent
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -608,12 +608,12 @@ impl<'a, N: Nic> NicSink<'a, N> {
 
     /// The lane is stopped, on a thread that may wait: sends the rest of a GSO packet, and queued frames, as far as the
     /// kernel takes them.
-    pub(super) fn send_at_last(&mut self) {
+    pub(super) fn send_before_stop(&mut self) {
         let mut waits = 0;
-        while self.has_rest() && self.queue.link == LinkState::Up && waits < LAST_WAITS {
+        while self.has_rest() && self.queue.link == LinkState::Up && waits < STOP_WAITS {
             self.queue.reclaim(usize::MAX, self.counters);
             if self.send_rest(&mut Budget::new(usize::MAX)) == 0 {
-                std::thread::sleep(LAST_WAIT);
+                std::thread::sleep(STOP_WAIT);
                 waits += 1;
             }
         }
@@ -621,7 +621,7 @@ impl<'a, N: Nic> NicSink<'a, N> {
             self.counters.from_guest_rest_of_super_frame.add(1);
         }
         // Kicks the kernel for frames that earlier kicks left in the ring.
-        for _ in 0..LAST_KICKS {
+        for _ in 0..STOP_KICKS {
             self.queue.reclaim(usize::MAX, self.counters);
             if self.queue.nic.unsent() == 0 || self.queue.link != LinkState::Up {
                 break;

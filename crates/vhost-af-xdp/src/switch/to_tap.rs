@@ -95,7 +95,7 @@ impl ToTap {
         };
         self.write_waiting();
         if self.write(&parts) {
-            meter::gave(1);
+            meter::count_delivered(1);
             self.counters.to_guest_frames.add(1);
             self.counters.to_guest_bytes.add(frame.sending.len.into());
         }

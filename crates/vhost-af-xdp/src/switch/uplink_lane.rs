@@ -149,13 +149,13 @@ impl<N: Lent> UplinkLane<N> {
                     self.counters.to_guest_stray.add(1);
                     self.mirror.spoil();
                     self.tear();
-                    Route::Lost
+                    Route::Dropped
                 }
             };
             taken += usize::from(!more);
             self.route = more.then_some(route);
         }
-        meter::took(taken);
+        meter::count_taken(taken);
         self.incoming = incoming;
     }
 
@@ -178,7 +178,7 @@ impl<N: Lent> UplinkLane<N> {
                 .take(&self.queue.umem, &piece, is_first.then_some(&hints));
         }
         let route = match self.route {
-            _ if lost => Route::Lost,
+            _ if lost => Route::Dropped,
             Some(route) => route,
             None => self.route_of(&mut piece, &hints),
         };
@@ -214,12 +214,12 @@ impl<N: Lent> UplinkLane<N> {
                 self.put(piece, route);
                 route
             }
-            Route::Nobody => {
+            Route::NoPort => {
                 self.counters.to_guest_no_port.add(1);
                 self.queue.empty.push(piece.frame);
-                Route::Lost
+                Route::Dropped
             }
-            Route::Lost => {
+            Route::Dropped => {
                 self.queue.empty.push(piece.frame);
                 route
             }
@@ -236,7 +236,7 @@ impl<N: Lent> UplinkLane<N> {
             target.counters.to_guest_no_buffer.add(1);
         }
         self.queue.empty.push(piece.frame);
-        Route::Lost
+        Route::Dropped
     }
 
     /// Queues a piece: at once if it is the whole frame, otherwise with the frame's last piece.
@@ -471,7 +471,7 @@ impl<N: Lent> Lane for UplinkLane<N> {
         }
         let pieces = lane.multicast.drain(..).chain(lane.unfinished.drain(..));
         lane.queue.empty.extend(pieces.map(|piece| piece.frame));
-        NicSink::new(&mut lane.queue, &mut Transmit::default(), &lane.counters).send_at_last();
+        NicSink::new(&mut lane.queue, &mut Transmit::default(), &lane.counters).send_before_stop();
         Stopped {
             pair: None,
             queue: N::give_back(lane.queue, &lane.counters),

@@ -54,7 +54,7 @@ use super::role::Role;
 use super::sleeping::Sleeping;
 use super::slots::{self, EVENT_FD, Fdbs, Place, Slot};
 use super::spread::Spread;
-use super::statistics::{LOOKS_PER_TIMED, LaneCounted, Stopwatch, WorkerCounters};
+use super::statistics::{CHECKS_PER_TIMED, LaneCounted, Stopwatch, WorkerCounters};
 use super::worker_time::Watch;
 use crate::nic::numa::WorkerPlace;
 use device::meter;
@@ -65,8 +65,8 @@ const FUTILE_WAKES: u32 = 32;
 /// How long further kicks of such a lane are ignored.
 const IGNORE_KICKS: Duration = Duration::from_millis(10);
 /// Rounds between two checks for kicks of guests with idle lanes. At each check another lane also becomes the first of
-/// the round. A prime, see [`LOOKS_PER_TIMED`].
-const ROUNDS_PER_LOOK: u32 = 61;
+/// the round. A prime, see [`CHECKS_PER_TIMED`].
+const ROUNDS_PER_CHECK: u32 = 61;
 /// Sockets in copy mode are in the epoll set once NICs ended this many more sleeps than all other causes.
 const OFTEN: u8 = 16;
 /// At most this many frames move between two of these sleeps: each frame that a socket in the set sends costs a
@@ -281,7 +281,7 @@ impl Worker {
     #[inline]
     fn round(&mut self, pace: &mut Pace) {
         pace.rounds = pace.rounds.wrapping_add(1);
-        let is_timed = pace.rounds.is_multiple_of(ROUNDS_PER_LOOK) && self.look(pace);
+        let is_timed = pace.rounds.is_multiple_of(ROUNDS_PER_CHECK) && self.look(pace);
         let moved = self.poll(is_timed.then(|| Stopwatch::start(Instant::now())));
         if moved {
             if meter::IS_KEPT {
@@ -329,7 +329,7 @@ impl Worker {
         }
     }
 
-    /// Work that is done once in [`ROUNDS_PER_LOOK`] rounds. Returns whether this round is timed.
+    /// Work that is done once in [`ROUNDS_PER_CHECK`] rounds. Returns whether this round is timed.
     fn look(&mut self, pace: &mut Pace) -> bool {
         self.shift();
         if self.has_idle() {
@@ -343,7 +343,7 @@ impl Worker {
             }
         }
         pace.looks = pace.looks.wrapping_add(1);
-        let is_told = meter::IS_KEPT && pace.looks.is_multiple_of(LOOKS_PER_TIMED);
+        let is_told = meter::IS_KEPT && pace.looks.is_multiple_of(CHECKS_PER_TIMED);
         if is_told {
             pace.watch.look(Instant::now(), &self.counters.time);
             self.counters.counted.publish(&mut pace.work);

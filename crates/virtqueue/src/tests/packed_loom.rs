@@ -9,7 +9,7 @@ use loom::sync::atomic::{AtomicU32 as LoomU32, AtomicU64 as LoomU64, Ordering};
 use loom::sync::{Arc, Notify};
 use loom::thread;
 
-use super::{Batch, Cell, Position, QueueSize, Wish, enable, publish};
+use super::{Batch, Cell, EventSuppression, Position, QueueSize, enable, publish};
 use crate::layout::PackedDescriptor;
 
 /// A ring of three slots, as far as one direction of it goes.
@@ -41,7 +41,7 @@ impl Ring {
         };
         Arc::new(Self {
             slots: [slot(0), slot(1), slot(2)],
-            wish: LoomU32::new(Wish::NEVER.0),
+            wish: LoomU32::new(EventSuppression::NEVER.0),
             eventfd: Notify::new(),
             event_idx,
         })
@@ -94,7 +94,7 @@ fn sleeper(ring: &Ring, start: Position, count: u16) {
             if !there(at, found) {
                 ring.eventfd.wait();
             }
-            Cell::store(&ring.wish, Wish::NEVER.0, Ordering::Relaxed);
+            Cell::store(&ring.wish, EventSuppression::NEVER.0, Ordering::Relaxed);
         }
         let addr = Cell::load(&ring.slot(at)[0], Ordering::Relaxed);
         assert_eq!(addr, mark(at), "descriptor before its content");

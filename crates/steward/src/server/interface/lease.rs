@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-use steer::{GroupRing, MAX_QUEUES, ModeRequest, QueueConf, QueueCounters, with_sources};
+use steer::{MAX_QUEUES, ModeRequest, MulticastRing, QueueConf, QueueCounters, with_sources};
 
 use super::{Interface, LeaseHints, Lessee};
 use crate::hardware::Names;
@@ -19,7 +19,7 @@ impl Interface {
         wanted: &Wanted,
         connection: u64,
         names: Names,
-        (ring, hints): (Option<GroupRing>, LeaseHints),
+        (ring, hints): (Option<MulticastRing>, LeaseHints),
     ) -> Result<(), Refusal> {
         let queues = wanted.range();
         let name = &self.link.name;

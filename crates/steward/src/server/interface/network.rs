@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use steer::{GroupLimit, GroupRing, Program, QueueError, Station, StationError, with_sources};
+use steer::{MulticastLimit, MulticastRing, Program, QueueError, Station, StationError, with_sources};
 
 use super::Interface;
 use crate::hardware::{Ethtool, Tags};
@@ -22,7 +22,7 @@ use crate::server::unserved_queues::UnservedQueues;
 pub(in crate::server) struct Network {
     queues: Range<u32>,
     stations: BTreeMap<Station, u32>,
-    ring: GroupRing,
+    ring: MulticastRing,
     /// The NIC or the kernel takes tags off before the program sees frames.
     pub(super) strips_tags: bool,
     /// It has stations of VLANs, or is to have some.
@@ -63,7 +63,7 @@ impl Network {
     pub(super) fn install(&self, program: &Program) -> Result<(), String> {
         let first = self.queues.start;
         program
-            .set_network(self.queues.clone(), GroupLimit::default(), &self.ring)
+            .set_network(self.queues.clone(), MulticastLimit::default(), &self.ring)
             .map_err(|error| with_sources(&error))?;
         self.stations
             .iter()
@@ -83,7 +83,7 @@ impl Network {
 impl Interface {
     /// Makes queues that are reserved those of a network.
     /// Errors: in words.
-    pub(super) fn open_network(&mut self, queues: Range<u32>, ring: GroupRing) -> Result<(), String> {
+    pub(super) fn open_network(&mut self, queues: Range<u32>, ring: MulticastRing) -> Result<(), String> {
         let first = queues.start;
         let mut network = Network {
             unserved: UnservedQueues::network(&self.link, &queues),
@@ -109,11 +109,11 @@ impl Interface {
     /// Goes on with a network that another steward has set up; one whose program is lost starts again.
     pub(super) fn adopt_network(&mut self, queues: Range<u32>) -> Result<(), String> {
         let (Some(program), Some(pins)) = (&self.program, &self.pins) else {
-            let ring = GroupRing::new().map_err(|error| format!("no ring for a network: {error}"))?;
+            let ring = MulticastRing::new().map_err(|error| format!("no ring for a network: {error}"))?;
             return self.open_network(queues, ring);
         };
         let first = queues.start;
-        let ring = GroupRing::open_pinned(&ring_path(pins, first)).map_err(|error| error.to_string())?;
+        let ring = MulticastRing::open_pinned(&ring_path(pins, first)).map_err(|error| error.to_string())?;
         let stations: BTreeMap<_, _> = program.stations(first).into_iter().collect();
         let network = Network {
             has_vlans: stations.keys().any(|station| station.vlan != 0),
@@ -188,7 +188,7 @@ impl Interface {
     }
 
     /// The ring of the network of this first queue.
-    pub(in crate::server) fn ring(&self, first: u32) -> Option<&GroupRing> {
+    pub(in crate::server) fn ring(&self, first: u32) -> Option<&MulticastRing> {
         self.networks.get(&first).map(|network| &network.ring)
     }
 

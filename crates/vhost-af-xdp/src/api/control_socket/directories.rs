@@ -46,13 +46,13 @@ fn make_own(directory: &Path, user: u32) -> Result<(), ListenError> {
         match error.kind() {
             io::ErrorKind::AlreadyExists => {}
             io::ErrorKind::NotFound => return Err(ListenError::NoDirectory(parent())),
-            io::ErrorKind::PermissionDenied => return Err(ListenError::MayNot(parent())),
+            io::ErrorKind::PermissionDenied => return Err(ListenError::NoPermission(parent())),
             _ => return Err(error.into()),
         }
     }
     match is_of(directory, user) {
         true => Ok(()),
-        false => Err(ListenError::OfOthers(directory.to_owned())),
+        false => Err(ListenError::WritableByOthers(directory.to_owned())),
     }
 }
 

@@ -108,8 +108,8 @@ impl<O: OwnQueue> PortLane<O> {
         }
         self.sender.settle(&mut self.pair, &budget, done, &self.counters);
         match self.from {
-            From::Guest | From::Tap => meter::took(done),
-            From::Link => meter::took_linked(done),
+            From::Guest | From::Tap => meter::count_taken(done),
+            From::Link => meter::count_linked(done),
         }
         if self.sender.throttle.is_on() {
             let throttle = &mut self.sender.throttle;

@@ -8,9 +8,9 @@ pub(super) enum Route {
     /// To the inbox of a link, for a port of another worker.
     Link(usize),
     Multicast,
-    Nobody,
+    NoPort,
     /// To nobody, and it is counted already.
-    Lost,
+    Dropped,
 }
 
 /// Indices of a port's inboxes.

@@ -198,7 +198,7 @@ impl<N: Lent> UplinkLane<N> {
             _ => return,
         };
         let at = self.inboxes.iter().position(|inbox| Some(inbox.guest.id) == lane);
-        self.route = Some(at.map_or(Route::Lost, to));
+        self.route = Some(at.map_or(Route::Dropped, to));
         if at.is_none() {
             self.tear();
         }

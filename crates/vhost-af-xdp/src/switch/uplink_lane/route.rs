@@ -23,7 +23,7 @@ impl<N: Lent> UplinkLane<N> {
         let mut bytes = [0; LOOK_BYTES];
         let known = (piece.len as usize).min(LOOK_BYTES);
         if self.queue.umem.read(piece.data, &mut bytes[..known]).is_none() {
-            return Route::Nobody;
+            return Route::NoPort;
         }
         if let Some(Tag { proto, tci }) = hints.tag {
             bytes = ethernet::with_tag(&bytes, (proto, tci));
@@ -37,7 +37,7 @@ impl<N: Lent> UplinkLane<N> {
                 Route::Multicast
             }
             // Frames for the host arrive at the uplink, too, but not in this socket.
-            Destination::Host | Destination::Unknown | Destination::Nobody => Route::Nobody,
+            Destination::Host | Destination::Unknown | Destination::Nobody => Route::NoPort,
             Destination::Port(port) => self.to_port(port, piece, hints),
         }
     }
@@ -54,7 +54,7 @@ impl<N: Lent> UplinkLane<N> {
     fn to_port(&mut self, port: PortNumber, piece: &mut RxDesc, hints: &Hints) -> Route {
         self.found = Some(port);
         let Some(&its) = self.inbox_of.get(usize::from(port.0)) else {
-            return Route::Nobody;
+            return Route::NoPort;
         };
         let route = match its.index {
             InboxIndex::One(at) => Route::Inbox(at),
@@ -62,7 +62,7 @@ impl<N: Lent> UplinkLane<N> {
                 Route::Inbox(self.inbox_for(port, (first, count), piece, hints.hash))
             }
             InboxIndex::Link(at) => Route::Link(at),
-            InboxIndex::None => return Route::Nobody,
+            InboxIndex::None => return Route::NoPort,
         };
         match (its.untags, hints.tag) {
             (false, None) | (true, Some(_)) => {}

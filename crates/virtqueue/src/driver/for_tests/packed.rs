@@ -9,7 +9,7 @@ use super::ring::DriverRing;
 use super::{Buffer, DriverFeatures, GuestRam, RamError, Used};
 use crate::cell::Cell;
 use crate::layout::{self, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, PackedDescriptor};
-use crate::packed_notify::{self as notify, Wish};
+use crate::packed_notify::{self as notify, EventSuppression};
 use crate::position::Position;
 use crate::{GuestAddr, QueueSize, RingFormat, RingShape};
 
@@ -217,7 +217,7 @@ impl PackedDriver {
 
     /// Wants no calls.
     pub fn disable_calls(&mut self) {
-        self.set_driver_events(Wish::NEVER.0);
+        self.set_driver_events(EventSuppression::NEVER.0);
     }
 
     /// Slot that the next descriptor goes to.

@@ -51,7 +51,7 @@ struct Room<K> {
 
 /// See the module's head.
 #[derive(Clone)]
-pub(super) struct Places<K> {
+pub(super) struct ConnectionLimits<K> {
     room: Arc<Mutex<Room<K>>>,
     most: usize,
     most_of_one: usize,
@@ -61,7 +61,7 @@ pub(super) struct Places<K> {
 
 /// The place of one connection, until it is dropped.
 pub(super) struct Place<K: Client> {
-    places: Places<K>,
+    places: ConnectionLimits<K>,
     number: u64,
     client: K,
     is_kept_for: bool,
@@ -86,7 +86,7 @@ impl<K: Client> Room<K> {
     }
 }
 
-impl<K: Client> Places<K> {
+impl<K: Client> ConnectionLimits<K> {
     pub(super) fn new(most: usize, most_of_one: usize, kept: usize) -> Self {
         let room = Room {
             open: BTreeMap::new(),
@@ -137,7 +137,7 @@ impl<K: Client> Places<K> {
 
 impl<K: Client> Place<K> {
     /// Records the task that serves it, to be aborted when another client needs the place.
-    pub(super) fn served_by(places: &Places<K>, number: u64, task: AbortHandle) {
+    pub(super) fn served_by(places: &ConnectionLimits<K>, number: u64, task: AbortHandle) {
         if let Some(open) = places.room().open.get_mut(&number) {
             open.task = Some(task);
         }
@@ -248,17 +248,17 @@ mod tests {
     use super::*;
 
     /// Numbers of the connections that have a place.
-    fn open(places: &Places<u32>) -> Vec<u64> {
+    fn open(places: &ConnectionLimits<u32>) -> Vec<u64> {
         places.room().open.keys().copied().collect()
     }
 
-    fn take(places: &Places<u32>, user: u32) -> Option<Arc<Place<u32>>> {
+    fn take(places: &ConnectionLimits<u32>, user: u32) -> Option<Arc<Place<u32>>> {
         places.take(user, false).map(Arc::new)
     }
 
     #[test]
     fn oldest_connection_without_a_request_goes_for_the_next_one() {
-        let places = Places::new(6, 3, 0);
+        let places = ConnectionLimits::new(6, 3, 0);
         let held: Vec<_> = [1, 1, 1, 2, 2, 3]
             .map(|user| take(&places, user).expect("a place"))
             .into();
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn client_whose_requests_are_all_under_way_gets_no_further_place() {
-        let places = Places::new(6, 2, 0);
+        let places = ConnectionLimits::new(6, 2, 0);
         let busy = [take(&places, 1), take(&places, 1)].map(|place| place.expect("a place"));
         busy.iter().for_each(|place| place.set_busy(true));
         assert!(take(&places, 1).is_none());
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn one_place_is_kept_for_root_and_the_owner() {
-        let places = Places::new(6, 3, 1);
+        let places = ConnectionLimits::new(6, 3, 1);
         let others: Vec<_> = [1, 1, 1, 2, 2]
             .map(|user| take(&places, user).expect("a place"))
             .into();
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn who_reads_no_answers_gets_no_more_and_others_get_theirs() {
-        let places = Places::new(10, 10, 1);
+        let places = ConnectionLimits::new(10, 10, 1);
         let deaf = [take(&places, 1), take(&places, 1)].map(|place| place.expect("a place"));
         let mut unread: Vec<_> = deaf
             .iter()
