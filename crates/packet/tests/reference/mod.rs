@@ -207,7 +207,7 @@ fn compare_ip(known: &[u8], len: usize, at: usize) {
             let packet = ipv6(known, at, known, follow).expect("it was there");
             let mut seen = Vec::new();
             let upper = ip.upper_with(known, follow, |kind, header| {
-                seen.push((kind.into(), header.to_vec()))
+                seen.push((kind.into(), header.to_vec()));
             });
             assert_eq!(upper, ip.upper(known, follow));
             assert_eq!(seen, packet.extensions);

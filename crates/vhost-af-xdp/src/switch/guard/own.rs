@@ -66,7 +66,7 @@ impl Guard {
             Tags::One(vlan) => Some(vlan),
             Tags::Service | Tags::Several(_) => None,
         };
-        if !self.vlans.is_empty() && !vlan.is_some_and(|vlan| self.vlans.iter().any(|&own| own == vlan)) {
+        if !self.vlans.is_empty() && !vlan.is_some_and(|vlan| self.vlans.contains(&vlan)) {
             return Err(Refusal::Vlan);
         }
         if from != self.mac {
