@@ -233,7 +233,7 @@ const FACTORS: [u64; 4] = [
 
 /// XOR of both halves of the product, as in wyhash.
 #[inline]
-fn fold(a: u64, b: u64) -> u64 {
+pub fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     // The halves.
     #[allow(clippy::cast_possible_truncation)]
@@ -259,23 +259,23 @@ pub fn is_long(head: &[u8; 64]) -> bool {
 #[inline]
 fn of_ipv4(head: &[u8], at: usize, len: usize) -> Result<Looked, Malformed> {
     let ip = Ipv4::at(head, at).ok_or(Malformed)?;
-    let packet = ip.packet(head, len).ok_or(Malformed)?;
-    let addresses = [ip.source(), ip.destination()].map(|address| [0, u32::from_be_bytes(*address).into()]);
-    of_packet((IPV4, addresses), packet, ip.upper())
+    let packet = ip.span.packet(head, len).ok_or(Malformed)?;
+    let addresses = [ip.source, ip.destination].map(|address| [0, u32::from_be_bytes(*address).into()]);
+    of_packet((IPV4, addresses), packet, ip.upper)
 }
 
 #[inline]
 fn of_ipv6(head: &[u8], at: usize, len: usize) -> Result<Looked, Malformed> {
     let ip = Ipv6::at(head, at).ok_or(Malformed)?;
-    let packet = ip.packet(head, len).ok_or(Malformed)?;
+    let packet = ip.span.packet(head, len).ok_or(Malformed)?;
     let upper = ip.upper(packet, Follow::Usual).ok_or(Malformed)?;
-    let addresses = [ip.source(), ip.destination()].map(|address| {
+    let addresses = [ip.source, ip.destination].map(|address| {
         let half = |at| packet::bytes(address, at).map_or(0, |half| u64::from_be_bytes(*half));
         [half(0), half(8)]
     });
     let Looked { key, bytes } = of_packet((IPV6, addresses), packet, upper)?;
     Ok(Looked {
-        key: key.with_hops(ip.hop_limit()),
+        key: key.with_hops(ip.hop_limit),
         bytes,
     })
 }

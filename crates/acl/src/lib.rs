@@ -34,7 +34,7 @@ use model::config::{Action, Direction, Filter, Rule};
 
 pub use self::classifier::{Classifier, Decision, Facts};
 pub use self::flow_hints::FlowHints;
-pub use self::key::{FlowKey, Looked, Malformed, is_long};
+pub use self::key::{FlowKey, Looked, Malformed, fold, is_long};
 pub use self::rules::{RuleSlot, Rules, Verdict};
 
 /// Bytes of a frame that are looked at; of those that [`is_long`] knows, [`packet::HEADERS_MAX`].

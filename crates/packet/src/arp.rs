@@ -1,7 +1,7 @@
 //! ARP between Ethernet and IPv4 (RFC 826).
 
 use crate::ethernet::Mac;
-use crate::{bytes, ethertype};
+use crate::{bytes, ethertype, word};
 
 /// Bytes of a message.
 pub const BYTES: usize = 28;
@@ -21,43 +21,28 @@ const ETHERNET_IPV4: [u8; 6] = {
 
 /// A message.
 #[derive(Debug, Clone, Copy)]
-pub struct Arp<'a>(&'a [u8; BYTES]);
+pub struct Arp<'a> {
+    /// [`REQUEST`], [`REPLY`] or another one.
+    pub operation: u16,
+    /// The sender's MAC address.
+    pub sender_mac: &'a Mac,
+    /// The sender's IP address.
+    pub sender: &'a [u8; 4],
+    /// The IP address that the message is about.
+    pub target: &'a [u8; 4],
+}
 
 impl<'a> Arp<'a> {
     /// The message that begins at that byte of a frame; `None`: it is not whole, or of other addresses.
     #[inline]
-    #[must_use]
     pub fn at(frame: &'a [u8], at: usize) -> Option<Self> {
         let message: &[u8; BYTES] = bytes(frame, at)?;
-        message.starts_with(&ETHERNET_IPV4).then_some(Self(message))
-    }
-
-    /// [`REQUEST`], [`REPLY`] or another one.
-    #[inline]
-    #[must_use]
-    pub fn operation(&self) -> u16 {
-        u16::from_be_bytes([self.0[6], self.0[7]])
-    }
-
-    /// The sender's MAC address.
-    #[inline]
-    #[must_use]
-    pub fn sender_mac(&self) -> Mac {
-        std::array::from_fn(|at| self.0[8 + at])
-    }
-
-    /// The sender's IP address.
-    #[inline]
-    #[must_use]
-    pub fn sender(&self) -> [u8; 4] {
-        std::array::from_fn(|at| self.0[14 + at])
-    }
-
-    /// The IP address that the message is about.
-    #[inline]
-    #[must_use]
-    pub fn target(&self) -> [u8; 4] {
-        std::array::from_fn(|at| self.0[24 + at])
+        Some(Self {
+            operation: word(message.strip_prefix(&ETHERNET_IPV4)?, 0)?,
+            sender_mac: bytes(message, 8)?,
+            sender: bytes(message, 14)?,
+            target: bytes(message, 24)?,
+        })
     }
 
     /// A message about the sender's own addresses.

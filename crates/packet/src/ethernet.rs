@@ -60,18 +60,17 @@ impl Tags {
 
 /// Whether a frame has a tag, by its first bytes.
 #[inline]
-#[must_use]
 pub fn has_tag(frame: &[u8]) -> bool {
     word(frame, ADDRESS_BYTES).is_some_and(is_tag)
 }
 
-/// Which tags are skipped to what a frame carries.
+/// Which tags are skipped to what a frame carries, and how many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skip {
     /// One VLAN tag, which receivers take off; behind others a receiver may find something else than we do.
-    Vlan,
+    Vlan = 1,
     /// Up to two tags, VLAN or service.
-    TwoTags,
+    TwoTags = 2,
 }
 
 /// What a frame carries.
@@ -85,15 +84,10 @@ pub struct Payload {
 
 /// Finds what a frame carries that begins with these bytes; `None`: its ethertype is not in them.
 #[inline(always)]
-#[must_use]
 pub fn payload(frame: &[u8], skip: Skip) -> Option<Payload> {
     let mut ethertype = word(frame, ADDRESS_BYTES)?;
     let mut at = HEADER_BYTES;
-    let most = match skip {
-        Skip::Vlan => 1,
-        Skip::TwoTags => 2,
-    };
-    for _ in 0..most {
+    for _ in 0..skip as usize {
         match ethertype {
             VLAN => (),
             SERVICE_VLAN if skip == Skip::TwoTags => (),
@@ -114,7 +108,6 @@ const BRIDGE_TUNNEL: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0xf8];
 /// Nothing behind the returned place was looked at.
 #[cold]
 #[inline(never)]
-#[must_use]
 pub fn behind_llc(frame: &[u8], at: usize) -> Payload {
     let behind = at + SNAP.len() + 2;
     let known = &frame[at.min(frame.len())..behind.min(frame.len())];

@@ -25,7 +25,6 @@ pub const LLC: u16 = 0;
 
 /// Whether a tag follows.
 #[inline]
-#[must_use]
 pub fn is_tag(ethertype: u16) -> bool {
     matches!(ethertype, VLAN | SERVICE_VLAN) || OLD_SERVICE_VLANS.contains(&ethertype)
 }

@@ -36,7 +36,6 @@ pub const TARGET_AT: usize = 8;
 
 /// Where the options of a message begin, bytes from its first; `None`: it is none of those that hosts send.
 #[inline]
-#[must_use]
 pub fn options_at(kind: u8) -> Option<usize> {
     match kind {
         ROUTER_SOLICITATION => Some(8),
@@ -55,7 +54,6 @@ impl<'a> Options<'a> {
     pub const MAC_KINDS: [u8; 2] = [1, 2];
 
     /// In these bytes, from the first on.
-    #[must_use]
     pub fn new(options: &'a [u8]) -> Self {
         Self(options)
     }

@@ -1,11 +1,12 @@
 //! Headers of IPv4 (RFC 791) and IPv6 (RFC 8200).
 //!
 //! A view exists only over a header that is whole, of its version, and as long as it claims to be. Its length field is
-//! checked where a caller wants that: [`Ipv4::packet`] is for callers that decide about a frame, whose receiver must
-//! read the same; [`Ipv4::packet_or_rest`] for those that only look for a hash.
+//! checked where a caller wants that: [`Span::packet`] is for callers that decide about a frame, whose receiver must
+//! read the same; [`Span::packet_or_rest`] for those that only look for a hash.
 
 use crate::fields::{ipv4, ipv6};
-use crate::{bytes, protocol, word};
+use crate::protocol::*;
+use crate::{bytes, word};
 
 /// Which part of a fragmented packet a packet is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +32,40 @@ pub struct Upper {
     pub fragment: Fragment,
 }
 
+/// Where the header that each packet has ends, and the packet by its own length field: bytes from the frame's first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The header's end, with options of IPv4.
+    pub payload: usize,
+    /// The packet's.
+    pub end: usize,
+}
+
+impl Span {
+    /// The known bytes of the frame without padding behind the packet. `known`: its first bytes, `len`: its length.
+    /// `None`: the packet claims to be longer than the frame, or the header does not lie in the known bytes.
+    #[inline]
+    pub fn packet(self, known: &[u8], len: usize) -> Option<&[u8]> {
+        if self.end > len {
+            return None;
+        }
+        let packet = &known[..self.end.min(known.len())];
+        if self.payload > packet.len() {
+            return None;
+        }
+        Some(packet)
+    }
+
+    /// The known bytes of the frame without padding; a length that cannot be right is ignored.
+    #[inline]
+    pub fn packet_or_rest(self, known: &[u8]) -> &[u8] {
+        match self.end > self.payload {
+            true => &known[..self.end.min(known.len())],
+            false => known,
+        }
+    }
+}
+
 /// Which extension headers of IPv6 are followed to what the packet carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Follow {
@@ -45,143 +80,81 @@ pub enum Follow {
 /// The header of an IPv4 packet.
 #[derive(Debug, Clone, Copy)]
 pub struct Ipv4<'a> {
-    header: &'a [u8; ipv4::BYTES],
-    at: usize,
+    /// The source address.
+    pub source: &'a [u8; 4],
+    /// The destination address.
+    pub destination: &'a [u8; 4],
+    /// Where header and packet end.
+    pub span: Span,
+    /// What it carries.
+    pub upper: Upper,
 }
 
 impl<'a> Ipv4<'a> {
     /// The header that begins at that byte of a frame, of which these are the first.
-    #[inline]
-    #[must_use]
+    #[inline(always)]
     pub fn at(frame: &'a [u8], at: usize) -> Option<Self> {
-        let header = bytes(frame, at)?;
-        if header[0] >> 4 != 4 || usize::from(header[0] & 0xf) * 4 < ipv4::BYTES {
+        let header: &[u8; ipv4::BYTES] = bytes(frame, at)?;
+        let header_bytes = usize::from(header[0] & 0xf) * 4;
+        if header[0] >> 4 != 4 || header_bytes < ipv4::BYTES {
             return None;
         }
-        Some(Self { header, at })
-    }
-
-    /// Where the packet ends by its own length.
-    #[inline]
-    #[must_use]
-    pub fn end(&self) -> usize {
-        self.at + usize::from(number(self.header, ipv4::LEN))
-    }
-
-    /// The known bytes of the frame without padding behind the packet. `known`: its first bytes, `len`: its length.
-    /// `None`: the packet claims to be longer than the frame, or the header does not lie in the known bytes.
-    #[inline]
-    #[must_use]
-    pub fn packet(&self, known: &'a [u8], len: usize) -> Option<&'a [u8]> {
-        packet(known, len, (self.upper().at, self.end()))
-    }
-
-    /// The known bytes of the frame without padding; a length that cannot be right is ignored.
-    #[inline]
-    #[must_use]
-    pub fn packet_or_rest(&self, known: &'a [u8]) -> &'a [u8] {
-        packet_or_rest(known, (self.upper().at, self.end()))
-    }
-
-    /// What it carries.
-    #[inline]
-    #[must_use]
-    pub fn upper(&self) -> Upper {
-        let flags = number(self.header, ipv4::FRAGMENT);
-        Upper {
-            protocol: self.header[ipv4::PROTOCOL],
-            at: self.at + usize::from(self.header[0] & 0xf) * 4,
-            fragment: match (flags & 0x1fff, flags & 0x2000) {
-                (0, 0) => Fragment::None,
-                (0, _) => Fragment::First,
-                _ => Fragment::Later,
+        let payload = at + header_bytes;
+        let fragment = word(header, ipv4::FRAGMENT)?;
+        Some(Self {
+            source: bytes(header, ipv4::SOURCE)?,
+            destination: bytes(header, ipv4::DESTINATION)?,
+            span: Span {
+                payload,
+                end: at + usize::from(word(header, ipv4::LEN)?),
             },
-        }
-    }
-
-    /// The source address.
-    #[inline]
-    #[must_use]
-    pub fn source(&self) -> &'a [u8; 4] {
-        field(self.header, ipv4::SOURCE)
-    }
-
-    /// The destination address.
-    #[inline]
-    #[must_use]
-    pub fn destination(&self) -> &'a [u8; 4] {
-        field(self.header, ipv4::DESTINATION)
+            upper: Upper {
+                protocol: header[ipv4::PROTOCOL],
+                at: payload,
+                fragment: match (fragment & 0x1fff, fragment & 0x2000) {
+                    (0, 0) => Fragment::None,
+                    (0, _) => Fragment::First,
+                    _ => Fragment::Later,
+                },
+            },
+        })
     }
 }
 
 /// The header of an IPv6 packet.
 #[derive(Debug, Clone, Copy)]
 pub struct Ipv6<'a> {
-    header: &'a [u8; ipv6::BYTES],
-    at: usize,
+    /// The source address.
+    pub source: &'a [u8; 16],
+    /// The destination address.
+    pub destination: &'a [u8; 16],
+    /// Where header and packet end.
+    pub span: Span,
+    /// The first header behind this one: of an extension, or of what the packet carries.
+    pub next_header: u8,
+    /// How many routers may pass it on.
+    pub hop_limit: u8,
 }
 
 impl<'a> Ipv6<'a> {
     /// See [`Ipv4::at`].
-    #[inline]
-    #[must_use]
+    #[inline(always)]
     pub fn at(frame: &'a [u8], at: usize) -> Option<Self> {
-        let header = bytes(frame, at)?;
-        (header[0] >> 4 == 6).then_some(Self { header, at })
-    }
-
-    #[inline]
-    fn payload(&self) -> usize {
-        self.at + ipv6::BYTES
-    }
-
-    /// Where the packet ends by its own length.
-    #[inline]
-    #[must_use]
-    pub fn end(&self) -> usize {
-        self.payload() + usize::from(number(self.header, ipv6::LEN))
-    }
-
-    /// See [`Ipv4::packet`].
-    #[inline]
-    #[must_use]
-    pub fn packet(&self, known: &'a [u8], len: usize) -> Option<&'a [u8]> {
-        packet(known, len, (self.payload(), self.end()))
-    }
-
-    /// See [`Ipv4::packet_or_rest`].
-    #[inline]
-    #[must_use]
-    pub fn packet_or_rest(&self, known: &'a [u8]) -> &'a [u8] {
-        packet_or_rest(known, (self.payload(), self.end()))
-    }
-
-    /// The first header behind this one: of an extension, or of what the packet carries.
-    #[inline]
-    #[must_use]
-    pub fn next_header(&self) -> u8 {
-        self.header[ipv6::NEXT]
-    }
-
-    /// How many routers may pass it on.
-    #[inline]
-    #[must_use]
-    pub fn hop_limit(&self) -> u8 {
-        self.header[ipv6::HOPS]
-    }
-
-    /// The source address.
-    #[inline]
-    #[must_use]
-    pub fn source(&self) -> &'a [u8; 16] {
-        field(self.header, ipv6::SOURCE)
-    }
-
-    /// The destination address.
-    #[inline]
-    #[must_use]
-    pub fn destination(&self) -> &'a [u8; 16] {
-        field(self.header, ipv6::DESTINATION)
+        let header: &[u8; ipv6::BYTES] = bytes(frame, at)?;
+        if header[0] >> 4 != 6 {
+            return None;
+        }
+        let payload = at + ipv6::BYTES;
+        Some(Self {
+            source: bytes(header, ipv6::SOURCE)?,
+            destination: bytes(header, ipv6::DESTINATION)?,
+            span: Span {
+                payload,
+                end: payload + usize::from(word(header, ipv6::LEN)?),
+            },
+            next_header: header[ipv6::NEXT],
+            hop_limit: header[ipv6::HOPS],
+        })
     }
 
     /// What it carries. `known`: bytes of the frame in which all headers have to lie.
@@ -191,12 +164,11 @@ impl<'a> Ipv6<'a> {
     /// whole (RFC 7112). Of a later fragment the header that says so is the last. Unknown numbers are protocols, those
     /// for experiments (253, 254) too: receivers go on behind them no more than behind others.
     #[inline]
-    #[must_use]
     pub fn upper(&self, known: &[u8], follow: Follow) -> Option<Upper> {
-        match self.next_header() {
-            protocol @ (protocol::TCP | protocol::UDP | protocol::ICMP_V6) => Some(Upper {
+        match self.next_header {
+            protocol @ (TCP | UDP | ICMP_V6) => Some(Upper {
                 protocol,
-                at: self.payload(),
+                at: self.span.payload,
                 fragment: Fragment::None,
             }),
             _ => self.walk(known, follow),
@@ -211,15 +183,13 @@ impl<'a> Ipv6<'a> {
 
     /// The same, without a call; `see` is called with number and bytes of each extension header.
     #[inline]
-    #[must_use]
     pub fn upper_with<'k>(
         &self,
         known: &'k [u8],
         follow: Follow,
         mut see: impl FnMut(u8, &'k [u8]),
     ) -> Option<Upper> {
-        use protocol::*;
-        let (mut protocol, mut at, mut fragment) = (self.next_header(), self.payload(), Fragment::None);
+        let (mut protocol, mut at, mut fragment) = (self.next_header, self.span.payload, Fragment::None);
         // Each header has eight bytes at least, so that the known bytes bound their number.
         loop {
             let eights = |at: usize| Some(usize::from(*known.get(at + 1)?));
@@ -252,36 +222,4 @@ impl<'a> Ipv6<'a> {
             fragment,
         })
     }
-}
-
-#[inline]
-fn packet(known: &[u8], len: usize, (payload, end): (usize, usize)) -> Option<&[u8]> {
-    if end > len {
-        return None;
-    }
-    let packet = &known[..end.min(known.len())];
-    if payload > packet.len() {
-        return None;
-    }
-    Some(packet)
-}
-
-#[inline]
-fn packet_or_rest(known: &[u8], (payload, end): (usize, usize)) -> &[u8] {
-    match end > payload {
-        true => &known[..end.min(known.len())],
-        false => known,
-    }
-}
-
-/// A field of a header.
-#[inline(always)]
-fn field<const HEADER: usize, const N: usize>(header: &[u8; HEADER], at: usize) -> &[u8; N] {
-    // The places are constants: nothing of this remains.
-    header[at..at + N].first_chunk().unwrap_or(&[0; N])
-}
-
-#[inline(always)]
-fn number<const HEADER: usize>(header: &[u8; HEADER], at: usize) -> u16 {
-    u16::from_be_bytes(*field(header, at))
 }

@@ -105,14 +105,14 @@ pub(crate) fn parse_ip(headers: &[u8], frame_len: u32, ip: usize, ethertype: u16
 #[inline(never)]
 fn parse_v4(headers: &[u8], frame_len: u32, at: usize) -> Option<Layers> {
     let ip = Ipv4::at(headers, at)?;
-    parse_upper(headers, frame_len, (Ip::V4, at, ip.end()), ip.upper())
+    parse_upper(headers, frame_len, (Ip::V4, at, ip.span.end), ip.upper)
 }
 
 #[inline(never)]
 fn parse_v6(headers: &[u8], frame_len: u32, at: usize) -> Option<Layers> {
     let ip = Ipv6::at(headers, at)?;
     let upper = ip.upper_with(headers, Follow::Options, |_, _| ())?;
-    parse_upper(headers, frame_len, (Ip::V6, at, ip.end()), upper)
+    parse_upper(headers, frame_len, (Ip::V6, at, ip.span.end), upper)
 }
 
 #[inline]

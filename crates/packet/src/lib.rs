@@ -77,14 +77,12 @@ pub const HEADERS_MAX: usize = 256;
 
 /// Bytes of a frame, from that one on; `None`: it has not so many.
 #[inline(always)]
-#[must_use]
 pub fn bytes<const N: usize>(frame: &[u8], at: usize) -> Option<&[u8; N]> {
     frame.get(at..at + N)?.first_chunk()
 }
 
 /// A number of 16 bits in network order; `None`: the frame ends before.
 #[inline(always)]
-#[must_use]
 pub fn word(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*bytes(frame, at)?))
 }

@@ -10,10 +10,11 @@
 //! Tunnels are recognised by the destination port. A tunnel inside a tunnel is not parsed.
 
 use crate::checksum::{ChecksumAt, Sum};
+use crate::ethernet::Payload;
 use crate::fields::udp;
 use crate::layers::{self, Layers, Transport};
 use crate::verify::{self, Unfinished, Verdict};
-use crate::{HEADERS_MAX, ethertype, word};
+use crate::{HEADERS_MAX, bytes, ethertype, word};
 
 /// The bytes of a frame that [`unfinished`] needs at most: the headers before Geneve's options, the options,
 /// and the headers inside.
@@ -63,18 +64,18 @@ fn unfinished_inside(frame: &[u8], outer: &Layers) -> Option<(Unfinished, Verdic
     if usize::from(len) != outer.ip_len_end as usize - header {
         return None;
     }
-    let inside = match port {
+    let Payload { ethertype, at } = match port {
         GENEVE_PORT => geneve(frame, header + udp::BYTES)?,
         _ => vxlan(frame, header + udp::BYTES)?,
     };
-    // Fits: `inside.at` is within the headers, which are a few hundred bytes.
-    let base = u16::try_from(inside.at).ok()?;
-    let inner_frame = frame.get(inside.at..)?;
+    // Fits: it is within the headers, which are a few hundred bytes.
+    let base = u16::try_from(at).ok()?;
+    let inner_frame = frame.get(at..)?;
     let inner_len = outer.ip_len_end.checked_sub(base.into())?;
     let inner_frame = &inner_frame[..inner_frame.len().min(HEADERS_MAX).min(inner_len as usize)];
-    let inner = match inside.ethertype {
-        None => layers::parse(inner_frame, inner_len)?,
-        Some(ethertype) => layers::parse_ip(inner_frame, inner_len, 0, ethertype)?,
+    let inner = match ethertype {
+        ethertype::ETHERNET => layers::parse(inner_frame, inner_len)?,
+        ethertype => layers::parse_ip(inner_frame, inner_len, 0, ethertype)?,
     };
     let is_partial = verify::is_partial(inner_frame, &inner) == Verdict::Partial;
     // Padding after the inner packet would be covered only by the outer checksum. A stack adds none.
@@ -99,29 +100,20 @@ fn unfinished_inside(frame: &[u8], outer: &Layers) -> Option<(Unfinished, Verdic
     is_right.then_some((unfinished, Verdict::Valid))
 }
 
-/// The packet inside a tunnel.
-struct Inside {
-    /// Its offset from the frame's first byte.
-    at: usize,
-    /// An IP packet of that type; `None`: an Ethernet frame.
-    ethertype: Option<u16>,
-}
-
-fn vxlan(frame: &[u8], at: usize) -> Option<Inside> {
-    let header = frame.get(at..at + VXLAN_LEN)?;
-    (header[0] & VXLAN_HAS_VNI != 0).then_some(Inside {
+fn vxlan(frame: &[u8], at: usize) -> Option<Payload> {
+    let header: &[u8; VXLAN_LEN] = bytes(frame, at)?;
+    (header[0] & VXLAN_HAS_VNI != 0).then_some(Payload {
         at: at + VXLAN_LEN,
-        ethertype: None,
+        ethertype: ethertype::ETHERNET,
     })
 }
 
-fn geneve(frame: &[u8], at: usize) -> Option<Inside> {
-    let header = frame.get(at..at + GENEVE_LEN)?;
+fn geneve(frame: &[u8], at: usize) -> Option<Payload> {
+    let header: &[u8; GENEVE_LEN] = bytes(frame, at)?;
     let (version, options) = (header[0] >> 6, usize::from(header[0] & 0x3f) * 4);
-    let ethertype = word(header, 2)?;
-    (version == 0).then_some(Inside {
+    (version == 0).then_some(Payload {
         at: at + GENEVE_LEN + options,
-        ethertype: (ethertype != ethertype::ETHERNET).then_some(ethertype),
+        ethertype: word(header, 2)?,
     })
 }
 

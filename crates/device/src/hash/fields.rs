@@ -26,28 +26,12 @@ pub struct Input<'a> {
     ports: &'a [u8],
 }
 
-/// The hash types of a kind of packet, best first.
-struct Kinds {
-    tcp: HashType,
-    udp: HashType,
-    ip: HashType,
-}
+/// The hash types of a kind of packet: with the ports of TCP, with those of UDP, and without.
+type Kinds = [HashType; 3];
 
-const V4: Kinds = Kinds {
-    tcp: HashType::TcpV4,
-    udp: HashType::UdpV4,
-    ip: HashType::Ipv4,
-};
-const V6: Kinds = Kinds {
-    tcp: HashType::TcpV6,
-    udp: HashType::UdpV6,
-    ip: HashType::Ipv6,
-};
-const V6_EX: Kinds = Kinds {
-    tcp: HashType::TcpV6Ex,
-    udp: HashType::UdpV6Ex,
-    ip: HashType::Ipv6Ex,
-};
+const V4: Kinds = [HashType::TcpV4, HashType::UdpV4, HashType::Ipv4];
+const V6: Kinds = [HashType::TcpV6, HashType::UdpV6, HashType::Ipv6];
+const V6_EX: Kinds = [HashType::TcpV6Ex, HashType::UdpV6Ex, HashType::Ipv6Ex];
 
 /// What follows the last IP header.
 #[derive(Debug, Clone, Copy)]
@@ -67,12 +51,12 @@ impl<'a> Input<'a> {
         match ethertype {
             IPV4 => {
                 let ip = Ipv4::at(head, at)?;
-                let transport = transport(ip.packet_or_rest(head), ip.upper());
-                let (kind, ports) = V4.choose(transport, types)?;
+                let transport = transport(ip.span.packet_or_rest(head), ip.upper);
+                let (kind, ports) = choose(V4, transport, types)?;
                 Some(Self {
                     kind,
-                    source: ip.source(),
-                    destination: ip.destination(),
+                    source: ip.source,
+                    destination: ip.destination,
                     ports,
                 })
             }
@@ -96,15 +80,17 @@ impl<'a> Input<'a> {
     }
 }
 
-impl Kinds {
-    /// The first type that is enabled and applies to the packet, and its ports.
-    #[inline]
-    fn choose<'a>(&self, transport: Transport<'a>, types: HashTypes) -> Option<(HashType, &'a [u8])> {
-        match transport {
-            Transport::Tcp(ports) if types.has(self.tcp) => Some((self.tcp, ports)),
-            Transport::Udp(ports) if types.has(self.udp) => Some((self.udp, ports)),
-            _ => types.has(self.ip).then_some((self.ip, &[])),
-        }
+/// The first type that is enabled and applies to the packet, and its ports.
+#[inline]
+fn choose<'a>(
+    [tcp, udp, ip]: Kinds,
+    transport: Transport<'a>,
+    types: HashTypes,
+) -> Option<(HashType, &'a [u8])> {
+    match transport {
+        Transport::Tcp(ports) if types.has(tcp) => Some((tcp, ports)),
+        Transport::Udp(ports) if types.has(udp) => Some((udp, ports)),
+        _ => types.has(ip).then_some((ip, &[])),
     }
 }
 
@@ -121,7 +107,7 @@ fn transport(packet: &[u8], upper: Upper) -> Transport<'_> {
 
 #[inline]
 fn ipv6<'a>(ip: &Ipv6<'a>, head: &'a [u8], types: HashTypes) -> Option<Input<'a>> {
-    let packet = ip.packet_or_rest(head);
+    let packet = ip.span.packet_or_rest(head);
     // Of a routing header of type 2 (RFC 6275, 6.4), and of the destination options (6.3).
     let (mut routed_to, mut home_address, mut is_extended) = (None, None, false);
     let upper = ip.upper_with(packet, Follow::All, |kind, header| {
@@ -133,12 +119,12 @@ fn ipv6<'a>(ip: &Ipv6<'a>, head: &'a [u8], types: HashTypes) -> Option<Input<'a>
         }
     });
     let transport = upper.map_or(Transport::Other, |upper| transport(packet, upper));
-    let (source, destination) = (ip.source(), ip.destination());
+    let (source, destination) = (ip.source, ip.destination);
     let extended = match is_extended || upper.is_none() {
-        true => V6_EX.choose(transport, types),
+        true => choose(V6_EX, transport, types),
         false => None,
     };
-    let (kind, ports) = extended.or_else(|| V6.choose(transport, types))?;
+    let (kind, ports) = extended.or_else(|| choose(V6, transport, types))?;
     Some(Input {
         kind,
         source: home_address.filter(|_| extended.is_some()).unwrap_or(source),

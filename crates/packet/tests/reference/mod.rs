@@ -177,12 +177,12 @@ fn compare_ip(known: &[u8], len: usize, at: usize) {
     assert_eq!(v4.is_some(), reference.is_some(), "IPv4");
     if let (Some(ip), Some(packet)) = (v4, reference) {
         assert_eq!(
-            (&ip.source()[..], &ip.destination()[..]),
+            (&ip.source[..], &ip.destination[..]),
             (&packet.source[..], &packet.destination[..])
         );
-        assert_eq!(ip.end(), packet.end);
-        assert_eq!(ip.packet(known, len), sound(&packet, known, len));
-        compare_upper(Some(ip.upper()), packet.upper);
+        assert_eq!(ip.span.end, packet.end);
+        assert_eq!(ip.span.packet(known, len), sound(&packet, known, len));
+        compare_upper(Some(ip.upper), packet.upper);
     }
     let whole = Ipv6::at(known, at);
     assert_eq!(
@@ -194,14 +194,14 @@ fn compare_ip(known: &[u8], len: usize, at: usize) {
     for follow in [Follow::Options, Follow::Usual, Follow::All] {
         let packet = ipv6(known, at, known, follow).expect("it was there");
         assert_eq!(
-            (&ip.source()[..], &ip.destination()[..]),
+            (&ip.source[..], &ip.destination[..]),
             (&packet.source[..], &packet.destination[..])
         );
         assert_eq!(
-            (ip.end(), usize::from(ip.hop_limit())),
+            (ip.span.end, usize::from(ip.hop_limit)),
             (packet.end, packet.hop_limit)
         );
-        let strict = ip.packet(known, len);
+        let strict = ip.span.packet(known, len);
         assert_eq!(strict, sound(&packet, known, len));
         for known in [Some(known), strict].into_iter().flatten() {
             let packet = ipv6(known, at, known, follow).expect("it was there");
@@ -293,9 +293,9 @@ fn compare_arp(frame: &[u8], at: usize) {
     let message = Arp::at(frame, at);
     assert_eq!(message.is_some(), reference().is_some());
     if let (Some(message), Some((operation, sender_mac, sender, target))) = (message, reference()) {
-        assert_eq!(usize::from(message.operation()), operation);
-        assert_eq!(message.sender_mac(), sender_mac);
-        assert_eq!((&message.sender()[..], &message.target()[..]), (sender, target));
+        assert_eq!(usize::from(message.operation), operation);
+        assert_eq!(message.sender_mac, sender_mac);
+        assert_eq!((&message.sender[..], &message.target[..]), (sender, target));
     }
 }
 

@@ -178,8 +178,8 @@ impl<W: Write> PcapNg<W> {
 /// The length of a frame according to the headers of its packet; 0: unknown.
 fn len_by_headers(bytes: &[u8]) -> u32 {
     let end = ethernet::payload(bytes, Skip::Vlan).and_then(|Payload { ethertype, at }| match ethertype {
-        IPV4 => Some(Ipv4::at(bytes, at)?.end()),
-        IPV6 => Some(Ipv6::at(bytes, at)?.end()),
+        IPV4 => Some(Ipv4::at(bytes, at)?.span.end),
+        IPV6 => Some(Ipv6::at(bytes, at)?.span.end),
         _ => None,
     });
     // A word, and some headers.

@@ -34,18 +34,18 @@ impl Flow {
         let payload = ethernet::payload(head, Skip::TwoTags);
         let ipv4 = payload.filter(|payload| payload.ethertype == IPV4);
         if let Some(ip) = ipv4.and_then(|payload| Ipv4::at(head, payload.at)) {
-            let (from, to) = ports(head, Some(ip.upper()));
+            let (from, to) = ports(head, Some(ip.upper));
             let end = |address: &[u8], port| number(address) << 16 | port;
-            let protocol = ip.upper().protocol;
-            return Self::between(end(ip.source(), from), end(ip.destination(), to), protocol.into());
+            let protocol = ip.upper.protocol;
+            return Self::between(end(ip.source, from), end(ip.destination, to), protocol.into());
         }
         let ipv6 = payload.filter(|payload| payload.ethertype == IPV6);
         if let Some(ip) = ipv6.and_then(|payload| Ipv6::at(head, payload.at)) {
             let (from, to) = ports(head, ip.upper(head, Follow::Usual));
             let end =
                 |address: &[u8; 16], port| mix(number(&address[..8])) ^ number(&address[8..]) ^ port << 48;
-            let protocol = ip.next_header();
-            return Self::between(end(ip.source(), from), end(ip.destination(), to), protocol.into());
+            let protocol = ip.next_header;
+            return Self::between(end(ip.source, from), end(ip.destination, to), protocol.into());
         }
         let ethertype = payload.map_or(0, |payload| payload.ethertype);
         Self::between(number(&head[..6]), number(&head[6..12]), ethertype.into())
@@ -88,13 +88,9 @@ fn number(bytes: &[u8]) -> u64 {
         .fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
-/// Each bit of the result depends on all of `value`: both halves of a product (as in wyhash).
+/// Each bit of the result depends on all of `value`.
 fn mix(value: u64) -> u64 {
-    let product = u128::from(value ^ 0x2d35_8dcc_aa6c_78a5) * u128::from(0x8bb8_4b93_962e_acc9_u64);
-    // The halves.
-    #[allow(clippy::cast_possible_truncation)]
-    let halves = ((product >> 64) as u64, product as u64);
-    halves.0 ^ halves.1
+    acl::fold(value ^ 0x2d35_8dcc_aa6c_78a5, 0x8bb8_4b93_962e_acc9)
 }
 
 /// See the module's head. Nothing is published through the shared words, so relaxed accesses suffice.

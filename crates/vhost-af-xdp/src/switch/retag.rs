@@ -70,18 +70,6 @@ impl Retagged {
     }
 }
 
-/// Removes the first tag of a received frame: the addresses overwrite it, and the frame begins 4 bytes later. `bytes`:
-/// the frame's first bytes.
-#[cold]
-pub(super) fn take_tag_off(umem: &Umem, piece: &mut RxDesc, bytes: &[u8; LOOK_BYTES]) {
-    let begin = UmemOffset::new(piece.data.get() + TAG_BYTES as u64);
-    // Inside the piece, and so inside the daemon's chunk.
-    if piece.len as usize >= LOOK_BYTES && umem.write(begin, &bytes[..ADDRESS_BYTES]).is_some() {
-        piece.data = begin;
-        piece.len -= TAG_BYTES as u32;
-    }
-}
-
 /// Inserts the tag that the NIC removed from a received frame, of which `piece` is the first piece: the addresses move
 /// down into the room of the metadata. Counts the frame.
 #[cold]
@@ -103,12 +91,19 @@ pub(super) fn put_tag_back(umem: &Umem, piece: &mut RxDesc, tag: Tag, counters: 
     }
 }
 
-/// Removes the VLAN tag of a frame, of which `piece` is the first piece, if it has one.
+/// Removes the VLAN tag of a frame, of which `piece` is the first piece, if it has one: the addresses overwrite it, and
+/// the frame begins 4 bytes later.
 #[cold]
 pub(super) fn untag(umem: &Umem, piece: &mut RxDesc) {
     let mut bytes = [0; LOOK_BYTES];
     let is_long = piece.len as usize >= LOOK_BYTES;
-    if is_long && umem.read(piece.data, &mut bytes).is_some() && ethernet::head(&bytes).tags.vlan() != 0 {
-        take_tag_off(umem, piece, &bytes);
+    if !is_long || umem.read(piece.data, &mut bytes).is_none() || ethernet::head(&bytes).tags.vlan() == 0 {
+        return;
+    }
+    // Inside the piece, and so inside the daemon's chunk.
+    let begin = UmemOffset::new(piece.data.get() + TAG_BYTES as u64);
+    if umem.write(begin, &bytes[..ADDRESS_BYTES]).is_some() {
+        piece.data = begin;
+        piece.len -= TAG_BYTES as u32;
     }
 }

@@ -10,10 +10,10 @@ use super::{Refusal, SourceGuard};
 /// owner believe that the address is taken.
 pub(super) fn check(guard: &SourceGuard, mac: Mac, head: &[u8], at: usize) -> Result<usize, Refusal> {
     let message = Arp::at(head, at).ok_or(Refusal::Arp)?;
-    let is_own = guard.addresses.has_v4(message.sender());
-    let is_probe = || message.sender() == [0; 4] && guard.addresses.has_v4(message.target());
-    let may = message.sender_mac() == mac
-        && match message.operation() {
+    let is_own = guard.addresses.has_v4(*message.sender);
+    let is_probe = || *message.sender == [0; 4] && guard.addresses.has_v4(*message.target);
+    let may = *message.sender_mac == mac
+        && match message.operation {
             REQUEST => is_own || is_probe(),
             REPLY => is_own,
             _ => false,

@@ -16,8 +16,8 @@ const FROM_CLIENT: [u8; 4] = [0, DHCP_CLIENT as u8, 0, DHCP_SERVER as u8];
 /// `head`, `len`: as of [`SourceGuard::check`]; `at`: where the packet begins.
 pub(super) fn check(guard: &SourceGuard, (head, len): (&[u8], usize), at: usize) -> Result<usize, Refusal> {
     let ip = Ipv4::at(head, at).ok_or(Refusal::Headers)?;
-    let packet = ip.packet(head, len).ok_or(Refusal::Headers)?;
-    let (upper, source) = (ip.upper(), *ip.source());
+    let packet = ip.span.packet(head, len).ok_or(Refusal::Headers)?;
+    let (upper, source) = (ip.upper, *ip.source);
     let payload = upper.at;
     let is_own = guard.addresses.has_v4(source);
     match (upper.fragment, upper.protocol) {
@@ -29,7 +29,7 @@ pub(super) fn check(guard: &SourceGuard, (head, len): (&[u8], usize), at: usize)
         UDP => {
             let ports = *bytes(packet, payload)?;
             let asks_for_address = source == [0; 4]
-                && *ip.destination() == [0xff; 4]
+                && *ip.destination == [0xff; 4]
                 && ports == FROM_CLIENT
                 && upper.fragment == Fragment::None;
             if !is_own && !asks_for_address {

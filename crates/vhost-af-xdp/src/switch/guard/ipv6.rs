@@ -4,7 +4,7 @@ use packet::ethernet::Mac;
 use packet::ip::{Follow, Fragment, Ipv6};
 use packet::protocol::{ICMP_V6, UDP};
 
-use super::neighbours::{self, ALLOWED_FROM_UNSPECIFIED, Message};
+use super::neighbours::{self, ALLOWED_FROM_UNSPECIFIED};
 use super::{Refusal, SourceGuard, bytes, is_of_server};
 
 const DHCP_SERVER: u16 = 547;
@@ -18,9 +18,9 @@ pub(super) fn check(
     at: usize,
 ) -> Result<usize, Refusal> {
     let ip = Ipv6::at(head, at).ok_or(Refusal::Headers)?;
-    let packet = ip.packet(head, len).ok_or(Refusal::Headers)?;
+    let packet = ip.span.packet(head, len).ok_or(Refusal::Headers)?;
     let upper = ip.upper(packet, Follow::All).ok_or(Refusal::Headers)?;
-    let source = *ip.source();
+    let source = *ip.source;
     let unspecified = source == [0; 16];
     if !guard.is_own(mac, source) && !unspecified {
         return Err(Refusal::Source);
@@ -32,14 +32,7 @@ pub(super) fn check(
             if unspecified && !ALLOWED_FROM_UNSPECIFIED.contains(&kind) {
                 return Err(Refusal::Source);
             }
-            let message = Message {
-                kind,
-                at: upper.at,
-                end: ip.end(),
-                fragment: upper.fragment != Fragment::None,
-                unspecified,
-            };
-            neighbours::check(guard, mac, packet, &message)
+            neighbours::check((guard, mac), (packet, ip.span.end), (upper, kind), unspecified)
         }
         _ if unspecified => Err(Refusal::Source),
         Some(UDP) => {

@@ -2,6 +2,7 @@
 
 use packet::ethernet::Mac;
 use packet::icmp::*;
+use packet::ip::{Fragment, Upper};
 
 use super::{Refusal, SourceGuard, bytes};
 
@@ -15,26 +16,15 @@ pub(super) const ALLOWED_FROM_UNSPECIFIED: [u8; 5] = [
     LISTENER_REPORT_V2,
 ];
 
-/// The parsed headers of a message.
-pub(super) struct Message {
-    pub(super) kind: u8,
-    /// Where it begins.
-    pub(super) at: usize,
-    /// Where its packet ends.
-    pub(super) end: usize,
-    /// It has a fragment header, even if it is not fragmented.
-    pub(super) fragment: bool,
-    /// Its source is ::.
-    pub(super) unspecified: bool,
-}
-
+/// Whether a message of that kind may be sent. `packet`: the known bytes of its packet, and where that ends;
+/// `unspecified`: its source is ::.
 pub(super) fn check(
-    guard: &SourceGuard,
-    mac: Mac,
-    packet: &[u8],
-    message: &Message,
+    (guard, mac): (&SourceGuard, Mac),
+    (packet, end): (&[u8], usize),
+    (upper, kind): (Upper, u8),
+    unspecified: bool,
 ) -> Result<usize, Refusal> {
-    let &Message { kind, at, end, .. } = message;
+    let at = upper.at;
     let options = match (kind, options_at(kind)) {
         (ROUTER_ADVERTISEMENT | REDIRECT | ROUTER_RENUMBERING, _) if !guard.router => {
             return Err(Refusal::Router);
@@ -43,13 +33,13 @@ pub(super) fn check(
         (_, None) => return Ok(at + 1),
         (_, Some(options)) => at + options,
     };
-    if message.fragment {
+    if upper.fragment != Fragment::None {
         return Err(Refusal::Neighbour);
     }
     let options = packet.get(options..).filter(|_| packet.len() == end);
     let mut options = Options::new(options.ok_or(Refusal::Headers)?);
     // Duplicate address detection makes other hosts that want to use the address give it up.
-    if kind == NEIGHBOUR_ADVERTISEMENT || (kind == NEIGHBOUR_SOLICITATION && message.unspecified) {
+    if kind == NEIGHBOUR_ADVERTISEMENT || (kind == NEIGHBOUR_SOLICITATION && unspecified) {
         let target = *bytes(packet, at + TARGET_AT)?;
         if !guard.is_own(mac, target) {
             return Err(Refusal::Neighbour);

@@ -1,7 +1,7 @@
 //! Frames that arrived by a link from another worker, or by a tap: finds their destinations on this worker.
 
 use device::pair::Fault;
-use packet::ethernet::{self, Head, LOOK_BYTES};
+use packet::ethernet::{self, Head};
 
 use super::{From, PortLane};
 use crate::switch::cross_worker_mark::{CrossWorkerMark, MarkedSender};
@@ -34,7 +34,8 @@ impl<O: OwnQueue> PortLane<O> {
                 of_chain.read_head(&self.pair, buffers, (&all, self.forwarding.is_filtered));
                 work.tally.add(of_chain.sending.len);
                 let bytes = of_chain.head.first_chunk().copied().unwrap_or_default();
-                let Head { from, tags, .. } = ethernet::head(&bytes);
+                let head = ethernet::head(&bytes);
+                let Head { from, tags, .. } = head;
                 let vlan = tags.vlan();
                 if vlan != 0 && !of_chain.may_be_retagged(tags) {
                     self.counters.drop_malformed(of_chain.not_retagged());
@@ -42,7 +43,7 @@ impl<O: OwnQueue> PortLane<O> {
                 }
                 let marks = self.marks.as_deref();
                 let mark = marks.map_or(CrossWorkerMark::EMPTY, |marks| marks.read(buffers.first()));
-                (of_chain.source, of_chain.to) = ends(&self.forwarding, self.from, mark, &bytes);
+                (of_chain.source, of_chain.to) = ends(&self.forwarding, self.from, mark, &head);
                 of_chain.flow_hints = mark.flow;
                 (of_chain.vlan, of_chain.is_tagged) = (vlan, vlan != 0);
                 let is_multicast = of_chain.to == Destination::Multicast && self.from == From::Tap;
@@ -63,15 +64,15 @@ fn ends(
     forwarding: &Forwarding,
     from: From,
     mark: CrossWorkerMark,
-    bytes: &[u8; LOOK_BYTES],
+    head: &Head,
 ) -> (Option<PortNumber>, Destination) {
     let fdb = &forwarding.fdb;
     let sender = mark.sender(fdb);
     let source = match sender {
         MarkedSender::Is(source) => source,
         // The port may have changed. If its address belongs to another port now, that one did not send the frame.
-        MarkedSender::Other(number) => source_of(forwarding, from, bytes).filter(|&source| source == number),
-        MarkedSender::Unset => source_of(forwarding, from, bytes),
+        MarkedSender::Other(number) => source_of(forwarding, from, head).filter(|&source| source == number),
+        MarkedSender::Unset => source_of(forwarding, from, head),
     };
     let to = match (sender, mark.destination(fdb)) {
         // The sending worker has checked isolation, and neither port has changed since.
@@ -79,8 +80,7 @@ fn ends(
         // The sending port is not known: isolated ports must not receive it if that one is isolated.
         (MarkedSender::Other(_), _) if source.is_none() => Destination::Nobody,
         _ => {
-            let Head { to, tags, .. } = ethernet::head(bytes);
-            let to = FdbKey::new(tags.vlan(), to);
+            let to = FdbKey::new(head.tags.vlan(), head.to);
             match source.and_then(|source| fdb.port(source)) {
                 Some(source) => fdb.find_for(source, to),
                 None => fdb.find(to),
@@ -97,9 +97,8 @@ fn ends(
 }
 
 /// The port that sent a frame, by its source address.
-fn source_of(forwarding: &Forwarding, from: From, bytes: &[u8; LOOK_BYTES]) -> Option<PortNumber> {
-    let Head { from: mac, tags, .. } = ethernet::head(bytes);
-    match forwarding.fdb.find(FdbKey::new(tags.vlan(), mac)) {
+fn source_of(forwarding: &Forwarding, from: From, head: &Head) -> Option<PortNumber> {
+    match forwarding.fdb.find(FdbKey::new(head.tags.vlan(), head.from)) {
         // If that port has no guest on any worker, the frame came from the LAN, and does not go there again.
         Destination::Port(port) if from == From::Link && !forwarding.is_absent(port) => Some(port),
         _ => None,

@@ -16,7 +16,7 @@ use crate::switch::fdb::{Destination, FdbPort};
 use crate::switch::filter::Facts;
 use crate::switch::lane::Network;
 use crate::switch::limits::BATCH;
-use crate::switch::retag::take_tag_off;
+use crate::switch::retag::untag;
 use crate::switch::to_guest::{NO_OFFLOAD, UmemBytes};
 
 impl<N: Lent> UplinkLane<N> {
@@ -48,9 +48,7 @@ impl<N: Lent> UplinkLane<N> {
         // Ports with tags first: for the others the tag is removed from the frame itself.
         for is_tagged in [true, false] {
             if !is_tagged && vlan != 0 {
-                let mut bytes = [0; LOOK_BYTES];
-                let _ = umem.read(self.multicast[0].data, &mut bytes);
-                take_tag_off(umem, &mut self.multicast[0], &bytes);
+                untag(umem, &mut self.multicast[0]);
             }
             self.ranges.clear();
             self.ranges
