@@ -172,7 +172,7 @@ fn wrong_descriptors_of_the_kubernetes_plugin_are_refused() {
     let cases: [(&[&OwnedFd], &[&str]); 3] = [
         (&[&numbers], &["afxdp-plugin", "not an XSKMAP"]),
         (&[&program.map, &program.map], &["2 descriptors instead of 1"]),
-        (&[&foreign::socket(&veth.near)], &["no BPF map but socket"]),
+        (&[&foreign::socket(&veth.near)], &["not a BPF map but socket"]),
     ];
     for (descriptors, words) in cases {
         let mut steps = accepted();

@@ -210,7 +210,7 @@ fn network_that_runs_is_named_with_how_a_guest_more_is_had(#[values(false, true)
             "# in {file}, then `vhost-af-xdp reload`: [port.NAME] with socket-path = \\\"PATH\\\", network = \\\"lan\\\""
         ),
         "queue 2 is not its own".to_owned(),
-        "a port of network lan has as many as it says".to_owned(),
+        "a port of network lan may have several (queues = ".to_owned(),
         alone,
     ] {
         assert!(lines.contains(&said), "{said}: {lines}");

@@ -488,7 +488,7 @@ fn wrong_maps_are_refused_by_what_is_wrong() {
         assert_refused(&veth, &[map], &serve, words);
     };
     by_number(&numbers, &["map-fd", "not an XSKMAP"]);
-    by_number(&socket, &["map-fd", "no BPF map but socket"]);
+    by_number(&socket, &["map-fd", "not a BPF map but socket"]);
 }
 
 #[rstest]

@@ -141,7 +141,7 @@ fn where_no_program_leaves_marks_it_is_said_with_the_remedy() {
     let list = ["list", VethPair::NIC];
     refused(&veth.near, &list, &["no XDP program", "`mark` among the hints"]);
     let _daemon = Daemon::start(&veth.near, &serve(false).with("--hints", "none"));
-    refused(&veth.near, &list, &["leaves no marks", "`mark` among the hints"]);
+    refused(&veth.near, &list, &["no map of marks", "`mark` among the hints"]);
     refused(&veth.near, &["list", "nothing0"], &["nothing0"]);
     let mut command = veth.near.command("setpriv");
     command.args(["--bounding-set", "-all", "--inh-caps", "-all"]);

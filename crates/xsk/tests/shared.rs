@@ -206,7 +206,7 @@ fn sharer_that_asks_for_what_the_first_one_is_not_is_told() {
             bind: BindRequest::ForceZeroCopy,
             ..other.clone()
         });
-        assert!(error.to_string().contains("zero-copy was asked for"), "{error}");
+        assert!(error.to_string().contains("zero-copy was requested"), "{error}");
         let error = refused(&SocketConfig {
             queue: QueueId(7),
             ..config(veth)
