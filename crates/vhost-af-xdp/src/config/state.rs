@@ -22,14 +22,10 @@ pub(crate) const MOST_ADDED: usize = 1024;
 pub(crate) const LONGEST: u64 = 16 << 20;
 
 /// Reads the state file at `path` of a daemon with the configuration file `file`.
-/// Errors: both are the same file, its directory is missing, or those of [`read`].
+/// Errors: both are the same file, or those of [`read`].
 pub(super) fn read_beside(path: &Path, file: &Path) -> anyhow::Result<Tables> {
     if path == file {
         anyhow::bail!("state {}: this is the configuration file", path.display());
-    }
-    if let Some(directory) = path.parent().filter(|directory| !directory.is_dir()) {
-        let (path, directory) = (path.display(), directory.display());
-        anyhow::bail!("state {path}: there is no directory {directory}: create it");
     }
     Ok(read(path)?)
 }
