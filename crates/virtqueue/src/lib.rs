@@ -9,14 +9,14 @@
 //!
 //! 1. [`GuestAddr`], [`QueueSize`] and [`layout`]: units, and the layout of the rings in memory.
 //! 2. [`Region`] and [`MemoryMap`]: all guest memory in one mapping, region after region without a hole, so
-//!   that an address becomes an offset by one subtraction; and functions that check an offset once and copy.
+//!    that an address becomes an offset by one subtraction; and functions that check an offset once and copy.
 //! 3. [`GuestFault`]: every way in which a driver can break the rules, each with a static name.
 //! 4. [`Chains`]: a batch of descriptor chains, copied and checked: a reusable buffer, no allocation.
 //! 5. [`Queue`], a split or packed ring: take a batch, use it, publish a batch, suppress notifications.
-//!   [`DirtyLog`]: the pages written, for a migration. [`Journal`] and [`InflightRegion`]: the chains in
-//!   flight, for a successor.
+//!    [`DirtyLog`]: the pages written, for a migration. [`Journal`] and [`InflightRegion`]: the chains in
+//!    flight, for a successor.
 //! 6. `driver` (feature `driver`): the driver's side, for programs that have both: creates memory and rings.
-//!   The feature `test-driver` adds packed rings and drivers that break the rules.
+//!    The feature `test-driver` adds packed rings and drivers that break the rules.
 //!
 //! # A complete device
 //! ```

@@ -3,15 +3,15 @@
 //! # Layers, from the bottom
 //!
 //! 1. **Memory**: [`UmemMemory`] is one contiguous mapping that you own (a memfd, guest RAM); [`OwnMemory`]
-//!   is allocated by the crate (on huge pages if available). Bytes are only ever copied by pointer, since
-//!   kernel and guest may write them at any time.
+//!    is allocated by the crate (on huge pages if available). Bytes are only ever copied by pointer, since
+//!    kernel and guest may write them at any time.
 //! 2. **UMEM**: [`Umem`] cuts memory into chunks, aligned or unaligned, and hands each out as a [`Frame`].
 //! 3. **Frames**: a [`Frame`] is the right to use one chunk. It cannot be copied: a push into a ring consumes
-//!   it, and the kernel returns it through another ring. [`FramePool`] keeps the free ones.
+//!    it, and the kernel returns it through another ring. [`FramePool`] keeps the free ones.
 //! 4. **Rings**: [`FillRing`] and [`TxRing`] are produced in batches (`reserve`, `push`, `submit`), [`RxRing`] and
-//!   [`CompletionRing`] are consumed in batches (`peek`, iterate, drop). No allocation, one barrier per batch.
+//!    [`CompletionRing`] are consumed in batches (`peek`, iterate, drop). No allocation, one barrier per batch.
 //! 5. **Socket**: [`Socket`] connects these with a queue, in the best available mode, and reports that mode
-//!   and why no better one works ([`Socket::mode`], [`Socket::fallbacks`]).
+//!    and why no better one works ([`Socket::mode`], [`Socket::fallbacks`]).
 //!
 //! Several sockets, of other queues and other interfaces, may share one UMEM ([`Socket::share`]): a frame
 //! that one has received can be sent by another without a copy, and the memory is registered once.
