@@ -1,15 +1,15 @@
-//! A lease, seen by its lessee.
+//! The lessee's side of a lease.
 //!
 //! One connection is one lease: dropping the [`Lease`] ends it, as does the end of the process. All methods take
-//! `&self`; threads may share it, one request at a time goes out.
+//! `&self`; threads may share it, and send one request at a time.
 //!
 //! The steward reports changes of the interface without a request. A thread that waits for them polls the lease's
-//! descriptor ([`AsFd`]) and calls [`Lease::take_changes`], which does not wait. A request of another thread keeps the
-//! changes that it receives.
+//! descriptor ([`AsFd`]) and calls [`Lease::take_changes`], which does not wait. Changes that another thread's request
+//! receives are kept.
 //!
-//! A steward may go away and come back (a restart, an upgrade, a crash). Sockets are not affected, frames continue.
+//! A steward may end and start again (a restart, an upgrade, a crash). Sockets are not affected, frames continue.
 //! The lease connects again, with growing pauses, and sends the token that it had sent before ([`Request::Resume`]).
-//! Nothing waits for that: each call of [`Lease::take_changes`] continues it, and the descriptor becomes readable
+//! No call blocks for that: each call of [`Lease::take_changes`] continues it, and the descriptor becomes readable
 //! when a call is due. Meanwhile requests fail with [`LeaseError::Away`]. A steward that does not know the lease any
 //! more ends it with [`LeaseError::Refused`].
 
@@ -41,15 +41,15 @@ use crate::protocol::{
 };
 use crate::sys;
 
-/// Between two looks at a lock that another thread has.
+/// Pause between two attempts to get a lock that another thread holds.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Limits of waiting for a steward.
+/// Limits for waiting on a steward.
 #[derive(Debug, Clone)]
 pub struct Waiting {
-    /// For one answer; attaching a program takes the longest, some 100 ms.
+    /// Time limit for one answer; attaching a program takes longest, some 100 ms.
     pub answer: Duration,
-    /// Readable as soon as nothing is to be waited for any more.
+    /// When this becomes readable, waiting ends.
     pub end: Option<Arc<OwnedFd>>,
 }
 
@@ -74,12 +74,12 @@ pub struct Lease {
     timer: OwnedFd,
     /// Locked for a request until its answer.
     state: Mutex<Connection>,
-    /// A copy of the state after the last request; its lock is never held while something waits.
+    /// A copy of the state after the last request; no thread blocks while it holds this lock.
     seen: Mutex<Known>,
 }
 
 impl Lease {
-    /// Asks the steward at `path` for a lease; this and all that follows waits for so long.
+    /// Asks the steward at `path` for a lease. `waiting` limits this and all later requests.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -87,7 +87,7 @@ impl Lease {
         Self::take_with(path, wanted, None, waiting)
     }
 
-    /// The same, with hints before the frames of the lease's queues, if the steward knows of hints: see
+    /// The same, with hints before the frames of the lease's queues, if the steward supports hints: see
     /// [`Lease::hinted`].
     ///
     /// # Errors
@@ -151,8 +151,8 @@ impl Lease {
         Ok(lease)
     }
 
-    /// Says which hints are wanted before the lease is asked for. A steward that does not know the message ends the
-    /// connection: then it is another one, without hints.
+    /// Requests hints, before the lease is requested. A steward that does not know the message ends the connection;
+    /// then the lease is requested without hints over a new one.
     fn announce(&self, hint_request: HintRequest) -> Result<(), LeaseError> {
         match self.ask_done(&Request::Hints(hint_request)) {
             Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Malformed => {
@@ -165,12 +165,12 @@ impl Lease {
         }
     }
 
-    /// The hints that the lease's queues are to have from now on, or as soon as the steward is back. Of a lease that
-    /// was taken with [`Lease::take_hinted`]; nothing happens where the steward knows of no hints.
+    /// Changes the hints that the lease requests, now or as soon as the steward is back. The lease must be from
+    /// [`Lease::take_hinted`]. This has no effect if the steward does not support hints.
     ///
     /// # Errors
-    /// [`LeaseError`]. Unless that is [`LeaseError::Away`], the next steward is asked for what was asked for before;
-    /// one that did not answer in time may do what it was asked for, and tells of it.
+    /// [`LeaseError`]. Unless that is [`LeaseError::Away`], the next steward gets the earlier request. A steward that
+    /// did not answer in time may still apply the new one, and then sends a notification.
     pub fn ask_for_hints(&self, hint_request: HintRequest) -> Result<(), LeaseError> {
         let (before, is_plain) = {
             let mut state = self.state();
@@ -193,13 +193,13 @@ impl Lease {
         Ok(())
     }
 
-    /// What stands before frames, as far as the steward told; `None`: it knows of no hints, or was not asked for any.
+    /// The hints before frames, as last reported; `None`: the steward does not support hints, or none were requested.
     pub fn hinted(&self) -> Option<Hinted> {
         self.seen().hinted.clone()
     }
 
-    /// How often the steward has told that [`Lease::behind`] changed; it wraps. Notice is taken of it by
-    /// [`Lease::take_changes`].
+    /// How often the steward has reported that [`Lease::behind`] changed; it wraps. [`Lease::take_changes`] updates
+    /// it.
     pub fn behind_changes(&self) -> u32 {
         self.seen().behind
     }
@@ -209,17 +209,17 @@ impl Lease {
         self.seen().returns
     }
 
-    /// Whether the steward is away, and the lease not over for all that is known.
+    /// Whether the steward is away, and the lease is not known to be over.
     pub fn is_away(&self) -> bool {
         self.seen().away
     }
 
-    /// The interface as it is, as far as the steward told.
+    /// Facts about the interface, as last reported.
     pub fn facts(&self) -> Facts {
         self.seen().facts.clone()
     }
 
-    /// From now on the queue's frames go to the socket that was bound last.
+    /// Sends the queue's frames to the socket that was bound last, from now on.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -227,15 +227,15 @@ impl Lease {
         self.ask_done(&Request::Activate { queue, conf })
     }
 
-    /// From now on the queue's frames are dropped, until it is activated or deactivated. Said also when nothing is to
-    /// be waited for any more ([`Waiting::end`]).
+    /// Drops the queue's frames from now on, until it is activated or deactivated. The request is sent even if
+    /// [`Waiting::end`] is readable.
     ///
     /// # Errors
     /// [`LeaseError`].
     pub fn withhold(&self, queue: u32) -> Result<(), LeaseError> {
         let conf = QueueConf {
             virtio_header: None,
-            // Less than any frame has.
+            // No longer than an Ethernet header, so every frame is too long.
             frame_limit: *FRAME_LIMITS.start(),
             hints: false,
         };
@@ -246,7 +246,7 @@ impl Lease {
         }
     }
 
-    /// From now on the queue's frames go to the host.
+    /// Sends the queue's frames to the host, from now on.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -254,9 +254,9 @@ impl Lease {
         self.ask_done(&Request::Deactivate { queue })
     }
 
-    /// Changes stations of the network that the lease is for, as many as there are. What was changed before something
-    /// was refused stays so; all of it can be said again. A lease whose generation is another one than before
-    /// ([`Facts::generation`]) may have lost its stations: name all again then.
+    /// Changes any number of stations of the network that the lease is for. Changes made before an error stay; the
+    /// whole call can be repeated. When the generation of the lease ([`Facts::generation`]) changed, its stations may
+    /// be lost: set all again then.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -267,8 +267,8 @@ impl Lease {
         })
     }
 
-    /// The network's frames to groups of stations. There is to be one reader at a time; a further one goes on where the
-    /// last one stopped. With another generation of the lease it may be another ring.
+    /// A reader of the network's multicast and broadcast frames. Use one reader at a time; the next one continues where
+    /// the last one stopped. When the generation of the lease changes, the ring may be another one.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -280,9 +280,9 @@ impl Lease {
         }
     }
 
-    /// Lets the network that the lease is for reach the host, or asks how it does, which may change with the facts of
-    /// the lease ([`Lease::take_changes`]). `has`: index of the device whose descriptor is here, or 0. With a
-    /// descriptor, if it is another device, in whose place the one that is here is gone.
+    /// Connects the network that the lease is for to the host, or asks again how it is connected, which may change with
+    /// the facts of the lease ([`Lease::take_changes`]). `has`: index of the device whose descriptor the caller has,
+    /// or 0. Returns a descriptor if the device is another one; the caller's device is gone then.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -292,8 +292,8 @@ impl Lease {
     }
 
     /// The same with the wire instead of the host, for a lease of [`steer::ModeRequest::Tap`]: see [`Request::Uplink`].
-    /// Another device has so many `queues`, which are no more than the lease has: [`TAP_QUEUES_MAX`] at most, and one
-    /// if the steward does not know of several. Each has a descriptor, from which its frames are to be read.
+    /// `queues`: for a new device, no more than the lease has. It is limited to [`TAP_QUEUES_MAX`], and to one if the
+    /// steward does not support several. Read the frames of each queue from its own descriptor.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -320,9 +320,9 @@ impl Lease {
         }
     }
 
-    /// A tap device by which GSO packets leave unsegmented from a queue of the lease. Refused while somebody has the
-    /// descriptor of the one before. None if the steward does not know the message, or if `only_with_tso` and the NIC
-    /// has no TSO.
+    /// A tap device that sends GSO packets unsegmented from a queue of the lease. It is refused while a process has the
+    /// descriptor of an earlier one. `None` if the steward does not know the message, or if `only_with_tso` is set and
+    /// the NIC has no TSO.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -378,10 +378,10 @@ impl Lease {
         }
     }
 
-    /// Has the lease's queue, its only one, leased to a new netkit of that name, in this network namespace or, if
-    /// none is given, in the steward's: what it is, and the map of one place for the socket that is to have the
-    /// frames. It is there as long as the lease. In the steward's namespace it is for root, elsewhere for who owns
-    /// that, too. Asked again, it is the same one, or another one if that is gone.
+    /// Leases the only queue of the lease on to a new netkit, in the given network namespace or, without one, in the
+    /// steward's. Returns the netkit, and a map with one entry for the socket that receives the frames. The netkit
+    /// exists as long as the lease. In the steward's namespace only root may request it, elsewhere the namespace's
+    /// owner, too. A repeated call returns the same netkit, or makes a new one if that is gone.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -398,8 +398,8 @@ impl Lease {
         }
     }
 
-    /// What the program did with the queue's frames. Waits until `deadline` at most, also for another thread that is
-    /// asking something.
+    /// The program's counters of the queue. Waits until `deadline` at most, including for a request of another
+    /// thread.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -413,9 +413,9 @@ impl Lease {
         }
     }
 
-    /// What changed since it was asked last, of the interface or its hints: the interface as it is now, or nothing.
-    /// Goes on with coming back to a steward that is away. Nothing while another thread waits for an answer, which
-    /// takes note of changes, too.
+    /// The current facts, if the interface or its hints changed since the last call; otherwise `None`. Also continues
+    /// to reconnect to a steward that is away. `None` while another thread waits for an answer; that thread stores
+    /// changes for a later call.
     ///
     /// # Errors
     /// [`LeaseError::Gone`], or [`LeaseError::Refused`], when the lease is over.
@@ -436,7 +436,7 @@ impl Lease {
         while self.reconnect(state)? {
             match state.receive()? {
                 Incoming::Nothing => break,
-                // Others answer requests that are not waited for any longer.
+                // An answer to a request that timed out.
                 Incoming::Message(message) if message.serial != 0 => {}
                 Incoming::Message(message) => state.note(message.answer)?,
                 Incoming::End => self.disconnected(state)?,
@@ -452,7 +452,7 @@ impl Lease {
         }
     }
 
-    /// Asks, and waits for the answer. All requests can be repeated: the second does what the first would have done.
+    /// Sends a request, and waits for the answer. All requests can be repeated: the second has the effect of the first.
     fn ask(&self, request: &Request) -> Result<Message, LeaseError> {
         self.ask_by(&mut self.state(), request, &[], self.deadline())
     }
@@ -469,7 +469,7 @@ impl Lease {
         asked
     }
 
-    /// As [`Self::ask_by`], without files, and also when nothing is to be waited for any more.
+    /// Like [`Self::ask_by`], without descriptors, and even if [`Waiting::end`] is readable.
     fn ask_to_the_end(&self, request: &Request, deadline: Instant) -> Result<Message, LeaseError> {
         let (mut state, answer) = (self.state(), self.waiting.answer);
         let waiting = Waiting { answer, end: None };
@@ -478,7 +478,7 @@ impl Lease {
         asked
     }
 
-    /// Over one connection after the other.
+    /// Repeats a request over new connections.
     fn ask_again(
         &self,
         state: &mut Connection,
@@ -499,7 +499,7 @@ impl Lease {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets others know what is known by now.
+    /// Publishes the state for readers without the lock.
     fn show(&self, state: &Connection) {
         let away = matches!(state.phase, Phase::Away { .. } | Phase::Asked { .. });
         *self.seen() = Known {
@@ -508,7 +508,7 @@ impl Lease {
         };
     }
 
-    /// An answer that is asked for now is waited for until then.
+    /// The time limit for a request that is sent now.
     fn deadline(&self) -> Instant {
         Instant::now() + self.waiting.answer
     }
@@ -517,14 +517,14 @@ impl Lease {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state, if it can be had until then.
+    /// Locks the state; `None` if that is not possible until `deadline`.
     fn state_by(&self, deadline: Instant) -> Option<MutexGuard<'_, Connection>> {
         loop {
             match self.state.try_lock() {
                 Ok(state) => return Some(state),
                 Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return None,
-                // Seldom: another thread is asking something.
+                // Rare: another thread waits for an answer.
                 Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
             }
         }

@@ -3,11 +3,11 @@
 //! The steward, a small privileged daemon, owns interfaces and the XDP programs on them. The lessee, the unprivileged
 //! process that moves frames, connects to the steward's Unix socket and requests a lease of queues of an interface.
 //! If the policy allows it, the lessee gets an AF_XDP socket for each queue: with the lessee's memory, bound to the
-//! queue, and in its place in the program's map. The steward registers the memory and binds the socket. With an
+//! queue, and entered in the program's socket map. The steward registers the memory and binds the socket. With an
 //! unbound socket a lessee could bind to any free queue, and a NIC in zero-copy mode would write other processes'
 //! frames of that queue into the lessee's memory; a bound socket cannot be bound again. A lease ends when its
-//! connection ends, unless the steward ended: then frames continue, and the lessee resumes its lease when a steward
-//! is there again.
+//! connection ends, except if the steward itself ended: then frames continue, and the lessee resumes its lease when a
+//! steward runs again.
 //!
 //! ```text
 //!    steward (CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_IPC_LOCK, CAP_SETUID)     lessee (no capability)
@@ -18,31 +18,31 @@
 //!    socket with memory (a child of the steward)            ◀── Register, files ─ Lease::register
 //!    bound to queue 2, in its map place, inactive           ◀── Bind ─────────── Lease::bind
 //!                                                           ──  the socket ───▶
-//!    or in one step, over the memory of another socket     ◀── Share, socket ─── Lease::share
+//!    or in one step, with the memory of another socket     ◀── Share, socket ─── Lease::share
 //!                                                           ──  the socket ───▶
-//!    configuration word of queue 2: active                  ◀── Activate ─────── Lease::activate: frames come
+//!    configuration word of queue 2: active                  ◀── Activate ─────── Lease::activate: frames arrive
 //!    interface down, up, renamed, gone, other MTU           ──  Changed ───────▶ Lease::take_changes
 //!    queue inactive, slot empty; program with the last      ◀── connection ends
 //!
-//!    restarted: programs from their pins, leases recorded   ◀── Resume ───────── by itself, with the token of Keep
+//!    restarted: programs from their pins, leases recorded   ◀── Resume ───────── automatic, with the token of Keep
 //! ```
 //!
 //! | module | what | who uses it |
 //! |---|---|---|
 //! | [`protocol`] | messages, byte by byte | both |
-//! | [`client`] | a lease, seen by its lessee | the lessee |
+//! | [`client`] | the lessee's side of a lease | the lessee |
 //! | [`links`] | network interfaces, by rtnetlink | both |
 //! | [`listing`] | the list of leases | both |
 //! | [`backoff`] | pauses between attempts | both |
 //! | [`log_limit`] | limits of log lines that others can cause | both |
-//! | [`hardware`] | a NIC's queues in use, n-tuple rules, RSS contexts | the steward; reading: everybody |
+//! | [`hardware`] | a NIC's queues in use, n-tuple rules, RSS contexts | the steward; other programs only read |
 //! | `policy`, `capabilities`, `server` | who may lease what; the steward | `vhost-af-xdp-steward` |
 //! | `text_file` | files that say what a privileged process does | both |
 //!
 //! # Dependencies
 //!
 //! Operators have to trust a privileged process and may want to read its source. So it has few dependencies
-//! (CONTRIBUTING.md has the reason for each), no async runtime and one thread. Children do work that may take long.
+//! (CONTRIBUTING.md has the reason for each), no async runtime and one thread. Child processes do slow work.
 
 pub mod backoff;
 pub mod capabilities;

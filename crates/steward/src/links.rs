@@ -36,7 +36,7 @@ use crate::sys;
 /// What is known of an interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Its index in the network namespace; 0: it is not there.
+    /// Its index in the network namespace; 0: it does not exist.
     pub index: u32,
     /// Its name.
     pub name: String,
@@ -44,7 +44,7 @@ pub struct Link {
     pub mtu: u32,
     /// Its address; zeros if it has none of six bytes.
     pub mac: [u8; 6],
-    /// Name of its driver, as `ethtool -i` says it; empty if the kernel does not tell.
+    /// Name of its driver, as in `ethtool -i`; empty if the kernel does not report it.
     pub driver: String,
     /// Administratively up (`IFF_UP`).
     pub up: bool,
@@ -58,7 +58,7 @@ pub struct Link {
     pub has_leased_only: bool,
     /// NUMA node of its device; none where it has no device, or the kernel (5.14 at least) or sysfs does not tell.
     pub node: Option<NumaNode>,
-    /// An IOMMU translates for its device: pages that lie side by side in memory need not for the device.
+    /// An IOMMU translates addresses for its device: pages adjacent in memory need not be adjacent for the device.
     pub translated: bool,
 }
 
@@ -157,7 +157,7 @@ impl Link {
             .then_some("a bond runs a native program on its ports, whose frames its sockets miss")
     }
 
-    /// Why AF_XDP copies its frames, as far as that is known without a try. A tap costs streams less then.
+    /// Why AF_XDP copies its frames, as far as that is known without binding. For streams a tap costs less then.
     #[must_use]
     pub fn copies(&self, sends: DriverSends) -> Option<&'static str> {
         let has_none = SOFTWARE.contains(&self.driver.as_str()) || !sends.zero_copy;
@@ -177,7 +177,7 @@ impl Link {
         Ok(Self::flags(index)? & libc::IFF_LOWER_UP.cast_unsigned() != 0)
     }
 
-    /// Whether the interface of that index is the host with itself (`IFF_LOOPBACK`).
+    /// Whether the interface of that index is a loopback (`IFF_LOOPBACK`).
     ///
     /// # Errors
     /// The kernel's.
@@ -185,7 +185,7 @@ impl Link {
         Ok(Self::flags(index)? & libc::IFF_LOOPBACK.cast_unsigned() != 0)
     }
 
-    /// Of `IFF_`.
+    /// Its `IFF_` flags.
     fn flags(index: u32) -> io::Result<u32> {
         get_link(&header_of(index), None, |header, _| header.ifi_flags)
     }
@@ -253,7 +253,7 @@ pub(crate) fn message_of(request: &impl NetlinkRequest) -> Vec<u8> {
     [header.as_slice(), payload].concat()
 }
 
-/// What is read of the kernel's answer about an interface.
+/// Queries an interface, and parses the answer.
 fn get_link<T>(
     header: &Ifinfomsg,
     name: Option<&CStr>,
@@ -303,7 +303,7 @@ pub struct DriverSends {
 }
 
 impl Default for DriverSends {
-    /// Nothing beyond whole frames, for all that is known.
+    /// No features are known: one descriptor for each frame.
     fn default() -> Self {
         Self {
             checksum: false,
@@ -326,9 +326,9 @@ impl DriverSends {
 /// A driver's XDP features, as the kernel reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DriverXdp {
-    /// It runs programs itself, which may redirect frames to sockets.
+    /// It supports native XDP, including redirects.
     pub native: bool,
-    /// It gives them frames in several pieces.
+    /// It supports multi-buffer frames.
     pub pieces: bool,
     /// Its features in zero-copy mode.
     pub sends: DriverSends,
@@ -358,7 +358,7 @@ impl DriverXdp {
     }
 }
 
-/// Tells that some interface changed.
+/// Notifications that some interface changed.
 #[derive(Debug)]
 pub struct Changes {
     /// Readable when one of the others is.
@@ -396,7 +396,7 @@ impl Changes {
         self.drain();
     }
 
-    /// Takes the changes that were told so far out of the way, without waiting.
+    /// Discards pending notifications, without blocking.
     pub fn drain(&mut self) {
         let mut message = [0u8; 4096];
         // What they say is asked for again; here they are only taken out of the way. That some were lost is told once,
@@ -423,7 +423,7 @@ pub(crate) fn netlink_socket(protocol: Option<Protocol>) -> io::Result<OwnedFd> 
     Ok(socket_with(family, kind, flags, protocol)?)
 }
 
-/// A socket that is told what ethtool changes: the group `monitor` of the family `ethtool`
+/// A socket that receives changes by ethtool: the group `monitor` of the family `ethtool`
 /// (Documentation/networking/ethtool-netlink.rst).
 fn ethtool_changes() -> io::Result<OwnedFd> {
     let mut ask = NetlinkSocket::new();

@@ -29,20 +29,20 @@ use crate::text_file::{self, Kind};
 
 pub use crate::text_file::FileError as PolicyError;
 
-/// Where a policy comes from.
+/// Words for errors about the policy file.
 const FILE: Kind = Kind {
     what: "policy",
     reader: "steward",
     example: "`vhost-af-xdp-steward --help`",
     option: "--policy",
 };
-/// Longest one, bytes: thousands of rules.
+/// Maximum size of the file, bytes: enough for thousands of rules.
 const LONGEST: u64 = 1 << 20;
 
-/// Where the policy is if a steward is not told otherwise.
+/// Default path of the policy.
 pub const DEFAULT_POLICY: &str = "/etc/vhost-af-xdp/steward.toml";
 
-/// Queues of an interface, one after the other.
+/// A range of consecutive queues of an interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queues {
     /// Its name.
@@ -53,24 +53,24 @@ pub struct Queues {
     pub count: u32,
 }
 
-/// Most connections of a steward at a time, of all users; each is one descriptor.
+/// Maximum number of a steward's connections, of all users; each takes one descriptor.
 pub(crate) const CONNECTIONS_MAX: u32 = 900;
 
-/// Connections of one user at a time, if the policy does not say.
+/// Maximum number of one user's connections, if the policy does not set it.
 const CONNECTIONS: u32 = 64;
 
-/// Connections of a rule in addition to those that have its queues.
+/// Maximum number of a rule's connections without a lease.
 const ASKING: usize = 16;
 
 /// A policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// Connections of one user at a time.
+    /// Maximum number of one user's connections.
     pub(crate) connections: u32,
-    /// Leases are given also where sockets can only be handed over before they are bound.
+    /// Grants leases even on kernels where sockets have to be handed over unbound.
     pub unbound: bool,
     pub(crate) rules: Vec<Rule>,
-    /// Warnings about rules that may be meant otherwise, with the place.
+    /// Warnings about rules that may not do what their author expects, with file and line.
     warnings: Vec<String>,
 }
 
@@ -81,30 +81,30 @@ pub(crate) struct Rule {
     group: Option<u32>,
     pub(crate) interface: String,
     queues: BTreeSet<u32>,
-    /// Its queues may be leased for AF_XDP.
+    /// Its queues may be leased for AF_XDP sockets.
     af_xdp: bool,
     at_most: u32,
-    /// Bytes; `None`: what each queue's own chunks take.
+    /// Locked memory, bytes; `None`: a default for each leased queue.
     pub(crate) memlock: Option<u64>,
-    /// Addresses and VLANs that it is for, which the NIC may get rules for; none: it is for all.
+    /// Addresses and VLANs that leases may have, and for which the NIC may get rules; empty: all, without rules.
     pub(crate) names: Names,
-    /// Leases may be of networks.
+    /// Leases may be for networks.
     network: bool,
     /// These networks may reach the host.
     host: bool,
-    /// Leases may be made a netkit's.
+    /// Leased queues may be leased on to a netkit.
     netkit: bool,
-    /// Those that leases may have.
+    /// The hints that leases may have.
     pub(crate) hints: HintSet,
-    /// The number of frames of one busy poll of sockets; `None`: they may not poll.
+    /// How many frames sockets may take in one busy poll; `None`: no busy polling.
     pub(crate) busy_poll: Option<u16>,
-    /// Flows that a queue may be leased for, for zero-copy receive; none: no such leases.
+    /// Flows for which queues may be leased for zero-copy receive; empty: no such leases.
     zcrx: Vec<SocketAddr>,
-    /// The NIC may be set up for them: headers split from data, the main RSS table without the queue.
+    /// The NIC may be set up for zero-copy receive: split headers from data, remove the queue from the main RSS table.
     pub(crate) zcrx_setup: bool,
 }
 
-/// The rule of a lease that is charged to none.
+/// The rule for a lease that is charged to no rule.
 static NO_RULE: Rule = Rule::NOTHING;
 
 impl Policy {
@@ -116,7 +116,7 @@ impl Policy {
         Self::parse(path, &text_file::read(FILE, path, LONGEST)?)
     }
 
-    /// The rule of a number; one that allows nothing, if there is none.
+    /// The rule with this index; if there is none, a rule that allows nothing.
     pub(crate) fn rule(&self, index: usize) -> &Rule {
         self.rules.get(index).unwrap_or(&NO_RULE)
     }
@@ -145,13 +145,13 @@ impl Policy {
         }
     }
 
-    /// Warnings about rules that may be meant otherwise, a line each, with file and line.
+    /// Warnings about rules that may not do what their author expects, one line each, with file and line.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// The same, with sockets that may poll the driver, so many frames at a time at most.
+    /// The same, with sockets that may busy-poll the driver, for at most `frames` frames at a time.
     #[must_use]
     pub fn with_busy_poll(mut self, frames: u16) -> Self {
         self.rules
@@ -160,7 +160,7 @@ impl Policy {
         self
     }
 
-    /// The rules that are for this user.
+    /// The indexes of the rules that apply to this user.
     pub(crate) fn rules_for(&self, peer: &Credentials) -> impl Iterator<Item = usize> {
         let rules = self.rules.iter().enumerate();
         rules
@@ -168,15 +168,15 @@ impl Policy {
             .map(|(index, _)| index)
     }
 
-    /// Connections that a rule has room for: one for each queue that can be leased under it at a time, and some for
-    /// those who only ask.
+    /// Maximum number of connections under a rule: one for each queue that can be leased under it at a time, and some
+    /// without a lease.
     pub(crate) fn places(&self, rule: usize) -> usize {
         let rule = self.rule(rule);
         rule.queues.len().min(rule.at_most as usize) + ASKING
     }
 
-    /// Whether a network under a rule may reach the host.
-    /// Errors: what to do.
+    /// Checks whether a network under a rule may reach the host.
+    /// Errors: the remedy.
     pub(crate) fn check_host(&self, rule: usize) -> Result<(), Refusal> {
         match self.rules.get(rule) {
             Some(Rule { host: false, .. }) => {
@@ -190,8 +190,8 @@ impl Policy {
         }
     }
 
-    /// Whether the queue of a lease under a rule may be a netkit's.
-    /// Errors: what to do.
+    /// Checks whether the queue of a lease under a rule may be leased to a netkit.
+    /// Errors: the remedy.
     pub(crate) fn check_netkit(&self, rule: usize) -> Result<(), Refusal> {
         match self.rules.get(rule) {
             Some(Rule { netkit: true, .. }) => Ok(()),
@@ -225,11 +225,11 @@ impl Policy {
         )
     }
 
-    /// Whether a rule allows such a user and groups a lease, while no other is leased; `host`: the network is to reach
-    /// the host.
+    /// Checks whether a rule allows this user and groups a lease, if no queue is leased yet. `host`: the network also
+    /// has to reach the host.
     ///
     /// # Errors
-    /// Why not, and what to do.
+    /// Why not, and the remedy.
     pub fn allows(
         &self,
         uid: u32,
@@ -251,7 +251,7 @@ impl Policy {
         }
     }
 
-    /// The first rule that allows all that is wanted; `leased` says how many queues are leased under a rule.
+    /// Index of the first rule that allows the whole request; `leased` counts the queues leased under a rule.
     pub(crate) fn find(
         &self,
         peer: &Credentials,
@@ -322,7 +322,7 @@ impl Rule {
         self.user.is_none_or(|user| user == peer.uid) && self.group.is_none_or(in_group)
     }
 
-    /// Why not these addresses and VLANs.
+    /// Why the rule does not allow these addresses and VLANs, or a network; `None`: it does.
     fn check(&self, filter: &Filter, network: bool) -> Option<String> {
         if network {
             let missing = "the policy does not allow leases of networks: add `network = true` to the rule";
@@ -359,8 +359,8 @@ impl Rule {
         None
     }
 
-    /// Whether a network may have a station, on an interface on which the host has these addresses.
-    /// Errors: why not, and what to do.
+    /// Checks whether a network may have a station. `of_host`: the host's addresses on the interface.
+    /// Errors: why not, and the remedy.
     pub(crate) fn check_station(&self, station: Station, of_host: &BTreeSet<[u8; 6]>) -> Result<(), String> {
         let Station { mac, vlan } = station;
         let is_named = self.names.macs.contains(&mac);
@@ -392,7 +392,7 @@ fn listed(numbers: &BTreeSet<u32>) -> String {
 }
 
 impl fmt::Display for Policy {
-    /// One line a rule, as it was understood.
+    /// The effective policy, one line for each rule.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} connection(s) of one user at a time", self.connections)?;
         if self.unbound {

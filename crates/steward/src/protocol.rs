@@ -13,38 +13,38 @@
 //! closes a connection whose lessee broke the rules.
 //!
 //! Descriptors travel with these messages. With `Register` the lessee passes the memory of a socket, one file for each
-//! part, and with `Share` a socket that it has already, whose memory a further socket will use. With the answer to
-//! `Bind` it gets that socket: an AF_XDP socket with this memory and all four rings, bound to its queue and in its
-//! place in the program's map. So a lessee never has a socket that it could bind to another queue, for a socket is
+//! part, and with `Share` one of its sockets, whose memory another socket will use. With the answer to
+//! `Bind` it gets that socket: an AF_XDP socket with this memory and all four rings, bound to its queue and
+//! entered in the program's map. So a lessee never has a socket that it could bind to another queue, for a socket is
 //! bound once (`xsk_bind`, net/xdp/xsk.c). Before Linux 6.4, where the rings of such a socket cannot be mapped, it
-//! comes with the answer to `Register`, and its lessee binds it; `Share` is refused there. The answer to `Share` has
-//! such a socket, too. With the answers to `Host` and `Uplink` come the queues of a new tap, one descriptor for each.
+//! comes with the answer to `Register`, and its lessee binds it; `Share` is refused there. The answer to `Share` also
+//! carries such a socket. The answers to `Host` and `Uplink` carry the queues of a new tap, one descriptor for each.
 //!
 //! | kind | body, bytes | from the lessee |
 //! |---|---|---|
 //! | 1 `Lease` | 168 | interface (16), first queue, queues, mode, numbers of addresses and VLANs (4 each), see below |
 //! | 2 `Register` | 1080 | queue, number of parts, chunk, headroom, metadata (bytes), flags, four rings, see below |
 //! | 5 `Bind` | 12 | queue, flags, how long to wait for it (ms): the socket that was registered last |
-//! | 11 `Share` | 32 | queue, how long to wait for it (ms), SO_COOKIE of the socket that comes along (8), four rings |
+//! | 11 `Share` | 32 | queue, how long to wait for it (ms), SO_COOKIE of the socket that is sent (8), four rings |
 //! | 3 `Activate` | 12 | queue, bytes of virtio-net header (0, 12, 20; 0x10000: none, hints), longest frame (bytes) |
 //! | 4 `Deactivate` | 4 | queue: its frames go to the host |
 //! | 6 `Counters` | 4 | queue |
 //! | 7 `Facts` | 0 | |
-//! | 8 `Keep` | 16 | a token of the lessee's choice, to come back with after a restart; once for each lease |
+//! | 8 `Keep` | 16 | a token of the lessee's choice, for `Resume` after a restart; once for each lease |
 //! | 9 `Resume` | 16 | the token: this connection takes over the lease; instead of `Lease` |
 //! | 10 `Await` | 8 | queue, how long at most (ms): until no socket has the queue |
 //! | 12 `Stations` | 772 | how many (4), then 64 × 12: VLAN (2), address (6), number of its port (4; none: all ones) |
 //! | 13 `Groups` | 0 | |
 //! | 14 `Host` | 4 | index of the tap device whose descriptor the lessee has; 0: of none |
 //! | 15 `Behind` | 8 | VLAN (2) and address (6): stations behind the bridge after this one; zeros: the first ones |
-//! | 16 `Leases` | 8 | the first lease whose number is higher, of those that the asker may know of; needs no lease |
+//! | 16 `Leases` | 8 | number: the first lease above it that the user may see; the connection needs no lease |
 //! | 17 `Hints` | 4 | which hints (1 hash, 2 VLAN, 4 timestamp, 8 mark, 0x100 VLAN where it is needed); see `hints` |
 //! | 18 `Zcrx` | 184 | interface (16), queue, number of flows, 8 × 20: address (16), port (2), 4 or 6 (2); see `zcrx` |
 //! | 19 `ZcrxRegister` | 96 | memory (16), number of rings, entries, bytes of a buffer, 16 × 4: descriptors, zero |
 //! | 20 `Netkit` | 24 | queue, zero (4 each), name (16); with a network namespace or none; see `netkit` |
-//! | 21 `SendTap` | 8 | queue, 1: only if the NIC has TSO, else 0; by the tap in the answer GSO packets leave unsegmented |
-//! | 22 `Uplink` | 4 | as of `Host`, for a lease in tap mode |
-//! | 23 `Uplink` | 8 | as of `Host`, queues (4), 2 to 16: the same with a device of several queues |
+//! | 21 `SendTap` | 8 | queue, 1: only if the NIC has TSO, else 0; the answer has a tap for unsegmented GSO packets |
+//! | 22 `Uplink` | 4 | as for `Host`, for a lease in tap mode |
+//! | 23 `Uplink` | 8 | as for `Host`, queues (4), 2 to 16: the same with a device of several queues |
 //!
 //! `Lease`: mode 0 is native or skb, 1 native, 2 skb, 3 tap (for networks only: no XDP program is attached); then
 //! follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a network (4; addresses and VLANs are none then),
@@ -60,10 +60,10 @@
 //! | 65 `Facts` | 840 | to `Lease`, `Resume` and `Facts` |
 //! | 66 `Counters` | 72 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
-//! | 68 `Changed` | 840 | by itself |
+//! | 68 `Changed` | 840 | unsolicited |
 //! | 69 `Failed` | 8 | to `Register`, `Bind`, `Share` and `Await`: step (4), the kernel's error number (4) |
 //! | 70 `Host` | 148 | to `Host`, `Uplink`: interface (16), addresses of the host (16 × 6), bridge (16) …, see `host` |
-//! | 71 `Hinted` | 636 | to `Hints`, and unasked: possible, on, how many layouts (4 each), they (24 × 16), why (240) |
+//! | 71 `Hinted` | 636 | to `Hints`, unsolicited: possible, on, layout count (4 each), layouts (24 × 16), why (240) |
 //! | 72 `ZcrxRegistered` | 104 | to `ZcrxRegister`: mapping (16), entries, bytes of a buffer, 3 offsets, 17 numbers |
 //! | 73 `Netkit` | 24 | to `Netkit`, with a map: index, number of its queue (4 each), name (16) |
 //! | 74 `Behind` | 516 | to `Behind`: how many (4), 64 × 8: VLAN (2; any: all ones), address (6); unasked: others now |
@@ -113,30 +113,30 @@ pub use zcrx::{
 pub(crate) use answer::STEERING_BYTES;
 pub(crate) use wire::{enumerated, mode_request};
 
-/// Of this protocol; a message of another one is refused.
+/// Version of this protocol; messages of another version are refused.
 pub const VERSION: u16 = 6;
-/// Longest message in bytes, either way.
+/// Longest message in either direction, bytes.
 pub const MESSAGE_MAX: usize = 1088;
 /// Most queues of one lease.
 pub const QUEUES_MAX: u32 = 128;
-/// Most queues of a tap, hence most descriptors of one answer. The kernel has at most 256 (`MAX_TAP_QUEUES`,
+/// Most queues of a tap, hence most descriptors of one answer. The kernel allows 256 (`MAX_TAP_QUEUES`,
 /// drivers/net/tun.c).
 pub const TAP_QUEUES_MAX: usize = 16;
-/// Most parts of a socket's memory, hence most descriptors of one message (the kernel carries 253, SCM_MAX_FD): a
-/// guest's regions, and what a device has behind them.
+/// Most parts of a socket's memory, hence most descriptors of one message (the kernel allows 253, SCM_MAX_FD): a
+/// guest's memory regions, and the device's own memory after them.
 pub const PARTS_MAX: usize = 65;
-/// Most memory of one socket, bytes: what a process can map at once on most machines.
+/// Most memory of one socket, bytes: the size that a process can map at once on most machines.
 pub const UMEM_MAX: u64 = 1 << 46;
-/// Most entries of a ring, which the kernel has without a limit of its own.
+/// Most entries of a ring; the kernel sets no limit.
 pub const RING_MAX: u32 = 1 << 15;
-/// What a lessee may say of memory: chunks that begin anywhere, room for metadata (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`,
+/// UMEM flags that a lessee may set: unaligned chunks, room for TX metadata (`XDP_UMEM_UNALIGNED_CHUNK_FLAG`,
 /// `XDP_UMEM_TX_METADATA_LEN`, include/uapi/linux/if_xdp.h).
 pub const UMEM_FLAGS: u32 = 1 | 1 << 2;
-/// What a lessee may ask of a bind: `XDP_COPY`, `XDP_ZEROCOPY`, `XDP_USE_NEED_WAKEUP`, `XDP_USE_SG`, same place.
+/// Bind flags that a lessee may set: `XDP_COPY`, `XDP_ZEROCOPY`, `XDP_USE_NEED_WAKEUP`, `XDP_USE_SG` (same header).
 pub const BIND_FLAGS: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4;
-/// Time limit of waiting for a queue, milliseconds.
+/// Longest wait for a queue that a request may set, milliseconds.
 pub const BIND_WAIT_MAX: u32 = 60_000;
-/// Parts begin and end on such pages at least, bytes.
+/// Smallest page size, to a multiple of which parts are aligned, bytes.
 const SMALLEST_PAGE: u64 = 4096;
 /// Shortest and longest frame limit, bytes: an Ethernet header; the longest MTU there is, with header and VLAN tag.
 pub const FRAME_LIMITS: RangeInclusive<u32> = 14..=65_553;
@@ -146,17 +146,17 @@ pub const ENTRIES_MAX: usize = 16;
 pub const CHANGES_MAX: usize = 64;
 /// Most stations behind a bridge that the steward sends to the lessee of a network.
 pub const BEHIND_MAX: usize = 1024;
-/// VLAN of a station behind a bridge that does not tell VLANs apart: whatever tag a frame has.
+/// VLAN of a station behind a bridge without VLAN filtering: any tag, or none.
 pub const ANY_VLAN: u16 = u16::MAX;
 /// Most stations of one lease.
 pub const STATIONS_MAX: usize = 1024;
-/// Where a steward listens if it is not told otherwise.
+/// Default path of the steward's socket.
 pub const DEFAULT_SOCKET: &str = "/run/vhost-af-xdp/steward.sock";
 
 /// Proof that a lessee is the same: random bytes that only it and the steward know.
 pub type Token = [u8; 16];
 
-/// A socket of the kind that messages go over.
+/// A socket of the type that carries the messages.
 ///
 /// # Errors
 /// The kernel's.
@@ -173,7 +173,7 @@ pub struct Head {
     pub version: u16,
     /// The kind of the body.
     pub kind: u16,
-    /// The request's, and its answer's; 0 for what was not asked for.
+    /// Serial number of a request and of its answer; 0 for notifications.
     pub serial: u32,
 }
 
@@ -186,7 +186,7 @@ pub enum Malformed {
     /// Longer than any message.
     #[error("a message of more than {MESSAGE_MAX} bytes")]
     Long,
-    /// Descriptors where none belong.
+    /// Descriptors with a message that carries none.
     #[error("descriptors with a message that carries none")]
     Descriptors,
     /// Another version of the protocol.
@@ -195,10 +195,10 @@ pub enum Malformed {
     /// No such kind of message.
     #[error("unknown kind of message {0}")]
     Kind(u16),
-    /// The body has not the length of its kind.
+    /// The body does not have the length of its kind.
     #[error("a body of {got} bytes in a message of kind {kind}")]
     Length {
-        /// As given.
+        /// Kind of the message.
         kind: u16,
         /// Bytes.
         got: usize,
@@ -206,30 +206,30 @@ pub enum Malformed {
     /// Serial number 0 in a request.
     #[error("a request with serial number 0")]
     Serial,
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("{field} is {value}")]
     Value {
-        /// Which.
+        /// Name of the field.
         field: &'static str,
-        /// As given.
+        /// Its value.
         value: u64,
     },
-    /// A list that is empty or too long, has an element twice or one that is not possible, or is not followed by zeros.
+    /// A list that is empty or too long, has a duplicate or invalid element, or is not followed by zeros.
     #[error("the list of {0} is empty or too long, or has an element twice or one that is not possible")]
     List(&'static str),
-    /// A name that no interface can have.
+    /// An invalid interface name.
     #[error(
         "{0:?} is not a name of an interface, which has 1 to 15 bytes, no `/`, `:` or blank: `ip link` lists them"
     )]
     Interface(String),
-    /// Text that is none.
+    /// A field that should be text, and is not.
     #[error("{0} is not text")]
     Text(&'static str),
 }
 
 const _: () = assert!(size_of::<Head>() == 8);
 
-/// A message with what `write` writes, which returns the kind of that.
+/// A message: `write` appends the body and returns its kind.
 fn message(serial: u32, write: impl FnOnce(&mut Vec<u8>) -> u16) -> Vec<u8> {
     let mut bytes = vec![0; size_of::<Head>()];
     let head = Head {

@@ -15,7 +15,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
-/// A packet socket that receives nothing. What it lets an interface accept it does as long as it is open.
+/// A packet socket that receives nothing. An interface accepts frames to its added stations as long as it is open.
 pub(crate) fn new_packet_socket() -> io::Result<OwnedFd> {
     Ok(socket_with(
         AddressFamily::PACKET,
@@ -25,7 +25,7 @@ pub(crate) fn new_packet_socket() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Lets an interface accept frames to a station, too, or not any more (packet(7), PACKET_MR_UNICAST).
+/// Makes an interface accept frames to a station, or stop accepting them (packet(7), PACKET_MR_UNICAST).
 pub(crate) fn accept_station(
     socket: BorrowedFd<'_>,
     ifindex: u32,
@@ -47,7 +47,7 @@ pub(crate) fn accept_station(
     set_option(socket, libc::SOL_PACKET, what, &request)
 }
 
-/// `IFF_TUN_EXCL`: no device that is there already; include/uapi/linux/if_tun.h, as what follows.
+/// `IFF_TUN_EXCL`: fail if the device exists; include/uapi/linux/if_tun.h, like the constants below.
 const TUN_EXCL: c_int = 0x8000;
 /// Offloads of a tap's reader: partial checksums and GSO packets.
 const TUN_CSUM_TSO: c_ulong = 1 | 2 | 4 | 8;
@@ -95,7 +95,7 @@ fn new_tap_queue(name: &CStr, flags: c_int) -> io::Result<OwnedFd> {
     // SAFETY: all zeros are a valid ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     let mut bytes = name.to_bytes().iter();
-    // One less: it ends with a zero.
+    // One byte less: the name ends with a zero.
     let room = request.ifr_name.len() - 1;
     for (to, &from) in request.ifr_name[..room].iter_mut().zip(&mut bytes) {
         *to = from.cast_signed() as libc::c_char;
@@ -107,13 +107,13 @@ fn new_tap_queue(name: &CStr, flags: c_int) -> io::Result<OwnedFd> {
     Ok(tap)
 }
 
-/// `argument`: a number, or where the request's structure is, which lives during the call.
+/// `argument`: a number, or the address of the request's structure, which is valid during the call.
 fn ioctl(file: &OwnedFd, request: c_ulong, argument: c_ulong) -> io::Result<()> {
     // SAFETY: these requests read or write no more than the structure that the caller names.
     done(unsafe { libc::ioctl(file.as_raw_fd(), request as _, argument) })
 }
 
-/// Lets a netlink socket be told what a multicast group is told (netlink(7), NETLINK_ADD_MEMBERSHIP).
+/// Subscribes a netlink socket to a multicast group (netlink(7), NETLINK_ADD_MEMBERSHIP).
 pub(crate) fn join_group(socket: BorrowedFd<'_>, group: u32) -> io::Result<()> {
     set_option(socket, libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP, &group)
 }
@@ -126,17 +126,17 @@ pub(crate) fn confine(socket: BorrowedFd<'_>, ifindex: u32) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, &ifindex)
 }
 
-/// Whether this process may have so much locked memory counted for another user: its own limit is as high as that, and
-/// what is without bound need not be counted.
+/// Whether this process may set a user's limit of locked memory to `bytes`: its own hard limit is at least that. An
+/// unlimited amount (`u64::MAX`) need not be charged.
 pub(crate) fn can_limit_memory(bytes: u64) -> bool {
     let limit = getrlimit(Resource::Memlock).maximum;
     bytes < u64::MAX && limit.is_none_or(|limit| bytes <= limit)
 }
 
-/// Whether another process can map the rings of a socket that is bound: Linux 6.4 (`xsk_mmap`, net/xdp/xsk.c;
-/// 5f5a7d8d8bd4). There is no asking for it without a queue to bind.
+/// Whether another process can map the rings of a bound socket: Linux 6.4 (`xsk_mmap`, net/xdp/xsk.c;
+/// 5f5a7d8d8bd4). Without a queue to bind this cannot be probed, so the version decides.
 pub(crate) fn maps_bound_rings() -> bool {
-    // In a debug build tests may play an old kernel.
+    // In a debug build tests can simulate an old kernel.
     if cfg!(debug_assertions) && std::env::var_os("STEWARD_OLD_KERNEL").is_some() {
         return false;
     }
@@ -146,7 +146,7 @@ pub(crate) fn maps_bound_rings() -> bool {
     matches!((next(), next()), (Some(major), Some(minor)) if (major, minor) >= (6, 4))
 }
 
-/// Longest time that a lessee may ask a system call to poll for, µs.
+/// Longest busy poll of a system call that a lessee may set, µs.
 const BUSY_POLL_MOST_US: c_int = 1_000_000;
 
 /// Lets an AF_XDP socket poll the driver, `budget` frames at a time at most, and keep its interrupts off meanwhile:
@@ -172,12 +172,12 @@ fn set_option<T>(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -
 /// SO_PASSRIGHTS, Linux 6.16 (include/uapi/asm-generic/socket.h).
 const SO_PASSRIGHTS: c_int = 83;
 
-/// Whether descriptors can be sent to a Unix socket from now on; a listener's is that of those who connect.
+/// Sets whether descriptors can be sent to a Unix socket; connections inherit it from the listener.
 pub(crate) fn let_files(socket: BorrowedFd<'_>, may: bool) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, SO_PASSRIGHTS, &c_int::from(may))
 }
 
-/// Whether they can; always before Linux 6.16.
+/// Whether descriptors can be sent to a Unix socket; always before Linux 6.16.
 pub(crate) fn lets_files(socket: BorrowedFd<'_>) -> bool {
     let mut lets = [1];
     let read = program::peer::option(socket, SO_PASSRIGHTS, &mut lets);
@@ -192,15 +192,15 @@ pub(crate) fn done(result: c_int) -> io::Result<()> {
     }
 }
 
-/// Why the last system call of this thread failed.
+/// The error of this thread's last system call.
 pub(crate) fn last_errno() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// Random bytes that nobody can guess.
+/// Cryptographically secure random bytes.
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
-    // Up to 256 come whole (getrandom(2)).
+    // getrandom(2) returns up to 256 bytes at once.
     if getrandom(&mut bytes, GetRandomFlags::empty())? == N {
         Ok(bytes)
     } else {

@@ -20,21 +20,21 @@ use crate::protocol::{Answer, Facts, HintRequest, Hinted, MESSAGE_MAX, Malformed
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(320);
 
-/// The connection to the steward, and what came by it.
+/// The connection to the steward, and the state received over it.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(super) socket: Option<OwnedFd>,
     pub(super) phase: Phase,
     pub(super) known: Known,
-    /// Between attempts to come back.
+    /// Pauses between attempts to reconnect.
     pub(super) pauses: Backoff,
-    /// Of the last request.
+    /// Serial number of the last request.
     serial: u32,
-    /// Which hints are wanted, if any are known of.
+    /// The requested hints; `None`: the caller does not use hints.
     pub(super) hint_request: Option<HintRequest>,
-    /// The steward knows of no hints.
+    /// The steward does not support hints.
     pub(super) is_plain: bool,
-    /// Facts came that nobody has taken.
+    /// Facts or hints changed, and the caller has not taken the change yet.
     pub(super) changed: bool,
     /// The lease is over.
     pub(super) over: bool,
@@ -50,21 +50,21 @@ pub(super) struct Known {
     pub(super) behind: u32,
     /// How often the steward was away and is back.
     pub(super) returns: u32,
-    /// It is away.
+    /// The steward is away.
     pub(super) away: bool,
 }
 
 /// State of the connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Phase {
-    /// There is no lease yet, hence nothing to come back to.
+    /// There is no lease yet, hence nothing to resume.
     New,
     Here,
-    /// There is none; the next attempt is due then.
+    /// There is no connection; the next attempt is due at `next`.
     Away {
         next: Instant,
     },
-    /// There is one, and the steward was asked for the lease, or told of hints before that.
+    /// Connected, and a request was sent to resume the lease, or before that one for hints.
     Asked {
         serial: u32,
         until: Instant,
@@ -73,7 +73,7 @@ pub(super) enum Phase {
 
 /// A message of a steward, with its descriptors.
 pub(crate) struct Message {
-    /// Of the request; 0 for what was not asked for.
+    /// Serial number of the request; 0 for notifications.
     pub(super) serial: u32,
     pub(crate) answer: Answer,
     pub(super) descriptors: Vec<OwnedFd>,
@@ -87,8 +87,8 @@ pub(super) enum Incoming {
     End,
 }
 
-/// A socket that is connected to the steward at `path`. That waits while the queue of a steward that does not accept
-/// is full, at most for `longest`.
+/// A socket connected to the steward at `path`. Connecting blocks, for at most `longest`, while the listen queue of
+/// a steward that does not accept is full.
 pub(super) fn connect_to(path: &Path, flags: SocketFlags, longest: Duration) -> Result<OwnedFd, LeaseError> {
     let connected = || {
         let socket = new_socket(flags)?;
@@ -103,7 +103,7 @@ pub(super) fn connect_to(path: &Path, flags: SocketFlags, longest: Duration) -> 
 }
 
 impl Connection {
-    /// None yet, of a lease of which so much is known.
+    /// No connection yet, for a lease with this known state.
     pub(super) fn new(known: Known) -> Self {
         Self {
             socket: None,
@@ -118,7 +118,7 @@ impl Connection {
         }
     }
 
-    /// One without a lease, to the steward at `path`.
+    /// A connection without a lease, to the steward at `path`.
     pub(crate) fn to(path: &Path, longest: Duration) -> Result<Self, LeaseError> {
         Ok(Self {
             socket: Some(connect_to(path, SocketFlags::empty(), longest)?),
@@ -126,7 +126,7 @@ impl Connection {
         })
     }
 
-    /// Asks, and waits for the answer; none if the connection is over.
+    /// Sends a request, and waits for the answer; `None` if the connection is over.
     pub(crate) fn ask(
         &mut self,
         request: &Request,
@@ -138,10 +138,10 @@ impl Connection {
         let Some(socket) = &self.socket else {
             return Ok(None);
         };
-        // It may be stopped, and its queue full: that must not hold us up beyond the deadline.
+        // A stopped steward's receive queue may be full: do not block beyond the deadline.
         let sent = descriptors::send(socket, &request.encode(asked), files, SendFlags::DONTWAIT);
         match sent.map_err(|error| (error.kind(), error)) {
-            // What it said before it went is worth reading.
+            // Read what the steward sent before it closed the connection.
             Ok(()) | Err((ErrorKind::BrokenPipe | ErrorKind::ConnectionReset, _)) => {}
             Err((ErrorKind::WouldBlock, _)) => return Err(LeaseError::Silent(waiting.answer)),
             Err((_, error)) => return Err(error.into()),
@@ -225,7 +225,7 @@ impl Connection {
         }))
     }
 
-    /// Takes note of what came unasked.
+    /// Stores a notification.
     pub(super) fn note(&mut self, answer: Answer) -> Result<(), LeaseError> {
         match answer {
             Answer::Changed(facts) => {
@@ -249,12 +249,12 @@ impl Connection {
         }
     }
 
-    /// Whether it says which hints are wanted, in each connection.
+    /// Whether each connection starts with a request for hints.
     pub(super) fn says_hints(&self) -> bool {
         self.hint_request.is_some() && !self.is_plain
     }
 
-    /// Serial number 0 is the steward's.
+    /// The next serial number; 0 is reserved for notifications.
     pub(super) fn next_serial(&mut self) -> u32 {
         self.serial = self.serial.checked_add(1).unwrap_or(1);
         self.serial

@@ -9,35 +9,35 @@ use crate::protocol::{Malformed, Refusal, Step};
 /// Why there is no lease, or no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
-    /// Nobody listens.
+    /// No process listens on the socket.
     #[error("no steward at {}: start vhost-af-xdp-steward, or name its socket with --steward", .path.display())]
     Connect {
-        /// As given.
+        /// Path of the socket.
         path: PathBuf,
         /// The kernel's answer.
         #[source]
         source: io::Error,
     },
-    /// The steward said no, and why.
+    /// The steward refused the request, with the reason.
     #[error("the steward refuses: {0}")]
     Refused(Refusal),
-    /// The kernel did not do what the steward asked of it for a socket.
+    /// A system call of the steward for a socket or netkit failed.
     #[error("the kernel refuses: {}", .step.what())]
     Failed {
-        /// Which step of it.
+        /// The step that failed.
         step: Step,
         /// The kernel's answer.
         #[source]
         source: io::Error,
     },
-    /// The socket did not open.
+    /// The socket could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// The steward is away; sockets continue.
     #[error("no steward at {} at the moment: queues in use go on, changes wait until vhost-af-xdp-steward is started \
              again", .path.display())]
     Away {
-        /// Where it was.
+        /// Path of its socket.
         path: PathBuf,
     },
     /// The steward is gone, and the lease with it.
@@ -49,13 +49,13 @@ pub enum LeaseError {
     /// The steward does not answer.
     #[error("the steward runs, but has not answered for {} s: if that goes on, restart it", .0.as_secs())]
     Silent(Duration),
-    /// Nothing is waited for any more; see [`Waiting::end`](super::Waiting::end).
+    /// Waiting was ended by [`Waiting::end`](super::Waiting::end).
     #[error("the steward has not answered, and this process ends")]
     Ending,
-    /// The steward does not keep to the protocol.
+    /// The steward sent a malformed message.
     #[error("the steward does not keep to the protocol: {0}")]
     Protocol(#[from] Malformed),
-    /// An answer to something else, or without its descriptors.
+    /// An answer to another request, or without its descriptors.
     #[error(
         "the steward's answer is not one to the request, or lacks its descriptors (is LimitNOFILE too low?)"
     )]

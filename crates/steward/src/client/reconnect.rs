@@ -1,4 +1,4 @@
-//! Coming back to a steward that was away.
+//! Reconnecting to a steward that was away.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -24,7 +24,7 @@ impl Lease {
         Ok(socket)
     }
 
-    /// Waits for a connection with the lease.
+    /// Waits until there is a connection with the lease.
     pub(super) fn await_connection(
         &self,
         state: &mut Connection,
@@ -44,7 +44,7 @@ impl Lease {
         Ok(())
     }
 
-    /// The connection is over; there will be another one, if there was a lease.
+    /// Handles the end of the connection. If there was a lease, it reconnects.
     pub(super) fn disconnected(&self, state: &mut Connection) -> Result<(), LeaseError> {
         if matches!(state.phase, Phase::New) {
             state.over = true;
@@ -53,7 +53,7 @@ impl Lease {
         let now = Instant::now();
         let next = match state.phase {
             Phase::Away { .. } | Phase::Asked { .. } => now + state.pauses.failed(now),
-            // At once; the next one may know of hints, or not.
+            // Try at once; the next steward may or may not support hints.
             Phase::New | Phase::Here => {
                 state.is_plain = false;
                 state.pauses.reset();
@@ -65,7 +65,7 @@ impl Lease {
         self.wake_at(next)
     }
 
-    /// Goes on with coming back, without waiting; true if there is a connection with the lease.
+    /// Continues to reconnect, without blocking. Returns whether there is a connection with the lease.
     pub(super) fn reconnect(&self, state: &mut Connection) -> Result<bool, LeaseError> {
         match state.phase {
             Phase::New | Phase::Here => return Ok(true),
@@ -80,7 +80,7 @@ impl Lease {
             Incoming::Nothing if Instant::now() < until => return Ok(false),
             Incoming::Nothing | Incoming::End => self.disconnected(state)?,
             Incoming::Message(message) => match (message.serial, message.answer) {
-                // It knows of hints.
+                // The steward supports hints.
                 (serial, Answer::Done) if serial == asked => self.ask_for_lease(state)?,
                 (_, Answer::Refused(refusal))
                     if refusal.reason == Reason::Malformed && state.says_hints() =>
@@ -98,7 +98,7 @@ impl Lease {
                     self.sleep()?;
                     return Ok(true);
                 }
-                // Others have taken all connections; it may go better the next time.
+                // Other connections have taken all places; try again later.
                 (_, Answer::Refused(refusal)) if refusal.reason == Reason::Limit => {
                     self.disconnected(state)?;
                 }
@@ -109,7 +109,7 @@ impl Lease {
         Ok(false)
     }
 
-    /// Connects, and asks for the lease, after it has said which hints that is to have.
+    /// Connects, and requests to resume the lease, after a request for its hints.
     fn resume(&self, state: &mut Connection) -> Result<(), LeaseError> {
         let Ok(socket) = self.connect(SocketFlags::NONBLOCK) else {
             return self.disconnected(state);
@@ -140,16 +140,16 @@ impl Lease {
         self.wake_at(until)
     }
 
-    /// The descriptor becomes readable then.
+    /// Makes the descriptor readable at that time.
     fn wake_at(&self, at: Instant) -> Result<(), LeaseError> {
-        // No time at all would mean never.
+        // Zero would disarm the timer.
         let after = at
             .saturating_duration_since(Instant::now())
             .max(Duration::from_nanos(1));
         self.set_timer(after)
     }
 
-    /// The descriptor becomes readable only when there is a message.
+    /// Disarms the timer: the descriptor becomes readable only when there is a message.
     fn sleep(&self) -> Result<(), LeaseError> {
         self.set_timer(Duration::ZERO)
     }

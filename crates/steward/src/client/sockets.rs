@@ -9,15 +9,15 @@ use xsk::{First, MemoryPart, RingSize, Socket, SocketConfig, Umem, Unbound};
 use super::{Lease, LeaseError};
 use crate::protocol::{Answer, BIND_WAIT_MAX, Part, Reason, Request, Rings, Step, UmemLayout};
 
-/// So many bytes of memory are registered in a second at least, also where each page has to be made.
+/// Lower estimate of the rate at which memory is registered, even if each page has to be allocated, bytes/s.
 const PINNED_A_SECOND: u64 = 256 << 20;
 
-/// A socket of a lease that has memory, and is not bound.
+/// A socket of a lease with registered memory, not bound yet.
 #[derive(Debug)]
 pub struct Prepared {
     umem: Umem,
     config: SocketConfig,
-    /// Before Linux 6.4 we have it ourselves.
+    /// Before Linux 6.4 the lessee has the socket, and binds it.
     socket: Option<Unbound>,
 }
 
@@ -29,15 +29,14 @@ impl Prepared {
 }
 
 impl Lease {
-    /// Has the steward make a socket for the queue of `config`, with this memory and four rings. The queue goes on as
-    /// it does. So a successor can be made while the queue's socket is in use; it can be [bound](Self::bind) once that
-    /// is closed.
+    /// Has the steward make a socket for the queue of `config`, with this memory and four rings. The queue continues
+    /// with its current socket. The new one can be [bound](Self::bind) once that is closed.
     ///
     /// The memory has to be of files of tmpfs or hugetlbfs ([`UmemMemory::parts`](xsk::UmemMemory::parts)), and counts
     /// against what the policy lets this user have.
     ///
     /// # Errors
-    /// [`LeaseError`]; [`LeaseError::Open`] where the kernel does not register it.
+    /// [`LeaseError`]; [`LeaseError::Open`] if the kernel does not register the memory.
     pub fn register(&self, umem: &Umem, config: &SocketConfig) -> Result<Prepared, LeaseError> {
         let socket = self.ask_for_socket(umem, config)?;
         let socket = socket.map(|fd| Unbound::registered(fd, umem, config));
@@ -49,7 +48,7 @@ impl Lease {
     }
 
     fn ask_for_socket(&self, umem: &Umem, config: &SocketConfig) -> Result<Option<OwnedFd>, LeaseError> {
-        // If it fails the steward says why it cannot have it.
+        // If this fails, the steward's error has the reason.
         let _ = umem.populate();
         let parts = umem.memory().parts();
         let files: Vec<BorrowedFd<'_>> = parts.iter().map(|part| part.file).collect();
@@ -58,7 +57,7 @@ impl Lease {
             umem: layout(umem, &parts),
             rings: rings(config),
         };
-        // The kernel pins page by page, and may have to make each.
+        // The kernel pins page by page, and may have to allocate each.
         let longer = Duration::from_secs(umem.len() / PINNED_A_SECOND);
         let deadline = self.deadline() + longer;
         let mut answered = self.ask_by(&mut self.state(), &request, &files, deadline)?;
@@ -72,18 +71,18 @@ impl Lease {
         }
     }
 
-    /// Has the steward bind the socket that was registered last for its queue, by the best way that works, as
+    /// Has the steward bind the socket that was registered last for its queue, in the best mode that works, like
     /// [`Socket::open`]. Frames continue as before until [`Lease::activate`].
     ///
     /// # Errors
-    /// [`LeaseError`]; [`LeaseError::Open`] where the kernel does not bind it.
+    /// [`LeaseError`]; [`LeaseError::Open`] if the kernel does not bind it.
     pub fn bind(&self, prepared: Prepared) -> Result<Socket, LeaseError> {
         let Prepared { umem, config, socket } = prepared;
         if let Some(socket) = socket {
             return Ok(socket.bind()?);
         }
         Socket::bound_by(&umem, &config, |flags| match self.attempt(&config, flags) {
-            // Registered with a steward that is not there any more.
+            // It was registered with a previous steward.
             Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Unregistered => {
                 self.ask_for_socket(&umem, &config)?;
                 self.attempt(&config, flags)
@@ -96,8 +95,8 @@ impl Lease {
     /// any lease, and bind it, as that is. The memory counts once. Frames continue as before until [`Lease::activate`].
     ///
     /// # Errors
-    /// [`LeaseError`]; [`Reason::Unregistered`] where this steward does not know the socket; [`LeaseError::Open`] where
-    /// the kernel does not bind it.
+    /// [`LeaseError`]; [`Reason::Unregistered`] if this steward does not know the socket; [`LeaseError::Open`] if the
+    /// kernel does not bind it.
     pub fn share(&self, first: &First, config: &SocketConfig) -> Result<Socket, LeaseError> {
         let wait = config.bind_timeout;
         let request = Request::Share {
@@ -112,13 +111,12 @@ impl Lease {
         })
     }
 
-    /// Waits until no socket has the queue, `longest` at most: only then has the kernel taken the memory of one that is
-    /// closed from the driver, which may have read and written there. It is also waited for when nothing else is any
-    /// more ([`Waiting::end`](super::Waiting::end)): what a process leaves behind when it ends is somebody's memory as
-    /// well.
+    /// Waits until no socket has the queue, `longest` at most: only then has the kernel taken the memory of a closed
+    /// socket from the driver, which may read and write it until then. This waits even if
+    /// [`Waiting::end`](super::Waiting::end) is readable: also after the end of this process the memory is a guest's.
     ///
     /// # Errors
-    /// [`LeaseError`]; [`LeaseError::Failed`] with EBUSY where the time is up.
+    /// [`LeaseError`]; [`LeaseError::Failed`] with EBUSY on timeout.
     pub fn await_free(&self, queue: u32, longest: Duration) -> Result<(), LeaseError> {
         let request = Request::Await {
             queue,
@@ -142,7 +140,7 @@ impl Lease {
         self.ask_for_bound(&request, &[], self.deadline() + wait)
     }
 
-    /// Asks for a socket that is bound.
+    /// Sends a request whose answer is a bound socket.
     fn ask_for_bound(
         &self,
         request: &Request,
@@ -164,7 +162,7 @@ impl Lease {
     }
 }
 
-/// As long as a steward waits for a queue, at most.
+/// In milliseconds, at most [`BIND_WAIT_MAX`].
 fn milliseconds(wait: Duration) -> u32 {
     let wait = u32::try_from(wait.as_millis()).unwrap_or(BIND_WAIT_MAX);
     wait.min(BIND_WAIT_MAX)
@@ -198,7 +196,7 @@ fn error_of(errno: u32) -> io::Error {
     io::Error::from_raw_os_error(errno.cast_signed())
 }
 
-/// An answer that is not the one that was hoped for.
+/// The error for an answer other than the expected one.
 fn failed(answer: &Answer) -> LeaseError {
     match *answer {
         Answer::Failed { step, errno } => LeaseError::Failed {

@@ -1,15 +1,15 @@
-//! A queue for io_uring zero-copy receive, seen by its lessee.
+//! The lessee's side of a lease for io_uring zero-copy receive.
 //!
 //! ```text
 //!   QueueLease::take      the steward checks the policy, and sets up the NIC if the policy allows that
 //!   a ring, disabled      io_uring_setup: R_DISABLED, SINGLE_ISSUER, DEFER_TASKRUN, CQE32; CQEs enough
-//!   QueueLease::register  the steward takes the ring from this process, registers the queue, and brings the flows
+//!   QueueLease::register  the steward gets the ring from this process, registers the queue, and steers the flows
 //!   the ring, enabled     IORING_REGISTER_ENABLE_RINGS, by the thread that is to use it; then it is mapped and read
 //! ```
 //!
-//! The connection is the lease: dropping a [`QueueLease`] ends it, and no frame comes to the queue any more. The
-//! queue itself stays with the rings until all of them are closed: close them with the lease, otherwise the queue
-//! stays taken.
+//! The connection is the lease: dropping a [`QueueLease`] ends it, and the queue receives no more frames. The queue
+//! itself stays registered with the rings until all of them are closed: close them with the lease, otherwise nobody
+//! else can lease the queue.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
@@ -19,16 +19,16 @@ use super::connection::Incoming;
 use super::{Connection, LeaseError, Waiting};
 use crate::protocol::{Answer, Part, Request, ZcrxRegistered, ZcrxRings, ZcrxWanted};
 
-/// So many bytes of memory are registered in a second at least, also where each page has to be made.
+/// Lower estimate of the rate at which memory is registered, bytes/s.
 const PINNED_A_SECOND: u64 = 256 << 20;
 
-/// Memory that payload is received into: a part of a file of tmpfs or hugetlbfs (memfd_create(2)), all of whose pages
-/// have been made.
+/// Memory that payload is received into: a part of a file of tmpfs or hugetlbfs (memfd_create(2)) whose pages are all
+/// allocated.
 #[derive(Debug, Clone, Copy)]
 pub struct Area<'a> {
     /// Its file.
     pub file: BorrowedFd<'a>,
-    /// Which part.
+    /// The part of the file.
     pub part: Part,
 }
 
@@ -49,7 +49,7 @@ pub struct QueueLease {
 }
 
 impl QueueLease {
-    /// Asks the steward at `path` for a queue; this and all that follows waits for so long.
+    /// Asks the steward at `path` for a queue. `waiting` limits this and all later requests.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -62,8 +62,8 @@ impl QueueLease {
         }
     }
 
-    /// Has the queue registered with rings of this process, which are disabled yet and all receive into `area`. The
-    /// first of them has the refill ring's mapping. Once for a lease.
+    /// Has the queue registered with rings of this process, which must still be disabled and all receive into `area`.
+    /// The first ring has the mapping of the refill ring. Call this once for a lease.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -90,7 +90,7 @@ impl QueueLease {
     /// Checks whether the lease continues, without waiting.
     ///
     /// # Errors
-    /// [`LeaseError`]: it is over, because the steward ended it, and said why, or because the steward went.
+    /// [`LeaseError`]: the steward ended the lease, with the reason, or the steward itself ended.
     pub fn check(&mut self) -> Result<(), LeaseError> {
         loop {
             match self.connection.receive()? {

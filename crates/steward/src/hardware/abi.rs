@@ -19,13 +19,13 @@ pub(super) mod command {
     pub(in super::super) const SRSSH: u32 = 0x47;
 }
 
-/// `ETH_FLAG_RXVLAN`: the driver takes tags off.
+/// `ETH_FLAG_RXVLAN`: the driver strips tags.
 pub(super) const FLAG_RXVLAN: u32 = 1 << 8;
 /// `ETHER_FLOW`: by Ethernet header.
 pub(super) const ETHER_FLOW: u32 = 0x12;
-/// `FLOW_EXT`: the `…_ext` fields count.
+/// `FLOW_EXT`: the `…_ext` fields are valid.
 pub(super) const FLOW_EXT: u32 = 0x8000_0000;
-/// `FLOW_MAC_EXT`: `h_dest` of the `…_ext` fields counts.
+/// `FLOW_MAC_EXT`: `h_dest` of the `…_ext` fields is valid.
 pub(super) const FLOW_MAC_EXT: u32 = 0x4000_0000;
 /// `FLOW_RSS`: to an RSS context.
 pub(super) const FLOW_RSS: u32 = 0x2000_0000;
@@ -33,7 +33,7 @@ pub(super) const FLOW_RSS: u32 = 0x2000_0000;
 pub(super) const COOKIE_DROP: u64 = u64::MAX;
 /// `RX_CLS_LOC_SPECIAL`: the driver chooses locations.
 pub(super) const LOCATION_SPECIAL: u32 = 0x8000_0000;
-/// `RX_CLS_LOC_ANY`: it is to choose one.
+/// `RX_CLS_LOC_ANY`: the driver chooses this rule's location.
 pub(super) const LOCATION_ANY: u32 = u32::MAX;
 /// `ETH_RXFH_CONTEXT_ALLOC`: a new context.
 pub(super) const CONTEXT_ALLOC: u32 = u32::MAX;

@@ -9,7 +9,7 @@
 //! are made when the queue is registered, and are removed first.
 //!
 //! Entries that were moved to a queue, and have to leave that one, too, when it is leased, still belong to the first
-//! lease: its plan follows them ([`ApartPlan::hand_on`]). So all are back where they were, whichever lease ends first.
+//! lease: its plan follows them ([`ApartPlan::hand_on`]). So all entries return, whichever lease ends first.
 //!
 //! As with other leases each change is saved before it is made, so that it can be found again. An entry of the table,
 //! or a rule, that another program has changed meanwhile stays as it is.
@@ -37,7 +37,7 @@ pub(crate) struct Moved {
     pub(crate) to: u32,
 }
 
-/// Why a queue cannot be had apart; `interface` is not known here, so remedies say NAME.
+/// Why a queue cannot be isolated; the interface is not known here, so remedies say NAME.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotApart {
     #[error("the NIC takes no n-tuple rules (`ethtool -K NAME ntuple on`, where the driver has them): {0}")]
@@ -76,7 +76,7 @@ pub(crate) enum NotApart {
 type Save<'a> = &'a mut dyn FnMut(&ApartPlan) -> io::Result<()>;
 
 impl ApartPlan {
-    /// For a queue, and nothing yet.
+    /// An empty plan for a queue.
     pub(crate) fn of(queue: u32) -> Self {
         Self {
             queue,
@@ -84,8 +84,8 @@ impl ApartPlan {
         }
     }
 
-    /// Entries that were moved here for another queue are that one's to give back: its plan follows them to where this
-    /// one moves them. Until they are moved they are where they were, so both places are kept. Whether there are some.
+    /// Entries that were moved to this queue for another one are restored by the plan of that one. It follows them to
+    /// where this plan moves them, and keeps both places, as they may not be moved yet. Returns whether there are any.
     pub(crate) fn hand_on(&mut self, other: &mut Self) -> bool {
         let here = |again: &Moved| Moved {
             to: self.queue,
@@ -104,7 +104,7 @@ impl ApartPlan {
     }
 }
 
-/// Looks whether a queue can be had apart.
+/// Checks whether a queue can be isolated.
 /// Errors: why not; [`NotApart::InTable`], if only the main table is in the way, which [`move_table`] changes.
 pub(crate) fn check(nic: &impl Nic, queue: u32, flows: &[SocketAddr]) -> Result<(), NotApart> {
     let table = nic.table().map_err(NotApart::NoRules)?;
@@ -127,7 +127,7 @@ fn rules_for(queue: u32, flows: &[SocketAddr]) -> Vec<Rule> {
     flows.iter().map(|&flow| Rule::of_flow(flow, queue)).collect()
 }
 
-/// Locations for the rules of a queue, to which no other rule leads.
+/// Locations for the rules of a queue, if no other rule steers to it.
 fn check_rules(table: &Table, queue: u32, flows: &[SocketAddr]) -> Result<Vec<Option<u32>>, NotApart> {
     let places = places(table, &rules_for(queue, flows))?;
     let mut rules = table.rules.iter();
@@ -141,7 +141,7 @@ fn check_rules(table: &Table, queue: u32, flows: &[SocketAddr]) -> Result<Vec<Op
     }
 }
 
-/// Moves the main table's entries once more, if somebody has made it name the queue again; whether that was so.
+/// Moves the main table's entries again if another program has made it name the queue. Returns whether it had.
 ///
 /// # Errors
 /// As [`move_table`].
@@ -168,7 +168,7 @@ pub(crate) fn move_table(nic: &mut impl Nic, plan: &mut ApartPlan, save: Save<'_
         .zip(others.iter().cycle())
         .map(|((entry, _), &to)| Moved { entry, to });
     let moved: Vec<Moved> = moved.collect();
-    // What was moved before, and has not been changed since, is to be given back, too.
+    // Entries that were moved before and are unchanged have to be restored, too.
     plan.moved
         .retain(|before| moved.iter().all(|again| again.entry != before.entry));
     plan.moved.extend(&moved);
@@ -185,7 +185,7 @@ pub(crate) fn move_table(nic: &mut impl Nic, plan: &mut ApartPlan, save: Save<'_
     }
 }
 
-/// Brings the flows to the queue.
+/// Steers the flows to the queue.
 pub(crate) fn bring(
     nic: &mut impl Nic,
     plan: &mut ApartPlan,
@@ -199,7 +199,7 @@ pub(crate) fn bring(
     Ok(insert_all(nic, &rules_for(plan.queue, flows), places)?)
 }
 
-/// Removes the rules for the flows, and looks whether they are gone.
+/// Removes the rules for the flows, and checks that they are gone.
 /// Errors: the driver's.
 pub(crate) fn stop(nic: &mut impl Nic, plan: &ApartPlan) -> io::Result<()> {
     match plan.flows.is_empty() {
@@ -208,7 +208,7 @@ pub(crate) fn stop(nic: &mut impl Nic, plan: &ApartPlan) -> io::Result<()> {
     }
 }
 
-/// Gives the main table's entries back, those that are as they were left.
+/// Restores the main table's moved entries, except those that were changed since.
 /// Errors: the driver's.
 pub(crate) fn give_back(nic: &mut impl Nic, plan: &ApartPlan) -> io::Result<()> {
     if plan.moved.is_empty() {

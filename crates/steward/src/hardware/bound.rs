@@ -34,7 +34,7 @@ pub struct LeasedTo {
 }
 
 impl LeasedTo {
-    /// What the kernel says of a NIC's queue; none, if that is not told whole.
+    /// The lease as the kernel reports it for a NIC's queue; `None` if the report is incomplete.
     #[must_use]
     pub fn of(lease: &netdev::IterableLease<'_>) -> Option<Self> {
         Some(Self {
@@ -54,7 +54,7 @@ impl fmt::Display for LeasedTo {
 }
 
 impl Bound {
-    /// As `queues` shows it.
+    /// The text for `queues`.
     #[must_use]
     pub fn words(self) -> String {
         match self {
@@ -77,8 +77,8 @@ pub fn to(ifindex: u32, queue: u32) -> io::Result<Option<Bound>> {
     }
 }
 
-/// Whether memory of io_uring may be bound to a receive queue. It stays bound while the interface is down, and of an
-/// interface that is down the kernel tells of no queue.
+/// Whether memory of io_uring may be bound to a receive queue. It stays bound while the interface is down, but the
+/// kernel reports no queues then.
 ///
 /// # Errors
 /// The kernel's.
@@ -96,7 +96,7 @@ pub(crate) fn may_be_to_io_uring(ifindex: u32, queue: u32) -> io::Result<bool> {
 /// The kernel's: `ENOENT` while the NIC is down, of which it tells nothing then, `ENODEV` if there is none.
 pub(crate) fn leased_to(ifindex: u32, queue: u32) -> io::Result<Option<LeasedTo>> {
     match ask(ifindex, queue) {
-        // It has fewer queues now: one that is leased stays (`ethtool -L`).
+        // The NIC has fewer queues now; a leased queue cannot be removed (`ethtool -L`).
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(None),
         Err(error) => Err(error),
         Ok(Some(Bound::Lease(to))) => Ok(Some(to)),
@@ -130,7 +130,7 @@ fn ask_for<T>(ifindex: u32, queue: u32, read: impl FnOnce(&netdev::IterableQueue
 }
 
 fn bound(attributes: &netdev::IterableQueue<'_>) -> Option<Bound> {
-    // First: the socket or memory of one that is leased is its lessee's.
+    // First, as a socket or memory of a leased queue belongs to the lessee.
     if let Ok(lease) = attributes.get_lease() {
         LeasedTo::of(&lease).map(Bound::Lease)
     } else if attributes.get_io_uring().is_ok() {

@@ -25,12 +25,12 @@ const INDIRECTION_MAX: u32 = 4096;
 pub enum Tags {
     /// In the frame.
     There,
-    /// Where the far end of a veth or netkit has put them.
+    /// Where the peer of a veth or netkit put them.
     AsSent,
-    /// Beside the frame, by the driver: a tagged frame looks like one without a tag, one with two like one with the
-    /// inner one.
+    /// Stripped by the driver into metadata: a tagged frame looks untagged, one with two tags has only the inner
+    /// one.
     TakenOff,
-    /// The same, by the kernel, whatever the driver is told.
+    /// Stripped by the kernel, regardless of the driver's settings.
     Lost,
 }
 
@@ -41,7 +41,7 @@ pub struct Ethtool {
 }
 
 impl Ethtool {
-    /// Of the interface of that name, in the network namespace of the calling thread.
+    /// Opens the driver of the interface of that name, in the network namespace of the calling thread.
     ///
     /// # Errors
     /// The kernel's; an impossible name.
@@ -50,7 +50,7 @@ impl Ethtool {
         Ok(Self { device })
     }
 
-    /// Receive queues in use, which `ethtool -L` changes.
+    /// Number of receive queues in use, which `ethtool -L` changes.
     ///
     /// # Errors
     /// The driver's; many do not tell.
@@ -59,7 +59,7 @@ impl Ethtool {
         Ok(channels.rx.saturating_add(channels.combined))
     }
 
-    /// Receive queues that there can be at most, which `ethtool -L` sets.
+    /// Maximum number of receive queues that `ethtool -L` can set.
     ///
     /// # Errors
     /// The driver's; many do not tell.
@@ -96,7 +96,7 @@ impl Ethtool {
         Ok(String::from_utf8_lossy(name).into_owned())
     }
 
-    /// Whether packets that it receives are joined before the stack sees them (GRO).
+    /// Whether received packets are merged before the stack sees them (GRO).
     ///
     /// # Errors
     /// The kernel's.
@@ -104,7 +104,7 @@ impl Ethtool {
         Ok(self.value(command::GGRO)? != 0)
     }
 
-    /// Whether it cuts TCP packets that it sends (TSO).
+    /// Whether it segments TCP packets that it sends (TSO).
     ///
     /// # Errors
     /// The kernel's.
@@ -112,7 +112,7 @@ impl Ethtool {
         Ok(self.value(command::GTSO)? != 0)
     }
 
-    /// What one of the commands says that have a number each.
+    /// The result of a command that returns one number.
     fn value(&self, cmd: u32) -> io::Result<u32> {
         let mut value = Value { cmd, data: 0 };
         self.ask(value.as_mut_bytes())?;
@@ -163,7 +163,7 @@ impl Nic for Ethtool {
         let mut count = RxNfc::new(command::GRXCLSRLCNT);
         self.ask(count.as_mut_bytes())?;
         let special = count.data & u64::from(abi::LOCATION_SPECIAL) != 0;
-        // Not every driver tells the size here.
+        // Not every driver reports the size here.
         let size = u32::try_from(count.data & !u64::from(abi::LOCATION_SPECIAL)).unwrap_or(0);
         // Rules may have been added meanwhile.
         let room = count.rule_cnt.saturating_add(16).min(RULES_MAX);
@@ -185,7 +185,7 @@ impl Nic for Ethtool {
             one.fs.location = location;
             match self.ask(one.as_mut_bytes()) {
                 Ok(()) => rules.push(Known::of(&one.fs, location, one.rule_cnt)),
-                // It went meanwhile.
+                // It was removed meanwhile.
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
                 Err(error) => return Err(error),
             }
@@ -260,7 +260,7 @@ impl Nic for Ethtool {
     }
 
     fn delete_context(&mut self, context: u32) -> io::Result<()> {
-        // With a table of no entries the context goes (`ethtool_set_rxfh`, net/ethtool/ioctl.c).
+        // A table without entries deletes the context (`ethtool_set_rxfh`, net/ethtool/ioctl.c).
         self.ask(RxFh::new(command::SRSSH, context).as_mut_bytes())
     }
 }

@@ -14,7 +14,7 @@ const TCP_OVER_SIX: u32 = 5;
 const ADDRESS_AT: [usize; 2] = [4, 16];
 const PORT_AT: [usize; 2] = [10, 34];
 
-/// As a driver is told, apart from where frames go and the location.
+/// The rule for the driver, without target and location.
 pub(super) fn spec(flow: SocketAddr) -> FlowSpec {
     let mut spec = FlowSpec::new_zeroed();
     spec.flow_type = match flow {

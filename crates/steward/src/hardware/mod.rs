@@ -40,28 +40,28 @@ use steer::Filter;
 pub(crate) trait Nic {
     /// The rules that there are.
     fn table(&self) -> io::Result<Table>;
-    /// Adds a rule at a location, or where the driver likes; says where.
+    /// Adds a rule at a location, or at one that the driver chooses. Returns the location.
     fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32>;
     /// Removes the rule at a location.
     fn delete(&mut self, location: u32) -> io::Result<()>;
     /// The RSS contexts that there are.
     fn contexts(&self) -> io::Result<Vec<u32>>;
-    /// The queues that one spreads over, in order, each once.
+    /// The queues that a context spreads over, in order, each once.
     fn spread(&self, context: u32) -> io::Result<Vec<u32>>;
     /// All entries of a table; 0 is the main one's number.
     fn indirection(&self, context: u32) -> io::Result<Vec<u32>>;
     /// Writes all entries of the main table.
     fn set_indirection(&mut self, table: &[u32]) -> io::Result<()>;
-    /// Makes one that spreads over these queues; says its number.
+    /// Makes a context that spreads over these queues. Returns its number.
     fn create_context(&mut self, queues: &[u32]) -> io::Result<u32>;
-    /// Removes one.
+    /// Removes a context.
     fn delete_context(&mut self, context: u32) -> io::Result<()>;
 }
 
 /// The rules of a NIC.
 #[derive(Debug, Clone)]
 pub(crate) struct Table {
-    /// Locations that there are.
+    /// Number of locations.
     pub(crate) size: u32,
     /// The driver chooses locations.
     pub(crate) special: bool,
@@ -71,9 +71,9 @@ pub(crate) struct Table {
 /// The rules and context of one lease, saved before they are made.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Plan {
-    /// Queues that a context is made for; none: no context.
+    /// Queues for the context; empty: no context.
     pub(crate) spread: Vec<u32>,
-    /// Contexts that there were before it.
+    /// Contexts that existed before it.
     pub(crate) before: Vec<u32>,
     /// Its number, once it is known.
     pub(crate) context: Option<u32>,
@@ -154,7 +154,7 @@ pub(crate) struct Order<'a> {
 }
 
 impl Order<'_> {
-    /// Rules for all addresses in all VLANs, all to one place; each is judged, as each is what the NIC will do.
+    /// Rules for all addresses in all VLANs, all to one target; each is checked against the policy's names.
     pub(crate) fn rules(&self, target: Target) -> Result<Vec<Rule>, NotMade> {
         let Filter { macs, vlans } = self.filter;
         let untagged = vlans.contains(&0);
@@ -187,8 +187,8 @@ impl Order<'_> {
     }
 }
 
-/// Tells the NIC. `save` is given what is about to be made, each time before more is made, and must keep it. The error
-/// that comes back says why there is no context of several queues, and rules lead to the first of them.
+/// Configures the NIC. `save` gets the plan each time before more is made, and must save it. A returned error in `Ok`
+/// says why there is no context for several queues; then rules steer to the first of them.
 /// Errors: why not. What [`Plan::parts`] of the save says may be left in the NIC if that also refused to take it back.
 pub(crate) fn make(
     nic: &mut impl Nic,
@@ -213,7 +213,7 @@ pub(crate) fn make(
     Ok(why_no_context)
 }
 
-/// Adds rules, and looks whether they are as they were made.
+/// Adds rules, and checks that the NIC reports them unchanged.
 fn insert_all(nic: &mut impl Nic, rules: &[Rule], locations: Vec<Option<u32>>) -> Result<(), NotMade> {
     let mut made = Vec::with_capacity(rules.len());
     for (&rule, location) in rules.iter().zip(locations) {
@@ -271,14 +271,14 @@ fn places(table: &Table, wanted: &[Rule]) -> Result<Vec<Option<u32>>, NotMade> {
     }
 }
 
-/// So many free locations, if there are. From the end, where rules have the least precedence: those that are there stay
-/// before ours.
+/// `count` free locations, if there are that many. From the end, where rules have the lowest precedence, so that
+/// existing rules come first.
 fn places_for(table: &Table, count: usize) -> Vec<u32> {
     let free = |location: &u32| table.rules.iter().all(|known| known.location != *location);
     (0..table.size).rev().filter(free).take(count).collect()
 }
 
-/// The inner result: why there is none, which is no reason to do without rules.
+/// The inner error: why there is no context; rules are made even so.
 fn make_context(
     nic: &mut impl Nic,
     queues: &[u32],
@@ -323,7 +323,7 @@ impl Plan {
         parts
     }
 
-    /// The same without a look at the NIC, hence without a context whose number was not saved.
+    /// The same without querying the NIC, hence without a context whose number was not saved.
     pub(crate) fn known_parts(&self) -> Vec<Part> {
         let rules = self.rules.iter().copied().map(Part::Rule);
         rules.chain(self.context.map(Part::Context)).collect()
@@ -334,7 +334,7 @@ fn stays() -> io::Error {
     io::Error::other("the driver reports that it is removed, but it is there")
 }
 
-/// Undoes one part, and looks whether it is undone. What is not there is.
+/// Undoes one part, and checks that it is undone. A part that does not exist counts as undone.
 /// Errors: the driver's; or that it said it was done and it is not.
 pub(crate) fn undo(nic: &mut impl Nic, part: &Part) -> io::Result<()> {
     match *part {

@@ -17,12 +17,12 @@ const ENABLED: u8 = 2;
 const RINGS_GET: u8 = 15;
 const RINGS_SET: u8 = 16;
 
-/// A NIC's receive rings, as its driver tells.
+/// A NIC's receive rings, as its driver reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rings {
-    /// Header and data apart.
+    /// How header and data are split.
     pub split: Split,
-    /// Length of a receive buffer, of all queues that have no other one; `None`: the driver does not tell.
+    /// Default length of a receive buffer, bytes; `None`: the driver does not report it.
     pub buffer_bytes: Option<u32>,
 }
 
@@ -31,16 +31,16 @@ pub struct Rings {
 pub enum Split {
     /// Its driver has no such setting.
     Never,
-    /// Not at all; the threshold that it would have, bytes.
+    /// Off; the configured threshold, bytes.
     Off(u32),
-    /// Of frames that are longer than so many bytes only.
+    /// Only for frames longer than this number of bytes.
     Above(u32),
-    /// Of all frames.
+    /// For all frames.
     On,
 }
 
 impl Rings {
-    /// Of a driver that tells nothing.
+    /// For a driver that reports nothing.
     const UNTOLD: Self = Self {
         split: Split::Never,
         buffer_bytes: None,
@@ -77,7 +77,7 @@ pub fn of(ifindex: u32) -> io::Result<Rings> {
     })
 }
 
-/// Has the NIC of an interface split all frames. It may start its rings again.
+/// Has the NIC of an interface split all frames. The NIC may restart its rings.
 ///
 /// # Errors
 /// The driver's.

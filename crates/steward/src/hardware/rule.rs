@@ -1,4 +1,4 @@
-//! One n-tuple rule: frames of a station, a VLAN or a TCP flow, and where they are to go.
+//! One n-tuple rule: frames of a station, a VLAN or a TCP flow, and their target.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -25,19 +25,19 @@ pub struct Rule {
     pub mac: Option<[u8; 6]>,
     /// Of this VLAN, 1 to 4094; `None`: of any.
     pub vlan: Option<u16>,
-    /// Of the TCP connections that end at this address and port of the host, and no others; then the rest is none.
+    /// Only frames of TCP connections to this local address and port; `mac` and `vlan` are `None` then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<SocketAddr>,
     /// Where they go.
     pub target: Target,
 }
 
-/// A rule that is in a NIC, ours or another's.
+/// A rule in a NIC, the steward's or another program's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
-    /// Its place in the table; where it says something, lower ones come first.
+    /// Its location in the table; if locations have precedence, lower ones come first.
     pub location: u32,
-    /// What it would be, were it ours; `None`: ours are not like that.
+    /// The rule, if the steward could have made it; `None`: it could not.
     pub rule: Option<Rule>,
     /// Where frames go; `None`: they are dropped, or go to another function of the NIC.
     pub target: Option<Target>,
@@ -56,7 +56,7 @@ impl Rule {
         }
     }
 
-    /// As a driver is told, apart from location and context.
+    /// The rule for the driver, without location and context.
     pub(super) fn spec(&self) -> FlowSpec {
         let ethernet = || FlowSpec {
             flow_type: abi::ETHER_FLOW,
@@ -102,7 +102,7 @@ impl Rule {
             _ if ext.data != [[0; 4]; 2] => return None,
             _ => match u16::from_be_bytes(ext.vlan_tci) {
                 0 => None,
-                // Some drivers widen what they were told.
+                // Some drivers widen the mask.
                 mask if mask & abi::VLAN_MASK == abi::VLAN_MASK => {
                     Some(u16::from_be_bytes(spec.h_ext.vlan_tci) & abi::VLAN_MASK)
                 }

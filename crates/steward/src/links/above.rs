@@ -7,7 +7,7 @@ use super::Link;
 use super::all::{Links, read_links};
 
 /// Addresses of the host's on an interface: its own, those of the bridge or bond that it is part of, and those of
-/// interfaces on any of these (VLANs, macvlans). What is in another network namespace is not seen.
+/// interfaces on any of these (VLANs, macvlans). Interfaces in other network namespaces are not seen.
 ///
 /// # Errors
 /// The kernel's.
@@ -24,7 +24,7 @@ fn addresses(all: &Links, index: u32) -> BTreeSet<[u8; 6]> {
     loop {
         let before = above.len();
         for (&at, seen) in all {
-            // What a veth says that it is on is its other end.
+            // For a veth, the interface below is its peer.
             let below = seen.below.filter(|_| seen.kind != "veth");
             if below.is_some_and(|below| above.contains(&below)) {
                 above.insert(at);

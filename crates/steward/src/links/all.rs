@@ -1,4 +1,4 @@
-//! All interfaces of a network namespace, and which stand on which.
+//! All interfaces of a network namespace, and how they are stacked.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,13 +21,13 @@ pub(super) struct Seen {
     pub(super) mac: [u8; 6],
     /// The interface that it is on, in this network namespace; of a veth its other end.
     pub(super) below: Option<u32>,
-    /// That one is in another network namespace.
+    /// The interface below is in another network namespace.
     pub(super) is_below_elsewhere: bool,
     /// The bridge, bond or team that it is part of.
     pub(super) master: Option<u32>,
-    /// It has the frames of this VLAN of the interface below, without the tag.
+    /// It receives the frames of this VLAN from the interface below, without the tag.
     pub(super) vlan: Option<u16>,
-    /// It is a bridge that tells VLANs apart.
+    /// It is a bridge with VLAN filtering.
     pub(super) filters_vlans: bool,
 }
 

@@ -21,7 +21,7 @@ const UPPER: [&str; 8] = [
 struct Lowest {
     /// Empty: it is in another network namespace.
     name: String,
-    /// Its other end gives it packets whole.
+    /// Its peer passes it unsegmented packets.
     is_virtual: bool,
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn queues_from_below(link: &Link) -> Option<u32> {
     Some(most.min(link.rx_queues))
 }
 
-/// Of an interface whose frames come, in whole packets, from these.
+/// The note for an interface that receives unsegmented packets from these.
 fn explanation(name: &str, lowest: &[Lowest]) -> String {
     let Some(first) = lowest.first() else {
         return String::new();

@@ -1,4 +1,4 @@
-//! What a bridge reaches by its other ports, where an interface, or what is above it, is one port of that bridge.
+//! Addresses at the other ports of a bridge of which an interface, or one above it, is a port.
 //!
 //! # Theory of operation
 //! [`BridgeFdb`] reads which bridges an interface is part of ([`BridgeFdb::look_at_links`], on each change of an
@@ -63,7 +63,7 @@ struct Membership {
     port: u32,
     /// Frames of the bridge have this tag on the interface.
     tag: Option<u16>,
-    /// The bridge tells VLANs apart; the VLAN of frames that come to the port without a tag, 0: there is none.
+    /// With VLAN filtering: the VLAN (PVID) of untagged frames at the port; 0: there is none.
     pvid: Option<u16>,
 }
 
@@ -108,7 +108,7 @@ enum Known {
     Forgotten,
 }
 
-/// See the module's head.
+/// Stations behind bridges; the module documentation describes it.
 #[derive(Debug, Default)]
 pub(crate) struct BridgeFdb {
     memberships: Vec<Membership>,
@@ -139,7 +139,7 @@ impl BridgeFdb {
         self.changes
     }
 
-    /// Those that come after this one, in order.
+    /// Stations that follow this one, in order.
     pub(crate) fn after(&self, station: Station) -> impl Iterator<Item = Station> {
         let after = (Bound::Excluded(station), Bound::Unbounded);
         self.stations.range(after).map(|(&station, _)| station)
@@ -154,7 +154,7 @@ impl BridgeFdb {
         self.left_out
     }
 
-    /// Whether the forwarding databases are to be read because bridges or their ports changed.
+    /// Whether the forwarding databases have to be read because bridges or their ports changed.
     pub(crate) fn is_stale(&self) -> bool {
         self.is_stale
     }
@@ -187,7 +187,7 @@ impl BridgeFdb {
         Ok(())
     }
 
-    /// Looks what is behind; whether something changed.
+    /// Reads the stations behind the bridges. Returns whether something changed.
     /// Errors: the kernel's.
     pub(crate) fn look_at_fdb(&mut self) -> io::Result<bool> {
         self.is_stale = false;
@@ -257,7 +257,7 @@ impl BridgeFdb {
     }
 }
 
-/// At most so many of these, with an equal share for each port.
+/// At most `most` of these stations, with an equal share for each port.
 fn shared_out(all: BTreeMap<Station, (u32, Known)>, most: usize) -> BTreeMap<Station, (u32, Known)> {
     if all.len() <= most {
         return all;
@@ -428,7 +428,7 @@ fn read_port(port: u32, bridge: u32, read: &mut Read) -> io::Result<()> {
     Ok(())
 }
 
-/// Tells that some bridge's forwarding database changed.
+/// Notifications that some bridge's forwarding database changed.
 #[derive(Debug)]
 pub(crate) struct FdbChanges(OwnedFd);
 

@@ -46,7 +46,7 @@ pub enum NetkitError {
         "its queues cannot be leased, which takes a driver with queue management (bnxt, fbnic, gve, mlx5): {0}"
     )]
     Driver(String),
-    /// The queue is somebody's.
+    /// The queue is in use.
     #[error(
         "the queue is taken by a socket (of the lease itself, or of a process without one) or by another netkit: close \
          it, or choose another queue: {0}"
@@ -95,7 +95,7 @@ pub fn make(name: &str, mtu: u32, mac: Option<[u8; 6]>) -> Result<u32, NetkitErr
     })
 }
 
-/// Gives it its alias, which it cannot be made with.
+/// Sets its alias, which cannot be set when it is made.
 fn mark(index: u32, alias: &CStr) -> io::Result<()> {
     let mut request = rt_link::Request::new().op_setlink_do(&header_of(index));
     request.encode().push_ifalias(alias);
@@ -134,7 +134,7 @@ pub fn lease(netkit: u32, nic: u32, queue: u32) -> Result<u32, NetkitError> {
     created.get_id().map_err(|error| lease(error.to_string()))
 }
 
-/// Deletes the netkit of that name, in the network namespace of this thread; whether it was there.
+/// Deletes the netkit of that name, in the network namespace of this thread. Returns whether it existed.
 fn remove_named(name: &str) -> io::Result<bool> {
     let name = CString::new(name)?;
     let mut request = rt_link::Request::new().op_getlink_do(&header_of(0));
@@ -223,11 +223,11 @@ fn gone(removed: io::Result<()>) -> io::Result<()> {
 /// The owner of a NIC's queue, as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum QueueOwner {
-    /// It is leased to that.
+    /// It is leased to this queue.
     To(LeasedTo),
     /// It is not leased.
     Nobody,
-    /// Nothing: the NIC is down.
+    /// Unknown: the NIC is down.
     Down,
     /// There is no such NIC here: it was deleted, or moved away.
     NoNic,

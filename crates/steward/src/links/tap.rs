@@ -27,7 +27,7 @@ use crate::sys;
 pub(crate) enum Purpose {
     /// It joins a network with the host, or with the wire.
     Joins(TapTo),
-    /// Frames that are written to it leave by an interface.
+    /// An interface sends the frames that are written to it.
     Send,
 }
 
@@ -61,7 +61,7 @@ const MOST: u32 = 65_535 - 14;
 /// `IPV6_MIN_MTU`, include/uapi/linux/ipv6.h: an interface of a smaller one has no IPv6.
 const OF_IPV6: u32 = 1280;
 
-/// A device, by its name, and what it is for.
+/// A tap device and its purpose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tap {
     pub(crate) name: String,
@@ -72,12 +72,12 @@ pub(crate) struct Tap {
     pub(crate) first: u32,
 }
 
-/// One that was made: it goes with these descriptors.
+/// A new device: it is removed when these descriptors are closed.
 #[derive(Debug)]
 pub(crate) struct NewTap {
     /// Of its queues.
     pub(crate) descriptors: Vec<OwnedFd>,
-    /// It takes and gives UDP packets that are to be cut (Linux 6.2).
+    /// It accepts and delivers UDP GSO packets (Linux 6.2).
     pub(crate) cuts_udp: bool,
 }
 
@@ -121,7 +121,7 @@ impl Tap {
         format!("{begin}{}, queue {}", self.uplink, self.first)
     }
 
-    /// The MTU that one has for an interface with this one.
+    /// The MTU of a tap for an interface with this MTU.
     pub(crate) fn mtu_for(interface: u32) -> u32 {
         interface.min(MOST)
     }
@@ -170,7 +170,7 @@ impl Tap {
         }
     }
 
-    /// Lets frames pass, or none any more.
+    /// Sets the device up or down.
     pub(crate) fn set_up(&self, up: bool) -> io::Result<()> {
         let flags = if up { libc::IFF_UP } else { 0 };
         let mut request = rt_link::Request::new().op_setlink_do(&header(flags, libc::IFF_UP));

@@ -11,13 +11,13 @@ use super::{CONNECTIONS, CONNECTIONS_MAX, Policy, PolicyError, Rule, zcrx};
 use crate::hardware::Names;
 use crate::protocol::is_interface_name;
 
-/// The number that chown(2) takes for none.
+/// The number that means "no change" to chown(2), so no user or group has it.
 const NO_NUMBER: u32 = u32::MAX;
 
 const _: () = assert!(LAST_QUEUE + 1 == MAX_QUEUES);
 
 impl Policy {
-    /// Reads and checks a policy's text; `path` is for errors.
+    /// Parses and checks a policy's text; `path` is used in errors.
     /// Errors: [`PolicyError`], naming the place.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
         let wrong = |line: Option<usize>, what: String| PolicyError::Syntax {
@@ -122,7 +122,7 @@ fn check_combination(allow: &Allow) -> Result<(), String> {
     Err(wrong.to_owned())
 }
 
-/// The keys of a rule that count for AF_XDP leases only.
+/// The keys of a rule that apply to AF_XDP leases only.
 fn keys_of_af_xdp(allow: &Allow) -> Vec<String> {
     let of_others = Allow {
         af_xdp: Default::default(),
@@ -131,7 +131,7 @@ fn keys_of_af_xdp(allow: &Allow) -> Vec<String> {
     allow.differences(&of_others)
 }
 
-/// A warning: keys that do not limit zero-copy receive, though their author may expect it.
+/// A warning about keys that do not limit zero-copy receive, though their author may expect it.
 fn doubt(allow: &Allow) -> Option<String> {
     let keys = keys_of_af_xdp(allow);
     (allow.zcrx.zcrx.is_some() && allow.zcrx.af_xdp.is_none() && !keys.is_empty()).then(|| {

@@ -1,7 +1,7 @@
 //! Rules for io_uring zero-copy receive: users, queues and flows.
 //!
-//! A queue's lessee sees the payload of all frames that come to it, so a rule names the flows, each by the address and
-//! the port of this host at which its connections end. No lease gets other flows.
+//! A queue's lessee sees the payload of all frames that the queue receives. So a rule names the allowed flows, each by
+//! the local address and port of its connections. No lease gets other flows.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -11,13 +11,13 @@ use crate::peer::Credentials;
 use crate::protocol::{Reason, Refusal, ZcrxWanted};
 
 impl Policy {
-    /// Whether any rule allows such queues.
+    /// Whether any rule allows zero-copy receive.
     #[must_use]
     pub fn allows_zcrx(&self) -> bool {
         self.rules.iter().any(|rule| !rule.zcrx.is_empty())
     }
 
-    /// The first rule that allows a queue and all its flows; `leased` says how many queues are leased under a rule.
+    /// The first rule that allows a queue and all its flows. `leased` returns how many queues are leased under a rule.
     pub(crate) fn find_zcrx(
         &self,
         peer: &Credentials,

@@ -17,7 +17,7 @@ use crate::links::DriverSends;
 const DRIVER: Text = Text(32, "name of a driver");
 const NOTE: Text = Text(240, "note");
 const STEERING: Text = Text(STEERING_BYTES, "note on steering");
-/// Longest text on how frames come, bytes; more is cut.
+/// Longest text on how frames are steered, bytes; longer text is cut.
 pub(crate) const STEERING_BYTES: usize = 504;
 const REFUSAL_BYTES: usize = 480;
 
@@ -32,27 +32,27 @@ pub enum Answer {
     Counters(QueueCounters),
     /// How the network reaches the host.
     Host(HostEnd),
-    /// Stations behind the bridge that the uplink is part of. By itself, with none: they are others now.
+    /// Stations behind the bridge that the uplink is part of. As a notification, without any: they changed.
     Behind(Vec<Station>),
     /// Hints before frames. Also as a notification, to a lessee that sent [`Request::Hints`](super::Request::Hints).
     Hinted(Hinted),
     /// A queue is registered for zero-copy receive.
     ZcrxRegistered(ZcrxRegistered),
-    /// The netkit that has the lease's queue. The map for its socket comes along.
+    /// The netkit that has the lease's queue. The descriptor of the map for its socket is sent with it.
     Netkit(NetkitEnd),
-    /// A tap device by which GSO packets leave whole. Its descriptor comes along.
+    /// A tap device that sends GSO packets unsegmented. Its descriptor is sent with it.
     SendTap(SendTapEnd),
     /// Not done.
     Refused(Refusal),
-    /// The interface of the lease is now like this; never an answer to a request.
+    /// The interface of the lease changed: its facts now. Never an answer to a request.
     Changed(Facts),
     /// A lease of any lessee.
     Lease(Listed),
-    /// The kernel did not do a step of what a socket needs; a lessee may try otherwise.
+    /// The kernel failed in a step of setting up a socket or netkit; a lessee may try with other options.
     Failed {
-        /// Which.
+        /// The step that failed.
         step: Step,
-        /// The kernel's answer (errno(3)).
+        /// The kernel's error number (errno(3)).
         errno: u32,
     },
 }
@@ -61,32 +61,32 @@ pub enum Answer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u32)]
 pub enum Step {
-    /// The files of its memory are looked at and mapped.
+    /// Check and map the files of its memory.
     Map = 1,
-    /// The memory is registered (`XDP_UMEM_REG`).
+    /// Register the memory (`XDP_UMEM_REG`).
     Register = 2,
-    /// Its rings are made.
+    /// Make its rings.
     Rings = 3,
-    /// It is bound.
+    /// Bind it.
     Bind = 4,
-    /// It is closed, and nobody has its queue any more.
+    /// Wait until no socket has the queue any more.
     Await = 5,
-    /// The socket whose memory it is to have is looked at.
+    /// Check the socket whose memory it shares.
     Share = 6,
-    /// A ring of io_uring is taken from its owner.
+    /// Get an io_uring ring from its owner (pidfd_getfd(2)).
     Ring = 7,
-    /// The queue is registered with that ring.
+    /// Register the queue with that ring.
     Queue = 8,
-    /// The further rings have it, too.
+    /// Share the queue with the other rings.
     ShareQueue = 9,
-    /// The network namespace for a netkit is looked at.
+    /// Check the network namespace for a netkit.
     Namespace = 10,
-    /// The netkit goes there, has its name, and is up.
+    /// Move the netkit there, name it, and set it up.
     Netkit = 11,
 }
 
 impl Step {
-    /// In words, with what may be amiss.
+    /// What failed, in words, with a likely cause.
     #[must_use]
     pub fn what(self) -> &'static str {
         match self {
@@ -108,7 +108,7 @@ impl Step {
     }
 }
 
-/// Facts about the interface, which a lessee in another network namespace cannot ask the kernel for.
+/// Facts about the interface, which a lessee in another network namespace cannot query itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Index in the steward's network namespace; 0: the interface is gone.
@@ -117,7 +117,7 @@ pub struct Facts {
     pub name: String,
     /// Bytes.
     pub mtu: u32,
-    /// Its address.
+    /// Its MAC address.
     pub mac: [u8; 6],
     /// Receive queues.
     pub rx_queues: u32,
@@ -127,13 +127,13 @@ pub struct Facts {
     pub up: bool,
     /// Its local senders leave partial checksums, as those of a veth do.
     pub partial_checksums: bool,
-    /// Tags of VLANs are taken off before XDP sees frames: stations of VLANs cannot be told.
+    /// VLAN tags are stripped before XDP sees frames: stations in VLANs cannot be distinguished.
     pub strips_tags: bool,
     /// Frames for the lessee may be lost: [`steering`](Self::steering) says where, with the remedy.
     pub loses: bool,
     /// NUMA node of its device, if it is on one and that is known.
     pub node: Option<NumaNode>,
-    /// An IOMMU translates for its device.
+    /// An IOMMU translates the addresses of its device.
     pub translated: bool,
     /// How the program is attached; `None`: it is not, the lease is impaired, and [`note`](Self::note) says why.
     pub mode: Option<Mode>,
@@ -141,16 +141,16 @@ pub struct Facts {
     pub program: u32,
     /// Features of the driver in zero-copy mode.
     pub sends: DriverSends,
-    /// Changes whenever the program was attached again, and all sockets are to be asked for again.
+    /// Changes whenever the program is attached again: the lessee has to request all sockets again then.
     pub generation: u32,
-    /// How frames come to the queues of the lease.
+    /// How frames are steered to the queues of the lease.
     pub steered: Steered,
-    /// Frames do not come although they should: the interface is gone or down, or lacks a queue of the lease. It goes
-    /// on by itself when that is over.
+    /// No frames arrive: the interface is gone or down, or lacks a queue of the lease. The lease continues by itself
+    /// when that is over.
     pub impaired: bool,
     /// Why the lease is impaired, or why the program is not attached natively; else empty. Cut to 240 bytes.
     pub note: String,
-    /// Why frames do not come in a better way, or what of them is not seen; else empty. Cut to 504 bytes.
+    /// Why frames are not steered in a better way, or which frames are not seen; else empty. Cut to 504 bytes.
     pub steering: String,
 }
 
@@ -158,27 +158,27 @@ pub struct Facts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u32)]
 pub enum Reason {
-    /// The message broke the rules; the connection is over.
+    /// The message was malformed; the connection is closed.
     Malformed = 1,
     /// The policy has no rule for it.
     NotAllowed = 2,
     /// Another lease has a queue of it.
     Taken = 3,
-    /// No such interface, no such queue, or none that could have the lease.
+    /// No such interface or queue, or one that cannot be leased.
     NoInterface = 4,
     /// The XDP program cannot be attached.
     Program = 5,
-    /// Too many connections.
+    /// Too many connections, or too frequent changes.
     Limit = 6,
     /// More locked memory than the policy allows.
     Memlock = 7,
-    /// The connection has no lease, or one already, or not of this queue.
+    /// The connection has no lease, has one already, or has one without this queue.
     Lease = 8,
     /// The kernel refused something.
     Kernel = 9,
     /// The interface is gone, or its program; it may come back.
     Impaired = 10,
-    /// No memory was registered for the queue, or another steward had it.
+    /// No memory is registered for the queue; perhaps it was registered with a previous steward.
     Unregistered = 11,
     /// The NIC, or its driver, cannot do it, or is not set up for it.
     Nic = 12,
@@ -189,13 +189,13 @@ impl Reason {
         Refusal::new(self, text)
     }
 
-    /// The same, as the result of what is refused.
+    /// The same, as an `Err`.
     pub(crate) fn refuse<T>(self, text: impl Into<String>) -> Result<T, Refusal> {
         Err(self.because(text))
     }
 }
 
-/// A refusal, with the sentence for people.
+/// A refusal: a reason for programs, a text for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct Refusal {

@@ -9,16 +9,16 @@ use super::wire::{Body, List, Text, Wire, value, wire};
 use steer::HintSet;
 use xsk::metadata::{Layout, MAX_LAYOUTS};
 
-/// Which hints a lessee wants before the frames of its queues.
+/// The hints that a lessee requests before the frames of its queues.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HintRequest {
-    /// These, if they can be had.
+    /// These hints, as far as they are possible.
     pub asked: HintSet,
-    /// The VLAN tag, too, where the driver takes tags off and the lease is for VLANs, if it can be had.
+    /// Also the VLAN tag, if possible, where the driver strips tags and the lease is for VLANs.
     pub tags: bool,
 }
 
-/// [`HintRequest::tags`], next to the bits of a set.
+/// The bit of [`HintRequest::tags`], above the bits of the set.
 const TAGS: u32 = 0x100;
 
 impl HintRequest {
@@ -28,7 +28,7 @@ impl HintRequest {
         u32::from(self.asked.bits()) | if self.tags { TAGS } else { 0 }
     }
 
-    /// The same from there.
+    /// The request from its number.
     pub(crate) fn of_number(number: u32) -> Result<Self, Malformed> {
         let tags = number & TAGS != 0;
         Ok(Self {
@@ -46,9 +46,9 @@ pub struct Hinted {
     pub possible: HintSet,
     /// Hints that the program writes now, for all leases of the interface together.
     pub on: HintSet,
-    /// Why what was asked for is not among that; else empty. Cut to 240 bytes.
+    /// Why requested hints are missing; else empty. Cut to 240 bytes.
     pub why: String,
-    /// Layouts of all programs that may be there, while the lease goes on with this steward, or were: the latest first.
+    /// Layouts of all programs that this steward may attach during the lease, or has attached, the latest first.
     /// At most [`MAX_LAYOUTS`].
     pub layouts: Vec<Layout>,
 }

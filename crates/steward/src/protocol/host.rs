@@ -12,19 +12,19 @@ use steer::Station;
 pub struct HostEnd {
     /// Name of that device.
     pub interface: String,
-    /// Its index, by which it is told from the next one of that name.
+    /// Its index, which distinguishes it from a later device of that name.
     pub index: u32,
-    /// It supports UDP GSO packets as well as TCP's; set when the descriptor comes with the answer.
+    /// It supports GSO packets of UDP as well as of TCP; valid if the answer carries the descriptor.
     pub cuts_udp: bool,
-    /// Addresses of the host, in any VLAN: frames to these are to be sent by that device. That of the interface of the
-    /// lease first; at most [`ENTRIES_MAX`]. None for a device to the wire, as for all that follows.
+    /// Addresses of the host, in any VLAN: send frames to these by that device. The first is that of the lease's
+    /// interface; at most [`ENTRIES_MAX`]. For a device to the wire this and all fields below are empty.
     pub macs: Vec<[u8; 6]>,
-    /// The bridge that the interface of the lease is part of; empty: none.
+    /// Name of the bridge that the interface of the lease is part of; empty: none.
     pub bridge: String,
     /// How many stations are behind that bridge, which [`Request::Behind`](super::Request::Behind) asks for; at most
     /// [`BEHIND_MAX`].
     pub behind: u32,
-    /// How many further ones there are, which the steward does not send.
+    /// How many more stations there are, which the steward does not send.
     pub left_out: u32,
 }
 

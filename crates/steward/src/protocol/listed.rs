@@ -9,48 +9,48 @@ use super::{ENTRIES_MAX, Malformed};
 /// One lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listed {
-    /// Increases from one to the next; 0 is before the first.
+    /// Number of the lease, in increasing order; 0 is before the first.
     pub number: u64,
     /// Inode of the network namespace that the interface is in; see [`namespace`](crate::listing::namespace).
     pub namespace: u64,
-    /// Its lessee's process, as the steward's PID namespace has it; 0: not there.
+    /// PID of its lessee in the steward's PID namespace; 0: it has none there.
     pub pid: u32,
     /// Its lessee's user.
     pub uid: u32,
-    /// The interface, by its name now.
+    /// Current name of the interface.
     pub interface: String,
     /// First queue.
     pub start_queue: u32,
     /// Number of queues.
     pub queues: u32,
-    /// Which frames it takes.
+    /// The frames that it receives.
     pub filter: Filter,
-    /// How its frames come.
+    /// How its frames are steered.
     pub steered: Steered,
-    /// They do not, although they should.
+    /// The lease is impaired: it receives no frames.
     pub impaired: bool,
-    /// The lessee has not come back since the steward was started again.
+    /// The lessee has not resumed it since the steward was restarted.
     pub orphaned: bool,
     /// It is for io_uring zero-copy receive, not for AF_XDP.
     pub zcrx: bool,
 }
 
-/// How frames come to the queues of a lease.
+/// How frames are steered to the queues of a lease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, TryFromBytes)]
 #[repr(u32)]
 pub enum Steered {
-    /// All that the NIC puts into the queues, by whatever rules it has.
+    /// The lease gets all frames that the NIC puts into the queues.
     #[default]
     ByQueue,
-    /// Of what the NIC puts into the queues, the frames of the lease's addresses and VLANs; the program looks.
+    /// Of the frames that the NIC puts into the queues, the program selects those of the lease's addresses and VLANs.
     ByProgram,
-    /// The NIC brings the frames of these addresses and VLANs to the lease's first queue (n-tuple rules); the program
-    /// looks, too.
+    /// The NIC steers frames of these addresses and VLANs to the lease's first queue (n-tuple rules); the program
+    /// checks them, too.
     ByRules,
     /// The NIC spreads the frames of these addresses and VLANs over the lease's queues (n-tuple rules and an RSS
-    /// context); the program looks, too.
+    /// context); the program checks them, too.
     ByContext,
-    /// Those to the stations of a network, whichever of the queues they come to; the program looks.
+    /// The program selects the frames to the stations of a network, on all of the queues.
     ByNetwork,
 }
 

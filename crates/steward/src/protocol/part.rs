@@ -3,8 +3,8 @@
 use super::wire::wire;
 use super::{Malformed, SMALLEST_PAGE, UMEM_MAX};
 
-/// A piece of the memory that frames lie in: of a file that several processes can map, which has no owner that could
-/// hold a reader up (memfd_create(2), tmpfs, hugetlbfs).
+/// A piece of the memory for frames: part of a file that several processes can map, without a file system server that
+/// could block a reader (memfd_create(2), tmpfs, hugetlbfs).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Part {
     /// Where it begins in its file, bytes: on a page of the file.
@@ -15,7 +15,7 @@ pub struct Part {
 
 wire!(Part { file_offset, len });
 
-/// Nothing that is calculated with them later can wrap.
+/// Checks limits, so that no later calculation can overflow.
 pub(super) fn check_parts(parts: &[Part]) -> Result<(), Malformed> {
     let mut left = UMEM_MAX;
     for part in parts {

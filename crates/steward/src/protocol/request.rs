@@ -20,22 +20,22 @@ use super::{
 
 /// A request of a lessee.
 ///
-/// `queue` is the number of one of the lease's.
+/// `queue` is the number of a queue of the lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields are described above")]
 pub enum Request {
     /// A lease of queues. At most one for each connection.
     Lease(Wanted),
-    /// Memory and rings of a further socket for a queue of the lease, which [`Request::Bind`] binds. The queue goes on
-    /// as it does. One descriptor comes along for each part of the memory.
+    /// Registers memory and rings of another socket for a queue of the lease; [`Request::Bind`] binds it. The queue's
+    /// frames continue as before. The message carries one descriptor for each part of the memory.
     Register {
         queue: u32,
         /// The memory of the socket.
         umem: UmemLayout,
-        /// The same.
+        /// The rings of the socket.
         rings: Rings,
     },
-    /// The socket that was registered last, bound to its queue; frames continue as before until [`Request::Activate`].
+    /// Binds the socket that was registered last; frames continue as before until [`Request::Activate`].
     Bind {
         queue: u32,
         /// Some of [`BIND_FLAGS`].
@@ -43,56 +43,56 @@ pub enum Request {
         /// How long it is tried again while the queue is busy, milliseconds, at most [`BIND_WAIT_MAX`].
         wait_ms: u32,
     },
-    /// A further socket for a queue of the lease, with rings of its own and the memory of a socket that the steward
-    /// bound for the same user before, for any queue of any of its leases. That comes along as the one descriptor. The
-    /// new one is bound as it is, in one step; frames continue as before until [`Request::Activate`].
+    /// Makes another socket for a queue of the lease, with its own rings and the memory of a socket that the steward
+    /// bound before for the same user, for any queue of any of its leases. The message carries that socket's
+    /// descriptor. The new socket is bound with the same flags; frames continue as before until [`Request::Activate`].
     Share {
         queue: u32,
         /// How long it is tried again while the queue is busy, milliseconds, at most [`BIND_WAIT_MAX`].
         wait_ms: u32,
-        /// Which socket comes along: its `SO_COOKIE`.
+        /// `SO_COOKIE` of the socket whose descriptor the message carries.
         cookie: u64,
         /// The rings of the new socket.
         rings: Rings,
     },
-    /// Once no socket has the queue: the kernel has then taken the memory of the last one from the driver, which it
-    /// does some time after that is closed.
+    /// Answered once no socket has the queue: then the kernel has taken the memory of the last socket from the driver,
+    /// which happens some time after that socket is closed.
     Await {
         queue: u32,
         /// Time limit, milliseconds, at most [`BIND_WAIT_MAX`].
         wait_ms: u32,
     },
-    /// From now on frames go to the queue's last socket.
+    /// Sends the queue's frames to the socket that was bound last, from now on.
     Activate {
         queue: u32,
         /// How frames are treated; the frame limit is in [`FRAME_LIMITS`].
         conf: QueueConf,
     },
-    /// From now on the queue's frames go to the host.
+    /// Sends the queue's frames to the host, from now on.
     Deactivate { queue: u32 },
     /// The program's counters of the queue.
     Counters { queue: u32 },
     /// Facts about the interface.
     Facts,
-    /// The lease is to outlive the steward's process.
+    /// Keeps the lease when the steward's process ends.
     Keep {
-        /// The lessee comes back with it.
+        /// The lessee resumes the lease with it.
         token: Token,
     },
-    /// The lease that was kept, for a connection that has none. Its queues go on meanwhile; the sockets are those that
-    /// the lessee has.
+    /// Resumes a kept lease by a connection that has none. The queues continue meanwhile, and the lessee keeps its
+    /// sockets.
     Resume {
         /// As given with [`Request::Keep`].
         token: Token,
     },
-    /// Stations of the network that the lease is for: these change, others stay as they are. At most
+    /// Changes stations of the network that the lease is for; other stations stay as they are. At most
     /// [`CHANGES_MAX`](super::CHANGES_MAX), each station once; a lease has [`STATIONS_MAX`](super::STATIONS_MAX) at
-    /// most. All are judged before any is changed.
+    /// most. All are checked before any is changed.
     Stations {
         /// The changes.
         changes: Vec<StationChange>,
     },
-    /// The ring with the frames to groups of stations that come to the network; see [`steer::MulticastReader`].
+    /// Asks for the ring with the network's multicast and broadcast frames; see [`steer::MulticastReader`].
     Groups,
     /// Asks for a tap device between the network and the host; see [`HostEnd`](super::HostEnd). The device's descriptor
     /// comes with the answer if the steward made the device for this request: because there was none, or not the one
@@ -102,54 +102,54 @@ pub enum Request {
         has: u32,
     },
     /// Asks for a tap device between the network and the interface, for a lease of [`ModeRequest::Tap`]. The device
-    /// receives the interface's frames to stations of the network, and copies of its frames to groups; of a lease that
-    /// is of no network, the frames that its queues take. Frames written to the device leave by the interface. The
-    /// answer is that of [`Request::Host`], without addresses and bridge. For several queues, but without a lease, the
-    /// answer is `Done`: so clients find out whether the steward knows the message.
+    /// receives the interface's frames to stations of the network, and copies of multicast frames; if the lease is not
+    /// for a network, the frames of the lease. The interface sends the frames that are written to the device.
+    /// The answer is that of [`Request::Host`], without addresses and bridge. For several queues, but without a lease,
+    /// the answer is `Done`: so clients find out whether the steward knows the message.
     Uplink {
         /// Index of the device whose descriptors the lessee has; 0: of none.
         has: u32,
-        /// Queues of a device that is made for this, 1 to [`TAP_QUEUES_MAX`], and no more than the lease has. The
-        /// answer has as many descriptors.
+        /// Number of queues of a new device, 1 to [`TAP_QUEUES_MAX`], and no more than the lease has. The answer
+        /// has as many descriptors.
         queues: u32,
     },
-    /// Stations behind the bridge that the interface of the network is part of, in order: at most
-    /// [`CHANGES_MAX`](super::CHANGES_MAX) that come after this one. Only after [`Request::Host`].
+    /// Lists stations behind the bridge that the interface of the network is part of, in order: at most
+    /// [`CHANGES_MAX`](super::CHANGES_MAX) that follow `after`. Only after [`Request::Host`].
     Behind {
-        /// With zeros: from the first one on.
+        /// Zeros: start with the first station.
         after: Station,
     },
-    /// The hints that the lease's queues are to have, from now on. Without a lease: of that which this connection asks
-    /// for or comes back to.
+    /// Sets the hints that the lease's queues request, from now on. Without a lease: for the lease that this connection
+    /// requests or resumes later.
     Hints(HintRequest),
     /// A lease of a queue for io_uring zero-copy receive, instead of [`Request::Lease`].
     Zcrx(ZcrxWanted),
-    /// Registers that queue, once. The memory comes as the one descriptor with the message.
+    /// Registers that queue, once. The message carries the descriptor of the memory.
     ZcrxRegister(ZcrxRings),
-    /// A netkit to which the queue of the lease, which has one, is leased in turn. The descriptor of the network
-    /// namespace that it is to be in comes along; without, it is in the steward's. Once: a second one for the lease has
-    /// the answer of the first, and no effect.
+    /// Leases the only queue of the lease on to a new netkit. The message may carry the descriptor of the network
+    /// namespace for it; without one the netkit stays in the steward's. A second request for the lease has no effect
+    /// and gets the answer of the first, unless the netkit is gone.
     Netkit(NetkitWanted),
-    /// A tap device whose frames leave the interface of the lease from this queue; see
-    /// [`SendTapEnd`](super::SendTapEnd). Its descriptor comes with the answer. There is one for each queue: a second
-    /// request is refused while somebody has the first one's. Without a lease the answer is `Done`: so clients find
+    /// Asks for a tap device whose frames the interface of the lease sends from this queue; see
+    /// [`SendTapEnd`](super::SendTapEnd). The answer has its descriptor. Each queue has one at most: a second request
+    /// is refused while a process has the first one's descriptor. Without a lease the answer is `Done`: so clients find
     /// out whether the steward knows the message.
     SendTap {
         queue: u32,
-        /// If the NIC has no TSO there is none, and the answer is `Done`.
+        /// If the NIC has no TSO, no tap is made, and the answer is `Done`.
         only_with_tso: bool,
     },
-    /// The first lease with a higher number, of any lessee. The connection needs no lease.
+    /// Asks for the first lease with a higher number: of the same user or, for root, of any. It needs no lease.
     Leases {
-        /// Of the last lease that is known; 0 at first.
+        /// Number of the last lease received; 0 at first.
         after: u64,
     },
 }
 
-/// Memory that frames lie in, as `struct xdp_umem_reg` describes it (include/uapi/linux/if_xdp.h).
+/// Memory for frames, as `struct xdp_umem_reg` describes it (include/uapi/linux/if_xdp.h).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UmemLayout {
-    /// One after the other, at least one and at most [`PARTS_MAX`].
+    /// Consecutive parts, 1 to [`PARTS_MAX`].
     pub parts: Vec<Part>,
     /// Size of a chunk, bytes.
     pub chunk_bytes: u32,
@@ -162,7 +162,7 @@ pub struct UmemLayout {
 }
 
 impl UmemLayout {
-    /// All of it, bytes.
+    /// Total size, bytes.
     pub fn len_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len).sum()
     }
@@ -187,14 +187,14 @@ pub struct Wanted {
     pub start_queue: u32,
     /// Number of queues, 1 to [`QUEUES_MAX`].
     pub queues: u32,
-    /// How the program is to be attached.
+    /// How to attach the program.
     pub mode: ModeRequest,
-    /// Which frames are to come, if not all of the queues': at most [`ENTRIES_MAX`] addresses and VLANs. The NIC is
-    /// asked to bring such frames to these queues, where it can and the policy names them; what else comes to the
-    /// queues goes to the host.
+    /// Which frames the lessee receives, if not all of the queues': at most [`ENTRIES_MAX`] addresses and VLANs. If the
+    /// NIC can and the policy names them, it steers such frames to these queues. Other frames of the queues go to the
+    /// host.
     pub filter: Filter,
-    /// The queues are those of a network: only frames to its stations come, which [`Request::Stations`] names, and
-    /// copies of frames to groups. There is no filter then.
+    /// The queues are for a network: they receive only frames to its stations, which [`Request::Stations`] sets, and
+    /// copies of multicast frames. The filter is empty then.
     pub network: bool,
 }
 
@@ -204,7 +204,7 @@ impl Wanted {
         self.start_queue..self.start_queue.saturating_add(self.queues)
     }
 
-    /// The same in that mode.
+    /// The same with another mode.
     #[must_use]
     pub fn in_mode(&self, mode: ModeRequest) -> Self {
         Self { mode, ..self.clone() }
@@ -272,12 +272,12 @@ impl Request {
         Ok((head.serial, request))
     }
 
-    /// Whether it takes long or has descriptors: a child does it.
+    /// Whether a child handles it, as it may take long or carries descriptors.
     pub(crate) fn is_for_job(&self) -> bool {
         matches!(self, Self::Bind { .. } | Self::Await { .. }) || self.may_have_files()
     }
 
-    /// Whether files come with it.
+    /// Whether the message may carry descriptors.
     pub(crate) fn may_have_files(&self) -> bool {
         matches!(
             self,
@@ -285,7 +285,7 @@ impl Request {
         )
     }
 
-    /// Requests whose fields are not one after the other, or that have two kinds.
+    /// Writes requests whose fields are not one after the other, or that have two kinds.
     fn write_other(&self, to: &mut Vec<u8>) -> u16 {
         match self {
             Self::Register { queue, umem, rings } => {
@@ -376,7 +376,7 @@ impl Fields for Wanted {
     }
 }
 
-/// In the place of the length of a virtio-net header: hints, which frames with a header do not have.
+/// Value of the virtio-net header length that means hints; frames with a header have no hints.
 const HINTS: u32 = 0x1_0000;
 
 impl Wire for QueueConf {

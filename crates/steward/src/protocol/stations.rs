@@ -1,4 +1,4 @@
-//! Stations of a network: what a lessee says of them.
+//! Stations of a network: changes that a lessee requests.
 
 use std::collections::BTreeSet;
 
@@ -6,16 +6,16 @@ use super::wire::{Body, Codec, List, Wire};
 use super::{CHANGES_MAX, Malformed};
 use steer::Station;
 
-/// A station of a network that another port has from now on, or none.
+/// A change of a network's station: its new port, or its removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StationChange {
     /// The destination of frames.
     pub station: Station,
-    /// Number that comes before its frames, not [`u32::MAX`]; `None`: its frames go to the host.
+    /// Port number that precedes its frames, not [`u32::MAX`]; `None`: its frames go to the host.
     pub port: Option<u32>,
 }
 
-/// In the place of a port's number: none.
+/// Stands for no port.
 const NO_PORT: u32 = u32::MAX;
 
 impl Wire for StationChange {

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, IntoBytes, TryFromBytes};
 
 use super::Malformed;
 
-/// Length of a name of an interface, with a zero at its end (IFNAMSIZ, include/uapi/linux/if.h).
+/// Length of an interface name, with the terminating zero (IFNAMSIZ, include/uapi/linux/if.h).
 pub(super) const NAME_BYTES: usize = 16;
 
 /// The unread rest of a body.
@@ -55,19 +55,19 @@ impl<'a> Body<'a> {
     }
 }
 
-/// A value that is written in one way wherever it is.
+/// A type with one encoding everywhere.
 pub(super) trait Wire: Sized {
     fn write(&self, to: &mut Vec<u8>);
     fn read(from: &mut Body<'_>) -> Result<Self, Malformed>;
 }
 
-/// A way to write values of type `T`.
+/// An encoding of values of type `T`.
 pub(super) trait Codec<T> {
     fn write(&self, value: &T, to: &mut Vec<u8>);
     fn read(&self, from: &mut Body<'_>) -> Result<T, Malformed>;
 }
 
-/// As [`Wire`] writes it.
+/// The encoding of [`Wire`].
 pub(super) struct Plain;
 
 impl<T: Wire> Codec<T> for Plain {
@@ -80,10 +80,10 @@ impl<T: Wire> Codec<T> for Plain {
     }
 }
 
-/// A structure with fields that do not lie as it has them. One function names them, in the order of the message, for
-/// writing and for reading.
+/// A structure whose fields have another order or form in the message. One function lists them in the order of the
+/// message, for writing and for reading.
 pub(super) trait Fields: Clone + Default {
-    /// Errors: what is read is malformed. What is to be written is all written by then.
+    /// Errors: the message that is read is malformed. Writing does not fail.
     fn fields(&mut self, io: &mut Io<'_, '_>) -> Result<(), Malformed>;
 }
 
@@ -189,7 +189,7 @@ impl<const N: usize> Wire for [bool; N] {
     }
 }
 
-/// Implements [`Wire`] for enums of a `u32`, which errors name so.
+/// Implements [`Wire`] for `u32` enums; the text is their name in errors.
 macro_rules! enumeration {
     ($type:ty, $name:literal) => {
         impl $crate::protocol::wire::Wire for $type {
@@ -270,7 +270,7 @@ macro_rules! codec {
 }
 pub(super) use {codec, enumeration, messages, wire};
 
-/// A value, and so many bytes of zeros after it.
+/// A value, followed by this number of zero bytes.
 pub(super) struct BeforeZeros(pub(super) usize);
 
 impl<T: Wire> Codec<T> for BeforeZeros {
@@ -291,7 +291,7 @@ impl<T: Wire> Codec<T> for BeforeZeros {
     }
 }
 
-/// A number for which the function is true; the text is its name in errors.
+/// A number that the function accepts; the text is its name in errors.
 pub(super) struct Checked(pub(super) fn(u32) -> bool, pub(super) &'static str);
 
 impl Codec<u32> for Checked {
@@ -366,9 +366,9 @@ impl Codec<String> for Name {
 pub(super) struct List {
     pub(super) most: usize,
     pub(super) bytes: usize,
-    /// In errors.
+    /// Its name in errors.
     pub(super) name: &'static str,
-    /// No element is there twice.
+    /// No element occurs twice.
     pub(super) is_set: bool,
     /// There is at least one.
     pub(super) is_filled: bool,
@@ -448,7 +448,7 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte == 0)
 }
 
-/// A field has a value that it cannot have.
+/// The error for a field with an invalid value.
 pub(crate) fn value(field: &'static str, value: u32) -> Malformed {
     Malformed::Value {
         field,
@@ -456,12 +456,12 @@ pub(crate) fn value(field: &'static str, value: u32) -> Malformed {
     }
 }
 
-/// The value of an enum that a number stands for.
+/// The enum value of a number.
 pub(crate) fn enumerated<T: TryFromBytes>(name: &'static str, number: u32) -> Result<T, Malformed> {
     T::try_read_from_bytes(number.as_bytes()).map_err(|_| value(name, number))
 }
 
-/// How a program is to be attached, by the number that `as u32` makes of it.
+/// The mode for attaching a program, by its number (`as u32`).
 pub(crate) fn mode_request(number: u32) -> Result<ModeRequest, Malformed> {
     enumerated("mode", number)
 }

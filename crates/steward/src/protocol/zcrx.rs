@@ -1,10 +1,10 @@
 //! Leases of a queue for io_uring zero-copy receive (zcrx): requests and answers.
 //!
 //! A lease is for one receive queue of an interface and the TCP flows that it receives. [`Request::Zcrx`] asks
-//! for it, [`Request::ZcrxRegister`] then has the steward register the queue with rings of io_uring. Those are the
-//! lessee's: it names them by their descriptors, as the kernel does not allow sending such descriptors, and keeps them
-//! disabled until they are registered (`IORING_SETUP_R_DISABLED`), as a ring that is in use takes registrations of its
-//! own thread only.
+//! for it, [`Request::ZcrxRegister`] then has the steward register the queue with io_uring rings of the lessee. The
+//! lessee passes only their descriptor numbers, as the kernel does not allow sending such descriptors. It keeps the
+//! rings disabled until they are registered (`IORING_SETUP_R_DISABLED`), as an enabled ring accepts registrations from
+//! its own thread only.
 //!
 //! [`Request::Zcrx`]: super::Request::Zcrx
 //! [`Request::ZcrxRegister`]: super::Request::ZcrxRegister
@@ -31,20 +31,20 @@ pub struct ZcrxWanted {
     pub interface: String,
     /// The receive queue.
     pub queue: u32,
-    /// Where the connections end that are to come to the queue: local addresses and ports, 1 to [`ZCRX_FLOWS_MAX`],
-    /// each once.
+    /// Flows for the queue: local addresses and ports of their connections, 1 to [`ZCRX_FLOWS_MAX`], each
+    /// once.
     pub flows: Vec<SocketAddr>,
 }
 
-/// Registration of a lease's queue. The memory comes as one descriptor with the message.
+/// Registration of a lease's queue. The message carries the descriptor of the memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ZcrxRings {
-    /// The rings' descriptors in the process that has connected, 1 to [`ZCRX_RINGS_MAX`], each once. All receive into
-    /// the same memory.
+    /// Descriptor numbers of the rings in the process that connected, 1 to [`ZCRX_RINGS_MAX`], each once. All receive
+    /// into the same memory.
     pub rings: Vec<i32>,
     /// The memory that payload is received into.
     pub area: Part,
-    /// Entries of the ring by which buffers are given back: a power of two, at most [`ZCRX_ENTRIES_MAX`].
+    /// Entries of the refill ring, by which buffers are returned: a power of two, at most [`ZCRX_ENTRIES_MAX`].
     pub entries: u32,
     /// Bytes of a buffer: a power of two, or 0 for a page.
     pub buffer_bytes: u32,
@@ -53,15 +53,15 @@ pub struct ZcrxRings {
 /// A registration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ZcrxRegistered {
-    /// By which number each ring knows the queue (`zcrx_id`), in the order in which they were named.
+    /// The queue's number in each ring (`zcrx_id`), in the order of the request.
     pub numbers: Vec<u32>,
     /// Entries of the refill ring.
     pub entries: u32,
     /// Bytes of a buffer.
     pub buffer_bytes: u32,
-    /// Where in the refill ring's mapping its head, its tail and its entries are, bytes.
+    /// Offsets of head, tail and entries in the refill ring's mapping, bytes.
     pub offsets: [u32; 3],
-    /// Where the first ring's descriptor has that mapping, bytes.
+    /// Offset of that mapping in the first ring's descriptor (mmap(2)), bytes.
     pub map_offset: u64,
     /// Length of the mapping, bytes.
     pub map_bytes: u64,

@@ -2,9 +2,9 @@
 //!
 //! A connection counts for its user, and for a rule of the policy: each rule has a place for each queue that can be
 //! leased under it and some more for requests, so that a group whose members have many numbers (subordinate ones, for
-//! example) gets no more. A lessee whose steward was restarted comes back to its lease: for each such lease
-//! (`Orphan`) a place is kept, for the process that held it, whatever the limits are and however many others have
-//! connected. Connections that ask for no lease end soon.
+//! example) gets no more. A lessee whose steward was restarted resumes its lease: for each such lease
+//! (`Orphan`) a place is kept for the process that held it, regardless of the limits and of the number of other
+//! connections. Connections that request no lease are closed soon.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::peer::Credentials;
 use crate::policy::CONNECTIONS_MAX;
 use crate::protocol::{Reason, Refusal};
 
-/// Time limit for a connection without a lease: a process that wants one asks at once.
+/// Time limit for a connection without a lease: a process that wants one requests it at once.
 const WITHOUT_LEASE: Duration = Duration::from_secs(10);
 /// Most connections that are accepted in a round.
 const ACCEPTED_MAX: usize = 32;
@@ -32,7 +32,7 @@ impl Server {
                         self.take_in(connection);
                     }
                 }
-                // It went before it was taken.
+                // The client closed it before it was accepted.
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return,
                 Err(errno) => {
@@ -84,9 +84,9 @@ impl Server {
             .map(|other| (other.peer.uid, other.rule));
         let all = open.chain(self.unclosed.iter().map(|over| (over.uid, over.rule)));
         let has = all.clone().filter(|&(other, _)| other == uid).count();
-        // Places of lessees that may come back are not given to others.
+        // Places of lessees that may resume are kept for them.
         let taken = all.clone().count() + self.orphans.len();
-        // And one is root's.
+        // One place is reserved for root.
         let most = CONNECTIONS_MAX as usize - usize::from(uid != 0);
         if has >= self.policy.connections as usize || taken >= most {
             return limit(format!(
@@ -108,7 +108,7 @@ impl Server {
         }
     }
 
-    /// Whether this process has a lease to come back to, and no other connection that could be meant for it.
+    /// Whether this process has a lease to resume, and no other connection that could be for that.
     fn may_come_back(&self, peer: &Credentials) -> bool {
         let is_theirs = |other: &Credentials| (other.uid, other.pid) == (peer.uid, peer.pid);
         let leases = self.orphans.values().filter(|orphan| is_theirs(&orphan.peer));

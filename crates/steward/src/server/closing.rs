@@ -1,9 +1,9 @@
-//! Closing connections that are over.
+//! Closing connections that have ended.
 //!
 //! Unread messages end with a connection, perhaps with files of the lessee. The process that closes the last
 //! descriptor of such a file may have to wait: of a TCP socket until all is sent (SO_LINGER), of a file in FUSE until
-//! its server has taken the pages that were written. So the end of a child closes them ([`job::close`]), one of each
-//! user's in a round, however many they are. Their peers have learned of it by then, and leases have ended.
+//! its server has taken the pages that were written. So an exiting child closes them ([`job::close`]), one of each
+//! user in a round, however many there are. Peers have been notified by then, and leases have ended.
 //!
 //! From Linux 6.16 on only lessees can send files (SO_PASSRIGHTS): other connections are closed at once.
 //!
@@ -47,7 +47,7 @@ impl Server {
         self.unclosed.push(Over { socket, uid, rule });
     }
 
-    /// Closes what is over, as far as there may be processes for it, and forgets those that are done.
+    /// Closes ended connections, as far as more child processes are allowed, and forgets children that have ended.
     pub(super) fn close_rest(&mut self) {
         self.closing.retain(|closing| !closing.child.has_ended());
         let mut over: BTreeMap<_, Vec<OwnedFd>> = BTreeMap::new();
@@ -58,7 +58,7 @@ impl Server {
         for ((uid, rule), mut sockets) in over {
             if self.may_close(uid, rule) {
                 let begun = job::close(&mut sockets).or_else(|error| {
-                    // There are descriptors in the reserve.
+                    // Free descriptors from the reserve.
                     match std::mem::take(&mut self.reserve).is_empty() {
                         true => Err(error),
                         false => job::close(&mut sockets),
@@ -99,7 +99,7 @@ impl Server {
     }
 }
 
-/// Connections stay open until the process ends, which does not wait for what nobody has read in them.
+/// Connections stay open until the process exits, which does not wait for unread data in them.
 impl Drop for Server {
     fn drop(&mut self) {
         if self.store.is_none() {

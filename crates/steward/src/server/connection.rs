@@ -1,13 +1,13 @@
-//! One lessee's connection. Nothing here waits.
+//! One lessee's connection. Nothing here blocks.
 //!
 //! A lessee is not trusted. It can send anything at any rate, not read, or die at any moment. So:
-//!  - a message is read whole into a buffer that is longer than any; one that is cut, empty or carries descriptors
-//!    that it should not ends the connection. No room is given for descriptors, so that the kernel closes them
-//!    itself: closing a descriptor of a stranger may take forever. Messages with descriptors come with a lease; a child
-//!    takes them (`job`);
-//!  - at most one answer is stored; until it is sent no further request is read, nor while one is worked on. The send
-//!    buffer is small, so that few sockets are on their way;
-//!  - requests are read at a limited rate, one of each user a round, so that all users get their turn;
+//!  - a message is read whole into a buffer that is longer than any message. One that is truncated, empty, or carries
+//!    descriptors where none are allowed ends the connection. The steward gives recvmsg(2) no room for descriptors, so
+//!    that it never has to close one: closing a stranger's descriptor may block forever. Only a connection with a
+//!    lease may send descriptors; a child receives them (`job`);
+//!  - at most one answer is stored. No further request is read until it is sent, or while a job runs. The send buffer
+//!    is small, so that few descriptors are in flight;
+//!  - requests are read at a limited rate, one of each user per round, so that all users get their turn;
 //!  - a change of the interface is a flag, not a queue: a notification has the state at the time of sending.
 
 use std::io::{self, IoSliceMut};
@@ -31,13 +31,13 @@ use crate::sys;
 /// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers, each with at most
 /// [`TAP_QUEUES_MAX`](crate::protocol::TAP_QUEUES_MAX) descriptors.
 const SEND_BUFFER: usize = 16 << 10;
-/// Requests that a lessee may send: restarting the lanes of 128 queues takes 384.
+/// Rate of a lessee's requests: restarting the lanes of 128 queues takes 384 requests.
 const REQUESTS: Rate = Rate {
     burst: 512,
     each: Duration::from_millis(1),
 };
 
-/// Why a socket cannot be handed over.
+/// Error text if a socket cannot be handed over.
 const TOO_MANY_ON_THEIR_WAY: &str = "more descriptors are on their way between processes of the steward's user than it \
                                      may have open: raise LimitNOFILE of the steward";
 
@@ -50,12 +50,12 @@ pub(super) struct Held {
     pub(super) wanted: Wanted,
     /// The policy's rule that it is charged to.
     pub(super) rule: usize,
-    /// The hints that its frames are to have.
+    /// The hints that it requests for its frames.
     pub(super) hint_request: HintRequest,
 }
 
 impl Held {
-    /// Whether it has that queue.
+    /// Checks that the lease has this queue.
     pub(super) fn check(&self, queue: u32) -> Result<u32, Refusal> {
         let queues = self.wanted.range();
         if queues.contains(&queue) {
@@ -98,7 +98,7 @@ struct Unsent {
 /// The poll events of interest of a connection.
 pub(super) struct Interest {
     pub(super) events: PollFlags,
-    /// When to look at it again, whatever happens.
+    /// When to compute this again, even if no event occurs.
     pub(super) wake: Option<Instant>,
 }
 
@@ -111,7 +111,7 @@ struct Received {
 #[derive(Debug)]
 pub(super) enum Incoming {
     Nothing,
-    /// Its serial number, and the request. One that is [for a job](Request::is_for_job) is still to be taken.
+    /// Serial number and request. The message of a request [for a job](Request::is_for_job) stays in the socket.
     Request(u32, Request),
     Broken(Malformed),
     End,
@@ -122,25 +122,25 @@ pub(super) struct Connection {
     socket: OwnedFd,
     pub(super) peer: Credentials,
     pub(super) held: Option<Held>,
-    /// Or the queue for zero-copy receive that it has.
+    /// The queue for zero-copy receive that it leases instead.
     pub(super) queue: Option<ZcrxLease>,
-    /// The policy's rule that it counts for; none: the rules do not know its user, who is root.
+    /// The policy's rule that its connection is counted under; `None`: no rule names its user, which is root.
     pub(super) rule: Option<usize>,
     /// Since when it has no lease.
     pub(super) since: Instant,
-    /// Facts changed, and the lessee has not been told.
+    /// Facts changed, and the lessee has not been notified.
     pub(super) dirty: bool,
-    /// The hints that its lease is to have, if its lessee knows of hints.
+    /// The hints that the lessee requested; `None`: it has sent no `Hints` request.
     pub(super) hint_request: Option<HintRequest>,
-    /// They changed, and the lessee has not been told.
+    /// The hints changed, and the lessee has not been notified.
     pub(super) other_hints: bool,
     /// Stations behind the bridge of its interface have changed.
     pub(super) other_behind: bool,
-    /// Somebody can send files, or could.
+    /// The peer can send descriptors, or could do so before.
     pub(super) may_have_files: bool,
     /// The job that runs for it.
     pub(super) pending: Option<Pending>,
-    /// Its next message is for an job that its user may not have yet.
+    /// Its next message needs a job, and its user or rule has as many jobs as allowed.
     pub(super) waits: bool,
     /// An answer that did not fit into the send buffer.
     unsent: Option<Unsent>,
@@ -148,7 +148,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Takes over an accepted connection, which does not block.
+    /// Takes over an accepted, non-blocking connection.
     pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
         sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
         Ok(Self {
@@ -181,13 +181,13 @@ impl Connection {
         self.held.is_some() || self.queue.is_some()
     }
 
-    /// It has a lease now, for which it can send memory.
+    /// Stores the lease, and lets the peer send descriptors from now on.
     pub(super) fn hold(&mut self, held: Held) {
         self.held = Some(held);
         self.let_files();
     }
 
-    /// The same with a queue for zero-copy receive.
+    /// The same, for a lease of a queue for zero-copy receive.
     pub(super) fn hold_queue(&mut self, held: ZcrxLease) {
         self.queue = Some(held);
         self.let_files();
@@ -209,13 +209,13 @@ impl Connection {
             (None, _) if is_busy => PollFlags::empty(),
             (None, _) => PollFlags::IN,
         };
-        // A few requests at a time, so that waiting for one costs no round each.
+        // Wake for a few requests at a time, not for each.
         let spent = self.unsent.is_none() && self.requests.left == 0;
         let wake = spent.then(|| now + Duration::from_millis(20));
         Interest { events, wake }
     }
 
-    /// The next message, if there is one. It is taken, unless an job is for it.
+    /// Reads the next message, if there is one. The message of a request for a job stays in the socket.
     pub(super) fn receive(&mut self) -> Incoming {
         let mut bytes = vec![0; MESSAGE_MAX + 1];
         let received = match self.look_at(&mut bytes, RecvFlags::PEEK) {
@@ -224,7 +224,7 @@ impl Connection {
             Ok(received) => received,
         };
         self.requests.left = self.requests.left.saturating_sub(1);
-        // The end, or an empty message, which is none.
+        // End of the connection, or an empty message, which is not allowed.
         if received.bytes == 0 {
             return Incoming::End;
         }
@@ -264,16 +264,16 @@ impl Connection {
         })
     }
 
-    /// Takes the next message away, which came without files: the last to have one may wait for its owner.
+    /// Removes the next message, which must carry no descriptors: closing a file's last one may block on its owner.
     ///
-    /// What is left unread when a connection is closed takes away what its peer has not read (`unix_release_sock`,
-    /// net/unix/af_unix.c): why it was closed.
+    /// If a connection is closed with unread messages, its peer gets ECONNRESET (`unix_release_sock`,
+    /// net/unix/af_unix.c) instead of the message that says why it was closed.
     pub(super) fn discard(&self) {
-        // It is there, as was seen.
+        // `receive` has peeked at it.
         let _ = self.look_at(&mut [0], RecvFlags::empty());
     }
 
-    /// Whether its next message is this request, which nobody has taken.
+    /// Whether the next message in the socket is still this request.
     pub(super) fn has_request(&self, serial: u32) -> bool {
         let mut head = [0; size_of::<Head>()];
         let is_same = |head: Head| head.serial == serial;
@@ -299,8 +299,8 @@ impl Connection {
         let sent = descriptors::send(&self.socket, &unsent.bytes, &borrowed, SendFlags::DONTWAIT);
         match sent.map_err(|error| Errno::from_io_error(&error)) {
             Err(Some(Errno::AGAIN | Errno::NOBUFS)) => true,
-            // Of all processes of our user (too_many_unix_fds, net/core/scm.c): not this lessee's doing, or not its
-            // alone.
+            // Counted over all processes of our user (too_many_unix_fds, net/core/scm.c): this lessee may not be the
+            // cause.
             Err(Some(Errno::TOOMANYREFS)) => {
                 let refusal = Reason::Kernel.because(TOO_MANY_ON_THEIR_WAY);
                 let serial = unsent.serial;
@@ -319,7 +319,7 @@ impl Connection {
         self.unsent.is_some()
     }
 
-    /// Says why the connection ends, if it can be said now.
+    /// Sends the reason why the connection ends, if no answer waits to be sent.
     pub(super) fn refuse(&mut self, refusal: Refusal) {
         if self.unsent.is_none() {
             let _ = self.answer(0, Answer::Refused(refusal).into());

@@ -14,7 +14,7 @@ use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Tags, Target};
 use crate::links::Link;
 use crate::protocol::{STEERING_BYTES, Steered};
 
-/// Why the NIC has no rules, where the policy's rule names nothing at all.
+/// Why the NIC has no rules if the policy's rule names no address or VLAN.
 const NOT_NAMED: &str =
     "the NIC has no rules for these frames: a steward makes rules if its policy names them (`macs`, `vlans`)";
 
@@ -24,12 +24,12 @@ const AS_SENT: &str = "tags that a veth sends next to frames are not visible: `t
 /// A note for kernels on which the lessee binds its sockets.
 const UNBOUND: &str = "leased sockets reach any free queue (from Linux 6.4 on they do not)";
 
-// What is longer is cut on its way to the lessee.
+// Longer text is cut in the message to the lessee.
 const _: () = assert!(NOT_NAMED.len() + 2 + AS_SENT.len() <= STEERING_BYTES);
 const _: () = assert!(UNBOUND.len() + 2 + NOT_NAMED.len() <= STEERING_BYTES);
 
-/// What is known of tags on an interface, if a filter looks for any. With tags taken off it would take frames of all
-/// VLANs for those of VLAN 0, and the inner tag of two for the only one.
+/// The visibility of tags on an interface, if a filter needs them. With stripped tags the filter would treat frames of
+/// all VLANs as those of VLAN 0, and the inner one of two tags as the only one.
 fn tags_of(interface: &str, filter: &Filter) -> Option<Tags> {
     let looks = !filter.vlans.is_empty();
     let driver = || Ethtool::open(interface).map_or(Tags::There, |driver| driver.tags());
@@ -55,7 +55,7 @@ pub(super) fn check_tags(
     }
 }
 
-/// Why nothing may come where tags are taken off.
+/// Why the lessee may receive no frames where tags are stripped.
 pub(super) fn blind(interface: &str) -> String {
     format!(
         "the driver of {interface} takes VLAN tags off before XDP sees frames, so that VLANs are not known: `ethtool \
@@ -63,7 +63,7 @@ pub(super) fn blind(interface: &str) -> String {
     )
 }
 
-/// Those of these notes that say something, in one line.
+/// Joins the notes that are not empty, in one line.
 pub(super) fn joined<const N: usize>(notes: [&str; N]) -> String {
     let parts: Vec<&str> = notes.into_iter().filter(|note| !note.is_empty()).collect();
     parts.join("; ")
@@ -76,15 +76,15 @@ pub(super) struct Entries {
     pub(super) filter: Filter,
     /// Addresses and VLANs that the policy's rule names: the NIC may get rules for them.
     names: Names,
-    /// How frames come; the note says why the NIC does not bring them, and may be empty.
+    /// How frames are steered; the note says why the NIC does not do it, and may be empty.
     pub(super) outcome: SteeringOutcome,
     /// Whether tags are visible on its interface, if a filter needs them.
     tags: Option<Tags>,
-    /// The program is told of tags that the driver takes off.
+    /// The driver reports stripped tags to the program.
     pub(super) restored: bool,
     /// How often tags have come to be seen again: lessees set up their queues again then.
     pub(super) renewed: u32,
-    /// Queues other than its own that may get its frames.
+    /// Other queues that may receive its frames.
     pub(super) unserved: UnservedQueues,
 }
 
@@ -119,7 +119,7 @@ impl Entries {
         };
     }
 
-    /// The policy names other addresses and VLANs from now on.
+    /// Sets other addresses and VLANs that the policy names.
     pub(super) fn rename(&mut self, names: Names, link: &Link, ledger: &mut Ledger) {
         if self.names == names {
             return;
@@ -138,12 +138,12 @@ impl Entries {
         }
     }
 
-    /// Whether the NIC may be told.
+    /// Whether the NIC may be configured.
     pub(super) fn may_steer(&self) -> bool {
         !self.filter.is_empty() && self.check().is_ok()
     }
 
-    /// Why the NIC may not be told. What its rules cannot say comes out when it is tried.
+    /// Why the NIC may not be configured. What its rules cannot express is found when they are made.
     fn check(&self) -> Result<(), NotMade> {
         let order = Order {
             filter: &self.filter,
@@ -156,8 +156,8 @@ impl Entries {
         }
     }
 
-    /// Looks which frames the program will not see on this interface. `is_by_tap`: the programs of a tap look, which
-    /// see tags that the NIC stripped.
+    /// Checks which frames the program will not see on this interface. `is_by_tap`: the programs of a tap are used,
+    /// which see tags that the NIC stripped.
     pub(super) fn look(&mut self, link: &Link, is_by_tap: bool) {
         self.tags = match is_by_tap {
             true => None,
@@ -166,7 +166,7 @@ impl Entries {
         self.look_beyond(link);
     }
 
-    /// Looks which other queues may get its frames.
+    /// Checks which other queues may receive its frames.
     pub(super) fn look_beyond(&mut self, link: &Link) {
         self.unserved = match self.outcome.steered {
             Steered::ByQueue | Steered::ByProgram => UnservedQueues::guest(link, &self.queues),
@@ -174,17 +174,17 @@ impl Entries {
         };
     }
 
-    /// Takes note of whether tags are seen that were not.
+    /// Counts it if tags are visible that were not before.
     pub(super) fn note_renewed(&mut self, was_blind: bool) {
         self.renewed += u32::from(was_blind && !self.is_blind());
     }
 
-    /// Whether the driver takes tags off that are looked for.
+    /// Whether the driver strips tags that the filter needs.
     pub(super) fn lacks_tags(&self) -> bool {
         self.tags == Some(Tags::TakenOff)
     }
 
-    /// Whether the program cannot tell frames of its VLANs from others: then none may come.
+    /// Whether the program cannot distinguish frames of its VLANs from others: then the lessee may receive none.
     pub(super) fn is_blind(&self) -> bool {
         match self.tags {
             Some(Tags::Lost) => true,
@@ -204,7 +204,7 @@ impl Entries {
         joined([unbound, far_end, &self.outcome.note])
     }
 
-    /// Tells the NIC, if it may be told.
+    /// Configures the NIC, if that is allowed.
     pub(super) fn apply(&mut self, link: &Link, ledger: &mut Ledger) {
         if !self.may_steer() {
             return;
@@ -223,11 +223,11 @@ impl Entries {
         }
     }
 
-    /// Goes on with what the NIC was told by a predecessor; tells it again if it is not all there.
+    /// Takes over the NIC configuration of a predecessor; makes it again if it is not complete.
     pub(super) fn adopt(&mut self, link: &Link, ledger: &mut Ledger) {
         let mut nic = Ethtool::open(&link.name).ok();
         if !self.may_steer() {
-            // The policy named it before. What is not undone now is undone with the lease.
+            // The policy named it before. What cannot be undone now is undone when the lease ends.
             let undone = nic.as_mut().map(|nic| ledger.undo_all(nic, self.queues.start));
             if let Some(Err(error)) = undone {
                 tracing::warn!(
@@ -246,7 +246,7 @@ impl Entries {
         }
     }
 
-    /// Tells the NIC again what it has forgotten, as it does when rules are switched off and on; whether it had.
+    /// Makes rules again that the NIC has lost, as when n-tuple rules were switched off and on. Returns whether it had.
     pub(super) fn renew(&mut self, link: &Link, ledger: &mut Ledger) -> bool {
         let by_nic = matches!(self.outcome.steered, Steered::ByRules | Steered::ByContext);
         let is_lost =
@@ -269,7 +269,7 @@ impl Entries {
         }
     }
 
-    /// Tells a program, before any queue of the lease is active in it.
+    /// Sets the filters in a program, before any queue of the lease is active in it.
     /// Errors: the kernel's; a queue must not become active then.
     pub(super) fn install(&self, program: &Program) -> Result<(), QueueError> {
         self.queues

@@ -1,13 +1,13 @@
 //! An interface with leased queues, and the program on it.
 //!
-//! The program comes with the first lease and goes a while after the last. A lease is taken back in dependency order
-//! (see `teardown`): first of all its queues' configuration words (no frame is redirected any more, and nothing can
-//! refuse that), then step after step, then, with the last lease, the program; until all is done its queues are
-//! `Leaving`, not to be leased again. The steward never touches an older program on the interface: that is an
-//! error.
+//! The program is attached with the first lease and detached a while after the last. A lease is taken back in
+//! dependency order (see `teardown`). First its queues' configuration words are cleared: no frame is redirected any
+//! more, and that cannot fail. The other steps follow one by one and, after the last lease, the program. Until all is
+//! done the queues are `Leaving` and cannot be leased. If the interface has another program already, attaching fails:
+//! the steward never replaces it.
 //!
 //! An interface that is deleted or moved away takes the program along. Leases stay, impaired, and their lessees are
-//! notified. When an interface of its name is there again, the program is attached with another generation.
+//! notified. When an interface of that name exists again, the program is attached with another generation.
 
 mod facts;
 mod hints;
@@ -50,15 +50,15 @@ pub(super) use self::sockets::{Bound, Holds, Memory, Registered, bytes_held};
 enum Lessee {
     /// The connection of this number.
     Lease(u64),
-    /// Nobody any more, but the kernel has not let go of it.
+    /// Nobody any more, but the lease is not taken back completely.
     Leaving,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Interface {
-    /// As it was leased first, and as it is looked for when it is gone.
+    /// Its name when it was first leased, by which it is searched when it is gone.
     name: String,
-    /// As it was seen last; index 0 when it is gone.
+    /// Its last known state; index 0 when it is gone.
     pub(super) link: Link,
     mode: ModeRequest,
     program: Option<Program>,
@@ -73,31 +73,31 @@ pub(super) struct Interface {
     leaving: Vec<Leaving>,
     /// Steering entries of leases, by their first queue.
     entries: BTreeMap<u32, Entries>,
-    /// Those that are networks, by their first queue.
+    /// Networks among the leases, by their first queue.
     networks: BTreeMap<u32, Network>,
-    /// Those that have a queue of it.
+    /// Netkits that have a queue of this interface, by that queue.
     netkits: BTreeMap<u32, Netkit>,
-    /// Addresses of the host's on it, which no network and no guest in tap mode may have; none while it has neither.
+    /// The host's MAC addresses on it, which no network or guest in tap mode may have; empty while it has neither.
     pub(super) of_host: BTreeSet<[u8; 6]>,
-    /// They are others than when leases were held against them.
+    /// The host's addresses changed since leases were last checked against them.
     pub(super) other_of_host: bool,
-    /// Leases that were taken back, all of them, since this was taken last.
+    /// Leases that were completely taken back since this list was last emptied.
     pub(super) ended: Vec<u64>,
-    /// Since when it has no lease, as far as that was noticed.
+    /// When it was first seen without a lease.
     pub(super) idle_since: Option<Instant>,
-    /// Where the program is pinned, an empty directory without one; none: the program goes with this process.
+    /// Where the program is pinned; `None`: the program ends with this process.
     pins: Option<PathBuf>,
-    /// The NIC's configuration for them.
+    /// The NIC's configuration for the leases.
     ledger: Ledger,
     hints: Hints,
-    /// Of its queues.
+    /// Memory of its queues' sockets.
     pub(super) sockets: Sockets,
-    /// When attaching the program is tried again, and when taking it off.
+    /// When attaching the program is tried again, and when detaching it.
     attaching: Retry<Link>,
     pub(super) detaching: Backoff,
-    /// When rules that a NIC has forgotten are made again.
+    /// When rules that the NIC has lost are set again.
     renewing: Backoff,
-    /// Of what the kernel does not answer.
+    /// Limits log lines about failed queries of the kernel.
     lines: LogLimit,
 }
 
@@ -112,8 +112,8 @@ impl Interface {
         }
     }
 
-    /// Goes on with what another steward left. Whatever cannot be used of it is taken off; then it is as if the program
-    /// had been lost.
+    /// Takes over the interface and program of a previous steward. A program that cannot be used is removed and handled
+    /// like a lost one.
     pub(super) fn adopt(record: &InterfaceRecord, places: Places) -> Self {
         let gone = || Link {
             name: record.name.clone(),
@@ -129,9 +129,9 @@ impl Interface {
         };
         match opened {
             Ok(program) => {
-                // Attached again and not recorded yet: lessees do not know of it.
+                // If it was attached again and not recorded yet, lessees do not know of it.
                 let is_same = match record.attached {
-                    // Of a version that did not know.
+                    // Recorded by a version without this field.
                     0 => program.id() == record.program,
                     attached => program.number() == attached,
                 };
@@ -167,7 +167,7 @@ impl Interface {
         }
     }
 
-    /// As it was leased first.
+    /// Its name when it was first leased.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -191,17 +191,17 @@ impl Interface {
         }
     }
 
-    /// Whether it is gone, and had this name.
+    /// Whether it is gone and was first leased by this name.
     pub(super) fn was(&self, name: &str) -> bool {
         self.link.index == 0 && self.name == name
     }
 
-    /// Whether nobody needs it any more.
+    /// Whether it has no lease, and none that is being taken back.
     pub(super) fn is_idle(&self) -> bool {
         self.lessees.is_empty()
     }
 
-    /// Whether nobody has needed it for so long; without a program there is nothing to wait with.
+    /// Whether it has been idle for `linger`. Without a program there is no reason to wait.
     pub(super) fn is_over(&mut self, now: Instant, linger: Duration) -> bool {
         if !self.is_idle() {
             self.idle_since = None;
@@ -225,7 +225,7 @@ impl Interface {
         }
     }
 
-    /// Whether something is to be tried again soon.
+    /// Whether something has to be tried again soon.
     pub(super) fn is_unfinished(&self, now: Instant, linger: Duration) -> bool {
         let lingers = self.idle_since.is_some_and(|since| now < since + linger);
         let renews = !self.renewing.is_due(now);
@@ -233,14 +233,14 @@ impl Interface {
         waits || (self.is_idle() && !lingers)
     }
 
-    /// Tries again what was not done, and attaches the program again if it is missing. True if the facts changed.
-    /// `taken`: indexes of interfaces that are leased, which it cannot come back as.
+    /// Checks the interface, retries unfinished work, and attaches the program again if it is missing. Returns whether
+    /// facts for lessees changed. `taken`: indexes of leased interfaces, none of which can replace one that is gone.
     pub(super) fn look(&mut self, taken: &[u32]) -> bool {
         let before = (self.facts(), self.entries.clone(), self.known_of_networks());
         let (lost, now) = (self.lost_netkits(), Instant::now());
         self.take_back();
         self.look_at_link();
-        // Nobody waits for it when it has no lessee.
+        // Without a lessee the program is not needed.
         if self.program.is_none()
             && !self.is_idle()
             && self.find_again(taken)
@@ -266,7 +266,7 @@ impl Interface {
             if was_blind && !entries.is_blind() {
                 seen_again.push(entries.queues.start);
             }
-            // Rather no frames than those of others.
+            // Otherwise a lessee would receive frames of other VLANs.
             if let Some(program) = self.program.as_ref().filter(|_| entries.is_blind()) {
                 for queue in entries.queues.clone() {
                     let _ = program.deactivate_queue(queue);
@@ -277,7 +277,7 @@ impl Interface {
         if renewed {
             self.renewing.failed(now);
         }
-        // Other lessees do that themselves, as they are told.
+        // Other lessees activate their queues themselves when they are notified.
         seen_again
             .into_iter()
             .for_each(|queue| self.go_on_with_netkit(queue));
@@ -287,12 +287,12 @@ impl Interface {
             || before != (self.facts(), self.entries.clone(), self.known_of_networks())
     }
 
-    /// Looks whether it is there, with its program.
+    /// Checks whether the interface still exists and the program is still attached.
     fn look_at_link(&mut self) {
         match Link::find(self.link.index) {
             Ok(Some(link)) => self.link = link,
             Ok(None) => self.vanished(),
-            // No answer is no reason to take anything down.
+            // A failed query does not mean that the interface is gone.
             Err(error) => {
                 if let Some(left_out) = self.lines.allow() {
                     tracing::warn!("{}{left_out}", with_sources(&error));
@@ -313,24 +313,24 @@ impl Interface {
         }
     }
 
-    /// How the program is attached; `None`: it is not.
+    /// How the program is attached; `None`: it is not attached.
     pub(super) fn mode(&self) -> Option<Mode> {
         self.program.as_ref().map(Program::mode)
     }
 
-    /// Whether its frames come by taps.
+    /// Whether the lessees receive its frames from taps (tap mode).
     pub(super) fn is_by_tap(&self) -> bool {
         self.mode() == Some(Mode::Tap)
     }
 
-    /// Looks whether it stands on other interfaces, of which an XDP program loses frames.
+    /// Checks whether it is stacked on other interfaces in such a way that an XDP program on it misses frames.
     fn look_below(&mut self) {
         if self.is_by_tap() {
             return;
         }
         match losses_above(&self.link) {
             Ok(losses) => self.losses = losses,
-            // What is known holds still.
+            // Keep what is known.
             Err(error) => tracing::debug!(
                 interface = self.link.name,
                 "cannot ask for the interfaces below: {error}"
@@ -338,7 +338,7 @@ impl Interface {
         }
     }
 
-    /// A note for lessees of networks about tags, and about queues outside their lease.
+    /// For each network: whether tags are missing, and the note about queues outside its lease.
     fn known_of_networks(&self) -> Vec<(bool, String)> {
         let networks = self.networks.iter();
         networks
@@ -349,9 +349,9 @@ impl Interface {
             .collect()
     }
 
-    /// Whether there is something to attach to: the interface, whatever its name is now, or, if it is gone, one that
-    /// has the name that it had, and no other lease has it. No netkit without a peer: no frame comes to a program
-    /// there.
+    /// Finds an interface to attach to: this one, whatever its name is now, or, if it is gone, one with its first name
+    /// that no other lease uses. Not a netkit without a peer: a program there sees no frame. Returns whether there is
+    /// one.
     fn find_again(&mut self, taken: &[u32]) -> bool {
         if self.link.index == 0
             && let Ok(link) = Link::by_name(&self.name)

@@ -7,18 +7,18 @@
 //! and for a driver that starts its rings again. Neither may delay other lessees. And the files of that memory are the
 //! lessee's: reading from one, or closing it, may wait forever for a file system that the lessee itself serves (FUSE).
 //!
-//! So each such request is done by a child of the steward (fork(2)), which ends when it is done. The child takes the
-//! descriptors from the connection itself: they are never in the steward's own table. It looks at each by
-//! F_GET_SEALS, which asks nobody and only files of tmpfs and hugetlbfs answer (`memfd_file_seals_ptr`, mm/memfd.c),
-//! maps them side by side, and registers them with the socket. Memory that is registered stays so when the child and
-//! its mappings are gone: it belongs to the socket, which the steward has, too.
+//! So a child of the steward (fork(2)) does each such request, and then exits. The child receives the descriptors from
+//! the connection itself: they are never in the steward's own table. It checks each with F_GET_SEALS, which calls no
+//! file system and succeeds only for files of tmpfs and hugetlbfs (`memfd_file_seals_ptr`, mm/memfd.c), maps them one
+//! after the other, and registers them with the socket. Memory stays registered when the child and its mappings are
+//! gone: it belongs to the socket, of which the steward also has a descriptor.
 //!
 //! The child reports a failure over a pipe as two numbers, step and errno; the steward reads them when the child has
 //! ended (pidfd_open(2)). A child that is killed, or that hangs in the kernel, reports nothing. It counts against the
 //! jobs of its user and rule, so it harms only the user whose memory it was. It dies with the steward.
 //!
-//! Before it registers, the child takes the lessee's user for its real one, so that the kernel counts the memory for
-//! that user, as long as anybody has a socket with it. And connections are closed by the end of a child ([`close`]).
+//! Before it registers, the child sets its real user to the lessee's, so that the kernel charges the memory to that
+//! user, as long as any process has a socket with it. Connections, too, are closed by a child that exits ([`close`]).
 
 use std::fmt;
 use std::io;
@@ -38,14 +38,14 @@ use crate::protocol::{Answer, Reason, Refusal, Step, enumerated};
 use crate::sys::child::{self, Child};
 use crate::sys::zcrx::Made;
 
-/// Jobs at a time of those to whom one rule of the policy applies, and of one user: there is always one for another.
+/// Concurrent jobs under one rule of the policy, and of one user: one user alone cannot use up those of a rule.
 pub(super) const OF_A_RULE: usize = 4;
 pub(super) const OF_A_USER: usize = 3;
 
-/// Between two attempts on a queue that is busy.
+/// Pause between two attempts to bind to a busy queue.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// A queue, which may be taken.
+/// A queue, which may be busy.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QueueAt {
     pub(super) ifindex: u32,
@@ -61,22 +61,22 @@ pub(super) struct QueueAt {
 pub(super) struct Bind {
     pub(super) at: QueueAt,
     pub(super) flags: u16,
-    /// The kernel is to be asked with little memory whether the queue is free, see [`Bind::run`].
+    /// First test with a socket of little memory whether the queue is free, see [`Bind::run`].
     pub(super) probes: bool,
 }
 
 /// The kind of bind that only tests whether a queue is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Probe {
-    /// Zero-copy in pieces, which the driver lacks: the kernel rejects it after it has checked whether the queue is
+    /// Zero-copy multi-buffer, which the driver lacks: the kernel rejects it after it has checked whether the queue is
     /// free (`xp_assign_dev`, net/xdp/xsk_buff_pool.c).
     Refused,
-    /// A copy mode, where the driver has that. The queue is then the probe's for a moment, and the driver is not told.
+    /// Copy mode, if the driver has multi-buffer. The probe owns the queue for a moment; the driver is not called.
     Copy,
 }
 
 impl Probe {
-    /// With a driver that takes so many descriptors for a frame in zero-copy.
+    /// `most_pieces`: how many descriptors the driver takes for a frame in zero-copy mode.
     pub(super) fn of(most_pieces: usize) -> Self {
         match most_pieces <= 1 {
             true => Self::Refused,
@@ -91,12 +91,12 @@ impl Probe {
         }
     }
 
-    /// Whether nobody has the queue, by what became of a bind. What is not known to come after the look at who has it,
-    /// as a lack of memory, reports nothing.
+    /// Whether the result of a bind shows that the queue is free. Errors that may precede the kernel's check of the
+    /// queue's owner, such as a lack of memory, are returned.
     fn is_free(self, bound: Result<(), Errno>) -> Result<(), Errno> {
         match (self, bound) {
-            // Refused as meant; or the interface is gone, or has no such queue any more, which the kernel allows only
-            // where nobody has it.
+            // Rejected as intended; or the interface or the queue does not exist any more, which the kernel allows
+            // only if the queue has no owner.
             (_, Err(Errno::OPNOTSUPP | Errno::NODEV)) | (Self::Copy, Err(Errno::INVAL)) => Ok(()),
             (_, bound) => bound,
         }
@@ -117,7 +117,7 @@ pub(super) enum Outcome {
 }
 
 impl Outcome {
-    /// The answer about a job that is not done.
+    /// The answer if a job has failed or was lost.
     pub(super) fn not_done(self) -> Answered {
         match self {
             Self::Failed { step, errno } => Ok(Answer::Failed { step, errno }.into()),
@@ -126,7 +126,7 @@ impl Outcome {
     }
 }
 
-/// Of a child that has ended without a word.
+/// The refusal if a child has ended without a report.
 pub(super) fn lost() -> Refusal {
     Reason::Kernel.because("the process that was to do it has ended too early (out of memory?): try again")
 }
@@ -134,7 +134,7 @@ pub(super) fn lost() -> Refusal {
 /// What the child has made, or the step that failed in it.
 pub(super) type Attempt<T> = Result<T, (Step, Errno)>;
 
-/// A child at work. Whoever drops it has killed it or seen its outcome before.
+/// A running child process. Kill it, or read its outcome, before dropping this value.
 #[derive(Debug)]
 pub(super) struct Job {
     child: Child,
@@ -144,16 +144,16 @@ pub(super) struct Job {
 /// The job that a connection waits for.
 pub(super) struct Pending {
     pub(super) job: Job,
-    /// Of the request, once that is known.
+    /// Serial number of the request; 0 until it is known.
     pub(super) serial: u32,
-    /// The memory that it is about.
+    /// The memory that the job registers or binds.
     pub(super) holds: Holds,
     /// The queue for zero-copy receive that it registers.
     pub(super) queue: Option<QueueKey>,
     pub(super) conclude: Conclude,
 }
 
-/// What follows when a connection's job has ended, and the answer.
+/// Runs when a connection's job has ended, and returns the answer.
 type Conclude = Box<dyn FnOnce(&mut Server, u64, Outcome) -> Answered + Send>;
 
 impl Pending {
@@ -170,7 +170,7 @@ impl Pending {
         }
     }
 
-    /// The same for nobody: what it has is let go.
+    /// The same job, after its connection has ended: its resources are released, and no lease changes.
     pub(super) fn of_nobody(self) -> Self {
         Self {
             conclude: Box::new(|_, _, outcome| outcome.not_done()),
@@ -178,7 +178,7 @@ impl Pending {
         }
     }
 
-    /// The same, about this memory.
+    /// The same job, with this memory.
     pub(super) fn holding(self, holds: Holds) -> Self {
         Self { holds, ..self }
     }
@@ -191,8 +191,8 @@ impl fmt::Debug for Pending {
 }
 
 impl Job {
-    /// Begins work in a child that has these descriptors. The child is a copy of a process that may have had other
-    /// threads: nothing in `work` may allocate, lock or log.
+    /// Starts a child that keeps only these descriptors and does `work`. The child is a copy of a process that may have
+    /// had other threads: nothing in `work` may allocate, lock or log.
     pub(super) fn begin(
         kept: &[BorrowedFd<'_>],
         work: impl FnOnce() -> Attempt<()>,
@@ -200,7 +200,7 @@ impl Job {
         Self::begin_without(TO_TAKE_RINGS, kept, work)
     }
 
-    /// The same, without these capabilities; the child reports what it makes.
+    /// The same, without the capabilities `without`; the child reports the value that `work` returns.
     pub(super) fn begin_without<T: IntoBytes + Immutable>(
         without: CapabilitySet,
         kept: &[BorrowedFd<'_>],
@@ -220,7 +220,7 @@ impl Job {
         })
     }
 
-    /// A child takes the files that come with a connection's next message, in a process that has no other work.
+    /// Starts a child that only receives, and so closes, the descriptors in a connection's next message.
     pub(super) fn discard(connection: BorrowedFd<'_>) -> Result<Self, Refusal> {
         Self::begin(&[connection], || {
             let taken = child::take_files(connection).map(std::mem::forget);
@@ -228,7 +228,7 @@ impl Job {
         })
     }
 
-    /// What came of it, once the child has ended, which [`AsFd`] tells; `None` before that.
+    /// The outcome; `None` until the child has ended, when [`AsFd`]'s descriptor becomes readable.
     pub(super) fn outcome(&self) -> Option<Outcome> {
         self.child.has_ended().then(|| self.read())
     }
@@ -252,7 +252,7 @@ impl Job {
         }
     }
 
-    /// Ends the child; that may take its time.
+    /// Kills the child, without waiting until it has ended.
     pub(super) fn kill(&self) {
         self.child.kill();
     }
@@ -264,7 +264,7 @@ impl AsFd for Job {
     }
 }
 
-/// The report of a child: two numbers, then what it has made.
+/// Writes the report of a child: step and errno, then the value that it has made.
 fn tell<T: IntoBytes + Immutable>(report: BorrowedFd<'_>, attempt: Attempt<T>) {
     let numbers: [u32; 2] = match &attempt {
         Ok(_) => [0, 0],
@@ -280,24 +280,24 @@ pub(super) fn failed(step: Step) -> impl Fn(Errno) -> (Step, Errno) {
     move |errno| (step, errno)
 }
 
-/// Closes connections by the end of a child that has them last. What nobody has read there goes with them, files of the
-/// lessee's perhaps: a process that closes a TCP socket may have to wait until all is sent (SO_LINGER), for as long as
-/// its owner likes, but not one that is about to end (`inet_release`, net/ipv4/af_inet.c).
-/// On success none are left here.
+/// Closes connections by the exit of a child that holds the last descriptors of them. That also closes the lessee's
+/// files in unread messages. A process that closes a TCP socket may have to wait until all is sent (SO_LINGER), for as
+/// long as its owner likes, but an exiting process does not wait (`inet_release`, net/ipv4/af_inet.c).
+/// On success `connections` is empty.
 pub(super) fn close(connections: &mut Vec<OwnedFd>) -> io::Result<Child> {
     let (closed, closes) = pipe_with(PipeFlags::CLOEXEC)?;
     let kept: Vec<_> = connections.iter().chain([&closed]).map(AsFd::as_fd).collect();
     let child = child::begin(&kept, TO_TAKE_RINGS, || child::await_close(closed.as_fd()))?;
-    // It closes them when no other process has them, and then ends.
+    // The child exits when this pipe end is closed, after the steward's own descriptors of them.
     connections.clear();
     drop(closes);
     Ok(child)
 }
 
 impl Bind {
-    /// Tries until the time is up. A queue is free an RCU grace period after its last socket was closed; an attempt
-    /// before that fails, but for much memory only after the kernel has made its tables for all chunks, which takes
-    /// longer than the grace period. So a socket with one chunk asks first.
+    /// Tries until the deadline. A queue is free an RCU grace period after its last socket was closed. An earlier
+    /// attempt fails; with much memory it fails only after the kernel has made its tables for all chunks, which takes
+    /// longer than the grace period. So a socket with one chunk tests first.
     pub(super) fn run(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         let at = &self.at;
         let deadline = at.deadline();
@@ -316,26 +316,26 @@ impl QueueAt {
         Instant::now() + self.wait
     }
 
-    /// Waits until nobody has it. Then the driver has no memory of its last socket's any more either: the kernel takes
-    /// that away first (`xp_clear_dev`, net/xdp/xsk_buff_pool.c).
-    /// Errors: EBUSY, if it is not so in time; what else keeps the kernel from saying so.
+    /// Waits until the queue is free. Then the driver no longer uses the memory of its last socket either: the kernel
+    /// takes that away first (`xp_clear_dev`, net/xdp/xsk_buff_pool.c).
+    /// Errors: EBUSY, if the queue is not free in time; other errors that prevent the test.
     pub(super) fn run(&self) -> Result<(), Errno> {
         let (probe, deadline) = (child::probe()?, self.deadline());
         let ask = |kind: Probe| kind.is_free(self.bind_by(deadline, probe.as_fd(), kind.flags()));
         match ask(self.probe) {
-            // Before Linux 6.6, which knows of no pieces and has not looked at the queue.
+            // Before Linux 6.6, which lacks multi-buffer and has not checked the queue.
             Err(Errno::INVAL) => ask(Probe::Copy),
             free => free,
         }
     }
 
-    /// Binds a socket, again and again until then while somebody has the queue.
+    /// Binds a socket; retries until the deadline while the queue is busy.
     fn bind_by(&self, deadline: Instant, socket: BorrowedFd<'_>, flags: u16) -> Result<(), Errno> {
         in_time(deadline, || child::bind(socket, self.ifindex, self.queue, flags))
     }
 }
 
-/// Tries again and again until then while somebody has the queue.
+/// Calls `bind` until the deadline while it returns EBUSY.
 pub(super) fn in_time(deadline: Instant, mut bind: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
     loop {
         match bind() {

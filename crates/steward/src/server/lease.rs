@@ -17,7 +17,7 @@ use crate::listing::Listed;
 use crate::peer::Credentials;
 use crate::protocol::{Answer, Facts, Reason, Refusal, Wanted};
 
-/// One of all leases.
+/// A lease: of a connection, or one whose lessee has not come back yet.
 #[derive(Clone, Copy)]
 pub(super) struct LeaseRef<'a> {
     pub(super) number: u64,
@@ -25,7 +25,7 @@ pub(super) struct LeaseRef<'a> {
     pub(super) held: &'a Held,
 }
 
-/// A netkit without a peer would take the program, in skb mode, and never show it a frame.
+/// Refuses a netkit without a peer: it accepts the program, in skb mode, but the program never sees a frame.
 fn check_programs_run_on(link: &Link) -> Result<(), Refusal> {
     if !link.has_leased_only {
         return Ok(());
@@ -91,8 +91,8 @@ impl Server {
         }
     }
 
-    /// The interface with the program, which is attached if the request can be granted otherwise and the user has not
-    /// caused that too often.
+    /// The number of the interface with the program. The program is attached if nothing else prevents the lease and the
+    /// user has not caused that too often.
     fn interface_for(
         &mut self,
         link: Link,
@@ -127,7 +127,7 @@ impl Server {
             return Ok(at);
         }
         self.device_changes.check(change, &name, peer.uid, now)?;
-        // Attached otherwise, for leases that have ended.
+        // The program is attached in another mode, for leases that have ended.
         if let Some((at, ..)) = known
             && !self.forget(at)
         {
@@ -145,7 +145,7 @@ impl Server {
         Ok(at)
     }
 
-    /// A lease that is asked for on an interface, in the mode that it has there.
+    /// The requested lease, in the mode that it gets on the interface.
     fn settled(&self, at: u64, wanted: &Wanted) -> Wanted {
         match self.interfaces.get(&at) {
             Some(interface) => {
@@ -155,14 +155,14 @@ impl Server {
         }
     }
 
-    /// Whether all leases of an interface are this user's, or it is root: others' guests would lose what comes by
-    /// further queues.
+    /// Whether this user has all leases of an interface, or is root. Leaving tap mode costs guests the frames of queues
+    /// that are not leased; no other user may cause that.
     fn has_all_of(&self, at: u64, peer: &Credentials) -> bool {
         let mut others = self.all_leases().filter(|lease| lease.held.interface == at);
         peer.uid == 0 || others.all(|lease| lease.peer.uid == peer.uid)
     }
 
-    /// Continues all leases of an interface in that mode, perhaps leaving tap mode; true: they do.
+    /// Tries to continue all leases of an interface in `mode` instead of tap mode. Returns whether tap mode was left.
     fn leave_tap_mode(&mut self, at: u64, mode: ModeRequest) -> bool {
         let Some(interface) = self.interfaces.get_mut(&at) else {
             return false;
@@ -180,7 +180,7 @@ impl Server {
         is_left
     }
 
-    /// The first lease of a higher number, of those that the asker may know of.
+    /// The lease with the lowest number above `after`, among those that the connection's user may see.
     pub(super) fn next_lease(&self, number: u64, after: u64) -> Answer {
         let asker = self.connections.get(&number).map(|asker| asker.peer.uid);
         let may_know = |peer: &Credentials| asker == Some(0) || asker == Some(peer.uid);
@@ -221,7 +221,7 @@ impl Server {
         })
     }
 
-    /// All leases, also those whose lessees have not come back yet.
+    /// All leases, including those whose lessees have not come back yet.
     pub(super) fn all_leases(&self) -> impl Iterator<Item = LeaseRef<'_>> {
         let connected = self.connections.iter().filter_map(|(&number, other)| {
             Some(LeaseRef {
@@ -274,10 +274,10 @@ impl Server {
         Ok(())
     }
 
-    /// The ring of a network that is leased.
+    /// The multicast ring for a network's lease.
     fn ring_for(&mut self, at: u64, of: &RingOf, rule: usize) -> Result<MulticastRing, Refusal> {
         let (name, _, first) = of;
-        // One that had this name, and has another now, has it still.
+        // An interface that was leased by this name and renamed since still uses the ring.
         let is_used = |(&other, interface): (&u64, &Interface)| {
             other != at && interface.name() == name && interface.ring(*first).is_some()
         };
@@ -285,7 +285,7 @@ impl Server {
         self.rings.take(of, is_used, rule)
     }
 
-    /// A connection has a lease from now on; what it is told of it.
+    /// Stores a lease with its connection. Returns the facts for the lessee.
     pub(super) fn note_lease(&mut self, number: u64, held: Held, what: &str) -> Result<Facts, Refusal> {
         let gone = || Reason::Lease.because("this connection or its interface is gone");
         let (at, rule, queues) = (held.interface, held.rule, held.wanted.range());

@@ -2,8 +2,8 @@
 //!
 //! Rules and contexts outlive the process that made them. So the plan is written to the file before they are made,
 //! and removed after they are removed: a steward that dies in between leaves a plan by which the next one finds them
-//! (see [`crate::hardware`]). Without a file the NIC is not configured. The file also has the netkits that have
-//! queues of the NIC, as they outlive a process, too.
+//! (see [`crate::hardware`]). Without a file the NIC is not configured. The file also lists the netkits to which
+//! queues of the NIC are leased, as they outlive a process, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -22,7 +22,7 @@ use crate::links::netkit::Trace;
 use crate::protocol::{NetkitEnd, Steered};
 use crate::sys;
 
-/// Names of the files begin so.
+/// Prefix of the file names.
 const PREFIX: &str = "nic-";
 
 /// The file of an interface, by its number, in a directory.
@@ -38,26 +38,26 @@ pub(super) struct Ledger {
     accepted: BTreeMap<u32, Accepted>,
 }
 
-/// Stations that a NIC accepts frames to: the kernel forgets them when the socket is closed, so they need no note.
+/// Stations that a NIC accepts frames to: the kernel forgets them when the socket is closed, so they are not saved.
 ///
-/// One socket for all of them, whose list is changed: to close one takes an RCU grace period (`packet_release`,
-/// net/packet/af_packet.c), which is tens of milliseconds at best, and everybody waits for us meanwhile.
+/// One socket has the list of all of them. Closing a socket takes an RCU grace period (`packet_release`,
+/// net/packet/af_packet.c), tens of milliseconds at best, in which the steward serves nobody.
 #[derive(Debug)]
 struct Accepted {
     socket: OwnedFd,
-    /// Under which the service manager keeps the socket while no steward runs.
+    /// The name under which the service manager keeps the socket while no steward runs.
     name: String,
     ifindex: u32,
     macs: BTreeSet<[u8; 6]>,
 }
 
 impl Accepted {
-    /// Makes them these.
+    /// Replaces the accepted stations by these.
     fn change(&mut self, macs: &[[u8; 6]]) -> io::Result<()> {
         let wanted: BTreeSet<_> = macs.iter().copied().collect();
         let gone = self.macs.difference(&wanted).map(|&mac| (mac, false));
         let new = wanted.difference(&self.macs).map(|&mac| (mac, true));
-        // New ones first: a NIC that knows several does not become one that knows none in between.
+        // Add before removing, so that the NIC's list is never empty in between.
         let changes: Vec<_> = new.chain(gone).collect();
         for (mac, accepts) in changes {
             sys::accept_station(self.socket.as_fd(), self.ifindex, mac, accepts)?;
@@ -73,7 +73,7 @@ impl Accepted {
 /// The content of the file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Saved {
-    /// As it was called when the last note was written.
+    /// Name of the interface when the file was last written.
     #[serde(default)]
     interface: String,
     #[serde(default, rename = "lease")]
@@ -86,17 +86,17 @@ struct Saved {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedNetkit {
     pub(super) queue: u32,
-    /// Its name before it went where it is to be, which no other interface has.
+    /// Its unique temporary name, before it was moved to its network namespace.
     pub(super) made_as: String,
-    /// And there.
+    /// Its name in that namespace.
     pub(super) name: String,
-    /// Its index there; 0: it may not be there yet.
+    /// Its index in that namespace; 0: it may not have been moved yet.
     #[serde(default)]
     pub(super) ifindex: u32,
-    /// By which number our network namespace knows that one; none: it is ours.
+    /// The id (netnsid) of that namespace in the steward's; `None`: it is the steward's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) namespace: Option<i32>,
-    /// Number of its queue that the NIC's is leased to.
+    /// Number of the netkit's queue to which the NIC's queue is leased.
     #[serde(default)]
     pub(super) its_queue: u32,
 }
@@ -111,7 +111,7 @@ impl SavedNetkit {
         }
     }
 
-    /// Of the NIC with that index.
+    /// How to find it; `nic`: index of the NIC.
     pub(super) fn trace(&self, nic: u32) -> Trace<'_> {
         let place = (self.ifindex, self.namespace);
         Trace {
@@ -128,7 +128,7 @@ struct SavedLease {
     plan: Plan,
 }
 
-/// The result of configuring a NIC: how frames come, and why not better.
+/// The result of configuring a NIC: how frames are steered, and why not in a better way.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct SteeringOutcome {
     pub(super) steered: Steered,
@@ -144,7 +144,7 @@ impl SteeringOutcome {
     }
 }
 
-/// How frames come, with the parts that were made.
+/// How frames are steered by the configuration of this plan.
 fn steered_by(plan: &Plan) -> Steered {
     match plan.context {
         Some(_) => Steered::ByContext,
@@ -153,7 +153,7 @@ fn steered_by(plan: &Plan) -> Steered {
 }
 
 impl Ledger {
-    /// With what a predecessor saved.
+    /// Opens the file, with the content that a predecessor saved.
     pub(super) fn open(path: Option<PathBuf>) -> Self {
         let saved = path.as_deref().map_or(Ok(None), file::read);
         let saved = saved.unwrap_or_else(|error| {
@@ -167,7 +167,7 @@ impl Ledger {
         }
     }
 
-    /// The interface is called so now.
+    /// Sets the current name of the interface.
     pub(super) fn set_interface(&mut self, name: &str) {
         name.clone_into(&mut self.saved.interface);
     }
@@ -202,7 +202,7 @@ impl Ledger {
         }
     }
 
-    /// Undoes what the saved in a directory say that are of no interface any more, as far as that goes.
+    /// Undoes, as far as possible, the configuration in files of a directory that belong to no known interface.
     pub(super) fn clear_strays(dir: &Path, is_known: impl Fn(&Path) -> bool) {
         for path in file::all_of(dir, PREFIX) {
             if is_known(&path) {
@@ -232,24 +232,24 @@ impl Ledger {
         }
     }
 
-    /// Whether there is a file for it.
+    /// Whether the configuration is saved in a file.
     pub(super) fn is_kept(&self) -> bool {
         self.path.is_some()
     }
 
-    /// First queues of leases for which something may be in the NIC.
+    /// First queues of leases for which the NIC may have rules, contexts or netkits.
     pub(super) fn saved_queues(&self) -> BTreeSet<u32> {
         let netkits = self.saved.netkits.iter().map(|netkit| netkit.queue);
         let leases = self.saved.leases.iter().map(|saved| saved.first_queue);
         leases.chain(netkits).collect()
     }
 
-    /// The netkit that may have a queue.
+    /// The saved netkit of a queue; it may not exist.
     pub(super) fn netkit(&self, queue: u32) -> Option<&SavedNetkit> {
         self.saved.netkits.iter().find(|netkit| netkit.queue == queue)
     }
 
-    /// Saved one, in the place of the one before for that queue.
+    /// Saves a netkit; replaces an earlier one for its queue.
     pub(super) fn save_netkit(&mut self, saved: SavedNetkit) -> io::Result<()> {
         let before = self.saved.netkits.clone();
         self.saved.netkits.retain(|other| other.queue != saved.queue);
@@ -257,14 +257,14 @@ impl Ledger {
         self.write().inspect_err(|_| self.saved.netkits = before)
     }
 
-    /// It is not there any more.
+    /// Removes the saved netkit of a queue, which is gone.
     pub(super) fn forget_netkit(&mut self, queue: u32) {
         if self.netkit(queue).is_none() {
             return;
         }
         self.saved.netkits.retain(|netkit| netkit.queue != queue);
         if let Err(error) = self.write() {
-            // The next steward looks for it in vain, and forgets it, too.
+            // The next steward will not find it either, and forgets it then.
             tracing::warn!("cannot forget a netkit: {error}");
         }
     }
@@ -274,7 +274,7 @@ impl Ledger {
         saved.map(|saved| &saved.plan)
     }
 
-    /// Tells the NIC what a lease is for. What it was told for it before is undone first.
+    /// Configures the NIC for a lease, after undoing an earlier configuration for it.
     pub(super) fn apply(
         &mut self,
         nic: &mut impl Nic,
@@ -305,8 +305,8 @@ impl Ledger {
         }
     }
 
-    /// Undoes what was made before the NIC refused; what it does not take back now stays saved, and is taken back with
-    /// the lease.
+    /// Undoes a partly made configuration after an error. What cannot be undone now stays saved, and is undone when the
+    /// lease ends.
     fn take_back(&mut self, nic: &mut impl Nic, first: u32, plan: &Plan, error: &NotMade) -> SteeringOutcome {
         let undone = plan.parts(nic).iter().try_for_each(|part| undo(nic, part));
         match undone {
@@ -316,7 +316,7 @@ impl Ledger {
         SteeringOutcome::by_program(error)
     }
 
-    /// Undoes what the NIC was told for a lease.
+    /// Undoes the NIC's configuration for a lease.
     /// Errors: the driver's; it stays saved then.
     pub(super) fn undo_all(&mut self, nic: &mut impl Nic, first: u32) -> io::Result<()> {
         for part in self.parts(Some(&*nic), first) {
@@ -326,13 +326,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// What is to be undone for a lease; as far as it is known without a look, if the NIC cannot be asked.
+    /// The parts to undo for a lease. If the NIC cannot be queried (`None`), only those in the saved plan.
     pub(super) fn parts(&self, nic: Option<&impl Nic>, first: u32) -> Vec<Part> {
         let parts = |plan: &Plan| nic.map_or_else(|| plan.known_parts(), |nic| plan.parts(nic));
         self.plan(first).map_or_else(Vec::new, parts)
     }
 
-    /// Whether all rules that were saved for a lease are in the NIC, and how frames come then.
+    /// How frames of a lease are steered, if all of its saved rules are in the NIC.
     pub(super) fn in_force(&self, nic: &impl Nic, first: u32) -> Option<Steered> {
         let plan = self.plan(first)?;
         (has_rules(nic, plan) == Some(true)).then(|| steered_by(plan))
@@ -344,7 +344,7 @@ impl Ledger {
             .is_some_and(|plan| has_rules(nic, plan) == Some(false))
     }
 
-    /// Everything of a lease is undone.
+    /// Removes all records of a lease, whose configuration is undone.
     pub(super) fn forget(&mut self, first: u32) {
         self.refuse(first);
         self.forget_netkit(first);
@@ -357,7 +357,7 @@ impl Ledger {
         }
         self.saved.leases.retain(|saved| saved.first_queue != first);
         if let Err(error) = self.write() {
-            // The next steward finds nothing of it in the NIC, and forgets it, too.
+            // The next steward finds none of its rules in the NIC, and forgets it then.
             tracing::warn!("cannot remove the saved configuration of the NIC: {error}");
         }
     }
@@ -383,7 +383,7 @@ impl Ledger {
     }
 }
 
-/// Whether all rules of a plan are in the NIC; `None`: it has none, or the NIC does not say.
+/// Whether all rules of a plan are in the NIC; `None`: the plan has no rules, or the NIC cannot be queried.
 fn has_rules(nic: &impl Nic, plan: &Plan) -> Option<bool> {
     let table = nic.table().ok().filter(|_| !plan.rules.is_empty())?;
     let is_there = |rule| table.rules.iter().any(|known| known.rule == Some(rule));

@@ -1,7 +1,7 @@
 //! Rates and order of requests, so that each user gets its share.
 //!
-//! Users are identified by number. A user with subordinate numbers (subuid(5)) has many, so what is worth an attack
-//! is also limited over all users.
+//! Users are identified by number. A user with subordinate numbers (subuid(5)) has many numbers, so requests that an
+//! attacker could misuse are also limited over all users.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use super::LINGER;
 use crate::protocol::{Reason, Refusal};
 
-/// So many at once, and then one in each such time.
+/// A token bucket's rate: `burst` at once, and then one per `each`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rate {
     pub(super) burst: u32,
     pub(super) each: Duration,
 }
 
-/// Rates of device changes, in units ([`DeviceChange::cost`]): for one interface, one user and all users together.
+/// Rates of device changes of one interface, in units ([`DeviceChange::cost`]): of one user, and of all together.
 const OF_USER: Rate = Rate {
     burst: 512,
     each: Duration::from_nanos(LINGER.as_nanos() as u64 / 128),
@@ -25,14 +25,14 @@ const OF_ALL: Rate = Rate {
     burst: 4 * OF_USER.burst,
     each: Duration::from_nanos(LINGER.as_nanos() as u64 / 512),
 };
-/// Most users that are kept apart; beyond that they share.
+/// Maximum number of users with an account of their own; all others share one.
 const USERS_MAX: usize = 1024;
 
 /// The units that are left of a rate.
 #[derive(Debug)]
 pub(super) struct Bucket {
     pub(super) left: u32,
-    /// When `left` was right.
+    /// When `left` was last refilled.
     since: Instant,
 }
 
@@ -44,7 +44,7 @@ impl Bucket {
         }
     }
 
-    /// Adds the units that have come back since the last call.
+    /// Adds the units earned since the last call.
     pub(super) fn refill(&mut self, rate: Rate, now: Instant) {
         let earned = now.saturating_duration_since(self.since).as_nanos() / rate.each.as_nanos().max(1);
         let earned = u32::try_from(earned).unwrap_or(rate.burst).min(rate.burst);
@@ -58,11 +58,11 @@ impl Bucket {
     }
 }
 
-/// A rate for each of several.
+/// A bucket of the same rate for each key.
 #[derive(Debug)]
 pub(super) struct Buckets<K> {
     rate: Rate,
-    /// Those who have used some of it.
+    /// Buckets of the keys that have used some of their units.
     used: BTreeMap<K, Bucket>,
 }
 
@@ -74,7 +74,7 @@ impl<K: Ord + Clone> Buckets<K> {
         }
     }
 
-    /// After which time this one may take so much; none: now.
+    /// How long until this key may take `cost` units; `None`: it may now.
     pub(super) fn wait(&mut self, of: &K, cost: u32, now: Instant) -> Option<Duration> {
         let bucket = self.used.get_mut(of)?;
         bucket.refill(self.rate, now);
@@ -83,7 +83,7 @@ impl<K: Ord + Clone> Buckets<K> {
         (lacks > 0 && next > now).then(|| next.saturating_duration_since(now))
     }
 
-    /// This one, or the crowd, where too many are kept apart already.
+    /// Returns `of`, or `crowd` (the shared key) if too many keys have their own bucket already.
     fn known_or(&mut self, of: K, crowd: K, now: Instant) -> K {
         if self.used.len() >= USERS_MAX {
             self.forget_full(now);
@@ -115,27 +115,27 @@ impl<K: Ord + Clone> Buckets<K> {
     }
 }
 
-/// A change of a device that a request causes. The kernel makes most of them by a lock that all interfaces share, a
-/// NIC's rings may start again, and the steward serves no lessee meanwhile.
+/// A change of a device that a request causes. The kernel makes most of them under a lock that all interfaces share
+/// (RTNL), a NIC may restart its rings, and the steward serves no lessee meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeviceChange {
-    /// The program is attached, and goes when there has been no lease for a while.
+    /// The program is attached; it is detached a while after the last lease.
     Program,
     /// A tap between a network and the host or the wire is made, with its programs.
     NetworkTap,
-    /// A tap is made by which GSO packets leave a queue unsegmented.
+    /// A tap is made, through which GSO packets are sent unsegmented from a queue.
     SendTap,
-    /// The NIC is looked at or told something for a netkit, or for zero-copy receive: twice for each queue.
+    /// The NIC is queried or configured for a netkit or for zero-copy receive: twice for each queue.
     NicSetUp,
     /// Steering rules for a lease's frames are set on the NIC.
     NicRules,
-    /// The program is replaced by one that leaves other hints.
+    /// The program is replaced by one that writes other hints.
     Hints,
 }
 
 impl DeviceChange {
-    /// Units. `linger`: how long the program stays without a lease. In that time a user may cause one more to be
-    /// attached: then no request for such a lease is rejected.
+    /// Cost in units. `linger`: how long the program stays without a lease. In that time a user earns the units for one
+    /// more attach, so a user that attaches no more often than that is never refused.
     fn cost(self, linger: Duration) -> u32 {
         match self {
             Self::Program => {
@@ -179,7 +179,7 @@ impl DeviceChanges {
         }
     }
 
-    /// Takes what a change costs.
+    /// Takes the cost of a change from the accounts.
     ///
     /// # Errors
     /// Why this user may not cause it now.
@@ -226,7 +226,7 @@ impl DeviceChanges {
         self.by_all.take(&interface.to_owned(), cost, now);
     }
 
-    /// It could not be made. That costs time, and no frames: others are not refused for it.
+    /// Charges a failed change to the user only: it costs the steward time but no frames, so other users do not pay.
     pub(super) fn note_in_vain(&mut self, change: DeviceChange, interface: &str, uid: u32, now: Instant) {
         let cost = change.cost(self.linger);
         let key = self.user(interface, uid, now);
@@ -240,7 +240,7 @@ impl DeviceChanges {
     }
 }
 
-/// Limits the lines of one kind that are logged because of what lessees do, and counts the others.
+/// Limits log lines of one kind that lessees cause, and counts those left out.
 #[derive(Debug)]
 pub(super) struct LogLimits {
     by_user: Buckets<u32>,
@@ -249,7 +249,7 @@ pub(super) struct LogLimits {
 }
 
 impl LogLimits {
-    /// So many lines at once because of one user, eight times as many because of all.
+    /// `burst`: lines at once for one user; all users together get eight times as many.
     pub(super) fn new(burst: u32) -> Self {
         let rate = Rate {
             burst,
@@ -292,11 +292,11 @@ pub(super) struct Waiting {
     pub(super) uid: u32,
 }
 
-/// In which order requests are done: in a round one of each user's, however many connections it has; the next round
-/// continues with its next connection.
+/// The order of requests: in each round one of each user, however many connections it has; the next round continues
+/// with the user's next connection.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// The connection of each user that had its turn last, of those users that wait.
+    /// For each user that waits: its connection that was served last.
     last: BTreeMap<u32, u64>,
 }
 

@@ -2,10 +2,10 @@
 //!
 //! # Theory of operation
 //!
-//! A round waits (poll) for the end, connections, requests, room to send answers, and rtnetlink. In each round each
+//! A round polls for the stop signal, connections, requests, room to send answers, and rtnetlink. In each round each
 //! user gets at most one request done, however many connections it has (`limits`). The steward never waits for a
-//! lessee, and never touches a lessee's files: children do that (`job`). Other slow work of the kernel (attaching a
-//! program) delays the requests of other lessees, not their frames.
+//! lessee, and never touches a lessee's files: children do that (`job`). Other slow calls into the kernel (attaching
+//! a program) delay the requests of other lessees, not their frames.
 //!
 //! A request is checked as a whole before anything is done for it. The program is attached for the first lease of an
 //! interface, and stays for a while after the last one; how often a user may cause that is limited.
@@ -16,7 +16,7 @@
 //! closes its connection and keeps its sockets gets no frames any more, but can still send from its queue, and the
 //! next lessee of the queue cannot bind until that process ends.
 //!
-//! When the steward dies, everything that it made ends, as links of programs are its descriptors, unless it has a
+//! When the steward dies, its programs are detached, as its descriptors are their BPF links, unless it has a
 //! [`Store`]: then programs are pinned, leases are recorded, and the next steward continues with them (`restore`).
 
 mod admission;
@@ -85,28 +85,28 @@ pub use interface::wants_frags;
 pub use state::{Store, StoreError};
 pub use unserved_queues::unserved_queues;
 
-/// How long the program stays on an interface without a lease: the next one comes often soon, and a NIC may lose its
-/// link and its frames for a moment each time a program comes or goes.
+/// How long the program stays on an interface without a lease: the next lease often follows soon, and a NIC may lose
+/// its link and its frames for a moment each time a program is attached or detached.
 pub const LINGER: Duration = Duration::from_secs(5);
-/// How often all interfaces are looked at because one changed. Lessees can change some, their network's tap for
-/// example, as often as they like.
+/// How often all interfaces are checked because one changed. Lessees can change some interfaces, for example the tap
+/// of their network, as often as they like.
 const LOOKS: Rate = Rate {
     burst: 64,
     each: Duration::from_millis(20),
 };
-/// Descriptors that are kept for what has to be done without any: two processes at a time.
+/// Descriptors kept in reserve for the time when no others are left: enough to start two child processes.
 const RESERVE: usize = 12;
 /// Pauses before a connection is accepted when there was no descriptor for it: the first, and the longest.
 const NO_DESCRIPTOR: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 
-/// See the module's head.
+/// The steward; the module documentation describes it.
 #[derive(Debug)]
 pub struct Server {
     policy: Policy,
     listener: OwnedFd,
     changes: Changes,
     fdb_changes: FdbChanges,
-    /// Forwarding databases of bridges are not read before.
+    /// Forwarding databases of bridges are not read before this time.
     fdb_pause: Instant,
     /// Inode of the network namespace.
     namespace: u64,
@@ -114,34 +114,34 @@ pub struct Server {
     connections: BTreeMap<u64, Connection>,
     /// Taps of networks, to the host and to the wire.
     network_taps: BTreeMap<TapAt, NetworkTap>,
-    /// When their programs are looked at, whatever happens.
+    /// When the programs of these taps are checked next, even if no event occurs.
     tap_programs_due: Instant,
     /// Removals of tap devices that are not finished.
     removals: Removals,
-    /// Of networks, and of those who had one.
+    /// Multicast rings of networks, and of users that had a network.
     rings: Rings,
-    /// Leases of another steward's whose lessees have not come back yet.
+    /// Leases from a previous steward whose lessees have not come back yet.
     orphans: BTreeMap<u64, Orphan>,
-    /// Where leases outlive this process.
+    /// State directory by which leases outlive this process; `None`: they end with it.
     store: Option<Store>,
     /// Number of the next connection or interface; never used twice.
     next: u64,
-    /// When one is accepted again.
+    /// When connections are accepted again.
     accepting: Backoff,
     /// See [`LOOKS`].
     looks: Bucket,
-    /// Changes of devices that lessees caused.
+    /// Limits how often lessees cause changes of devices.
     device_changes: DeviceChanges,
     turns: Turns,
     reload: Option<Reload>,
     /// How long the program stays without a lease.
     linger: Duration,
-    /// Those that nobody waits for any more, and that have not ended.
+    /// Jobs whose connection has ended, and that still run.
     lost_jobs: Vec<LostJob>,
-    /// Connections that are over: to be closed, and being closed.
+    /// Ended connections: those still to be closed, and those being closed.
     unclosed: Vec<Over>,
     closing: Vec<Closing>,
-    /// Descriptors to be closed when there are no more: what refuses a request, or ends a connection, needs some.
+    /// Descriptors that are closed when no others are left: refusing a request and ending a connection need some.
     reserve: Vec<OwnedFd>,
     /// Limits of log lines about leases, and about refused requests.
     leases: LogLimits,
@@ -152,7 +152,7 @@ pub struct Server {
 
 type Answered = Result<Reply, Refusal>;
 
-/// The numbers of those for which that is so.
+/// The numbers of the entries for which `is_so` returns true.
 fn numbers<T>(of: &BTreeMap<u64, T>, is_so: impl Fn(&T) -> bool) -> Vec<u64> {
     let those = of.iter().filter(|(_, one)| is_so(one));
     those.map(|(&number, _)| number).collect()
@@ -170,7 +170,7 @@ impl Server {
     /// The kernel's.
     pub fn new(policy: Policy, listener: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&listener, true)?;
-        // Before Linux 6.16 everybody can.
+        // Before Linux 6.16 every process can send descriptors.
         let _ = sys::let_files(listener.as_fd(), false);
         let mut server = Self {
             policy,
@@ -207,13 +207,13 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves until `end` becomes readable. Leases and programs go when the value is dropped, unless there is a
+    /// Serves until `end` becomes readable. Dropping the value ends leases and programs, unless there is a
     /// [`Store`].
     ///
     /// # Errors
-    /// The kernel's, if it does not let us wait.
+    /// The kernel's, if polling fails.
     pub fn run(&mut self, end: BorrowedFd<'_>) -> io::Result<()> {
-        // A predecessor may have left something to be tried again, and nothing else may happen.
+        // A predecessor may have left unfinished work, and perhaps no event will occur.
         let mut look_at = self.next_look(None, Instant::now());
         loop {
             let ready = self.wait(end, look_at)?;
@@ -225,7 +225,7 @@ impl Server {
             self.removals.forget_finished();
             self.end_deserted();
             self.serve_ready(&ready.connections);
-            // Before others come, who may come in the place of these.
+            // Before new connections are accepted, which may need the room of these.
             self.close_rest();
             if ready.accept {
                 self.accept(now);
@@ -260,7 +260,7 @@ impl Server {
         }
     }
 
-    /// When all is to be looked at again, though nothing changes, if at all; `planned`: when it was to be.
+    /// When all interfaces are checked next although no event occurs, if at all; `planned`: the time set before.
     fn next_look(&self, planned: Option<Instant>, now: Instant) -> Option<Instant> {
         let is_unfinished = |interface: &Interface| interface.is_unfinished(now, self.linger);
         let unfinished = self.interfaces.values().any(is_unfinished)
@@ -268,22 +268,22 @@ impl Server {
         unfinished.then(|| planned.unwrap_or(now + RETRY))
     }
 
-    /// Ends connections whose answers nobody reads, and whose process is gone: one can be open yet, on its own way here
-    /// in a message that is not read before the answer.
+    /// Ends connections that have an unsent answer and whose process is gone. Such a connection can still be open: its
+    /// descriptor may be in a message to the steward that is read only after the answer is sent.
     fn end_deserted(&mut self) {
         let deserted = |connection: &Connection| connection.has_unsent() && connection.peer.is_gone();
         let over = numbers(&self.connections, deserted);
         over.into_iter().for_each(|number| self.end(number, None));
     }
 
-    /// Handles events of connections: ends first, as they make room; then a request of each user.
+    /// Handles events of connections: closed connections first, as that makes room; then one request of each user.
     fn serve_ready(&mut self, ready: &[ReadyConnection]) {
         let mut waiting = Vec::new();
         for &ReadyConnection { number, events } in ready {
             let Some(connection) = self.connections.get_mut(&number) else {
                 continue;
             };
-            // Requests that it left behind are of no use to anybody.
+            // Its unread requests are dropped.
             if events.intersects(PollFlags::HUP | PollFlags::ERR) || !connection.flush() {
                 self.end(number, None);
             } else if !connection.has_unsent() && events.contains(PollFlags::IN) {
@@ -296,7 +296,7 @@ impl Server {
         }
     }
 
-    /// One connection's turn.
+    /// Handles the next request of one connection.
     fn serve_requests(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
@@ -401,7 +401,7 @@ impl Server {
         Ok((held, interface))
     }
 
-    /// Ends a connection and its lease.
+    /// Ends a connection and its lease. `broken`: the malformed message that caused it, if one did.
     fn end(&mut self, number: u64, broken: Option<Malformed>) {
         let Some(mut connection) = self.connections.remove(&number) else {
             return;
@@ -424,7 +424,7 @@ impl Server {
         {
             let name = interface.link.name.clone();
             self.release(number, held);
-            // Not before: tests and scripts rely on this line.
+            // Only after the release: tests and scripts rely on this line.
             if self.leases.may_log(connection.peer.uid) {
                 tracing::info!(pid, interface = name, queues = ?held.wanted.range(), "lease ended");
             }
@@ -457,7 +457,7 @@ impl Server {
     fn release(&mut self, number: u64, held: &Held) {
         self.end_send_taps(held);
         if may_have_taps(&held.wanted) {
-            // Before others can have the queues.
+            // Before others can lease the queues.
             self.end_network_taps((held.interface, held.wanted.start_queue));
         }
         if let Some(interface) = self.interfaces.get_mut(&held.interface) {
@@ -466,7 +466,7 @@ impl Server {
         self.forget_if_idle(held.interface);
     }
 
-    /// The program of an interface without leases goes when it has been without for a while.
+    /// Takes the program off an interface that has had no lease for the linger time.
     fn forget_if_idle(&mut self, at: u64) {
         let now = Instant::now();
         if let Some(interface) = self.interfaces.get_mut(&at)
@@ -476,7 +476,7 @@ impl Server {
         }
     }
 
-    /// Takes the program off an interface without leases; whether it is off.
+    /// Takes the program off an interface without leases. Returns whether it is off.
     fn forget(&mut self, at: u64) -> bool {
         let Some(interface) = self.interfaces.get_mut(&at) else {
             return true;
@@ -504,21 +504,21 @@ impl Server {
         idle.into_iter().for_each(|at| self.forget_if_idle(at));
     }
 
-    /// How long a program stays on an interface after its last lease; [`LINGER`] if this is not called. In that time,
-    /// or in [`LINGER`] if that is shorter, a user may cause one more to be attached.
+    /// Sets how long a program stays on an interface after its last lease; the default is [`LINGER`]. In that time, or
+    /// in [`LINGER`] if that is shorter, a user may cause one more program to be attached.
     #[must_use]
     pub fn with_linger(mut self, linger: Duration) -> Self {
         (self.linger, self.device_changes) = (linger, DeviceChanges::new(linger));
         self
     }
 
-    /// To be called when nothing is served any more: programs without leases do not wait for the next steward.
+    /// Detaches programs without leases now instead of leaving them to the next steward. Call this after serving ended.
     pub fn end_lingering(&mut self) {
         self.linger = Duration::ZERO;
         self.forget_idle();
     }
 
-    /// Checks all interfaces again.
+    /// Checks all interfaces, zero-copy queues and taps again.
     fn look(&mut self) {
         let (mut other, mut of_host) = (Vec::new(), Vec::new());
         let taken: Vec<u32> = self
@@ -543,22 +543,22 @@ impl Server {
         of_host.into_iter().for_each(|at| self.judge_addresses_on(at));
         self.look_at_queues();
         self.look_at_network_taps();
-        // Before lessees are told.
+        // Before lessees are notified.
         other.into_iter().for_each(|at| self.record_interface(at));
         self.forget_idle();
     }
 }
 
-/// Whether sockets are bound before they are handed over. Where not, a lessee could bind its own to any free queue;
-/// looked at once.
+/// Whether sockets are bound before they are handed over. If not, a lessee could bind its socket to any free queue.
+/// This is checked once.
 #[must_use]
 pub fn hands_over_bound() -> bool {
     static BOUND: OnceLock<bool> = OnceLock::new();
     *BOUND.get_or_init(sys::maps_bound_rings)
 }
 
-/// Lets this process have as many descriptors as it may: each lease takes a few here, and callers have more of their
-/// own.
+/// Raises the soft limit of descriptors to the hard limit: each lease takes a few in this process, and the calling
+/// program has others.
 pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -36,11 +36,11 @@ use crate::links::tap::{NewTap, Purpose, Tap, all_taps};
 use crate::links::{Link, LinkError};
 use crate::protocol::{Answer, CHANGES_MAX, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
 
-/// Between two looks at bridges' forwarding databases, which others can change as often as they like.
+/// Pause between two reads of bridges' forwarding databases, which others can change as often as they like.
 const FDB_PAUSE: Duration = Duration::from_millis(100);
-/// A look is followed by a pause so many times as long.
+/// The pause after a read is this many times as long as the read.
 const FDB_SHARE: u32 = 20;
-/// Between two looks whether programs are attached: three short system calls for each tap.
+/// Pause between two checks whether programs are attached: three short system calls for each tap.
 const PROGRAMS_PAUSE: Duration = Duration::from_secs(1);
 
 /// A network: its interface's number, and its first queue.
@@ -61,7 +61,7 @@ pub(super) struct NetworkTap {
     macs: Vec<[u8; 6]>,
     /// Stations behind the bridge that the interface is part of; none if the tap leads to the wire.
     behind: BridgeFdb,
-    /// Why tap and interface are not joined, as it was logged; empty: they are.
+    /// Why tap and interface are not joined, as logged; empty: they are joined.
     why: String,
     /// Pauses between attempts to join them; the state is both ends and the MTU.
     retry: Retry<(Between, u32)>,
@@ -198,7 +198,7 @@ impl NetworkTap {
         device.up && joined.is_some_and(is_same)
     }
 
-    /// Looks which addresses the host has, and which bridges the interface is part of.
+    /// Reads the host's addresses, and the bridges that the interface is part of.
     fn look_at_links(&mut self, interface: &Interface) {
         if self.to != TapTo::Host {
             return;
@@ -248,13 +248,13 @@ impl NetworkTap {
         let done = self.join(interface, &device, between);
         self.retry.record(done.is_ok(), now);
         match done {
-            // It went with its lessee meanwhile.
+            // It was removed with its lessee meanwhile.
             Err(_) if matches!(self.device(), Ok(None)) => Ok(None),
             done => done.map(|()| Some(device)),
         }
     }
 
-    /// Does what is missing between the device and the interface.
+    /// Makes what is missing between the device and the interface.
     /// Errors: in words.
     fn join(&mut self, interface: &Interface, device: &Link, between: Between) -> Result<(), String> {
         let (program, mtu) = (
@@ -317,7 +317,7 @@ impl NetworkTap {
         joined.is_some_and(|joined| joined.access.has_detached_link())
     }
 
-    /// Whether something is to be tried again.
+    /// Whether something has to be tried again.
     pub(super) fn is_unfinished(&self) -> bool {
         !self.why.is_empty()
     }
@@ -436,7 +436,7 @@ impl Server {
         over.into_iter().for_each(|at| self.end_network_tap(at));
     }
 
-    /// Looks at all of them again, and notifies lessees of changes.
+    /// Checks all taps again, and notifies lessees of changes.
     pub(super) fn look_at_network_taps(&mut self) {
         self.end_taps_without_tap_mode();
         for (&(at, to), tap) in &mut self.network_taps {
@@ -475,7 +475,7 @@ impl Server {
         }
     }
 
-    /// Looks whether somebody has detached programs, and attaches them again. The kernel does not tell of it.
+    /// Checks whether programs were detached, and attaches them again. The kernel sends no notification of that.
     pub(super) fn look_at_tap_programs(&mut self, now: Instant) {
         if now < self.tap_programs_due {
             return;
@@ -486,7 +486,7 @@ impl Server {
         }
     }
 
-    /// Tells a lessee of a network what is behind the bridge that its interface is part of.
+    /// Answers a lessee of a network with the stations behind the bridge that its interface is part of.
     pub(super) fn behind(&self, number: u64, after: Station) -> Answered {
         let at = network_at(&self.held_network(number)?);
         let host = self.network_taps.get(&(at, TapTo::Host)).ok_or_else(|| {
@@ -566,14 +566,14 @@ impl Server {
         was_there
     }
 
-    /// Ends all of them, for a process that ends and has no successor.
+    /// Ends all taps, if the steward ends and has no successor.
     pub(super) fn end_all_network_taps(&mut self) {
         for at in self.network_taps.keys().copied().collect::<Vec<_>>() {
             self.end_network_tap(at);
         }
     }
 
-    /// Takes over devices that the steward before has left for leases that may continue.
+    /// Takes over devices of the previous steward for leases that may continue.
     pub(super) fn adopt_network_taps(&mut self, records: &Records) {
         for tap in all_taps() {
             let Purpose::Joins(to) = tap.purpose else { continue };

@@ -12,7 +12,7 @@ use super::{Answered, Server, no_lease};
 use crate::protocol::{Answer, Reason, Refusal, StationChange};
 
 impl Server {
-    /// A network's stations change: all are judged, then changed.
+    /// Changes a network's stations: checks all of them first.
     pub(super) fn change_stations(&mut self, number: u64, changes: &[StationChange]) -> Answered {
         let held = self.held_network(number)?;
         let interface = self.interfaces.get_mut(&held.interface).ok_or_else(no_lease)?;
@@ -26,7 +26,7 @@ impl Server {
         Ok(Answer::Done.into())
     }
 
-    /// A lessee gets the ring of its network.
+    /// Hands the ring of a network to its lessee.
     pub(super) fn groups(&mut self, number: u64) -> Answered {
         let held = self.held_network(number)?;
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
@@ -62,7 +62,7 @@ impl Server {
                 );
             }
             let theirs = &other.wanted.filter;
-            // Who names no VLAN takes frames of all.
+            // A lease that names no VLAN receives frames of all.
             let share_vlans = vlans.is_empty()
                 || theirs.vlans.is_empty()
                 || vlans.iter().any(|vlan| theirs.vlans.contains(vlan));
@@ -112,8 +112,8 @@ impl Server {
         }
     }
 
-    /// A lease is charged to another rule, or to one that says something else now: what its network, or its guest in
-    /// tap mode, may not have any more it loses.
+    /// Called when a lease is charged to another or changed rule: its network, or its guest in tap mode, loses
+    /// addresses that are not allowed any more.
     pub(super) fn judge_taps(&mut self, number: u64, held: &Held) {
         if !held.wanted.network {
             return self.judge_guest_tap(number, held);
@@ -124,7 +124,7 @@ impl Server {
         self.judge_stations(held);
     }
 
-    /// The host has other addresses on an interface: what it has now no network and no guest in tap mode may have.
+    /// Called when the host's addresses on an interface change: networks and guests in tap mode lose these addresses.
     pub(super) fn judge_addresses_on(&mut self, interface: u64) {
         let leases = self
             .all_leases()
@@ -135,7 +135,7 @@ impl Server {
                 true => self.judge_stations(held),
                 false => {
                     self.judge_guest_tap(*number, held);
-                    // It may have one now that it was refused.
+                    // It may now have an address that was refused.
                     if !self.has_tap(held) {
                         self.have_asked_again(*number);
                     }
@@ -191,8 +191,8 @@ impl Server {
         lessees(&mut self.connections, network_at(held)).for_each(|lessee| lessee.dirty = true);
     }
 
-    /// Has the lessee of a lease name its stations again, if it is one of a network, and ask for its taps: they are
-    /// judged otherwise than when it did.
+    /// Has a lessee request its stations (of a network) and taps again, as the checks may now have other
+    /// results.
     pub(super) fn have_asked_again(&mut self, number: u64) {
         if let Some(connection) = self.connections.get_mut(&number) {
             let held = connection.held.as_ref();

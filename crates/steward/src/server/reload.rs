@@ -1,6 +1,6 @@
 //! Reading the policy again, without a restart.
 //!
-//! A policy that cannot be read changes nothing. A valid one counts for everything from then on: each lease is
+//! A policy that cannot be read changes nothing. A valid one applies to everything from then on: each lease is
 //! checked against it as at the start of a steward, in the order in which leases were granted. A lease that it does
 //! not allow ends: its frames go to the host, and its lessee gets the reason and may request another one. The lessee
 //! keeps its sockets, by which it can send until its process ends, as after any lease.
@@ -18,10 +18,10 @@ use super::{Server, hands_over_bound};
 use crate::capabilities::{TO_TAKE_RINGS, are_at_hand};
 use crate::policy::Policy;
 
-/// When to take which other policy.
+/// The source of new policies.
 #[derive(Debug)]
 pub(super) struct Reload {
-    /// Readable when it is time to; does not block.
+    /// Readable when a reload is requested; non-blocking.
     pub(super) asked: UnixStream,
     from: PolicySource,
 }
@@ -33,12 +33,12 @@ enum PolicySource {
     Given(Receiver<NewPolicy>),
 }
 
-/// A policy that somebody in this process made, and waits for.
+/// A policy made by another thread of this process, which waits until it applies.
 #[derive(Debug)]
 pub struct NewPolicy {
     /// The policy.
     pub policy: Policy,
-    /// Told when it counts.
+    /// Receives a message when the policy applies.
     pub applied: Sender<()>,
 }
 
@@ -69,7 +69,7 @@ impl Server {
         Ok(self)
     }
 
-    /// Takes another policy.
+    /// Applies a new policy.
     pub(super) fn reload(&mut self) {
         let Some(reload) = &mut self.reload else {
             return;
@@ -90,13 +90,13 @@ impl Server {
                 let given: Vec<_> = policies.try_iter().collect();
                 for NewPolicy { policy, applied } in given {
                     self.apply(policy);
-                    // Who asked may have gone.
+                    // The receiver may be gone.
                     let _ = applied.send(());
                 }
             }
         }
         if ended {
-            // No process writes any more: its end would be readable forever.
+            // All writers are closed: the end of file would be readable forever.
             self.reload = None;
         }
     }
@@ -137,7 +137,7 @@ impl Server {
         for connection in self.connections.values_mut() {
             connection.rule = self.policy.rules_for(&connection.peer).next();
         }
-        // Until they are judged, leases count for no rule: those of the old policy are others.
+        // Until they are checked, leases count for no rule: the old rules' indexes are invalid.
         self.lost_jobs.iter_mut().for_each(|lost| lost.rule = None);
         self.zcrx.charges().for_each(|charge| charge.rule = None);
         self.closing.iter_mut().for_each(|closing| closing.rule = None);
@@ -152,13 +152,13 @@ impl Server {
         numbers.into_iter().for_each(|number| self.judge(number));
         let queues: Vec<u64> = self.zcrx_leases().map(|(number, _, _)| number).collect();
         queues.into_iter().for_each(|number| self.judge_queue(number));
-        // There may be room under other rules.
+        // Other rules may have room for waiting jobs.
         self.connections
             .values_mut()
             .for_each(|other| other.waits = false);
     }
 
-    /// Holds a lease against the policy, and ends it if it is not allowed.
+    /// Checks a lease against the policy, and ends it if it is not allowed.
     fn judge(&mut self, number: u64) {
         let found = self.all_leases().find(|lease| lease.number == number);
         let Some(LeaseRef { peer, held, .. }) = found else {
@@ -182,7 +182,7 @@ impl Server {
         }
     }
 
-    /// Charges a lease to a rule, whose names count for it from now on.
+    /// Charges a lease to a rule, and applies the addresses and VLANs that the rule names.
     pub(super) fn charge(&mut self, number: u64, rule: usize) {
         let held = match self.connections.get_mut(&number) {
             Some(connection) => {

@@ -72,7 +72,7 @@ impl Removals {
         self.0.iter()
     }
 
-    /// Forgets finished removals; whether all are.
+    /// Forgets finished removals. Returns whether all are finished.
     pub(super) fn forget_finished(&mut self) -> bool {
         self.0.retain(|child| !child.has_ended());
         self.0.is_empty()

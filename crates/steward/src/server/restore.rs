@@ -1,9 +1,9 @@
-//! Continues leases of the steward before, and leaves them to the next one.
+//! Continues leases of the previous steward, and leaves its own to the next one.
 //!
 //! At the start, what is pinned and recorded (see `state`) becomes interfaces and [`Orphan`]s: leases without a
-//! connection. Frames continue meanwhile. A lessee that noticed the end of its connection comes back with its token
-//! and has its lease again, if the policy still allows it; no other process gets the queues until the grace period is
-//! over, or the lessee's process is seen to be gone. Everything else is removed: pins without a record, queues
+//! connection. Frames continue meanwhile. A lessee that noticed the end of its connection connects again with its
+//! token and resumes its lease, if the policy still allows it. No other process gets the queues until the grace
+//! period is over, or the lessee's process has ended. Everything else is removed: pins without a record, queues
 //! without a lease, leases that no lessee can resume.
 
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::protocol::{Answer, Reason, Refusal, Token, Wanted};
 
 /// Pause between two checks whether orphans' lessees still run.
 pub(super) const ORPHANS_LOOK: Duration = Duration::from_millis(100);
-/// How long a steward that ends tries to undo everything.
+/// How long a steward that is ending tries to undo everything.
 const LAST_TRIES: Duration = Duration::from_secs(2);
 
 /// A lease whose lessee has not come back yet.
@@ -34,14 +34,14 @@ pub(super) struct Orphan {
 }
 
 impl Orphan {
-    /// Whether nobody will come back to it.
+    /// Whether it cannot be resumed any more.
     fn is_over(&self, now: Instant) -> bool {
         self.peer.is_gone() || self.until <= now
     }
 }
 
 impl Server {
-    /// Goes on with what is in `store`, and keeps leases there from now on.
+    /// Continues the programs and leases recorded in `store`, and records leases there from now on.
     #[must_use]
     pub fn with_store(mut self, store: Store) -> Self {
         let records = store.records.clone();
@@ -76,10 +76,10 @@ impl Server {
         }
         self.go_on_with_queues();
         self.interfaces.values_mut().for_each(Interface::sweep);
-        // What leases of before asked for is known; the policy may be another.
+        // The hints that the leases request are known now; the policy may have changed.
         self.interfaces.values_mut().for_each(Interface::decide_hints);
         self.sweep_network_taps();
-        // The policy may be another, and the host have other addresses.
+        // The policy and the host's addresses may have changed.
         for at in numbers(&self.interfaces, |_| true) {
             if let Some(interface) = self.interfaces.get_mut(&at) {
                 interface.look_at_host();
@@ -98,7 +98,7 @@ impl Server {
         self
     }
 
-    /// The lease of a record, if somebody may come back to it.
+    /// The lease of a record, if its lessee may resume it.
     fn orphan(&mut self, record: &LeaseRecord) -> Option<Orphan> {
         let (token, peer, hint_request) = (record.token()?, record.peer.clone(), record.hints());
         let mut held = Held {
@@ -120,7 +120,7 @@ impl Server {
         let first = held.wanted.start_queue;
         if let Some(ring) = interface.ring(first) {
             let of = (held.wanted.interface.clone(), peer.uid, first);
-            // Else its user gets another one next time.
+            // If that fails, its user gets another ring next time.
             let _ = self.rings.keep(of, ring);
         }
         Some(Orphan {
@@ -131,13 +131,13 @@ impl Server {
         })
     }
 
-    /// The rule that allows a lease, with its netkit if it has one.
+    /// The number of the rule that allows a lease, and its netkit if it has one.
     pub(super) fn rule_of(&self, peer: &Credentials, held: &Held) -> Result<usize, Refusal> {
         let rule = self.policy.find(peer, &held.wanted, |rule| self.leased(rule))?;
         self.check_netkit_of(held, rule).map(|()| rule)
     }
 
-    /// Ends the leases that nobody comes back to.
+    /// Ends the leases that cannot be resumed any more.
     pub(super) fn end_orphans(&mut self, now: Instant) {
         self.end_orphans_that(|orphan| orphan.is_over(now));
     }
@@ -147,7 +147,7 @@ impl Server {
         over.into_iter().for_each(|number| self.end_orphan(number));
     }
 
-    /// A process that asks for queues again which it had has given that lease up, or never learned that it had it.
+    /// Ends orphans of a process that requests the same queues again: it gave that lease up, or never learned of it.
     pub(super) fn end_given_up(&mut self, peer: &Credentials, wanted: &Wanted) {
         self.end_orphans_that(|orphan| {
             let had = &orphan.held.wanted;
@@ -170,7 +170,7 @@ impl Server {
         }
     }
 
-    /// A lessee names its token. Once: each is written to a file, and nobody needs a second.
+    /// Stores a lessee's token. Only once for each lease: each token is written to a file, and one is enough.
     pub(super) fn keep(&mut self, number: u64, token: &Token) -> Answered {
         self.held_lease(number)?;
         let mut twice = false;
@@ -190,7 +190,7 @@ impl Server {
         }
     }
 
-    /// A lessee comes back.
+    /// Handles a request to resume a lease.
     pub(super) fn resume(&mut self, number: u64, token: &Token) -> Answered {
         let refused = |text: &str| Reason::Lease.refuse(text);
         let peer = self.newcomer(number)?;
@@ -202,11 +202,11 @@ impl Server {
                 "no lease waits for this lessee: it has been taken back, or was never kept; ask for a new one",
             );
         };
-        // One of another version may know nothing of hints.
+        // A lessee of another version may not know hints.
         let hint_request = self.connections.get(&number).and_then(|asker| asker.hint_request);
         orphan.held.hint_request = hint_request.unwrap_or_default();
         let found = self.rule_of(&peer, &orphan.held);
-        // The process may be of other groups than it was, and the rule another.
+        // The groups of the process and the rules may have changed.
         orphan.held.rule = found.inspect_err(|_| self.release(lease, &orphan.held))?;
         let at = orphan.held.interface;
         let Some(interface) = self.interfaces.get_mut(&at) else {
@@ -225,19 +225,19 @@ impl Server {
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.other_hints = true;
         }
-        // This steward may have another policy.
+        // This steward may have another policy: have stations and taps requested again.
         self.have_asked_again(number);
         Ok(Answer::Facts(facts).into())
     }
 
-    /// Writes what changed of an interface.
+    /// Records the current state of an interface.
     pub(super) fn record_interface(&mut self, at: u64) {
         if let Some(record) = self.interfaces.get(&at).map(|interface| interface.record(at)) {
             self.record(|records| records.put_interface(record));
         }
     }
 
-    /// Writes what has ended.
+    /// Removes ended leases from the records.
     pub(super) fn record_ends(&mut self) {
         let interfaces = self.interfaces.values_mut();
         let ended = interfaces.flat_map(|interface| std::mem::take(&mut interface.ended));
@@ -261,12 +261,12 @@ impl Server {
         }
     }
 
-    /// Takes back everything, so that nothing is left for a successor.
+    /// Ends all leases and detaches all programs, so that nothing is left for a successor.
     pub fn end_all(&mut self) {
         self.linger = Duration::ZERO;
         self.end_orphans_that(|_| true);
         for number in numbers(&self.connections, |_| true) {
-            // Who only saw the connection end would take us for away, and wait.
+            // A lessee that gets no reason would wait for a steward to return.
             let text = "it takes all leases back and ends: start vhost-af-xdp-steward again";
             self.revoke(number, Reason::Lease.because(text));
         }
@@ -285,7 +285,7 @@ impl Server {
     }
 }
 
-/// Compares without telling by the time it takes where two tokens differ.
+/// Compares two tokens in constant time.
 fn is_same(one: &Token, other: &Token) -> bool {
     one.iter().zip(other).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }

@@ -23,10 +23,10 @@ const NEW: Rate = Rate {
     each: Duration::from_secs(10),
 };
 
-/// Most that are kept, two descriptors each: beyond that the next user's takes the place of another's.
+/// Maximum number of rings kept, two descriptors each; above it, a new ring replaces another user's.
 const KEPT: usize = 256;
 
-/// Whose: an interface's name, a user, and a first queue.
+/// Owner of a ring: name of the interface, user, and first queue.
 pub(super) type RingOf = (String, u32, u32);
 
 /// See the module's head.
@@ -73,7 +73,7 @@ impl Rings {
         Ok(ring)
     }
 
-    /// Takes note of one that another steward has made.
+    /// Stores a ring that a previous steward made.
     /// Errors: the kernel's.
     pub(super) fn keep(&mut self, of: RingOf, ring: &MulticastRing) -> io::Result<()> {
         let ring = ring.try_clone()?;

@@ -1,10 +1,10 @@
 //! Sockets of leases. Registering memory, binding, and waiting until the queue of a closed socket is free are [`Job`]s.
-//! Limits of the memory that a user may have in sockets.
+//! Also the limit of memory in a user's sockets.
 //!
-//! A lessee has one such request under way at a time; its further ones wait on its connection, as do those of a rule
-//! under which there are as many jobs as there may be. A socket is the steward's alone until it is bound.
+//! A lessee has one such request in progress at a time. Its further requests wait in its connection, also while its
+//! user or rule has as many jobs as allowed. Only the steward has a socket until it is bound.
 //!
-//! Before Linux 6.4 nobody can map the rings of a socket that is bound. There it is handed over as soon as it has
+//! Before Linux 6.4 the rings of a bound socket cannot be mapped. There a socket is handed over as soon as it has
 //! memory, and its lessee binds it.
 
 use std::io;
@@ -25,9 +25,9 @@ use crate::sys::{
     child::{self, LockedFor},
 };
 
-/// Beyond so much memory it takes longer to try a bind than to ask before whether the queue is free, bytes.
+/// Above this size of memory, a failed bind takes longer than testing first whether the queue is free, bytes.
 const LARGE: u64 = 64 << 20;
-/// Of one socket's memory, for those who have it in their own chunks: most that a lease takes for a queue, bytes.
+/// Memory allowed for each leased queue if the rule has no `memlock`, bytes: enough for a lessee that copies frames.
 pub(super) const OF_A_QUEUE: u64 = 16 << 20;
 
 const NO_SOCKET: &str = "no AF_XDP socket (the steward needs CAP_NET_RAW and descriptors)";
@@ -40,18 +40,18 @@ const NO_SHARING: &str = "memory of one socket for several takes Linux 6.4, wher
 const UNKNOWN_SOCKET: &str = "the socket with the memory to share was not bound by this steward for this user, or \
                               is not used any more: register the memory";
 
-/// A job of a lessee that is gone.
+/// A running job whose connection has ended.
 #[derive(Debug)]
 pub(super) struct LostJob {
     uid: u32,
-    /// Of the policy, as long as that is the same.
+    /// Rule of the policy; reset when the policy changes.
     pub(super) rule: Option<usize>,
     pub(super) pending: Pending,
 }
 
 impl Server {
-    /// Does what the next message on a connection asks for, which is still to be taken, if there may be one more job
-    /// under its rule; else it waits.
+    /// Starts the job that the next message on a connection requests; the message is still in the socket. If user or
+    /// rule may not have one more job, the connection waits.
     pub(super) fn run_job(&mut self, number: u64, serial: u32, request: &Request) {
         let Some(connection) = self.connections.get(&number) else {
             return;
@@ -84,7 +84,7 @@ impl Server {
             Request::Netkit(ref wanted) => self.make_netkit(number, wanted),
             _ => return,
         };
-        // A child takes the files of a registration with the message; a connection without a lease has sent none.
+        // A child receives a message with descriptors. A connection without a lease has sent none.
         let has_files = rule.is_some() && request.may_have_files();
         let begun = match has_files {
             true => begun.or_else(|refusal| self.discard(number, refusal)),
@@ -103,8 +103,8 @@ impl Server {
         }
     }
 
-    /// A child takes what comes with a connection's request, which is refused. There are descriptors for it, in the
-    /// reserve at least.
+    /// Has a child receive and drop the message of a refused request, with its descriptors. The child's own descriptors
+    /// come from the reserve if no others are left.
     fn discard(&mut self, number: u64, refusal: Refusal) -> Result<Pending, Refusal> {
         let connection = self.connections.get(&number).ok_or_else(super::no_lease)?.as_fd();
         let job = Job::discard(connection).or_else(|_| {
@@ -225,7 +225,7 @@ impl Server {
         }))
     }
 
-    /// Of memory; never used twice.
+    /// A number for registered memory; never used twice.
     fn next_number(&mut self) -> u64 {
         self.next += 1;
         self.next - 1
@@ -252,8 +252,8 @@ impl Server {
         self.policy.rule(rule).memlock.unwrap_or(queues * OF_A_QUEUE)
     }
 
-    /// Whether the kernel is to count a user's memory, and how much it may be: twice what the policy says, as a queue
-    /// that goes from one memory to another has both for a moment. It counts for whom it may limit only.
+    /// The user that the kernel charges memory to, and the limit: twice the policy's, as a queue that changes memory
+    /// has both for a moment. `None` if the steward cannot set that limit.
     fn locked_for(&self, uid: u32, rule: usize) -> Option<LockedFor> {
         let allowed = self.allowed_memory(uid, rule);
         let bytes = allowed.saturating_mul(2);
@@ -304,7 +304,7 @@ impl Server {
         }))
     }
 
-    /// Looks whose jobs are done, and answers.
+    /// Collects ended jobs, and answers their requests.
     pub(super) fn end_jobs(&mut self) {
         let lost = self.lost_jobs.len();
         self.lost_jobs.retain(|lost| lost.pending.job.outcome().is_none());
@@ -322,7 +322,7 @@ impl Server {
         }
         for (number, pending, outcome) in done {
             let serial = pending.serial;
-            // The child has not even taken the message, which may have files.
+            // The child died before it received the message, which may have descriptors.
             let is_left = |connection: &Connection| connection.has_request(serial);
             if matches!(outcome, Outcome::Lost) && self.connections.get(&number).is_some_and(is_left) {
                 self.revoke(number, Reason::Kernel.because("no process for it: connect again"));
@@ -331,13 +331,13 @@ impl Server {
             let answered = (pending.conclude)(self, number, outcome);
             self.reply(number, serial, answered);
         }
-        // There is room now.
+        // Some jobs have ended: waiting connections may try again.
         for connection in self.connections.values_mut() {
             connection.waits = false;
         }
     }
 
-    /// A socket that is bound takes its place, and goes to its lessee.
+    /// Places a socket in the program's map, and sends it to its lessee.
     fn hand_over(
         &mut self,
         number: u64,
@@ -347,7 +347,7 @@ impl Server {
     ) -> Answered {
         let (_, interface) = self.lessee_mut(number)?;
         interface.place(queue, socket.as_fd())?;
-        // The kernel does not fail to tell; without it nobody can share the memory.
+        // This does not fail in practice; without a cookie the memory cannot be shared.
         let cookie = rustix::net::sockopt::socket_cookie(&socket).unwrap_or(0);
         let bound = Bound {
             memory,
@@ -358,7 +358,7 @@ impl Server {
         Ok(Reply::with(Answer::Done, vec![socket]))
     }
 
-    /// Looks which sockets of a connection's user are closed by now: their memory counts no more.
+    /// Stops counting the memory of those sockets of a connection's user that are closed by now.
     fn forget_closed(&mut self, number: u64) {
         let Some(uid) = self
             .connections
@@ -379,8 +379,8 @@ impl Server {
         }
     }
 
-    /// Whether the socket of this queue may have that memory, registered for it or shared, after a look at which others
-    /// are closed by now, if that matters.
+    /// Checks whether the socket of this queue may have this memory, registered for it or shared. Before refusing, it
+    /// checks which other sockets are closed by now.
     fn allow_memory(&mut self, number: u64, queue: u32, wanted: (Memory, bool)) -> Result<(), Refusal> {
         if self.check_memory(number, queue, wanted).is_ok() {
             return Ok(());
@@ -427,7 +427,7 @@ impl Server {
     }
 }
 
-/// Begins what makes rings, on the NUMA node of the interface.
+/// Starts a job that allocates rings, preferably on the NUMA node of the interface.
 fn begin_near(
     interface: &Interface,
     kept: &[BorrowedFd<'_>],
@@ -437,7 +437,7 @@ fn begin_near(
     Job::begin(kept, work)
 }
 
-/// A queue, and how long it is waited for.
+/// A queue, and how long to wait until it is free.
 fn queue_at(interface: &Interface, queue: u32, wait_ms: u32) -> QueueAt {
     QueueAt {
         ifindex: interface.link.index,
@@ -447,14 +447,14 @@ fn queue_at(interface: &Interface, queue: u32, wait_ms: u32) -> QueueAt {
     }
 }
 
-/// A socket for [`Program::has_socket`](steer::Program::has_socket).
+/// An unbound socket with an RX ring, for [`Program::has_socket`](steer::Program::has_socket).
 fn ring_alone() -> io::Result<OwnedFd> {
     let socket = xsk::new_socket()?;
     rustix::net::sockopt::set_xdp_rx_ring_size(&socket, 1)?;
     Ok(socket)
 }
 
-/// A new socket. `busy_poll`: it may poll the driver, so many frames at a time at most.
+/// A new socket. `busy_poll`: how many frames it may take in one busy poll of the driver; `None`: no busy polling.
 fn new_socket(busy_poll: Option<u16>) -> Result<OwnedFd, Refusal> {
     let socket = xsk::new_socket().map_err(|error| kernel(NO_SOCKET, &error))?;
     if let Some(budget) = busy_poll {

@@ -2,17 +2,17 @@
 //!
 //! Programs, maps and configuration words live in the kernel, held by their pins, so frames continue whether there is a
 //! steward or not. There is a record for each interface (program, generation) and for each lease (user,
-//! request, and the token that proves that a lessee is the same). They are one
+//! request, and the token that proves that a lessee is the same). All records are in one
 //! small file, replaced by rename(2): a reader sees the old or the new one. There is no fsync(2): what the file
 //! describes does not outlive the machine either, and records of an earlier boot are not read.
 //!
-//! The order is such that whatever step a steward dies at, the next one finds out what is to be undone:
+//! The order is such that at whatever step a steward dies, the next one finds what has to be undone:
 //!  - a program is pinned, link last, and then recorded: pins without a record are removed;
 //!  - a lease is recorded before anything of it is put into the kernel, and forgotten after all of it was taken back:
 //!    a record without a token, or whose lessee does not come back, is taken back like a lease that ends;
 //!  - queues of a program that no record names are emptied.
 //!
-//! Only what is under the two directories is looked at: they are made for root alone, and a lock keeps a second steward
+//! Only files under the two directories are read: only root has access to them, and a lock keeps a second steward
 //! out.
 
 use std::fs::{self, DirBuilder, File};
@@ -29,10 +29,10 @@ use super::ledger::{self, Ledger};
 use crate::peer::Credentials;
 use crate::protocol::{HintRequest, Request, Token, Wanted};
 
-/// Of the form of the records.
+/// Version of the records' format.
 const VERSION: u32 = 1;
 
-/// Why nothing can be kept.
+/// Why no state can be kept.
 ///
 /// `path` is the file or directory in question, `owner` its user's number, `mode` its permission bits; `source` is the
 /// kernel's answer.
@@ -46,7 +46,7 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    /// Others could change it.
+    /// Other users could change it.
     #[error("{} can be changed by others (owner {owner}, mode {mode:04o}): it must be owned by the steward's user and \
              be writable by its owner only", .path.display())]
     Unsafe { path: PathBuf, owner: u32, mode: u32 },
@@ -54,13 +54,13 @@ pub enum StoreError {
     #[error("another steward keeps its state in {}: end it, or name other places with --state and \
              --pins", .path.display())]
     Locked { path: PathBuf },
-    /// Not where BPF objects can be pinned.
+    /// It is not on a bpffs, where BPF objects can be pinned.
     #[error("{} is not on a bpffs: `mount -t bpf bpf /sys/fs/bpf`, or name another place with --pins (`ip netns exec` \
              hides the host's: use `nsenter --net=/run/netns/NAME`)", .path.display())]
     NoBpfFs { path: PathBuf },
 }
 
-/// An interface with our program.
+/// An interface with the steward's program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct InterfaceRecord {
     pub(super) number: u64,
@@ -85,12 +85,12 @@ pub(super) struct LeaseRecord {
     /// Its lessee.
     #[serde(flatten)]
     pub(super) peer: Credentials,
-    /// The request for it, as it was sent, in hexadecimal digits: so all that can be wanted is kept.
+    /// The request for it, encoded as in the protocol, in hexadecimal digits: so every field is kept.
     wanted: String,
-    /// The hints that it asks for, as in the protocol; none: its lessee knows nothing of hints.
+    /// The hints that it requests, as in the protocol; `None`: its lessee does not use hints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hints: Option<u32>,
-    /// None: the lessee cannot come back to it.
+    /// `None`: the lessee cannot resume it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     token: Option<String>,
 }
@@ -98,7 +98,7 @@ pub(super) struct LeaseRecord {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Records {
     version: u32,
-    /// Of the boot that they are of.
+    /// Id of the boot in which they were written.
     boot: String,
     #[serde(default, rename = "interface")]
     pub(super) interfaces: Vec<InterfaceRecord>,
@@ -114,7 +114,7 @@ pub struct Store {
     /// How long queues are kept for a lessee that has not come back.
     pub(super) grace: Duration,
     pub(super) records: Records,
-    /// Records changed that could not be written.
+    /// Changed records could not be written yet.
     unwritten: bool,
     _locks: [File; 2],
 }
@@ -135,7 +135,7 @@ impl LeaseRecord {
         self.hints = (hint_request != HintRequest::default()).then(|| hint_request.number());
     }
 
-    /// The hints that it asks for.
+    /// The hints that it requests.
     pub(super) fn hints(&self) -> HintRequest {
         let hint_request = self.hints.map(HintRequest::of_number);
         hint_request.and_then(Result::ok).unwrap_or_default()
@@ -182,7 +182,7 @@ impl Records {
 pub(super) struct Places {
     /// Directory in which its program is pinned.
     pub(super) pins: PathBuf,
-    /// File in which it is noted what its NIC was told.
+    /// File with the configuration of its NIC.
     pub(super) ledger: PathBuf,
 }
 
@@ -215,7 +215,7 @@ impl Store {
 
     fn read(&mut self) -> Result<(), StoreError> {
         let path = self.path();
-        // Of a steward that died while it wrote.
+        // It may be left from a steward that died while it wrote.
         let _ = file::remove(&file::new_of(&path));
         match file::read::<Records>(&path) {
             Ok(None) => {}
@@ -223,7 +223,7 @@ impl Store {
                 tracing::info!(path = %path.display(), "records of another version or boot: not read");
             }
             Ok(Some(records)) => self.records = records,
-            // Programs and queues without a record are taken back, which is what is left to do.
+            // Programs and queues without a record are taken back; no more is possible.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 tracing::error!(
                     path = %path.display(),
@@ -239,7 +239,7 @@ impl Store {
         ledger::path_of(&self.dir, interface)
     }
 
-    /// Undoes what notes say that are of no interface in the records.
+    /// Undoes saved NIC configuration of interfaces that are not in the records.
     pub(super) fn clear_stray_notes(&self) {
         let known = |path: &Path| {
             let mut records = self.records.interfaces.iter();
@@ -258,7 +258,7 @@ impl Store {
         self.pins.join(interface.to_string())
     }
 
-    /// Where an interface's state is.
+    /// Where an interface's state is kept.
     pub(super) fn places_of(&self, interface: u64) -> Places {
         Places {
             pins: self.pins_of(interface),
@@ -266,9 +266,9 @@ impl Store {
         }
     }
 
-    /// Removes the place for programs, if there is none in it.
+    /// Removes the directory for programs, if it is empty.
     pub(super) fn remove_empty(&self) {
-        // It stays if it is not empty, or not ours to remove.
+        // It stays if it is not empty or may not be removed.
         let _ = fs::remove_dir(&self.pins);
     }
 
@@ -278,7 +278,7 @@ impl Store {
         entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
     }
 
-    /// Changes the records, and writes them if they are other ones now.
+    /// Changes the records, and writes them if they differ.
     /// Errors: [`StoreError::File`]; what is written is as before then, and the change is tried again with the next
     /// one.
     pub(super) fn change(&mut self, change: impl FnOnce(&mut Records)) -> Result<(), StoreError> {
@@ -307,7 +307,7 @@ impl Store {
     }
 }
 
-/// Another one after each start of the machine.
+/// The boot id, different after each boot.
 pub(super) fn boot_id() -> String {
     let read = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     read.unwrap_or_default().trim().to_owned()
@@ -329,7 +329,7 @@ fn lock(path: &Path) -> Result<File, StoreError> {
     }
 }
 
-/// Makes a directory for us alone; one that is there must be so.
+/// Makes a directory that only this user can access; an existing one must be so.
 fn make_private(path: &Path) -> Result<(), StoreError> {
     DirBuilder::new()
         .recursive(true)

@@ -1,7 +1,7 @@
 //! Taking a lease back, step by step.
 //!
 //! The parts of a lease in the kernel depend on each other: a rule of the NIC sends frames to a context or a queue, a
-//! steering entry of the program lets them through, an entry of the socket map has the socket that gets them. They are
+//! steering entry of the program lets them through, an entry of the socket map has their socket. They are
 //! removed from the outside inwards, so that no part refers to one that is gone. The order is that of the
 //! variants of [`Step`]; the program itself goes after the last lease's last step.
 //!
@@ -63,7 +63,7 @@ impl Step {
     }
 }
 
-/// The steps that are left for one lease.
+/// The steps that remain for one lease.
 #[derive(Debug)]
 pub(super) struct Teardown {
     left: BTreeSet<Step>,
@@ -71,7 +71,7 @@ pub(super) struct Teardown {
     retry: Backoff,
 }
 
-/// A step that is not done.
+/// A step that has failed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{step:?} is not undone, try {tries}: {why}")]
 pub(super) struct Stuck {
@@ -82,7 +82,7 @@ pub(super) struct Stuck {
 }
 
 impl Stuck {
-    /// It is the first try of what waits for a socket, which may well be closed already.
+    /// It is the first attempt of a step that waits until a socket is closed, which is usually soon.
     pub(super) fn is_usual(&self) -> bool {
         self.tries == 1 && matches!(self.step, Step::Netkit { .. })
     }
@@ -98,12 +98,12 @@ impl Teardown {
         }
     }
 
-    /// Whether nothing of it was tried yet.
+    /// Whether no step was tried yet.
     pub(super) fn is_new(&self) -> bool {
         self.tries == 0
     }
 
-    /// Whether it is to be gone on with now. What others do meanwhile is no reason to ask a driver again that has
+    /// Whether the next attempt is due. Events of other leases are no reason to call a driver again that has
     /// refused.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.retry.is_due(now)

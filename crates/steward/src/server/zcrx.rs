@@ -93,7 +93,7 @@ impl Server {
         Ok(Answer::Done.into())
     }
 
-    /// Whether nobody has a queue.
+    /// Checks that nobody has a queue.
     fn check_queue(&self, link: &Link, key: QueueKey) -> Result<(), Refusal> {
         let (name, queue) = (&link.name, key.1);
         if queue >= link.rx_queues {
@@ -154,7 +154,7 @@ impl Server {
         }
     }
 
-    /// Has header and data apart, and frames of others elsewhere.
+    /// Has the NIC split header and data, and steer all other frames to other queues.
     fn set_apart(
         &mut self,
         link: &Link,
@@ -184,7 +184,7 @@ impl Server {
         moved.map_err(|error| named(&error))
     }
 
-    /// Looks once more, as what the NIC does may be another since the queue was leased.
+    /// Checks again, as the NIC's configuration may have changed since the queue was leased.
     fn still_apart(&mut self, uid: u32, held: &ZcrxLease) -> Result<(), Refusal> {
         let Some(key) = held.key else { return Ok(()) };
         let link = Link::by_index(key.0).ok_or_else(gone)?;
@@ -193,7 +193,7 @@ impl Server {
         self.set_apart(&link, key, &held.wanted, self.policy.rule(held.rule).zcrx_setup)
     }
 
-    /// Begins the registration of a connection's queue. The message has the memory.
+    /// Starts the registration of a connection's queue. The message carries the memory's descriptor.
     pub(super) fn register_queue(&mut self, number: u64, rings: &ZcrxRings) -> Result<Pending, Refusal> {
         let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
         let (uid, held) = (
@@ -244,7 +244,7 @@ impl Server {
     /// ring.
     fn check_area(&self, uid: u32, rule: usize, bytes: u64) -> Result<(), Refusal> {
         let theirs = self.zcrx_leases().filter(|&(_, other, _)| other == uid);
-        // What a lessee keeps whose lease is over counts, too.
+        // Memory that a lessee keeps after its lease ended counts, too.
         let kept = self.zcrx.charged_to(uid);
         let (count, has) = theirs.fold(kept, |(count, has), (_, _, held)| {
             (count + 1, has.saturating_add(held.bytes.unwrap_or(0)))
@@ -263,7 +263,7 @@ impl Server {
         ))
     }
 
-    /// A child has registered a connection's queue, or not: then rules bring it its flows.
+    /// Called when the child of a registration has ended. If the queue is registered, makes rules for its flows.
     fn conclude_queue(&mut self, number: u64, outcome: Outcome) -> Answered {
         let connection = self.connections.get_mut(&number).ok_or_else(super::no_lease)?;
         let held = connection.queue.as_mut().ok_or_else(super::no_lease)?;
@@ -317,7 +317,7 @@ impl Server {
         .map_err(named)
     }
 
-    /// Takes back the queue of a connection that is over.
+    /// Takes back the queue of a connection that has ended.
     pub(super) fn release_queue(&mut self, uid: u32, held: &ZcrxLease) {
         if let Some(key) = held.key {
             let charge = Charge {
@@ -372,13 +372,13 @@ impl Server {
         Ok(())
     }
 
-    /// Goes on with taking queues back.
+    /// Continues taking queues back.
     pub(super) fn go_on_with_queues(&mut self) {
         let busy = self.jobs().filter_map(|(_, _, pending)| pending.queue).collect();
         self.zcrx.go_on(&busy, Instant::now());
     }
 
-    /// All queues that are leased so: the connection's number, its user, the queue.
+    /// All queues that are leased for zero-copy receive: the connection's number, its user, the queue.
     pub(super) fn zcrx_leases(&self) -> impl Iterator<Item = (u64, u32, &ZcrxLease)> {
         self.connections.iter().filter_map(|(&number, own)| {
             let held = own.queue.as_ref()?;
@@ -410,7 +410,7 @@ impl Server {
         })
     }
 
-    /// Holds a lease against another policy, and ends it if that does not allow it.
+    /// Checks a lease against a new policy, and ends it if it is not allowed.
     pub(super) fn judge_queue(&mut self, number: u64) {
         let Some(connection) = self.connections.get(&number) else {
             return;

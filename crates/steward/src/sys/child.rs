@@ -1,4 +1,4 @@
-//! A child of this process, and what it does: it takes files from a connection, maps them, and makes and binds an
+//! A child of this process, and its work: it receives files from a connection, maps them, and makes and binds an
 //! AF_XDP socket. No function here allocates: the child of a process with several threads must not.
 
 use std::io;
@@ -25,13 +25,13 @@ use crate::protocol::{PARTS_MAX, Part, Rings, UmemLayout};
 /// Parts are mapped from a multiple of this on: the largest page there is, bytes. So each lies on one of its own pages,
 /// if those with the largest pages come first.
 const LARGEST_PAGE: usize = 1 << 30;
-/// Memory of a socket that only asks: one chunk, bytes.
+/// Memory of a probe socket: one chunk, bytes.
 const PROBE_BYTES: u32 = 4096;
 /// What is asked for with it: `XDP_ZEROCOPY | XDP_USE_SG`, or `XDP_COPY`, include/uapi/linux/if_xdp.h.
 pub(crate) const ZERO_COPY_IN_PIECES: u16 = 1 << 2 | 1 << 4;
 pub(crate) const COPY: u16 = 1 << 1;
 
-/// Ends the process, also where it would unwind into what is its parent's to do.
+/// Exits the process when dropped, so that a panic cannot unwind into the parent's code.
 struct Exit;
 
 impl Drop for Exit {
@@ -41,18 +41,18 @@ impl Drop for Exit {
     }
 }
 
-/// A child that has these descriptors and no others, has given up those capabilities, does this, and ends; it ends,
-/// too, when this thread does. Nobody without privileges may look into it: it is a copy of this process, tokens of
-/// leases included.
+/// Starts a child that keeps only these descriptors, gives up the capabilities `without`, does `work`, and exits. It
+/// is killed when this thread ends. No unprivileged process may read its memory: it is a copy of this process, with
+/// the tokens of leases.
 ///
-/// It is waited for until it has closed the others: so none that is closed here afterwards is closed for good there,
-/// where that may take long.
+/// This returns after the child has closed all other descriptors. So the child never closes the last descriptor of a
+/// file that is closed here later, which may take long.
 pub(crate) fn begin(
     kept: &[BorrowedFd<'_>],
     without: CapabilitySet,
     work: impl FnOnce(),
 ) -> io::Result<Child> {
-    // So that there is a number free for the child's pidfd.
+    // Reserves a descriptor number for the child's pidfd.
     let spare = rustix::io::dup(kept.first().ok_or(io::ErrorKind::InvalidInput)?)?;
     let (closed, closing) = pipe_with(PipeFlags::CLOEXEC)?;
     let numbers = kept.iter().map(AsRawFd::as_raw_fd);
@@ -78,7 +78,7 @@ pub(crate) fn begin(
             let child = Pid::from_raw(child).filter(|_| child > 0).ok_or(failed)?;
             drop((closing, spare));
             await_close(closed.as_fd());
-            // It is not waited for: it may hang already.
+            // Do not wait for it: it may hang.
             let end = pidfd_open(child, PidfdFlags::empty()).inspect_err(|_| {
                 let _ = kill_process(child, Signal::KILL);
             })?;
@@ -87,7 +87,7 @@ pub(crate) fn begin(
     }
 }
 
-/// This process ends when that one does, which is its parent.
+/// Has this process killed when its parent, `parent`, ends.
 fn die_with(parent: Pid) -> Result<(), Errno> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // It may have ended before.
@@ -97,7 +97,7 @@ fn die_with(parent: Pid) -> Result<(), Errno> {
     }
 }
 
-/// This process has these capabilities no more, and never again.
+/// Drops these capabilities of this process permanently.
 pub(crate) fn give_up(these: CapabilitySet) -> Result<(), Errno> {
     let own = capabilities(None)?;
     let left = CapabilitySets {
@@ -108,7 +108,7 @@ pub(crate) fn give_up(these: CapabilitySet) -> Result<(), Errno> {
     set_capabilities(None, left)
 }
 
-/// A child at work.
+/// A running child.
 #[derive(Debug)]
 pub(crate) struct Child {
     pid: Pid,
@@ -117,12 +117,12 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Whether it has ended, which [`AsFd`] tells.
+    /// Whether it has ended; [`AsFd`]'s descriptor is readable then.
     pub(crate) fn has_ended(&self) -> bool {
         !matches!(waitpid(Some(self.pid), WaitOptions::NOHANG), Ok(None))
     }
 
-    /// Ends it; that may take its time.
+    /// Kills it, without waiting until it has ended.
     pub(crate) fn kill(&self) {
         let _ = kill_process(self.pid, Signal::KILL);
     }
@@ -134,7 +134,7 @@ impl AsFd for Child {
     }
 }
 
-/// Whose locked memory it is that this process registers, and how much that user may have in all, bytes.
+/// The user that is charged for memory that this process registers, and that user's limit in total, bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LockedFor {
     pub(crate) uid: u32,
@@ -357,7 +357,7 @@ pub(crate) fn register(socket: BorrowedFd<'_>, address: u64, umem: &UmemLayout) 
     sockopt::set_xdp_umem_reg(socket, registration)
 }
 
-/// Makes a socket's rings.
+/// Sets up a socket's rings.
 pub(crate) fn make_rings(socket: BorrowedFd<'_>, rings: &Rings) -> Result<(), Errno> {
     sockopt::set_xdp_umem_fill_ring_size(socket, rings.fill)?;
     sockopt::set_xdp_umem_completion_ring_size(socket, rings.completion)?;
@@ -365,7 +365,7 @@ pub(crate) fn make_rings(socket: BorrowedFd<'_>, rings: &Rings) -> Result<(), Er
     sockopt::set_xdp_tx_ring_size(socket, rings.tx)
 }
 
-/// A socket with memory for one frame, which asks whether a queue is free.
+/// A socket with memory for one frame, which tests whether a queue is free.
 pub(crate) fn probe() -> Result<OwnedFd, Errno> {
     let socket = xsk::new_socket().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
@@ -396,7 +396,7 @@ pub(crate) fn bind(socket: BorrowedFd<'_>, ifindex: u32, queue: u32, flags: u16)
     rustix::net::bind(socket, &address)
 }
 
-/// Binds a socket to a queue, over the memory of another, as that is.
+/// Binds a socket to a queue, with the memory and flags of another socket.
 pub(crate) fn bind_sharing(
     socket: BorrowedFd<'_>,
     ifindex: u32,

@@ -34,11 +34,11 @@ const ERROR: u16 = 2;
 const NAMESPACE_BYTES: usize = 8;
 const LENGTH_BYTES: usize = 4;
 
-/// No namespace came along, and the user may not have the steward's. The kernel's answers are others.
+/// Error: the message has no namespace, and the user may not use the steward's. The kernel returns other errors.
 pub(crate) const NO_NAMESPACE: Errno = Errno::DESTADDRREQ;
 
-/// Does it, by the message that [`moving`](crate::links::netkit::moving) makes, for a lessee's user. More than one
-/// descriptor is a mistake.
+/// Moves the netkit, by the message of [`moving`](crate::links::netkit::moving), for a lessee's user. More than one
+/// descriptor is an error.
 pub(crate) fn settle(connection: BorrowedFd<'_>, uid: u32, message: &mut [u8]) -> Result<(), (Step, Errno)> {
     let of_namespace = |errno| (Step::Namespace, errno);
     let mut files = take_files(connection).map_err(of_namespace)?;
@@ -58,7 +58,7 @@ pub(crate) fn settle(connection: BorrowedFd<'_>, uid: u32, message: &mut [u8]) -
     set_link(message, namespace).map_err(|errno| (Step::Netkit, errno))
 }
 
-/// Whether it is a network namespace, and the user's. Errors: EINVAL, EPERM.
+/// Checks that it is a network namespace of the user. Errors: EINVAL, EPERM.
 fn check(file: BorrowedFd<'_>, uid: u32) -> Result<(), Errno> {
     if fstatfs(file)?.f_type != NSFS {
         return Err(Errno::INVAL);

@@ -64,7 +64,7 @@ pub(crate) struct UserAndGroup {
 pub(crate) struct QueueOrder {
     /// The user of the process that has the rings, when it connected.
     pub(crate) owner: UserAndGroup,
-    /// None: of no interface, as on the loopback.
+    /// `None`: without an interface, as for the loopback.
     pub(crate) queue: Option<(u32, u32)>,
     pub(crate) entries: u32,
     pub(crate) buffer_bytes: u32,
@@ -110,7 +110,7 @@ pub(crate) fn register(
     Ok(made)
 }
 
-/// A ring of that process, if it is one, and the process still runs for its owner.
+/// A ring of the process, if it is a ring and the process still runs as its owner.
 fn take_ring(process: BorrowedFd<'_>, owner: UserAndGroup, number: i32) -> Attempt<OwnedFd> {
     let failed = |errno| (Step::Ring, errno);
     check_owner(process, owner).map_err(failed)?;
@@ -118,7 +118,7 @@ fn take_ring(process: BorrowedFd<'_>, owner: UserAndGroup, number: i32) -> Attem
     let taken = pidfd_getfd(process, number as ForeignRawFd, PidfdGetfdFlags::empty());
     allow_taking(false).map_err(failed)?;
     let ring = taken.map_err(failed)?;
-    // Once more: it may have become another's in between.
+    // Check again: the process may have changed its user in between.
     let probed =
         check_owner(process, owner).and_then(|()| abi::probe(ring.as_fd()).map_err(|error| errno(&error)));
     match probed {
@@ -211,7 +211,7 @@ fn register_first(ring: BorrowedFd<'_>, address: u64, order: &QueueOrder) -> Att
     })
 }
 
-/// Lets further rings have what the first has.
+/// Shares the queue of the first ring with the others.
 fn share<'a>(
     first: BorrowedFd<'_>,
     further: impl Iterator<Item = BorrowedFd<'a>>,

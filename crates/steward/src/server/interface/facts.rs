@@ -17,9 +17,9 @@ impl Interface {
         };
         facts.generation = facts.generation.wrapping_add(entries.renewed);
         facts.steered = entries.outcome.steered;
-        // Where a network is, frames for the guest come to its queues, too.
+        // If there is a network, its queues also receive frames for the guest.
         let is_alone = self.networks.is_empty();
-        // By a tap frames to certain addresses come from all queues.
+        // In tap mode frames to the filter's addresses arrive from all queues.
         let comes = self.is_by_tap() && !entries.filter.macs.is_empty();
         let mut beyond = match is_alone && !comes {
             true => entries.unserved.note(&self.link.name, queues, false),
@@ -28,7 +28,7 @@ impl Interface {
         if let Some(network) = self.networks.get(&queues.start) {
             facts.steered = Steered::ByNetwork;
             facts.strips_tags = network.strips_tags && !self.restores_tags(queues.start);
-            // By a tap frames come from all queues.
+            // In tap mode frames arrive from all queues.
             beyond = match self.is_by_tap() {
                 true => String::new(),
                 false => network.note(&self.link.name),
@@ -42,7 +42,7 @@ impl Interface {
         facts
     }
 
-    /// Why no frames come to these queues, apart from what the interface's own note says.
+    /// Why these queues receive no frames, in addition to the interface's own note.
     fn impairment(&self, queues: &Range<u32>) -> Option<String> {
         let (name, have) = (&self.link.name, self.link.rx_queues);
         if self.program.is_none() {

@@ -1,13 +1,13 @@
-//! Hints of an interface: what its leases ask for together, as far as it can be had.
+//! Hints of an interface: those that its leases request together, as far as possible.
 //!
-//! One program serves all leases, so it writes the hints that any of them asks for and may have. A lease without
-//! hints has nothing before its frames; where the driver strips tags it sees no VLANs, even if other leases do. When
+//! One program serves all leases, so it writes the hints that any of them asks for and may have. The frames of a lease
+//! without hints have none; if the driver strips tags, it sees no VLANs, even if other leases do. When
 //! the set of hints changes, another program replaces the program; lessees know all possible layouts from the
 //! beginning (`Program::all_layouts`).
 //!
 //! Hints are added at once. Hints that no lease asks for any more are removed a while later ([`STAYS`]). Loading a
 //! program takes some milliseconds, in which the steward serves no lessee, and other lessees may set up their queues
-//! again for other hints. A user that takes and ends leases again and again causes both no more often than that.
+//! again for other hints. A user that repeatedly takes and ends leases causes both no more often than that.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,43 +28,43 @@ const STAYS: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::server) struct LeaseHints {
     pub(in crate::server) hint_request: HintRequest,
-    /// By the policy.
+    /// The hints that the policy allows.
     pub(in crate::server) allowed: HintSet,
 }
 
 impl LeaseHints {
-    /// Whether its frames may have any: each has all that the program leaves.
+    /// Whether its frames may have hints: each frame has all that the program writes.
     fn has_any(&self) -> bool {
         !self.allowed.is_empty()
     }
 
-    /// Whether its frames have the tags that the driver takes off, where the program is told of them.
+    /// Whether its frames have the stripped tags, if the driver reports these to the program.
     fn has_tags(&self) -> bool {
         let wants_tags = self.hint_request.tags || self.hint_request.asked.has(HintSet::VLAN);
         wants_tags && self.allowed.has(HintSet::VLAN)
     }
 }
 
-/// See the module's head.
+/// The hints of an interface; the module documentation describes them.
 #[derive(Debug, Default)]
 pub(super) struct Hints {
-    /// By the first queue of the lease.
+    /// Requests of leases, by first queue.
     leases: BTreeMap<u32, LeaseHints>,
     /// The hints that the driver offers to programs; the mark needs no driver.
     driver: HintSet,
-    /// Why the program does not leave what could be had.
+    /// Why the program does not write all possible hints.
     why: String,
-    /// Those that it could not be made to leave, and its number; and when that is tried again.
+    /// The set for which replacing the program failed, with the program's number; and when to try again.
     failed: Option<(HintSet, u32)>,
     retry: Backoff,
-    /// Since when the program leaves more than is asked for.
+    /// Since when the program writes more hints than requested.
     surplus_since: Option<Instant>,
-    /// Other ones than lessees were told.
+    /// The hints changed since lessees were last notified.
     pub(super) changed: bool,
 }
 
 impl Hints {
-    /// Those of a surplus that the program leaves for now.
+    /// Those hints of a surplus that the program still writes for now.
     fn staying(&mut self, surplus: HintSet, now: Instant) -> HintSet {
         if surplus.is_empty() {
             self.surplus_since = None;
@@ -78,7 +78,7 @@ impl Hints {
         HintSet::NONE
     }
 
-    /// Has the program leave these, as far as it can. To load another one in vain at each look would hold others up.
+    /// Has the program write these hints, if possible. Failed attempts pause, as each delays other lessees.
     fn set(&mut self, program: &Program, wanted: HintSet, now: Instant) {
         let attempt = Some((wanted, program.number()));
         if self.failed == attempt && !self.retry.is_due(now) {
@@ -102,14 +102,14 @@ impl Hints {
         }
     }
 
-    /// Whether something is to go soon.
+    /// Whether hints have to be removed soon.
     pub(super) fn has_surplus(&self) -> bool {
         self.surplus_since.is_some()
     }
 }
 
 impl Interface {
-    /// A lease asks for these from now on.
+    /// Sets the hints that a lease requests.
     pub(in crate::server) fn ask_for_hints(&mut self, first: u32, asked: LeaseHints) {
         let before = self.hints.leases.insert(first, asked);
         if before.is_some_and(|before| before.has_any() != asked.has_any()) {
@@ -121,13 +121,13 @@ impl Interface {
         }
     }
 
-    /// Lets the queues of a lease have hints, or none.
+    /// Enables or disables hints for the queues of a lease.
     fn judge_queues(&self, first: u32, asked: LeaseHints) {
         let (Some(program), Some(entries)) = (&self.program, self.entries.get(&first)) else {
             return;
         };
         for queue in entries.queues.clone() {
-            // A store, which is not refused.
+            // A store to a mapped array, which cannot fail.
             let _ = program.allow_hints(queue, asked.has_any());
         }
     }
@@ -138,30 +138,30 @@ impl Interface {
         its.is_some_and(|(_, asked)| asked.has_any())
     }
 
-    /// The same of a lease that another steward had given, before all such leases are known.
+    /// The same for a lease of a previous steward, before all such leases are known.
     pub(super) fn adopt_hints(&mut self, first: u32, asked: LeaseHints) {
         self.hints.leases.insert(first, asked);
         self.judge_queues(first, asked);
     }
 
     pub(super) fn forget_hints(&mut self, first: u32) {
-        // Without a lease the program goes soon, and nothing comes to anybody.
+        // Without any lease the program is detached soon, and nobody receives its frames.
         if self.hints.leases.remove(&first).is_some() && !self.hints.leases.is_empty() {
             self.decide_hints();
         }
     }
 
-    /// Whether lessees are to be told of their hints again, once.
+    /// Whether lessees have to be notified of their hints; resets that.
     pub(in crate::server) fn take_hints_changed(&mut self) -> bool {
         std::mem::take(&mut self.hints.changed)
     }
 
-    /// Whether a lease would be told of tags that the driver takes off, as far as that is known before it is tried.
+    /// Whether a lease would get the tags that the driver strips, as far as that is known beforehand.
     pub(in crate::server) fn may_restore_tags(ifindex: u32, asked: LeaseHints) -> bool {
         asked.has_tags() && driver_has(ifindex).has(HintSet::VLAN)
     }
 
-    /// The program was attached just now: it leaves nothing yet, and its driver may be another one.
+    /// Resets hints after a program was attached: it writes none yet, and its driver may be another one.
     pub(super) fn hints_of_new_program(&mut self) {
         self.hints.driver = HintSet::NONE;
         self.hints.surplus_since = None;
@@ -169,7 +169,7 @@ impl Interface {
         self.decide_hints();
     }
 
-    /// Lets the program leave what leases ask for, if it does not.
+    /// Has the program write the hints that leases request, if it does not yet.
     pub(in crate::server) fn decide_hints(&mut self) {
         let Some(program) = &self.program else { return };
         let wants_tags = self.hints.leases.iter();
@@ -214,14 +214,14 @@ impl Interface {
         hint_request.asked.with(by_need).among(*allowed)
     }
 
-    /// Whether a lease is for VLANs whose tags the driver takes off.
+    /// Whether a lease is for VLANs whose tags the driver strips.
     fn lacks_tags(&self, first: u32) -> bool {
         let of_entries = self.entries.get(&first).is_some_and(Entries::lacks_tags);
         let of_network = self.networks.get(&first).is_some_and(Network::lacks_tags);
         of_entries || of_network
     }
 
-    /// Whether the lease of this first queue is told of tags that are taken off.
+    /// Whether the lease of this first queue gets the tags that are stripped.
     pub(super) fn restores_tags(&self, first: u32) -> bool {
         if self.is_by_tap() {
             return true;
@@ -230,7 +230,7 @@ impl Interface {
         asked.is_some_and(|asked| self.restores_for(asked))
     }
 
-    /// The same of a lease that asks for these.
+    /// The same for a lease that requests these hints.
     pub(super) fn restores_for(&self, asked: &LeaseHints) -> bool {
         let hints = self.program.as_ref().map(steer::Program::hints);
         asked.has_tags() && hints.is_some_and(|hints| hints.has(HintSet::VLAN))
@@ -291,6 +291,6 @@ impl Interface {
 
 /// The hints that the driver offers to programs.
 fn driver_has(ifindex: u32) -> HintSet {
-    // Before Linux 6.3 none does.
+    // Before Linux 6.3 no driver does.
     HintSet::of_driver(ifindex).unwrap_or_default()
 }

@@ -72,7 +72,7 @@ impl Interface {
         installed.inspect_err(|_| self.release(connection, queues))
     }
 
-    /// A bound socket is kept next to the one that the queue may have, for `activate`.
+    /// Stores a bound socket next to the queue's current one, until `activate`.
     pub(in crate::server) fn place(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), Refusal> {
         self.program()?.place_socket(queue, socket).map_err(|error| {
             Reason::Kernel.because(format!(
@@ -83,7 +83,7 @@ impl Interface {
         })
     }
 
-    /// Forgets the memory of those queues' sockets that are closed. `other` is a socket with an RX ring.
+    /// Stops counting the memory of closed sockets of these queues. `other` is a socket with an RX ring.
     pub(in crate::server) fn forget_closed(&mut self, queues: Range<u32>, other: BorrowedFd<'_>) {
         for queue in queues {
             let has_socket = self.program().map(|program| program.has_socket(queue, other));
@@ -93,7 +93,7 @@ impl Interface {
         }
     }
 
-    /// Frames go to the queue's socket.
+    /// Sends frames to the queue's socket.
     pub(in crate::server) fn activate(&self, queue: u32, conf: QueueConf) -> Result<(), Refusal> {
         if self.is_blind(queue) {
             return Reason::Impaired.refuse(entries::blind(&self.link.name));
@@ -109,8 +109,8 @@ impl Interface {
         kernel(self.program()?.activate_judged(queue, conf, hints))
     }
 
-    /// The policy names other addresses and VLANs for the lease of these queues: what the NIC was told that it may not
-    /// be any more is undone, and what it may be is told.
+    /// Applies other addresses and VLANs that the policy names for the lease of these queues: removes NIC rules that it
+    /// no longer allows, and adds those that it does.
     pub(in crate::server) fn rename_entries(&mut self, queues: &Range<u32>, names: Names) {
         if let Some(entries) = self.entries.get_mut(&queues.start) {
             entries.rename(names, &self.link, &mut self.ledger);
@@ -118,7 +118,7 @@ impl Interface {
         }
     }
 
-    /// Whether the lease of a queue is for VLANs that cannot be told now.
+    /// Whether the lease of a queue is for VLANs that cannot be distinguished now.
     pub(super) fn is_blind(&self, queue: u32) -> bool {
         let of_queue = |entries: &&Entries| entries.queues.contains(&queue);
         self.entries
@@ -127,7 +127,7 @@ impl Interface {
             .is_some_and(Entries::is_blind)
     }
 
-    /// Frames go to the host.
+    /// Sends frames to the host.
     pub(in crate::server) fn deactivate(&self, queue: u32) -> Result<(), Refusal> {
         match &self.program {
             Some(program) => kernel(program.deactivate_queue(queue)),
@@ -140,7 +140,7 @@ impl Interface {
         kernel(self.program()?.counters(queue))
     }
 
-    /// Gives queues to a lease as another steward had done; false if that cannot be.
+    /// Reserves queues for a lease of a previous steward; false if that is not possible.
     pub(in crate::server) fn hold(
         &mut self,
         wanted: &Wanted,
@@ -183,7 +183,7 @@ impl Interface {
         true
     }
 
-    /// Whether something of this lease is still there.
+    /// Whether this lease has queues, or is being taken back.
     pub(in crate::server) fn has(&self, lease: u64) -> bool {
         self.leaving.iter().any(|leaving| leaving.lease == lease)
             || self
@@ -192,7 +192,7 @@ impl Interface {
                 .any(|&lessee| lessee == Lessee::Lease(lease))
     }
 
-    /// The lease has another number from now on.
+    /// Gives the lease another number.
     pub(in crate::server) fn hand_over(&mut self, from: u64, to: u64) {
         let theirs = self
             .lessees
@@ -202,7 +202,7 @@ impl Interface {
     }
 }
 
-/// Whether an interface can have such a lease at all, as far as that is known without the program.
+/// Checks whether an interface can have such a lease, as far as that is known without the program.
 pub(in crate::server) fn check(link: &Link, wanted: &Wanted, hints: LeaseHints) -> Result<(), Refusal> {
     let (name, have, last) = (&link.name, link.rx_queues, wanted.range().end - 1);
     if last >= have.min(MAX_QUEUES) {

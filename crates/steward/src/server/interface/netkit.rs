@@ -1,4 +1,4 @@
-//! Queues of an interface that netkits have: made, found again by the next steward, and deleted.
+//! Netkits to which queues of an interface are leased: made, found again by the next steward, and deleted.
 //!
 //! A netkit is saved before it is made, under a name of its own ([`crate::links::netkit`]), and forgotten when it is
 //! seen to be gone: whenever a steward dies, the next one finds it. The program's map for the queue is
@@ -23,7 +23,7 @@ use crate::sys;
 
 /// First part of the name of a netkit until it is in its network namespace; eight digits follow.
 const MADE_AS: &str = "vaxk";
-/// Names of pinned maps begin so; then comes the queue.
+/// Prefix of the names of pinned maps; the queue number follows.
 const OWN: &str = "own-";
 
 /// A netkit that has a queue.
@@ -32,7 +32,7 @@ pub(super) struct Netkit {
     /// For the lessee's socket.
     pub(super) map: OwnMap,
     end: NetkitEnd,
-    /// It was seen to be gone.
+    /// The netkit was found to be gone.
     is_lost: bool,
 }
 
@@ -40,7 +40,7 @@ fn own_path(pins: &Path, queue: u32) -> PathBuf {
     pins.join(format!("{OWN}{queue}"))
 }
 
-/// Bare frames of any length: how long one may be says the driver of the socket that is there.
+/// Bare frames of any length: the driver limits the length for the socket bound to the netkit.
 fn conf() -> QueueConf {
     QueueConf {
         virtio_header: None,
@@ -50,7 +50,7 @@ fn conf() -> QueueConf {
 }
 
 impl Netkit {
-    /// Tells a program, whether frames may come (`is_blind`: they may not) or not yet.
+    /// Installs the map in a program. `is_blind`: no frames may be redirected yet.
     fn install(&self, queue: u32, program: &Program, is_blind: bool) -> Result<(), String> {
         let installed = match is_blind {
             true => program.deactivate_queue(queue),
@@ -62,7 +62,7 @@ impl Netkit {
     /// Pins the map next to the program.
     pub(super) fn pin(&mut self, pins: &Path, queue: u32) -> io::Result<()> {
         let path = own_path(pins, queue);
-        // Of a lease that a steward did not take back as it died.
+        // It may be left from a lease that a dead steward did not take back.
         let _ = fs::remove_file(&path);
         self.map.pin(&path)
     }
@@ -89,7 +89,7 @@ impl Interface {
         let (name, queue) = (self.link.name.clone(), wanted.queue);
         self.check_for_netkit(queue)?;
         if self.is_netkits(queue) {
-            // What could not be deleted before may go now.
+            // Retry a deletion that may have failed before.
             self.drop_netkit(queue);
         }
         if self.is_netkits(queue) {
@@ -126,7 +126,7 @@ impl Interface {
         })
     }
 
-    /// Whether a queue could have a netkit that gets frames.
+    /// Checks whether a netkit of this queue would receive frames.
     fn check_for_netkit(&self, queue: u32) -> Result<(), Refusal> {
         let name = &self.link.name;
         let (reason, text) = if !self.ledger.is_kept() {
@@ -159,8 +159,8 @@ impl Interface {
         reason.refuse(text)
     }
 
-    /// Whether the netkit that is wanted for a queue is there. One that is gone is forgotten, so that another one can
-    /// be made. Errors: one of another name has the queue.
+    /// Whether the requested netkit exists already. One that is gone is forgotten, so that another one can be
+    /// made. Errors: a netkit of another name has the queue.
     pub(in crate::server) fn keeps_netkit(&mut self, wanted: &NetkitWanted) -> Result<bool, Refusal> {
         let queue = wanted.queue;
         self.look_at_netkits();
@@ -182,7 +182,7 @@ impl Interface {
         ))
     }
 
-    /// The netkit is where it is to be: its queue's frames go to the socket in its map from now on.
+    /// Called when the netkit is in its namespace: redirects the queue's frames to the socket in its map.
     pub(in crate::server) fn settle_netkit(&mut self, queue: u32) -> Result<(), Refusal> {
         may_crash("netkit-moved");
         let settled = self.settle(queue);
@@ -232,14 +232,14 @@ impl Interface {
         Ok(())
     }
 
-    /// The program is a new one, which knows of none.
+    /// Installs all maps in a new program.
     pub(super) fn go_on_with_netkits(&self) {
         self.netkits
             .keys()
             .for_each(|&queue| self.go_on_with_netkit(queue));
     }
 
-    /// Tags are seen again on an interface that they were not seen on: frames may come to the netkit of a queue.
+    /// Lets a netkit receive frames again after tags have become visible on the interface.
     pub(super) fn go_on_with_netkit(&self, queue: u32) {
         let (Some(netkit), Some(program)) = (self.netkits.get(&queue), &self.program) else {
             return;
@@ -260,7 +260,7 @@ impl Interface {
         Some(map.map(|map| (netkit.end.clone(), map)))
     }
 
-    /// Whether a queue is a netkit's, or is to be.
+    /// Whether a queue is leased to a netkit, or will be.
     pub(in crate::server) fn is_netkits(&self, queue: u32) -> bool {
         self.ledger.netkit(queue).is_some()
     }
@@ -270,7 +270,7 @@ impl Interface {
         self.ledger.netkit(queue).map(|_| Step::Netkit { queue })
     }
 
-    /// Deletes the netkit of a queue that its lease keeps. What is not done now is done with the lease's end.
+    /// Deletes the netkit of a queue whose lease continues. If that fails, it is tried again when the lease ends.
     pub(in crate::server) fn drop_netkit(&mut self, queue: u32) {
         // Before it has its map, the program treats frames of the queue as before.
         if self.netkits.remove(&queue).is_some() {
@@ -282,7 +282,7 @@ impl Interface {
         }
     }
 
-    /// The program forgets the map of a queue, whose frames go to the host.
+    /// Removes the map of a queue from the program; the queue's frames go to the host.
     fn forget_map(&self, queue: u32) {
         let disabled = self.program.as_ref().map(|program| program.disable_queue(queue));
         if let Some(Err(error)) = disabled {
@@ -314,8 +314,8 @@ impl Interface {
         removed.map_err(|error| format!("netkit {}: {error}", saved.name))
     }
 
-    /// Goes on with the netkit that another steward has made for a queue. One that is not where it is to be is deleted:
-    /// its lessee asks once more.
+    /// Takes over the netkit that a previous steward made for a queue. If it is not in its namespace, it is deleted:
+    /// its lessee requests it again.
     pub(super) fn adopt_netkit(&mut self, queue: u32) {
         let Some(saved) = self.ledger.netkit(queue).cloned() else {
             return;
@@ -327,7 +327,7 @@ impl Interface {
         let is_there = saved.ifindex != 0
             && match bound::leased_to(self.link.index, queue) {
                 Ok(found) => found.is_some_and(|found| found.ifindex == saved.ifindex),
-                // Of a NIC that is down nothing is told: it is looked at when that is up.
+                // The kernel reports nothing while the NIC is down: it is checked when the NIC is up.
                 Err(error) => error.raw_os_error() == Some(libc::ENOENT),
             };
         match map {
@@ -338,7 +338,7 @@ impl Interface {
                     end,
                     is_lost: false,
                 };
-                // What its predecessor may not have done.
+                // The predecessor may not have done this.
                 let installed = self.program.as_ref().map_or(Ok(()), |program| {
                     netkit.install(queue, program, self.is_blind(queue))
                 });
@@ -359,23 +359,23 @@ impl Interface {
         self.drop_netkit(queue);
     }
 
-    /// Looks which are gone: nobody tells of an interface in another network namespace.
+    /// Checks which netkits are gone: there is no notification from another network namespace.
     pub(super) fn look_at_netkits(&mut self) {
         for (&queue, netkit) in &mut self.netkits {
-            // A NIC that is down tells nothing.
+            // The kernel reports nothing while the NIC is down.
             if let Ok(found) = bound::leased_to(self.link.index, queue) {
                 netkit.is_lost = found.is_none();
             }
         }
     }
 
-    /// Queues whose netkits were seen to be gone.
+    /// Queues whose netkits were found to be gone.
     pub(super) fn lost_netkits(&self) -> Vec<u32> {
         let lost = self.netkits.iter().filter(|(_, netkit)| netkit.is_lost);
         lost.map(|(&queue, _)| queue).collect()
     }
 
-    /// Name of the netkit that had a queue, if it was seen to be gone.
+    /// Name of the netkit that had a queue, if it was found to be gone.
     pub(super) fn lost_netkit(&self, queue: u32) -> Option<&str> {
         let netkit = self.netkits.get(&queue).filter(|netkit| netkit.is_lost)?;
         Some(&netkit.end.name)

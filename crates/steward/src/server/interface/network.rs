@@ -1,6 +1,6 @@
 //! Networks of an interface: leases whose queues serve many stations.
 //!
-//! The program's maps of a network are pinned and outlive this process, the ring among them. This file keeps their
+//! The program's maps of a network, including the ring, are pinned and outlive this process. This module keeps their
 //! content for a program that is attached again.
 
 use std::collections::BTreeMap;
@@ -25,12 +25,12 @@ pub(in crate::server) struct Network {
     ring: MulticastRing,
     /// The NIC or the kernel takes tags off before the program sees frames.
     pub(super) strips_tags: bool,
-    /// It has stations of VLANs, or is to have some.
+    /// It has stations in VLANs, or is about to get some.
     has_vlans: bool,
     unserved: UnservedQueues,
 }
 
-/// Names of pinned rings begin so; then comes the first queue.
+/// Prefix of the names of pinned rings; the first queue follows.
 const RING: &str = "ring-";
 
 fn ring_path(pins: &Path, first: u32) -> PathBuf {
@@ -49,7 +49,7 @@ impl Network {
         self.unserved = UnservedQueues::network(link, &self.queues);
     }
 
-    /// Whether tags are taken off by which its stations are to be told.
+    /// Whether the tags that distinguish its stations are stripped.
     pub(super) fn lacks_tags(&self) -> bool {
         self.strips_tags && self.has_vlans
     }
@@ -59,7 +59,7 @@ impl Network {
         self.unserved.note(interface, &self.queues, true)
     }
 
-    /// Tells a program, before any queue of the lease is active in it.
+    /// Installs the network in a program, before any queue of the lease is active in it.
     pub(super) fn install(&self, program: &Program) -> Result<(), String> {
         let first = self.queues.start;
         program
@@ -74,14 +74,14 @@ impl Network {
     /// Pins the ring next to the program.
     pub(super) fn pin(&mut self, pins: &Path) -> io::Result<()> {
         let path = ring_path(pins, self.queues.start);
-        // Of a lease that a steward did not take back as it died.
+        // It may be left from a lease that a dead steward did not take back.
         let _ = fs::remove_file(&path);
         self.ring.pin(&path)
     }
 }
 
 impl Interface {
-    /// Makes queues that are reserved those of a network.
+    /// Makes reserved queues those of a network.
     /// Errors: in words.
     pub(super) fn open_network(&mut self, queues: Range<u32>, ring: MulticastRing) -> Result<(), String> {
         let first = queues.start;
@@ -106,7 +106,7 @@ impl Interface {
         Ok(())
     }
 
-    /// Goes on with a network that another steward has set up; one whose program is lost starts again.
+    /// Takes over a network of a previous steward; if its program is lost, it starts with no stations.
     pub(super) fn adopt_network(&mut self, queues: Range<u32>) -> Result<(), String> {
         let (Some(program), Some(pins)) = (&self.program, &self.pins) else {
             let ring = MulticastRing::new().map_err(|error| format!("no ring for a network: {error}"))?;
@@ -123,14 +123,14 @@ impl Interface {
             unserved: UnservedQueues::network(&self.link, &queues),
             queues,
         };
-        // What its predecessor may not have finished.
+        // The predecessor may not have finished this.
         network.install(program)?;
         self.networks.insert(first, network);
         self.look_at_host();
         Ok(())
     }
 
-    /// The network of a first queue is not any more: what is left to undo of it is in the program.
+    /// Removes a network from the program and unpins its ring.
     pub(super) fn end_network(&self, queues: Range<u32>, program: &Program) -> Result<(), QueueError> {
         program.end_network(queues.clone())?;
         if let Some(pins) = &self.pins {
@@ -139,7 +139,7 @@ impl Interface {
         Ok(())
     }
 
-    /// Ends networks that no lease has: what a steward that died has left.
+    /// Ends networks without a lease, which a dead steward has left.
     pub(super) fn sweep_networks(&mut self) {
         let Some(program) = &self.program else {
             return;
@@ -164,7 +164,7 @@ impl Interface {
         }
     }
 
-    /// Looks which addresses the host has on it.
+    /// Reads the host's addresses on the interface.
     pub(in crate::server) fn look_at_host(&mut self) {
         let is_asked = !self.networks.is_empty() || self.is_by_tap();
         if !is_asked || self.link.index == 0 {
@@ -175,7 +175,7 @@ impl Interface {
                 self.other_of_host |= self.of_host != of_host;
                 self.of_host = of_host;
             }
-            // Those that are known are the host's still.
+            // Keep the known addresses.
             Err(error) => {
                 if let Some(left_out) = self.lines.allow() {
                     tracing::warn!(
@@ -192,7 +192,7 @@ impl Interface {
         self.networks.get(&first).map(|network| &network.ring)
     }
 
-    /// Its stations.
+    /// Stations of the network of this first queue.
     pub(in crate::server) fn stations(&self, first: u32) -> impl Iterator<Item = Station> {
         let networks = self.networks.get(&first).into_iter();
         networks.flat_map(|network| network.stations.keys().copied())
@@ -213,7 +213,7 @@ impl Interface {
         };
         let mut changed = Ok(());
         for &StationChange { station, port } in changes {
-            // A program that is attached later is told then.
+            // A program that is attached later gets all stations then.
             let program = self.program.as_ref();
             changed = match port {
                 Some(port) => program.map_or(Ok(()), |program| program.set_station(first, station, port)),
@@ -231,7 +231,7 @@ impl Interface {
         changed.map_err(refused)
     }
 
-    /// Has the program told of tags, if it is to be, before there are stations of VLANs.
+    /// Has the program read tags from the driver, if requested, before there are stations in VLANs.
     fn see_tags(&mut self, first: u32, changes: &[StationChange]) {
         let mut set = changes.iter().filter(|change| change.port.is_some());
         if let Some(network) = self.networks.get_mut(&first)

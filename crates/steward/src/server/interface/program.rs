@@ -12,20 +12,20 @@ use crate::links::{DriverSends, Link};
 use crate::protocol::{Reason, Refusal};
 use crate::server::file::may_crash;
 
-/// Ethernet header and one VLAN tag, bytes: what a frame may be longer than the MTU.
+/// Ethernet header and one VLAN tag, bytes: by this much a frame may be longer than the MTU.
 const L2_BYTES: u32 = 18;
 /// Longest frame for which a program without multi-buffer support can be attached, bytes: a page less headroom and the
 /// kernel's own tail (veth and most drivers).
 const LONGEST_WITHOUT_FRAGS: u32 = 3000;
 
-/// Whether a program on an interface of this MTU has to take frames in several pieces.
+/// Whether a program on an interface of this MTU needs multi-buffer support.
 #[must_use]
 pub fn wants_frags(mtu: u32) -> bool {
     mtu.saturating_add(L2_BYTES) > LONGEST_WITHOUT_FRAGS
 }
 
 impl Interface {
-    /// The mode in which a lease's frames come: as the program is attached, or would be.
+    /// The mode of a lease: that of the attached program, or the one in which it would be attached.
     pub(in crate::server) fn mode_of(attached: Option<Mode>, link: &Link, asked: ModeRequest) -> ModeRequest {
         let is_tap = match attached {
             Some(mode) => mode == Mode::Tap,
@@ -38,7 +38,7 @@ impl Interface {
         }
     }
 
-    /// A lease was given that asked for this mode; whether it is the first that asks for tap mode by name.
+    /// Stores the mode that a granted lease requested. Returns whether it is the first to request tap mode explicitly.
     pub(in crate::server) fn note_mode(&mut self, asked: ModeRequest) -> bool {
         let is_first = asked == ModeRequest::Tap && self.mode != asked;
         if is_first {
@@ -47,7 +47,7 @@ impl Interface {
         is_first
     }
 
-    /// Whether the interface may change from tap mode to that mode: no lease has asked for tap mode by name.
+    /// Whether the interface may change from tap mode to this mode: no lease has requested tap mode explicitly.
     pub(in crate::server) fn may_leave_tap_mode(&self, asked: ModeRequest) -> bool {
         let is_of_xdp = !matches!(asked, ModeRequest::Auto | ModeRequest::Tap);
         is_of_xdp && self.mode == ModeRequest::Auto && self.is_by_tap()
@@ -80,7 +80,7 @@ impl Interface {
         self.take_on(attached);
     }
 
-    /// Attaches a program, which knows nothing of leases yet; with why it is not attached in a better mode.
+    /// Attaches a program, without any leases in it yet. Returns it with the reason why its mode is not a better one.
     /// Errors: in words.
     fn attach_as(&self, mode: ModeRequest) -> Result<(Program, String), String> {
         let only_skb = self.link.only_skb();
@@ -101,9 +101,9 @@ impl Interface {
         Ok((program, note))
     }
 
-    /// Goes on with a program that was attached.
+    /// Installs all leases in a new program, and uses it from now on.
     fn take_on(&mut self, attached: Result<(Program, String), String>) {
-        // A program that does not know what leases take must not be used by them: it is off again at once.
+        // A program without the filters of all leases must not be used: it is detached at once.
         let known = attached.and_then(|(program, note)| {
             let mut entries = self.entries.values();
             let installed = entries.try_for_each(|entries| entries.install(&program));
@@ -125,7 +125,7 @@ impl Interface {
                 let entries = self.entries.values_mut();
                 entries.for_each(|entries| entries.look(&self.link, mode == Mode::Tap));
                 self.go_on_with_netkits();
-                // An interface that was made again has no rules; one that came back may have them still.
+                // An interface that was created again has no rules; one that came back may still have them.
                 let entries = self.entries.values_mut();
                 entries.for_each(|entries| entries.apply(&self.link, &mut self.ledger));
                 let leases: Vec<u32> = self.entries.keys().copied().collect();
@@ -135,7 +135,7 @@ impl Interface {
         }
     }
 
-    /// Pins the program. If that cannot be it goes with this process.
+    /// Pins the program. If that fails, the program ends with this process.
     fn pin(&mut self, program: &mut Program) {
         let Some(pins) = &self.pins else {
             return;
@@ -174,7 +174,7 @@ impl Interface {
         }
     }
 
-    /// Detaches the program and checks that. True: the steward's program is not attached any more.
+    /// Detaches the program. Returns whether the steward's program is not attached any more.
     pub(in crate::server) fn detach(&mut self) -> bool {
         let Some(program) = &self.program else {
             self.unpin();
@@ -217,7 +217,7 @@ impl Interface {
     }
 }
 
-/// Takes off what is pinned in a directory, and removes it; nothing happens if there is none.
+/// Detaches a program pinned in a directory, and removes the directory, if it exists.
 pub(in crate::server) fn remove_pins(pins: &Path) -> io::Result<()> {
     if !pins.is_dir() {
         return Ok(());

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use crate::protocol::{Reason, Refusal};
 
-/// A socket that has memory and no queue.
+/// A socket with registered memory, not bound yet.
 #[derive(Debug)]
 pub(in crate::server) struct Registered {
     pub(in crate::server) socket: OwnedFd,
@@ -16,7 +16,7 @@ pub(in crate::server) struct Registered {
 /// Memory that is registered once, for one socket or for several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::server) struct Memory {
-    /// Another one for each registration.
+    /// Unique number of the registration.
     pub(in crate::server) number: u64,
     pub(in crate::server) bytes: u64,
 }
@@ -38,9 +38,9 @@ pub(in crate::server) struct Sockets {
 
 #[derive(Debug, Default)]
 struct OfQueue {
-    /// The one that is to be bound next.
+    /// The socket to be bound next.
     registered: Option<Registered>,
-    /// The one that was bound last, as far as this process bound it. It may be closed by now, see `forget_closed`.
+    /// The socket that this process bound last. It may be closed by now, see `forget_closed`.
     bound: Option<Bound>,
 }
 
@@ -48,9 +48,9 @@ struct OfQueue {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::server) struct Bound {
     pub(in crate::server) memory: Memory,
-    /// By what it is told from all others (`SO_COOKIE`).
+    /// Its unique `SO_COOKIE`.
     pub(in crate::server) cookie: u64,
-    /// Its memory was registered for another one.
+    /// Its memory was registered for another socket.
     pub(in crate::server) shares: bool,
 }
 
@@ -59,15 +59,15 @@ pub(in crate::server) struct Bound {
 pub(in crate::server) struct Holds {
     /// Registered, and not bound yet.
     pub(in crate::server) waiting: Option<Memory>,
-    /// And whether it was registered for another socket.
+    /// Bound, and whether the memory was registered for another socket.
     pub(in crate::server) bound: Option<(Memory, bool)>,
 }
 
 /// Memory that queues hold together, bytes.
 ///
-/// Of a queue's two sockets only the larger counts: at most one of them is bound. What several sockets share counts
-/// once, and beside what waits for their queues, since it stays when one of them is closed; and for each that shares
-/// it, what the kernel has for that.
+/// Of a queue's two sockets only the larger counts: at most one of them is bound. Memory that several sockets share
+/// counts once, in addition to registered memory of their queues, since it stays when one of them is closed. For each
+/// of these sockets the kernel's own memory counts, too.
 pub(in crate::server) fn bytes_held(queues: &[Holds]) -> u64 {
     let mut sockets: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
     for (memory, _) in queues.iter().filter_map(|holds| holds.bound) {
@@ -107,12 +107,12 @@ impl Sockets {
             })
     }
 
-    /// A socket has memory now; one that waited before it goes.
+    /// Stores a socket with registered memory; an earlier one that is not bound is closed.
     pub(in crate::server) fn put_registered(&mut self, queue: u32, registered: Registered) {
         self.by_queue.entry(queue).or_default().registered = Some(registered);
     }
 
-    /// A socket is bound; none: it is closed.
+    /// Stores the bound socket; `None`: it is closed.
     pub(in crate::server) fn note_bound(&mut self, queue: u32, bound: Option<Bound>) {
         self.by_queue.entry(queue).or_default().bound = bound;
     }
@@ -133,7 +133,7 @@ impl Sockets {
         }
     }
 
-    /// No lease has these queues any more.
+    /// Forgets the sockets of queues that no lease has any more.
     pub(super) fn forget(&mut self, queues: &Range<u32>) {
         self.by_queue.retain(|queue, _| !queues.contains(queue));
     }

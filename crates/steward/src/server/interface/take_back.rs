@@ -1,4 +1,4 @@
-//! Ends leases step by step (see [`teardown`](crate::server::teardown)), and removes what a steward that died has left.
+//! Ends leases step by step (see [`teardown`](crate::server::teardown)), and cleans up after a steward that died.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -22,7 +22,7 @@ pub(super) struct Leaving {
 }
 
 impl Interface {
-    /// Empties the queues that nobody has: what a steward that died has left in them.
+    /// Empties the queues without a lease, in which a dead steward may have left entries.
     pub(in crate::server) fn sweep(&mut self) {
         let free = (0..MAX_QUEUES).filter(|queue| !self.lessees.contains_key(queue));
         let steps: BTreeSet<Step> = free.flat_map(Step::of_queue).collect();
@@ -32,14 +32,14 @@ impl Interface {
                 tracing::warn!(interface = self.link.name, "{step:?}: {why}");
             }
         }
-        // What the NIC was told for leases that nobody has any more.
+        // NIC configuration for leases that do not exist any more.
         for first in self.ledger.saved_queues() {
             if self.entries.contains_key(&first) {
                 continue;
             }
             let nic = self.driver().ok().flatten();
             let parts = self.ledger.parts(nic.as_ref(), first);
-            // Until it is undone nobody is to have the queue, if nobody has it by another lease.
+            // Until it is undone the queue cannot be leased, unless another lease has it already.
             let free = !self.lessees.contains_key(&first);
             let steps = parts.into_iter().map(Step::Nic).chain(self.netkit_step(first));
             self.leaving.push(Leaving {
@@ -54,10 +54,10 @@ impl Interface {
         self.take_back();
     }
 
-    /// Takes a lease back: its frames go to the host at once, the rest as soon as it can be.
+    /// Takes a lease back: its frames go to the host at once; all else is undone as soon as possible.
     pub(in crate::server) fn release(&mut self, lease: u64, queues: Range<u32>) {
         for queue in queues.clone() {
-            // One store, which is not refused.
+            // A single store, which cannot fail.
             let _ = self.deactivate(queue);
             self.lessees.insert(queue, Lessee::Leaving);
         }
@@ -83,7 +83,7 @@ impl Interface {
         self.take_back();
     }
 
-    /// Its driver, by the name that it has now; `None` when it is gone.
+    /// The interface's driver, by its current name; `None` when it is gone.
     fn driver(&self) -> io::Result<Option<Ethtool>> {
         match Link::find(self.link.index).map_err(io::Error::other)? {
             Some(link) => Ethtool::open(&link.name).map(Some),
@@ -91,8 +91,8 @@ impl Interface {
         }
     }
 
-    /// Goes on with what is being taken back, as far as it is due: the end of one lease is no reason to ask a driver
-    /// again about all others that it refuses.
+    /// Continues taking leases back, as far as attempts are due: the end of one lease is no reason to repeat, for all
+    /// others, calls that the driver has refused.
     pub(super) fn take_back(&mut self) {
         let now = Instant::now();
         let leaving = std::mem::take(&mut self.leaving);
@@ -110,7 +110,7 @@ impl Interface {
                     self.ended.push(leaving.lease);
                 }
                 Err(stuck) => {
-                    // Once, and then less and less often.
+                    // Log the first failure, then less and less often.
                     if stuck.tries.is_power_of_two() && !stuck.is_usual() {
                         tracing::warn!(interface = self.link.name, "{stuck}");
                     }
@@ -120,18 +120,18 @@ impl Interface {
         }
     }
 
-    /// `is_new`: nothing of the lease was undone before.
+    /// Undoes one step. `is_new`: this is the first attempt for the lease.
     fn undo(&self, step: &Step, is_new: bool) -> Result<(), String> {
         let undone = match (step, &self.program) {
             (Step::Nic(part), _) => {
-                // The rules of an interface that is gone went with it, or away with it.
+                // Rules of an interface that is gone are gone, or were moved away with it.
                 let undo =
                     |nic: Option<Ethtool>| nic.map_or(Ok(()), |mut nic| hardware::undo(&mut nic, part));
                 return self.driver().and_then(undo).map_err(|error| error.to_string());
             }
             (&Step::Netkit { queue }, _) if is_new => return self.remove_netkit_unless_bound(queue),
             (&Step::Netkit { queue }, _) => return self.remove_netkit(queue),
-            // Without the program there is nothing to take it back from.
+            // Without the program there is nothing to undo.
             (_, None) => return Ok(()),
             (&Step::Entries { queue }, Some(program)) => program.set_filter(queue, &Filter::default()),
             (&Step::Network { first, end }, Some(program)) => self.end_network(first..end, program),
