@@ -90,24 +90,25 @@ impl<D: Copy + Default> Classifier<D> {
         }
     }
 
-    /// Decides about a flow. `hash`: any hash of the flow, the NIC's or [`FlowKey::hash`]. `beside`: a second key. For
-    /// frames from a guest it is their destination, which `find` looks up if the cache does not have it; for frames to
-    /// a guest it is the flow's mark, which rules match. `counters`: of the lane.
+    /// Decides about a flow. `hash`: any hash of the flow, the NIC's or [`FlowKey::hash`]. `second_key`: what the
+    /// decision depends on besides the flow. For frames from a guest it is their destination, which `find` looks up if
+    /// the cache does not have it; for frames to a guest it is the flow's mark, which rules match. `counters`: of the
+    /// lane.
     // The result stays in registers: in memory it would be written in pieces and read whole, which stalls.
     #[inline(always)]
     pub fn decide(
         &mut self,
-        (key, beside, hash): (&FlowKey, u64, u64),
+        (key, second_key, hash): (&FlowKey, u64, u64),
         counters: &PairCounters,
         find: impl FnOnce() -> D,
     ) -> Decision<D> {
-        if let Some((verdict, destination)) = self.cache.find(key, beside, hash) {
+        if let Some((verdict, destination)) = self.cache.find(key, second_key, hash) {
             counters.filter_hits.add(1);
             meter::count_lookups(1, 0);
             return Decision { verdict, destination };
         }
         // By value, so that the key stays in registers on a hit.
-        self.miss((*key, beside, hash), counters, find)
+        self.miss((*key, second_key, hash), counters, find)
     }
 
     /// Prefetches for frames with these NIC hashes, which will be checked next.
@@ -120,26 +121,26 @@ impl<D: Copy + Default> Classifier<D> {
     #[inline(never)]
     fn miss(
         &mut self,
-        (key, beside, hash): (FlowKey, u64, u64),
+        (key, second_key, hash): (FlowKey, u64, u64),
         counters: &PairCounters,
         find: impl FnOnce() -> D,
     ) -> Decision<D> {
         let computed = key.hash();
         if hash != computed
-            && let Some((verdict, destination)) = self.cache.find(&key, beside, computed)
+            && let Some((verdict, destination)) = self.cache.find(&key, second_key, computed)
         {
             counters.filter_hits.add(1);
             meter::count_lookups(1, 0);
             return Decision { verdict, destination };
         }
         let destination = find();
-        let verdict = self.rules.find(&key, beside);
+        let verdict = self.rules.find(&key, second_key);
         let hash = if hash == computed || self.cache.has_room(hash) {
             hash
         } else {
             computed
         };
-        let evicts = self.cache.note(&key, beside, hash, (verdict, destination));
+        let evicts = self.cache.note(&key, second_key, hash, (verdict, destination));
         counters.filter_misses.add(1);
         counters.filter_nic_hashes.add((hash != computed).into());
         counters.filter_evictions.add(evicts.into());

@@ -170,10 +170,10 @@ impl Rules {
         }
     }
 
-    /// The verdict about a frame. `beside`: for a frame to the guest its mark, 0 for none; for one from the
+    /// The verdict about a frame. `second_key`: for a frame to the guest its mark, 0 for none; for one from the
     /// guest any value, since its rules have no marks.
-    pub fn find(&self, key: &FlowKey, beside: u64) -> Verdict {
-        if let Some(at) = self.first(key, beside) {
+    pub fn find(&self, key: &FlowKey, second_key: u64) -> Verdict {
+        if let Some(at) = self.first(key, second_key) {
             return Verdict {
                 allows: self.allow[at],
                 slot: slot(at),

@@ -1,4 +1,4 @@
-//! The thread beside the measuring loop: shows the rates, and ends it when time is up.
+//! A second thread during a measurement: it shows the rates, and ends the measuring loop when time is up.
 //!
 //! On a terminal there is a bar that is drawn over; elsewhere a plain line a second; with `--json` nothing but on a
 //! terminal. All of it goes to stderr: stdout is for the result.

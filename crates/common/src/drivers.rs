@@ -18,7 +18,7 @@ use self::ZeroCopy::{Bad, Good, Missing, Untried};
 pub enum ZeroCopy {
     /// Known good.
     Good,
-    /// The driver has it; nobody is known to have tested it thoroughly. It is requested.
+    /// The driver supports it; no thorough test is known. It is requested.
     Untried,
     /// Known bad: not requested.
     Bad,

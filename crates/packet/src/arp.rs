@@ -6,9 +6,9 @@ use crate::{bytes, ethertype, word};
 /// Bytes of a message.
 pub const BYTES: usize = 28;
 
-/// Asks who has an address.
+/// ARP request: which host has this IP address?
 pub const REQUEST: u16 = 1;
-/// Says who has it.
+/// ARP reply: the MAC address of that host.
 pub const REPLY: u16 = 2;
 /// Reverse ARP (RFC 903): asks for the address of a MAC address.
 pub const REVERSE_REQUEST: u16 = 3;

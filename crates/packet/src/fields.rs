@@ -54,7 +54,7 @@ pub mod tcp {
     pub const SYN: u8 = 1 << 1;
     /// Resets the connection.
     pub const RST: u8 = 1 << 2;
-    /// The data is to be delivered now.
+    /// PSH: the receiver passes the data to the application without delay (RFC 9293, 3.1).
     pub const PSH: u8 = 1 << 3;
     /// Urgent data.
     pub const URG: u8 = 1 << 5;

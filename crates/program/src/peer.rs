@@ -47,7 +47,7 @@ pub fn has_ended(socket: BorrowedFd<'_>) -> bool {
     match process_of(socket) {
         // A kernel that has no such option.
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => false,
-        // Nobody has its number, or it was another's.
+        // No process has that number, or another process has it now.
         Err(_) => true,
         Ok(process) => {
             let mut readable = [PollFd::new(&process, PollFlags::IN)];

@@ -5,7 +5,7 @@
 
 use std::error::Error;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -14,6 +14,7 @@ use steer::with_sources;
 use steward::links::Changes;
 
 use crate::config::{HintsConfig, NetworkConfig, PortConfig, ServeConfig, UplinkConfig};
+use crate::lock::Locked;
 use crate::network::Network;
 use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;
@@ -277,17 +278,17 @@ impl Ports {
         let (interfaces, workers) = (Arc::clone(&self.interfaces), Arc::clone(&self.workers));
         let opened = Network::open(network.clone(), interfaces, workers);
         let opened = opened.map_err(|error| anyhow!("network {}: {}", network.name, with_sources(&error)))?;
-        locked(&self.networks).push(opened);
+        self.networks.locked().push(opened);
         Ok(())
     }
 
     /// All networks, in the order in which they were added.
     pub(crate) fn networks(&self) -> Vec<Arc<Network>> {
-        locked(&self.networks).clone()
+        self.networks.locked().clone()
     }
 
     fn network(&self, name: &str) -> Option<Arc<Network>> {
-        let networks = locked(&self.networks);
+        let networks = self.networks.locked();
         networks.iter().find(|network| network.name == name).cloned()
     }
 
@@ -332,7 +333,7 @@ impl Ports {
     /// Ends a network that has no ports any more, if there is one of that name.
     pub(crate) fn remove_network(&self, name: &str) {
         let network = self.network(name);
-        locked(&self.networks).retain(|network| network.name != name);
+        self.networks.locked().retain(|network| network.name != name);
         if let Some(network) = network {
             network.stop();
         }
@@ -400,7 +401,7 @@ impl Ports {
             }
             VmmSource::Listen(listener) => (Arc::clone(&self.accepting), Source::Listener(listener)),
             VmmSource::Connect(path) => {
-                let mut connecting = locked(&self.connecting);
+                let mut connecting = self.connecting.locked();
                 let acceptor = match &*connecting {
                     Some(acceptor) => Arc::clone(acceptor),
                     None => AcceptThread::start("connect")?,
@@ -413,7 +414,7 @@ impl Ports {
     }
 
     fn running(&self) -> MutexGuard<'_, Vec<Running>> {
-        locked(&self.running)
+        self.running.locked()
     }
 }
 
@@ -428,10 +429,6 @@ pub(crate) fn started<T>(started: anyhow::Result<T>, is_added: bool) -> anyhow::
         }
         started => started.map(Some),
     }
-}
-
-fn locked<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
-    held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Removes a port from its network, if it has one.

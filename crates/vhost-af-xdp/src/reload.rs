@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use model::config::{ConfigFile, Entry, NamedTable, Network, Port, Table, TableKind, Tables};
@@ -30,6 +30,7 @@ use steer::with_sources;
 use crate::config::file::{build_network, build_port};
 use crate::config::{Endpoint, NetworkConfig, PortConfig};
 use crate::journal::{JOURNAL, Subject};
+use crate::lock::Locked;
 use crate::ports::{NO_THREAD, Ports};
 use crate::supervision::helper::Requests;
 use crate::vhost_user::accept::VmmSource;
@@ -142,7 +143,7 @@ impl Reload {
     }
 
     pub(crate) fn readings(&self) -> Configuration {
-        locked(&self.readings).clone()
+        self.readings.locked().clone()
     }
 }
 
@@ -154,10 +155,6 @@ impl Outcome {
             ..Self::default()
         }
     }
-}
-
-fn locked(readings: &Mutex<Configuration>) -> MutexGuard<'_, Configuration> {
-    readings.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Seconds since 1970.
@@ -258,7 +255,7 @@ impl Reader {
     fn describe(&self) {
         let (ports, networks) = (self.described::<Port>(), self.described::<Network>());
         let absent = [self.absent::<Network>(), self.absent::<Port>()].concat();
-        let mut readings = locked(&self.readings);
+        let mut readings = self.readings.locked();
         (readings.ports, readings.networks) = (ports, networks);
         readings.failed = [self.failed.as_slice(), &absent].concat();
     }
@@ -316,7 +313,7 @@ impl Reader {
             // The file contains some of them now.
             outcome.done.push(self.keep());
         }
-        locked(&self.readings).read_at = now();
+        self.readings.locked().read_at = now();
         if outcome.done.is_empty() && outcome.failed.is_empty() {
             outcome.done.push("read again, nothing changed".to_owned());
         }

@@ -65,8 +65,9 @@ impl Reader {
         if failed.is_empty() || what == Done::Removed {
             done.push(self.keep());
         } else {
-            failed.extend(self.put_back(name, before.as_ref()));
-            failed.dedup();
+            let further = self.put_back(name, before.as_ref()).into_iter();
+            let further: Vec<_> = further.filter(|line| !failed.contains(line)).collect();
+            failed.extend(further);
         }
         match failed.as_slice() {
             [] => Ok(Changed { what, done, failed }),
