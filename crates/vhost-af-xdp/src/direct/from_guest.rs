@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Cursor, Fault, Piece, QueuePair, Sending};
+use device::pair::{Cursor, Piece, QueuePair, Sending};
 use packet::checksum::ChecksumAt;
 use packet::segment::Request;
 use steer::with_sources;
-use virtqueue::{Buffer, ChainId};
+use virtqueue::{Buffer, ChainId, Chains};
 use xsk::{TxDesc, UmemOffset};
 
 use super::{DirectEnd, Outbound};
@@ -31,7 +31,7 @@ impl<N: Nic> Sink for DirectEnd<N> {
 
     #[inline]
     fn has_room(&self) -> bool {
-        self.ring_room().min(self.sending.room()) > 0
+        self.room() > 0
     }
 
     #[inline]
@@ -74,38 +74,45 @@ impl<N: Nic> Sink for DirectEnd<N> {
 }
 
 impl<N: Nic> DirectEnd<N> {
-    /// Takes a batch of the guest's frames, kicks the kernel to send them, and returns completed chains. The result is
-    /// how many chains and descriptors moved.
-    /// Errors: a fault of the guest.
-    pub(super) fn from_guest(
-        &mut self,
-        pair: &mut QueuePair,
-        sender: &mut Sender,
-        counters: &PairCounters,
-    ) -> Result<usize, Fault> {
-        let moved = self.take_from_guest(pair, sender, counters)?;
-        self.hand_over();
-        Ok(moved + self.stop_batch(pair, moved))
+    /// Chains that can be taken now.
+    pub(super) fn room(&self) -> usize {
+        self.ring_room().min(self.sending.room())
     }
 
-    /// As [`Self::from_guest`], without its last steps: [`Self::hand_over`] and [`Self::stop_batch`].
-    pub(super) fn take_from_guest(
+    /// Sends the frames of these chains directly from guest memory, from the first one on, as long as each is in one
+    /// piece that a descriptor may refer to. Returns how many.
+    #[inline]
+    pub(super) fn put_plain(
         &mut self,
-        pair: &mut QueuePair,
-        sender: &mut Sender,
+        pair: &QueuePair,
+        chains: &Chains,
+        budget: &mut Budget,
         counters: &PairCounters,
-    ) -> Result<usize, Fault> {
-        sender.begin();
-        let mut moved = self.begin_poll(pair, sender);
-        if pair.from_guest.enabled && !self.has_rest() && sender.left() > 0 {
-            let room = self.ring_room().min(self.sending.room());
-            if room == 0 {
-                counters.from_guest_waits.add(1);
-            } else {
-                moved += sender.burst(pair, self, room, counters)?.done;
-            }
+    ) -> usize {
+        if self.link.loses(counters).is_some() {
+            return 0;
         }
-        Ok(moved)
+        let (most, most_bytes) = budget.left();
+        let longest = self.queue.umem.max_sent_bytes();
+        let (mut done, mut bytes) = (0, 0);
+        for chain in chains.iter().take(most.min(self.room())) {
+            let buffers = chains.buffers(chain);
+            let Some(Sending { start, len, .. }) = pair.plain(chain, buffers) else {
+                break;
+            };
+            let offset = buffers[0].offset + u64::from(start.within);
+            let is_direct = len <= longest
+                && self.can_refer(Piece { offset, len })
+                && !self.queue.sends.must_fill_up(len);
+            if !is_direct || bytes >= most_bytes {
+                break;
+            }
+            self.queue_piece(Some(chain.id), UmemOffset::new(offset), len, false);
+            bytes += u64::from(len);
+            done += 1;
+        }
+        budget.charge_plain(done, bytes);
+        done
     }
 
     /// Begins a poll, with the sender's budget: returns completed chains, and continues an unfinished GSO packet. The
@@ -114,7 +121,7 @@ impl<N: Nic> DirectEnd<N> {
         let mut moved = self.reap(pair);
         self.begin_burst();
         if self.has_rest() && sender.left() > 0 {
-            let mut budget = Budget::new(sender.left());
+            let mut budget = sender.budget();
             moved += self.continue_segmentation(pair, &mut budget);
             sender.charge(&budget);
         }
@@ -133,17 +140,7 @@ impl<N: Nic> DirectEnd<N> {
         self.reap(pair)
     }
 
-    /// What is left to do for a lane with waiting chains that is about to sleep.
-    pub(super) fn when_chains_wait(&mut self) -> Work {
-        let full =
-            self.queue.nic.room_to_nic() == 0 || self.sending.room() == 0 || self.queue.pool.is_empty();
-        match full || self.has_rest() {
-            true => self.when_sent().max(Work::SOON),
-            false => Work::Now,
-        }
-    }
-
-    /// The same for a lane without waiting chains: frames may not be sent yet.
+    /// What is left to do for a lane that is about to sleep: frames may not be sent yet.
     pub(super) fn when_sent(&mut self) -> Work {
         let work = Work::after(self.queue.until_sent());
         if self.has_rest() {

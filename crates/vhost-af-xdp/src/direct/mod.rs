@@ -1,4 +1,4 @@
-//! A lane with `--memory=direct`: guest RAM is the UMEM, and no userspace code touches a frame.
+//! A queue with `--memory=direct`: guest RAM is the UMEM, and no userspace code touches a frame.
 //!
 //! NIC → guest: an available receive buffer at offset B becomes the fill entry `B + header - 256 - headroom`. The
 //! kernel puts a frame 256 bytes (XDP_PACKET_HEADROOM) and the UMEM's headroom after a fill address, and the steering
@@ -41,7 +41,6 @@
 
 mod from_guest;
 pub(crate) mod in_flight;
-pub(crate) mod member;
 mod place;
 pub(crate) mod registration;
 mod segmentation;
@@ -54,7 +53,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use common::binding::LARGE_CHUNK;
-use virtqueue::{Buffer, ChainId, Prefetch};
+use virtqueue::{Buffer, ChainId, Chains, Prefetch};
 use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemError, UmemOffset};
 
 use crate::direct::in_flight::InFlight;
@@ -63,12 +62,15 @@ use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::interface::RECEIVE_RING;
 use crate::nic::interface_queue::{Coupled, Release};
 use crate::nic::queue::{LinkState, MOST_PIECES, Nic};
+use crate::nic::xdp::XdpNic;
 use crate::switch::checksums::PrivateLook;
+use crate::switch::from_guest::{Budget, Sender, Sink};
 use crate::switch::gso::GsoPacket;
-use crate::switch::lane::{Blame, Lane, LaneGuest, Siblings, Stopped, Work, enable_kicks};
+use crate::switch::lane::{RxTarget, Work};
 use crate::switch::limits::BATCH;
+use crate::switch::own_queue::OwnQueue;
 use device::counters::PairCounters;
-use device::pair::{Piece, QueuePair};
+use device::pair::{Fault, Piece, QueuePair, Vring};
 
 /// Chunk of the UMEM, bytes: the largest, because each bind costs kernel memory per chunk.
 pub(crate) const CHUNK_BYTES: u32 = LARGE_CHUNK;
@@ -111,8 +113,8 @@ struct Deferred {
     bytes: u64,
 }
 
-pub(crate) struct DirectLane<N> {
-    guest: LaneGuest,
+/// See the module's head.
+pub(crate) struct DirectQueue<N> {
     end: DirectEnd<N>,
     posted: InFlight<Posted>,
     deferred: VecDeque<Deferred>,
@@ -133,6 +135,8 @@ pub(crate) struct DirectLane<N> {
     empty: Vec<Frame>,
     /// Those of a deferred buffer that is written.
     buffers: Vec<Buffer>,
+    /// The guest receives, so frames have to wake the lane.
+    awaits_nic: bool,
 }
 
 /// A NIC queue coupled with a guest: its UMEM is the guest's memory, with memory of the daemon behind it. Frames from
@@ -201,29 +205,26 @@ impl DirectMemory {
     }
 }
 
-impl<N: Nic> DirectLane<N> {
+impl<N: Nic> DirectQueue<N> {
     /// Connects a guest with a NIC queue whose UMEM is the guest's memory.
     pub(crate) fn new(
-        pair: QueuePair,
+        pair: &mut QueuePair,
         queue: Coupled<N>,
         memory: DirectMemory,
-        counters: Arc<PairCounters>,
+        counters: &Arc<PairCounters>,
     ) -> Self {
-        let mut pair = pair;
-        let look = PrivateLook::of(&pair, pair.partial_checksums);
+        let look = PrivateLook::of(pair, pair.partial_checksums);
         let in_flight = memory.in_flight;
         let place = Place::new(
-            &pair,
+            pair,
             &memory.chunks.umem,
             queue.sends.by_dma.then_some(memory.huge_bytes),
         );
-        let end = DirectEnd::new(&mut pair, queue, memory, &counters);
         let any_order = pair.to_guest.queue.takes_any_order();
         // The RX ring has room for all: no driver ever finds it full.
         let most_posted = in_flight.min(RECEIVE_RING as usize);
         Self {
-            guest: LaneGuest::new(pair, counters),
-            end,
+            end: DirectEnd::new(pair, queue, memory, counters),
             any_order,
             place,
             posted: match any_order {
@@ -239,6 +240,7 @@ impl<N: Nic> DirectLane<N> {
             look,
             empty: Vec::with_capacity(BATCH),
             buffers: Vec::with_capacity(MOST_PIECES),
+            awaits_nic: true,
         }
     }
 }
@@ -281,44 +283,81 @@ impl<N: Nic> DirectEnd<N> {
     }
 }
 
-impl<N: Nic> Lane for DirectLane<N> {
-    fn poll(&mut self, _siblings: Siblings<'_>) -> Result<usize, Blame> {
-        let received = self.to_guest().map_err(Blame::Own)?;
-        let sent =
-            self.end
-                .take_from_guest(&mut self.guest.pair, &mut self.guest.sender, &self.guest.counters);
-        let sent = sent.map_err(Blame::Own)?;
-        // Before the frames are sent: an answer may arrive at once, and needs the buffers that the guest has posted.
-        let posted = if sent > 0 { self.post_more() } else { Ok(()) };
-        self.end.hand_over();
-        posted.map_err(Blame::Own)?;
-        Ok(received + sent + self.end.stop_batch(&mut self.guest.pair, sent))
+impl<N: Nic> OwnQueue for DirectQueue<N> {
+    const IS_THERE: bool = true;
+    const SHARES_BUFFERS: bool = false;
+    type Sink<'a>
+        = &'a mut DirectEnd<N>
+    where
+        Self: 'a;
+
+    fn begin(&mut self, pair: &mut QueuePair, sender: &mut Sender, _counters: &PairCounters) -> usize {
+        self.end.begin_poll(pair, sender)
     }
 
-    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
-        let (held, has_chains) = enable_kicks(&self.guest.sender.throttle, &mut self.guest.pair);
-        if has_chains {
-            return self.end.when_chains_wait();
-        }
-        if self.guest.pair.to_guest.enabled {
-            if self.end.queue.nic.received() > 0 {
-                return Work::Now;
-            }
+    fn room(&mut self) -> usize {
+        self.end.room()
+    }
+
+    #[inline]
+    fn put_plain(
+        &mut self,
+        pair: &mut QueuePair,
+        chains: &Chains,
+        budget: &mut Budget,
+        counters: &PairCounters,
+    ) -> usize {
+        self.end.put_plain(pair, chains, budget, counters)
+    }
+
+    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<&'a mut DirectEnd<N>> {
+        Some(&mut self.end)
+    }
+
+    fn has_rest(&self) -> bool {
+        self.end.has_rest()
+    }
+
+    fn places(&self) -> usize {
+        self.end.sending.room()
+    }
+
+    fn give_back(&mut self, _pair: &mut QueuePair, chain: ChainId) {
+        self.end.give_back(chain);
+    }
+
+    fn finish(&mut self, guest: RxTarget<'_>, moved: usize) -> Result<usize, Fault> {
+        let mut guest = guest;
+        // Before the frames are sent: an answer may arrive at once, and needs the buffers that the guest has posted.
+        let posted = if moved > 0 {
+            self.post_more(&mut guest)
+        } else {
+            Ok(())
+        };
+        self.end.hand_over();
+        posted?;
+        Ok(self.end.stop_batch(guest.pair, moved))
+    }
+
+    fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
+        self.to_guest(guest)
+    }
+
+    /// Each poll posts the guest's new buffers.
+    fn has_frames(&mut self) -> bool {
+        true
+    }
+
+    fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work {
+        self.awaits_nic = to_guest.enabled;
+        if to_guest.enabled {
             let room =
                 self.end.queue.nic.room_to_give() > 0 && self.posted.room() > 0 && !self.end.bounces_out;
-            if self.guest.pair.to_guest.queue.enable_kicks() && room {
+            if self.end.queue.nic.received() > 0 || (to_guest.queue.enable_kicks() && room) {
                 return Work::Now;
             }
         }
-        self.end.when_sent().max(held).or_polled(&self.guest.pair)
-    }
-
-    fn guest(&self) -> Option<&LaneGuest> {
-        Some(&self.guest)
-    }
-
-    fn guest_mut(&mut self) -> Option<&mut LaneGuest> {
-        Some(&mut self.guest)
+        self.end.when_sent()
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
@@ -327,32 +366,25 @@ impl<N: Nic> Lane for DirectLane<N> {
 
     fn awaits_nic(&self) -> bool {
         // Received frames are in the guest's buffers already, and never wait for room.
-        self.guest.pair.to_guest.enabled
+        self.awaits_nic
     }
 
-    fn inject(&mut self, frame: &[u8], _siblings: Siblings<'_>) {
+    fn inject(&mut self, frame: &[u8], _counters: &PairCounters) {
         self.end.inject(frame);
     }
 
-    fn stop(self: Box<Self>) -> Stopped {
-        let mut lane = *self;
-        lane.guest.pair.leave_calls();
-        let half_sent = lane.end.send_before_stop(&mut lane.guest.pair);
+    fn stop(self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
+        let (mut queue, mut guest) = (self, guest);
+        let half_sent = queue.end.send_before_stop(guest.pair);
         // Frames that have arrived are delivered before the socket closes.
-        while lane.collect() > 0 {}
-        lane.guest
-            .counters
-            .to_guest_queue_stopped
-            .add(lane.posted.len_done());
-        let let_go = lane.end.close(&mut lane.guest.pair, half_sent);
-        if let_go {
-            give_up(&mut lane.guest.pair, &mut lane.posted, &lane.deferred);
+        while queue.collect(&mut guest) > 0 {}
+        let RxTarget { pair, counters, .. } = guest;
+        counters.to_guest_queue_stopped.add(queue.posted.len_done());
+        if queue.end.close(pair, half_sent) {
+            give_up(pair, &mut queue.posted, &queue.deferred);
         }
-        lane.guest.pair.to_guest.publish(&lane.guest.counters);
-        Stopped {
-            pair: Some(lane.guest.pair.stopped()),
-            queue: None,
-        }
+        pair.to_guest.publish(counters);
+        None
     }
 }
 

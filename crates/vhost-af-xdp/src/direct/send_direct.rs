@@ -1,8 +1,8 @@
-//! A lane with `--memory=send-direct`: frames are sent from guest RAM, and received into the daemon's memory.
+//! A queue with `--memory=send-direct`: frames are sent from guest RAM, and received into the daemon's memory.
 //!
-//! The queue's UMEM is guest RAM with chunks of the daemon behind it. From the guest it works as [`super::DirectLane`]:
+//! The queue's UMEM is guest RAM with chunks of the daemon behind it. From the guest it works as [`super::DirectQueue`]:
 //! frames and the payload of GSO packets are sent directly from guest memory. To the guest it works as
-//! [`CopyLane`](crate::switch::copy_lane::CopyLane): the NIC receives into the daemon's chunks only, and each frame is
+//! [`CopyQueue`](crate::switch::own_queue::CopyQueue): the NIC receives into the daemon's chunks only, and each frame is
 //! copied once, verified, and perhaps merged with others. So neither the kernel nor a NIC ever writes to guest RAM, not
 //! even in zero-copy: it never contains a frame for another guest, and nothing depends on the guest's receive buffers.
 
@@ -10,85 +10,105 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use device::counters::PairCounters;
-use device::pair::{Fault, QueuePair};
+use device::pair::{Fault, QueuePair, Vring};
+use virtqueue::{ChainId, Chains};
 
 use super::{DirectEnd, DirectMemory};
+use crate::nic::endpoint::NicQueue;
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Nic;
-use crate::switch::lane::{Blame, Lane, LaneGuest, Siblings, Stopped, Work, enable_kicks};
+use crate::nic::xdp::XdpNic;
+use crate::switch::from_guest::{Budget, Sender, Sink};
+use crate::switch::lane::{RxTarget, Work};
+use crate::switch::own_queue::OwnQueue;
 use crate::switch::receiver::{Receive, Receiver, has_frames};
 
-pub(crate) struct SendDirectLane<N> {
-    guest: LaneGuest,
+/// See the module's head.
+pub(crate) struct SendDirectQueue<N> {
     end: DirectEnd<N>,
     receiver: Receiver,
 }
 
-impl<N: Nic> SendDirectLane<N> {
-    /// Connects a guest with a NIC queue whose UMEM is the guest's memory.
+impl<N: Nic> SendDirectQueue<N> {
+    /// Connects a guest with a NIC queue whose UMEM is the guest's memory. `untags`: the guest gets the frames of its
+    /// VLAN without their tag.
     pub(crate) fn new(
-        pair: QueuePair,
+        pair: &mut QueuePair,
         queue: Coupled<N>,
         memory: DirectMemory,
-        counters: Arc<PairCounters>,
+        (untags, counters): (bool, &Arc<PairCounters>),
     ) -> Self {
-        let mut pair = pair;
-        let mut end = DirectEnd::new(&mut pair, queue, memory, &counters);
-        let receiver = Receiver::new(&pair, &mut end.queue, &counters);
-        Self {
-            guest: LaneGuest::new(pair, counters),
-            end,
-            receiver,
-        }
-    }
-
-    fn to_guest(&mut self) -> Result<usize, Fault> {
-        if !self.guest.pair.to_guest.enabled || !has_frames(&mut self.end.queue) {
-            return Ok(0);
-        }
-        let queue = &mut self.end.queue;
-        self.receiver.deliver(queue, &mut self.guest.limited())
+        let mut end = DirectEnd::new(pair, queue, memory, counters);
+        let receiver = Receiver::new(pair, &mut end.queue, counters).untagging(untags);
+        Self { end, receiver }
     }
 }
 
-impl<N: Nic> Lane for SendDirectLane<N> {
-    fn poll(&mut self, _siblings: Siblings<'_>) -> Result<usize, Blame> {
-        let sent = self
-            .end
-            .from_guest(&mut self.guest.pair, &mut self.guest.sender, &self.guest.counters);
-        let moved = sent.and_then(|sent| Ok(sent + self.to_guest()?));
-        if moved.is_err() {
-            // A fault of the guest: its queues are not used any more.
-            (
-                self.guest.pair.from_guest.enabled,
-                self.guest.pair.to_guest.enabled,
-            ) = (false, false);
-        }
-        moved.map_err(Blame::Own)
+impl<N: Nic> OwnQueue for SendDirectQueue<N> {
+    const IS_THERE: bool = true;
+    type Sink<'a>
+        = &'a mut DirectEnd<N>
+    where
+        Self: 'a;
+
+    fn begin(&mut self, pair: &mut QueuePair, sender: &mut Sender, _counters: &PairCounters) -> usize {
+        self.end.begin_poll(pair, sender)
     }
 
-    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
+    fn room(&mut self) -> usize {
+        self.end.room()
+    }
+
+    #[inline]
+    fn put_plain(
+        &mut self,
+        pair: &mut QueuePair,
+        chains: &Chains,
+        budget: &mut Budget,
+        counters: &PairCounters,
+    ) -> usize {
+        self.end.put_plain(pair, chains, budget, counters)
+    }
+
+    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<&'a mut DirectEnd<N>> {
+        Some(&mut self.end)
+    }
+
+    fn has_rest(&self) -> bool {
+        self.end.has_rest()
+    }
+
+    fn places(&self) -> usize {
+        self.end.sending.room()
+    }
+
+    fn give_back(&mut self, _pair: &mut QueuePair, chain: ChainId) {
+        self.end.give_back(chain);
+    }
+
+    fn finish(&mut self, guest: RxTarget<'_>, moved: usize) -> Result<usize, Fault> {
+        self.end.hand_over();
+        Ok(self.end.stop_batch(guest.pair, moved))
+    }
+
+    fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
+        self.receiver.deliver(&mut self.end.queue, guest)
+    }
+
+    fn has_frames(&mut self) -> bool {
+        has_frames(&mut self.end.queue)
+    }
+
+    fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work {
         let waiting = self.receiver.enable_notifications(&mut self.end.queue);
-        let (held, has_chains) = enable_kicks(&self.guest.sender.throttle, &mut self.guest.pair);
-        if has_chains {
-            return self.end.when_chains_wait();
-        }
-        if waiting && let Some(work) = self.receiver.when_frames_wait(&mut self.guest.pair.to_guest) {
-            return work.max(held);
-        }
-        self.end.when_sent().max(held).or_polled(&self.guest.pair)
-    }
-
-    fn guest(&self) -> Option<&LaneGuest> {
-        Some(&self.guest)
-    }
-
-    fn guest_mut(&mut self) -> Option<&mut LaneGuest> {
-        Some(&mut self.guest)
+        let work = self.end.when_sent();
+        let frames = waiting
+            .then(|| self.receiver.when_frames_wait(to_guest))
+            .flatten();
+        work.max(frames.unwrap_or(Work::None))
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {
-        self.guest.pair.frame_limit = bytes;
         self.receiver.set_frame_limit(bytes);
     }
 
@@ -100,21 +120,23 @@ impl<N: Nic> Lane for SendDirectLane<N> {
         self.receiver.awaits_nic()
     }
 
-    fn inject(&mut self, frame: &[u8], _siblings: Siblings<'_>) {
+    fn inject(&mut self, frame: &[u8], _counters: &PairCounters) {
         self.end.inject(frame);
     }
 
-    fn stop(self: Box<Self>) -> Stopped {
-        let mut lane = *self;
-        lane.guest.pair.leave_calls();
-        let half_sent = lane.end.send_before_stop(&mut lane.guest.pair);
-        let guest = lane.guest.filtered();
-        lane.receiver.finish(&mut lane.end.queue, guest);
-        lane.end.queue.discard(&lane.guest.counters);
-        lane.end.close(&mut lane.guest.pair, half_sent);
-        Stopped {
-            pair: Some(lane.guest.pair.stopped()),
-            queue: None,
-        }
+    fn stop(mut self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
+        let RxTarget {
+            pair,
+            buffers,
+            counters,
+            filter,
+            ..
+        } = guest;
+        let half_sent = self.end.send_before_stop(pair);
+        let guest = RxTarget::new(pair, buffers, counters).filtered(filter);
+        self.receiver.finish(&mut self.end.queue, guest);
+        self.end.queue.discard(counters);
+        self.end.close(pair, half_sent);
+        None
     }
 }

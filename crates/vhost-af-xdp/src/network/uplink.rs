@@ -204,7 +204,7 @@ impl Network {
             match queue.fit() {
                 Fit::Same => {}
                 Fit::Limit => {
-                    let change = move |lane: &mut dyn Lane, _: Siblings<'_>| lane.set_frame_limit(bytes);
+                    let change = move |lane: &mut dyn Lane, _: &mut dyn Siblings| lane.set_frame_limit(bytes);
                     self.workers.change(*lane, change);
                     if let Err(error) = queue.follow_limit() {
                         tracing::debug!(network = self.name, "frame limit: {}", with_sources(&error));

@@ -11,10 +11,9 @@ use xsk::{OpenError, Umem, UmemError};
 
 use super::attachment::{Attachment, Member};
 use crate::config::Placement;
-use crate::direct::member::SendDirectQueue;
 use crate::direct::registration::{Registered, Registration};
-use crate::direct::send_direct::SendDirectLane;
-use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::direct::send_direct::SendDirectQueue;
+use crate::direct::{CHUNK_BYTES, DirectMemory, DirectQueue};
 use crate::nic::endpoint::{COPY_BYTES, Chunks, ChunksError, NicQueue};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{RECEIVE_RING, SEND_RING};
@@ -24,9 +23,7 @@ use crate::nic::mode::Fallback;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{Nic, Sends};
 use crate::nic::xdp::XdpNic;
-use crate::switch::copy_lane::CopyLane;
 use crate::switch::from_tap::FromTap;
-use crate::switch::guest_lane::GuestLane;
 use crate::switch::lane::Lane;
 use crate::switch::own_queue::CopyQueue;
 use crate::switch::port_lane::PortLane;
@@ -151,7 +148,7 @@ impl LaneParts<'_> {
     pub(crate) fn build(self, placement: Placement) -> Result<BuiltLane, LaneError> {
         match (&self.attachment, placement) {
             (Attachment::Patch(_), _) => {
-                let lane = GuestLane::new(self.guest_side()?, self.counters);
+                let lane = PortLane::of_cable(self.guest_side()?, self.counters);
                 Ok(BuiltLane::new(Box::new(lane), LaneFacts::cable()))
             }
             (Attachment::Network(end), _) => {
@@ -253,8 +250,14 @@ impl LaneParts<'_> {
                 let of = (end.number, self.pair);
                 Box::new(PortLane::with_queue(guest, self.counters, of, own))
             }
-            (_, Some(from_tap)) => Box::new(CopyLane::by_tap(guest, nic, from_tap, self.counters)),
-            (_, None) => Box::new(CopyLane::new(guest, nic, self.counters)),
+            (_, Some(from_tap)) => {
+                let own = CopyQueue::by_tap(nic, from_tap);
+                Box::new(PortLane::alone(guest, self.counters, own))
+            }
+            (_, None) => {
+                let own = CopyQueue::new(&guest, nic, false, &self.counters);
+                Box::new(PortLane::alone(guest, self.counters, own))
+            }
         }
     }
 
@@ -270,7 +273,8 @@ impl LaneParts<'_> {
         );
         let nic = null_nic(&chunks.umem, frame_bytes, 0);
         let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
-        let lane = CopyLane::new(guest, queue, self.counters);
+        let own = CopyQueue::new(&guest, queue, false, &self.counters);
+        let lane = PortLane::alone(guest, self.counters, own);
         Ok(BuiltLane::new(Box::new(lane), facts))
     }
 
@@ -357,16 +361,20 @@ impl LaneParts<'_> {
         queue: Coupled<N>,
         memory: DirectMemory,
     ) -> Box<dyn Lane> {
-        if let Attachment::Member(Member { end, untags, .. }) = &self.attachment {
-            let mut guest = guest;
-            let own = SendDirectQueue::new(&mut guest, queue, memory, (*untags, &self.counters));
-            let of = (end.number, self.pair);
-            return Box::new(PortLane::with_queue(guest, self.counters, of, own));
-        }
-        match self.placement {
-            Placement::SendDirect => Box::new(SendDirectLane::new(guest, queue, memory, self.counters)),
-            Placement::Direct | Placement::Copy => {
-                Box::new(DirectLane::new(guest, queue, memory, self.counters))
+        let mut guest = guest;
+        match (&self.attachment, self.placement) {
+            (Attachment::Member(Member { end, untags, .. }), _) => {
+                let own = SendDirectQueue::new(&mut guest, queue, memory, (*untags, &self.counters));
+                let of = (end.number, self.pair);
+                Box::new(PortLane::with_queue(guest, self.counters, of, own))
+            }
+            (_, Placement::SendDirect) => {
+                let own = SendDirectQueue::new(&mut guest, queue, memory, (false, &self.counters));
+                Box::new(PortLane::alone(guest, self.counters, own))
+            }
+            (_, Placement::Direct | Placement::Copy) => {
+                let own = DirectQueue::new(&mut guest, queue, memory, &self.counters);
+                Box::new(PortLane::alone(guest, self.counters, own))
             }
         }
     }

@@ -9,10 +9,13 @@ use virtqueue::{Journal, QueueFeatures};
 use xsk::Umem;
 
 use super::bytes::GuestRam as Ram;
-use super::lane::{Lane, Siblings};
+use super::lane::Lane;
+use super::port_lane::PortLane;
 use super::test_guest::{HEADER, Memory};
+use super::test_lanes::direct_lane;
 use super::test_nic::{TestNic, Wire};
-use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use super::test_siblings::Others;
+use crate::direct::{CHUNK_BYTES, DirectMemory, DirectQueue};
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
@@ -33,7 +36,7 @@ struct Guest {
 
 impl Guest {
     /// With its lane, and the NIC. Its receive queue may be off.
-    fn new(receives: bool) -> (Self, DirectLane<TestNic>, Arc<Mutex<Wire>>) {
+    fn new(receives: bool) -> (Self, PortLane<DirectQueue<TestNic>>, Arc<Mutex<Wire>>) {
         let memory = Memory::new(1 << 20, CHUNKS * CHUNK_BYTES as usize);
         let vring = || memory.vring(ENTRIES as u32, QueueFeatures::default(), Journal::None);
         let ((from, from_guest), (mut to, to_guest)) = (vring(), vring());
@@ -47,7 +50,7 @@ impl Guest {
         let queue = Coupled::new(TestNic(Arc::clone(&wire)), Sends::PLAIN);
         let end = own + (CHUNKS * CHUNK_BYTES as usize) as u64;
         let direct = DirectMemory::new(umem, own..end, 0, 2 * ENTRIES).expect("inside");
-        let lane = DirectLane::new(pair, queue, direct, Arc::<PairCounters>::default());
+        let lane = direct_lane(pair, queue, direct, Arc::<PairCounters>::default());
         let guest = Self {
             memory,
             from_guest,
@@ -83,7 +86,7 @@ fn nic_has_the_buffers_that_were_posted_before_a_frame_when_that_is_sent() {
             let mut is_last = false;
             while !is_last {
                 is_last = over.load(Ordering::Acquire);
-                lane.poll(Siblings::None).expect("no fault");
+                lane.poll(&mut Others::default()).expect("no fault");
                 let wire = wire.lock().expect("no panic");
                 assert!(wire.given.len() >= wire.sent.len(), "{} frames", wire.sent.len());
             }
@@ -96,7 +99,7 @@ fn nic_has_the_buffers_that_were_posted_before_a_frame_when_that_is_sent() {
 fn nic_has_no_buffer_of_a_queue_that_is_off() {
     let (mut guest, mut lane, wire) = Guest::new(false);
     guest.post_and_send();
-    lane.poll(Siblings::None).expect("no fault");
+    lane.poll(&mut Others::default()).expect("no fault");
     let wire = wire.lock().expect("no panic");
     assert_eq!((wire.sent.len(), wire.given.len()), (1, 0));
 }

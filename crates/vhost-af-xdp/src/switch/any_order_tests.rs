@@ -12,10 +12,12 @@ use virtqueue::{
 use xsk::{Frame, RxDesc, Umem, UmemOffset, XDP_PACKET_HEADROOM};
 
 use super::bytes::GuestRam as Ram;
-use super::lane::{Lane, Siblings};
+use super::lane::Lane;
 use super::test_guest::{HEADER, Memory};
+use super::test_lanes::direct_lane;
 use super::test_nic::{TestNic, Wire};
-use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use super::test_siblings::Others;
+use crate::direct::{CHUNK_BYTES, DirectMemory};
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
@@ -100,7 +102,7 @@ impl World {
     }
 
     fn poll(&mut self) {
-        (0..3).for_each(|_| _ = self.lane.poll(Siblings::None).expect("no fault"));
+        (0..3).for_each(|_| _ = self.lane.poll(&mut Others::default()).expect("no fault"));
     }
 
     /// The NIC receives into the buffers that it has at these places, in this order.
@@ -145,7 +147,7 @@ fn lane(
     let counters = Arc::new(PairCounters::default());
     let end = own + (CHUNKS * CHUNK_BYTES as usize) as u64;
     let direct = DirectMemory::new(umem, own..end, 0, 128).expect("inside");
-    let lane = DirectLane::new(guest, Coupled::new(nic, sends), direct, Arc::clone(&counters));
+    let lane = direct_lane(guest, Coupled::new(nic, sends), direct, Arc::clone(&counters));
     (Box::new(lane), wire, counters)
 }
 

@@ -15,7 +15,7 @@ use super::cross_worker_mark::CrossWorkerMark;
 use super::fdb::PortNumber;
 use super::filter::Facts;
 use super::forwarding::{Forwarding, LaneRef};
-use super::lane::{Network, RxTarget};
+use super::lane::{RxTarget, Siblings};
 use super::rate_limit::Cost;
 use super::to_guest::{Bytes, Delivery, Fit, NO_OFFLOAD};
 
@@ -69,7 +69,7 @@ impl Several<'_> {
         mut self,
         to: impl Iterator<Item = (PortNumber, LaneRef)> + Clone,
         forwarding: &Forwarding,
-        network: &mut dyn Network,
+        network: &mut dyn Siblings,
     ) -> usize {
         let (header, unfinished) = match self.partial() {
             None => return self.give_alike(to, forwarding, None, true, network),
@@ -99,7 +99,7 @@ impl Several<'_> {
         forwarding: &Forwarding,
         unfinished: Option<NetHeader>,
         takes_partial: bool,
-        network: &mut dyn Network,
+        network: &mut dyn Siblings,
     ) -> usize {
         let mut work = 0;
         for (port, guest) in to {

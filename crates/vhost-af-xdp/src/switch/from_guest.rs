@@ -1,21 +1,18 @@
-//! From a guest: takes a batch of its frames, within a budget, and sends them.
+//! From a guest: takes a batch of its frames, within a budget.
 //!
-//! Outside of networks [`Sender::burst`] does both: it takes chains, has the queue pair check them, and puts each into
-//! a [`Sink`], until the budget is used up or the sink is full. Chains that do not fit stay with the guest. Frames that
-//! need nothing but a copy are sent first, in a loop of the sink's own ([`Sink::put_plain`]). Sinks are a NIC queue
-//! that frames are copied to (`to_nic.rs`), one that reads guest RAM (`direct`), and another guest (`guest_lane.rs`).
-//! In a network the lane delivers the frames itself, between [`Sender::take`] and [`Sender::settle`].
+//! A port's lane ([`super::port_lane`]) takes chains ([`Sender::take`]), delivers their frames until the budget is used
+//! up or there is no more room, and ends the batch ([`Sender::settle`]). Chains that do not fit stay with the guest. Frames
+//! to a NIC are put into a [`Sink`]: a NIC queue that frames are copied to (`to_nic.rs`), or one that reads guest RAM
+//! (`direct`).
 
 use device::counters::{Counter, PairCounters};
-use device::meter;
-use device::pair::{Fault, QueuePair, Sending};
+use device::pair::{Fault, QueuePair};
 use virtqueue::{ChainId, Chains};
 
 use super::guest_frame::GuestFrame;
 use super::limits::{
     BATCH, BYTES_A_FRAME, DESCRIPTORS_A_FRAME, LOOK_UP_WEIGHT, SHARED_BYTES_A_FRAME, SHORT_SEGMENT_BYTES,
 };
-use super::policy::Policy;
 use super::rate_limit::Throttle;
 
 /// Result of putting a chain into a sink.
@@ -40,12 +37,6 @@ pub(crate) trait Sink {
     }
     /// Takes a chain with its frame; `None`: the chain has no frame that can be sent.
     fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, budget: &mut Budget) -> Put;
-    /// Takes chains from the first on, as long as their frames need nothing but a copy ([`QueuePair::plain`]); returns
-    /// how many. The caller marks them used.
-    #[inline]
-    fn put_plain(&mut self, _pair: &QueuePair, _chains: &Chains, _budget: &mut Budget) -> usize {
-        0
-    }
     /// Part of a frame is left, which no other frame may overtake.
     fn has_rest(&self) -> bool;
 }
@@ -64,11 +55,6 @@ impl<S: Sink> Sink for &mut S {
     #[inline]
     fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, budget: &mut Budget) -> Put {
         (**self).put(chain, frame, budget)
-    }
-
-    #[inline]
-    fn put_plain(&mut self, pair: &QueuePair, chains: &Chains, budget: &mut Budget) -> usize {
-        (**self).put_plain(pair, chains, budget)
     }
 
     #[inline]
@@ -251,22 +237,28 @@ pub(crate) struct Sender {
     pub(super) chains: Chains,
     /// Delays a guest that sends more than its limit.
     pub(crate) throttle: Throttle,
-    /// Checks the guest's frames, outside of networks.
-    pub(crate) policy: Policy,
-}
-
-/// Result of a burst.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Burst {
-    /// The guest had chains.
-    pub(crate) any: bool,
-    /// Chains that were taken.
-    pub(crate) done: usize,
-    /// A chain waits because the sink had no room for it.
-    pub(crate) full: bool,
+    /// The guest shares a worker's time and a NIC with other guests of a network.
+    is_shared: bool,
 }
 
 impl Sender {
+    /// For a guest of a network.
+    pub(crate) fn shared() -> Self {
+        Self {
+            is_shared: true,
+            ..Self::default()
+        }
+    }
+
+    /// A budget of what is left of this poll's.
+    #[inline]
+    pub(crate) fn budget(&self) -> Budget {
+        match self.is_shared {
+            true => Budget::shared(self.left),
+            false => Budget::new(self.left),
+        }
+    }
+
     /// Begins a poll; returns its budget in frames.
     #[inline]
     pub(crate) fn begin(&mut self) -> usize {
@@ -286,14 +278,14 @@ impl Sender {
         self.left = self.left.saturating_sub(frames);
     }
 
-    /// Takes chains of a network's guest for the rest of the budget. The caller delivers their frames, and then calls
+    /// Takes at most `room` chains for the rest of the budget. The caller delivers their frames, and then calls
     /// [`Self::settle`].
     /// Errors: the guest's fault.
     #[inline]
-    pub(crate) fn take(&mut self, pair: &mut QueuePair) -> Result<Budget, Fault> {
-        let most = self.left.min(self.takes.most);
+    pub(crate) fn take(&mut self, pair: &mut QueuePair, room: usize) -> Result<(), Fault> {
+        let most = self.left.min(self.takes.most).min(room);
         pair.from_guest.queue.pop(&mut self.chains, most)?;
-        Ok(Budget::shared(self.left))
+        Ok(())
     }
 
     /// The chains that were taken last.
@@ -304,7 +296,7 @@ impl Sender {
 
     /// Ends a batch, of which the caller has returned the first `done` chains: puts the others back into the queue, and
     /// counts what was sent.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn settle(
         &mut self,
         pair: &mut QueuePair,
@@ -312,7 +304,9 @@ impl Sender {
         done: usize,
         counters: &PairCounters,
     ) {
-        pair.from_guest.queue.unpop(self.chains.slots(done));
+        if done < self.chains.len() {
+            pair.from_guest.queue.unpop(self.chains.slots(done));
+        }
         self.takes.adapt(self.chains.len(), done);
         self.charge(budget);
         budget.tally.count(counters);
@@ -322,89 +316,6 @@ impl Sender {
     #[inline]
     pub(crate) fn left(&self) -> usize {
         self.left
-    }
-
-    /// Takes at most `room` chains within the rest of the budget, and puts them into `sink`. Chains that the sink does
-    /// not keep are marked used, but not published.
-    /// Errors: the guest's fault.
-    #[inline]
-    pub(crate) fn burst<S: Sink>(
-        &mut self,
-        pair: &mut QueuePair,
-        sink: &mut S,
-        room: usize,
-        counters: &PairCounters,
-    ) -> Result<Burst, Fault> {
-        let most = self.left.min(self.takes.most).min(room);
-        let mut budget = Budget::new(self.left);
-        pair.from_guest.queue.pop(&mut self.chains, most)?;
-        let is_open = self.policy.is_open();
-        let is_checked = !is_open || self.throttle.is_on();
-        let mut done = match self.chains.is_empty() || is_checked {
-            true => 0,
-            false => sink.put_plain(pair, &self.chains, &mut budget),
-        };
-        for chain in &self.chains.chains[..done] {
-            pair.from_guest.queue.push_used(chain.id, 0);
-        }
-        let mut full = false;
-        let mut sending = Sending::default();
-        for (at, chain) in self.chains.iter().enumerate().skip(done) {
-            let buffers = self.chains.buffers(chain);
-            let put = match budget.has_left() && sink.has_room() {
-                false => None,
-                true => {
-                    match pair.check_into(chain, buffers, sink.unsendable(counters), counters, &mut sending) {
-                        Err(fault) => return Err(fault),
-                        Ok(is_one) => {
-                            let frame = is_one.then(|| GuestFrame::new(pair, buffers, &sending));
-                            let frame = match frame {
-                                Some(frame) if !is_open => self.policy.check(frame, counters),
-                                frame => frame,
-                            };
-                            if self.throttle.holds(|| Some(frame?.cost()), counters) {
-                                None
-                            } else {
-                                let put = sink.put(chain.id, frame, &mut budget);
-                                full = put == Put::NoRoom;
-                                if full && frame.is_some() {
-                                    let cost = self.throttle.last();
-                                    self.throttle.give_back(cost);
-                                }
-                                Some(put).filter(|_| !full)
-                            }
-                        }
-                    }
-                }
-            };
-            if !is_open {
-                budget.charge_look_ups(self.policy.take_work());
-                self.policy.settle(put.is_some(), counters);
-            }
-            let Some(put) = put else {
-                pair.from_guest.queue.unpop(self.chains.slots(at));
-                break;
-            };
-            if put == Put::Done {
-                pair.from_guest.queue.push_used(chain.id, 0);
-            }
-            budget.tally.descriptors += buffers.len() as u64;
-            done += 1;
-            if sink.has_rest() {
-                pair.from_guest.queue.unpop(self.chains.slots(at + 1));
-                break;
-            }
-        }
-        self.takes.adapt(self.chains.len(), done);
-        self.charge(&budget);
-        // Counted before the chains are published: an observer that sees a returned chain finds its frame counted.
-        budget.tally.count(counters);
-        meter::count_taken(done);
-        Ok(Burst {
-            any: !self.chains.is_empty(),
-            done,
-            full,
-        })
     }
 }
 

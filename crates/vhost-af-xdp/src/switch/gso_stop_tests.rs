@@ -2,6 +2,7 @@
 //! it can be, and counted once where it cannot.
 
 use super::*;
+use crate::switch::test_siblings::Others;
 
 #[test]
 fn stopped_lane_sends_the_rest_and_its_base_is_behind_it() {
@@ -53,7 +54,10 @@ fn interface_that_is_gone_takes_the_rest_with_it() {
             "{setup:?}"
         );
         assert!(world.driver.take_used().is_some());
-        assert_eq!(world.lane.enable_notifications(Siblings::None), Work::None);
+        assert_eq!(
+            world.lane.enable_notifications(&mut Others::default()),
+            Work::None
+        );
         world.assert_sent(false);
     }
 }

@@ -8,18 +8,18 @@ use virtqueue::{Journal, QueueFeatures};
 use xsk::OwnMemory;
 
 use super::*;
-use crate::direct::send_direct::SendDirectLane;
-use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::direct::{CHUNK_BYTES, DirectMemory};
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::{LinkState, MOST_PIECES, SHORTEST_BY_DMA};
 use crate::nic::tap::SendTap;
 use crate::switch::bytes::GuestRam as Ram;
-use crate::switch::copy_lane::CopyLane;
-use crate::switch::guest_lane::GuestLane;
-use crate::switch::lane::{Lane, Siblings, Work};
+use crate::switch::lane::{Lane, Work};
 use crate::switch::limits::{BATCH, SEGMENTS};
+use crate::switch::port_lane::PortLane;
 use crate::switch::test_guest::{HEADER, Memory};
+use crate::switch::test_lanes::{copy_lane, direct_lane, send_direct_lane};
 use crate::switch::test_nic::{TestNic, Wire, queue};
+use crate::switch::test_siblings::Others;
 use device::offloads::Offloads;
 use device::pair::{Bases, QueuePair};
 
@@ -185,8 +185,8 @@ impl World {
             let sends = setup.sends;
             let (queue, counters) = (Coupled::new(nic, sends), Arc::clone(&counters));
             match setup.into_guest {
-                true => Box::new(DirectLane::new(guest, queue, chunks, counters)),
-                false => Box::new(SendDirectLane::new(guest, queue, chunks, counters)),
+                true => Box::new(direct_lane(guest, queue, chunks, counters)),
+                false => Box::new(send_direct_lane(guest, queue, chunks, counters)),
             }
         } else {
             let mut queue = queue(nic, umem, 0, setup.sends);
@@ -194,7 +194,7 @@ impl World {
                 let _ = queue.pool.take();
             }
             queue.send_tap = send_tap;
-            Box::new(CopyLane::new(guest, queue, Arc::clone(&counters)))
+            Box::new(copy_lane(guest, queue, Arc::clone(&counters)))
         };
         Self {
             memory,
@@ -259,7 +259,7 @@ impl World {
     }
 
     fn poll(&mut self) -> usize {
-        self.lane.poll(Siblings::None).expect("no fault")
+        self.lane.poll(&mut Others::default()).expect("no fault")
     }
 
     /// Polls until all chains are returned.
@@ -428,7 +428,10 @@ fn lane_with_a_gso_packet_in_hand_neither_sleeps_nor_spins() {
         for _ in 0..3 {
             world.poll();
             assert!(
-                matches!(world.lane.enable_notifications(Siblings::None), Work::Later(_)),
+                matches!(
+                    world.lane.enable_notifications(&mut Others::default()),
+                    Work::Later(_)
+                ),
                 "{setup:?}"
             );
             world.lane.disable_notifications();
@@ -436,7 +439,10 @@ fn lane_with_a_gso_packet_in_hand_neither_sleeps_nor_spins() {
         world.wire().each_kick = 64;
         world.finish();
         world.poll();
-        assert_eq!(world.lane.enable_notifications(Siblings::None), Work::None);
+        assert_eq!(
+            world.lane.enable_notifications(&mut Others::default()),
+            Work::None
+        );
     }
 }
 
@@ -452,7 +458,7 @@ fn gso_packet_that_waits_for_room_behind_others_does_not_spin() {
     world.poll();
     assert_eq!(world.poll(), 0);
     assert!(matches!(
-        world.lane.enable_notifications(Siblings::None),
+        world.lane.enable_notifications(&mut Others::default()),
         Work::Later(_)
     ));
     world.wire().each_kick = 64;
@@ -477,7 +483,7 @@ fn gso_packet_in_hand_that_needs_several_descriptors_does_not_spin() {
     assert_eq!(world.poll(), 0);
     assert!(world.wire().ring.len() < 8);
     assert!(matches!(
-        world.lane.enable_notifications(Siblings::None),
+        world.lane.enable_notifications(&mut Others::default()),
         Work::Later(_)
     ));
     world.wire().each_kick = 64;
@@ -586,13 +592,11 @@ fn guest_of_long_packets_to_another_has_a_budget_of_bytes() {
     }
     sending.publish();
     receiving.publish();
-    let mut sender = GuestLane::new(guest, Arc::default());
-    let mut receiver = GuestLane::new(receiver, Arc::default());
+    let mut sender = PortLane::of_cable(guest, Arc::default());
+    let mut receiver = PortLane::of_cable(receiver, Arc::default());
     let mut passed = 0;
     while passed < PACKETS {
-        sender
-            .poll(Siblings::target(receiver.rx_target()))
-            .expect("no fault");
+        sender.poll(&mut Others::one(&mut receiver)).expect("no fault");
         let now = std::iter::from_fn(|| receiving.take_used()).count();
         assert!(
             (1..=BATCH * 8192 / frame.len() + 1).contains(&now),

@@ -23,11 +23,9 @@ use virtqueue::Chains;
 use super::cross_worker_mark::CrossWorkerMarks;
 use super::filter::{Acl, Facts, LaneFilter};
 use super::forwarding::Forwarding;
-use super::from_guest::Sender;
 use super::guard::Guard;
 pub(crate) use super::lane_id::{LaneId, SlotAt};
 use super::pending::Pending;
-use super::policy::Policy;
 use super::rate_limit::{Policer, PortLimits, RateLimit, Throttle};
 use super::to_tap::ToTap;
 use crate::nic::endpoint::NicQueue;
@@ -59,14 +57,6 @@ impl Work {
             Some(wait) => Self::Later(Reverse(wait)),
         }
     }
-
-    /// The same, or at least [`Self::SOON`] for a guest without kick eventfds.
-    pub(crate) fn or_polled(self, pair: &QueuePair) -> Self {
-        match pair.is_polled() {
-            true => self.max(Self::SOON),
-            false => self,
-        }
-    }
 }
 
 /// Asks a guest for kicks, unless it is throttled: then a kick would change nothing. Returns when the throttle ends,
@@ -75,15 +65,6 @@ pub(crate) fn enable_kicks(throttle: &Throttle, pair: &mut QueuePair) -> (Work, 
     let held = Work::after(throttle.held());
     let has_chains = held == Work::None && pair.from_guest.enabled && pair.from_guest.queue.enable_kicks();
     (held, has_chains)
-}
-
-/// Which guest broke a rule.
-#[derive(Debug)]
-pub(crate) enum Blame {
-    /// The lane's own guest.
-    Own(Fault),
-    /// The guest that frames were delivered to.
-    Target(Fault),
 }
 
 /// A guest of another lane of the same worker, to which a lane delivers frames.
@@ -154,31 +135,10 @@ impl<'a> RxTarget<'a> {
     }
 }
 
-/// The lanes of the same worker that a lane may deliver frames to.
-pub(crate) enum Siblings<'a> {
-    None,
-    /// One guest ([`super::role`]).
-    Target(RxTarget<'a>),
-    /// All lanes of its network.
-    Network(&'a mut dyn Network),
-}
-
-impl<'a> Siblings<'a> {
-    pub(crate) fn target(target: Option<RxTarget<'a>>) -> Self {
-        target.map_or(Self::None, Self::Target)
-    }
-
-    /// The one guest that the lane delivers frames to.
-    pub(crate) fn into_target(self) -> Option<RxTarget<'a>> {
-        match self {
-            Self::Target(target) => Some(target),
-            Self::None | Self::Network(_) => None,
-        }
-    }
-}
-
-/// The lanes of a network on one worker, by the indices in the state that [`Lane::set_forwarding`] sets.
-pub(crate) trait Network {
+/// The other lanes of a worker: in a network by the indices in the state that [`Lane::set_forwarding`] sets.
+pub(crate) trait Siblings {
+    /// The lane of the one guest that takes the caller's frames, outside of networks ([`super::role`]).
+    fn target(&self) -> Option<SlotAt>;
     /// The guest of a lane; `None`: the lane is no longer in the rounds, or is the caller's.
     fn guest(&mut self, at: SlotAt) -> Option<RxTarget<'_>>;
     /// The NIC queue of a lane, if it is one of the network's uplink.
@@ -189,47 +149,6 @@ pub(crate) trait Network {
     fn blame(&mut self, at: SlotAt, fault: Fault);
 }
 
-/// The guest of a lane outside of networks, and what it may send and get.
-pub(crate) struct LaneGuest {
-    /// Its half of the queues.
-    pub(crate) pair: QueuePair,
-    pub(crate) counters: Arc<PairCounters>,
-    /// Sends its frames.
-    pub(crate) sender: Sender,
-    /// Room for its buffers.
-    pub(crate) buffers: Chains,
-    /// What it may get.
-    pub(crate) limit: Option<Arc<RateLimit>>,
-}
-
-impl LaneGuest {
-    pub(crate) fn new(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
-        Self {
-            pair,
-            counters,
-            sender: Sender::default(),
-            buffers: Chains::default(),
-            limit: None,
-        }
-    }
-
-    /// Takes frames by its filter rules.
-    #[inline]
-    pub(crate) fn filtered(&mut self) -> RxTarget<'_> {
-        let target = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
-        target.filtered(self.sender.policy.to_guest())
-    }
-
-    /// The same, by its limit, too.
-    #[inline]
-    pub(crate) fn limited(&mut self) -> RxTarget<'_> {
-        let target = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
-        target
-            .filtered(self.sender.policy.to_guest())
-            .limited(self.limit.as_ref())
-    }
-}
-
 /// What a stopped lane leaves behind.
 pub(crate) struct Stopped {
     /// The state of its guest's queue pair.
@@ -238,34 +157,25 @@ pub(crate) struct Stopped {
     pub(crate) queue: Option<NicQueue<XdpNic>>,
 }
 
-/// See the module's head. Implementations outside of networks: [`super::copy_lane::CopyLane`],
-/// [`crate::direct::DirectLane`], [`super::guest_lane::GuestLane`] and others; in networks: [`super::port_lane`],
+/// See the module's head. Lanes of guests are [`super::port_lane`]; the others belong to networks:
 /// [`super::uplink_lane`], [`super::tap_lane`], [`super::multicast_lane`] and [`super::link`].
 pub(crate) trait Lane: Send {
-    /// Moves a batch in each direction; returns how many frames moved. Errors: the fault of a guest. The lane of that
-    /// guest must not be polled again, nor be a target.
-    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame>;
+    /// Moves a batch in each direction; returns how many frames moved. Errors: a fault of the lane's own guest. The lane
+    /// must not be polled again, nor be a target. Faults of other guests are reported to `network`.
+    fn poll(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault>;
     /// Asks for kicks where the lane waits for a guest, and checks the rings again after that.
-    fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work;
-    /// Its guest; `None`: the lane has none, or as a port of a network has it, and more with it.
-    fn guest(&self) -> Option<&LaneGuest> {
-        None
-    }
-    /// The same, to change.
-    fn guest_mut(&mut self) -> Option<&mut LaneGuest> {
-        None
-    }
+    fn enable_notifications(&mut self, network: &mut dyn Siblings) -> Work;
     /// Bytes carried so far in both directions, from counters of the guest or of the lane, so they may restart at 0.
     /// Always 0 for lanes that take no part in [`super::moderation`], such as links, which have little room.
     fn carried(&self) -> u64 {
-        self.guest().map_or(0, |guest| guest.counters.carried())
+        0
     }
     /// The guest's half.
     fn pair(&self) -> Option<&QueuePair> {
-        self.guest().map(|guest| &guest.pair)
+        None
     }
     fn pair_mut(&mut self) -> Option<&mut QueuePair> {
-        self.guest_mut().map(|guest| &mut guest.pair)
+        None
     }
     /// The guest as a receiver of frames of other lanes; `None`: it takes none.
     fn rx_target(&mut self) -> Option<RxTarget<'_>> {
@@ -289,23 +199,11 @@ pub(crate) trait Lane: Send {
         }
     }
     /// Sets the rate limits of what its guest sends and gets.
-    fn set_limits(&mut self, limits: &PortLimits) {
-        if let Some(guest) = self.guest_mut() {
-            guest.sender.throttle.set(limits.from_guest.as_ref());
-            guest.limit.clone_from(&limits.to_guest);
-        }
-    }
-    /// The checks of its guest's frames, for a lane outside of networks.
-    fn policy(&mut self) -> Option<&mut Policy> {
-        self.guest_mut().map(|guest| &mut guest.sender.policy)
-    }
+    fn set_limits(&mut self, _limits: &PortLimits) {}
     /// Sets the filter rules of the guest, where that is possible; `None`: all frames pass. Returns the previous ones,
     /// so that another thread frees their memory.
     fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
-        match self.policy() {
-            Some(policy) => policy.set_filter(filter),
-            None => filter,
-        }
+        filter
     }
     /// Sets which metadata precedes frames of its NIC queue.
     fn set_metadata(&mut self, _metadata: &XdpMetadata) {}
@@ -314,11 +212,7 @@ pub(crate) trait Lane: Send {
         false
     }
     /// Sets which source addresses its guest may use, for a lane outside of networks; `None`: any.
-    fn set_guard(&mut self, guard: Option<&Guard>) {
-        if let Some(policy) = self.policy() {
-            policy.set_guard(guard);
-        }
-    }
+    fn set_guard(&mut self, _guard: Option<&Guard>) {}
     /// The NIC's descriptor, readable when frames arrive; `None`: there is none.
     fn nic(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -341,7 +235,7 @@ pub(crate) trait Lane: Send {
     /// The epoll set has reported [`Self::event_fd`].
     fn note_event(&mut self) {}
     /// Sends an announcement of the daemon if there is room now: networks may lose such frames.
-    fn inject(&mut self, frame: &[u8], siblings: Siblings<'_>);
+    fn inject(&mut self, _frame: &[u8], _network: &mut dyn Siblings) {}
     /// Takes back what the kernel holds, and publishes what is done. Runs on a control thread, so it does not call the
     /// guest.
     fn stop(self: Box<Self>) -> Stopped;

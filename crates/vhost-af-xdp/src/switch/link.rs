@@ -20,11 +20,12 @@
 //!        └──────────────── marks, one per buffer ──────────────────┘
 //! ```
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::offloads::Offloads;
+use device::pair::Fault;
 use device::pair::QueuePair;
 use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::GuestAddr;
@@ -33,7 +34,7 @@ use virtqueue::driver::SplitDriver;
 use super::cross_worker_mark::CrossWorkerMarks;
 use super::forwarding::Forwarding;
 use super::inner_queue::{BUFFERS, InnerQueueError, Memory, Received, left_in};
-use super::lane::{Blame, Lane, Siblings, Stopped, Work};
+use super::lane::{Lane, Siblings, Stopped, Work};
 use super::port_lane::PortLane;
 
 /// Both ends of a link.
@@ -121,17 +122,17 @@ impl LinkLane {
 }
 
 impl Lane for LinkLane {
-    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
+    fn poll(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
         self.take();
-        let moved = self.lane.poll(siblings);
+        let moved = self.lane.poll(network);
         self.give_back();
         moved
     }
 
-    fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
+    fn enable_notifications(&mut self, network: &mut dyn Siblings) -> Work {
         match self.received.driver.enable_calls() {
             true => Work::Now,
-            false => self.lane.enable_notifications(siblings),
+            false => self.lane.enable_notifications(network),
         }
     }
 
@@ -151,12 +152,6 @@ impl Lane for LinkLane {
     fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {
         self.lane.set_forwarding(forwarding);
     }
-
-    fn nic(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(mut self: Box<Self>) -> Stopped {
         self.take();

@@ -8,13 +8,14 @@ use virtqueue::{GuestAddr, Journal, QueueFeatures};
 use xsk::Umem;
 
 use super::bytes::GuestRam as Ram;
-use super::copy_lane::CopyLane;
-use super::guest_lane::GuestLane;
-use super::lane::{Lane, Siblings};
+use super::lane::Lane;
 use super::limits::DESCRIPTORS;
+use super::port_lane::PortLane;
 use super::test_guest::{HEADER, Memory};
+use super::test_lanes::{copy_lane, direct_lane};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
-use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use super::test_siblings::Others;
+use crate::direct::{CHUNK_BYTES, DirectMemory};
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
@@ -75,12 +76,12 @@ fn pieces_of_buffers_do_not_extend_the_budget_of_a_copy_lane() {
         wire.fill = 32;
         let wire = Arc::new(Mutex::new(wire));
         let queue = queue(TestNic(Arc::clone(&wire)), umem, 32, Sends::PLAIN);
-        let mut lane = CopyLane::new(guest, queue, Arc::default());
+        let mut lane = copy_lane(guest, queue, Arc::default());
         for _ in 0..BUFFERS {
             wire.lock().expect("no panic").receive(FRAME, false);
         }
         let poll = || {
-            lane.poll(Siblings::None).expect("no fault");
+            lane.poll(&mut Others::default()).expect("no fault");
         };
         assert_eq!(polls(poll, &mut driver), [1; BUFFERS], "{offloads:?}");
     }
@@ -89,7 +90,7 @@ fn pieces_of_buffers_do_not_extend_the_budget_of_a_copy_lane() {
 #[test]
 fn pieces_of_buffers_do_not_extend_the_budget_of_a_cable() {
     let (guest, mut driver) = guest(&Memory::new(RAM, 0), &[]);
-    let mut receiver = GuestLane::new(guest, Arc::default());
+    let mut receiver = PortLane::of_cable(guest, Arc::default());
     let memory = Memory::new(RAM, 0);
     let vring = || memory.vring(64, QueueFeatures::default(), Journal::None);
     let ((to_guest, _), (from_guest, mut sending)) = (vring(), vring());
@@ -102,11 +103,9 @@ fn pieces_of_buffers_do_not_extend_the_budget_of_a_cable() {
         sending.add(&[frame]).expect("room in the ring");
     }
     sending.publish();
-    let mut sender = GuestLane::new(memory.side(from_guest, to_guest, Offloads::NONE), Arc::default());
+    let mut sender = PortLane::of_cable(memory.side(from_guest, to_guest, Offloads::NONE), Arc::default());
     let poll = || {
-        sender
-            .poll(Siblings::target(receiver.rx_target()))
-            .expect("no fault");
+        sender.poll(&mut Others::one(&mut receiver)).expect("no fault");
     };
     assert_eq!(polls(poll, &mut driver), [1; BUFFERS]);
 }
@@ -129,9 +128,9 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
         let counters = Arc::new(PairCounters::default());
         let nic = TestNic(Arc::clone(&wire));
         let sends = Sends::PLAIN;
-        let mut lane = DirectLane::new(guest, Coupled::new(nic, sends), direct, Arc::clone(&counters));
+        let mut lane = direct_lane(guest, Coupled::new(nic, sends), direct, Arc::clone(&counters));
         for _ in 0..2 * BUFFERS {
-            lane.poll(Siblings::None).expect("no fault");
+            lane.poll(&mut Others::default()).expect("no fault");
         }
         let taken = lane.pair().expect("a guest").bases().to_guest as usize;
         assert!((1..=2).contains(&taken), "{taken} buffers taken");
@@ -141,7 +140,7 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
             if used < BUFFERS + first.len() {
                 wire.lock().expect("no panic").receive(FRAME, false);
             }
-            lane.poll(Siblings::None).expect("no fault");
+            lane.poll(&mut Others::default()).expect("no fault");
             used += std::iter::from_fn(|| driver.take_used()).count();
         }
         assert_eq!(used, BUFFERS + first.len());

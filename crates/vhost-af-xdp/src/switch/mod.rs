@@ -16,7 +16,6 @@ pub(crate) mod bytes;
 pub(crate) mod capture;
 pub(crate) mod checksums;
 mod copies;
-pub(crate) mod copy_lane;
 mod cross_worker_mark;
 #[cfg(test)]
 mod fairness_tests;
@@ -30,7 +29,6 @@ pub(crate) mod from_tap;
 pub(crate) mod gso;
 pub(crate) mod guard;
 pub(crate) mod guest_frame;
-pub(crate) mod guest_lane;
 pub(crate) mod inner_queue;
 pub(crate) mod lane;
 mod lane_id;
@@ -48,10 +46,10 @@ pub(crate) mod new_lane;
 #[cfg(test)]
 mod no_allocation_tests;
 pub(crate) mod own_queue;
+pub(crate) mod passing;
 pub(crate) mod pending;
 #[cfg(test)]
 mod pieces_tests;
-pub(crate) mod policy;
 #[cfg(test)]
 mod policy_tests;
 pub(crate) mod polling;
@@ -67,12 +65,18 @@ mod sleeping;
 mod slots;
 mod spread;
 pub(crate) mod statistics;
+#[cfg(test)]
+mod stop_tests;
 mod tap_frame;
 pub(crate) mod tap_lane;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod test_guest;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod test_lanes;
 #[cfg(test)]
 pub(crate) mod test_nic;
+#[cfg(test)]
+pub(crate) mod test_siblings;
 pub(crate) mod to_guest;
 pub(crate) mod to_nic;
 pub(crate) mod to_tap;

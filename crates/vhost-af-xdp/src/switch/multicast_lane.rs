@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::meter;
+use device::pair::Fault;
 use packet::ethernet::Mac;
 use steer::{Group, MulticastReader};
 
@@ -16,7 +17,7 @@ use super::copies::Several;
 use super::cross_worker_mark::CrossWorkerMark;
 use super::fdb::{Destination, FdbKey};
 use super::forwarding::Forwarding;
-use super::lane::{Blame, Lane, Siblings, Stopped, Work};
+use super::lane::{Lane, Siblings, Stopped, Work};
 use super::limits::BATCH;
 
 /// Bytes of an address.
@@ -74,10 +75,7 @@ impl<R: ReadGroups> MulticastLane<R> {
 }
 
 impl<R: ReadGroups> Lane for MulticastLane<R> {
-    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
-        let Siblings::Network(network) = siblings else {
-            return Ok(0);
-        };
+    fn poll(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
         let budget = BATCH.saturating_sub(self.deficit);
         self.deficit = self.deficit.saturating_sub(BATCH);
         let (mut read, mut looked_up) = (0, 0);
@@ -103,7 +101,7 @@ impl<R: ReadGroups> Lane for MulticastLane<R> {
         Ok(read)
     }
 
-    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
+    fn enable_notifications(&mut self, _network: &mut dyn Siblings) -> Work {
         match self.reader.has_record() {
             true => Work::Now,
             false => Work::None,
@@ -117,8 +115,6 @@ impl<R: ReadGroups> Lane for MulticastLane<R> {
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.reader.as_fd())
     }
-
-    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(self: Box<Self>) -> Stopped {
         Stopped {

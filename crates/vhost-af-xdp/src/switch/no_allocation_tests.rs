@@ -17,26 +17,22 @@ use xsk::Umem;
 
 use super::arrivals::Arrivals;
 use super::bytes::GuestRam as Ram;
-use super::copy_lane::CopyLane;
 use super::fdb::{Fdb, FdbPort, PortNumber};
 use super::filter::{Action, Filter, LaneFilter, PortFilter, Rule};
 use super::forwarding::Forwarding;
-use super::guest_lane::GuestLane;
-use super::lane::{Lane, Network, RxTarget, Siblings, SlotAt};
+use super::lane::Lane;
 use super::port_lane::PortLane;
 use super::test_guest::{HEADER, Memory};
+use super::test_lanes::{copy_lane, direct_lane, send_direct_lane};
 use super::test_nic::{TestNic, Wire, own_memory, queue};
-use super::to_tap::ToTap;
-use crate::direct::send_direct::SendDirectLane;
-use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use super::test_siblings::Others;
+use crate::direct::{CHUNK_BYTES, DirectMemory};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::interface_queue::Coupled;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{MOST_PIECES, Sends};
-use crate::nic::xdp::XdpNic;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
-use device::pair::Fault;
 
 struct Counting;
 
@@ -215,12 +211,12 @@ fn copying_to_and_from_a_null_nic_allocates_nothing() {
         .flat_map(|is| guests.clone().map(|it| (is, it)))
     {
         let (mut guest, pair) = Guest::new(&frames, offloads, 0);
-        let mut lane = CopyLane::new(pair, null_queue(), Arc::default());
+        let mut lane = copy_lane(pair, null_queue(), Arc::default());
         if is_filtered {
             drop(lane.set_filter(filter()));
         }
         let (mut received, poll) = (0, || {
-            lane.poll(Siblings::None).expect("no fault");
+            lane.poll(&mut Others::default()).expect("no fault");
         });
         assert_eq!(allocations(poll, || received += guest.work()), 0, "{offloads:?}");
         assert!(received > ROUNDS, "frames moved");
@@ -253,12 +249,12 @@ fn segments_by_reference_allocate_nothing() {
     let nic = TestNic(Arc::clone(&wire));
     // What this NIC keeps it allocates; not while frames only come to it.
     wire.lock().expect("no panic").ring.reserve(1024);
-    let mut lane = CopyLane::new(pair, queue(nic, umem, 0, sends), Arc::default());
+    let mut lane = copy_lane(pair, queue(nic, umem, 0, sends), Arc::default());
     let mut made = 0;
     for round in 0..ROUNDS {
         guest.work();
         let before = COUNT.get();
-        lane.poll(Siblings::None).expect("no fault");
+        lane.poll(&mut Others::default()).expect("no fault");
         let some = COUNT.get() - before;
         made += if round < ROUNDS / 2 { 0 } else { some };
         let mut wire = wire.lock().expect("no panic");
@@ -297,12 +293,12 @@ fn direct_placements_allocate_nothing() {
         };
         let queue = Coupled::new(nic, sends);
         let mut lane: Box<dyn Lane> = match into_guest {
-            true => Box::new(DirectLane::new(pair, queue, memory, Arc::default())),
-            false => Box::new(SendDirectLane::new(pair, queue, memory, Arc::default())),
+            true => Box::new(direct_lane(pair, queue, memory, Arc::default())),
+            false => Box::new(send_direct_lane(pair, queue, memory, Arc::default())),
         };
         drop(lane.set_filter(filter().filter(|_| is_filtered)));
         let (mut received, poll) = (0, || {
-            lane.poll(Siblings::None).expect("no fault");
+            lane.poll(&mut Others::default()).expect("no fault");
         });
         assert_eq!(
             allocations(poll, || received += guest.work()),
@@ -319,14 +315,14 @@ fn guest_to_guest_allocates_nothing() {
     for (offloads, is_filtered) in [(ALL, false), (SENDS, false), (ALL, true)] {
         let (mut sender, from) = Guest::new(&asking(), ALL, 0);
         let (mut receiver, to) = Guest::new(&plain(), offloads, 0);
-        let mut from = GuestLane::new(from, Arc::default());
-        let mut to = GuestLane::new(to, Arc::default());
+        let mut from = PortLane::of_cable(from, Arc::default());
+        let mut to = PortLane::of_cable(to, Arc::default());
         for lane in [&mut from, &mut to] {
             drop(lane.set_filter(filter().filter(|_| is_filtered)));
         }
         let poll = || {
-            from.poll(Siblings::target(to.rx_target())).expect("no fault");
-            to.poll(Siblings::None).expect("no fault");
+            from.poll(&mut Others::one(&mut to)).expect("no fault");
+            to.poll(&mut Others::default()).expect("no fault");
         };
         let mut received = 0;
         let between = || {
@@ -335,27 +331,6 @@ fn guest_to_guest_allocates_nothing() {
         };
         assert_eq!(allocations(poll, between), 0, "{offloads:?}");
         assert!(received > ROUNDS, "frames moved");
-    }
-}
-
-/// Nobody else.
-struct Alone;
-
-impl Network for Alone {
-    fn guest(&mut self, _at: SlotAt) -> Option<RxTarget<'_>> {
-        None
-    }
-
-    fn uplink(&mut self, _at: SlotAt) -> Option<&mut NicQueue<XdpNic>> {
-        None
-    }
-
-    fn tap(&mut self, _at: SlotAt) -> Option<&mut ToTap> {
-        None
-    }
-
-    fn blame(&mut self, _at: SlotAt, fault: Fault) {
-        panic!("{fault}");
     }
 }
 
@@ -390,7 +365,7 @@ fn frames_that_come_back_allocate_nothing() {
             drop(lane.set_filter(filter()));
         }
         let poll = || {
-            lane.poll(Siblings::Network(&mut Alone)).expect("no fault");
+            lane.poll(&mut Others::default()).expect("no fault");
         };
         let mut received = 0;
         assert_eq!(allocations(poll, || received += guest.work()), 0, "{offloads:?}");
@@ -403,10 +378,10 @@ fn frames_of_a_pair_that_is_off_allocate_nothing() {
     let (mut first, to) = Guest::new(&plain(), ALL, 0);
     let (_second, mut off) = Guest::new(&plain(), ALL, 0);
     off.to_guest.enabled = false;
-    let mut lane = CopyLane::new(off, null_queue(), Arc::default());
-    let mut other = GuestLane::new(to, Arc::default());
+    let mut lane = copy_lane(off, null_queue(), Arc::default());
+    let mut other = PortLane::of_cable(to, Arc::default());
     let (mut received, poll) = (0, || {
-        lane.poll(Siblings::target(other.rx_target())).expect("no fault");
+        lane.poll(&mut Others::one(&mut other)).expect("no fault");
     });
     assert_eq!(allocations(poll, || received += first.work()), 0);
     assert!(received > ROUNDS, "frames moved");

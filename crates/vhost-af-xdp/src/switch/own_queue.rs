@@ -1,24 +1,27 @@
-//! A NIC queue that a port of a network has for itself: the port's frames to the LAN leave through it, and the frames
-//! that it receives are for the port's guest.
+//! A NIC queue that a port has for itself: the frames that it receives are for the port's guest. Outside of networks
+//! all frames of the guest leave through it.
 //!
-//! All other frames go through the switch: the port's lane ([`super::port_lane`]) classifies each frame, and passes
-//! those for other ports and for the host on as any port's. Frames for the guest from a queue of the uplink, from the
-//! host, or from another port reach it through that lane, too.
+//! In a network it takes the guest's frames to the LAN. All other frames go through the switch: the port's lane
+//! ([`super::port_lane`]) classifies each frame, and passes those for other ports and for the host on as any port's.
+//! Frames for the guest from a queue of the uplink, from the host, or from another port reach it through that lane, too.
 //!
-//! Three kinds: none, which costs nothing; a queue whose frames are copied ([`CopyQueue`]); a queue whose memory is the
-//! guest's ([`crate::direct::member`]).
+//! Four kinds: none, which costs nothing; a queue whose frames are copied ([`CopyQueue`]); a queue that sends from the
+//! guest's memory ([`crate::direct::send_direct`]); one that also receives into it ([`crate::direct`]).
+//!
+//! In tap mode a queue receives nothing: frames arrive at a tap ([`super::from_tap`]). Both implement [`Receive`].
 
 use std::os::fd::BorrowedFd;
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair, Vring};
-use virtqueue::ChainId;
+use virtqueue::{ChainId, Chains};
 
 use super::from_guest::{Budget, Put, Sender, Sink};
+use super::from_tap::FromTap;
 use super::guest_frame::GuestFrame;
 use super::lane::{RxTarget, Work};
 use super::limits::SEGMENTS;
-use super::receiver::{Receive, Receiver, has_frames};
+use super::receiver::{Receive, Receiver};
 use super::to_nic::{NicSink, Transmit};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::XdpMetadata;
@@ -29,6 +32,8 @@ use crate::nic::xdp::XdpNic;
 pub(crate) trait OwnQueue: Send {
     /// Whether there is one.
     const IS_THERE: bool;
+    /// Other lanes can deliver frames into the guest's receive buffers, too.
+    const SHARES_BUFFERS: bool = true;
     /// What frames to the LAN are put into.
     type Sink<'a>: Sink
     where
@@ -36,6 +41,17 @@ pub(crate) trait OwnQueue: Send {
 
     /// Begins a poll: returns completed chains to the guest, and continues a GSO packet. Returns how much moved.
     fn begin(&mut self, pair: &mut QueuePair, sender: &mut Sender, counters: &PairCounters) -> usize;
+    /// How many chains [`Self::sink`] takes now; 0: a chain has to wait until frames are sent.
+    fn room(&mut self) -> usize;
+    /// Sends frames of these chains, from the first on, as long as they need no work but a copy or a descriptor
+    /// ([`QueuePair::plain`]); returns how many.
+    fn put_plain(
+        &mut self,
+        pair: &mut QueuePair,
+        chains: &Chains,
+        budget: &mut Budget,
+        counters: &PairCounters,
+    ) -> usize;
     /// What frames to the LAN are put into; `None`: a queue of the uplink takes them.
     fn sink<'a>(&'a mut self, counters: &'a PairCounters) -> Option<Self::Sink<'a>>;
     /// Part of a GSO packet is left, which no other frame may overtake.
@@ -45,11 +61,12 @@ pub(crate) trait OwnQueue: Send {
     /// Returns to the guest, in order, a chain that was not sent through this queue.
     fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId);
     /// Ends a poll in which `moved` frames moved: sends the queued frames. Returns further frames moved.
-    fn finish(&mut self, pair: &mut QueuePair, moved: usize, counters: &PairCounters) -> usize;
+    /// Errors: the guest's fault.
+    fn finish(&mut self, guest: RxTarget<'_>, moved: usize) -> Result<usize, Fault>;
     /// Delivers received frames, as far as the guest has buffers; returns how many.
     /// Errors: the guest's fault.
     fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault>;
-    /// Whether received frames wait.
+    /// Whether received frames wait, or [`Self::receive`] has other work.
     fn has_frames(&mut self) -> bool;
     /// The lane is about to sleep.
     fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work;
@@ -59,6 +76,12 @@ pub(crate) trait OwnQueue: Send {
     fn nic(&self) -> Option<BorrowedFd<'_>>;
     /// See [`Lane::awaits_nic`](super::lane::Lane::awaits_nic).
     fn awaits_nic(&self) -> bool;
+    /// The tap at which frames arrive; `None`: they arrive at the queue.
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    /// The epoll set has reported that tap.
+    fn note_event(&mut self) {}
     /// See [`Lane::has_edges`](super::lane::Lane::has_edges).
     fn has_edges(&self) -> bool {
         false
@@ -105,6 +128,22 @@ impl OwnQueue for NoQueue {
     }
 
     #[inline]
+    fn room(&mut self) -> usize {
+        usize::MAX
+    }
+
+    #[inline]
+    fn put_plain(
+        &mut self,
+        _pair: &mut QueuePair,
+        _chains: &Chains,
+        _budget: &mut Budget,
+        _counters: &PairCounters,
+    ) -> usize {
+        0
+    }
+
+    #[inline]
     fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<Never> {
         None
     }
@@ -125,8 +164,8 @@ impl OwnQueue for NoQueue {
     }
 
     #[inline]
-    fn finish(&mut self, _pair: &mut QueuePair, _moved: usize, _counters: &PairCounters) -> usize {
-        0
+    fn finish(&mut self, _guest: RxTarget<'_>, _moved: usize) -> Result<usize, Fault> {
+        Ok(0)
     }
 
     #[inline]
@@ -160,10 +199,13 @@ impl OwnQueue for NoQueue {
 }
 
 /// A queue with memory of the daemon; each frame is copied once.
-pub(crate) struct CopyQueue<N> {
+///
+/// Chunks of its UMEM circulate: free pool → (filled from the guest) → TX ring → completion → pool, and pool → fill ring
+/// → RX ring → (copied to the guest) → fill ring.
+pub(crate) struct CopyQueue<N, R = Receiver> {
     queue: NicQueue<N>,
     transmit: Transmit,
-    receiver: Receiver,
+    receiver: R,
 }
 
 impl<N: Lent> CopyQueue<N> {
@@ -179,7 +221,20 @@ impl<N: Lent> CopyQueue<N> {
     }
 }
 
-impl<N: Lent> OwnQueue for CopyQueue<N> {
+impl<N: Lent> CopyQueue<N, FromTap> {
+    /// A queue that only sends, in tap mode.
+    pub(crate) fn by_tap(queue: NicQueue<N>, from_tap: FromTap) -> Self {
+        let mut queue = queue;
+        queue.begin();
+        Self {
+            queue,
+            transmit: Transmit::default(),
+            receiver: from_tap,
+        }
+    }
+}
+
+impl<N: Lent, R: Receive + Send> OwnQueue for CopyQueue<N, R> {
     const IS_THERE: bool = true;
     type Sink<'a>
         = NicSink<'a, N>
@@ -189,14 +244,33 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
     fn begin(&mut self, _pair: &mut QueuePair, sender: &mut Sender, counters: &PairCounters) -> usize {
         self.queue.reclaim(SEGMENTS * 2, counters);
         self.queue.update_link_state(counters);
-        let mut sink = NicSink::new(&mut self.queue, &mut self.transmit, counters);
-        if sender.left() == 0 || !sink.has_rest() {
+        if sender.left() == 0 || !self.transmit.has_rest() {
             return 0;
         }
-        let mut budget = Budget::shared(sender.left());
-        let sent = sink.send_rest(&mut budget);
+        let mut budget = sender.budget();
+        let sent = NicSink::new(&mut self.queue, &mut self.transmit, counters).send_rest(&mut budget);
         sender.charge(&budget);
         sent
+    }
+
+    fn room(&mut self) -> usize {
+        self.queue.nic.room_to_nic().min(self.queue.pool.len())
+    }
+
+    #[inline]
+    fn put_plain(
+        &mut self,
+        pair: &mut QueuePair,
+        chains: &Chains,
+        budget: &mut Budget,
+        counters: &PairCounters,
+    ) -> usize {
+        let done =
+            NicSink::new(&mut self.queue, &mut self.transmit, counters).put_plain(pair, chains, budget);
+        for chain in &chains.chains[..done] {
+            pair.from_guest.queue.push_used(chain.id, 0);
+        }
+        done
     }
 
     fn sink<'a>(&'a mut self, counters: &'a PairCounters) -> Option<NicSink<'a, N>> {
@@ -215,30 +289,29 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
         pair.from_guest.queue.push_used(chain, 0);
     }
 
-    fn finish(&mut self, _pair: &mut QueuePair, _moved: usize, counters: &PairCounters) -> usize {
-        let is_empty = self.transmit.is_empty();
-        let mut sink = NicSink::new(&mut self.queue, &mut self.transmit, counters);
-        match is_empty {
-            true => sink.kick_unsent(),
-            false => sink.flush(),
+    fn finish(&mut self, guest: RxTarget<'_>, _moved: usize) -> Result<usize, Fault> {
+        if !self.transmit.is_empty() || self.queue.nic.unsent() > 0 {
+            self.queue.send(&mut self.transmit.outgoing);
+            self.queue.kick(guest.counters);
         }
-        0
+        Ok(0)
     }
 
     fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
         self.receiver.deliver(&mut self.queue, guest)
     }
 
+    #[inline]
     fn has_frames(&mut self) -> bool {
-        has_frames(&mut self.queue)
+        self.receiver.has_frames(&mut self.queue)
     }
 
     fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work {
         let waiting = self.receiver.enable_notifications(&mut self.queue);
-        let mut work = Work::after(self.queue.until_sent());
-        if self.transmit.has_rest() {
-            work = work.max(Work::SOON);
-        }
+        let work = match self.transmit.has_rest() || self.transmit.tap_is_full() {
+            true => Work::after(self.queue.until_sent()).max(Work::SOON),
+            false => Work::after(self.queue.until_copies_sent()),
+        };
         let frames = waiting
             .then(|| self.receiver.when_frames_wait(to_guest))
             .flatten();
@@ -268,6 +341,14 @@ impl<N: Lent> OwnQueue for CopyQueue<N> {
 
     fn has_edges(&self) -> bool {
         self.queue.nic.has_edges()
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.receiver.tap()
+    }
+
+    fn note_event(&mut self) {
+        self.receiver.note_event();
     }
 
     fn inject(&mut self, frame: &[u8], counters: &PairCounters) {

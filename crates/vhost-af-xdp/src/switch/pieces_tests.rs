@@ -7,11 +7,12 @@ use virtqueue::{Journal, QueueFeatures};
 use xsk::{OwnMemory, Umem};
 
 use super::bytes::GuestRam as Ram;
-use super::copy_lane::CopyLane;
-use super::lane::{Lane, Siblings};
+use super::lane::Lane;
 use super::test_guest::{HEADER, Memory};
+use super::test_lanes::{copy_lane, direct_lane};
 use super::test_nic::{TestNic, Wire, queue};
-use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use super::test_siblings::Others;
+use crate::direct::{CHUNK_BYTES, DirectMemory};
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
@@ -60,10 +61,10 @@ impl World {
         let lane: Box<dyn Lane> = if direct {
             let memory = DirectMemory::new(umem, own..own + private as u64, 0, 128).expect("inside");
             let sends = Sends::PLAIN;
-            Box::new(DirectLane::new(guest, Coupled::new(nic, sends), memory, counted))
+            Box::new(direct_lane(guest, Coupled::new(nic, sends), memory, counted))
         } else {
             let queue = queue(nic, umem, 32, Sends::PLAIN);
-            Box::new(CopyLane::new(guest, queue, counted))
+            Box::new(copy_lane(guest, queue, counted))
         };
         Self {
             lane,
@@ -84,7 +85,7 @@ impl World {
     /// Bytes of the frames that the guest got, without their headers; `None`: a buffer with nothing in it.
     fn delivered(&mut self) -> Vec<Option<u32>> {
         for _ in 0..4 {
-            self.lane.poll(Siblings::None).expect("no fault");
+            self.lane.poll(&mut Others::default()).expect("no fault");
         }
         let used = std::iter::from_fn(|| self.driver.take_used());
         used.map(|used| used.len.checked_sub(HEADER)).collect()

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
-use super::copy_lane::CopyLane;
 use super::filter::{Filter, PortFilter, Rule};
-use super::guest_lane::GuestLane;
-use super::lane::{Lane, Siblings};
+use super::lane::Lane;
+use super::port_lane::PortLane;
 use super::test_guest::{HEADER, Memory};
+use super::test_lanes::copy_lane;
 use super::test_nic::{TestNic, Wire, own_memory, queue};
+use super::test_siblings::Others;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
@@ -100,8 +101,8 @@ fn many(direction: &str) -> PortFilter {
 fn frame_that_waits_for_a_buffer_is_counted_once_by_both_ends_rules() {
     let (mut a, from) = Guest::new(0);
     let (mut b, to) = Guest::new(0);
-    let mut from = GuestLane::new(from, Arc::clone(&a.counters));
-    let mut to = GuestLane::new(to, Arc::clone(&b.counters));
+    let mut from = PortLane::of_cable(from, Arc::clone(&a.counters));
+    let mut to = PortLane::of_cable(to, Arc::clone(&b.counters));
     let sends = rules(&[
         "direction=from-guest action=deny protocol=udp destination-ports=7",
         "direction=from-guest action=allow protocol=udp",
@@ -117,7 +118,7 @@ fn frame_that_waits_for_a_buffer_is_counted_once_by_both_ends_rules() {
     }
     let mut got = Vec::new();
     for _ in 0..12 {
-        from.poll(Siblings::target(to.rx_target())).expect("no fault");
+        from.poll(&mut Others::one(&mut to)).expect("no fault");
         got.extend(b.got());
         b.post_one();
     }
@@ -137,8 +138,8 @@ fn new_flows_all_the_time_use_up_the_budget_whichever_port_has_the_rules() {
     for of_sender in [true, false] {
         let (mut a, from) = Guest::new(0);
         let (mut b, to) = Guest::new(200);
-        let mut from = GuestLane::new(from, Arc::clone(&a.counters));
-        let mut to = GuestLane::new(to, Arc::clone(&b.counters));
+        let mut from = PortLane::of_cable(from, Arc::clone(&a.counters));
+        let mut to = PortLane::of_cable(to, Arc::clone(&b.counters));
         match of_sender {
             true => drop(from.set_filter(many("from-guest").for_a_lane(0))),
             false => drop(to.set_filter(many("to-guest").for_a_lane(0))),
@@ -146,7 +147,7 @@ fn new_flows_all_the_time_use_up_the_budget_whichever_port_has_the_rules() {
         (0..128).for_each(|flow| a.send(flow, 53));
         let mut got = 0;
         for round in 0..100 {
-            from.poll(Siblings::target(to.rx_target())).expect("no fault");
+            from.poll(&mut Others::one(&mut to)).expect("no fault");
             let of_a_poll = b.got().len();
             assert!(of_a_poll <= 2, "{of_a_poll} in round {round}");
             got += of_a_poll;
@@ -163,7 +164,7 @@ fn new_flows_that_a_queue_brings_all_the_time_make_shorter_batches() {
     wire.fill = 512;
     let wire = Arc::new(std::sync::Mutex::new(wire));
     let nic = queue(TestNic(Arc::clone(&wire)), umem, 256, Sends::PLAIN);
-    let mut lane = CopyLane::new(pair, nic, Arc::clone(&guest.counters));
+    let mut lane = copy_lane(pair, nic, Arc::clone(&guest.counters));
     drop(lane.set_filter(many("to-guest").for_a_lane(0)));
     for flow in 0..192 {
         let frame = udp(flow, 53);
@@ -174,7 +175,7 @@ fn new_flows_that_a_queue_brings_all_the_time_make_shorter_batches() {
     }
     let (mut rounds, mut got) = (0, 0);
     while got < 192 {
-        lane.poll(Siblings::None).expect("no fault");
+        lane.poll(&mut Others::default()).expect("no fault");
         got += guest.got().len();
         rounds += 1;
         assert!(rounds < 400, "all are delivered");

@@ -1,6 +1,8 @@
-//! A queue pair of a network's port: sends its frames to other ports, the uplink and the host, by their addresses.
+//! The lane of a guest's queue pair. In a network it sends frames to other ports, the uplink and the host, by their
+//! addresses. Outside of networks they have one destination ([`Route`]), and no header is read unless the port has a
+//! source guard or filter rules ([`checks`]).
 //!
-//! A batch takes two steps. First all its chains are classified: the first bytes of each frame are copied out of guest
+//! In a network a batch takes two steps. First all its chains are classified: the first bytes of each frame are copied out of guest
 //! memory, and from that copy the lane decides whether the guest may send the frame, and where it goes. Then it passes
 //! on runs of frames with the same destination. The checked bytes are the sent ones: the copy replaces the bytes in
 //! guest memory, which the guest may have changed meanwhile.
@@ -10,13 +12,15 @@
 //! and segmented if it requests that ([`super::to_nic`]); the uplink's lane has the kernel send the frames of all lanes
 //! ([`super::uplink_lane`]).
 //!
-//! A port may have a queue of a NIC for itself ([`OwnQueue`]): then its frames to the LAN leave through it, and frames
-//! that it receives are for the port's guest.
+//! A pair may have a queue of a NIC for itself ([`OwnQueue`]): then its frames to the LAN leave through it, and frames
+//! that it receives are for the pair's guest. While the pair is disabled, they go to the port's first pair, which is
+//! always enabled (VirtIO 1.3, 5.1.6.5.5).
 //!
 //! A frame waits in its sender's queue until the destination has room, but not for long: while a guest takes no frames
 //! for some time, further frames to it are dropped ([`Pending::may_wait`]). Multicast waits for no guest.
 
 mod batch;
+mod checks;
 mod classified;
 mod copies;
 mod exits;
@@ -36,22 +40,28 @@ use virtqueue::Chains;
 
 use self::classified::{Classified, with_tag};
 use self::copies::pass_copy;
+use super::copies::write_copy;
 use super::cross_worker_mark::{CrossWorkerMark, CrossWorkerMarks};
 use super::fdb::PortNumber;
 use super::filter::LaneFilter;
 use super::forwarding::{Forwarding, LaneRef};
 use super::from_guest::{Budget, Sender};
-use super::guest_lane::{Passed, Passing};
-use super::lane::{Blame, Lane, Network, RxTarget, Siblings, SlotAt, Stopped, Work, enable_kicks};
+use super::guard::Guard;
+use super::lane::{Lane, RxTarget, Siblings, SlotAt, Stopped, Work, enable_kicks};
 use super::limits::BATCH;
 use super::own_queue::{NoQueue, OwnQueue};
+use super::passing::{Passed, Passing};
 use super::pending::Pending;
 use super::rate_limit::{Cost, Policer, PortLimits, RateLimit};
+use super::to_guest::NO_OFFLOAD;
 use super::to_nic::Transmit;
 use crate::nic::hints::XdpMetadata;
 
 /// Counts frames to addresses that no port has.
 const NO_FDB_ENTRY: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
+
+/// Numbers of the port and the pair of a lane that has neither.
+const NO_PORT: (PortNumber, u16) = (PortNumber(u16::MAX), 0);
 
 /// See the module's head.
 pub(crate) struct PortLane<O = NoQueue> {
@@ -82,11 +92,25 @@ pub(crate) struct PortLane<O = NoQueue> {
     limit: Option<Arc<RateLimit>>,
     /// Which frames its guest may send, and get; `None`: all.
     filter: Option<Box<LaneFilter>>,
+    route: Route,
+    /// Which source addresses its guest may use, outside of networks; `None`: any.
+    guard: Option<Box<Guard>>,
     /// A frame of its guest waits for room.
     waits: bool,
     from: From,
     /// At both ends of a link: the marks of its frames.
     marks: Option<Arc<CrossWorkerMarks>>,
+}
+
+/// Destination of a lane's frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Route {
+    /// The FDB of its network decides.
+    Fdb,
+    /// All go to the lane's own NIC queue.
+    OwnQueue,
+    /// All go to the guest at the other end of a cable.
+    Cable,
 }
 
 /// Origin of a lane's frames.
@@ -101,7 +125,7 @@ enum From {
 
 /// A lane's batch, and the network that it goes to.
 struct Burst<'a> {
-    network: &'a mut dyn Network,
+    network: &'a mut dyn Siblings,
     budget: Budget,
     /// Chains that are done.
     done: usize,
@@ -115,6 +139,15 @@ impl PortLane {
         Self::with_queue(pair, counters, of, NoQueue)
     }
 
+    /// The lane of a pair of a port that a cable connects to another one (`--cable`).
+    pub(crate) fn of_cable(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
+        Self {
+            route: Route::Cable,
+            sender: Sender::default(),
+            ..Self::new(pair, counters, NO_PORT)
+        }
+    }
+
     /// The sending end of a link to another worker ([`super::link`]). Other lanes deliver frames to it; it sends none
     /// itself.
     pub(crate) fn to_link(
@@ -122,10 +155,9 @@ impl PortLane {
         counters: Arc<PairCounters>,
         marks: Arc<CrossWorkerMarks>,
     ) -> Self {
-        let nobody = (PortNumber(u16::MAX), 0);
         Self {
             marks: Some(marks),
-            ..Self::new(pair, counters, nobody)
+            ..Self::new(pair, counters, NO_PORT)
         }
     }
 
@@ -145,12 +177,21 @@ impl PortLane {
     pub(crate) fn of_tap(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
         Self {
             from: From::Tap,
-            ..Self::new(pair, counters, (PortNumber(u16::MAX), 0))
+            ..Self::new(pair, counters, NO_PORT)
         }
     }
 }
 
 impl<O: OwnQueue> PortLane<O> {
+    /// The lane of a pair that has a NIC queue for itself, outside of networks.
+    pub(crate) fn alone(pair: QueuePair, counters: Arc<PairCounters>, own: O) -> Self {
+        Self {
+            route: Route::OwnQueue,
+            sender: Sender::default(),
+            ..Self::with_queue(pair, counters, NO_PORT, own)
+        }
+    }
+
     /// The lane of a port's pair, with the NIC queue that the pair has for itself.
     pub(crate) fn with_queue(
         pair: QueuePair,
@@ -164,7 +205,7 @@ impl<O: OwnQueue> PortLane<O> {
             number,
             pair_number,
             forwarding: Arc::default(),
-            sender: Sender::default(),
+            sender: Sender::shared(),
             chains: (0..BATCH).map(|_| Classified::NOTHING).collect(),
             classified: 0,
             costs: Vec::with_capacity(BATCH),
@@ -175,6 +216,8 @@ impl<O: OwnQueue> PortLane<O> {
             uncounted: Box::default(),
             limit: None,
             filter: None,
+            route: Route::Fdb,
+            guard: None,
             waits: false,
             from: From::Guest,
             marks: None,
@@ -258,21 +301,17 @@ impl<O: OwnQueue> PortLane<O> {
             let (entry, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
             let buffers = self.sender.chains().buffers(&chain);
             if let Some(frame) = entry.frame(&self.pair, buffers) {
-                match with_tag(entry, frame, is_tagged, |frame| {
+                let passed = with_tag(entry, frame, is_tagged, |frame| {
                     passing.pass(frame, &self.counters)
-                })? {
-                    Passed::Yes => burst.budget.tally.add(frame.sending.len),
-                    Passed::Segmented(frames) => {
-                        burst.budget.tally.add(frame.sending.len);
-                        burst.budget.charge_segments(frames);
-                    }
+                })?;
+                match passed {
                     Passed::Later if loses => passing.lose(),
                     Passed::Later if passing.may_wait() => {
                         self.waits = true;
                         self.counters.from_guest_waits.add(1);
                         break;
                     }
-                    Passed::Dropped | Passed::Later => {}
+                    passed => passed.charge(&mut burst.budget, frame.sending.len),
                 }
             }
             self.own.give_back(&mut self.pair, chain.id);
@@ -390,22 +429,20 @@ impl<O: OwnQueue> PortLane<O> {
 }
 
 impl<O: OwnQueue> Lane for PortLane<O> {
-    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
+    fn poll(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
         let mut moved = 0;
         if self.pending.is_some() && self.pair.to_guest.enabled {
-            let delivered = self
+            moved = self
                 .pending
-                .deliver(&mut self.pair, &mut self.buffers, &self.counters);
-            moved = delivered.map_err(Blame::Own)?;
+                .deliver(&mut self.pair, &mut self.buffers, &self.counters)?;
         }
-        match siblings {
-            Siblings::Network(network) if O::IS_THERE => Ok(moved + self.poll_own(network)?),
-            Siblings::Network(network) => Ok(moved + self.send(network).map_err(Blame::Own)?),
-            Siblings::None | Siblings::Target(_) => Ok(moved),
+        match O::IS_THERE {
+            true => Ok(moved + self.poll_own(network)?),
+            false => Ok(moved + self.send(network)?),
         }
     }
 
-    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
+    fn enable_notifications(&mut self, network: &mut dyn Siblings) -> Work {
         let own = self.own.enable_notifications(&mut self.pair.to_guest);
         let (held, frames) = enable_kicks(&self.sender.throttle, &mut self.pair);
         if frames && !self.waits && self.own.places() > 0 {
@@ -421,9 +458,15 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         // polled.
         let is_polled = self.from == From::Guest && self.pair.is_polled();
         // Frames for a disabled pair wait for buffers of the port's first pair.
-        let spills = O::IS_THERE && !self.pair.to_guest.enabled && self.own.has_frames();
-        // No event reports room in the queue of another lane.
-        match frames || buffers || self.has_rest() || is_polled || spills {
+        let spills = O::SHARES_BUFFERS && !self.pair.to_guest.enabled && self.own.has_frames();
+        let waits = match self.route {
+            // A kick reports buffers at the other end. If it has some, they are fewer than the frame needs, and their
+            // kick may have come already.
+            Route::Cable => frames && target_has_buffers(network),
+            // No event reports room in the queue of another lane.
+            Route::Fdb | Route::OwnQueue => frames,
+        };
+        match waits || buffers || self.has_rest() || is_polled || spills {
             true => own.max(held).max(Work::SOON),
             false => own.max(held),
         }
@@ -442,7 +485,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
     }
 
     fn rx_target(&mut self) -> Option<RxTarget<'_>> {
-        Some(RxTarget {
+        O::SHARES_BUFFERS.then_some(RxTarget {
             pair: &mut self.pair,
             buffers: &mut self.buffers,
             counters: &self.counters,
@@ -487,6 +530,18 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         self.filter.is_some()
     }
 
+    fn set_guard(&mut self, guard: Option<&Guard>) {
+        self.guard = guard.cloned().map(Box::new);
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.own.event_fd()
+    }
+
+    fn note_event(&mut self) {
+        self.own.note_event();
+    }
+
     fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {
         let is_same = Arc::ptr_eq(&self.forwarding.fdb, &forwarding.fdb);
         self.forwarding = Arc::clone(forwarding);
@@ -498,9 +553,21 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         }
     }
 
-    fn inject(&mut self, frame: &[u8], siblings: Siblings<'_>) {
-        if let Siblings::Network(network) = siblings {
-            self.announce(frame, network);
+    fn inject(&mut self, frame: &[u8], network: &mut dyn Siblings) {
+        match self.route {
+            Route::Fdb => self.announce(frame, network),
+            Route::OwnQueue => self.own.inject(frame, &self.counters),
+            Route::Cable => {
+                let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+                if let Some(at) = network.target()
+                    && let Some(mut target) = network.guest(at)
+                    && target.allows_once(frame)
+                    && let Err(fault) =
+                        write_copy(target, (len, CrossWorkerMark::EMPTY), NO_OFFLOAD, &mut { frame })
+                {
+                    network.blame(at, fault);
+                }
+            }
         }
     }
 
@@ -517,4 +584,10 @@ impl<O: OwnQueue> Lane for PortLane<O> {
             queue,
         }
     }
+}
+
+/// Asks the guest at the other end of a cable for kicks; returns whether it has buffers already.
+fn target_has_buffers(network: &mut dyn Siblings) -> bool {
+    let target = network.target().and_then(|at| network.guest(at));
+    target.is_some_and(|target| target.pair.to_guest.queue.enable_kicks())
 }

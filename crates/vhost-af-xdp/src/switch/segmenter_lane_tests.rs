@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::switch::test_lanes::copy_lane;
+use crate::switch::test_siblings::Others;
 
 /// Setups in which segments refer to one copy of the payload.
 fn referring() -> impl Iterator<Item = Setup> {
@@ -51,7 +53,7 @@ impl World {
         (self.memory, self.counters) = (next.memory, next.counters);
         let (guest, driver) = guest(&self.memory, setup);
         self.driver = driver;
-        self.lane = Box::new(CopyLane::new(guest, queue, Arc::clone(&self.counters)));
+        self.lane = Box::new(copy_lane(guest, queue, Arc::clone(&self.counters)));
     }
 }
 
@@ -117,7 +119,10 @@ fn no_chunk_is_lost_or_doubled_by_a_session_that_ends_in_the_middle_of_a_frame()
                 world.send(20_000, 1000, 1);
                 world.send(10, 1, 1);
                 world.finish();
-                while matches!(world.lane.enable_notifications(Siblings::None), Work::Later(_)) {
+                while matches!(
+                    world.lane.enable_notifications(&mut Others::default()),
+                    Work::Later(_)
+                ) {
                     world.poll();
                 }
                 world.assert_sent(true);
@@ -137,7 +142,7 @@ fn guest_that_breaks_the_rules_behind_a_gso_packet_takes_no_chunk_with_it() {
         world.driver.add(&[Buffer::writable(addr, 64)]).expect("room");
         world.driver.publish();
         assert!(
-            world.lane.poll(Siblings::None).is_err(),
+            world.lane.poll(&mut Others::default()).is_err(),
             "a buffer to write, from the guest"
         );
         assert_eq!(world.stop(setup), 0);

@@ -8,6 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::*;
 use crate::nic::tap::{SendTap, Tap};
+use crate::switch::test_siblings::Others;
 use crate::switch::to_nic::ON_ITS_WAY;
 
 const COPIES: Setup = Setup {
@@ -139,7 +140,10 @@ fn what_the_tap_has_no_room_for_waits_with_all_behind_it() {
     world.add(&small(sent), 1);
     for _ in 0..3 {
         world.poll();
-        assert_eq!(world.lane.enable_notifications(Siblings::None), Work::SOON);
+        assert_eq!(
+            world.lane.enable_notifications(&mut Others::default()),
+            Work::SOON
+        );
         world.lane.disable_notifications();
     }
     assert_eq!(world.driver.in_flight(), 2);

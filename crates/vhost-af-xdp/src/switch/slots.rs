@@ -9,7 +9,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::fdb::Fdb;
 use super::forwarding::{Forwarding, LaneRef};
-use super::lane::{Blame, Lane, LaneId, Network, RxTarget, Siblings, SlotAt, Work};
+use super::lane::{Lane, LaneId, RxTarget, Siblings, SlotAt, Work};
 use super::moderation::Share;
 use super::new_lane::{NewLane, OnFault};
 use super::role::Role;
@@ -201,12 +201,8 @@ pub(super) fn receives(lane: &dyn Lane) -> bool {
 #[inline]
 pub(super) fn poll(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Polled> {
     let (slot, mut others) = Others::of(slots, at, awake)?;
-    let moved = slot
-        .lane
-        .poll(others.siblings(slot.target, slot.role.network().is_some()));
-    let left = &mut others.left;
     let mut can_idle = false;
-    let frames = match moved {
+    let frames = match slot.lane.poll(&mut others) {
         Ok(0) => {
             // A NIC wakes a lane only while its worker sleeps, too.
             can_idle = slot.role.may_idle() && slot.lane.nic().is_none();
@@ -216,25 +212,11 @@ pub(super) fn poll(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Opt
             (slot.futile, slot.empty_polls) = (0, 0);
             slot.share.moved();
             slot.check_calls();
-            *left |= !slot.is_in_rounds();
-            if let Some(other) = slot.target {
-                let other = others.slot(other);
-                other.futile = 0;
-                other.check_calls();
-                let is_left = !other.is_in_rounds();
-                others.left |= is_left;
-            }
+            others.left |= !slot.is_in_rounds();
             frames
         }
-        Err(Blame::Own(fault)) => {
+        Err(fault) => {
             slot.report(fault);
-            *left = true;
-            0
-        }
-        Err(Blame::Target(fault)) => {
-            if let Some(other) = slot.target {
-                others.slot(other).report(fault);
-            }
             others.left = true;
             0
         }
@@ -272,8 +254,7 @@ fn try_idle(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) {
 pub(super) fn enable_notifications(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Work> {
     let (slot, mut others) = Others::of(slots, at, awake)?;
     slot.check_calls();
-    let siblings = others.siblings(slot.target, slot.role.network().is_some());
-    Some(slot.lane.enable_notifications(siblings))
+    Some(slot.lane.enable_notifications(&mut others))
 }
 
 /// Changes the lane at an index.
@@ -281,11 +262,10 @@ pub(super) fn change(
     slots: &mut [Slot],
     at: usize,
     awake: &mut Vec<usize>,
-    change: impl FnOnce(&mut dyn Lane, Siblings<'_>),
+    change: impl FnOnce(&mut dyn Lane, &mut dyn Siblings),
 ) {
     let (slot, mut others) = Others::around(slots, at, awake);
-    let siblings = others.siblings(slot.target, slot.role.network().is_some());
-    change(&mut *slot.lane, siblings);
+    change(&mut *slot.lane, &mut others);
 }
 
 /// A worker's number, and where the networks' lanes are.
@@ -411,6 +391,8 @@ fn with_links(
 struct Others<'a> {
     front: &'a mut [Slot],
     back: &'a mut [Slot],
+    /// See [`Slot::target`] of the excluded one.
+    target: Option<usize>,
     /// One of the lanes left the rounds.
     left: bool,
     /// Lanes that are no longer idle are added here.
@@ -431,20 +413,11 @@ impl<'a> Others<'a> {
         let others = Self {
             front,
             back,
+            target: slot[0].target,
             left: false,
             awake,
         };
         (&mut slot[0], others)
-    }
-
-    /// What the excluded lane can deliver to: its target, its network, or nothing.
-    #[inline]
-    fn siblings(&mut self, target: Option<usize>, of_network: bool) -> Siblings<'_> {
-        match target {
-            Some(target) => Siblings::target(self.slot(target).lane.rx_target()),
-            None if of_network => Siblings::Network(self),
-            None => Siblings::None,
-        }
     }
 
     /// The slot at an index other than that of the excluded lane.
@@ -464,7 +437,11 @@ impl<'a> Others<'a> {
     }
 }
 
-impl Network for Others<'_> {
+impl Siblings for Others<'_> {
+    fn target(&self) -> Option<SlotAt> {
+        self.target.map(SlotAt)
+    }
+
     fn guest(&mut self, at: SlotAt) -> Option<RxTarget<'_>> {
         let slot = self.other(at)?;
         slot.futile = 0;
@@ -491,6 +468,10 @@ impl Network for Others<'_> {
 
     fn blame(&mut self, at: SlotAt, fault: Fault) {
         if let Some(slot) = self.other(at) {
+            // Its queues are not used any more, not even when the lane is stopped.
+            if let Some(pair) = slot.lane.pair_mut() {
+                (pair.from_guest.enabled, pair.to_guest.enabled) = (false, false);
+            }
             slot.report(fault);
             self.left = true;
         }

@@ -1,16 +1,22 @@
 //! What a stopped lane still delivers: a null NIC has frames, and the lane has not been polled.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
-use super::*;
+use super::lane::Lane;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::Sends;
+use crate::switch::own_queue::CopyQueue;
+use crate::switch::port_lane::PortLane;
 use crate::switch::test_guest::Memory;
+use crate::switch::test_lanes::copy_lane;
 use crate::switch::test_nic::{TestNic, Wire, own_memory, queue};
+use crate::switch::test_siblings::Others;
+use device::counters::PairCounters;
 use device::offloads::Offloads;
+use device::pair::QueuePair;
 
 const FRAME_BYTES: u32 = 60;
 /// Frames that the NIC has.
@@ -41,7 +47,7 @@ fn guest(packed: bool, offloads: Offloads, buffers: usize) -> (QueuePair, QueueD
 }
 
 /// A lane of that guest's, over a null NIC that has frames.
-fn lane(side: QueuePair) -> (Box<CopyLane<NullNic>>, Arc<PairCounters>) {
+fn lane(side: QueuePair) -> (Box<PortLane<CopyQueue<NullNic>>>, Arc<PairCounters>) {
     let umem = own_memory(2 * ARRIVED);
     let config = NullConfig {
         frame_bytes: FRAME_BYTES,
@@ -51,7 +57,7 @@ fn lane(side: QueuePair) -> (Box<CopyLane<NullNic>>, Arc<PairCounters>) {
     let nic = NullNic::new(umem.clone(), config, ARRIVED);
     let counters = Arc::new(PairCounters::default());
     let queue = queue(nic, umem, ARRIVED, Sends::PLAIN);
-    let lane = CopyLane::new(side, queue, Arc::clone(&counters));
+    let lane = copy_lane(side, queue, Arc::clone(&counters));
     (Box::new(lane), counters)
 }
 
@@ -90,9 +96,10 @@ fn lane_of_a_guest_that_did_wrong_uses_no_further_buffer() {
         // Its transmit queue is one for which nothing can be sent: a buffer to be written.
         std::mem::swap(&mut side.to_guest, &mut side.from_guest);
         let (mut lane, counters) = lane(side);
-        assert!(lane.poll(Siblings::None).is_err());
+        assert!(lane.poll(&mut Others::default()).is_err());
         let before = std::iter::from_fn(|| driver.take_used()).count();
-        std::mem::swap(&mut lane.guest.pair.to_guest, &mut lane.guest.pair.from_guest);
+        let pair = lane.pair_mut().expect("a guest");
+        std::mem::swap(&mut pair.to_guest, &mut pair.from_guest);
         lane.stop();
         assert_eq!((before, driver.take_used()), (0, None), "packed {packed}");
         assert!(counters.to_guest_queue_stopped.get() >= ARRIVED as u64);
@@ -109,24 +116,28 @@ fn next_lane_of_a_queue_repeats_no_frame_of_the_batch_in_hand() {
         wire.lock().expect("no panic").fill = 2 * FRAMES;
         let nic = queue(TestNic(Arc::clone(&wire)), umem, 2 * FRAMES, Sends::PLAIN);
         let (side, mut driver) = guest(false, COALESCED, had);
-        let mut first = Box::new(CopyLane::new(side, nic, Arc::default()));
+        let mut first = Box::new(copy_lane(side, nic, Arc::default()));
         for _ in 0..FRAMES {
             wire.lock().expect("no panic").receive(FRAME_BYTES, false);
         }
-        let _ = first.poll(Siblings::None).expect("the guest does no wrong");
+        let _ = first
+            .poll(&mut Others::default())
+            .expect("the guest does no wrong");
         first.stop();
         let delivered = std::iter::from_fn(|| driver.take_used()).count();
         assert_eq!(delivered, had);
         let nic = wire.lock().expect("no panic").given_back.take().expect("stopped");
         let (side, mut driver) = guest(false, COALESCED, 60);
-        let mut next = Box::new(CopyLane::new(side, nic, Arc::default()));
-        let _ = next.poll(Siblings::None).expect("the guest does no wrong");
+        let mut next = Box::new(copy_lane(side, nic, Arc::default()));
+        let _ = next
+            .poll(&mut Others::default())
+            .expect("the guest does no wrong");
         let delivered = std::iter::from_fn(|| driver.take_used()).count();
         assert_eq!(delivered, FRAMES - had, "{had} had been delivered");
-        assert_eq!(
-            next.queue.pool.len() + wire.lock().expect("no panic").given.len(),
-            2 * FRAMES
-        );
+        next.stop();
+        let mut wire = wire.lock().expect("no panic");
+        let nic = wire.given_back.take().expect("stopped");
+        assert_eq!(nic.pool.len() + wire.given.len(), 2 * FRAMES);
     }
 }
 
@@ -136,7 +147,7 @@ fn guest_that_did_wrong_with_frames_of_another_pair_gets_no_more_when_its_own_la
     for packed in [false, true] {
         let (other, _) = guest(packed, Offloads::NONE, 0);
         let (mut other, _) = lane(other);
-        other.guest.pair.to_guest.enabled = false;
+        other.pair_mut().expect("a guest").to_guest.enabled = false;
         let (side, mut driver) = guest(packed, Offloads::NONE, 0);
         let (mut own, counters) = lane(side);
         // The first buffer is one to be read.
@@ -144,10 +155,9 @@ fn guest_that_did_wrong_with_frames_of_another_pair_gets_no_more_when_its_own_la
             .add(&[Buffer::readable(GuestAddr(4096), 2048)])
             .expect("room in the ring");
         driver.publish();
-        assert!(matches!(
-            other.poll(Siblings::target(own.rx_target())),
-            Err(Blame::Target(_))
-        ));
+        let mut siblings = Others::one(&mut *own);
+        other.poll(&mut siblings).expect("no fault of its own guest");
+        assert!(siblings.fault.is_some());
         for _ in 0..9 {
             driver
                 .add(&[Buffer::writable(GuestAddr(8192), 2048)])

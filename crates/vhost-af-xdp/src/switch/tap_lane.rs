@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::offloads::Offloads;
+use device::pair::Fault;
 use device::pair::{HEADER_BYTES, QueuePair};
 use rustix::io::Errno;
 use virtqueue::GuestAddr;
@@ -24,7 +25,7 @@ use virtqueue::driver::{Buffer, SplitDriver};
 
 use super::forwarding::Forwarding;
 use super::inner_queue::{BUFFER_BYTES, BUFFERS, InnerQueueError, Memory, PARTS, Received, left_in};
-use super::lane::{Blame, Lane, RxTarget, Siblings, Stopped, Work};
+use super::lane::{Lane, RxTarget, Siblings, Stopped, Work};
 use super::limits::BATCH;
 use super::port_lane::PortLane;
 use super::to_tap::{ToTap, push};
@@ -172,7 +173,7 @@ impl TapLane {
 }
 
 impl Lane for TapLane {
-    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
+    fn poll(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
         let written = self.to_tap.write_waiting();
         let is_given = std::mem::take(&mut self.to_tap.is_given);
         self.put_off = match is_given && self.put_off < PUT_OFF {
@@ -187,17 +188,17 @@ impl Lane for TapLane {
         if self.free.len() == READ_INTO && self.lane.is_idle() {
             return Ok(written);
         }
-        let moved = self.lane.poll(siblings)?;
+        let moved = self.lane.poll(network)?;
         self.take_back();
         Ok(written + moved)
     }
 
-    fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
+    fn enable_notifications(&mut self, network: &mut dyn Siblings) -> Work {
         // While all buffers are in use there is nothing to read into: the tap is read when some are back.
         let is_next = self.has_frames && self.free.len() >= PARTS;
         match self.to_tap.waiting.driver.enable_calls() || is_next {
             true => Work::Now,
-            false => self.lane.enable_notifications(siblings),
+            false => self.lane.enable_notifications(network),
         }
     }
 
@@ -241,8 +242,6 @@ impl Lane for TapLane {
     fn note_event(&mut self) {
         self.has_frames = !self.is_gone;
     }
-
-    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(mut self: Box<Self>) -> Stopped {
         // Frames that wait for the tap are written. Frames from it are lost: the receivers' lanes cannot be reached

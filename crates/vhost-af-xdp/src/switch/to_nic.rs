@@ -24,12 +24,12 @@ use std::time::Duration;
 
 use device::counters::{Counter, PairCounters};
 use device::meter;
-use device::pair::{Cursor, QueuePair, Sending};
+use device::pair::{Cursor, Sending};
 use packet::HEADERS_MAX;
 use packet::ethernet;
 use packet::segment::{Gso, GsoKind, Plan, Request};
 use rustix::io::Errno;
-use virtqueue::{ChainId, Chains};
+use virtqueue::ChainId;
 use xsk::{TxDesc, Umem, UmemOffset};
 
 use super::bucket::Ticks;
@@ -59,7 +59,7 @@ pub(crate) const STOP_KICKS: usize = 4;
 pub(crate) struct Transmit {
     /// The rest of a GSO packet with more segments than are sent at once.
     rest: Remainder,
-    outgoing: Vec<TxDesc>,
+    pub(super) outgoing: Vec<TxDesc>,
     /// Other lanes fill the queue, too.
     is_shared: bool,
     /// The guest's next GSO packet found no room before.
@@ -180,14 +180,6 @@ impl<N: Nic> Sink for NicSink<'_, N> {
     }
 
     #[inline]
-    fn put_plain(&mut self, pair: &QueuePair, chains: &Chains, budget: &mut Budget) -> usize {
-        match self.transmit.uses_tap || self.unsendable(self.counters).is_some() {
-            true => 0,
-            false => self.copy_plain(pair, chains, budget),
-        }
-    }
-
-    #[inline]
     fn has_rest(&self) -> bool {
         self.transmit.has_rest()
     }
@@ -208,12 +200,6 @@ impl<'a, N: Nic> NicSink<'a, N> {
             ring,
             is_kicked: false,
         }
-    }
-
-    /// Chains that can be taken now.
-    #[inline]
-    pub(super) fn room(&self) -> usize {
-        self.ring.min(self.queue.pool.len())
     }
 
     /// Publishes queued frames, and kicks the kernel.
@@ -241,13 +227,6 @@ impl<'a, N: Nic> NicSink<'a, N> {
     #[inline]
     pub(super) fn note_wait(&mut self, waits: bool) {
         self.queue.is_awaited |= waits;
-    }
-
-    /// Kicks the kernel to send the rest.
-    pub(super) fn kick_unsent(&mut self) {
-        if self.queue.nic.unsent() > 0 {
-            self.kick();
-        }
     }
 
     /// Descriptors that can be queued now.

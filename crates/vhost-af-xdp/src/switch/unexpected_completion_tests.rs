@@ -12,13 +12,13 @@ use virtqueue::{Journal, QueueFeatures};
 use xsk::{Frame, Umem, UmemOffset};
 
 use super::bytes::GuestRam as Ram;
-use super::copy_lane::CopyLane;
-use super::lane::{Lane, Siblings};
+use super::lane::Lane;
 use super::test_guest::{HEADER, Memory};
+use super::test_lanes::{copy_lane, direct_lane, send_direct_lane};
 use super::test_nic::{TestNic, Wire, frame_at, own_memory, queue};
+use super::test_siblings::Others;
 use crate::config::Placement;
-use crate::direct::send_direct::SendDirectLane;
-use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::direct::{CHUNK_BYTES, DirectMemory};
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Sends;
 use device::counters::PairCounters;
@@ -94,14 +94,14 @@ impl World {
             (memory.expect("inside"), Coupled::new(nic, sends))
         };
         let lane: Box<dyn Lane> = match placement {
-            Placement::Copy => Box::new(CopyLane::new(guest, queue(nic, umem, to_receive, sends), counted)),
+            Placement::Copy => Box::new(copy_lane(guest, queue(nic, umem, to_receive, sends), counted)),
             Placement::SendDirect => {
                 let (memory, nic) = direct(umem, nic);
-                Box::new(SendDirectLane::new(guest, nic, memory, counted))
+                Box::new(send_direct_lane(guest, nic, memory, counted))
             }
             Placement::Direct => {
                 let (memory, nic) = direct(umem, nic);
-                Box::new(DirectLane::new(guest, nic, memory, counted))
+                Box::new(direct_lane(guest, nic, memory, counted))
             }
         };
         let mut world = Self {
@@ -130,7 +130,7 @@ impl World {
 
     fn poll(&mut self) {
         for _ in 0..3 {
-            self.lane.poll(Siblings::None).expect("no fault");
+            self.lane.poll(&mut Others::default()).expect("no fault");
         }
         let all = self.with_nic();
         let mut once = all.clone();

@@ -31,6 +31,7 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::meter;
+use device::pair::Fault;
 use packet::HEADERS_MAX;
 use xsk::metadata::Hints;
 use xsk::{RxDesc, Umem};
@@ -46,7 +47,7 @@ use super::cross_worker_mark::CrossWorkerMark;
 use super::fdb::PortNumber;
 use super::filter::Facts;
 use super::forwarding::Forwarding;
-use super::lane::{Blame, Lane, Network, Siblings, Stopped, Work};
+use super::lane::{Lane, Siblings, Stopped, Work};
 use super::limits::{BATCH, SEGMENTS};
 use super::metadata_reader::MetadataReader;
 use super::rate_limit::Cost;
@@ -132,7 +133,7 @@ impl<N: Lent> UplinkLane<N> {
     }
 
     /// Takes a batch from the NIC, and sorts it.
-    fn receive(&mut self, network: &mut dyn Network) {
+    fn receive(&mut self, network: &mut dyn Siblings) {
         self.now = None;
         let mut incoming = std::mem::take(&mut self.incoming);
         let budget = BATCH.saturating_sub(self.deficit);
@@ -161,7 +162,7 @@ impl<N: Lent> UplinkLane<N> {
 
     /// Handles a received piece; returns the route for further pieces of its frame.
     #[inline]
-    fn take(&mut self, mut piece: RxDesc, is_heard: bool, network: &mut dyn Network) -> Route {
+    fn take(&mut self, mut piece: RxDesc, is_heard: bool, network: &mut dyn Siblings) -> Route {
         let (is_first, more) = (self.route.is_none(), piece.more);
         let mut hints = Hints::default();
         let mut lost = false;
@@ -197,7 +198,7 @@ impl<N: Lent> UplinkLane<N> {
 
     /// Queues or drops a piece by its route; returns the route for further pieces of its frame.
     #[inline]
-    fn sort(&mut self, piece: RxDesc, route: Route, hints: &Hints, network: &mut dyn Network) -> Route {
+    fn sort(&mut self, piece: RxDesc, route: Route, hints: &Hints, network: &mut dyn Siblings) -> Route {
         match route {
             // Only a frame's first piece is checked for room: a few chunks too many are better than half a frame.
             Route::Inbox(at)
@@ -229,7 +230,7 @@ impl<N: Lent> UplinkLane<N> {
     /// Drops a frame for an inbox; returns the route for its further pieces. Counts only a lack of room, since filter
     /// and limit have counted their own drops.
     #[cold]
-    fn lose(&mut self, at: usize, piece: RxDesc, network: &mut dyn Network) -> Route {
+    fn lose(&mut self, at: usize, piece: RxDesc, network: &mut dyn Siblings) -> Route {
         if self.waiting_with(at) >= self.room()
             && let Some(target) = network.guest(self.inboxes[at].guest.at)
         {
@@ -293,7 +294,7 @@ impl<N: Lent> UplinkLane<N> {
     /// Whether the guest's filter rules admit a frame; counts a denied one. Further pieces of an admitted frame are not
     /// checked.
     #[cold]
-    fn admits(&mut self, at: usize, piece: &RxDesc, hints: &Hints, network: &mut dyn Network) -> bool {
+    fn admits(&mut self, at: usize, piece: &RxDesc, hints: &Hints, network: &mut dyn Siblings) -> bool {
         if self.route.is_some() {
             return true;
         }
@@ -316,7 +317,7 @@ impl<N: Lent> UplinkLane<N> {
     /// Whether the guest's rate limit admits a frame; counts a denied one. Further pieces of an admitted frame always
     /// pass, and are charged to the limit.
     #[cold]
-    fn may_get(&mut self, at: usize, piece: &RxDesc, network: &mut dyn Network) -> bool {
+    fn may_get(&mut self, at: usize, piece: &RxDesc, network: &mut dyn Siblings) -> bool {
         let now = *self.now.get_or_insert_with(Ticks::now);
         let inbox = &self.inboxes[at];
         let Some(limit) = &inbox.limit else { return true };
@@ -354,7 +355,7 @@ impl<N: Lent> UplinkLane<N> {
     }
 
     /// Delivers waiting frames, as far as guests have buffers; returns how many frames guests got.
-    fn deliver(&mut self, network: &mut dyn Network) -> usize {
+    fn deliver(&mut self, network: &mut dyn Siblings) -> usize {
         let mut frames = 0;
         self.filled.retain(|&at| {
             let inbox = &mut self.inboxes[at];
@@ -381,10 +382,7 @@ fn first_bytes<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8; HEADERS_MAX])
 }
 
 impl<N: Lent> Lane for UplinkLane<N> {
-    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
-        let Siblings::Network(network) = siblings else {
-            return Ok(0);
-        };
+    fn poll(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
         if self.is_stale {
             self.renew_inboxes(network);
         }
@@ -402,7 +400,7 @@ impl<N: Lent> Lane for UplinkLane<N> {
         Ok(moved)
     }
 
-    fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
+    fn enable_notifications(&mut self, network: &mut dyn Siblings) -> Work {
         // Sends frames that port lanes have queued since the last poll.
         let (was_awaited, unsent) = (self.queue.is_awaited, self.queue.nic.unsent());
         self.queue.kick_queued(SEGMENTS * 2, &self.counters);
@@ -415,16 +413,14 @@ impl<N: Lent> Lane for UplinkLane<N> {
             return Work::Now;
         }
         let mut work = Work::None;
-        if let Siblings::Network(network) = siblings {
-            for inbox in self.filled.iter().map(|&at| &self.inboxes[at]) {
-                if let Some(target) = network.guest(inbox.guest.at)
-                    && target.pair.to_guest.queue.enable_kicks()
-                {
-                    work = match inbox.arrivals.short {
-                        true => work.max(Work::SOON),
-                        false => Work::Now,
-                    };
-                }
+        for inbox in self.filled.iter().map(|&at| &self.inboxes[at]) {
+            if let Some(target) = network.guest(inbox.guest.at)
+                && target.pair.to_guest.queue.enable_kicks()
+            {
+                work = match inbox.arrivals.short {
+                    true => work.max(Work::SOON),
+                    false => Work::Now,
+                };
             }
         }
         work.max(Work::after(self.queue.until_copies_sent()))
@@ -461,8 +457,6 @@ impl<N: Lent> Lane for UplinkLane<N> {
     fn awaits_nic(&self) -> bool {
         self.awaits_nic
     }
-
-    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;

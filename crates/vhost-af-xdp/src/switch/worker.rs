@@ -84,7 +84,7 @@ const NO_TIME: Timespec = Timespec {
 };
 
 /// Something that control does to a running lane, on its worker's thread.
-pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, Siblings<'_>) + Send>;
+pub(crate) type Change = Box<dyn FnOnce(&mut dyn Lane, &mut dyn Siblings) + Send>;
 
 /// A request of control to a worker.
 pub(crate) enum Command {

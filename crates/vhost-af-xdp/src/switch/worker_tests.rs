@@ -7,12 +7,13 @@ use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
 use super::*;
 use crate::switch::fdb::PortNumber;
-use crate::switch::guest_lane::GuestLane;
-use crate::switch::lane::{Blame, Stopped, Work};
+use crate::switch::lane::{Stopped, Work};
+use crate::switch::port_lane::PortLane;
 use crate::switch::role::Role;
 use crate::switch::test_guest::Memory;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
+use device::pair::Fault;
 
 /// The lane of a pair of a port's, whose guest has these in its transmit queue.
 fn lane(pair: u16, enabled: bool, sends: &[Buffer]) -> NewLane {
@@ -33,7 +34,7 @@ fn lane_that_counts(pair: u16, enabled: bool, sends: &[Buffer], counters: Arc<Pa
         (vring.kick, vring.enabled) = (Some(kick), enabled);
     }
     NewLane {
-        lane: Box::new(GuestLane::new(side, counters)),
+        lane: Box::new(PortLane::of_cable(side, counters)),
         role: Role::Pair {
             port: "test".into(),
             pair,
@@ -206,15 +207,13 @@ fn busy_lane_pauses_while_others_wake_the_worker() {
 struct Sending;
 
 impl Lane for Sending {
-    fn poll(&mut self, _siblings: Siblings<'_>) -> Result<usize, Blame> {
+    fn poll(&mut self, _siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         Ok(0)
     }
 
-    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
+    fn enable_notifications(&mut self, _siblings: &mut dyn Siblings) -> Work {
         Work::after(Some(Duration::from_micros(8)))
     }
-
-    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(self: Box<Self>) -> Stopped {
         Stopped {
@@ -247,11 +246,11 @@ struct NicLane {
 }
 
 impl Lane for NicLane {
-    fn poll(&mut self, _siblings: Siblings<'_>) -> Result<usize, Blame> {
+    fn poll(&mut self, _siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         Ok(0)
     }
 
-    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
+    fn enable_notifications(&mut self, _siblings: &mut dyn Siblings) -> Work {
         Work::None
     }
 
@@ -266,8 +265,6 @@ impl Lane for NicLane {
     fn has_edges(&self) -> bool {
         true
     }
-
-    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(self: Box<Self>) -> Stopped {
         unreachable!("the test does not stop it")
@@ -353,12 +350,12 @@ struct EventLane {
 }
 
 impl Lane for EventLane {
-    fn poll(&mut self, _siblings: Siblings<'_>) -> Result<usize, Blame> {
+    fn poll(&mut self, _siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         self.polls.fetch_add(1, Ordering::Relaxed);
         Ok(std::mem::take(&mut self.has_frame).into())
     }
 
-    fn enable_notifications(&mut self, _siblings: Siblings<'_>) -> Work {
+    fn enable_notifications(&mut self, _siblings: &mut dyn Siblings) -> Work {
         Work::None
     }
 
@@ -369,8 +366,6 @@ impl Lane for EventLane {
     fn note_event(&mut self) {
         self.has_frame = true;
     }
-
-    fn inject(&mut self, _frame: &[u8], _siblings: Siblings<'_>) {}
 
     fn stop(self: Box<Self>) -> Stopped {
         unreachable!("the test does not stop it")

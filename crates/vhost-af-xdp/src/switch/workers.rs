@@ -358,7 +358,7 @@ impl Workers {
     pub(crate) fn change(
         &self,
         at: LaneAt,
-        change: impl FnOnce(&mut dyn Lane, Siblings<'_>) + Send + 'static,
+        change: impl FnOnce(&mut dyn Lane, &mut dyn Siblings) + Send + 'static,
     ) {
         let (done, changed) = mpsc::channel();
         self.handles[at.worker].send(Command::Change(at.id, Box::new(change), done));

@@ -21,15 +21,13 @@ use xsk::{Umem, UmemOffset};
 
 use self::frames::mac;
 use super::{Command, Pace, Worker, WorkerHandle};
-use crate::direct::send_direct::SendDirectLane;
-use crate::direct::{CHUNK_BYTES, DirectLane, DirectMemory};
+use crate::direct::{CHUNK_BYTES, DirectMemory};
 use crate::nic::endpoint::{Chunks, NicQueue, usual_place};
 use crate::nic::hints::XdpMetadata;
 use crate::nic::interface_queue::Coupled;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::{MOST_PIECES, Sends};
 use crate::switch::bytes::GuestRam;
-use crate::switch::copy_lane::CopyLane;
 use crate::switch::fdb::{Fdb, FdbPort, PortNumber};
 use crate::switch::filter::{Action, Filter, PortFilter, Rule};
 use crate::switch::guard::{Addresses, Guard, SourceGuard};
@@ -41,6 +39,7 @@ use crate::switch::port_lane::PortLane;
 use crate::switch::rate_limit::PortLimits;
 use crate::switch::role::Role;
 use crate::switch::test_guest::{HEADER, Memory};
+use crate::switch::test_lanes::{copy_lane, direct_lane, send_direct_lane};
 use crate::switch::vlans::Vlans;
 use model::rates::{Beyond, PortRates, Rate, Rates, Unit};
 
@@ -390,12 +389,12 @@ fn lane(
     if path.placement == Placement::Copy {
         let queue = queue(path);
         let arrivals = (path.way == Way::ToGuest).then(|| Arrivals::new(&queue.umem, path));
-        return (Box::new(CopyLane::new(pair, queue, counters)), arrivals);
+        return (Box::new(copy_lane(pair, queue, counters)), arrivals);
     }
     let (queue, memory) = coupled(memory, path);
     let lane: Box<dyn Lane> = match path.placement {
-        Placement::Direct => Box::new(DirectLane::new(pair, queue, memory, counters)),
-        _ => Box::new(SendDirectLane::new(pair, queue, memory, counters)),
+        Placement::Direct => Box::new(direct_lane(pair, queue, memory, counters)),
+        _ => Box::new(send_direct_lane(pair, queue, memory, counters)),
     };
     (lane, None)
 }

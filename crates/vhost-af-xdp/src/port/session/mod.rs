@@ -577,7 +577,11 @@ impl Session {
 }
 
 impl ActiveLane {
-    fn change(&self, workers: &Workers, change: impl FnOnce(&mut dyn Lane, Siblings<'_>) + Send + 'static) {
+    fn change(
+        &self,
+        workers: &Workers,
+        change: impl FnOnce(&mut dyn Lane, &mut dyn Siblings) + Send + 'static,
+    ) {
         workers.change(self.at, change);
     }
 }

@@ -37,7 +37,7 @@ use packet::ethertype::{ARP, IPV4, IPV6};
 use packet::word;
 
 pub(crate) use self::addresses::Addresses;
-pub(crate) use self::own::{Guard, Guarded};
+pub(crate) use self::own::Guard;
 
 /// See the module's head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

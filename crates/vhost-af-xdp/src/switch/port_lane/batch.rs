@@ -6,33 +6,54 @@ use virtqueue::Chains;
 
 use super::classified::Classified;
 use super::known::{Alike, Known};
-use super::{Burst, From, NO_FDB_ENTRY, PortLane};
+use super::{Burst, From, NO_FDB_ENTRY, PortLane, Route};
 use crate::switch::fdb::Destination;
 use crate::switch::from_guest::Budget;
-use crate::switch::lane::Network;
+use crate::switch::lane::{RxTarget, Siblings};
 use crate::switch::own_queue::OwnQueue;
 use crate::switch::rate_limit::Cost;
 
 impl<O: OwnQueue> PortLane<O> {
     /// Sends a batch of the guest's frames; returns how many moved.
     /// Errors: the guest's fault.
-    pub(super) fn send(&mut self, network: &mut dyn Network) -> Result<usize, Fault> {
+    pub(super) fn send(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
         let left = self.sender.begin();
         self.waits = false;
         let begun = self.own.begin(&mut self.pair, &mut self.sender, &self.counters);
         let moved = begun + self.send_batch(left, network)?;
-        Ok(moved + self.own.finish(&mut self.pair, moved, &self.counters))
+        let guest = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
+        Ok(moved + self.own.finish(guest, moved)?)
     }
 
-    fn send_batch(&mut self, left: usize, network: &mut dyn Network) -> Result<usize, Fault> {
+    fn send_batch(&mut self, left: usize, network: &mut dyn Siblings) -> Result<usize, Fault> {
         if left == 0 || !self.pair.from_guest.enabled || !self.send_rest(network) {
             return Ok(0);
         }
-        let mut budget = self.sender.take(&mut self.pair)?;
-        if self.sender.chains().is_empty() {
+        match self.route {
+            Route::Fdb => self.send_by_address(network),
+            Route::OwnQueue | Route::Cable => self.send_to_one(network),
+        }
+    }
+
+    /// Takes chains of the guest; returns whether there are some.
+    /// Errors: the guest's fault.
+    #[inline(always)]
+    fn take(&mut self, room: usize) -> Result<bool, Fault> {
+        self.sender.take(&mut self.pair, room)?;
+        let has_some = !self.sender.chains.is_empty();
+        if !has_some {
             self.transmit.pause();
             self.own.pause();
         }
+        Ok(has_some)
+    }
+
+    /// Sends a batch by the addresses of its frames.
+    fn send_by_address(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
+        if !self.take(usize::MAX)? {
+            return Ok(0);
+        }
+        let mut budget = self.sender.budget();
         if self.is_trusted() {
             budget = budget.for_many();
         }
@@ -52,19 +73,55 @@ impl<O: OwnQueue> PortLane<O> {
             done,
             fault,
         } = burst;
-        self.settle(budget, done, looked_up);
-        if done > 0 {
-            // Chains are published before their frames are sent: if the daemon dies in between, the frames are lost. In
-            // the other order its successor would send them again.
-            self.pair.from_guest.publish(&self.counters);
-            if !self.transmit.is_empty() {
-                match self.sink(network) {
-                    Some(mut sink) => sink.hand_over(),
-                    None => self.transmit.lose(&self.counters),
-                }
+        let mut budget = budget;
+        self.settle(&mut budget, done, looked_up);
+        if done > 0 && !self.transmit.is_empty() {
+            match self.sink(network) {
+                Some(mut sink) => sink.hand_over(),
+                None => self.transmit.lose(&self.counters),
             }
         }
         fault.map_or(Ok(done), Err)
+    }
+
+    /// Sends a batch to the one destination of a guest outside of networks.
+    #[inline(always)]
+    fn send_to_one(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
+        let room = match self.route {
+            Route::OwnQueue => self.own.room(),
+            Route::Fdb | Route::Cable => usize::MAX,
+        };
+        if room == 0 {
+            self.waits = true;
+            self.counters.from_guest_waits.add(1);
+            return Ok(0);
+        }
+        if !self.take(room)? {
+            return Ok(0);
+        }
+        self.costs.clear();
+        let mut burst = Burst {
+            network,
+            budget: self.sender.budget(),
+            done: 0,
+            fault: None,
+        };
+        if self.route == Route::Cable {
+            self.to_other_end(&mut burst);
+        } else {
+            if self.is_open() {
+                let chains = &self.sender.chains;
+                burst.done = self
+                    .own
+                    .put_plain(&mut self.pair, chains, &mut burst.budget, &self.counters);
+            }
+            if burst.done < self.sender.chains.len() {
+                self.put_to_own_queue(&mut burst)?;
+            }
+        }
+        let is_filtered = self.filter.as_ref().is_some_and(|it| it.from_guest.is_some());
+        self.settle(&mut burst.budget, burst.done, is_filtered.then_some(0));
+        burst.fault.map_or(Ok(burst.done), Err)
     }
 
     /// Classifies the chains of the batch; returns the cost of look-ups, if there are filter rules.
@@ -83,6 +140,29 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
+    /// Whether all frames of the guest pass unchecked, outside of networks.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        let filter = self.filter.as_ref();
+        self.guard.is_none()
+            && filter.is_none_or(|filter| filter.from_guest.is_none())
+            && !self.sender.throttle.is_on()
+    }
+
+    /// Classifies chains of a guest outside of networks, from the first on, as long as their frames need nothing but a
+    /// copy; returns how many.
+    #[inline]
+    pub(super) fn classify_plain(&mut self) -> usize {
+        let taken = &self.sender.chains;
+        let chains = taken.iter().zip(&mut self.chains);
+        let plain = chains.map_while(|(chain, entry)| {
+            entry.sending = self.pair.plain(chain, taken.buffers(chain))?;
+            (entry.is_sent, entry.known) = (true, 0);
+            Some(())
+        });
+        plain.count()
+    }
+
     /// Passes the next run of frames to its destination.
     #[inline]
     fn pass_run(&mut self, burst: &mut Burst<'_>) {
@@ -99,14 +179,16 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Ends the batch, of which the first `done` chains are done: the others go back into the guest's queue.
-    #[inline]
-    fn settle(&mut self, mut budget: Budget, done: usize, looked_up: Option<u64>) {
+    /// Ends the batch, of which the first `done` chains are done: the others go back into the guest's queue. Chains are
+    /// published before their frames are sent: if the daemon dies in between, the frames are lost. In the other order
+    /// its successor would send them again.
+    #[inline(always)]
+    fn settle(&mut self, budget: &mut Budget, done: usize, looked_up: Option<u64>) {
         if let Some(looked_up) = looked_up {
             budget.charge_look_ups(looked_up);
             self.count_filtered(done);
         }
-        self.sender.settle(&mut self.pair, &budget, done, &self.counters);
+        self.sender.settle(&mut self.pair, budget, done, &self.counters);
         match self.from {
             From::Guest | From::Tap => meter::count_taken(done),
             From::Link => meter::count_linked(done),
@@ -115,6 +197,9 @@ impl<O: OwnQueue> PortLane<O> {
             let throttle = &mut self.sender.throttle;
             let back = self.costs.drain(..).skip(done);
             back.for_each(|cost| throttle.give_back(cost));
+        }
+        if done > 0 {
+            self.pair.from_guest.publish(&self.counters);
         }
     }
 
@@ -151,7 +236,7 @@ impl<O: OwnQueue> PortLane<O> {
                 (of_chain.verdict, of_chain.known) = (None, 0);
             }
             if of_chain.is_sent {
-                of_chain.read_head(pair, buffers, (port, reads_all));
+                of_chain.read_head(pair, buffers, (port.source_guard.is_some(), reads_all));
                 work.tally.add(of_chain.sending.len);
                 let found = match &mut filter {
                     Some(filter) if FILTERED => {

@@ -9,7 +9,7 @@ use packet::segment::{Malformed, Request};
 use virtqueue::{Buffer, Chain, MemoryMap};
 
 use crate::switch::bytes::guest_to_own;
-use crate::switch::fdb::{Destination, FdbPort, PortNumber};
+use crate::switch::fdb::{Destination, PortNumber};
 use crate::switch::filter::{Verdict, is_long};
 use crate::switch::flows::Flow;
 use crate::switch::guard::SHORT_LOOK_BYTES as SHORT_HEAD;
@@ -128,15 +128,16 @@ impl Classified {
         }
     }
 
-    /// Copies the frame's first bytes out of guest memory. `is_filtered`: rules may read all of its headers.
+    /// Copies the frame's first bytes out of guest memory. `has_ips`: a source guard reads all of its headers;
+    /// `is_filtered`: rules may.
     #[inline(always)]
     pub(super) fn read_head(
         &mut self,
         pair: &QueuePair,
         buffers: &[Buffer],
-        (port, is_filtered): (&FdbPort, bool),
+        (has_ips, is_filtered): (bool, bool),
     ) {
-        match port.source_guard.is_some() {
+        match has_ips {
             true => self.read_as_much(HEADERS_MAX, pair, buffers),
             false => {
                 self.read_as_much(SHORT_HEAD, pair, buffers);

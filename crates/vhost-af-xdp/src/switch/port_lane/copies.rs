@@ -11,16 +11,16 @@ use crate::switch::copies::write_copy;
 use crate::switch::cross_worker_mark::CrossWorkerMark;
 use crate::switch::fdb::Destination;
 use crate::switch::guest_frame::GuestFrame;
-use crate::switch::guest_lane::{Passed, Passing};
-use crate::switch::lane::{Network, SlotAt};
+use crate::switch::lane::{Siblings, SlotAt};
 use crate::switch::own_queue::OwnQueue;
+use crate::switch::passing::{Passed, Passing};
 use crate::switch::to_guest::NO_OFFLOAD;
 
 /// Passes a copy of a frame to one of several guests, or drops the copy if that guest has no buffer now. `mark`: for
 /// another worker. Returns the work besides the copy, in frames.
 /// Errors: that guest's fault.
 pub(super) fn pass_copy(
-    network: &mut dyn Network,
+    network: &mut dyn Siblings,
     at: SlotAt,
     (frame, mark): (GuestFrame<'_>, CrossWorkerMark),
     from: &PairCounters,
@@ -42,7 +42,7 @@ pub(super) fn pass_copy(
 
 impl<O: OwnQueue> PortLane<O> {
     /// Sends an announcement of the daemon in each of the port's VLANs, if its source is the port's address.
-    pub(super) fn announce(&mut self, frame: &[u8], network: &mut dyn Network) {
+    pub(super) fn announce(&mut self, frame: &[u8], network: &mut dyn Siblings) {
         let forwarding = Arc::clone(&self.forwarding);
         let own = forwarding.fdb.port(self.number);
         let Some(own) = own.filter(|own| frame.get(6..ADDRESS_BYTES) == Some(&own.mac)) else {

@@ -1,24 +1,26 @@
-//! How a port's frames leave the network: through the uplink, through the port's own queue, or to the host.
+//! How a port's frames leave its lane: through the uplink, through the port's own queue, by a cable, or to the host.
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair};
 use virtqueue::{ChainId, Chains};
 
+use super::checks::{Check, Checks, IsClassified};
 use super::classified::{Classified, with_tag};
-use super::{Burst, From, PortLane};
+use super::{Burst, From, PortLane, Route};
 use crate::nic::xdp::XdpNic;
 use crate::switch::forwarding::LaneRef;
 use crate::switch::from_guest::{Budget, Put, Sink};
 use crate::switch::guest_frame::GuestFrame;
-use crate::switch::lane::{Blame, Network, RxTarget};
+use crate::switch::lane::{RxTarget, Siblings, SlotAt};
 use crate::switch::own_queue::OwnQueue;
+use crate::switch::passing::{Passed, Passing};
 use crate::switch::to_nic::NicSink;
 use crate::switch::to_tap::TapPut;
 
 /// Chains of a batch with the same destination.
 struct Frames<'a> {
     pair: &'a mut QueuePair,
-    classified: &'a [Classified],
+    classified: &'a mut [Classified],
     chains: &'a Chains,
     counters: &'a PairCounters,
     /// The index behind the last of them.
@@ -58,22 +60,27 @@ impl Frames<'_> {
 
     /// Puts the frames from `done` on into the sink, as far as it has room; true if the next one waits for room. Chains
     /// that the sink does not keep are returned to the guest.
+    /// Errors: the guest's fault.
     #[inline]
     fn put(
         self,
         sink: &mut impl Sink,
+        mut check: impl Check,
         mut give_back: impl FnMut(&mut QueuePair, ChainId),
         (budget, done): (&mut Budget, &mut usize),
-    ) -> bool {
+    ) -> Result<bool, Fault> {
         let mut waits = false;
         while *done < self.end && budget.has_left() && !waits {
             if !sink.has_room() {
                 self.counters.from_guest_waits.add(1);
-                return true;
+                return Ok(true);
             }
             let chain = self.chains.chains[*done];
             let buffers = self.chains.buffers(&chain);
-            let entry = &self.classified[*done];
+            let entry = &mut self.classified[*done];
+            if !check.check(self.pair, (&chain, buffers), entry, budget)? {
+                return Ok(false);
+            }
             let frame = entry.frame(self.pair, buffers);
             let lost = frame.and_then(|_| sink.unsendable(self.counters));
             if let Some(counter) = lost {
@@ -87,7 +94,7 @@ impl Frames<'_> {
                 None => sink.put(chain.id, None, budget),
             };
             match put {
-                Put::NoRoom => return true,
+                Put::NoRoom => return Ok(true),
                 Put::Done => give_back(self.pair, chain.id),
                 Put::Taken => {}
             }
@@ -95,31 +102,38 @@ impl Frames<'_> {
             budget.charge_descriptors(buffers.len());
             *done += 1;
         }
-        waits
+        Ok(waits)
     }
 }
 
 impl<O: OwnQueue> PortLane<O> {
     /// Sends for the guest, and delivers what its own queue received.
-    pub(super) fn poll_own(&mut self, network: &mut dyn Network) -> Result<usize, Blame> {
+    pub(super) fn poll_own(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
         let sent = self.send(network);
         let moved = sent.and_then(|sent| Ok(sent + self.receive(network)?));
         if moved.is_err() {
             // Its queues are not used any more.
             (self.pair.from_guest.enabled, self.pair.to_guest.enabled) = (false, false);
         }
-        moved.map_err(Blame::Own)
+        moved
     }
 
-    fn receive(&mut self, network: &mut dyn Network) -> Result<usize, Fault> {
+    fn receive(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
         if !self.own.has_frames() {
             return Ok(0);
         }
         if self.pair.to_guest.enabled {
             return self.receive_own();
         }
+        if !O::SHARES_BUFFERS {
+            return Ok(0);
+        }
         // Frames for a disabled pair go to the port's first one.
-        let Some(first) = self.forwarding.lanes(self.number).first().map(|first| first.at) else {
+        let first = match self.route {
+            Route::Fdb => self.forwarding.lanes(self.number).first().map(|first| first.at),
+            Route::OwnQueue | Route::Cable => network.target(),
+        };
+        let Some(first) = first else {
             return Ok(0);
         };
         let Some(mut guest) = network.guest(first) else {
@@ -147,12 +161,12 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Continues GSO packets that are being segmented for a NIC; returns whether further frames can be sent then.
     #[inline]
-    pub(super) fn send_rest(&mut self, network: &mut dyn Network) -> bool {
+    pub(super) fn send_rest(&mut self, network: &mut dyn Siblings) -> bool {
         if !self.has_rest() {
             return true;
         }
         if self.transmit.has_rest() {
-            let mut budget = Budget::shared(self.sender.left());
+            let mut budget = self.sender.budget();
             match self.sink(network) {
                 Some(mut sink) => {
                     sink.send_rest(&mut budget);
@@ -317,20 +331,137 @@ impl<O: OwnQueue> PortLane<O> {
         if O::IS_THERE {
             // The sink itself records the chains that it returns later.
             let at_once = |pair: &mut QueuePair, chain| pair.from_guest.queue.push_used(chain, 0);
-            self.waits = frames.put(&mut own.sink(counters)?, at_once, (budget, done));
+            let waits = frames.put(&mut own.sink(counters)?, IsClassified, at_once, (budget, done));
+            self.waits = waits.unwrap_or(true);
             return Some(());
         }
         let queue = network.uplink(place?)?;
         let mut sink = NicSink::new(queue, transmit, counters);
         let mut give_back = |pair: &mut QueuePair, chain| own.give_back(pair, chain);
         frames.copy_whole(&mut sink, &mut give_back, (budget, done));
-        self.waits = frames.put(&mut sink, give_back, (budget, done));
+        // Only checks have errors, and these frames were checked.
+        self.waits = frames
+            .put(&mut sink, IsClassified, give_back, (budget, done))
+            .unwrap_or(true);
         sink.note_wait(self.waits);
         Some(())
     }
 
+    /// Puts the chains from `done` on, checked one by one, into the lane's own queue, as far as there is room.
+    /// Errors: the guest's fault.
+    #[inline(never)]
+    pub(super) fn put_to_own_queue(&mut self, burst: &mut Burst<'_>) -> Result<(), Fault> {
+        let Self {
+            own,
+            pair,
+            chains,
+            sender,
+            counters,
+            filter,
+            guard,
+            costs,
+            ..
+        } = self;
+        let Some(mut sink) = own.sink(counters) else {
+            return Ok(());
+        };
+        let frames = Frames {
+            pair,
+            classified: chains,
+            chains: &sender.chains,
+            counters,
+            end: sender.chains.len(),
+        };
+        let checks = Checks {
+            guard: guard.as_deref(),
+            acl: filter.as_mut().and_then(|filter| filter.from_guest.as_mut()),
+            throttle: &mut sender.throttle,
+            costs,
+            counters,
+        };
+        let at_once = |pair: &mut QueuePair, chain| pair.from_guest.queue.push_used(chain, 0);
+        self.waits = frames.put(&mut sink, checks, at_once, (&mut burst.budget, &mut burst.done))?;
+        Ok(())
+    }
+
+    /// Passes all frames to the guest at the other end of the cable; frames for which it has no buffers wait.
+    #[inline(never)]
+    pub(super) fn to_other_end(&mut self, burst: &mut Burst<'_>) {
+        let target = burst.network.target();
+        if let Err(fault) = self.pass_by_cable(target, burst)
+            && let Some(target) = target
+        {
+            burst.network.blame(target, fault);
+        }
+    }
+
+    /// Errors: the fault of the guest at the other end.
+    fn pass_by_cable(&mut self, target: Option<SlotAt>, burst: &mut Burst<'_>) -> Result<(), Fault> {
+        let all = self.sender.chains.len();
+        let mut passing = match target.and_then(|target| burst.network.guest(target)) {
+            Some(guest) => Passing::begin(guest, all)?,
+            None => None,
+        };
+        if let Some(passing) = passing.as_mut().filter(|_| self.is_open()) {
+            let plain = self.classify_plain();
+            self.pass_whole(passing, false, plain, (&mut burst.budget, &mut burst.done));
+        }
+        let Self {
+            pair,
+            chains,
+            sender,
+            counters,
+            filter,
+            guard,
+            costs,
+            ..
+        } = self;
+        let taken = &sender.chains;
+        let mut checks = Checks {
+            guard: guard.as_deref(),
+            acl: filter.as_mut().and_then(|filter| filter.from_guest.as_mut()),
+            throttle: &mut sender.throttle,
+            costs,
+            counters,
+        };
+        while burst.done < all && burst.budget.has_left() {
+            let chain = taken.chains[burst.done];
+            let buffers = taken.buffers(&chain);
+            let entry = &mut chains[burst.done];
+            match checks.check(pair, (&chain, buffers), entry, &mut burst.budget) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(fault) => {
+                    burst.fault = Some(fault);
+                    break;
+                }
+            }
+            match (entry.frame(pair, buffers), &mut passing) {
+                (Some(frame), Some(passing)) => {
+                    let passed = passing.pass(frame, counters)?;
+                    burst.budget.charge_look_ups(passing.take_work());
+                    if passed == Passed::Later {
+                        self.waits = true;
+                        counters.from_guest_waits.add(1);
+                        break;
+                    }
+                    passed.charge(&mut burst.budget, frame.sending.len);
+                }
+                (Some(_), None) => counters.from_guest_no_peer.add(1),
+                (None, _) => {}
+            }
+            pair.from_guest.queue.push_used(chain.id, 0);
+            burst.budget.charge_descriptors(buffers.len());
+            burst.done += 1;
+        }
+        if let Some(passing) = passing {
+            passing.finish();
+        }
+        Ok(())
+    }
+
     /// The uplink's queue that the lane sends by, if there is one.
-    pub(super) fn sink<'n>(&'n mut self, network: &'n mut dyn Network) -> Option<NicSink<'n, XdpNic>> {
+    pub(super) fn sink<'n>(&'n mut self, network: &'n mut dyn Siblings) -> Option<NicSink<'n, XdpNic>> {
         let queue = network.uplink(self.forwarding.uplink(self.flow())?)?;
         Some(NicSink::new(queue, &mut self.transmit, &self.counters))
     }

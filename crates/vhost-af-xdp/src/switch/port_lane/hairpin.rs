@@ -14,9 +14,9 @@ use super::copies::pass_copy;
 use super::{Burst, PortLane};
 use crate::switch::cross_worker_mark::CrossWorkerMark;
 use crate::switch::from_guest::Budget;
-use crate::switch::guest_lane::{Passed, Passing};
 use crate::switch::lane::RxTarget;
 use crate::switch::own_queue::OwnQueue;
+use crate::switch::passing::{Passed, Passing};
 use crate::switch::rate_limit::Policer;
 
 impl<O: OwnQueue> PortLane<O> {
@@ -108,18 +108,14 @@ impl<O: OwnQueue> PortLane<O> {
             let (entry, chain) = (&self.chains[at], self.sender.chains().chains[at]);
             let buffers = self.sender.chains().buffers(&chain);
             if let Some(frame) = entry.frame_in(&memory, frame_limit, buffers) {
-                match with_tag(entry, frame, is_tagged, |frame| {
+                let passed = with_tag(entry, frame, is_tagged, |frame| {
                     passing.pass(frame, &self.counters)
-                })? {
-                    Passed::Yes => budget.tally.add(frame.sending.len),
-                    Passed::Segmented(frames) => {
-                        budget.tally.add(frame.sending.len);
-                        budget.charge_segments(frames);
-                        is_segmented = true;
-                    }
-                    Passed::Later => passing.lose(),
-                    Passed::Dropped => {}
+                })?;
+                is_segmented = matches!(passed, Passed::Segmented(_));
+                if passed == Passed::Later {
+                    passing.lose();
                 }
+                passed.charge(budget, frame.sending.len);
             }
             budget.charge_descriptors(buffers.len());
             done += 1;

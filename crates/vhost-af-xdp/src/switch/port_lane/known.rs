@@ -42,12 +42,12 @@ fn start_of(head: &[u8; ethernet::LOOK_BYTES]) -> [u64; 2] {
 }
 
 /// Applies the filter rules to a frame, and stores the verdict; `None`: it may not be sent, which is counted, now or
-/// later.
+/// later. `to`: the destination address, in a network.
 // Inlined into both callers: otherwise the key would be passed through memory.
 #[inline(always)]
 fn apply_rules(
     Looked { key, bytes }: Looked,
-    (fdb, port, destination): (&Fdb, &FdbPort, FdbKey),
+    to: Option<(&Fdb, &FdbPort, FdbKey)>,
     (chain, filter): (&mut Classified, &mut Classifier),
     counters: &PairCounters,
 ) -> Option<()> {
@@ -56,16 +56,18 @@ fn apply_rules(
         counters.from_guest_checksum_in_headers.add(1);
         return None;
     }
-    let flow = (&key, destination.bits(), key.hash());
-    let decision = filter.decide(flow, counters, || fdb.find_for(port, destination));
+    let flow = (&key, to.map_or(0, |(.., to)| to.bits()), key.hash());
+    let find = || to.map_or(Destination::Unknown, |(fdb, port, to)| fdb.find_for(port, to));
+    let decision = filter.decide(flow, counters, find);
     chain.verdict = Some(decision.verdict);
     chain.to = decision.destination;
     decision.verdict.allows.then_some(())
 }
 
+/// The same for a frame with any headers.
 #[inline(never)]
-fn apply_rules_to_any(
-    to: (&Fdb, &FdbPort, FdbKey),
+pub(super) fn apply_rules_to_any(
+    to: Option<(&Fdb, &FdbPort, FdbKey)>,
     (chain, filter): (&mut Classified, &mut Classifier),
     counters: &PairCounters,
 ) -> Option<()> {
@@ -142,9 +144,10 @@ impl Known {
         let (destination, source) = known.or_else(|| self.check(fdb, port, chain, counters))?;
         let (head, len) = (&chain.head[..chain.known.into()], chain.sending.len as usize);
         let looked = FlowKey::of_plain(head, len);
+        let to = Some((fdb, port, destination));
         let may_pass = match looked {
-            Some(looked) => apply_rules(looked, (fdb, port, destination), (chain, filter), counters),
-            None => apply_rules_to_any((fdb, port, destination), (chain, filter), counters),
+            Some(looked) => apply_rules(looked, to, (chain, filter), counters),
+            None => apply_rules_to_any(to, (chain, filter), counters),
         };
         may_pass?;
         self.note_source(source, counters)

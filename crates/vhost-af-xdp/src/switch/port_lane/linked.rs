@@ -5,11 +5,10 @@ use packet::ethernet::{self, Head};
 
 use super::{From, PortLane};
 use crate::switch::cross_worker_mark::{CrossWorkerMark, MarkedSender};
-use crate::switch::fdb::{Destination, FdbKey, FdbPort, PortNumber};
+use crate::switch::fdb::{Destination, FdbKey, PortNumber};
 use crate::switch::forwarding::Forwarding;
 use crate::switch::from_guest::Budget;
 use crate::switch::own_queue::OwnQueue;
-use crate::switch::vlans::Vlans;
 
 impl<O: OwnQueue> PortLane<O> {
     /// Classifies the chains of the batch. The worker that they come from has checked them.
@@ -17,10 +16,6 @@ impl<O: OwnQueue> PortLane<O> {
     #[cold]
     pub(super) fn classify_trusted(&mut self, budget: &Budget) -> Result<(), Fault> {
         self.classified = 0;
-        let all = FdbPort {
-            vlans: Vlans::All,
-            ..FdbPort::default()
-        };
         let mut work = budget.fresh();
         for (chain, of_chain) in self.sender.chains().chains.iter().zip(&mut self.chains) {
             if !work.has_left() {
@@ -31,7 +26,7 @@ impl<O: OwnQueue> PortLane<O> {
                 self.pair
                     .check_into(chain, buffers, None, &self.counters, &mut of_chain.sending)?;
             if of_chain.is_sent {
-                of_chain.read_head(&self.pair, buffers, (&all, self.forwarding.is_filtered));
+                of_chain.read_head(&self.pair, buffers, (false, self.forwarding.is_filtered));
                 work.tally.add(of_chain.sending.len);
                 let bytes = of_chain.head.first_chunk().copied().unwrap_or_default();
                 let head = ethernet::head(&bytes);

@@ -7,14 +7,14 @@ use super::classified::with_tag;
 use super::copies::pass_copy;
 use crate::switch::fdb::Destination;
 use crate::switch::from_guest::Budget;
-use crate::switch::lane::Network;
+use crate::switch::lane::Siblings;
 use crate::switch::own_queue::OwnQueue;
 
 impl<O: OwnQueue> PortLane<O> {
     /// Passes copies of frames that are done to promiscuous ports. Multicast goes to all ports anyway, and denied
     /// frames go to none. Frames without a destination here are copied, too: a promiscuous port may be a bridge to it.
     #[cold]
-    pub(super) fn mirror(&self, done: Range<usize>, network: &mut dyn Network, budget: &mut Budget) {
+    pub(super) fn mirror(&self, done: Range<usize>, network: &mut dyn Siblings, budget: &mut Budget) {
         for at in done {
             let entry = &self.chains[at];
             let [to_uplink, to_host] = self.forwarding.ways_out;

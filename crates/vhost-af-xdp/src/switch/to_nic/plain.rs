@@ -13,9 +13,17 @@ use crate::switch::from_guest::{Budget, Sink};
 
 impl<N: Nic> NicSink<'_, N> {
     /// Copies the frames of these chains, from the first on, as long as they are plain and there is room; returns how
-    /// many.
+    /// many. The caller marks them used.
     #[inline]
-    pub(super) fn copy_plain(&mut self, pair: &QueuePair, chains: &Chains, budget: &mut Budget) -> usize {
+    pub(in crate::switch) fn put_plain(
+        &mut self,
+        pair: &QueuePair,
+        chains: &Chains,
+        budget: &mut Budget,
+    ) -> usize {
+        if self.transmit.uses_tap || self.unsendable(self.counters).is_some() {
+            return 0;
+        }
         let NicQueue {
             umem, pool, sends, ..
         } = &mut *self.queue;

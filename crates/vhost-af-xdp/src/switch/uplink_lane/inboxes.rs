@@ -15,7 +15,7 @@ use crate::switch::arrivals::{Arrivals, Origin};
 use crate::switch::checksums::PrivateLook;
 use crate::switch::fdb::PortNumber;
 use crate::switch::forwarding::{Forwarding, LaneRef};
-use crate::switch::lane::Network;
+use crate::switch::lane::Siblings;
 use crate::switch::lane_id::LaneId;
 use crate::switch::limits::BATCH;
 use crate::switch::rate_limit::RateLimit;
@@ -66,7 +66,7 @@ impl Inbox {
         &mut self,
         umem: &Umem,
         empty: &mut Vec<Frame>,
-        network: &mut dyn Network,
+        network: &mut dyn Siblings,
     ) -> Result<usize, Fault> {
         let Some(target) = network.guest(self.guest.at) else {
             return Ok(0);
@@ -119,7 +119,7 @@ impl Inboxes {
 impl<N: Lent> UplinkLane<N> {
     /// Makes inboxes for the present lanes of the network; frames in inboxes of former lanes are lost.
     #[cold]
-    pub(super) fn renew_inboxes(&mut self, network: &mut dyn Network) {
+    pub(super) fn renew_inboxes(&mut self, network: &mut dyn Siblings) {
         self.is_stale = false;
         self.choices.forget();
         let unfinished = match self.route {
@@ -162,7 +162,7 @@ impl<N: Lent> UplinkLane<N> {
         &self,
         before: &mut Vec<Inbox>,
         (port, guest): (PortNumber, LaneRef),
-        network: &mut dyn Network,
+        network: &mut dyn Siblings,
     ) -> Option<Inbox> {
         let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
         let target = network.guest(guest.at);

@@ -16,7 +16,7 @@ use crate::nic::lent::Lent;
 use crate::switch::arrivals::Extras;
 use crate::switch::cross_worker_mark::CrossWorkerMark;
 use crate::switch::fdb::PortMark;
-use crate::switch::lane::Network;
+use crate::switch::lane::Siblings;
 use crate::switch::limits::BATCH;
 use crate::switch::to_guest::Delivery;
 
@@ -80,7 +80,7 @@ impl<N: Lent> UplinkLane<N> {
         at: usize,
         piece: RxDesc,
         hints: &Hints,
-        network: &mut dyn Network,
+        network: &mut dyn Siblings,
     ) -> Route {
         if self.route.is_none() {
             if self.waiting_with(at) >= self.room() {

@@ -14,7 +14,7 @@ use crate::switch::copies::Several;
 use crate::switch::cross_worker_mark::CrossWorkerMark;
 use crate::switch::fdb::{Destination, PortNumber};
 use crate::switch::forwarding::Forwarding;
-use crate::switch::lane::Network;
+use crate::switch::lane::Siblings;
 
 /// No frame is longer, bytes.
 const LONGEST: usize = 1 << 16;
@@ -75,7 +75,7 @@ impl Mirror {
         (found, origin): (Option<PortNumber>, Origin),
         forwarding: &Forwarding,
         counters: &PairCounters,
-        network: &mut dyn Network,
+        network: &mut dyn Siblings,
     ) -> usize {
         let Some(bytes) = self.frame.first_chunk::<LOOK_BYTES>() else {
             return 0;

@@ -14,7 +14,7 @@ use crate::switch::copies::write_copy;
 use crate::switch::cross_worker_mark::CrossWorkerMark;
 use crate::switch::fdb::{Destination, FdbPort};
 use crate::switch::filter::Facts;
-use crate::switch::lane::Network;
+use crate::switch::lane::Siblings;
 use crate::switch::limits::BATCH;
 use crate::switch::retag::untag;
 use crate::switch::to_guest::{NO_OFFLOAD, UmemBytes};
@@ -26,7 +26,7 @@ impl<N: Lent> UplinkLane<N> {
     }
 
     /// Delivers waiting frames, as far as the round's budget allows; returns how many copies were written.
-    pub(super) fn deliver_multicast(&mut self, network: &mut dyn Network) -> usize {
+    pub(super) fn deliver_multicast(&mut self, network: &mut dyn Siblings) -> usize {
         let mut frames = 0;
         while self.multicast_work < BATCH
             && let Some(end) = self.multicast.iter().position(|piece| !piece.more)
@@ -40,7 +40,7 @@ impl<N: Lent> UplinkLane<N> {
     }
 
     /// Delivers the first waiting frame, of `pieces` pieces, to all guests that have buffers now; returns the copies.
-    fn deliver_to_all(&mut self, pieces: usize, network: &mut dyn Network) -> usize {
+    fn deliver_to_all(&mut self, pieces: usize, network: &mut dyn Siblings) -> usize {
         let umem = &self.queue.umem;
         let vlan = vlan_of(umem, &self.multicast[0]);
         let mark = CrossWorkerMark::new(Destination::Multicast, None, &self.forwarding.fdb);

@@ -1,7 +1,4 @@
-//! From a guest to another guest of this process: one copy, from RAM to RAM (`--cable`).
-//!
-//! Both lanes run on one worker, which passes the receiving guest to the sending lane as its [`RxTarget`]. Frames wait
-//! in the sender's queue while the receiver has no buffers for them.
+//! From a guest to another guest of this process: one copy, from RAM to RAM.
 //!
 //! GSO packets and partial checksums pass unchanged: they reach no wire, and the receiving guest completes what it
 //! needs. For a guest that did not accept these offloads, the daemon segments GSO packets and completes checksums.
@@ -10,97 +7,26 @@
 //! differ from its bytes: the headers of a GSO packet are copied once, and both the plan and the sent headers are made
 //! from that copy.
 
-use std::sync::Arc;
-
-use device::counters::{Counter, PairCounters};
+use device::counters::PairCounters;
 use device::offloads::Offloads;
-use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, QueuePair, Sending};
+use device::pair::{Cursor, Fault, HEADER_BYTES, Piece, Sending};
 use packet::HEADERS_MAX;
 use packet::checksum::ChecksumAt;
 use packet::layers::{self, Ip};
 use packet::segment::{Gso, GsoKind, Request};
-use virtqueue::{ChainId, MemoryMap};
+use virtqueue::MemoryMap;
 
 use super::bytes::guest_to_guest;
 use super::cross_worker_mark::CrossWorkerMark;
-use super::filter::{Acl, Facts};
-use super::from_guest::{Budget, Put, Sink};
+use super::filter::{Acl, Facts, is_long};
+use super::from_guest::Budget;
 use super::gso::{FromChain, GsoPacket};
+use super::guard::SHORT_LOOK_BYTES;
 use super::guest_frame::GuestFrame;
-use super::lane::{Blame, Lane, LaneGuest, RxTarget, Siblings, Stopped, Work, enable_kicks};
-use super::limits::BATCH;
+use super::lane::RxTarget;
 use super::pending::Pending;
-use super::policy::with_head;
 use super::rate_limit::Policer;
 use super::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, WholeFrame, with_buffers};
-
-/// See the module's head. The lane of one of the two guests.
-pub(crate) struct GuestLane {
-    guest: LaneGuest,
-    pending: Pending,
-    /// A frame of its guest waits for buffers of the peer.
-    waits: bool,
-}
-
-impl GuestLane {
-    pub(crate) fn new(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
-        Self {
-            guest: LaneGuest::new(pair, counters),
-            pending: Pending::default(),
-            waits: false,
-        }
-    }
-
-    fn send(&mut self, target: Option<RxTarget<'_>>) -> Result<usize, Blame> {
-        if self.guest.sender.begin() == 0 || !self.guest.pair.from_guest.enabled {
-            return Ok(0);
-        }
-        let mut sink = GuestSink {
-            to: To::of(target),
-            from: &self.guest.counters,
-            fault: None,
-        };
-        let burst = self
-            .guest
-            .sender
-            .burst(&mut self.guest.pair, &mut sink, BATCH, &self.guest.counters);
-        let fault = sink.finish();
-        let burst = burst.map_err(Blame::Own)?;
-        self.waits = burst.full;
-        if burst.done > 0 {
-            self.guest.pair.from_guest.publish(&self.guest.counters);
-        } else if burst.full {
-            self.guest.counters.from_guest_waits.add(1);
-        }
-        match fault {
-            Some(fault) => Err(Blame::Target(fault)),
-            None => Ok(burst.done),
-        }
-    }
-}
-
-/// The receiver of a burst's frames.
-enum To<'a> {
-    None,
-    /// Its buffers are not fetched yet.
-    Target(RxTarget<'a>),
-    /// Its buffers are fetched.
-    Open(Passing<'a>),
-}
-
-impl<'a> To<'a> {
-    fn of(target: Option<RxTarget<'a>>) -> Self {
-        target.map_or(Self::None, Self::Target)
-    }
-}
-
-struct GuestSink<'a> {
-    to: To<'a>,
-    /// Counters of the guest that sends.
-    from: &'a PairCounters,
-    /// The receiving guest's fault.
-    fault: Option<Fault>,
-}
 
 /// Result of passing a frame to a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +41,21 @@ pub(crate) enum Passed {
     Later,
 }
 
+impl Passed {
+    /// Charges a frame of `len` bytes to a budget, if it was passed on.
+    #[inline]
+    pub(crate) fn charge(self, budget: &mut Budget, len: u32) {
+        match self {
+            Self::Yes => budget.tally.add(len),
+            Self::Segmented(frames) => {
+                budget.tally.add(len);
+                budget.charge_segments(frames);
+            }
+            Self::Dropped | Self::Later => {}
+        }
+    }
+}
+
 impl From<Fit> for Passed {
     #[inline]
     fn from(fit: Fit) -> Self {
@@ -122,83 +63,6 @@ impl From<Fit> for Passed {
             Fit::Now | Fit::Never => Self::Yes,
             Fit::Later => Self::Later,
         }
-    }
-}
-
-impl Sink for GuestSink<'_> {
-    #[inline]
-    fn unsendable<'c>(&self, counters: &'c PairCounters) -> Option<&'c Counter> {
-        matches!(self.to, To::None).then_some(&counters.from_guest_no_peer)
-    }
-
-    #[inline]
-    fn put(&mut self, _chain: ChainId, frame: Option<GuestFrame<'_>>, budget: &mut Budget) -> Put {
-        let Some(frame) = frame else { return Put::Done };
-        let passed = self.pass(frame);
-        if let To::Open(passing) = &mut self.to {
-            budget.charge_look_ups(passing.take_work());
-        }
-        match passed {
-            Ok(Passed::Yes) => {
-                budget.tally.add(frame.sending.len);
-                Put::Done
-            }
-            Ok(Passed::Segmented(frames)) => {
-                budget.tally.add(frame.sending.len);
-                budget.charge_segments(frames);
-                Put::Done
-            }
-            Ok(Passed::Dropped) => Put::Done,
-            Ok(Passed::Later) => Put::NoRoom,
-            Err(fault) => {
-                self.fault = Some(fault);
-                Put::NoRoom
-            }
-        }
-    }
-
-    #[inline]
-    fn has_rest(&self) -> bool {
-        match &self.to {
-            To::Open(passing) => passing.has_rest(),
-            To::None | To::Target(_) => false,
-        }
-    }
-}
-
-impl GuestSink<'_> {
-    /// Passes a frame on.
-    /// Errors: the receiving guest's fault.
-    #[inline]
-    fn pass(&mut self, frame: GuestFrame<'_>) -> Result<Passed, Fault> {
-        if let To::Target(_) = self.to {
-            self.open()?;
-        }
-        match &mut self.to {
-            To::Open(passing) if passing.filter.is_some() => {
-                passing.pass(with_head(frame, &mut [0; HEADERS_MAX]), self.from)
-            }
-            To::Open(passing) => passing.pass(frame, self.from),
-            To::None | To::Target(_) => Ok(Passed::Later),
-        }
-    }
-
-    /// Fetches the receiving guest's buffers.
-    fn open(&mut self) -> Result<(), Fault> {
-        if let To::Target(target) = std::mem::replace(&mut self.to, To::None)
-            && let Some(passing) = Passing::begin(target, BATCH)?
-        {
-            self.to = To::Open(passing);
-        }
-        Ok(())
-    }
-
-    /// Publishes the delivered frames; returns the receiving guest's fault, if there is one.
-    fn finish(self) -> Option<Fault> {
-        if let (To::Open(passing), None) = (self.to, &self.fault) {
-            passing.finish();
-        }
-        self.fault
     }
 }
 
@@ -252,6 +116,11 @@ impl<'a> Passing<'a> {
     #[cold]
     #[inline(never)]
     fn pass_filtered(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
+        let mut head = [0; HEADERS_MAX];
+        let frame = match frame.head {
+            [] => with_head(frame, &mut head),
+            _ => frame,
+        };
         let counters = self.delivery.counters;
         let stored = frame.sending.request.csum.map(ChecksumAt::field);
         let facts = Facts {
@@ -346,12 +215,6 @@ impl<'a> Passing<'a> {
         Ok(Passed::Yes)
     }
 
-    /// Part of a GSO packet waits for buffers, and nothing overtakes it.
-    #[inline]
-    pub(crate) fn has_rest(&self) -> bool {
-        self.pending.is_some()
-    }
-
     /// Whether a frame that found no buffer may wait for one; if not, counts it as lost.
     #[cold]
     pub(crate) fn may_wait(&mut self) -> bool {
@@ -377,6 +240,19 @@ impl<'a> Passing<'a> {
             self.pending.took(frames, bytes);
         }
     }
+}
+
+/// Copies as many first bytes of a frame as rules read into `head`, to be sent in place of those in guest memory.
+fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; HEADERS_MAX]) -> GuestFrame<'a> {
+    let len = frame.sending.len as usize;
+    let mut known = SHORT_LOOK_BYTES.min(len);
+    frame.read_start(&mut head[..known]);
+    if head.first_chunk().is_some_and(is_long) {
+        // Reads all of it again: no byte of the first read is used.
+        known = HEADERS_MAX.min(len);
+        frame.read_start(&mut head[..known]);
+    }
+    frame.headed(&head[..known])
 }
 
 /// The virtio-net header of a frame in one buffer with this checksum request; `completes`: the guest completes
@@ -464,88 +340,6 @@ impl Bytes for FromChain<'_> {
             // Both were checked when their descriptors were read.
             let _ = guest_to_guest(self.memory, piece, memory, now.offset);
             to = rest;
-        }
-    }
-}
-
-impl Lane for GuestLane {
-    fn poll(&mut self, siblings: Siblings<'_>) -> Result<usize, Blame> {
-        let mut moved = 0;
-        if self.pending.is_some() && self.guest.pair.to_guest.enabled {
-            let delivered = self.pending.deliver(
-                &mut self.guest.pair,
-                &mut self.guest.buffers,
-                &self.guest.counters,
-            );
-            moved = delivered.map_err(Blame::Own)?;
-        }
-        Ok(moved + self.send(siblings.into_target())?)
-    }
-
-    fn enable_notifications(&mut self, siblings: Siblings<'_>) -> Work {
-        let (mut work, frames) = enable_kicks(&self.guest.sender.throttle, &mut self.guest.pair);
-        if frames && !self.waits {
-            return Work::Now;
-        }
-        // The receiver has buffers, but fewer than the frame needs, and their kick may have come already.
-        if frames
-            && siblings
-                .into_target()
-                .is_some_and(|target| target.pair.to_guest.queue.enable_kicks())
-        {
-            work = work.max(Work::SOON);
-        }
-        if self.pending.is_some()
-            && self.guest.pair.to_guest.enabled
-            && self.guest.pair.to_guest.queue.enable_kicks()
-        {
-            work = work.max(Work::SOON);
-        }
-        work.or_polled(&self.guest.pair)
-    }
-
-    fn guest(&self) -> Option<&LaneGuest> {
-        Some(&self.guest)
-    }
-
-    fn guest_mut(&mut self) -> Option<&mut LaneGuest> {
-        Some(&mut self.guest)
-    }
-
-    fn rx_target(&mut self) -> Option<RxTarget<'_>> {
-        Some(RxTarget {
-            pair: &mut self.guest.pair,
-            buffers: &mut self.guest.buffers,
-            counters: &self.guest.counters,
-            pending: Some(&mut self.pending),
-            policer: Policer::new(self.guest.limit.as_ref()),
-            filter: self.guest.sender.policy.to_guest(),
-            marks: None,
-        })
-    }
-
-    fn inject(&mut self, frame: &[u8], siblings: Siblings<'_>) {
-        if let Some(mut target) = siblings.into_target()
-            && target.allows_once(frame)
-            && let Ok(mut delivery) = Delivery::begin(target.pair, target.buffers, target.counters)
-        {
-            let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-            if let Ok(Fit::Now) = delivery.fit(len) {
-                delivery.write(len, NO_OFFLOAD, &mut { frame });
-            }
-            delivery.finish();
-        }
-    }
-
-    fn stop(mut self: Box<Self>) -> Stopped {
-        self.guest.pair.leave_calls();
-        self.guest
-            .counters
-            .to_guest_queue_stopped
-            .add(self.pending.frames());
-        Stopped {
-            pair: Some(self.guest.pair.stopped()),
-            queue: None,
         }
     }
 }
