@@ -29,7 +29,7 @@ fn main() {
     println!("cargo:rerun-if-env-changed=CLANG");
 
     let mut args: Vec<OsString> = vec!["-Wall".into(), "-Wextra".into(), "-Werror".into()];
-    // A program carries the name of its source (BTF): not where that lies on the machine that built it.
+    // BTF contains the path of the source: without the directories of the machine that builds it.
     let mut map: OsString = "-fdebug-prefix-map=".into();
     map.push(&bpf_dir);
     map.push("=/vhost-af-xdp/bpf");

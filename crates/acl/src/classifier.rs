@@ -157,9 +157,9 @@ impl<D: Copy + Default> Classifier<D> {
         self.rules.find(key, mark.unwrap_or(0).into())
     }
 
-    /// Whether the guest gets a frame; one that it does not get is counted. `head`: all the frame's bytes, or
-    /// enough of the first to find its flow. Errors: it does not get it, by that verdict, or with `None`
-    /// because its headers are malformed.
+    /// Whether the guest gets a frame; counts one that it does not get. `head`: all the frame's bytes, or enough of
+    /// the first ones to find its flow. Errors: the verdict by which it does not get the frame, or `None` if the
+    /// headers are malformed.
     #[inline]
     pub fn admits(
         &mut self,

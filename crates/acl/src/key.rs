@@ -280,8 +280,8 @@ fn of_ipv6(head: &[u8], at: usize, len: usize) -> Result<Looked, Malformed> {
     })
 }
 
-/// Of a packet between these addresses, with what it begins with that it carries, where rules look at that.
-/// Errors: it is not there.
+/// The key of a packet between these addresses, with its ports, or the ICMP type and code, if it has any.
+/// Errors: it ends before them.
 #[inline]
 fn of_packet(
     (ethertype, [source, destination]): (u16, [[u64; 2]; 2]),

@@ -37,7 +37,7 @@ pub use self::flow_hints::FlowHints;
 pub use self::key::{FlowKey, Looked, Malformed, fold, is_long};
 pub use self::rules::{RuleSlot, Rules, Verdict};
 
-/// Bytes of a frame that are looked at; of those that [`is_long`] knows, [`packet::HEADERS_MAX`].
+/// Number of a frame's first bytes that are read; [`packet::HEADERS_MAX`] if [`is_long`] returns true.
 pub const SHORT_LOOK_BYTES: usize = 64;
 
 /// Compiles the rules of a direction; `None`: there are none, and all frames pass.

@@ -76,9 +76,9 @@ pub struct Rules {
     fragments: Option<Dimension<u64>>,
     /// `None`: no rule has a condition on marks.
     marks: Option<Dimension<u64>>,
-    /// By slot: whether the rule allows.
+    /// Whether the rule of each slot allows.
     allow: Vec<bool>,
-    /// By slot: the rule's index in the port's list.
+    /// Index of each slot's rule in the port's list.
     numbers: Vec<usize>,
     default: Action,
     to_guest: bool,

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum, value_parser};
 use serde::Serialize;
 
-/// What is to be measured.
+/// What to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum What {
     /// Receive frames and drop them

@@ -36,7 +36,7 @@ pub(super) struct FlowClassifier {
 }
 
 impl FlowClassifier {
-    /// By so many rules, one at least, of batches of at most so many frames.
+    /// A classifier with `rules` rules, at least one, for batches of at most `batch` frames.
     pub(super) fn new(rules: u32, program: &Program, batch: u32) -> Self {
         let config = Filter {
             rule: list(rules),
@@ -93,8 +93,8 @@ impl FlowClassifier {
         }
     }
 
-    /// `by_hash_of_nic`: share of frames, 0 to 1. Cycles are those of the median frame, what reading its hints takes
-    /// included; none where they are not known.
+    /// `by_hash_of_nic`: share of frames, 0 to 1. Cycles are those of the median frame, including reading its hints;
+    /// none if they are not known.
     pub(super) fn report(&self) -> Value {
         let counters = &self.counters;
         json!({

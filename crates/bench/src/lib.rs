@@ -140,8 +140,8 @@ pub fn command_line() -> clap::Command {
 }
 
 /// Runs one benchmark of raw sockets, or the matrix, from set-up to report.
-/// Errors: bad values and refusals by the kernel, one line each with the remedy, before anything was measured; the
-/// interface going away while it ran, after the report of what was done until then.
+/// Errors: before it measures, bad values and refusals by the kernel, one line each with the remedy; while it runs, the
+/// interface is removed: then the results up to that moment are reported first.
 fn measure(raw: RawArgs) -> anyhow::Result<()> {
     let plan = Plan::try_from(raw)?;
     match plan.args.benchmark() {

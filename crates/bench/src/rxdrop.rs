@@ -1,4 +1,4 @@
-//! Receive and give back to the fill ring.
+//! Receive frames and return them to the fill ring.
 
 use xsk::WakeError;
 

@@ -155,7 +155,7 @@ pub(super) fn await_link(plan: &Plan) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Also true if the kernel does not report it.
+/// Whether the interface has a link; true if the kernel does not report it.
 fn has_link(plan: &Plan) -> bool {
     Link::has_carrier(plan.link.index).unwrap_or(true)
 }

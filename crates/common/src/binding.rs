@@ -1,21 +1,21 @@
-//! Which data path a queue is asked for, and how large the chunks of its memory are.
+//! Decides which bind mode to request for a queue, and the size of its UMEM chunks.
 //!
-//! Memory is registered before the kernel says which mode it grants. So both are decided before, by what is known of
-//! the driver (`drivers.rs`): chunks of 2048 bytes are for copy modes only; where zero-copy may be granted,
-//! chunks have 4096.
+//! The UMEM is registered before the kernel reports which mode it grants. So mode and chunk size are chosen in
+//! advance, from the table of drivers (`drivers.rs`): chunks of 2048 bytes only if copy mode is forced, otherwise
+//! of 4096.
 //!
-//! What drivers use of a chunk in zero-copy mode, after 256 bytes of headroom (seen by running them, Linux 7.2 under
-//! QEMU, and in their sources):
+//! How much of a chunk drivers fill in zero-copy mode, after 256 bytes of headroom (measured with Linux 7.2 under
+//! QEMU, and read in their sources):
 //!
-//! - igb (`igb_setup_srrctl`; igc has the same register): 1024 bytes of a frame in a chunk of 2048, 3072 in one of
-//!   4096: whole KiB. A longer frame continues in the next chunk, but without the flag for that (XDP_PKT_CONTD), so
-//!   that each piece looks like a frame.
-//! - virtio_net: 1792 and 3840 bytes, multiples of 128. A longer frame is dropped; the bind is refused where the MTU
-//!   does not fit.
+//! - igb (`igb_setup_srrctl`; igc has the same register): whole KiB, so 1024 bytes of a chunk of 2048, and 3072 of one
+//!   of 4096. A longer frame continues in the next chunk, but without the flag for that (XDP_PKT_CONTD), so each piece
+//!   looks like a whole frame.
+//! - virtio_net: 1792 and 3840 bytes, multiples of 128. It drops a longer frame, and refuses the bind if the MTU does
+//!   not fit.
 //!
-//! So a frame must not reach the end of a chunk. With an MTU of at most 1500 NICs drop what is much longer (igb: from
-//! some 1,650 bytes on, `IGB_MAX_FRAME_BUILD_SKB` in `igb_set_rx_mode`); with a larger one igb takes up to 9,216 bytes,
-//! and zero-copy is left to drivers that have multi-buffer there, which mark the pieces.
+//! So a frame must not reach the end of a chunk. With an MTU of at most 1500, NICs drop much longer frames (igb: from
+//! some 1,650 bytes on, `IGB_MAX_FRAME_BUILD_SKB` in `igb_set_rx_mode`). With a larger MTU igb receives up to 9,216
+//! bytes, so zero-copy then needs a driver with multi-buffer in zero-copy mode, which marks the pieces.
 
 use steward::links::DriverSends;
 use xsk::{BindRequest, XDP_PACKET_HEADROOM};
@@ -33,7 +33,7 @@ pub const LONGEST_FRAME: u32 = LARGE_CHUNK - XDP_PACKET_HEADROOM;
 /// Bytes of metadata before each frame sent, where there is any: `struct xsk_tx_metadata`
 /// (include/uapi/linux/if_xdp.h) has 16 or, from 6.14 on, 24; this many leave the frame on a cache line of its own.
 pub const TX_METADATA_BYTES: u32 = 64;
-/// Longest frame in one piece in zero-copy mode, bytes: at an MTU of 1500.
+/// Longest frame that needs no multi-buffer in zero-copy mode, bytes: that of an MTU of 1500.
 pub const LONGEST_ZERO_COPY: u32 = 1500 + L2_BYTES;
 
 /// What is known of a queue before it is bound.
@@ -41,7 +41,7 @@ pub const LONGEST_ZERO_COPY: u32 = 1500 + L2_BYTES;
 pub struct QueueFacts {
     /// The bind mode that the user requests.
     pub asked: BindRequest,
-    /// Set if frames are received into guest memory, now or soon (the queue keeps its mode); `None`: into the daemon's.
+    /// Set if frames are received into guest memory, now or later (a bound queue keeps its mode); `None`: they are not.
     pub into_guest: Option<IntoGuest>,
     /// The program is attached natively.
     pub native: bool,
@@ -68,7 +68,7 @@ pub struct IntoGuest {
     pub guest: Option<GuestBuffers>,
 }
 
-/// Properties of a guest's receive buffers that decide about it.
+/// Properties of a guest's receive buffers that decide whether a NIC may write into them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestBuffers {
     /// In which order they are returned to it.
@@ -82,8 +82,8 @@ pub struct GuestBuffers {
 pub enum SteeredBy {
     /// The NIC: all frames that it puts into the queue are the guest's.
     Nic,
-    /// Our XDP program, by addresses and VLANs. Also where rules of the NIC steer the guest's frames to the queue: its
-    /// RSS hash steers other frames there, too.
+    /// Our XDP program, by addresses and VLANs. This also holds if n-tuple rules of the NIC steer the guest's frames to
+    /// the queue, because RSS puts other frames there, too.
     Program,
     /// An XDP program that the daemon did not load.
     Foreign,
@@ -182,9 +182,9 @@ pub enum NoZeroCopy {
 }
 
 impl QueueFacts {
-    /// How it is bound.
-    /// Errors: the user forces zero-copy, but it is not possible, or frames could be cut, or could not be received
-    /// safely into guest memory.
+    /// The mode to request, and the chunk size.
+    /// Errors: the user forces zero-copy, but it is not possible, could cut frames, or is not safe with guest
+    /// memory.
     pub fn binding(&self) -> Result<Binding, NoZeroCopy> {
         let (ask, note) = match (self.asked, self.refusal()) {
             (BindRequest::ForceCopy, _) => (BindRequest::ForceCopy, None),
@@ -216,7 +216,7 @@ impl QueueFacts {
         window.filter(|&bytes| bytes <= LONGEST_FRAME)
     }
 
-    /// Why zero-copy is not requested; the table of drivers does not count if the user forces zero-copy.
+    /// Why zero-copy is not requested. The table of drivers is ignored if the user forces zero-copy.
     fn refusal(&self) -> Option<NoZeroCopy> {
         let insists = self.asked == BindRequest::ForceZeroCopy;
         let known = self.line.filter(|_| !insists);

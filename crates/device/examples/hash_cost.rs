@@ -2,11 +2,11 @@
 //!
 //! `cargo run --release -p device --example hash_cost`
 //!
-//! For frames of TCP over IPv4, TCP over IPv6, and that with extension headers: the Toeplitz hash alone bit by bit, by
-//! masks, by tables for half bytes and by tables for whole bytes, which is what the device does; then finding what is
-//! to be hashed, and all that [`Hashing::report`] does, where the hash is computed and where the NIC's serves. "cold":
-//! other memory is read between two frames, as much as a level-1 cache holds, which is what frames do to it. Each
-//! figure is the least of [`ROUNDS`] rounds over [`FLOWS`] flows.
+//! Frames are TCP over IPv4, TCP over IPv6, and the latter with extension headers. Measured are the Toeplitz hash alone
+//! (bit by bit, by masks, by tables for half bytes, and by tables for whole bytes, as in the device), then parsing its
+//! input, and all of [`Hashing::report`], with a computed hash and with the NIC's. "cold": between two frames as much
+//! other memory is read as a level-1 cache holds, to evict it as frames do. Each figure is the lowest of [`ROUNDS`]
+//! rounds over [`FLOWS`] flows.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use device::hash::{HashConfig, HashTypes, Hashing};
 
 const ROUNDS: usize = 101;
 const FLOWS: usize = 512;
-/// Read between two frames, where the cache is to be another's: lines of 64 bytes.
+/// Number of 64-byte lines that are read between two frames for a cold cache.
 const COLD_LINES: usize = 32 * 1024 / 64;
 
 /// The sums of half bytes.
@@ -139,7 +139,7 @@ fn frame(kind: Kind, flow: usize) -> Vec<u8> {
     frame
 }
 
-/// Nanoseconds of `work` for each of `items`; with `cold` memory read between, whose own time is taken off.
+/// Nanoseconds of `work` for each of `items`. With `cold`, that memory is read in between, and its time subtracted.
 fn time<T>(items: &[T], cold: Option<&[[u64; 8]]>, mut work: impl FnMut(&T) -> u32) -> f64 {
     let lines = cold.unwrap_or_default();
     let mut round = |works: bool| {

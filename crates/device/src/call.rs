@@ -37,7 +37,7 @@ const MANY: u32 = 250;
 /// The worker's time that consecutive slow calls of a vring may take. Softirqs, whose time the kernel may charge
 /// to the worker, cannot reach that: each run lasts a few ms, and they do not hit that many calls in a row.
 const TOO_MUCH: Duration = Duration::from_millis(100);
-/// The maximum that one of them counts: the host of a virtual machine may take a CPU away for any time, and
+/// The maximum that one slow call counts: the host of a virtual machine may take a CPU away for any time, and
 /// the kernel may charge that, too, to the worker. But not in each of ten calls in a row.
 const MOST_OF_ONE: Duration = Duration::from_millis(10);
 
@@ -210,7 +210,7 @@ mod tests {
         ours.set_nonblocking(false).expect("ours");
         let mut call = Call::new(None, CallBlocked::default());
         assert!(call.replace(Some(ours.into())).is_none());
-        // Else this would never end.
+        // If it waited, this call would never return.
         call.make(&PairCounters::default());
         assert!(!call.is_blocked());
     }
@@ -232,7 +232,7 @@ mod tests {
             assert!(!times.note(ms(60), used(ms(60))));
             assert!(!times.note(ms(0), used(ms(0))) && !times.suspected);
         }
-        // Nor is it the worker's fault if it lost its CPU during one of them.
+        // However long the slow one was: the worker may have lost its CPU during it.
         for _ in 0..1000 {
             assert!(!times.note(ms(3000), used(ms(3000))));
             assert!(!times.note(ms(0), used(ms(0))));

@@ -114,12 +114,12 @@ counters! {
     Work from_guest_multicast_frames,
     /// GSO packets taken from the guest to be sent; each segment is counted in `from_guest_frames`.
     Work from_guest_super_frames,
-    /// Those of them that were handed to the kernel unsegmented.
+    /// GSO packets taken from the guest that were handed to the kernel unsegmented.
     Work from_guest_super_frames_unsegmented,
     /// Segments whose payload was not copied per segment: it was sent from the guest's buffer (direct
     /// placement), or from one copy of the GSO packet's payload (copy).
     Work from_guest_referred_segments,
-    /// Frames of the guest, segments included, whose checksum was completed by us.
+    /// Frames of the guest, segments included, whose checksum the daemon completed.
     Work from_guest_checksums,
     /// Frames of the guest, segments included, whose checksum was left to the kernel or the NIC: by XDP TX
     /// metadata, or in the virtio-net header written to a tap.
@@ -128,7 +128,7 @@ counters! {
     Work filter_hits,
     /// Frames checked by filter rules whose flow was not in the cache: it was looked up in the rules.
     Work filter_misses,
-    /// Misses whose flow is found by the NIC's hash from then on.
+    /// Misses after which the flow is found by the NIC's hash.
     Work filter_nic_hashes,
     /// Flows evicted from the cache for others.
     Work filter_evictions,
@@ -136,7 +136,8 @@ counters! {
     Work to_guest_frames,
     /// Bytes of these frames, without the virtio-net header.
     Work to_guest_bytes,
-    /// GSO packets among them: several received frames of a flow, coalesced here or, in tap mode, by the kernel.
+    /// GSO packets delivered to the guest: several received frames of a flow, coalesced by the daemon or, in tap mode,
+    /// by the kernel.
     Work to_guest_super_frames,
     /// Received frames that went to the guest as parts of GSO packets.
     Work to_guest_coalesced_frames,

@@ -29,7 +29,7 @@ use crate::vring::{VringError, VringState};
 /// Invalid requests of a VMM.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// Of a vring.
+    /// An invalid request for a vring.
     #[error(transparent)]
     Vring(#[from] VringError),
     /// Features were acknowledged that were not offered.
@@ -46,15 +46,15 @@ pub enum DeviceError {
 /// Why a queue pair cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
-    /// Of a vring.
+    /// A vring is not set up correctly.
     #[error(transparent)]
     Vring(#[from] VringError),
     /// The ring cannot be used in its present state.
     #[error("vring {index}: {source}")]
     Ring {
-        /// Of the vring.
+        /// Index of the vring.
         index: u32,
-        /// What is wrong.
+        /// What is wrong with it.
         source: RingError,
     },
     /// A kick or call eventfd could not be duplicated; the process is short of descriptors.

@@ -1,4 +1,4 @@
-//! The device, as its VMM sets it up: what it refuses, and what a reset leaves.
+//! The device as its VMM sets it up: rejected requests, and the state after a reset.
 
 use std::os::fd::AsFd;
 
@@ -141,7 +141,7 @@ const PATH: Path = Path {
     in_place: true,
 };
 
-/// Takes a chain, as a lane would, and says how many there were.
+/// Takes a chain, as a lane would; returns how many there were.
 fn pop(vring: &mut Vring) -> usize {
     let mut chains = Chains::default();
     let taken = vring.queue.pop(&mut chains, 4).expect("a sound ring");
@@ -178,7 +178,7 @@ fn vring_that_is_reset_leaves_its_partner_going_and_comes_back_at_base_0() {
             let enabled = [pair.to_guest.enabled, pair.from_guest.enabled];
             assert_eq!(enabled, [reset == 1, reset == 0]);
 
-            // What is said of the vring meanwhile stays when the lane stops that runs without it.
+            // Settings of the vring made meanwhile stay when the lane that runs without it stops.
             drivers[reset as usize] = start_afresh(&mut device, &ram, reset);
             device.stop(reset).expect("there");
             device

@@ -16,7 +16,7 @@ pub struct Offloads {
     pub csum: bool,
     /// The guest sends TCP GSO packets over IPv4, we segment them.
     pub tso4: bool,
-    /// The same over IPv6.
+    /// The guest sends TCP GSO packets over IPv6, we segment them.
     pub tso6: bool,
     /// GSO packets of the guest may have the congestion window reduced flag set.
     pub ecn: bool,
@@ -26,13 +26,13 @@ pub struct Offloads {
     pub guest_csum: bool,
     /// The guest accepts TCP GSO packets over IPv4.
     pub guest_tso4: bool,
-    /// The same over IPv6.
+    /// The guest accepts TCP GSO packets over IPv6.
     pub guest_tso6: bool,
     /// It accepts GSO packets with the congestion window reduced flag set.
     pub guest_ecn: bool,
     /// It accepts UDP GSO packets over IPv4.
     pub guest_uso4: bool,
-    /// The same over IPv6.
+    /// It accepts UDP GSO packets over IPv6.
     pub guest_uso6: bool,
 }
 

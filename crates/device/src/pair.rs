@@ -146,7 +146,7 @@ pub struct QueuePair {
     pub partial_checksums: bool,
     /// The dirty log, while the guest is migrated.
     pub log: Option<Arc<DirtyLog>>,
-    /// Number of next chains of the transmit queue that a dead predecessor had passed to the NIC.
+    /// How many of the next chains of the transmit queue a dead predecessor had passed to the NIC.
     pub sent_before: usize,
 }
 
@@ -232,7 +232,7 @@ impl QueuePair {
     /// Takes at most `most` chains of the receive queue, each checked to be a buffer; returns their total size.
     ///
     /// # Errors
-    /// What the guest did wrong.
+    /// The guest's fault.
     #[inline]
     pub fn pop_buffers(&mut self, chains: &mut Chains, most: usize) -> Result<u64, Fault> {
         // Cleared first: on a fault no chain of an earlier batch must look like a popped one.
@@ -287,7 +287,7 @@ impl QueuePair {
     /// which is counted. `unsendable`: no frame can be sent now; count them here.
     ///
     /// # Errors
-    /// What the guest did wrong.
+    /// The guest's fault.
     #[inline]
     pub fn check(
         &mut self,

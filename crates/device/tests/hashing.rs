@@ -1,5 +1,5 @@
-//! A driver and an embedded device, end to end: features, pairs and control queue in guest memory; RSS and hash reports
-//! by the control queue; frames on the pair that the driver's table names, each with its report.
+//! A driver and an embedded device, end to end. The driver negotiates features, and configures RSS and hash reports by
+//! the control queue. Then frames arrive at the pair that its table selects, each with its report.
 
 use std::sync::Arc;
 
@@ -137,7 +137,7 @@ impl Machine {
         }
     }
 
-    /// The guest's command, and the answer; meanwhile the VMM serves the queue and tells its data path.
+    /// Sends a command as the guest, serves it as the VMM, which updates its data path, and returns the answer.
     fn command(&mut self, bytes: &[u8]) -> u8 {
         let at = self.ram.alloc(bytes.len() as u64, 4).expect("room");
         let ack = self.ram.alloc(1, 1).expect("room");
@@ -177,7 +177,7 @@ impl Machine {
         assert_eq!(self.command(&bytes), 0, "VIRTIO_NET_OK");
     }
 
-    /// The network: a frame comes, and what its NIC said of it.
+    /// Delivers a frame from the network, with the hash that its NIC reported.
     fn arrive(&mut self, frame: &[u8], nic: Option<NicHash>) {
         let Some(place) = self.receive.place(frame, nic, &self.counters) else {
             return;
@@ -191,7 +191,7 @@ impl Machine {
         assert_eq!((done, counters.to_guest_frames.get()), (1, 1));
     }
 
-    /// What the guest finds: the pair, and all that was written into its buffers.
+    /// What the guest received: the pair, and the bytes in its buffers.
     fn received(&mut self) -> Option<(usize, Vec<u8>)> {
         for (pair, (driver, buffers)) in self.receivers.iter_mut().enumerate() {
             let Some(used) = driver.take_used() else {
@@ -231,7 +231,7 @@ fn frames_come_on_the_pair_of_the_drivers_table_with_their_report() {
     for format in [RingFormat::Split, RingFormat::Packed] {
         let mut machine = Machine::new(format, F_MQ | F_RSS | F_HASH_REPORT, None);
         assert_eq!(machine.device.negotiated().header_bytes, 20);
-        // Before the driver has said anything: the first pair, and no hash.
+        // Before the driver has sent a command: the first pair, and no hash.
         machine.arrive(&frame(&FLOWS[0], 60), None);
         let expected = [header(1, 0, 0), frame(&FLOWS[0], 60)].concat();
         assert_eq!(machine.received(), Some((0, expected)));
@@ -287,7 +287,7 @@ fn hash_of_the_nic_is_told_where_it_has_the_drivers_key_and_computed_where_not()
     machine.arrive(&bytes, Some(said));
     assert_eq!(machine.received(), expected(FLOWS[0].3));
     assert_eq!(machine.counters.hashes_of_nic.get(), 1);
-    // The driver takes another key: what the NIC says is not what it asked for any more.
+    // The driver sets another key: the NIC's hash is not the requested one any more.
     machine.configure_rss(&[0, 1, 2, 3], 0, &[0x11; 40]);
     machine.arrive(&bytes, Some(said));
     let (pair, got) = machine.received().expect("delivered");

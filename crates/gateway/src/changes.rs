@@ -28,7 +28,7 @@ const KEPT: usize = 1;
 #[derive(Clone)]
 pub(super) struct Changes {
     queue: mpsc::Sender<Asker>,
-    /// ConnectionLimits of the queue that this handle must leave free.
+    /// Number of places in the queue that this handle must leave free.
     leaves: usize,
 }
 

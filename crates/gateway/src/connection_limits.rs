@@ -268,7 +268,7 @@ mod tests {
         held[1].set_busy(true);
         let _again = take(&places, 4).expect("a place");
         assert_eq!(open(&places), [1, 3, 4, 5, 6, 7], "busy ones stay");
-        // Its own, where one client has all that it may have.
+        // One of its own, if a client has as many as it may have.
         let third = take(&places, 4).expect("a place");
         let _fourth = take(&places, 4).expect("a place");
         assert!(!open(&places).contains(&next.number()), "{:?}", open(&places));

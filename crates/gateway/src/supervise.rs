@@ -202,7 +202,7 @@ impl Child {
         let forked = unsafe { libc::fork() };
         let Some(pid) = Pid::from_raw(forked) else {
             drop((far_questions, far_events, far_changes));
-            // SAFETY: it is this process's copy, and nothing here uses it any more: the end of `serve` is its own.
+            // SAFETY: this process's copy of the descriptor, which nothing uses after the fork.
             unsafe { libc::close(link.as_raw_fd()) };
             let served = serve(parent, listeners, [questions, events, changes], limited);
             let failed = served.map_err(|error| tracing::error!("API: {error:#}")).is_err();

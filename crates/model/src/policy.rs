@@ -163,8 +163,8 @@ pub struct AfXdpRule {
     pub macs: Option<Macs>,
     /// VLANs: a lease must name some, and only these; 0: untagged frames [default: any or none]
     pub vlans: Option<Vlans>,
-    /// Allow leases of networks. Each of their stations must have an address of `macs` and a VLAN of `vlans`, if the
-    /// rule has them. The host's own addresses are rejected unless `macs` names them
+    /// Allow leases of networks. If the rule has `macs` or `vlans`, guests of such a network may only use these MAC
+    /// addresses and VLANs. The host's own addresses are rejected unless `macs` names them
     pub network: bool,
     /// Allow these networks to reach the host [default: as `network`]
     pub host: Option<bool>,

@@ -10,8 +10,8 @@ use crate::address::{Bus, Match, NotifyAddress};
 
 /// Binds eventfds to addresses: KVM does, a test's own bus may.
 pub trait Ioeventfds: Send + Sync {
-    /// From now on a write of the guest at `at` signals `event`, and the vCPU goes on. A write that is under way may
-    /// still come as an exit.
+    /// From now on a write of the guest at `at` signals `event`, and the vCPU continues. A write that is under way may
+    /// still cause an exit.
     ///
     /// # Errors
     /// Such as `ENOSPC` of a bus without room, `EEXIST` for an address that is taken.

@@ -113,7 +113,7 @@ pub struct QueueStatus {
     pub chosen: By,
     /// Why it has no eventfd.
     pub unbound: Option<Arc<BindError>>,
-    /// Notifications that came by an exit, those to a queue that is not ready among them.
+    /// Notifications that came by an exit, including those to a queue that was not ready.
     pub from_exits: u64,
     /// Notifications that came by the eventfd while no backend had the queue.
     pub from_eventfd: u64,

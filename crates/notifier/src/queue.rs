@@ -214,7 +214,7 @@ impl Queue {
         self.from_exits = self.from_exits.saturating_add(1);
         match self.state {
             State::Deassigned if self.conditions.ready() => self.look(),
-            // The look when the queue gets ready finds it.
+            // The queue is looked at when it becomes ready.
             State::Deassigned => {}
             State::Assigned | State::OffLimits => self.signal(),
         }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Events that only ever note a condition.
+/// Events that only store a condition.
 const NOTED: [Event; 8] = [
     Event::DriverOk,
     Event::Reset,

@@ -1,5 +1,5 @@
-//! The notifiers where others err: looks that panic, last long or leave something, backends that do as they like with
-//! their eventfd, a bus that refuses at any time.
+//! The notifiers with faulty partners: looks that panic, take long or leave chains, backends that misuse their eventfd,
+//! a bus that refuses at any time.
 
 use crate::support;
 
@@ -61,7 +61,7 @@ fn exit(notifiers: &Notifiers<Arc<Board>>, queue: u32) {
     assert!(notifiers.exit(Bus::Mmio, NOTIFY, &queue.to_le_bytes()).is_some());
 }
 
-/// Does something that may hang on a thread of its own; whether it came to its end.
+/// Runs `act`, which may hang, on a thread of its own; returns whether it ended.
 fn ends(act: impl FnOnce() + Send + 'static) -> bool {
     let over = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&over);
@@ -87,7 +87,7 @@ impl Panicking {
         let [first, second] = &looked;
         let (arm, first) = (Arc::clone(&armed), Arc::clone(first));
         let panics = looks(move || {
-            // Before it is counted: the test arms it when the first look is.
+            // Read before the look is counted, because the test arms the panic after the first counted look.
             let errs = arm.load(Ordering::SeqCst);
             first.fetch_add(1, Ordering::SeqCst);
             assert!(!errs, "a device that errs");
@@ -109,7 +109,7 @@ impl Panicking {
         self.looked[queue].load(Ordering::SeqCst)
     }
 
-    /// What goes on after the look at queue 0 has panicked.
+    /// Checks that all but queue 0 continues after a look at it has panicked.
     fn only_queue_0_is_lost(self) {
         let [first, second] = [0, 1].map(|queue| self.looked(queue));
         assert!(self.board.write(NOTIFY, &1u32.to_le_bytes()));
@@ -203,8 +203,8 @@ fn what_a_bounded_look_leaves_is_looked_at_without_another_notification() {
     }
 }
 
-/// A device that always has more keeps neither other queues nor transitions from their turn, and nobody looks at it
-/// when it is not ready, or a backend has it.
+/// A device that always has more chains delays neither other queues nor transitions, and is not looked at while it
+/// is not ready, or a backend has it.
 #[test]
 fn a_queue_that_is_never_empty_holds_nobody_up() {
     for by in [By::Eventfd, By::Exit] {
@@ -237,14 +237,14 @@ fn a_queue_that_is_never_empty_holds_nobody_up() {
     }
 }
 
-/// As a process does that has a duplicate.
+/// Makes the eventfd blocking, as any process with a duplicate can.
 fn make_blocking(kick: &EventFd) {
     let us = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
     let duplicate = pidfd_getfd(us, kick.as_raw_fd(), PidfdGetfdFlags::empty()).unwrap();
     ioctl_fionbio(duplicate, false).unwrap();
 }
 
-/// `O_NONBLOCK` is of all duplicates: a backend that reads in a thread of its own takes it away.
+/// All duplicates share `O_NONBLOCK`: a backend that reads in a thread of its own clears it.
 #[test]
 fn a_backend_that_makes_its_eventfd_blocking_does_not_hold_the_vmm_up() {
     let board = Arc::new(Board::new(9));
@@ -283,7 +283,7 @@ fn a_backend_without_an_ioeventfd_gets_one_when_there_is_room() {
     assert!(status.unbound.is_none());
 }
 
-/// Those that wait for a look that lasts are asleep.
+/// Threads that wait for a long look sleep.
 #[test]
 fn nobody_burns_a_cpu_while_a_look_lasts() {
     let board = Arc::new(Board::new(9));
@@ -321,7 +321,7 @@ fn nobody_burns_a_cpu_while_a_look_lasts() {
     });
 }
 
-/// Whether a thread comes to sleep: seen in a row, so that one that only passes is not taken for one that sleeps.
+/// Whether a thread sleeps: several checks in a row must find it asleep, so that a short wait does not count.
 fn sleeps(thread: Pid) -> bool {
     let mut asleep = 0;
     wait::until(wait::SOON, || {

@@ -1,4 +1,4 @@
-//! A process without room for another descriptor: alone in its process, whose limit it sets.
+//! A process at its limit of descriptors. The test runs alone in its process, because it sets that limit.
 
 use crate::support;
 
@@ -13,7 +13,7 @@ use support::board::Board;
 use support::device::{Counters, Device, Side, ThreadCounters};
 use support::switching;
 
-/// The queue comes back from its backend, which keeps the eventfd, when there is none to replace it.
+/// The backend returns the queue but keeps the eventfd, and no new one can be created.
 #[test]
 fn without_another_descriptor_the_eventfd_of_the_last_backend_is_not_used_again() {
     let board = Arc::new(Board::new(9));

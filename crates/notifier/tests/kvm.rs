@@ -40,7 +40,7 @@ fn machine(bus: Bus, by: By) -> (Arc<VmFd>, Notifiers<Arc<VmFd>>, Queue) {
     (vm, notifiers, device)
 }
 
-/// Runs the guest while `act` does; how many notifications came by exits.
+/// Runs the guest during `act`; returns the number of notifications that came by exits.
 fn while_the_guest_runs(
     vm: &VmFd,
     notifiers: &Notifiers<Arc<VmFd>>,
@@ -57,7 +57,7 @@ fn while_the_guest_runs(
     })
 }
 
-/// Ends the guest, also when a claim fails.
+/// Ends the guest, even if an assertion fails.
 struct Stop<'a>(&'a Queue);
 
 impl Drop for Stop<'_> {

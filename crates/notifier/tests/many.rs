@@ -58,7 +58,7 @@ impl Vmm {
         }
     }
 
-    /// The report may be old: another vCPU's thread has seen to it, and the next backend runs.
+    /// The report may be outdated: another vCPU's thread has handled it, and the next backend runs.
     fn heed(&self, report: &Report) {
         for &queue in &report.stop_backends {
             self.stop(queue);
@@ -98,7 +98,7 @@ impl Vmm {
         }
     }
 
-    /// What a vCPU, or the VMM, does by a random number.
+    /// One random action of a vCPU or the VMM.
     fn step(&self, random: u32) {
         let queue = u16::try_from((random >> 8) % u32::from(QUEUES)).unwrap();
         let report = match (random >> 16) % 32 {

@@ -369,8 +369,8 @@ fn writes_that_are_no_notifications_are_nobodys() {
     assert_eq!(looks, 0);
 }
 
-/// A guest of two queues: queue 0 goes through its transitions, queue 1 has its turn meanwhile. `answered`: the guest
-/// waits until a notification is seen before it notifies again, so that a single one that is lost ends the test.
+/// A guest with two queues: queue 0 goes through its transitions while queue 1 is served. `answered`: the guest waits
+/// until a notification is seen before it notifies again, so that a single lost one fails the test.
 fn guest_notifies_while_queue_0_is_switched(by: By, answered: bool) {
     let board = Arc::new(Board::new(9));
     let (notifiers, devices) = device_of(&board, &[by, By::Eventfd]);
@@ -402,7 +402,7 @@ fn guest_notifies_while_queue_0_is_switched(by: By, answered: bool) {
     assert!(devices[1].looks() > 1);
 }
 
-/// Ends the guest, also when a claim fails.
+/// Ends the guest, even if an assertion fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

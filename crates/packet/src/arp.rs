@@ -33,7 +33,7 @@ pub struct Arp<'a> {
 }
 
 impl<'a> Arp<'a> {
-    /// The message that begins at that byte of a frame; `None`: it is not whole, or of other addresses.
+    /// The message that begins at that byte of a frame; `None`: it is incomplete, or for other types of addresses.
     #[inline]
     pub fn at(frame: &'a [u8], at: usize) -> Option<Self> {
         let message: &[u8; BYTES] = bytes(frame, at)?;

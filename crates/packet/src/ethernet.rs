@@ -3,7 +3,7 @@
 use crate::ethertype::{FIRST, LLC, MAC_CONTROL, SERVICE_VLAN, VLAN, is_tag};
 use crate::word;
 
-/// Bytes of the two addresses, behind which a tag or the ethertype begins.
+/// Bytes of the two addresses, after which a tag or the ethertype begins.
 pub const ADDRESS_BYTES: usize = 12;
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 4;
@@ -13,11 +13,11 @@ pub const HEADER_BYTES: usize = ADDRESS_BYTES + 2;
 /// An address.
 pub type Mac = [u8; 6];
 
-/// Bytes that [`head`] looks at.
+/// Number of bytes that [`head`] reads.
 pub const LOOK_BYTES: usize = ADDRESS_BYTES + TAG_BYTES + 2;
-/// What the 16 addresses begin with that are reserved for the two ends of a link.
+/// First bytes of the 16 addresses that are reserved for the two ends of a link.
 const RESERVED: [u8; 5] = [0x01, 0x80, 0xc2, 0x00, 0x00];
-/// The last byte of that of a pause.
+/// Last byte of the reserved address for pauses.
 const PAUSE: u8 = 1;
 /// The bits of a tag's second half that are the VLAN; the others are the priority.
 const VLAN_BITS: u16 = 0xfff;
@@ -64,16 +64,16 @@ pub fn has_tag(frame: &[u8]) -> bool {
     word(frame, ADDRESS_BYTES).is_some_and(is_tag)
 }
 
-/// Which tags are skipped to what a frame carries, and how many.
+/// Which tags [`payload`] skips, and how many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skip {
-    /// One VLAN tag, which receivers take off; behind others a receiver may find something else than we do.
+    /// One VLAN tag, which receivers remove. After other tags a receiver may parse the payload differently.
     Vlan = 1,
     /// Up to two tags, VLAN or service.
     TwoTags = 2,
 }
 
-/// What a frame carries.
+/// The payload of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Payload {
     /// Its ethertype: a tag's, if more of them follow than are skipped; or, below [`FIRST`], the length of an LLC frame.
@@ -82,7 +82,7 @@ pub struct Payload {
     pub at: usize,
 }
 
-/// Finds what a frame carries that begins with these bytes; `None`: its ethertype is not in them.
+/// Finds the payload of a frame that begins with these bytes; `None`: they end before the ethertype.
 #[inline(always)]
 pub fn payload(frame: &[u8], skip: Skip) -> Option<Payload> {
     let mut ethertype = word(frame, ADDRESS_BYTES)?;
@@ -99,13 +99,13 @@ pub fn payload(frame: &[u8], skip: Skip) -> Option<Payload> {
     Some(Payload { ethertype, at })
 }
 
-/// SNAP whose protocol is an ethertype (IEEE 802; RFC 1042 for IP), and that of bridges (00-00-F8, IEEE 802.1H), which
-/// wireless stations take off alike: some receivers take such frames like others.
+/// SNAP headers whose protocol is an ethertype: that of IEEE 802 (RFC 1042 for IP), and that of bridges (00-00-F8, IEEE
+/// 802.1H). Wireless stations remove both, so some receivers accept such frames like those without LLC.
 const SNAP: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0];
 const BRIDGE_TUNNEL: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0xf8];
 
-/// What an LLC frame carries whose LLC header begins `at` that byte: of ethertype [`LLC`], unless SNAP names another.
-/// Nothing behind the returned place was looked at.
+/// The payload of an LLC frame whose LLC header begins at byte `at`: of ethertype [`LLC`], unless SNAP names another.
+/// No byte after the returned position was read.
 #[cold]
 #[inline(never)]
 pub fn behind_llc(frame: &[u8], at: usize) -> Payload {
@@ -137,18 +137,18 @@ pub fn head(bytes: &[u8; LOOK_BYTES]) -> Head {
     }
 }
 
-/// What a frame is for that goes to the other end of its link alone.
+/// The purpose of a frame that is only for the other end of its link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkControl {
-    /// MAC control, such as a pause: what takes it is no program.
+    /// MAC control, such as a pause, which hardware handles.
     Mac,
     /// Spanning tree, LACP, 802.1X, LLDP and others.
     Protocol,
 }
 
-/// Whether a frame is for the other end of its link alone, so that no bridge forwards it: to a reserved address (IEEE
-/// 802.1Q, table 8-1), or MAC control, such as a pause, to any address (IEEE 802.3, clause 31). With these a guest
-/// could make the switch behind the uplink block the port, or wait.
+/// Whether a frame is for the other end of its link alone, so that no bridge forwards it. Such are frames to a reserved
+/// address (IEEE 802.1Q, table 8-1), and MAC control (pauses, for instance) to any address (IEEE 802.3, clause 31).
+/// With these a guest could make the switch behind the uplink block the port, or wait.
 #[inline]
 pub fn link_control(bytes: &[u8; LOOK_BYTES], tags: Tags) -> Option<LinkControl> {
     let [a, b, c, d, e, f, .., m, n, _, _, q, r] = *bytes;
@@ -186,8 +186,8 @@ pub fn any_tag(proto: u16, tci: u16) -> [u8; TAG_BYTES] {
     [a, b, c, d]
 }
 
-/// The first bytes of a frame with the tag that the NIC took off (`proto` and `tci` as in the header), by those that it
-/// has without.
+/// The first bytes of a frame, with the tag that the NIC removed inserted again (`proto` and `tci` as in the header).
+/// `bytes`: those without it.
 #[inline]
 pub fn with_tag(bytes: &[u8; LOOK_BYTES], (proto, tci): (u16, u16)) -> [u8; LOOK_BYTES] {
     let mut tagged = *bytes;
@@ -196,7 +196,7 @@ pub fn with_tag(bytes: &[u8; LOOK_BYTES], (proto, tci): (u16, u16)) -> [u8; LOOK
     tagged
 }
 
-/// A whole frame without a tag, as it is in a VLAN, 0: in none.
+/// Inserts the tag of a VLAN into a whole untagged frame; 0: no tag.
 pub fn tagged(frame: &[u8], vlan: u16) -> Vec<u8> {
     let (addresses, rest) = frame.split_at(ADDRESS_BYTES.min(frame.len()));
     match vlan {

@@ -20,7 +20,7 @@ pub const SERVICE_VLAN: u16 = 0x88a8;
 const OLD_SERVICE_VLANS: [u16; 3] = [0x9100, 0x9200, 0x9300];
 /// Lowest ethertype; a lower number is the length of an LLC frame (IEEE 802.3).
 pub const FIRST: u16 = 0x0600;
-/// What LLC frames without an ethertype count as.
+/// Stands for the ethertype of LLC frames that have none.
 pub const LLC: u16 = 0;
 
 /// Whether a tag follows.

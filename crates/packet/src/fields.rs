@@ -26,7 +26,7 @@ pub mod ipv4 {
 
 /// IPv6 (RFC 8200).
 pub mod ipv6 {
-    /// Length of what is behind the header.
+    /// Length of everything after the header.
     pub const LEN: usize = 4;
     /// The next header.
     pub const NEXT: usize = 6;

@@ -44,8 +44,8 @@ pub fn options_at(kind: u8) -> Option<usize> {
     }
 }
 
-/// Options of a message of neighbour discovery, each with its kind and its value; an option that does not end in them,
-/// or has no length, is `None`, and the last.
+/// Iterates over the options of a neighbour discovery message: kind and value of each. An option that exceeds the
+/// bytes, or has length 0, is `None`, and ends the iteration.
 #[derive(Debug, Clone)]
 pub struct Options<'a>(&'a [u8]);
 
@@ -53,7 +53,7 @@ impl<'a> Options<'a> {
     /// Kinds of options whose value is a MAC address: the sender's, and the target's.
     pub const MAC_KINDS: [u8; 2] = [1, 2];
 
-    /// In these bytes, from the first on.
+    /// The options in these bytes.
     pub fn new(options: &'a [u8]) -> Self {
         Self(options)
     }

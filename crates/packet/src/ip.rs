@@ -1,8 +1,8 @@
 //! Headers of IPv4 (RFC 791) and IPv6 (RFC 8200).
 //!
-//! A view exists only over a header that is whole, of its version, and as long as it claims to be. Its length field is
-//! checked where a caller wants that: [`Span::packet`] is for callers that decide about a frame, whose receiver must
-//! read the same; [`Span::packet_or_rest`] for those that only look for a hash.
+//! A view exists only for a complete header of its version. The packet's length field is checked on request. Callers
+//! that decide about a frame must parse it as its receiver does, and use [`Span::packet`]; callers that only compute a
+//! hash use [`Span::packet_or_rest`].
 
 use crate::fields::{ipv4, ipv6};
 use crate::protocol::*;
@@ -17,27 +17,27 @@ pub enum Fragment {
     Atomic,
     /// The first part.
     First,
-    /// Another part: it has no headers of what the packet carries.
+    /// A later part, without the headers of the payload.
     Later,
 }
 
-/// What a packet carries.
+/// The payload of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Upper {
-    /// Its protocol; of a later fragment what its header names.
+    /// Its protocol; for a later fragment as its IP or fragment header names it.
     pub protocol: u8,
     /// Where it begins, bytes from the frame's first.
     pub at: usize,
-    /// Which part of it is there.
+    /// Which part of it this packet has.
     pub fragment: Fragment,
 }
 
-/// Where the header that each packet has ends, and the packet by its own length field: bytes from the frame's first.
+/// Ends of the first IP header, and of the packet by its length field, in bytes from the frame's first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// The header's end, with options of IPv4.
     pub payload: usize,
-    /// The packet's.
+    /// The packet's end.
     pub end: usize,
 }
 
@@ -56,7 +56,7 @@ impl Span {
         Some(packet)
     }
 
-    /// The known bytes of the frame without padding; a length that cannot be right is ignored.
+    /// The known bytes of the frame without padding; an impossible length is ignored.
     #[inline]
     pub fn packet_or_rest(self, known: &[u8]) -> &[u8] {
         match self.end > self.payload {
@@ -66,14 +66,14 @@ impl Span {
     }
 }
 
-/// Which extension headers of IPv6 are followed to what the packet carries.
+/// Which extension headers of IPv6 are skipped to find the payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Follow {
-    /// Options and routing: a fragment header is what the packet carries.
+    /// Options and routing; a fragment header counts as the payload.
     Options,
-    /// Those behind which every receiver goes on: options, routing, fragment.
+    /// Those that every receiver skips: options, routing, fragment.
     Usual,
-    /// All of them: authentication, mobility, host identity and shim6, too, behind which only hosts that agreed on it go on.
+    /// All: also authentication, mobility, host identity and shim6, which only hosts skip that agreed on them.
     All,
 }
 
@@ -132,7 +132,7 @@ pub struct Ipv6<'a> {
     pub span: Span,
     /// The first header behind this one: of an extension, or of what the packet carries.
     pub next_header: u8,
-    /// How many routers may pass it on.
+    /// Hop limit.
     pub hop_limit: u8,
 }
 
@@ -157,12 +157,12 @@ impl<'a> Ipv6<'a> {
         })
     }
 
-    /// What it carries. `known`: bytes of the frame in which all headers have to lie.
+    /// Finds the payload. `known`: the bytes of the frame that must contain all headers.
     ///
-    /// `None`: a header does not end in the known bytes, or there is a second fragment header: a packet has one at most
-    /// (RFC 8200, section 4), and what is in the next one belongs to the chain that the first fragment has to have
-    /// whole (RFC 7112). Of a later fragment the header that says so is the last. Unknown numbers are protocols, those
-    /// for experiments (253, 254) too: receivers go on behind them no more than behind others.
+    /// `None`: a header exceeds the known bytes, or there is a second fragment header: a packet has at most one (RFC
+    /// 8200, section 4), and the header after it belongs to the chain that the first fragment must contain whole (RFC
+    /// 7112). In a later fragment, the fragment header is the last one that is read. Unknown numbers count as
+    /// protocols, also those for experiments (253, 254): receivers do not skip them either.
     #[inline]
     pub fn upper(&self, known: &[u8], follow: Follow) -> Option<Upper> {
         match self.next_header {

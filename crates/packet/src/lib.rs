@@ -1,16 +1,16 @@
-//! Headers of frames, from Ethernet to TCP and UDP, and what network cards do with them for a TCP/IP stack: the internet
-//! checksum, cutting a GSO packet into frames that fit the wire, and making frames of the wire into GSO packets. Pure
-//! functions on bytes; no I/O, no dependency on virtio beyond the ten bytes of its header.
+//! Headers of frames, from Ethernet to TCP and UDP, and the offloads of network cards: the internet checksum,
+//! segmenting GSO packets into frames for the wire, and coalescing received frames into GSO packets. Pure functions on
+//! bytes; no I/O, no dependency on virtio beyond the ten bytes of its header.
 //!
 //! # Headers
 //! 1. [`ethertype`], [`protocol`], [`icmp`]: numbers. [`fields`]: offsets.
 //! 2. [`ethernet`]: addresses, VLAN tags, LLC; what a frame carries.
 //! 3. [`ip`]: IPv4, IPv6 and its extension headers; what a packet carries. [`arp`]: ARP. [`icmp`]: neighbour discovery.
 //! 4. [`layers`]: where the headers of a TCP or UDP packet begin, for offloads.
-//! 5. [`tunnel`]: the same of a packet inside VXLAN or Geneve.
+//! 5. [`tunnel`]: partial checksums of packets inside VXLAN or Geneve.
 //!
-//! How strict a reader has to be is its argument: which tags are skipped ([`ethernet::Skip`]), which extension headers
-//! are followed ([`ip::Follow`]), whether the length field must be right ([`ip::Ipv4::packet`]) or is a hint.
+//! Callers choose how strict a parser is: which tags it skips ([`ethernet::Skip`]), which extension headers it skips
+//! ([`ip::Follow`]), and whether the length field must be right ([`ip::Span::packet`]) or is a hint.
 //!
 //! # Offloads
 //! 1. [`checksum`]: full, partial and incremental.
@@ -71,11 +71,11 @@ mod net_header {
     pub(crate) const GSO_ECN: u8 = 0x80;
 }
 
-/// Most bytes of headers that are looked at: two tags, IPv6 and TCP at their longest leave 134 for extension headers. It
-/// bounds the time that a hostile sender can cost.
+/// Most bytes of headers that are read: two tags, IPv6 and TCP at their longest leave 134 for extension headers. This
+/// bounds the work that a hostile sender can cause.
 pub const HEADERS_MAX: usize = 256;
 
-/// Bytes of a frame, from that one on; `None`: it has not so many.
+/// `N` bytes of a frame from `at` on; `None`: the frame is too short.
 #[inline(always)]
 pub fn bytes<const N: usize>(frame: &[u8], at: usize) -> Option<&[u8; N]> {
     frame.get(at..at + N)?.first_chunk()

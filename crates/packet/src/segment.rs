@@ -57,9 +57,9 @@ pub enum Malformed {
     Protocol {
         /// The requested type.
         asked: GsoKind,
-        /// What the GSO packet is.
+        /// IP version of the GSO packet.
         version: Ip,
-        /// What the GSO packet is.
+        /// Transport protocol of the GSO packet.
         transport: Transport,
     },
     /// An IP or UDP length field that does not match the GSO packet.

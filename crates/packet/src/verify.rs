@@ -75,9 +75,9 @@ pub fn is_partial(headers: &[u8], layers: &Layers) -> Verdict {
     }
 }
 
-/// Verifies a packet. `headers`: the frame from its first byte on, as it was parsed; `partial`: its checksum
-/// may be partial; `sum`: the sum of the packet from the transport header to its end, the checksum field
-/// included; not called if the checksum field alone decides.
+/// Verifies a packet. `headers`: the frame from its first byte on, as it was parsed. `partial`: its checksum
+/// may be partial. `sum` returns the sum of the packet from the transport header to its end, checksum field
+/// included; it is not called if the checksum field alone decides.
 #[inline]
 #[must_use]
 pub fn verify(headers: &[u8], layers: &Layers, partial: bool, sum: impl FnOnce() -> Sum) -> Verdict {

@@ -1,11 +1,11 @@
-//! Headers of any frame: what is found is what a slow and obvious reader finds.
+//! Compares the parsers, on any frame, with a slow and obvious reader.
 
 mod reference;
 
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Numbers that mean something, and some that do not.
+/// Known protocol numbers, and some unknown ones.
 fn next() -> impl Strategy<Value = u8> {
     prop_oneof![
         3 => select(vec![6u8, 17, 58, 1, 132]),
@@ -38,7 +38,7 @@ fn ipv4() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// An extension header whose length is most often right.
+/// An extension header, mostly with a valid length.
 fn extension() -> impl Strategy<Value = Vec<u8>> {
     let fragment = select(vec![0u16, 1, 8, 9, 0xfff8, 6]);
     let wrong = prop_oneof![8 => Just(0u8), 1 => any::<u8>()];
@@ -72,7 +72,7 @@ fn arp() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// What a packet carries: sometimes a header of TCP.
+/// A payload, which may begin with a TCP header.
 fn rest() -> impl Strategy<Value = Vec<u8>> {
     let tcp = (0..16u8).prop_map(|words| {
         let mut header = vec![0; 12];

@@ -1,5 +1,5 @@
-//! GSO packets of every kind, cut by a plan, against etherparse: it builds the GSO packet, it builds each segment that
-//! ought to come of it from fields changed by the rules, and it parses what came of it.
+//! Segments GSO packets of every kind, and compares with etherparse: it builds the GSO packet and each expected
+//! segment, with fields changed by the rules, and it parses the segments.
 
 use etherparse::{
     EtherType, Ethernet2Header, IpNumber, Ipv4Header, Ipv6Extensions, Ipv6Header, Ipv6RawExtHeader,
@@ -76,7 +76,7 @@ impl Packet {
         out
     }
 
-    /// As a guest hands it over: the checksum field holds the sum of the pseudo-header.
+    /// The packet as a guest sends it: the checksum field holds the sum of the pseudo-header.
     fn as_gso_packet(&self) -> Vec<u8> {
         let mut bytes = self.clone().bytes();
         let layers = parse(&bytes, bytes.len() as u32).expect("a good frame");
@@ -92,7 +92,7 @@ impl Packet {
         bytes
     }
 
-    /// The segment that the rules make of it.
+    /// The expected segment by the rules.
     fn segment(&self, index: usize, size: usize) -> Self {
         let mut segment = self.clone();
         let first = index == 0;
@@ -303,7 +303,7 @@ proptest! {
         prop_assert_eq!(layers.transport_kind == Transport::Tcp, packet.is_tcp());
     }
 
-    /// Any part of it may be missing or overwritten: an answer comes, and what was planned stays within the frame.
+    /// Any part may be missing or overwritten: nothing panics, and a plan's payload stays within the frame.
     #[test]
     fn nothing_breaks_it(packet in packet(), changes in prop::collection::vec((0usize..160, any::<u8>()), 0..6),
         keep in prop_oneof![Just(usize::MAX), 0usize..200], size in 1u16..)

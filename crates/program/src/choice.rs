@@ -1,7 +1,7 @@
 //! Lists that choose among names: what `--sandbox` and `--offload` take.
 //!
-//! A list says what is on, or what is off, and never both: `all`, the word for none, names (only these), or names with
-//! a `-` before each (all but these), in front of which `all` may stand. So no list means less than it seems to.
+//! A list names either what is on or what is off, never both: `all`, the word for none, names (only these), or names
+//! with a `-` before each (all but these), optionally after `all`. So no list enables less than it seems to.
 
 /// What is wrong with a list.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

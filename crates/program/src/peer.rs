@@ -40,8 +40,8 @@ pub fn process(socket: BorrowedFd<'_>) -> Option<i32> {
     ids(socket).ok().map(|ids| ids.pid).filter(|&pid| pid > 0)
 }
 
-/// Whether that process has ended, as far as the kernel tells: what was read of its number until now may be another's.
-/// Before Linux 6.5 it does not tell.
+/// Whether that process has ended: then data that was read by its number may be another process's. Always false before
+/// Linux 6.5, which does not report it.
 #[must_use]
 pub fn has_ended(socket: BorrowedFd<'_>) -> bool {
     match process_of(socket) {

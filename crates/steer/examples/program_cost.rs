@@ -1,12 +1,12 @@
-//! What the program costs a frame that stays with the host, beside one that passes everything: BPF_PROG_TEST_RUN, the
-//! lowest of some runs, loaded with the capabilities that a steward has. As root:
+//! What the program costs a frame that it passes to the host, compared with a program that passes everything: the
+//! lowest of some runs by BPF_PROG_TEST_RUN, loaded with the capabilities of a steward. As root:
 //! `cargo run --release -p steer --example program_cost`.
 //!
-//! A run's own part, some nanoseconds, is in all figures, and goes with the difference.
+//! The overhead of a run, some nanoseconds, is in all figures, and cancels out in the differences.
 //!
-//! BPF_PROG_TEST_RUN does not take programs that are bound to an interface. So what hints cost is measured by the
-//! kernel's statistics, on frames of a veth that go to a socket, beside the plain program on the same: of each set the
-//! median of some rounds, which take turns.
+//! BPF_PROG_TEST_RUN rejects programs that are bound to an interface. So the cost of hints is measured by the kernel's
+//! statistics, on frames that a veth passes to a socket, and compared with the plain program: for each set of hints
+//! the median of some rounds, with the sets in turn.
 
 #[path = "../tests/common/mod.rs"]
 mod common;

@@ -1,5 +1,4 @@
-//! Queues that take certain addresses and VLANs: what is theirs goes to the socket, everything else to the host as it
-//! came.
+//! Queues with a filter by address and VLAN: matching frames go to the socket, all others to the host, unchanged.
 
 use crate::common;
 
@@ -27,7 +26,7 @@ fn enabled(pair: &Pair, request: ModeRequest, filter: &Filter) -> (Program, std:
     (program, xsk)
 }
 
-/// Sends a frame; whether the queue took it. What it does not take the host must get as it was.
+/// Sends a frame; returns whether the queue got it. Otherwise the host must get it unchanged.
 fn takes(pair: &Pair, program: &Program, frame: &[u8]) -> bool {
     let before = program.counters(0).expect("counters");
     pair.far_socket.send(frame);
@@ -126,7 +125,7 @@ fn filter_is_changed_and_taken_away_while_frames_flow() {
     program.set_filter(0, &only(THEIRS)).expect("room");
     assert!(takes(&pair, &program, &frame_to(THEIRS, &[])));
     assert!(!takes(&pair, &program, &frame_to(OURS, &[])));
-    // It outlives the socket, so that a successor takes the same.
+    // The filter outlives the socket, so that a successor has the same one.
     program.disable_queue(0).expect("there");
     assert_eq!(program.filter(0).expect("queue 0"), only(THEIRS));
     let conf = QueueConf {

@@ -1,4 +1,4 @@
-//! What happens to frames: passed as they came, dropped and counted, or given to the socket.
+//! What the program does with frames: passes them unchanged, drops and counts them, or redirects them to the socket.
 
 use crate::common;
 

@@ -1,4 +1,4 @@
-//! What a bound program leaves before frames, byte for byte as the kernel wrote it, and programs that follow each
+//! The metadata that a bound program writes before frames, compared byte by byte, and programs that replace each
 //! other.
 
 use crate::common;
@@ -39,8 +39,8 @@ fn v6(next: u8, payload: &[u8]) -> Vec<u8> {
     ethernet(0x86dd, &frame::ipv6(from, to, next, payload))
 }
 
-/// The bytes that a layout should have before a frame of these hints; those of the hash are taken from `wrote`, as
-/// nobody knows the kernel's seed.
+/// The expected bytes before a frame with these hints. The hash is taken from `wrote`, because the kernel's seed is not
+/// known.
 fn expected_bytes(layout: &Layout, wrote: &[u8], hints: Hints) -> Vec<u8> {
     let mut bytes = vec![0; usize::from(layout.len_bytes())];
     let mut absent = 0u16;
@@ -83,7 +83,7 @@ fn expected_bytes(layout: &Layout, wrote: &[u8], hints: Hints) -> Vec<u8> {
     bytes
 }
 
-/// What the next frame has before it; that frame and bytes are as they should.
+/// The hints of the next frame; checks the frame and the bytes before it.
 #[track_caller]
 fn next_hints(receiver: &mut Receiver, layout: &Layout, sent: &[u8]) -> Hints {
     let desc: RxDesc = receiver.next();
@@ -312,7 +312,7 @@ fn station_is_found_by_the_tag_that_is_not_in_the_frame() {
         frame::assert_same(&copy, &whole);
     }
 
-    // The limit is of the frame with its tag.
+    // The limit includes the tag.
     let mut sent = frame::plain(1511, 9);
     sent[..6].copy_from_slice(&STATION);
     tagged.port().send(&sent);
@@ -333,7 +333,7 @@ fn station_is_found_by_the_tag_that_is_not_in_the_frame() {
     receiver.pool.put(desc.frame);
 }
 
-/// A service tag's number is no VLAN's, in the frame or beside it.
+/// The number in a service tag is not a VLAN, whether the tag is in the frame or in its metadata.
 #[test]
 fn service_tag_that_is_not_in_the_frame_is_of_no_vlan_and_is_told() {
     let Some(pair) = pair() else { return };
@@ -409,7 +409,7 @@ fn queue_that_does_not_ask_has_nothing_before_its_frames() {
     let found = Layouts::new(&program.layouts()).read(&receiver.umem, desc.data);
     assert_eq!(found, Found::Nothing);
     receiver.pool.put(desc.frame);
-    // What is left when its socket is closed is taken away from what the host gets.
+    // If the socket is closed, the host gets the frame without the metadata.
     enable(&program, &receiver);
     drop(receiver);
     let sent = frame::udp(1, 100);

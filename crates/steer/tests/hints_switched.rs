@@ -1,5 +1,5 @@
-//! Programs with other hints that follow each other on the interface: no frame is lost or misread, and the next owner
-//! knows what was left.
+//! Programs with other hints that replace each other on the interface: no frame is lost or misread, and the next owner
+//! knows the layouts.
 
 use crate::common;
 
@@ -67,7 +67,7 @@ fn next_owner_of_a_pinned_program_finds_its_hints_marks_and_layouts() {
 /// Frames sent at once.
 const BURST: u32 = 24;
 
-/// What the frames of one flow must have, where their layout has a field for it.
+/// The expected hints of one flow's frames, as far as their layout has the fields.
 #[derive(Default)]
 struct Truth {
     hashes: HashMap<u16, u32>,
@@ -86,7 +86,7 @@ impl Truth {
     ) {
         let id = receiver.bytes(desc.data.get() - 4, 4);
         let id = u32::from_ne_bytes(id.try_into().expect("four"));
-        // The program may be faster than those who tell of it.
+        // A frame of a new program may arrive before its layout is in the list.
         let known = || {
             layouts
                 .read()
@@ -165,7 +165,7 @@ fn hints_switched_under_traffic_lose_no_frame_and_misread_none() {
                     .expect("all of them");
                 *layouts.write().expect("not poisoned") = Layouts::new(&program.layouts());
             }
-            // Only the end is told, nothing is published with it.
+            // Relaxed: nothing is published with the flag.
             over.store(true, Ordering::Relaxed);
         });
         while !over.load(Ordering::Relaxed) {

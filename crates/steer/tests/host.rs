@@ -159,7 +159,7 @@ fn what_the_host_sends_comes_whole_and_not_out_of_the_nic() {
     send_tcp(world.host(), &world.guest, GUEST_IP);
     let (mut segments, mut longest) = (0, 0);
     while let Some((seen, status)) = inside.receive_with_status(Duration::ZERO) {
-        // Behind the header that tells of checksums and segmentation.
+        // The first 10 bytes are the header with checksum and segmentation information.
         let (header, bytes) = seen.split_at(10);
         assert_eq!(status & libc::TP_STATUS_CSUMNOTREADY, 0, "a partial checksum");
         assert_eq!(
@@ -191,7 +191,7 @@ fn groups_go_both_ways_and_strangers_out_of_the_nic_only() {
         sent[..6].copy_from_slice(&mac);
         sent
     };
-    // By a packet socket frames pass the same hook as all others.
+    // Frames from a packet socket pass the same hook as all others.
     let (group, stranger, last) = (to([0xff; 6], 1), to([2, 0, 0, 0, 0, 0x99], 2), to(GUEST, 3));
     for sent in [&group, &stranger, &last] {
         out.send(sent);
@@ -201,7 +201,7 @@ fn groups_go_both_ways_and_strangers_out_of_the_nic_only() {
     assert_eq!(wire.receive(wait::SOON), Some(group.clone()));
     assert_eq!(wire.receive(wait::SOON), Some(stranger));
     assert_eq!(wire.receive(Duration::from_millis(100)), None);
-    // From the guest to everybody: the host hears it on its own interface, and nobody outside does.
+    // A group frame of the guest reaches the host on its own interface, and is not sent to the wire.
     inside.send(&group);
     assert_eq!(out.receive(wait::SOON), Some(group));
     assert_eq!(wire.receive(Duration::from_millis(100)), None);
@@ -242,7 +242,7 @@ fn what_is_redirected_for_guests_leaves_as_what_sockets_send() {
     assert!(inside.receive_before(&last).is_empty(), "it is for the wire");
 }
 
-/// A service tag's number is no VLAN's, in the frame or beside it.
+/// The number in a service tag is not a VLAN, whether the tag is in the frame or in its metadata.
 #[test]
 fn frame_of_the_host_with_a_service_tag_is_of_no_vlan() {
     let Some(world) = World::new(Hook::Best) else {

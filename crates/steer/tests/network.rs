@@ -1,5 +1,5 @@
-//! Queues of a network: a station's frames come to the socket with the number of its port, those of nobody there go to
-//! the host, and those to groups go to both.
+//! Queues of a network: frames to a station go to the socket, with the number of its port; unicast frames to other
+//! addresses go to the host, and multicast frames to both.
 
 use crate::common;
 
@@ -243,7 +243,7 @@ fn group_is_of_the_vlan_of_its_outermost_tag() {
 fn groups_beyond_the_limit_reach_the_host_only_and_are_counted() {
     let Some(pair) = Pair::new(1500) else { return };
     let xsk = pair.unbound_xsk();
-    // Of the second frame's time nothing comes to pass in a test.
+    // The test ends before the limit allows a frame more than the burst.
     let limit = MulticastLimit {
         a_second: 1,
         burst: 3,
@@ -380,7 +380,7 @@ fn stations_change_and_go_with_their_network() {
     program.remove_station(0, station(0, OURS)).expect("it is there");
     assert_eq!(verdict(), XDP_PASS);
     program.set_station(0, station(0, OURS), 3).expect("room");
-    // What its sockets do does not matter to it.
+    // The network does not depend on its sockets.
     program.disable_queue(0).expect("queue 0");
     assert_eq!(verdict(), XDP_PASS);
     program.enable_queue(0, xsk.as_fd(), bare(1514)).expect("queue 0");
@@ -439,7 +439,7 @@ fn who_reads_a_ring_can_write_nothing_of_it_but_how_far_it_has_read() {
         .enable_queue(0, xsk.as_fd(), bare(1514))
         .expect("queue 0");
     common::assert_ring_not_writable(network.groups.as_fd());
-    // A position that is nonsense costs frames of this network, and nothing else.
+    // An invalid position loses frames of this network, and has no other effect.
     let sent = frame_to(GROUP, &[]);
     for nonsense in [1, 8, 12_345, usize::MAX, usize::MAX / 2 + 5] {
         common::set_ring_position(network.groups.as_fd(), nonsense);

@@ -1,4 +1,4 @@
-//! Programs that outlive who attached them.
+//! Programs that outlive the process that attached them.
 
 use crate::common;
 
@@ -28,7 +28,7 @@ fn conf(frame_limit: u32) -> QueueConf {
     }
 }
 
-/// That opening fails, and with what.
+/// Checks that opening fails; returns the error.
 #[track_caller]
 fn refused(ifindex: u32, dir: &Path) -> PinError {
     Program::open_pinned(ifindex, dir).expect_err("not usable")
@@ -50,7 +50,7 @@ fn pinned_program_outlives_its_owner_and_goes_on_with_the_next_as_it_was_left() 
 
         let next = Program::open_pinned(pair.ifindex(), &dir).expect("all is there");
         assert_eq!((next.id(), next.mode()), (id, mode));
-        // That a socket waits is not forgotten: activating uses it, once.
+        // The next owner knows that a socket waits: activation uses it, once.
         next.activate_queue(0, conf(1514)).expect("in range");
         next.counters(0).expect("the same map");
         drop(next);
@@ -84,7 +84,7 @@ fn what_is_not_whole_or_not_of_the_interface_is_not_taken_over() {
     assert!(matches!(refused(pair.ifindex(), &dir), PinError::Pin { .. }));
     steer::detach_pinned(&dir).expect("nothing to do");
     let mut program = attach(&pair, ModeRequest::Xdp);
-    // Not a bpffs: it goes with its owner, as if it had not been tried.
+    // Not a bpffs: the program ends with its owner, as without the attempt.
     program.pin(Path::new("/proc")).expect_err("no bpffs");
     let id = program.id();
     program.pin(&dir).expect("a bpffs");

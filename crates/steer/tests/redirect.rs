@@ -116,7 +116,7 @@ fn socket_that_waits_takes_no_frame_before_it_takes_over() {
         assert_eq!(receiver.bytes(desc.data.get(), sent.len()), sent);
         let before = program.counters(0).expect("counters");
         drop((receiver, waiting));
-        // The successor's place was emptied with it, and its predecessor's is not looked at.
+        // The kernel emptied the successor's slot when it was closed; the predecessor's slot is not used.
         program.activate_queue(0, conf).expect("in range");
         pair.far_socket.send(&frame(100));
         let counted = || program.counters(0).expect("counters").no_socket > before.no_socket;
@@ -142,7 +142,7 @@ fn queue_with_a_map_of_its_own_gives_frames_to_the_socket_that_is_there() {
     program.activate_own_map(0, &own, conf).expect("in range");
     let given = SocketMap::from_fd(own.as_fd().try_clone_to_owned().expect("a descriptor"));
     let given = given.expect("it is one of sockets");
-    // Nobody is there yet: frames go to the host.
+    // The map has no socket yet: frames go to the host.
     pair.far_socket.send(&frame(70));
     assert_eq!(pair.near_socket.receive(wait::SOON), Some(frame(70)));
     let mut receiver = Receiver::open(&pair, &program);
@@ -157,7 +157,7 @@ fn queue_with_a_map_of_its_own_gives_frames_to_the_socket_that_is_there() {
         receiver.post();
     };
     expect(frame(71));
-    // The next owner of the program has it, too, and what was given stays good.
+    // The map outlives this owner of the program, stays valid for its holder, and the next owner has it, too.
     drop((program, own));
     expect(frame(72));
     let program = Program::open_pinned(pair.ifindex(), &pins).expect("all is there");
@@ -167,7 +167,7 @@ fn queue_with_a_map_of_its_own_gives_frames_to_the_socket_that_is_there() {
     assert_eq!(pair.near_socket.receive(wait::SOON), Some(frame(73)));
     program.activate_own_map(0, &own, conf).expect("in range");
     expect(frame(74));
-    // A map that is forgotten leads nowhere, though its holder has it yet, and the next one has no part in it.
+    // A removed map has no effect any more, although its holder still has it, nor on the next map.
     program.disable_queue(0).expect("in range");
     let next = OwnMap::new().expect("a map");
     program.activate_own_map(0, &next, conf).expect("in range");

@@ -1,5 +1,5 @@
-//! A device that joins a network with the wire, where no XDP program is on the uplink: which frames it carries, and what
-//! others do to the programs. Who serves the network is a namespace with the other end of the device.
+//! A device that connects a network with the wire, if no XDP program is on the uplink: which frames it carries, and
+//! what happens if others change the programs. A namespace with its other end stands for the serving process.
 
 use crate::common;
 
@@ -11,7 +11,7 @@ use testkit::{NetNs, PacketPort, VethPair, frame, wait};
 const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
 const DEVICE: &str = "vaxu0";
 const INNER_END: &str = "vaxg0";
-/// Of the next frame's time nothing comes to pass in a test.
+/// A test ends before the limit allows a frame more than the burst.
 const LIMIT: MulticastLimit = MulticastLimit {
     a_second: 1,
     burst: 10,
@@ -26,7 +26,7 @@ struct World {
 }
 
 impl World {
-    /// `before`: what is done to the uplink before.
+    /// `before` runs first, in the uplink's namespace.
     fn new<T>(hook: Hook, before: impl FnOnce(&NetNs) -> T) -> Option<(Self, T)> {
         let pair = Pair::new(1500)?;
         let (near, namespace) = (&pair.veth.near, NetNs::new("serves"));
@@ -60,7 +60,7 @@ impl World {
         &self.pair.veth.near
     }
 
-    /// What the device has carried before a frame that comes by the uplink for the guest.
+    /// The frames that the device carried before a frame for the guest that arrives at the uplink.
     #[track_caller]
     fn carried(&self, seed: u8) -> Vec<Vec<u8>> {
         let last = to(GUEST, seed);
@@ -75,14 +75,14 @@ fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
     sent
 }
 
-/// A process of the host can send by each interface that is up: to groups without a privilege.
+/// A process of the host can send by each interface that is up, multicast frames even without a privilege.
 #[test]
 fn device_carries_nothing_of_the_hosts_but_what_comes_by_the_uplink() {
     for hook in [Hook::Best, Hook::Clsact] {
         let Some((world, ())) = World::new(hook, |_| ()) else {
             return;
         };
-        // What was under way before the programs were there.
+        // Frames that were in flight before the programs were attached.
         world.carried(0);
         let host = PacketPort::open(world.near(), DEVICE);
         for (seed, mac) in [GUEST, [0xff; 6], [0x01, 0, 0x5e, 0, 0, 1]]

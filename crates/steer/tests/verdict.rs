@@ -32,7 +32,7 @@ fn dropped_frames_are_counted_and_reach_nobody() {
 #[test]
 fn frames_sent_back_have_their_addresses_swapped() {
     let Some(pair) = Pair::new(1500) else { return };
-    // A veth takes frames of XDP_TX only where it polls (veth_xdp_xmit, drivers/net/veth.c).
+    // A veth accepts frames of XDP_TX only if its peer end has NAPI (veth_xdp_xmit, drivers/net/veth.c).
     let _polls = Foreign::attach(&pair.veth.far, VethPair::WIRE, Mode::Native, 0);
     for frags in [false, true] {
         let program = VerdictProgram::attach(pair.ifindex(), ModeRequest::Native, frags, Verdict::SendBack);

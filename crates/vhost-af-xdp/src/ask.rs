@@ -19,7 +19,7 @@ use client::text::views::attachment;
 use client::text::{or_dash, table};
 use model::text::received_frames;
 
-/// Pause before asking a daemon again that has ended.
+/// Pause before a daemon that has ended is asked again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Prints; returns whether somebody still reads.

@@ -14,7 +14,7 @@ use crate::config::{NetworkConfig, PortConfig, ServeConfig};
 /// Most filter rules that are shown of a port.
 const RULES_SHOWN: usize = 32;
 
-/// A key, or something else, with its value.
+/// Lines: each a key with its value, or another name with a text.
 type Lines = Vec<(String, String)>;
 
 /// The whole configuration, ending with a newline.

@@ -1,7 +1,7 @@
 //! The daemon's only journal of events ([`Ring`]).
 //!
-//! After each task, a port's thread records the differences between what the port now
-//! [shows](crate::port::snapshot) and what it showed before.
+//! A thread that releases a port's lock records the differences between the snapshot that it publishes and the one
+//! before ([`crate::port::snapshot`]).
 //! Readers start after an event that they know, and wait for more; a slow reader loses the oldest events and receives
 //! their number. Writers never wait for readers.
 

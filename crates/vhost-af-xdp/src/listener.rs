@@ -2,8 +2,8 @@
 //!
 //! Whoever may write to the file of a Unix socket may connect to it (unix(7)). The file gets its mode from the socket
 //! when it is bound (`unix_bind_bsd`, net/unix/af_unix.c), so the mode is set before; owner and group are set between
-//! bind and listen, while every connect is refused. They are set by a descriptor that was checked to be the socket just
-//! bound: in a directory that others may write to, its path may lead to a file of theirs, or of root's, a moment later.
+//! bind and listen, while every connect is refused. Both are set through a descriptor that was checked to be the socket
+//! just bound: in a directory that others may write to, the path may name another file, theirs or root's, by then.
 
 use std::fs;
 use std::io;
@@ -42,7 +42,7 @@ impl Access {
     };
 }
 
-/// Why it cannot listen.
+/// Why a socket cannot listen at a path.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
     #[error("its directory does not exist: `mkdir -p {}`, or choose another path", .0.display())]

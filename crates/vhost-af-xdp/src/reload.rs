@@ -60,7 +60,7 @@ pub(crate) struct Reload {
     readings: Arc<Mutex<Configuration>>,
 }
 
-/// What a port that is added later can use: the sandbox may not allow it any more.
+/// What a port that is added later can use; the sandbox forbids what the daemon did not need at its start.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reach {
     /// The daemon can connect to sockets of VMMs.

@@ -1,10 +1,10 @@
 //! `vhost-af-xdp serve`: starts ports, workers and watchers, and stops them.
 //!
-//! Threads: the main thread waits for signals. Each port has one for its state, one that reads its VMM's connection,
-//! one that accepts connections and one that watches its interface; another one notifies the latter of changes of
-//! interfaces. One answers `status`, one reloads the configuration, one watches the helper. Workers forward frames.
-//! All threads but the workers sleep nearly always. A thread of a port may wait for the kernel, the steward or its
-//! VMM; no other port waits with it.
+//! Threads: the main thread waits for signals. One accepts the VMMs of all ports, another connects to VMMs that listen,
+//! and each session has one. One checks the interfaces of ports, and one watches the uplink of each network. One
+//! answers `status`, one reloads the configuration, one watches the helper. Workers forward frames. All threads but
+//! the workers sleep nearly always. A session's thread may wait for the kernel, the steward or its VMM; no other port
+//! waits with it.
 
 mod answering;
 mod listening;

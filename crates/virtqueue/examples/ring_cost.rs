@@ -3,7 +3,7 @@
 //! `cargo run --release -p virtqueue --example ring_cost [queue size]`
 //!
 //! Two settings. "one thread": driver and device take turns in one thread, so the ring stays in its cache,
-//! and the driver's share is measured beside it. "two threads": each side polls on a CPU of its own, as in
+//! and the driver's share is measured separately. "two threads": each side polls on a CPU of its own, as in
 //! real life, and the time is that of the slower side, with all cache lines that go to and fro. Medians of
 //! [`ROUNDS`] rounds.
 
@@ -17,9 +17,9 @@ use virtqueue::{
     RingShape, TrustedFiles,
 };
 
-/// Short and many: on a busy machine some of them are undisturbed, and the least figure is that of the code.
+/// Many short rounds: on a busy machine some of them are undisturbed, and the lowest figure is the cost of the code.
 const ROUNDS: usize = 201;
-/// Of the two-thread setting, which takes longer and needs both CPUs.
+/// Rounds of the two-thread setting, which takes longer and needs both CPUs.
 const THREAD_ROUNDS: usize = 21;
 const CHAINS_PER_ROUND: u32 = 1 << 14;
 const BUFFER_BYTES: u64 = 2048;

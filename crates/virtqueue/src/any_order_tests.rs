@@ -1,4 +1,4 @@
-//! Chains that are given back in another order than they were taken in, by devices that die.
+//! Devices that return chains in another order than they took them, and die.
 
 use super::*;
 use crate::chain::ChainId;
@@ -10,7 +10,7 @@ struct Held {
     writable: Vec<crate::Buffer>,
 }
 
-/// What a device does: which of the chains that it holds it gives back next, one number each.
+/// The choices of a device: which of the chains that it holds it returns next, one number each.
 struct Choices {
     numbers: Vec<usize>,
     next: usize,
@@ -35,7 +35,7 @@ fn features(packed: bool) -> QueueFeatures {
     }
 }
 
-/// Does what a chain asks for, and gives it back.
+/// Processes a chain, and returns it.
 fn answer(queue: &mut Queue, world: &RefCell<World>, held: &Held) {
     let world = &mut *world.borrow_mut();
     let sent = world.under_way.get_mut(&held.id.head).expect("it is under way");
@@ -55,7 +55,7 @@ fn answer(queue: &mut Queue, world: &RefCell<World>, held: &Held) {
     queue.push_used_in_any_order(held.id, room);
 }
 
-/// A device's life: takes what there is, and gives some of what it holds back.
+/// Runs a device: takes all available chains, and returns some of those that it holds.
 fn live(world: &RefCell<World>, plans: &[Plan], batch: usize, choices: &mut Choices) {
     let mut queue = world.borrow().device();
     assert!(queue.takes_any_order());
@@ -74,7 +74,7 @@ fn live(world: &RefCell<World>, plans: &[Plan], batch: usize, choices: &mut Choi
             let youngest = held.pop().expect("three");
             queue.unpop(youngest.id.slots);
         }
-        // At least one goes back, so that it ends.
+        // At least one is returned, so that the loop ends.
         for _ in 0..held.len().min(1 + choices.below(4)) {
             let chain = held.remove(choices.below(held.len()));
             answer(&mut queue, world, &chain);

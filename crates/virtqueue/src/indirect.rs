@@ -109,8 +109,8 @@ fn prefetch_to_write(address: *const u8) {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prefetch {
     /// The cache line with the virtio-net header, if header and frame are in one buffer of the ring; nothing
-    /// of other chains. For frames that this CPU does not touch (a NIC reads them by DMA): the driver's CPU
-    /// would have to get back each line fetched in vain before it can write its next frame there.
+    /// of other chains. For frames that a NIC reads by DMA, and this CPU does not touch: other lines would be
+    /// fetched in vain, and the driver's CPU would have to fetch them back for its next frame.
     Header,
     /// That line and the next one: drivers put the header at the end of a line, and the frame begins on the
     /// next. For a chain of several buffers, the first line of each.

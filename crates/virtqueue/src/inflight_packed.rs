@@ -1,10 +1,10 @@
 //! What a packed queue records in the inflight region (vhost-user, "Inflight I/O tracking", packed virtqueue).
 //!
 //! Theory of operation. Used descriptors overwrite available ones, so the region keeps copies: its states form a free
-//! list, and a chain that is taken gets as many of them as it has descriptors. Publishing a batch returns its states to
-//! the list and advances the region's used position, both first in the new fields and after the publication in the old
-//! ones. The first descriptor of the batch shows a successor whether it was published; so the successor completes the
-//! step or undoes it. A state that is then in the free list is not in flight, whatever its mark.
+//! list, and a chain that is taken gets as many of them as it has descriptors. Before a batch is published, its states
+//! return to the list and the used position advances, in the new fields of the region; after the publication, also in
+//! the old fields. The first descriptor of the batch shows a successor whether it was published, so that it completes
+//! the step or undoes it. A state that is then in the free list is not in flight, whatever its mark.
 //!
 //! A successor serves chains in flight from their copies, in the order of their numbers. Then the queue
 //! continues in the ring, as many slots after the used position as those chains occupy.

@@ -6,12 +6,12 @@
 //! finds them in the list: so it can correct the marks whenever the device died.
 //!
 //! If chains are used in the order in which they were taken, the marked ones are those from used.idx on in
-//! the available ring, and the queue continues there. After a predecessor that used chains out of order, the
-//! marked ones are others: they are served first, in the order of their numbers, instead of the entries of
-//! the available ring, which may have been overwritten.
+//! the available ring, and the queue continues there. If the predecessor used chains out of order, other
+//! chains are marked. These are served first, in the order of their numbers; their entries in the available
+//! ring are not read, because they may have been overwritten.
 //!
 //! A region that does not fit the ring (more chains than the driver has made available, impossible heads)
-//! belongs to an earlier use of the queue or is broken: it is cleared, and the queue continues without it.
+//! belongs to an earlier use of the queue, or is broken. It is cleared, and the queue continues without it.
 
 use std::collections::VecDeque;
 

@@ -141,8 +141,8 @@ fn heads(ids: &[ChainId]) -> Vec<u16> {
     ids.iter().map(|id| id.head).collect()
 }
 
-/// The device takes these chains, of which four were taken before, gives some back, and dies, too; the next one does
-/// them all.
+/// The device takes these chains, of which four were taken before, returns some unused, and dies, too; the next one
+/// serves them all.
 fn assert_is_done_by_two(world: &mut World, mut queue: Queue, (chains, unpop): (&[u16], u16)) {
     assert_eq!(heads(&pop(&mut queue)), chains);
     queue.unpop(unpop);

@@ -109,9 +109,9 @@ impl MemoryMap {
     /// which no guest address reaches. Touches no page. `files` guards the guest's part.
     ///
     /// # Errors
-    /// No or too many regions; an empty, wrapping or overlapping one; a file that is too short, not regular,
-    /// or cannot be mapped shared and writable; regions that share pages of a file; more memory than `files`
-    /// allows, or memory that it cannot guard; no address space.
+    /// There are no or too many regions; one is empty, wraps or overlaps another; a file is too short, not
+    /// regular, or cannot be mapped shared and writable; regions share pages of a file; `files` does not allow
+    /// so much memory, or cannot guard it; the address space is used up.
     pub fn new(
         regions: Vec<Region>,
         private_bytes: usize,

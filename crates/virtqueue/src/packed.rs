@@ -11,8 +11,8 @@
 //!              ^ push_used        ^ pop  ^ unpop
 //! ```
 //!
-//! Used in another order they occupy the same number of slots, so the sizes of the parts do not change; but a used
-//! descriptor may then overwrite that of a chain in flight, of which only the inflight region has a copy.
+//! Chains used in another order occupy the same number of slots, so the sizes of the parts do not change. But a used
+//! descriptor may then overwrite the descriptor of a chain in flight: only the inflight region has a copy of that.
 //!
 //! *Taking.* The second word of a descriptor (length, id, flags) is loaded once, with Acquire; if its flags
 //! mark it available, the first word (address) is loaded next. Everything else uses that copy. Chains of one

@@ -54,9 +54,9 @@ impl EventSuppression {
             DISABLE => false,
             DESC if event_idx => {
                 let event = Position::from_bits(self.0 as u16);
-                // Relative to the start of the lap of `end`. A slot of the other lap is always earlier: a
-                // later one would be less than a lap away, and is then so far before the start of this lap
-                // that no publication reaches it.
+                // Relative to the start of the lap of `end`. A slot with the other wrap counter counts as one
+                // of the previous lap: if it was one of the next lap, it is computed as so far before the start
+                // of this lap that no publication reaches it.
                 let at = if event.wrap == end.wrap {
                     event.offset
                 } else {

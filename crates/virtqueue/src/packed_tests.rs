@@ -158,9 +158,9 @@ fn a_successor_finishes_a_batch_that_was_not_published() {
     }
 }
 
-// What a driver can do wrong, each by its name.
+// Faults of a driver, each with its name.
 
-/// The packed form of an index jump: more is said to be available than the ring has.
+/// The packed form of an index jump: the driver makes more descriptors available than the ring has.
 #[test]
 fn slot_that_is_made_available_again_before_it_was_used_is_a_fault() {
     let mut pair = Pair::new(Packed, 4);

@@ -1,4 +1,4 @@
-//! What both kinds of ring do alike: what a driver by the book sees, and what another one is told that it did wrong.
+//! Tests of both kinds of ring: what a correct driver sees, and which fault an incorrect one causes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -11,7 +11,7 @@ use crate::rig_tests::{GOOD, HIGH, HIGH_LEN, LOW, LOW_LEN, Pair, full, part, sin
 use crate::{Chains, GuestAddr, GuestFault, IndirectRule, Queue, QueueFeatures, RingFormat};
 use RingFormat::{Packed, Split};
 
-// What a driver by the book sees.
+// What a correct driver sees.
 
 #[rstest]
 fn a_chain_arrives_with_its_bytes_and_goes_back(#[values(Split, Packed)] format: RingFormat) {
@@ -45,7 +45,7 @@ fn a_chain_arrives_with_its_bytes_and_goes_back(#[values(Split, Packed)] format:
     assert_eq!(pair.driver.free_descriptors(), 8);
 }
 
-/// Whatever is done with it; the driver's ring, which is another one's by then, stays as it is.
+/// Whatever is called, the memory of the former ring, which may have another use by then, does not change.
 #[rstest]
 fn queue_that_was_reset_neither_reads_nor_writes(#[values(Split, Packed)] format: RingFormat) {
     let mut pair = Pair::new(format, 8);
@@ -257,7 +257,7 @@ fn event_idx_suppression_outlives_the_wrap(#[case] format: RingFormat, #[case] s
     }
 }
 
-// What a driver can do wrong, each by its name.
+// Faults of a driver, each with its name.
 
 #[rstest]
 fn chain_without_an_end_is_a_fault(#[values(Split, Packed)] format: RingFormat) {
@@ -367,7 +367,7 @@ fn nested_indirect_is_a_fault(#[values(Split, Packed)] format: RingFormat) {
 /// A sum of lengths that does not fit 32 bits: CVE-2020-10722.
 #[rstest]
 fn chain_of_four_gigabytes_is_a_fault(#[values(Split, Packed)] format: RingFormat) {
-    // Not touched, so not there.
+    // Never touched, so no page is allocated.
     let mut pair = Pair::over(&[(GuestAddr(0), 3 << 30)], 4, full(format), 0);
     let fault = pair.fault(&[part(0, 3 << 30, DESC_NEXT), part(0, 1 << 30, 0)]);
     assert_eq!(fault, GuestFault::ChainTooLong { head: 0 });

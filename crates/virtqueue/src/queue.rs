@@ -117,9 +117,9 @@ impl Queue {
     }
 
     /// Whether chains may be returned in another order than they were taken
-    /// ([`push_used_in_any_order`](Self::push_used_in_any_order)): the driver does not rely on their order
-    /// (VIRTIO_F_IN_ORDER; VirtIO 1.3, 2.7.9), and if this device dies, an inflight region shows its
-    /// successor which ones are in flight. The ring alone shows only how many.
+    /// ([`push_used_in_any_order`](Self::push_used_in_any_order)). Two conditions: the driver did not negotiate
+    /// VIRTIO_F_IN_ORDER (VirtIO 1.3, 2.7.9), and there is an inflight region, which shows a successor of a dead
+    /// device which chains are in flight. The ring alone shows only how many.
     #[must_use]
     pub fn takes_any_order(&self) -> bool {
         !self.features().in_order && of_either!(self, ring => ring.notes_each_chain(), reset => false)

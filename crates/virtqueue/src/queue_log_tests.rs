@@ -1,4 +1,4 @@
-//! Pages that a queue writes, in a log for who copies the guest's memory meanwhile: each that changes, and no other.
+//! The dirty log of the pages that a queue itself writes: each page that changes, and no other.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn logged(file: &OwnedFd) -> BTreeSet<u64> {
     (0..4096 * 8).filter(set).collect()
 }
 
-/// Only before the buffers: who writes those logs it. So what changes is what the queue itself wrote.
+/// Compares only the memory before the buffers, whose writes the device logs. So each change is the queue's own.
 fn every_page_that_changes_is_logged(packed: bool, notes: Notes, size: u32) {
     let file = rustix::fs::memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 4096).unwrap();

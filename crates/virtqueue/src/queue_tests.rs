@@ -1,5 +1,5 @@
-//! What both rings do alike: every chain arrives and comes back once, devices die and others go on, writes are
-//! noted.
+//! Tests of both rings: every chain arrives and returns once, a device dies and another one continues, writes are
+//! logged.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -48,7 +48,7 @@ fn plans(most: usize, longest: u16) -> impl Strategy<Value = Vec<Plan>> {
     prop::collection::vec(plan, 1..most)
 }
 
-/// How devices keep notes.
+/// How devices record chains in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Notes {
     None,
@@ -61,7 +61,7 @@ struct Sent {
     plan: usize,
     bytes: Vec<u8>,
     room: Vec<(GuestAddr, u32)>,
-    /// Length that a device gave it back with.
+    /// Length with which a device returned it.
     len: Option<u32>,
 }
 
@@ -74,13 +74,13 @@ struct World {
     notes: Notes,
     region: InflightFile,
     under_way: HashMap<u16, Sent>,
-    /// By plan, how often a device did what it asks for.
+    /// By plan: how often a device processed it.
     done: Vec<u32>,
     back: usize,
     next_plan: usize,
 }
 
-/// What a device does: how many chains it takes at once, how many of these it gives back unused.
+/// What a device does: how many chains it takes at once, and how many of these it returns unused.
 #[derive(Clone, Copy, Debug)]
 struct Habits {
     batch: usize,
@@ -123,7 +123,7 @@ impl World {
         RingLayout::from_user(&self.memory, shape, self.driver.ring_user_addresses()).unwrap()
     }
 
-    /// A device that is told what a VMM knows after the last one died: of packed rings nothing.
+    /// A device with the base that a VMM knows after the last one died: for packed rings it knows none.
     fn device(&self) -> Queue {
         let base = match self.driver.format() {
             RingFormat::Split => self.driver.base(),
@@ -198,7 +198,7 @@ impl World {
         self.driver.publish();
     }
 
-    /// Takes back what came back.
+    /// Collects and checks the chains that the device returned.
     fn collect(&mut self) {
         while let Some(used) = self.driver.take_used() {
             let sent = self.under_way.remove(&used.head).expect("given back once");
@@ -217,7 +217,7 @@ impl World {
     }
 }
 
-/// One turn of a device: takes a batch, does it, gives some back unused.
+/// One round of a device: takes a batch, processes it, returns some chains unused.
 fn turn(queue: &mut Queue, world: &RefCell<World>, skip: &mut usize, habits: Habits) {
     let mut chains = Chains::for_queue(queue.size(), habits.batch);
     let taken = queue.pop(&mut chains, habits.batch).unwrap();
@@ -255,7 +255,7 @@ fn turn(queue: &mut Queue, world: &RefCell<World>, skip: &mut usize, habits: Hab
     queue.publish();
 }
 
-/// A device's life: as long as there is something to do.
+/// Runs a device until there is nothing to do.
 fn live(world: &RefCell<World>, plans: &[Plan], habits: Habits) {
     let mut queue = world.borrow().device();
     let mut skip = queue.taken_before();
@@ -279,8 +279,8 @@ fn live(world: &RefCell<World>, plans: &[Plan], habits: Habits) {
     }
 }
 
-/// Devices that die, each after so many steps, and a last one that does not. Everything comes back once, and is
-/// not done twice if there are notes. Returns whether all of them died.
+/// Devices that die, each after so many steps, and a last one that does not. Every chain returns once, and is not
+/// processed twice if devices keep records. Returns whether all of them died.
 fn lives(world: World, plans: &[Plan], habits: Habits, deaths: &[u32]) -> bool {
     let world = RefCell::new(world);
     let mut died = true;
@@ -427,8 +427,8 @@ fn packed_device_with_an_inflight_region_may_die_at_every_step() {
     dies_at_every_step(true, Notes::Inflight);
 }
 
-/// Of a batch that was not published the later slots look used already: the next device, which does the chains again
-/// and publishes them in smaller batches, must not let the driver see that.
+/// The later slots of an unpublished batch look used already: the next device, which processes the chains again and
+/// publishes them in smaller batches, must not let the driver see that.
 #[test]
 fn remains_of_an_unpublished_batch_are_not_seen_with_the_next_one() {
     let chain = |parts| Plan {
@@ -449,7 +449,7 @@ fn remains_of_an_unpublished_batch_are_not_seen_with_the_next_one() {
     }
 }
 
-/// A device that gives chains back did not do them: its successor must.
+/// A device that returned chains unused did not process them: its successor must.
 #[test]
 fn chains_given_back_were_not_taken_before() {
     let plan = |parts| Plan {
@@ -476,7 +476,7 @@ fn chains_given_back_were_not_taken_before() {
     }
 }
 
-/// Chains given back take nothing of the note that says that those before were taken.
+/// Returning chains unused does not change the record that the chains before them were taken.
 #[test]
 fn chains_used_before_some_are_given_back_are_not_done_again() {
     let plan = || Plan {

@@ -1,4 +1,4 @@
-//! What the tests of a split and of a packed ring stand on: a driver and a device, which may be of either kind.
+//! Support for the tests of split and packed rings: a driver and a device of either kind.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub(crate) const fn full(format: RingFormat) -> QueueFeatures {
     }
 }
 
-/// A buffer as a descriptor says it, whatever it says.
+/// The buffer of a descriptor, with any values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     addr: u64,
@@ -119,7 +119,7 @@ impl Pair {
         RingLayout::from_user(self.queue.memory(), shape, self.driver.ring_user_addresses()).unwrap()
     }
 
-    /// The device dies, and another one is told `base`.
+    /// Replaces the device, as if it had died, by another one that starts at `base`.
     pub(crate) fn replace(&mut self, base: u32) {
         let (memory, features) = (Arc::clone(self.queue.memory()), self.queue.features());
         self.queue = Queue::new(&memory, self.rings(), features, QueueStart::at(base)).unwrap();
@@ -145,7 +145,7 @@ impl Pair {
         self.driver.publish();
     }
 
-    /// Takes everything and gives it back.
+    /// Takes all chains, and returns them to the driver.
     pub(crate) fn serve(&mut self) -> usize {
         let count = self.pop().unwrap();
         for chain in &self.chains {
@@ -155,7 +155,7 @@ impl Pair {
         count
     }
 
-    /// Chains that came back.
+    /// Number of chains that the device returned.
     pub(crate) fn back(&mut self) -> usize {
         std::iter::from_fn(|| self.driver.take_used()).count()
     }
@@ -192,13 +192,13 @@ impl Pair {
         }
     }
 
-    /// What is wrong with a chain of `parts`.
+    /// The fault of a chain of `parts`.
     pub(crate) fn fault(&mut self, parts: &[Part]) -> GuestFault {
         self.post(parts);
         self.refused()
     }
 
-    /// What is wrong with the next chain.
+    /// The fault of the next chain.
     pub(crate) fn refused(&mut self) -> GuestFault {
         let base = self.queue.base();
         let fault = self.pop().expect_err("must be refused");
@@ -246,7 +246,7 @@ impl Pair {
         }
     }
 
-    /// What every batch promises, whatever the driver does.
+    /// Checks what holds for every batch, whatever the driver does.
     pub(crate) fn assert_sound(&self) {
         let size = usize::from(self.driver.size().get());
         assert!(usize::from(self.chains.slots(0)) <= size);
@@ -266,7 +266,7 @@ pub(crate) fn single(head: u16) -> ChainId {
     ChainId { head, slots: 1 }
 }
 
-/// Addresses and lengths that are right often enough to lead somewhere, and wrong in all ways.
+/// Addresses and lengths, some of them valid, the others invalid in all ways.
 pub(crate) fn lies() -> impl Strategy<Value = (u64, u32)> {
     let addr = prop_oneof![
         6 => LOW..LOW + LOW_LEN,

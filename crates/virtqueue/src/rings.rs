@@ -21,8 +21,8 @@ impl RingFormat {
         if packed { Self::Packed } else { Self::Split }
     }
 
-    /// The base of a ring that a driver has just set up: entry 0; for a packed one with wrap counter 1, both
-    /// for the next to take and for the next to use (VirtIO 1.3, 2.8.1).
+    /// The base of a ring that a driver has just set up: entry 0. For a packed ring this is the position of the
+    /// next to take and of the next to use, both with wrap counter 1 (VirtIO 1.3, 2.8.1).
     #[must_use]
     pub const fn first_base(self) -> u32 {
         match self {

@@ -12,9 +12,9 @@ use crate::{Journal, RingError};
 
 /// Where a queue records the chains that it takes.
 ///
-/// In the ring, `avail_event` is the record. The device writes it, and where it requests a kick it already is
-/// what a successor must know: the index of the next chain to take. So it is written with each batch that is
-/// taken, before the batch is processed, plus [`NO_KICK`] where no kick is wanted. Only the store of
+/// In the ring, `avail_event` is the record. The device writes it, and its value in a request for a kick is what a
+/// successor must know: the index of the next chain to take. So the device writes it with each batch that it
+/// takes, before it processes the batch, plus [`NO_KICK`] if it wants no kick. Only the store of
 /// `used.idx` marks chains as done, so the two words always show what is in flight: `[used.idx,
 /// avail_event)`. A driver without VIRTIO_F_EVENT_IDX ignores the word (2.7.10.1), which is part of the ring
 /// nevertheless (table in 2.7).
@@ -57,9 +57,9 @@ impl SplitQueue {
         Ok(())
     }
 
-    /// How many of the `available` chains from used.idx on a predecessor had taken, according to its record:
-    /// with kicks on or with kicks off. A word that is impossible as either is no record. In a queue of
-    /// 32,768 entries, all of them available, a word may be possible as both: then the larger number counts.
+    /// How many of the `available` chains from used.idx on a predecessor had taken, according to its record, which it
+    /// wrote with kicks on or off. A word that is valid as neither is no record. In a queue of 32,768 entries, all of
+    /// them available, a word may be valid as both: then the larger number counts.
     fn noted_as_taken(&self, available: u16) -> u16 {
         let event = Cell::load(self.words().avail_event, Ordering::Relaxed);
         [0, NO_KICK]

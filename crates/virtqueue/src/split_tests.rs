@@ -42,7 +42,7 @@ fn a_successor_goes_on_where_the_ring_stands() {
     assert_eq!(pair.back(), 8);
 }
 
-// What a driver can do wrong, each by its name.
+// Faults of a driver, each with its name.
 
 #[test]
 fn avail_index_jump_is_a_fault() {
@@ -137,7 +137,7 @@ fn direct_and_indirect_together_longer_than_the_queue_are_a_fault() {
     assert_eq!(fault, GuestFault::DescriptorLoop { head: 0, limit: 4 });
 }
 
-/// The place of a note must not be one that the driver has yet to read, with all its descriptors out.
+/// A record must not overwrite a used element that the driver has not read, even with all descriptors in flight.
 #[test]
 fn notes_for_a_successor_leave_unread_used_elements_alone() {
     for event_idx in [false, true] {

@@ -12,8 +12,8 @@ pub struct QueueFeatures {
     pub event_idx: bool,
     /// VIRTIO_F_INDIRECT_DESC (28). Without it an indirect descriptor is a fault.
     pub indirect: bool,
-    /// VIRTIO_F_IN_ORDER (35). The caller returns chains in the order of [`Queue::pop`](crate::Queue::pop),
-    /// whether this was negotiated or not, unless [`Queue::takes_any_order`](crate::Queue::takes_any_order).
+    /// VIRTIO_F_IN_ORDER (35). Even without it the caller must return chains in the order of
+    /// [`Queue::pop`](crate::Queue::pop), unless [`Queue::takes_any_order`](crate::Queue::takes_any_order).
     pub in_order: bool,
     /// VIRTIO_F_RING_PACKED (34).
     pub packed: bool,

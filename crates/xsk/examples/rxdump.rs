@@ -1,4 +1,4 @@
-//! Receives from one queue and prints the first bytes of each frame. All frames of the queue come here, none reach the
+//! Receives from one queue and prints the first bytes of each frame. It takes all frames of the queue; none reach the
 //! host.
 //!
 //! `rxdump IFNAME [QUEUE] [FRAMES]`; needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.

@@ -1,4 +1,4 @@
-//! Sends 64-byte frames from one queue as fast as the kernel takes them, and says how many that are.
+//! Sends 64-byte frames from one queue as fast as the kernel takes them, and prints their number.
 //!
 //! `txonly IFNAME [QUEUE] [SECONDS]`; needs CAP_NET_RAW. For a trial: `ip link add near type veth peer name far`, both
 //! up, then `txonly near`.
@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Completes, sends a batch, wakes the kernel; says how many frames were completed.
+/// Takes completions, sends a batch, wakes the kernel; returns the number of completed frames.
 fn send_batch(socket: &mut Socket, pool: &mut FramePool) -> Result<u64, xsk::WakeError> {
     let completed = socket.completion.peek(BATCH);
     let count = completed.len() as u64;

@@ -10,7 +10,7 @@ pub(crate) const ADDRESS_MASK: u64 = (1 << 48) - 1;
 ///
 /// Aligned mode: one number; the chunk is the number rounded down. Unaligned mode: a base in the low 48 bits and
 /// the distance from it in the high 16 (`xp_unaligned_add_offset_to_addr`, `include/net/xsk_buff_pool.h`). A
-/// completion returns the address as it was sent, so that base and distance also identify the frame, with one
+/// completion returns the address as it was sent, so base and distance also identify the frame. There is one
 /// exception: Linux 6.18 keeps a flag in the lowest bit of an address on its way through copy mode, and clears
 /// that bit in the completion (`xsk_skb_destructor_set_addr`, `net/xdp/xsk.c`; observed on 6.18). So a base that
 /// is sent is always even: an odd base is sent [`ODD_SHIFT`] bytes lower, with a distance that much larger, and

@@ -201,9 +201,9 @@ impl<T: Copy> Shared<T> {
     fn needs_wakeup(&self) -> bool {
         // Orders the store to the producer counter (or, for rx, nothing) before the load of the flag. Pairs with the
         // kernel side that sets the flag and then checks the ring once more (xsk_set_tx_need_wakeup and
-        // xsk_set_rx_need_wakeup, net/xdp/xsk.c, called by drivers at the end of their poll). A release store may be
-        // passed by a later load on every architecture, x86 included: without the fence we could read "awake" from
-        // before the driver went to sleep while it read our counter from before we advanced it, and both would wait.
+        // xsk_set_rx_need_wakeup, net/xdp/xsk.c, called by drivers at the end of their poll). On every architecture,
+        // x86 included, a later load may overtake a release store. Without the fence we could read "awake" although
+        // the driver is going to sleep, and the driver could read our old counter: both would wait.
         fence(Ordering::SeqCst);
         // Relaxed: the flag guards no data.
         self.flags().load(Ordering::Relaxed) & NEED_WAKEUP != 0

@@ -10,7 +10,7 @@ use rustix::net::sockopt;
 /// The last three are 0 on kernels before 5.9.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Received frames that were dropped for other reasons than those below (too long for a chunk, no memory).
+    /// Received frames that were dropped, for instance as too long for a chunk; in copy mode also for lack of a chunk.
     pub rx_dropped: u64,
     /// Fill ring entries outside the UMEM; each frame is lost.
     pub rx_invalid_descs: u64,
@@ -18,7 +18,7 @@ pub struct Statistics {
     pub tx_invalid_descs: u64,
     /// Received frames dropped because the rx ring was full.
     pub rx_ring_full: u64,
-    /// Received frames dropped because the fill ring was empty.
+    /// Times that the kernel or the driver needed a chunk and the fill ring was empty.
     pub rx_fill_ring_empty_descs: u64,
     /// Times that the kernel found the tx ring empty when it polled for frames to send. No loss.
     pub tx_ring_empty_descs: u64,

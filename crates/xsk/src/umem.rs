@@ -250,8 +250,8 @@ impl Umem {
 
     /// Makes a frame at an offset that the caller tracks, for memory whose chunks are allocated elsewhere.
     ///
-    /// The caller must ensure that no other [`Frame`] exists or is in a ring whose bytes overlap this one's, except
-    /// where it accepts garbled frames (a guest that posts one buffer twice garbles only its own). Several frames of
+    /// The caller must ensure that the bytes of no other [`Frame`], in a ring or not, overlap those of this one, unless
+    /// it accepts garbled frames (a guest that posts one buffer twice garbles only its own). Several frames of
     /// one chunk may exist for sending, if the caller counts them and their descriptors have no byte in common.
     ///
     /// # Errors

@@ -284,14 +284,14 @@ fn whole_tx_ring_is_taken_before_the_nic_completes_a_frame() {
             batch.push(TxDesc::whole(frame, 1514));
         }
         assert_eq!(batch.submit(), 1024);
-        // Each call takes a part. None takes more when the send buffer is full.
+        // Each call sends some of the frames, until the send buffer is full.
         for _ in 0..1024 {
             if rig.socket.kick_tx().unwrap() == Kick::Done {
                 break;
             }
         }
         assert_eq!(rig.socket.tx.free(), 1024, "the send buffer is full");
-        // What the qdisc let through at once.
+        // Frames that the qdisc passed at once.
         let done = rig.socket.completion.peek(1024).count();
         assert!(done < 92, "{done} were completed");
         late_nic::complete(near);

@@ -143,7 +143,7 @@ fn socket_that_somebody_else_binds_is_like_one_of_our_own() {
         assert_eq!((tried.len(), socket.mode()), (2, Mode::NativeCopy));
         assert_eq!(socket.fallbacks()[0].tried, "zero-copy");
         assert_eq!(socket.fill.refill(&mut pool, 16), 16);
-        // What is no socket is refused, and what the other one says is passed on.
+        // A descriptor that is no socket is refused, and an error of the other process is passed on.
         let file = || Ok::<_, OpenError>(Ok(File::open("/dev/null").unwrap().into()));
         let other = Socket::bound_by(&umem, &config, |_| file()).unwrap_err();
         assert!(matches!(other, OpenError::NotXdp { .. }), "{other}");
@@ -177,7 +177,7 @@ fn queue_beyond_the_channels_is_named_with_their_number() {
     });
 }
 
-/// Who was given its socket may not be allowed to make another one, to ask with: a sandbox ends it for that.
+/// A process whose socket was passed in may not create another one for the query: its sandbox would kill it.
 #[test]
 fn passed_descriptor_is_refused_without_asking_the_driver() {
     with_veth(2, 1500, |veth| {
@@ -227,7 +227,7 @@ fn memlock_too_small_says_how_much_is_needed() {
         let (umem, _) = own_umem(2048);
         let mut sets = capabilities(None).unwrap();
         sets.effective.remove(CapabilitySet::IPC_LOCK);
-        // Of this thread only; the others keep the capability and so do not feel the limit.
+        // Only this thread drops it; the others keep the capability, so the limit does not apply to them.
         set_capabilities(None, sets).unwrap();
         let mut limit = getrlimit(Resource::Memlock);
         limit.current = Some(1 << 20);
@@ -329,7 +329,7 @@ fn passed_descriptor_serves_once_and_others_are_refused() {
     });
 }
 
-/// As somebody with more privilege hands it over, with an rx ring of so many entries, or without one.
+/// A socket as a privileged process passes it on, with an rx ring of so many entries, or without one.
 fn handed_over(entries: Option<u32>) -> OwnedFd {
     let socket = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None).unwrap();
     if let Some(entries) = entries {

@@ -20,7 +20,7 @@ use xsk::{
 /// Chunks of a test's UMEM.
 const CHUNKS: usize = 64;
 
-/// Takes what came, waiting for the first.
+/// Returns the received frames; waits for the first.
 fn received(socket: &mut Socket) -> Vec<RxDesc> {
     let deadline = Instant::now() + SOON;
     while Instant::now() < deadline {
@@ -32,7 +32,7 @@ fn received(socket: &mut Socket) -> Vec<RxDesc> {
     panic!("nothing came");
 }
 
-/// Sends a received frame out of another socket, from where it lies.
+/// Sends a received frame from another socket, without a copy.
 fn forward(desc: RxDesc, to: &mut Socket) {
     let mut batch = to.tx.reserve(1);
     batch.push(TxDesc {
@@ -56,7 +56,7 @@ fn completed(socket: &mut Socket) -> Frame {
     panic!("nothing was completed");
 }
 
-/// Sends a frame into `wire`, lets `from` receive it and `to` send it on, and says where it lay.
+/// Sends a frame into `wire`, lets `from` receive it and `to` send it on; returns where it was in the UMEM.
 fn once_round(
     (wire, out): (&PacketPort, &PacketPort),
     from: &mut Socket,
@@ -139,7 +139,7 @@ fn queues_of_one_interface_share_and_no_chunk_is_with_two() {
             assert_eq!(socket.fill.refill(&mut pool, 32), 32);
         }
         let (mut seen, mut offsets) = ([0u16; 2], Vec::new());
-        // Were all of one queue, its chunks would do: veth chooses by a hash whose key is made at boot.
+        // Flows on one queue only would not need the other's chunks. veth selects by a hash with a key made at boot.
         for flow in 0..FLOWS {
             wire.send(&udp(flow, 100));
         }
@@ -180,7 +180,7 @@ fn sharer_goes_on_when_the_first_socket_is_closed() {
             let back = rig.complete(1);
             rig.pool.extend(back);
         }
-        // Nothing of the sharer's keeps the first one's queue.
+        // The sharer does not keep the first socket's queue bound.
         let again = SocketConfig {
             bind_timeout: SOON,
             ..config(veth)
@@ -212,7 +212,7 @@ fn sharer_that_asks_for_what_the_first_one_is_not_is_told() {
             ..config(veth)
         });
         assert!(matches!(error, OpenError::NoQueue { queues: 2, .. }), "{error}");
-        // That there is no multi-buffer is no error, but said.
+        // Missing multi-buffer is no error, but is reported as a fallback.
         let plain = first
             .share(&SocketConfig {
                 multi_buffer: true,

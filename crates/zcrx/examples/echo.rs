@@ -1,10 +1,10 @@
-//! Sends back what it gets, from where it was received.
+//! Sends received bytes back to their peer, without a copy.
 //!
 //! `echo ADDRESS:PORT [auto|zcrx|copy] [IFINDEX QUEUE]`; ends when its standard input does. Without a queue it receives
 //! without a device. zcrx takes CAP_NET_ADMIN.
 //!
-//! It is for peers that mean well: one that reads nothing keeps buffers, and its place, for as long as it likes. A
-//! server for others has so many connections at most (`Receiver::stop_listening`), and ends who is slow
+//! For trusted peers only: a peer that reads nothing keeps buffers, and its connection, as long as it likes. A
+//! server for other peers limits the number of connections (`Receiver::stop_listening`), and aborts slow ones
 //! (`Receiver::abort`).
 
 use std::error::Error;
@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use zcrx::{Config, Event, QueueId, Receiver, Request, Source};
 
-/// Who has so many pieces to read first is not read from.
+/// A connection whose peer has not read so many pieces is paused.
 const MOST_QUEUED: usize = 32;
-/// When accepting is tried again that failed, for want of descriptors mostly; earlier, if something happens.
+/// Longest pause before accepting is retried after a failure, which is mostly a lack of descriptors.
 const RETRY: Duration = Duration::from_secs(1);
 
 const USAGE: &str = "usage: echo ADDRESS:PORT [auto|zcrx|copy] [IFINDEX QUEUE]";
 
-/// Address and way of receiving.
+/// Address, and configuration of the receiver.
 fn plan(arguments: &[String]) -> Option<(SocketAddr, Config)> {
     let words: Vec<_> = arguments.iter().map(String::as_str).collect();
     let (address, request, source) = match words[..] {
@@ -70,7 +70,7 @@ fn serve(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let input_has_ended = Arc::clone(&has_ended);
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        // Before it wakes us: seen by then.
+        // Published before the wake-up.
         input_has_ended.store(true, Ordering::Release);
         waker.wake();
     });

@@ -166,8 +166,8 @@ struct BufferRing {
 }
 
 fn register<T>(ring: BorrowedFd<'_>, operation: c_uint, argument: &mut T, count: c_uint) -> io::Result<()> {
-    // SAFETY: for each of our operations the kernel reads and writes one structure of the type that the caller
-    // passes, which is the one that the operation takes, at the address of a live value, and keeps no pointer to it.
+    // SAFETY: the kernel reads and writes one structure, and keeps no pointer to it. The address is that of a live
+    // value, and callers pass the type that the operation takes.
     let result = unsafe {
         libc::syscall(
             libc::SYS_io_uring_register,

@@ -42,8 +42,8 @@ pub enum Memory {
         /// How long it is, rounded up to whole pages.
         bytes: usize,
     },
-    /// The caller's. The private part of it is used ([`UmemMemory::private_from`]), by one receiver and its pieces at a
-    /// time; with ordinary receives those that [join](crate::Receiver::join) have as much memory of their own.
+    /// The caller's memory. Only its private part is used ([`UmemMemory::private_from`]), by one receiver and its
+    /// pieces at a time. With ordinary receives, receivers that [join](crate::Receiver::join) allocate as much.
     Given(Arc<dyn UmemMemory>),
 }
 
@@ -101,17 +101,17 @@ pub struct Config {
     pub source: Source,
     /// The memory that payload is received into.
     pub memory: Memory,
-    /// Whether own memory must come in huge pages, reserved or transparent; else they are taken where there are some.
+    /// Whether own memory must be in huge pages, reserved or transparent; if not, they are used if available.
     pub huge_pages: bool,
     /// The buffers that zcrx hands out (`rx_buf_len`), bytes: a page, or, where driver and kernel can (Linux 7.0), a
     /// larger power of two, for which the memory must be of huge pages.
     pub buffer_bytes: u32,
     /// The buffers of ordinary receives, bytes. Each piece takes one, however short it is.
     pub copy_buffer_bytes: u32,
-    /// Receive into blocks of so many bytes, a multiple of 4096: each piece but the last of a connection, and the one
-    /// before a pause, is a whole block, and begins at a multiple of 4096, so that it can be written with O_DIRECT from
-    /// where it is. Only ordinary receives do that: a NIC puts payload where its headers end. A piece is returned when
-    /// its block is full, or the peer has finished sending.
+    /// Receive into blocks of so many bytes, a multiple of 4096: each piece is a whole block, except the last one of a
+    /// connection and the one before a pause. It begins at a multiple of 4096, so that it can be written with O_DIRECT
+    /// without a copy. Only ordinary receives do that: a NIC puts payload where its headers end. A piece is returned
+    /// when its block is full, or the peer has finished sending.
     pub block_bytes: Option<u32>,
     /// Entries of the submission queue.
     pub requests: u32,

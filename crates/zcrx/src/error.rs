@@ -49,7 +49,7 @@ pub enum OpenError {
          another"
     )]
     InUse { what: &'static str },
-    /// Sizes that cannot be.
+    /// An invalid size.
     #[error("{what} of {bytes} bytes: it must be {must}")]
     Size {
         what: &'static str,

@@ -12,14 +12,14 @@ use crate::piece::Piece;
 pub enum Event {
     /// A peer connected. [Add](crate::Receiver::add) it, or drop it.
     Accepted {
-        /// By which listener.
+        /// The listener that it arrived at.
         listener: ListenerId,
         /// The connection.
         socket: OwnedFd,
     },
     /// No more connections are accepted until [`listen_again`](crate::Receiver::listen_again).
     AcceptFailed {
-        /// By which listener.
+        /// The listener that failed.
         listener: ListenerId,
         /// The error of accept(2).
         error: io::Error,
@@ -27,21 +27,21 @@ pub enum Event {
     /// A listener that was [to be stopped](crate::Receiver::stop_listening) accepts no more. Connections that
     /// arrived before were earlier events.
     Stopped {
-        /// Which.
+        /// The listener that stopped.
         listener: ListenerId,
         /// Its socket: dropping it resets connections that wait to be accepted, and later ones are refused.
         socket: OwnedFd,
     },
     /// Bytes were received.
     Received {
-        /// From which peer.
+        /// The connection that received them.
         from: ConnectionId,
         /// The bytes.
         piece: Piece,
     },
     /// No more bytes follow. [Close](crate::Receiver::close) the connection when nothing more is to be sent either.
     Ended {
-        /// Of which connection.
+        /// The connection that ended.
         connection: ConnectionId,
         /// `None`: the peer has finished sending.
         error: Option<io::Error>,

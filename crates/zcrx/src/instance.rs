@@ -4,8 +4,8 @@
 //!
 //! An instance is a NIC queue (or none), an area and a refill ring. It is registered with an io_uring, and known to
 //! requests of that ring by a small number. The kernel can wrap it into a descriptor of its own kind (export), which
-//! can be passed to another process, and make it known to another ring (import); the queue is given back when the
-//! last ring and the last descriptor are gone.
+//! can be passed to another process, and make it known to another ring (import). The queue is released when the last
+//! ring and the last descriptor are gone.
 //!
 //! Area and refill ring are memory files, so that an importing process can map them. The users coordinate who writes
 //! the refill ring: within a process several receivers write it in turns, under a lock ([`Share`]); of several
@@ -301,7 +301,7 @@ impl Imported {
     ///
     /// # Safety
     /// The bytes must encode what [`Instance::import_into`] returned for the ring and the instance that they are used
-    /// with: they determine where the entries are written that tell the kernel which buffers it may fill.
+    /// with: they determine where the refill entries are written, which tell the kernel which buffers it may fill.
     pub unsafe fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let half = |at: usize| (0..4).fold(0, |sum, n| sum | u32::from(bytes[at + n]) << (8 * n));
         let word = |at: usize| u64::from(half(at)) | u64::from(half(at + 4)) << 32;

@@ -14,7 +14,7 @@
 //!   Receiver::start_leased  in each thread, with its ring
 //! ```
 //!
-//! So nothing but numbers is returned, and no descriptor of an instance is left: the queue is given back when the last
+//! So nothing but numbers is returned, and no descriptor of an instance is left: the queue is released when the last
 //! of the rings is closed. The mapping of the refill ring keeps the first ring open, so the queue stays until the last
 //! [`Leased`] is gone, too, and all receivers that have one. That is how it differs from an
 //! [`Instance`](crate::Instance), whose refill ring is a file.

@@ -169,10 +169,10 @@ unsafe impl Send for Piece {}
 unsafe impl Sync for Piece {}
 
 impl Piece {
-    /// The bytes with zeros behind them, up to a multiple of `unit` bytes: what a file opened with O_DIRECT takes of
-    /// the last block. `None` if the buffer does not reach that far, or has something else behind the piece, which
-    /// holds with zcrx; with [`Config::block_bytes`](crate::Config::block_bytes) it reaches for each unit that
-    /// divides the block.
+    /// The bytes, padded with zeros to a multiple of `unit` bytes, as O_DIRECT requires for the last block of a file.
+    /// `None` if the buffer ends before that, or may have other data after the piece, as with zcrx. With
+    /// [`Config::block_bytes`](crate::Config::block_bytes) there is room for each `unit` that divides the
+    /// block.
     pub fn padded(&mut self, unit: usize) -> Option<&[u8]> {
         let area = &self.pool.area;
         let len = (self.place.len as usize).checked_next_multiple_of(unit)?;

@@ -57,8 +57,8 @@ pub struct Statistics {
     pub flushes: u64,
     /// Pieces whose buffers were returned to the kernel.
     pub returned: u64,
-    /// Times that the kernel copied into the area of zcrx, of all receivers of the queue together, and how many bytes;
-    /// without what it copies from the heads of packets. `None` before Linux 7.2, and with ordinary receives, which
+    /// Number of copies by the kernel into the area of zcrx, and their bytes, for all receivers of the queue together;
+    /// copies from the heads of packets are not counted. `None` before Linux 7.2, and with ordinary receives, which
     /// copy all.
     pub kernel_copies: Option<(u64, u64)>,
 }
@@ -73,7 +73,7 @@ pub struct Receiver {
     pub(crate) events: VecDeque<Event>,
     /// Slots of connections that wait for buffers.
     pub(crate) starved: VecDeque<u32>,
-    /// When those are armed again although no buffer came back.
+    /// When those are armed again although no buffer was returned.
     retry: Option<Instant>,
     /// Slots of connections that have something to send.
     pub(crate) to_send: Vec<u32>,
@@ -473,7 +473,7 @@ impl Receiver {
         Ok(None)
     }
 
-    /// Arms connections that wait for buffers: all, or only those after whose last receive some buffers came back.
+    /// Arms connections that wait for buffers: all, or only those for which buffers were returned since their receive.
     fn arm_starved(&mut self, all: bool) -> io::Result<()> {
         let taken = self.supply.pool().taken();
         for _ in 0..self.starved.len() {

@@ -7,14 +7,14 @@
 //! `io_zcrx_ring_refill` and `zcrx_flush_rq`, `io_uring/zcrx.c`. The registration returns where head, tail and
 //! entries are.
 //!
-//! The kernel takes entries when a NIC asks for buffers, and when it is told to (a flush). If it has not taken
-//! enough, the ring is full; entries that do not fit are kept in `waiting`, which is normally empty.
+//! The kernel takes entries when a NIC needs buffers, and when the application requests it (a flush). If it has not
+//! taken enough, the ring is full; entries that do not fit are kept in `waiting`, which is normally empty.
 //!
 //! One ring may serve several receivers of this process, so it is behind a lock; it is held for one batch, and pieces
 //! that are dropped do not take it.
 //!
 //! Invariants: **F1** `head`, `tail` and `entries` point into `memory`, aligned, for `mask + 1` entries: `new`
-//! checked it against what the kernel said; **F2** only the holder of `&mut` writes.
+//! checked it against the kernel's answer; **F2** only the holder of `&mut` writes.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;

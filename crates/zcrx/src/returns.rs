@@ -163,7 +163,7 @@ mod loom_tests {
     fn loom_two_readers_and_the_kernel() {
         loom::model(|| {
             let returns = Arc::new(Returns::new(2));
-            // The bytes of the two buffers: read by readers, then written by the kernel. Loom reports who meets.
+            // The bytes of the two buffers: read by readers, then written by the kernel. Loom reports both at once.
             let bytes = Arc::new([UnsafeCell::new(0_u8), UnsafeCell::new(0_u8)]);
             let readers: Vec<_> = [vec![0], vec![0, 1]]
                 .into_iter()

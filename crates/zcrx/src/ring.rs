@@ -1,7 +1,7 @@
 //! The io_uring of a receiver: its set-up, and the requests that are made of it.
 //!
-//! Each request is tagged with what it is and whose ([`Tag`]); its completions carry the tag back. Requests that name
-//! memory say in `# Safety` how long that must live.
+//! Each request has a tag with its kind and its slot ([`Tag`]), which its completions return. For requests that name
+//! memory, `# Safety` defines how long that must live.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -14,22 +14,22 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use crate::config::Config;
 use crate::error::OpenError;
 
-/// The kind of request that a completion is of.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Receive,
     Send,
     Accept,
     Bell,
-    /// Of a receive.
+    /// Cancels a receive.
     CancelReceive,
-    /// Of a send.
+    /// Cancels a send.
     CancelSend,
-    /// Of all accepts of a listener.
+    /// Cancels all accepts of a listener.
     CancelAccepts,
 }
 
-/// What a request is, and whose.
+/// The kind of a request, and the slot that it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tag {
     pub(crate) kind: Kind,
@@ -75,7 +75,7 @@ pub(crate) struct Completion {
     pub(crate) more: bool,
     /// The provided buffer that was filled.
     pub(crate) buffer: Option<u16>,
-    /// zcrx: where in the area, with the area's number above.
+    /// zcrx: the offset in the area, with the area's number in the upper bits.
     pub(crate) offset: u64,
 }
 
@@ -211,17 +211,17 @@ impl Ring {
         unsafe { self.push(entry, Kind::Bell, 0) }
     }
 
-    /// Ends a connection's receive; its last completion comes then.
+    /// Cancels a connection's receive; its last completion follows.
     pub(crate) fn cancel_receive(&mut self, slot: u32) -> io::Result<()> {
         self.cancel(Kind::Receive, Kind::CancelReceive, slot)
     }
 
-    /// Ends a connection's send; its completion comes then.
+    /// Cancels a connection's send; its completion follows.
     pub(crate) fn cancel_send(&mut self, slot: u32) -> io::Result<()> {
         self.cancel(Kind::Send, Kind::CancelSend, slot)
     }
 
-    /// Ends a listener's accepts; their completions come then.
+    /// Cancels a listener's accepts; their completions follow.
     pub(crate) fn cancel_accepts(&mut self, slot: u32) -> io::Result<()> {
         let tag = Tag {
             kind: Kind::Accept,

@@ -1,7 +1,7 @@
 //! Where buffers come from and go back to: zcrx, provided buffers, or blocks.
 //!
-//! A receive is armed on a connection, its completions say what was filled, and what readers give back is handed to
-//! the kernel in batches. The modes of receiving differ in nothing else.
+//! A supply arms receives, finds the pieces that completions filled, and passes returned buffers to the kernel in
+//! batches. The modes of receiving differ only in this.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -21,7 +21,7 @@ use crate::ring::{Completion, Ring};
 /// Alignment that suffices for O_DIRECT on all file systems in use.
 const BLOCK_UNIT: u32 = 4096;
 
-/// One way of receiving.
+/// One mode of receiving.
 pub(crate) enum Supply {
     Zcrx {
         shared: Arc<Shared>,
@@ -190,8 +190,8 @@ impl Supply {
         pieces
     }
 
-    /// Makes the kernel take the entries of the refill ring: with a device it does that on its own as packets arrive,
-    /// without one only here. With `now` always, else only without a device and with many entries. True if it took.
+    /// Makes the kernel take the entries of the refill ring. With a device it also takes them as packets arrive,
+    /// without one only here. `now`: always; else only without a device, if there are many. Returns whether it took.
     pub(crate) fn flush(&mut self, ring: BorrowedFd<'_>, now: bool) -> bool {
         let Self::Zcrx {
             shared,

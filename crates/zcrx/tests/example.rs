@@ -12,7 +12,7 @@ use support::stream;
 
 /// Descriptors of a server that is short of them.
 const LIMIT: usize = 32;
-/// Against what hangs.
+/// Time limit for a server that hangs.
 const LONGEST: Duration = Duration::from_secs(60);
 
 fn program() -> PathBuf {
@@ -21,7 +21,7 @@ fn program() -> PathBuf {
     tests.parent().unwrap().parent().unwrap().join("examples/echo")
 }
 
-/// The server, what it says, and its first line, which ends with its address.
+/// Starts the server; returns it, its output, and its first line, which ends with its address.
 fn serve(command: &mut Command) -> (Child, BufReader<ChildStdout>, String) {
     let mut server = command
         .stdin(Stdio::piped())

@@ -1,5 +1,5 @@
-//! Byte-exact streams over loopback, by every way of receiving that the kernel has: ordinary receives on each, zcrx
-//! without a device from Linux 7.1 on, with CAP_NET_ADMIN. With ZCRX_NIC, over a NIC and zcrx by its queue.
+//! Byte-exact streams over loopback, in every mode of receiving that the kernel has: ordinary receives on every kernel,
+//! zcrx without a device from Linux 7.1 on, with CAP_NET_ADMIN. With ZCRX_NIC, over a NIC, with zcrx on its queue.
 
 #![allow(unsafe_code, reason = "an instance is taken up from its parts")]
 
@@ -198,7 +198,7 @@ fn two_threads_receive_by_one_queue() {
     }
 }
 
-/// Receives until a connection has brought these bytes, all in all; which.
+/// Receives until one connection has sent exactly these bytes; returns it.
 fn until_one_has(
     receiver: &mut Receiver,
     came: &mut HashMap<ConnectionId, Vec<u8>>,
@@ -380,7 +380,7 @@ fn sizes_that_cannot_be_are_refused_with_the_value() {
     assert!(refused(|it| it.copy_buffer_bytes = 1 << 22).contains("no room for a buffer of 4194304"));
 }
 
-/// Receives, keeps all that came, and says so; until it is killed.
+/// Receives, keeps all pieces, and prints their number; until it is killed.
 #[test]
 #[ignore = "a part of the next test, as a process of its own"]
 fn holder() {
@@ -459,8 +459,8 @@ fn instance_is_imported_by_another_ring_and_into_a_prepared_one() {
     }
 }
 
-/// Capabilities are a thread's. That one without them cannot import is the kernel's rule, and what `Prepared` is for: a
-/// kernel that drops the rule makes this test fail, and the detour needless.
+/// Capabilities are per thread. The kernel lets no thread without them import, which is why `Prepared` exists: if a
+/// kernel drops this rule, the test fails, and `Prepared` is not needed any more.
 #[test]
 fn who_has_no_privilege_receives_by_an_instance_that_another_imports() {
     if !can_zcrx() {

@@ -1,4 +1,4 @@
-//! What is read of headers: hop limits, what SNAP carries, and which headers of IPv6 are followed.
+//! Which headers are parsed: hop limits, payloads of SNAP, and extension headers of IPv6.
 
 use packet::ethertype::{ARP, LLC};
 
@@ -29,7 +29,7 @@ fn what_a_router_may_have_passed_on_is_not_of_the_link() {
     }
 }
 
-/// A packet as it is behind IEEE 802.2 with SNAP, of that organisation, and a tag if it has one.
+/// A packet after a header of IEEE 802.2 with SNAP of that organisation, and after a tag if it has one.
 fn behind_snap(packet: &Packet, organisation: [u8; 3]) -> Vec<u8> {
     let mut bytes = packet.bytes();
     let at = if packet.vlan.is_some() { 16 } else { 12 };
@@ -74,7 +74,7 @@ fn packet_behind_snap_is_judged_as_what_it_is() {
     let other = behind_snap(&udp(53), [0, 0, 0x0c]);
     let looked = FlowKey::of(&other, other.len()).expect("whole");
     assert_eq!((looked.key.ethertype(), looked.key.protocol()), (LLC, 0));
-    // What says that it is another one's is looked at, too.
+    // The bytes with the other organisation count as read, too.
     assert_eq!(looked.bytes, 22);
     for organisation in [[0; 3], [0, 0, 0xf8]] {
         let mut tag = behind_snap(&udp(53), organisation);

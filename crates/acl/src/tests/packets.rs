@@ -1,4 +1,4 @@
-//! Frames and rules of which the tests know what they are, in small worlds, so that rules match often.
+//! Frames and rules with known fields, and few values for each field, so that rules match often.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -19,19 +19,19 @@ pub(super) enum Fragment {
 #[derive(Debug, Clone)]
 pub(super) struct Packet {
     pub(super) vlan: Option<u16>,
-    /// Of what is not IP; else what the addresses say.
+    /// For a frame other than IP; `None`: by the version of the addresses.
     pub(super) ethertype: Option<u16>,
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
     pub(super) protocol: u8,
-    /// Of ICMP: the type in the first half of the second one, and the code.
+    /// For ICMP, the second one is type and code.
     pub(super) ports: (u16, u16),
     pub(super) fragment: Fragment,
     /// Hop limit (IPv6).
     pub(super) hops: u8,
     /// Bytes of options (IPv4, in steps of four), or of a hop-by-hop header (IPv6, in steps of eight).
     pub(super) further: usize,
-    /// That its flow has; 0: none.
+    /// The mark of its flow; 0: none.
     pub(super) mark: u32,
 }
 
@@ -156,7 +156,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// As it would be written; `None`: its keys cannot be together.
+    /// The rule in the form of the configuration; `None`: its keys exclude each other.
     pub(super) fn rule(&self, direction: Direction) -> Option<Rule> {
         let ports = |ranges: &[(u16, u16)]| {
             let text = ranges.iter().map(|(first, last)| format!("{first}-{last}"));
@@ -203,11 +203,11 @@ impl Wanted {
         words.collect::<Vec<_>>().join(" ").parse().ok()
     }
 
-    /// The slow and obvious way to say whether it is about a frame.
+    /// Whether it matches a frame, computed in the slow and obvious way.
     pub(super) fn matches(&self, packet: &Packet) -> bool {
         match (self.ethertype, packet.ethertype) {
             (Some(ethertype), _) if ethertype != packet.version() => return false,
-            // Without one it is about IP.
+            // Without an ethertype it matches IP only.
             (None, Some(_)) => return false,
             _ => {}
         }
@@ -362,7 +362,7 @@ fn ranges() -> impl Strategy<Value = Vec<(u16, u16)>> {
     prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(range, 1..4)]
 }
 
-/// Some of them have keys that cannot be together.
+/// Any rules; some have keys that exclude each other.
 pub(super) fn wanted() -> impl Strategy<Value = Wanted> {
     let some_of = |some: bool, prefix| Some(prefix).filter(|_| some);
     let bits = || prop_oneof![Just(128), Just(0), 24u32..=32, 0u32..=128];
@@ -405,7 +405,7 @@ pub(super) fn wanted() -> impl Strategy<Value = Wanted> {
     })
 }
 
-/// Rules that can be, and what they are.
+/// Valid rules, with the fields that they were made from.
 pub(super) fn rules(most: usize) -> impl Strategy<Value = Vec<(Wanted, Rule)>> {
     let one = wanted().prop_filter_map("keys that cannot be together", |wanted| {
         let rule = wanted.rule(Direction::ToGuest)?;

@@ -308,7 +308,7 @@ fn cpus(wanted: Option<usize>) -> anyhow::Result<(usize, CpuSet)> {
     Ok((cpu, others))
 }
 
-/// By name, as `ip netns` keeps them, or by path.
+/// Opens a network namespace by name, as `ip netns` keeps them, or by path.
 fn namespace(name: &str) -> anyhow::Result<File> {
     let path = match name.contains('/') {
         true => name.to_owned(),

@@ -180,7 +180,7 @@ impl Thread<'_> {
         Ok(())
     }
 
-    /// What errors begin with.
+    /// The beginning of error messages about a connection.
     fn about(&self, connection: &Connection) -> String {
         let (named, number, messages) = (&self.plan.named, connection.number, connection.messages);
         format!("{named}: connection {number}, after {messages} messages")
@@ -328,7 +328,7 @@ fn cut(error: Errno) -> anyhow::Error {
 }
 
 impl Checked {
-    /// Errors: what came back is not what was sent; where, and how many bytes.
+    /// Errors: the bytes received differ from those sent; the error says where, and how many.
     fn compare(&self) -> anyhow::Result<()> {
         if self.sent == self.received {
             return Ok(());

@@ -20,10 +20,10 @@ use crate::setup::{self, LONGEST_IN_ONE_BUFFER, Rig};
 const BEGIN_LIMIT: Duration = Duration::from_secs(10);
 /// Interval at which counters and flags are read.
 const LOOK: Duration = Duration::from_millis(20);
-/// Of the frames that were given to the interface, the share that must have left it: its counters may lag behind.
+/// Least share of the frames given to the interface that must have left it; below 1, as its counters may lag behind.
 const LEFT_SHARE: f64 = 0.9;
 
-/// What is to be measured, and with what.
+/// A benchmark to run, and its arguments.
 #[derive(Clone, Copy)]
 pub(super) struct Setting<'a> {
     pub(super) plan: &'a Plan,

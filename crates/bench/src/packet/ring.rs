@@ -5,10 +5,10 @@
 //! row of blocks of [`BLOCK_BYTES`], cut into slots, each with a header. One word of it, the *status*, says who
 //! owns it:
 //!
-//! | ring | unit | given to us | given back |
+//! | ring | unit | status if ours | status if the kernel's |
 //! |---|---|---|---|
 //! | receive, version 2 | slot | `TP_STATUS_USER` | `TP_STATUS_KERNEL` |
-//! | receive, version 3 | block of as many frames as came, when it is full or 1 ms old | `TP_STATUS_USER` | `TP_STATUS_KERNEL` |
+//! | receive, version 3 | block of frames; ours when it is full or 1 ms old | `TP_STATUS_USER` | `TP_STATUS_KERNEL` |
 //! | transmit, both | slot | `TP_STATUS_AVAILABLE` | `TP_STATUS_SEND_REQUEST` |
 //!
 //! While a unit is ours the kernel does not touch it. Status words are atomics; all other bytes are copied by pointer.
@@ -36,8 +36,8 @@ use crate::args::{Plan, RING};
 const BLOCK_BYTES: usize = 1 << 16;
 /// How long version 3 waits for a block to be full, ms.
 const BLOCK_AGE_MS: u32 = 1;
-/// A slot's header, whichever version, and what the kernel leaves before a frame that it received: 48 bytes, an
-/// address of 20, 16 for the Ethernet header, rounded (`tpacket_rcv`).
+/// Bytes of a slot before its frame, enough for both versions: a header of 48, an address of 20, and 16 for the
+/// Ethernet header, rounded up (`tpacket_rcv`).
 const SLOT_OVERHEAD: usize = 128;
 
 /// Version of the rings' layout.

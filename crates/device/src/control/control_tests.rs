@@ -16,7 +16,7 @@ const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 9];
 const GROUP: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 const PAIRS: u16 = 4;
 const KEY: [u8; 40] = [0x5a; 40];
-/// All that a command may rest on.
+/// All features that a command may need.
 const ALL: u64 = F_VERSION_1 | F_CTRL_VQ | F_MQ | F_GUEST_ANNOUNCE | OFFERED;
 
 /// A device with four pairs, its control queue, and the driver of that.
@@ -27,9 +27,9 @@ struct Rig {
     ram: Arc<GuestRam>,
     area: GuestAddr,
     ack: GuestAddr,
-    /// What the data path was told.
+    /// The changes that the data path received.
     changes: Vec<Change>,
-    /// The data path can follow.
+    /// The data path can apply changes.
     follows: bool,
 }
 
@@ -104,7 +104,7 @@ impl Rig {
         self.device.receive(None)
     }
 
-    /// Whether a frame to there is let through.
+    /// Whether a frame to this address is accepted.
     fn accepts(&self, to: [u8; 6]) -> bool {
         let frame = [&to[..], &OTHER, &[8, 0]].concat();
         let counters = ReceiveCounters::default();
@@ -135,7 +135,7 @@ fn pairs(count: u16) -> Vec<u8> {
     )
 }
 
-/// What RSS_CONFIG says, each part of which a driver may get wrong.
+/// The fields of RSS_CONFIG, each of which a driver may set to an invalid value.
 #[derive(Clone)]
 struct Rss {
     types: u32,
@@ -206,7 +206,7 @@ fn address_table_is_replaced_as_a_whole_and_kept_within_bounds() {
         .collect();
     assert!(rig.send(&table(&many, &[GROUP])));
     assert!(rig.accepts([2; 6]) && rig.accepts(GROUP) && !rig.accepts([1; 6]));
-    // Numbers that promise more than there is.
+    // Counts that exceed the data.
     for entries in [3u32, u32::MAX, u32::MAX / 6 + 1, 1 << 31] {
         let data = [&entries.to_le_bytes()[..], &[2; 12], &[0; 4]].concat();
         assert!(
@@ -442,7 +442,7 @@ fn offloads_are_switched_among_those_that_were_negotiated() {
     assert_eq!(rig.changes, [Change::Offloads; 3]);
 }
 
-/// A right command of each kind, and what has to be negotiated for it.
+/// A valid command of each kind, and the features that it needs.
 fn commands() -> Vec<(Vec<u8>, u64)> {
     vec![
         (command(0, 0, &[1]), F_CTRL_RX),
@@ -552,7 +552,7 @@ fn driver_that_accepts_a_feature_without_what_it_rests_on_is_refused() {
         "{error}"
     );
     assert_eq!(device.features(), 0);
-    // Where the VMM has the queue, it is the VMM's to judge.
+    // If the VMM serves the queue, the VMM checks this.
     let mut device = NetDevice::new(2, Offloads::NONE);
     device.acknowledge(F_VERSION_1 | F_MQ).expect("offered");
     assert!(device.acknowledge(F_RSS).is_err(), "never offered");
@@ -577,7 +577,7 @@ fn reset_forgets_all_that_the_driver_said() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Any bytes after any class: an answer, and a device that is sound.
+    /// Any bytes after any class: the device answers, and stays consistent.
     #[test]
     fn no_command_breaks_the_device(
         bytes in prop::collection::vec((0u8..7, 0u8..7, prop::collection::vec(any::<u8>(), 0..90)), 1..20),

@@ -1,4 +1,4 @@
-//! What a driver said, saved as commands, and another device that goes on with it.
+//! The driver's state, saved as commands, and another device that restores it.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn guest_offloads() -> u64 {
     Offloads::all().for_guest().features()
 }
 
-/// State, but for the address after a reset, and which vrings of the pairs that can be switched are on.
+/// The state, without the address after a reset, and which vrings are enabled, of pairs that can be switched.
 fn said(device: &NetDevice) -> (String, Vec<bool>) {
     let state = device.control_state().map(|state| State {
         first_mac: MAC,
@@ -26,7 +26,7 @@ fn fresh(mac: [u8; 6], pairs: u16, features: u64) -> NetDevice {
     device
 }
 
-/// Another device that goes on with what was said to that one; with another address at first, if that can be said.
+/// Another device with the restored state of this one; created with another address, if the driver can set it.
 fn restored(device: &NetDevice) -> NetDevice {
     let mac = device.control_state().expect("one").mac();
     let first = if device.features() & F_CTRL_MAC_ADDR == 0 {
@@ -76,7 +76,7 @@ fn another_device_goes_on_with_what_the_driver_said_by_each_command_and_by_all()
         (hash_config(3, &KEY[..7]), F_HASH_REPORT),
         (offloads(guest_offloads()), F_CTRL_GUEST_OFFLOADS),
     ]);
-    // With all features, and without RSS, where HASH_CONFIG says what is hashed.
+    // With all features, and without RSS, so that HASH_CONFIG sets the hash types.
     for features in [features, features & !F_RSS] {
         let mut all = Rig::new(features);
         for (bytes, _) in &more {
@@ -87,7 +87,7 @@ fn another_device_goes_on_with_what_the_driver_said_by_each_command_and_by_all()
         }
         assert_ne!(said(&all.device), said(&Rig::new(features).device));
     }
-    // Of a driver that has one of them only.
+    // For a driver that negotiated only one of the features.
     for (bytes, feature) in more {
         let mut rig = Rig::new(F_VERSION_1 | F_CTRL_VQ | feature);
         rig.send(&bytes);
@@ -201,7 +201,7 @@ fn command_that_is_wrong_is_named_and_nothing_has_changed() {
         assert_eq!(result, Err(refused), "{bytes:x?}");
         assert_eq!(said(&rig.device), before, "{bytes:x?}");
     }
-    // All that was said, where there are fewer pairs, or where no features were acknowledged yet.
+    // All of the state, for a device with fewer pairs, or without acknowledged features.
     let saved = rig.device.control_commands();
     for (mut other, source) in [
         (fresh(MAC, 1, ALL & !F_MQ), Refusal::Pair),
@@ -221,7 +221,7 @@ fn command_that_is_wrong_is_named_and_nothing_has_changed() {
     assert_eq!(error, RestoreError::NoControlQueue);
 }
 
-/// A command that a driver with all features may give; few VLANs, so that some are said twice.
+/// A command that a driver with all features may send; few VLANs, so that some repeat.
 fn valid() -> impl Strategy<Value = Vec<u8>> {
     let macs = || {
         let of = |count| prop::collection::vec(any::<[u8; 6]>(), count);
@@ -267,7 +267,7 @@ fn valid() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever a driver said, in any order, of whatever was negotiated.
+    /// Any commands of a driver, in any order, with any negotiated features.
     #[test]
     fn saved_commands_say_what_the_driver_said(
         commands in prop::collection::vec(valid(), 0..20),
@@ -288,7 +288,7 @@ proptest! {
         );
     }
 
-    /// Any bytes: all are taken, or none.
+    /// Any bytes: all commands are applied, or none.
     #[test]
     fn commands_from_anywhere_leave_the_device_sound(
         commands in prop::collection::vec((0u8..7, 0u8..7, prop::collection::vec(any::<u8>(), 0..90)), 1..4),

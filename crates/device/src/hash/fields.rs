@@ -4,8 +4,8 @@
 //!
 //! - VLAN tags, two at most, are skipped.
 //! - A fragment has no ports, not even the first: so all fragments of a packet have one hash and go to one queue.
-//! - Where the headers are longer than what is looked at ([`HEADERS_MAX`] bytes), contradict themselves, or end with the
-//!   packet, what is behind is taken for absent: there are no ports then, and addresses remain.
+//! - If the headers are longer than the part that is read ([`HEADERS_MAX`] bytes), contradict themselves, or end with
+//!   the packet, everything after them counts as absent: the hash is of the addresses, without ports.
 //! - Padding after the packet is not part of it.
 
 use packet::HEADERS_MAX;
@@ -108,7 +108,7 @@ fn transport(packet: &[u8], upper: Upper) -> Transport<'_> {
 #[inline]
 fn ipv6<'a>(ip: &Ipv6<'a>, head: &'a [u8], types: HashTypes) -> Option<Input<'a>> {
     let packet = ip.span.packet_or_rest(head);
-    // Of a routing header of type 2 (RFC 6275, 6.4), and of the destination options (6.3).
+    // The addresses in a routing header of type 2 (RFC 6275, 6.4) and in the destination options (6.3).
     let (mut routed_to, mut home_address, mut is_extended) = (None, None, false);
     let upper = ip.upper_with(packet, Follow::All, |kind, header| {
         is_extended = true;

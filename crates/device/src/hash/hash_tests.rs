@@ -1,4 +1,4 @@
-//! Hashes of whole frames: the published vectors, and what each rule of VirtIO's says.
+//! Hashes of whole frames: the published vectors, and each rule of VirtIO.
 
 use etherparse::{PacketBuilder, VlanId};
 use proptest::prelude::*;
@@ -71,8 +71,8 @@ const VECTORS: [Vector; 8] = [
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// What lies between the IPv6 header and TCP or UDP: type of the first header, bytes. The last one's next header is
-/// `NEXT`, which is replaced.
+/// The extension headers between the IPv6 header and TCP or UDP: type and bytes of each. Their first byte, the type
+/// of the next header, is replaced.
 type Extensions<'a> = &'a [(u8, &'a [u8])];
 
 /// An Ethernet frame with a packet from `source` to `destination`.
@@ -123,13 +123,13 @@ fn hashing(types: HashTypes) -> Hashing {
     Hashing::new(&HashConfig { types, key: KEY }, None)
 }
 
-/// What is reported of a frame, none of whose hash a NIC told.
+/// The report for a frame without a hash of the NIC.
 fn report(frame: &[u8], types: HashTypes) -> (u32, Option<HashType>) {
     let (report, _) = hashing(types).report(frame, None);
     (report.value, report.kind)
 }
 
-/// The same with the vectors' key, of any fields.
+/// The hash of any fields, with the key of the test vectors.
 fn hash_of(parts: &[&[u8]]) -> u32 {
     Toeplitz::new(&KEY).hash(parts)
 }
@@ -349,11 +349,11 @@ mod xdp {
     pub(super) const L4_IPV4_SCTP: u32 = 1 | 8 | 64;
     pub(super) const L4_IPV6_UDP: u32 = 2 | 8 | 32;
     pub(super) const L4_IPV6_TCP_EX: u32 = 2 | 4 | 8 | 16;
-    /// All that veth says.
+    /// The only type that veth reports.
     pub(super) const L4_ANY: u32 = 8;
 }
 
-/// What is reported where a NIC with that key said `rss_type`, and who computed it.
+/// The report for a frame for which a NIC with that key reported `rss_type`, and the origin of the hash.
 fn with_nic(types: HashTypes, key: &NicKey, rss_type: u32) -> (u32, Option<HashType>, Source) {
     let (destination, source, ..) = VECTORS[0];
     let frame = frame(source, destination, TCP, &[]);

@@ -43,9 +43,9 @@ pub enum HashType {
     UdpV6 = 6,
     /// Addresses of IPv6, from a packet with extension headers, which may contain the ones to use.
     Ipv6Ex = 7,
-    /// The same and ports of TCP.
+    /// The addresses of `Ipv6Ex` and ports of TCP.
     TcpV6Ex = 8,
-    /// The same and ports of UDP.
+    /// The addresses of `Ipv6Ex` and ports of UDP.
     UdpV6Ex = 9,
 }
 

@@ -29,8 +29,8 @@ impl Toeplitz {
             let window = window.iter().fold(0, |all, &byte| all << 8 | u64::from(byte));
             let mut sums = [0; 256];
             for value in 1..sums.len() {
-                // Bit 0 of the input is the highest one of its first byte (Microsoft, "RSS Hashing Functions"): the
-                // lowest of a byte takes the 32 bits of the key that begin one bit before the next byte does.
+                // Input bit N takes 32 bits of the key from bit N on, counted from the highest bit of the first byte
+                // (Microsoft, "RSS Hashing Functions"). The lowest bit of a byte is its bit 7: the shift is 1.
                 let lowest = value.trailing_zeros();
                 #[allow(clippy::cast_possible_truncation)]
                 let part = (window >> (1 + lowest)) as u32;

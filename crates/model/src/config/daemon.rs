@@ -104,7 +104,7 @@ pub struct Api {
     /// Permissions of the socket of --api, octal [default: 600, with --api-group 660]
     #[arg(long, value_name = "MODE")]
     pub api_mode: Option<String>,
-    /// Serve read-only HTTP on a further Unix socket, for monitoring
+    /// Serve read-only HTTP on another Unix socket, for monitoring
     #[arg(long, value_name = "PATH")]
     pub api_read_only: Option<PathBuf>,
     /// Group that may connect to the socket of --api-read-only [default: none]

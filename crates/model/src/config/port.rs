@@ -236,8 +236,8 @@ pub struct External {
     /// program
     #[arg(long, value_name = "PATH")]
     pub afxdp_plugin: Option<PathBuf>,
-    /// Metadata that the XDP program writes before frames: the structure of this name, as the types (BTF) of a program
-    /// that uses the map describe it [default: none is read]
+    /// Name of the structure that the XDP program writes as metadata before frames. It is described by the types (BTF)
+    /// of a program that uses the map [default: none is read]
     #[arg(long, value_name = "STRUCT")]
     pub map_layout: Option<String>,
 }

@@ -347,7 +347,7 @@ pub fn names_of_set<T: Serialize + DeserializeOwned + Default>(section: &T) -> V
     set.map(|name| (*name).to_owned()).collect()
 }
 
-/// A value as a command line has it.
+/// A value as written on a command line.
 #[derive(Debug, Clone)]
 pub struct Word(String);
 

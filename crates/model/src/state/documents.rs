@@ -86,11 +86,11 @@ struct Closed<'a> {
 /// All counters of all ports, uplinks and taps of the host.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct CountersDocument<'a> {
-    /// Of all ports.
+    /// Counters of each port.
     ports: Vec<PortCounters<'a>>,
-    /// Of all networks.
+    /// Counters of each network.
     networks: Vec<NetworkCounters<'a>>,
-    /// Of all workers.
+    /// Counters of each worker.
     workers: &'a [WorkerStatus],
 }
 
@@ -99,7 +99,7 @@ pub struct CountersDocument<'a> {
 struct PortCounters<'a> {
     /// Name of the port.
     name: &'a str,
-    /// Of its queue pairs.
+    /// Counters of each of its queue pairs.
     pairs: Vec<PairCounters<'a>>,
 }
 
@@ -108,13 +108,13 @@ struct PortCounters<'a> {
 struct NetworkCounters<'a> {
     /// Name of the network.
     name: &'a str,
-    /// Of queues of its uplink.
+    /// Counters of each queue of its uplink.
     queues: Vec<PairCounters<'a>>,
-    /// Of the tap device of the host, if it has one.
+    /// Counters of the host's tap device, if there is one.
     host: Vec<PairCounters<'a>>,
-    /// Of multicast and broadcast frames from the uplink.
+    /// Counters of multicast and broadcast frames from the uplink.
     groups: &'a [Named],
-    /// Of frames from worker to worker, all links together; none with one worker.
+    /// Counters of frames from worker to worker, all links together; none with one worker.
     links: &'a [Named],
 }
 

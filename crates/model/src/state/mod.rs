@@ -88,9 +88,9 @@ pub struct PortStatus {
     pub nic: String,
     /// How the steering program is attached: `native` or `skb`; none without an interface, or a program on it.
     pub attached: Option<String>,
-    /// How frames come to its queues: `queue` (whatever the NIC puts there), `program` (of that, the frames of `macs`
-    /// and `vlans`), `n-tuple rules`, `n-tuple rules, RSS context` (the NIC brings these, too); none without an
-    /// interface.
+    /// How frames are steered to its queues: `queue` (all that the NIC puts there), `program` (of these, the frames of
+    /// `macs` and `vlans`), `n-tuple rules` or `n-tuple rules, RSS context` (the NIC also steers these to the queues);
+    /// none without an interface.
     pub steered: Option<String>,
     /// Why the NIC does not steer more precisely, or why steering is impaired, as the steward reports it.
     pub steering_note: Option<String>,
@@ -100,9 +100,9 @@ pub struct PortStatus {
     pub node: Option<u16>,
     /// Of the frames that arrive at its own queues, the guest receives those to these addresses; empty: all.
     pub macs: Vec<String>,
-    /// The same for VLANs; empty: all.
+    /// Of these frames, the guest receives those of these VLANs; empty: all.
     pub vlans: Vec<u16>,
-    /// Which frames the guest may send, and which others it receives.
+    /// What decides which frames the guest may send and receive, besides `macs` and `vlans`.
     #[serde(flatten)]
     pub rules: Policy,
     /// Where frames are stored.
@@ -123,13 +123,13 @@ pub struct PortStatus {
     pub features: String,
     /// Offloads that are offered, by name.
     pub offload_offered: Vec<String>,
-    /// Those of them that the guest accepted.
+    /// Those of the offered ones that the guest accepted.
     pub offload: Vec<String>,
     /// Connections so far.
     pub sessions: u64,
     /// Why no frames move although they should.
     pub impaired: Option<String>,
-    /// The operation that keeps the port's thread busy, and for how long; all fields but the counters are older.
+    /// The operation that keeps the port busy, and for how long; all fields but the counters are older.
     pub busy: Option<String>,
     /// A VMM that connected while another one was connected, and was rejected.
     pub turned_away: Option<String>,

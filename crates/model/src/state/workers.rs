@@ -19,7 +19,7 @@ pub struct WorkersDocument {
     pub pid: u32,
     /// CPU cycles (of the time stamp counter) in a microsecond; none if unknown.
     pub cycles_per_us: Option<f64>,
-    /// By number.
+    /// The workers, by number.
     pub workers: Vec<WorkerDocument>,
 }
 
@@ -57,15 +57,15 @@ pub struct WorkerDocument {
 /// Rounds of a worker over its lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Iterations {
-    /// Those that moved frames.
+    /// Rounds that moved frames.
     pub busy: u64,
-    /// Those that did not.
+    /// Rounds that moved none.
     pub idle: u64,
     /// Times it went to sleep.
     pub sleeps: u64,
     /// Sleeps in which it waited for frames of busy guests to accumulate.
     pub pauses: u64,
-    /// Those of the busy ones that were timed, lane by lane.
+    /// Busy rounds that were timed, lane by lane.
     pub timed: u64,
 }
 
@@ -103,7 +103,7 @@ pub struct Frames {
     pub out: u64,
     /// Busy time for a pass; none without frames.
     pub ns_each: Option<f64>,
-    /// The same in cycles.
+    /// Cycles for a pass; none without frames, or if their rate is unknown.
     pub cycles_each: Option<f64>,
 }
 
@@ -114,7 +114,7 @@ pub struct Batches {
     pub count: u64,
     /// Frames in a batch on average; none without batches.
     pub frames_each: Option<f64>,
-    /// By size.
+    /// Batches of each size.
     pub sizes: Vec<Size>,
 }
 

@@ -8,11 +8,11 @@ use std::thread;
 use notifier::notifiers::{Left, Serve};
 use testkit::wait;
 
-/// Where guest and device meet. The guest counts before it notifies.
+/// The counters that guest and device share. The guest counts before it notifies.
 pub(crate) trait Counters: Send + Sync {
-    /// What the guest has counted.
+    /// Number of notifications that the guest has counted.
     fn kicked(&self) -> u32;
-    /// What of that a look has seen.
+    /// How many of these a look has seen.
     fn seen(&self) -> u32;
     /// A look has seen so many.
     fn see(&self, kicks: u32);
@@ -25,7 +25,7 @@ pub(crate) struct ThreadCounters {
     pub(crate) seen: AtomicU32,
 }
 
-// Sequentially consistent, all of it: what is tested is who looks, not the order of memory.
+// All accesses are sequentially consistent: the tests are about which thread looks, not about memory order.
 impl Counters for ThreadCounters {
     fn kicked(&self) -> u32 {
         self.kicked.load(Ordering::SeqCst)
@@ -40,7 +40,7 @@ impl Counters for ThreadCounters {
     }
 }
 
-/// Counts looks, and owners that meet in one.
+/// Counts looks, and simultaneous looks of two owners.
 pub(crate) struct Device<C> {
     pub(crate) counters: C,
     pub(crate) looks: AtomicU64,
@@ -69,7 +69,7 @@ impl<C: Counters> Device<C> {
         let at_closed = self.closed.load(Ordering::SeqCst);
         self.looks_at_closed.fetch_add(at_closed.into(), Ordering::SeqCst);
         let kicks = self.counters.kicked();
-        // Another owner, if there were one, would come now.
+        // A second owner, if there were one, would look now.
         thread::yield_now();
         self.counters.see(kicks);
         self.looks.fetch_add(1, Ordering::SeqCst);
@@ -92,7 +92,7 @@ impl<C: Counters> Device<C> {
     }
 }
 
-/// What the notifiers have of it.
+/// The part of the device that the notifiers call.
 pub(crate) struct Side<C>(pub(crate) Arc<Device<C>>);
 
 impl<C: Counters> Serve for Side<C> {

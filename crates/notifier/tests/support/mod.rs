@@ -1,4 +1,4 @@
-//! What the tests of notifiers stand on: a device that knows who looks at it, a backend, a bus, a guest.
+//! Support for the tests of notifiers: a device that records looks at it, a backend, a bus, a guest.
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub(crate) mod backend;

@@ -19,8 +19,8 @@ pub(crate) fn start<B: Ioeventfds>(notifiers: &Notifiers<B>, queues: u16) {
     notifiers.event(DeviceEvent::DriverOk).unwrap();
 }
 
-/// `transitions` of queue 0 at least, in an order that always is the same. Every other time the guest comes to a look
-/// in between. Each look is by the one owner, none at closed rings, and none is missing.
+/// Makes at least `transitions` transitions of queue 0, always in the same order. After about every other one it waits
+/// until all notifications are seen. Checks that owners never look at once, never at closed rings, and miss nothing.
 pub(crate) fn switch<B: Ioeventfds, C: Counters + 'static>(
     notifiers: &Notifiers<B>,
     device: &Arc<Device<C>>,

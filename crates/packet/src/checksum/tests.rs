@@ -1,4 +1,4 @@
-//! Against the definition, and against each other.
+//! Compares the implementations with the definition, and with each other.
 
 use proptest::prelude::*;
 

@@ -271,7 +271,7 @@ fn coalesced_specs(specs: &[Spec]) -> Vec<Delivered> {
     coalesced(&specs.iter().map(Spec::frame).collect::<Vec<_>>())
 }
 
-/// Numbers of the frames in each thing delivered.
+/// Numbers of the frames in each delivered unit.
 fn units(specs: &[Spec]) -> Vec<Vec<usize>> {
     coalesced_specs(specs)
         .into_iter()
@@ -279,8 +279,8 @@ fn units(specs: &[Spec]) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// A GSO packet must be one: as etherparse sees it, and cut again it must be the frames that it was made of, but for
-/// what merging gives up: timestamps, fixed ids, where PSH and FIN were.
+/// Checks a GSO packet: etherparse must parse it, and segmenting it must return the frames that it was made of, except
+/// for what merging loses: timestamps, fixed ids, the positions of PSH and FIN.
 fn assert_gso_packet(delivered: &Delivered, frames: &[Vec<u8>]) {
     let Delivered {
         header,
@@ -335,7 +335,7 @@ fn assert_gso_packet(delivered: &Delivered, frames: &[Vec<u8>]) {
     }
 }
 
-/// A frame without what merging gives up.
+/// A frame without what merging loses.
 fn given_up(frame: &[u8], layers: &Layers) -> Vec<u8> {
     let mut frame = frame.to_vec();
     let (ip, transport) = (usize::from(layers.ip), usize::from(layers.transport));

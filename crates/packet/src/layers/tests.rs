@@ -1,4 +1,4 @@
-//! What is refused. What is found is compared with etherparse in `tests/segment_properties.rs`.
+//! Tests of refused frames; `tests/segment_properties.rs` compares accepted ones with etherparse.
 
 use super::parse;
 

@@ -1,5 +1,5 @@
-//! Requests and what is refused. Segments are compared with etherparse in `tests/segment_properties.rs`, with the
-//! kernel in testkit's `tests/offload_kernel.rs`.
+//! Tests of requests, and of packets that are refused. Segments are compared with etherparse in
+//! `tests/segment_properties.rs`, and with the kernel in testkit's `tests/offload_kernel.rs`.
 
 use super::{Gso, GsoKind, Malformed, Plan, Request};
 use crate::checksum::ChecksumAt;

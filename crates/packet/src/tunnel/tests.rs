@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::checksum;
 
-/// What a frame is like.
+/// The parameters of a frame.
 #[derive(Debug, Clone, Copy)]
 struct Spec {
     v6: [bool; 2],
@@ -124,7 +124,7 @@ fn look(frame: &[u8]) -> Option<(Unfinished, Verdict)> {
     whole
 }
 
-/// Completes what is unfinished.
+/// Completes the partial checksum, if one is found.
 fn complete(frame: &mut [u8]) -> Option<Verdict> {
     let (found, verdict) = look(frame)?;
     checksum::complete(&mut frame[..found.end as usize], found.at).expect("inside");
@@ -155,7 +155,7 @@ proptest! {
     fn unfinished_checksum_is_found_and_completed(spec in spec(), padding in 0usize..8) {
         let mut frame = spec.partial();
         let whole = spec.whole().0;
-        // Behind the outer packet, as a short frame has it.
+        // Padding after the outer packet, as in a short frame.
         frame.extend(vec![0xa5; padding]);
         let wanted = if spec.outer_sum { Verdict::Valid } else { Verdict::Unknown };
         prop_assert_eq!(complete(&mut frame), Some(wanted), "{:?}", spec);
@@ -166,7 +166,7 @@ proptest! {
     fn finished_checksum_is_left_alone(spec in spec()) {
         let whole = spec.whole().0;
         let mut frame = whole.clone();
-        // One in 65,536 looks the same, and is completed to what it is.
+        // One valid checksum in 65,536 looks partial; completing it does not change it.
         let _ = complete(&mut frame);
         prop_assert_eq!(frame, whole);
     }

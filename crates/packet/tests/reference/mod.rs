@@ -45,7 +45,7 @@ struct Packet {
     /// What its length field says.
     end: usize,
     hop_limit: usize,
-    /// Where the header ends that every packet has, with options.
+    /// End of the IP header, with options.
     payload: usize,
     /// Extension headers, and what they lead to.
     extensions: Vec<(usize, Vec<u8>)>,
@@ -82,7 +82,7 @@ fn ipv4(frame: &[u8], at: usize) -> Option<Packet> {
     })
 }
 
-/// `known`: where headers have to end that are followed.
+/// `known`: the bytes in which skipped headers must end.
 fn ipv6(frame: &[u8], at: usize, known: &[u8], follow: Follow) -> Option<Packet> {
     let mut reader = Reader::new(frame, at)?;
     let version = reader.number(4)? >> 28;
@@ -152,7 +152,7 @@ fn chain(
     Some((kind, reader.at, fragment))
 }
 
-/// Ethertype and place of what is behind so many of these tags.
+/// Ethertype and position of the payload after at most so many of these tags.
 fn behind_tags(frame: &[u8], tags: &[usize], most: usize) -> Option<(usize, usize)> {
     let mut reader = Reader::new(frame, 12)?;
     let mut skipped = 0;
@@ -166,7 +166,7 @@ fn behind_tags(frame: &[u8], tags: &[usize], most: usize) -> Option<(usize, usiz
     }
 }
 
-/// Whether the packet and its header lie in a frame of `len` bytes, of which these are known; and what is known of it.
+/// The known bytes of a packet; `None`: it is not inside a frame of `len` bytes, or its header not in the known ones.
 fn sound<'a>(packet: &Packet, known: &'a [u8], len: usize) -> Option<&'a [u8]> {
     let of_packet = &known[..packet.end.min(known.len())];
     (packet.end <= len && packet.payload <= of_packet.len()).then_some(of_packet)
@@ -331,7 +331,7 @@ pub(crate) fn compare(known: &[u8], len: usize) {
         if ethertype < ethertype::FIRST {
             compare_llc(known, at);
         }
-        // Whatever the ethertype is: each reader has to bear any bytes.
+        // Whatever the ethertype is: each parser must handle any bytes.
         compare_ip(known, len, at);
         compare_arp(known, at);
         compare_options(known.get(at..).unwrap_or_default());

@@ -102,13 +102,13 @@ const fn tail(name: &'static str) -> &'static str {
 pub(super) const CALLS: &[Call] = table! {
     // Frames.
     SYS_sendto: ALWAYS, "wakes the kernel for frames to send (AF_XDP rings)";
-    SYS_recvfrom: ALWAYS, "lets the kernel poll the NIC; looks ahead at messages of a VMM";
+    SYS_recvfrom: ALWAYS, "lets the kernel poll the NIC; peeks at messages of a VMM";
     #[cfg(target_arch = "x86_64")]
     SYS_epoll_wait: ALWAYS, "a worker waits for kicks";
     SYS_epoll_pwait: ALWAYS, "a worker waits for kicks";
     SYS_epoll_pwait2: ALWAYS, "a worker waits for kicks";
     SYS_epoll_create1: ALWAYS, "event queues of workers and of a lease";
-    SYS_epoll_ctl: ALWAYS, "lanes come and go";
+    SYS_epoll_ctl: ALWAYS, "adds and removes descriptors of lanes";
     SYS_eventfd2: ALWAYS, "wake-ups of workers and ports";
     SYS_read: ALWAYS, "kicks, messages, signals";
     SYS_readv: ALWAYS, "messages; frames from a tap";
@@ -186,13 +186,13 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_sched_getaffinity: ALWAYS, "how many CPUs there are";
     SYS_sched_setaffinity: &[&[If::Is(0, 0)]],
         "workers on CPUs that the user named, or the NIC's NUMA node: a thread for itself";
-    SYS_sched_yield: ALWAYS, "a lock that is held";
+    SYS_sched_yield: ALWAYS, "waits for a lock that is held";
     SYS_futex: ALWAYS, "locks";
     SYS_gettid: ALWAYS, "locks, abort";
     SYS_getpid: ALWAYS, "status, abort";
     SYS_geteuid: ALWAYS, "the log: who may not connect to a VMM";
     SYS_exit: ALWAYS, "a thread ends";
-    SYS_exit_group: ALWAYS, "the end";
+    SYS_exit_group: ALWAYS, "the process ends";
     // Signals.
     SYS_rt_sigaction: &[&[If::IsNot(0, SIGSYS as u64)]],
         "SIGBUS gets its default action back; not SIGSYS, which is this sandbox's";
@@ -267,8 +267,8 @@ pub(super) const API: &[Call] = table! {
     SYS_rt_sigaction: &[&[If::IsNot(0, SIGSYS as u64)]], "API: abort; not SIGSYS, which is this sandbox's";
     SYS_rt_sigreturn: ALWAYS, "API: handlers return";
     SYS_restart_syscall: ALWAYS, "API: interrupted calls";
-    SYS_sigaltstack: ALWAYS, "API: the end";
-    SYS_exit_group: ALWAYS, "API: the end";
+    SYS_sigaltstack: ALWAYS, "API: a thread ends";
+    SYS_exit_group: ALWAYS, "API: the process ends";
 };
 
 /// Calls that libraries try but do not need: they fail with ENOSYS.
@@ -362,7 +362,7 @@ mod tests {
         for call in CALLS.iter().chain(API) {
             assert!(!never.contains(&call.name), "{}", call.name);
         }
-        // What has no guest's data needs less than what has.
+        // A process without data of guests needs fewer calls.
         let more = [
             "socket", "connect", "bind", "openat", "clone", "recvmsg", "sendmsg", "readlink",
         ];

@@ -1,8 +1,8 @@
 //! Capability sets (capabilities(7)): emptied, all five of them, and no program gains any (no_new_privs).
 //!
 //! Two may stay if AF_XDP sockets or a map are another program's. CAP_NET_RAW stays if this process opens sockets for a
-//! map (such as `--map-path`): an interface that reappears needs new ones. CAP_IPC_LOCK: packet memory is locked, and a
-//! process with this capability may lock any amount. If the process may raise RLIMIT_MEMLOCK, it does that and drops
+//! map (such as `--map-path`): an interface that reappears needs new ones. CAP_IPC_LOCK may be
+//! needed for packet memory, which is locked. If the process may raise RLIMIT_MEMLOCK, it does that and drops
 //! the capability. If even root may not raise it (no CAP_SYS_RESOURCE in a container), CAP_IPC_LOCK stays: it allows a
 //! process to pin memory, and nothing else.
 

@@ -212,7 +212,7 @@ fn is_service() -> bool {
 /// # Errors
 /// [`SandboxError`]; the process is half in the sandbox then, and should end.
 pub fn enter(plan: &Plan) -> Result<Sandbox, SandboxError> {
-    // Page size and vDSO are looked up once, and kernels before 6.4 (PR_GET_AUXV) tell them by a file only, which
+    // Page size and vDSO are looked up once. Kernels before 6.4 (without PR_GET_AUXV) report them only in a file, which
     // cannot be opened later.
     let _ = rustix::param::page_size();
     let network = match plan.layers.has(Layer::Network) {
@@ -235,7 +235,7 @@ pub fn enter(plan: &Plan) -> Result<Sandbox, SandboxError> {
     }
     let become_whom = plan.user.as_ref().filter(|_| plan.layers.has(Layer::User));
     if let Some(user) = become_whom {
-        // Capabilities that are dropped in a step of their own are kept over this one.
+        // Keeps capabilities if some are to stay, or if the layer that drops them is off.
         user.enter(!stays.is_empty() || !plan.layers.has(Layer::Capabilities))?;
     }
     let capabilities = match plan.layers.has(Layer::Capabilities) {

@@ -92,7 +92,7 @@ fn enter(directories: &[PathBuf]) -> Result<(), Errno> {
     into(&root, Path::new(SITE))?;
     let furnished = furnish(&root, &stays, into).and_then(|()| {
         fchdir(&root)?;
-        // The old root comes to lie on the new one (pivot_root(2), "pivot_root(".", ".")").
+        // The old root is then mounted on top of the new one (pivot_root(2), "pivot_root(".", ".")").
         pivot_root(".", ".")
     });
     if let Err(errno) = furnished {
@@ -104,7 +104,7 @@ fn enter(directories: &[PathBuf]) -> Result<(), Errno> {
     chdir("/")
 }
 
-/// Copies of the mounts that stay, still without a place.
+/// Copies of the mounts that stay, not attached yet.
 fn what_stays(directories: &[PathBuf]) -> Result<Vec<Stays>, Errno> {
     let copy = |path: &Path| {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
@@ -142,7 +142,7 @@ fn new_root() -> Result<OwnedFd, Errno> {
     )
 }
 
-/// Puts what stays into the new root, all of it read-only.
+/// Attaches the mounts that stay in the new root, all read-only.
 fn furnish(
     root: &OwnedFd,
     stays: &[Stays],

@@ -1,5 +1,5 @@
-//! Types as they may be, written byte by byte (`Documentation/bpf/btf.rst`): what is made of them never panics, takes a
-//! bounded time, and lies where the types say.
+//! Tests with types written byte by byte (`Documentation/bpf/btf.rst`): reading them never panics and takes a bounded
+//! time, and the offsets of the layout are those of the types.
 
 use std::fs::File;
 use std::io::Write;
@@ -53,7 +53,7 @@ impl Types {
         if text.is_empty() { 0 } else { at }
     }
 
-    /// Its number. `flags`: its kind is put there, and how many follow.
+    /// Adds a type; returns its number. `flags`: those besides the kind, and the number of members.
     fn of_kind(&mut self, kind: u32, name: &str, flags: u32, size_or_type: u32) -> u32 {
         let name = self.text(name);
         [name, kind << 24 | flags, size_or_type]
@@ -86,7 +86,7 @@ impl Types {
         ty
     }
 
-    /// What the kernel would give; `None`: libbpf takes it for no types.
+    /// The types as read from the kernel; `None`: libbpf rejects them.
     fn read(&self) -> Option<Btf<'static>> {
         let (types, strings) = (self.types.len() as u32, self.strings.len() as u32);
         let magic_and_version = [0xeb9f_u16.to_ne_bytes(), [1, 0]].concat();

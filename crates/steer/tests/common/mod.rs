@@ -1,5 +1,5 @@
-//! What the tests of this crate stand on: two network namespaces joined by a veth pair, frames by packet socket, and
-//! a look at the interface that does not go through the crate under test.
+//! Support for the tests of this crate: two network namespaces connected by a veth pair, packet sockets, and queries to
+//! the interface that do not use the crate under test.
 //!
 //! The near end is where the program goes; the calling thread is moved into its namespace. The far end sends.
 #![allow(unsafe_code, dead_code)]
@@ -30,7 +30,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// `None` after saying `SKIPPED` where namespaces cannot be made.
+    /// `None`, after `SKIPPED` was printed, if namespaces cannot be created.
     pub(crate) fn new(mtu: u32) -> Option<Self> {
         if !have(&[Need::Root]) {
             return None;
@@ -103,7 +103,7 @@ pub(crate) fn gone_within(ifindex: u32, timeout: Duration) -> bool {
     wait::until(timeout, || program_on(ifindex).is_none())
 }
 
-/// A program that passes everything, attached the old way (netlink, no link): it stays until somebody removes it.
+/// A program that passes everything, attached by netlink instead of a link: it stays until somebody removes it.
 pub(crate) struct ForeignProgram {
     fd: OwnedFd,
     ifindex: u32,
@@ -168,7 +168,7 @@ pub(crate) fn test_run(id: u32, metadata_bytes: u32, frame: &[u8]) -> u32 {
     test_runs(id, metadata_bytes, frame, 1).0
 }
 
-/// The same, as often as `repeat` says: the last verdict, and what one run took, ns.
+/// As [`test_run`], `repeat` times; returns the last verdict, and the time of one run, ns.
 pub(crate) fn test_runs(id: u32, metadata_bytes: u32, frame: &[u8], repeat: u32) -> (u32, u32) {
     // SAFETY: no memory is passed.
     let fd: RawFd = unsafe { libbpf_sys::bpf_prog_get_fd_by_id(id) };
@@ -197,8 +197,8 @@ pub(crate) fn test_runs(id: u32, metadata_bytes: u32, frame: &[u8], repeat: u32)
     (opts.retval, opts.duration)
 }
 
-/// What one run of the program with this id takes while `traffic` gives it frames, ns: the kernel's own measurement,
-/// which is in it (some 20 ns). For programs that BPF_PROG_TEST_RUN does not take: those bound to an interface
+/// The time of one run of the program with this id while `traffic` sends it frames, ns, as the kernel measures it. It
+/// includes the measurement (some 20 ns). For programs that BPF_PROG_TEST_RUN rejects: those bound to an interface
 /// (EINVAL).
 pub(crate) fn ns_a_run(id: u32, traffic: impl FnOnce()) -> f64 {
     // SAFETY: no memory is passed.
@@ -234,8 +234,8 @@ pub(crate) fn read_all(from: &mut impl io::Read) -> String {
     text
 }
 
-/// Does something with the capabilities of a steward only. Without CAP_PERFMON the verifier refuses more, and puts
-/// barriers against speculation into a program.
+/// Runs `call` with only the capabilities of a steward. Without CAP_PERFMON the verifier rejects more, and inserts
+/// speculation barriers into a program.
 pub(crate) fn as_a_steward<T>(call: impl FnOnce() -> T) -> T {
     let before = capabilities(None).expect("own");
     let mut few = before;
@@ -246,7 +246,7 @@ pub(crate) fn as_a_steward<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Keeps this thread on one CPU meanwhile.
+/// Runs `call` with this thread pinned to one CPU.
 pub(crate) fn on_one_cpu<T>(call: impl FnOnce() -> T) -> T {
     // SAFETY: a set is plain bits; the calls get its size, and it outlives them.
     let before = unsafe {
@@ -289,7 +289,7 @@ pub(crate) fn assert_ring_not_writable(ring: BorrowedFd<'_>) {
     assert!(map_ring(ring, 4096, 4096, reads).is_some(), "to read it can");
 }
 
-/// Says that a ring was read so far.
+/// Sets the read position of a ring.
 pub(crate) fn set_ring_position(ring: BorrowedFd<'_>, position: usize) {
     let page = map_ring(ring, 4096, 0, libc::PROT_READ | libc::PROT_WRITE).expect("the first page");
     // SAFETY: a page just mapped.

@@ -1,4 +1,4 @@
-//! An AF_XDP socket on queue 0 of a pair, whose buffers are looked at byte by byte.
+//! An AF_XDP socket on queue 0 of a pair, whose buffers are compared byte by byte.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use xsk::{
 use super::Pair;
 
 const CHUNK: u32 = 2048;
-/// What a chunk holds before a frame comes.
+/// The content of a chunk before a frame is received.
 pub(crate) const UNTOUCHED: u8 = 0xa5;
-/// Bytes looked at before the frame: room for the longest header and some.
+/// Bytes checked before the frame: room for the longest header and some.
 pub(crate) const BEFORE: usize = 32;
 
-/// Where a frame comes to in a chunk.
+/// Where a received frame starts in a chunk.
 fn frame_start(chunk: &Frame) -> UmemOffset {
     UmemOffset::new(chunk.offset().get() + u64::from(XDP_PACKET_HEADROOM))
 }
@@ -35,12 +35,12 @@ impl Receiver {
         Self::open_for(pair.ifindex(), program, false)
     }
 
-    /// What a chunk held is forgotten before it is given to the kernel.
+    /// Old metadata in a chunk is erased before the kernel gets it.
     pub(crate) fn reading_hints(pair: &Pair, program: &Program) -> Self {
         Self::open_for(pair.ifindex(), program, true)
     }
 
-    /// The same of another interface.
+    /// A receiver on queue 0 of any interface.
     pub(crate) fn open_for(ifindex: u32, program: &Program, reads_hints: bool) -> Self {
         let memory = OwnMemory::new(64 * CHUNK as usize).expect("128 KiB");
         let umem = Umem::aligned(Arc::new(memory), CHUNK, 0).expect("valid chunks");

@@ -1,4 +1,4 @@
-//! A tap in the near namespace: a driver that has native XDP and tells a program nothing of a frame but its bytes.
+//! A tap in the near namespace: a driver that has native XDP and reports no hints.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

@@ -92,7 +92,7 @@ pub(crate) fn start(
         fcntl_setfd(fd, FdFlags::empty())?;
         command.args([*name, &fd.as_raw_fd().to_string()]);
     }
-    // The gateway outlives the daemon on purpose; the socket pair shows its end.
+    // Not waited for, because the gateway may outlive the daemon. The socket pair shows when it ends.
     #[allow(clippy::zombie_processes)]
     let started = command.spawn();
     started.with_context(|| format!("cannot start {}", program.display()))?;

@@ -91,9 +91,9 @@ pub(super) fn read(
     }
 }
 
-/// Where the kernel copies, a frame for which no chunk is free is counted in `rx_dropped`, too (`__xsk_rcv`,
-/// net/xdp/xsk.c); where the NIC writes, `rx_fill_ring_empty_descs` counts how often the driver asked for chunks. So
-/// that counter alone shows no loss.
+/// In copy mode a frame for which no chunk is free is counted in `rx_dropped`, too (`__xsk_rcv`, net/xdp/xsk.c). In
+/// zero-copy mode `rx_fill_ring_empty_descs` counts how often the driver found the fill ring empty, not frames. So that
+/// counter alone shows no loss.
 fn socket_counters(statistics: xsk::Statistics) -> impl Iterator<Item = Named> {
     // That the tx ring is empty is normal here.
     let shown = statistics

@@ -46,8 +46,8 @@ pub(crate) struct Queue {
     pub(crate) cpus: Option<String>,
     /// PID of its thread, if the NAPI is threaded.
     pub(crate) napi_thread: Option<u32>,
-    /// What is bound to the queue: `xsk`, `io_uring`, `dma-buf N`; the netkit that it is leased to, `lease (interface
-    /// I, queue N)`, also with `, network namespace K`; or, of a netkit, whose it is: `lease of NAME, queue N`.
+    /// What is bound to the queue: `xsk`, `io_uring`, `dma-buf N`. A NIC's queue leased to a netkit: `lease (interface
+    /// I, queue N)`, perhaps with `, network namespace K`; the netkit's queue: `lease of NAME, queue N`.
     pub(crate) bound: Vec<String>,
     /// Length of its receive buffers, as the kernel or the driver reports it.
     pub(crate) rx_buffer_bytes: Option<u32>,
@@ -170,7 +170,7 @@ impl Queue {
         }
     }
 
-    /// Nothing and nobody is known to use it.
+    /// Whether no user of the queue is known.
     pub(crate) fn is_free(&self) -> bool {
         self.bound.is_empty() && self.lease.is_none() && self.holder.is_none()
     }
@@ -336,7 +336,7 @@ impl Leases {
         }
     }
 
-    /// Adds the text to the netkits' queues. Queue 0 of each is its own.
+    /// Adds the text to the netkits' queues. Queue 0 of a netkit is not leased.
     fn tell(&self, names: &BTreeMap<u32, String>, queues: &mut BTreeMap<(String, u32), Queue>) {
         for index in &self.netkits {
             let Some(name) = names.get(index) else { continue };

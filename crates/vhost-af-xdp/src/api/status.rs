@@ -1,6 +1,6 @@
 //! Reads the [state](model::state) of the daemon.
 //!
-//! It waits neither for a port's thread ([`crate::port::snapshot`]) nor for another process. Separate threads request
+//! It waits neither for a port's lock ([`crate::port::snapshot`]) nor for another process. Separate threads request
 //! the counters of XDP programs; the status waits [`SAMPLES`] for them at most.
 
 use std::sync::{Arc, mpsc};

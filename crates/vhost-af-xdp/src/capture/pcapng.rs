@@ -22,7 +22,7 @@ const MAGIC: u32 = 0x1a2b_3c4d;
 const ETHERNET: u16 = 1;
 const NANOSECONDS: u8 = 9;
 
-/// Options: one of all blocks, and those of each kind.
+/// Option codes: one that every block may have, and those of each kind of block.
 const COMMENT: u16 = 1;
 const APPLICATION: u16 = 4;
 const INTERFACE_NAME: u16 = 2;
@@ -182,7 +182,7 @@ fn len_by_headers(bytes: &[u8]) -> u32 {
         IPV6 => Some(Ipv6::at(bytes, at)?.span.end),
         _ => None,
     });
-    // A word, and some headers.
+    // Fits: a 16-bit length and some headers.
     end.unwrap_or(0) as u32
 }
 

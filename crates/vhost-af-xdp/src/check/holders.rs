@@ -1,5 +1,5 @@
-//! Queues of the interface that are in use, and how one more guest gets a queue, with regard to our own running
-//! daemons: a queue or program of theirs is no obstacle that must be removed.
+//! Lists the queues of the interface that are in use, and how to add one more guest. If a daemon of ours uses them, the
+//! guest can be added to it, so its queues and XDP program need not be removed.
 
 use steer::ranges_text;
 
@@ -36,7 +36,7 @@ impl Facts {
             .collect()
     }
 
-    /// The network that uses queues of it, and which.
+    /// The network that uses queues of the interface, and their numbers.
     pub(super) fn network_there(&self) -> Option<(&Holder, Vec<u32>)> {
         let of_network = |queue: &&Queue| {
             let holder = queue.holder.as_ref();
@@ -51,7 +51,7 @@ impl Facts {
         Some((holder, queues.collect()))
     }
 
-    /// Whose its XDP program is, if it belongs to one of our processes.
+    /// The owner of its XDP program, if that is one of our processes.
     pub(super) fn program_holder(&self) -> Option<String> {
         let held = self
             .queues
@@ -65,7 +65,7 @@ impl Facts {
 
     /// How one more guest gets a queue.
     pub(super) fn way(&self) -> Way<'_> {
-        // Without a lease the program is the daemon's own, and there can be no second one.
+        // A daemon without a lease has attached its own program, and an interface cannot have a second one.
         let mut own = self.queues.iter().filter(|queue| queue.lease.is_none());
         match own.find_map(|queue| queue.holder.as_ref()) {
             Some(holder) => Way::Port(holder),

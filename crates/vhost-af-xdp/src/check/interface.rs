@@ -10,7 +10,7 @@ use super::{loopback, netkit};
 use crate::nic::endpoint::COPY_BYTES;
 
 impl Facts {
-    /// Findings of `check IFNAME`: also what prevents a daemon with as few options as possible.
+    /// Findings of `check IFNAME`, including what would stop a daemon that is started with as few options as possible.
     pub(super) fn findings(&self, copy: &PlacementReport) -> Vec<Finding> {
         let name = &self.link.name;
         let unusable = match (self.loopback, self.link.has_leased_only) {

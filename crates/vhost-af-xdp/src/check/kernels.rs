@@ -9,7 +9,7 @@ pub(super) const TABLE: &[((u32, u32), &str)] = &[
     ),
     (
         (6, 4),
-        "leased sockets are bound; before, a steward needs `unbound-sockets = true`",
+        "the steward binds leased sockets; before, it needs `unbound-sockets = true`",
     ),
     ((6, 6), "frames in several pieces (MTU above 3822)"),
     ((6, 8), "TX metadata (checksums); `queues`"),

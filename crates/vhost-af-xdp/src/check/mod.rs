@@ -1,11 +1,11 @@
 //! `vhost-af-xdp check IFNAME` and `serve --check`: what an interface, its driver, this kernel and this process offer, why
 //! not more, what to type, and whether a configuration works on this host. Nothing is started.
 //!
-//! # Theory of operation [`facts`] only reads; it attaches, binds and sets nothing. [`placements`] checks the same
+//! Theory of operation. [`facts`] only reads; it attaches, binds and sets nothing. [`placements`] checks the same
 //! conditions as `serve` ([`common::binding`]), assumes the best guest and VMM, and uses the same messages as `status`.
 //! [`interface`] and [`configuration`] list what an operator should act on ([`finding`]), [`advice`] lists what to
-//! type, [`view`] makes text of the report, which is also the JSON. [`try_bind`] attaches and binds for a moment, only
-//! if requested.
+//! type. [`view`] renders the report as text; `--json` prints the same report. [`try_bind`] attaches and binds for a
+//! moment, only if requested.
 
 mod advice;
 mod configuration;
@@ -196,7 +196,7 @@ impl Facts {
         lacks.map(|((major, minor), what)| (format!("{major}.{minor}"), *what))
     }
 
-    /// The XDP program that is on the interface, and whose it is.
+    /// The XDP program on the interface, and its owner.
     fn program_text(&self) -> Option<String> {
         let program = self.program.as_ref()?;
         Some(match self.program_holder() {
@@ -205,7 +205,7 @@ impl Facts {
         })
     }
 
-    /// How many queue pairs in copy placement may be locked; none: any number.
+    /// How many queue pairs in copy placement RLIMIT_MEMLOCK allows; none: any number.
     fn copy_pairs(&self) -> Option<u64> {
         let limit = self.memlock_bytes.filter(|_| !self.locks_any)?;
         Some(limit / u64::from(COPY_BYTES))

@@ -14,9 +14,9 @@ use crate::api::queues::Holder;
 pub(super) struct NetworkReport {
     /// Mode as `status` will show it for each queue; none: it is not possible.
     mode: Option<String>,
-    /// As many as the interface spreads frames over: the network needs all of them.
+    /// The number of queues that the interface spreads frames over: the network needs all of them.
     queues: u32,
-    /// Those of them that are in use.
+    /// Queues among these that are in use.
     taken_queues: Vec<u32>,
     /// The network that uses some of them.
     there: Option<String>,

@@ -62,7 +62,7 @@ impl Request {
     }
 }
 
-/// The best guest: nothing is known of the guest yet.
+/// The best guest. It is assumed because no guest is known yet.
 const BEST: GuestBuffers = GuestBuffers {
     order: BufferOrder::Any,
     huge_pages: true,
@@ -231,7 +231,7 @@ impl Facts {
         (!has_pieces).then(|| format!("MTU {mtu}: above {most} it takes Linux 6.6: lower the MTU"))
     }
 
-    /// The messages that appear if one of the conditions that are not known here is not met.
+    /// For each condition that cannot be checked here, the message that `status` shows if it is not met.
     fn conditions(
         best: IntoGuest,
         ask: impl Fn(Option<IntoGuest>) -> Result<Binding, NoZeroCopy>,

@@ -191,7 +191,7 @@ pub(crate) fn keys_of<T: NamedTable>(name: &str, words: &[String]) -> anyhow::Re
     let names: Vec<String> = set.names().map(str::to_owned).collect();
     let mut keys = T::read_words(set).map_err(wrong)?.keys();
     for name in names {
-        // A value of false is not written, but must be sent.
+        // `keys` leaves out a value of false, which must be sent.
         keys.entry(name).or_insert(Value::Bool(false));
     }
     keys.extend(unset.into_iter().map(|name| (name, Value::Null)));

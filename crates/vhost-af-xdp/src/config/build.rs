@@ -470,8 +470,8 @@ pub(crate) fn share(ports: &mut [PortConfig], size: Option<Size>) -> anyhow::Res
     Ok(())
 }
 
-/// Most memory of a guest without a configured limit: what the machine has, but so little that the guests of all ports
-/// fit into the address space.
+/// Most memory of a guest without a configured limit: the machine's memory, or less if the guests of all ports would
+/// not fit into the address space.
 fn machine_share(ports: usize) -> u64 {
     machine_bytes().min(MOST_BYTES / ports.max(1) as u64)
 }

@@ -167,7 +167,7 @@ pub(crate) enum Owner {
     Port(usize),
 }
 
-/// An error of a configuration, and whose it is.
+/// An error of a configuration, and the table that it is in.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub(crate) struct Wrong {

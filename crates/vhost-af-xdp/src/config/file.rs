@@ -83,7 +83,7 @@ pub(crate) fn add_possible(
     wrong
 }
 
-/// Adds all at once, if that is possible, else each half separately: a few mistakes cost a few checks.
+/// Adds all at once, if that is possible, otherwise each half separately: so few mistakes need few checks.
 fn add_each<T: NamedTable>(
     file: &mut ConfigFile,
     kept: &[Entry<T>],

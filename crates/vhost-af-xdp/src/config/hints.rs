@@ -54,7 +54,7 @@ impl HintsConfig {
         }
     }
 
-    /// The hints that were named, and must be possible.
+    /// The hints that the user named; each of them must be possible.
     pub(crate) fn named(self) -> HintSet {
         match self {
             Self::Auto | Self::OfProgram => HintSet::NONE,

@@ -37,8 +37,8 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// The offloads that a placement can do. Frames that are in the guest's buffers already cannot be coalesced: all
-/// buffers of a frame but the last must be filled to the end (VirtIO 1.3, 5.1.6.4.1).
+/// The offloads that a placement can do. Frames that a NIC wrote into the guest's buffers cannot be coalesced: all
+/// buffers of a packet but the last must be filled to the end (VirtIO 1.3, 5.1.6.4.1).
 pub(super) fn offloads_of(placement: Placement) -> Offloads {
     match placement {
         Placement::Copy | Placement::SendDirect => Offloads::all(),
@@ -65,7 +65,7 @@ pub(crate) enum NicConfig {
         /// Queues of the uplink's interface for this port alone.
         own: Option<PortQueues>,
     },
-    /// None: frames are made and dropped in this process.
+    /// No other end: frames are made and dropped in this process.
     Null {
         /// Length of the frames made, bytes.
         frame_bytes: u32,

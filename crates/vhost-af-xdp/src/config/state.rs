@@ -30,7 +30,7 @@ pub(super) fn read_beside(path: &Path, file: &Path) -> anyhow::Result<Tables> {
     Ok(read(path)?)
 }
 
-/// Reads the state file; without one, there is nothing.
+/// Reads the state file; returns no tables if there is none.
 /// Errors: it cannot be read, others could change it, or it is not a state file.
 fn read(path: &Path) -> Result<Tables, FileError> {
     if !path.try_exists().unwrap_or(true) {

@@ -1,7 +1,7 @@
 //! Changes of the hints of the uplink's frames while frames arrive ([`crate::nic::metadata`]).
 //!
 //! The steward gets several requests, and may not answer for a while: the state is not locked meanwhile, so that ports
-//! can be changed and shown. If the uplink's interface is another one afterwards, the change is repeated for that.
+//! can be changed and shown. If the uplink has another interface afterwards, the change is repeated for that one.
 
 use std::sync::{Arc, TryLockError};
 

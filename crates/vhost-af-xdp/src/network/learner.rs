@@ -12,7 +12,7 @@ use super::{Network, change, configured, mark_of};
 
 /// Interval of checks without new addresses.
 const SELDOM: Duration = Duration::from_secs(10);
-/// The same while the uplink could not be updated, or a key may not move yet.
+/// Interval of checks while the uplink could not be updated, or a key may not move yet.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Least time between two checks.
 const PAUSE: Duration = Duration::from_millis(20);

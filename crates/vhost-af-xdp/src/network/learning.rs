@@ -109,9 +109,9 @@ impl Learning {
             .collect()
     }
 
-    /// Divides the room for `most` learned keys among ports with new ones: a new key evicts one of the port with the
-    /// most keys, if that has at least two more. New keys without room are refused. The port with the fewest keys comes
-    /// first, so no key that is granted here has to be evicted here.
+    /// Divides the room for `most` learned keys among ports with new ones. Without room, a new key evicts one of the
+    /// port with the most keys, if that has at least two more than the new key's port; else the new key is refused.
+    /// The port with the fewest keys comes first, so no key that is granted here has to be evicted here.
     pub(super) fn share(&mut self, most: usize, ports: &[Option<FdbPort>], fdb: &Fdb) -> Vec<Evicted> {
         let mut evicted = self.make_room(most, ports);
         let mut held = self.held();

@@ -96,7 +96,7 @@ struct RunningTap {
 #[derive(Clone, Default)]
 pub(crate) struct ShownNetwork {
     pub(crate) uplink: Option<UplinkConfig>,
-    /// Of each queue of the uplink, and then, in tap mode, of each queue of the tap.
+    /// Those of each queue of the uplink, then, in tap mode, those of each queue of the tap.
     pub(crate) counters: Vec<Arc<PairCounters>>,
     pub(crate) link: NetworkLink,
     /// Why no frames move over the uplink although they should.
@@ -115,14 +115,14 @@ pub(crate) struct ShownNetwork {
 #[derive(Default)]
 struct State {
     uplink: Option<UplinkConfig>,
-    /// Of each queue of the uplink.
+    /// One for each queue of the uplink.
     counters: Vec<Arc<PairCounters>>,
     interface: Option<Arc<Interface>>,
-    /// Of each queue of the uplink; `None`: it could not be started.
+    /// The lane of each queue of the uplink; `None`: it could not be started.
     running: Vec<Option<Running>>,
     /// In tap mode, the tap that receives the uplink's frames; `None`: it could not be started.
     tap: Option<RunningTap>,
-    /// Of each queue of the tap, for the largest number of queues that it has had.
+    /// One for each queue of the tap, for the largest number of queues that it has had.
     tap_counters: Vec<Arc<PairCounters>>,
     /// When lanes that do not run are retried.
     retry: Retry<u32>,
@@ -131,7 +131,7 @@ struct State {
     /// The lane of multicast frames.
     multicast: Option<LaneAt>,
     host: Host,
-    /// By number.
+    /// The port with each number.
     ports: Vec<Option<FdbPort>>,
     /// The last generation that a port got ([`FdbPort::generation`]).
     generations: u16,
@@ -165,7 +165,7 @@ pub(crate) struct Network {
     owner: Arc<str>,
     interfaces: Arc<Interfaces>,
     workers: Arc<Workers>,
-    /// Of multicast frames from the uplink.
+    /// Counters of multicast frames from the uplink.
     pub(crate) group_counters: Arc<PairCounters>,
     wakers: Wakers,
     /// An eventfd: a guest uses an address that was not learned yet, or all have to be sent to the uplink again.
@@ -205,7 +205,7 @@ impl State {
         self.over || self.uplink.is_none()
     }
 
-    /// Sets the uplink, none of which is open yet.
+    /// Sets the uplink; its interface and queues are not open yet.
     fn reset_uplink(&mut self, uplink: Option<UplinkConfig>) {
         let queues = uplink.as_ref().map_or(0, |uplink| uplink.queues);
         self.counters = (0..queues).map(|_| Arc::default()).collect();

@@ -12,8 +12,8 @@ use crate::switch::fdb::{Fdb, FdbPort, PortNumber};
 use model::events::What;
 
 impl State {
-    /// How many keys of this port the network does not have yet; `number`: of the port whose keys change, if it exists.
-    /// Its old keys still count, because the steward keeps them until it has the new ones.
+    /// How many keys of the new or changed port `number` the network does not have yet. A change does not subtract the
+    /// port's old keys, because the steward keeps them until it has the new ones.
     fn new_keys(&self, port: &FdbPort, number: PortNumber) -> usize {
         let before = self.ports.get(usize::from(number.0)).and_then(Option::as_ref);
         let before = before.filter(|before| before.mac == port.mac);

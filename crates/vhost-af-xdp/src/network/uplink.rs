@@ -36,7 +36,7 @@ const GIVING_BACK: Duration = Duration::from_secs(2);
 /// How long the network retries to open a queue that another socket uses. While the uplink's last queue is set up
 /// again, guests' frames for the uplink wait that long at most, and so do frames for other guests behind them.
 const OPENING: Duration = RETRY.saturating_mul(5);
-/// Interval of checks whether they have.
+/// Interval of checks whether all threads have released the interface.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Result of a check of the uplink.

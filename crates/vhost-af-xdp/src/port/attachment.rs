@@ -66,7 +66,7 @@ impl Attachment {
         self.queue().map(|queue| &*queue.interface)
     }
 
-    /// The NUMA node of its NIC, where there are several.
+    /// The NUMA node of its NIC, if the machine has several nodes.
     pub(crate) fn node(&self) -> Option<NumaNode> {
         self.interface()?.link.node
     }

@@ -40,8 +40,8 @@ const RECEIVE_CHUNKS: usize = {
     let all = (COPY_BYTES / CHUNK_BYTES) as usize;
     all - all * 2 / 5
 };
-/// Entries of a null NIC's rings: a few batches are enough, because it does nothing between two polls, and
-/// their frames stay in the cache.
+/// Entries of a null NIC's rings: a few batches are enough, because the null NIC does nothing between two polls, and
+/// so few frames stay in the cache.
 const NULL_RING: usize = 256;
 
 /// Why a lane cannot be built.
@@ -68,7 +68,7 @@ impl LaneError {
         match self {
             Self::Pair(error) => matches!(error, PairError::Duplicate(_)),
             Self::Chunks(error) => matches!(error, ChunksError::Memory(_)),
-            // Those are errors of guest memory, in direct placement.
+            // These three are errors of guest memory, in direct placement.
             Self::Interface(InterfaceError::Open(error)) => !matches!(
                 error,
                 OpenError::MemoryHole { .. } | OpenError::MemoryKind { .. } | OpenError::Umem { .. }
@@ -105,7 +105,7 @@ pub(crate) struct BuiltLane {
 }
 
 impl BuiltLane {
-    /// One that was lent no queue.
+    /// A lane that uses no NIC queue.
     fn new(lane: Box<dyn Lane>, facts: LaneFacts) -> Self {
         let lent = None;
         Self { lane, facts, lent }
@@ -119,7 +119,7 @@ pub(crate) struct LentQueue {
 }
 
 impl LentQueue {
-    /// Gives the queue back after its lane was stopped.
+    /// Returns the queue after its lane was stopped.
     pub(crate) fn give_back(self, nic: NicQueue<XdpNic>) {
         self.queue.give_back(nic, &self.counters);
     }
@@ -135,7 +135,7 @@ pub(crate) struct CopyingSide {
 /// The parts that a pair's lane is built from.
 pub(crate) struct LaneParts<'a> {
     pub(crate) pair: u16,
-    /// The port's; a lane may copy even if that is direct, and it may replace a direct lane.
+    /// The port's placement. If it is direct, a lane may copy nevertheless, also one that replaces a direct lane.
     pub(crate) placement: Placement,
     pub(crate) device: &'a NetDevice,
     pub(crate) attachment: Attachment,
@@ -213,7 +213,7 @@ impl LaneParts<'_> {
     /// Builds a lane of copy placement on a queue, which it is lent.
     fn build_copy(self, queue: InterfaceQueue) -> Result<BuiltLane, LaneError> {
         if self.pair == 0 {
-            // Frames come to all pairs from the moment on that this queue is lent.
+            // As soon as this queue is lent, frames arrive at all pairs.
             queue.interface.forget_frames_of_tap(&self.counters)?;
         }
         let guest = self.copying_side()?;

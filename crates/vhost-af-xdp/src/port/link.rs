@@ -56,8 +56,8 @@ impl Port {
         self.looks.note(again.flatten());
     }
 
-    /// The same on the thread that checks all ports, which does not wait for the lock: the session thread checks a port
-    /// with a session, and a port whose lock is held is checked later.
+    /// Checks the interface on the thread that checks all ports, without waiting for the lock: a port with a session is
+    /// checked by the session thread, and a port whose lock is held is checked later.
     pub(crate) fn look_if_due(self: &Arc<Self>) {
         if !self.looks.is_due() {
             return;
@@ -92,7 +92,7 @@ impl Port {
         match again {
             Again::AtOnce => Some(now),
             Again::At(due) => Some(due),
-            // A thread that waits for an answer of the steward may read a report, so the lease shows no event for it.
+            // A thread that waits for an answer of the steward may have read the report; then epoll has no event.
             Again::Told => lease.map(|_| now + RETRY),
         }
     }

@@ -13,7 +13,7 @@ use steward::log_limit::LogLimit;
 /// What was logged in this session.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
-    /// Of each drop counter, in their order: its value when the session began, or the largest if its kind was logged.
+    /// For each drop counter, in order: its value when the session began, or `u64::MAX` once its kind was logged.
     before: Vec<u64>,
     lines: LogLimit,
 }

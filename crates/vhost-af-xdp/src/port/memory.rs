@@ -102,7 +102,7 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// How files of the VMM are mapped that are not guest memory.
+    /// Maps files of the VMM other than guest memory.
     pub(crate) fn files(&self) -> &dyn ForeignFiles {
         &self.files
     }

@@ -76,7 +76,7 @@ pub(crate) struct PortState {
     pub(crate) link_down: bool,
     /// When the set-up of the interface and its queues is retried.
     pub(super) retry: PortRetry,
-    /// VMMs read the offered features, and disconnect: the likely reason.
+    /// The likely reason why VMMs disconnect after they have read the offered features.
     pub(crate) declined: Option<Impaired>,
     /// Sessions in a row that ended after the VMM read the offered features.
     pub(super) declines: u32,
@@ -96,7 +96,7 @@ pub(crate) struct PortState {
 struct LinkConfig {
     /// The interface is there, and its link is up.
     up: bool,
-    /// The interface's, bytes.
+    /// MTU of the interface, bytes.
     mtu: Option<u32>,
 }
 
@@ -238,8 +238,8 @@ impl Port {
         attachment.iter().map(Attachment::node).collect()
     }
 
-    /// Closes queues that guest memory will be coupled with. Called when all ports have opened theirs, so that limits
-    /// of the process and of the user are reached at the start if they are too low for all.
+    /// Closes queues that will be opened again with guest memory. Called when all ports have opened theirs, so that a
+    /// limit of the process or the user that is too low for all ports shows at the start.
     pub(crate) fn close_queues(&self) {
         if self.config.placement.has_guest_ram()
             && let Some(interface) = self.opened()

@@ -77,7 +77,7 @@ pub(crate) enum Ended {
     Wrong,
     /// No queue pair ever ran.
     Idle,
-    /// The same, and VMMs have disconnected several times when they had read the offered features.
+    /// No queue pair ever ran, and several VMMs in a row disconnected after they had read the offered features.
     Declined,
     /// A queue pair ran.
     Served,

@@ -36,23 +36,23 @@ pub(crate) struct PortSnapshot {
     pub(crate) sessions: u64,
 }
 
-/// A session, as far as it is shown.
+/// The parts of a session that `status` shows.
 #[derive(Clone)]
 pub(crate) struct SessionSnapshot {
     pub(crate) features: u64,
     pub(crate) peer: Option<i32>,
-    /// By pair; a lane that is gone has been stopped.
+    /// The lane of each pair; one that cannot be upgraded was stopped.
     pub(crate) lanes: Vec<Weak<LaneFacts>>,
 }
 
-/// An interface, as far as it is shown.
+/// The parts of an interface that `status` shows.
 #[derive(Clone)]
 pub(crate) struct InterfaceSnapshot {
-    /// As it is now.
+    /// Its present name.
     pub(crate) name: String,
     /// What is known of its driver.
     pub(crate) driver: String,
-    /// NUMA node of its device, where there are several.
+    /// NUMA node of its device, if the machine has several nodes.
     pub(crate) node: Option<NumaNode>,
     pub(crate) steering: SteeringReport,
     /// How the program is attached, if one is.

@@ -5,8 +5,8 @@
 //! interface of a port with a session may rebuild its lanes, and so wait for its VMM: the session thread does that, and
 //! an event wakes it.
 //!
-//! epoll watches leases, and keeps none open: a closed one is not watched any more. Each is reported once, until the
-//! next check.
+//! epoll watches leases, and keeps none open: a closed one is not watched any more. A lease is reported once; the next
+//! check arms it again.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -43,7 +43,7 @@ pub(crate) struct Reports {
 }
 
 impl Watch {
-    /// Watches only its own wake-up event yet.
+    /// Watches only its own wake-up event at first.
     pub(crate) fn new() -> io::Result<Arc<Self>> {
         let (epoll, wake) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, Event::new()?);
         let data = epoll::EventData::new_u64(WAKE);

@@ -1,12 +1,12 @@
 //! An event that is raised once, for all threads that wait for it together with other descriptors.
 //!
-//! The end of a session: a worker that finds a fault must not end the connection itself. The kernel visits all waiters
-//! for the VMM's end of it, with interrupts off, and a VMM may have a million of them (epoll; 200 ms were seen). So it
-//! writes to an eventfd of the daemon, which the port's own thread polls together with the connection.
+//! One signals the end of a session. A worker that finds a fault must not shut down the connection itself: the kernel
+//! then visits all waiters at the VMM's end, with interrupts off, and a VMM may have a million of them (epoll; 200 ms
+//! were measured). So the worker writes to an eventfd, which the session thread polls together with the connection.
 //!
-//! The end of a port: it accepts no VMM any more.
+//! One signals the end of a port, which then accepts no VMM any more.
 //!
-//! The end of the daemon: no thread waits for a steward's answer any more.
+//! One signals the end of the daemon: then no thread waits for a steward's answer any more.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

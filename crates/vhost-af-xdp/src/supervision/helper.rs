@@ -3,8 +3,8 @@
 //! # Theory of operation
 //!
 //! `serve` starts it (this program, with a hidden subcommand) after its sockets are bound and before it enters the
-//! sandbox. It gets no byte of what a VMM sends. Only a child of it maps a guest's memory, to pin it, and does not
-//! read it. The helper
+//! sandbox. No byte that a VMM sends reaches it. Only a child process of the helper maps guest memory, to pin it, and
+//! never reads it. The helper
 //!  1. is the steward of this one daemon, if no other one is configured: it attaches the XDP program, creates and binds
 //!     the sockets and leases them by the same protocol. Its policy is made of the daemon's configuration: these
 //!     interfaces and these queues, for the user that the daemon becomes, and nothing else. Its listening socket has no
@@ -330,7 +330,7 @@ pub(crate) fn run(args: &HelperArgs) -> anyhow::Result<()> {
         None => wait_for(end.as_fd()),
     };
     files.remove_all();
-    // The paths of the files lead through them (/proc/self/fd).
+    // Open until here, because the paths of the socket files lead through them (/proc/self/fd).
     drop(directories);
     served.context("the helper cannot wait for requests")
 }

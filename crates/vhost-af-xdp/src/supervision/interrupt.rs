@@ -1,8 +1,8 @@
 //! Ends a write(2) that blocks on an eventfd of a VMM.
 //!
-//! Call and error eventfds are the VMM's as well. The daemon makes them non-blocking, but that flag belongs to the open
-//! file: the VMM can clear it and fill the counter, and a writer waits until the VMM reads, which may be never. No
-//! check before the write would hold at the write, so the watchdog sends SIGURG to a thread that stays in such a write.
+//! The VMM has the call and error eventfds, too. The daemon makes them non-blocking, but that flag belongs to the open
+//! file: the VMM can clear it and fill the counter. Then a writer waits until the VMM reads, which may be never, and a
+//! check before the write is no protection. So the watchdog sends SIGURG to a thread that stays in such a write.
 //! Its handler does nothing, but makes a waiting write fail with EINTR (eventfd_write, fs/eventfd.c: interruptible, and
 //! no SA_RESTART here); a write that does not wait is never interrupted. A signal before the write begins is lost; the
 //! next one, [`PERIOD`] later, is not.
@@ -12,8 +12,8 @@
 //!    signal to each that is awake and has finished no round between two checks, whatever it does. All other work of a
 //!    worker tolerates that: its only other system call that waits is ppoll, after whose EINTR it checks its queues
 //!    again, and an interrupted kick is repeated ([`xsk`]'s `Kick`);
-//!  - control threads, with [`write`] alone: for calls of lanes that they stopped, and error eventfds. They get the
-//!    signal only while they are in it: their other system calls need not handle EINTR.
+//!  - control threads, only in [`write`]: for calls of lanes that they stopped, and error eventfds. They get the
+//!    signal only while they are in [`write`], so their other system calls need not handle EINTR.
 //!
 //! The signal is sent to existing threads only: workers exist as long as the process, and a control thread removes
 //! itself from the list under the same lock that is held while the signal is sent.

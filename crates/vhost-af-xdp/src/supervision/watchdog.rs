@@ -1,8 +1,8 @@
 //! Detects a worker that hangs, and names the port whose guest memory it may wait for; for a cable, both ports.
 //!
 //! Guest memory is a file of the VMM, and a file system may stop answering: the worker that touches it waits in the
-//! kernel, with all its lanes, and the daemon cannot end that wait. It can report it, give new lanes to other workers,
-//! and end in time when it gets a signal (serve.rs).
+//! kernel, with all its lanes, and the daemon cannot end that wait. It can report the hang, give new lanes to other
+//! workers, and still exit in time after a signal (serve.rs).
 //!
 //! One thread reads the workers' progress ([`crate::switch::progress`]) every [`LOOK`], but not while all of them sleep
 //! and no other thread writes to a VMM (interrupt.rs). If a worker hung and then went to sleep, it is read once more:

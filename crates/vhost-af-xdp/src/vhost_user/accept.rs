@@ -35,21 +35,21 @@ use crate::port::reasons::Ended;
 use steward::backoff::Backoff;
 use steward::log_limit::{LeftOut, LogLimit};
 
-/// Pause between attempts to connect to a VMM that is not there: short, because the guest's outage lasts as
-/// long, and cheap.
+/// Pause between attempts to connect to a VMM that is not there. It is short, because it prolongs the guest's
+/// outage, and an attempt costs little.
 const CONNECT_PAUSE: Duration = Duration::from_millis(20);
 /// Pause after a VMM that broke the protocol, or whose sessions start no queue: doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Sessions in a row that start no queue, without a pause.
+/// Sessions in a row that may start no queue before a pause follows.
 const IDLE_MAX: u32 = 8;
-/// Sessions of a port without a pause, however they end, and then one in each `SESSION_EACH`: each costs a bind, log
-/// lines and events, and no VMM needs as many.
+/// Number of sessions that a port may start without a pause, however they end; after that, one in each `SESSION_EACH`.
+/// Each session costs a bind, log lines and events, and no VMM needs as many.
 const SESSIONS_MAX: u32 = 256;
 const SESSION_EACH: Duration = Duration::from_millis(100);
 /// How long a VMM waits for the end of another's session, which may wait for a bind or for an answer of the steward.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause after a client that only probed whether anything listens: else one that repeats it keeps this thread busy.
+/// Pause after a client that only probed whether anything listens: repeated probes must not keep this thread busy.
 const PROBE_PAUSE: Duration = Duration::from_millis(5);
 /// Between two checks whether a connection is closed.
 const CLOSING_PAUSE: Duration = Duration::from_secs(1);
@@ -264,7 +264,7 @@ impl Acceptor {
         }
     }
 
-    /// Does what is due.
+    /// Handles the deadlines that have passed.
     fn on_deadline(&mut self, thread: &Arc<AcceptThread>, now: Instant) {
         let has_vmm = self.waiting.is_some() || matches!(self.source, Source::Path(_));
         if has_vmm && !self.is_served && self.not_before <= now {
@@ -353,8 +353,8 @@ impl Acceptor {
     }
 }
 
-/// Closes a connection that nothing was read from, on a thread of its own: a descriptor that waits in it may be a TCP
-/// socket that lingers (`unix_release_sock`, net/unix/af_unix.c; `tcp_close`), and all ports have one thread that accepts.
+/// Closes a connection that nothing was read from, on a thread of its own, so that the one accept thread of all ports
+/// need not wait: an unread descriptor may be a TCP socket that lingers (`unix_release_sock`, net/unix/af_unix.c).
 fn close_apart(stream: UnixStream) -> Option<JoinHandle<()>> {
     let closing = std::thread::Builder::new().name("close".to_owned());
     closing.spawn(move || drop(stream)).ok()
@@ -385,7 +385,7 @@ struct Pauses {
     pause: Backoff,
     /// Sessions in a row that started no queue.
     idle: u32,
-    /// Sessions left of [`SESSIONS_MAX`], as of `since`.
+    /// Number of sessions that could start without a pause at the time `since`.
     left: u32,
     since: Instant,
 }
@@ -444,7 +444,7 @@ impl Pauses {
             self.since = now;
         }
         if self.left == 0 {
-            // The time of the pause earns no further session.
+            // No session is earned during the pause.
             self.since = now + SESSION_EACH;
             return SESSION_EACH;
         }

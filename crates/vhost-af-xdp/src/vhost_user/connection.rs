@@ -70,7 +70,7 @@ impl Connection {
         }
     }
 
-    /// Waits for kicks of the control queue by that descriptor from now on.
+    /// Sets the kick eventfd of the control queue, for [`Self::wait`].
     pub(super) fn watch(&mut self, kick: &OwnedFd) -> Result<(), MessageError> {
         self.kicks = Some(Kicks::of(kick).map_err(MessageError::Watch)?);
         Ok(())
@@ -93,7 +93,7 @@ impl Connection {
             let began = Instant::now();
             let served = self.port.with_session(Session::serve_control);
             *pending = served.map_err(|error| io::Error::other(with_sources(&error)))?;
-            // Limits a guest that has lanes rebuilt, or kicks, without end.
+            // Limits a guest that sends commands or kicks all the time.
             if kicked || *pending {
                 std::thread::sleep(control_pause(began.elapsed()));
             }

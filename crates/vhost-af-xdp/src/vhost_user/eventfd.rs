@@ -46,8 +46,8 @@ pub(crate) enum EventfdError {
     },
 }
 
-/// Takes over a kick, call or error descriptor of a VMM whose files may be of these kinds, and makes it non-blocking: a
-/// worker writes to call descriptors, and must not hang on one that its owner filled up.
+/// Takes over a kick, call or error descriptor of a VMM, if its kind of file is allowed, and makes it non-blocking: a
+/// worker writes to call descriptors, and must not hang on one that the VMM filled up.
 pub(crate) fn take(
     index: u32,
     role: &'static str,
@@ -86,10 +86,10 @@ pub(super) fn is_stream(fd: &OwnedFd) -> bool {
         && getpeername(fd).is_ok()
 }
 
-/// Shuts down the receiving direction of a stream socket; returns whether it is empty. Descriptors in it would be
-/// closed with it, by a thread that others wait for, and closing one may take long (`files.rs`). They are not read out:
-/// a reader waits for any other reader (`iolock` in `unix_stream_read_generic`), and the VMM may read into a page that
-/// never comes.
+/// Shuts down the receiving direction of a stream socket; returns whether it is empty. Descriptors that are queued in
+/// it would be closed with it, by a thread that others wait for, and closing one may take long (`files.rs`). Receiving
+/// them first is no way out: a reader waits for any other reader (`iolock` in `unix_stream_read_generic`), and the VMM
+/// may read into a page that its file system never provides.
 pub(super) fn ends_reading(socket: &OwnedFd) -> bool {
     shutdown(socket, Shutdown::Read).is_ok() && ioctl_fionread(socket) == Ok(0)
 }

@@ -74,7 +74,7 @@ impl Connection {
                 self.judge(regions.iter().map(|region| &region.file))?;
                 port.with_session(move |session, context| session.set_memory(regions, context))?;
             }
-            // QEMU's own limit for memory slots here is 32 and more.
+            // QEMU itself allows 32 memory slots or more.
             Message::GetMaxMemSlots => return Ok((virtqueue::MAX_REGIONS as u64).into()),
             Message::AddMemReg(region) => {
                 self.judge([&region.file])?;

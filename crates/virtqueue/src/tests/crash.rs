@@ -8,7 +8,7 @@ thread_local! {
     static WRITER: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
 }
 
-/// What a device that dies here panics with.
+/// The panic payload of a device that dies here.
 pub(crate) struct Died;
 
 /// Called before a store that a successor could see.

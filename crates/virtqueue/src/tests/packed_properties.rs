@@ -1,4 +1,4 @@
-//! What no driver of a packed ring can do, by the book or not. What it does by the book is in
+//! Properties that hold for any driver of a packed ring, correct or not. Tests with correct drivers are in
 //! `queue_tests.rs`, for both rings.
 
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::rig_tests::{LOW, lies};
 
-/// A descriptor that is right often enough to lead somewhere, and wrong in all ways.
+/// A descriptor that is valid in some cases, and invalid in all ways in the others.
 fn descriptors() -> impl Strategy<Value = PackedDescriptor> {
     const BOTH: u16 = PACKED_AVAIL | PACKED_USED;
     let flags = prop_oneof![8 => 0u16..8, 1 => any::<u16>()];
@@ -58,7 +58,7 @@ proptest! {
         }
         let _ = pair.queue.enable_kicks();
         pair.queue.disable_kicks();
-        // A successor finds somewhere to stand in whatever that has become.
+        // A successor may find a position in the resulting ring.
         let memory = Arc::clone(pair.queue.memory());
         if let Ok(mut queue) = Queue::new(&memory, pair.rings(), full(Packed), QueueStart::at(base)) {
             prop_assert!(queue.base() as u16 & 0x7fff < 13);

@@ -1,12 +1,12 @@
-//! What no driver of a split ring can do, by the book or not. What it does by the book is in `queue_tests.rs`, for both
-//! rings.
+//! Properties that hold for any driver of a split ring, correct or not. Tests with correct drivers are in
+//! `queue_tests.rs`, for both rings.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::rig_tests::lies;
 
-/// A descriptor that is right often enough to lead somewhere, and wrong in all ways.
+/// A descriptor that is valid in some cases, and invalid in all ways in the others.
 fn descriptors() -> impl Strategy<Value = Descriptor> {
     let flags = prop_oneof![8 => 0u16..8, 1 => any::<u16>()];
     let next = prop_oneof![8 => 0u16..16, 1 => any::<u16>()];

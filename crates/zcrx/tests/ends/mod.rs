@@ -1,4 +1,4 @@
-//! What is left when connections and receivers end in the middle of something, and who may use memory after that.
+//! Connections and receivers that end during transfers: what remains, and when their memory can be used again.
 
 use std::collections::HashSet;
 use std::io::{ErrorKind, Read, Write};
@@ -22,7 +22,7 @@ fn connect(address: SocketAddr) -> TcpStream {
     peer
 }
 
-/// The first event that is looked for.
+/// Waits for the first event for which `wanted` returns a value.
 fn first<T>(receiver: &mut Receiver, mut wanted: impl FnMut(&mut Receiver, Event) -> Option<T>) -> T {
     let started = Instant::now();
     loop {
@@ -108,7 +108,7 @@ fn crowd_is_accepted_some_at_a_time_and_each_of_it_once() {
     }
 }
 
-/// Who waits to be accepted.
+/// Accepts the next waiting connection; returns its peer's address.
 fn accept_next(socket: &TcpListener) -> SocketAddr {
     socket.set_nonblocking(true).unwrap();
     let started = Instant::now();
@@ -135,7 +135,7 @@ fn listener_that_is_stopped_accepts_nobody_and_gives_its_socket_back() {
             Event::Stopped { listener: of, socket } => (of == listener).then_some(socket),
             _ => None,
         });
-        // In vain: it is nobody's any more.
+        // No effect: the ID is not valid any more.
         receiver.listen_again(listener).unwrap();
         receiver.stop_listening(listener).unwrap();
         let waiting = connect(address);
@@ -189,7 +189,7 @@ fn nobody_of_a_crowd_is_lost_when_its_listener_is_stopped() {
     }
 }
 
-/// What is said of a lease is checked before its ring is mapped.
+/// The reported values of a lease are checked before its ring is mapped.
 #[test]
 fn lease_of_other_buffers_than_were_offered_is_refused_with_their_size() {
     let config = small(64);
@@ -232,7 +232,7 @@ fn memory_is_of_one_receiver_and_its_pieces_at_a_time() {
     assert!(Receiver::open(&config).is_ok());
 }
 
-/// Of a queue that others go on with: buffers that were filled for it go back all the same.
+/// On a queue that other receivers continue to use: buffers that were filled for the ended one are returned, too.
 #[test]
 fn receiver_that_ends_with_unread_completions_takes_no_buffers_along() {
     if !can_zcrx() {
@@ -247,7 +247,7 @@ fn receiver_that_ends_with_unread_completions_takes_no_buffers_along() {
         add_accepted(&mut ends);
         peer.write_all(&[seed; 30_000]).unwrap();
         drop(first_piece(&mut ends));
-        // What else came is not looked at.
+        // Further completions are not read.
         ends.wait(Some(Duration::ZERO)).unwrap();
     }
     let (_, address) = listening(&mut stays);
@@ -280,7 +280,7 @@ fn peer_that_never_reads_gives_its_buffers_back_when_it_is_aborted() {
     }
 }
 
-/// Sends back what comes, from where it lies; with `aborts` until somebody has most of the buffers for that.
+/// Echoes received pieces without a copy. With `aborts`, aborts a connection that holds most of the buffers.
 fn echo(receiver: &mut Receiver, aborts: bool, is_over: impl Fn() -> bool) {
     let (started, mut peers) = (Instant::now(), Vec::new());
     while !is_over() {

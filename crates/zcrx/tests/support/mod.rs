@@ -15,17 +15,17 @@ use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use zcrx::{Config, ConnectionId, Event, ListenerId, Memory, Mode, QueueId, Receiver, Request, Source};
 
-/// Only against what hangs.
+/// Time limit for a transfer that hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// What streams repeat, each from a place of its own. Its length is a prime, and so no buffer's. Kept, because an
-/// interpreted guest takes a second for each few megabytes that a program computes byte by byte.
+/// The bytes that streams repeat, each from an offset of its own. Their number is a prime, and so no buffer's length.
+/// Cached, because an emulated guest takes a second for each few megabytes that a program computes byte by byte.
 static PERIOD: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let byte = |at: u64| (at.wrapping_mul(0x9e37_79b9) >> 7) ^ (at % 251);
     (0..65_521).map(|at| byte(at) as u8).collect()
 });
 
-/// What a stream has from a place on, up to where its period ends.
+/// The bytes of a stream from an offset to the end of its period.
 fn pattern(seed: u64, at: u64) -> &'static [u8] {
     let length = PERIOD.len() as u64;
     let place = (at + seed % length * 131) % length;
@@ -49,7 +49,7 @@ pub(crate) struct Nic {
     peers: Mutex<Sender<(SocketAddr, Sender<TcpStream>)>>,
 }
 
-/// The one that ZCRX_NIC names, as `INTERFACE QUEUE ADDRESS PATH`: the kernel rig has one.
+/// The NIC that ZCRX_NIC names, as `INTERFACE QUEUE ADDRESS PATH`: the kernel rig has one.
 pub(crate) static NIC: LazyLock<Option<Nic>> = LazyLock::new(|| {
     let said = std::env::var("ZCRX_NIC").ok()?;
     let words: Vec<&str> = said.split(' ').collect();
@@ -67,7 +67,7 @@ pub(crate) static NIC: LazyLock<Option<Nic>> = LazyLock::new(|| {
     })
 });
 
-/// A thread in a network namespace that connects where it is told to.
+/// Starts a thread in a network namespace that connects to requested addresses.
 fn connecting_in(path: &str) -> Sender<(SocketAddr, Sender<TcpStream>)> {
     let namespace = File::open(path).expect("a network namespace");
     let (to_it, told) = mpsc::channel::<(SocketAddr, Sender<TcpStream>)>();
@@ -100,7 +100,7 @@ pub(crate) fn connect(address: SocketAddr) -> TcpStream {
     connected.recv_timeout(LIMIT).expect("connected")
 }
 
-/// Whether zcrx is to be had here, by a NIC's queue or without a device; else says why not. With ZCRX_MUST it must be.
+/// Whether zcrx is available, on a NIC's queue or without a device; prints why not. With ZCRX_MUST it must be.
 pub(crate) fn can_zcrx() -> bool {
     let config = Config {
         request: Request::ForceZcrx,
@@ -116,7 +116,7 @@ pub(crate) fn can_zcrx() -> bool {
     }
 }
 
-/// The ways of receiving that are to be had here; with ZCRX_ONLY zcrx alone, where that is one.
+/// The available modes of receiving; with ZCRX_ONLY only zcrx, if that is available.
 pub(crate) fn ways() -> Vec<Request> {
     match (can_zcrx(), std::env::var_os("ZCRX_ONLY").is_some()) {
         (true, true) => vec![Request::ForceZcrx],
@@ -130,8 +130,8 @@ pub(crate) fn kills() -> usize {
     std::env::var("ZCRX_KILLS").map_or(4, |kills| kills.parse().expect("a number"))
 }
 
-/// Whether a receiver's buffers have run out. Of a NIC's queue no receive ends then: frames are lost, and TCP sends them
-/// again; what came out of order may have the last buffers, so that the program never has all of them.
+/// Whether a receiver's buffers have run out. On a NIC's queue no receive ends then: frames are lost, and TCP sends
+/// them again. Segments out of order may hold the last buffers, so that the program never holds all of them.
 pub(crate) fn is_dry(receiver: &Receiver) -> bool {
     let statistics = receiver.statistics();
     match receiver.mode() {
@@ -140,7 +140,7 @@ pub(crate) fn is_dry(receiver: &Receiver) -> bool {
     }
 }
 
-/// So many buffers of a page, or of a NIC's queue, where each segment takes one, four times as many.
+/// A configuration with so many buffers of a page; on a NIC's queue four times as many, as each segment takes one.
 pub(crate) fn small(buffers: usize) -> Config {
     let buffers = NIC.as_ref().map_or(buffers, |_| 4 * buffers);
     Config {
@@ -155,7 +155,7 @@ pub(crate) fn small(buffers: usize) -> Config {
 pub(crate) fn listening(receiver: &mut Receiver) -> (ListenerId, SocketAddr) {
     let host = NIC.as_ref().map_or(Ipv4Addr::LOCALHOST.into(), |nic| nic.address);
     let listener = TcpListener::bind((host, 0)).unwrap();
-    // What came out of order must not take all buffers of a NIC's queue: what is missing would find none.
+    // Segments out of order must not take all buffers of a NIC's queue: the missing ones would find none.
     if NIC.is_some() {
         set_socket_recv_buffer_size(&listener, 64 << 10).unwrap();
     }
@@ -163,7 +163,7 @@ pub(crate) fn listening(receiver: &mut Receiver) -> (ListenerId, SocketAddr) {
     (receiver.listen(listener).unwrap(), address)
 }
 
-/// Sends so many bytes of its pattern, after 8 bytes that say which, and is done.
+/// Sends 8 bytes that identify its pattern, then so many bytes of it, and ends the stream.
 pub(crate) fn sender(address: SocketAddr, seed: u64, len: usize) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut socket = connect(address);
@@ -175,7 +175,7 @@ pub(crate) fn sender(address: SocketAddr, seed: u64, len: usize) -> JoinHandle<(
     })
 }
 
-/// What came from each peer, compared byte by byte.
+/// Compares the bytes of each peer with its pattern.
 #[derive(Default)]
 pub(crate) struct Checker {
     streams: HashMap<ConnectionId, (Vec<u8>, u64)>,

@@ -181,7 +181,7 @@ proptest! {
         let delivered = deliver(&batch, &frames, room);
         let mut seen: Vec<_> = delivered.iter().flat_map(|unit| unit.members.clone()).collect();
         let keys: Vec<_> = frames.iter().map(|frame| flow_of(frame)).collect();
-        // Neither TCP nor UDP, as far as we see: overtakes nothing and is overtaken by nothing.
+        // A frame that is not parsed as TCP or UDP overtakes no other, and is not overtaken.
         let unknown: Vec<_> = frames.iter().map(|frame| layers::parse(frame, frame.len() as u32).is_none()).collect();
         for (at, &number) in seen.iter().enumerate() {
             for &later in &seen[at..] {

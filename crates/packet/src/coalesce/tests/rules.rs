@@ -11,7 +11,7 @@ fn train(first: &Spec, count: usize) -> Vec<Spec> {
     train
 }
 
-/// Trains of so many segments each, of so many flows by turns.
+/// Interleaved trains of `count` segments each, of so many flows.
 fn mixed(flows: u16, count: usize) -> Vec<Spec> {
     let train = |port| {
         let first = Spec {
@@ -127,7 +127,7 @@ fn single_frame_says_what_its_checksum_is() {
     assert_eq!(got[2].frame, wrong);
 }
 
-/// What a second and third segment is changed by, and whether it is merged still.
+/// Changes of a second and third segment, and whether these are still merged.
 #[test]
 fn differing_header_is_not_merged() {
     type Change = (&'static str, fn(&mut Spec));
@@ -362,7 +362,7 @@ fn flows_are_merged_beside_each_other_and_delivered_by_their_first() {
 fn ninth_flow_ends_the_first() {
     let mixed = mixed(9, 2);
     let got = units(&mixed);
-    // The ninth ends the first, whose next one ends the second, and so on.
+    // The ninth flow closes the first one's group; the first one's next segment closes the second's, and so on.
     assert_eq!(got.concat().len(), 18);
     assert!(got.contains(&vec![0]), "{got:?}");
 }
@@ -399,7 +399,7 @@ fn unit_can_be_taken_in_runs_that_fit() {
         complete(frame);
     });
     let batch = batch_of(ALL, &frames);
-    // Two frames, then one that does not fit but is the least, then the rest.
+    // Two frames; then one, the minimum, although it does not fit; then the rest.
     let room = |at: usize| [66 + 200, 1, u32::MAX][at.min(2)];
     let got = deliver(&batch, &frames, room);
     assert_eq!(

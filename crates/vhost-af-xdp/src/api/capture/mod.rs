@@ -6,9 +6,9 @@
 //! ([`crate::switch::capture`]) and writes them to the connection in the format of [`link`]. Lanes never wait: if a
 //! client reads slowly or not at all, the queue fills up, and further frames are counted as lost.
 //!
-//! A capture ends when the client closes its side or is gone, and with the port. Then lanes add no more records; those
-//! in the queue are written, and then how many were lost. A port has one capture at most, and there are [`MOST`] in
-//! all, so memory is bounded.
+//! A capture ends when the client closes its side or disconnects, or when the port is removed. Then lanes add no more
+//! records; the thread writes those in the queue, and then the number of lost frames. There is at most one capture for
+//! each port, and [`MOST`] in all, so memory is bounded.
 
 pub(crate) mod link;
 #[cfg(test)]
@@ -200,7 +200,7 @@ fn show(
     }
 }
 
-/// Whether the client has closed its side. It has nothing to send: if it does, the capture ends, too.
+/// Whether the client has closed its side, or sent something, which a client must not do during a capture.
 fn has_ended(mut stream: &UnixStream) -> io::Result<bool> {
     match stream.read(&mut [0; 64]) {
         Ok(_) => Ok(true),
@@ -241,7 +241,7 @@ fn finish(mut stream: &UnixStream, (capture, mut waiting): (&Capture, Vec<u8>), 
             put_end(why, capture.lost(), &mut waiting);
             is_told = true;
         }
-        // A timeout of zero would mean none.
+        // `set_write_timeout` rejects zero.
         let left = until.saturating_duration_since(Instant::now());
         stream.set_write_timeout(Some(left.max(Duration::from_millis(1))))?;
         let written = stream.write(&waiting)?;

@@ -1,7 +1,7 @@
 //! Connections to one socket, or from the gateway: there are few, and each has a thread.
 //!
 //! When all places are taken, a new connection closes the oldest one that has no request in progress. So clients that
-//! send nothing, or half a line, take no place from others, and any number of clients costs no more than these.
+//! send nothing, or an incomplete line, cannot keep others out, and the number of threads is limited.
 
 use std::collections::BTreeMap;
 use std::net::Shutdown;
@@ -91,7 +91,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // It is not there any more if it was closed for another one.
+        // `take` may have removed it already, for a newer connection.
         self.of.open().remove(&self.number);
     }
 }

@@ -22,8 +22,8 @@ pub(crate) fn default_path() -> PathBuf {
 }
 
 /// Listens at `path`, replacing a socket that nobody listens on any more.
-/// Errors: the socket cannot be created, or somebody listens there; its directory is missing, and is none that `status`
-/// searches; or others can put files into the directory.
+/// Errors: the socket cannot be created; somebody listens there; others can put files into its directory; or the
+/// directory is missing, and is not one of those that `status` searches.
 pub(crate) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     let is_parent = |directory: &&PathBuf| path.parent() == Some(directory.as_path());
     if let Some(directory) = own_directories().iter().find(is_parent) {

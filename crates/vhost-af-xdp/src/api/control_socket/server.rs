@@ -1,9 +1,9 @@
 //! The daemon's side of the control protocol.
 //!
 //! One thread accepts connections, and each connection has a thread; there are few ([`Connections`]). A request has a
-//! limited length, and no client waits for another: one connection at a time reads the state, and each at most once in
-//! a [`PAUSE`]; a client that does not read its answer within [`WRITE`] is disconnected. No worker and no port's thread
-//! is asked for anything.
+//! limited length, and no client can delay others for long: one connection at a time reads the state, each at most once
+//! in a [`PAUSE`], and a client that does not read its answer within [`WRITE`] is disconnected. Reading the
+//! state needs no answer of a worker, and no port's lock.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -87,7 +87,7 @@ impl Server {
         }
     }
 
-    /// Answers a request to read the state, if it is there or comes at once.
+    /// Answers a request to read the state, if it arrives within [`AT_ONCE`].
     fn answer_once(&self, mut stream: &UnixStream) -> io::Result<()> {
         stream.set_read_timeout(Some(AT_ONCE))?;
         let mut text = [0; LONGEST_GET];

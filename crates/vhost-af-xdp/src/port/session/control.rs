@@ -3,7 +3,7 @@
 //!
 //! The thread that reads the VMM's connection waits for kicks, and serves one command at a time
 //! ([`Session::serve_control`]); no worker reads this queue. The change of a command is in effect before the guest gets
-//! its answer (VirtIO 1.3, 5.1.6.5). This thread itself makes the calls, as those of a stopped lane: see
+//! its answer (VirtIO 1.3, 5.1.6.5). This thread itself writes to the call eventfd, as it does for a stopped lane: see
 //! `supervision/interrupt.rs`.
 
 use std::os::fd::OwnedFd;

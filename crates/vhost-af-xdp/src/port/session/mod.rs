@@ -64,7 +64,7 @@ pub(crate) enum SessionError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// Of the message itself, found by the thread that reads messages.
+    /// An error in the message itself, found by the thread that reads messages.
     #[error(transparent)]
     Message(Box<dyn std::error::Error + Send + Sync>),
     #[error("SET_LOG_BASE: {0}")]
@@ -131,7 +131,7 @@ pub(crate) type FaultCell = Arc<Mutex<Option<Fault>>>;
 /// A lane that a worker polls.
 pub(crate) struct ActiveLane {
     at: LaneAt,
-    /// The wanted placement when it was built; if that was refused, or takes long, it copies.
+    /// The placement that was wanted when the lane was built. It copies if that was refused, or is not ready yet.
     wanted: Placement,
     /// Others only refer to them weakly: the socket in them keeps the queue bound.
     pub(crate) facts: Arc<LaneFacts>,
@@ -177,7 +177,7 @@ pub(crate) struct Session {
     log: Option<Arc<DirtyLog>>,
     memory: MemoryTable,
     pub(crate) lanes: Vec<Option<ActiveLane>>,
-    /// While it runs.
+    /// The control queue, while it runs.
     control: Option<ControlQueue>,
     /// Memory in registration for pairs whose lanes copy until then.
     registering: Vec<Option<UnderWay>>,
@@ -227,7 +227,7 @@ impl Session {
         }
     }
 
-    /// What this host lacked for the lane of a pair, if it did since the last call.
+    /// What this host lacked for the lane of a pair since the last call; `None`: nothing.
     pub(crate) fn take_shortage(&mut self) -> Option<String> {
         self.shortage.take()
     }
@@ -282,7 +282,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         self.memory.check_log(range.bytes)?;
         let log = DirtyLog::open(file.as_fd(), range, self.memory.files())?;
-        // Kept until no lane has it: its last user frees all its pages if the VMM has closed it, and must be no worker.
+        // Kept until no lane has it: if the VMM has closed it, its last user frees all its pages; not a worker's job.
         let before = self.log.replace(Arc::new(log));
         self.device.set_log(self.active_log().cloned());
         self.apply_log(context.workers);
@@ -484,7 +484,7 @@ impl Session {
         }
     }
 
-    /// SET_VRING_KICK: starts the vring, and the pair with its second one.
+    /// SET_VRING_KICK: starts the vring, and the pair once both its vrings are started.
     pub(crate) fn set_vring_kick(
         &mut self,
         index: u32,

@@ -104,7 +104,7 @@ impl Session {
         if self.lanes[pair].is_none() {
             return Ok(());
         }
-        // It was for the earlier table.
+        // A running registration is for the earlier table.
         self.end_registration(pair);
         if self.device.memory().is_none() || !context.opens {
             self.stop_pair(pair, context.workers);
@@ -132,8 +132,8 @@ impl Session {
         Ok(())
     }
 
-    /// Lets a pair copy that could not become direct, and logs why. If the host lacks resources for that, too, it waits
-    /// like a pair that cannot be started. Direct placement is tried again when its queues are set up again.
+    /// Makes a pair copy whose direct lane failed, and logs why. If the host lacks resources to copy, too, the pair
+    /// waits like one that cannot be started. Direct placement is tried again when its queues are set up again.
     fn copy_instead(
         &mut self,
         pair: usize,
@@ -305,7 +305,7 @@ impl Session {
         (0..self.lanes.len()).try_for_each(|pair| self.go_direct(pair, context))
     }
 
-    /// Whether a pair has no lane that should have one.
+    /// Whether a pair that should have a lane has none.
     pub(crate) fn lacks_lanes(&self) -> bool {
         let mut pairs = (0..).zip(&self.lanes);
         pairs.any(|(pair, lane)| lane.is_none() && self.device.is_started(pair))
@@ -408,8 +408,8 @@ impl Session {
         became.or_else(|error| self.copy_instead(pair, &error, context))
     }
 
-    /// Waits for the end of a registration that is not needed any more: a socket that it requests must not come between
-    /// those of its successor.
+    /// Waits for the end of a registration that is not needed any more: its requests for sockets must not be mixed with
+    /// those of the next one.
     fn end_registration(&mut self, pair: usize) {
         if let Some(under_way) = self.registering[pair].take() {
             under_way.wait();

@@ -87,7 +87,7 @@ impl Files {
         known.as_ref().map(SocketFile::remove).is_some()
     }
 
-    /// Removes those created later whose path is not one of these; returns this process's paths of the others.
+    /// Removes files that were created at run time, except those at `paths`; returns this process's paths of the rest.
     pub(super) fn keep(&self, paths: &[PathBuf]) -> Vec<PathBuf> {
         let mut files = self.0.locked();
         let paths: HashSet<&PathBuf> = paths.iter().collect();

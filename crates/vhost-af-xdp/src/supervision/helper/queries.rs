@@ -25,7 +25,7 @@ const ADDRESSES_MAX: usize = virtqueue::MAX_REGIONS;
 const ANSWERS_MAX: usize = 16;
 /// How long the daemon waits for an answer; after that it does not check the memory.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// The answer for no address: no mapping is there (vm.mmap_min_addr), and an eventfd cannot have 0.
+/// The answer for "no address": nothing is mapped at 1 (vm.mmap_min_addr), and an eventfd cannot carry 0.
 const NONE: u64 = 1;
 /// The socket for queries; there is one helper for each process.
 static QUERIES: OnceLock<Queries> = OnceLock::new();
@@ -130,7 +130,7 @@ pub(super) fn answer_all(queries: &OwnedFd, vmm_sockets: &Arc<VmmSockets>) {
             drop(query);
             drop(one);
         };
-        // One reference is this function's, one this query's.
+        // One reference is this function's, the others are of queries in progress, including this one.
         let room = Arc::strong_count(&busy) <= ANSWERS_MAX + 1;
         let thread = std::thread::Builder::new().name("answer".to_owned());
         if !room || thread.spawn(body).is_err() {
@@ -139,7 +139,7 @@ pub(super) fn answer_all(queries: &OwnedFd, vmm_sockets: &Arc<VmmSockets>) {
     }
 }
 
-/// Answers, if the daemon sent an eventfd for that: a write to something else could have an effect.
+/// Sends the answer, but only to an eventfd: a write to any other file could have side effects.
 fn reply(answer: &OwnedFd, private: Option<u64>) {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", answer.as_raw_fd()));
     if link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]") {
@@ -184,8 +184,8 @@ fn read_query(queries: &OwnedFd) -> io::Result<Option<Query>> {
     }))
 }
 
-/// Whether a connection was made to one of these sockets, by either side: the kernel keeps the name that it
-/// was bound to.
+/// Whether either end of the connection has the name of one of these sockets: an accepted connection keeps the name of
+/// its listener.
 fn is_made_at(connection: BorrowedFd<'_>, sockets: &VmmSockets) -> bool {
     let Ok(stream) = connection.try_clone_to_owned().map(UnixStream::from) else {
         return false;

@@ -4,7 +4,7 @@
 //! time, each with a number that the answer repeats. An attacker who took over the daemon can send anything here, so
 //! the helper trusts none of it:
 //!  - the file is the one that the daemon was started with. The helper reads it, rejects it if others could change it,
-//!    checks all of it, before the daemon gets it;
+//!    and checks all of it before the daemon receives it;
 //!  - a socket is requested by the name of a port. Its path, owner, group and mode are those of the file. The helper
 //!    creates it in a directory that it opened when the daemon started ([`Directories`]): a later change of the
 //!    directory's path has no effect. It replaces neither a file in its place nor a socket with a listener, and
@@ -17,8 +17,8 @@
 //! validates them as if they were in the file, creates their sockets in the same directories, and leases to them
 //! queues of interfaces that the file names, and of no others.
 //!
-//! So the daemon can get no more than the operator wrote into the file, perhaps before the operator asked for a
-//! reload.
+//! So the daemon can get no more than the operator wrote into the file, although perhaps before the operator requests
+//! the reload.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -298,13 +298,13 @@ pub(super) enum AddedPorts {
     None,
     /// All: another process leases their queues.
     All,
-    /// Those that need no queues, or queues of interfaces that the file names.
+    /// Ports that need no queues, or only queues of interfaces that the file names.
     OfItsInterfaces,
 }
 
 /// Results of earlier requests.
 struct Proposals {
-    /// What counts.
+    /// The configuration in force.
     in_force: ConfigFile,
     /// Configuration that was checked last, if it has not taken effect yet.
     proposed: Option<ServeConfig>,
@@ -452,7 +452,7 @@ impl RequestServer {
         for (port, table) in config.ports.iter().zip(file.all::<Port>()) {
             let path = match &port.endpoint {
                 Endpoint::Server(path) => path,
-                // The helper answers queries about the process that listens there: not for any path that a client adds.
+                // The helper answers queries about the process that listens there, so clients must not choose any path.
                 Endpoint::Client(path) if table.line == 0 => path,
                 Endpoint::Client(_) | Endpoint::Fd(_) => continue,
             };

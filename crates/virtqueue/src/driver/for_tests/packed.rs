@@ -20,11 +20,11 @@ pub struct PackedDriver {
     /// Ids that are free, front first.
     free_ids: VecDeque<u16>,
     free_slots: u16,
-    /// Slots of each chain that is under way, by id.
+    /// Slots of each chain in flight, by id.
     slots: Vec<u16>,
-    /// The next descriptor goes here.
+    /// Where the next descriptor is written.
     next: Position,
-    /// The next used one comes here.
+    /// Where the next used descriptor is read.
     used: Position,
     /// Slots added and not published, and the second word of the first of them, which is kept back.
     unpublished: u16,
@@ -58,8 +58,8 @@ impl PackedDriver {
         })
     }
 
-    /// Goes to slot `offset` of a lap with wrap counter `wrap`, as after some laps, and leaves the ring as a
-    /// device would: for tests of the wrap. Only before the first `add`.
+    /// Moves to slot `offset` of a lap with wrap counter `wrap`, as after some laps, and prepares the ring as a device
+    /// would have left it: for tests of the wrap. Only before the first `add`.
     pub fn start_at(&mut self, offset: u16, wrap: bool) {
         assert!(self.ring.order.is_empty(), "chains are under way");
         assert!(offset < self.ring.size.get(), "a slot of the ring");
@@ -83,7 +83,7 @@ impl PackedDriver {
         self.free_slots.into()
     }
 
-    /// Where the device must go on: what a VMM says that knows it, in the form of VHOST_USER_SET_VRING_BASE.
+    /// The position from which the device must continue, in the form of VHOST_USER_SET_VRING_BASE.
     pub fn base(&self) -> u32 {
         u32::from(self.used.to_bits()) * 0x1_0001
     }
@@ -181,10 +181,10 @@ impl PackedDriver {
         )
     }
 
-    /// Takes the next chain that came back, and frees its slots.
+    /// Takes the next chain that the device returned, and frees its slots.
     ///
     /// # Panics
-    /// If the device gives back what it did not get, or with in-order out of order.
+    /// If the device returns a chain that it does not hold, or with in-order one out of order.
     pub fn take_used(&mut self) -> Option<Used> {
         // Pairs with the device's release store of the first used descriptor of a batch: those that follow it,
         // and the frames, are visible (2.8.22).
@@ -205,7 +205,7 @@ impl PackedDriver {
         })
     }
 
-    /// Asks for a call with the next chain that comes back. `true`: there is one already.
+    /// Asks for a call with the next chain that the device returns. `true`: it has returned one already.
     pub fn enable_calls(&mut self) -> bool {
         let (events, slot) = (
             self.events(self.ring.offsets.avail),
@@ -215,7 +215,7 @@ impl PackedDriver {
         self.used.is_used(PackedDescriptor::flags_of(found))
     }
 
-    /// Wants no calls.
+    /// Tells the device that no calls are needed.
     pub fn disable_calls(&mut self) {
         self.set_driver_events(EventSuppression::NEVER.0);
     }
@@ -236,20 +236,20 @@ impl PackedDriver {
         Position { offset, wrap }.available_flags()
     }
 
-    /// Writes slot `slot`, whatever it says.
+    /// Writes slot `slot`, unchecked.
     pub fn write_slot(&self, slot: u16, desc: PackedDescriptor) {
         let offset = self.ring.offsets.desc + layout::desc_bytes(slot);
         self.ring.write_words(offset, desc.to_words());
     }
 
-    /// What stands in slot `slot`.
+    /// The descriptor in slot `slot`.
     #[must_use]
     pub fn read_slot(&self, slot: u16) -> PackedDescriptor {
         let high = Cell::load(self.word(slot, true), Ordering::Acquire);
         PackedDescriptor::from_words(Cell::load(self.word(slot, false), Ordering::Relaxed), high)
     }
 
-    /// Writes entry `index` of a table in guest memory, whatever it says.
+    /// Writes entry `index` of a table in guest memory, unchecked.
     pub fn write_table_entry(&self, table: GuestAddr, index: u16, desc: PackedDescriptor) {
         let offset = self.ring.table_entry(table, index);
         self.ring.write_words(offset, desc.to_words());

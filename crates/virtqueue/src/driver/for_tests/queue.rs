@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Buffer, DriverFeatures, DriverRing, GuestRam, PackedDriver, RamError, SplitDriver, Used};
 use crate::{RingFormat, RingShape};
 
-/// The driver's side of one virtqueue. To lie, take the one it is.
+/// The driver's side of one virtqueue. To break the rules, use [`split`](Self::split) or [`packed`](Self::packed).
 #[derive(Debug)]
 pub enum QueueDriver {
     /// VirtIO 1.3, 2.7.
@@ -15,7 +15,7 @@ pub enum QueueDriver {
     Packed(PackedDriver),
 }
 
-/// Hands a call on to the driver that it is.
+/// Forwards a call to the split or packed driver.
 macro_rules! of_either {
     ($queue:expr, $driver:ident => $call:expr) => {
         match $queue {
@@ -51,7 +51,7 @@ impl QueueDriver {
         RingFormat::of(matches!(self, Self::Packed(_)))
     }
 
-    /// The split one, to lie.
+    /// The split driver, to break the rules.
     ///
     /// # Panics
     /// If it is packed.
@@ -62,7 +62,7 @@ impl QueueDriver {
         }
     }
 
-    /// The packed one, to lie.
+    /// The packed driver, to break the rules.
     ///
     /// # Panics
     /// If it is split.
@@ -73,7 +73,7 @@ impl QueueDriver {
         }
     }
 
-    /// Goes to where entry `index` is the next one, as after some laps: for tests of the wrap. Only before the first
+    /// Makes entry `index` the next one, as after some laps: for tests of the wrap. Only before the first
     /// `add`.
     pub fn start_at(&mut self, index: u16) {
         match self {
@@ -85,7 +85,7 @@ impl QueueDriver {
         }
     }
 
-    /// Where the device must go on, in the form of VHOST_USER_SET_VRING_BASE: what is used so far.
+    /// The position from which the device must continue, in the form of VHOST_USER_SET_VRING_BASE.
     pub fn base(&self) -> u32 {
         match self {
             Self::Split(driver) => driver.used_idx().into(),
@@ -98,8 +98,8 @@ impl QueueDriver {
         of_either!(self, driver => driver.free_descriptors())
     }
 
-    /// Puts a chain of `buffers` into the ring, not yet visible. Returns its name; `None` if there are not enough
-    /// descriptors.
+    /// Puts a chain of `buffers` into the ring, not yet visible. Returns its [`Used::head`]; `None` if there are not
+    /// enough descriptors.
     ///
     /// # Panics
     /// If there is no buffer.
@@ -120,7 +120,7 @@ impl QueueDriver {
         of_either!(self, driver => driver.publish())
     }
 
-    /// Takes the next chain that came back, and frees its descriptors.
+    /// Takes the next chain that the device returned, and frees its descriptors.
     ///
     /// # Panics
     /// If the device breaks the rules.
@@ -128,12 +128,12 @@ impl QueueDriver {
         of_either!(self, driver => driver.take_used())
     }
 
-    /// Asks for a call with the next chain that comes back. `true`: there is one already.
+    /// Asks for a call with the next chain that the device returns. `true`: it has returned one already.
     pub fn enable_calls(&mut self) -> bool {
         of_either!(self, driver => driver.enable_calls())
     }
 
-    /// Wants no calls.
+    /// Tells the device that no calls are needed.
     pub fn disable_calls(&mut self) {
         of_either!(self, driver => driver.disable_calls());
     }

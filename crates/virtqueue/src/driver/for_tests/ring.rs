@@ -1,20 +1,20 @@
-//! What only a test asks of a ring: where it lies for the guest, what is under way, and tables for indirect chains.
+//! Functions of a ring for tests: its guest addresses, the chains in flight, and tables for indirect chains.
 
 use super::DriverRing;
 use crate::{GuestAddr, RingAddresses, layout};
 
 impl DriverRing {
-    /// Where the ring is for the guest.
+    /// Guest addresses of the ring.
     pub fn ring_guest_addresses(&self) -> RingAddresses {
         self.guest
     }
 
-    /// Chains that were added and have not come back.
+    /// Chains that were added and that the device has not returned.
     pub fn in_flight(&self) -> usize {
         self.order.len()
     }
 
-    /// Where entry `index` of a table in guest memory lies in the driver's map.
+    /// Offset in the driver's map of entry `index` of a table in guest memory.
     pub(in crate::driver) fn table_entry(&self, table: GuestAddr, index: u16) -> u64 {
         let addr = table
             .checked_add(u64::from(index) * layout::DESC_BYTES)
@@ -22,7 +22,7 @@ impl DriverRing {
         self.ram.offset(addr, layout::DESC_BYTES as usize)
     }
 
-    /// A table of so many entries for the chain of this name.
+    /// A table of so many entries for this chain.
     pub(in crate::driver) fn table(&mut self, chain: u16, entries: usize) -> GuestAddr {
         let slot = &mut self.tables[usize::from(chain)];
         match *slot {

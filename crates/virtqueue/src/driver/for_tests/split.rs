@@ -1,4 +1,4 @@
-//! What only a test asks of the driver of a split ring: to begin elsewhere, indirect chains, to look, and to lie.
+//! The driver of a split ring for tests: other start indices, indirect chains, reading the ring, breaking the rules.
 
 use std::sync::atomic::Ordering;
 
@@ -49,7 +49,7 @@ impl SplitDriver {
         Some(head)
     }
 
-    /// Writes entry `index` of a table in guest memory, whatever it says.
+    /// Writes entry `index` of a table in guest memory, unchecked.
     pub fn write_table_entry(&self, table: GuestAddr, index: u16, desc: Descriptor) {
         let offset = self.ring.table_entry(table, index);
         self.ring.write_words(offset, desc.to_words());
