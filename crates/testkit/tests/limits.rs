@@ -2,7 +2,7 @@
 //! seconds.
 //!
 //! How much passes at least, this machine decides; the bucket's own tests do that with a clock of theirs
-//! (`switch/bucket.rs`). How much passes at most is asserted here.
+//! (`switch/policy/bucket.rs`). How much passes at most is asserted here.
 
 use std::time::{Duration, Instant};
 

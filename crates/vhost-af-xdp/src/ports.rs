@@ -22,7 +22,7 @@ use crate::nic::numa::Nodes;
 use crate::port::attachment::PatchPort;
 use crate::port::watch::Watch;
 use crate::port::{AttachedTo, Port, mac_of};
-use crate::switch::workers::Workers;
+use crate::switch::worker::workers::Workers;
 use crate::vhost_user::accept::{AcceptThread, Source, VmmSource};
 use crate::vhost_user::connection;
 

@@ -48,7 +48,7 @@ use crate::supervision::interrupt;
 use crate::supervision::service_manager::ServiceManager;
 use crate::supervision::sigbus;
 use crate::supervision::watchdog::Watchdog;
-use crate::switch::workers::Workers;
+use crate::switch::worker::workers::Workers;
 use crate::vhost_user::accept::VmmSource;
 use device::features::F_RING_RESET;
 use program::sandbox::{self, Calls, Layer, Plan, Reach, User};

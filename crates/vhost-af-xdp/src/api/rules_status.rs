@@ -3,7 +3,7 @@
 use model::state::{DirectionStatus, RulesStatus};
 
 use crate::port::Port;
-use crate::switch::filter::{Direction, Filter, Rule, Rules};
+use crate::switch::policy::filter::{Direction, Filter, Rule, Rules};
 
 /// Reads the rules of a port.
 pub(crate) fn read(port: &Port) -> RulesStatus {

@@ -15,7 +15,7 @@ use crate::network::Network;
 use crate::port::Port;
 use crate::supervision::watchdog::{Hang, Watchdog};
 use crate::switch::fdb::FdbKey;
-use crate::switch::workers::Workers;
+use crate::switch::worker::workers::Workers;
 use device::features::Negotiated;
 use device::offloads::Offloads;
 

@@ -20,7 +20,7 @@ use model::control::{CaptureBegun, CaptureRequest};
 use self::pcapng::PcapNg;
 use crate::api::capture::link::{End, Message, message_of};
 use crate::cli::capture::{CaptureArgs, CaptureClock, CaptureDirection};
-use crate::switch::capture::SHOWN_BYTES;
+use crate::switch::policy::capture::SHOWN_BYTES;
 use crate::termination;
 use client::connection::{self, Error};
 use client::directories::find_all;

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::listener::Access;
 use crate::nic::endpoint::{COPY_BYTES, LEAST_COPY_BYTES};
-use crate::switch::polling::Waits;
+use crate::switch::worker::polling::Waits;
 use model::rates::{Beyond, LONGEST_BURST_SECONDS, PortRates, Rate, Rates, Unit};
 use program::choice::Choice;
 use program::sandbox::{Layer, Layers, User, group_number, user_number};

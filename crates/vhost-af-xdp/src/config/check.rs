@@ -368,7 +368,7 @@ mod tests {
     use super::*;
     use crate::listener::Access;
     use crate::nic::endpoint::COPY_BYTES;
-    use crate::switch::polling::Waits;
+    use crate::switch::worker::polling::Waits;
     use model::rates::PortRates;
     use program::sandbox::Layers;
 

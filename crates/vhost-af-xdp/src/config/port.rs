@@ -13,7 +13,7 @@ use xsk::{BindRequest, BusyPoll};
 use super::hints::HintsConfig;
 use crate::listener::Access;
 use crate::nic::endpoint::to_send_only;
-use crate::switch::guard::{Guard, SourceGuard};
+use crate::switch::policy::guard::{Guard, SourceGuard};
 use model::rates::PortRates;
 
 /// How a port and its VMM connect.

@@ -13,12 +13,12 @@ use xsk::{TxDesc, UmemOffset};
 use super::{DirectEnd, Outbound};
 use crate::nic::interface_queue::Release;
 use crate::nic::queue::{LinkState, Nic};
-use crate::switch::from_guest::{Budget, Put, Sender, Sink};
-use crate::switch::gso::{Builder, FromChain, Source};
-use crate::switch::guest_frame::GuestFrame;
+use crate::switch::backend::to_nic::{STOP_KICKS, STOP_WAIT, STOP_WAITS, copied, fill_up};
+use crate::switch::frame::gso::{Builder, FromChain, Source};
+use crate::switch::guest::from_guest::{Budget, Put, Sender, Sink};
+use crate::switch::guest::guest_frame::GuestFrame;
 use crate::switch::lane::Work;
-use crate::switch::limits::SEGMENTS;
-use crate::switch::to_nic::{STOP_KICKS, STOP_WAIT, STOP_WAITS, copied, fill_up};
+use crate::switch::lane::limits::SEGMENTS;
 
 /// Guest memory is contiguous for DMA only within pages of this size.
 const PAGE_BYTES: u64 = 4096;

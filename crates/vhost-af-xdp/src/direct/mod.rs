@@ -63,12 +63,12 @@ use crate::nic::interface::RECEIVE_RING;
 use crate::nic::interface_queue::{Coupled, Release};
 use crate::nic::queue::{LinkState, MOST_PIECES, Nic};
 use crate::nic::xdp::XdpNic;
-use crate::switch::checksums::PrivateLook;
-use crate::switch::from_guest::{Budget, Sender, Sink};
-use crate::switch::gso::GsoPacket;
+use crate::switch::backend::own_queue::OwnQueue;
+use crate::switch::frame::checksums::PrivateLook;
+use crate::switch::frame::gso::GsoPacket;
+use crate::switch::guest::from_guest::{Budget, Sender, Sink};
+use crate::switch::lane::limits::BATCH;
 use crate::switch::lane::{RxTarget, Work};
-use crate::switch::limits::BATCH;
-use crate::switch::own_queue::OwnQueue;
 use device::counters::PairCounters;
 use device::pair::{Fault, Piece, QueuePair, Vring};
 

@@ -16,7 +16,7 @@ use xsk::Umem;
 use crate::direct::CHUNK_BYTES;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface_queue::{InterfaceQueue, RegisteredSocket};
-use crate::switch::bytes::GuestRam;
+use crate::switch::frame::bytes::GuestRam;
 
 /// Pages beyond which registering takes more than some 10 ms.
 const MANY_PAGES: u64 = 16_384;

@@ -10,10 +10,10 @@ use xsk::UmemOffset;
 
 use super::{DirectEnd, Segmentation};
 use crate::nic::queue::{LinkState, Nic};
-use crate::switch::from_guest::Budget;
-use crate::switch::gso::{FromChain, GsoPacket};
-use crate::switch::guest_frame::GuestFrame;
-use crate::switch::to_nic::{STOP_WAIT, STOP_WAITS};
+use crate::switch::backend::to_nic::{STOP_WAIT, STOP_WAITS};
+use crate::switch::frame::gso::{FromChain, GsoPacket};
+use crate::switch::guest::from_guest::Budget;
+use crate::switch::guest::guest_frame::GuestFrame;
 
 impl<N: Nic> DirectEnd<N> {
     /// Begins to segment a GSO packet.

@@ -2,7 +2,7 @@
 //!
 //! The queue's UMEM is guest RAM with chunks of the daemon behind it. From the guest it works as [`super::DirectQueue`]:
 //! frames and the payload of GSO packets are sent directly from guest memory. To the guest it works as
-//! [`CopyQueue`](crate::switch::own_queue::CopyQueue): the NIC receives into the daemon's chunks only, and each frame is
+//! [`CopyQueue`](crate::switch::backend::own_queue::CopyQueue): the NIC receives into the daemon's chunks only, and each frame is
 //! copied once, verified, and perhaps merged with others. So neither the kernel nor a NIC ever writes to guest RAM, not
 //! even in zero-copy: it never contains a frame for another guest, and nothing depends on the guest's receive buffers.
 
@@ -18,10 +18,10 @@ use crate::nic::endpoint::NicQueue;
 use crate::nic::interface_queue::Coupled;
 use crate::nic::queue::Nic;
 use crate::nic::xdp::XdpNic;
-use crate::switch::from_guest::{Budget, Sender, Sink};
+use crate::switch::backend::own_queue::OwnQueue;
+use crate::switch::backend::receiver::{Receive, Receiver, has_frames};
+use crate::switch::guest::from_guest::{Budget, Sender, Sink};
 use crate::switch::lane::{RxTarget, Work};
-use crate::switch::own_queue::OwnQueue;
-use crate::switch::receiver::{Receive, Receiver, has_frames};
 
 /// See the module's head.
 pub(crate) struct SendDirectQueue<N> {

@@ -5,10 +5,10 @@ use xsk::{Frame, Umem, UmemOffset};
 
 use super::{CHUNK_BYTES, Deferred, DirectQueue, MOST_BOUNCES_POSTED, MOST_DEFERRED_BUFFERS, Posted};
 use crate::nic::queue::Nic;
-use crate::switch::bytes::UmemRange;
+use crate::switch::frame::bytes::UmemRange;
+use crate::switch::guest::to_guest::{NO_OFFLOAD, UmemBytes, with_buffers, write};
 use crate::switch::lane::RxTarget;
-use crate::switch::limits::BATCH;
-use crate::switch::to_guest::{NO_OFFLOAD, UmemBytes, with_buffers, write};
+use crate::switch::lane::limits::BATCH;
 use device::meter;
 use device::pair::{Fault, QueuePair};
 

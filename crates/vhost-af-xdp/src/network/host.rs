@@ -1,5 +1,5 @@
 //! The host as one more receiver of a network: a tap device that the steward connects with the uplink's interface, and
-//! whose descriptor it passes to the daemon. A lane of its own serves it ([`crate::switch::tap_lane`]). The network
+//! whose descriptor it passes to the daemon. A lane of its own serves it ([`crate::switch::host::tap_lane`]). The network
 //! works without it; the daemon logs once why the host is not reached, and retries with growing pauses.
 //!
 //! If the uplink is a port of a bridge, stations behind the bridge's other ports are reached through the host: the
@@ -21,7 +21,7 @@ use crate::nic::interface::Interface;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::tap::Tap;
 use crate::switch::fdb::BridgeFdb;
-use crate::switch::workers::LaneAt;
+use crate::switch::worker::workers::LaneAt;
 
 /// The connection to the host.
 #[derive(Default)]

@@ -1,6 +1,6 @@
 //! A network: ports that reach each other by address, and an uplink that they share.
 //!
-//! It has queues of an interface, each with a lane of the switch ([`crate::switch::uplink_lane`]), and the FDB
+//! It has queues of an interface, each with a lane of the switch ([`crate::switch::uplink::uplink_lane`]), and the FDB
 //! ([`crate::switch::fdb`]). Both outlive guests, whose lanes are added and removed. A thread of its own watches the
 //! interface, and informs the ports when its link state or MTU changes.
 
@@ -41,12 +41,12 @@ use crate::nic::interface_queue::InterfaceQueue;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::wakers::Wakers;
+use crate::switch::fdb::learned::Learned;
+use crate::switch::fdb::vlans::Vlans;
 use crate::switch::fdb::{Fdb, FdbKey, FdbPort, PortMark, PortNumber};
-use crate::switch::guard::SourceGuard;
-use crate::switch::learned::Learned;
-use crate::switch::role::Role;
-use crate::switch::vlans::Vlans;
-use crate::switch::workers::{LaneAt, Workers};
+use crate::switch::lane::role::Role;
+use crate::switch::policy::guard::SourceGuard;
+use crate::switch::worker::workers::{LaneAt, Workers};
 use steward::log_limit::LogLimit;
 
 /// MTU of a network without an uplink, bytes.

@@ -85,7 +85,7 @@ impl Network {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::switch::vlans::Vlans;
+    use crate::switch::fdb::vlans::Vlans;
 
     #[test]
     fn keys_that_a_port_has_already_need_no_room() {

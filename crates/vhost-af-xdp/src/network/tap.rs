@@ -9,10 +9,10 @@ use xsk::NumaNode;
 use super::Network;
 use crate::nic::error::InterfaceError;
 use crate::nic::tap::Tap;
-use crate::switch::new_lane::NewLane;
-use crate::switch::role::Role;
-use crate::switch::tap_lane::TapLane;
-use crate::switch::workers::LaneAt;
+use crate::switch::host::tap_lane::TapLane;
+use crate::switch::lane::new_lane::NewLane;
+use crate::switch::lane::role::Role;
+use crate::switch::worker::workers::LaneAt;
 
 impl Network {
     /// Makes a lane for a tap, and gives it to a worker. `node`: the NUMA node of the uplink, for a tap to the uplink.

@@ -421,7 +421,7 @@ mod tests {
     use xsk::metadata::Layout;
 
     use super::*;
-    use crate::switch::test_nic::{TestNic, Wire, frame_at, own_memory, queue};
+    use crate::switch::tests::test_nic::{TestNic, Wire, frame_at, own_memory, queue};
 
     #[test]
     fn next_lane_gives_the_nic_what_it_lacks_and_no_more() {

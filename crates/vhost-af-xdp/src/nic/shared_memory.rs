@@ -225,7 +225,7 @@ mod tests {
     use super::*;
     use crate::nic::endpoint::NicQueue;
     use crate::nic::queue::Sends;
-    use crate::switch::test_nic::{TestNic, Wire, frame_at};
+    use crate::switch::tests::test_nic::{TestNic, Wire, frame_at};
 
     const SLICE: u64 = 8 * LARGE_CHUNK as u64;
 

@@ -8,11 +8,11 @@ use crate::config::{HintsConfig, PortConfig};
 use crate::lock::Locked;
 use crate::nic::error::InterfaceError;
 use crate::nic::hints::XdpMetadata;
-use crate::switch::capture::Capture;
 use crate::switch::fdb::FdbKey;
-use crate::switch::filter::{Filter, PortFilter};
-use crate::switch::guard::Guard;
-use crate::switch::rate_limit::PortLimits;
+use crate::switch::policy::capture::Capture;
+use crate::switch::policy::filter::{Filter, PortFilter};
+use crate::switch::policy::guard::Guard;
+use crate::switch::policy::rate_limit::PortLimits;
 use model::config::Policy;
 use model::rates::PortRates;
 

@@ -51,10 +51,10 @@ use crate::port::ticket_lock::{Task, Ticket, TicketLock};
 use crate::port::watch::{Looks, Watch};
 use crate::supervision::alarm::Alarm;
 use crate::switch::fdb::FdbKey;
-use crate::switch::filter::{Filter, PortFilter};
-use crate::switch::guard::Guard;
-use crate::switch::rate_limit::PortLimits;
-use crate::switch::workers::Workers;
+use crate::switch::policy::filter::{Filter, PortFilter};
+use crate::switch::policy::guard::Guard;
+use crate::switch::policy::rate_limit::PortLimits;
+use crate::switch::worker::workers::Workers;
 use model::config::Policy;
 use steward::log_limit::{LeftOut, LogLimit};
 

@@ -30,7 +30,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
 use crate::lock::Locked;
-use crate::switch::progress::Watcher;
+use crate::switch::worker::progress::Watcher;
 use program::signal_handler;
 
 /// Time between two checks whether a thread waits.

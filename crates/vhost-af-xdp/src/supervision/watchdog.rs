@@ -4,7 +4,7 @@
 //! kernel, with all its lanes, and the daemon cannot end that wait. It can report the hang, give new lanes to other
 //! workers, and still exit in time after a signal (serve.rs).
 //!
-//! One thread reads the workers' progress ([`crate::switch::progress`]) every [`LOOK`], but not while all of them sleep
+//! One thread reads the workers' progress ([`crate::switch::worker::progress`]) every [`LOOK`], but not while all of them sleep
 //! and no other thread writes to a VMM (interrupt.rs). If a worker hung and then went to sleep, it is read once more:
 //! otherwise it would be reported as hanging until some worker wakes. A worker that is awake and has finished no
 //! round between three readings hangs: three, because after the whole process was stopped the watchdog may be the first
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use super::interrupt;
 use crate::lock::Locked;
-use crate::switch::progress::Activity;
-use crate::switch::workers::{Observation, Workers};
+use crate::switch::worker::progress::Activity;
+use crate::switch::worker::workers::{Observation, Workers};
 use steward::log_limit::LogLimit;
 
 /// Time between two readings.

@@ -1,6 +1,6 @@
 //! The copy between guest memory and a UMEM. Both are shared, so bytes move by pointer, and no reference to them is made:
 //! that is why this needs unsafe code. A daemon of many guests has more of the kind
-//! (`crates/vhost-af-xdp/src/switch/bytes.rs`).
+//! (`crates/vhost-af-xdp/src/switch/frame/bytes.rs`).
 
 #![allow(unsafe_code)]
 

@@ -21,9 +21,9 @@ use crate::port::memory::{MemoryError, MemoryTable, RegionKey};
 use crate::supervision::alarm::Alarm;
 use crate::supervision::interrupt;
 use crate::switch::lane::Lane;
-use crate::switch::new_lane::NewLane;
-use crate::switch::role::Role;
-use crate::switch::workers::{LaneAt, Workers};
+use crate::switch::lane::new_lane::NewLane;
+use crate::switch::lane::role::Role;
+use crate::switch::worker::workers::{LaneAt, Workers};
 use device::pair::Fault;
 use steer::with_sources;
 

@@ -7,11 +7,11 @@ use virtqueue::Chains;
 use super::classified::Classified;
 use super::known::{Alike, Known};
 use super::{Burst, From, NO_FDB_ENTRY, PortLane, Route};
+use crate::switch::backend::own_queue::OwnQueue;
 use crate::switch::fdb::Destination;
-use crate::switch::from_guest::Budget;
+use crate::switch::guest::from_guest::Budget;
 use crate::switch::lane::{RxTarget, Siblings};
-use crate::switch::own_queue::OwnQueue;
-use crate::switch::rate_limit::Cost;
+use crate::switch::policy::rate_limit::Cost;
 
 impl<O: OwnQueue> PortLane<O> {
     /// Sends a batch of the guest's frames; returns how many moved.

@@ -11,10 +11,10 @@ use virtqueue::{Buffer, Chain};
 
 use super::classified::Classified;
 use super::known::apply_rules_to_any;
-use crate::switch::filter::Acl;
-use crate::switch::from_guest::Budget;
-use crate::switch::guard::Guard;
-use crate::switch::rate_limit::{Cost, Throttle};
+use crate::switch::guest::from_guest::Budget;
+use crate::switch::policy::filter::Acl;
+use crate::switch::policy::guard::Guard;
+use crate::switch::policy::rate_limit::{Cost, Throttle};
 
 /// What happens with a chain before its frame is passed on.
 pub(super) trait Check {

@@ -8,13 +8,13 @@ use packet::ethernet::{self, Tags};
 use packet::segment::{Malformed, Request};
 use virtqueue::{Buffer, Chain, MemoryMap};
 
-use crate::switch::bytes::guest_to_own;
+use crate::switch::fdb::flows::Flow;
 use crate::switch::fdb::{Destination, PortNumber};
-use crate::switch::filter::{Verdict, is_long};
-use crate::switch::flows::Flow;
-use crate::switch::guard::SHORT_LOOK_BYTES as SHORT_HEAD;
-use crate::switch::guest_frame::GuestFrame;
-use crate::switch::retag::{Retag, Retagged};
+use crate::switch::frame::bytes::guest_to_own;
+use crate::switch::frame::retag::{Retag, Retagged};
+use crate::switch::guest::guest_frame::GuestFrame;
+use crate::switch::policy::filter::{Verdict, is_long};
+use crate::switch::policy::guard::SHORT_LOOK_BYTES as SHORT_HEAD;
 
 /// A classified chain of a batch.
 pub(super) struct Classified {

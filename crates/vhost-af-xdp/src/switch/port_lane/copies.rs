@@ -7,14 +7,14 @@ use device::pair::Fault;
 use packet::ethernet::{self, ADDRESS_BYTES};
 
 use super::PortLane;
-use crate::switch::copies::write_copy;
-use crate::switch::cross_worker_mark::CrossWorkerMark;
+use crate::switch::backend::own_queue::OwnQueue;
 use crate::switch::fdb::Destination;
-use crate::switch::guest_frame::GuestFrame;
+use crate::switch::guest::copies::write_copy;
+use crate::switch::guest::guest_frame::GuestFrame;
+use crate::switch::guest::passing::{Passed, Passing};
+use crate::switch::guest::to_guest::NO_OFFLOAD;
 use crate::switch::lane::{Siblings, SlotAt};
-use crate::switch::own_queue::OwnQueue;
-use crate::switch::passing::{Passed, Passing};
-use crate::switch::to_guest::NO_OFFLOAD;
+use crate::switch::link::cross_worker_mark::CrossWorkerMark;
 
 /// Passes a copy of a frame to one of several guests, or drops the copy if that guest has no buffer now. `mark`: for
 /// another worker. Returns the work besides the copy, in frames.

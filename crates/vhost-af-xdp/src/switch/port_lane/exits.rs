@@ -8,14 +8,14 @@ use super::checks::{Check, Checks, IsClassified};
 use super::classified::{Classified, with_tag};
 use super::{Burst, From, PortLane, Route};
 use crate::nic::xdp::XdpNic;
-use crate::switch::forwarding::LaneRef;
-use crate::switch::from_guest::{Budget, Put, Sink};
-use crate::switch::guest_frame::GuestFrame;
+use crate::switch::backend::own_queue::OwnQueue;
+use crate::switch::backend::to_nic::NicSink;
+use crate::switch::fdb::forwarding::LaneRef;
+use crate::switch::guest::from_guest::{Budget, Put, Sink};
+use crate::switch::guest::guest_frame::GuestFrame;
+use crate::switch::guest::passing::{Passed, Passing};
+use crate::switch::host::to_tap::TapPut;
 use crate::switch::lane::{RxTarget, Siblings, SlotAt};
-use crate::switch::own_queue::OwnQueue;
-use crate::switch::passing::{Passed, Passing};
-use crate::switch::to_nic::NicSink;
-use crate::switch::to_tap::TapPut;
 
 /// Chains of a batch with the same destination.
 struct Frames<'a> {

@@ -1,8 +1,8 @@
 //! Counters and capture of filtered frames.
 
 use super::PortLane;
-use crate::switch::filter::{Acl, Facts, Verdict};
-use crate::switch::own_queue::OwnQueue;
+use crate::switch::backend::own_queue::OwnQueue;
+use crate::switch::policy::filter::{Acl, Facts, Verdict};
 
 impl<O: OwnQueue> PortLane<O> {
     /// Counts the verdicts on the first `done` chains, and passes their frames to the capture. Chains that were put

@@ -12,12 +12,12 @@ use device::pair::Fault;
 use super::classified::{Classified, with_tag};
 use super::copies::pass_copy;
 use super::{Burst, PortLane};
-use crate::switch::cross_worker_mark::CrossWorkerMark;
-use crate::switch::from_guest::Budget;
+use crate::switch::backend::own_queue::OwnQueue;
+use crate::switch::guest::from_guest::Budget;
+use crate::switch::guest::passing::{Passed, Passing};
 use crate::switch::lane::RxTarget;
-use crate::switch::own_queue::OwnQueue;
-use crate::switch::passing::{Passed, Passing};
-use crate::switch::rate_limit::Policer;
+use crate::switch::link::cross_worker_mark::CrossWorkerMark;
+use crate::switch::policy::rate_limit::Policer;
 
 impl<O: OwnQueue> PortLane<O> {
     /// Whether the guest receives its own frames.

@@ -5,10 +5,10 @@ use packet::ethernet::{self, ADDRESS_BYTES, Head, LinkControl, Tags};
 
 use super::classified::Classified;
 use super::learning;
+use crate::switch::fdb::learned::Learned;
 use crate::switch::fdb::{Destination, Fdb, FdbKey, FdbPort};
-use crate::switch::filter::{Classifier, FlowKey, Looked};
-use crate::switch::guard::check_content;
-use crate::switch::learned::Learned;
+use crate::switch::policy::filter::{Classifier, FlowKey, Looked};
+use crate::switch::policy::guard::check_content;
 
 /// Results for the last frame: the next one most often has the same header.
 #[derive(Default)]

@@ -8,9 +8,9 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
 use crate::switch::fdb::PortNumber;
-use crate::switch::filter::{Action, Filter, PortFilter, Rule};
-use crate::switch::learned::{Entry, Learned};
-use crate::switch::vlans::Vlans;
+use crate::switch::fdb::learned::{Entry, Learned};
+use crate::switch::fdb::vlans::Vlans;
+use crate::switch::policy::filter::{Action, Filter, PortFilter, Rule};
 
 /// A frame, reduced to what the classification reads: indices into lists of addresses and types that often coincide.
 #[derive(Debug, Clone, Copy)]

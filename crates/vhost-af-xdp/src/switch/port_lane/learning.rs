@@ -2,8 +2,8 @@
 
 use device::counters::{Counter, PairCounters};
 
+use crate::switch::fdb::learned::Learned;
 use crate::switch::fdb::{Fdb, FdbKey, FdbPort};
-use crate::switch::learned::Learned;
 
 /// The counter of a frame that may not be sent.
 pub(super) type Refusal = fn(&PairCounters) -> &Counter;

@@ -4,11 +4,11 @@ use device::pair::Fault;
 use packet::ethernet::{self, Head};
 
 use super::{From, PortLane};
-use crate::switch::cross_worker_mark::{CrossWorkerMark, MarkedSender};
+use crate::switch::backend::own_queue::OwnQueue;
+use crate::switch::fdb::forwarding::Forwarding;
 use crate::switch::fdb::{Destination, FdbKey, PortNumber};
-use crate::switch::forwarding::Forwarding;
-use crate::switch::from_guest::Budget;
-use crate::switch::own_queue::OwnQueue;
+use crate::switch::guest::from_guest::Budget;
+use crate::switch::link::cross_worker_mark::{CrossWorkerMark, MarkedSender};
 
 impl<O: OwnQueue> PortLane<O> {
     /// Classifies the chains of the batch. The worker that they come from has checked them.

@@ -5,10 +5,10 @@ use std::ops::Range;
 use super::PortLane;
 use super::classified::with_tag;
 use super::copies::pass_copy;
+use crate::switch::backend::own_queue::OwnQueue;
 use crate::switch::fdb::Destination;
-use crate::switch::from_guest::Budget;
+use crate::switch::guest::from_guest::Budget;
 use crate::switch::lane::Siblings;
-use crate::switch::own_queue::OwnQueue;
 
 impl<O: OwnQueue> PortLane<O> {
     /// Passes copies of frames that are done to promiscuous ports. Multicast goes to all ports anyway, and denied

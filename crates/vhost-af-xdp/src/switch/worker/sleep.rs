@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{EVENTS, FEW, FUTILE_WAKES, IGNORE_KICKS, NO_TIME, OFTEN, Worker};
 use crate::switch::lane::{LaneId, Work};
-use crate::switch::slots::{self, NIC_EVENT, Slot};
+use crate::switch::worker::slots::{self, NIC_EVENT, Slot};
 
 /// Result of an attempt to sleep.
 pub(super) enum Rest {
