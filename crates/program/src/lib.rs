@@ -21,3 +21,21 @@ pub mod peer;
 pub mod sandbox;
 pub mod signal_handler;
 pub mod users;
+
+use std::io;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// Cryptographically secure random bytes.
+///
+/// # Errors
+/// The kernel's.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // getrandom(2) returns up to 256 bytes at once.
+    if getrandom(&mut bytes, GetRandomFlags::empty())? == N {
+        Ok(bytes)
+    } else {
+        Err(io::ErrorKind::UnexpectedEof.into())
+    }
+}

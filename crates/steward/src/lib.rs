@@ -30,14 +30,14 @@
 //! | module | what | who uses it |
 //! |---|---|---|
 //! | [`protocol`] | messages, byte by byte | both |
-//! | [`client`] | the lessee's side of a lease | the lessee |
 //! | [`links`] | network interfaces, by rtnetlink | both |
-//! | [`listing`] | the list of leases | both |
 //! | [`backoff`] | pauses between attempts | both |
 //! | [`log_limit`] | limits of log lines that others can cause | both |
 //! | [`hardware`] | a NIC's queues in use, n-tuple rules, RSS contexts | the steward; other programs only read |
 //! | `policy`, `capabilities`, `server` | who may lease what; the steward | `vhost-af-xdp-steward` |
 //! | `text_file` | files that say what a privileged process does | both |
+//!
+//! The lessee's side (`Lease`, the list of leases) is the crate `steward-client`, which no privileged program links.
 //!
 //! # Dependencies
 //!
@@ -46,12 +46,10 @@
 
 pub mod backoff;
 pub mod capabilities;
-pub mod client;
 mod device;
 pub mod fd_store;
 pub mod hardware;
 pub mod links;
-pub mod listing;
 pub mod log_limit;
 mod peer;
 pub mod protocol;

@@ -12,8 +12,10 @@ pub mod netkit;
 pub(crate) mod tap;
 
 use std::ffi::{CStr, CString};
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -32,6 +34,12 @@ use xsk::NumaNode;
 use crate::device;
 use crate::hardware::Ethtool;
 use crate::sys;
+
+/// Inode of the network namespace of the calling thread; 0 if that cannot be told.
+#[must_use]
+pub fn namespace() -> u64 {
+    fs::metadata("/proc/thread-self/ns/net").map_or(0, |metadata| metadata.ino())
+}
 
 /// What is known of an interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use xsk::metadata::{Field, Layout, MAX_LAYOUTS};
 
 use super::*;
 use crate::links::DriverSends;
-use crate::listing::Listed;
+use crate::protocol::Listed;
 
 fn facts() -> Facts {
     Facts {

@@ -8,7 +8,6 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::{Resource, getrlimit};
-use rustix::rand::{GetRandomFlags, getrandom};
 use std::ffi::c_int;
 use std::ffi::{CStr, c_ulong};
 use std::io;
@@ -195,15 +194,4 @@ pub(crate) fn done(result: c_int) -> io::Result<()> {
 /// The error of this thread's last system call.
 pub(crate) fn last_errno() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
-}
-
-/// Cryptographically secure random bytes.
-pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    // getrandom(2) returns up to 256 bytes at once.
-    if getrandom(&mut bytes, GetRandomFlags::empty())? == N {
-        Ok(bytes)
-    } else {
-        Err(io::ErrorKind::UnexpectedEof.into())
-    }
 }

@@ -8,8 +8,8 @@ use std::time::Instant;
 use common::{World, lessee, refusal, soon, take};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::Filter;
-use steward::client::Lease;
 use steward::protocol::{Facts, Reason, Steered};
+use steward_client::Lease;
 use testkit::{VethPair, require, wait};
 
 /// Waits until the steward tells of a state like this.

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem};
 use steer::{Mode, ModeRequest};
-use steward::client::LeaseError;
 use steward::protocol::{Reason, Wanted};
+use steward_client::LeaseError;
 use testkit::{VethPair, require, wait};
 use xsk::{OwnMemory, Umem};
 

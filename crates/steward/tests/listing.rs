@@ -7,9 +7,9 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use steer::Filter;
-use steward::client::LeaseError;
-use steward::listing::{self, Listed};
 use steward::protocol::{Reason, Steered, Wanted};
+use steward_client::LeaseError;
+use steward_client::listing::{self, Listed};
 use testkit::{VethPair, require, wait};
 
 #[test]
@@ -29,7 +29,7 @@ fn root_lists_all_leases_and_other_users_their_own() {
     let _lease = take(&world.socket(), &wanted).expect("allowed");
     let mut lessee = lessee::start(&world, "listing::child_leases_and_lists", 1);
     let all = listing::leases(&world.socket()).expect("it answers");
-    let namespace = world.veth.near.enter(listing::namespace);
+    let namespace = world.veth.near.enter(steward::links::namespace);
     let ours = Listed {
         number: all[0].number,
         namespace,

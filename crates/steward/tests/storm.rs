@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use common::{POLICY, World, lessee, raw::Raw, refusal, soon, take, wanted};
 use rustix::process::Signal;
 use steer::ModeRequest;
-use steward::listing;
 use steward::protocol::{Answer, Reason, Refusal, Request, Wanted};
+use steward_client::listing;
 use testkit::{require, wait};
 
 fn in_mode(mode: ModeRequest) -> Wanted {
@@ -104,7 +104,7 @@ fn program_in_another_mode_is_attached_for_a_lease_and_not_again_and_again() {
         let wanted = in_mode(modes.next().expect("endless"));
         match take(&world.socket(), &wanted) {
             Ok(_) => attached += 1,
-            Err(steward::client::LeaseError::Refused(refusal)) if refusal.reason == Reason::Taken => {
+            Err(steward_client::LeaseError::Refused(refusal)) if refusal.reason == Reason::Taken => {
                 std::thread::sleep(Duration::from_millis(10));
                 modes.next();
             }

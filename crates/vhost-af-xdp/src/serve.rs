@@ -54,8 +54,8 @@ use device::features::F_RING_RESET;
 use program::sandbox::{self, Calls, Layer, Plan, Reach, User};
 use steer::with_sources;
 use steward::capabilities;
-use steward::client::Waiting;
 use steward::links::Changes;
+use steward_client::Waiting;
 
 /// Runs until a signal ends the daemon, or the only connection, passed in as a descriptor, is closed.
 /// Errors: what prevents the start; nothing is left behind.

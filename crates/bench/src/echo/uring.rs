@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use rustix::net::sockopt;
-use steward::client::QueueLease;
+use steward_client::QueueLease;
 use zcrx::{Config, ConnectionId, Event, ListenerId, Memory, Mode, Piece, Receiver, Request};
 
 use super::args::{Engine, Unavailable};

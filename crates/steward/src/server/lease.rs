@@ -13,9 +13,8 @@ use super::{Answered, Server};
 use steer::{ModeRequest, MulticastRing, with_sources};
 
 use crate::links::Link;
-use crate::listing::Listed;
 use crate::peer::Credentials;
-use crate::protocol::{Answer, Facts, Reason, Refusal, Wanted};
+use crate::protocol::{Answer, Facts, Listed, Reason, Refusal, Wanted};
 
 /// A lease: of a connection, or one whose lessee has not come back yet.
 #[derive(Clone, Copy)]

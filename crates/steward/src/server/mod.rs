@@ -60,9 +60,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use steer::TapTo;
 
 use crate::backoff::{Backoff, RETRY};
-use crate::links::Changes;
 use crate::links::bridge::FdbChanges;
-use crate::listing;
+use crate::links::{self, Changes};
 use crate::policy::Policy;
 use crate::protocol::{Answer, Malformed, Reason, Refusal, Request};
 use crate::sys;
@@ -178,7 +177,7 @@ impl Server {
             changes: Changes::subscribe()?,
             fdb_changes: FdbChanges::subscribe()?,
             fdb_pause: Instant::now(),
-            namespace: listing::namespace(),
+            namespace: links::namespace(),
             interfaces: BTreeMap::new(),
             connections: BTreeMap::new(),
             network_taps: BTreeMap::new(),

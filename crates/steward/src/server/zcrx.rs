@@ -42,8 +42,9 @@ use super::{Answered, Server};
 use crate::hardware::apart::{self, NotApart};
 use crate::hardware::{Ethtool, bound};
 use crate::links::Link;
-use crate::listing::Listed;
-use crate::protocol::{Answer, Reason, Refusal, Steered, Step, ZcrxRegistered, ZcrxRings, ZcrxWanted};
+use crate::protocol::{
+    Answer, Listed, Reason, Refusal, Steered, Step, ZcrxRegistered, ZcrxRings, ZcrxWanted,
+};
 use crate::sys::child;
 use crate::sys::zcrx::{self, QueueOrder, UserAndGroup};
 

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use steer::{Filter, SocketMap};
-use steward::client::{Lease, LeaseError};
 use steward::hardware::bound::Bound;
 use steward::protocol::{Facts, NetkitEnd, NetkitWanted, Reason, Wanted};
+use steward_client::{Lease, LeaseError};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, daemon, require, wait,
 };

@@ -24,10 +24,11 @@ use rustix::process::{Resource, getegid, geteuid, getgroups, getrlimit};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 use steer::with_sources;
+use steward::capabilities;
 use steward::policy::{DEFAULT_POLICY, Policy, Queues};
 use steward::protocol::{self, DEFAULT_SOCKET, Wanted};
 use steward::server::unserved_queues;
-use steward::{capabilities, listing};
+use steward_client::listing;
 use xsk::Mode;
 
 use super::facts::Facts;
@@ -356,7 +357,7 @@ impl Look<'_> {
         }
         let process = process_at(path);
         let namespace = process.and_then(|process| fs::metadata(format!("/proc/{process}/ns/net")).ok());
-        if namespace.is_some_and(|namespace| namespace.ino() != listing::namespace()) {
+        if namespace.is_some_and(|namespace| namespace.ino() != steward::links::namespace()) {
             let text = "interfaces: the steward is in another network namespace";
             self.findings
                 .push(Finding::note(Kind::NotChecked, "daemon", text));

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use common::binding::{L2_BYTES, NoZeroCopy};
 use steer::{ForeignProgram, LayoutOfError, SocketMapError};
-use steward::client::LeaseError;
 use steward::links::LinkError;
 use steward::protocol::{Reason, Refusal};
+use steward_client::LeaseError;
 use xsk::{OpenError, UmemError};
 
 use super::afxdp_plugin::PluginError;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use steer::{ModeRequest, with_sources};
 use steward::backoff::Backoff;
-use steward::client::LeaseError;
 use steward::protocol::{Reason, Wanted};
+use steward_client::LeaseError;
 
 use super::demand::Demand;
 use super::error::InterfaceError;

@@ -22,7 +22,7 @@
 
 use model::state::HintsStatus;
 use steer::{HintSet, note_layout};
-use steward::client::LeaseError;
+use steward_client::LeaseError;
 
 use super::error::InterfaceError;
 use super::hints::{self, XdpMetadata};

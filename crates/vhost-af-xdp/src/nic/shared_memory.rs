@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::binding::LARGE_CHUNK;
-use steward::client::LeaseError;
 use steward::protocol::Reason;
+use steward_client::LeaseError;
 use xsk::{First, FramePool, Lender, OpenError, OwnMemory, QueueId, Socket, Umem, UmemOffset};
 
 use super::endpoint::{Chunks, ChunksError, for_sending};

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use common::binding::SteeredBy;
 use steer::{Mode, ModeRequest, MulticastReader, QueueConf, QueueCounters};
 use steward::backoff::Backoff;
-use steward::client::{Lease, LeaseError, Waiting};
 use steward::links::{DriverSends, Link};
 use steward::protocol::{Facts, HintRequest, Hinted, HostEnd, Reason, StationChange, Steered, Wanted};
+use steward_client::{Lease, LeaseError, Waiting};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::error::{InterfaceError, Lost};
@@ -96,7 +96,7 @@ pub(crate) enum Prepared {
     /// Made by this daemon.
     Own(Unbound),
     /// The steward binds it.
-    Leased(steward::client::Prepared),
+    Leased(steward_client::Prepared),
 }
 
 impl Prepared {

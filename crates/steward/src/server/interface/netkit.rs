@@ -19,7 +19,6 @@ use crate::server::entries;
 use crate::server::file::may_crash;
 use crate::server::ledger::SavedNetkit;
 use crate::server::teardown::Step;
-use crate::sys;
 
 /// First part of the name of a netkit until it is in its network namespace; eight digits follow.
 const MADE_AS: &str = "vaxk";
@@ -97,7 +96,7 @@ impl Interface {
                 "the netkit that had queue {queue} of {name} before is not deleted yet: try again"
             ));
         }
-        let number: io::Result<[u8; 4]> = sys::random();
+        let number: io::Result<[u8; 4]> = program::random();
         let number = number.map_err(|error| Reason::Kernel.because(error.to_string()))?;
         let made_as = format!("{MADE_AS}{:08x}", u32::from_ne_bytes(number));
         self.ledger.set_interface(&name);

@@ -8,8 +8,8 @@ use std::path::Path;
 use serde::Serialize;
 use steer::mac_text;
 use steward::hardware::{Ethtool, Target};
-use steward::listing::{self, Listed};
 use steward::protocol::DEFAULT_SOCKET;
+use steward_client::listing::{self, Listed};
 
 use super::{Queue, command_of};
 use model::text::received_frames;
@@ -73,7 +73,7 @@ impl Answers {
         Ok(Self {
             leases,
             rules: interfaces.map(|name| (name.clone(), rules_in(name))).collect(),
-            namespace: listing::namespace(),
+            namespace: steward::links::namespace(),
         })
     }
 

@@ -15,6 +15,7 @@
 
 mod connection;
 mod error;
+pub mod listing;
 mod reconnect;
 mod sockets;
 mod zcrx;
@@ -30,16 +31,14 @@ use rustix::net::SocketFlags;
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 use steer::{MulticastReader, QueueConf, QueueCounters, Station};
 
-pub(crate) use self::connection::Connection;
-use self::connection::{Incoming, Known, Message, Phase};
+use self::connection::{Connection, Incoming, Known, Message, Phase};
 pub use self::error::LeaseError;
 pub use self::sockets::Prepared;
 pub use self::zcrx::{Area, QueueLease, Refill};
-use crate::protocol::{
+use steward::protocol::{
     Answer, BEHIND_MAX, CHANGES_MAX, FRAME_LIMITS, Facts, HintRequest, Hinted, HostEnd, NetkitEnd,
     NetkitWanted, Reason, Request, SendTapEnd, StationChange, TAP_QUEUES_MAX, Token, Wanted,
 };
-use crate::sys;
 
 /// Pause between two attempts to get a lock that another thread holds.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -123,7 +122,7 @@ impl Lease {
         let lease = Self {
             path: path.to_owned(),
             waiting,
-            token: sys::random()?,
+            token: program::random()?,
             waker,
             timer,
             state: Mutex::new(Connection::new(known.clone())),

@@ -2,25 +2,19 @@
 //!
 //! Root gets all leases, other users get their own. Requests for the list change nothing.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::client::{Connection, LeaseError, Waiting};
-use crate::protocol::{Answer, Request};
+use crate::connection::Connection;
+use crate::{LeaseError, Waiting};
+use steward::protocol::{Answer, Request};
 
-pub use crate::protocol::Listed;
+pub use steward::protocol::Listed;
 
 /// Time limit for an answer of a steward.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// Most leases that are asked for: more than there can be.
 const LEASES_MAX: usize = 4096;
-
-/// Inode of the network namespace of the calling thread; 0 if that cannot be told.
-#[must_use]
-pub fn namespace() -> u64 {
-    std::fs::metadata("/proc/thread-self/ns/net").map_or(0, |metadata| metadata.ino())
-}
 
 /// Asks the steward at `path` for all leases that this user may know of.
 ///
