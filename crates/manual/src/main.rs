@@ -11,6 +11,7 @@
 //! | `bash/`, `zsh/`, `fish/` | completions, under the names that the shells look for |
 
 mod openapi;
+mod operations;
 mod reference;
 
 use std::fmt::Write as _;
@@ -46,7 +47,11 @@ fn main() -> anyhow::Result<()> {
 
 /// Writes the documents of a tree that are generated from the code.
 fn write_documents(tree: &Path) -> anyhow::Result<()> {
-    for (name, text) in [("openapi.json", openapi::text()?), ("keys.md", reference::keys())] {
+    for (name, text) in [
+        ("openapi.json", openapi::text()?),
+        ("keys.md", reference::keys()),
+        ("operations.md", operations::text()),
+    ] {
         let path = tree.join("docs").join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }

@@ -185,7 +185,7 @@ fn generated_documents_are_those_of_the_model() {
         .arg(tree.path())
         .status();
     assert!(manual.expect("a program").success());
-    for name in ["keys.md", "openapi.json"] {
+    for name in ["keys.md", "openapi.json", "operations.md"] {
         let written = fs::read_to_string(docs.join(name)).expect("written");
         let is_same = written == text(&Path::new("docs").join(name));
         assert!(

@@ -272,19 +272,6 @@ impl Request {
         Ok((head.serial, request))
     }
 
-    /// Whether a child handles it, as it may take long or carries descriptors.
-    pub(crate) fn is_for_job(&self) -> bool {
-        matches!(self, Self::Bind { .. } | Self::Await { .. }) || self.may_have_files()
-    }
-
-    /// Whether the message may carry descriptors.
-    pub(crate) fn may_have_files(&self) -> bool {
-        matches!(
-            self,
-            Self::Register { .. } | Self::Share { .. } | Self::ZcrxRegister(_) | Self::Netkit(_)
-        )
-    }
-
     /// Writes requests whose fields are not one after the other, or that have two kinds.
     fn write_other(&self, to: &mut Vec<u8>) -> u16 {
         match self {

@@ -107,12 +107,23 @@ struct Received {
     flags: ReturnFlags,
 }
 
+/// Who does an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// The steward itself, at once.
+    Steward,
+    /// A child of the steward: it may take long.
+    Child,
+    /// A child, which also receives the descriptors that the message carries: the steward never has them.
+    ChildWithFiles,
+}
+
 /// The result of reading from a connection.
 #[derive(Debug)]
 pub(super) enum Incoming {
     Nothing,
-    /// Serial number and request. The message of a request [for a job](Request::is_for_job) stays in the socket.
-    Request(u32, Request),
+    /// Serial number, request, and who serves it. The message of a request for a child stays in the socket.
+    Request(u32, Request, By),
     Broken(Malformed),
     End,
 }
@@ -215,8 +226,8 @@ impl Connection {
         Interest { events, wake }
     }
 
-    /// Reads the next message, if there is one. The message of a request for a job stays in the socket.
-    pub(super) fn receive(&mut self) -> Incoming {
+    /// Reads the next message, if there is one. The message of a request for a child stays in the socket.
+    pub(super) fn receive(&mut self, by: fn(&Request) -> By) -> Incoming {
         let mut bytes = vec![0; MESSAGE_MAX + 1];
         let received = match self.look_at(&mut bytes, RecvFlags::PEEK) {
             Err(Errno::AGAIN | Errno::INTR) => return Incoming::Nothing,
@@ -236,14 +247,15 @@ impl Connection {
         };
         let has_files = received.flags.contains(ReturnFlags::CTRUNC);
         match decoded {
-            Ok((_, request)) if has_files && !(self.has_lease() && request.may_have_files()) => {
+            Ok((_, request)) if has_files && !(self.has_lease() && by(&request) == By::ChildWithFiles) => {
                 Incoming::Broken(Malformed::Descriptors)
             }
             Ok((serial, request)) => {
-                if !request.is_for_job() {
+                let by = by(&request);
+                if by == By::Steward {
                     self.discard();
                 }
-                Incoming::Request(serial, request)
+                Incoming::Request(serial, request, by)
             }
             Err(malformed) => {
                 if !has_files {

@@ -36,6 +36,7 @@ mod netkit;
 mod network_taps;
 mod networks;
 mod notify;
+mod operations;
 mod ready;
 mod reload;
 mod removals;
@@ -57,13 +58,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use steer::TapTo;
 
 use crate::backoff::{Backoff, RETRY};
 use crate::links::bridge::FdbChanges;
 use crate::links::{self, Changes};
 use crate::policy::Policy;
-use crate::protocol::{Answer, Malformed, Reason, Refusal, Request};
+use crate::protocol::{Answer, Malformed, Reason, Refusal};
 use crate::sys;
 use closing::{Closing, Over};
 use connection::{Connection, Held, Incoming, Reply};
@@ -80,7 +80,9 @@ use rings::Rings;
 use sockets::LostJob;
 use zcrx::ZcrxQueues;
 
+pub use connection::By;
 pub use interface::wants_frags;
+pub use operations::{OPERATIONS, Operation};
 pub use state::{Store, StoreError};
 pub use unserved_queues::unserved_queues;
 
@@ -300,17 +302,15 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
-        match connection.receive() {
+        match connection.receive(operations::by) {
             Incoming::Nothing => {}
             Incoming::End => self.end(number, None),
             Incoming::Broken(malformed) => self.end(number, Some(malformed)),
-            Incoming::Request(serial, request) if request.is_for_job() => {
-                self.run_job(number, serial, &request);
-            }
-            Incoming::Request(serial, request) => {
-                let answered = self.act(number, &request);
+            Incoming::Request(serial, request, By::Steward) => {
+                let answered = operations::act(self, number, &request);
                 self.reply(number, serial, answered);
             }
+            Incoming::Request(serial, request, by) => self.run_job(number, serial, (&request, by)),
         }
     }
 
@@ -333,55 +333,6 @@ impl Server {
         if !sent {
             self.end(number, None);
         }
-    }
-
-    /// Handles a request of a lessee.
-    fn act(&mut self, number: u64, request: &Request) -> Answered {
-        match *request {
-            Request::Lease(ref wanted) => self.lease(number, wanted),
-            Request::Resume { ref token } => self.resume(number, token),
-            Request::Keep { ref token } => self.keep(number, token),
-            Request::Zcrx(ref wanted) => self.lease_queue(number, wanted),
-            Request::Leases { after } => Ok(self.next_lease(number, after).into()),
-            Request::Stations { ref changes } => self.change_stations(number, changes),
-            Request::Groups => self.groups(number),
-            Request::Host { has } => self.network_tap(number, TapTo::Host, has, 1),
-            Request::Uplink { has, queues } => self.uplink_tap(number, has, queues),
-            Request::Behind { after } => self.behind(number, after),
-            Request::SendTap { queue, only_with_tso } => self.send_tap(number, queue, only_with_tso),
-            Request::Hints(wanted) => self.ask_for_hints(number, wanted),
-            Request::Facts => self.act_on(number, |interface, held| {
-                Ok(Answer::Facts(interface.facts_for(&held.wanted.range())))
-            }),
-            Request::Activate { queue, conf } => self.act_on(number, |interface, held| {
-                interface.activate(held.check(queue)?, conf)?;
-                Ok(Answer::Done)
-            }),
-            Request::Deactivate { queue } => self.act_on(number, |interface, held| {
-                interface.deactivate(held.check(queue)?)?;
-                Ok(Answer::Done)
-            }),
-            Request::Counters { queue } => self.act_on(number, |interface, held| {
-                Ok(Answer::Counters(interface.counters(held.check(queue)?)?))
-            }),
-            // `run_job` handles these.
-            Request::Register { .. }
-            | Request::Bind { .. }
-            | Request::Share { .. }
-            | Request::Await { .. }
-            | Request::ZcrxRegister(_)
-            | Request::Netkit(_) => Err(no_lease()),
-        }
-    }
-
-    /// Handles a request about the interface of a lease.
-    fn act_on(
-        &self,
-        number: u64,
-        act: impl FnOnce(&Interface, &Held) -> Result<Answer, Refusal>,
-    ) -> Answered {
-        let (_, held, interface) = self.lessee(number)?;
-        act(interface, held).map(Into::into)
     }
 
     /// A connection with its lease, and the interface.

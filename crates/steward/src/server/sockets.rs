@@ -15,9 +15,10 @@ use rustix::io::Errno;
 use steer::with_sources;
 use xsk::PreferNode;
 
-use super::connection::{Connection, Reply};
+use super::connection::{By, Connection, Reply};
 use super::interface::{Bound, Holds, Interface, Memory, Registered, bytes_held};
 use super::job::{self, Attempt, Bind, Job, Outcome, Pending, Probe, QueueAt, failed, in_time};
+use super::operations;
 use super::{Answered, Server, hands_over_bound};
 use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout};
 use crate::sys::{
@@ -52,40 +53,18 @@ pub(super) struct LostJob {
 impl Server {
     /// Starts the job that the next message on a connection requests; the message is still in the socket. If user or
     /// rule may not have one more job, the connection waits.
-    pub(super) fn run_job(&mut self, number: u64, serial: u32, request: &Request) {
+    pub(super) fn run_job(&mut self, number: u64, serial: u32, (request, by): (&Request, By)) {
         let Some(connection) = self.connections.get(&number) else {
             return;
         };
         let (uid, rule) = (connection.peer.uid, connection.charged());
-        let waits = !self.has_room_for_job(uid, rule);
-        let begun = match *request {
-            _ if waits => {
-                self.connections.entry(number).and_modify(|own| own.waits = true);
-                return;
-            }
-            Request::Register {
-                queue,
-                ref umem,
-                ref rings,
-            } => self.register(number, queue, umem, rings),
-            Request::Bind {
-                queue,
-                flags,
-                wait_ms,
-            } => self.bind(number, queue, flags, wait_ms),
-            Request::Share {
-                queue,
-                wait_ms,
-                cookie,
-                ref rings,
-            } => self.share(number, (queue, wait_ms), cookie, rings),
-            Request::Await { queue, wait_ms } => self.await_free(number, queue, wait_ms),
-            Request::ZcrxRegister(ref rings) => self.register_queue(number, rings),
-            Request::Netkit(ref wanted) => self.make_netkit(number, wanted),
-            _ => return,
-        };
+        if !self.has_room_for_job(uid, rule) {
+            self.connections.entry(number).and_modify(|own| own.waits = true);
+            return;
+        }
+        let begun = operations::begin(self, number, request);
         // A child receives a message with descriptors. A connection without a lease has sent none.
-        let has_files = rule.is_some() && request.may_have_files();
+        let has_files = rule.is_some() && by == By::ChildWithFiles;
         let begun = match has_files {
             true => begun.or_else(|refusal| self.discard(number, refusal)),
             false => begun,
@@ -140,7 +119,7 @@ impl Server {
         }
     }
 
-    fn register(
+    pub(super) fn register(
         &mut self,
         number: u64,
         queue: u32,
@@ -189,7 +168,7 @@ impl Server {
         }))
     }
 
-    fn share(
+    pub(super) fn share(
         &mut self,
         number: u64,
         (queue, wait_ms): (u32, u32),
@@ -260,7 +239,13 @@ impl Server {
         sys::can_limit_memory(bytes).then_some(LockedFor { uid, bytes })
     }
 
-    fn bind(&mut self, number: u64, queue: u32, flags: u32, wait_ms: u32) -> Result<Pending, Refusal> {
+    pub(super) fn bind(
+        &mut self,
+        number: u64,
+        queue: u32,
+        flags: u32,
+        wait_ms: u32,
+    ) -> Result<Pending, Refusal> {
         let (held, interface) = self.lessee_mut(number)?;
         held.check(queue)?;
         interface.program()?;
@@ -294,7 +279,7 @@ impl Server {
         }))
     }
 
-    fn await_free(&self, number: u64, queue: u32, wait_ms: u32) -> Result<Pending, Refusal> {
+    pub(super) fn await_free(&self, number: u64, queue: u32, wait_ms: u32) -> Result<Pending, Refusal> {
         let (_, held, interface) = self.lessee(number)?;
         let at = queue_at(interface, held.check(queue)?, wait_ms);
         let job = Job::begin(&[], || at.run().map_err(failed(Step::Await)))?;

@@ -1,0 +1,251 @@
+//! The table of privileged operations: all that a process that connects to the steward can make it do.
+//!
+//! Each request of the protocol has one row: what the steward checks first, what it does, how that is undone, and what
+//! limits a user that asks again and again. The code of a row is what serves the request: the compiler rejects a
+//! request without a row. docs/operations.md is generated from the rows.
+//!
+//! For all of them: a message is checked as a whole first ([`Malformed`](crate::protocol::Malformed)), a rule of the
+//! policy has to be for the connection's user, a user has one request a round, and requests and connections are limited
+//! ([`limits`](super::limits), [`admission`](super::admission)). Everything ends with the connection, or when a new
+//! policy does not allow it ([`Server::end`], [`reload`](super::reload)); if the steward dies, the next one undoes it
+//! ([`restore`](super::restore)).
+//!
+//! [`Server::end`]: super::Server
+
+use steer::TapTo;
+
+use super::connection::{By, Held};
+use super::interface::Interface;
+use super::job::Pending;
+use super::{Answered, Server, no_lease};
+use crate::protocol::{Answer, Refusal, Request};
+
+/// A row of the table.
+#[derive(Debug)]
+pub struct Operation {
+    /// Name of the request.
+    pub name: &'static str,
+    /// Who does it.
+    pub by: By,
+    /// What is checked before.
+    pub checks: &'static str,
+    /// What is done.
+    pub does: &'static str,
+    /// How it is undone, besides the end of the lease, which undoes everything; `–`: there is nothing to undo.
+    pub undone: &'static str,
+    /// What limits it; units are those of a change of a device ([`DeviceChange`](super::limits::DeviceChange)).
+    pub limit: &'static str,
+}
+
+/// Makes [`OPERATIONS`], [`by`], [`act`] and [`begin`] of the rows.
+macro_rules! operations {
+    ($server:ident, $number:ident;
+     Steward { $($name:ident $pattern:tt [$checks:literal $does:literal $undone:literal $limit:literal] => $act:expr;)* }
+     Child { $($job:ident $job_pattern:tt
+        [$job_checks:literal $job_does:literal $job_undone:literal $job_limit:literal] => $begin:expr;)* }
+     ChildWithFiles { $($file:ident $file_pattern:tt
+        [$file_checks:literal $file_does:literal $file_undone:literal $file_limit:literal] => $begin_file:expr;)* }) => {
+        /// The table.
+        pub const OPERATIONS: &[Operation] = &[
+            $(operations!(row $name Steward $checks $does $undone $limit),)*
+            $(operations!(row $job Child $job_checks $job_does $job_undone $job_limit),)*
+            $(operations!(row $file ChildWithFiles $file_checks $file_does $file_undone $file_limit),)*
+        ];
+
+        /// Who does what a request asks for.
+        pub(super) fn by(request: &Request) -> By {
+            match request {
+                $(Request::$name { .. } => By::Steward,)*
+                $(Request::$job { .. } => By::Child,)*
+                $(Request::$file { .. } => By::ChildWithFiles,)*
+            }
+        }
+
+        /// Does what the steward itself does.
+        pub(super) fn act($server: &mut Server, $number: u64, request: &Request) -> Answered {
+            match request {
+                $(operations!(pattern $name $pattern) => $act,)*
+                _ => Err(no_lease()),
+            }
+        }
+
+        /// Starts the child for what a child does.
+        pub(super) fn begin($server: &mut Server, $number: u64, request: &Request) -> Result<Pending, Refusal> {
+            match request {
+                $(operations!(pattern $job $job_pattern) => $begin,)*
+                $(operations!(pattern $file $file_pattern) => $begin_file,)*
+                _ => Err(no_lease()),
+            }
+        }
+    };
+    (row $name:ident $by:ident $checks:literal $does:literal $undone:literal $limit:literal) => {
+        Operation {
+            name: stringify!($name),
+            by: By::$by,
+            checks: $checks,
+            does: $does,
+            undone: $undone,
+            limit: $limit,
+        }
+    };
+    (pattern $name:ident ()) => { Request::$name };
+    (pattern $name:ident ($inner:ident)) => { Request::$name($inner) };
+    (pattern $name:ident { $($field:tt)* }) => { Request::$name { $($field)* } };
+}
+
+operations! { server, number;
+    Steward {
+    Lease (wanted) [
+        "policy; the queues are free"
+        "XDP program, filter, NIC rules"
+        "lease ends"
+        "`at-most`, 128 units"
+    ] => server.lease(number, wanted);
+    Resume { token } [
+        "token; same user; policy"
+        "the lease of a previous steward goes on"
+        "lease ends"
+        "one lease a connection"
+    ] => server.resume(number, token);
+    Keep { token } [
+        "the lease has no token"
+        "writes the token into the journal"
+        "lease ends"
+        "once a lease"
+    ] => server.keep(number, token);
+    Zcrx (wanted) [
+        "policy: flows; free, without XDP"
+        "header split; not in RSS"
+        "lease ends"
+        "`at-most`, 4 units"
+    ] => server.lease_queue(number, wanted);
+    Leases { after } [
+        "own leases only, root: all"
+        "lists one lease"
+        "–"
+        "requests"
+    ] => Ok(server.next_lease(number, *after).into());
+    Stations { changes } [
+        "policy; no other's address"
+        "whose frames the network gets"
+        "`Stations`"
+        "1,024 a network"
+    ] => server.change_stations(number, changes);
+    Groups () [
+        "the lease is a network's"
+        "hands over its multicast ring"
+        "the user gets it again"
+        "256 new rings a rule"
+    ] => server.groups(number);
+    Host { has } [
+        "policy: `host`"
+        "tap between network and host"
+        "new policy"
+        "16 units"
+    ] => server.network_tap(number, TapTo::Host, *has, 1);
+    Uplink { has, queues } [
+        "tap mode; addresses as for `Stations`"
+        "tap between lease and interface"
+        "new policy"
+        "16 units"
+    ] => server.uplink_tap(number, *has, *queues);
+    Behind { after } [
+        "it has the tap of `Host`"
+        "lists stations behind the bridge"
+        "–"
+        "requests"
+    ] => server.behind(number, *after);
+    SendTap { queue, only_with_tso } [
+        "the queue is the lease's"
+        "tap that sends from that queue"
+        "lease ends"
+        "one a queue, 2 units"
+    ] => server.send_tap(number, *queue, *only_with_tso);
+    Hints (wanted) [
+        "policy: `hints`"
+        "XDP program that writes them"
+        "`Hints`, after 5 s"
+        "8 units"
+    ] => server.ask_for_hints(number, *wanted);
+    Facts () [
+        "it has a lease"
+        "reports the interface"
+        "–"
+        "requests"
+    ] => on_lease(server, number, |interface, held| Ok(Answer::Facts(interface.facts_for(&held.wanted.range()))));
+    Activate { queue, conf } [
+        "the queue is the lease's; VLANs are visible"
+        "frames to its socket"
+        "`Deactivate`"
+        "requests"
+    ] => on_lease(server, number, |interface, held| {
+        interface.activate(held.check(*queue)?, *conf).map(|()| Answer::Done)
+    });
+    Deactivate { queue } [
+        "the queue is the lease's"
+        "frames to the host"
+        "`Activate`"
+        "requests"
+    ] => on_lease(server, number, |interface, held| {
+        interface.deactivate(held.check(*queue)?).map(|()| Answer::Done)
+    });
+    Counters { queue } [
+        "the queue is the lease's"
+        "reports the program's counters"
+        "–"
+        "requests"
+    ] => on_lease(server, number, |interface, held| {
+        interface.counters(held.check(*queue)?).map(Answer::Counters)
+    });
+    }
+    Child {
+    Bind { queue, flags, wait_ms } [
+        "its memory is registered"
+        "binds the socket, hands it over"
+        "socket closed"
+        "job; 60 s"
+    ] => server.bind(number, *queue, *flags, *wait_ms);
+    Await { queue, wait_ms } [
+        "the queue is the lease's"
+        "waits until no socket has it"
+        "–"
+        "job; 60 s"
+    ] => server.await_free(number, *queue, *wait_ms);
+    }
+    ChildWithFiles {
+    Register { queue, umem, rings } [
+        "tmpfs or hugetlbfs, all pages exist"
+        "pins memory for a new socket"
+        "socket closed"
+        "`memlock`, job"
+    ] => server.register(number, *queue, umem, rings);
+    Share { queue, wait_ms, cookie, rings } [
+        "socket was bound here for the user"
+        "socket with that memory"
+        "socket closed"
+        "`memlock`, job; 60 s"
+    ] => server.share(number, (*queue, *wait_ms), *cookie, rings);
+    ZcrxRegister (rings) [
+        "same process; as `Register`"
+        "its ring gets the queue"
+        "rings closed"
+        "`memlock`, 4 units, job"
+    ] => server.register_queue(number, rings);
+    Netkit (wanted) [
+        "policy; owner of the namespace"
+        "netkit there, with the queue"
+        "lease ends"
+        "4 units, job"
+    ] => server.make_netkit(number, wanted);
+    }
+}
+
+/// Handles a request about the interface of a lease.
+fn on_lease(
+    server: &Server,
+    number: u64,
+    act: impl FnOnce(&Interface, &Held) -> Result<Answer, Refusal>,
+) -> Answered {
+    let (_, held, interface) = server.lessee(number)?;
+    act(interface, held).map(Into::into)
+}
