@@ -194,3 +194,30 @@ fn generated_documents_are_those_of_the_model() {
         );
     }
 }
+
+/// Each line of the threat model names a test that is there, and it is one page.
+#[test]
+fn threat_model_names_a_test_for_each_attempt() {
+    let security = text(Path::new("SECURITY.md"));
+    let (_, page) = security
+        .split_once("## Threat model of the steward")
+        .expect("a page");
+    let page = page.split("\n## ").next().expect("text");
+    assert!(page.lines().count() <= 60, "{} lines", page.lines().count());
+    let sources = files("crates").into_iter().filter(|path| is_source(path));
+    let sources: String = sources.map(|path| text(&path)).collect();
+    let attempts: Vec<&str> = page.lines().filter(|line| line.starts_with("- ")).collect();
+    assert!(attempts.len() > 20);
+    for attempt in attempts {
+        let name = attempt.rsplit('`').nth(1).unwrap_or_default();
+        let is_there = sources.contains(&format!("fn {name}("));
+        assert!(
+            is_there && name.len() > 20,
+            "{attempt}: names no test of the tree"
+        );
+    }
+}
+
+fn is_source(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "rs")
+}
