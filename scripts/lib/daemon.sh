@@ -15,7 +15,7 @@ readonly WORKER_ID=65534 WORKER_NS="vax-worker-$$"
 # Builds the release binaries; cargo knows whether there is anything to do.
 build_daemon() {
     say "cargo build --release (the first time it takes minutes and prints nothing)"
-    (cd "$REPO" && cargo build --quiet --release -p vhost-af-xdp -p steward) || fail "the build failed (see above)"
+    (cd "$REPO" && cargo build --quiet --release -p vhost-af-xdp -p vhost-af-xdp-steward) || fail "the build failed (see above)"
 }
 
 # start_steward NAMESPACE INTERFACE: returns when it answers. Sets WORKER_DIR, where the daemon's user may make

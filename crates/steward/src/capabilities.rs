@@ -50,7 +50,8 @@ pub fn lacking(needed: CapabilitySet) -> io::Result<Vec<&'static str>> {
 }
 
 /// Whether this thread has these capabilities, in effect or not.
-pub(crate) fn are_at_hand(these: CapabilitySet) -> bool {
+#[must_use]
+pub fn are_at_hand(these: CapabilitySet) -> bool {
     capabilities(None).is_ok_and(|own| own.permitted.contains(these))
 }
 

@@ -37,7 +37,8 @@
 //! | `policy`, `capabilities`, `server` | who may lease what; the steward | `vhost-af-xdp-steward` |
 //! | `text_file` | files that say what a privileged process does | both |
 //!
-//! The lessee's side (`Lease`, the list of leases) is the crate `steward-client`, which no privileged program links.
+//! The lessee's side (`Lease`, the list of leases) is the crate `steward-client`, which no privileged program links. The
+//! program, `vhost-af-xdp-steward`, adds kinds of leases that only some policies allow ([`server::part`]).
 //!
 //! # Dependencies
 //!
@@ -51,10 +52,11 @@ pub mod fd_store;
 pub mod hardware;
 pub mod links;
 pub mod log_limit;
-mod peer;
+pub mod peer;
 pub mod protocol;
 mod sys;
 pub use program::log;
+pub use sys::child;
 pub mod options;
 pub mod policy;
 pub mod server;

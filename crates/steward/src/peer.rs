@@ -14,13 +14,15 @@ const GROUPS_MAX: usize = 4096;
 
 /// The process that connected, at the time of connect(2) (unix(7), SO_PEERCRED).
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Credentials {
+pub struct Credentials {
     /// 0: a process that this PID namespace does not show.
-    pub(crate) pid: i32,
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
+    pub pid: i32,
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
     /// Supplementary groups; none where there are more than [`GROUPS_MAX`].
-    pub(crate) groups: Vec<u32>,
+    pub groups: Vec<u32>,
 }
 
 impl Credentials {

@@ -12,7 +12,6 @@
 //! is rejected. An unknown key is an error, so that a misspelt limit is not ignored.
 
 mod build;
-mod zcrx;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -76,16 +75,19 @@ pub struct Policy {
 
 /// One `[[allow]]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Rule {
+pub struct Rule {
     user: Option<u32>,
     group: Option<u32>,
-    pub(crate) interface: String,
-    queues: BTreeSet<u32>,
+    /// The interface.
+    pub interface: String,
+    /// Its queues.
+    pub queues: BTreeSet<u32>,
     /// Its queues may be leased for AF_XDP sockets.
     af_xdp: bool,
-    at_most: u32,
+    /// Most queues that may be leased at a time.
+    pub at_most: u32,
     /// Locked memory, bytes; `None`: a default for each leased queue.
-    pub(crate) memlock: Option<u64>,
+    pub memlock: Option<u64>,
     /// Addresses and VLANs that leases may have, and for which the NIC may get rules; empty: all, without rules.
     pub(crate) names: Names,
     /// Leases may be for networks.
@@ -99,9 +101,9 @@ pub(crate) struct Rule {
     /// How many frames sockets may take in one busy poll; `None`: no busy polling.
     pub(crate) busy_poll: Option<u16>,
     /// Flows for which queues may be leased for zero-copy receive; empty: no such leases.
-    zcrx: Vec<SocketAddr>,
+    pub zcrx: Vec<SocketAddr>,
     /// The NIC may be set up for zero-copy receive: split headers from data, remove the queue from the main RSS table.
-    pub(crate) zcrx_setup: bool,
+    pub zcrx_setup: bool,
 }
 
 /// The rule for a lease that is charged to no rule.
@@ -117,7 +119,8 @@ impl Policy {
     }
 
     /// The rule with this index; if there is none, a rule that allows nothing.
-    pub(crate) fn rule(&self, index: usize) -> &Rule {
+    #[must_use]
+    pub fn rule(&self, index: usize) -> &Rule {
         self.rules.get(index).unwrap_or(&NO_RULE)
     }
 
@@ -160,12 +163,16 @@ impl Policy {
         self
     }
 
-    /// The indexes of the rules that apply to this user.
-    pub(crate) fn rules_for(&self, peer: &Credentials) -> impl Iterator<Item = usize> {
+    /// The rules that apply to this user, with their indexes.
+    pub fn rules_for(&self, peer: &Credentials) -> impl Iterator<Item = (usize, &Rule)> {
         let rules = self.rules.iter().enumerate();
-        rules
-            .filter(|(_, rule)| rule.is_for(peer))
-            .map(|(index, _)| index)
+        rules.filter(|(_, rule)| rule.is_for(peer))
+    }
+
+    /// Whether any rule allows zero-copy receive.
+    #[must_use]
+    pub fn allows_zcrx(&self) -> bool {
+        self.rules.iter().any(|rule| !rule.zcrx.is_empty())
     }
 
     /// Maximum number of connections under a rule: one for each queue that can be leased under it at a time, and some
@@ -252,7 +259,10 @@ impl Policy {
     }
 
     /// Index of the first rule that allows the whole request; `leased` counts the queues leased under a rule.
-    pub(crate) fn find(
+    ///
+    /// # Errors
+    /// Why none does, and the remedy.
+    pub fn find(
         &self,
         peer: &Credentials,
         wanted: &Wanted,
@@ -386,8 +396,16 @@ impl Rule {
     }
 }
 
+/// Flows as a list.
+#[must_use]
+pub fn flows_text(flows: &[SocketAddr]) -> String {
+    let flows: Vec<String> = flows.iter().map(SocketAddr::to_string).collect();
+    flows.join(", ")
+}
+
 /// A set of numbers as `0-3,6`.
-fn listed(numbers: &BTreeSet<u32>) -> String {
+#[must_use]
+pub fn listed(numbers: &BTreeSet<u32>) -> String {
     ranges_text(numbers.iter().copied())
 }
 
@@ -453,7 +471,7 @@ impl fmt::Display for Rule {
                 ""
             };
             let what = if self.af_xdp { "AF_XDP and" } else { "only" };
-            let flows = zcrx::flows_text(&self.zcrx);
+            let flows = flows_text(&self.zcrx);
             write!(f, ", {what} zero-copy receive of {flows}{how}")?;
         }
         Ok(())

@@ -1,11 +1,9 @@
 //! System calls that no crate offers in a suitable form.
 #![allow(unsafe_code)]
-pub(crate) mod child;
+pub mod child;
 pub(crate) mod netkit;
-pub(crate) mod zcrx;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::c_int;
@@ -189,9 +187,4 @@ pub(crate) fn done(result: c_int) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
-}
-
-/// The error of this thread's last system call.
-pub(crate) fn last_errno() -> Errno {
-    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

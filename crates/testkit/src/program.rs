@@ -70,7 +70,7 @@ pub fn daemon_in(dir: &Path) -> PathBuf {
 #[must_use]
 pub fn steward() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../steward/Cargo.toml");
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../vhost-af-xdp-steward/Cargo.toml");
     PROGRAM.get_or_init(|| named_or_built("VHOST_AF_XDP_STEWARD_BIN", manifest, &[]))
 }
 

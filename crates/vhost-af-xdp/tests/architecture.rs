@@ -444,7 +444,7 @@ fn test_programs_have_all_files_of_tests() {
     for of in [
         "notifier",
         "steer",
-        "steward",
+        "vhost-af-xdp-steward",
         "testkit",
         "../examples/tiny-vmm",
         "xsk",
@@ -458,5 +458,27 @@ fn test_programs_have_all_files_of_tests() {
                 || manifest.contains(&format!("[[test]]\nname = \"{name}\""));
             assert!(is_known, "{}: name it in system.rs beside it", path.display());
         }
+    }
+}
+
+/// Crates that a crate depends on outside of tests.
+fn dependencies(of: &str) -> BTreeSet<String> {
+    let manifest = fs::read_to_string(folder(of).join("Cargo.toml")).expect("part of the tree");
+    let (_, below) = manifest.split_once("[dependencies]").expect("it has some");
+    let section = below.split("\n[").next().unwrap_or_default();
+    let names = section.lines().filter_map(|line| line.split(['.', ' ']).next());
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn privileged_program_has_no_lessees_side_and_its_core_no_parts() {
+    let (core, program) = (dependencies("steward"), dependencies("vhost-af-xdp-steward"));
+    assert!(core.contains("steer") && program.contains("steward"));
+    for (of, other) in [
+        (&core, "zcrx"),
+        (&core, "steward-client"),
+        (&program, "steward-client"),
+    ] {
+        assert!(!of.contains(other), "{other}");
     }
 }

@@ -82,7 +82,7 @@ pub fn to(ifindex: u32, queue: u32) -> io::Result<Option<Bound>> {
 ///
 /// # Errors
 /// The kernel's.
-pub(crate) fn may_be_to_io_uring(ifindex: u32, queue: u32) -> io::Result<bool> {
+pub fn may_be_to_io_uring(ifindex: u32, queue: u32) -> io::Result<bool> {
     match ask(ifindex, queue) {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(true),
         Err(error) if is_missing(&error) => Ok(false),

@@ -16,13 +16,11 @@
 //! |---|---|
 //! | structures of the kernel's header | `abi` |
 //! | one rule, as bytes and back | `rule`; those of a TCP flow `flow` |
-//! | a queue for the flows of one lease only | `apart` |
 //! | header and data split, memory that is bound to a queue (netlink) | `rings`, `bound` |
 //! | the ioctl | `ethtool` |
 //! | making and undoing | here, by the trait `Nic`, which tests implement |
 
 mod abi;
-pub(crate) mod apart;
 pub mod bound;
 mod ethtool;
 mod flow;
@@ -37,7 +35,7 @@ pub use rule::{Known, Rule, Target};
 use steer::Filter;
 
 /// A NIC's rules and contexts.
-pub(crate) trait Nic {
+pub trait Nic {
     /// The rules that there are.
     fn table(&self) -> io::Result<Table>;
     /// Adds a rule at a location, or at one that the driver chooses. Returns the location.
@@ -60,12 +58,13 @@ pub(crate) trait Nic {
 
 /// The rules of a NIC.
 #[derive(Debug, Clone)]
-pub(crate) struct Table {
+pub struct Table {
     /// Number of locations.
-    pub(crate) size: u32,
+    pub size: u32,
     /// The driver chooses locations.
-    pub(crate) special: bool,
-    pub(crate) rules: Vec<Known>,
+    pub special: bool,
+    /// The rules.
+    pub rules: Vec<Known>,
 }
 
 /// The rules and context of one lease, saved before they are made.
@@ -91,7 +90,8 @@ pub(crate) enum Part {
 
 /// Why the NIC has no rules.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NotMade {
+#[allow(missing_docs, reason = "the messages describe them")]
+pub enum NotMade {
     #[error("no n-tuple rules: {0}")]
     Rules(#[source] io::Error),
     #[error(
@@ -214,7 +214,10 @@ pub(crate) fn make(
 }
 
 /// Adds rules, and checks that the NIC reports them unchanged.
-fn insert_all(nic: &mut impl Nic, rules: &[Rule], locations: Vec<Option<u32>>) -> Result<(), NotMade> {
+///
+/// # Errors
+/// [`NotMade`].
+pub fn insert_all(nic: &mut impl Nic, rules: &[Rule], locations: Vec<Option<u32>>) -> Result<(), NotMade> {
     let mut made = Vec::with_capacity(rules.len());
     for (&rule, location) in rules.iter().zip(locations) {
         let refused = |source| NotMade::Refused { rule, source };
@@ -250,7 +253,10 @@ fn find_again(nic: &mut impl Nic, made: &[(Rule, u32)]) -> Result<(), NotMade> {
 }
 
 /// Locations for rules, if the NIC has no other rules for the same frames.
-fn places(table: &Table, wanted: &[Rule]) -> Result<Vec<Option<u32>>, NotMade> {
+///
+/// # Errors
+/// [`NotMade`].
+pub fn places(table: &Table, wanted: &[Rule]) -> Result<Vec<Option<u32>>, NotMade> {
     let is_wanted = |rule: &Rule| {
         let mut wanted = wanted.iter();
         wanted.any(|wanted| (wanted.mac, wanted.vlan, wanted.flow) == (rule.mac, rule.vlan, rule.flow))
@@ -352,8 +358,11 @@ pub(crate) fn undo(nic: &mut impl Nic, part: &Part) -> io::Result<()> {
     }
 }
 
-/// The same with rules.
-fn remove(nic: &mut impl Nic, rules: &[Rule]) -> io::Result<()> {
+/// Removes rules, and checks that they are gone.
+///
+/// # Errors
+/// The driver's; or that it said it was done and it is not.
+pub fn remove(nic: &mut impl Nic, rules: &[Rule]) -> io::Result<()> {
     let is_one = |known: &Known| known.rule.is_some_and(|rule| rules.contains(&rule));
     for known in nic.table()?.rules.iter().filter(|known| is_one(known)) {
         nic.delete(known.location)?;
@@ -364,6 +373,8 @@ fn remove(nic: &mut impl Nic, rules: &[Rule]) -> io::Result<()> {
     }
 }
 
+#[cfg(any(test, feature = "test-nic"))]
+pub mod test_nic;
 #[cfg(test)]
 #[path = "tests.rs"]
-pub(crate) mod tests;
+mod tests;

@@ -81,7 +81,7 @@ pub fn of(ifindex: u32) -> io::Result<Rings> {
 ///
 /// # Errors
 /// The driver's.
-pub(crate) fn turn_on(ifindex: u32, now: Split) -> io::Result<()> {
+pub fn turn_on(ifindex: u32, now: Split) -> io::Result<()> {
     let mut socket = NetlinkSocket::new();
     let mut request = ethtool::Request::new().op_rings_set_do();
     request.header_mut().cmd = RINGS_SET;

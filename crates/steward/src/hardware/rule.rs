@@ -47,7 +47,8 @@ pub struct Known {
 
 impl Rule {
     /// For a flow, to a queue.
-    pub(crate) fn of_flow(flow: SocketAddr, queue: u32) -> Self {
+    #[must_use]
+    pub fn of_flow(flow: SocketAddr, queue: u32) -> Self {
         Self {
             mac: None,
             vlan: None,

@@ -1,5 +1,7 @@
 //! Builds rules from a policy file: checks combinations of keys, looks up users and groups, sets defaults.
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::Path;
 
 use model::config::Table;
@@ -7,7 +9,7 @@ use model::policy::{Allow, Flows, LAST_QUEUE, Macs, NameOrNumber, PolicyFile};
 use program::users;
 use steer::{HintSet, MAX_QUEUES};
 
-use super::{CONNECTIONS, CONNECTIONS_MAX, Policy, PolicyError, Rule, zcrx};
+use super::{CONNECTIONS, CONNECTIONS_MAX, Policy, PolicyError, Rule};
 use crate::hardware::Names;
 use crate::protocol::is_interface_name;
 
@@ -18,8 +20,10 @@ const _: () = assert!(LAST_QUEUE + 1 == MAX_QUEUES);
 
 impl Policy {
     /// Parses and checks a policy's text; `path` is used in errors.
-    /// Errors: [`PolicyError`], naming the place.
-    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
+    ///
+    /// # Errors
+    /// [`PolicyError`].
+    pub fn parse(path: &Path, text: &str) -> Result<Self, PolicyError> {
         let wrong = |line: Option<usize>, what: String| PolicyError::Syntax {
             path: path.to_owned(),
             line,
@@ -30,7 +34,7 @@ impl Policy {
         for entry in &file.rules {
             let of_rule = |what: String| wrong(Some(entry.line_of(&what)), format!("{}: {what}", entry.name));
             let rule = rule(&entry.value).map_err(of_rule)?;
-            let doubts = doubt(&entry.value).into_iter().chain(zcrx::double(&rule.zcrx));
+            let doubts = doubt(&entry.value).into_iter().chain(double(&rule.zcrx));
             warnings.extend(doubts.map(|what| of_rule(what).to_string()));
             rules.push(rule);
         }
@@ -160,4 +164,11 @@ fn number_of(
             .ok_or_else(|| format!("there is no {key} {name:?}: create it, or give its number"))?,
     };
     Ok(Some(number))
+}
+
+/// A warning about a flow that a rule names more than once.
+fn double(flows: &[SocketAddr]) -> Option<String> {
+    let mut named = BTreeSet::new();
+    let flow = flows.iter().find(|&flow| !named.insert(flow))?;
+    Some(format!("zcrx: {flow} is there twice: leave one out"))
 }

@@ -185,12 +185,16 @@ pub enum Reason {
 }
 impl Reason {
     /// A refusal for this reason.
-    pub(crate) fn because(self, text: impl Into<String>) -> Refusal {
+    #[must_use]
+    pub fn because(self, text: impl Into<String>) -> Refusal {
         Refusal::new(self, text)
     }
 
     /// The same, as an `Err`.
-    pub(crate) fn refuse<T>(self, text: impl Into<String>) -> Result<T, Refusal> {
+    ///
+    /// # Errors
+    /// Always.
+    pub fn refuse<T>(self, text: impl Into<String>) -> Result<T, Refusal> {
         Err(self.because(text))
     }
 }

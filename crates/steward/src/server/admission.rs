@@ -66,7 +66,7 @@ impl Server {
     /// The rule that a new connection counts for.
     fn admit(&self, peer: &Credentials) -> Result<Option<usize>, Refusal> {
         let uid = peer.uid;
-        let rules: Vec<usize> = self.policy.rules_for(peer).collect();
+        let rules: Vec<usize> = self.policy.rules_for(peer).map(|(index, _)| index).collect();
         // Root may at least list leases.
         if uid != 0 && rules.is_empty() {
             return Reason::NotAllowed.refuse(format!(

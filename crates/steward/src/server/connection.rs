@@ -23,7 +23,6 @@ use zerocopy::FromBytes;
 
 use super::job::Pending;
 use super::limits::{Bucket, Rate};
-use super::zcrx_lease::ZcrxLease;
 use crate::peer::{self, Credentials};
 use crate::protocol::{Answer, Head, HintRequest, MESSAGE_MAX, Malformed, Reason, Refusal, Request, Wanted};
 use crate::sys;
@@ -69,7 +68,7 @@ impl Held {
 }
 
 /// The reply to a request.
-pub(super) struct Reply {
+pub struct Reply {
     pub(super) answer: Answer,
     /// Descriptors for the lessee: a socket, a map, or the queues of a tap.
     pub(super) files: Vec<OwnedFd>,
@@ -133,8 +132,8 @@ pub(super) struct Connection {
     socket: OwnedFd,
     pub(super) peer: Credentials,
     pub(super) held: Option<Held>,
-    /// The queue for zero-copy receive that it leases instead.
-    pub(super) queue: Option<ZcrxLease>,
+    /// The rule that a lease of the part is charged to, which it has instead.
+    pub(super) by_part: Option<usize>,
     /// The policy's rule that its connection is counted under; `None`: no rule names its user, which is root.
     pub(super) rule: Option<usize>,
     /// Since when it has no lease.
@@ -167,7 +166,7 @@ impl Connection {
             may_have_files: sys::lets_files(socket.as_fd()),
             socket,
             held: None,
-            queue: None,
+            by_part: None,
             rule: None,
             since: Instant::now(),
             dirty: false,
@@ -183,13 +182,12 @@ impl Connection {
 
     /// The rule that its lease is charged to.
     pub(super) fn charged(&self) -> Option<usize> {
-        let queue = self.queue.as_ref().map(|held| held.rule);
-        self.held.as_ref().map(|held| held.rule).or(queue)
+        self.held.as_ref().map(|held| held.rule).or(self.by_part)
     }
 
     /// Whether it has a lease, of either kind.
     pub(super) fn has_lease(&self) -> bool {
-        self.held.is_some() || self.queue.is_some()
+        self.held.is_some() || self.by_part.is_some()
     }
 
     /// Stores the lease, and lets the peer send descriptors from now on.
@@ -198,9 +196,9 @@ impl Connection {
         self.let_files();
     }
 
-    /// The same, for a lease of a queue for zero-copy receive.
-    pub(super) fn hold_queue(&mut self, held: ZcrxLease) {
-        self.queue = Some(held);
+    /// The same, for a lease of the part.
+    pub(super) fn hold_by_part(&mut self, rule: usize) {
+        self.by_part = Some(rule);
         self.let_files();
     }
 

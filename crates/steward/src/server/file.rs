@@ -9,8 +9,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The content of a file; none: it is not there.
-/// Errors: the kernel's; `InvalidData`, if it has something else.
-pub(super) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+///
+/// # Errors
+/// The kernel's; `InvalidData`, if it has something else.
+pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     let text = match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         read => read?,
@@ -20,7 +22,10 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
 }
 
 /// Writes a file again: a reader sees the old or the new one.
-pub(super) fn write(path: &Path, content: &impl Serialize) -> io::Result<()> {
+///
+/// # Errors
+/// The kernel's.
+pub fn write(path: &Path, content: &impl Serialize) -> io::Result<()> {
     let text = toml::to_string(content).map_err(io::Error::other)?;
     let new = new_of(path);
     let mut options = OpenOptions::new();
@@ -41,7 +46,10 @@ pub(super) fn new_of(path: &Path) -> PathBuf {
 }
 
 /// Removes a file, if it is there.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// The kernel's.
+pub fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed,
@@ -49,7 +57,8 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Files of a directory whose names begin so.
-pub(super) fn all_of(dir: &Path, prefix: &str) -> Vec<PathBuf> {
+#[must_use]
+pub fn all_of(dir: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let is_ours = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
@@ -59,7 +68,7 @@ pub(super) fn all_of(dir: &Path, prefix: &str) -> Vec<PathBuf> {
 }
 
 /// Ends the process without a word if a test asked for it at this point. In a release build there is no such thing.
-pub(super) fn may_crash(point: &str) {
+pub fn may_crash(point: &str) {
     if cfg!(debug_assertions) && std::env::var("STEWARD_CRASH_AT").as_deref() == Ok(point) {
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }

@@ -28,15 +28,13 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::thread::CapabilitySet;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::interface::Holds;
-use super::zcrx_lease::QueueKey;
 use super::{Answered, Server};
 use crate::capabilities::TO_TAKE_RINGS;
 use crate::protocol::{Answer, Reason, Refusal, Step, enumerated};
 use crate::sys::child::{self, Child};
-use crate::sys::zcrx::Made;
 
 /// Concurrent jobs under one rule of the policy, and of one user: one user alone cannot use up those of a rule.
 pub(super) const OF_A_RULE: usize = 4;
@@ -103,13 +101,34 @@ impl Probe {
     }
 }
 
+/// Most bytes that a child reports.
+const REPORT_MAX: usize = 128;
+
+/// The value that a child has made, as bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Report {
+    bytes: [u8; REPORT_MAX],
+    len: usize,
+}
+
+impl Report {
+    /// The value; `None`: it is not one of this type.
+    #[must_use]
+    pub fn read<T: FromBytes>(&self) -> Option<T> {
+        T::read_from_bytes(self.bytes.get(..self.len)?).ok()
+    }
+}
+
 /// The outcome of a job.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Outcome {
-    /// With the registration of a queue, for a job that makes one.
-    Done(Option<Made>),
+pub enum Outcome {
+    /// With what the child has made.
+    Done(Report),
+    /// A step failed.
     Failed {
+        /// The step.
         step: Step,
+        /// The kernel's error number.
         errno: u32,
     },
     /// The child has not reported anything.
@@ -127,29 +146,30 @@ impl Outcome {
 }
 
 /// The refusal if a child has ended without a report.
-pub(super) fn lost() -> Refusal {
+#[must_use]
+pub fn lost() -> Refusal {
     Reason::Kernel.because("the process that was to do it has ended too early (out of memory?): try again")
 }
 
 /// What the child has made, or the step that failed in it.
-pub(super) type Attempt<T> = Result<T, (Step, Errno)>;
+pub type Attempt<T> = Result<T, (Step, Errno)>;
 
 /// A running child process. Kill it, or read its outcome, before dropping this value.
 #[derive(Debug)]
-pub(super) struct Job {
+pub struct Job {
     child: Child,
     report: OwnedFd,
 }
 
 /// The job that a connection waits for.
-pub(super) struct Pending {
+pub struct Pending {
     pub(super) job: Job,
     /// Serial number of the request; 0 until it is known.
     pub(super) serial: u32,
     /// The memory that the job registers or binds.
     pub(super) holds: Holds,
-    /// The queue for zero-copy receive that it registers.
-    pub(super) queue: Option<QueueKey>,
+    /// The queue, of an interface's index, that it changes for the part.
+    pub(super) queue: Option<(u32, u32)>,
     pub(super) conclude: Conclude,
 }
 
@@ -157,7 +177,8 @@ pub(super) struct Pending {
 type Conclude = Box<dyn FnOnce(&mut Server, u64, Outcome) -> Answered + Send>;
 
 impl Pending {
-    pub(super) fn new(
+    /// A job, and what concludes it.
+    pub fn new(
         job: Job,
         conclude: impl FnOnce(&mut Server, u64, Outcome) -> Answered + Send + 'static,
     ) -> Self {
@@ -168,6 +189,12 @@ impl Pending {
             queue: None,
             conclude: Box::new(conclude),
         }
+    }
+
+    /// The same job, which changes this queue of an interface.
+    #[must_use]
+    pub fn changing(self, queue: Option<(u32, u32)>) -> Self {
+        Self { queue, ..self }
     }
 
     /// The same job, after its connection has ended: its resources are released, and no lease changes.
@@ -200,8 +227,12 @@ impl Job {
         Self::begin_without(TO_TAKE_RINGS, kept, work)
     }
 
-    /// The same, without the capabilities `without`; the child reports the value that `work` returns.
-    pub(super) fn begin_without<T: IntoBytes + Immutable>(
+    /// Starts a child that keeps only these descriptors, drops the capabilities `without`, does `work`, and reports the
+    /// value that it returns. Nothing in `work` may allocate, lock or log.
+    ///
+    /// # Errors
+    /// There is no process for it.
+    pub fn begin_without<T: IntoBytes + Immutable>(
         without: CapabilitySet,
         kept: &[BorrowedFd<'_>],
         work: impl FnOnce() -> Attempt<T>,
@@ -238,18 +269,16 @@ impl Job {
         let read = rustix::io::read(&self.report, &mut report);
         let [step, errno] = zerocopy::transmute!(report);
         match (read, step, enumerated("step", step)) {
-            (Ok(8), 0, _) => Outcome::Done(self.made()),
+            (Ok(8), 0, _) => Outcome::Done(self.report()),
             (Ok(8), _, Ok(step)) => Outcome::Failed { step, errno },
             _ => Outcome::Lost,
         }
     }
 
-    fn made(&self) -> Option<Made> {
-        let mut report = [0u8; size_of::<Made>()];
-        match rustix::io::read(&self.report, &mut report) {
-            Ok(read) if read == report.len() => Some(zerocopy::transmute!(report)),
-            _ => None,
-        }
+    fn report(&self) -> Report {
+        let mut bytes = [0; REPORT_MAX];
+        let len = rustix::io::read(&self.report, &mut bytes).unwrap_or(0);
+        Report { bytes, len }
     }
 
     /// Kills the child, without waiting until it has ended.
@@ -276,7 +305,8 @@ fn tell<T: IntoBytes + Immutable>(report: BorrowedFd<'_>, attempt: Attempt<T>) {
     }
 }
 
-pub(super) fn failed(step: Step) -> impl Fn(Errno) -> (Step, Errno) {
+/// A failure of this step.
+pub fn failed(step: Step) -> impl Fn(Errno) -> (Step, Errno) {
     move |errno| (step, errno)
 }
 

@@ -46,7 +46,7 @@ impl Server {
         let rule = self.policy.find(&peer, wanted, |rule| self.leased(rule))?;
         let link = Link::by_name(&wanted.interface)
             .map_err(|error| Reason::NoInterface.because(with_sources(&error)))?;
-        self.check_no_queue_of(&link)?;
+        self.check_no_part_on(&link)?;
         check_programs_run_on(&link)?;
         let hint_request = self.connections.get(&number).and_then(|asker| asker.hint_request);
         let hint_request = hint_request.unwrap_or_default();
@@ -79,7 +79,10 @@ impl Server {
     }
 
     /// The peer of a connection, which must not have a lease yet.
-    pub(super) fn newcomer(&self, number: u64) -> Result<Credentials, Refusal> {
+    ///
+    /// # Errors
+    /// It has one.
+    pub fn newcomer(&self, number: u64) -> Result<Credentials, Refusal> {
         let refused = |text| Reason::Lease.refuse(text);
         match self.connections.get(&number) {
             None => refused("this connection is over"),
@@ -187,13 +190,15 @@ impl Server {
             .all_leases()
             .filter(|lease| lease.number > after && may_know(lease.peer))
             .min_by_key(|lease| lease.number);
-        let queues = self.zcrx_leases().map(|(number, uid, _)| (number, uid));
-        let queues =
-            queues.filter(|&(number, uid)| number > after && (asker == Some(0) || asker == Some(uid)));
-        let queue = queues.map(|(number, _)| number).min();
+        let by_part = self
+            .connections
+            .iter()
+            .filter(|(_, other)| other.by_part.is_some());
+        let by_part = by_part.filter(|&(&number, other)| number > after && may_know(&other.peer));
+        let by_part = by_part.map(|(&number, _)| number).min();
         let listed = match next {
-            Some(lease) if queue.is_none_or(|queue| lease.number < queue) => self.listed(lease),
-            _ => queue.and_then(|queue| self.listed_queue(queue)),
+            Some(lease) if by_part.is_none_or(|other| lease.number < other) => self.listed(lease),
+            _ => by_part.and_then(|number| self.listed_by_part(number)),
         };
         listed.map_or(Answer::Done, Answer::Lease)
     }
@@ -310,14 +315,18 @@ impl Server {
     }
 
     /// The number of queues that are leased under a rule.
-    pub(super) fn leased(&self, rule: usize) -> u32 {
+    #[must_use]
+    pub fn leased(&self, rule: usize) -> u32 {
         let of_rule = self.all_leases().filter(|lease| lease.held.rule == rule);
-        let queues = self.zcrx_leases().filter(|(_, _, held)| held.rule == rule);
-        let queues = u32::try_from(queues.count()).unwrap_or(u32::MAX);
+        let by_part = self
+            .connections
+            .values()
+            .filter(|other| other.by_part == Some(rule));
+        let by_part = u32::try_from(by_part.count()).unwrap_or(u32::MAX);
         of_rule
             .map(|lease| lease.held.wanted.queues)
             .sum::<u32>()
-            .saturating_add(queues)
-            .saturating_add(self.zcrx.charged(rule))
+            .saturating_add(by_part)
+            .saturating_add(self.part.as_ref().map_or(0, |part| part.charged(rule)))
     }
 }

@@ -395,7 +395,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::hardware::tests::{MACS, Played, theirs};
+    use crate::hardware::test_nic::{MACS, Played, theirs};
 
     fn filter() -> Filter {
         Filter {

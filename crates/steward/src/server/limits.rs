@@ -118,7 +118,7 @@ impl<K: Ord + Clone> Buckets<K> {
 /// A change of a device that a request causes. The kernel makes most of them under a lock that all interfaces share
 /// (RTNL), a NIC may restart its rings, and the steward serves no lessee meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DeviceChange {
+pub enum DeviceChange {
     /// The program is attached; it is detached a while after the last lease.
     Program,
     /// A tap between a network and the host or the wire is made, with its programs.

@@ -21,15 +21,15 @@
 
 mod admission;
 mod closing;
-mod connection;
+pub mod connection;
 mod entries;
-mod file;
+pub mod file;
 mod hints;
 mod interface;
-mod job;
+pub mod job;
 mod lease;
 mod ledger;
-mod limits;
+pub mod limits;
 #[cfg(test)]
 mod named_tests;
 mod netkit;
@@ -37,6 +37,7 @@ mod network_taps;
 mod networks;
 mod notify;
 mod operations;
+pub mod part;
 mod ready;
 mod reload;
 mod removals;
@@ -44,11 +45,9 @@ mod restore;
 mod rings;
 mod send_taps;
 mod sockets;
-mod state;
+pub mod state;
 mod teardown;
 mod unserved_queues;
-mod zcrx;
-mod zcrx_lease;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -63,14 +62,15 @@ use crate::backoff::{Backoff, RETRY};
 use crate::links::bridge::FdbChanges;
 use crate::links::{self, Changes};
 use crate::policy::Policy;
-use crate::protocol::{Answer, Malformed, Reason, Refusal};
+use crate::protocol::{Answer, Listed, Malformed, Reason, Refusal};
 use crate::sys;
 use closing::{Closing, Over};
-use connection::{Connection, Held, Incoming, Reply};
+use connection::{Connection, Held, Incoming};
 use file::may_crash;
 use interface::Interface;
 use limits::{Bucket, DeviceChanges, LogLimits, Rate, Turns, Waiting};
 use network_taps::{NetworkTap, TapAt, may_have_taps};
+use part::{Loader, Part};
 use ready::ReadyConnection;
 pub use reload::NewPolicy;
 use reload::Reload;
@@ -78,11 +78,13 @@ use removals::Removals;
 use restore::Orphan;
 use rings::Rings;
 use sockets::LostJob;
-use zcrx::ZcrxQueues;
 
 pub use connection::By;
+pub use connection::Reply;
 pub use interface::wants_frags;
 pub use operations::{OPERATIONS, Operation};
+pub use sockets::OF_A_QUEUE;
+pub use state::boot_id;
 pub use state::{Store, StoreError};
 pub use unserved_queues::unserved_queues;
 
@@ -147,11 +149,13 @@ pub struct Server {
     /// Limits of log lines about leases, and about refused requests.
     leases: LogLimits,
     refusals: LogLimits,
-    /// Queues for io_uring zero-copy receive.
-    zcrx: ZcrxQueues,
+    /// The part beside the core, while it is loaded; and how to load it, if there is one.
+    part: Option<Box<dyn Part>>,
+    loader: Option<Loader>,
 }
 
-type Answered = Result<Reply, Refusal>;
+/// The reply to a request, or why it is refused.
+pub type Answered = Result<Reply, Refusal>;
 
 /// The numbers of the entries for which `is_so` returns true.
 fn numbers<T>(of: &BTreeMap<u64, T>, is_so: impl Fn(&T) -> bool) -> Vec<u64> {
@@ -159,7 +163,9 @@ fn numbers<T>(of: &BTreeMap<u64, T>, is_so: impl Fn(&T) -> bool) -> Vec<u64> {
     those.map(|(&number, _)| number).collect()
 }
 
-fn no_lease() -> Refusal {
+/// The refusal for a connection without a lease.
+#[must_use]
+pub fn no_lease() -> Refusal {
     Reason::Lease.because("this connection has no lease: ask for one first")
 }
 
@@ -201,7 +207,8 @@ impl Server {
             reserve: Vec::new(),
             leases: LogLimits::new(64),
             refusals: LogLimits::new(10),
-            zcrx: ZcrxQueues::default(),
+            part: None,
+            loader: None,
         };
         server.fill_reserve();
         server.remove_stray_taps();
@@ -249,8 +256,8 @@ impl Server {
             self.look_at_tap_programs(now);
             self.end_orphans(now);
             self.end_idle(now);
-            if self.zcrx.next_due(now).is_some_and(|at| at <= now) {
-                self.go_on_with_queues();
+            if self.part_due(now).is_some_and(|at| at <= now) {
+                self.go_on_by_part();
             }
             self.forget_idle();
             self.record_ends();
@@ -358,15 +365,17 @@ impl Server {
         };
         self.lose_job(&mut connection);
         let pid = connection.peer.pid;
-        if let Some(held) = connection.queue.take() {
-            self.release_queue(connection.peer.uid, &held);
-            if self.leases.may_log(connection.peer.uid) {
-                tracing::info!(
-                    pid,
-                    interface = held.wanted.interface,
-                    queue = held.wanted.queue,
-                    "lease (zcrx) ended"
-                );
+        if connection.by_part.take().is_some() {
+            let listed = self.part.as_ref().and_then(|part| part.listed(number));
+            self.end_by_part(number);
+            if let Some(Listed {
+                interface,
+                start_queue: queue,
+                ..
+            }) = listed
+                && self.leases.may_log(connection.peer.uid)
+            {
+                tracing::info!(pid, interface, queue, "lease (zcrx) ended");
             }
         }
         if let Some(held) = &connection.held
@@ -395,8 +404,8 @@ impl Server {
             if let Some(held) = connection.held.take() {
                 self.release(number, &held);
             }
-            if let Some(held) = connection.queue.take() {
-                self.release_queue(connection.peer.uid, &held);
+            if connection.by_part.take().is_some() {
+                self.end_by_part(number);
             }
             connection.refuse(refusal);
             self.close(connection);
@@ -491,7 +500,7 @@ impl Server {
             lessees.for_each(|connection| connection.dirty |= changed);
         }
         of_host.into_iter().for_each(|at| self.judge_addresses_on(at));
-        self.look_at_queues();
+        self.look_by_part();
         self.look_at_network_taps();
         // Before lessees are notified.
         other.into_iter().for_each(|at| self.record_interface(at));

@@ -7,7 +7,7 @@ use steer::{Filter, ModeRequest};
 
 use super::entries::Entries;
 use super::ledger::Ledger;
-use crate::hardware::tests::Played;
+use crate::hardware::test_nic::Played;
 use crate::hardware::{Names, Rule};
 use crate::peer::Credentials;
 use crate::policy::Policy;

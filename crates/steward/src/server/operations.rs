@@ -39,7 +39,7 @@ pub struct Operation {
 
 /// Makes [`OPERATIONS`], [`by`], [`act`] and [`begin`] of the rows.
 macro_rules! operations {
-    ($server:ident, $number:ident;
+    ($server:ident, $number:ident, $request:ident;
      Steward { $($name:ident $pattern:tt [$checks:literal $does:literal $undone:literal $limit:literal] => $act:expr;)* }
      Child { $($job:ident $job_pattern:tt
         [$job_checks:literal $job_does:literal $job_undone:literal $job_limit:literal] => $begin:expr;)* }
@@ -62,16 +62,16 @@ macro_rules! operations {
         }
 
         /// Does what the steward itself does.
-        pub(super) fn act($server: &mut Server, $number: u64, request: &Request) -> Answered {
-            match request {
+        pub(super) fn act($server: &mut Server, $number: u64, $request: &Request) -> Answered {
+            match $request {
                 $(operations!(pattern $name $pattern) => $act,)*
                 _ => Err(no_lease()),
             }
         }
 
         /// Starts the child for what a child does.
-        pub(super) fn begin($server: &mut Server, $number: u64, request: &Request) -> Result<Pending, Refusal> {
-            match request {
+        pub(super) fn begin($server: &mut Server, $number: u64, $request: &Request) -> Result<Pending, Refusal> {
+            match $request {
                 $(operations!(pattern $job $job_pattern) => $begin,)*
                 $(operations!(pattern $file $file_pattern) => $begin_file,)*
                 _ => Err(no_lease()),
@@ -89,11 +89,12 @@ macro_rules! operations {
         }
     };
     (pattern $name:ident ()) => { Request::$name };
+    (pattern $name:ident (_)) => { Request::$name(_) };
     (pattern $name:ident ($inner:ident)) => { Request::$name($inner) };
     (pattern $name:ident { $($field:tt)* }) => { Request::$name { $($field)* } };
 }
 
-operations! { server, number;
+operations! { server, number, request;
     Steward {
     Lease (wanted) [
         "policy; the queues are free"
@@ -113,12 +114,12 @@ operations! { server, number;
         "lease ends"
         "once a lease"
     ] => server.keep(number, token);
-    Zcrx (wanted) [
+    Zcrx (_) [
         "policy: flows; free, without XDP"
         "header split; not in RSS"
         "lease ends"
         "`at-most`, 4 units"
-    ] => server.lease_queue(number, wanted);
+    ] => server.lease_by_part(number, request);
     Leases { after } [
         "own leases only, root: all"
         "lists one lease"
@@ -225,12 +226,12 @@ operations! { server, number;
         "socket closed"
         "`memlock`, job; 60 s"
     ] => server.share(number, (*queue, *wait_ms), *cookie, rings);
-    ZcrxRegister (rings) [
+    ZcrxRegister (_) [
         "same process; as `Register`"
         "its ring gets the queue"
         "rings closed"
         "`memlock`, 4 units, job"
-    ] => server.register_queue(number, rings);
+    ] => server.begin_by_part(number, request);
     Netkit (wanted) [
         "policy; owner of the namespace"
         "netkit there, with the queue"

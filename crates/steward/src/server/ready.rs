@@ -78,7 +78,7 @@ impl Server {
             lingering.min(),
             late,
             self.next_idle(),
-            self.zcrx.next_due(now),
+            self.part_due(now),
         ]
         .into_iter()
         .flatten()

@@ -13,9 +13,9 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use steer::with_sources;
 
+use super::connection::Connection;
 use super::lease::LeaseRef;
-use super::{Server, hands_over_bound};
-use crate::capabilities::{TO_TAKE_RINGS, are_at_hand};
+use super::{Server, hands_over_bound, numbers};
 use crate::policy::Policy;
 
 /// The source of new policies.
@@ -113,12 +113,6 @@ impl Server {
                 for warning in policy.warnings() {
                     tracing::warn!("{warning}");
                 }
-                if policy.allows_zcrx() && !are_at_hand(TO_TAKE_RINGS) {
-                    tracing::warn!(
-                        "leases for zero-copy receive (`zcrx`) are refused until the steward is restarted: it gave up \
-                         CAP_SYS_PTRACE, as its policy had no `zcrx`"
-                    );
-                }
                 self.apply(policy);
                 tracing::info!(policy = path, "the policy was read again");
             }
@@ -126,32 +120,36 @@ impl Server {
         }
     }
 
-    /// Whether its policy allows leases for io_uring zero-copy receive.
-    #[must_use]
-    pub fn leases_zcrx(&self) -> bool {
-        self.policy.allows_zcrx()
-    }
-
     fn apply(&mut self, policy: Policy) {
         self.policy = policy;
+        self.load_part();
+        if let Some(part) = &mut self.part {
+            part.forget_rules(&self.policy);
+        }
         for connection in self.connections.values_mut() {
-            connection.rule = self.policy.rules_for(&connection.peer).next();
+            connection.rule = self
+                .policy
+                .rules_for(&connection.peer)
+                .map(|(index, _)| index)
+                .next();
         }
         // Until they are checked, leases count for no rule: the old rules' indexes are invalid.
         self.lost_jobs.iter_mut().for_each(|lost| lost.rule = None);
-        self.zcrx.charges().for_each(|charge| charge.rule = None);
         self.closing.iter_mut().for_each(|closing| closing.rule = None);
         self.unclosed.iter_mut().for_each(|over| over.rule = None);
-        let held = self.connections.values_mut();
-        let held = held.filter_map(|connection| connection.held.as_mut());
+        let connected = self.connections.values_mut();
+        let held = connected.filter_map(|connection| connection.held.as_mut());
         let orphaned = self.orphans.values_mut().map(|orphan| &mut orphan.held);
         held.chain(orphaned).for_each(|held| held.rule = usize::MAX);
-        let queues = self.connections.values_mut().filter_map(|own| own.queue.as_mut());
-        queues.for_each(|held| held.rule = usize::MAX);
-        let numbers: BTreeSet<u64> = self.all_leases().map(|lease| lease.number).collect();
-        numbers.into_iter().for_each(|number| self.judge(number));
-        let queues: Vec<u64> = self.zcrx_leases().map(|(number, _, _)| number).collect();
-        queues.into_iter().for_each(|number| self.judge_queue(number));
+        let by_part = self
+            .connections
+            .values_mut()
+            .filter_map(|own| own.by_part.as_mut());
+        by_part.for_each(|rule| *rule = usize::MAX);
+        let held: BTreeSet<u64> = self.all_leases().map(|lease| lease.number).collect();
+        held.into_iter().for_each(|number| self.judge(number));
+        let by_part = numbers(&self.connections, |own: &Connection| own.by_part.is_some());
+        by_part.into_iter().for_each(|number| self.judge_by_part(number));
         // Other rules may have room for waiting jobs.
         self.connections
             .values_mut()

@@ -12,7 +12,6 @@ use super::connection::Held;
 use super::file::may_crash;
 use super::interface::{Interface, remove_pins};
 use super::state::{LeaseRecord, Records, Store};
-use super::zcrx::ZcrxQueues;
 use super::{Answered, Server, numbers};
 use steer::with_sources;
 
@@ -65,8 +64,9 @@ impl Server {
                 .insert(record.number, Interface::adopt(record, places));
         }
         store.clear_stray_notes();
-        self.zcrx = ZcrxQueues::open(store.dir());
         self.store = Some(store);
+        self.part = None;
+        self.load_part();
         may_crash("adopted");
         self.adopt_network_taps(&records);
         for record in &records.leases {
@@ -74,7 +74,7 @@ impl Server {
                 self.orphans.insert(record.number, orphan);
             }
         }
-        self.go_on_with_queues();
+        self.go_on_by_part();
         self.interfaces.values_mut().for_each(Interface::sweep);
         // The hints that the leases request are known now; the policy may have changed.
         self.interfaces.values_mut().for_each(Interface::decide_hints);
@@ -271,13 +271,13 @@ impl Server {
             self.revoke(number, Reason::Lease.because(text));
         }
         let deadline = Instant::now() + LAST_TRIES;
-        while (!self.interfaces.is_empty() || self.zcrx.is_unfinished()) && Instant::now() < deadline {
+        while (!self.interfaces.is_empty() || self.is_part_unfinished()) && Instant::now() < deadline {
             self.look();
             self.record_ends();
             std::thread::sleep(Duration::from_millis(20));
         }
         self.record_ends();
-        if !self.interfaces.is_empty() || self.zcrx.is_unfinished() {
+        if !self.interfaces.is_empty() || self.is_part_unfinished() {
             tracing::error!("not all could be taken back; the next steward tries again");
         } else if let Some(store) = &self.store {
             store.remove_empty();

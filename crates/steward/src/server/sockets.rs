@@ -29,7 +29,7 @@ use crate::sys::{
 /// Above this size of memory, a failed bind takes longer than testing first whether the queue is free, bytes.
 const LARGE: u64 = 64 << 20;
 /// Memory allowed for each leased queue if the rule has no `memlock`, bytes: enough for a lessee that copies frames.
-pub(super) const OF_A_QUEUE: u64 = 16 << 20;
+pub const OF_A_QUEUE: u64 = 16 << 20;
 
 const NO_SOCKET: &str = "no AF_XDP socket (the steward needs CAP_NET_RAW and descriptors)";
 /// Error text where the kernel counts more memory than [`Server::check_memory`] does.

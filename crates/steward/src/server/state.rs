@@ -308,7 +308,8 @@ impl Store {
 }
 
 /// The boot id, different after each boot.
-pub(super) fn boot_id() -> String {
+#[must_use]
+pub fn boot_id() -> String {
     let read = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     read.unwrap_or_default().trim().to_owned()
 }

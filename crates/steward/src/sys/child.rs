@@ -98,7 +98,10 @@ fn die_with(parent: Pid) -> Result<(), Errno> {
 }
 
 /// Drops these capabilities of this process permanently.
-pub(crate) fn give_up(these: CapabilitySet) -> Result<(), Errno> {
+///
+/// # Errors
+/// The kernel's.
+pub fn give_up(these: CapabilitySet) -> Result<(), Errno> {
     let own = capabilities(None)?;
     let left = CapabilitySets {
         effective: own.effective - these,
@@ -106,6 +109,12 @@ pub(crate) fn give_up(these: CapabilitySet) -> Result<(), Errno> {
         inheritable: own.inheritable - these,
     };
     set_capabilities(None, left)
+}
+
+/// The error of this thread's last system call.
+#[must_use]
+pub fn last_errno() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 /// A running child.
@@ -188,10 +197,12 @@ fn close_range(first: RawFd, last: RawFd) {
 }
 
 /// Maps the files of the connection's next message side by side; where. They stay mapped until the process ends.
-/// Errors: EINVAL for a file that is not of tmpfs or hugetlbfs, or a part that does not consist of its pages; EBADMSG
+///
+/// # Errors
+/// EINVAL for a file that is not of tmpfs or hugetlbfs, or a part that does not consist of its pages; EBADMSG
 /// if there are not as many files as parts; ENODATA for pages that nobody has made yet: they would be made here, and
 /// charged to us. Those that are seen to be missing later cannot be registered ([`make_no_pages`]).
-pub(crate) fn map_parts(connection: BorrowedFd<'_>, parts: &[Part]) -> Result<u64, Errno> {
+pub fn map_parts(connection: BorrowedFd<'_>, parts: &[Part]) -> Result<u64, Errno> {
     let files = take_files(connection)?;
     let count = files.iter().flatten().count();
     if count != parts.len() {
@@ -281,7 +292,7 @@ fn make_no_pages(faults: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Err
     // SAFETY: as above; the mapping is ours.
     match unsafe { libc::ioctl(faults.as_raw_fd(), UFFDIO_REGISTER as _, &raw mut range) } {
         0 => Ok(()),
-        _ => Err(super::last_errno()),
+        _ => Err(last_errno()),
     }
 }
 

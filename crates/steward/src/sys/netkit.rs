@@ -84,7 +84,7 @@ fn check(file: BorrowedFd<'_>, uid: u32) -> Result<(), Errno> {
 fn ask(namespace: BorrowedFd<'_>, what: libc::c_ulong, argument: *mut u32) -> Result<i32, Errno> {
     // SAFETY: of a namespace's file, as the caller has seen; the one request with an argument writes a number to it.
     match unsafe { libc::ioctl(namespace.as_raw_fd(), what as _, argument) } {
-        -1 => Err(super::last_errno()),
+        -1 => Err(super::child::last_errno()),
         answer => Ok(answer),
     }
 }

@@ -3,87 +3,61 @@
 //! A queue's lessee sees the payload of all frames that the queue receives. So a rule names the allowed flows, each by
 //! the local address and port of its connections. No lease gets other flows.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use steward::peer::Credentials;
+use steward::policy::{Policy, Rule, flows_text, listed};
+use steward::protocol::{Reason, Refusal, ZcrxWanted};
 
-use super::{Policy, Rule, listed};
-use crate::peer::Credentials;
-use crate::protocol::{Reason, Refusal, ZcrxWanted};
-
-impl Policy {
-    /// Whether any rule allows zero-copy receive.
-    #[must_use]
-    pub fn allows_zcrx(&self) -> bool {
-        self.rules.iter().any(|rule| !rule.zcrx.is_empty())
-    }
-
-    /// The first rule that allows a queue and all its flows. `leased` returns how many queues are leased under a rule.
-    pub(crate) fn find_zcrx(
-        &self,
-        peer: &Credentials,
-        wanted: &ZcrxWanted,
-        leased: impl Fn(usize) -> u32,
-    ) -> Result<usize, Refusal> {
-        let ZcrxWanted { interface, queue, .. } = wanted;
-        let uid = peer.uid;
-        let mut text = format!(
-            "user {uid} may not lease queues of {interface} for zero-copy receive: the policy has no rule for that: \
-             add one with `user = {uid}`, `interface = {interface:?}` and `zcrx = [\"ADDRESS:PORT\"]`"
-        );
-        for (index, rule) in self.rules.iter().enumerate() {
-            if !rule.is_for(peer) || rule.interface != *interface || rule.zcrx.is_empty() {
-                continue;
-            }
-            match rule.check_zcrx(wanted, leased(index)) {
-                Ok(()) => return Ok(index),
-                Err(why) => {
-                    text = format!(
-                        "user {uid}, queue {queue} of {interface}: {why} (rule {})",
-                        index + 1
-                    );
-                }
+/// The first rule that allows a queue and all its flows. `leased` returns how many queues are leased under a rule.
+pub(super) fn find(
+    policy: &Policy,
+    peer: &Credentials,
+    wanted: &ZcrxWanted,
+    leased: impl Fn(usize) -> u32,
+) -> Result<usize, Refusal> {
+    let ZcrxWanted { interface, queue, .. } = wanted;
+    let uid = peer.uid;
+    let mut text = format!(
+        "user {uid} may not lease queues of {interface} for zero-copy receive: the policy has no rule for that: \
+         add one with `user = {uid}`, `interface = {interface:?}` and `zcrx = [\"ADDRESS:PORT\"]`"
+    );
+    for (index, rule) in policy.rules_for(peer) {
+        if rule.interface != *interface || rule.zcrx.is_empty() {
+            continue;
+        }
+        match check(rule, wanted, leased(index)) {
+            Ok(()) => return Ok(index),
+            Err(why) => {
+                text = format!(
+                    "user {uid}, queue {queue} of {interface}: {why} (rule {})",
+                    index + 1
+                );
             }
         }
-        Reason::NotAllowed.refuse(text)
     }
+    Reason::NotAllowed.refuse(text)
 }
 
-impl Rule {
-    /// Errors: why not.
-    fn check_zcrx(&self, wanted: &ZcrxWanted, leased: u32) -> Result<(), String> {
-        if !self.queues.contains(&wanted.queue) {
-            let may = listed(&self.queues);
-            return Err(format!(
-                "the policy allows {may}: ask for one of these, or widen `queues`"
-            ));
-        }
-        if let Some(flow) = wanted.flows.iter().find(|flow| !self.zcrx.contains(flow)) {
-            return Err(format!(
-                "the policy does not allow flows to {flow}, it allows {}: add it to `zcrx`",
-                flows_text(&self.zcrx)
-            ));
-        }
-        if leased >= self.at_most {
-            return Err(format!(
-                "the policy allows {} queue(s) at a time, {leased} are leased: raise `at-most`",
-                self.at_most
-            ));
-        }
-        Ok(())
+/// Errors: why not.
+fn check(rule: &Rule, wanted: &ZcrxWanted, leased: u32) -> Result<(), String> {
+    if !rule.queues.contains(&wanted.queue) {
+        let may = listed(&rule.queues);
+        return Err(format!(
+            "the policy allows {may}: ask for one of these, or widen `queues`"
+        ));
     }
-}
-
-/// Flows as a list.
-pub(super) fn flows_text(flows: &[SocketAddr]) -> String {
-    let flows: Vec<String> = flows.iter().map(SocketAddr::to_string).collect();
-    flows.join(", ")
-}
-
-/// A warning about a flow that a rule names more than once.
-pub(super) fn double(flows: &[SocketAddr]) -> Option<String> {
-    let mut named = BTreeSet::new();
-    let flow = flows.iter().find(|&flow| !named.insert(flow))?;
-    Some(format!("zcrx: {flow} is there twice: leave one out"))
+    if let Some(flow) = wanted.flows.iter().find(|flow| !rule.zcrx.contains(flow)) {
+        return Err(format!(
+            "the policy does not allow flows to {flow}, it allows {}: add it to `zcrx`",
+            flows_text(&rule.zcrx)
+        ));
+    }
+    if leased >= rule.at_most {
+        return Err(format!(
+            "the policy allows {} queue(s) at a time, {leased} are leased: raise `at-most`",
+            rule.at_most
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -93,7 +67,7 @@ mod tests {
     use steer::{Filter, ModeRequest};
 
     use super::*;
-    use crate::protocol::Wanted;
+    use steward::protocol::Wanted;
 
     const RULES: &str = "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"2-3\"\nat-most = 1\n\
                          zcrx = [\"192.0.2.1:443\", \"[2001:db8::1]:443\"]\n\
@@ -127,8 +101,7 @@ mod tests {
     fn queue_is_allowed_by_user_and_flows_and_rejected_with_the_remedy() {
         let policy = policy(RULES).expect("a policy");
         let find = |uid, queue, flows: &[&str], leased| {
-            policy
-                .find_zcrx(&peer(uid), &wanted(queue, flows), |_| leased)
+            super::find(&policy, &peer(uid), &wanted(queue, flows), |_| leased)
                 .map_err(|refusal| refusal.text)
         };
         assert_eq!(find(7, 2, &["192.0.2.1:443", "[2001:db8::1]:443"], 0), Ok(0));
@@ -183,7 +156,7 @@ mod tests {
         );
         let only = policy(&with_af_xdp("false")).expect("a policy");
         let flows = wanted(2, &["192.0.2.1:443"]);
-        assert_eq!(only.find_zcrx(&peer(7), &flows, |_| 0), Ok(0));
+        assert_eq!(super::find(&only, &peer(7), &flows, |_| 0), Ok(0));
         let text = only.to_string();
         assert!(text.contains("only zero-copy receive of 192.0.2.1:443"), "{text}");
         // Another rule may allow it.

@@ -1,4 +1,7 @@
-//! `vhost-af-xdp-steward`: the privileged side, see the library.
+//! `vhost-af-xdp-steward`: the privileged side, see the crate `steward`; and the kinds of leases that only some policies
+//! allow, each loaded where one does.
+
+mod zcrx;
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -157,7 +160,7 @@ fn serve(cli: &Options, policy: Policy, signals: Signals) -> Result<(), String> 
     // Leases that were taken up again have sockets of their own for that.
     passed.forget_stations();
     // Files are open or made; what remains of root is this.
-    capabilities::limit_to_with(capabilities::NEEDED, at_hand(server.leases_zcrx()))
+    capabilities::limit_to_with(capabilities::NEEDED, at_hand(server.policy().allows_zcrx()))
         .map_err(|error| format!("cannot give up capabilities: {error}"))?;
     tracing::info!(policy = %cli.policy.display(), "ready");
     let _ = sd_notify::notify(&[NotifyState::Ready]);
@@ -197,6 +200,7 @@ fn take_back(cli: &Options, policy: Policy) -> Result<(), String> {
     let nobody = new_socket(SocketFlags::empty()).map_err(|error| format!("no socket: {error}"))?;
     let store = store(cli).map_err(|error| with_sources(&error))?;
     let server = Server::new(policy, nobody).map_err(|error| format!("cannot start: {error}"))?;
+    let server = server.with_part(zcrx::LOADER);
     server.with_store(store).end_all();
     Ok(())
 }
@@ -223,7 +227,8 @@ fn readable_after(which: &[i32]) -> io::Result<UnixStream> {
 fn server(cli: &Options, policy: Policy, listener: OwnedFd) -> Result<Server, String> {
     let server = Server::new(policy, listener)
         .map_err(|error| format!("cannot start: {error}"))?
-        .with_linger(cli.linger);
+        .with_linger(cli.linger)
+        .with_part(zcrx::LOADER);
     match store(cli) {
         Ok(store) => Ok(server.with_store(store)),
         // Nobody asked for it, and it is of use without.

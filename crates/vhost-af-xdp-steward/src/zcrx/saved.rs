@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use steer::with_sources;
 
-use crate::backoff::{Backoff, RETRY};
-use crate::hardware::apart::{self, ApartPlan};
-use crate::hardware::{Ethtool, bound};
-use crate::links::Link;
-use crate::server::file::{self, may_crash};
-use crate::server::state::boot_id;
-use crate::server::zcrx_lease::QueueKey;
+use super::apart::{self, ApartPlan};
+use steward::backoff::{Backoff, RETRY};
+use steward::hardware::{Ethtool, bound};
+use steward::links::Link;
+use steward::server::boot_id;
+use steward::server::file::{self, may_crash};
+use steward::server::part::QueueKey;
 
 /// Names of the files begin so.
 const PREFIX: &str = "zcrx-";
@@ -50,11 +50,11 @@ impl SavedPlan {
 
 /// Whom a queue counts for whose lease is over, as long as it is not anybody's again: its lessee may have kept it.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::server) struct Charge {
-    pub(in crate::server) uid: u32,
+pub(super) struct Charge {
+    pub(super) uid: u32,
     /// Of the policy, as long as that is the same.
-    pub(in crate::server) rule: Option<usize>,
-    pub(in crate::server) bytes: u64,
+    pub(super) rule: Option<usize>,
+    pub(super) bytes: u64,
 }
 
 /// A queue whose lease is over.
@@ -76,7 +76,7 @@ struct Leaving {
 
 /// All such queues.
 #[derive(Debug, Default)]
-pub(in crate::server) struct ZcrxQueues {
+pub(super) struct ZcrxQueues {
     /// Where it is saved what NICs were told; none: they are told nothing.
     dir: Option<PathBuf>,
     saved: BTreeMap<QueueKey, SavedPlan>,
@@ -85,7 +85,7 @@ pub(in crate::server) struct ZcrxQueues {
 
 impl ZcrxQueues {
     /// With what a predecessor saved, all of which is to be taken back.
-    pub(in crate::server) fn open(dir: &Path) -> Self {
+    pub(super) fn open(dir: &Path) -> Self {
         let mut leaving = BTreeMap::new();
         for path in file::all_of(dir, PREFIX) {
             match file::read::<SavedPlan>(&path) {
@@ -111,13 +111,18 @@ impl ZcrxQueues {
         }
     }
 
+    /// Whether a previous steward left something.
+    pub(super) fn are_left(dir: &Path) -> bool {
+        !file::all_of(dir, PREFIX).is_empty()
+    }
+
     /// Whether something is to be taken back yet.
-    pub(in crate::server) fn is_unfinished(&self) -> bool {
+    pub(super) fn is_unfinished(&self) -> bool {
         !self.leaving.is_empty()
     }
 
     /// When that is gone on with next.
-    pub(in crate::server) fn next_due(&self, now: Instant) -> Option<Instant> {
+    pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         let leaving = self.leaving.values();
         leaving.map(|leaving| leaving.due.unwrap_or(now)).min()
     }
@@ -134,14 +139,14 @@ impl ZcrxQueues {
     }
 
     /// Their users and rules.
-    pub(in crate::server) fn charges(&mut self) -> impl Iterator<Item = &mut Charge> {
+    pub(super) fn charges(&mut self) -> impl Iterator<Item = &mut Charge> {
         self.leaving
             .values_mut()
             .filter_map(|leaving| leaving.charge.as_mut())
     }
 
     /// The number of them that count for a rule.
-    pub(in crate::server) fn charged(&self, rule: usize) -> u32 {
+    pub(super) fn charged(&self, rule: usize) -> u32 {
         let charges = self.leaving.values().filter_map(|leaving| leaving.charge);
         let of_rule = charges.filter(|charge| charge.rule == Some(rule));
         u32::try_from(of_rule.count()).unwrap_or(u32::MAX)
@@ -214,7 +219,7 @@ impl ZcrxQueues {
 
     /// Goes on with taking back what is due: the end of one lease asks nothing about other queues. `busy`: queues that
     /// a child may be registering yet.
-    pub(in crate::server) fn go_on(&mut self, busy: &BTreeSet<QueueKey>, now: Instant) {
+    pub(super) fn go_on(&mut self, busy: &BTreeSet<QueueKey>, now: Instant) {
         let mut done = Vec::new();
         let due = self.leaving.iter_mut();
         for (key, leaving) in due.filter(|(_, leaving)| leaving.is_due(now)) {
@@ -310,9 +315,9 @@ impl Leaving {
 mod tests {
     use std::fs;
 
+    use super::super::apart::Moved;
     use super::*;
-    use crate::backoff::LONGEST_RETRY;
-    use crate::hardware::apart::Moved;
+    use steward::backoff::LONGEST_RETRY;
 
     #[test]
     fn saved_plans_of_a_predecessor_are_undone_and_unreadable_ones_are_logged() {

@@ -4,12 +4,12 @@ use std::io;
 
 use rustix::io::Errno;
 
-use crate::capabilities::{TO_TAKE_RINGS, are_at_hand};
-use crate::hardware::apart::NotApart;
-use crate::hardware::rings::{self, Split};
-use crate::links::Link;
-use crate::protocol::{Reason, Refusal, Step};
-use crate::server::zcrx_lease::QueueKey;
+use super::apart::NotApart;
+use steward::capabilities::{TO_TAKE_RINGS, are_at_hand};
+use steward::hardware::rings::{self, Split};
+use steward::links::Link;
+use steward::protocol::{Reason, Refusal, Step};
+use steward::server::part::QueueKey;
 
 const TAKES_NO_RING: &str = "the steward may not take a ring from its process: restart it with a policy that has \
                              `zcrx`, and with CAP_SYS_PTRACE (docs/zcrx.md)";

@@ -15,6 +15,7 @@
 //! The lessee chooses the descriptor: it may be of any file. The child uses only system calls that io_uring answers,
 //! and the end of the child closes it. The process may run a setuid program meanwhile, with the same process number:
 //! then the child does not touch its descriptors ([`check_owner`]).
+#![allow(unsafe_code)]
 
 use std::mem::{ManuallyDrop, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -25,9 +26,9 @@ use rustix::thread::{CapabilitySets, capabilities, set_capabilities};
 use zcrx::abi::{self, AreaRegistration, Offsets, RefillEntry, Region, Registration};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use super::child::give_up;
-use crate::capabilities::TO_TAKE_RINGS;
-use crate::protocol::{Step, ZCRX_RINGS_MAX};
+use steward::capabilities::TO_TAKE_RINGS;
+use steward::child::{give_up, last_errno};
+use steward::protocol::{Step, ZCRX_RINGS_MAX};
 
 /// More than what is before the entries of a refill ring: 64 bytes in Linux 7.2.
 const BEFORE_ENTRIES: u64 = 4096;
@@ -54,42 +55,42 @@ const _: () = assert!(size_of::<ProcessInfo>() == 64);
 /// The user of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(crate) struct UserAndGroup {
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
+pub(super) struct UserAndGroup {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
 }
 
 /// The registration to make.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct QueueOrder {
+pub(super) struct QueueOrder {
     /// The user of the process that has the rings, when it connected.
-    pub(crate) owner: UserAndGroup,
+    pub(super) owner: UserAndGroup,
     /// `None`: without an interface, as for the loopback.
-    pub(crate) queue: Option<(u32, u32)>,
-    pub(crate) entries: u32,
-    pub(crate) buffer_bytes: u32,
+    pub(super) queue: Option<(u32, u32)>,
+    pub(super) entries: u32,
+    pub(super) buffer_bytes: u32,
     /// Bytes.
-    pub(crate) area_len: u64,
+    pub(super) area_len: u64,
 }
 
 /// The report of the child over its pipe.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(crate) struct Made {
-    pub(crate) map_offset: u64,
-    pub(crate) map_bytes: u64,
-    pub(crate) entries: u32,
-    pub(crate) buffer_bytes: u32,
-    pub(crate) offsets: [u32; 3],
-    pub(crate) count: u32,
-    pub(crate) numbers: [u32; ZCRX_RINGS_MAX],
+pub(super) struct Made {
+    pub(super) map_offset: u64,
+    pub(super) map_bytes: u64,
+    pub(super) entries: u32,
+    pub(super) buffer_bytes: u32,
+    pub(super) offsets: [u32; 3],
+    pub(super) count: u32,
+    pub(super) numbers: [u32; ZCRX_RINGS_MAX],
 }
 
 type Attempt<T> = Result<T, (Step, Errno)>;
 
 /// Registers memory that is mapped there with the rings of that process. All are taken before: a failure other than of
 /// [`Step::ShareQueue`] leaves nothing registered.
-pub(crate) fn register(
+pub(super) fn register(
     process: BorrowedFd<'_>,
     rings: &[i32],
     address: u64,
@@ -141,7 +142,7 @@ fn check_owner(process: BorrowedFd<'_>, owner: UserAndGroup) -> Result<(), Errno
     // SAFETY: the kernel reads and writes a live structure of the length that the number says.
     let done = unsafe { libc::ioctl(process.as_raw_fd(), GET_INFO as _, &raw mut info) };
     if done != 0 {
-        return match super::last_errno() {
+        return match last_errno() {
             // Before Linux 6.13.
             Errno::NOTTY | Errno::INVAL => Ok(()),
             errno => Err(errno),

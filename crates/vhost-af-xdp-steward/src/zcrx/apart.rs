@@ -17,29 +17,29 @@
 use std::io;
 use std::net::SocketAddr;
 
-use super::{Nic, NotMade, Rule, Table, Target, insert_all, places, remove};
+use steward::hardware::{Nic, NotMade, Rule, Table, Target, insert_all, places, remove};
 
 /// The configuration of a NIC for one queue, saved before it is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct ApartPlan {
-    pub(crate) queue: u32,
+pub(super) struct ApartPlan {
+    pub(super) queue: u32,
     /// Entries of the main RSS table that named the queue.
-    pub(crate) moved: Vec<Moved>,
+    pub(super) moved: Vec<Moved>,
     /// Flows that rules are made for.
-    pub(crate) flows: Vec<SocketAddr>,
+    pub(super) flows: Vec<SocketAddr>,
 }
 
 /// An entry of the main RSS table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Moved {
-    pub(crate) entry: u32,
+pub(super) struct Moved {
+    pub(super) entry: u32,
     /// The queue that it names now.
-    pub(crate) to: u32,
+    pub(super) to: u32,
 }
 
 /// Why a queue cannot be isolated; the interface is not known here, so remedies say NAME.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NotApart {
+pub(super) enum NotApart {
     #[error("the NIC takes no n-tuple rules (`ethtool -K NAME ntuple on`, where the driver has them): {0}")]
     NoRules(#[source] io::Error),
     #[error("the NIC does not report its RSS table, so that frames of others might come to the queue: {0}")]
@@ -77,7 +77,7 @@ type Save<'a> = &'a mut dyn FnMut(&ApartPlan) -> io::Result<()>;
 
 impl ApartPlan {
     /// An empty plan for a queue.
-    pub(crate) fn of(queue: u32) -> Self {
+    pub(super) fn of(queue: u32) -> Self {
         Self {
             queue,
             ..Self::default()
@@ -86,7 +86,7 @@ impl ApartPlan {
 
     /// Entries that were moved to this queue for another one are restored by the plan of that one. It follows them to
     /// where this plan moves them, and keeps both places, as they may not be moved yet. Returns whether there are any.
-    pub(crate) fn hand_on(&mut self, other: &mut Self) -> bool {
+    pub(super) fn hand_on(&mut self, other: &mut Self) -> bool {
         let here = |again: &Moved| Moved {
             to: self.queue,
             ..*again
@@ -106,7 +106,7 @@ impl ApartPlan {
 
 /// Checks whether a queue can be isolated.
 /// Errors: why not; [`NotApart::InTable`], if only the main table is in the way, which [`move_table`] changes.
-pub(crate) fn check(nic: &impl Nic, queue: u32, flows: &[SocketAddr]) -> Result<(), NotApart> {
+pub(super) fn check(nic: &impl Nic, queue: u32, flows: &[SocketAddr]) -> Result<(), NotApart> {
     let table = nic.table().map_err(NotApart::NoRules)?;
     check_rules(&table, queue, flows)?;
     let main = nic.indirection(0).map_err(NotApart::NoTable)?;
@@ -145,7 +145,7 @@ fn check_rules(table: &Table, queue: u32, flows: &[SocketAddr]) -> Result<Vec<Op
 ///
 /// # Errors
 /// As [`move_table`].
-pub(crate) fn keep(nic: &mut impl Nic, plan: &mut ApartPlan, save: Save<'_>) -> Result<bool, NotApart> {
+pub(super) fn keep(nic: &mut impl Nic, plan: &mut ApartPlan, save: Save<'_>) -> Result<bool, NotApart> {
     let table = nic.indirection(0).map_err(NotApart::NoTable)?;
     match table.contains(&plan.queue) {
         true => move_table(nic, plan, save).map(|()| true),
@@ -154,7 +154,7 @@ pub(crate) fn keep(nic: &mut impl Nic, plan: &mut ApartPlan, save: Save<'_>) -> 
 }
 
 /// Moves the main table's entries to the other queues that it names.
-pub(crate) fn move_table(nic: &mut impl Nic, plan: &mut ApartPlan, save: Save<'_>) -> Result<(), NotApart> {
+pub(super) fn move_table(nic: &mut impl Nic, plan: &mut ApartPlan, save: Save<'_>) -> Result<(), NotApart> {
     let queue = plan.queue;
     let mut table = nic.indirection(0).map_err(NotApart::NoTable)?;
     let mut others: Vec<u32> = table.iter().copied().filter(|&other| other != queue).collect();
@@ -186,7 +186,7 @@ pub(crate) fn move_table(nic: &mut impl Nic, plan: &mut ApartPlan, save: Save<'_
 }
 
 /// Steers the flows to the queue.
-pub(crate) fn bring(
+pub(super) fn bring(
     nic: &mut impl Nic,
     plan: &mut ApartPlan,
     flows: &[SocketAddr],
@@ -201,7 +201,7 @@ pub(crate) fn bring(
 
 /// Removes the rules for the flows, and checks that they are gone.
 /// Errors: the driver's.
-pub(crate) fn stop(nic: &mut impl Nic, plan: &ApartPlan) -> io::Result<()> {
+pub(super) fn stop(nic: &mut impl Nic, plan: &ApartPlan) -> io::Result<()> {
     match plan.flows.is_empty() {
         true => Ok(()),
         false => remove(nic, &rules_for(plan.queue, &plan.flows)),
@@ -210,7 +210,7 @@ pub(crate) fn stop(nic: &mut impl Nic, plan: &ApartPlan) -> io::Result<()> {
 
 /// Restores the main table's moved entries, except those that were changed since.
 /// Errors: the driver's.
-pub(crate) fn give_back(nic: &mut impl Nic, plan: &ApartPlan) -> io::Result<()> {
+pub(super) fn give_back(nic: &mut impl Nic, plan: &ApartPlan) -> io::Result<()> {
     if plan.moved.is_empty() {
         return Ok(());
     }
@@ -231,8 +231,8 @@ pub(crate) fn give_back(nic: &mut impl Nic, plan: &ApartPlan) -> io::Result<()> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Played;
     use super::*;
+    use steward::hardware::test_nic::Played;
 
     fn flows() -> Vec<SocketAddr> {
         ["192.0.2.1:443", "[2001:db8::1]:443"]
