@@ -38,7 +38,8 @@
 //! | `text_file` | files that say what a privileged process does | both |
 //!
 //! The lessee's side (`Lease`, the list of leases) is the crate `steward-client`, which no privileged program links. The
-//! program, `vhost-af-xdp-steward`, adds kinds of leases that only some policies allow ([`server::part`]).
+//! program, `vhost-af-xdp-steward`, adds kinds of leases that only some policies allow ([`server::part`],
+//! [`server::netkits`]).
 //!
 //! # Dependencies
 //!

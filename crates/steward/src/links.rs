@@ -8,7 +8,6 @@ mod all;
 pub mod below;
 pub mod bridge;
 pub(crate) mod filters;
-pub mod netkit;
 pub(crate) mod tap;
 
 use std::ffi::{CStr, CString};
@@ -238,7 +237,8 @@ impl Link {
 }
 
 /// The header of a request about the interface of that index; 0: it is named by an attribute.
-fn header_of(index: u32) -> Ifinfomsg {
+#[must_use]
+pub fn header_of(index: u32) -> Ifinfomsg {
     Ifinfomsg {
         ifi_index: i32::try_from(index).unwrap_or(i32::MAX),
         ..Ifinfomsg::default()
@@ -246,7 +246,7 @@ fn header_of(index: u32) -> Ifinfomsg {
 }
 
 /// A request of rtnetlink as it is sent, for a process that must not allocate.
-pub(crate) fn message_of(request: &impl NetlinkRequest) -> Vec<u8> {
+pub fn message_of(request: &impl NetlinkRequest) -> Vec<u8> {
     let traits::Protocol::Raw { request_type, .. } = request.protocol() else {
         return Vec::new();
     };
@@ -277,7 +277,11 @@ fn get_link<T>(
     Ok(read(&header, &attributes))
 }
 
-fn acknowledged(request: &impl NetlinkRequest) -> io::Result<()> {
+/// Sends a request that is only acknowledged.
+///
+/// # Errors
+/// The kernel's.
+pub fn acknowledged(request: &impl NetlinkRequest) -> io::Result<()> {
     let mut socket = NetlinkSocket::new();
     socket.request(request)?.recv_ack().map_err(io::Error::from)
 }

@@ -1,7 +1,6 @@
 //! System calls that no crate offers in a suitable form.
 #![allow(unsafe_code)]
 pub mod child;
-pub(crate) mod netkit;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};

@@ -1,8 +1,6 @@
 //! `vhost-af-xdp-steward`: the privileged side, see the crate `steward`; and the kinds of leases that only some policies
 //! allow, each loaded where one does.
 
-mod zcrx;
-
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,6 +24,7 @@ use steward::options::Options;
 use steward::policy::Policy;
 use steward::protocol::{DEFAULT_SOCKET, new_socket};
 use steward::server::{Server, Store, StoreError};
+use vhost_af_xdp_steward::{netkit, zcrx};
 
 const PROGRAM: &str = "vhost-af-xdp-steward";
 
@@ -200,7 +199,7 @@ fn take_back(cli: &Options, policy: Policy) -> Result<(), String> {
     let nobody = new_socket(SocketFlags::empty()).map_err(|error| format!("no socket: {error}"))?;
     let store = store(cli).map_err(|error| with_sources(&error))?;
     let server = Server::new(policy, nobody).map_err(|error| format!("cannot start: {error}"))?;
-    let server = server.with_part(zcrx::LOADER);
+    let server = server.with_part(zcrx::LOADER).with_netkits(&netkit::Devices);
     server.with_store(store).end_all();
     Ok(())
 }
@@ -228,7 +227,8 @@ fn server(cli: &Options, policy: Policy, listener: OwnedFd) -> Result<Server, St
     let server = Server::new(policy, listener)
         .map_err(|error| format!("cannot start: {error}"))?
         .with_linger(cli.linger)
-        .with_part(zcrx::LOADER);
+        .with_part(zcrx::LOADER)
+        .with_netkits(&netkit::Devices);
     match store(cli) {
         Ok(store) => Ok(server.with_store(store)),
         // Nobody asked for it, and it is of use without.

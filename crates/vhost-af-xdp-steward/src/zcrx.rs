@@ -53,7 +53,7 @@ use self::rings::{Made, QueueOrder, UserAndGroup};
 use self::saved::{Charge, ZcrxQueues};
 
 /// How the server loads it.
-pub(crate) const LOADER: Loader = Loader {
+pub const LOADER: Loader = Loader {
     is_needed: |policy, dir| policy.allows_zcrx() || dir.is_some_and(ZcrxQueues::are_left),
     load: |dir| Box::new(Zcrx::new(dir)),
     remedy: "`zcrx = [\"ADDRESS:PORT\"]` in a rule",

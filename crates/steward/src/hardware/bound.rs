@@ -94,7 +94,7 @@ pub fn may_be_to_io_uring(ifindex: u32, queue: u32) -> io::Result<bool> {
 ///
 /// # Errors
 /// The kernel's: `ENOENT` while the NIC is down, of which it tells nothing then, `ENODEV` if there is none.
-pub(crate) fn leased_to(ifindex: u32, queue: u32) -> io::Result<Option<LeasedTo>> {
+pub fn leased_to(ifindex: u32, queue: u32) -> io::Result<Option<LeasedTo>> {
     match ask(ifindex, queue) {
         // The NIC has fewer queues now; a leased queue cannot be removed (`ethtool -L`).
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(None),
@@ -108,7 +108,7 @@ pub(crate) fn leased_to(ifindex: u32, queue: u32) -> io::Result<Option<LeasedTo>
 ///
 /// # Errors
 /// The kernel's.
-pub(crate) fn has_socket(ifindex: u32, queue: u32) -> io::Result<bool> {
+pub fn has_socket(ifindex: u32, queue: u32) -> io::Result<bool> {
     ask_for(ifindex, queue, |attributes| attributes.get_xsk().is_ok())
 }
 

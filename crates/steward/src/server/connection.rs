@@ -42,20 +42,23 @@ const TOO_MANY_ON_THEIR_WAY: &str = "more descriptors are on their way between p
 
 /// The queues that a connection has.
 #[derive(Debug, Clone)]
-pub(super) struct Held {
+pub struct Held {
     /// Number of the interface in the server's table.
-    pub(super) interface: u64,
+    pub interface: u64,
     /// The request, which was granted.
-    pub(super) wanted: Wanted,
+    pub wanted: Wanted,
     /// The policy's rule that it is charged to.
-    pub(super) rule: usize,
+    pub rule: usize,
     /// The hints that it requests for its frames.
-    pub(super) hint_request: HintRequest,
+    pub hint_request: HintRequest,
 }
 
 impl Held {
     /// Checks that the lease has this queue.
-    pub(super) fn check(&self, queue: u32) -> Result<u32, Refusal> {
+    ///
+    /// # Errors
+    /// It has not.
+    pub fn check(&self, queue: u32) -> Result<u32, Refusal> {
         let queues = self.wanted.range();
         if queues.contains(&queue) {
             return Ok(queue);
@@ -75,7 +78,9 @@ pub struct Reply {
 }
 
 impl Reply {
-    pub(super) fn with(answer: Answer, files: Vec<OwnedFd>) -> Self {
+    /// An answer with descriptors.
+    #[must_use]
+    pub fn with(answer: Answer, files: Vec<OwnedFd>) -> Self {
         Self { answer, files }
     }
 }

@@ -56,7 +56,8 @@ pub(super) fn check_tags(
 }
 
 /// Why the lessee may receive no frames where tags are stripped.
-pub(super) fn blind(interface: &str) -> String {
+#[must_use]
+pub fn blind(interface: &str) -> String {
     format!(
         "the driver of {interface} takes VLAN tags off before XDP sees frames, so that VLANs are not known: `ethtool \
          -K {interface} rxvlan off`, or hints with vlan (native mode, if the driver has them)"

@@ -54,19 +54,21 @@ enum Lessee {
     Leaving,
 }
 
+/// See the module's head.
 #[derive(Debug, Default)]
-pub(super) struct Interface {
+pub struct Interface {
     /// Its name when it was first leased, by which it is searched when it is gone.
     name: String,
     /// Its last known state; index 0 when it is gone.
-    pub(super) link: Link,
+    pub link: Link,
     mode: ModeRequest,
     program: Option<Program>,
     /// Why there is no program, or why it is not attached natively.
     note: String,
     /// A note about frames that are lost because of the interfaces below it; may be empty.
     losses: String,
-    pub(super) sends: DriverSends,
+    /// Features of its driver in zero-copy mode.
+    pub sends: DriverSends,
     generation: u32,
     lessees: BTreeMap<u32, Lessee>,
     /// Leases that are being taken back.
@@ -156,13 +158,14 @@ impl Interface {
     }
 
     fn without_program(link: Link, mode: ModeRequest, places: Option<Places>) -> Self {
+        let netkits = places.as_ref().and_then(|places| places.netkits);
         let (pins, ledger) = places.map(|places| (places.pins, places.ledger)).unzip();
         Self {
             name: link.name.clone(),
             link,
             mode,
             pins,
-            ledger: Ledger::open(ledger),
+            ledger: Ledger::open(ledger, netkits),
             ..Self::default()
         }
     }

@@ -220,10 +220,10 @@ impl fmt::Debug for Pending {
 impl Job {
     /// Starts a child that keeps only these descriptors and does `work`. The child is a copy of a process that may have
     /// had other threads: nothing in `work` may allocate, lock or log.
-    pub(super) fn begin(
-        kept: &[BorrowedFd<'_>],
-        work: impl FnOnce() -> Attempt<()>,
-    ) -> Result<Self, Refusal> {
+    ///
+    /// # Errors
+    /// There is no process for it.
+    pub fn begin(kept: &[BorrowedFd<'_>], work: impl FnOnce() -> Attempt<()>) -> Result<Self, Refusal> {
         Self::begin_without(TO_TAKE_RINGS, kept, work)
     }
 
@@ -252,7 +252,10 @@ impl Job {
     }
 
     /// Starts a child that only receives, and so closes, the descriptors in a connection's next message.
-    pub(super) fn discard(connection: BorrowedFd<'_>) -> Result<Self, Refusal> {
+    ///
+    /// # Errors
+    /// There is no process for it.
+    pub fn discard(connection: BorrowedFd<'_>) -> Result<Self, Refusal> {
         Self::begin(&[connection], || {
             let taken = child::take_files(connection).map(std::mem::forget);
             taken.map_err(failed(Step::Map))

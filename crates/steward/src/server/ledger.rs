@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 use steer::Filter;
 
 use super::file;
+use super::netkits::{Netkits, SavedNetkit};
 use crate::fd_store::{self, STATIONS};
 use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Part, Plan, make, undo};
 use crate::links::Link;
-use crate::links::netkit::Trace;
-use crate::protocol::{NetkitEnd, Steered};
+use crate::protocol::Steered;
 use crate::sys;
 
 /// Prefix of the file names.
@@ -33,6 +33,7 @@ pub(super) fn path_of(dir: &Path, interface: u64) -> PathBuf {
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     path: Option<PathBuf>,
+    netkits: Option<&'static dyn Netkits>,
     saved: Saved,
     /// Stations that the NIC accepts frames to, by the lease's first queue.
     accepted: BTreeMap<u32, Accepted>,
@@ -82,46 +83,6 @@ struct Saved {
     netkits: Vec<SavedNetkit>,
 }
 
-/// A netkit to which a queue is leased.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct SavedNetkit {
-    pub(super) queue: u32,
-    /// Its unique temporary name, before it was moved to its network namespace.
-    pub(super) made_as: String,
-    /// Its name in that namespace.
-    pub(super) name: String,
-    /// Its index in that namespace; 0: it may not have been moved yet.
-    #[serde(default)]
-    pub(super) ifindex: u32,
-    /// The id (netnsid) of that namespace in the steward's; `None`: it is the steward's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) namespace: Option<i32>,
-    /// Number of the netkit's queue to which the NIC's queue is leased.
-    #[serde(default)]
-    pub(super) its_queue: u32,
-}
-
-impl SavedNetkit {
-    /// The answer to its lessee, once it is in its network namespace.
-    pub(super) fn end(&self) -> NetkitEnd {
-        NetkitEnd {
-            name: self.name.clone(),
-            ifindex: self.ifindex,
-            queue: self.its_queue,
-        }
-    }
-
-    /// How to find it; `nic`: index of the NIC.
-    pub(super) fn trace(&self, nic: u32) -> Trace<'_> {
-        let place = (self.ifindex, self.namespace);
-        Trace {
-            made_as: &self.made_as,
-            last: (self.ifindex != 0).then_some(place),
-            queue: (nic, self.queue),
-        }
-    }
-}
-
 #[derive(Debug, Serialize, Deserialize)]
 struct SavedLease {
     first_queue: u32,
@@ -154,7 +115,7 @@ fn steered_by(plan: &Plan) -> Steered {
 
 impl Ledger {
     /// Opens the file, with the content that a predecessor saved.
-    pub(super) fn open(path: Option<PathBuf>) -> Self {
+    pub(super) fn open(path: Option<PathBuf>, netkits: Option<&'static dyn Netkits>) -> Self {
         let saved = path.as_deref().map_or(Ok(None), file::read);
         let saved = saved.unwrap_or_else(|error| {
             tracing::error!(?path, "rules of the NIC may be left over: {error}");
@@ -163,6 +124,7 @@ impl Ledger {
         Self {
             saved: saved.unwrap_or_default(),
             path,
+            netkits,
             accepted: BTreeMap::new(),
         }
     }
@@ -203,20 +165,20 @@ impl Ledger {
     }
 
     /// Undoes, as far as possible, the configuration in files of a directory that belong to no known interface.
-    pub(super) fn clear_strays(dir: &Path, is_known: impl Fn(&Path) -> bool) {
+    pub(super) fn clear_strays(
+        dir: &Path,
+        netkits: Option<&'static dyn Netkits>,
+        is_known: impl Fn(&Path) -> bool,
+    ) {
         for path in file::all_of(dir, PREFIX) {
             if is_known(&path) {
                 continue;
             }
-            let mut ledger = Self::open(Some(path.clone()));
+            let mut ledger = Self::open(Some(path.clone()), netkits);
             for netkit in &ledger.saved.netkits {
                 let nic = Link::by_name(&ledger.saved.interface).map_or(0, |link| link.index);
-                if let Err(error) = netkit.trace(nic).remove() {
-                    tracing::warn!(
-                        "netkit {} of {} may be left over: {error}",
-                        netkit.name,
-                        path.display()
-                    );
+                if let Err(why) = ledger.remove_netkit(nic, netkit.queue, false) {
+                    tracing::warn!("{}: it may be left over: {why}", path.display());
                 }
             }
             let undone = Ethtool::open(&ledger.saved.interface).and_then(|mut nic| {
@@ -255,6 +217,18 @@ impl Ledger {
         self.saved.netkits.retain(|other| other.queue != saved.queue);
         self.saved.netkits.push(saved);
         self.write().inspect_err(|_| self.saved.netkits = before)
+    }
+
+    /// Deletes the saved netkit of a queue. `nic`: the index of the NIC; `is_new`: not yet while a socket has the queue.
+    pub(super) fn remove_netkit(&self, nic: u32, queue: u32, is_new: bool) -> Result<(), String> {
+        let Some(saved) = self.netkit(queue) else {
+            return Ok(());
+        };
+        let removed = match self.netkits {
+            Some(netkits) => netkits.remove(nic, saved, is_new),
+            None => Err("this steward knows no netkits".to_owned()),
+        };
+        removed.map_err(|why| format!("netkit {}: {why}", saved.name))
     }
 
     /// Removes the saved netkit of a queue, which is gone.
@@ -416,11 +390,11 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("nic-1.toml");
         let mut nic = Played::new();
-        let mut ledger = Ledger::open(Some(path.clone()));
+        let mut ledger = Ledger::open(Some(path.clone()), None);
         let outcome = ledger.apply(&mut nic, &(2..4), &filter(), &names());
         assert_eq!((outcome.steered, outcome.note.as_str()), (Steered::ByContext, ""));
         drop(ledger);
-        let mut successor = Ledger::open(Some(path.clone()));
+        let mut successor = Ledger::open(Some(path.clone()), None);
         assert_eq!(successor.saved_queues(), [2].into());
         assert_eq!(successor.in_force(&nic, 2), Some(Steered::ByContext));
         assert_eq!(
@@ -430,14 +404,14 @@ mod tests {
         );
         successor.undo_all(&mut nic, 2).expect("it refuses nothing");
         assert_eq!((nic.rules.len(), nic.contexts), (0, theirs()));
-        assert!(!path.exists() && Ledger::open(Some(path)).saved_queues().is_empty());
+        assert!(!path.exists() && Ledger::open(Some(path), None).saved_queues().is_empty());
     }
 
     #[test]
     fn lease_that_is_configured_again_leaves_nothing_of_the_first_time() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut nic = Played::new();
-        let mut ledger = Ledger::open(Some(dir.path().join("nic-1.toml")));
+        let mut ledger = Ledger::open(Some(dir.path().join("nic-1.toml")), None);
         for _ in 0..3 {
             assert_eq!(
                 ledger.apply(&mut nic, &(2..3), &filter(), &names()).steered,
@@ -459,7 +433,7 @@ mod tests {
     #[test]
     fn nic_is_not_configured_without_a_file() {
         let mut nic = Played::new();
-        let outcome = Ledger::open(None).apply(&mut nic, &(0..1), &filter(), &names());
+        let outcome = Ledger::open(None, None).apply(&mut nic, &(0..1), &filter(), &names());
         assert_eq!((outcome.steered, nic.rules.len()), (Steered::ByProgram, 0));
         assert!(outcome.note.contains("keeps no state"), "{}", outcome.note);
     }
@@ -470,7 +444,7 @@ mod tests {
         let path = dir.path().join("nic-1.toml");
         let mut nic = Played::new();
         nic.fails_at = Some(2);
-        let mut ledger = Ledger::open(Some(path.clone()));
+        let mut ledger = Ledger::open(Some(path.clone()), None);
         let outcome = ledger.apply(&mut nic, &(0..2), &filter(), &names());
         assert_eq!(outcome.steered, Steered::ByProgram);
         assert!(outcome.note.contains("n-tuple rule for MAC"), "{}", outcome.note);
@@ -498,7 +472,7 @@ mod tests {
             fs::write(of(number), "interface = \"nowhere9\"\n").expect("writable");
         }
         fs::write(dir.path().join("state.toml"), "").expect("writable");
-        Ledger::clear_strays(dir.path(), |path| path == of(2));
+        Ledger::clear_strays(dir.path(), None, |path| path == of(2));
         assert!(!of(1).exists() && of(2).exists() && dir.path().join("state.toml").exists());
     }
 
@@ -507,6 +481,6 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("nic-1.toml");
         fs::write(&path, "lease = 7").expect("writable");
-        assert!(Ledger::open(Some(path)).saved_queues().is_empty());
+        assert!(Ledger::open(Some(path), None).saved_queues().is_empty());
     }
 }

@@ -32,7 +32,7 @@ mod ledger;
 pub mod limits;
 #[cfg(test)]
 mod named_tests;
-mod netkit;
+pub mod netkits;
 mod network_taps;
 mod networks;
 mod notify;
@@ -65,10 +65,10 @@ use crate::policy::Policy;
 use crate::protocol::{Answer, Listed, Malformed, Reason, Refusal};
 use crate::sys;
 use closing::{Closing, Over};
-use connection::{Connection, Held, Incoming};
+use connection::{Connection, Incoming};
 use file::may_crash;
-use interface::Interface;
 use limits::{Bucket, DeviceChanges, LogLimits, Rate, Turns, Waiting};
+use netkits::Netkits;
 use network_taps::{NetworkTap, TapAt, may_have_taps};
 use part::{Loader, Part};
 use ready::ReadyConnection;
@@ -80,8 +80,11 @@ use rings::Rings;
 use sockets::LostJob;
 
 pub use connection::By;
-pub use connection::Reply;
+pub use connection::{Held, Reply};
+pub use entries::blind;
+pub use interface::Interface;
 pub use interface::wants_frags;
+pub use netkits::SavedNetkit;
 pub use operations::{OPERATIONS, Operation};
 pub use sockets::OF_A_QUEUE;
 pub use state::boot_id;
@@ -152,6 +155,7 @@ pub struct Server {
     /// The part beside the core, while it is loaded; and how to load it, if there is one.
     part: Option<Box<dyn Part>>,
     loader: Option<Loader>,
+    netkits: Option<&'static dyn Netkits>,
 }
 
 /// The reply to a request, or why it is refused.
@@ -209,6 +213,7 @@ impl Server {
             refusals: LogLimits::new(10),
             part: None,
             loader: None,
+            netkits: None,
         };
         server.fill_reserve();
         server.remove_stray_taps();
@@ -351,7 +356,18 @@ impl Server {
     }
 
     /// The lease of a connection, and the interface.
-    fn lessee_mut(&mut self, number: u64) -> Result<(&Held, &mut Interface), Refusal> {
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn lease_of(&self, number: u64) -> Result<(&Held, &Interface), Refusal> {
+        self.lessee(number).map(|(_, held, interface)| (held, interface))
+    }
+
+    /// The same.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn lessee_mut(&mut self, number: u64) -> Result<(&Held, &mut Interface), Refusal> {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         let held = connection.held.as_ref().ok_or_else(no_lease)?;
         let interface = self.interfaces.get_mut(&held.interface).ok_or_else(no_lease)?;

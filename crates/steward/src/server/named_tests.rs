@@ -98,7 +98,7 @@ proptest! {
         };
         let dir = tempfile::tempdir().expect("a directory");
         let mut nic = Played::of_size(64, special);
-        let mut ledger = Ledger::open(Some(dir.path().join("nic-1.toml")));
+        let mut ledger = Ledger::open(Some(dir.path().join("nic-1.toml")), None);
         let mut entries = Entries::new(wanted.range(), wanted.filter.clone(), policy.rule(by).names.clone());
         entries.apply_to(&mut nic, &mut ledger);
         for rule in nic.rules.values() {

@@ -237,7 +237,7 @@ operations! { server, number, request;
         "netkit there, with the queue"
         "lease ends"
         "4 units, job"
-    ] => server.make_netkit(number, wanted);
+    ] => server.begin_netkit(number, wanted);
     }
 }
 

@@ -42,7 +42,8 @@ impl Orphan {
 impl Server {
     /// Continues the programs and leases recorded in `store`, and records leases there from now on.
     #[must_use]
-    pub fn with_store(mut self, store: Store) -> Self {
+    pub fn with_store(mut self, mut store: Store) -> Self {
+        store.netkits = self.netkits;
         let records = store.records.clone();
         let interfaces = records.interfaces.iter().map(|record| record.number);
         let leases = records.leases.iter().map(|record| record.number);

@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use super::file;
 use super::ledger::{self, Ledger};
+use super::netkits::Netkits;
 use crate::peer::Credentials;
 use crate::protocol::{HintRequest, Request, Token, Wanted};
 
@@ -114,6 +115,7 @@ pub struct Store {
     /// How long queues are kept for a lessee that has not come back.
     pub(super) grace: Duration,
     pub(super) records: Records,
+    pub(super) netkits: Option<&'static dyn Netkits>,
     /// Changed records could not be written yet.
     unwritten: bool,
     _locks: [File; 2],
@@ -184,6 +186,7 @@ pub(super) struct Places {
     pub(super) pins: PathBuf,
     /// File with the configuration of its NIC.
     pub(super) ledger: PathBuf,
+    pub(super) netkits: Option<&'static dyn Netkits>,
 }
 
 impl Store {
@@ -206,6 +209,7 @@ impl Store {
             pins: pins.to_owned(),
             grace,
             records: Records::empty(),
+            netkits: None,
             unwritten: false,
             _locks: locks,
         };
@@ -245,7 +249,7 @@ impl Store {
             let mut records = self.records.interfaces.iter();
             records.any(|record| self.ledger_of(record.number) == path)
         };
-        Ledger::clear_strays(&self.dir, known);
+        Ledger::clear_strays(&self.dir, self.netkits, known);
     }
 
     /// Where it is noted what NICs are told for queues of their own.
@@ -263,6 +267,7 @@ impl Store {
         Places {
             pins: self.pins_of(interface),
             ledger: self.ledger_of(interface),
+            netkits: self.netkits,
         }
     }
 

@@ -317,7 +317,10 @@ fn check_part(file: &OwnedFd, part: &Part) -> Result<u64, Errno> {
 }
 
 /// The files that come with the connection's next message.
-pub(crate) fn take_files(connection: BorrowedFd<'_>) -> Result<[Option<OwnedFd>; PARTS_MAX], Errno> {
+///
+/// # Errors
+/// EBADMSG if there are too many; the kernel's.
+pub fn take_files(connection: BorrowedFd<'_>) -> Result<[Option<OwnedFd>; PARTS_MAX], Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PARTS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [0; 1];

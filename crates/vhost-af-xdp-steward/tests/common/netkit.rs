@@ -2,6 +2,6 @@
 
 /// Makes one in the network namespace of this thread; the kernel's refusal if it has none of the kind.
 pub(crate) fn make(name: &str) -> Result<(), String> {
-    let made = steward::links::netkit::make(name, 1500, None);
+    let made = vhost_af_xdp_steward::netkit::device::make(name, 1500, None);
     made.map(drop).map_err(|error| error.to_string())
 }

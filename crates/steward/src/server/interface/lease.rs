@@ -119,7 +119,8 @@ impl Interface {
     }
 
     /// Whether the lease of a queue is for VLANs that cannot be distinguished now.
-    pub(super) fn is_blind(&self, queue: u32) -> bool {
+    #[must_use]
+    pub fn is_blind(&self, queue: u32) -> bool {
         let of_queue = |entries: &&Entries| entries.queues.contains(&queue);
         self.entries
             .values()

@@ -204,7 +204,11 @@ impl Interface {
         true
     }
 
-    pub(in crate::server) fn program(&self) -> Result<&Program, Refusal> {
+    /// The program on it.
+    ///
+    /// # Errors
+    /// There is none at the moment.
+    pub fn program(&self) -> Result<&Program, Refusal> {
         self.program.as_ref().ok_or_else(|| {
             Reason::Impaired.because(match self.link.index {
                 0 => format!(

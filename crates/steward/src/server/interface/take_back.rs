@@ -129,8 +129,7 @@ impl Interface {
                     |nic: Option<Ethtool>| nic.map_or(Ok(()), |mut nic| hardware::undo(&mut nic, part));
                 return self.driver().and_then(undo).map_err(|error| error.to_string());
             }
-            (&Step::Netkit { queue }, _) if is_new => return self.remove_netkit_unless_bound(queue),
-            (&Step::Netkit { queue }, _) => return self.remove_netkit(queue),
+            (&Step::Netkit { queue }, _) => return self.remove_netkit(queue, is_new),
             // Without the program there is nothing to undo.
             (_, None) => return Ok(()),
             (&Step::Entries { queue }, Some(program)) => program.set_filter(queue, &Filter::default()),

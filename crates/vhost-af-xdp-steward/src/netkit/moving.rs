@@ -10,6 +10,7 @@
 //! of a network namespace from users that put an interface there, and the steward has that everywhere. So the
 //! namespace must be the lessee's: its user is root, or owns that user namespace (ioctl_ns(2)). Without a descriptor
 //! the netkit stays in the steward's namespace, which is the host's: there only root may have interfaces.
+#![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -18,8 +19,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
 use zerocopy::FromBytes;
 
-use super::child::take_files;
-use crate::protocol::Step;
+use steward::child::{last_errno, take_files};
+use steward::protocol::Step;
 
 /// `NSFS_MAGIC`, include/uapi/linux/magic.h.
 const NSFS: i64 = 0x6e73_6673;
@@ -35,11 +36,11 @@ const NAMESPACE_BYTES: usize = 8;
 const LENGTH_BYTES: usize = 4;
 
 /// Error: the message has no namespace, and the user may not use the steward's. The kernel returns other errors.
-pub(crate) const NO_NAMESPACE: Errno = Errno::DESTADDRREQ;
+pub(super) const NO_NAMESPACE: Errno = Errno::DESTADDRREQ;
 
-/// Moves the netkit, by the message of [`moving`](crate::links::netkit::moving), for a lessee's user. More than one
+/// Moves the netkit, by the message of [`moving`](super::device::moving), for a lessee's user. More than one
 /// descriptor is an error.
-pub(crate) fn settle(connection: BorrowedFd<'_>, uid: u32, message: &mut [u8]) -> Result<(), (Step, Errno)> {
+pub(super) fn settle(connection: BorrowedFd<'_>, uid: u32, message: &mut [u8]) -> Result<(), (Step, Errno)> {
     let of_namespace = |errno| (Step::Namespace, errno);
     let mut files = take_files(connection).map_err(of_namespace)?;
     let namespace = files[0].take();
@@ -84,7 +85,7 @@ fn check(file: BorrowedFd<'_>, uid: u32) -> Result<(), Errno> {
 fn ask(namespace: BorrowedFd<'_>, what: libc::c_ulong, argument: *mut u32) -> Result<i32, Errno> {
     // SAFETY: of a namespace's file, as the caller has seen; the one request with an argument writes a number to it.
     match unsafe { libc::ioctl(namespace.as_raw_fd(), what as _, argument) } {
-        -1 => Err(super::child::last_errno()),
+        -1 => Err(last_errno()),
         answer => Ok(answer),
     }
 }
@@ -129,8 +130,8 @@ mod tests {
     use std::io::Write;
     use std::os::unix::net::UnixStream;
 
+    use super::super::device::moving;
     use super::*;
-    use crate::links::netkit::moving;
 
     #[test]
     fn only_root_may_leave_a_netkit_in_the_namespace_of_the_steward() {

@@ -20,8 +20,8 @@ use netlink_bindings::netdev::{self, QueueType};
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, NetkitMode, NetkitPairing, OpGetlinkDo};
 use netlink_socket2::NetlinkSocket;
 
-use super::{Link, acknowledged, has_no_peer, header_of};
-use crate::hardware::bound::{self, LeasedTo};
+use steward::hardware::bound::{self, LeasedTo};
+use steward::links::{Link, acknowledged, has_no_peer, header_of, message_of};
 
 /// Why there is no netkit with a leased queue.
 #[derive(Debug, thiserror::Error)]
@@ -153,11 +153,11 @@ fn is_netkit(attributes: &IterableLinkAttrs<'_>) -> bool {
 }
 
 /// Where a netkit is: its index, and the number by which this network namespace knows that one; none: it is here.
-pub(crate) type Place = (u32, Option<i32>);
+pub(super) type Place = (u32, Option<i32>);
 
 /// The message that moves a netkit to the network namespace whose descriptor its last four bytes are to be, names it,
 /// and sets it up.
-pub(crate) fn moving(index: u32, name: &str) -> io::Result<Vec<u8>> {
+pub(super) fn moving(index: u32, name: &str) -> io::Result<Vec<u8>> {
     let up = libc::IFF_UP.cast_unsigned();
     let header = Ifinfomsg {
         ifi_flags: up,
@@ -167,7 +167,7 @@ pub(crate) fn moving(index: u32, name: &str) -> io::Result<Vec<u8>> {
     let mut request = rt_link::Request::new().op_setlink_do(&header);
     let attributes = request.encode().push_ifname(&CString::new(name)?);
     drop(attributes.push_net_ns_fd(0));
-    Ok(super::message_of(&request))
+    Ok(message_of(&request))
 }
 
 /// Deletes the netkit without a peer that is there, if it has that alias, or whatever it has if none is said; whether
@@ -250,19 +250,19 @@ impl QueueOwner {
 
 /// Everything that is known of a netkit that has to be removed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Trace<'a> {
+pub(super) struct Trace<'a> {
     /// The name that it was made under, which no other interface has, and its alias since.
-    pub(crate) made_as: &'a str,
+    pub(super) made_as: &'a str,
     /// Where it was last, if it is known to have been there.
-    pub(crate) last: Option<Place>,
+    pub(super) last: Option<Place>,
     /// The queue that is leased to it, by the index of its NIC.
-    pub(crate) queue: (u32, u32),
+    pub(super) queue: (u32, u32),
 }
 
 impl Trace<'_> {
     /// Deletes the netkit, wherever it is, and looks whether it is gone. With its namespace it is, and with the NIC.
     /// Errors: the kernel's, or it cannot be said.
-    pub(crate) fn remove(&self) -> io::Result<()> {
+    pub(super) fn remove(&self) -> io::Result<()> {
         if remove_named(self.made_as)? {
             return Ok(());
         }

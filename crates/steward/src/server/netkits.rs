@@ -1,0 +1,94 @@
+//! What the core needs of netkits: interfaces in other network namespaces that a lease's queue is leased on to.
+//!
+//! The core checks that the policy allows one, keeps it in the journal, has the program redirect the queue's frames to
+//! its map, and undoes all that. The program that starts the server makes and deletes the interfaces.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::Server;
+use super::connection::Held;
+use super::job::Pending;
+use crate::protocol::{NetkitEnd, NetkitWanted, Reason, Refusal};
+
+/// See the module's head.
+pub trait Netkits: fmt::Debug + Sync {
+    /// Makes a netkit for the queue of a connection's lease, and starts the child that moves it.
+    ///
+    /// # Errors
+    /// The refusal.
+    fn begin(&self, server: &mut Server, number: u64, wanted: &NetkitWanted) -> Result<Pending, Refusal>;
+
+    /// Deletes a netkit, wherever it is, and checks that it is gone. `nic`: the index of the NIC; `is_new`: it is kept
+    /// for now if a socket has the queue.
+    ///
+    /// # Errors
+    /// In words.
+    fn remove(&self, nic: u32, saved: &SavedNetkit, is_new: bool) -> Result<(), String>;
+}
+
+/// A netkit to which a queue is leased.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedNetkit {
+    /// The NIC's queue.
+    pub queue: u32,
+    /// Its unique temporary name, before it was moved to its network namespace.
+    pub made_as: String,
+    /// Its name in that namespace.
+    pub name: String,
+    /// Its index in that namespace; 0: it may not have been moved yet.
+    #[serde(default)]
+    pub ifindex: u32,
+    /// The id (netnsid) of that namespace in the steward's; `None`: it is the steward's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<i32>,
+    /// Number of the netkit's queue to which the NIC's queue is leased.
+    #[serde(default)]
+    pub its_queue: u32,
+}
+
+impl SavedNetkit {
+    /// The answer to its lessee, once it is in its network namespace.
+    pub(super) fn end(&self) -> NetkitEnd {
+        NetkitEnd {
+            name: self.name.clone(),
+            ifindex: self.ifindex,
+            queue: self.its_queue,
+        }
+    }
+}
+
+impl Server {
+    /// Names the part that makes netkits. Call it before [`Server::with_store`].
+    #[must_use]
+    pub fn with_netkits(mut self, netkits: &'static dyn Netkits) -> Self {
+        self.netkits = Some(netkits);
+        self
+    }
+
+    /// Has a netkit made, if the policy allows it.
+    pub(super) fn begin_netkit(&mut self, number: u64, wanted: &NetkitWanted) -> Result<Pending, Refusal> {
+        let (_, held, _) = self.lessee(number)?;
+        held.check(wanted.queue)?;
+        self.policy.check_netkit(held.rule)?;
+        let none = || Reason::NotAllowed.because("this steward makes no netkits");
+        self.netkits.ok_or_else(none)?.begin(self, number, wanted)
+    }
+
+    /// Whether a lease with its netkit may continue under a rule.
+    pub(super) fn check_netkit_of(&self, held: &Held, rule: usize) -> Result<(), Refusal> {
+        let interface = self.interfaces.get(&held.interface);
+        match interface.is_some_and(|interface| interface.is_netkits(held.wanted.start_queue)) {
+            true => self.policy.check_netkit(rule),
+            false => Ok(()),
+        }
+    }
+
+    /// Has a lessee notified of the state of its interface.
+    pub fn notify(&mut self, number: u64) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.dirty = true;
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Netkits for leases: the queue of a lease is leased in turn to an interface that a process in another network
+//! namespace uses.
+//!
+//! # Theory of operation
+//!
+//! The lease has a policy rule, program, filter and NIC rules like all others. The difference is the socket: the
+//! steward does not bind it; a process binds one to the netkit, and so to the NIC. So the lessee gets a map with one
+//! entry, to which only frames of this queue go ([`steer::OwnMap`]). No lessee gets the map of all sockets: a process
+//! that can write there can block queues of others.
+//!
+//! ```text
+//!   saved     before anything is made
+//!   made      in the steward's network namespace, under a temporary name; the queue is leased to it
+//!   settled   by a child: in the namespace that came along, named, up; then the program gives the frames to the map
+//!   ended     with the lease, or the next steward: the program forgets the map, the netkit is deleted
+//! ```
+//!
+//! A netkit and its lease survive the steward. A netkit ends with its namespace: then the lessee is notified at the
+//! next check of the interface, and the lease stays until the lessee ends it, or requests a netkit again.
+
+pub mod device;
+mod moving;
+
+use rustix::io::Errno;
+use steer::{Mode, mac_text};
+use steward::hardware::bound::{self, LeasedTo};
+use steward::protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
+use steward::server::file::may_crash;
+use steward::server::job::{Job, Outcome, Pending, lost};
+use steward::server::limits::DeviceChange;
+use steward::server::netkits::Netkits;
+use steward::server::{Answered, Held, Interface, Reply, SavedNetkit, Server, blind, no_lease};
+
+use self::device::{NetkitError, Trace};
+use self::moving::NO_NAMESPACE;
+
+/// First part of the name of a netkit until it is in its network namespace; eight digits follow.
+const MADE_AS: &str = "vaxk";
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Devices;
+
+impl Netkits for Devices {
+    /// The message may have a network namespace.
+    fn begin(&self, server: &mut Server, number: u64, wanted: &NetkitWanted) -> Result<Pending, Refusal> {
+        let (held, _) = server.lease_of(number)?;
+        if held.wanted.queues != 1 || held.wanted.network {
+            return Reason::Lease.refuse(
+                "a netkit has one queue, of a lease that is of this one alone and of no network: take a lease \
+                 of one queue",
+            );
+        }
+        check_name(&wanted.name)?;
+        let (mac, queue) = (address_of(held)?, wanted.queue);
+        let uid = server.peer(number).ok_or_else(no_lease)?.uid;
+        let (_, interface) = server.lessee_mut(number)?;
+        let job = if is_there(interface, wanted)? {
+            let connection = server.socket(number).ok_or_else(no_lease)?;
+            Job::discard(connection)
+        } else {
+            let name = interface.link.name.clone();
+            // Making one takes everybody's lock, too.
+            server.take_units(DeviceChange::NicSetUp, &name, uid)?;
+            let (_, interface) = server.lessee_mut(number)?;
+            let ifindex = make(interface, wanted, mac)?;
+            let connection = server.socket(number).ok_or_else(no_lease)?;
+            let moved = device::moving(ifindex, &wanted.name)
+                .map_err(|error| Reason::Kernel.because(error.to_string()))
+                .and_then(|mut message| {
+                    Job::begin(&[connection], || moving::settle(connection, uid, &mut message))
+                });
+            if moved.is_err() {
+                server.lessee_mut(number)?.1.drop_netkit(queue);
+            }
+            moved
+        };
+        Ok(Pending::new(job?, move |server, number, outcome| {
+            conclude(server, number, queue, outcome)
+        }))
+    }
+
+    fn remove(&self, nic: u32, saved: &SavedNetkit, is_new: bool) -> Result<(), String> {
+        // The kernel lets go of the memory of a closed socket only afterwards (`xp_release_deferred`,
+        // net/xdp/xsk_buff_pool.c), and tells the NIC's driver by the netkit. Of one that is deleted by then it cannot
+        // (7.2, "Failed to disable zero-copy!"), and the driver goes on with memory that is freed. A socket that is
+        // open yet is told when the netkit goes.
+        if is_new && matches!(bound::has_socket(nic, saved.queue), Ok(true)) {
+            return Err("a socket has its queue, or lets go of it now".to_owned());
+        }
+        let place = (saved.ifindex, saved.namespace);
+        let trace = Trace {
+            made_as: &saved.made_as,
+            last: (saved.ifindex != 0).then_some(place),
+            queue: (nic, saved.queue),
+        };
+        let removed = trace.remove();
+        may_crash("netkit-deleted");
+        removed.map_err(|error| error.to_string())
+    }
+}
+
+/// Whether the requested netkit exists already. Errors: a netkit of another name has the queue.
+fn is_there(interface: &mut Interface, wanted: &NetkitWanted) -> Result<bool, Refusal> {
+    let (queue, name) = (wanted.queue, interface.link.name.clone());
+    match interface.current_netkit(queue) {
+        None => Ok(false),
+        Some(its_name) if its_name == wanted.name => Ok(true),
+        Some(its_name) => Reason::Taken.refuse(format!(
+            "queue {queue} of {name} has the netkit {its_name} already: ask for that name, or end the lease and take \
+             another one"
+        )),
+    }
+}
+
+/// Makes a netkit for a queue, in the steward's namespace under a temporary name, and leases the queue to it. Returns
+/// its index. `mac`: the address that it has, if it is to have a certain one.
+fn make(interface: &mut Interface, wanted: &NetkitWanted, mac: Option<[u8; 6]>) -> Result<u32, Refusal> {
+    let (link, queue) = (interface.link.clone(), wanted.queue);
+    let name = &link.name;
+    check(interface, queue)?;
+    if interface.is_netkits(queue) {
+        // Retry a deletion that may have failed before.
+        interface.drop_netkit(queue);
+    }
+    if interface.is_netkits(queue) {
+        return Reason::Taken.refuse(format!(
+            "the netkit that had queue {queue} of {name} before is not deleted yet: try again"
+        ));
+    }
+    let number = program::random().map_err(|error| Reason::Kernel.because(error.to_string()))?;
+    let made_as = format!("{MADE_AS}{:08x}", u32::from_ne_bytes(number));
+    let saved = interface.save_netkit(SavedNetkit {
+        queue,
+        made_as: made_as.clone(),
+        name: wanted.name.clone(),
+        ifindex: 0,
+        namespace: None,
+        its_queue: 0,
+    });
+    saved.map_err(|error| {
+        Reason::Kernel.because(format!(
+            "a netkit is not made without a note, which cannot be written: {error} (--state)"
+        ))
+    })?;
+    may_crash("netkit-saved");
+    let made = device::make(&made_as, link.mtu, mac).and_then(|index| {
+        may_crash("netkit-made");
+        device::lease(index, link.index, queue).map(|_| index)
+    });
+    may_crash("netkit-leased");
+    made.map_err(|error| {
+        interface.drop_netkit(queue);
+        refusal(name, queue, &error)
+    })
+}
+
+fn refusal(interface: &str, queue: u32, error: &NetkitError) -> Refusal {
+    let (reason, text) = match error {
+        NetkitError::Driver(_) => (Reason::Nic, format!("{interface}: {error}")),
+        NetkitError::Busy(_) => (Reason::Taken, format!("queue {queue} of {interface}: {error}")),
+        NetkitError::Lease(_) => (Reason::Kernel, format!("queue {queue} of {interface}: {error}")),
+        _ => (Reason::Kernel, error.to_string()),
+    };
+    reason.because(text)
+}
+
+/// Checks whether a netkit of this queue would receive frames.
+fn check(interface: &Interface, queue: u32) -> Result<(), Refusal> {
+    let name = &interface.link.name;
+    let (reason, text) = if !interface.has_journal() {
+        let text = "a netkit is not made without a note, and this steward keeps none: start it with --state";
+        (Reason::Kernel, text.to_owned())
+    } else if interface.program()?.mode() == Mode::Skb {
+        let text = format!(
+            "a netkit's socket gets frames of the driver only, and the program of {name} is attached in skb mode: \
+             take the lease in native mode, if the driver has it"
+        );
+        (Reason::Program, text)
+    } else if !interface.sends.zero_copy {
+        let text = format!(
+            "the driver of {name} ({}) has no zero-copy for AF_XDP, without which no frame comes to a netkit's \
+             socket: use a NIC that has it, and queue management (gve, mlx5)",
+            interface.link.driver
+        );
+        (Reason::Nic, text)
+    } else if interface.is_blind(queue) {
+        (Reason::Impaired, blind(name))
+    } else if !interface.link.up {
+        let text = format!(
+            "{name} is down, and then the kernel does not report the owner of a queue: `ip link set {name} up`"
+        );
+        (Reason::Impaired, text)
+    } else {
+        return Ok(());
+    };
+    reason.refuse(text)
+}
+
+/// Called when a child has moved a netkit, or not.
+fn conclude(server: &mut Server, number: u64, queue: u32, outcome: Outcome) -> Answered {
+    let (_, interface) = server.lessee_mut(number)?;
+    if interface.netkit_of(queue).is_none() {
+        let settled = match outcome {
+            Outcome::Done(_) => settle(interface, queue).map_err(|text| Reason::Kernel.because(text)),
+            Outcome::Failed { step, errno } => Err(failed(step, errno)),
+            Outcome::Lost => Err(lost()),
+        };
+        settled.inspect_err(|_| interface.drop_netkit(queue))?;
+        let name = interface.link.name.clone();
+        let (pid, uid) = server.peer(number).map_or((0, 0), |peer| (peer.pid, peer.uid));
+        if server.may_log_lease(uid) {
+            tracing::info!(pid, interface = name, queue, "a netkit has the queue");
+        }
+    }
+    let (_, interface) = server.lessee_mut(number)?;
+    let given = interface.netkit_of(queue).ok_or_else(no_lease)?;
+    let (end, map) = given.map_err(|error| Reason::Kernel.because(error.to_string()))?;
+    // The one before may have been told to be gone.
+    server.notify(number);
+    Ok(Reply::with(Answer::Netkit(end), vec![map]))
+}
+
+/// The netkit is in its namespace: saves where, and redirects the queue's frames to the socket in its map.
+fn settle(interface: &mut Interface, queue: u32) -> Result<(), String> {
+    may_crash("netkit-moved");
+    let gone = format!(
+        "the netkit for queue {queue} of {} is gone already",
+        interface.link.name
+    );
+    let found = bound::leased_to(interface.link.index, queue).map_err(|error| error.to_string())?;
+    let (Some(found), Some(saved)) = (found, interface.saved_netkit(queue).cloned()) else {
+        return Err(gone);
+    };
+    let LeasedTo {
+        ifindex,
+        queue: its_queue,
+        namespace,
+    } = found;
+    let saved = SavedNetkit {
+        ifindex,
+        namespace,
+        its_queue,
+        ..saved
+    };
+    interface.save_netkit(saved).map_err(|error| error.to_string())?;
+    interface.give_map(queue)?;
+    may_crash("netkit-settled");
+    Ok(())
+}
+
+/// In such a name the kernel puts a number (`dev_alloc_name`, net/core/dev.c), and it is another one then.
+fn check_name(name: &str) -> Result<(), Refusal> {
+    if !name.contains('%') {
+        return Ok(());
+    }
+    Reason::NotAllowed.refuse(format!(
+        "a netkit's name has no %, as {name:?} has: choose another name"
+    ))
+}
+
+/// The address that the netkit of a lease is to have; none: of the kernel's choice.
+fn address_of(held: &Held) -> Result<Option<[u8; 6]>, Refusal> {
+    let Some(&mac) = held.wanted.filter.macs.first() else {
+        return Ok(None);
+    };
+    // Those of groups no lease has; of the others the kernel refuses this one (`is_valid_ether_addr`,
+    // include/linux/etherdevice.h).
+    if mac != [0; 6] {
+        return Ok(Some(mac));
+    }
+    Reason::NotAllowed.refuse(format!(
+        "{} is no address that an interface can have, and a netkit has that of its lease: take the lease with \
+         another one, such as 02:00:00:00:00:01",
+        mac_text(mac)
+    ))
+}
+
+fn failed(step: Step, errno: u32) -> Refusal {
+    let errno = Errno::from_raw_os_error(errno.cast_signed());
+    let (reason, text) = match (step, errno) {
+        (Step::Namespace, NO_NAMESPACE) => (
+            Reason::NotAllowed,
+            "only root may have a netkit in the steward's own network namespace: name another one (--netns)"
+                .to_owned(),
+        ),
+        (Step::Namespace, Errno::PERM) => (
+            Reason::NotAllowed,
+            "the network namespace is another user's: ask as root, or as the user that owns it (unshare(1) with --user)"
+                .to_owned(),
+        ),
+        (Step::Namespace, Errno::INVAL | Errno::BADMSG) => (
+            Reason::NotAllowed,
+            "the descriptor is not one network namespace: open /run/netns/NAME, or /proc/PID/ns/net".to_owned(),
+        ),
+        (Step::Netkit, Errno::EXIST) => (
+            Reason::Taken,
+            "there is an interface of that name in the network namespace already: ask for another name".to_owned(),
+        ),
+        _ => (Reason::Kernel, format!("{}: {errno}", step.what())),
+    };
+    reason.because(text)
+}
