@@ -48,8 +48,6 @@
 
 pub mod backoff;
 pub mod capabilities;
-mod device;
-pub mod fd_store;
 pub mod hardware;
 pub mod links;
 pub mod log_limit;
@@ -57,6 +55,7 @@ pub mod peer;
 pub mod protocol;
 mod sys;
 pub use program::log;
+pub use server::fd_store;
 pub use sys::child;
 pub mod options;
 pub mod policy;

@@ -7,6 +7,7 @@ pub(crate) mod above;
 mod all;
 pub mod below;
 pub mod bridge;
+mod device;
 pub(crate) mod filters;
 pub(crate) mod tap;
 
@@ -30,7 +31,6 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 use xsk::NumaNode;
 
-use crate::device;
 use crate::hardware::Ethtool;
 use crate::sys;
 

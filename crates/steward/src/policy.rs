@@ -479,5 +479,4 @@ impl fmt::Display for Rule {
 }
 
 #[cfg(test)]
-#[path = "policy_tests.rs"]
 mod tests;

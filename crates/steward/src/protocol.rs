@@ -62,12 +62,12 @@
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
 //! | 68 `Changed` | 840 | unsolicited |
 //! | 69 `Failed` | 8 | to `Register`, `Bind`, `Share` and `Await`: step (4), the kernel's error number (4) |
-//! | 70 `Host` | 148 | to `Host`, `Uplink`: interface (16), addresses of the host (16 × 6), bridge (16) …, see `host` |
+//! | 70 `Host` | 148 | to `Host`, `Uplink`: interface (16), addresses of the host (16 × 6), bridge (16) …, see `taps` |
 //! | 71 `Hinted` | 636 | to `Hints`, unsolicited: possible, on, layout count (4 each), layouts (24 × 16), why (240) |
 //! | 72 `ZcrxRegistered` | 104 | to `ZcrxRegister`: mapping (16), entries, bytes of a buffer, 3 offsets, 17 numbers |
 //! | 73 `Netkit` | 24 | to `Netkit`, with a map: index, number of its queue (4 each), name (16) |
 //! | 74 `Behind` | 516 | to `Behind`: how many (4), 64 × 8: VLAN (2; any: all ones), address (6); unasked: others now |
-//! | 75 `SendTap` | 20 | to `SendTap`: interface (16), 1 if it takes UDP GSO packets, else 0 (4); see `send_tap` |
+//! | 75 `SendTap` | 20 | to `SendTap`: interface (16), 1 if it takes UDP GSO packets, else 0 (4); see `taps` |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listed`) |
 //!
 //! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, each with the table of its kinds; `protocol/wire.rs` writes and
@@ -86,25 +86,23 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 mod answer;
 mod hints;
-mod host;
 mod listed;
 mod netkit;
 mod part;
 mod request;
-mod send_tap;
 mod stations;
+mod taps;
 mod wire;
 mod zcrx;
 
 pub use answer::{Answer, Facts, Reason, Refusal, Step};
 pub use hints::{HintRequest, Hinted};
-pub use host::HostEnd;
 pub use listed::{Listed, Steered};
 pub use netkit::{NetkitEnd, NetkitWanted};
 pub use part::Part;
 pub use request::{Request, Rings, UmemLayout, Wanted};
-pub use send_tap::SendTapEnd;
 pub use stations::StationChange;
+pub use taps::{HostEnd, SendTapEnd};
 pub use wire::is_interface_name;
 pub use zcrx::{
     ZCRX_BUFFER_MAX, ZCRX_ENTRIES_MAX, ZCRX_FLOWS_MAX, ZCRX_RINGS_MAX, ZcrxRegistered, ZcrxRings, ZcrxWanted,
@@ -251,5 +249,4 @@ fn split(bytes: &[u8]) -> Result<(Head, Body<'_>), Malformed> {
 }
 
 #[cfg(test)]
-#[path = "protocol_tests.rs"]
 mod tests;

@@ -5,9 +5,9 @@ use xsk::NumaNode;
 use zerocopy::TryFromBytes;
 
 use super::hints::Hinted;
-use super::host::BEHIND;
 use super::listed::{Listed, Steered};
 use super::netkit::NetkitEnd;
+use super::taps::BEHIND;
 use super::wire::{BeforeZeros, Fields, Io, Name, Text, enumerated, enumeration, messages, value, wire};
 use super::zcrx::ZcrxRegistered;
 use super::{HostEnd, Malformed, SendTapEnd, message, split};

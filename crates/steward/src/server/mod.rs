@@ -3,7 +3,7 @@
 //! # Theory of operation
 //!
 //! A round polls for the stop signal, connections, requests, room to send answers, and rtnetlink. In each round each
-//! user gets at most one request done, however many connections it has (`limits`). The steward never waits for a
+//! user gets at most one request done, however many connections it has (`connections::limits`). The steward never waits for a
 //! lessee, and never touches a lessee's files: children do that (`job`). Other slow calls into the kernel (attaching
 //! a program) delay the requests of other lessees, not their frames.
 //!
@@ -17,37 +17,20 @@
 //! next lessee of the queue cannot bind until that process ends.
 //!
 //! When the steward dies, its programs are detached, as its descriptors are their BPF links, unless it has a
-//! [`Store`]: then programs are pinned, leases are recorded, and the next steward continues with them (`restore`).
+//! [`Store`]: then programs are pinned, leases are recorded, and the next steward continues with them (`journal`).
 
-mod admission;
-mod closing;
-pub mod connection;
-mod entries;
-pub mod file;
-mod hints;
+mod connections;
 mod interface;
 pub mod job;
-mod lease;
-mod ledger;
-pub mod limits;
+mod journal;
+mod leases;
 #[cfg(test)]
 mod named_tests;
 pub mod netkits;
-mod network_taps;
-mod networks;
-mod notify;
 mod operations;
 pub mod part;
-mod ready;
 mod reload;
-mod removals;
-mod restore;
-mod rings;
-mod send_taps;
-mod sockets;
-pub mod state;
-mod teardown;
-mod unserved_queues;
+mod taps;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -64,32 +47,34 @@ use crate::links::{self, Changes};
 use crate::policy::Policy;
 use crate::protocol::{Answer, Listed, Malformed, Reason, Refusal};
 use crate::sys;
-use closing::{Closing, Over};
-use connection::{Connection, Incoming};
-use file::may_crash;
-use limits::{Bucket, DeviceChanges, LogLimits, Rate, Turns, Waiting};
+use connections::closing::{Closing, Over};
+use connections::connection::{Connection, Incoming};
+use connections::limits::{Bucket, DeviceChanges, LogLimits, Rate, Turns, Waiting};
+use connections::ready::ReadyConnection;
+use journal::file::may_crash;
+use journal::restore::Orphan;
+use leases::rings::Rings;
+use leases::sockets::LostJob;
 use netkits::Netkits;
-use network_taps::{NetworkTap, TapAt, may_have_taps};
 use part::{Loader, Part};
-use ready::ReadyConnection;
 pub use reload::NewPolicy;
 use reload::Reload;
-use removals::Removals;
-use restore::Orphan;
-use rings::Rings;
-use sockets::LostJob;
+use taps::network_taps::{NetworkTap, TapAt, may_have_taps};
+use taps::removals::Removals;
 
-pub use connection::By;
-pub use connection::{Held, Reply};
-pub use entries::blind;
+pub use connections::connection::By;
+pub use connections::connection::{Held, Reply};
+pub use connections::limits;
 pub use interface::Interface;
 pub use interface::wants_frags;
+pub use journal::state::boot_id;
+pub use journal::state::{Store, StoreError};
+pub use journal::{fd_store, file};
+pub use leases::entries::blind;
+pub use leases::sockets::OF_A_QUEUE;
+pub use leases::unserved_queues::unserved_queues;
 pub use netkits::SavedNetkit;
 pub use operations::{OPERATIONS, Operation};
-pub use sockets::OF_A_QUEUE;
-pub use state::boot_id;
-pub use state::{Store, StoreError};
-pub use unserved_queues::unserved_queues;
 
 /// How long the program stays on an interface without a lease: the next lease often follows soon, and a NIC may lose
 /// its link and its frames for a moment each time a program is attached or detached.

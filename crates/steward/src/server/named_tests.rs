@@ -5,8 +5,8 @@ use std::path::Path;
 use proptest::prelude::*;
 use steer::{Filter, ModeRequest};
 
-use super::entries::Entries;
-use super::ledger::Ledger;
+use super::journal::ledger::Ledger;
+use super::leases::entries::Entries;
 use crate::hardware::test_nic::Played;
 use crate::hardware::{Names, Rule};
 use crate::peer::Credentials;

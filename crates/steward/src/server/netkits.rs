@@ -8,7 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::Server;
-use super::connection::Held;
+use super::connections::connection::Held;
 use super::job::Pending;
 use crate::protocol::{NetkitEnd, NetkitWanted, Reason, Refusal};
 

@@ -6,15 +6,15 @@
 //!
 //! For all of them: a message is checked as a whole first ([`Malformed`](crate::protocol::Malformed)), a rule of the
 //! policy has to be for the connection's user, a user has one request a round, and requests and connections are limited
-//! ([`limits`](super::limits), [`admission`](super::admission)). Everything ends with the connection, or when a new
+//! ([`limits`](super::connections::limits), [`admission`](super::connections::admission)). Everything ends with the connection, or when a new
 //! policy does not allow it ([`Server::end`], [`reload`](super::reload)); if the steward dies, the next one undoes it
-//! ([`restore`](super::restore)).
+//! ([`restore`](super::journal::restore)).
 //!
 //! [`Server::end`]: super::Server
 
 use steer::TapTo;
 
-use super::connection::{By, Held};
+use super::connections::connection::{By, Held};
 use super::interface::Interface;
 use super::job::Pending;
 use super::{Answered, Server, no_lease};
@@ -33,7 +33,7 @@ pub struct Operation {
     pub does: &'static str,
     /// How it is undone, besides the end of the lease, which undoes everything; `–`: there is nothing to undo.
     pub undone: &'static str,
-    /// What limits it; units are those of a change of a device ([`DeviceChange`](super::limits::DeviceChange)).
+    /// What limits it; units are those of a change of a device ([`DeviceChange`](super::connections::limits::DeviceChange)).
     pub limit: &'static str,
 }
 

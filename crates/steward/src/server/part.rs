@@ -10,9 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Instant;
 
+use super::connections::limits::DeviceChange;
 use super::job::{Outcome, Pending};
-use super::limits::DeviceChange;
-use super::state::Store;
+use super::journal::state::Store;
 use super::{Answered, Server, no_lease};
 use crate::links::Link;
 use crate::peer::Credentials;

@@ -13,8 +13,8 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use steer::with_sources;
 
-use super::connection::Connection;
-use super::lease::LeaseRef;
+use super::connections::connection::Connection;
+use super::leases::lease::LeaseRef;
 use super::{Server, hands_over_bound, numbers};
 use crate::policy::Policy;
 

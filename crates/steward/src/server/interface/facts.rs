@@ -6,7 +6,7 @@ use steer::Program;
 
 use super::Interface;
 use crate::protocol::{Facts, Steered};
-use crate::server::entries;
+use crate::server::leases::entries;
 
 impl Interface {
     /// The answer for the lessee of these queues.

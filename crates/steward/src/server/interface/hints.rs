@@ -19,7 +19,7 @@ use super::Interface;
 use super::network::Network;
 use crate::backoff::Backoff;
 use crate::protocol::{HintRequest, Hinted};
-use crate::server::entries::{self, Entries};
+use crate::server::leases::entries::{self, Entries};
 
 /// How long the program writes hints that no lease asks for any more.
 const STAYS: Duration = Duration::from_secs(5);

@@ -9,7 +9,7 @@ use super::{Interface, LeaseHints, Lessee};
 use crate::hardware::Names;
 use crate::links::Link;
 use crate::protocol::{Reason, Refusal, Wanted};
-use crate::server::entries::{self, Entries};
+use crate::server::leases::entries::{self, Entries};
 
 impl Interface {
     /// Reserves queues for a connection. `names`: what the policy names of what they are for; `ring`: of a network; the

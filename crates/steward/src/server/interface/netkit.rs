@@ -15,8 +15,8 @@ use steer::{OwnMap, Program, QueueConf, with_sources};
 use super::Interface;
 use crate::hardware::bound;
 use crate::protocol::{FRAME_LIMITS, NetkitEnd};
+use crate::server::journal::teardown::Step;
 use crate::server::netkits::SavedNetkit;
-use crate::server::teardown::Step;
 
 /// Prefix of the names of pinned maps; the queue number follows.
 const OWN: &str = "own-";

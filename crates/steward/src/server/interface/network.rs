@@ -16,7 +16,7 @@ use crate::hardware::{Ethtool, Tags};
 use crate::links::Link;
 use crate::links::above::addresses_above;
 use crate::protocol::{Reason, Refusal, STATIONS_MAX, StationChange};
-use crate::server::unserved_queues::UnservedQueues;
+use crate::server::leases::unserved_queues::UnservedQueues;
 
 #[derive(Debug)]
 pub(in crate::server) struct Network {
@@ -267,14 +267,14 @@ impl Interface {
                 ));
             }
             if station.vlan != 0 && blind {
-                return Reason::NoInterface.refuse(crate::server::entries::blind(name));
+                return Reason::NoInterface.refuse(crate::server::leases::entries::blind(name));
             }
         }
         Ok(())
     }
 
     /// Lets the NIC accept frames to the stations of a network, or to a guest alone in tap mode. To one that is not the
-    /// policy lets it ([`Entries::apply`](crate::server::entries::Entries::apply)).
+    /// policy lets it ([`Entries::apply`](crate::server::leases::entries::Entries::apply)).
     pub(super) fn accept_stations(&mut self, first: u32) {
         let mut macs: Vec<[u8; 6]> = match (self.networks.get(&first), self.entries.get(&first)) {
             (Some(network), _) => network.stations.keys().map(|station| station.mac).collect(),

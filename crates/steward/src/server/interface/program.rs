@@ -10,7 +10,7 @@ use steer::{Mode, ModeRequest, Program, with_sources};
 use super::Interface;
 use crate::links::{DriverSends, Link};
 use crate::protocol::{Reason, Refusal};
-use crate::server::file::may_crash;
+use crate::server::journal::file::may_crash;
 
 /// Ethernet header and one VLAN tag, bytes: by this much a frame may be longer than the MTU.
 const L2_BYTES: u32 = 18;

@@ -1,4 +1,4 @@
-//! Ends leases step by step (see [`teardown`](crate::server::teardown)), and cleans up after a steward that died.
+//! Ends leases step by step (see [`teardown`](crate::server::journal::teardown)), and cleans up after a steward that died.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -10,8 +10,8 @@ use steer::{Filter, MAX_QUEUES, with_sources};
 use super::{Interface, Lessee};
 use crate::hardware::{self, Ethtool};
 use crate::links::Link;
-use crate::server::file::may_crash;
-use crate::server::teardown::{Step, Teardown};
+use crate::server::journal::file::may_crash;
+use crate::server::journal::teardown::{Step, Teardown};
 
 /// A lease that is being taken back.
 #[derive(Debug)]

@@ -15,29 +15,29 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::{Shutdown, shutdown};
 
-use super::connection::Connection;
-use super::{RESERVE, Server, job};
+use crate::server::connections::connection::Connection;
+use crate::server::{RESERVE, Server, job};
 use crate::sys::child::Child;
 
 /// A connection that has ended and is not closed yet.
 #[derive(Debug)]
-pub(super) struct Over {
+pub(in crate::server) struct Over {
     socket: OwnedFd,
-    pub(super) uid: u32,
-    pub(super) rule: Option<usize>,
+    pub(in crate::server) uid: u32,
+    pub(in crate::server) rule: Option<usize>,
 }
 
 /// A child that closes some.
 #[derive(Debug)]
-pub(super) struct Closing {
-    pub(super) child: Child,
+pub(in crate::server) struct Closing {
+    pub(in crate::server) child: Child,
     uid: u32,
-    pub(super) rule: Option<usize>,
+    pub(in crate::server) rule: Option<usize>,
 }
 
 impl Server {
     /// Closes a connection that has ended.
-    pub(super) fn close(&mut self, connection: Connection) {
+    pub(in crate::server) fn close(&mut self, connection: Connection) {
         if !connection.may_have_files {
             return;
         }
@@ -48,7 +48,7 @@ impl Server {
     }
 
     /// Closes ended connections, as far as more child processes are allowed, and forgets children that have ended.
-    pub(super) fn close_rest(&mut self) {
+    pub(in crate::server) fn close_rest(&mut self) {
         self.closing.retain(|closing| !closing.child.has_ended());
         let mut over: BTreeMap<_, Vec<OwnedFd>> = BTreeMap::new();
         for Over { socket, uid, rule } in self.unclosed.drain(..) {
@@ -90,7 +90,7 @@ impl Server {
         of_user.count() < job::OF_A_USER && (rule.is_none() || of_rule.count() < job::OF_A_RULE)
     }
 
-    pub(super) fn fill_reserve(&mut self) {
+    pub(in crate::server) fn fill_reserve(&mut self) {
         while self.reserve.len() < RESERVE
             && let Ok(descriptor) = self.changes.as_fd().try_clone_to_owned()
         {

@@ -6,14 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::LINGER;
 use crate::protocol::{Reason, Refusal};
+use crate::server::LINGER;
 
 /// A token bucket's rate: `burst` at once, and then one per `each`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rate {
-    pub(super) burst: u32,
-    pub(super) each: Duration,
+pub(in crate::server) struct Rate {
+    pub(in crate::server) burst: u32,
+    pub(in crate::server) each: Duration,
 }
 
 /// Rates of device changes of one interface, in units ([`DeviceChange::cost`]): of one user, and of all together.
@@ -30,14 +30,14 @@ const USERS_MAX: usize = 1024;
 
 /// The units that are left of a rate.
 #[derive(Debug)]
-pub(super) struct Bucket {
-    pub(super) left: u32,
+pub(in crate::server) struct Bucket {
+    pub(in crate::server) left: u32,
     /// When `left` was last refilled.
     since: Instant,
 }
 
 impl Bucket {
-    pub(super) fn full(rate: Rate, now: Instant) -> Self {
+    pub(in crate::server) fn full(rate: Rate, now: Instant) -> Self {
         Self {
             left: rate.burst,
             since: now,
@@ -45,7 +45,7 @@ impl Bucket {
     }
 
     /// Adds the units earned since the last call.
-    pub(super) fn refill(&mut self, rate: Rate, now: Instant) {
+    pub(in crate::server) fn refill(&mut self, rate: Rate, now: Instant) {
         let earned = now.saturating_duration_since(self.since).as_nanos() / rate.each.as_nanos().max(1);
         let earned = u32::try_from(earned).unwrap_or(rate.burst).min(rate.burst);
         if earned > 0 {
@@ -60,14 +60,14 @@ impl Bucket {
 
 /// A bucket of the same rate for each key.
 #[derive(Debug)]
-pub(super) struct Buckets<K> {
+pub(in crate::server) struct Buckets<K> {
     rate: Rate,
     /// Buckets of the keys that have used some of their units.
     used: BTreeMap<K, Bucket>,
 }
 
 impl<K: Ord + Clone> Buckets<K> {
-    pub(super) fn new(rate: Rate) -> Self {
+    pub(in crate::server) fn new(rate: Rate) -> Self {
         Self {
             rate,
             used: BTreeMap::new(),
@@ -75,7 +75,7 @@ impl<K: Ord + Clone> Buckets<K> {
     }
 
     /// How long until this key may take `cost` units; `None`: it may now.
-    pub(super) fn wait(&mut self, of: &K, cost: u32, now: Instant) -> Option<Duration> {
+    pub(in crate::server) fn wait(&mut self, of: &K, cost: u32, now: Instant) -> Option<Duration> {
         let bucket = self.used.get_mut(of)?;
         bucket.refill(self.rate, now);
         let lacks = cost.saturating_sub(bucket.left);
@@ -102,7 +102,7 @@ impl<K: Ord + Clone> Buckets<K> {
         });
     }
 
-    pub(super) fn take(&mut self, of: &K, cost: u32, now: Instant) {
+    pub(in crate::server) fn take(&mut self, of: &K, cost: u32, now: Instant) {
         let rate = self.rate;
         if !self.used.contains_key(of) {
             self.forget_full(now);
@@ -164,14 +164,14 @@ impl DeviceChange {
 
 /// Limits how often requests change devices: one account for all kinds of request.
 #[derive(Debug)]
-pub(super) struct DeviceChanges {
+pub(in crate::server) struct DeviceChanges {
     by_user: Buckets<(String, u32)>,
     by_all: Buckets<String>,
     linger: Duration,
 }
 
 impl DeviceChanges {
-    pub(super) fn new(linger: Duration) -> Self {
+    pub(in crate::server) fn new(linger: Duration) -> Self {
         Self {
             by_user: Buckets::new(OF_USER),
             by_all: Buckets::new(OF_ALL),
@@ -183,7 +183,7 @@ impl DeviceChanges {
     ///
     /// # Errors
     /// Why this user may not cause it now.
-    pub(super) fn take(
+    pub(in crate::server) fn take(
         &mut self,
         change: DeviceChange,
         interface: &str,
@@ -196,7 +196,7 @@ impl DeviceChanges {
     }
 
     /// Whether this user may cause a change now.
-    pub(super) fn check(
+    pub(in crate::server) fn check(
         &mut self,
         change: DeviceChange,
         interface: &str,
@@ -220,14 +220,20 @@ impl DeviceChanges {
         ))
     }
 
-    pub(super) fn note(&mut self, change: DeviceChange, interface: &str, uid: u32, now: Instant) {
+    pub(in crate::server) fn note(&mut self, change: DeviceChange, interface: &str, uid: u32, now: Instant) {
         self.note_in_vain(change, interface, uid, now);
         let cost = change.cost(self.linger);
         self.by_all.take(&interface.to_owned(), cost, now);
     }
 
     /// Charges a failed change to the user only: it costs the steward time but no frames, so other users do not pay.
-    pub(super) fn note_in_vain(&mut self, change: DeviceChange, interface: &str, uid: u32, now: Instant) {
+    pub(in crate::server) fn note_in_vain(
+        &mut self,
+        change: DeviceChange,
+        interface: &str,
+        uid: u32,
+        now: Instant,
+    ) {
         let cost = change.cost(self.linger);
         let key = self.user(interface, uid, now);
         self.by_user.take(&key, cost, now);
@@ -242,7 +248,7 @@ impl DeviceChanges {
 
 /// Limits log lines of one kind that lessees cause, and counts those left out.
 #[derive(Debug)]
-pub(super) struct LogLimits {
+pub(in crate::server) struct LogLimits {
     by_user: Buckets<u32>,
     by_all: Buckets<()>,
     left_out: u64,
@@ -250,7 +256,7 @@ pub(super) struct LogLimits {
 
 impl LogLimits {
     /// `burst`: lines at once for one user; all users together get eight times as many.
-    pub(super) fn new(burst: u32) -> Self {
+    pub(in crate::server) fn new(burst: u32) -> Self {
         let rate = Rate {
             burst,
             each: Duration::from_secs(10),
@@ -266,7 +272,7 @@ impl LogLimits {
         }
     }
 
-    pub(super) fn may_log(&mut self, uid: u32) -> bool {
+    pub(in crate::server) fn may_log(&mut self, uid: u32) -> bool {
         self.may_log_at(uid, Instant::now())
     }
 
@@ -287,22 +293,22 @@ impl LogLimits {
 }
 
 /// A connection with a request.
-pub(super) struct Waiting {
-    pub(super) number: u64,
-    pub(super) uid: u32,
+pub(in crate::server) struct Waiting {
+    pub(in crate::server) number: u64,
+    pub(in crate::server) uid: u32,
 }
 
 /// The order of requests: in each round one of each user, however many connections it has; the next round continues
 /// with the user's next connection.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(in crate::server) struct Turns {
     /// For each user that waits: its connection that was served last.
     last: BTreeMap<u32, u64>,
 }
 
 impl Turns {
     /// Numbers of the connections whose turn it is.
-    pub(super) fn next(&mut self, waiting: &[Waiting]) -> BTreeSet<u64> {
+    pub(in crate::server) fn next(&mut self, waiting: &[Waiting]) -> BTreeSet<u64> {
         let mut by_user: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
         for &Waiting { number, uid } in waiting {
             by_user.entry(uid).or_default().insert(number);

@@ -1,11 +1,11 @@
 //! Notifications of lessees.
 
-use super::Server;
 use crate::protocol::Answer;
+use crate::server::Server;
 
 impl Server {
     /// Tells lessees what changed, those who read.
-    pub(super) fn notify_lessees(&mut self) {
+    pub(in crate::server) fn notify_lessees(&mut self) {
         let mut over = Vec::new();
         for (&number, connection) in &mut self.connections {
             let Some(held) = &connection.held else { continue };

@@ -15,12 +15,12 @@ use rustix::io::Errno;
 use steer::with_sources;
 use xsk::PreferNode;
 
-use super::connection::{By, Connection, Reply};
-use super::interface::{Bound, Holds, Interface, Memory, Registered, bytes_held};
-use super::job::{self, Attempt, Bind, Job, Outcome, Pending, Probe, QueueAt, failed, in_time};
-use super::operations;
-use super::{Answered, Server, hands_over_bound};
 use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout};
+use crate::server::connections::connection::{By, Connection, Reply};
+use crate::server::interface::{Bound, Holds, Interface, Memory, Registered, bytes_held};
+use crate::server::job::{self, Attempt, Bind, Job, Outcome, Pending, Probe, QueueAt, failed, in_time};
+use crate::server::operations;
+use crate::server::{Answered, Server, hands_over_bound};
 use crate::sys::{
     self,
     child::{self, LockedFor},
@@ -43,17 +43,17 @@ const UNKNOWN_SOCKET: &str = "the socket with the memory to share was not bound 
 
 /// A running job whose connection has ended.
 #[derive(Debug)]
-pub(super) struct LostJob {
+pub(in crate::server) struct LostJob {
     uid: u32,
     /// Rule of the policy; reset when the policy changes.
-    pub(super) rule: Option<usize>,
-    pub(super) pending: Pending,
+    pub(in crate::server) rule: Option<usize>,
+    pub(in crate::server) pending: Pending,
 }
 
 impl Server {
     /// Starts the job that the next message on a connection requests; the message is still in the socket. If user or
     /// rule may not have one more job, the connection waits.
-    pub(super) fn run_job(&mut self, number: u64, serial: u32, (request, by): (&Request, By)) {
+    pub(in crate::server) fn run_job(&mut self, number: u64, serial: u32, (request, by): (&Request, By)) {
         let Some(connection) = self.connections.get(&number) else {
             return;
         };
@@ -85,7 +85,11 @@ impl Server {
     /// Has a child receive and drop the message of a refused request, with its descriptors. The child's own descriptors
     /// come from the reserve if no others are left.
     fn discard(&mut self, number: u64, refusal: Refusal) -> Result<Pending, Refusal> {
-        let connection = self.connections.get(&number).ok_or_else(super::no_lease)?.as_fd();
+        let connection = self
+            .connections
+            .get(&number)
+            .ok_or_else(crate::server::no_lease)?
+            .as_fd();
         let job = Job::discard(connection).or_else(|_| {
             self.reserve.clear();
             Job::discard(connection)
@@ -94,7 +98,7 @@ impl Server {
     }
 
     /// Jobs that have not been seen to end: the user and the rule that each counts for.
-    pub(super) fn jobs(&self) -> impl Iterator<Item = (u32, Option<usize>, &Pending)> {
+    pub(in crate::server) fn jobs(&self) -> impl Iterator<Item = (u32, Option<usize>, &Pending)> {
         let connections = self.connections.values();
         let waited_for =
             connections.filter_map(|own| Some((own.peer.uid, own.charged(), own.pending.as_ref()?)));
@@ -110,7 +114,7 @@ impl Server {
     }
 
     /// Ends the job of a connection that ends.
-    pub(super) fn lose_job(&mut self, connection: &mut Connection) {
+    pub(in crate::server) fn lose_job(&mut self, connection: &mut Connection) {
         let (uid, rule) = (connection.peer.uid, connection.charged());
         if let Some(pending) = connection.pending.take() {
             pending.job.kill();
@@ -119,7 +123,7 @@ impl Server {
         }
     }
 
-    pub(super) fn register(
+    pub(in crate::server) fn register(
         &mut self,
         number: u64,
         queue: u32,
@@ -168,7 +172,7 @@ impl Server {
         }))
     }
 
-    pub(super) fn share(
+    pub(in crate::server) fn share(
         &mut self,
         number: u64,
         (queue, wait_ms): (u32, u32),
@@ -212,7 +216,10 @@ impl Server {
 
     /// The memory of a socket that was bound here for the user of a connection.
     fn memory_of(&self, number: u64, cookie: u64) -> Result<Memory, Refusal> {
-        let connection = self.connections.get(&number).ok_or_else(super::no_lease)?;
+        let connection = self
+            .connections
+            .get(&number)
+            .ok_or_else(crate::server::no_lease)?;
         let uid = connection.peer.uid;
         let theirs = self.all_leases().filter(|lease| lease.peer.uid == uid);
         let bound = theirs.filter_map(|lease| {
@@ -239,7 +246,7 @@ impl Server {
         sys::can_limit_memory(bytes).then_some(LockedFor { uid, bytes })
     }
 
-    pub(super) fn bind(
+    pub(in crate::server) fn bind(
         &mut self,
         number: u64,
         queue: u32,
@@ -279,7 +286,12 @@ impl Server {
         }))
     }
 
-    pub(super) fn await_free(&self, number: u64, queue: u32, wait_ms: u32) -> Result<Pending, Refusal> {
+    pub(in crate::server) fn await_free(
+        &self,
+        number: u64,
+        queue: u32,
+        wait_ms: u32,
+    ) -> Result<Pending, Refusal> {
         let (_, held, interface) = self.lessee(number)?;
         let at = queue_at(interface, held.check(queue)?, wait_ms);
         let job = Job::begin(&[], || at.run().map_err(failed(Step::Await)))?;
@@ -290,7 +302,7 @@ impl Server {
     }
 
     /// Collects ended jobs, and answers their requests.
-    pub(super) fn end_jobs(&mut self) {
+    pub(in crate::server) fn end_jobs(&mut self) {
         let lost = self.lost_jobs.len();
         self.lost_jobs.retain(|lost| lost.pending.job.outcome().is_none());
         let mut done = Vec::new();

@@ -1,5 +1,5 @@
-//! The answer about a network's tap to the host or to the wire, and about the bridge that
-//! the uplink is part of.
+//! The answers with tap devices: of a network, to the host or to the wire, with the bridge that the uplink is part of;
+//! and for GSO packets.
 
 use super::wire::{Body, Checked, Codec, Flag, List, NAME_BYTES, Name, Wire, wire};
 use super::{ANY_VLAN, BEHIND_MAX, CHANGES_MAX, ENTRIES_MAX, Malformed};
@@ -77,3 +77,20 @@ impl Wire for Station {
         }
     }
 }
+
+/// A tap device whose frames the kernel sends by the interface of the lease, from the requested queue: GSO packets
+/// unsegmented, as far as the NIC supports that. Only the lessee has its descriptor. The device is removed when
+/// that is closed, or with the lease. Each frame has a virtio-net header of 12 bytes before it. Nothing can be read
+/// from it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SendTapEnd {
+    /// Name of that device.
+    pub interface: String,
+    /// It accepts GSO packets of UDP as well as of TCP.
+    pub cuts_udp: bool,
+}
+
+wire!(SendTapEnd {
+    interface: Name,
+    cuts_udp: Flag
+});

@@ -10,18 +10,18 @@ use std::time::Instant;
 
 use steer::{attach_redirect, with_sources};
 
-use super::connection::{Held, Reply};
-use super::interface::Interface;
-use super::limits::DeviceChange;
-use super::{Answered, Server, no_lease};
 use crate::hardware::Ethtool;
 use crate::links::Link;
 use crate::links::tap::{Purpose, Tap, all_taps};
 use crate::protocol::{Answer, Reason, SendTapEnd};
+use crate::server::connections::connection::{Held, Reply};
+use crate::server::connections::limits::DeviceChange;
+use crate::server::interface::Interface;
+use crate::server::{Answered, Server, no_lease};
 
 impl Server {
     /// Makes a tap for a queue of the lessee's lease. Without a lease the answer is `Done`, as the message is known.
-    pub(super) fn send_tap(&mut self, number: u64, queue: u32, only_with_tso: bool) -> Answered {
+    pub(in crate::server) fn send_tap(&mut self, number: u64, queue: u32, only_with_tso: bool) -> Answered {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         let Some(held) = &connection.held else {
             return Ok(Answer::Done.into());
@@ -43,7 +43,7 @@ impl Server {
     }
 
     /// Whether a device is of a queue that somebody has.
-    pub(super) fn is_of_a_lease(&self, tap: &Tap) -> bool {
+    pub(in crate::server) fn is_of_a_lease(&self, tap: &Tap) -> bool {
         self.all_leases().any(|lease| {
             let interface = self.interfaces.get(&lease.held.interface);
             interface.is_some_and(|interface| is_of(tap, interface, lease.held))
@@ -51,7 +51,7 @@ impl Server {
     }
 
     /// Ends the devices of a lease that ends, even if a process has their descriptors.
-    pub(super) fn end_send_taps(&mut self, held: &Held) {
+    pub(in crate::server) fn end_send_taps(&mut self, held: &Held) {
         let Some(interface) = self.interfaces.get(&held.interface) else {
             return;
         };

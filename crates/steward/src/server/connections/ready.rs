@@ -7,34 +7,38 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::connection::Connection;
-use super::restore::ORPHANS_LOOK;
-use super::{LOOKS, Server};
 use crate::backoff::RETRY;
+use crate::server::connections::connection::Connection;
+use crate::server::journal::restore::ORPHANS_LOOK;
+use crate::server::{LOOKS, Server};
 
 /// Descriptors that are polled before those of connections.
 const OF_THE_SERVER: usize = 5;
 
 /// The descriptors that are ready.
 #[derive(Default)]
-pub(super) struct Ready {
-    pub(super) end: bool,
-    pub(super) accept: bool,
-    pub(super) changes: bool,
-    pub(super) fdb: bool,
-    pub(super) reload: bool,
-    pub(super) connections: Vec<ReadyConnection>,
+pub(in crate::server) struct Ready {
+    pub(in crate::server) end: bool,
+    pub(in crate::server) accept: bool,
+    pub(in crate::server) changes: bool,
+    pub(in crate::server) fdb: bool,
+    pub(in crate::server) reload: bool,
+    pub(in crate::server) connections: Vec<ReadyConnection>,
 }
 
 /// A connection with something to do, or gone.
-pub(super) struct ReadyConnection {
-    pub(super) number: u64,
-    pub(super) events: PollFlags,
+pub(in crate::server) struct ReadyConnection {
+    pub(in crate::server) number: u64,
+    pub(in crate::server) events: PollFlags,
 }
 
 impl Server {
     /// Waits until there is something to do: at a time that something falls due, or because somebody is ready.
-    pub(super) fn wait(&mut self, end: BorrowedFd<'_>, look_at: Option<Instant>) -> io::Result<Ready> {
+    pub(in crate::server) fn wait(
+        &mut self,
+        end: BorrowedFd<'_>,
+        look_at: Option<Instant>,
+    ) -> io::Result<Ready> {
         let now = Instant::now();
         let accepts = self.accepting.is_due(now);
         self.looks.refill(LOOKS, now);

@@ -14,24 +14,24 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use steer::Filter;
 
-use super::file;
-use super::netkits::{Netkits, SavedNetkit};
-use crate::fd_store::{self, STATIONS};
 use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Part, Plan, make, undo};
 use crate::links::Link;
 use crate::protocol::Steered;
+use crate::server::journal::fd_store::{self, STATIONS};
+use crate::server::journal::file;
+use crate::server::netkits::{Netkits, SavedNetkit};
 use crate::sys;
 
 /// Prefix of the file names.
 const PREFIX: &str = "nic-";
 
 /// The file of an interface, by its number, in a directory.
-pub(super) fn path_of(dir: &Path, interface: u64) -> PathBuf {
+pub(in crate::server) fn path_of(dir: &Path, interface: u64) -> PathBuf {
     dir.join(format!("{PREFIX}{interface}.toml"))
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
+pub(in crate::server) struct Ledger {
     path: Option<PathBuf>,
     netkits: Option<&'static dyn Netkits>,
     saved: Saved,
@@ -91,13 +91,13 @@ struct SavedLease {
 
 /// The result of configuring a NIC: how frames are steered, and why not in a better way.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct SteeringOutcome {
-    pub(super) steered: Steered,
-    pub(super) note: String,
+pub(in crate::server) struct SteeringOutcome {
+    pub(in crate::server) steered: Steered,
+    pub(in crate::server) note: String,
 }
 
 impl SteeringOutcome {
-    pub(super) fn by_program(why: &impl std::fmt::Display) -> Self {
+    pub(in crate::server) fn by_program(why: &impl std::fmt::Display) -> Self {
         Self {
             steered: Steered::ByProgram,
             note: format!("the NIC does not bring the frames: {why}"),
@@ -115,7 +115,7 @@ fn steered_by(plan: &Plan) -> Steered {
 
 impl Ledger {
     /// Opens the file, with the content that a predecessor saved.
-    pub(super) fn open(path: Option<PathBuf>, netkits: Option<&'static dyn Netkits>) -> Self {
+    pub(in crate::server) fn open(path: Option<PathBuf>, netkits: Option<&'static dyn Netkits>) -> Self {
         let saved = path.as_deref().map_or(Ok(None), file::read);
         let saved = saved.unwrap_or_else(|error| {
             tracing::error!(?path, "rules of the NIC may be left over: {error}");
@@ -130,12 +130,12 @@ impl Ledger {
     }
 
     /// Sets the current name of the interface.
-    pub(super) fn set_interface(&mut self, name: &str) {
+    pub(in crate::server) fn set_interface(&mut self, name: &str) {
         name.clone_into(&mut self.saved.interface);
     }
 
     /// Lets the NIC accept frames to a lease's stations, until [`forget`](Self::forget).
-    pub(super) fn accept(&mut self, ifindex: u32, first: u32, macs: &[[u8; 6]]) -> io::Result<()> {
+    pub(in crate::server) fn accept(&mut self, ifindex: u32, first: u32, macs: &[[u8; 6]]) -> io::Result<()> {
         let known = self.accepted.get_mut(&first);
         if let Some(known) = known.filter(|known| known.ifindex == ifindex) {
             return known.change(macs);
@@ -156,7 +156,7 @@ impl Ledger {
     }
 
     /// The NIC need not accept frames to a lease's stations any more.
-    pub(super) fn refuse(&mut self, first: u32) {
+    pub(in crate::server) fn refuse(&mut self, first: u32) {
         if let Some(accepted) = self.accepted.remove(&first)
             && self.path.is_some()
         {
@@ -165,7 +165,7 @@ impl Ledger {
     }
 
     /// Undoes, as far as possible, the configuration in files of a directory that belong to no known interface.
-    pub(super) fn clear_strays(
+    pub(in crate::server) fn clear_strays(
         dir: &Path,
         netkits: Option<&'static dyn Netkits>,
         is_known: impl Fn(&Path) -> bool,
@@ -195,24 +195,24 @@ impl Ledger {
     }
 
     /// Whether the configuration is saved in a file.
-    pub(super) fn is_kept(&self) -> bool {
+    pub(in crate::server) fn is_kept(&self) -> bool {
         self.path.is_some()
     }
 
     /// First queues of leases for which the NIC may have rules, contexts or netkits.
-    pub(super) fn saved_queues(&self) -> BTreeSet<u32> {
+    pub(in crate::server) fn saved_queues(&self) -> BTreeSet<u32> {
         let netkits = self.saved.netkits.iter().map(|netkit| netkit.queue);
         let leases = self.saved.leases.iter().map(|saved| saved.first_queue);
         leases.chain(netkits).collect()
     }
 
     /// The saved netkit of a queue; it may not exist.
-    pub(super) fn netkit(&self, queue: u32) -> Option<&SavedNetkit> {
+    pub(in crate::server) fn netkit(&self, queue: u32) -> Option<&SavedNetkit> {
         self.saved.netkits.iter().find(|netkit| netkit.queue == queue)
     }
 
     /// Saves a netkit; replaces an earlier one for its queue.
-    pub(super) fn save_netkit(&mut self, saved: SavedNetkit) -> io::Result<()> {
+    pub(in crate::server) fn save_netkit(&mut self, saved: SavedNetkit) -> io::Result<()> {
         let before = self.saved.netkits.clone();
         self.saved.netkits.retain(|other| other.queue != saved.queue);
         self.saved.netkits.push(saved);
@@ -220,7 +220,7 @@ impl Ledger {
     }
 
     /// Deletes the saved netkit of a queue. `nic`: the index of the NIC; `is_new`: not yet while a socket has the queue.
-    pub(super) fn remove_netkit(&self, nic: u32, queue: u32, is_new: bool) -> Result<(), String> {
+    pub(in crate::server) fn remove_netkit(&self, nic: u32, queue: u32, is_new: bool) -> Result<(), String> {
         let Some(saved) = self.netkit(queue) else {
             return Ok(());
         };
@@ -232,7 +232,7 @@ impl Ledger {
     }
 
     /// Removes the saved netkit of a queue, which is gone.
-    pub(super) fn forget_netkit(&mut self, queue: u32) {
+    pub(in crate::server) fn forget_netkit(&mut self, queue: u32) {
         if self.netkit(queue).is_none() {
             return;
         }
@@ -249,7 +249,7 @@ impl Ledger {
     }
 
     /// Configures the NIC for a lease, after undoing an earlier configuration for it.
-    pub(super) fn apply(
+    pub(in crate::server) fn apply(
         &mut self,
         nic: &mut impl Nic,
         queues: &Range<u32>,
@@ -292,7 +292,7 @@ impl Ledger {
 
     /// Undoes the NIC's configuration for a lease.
     /// Errors: the driver's; it stays saved then.
-    pub(super) fn undo_all(&mut self, nic: &mut impl Nic, first: u32) -> io::Result<()> {
+    pub(in crate::server) fn undo_all(&mut self, nic: &mut impl Nic, first: u32) -> io::Result<()> {
         for part in self.parts(Some(&*nic), first) {
             undo(nic, &part)?;
         }
@@ -301,25 +301,25 @@ impl Ledger {
     }
 
     /// The parts to undo for a lease. If the NIC cannot be queried (`None`), only those in the saved plan.
-    pub(super) fn parts(&self, nic: Option<&impl Nic>, first: u32) -> Vec<Part> {
+    pub(in crate::server) fn parts(&self, nic: Option<&impl Nic>, first: u32) -> Vec<Part> {
         let parts = |plan: &Plan| nic.map_or_else(|| plan.known_parts(), |nic| plan.parts(nic));
         self.plan(first).map_or_else(Vec::new, parts)
     }
 
     /// How frames of a lease are steered, if all of its saved rules are in the NIC.
-    pub(super) fn in_force(&self, nic: &impl Nic, first: u32) -> Option<Steered> {
+    pub(in crate::server) fn in_force(&self, nic: &impl Nic, first: u32) -> Option<Steered> {
         let plan = self.plan(first)?;
         (has_rules(nic, plan) == Some(true)).then(|| steered_by(plan))
     }
 
     /// Whether the NIC reports that a saved rule of a lease is not there.
-    pub(super) fn is_lost(&self, nic: &impl Nic, first: u32) -> bool {
+    pub(in crate::server) fn is_lost(&self, nic: &impl Nic, first: u32) -> bool {
         self.plan(first)
             .is_some_and(|plan| has_rules(nic, plan) == Some(false))
     }
 
     /// Removes all records of a lease, whose configuration is undone.
-    pub(super) fn forget(&mut self, first: u32) {
+    pub(in crate::server) fn forget(&mut self, first: u32) {
         self.refuse(first);
         self.forget_netkit(first);
         self.forget_plan(first);

@@ -8,11 +8,11 @@ use std::ops::Range;
 
 use steer::{Filter, Program, QueueError};
 
-use super::ledger::{Ledger, SteeringOutcome};
-use super::unserved_queues::UnservedQueues;
 use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Tags, Target};
 use crate::links::Link;
 use crate::protocol::{STEERING_BYTES, Steered};
+use crate::server::journal::ledger::{Ledger, SteeringOutcome};
+use crate::server::leases::unserved_queues::UnservedQueues;
 
 /// Why the NIC has no rules if the policy's rule names no address or VLAN.
 const NOT_NAMED: &str =
@@ -39,7 +39,7 @@ fn tags_of(interface: &str, filter: &Filter) -> Option<Tags> {
 /// Whether the program can tell VLANs on this interface, if a filter is for any. `may_restore`: whether the driver may
 /// tell it of tags that it takes off.
 /// Errors: why not, and what to do.
-pub(super) fn check_tags(
+pub(in crate::server) fn check_tags(
     interface: &str,
     filter: &Filter,
     may_restore: impl FnOnce() -> bool,
@@ -65,33 +65,33 @@ pub fn blind(interface: &str) -> String {
 }
 
 /// Joins the notes that are not empty, in one line.
-pub(super) fn joined<const N: usize>(notes: [&str; N]) -> String {
+pub(in crate::server) fn joined<const N: usize>(notes: [&str; N]) -> String {
     let parts: Vec<&str> = notes.into_iter().filter(|note| !note.is_empty()).collect();
     parts.join("; ")
 }
 
 /// Steering entries of one lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entries {
-    pub(super) queues: Range<u32>,
-    pub(super) filter: Filter,
+pub(in crate::server) struct Entries {
+    pub(in crate::server) queues: Range<u32>,
+    pub(in crate::server) filter: Filter,
     /// Addresses and VLANs that the policy's rule names: the NIC may get rules for them.
     names: Names,
     /// How frames are steered; the note says why the NIC does not do it, and may be empty.
-    pub(super) outcome: SteeringOutcome,
+    pub(in crate::server) outcome: SteeringOutcome,
     /// Whether tags are visible on its interface, if a filter needs them.
     tags: Option<Tags>,
     /// The driver reports stripped tags to the program.
-    pub(super) restored: bool,
+    pub(in crate::server) restored: bool,
     /// How often tags have come to be seen again: lessees set up their queues again then.
-    pub(super) renewed: u32,
+    pub(in crate::server) renewed: u32,
     /// Other queues that may receive its frames.
-    pub(super) unserved: UnservedQueues,
+    pub(in crate::server) unserved: UnservedQueues,
 }
 
 impl Entries {
     /// `names`: what the policy's rule names.
-    pub(super) fn new(queues: Range<u32>, filter: Filter, names: Names) -> Self {
+    pub(in crate::server) fn new(queues: Range<u32>, filter: Filter, names: Names) -> Self {
         let mut entries = Self {
             queues,
             filter,
@@ -121,7 +121,7 @@ impl Entries {
     }
 
     /// Sets other addresses and VLANs that the policy names.
-    pub(super) fn rename(&mut self, names: Names, link: &Link, ledger: &mut Ledger) {
+    pub(in crate::server) fn rename(&mut self, names: Names, link: &Link, ledger: &mut Ledger) {
         if self.names == names {
             return;
         }
@@ -140,7 +140,7 @@ impl Entries {
     }
 
     /// Whether the NIC may be configured.
-    pub(super) fn may_steer(&self) -> bool {
+    pub(in crate::server) fn may_steer(&self) -> bool {
         !self.filter.is_empty() && self.check().is_ok()
     }
 
@@ -159,7 +159,7 @@ impl Entries {
 
     /// Checks which frames the program will not see on this interface. `is_by_tap`: the programs of a tap are used,
     /// which see tags that the NIC stripped.
-    pub(super) fn look(&mut self, link: &Link, is_by_tap: bool) {
+    pub(in crate::server) fn look(&mut self, link: &Link, is_by_tap: bool) {
         self.tags = match is_by_tap {
             true => None,
             false => tags_of(&link.name, &self.filter),
@@ -168,7 +168,7 @@ impl Entries {
     }
 
     /// Checks which other queues may receive its frames.
-    pub(super) fn look_beyond(&mut self, link: &Link) {
+    pub(in crate::server) fn look_beyond(&mut self, link: &Link) {
         self.unserved = match self.outcome.steered {
             Steered::ByQueue | Steered::ByProgram => UnservedQueues::guest(link, &self.queues),
             Steered::ByRules | Steered::ByContext | Steered::ByNetwork => UnservedQueues::default(),
@@ -176,17 +176,17 @@ impl Entries {
     }
 
     /// Counts it if tags are visible that were not before.
-    pub(super) fn note_renewed(&mut self, was_blind: bool) {
+    pub(in crate::server) fn note_renewed(&mut self, was_blind: bool) {
         self.renewed += u32::from(was_blind && !self.is_blind());
     }
 
     /// Whether the driver strips tags that the filter needs.
-    pub(super) fn lacks_tags(&self) -> bool {
+    pub(in crate::server) fn lacks_tags(&self) -> bool {
         self.tags == Some(Tags::TakenOff)
     }
 
     /// Whether the program cannot distinguish frames of its VLANs from others: then the lessee may receive none.
-    pub(super) fn is_blind(&self) -> bool {
+    pub(in crate::server) fn is_blind(&self) -> bool {
         match self.tags {
             Some(Tags::Lost) => true,
             Some(Tags::TakenOff) => !self.restored,
@@ -195,8 +195,12 @@ impl Entries {
     }
 
     /// The note for the lessee; may be empty.
-    pub(super) fn note(&self) -> String {
-        let unbound = if super::hands_over_bound() { "" } else { UNBOUND };
+    pub(in crate::server) fn note(&self) -> String {
+        let unbound = if crate::server::hands_over_bound() {
+            ""
+        } else {
+            UNBOUND
+        };
         let far_end = if self.tags == Some(Tags::AsSent) {
             AS_SENT
         } else {
@@ -206,7 +210,7 @@ impl Entries {
     }
 
     /// Configures the NIC, if that is allowed.
-    pub(super) fn apply(&mut self, link: &Link, ledger: &mut Ledger) {
+    pub(in crate::server) fn apply(&mut self, link: &Link, ledger: &mut Ledger) {
         if !self.may_steer() {
             return;
         }
@@ -218,14 +222,14 @@ impl Entries {
         self.accept(link, ledger);
     }
 
-    pub(super) fn apply_to(&mut self, nic: &mut impl Nic, ledger: &mut Ledger) {
+    pub(in crate::server) fn apply_to(&mut self, nic: &mut impl Nic, ledger: &mut Ledger) {
         if self.may_steer() {
             self.outcome = ledger.apply(nic, &self.queues, &self.filter, &self.names);
         }
     }
 
     /// Takes over the NIC configuration of a predecessor; makes it again if it is not complete.
-    pub(super) fn adopt(&mut self, link: &Link, ledger: &mut Ledger) {
+    pub(in crate::server) fn adopt(&mut self, link: &Link, ledger: &mut Ledger) {
         let mut nic = Ethtool::open(&link.name).ok();
         if !self.may_steer() {
             // The policy named it before. What cannot be undone now is undone when the lease ends.
@@ -248,7 +252,7 @@ impl Entries {
     }
 
     /// Makes rules again that the NIC has lost, as when n-tuple rules were switched off and on. Returns whether it had.
-    pub(super) fn renew(&mut self, link: &Link, ledger: &mut Ledger) -> bool {
+    pub(in crate::server) fn renew(&mut self, link: &Link, ledger: &mut Ledger) -> bool {
         let by_nic = matches!(self.outcome.steered, Steered::ByRules | Steered::ByContext);
         let is_lost =
             by_nic && Ethtool::open(&link.name).is_ok_and(|nic| ledger.is_lost(&nic, self.queues.start));
@@ -272,7 +276,7 @@ impl Entries {
 
     /// Sets the filters in a program, before any queue of the lease is active in it.
     /// Errors: the kernel's; a queue must not become active then.
-    pub(super) fn install(&self, program: &Program) -> Result<(), QueueError> {
+    pub(in crate::server) fn install(&self, program: &Program) -> Result<(), QueueError> {
         self.queues
             .clone()
             .try_for_each(|queue| program.set_filter(queue, &self.filter))

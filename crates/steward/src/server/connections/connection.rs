@@ -21,10 +21,10 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recvms
 
 use zerocopy::FromBytes;
 
-use super::job::Pending;
-use super::limits::{Bucket, Rate};
 use crate::peer::{self, Credentials};
 use crate::protocol::{Answer, Head, HintRequest, MESSAGE_MAX, Malformed, Reason, Refusal, Request, Wanted};
+use crate::server::connections::limits::{Bucket, Rate};
+use crate::server::job::Pending;
 use crate::sys;
 
 /// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers, each with at most
@@ -72,9 +72,9 @@ impl Held {
 
 /// The reply to a request.
 pub struct Reply {
-    pub(super) answer: Answer,
+    pub(in crate::server) answer: Answer,
     /// Descriptors for the lessee: a socket, a map, or the queues of a tap.
-    pub(super) files: Vec<OwnedFd>,
+    pub(in crate::server) files: Vec<OwnedFd>,
 }
 
 impl Reply {
@@ -100,10 +100,10 @@ struct Unsent {
 }
 
 /// The poll events of interest of a connection.
-pub(super) struct Interest {
-    pub(super) events: PollFlags,
+pub(in crate::server) struct Interest {
+    pub(in crate::server) events: PollFlags,
     /// When to compute this again, even if no event occurs.
-    pub(super) wake: Option<Instant>,
+    pub(in crate::server) wake: Option<Instant>,
 }
 
 struct Received {
@@ -124,7 +124,7 @@ pub enum By {
 
 /// The result of reading from a connection.
 #[derive(Debug)]
-pub(super) enum Incoming {
+pub(in crate::server) enum Incoming {
     Nothing,
     /// Serial number, request, and who serves it. The message of a request for a child stays in the socket.
     Request(u32, Request, By),
@@ -133,30 +133,30 @@ pub(super) enum Incoming {
 }
 
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(in crate::server) struct Connection {
     socket: OwnedFd,
-    pub(super) peer: Credentials,
-    pub(super) held: Option<Held>,
+    pub(in crate::server) peer: Credentials,
+    pub(in crate::server) held: Option<Held>,
     /// The rule that a lease of the part is charged to, which it has instead.
-    pub(super) by_part: Option<usize>,
+    pub(in crate::server) by_part: Option<usize>,
     /// The policy's rule that its connection is counted under; `None`: no rule names its user, which is root.
-    pub(super) rule: Option<usize>,
+    pub(in crate::server) rule: Option<usize>,
     /// Since when it has no lease.
-    pub(super) since: Instant,
+    pub(in crate::server) since: Instant,
     /// Facts changed, and the lessee has not been notified.
-    pub(super) dirty: bool,
+    pub(in crate::server) dirty: bool,
     /// The hints that the lessee requested; `None`: it has sent no `Hints` request.
-    pub(super) hint_request: Option<HintRequest>,
+    pub(in crate::server) hint_request: Option<HintRequest>,
     /// The hints changed, and the lessee has not been notified.
-    pub(super) other_hints: bool,
+    pub(in crate::server) other_hints: bool,
     /// Stations behind the bridge of its interface have changed.
-    pub(super) other_behind: bool,
+    pub(in crate::server) other_behind: bool,
     /// The peer can send descriptors, or could do so before.
-    pub(super) may_have_files: bool,
+    pub(in crate::server) may_have_files: bool,
     /// The job that runs for it.
-    pub(super) pending: Option<Pending>,
+    pub(in crate::server) pending: Option<Pending>,
     /// Its next message needs a job, and its user or rule has as many jobs as allowed.
-    pub(super) waits: bool,
+    pub(in crate::server) waits: bool,
     /// An answer that did not fit into the send buffer.
     unsent: Option<Unsent>,
     requests: Bucket,
@@ -164,7 +164,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Takes over an accepted, non-blocking connection.
-    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+    pub(in crate::server) fn new(socket: OwnedFd) -> io::Result<Self> {
         sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
         Ok(Self {
             peer: peer::credentials(socket.as_fd())?,
@@ -186,23 +186,23 @@ impl Connection {
     }
 
     /// The rule that its lease is charged to.
-    pub(super) fn charged(&self) -> Option<usize> {
+    pub(in crate::server) fn charged(&self) -> Option<usize> {
         self.held.as_ref().map(|held| held.rule).or(self.by_part)
     }
 
     /// Whether it has a lease, of either kind.
-    pub(super) fn has_lease(&self) -> bool {
+    pub(in crate::server) fn has_lease(&self) -> bool {
         self.held.is_some() || self.by_part.is_some()
     }
 
     /// Stores the lease, and lets the peer send descriptors from now on.
-    pub(super) fn hold(&mut self, held: Held) {
+    pub(in crate::server) fn hold(&mut self, held: Held) {
         self.held = Some(held);
         self.let_files();
     }
 
     /// The same, for a lease of the part.
-    pub(super) fn hold_by_part(&mut self, rule: usize) {
+    pub(in crate::server) fn hold_by_part(&mut self, rule: usize) {
         self.by_part = Some(rule);
         self.let_files();
     }
@@ -214,7 +214,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn interest(&mut self, now: Instant) -> Interest {
+    pub(in crate::server) fn interest(&mut self, now: Instant) -> Interest {
         self.requests.refill(REQUESTS, now);
         let is_busy = self.pending.is_some() || self.waits;
         let events = match (&self.unsent, self.requests.left) {
@@ -230,7 +230,7 @@ impl Connection {
     }
 
     /// Reads the next message, if there is one. The message of a request for a child stays in the socket.
-    pub(super) fn receive(&mut self, by: fn(&Request) -> By) -> Incoming {
+    pub(in crate::server) fn receive(&mut self, by: fn(&Request) -> By) -> Incoming {
         let mut bytes = vec![0; MESSAGE_MAX + 1];
         let received = match self.look_at(&mut bytes, RecvFlags::PEEK) {
             Err(Errno::AGAIN | Errno::INTR) => return Incoming::Nothing,
@@ -283,20 +283,20 @@ impl Connection {
     ///
     /// If a connection is closed with unread messages, its peer gets ECONNRESET (`unix_release_sock`,
     /// net/unix/af_unix.c) instead of the message that says why it was closed.
-    pub(super) fn discard(&self) {
+    pub(in crate::server) fn discard(&self) {
         // `receive` has peeked at it.
         let _ = self.look_at(&mut [0], RecvFlags::empty());
     }
 
     /// Whether the next message in the socket is still this request.
-    pub(super) fn has_request(&self, serial: u32) -> bool {
+    pub(in crate::server) fn has_request(&self, serial: u32) -> bool {
         let mut head = [0; size_of::<Head>()];
         let is_same = |head: Head| head.serial == serial;
         self.look_at(&mut head, RecvFlags::PEEK).is_ok() && Head::read_from_bytes(&head).is_ok_and(is_same)
     }
 
     /// Sends a reply, or stores it until it can be sent; none may be stored. False: the connection is over.
-    pub(super) fn answer(&mut self, serial: u32, reply: Reply) -> bool {
+    pub(in crate::server) fn answer(&mut self, serial: u32, reply: Reply) -> bool {
         self.unsent = Some(Unsent {
             serial,
             bytes: reply.answer.encode(serial),
@@ -306,7 +306,7 @@ impl Connection {
     }
 
     /// Sends the stored reply, if it can be sent now. False: the connection is over.
-    pub(super) fn flush(&mut self) -> bool {
+    pub(in crate::server) fn flush(&mut self) -> bool {
         let Some(unsent) = &self.unsent else {
             return true;
         };
@@ -330,19 +330,19 @@ impl Connection {
     }
 
     /// Whether an answer waits to be sent.
-    pub(super) fn has_unsent(&self) -> bool {
+    pub(in crate::server) fn has_unsent(&self) -> bool {
         self.unsent.is_some()
     }
 
     /// Sends the reason why the connection ends, if no answer waits to be sent.
-    pub(super) fn refuse(&mut self, refusal: Refusal) {
+    pub(in crate::server) fn refuse(&mut self, refusal: Refusal) {
         if self.unsent.is_none() {
             let _ = self.answer(0, Answer::Refused(refusal).into());
         }
     }
 
     /// Its socket, to be closed.
-    pub(super) fn into_socket(self) -> OwnedFd {
+    pub(in crate::server) fn into_socket(self) -> OwnedFd {
         self.socket
     }
 }

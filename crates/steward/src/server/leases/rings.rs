@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use steer::{MulticastReader, MulticastRing};
 
-use super::limits::{Buckets, Rate};
 use crate::protocol::{Reason, Refusal};
+use crate::server::connections::limits::{Buckets, Rate};
 
 /// New rings under a rule of the policy: 64 MiB, and 2 GiB a day.
 const NEW: Rate = Rate {
@@ -27,11 +27,11 @@ const NEW: Rate = Rate {
 const KEPT: usize = 256;
 
 /// Owner of a ring: name of the interface, user, and first queue.
-pub(super) type RingOf = (String, u32, u32);
+pub(in crate::server) type RingOf = (String, u32, u32);
 
 /// See the module's head.
 #[derive(Debug)]
-pub(super) struct Rings {
+pub(in crate::server) struct Rings {
     kept: BTreeMap<RingOf, Kept>,
     new: Buckets<usize>,
 }
@@ -44,7 +44,7 @@ struct Kept {
 }
 
 impl Rings {
-    pub(super) fn new() -> Self {
+    pub(in crate::server) fn new() -> Self {
         Self {
             kept: BTreeMap::new(),
             new: Buckets::new(NEW),
@@ -53,7 +53,12 @@ impl Rings {
 
     /// The ring for a new lease under a rule. `is_used`: the one that it would have again is somebody's.
     /// Errors: the kernel has none, or there were too many.
-    pub(super) fn take(&mut self, of: &RingOf, is_used: bool, rule: usize) -> Result<MulticastRing, Refusal> {
+    pub(in crate::server) fn take(
+        &mut self,
+        of: &RingOf,
+        is_used: bool,
+        rule: usize,
+    ) -> Result<MulticastRing, Refusal> {
         let refused = |error: io::Error| Reason::Kernel.because(format!("no ring for a network: {error}"));
         if let Some(kept) = self.kept.get_mut(of).filter(|_| !is_used) {
             kept.reader.skip();
@@ -75,7 +80,7 @@ impl Rings {
 
     /// Stores a ring that a previous steward made.
     /// Errors: the kernel's.
-    pub(super) fn keep(&mut self, of: RingOf, ring: &MulticastRing) -> io::Result<()> {
+    pub(in crate::server) fn keep(&mut self, of: RingOf, ring: &MulticastRing) -> io::Result<()> {
         let ring = ring.try_clone()?;
         let reader = MulticastReader::new(ring.as_fd().try_clone_to_owned()?)?;
         if self.kept.len() >= KEPT {

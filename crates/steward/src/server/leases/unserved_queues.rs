@@ -18,7 +18,7 @@ pub fn unserved_queues(link: &Link, queues: &Range<u32>, is_network: bool) -> St
 
 /// See the module's head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct UnservedQueues {
+pub(in crate::server) struct UnservedQueues {
     queues: Vec<u32>,
     /// The NIC says which queues it spreads over; else it may be any of those in use.
     is_told: bool,
@@ -31,7 +31,7 @@ pub(super) struct UnservedQueues {
 
 impl UnservedQueues {
     /// Of a network, which takes frames for its guests from all of its queues.
-    pub(super) fn network(link: &Link, queues: &Range<u32>) -> Self {
+    pub(in crate::server) fn network(link: &Link, queues: &Range<u32>) -> Self {
         let driver = Ethtool::open(&link.name);
         let spread = driver.and_then(|driver| driver.context_queues(0));
         let is_told = spread.is_ok();
@@ -51,7 +51,7 @@ impl UnservedQueues {
     }
 
     /// Of one guest. A steering rule that points at its queues means that no other queue is meant to get its frames.
-    pub(super) fn guest(link: &Link, queues: &Range<u32>) -> Self {
+    pub(in crate::server) fn guest(link: &Link, queues: &Range<u32>) -> Self {
         let rules = Ethtool::open(&link.name).and_then(|driver| driver.rules());
         let is_ours = |target: Option<Target>| match target {
             Some(Target::Queue(queue)) => queues.contains(&queue),
@@ -65,7 +65,7 @@ impl UnservedQueues {
     }
 
     /// The note for the lessee of these queues, with the remedy; empty: no frame is lost.
-    pub(super) fn note(&self, interface: &str, queues: &Range<u32>, is_network: bool) -> String {
+    pub(in crate::server) fn note(&self, interface: &str, queues: &Range<u32>, is_network: bool) -> String {
         let others = match *self.queues {
             [] => return String::new(),
             [one] => format!("queue {one}"),
