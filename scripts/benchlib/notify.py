@@ -8,8 +8,8 @@ How the guest's notifications reach who serves its queues:
     poll            a worker on the back end's CPU polls, and the guest is asked not to notify
     …-same          the thread, or the worker, on the vCPU's CPU
     …-crowded       beside two busy loops on each of the two CPUs: more threads than cores
-    line-irqfd, line-call         an interrupt by eventfd, or by KVM_IRQ_LINE, of a guest that waits for it (real mode,
-                                  interrupt controllers in the kernel)
+    line-irqfd, line-call         an interrupt by eventfd, or by KVM_IRQ_LINE, of a guest that waits for it
+                                  (crates/notifier/examples/interrupts.rs; interrupt controllers in the kernel)
     message-irqfd, message-call   the same of a message (MSI), by eventfd or by KVM_SIGNAL_MSI
     raw             the raw socket without a guest (measure.py)
 
@@ -40,10 +40,15 @@ MOST = 200_000_000
 PACKAGE = "tiny-vmm"
 
 
-def argv(run, mode, *words):
-    """A command line; `mode` is a contender's name."""
+def require_kvm():
+    """Leaves the case out without KVM."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         raise NotHere("no /dev/kvm")
+
+
+def argv(run, mode, *words):
+    """A command line; `mode` is a contender's name."""
+    require_kvm()
     notify, _, where = mode.partition("-")
     worker_cpu = run.guest_cpu if where == "same" else run.backend_cpu
     placed = ["--vcpu-cpu", str(run.guest_cpu), "--worker-cpu", str(worker_cpu)]
@@ -102,7 +107,8 @@ def round_trip(run, mode):
 
 def interrupt(run, by):
     """From making an interrupt until the guest has seen it, and until the call that makes it returns."""
-    done = example.sample(run, "tiny-vmm", argv(run, "eventfd", "--work", "interrupts", "--frames", str(TRY)))
+    require_kvm()
+    done = example.sample(run, "interrupts", [example.program("interrupts", package="notifier"), str(TRY)])
     for each in done["interrupts"]:
         if each["by"] == by:
             return {"ns_each": each["seen_after_ns"], "make_ns": each["make_ns"]}
