@@ -1,8 +1,8 @@
-/* Where the guest begins: in long mode, at privilege level 3, with 4 GiB mapped as they are. */
+/* The guest starts here: in long mode, at privilege level 3, with 4 GiB mapped one to one. */
 	.globl	_start
 	.section .start, "ax"
 _start:
-	mov	$0x200000, %rsp
+	mov	$stack_top, %rsp
 	xor	%ebp, %ebp
 	call	main
 	ud2

@@ -1,98 +1,43 @@
-//! Guest memory: a memfd, which the devices, KVM and, if need be, other processes map.
+//! Guest memory: a memfd, mapped by vm-memory for KVM and the loader, and by `virtqueue` for the devices.
 
-use std::io;
+use std::fs::File;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use virtqueue::{GuestAddr, MapError, MemoryMap, Region, TrustedFiles};
+use virtqueue::{GuestAddr, MemoryMap, Region, TrustedFiles};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 
-/// Why there is no guest memory, or what is not in it.
-#[derive(Debug, thiserror::Error)]
-pub enum MemoryError {
-    /// memfd_create, ftruncate or the seal.
-    #[error("cannot make {bytes} bytes of guest memory: is there enough, see `free -m`")]
-    Create {
-        /// How much was asked for.
-        bytes: u64,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// It could not be mapped.
-    #[error("cannot map guest memory")]
-    Map(#[from] MapError),
-    /// The VMM's own mistake: a program or a page that is longer than the memory.
-    #[error("{bytes} bytes at {at:#x} are not in guest memory")]
-    Outside {
-        /// Guest address.
-        at: u64,
-        /// Length.
-        bytes: usize,
-    },
-}
-
-/// Guest memory from address 0 on. The VMM's "user addresses", by which the device crate is told of rings, are guest
-/// addresses here.
+/// Guest memory from address 0 on.
 #[derive(Clone)]
 pub struct Memory {
-    map: Arc<MemoryMap>,
+    /// The VMM's view.
+    pub ram: GuestMemoryMmap,
+    /// The device's view. The "user address" of each byte, by which `device` is told of rings, is its guest address.
+    pub map: Arc<MemoryMap>,
 }
 
 impl Memory {
-    /// So many zeroed bytes.
+    /// Zeroed memory of this size.
     ///
     /// # Errors
-    /// [`MemoryError::Create`], [`MemoryError::Map`].
-    pub fn new(bytes: u64) -> Result<Self, MemoryError> {
-        let make = || {
-            let file = memfd_create("guest-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-            ftruncate(&file, bytes)?;
-            // Whoever maps it can rely on its length.
-            fcntl_add_seals(&file, SealFlags::SHRINK)?;
-            Ok(file)
-        };
-        let file = make().map_err(|source| MemoryError::Create { bytes, source })?;
+    /// The host has no memory, address space or descriptor for it.
+    pub fn new(bytes: u64) -> anyhow::Result<Self> {
+        let file = memfd_create("guest-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, bytes).context("no guest memory: see `free -m`")?;
+        // A file that shrinks would raise SIGBUS.
+        fcntl_add_seals(&file, SealFlags::SHRINK)?;
         let region = Region {
             guest_addr: GuestAddr(0),
             user_addr: 0,
             len: bytes,
-            file,
+            file: file.try_clone()?,
             file_offset: 0,
         };
-        let map = MemoryMap::new(vec![region], 0, &TrustedFiles)?;
-        Ok(Self { map: Arc::new(map) })
-    }
-
-    /// As the devices have it.
-    #[must_use]
-    pub fn map(&self) -> &Arc<MemoryMap> {
-        &self.map
-    }
-
-    /// Writes bytes at a guest address.
-    ///
-    /// # Errors
-    /// [`MemoryError::Outside`].
-    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), MemoryError> {
-        // The only region begins at guest address 0, and at offset 0 of the map.
-        match self.map.copy_to_guest(at, bytes) {
-            true => Ok(()),
-            false => Err(MemoryError::Outside {
-                at,
-                bytes: bytes.len(),
-            }),
-        }
-    }
-
-    /// Reads bytes at a guest address.
-    ///
-    /// # Errors
-    /// [`MemoryError::Outside`].
-    pub fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
-        let len = bytes.len();
-        match self.map.copy_from_guest(at, bytes) {
-            true => Ok(()),
-            false => Err(MemoryError::Outside { at, bytes: len }),
-        }
+        let file = Some(FileOffset::new(File::from(file), 0));
+        Ok(Self {
+            ram: GuestMemoryMmap::from_ranges_with_files([(GuestAddress(0), bytes as usize, file)])?,
+            map: Arc::new(MemoryMap::new(vec![region], 0, &TrustedFiles)?),
+        })
     }
 }

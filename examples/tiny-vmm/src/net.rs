@@ -1,291 +1,209 @@
-//! The network device: crate `device` behind the transport of [`crate::mmio`].
+//! The network device: crate `device`, its control queue and its data path, behind one lock.
 //!
-//! ```text
-//!     registers ─▶ Net (Device) ─▶ NetDevice: features, rings, what the control queue said
-//!     notifiers ─▶ NetQueue (Serve) ─▶ control queue, or the port ─▶ sink
-//! ```
-//!
-//! Locks are taken in this order, each for short: control queue, device, port. A backend's is taken before all of them.
+//! The vCPU's thread locks it for the registers, the notifiers' thread to serve a queue, the worker to move frames.
 
+use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use anyhow::Result;
 use device::config_space::ConfigSpace;
-use device::control::{self, ControlQueue, RestoreError};
-use device::features::F_GUEST_ANNOUNCE;
-use device::net_device::{DeviceError, NetDevice, PairError, Path};
+use device::control::{self, ControlQueue};
+use device::net_device::{NetDevice, Path};
 use device::offloads::Offloads;
 use notifier::notifiers::{Left, Serve};
-use rustix::event::{EventfdFlags, eventfd};
-use steer::with_sources;
 use virtqueue::{RingAddresses, RingFormat};
 
-use crate::backend_slot::BackendSlot;
 use crate::memory::Memory;
-use crate::mmio::{Device, NeedsReset, QueueSetting};
-use crate::port::{Port, PortSlot};
+use crate::port::{Port, SinkFailed};
 use crate::sink::{LONGEST_FRAME, Sink};
 
-/// VirtIO 1.3, 5.1.1.
-const NETWORK_DEVICE: u32 = 1;
-/// Most entries of a queue.
-const MOST_ENTRIES: u16 = 256;
-/// Bytes of a frame behind its Ethernet header.
+/// Maximum number of entries of a queue.
+pub const MOST_ENTRIES: u16 = 256;
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const MTU: u16 = 1500;
-/// Commands that one look answers at most: a ring's length. Kicks are on meanwhile, so that there is another look for
-/// those that come later.
+/// Maximum number of commands that one look answers.
 const MOST_COMMANDS: usize = MOST_ENTRIES as usize;
 
-/// What the device is made of.
-pub struct NetConfig {
-    /// Its address.
-    pub mac: [u8; 6],
-    /// Queue pairs: 1 to [`MOST_PAIRS`](crate::machine::MOST_PAIRS).
-    pub pairs: u16,
-    /// Somebody calls the port's `poll` again and again, and kicks are off.
-    pub polled: bool,
-    /// Interrupts the guest; `None`: it polls.
-    pub call: Option<OwnedFd>,
+/// A queue as the driver has set it up. Only the limit of its size was checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueSetting {
+    /// Number of entries.
+    pub size: u32,
+    /// Guest addresses.
+    pub rings: RingAddresses,
+    /// QueueReady.
+    pub ready: bool,
 }
 
-/// What all threads share.
-pub struct NetShared {
-    device: Mutex<NetDevice>,
-    control: Mutex<Option<ControlQueue>>,
-    port: PortSlot,
-    backend: BackendSlot,
-    needs_reset: Arc<NeedsReset>,
-    /// Wakes the worker: there is more to be done than one call's share.
-    again: OwnedFd,
-    call: Option<OwnedFd>,
-    max_pairs: u16,
+/// The device, shared by the threads.
+pub struct Net {
+    state: Mutex<NetState>,
+    /// Threads that wait for the lock in [`Net::lock`].
+    waiting: AtomicU32,
 }
 
-impl NetShared {
-    /// The device with that memory, and with that sink for its frames.
+/// The device, locked.
+pub struct NetState {
+    /// Features, rings, and what the control queue has set.
+    pub device: NetDevice,
+    control: Option<ControlQueue>,
+    /// Queue pairs and sink.
+    pub port: Port,
+    /// DEVICE_NEEDS_RESET (VirtIO 1.3, 2.1.2): the driver broke a rule, or the host has failed.
+    pub needs_reset: bool,
+    /// ConfigGeneration.
+    pub generation: u32,
+    /// Interrupts the guest.
+    call: OwnedFd,
+    /// Receives the host's errors.
+    failed: Sender<Result<()>>,
+}
+
+impl Net {
+    /// A device with this memory, whose frames go to this sink. `polled`: a worker polls the queue pairs. `call`
+    /// interrupts the guest; `failed` receives errors of the host.
     ///
     /// # Errors
-    /// No descriptor is left for an eventfd.
-    pub fn new(config: NetConfig, memory: &Memory, sink: Box<dyn Sink>) -> std::io::Result<Arc<Self>> {
-        let mut device =
-            NetDevice::new(config.pairs, Offloads::NONE).with_control(config.mac, control::OFFERED);
-        device.set_memory(Some(Arc::clone(memory.map())));
-        let needs_reset = Arc::new(NeedsReset::new(duplicate(config.call.as_ref())?));
-        let port = Port::new(sink, &device, Arc::clone(&needs_reset), config.polled);
+    /// There is no descriptor left.
+    pub fn new(
+        (pairs, polled): (u16, bool),
+        memory: &Memory,
+        sink: Box<dyn Sink>,
+        call: OwnedFd,
+        failed: Sender<Result<()>>,
+    ) -> Result<Arc<Self>> {
+        let mut device = NetDevice::new(pairs, Offloads::NONE).with_control(MAC, control::OFFERED);
+        device.set_memory(Some(Arc::clone(&memory.map)));
+        let state = NetState {
+            port: Port::new(sink, &device, polled),
+            device,
+            control: None,
+            needs_reset: false,
+            generation: 0,
+            call,
+            failed,
+        };
         Ok(Arc::new(Self {
-            device: Mutex::new(device),
-            control: Mutex::new(None),
-            port: PortSlot::new(port)?,
-            backend: BackendSlot::default(),
-            needs_reset,
-            again: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            call: config.call,
-            max_pairs: config.pairs,
+            state: Mutex::new(state),
+            waiting: AtomicU32::new(0),
         }))
     }
 
-    /// Where its data path lies.
-    #[must_use]
-    pub fn port(&self) -> &PortSlot {
-        &self.port
+    /// Locks the device.
+    ///
+    /// # Panics
+    /// If a thread panicked that had it.
+    pub fn lock(&self) -> MutexGuard<'_, NetState> {
+        // Relaxed, here and below: the mutex orders everything. A stale value costs one more turn.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let state = self.state.lock().expect("no thread panicked");
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        state
     }
 
-    /// Where its backend is, if it has one.
-    #[must_use]
-    pub fn backend(&self) -> &BackendSlot {
-        &self.backend
+    /// The same for threads that lock it again and again: others go first.
+    ///
+    /// # Panics
+    /// If a thread panicked that had it.
+    pub fn lock_after_others(&self) -> MutexGuard<'_, NetState> {
+        while self.waiting.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+        self.state.lock().expect("no thread panicked")
+    }
+}
+
+impl NetState {
+    /// Serves the queue pairs.
+    pub fn serve(&mut self) -> Left {
+        if self.needs_reset {
+            return Left::Nothing;
+        }
+        self.port.serve().unwrap_or_else(|error| {
+            self.fail(error);
+            Left::Nothing
+        })
     }
 
-    /// Readable when the worker is to look at the port once more.
-    #[must_use]
-    pub fn again(&self) -> &OwnedFd {
-        &self.again
-    }
-
-    /// Whether the device needs a reset.
-    #[must_use]
-    pub fn needs_reset(&self) -> bool {
-        self.needs_reset.get()
-    }
-
-    /// What the host has done wrong that it needs a reset. Of the sink's failure [`PortSlot::failure`] tells.
-    #[must_use]
-    pub fn hosts_fault(&self) -> Option<String> {
-        self.needs_reset.hosts_fault()
-    }
-
-    /// How many queues it has: a control queue beside the pairs.
-    #[must_use]
-    pub fn queues(&self) -> u16 {
-        2 * self.max_pairs + 1
-    }
-
-    fn control(&self) -> MutexGuard<'_, Option<ControlQueue>> {
-        self.control
-            .lock()
-            .expect("nobody panicked with the control queue")
-    }
-
-    fn device(&self) -> MutexGuard<'_, NetDevice> {
-        self.device.lock().expect("nobody panicked with the device")
-    }
-
-    /// Serves the port, if no backend has it.
-    pub fn serve_port(&self) {
-        let Some(port) = &mut *self.port.lock_giving_way() else {
-            return;
-        };
-        // The worker also waits for the sink or not, by what is left: it is told.
-        let took = port.takes_from_sink();
-        if port.serve() == Left::Something || took != port.takes_from_sink() {
-            self.wake_worker();
+    /// Moves a batch of frames in each direction, without kicks.
+    pub fn poll(&mut self) {
+        if !self.needs_reset
+            && let Err(error) = self.port.poll()
+        {
+            self.fail(error);
         }
     }
 
-    /// Makes the worker look at the port.
-    pub fn wake_worker(&self) {
-        // A full counter wakes it, too.
-        let _ = rustix::io::write(&self.again, &1_u64.to_ne_bytes());
-    }
-
-    fn serve_control(&self) -> Left {
-        let mut control = self.control();
-        let Some(queue) = control.as_mut() else {
+    fn serve_control(&mut self) -> Left {
+        let Some(queue) = &mut self.control else {
             return Left::Nothing;
         };
-        let mut device = self.device();
-        let served = queue.serve(&mut *device, MOST_COMMANDS, |device, _| {
-            // The guest is answered when frames go as it said: a backend must not hold that up for long.
-            self.port.with(|port| port.follow(device));
-            // A pair that was off may have frames that nobody kicks for.
-            self.wake_worker();
+        let served = queue.serve(&mut self.device, MOST_COMMANDS, |device, _| {
+            self.port.follow(device);
+            self.generation += 1;
             true
         });
         match served {
-            Ok(served) if served == MOST_COMMANDS => Left::Something,
+            Ok(MOST_COMMANDS) => Left::Something,
             Ok(_) => Left::Nothing,
-            Err(_) => {
-                *control = None;
-                self.needs_reset.set();
+            Err(fault) => {
+                self.control = None;
+                self.fail(fault.into());
                 Left::Nothing
             }
         }
     }
-}
 
-/// A queue, as the notifiers look at it.
-pub struct NetQueue {
-    shared: Arc<NetShared>,
-    queue: u16,
-}
+    /// The device needs a reset, and the driver is interrupted. An error of the host ends the run, too.
+    fn fail(&mut self, error: anyhow::Error) {
+        if error.is::<SinkFailed>() || error.root_cause().is::<io::Error>() {
+            // The receiver may be gone, at the end of the machine.
+            let _ = self.failed.send(Err(error));
+        }
+        if !std::mem::replace(&mut self.needs_reset, true) {
+            // A full counter means that an interrupt is pending already.
+            let _ = rustix::io::write(&self.call, &1_u64.to_ne_bytes());
+        }
+    }
 
-impl NetQueue {
-    /// The one with that index.
+    /// The config space (VirtIO 1.3, 5.1.4).
     #[must_use]
-    pub fn new(shared: &Arc<NetShared>, queue: u16) -> Self {
-        Self {
-            shared: Arc::clone(shared),
-            queue,
-        }
-    }
-}
-
-impl Serve for NetQueue {
-    fn look(&mut self) -> Left {
-        // Which one it is depends on what was negotiated.
-        let control = self.shared.device().control_index();
-        if u32::from(self.queue) == control {
-            return self.shared.serve_control();
-        }
-        // What is left is the worker's, who is woken.
-        self.shared.serve_port();
-        Left::Nothing
-    }
-}
-
-/// The network device for the transport.
-pub struct Net(pub Arc<NetShared>);
-
-impl Net {
-    /// What its driver said by the control queue, as commands that say it again.
-    #[must_use]
-    pub fn control_commands(&self) -> Vec<Vec<u8>> {
-        self.0.device().control_commands()
+    pub fn config(&self) -> Vec<u8> {
+        let state = self.device.control_state().expect("it has a control queue");
+        let space = ConfigSpace {
+            mac: state.mac(),
+            link_up: true,
+            max_pairs: self.device.pairs() as u16,
+            mtu: MTU,
+            announce: state.announce(),
+            hashing: self.device.hash_limits(),
+        };
+        space.bytes()
     }
 
-    /// Goes on with what another one's driver said by the control queue. That one's features are acknowledged, and
-    /// nobody serves the queues yet.
-    ///
-    /// # Errors
-    /// [`RestoreError`].
-    pub fn restore_control(&mut self, commands: &[Vec<u8>]) -> Result<(), RestoreError> {
-        let mut device = self.0.device();
-        device.restore_control(commands)?;
-        self.0.port.with(|port| port.follow(&device));
-        Ok(())
-    }
-
-    /// Asks the guest to announce itself (VirtIO 1.3, 5.1.6.5.4), and interrupts it. `false`: its driver cannot.
-    pub fn announce(&mut self) -> bool {
-        let mut device = self.0.device();
-        if device.features() & F_GUEST_ANNOUNCE == 0 {
-            return false;
-        }
-        device.announce();
-        if let Some(call) = &self.0.call {
-            // A full counter interrupts it, too.
-            let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
-        }
-        true
-    }
-
-    /// Takes the queue pairs out of the port, and notes where they stand.
-    fn stop_pairs(&self) {
-        let mut control = self.0.control();
-        let mut device = self.0.device();
-        let bases: Vec<_> = self
-            .0
-            .port
-            .with(|port| (0..device.pairs()).map(|pair| port.take_pair(pair)).collect());
-        for (pair, bases) in bases.into_iter().enumerate() {
-            if let Some(bases) = bases {
-                device.keep_bases(pair, bases);
-            }
-        }
-        if let Some(queue) = control.take() {
-            // It is there, as the queue is.
-            let _ = device.keep_control_base(&queue);
+    /// DRIVER_OK: starts the queues that are ready. If they cannot be started, the device needs a reset.
+    pub fn start(&mut self, queues: &[QueueSetting]) {
+        if let Err(error) = self.try_start(queues) {
+            self.fail(error);
         }
     }
 
-    fn start_at(&mut self, queues: &[QueueSetting], bases: &[u32]) -> bool {
-        let started = self.try_start(queues, bases);
-        match &started {
-            Ok(()) => (),
-            Err(error) if error.is_hosts() => self.0.needs_reset.set_for_host(with_sources(error)),
-            Err(_) => self.0.needs_reset.set(),
-        }
-        started.is_ok()
-    }
-
-    fn try_start(&mut self, queues: &[QueueSetting], bases: &[u32]) -> Result<(), StartError> {
-        if self.0.port.failure().is_some() {
-            return Err(StartError::Sink);
-        }
-        let mut device = self.0.device();
-        for (index, (queue, base)) in (0..).zip(queues.iter().zip(bases)) {
-            if !queue.ready {
-                continue;
-            }
+    fn try_start(&mut self, queues: &[QueueSetting]) -> Result<()> {
+        let device = &mut self.device;
+        let base = RingFormat::of(device.has_packed_rings()).first_base();
+        for (index, queue) in (0..).zip(queues).filter(|(_, queue)| queue.ready) {
             device.set_size(index, queue.size)?;
-            device.set_addresses(index, addresses(queue))?;
-            device.set_base(index, *base)?;
-            device.set_call(index, duplicate(self.0.call.as_ref())?)?;
+            device.set_addresses(index, queue.rings)?;
+            device.set_base(index, base)?;
+            device.set_call(index, Some(self.call.try_clone()?))?;
             // The notifiers have the kicks.
             device.start(index, None)?;
         }
         for index in [0, 1] {
-            // Until the driver says otherwise by the control queue.
+            // The first pair. The driver enables others by the control queue.
             device.set_enabled(index, true)?;
         }
         let path = Path {
@@ -293,172 +211,58 @@ impl Net {
             partial_checksums: false,
             in_place: false,
         };
-        let mut pairs = Vec::new();
-        // Without multiqueue the control queue follows the first pair, and is no other pair's.
+        // Without multiqueue the control queue follows the first pair.
         let usable = device.control_index() / 2;
-        for pair in 0..self.0.max_pairs {
-            let used = u32::from(pair) < usable && device.is_whole(pair.into());
-            pairs.push(if used {
-                Some(device.queue_pair(pair, path)?)
-            } else {
-                None
-            });
-        }
-        let is_there = device
-            .vring(device.control_index())
-            .is_ok_and(|vring| vring.started);
-        let control = if is_there {
-            Some(device.control_queue()?)
-        } else {
-            None
-        };
-        self.0.port.with(|port| {
-            for (at, pair) in pairs.into_iter().enumerate() {
-                if let Some(pair) = pair {
-                    port.set_pair(at, pair);
-                }
-            }
-            port.follow(&device);
+        let pairs = (0..usable as u16).map(|pair| {
+            let is_whole = device.is_whole(pair.into());
+            is_whole.then(|| device.queue_pair(pair, path)).transpose()
         });
-        drop(device);
-        *self.0.control() = control;
-        // From now on it waits for the sink, too.
-        self.0.wake_worker();
+        let pairs = pairs.collect::<Result<_, _>>()?;
+        if device.vring(device.control_index())?.started {
+            self.control = Some(device.control_queue()?);
+        }
+        self.port.set_pairs(pairs);
+        self.port.follow(device);
         Ok(())
     }
-}
 
-/// Why the device cannot work with queues as they were set up.
-#[derive(Debug, thiserror::Error)]
-enum StartError {
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    #[error(transparent)]
-    Vring(#[from] device::vring::VringError),
-    #[error(transparent)]
-    Pair(#[from] PairError),
-    #[error("frames have nowhere to go")]
-    Sink,
-    #[error("no descriptor is left for an interrupt: see `ulimit -n`")]
-    Duplicate(#[from] std::io::Error),
-}
-
-impl StartError {
-    /// Of a sink that has failed the port knows.
-    fn is_hosts(&self) -> bool {
-        matches!(self, Self::Duplicate(_) | Self::Pair(PairError::Duplicate(_)))
-    }
-}
-
-fn addresses(queue: &QueueSetting) -> RingAddresses {
-    RingAddresses {
-        desc: queue.descriptors,
-        avail: queue.driver,
-        used: queue.device,
-    }
-}
-
-fn duplicate(fd: Option<&OwnedFd>) -> std::io::Result<Option<OwnedFd>> {
-    fd.map(OwnedFd::try_clone).transpose()
-}
-
-impl Device for Net {
-    fn device_type(&self) -> u32 {
-        NETWORK_DEVICE
-    }
-
-    fn queues(&self) -> u16 {
-        self.0.queues()
-    }
-
-    fn most_entries(&self) -> u16 {
-        MOST_ENTRIES
-    }
-
-    fn features(&self) -> u64 {
-        self.0.device().offered()
-    }
-
-    fn acknowledge(&mut self, features: u64) -> bool {
-        self.0.device().acknowledge(features).is_ok()
-    }
-
-    fn config(&self) -> Vec<u8> {
-        let device = self.0.device();
-        let Some(state) = device.control_state() else {
-            return Vec::new();
-        };
-        let space = ConfigSpace {
-            mac: state.mac(),
-            link_up: true,
-            max_pairs: self.0.max_pairs,
-            mtu: MTU,
-            announce: state.announce(),
-            hashing: device.hash_limits(),
-        };
-        space.bytes()
-    }
-
-    fn stop_backend(&mut self, queue: u16) -> &'static [u16] {
-        let queues = self.0.backend.end(queue);
-        // What the sink has is the worker's to look at again.
-        self.0.wake_worker();
-        queues
-    }
-
-    fn needs_reset(&self) -> bool {
-        self.0.needs_reset()
-    }
-
-    fn set_needs_reset(&mut self) {
-        self.0.needs_reset.set();
-    }
-
-    fn start(&mut self, queues: &[QueueSetting]) -> bool {
-        let base = RingFormat::of(self.0.device().has_packed_rings()).first_base();
-        self.0.port.with(Port::discard);
-        self.start_at(queues, &vec![base; queues.len()])
-    }
-
-    fn leave(&mut self) -> Vec<u32> {
-        self.stop_pairs();
-        let device = self.0.device();
-        let queues = u32::from(self.0.queues());
-        (0..queues)
-            .map(|queue| device.vring(queue).map_or(0, |vring| vring.base))
-            .collect()
-    }
-
-    fn resume(&mut self, queues: &[QueueSetting], bases: &[u32]) -> bool {
-        self.start_at(queues, bases)
-    }
-
-    fn disable_queue(&mut self, queue: u16) {
-        let mut device = self.0.device();
-        if u32::from(queue) != device.control_index() {
-            // The pair as a whole: frames go by both its queues or by none.
-            let pair = usize::from(queue / 2);
-            if let Some(bases) = self.0.port.with(|port| port.take_pair(pair)) {
-                device.keep_bases(pair, bases);
-            }
-        } else {
-            drop(device);
-            *self.0.control() = None;
-            device = self.0.device();
+    /// Stops a queue; of a pair, the other one rests, too.
+    pub fn stop_queue(&mut self, queue: u16) {
+        if self.device.is_control(queue.into()) {
+            self.control = None;
+        } else if let Some(pair) = self.port.take_pair((queue / 2).into()) {
+            self.device.keep_bases((queue / 2).into(), pair.bases());
         }
-        // There is such a queue.
-        let _ = device.stop(queue.into());
-        // Frames that waited for the pair keep others back no longer.
-        self.0.wake_worker();
+        // An error: it was not started.
+        let _ = self.device.stop(queue.into());
+        // A frame that waited for the pair keeps others back no longer.
+        self.serve();
     }
 
-    /// Of a device whose sink has failed the next driver learns when it starts.
-    fn reset(&mut self) {
-        self.0.port.with(Port::reset);
-        *self.0.control() = None;
-        let mut device = self.0.device();
-        device.reset();
-        self.0.port.with(|port| port.follow(&device));
-        self.0.needs_reset.clear();
+    /// Forgets all that the driver has set.
+    pub fn reset(&mut self) {
+        self.port.set_pairs(Vec::new());
+        self.control = None;
+        self.device.reset();
+        self.port.follow(&self.device);
+        self.needs_reset = false;
+    }
+}
+
+/// A queue, by its index, as the notifiers serve it.
+pub struct NetQueue(pub Arc<Net>, pub u16);
+
+impl Serve for NetQueue {
+    fn look(&mut self) -> Left {
+        let mut state = self.0.lock_after_others();
+        // Which queue it is depends on the features.
+        if !state.device.is_control(self.1.into()) {
+            return state.serve();
+        }
+        match state.serve_control() {
+            // A pair that the driver has just enabled may have frames already.
+            Left::Nothing => state.serve(),
+            left => left,
+        }
     }
 }

@@ -1,160 +1,102 @@
-//! What goes wrong on the host's side: the sink, and what becomes of a guest then.
-#![cfg(target_arch = "x86_64")]
-
-use crate::common;
+//! Faults of the host: what the guest and the user are told.
 
 use std::time::Duration;
 
-use common::{LIMIT, MODES, task};
-use tiny_vmm::backend::{Backend, BackendError};
-use tiny_vmm::interrupts;
-use tiny_vmm::layout::DEVICES_AT;
-use tiny_vmm::machine::{MOST_PAIRS, Machine, MachineConfig, MachineError, Notify};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tiny_vmm::layout::{DEVICE_AT, Mailbox};
+use tiny_vmm::machine::Notify;
 use tiny_vmm::mailbox::Work;
-use tiny_vmm::mmio::F_VERSION_1;
+use tiny_vmm::sink::Sink;
 use tiny_vmm::sink::null::Null;
-use tiny_vmm::sink::{FromGuest, Sink, SinkError};
+use virtio_bindings::virtio_mmio::VIRTIO_MMIO_STATUS;
 
-/// Its interface goes away after so many frames.
+use crate::common::{self, LIMIT, MODES, begin, machine, read, task, write};
+
+/// A sink whose interface is deleted after some frames.
 struct Broken {
     left: u32,
 }
 
 impl Sink for Broken {
-    fn put(&mut self, _frame: &FromGuest<'_>) {
+    fn put(&mut self, _frame: &[u8]) -> bool {
         self.left = self.left.saturating_sub(1);
+        true
     }
 
-    fn flush(&mut self) -> Result<(), SinkError> {
+    fn flush(&mut self) -> anyhow::Result<bool> {
         match self.left {
             0 => Err(xsk::WakeError::InterfaceGone.into()),
-            _ => Ok(()),
+            _ => Ok(true),
         }
     }
-}
-
-/// A guest that kicks until the sink has failed, and what the machine says then.
-fn failed(notify: Notify, has_backend: bool) -> Machine {
-    let sink = Box::new(Broken {
-        left: if has_backend { 5_000 } else { 20 },
-    });
-    let mut machine =
-        Machine::new(MachineConfig::new(notify), &task(Work::Kick, 0), sink).expect("a machine");
-    machine.run().expect("it runs");
-    let backend = has_backend.then(|| {
-        let is_ready = || machine.mailbox().answer().is_ok_and(|answer| answer.ready);
-        assert!(testkit::wait::until(LIMIT, is_ready));
-        Backend::start(machine.net(), machine.net_notifiers()).expect("a backend")
-    });
-    let Err(MachineError::Sink(said)) = machine.await_answer(LIMIT) else {
-        panic!("{notify:?}: it should say what became of the sink");
-    };
-    assert!(said.contains("the interface is gone"), "{said}");
-    if let Some(backend) = backend {
-        backend.stop().expect("it stops");
-    }
-    machine
 }
 
 #[test]
 fn sink_that_fails_ends_the_wait_for_the_guest() {
     testkit::require!(Kvm);
     for notify in MODES {
-        failed(notify, false);
-    }
-    failed(Notify::Eventfd, true);
-}
-
-/// A register of the network device's.
-fn write(machine: &Machine, register: u64, value: u32) {
-    common::write_register(machine, DEVICES_AT, register, value);
-}
-
-#[test]
-fn device_whose_sink_has_failed_does_not_look_well_after_a_reset() {
-    testkit::require!(Kvm);
-    let mut machine = failed(Notify::Eventfd, false);
-    machine.stop().expect("it stops");
-    let status = |machine: &Machine| u32::from_le_bytes(common::read_register(machine, DEVICES_AT, 0x70));
-    write(&machine, 0x70, 0);
-    assert_eq!(status(&machine), 0);
-    write(&machine, 0x70, 3);
-    // DriverFeaturesSel, DriverFeatures
-    write(&machine, 0x24, 1);
-    write(&machine, 0x20, (F_VERSION_1 >> 32) as u32);
-    write(&machine, 0x70, 11);
-    write(&machine, 0x70, 15);
-    assert_eq!(status(&machine), 15 | 64, "it needs a reset at once");
-}
-
-/// A sink with a bug that shows in a backend's thread.
-struct Buggy;
-
-impl Sink for Buggy {
-    fn put(&mut self, _frame: &FromGuest<'_>) {
-        assert_ne!(std::thread::current().name(), Some("backend"), "the bug");
-    }
-}
-
-#[test]
-fn backend_that_panics_gives_the_port_back_and_says_so() {
-    testkit::require!(Kvm);
-    for is_reset in [false, true] {
-        let mut machine = Machine::new(
-            MachineConfig::new(Notify::Eventfd),
-            &task(Work::Kick, 0),
-            Box::new(Buggy),
-        )
-        .expect("a machine");
+        let mut machine = machine(notify, &task(Work::Send, 0), Box::new(Broken { left: 20 }));
         machine.run().expect("it runs");
-        let is_ready = || machine.mailbox().answer().is_ok_and(|answer| answer.ready);
-        assert!(testkit::wait::until(LIMIT, is_ready));
-        let backend = Backend::start(machine.net(), machine.net_notifiers()).expect("a backend");
-        let Err(MachineError::Sink(said)) = machine.await_answer(LIMIT) else {
-            panic!("it should say what became of the port");
-        };
-        assert!(said.contains("panicked"), "{said}");
-        if is_reset {
-            // The guest takes the queues away, and waits for the port.
-            write(&machine, 0x70, 0);
-            backend.stop().expect("it has nothing to give back");
-        } else {
-            assert!(matches!(backend.stop(), Err(BackendError::Panicked)));
-        }
-        assert!(machine.port_error().is_some());
-        machine.stop().expect("it stops");
+        let error = machine.await_answer(LIMIT).expect_err("its sink has failed");
+        let text = format!("{error:#}");
+        assert_eq!(
+            text, "no frames move any more: the interface is gone",
+            "{notify:?}"
+        );
+        machine.stop();
+        assert_eq!(read(&machine, VIRTIO_MMIO_STATUS), 15 | 64, "{notify:?}");
     }
 }
 
 #[test]
-fn longest_time_limit_is_none() {
+fn guest_that_does_not_end_is_stopped() {
     testkit::require!(Kvm);
-    let (machine, _) = common::run(
-        MachineConfig::new(Notify::Eventfd),
-        &task(Work::Send, 5),
-        Box::new(Null::new(0, 64)),
-    );
-    let answer = machine.await_answer(Duration::MAX).expect("it has ended");
-    assert_eq!(answer.outcome, Some(Ok(())));
-    let costs = interrupts::measure(5, Duration::MAX).expect("it ends");
-    assert!(
-        costs.iter().all(|cost| (cost.made, cost.seen) == (5, 5)),
-        "{costs:?}"
-    );
+    let mut machine = machine(Notify::Eventfd, &task(Work::Send, 0), Box::new(Null));
+    machine.run().expect("it runs");
+    let error = machine.await_answer(Duration::from_millis(50));
+    let text = format!("{:#}", error.expect_err("it sends on"));
+    assert!(text.contains("did not end within 50ms"), "{text}");
+    machine.stop();
 }
 
 #[test]
-fn number_of_pairs_that_no_device_has_is_refused() {
+fn guest_names_the_line_in_which_it_gave_up() {
     testkit::require!(Kvm);
-    let make = |pairs| {
-        let config = MachineConfig {
-            pairs,
-            ..MachineConfig::new(Notify::Exit)
-        };
-        Machine::new(config, &task(Work::Send, 5), Box::new(Null::new(0, 64)))
+    // With this patience it gives up at once.
+    let waits = Mailbox {
+        patience_ticks: 0,
+        ..task(Work::RoundTrip, 1)
     };
-    for pairs in [0, MOST_PAIRS + 1, 0x8000, u16::MAX] {
-        let refused = make(pairs).err().expect("it is out of range").to_string();
-        assert!(refused.contains(&pairs.to_string()), "{refused}");
-    }
+    let mut machine = machine(Notify::Eventfd, &waits, Box::new(Null));
+    machine.run().expect("it runs");
+    let error = machine.await_answer(LIMIT).expect_err("no frame comes back");
+    let text = error.to_string();
+    assert!(text.contains(" of guest/main.c: nothing came"), "{text}");
+}
+
+/// The limit is the process's: nextest runs each test in its own.
+#[test]
+fn shortage_of_descriptors_when_a_driver_starts_is_the_hosts_fault() {
+    testkit::require!(Kvm);
+    let machine = machine(Notify::Exit, &task(Work::Send, 5), Box::new(Null));
+    let start = || {
+        begin(&machine, 1 << 32);
+        common::set_up(&machine, 0, 16, 0x10_0000);
+        write(&machine, VIRTIO_MMIO_STATUS, 15);
+        read(&machine, VIRTIO_MMIO_STATUS)
+    };
+    let before = getrlimit(Resource::Nofile);
+    let none = Rlimit {
+        // Those that are open already are more.
+        current: Some(4),
+        ..before
+    };
+    setrlimit(Resource::Nofile, none).expect("lower is allowed");
+    let status = start();
+    setrlimit(Resource::Nofile, before).expect("as it was");
+    assert_eq!(status, 15 | 64, "registers at {DEVICE_AT:#x}");
+    let error = machine.await_answer(LIMIT).expect_err("the host is told");
+    assert!(error.to_string().contains("Too many open files"), "{error:#}");
+    // A reset ends it.
+    assert_eq!(start(), 15);
 }
