@@ -62,6 +62,7 @@ pub const LOADER: Loader = Loader {
 /// The queue that a connection has.
 #[derive(Debug, Clone)]
 struct ZcrxLease {
+    pid: i32,
     uid: u32,
     wanted: ZcrxWanted,
     /// Of the interface; `None`: it is the loopback, which has no queue.
@@ -154,7 +155,7 @@ impl Part for Zcrx {
         })
     }
 
-    fn end(&mut self, number: u64) {
+    fn end(&mut self, server: &mut Server, number: u64) {
         let Some(held) = self.leases.remove(&number) else {
             return;
         };
@@ -165,6 +166,10 @@ impl Part for Zcrx {
                 bytes: held.bytes.unwrap_or(0),
             };
             self.queues.end(key, &held.wanted.interface, Some(charge));
+        }
+        if server.may_log_lease(held.uid) {
+            let ZcrxWanted { interface, queue, .. } = held.wanted;
+            tracing::info!(pid = held.pid, interface, queue, "lease (zcrx) ended");
         }
     }
 
@@ -191,10 +196,17 @@ impl Part for Zcrx {
         }
     }
 
-    fn uses(&self, ifindex: u32) -> Option<u32> {
+    fn check_program(&self, link: &Link) -> Result<(), Refusal> {
         let held = self.leases.values().filter_map(|held| held.key);
         let mut all = held.chain(self.queues.leaving());
-        all.find(|key| key.0 == ifindex).map(|(_, queue)| queue)
+        match all.find(|key| key.0 == link.index) {
+            None => Ok(()),
+            Some((_, queue)) => Reason::Taken.refuse(format!(
+                "queue {queue} of {} is leased for zero-copy receive, and the kernel has either XDP or that on an \
+                 interface: end that lease, or lease from another interface",
+                link.name
+            )),
+        }
     }
 
     fn charged(&self, rule: usize) -> u32 {
@@ -261,6 +273,7 @@ impl Zcrx {
         }
         may_crash("zcrx-leased");
         let held = ZcrxLease {
+            pid: peer.pid,
             uid: peer.uid,
             wanted: wanted.clone(),
             key,

@@ -45,7 +45,7 @@ use crate::backoff::{Backoff, RETRY};
 use crate::links::bridge::FdbChanges;
 use crate::links::{self, Changes};
 use crate::policy::Policy;
-use crate::protocol::{Answer, Listed, Malformed, Reason, Refusal};
+use crate::protocol::{Answer, Malformed, Reason, Refusal};
 use crate::sys;
 use connections::closing::{Closing, Over};
 use connections::connection::{Connection, Incoming};
@@ -367,17 +367,7 @@ impl Server {
         self.lose_job(&mut connection);
         let pid = connection.peer.pid;
         if connection.by_part.take().is_some() {
-            let listed = self.part.as_ref().and_then(|part| part.listed(number));
             self.end_by_part(number);
-            if let Some(Listed {
-                interface,
-                start_queue: queue,
-                ..
-            }) = listed
-                && self.leases.may_log(connection.peer.uid)
-            {
-                tracing::info!(pid, interface, queue, "lease (zcrx) ended");
-            }
         }
         if let Some(held) = &connection.held
             && let Some(interface) = self.interfaces.get(&held.interface)

@@ -45,8 +45,8 @@ pub trait Part: fmt::Debug + Send {
     /// A lease as it is listed; the core adds who has it.
     fn listed(&self, number: u64) -> Option<Listed>;
 
-    /// Ends a lease.
-    fn end(&mut self, number: u64);
+    /// Ends a lease; its connection is gone.
+    fn end(&mut self, server: &mut Server, number: u64);
 
     /// Finds the rule of the current policy for a lease.
     ///
@@ -57,8 +57,11 @@ pub trait Part: fmt::Debug + Send {
     /// Called when there is a new policy: indexes of rules are invalid.
     fn forget_rules(&mut self, policy: &Policy);
 
-    /// A queue of this interface that the part uses: the interface can have no XDP program then.
-    fn uses(&self, ifindex: u32) -> Option<u32>;
+    /// Checks whether an interface may have an XDP program, as far as the part is concerned.
+    ///
+    /// # Errors
+    /// Why not.
+    fn check_program(&self, link: &Link) -> Result<(), Refusal>;
 
     /// The number of queues that count for a rule although their leases are over.
     fn charged(&self, rule: usize) -> u32;
@@ -148,9 +151,7 @@ impl Server {
 
     /// Ends such a lease, of a connection that has ended.
     pub(super) fn end_by_part(&mut self, number: u64) {
-        if let Some(part) = &mut self.part {
-            part.end(number);
-        }
+        self.by_part(|part, server| part.end(server, number));
         self.go_on_by_part();
     }
 
@@ -178,14 +179,7 @@ impl Server {
 
     /// Checks whether an interface may have an XDP program, as far as the part is concerned.
     pub(super) fn check_no_part_on(&self, link: &Link) -> Result<(), Refusal> {
-        match self.part.as_ref().and_then(|part| part.uses(link.index)) {
-            None => Ok(()),
-            Some(queue) => Reason::Taken.refuse(format!(
-                "queue {queue} of {} is leased for zero-copy receive, and the kernel has either XDP or that on an \
-                 interface: end that lease, or lease from another interface",
-                link.name
-            )),
-        }
+        self.part.as_ref().map_or(Ok(()), |part| part.check_program(link))
     }
 
     /// Such a lease as it is listed.
