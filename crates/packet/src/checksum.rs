@@ -93,8 +93,8 @@ impl Sum {
     #[inline]
     pub fn fold(self) -> u16 {
         let sum = (self.0 & 0xffff_ffff) + (self.0 >> 32);
+        // At most 0x1fffe, because only sums up to 0xffff_fffe have the upper bit: the next addition is the last.
         let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
-        let sum = (sum & 0xffff) + (sum >> 16);
         let sum = (sum & 0xffff) + (sum >> 16);
         u16::from_be(sum as u16)
     }

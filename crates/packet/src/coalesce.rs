@@ -93,7 +93,7 @@ struct Entry {
     /// `None`: not TCP or UDP.
     layers: Option<Layers>,
     verdict: Verdict,
-    /// PSH and FIN, if they are set.
+    /// PSH and FIN, if they are set: they end a unit, so that only its last frame has them.
     flags: u8,
     /// CWR is set.
     cwr: bool,
@@ -289,7 +289,6 @@ impl Batch {
         let single = Entry {
             layers: Some(layers),
             verdict,
-            flags: flags & (tcp::PSH | tcp::FIN),
             cwr: flags & tcp::CWR != 0,
             ..single
         };
@@ -301,7 +300,10 @@ impl Batch {
                 group.close();
             }
         }
+        // Others end no group: acknowledgements are many.
+        let ends_with_payload = layers.ip_len_end == frame_len && single.payload() > 0;
         if verdict != Verdict::Unknown
+            && ends_with_payload
             && self.rules.allow(layers.version, layers.transport_kind)
             && (self.rules.ecn || !single.cwr)
         {
@@ -359,7 +361,8 @@ impl Batch {
             run = Run {
                 count: run.count + 1,
                 bytes,
-                flags: run.flags | member.flags,
+                // Only the last of a unit has any.
+                flags: member.flags,
                 next: member.next,
                 ..run
             };

@@ -229,6 +229,102 @@ mod tests {
     }
 
     #[test]
+    fn frame_has_a_tag_by_its_ethertype() {
+        for (ethertype, is_tagged) in [([0x81, 0x00], true), ([0x88, 0xa8], true), ([0x08, 0x00], false)] {
+            let frame = [&[1; ADDRESS_BYTES][..], &ethertype].concat();
+            assert_eq!(has_tag(&frame), is_tagged, "{ethertype:x?}");
+            assert!(!has_tag(&frame[..ADDRESS_BYTES + 1]));
+        }
+    }
+
+    #[test]
+    fn payload_is_behind_the_tags_that_are_skipped() {
+        let frame = |kinds: &[u8]| [&[1; ADDRESS_BYTES][..], kinds, &[0; 8]].concat();
+        let of = |kinds: &[u8], skip| payload(&frame(kinds), skip).map(|found| (found.ethertype, found.at));
+        let (one, two) = (Skip::Vlan, Skip::TwoTags);
+        assert_eq!(of(&[0x08, 0x00], one), Some((0x800, 14)));
+        assert_eq!(of(&[0x81, 0x00, 0, 5, 0x08, 0x00], one), Some((0x800, 18)));
+        let vlans = [0x81, 0x00, 0, 5, 0x81, 0x00, 0, 6, 0x08, 0x00];
+        assert_eq!(
+            (of(&vlans, one), of(&vlans, two)),
+            (Some((0x8100, 18)), Some((0x800, 22)))
+        );
+        let service = [0x88, 0xa8, 0, 5, 0x81, 0x00, 0, 6, 0x08, 0x00];
+        assert_eq!(
+            (of(&service, one), of(&service, two)),
+            (Some((0x88a8, 14)), Some((0x800, 22)))
+        );
+        let other = [0x91, 0x00, 0, 5, 0x08, 0x00];
+        assert_eq!(of(&other, two), Some((0x9100, 14)));
+        for len in 0..16 {
+            assert!(payload(&frame(&vlans)[..len], one).is_none(), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn snap_names_what_an_llc_frame_carries() {
+        let of = |llc: &[u8]| {
+            let frame = [&[1; HEADER_BYTES][..], llc].concat();
+            let found = behind_llc(&frame, HEADER_BYTES);
+            (found.ethertype, found.at)
+        };
+        assert_eq!(of(&[0xaa, 0xaa, 3, 0, 0, 0, 0x08, 0x00, 0x45]), (0x800, 22));
+        assert_eq!(of(&[0xaa, 0xaa, 3, 0, 0, 0xf8, 0x08, 0x06, 0]), (0x806, 22));
+        // A length, another organization, spanning tree, and SNAP that is not whole.
+        assert_eq!(of(&[0xaa, 0xaa, 3, 0, 0, 0, 0x05, 0xff, 0]), (LLC, 22));
+        assert_eq!(of(&[0xaa, 0xaa, 3, 0, 0, 0, 0x06, 0x00, 0]), (0x600, 22));
+        assert_eq!(of(&[0xaa, 0xaa, 3, 0, 0, 1, 0x08, 0x00, 0]), (LLC, 22));
+        assert_eq!(of(&[0x42, 0x42, 3]), (LLC, 17));
+        assert_eq!(of(&[0xaa, 0xaa, 3, 0, 0, 0, 0x08]), (LLC, 21));
+        assert_eq!(
+            behind_llc(&[1; HEADER_BYTES], HEADER_BYTES + 9).at,
+            HEADER_BYTES + 9
+        );
+    }
+
+    #[test]
+    fn frames_for_the_other_end_of_a_link_are_recognized() {
+        let of = |to: [u8; 6], kinds: &[u8]| {
+            let mut bytes = [0; LOOK_BYTES];
+            bytes[..6].copy_from_slice(&to);
+            bytes[ADDRESS_BYTES..][..kinds.len()].copy_from_slice(kinds);
+            link_control(&bytes, head(&bytes).tags)
+        };
+        let reserved = |last| [0x01, 0x80, 0xc2, 0, 0, last];
+        let (lldp, pause, ip) = ([0x88, 0xcc], [0x88, 0x08], [0x08, 0x00]);
+        for last in [0, 2, 14, 15] {
+            assert_eq!(of(reserved(last), &lldp), Some(LinkControl::Protocol), "{last}");
+        }
+        assert_eq!(of(reserved(1), &ip), Some(LinkControl::Mac));
+        for (to, kinds) in [
+            (reserved(16), lldp),
+            (reserved(17), ip),
+            ([0x01, 0x80, 0xc2, 0, 1, 1], ip),
+        ] {
+            assert_eq!(of(to, &kinds), None, "{to:x?}");
+        }
+        // MAC control to any address, also behind a tag.
+        assert_eq!(of([2; 6], &pause), Some(LinkControl::Mac));
+        assert_eq!(
+            of([2; 6], &[0x81, 0x00, 0, 5, 0x88, 0x08]),
+            Some(LinkControl::Mac)
+        );
+        assert_eq!(of([2; 6], &[0x81, 0x00, 0, 5, 0x08, 0x00]), None);
+        assert_eq!(of([2; 6], &ip), None);
+    }
+
+    #[test]
+    fn vlan_is_written_and_the_priority_stays() {
+        let mut frame = tagged(&[9; 60], 5);
+        assert_eq!(frame, [&[9; 12][..], &[0x81, 0, 0, 5], &[9; 48]].concat());
+        frame[14] = 0xef;
+        set_vlan(&mut frame, 0xabc);
+        assert_eq!(frame, [&[9; 12][..], &[0x81, 0, 0xea, 0xbc], &[9; 48]].concat());
+        assert_eq!(tagged(&[9; 60], 0), [9; 60]);
+        assert_eq!(tagged(&[9; 3], 5), [9, 9, 9, 0x81, 0, 0, 5]);
+    }
+
+    #[test]
     fn tag_that_was_taken_off_is_the_outermost() {
         let of = |kind: &[u8], tag| {
             let mut bytes = [7; LOOK_BYTES];

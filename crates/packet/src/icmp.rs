@@ -75,3 +75,35 @@ impl<'a> Iterator for Options<'a> {
         Some(Some((kind, value)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_begin_behind_the_fields_of_their_message() {
+        assert_eq!(options_at(ROUTER_SOLICITATION), Some(8));
+        assert_eq!(options_at(NEIGHBOUR_SOLICITATION), Some(24));
+        assert_eq!(options_at(NEIGHBOUR_ADVERTISEMENT), Some(24));
+        assert_eq!(options_at(ROUTER_ADVERTISEMENT), None);
+    }
+
+    #[test]
+    fn options_end_with_one_that_is_not_whole() {
+        let (mac, long) = (
+            [1, 1, 2, 0, 0, 0, 0, 7],
+            [[5, 2, 9, 9, 9, 9, 9, 9], [8; 8]].concat(),
+        );
+        let of = |options: &[&[u8]]| {
+            Options::new(&options.concat())
+                .map(|option| option.map(|(kind, value)| (kind, value.to_vec())))
+                .collect::<Vec<_>>()
+        };
+        let (first, second) = (Some((1, mac[2..].to_vec())), Some((5, long[2..].to_vec())));
+        assert_eq!(of(&[]), []);
+        assert_eq!(of(&[&mac, &long]), [first.clone(), second]);
+        assert_eq!(of(&[&mac, &long[..15]]), [first.clone(), None]);
+        assert_eq!(of(&[&mac, &[5]]), [first.clone(), None]);
+        assert_eq!(of(&[&mac, &[5, 0, 0, 0, 0, 0, 0, 0], &mac]), [first, None]);
+    }
+}

@@ -223,3 +223,118 @@ impl<'a> Ipv6<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packet_ends_where_its_length_says_if_the_frame_has_it() {
+        let known: Vec<u8> = (0..60).collect();
+        let of = |payload, end, len| Span { payload, end }.packet(&known, len).map(<[u8]>::len);
+        assert_eq!(of(34, 50, 60), Some(50));
+        assert_eq!(of(34, 60, 60), Some(60));
+        assert_eq!(of(34, 61, 60), None, "longer than the frame");
+        assert_eq!(of(34, 1000, 1000), Some(60), "the rest is not known");
+        assert_eq!((of(34, 34, 60), of(34, 33, 60)), (Some(34), None));
+        assert_eq!((of(60, 1000, 1000), of(61, 1000, 1000)), (Some(60), None));
+    }
+
+    #[test]
+    fn length_that_cannot_be_right_is_ignored_where_only_a_hash_is_wanted() {
+        let known: Vec<u8> = (0..60).collect();
+        let of = |payload, end| Span { payload, end }.packet_or_rest(&known).len();
+        assert_eq!((of(34, 35), of(34, 60), of(34, 61)), (35, 60, 60));
+        assert_eq!((of(34, 34), of(34, 0)), (60, 60));
+    }
+
+    /// A packet whose first header has this number; the headers, and eight bytes.
+    fn ipv6(next: u8, headers: &[&[u8]]) -> Vec<u8> {
+        let mut packet = [0; ipv6::BYTES];
+        (packet[0], packet[ipv6::NEXT]) = (0x60, next);
+        [&packet[..], &headers.concat(), &[0; 8]].concat()
+    }
+
+    fn upper(packet: &[u8], follow: Follow) -> Option<(u8, usize, Fragment)> {
+        let upper = Ipv6::at(packet, 0)?.upper(packet, follow)?;
+        Some((upper.protocol, upper.at, upper.fragment))
+    }
+
+    /// A header of `len` bytes, whose length is this number.
+    fn header(next: u8, number: u8, len: usize) -> Vec<u8> {
+        [&[next, number], &vec![0xee; len - 2][..]].concat()
+    }
+
+    #[test]
+    fn options_and_routing_are_followed_by_their_lengths() {
+        let chain = [
+            header(ROUTING, 0, 8),
+            header(DESTINATION_OPTIONS, 2, 24),
+            header(UDP, 1, 16),
+        ];
+        let packet = ipv6(HOP_BY_HOP, &chain.each_ref().map(Vec::as_slice));
+        for follow in [Follow::Options, Follow::Usual, Follow::All] {
+            assert_eq!(upper(&packet, follow), Some((UDP, 40 + 48, Fragment::None)));
+            assert_eq!(upper(&packet[..40 + 47], follow), None, "a header is not whole");
+        }
+        assert_eq!(
+            upper(&ipv6(TCP, &[]), Follow::Usual),
+            Some((TCP, 40, Fragment::None))
+        );
+        assert_eq!(
+            upper(&ipv6(253, &[]), Follow::All),
+            Some((253, 40, Fragment::None))
+        );
+    }
+
+    #[test]
+    fn headers_that_hosts_agree_on_are_followed_only_if_all_are() {
+        for (number, len) in [
+            (MOBILITY, (3 + 1) * 8),
+            (HOST_IDENTITY, (3 + 1) * 8),
+            (SHIM6, (3 + 1) * 8),
+            (AUTHENTICATION, (3 + 2) * 4),
+        ] {
+            let packet = ipv6(number, &[&header(UDP, 3, len)]);
+            assert_eq!(upper(&packet, Follow::All), Some((UDP, 40 + len, Fragment::None)));
+            for follow in [Follow::Options, Follow::Usual] {
+                assert_eq!(upper(&packet, follow), Some((number, 40, Fragment::None)));
+            }
+        }
+    }
+
+    #[test]
+    fn fragment_header_says_which_part_it_is() {
+        for (offset, fragment) in [
+            ([0, 0], Fragment::Atomic),
+            ([0, 1], Fragment::First),
+            ([0, 6], Fragment::Atomic),
+            ([0, 8], Fragment::Later),
+            ([0, 9], Fragment::Later),
+            ([1, 0], Fragment::Later),
+        ] {
+            let own = [&[UDP, 9][..], &offset, &[0; 4]].concat();
+            let packet = ipv6(FRAGMENT, &[&own]);
+            assert_eq!(
+                upper(&packet, Follow::Usual),
+                Some((UDP, 48, fragment)),
+                "{offset:?}"
+            );
+            assert_eq!(upper(&packet, Follow::All), Some((UDP, 48, fragment)));
+            let whole = Some((FRAGMENT, 40, Fragment::None));
+            assert_eq!(upper(&packet, Follow::Options), whole);
+            // A second one, and options: behind a later fragment there are no headers.
+            for next in [FRAGMENT, DESTINATION_OPTIONS] {
+                let mut first = own.clone();
+                first[0] = next;
+                let packet = ipv6(FRAGMENT, &[&first, &[UDP, 0, 0, 0, 0, 0, 0, 0]]);
+                let expected = match (fragment, next) {
+                    (Fragment::Later, _) => Some((next, 48, fragment)),
+                    (_, FRAGMENT) => None,
+                    _ => Some((UDP, 56, fragment)),
+                };
+                assert_eq!(upper(&packet, Follow::Usual), expected, "{offset:?} {next}");
+            }
+        }
+    }
+}

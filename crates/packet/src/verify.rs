@@ -109,10 +109,11 @@ fn checksum(headers: &[u8], layers: &Layers) -> Option<u16> {
     Some(field)
 }
 
-/// Whether two sums are equal; zero has two forms.
+/// Whether a field holds the sum of a pseudo-header. That is never 0, because it has a protocol; as 0xffff it may be
+/// written in its other form.
 #[inline]
-fn is_same(one: u16, other: u16) -> bool {
-    one == other || (one ^ other == 0xffff && (one == 0 || other == 0))
+fn is_same(field: u16, pseudo: u16) -> bool {
+    field == pseudo || (field == 0 && pseudo == 0xffff)
 }
 
 #[cfg(test)]

@@ -226,7 +226,7 @@ impl NetState {
         Ok(())
     }
 
-    /// Stops a queue; of a pair, the other one rests, too.
+    /// Stops a queue. A pair needs both of its queues: the other one is not served any more, either.
     pub fn stop_queue(&mut self, queue: u16) {
         if self.device.is_control(queue.into()) {
             self.control = None;

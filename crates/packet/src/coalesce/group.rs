@@ -100,17 +100,14 @@ impl Group {
         }
     }
 
-    /// Opens it with a frame to which others can be appended; false if none can.
+    /// Opens it with a frame that has payload and no padding, if others can be appended to it; false if none can.
     pub(super) fn open(&mut self, headers: &[u8], frame_len: u32, layers: &Layers, number: u8) -> bool {
         let len = usize::from(layers.payload);
         let payload = frame_len.saturating_sub(u32::from(layers.payload));
-        if len > HEADERS || len > headers.len() || layers.ip_len_end != frame_len || payload == 0 {
+        if len > HEADERS {
             return false;
         }
         let (ip, transport) = (usize::from(layers.ip), usize::from(layers.transport));
-        if frame_len - u32::from(layers.ip) > LONGEST_PACKET {
-            return false;
-        }
         let (mut id, mut df) = (0, false);
         if layers.version == Ip::V4 {
             let fragment = be16(headers, ip + ipv4::FRAGMENT);

@@ -265,3 +265,9 @@ fn padding_inside_the_tunnel_is_left_alone() {
     }
     assert_eq!(look(&frame), None);
 }
+
+#[test]
+fn bytes_that_are_looked_at_are_bounded() {
+    // Headers, the longest options of Geneve, headers.
+    assert_eq!(TUNNEL_HEADERS_MAX, 256 + (8 + 252) + 256);
+}

@@ -84,3 +84,37 @@ fn padding_behind_the_packet_is_no_part_of_it() {
     frame.extend([0xaa; 13]);
     assert_eq!(look(&frame, true), Verdict::Partial);
 }
+
+#[test]
+fn partial_checksum_of_a_datagram_with_another_length_is_none() {
+    let mut frame = partial(udp(b"hello"));
+    frame[38..40].copy_from_slice(&10u16.to_be_bytes());
+    let layers = parse(&frame, frame.len() as u32).expect("UDP");
+    assert_eq!(is_partial(&frame, &layers), Verdict::Unknown);
+}
+
+#[test]
+fn zero_is_the_other_form_of_all_ones() {
+    for is_udp in [false, true] {
+        let builder = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 0], 64);
+        let mut frame = Vec::new();
+        let written = match is_udp {
+            false => builder.tcp(7, 9, 1, 2).write(&mut frame, b"hello"),
+            true => builder.udp(7, 9).write(&mut frame, b"hello"),
+        };
+        written.expect("memory");
+        let layers = parse(&frame, frame.len() as u32).expect("TCP or UDP");
+        let is_partial_with = |frame: &mut [u8], field: u16| {
+            let at = layers.checksum_at().field();
+            frame[at..at + 2].copy_from_slice(&field.to_be_bytes());
+            is_partial(frame, &layers) == Verdict::Partial
+        };
+        assert!(!is_partial_with(&mut frame, 0));
+        // The end of the destination address makes the sum all ones.
+        let missing = 0xffff - pseudo(&frame, &layers).fold();
+        frame[32..34].copy_from_slice(&missing.to_be_bytes());
+        let found = [0xffff, 0, 0xfffe, 1].map(|field| is_partial_with(&mut frame, field));
+        // A datagram with 0 has no checksum.
+        assert_eq!(found, [true, !is_udp, false, false], "{is_udp}");
+    }
+}

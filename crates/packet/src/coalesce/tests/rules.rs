@@ -90,6 +90,30 @@ fn nothing_is_merged_that_was_not_accepted() {
 }
 
 #[test]
+fn each_rule_alone_allows_some_gso_packet() {
+    let none = Rules::default();
+    assert!(!none.any());
+    assert!(!Rules { ecn: true, ..none }.any(), "it says how, not what");
+    for rules in [
+        Rules { tcp4: true, ..none },
+        Rules { tcp6: true, ..none },
+        Rules { udp4: true, ..none },
+        Rules { udp6: true, ..none },
+    ] {
+        assert!(rules.any(), "{rules:?}");
+    }
+}
+
+#[test]
+fn batch_counts_its_frames() {
+    let frames: Vec<_> = train(&Spec::default(), 3).iter().map(Spec::frame).collect();
+    let mut batch = batch_of(ALL, &frames);
+    assert_eq!((batch.len(), batch.is_empty()), (3, false));
+    batch.clear();
+    assert_eq!((batch.len(), batch.is_empty()), (0, true));
+}
+
+#[test]
 fn single_frame_says_what_its_checksum_is() {
     let valid = Spec::default();
     let partial = Spec {
@@ -209,9 +233,12 @@ fn push_and_fin_end_a_gso_packet_and_are_in_it() {
 #[test]
 fn syn_rst_urg_and_push_stay_alone() {
     for flag in [2, 4, 0x20, 8, 1] {
-        let mut specs = train(&Spec::default(), 2);
-        specs[0].flags |= flag;
-        assert_eq!(units(&specs), [[0], [1]], "{flag:#x}");
+        for both in [false, true] {
+            let mut specs = train(&Spec::default(), 2);
+            specs[0].flags |= flag;
+            specs[1].flags |= if both { flag } else { 0 };
+            assert_eq!(units(&specs), [[0], [1]], "{flag:#x}");
+        }
     }
 }
 
@@ -365,6 +392,121 @@ fn ninth_flow_ends_the_first() {
     // The ninth flow closes the first one's group; the first one's next segment closes the second's, and so on.
     assert_eq!(got.concat().len(), 18);
     assert!(got.contains(&vec![0]), "{got:?}");
+}
+
+#[test]
+fn flow_that_began_first_is_ended_wherever_its_group_is() {
+    let first = |port| Spec {
+        ports: (port, 9),
+        ..Spec::default()
+    };
+    let mut specs: Vec<_> = (0..8).map(first).collect();
+    // The first group ends, and another flow gets its place.
+    specs.push(specs[0].next());
+    specs[8].flags |= 8;
+    specs.push(first(8));
+    // Flow 1 is the oldest now.
+    specs.push(first(9));
+    specs.push(first(8).next());
+    specs.push(first(2).next());
+    specs.push(first(1).next());
+    let got = units(&specs);
+    assert!(
+        got.contains(&vec![9, 11]) && got.contains(&vec![2, 12]),
+        "{got:?}"
+    );
+    assert!(got.contains(&vec![1]) && got.contains(&vec![13]), "{got:?}");
+}
+
+#[test]
+fn frame_without_payload_ends_no_other_flow() {
+    let first = |port| Spec {
+        ports: (port, 9),
+        ..Spec::default()
+    };
+    for padding in [0, 6] {
+        let acknowledgement = Spec {
+            payload: Vec::new(),
+            ..first(8)
+        };
+        let mut frames: Vec<_> = (0..8).map(|port| first(port).frame()).collect();
+        frames.push([acknowledgement.frame(), vec![0; padding]].concat());
+        frames.extend((0..8).map(|port| first(port).next().frame()));
+        let got: Vec<_> = coalesced(&frames).into_iter().map(|got| got.members).collect();
+        assert_eq!(got.len(), 9, "{got:?}");
+        assert!((0..8).all(|at| got.contains(&vec![at, at + 9])), "{got:?}");
+    }
+}
+
+#[test]
+fn padded_or_reserved_first_frame_stays_alone() {
+    let specs = train(&Spec::default(), 3);
+    let members = |frames: &[Vec<u8>]| {
+        let got = coalesced(frames);
+        got.into_iter().map(|got| got.members).collect::<Vec<_>>()
+    };
+    let mut frames: Vec<_> = specs.iter().map(Spec::frame).collect();
+    frames[0].extend([0; 2]);
+    assert_eq!(members(&frames), [vec![0], vec![1, 2]]);
+    // The reserved bit beside "don't fragment".
+    let mut frames: Vec<_> = specs.iter().map(Spec::frame).collect();
+    for frame in &mut frames {
+        frame[14 + 6] |= 0x80;
+        mend_ip(frame, 14);
+    }
+    assert_eq!(members(&frames), [[0], [1], [2]]);
+}
+
+#[test]
+fn headers_of_more_than_128_bytes_are_not_merged() {
+    let specs = train(
+        &Spec {
+            v6: true,
+            stamps: None,
+            ..Spec::default()
+        },
+        2,
+    );
+    for (options, is_merged) in [(48, true), (56, false), (64, false)] {
+        let mut frames: Vec<_> = specs.iter().map(Spec::frame).collect();
+        for frame in &mut frames {
+            let len = u16::from_be_bytes([frame[18], frame[19]]) + options;
+            frame[18..20].copy_from_slice(&len.to_be_bytes());
+            frame[20] = 60;
+            let mut header = vec![0; options.into()];
+            (header[0], header[1]) = (6, (options / 8 - 1) as u8);
+            frame.splice(54..54, header);
+        }
+        assert_eq!(
+            coalesced(&frames).len(),
+            if is_merged { 1 } else { 2 },
+            "{options}"
+        );
+    }
+}
+
+#[test]
+fn member_that_starts_a_run_says_what_its_checksum_is() {
+    for partial in [false, true] {
+        let first = Spec {
+            partial,
+            ..Spec::default()
+        };
+        let frames: Vec<_> = train(&first, 3).iter().map(Spec::frame).collect();
+        let batch = batch_of(ALL, &frames);
+        let (whole, one) = (frames[0].len() as u32 + 200, frames[0].len() as u32);
+        let position = Position::default();
+        for (room, is_whole) in [(one, false), (whole - 1, false), (whole, true)] {
+            let run = batch.run(&position, room).expect("a unit");
+            assert_eq!(run.is_whole(), is_whole, "{room}");
+        }
+        let got = deliver(&batch, &frames, |_| one);
+        let flags: Vec<_> = got.iter().map(|got| got.header.flags).collect();
+        assert_eq!(flags, [if partial { 1 } else { 2 }; 3]);
+        for frame in 0..3 {
+            assert_eq!(batch.partial(frame).is_some(), partial, "{frame}");
+        }
+    }
 }
 
 #[test]
