@@ -363,3 +363,32 @@ fn stamps_of(headers: &[u8], at: u8) -> [u32; 2] {
 fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(field(bytes, at))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_are_found_behind_other_options() {
+        let value = [0, 0, 0, 1, 0, 0, 0, 2];
+        let of = |before: &[u8], kind: [u8; 2]| timestamps(&[before, &kind, &value].concat(), 0);
+        assert_eq!(of(&[], [8, 10]), Some(2));
+        assert_eq!(of(&[1, 1], [8, 10]), Some(4));
+        assert_eq!(of(&[2, 4, 5, 180, 1], [8, 10]), Some(7));
+        assert_eq!(of(&[8, 3, 9], [8, 10]), Some(5), "behind one of another length");
+        assert_eq!(of(&[5, 0], [8, 10]), Some(4), "behind one without a length");
+        assert_eq!(of(&[0], [8, 10]), None, "behind the end");
+        assert_eq!(of(&[], [8, 11]), None);
+        assert_eq!(of(&[], [9, 10]), None);
+        let cut = [&[8, 10][..], &value[..7]].concat();
+        assert_eq!(
+            (timestamps(&cut, 0), timestamps(&[], 0), timestamps(&[5], 0)),
+            (None, None, None)
+        );
+        assert_eq!(
+            timestamps(&[&[8, 10, 8, 10][..], &value].concat(), 2),
+            Some(4),
+            "from there on"
+        );
+    }
+}

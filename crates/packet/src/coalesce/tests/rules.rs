@@ -486,6 +486,70 @@ fn headers_of_more_than_128_bytes_are_not_merged() {
 }
 
 #[test]
+fn cut_segment_is_not_merged() {
+    let frames: Vec<_> = train(&Spec::default(), 2).iter().map(Spec::frame).collect();
+    for len in 0..frames[1].len() {
+        let got = coalesced(&[frames[0].clone(), frames[1][..len].to_vec()]);
+        assert_eq!(got.len(), 2, "{len} bytes");
+    }
+}
+
+#[test]
+fn timestamps_go_back_by_the_upper_half_of_their_numbers() {
+    for (ahead, is_merged) in [(0x7fff_ffff, true), (0x8000_0000, false)] {
+        for at in [0, 1] {
+            let mut specs = train(&Spec::default(), 2);
+            let stamps = specs[1].stamps.as_mut().expect("it has some");
+            let stamp = if at == 0 { &mut stamps.0 } else { &mut stamps.1 };
+            *stamp = stamp.wrapping_add(ahead);
+            assert_eq!(units(&specs).len(), if is_merged { 1 } else { 2 }, "{ahead:#x}");
+        }
+    }
+}
+
+#[test]
+fn only_a_frame_of_the_same_flow_ends_its_unit() {
+    // A segment that cannot be appended, between two that can be.
+    let between = |change: fn(&mut Vec<u8>), other: Spec| {
+        let specs = train(&Spec::default(), 2);
+        let mut frame = Spec { window: 1, ..other }.frame();
+        change(&mut frame);
+        let frames = [specs[0].frame(), frame, specs[1].frame()];
+        coalesced(&frames).len()
+    };
+    let spec = Spec::default;
+    assert_eq!(between(|_| (), spec()), 3, "the same flow");
+    assert_eq!(between(|_| (), Spec { v6: true, ..spec() }), 2);
+    assert_eq!(between(|_| (), Spec { udp: true, ..spec() }), 2);
+    assert_eq!(
+        between(
+            |_| (),
+            Spec {
+                ports: (1000, 2001),
+                ..spec()
+            }
+        ),
+        2
+    );
+    assert_eq!(
+        between(
+            |_| (),
+            Spec {
+                ports: (1001, 2000),
+                ..spec()
+            }
+        ),
+        2
+    );
+    let address = |frame: &mut Vec<u8>| {
+        frame[14 + 12] = 11;
+        mend_ip(frame, 14);
+        complete(frame);
+    };
+    assert_eq!(between(address, spec()), 2);
+}
+
+#[test]
 fn member_that_starts_a_run_says_what_its_checksum_is() {
     for partial in [false, true] {
         let first = Spec {
