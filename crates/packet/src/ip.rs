@@ -248,6 +248,24 @@ mod tests {
         assert_eq!((of(34, 34), of(34, 0)), (60, 60));
     }
 
+    #[test]
+    fn ipv4_says_which_fragment_it_is() {
+        for (bits, fragment) in [
+            (0x0000_u16, Fragment::None),
+            (0x4000, Fragment::None),
+            (0x2000, Fragment::First),
+            (0x2001, Fragment::Later),
+            (0x0001, Fragment::Later),
+            (0x1fff, Fragment::Later),
+        ] {
+            let mut packet = [0; 28];
+            packet[0] = 0x45;
+            packet[ipv4::FRAGMENT..][..2].copy_from_slice(&bits.to_be_bytes());
+            let found = Ipv4::at(&packet, 0).expect("a header").upper.fragment;
+            assert_eq!(found, fragment, "{bits:#x}");
+        }
+    }
+
     /// A packet whose first header has this number; the headers, and eight bytes.
     fn ipv6(next: u8, headers: &[&[u8]]) -> Vec<u8> {
         let mut packet = [0; ipv6::BYTES];
