@@ -377,7 +377,11 @@ mod tests {
         assert_eq!(of(&[2, 4, 5, 180, 1], [8, 10]), Some(7));
         assert_eq!(of(&[8, 3, 9], [8, 10]), Some(5), "behind one of another length");
         assert_eq!(of(&[5, 0], [8, 10]), Some(4), "behind one without a length");
-        assert_eq!(of(&[0], [8, 10]), None, "behind the end");
+        assert_eq!(
+            (of(&[0], [8, 10]), of(&[0, 1], [8, 10])),
+            (None, None),
+            "behind the end"
+        );
         assert_eq!(of(&[], [8, 11]), None);
         assert_eq!(of(&[], [9, 10]), None);
         let cut = [&[8, 10][..], &value[..7]].concat();

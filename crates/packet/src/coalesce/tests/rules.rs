@@ -183,6 +183,20 @@ fn differing_header_is_not_merged() {
 }
 
 #[test]
+fn last_bytes_of_the_headers_must_be_equal() {
+    // Without options they are the window and the urgent pointer.
+    let mut specs = train(
+        &Spec {
+            stamps: None,
+            ..Spec::default()
+        },
+        2,
+    );
+    specs[1].window += 1;
+    assert_eq!(units(&specs), [[0], [1]]);
+}
+
+#[test]
 fn flow_label_and_traffic_class_of_ipv6_must_be_equal() {
     let change: [fn(&mut Spec); 3] = [|spec| spec.label = 1, |spec| spec.tos = 3, |spec| spec.ttl = 2];
     for change in change {
@@ -547,6 +561,16 @@ fn only_a_frame_of_the_same_flow_ends_its_unit() {
         complete(frame);
     };
     assert_eq!(between(address, spec()), 2);
+    for (at, units) in [(14 + 7, 3), (14 + 8, 2), (14 + 39, 2)] {
+        let v6 = Spec { v6: true, ..spec() };
+        let specs = train(&v6, 2);
+        let mut frame = Spec { window: 1, ..v6 }.frame();
+        // The hop limit, or an address.
+        frame[at] ^= 1;
+        complete(&mut frame);
+        let frames = [specs[0].frame(), frame, specs[1].frame()];
+        assert_eq!(coalesced(&frames).len(), units, "byte {at}");
+    }
 }
 
 #[test]
