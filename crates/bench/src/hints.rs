@@ -3,9 +3,9 @@
 //! Batches alternate between the two ways of reading ([`xsk::metadata`]): by the expected layout, chosen once, and by
 //! looking up the layout ID of each frame. Caches are equally cold for both, and cycles are counted for each.
 //!
-//! The time of receipt is that of the NIC's clock, which may show any time. So the first timestamp is compared with the
-//! kernel's clocks: the NIC's clock is synchronized (by phc2sys) with the one that shows a slightly later time, and
-//! latencies use that clock. If there is none, they are relative to the least one.
+//! The NIC's clock may show any time. So the first timestamp is compared with the kernel's clocks. One that shows up to
+//! a second more is assumed to be synchronized with the NIC's (by phc2sys), and latencies are measured with it. Without
+//! such a clock each latency is relative to the shortest one.
 
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`options`] | the options that both have: the mode, how sockets are bound, busy polling |
-//! | [`binding`] | which data path a queue is asked for, and how large the chunks of its memory are |
+//! | [`binding`] | the bind mode to request for a queue, and the size of its UMEM chunks |
 //! | [`drivers`] | what is known of drivers in zero-copy |
 //! | [`command_line`] | how a program ends, and what is wrong with its command line |
 //! | [`shortage`] | what to do about a resource that has run out |

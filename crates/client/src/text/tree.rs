@@ -81,7 +81,7 @@ fn write_items(text: &mut String, indent: usize, key: &str, items: &[Value]) {
 /// A row of a table: headings and values.
 type Cells = Vec<(String, Value)>;
 
-/// Items as rows of a table, without those that count 0; none if an item has a list.
+/// Items as rows of a table, without rows whose `value` or `count` is 0; `None` if an item contains a list.
 fn rows(items: &[Value]) -> Option<Vec<Cells>> {
     let mut rows = Vec::new();
     for item in items {

@@ -1,7 +1,7 @@
 //! A pcapng file (draft-ietf-opsawg-pcapng): one section, one interface, a block for each frame, statistics at the end.
 //!
-//! Four kinds of blocks, written by hand: of the crates that can do it, `pcap-file` 2.0 writes the time of statistics
-//! in the wrong order. Tests read the output with it.
+//! Four kinds of blocks, written by hand, because the crate `pcap-file` 2.0 writes the halves of the time of
+//! statistics in the wrong order. Tests read the output with that crate.
 
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};

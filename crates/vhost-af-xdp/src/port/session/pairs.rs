@@ -132,8 +132,8 @@ impl Session {
         Ok(())
     }
 
-    /// Makes a pair copy whose direct lane failed, and logs why. If the host lacks resources to copy, too, the pair
-    /// waits like one that cannot be started. Direct placement is tried again when its queues are set up again.
+    /// Switches a pair from a failed direct lane to copy placement, and logs why. If the host lacks resources for that,
+    /// too, the pair waits like one that cannot be started. Direct placement is retried when its queues restart.
     fn copy_instead(
         &mut self,
         pair: usize,
