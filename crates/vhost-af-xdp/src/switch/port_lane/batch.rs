@@ -74,7 +74,12 @@ impl<O: OwnQueue> PortLane<O> {
             fault,
         } = burst;
         let mut budget = budget;
-        self.settle(&mut budget, done, looked_up);
+        if let Some(looked_up) = looked_up {
+            budget.charge_look_ups(looked_up);
+            self.count_filtered(done);
+        }
+        self.settle(&budget, done);
+        self.give_back_costs(done);
         if done > 0 && !self.transmit.is_empty() {
             match self.sink(network) {
                 Some(mut sink) => sink.hand_over(),
@@ -99,29 +104,39 @@ impl<O: OwnQueue> PortLane<O> {
         if !self.take(room)? {
             return Ok(0);
         }
-        self.costs.clear();
         let mut burst = Burst {
             network,
             budget: self.sender.budget(),
             done: 0,
             fault: None,
         };
-        if self.route == Route::Cable {
-            self.to_other_end(&mut burst);
-        } else {
-            if self.is_open() {
-                let chains = &self.sender.chains;
-                burst.done = self
-                    .own
-                    .put_plain(&mut self.pair, chains, &mut burst.budget, &self.counters);
-            }
-            if burst.done < self.sender.chains.len() {
-                self.put_to_own_queue(&mut burst)?;
-            }
+        if self.route == Route::OwnQueue && self.is_open() {
+            let chains = &self.sender.chains;
+            burst.done = self
+                .own
+                .put_plain(&mut self.pair, chains, &mut burst.budget, &self.counters);
         }
-        let is_filtered = self.filter.as_ref().is_some_and(|it| it.from_guest.is_some());
-        self.settle(&mut burst.budget, burst.done, is_filtered.then_some(0));
+        if burst.done < self.sender.chains.len() {
+            self.send_checked(&mut burst)?;
+        }
+        self.settle(&burst.budget, burst.done);
         burst.fault.map_or(Ok(burst.done), Err)
+    }
+
+    /// Sends the rest of a batch of [`Self::send_to_one`], each frame checked when its turn comes.
+    /// Errors: the guest's fault.
+    #[inline(never)]
+    fn send_checked(&mut self, burst: &mut Burst<'_>) -> Result<(), Fault> {
+        self.costs.clear();
+        match self.route {
+            Route::Cable => self.to_other_end(burst),
+            Route::Fdb | Route::OwnQueue => self.put_to_own_queue(burst)?,
+        }
+        if self.filter.as_ref().is_some_and(|it| it.from_guest.is_some()) {
+            self.count_filtered(burst.done);
+        }
+        self.give_back_costs(burst.done);
+        Ok(())
     }
 
     /// Classifies the chains of the batch; returns the cost of look-ups, if there are filter rules.
@@ -183,23 +198,24 @@ impl<O: OwnQueue> PortLane<O> {
     /// published before their frames are sent: if the daemon dies in between, the frames are lost. In the other order
     /// its successor would send them again.
     #[inline(always)]
-    fn settle(&mut self, budget: &mut Budget, done: usize, looked_up: Option<u64>) {
-        if let Some(looked_up) = looked_up {
-            budget.charge_look_ups(looked_up);
-            self.count_filtered(done);
-        }
+    fn settle(&mut self, budget: &Budget, done: usize) {
         self.sender.settle(&mut self.pair, budget, done, &self.counters);
         match self.from {
             From::Guest | From::Tap => meter::count_taken(done),
             From::Link => meter::count_linked(done),
         }
+        if done > 0 {
+            self.pair.from_guest.publish(&self.counters);
+        }
+    }
+
+    /// Returns what chains took of the rate limit that are not done.
+    #[inline]
+    fn give_back_costs(&mut self, done: usize) {
         if self.sender.throttle.is_on() {
             let throttle = &mut self.sender.throttle;
             let back = self.costs.drain(..).skip(done);
             back.for_each(|cost| throttle.give_back(cost));
-        }
-        if done > 0 {
-            self.pair.from_guest.publish(&self.counters);
         }
     }
 

@@ -349,7 +349,6 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Puts the chains from `done` on, checked one by one, into the lane's own queue, as far as there is room.
     /// Errors: the guest's fault.
-    #[inline(never)]
     pub(super) fn put_to_own_queue(&mut self, burst: &mut Burst<'_>) -> Result<(), Fault> {
         let Self {
             own,
@@ -385,7 +384,6 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// Passes all frames to the guest at the other end of the cable; frames for which it has no buffers wait.
-    #[inline(never)]
     pub(super) fn to_other_end(&mut self, burst: &mut Burst<'_>) {
         let target = burst.network.target();
         if let Err(fault) = self.pass_by_cable(target, burst)
