@@ -106,10 +106,11 @@ impl Transmit {
         self.outgoing.is_empty()
     }
 
-    /// The guest has nothing to send. Its next frame uses the ring again, if the last frame was written to the tap long
-    /// enough ago.
+    /// The guest has nothing to send, so nothing waits for the tap. Its next frame uses the ring again, if the last frame
+    /// was written to the tap long enough ago.
     #[inline]
     pub(in crate::switch) fn pause(&mut self) {
+        self.tap_is_full = false;
         if self.uses_tap && Ticks::now().minus(self.last_by_tap) > Ticks::of(ON_ITS_WAY) {
             self.uses_tap = false;
         }

@@ -9,6 +9,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use super::*;
 use crate::nic::tap::{SendTap, Tap};
 use crate::switch::backend::to_nic::ON_ITS_WAY;
+use crate::switch::policy::filter::{Filter, PortFilter, Rule};
 use crate::switch::tests::test_siblings::Others;
 
 const COPIES: Setup = Setup {
@@ -181,4 +182,40 @@ fn without_its_other_end_packets_are_cut() {
     world.send(20_000, 1000, 1);
     world.finish();
     world.assert_sent(true);
+}
+
+/// The frame that waited for the tap never reaches it: the pair is disabled, or new rules deny it.
+#[test]
+fn tap_that_was_full_does_not_keep_the_worker_awake() {
+    for is_disabled in [true, false] {
+        let (mut world, kernel) = world(COPIES);
+        let mut sent: u32 = 0;
+        while world.driver.in_flight() == 0 {
+            world.add(&large(60_000, sent), 1);
+            sent += 1;
+            world.poll();
+            while world.driver.take_used().is_some() {}
+        }
+        if is_disabled {
+            world.lane.pair_mut().expect("a guest").from_guest.enabled = false;
+        } else {
+            let deny = "direction=from-guest action=deny protocol=tcp";
+            let filter = PortFilter::new(&Filter {
+                rule: vec![deny.parse::<Rule>().expect("a rule")],
+                ..Filter::default()
+            });
+            drop(world.lane.set_filter(filter.for_a_lane(0)));
+            world.poll();
+            while world.driver.take_used().is_some() {}
+            assert_eq!(world.driver.in_flight(), 0);
+        }
+        while next(&kernel).is_some() {}
+        let mut work = Work::Now;
+        for _ in 0..3 {
+            world.poll();
+            work = world.lane.enable_notifications(&mut Others::default());
+            world.lane.disable_notifications();
+        }
+        assert_eq!(work, Work::None, "disabled: {is_disabled}");
+    }
 }

@@ -119,9 +119,11 @@ impl<'a> Passing<'a> {
     #[inline(never)]
     fn pass_filtered(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
         let mut head = [0; HEADERS_MAX];
-        let frame = match frame.head {
-            [] => with_head(frame, &mut head),
-            _ => frame,
+        let is_enough =
+            frame.head.len() >= HEADERS_MAX || frame.head.first_chunk().is_some_and(|head| !is_long(head));
+        let frame = match is_enough {
+            true => frame,
+            false => with_head(frame, &mut head),
         };
         let counters = self.delivery.counters;
         let stored = frame.sending.request.csum.map(ChecksumAt::field);
@@ -247,7 +249,7 @@ impl<'a> Passing<'a> {
 /// Copies as many first bytes of a frame as rules read into `head`, to be sent in place of those in guest memory.
 fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; HEADERS_MAX]) -> GuestFrame<'a> {
     let len = frame.sending.len as usize;
-    let mut known = SHORT_LOOK_BYTES.min(len);
+    let mut known = SHORT_LOOK_BYTES.max(frame.head.len()).min(len);
     frame.read_start(&mut head[..known]);
     if head.first_chunk().is_some_and(is_long) {
         // Reads all of it again: no byte of the first read is used.

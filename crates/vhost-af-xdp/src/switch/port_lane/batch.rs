@@ -128,15 +128,18 @@ impl<O: OwnQueue> PortLane<O> {
     #[inline(never)]
     fn send_checked(&mut self, burst: &mut Burst<'_>) -> Result<(), Fault> {
         self.costs.clear();
-        match self.route {
-            Route::Cable => self.to_other_end(burst),
-            Route::Fdb | Route::OwnQueue => self.put_to_own_queue(burst)?,
-        }
+        let sent = match self.route {
+            Route::Cable => {
+                self.to_other_end(burst);
+                Ok(())
+            }
+            Route::Fdb | Route::OwnQueue => self.put_to_own_queue(burst),
+        };
         if self.filter.as_ref().is_some_and(|it| it.from_guest.is_some()) {
             self.count_filtered(burst.done);
         }
         self.give_back_costs(burst.done);
-        Ok(())
+        sent
     }
 
     /// Classifies the chains of the batch; returns the cost of look-ups, if there are filter rules.

@@ -5,7 +5,7 @@
 //! guest memory, which the guest may have changed meanwhile, even where the rest is sent from guest memory. A frame
 //! without room is retried and checked again: rules count it when it is done.
 
-use device::counters::PairCounters;
+use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair};
 use virtqueue::{Buffer, Chain};
 
@@ -25,9 +25,12 @@ pub(super) trait Check {
         pair: &mut QueuePair,
         chain: (&Chain, &[Buffer]),
         entry: &mut Classified,
-        budget: &mut Budget,
+        charges: Charges<'_>,
     ) -> Result<bool, Fault>;
 }
+
+/// The batch's budget, and the counter of frames that cannot be sent now, if none can.
+pub(super) type Charges<'a> = (&'a mut Budget, Option<&'a Counter>);
 
 /// Nothing: the batch was classified before.
 pub(super) struct IsClassified;
@@ -39,7 +42,7 @@ impl Check for IsClassified {
         _pair: &mut QueuePair,
         _chain: (&Chain, &[Buffer]),
         _entry: &mut Classified,
-        _budget: &mut Budget,
+        _charges: Charges<'_>,
     ) -> Result<bool, Fault> {
         Ok(true)
     }
@@ -63,10 +66,10 @@ impl Check for Checks<'_> {
         pair: &mut QueuePair,
         (chain, buffers): (&Chain, &[Buffer]),
         entry: &mut Classified,
-        budget: &mut Budget,
+        (budget, unsendable): Charges<'_>,
     ) -> Result<bool, Fault> {
         entry.known = 0;
-        entry.is_sent = pair.check_into(chain, buffers, None, self.counters, &mut entry.sending)?;
+        entry.is_sent = pair.check_into(chain, buffers, unsendable, self.counters, &mut entry.sending)?;
         if self.guard.is_some() || self.acl.is_some() {
             entry.verdict = None;
             if entry.is_sent {

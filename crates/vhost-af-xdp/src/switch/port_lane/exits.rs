@@ -78,11 +78,12 @@ impl Frames<'_> {
             let chain = self.chains.chains[*done];
             let buffers = self.chains.buffers(&chain);
             let entry = &mut self.classified[*done];
-            if !check.check(self.pair, (&chain, buffers), entry, budget)? {
+            let unsendable = sink.unsendable(self.counters);
+            if !check.check(self.pair, (&chain, buffers), entry, (budget, unsendable))? {
                 return Ok(false);
             }
             let frame = entry.frame(self.pair, buffers);
-            let lost = frame.and_then(|_| sink.unsendable(self.counters));
+            let lost = frame.and(unsendable);
             if let Some(counter) = lost {
                 counter.add(1);
             }
@@ -128,12 +129,7 @@ impl<O: OwnQueue> PortLane<O> {
         if !O::SHARES_BUFFERS {
             return Ok(0);
         }
-        // Frames for a disabled pair go to the port's first one.
-        let first = match self.route {
-            Route::Fdb => self.forwarding.lanes(self.number).first().map(|first| first.at),
-            Route::OwnQueue | Route::Cable => network.target(),
-        };
-        let Some(first) = first else {
+        let Some(first) = self.first_pair(network) else {
             return Ok(0);
         };
         let Some(mut guest) = network.guest(first) else {
@@ -148,6 +144,14 @@ impl<O: OwnQueue> PortLane<O> {
                 network.blame(first, fault);
                 Ok(0)
             }
+        }
+    }
+
+    /// The lane of the port's first pair, which gets frames for this pair while that is disabled.
+    pub(super) fn first_pair(&self, network: &dyn Siblings) -> Option<SlotAt> {
+        match self.route {
+            Route::Fdb => self.forwarding.lanes(self.number).first().map(|first| first.at),
+            Route::OwnQueue | Route::Cable => network.target(),
         }
     }
 
@@ -426,7 +430,8 @@ impl<O: OwnQueue> PortLane<O> {
             let chain = taken.chains[burst.done];
             let buffers = taken.buffers(&chain);
             let entry = &mut chains[burst.done];
-            match checks.check(pair, (&chain, buffers), entry, &mut burst.budget) {
+            let unsendable = passing.is_none().then_some(&counters.from_guest_no_peer);
+            match checks.check(pair, (&chain, buffers), entry, (&mut burst.budget, unsendable)) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(fault) => {
@@ -434,19 +439,15 @@ impl<O: OwnQueue> PortLane<O> {
                     break;
                 }
             }
-            match (entry.frame(pair, buffers), &mut passing) {
-                (Some(frame), Some(passing)) => {
-                    let passed = passing.pass(frame, counters)?;
-                    burst.budget.charge_look_ups(passing.take_work());
-                    if passed == Passed::Later {
-                        self.waits = true;
-                        counters.from_guest_waits.add(1);
-                        break;
-                    }
-                    passed.charge(&mut burst.budget, frame.sending.len);
+            if let (Some(frame), Some(passing)) = (entry.frame(pair, buffers), &mut passing) {
+                let passed = passing.pass(frame, counters)?;
+                burst.budget.charge_look_ups(passing.take_work());
+                if passed == Passed::Later {
+                    self.waits = true;
+                    counters.from_guest_waits.add(1);
+                    break;
                 }
-                (Some(_), None) => counters.from_guest_no_peer.add(1),
-                (None, _) => {}
+                passed.charge(&mut burst.budget, frame.sending.len);
             }
             pair.from_guest.queue.push_used(chain.id, 0);
             burst.budget.charge_descriptors(buffers.len());

@@ -457,12 +457,15 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         // Inner queues have no kicks: this thread fills them. The queues of a guest without a kick eventfd have to be
         // polled.
         let is_polled = self.from == From::Guest && self.pair.is_polled();
-        // Frames for a disabled pair wait for buffers of the port's first pair.
-        let spills = O::SHARES_BUFFERS && !self.pair.to_guest.enabled && self.own.has_frames();
+        // Frames for a disabled pair wait for buffers of the port's first pair, of which a kick reports.
+        let spills = O::SHARES_BUFFERS
+            && !self.pair.to_guest.enabled
+            && self.own.has_frames()
+            && has_buffers(self.first_pair(network), network);
         let waits = match self.route {
             // A kick reports buffers at the other end. If it has some, they are fewer than the frame needs, and their
             // kick may have come already.
-            Route::Cable => frames && target_has_buffers(network),
+            Route::Cable => frames && has_buffers(network.target(), network),
             // No event reports room in the queue of another lane.
             Route::Fdb | Route::OwnQueue => frames,
         };
@@ -586,8 +589,8 @@ impl<O: OwnQueue> Lane for PortLane<O> {
     }
 }
 
-/// Asks the guest at the other end of a cable for kicks; returns whether it has buffers already.
-fn target_has_buffers(network: &mut dyn Siblings) -> bool {
-    let target = network.target().and_then(|at| network.guest(at));
+/// Asks the guest of another lane for kicks; returns whether it has buffers already.
+fn has_buffers(lane: Option<SlotAt>, network: &mut dyn Siblings) -> bool {
+    let target = lane.and_then(|at| network.guest(at));
     target.is_some_and(|target| target.pair.to_guest.queue.enable_kicks())
 }

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use rustix::event::{EventfdFlags, eventfd};
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
 use crate::nic::queue::Sends;
-use crate::switch::lane::Lane;
+use crate::switch::lane::{Lane, Work};
 use crate::switch::policy::filter::{Filter, PortFilter, Rule};
+use crate::switch::policy::guard::Guard;
 use crate::switch::port_lane::PortLane;
 use crate::switch::tests::test_guest::{HEADER, Memory};
 use crate::switch::tests::test_lanes::copy_lane;
@@ -44,7 +46,11 @@ impl Guest {
     }
 
     fn send(&mut self, flow: u32, port: u16) {
-        let bytes = [&[0; HEADER as usize][..], &udp(flow, port)].concat();
+        self.send_frame(&udp(flow, port));
+    }
+
+    fn send_frame(&mut self, frame: &[u8]) {
+        let bytes = [&[0; HEADER as usize][..], frame].concat();
         let buffer = Buffer::readable(self.memory.put(&bytes), bytes.len() as u32);
         self.sends.add(&[buffer]).expect("room");
         self.sends.publish();
@@ -181,4 +187,64 @@ fn new_flows_that_a_queue_brings_all_the_time_make_shorter_batches() {
         assert!(rounds < 400, "all are delivered");
     }
     assert!(rounds > 10, "{rounds} rounds for what were 3 batches");
+}
+
+/// A datagram whose ports lie behind 40 bytes of IPv4 options.
+fn udp_behind_options(port: u16) -> Vec<u8> {
+    let mut frame = vec![0; 100];
+    frame[12..24].copy_from_slice(&[8, 0, 0x4f, 0, 0, 86, 0, 0, 0, 0, 64, 17]);
+    frame[76..78].copy_from_slice(&port.to_be_bytes());
+    frame[78..80].copy_from_slice(&26u16.to_be_bytes());
+    frame
+}
+
+#[test]
+fn rules_of_the_other_end_read_long_headers_behind_those_that_a_guard_has_read() {
+    for is_guarded in [false, true] {
+        let (mut a, from) = Guest::new(0);
+        let (mut b, to) = Guest::new(10);
+        let mut from = PortLane::of_cable(from, Arc::clone(&a.counters));
+        let mut to = PortLane::of_cable(to, Arc::clone(&b.counters));
+        if is_guarded {
+            from.set_guard(Some(&Guard {
+                mac: [0; 6],
+                vlans: Vec::new(),
+                source_guard: None,
+            }));
+        }
+        let allow = rules(&["direction=to-guest action=allow protocol=udp destination-ports=53"]);
+        drop(to.set_filter(allow.for_a_lane(0)));
+        a.send_frame(&udp_behind_options(53));
+        from.poll(&mut Others::one(&mut to)).expect("no fault");
+        assert!(b.gets.take_used().is_some(), "guarded: {is_guarded}");
+        assert_eq!(b.counters.to_guest_filter_headers.get(), 0);
+    }
+}
+
+#[test]
+fn frames_for_a_disabled_pair_keep_no_worker_awake_while_the_first_pair_has_no_buffers() {
+    let eventfd = || Some(eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor"));
+    let lane = |is_enabled: bool| {
+        let (guest, mut pair) = Guest::new(0);
+        (pair.from_guest.kick, pair.to_guest.kick) = (eventfd(), eventfd());
+        pair.to_guest.enabled = is_enabled;
+        let umem = own_memory(512);
+        let mut wire = Wire::new(umem.clone(), 512, 512);
+        wire.fill = 512;
+        let wire = Arc::new(std::sync::Mutex::new(wire));
+        let nic = queue(TestNic(Arc::clone(&wire)), umem, 256, Sends::PLAIN);
+        let lane = copy_lane(pair, nic, Arc::clone(&guest.counters));
+        (guest, lane, wire)
+    };
+    let ((_second, mut lane, wire), (_first, mut first, _)) = (lane(false), lane(true));
+    wire.lock().expect("no panic").receive(60, false);
+    for has_first in [true, false] {
+        let mut others = match has_first {
+            true => Others::one(&mut first),
+            false => Others::default(),
+        };
+        lane.poll(&mut others).expect("no fault");
+        assert_eq!(lane.enable_notifications(&mut others), Work::None, "{has_first}");
+        lane.disable_notifications();
+    }
 }

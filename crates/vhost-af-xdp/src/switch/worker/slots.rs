@@ -213,6 +213,9 @@ pub(in crate::switch) fn poll(slots: &mut [Slot], at: usize, awake: &mut Vec<usi
             slot.share.moved();
             slot.check_calls();
             others.left |= !slot.is_in_rounds();
+            if let Some(target) = others.target {
+                others.slot(target).futile = 0;
+            }
             frames
         }
         Err(fault) => {
@@ -448,7 +451,10 @@ impl Siblings for Others<'_> {
 
     fn guest(&mut self, at: SlotAt) -> Option<RxTarget<'_>> {
         let slot = self.other(at)?;
-        slot.futile = 0;
+        // Outside of networks, only frames that moved: the caller may only look for buffers.
+        if slot.role.network().is_some() {
+            slot.futile = 0;
+        }
         let woke = slot.wake();
         slot.check_calls();
         let is_left = !slot.is_in_rounds();

@@ -514,3 +514,30 @@ fn single_rounds_are_expected_where_sleeps_between_them_are_long() {
     assert!(sleeps(&[1], Polling::LEAST));
     assert!(!sleeps(&[1], Duration::from_micros(1)));
 }
+
+/// A guest at a cable kicks all the time, posts no buffers, and the other guest's frame waits for it.
+#[test]
+fn kicks_of_a_guest_that_takes_no_frames_of_a_cable_are_ignored() {
+    let (mut worker, _handle) = worker();
+    let frame = [Buffer::readable(GuestAddr(0x80000), 100)];
+    for (end, sends) in [(0, &frame[..]), (1, &[])] {
+        let role = Role::PatchPort {
+            cable: "cable".into(),
+            end,
+            pair: 0,
+        };
+        let new = NewLane {
+            role,
+            ..lane(0, true, sends)
+        };
+        worker.add(LaneId(end as u64), new, Arc::default());
+    }
+    for _ in 0..200 {
+        let pair = worker.lanes[1].lane.pair().expect("a guest");
+        let kick = pair.to_guest.kick.as_ref().expect("an eventfd");
+        rustix::io::write(kick, &1u64.to_ne_bytes()).expect("room");
+        worker.wait(Some(&Timespec::default()));
+        worker.poll(None);
+    }
+    assert!(worker.lanes[1].muted_until.is_some());
+}
