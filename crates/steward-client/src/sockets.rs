@@ -91,8 +91,8 @@ impl Lease {
         })
     }
 
-    /// Has the steward make a further socket over the memory of one that it bound for this user, for another queue of
-    /// any lease, and bind it, as that is. The memory counts once. Frames continue as before until [`Lease::activate`].
+    /// Has the steward make a socket over the memory of one that it bound for this user, for another queue of any
+    /// lease, and bind it in that one's mode. Memory counts once. Frames continue as before until [`Lease::activate`].
     ///
     /// # Errors
     /// [`LeaseError`]; [`Reason::Unregistered`] if this steward does not know the socket; [`LeaseError::Open`] if the
@@ -113,7 +113,7 @@ impl Lease {
 
     /// Waits until no socket has the queue, `longest` at most: only then has the kernel taken the memory of a closed
     /// socket from the driver, which may read and write it until then. This waits even if
-    /// [`Waiting::end`](super::Waiting::end) is readable: also after the end of this process the memory is a guest's.
+    /// [`Waiting::end`](super::Waiting::end) is readable: the memory may be a guest's, which outlives this process.
     ///
     /// # Errors
     /// [`LeaseError`]; [`LeaseError::Failed`] with EBUSY on timeout.

@@ -4,8 +4,8 @@
 //! NIC reads by DMA, into descriptors that refer to one copy of the payload. All segments are built at once: the packet
 //! waits in the guest's queue until there is room for all of them. A packet with more than [`SEGMENTS`] segments, or
 //! with more than there can ever be room for, is first copied whole into the daemon's memory, and then sent in portions
-//! ([`Remainder`]). So a chain is marked used before the NIC gets its frames: the successor of a daemon that died sends
-//! nothing twice.
+//! ([`Remainder`]). Either way its chain is marked used before the NIC gets the frames: if the daemon dies, its
+//! successor sends nothing twice.
 //!
 //! A queue that several guests fill may never have room for all segments of a packet, because other guests' frames take
 //! each free place. There, a packet that has waited once without success is copied into the daemon's memory, too.
@@ -13,9 +13,9 @@
 //! In copy mode, and where the NIC has TSO, a queue has a cheaper path: a tap ([`SendTap`]). The kernel sends its
 //! frames through the same interface and queue, and GSO packets unsegmented. Frames of one flow must not overtake each
 //! other, so the kernel takes the frames in the ring before a packet is written to the tap. Frames behind the packet
-//! use the tap, too, until the guest pauses for longer than packets wait in the interface's queue (tc(8)), where frames
-//! of the socket would overtake them. The kernel gets such a packet before its chain is marked used: if the daemon dies
-//! in between, its successor sends the packet again. Frames with more pieces than the queue takes use the tap, too.
+//! use the tap, too, until the guest pauses for longer than packets wait in the interface's queue (tc(8)), which frames
+//! of the socket bypass. The kernel gets such a packet before its chain is marked used: if the daemon dies in between,
+//! its successor sends the packet again. Frames with more pieces than the queue takes use the tap, too.
 
 mod plain;
 

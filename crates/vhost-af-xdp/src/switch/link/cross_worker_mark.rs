@@ -57,7 +57,7 @@ pub(crate) struct CrossWorkerMark {
 pub(crate) enum MarkedSender {
     /// This port; `None`: no port.
     Is(Option<PortNumber>),
-    /// A port of this number, which this worker's FDB does not have with the mark's generation.
+    /// A port with this number; in this worker's FDB the number is free or has another generation.
     Other(PortNumber),
     /// The mark has no sender.
     Unset,
