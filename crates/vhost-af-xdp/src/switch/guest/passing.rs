@@ -100,6 +100,12 @@ impl<'a> Passing<'a> {
         self.delivery.about(mark);
     }
 
+    /// Whether rules decide which frames the guest gets. Then the heads of frames must be as long as rules read.
+    #[inline]
+    pub(crate) fn is_filtered(&self) -> bool {
+        self.filter.is_some()
+    }
+
     /// Passes a frame on; `from`: counters of the guest that sends.
     /// Errors: the receiving guest's fault; then the burst is over.
     #[inline]
@@ -118,13 +124,6 @@ impl<'a> Passing<'a> {
     #[cold]
     #[inline(never)]
     fn pass_filtered(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
-        let mut head = [0; HEADERS_MAX];
-        let is_enough =
-            frame.head.len() >= HEADERS_MAX || frame.head.first_chunk().is_some_and(|head| !is_long(head));
-        let frame = match is_enough {
-            true => frame,
-            false => with_head(frame, &mut head),
-        };
         let counters = self.delivery.counters;
         let stored = frame.sending.request.csum.map(ChecksumAt::field);
         let facts = Facts {
@@ -246,8 +245,12 @@ impl<'a> Passing<'a> {
     }
 }
 
-/// Copies as many first bytes of a frame as rules read into `head`, to be sent in place of those in guest memory.
-fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; HEADERS_MAX]) -> GuestFrame<'a> {
+/// Copies as many first bytes of a frame as rules read into `head`, to be sent in place of those in guest memory. Bytes
+/// that an earlier check has copied keep their values.
+pub(in crate::switch) fn with_head<'a>(
+    frame: GuestFrame<'a>,
+    head: &'a mut [u8; HEADERS_MAX],
+) -> GuestFrame<'a> {
     let len = frame.sending.len as usize;
     let mut known = SHORT_LOOK_BYTES.max(frame.head.len()).min(len);
     frame.read_start(&mut head[..known]);

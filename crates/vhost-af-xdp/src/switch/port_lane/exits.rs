@@ -2,6 +2,7 @@
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair};
+use packet::HEADERS_MAX;
 use virtqueue::{ChainId, Chains};
 
 use super::checks::{Check, Checks, IsClassified};
@@ -13,7 +14,7 @@ use crate::switch::backend::to_nic::NicSink;
 use crate::switch::fdb::forwarding::LaneRef;
 use crate::switch::guest::from_guest::{Budget, Put, Sink};
 use crate::switch::guest::guest_frame::GuestFrame;
-use crate::switch::guest::passing::{Passed, Passing};
+use crate::switch::guest::passing::{Passed, Passing, with_head};
 use crate::switch::host::to_tap::TapPut;
 use crate::switch::lane::{RxTarget, Siblings, SlotAt};
 
@@ -440,6 +441,11 @@ impl<O: OwnQueue> PortLane<O> {
                 }
             }
             if let (Some(frame), Some(passing)) = (entry.frame(pair, buffers), &mut passing) {
+                let mut head = [0; HEADERS_MAX];
+                let frame = match passing.is_filtered() {
+                    true => with_head(frame, &mut head),
+                    false => frame,
+                };
                 let passed = passing.pass(frame, counters)?;
                 burst.budget.charge_look_ups(passing.take_work());
                 if passed == Passed::Later {
