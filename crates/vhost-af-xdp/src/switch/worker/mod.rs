@@ -48,7 +48,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::event::{EventfdFlags, PollFd, Timespec, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use xsk::NumaNode;
 
@@ -183,6 +183,7 @@ impl WorkerHandle {
             moved: 0,
             nic_wakes: 0,
             is_woken: true,
+            polled: Vec::new(),
             fdbs: Fdbs::new(),
             place: Place {
                 number: index,
@@ -274,6 +275,8 @@ struct Worker {
     nic_wakes: u8,
     /// Something other than its timeout ended the last sleep.
     is_woken: bool,
+    /// Memory for the descriptors that a sleep polls; empty between sleeps.
+    polled: Vec<PollFd<'static>>,
     fdbs: Fdbs,
     place: Place,
 }

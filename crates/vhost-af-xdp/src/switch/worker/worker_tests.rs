@@ -10,6 +10,7 @@ use crate::switch::fdb::PortNumber;
 use crate::switch::lane::role::Role;
 use crate::switch::lane::{Stopped, Work};
 use crate::switch::port_lane::PortLane;
+use crate::switch::tests::no_allocation_tests::allocations;
 use crate::switch::tests::test_guest::Memory;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
@@ -540,4 +541,19 @@ fn kicks_of_a_guest_that_takes_no_frames_of_a_cable_are_ignored() {
         worker.poll(None);
     }
     assert!(worker.lanes[1].muted_until.is_some());
+}
+
+#[test]
+fn sleep_of_a_worker_with_many_nics_allocates_nothing() {
+    let (mut worker, _handle) = worker();
+    for id in 0..20 {
+        let nic = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+        let new = NewLane {
+            lane: Box::new(NicLane { nic, awaits: true }),
+            ..lane(0, true, &[])
+        };
+        worker.add(LaneId(id), new, Arc::default());
+    }
+    let made = allocations(|| _ = worker.wait(Some(&NO_TIME)), || {});
+    assert_eq!(made, 0);
 }
