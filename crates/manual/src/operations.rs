@@ -10,9 +10,9 @@ const HEAD: &str = "\
 <!-- Written by `cargo run -p manual -- --docs .` from crates/steward/src/server/operations.rs. Do not edit. -->
 
 All that a process can have the [steward](privileges.md) do. Each message is checked as a whole, needs a rule of the
-policy for its user, and waits for its [turn and units](cli.md#turns-and-limits). The [end of a
-lease](privileges.md#what-ends-a-lease) undoes everything, and so does the next steward if this one dies. A *job* is
-done by a child of the steward, and only that receives the files of the message.
+policy for its user (not root's), waits for its turn, and is rejected without [units](cli.md#turns-and-limits). The [end
+of a lease](privileges.md#what-ends-a-lease) undoes it, but for what a row names; the next steward continues a lease with
+a token, and undoes the others. A *job* is done by a child of the steward, and only that receives the message's files.
 ";
 
 /// docs/operations.md.

@@ -86,7 +86,7 @@ impl Lease {
         Self::take_with(path, wanted, None, waiting)
     }
 
-    /// The same, with hints before the frames of the lease's queues, if the steward supports hints: see
+    /// Like [`Lease::take`], with hints before the frames of the queues, if the steward supports hints: see
     /// [`Lease::hinted`].
     ///
     /// # Errors
@@ -203,7 +203,7 @@ impl Lease {
         self.seen().behind
     }
 
-    /// How often the steward was away and is back, since the lease was taken.
+    /// How often the steward has come back after it was away, since the lease was taken.
     pub fn returns(&self) -> u32 {
         self.seen().returns
     }
@@ -290,7 +290,7 @@ impl Lease {
         Ok((host, tap.pop()))
     }
 
-    /// The same with the wire instead of the host, for a lease of [`steer::ModeRequest::Tap`]: see [`Request::Uplink`].
+    /// Like [`Lease::host`], for the wire, with a lease of [`steer::ModeRequest::Tap`]: see [`Request::Uplink`].
     /// `queues`: for a new device, no more than the lease has. It is limited to [`TAP_QUEUES_MAX`], and to one if the
     /// steward does not support several. Read the frames of each queue from its own descriptor.
     ///

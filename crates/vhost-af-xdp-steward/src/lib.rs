@@ -1,6 +1,6 @@
 //! The kinds of leases that only some policies of the [steward](steward) allow. The core admits, limits and counts them
-//! ([`steward::server::part`], [`steward::server::netkits`]); nothing here runs where no rule of the policy allows it,
-//! except to undo what a previous steward left.
+//! ([`steward::server::part`], [`steward::server::netkits`]). If no rule of the policy allows such leases, nothing here
+//! runs, except to undo what a previous steward left.
 //!
 //! | module | policy | what |
 //! |---|---|---|

@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Help and version as they are; of a mistake one line.
+/// Prints help and version in full, and a wrong option in one line.
 fn complain(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         let _ = error.print();
@@ -121,7 +121,7 @@ struct Signals {
     reload: UnixStream,
     /// Readable after SIGTERM or SIGINT.
     end: UnixStream,
-    /// SIGINT came.
+    /// SIGINT was received: the leases end, too.
     for_good: Arc<AtomicBool>,
 }
 
@@ -156,9 +156,9 @@ fn serve(cli: &Options, policy: Policy, signals: Signals) -> Result<(), String> 
     let mut server = server(cli, policy, listener)?
         .with_reload(signals.reload, cli.policy.clone())
         .map_err(|error| format!("cannot handle signals: {error}"))?;
-    // Leases that were taken up again have sockets of their own for that.
+    // Leases that continue have stored sockets of their own for their stations.
     passed.forget_stations();
-    // Files are open or made; what remains of root is this.
+    // All files are open or created: from here on these capabilities are enough.
     capabilities::limit_to_with(capabilities::NEEDED, at_hand(server.policy().allows_zcrx()))
         .map_err(|error| format!("cannot give up capabilities: {error}"))?;
     tracing::info!(policy = %cli.policy.display(), "ready");
@@ -194,7 +194,7 @@ fn store(cli: &Options) -> Result<Store, StoreError> {
     )
 }
 
-/// Does what a steward does at its start and at its end, and nothing between.
+/// Undoes what an earlier steward left, and ends.
 fn take_back(cli: &Options, policy: Policy) -> Result<(), String> {
     let nobody = new_socket(SocketFlags::empty()).map_err(|error| format!("no socket: {error}"))?;
     let store = store(cli).map_err(|error| with_sources(&error))?;
@@ -231,7 +231,7 @@ fn server(cli: &Options, policy: Policy, listener: OwnedFd) -> Result<Server, St
         .with_netkits(&netkit::Devices);
     match store(cli) {
         Ok(store) => Ok(server.with_store(store)),
-        // Nobody asked for it, and it is of use without.
+        // The operator set no place, and the steward is useful without one.
         Err(error)
             if !matches!(error, StoreError::Locked { .. }) && cli.state.is_none() && cli.pins.is_none() =>
         {
@@ -242,11 +242,11 @@ fn server(cli: &Options, policy: Policy, listener: OwnedFd) -> Result<Server, St
     }
 }
 
-/// Listens at `path`, in the place of a socket that nobody listens on any more.
+/// Listens at `path`, and replaces a socket file on which no process listens any more.
 fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     if let Some(parent) = parent.filter(|parent| !parent.exists()) {
-        // Its own place; another one's directory is its user's to make.
+        // The default directory is the steward's; the operator creates any other one.
         match path == Path::new(DEFAULT_SOCKET) {
             true => fs::create_dir_all(parent)?,
             false => {
@@ -274,7 +274,7 @@ fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     }
     let listener = new_socket(SocketFlags::empty())?;
     bind(&listener, &address)?;
-    // Everybody may connect and is judged by the policy.
+    // Any user may connect; the policy decides what the user may do.
     fs::set_permissions(path, Permissions::from_mode(0o666))?;
     listen(&listener, 128)?;
     Ok(listener)

@@ -42,7 +42,7 @@ const MADE_AS: &str = "vaxk";
 pub struct Devices;
 
 impl Netkits for Devices {
-    /// The message may have a network namespace.
+    /// The message may carry the descriptor of a network namespace.
     fn begin(&self, server: &mut Server, number: u64, wanted: &NetkitWanted) -> Result<Pending, Refusal> {
         let (held, _) = server.lease_of(number)?;
         if held.wanted.queues != 1 || held.wanted.network {
@@ -60,7 +60,7 @@ impl Netkits for Devices {
             Job::discard(connection)
         } else {
             let name = interface.link.name.clone();
-            // Making one takes everybody's lock, too.
+            // This, too, takes the lock that all interfaces share (RTNL).
             server.take_units(DeviceChange::NicSetUp, &name, uid)?;
             let (_, interface) = server.lessee_mut(number)?;
             let ifindex = make(interface, wanted, mac)?;
@@ -114,7 +114,7 @@ fn is_there(interface: &mut Interface, wanted: &NetkitWanted) -> Result<bool, Re
 }
 
 /// Makes a netkit for a queue, in the steward's namespace under a temporary name, and leases the queue to it. Returns
-/// its index. `mac`: the address that it has, if it is to have a certain one.
+/// its index. `mac`: its address; `None`: the kernel chooses one.
 fn make(interface: &mut Interface, wanted: &NetkitWanted, mac: Option<[u8; 6]>) -> Result<u32, Refusal> {
     let (link, queue) = (interface.link.clone(), wanted.queue);
     let name = &link.name;
@@ -197,7 +197,7 @@ fn check(interface: &Interface, queue: u32) -> Result<(), Refusal> {
     reason.refuse(text)
 }
 
-/// Called when a child has moved a netkit, or not.
+/// Called when the child that moves a netkit has ended.
 fn conclude(server: &mut Server, number: u64, queue: u32, outcome: Outcome) -> Answered {
     let (_, interface) = server.lessee_mut(number)?;
     if interface.netkit_of(queue).is_none() {
@@ -216,7 +216,7 @@ fn conclude(server: &mut Server, number: u64, queue: u32, outcome: Outcome) -> A
     let (_, interface) = server.lessee_mut(number)?;
     let given = interface.netkit_of(queue).ok_or_else(no_lease)?;
     let (end, map) = given.map_err(|error| Reason::Kernel.because(error.to_string()))?;
-    // The one before may have been told to be gone.
+    // The lessee may have been notified that its previous netkit is gone.
     server.notify(number);
     Ok(Reply::with(Answer::Netkit(end), vec![map]))
 }
@@ -249,7 +249,7 @@ fn settle(interface: &mut Interface, queue: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// In such a name the kernel puts a number (`dev_alloc_name`, net/core/dev.c), and it is another one then.
+/// Rejects a name with %: the kernel may replace it by a number (`dev_alloc_name`, net/core/dev.c).
 fn check_name(name: &str) -> Result<(), Refusal> {
     if !name.contains('%') {
         return Ok(());
@@ -259,12 +259,12 @@ fn check_name(name: &str) -> Result<(), Refusal> {
     ))
 }
 
-/// The address that the netkit of a lease is to have; none: of the kernel's choice.
+/// The address for the netkit of a lease; `None`: the kernel chooses one.
 fn address_of(held: &Held) -> Result<Option<[u8; 6]>, Refusal> {
     let Some(&mac) = held.wanted.filter.macs.first() else {
         return Ok(None);
     };
-    // Those of groups no lease has; of the others the kernel refuses this one (`is_valid_ether_addr`,
+    // No lease has a multicast address; of the other ones the kernel refuses only zero (`is_valid_ether_addr`,
     // include/linux/etherdevice.h).
     if mac != [0; 6] {
         return Ok(Some(mac));

@@ -3,7 +3,7 @@
 //! # Theory of operation
 //!
 //! Such a queue has no XDP program and no AF_XDP socket: the kernel allows one or the other on an interface. The
-//! queue is registered with the lessee's own ring ([`rings`]); the steward keeps nothing of it.
+//! queue is registered with the lessee's own ring ([`rings`]); the steward keeps no descriptor of it.
 //!
 //! ```text
 //!   lease      allowed by the policy; the queue is free; headers are split; the main RSS table does not name the queue
@@ -52,7 +52,7 @@ use self::refusals::{check_split, failed, not_apart};
 use self::rings::{Made, QueueOrder, UserAndGroup};
 use self::saved::{Charge, ZcrxQueues};
 
-/// How the server loads it.
+/// How the server loads this part.
 pub const LOADER: Loader = Loader {
     is_needed: |policy, dir| policy.allows_zcrx() || dir.is_some_and(ZcrxQueues::are_left),
     load: |dir| Box::new(Zcrx::new(dir)),
@@ -65,7 +65,7 @@ struct ZcrxLease {
     pid: i32,
     uid: u32,
     wanted: ZcrxWanted,
-    /// Of the interface; `None`: it is the loopback, which has no queue.
+    /// The NIC's queue; `None`: the interface is the loopback, which has no queue.
     key: Option<QueueKey>,
     /// The policy's rule that it is charged to.
     rule: usize,
@@ -109,7 +109,7 @@ impl Part for Zcrx {
         let made: Option<Made> = match outcome {
             Outcome::Done(report) => report.read(),
             Outcome::Failed { step, errno } => {
-                // Else the first ring has the memory.
+                // After a failure to share, the first ring keeps the memory.
                 if step != Step::ShareQueue {
                     held.bytes = None;
                 }
@@ -117,7 +117,7 @@ impl Part for Zcrx {
             }
             Outcome::Lost => None,
         };
-        // It may have registered the memory before.
+        // A child that was lost may have registered the memory: `bytes` stays.
         let made = made.ok_or_else(lost)?;
         may_crash("zcrx-registered");
         let flows = held.wanted.flows.clone();
@@ -213,7 +213,7 @@ impl Part for Zcrx {
         self.queues.charged(rule)
     }
 
-    /// Checks whether other frames come to leased queues again.
+    /// Keeps the frames of others away from leased queues, or warns.
     fn look(&mut self, server: &mut Server) {
         let leased = self.leases.values();
         let leased: Vec<_> = leased.filter_map(|held| Some((held.key?, held.rule))).collect();
@@ -251,7 +251,7 @@ impl Zcrx {
         }
     }
 
-    /// The number of queues that are leased under a rule, while the server has lent the part.
+    /// The number of queues that are leased under a rule. While it calls the part, the server counts none of `queues`.
     fn leased(&self, server: &Server, rule: usize) -> u32 {
         server.leased(rule).saturating_add(self.queues.charged(rule))
     }
@@ -296,7 +296,7 @@ impl Zcrx {
         Ok(rule)
     }
 
-    /// Checks that nobody has a queue.
+    /// Checks that no lease, program or process uses a queue.
     fn check_queue(&self, server: &Server, link: &Link, key: QueueKey) -> Result<(), Refusal> {
         let (name, queue) = (&link.name, key.1);
         if queue >= link.rx_queues {
@@ -346,11 +346,11 @@ impl Zcrx {
         wanted: &ZcrxWanted,
         may_set_up: bool,
     ) -> Result<(), Refusal> {
-        check_split(link, may_set_up)?;
         let named = |error: &NotApart| not_apart(link, error);
         let mut nic = Ethtool::open(&link.name).map_err(|error| named(&NotApart::NoRules(error)))?;
         let why = match apart::check(&nic, key.1, &wanted.flows) {
             Ok(()) => {
+                check_split(link, may_set_up)?;
                 return self
                     .queues
                     .path(key)
@@ -362,6 +362,8 @@ impl Zcrx {
         if !matches!(why, NotApart::InTable(_)) || !may_set_up {
             return Err(named(&why));
         }
+        // Switched on last: it stays on, and XDP programs without fragments cannot be attached to such a NIC.
+        check_split(link, may_set_up)?;
         let mut plan = self.queues.plan_of(key);
         let queues = &mut self.queues;
         let moved = apart::move_table(&mut nic, &mut plan, &mut |plan| {
@@ -419,8 +421,8 @@ impl Zcrx {
         Ok(Pending::new(job, Server::conclude_by_part).changing(held.key))
     }
 
-    /// Whether a user may have so much more memory in queues under a rule. The kernel counts it, too, for who made the
-    /// ring.
+    /// Checks that a user may register so many more bytes for queues under a rule. The kernel also charges them to the
+    /// user who made the ring.
     fn check_area(&self, policy: &Policy, of: &ZcrxLease, bytes: u64) -> Result<(), Refusal> {
         let (uid, rule) = (of.uid, of.rule);
         let theirs = self.leases.values().filter(|other| other.uid == uid);
@@ -455,7 +457,7 @@ impl Zcrx {
         .map_err(named)
     }
 
-    /// Errors: why not, in one line.
+    /// Keeps the RSS table from naming a leased queue. Errors: the reason, in one line.
     fn keep_apart(&mut self, key: QueueKey, may_set_up: bool) -> Result<(), String> {
         let Some(link) = Link::by_index(key.0) else {
             return Ok(());

@@ -6,8 +6,9 @@ use std::io;
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg};
 use netlink_socket2::NetlinkSocket;
 
-/// `ETH_P_8021Q`.
-const CUSTOMER_TAG: u16 = 0x8100;
+/// The protocol of interfaces of a VLAN (802.1Q).
+#[allow(clippy::cast_possible_truncation)]
+const CUSTOMER_TAG: u16 = libc::ETH_P_8021Q as u16;
 
 /// Interfaces by index.
 pub(super) type Links = BTreeMap<u32, Seen>;

@@ -237,6 +237,7 @@ impl Job {
         kept: &[BorrowedFd<'_>],
         work: impl FnOnce() -> Attempt<T>,
     ) -> Result<Self, Refusal> {
+        const { assert!(size_of::<T>() <= REPORT_MAX, "a report is cut") };
         let begun = pipe_with(PipeFlags::CLOEXEC)
             .map_err(io::Error::from)
             .and_then(|(report, report_to)| {

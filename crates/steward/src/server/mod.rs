@@ -3,9 +3,9 @@
 //! # Theory of operation
 //!
 //! A round polls for the stop signal, connections, requests, room to send answers, and rtnetlink. In each round each
-//! user gets at most one request done, however many connections it has (`connections::limits`). The steward never waits for a
-//! lessee, and never touches a lessee's files: children do that (`job`). Other slow calls into the kernel (attaching
-//! a program) delay the requests of other lessees, not their frames.
+//! user gets at most one request done, however many connections it has (`connections::limits`). The steward never waits
+//! for a lessee, and never touches a lessee's files: children do that (`job`). Other slow calls into the kernel
+//! (attaching a program) delay the requests of other lessees, not their frames.
 //!
 //! A request is checked as a whole before anything is done for it. The program is attached for the first lease of an
 //! interface, and stays for a while after the last one; how often a user may cause that is limited.

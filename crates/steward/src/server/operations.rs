@@ -1,14 +1,14 @@
-//! The table of privileged operations: all that a process that connects to the steward can make it do.
+//! The table of privileged operations: everything that the steward does for the processes that connect to it.
 //!
 //! Each request of the protocol has one row: what the steward checks first, what it does, how that is undone, and what
-//! limits a user that asks again and again. The code of a row is what serves the request: the compiler rejects a
-//! request without a row. docs/operations.md is generated from the rows.
+//! limits a user that repeats the request. The code in a row serves the request: the compiler rejects a request without
+//! a row. docs/operations.md is generated from the rows.
 //!
 //! For all of them: a message is checked as a whole first ([`Malformed`](crate::protocol::Malformed)), a rule of the
 //! policy has to be for the connection's user, a user has one request a round, and requests and connections are limited
-//! ([`limits`](super::connections::limits), [`admission`](super::connections::admission)). Everything ends with the connection, or when a new
-//! policy does not allow it ([`Server::end`], [`reload`](super::reload)); if the steward dies, the next one undoes it
-//! ([`restore`](super::journal::restore)).
+//! ([`limits`](super::connections::limits), [`admission`](super::connections::admission)). Everything ends with the
+//! connection, or when a new policy does not allow it ([`Server::end`], [`reload`](super::reload)). If the steward
+//! dies, the next one undoes it ([`restore`](super::journal::restore)).
 //!
 //! [`Server::end`]: super::Server
 
@@ -31,13 +31,13 @@ pub struct Operation {
     pub checks: &'static str,
     /// What is done.
     pub does: &'static str,
-    /// How it is undone, besides the end of the lease, which undoes everything; `–`: there is nothing to undo.
+    /// What undoes it; the end of the lease always does. `–`: there is nothing to undo.
     pub undone: &'static str,
-    /// What limits it; units are those of a change of a device ([`DeviceChange`](super::connections::limits::DeviceChange)).
+    /// What limits it. Units are those of [`DeviceChange`](super::connections::limits::DeviceChange).
     pub limit: &'static str,
 }
 
-/// Makes [`OPERATIONS`], [`by`], [`act`] and [`begin`] of the rows.
+/// Makes [`OPERATIONS`], [`by`], [`act`] and [`begin`] from the rows.
 macro_rules! operations {
     ($server:ident, $number:ident, $request:ident;
      Steward { $($name:ident $pattern:tt [$checks:literal $does:literal $undone:literal $limit:literal] => $act:expr;)* }
@@ -52,7 +52,7 @@ macro_rules! operations {
             $(operations!(row $file ChildWithFiles $file_checks $file_does $file_undone $file_limit),)*
         ];
 
-        /// Who does what a request asks for.
+        /// Who serves a request.
         pub(super) fn by(request: &Request) -> By {
             match request {
                 $(Request::$name { .. } => By::Steward,)*
@@ -61,7 +61,7 @@ macro_rules! operations {
             }
         }
 
-        /// Does what the steward itself does.
+        /// Serves a request that the steward itself serves.
         pub(super) fn act($server: &mut Server, $number: u64, $request: &Request) -> Answered {
             match $request {
                 $(operations!(pattern $name $pattern) => $act,)*
@@ -69,7 +69,7 @@ macro_rules! operations {
             }
         }
 
-        /// Starts the child for what a child does.
+        /// Starts the child that serves a request.
         pub(super) fn begin($server: &mut Server, $number: u64, $request: &Request) -> Result<Pending, Refusal> {
             match $request {
                 $(operations!(pattern $job $job_pattern) => $begin,)*
@@ -100,7 +100,7 @@ operations! { server, number, request;
         "policy; the queues are free"
         "XDP program, filter, NIC rules"
         "lease ends"
-        "`at-most`, 128 units"
+        "`at-most`, 128 units, new rings"
     ] => server.lease(number, wanted);
     Resume { token } [
         "token; same user; policy"
@@ -110,14 +110,14 @@ operations! { server, number, request;
     ] => server.resume(number, token);
     Keep { token } [
         "the lease has no token"
-        "writes the token into the journal"
+        "records the token for the next steward"
         "lease ends"
         "once a lease"
     ] => server.keep(number, token);
     Zcrx (_) [
-        "policy: flows; free, without XDP"
+        "policy: flows, `zcrx-setup`; free, without XDP"
         "header split; not in RSS"
-        "lease ends"
+        "RSS: rings closed; split stays"
         "`at-most`, 4 units"
     ] => server.lease_by_part(number, request);
     Leases { after } [
@@ -135,8 +135,8 @@ operations! { server, number, request;
     Groups () [
         "the lease is a network's"
         "hands over its multicast ring"
-        "the user gets it again"
-        "256 new rings a rule"
+        "kept for the user"
+        "requests"
     ] => server.groups(number);
     Host { has } [
         "policy: `host`"
@@ -163,7 +163,7 @@ operations! { server, number, request;
         "one a queue, 2 units"
     ] => server.send_tap(number, *queue, *only_with_tso);
     Hints (wanted) [
-        "policy: `hints`"
+        "masked by the policy's `hints`"
         "XDP program that writes them"
         "`Hints`, after 5 s"
         "8 units"
@@ -228,12 +228,12 @@ operations! { server, number, request;
     ] => server.share(number, (*queue, *wait_ms), *cookie, rings);
     ZcrxRegister (_) [
         "same process; as `Register`"
-        "its ring gets the queue"
-        "rings closed"
+        "NIC rules; its ring gets the queue"
+        "lease ends; rings closed"
         "`memlock`, 4 units, job"
     ] => server.begin_by_part(number, request);
     Netkit (wanted) [
-        "policy; owner of the namespace"
+        "policy; by the child: owner of the namespace"
         "netkit there, with the queue"
         "lease ends"
         "4 units, job"

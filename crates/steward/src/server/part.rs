@@ -1,8 +1,8 @@
 //! A part beside the core: a kind of lease that only some policies allow, with code of its own.
 //!
-//! The program that starts the server names the part ([`Loader`]). It is loaded only when a policy allows its leases, or
-//! when a previous steward has left something that it has to undo. The core reads the requests, limits them, counts the
-//! leases for their rules, and tells the part of all else that concerns it; a connection with such a lease has no other.
+//! The program that starts the server names the part ([`Loader`]). It is loaded only when a policy allows its leases,
+//! or when a previous steward has left something that it has to undo. The core reads the requests, limits them, counts
+//! the leases of each rule, and calls the part for the rest. A connection with such a lease has no other lease.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -27,13 +27,13 @@ pub trait Part: fmt::Debug + Send {
     /// Grants a lease. Returns the rule of the policy that it is charged to.
     ///
     /// # Errors
-    /// Why not.
+    /// The refusal for the client.
     fn lease(&mut self, server: &mut Server, number: u64, request: &Request) -> Result<usize, Refusal>;
 
     /// Starts a child for a request about a lease. [`Server::conclude_by_part`] concludes it.
     ///
     /// # Errors
-    /// Why not.
+    /// The refusal for the lessee.
     fn begin(&mut self, server: &mut Server, number: u64, request: &Request) -> Result<Pending, Refusal>;
 
     /// Called when that child has ended.
@@ -42,7 +42,7 @@ pub trait Part: fmt::Debug + Send {
     /// The refusal for the lessee.
     fn conclude(&mut self, server: &mut Server, number: u64, outcome: Outcome) -> Answered;
 
-    /// A lease as it is listed; the core adds who has it.
+    /// A lease as it is listed; the core adds its number and its process.
     fn listed(&self, number: u64) -> Option<Listed>;
 
     /// Ends a lease; its connection is gone.
@@ -51,22 +51,22 @@ pub trait Part: fmt::Debug + Send {
     /// Finds the rule of the current policy for a lease.
     ///
     /// # Errors
-    /// Why none allows it any more.
+    /// The reason why no rule allows it any more.
     fn judge(&mut self, server: &Server, number: u64) -> Result<usize, Refusal>;
 
     /// Called when there is a new policy: indexes of rules are invalid.
     fn forget_rules(&mut self, policy: &Policy);
 
-    /// Checks whether an interface may have an XDP program, as far as the part is concerned.
+    /// Checks that no lease of the part forbids an XDP program on an interface.
     ///
     /// # Errors
-    /// Why not.
+    /// The refusal, which names the queue of such a lease.
     fn check_program(&self, link: &Link) -> Result<(), Refusal>;
 
     /// The number of queues that count for a rule although their leases are over.
     fn charged(&self, rule: usize) -> u32;
 
-    /// Checks what others may have changed.
+    /// Checks settings that other processes may have changed.
     fn look(&mut self, server: &mut Server);
 
     /// When [`Part::go_on`] is due.
@@ -114,7 +114,7 @@ impl Server {
         }
     }
 
-    /// Calls the part, if it is loaded. Meanwhile the server has none.
+    /// Calls the part, if it is loaded. During the call `self.part` is `None`.
     pub(super) fn by_part<T>(&mut self, call: impl FnOnce(&mut dyn Part, &mut Self) -> T) -> Option<T> {
         let mut part = self.part.take()?;
         let result = call(part.as_mut(), self);
@@ -177,7 +177,7 @@ impl Server {
         self.part.as_ref().is_some_and(|part| part.is_unfinished())
     }
 
-    /// Checks whether an interface may have an XDP program, as far as the part is concerned.
+    /// Checks that no lease of the part forbids an XDP program on an interface.
     pub(super) fn check_no_part_on(&self, link: &Link) -> Result<(), Refusal> {
         self.part.as_ref().map_or(Ok(()), |part| part.check_program(link))
     }
@@ -243,7 +243,7 @@ impl Server {
     /// Takes the units that a change of a device costs.
     ///
     /// # Errors
-    /// The user has caused too many.
+    /// The user has caused too many changes.
     pub fn take_units(&mut self, change: DeviceChange, interface: &str, uid: u32) -> Result<(), Refusal> {
         self.device_changes.take(change, interface, uid, Instant::now())
     }
@@ -253,7 +253,7 @@ impl Server {
         self.leases.may_log(uid)
     }
 
-    /// Whether a warning may be logged that no user causes.
+    /// Whether a warning that no user causes may be logged.
     pub fn may_log_warning(&mut self) -> bool {
         self.refusals.may_log(u32::MAX)
     }

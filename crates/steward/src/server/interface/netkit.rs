@@ -177,10 +177,12 @@ impl Interface {
 
     /// Deletes the netkit of a queue, wherever it is. `is_new`: not yet while a socket has the queue.
     pub(super) fn remove_netkit(&self, queue: u32, is_new: bool) -> Result<(), String> {
+        self.ledger.remove_netkit(self.link.index, queue, is_new)?;
+        // Not before: while a socket has the queue, a next steward takes the netkit over with this map.
         if let Some(pins) = &self.pins {
             let _ = fs::remove_file(own_path(pins, queue));
         }
-        self.ledger.remove_netkit(self.link.index, queue, is_new)
+        Ok(())
     }
 
     /// Takes over the netkit that a previous steward made for a queue. If it is not in its namespace, it is deleted:
