@@ -2,7 +2,9 @@
 //!
 //! Only the guest's own choice, not a security boundary: the network decides before which frames a guest may get.
 
+use packet::ethernet::ADDRESS_BYTES;
 pub use packet::ethernet::Mac;
+use packet::{ethertype, word};
 
 /// Whether an address can be a device's own: unicast, and not zero.
 pub(crate) fn is_unicast(mac: Mac) -> bool {
@@ -152,10 +154,12 @@ impl Filter {
 
     #[inline]
     fn accepts_vlan(&self, head: &[u8]) -> bool {
-        match (&self.vlans, head.get(12..16)) {
-            (Some(vlans), Some(&[0x81, 0x00, high, low])) => {
-                vlans.has(u16::from_be_bytes([high, low]) & 0xfff)
-            }
+        match (
+            &self.vlans,
+            word(head, ADDRESS_BYTES),
+            word(head, ADDRESS_BYTES + 2),
+        ) {
+            (Some(vlans), Some(ethertype::VLAN), Some(tag)) => vlans.has(tag & 0xfff),
             _ => true,
         }
     }

@@ -11,7 +11,7 @@ const HEAD: &str = "\
 
 All that a process can have the [steward](privileges.md) do. Each message is checked as a whole, needs a rule of the
 policy for its user (not root's), waits for its turn, and is rejected without [units](cli.md#turns-and-limits). The [end
-of a lease](privileges.md#what-ends-a-lease) undoes it, but for what a row names; the next steward continues a lease with
+of a lease](privileges.md#what-ends-a-lease) undoes it, but for what a row names. The next steward continues leases with
 a token, and undoes the others. A *job* is done by a child of the steward, and only that receives the message's files.
 ";
 

@@ -5,7 +5,7 @@
 //! is an exit. A hypervisor that runs the host's kernel and the guest's in one ring (PVM) runs level 3 natively and
 //! interprets level 0; on others there is no difference.
 //!
-//! KVM is told of memory and of descriptors here, which needs unsafe code.
+//! Only this file has unsafe code: it passes memory and descriptors to KVM.
 #![allow(unsafe_code)]
 
 use std::io::Cursor;
@@ -67,7 +67,7 @@ impl Vm {
             userspace_addr: memory.ram.get_host_address(GuestAddress(0))? as u64,
         };
         // SAFETY: the mapping has `memory_size` bytes (Memory: one region). Each vCPU keeps the memory (Vcpu), so it is
-        // mapped for as long as a guest can run; nobody here makes references to its bytes.
+        // mapped for as long as a guest can run; this program makes no references to its bytes.
         unsafe { fd.set_user_memory_region(region) }.context("KVM_SET_USER_MEMORY_REGION")?;
         Ok(Self {
             kvm,

@@ -67,11 +67,11 @@ pub struct Machine {
     pub mmio: Arc<NetMmio>,
     /// Frequency of the guest's time stamp counter, kHz.
     pub tsc_khz: u32,
-    /// Until it runs.
+    /// `None` once it runs.
     vcpu: Option<(Vcpu, Sender<Result<()>>)>,
     running: Option<Thread<u64>>,
     worker: Option<Thread<()>>,
-    /// Receives how the guest ended, or why it cannot go on.
+    /// Receives the result of the guest's run, or an error of the host.
     ended: Receiver<Result<()>>,
 }
 
@@ -89,7 +89,7 @@ impl Machine {
         let (send, ended) = channel();
         let setup = (u16::try_from(task.pairs)?, config.notify == Notify::Poll);
         let net = Net::new(setup, &memory, sink, vm.interrupt(LINE)?, send.clone())?;
-        // The control queue is notified also if the worker polls the others.
+        // With `Poll`, too, the control queue is notified: by eventfds.
         let by = if config.notify == Notify::Exit {
             By::Exit
         } else {
@@ -147,7 +147,7 @@ impl Machine {
 
     /// Stops the guest for good; returns the number of its exits. Nothing accesses its memory any more.
     pub fn stop(&mut self) -> u64 {
-        // A panic was printed.
+        // `None` after a panic of the thread, which has printed it.
         let exits = self.running.take().and_then(Thread::stop);
         let stopped = self.mmio.notifiers.event(DeviceEvent::VmStop);
         stopped.expect("a stop of the VM is never refused");

@@ -1,6 +1,6 @@
 //! The guest's work, and its answer, in the [`Mailbox`] that it shares with the host.
 //!
-//! The guest may write anything there at any time. The host shows its numbers; it uses none as an index or a length.
+//! The guest may write anything there at any time. The host prints these values, and checks those that it uses.
 
 use anyhow::{Result, bail};
 use vm_memory::{Bytes as _, GuestAddress};
@@ -78,7 +78,7 @@ pub fn check(memory: &Memory, answer: &Mailbox) -> Result<()> {
         layout::ANSWER_DONE if answer.bad_frames == 0 => return Ok(()),
         layout::ANSWER_DONE => bail!("{} of the received frames were not whole", answer.bad_frames),
         layout::ANSWER_WRONG => "the device did not work as VirtIO defines",
-        layout::ANSWER_TIMEOUT => "nothing came for as long as it waits",
+        layout::ANSWER_TIMEOUT => "nothing arrived for as long as the guest waits",
         _ => bail!("the guest ended without an answer, after {} rounds", answer.done),
     };
     let mut name = [0; 16];

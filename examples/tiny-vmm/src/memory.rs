@@ -13,7 +13,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 pub struct Memory {
     /// The VMM's view.
     pub ram: GuestMemoryMmap,
-    /// The device's view. The "user address" of each byte, by which `device` is told of rings, is its guest address.
+    /// The device's view. The "user address" of each byte, by which `device` finds rings, is its guest address.
     pub map: Arc<MemoryMap>,
 }
 

@@ -59,7 +59,7 @@ impl Registers {
 /// The network device on the bus, and its notifiers.
 pub struct NetMmio {
     net: Arc<Net>,
-    /// Tell which thread serves which queue.
+    /// Decide which thread serves which queue.
     pub notifiers: Notifiers<Arc<VmFd>>,
     /// Locked before the device; never while a queue is served, so that the notifiers may be called.
     registers: Mutex<Registers>,

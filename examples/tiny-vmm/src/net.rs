@@ -104,7 +104,7 @@ impl Net {
         state
     }
 
-    /// The same for threads that lock it again and again: others go first.
+    /// Like [`Net::lock`], for threads that lock the device again and again: other threads go first.
     ///
     /// # Panics
     /// If a thread panicked that had it.
@@ -157,7 +157,7 @@ impl NetState {
         }
     }
 
-    /// The device needs a reset, and the driver is interrupted. An error of the host ends the run, too.
+    /// Sets DEVICE_NEEDS_RESET, and interrupts the driver. An error of the host also ends the run.
     fn fail(&mut self, error: anyhow::Error) {
         if error.is::<SinkFailed>() || error.root_cause().is::<io::Error>() {
             // The receiver may be gone, at the end of the machine.
@@ -235,7 +235,7 @@ impl NetState {
         }
         // An error: it was not started.
         let _ = self.device.stop(queue.into());
-        // A frame that waited for the pair keeps others back no longer.
+        // Frames behind one that waited for the pair can move now.
         self.serve();
     }
 

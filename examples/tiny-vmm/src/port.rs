@@ -31,7 +31,7 @@ pub struct Counts {
     pub dropped: u64,
 }
 
-/// The queue pairs of a started device, and its sink. Its owner is the thread that has locked the device.
+/// The queue pairs of a started device, and its sink. The thread that has locked the device uses them.
 pub struct Port {
     /// `None`: not set up.
     pairs: Vec<Option<QueuePair>>,
@@ -87,7 +87,7 @@ impl Port {
         self.pairs.get_mut(pair)?.take()
     }
 
-    /// Applies what the driver has set by the control queue.
+    /// Applies the settings that the driver has made by the control queue.
     pub fn follow(&mut self, device: &NetDevice) {
         self.receive = device.receive(None);
         let offloads = device.negotiated().offloads;
@@ -214,7 +214,7 @@ impl Port {
         }
     }
 
-    /// Of the queues that something waits for; returns whether there is something already.
+    /// Enables kicks of the queues that are waited for; returns whether one has entries already.
     fn enable_kicks(&mut self) -> bool {
         let mut more = false;
         for (at, pair) in self.pairs.iter_mut().enumerate() {

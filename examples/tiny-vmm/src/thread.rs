@@ -1,7 +1,7 @@
 //! Threads: where they run, how much CPU time they use, and how they stop.
 //!
-//! To stop a thread, the VMM sets a flag, at which the thread looks again and again, and sends SIGRTMIN, which ends a
-//! system call such as KVM_RUN. It repeats the signal: one that comes between the look and the system call is lost.
+//! To stop a thread, the VMM sets a flag, which the thread checks again and again, and sends SIGRTMIN, which interrupts
+//! a system call such as KVM_RUN. It repeats the signal: one between the check and the system call has no effect.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,14 +32,14 @@ impl<T: Send + 'static> Thread<T> {
         cpu: Option<usize>,
         work: impl FnOnce(&AtomicBool) -> T + Send + 'static,
     ) -> Result<Self> {
-        // That there is a handler ends system calls.
+        // Only a signal with a handler interrupts system calls.
         register_signal_handler(SIGRTMIN(), nothing)?;
         let stop = Arc::new(AtomicBool::new(false));
         let (flag, (send, receive)) = (Arc::clone(&stop), mpsc::channel());
         let handle = Builder::new().name(name.into()).spawn(move || {
-            // The thread that starts this one may have blocked it.
+            // A new thread inherits the signal mask, in which the signal may be blocked.
             let _ = unblock_signal(SIGRTMIN());
-            // The receiver waits for it.
+            // Cannot fail: the receiver waits below.
             let _ = send.send(gettid());
             work(&flag)
         })?;
@@ -50,7 +50,7 @@ impl<T: Send + 'static> Thread<T> {
 
     /// Stops it. `None`: it panicked.
     pub fn stop(self) -> Option<T> {
-        // Relaxed: the thread learns nothing else by it, and the join is what is waited for.
+        // Relaxed: the flag publishes no other data. Pairs with the load in `work`; a late one costs a signal more.
         self.stop.store(true, Ordering::Relaxed);
         while !self.handle.is_finished() {
             // The thread exists until it is joined.

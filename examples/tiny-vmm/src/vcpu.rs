@@ -23,7 +23,7 @@ pub fn start(vcpu: Vcpu, io: IoManager, cpu: Option<usize>, end: Sender<Result<(
         let mut exits = 0;
         // The receiver may be gone, at the end of the machine.
         let _ = end.send(run(vcpu, &io, stop, &mut exits));
-        // Until then others can read its CPU time.
+        // The thread stays until it is stopped, so that its CPU time can be read.
         while !stop.load(Ordering::Relaxed) {
             rustix::event::pause();
         }
@@ -34,7 +34,7 @@ pub fn start(vcpu: Vcpu, io: IoManager, cpu: Option<usize>, end: Sender<Result<(
 fn run(mut vcpu: Vcpu, io: &IoManager, stop: &AtomicBool, exits: &mut u64) -> Result<()> {
     while !stop.load(Ordering::Relaxed) {
         match vcpu.fd.run() {
-            // Where no device is, nothing happens.
+            // A write to an address without a device has no effect.
             Ok(VcpuExit::MmioWrite(address, data)) => _ = io.mmio_write(MmioAddress(address), data),
             Ok(VcpuExit::MmioRead(address, data)) => {
                 if io.mmio_read(MmioAddress(address), data).is_err() {

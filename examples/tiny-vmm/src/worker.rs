@@ -33,7 +33,7 @@ pub fn start(net: &Arc<Net>, polls: bool, cpu: Option<usize>) -> Result<Thread<(
                 net.lock_after_others().poll();
             } else {
                 if left == Left::Nothing {
-                    // Interrupted by a signal: it serves the queues once more.
+                    // After a signal, too, it serves the queues once more.
                     let _ = epoll.wait(-1, &mut [EpollEvent::default()]);
                 }
                 left = net.lock_after_others().serve();

@@ -100,7 +100,7 @@ operations! { server, number, request;
         "policy; the queues are free"
         "XDP program, filter, NIC rules"
         "lease ends"
-        "`at-most`, 128 units, new rings"
+        "`at-most`, 128 units"
     ] => server.lease(number, wanted);
     Resume { token } [
         "token; same user; policy"
@@ -115,9 +115,9 @@ operations! { server, number, request;
         "once a lease"
     ] => server.keep(number, token);
     Zcrx (_) [
-        "policy: flows, `zcrx-setup`; free, without XDP"
+        "policy: flows; free, no XDP"
         "header split; not in RSS"
-        "RSS: rings closed; split stays"
+        "rings closed; split stays"
         "`at-most`, 4 units"
     ] => server.lease_by_part(number, request);
     Leases { after } [
@@ -228,8 +228,8 @@ operations! { server, number, request;
     ] => server.share(number, (*queue, *wait_ms), *cookie, rings);
     ZcrxRegister (_) [
         "same process; as `Register`"
-        "NIC rules; its ring gets the queue"
-        "lease ends; rings closed"
+        "rules; rings get it"
+        "lease, rings closed"
         "`memlock`, 4 units, job"
     ] => server.begin_by_part(number, request);
     Netkit (wanted) [

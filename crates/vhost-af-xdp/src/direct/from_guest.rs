@@ -140,7 +140,7 @@ impl<N: Nic> DirectEnd<N> {
         self.reap(pair)
     }
 
-    /// What is left to do for a lane that is about to sleep: frames may not be sent yet.
+    /// What the lane still has to do when its worker is about to sleep, as frames may not be sent yet.
     pub(super) fn when_sent(&mut self) -> Work {
         let work = Work::after(self.queue.until_sent());
         if self.has_rest() {
@@ -221,7 +221,7 @@ impl<N: Nic> DirectEnd<N> {
         self.begin_burst();
     }
 
-    /// Has an unsent chain returned, behind the older ones.
+    /// Returns an unsent chain once all older ones have been returned.
     pub(super) fn give_back(&mut self, chain: ChainId) {
         self.sending.push_done(Outbound {
             chain: Some(chain),
@@ -444,7 +444,7 @@ impl<N: Nic> DirectEnd<N> {
         left == 0 && bytes > 0
     }
 
-    /// Sends queued frames when the lane is stopped, on a thread that may wait. What is not sent then is dropped: to
+    /// Sends queued frames when the lane is stopped, on a thread that may wait. Frames not sent by then are dropped: to
     /// repeat a frame would be worse than to lose it. Returns the chain of a GSO packet that was sent only in part.
     pub(super) fn send_before_stop(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
         let half_sent = self.segment_before_stop(pair);

@@ -128,12 +128,12 @@ pub(crate) struct DirectQueue<N> {
     /// There was a buffer smaller than the longest frame: all later ones are deferred, too, because a frame may need
     /// several of them now, and buffers must be used in the order in which they were made available.
     defer_all: bool,
-    /// The last received piece was not the last of its frame.
+    /// The last received piece was not the last one of its frame.
     inside: bool,
     /// Looks at received frames, where they may have partial checksums.
     look: Option<PrivateLook>,
     empty: Vec<Frame>,
-    /// Those of a deferred buffer that is written.
+    /// The descriptors of the deferred buffer that a frame is copied into.
     buffers: Vec<Buffer>,
     /// The guest receives, so frames have to wake the lane.
     awaits_nic: bool,
@@ -153,7 +153,7 @@ pub(crate) struct DirectEnd<N> {
     segmented_buffers: Vec<Buffer>,
     /// A buffer could not be deferred: none is read before a bounce chunk is free again.
     bounces_out: bool,
-    /// Descriptors that the ring had room for when the burst began.
+    /// Descriptors that the ring had room for when the batch began.
     ring: usize,
     outgoing: Vec<TxDesc>,
     pieces: Vec<Piece>,
@@ -271,7 +271,7 @@ impl<N: Nic> DirectEnd<N> {
             link,
             sending: InFlight::new(memory.in_flight),
             segmentation: None,
-            // A chain has as many buffers as its queue has entries, at most, and a burst as many descriptors as the TX
+            // A chain has as many buffers as its queue has entries, at most, and a batch as many descriptors as the TX
             // ring.
             segmented_buffers: Vec::with_capacity(memory.in_flight),
             bounces_out: false,

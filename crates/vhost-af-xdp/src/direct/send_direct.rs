@@ -1,10 +1,10 @@
 //! A queue with `--memory=send-direct`: frames are sent from guest RAM, and received into the daemon's memory.
 //!
-//! The queue's UMEM is guest RAM with chunks of the daemon behind it. From the guest it works as [`super::DirectQueue`]:
-//! frames and the payload of GSO packets are sent directly from guest memory. To the guest it works as
-//! [`CopyQueue`](crate::switch::backend::own_queue::CopyQueue): the NIC receives into the daemon's chunks only, and each frame is
-//! copied once, verified, and perhaps merged with others. So neither the kernel nor a NIC ever writes to guest RAM, not
-//! even in zero-copy: it never contains a frame for another guest, and nothing depends on the guest's receive buffers.
+//! The queue's UMEM is guest RAM with chunks of the daemon behind it. It sends as [`super::DirectQueue`] does: frames
+//! and the payload of GSO packets directly from guest memory. It receives as
+//! [`CopyQueue`](crate::switch::backend::own_queue::CopyQueue) does: the NIC writes to the daemon's chunks only, and
+//! each frame is copied once, verified, and perhaps merged with others. So neither the kernel nor a NIC ever writes to
+//! guest RAM, not even in zero-copy: no frame for another guest gets there, and any receive buffer is good enough.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

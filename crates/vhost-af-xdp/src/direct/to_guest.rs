@@ -82,7 +82,7 @@ impl<N: Nic> DirectQueue<N> {
         any
     }
 
-    /// Returns completed buffers to the guest, up to the first open one; the result is the number of frames in them.
+    /// Returns completed buffers to the guest, up to the first incomplete one; returns the number of frames in them.
     #[inline]
     fn give_done(&mut self, guest: &mut RxTarget<'_>) -> usize {
         let (mut frames, mut bytes) = (0, 0u64);
@@ -115,7 +115,7 @@ impl<N: Nic> DirectQueue<N> {
         usize::try_from(frames).unwrap_or(usize::MAX)
     }
 
-    /// Gives the NIC the buffers that the guest made available.
+    /// Posts to the NIC the buffers that the guest made available.
     fn post(&mut self, guest: &mut RxTarget<'_>) -> Result<(), Fault> {
         self.take_buffers(guest)?;
         // The queue's chunk tracker does not get them: they are in `posted`.

@@ -1,14 +1,14 @@
-//! A NIC queue that a port has for itself: the frames that it receives are for the port's guest. Outside of networks
-//! all frames of the guest leave through it.
+//! A NIC queue that a queue pair has for itself: the frames that it receives are for the pair's guest. Outside of
+//! networks all frames of the pair leave through it.
 //!
-//! In a network it takes the guest's frames to the LAN. All other frames go through the switch: the port's lane
-//! ([`crate::switch::port_lane`]) classifies each frame, and passes those for other ports and for the host on as any port's.
-//! Frames for the guest from a queue of the uplink, from the host, or from another port reach it through that lane, too.
+//! In a network it takes the guest's frames to the LAN. The pair's lane ([`crate::switch::port_lane`]) classifies each
+//! frame, and passes frames to other ports and to the host on like those of any port. Frames for the guest from queues
+//! of the uplink, from the host, and from other ports reach it through that lane, too.
 //!
 //! Four kinds: none, which costs nothing; a queue whose frames are copied ([`CopyQueue`]); a queue that sends from the
 //! guest's memory ([`crate::direct::send_direct`]); one that also receives into it ([`crate::direct`]).
 //!
-//! In tap mode a queue receives nothing: frames arrive at a tap ([`crate::switch::host::from_tap`]). Both implement [`Receive`].
+//! In tap mode a queue receives nothing: frames arrive at a tap. [`Receiver`] and [`FromTap`] implement [`Receive`].
 
 use std::os::fd::BorrowedFd;
 
@@ -60,7 +60,7 @@ pub(crate) trait OwnQueue: Send {
     fn places(&self) -> usize;
     /// Returns to the guest, in order, a chain that was not sent through this queue.
     fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId);
-    /// Ends a poll in which `moved` frames moved: sends the queued frames. Returns further frames moved.
+    /// Ends a poll in which `moved` frames moved: sends the queued frames. Returns how many more have moved.
     /// Errors: the guest's fault.
     fn finish(&mut self, guest: RxTarget<'_>, moved: usize) -> Result<usize, Fault>;
     /// Delivers received frames, as far as the guest has buffers; returns how many.
@@ -100,7 +100,7 @@ pub(crate) trait OwnQueue: Send {
 #[derive(Debug, Default)]
 pub(crate) struct NoQueue;
 
-/// A type without values: there is no sink.
+/// The sink of [`NoQueue`]: a type without values.
 #[derive(Debug)]
 pub(crate) enum Never {}
 
@@ -210,8 +210,12 @@ pub(crate) struct CopyQueue<N, R = Receiver> {
 
 impl<N: Lent> CopyQueue<N> {
     /// A queue for that guest. `untags`: the guest gets the frames of its VLAN without their tag.
-    pub(crate) fn new(guest: &QueuePair, queue: NicQueue<N>, untags: bool, counters: &PairCounters) -> Self {
-        let mut queue = queue;
+    pub(crate) fn new(
+        guest: &QueuePair,
+        mut queue: NicQueue<N>,
+        untags: bool,
+        counters: &PairCounters,
+    ) -> Self {
         let receiver = Receiver::new(guest, &mut queue, counters).untagging(untags);
         Self {
             queue,
@@ -223,8 +227,7 @@ impl<N: Lent> CopyQueue<N> {
 
 impl<N: Lent> CopyQueue<N, FromTap> {
     /// A queue that only sends, in tap mode.
-    pub(crate) fn by_tap(queue: NicQueue<N>, from_tap: FromTap) -> Self {
-        let mut queue = queue;
+    pub(crate) fn by_tap(mut queue: NicQueue<N>, from_tap: FromTap) -> Self {
         queue.begin();
         Self {
             queue,
@@ -355,11 +358,11 @@ impl<N: Lent, R: Receive + Send> OwnQueue for CopyQueue<N, R> {
         NicSink::new(&mut self.queue, &mut self.transmit, counters).inject(frame);
     }
 
-    fn stop(self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
-        let (mut lane, counters) = (self, guest.counters);
-        NicSink::new(&mut lane.queue, &mut lane.transmit, counters).send_before_stop();
-        lane.receiver.finish(&mut lane.queue, guest);
-        N::give_back(lane.queue, counters)
+    fn stop(mut self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
+        let counters = guest.counters;
+        NicSink::new(&mut self.queue, &mut self.transmit, counters).send_before_stop();
+        self.receiver.finish(&mut self.queue, guest);
+        N::give_back(self.queue, counters)
     }
 }
 

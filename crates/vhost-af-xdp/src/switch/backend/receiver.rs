@@ -118,8 +118,8 @@ impl Receive for Receiver {
         self.awaits_nic
     }
 
-    /// Between the last poll and [`stop`](crate::switch::lane::Lane::stop) the control thread may have waited for a CPU. A
-    /// fault of the guest is ignored now.
+    /// Frames may have arrived since the last poll, if the control thread waited for a CPU before
+    /// [`stop`](crate::switch::lane::Lane::stop). A fault of the guest is ignored now.
     ///
     /// A guest that had a fault before gets nothing: its queues are disabled, and its VMM already reads the position
     /// from the ring.

@@ -55,7 +55,7 @@ pub(in crate::switch) const ON_ITS_WAY: Duration = Duration::from_millis(200);
 /// How often it then kicks the kernel to send queued frames.
 pub(crate) const STOP_KICKS: usize = 4;
 
-/// What a lane keeps between two bursts to its NIC queue.
+/// What a lane keeps between two batches to its NIC queue.
 pub(crate) struct Transmit {
     /// The rest of a GSO packet with more segments than are sent at once.
     rest: Remainder,
@@ -106,8 +106,8 @@ impl Transmit {
         self.outgoing.is_empty()
     }
 
-    /// The guest has nothing to send, so nothing waits for the tap. Its next frame uses the ring again, if the last frame
-    /// was written to the tap long enough ago.
+    /// The guest has nothing to send, so nothing waits for the tap. If the last frame was written to the tap long
+    /// enough ago, the next one uses the ring again.
     #[inline]
     pub(in crate::switch) fn pause(&mut self) {
         self.tap_is_full = false;
@@ -132,14 +132,14 @@ impl Transmit {
     }
 }
 
-/// Sends the frames of one burst; see the module's head.
+/// Sends the frames of one batch; see the module's head.
 pub(crate) struct NicSink<'a, N> {
     queue: &'a mut NicQueue<N>,
     transmit: &'a mut Transmit,
     counters: &'a PairCounters,
-    /// Descriptors that the ring had room for when the burst began.
+    /// Descriptors that the ring had room for when the batch began.
     ring: usize,
-    /// The kernel was kicked in this burst.
+    /// The kernel was kicked in this batch.
     is_kicked: bool,
 }
 

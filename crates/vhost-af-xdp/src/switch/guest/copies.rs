@@ -69,19 +69,19 @@ impl Several<'_> {
         mut self,
         to: impl Iterator<Item = (PortNumber, LaneRef)> + Clone,
         forwarding: &Forwarding,
-        network: &mut dyn Siblings,
+        siblings: &mut dyn Siblings,
     ) -> usize {
         let (header, unfinished) = match self.partial() {
-            None => return self.give_alike(to, forwarding, None, true, network),
+            None => return self.give_alike(to, forwarding, None, true, siblings),
             Some(Partial::Inner(inner)) => {
                 self.complete(&inner);
-                return self.give_alike(to, forwarding, None, true, network);
+                return self.give_alike(to, forwarding, None, true, siblings);
             }
             Some(Partial::Own(own)) => (Some(NetHeader::of_partial(own.at)), own),
         };
-        let work = self.give_alike(to.clone(), forwarding, header, true, network);
+        let work = self.give_alike(to.clone(), forwarding, header, true, siblings);
         self.complete(&unfinished);
-        work + self.give_alike(to, forwarding, header, false, network)
+        work + self.give_alike(to, forwarding, header, false, siblings)
     }
 
     /// Completes a checksum, at the position that the parsed headers give.
@@ -99,11 +99,11 @@ impl Several<'_> {
         forwarding: &Forwarding,
         unfinished: Option<NetHeader>,
         takes_partial: bool,
-        network: &mut dyn Siblings,
+        siblings: &mut dyn Siblings,
     ) -> usize {
         let mut work = 0;
         for (port, guest) in to {
-            let Some(mut target) = network.guest(guest.at) else {
+            let Some(mut target) = siblings.guest(guest.at) else {
                 continue;
             };
             if unfinished.is_some() && target.pair.offloads.guest_csum != takes_partial {
@@ -120,7 +120,7 @@ impl Several<'_> {
             work += target.take_work();
             // The number of such frames is limited at their source.
             if admits && let Err(fault) = write_copy(target, (shown.len(), self.mark), offload, &mut shown) {
-                network.blame(guest.at, fault);
+                siblings.blame(guest.at, fault);
             }
         }
         work

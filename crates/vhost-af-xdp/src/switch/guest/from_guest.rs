@@ -1,9 +1,9 @@
 //! From a guest: takes a batch of its frames, within a budget.
 //!
-//! A port's lane ([`crate::switch::port_lane`]) takes chains ([`Sender::take`]), delivers their frames until the budget is used
-//! up or there is no more room, and ends the batch ([`Sender::settle`]). Chains that do not fit stay with the guest. Frames
-//! to a NIC are put into a [`Sink`]: a NIC queue that frames are copied to (`to_nic.rs`), or one that reads guest RAM
-//! (`direct`).
+//! A port's lane ([`crate::switch::port_lane`]) takes chains ([`Sender::take`]), delivers their frames until the budget
+//! is used up or there is no more room, and ends the batch ([`Sender::settle`]). Chains that do not fit stay with the
+//! guest. Frames to a NIC are put into a [`Sink`]: a NIC queue that frames are copied to (`to_nic.rs`), or one that
+//! reads guest RAM (`direct`).
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair};
@@ -286,12 +286,6 @@ impl Sender {
         let most = self.left.min(self.takes.most).min(room);
         pair.from_guest.queue.pop(&mut self.chains, most)?;
         Ok(())
-    }
-
-    /// The chains that were taken last.
-    #[inline]
-    pub(crate) fn chains(&self) -> &Chains {
-        &self.chains
     }
 
     /// Ends a batch, of which the caller has returned the first `done` chains: puts the others back into the queue, and

@@ -1,5 +1,5 @@
-//! A guest's queues: [`from_guest`] takes its frames, [`to_guest`] delivers frames to it, [`passing`] passes frames of one
-//! guest on to another one.
+//! A guest's queues: [`from_guest`] takes its frames, [`to_guest`] delivers frames to it, [`passing`] passes frames of
+//! one guest on to another one.
 
 pub(crate) mod copies;
 pub(crate) mod from_guest;

@@ -100,14 +100,14 @@ impl<'a> Passing<'a> {
         self.delivery.about(mark);
     }
 
-    /// Whether rules decide which frames the guest gets. Then the heads of frames must be as long as rules read.
+    /// Whether filter rules check frames to the guest. Then [`GuestFrame::head`] must have all bytes that rules read.
     #[inline]
     pub(crate) fn is_filtered(&self) -> bool {
         self.filter.is_some()
     }
 
     /// Passes a frame on; `from`: counters of the guest that sends.
-    /// Errors: the receiving guest's fault; then the burst is over.
+    /// Errors: the receiving guest's fault; then no more frames may be passed to it.
     #[inline]
     pub(crate) fn pass(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
         // No frame overtakes earlier ones of the same guest.
@@ -120,7 +120,7 @@ impl<'a> Passing<'a> {
         self.pass_limited(frame, from)
     }
 
-    /// The same with filter rules.
+    /// Like [`Self::pass`], with filter rules.
     #[cold]
     #[inline(never)]
     fn pass_filtered(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
@@ -245,8 +245,8 @@ impl<'a> Passing<'a> {
     }
 }
 
-/// Copies as many first bytes of a frame as rules read into `head`, to be sent in place of those in guest memory. Bytes
-/// that an earlier check has copied keep their values.
+/// Copies the first bytes of a frame, as many as filter rules read, into `head`: they are sent in place of those in
+/// guest memory. Bytes that an earlier check has copied keep their values.
 pub(in crate::switch) fn with_head<'a>(
     frame: GuestFrame<'a>,
     head: &'a mut [u8; HEADERS_MAX],

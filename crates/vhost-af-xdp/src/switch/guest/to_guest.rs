@@ -102,7 +102,7 @@ pub(crate) enum Fit {
     Never,
 }
 
-/// The guest's receive queue during a burst; see the module's head.
+/// The guest's receive queue during a batch; see the module's head.
 pub(crate) struct Delivery<'a> {
     pair: &'a mut QueuePair,
     pub(in crate::switch) counters: &'a PairCounters,
@@ -113,7 +113,7 @@ pub(crate) struct Delivery<'a> {
     asked: usize,
     /// Bytes that the unused `chains` hold.
     room: u64,
-    /// Descriptors read in this burst.
+    /// Descriptors read in this batch.
     read: usize,
     bytes: u64,
     frames: u64,
@@ -125,7 +125,7 @@ pub(crate) struct Delivery<'a> {
 }
 
 impl<'a> Delivery<'a> {
-    /// Begins a burst with the guest's next buffers.
+    /// Begins a batch with the guest's next buffers.
     /// Errors: the guest's fault.
     pub(crate) fn begin(
         pair: &'a mut QueuePair,

@@ -175,7 +175,7 @@ impl TapLane {
 }
 
 impl Lane for TapLane {
-    fn poll(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
+    fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         let written = self.to_tap.write_waiting();
         let is_given = std::mem::take(&mut self.to_tap.is_given);
         self.put_off = match is_given && self.put_off < PUT_OFF {
@@ -190,17 +190,17 @@ impl Lane for TapLane {
         if self.free.len() == READ_INTO && self.lane.is_idle() {
             return Ok(written);
         }
-        let moved = self.lane.poll(network)?;
+        let moved = self.lane.poll(siblings)?;
         self.take_back();
         Ok(written + moved)
     }
 
-    fn enable_notifications(&mut self, network: &mut dyn Siblings) -> Work {
+    fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work {
         // While all buffers are in use there is nothing to read into: the tap is read when some are back.
         let is_next = self.has_frames && self.free.len() >= PARTS;
         match self.to_tap.waiting.driver.enable_calls() || is_next {
             true => Work::Now,
-            false => self.lane.enable_notifications(network),
+            false => self.lane.enable_notifications(siblings),
         }
     }
 

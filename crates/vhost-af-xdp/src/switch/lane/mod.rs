@@ -73,15 +73,15 @@ pub(crate) fn enable_kicks(throttle: &Throttle, pair: &mut QueuePair) -> (Work, 
     (held, has_chains)
 }
 
-/// A guest of another lane of the same worker, to which a lane delivers frames.
+/// A guest as a receiver of frames: that of the delivering lane, or of another lane of the same worker.
 pub(crate) struct RxTarget<'a> {
     pub(crate) pair: &'a mut QueuePair,
     /// Room for its buffers.
     pub(crate) buffers: &'a mut Chains,
     pub(crate) counters: &'a PairCounters,
-    /// Frames that wait to be delivered to it; `None`: it takes no frames of other guests.
+    /// Frames of other guests that wait for its buffers; `None`: it takes no such frames.
     pub(crate) pending: Option<&'a mut Pending>,
-    /// What it may get.
+    /// Rate limit of what it gets.
     pub(crate) policer: Policer<'a>,
     /// Which frames it may get; `None`: all.
     pub(crate) filter: Option<&'a mut Acl>,
@@ -163,16 +163,16 @@ pub(crate) struct Stopped {
     pub(crate) queue: Option<NicQueue<XdpNic>>,
 }
 
-/// See the module's head. Lanes of guests are [`crate::switch::port_lane`]; the others belong to networks:
-/// [`crate::switch::uplink::uplink_lane`], [`crate::switch::host::tap_lane`], [`crate::switch::uplink::multicast_lane`] and [`crate::switch::link`].
+/// See the module's head. Lanes of guests are [`crate::switch::port_lane`]; the others belong to networks, and are in
+/// [`crate::switch::uplink`], [`crate::switch::host::tap_lane`] and [`crate::switch::link`].
 pub(crate) trait Lane: Send {
     /// Moves a batch in each direction; returns how many frames moved. Errors: a fault of the lane's own guest. The lane
-    /// must not be polled again, nor be a target. Faults of other guests are reported to `network`.
-    fn poll(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault>;
+    /// must not be polled again, nor be a target. Faults of other guests are reported to `siblings`.
+    fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault>;
     /// Asks for kicks where the lane waits for a guest, and checks the rings again after that.
-    fn enable_notifications(&mut self, network: &mut dyn Siblings) -> Work;
+    fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work;
     /// Bytes carried so far in both directions, from counters of the guest or of the lane, so they may restart at 0.
-    /// Always 0 for lanes that take no part in [`crate::switch::worker::moderation`], such as links, which have little room.
+    /// Always 0 for lanes that take no part in [`crate::switch::worker::moderation`], such as receiving ends of links.
     fn carried(&self) -> u64 {
         0
     }

@@ -31,7 +31,7 @@ pub(crate) enum Role {
     Host { network: Arc<str> },
     /// Multicast frames that arrived at a network's uplink.
     Multicast { network: Arc<str> },
-    /// The sending end of a link to another worker, for frames of a network ([`crate::switch::link`]). `worker`: its number.
+    /// The sending end of a link to the worker of that number ([`crate::switch::link`]), for frames of a network.
     LinkTo { network: Arc<str>, worker: usize },
     /// The receiving end of a link from that worker.
     LinkFrom { network: Arc<str>, worker: usize },

@@ -1,5 +1,5 @@
 //! Virtqueues in the daemon's memory, where the daemon is also the driver. They carry frames to and from parts of a
-//! network that are no guests: other workers ([`crate::switch::link`]), and taps of the host or the wire ([`crate::switch::host::tap_lane`]).
+//! network that are no guests: other workers ([`crate::switch::link`]), and taps ([`crate::switch::host::tap_lane`]).
 //!
 //! For a sender, the device's half is a guest that accepts frames with their tags, GSO packets and partial checksums.
 //! So frames are batched, held back and finally lost here like frames to guests.

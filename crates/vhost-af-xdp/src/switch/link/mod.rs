@@ -1,15 +1,15 @@
 //! From one worker to another: frames of a network's guests to destinations on other workers.
 //!
-//! Theory of operation. A link is a virtqueue in the daemon's memory ([`crate::switch::link::inner_queue`]), with the device on the
-//! sending worker and the driver on the receiving one. A sleeping side is called, or kicked, with the re-check that
-//! makes a lost call or kick impossible. Both sides' fences are those of [`virtqueue`].
+//! Theory of operation. A link is a virtqueue in the daemon's memory ([`inner_queue`]), with the device on the sending
+//! worker and the driver on the receiving one. A sleeping side is called, or kicked, with the re-check that makes a
+//! lost call or kick impossible. Both sides' fences are those of [`virtqueue`].
 //!
 //! The receiving side puts the buffers, as they are, into a second virtqueue, whose device is a [`PortLane`]: it takes
 //! frames like those of a guest, but the sending worker has already checked the source and found the destination. A
-//! mark for each buffer carries these, with what the NIC reported about the frame's flow
-//! ([`crate::switch::link::cross_worker_mark`]). So addresses are looked up again only for frames whose ports have changed meanwhile.
-//! Frames go to ports of this worker, and to the uplink or the host where the other worker has none. A frame to a port
-//! without a buffer is lost at once, so that no guest delays frames to others.
+//! mark for each buffer carries both, and the NIC's report about the frame's flow ([`cross_worker_mark`]). So addresses
+//! are looked up again only for frames whose ports have changed meanwhile. Frames go to ports of this worker, and to
+//! the uplink or the host where the other worker has none. A frame to a port without a buffer is lost at once, so that
+//! no guest delays frames to others.
 //!
 //! A link accepts all offloads: GSO packets pass whole.
 //!
@@ -125,17 +125,17 @@ impl LinkLane {
 }
 
 impl Lane for LinkLane {
-    fn poll(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
+    fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         self.take();
-        let moved = self.lane.poll(network);
+        let moved = self.lane.poll(siblings);
         self.give_back();
         moved
     }
 
-    fn enable_notifications(&mut self, network: &mut dyn Siblings) -> Work {
+    fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work {
         match self.received.driver.enable_calls() {
             true => Work::Now,
-            false => self.lane.enable_notifications(network),
+            false => self.lane.enable_notifications(siblings),
         }
     }
 

@@ -16,22 +16,22 @@ use crate::switch::policy::rate_limit::Cost;
 impl<O: OwnQueue> PortLane<O> {
     /// Sends a batch of the guest's frames; returns how many moved.
     /// Errors: the guest's fault.
-    pub(super) fn send(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
+    pub(super) fn send(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         let left = self.sender.begin();
         self.waits = false;
         let begun = self.own.begin(&mut self.pair, &mut self.sender, &self.counters);
-        let moved = begun + self.send_batch(left, network)?;
+        let moved = begun + self.send_batch(left, siblings)?;
         let guest = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
         Ok(moved + self.own.finish(guest, moved)?)
     }
 
-    fn send_batch(&mut self, left: usize, network: &mut dyn Siblings) -> Result<usize, Fault> {
-        if left == 0 || !self.pair.from_guest.enabled || !self.send_rest(network) {
+    fn send_batch(&mut self, left: usize, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
+        if left == 0 || !self.pair.from_guest.enabled || !self.send_rest(siblings) {
             return Ok(0);
         }
         match self.route {
-            Route::Fdb => self.send_by_address(network),
-            Route::OwnQueue | Route::Cable => self.send_to_one(network),
+            Route::Fdb => self.send_by_address(siblings),
+            Route::OwnQueue | Route::Cable => self.send_to_one(siblings),
         }
     }
 
@@ -49,7 +49,7 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// Sends a batch by the addresses of its frames.
-    fn send_by_address(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
+    fn send_by_address(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         if !self.take(usize::MAX)? {
             return Ok(0);
         }
@@ -59,7 +59,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
         let looked_up = self.classify_batch(&budget)?;
         let mut burst = Burst {
-            network,
+            siblings,
             budget,
             done: 0,
             fault: None,
@@ -67,35 +67,25 @@ impl<O: OwnQueue> PortLane<O> {
         while self.goes_on(burst.done, self.classified, &burst.budget) {
             self.pass_run(&mut burst);
         }
-        let Burst {
-            network,
-            budget,
-            done,
-            fault,
-        } = burst;
-        let mut budget = budget;
         if let Some(looked_up) = looked_up {
-            budget.charge_look_ups(looked_up);
-            self.count_filtered(done);
+            burst.budget.charge_look_ups(looked_up);
+            self.count_filtered(burst.done);
         }
-        self.settle(&budget, done);
-        self.give_back_costs(done);
-        if done > 0 && !self.transmit.is_empty() {
-            match self.sink(network) {
+        self.settle(&burst.budget, burst.done);
+        self.give_back_costs(burst.done);
+        if burst.done > 0 && !self.transmit.is_empty() {
+            match self.sink(burst.siblings) {
                 Some(mut sink) => sink.hand_over(),
                 None => self.transmit.lose(&self.counters),
             }
         }
-        fault.map_or(Ok(done), Err)
+        burst.fault.map_or(Ok(burst.done), Err)
     }
 
     /// Sends a batch to the one destination of a guest outside of networks.
     #[inline(always)]
-    fn send_to_one(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
-        let room = match self.route {
-            Route::OwnQueue => self.own.room(),
-            Route::Fdb | Route::Cable => usize::MAX,
-        };
+    fn send_to_one(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
+        let room = self.own.room();
         if room == 0 {
             self.waits = true;
             self.counters.from_guest_waits.add(1);
@@ -105,12 +95,12 @@ impl<O: OwnQueue> PortLane<O> {
             return Ok(0);
         }
         let mut burst = Burst {
-            network,
+            siblings,
             budget: self.sender.budget(),
             done: 0,
             fault: None,
         };
-        if self.route == Route::OwnQueue && self.is_open() {
+        if O::IS_THERE && self.is_open() {
             let chains = &self.sender.chains;
             burst.done = self
                 .own
@@ -123,17 +113,17 @@ impl<O: OwnQueue> PortLane<O> {
         burst.fault.map_or(Ok(burst.done), Err)
     }
 
-    /// Sends the rest of a batch of [`Self::send_to_one`], each frame checked when its turn comes.
+    /// Sends the rest of a batch of [`Self::send_to_one`], and checks each frame just before it is passed on.
     /// Errors: the guest's fault.
     #[inline(never)]
     fn send_checked(&mut self, burst: &mut Burst<'_>) -> Result<(), Fault> {
         self.costs.clear();
-        let sent = match self.route {
-            Route::Cable => {
+        let sent = match O::IS_THERE {
+            true => self.put_to_own_queue(burst),
+            false => {
                 self.to_other_end(burst);
                 Ok(())
             }
-            Route::Fdb | Route::OwnQueue => self.put_to_own_queue(burst),
         };
         if self.filter.as_ref().is_some_and(|it| it.from_guest.is_some()) {
             self.count_filtered(burst.done);
@@ -158,7 +148,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Whether all frames of the guest pass unchecked, outside of networks.
+    /// Whether a guest outside of networks has no source guard, no filter rules and no rate limit.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         let filter = self.filter.as_ref();
@@ -193,7 +183,7 @@ impl<O: OwnQueue> PortLane<O> {
             Destination::Nobody => self.lose(run, burst, |counters| &counters.from_guest_isolated),
         }
         if self.forwarding.has_promiscuous() {
-            self.mirror(first..burst.done, burst.network, &mut burst.budget);
+            self.mirror(first..burst.done, burst.siblings, &mut burst.budget);
         }
     }
 
@@ -212,7 +202,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Returns what chains took of the rate limit that are not done.
+    /// Returns to the rate limit the costs of chains that are not done.
     #[inline]
     fn give_back_costs(&mut self, done: usize) {
         if self.sender.throttle.is_on() {

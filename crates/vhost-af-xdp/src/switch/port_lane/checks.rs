@@ -1,9 +1,9 @@
-//! Checks frames of a guest outside of networks, one when its turn comes: source guard, filter rules, and rate limit.
+//! Checks each frame of a guest outside of networks just before it is passed on: source guard, rules, rate limit.
 //! (In a network the FDB has the guards, and a batch is checked before its first frame is passed on.)
 //!
 //! As in a network the first bytes of a frame are copied out of guest memory, checked, and sent in place of those in
 //! guest memory, which the guest may have changed meanwhile, even where the rest is sent from guest memory. A frame
-//! without room is retried and checked again: rules count it when it is done.
+//! without room is retried and checked again: its verdict is counted once, when it is done.
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, QueuePair};
@@ -16,7 +16,7 @@ use crate::switch::policy::filter::Acl;
 use crate::switch::policy::guard::Guard;
 use crate::switch::policy::rate_limit::{Cost, Throttle};
 
-/// What happens with a chain before its frame is passed on.
+/// Checks a chain before its frame is passed on.
 pub(super) trait Check {
     /// Checks the next chain, whose result is stored in `entry`; false: it has to wait for the rate limit.
     /// Errors: the guest's fault.
@@ -29,10 +29,10 @@ pub(super) trait Check {
     ) -> Result<bool, Fault>;
 }
 
-/// The batch's budget, and the counter of frames that cannot be sent now, if none can.
+/// The batch's budget, and, if no frame can be sent now, the counter of the dropped ones.
 pub(super) type Charges<'a> = (&'a mut Budget, Option<&'a Counter>);
 
-/// Nothing: the batch was classified before.
+/// Checks nothing: the batch was classified before.
 pub(super) struct IsClassified;
 
 impl Check for IsClassified {
@@ -53,7 +53,7 @@ pub(super) struct Checks<'a> {
     pub(super) guard: Option<&'a Guard>,
     pub(super) acl: Option<&'a mut Acl>,
     pub(super) throttle: &'a mut Throttle,
-    /// By chain: what it took of the rate limit, if there is one.
+    /// By chain: its cost to the rate limit, if there is one.
     pub(super) costs: &'a mut Vec<Cost>,
     pub(super) counters: &'a PairCounters,
 }

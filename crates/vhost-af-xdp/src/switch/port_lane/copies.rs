@@ -20,12 +20,12 @@ use crate::switch::link::cross_worker_mark::CrossWorkerMark;
 /// another worker. Returns the work besides the copy, in frames.
 /// Errors: that guest's fault.
 pub(super) fn pass_copy(
-    network: &mut dyn Siblings,
+    siblings: &mut dyn Siblings,
     at: SlotAt,
     (frame, mark): (GuestFrame<'_>, CrossWorkerMark),
     from: &PairCounters,
 ) -> Result<u64, Fault> {
-    let Some(target) = network.guest(at) else {
+    let Some(target) = siblings.guest(at) else {
         return Ok(0);
     };
     let mut work = 0;
@@ -42,7 +42,7 @@ pub(super) fn pass_copy(
 
 impl<O: OwnQueue> PortLane<O> {
     /// Sends an announcement of the daemon in each of the port's VLANs, if its source is the port's address.
-    pub(super) fn announce(&mut self, frame: &[u8], network: &mut dyn Siblings) {
+    pub(super) fn announce(&mut self, frame: &[u8], siblings: &mut dyn Siblings) {
         let forwarding = Arc::clone(&self.forwarding);
         let own = forwarding.fdb.port(self.number);
         let Some(own) = own.filter(|own| frame.get(6..ADDRESS_BYTES) == Some(&own.mac)) else {
@@ -54,7 +54,7 @@ impl<O: OwnQueue> PortLane<O> {
             let tagged = ethernet::tagged(frame, vlan);
             if O::IS_THERE && !forwarding.reaches_uplink_by_link() {
                 self.own.inject(&tagged, &self.counters);
-            } else if let Some(mut sink) = self.sink(network) {
+            } else if let Some(mut sink) = self.sink(siblings) {
                 sink.inject(&tagged);
             }
             let ports = forwarding.ports_of(vlan, Some(self.number));
@@ -63,11 +63,11 @@ impl<O: OwnQueue> PortLane<O> {
             for (guest, is_tagged) in host.into_iter().chain(ports) {
                 let shown = if is_tagged { &tagged[..] } else { frame };
                 let len = u32::try_from(shown.len()).unwrap_or(u32::MAX);
-                if let Some(mut target) = network.guest(guest.at)
+                if let Some(mut target) = siblings.guest(guest.at)
                     && target.allows_once(shown)
                     && let Err(fault) = write_copy(target, (len, mark), NO_OFFLOAD, &mut { shown })
                 {
-                    network.blame(guest.at, fault);
+                    siblings.blame(guest.at, fault);
                 }
             }
         }

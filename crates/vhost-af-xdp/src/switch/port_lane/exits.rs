@@ -18,7 +18,7 @@ use crate::switch::guest::passing::{Passed, Passing, with_head};
 use crate::switch::host::to_tap::TapPut;
 use crate::switch::lane::{RxTarget, Siblings, SlotAt};
 
-/// Chains of a batch with the same destination.
+/// Chains of a batch with the same destination: a queue of a NIC.
 struct Frames<'a> {
     pair: &'a mut QueuePair,
     classified: &'a mut [Classified],
@@ -110,9 +110,9 @@ impl Frames<'_> {
 
 impl<O: OwnQueue> PortLane<O> {
     /// Sends for the guest, and delivers what its own queue received.
-    pub(super) fn poll_own(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
-        let sent = self.send(network);
-        let moved = sent.and_then(|sent| Ok(sent + self.receive(network)?));
+    pub(super) fn poll_own(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
+        let sent = self.send(siblings);
+        let moved = sent.and_then(|sent| Ok(sent + self.receive(siblings)?));
         if moved.is_err() {
             // Its queues are not used any more.
             (self.pair.from_guest.enabled, self.pair.to_guest.enabled) = (false, false);
@@ -120,7 +120,7 @@ impl<O: OwnQueue> PortLane<O> {
         moved
     }
 
-    fn receive(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
+    fn receive(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         if !self.own.has_frames() {
             return Ok(0);
         }
@@ -130,10 +130,10 @@ impl<O: OwnQueue> PortLane<O> {
         if !O::SHARES_BUFFERS {
             return Ok(0);
         }
-        let Some(first) = self.first_pair(network) else {
+        let Some(first) = self.first_pair(siblings) else {
             return Ok(0);
         };
-        let Some(mut guest) = network.guest(first) else {
+        let Some(mut guest) = siblings.guest(first) else {
             return Ok(0);
         };
         match self.own.receive(&mut guest) {
@@ -142,17 +142,17 @@ impl<O: OwnQueue> PortLane<O> {
                 Ok(frames)
             }
             Err(fault) => {
-                network.blame(first, fault);
+                siblings.blame(first, fault);
                 Ok(0)
             }
         }
     }
 
-    /// The lane of the port's first pair, which gets frames for this pair while that is disabled.
-    pub(super) fn first_pair(&self, network: &dyn Siblings) -> Option<SlotAt> {
+    /// The lane of the port's first pair, which receives the frames of this pair while this pair is disabled.
+    pub(super) fn first_pair(&self, siblings: &dyn Siblings) -> Option<SlotAt> {
         match self.route {
             Route::Fdb => self.forwarding.lanes(self.number).first().map(|first| first.at),
-            Route::OwnQueue | Route::Cable => network.target(),
+            Route::OwnQueue | Route::Cable => siblings.target(),
         }
     }
 
@@ -166,13 +166,13 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Continues GSO packets that are being segmented for a NIC; returns whether further frames can be sent then.
     #[inline]
-    pub(super) fn send_rest(&mut self, network: &mut dyn Siblings) -> bool {
+    pub(super) fn send_rest(&mut self, siblings: &mut dyn Siblings) -> bool {
         if !self.has_rest() {
             return true;
         }
         if self.transmit.has_rest() {
             let mut budget = self.sender.budget();
-            match self.sink(network) {
+            match self.sink(siblings) {
                 Some(mut sink) => {
                     sink.send_rest(&mut budget);
                     sink.note_wait(sink.has_rest());
@@ -201,8 +201,8 @@ impl<O: OwnQueue> PortLane<O> {
         self.leave_by(link, run, burst, nobody);
     }
 
-    /// Makes frames wait for the uplink, if its last queue is being set up again; returns whether they do. Frames of a
-    /// link do not wait: they would delay frames to other ports.
+    /// Makes frames wait for the uplink, if its last queue is being set up again; returns whether they do. Frames of
+    /// links and taps do not wait: they would delay frames to other ports.
     #[cold]
     pub(super) fn wait_for_uplink(&mut self) -> bool {
         let is_ours = self.from == From::Guest && !O::IS_THERE;
@@ -248,16 +248,16 @@ impl<O: OwnQueue> PortLane<O> {
     /// Writes the next frames directly from guest memory, up to one that cannot be written so. Writes none while
     /// segments of the same sender's last GSO packet wait for the tap.
     fn write_to_tap(&mut self, tap: LaneRef, end: usize, burst: &mut Burst<'_>) {
-        let pending = burst.network.guest(tap.at).and_then(|guest| guest.pending);
+        let pending = burst.siblings.guest(tap.at).and_then(|guest| guest.pending);
         if pending.is_some_and(|pending| pending.is_of(&self.counters)) {
             return;
         }
-        let Some(tap) = burst.network.tap(tap.at) else {
+        let Some(tap) = burst.siblings.tap(tap.at) else {
             return;
         };
         while self.goes_on(burst.done, end, &burst.budget) {
-            let (entry, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
-            let buffers = self.sender.chains().buffers(&chain);
+            let (entry, chain) = (&self.chains[burst.done], self.sender.chains.chains[burst.done]);
+            let buffers = self.sender.chains.buffers(&chain);
             if let Some(frame) = entry.frame(&self.pair, buffers) {
                 match with_tag(entry, frame, true, |frame| tap.put(frame, &self.counters)) {
                     TapPut::Done => burst.budget.tally.add(frame.sending.len),
@@ -280,7 +280,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Returns the chains of a run of frames that are not lost although they go nowhere from here.
+    /// Returns the chains of a run of frames that have no destination here, without counting them as lost.
     pub(super) fn skip(&mut self, run: usize, burst: &mut Burst<'_>) {
         let end = burst.done + run;
         while burst.done < end && self.own.places() > 0 {
@@ -300,7 +300,7 @@ impl<O: OwnQueue> PortLane<O> {
             Some(way) => match self.pass_to(way.at, true, run, burst) {
                 Ok(true) => {}
                 Ok(false) => self.lose(run, burst, nobody),
-                Err(fault) => burst.network.blame(way.at, fault),
+                Err(fault) => burst.siblings.blame(way.at, fault),
             },
             None if self.from == From::Link => self.skip(run, burst),
             None => self.lose(run, burst, nobody),
@@ -323,28 +323,24 @@ impl<O: OwnQueue> PortLane<O> {
         let mut frames = Frames {
             pair,
             classified: chains,
-            chains: sender.chains(),
+            chains: &sender.chains,
             counters,
             end: burst.done + run.min(own.places()),
         };
-        let Burst {
-            network,
-            budget,
-            done,
-            ..
-        } = burst;
+        let charged = (&mut burst.budget, &mut burst.done);
         if O::IS_THERE {
             // The sink itself records the chains that it returns later.
             let at_once = |pair: &mut QueuePair, chain| pair.from_guest.queue.push_used(chain, 0);
-            let waits = frames.put(&mut own.sink(counters)?, IsClassified, at_once, (budget, done));
+            let waits = frames.put(&mut own.sink(counters)?, IsClassified, at_once, charged);
             self.waits = waits.unwrap_or(true);
             return Some(());
         }
-        let queue = network.uplink(place?)?;
+        let (budget, done) = charged;
+        let queue = burst.siblings.uplink(place?)?;
         let mut sink = NicSink::new(queue, transmit, counters);
         let mut give_back = |pair: &mut QueuePair, chain| own.give_back(pair, chain);
         frames.copy_whole(&mut sink, &mut give_back, (budget, done));
-        // Only checks have errors, and these frames were checked.
+        // Only checks return errors, and these frames were checked before.
         self.waits = frames
             .put(&mut sink, IsClassified, give_back, (budget, done))
             .unwrap_or(true);
@@ -390,18 +386,18 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Passes all frames to the guest at the other end of the cable; frames for which it has no buffers wait.
     pub(super) fn to_other_end(&mut self, burst: &mut Burst<'_>) {
-        let target = burst.network.target();
+        let target = burst.siblings.target();
         if let Err(fault) = self.pass_by_cable(target, burst)
             && let Some(target) = target
         {
-            burst.network.blame(target, fault);
+            burst.siblings.blame(target, fault);
         }
     }
 
     /// Errors: the fault of the guest at the other end.
     fn pass_by_cable(&mut self, target: Option<SlotAt>, burst: &mut Burst<'_>) -> Result<(), Fault> {
         let all = self.sender.chains.len();
-        let mut passing = match target.and_then(|target| burst.network.guest(target)) {
+        let mut passing = match target.and_then(|target| burst.siblings.guest(target)) {
             Some(guest) => Passing::begin(guest, all)?,
             None => None,
         };
@@ -466,8 +462,8 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// The uplink's queue that the lane sends by, if there is one.
-    pub(super) fn sink<'n>(&'n mut self, network: &'n mut dyn Siblings) -> Option<NicSink<'n, XdpNic>> {
-        let queue = network.uplink(self.forwarding.uplink(self.flow())?)?;
+    pub(super) fn sink<'n>(&'n mut self, siblings: &'n mut dyn Siblings) -> Option<NicSink<'n, XdpNic>> {
+        let queue = siblings.uplink(self.forwarding.uplink(self.flow())?)?;
         Some(NicSink::new(queue, &mut self.transmit, &self.counters))
     }
 }

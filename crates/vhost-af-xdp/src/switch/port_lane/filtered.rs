@@ -25,7 +25,7 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Passes the frames of the first `done` chains, as the guest sent them, to the capture.
     fn show(&self, to: &Acl, done: usize) {
-        let chains = self.sender.chains();
+        let chains = &self.sender.chains;
         // Nothing was read of chains without a frame.
         let frames = self.chains[..done]
             .iter()

@@ -43,7 +43,7 @@ impl<O: OwnQueue> PortLane<O> {
             Err(fault) => self.stop_batch(fault, burst),
         }
         for at in first..burst.done {
-            let chain = self.sender.chains().chains[at];
+            let chain = self.sender.chains.chains[at];
             self.own.give_back(&mut self.pair, chain.id);
         }
     }
@@ -105,8 +105,8 @@ impl<O: OwnQueue> PortLane<O> {
             if is_segmented || !budget.has_left() {
                 break;
             }
-            let (entry, chain) = (&self.chains[at], self.sender.chains().chains[at]);
-            let buffers = self.sender.chains().buffers(&chain);
+            let (entry, chain) = (&self.chains[at], self.sender.chains.chains[at]);
+            let buffers = self.sender.chains.buffers(&chain);
             if let Some(frame) = entry.frame_in(&memory, frame_limit, buffers) {
                 let passed = with_tag(entry, frame, is_tagged, |frame| {
                     passing.pass(frame, &self.counters)
@@ -145,15 +145,15 @@ impl<O: OwnQueue> PortLane<O> {
         let Some(first) = self.forwarding.lanes(self.number).first() else {
             return;
         };
-        let (entry, chain) = (&self.chains[index], self.sender.chains().chains[index]);
-        let buffers = self.sender.chains().buffers(&chain);
+        let (entry, chain) = (&self.chains[index], self.sender.chains.chains[index]);
+        let buffers = self.sender.chains.buffers(&chain);
         let Some(frame) = entry.frame(&self.pair, buffers) else {
             return;
         };
         let is_tagged = self.forwarding.is_tagged(self.number);
         let passed = with_tag(entry, frame, is_tagged, |frame| {
             pass_copy(
-                burst.network,
+                burst.siblings,
                 first.at,
                 (frame, CrossWorkerMark::EMPTY),
                 &self.counters,
@@ -161,7 +161,7 @@ impl<O: OwnQueue> PortLane<O> {
         });
         match passed {
             Ok(work) => burst.budget.charge_look_ups(work),
-            Err(fault) => burst.network.blame(first.at, fault),
+            Err(fault) => burst.siblings.blame(first.at, fault),
         }
     }
 }

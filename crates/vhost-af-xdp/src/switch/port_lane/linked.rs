@@ -17,11 +17,11 @@ impl<O: OwnQueue> PortLane<O> {
     pub(super) fn classify_trusted(&mut self, budget: &Budget) -> Result<(), Fault> {
         self.classified = 0;
         let mut work = budget.fresh();
-        for (chain, of_chain) in self.sender.chains().chains.iter().zip(&mut self.chains) {
+        for (chain, of_chain) in self.sender.chains.chains.iter().zip(&mut self.chains) {
             if !work.has_left() {
                 break;
             }
-            let buffers = self.sender.chains().buffers(chain);
+            let buffers = self.sender.chains.buffers(chain);
             of_chain.is_sent =
                 self.pair
                     .check_into(chain, buffers, None, &self.counters, &mut of_chain.sending)?;

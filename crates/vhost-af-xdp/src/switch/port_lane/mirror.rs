@@ -14,7 +14,7 @@ impl<O: OwnQueue> PortLane<O> {
     /// Passes copies of frames that are done to promiscuous ports. Multicast goes to all ports anyway, and denied
     /// frames go to none. Frames without a destination here are copied, too: a promiscuous port may be a bridge to it.
     #[cold]
-    pub(super) fn mirror(&self, done: Range<usize>, network: &mut dyn Siblings, budget: &mut Budget) {
+    pub(super) fn mirror(&self, done: Range<usize>, siblings: &mut dyn Siblings, budget: &mut Budget) {
         for at in done {
             let entry = &self.chains[at];
             let [to_uplink, to_host] = self.forwarding.ways_out;
@@ -31,8 +31,8 @@ impl<O: OwnQueue> PortLane<O> {
                 Destination::Host => (None, to_host),
                 Destination::Multicast | Destination::Nobody => continue,
             };
-            let chain = self.sender.chains().chains[at];
-            let buffers = self.sender.chains().buffers(&chain);
+            let chain = self.sender.chains.chains[at];
+            let buffers = self.sender.chains.buffers(&chain);
             let Some(frame) = entry.frame(&self.pair, buffers) else {
                 continue;
             };
@@ -41,11 +41,11 @@ impl<O: OwnQueue> PortLane<O> {
             for (port, guest) in self.forwarding.listeners(entry.vlan, self.source(at), to, way) {
                 copies += 1;
                 let passed = with_tag(entry, frame, self.forwarding.is_tagged(port), |frame| {
-                    pass_copy(network, guest.at, (frame, mark), &self.uncounted)
+                    pass_copy(siblings, guest.at, (frame, mark), &self.uncounted)
                 });
                 match passed {
                     Ok(work) => budget.charge_look_ups(work),
-                    Err(fault) => network.blame(guest.at, fault),
+                    Err(fault) => siblings.blame(guest.at, fault),
                 }
             }
             budget.charge_copies(copies, frame.sending.len);

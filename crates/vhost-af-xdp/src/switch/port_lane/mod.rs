@@ -1,16 +1,16 @@
 //! The lane of a guest's queue pair. In a network it sends frames to other ports, the uplink and the host, by their
-//! addresses. Outside of networks they have one destination ([`Route`]), and no header is read unless the port has a
-//! source guard or filter rules ([`checks`]).
+//! addresses. Outside of networks they have one destination ([`Route`]), and are checked only if the port has a source
+//! guard, filter rules or a rate limit ([`checks`]). Links and taps of a network have such a lane, too ([`From`]).
 //!
-//! In a network a batch takes two steps. First all its chains are classified: the first bytes of each frame are copied out of guest
-//! memory, and from that copy the lane decides whether the guest may send the frame, and where it goes. Then it passes
-//! on runs of frames with the same destination. The checked bytes are the sent ones: the copy replaces the bytes in
-//! guest memory, which the guest may have changed meanwhile.
+//! In a network a batch takes two steps. First all its chains are classified: the lane copies the first bytes of each
+//! frame out of guest memory, and decides from that copy whether the guest may send the frame, and where it goes. Then
+//! it passes on runs of frames with the same destination. The checked bytes are the sent ones: the copy replaces the
+//! bytes in guest memory, which the guest may have changed meanwhile.
 //!
 //! A frame to another port of the same worker is copied once, from RAM to RAM, with its segmentation and checksum
-//! request ([`Passing`]), and so is one to the host ([`crate::switch::host::to_tap`]). A frame to the uplink is copied into a chunk,
-//! and segmented if it requests that ([`crate::switch::backend::to_nic`]); the uplink's lane has the kernel send the frames of all lanes
-//! ([`crate::switch::uplink::uplink_lane`]).
+//! request ([`Passing`]), and so is one to the host ([`crate::switch::host::to_tap`]). A frame to the uplink is copied
+//! into a chunk, and segmented if it requests that ([`crate::switch::backend::to_nic`]); the uplink's lane has the
+//! kernel send the frames of all lanes ([`crate::switch::uplink::uplink_lane`]).
 //!
 //! A pair may have a queue of a NIC for itself ([`OwnQueue`]): then its frames to the LAN leave through it, and frames
 //! that it receives are for the pair's guest. While the pair is disabled, they go to the port's first pair, which is
@@ -123,13 +123,13 @@ enum From {
     Tap,
 }
 
-/// A lane's batch, and the network that it goes to.
+/// A lane's batch, and the other lanes that its frames may go to.
 struct Burst<'a> {
-    network: &'a mut dyn Siblings,
+    siblings: &'a mut dyn Siblings,
     budget: Budget,
     /// Chains that are done.
     done: usize,
-    /// The fault of the lane's own guest in its receive queue.
+    /// The fault of the lane's own guest, which ends the batch.
     fault: Option<Fault>,
 }
 
@@ -148,8 +148,8 @@ impl PortLane {
         }
     }
 
-    /// The sending end of a link to another worker ([`crate::switch::link`]). Other lanes deliver frames to it; it sends none
-    /// itself.
+    /// The sending end of a link to another worker ([`crate::switch::link`]): other lanes deliver frames to it, and it
+    /// sends none itself.
     pub(crate) fn to_link(
         pair: QueuePair,
         counters: Arc<PairCounters>,
@@ -224,12 +224,12 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Nothing waits: no frames of others for its guest's buffers, and no rest of a GSO packet for room.
+    /// Whether nothing waits: neither frames of other guests for buffers, nor the rest of a GSO packet for room.
     pub(in crate::switch) fn is_idle(&self) -> bool {
         !self.pending.is_some() && !self.has_rest()
     }
 
-    /// Whether its frames were checked already.
+    /// Whether its frames need no check of their source: a link's were checked before, a tap's are from host or wire.
     #[inline]
     fn is_trusted(&self) -> bool {
         self.from != From::Guest
@@ -242,11 +242,11 @@ impl<O: OwnQueue> PortLane<O> {
         }
         let (guest, run) = self.lane_for(port, burst.done, run);
         let Some(guest) = guest else {
-            // A frame that arrived at an uplink has none here to leave by.
+            // A frame that arrived at an uplink cannot leave if this worker has no uplink.
             let may_leave = self.source(burst.done).is_some() || self.forwarding.has_uplink();
             let is_out = may_leave && self.forwarding.is_absent(port);
             return match self.is_trusted() && !is_out {
-                // It is here only as a copy for a promiscuous port.
+                // The frame is here only to be copied to a promiscuous port.
                 true if self.forwarding.has_promiscuous() => self.skip(run, burst),
                 true => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
                 // The port's guest may still be on another host, or on another one by now.
@@ -257,7 +257,7 @@ impl<O: OwnQueue> PortLane<O> {
         match self.pass_to(guest.at, is_tagged, run, burst) {
             Ok(true) => {}
             Ok(false) => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
-            Err(fault) => burst.network.blame(guest.at, fault),
+            Err(fault) => burst.siblings.blame(guest.at, fault),
         }
     }
 
@@ -285,7 +285,7 @@ impl<O: OwnQueue> PortLane<O> {
         run: usize,
         burst: &mut Burst<'_>,
     ) -> Result<bool, Fault> {
-        let Some(target) = burst.network.guest(at) else {
+        let Some(target) = burst.siblings.guest(at) else {
             return Ok(false);
         };
         let Some(mut passing) = Passing::begin(target, run)? else {
@@ -298,8 +298,8 @@ impl<O: OwnQueue> PortLane<O> {
         let end = burst.done + run;
         self.pass_whole(&mut passing, is_tagged, end, (&mut burst.budget, &mut burst.done));
         while self.goes_on(burst.done, end, &burst.budget) {
-            let (entry, chain) = (&self.chains[burst.done], self.sender.chains().chains[burst.done]);
-            let buffers = self.sender.chains().buffers(&chain);
+            let (entry, chain) = (&self.chains[burst.done], self.sender.chains.chains[burst.done]);
+            let buffers = self.sender.chains.buffers(&chain);
             if let Some(frame) = entry.frame(&self.pair, buffers) {
                 let passed = with_tag(entry, frame, is_tagged, |frame| {
                     passing.pass(frame, &self.counters)
@@ -336,7 +336,7 @@ impl<O: OwnQueue> PortLane<O> {
         // At most the classified ones. Descriptors beyond the budget become a deficit ([`Sender::charge`]).
         let (most, most_bytes) = budget.left();
         let next = *done..end.min(done.saturating_add(self.own.places().min(most)));
-        let taken = self.sender.chains();
+        let taken = &self.sender.chains;
         let mut bytes = 0;
         let frames = self.chains[next.clone()].iter().zip(&taken.chains[next]);
         let frames = frames.map_while(|(entry, chain)| {
@@ -365,8 +365,8 @@ impl<O: OwnQueue> PortLane<O> {
         if burst.done == first && (has_uplink || self.wait_for_uplink()) {
             return;
         }
-        let chain = self.sender.chains().chains[first];
-        let buffers = self.sender.chains().buffers(&chain);
+        let chain = self.sender.chains.chains[first];
+        let buffers = self.sender.chains.buffers(&chain);
         let entry = &self.chains[first];
         if let Some(frame) = entry.frame(&self.pair, buffers) {
             self.counters.from_guest_multicast_frames.add(1);
@@ -380,11 +380,11 @@ impl<O: OwnQueue> PortLane<O> {
             let ports = ports.map(|(port, guest)| (guest, self.forwarding.is_tagged(port)));
             for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
                 let passed = with_tag(entry, frame, is_tagged, |frame| {
-                    pass_copy(burst.network, guest.at, (frame, mark), &self.counters)
+                    pass_copy(burst.siblings, guest.at, (frame, mark), &self.counters)
                 });
                 match passed {
                     Ok(work) => burst.budget.charge_look_ups(work),
-                    Err(fault) => burst.network.blame(guest.at, fault),
+                    Err(fault) => burst.siblings.blame(guest.at, fault),
                 }
                 copies += 1;
             }
@@ -402,7 +402,7 @@ impl<O: OwnQueue> PortLane<O> {
     /// Returns the next chain to the guest.
     #[inline]
     fn next(&mut self, burst: &mut Burst<'_>) {
-        let chain = self.sender.chains().chains[burst.done];
+        let chain = self.sender.chains.chains[burst.done];
         burst.budget.charge_descriptors(usize::from(chain.readable));
         self.own.give_back(&mut self.pair, chain.id);
         burst.done += 1;
@@ -429,7 +429,7 @@ impl<O: OwnQueue> PortLane<O> {
 }
 
 impl<O: OwnQueue> Lane for PortLane<O> {
-    fn poll(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
+    fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         let mut moved = 0;
         if self.pending.is_some() && self.pair.to_guest.enabled {
             moved = self
@@ -437,12 +437,12 @@ impl<O: OwnQueue> Lane for PortLane<O> {
                 .deliver(&mut self.pair, &mut self.buffers, &self.counters)?;
         }
         match O::IS_THERE {
-            true => Ok(moved + self.poll_own(network)?),
-            false => Ok(moved + self.send(network)?),
+            true => Ok(moved + self.poll_own(siblings)?),
+            false => Ok(moved + self.send(siblings)?),
         }
     }
 
-    fn enable_notifications(&mut self, network: &mut dyn Siblings) -> Work {
+    fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work {
         let own = self.own.enable_notifications(&mut self.pair.to_guest);
         let (held, frames) = enable_kicks(&self.sender.throttle, &mut self.pair);
         if frames && !self.waits && self.own.places() > 0 {
@@ -457,15 +457,15 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         // Inner queues have no kicks: this thread fills them. The queues of a guest without a kick eventfd have to be
         // polled.
         let is_polled = self.from == From::Guest && self.pair.is_polled();
-        // Frames for a disabled pair wait for buffers of the port's first pair, of which a kick reports.
+        // Received frames of a disabled pair wait for buffers of the port's first pair; a kick reports new ones.
         let spills = O::SHARES_BUFFERS
             && !self.pair.to_guest.enabled
             && self.own.has_frames()
-            && has_buffers(self.first_pair(network), network);
+            && has_buffers(self.first_pair(siblings), siblings);
         let waits = match self.route {
             // A kick reports buffers at the other end. If it has some, they are fewer than the frame needs, and their
             // kick may have come already.
-            Route::Cable => frames && has_buffers(network.target(), network),
+            Route::Cable => frames && has_buffers(siblings.target(), siblings),
             // No event reports room in the queue of another lane.
             Route::Fdb | Route::OwnQueue => frames,
         };
@@ -556,19 +556,19 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         }
     }
 
-    fn inject(&mut self, frame: &[u8], network: &mut dyn Siblings) {
+    fn inject(&mut self, frame: &[u8], siblings: &mut dyn Siblings) {
         match self.route {
-            Route::Fdb => self.announce(frame, network),
+            Route::Fdb => self.announce(frame, siblings),
             Route::OwnQueue => self.own.inject(frame, &self.counters),
             Route::Cable => {
                 let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-                if let Some(at) = network.target()
-                    && let Some(mut target) = network.guest(at)
+                if let Some(at) = siblings.target()
+                    && let Some(mut target) = siblings.guest(at)
                     && target.allows_once(frame)
                     && let Err(fault) =
                         write_copy(target, (len, CrossWorkerMark::EMPTY), NO_OFFLOAD, &mut { frame })
                 {
-                    network.blame(at, fault);
+                    siblings.blame(at, fault);
                 }
             }
         }
@@ -590,7 +590,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
 }
 
 /// Asks the guest of another lane for kicks; returns whether it has buffers already.
-fn has_buffers(lane: Option<SlotAt>, network: &mut dyn Siblings) -> bool {
-    let target = lane.and_then(|at| network.guest(at));
+fn has_buffers(lane: Option<SlotAt>, siblings: &mut dyn Siblings) -> bool {
+    let target = lane.and_then(|at| siblings.guest(at));
     target.is_some_and(|target| target.pair.to_guest.queue.enable_kicks())
 }

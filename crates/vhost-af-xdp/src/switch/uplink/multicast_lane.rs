@@ -75,7 +75,7 @@ impl<R: ReadGroups> MulticastLane<R> {
 }
 
 impl<R: ReadGroups> Lane for MulticastLane<R> {
-    fn poll(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
+    fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         let budget = BATCH.saturating_sub(self.deficit);
         self.deficit = self.deficit.saturating_sub(BATCH);
         let (mut read, mut looked_up) = (0, 0);
@@ -94,7 +94,7 @@ impl<R: ReadGroups> Lane for MulticastLane<R> {
                 mark: CrossWorkerMark::new(Destination::Multicast, None, &self.forwarding.fdb),
                 counters: &self.counters,
             };
-            looked_up += several.give(self.forwarding.ports_of(vlan, None), &self.forwarding, network);
+            looked_up += several.give(self.forwarding.ports_of(vlan, None), &self.forwarding, siblings);
         }
         self.deficit += (read + looked_up).saturating_sub(budget);
         meter::count_taken(read);

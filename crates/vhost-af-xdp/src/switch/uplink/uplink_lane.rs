@@ -9,7 +9,7 @@
 //!
 //! The XDP program has already found the port of a frame, and left the port's mark before the frame with other metadata
 //! ([`crate::switch::backend::metadata_reader`]). The mark is trusted if the port's generation still matches
-//! ([`PortMark`](crate::switch::fdb::PortMark)), so that the address is looked up only once. Otherwise, and with a program that
+//! ([`PortMark`](crate::switch::fdb::PortMark)), so that the address is looked up only once. If not, or if the program
 //! leaves no marks, the FDB decides. A VLAN tag that the NIC removed counts as if it were in the frame, and is inserted
 //! again for ports with tags. For a port of another worker, port and flow become the frame's cross-worker mark
 //! ([`link_marks`]).
@@ -133,7 +133,7 @@ impl<N: Lent> UplinkLane<N> {
     }
 
     /// Takes a batch from the NIC, and sorts it.
-    fn receive(&mut self, network: &mut dyn Siblings) {
+    fn receive(&mut self, siblings: &mut dyn Siblings) {
         self.now = None;
         let mut incoming = std::mem::take(&mut self.incoming);
         let budget = BATCH.saturating_sub(self.deficit);
@@ -145,7 +145,7 @@ impl<N: Lent> UplinkLane<N> {
             self.carried = self.carried.wrapping_add(u64::from(piece.len));
             let more = piece.more;
             let route = match self.queue.tracker.accept(piece) {
-                Ok(piece) => self.take(piece, is_heard, network),
+                Ok(piece) => self.take(piece, is_heard, siblings),
                 Err(_) => {
                     self.counters.to_guest_stray.add(1);
                     self.mirror.spoil();
@@ -162,7 +162,7 @@ impl<N: Lent> UplinkLane<N> {
 
     /// Handles a received piece; returns the route for further pieces of its frame.
     #[inline]
-    fn take(&mut self, mut piece: RxDesc, is_heard: bool, network: &mut dyn Siblings) -> Route {
+    fn take(&mut self, mut piece: RxDesc, is_heard: bool, siblings: &mut dyn Siblings) -> Route {
         let (is_first, more) = (self.route.is_none(), piece.more);
         let mut hints = Hints::default();
         let mut lost = false;
@@ -186,31 +186,31 @@ impl<N: Lent> UplinkLane<N> {
         if lost {
             self.mirror.spoil();
         }
-        let route = self.sort(piece, route, &hints, network);
+        let route = self.sort(piece, route, &hints, siblings);
         if is_heard && !more && !matches!(route, Route::Multicast) {
             let (forwarding, counters) = (&self.forwarding, &self.counters);
             self.deficit += self
                 .mirror
-                .give((self.found, self.origin), forwarding, counters, network);
+                .give((self.found, self.origin), forwarding, counters, siblings);
         }
         route
     }
 
     /// Queues or drops a piece by its route; returns the route for further pieces of its frame.
     #[inline]
-    fn sort(&mut self, piece: RxDesc, route: Route, hints: &Hints, network: &mut dyn Siblings) -> Route {
+    fn sort(&mut self, piece: RxDesc, route: Route, hints: &Hints, siblings: &mut dyn Siblings) -> Route {
         match route {
             // Only a frame's first piece is checked for room: a few chunks too many are better than half a frame.
             Route::Inbox(at)
                 if (self.route.is_some() || self.waiting_with(at) < self.room())
-                    && (!self.inboxes[at].is_filtered || self.admits(at, &piece, hints, network))
-                    && (self.inboxes[at].limit.is_none() || self.may_get(at, &piece, network)) =>
+                    && (!self.inboxes[at].is_filtered || self.admits(at, &piece, hints, siblings))
+                    && (self.inboxes[at].limit.is_none() || self.may_get(at, &piece, siblings)) =>
             {
                 self.put(piece, route);
                 route
             }
-            Route::Inbox(at) => self.lose(at, piece, network),
-            Route::Link(at) => self.sort_to_link(at, piece, hints, network),
+            Route::Inbox(at) => self.lose(at, piece, siblings),
+            Route::Link(at) => self.sort_to_link(at, piece, hints, siblings),
             Route::Multicast => {
                 self.put(piece, route);
                 route
@@ -230,9 +230,9 @@ impl<N: Lent> UplinkLane<N> {
     /// Drops a frame for an inbox; returns the route for its further pieces. Counts only a lack of room, since filter
     /// and limit have counted their own drops.
     #[cold]
-    fn lose(&mut self, at: usize, piece: RxDesc, network: &mut dyn Siblings) -> Route {
+    fn lose(&mut self, at: usize, piece: RxDesc, siblings: &mut dyn Siblings) -> Route {
         if self.waiting_with(at) >= self.room()
-            && let Some(target) = network.guest(self.inboxes[at].guest.at)
+            && let Some(target) = siblings.guest(self.inboxes[at].guest.at)
         {
             target.counters.to_guest_no_buffer.add(1);
         }
@@ -294,11 +294,11 @@ impl<N: Lent> UplinkLane<N> {
     /// Whether the guest's filter rules admit a frame; counts a denied one. Further pieces of an admitted frame are not
     /// checked.
     #[cold]
-    fn admits(&mut self, at: usize, piece: &RxDesc, hints: &Hints, network: &mut dyn Siblings) -> bool {
+    fn admits(&mut self, at: usize, piece: &RxDesc, hints: &Hints, siblings: &mut dyn Siblings) -> bool {
         if self.route.is_some() {
             return true;
         }
-        let Some(mut target) = network.guest(self.inboxes[at].guest.at) else {
+        let Some(mut target) = siblings.guest(self.inboxes[at].guest.at) else {
             return true;
         };
         let mut head = [0; HEADERS_MAX];
@@ -317,7 +317,7 @@ impl<N: Lent> UplinkLane<N> {
     /// Whether the guest's rate limit admits a frame; counts a denied one. Further pieces of an admitted frame always
     /// pass, and are charged to the limit.
     #[cold]
-    fn may_get(&mut self, at: usize, piece: &RxDesc, network: &mut dyn Siblings) -> bool {
+    fn may_get(&mut self, at: usize, piece: &RxDesc, siblings: &mut dyn Siblings) -> bool {
         let now = *self.now.get_or_insert_with(Ticks::now);
         let inbox = &self.inboxes[at];
         let Some(limit) = &inbox.limit else { return true };
@@ -326,7 +326,7 @@ impl<N: Lent> UplinkLane<N> {
             return true;
         }
         let may = limit.take(Cost::frame(piece.len), now).is_ok();
-        if !may && let Some(target) = network.guest(inbox.guest.at) {
+        if !may && let Some(target) = siblings.guest(inbox.guest.at) {
             target.counters.to_guest_limit.add(1);
         }
         may
@@ -355,19 +355,19 @@ impl<N: Lent> UplinkLane<N> {
     }
 
     /// Delivers waiting frames, as far as guests have buffers; returns how many frames guests got.
-    fn deliver(&mut self, network: &mut dyn Siblings) -> usize {
+    fn deliver(&mut self, siblings: &mut dyn Siblings) -> usize {
         let mut frames = 0;
         self.filled.retain(|&at| {
             let inbox = &mut self.inboxes[at];
             let before = inbox.len();
-            match inbox.deliver(&self.queue.umem, &mut self.queue.empty, network) {
+            match inbox.deliver(&self.queue.umem, &mut self.queue.empty, siblings) {
                 Ok(delivered) => frames += delivered,
-                Err(fault) => network.blame(inbox.guest.at, fault),
+                Err(fault) => siblings.blame(inbox.guest.at, fault),
             }
             self.waiting -= before - inbox.len();
             inbox.len() > 0
         });
-        frames + self.deliver_multicast(network)
+        frames + self.deliver_multicast(siblings)
     }
 }
 
@@ -382,9 +382,9 @@ fn first_bytes<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8; HEADERS_MAX])
 }
 
 impl<N: Lent> Lane for UplinkLane<N> {
-    fn poll(&mut self, network: &mut dyn Siblings) -> Result<usize, Fault> {
+    fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         if self.is_stale {
-            self.renew_inboxes(network);
+            self.renew_inboxes(siblings);
         }
         let is_kicked = self.queue.kick_queued(SEGMENTS * 2, &self.counters);
         let kicks = self.queue.nic.unsent() > 0 || self.queue.link != LinkState::Up;
@@ -393,14 +393,14 @@ impl<N: Lent> Lane for UplinkLane<N> {
         }
         self.multicast_work = 0;
         // Waiting frames first: they arrived earlier.
-        let mut moved = self.deliver(network);
-        self.receive(network);
-        moved += self.deliver(network);
+        let mut moved = self.deliver(siblings);
+        self.receive(siblings);
+        moved += self.deliver(siblings);
         self.queue.give();
         Ok(moved)
     }
 
-    fn enable_notifications(&mut self, network: &mut dyn Siblings) -> Work {
+    fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work {
         // Sends frames that port lanes have queued since the last poll.
         let (was_awaited, unsent) = (self.queue.is_awaited, self.queue.nic.unsent());
         self.queue.kick_queued(SEGMENTS * 2, &self.counters);
@@ -414,7 +414,7 @@ impl<N: Lent> Lane for UplinkLane<N> {
         }
         let mut work = Work::None;
         for inbox in self.filled.iter().map(|&at| &self.inboxes[at]) {
-            if let Some(target) = network.guest(inbox.guest.at)
+            if let Some(target) = siblings.guest(inbox.guest.at)
                 && target.pair.to_guest.queue.enable_kicks()
             {
                 work = match inbox.arrivals.short {

@@ -2,8 +2,8 @@
 //!
 //! A worker may hang in memory that never answers (a file of a file system that has stopped), and with it all its
 //! lanes. It cannot report that itself. So it stores here which lane it takes up, one relaxed store each. Its rounds
-//! are counted anyway ([`crate::switch::worker::statistics::WorkerCounters`]). A watcher checks twice a second, and only while a worker
-//! is awake. When all workers sleep it parks, and the first worker that wakes wakes it.
+//! are counted anyway ([`crate::switch::worker::statistics::WorkerCounters`]). A watcher checks twice a second, but
+//! only while a worker is awake. When all workers sleep it parks, and the first worker that wakes wakes it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::{Arc, OnceLock};

@@ -1,4 +1,4 @@
-//! How a worker sleeps: which notifications it enables, what wakes it, and whose kicks it ignores.
+//! How a worker sleeps: which notifications it enables, what wakes it, and which guests' kicks it ignores.
 
 use std::cmp::Reverse;
 use std::mem::MaybeUninit;
@@ -157,7 +157,7 @@ impl Worker {
         }
     }
 
-    /// Watches kicks again that were ignored for long enough. Returns how long to sleep for the remaining ones.
+    /// Watches the kicks of lanes again that were ignored for long enough. Returns how long the others allow to sleep.
     pub(super) fn watch_again(&mut self) -> Work {
         // A lane whose kicks are ignored is never idle: try_idle refuses it, and its kick has woken it before.
         if self.awake.iter().all(|&at| self.lanes[at].muted_until.is_none()) {
@@ -184,9 +184,9 @@ impl Worker {
     }
 }
 
-/// The empty list with the same memory, for descriptors that are borrowed for another time: no sleep allocates.
+/// Empties the list, and keeps its memory for descriptors of another lifetime: no sleep allocates.
 fn emptied<'a>(mut fds: Vec<PollFd<'_>>) -> Vec<PollFd<'a>> {
     fds.clear();
-    // Collected in place: the elements, of which there are none, have the same size.
+    // `collect` reuses the memory, since elements of both types have the same size.
     fds.into_iter().map(|_| unreachable!()).collect()
 }

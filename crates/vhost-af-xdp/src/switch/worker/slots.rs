@@ -43,7 +43,7 @@ pub(in crate::switch) struct Slot {
     pub(in crate::switch) target: Option<usize>,
     /// Reports a fault. Taken when it is called: a slot without it is no longer in the rounds.
     pub(in crate::switch) on_fault: Option<OnFault>,
-    /// Times that it woke the worker since it moved a frame.
+    /// How often it woke the worker since it last moved a frame.
     pub(in crate::switch) futile: u32,
     /// Until this time its eventfds are not watched, and it cannot become idle.
     pub(in crate::switch) muted_until: Option<Instant>,
@@ -89,13 +89,13 @@ impl Slot {
         }
     }
 
-    /// Has it polled again, because there is work; returns whether it was idle.
+    /// Ends its idle time because there is work: it is polled again. Returns whether it was idle.
     pub(in crate::switch) fn wake(&mut self) -> bool {
         self.empty_polls = 0;
         self.end_idle()
     }
 
-    /// Has it polled again without any work for it: the count of empty polls continues.
+    /// The same without any work for it: the count of empty polls continues.
     pub(in crate::switch) fn end_idle(&mut self) -> bool {
         self.asleep_since = None;
         if self.is_idle {
@@ -275,7 +275,7 @@ pub(in crate::switch) fn change(
     change(&mut *slot.lane, &mut others);
 }
 
-/// A worker's number, and where the networks' lanes are.
+/// A worker's number, and which workers have the lanes of its networks.
 #[derive(Default)]
 pub(in crate::switch) struct Place {
     pub(in crate::switch) number: usize,
@@ -307,28 +307,16 @@ pub(in crate::switch) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, pla
         });
         forwarding.is_filtered |= slot.lane.is_filtered();
         let (id, at) = (slot.id, SlotAt(at));
-        let of_host = LaneRef {
+        let lane = |pair| LaneRef {
             at,
             id,
-            pair: 0,
+            pair,
             is_link: false,
         };
         match &slot.role {
-            Role::Member { port, pair, .. } if slot.receives() => {
-                let pair = *pair;
-                let is_link = false;
-                forwarding.add(
-                    *port,
-                    LaneRef {
-                        at,
-                        id,
-                        pair,
-                        is_link,
-                    },
-                );
-            }
+            Role::Member { port, pair, .. } if slot.receives() => forwarding.add(*port, lane(*pair)),
             Role::Uplink { .. } => forwarding.uplinks.push(at),
-            Role::Host { .. } => forwarding.host = Some(of_host),
+            Role::Host { .. } => forwarding.host = Some(lane(0)),
             _ => {}
         }
     }
@@ -451,7 +439,7 @@ impl Siblings for Others<'_> {
 
     fn guest(&mut self, at: SlotAt) -> Option<RxTarget<'_>> {
         let slot = self.other(at)?;
-        // Outside of networks, only frames that moved: the caller may only look for buffers.
+        // Outside of networks the caller may only look for buffers: there `poll` resets this when frames moved.
         if slot.role.network().is_some() {
             slot.futile = 0;
         }

@@ -2,8 +2,8 @@
 //!
 //! Theory of operation. Control creates a [`Capture`] for one port and one client. Lanes of the port receive a [`Tap`]
 //! for each wanted direction, in the message that carries their filter rules, and pass each frame to it where the rules
-//! decide ([`crate::switch::policy::filter::Acl`]): in both directions, on any lane and worker. Without a capture and without rules
-//! nothing reads frames, and this costs nothing.
+//! decide ([`crate::switch::policy::filter::Acl`]): in both directions, on any lane and worker. Without a capture and
+//! without rules nothing reads frames, and this costs nothing.
 //!
 //! Records have one size. All lanes put them into one bounded queue, from which one control thread takes them. A lane
 //! never waits: a record that finds no room is counted as lost ([`Capture::lost`]), and the frame is forwarded all the

@@ -66,9 +66,9 @@ impl Inbox {
         &mut self,
         umem: &Umem,
         empty: &mut Vec<Frame>,
-        network: &mut dyn Siblings,
+        siblings: &mut dyn Siblings,
     ) -> Result<usize, Fault> {
-        let Some(target) = network.guest(self.guest.at) else {
+        let Some(target) = siblings.guest(self.guest.at) else {
             return Ok(0);
         };
         let mut delivery = Delivery::begin_with(target.pair, target.buffers, target.counters, self.len())?;
@@ -119,7 +119,7 @@ impl Inboxes {
 impl<N: Lent> UplinkLane<N> {
     /// Makes inboxes for the present lanes of the network; frames in inboxes of former lanes are lost.
     #[cold]
-    pub(super) fn renew_inboxes(&mut self, network: &mut dyn Siblings) {
+    pub(super) fn renew_inboxes(&mut self, siblings: &mut dyn Siblings) {
         self.is_stale = false;
         self.choices.forget();
         let unfinished = match self.route {
@@ -131,7 +131,7 @@ impl<N: Lent> UplinkLane<N> {
         let mut before = std::mem::take(&mut self.inboxes);
         let lanes = |(port, _)| forwarding.lanes(port).iter().map(move |&guest| (port, guest));
         for (port, guest) in forwarding.ports().flat_map(lanes) {
-            let Some(inbox) = self.inbox_among(&mut before, (port, guest), network) else {
+            let Some(inbox) = self.inbox_among(&mut before, (port, guest), siblings) else {
                 continue;
             };
             let at = self.inboxes.len();
@@ -162,10 +162,10 @@ impl<N: Lent> UplinkLane<N> {
         &self,
         before: &mut Vec<Inbox>,
         (port, guest): (PortNumber, LaneRef),
-        network: &mut dyn Siblings,
+        siblings: &mut dyn Siblings,
     ) -> Option<Inbox> {
         let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
-        let target = network.guest(guest.at);
+        let target = siblings.guest(guest.at);
         let limit = target.as_ref().and_then(|target| target.policer.limit.cloned());
         let is_filtered = target.as_ref().is_some_and(|target| target.filter.is_some());
         let inbox = match known {

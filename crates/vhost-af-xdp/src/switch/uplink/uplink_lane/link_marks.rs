@@ -80,11 +80,11 @@ impl<N: Lent> UplinkLane<N> {
         at: usize,
         piece: RxDesc,
         hints: &Hints,
-        network: &mut dyn Siblings,
+        siblings: &mut dyn Siblings,
     ) -> Route {
         if self.route.is_none() {
             if self.waiting_with(at) >= self.room() {
-                return self.lose(at, piece, network);
+                return self.lose(at, piece, siblings);
             }
             self.mark = self.mark_of(hints);
         }

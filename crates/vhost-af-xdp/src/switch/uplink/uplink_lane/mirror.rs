@@ -75,7 +75,7 @@ impl Mirror {
         (found, origin): (Option<PortNumber>, Origin),
         forwarding: &Forwarding,
         counters: &PairCounters,
-        network: &mut dyn Siblings,
+        siblings: &mut dyn Siblings,
     ) -> usize {
         let Some(bytes) = self.frame.first_chunk::<LOOK_BYTES>() else {
             return 0;
@@ -93,6 +93,6 @@ impl Mirror {
             counters,
         };
         let way = found.and_then(|port| forwarding.lanes(port).first().copied());
-        several.give(forwarding.listeners(vlan, None, found, way), forwarding, network)
+        several.give(forwarding.listeners(vlan, None, found, way), forwarding, siblings)
     }
 }

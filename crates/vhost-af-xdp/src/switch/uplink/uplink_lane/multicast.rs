@@ -26,12 +26,12 @@ impl<N: Lent> UplinkLane<N> {
     }
 
     /// Delivers waiting frames, as far as the round's budget allows; returns how many copies were written.
-    pub(super) fn deliver_multicast(&mut self, network: &mut dyn Siblings) -> usize {
+    pub(super) fn deliver_multicast(&mut self, siblings: &mut dyn Siblings) -> usize {
         let mut frames = 0;
         while self.multicast_work < BATCH
             && let Some(end) = self.multicast.iter().position(|piece| !piece.more)
         {
-            frames += self.deliver_to_all(end + 1, network);
+            frames += self.deliver_to_all(end + 1, siblings);
             self.queue
                 .empty
                 .extend(self.multicast.drain(..=end).map(|piece| piece.frame));
@@ -40,7 +40,7 @@ impl<N: Lent> UplinkLane<N> {
     }
 
     /// Delivers the first waiting frame, of `pieces` pieces, to all guests that have buffers now; returns the copies.
-    fn deliver_to_all(&mut self, pieces: usize, network: &mut dyn Siblings) -> usize {
+    fn deliver_to_all(&mut self, pieces: usize, siblings: &mut dyn Siblings) -> usize {
         let umem = &self.queue.umem;
         let vlan = vlan_of(umem, &self.multicast[0]);
         let mark = CrossWorkerMark::new(Destination::Multicast, None, &self.forwarding.fdb);
@@ -68,7 +68,7 @@ impl<N: Lent> UplinkLane<N> {
                 if !known.is_some_and(takes) {
                     continue;
                 }
-                let Some(mut target) = network.guest(inbox.guest.at) else {
+                let Some(mut target) = siblings.guest(inbox.guest.at) else {
                     continue;
                 };
                 if inbox.is_filtered {
@@ -93,7 +93,7 @@ impl<N: Lent> UplinkLane<N> {
                     &mut UmemBytes::new(umem, &self.ranges),
                 ) {
                     Ok(delivered) => frames += delivered,
-                    Err(fault) => network.blame(inbox.guest.at, fault),
+                    Err(fault) => siblings.blame(inbox.guest.at, fault),
                 }
             }
         }
