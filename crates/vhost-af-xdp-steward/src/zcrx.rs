@@ -48,7 +48,7 @@ use steward::server::part::{Loader, Part, QueueKey};
 use steward::server::{Answered, OF_A_QUEUE, Server, no_lease};
 
 use self::apart::NotApart;
-use self::refusals::{check_split, failed, not_apart};
+use self::refusals::{check_split, failed, not_apart, turn_on_split};
 use self::rings::{Made, QueueOrder, UserAndGroup};
 use self::saved::{Charge, ZcrxQueues};
 
@@ -346,11 +346,12 @@ impl Zcrx {
         wanted: &ZcrxWanted,
         may_set_up: bool,
     ) -> Result<(), Refusal> {
+        let split = check_split(link, may_set_up)?;
         let named = |error: &NotApart| not_apart(link, error);
         let mut nic = Ethtool::open(&link.name).map_err(|error| named(&NotApart::NoRules(error)))?;
         let why = match apart::check(&nic, key.1, &wanted.flows) {
             Ok(()) => {
-                check_split(link, may_set_up)?;
+                turn_on_split(link, split)?;
                 return self
                     .queues
                     .path(key)
@@ -362,8 +363,7 @@ impl Zcrx {
         if !matches!(why, NotApart::InTable(_)) || !may_set_up {
             return Err(named(&why));
         }
-        // Switched on last: it stays on, and XDP programs without fragments cannot be attached to such a NIC.
-        check_split(link, may_set_up)?;
+        turn_on_split(link, split)?;
         let mut plan = self.queues.plan_of(key);
         let queues = &mut self.queues;
         let moved = apart::move_table(&mut nic, &mut plan, &mut |plan| {

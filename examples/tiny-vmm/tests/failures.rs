@@ -71,7 +71,7 @@ fn guest_names_the_line_in_which_it_gave_up() {
     machine.run().expect("it runs");
     let error = machine.await_answer(LIMIT).expect_err("no frame comes back");
     let text = error.to_string();
-    assert!(text.contains(" of guest/main.c: nothing came"), "{text}");
+    assert!(text.contains(" of guest/main.c: nothing arrived"), "{text}");
 }
 
 /// The limit is the process's: nextest runs each test in its own.

@@ -36,8 +36,9 @@ pub(super) fn no_owner(error: &io::Error) -> Refusal {
     }
 }
 
-/// Whether the NIC puts header and data apart, which it is told to if it may be.
-pub(super) fn check_split(link: &Link, may_set_up: bool) -> Result<(), Refusal> {
+/// Checks that the NIC splits header and data, or can be set up so, if the lease may have that done. Returns how it does
+/// now, for [`turn_on_split`].
+pub(super) fn check_split(link: &Link, may_set_up: bool) -> Result<Split, Refusal> {
     let name = &link.name;
     let refused = |text: String| Reason::Nic.refuse(text);
     let now = match rings::of(link.index) {
@@ -52,29 +53,33 @@ pub(super) fn check_split(link: &Link, may_set_up: bool) -> Result<(), Refusal> 
         "`ethtool -G {name} tcp-data-split on hds-thresh 0`, or let the steward do so by `zcrx-setup = true` in a rule"
     );
     match now {
-        Split::On => return Ok(()),
         Split::Never => {
             let driver = &link.driver;
-            return refused(format!(
+            refused(format!(
                 "the driver of {name} ({driver}) does not split header and data (tcp-data-split), without which there \
                  is no zero-copy receive: receive by copy, or use a NIC that has it (bnxt, fbnic, gve, mlx5)"
-            ));
+            ))
         }
-        Split::Off(_) if !may_set_up => {
-            return refused(format!(
-                "{name} does not split header and data (tcp-data-split is off): {remedy}"
-            ));
-        }
-        Split::Above(bytes) if !may_set_up => {
-            return refused(format!(
-                "{name} splits frames of more than {bytes} bytes only (hds-thresh): {remedy}"
-            ));
-        }
-        Split::Off(_) | Split::Above(_) => {}
+        Split::Off(_) if !may_set_up => refused(format!(
+            "{name} does not split header and data (tcp-data-split is off): {remedy}"
+        )),
+        Split::Above(bytes) if !may_set_up => refused(format!(
+            "{name} splits frames of more than {bytes} bytes only (hds-thresh): {remedy}"
+        )),
+        Split::On | Split::Off(_) | Split::Above(_) => Ok(now),
+    }
+}
+
+/// Has the NIC split header and data. That stays on, and XDP programs without fragments cannot be attached then: it is
+/// done when all else is checked.
+pub(super) fn turn_on_split(link: &Link, now: Split) -> Result<(), Refusal> {
+    if let Split::On = now {
+        return Ok(());
     }
     rings::turn_on(link.index, now).or_else(|error| {
-        refused(format!(
-            "{name} refuses to split header and data (tcp-data-split): {error}"
+        Reason::Nic.refuse(format!(
+            "{} refuses to split header and data (tcp-data-split): {error}",
+            link.name
         ))
     })
 }
