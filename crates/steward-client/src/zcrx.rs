@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The connection is the lease: dropping a [`QueueLease`] ends it, and the queue receives no more frames. The queue
-//! itself stays registered with the rings until all of them are closed: close them with the lease, otherwise nobody
-//! else can lease the queue.
+//! itself stays registered with the rings until all of them are closed: close them with the lease, or no other
+//! process can lease the queue.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;

@@ -34,7 +34,7 @@ use xsk::NumaNode;
 use crate::hardware::Ethtool;
 use crate::sys;
 
-/// Inode of the network namespace of the calling thread; 0 if that cannot be told.
+/// Inode of the network namespace of the calling thread; 0 if that cannot be read.
 #[must_use]
 pub fn namespace() -> u64 {
     fs::metadata("/proc/thread-self/ns/net").map_or(0, |metadata| metadata.ino())

@@ -81,7 +81,7 @@ impl Netkits for Devices {
     }
 
     fn remove(&self, nic: u32, saved: &SavedNetkit, is_new: bool) -> Result<(), String> {
-        // The kernel lets go of the memory of a closed socket only afterwards (`xp_release_deferred`,
+        // The kernel releases the memory of a closed socket only afterwards (`xp_release_deferred`,
         // net/xdp/xsk_buff_pool.c), and tells the NIC's driver by the netkit. Of one that is deleted by then it cannot
         // (7.2, "Failed to disable zero-copy!"), and the driver goes on with memory that is freed. A socket that is
         // open yet is told when the netkit goes.

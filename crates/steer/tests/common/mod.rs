@@ -103,7 +103,7 @@ pub(crate) fn gone_within(ifindex: u32, timeout: Duration) -> bool {
     wait::until(timeout, || program_on(ifindex).is_none())
 }
 
-/// A program that passes everything, attached by netlink instead of a link: it stays until somebody removes it.
+/// A program that passes everything, attached by netlink instead of a link: it stays until it is removed.
 pub(crate) struct ForeignProgram {
     fd: OwnedFd,
     ifindex: u32,

@@ -361,7 +361,7 @@ pub(crate) fn undo(nic: &mut impl Nic, part: &Part) -> io::Result<()> {
 /// Removes rules, and checks that they are gone.
 ///
 /// # Errors
-/// The driver's; or that it said it was done and it is not.
+/// The driver's error; or that it reported success without a change.
 pub fn remove(nic: &mut impl Nic, rules: &[Rule]) -> io::Result<()> {
     let is_one = |known: &Known| known.rule.is_some_and(|rule| rules.contains(&rule));
     for known in nic.table()?.rules.iter().filter(|known| is_one(known)) {

@@ -11,14 +11,14 @@ use super::{Known, Nic, Rule, Table, Target};
 /// Addresses of stations.
 pub const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 
-/// Does what drivers do, and refuses what it is told to refuse.
+/// A NIC in memory: it acts as a driver does, and fails where the test sets that.
 #[derive(Debug, Clone, Default)]
 pub struct Played {
     pub size: u32,
     pub special: bool,
     pub rules: BTreeMap<u32, Rule>,
     pub contexts: BTreeMap<u32, Vec<u32>>,
-    /// The main table; empty: it does not tell.
+    /// The main table; empty: the driver does not report it.
     pub main: Vec<u32>,
     pub has_contexts: bool,
     /// Calls so far that change something, and the one that fails.
@@ -28,9 +28,9 @@ pub struct Played {
     pub fails_at: Option<u32>,
     pub fails_from_then_on: bool,
     pub changes: Vec<String>,
-    /// Says that it removes, and does not.
+    /// It reports success for removals, and removes nothing.
     pub lies: bool,
-    /// Changes what it is told.
+    /// It changes the rules that it gets.
     pub widens: bool,
 }
 

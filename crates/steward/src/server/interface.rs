@@ -50,7 +50,7 @@ pub(super) use self::sockets::{Bound, Holds, Memory, Registered, bytes_held};
 enum Lessee {
     /// The connection of this number.
     Lease(u64),
-    /// Nobody any more, but the lease is not taken back completely.
+    /// No connection any more: the lease has ended, but not all of it is undone.
     Leaving,
 }
 

@@ -137,7 +137,7 @@ pub struct Server {
     /// Limits of log lines about leases, and about refused requests.
     leases: LogLimits,
     refusals: LogLimits,
-    /// The part beside the core, while it is loaded; and how to load it, if there is one.
+    /// The part outside the core, while it is loaded; and how to load it, if there is one.
     part: Option<Box<dyn Part>>,
     loader: Option<Loader>,
     netkits: Option<&'static dyn Netkits>,

@@ -1,4 +1,4 @@
-//! A part beside the core: a kind of lease that only some policies allow, with code of its own.
+//! A part outside the core: a kind of lease that only some policies allow, with code of its own.
 //!
 //! The program that starts the server names the part ([`Loader`]). It is loaded only when a policy allows its leases,
 //! or when a previous steward has left something that it has to undo. The core reads the requests, limits them, counts

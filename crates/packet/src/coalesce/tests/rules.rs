@@ -462,7 +462,7 @@ fn padded_or_reserved_first_frame_stays_alone() {
     let mut frames: Vec<_> = specs.iter().map(Spec::frame).collect();
     frames[0].extend([0; 2]);
     assert_eq!(members(&frames), [vec![0], vec![1, 2]]);
-    // The reserved bit beside "don't fragment".
+    // The reserved bit next to "don't fragment".
     let mut frames: Vec<_> = specs.iter().map(Spec::frame).collect();
     for frame in &mut frames {
         frame[14 + 6] |= 0x80;

@@ -111,7 +111,7 @@ struct Received {
     flags: ReturnFlags,
 }
 
-/// Who does an operation.
+/// The process that executes an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// The steward itself, at once.

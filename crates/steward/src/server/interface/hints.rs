@@ -145,7 +145,7 @@ impl Interface {
     }
 
     pub(super) fn forget_hints(&mut self, first: u32) {
-        // Without any lease the program is detached soon, and nobody receives its frames.
+        // Without any lease the program is detached soon, and no socket receives its frames.
         if self.hints.leases.remove(&first).is_some() && !self.hints.leases.is_empty() {
             self.decide_hints();
         }

@@ -42,7 +42,7 @@ pub(in crate::server) struct Ledger {
 /// Stations that a NIC accepts frames to: the kernel forgets them when the socket is closed, so they are not saved.
 ///
 /// One socket has the list of all of them. Closing a socket takes an RCU grace period (`packet_release`,
-/// net/packet/af_packet.c), tens of milliseconds at best, in which the steward serves nobody.
+/// net/packet/af_packet.c), tens of milliseconds at best, in which the steward serves no client.
 #[derive(Debug)]
 struct Accepted {
     socket: OwnedFd,
