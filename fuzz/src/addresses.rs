@@ -4,7 +4,7 @@
 //! be sent by a guest that is neither router nor server may be sent by one that is both; what may be sent names none
 //! but the guest's addresses, where a look that knows nothing of extension headers finds them.
 
-use vhost_af_xdp::fuzzing::Addresses;
+use dataplane::fuzzing::Addresses;
 
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 const V4: [u8; 4] = [192, 0, 2, 10];

@@ -3,8 +3,8 @@
 //! Invariants: a frame is judged the same with a flow cache and without, whatever hash the NIC told; what lies behind
 //! its packet does not change the verdict.
 
+use dataplane::fuzzing::Filter;
 use packet::HEADERS_MAX;
-use vhost_af_xdp::fuzzing::Filter;
 
 /// Rules that look at all that there is.
 const RULES: &str = "\

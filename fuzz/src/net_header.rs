@@ -7,7 +7,7 @@
 use packet::checksum::ChecksumAt;
 use std::sync::Arc;
 
-use vhost_af_xdp::fuzzing::{Headers, Verdict};
+use dataplane::fuzzing::{Headers, Verdict};
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
 use virtqueue::{
     Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,

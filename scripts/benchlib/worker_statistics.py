@@ -18,7 +18,7 @@ from . import example
 
 CONTENDERS = ("plain", "rules")
 FRAMES = (1, 4, 16, 64)
-PACKAGE = "vhost-af-xdp"
+PACKAGE = "dataplane"
 PAIRS = 20
 BUILDS = {"kept": "fuzzing", "bare": "fuzzing,no-statistics"}
 

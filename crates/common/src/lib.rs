@@ -9,11 +9,13 @@
 //! | [`shortage`] | what to do about a resource that has run out |
 //! | [`complete`] | completions for shells, from the definition of a command line |
 //! | [`cycles`] | the CPU's time stamp counter |
+//! | [`lock`] | mutexes that a panic does not poison |
 
 pub mod binding;
 pub mod command_line;
 pub mod complete;
 pub mod cycles;
 pub mod drivers;
+pub mod lock;
 pub mod options;
 pub mod shortage;

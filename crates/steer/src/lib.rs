@@ -89,7 +89,9 @@ pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, Virtio
 pub use marks::{Flow, InterfaceMarks, InterfaceMarksError, MAX_MARKS, MarkError};
 pub use mode::{Mode, ModeRequest};
 pub use model::text::{mac_bytes, mac_text, ranges, ranges_text};
-pub use network::{MAX_STATIONS, MulticastLimit, NOTE_BYTES, Station, StationError, note_layout, noted_port};
+pub use network::{
+    ANY_VLAN, MAX_STATIONS, MulticastLimit, NOTE_BYTES, Station, StationError, note_layout, noted_port,
+};
 pub use own_map::OwnMap;
 pub use program::{Program, QueueError, detach_pinned};
 pub use program_hints::HintsError;

@@ -15,6 +15,9 @@ pub const NOTE_BYTES: usize = 8;
 /// `STEER_NOTE_MARK`
 const NOTE_MARK: u32 = 0x6574_6f6e;
 
+/// VLAN of a [`Station`] behind a bridge without VLAN filtering: any tag, or none.
+pub const ANY_VLAN: u16 = u16::MAX;
+
 /// The destination of a frame; `struct steer_station`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]

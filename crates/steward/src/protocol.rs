@@ -144,8 +144,7 @@ pub const ENTRIES_MAX: usize = 16;
 pub const CHANGES_MAX: usize = 64;
 /// Most stations behind a bridge that the steward sends to the lessee of a network.
 pub const BEHIND_MAX: usize = 1024;
-/// VLAN of a station behind a bridge without VLAN filtering: any tag, or none.
-pub const ANY_VLAN: u16 = u16::MAX;
+pub use steer::ANY_VLAN;
 /// Most stations of one lease.
 pub const STATIONS_MAX: usize = 1024;
 /// Default path of the steward's socket.

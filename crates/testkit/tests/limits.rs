@@ -2,7 +2,7 @@
 //! seconds.
 //!
 //! How much passes at least, this machine decides; the bucket's own tests do that with a clock of theirs
-//! (`switch/policy/bucket.rs`). How much passes at most is asserted here.
+//! (`policy/bucket.rs` of crate `dataplane`). How much passes at most is asserted here.
 
 use std::time::{Duration, Instant};
 

@@ -26,7 +26,7 @@ pub(crate) use self::port::{
     Endpoint, ExternalProgram, Inherited, MemberVlans, MemoryRules, NicConfig, PortConfig, PortQueues,
 };
 use crate::listener::Access;
-use crate::switch::worker::polling::Waits;
+use dataplane::worker::polling::Waits;
 use program::sandbox::{Layers, User};
 
 /// Where `status` finds a daemon.

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use model::events::{Event, Read, Ring, What};
 
-use crate::lock::Locked;
+use common::lock::Locked;
 
 /// The events of this process.
 pub(crate) static JOURNAL: Journal = Journal::new();

@@ -1,8 +1,7 @@
 //! vhost-af-xdp: virtio-net over vhost-user, moved through AF_XDP sockets.
 //!
 //! Modules: [`serve`] starts and ends the daemon. Messages of a VMM arrive in [`vhost_user`] and act on a [`port`], one
-//! guest's network device. Queues of interfaces come from [`nic`]. [`switch`] forwards frames, or [`direct`], if guest
-//! RAM is the UMEM. Clients read and change the state by [`api`]; [`supervision`] and crate `program` protect the
+//! guest's network device. Queues of interfaces come from [`nic`]. Crate `dataplane` moves frames. Clients read and change the state by [`api`]; [`supervision`] and crate `program` protect the
 //! process; [`check`] predicts the modes of sockets. docs/architecture.md has a picture of it all.
 //!
 //! It is a library only for the fuzzer (feature `fuzzing`, `fuzz/`) and for tests of its sandbox from within
@@ -16,13 +15,11 @@ mod cli;
 mod complete;
 mod config;
 mod config_display;
-mod direct;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod journal;
 mod listener;
-mod lock;
 mod mark;
 mod netkit;
 mod network;
@@ -35,7 +32,6 @@ mod reload;
 mod serve;
 mod sibling;
 mod supervision;
-mod switch;
 mod termination;
 mod vhost_user;
 

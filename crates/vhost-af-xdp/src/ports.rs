@@ -14,7 +14,6 @@ use steer::with_sources;
 use steward::links::Changes;
 
 use crate::config::{HintsConfig, NetworkConfig, PortConfig, ServeConfig, UplinkConfig};
-use crate::lock::Locked;
 use crate::network::Network;
 use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;
@@ -22,9 +21,10 @@ use crate::nic::numa::Nodes;
 use crate::port::attachment::PatchPort;
 use crate::port::watch::Watch;
 use crate::port::{AttachedTo, Port, mac_of};
-use crate::switch::worker::workers::Workers;
 use crate::vhost_user::accept::{AcceptThread, Source, VmmSource};
 use crate::vhost_user::connection;
+use common::lock::Locked;
+use dataplane::worker::workers::Workers;
 
 /// How long a port may take to stop before it is abandoned: longer than a bind, or the wait for a steward, may take.
 pub(crate) const STOPPING: Duration = Duration::from_secs(12);

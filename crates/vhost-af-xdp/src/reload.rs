@@ -30,10 +30,10 @@ use steer::with_sources;
 use crate::config::file::{build_network, build_port};
 use crate::config::{Endpoint, NetworkConfig, PortConfig};
 use crate::journal::{JOURNAL, Subject};
-use crate::lock::Locked;
 use crate::ports::{NO_THREAD, Ports};
 use crate::supervision::helper::Requests;
 use crate::vhost_user::accept::VmmSource;
+use common::lock::Locked;
 
 /// Result of a reload or a change.
 #[derive(Debug, Default)]

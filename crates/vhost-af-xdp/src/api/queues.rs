@@ -23,7 +23,7 @@ use steward::hardware::bound::LeasedTo;
 use steward::hardware::rings::{self, Rings, Split};
 use steward::links::has_no_peer;
 
-use crate::nic::hints;
+use crate::nic::metadata;
 use client::text::or_dash;
 pub(crate) use rules::Leased;
 use rules::{Answers, Rule};
@@ -351,7 +351,7 @@ impl Leases {
 }
 
 fn driver_hints(index: u32) -> Option<Vec<String>> {
-    HintSet::of_driver(index).ok().map(hints::names)
+    HintSet::of_driver(index).ok().map(metadata::names)
 }
 
 /// Interface names by index, and the netkits without a peer.

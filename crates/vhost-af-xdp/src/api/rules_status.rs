@@ -3,7 +3,8 @@
 use model::state::{DirectionStatus, RulesStatus};
 
 use crate::port::Port;
-use crate::switch::policy::filter::{Direction, Filter, Rule, Rules};
+use acl::Rules;
+use model::config::{Direction, Filter, Rule};
 
 /// Reads the rules of a port.
 pub(crate) fn read(port: &Port) -> RulesStatus {

@@ -14,8 +14,8 @@ use super::{lane_status, network_status};
 use crate::network::Network;
 use crate::port::Port;
 use crate::supervision::watchdog::{Hang, Watchdog};
-use crate::switch::fdb::FdbKey;
-use crate::switch::worker::workers::Workers;
+use dataplane::fdb::FdbKey;
+use dataplane::worker::workers::Workers;
 use device::features::Negotiated;
 use device::offloads::Offloads;
 

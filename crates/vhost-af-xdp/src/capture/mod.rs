@@ -20,10 +20,10 @@ use model::control::{CaptureBegun, CaptureRequest};
 use self::pcapng::PcapNg;
 use crate::api::capture::link::{End, Message, message_of};
 use crate::cli::capture::{CaptureArgs, CaptureClock, CaptureDirection};
-use crate::switch::policy::capture::SHOWN_BYTES;
 use crate::termination;
 use client::connection::{self, Error};
 use client::directories::find_all;
+use dataplane::policy::capture::SHOWN_BYTES;
 
 /// Pause between two checks for the end.
 const LOOK: Duration = Duration::from_millis(100);

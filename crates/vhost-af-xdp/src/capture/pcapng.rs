@@ -10,7 +10,7 @@ use packet::ethernet::{self, Payload, Skip};
 use packet::ethertype::{IPV4, IPV6};
 use packet::ip::{Ipv4, Ipv6};
 
-use crate::switch::policy::capture::{Record, SHOWN_BYTES, Seen};
+use dataplane::policy::capture::{Record, SHOWN_BYTES, Seen};
 
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
@@ -189,7 +189,7 @@ fn len_by_headers(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::switch::policy::capture::About;
+    use dataplane::policy::capture::About;
 
     fn record(len: Option<u32>, received: Option<u64>, seen: Seen, bytes: &[u8]) -> Record {
         let mut head = [0; SHOWN_BYTES];

@@ -7,7 +7,7 @@ use super::facts::Facts;
 use super::finding::{Finding, Kind};
 use super::placements::PlacementReport;
 use super::{loopback, netkit};
-use crate::nic::endpoint::COPY_BYTES;
+use dataplane::nic::endpoint::COPY_BYTES;
 
 impl Facts {
     /// Findings of `check IFNAME`, including what would stop a daemon that is started with as few options as possible.

@@ -39,8 +39,8 @@ use self::network::NetworkReport;
 use self::placements::{PlacementReport, Request};
 use self::try_bind::TryReport;
 use crate::config::Placement;
-use crate::nic::endpoint::COPY_BYTES;
-use crate::nic::hints;
+use crate::nic::metadata;
+use dataplane::nic::endpoint::COPY_BYTES;
 
 pub(crate) const CHECK_EXAMPLES: &str = "\
 Examples:
@@ -162,8 +162,8 @@ impl Report {
                 "vlans": facts.vlans(),
             },
             "hints": {
-                "driver": facts.hints.map(hints::names),
-                "kernel": hints::names(HintSet::of_kernel()),
+                "driver": facts.hints.map(metadata::names),
+                "kernel": metadata::names(HintSet::of_kernel()),
                 "line": facts.hints_line(),
             },
             "memory": {

@@ -16,8 +16,8 @@ use super::facts::Facts;
 use super::netkit;
 use super::placements::Request;
 use crate::config::Placement;
-use crate::nic::interface::{RECEIVE_RING, SEND_RING};
 use crate::nic::mode::Fallback;
+use dataplane::nic::{RECEIVE_RING, SEND_RING};
 
 /// Chunks of the memory that is registered for the attempt.
 const CHUNKS: u32 = 256;

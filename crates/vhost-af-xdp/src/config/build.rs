@@ -22,8 +22,8 @@ use super::{
     NetworkConfig, NicConfig, PortConfig, PortQueues, ServeConfig, UplinkConfig, offload,
 };
 use crate::listener::Access;
-use crate::nic::endpoint::{COPY_BYTES, LEAST_COPY_BYTES};
-use crate::switch::worker::polling::Waits;
+use dataplane::nic::endpoint::{COPY_BYTES, LEAST_COPY_BYTES};
+use dataplane::worker::polling::Waits;
 use model::rates::{Beyond, LONGEST_BURST_SECONDS, PortRates, Rate, Rates, Unit};
 use program::choice::Choice;
 use program::sandbox::{Layer, Layers, User, group_number, user_number};

@@ -367,8 +367,8 @@ mod tests {
     use super::super::{ApiConfig, FileKinds, MemoryRules, Segments};
     use super::*;
     use crate::listener::Access;
-    use crate::nic::endpoint::COPY_BYTES;
-    use crate::switch::worker::polling::Waits;
+    use dataplane::nic::endpoint::COPY_BYTES;
+    use dataplane::worker::polling::Waits;
     use model::rates::PortRates;
     use program::sandbox::Layers;
 

@@ -12,8 +12,8 @@ use xsk::{BindRequest, BusyPoll};
 
 use super::hints::HintsConfig;
 use crate::listener::Access;
-use crate::nic::endpoint::to_send_only;
-use crate::switch::policy::guard::{Guard, SourceGuard};
+use dataplane::nic::endpoint::to_send_only;
+use dataplane::policy::guard::{Guard, SourceGuard};
 use model::rates::PortRates;
 
 /// How a port and its VMM connect.

@@ -7,10 +7,10 @@ use std::sync::{Arc, TryLockError};
 
 use super::Network;
 use crate::config::HintsConfig;
-use crate::lock::Locked;
 use crate::nic::error::InterfaceError;
-use crate::nic::hints::XdpMetadata;
 use crate::nic::interface::Interface;
+use common::lock::Locked;
+use dataplane::nic::hints::XdpMetadata;
 
 impl Network {
     /// Changes the hints of frames of the uplink, now or as soon as the steward is back; no frame is lost.

@@ -1,5 +1,5 @@
 //! The host as one more receiver of a network: a tap device that the steward connects with the uplink's interface, and
-//! whose descriptor it passes to the daemon. A lane of its own serves it ([`crate::switch::host::tap_lane`]). The network
+//! whose descriptor it passes to the daemon. A lane of its own serves it ([`dataplane::host::tap_lane`]). The network
 //! works without it; the daemon logs once why the host is not reached, and retries with growing pauses.
 //!
 //! If the uplink is a port of a bridge, stations behind the bridge's other ports are reached through the host: the
@@ -19,9 +19,9 @@ use super::{Network, State};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::lane_facts::LaneFacts;
-use crate::nic::tap::Tap;
-use crate::switch::fdb::BridgeFdb;
-use crate::switch::worker::workers::LaneAt;
+use dataplane::fdb::BridgeFdb;
+use dataplane::nic::tap::Tap;
+use dataplane::worker::workers::LaneAt;
 
 /// The connection to the host.
 #[derive(Default)]
@@ -113,7 +113,7 @@ impl Network {
             0 => BridgeFdb::default(),
             _ => BridgeFdb::new(&uplink.steering.behind()?),
         };
-        self.note_bridge(state, &end, behind.len());
+        self.note_bridge(state, &end, behind.count());
         if state.host.macs != end.macs || *state.host.behind != behind {
             (state.host.macs, state.host.behind) = (end.macs, Arc::new(behind));
             self.set_fdb(state);

@@ -1,6 +1,6 @@
 //! Learned addresses of ports (`learning`): reads the workers' entries, and updates the FDB and the uplink.
 //!
-//! Theory of operation. Workers record sources of frames ([`crate::switch::fdb::learned`]). The network's thread reads new
+//! Theory of operation. Workers record sources of frames ([`dataplane::fdb::learned`]). The network's thread reads new
 //! entries, and removes those that were not used for a time ([`AGE`]). A key belongs to the port that used it last: it
 //! moves if another port uses it. A key of a configured port, or of the host, is never learned. The uplink's steward
 //! may reject a key: then the port's frames from it are dropped, until it is requested again ([`ASK_AGAIN`]). No worker
@@ -18,8 +18,8 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use crate::switch::fdb::learned::{Entry, Learned};
-use crate::switch::fdb::{Fdb, FdbKey, FdbPort, PortNumber};
+use dataplane::fdb::learned::{Entry, Learned};
+use dataplane::fdb::{Fdb, FdbKey, FdbPort, PortNumber};
 
 /// How long an unused address is kept; as in Linux's bridge.
 const AGE: Duration = Duration::from_secs(300);

@@ -1,7 +1,7 @@
 //! A network: ports that reach each other by address, and an uplink that they share.
 //!
-//! It has queues of an interface, each with a lane of the switch ([`crate::switch::uplink::uplink_lane`]), and the FDB
-//! ([`crate::switch::fdb`]). Both outlive guests, whose lanes are added and removed. A thread of its own watches the
+//! It has queues of an interface, each with a lane of the switch ([`dataplane::uplink::uplink_lane`]), and the FDB
+//! ([`dataplane::fdb`]). Both outlive guests, whose lanes are added and removed. A thread of its own watches the
 //! interface, and informs the ports when its link state or MTU changes.
 
 mod hints;
@@ -41,12 +41,12 @@ use crate::nic::interface_queue::InterfaceQueue;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::wakers::Wakers;
-use crate::switch::fdb::learned::Learned;
-use crate::switch::fdb::vlans::Vlans;
-use crate::switch::fdb::{Fdb, FdbKey, FdbPort, PortMark, PortNumber};
-use crate::switch::lane::role::Role;
-use crate::switch::policy::guard::SourceGuard;
-use crate::switch::worker::workers::{LaneAt, Workers};
+use dataplane::fdb::learned::Learned;
+use dataplane::fdb::vlans::Vlans;
+use dataplane::fdb::{Fdb, FdbKey, FdbPort, PortMark, PortNumber};
+use dataplane::lane::role::Role;
+use dataplane::policy::guard::SourceGuard;
+use dataplane::worker::workers::{LaneAt, Workers};
 use steward::log_limit::LogLimit;
 
 /// MTU of a network without an uplink, bytes.

@@ -12,7 +12,7 @@ use super::{Network, State, change, keys, mark_of};
 use crate::journal::{JOURNAL, Subject};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
-use crate::switch::fdb::PortNumber;
+use dataplane::fdb::PortNumber;
 use model::events::What;
 
 /// Most rejected addresses in a log line.

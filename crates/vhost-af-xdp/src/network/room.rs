@@ -8,7 +8,7 @@ use super::learning::{self, Evicted};
 use super::{Network, State, keys};
 use crate::journal::{JOURNAL, Subject};
 use crate::nic::error::InterfaceError;
-use crate::switch::fdb::{Fdb, FdbPort, PortNumber};
+use dataplane::fdb::{Fdb, FdbPort, PortNumber};
 use model::events::What;
 
 impl State {
@@ -85,7 +85,7 @@ impl Network {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::switch::fdb::vlans::Vlans;
+    use dataplane::fdb::vlans::Vlans;
 
     #[test]
     fn keys_that_a_port_has_already_need_no_room() {

@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, MutexGuard, Weak};
 
 use super::{MTU, Network, NetworkLink, Running, ShownNetwork, State};
-use crate::lock::Locked;
+use common::lock::Locked;
 
 /// See the module's head.
 #[derive(Default)]

@@ -8,11 +8,11 @@ use xsk::NumaNode;
 
 use super::Network;
 use crate::nic::error::InterfaceError;
-use crate::nic::tap::Tap;
-use crate::switch::host::tap_lane::TapLane;
-use crate::switch::lane::new_lane::NewLane;
-use crate::switch::lane::role::Role;
-use crate::switch::worker::workers::LaneAt;
+use dataplane::host::tap_lane::TapLane;
+use dataplane::lane::new_lane::NewLane;
+use dataplane::lane::role::Role;
+use dataplane::nic::tap::Tap;
+use dataplane::worker::workers::LaneAt;
 
 impl Network {
     /// Makes a lane for a tap, and gives it to a worker. `node`: the NUMA node of the uplink, for a tap to the uplink.

@@ -6,7 +6,7 @@ use steward::protocol::StationChange;
 
 use super::{Network, State, change, fdb, key_of, mark_of};
 use crate::nic::error::InterfaceError;
-use crate::switch::fdb::{Destination, FdbKey};
+use dataplane::fdb::{Destination, FdbKey};
 
 impl Network {
     /// Sends the uplink changes that the FDB gets next.

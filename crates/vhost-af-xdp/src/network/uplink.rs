@@ -22,13 +22,13 @@ use crate::nic::interface::Interface;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::mode::Fallback;
-use crate::switch::backend::arrivals::Origin;
-use crate::switch::fdb::PortNumber;
-use crate::switch::lane::new_lane::NewLane;
-use crate::switch::lane::role::Role;
-use crate::switch::lane::{Lane, Siblings};
-use crate::switch::uplink::multicast_lane::MulticastLane;
-use crate::switch::uplink::uplink_lane::UplinkLane;
+use dataplane::backend::arrivals::Origin;
+use dataplane::fdb::PortNumber;
+use dataplane::lane::new_lane::NewLane;
+use dataplane::lane::role::Role;
+use dataplane::lane::{Lane, Siblings};
+use dataplane::uplink::multicast_lane::MulticastLane;
+use dataplane::uplink::uplink_lane::UplinkLane;
 use model::events::What;
 
 /// How long to wait until all threads have released an interface that is returned.

@@ -4,7 +4,7 @@
 //! (`xdp_umem_account_pages`, net/xdp/xdp_umem.c). A limit that is enough for one socket does not help if more follow,
 //! so error messages name a limit that is enough for all.
 
-use super::endpoint::COPY_BYTES;
+use dataplane::nic::endpoint::COPY_BYTES;
 
 /// Memory that is locked when all guests are connected.
 #[derive(Debug, Clone, Copy, Default)]

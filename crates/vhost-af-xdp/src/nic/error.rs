@@ -12,7 +12,7 @@ use steward_client::LeaseError;
 use xsk::{OpenError, UmemError};
 
 use super::afxdp_plugin::PluginError;
-use super::endpoint::ChunksError;
+use dataplane::nic::endpoint::ChunksError;
 
 /// Why an interface or one of its queues cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -24,7 +24,7 @@ use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 use super::afxdp_plugin::Plugin;
 use super::error::{ExternalError, InterfaceError};
 use crate::config::{ExternalProgram, Inherited, PortConfig, PortQueues, ServeConfig};
-use crate::lock::Locked;
+use common::lock::Locked;
 
 /// Whether all descriptors that the ports name were inherited. Must be called before this process opens any: later a
 /// number that was not inherited may be one of its own.

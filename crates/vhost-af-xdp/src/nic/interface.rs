@@ -4,6 +4,7 @@
 //! ([`super::interface_queue`]), then the queue's entry in the program's maps: from then on frames arrive. Undone in
 //! reverse: entry, socket (with its place in the map), program with its last user.
 
+use std::collections::BTreeMap;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,18 +22,15 @@ use xsk::{
 
 use super::demand::Demand;
 use super::error::{ExternalError, InterfaceError, Lost};
-use super::hints::{MetadataState, SeenHints};
+use super::open_tap::OpenTap;
 use super::queue_state::QueueState;
 use super::shared_memory::{SharedMemory, Slice};
 use super::steering::{Attached, Prepared, Steering};
-use super::tap::OpenTap;
 use crate::config::{HintsConfig, Placement, PortConfig, Segments, UplinkConfig};
-use crate::lock::Locked;
+use common::lock::Locked;
+use dataplane::nic::hints::{SeenHints, XdpMetadata};
+use dataplane::nic::{RECEIVE_RING, SEND_RING};
 
-/// Entries of RX and fill ring.
-pub(crate) const RECEIVE_RING: u32 = 2048;
-/// Entries of TX and completion ring.
-pub(crate) const SEND_RING: u32 = 1024;
 /// How long to wait for a busy queue. It stays busy for an RCU grace period after its last socket was closed: measured
 /// 20 ms, and more than two seconds with six processes for each CPU.
 pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(5);
@@ -151,6 +149,22 @@ pub(crate) struct QueueRequest {
     pub(crate) queue: u32,
     pub(crate) bind: BindRequest,
     pub(crate) multi_buffer: bool,
+}
+
+/// The requested hints of an interface's frames, and the metadata of its queues.
+#[derive(Debug)]
+pub(super) struct MetadataState {
+    pub(super) asked: HintsConfig,
+    /// By the number of each lent queue.
+    pub(super) of: BTreeMap<u32, XdpMetadata>,
+}
+
+impl MetadataState {
+    /// No queue is lent yet.
+    pub(super) fn new(asked: HintsConfig) -> Self {
+        let of = BTreeMap::new();
+        Self { asked, of }
+    }
 }
 
 impl Interface {

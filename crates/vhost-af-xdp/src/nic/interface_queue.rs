@@ -22,6 +22,7 @@
 //! All functions may wait: for the kernel, which keeps a queue some 20 ms after its socket was closed, and for the
 //! steward.
 
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,16 +31,18 @@ use device::counters::PairCounters;
 use steer::{QueueConf, VirtioHeader, with_sources};
 use xsk::{BindRequest, Mode, OpenError, Socket, Umem};
 
-use super::endpoint::{Chunks, NicQueue, to_send_only};
 use super::error::{ExternalError, InterfaceError};
-use super::interface::{BIND_TIMEOUT, Interface, QueueRequest, SEND_RING};
+use super::interface::{BIND_TIMEOUT, Interface, QueueRequest};
 use super::mode::Checksums;
-use super::queue::{MOST_PIECES, Nic, Sends};
 use super::queue_state::{Ended, NotesEnd, OpenQueue, Opened, QueueState};
 use super::shared_memory::{OpenedSlice, SliceUse};
 use super::steering::{Prepared, RELEASE};
-use super::xdp::XdpNic;
 use crate::config::{Placement, Segments};
+use dataplane::nic::SEND_RING;
+use dataplane::nic::coupled::{Coupled, Release};
+use dataplane::nic::endpoint::{Chunks, NicQueue, to_send_only};
+use dataplane::nic::queue::{MOST_PIECES, Nic, Sends};
+use dataplane::nic::xdp::XdpNic;
 
 /// Why there is no tap: the queue is not leased from a steward, or from one that is too old.
 const NO_TAPS: &str = "the owner of the XDP program provides no tap for them";
@@ -79,51 +82,24 @@ pub(crate) enum Fit {
     Anew,
 }
 
-/// A queue with a guest's memory.
-pub(crate) struct Coupled<N> {
-    pub(crate) nic: N,
-    /// What it does for frames that are sent.
-    pub(crate) sends: Sends,
-    /// Must be waited for after the socket is closed, before the daemon releases the guest's memory. `None` in copy
-    /// mode: the kernel does not touch the memory of a closed socket.
-    pub(crate) release: Option<Release>,
-}
-
-impl<N> Coupled<N> {
-    /// Without anything to wait for.
-    pub(crate) fn new(nic: N, sends: Sends) -> Self {
-        Self {
-            nic,
-            sends,
-            release: None,
-        }
-    }
-}
-
-/// A queue whose driver reads or writes guest memory for a while after the socket was closed: the kernel takes the
-/// memory from it an RCU grace period later, on a thread of its own (`xsk_destruct`, net/xdp/xsk.c;
-/// `xp_release_deferred`, net/xdp/xsk_buff_pool.c).
-///
-/// If it received into guest memory, its frames are dropped until then: the kernel would copy frames that the program
-/// passes to the host from there, and the guest could write to them before.
-pub(crate) struct Release {
+/// A coupled queue that is used by DMA. If it received into guest memory, its frames are dropped until the driver has
+/// released that: the kernel would copy frames that the program passes to the host from there, and the guest could write
+/// to them before.
+struct ReleaseByDma {
     queue: InterfaceQueue,
     into_guest: bool,
 }
 
-impl Release {
-    /// Must be called before the socket is closed.
-    pub(crate) fn begin(&self) {
+impl Release for ReleaseByDma {
+    fn begin(&self) {
         if self.into_guest {
             // Fails only when the interface or the steward is gone, or away.
             let _ = self.queue.interface.steering.withhold(self.queue.number);
         }
     }
 
-    /// Waits until the driver has released the memory. Every descriptor of the socket must be closed.
-    /// Errors: it is not known whether it has.
-    pub(crate) fn wait(self) -> Result<(), InterfaceError> {
-        let Self { queue, into_guest } = self;
+    fn wait(self: Box<Self>) -> Result<(), Box<dyn Error>> {
+        let Self { queue, into_guest } = *self;
         let interface = &queue.interface;
         interface.steering.await_free(queue.number, BIND_TIMEOUT)?;
         if into_guest {
@@ -315,7 +291,7 @@ impl InterfaceQueue {
         let nic = XdpNic::new(socket, guard);
         let sends = self.sends(&nic);
         let queue = self.clone();
-        let release = by_dma.then_some(Release { queue, into_guest });
+        let release = by_dma.then(|| Box::new(ReleaseByDma { queue, into_guest }) as Box<dyn Release>);
         Ok(Coupled { nic, sends, release })
     }
 

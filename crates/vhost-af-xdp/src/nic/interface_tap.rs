@@ -9,8 +9,9 @@ use steer::Mode;
 
 use super::error::InterfaceError;
 use super::interface::Interface;
-use super::tap::{OpenTap, Tap};
-use crate::lock::Locked;
+use super::open_tap::OpenTap;
+use common::lock::Locked;
+use dataplane::nic::tap::Tap;
 
 /// Most earlier frames of a queue that are discarded: it holds 1000, or as many as the user set (`ip link set
 /// txqueuelen`).

@@ -17,7 +17,7 @@ use super::interface_queue::InterfaceQueue;
 use super::numa::Nodes;
 use super::shared_memory::SharedMemory;
 use super::steering::{Attached, Steering, StewardAt};
-use crate::lock::Locked;
+use common::lock::Locked;
 
 /// How long the program and leases of a daemon that has just ended may stay: its helper removes the program some 30 ms
 /// later, and holds the leases until then.

@@ -11,9 +11,9 @@ use xsk::{NumaNode, Umem};
 
 use crate::nic::interface::Interface;
 use crate::nic::mode::{Checksums, DataPath, Fallback};
-use crate::nic::queue::Sends;
 use crate::nic::shared_memory::SharedMemory;
-use crate::nic::xdp::XdpNic;
+use dataplane::nic::queue::Sends;
+use dataplane::nic::xdp::XdpNic;
 
 const NOT_SET_UP: &Fallback = &Fallback::NotSetUp;
 

@@ -13,26 +13,31 @@
 //! The word is set before a program is there that reports tags: that program distinguishes frames by tags that are not
 //! in them, and a guest that should get the tags would not get them. During a change a lane expects only the hints that
 //! are there both before and after it: a missing expected hint is counted, and if it is the tag the frame is dropped
-//! ([`crate::switch`], `metadata_reader.rs`).
+//! ([`dataplane::backend`], `metadata_reader.rs`).
 //!
 //! A lane keeps reading earlier layouts until its queue is lent again: frames of an earlier program may wait for any
 //! time. That costs it a check before each frame.
 //!
-//! [`NicQueue::set_metadata`]: super::endpoint::NicQueue::set_metadata
+//! [`NicQueue::set_metadata`]: dataplane::nic::endpoint::NicQueue::set_metadata
 
 use model::state::HintsStatus;
 use steer::{HintSet, note_layout};
 use steward_client::LeaseError;
 
 use super::error::InterfaceError;
-use super::hints::{self, XdpMetadata};
 use super::interface::Interface;
 use super::queue_state::{Opened, QueueState};
 use crate::config::HintsConfig;
-use crate::lock::Locked;
+use common::lock::Locked;
+use dataplane::nic::hints::XdpMetadata;
 
 /// Called with the new metadata of a queue's frames; when it returns the lane has it.
 pub(crate) type Tell<'a> = dyn FnMut(u32, &XdpMetadata) + 'a;
+
+/// The names of a set's hints.
+pub(crate) fn names(hints: HintSet) -> Vec<String> {
+    hints.names().map(str::to_owned).collect()
+}
 
 impl Interface {
     /// The metadata of a queue that is lent from now on.
@@ -159,9 +164,9 @@ impl Interface {
         let hinted = hinted.unwrap_or_default();
         Some(HintsStatus {
             asked: asked.to_string(),
-            possible: hints::names(hinted.possible),
-            on: hints::names(asked.among(hinted.on)),
-            seen: hints::names(self.seen.get()),
+            possible: names(hinted.possible),
+            on: names(asked.among(hinted.on)),
+            seen: names(self.seen.get()),
             why: self.lacks_hints(),
         })
     }

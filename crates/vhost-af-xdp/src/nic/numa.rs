@@ -8,6 +8,7 @@
 use std::fs;
 use std::path::Path;
 
+use dataplane::worker::place::WorkerPlace;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use steer::ranges;
 use xsk::NumaNode;
@@ -24,15 +25,6 @@ struct Node {
     number: NumaNode,
     /// Its CPUs that this process may use.
     cpus: CpuSet,
-}
-
-/// Where a worker runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct WorkerPlace {
-    /// `None`: any CPU, or the user chose them.
-    pub(crate) cpus: Option<CpuSet>,
-    /// The node of its CPUs; `None`: it is unknown, or the machine has one node.
-    pub(crate) node: Option<NumaNode>,
 }
 
 impl Nodes {

@@ -14,8 +14,8 @@ use std::time::Instant;
 use steer::QueueConf;
 use xsk::BindRequest;
 
-use super::endpoint::NicQueue;
-use super::xdp::XdpNic;
+use dataplane::nic::endpoint::NicQueue;
+use dataplane::nic::xdp::XdpNic;
 
 /// The time when a socket was closed; set when that happens.
 pub(super) type Ended = Arc<OnceLock<Instant>>;

@@ -15,7 +15,7 @@
 //! So all are bound in copy mode, for frames of any length, in large chunks, whatever the interface and its MTU are.
 //!
 //! The kernel takes any address of the memory from any of the rings. A queue uses only chunks of its own slice, and
-//! its tracker ignores others ([`super::chunk_tracker`]): a driver's report about one queue never affects another's
+//! its tracker ignores others ([`dataplane::nic::chunk_tracker`]): a driver's report about one queue never affects another's
 //! chunks. A slice has one socket at most: it counts as busy until its last socket is closed.
 
 use std::collections::HashSet;
@@ -25,11 +25,11 @@ use std::time::Duration;
 use common::binding::LARGE_CHUNK;
 use steward::protocol::Reason;
 use steward_client::LeaseError;
-use xsk::{First, FramePool, Lender, OpenError, OwnMemory, QueueId, Socket, Umem, UmemOffset};
+use xsk::{First, Lender, OpenError, OwnMemory, QueueId, Socket, Umem, UmemOffset};
 
-use super::endpoint::{Chunks, ChunksError, for_sending};
 use super::error::InterfaceError;
-use crate::lock::Locked;
+use common::lock::Locked;
+use dataplane::nic::endpoint::{Chunks, ChunksError};
 
 /// See the module's head.
 #[derive(Debug)]
@@ -187,16 +187,7 @@ impl Slice {
     /// The chunks of the slice. Its earlier user is gone, with its socket.
     fn chunks(&self, umem: &Umem, backing: String) -> Result<Chunks, ChunksError> {
         let first = u64::from(self.number) * u64::from(self.memory.slice_bytes);
-        let all = (first..first + u64::from(self.memory.slice_bytes)).step_by(LARGE_CHUNK as usize);
-        let pool: Result<FramePool, _> = all.map(|at| umem.adopt(UmemOffset::new(at))).collect();
-        let pool = pool?;
-        Ok(Chunks {
-            to_receive: pool.len() - for_sending(pool.len()),
-            first: UmemOffset::new(first),
-            umem: umem.clone(),
-            pool,
-            backing,
-        })
+        Chunks::of_slice(umem, UmemOffset::new(first), self.memory.slice_bytes, backing)
     }
 }
 
@@ -220,12 +211,7 @@ impl Drop for SliceUse {
 
 #[cfg(test)]
 mod tests {
-    use device::counters::PairCounters;
-
     use super::*;
-    use crate::nic::endpoint::NicQueue;
-    use crate::nic::queue::Sends;
-    use crate::switch::tests::test_nic::{TestNic, Wire, frame_at};
 
     const SLICE: u64 = 8 * LARGE_CHUNK as u64;
 
@@ -247,33 +233,5 @@ mod tests {
         assert_eq!(all, chunks.collect::<Vec<_>>());
         let beyond = memory.slice(3).chunks(&umem, String::new());
         assert!(beyond.is_err(), "there is no fourth one");
-    }
-
-    /// A driver's report about one queue cannot name a chunk of another's.
-    #[test]
-    fn chunk_of_another_slice_is_unexpected_from_either_ring() {
-        let memory = SharedMemory::new(3, SLICE as u32);
-        let umem = memory.map().expect("memory").umem;
-        let mut wire = Wire::new(umem.clone(), 8, 8);
-        wire.fill = 16;
-        let wire = Arc::new(Mutex::new(wire));
-        let chunks = memory.slice(1).chunks(&umem, String::new()).expect("inside");
-        let mut queue = NicQueue::new(TestNic(Arc::clone(&wire)), chunks, Sends::PLAIN);
-        assert_eq!(queue.packet_bytes, SLICE);
-        queue.fill();
-        let counters = PairCounters::default();
-        let wire = || wire.lock().expect("no panic");
-        let others = [0, SLICE - 4096, 2 * SLICE, 3 * SLICE - 4096].map(UmemOffset::new);
-        for other in others {
-            wire().receive_into(frame_at(other), 60, false);
-        }
-        wire().receive(60, false);
-        queue.discard(&counters);
-        assert_eq!(counters.to_guest_stray.get(), others.len() as u64);
-        assert_eq!(counters.to_guest_queue_stopped.get(), 1, "its own");
-        for other in others {
-            assert!(!queue.tracker.sent(&frame_at(other)), "{other}");
-            assert!(queue.references.share(&umem, other).is_none(), "{other}");
-        }
     }
 }

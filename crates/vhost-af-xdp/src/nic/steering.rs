@@ -22,9 +22,9 @@ use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::error::{InterfaceError, Lost};
 use super::external::External;
-use super::tap::{SendTap, Tap};
 use crate::config::HintsConfig;
-use crate::lock::Locked;
+use common::lock::Locked;
+use dataplane::nic::tap::{SendTap, Tap};
 
 /// A queue is free an RCU grace period after its socket was closed (`SOCK_RCU_FREE`, net/xdp/xsk.c): measured 14 to 23
 /// ms, several times that on a busy machine.

@@ -11,7 +11,7 @@ use crate::network::NetworkEnd;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::InterfaceQueue;
-use crate::switch::lane::role::Role;
+use dataplane::lane::role::Role;
 
 /// MTU of the null NIC and of a cable.
 pub(crate) const NULL_MTU: u32 = 1500;

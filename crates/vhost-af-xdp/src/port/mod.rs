@@ -18,6 +18,7 @@ mod link;
 mod losses;
 pub(crate) mod memory;
 pub(crate) mod reasons;
+pub(crate) mod registration;
 pub(crate) mod session;
 mod sessions;
 pub(crate) mod snapshot;
@@ -34,7 +35,6 @@ use device::counters::PairCounters;
 use xsk::NumaNode;
 
 use crate::config::{HintsConfig, NicConfig, PortConfig, PortQueues};
-use crate::lock::Locked;
 use crate::network::NetworkEnd;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::{Interface, QueueOptions};
@@ -50,11 +50,13 @@ use crate::port::snapshot::{InterfaceSnapshot, PortSnapshot, Published, SessionS
 use crate::port::ticket_lock::{Task, Ticket, TicketLock};
 use crate::port::watch::{Looks, Watch};
 use crate::supervision::alarm::Alarm;
-use crate::switch::fdb::FdbKey;
-use crate::switch::policy::filter::{Filter, PortFilter};
-use crate::switch::policy::guard::Guard;
-use crate::switch::policy::rate_limit::PortLimits;
-use crate::switch::worker::workers::Workers;
+use common::lock::Locked;
+use dataplane::fdb::FdbKey;
+use dataplane::policy::filter::PortFilter;
+use dataplane::policy::guard::Guard;
+use dataplane::policy::rate_limit::PortLimits;
+use dataplane::worker::workers::Workers;
+use model::config::Filter;
 use model::config::Policy;
 use steward::log_limit::{LeftOut, LogLimit};
 

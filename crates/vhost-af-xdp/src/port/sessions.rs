@@ -16,8 +16,8 @@ use super::session::{FaultCell, PortContext, Reached, Session, SessionError, Vmm
 use super::ticket_lock::Task;
 use super::{LinkConfig, Port, PortState};
 use crate::config::NicConfig;
-use crate::lock::Locked;
 use crate::supervision::interrupt;
+use common::lock::Locked;
 
 /// Smallest MTU that IPv4 works with, and that VirtIO allows (1.3, 5.1.4.1).
 const SMALLEST_MTU: u64 = 68;

@@ -16,10 +16,10 @@ use xsk::NumaNode;
 
 use super::reasons::{Busy, Closed, Impaired, TurnedAway};
 use super::ticket_lock::Task;
-use crate::lock::Locked;
 use crate::nic::interface::Interface;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::steering::SteeringReport;
+use common::lock::Locked;
 
 /// `status` shows a task that takes longer.
 const LONG: Duration = Duration::from_secs(1);

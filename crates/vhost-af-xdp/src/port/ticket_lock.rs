@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex};
 
-use crate::lock::Locked;
+use common::lock::Locked;
 
 /// Why a thread takes the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -20,8 +20,8 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use steward::links::Changes;
 
-use crate::lock::Locked;
 use crate::nic::wakers::Event;
+use common::lock::Locked;
 
 /// Epoll data of other events than reports of leases, which have the numbers of their ports.
 const CHANGES: u64 = u64::MAX;

@@ -13,7 +13,7 @@ use crate::config::ServeConfig;
 use crate::ports::{NO_THREAD, Ports};
 use crate::reload::Reload;
 use crate::supervision::watchdog::Watchdog;
-use crate::switch::worker::workers::Workers;
+use dataplane::worker::workers::Workers;
 
 /// Most connections to the control socket at the same time.
 const MOST: usize = 64;

@@ -29,8 +29,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
-use crate::lock::Locked;
-use crate::switch::worker::progress::Watcher;
+use common::lock::Locked;
+use dataplane::worker::progress::Watcher;
 use program::signal_handler;
 
 /// Time between two checks whether a thread waits.

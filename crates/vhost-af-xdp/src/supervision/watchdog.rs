@@ -4,7 +4,7 @@
 //! kernel, with all its lanes, and the daemon cannot end that wait. It can report the hang, give new lanes to other
 //! workers, and still exit in time after a signal (serve.rs).
 //!
-//! One thread reads the workers' progress ([`crate::switch::worker::progress`]) every [`LOOK`], but not while all of them sleep
+//! One thread reads the workers' progress ([`dataplane::worker::progress`]) every [`LOOK`], but not while all of them sleep
 //! and no other thread writes to a VMM (interrupt.rs). If a worker hung and then went to sleep, it is read once more:
 //! otherwise it would be reported as hanging until some worker wakes. A worker that is awake and has finished no
 //! round between three readings hangs: three, because after the whole process was stopped the watchdog may be the first
@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::interrupt;
-use crate::lock::Locked;
-use crate::switch::worker::progress::Activity;
-use crate::switch::worker::workers::{Observation, Workers};
+use common::lock::Locked;
+use dataplane::worker::progress::Activity;
+use dataplane::worker::workers::{Observation, Workers};
 use steward::log_limit::LogLimit;
 
 /// Time between two readings.
@@ -196,7 +196,7 @@ fn report(worker: usize, hang: Option<&Hang>, change: &Change, log: &mut LogLimi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::switch::lane::LaneId;
+    use dataplane::lane::LaneId;
 
     const HERE: Activity = Activity::InLane(LaneId(7));
 

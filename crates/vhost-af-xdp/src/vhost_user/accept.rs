@@ -28,10 +28,10 @@ use rustix::net::{SocketAddrUnix, SocketFlags, connect};
 
 use super::connection;
 use crate::listener;
-use crate::lock::Locked;
 use crate::nic::wakers::Event;
 use crate::port::Port;
 use crate::port::reasons::Ended;
+use common::lock::Locked;
 use steward::backoff::Backoff;
 use steward::log_limit::{LeftOut, LogLimit};
 

@@ -16,11 +16,11 @@ use rustix::net::{RecvFlags, recv};
 use steer::with_sources;
 
 use super::error::MessageError;
-use crate::lock::Locked;
 use crate::port::Port;
 use crate::port::reasons::{Closed, Ended};
 use crate::port::session::{Session, VmmConnection};
 use crate::supervision::alarm::Alarm;
+use common::lock::Locked;
 
 /// Shortest pause after commands of the control queue: a guest can cause 200 rebuilds of lanes a second at most.
 const CONTROL_PAUSE: Duration = Duration::from_millis(5);

@@ -6,7 +6,7 @@
 //!     end:    2, why, 0:6, lost:8
 //! ```
 
-use crate::switch::policy::capture::{About, Record, SHOWN_BYTES, Seen};
+use dataplane::policy::capture::{About, Record, SHOWN_BYTES, Seen};
 
 /// Why a capture has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! Theory of operation. The client connects to the control socket, which is only for those who may control the daemon:
 //! its owner and root ([`super::control_socket`]). The contents of frames are confidential, so the sockets of the API
 //! offer no captures. The thread of the connection takes records from the queue that lanes fill
-//! ([`crate::switch::policy::capture`]) and writes them to the connection in the format of [`link`]. Lanes never wait: if a
+//! ([`dataplane::policy::capture`]) and writes them to the connection in the format of [`link`]. Lanes never wait: if a
 //! client reads slowly or not at all, the queue fills up, and further frames are counted as lost.
 //!
 //! A capture ends when the client closes its side or disconnects, or when the port is removed. Then lanes add no more
@@ -28,7 +28,7 @@ use crate::api::control_socket::answer;
 use crate::config::Placement;
 use crate::port::Port;
 use crate::ports::Ports;
-use crate::switch::policy::capture::{Capture, Wanted};
+use dataplane::policy::capture::{Capture, Wanted};
 
 /// Most captures at a time: each takes 2.5 MiB.
 const MOST: usize = 8;

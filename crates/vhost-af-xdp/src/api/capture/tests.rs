@@ -5,7 +5,7 @@ use model::control::Answer;
 
 use super::link::{Message, NoMessage, message_of};
 use super::*;
-use crate::switch::policy::capture::{About, Record, SHOWN_BYTES, Seen};
+use dataplane::policy::capture::{About, Record, SHOWN_BYTES, Seen};
 
 const BOTH: Wanted = Wanted {
     from_guest: true,

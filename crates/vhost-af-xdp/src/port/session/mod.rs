@@ -26,21 +26,21 @@ use virtqueue::{
 };
 
 use crate::config::{Placement, PortConfig};
-use crate::direct::registration::UnderWay;
-use crate::nic::hints::XdpMetadata;
 use crate::nic::lane_facts::LaneFacts;
 use crate::port::announce;
 use crate::port::attachment::Attachment;
 use crate::port::features::{self, F_LOG_ALL, F_PROTOCOL_FEATURES, PASSED_CONTROL};
 use crate::port::lanes::{LaneError, LentQueue, private_bytes};
 use crate::port::memory::{MemoryError, MemoryTable};
+use crate::port::registration::UnderWay;
 use crate::supervision::alarm::Alarm;
 use crate::supervision::sigbus::{Watch, Watched};
-use crate::switch::lane::{Lane, Siblings};
-use crate::switch::policy::filter::PortFilter;
-use crate::switch::policy::guard::Guard;
-use crate::switch::policy::rate_limit::PortLimits;
-use crate::switch::worker::workers::{LaneAt, Workers};
+use dataplane::lane::{Lane, Siblings};
+use dataplane::nic::hints::XdpMetadata;
+use dataplane::policy::filter::PortFilter;
+use dataplane::policy::guard::Guard;
+use dataplane::policy::rate_limit::PortLimits;
+use dataplane::worker::workers::{LaneAt, Workers};
 use device::config_space::ConfigError;
 use device::control::ControlQueue;
 use device::counters::PairCounters;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::SystemTime;
 
-use crate::lock::Locked;
+use common::lock::Locked;
 
 /// The files, by the path that the daemon knows them by.
 pub(super) struct Files(Mutex<HashMap<PathBuf, SocketFile>>);

@@ -16,8 +16,8 @@ use program::{descriptors, peer};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::lock::Locked;
 use crate::supervision::private_memory::{self, MappedFile};
+use common::lock::Locked;
 
 /// Most addresses in a query: regions of a memory table.
 const ADDRESSES_MAX: usize = virtqueue::MAX_REGIONS;

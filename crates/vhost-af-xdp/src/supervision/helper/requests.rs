@@ -43,7 +43,7 @@ use crate::config::file::{self, add_possible, with_added};
 use crate::config::state::{self, MOST_ADDED};
 use crate::config::{Endpoint, PortConfig, ServeConfig};
 use crate::listener::{Access, listen_at};
-use crate::lock::Locked;
+use common::lock::Locked;
 
 /// How long the daemon waits for an answer: the helper reads a file, and updates a steward.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);

@@ -1,0 +1,546 @@
+//! From a NIC queue to a guest: takes received frames, checks them where that is needed, and delivers them.
+//!
+//! Frames leave the NIC's ring a batch at a time. The next batch is not taken before this one is delivered, and no
+//! frame is held back to be merged with later ones. So at most one batch waits here for the guest's buffers, and the
+//! rest waits in the ring: back-pressure reaches the kernel, which counts what it then drops (`rx_ring_full`,
+//! `rx_fill_ring_empty_descs`). Chunks return to the NIC when the whole batch is delivered. Until then they are kept in
+//! the queue ([`NicQueue::received`]), where the guest's next lane finds them.
+//!
+//! Frames in one piece that no filter, limit or offload reads go from the ring straight into the guest's buffers.
+
+#![allow(unsafe_code)]
+
+mod extras;
+
+use std::collections::VecDeque;
+
+use device::counters::PairCounters;
+use device::meter;
+use device::offloads::Offloads;
+use device::pair::{Fault, QueuePair};
+use packet::HEADERS_MAX;
+use packet::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
+use packet::verify::{Unfinished, Verdict};
+use xsk::metadata::Hints;
+use xsk::{Frame, RxDesc, Umem, UmemOffset};
+
+pub(crate) use self::extras::Extras;
+use crate::backend::metadata_reader::MetadataReader;
+use crate::frame::bytes::{UmemRange, received_bytes_mut};
+use crate::frame::checksums::{self, Looks};
+use crate::frame::retag::{put_tag_back, untag};
+use crate::guest::to_guest::{Delivery, Fit, NO_OFFLOAD, UmemBytes, with_buffers};
+use crate::lane::limits::BATCH;
+use crate::nic::chunk_tracker::Unexpected;
+use crate::nic::endpoint::NicQueue;
+use crate::nic::queue::Nic;
+use crate::policy::filter::{Acl, Facts};
+use crate::policy::rate_limit::{Cost, Policer};
+
+/// The pieces of a frame of the batch.
+#[derive(Clone, Copy, Default)]
+struct FramePieces {
+    /// Index of the first in [`NicQueue::received`].
+    first: u16,
+    pieces: u16,
+}
+
+/// What is known of all received frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origin {
+    /// Longest possible frame, bytes.
+    pub frame_limit: u32,
+    /// They may come from a stack on the same machine, which leaves checksums unfinished.
+    pub partial_checksums: bool,
+}
+
+impl Origin {
+    /// Frames to a guest come from the interface that its own frames leave by.
+    fn of(pair: &QueuePair) -> Self {
+        Self {
+            frame_limit: pair.frame_limit,
+            partial_checksums: pair.partial_checksums,
+        }
+    }
+}
+
+/// Filter rules and rate limit of what the guest gets.
+pub(crate) struct Admission<'a, 'b> {
+    pub(crate) policer: &'a mut Policer<'b>,
+    pub(crate) filter: Option<&'a mut Acl>,
+}
+
+impl Admission<'_, '_> {
+    #[inline]
+    fn admits_all(&self) -> bool {
+        self.policer.limit.is_none() && self.filter.is_none()
+    }
+
+    /// Whether filter rules admit a frame, by its first piece and its metadata; counts a denied one.
+    #[cold]
+    fn allows(&mut self, piece: &RxDesc, hints: &Hints, umem: &Umem, counters: &PairCounters) -> bool {
+        if let Some(filter) = &mut self.filter {
+            let mut head = [0; HEADERS_MAX];
+            let known = (piece.len as usize).min(HEADERS_MAX);
+            // Only the first piece is known here, and so not the length of a frame in several pieces.
+            let len = if piece.more {
+                usize::MAX
+            } else {
+                piece.len as usize
+            };
+            // Inside the piece; otherwise the rules reject the empty head, and count that.
+            let head = match umem.read(piece.data, &mut head[..known]) {
+                Some(()) => &head[..known],
+                None => &[],
+            };
+            if !filter.allows(head, Facts::with_hints(len, hints), counters) {
+                return false;
+            }
+        }
+        self.policer.allows(|| Cost::frame(piece.len), counters)
+    }
+}
+
+/// See the module's head. The state of the batch in [`NicQueue::received`].
+pub(crate) struct Arrivals {
+    /// What to look for in frames, if anything.
+    looks: Option<Looks>,
+    /// Longest possible frame, bytes.
+    frame_limit: u32,
+    batch: Batch,
+    position: Position,
+    frames: [FramePieces; MOST_FRAMES],
+    /// Pieces that belong to whole frames. Later ones belong to a frame whose last piece has not arrived.
+    whole: usize,
+    /// A piece of that frame is missing.
+    torn: bool,
+    /// The next piece belongs to a frame that the guest does not get.
+    refused: bool,
+    /// The guest gets frames without the tag that they arrive with.
+    untags: bool,
+    /// Where the bytes of the frame to be written are.
+    ranges: Vec<UmemRange>,
+    /// Frames taken from the NIC in this batch.
+    taken: u64,
+    /// The guest has buffers, but fewer than the next frame needs.
+    pub(crate) short: bool,
+}
+
+impl Arrivals {
+    /// For a guest, and a queue that may hold received frames for it.
+    pub(crate) fn new<N>(pair: &QueuePair, queue: &mut NicQueue<N>, counters: &PairCounters) -> Self {
+        let mut arrivals = Self::from(Origin::of(pair), pair);
+        // At most a batch, because no more were taken. Draining keeps the capacity of `received`.
+        let pieces: Vec<_> = queue.received.drain(..).collect();
+        for piece in pieces {
+            arrivals.push(Ok(piece), &mut queue.received, &queue.umem, counters);
+        }
+        arrivals
+    }
+
+    /// For a guest for which no received frames are held.
+    pub(crate) fn from(origin: Origin, pair: &QueuePair) -> Self {
+        Self {
+            looks: Looks::of(pair, origin.partial_checksums),
+            frame_limit: origin.frame_limit,
+            batch: Batch::new(rules(&pair.offloads)),
+            position: Position::default(),
+            frames: [FramePieces::default(); MOST_FRAMES],
+            whole: 0,
+            torn: false,
+            refused: false,
+            untags: false,
+            ranges: Vec::with_capacity(BATCH * 2),
+            taken: 0,
+            short: false,
+        }
+    }
+
+    /// The same, for a guest that gets the frames of its VLAN without their tag.
+    pub(crate) fn untagging(self, untags: bool) -> Self {
+        Self { untags, ..self }
+    }
+
+    /// Sets the longest frame, bytes.
+    pub(crate) fn set_frame_limit(&mut self, bytes: u32) {
+        self.frame_limit = bytes;
+    }
+
+    /// Delivers frames that a queue shared with other guests received into chunks of `umem`, as far as the guest has
+    /// buffers. `received`: those taken out of `waiting` and not delivered yet. `extras`: further facts about them.
+    /// Errors: the guest's fault.
+    pub(crate) fn deliver_waiting(
+        &mut self,
+        (waiting, received): (&mut VecDeque<RxDesc>, &mut Vec<RxDesc>),
+        extras: &mut impl Extras,
+        umem: &Umem,
+        empty: &mut Vec<Frame>,
+        delivery: &mut Delivery<'_>,
+    ) -> Result<(), Fault> {
+        let mut waits = self.deliver_batch((received, extras), umem, delivery)?;
+        while !waits {
+            self.give_back(received, empty);
+            extras.clear();
+            if waiting.is_empty() || !delivery.has_buffer(waiting.len())? {
+                break;
+            }
+            while self.batch.len() < MOST_FRAMES
+                && extras.may_merge()
+                && let Some(piece) = waiting.pop_front()
+            {
+                let (frames, more) = (self.batch.len(), piece.more);
+                self.push(Ok(piece), received, umem, delivery.counters);
+                if !more {
+                    extras.push(self.batch.len() > frames);
+                }
+            }
+            waits = self.deliver_batch((received, extras), umem, delivery)?;
+        }
+        self.short = waits && delivery.is_short();
+        Ok(())
+    }
+
+    /// Takes frames from the NIC, and delivers those that the guest may get, as far as it has buffers.
+    /// Errors: the guest's fault.
+    pub(crate) fn deliver<N: Nic>(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        delivery: &mut Delivery<'_>,
+        mut admission: Admission<'_, '_>,
+    ) -> Result<(), Fault> {
+        let mut waits = self.deliver_batch((&mut queue.received, &()), &queue.umem, delivery)?;
+        self.taken = 0;
+        if !waits {
+            self.give_back(&mut queue.received, &mut queue.empty);
+            let admits_all = admission.admits_all();
+            let is_read = MetadataReader::of(queue).is_read();
+            let left = queue.nic.received();
+            if self.looks.is_none() && admits_all && !self.untags && !is_read {
+                waits = self.deliver_plainly(queue, delivery)?;
+            } else if left > 0 && delivery.has_buffer(left)? {
+                // Frames that find no buffer are better left in the ring: the kernel counts what it drops.
+                self.take_batch(queue, &mut admission, delivery.counters);
+                let NicQueue { umem, received, .. } = queue;
+                waits = self.deliver_batch((received, &()), umem, delivery)?;
+                if !waits {
+                    self.give_back(&mut queue.received, &mut queue.empty);
+                }
+            }
+        }
+        meter::count_taken(usize::try_from(self.taken).unwrap_or(usize::MAX));
+        self.short = waits && delivery.is_short();
+        Ok(())
+    }
+
+    /// Takes at most a batch of frames from the NIC, and inserts or removes their tags as the guest expects it.
+    fn take_batch<N: Nic>(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        admission: &mut Admission<'_, '_>,
+        counters: &PairCounters,
+    ) {
+        let NicQueue {
+            nic,
+            umem,
+            tracker,
+            received,
+            empty,
+            layouts,
+            hints: expected,
+            seen,
+            ..
+        } = queue;
+        let (umem, expected) = (&*umem, *expected);
+        let before = MetadataReader {
+            umem,
+            layouts,
+            expected,
+            seen,
+        };
+        for piece in nic.from_nic(MOST_FRAMES) {
+            let mut arrival = tracker.accept(piece);
+            let is_first = self.is_first(received.len()) && !self.refused;
+            let mut hints = Some(Hints::default());
+            if let (true, Ok(piece)) = (is_first, &mut arrival) {
+                hints = before.read(piece, counters);
+                match hints.and_then(|hints| hints.tag) {
+                    None if self.untags => untag(umem, piece),
+                    Some(tag) if !self.untags => put_tag_back(umem, piece, tag, counters),
+                    _ => {}
+                }
+            }
+            if self.may_get(&arrival, hints, (is_first, umem), admission, counters) {
+                self.push(arrival, received, umem, counters);
+            } else if let Ok(piece) = arrival {
+                self.taken += u64::from(!piece.more);
+                empty.push(piece.frame);
+            }
+        }
+    }
+
+    /// Delivers frames that need no check; true if one waits for buffers. A separate function, so that the loop has all
+    /// registers.
+    #[inline(never)]
+    fn deliver_plainly<N: Nic>(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        delivery: &mut Delivery<'_>,
+    ) -> Result<bool, Fault> {
+        let NicQueue {
+            nic,
+            umem,
+            tracker,
+            received,
+            empty,
+            ..
+        } = queue;
+        let mut incoming = nic.from_nic(BATCH);
+        let mut left = incoming.len();
+        while left > 0 && delivery.has_buffer(left)? {
+            let before = delivery.frames();
+            let arrival = match received.is_empty() && !self.torn {
+                true => delivery.take_whole(umem, &mut incoming, tracker, empty),
+                false => incoming.next().map(|piece| tracker.accept(piece)),
+            };
+            left = incoming.len();
+            self.taken += delivery.frames() - before;
+            let Some(arrival) = arrival else { continue };
+            self.push(arrival, received, umem, delivery.counters);
+            if self.deliver_batch((received, &()), umem, delivery)? {
+                return Ok(true);
+            }
+            self.give_back(received, empty);
+        }
+        Ok(false)
+    }
+
+    /// Whether the next piece is the first of a frame. `received`: how many pieces are in the batch.
+    #[inline]
+    fn is_first(&self, received: usize) -> bool {
+        received == self.whole && !self.torn
+    }
+
+    /// Whether the guest gets the frame of a piece; counts a denied one. `hints`: the frame's metadata; `None`: it has
+    /// to be dropped, and is counted already.
+    #[inline]
+    fn may_get(
+        &mut self,
+        arrival: &Result<RxDesc, Unexpected>,
+        hints: Option<Hints>,
+        (is_first, umem): (bool, &Umem),
+        admission: &mut Admission<'_, '_>,
+        counters: &PairCounters,
+    ) -> bool {
+        let Ok(piece) = arrival else {
+            self.refused = false;
+            return true;
+        };
+        if std::mem::take(&mut self.refused) {
+            self.refused = piece.more;
+            return false;
+        }
+        if admission.admits_all() && hints.is_some() {
+            return true;
+        }
+        if !is_first {
+            admission.policer.overdraw(piece.len);
+            return true;
+        }
+        let may = hints.is_some_and(|hints| admission.allows(piece, &hints, umem, counters));
+        self.refused = !may && piece.more;
+        may
+    }
+
+    /// Adds a piece to the batch; the last piece completes a frame. Counts what cannot be a frame.
+    #[inline]
+    fn push(
+        &mut self,
+        arrival: Result<RxDesc, Unexpected>,
+        received: &mut Vec<RxDesc>,
+        umem: &Umem,
+        counters: &PairCounters,
+    ) {
+        let more = match arrival {
+            Ok(piece) => {
+                let more = piece.more;
+                received.push(piece);
+                more
+            }
+            Err(Unexpected { more }) => {
+                counters.to_guest_stray.add(1);
+                self.torn = more || received.len() > self.whole;
+                more
+            }
+        };
+        self.taken += u64::from(!more);
+        if self.torn && !more {
+            // Its chunks go back with those of the batch.
+            counters.to_guest_in_pieces.add(1);
+            (self.whole, self.torn) = (received.len(), false);
+        } else if !more && received.len() > self.whole {
+            self.add(received, umem, counters);
+        }
+    }
+
+    /// Makes a frame of the pieces behind those of whole frames.
+    #[inline]
+    fn add(&mut self, received: &mut [RxDesc], umem: &Umem, counters: &PairCounters) {
+        let number = self.batch.len();
+        let Some(frame) = self.frames.get_mut(number) else {
+            return;
+        };
+        let pieces = &mut received[self.whole..];
+        let len: u32 = pieces.iter().map(|piece| piece.len).sum();
+        // Pieces of a batch are few.
+        #[allow(clippy::cast_possible_truncation)]
+        let at = FramePieces {
+            first: self.whole as u16,
+            pieces: pieces.len() as u16,
+        };
+        self.whole += pieces.len();
+        if pieces.len() > 1 && len > self.frame_limit {
+            // Pieces of several frames were taken for one frame: no frame is that long. Its chunks go back with those
+            // of the batch.
+            counters.to_guest_in_pieces.add(1);
+            return;
+        }
+        *frame = at;
+        let Some(looks) = self.looks else {
+            self.batch.add(&[], len, |_| Verdict::Unknown);
+            return;
+        };
+        let first = checksums::first_bytes(pieces, umem);
+        let headers = &first[..first.len().min(HEADERS_MAX)];
+        let mut unfinished = None;
+        self.batch.add(headers, len, |layers| {
+            let verdict;
+            (verdict, unfinished) = looks.verify(first, layers, pieces, umem);
+            verdict
+        });
+        if !looks.tell
+            && let Some(layers) = self.batch.partial(number)
+        {
+            unfinished = Some(Unfinished::of(layers));
+        }
+        if let Some(unfinished) = &unfinished {
+            checksums::complete(pieces, umem, unfinished);
+            counters.to_guest_checksums_completed.add(1);
+        }
+    }
+
+    /// Delivers a batch, merged into GSO packets that the buffers can hold; true if frames are left, for which the
+    /// guest has to post buffers first, or for which another poll has to read them.
+    #[inline]
+    fn deliver_batch(
+        &mut self,
+        (received, extras): (&mut [RxDesc], &impl Extras),
+        umem: &Umem,
+        delivery: &mut Delivery<'_>,
+    ) -> Result<bool, Fault> {
+        if received.is_empty() {
+            return Ok(false);
+        }
+        let mut fetched = false;
+        while let Some(run) = self.batch.run(&self.position, delivery.room_for_frame()) {
+            let fits = run.bytes() <= delivery.room_for_frame();
+            // Tries again with buffers that were posted meanwhile, and in place of used ones.
+            if (!fits || !run.is_whole()) && !fetched && delivery.fetch_more()? {
+                fetched = true;
+                continue;
+            }
+            if fits {
+                extras.apply(run.first(), delivery);
+                self.deliver_run(received, umem, delivery, &run);
+            } else if delivery.misfit() == Fit::Later {
+                return Ok(true);
+            }
+            self.batch.advance(&mut self.position, &run);
+            fetched = false;
+        }
+        Ok(false)
+    }
+
+    /// Writes a run of frames, which fits.
+    #[inline]
+    fn deliver_run(&mut self, received: &mut [RxDesc], umem: &Umem, delivery: &mut Delivery<'_>, run: &Run) {
+        let offload = match self.looks {
+            Some(Looks { tell: true, .. }) => self.batch.header(run).to_bytes(),
+            _ => NO_OFFLOAD,
+        };
+        let frame = self.frames[run.first()];
+        let first = usize::from(frame.first);
+        if (run.frames(), frame.pieces) == (1, 1)
+            && delivery.whole(umem, &received[first], with_buffers(offload, 1))
+        {
+            return;
+        }
+        if run.frames() > 1
+            // SAFETY: frames of the batch go back to the NIC only after they were delivered.
+            && let Some(bytes) = unsafe { received_bytes_mut(umem, &mut received[first]) }
+        {
+            self.batch.rewrite(run, bytes);
+        }
+        self.ranges.clear();
+        for (number, bytes) in self.batch.members(run) {
+            let mut skip = bytes.start;
+            let frame = self.frames[number];
+            for piece in &received[usize::from(frame.first)..][..usize::from(frame.pieces)] {
+                let skipped = skip.min(piece.len);
+                skip -= skipped;
+                if piece.len > skipped {
+                    self.ranges.push(UmemRange {
+                        start: UmemOffset::new(piece.data.get() + u64::from(skipped)),
+                        len: piece.len - skipped,
+                    });
+                }
+            }
+        }
+        delivery.write(run.bytes(), offload, &mut UmemBytes::new(umem, &self.ranges));
+        if run.frames() > 1 {
+            let counters = delivery.counters;
+            counters.to_guest_super_frames.add(1);
+            counters.to_guest_coalesced_frames.add(run.frames() as u64);
+        }
+    }
+
+    /// The lane is stopped: delivered pieces of the batch go back to the NIC, so that none is delivered twice.
+    pub(crate) fn leave<N>(&mut self, queue: &mut NicQueue<N>) {
+        let mut waits = vec![false; self.whole];
+        while let Some(run) = self.batch.run(&self.position, u32::MAX) {
+            for (number, _) in self.batch.members(&run) {
+                let frame = self.frames[number];
+                waits[usize::from(frame.first)..][..usize::from(frame.pieces)].fill(true);
+            }
+            self.batch.advance(&mut self.position, &run);
+        }
+        // Pieces behind whole frames belong to one whose last piece has not arrived.
+        let pieces: Vec<_> = queue.received.drain(..).collect();
+        for (at, piece) in pieces.into_iter().enumerate() {
+            match waits.get(at) {
+                Some(false) => queue.empty.push(piece.frame),
+                None if self.torn => queue.empty.push(piece.frame),
+                _ => queue.received.push(piece),
+            }
+        }
+    }
+
+    /// The batch is delivered: its chunks go back to the NIC.
+    #[inline]
+    fn give_back(&mut self, received: &mut Vec<RxDesc>, empty: &mut Vec<Frame>) {
+        empty.extend(received.drain(..self.whole).map(|piece| piece.frame));
+        self.whole = 0;
+        self.position = Position::default();
+        self.batch.clear();
+    }
+}
+
+/// What may be merged for a guest.
+fn rules(offloads: &Offloads) -> Rules {
+    Rules {
+        tcp4: offloads.guest_tso4,
+        tcp6: offloads.guest_tso6,
+        ecn: offloads.guest_ecn,
+        udp4: offloads.guest_uso4,
+        udp6: offloads.guest_uso6,
+    }
+}

@@ -1,0 +1,392 @@
+//! A NIC queue that a queue pair has for itself: the frames that it receives are for the pair's guest. Outside of
+//! networks all frames of the pair leave through it.
+//!
+//! In a network it takes the guest's frames to the LAN. The pair's lane ([`crate::port_lane`]) classifies each
+//! frame, and passes frames to other ports and to the host on like those of any port. Frames for the guest from queues
+//! of the uplink, from the host, and from other ports reach it through that lane, too.
+//!
+//! Four kinds: none, which costs nothing; a queue whose frames are copied ([`CopyQueue`]); a queue that sends from the
+//! guest's memory ([`crate::direct::send_direct`]); one that also receives into it ([`crate::direct`]).
+//!
+//! In tap mode a queue receives nothing: frames arrive at a tap. [`Receiver`] and [`FromTap`] implement [`Receive`].
+
+use std::os::fd::BorrowedFd;
+
+use device::counters::{Counter, PairCounters};
+use device::pair::{Fault, QueuePair, Vring};
+use virtqueue::{ChainId, Chains};
+
+use crate::backend::receiver::{Receive, Receiver};
+use crate::backend::to_nic::{NicSink, Transmit};
+use crate::guest::from_guest::{Budget, Put, Sender, Sink};
+use crate::guest::guest_frame::GuestFrame;
+use crate::host::from_tap::FromTap;
+use crate::lane::limits::SEGMENTS;
+use crate::lane::{RxTarget, Work};
+use crate::nic::endpoint::NicQueue;
+use crate::nic::hints::XdpMetadata;
+use crate::nic::lent::Lent;
+use crate::nic::xdp::XdpNic;
+
+/// See the module's head.
+pub trait OwnQueue: Send {
+    /// Whether there is one.
+    const IS_THERE: bool;
+    /// Other lanes can deliver frames into the guest's receive buffers, too.
+    const SHARES_BUFFERS: bool = true;
+    /// What frames to the LAN are put into.
+    type Sink<'a>: Sink
+    where
+        Self: 'a;
+
+    /// Begins a poll: returns completed chains to the guest, and continues a GSO packet. Returns how much moved.
+    fn begin(&mut self, pair: &mut QueuePair, sender: &mut Sender, counters: &PairCounters) -> usize;
+    /// How many chains [`Self::sink`] takes now; 0: a chain has to wait until frames are sent.
+    fn room(&mut self) -> usize;
+    /// Sends frames of these chains, from the first on, as long as they need no work but a copy or a descriptor
+    /// ([`QueuePair::plain`]); returns how many.
+    fn put_plain(
+        &mut self,
+        pair: &mut QueuePair,
+        chains: &Chains,
+        budget: &mut Budget,
+        counters: &PairCounters,
+    ) -> usize;
+    /// What frames to the LAN are put into; `None`: a queue of the uplink takes them.
+    fn sink<'a>(&'a mut self, counters: &'a PairCounters) -> Option<Self::Sink<'a>>;
+    /// Part of a GSO packet is left, which no other frame may overtake.
+    fn has_rest(&self) -> bool;
+    /// How many chains [`Self::give_back`] takes now.
+    fn places(&self) -> usize;
+    /// Returns to the guest, in order, a chain that was not sent through this queue.
+    fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId);
+    /// Ends a poll in which `moved` frames moved: sends the queued frames. Returns how many more have moved.
+    /// Errors: the guest's fault.
+    fn finish(&mut self, guest: RxTarget<'_>, moved: usize) -> Result<usize, Fault>;
+    /// Delivers received frames, as far as the guest has buffers; returns how many.
+    /// Errors: the guest's fault.
+    fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault>;
+    /// Whether received frames wait, or [`Self::receive`] has other work.
+    fn has_frames(&mut self) -> bool;
+    /// The lane is about to sleep.
+    fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work;
+    /// The guest has nothing to send.
+    fn pause(&mut self) {}
+    /// The NIC's descriptor, readable when frames arrive.
+    fn nic(&self) -> Option<BorrowedFd<'_>>;
+    /// See [`Lane::awaits_nic`](crate::lane::Lane::awaits_nic).
+    fn awaits_nic(&self) -> bool;
+    /// The tap at which frames arrive; `None`: they arrive at the queue.
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    /// The epoll set has reported that tap.
+    fn note_event(&mut self) {}
+    /// See [`Lane::has_edges`](crate::lane::Lane::has_edges).
+    fn has_edges(&self) -> bool {
+        false
+    }
+    /// Sets which metadata precedes its frames, if the program writes any.
+    fn set_metadata(&mut self, _metadata: &XdpMetadata) {}
+    /// Sets the longest frame, bytes.
+    fn set_frame_limit(&mut self, _bytes: u32) {}
+    /// Sends a frame of the daemon, if there is room now.
+    fn inject(&mut self, frame: &[u8], counters: &PairCounters);
+    /// The lane is stopped: takes back what the kernel holds. Returns the queue, if it outlives the lane.
+    fn stop(self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>>;
+}
+
+/// No queue: frames use the queues of the uplink.
+#[derive(Debug, Default)]
+pub struct NoQueue;
+
+/// The sink of [`NoQueue`]: a type without values.
+#[derive(Debug)]
+pub enum Never {}
+
+impl Sink for Never {
+    fn unsendable<'c>(&self, _counters: &'c PairCounters) -> Option<&'c Counter> {
+        match *self {}
+    }
+
+    fn put(&mut self, _chain: ChainId, _frame: Option<GuestFrame<'_>>, _budget: &mut Budget) -> Put {
+        match *self {}
+    }
+
+    fn has_rest(&self) -> bool {
+        match *self {}
+    }
+}
+
+impl OwnQueue for NoQueue {
+    const IS_THERE: bool = false;
+    type Sink<'a> = Never;
+
+    #[inline]
+    fn begin(&mut self, _pair: &mut QueuePair, _sender: &mut Sender, _counters: &PairCounters) -> usize {
+        0
+    }
+
+    #[inline]
+    fn room(&mut self) -> usize {
+        usize::MAX
+    }
+
+    #[inline]
+    fn put_plain(
+        &mut self,
+        _pair: &mut QueuePair,
+        _chains: &Chains,
+        _budget: &mut Budget,
+        _counters: &PairCounters,
+    ) -> usize {
+        0
+    }
+
+    #[inline]
+    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<Never> {
+        None
+    }
+
+    #[inline]
+    fn has_rest(&self) -> bool {
+        false
+    }
+
+    #[inline]
+    fn places(&self) -> usize {
+        usize::MAX
+    }
+
+    #[inline(always)]
+    fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId) {
+        pair.from_guest.queue.push_used(chain, 0);
+    }
+
+    #[inline]
+    fn finish(&mut self, _guest: RxTarget<'_>, _moved: usize) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
+    #[inline]
+    fn receive(&mut self, _guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
+        Ok(0)
+    }
+
+    #[inline]
+    fn has_frames(&mut self) -> bool {
+        false
+    }
+
+    #[inline]
+    fn enable_notifications(&mut self, _to_guest: &mut Vring) -> Work {
+        Work::None
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn awaits_nic(&self) -> bool {
+        false
+    }
+
+    fn inject(&mut self, _frame: &[u8], _counters: &PairCounters) {}
+
+    fn stop(self, _guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
+        None
+    }
+}
+
+/// A queue with memory of the daemon; each frame is copied once.
+///
+/// Chunks of its UMEM circulate: free pool → (filled from the guest) → TX ring → completion → pool, and pool → fill ring
+/// → RX ring → (copied to the guest) → fill ring.
+pub struct CopyQueue<N, R = Receiver> {
+    queue: NicQueue<N>,
+    transmit: Transmit,
+    receiver: R,
+}
+
+impl<N: Lent> CopyQueue<N> {
+    /// A queue for that guest. `untags`: the guest gets the frames of its VLAN without their tag.
+    pub fn new(guest: &QueuePair, mut queue: NicQueue<N>, untags: bool, counters: &PairCounters) -> Self {
+        let receiver = Receiver::new(guest, &mut queue, counters).untagging(untags);
+        Self {
+            queue,
+            transmit: Transmit::default(),
+            receiver,
+        }
+    }
+}
+
+impl<N: Lent> CopyQueue<N, FromTap> {
+    /// A queue that only sends, in tap mode.
+    pub fn by_tap(mut queue: NicQueue<N>, from_tap: FromTap) -> Self {
+        queue.begin();
+        Self {
+            queue,
+            transmit: Transmit::default(),
+            receiver: from_tap,
+        }
+    }
+}
+
+impl<N: Lent, R: Receive + Send> OwnQueue for CopyQueue<N, R> {
+    const IS_THERE: bool = true;
+    type Sink<'a>
+        = NicSink<'a, N>
+    where
+        Self: 'a;
+
+    fn begin(&mut self, _pair: &mut QueuePair, sender: &mut Sender, counters: &PairCounters) -> usize {
+        self.queue.reclaim(SEGMENTS * 2, counters);
+        self.queue.update_link_state(counters);
+        if sender.left() == 0 || !self.transmit.has_rest() {
+            return 0;
+        }
+        let mut budget = sender.budget();
+        let sent = NicSink::new(&mut self.queue, &mut self.transmit, counters).send_rest(&mut budget);
+        sender.charge(&budget);
+        sent
+    }
+
+    fn room(&mut self) -> usize {
+        self.queue.nic.room_to_nic().min(self.queue.pool.len())
+    }
+
+    #[inline]
+    fn put_plain(
+        &mut self,
+        pair: &mut QueuePair,
+        chains: &Chains,
+        budget: &mut Budget,
+        counters: &PairCounters,
+    ) -> usize {
+        let done =
+            NicSink::new(&mut self.queue, &mut self.transmit, counters).put_plain(pair, chains, budget);
+        for chain in &chains.chains[..done] {
+            pair.from_guest.queue.push_used(chain.id, 0);
+        }
+        done
+    }
+
+    fn sink<'a>(&'a mut self, counters: &'a PairCounters) -> Option<NicSink<'a, N>> {
+        Some(NicSink::new(&mut self.queue, &mut self.transmit, counters))
+    }
+
+    fn has_rest(&self) -> bool {
+        self.transmit.has_rest()
+    }
+
+    fn places(&self) -> usize {
+        usize::MAX
+    }
+
+    fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId) {
+        pair.from_guest.queue.push_used(chain, 0);
+    }
+
+    fn finish(&mut self, guest: RxTarget<'_>, _moved: usize) -> Result<usize, Fault> {
+        if !self.transmit.is_empty() || self.queue.nic.unsent() > 0 {
+            self.queue.send(&mut self.transmit.outgoing);
+            self.queue.kick(guest.counters);
+        }
+        Ok(0)
+    }
+
+    fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
+        self.receiver.deliver(&mut self.queue, guest)
+    }
+
+    #[inline]
+    fn has_frames(&mut self) -> bool {
+        self.receiver.has_frames(&mut self.queue)
+    }
+
+    fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work {
+        let waiting = self.receiver.enable_notifications(&mut self.queue);
+        let work = match self.transmit.has_rest() || self.transmit.tap_is_full() {
+            true => Work::after(self.queue.until_sent()).max(Work::SOON),
+            false => Work::after(self.queue.until_copies_sent()),
+        };
+        let frames = waiting
+            .then(|| self.receiver.when_frames_wait(to_guest))
+            .flatten();
+        work.max(frames.unwrap_or(Work::None))
+    }
+
+    fn pause(&mut self) {
+        self.transmit.pause();
+    }
+
+    fn set_metadata(&mut self, metadata: &XdpMetadata) {
+        self.queue.set_metadata(metadata);
+    }
+
+    fn set_frame_limit(&mut self, bytes: u32) {
+        self.queue.frame_limit = bytes;
+        self.receiver.set_frame_limit(bytes);
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.nic.fd()
+    }
+
+    fn awaits_nic(&self) -> bool {
+        self.receiver.awaits_nic()
+    }
+
+    fn has_edges(&self) -> bool {
+        self.queue.nic.has_edges()
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.receiver.tap()
+    }
+
+    fn note_event(&mut self) {
+        self.receiver.note_event();
+    }
+
+    fn inject(&mut self, frame: &[u8], counters: &PairCounters) {
+        NicSink::new(&mut self.queue, &mut self.transmit, counters).inject(frame);
+    }
+
+    fn stop(mut self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
+        let counters = guest.counters;
+        NicSink::new(&mut self.queue, &mut self.transmit, counters).send_before_stop();
+        self.receiver.finish(&mut self.queue, guest);
+        N::give_back(self.queue, counters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use device::offloads::Offloads;
+    use virtqueue::{Journal, QueueFeatures};
+
+    use super::*;
+    use crate::nic::endpoint::Chunks;
+    use crate::nic::null::{NullConfig, NullNic};
+    use crate::nic::queue::Sends;
+    use crate::tests::test_guest::Memory;
+
+    #[test]
+    fn frame_limit_that_grows_is_that_of_segments_too() {
+        let memory = Memory::new(1 << 20, 0);
+        let vring = || memory.vring(64, QueueFeatures::default(), Journal::None).0;
+        let guest = memory.side(vring(), vring(), Offloads::all());
+        let chunks = Chunks::new(1 << 20, 2048, 64).expect("memory");
+        let config = NullConfig {
+            frame_bytes: 0,
+            header_bytes: 0,
+            at_once: usize::MAX,
+        };
+        let nic = NullNic::new(chunks.umem.clone(), config, 64);
+        let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
+        let mut own = CopyQueue::new(&guest, queue, false, &PairCounters::default());
+        own.set_frame_limit(9018);
+        assert_eq!(own.queue.frame_limit, 9018);
+    }
+}

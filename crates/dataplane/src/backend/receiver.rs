@@ -1,0 +1,143 @@
+//! The receive path from a NIC queue with memory of the daemon: each frame is copied once.
+//!
+//! In tap mode frames arrive at a tap instead ([`crate::host::from_tap`]). Lanes use both through [`Receive`].
+
+use std::os::fd::BorrowedFd;
+
+use device::counters::PairCounters;
+use device::pair::{Fault, QueuePair, Vring};
+
+use crate::backend::arrivals::{Admission, Arrivals};
+use crate::guest::to_guest::Delivery;
+use crate::lane::limits::BATCH;
+use crate::lane::{RxTarget, Work};
+use crate::nic::endpoint::NicQueue;
+use crate::nic::queue::Nic;
+
+/// Batches delivered when a lane is stopped: what a receive ring holds. A limit, because the NIC may refill the ring.
+const LAST_BATCHES: usize = 32;
+
+/// The receive path of a lane that has a NIC queue.
+pub(crate) trait Receive {
+    /// Whether frames may wait.
+    fn has_frames<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool;
+    /// Delivers a batch, as far as the guest has buffers; returns how many frames.
+    /// Errors: the guest's fault.
+    fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxTarget<'_>) -> Result<usize, Fault>;
+    /// The lane is about to sleep: whether frames wait already. If not, the next frame has to wake it.
+    fn enable_notifications<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool;
+    /// What the lane does if frames wait; `None`: it sleeps until the guest has buffers.
+    fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work>;
+    /// Sets the longest frame, bytes.
+    fn set_frame_limit(&mut self, bytes: u32);
+    /// See [`Lane::awaits_nic`](crate::lane::Lane::awaits_nic).
+    fn awaits_nic(&self) -> bool;
+    /// The tap at which frames arrive; `None`: they arrive at the queue.
+    fn tap(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    /// The epoll set has reported that tap.
+    fn note_event(&mut self) {}
+    /// The lane is stopped: delivers frames since the last poll, as far as the guest has buffers.
+    fn finish<N: Nic>(self, queue: &mut NicQueue<N>, guest: RxTarget<'_>);
+}
+
+/// See the module's head. The state between two batches.
+pub struct Receiver {
+    arrivals: Arrivals,
+    awaits_nic: bool,
+    /// Cost of filter rules beyond earlier batches, in frames: polls are skipped for it.
+    deficit: usize,
+}
+
+impl Receiver {
+    /// For a guest, and a queue, which is filled.
+    pub(crate) fn new<N: Nic>(guest: &QueuePair, queue: &mut NicQueue<N>, counters: &PairCounters) -> Self {
+        let arrivals = Arrivals::new(guest, queue, counters);
+        queue.begin();
+        Self {
+            arrivals,
+            awaits_nic: true,
+            deficit: 0,
+        }
+    }
+
+    /// The same, for a guest that gets the frames of its VLAN without their tag.
+    pub(crate) fn untagging(self, untags: bool) -> Self {
+        Self {
+            arrivals: self.arrivals.untagging(untags),
+            ..self
+        }
+    }
+}
+
+impl Receive for Receiver {
+    #[inline]
+    fn has_frames<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool {
+        has_frames(queue)
+    }
+
+    fn set_frame_limit(&mut self, bytes: u32) {
+        self.arrivals.set_frame_limit(bytes);
+    }
+
+    #[inline]
+    fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
+        if self.deficit >= BATCH {
+            self.deficit -= BATCH;
+            return Ok(0);
+        }
+        let in_hand = queue.received.len();
+        let mut delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, in_hand)?;
+        let admission = Admission {
+            policer: &mut guest.policer,
+            filter: guest.filter.as_deref_mut(),
+        };
+        let delivered = self.arrivals.deliver(queue, &mut delivery, admission);
+        queue.give();
+        let frames = delivered.map(|()| delivery.finish());
+        self.deficit += guest.take_work();
+        frames
+    }
+
+    fn enable_notifications<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool {
+        self.awaits_nic = !has_frames(queue);
+        !self.awaits_nic
+    }
+
+    fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work> {
+        // The guest has buffers, or has just posted some.
+        let has_buffers = to_guest.enabled && to_guest.queue.enable_kicks();
+        has_buffers.then_some(match self.arrivals.short {
+            true => Work::SOON,
+            false => Work::Now,
+        })
+    }
+
+    fn awaits_nic(&self) -> bool {
+        self.awaits_nic
+    }
+
+    /// Frames may have arrived since the last poll, if the control thread waited for a CPU before
+    /// [`stop`](crate::lane::Lane::stop). A fault of the guest is ignored now.
+    ///
+    /// A guest that had a fault before gets nothing: its queues are disabled, and its VMM already reads the position
+    /// from the ring.
+    fn finish<N: Nic>(mut self, queue: &mut NicQueue<N>, mut guest: RxTarget<'_>) {
+        if guest.pair.to_guest.enabled {
+            for _ in 0..LAST_BATCHES {
+                self.deficit = 0;
+                if !has_frames(queue) || !matches!(self.deliver(queue, &mut guest), Ok(1..)) {
+                    break;
+                }
+            }
+        }
+        self.arrivals.leave(queue);
+    }
+}
+
+/// Whether a frame waits, in the ring or already taken from it.
+#[inline]
+pub(crate) fn has_frames<N: Nic>(queue: &mut NicQueue<N>) -> bool {
+    !queue.received.is_empty() || queue.nic.received() > 0
+}

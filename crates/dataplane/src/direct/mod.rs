@@ -1,0 +1,399 @@
+//! A queue with `--memory=direct`: guest RAM is the UMEM, and no userspace code touches a frame.
+//!
+//! NIC → guest: an available receive buffer at offset B becomes the fill entry `B + header - 256 - headroom`. The
+//! kernel puts a frame 256 bytes (XDP_PACKET_HEADROOM) and the UMEM's headroom after a fill address, and the steering
+//! program's metadata, which is the virtio-net header, just before the frame: so the header lands at B, the frame
+//! behind it, and the daemon only writes the used element.
+//!
+//! In zero-copy the NIC writes the frame itself, and may write to the end of its chunk, whatever the frame's length.
+//! The headroom limits what it can write to what the driver needs for the longest frame. Only buffers that hold as much
+//! are posted, and only if their chunk is in one huge page: the kernel silently rejects a chunk that is not contiguous
+//! for DMA (`xp_check_unaligned`, net/xdp/xsk_buff_pool.c).
+//!
+//! Guest → NIC: a frame in one piece is sent directly from guest memory. One in several pieces is gathered in a chunk
+//! of the bounce area if it fits, otherwise sent as a multi-buffer frame whose descriptors refer to the pieces.
+//!
+//! A GSO packet is segmented: each segment's headers are built in a chunk of the bounce area. By default, a socket that
+//! reads by DMA gets the payload by reference, as further descriptors, and one that copies gets a copy of the segment
+//! in one piece, because a further descriptor costs it more time than the bytes. If there is no room for a segment, it
+//! waits, and so do the chains behind it in the guest's queue. The chain is returned when its last segment was sent.
+//!
+//! The bounce area is behind guest RAM in the same UMEM; no guest can see it. It also serves receive buffers that
+//! cannot take a frame directly ([`place`]): too small for the longest frame of the interface, or for what a NIC may
+//! write; made of several descriptors; too near the start of their region; in zero-copy, not in one huge page. Such
+//! a buffer is *deferred*: a bounce chunk goes to the NIC in its place, and the frame is copied when it arrives. A
+//! buffer too small for the longest frame cannot be paired with one chunk; from the first of these on, all buffers are
+//! deferred until the queue restarts.
+//!
+//! Invariants: a chunk in the bounce area is in the pool or in one table, never both. Both tables return entries in
+//! the order in which the guest made them available, with the exception below. So a queue can be stopped exactly: the
+//! buffers that the kernel still held are unused, and the base is rewound to the first of them.
+//!
+//! The exception: receive buffers are returned in the order of their completions, where the guest and a successor of
+//! this daemon support that ([`virtqueue::Queue::takes_any_order`]). A buffer that a driver keeps, because it dropped a
+//! frame in it, then delays none of the others. If such a queue is stopped while the kernel holds a buffer that others
+//! overtook, the queue cannot be rewound: all buffers that the kernel held are returned empty.
+//!
+//! When a lane stops, buffers that the kernel held are returned only after the last access to guest memory: where the
+//! kernel copies, when the socket is closed; where the NIC reads and writes by DMA, when its driver has released the
+//! memory, which is later ([`Release`]). If that is unknown, none of them is returned: a guest that lacks buffers is
+//! better off than one whose memory is overwritten while it uses it for something else.
+
+pub(crate) mod from_guest;
+pub(crate) mod in_flight;
+pub(crate) mod place;
+pub(crate) mod segmentation;
+pub mod send_direct;
+pub(crate) mod to_guest;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use common::binding::LARGE_CHUNK;
+use virtqueue::{Buffer, ChainId, Chains, Prefetch};
+use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemError, UmemOffset};
+
+use crate::backend::own_queue::OwnQueue;
+use crate::direct::in_flight::InFlight;
+use crate::direct::place::Place;
+use crate::frame::checksums::PrivateLook;
+use crate::frame::gso::GsoPacket;
+use crate::guest::from_guest::{Budget, Sender, Sink};
+use crate::lane::limits::BATCH;
+use crate::lane::{RxTarget, Work};
+use crate::nic::RECEIVE_RING;
+use crate::nic::coupled::{Coupled, Release};
+use crate::nic::endpoint::{Chunks, NicQueue};
+use crate::nic::queue::{LinkState, MOST_PIECES, Nic};
+use crate::nic::xdp::XdpNic;
+use device::counters::PairCounters;
+use device::pair::{Fault, Piece, QueuePair, Vring};
+
+/// Chunk of the UMEM, bytes: the largest, because each bind costs kernel memory per chunk.
+pub const CHUNK_BYTES: u32 = LARGE_CHUNK;
+/// Most bounce chunks of a lane that the NIC has to receive into: the others are for frames from the guest, which
+/// deferred buffers must not delay.
+const MOST_BOUNCES_POSTED: usize = 128;
+/// Buffers are deferred until they have this many descriptors in all. Each descriptor has a byte at least, so they hold
+/// a frame of any length. The limit is needed because a guest chooses how many a buffer has, and the lane stores them.
+const MOST_DEFERRED_BUFFERS: usize = 4096;
+
+/// A buffer that the NIC receives into.
+enum Posted {
+    /// The guest's own; once done, it has a frame of `len` bytes.
+    Guest { chain: ChainId, len: u32 },
+    /// A bounce chunk for a deferred buffer; `filled` once done.
+    Bounce { filled: Option<RxDesc> },
+}
+
+/// A descriptor that the NIC sends from, or a chain that can be returned when older ones have been.
+struct Outbound {
+    /// The chain is the guest's again once this descriptor is done.
+    chain: Option<ChainId>,
+    /// It refers to a bounce chunk.
+    bounce: bool,
+    /// It is the last one of a frame of the guest.
+    ends: bool,
+}
+
+/// A GSO packet with segments that are not queued yet. Its chain is returned once the last segment is sent.
+struct Segmentation {
+    packet: GsoPacket,
+    chain: ChainId,
+}
+
+/// A deferred receive buffer of the guest.
+struct Deferred {
+    chain: ChainId,
+    /// Number of its descriptors.
+    buffers: usize,
+    bytes: u64,
+}
+
+/// See the module's head.
+pub struct DirectQueue<N> {
+    end: DirectEnd<N>,
+    posted: InFlight<Posted>,
+    deferred: VecDeque<Deferred>,
+    deferred_buffers: VecDeque<Buffer>,
+    deferred_bytes: u64,
+    /// Receive buffers are returned in the order of their completions.
+    any_order: bool,
+    place: Place,
+    /// Bounce chunks in `posted`.
+    bounces_posted: usize,
+    /// There was a buffer smaller than the longest frame: all later ones are deferred, too, because a frame may need
+    /// several of them now, and buffers must be used in the order in which they were made available.
+    defer_all: bool,
+    /// The last received piece was not the last one of its frame.
+    inside: bool,
+    /// Looks at received frames, where they may have partial checksums.
+    look: Option<PrivateLook>,
+    empty: Vec<Frame>,
+    /// The descriptors of the deferred buffer that a frame is copied into.
+    buffers: Vec<Buffer>,
+    /// The guest receives, so frames have to wake the lane.
+    awaits_nic: bool,
+}
+
+/// A NIC queue coupled with a guest: its UMEM is the guest's memory, with memory of the daemon behind it. Frames from
+/// the guest are sent directly from guest memory.
+pub struct DirectEnd<N> {
+    /// Its pool has the free chunks of the daemon's memory.
+    queue: NicQueue<N>,
+    counters: Arc<PairCounters>,
+    link: LinkState,
+    sending: InFlight<Outbound>,
+    /// A GSO packet whose next segments wait for room; the chains behind it wait, too.
+    segmentation: Option<Segmentation>,
+    /// The buffers of its chain.
+    segmented_buffers: Vec<Buffer>,
+    /// A buffer could not be deferred: none is read before a bounce chunk is free again.
+    bounces_out: bool,
+    /// Descriptors that the ring had room for when the batch began.
+    ring: usize,
+    outgoing: Vec<TxDesc>,
+    pieces: Vec<Piece>,
+    /// Waits for the driver when the socket is closed.
+    release: Option<Box<dyn Release>>,
+}
+
+/// A direct lane's memory: guest RAM, and chunks of the daemon behind it.
+pub struct DirectMemory {
+    chunks: Chunks,
+    /// Capacity of each in-flight table.
+    in_flight: usize,
+    /// The first bytes of the UMEM that are in huge pages.
+    huge_bytes: u64,
+}
+
+impl DirectMemory {
+    /// `umem`: guest RAM with memory of the daemon behind it, of which the bytes `own` are this lane's. `to_receive` of
+    /// their chunks are for the NIC to receive into. `in_flight`: at least the size of the vrings and of the rings.
+    /// Errors: the range is not inside the UMEM, or overlaps that of another lane.
+    pub fn new(umem: Umem, own: Range<u64>, to_receive: usize, in_flight: usize) -> Result<Self, UmemError> {
+        let first = UmemOffset::new(own.start);
+        let pool: FramePool = umem.frames(own)?.collect();
+        let chunks = Chunks {
+            umem,
+            first,
+            pool,
+            to_receive,
+            backing: "guest memory".to_owned(),
+        };
+        Ok(Self {
+            chunks,
+            in_flight,
+            huge_bytes: 0,
+        })
+    }
+
+    /// Sets how many bytes of the UMEM, from its start on, are in huge pages.
+    pub fn in_huge_pages(self, bytes: u64) -> Self {
+        Self {
+            huge_bytes: bytes,
+            ..self
+        }
+    }
+}
+
+impl<N: Nic> DirectQueue<N> {
+    /// Connects a guest with a NIC queue whose UMEM is the guest's memory.
+    pub fn new(
+        pair: &mut QueuePair,
+        queue: Coupled<N>,
+        memory: DirectMemory,
+        counters: &Arc<PairCounters>,
+    ) -> Self {
+        let look = PrivateLook::of(pair, pair.partial_checksums);
+        let in_flight = memory.in_flight;
+        let place = Place::new(
+            pair,
+            &memory.chunks.umem,
+            queue.sends.by_dma.then_some(memory.huge_bytes),
+        );
+        let any_order = pair.to_guest.queue.takes_any_order();
+        // The RX ring has room for all: no driver ever finds it full.
+        let most_posted = in_flight.min(RECEIVE_RING as usize);
+        Self {
+            end: DirectEnd::new(pair, queue, memory, counters),
+            any_order,
+            place,
+            posted: match any_order {
+                true => InFlight::in_any_order(most_posted),
+                false => InFlight::new(most_posted),
+            },
+            deferred: VecDeque::new(),
+            deferred_buffers: VecDeque::new(),
+            deferred_bytes: 0,
+            bounces_posted: 0,
+            defer_all: false,
+            inside: false,
+            look,
+            empty: Vec::with_capacity(BATCH),
+            buffers: Vec::with_capacity(MOST_PIECES),
+            awaits_nic: true,
+        }
+    }
+}
+
+impl<N: Nic> DirectEnd<N> {
+    /// Couples a queue with the guest whose memory is its UMEM.
+    fn new(
+        guest: &mut QueuePair,
+        queue: Coupled<N>,
+        memory: DirectMemory,
+        counters: &Arc<PairCounters>,
+    ) -> Self {
+        let Coupled {
+            mut nic,
+            sends,
+            release,
+        } = queue;
+        if sends.zero_copy && !guest.offloads.csum {
+            // Otherwise this CPU reads whole frames: the kernel copies them, or the daemon completes their checksums or
+            // segments them.
+            guest.from_guest.queue.set_prefetch(Prefetch::Header);
+        }
+        // So the lane knows before the first frame if the interface is down.
+        let link = nic.kick();
+        Self {
+            queue: NicQueue::new(nic, memory.chunks, sends),
+            counters: Arc::clone(counters),
+            link,
+            sending: InFlight::new(memory.in_flight),
+            segmentation: None,
+            // A chain has as many buffers as its queue has entries, at most, and a batch as many descriptors as the TX
+            // ring.
+            segmented_buffers: Vec::with_capacity(memory.in_flight),
+            bounces_out: false,
+            ring: 0,
+            outgoing: Vec::with_capacity(memory.in_flight),
+            pieces: Vec::with_capacity(MOST_PIECES),
+            release,
+        }
+    }
+}
+
+impl<N: Nic> OwnQueue for DirectQueue<N> {
+    const IS_THERE: bool = true;
+    const SHARES_BUFFERS: bool = false;
+    type Sink<'a>
+        = &'a mut DirectEnd<N>
+    where
+        Self: 'a;
+
+    fn begin(&mut self, pair: &mut QueuePair, sender: &mut Sender, _counters: &PairCounters) -> usize {
+        self.end.begin_poll(pair, sender)
+    }
+
+    fn room(&mut self) -> usize {
+        self.end.room()
+    }
+
+    #[inline]
+    fn put_plain(
+        &mut self,
+        pair: &mut QueuePair,
+        chains: &Chains,
+        budget: &mut Budget,
+        counters: &PairCounters,
+    ) -> usize {
+        self.end.put_plain(pair, chains, budget, counters)
+    }
+
+    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<&'a mut DirectEnd<N>> {
+        Some(&mut self.end)
+    }
+
+    fn has_rest(&self) -> bool {
+        self.end.has_rest()
+    }
+
+    fn places(&self) -> usize {
+        self.end.sending.room()
+    }
+
+    fn give_back(&mut self, _pair: &mut QueuePair, chain: ChainId) {
+        self.end.give_back(chain);
+    }
+
+    fn finish(&mut self, guest: RxTarget<'_>, moved: usize) -> Result<usize, Fault> {
+        let mut guest = guest;
+        // Before the frames are sent: an answer may arrive at once, and needs the buffers that the guest has posted.
+        let posted = if moved > 0 {
+            self.post_more(&mut guest)
+        } else {
+            Ok(())
+        };
+        self.end.hand_over();
+        posted?;
+        Ok(self.end.stop_batch(guest.pair, moved))
+    }
+
+    fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
+        self.to_guest(guest)
+    }
+
+    /// Each poll posts the guest's new buffers.
+    fn has_frames(&mut self) -> bool {
+        true
+    }
+
+    fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work {
+        self.awaits_nic = to_guest.enabled;
+        if to_guest.enabled {
+            let room =
+                self.end.queue.nic.room_to_give() > 0 && self.posted.room() > 0 && !self.end.bounces_out;
+            if self.end.queue.nic.received() > 0 || (to_guest.queue.enable_kicks() && room) {
+                return Work::Now;
+            }
+        }
+        self.end.when_sent()
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.end.queue.nic.fd()
+    }
+
+    fn awaits_nic(&self) -> bool {
+        // Received frames are in the guest's buffers already, and never wait for room.
+        self.awaits_nic
+    }
+
+    fn inject(&mut self, frame: &[u8], _counters: &PairCounters) {
+        self.end.inject(frame);
+    }
+
+    fn stop(self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
+        let (mut queue, mut guest) = (self, guest);
+        let half_sent = queue.end.send_before_stop(guest.pair);
+        // Frames that have arrived are delivered before the socket closes.
+        while queue.collect(&mut guest) > 0 {}
+        let RxTarget { pair, counters, .. } = guest;
+        counters.to_guest_queue_stopped.add(queue.posted.len_done());
+        if queue.end.close(pair, half_sent) {
+            give_up(pair, &mut queue.posted, &queue.deferred);
+        }
+        pair.to_guest.publish(counters);
+        None
+    }
+}
+
+/// Returns unused buffers of the NIC and deferred ones, after the last access: rewinds the queue to the first of them,
+/// or, where that is impossible, returns them empty.
+fn give_up(pair: &mut QueuePair, posted: &mut InFlight<Posted>, deferred: &VecDeque<Deferred>) {
+    let queue = &mut pair.to_guest.queue;
+    let overtaken = posted.has_overtaken();
+    let posted = std::iter::from_fn(|| posted.pop_any()).filter_map(|posted| match posted {
+        Posted::Guest { chain, .. } => Some(chain),
+        Posted::Bounce { .. } => None,
+    });
+    let held = posted.chain(deferred.iter().map(|deferred| deferred.chain));
+    match overtaken {
+        true => held.for_each(|chain| queue.push_used_in_any_order(chain, 0)),
+        false => queue.unpop(held.map(|chain| chain.slots).sum()),
+    }
+}

@@ -1,0 +1,305 @@
+//! Direct placement, NIC → guest: receive buffers are posted or deferred, and returned with frames.
+
+use virtqueue::{Buffer, Chain, ChainId, Chains};
+use xsk::{Frame, Umem, UmemOffset};
+
+use super::{CHUNK_BYTES, Deferred, DirectQueue, MOST_BOUNCES_POSTED, MOST_DEFERRED_BUFFERS, Posted};
+use crate::frame::bytes::UmemRange;
+use crate::guest::to_guest::{NO_OFFLOAD, UmemBytes, with_buffers, write};
+use crate::lane::RxTarget;
+use crate::lane::limits::BATCH;
+use crate::nic::queue::Nic;
+use device::meter;
+use device::pair::{Fault, QueuePair};
+
+impl<N: Nic> DirectQueue<N> {
+    pub(super) fn to_guest(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
+        if !guest.pair.to_guest.enabled {
+            return Ok(0);
+        }
+        let received = self.collect(guest);
+        if received > 0 {
+            guest.pair.to_guest.publish(guest.counters);
+        }
+        self.post(guest)?;
+        Ok(received)
+    }
+
+    /// Delivers received frames to the guest, in the order in which buffers were posted, or in that of arrival; returns
+    /// how many. Only a received frame completes a buffer.
+    pub(super) fn collect(&mut self, guest: &mut RxTarget<'_>) -> usize {
+        match self.take_received(guest) {
+            false => 0,
+            true => self.give_done(guest),
+        }
+    }
+
+    /// Records in `posted` the received frame of each buffer that the NIC completed; returns whether there was one.
+    #[inline]
+    fn take_received(&mut self, guest: &mut RxTarget<'_>) -> bool {
+        let (mut any, mut taken) = (false, 0);
+        for piece in self.end.queue.nic.from_nic(BATCH) {
+            any = true;
+            taken += usize::from(!piece.more);
+            let inside = std::mem::replace(&mut self.inside, piece.more);
+            let Some(posted) = self.posted.complete(piece.frame.offset().get()) else {
+                guest.counters.to_guest_stray.add(1);
+                continue;
+            };
+            match posted {
+                _ if inside || piece.more => {
+                    // Never, because no frame is longer than a chunk. A frame in pieces is dropped.
+                    guest.counters.to_guest_in_pieces.add(u64::from(!piece.more));
+                    if let Posted::Bounce { .. } = posted {
+                        self.end.queue.pool.put(piece.frame);
+                    }
+                }
+                Posted::Guest { len, .. } => {
+                    *len = piece.len;
+                    let header = guest.pair.header_bytes;
+                    if let Some(look) = &mut self.look {
+                        let offload = look.look(&self.end.queue.umem, UmemRange::of(&piece), guest.counters);
+                        let place = UmemOffset::new(piece.data.get() - u64::from(header));
+                        if offload != NO_OFFLOAD {
+                            // Replaces the header of the steering program, except for the number of buffers.
+                            let _ = self.end.queue.umem.write(place, &offload);
+                        }
+                    }
+                    // The header lies right before the frame: see the head of `direct`.
+                    let found = UmemOffset::new(piece.data.get() - u64::from(header));
+                    let (start, bytes) = (self.place.start(piece.frame.offset()), header + piece.len);
+                    if found != start && move_frame(&self.end.queue.umem, found, start, bytes).is_none() {
+                        guest.counters.to_guest_stray.add(1);
+                        *len = 0;
+                        continue;
+                    }
+                    guest.pair.log_write(start.get(), bytes);
+                }
+                Posted::Bounce { filled } => *filled = Some(piece),
+            }
+        }
+        meter::count_taken(taken);
+        any
+    }
+
+    /// Returns completed buffers to the guest, up to the first incomplete one; returns the number of frames in them.
+    #[inline]
+    fn give_done(&mut self, guest: &mut RxTarget<'_>) -> usize {
+        let (mut frames, mut bytes) = (0, 0u64);
+        while let Some(posted) = self.posted.pop_done() {
+            match posted {
+                Posted::Guest { chain, len: 0 } => {
+                    // It has no whole frame, and is returned empty.
+                    give_back(guest.pair, self.any_order, chain, 0);
+                }
+                Posted::Guest { chain, len } => {
+                    let written = guest.pair.header_bytes + len;
+                    give_back(guest.pair, self.any_order, chain, written);
+                    bytes += u64::from(len);
+                    frames += 1;
+                }
+                Posted::Bounce { filled: Some(piece) } => {
+                    self.bounce_is_back();
+                    if self.deliver_bounced(guest, UmemRange::of(&piece)) {
+                        bytes += u64::from(piece.len);
+                        frames += 1;
+                    }
+                    self.end.queue.pool.put(piece.frame);
+                }
+                Posted::Bounce { filled: None } => self.bounce_is_back(),
+            }
+        }
+        guest.counters.to_guest_frames.add(frames);
+        guest.counters.to_guest_bytes.add(bytes);
+        meter::count_delivered(frames);
+        usize::try_from(frames).unwrap_or(usize::MAX)
+    }
+
+    /// Posts to the NIC the buffers that the guest made available.
+    fn post(&mut self, guest: &mut RxTarget<'_>) -> Result<(), Fault> {
+        self.take_buffers(guest)?;
+        // The queue's chunk tracker does not get them: they are in `posted`.
+        self.end.queue.nic.give(&mut self.empty, |_| ());
+        Ok(())
+    }
+
+    /// As [`Self::post`], for buffers made available since this poll began; wakes the NIC only if there are some.
+    pub(super) fn post_more(&mut self, guest: &mut RxTarget<'_>) -> Result<(), Fault> {
+        if guest.pair.to_guest.enabled {
+            self.take_buffers(guest)?;
+            if !self.empty.is_empty() {
+                self.end.queue.nic.give(&mut self.empty, |_| ());
+            }
+        }
+        Ok(())
+    }
+
+    fn take_buffers(&mut self, guest: &mut RxTarget<'_>) -> Result<(), Fault> {
+        let room = BATCH
+            .min(self.end.queue.nic.room_to_give())
+            .min(self.posted.room());
+        // A buffer that could not be deferred is not read again before there is room: it may have very many segments.
+        if room > 0 && !self.end.bounces_out {
+            guest.pair.pop_buffers(guest.buffers, room)?;
+            self.post_chains(guest.pair, guest.buffers);
+        }
+        if self.defer_all {
+            self.post_bounces(guest.pair);
+        }
+        Ok(())
+    }
+
+    fn post_chains(&mut self, pair: &mut QueuePair, chains: &Chains) {
+        for (at, chain) in chains.iter().enumerate() {
+            let buffers = chains.buffers(chain);
+            if let Some(fill) = self.fill_address(buffers)
+                && let Ok(frame) = self.end.queue.umem.adopt(UmemOffset::new(fill))
+            {
+                self.posted.push(
+                    fill,
+                    Posted::Guest {
+                        chain: chain.id,
+                        len: 0,
+                    },
+                );
+                self.empty.push(frame);
+            } else if !self.defer(pair, chain, buffers) {
+                self.end.bounces_out = true;
+                pair.to_guest.queue.unpop(chains.slots(at));
+                break;
+            }
+        }
+    }
+
+    /// Defers a buffer, and, unless all are deferred, posts the bounce chunk that it is paired with. False: there is no
+    /// chunk now, or enough is deferred.
+    fn defer(&mut self, pair: &QueuePair, chain: &Chain, buffers: &[Buffer]) -> bool {
+        if self.deferred_buffers.len() >= MOST_DEFERRED_BUFFERS {
+            return false;
+        }
+        self.defer_all |= u64::from(chain.writable_bytes) < longest(pair);
+        if !self.defer_all {
+            let Some(frame) = self.bounce_to_post() else {
+                return false;
+            };
+            self.post_bounce(frame);
+        }
+        let bytes = u64::from(chain.writable_bytes);
+        self.deferred.push_back(Deferred {
+            chain: chain.id,
+            buffers: buffers.len(),
+            bytes,
+        });
+        self.deferred_buffers.extend(buffers.iter().copied());
+        self.deferred_bytes += bytes;
+        true
+    }
+
+    fn bounce_is_back(&mut self) {
+        self.bounces_posted -= 1;
+        self.end.bounces_out = false;
+    }
+
+    fn bounce_to_post(&mut self) -> Option<Frame> {
+        (self.bounces_posted < MOST_BOUNCES_POSTED)
+            .then(|| self.end.queue.pool.take())
+            .flatten()
+    }
+
+    fn post_bounce(&mut self, frame: Frame) {
+        self.posted
+            .push(frame.offset().get(), Posted::Bounce { filled: None });
+        self.bounces_posted += 1;
+        self.empty.push(frame);
+    }
+
+    /// The fill address that makes the kernel put header and frame at the start of a buffer;
+    /// `None` for a buffer that must be served through the bounce area.
+    #[inline]
+    fn fill_address(&self, buffers: &[Buffer]) -> Option<u64> {
+        match buffers {
+            [buffer] if !self.defer_all => self.place.fill_address(buffer),
+            _ => None,
+        }
+    }
+
+    /// Posts bounce chunks for as many frames as the deferred buffers hold.
+    fn post_bounces(&mut self, pair: &QueuePair) {
+        let frames = if pair.mergeable {
+            usize::try_from(self.deferred_bytes / longest(pair)).unwrap_or(usize::MAX)
+        } else {
+            self.deferred.len()
+        };
+        while self.bounces_posted < frames
+            && self.posted.room() > 0
+            && self.end.queue.nic.room_to_give() > self.empty.len()
+        {
+            let Some(frame) = self.bounce_to_post() else {
+                return;
+            };
+            self.post_bounce(frame);
+        }
+    }
+
+    /// Copies a frame from a bounce chunk into deferred buffers; false when they are too small.
+    fn deliver_bounced(&mut self, guest: &mut RxTarget<'_>, frame: UmemRange) -> bool {
+        let mut wanted = u64::from(guest.pair.header_bytes) + u64::from(frame.len);
+        let mut count = 0;
+        for deferred in &self.deferred {
+            count += 1;
+            wanted = wanted.saturating_sub(deferred.bytes);
+            if wanted == 0 || !guest.pair.mergeable {
+                break;
+            }
+        }
+        if wanted > 0 {
+            guest.counters.to_guest_buffer_too_small.add(1);
+            return false;
+        }
+        guest.counters.bounced_frames.add(1);
+        let offload = match &mut self.look {
+            Some(look) => look.look(&self.end.queue.umem, frame, guest.counters),
+            None => NO_OFFLOAD,
+        };
+        let ranges = [frame];
+        let mut bytes = UmemBytes::new(&self.end.queue.umem, &ranges);
+        let mut header = Some(with_buffers(offload, count));
+        let mut left = frame.len;
+        for _ in 0..count {
+            let Some(deferred) = self.deferred.pop_front() else {
+                return false;
+            };
+            self.deferred_bytes -= deferred.bytes;
+            self.buffers.clear();
+            self.buffers
+                .extend(self.deferred_buffers.drain(..deferred.buffers));
+            let written = write(guest.pair, &self.buffers, header.take(), &mut left, &mut bytes);
+            give_back(guest.pair, self.any_order, deferred.chain, written);
+        }
+        true
+    }
+}
+
+/// Header and longest frame, bytes: what a buffer must hold to take any frame.
+fn longest(pair: &QueuePair) -> u64 {
+    u64::from(pair.header_bytes) + u64::from(pair.frame_limit)
+}
+
+/// Moves header and frame to the start of their buffer: igb and igc leave a time stamp of 16 bytes before a frame if a
+/// user enabled those (`igb_ptp_rx_pktstamp`, drivers/net/ethernet/intel/igb/igb_ptp.c). `None`: too long, or outside.
+#[cold]
+fn move_frame(umem: &Umem, from: UmemOffset, to: UmemOffset, len: u32) -> Option<()> {
+    let mut bytes = [0; CHUNK_BYTES as usize];
+    let bytes = bytes.get_mut(..len as usize)?;
+    umem.read(from, bytes)?;
+    umem.write(to, bytes)
+}
+
+/// Returns a buffer with `len` bytes written.
+#[inline]
+fn give_back(pair: &mut QueuePair, any_order: bool, chain: ChainId, len: u32) {
+    match any_order {
+        true => pair.to_guest.queue.push_used_in_any_order(chain, len),
+        false => pair.to_guest.queue.push_used(chain, len),
+    }
+}

@@ -1,0 +1,7 @@
+//! Frames on their way: copies between memories, checksums, VLAN tags, segmentation.
+
+pub mod bytes;
+pub(crate) mod checksums;
+pub(crate) mod gso;
+pub(crate) mod retag;
+pub(crate) mod segmenter;

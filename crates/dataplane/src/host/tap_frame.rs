@@ -1,0 +1,43 @@
+//! A guest's frame as it is written to a tap: a virtio-net header, the checked copy of its first bytes, and the rest in
+//! guest memory.
+
+use device::pair::HEADER_BYTES;
+
+use crate::guest::guest_frame::GuestFrame;
+use crate::nic::tap::Parts;
+
+/// Longest header from the start of the checksummed bytes on: TCP's.
+const TRANSPORT_BYTES: u32 = 60;
+
+/// The virtio-net header of a frame in a tap.
+pub(crate) fn tap_header(frame: GuestFrame<'_>) -> [u8; HEADER_BYTES as usize] {
+    let request = frame.sending.request;
+    let headers = request.csum.map_or(0, |at| u32::from(at.start) + TRANSPORT_BYTES);
+    let headers = u16::try_from(headers.min(frame.sending.len)).unwrap_or(u16::MAX);
+    let mut header = [0; HEADER_BYTES as usize];
+    let (asked, _) = header.split_at_mut(10);
+    asked.copy_from_slice(&request.to_header(headers));
+    header
+}
+
+/// The parts of a write to a tap: header, checked head, and the rest in guest memory; `None`: the frame has too many
+/// pieces.
+pub(crate) fn parts_of<'a>(header: &'a [u8], frame: GuestFrame<'a>) -> Option<Parts<'a>> {
+    let mut parts = Parts::new();
+    let is_there = parts.push_bytes(header) && (frame.head.is_empty() || parts.push_bytes(frame.head));
+    let head = frame.head.len() as u32;
+    let place = frame.place_of(head);
+    let mut left = frame.sending.len.saturating_sub(head);
+    let mut within = place.within;
+    let mut buffers = frame.buffers.get(place.buffer..).unwrap_or_default().iter();
+    while left > 0 {
+        let buffer = buffers.next()?;
+        let len = left.min(buffer.len - within);
+        let at = buffer.offset + u64::from(within);
+        if len > 0 && !parts.push(frame.memory, at, len as usize) {
+            return None;
+        }
+        (left, within) = (left - len, 0);
+    }
+    is_there.then_some(parts)
+}

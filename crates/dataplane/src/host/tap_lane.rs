@@ -1,0 +1,250 @@
+//! The lane of a tap device, which joins a network with the host. In tap mode the network has a second one, at which
+//! frames from the wire arrive. Only its reading half is used, since frames leave through the uplink's queues.
+//!
+//! For the other lanes it is a guest that accepts GSO packets and partial checksums, with one difference: they write
+//! frames to it directly from guest memory ([`crate::host::to_tap`]), with one system call per frame, in which the kernel
+//! processes it. Frames from the tap are read into buffers of the daemon, with their segmentation and checksum request.
+//! Then they are forwarded like a guest's frames ([`PortLane`]), by their addresses only: to ports, and to other
+//! workers with their ports. Guests without these offloads get them segmented and with complete checksums, as they do
+//! from other guests.
+//!
+//! A poll reads as many frames as a guest's budget allows. The rest wait in the device's queue. The kernel drops frames
+//! without room there, and counts them (`ip -s link`).
+
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use device::counters::PairCounters;
+use device::offloads::Offloads;
+use device::pair::Fault;
+use device::pair::{HEADER_BYTES, QueuePair};
+use rustix::io::Errno;
+use virtqueue::GuestAddr;
+use virtqueue::driver::{Buffer, SplitDriver};
+
+use crate::fdb::forwarding::Forwarding;
+use crate::host::to_tap::{ToTap, push};
+use crate::lane::limits::BATCH;
+use crate::lane::{Lane, RxTarget, Siblings, Stopped, Work};
+use crate::link::inner_queue::{BUFFER_BYTES, BUFFERS, InnerQueueError, Memory, PARTS, Received, left_in};
+use crate::nic::tap::{Parts, Tap};
+use crate::port_lane::PortLane;
+
+/// While guests' frames are written to the tap, reading it is put off for this many rounds: acknowledgements of a
+/// stream then arrive in fewer batches, each of which may cost a guest an interrupt. A guest that waits for an answer
+/// sends nothing meanwhile, and gets the answer in the next round.
+const PUT_OFF: u32 = 4;
+/// After this many rounds without a frame in either direction, the tap is read only in one of [`READ_EACH`] rounds or
+/// when the epoll set has reported it, until a frame passes again. A read is a system call: one in each round would
+/// cost guests that exchange frames with each other a quarter of the cost of these frames.
+const QUIET: u64 = 8;
+/// See [`QUIET`].
+const READ_EACH: u64 = 8;
+
+/// Buffers to read into: one for each frame of a batch, plus those of the longest frame.
+const READ_INTO: usize = BATCH + PARTS;
+
+/// See the module's head.
+pub struct TapLane {
+    lane: PortLane,
+    to_tap: ToTap,
+    /// The driver's side of the queue that frames from the tap are put into.
+    from_tap: SplitDriver,
+    /// Free buffers to read into. The last one is used first.
+    free: Vec<GuestAddr>,
+    /// By chain of `from_tap`: its buffers.
+    parts_of: Vec<Vec<GuestAddr>>,
+    frame: Vec<Buffer>,
+    /// Rounds in a row in which frames were written to the tap, and reading it was put off.
+    put_off: u32,
+    /// Rounds in a row in which no frame was written or read.
+    quiet: u64,
+    is_gone: bool,
+    /// The device may have frames: the epoll set has reported it since a read found it empty.
+    has_frames: bool,
+}
+
+impl TapLane {
+    /// The lane of this device. `segments_udp`: its kernel segments UDP GSO packets, too.
+    /// Errors: [`InnerQueueError`].
+    pub fn new(tap: Tap, segments_udp: bool, counters: Arc<PairCounters>) -> Result<Self, InnerQueueError> {
+        let memory = Memory::new(u64::from(BUFFERS) + READ_INTO as u64, 2)?;
+        let (mut to_guest, received) = memory.queue(None, None)?;
+        let (mut from_guest, from_tap) = memory.queue(None, None)?;
+        (to_guest.enabled, from_guest.enabled) = (true, true);
+        let offloads = Offloads {
+            guest_uso4: segments_udp,
+            guest_uso6: segments_udp,
+            ..Offloads::all()
+        };
+        let pair = memory.pair(from_guest, to_guest, offloads);
+        let free = (0..READ_INTO).map(|_| memory.ram.alloc(BUFFER_BYTES.into(), 64));
+        Ok(Self {
+            lane: PortLane::of_tap(pair, Arc::clone(&counters)),
+            from_tap,
+            free: free.collect::<Result<_, _>>()?,
+            to_tap: ToTap {
+                tap,
+                waiting: Received::new(received, &memory)?,
+                ram: memory.ram,
+                segments_udp,
+                counters,
+                is_given: false,
+            },
+            parts_of: vec![Vec::with_capacity(PARTS); usize::from(BUFFERS)],
+            frame: Vec::with_capacity(PARTS),
+            put_off: 0,
+            quiet: 0,
+            is_gone: false,
+            has_frames: true,
+        })
+    }
+
+    /// Reads frames from the tap into the queue; returns whether there were any.
+    fn read(&mut self) -> bool {
+        let mut any = false;
+        while !self.is_gone && self.free.len() >= PARTS {
+            let mut parts = Parts::new();
+            for &buffer in self.free.iter().rev().take(PARTS) {
+                push(
+                    &mut parts,
+                    &self.to_tap.ram,
+                    Buffer::writable(buffer, BUFFER_BYTES),
+                );
+            }
+            let bytes = match self.to_tap.tap.read(&parts) {
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    self.is_gone = error.raw_os_error() == Some(Errno::BADFD.raw_os_error());
+                    self.has_frames = false;
+                    break;
+                }
+            };
+            if bytes <= HEADER_BYTES as usize {
+                break;
+            }
+            self.take(bytes);
+            any = true;
+        }
+        if any {
+            // Without a kick: the lane reads the queue right after this.
+            self.from_tap.publish();
+        }
+        any
+    }
+
+    /// Whether the tap is read in this round.
+    fn is_read_due(&self) -> bool {
+        let is_due = self.quiet < QUIET || self.quiet.is_multiple_of(READ_EACH);
+        self.put_off == 0 && (self.has_frames || is_due)
+    }
+
+    /// Puts a frame into the queue, which was read with its header: `bytes` in all.
+    fn take(&mut self, bytes: usize) {
+        self.frame.clear();
+        let mut left = bytes.min(PARTS * BUFFER_BYTES as usize) as u32;
+        while left > 0
+            && let Some(buffer) = self.free.pop()
+        {
+            let len = left.min(BUFFER_BYTES);
+            self.frame.push(Buffer::readable(buffer, len));
+            left -= len;
+        }
+        // There are more descriptors than buffers.
+        if let Some(chain) = self.from_tap.add(&self.frame) {
+            let parts = self.frame.iter().map(|part| part.addr);
+            self.parts_of[usize::from(chain)].extend(parts);
+        }
+    }
+
+    /// Takes back the buffers of frames that are delivered or dropped.
+    fn take_back(&mut self) {
+        while let Some(used) = self.from_tap.take_used() {
+            let parts = &mut self.parts_of[usize::from(used.head)];
+            self.free.extend(parts.drain(..).rev());
+        }
+    }
+}
+
+impl Lane for TapLane {
+    fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
+        let written = self.to_tap.write_waiting();
+        let is_given = std::mem::take(&mut self.to_tap.is_given);
+        self.put_off = match is_given && self.put_off < PUT_OFF {
+            true => self.put_off + 1,
+            false => 0,
+        };
+        let has_read = self.is_read_due() && self.read();
+        self.quiet = match has_read || is_given {
+            true => 0,
+            false => self.quiet + 1,
+        };
+        if self.free.len() == READ_INTO && self.lane.is_idle() {
+            return Ok(written);
+        }
+        let moved = self.lane.poll(siblings)?;
+        self.take_back();
+        Ok(written + moved)
+    }
+
+    fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work {
+        // While all buffers are in use there is nothing to read into: the tap is read when some are back.
+        let is_next = self.has_frames && self.free.len() >= PARTS;
+        match self.to_tap.waiting.driver.enable_calls() || is_next {
+            true => Work::Now,
+            false => self.lane.enable_notifications(siblings),
+        }
+    }
+
+    fn disable_notifications(&mut self) {
+        self.to_tap.waiting.driver.disable_calls();
+        self.lane.disable_notifications();
+    }
+
+    fn carried(&self) -> u64 {
+        self.lane.carried()
+    }
+
+    fn pair(&self) -> Option<&QueuePair> {
+        self.lane.pair()
+    }
+
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        self.lane.pair_mut()
+    }
+
+    fn rx_target(&mut self) -> Option<RxTarget<'_>> {
+        self.lane.rx_target()
+    }
+
+    fn tap(&mut self) -> Option<&mut ToTap> {
+        Some(&mut self.to_tap)
+    }
+
+    fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {
+        self.lane.set_forwarding(forwarding);
+    }
+
+    fn set_frame_limit(&mut self, _bytes: u32) {
+        // Frames from the tap have no limit: the kernel has accepted them.
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.to_tap.tap.as_fd())
+    }
+
+    fn note_event(&mut self) {
+        self.has_frames = !self.is_gone;
+    }
+
+    fn stop(mut self: Box<Self>) -> Stopped {
+        // Frames that wait for the tap are written. Frames from it are lost: the receivers' lanes cannot be reached
+        // here.
+        self.to_tap.write_waiting();
+        let left = left_in(&mut self.from_tap, &mut self.parts_of);
+        self.to_tap.counters.from_guest_queue_stopped.add(left);
+        Box::new(self.lane).stop()
+    }
+}

@@ -1,0 +1,89 @@
+//! The data path: moves frames between the virtqueues of guests, AF_XDP sockets and taps.
+//!
+//! ```text
+//!   guest A            worker (a thread)                                        kernel
+//!  ┌─────────┐        ┌──────────────────────────────────────────────────────┐
+//!  │ transmit ├──────▶│ PortLane of A ──▶ Route::Fdb ──┬─▶ PortLane of B ─────┼──▶ guest B, this worker
+//!  │ receive  │◀──────┤                                ├─▶ link ──────────────┼──▶ guest C, another worker
+//!  └─────────┘        │                                ├─▶ TapLane ───────────┼──▶ host's stack
+//!                     │                                └─▶ UplinkLane ────────┼──▶ NIC queue, shared
+//!                     │               Route::OwnQueue ────▶ OwnQueue ─────────┼──▶ NIC queue, the lane's own
+//!                     │               Route::Cable ───────▶ the other end     │
+//!                     └──────────────────────────────────────────────────────┘
+//! ```
+//!
+//! # Rooms
+//!
+//! | room | contents |
+//! |---|---|
+//! | [`worker`] | threads that poll lanes, sleep, and take commands |
+//! | [`lane`] | what a worker polls ([`lane::Lane`]), and which lane gets the frames of another one |
+//! | [`port_lane`] | the forwarder: the lane of a guest's queue pair, of a tap and of a link |
+//! | [`backend`] | the other side of a pair: NIC queues, and what their frames need |
+//! | [`direct`] | a backend whose UMEM is guest RAM |
+//! | [`nic`] | the rings of an AF_XDP socket or a null NIC, their memory, taps |
+//! | [`guest`] | chains taken from a guest, and frames delivered into its buffers |
+//! | [`frame`] | a frame's bytes: checksums, tags, segmentation |
+//! | [`fdb`] | (VLAN, MAC) to port: table, learning, the lanes of each port |
+//! | [`policy`] | source guard, filter rules, captures, rate limits |
+//! | [`uplink`], [`host`], [`link`] | the other lanes of a network: NIC queues, taps, other workers |
+//!
+//! # Ownership
+//!
+//! - A worker owns its lanes. A lane owns its guest's queue pair and its NIC queue, and reaches other lanes of its worker
+//!   only through [`lane::Siblings`]. No frame takes a lock.
+//! - Control threads reach a worker through its mailbox ([`worker::workers::Workers`]): they add a lane, change it by a
+//!   closure, and get it back whole. What may wait (mapping memory, binding and closing sockets) they do themselves.
+//! - A chunk of a UMEM is with the kernel, in the pool, or holds a received frame. [`nic::chunk_tracker`] and
+//!   `direct/in_flight.rs` record which, so that a driver cannot name a chunk twice.
+//! - A fault of a guest closes its lane only. While another lane delivers to it, that lane reports the fault
+//!   ([`lane::Siblings::blame`]).
+//! - Nothing here blocks, allocates for a frame or logs one. Each loss has a counter (`device::counters`).
+//!
+//! # From the guest
+//!
+//! 1. `worker/mod.rs` `round`, `poll`: polls each lane that is not idle.
+//! 2. `port_lane/mod.rs` `poll`; `port_lane/batch.rs` `send`, `send_batch`: continues a GSO packet, then takes a batch.
+//! 3. `guest/from_guest.rs` `take`: copies descriptors of at most [`lane::limits::BATCH`] chains.
+//! 4. Outside of networks: `port_lane/batch.rs` `send_to_one`. Without source guard, rules and limits
+//!    `backend/own_queue.rs` `put_plain` sends the batch, or for a cable `port_lane/mod.rs` `pass_whole`. Otherwise each
+//!    frame is checked just before it is sent: `port_lane/exits.rs` `put_to_own_queue`; `port_lane/checks.rs` `check`.
+//! 5. In a network: `port_lane/batch.rs` `send_by_address`, `classify_batch`, `pass_run`: reads the first bytes of each
+//!    frame once, checks them, finds the destination (`port_lane/known.rs` `find`), and passes on frames of one
+//!    destination together.
+//!    - To a port: `port_lane/mod.rs` `to_port`, `pass_to`; `guest/passing.rs` `pass`: one copy, from RAM to RAM.
+//!    - To the uplink: `port_lane/exits.rs` `leave`, `put_to_nic`; `backend/to_nic.rs` `put`, `copy`, `segment`.
+//!    - To the host: `port_lane/exits.rs` `to_host`; `host/to_tap.rs` `write`.
+//!    - To all: `port_lane/mod.rs` `to_multicast`; `port_lane/copies.rs` `pass_copy`.
+//! 6. `port_lane/batch.rs` `settle`: returns the chains. `nic/endpoint.rs` `send`, `kick`: the kernel gets the frames.
+//!
+//! # To the guest
+//!
+//! 1. From a queue of its own: `port_lane/exits.rs` `poll_own`, `receive`; `backend/receiver.rs` `deliver`;
+//!    `backend/arrivals.rs` `deliver`: checks each descriptor (`nic/chunk_tracker.rs` `accept`), reads XDP metadata
+//!    (`backend/metadata_reader.rs` `read`), joins TCP segments, and delivers.
+//! 2. From the uplink: `uplink/uplink_lane.rs` `receive`, `take`, `sort`: queues each frame for its port;
+//!    `deliver`: `backend/arrivals.rs` `deliver_waiting`.
+//! 3. From the host: `host/tap_lane.rs` `read`, `take`; then as frames of a guest, above.
+//! 4. `guest/to_guest.rs` `fetch`, `finish`: takes buffers, fills them, writes used elements and calls the guest.
+//! 5. With guest RAM as UMEM: `direct/to_guest.rs` `post_more`, `take_received`, `give_done`: buffers go to the kernel
+//!    before, and only used elements are written after.
+
+pub mod backend;
+pub mod direct;
+pub mod fdb;
+pub mod frame;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
+pub(crate) mod guest;
+pub mod host;
+pub mod lane;
+pub(crate) mod link;
+pub mod nic;
+pub mod policy;
+pub mod port_lane;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod tests;
+pub mod uplink;
+pub mod worker;

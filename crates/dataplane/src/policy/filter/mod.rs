@@ -1,0 +1,58 @@
+//! The [rules](acl) of a port for the lanes of its queue pairs, and the capture of its frames.
+
+mod direction_acl;
+
+use std::sync::Arc;
+
+use acl::compile;
+pub(crate) use acl::{Facts, FlowKey, Looked, Rules, Verdict, is_long};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use model::config::Action;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use model::config::Rule;
+pub(crate) use model::config::{Direction, Filter};
+
+pub(crate) use self::direction_acl::Acl;
+use crate::fdb::Destination;
+use crate::policy::capture::Capture;
+
+/// For each flow that its guest sends it remembers the destination.
+pub(crate) type Classifier = acl::Classifier<Destination>;
+
+/// The compiled rules of a port, which the lanes of its pairs share.
+#[derive(Debug, Clone, Default)]
+pub struct PortFilter {
+    /// Rules for frames of the guest; `None`: all pass.
+    pub from_guest: Option<Arc<Rules>>,
+    /// Rules for frames to the guest; `None`: all pass.
+    pub to_guest: Option<Arc<Rules>>,
+    /// A running capture.
+    pub capture: Option<Arc<Capture>>,
+}
+
+impl PortFilter {
+    /// Compiles the rules of a port.
+    pub fn new(filter: &Filter) -> Self {
+        Self {
+            from_guest: compile(filter, Direction::FromGuest),
+            to_guest: compile(filter, Direction::ToGuest),
+            capture: None,
+        }
+    }
+
+    /// Rules and capture for the lane of a queue pair, with memory of its own; `None`: neither.
+    pub fn for_a_lane(&self, pair: u16) -> Option<Box<LaneFilter>> {
+        let acl = |rules: &Option<Arc<Rules>>, to_guest| {
+            Acl::new(rules.as_ref(), self.capture.as_ref(), (to_guest, pair))
+        };
+        let (from_guest, to_guest) = (acl(&self.from_guest, false), acl(&self.to_guest, true));
+        (from_guest.is_some() || to_guest.is_some()).then(|| Box::new(LaneFilter { from_guest, to_guest }))
+    }
+}
+
+/// Rules and capture of a lane.
+#[derive(Debug, Default)]
+pub struct LaneFilter {
+    pub(crate) from_guest: Option<Acl>,
+    pub(crate) to_guest: Option<Acl>,
+}

@@ -1,0 +1,261 @@
+//! Rate limits of a port: how much its guest may send, and get, per second.
+//!
+//! Frames count as on a wire: a GSO packet counts as the frames that it is segmented into, even if it is passed whole
+//! to another guest. Bytes are those of Ethernet frames as the guest has them, without the FCS.
+//!
+//! A guest that sends more waits ([`Throttle`]): frames stay in its queue, it is not asked for kicks, and its lane
+//! sleeps until the next frame may be sent. Frames to a guest beyond its limit are dropped and counted ([`Policer`]). A
+//! port's pairs share its limits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use device::counters::PairCounters;
+
+use crate::policy::bucket::{Bucket, Ticks};
+use model::rates::{PortRates, Rates};
+
+/// A throttled lane is not woken for each frame: it waits at least this long, if the burst size allows it.
+const LEAST_WAIT: Duration = Duration::from_millis(1);
+
+/// The cost of a frame, as on a wire.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Cost {
+    pub(crate) frames: u32,
+    pub(crate) bytes: u64,
+}
+
+impl Cost {
+    /// One frame of `bytes`.
+    #[inline]
+    pub(crate) fn frame(bytes: u32) -> Self {
+        Self {
+            frames: 1,
+            bytes: bytes.into(),
+        }
+    }
+}
+
+/// The limit of one direction.
+#[derive(Debug)]
+pub(crate) struct RateLimit {
+    bits: Option<Bucket>,
+    packets: Option<Bucket>,
+}
+
+impl RateLimit {
+    /// `None`: there is no limit.
+    pub(crate) fn new(rates: Rates) -> Option<Arc<Self>> {
+        let limit = Self {
+            bits: rates.bits.map(Bucket::new),
+            packets: rates.packets.map(Bucket::new),
+        };
+        (limit.bits.is_some() || limit.packets.is_some()).then(|| Arc::new(limit))
+    }
+
+    /// Takes the cost of a frame.
+    /// Errors: the frame may not pass yet; how long to wait.
+    #[inline]
+    pub(crate) fn take(&self, cost: Cost, now: Ticks) -> Result<(), Ticks> {
+        if let Some(bits) = &self.bits {
+            bits.take(cost.bytes * 8, now)?;
+        }
+        let Some(packets) = &self.packets else {
+            return Ok(());
+        };
+        packets.take(cost.frames.into(), now).inspect_err(|_| {
+            if let Some(bits) = &self.bits {
+                bits.give_back(cost.bytes * 8);
+            }
+        })
+    }
+
+    /// Takes the cost of further bytes of a frame that passed, even if the limit is exceeded.
+    pub(crate) fn overdraw(&self, bytes: u32, now: Ticks) {
+        if let Some(bits) = &self.bits {
+            bits.overdraw(u64::from(bytes) * 8, now);
+        }
+    }
+
+    /// Returns the cost of a frame that did not pass after all.
+    #[cold]
+    pub(crate) fn give_back(&self, cost: Cost) {
+        if let Some(bits) = &self.bits {
+            bits.give_back(cost.bytes * 8);
+        }
+        if let Some(packets) = &self.packets {
+            packets.give_back(cost.frames.into());
+        }
+    }
+
+    /// The least time that a throttled lane sleeps: short enough that no bucket becomes full meanwhile.
+    fn least_wait(&self) -> Ticks {
+        let buckets = self.bits.iter().chain(&self.packets);
+        let halves = buckets.map(|bucket| bucket.depth().half());
+        halves.fold(Ticks::of(LEAST_WAIT), Ticks::min)
+    }
+}
+
+/// The limits of both directions, which the lanes of a port's pairs share.
+#[derive(Debug, Clone)]
+pub struct PortLimits {
+    /// The configured rates.
+    pub rates: PortRates,
+    pub(crate) from_guest: Option<Arc<RateLimit>>,
+    pub(crate) to_guest: Option<Arc<RateLimit>>,
+}
+
+impl PortLimits {
+    /// Limits to these rates.
+    pub fn new(rates: PortRates) -> Self {
+        Self {
+            rates,
+            from_guest: RateLimit::new(rates.from_guest),
+            to_guest: RateLimit::new(rates.to_guest),
+        }
+    }
+}
+
+/// Delays a guest that sends more than its limit.
+#[derive(Debug, Default)]
+pub(crate) struct Throttle {
+    limit: Option<Arc<RateLimit>>,
+    /// The time of this batch, once it was read.
+    now: Option<Ticks>,
+    /// Nothing is sent before this time.
+    until: Option<Ticks>,
+    /// Cost of the last frame that passed.
+    last: Cost,
+}
+
+impl Throttle {
+    /// Sets another limit; a throttled guest tries again.
+    pub(crate) fn set(&mut self, limit: Option<&Arc<RateLimit>>) {
+        *self = Self {
+            limit: limit.cloned(),
+            ..Self::default()
+        };
+    }
+
+    /// Begins a poll; returns whether the guest is throttled in it.
+    #[inline]
+    pub(crate) fn is_held(&mut self) -> bool {
+        self.limit.is_some() && self.is_held_still()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn is_held_still(&mut self) -> bool {
+        self.now = None;
+        if let Some(until) = self.until {
+            let now = Ticks::now();
+            if now < until {
+                return true;
+            }
+            (self.now, self.until) = (Some(now), None);
+        }
+        false
+    }
+
+    /// Whether a frame has to wait, and all frames behind it. If not, takes its cost. `cost`: `None`: there is no
+    /// frame.
+    #[inline]
+    pub(crate) fn holds(&mut self, cost: impl FnOnce() -> Option<Cost>, counters: &PairCounters) -> bool {
+        self.limit.is_some() && cost().is_some_and(|cost| !self.allows(cost, counters))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn allows(&mut self, cost: Cost, counters: &PairCounters) -> bool {
+        let Some(limit) = &self.limit else { return true };
+        let now = *self.now.get_or_insert_with(Ticks::now);
+        match limit.take(cost, now) {
+            Ok(()) => {
+                self.last = cost;
+                true
+            }
+            Err(wait) => {
+                self.until = Some(now.plus(wait.max(limit.least_wait())));
+                counters.from_guest_limit_waits.add(1);
+                false
+            }
+        }
+    }
+
+    /// Cost of the last frame that passed, for [`Self::give_back`].
+    #[inline]
+    pub(crate) fn last(&self) -> Cost {
+        self.last
+    }
+
+    /// Returns the cost of a frame that was not sent after all. It is retried, and frames behind it do not wait for it.
+    #[inline]
+    pub(crate) fn give_back(&mut self, cost: Cost) {
+        if let (Some(limit), 1..) = (&self.limit, cost.frames) {
+            limit.give_back(cost);
+            self.until = None;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.limit.is_some()
+    }
+
+    /// How long the guest stays throttled, if it is. Kicks change nothing meanwhile.
+    pub(crate) fn held(&self) -> Option<Duration> {
+        self.until.map(|until| until.minus(Ticks::now()).duration())
+    }
+}
+
+/// Drops frames to a guest that exceed its limit; for one burst.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Policer<'a> {
+    pub(crate) limit: Option<&'a Arc<RateLimit>>,
+    /// The time of the burst, once it was read.
+    now: Option<Ticks>,
+}
+
+impl<'a> Policer<'a> {
+    #[inline]
+    pub(crate) fn new(limit: Option<&'a Arc<RateLimit>>) -> Self {
+        Self { limit, now: None }
+    }
+
+    /// Whether a frame may be delivered; counts one that may not.
+    #[inline]
+    pub(crate) fn allows(&mut self, cost: impl FnOnce() -> Cost, counters: &PairCounters) -> bool {
+        self.limit.is_none() || self.takes(cost(), counters)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn takes(&mut self, cost: Cost, counters: &PairCounters) -> bool {
+        let Some(limit) = self.limit else { return true };
+        let now = *self.now.get_or_insert_with(Ticks::now);
+        let may = limit.take(cost, now).is_ok();
+        if !may {
+            counters.to_guest_limit.add(cost.frames.into());
+        }
+        may
+    }
+
+    /// Takes the cost of further bytes of a frame that passed.
+    pub(crate) fn overdraw(&mut self, bytes: u32) {
+        if let Some(limit) = self.limit {
+            limit.overdraw(bytes, *self.now.get_or_insert_with(Ticks::now));
+        }
+    }
+
+    /// Returns the cost of a frame that passed, but is retried.
+    #[inline]
+    pub(crate) fn give_back(&self, cost: impl FnOnce() -> Cost) {
+        if let Some(limit) = self.limit {
+            limit.give_back(cost());
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "rate_limit_tests.rs"]
+mod tests;

@@ -1,0 +1,324 @@
+//! A batch of a lane: takes chains from its guest, classifies them, and passes on runs with the same destination.
+
+use device::meter;
+use device::pair::{Fault, QueuePair};
+use virtqueue::Chains;
+
+use super::classified::Classified;
+use super::known::{Alike, Known};
+use super::{Burst, From, NO_FDB_ENTRY, PortLane, Route};
+use crate::backend::own_queue::OwnQueue;
+use crate::fdb::Destination;
+use crate::guest::from_guest::Budget;
+use crate::lane::{RxTarget, Siblings};
+use crate::policy::rate_limit::Cost;
+
+impl<O: OwnQueue> PortLane<O> {
+    /// Sends a batch of the guest's frames; returns how many moved.
+    /// Errors: the guest's fault.
+    pub(super) fn send(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
+        let left = self.sender.begin();
+        self.waits = false;
+        let begun = self.own.begin(&mut self.pair, &mut self.sender, &self.counters);
+        let moved = begun + self.send_batch(left, siblings)?;
+        let guest = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
+        Ok(moved + self.own.finish(guest, moved)?)
+    }
+
+    fn send_batch(&mut self, left: usize, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
+        if left == 0 || !self.pair.from_guest.enabled || !self.send_rest(siblings) {
+            return Ok(0);
+        }
+        match self.route {
+            Route::Fdb => self.send_by_address(siblings),
+            Route::OwnQueue | Route::Cable => self.send_to_one(siblings),
+        }
+    }
+
+    /// Takes chains of the guest; returns whether there are some.
+    /// Errors: the guest's fault.
+    #[inline(always)]
+    fn take(&mut self, room: usize) -> Result<bool, Fault> {
+        self.sender.take(&mut self.pair, room)?;
+        let has_some = !self.sender.chains.is_empty();
+        if !has_some {
+            self.transmit.pause();
+            self.own.pause();
+        }
+        Ok(has_some)
+    }
+
+    /// Sends a batch by the addresses of its frames.
+    fn send_by_address(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
+        if !self.take(usize::MAX)? {
+            return Ok(0);
+        }
+        let mut budget = self.sender.budget();
+        if self.is_trusted() {
+            budget = budget.for_many();
+        }
+        let looked_up = self.classify_batch(&budget)?;
+        let mut burst = Burst {
+            siblings,
+            budget,
+            done: 0,
+            fault: None,
+        };
+        while self.goes_on(burst.done, self.classified, &burst.budget) {
+            self.pass_run(&mut burst);
+        }
+        if let Some(looked_up) = looked_up {
+            burst.budget.charge_look_ups(looked_up);
+            self.count_filtered(burst.done);
+        }
+        self.settle(&burst.budget, burst.done);
+        self.give_back_costs(burst.done);
+        if burst.done > 0 && !self.transmit.is_empty() {
+            match self.sink(burst.siblings) {
+                Some(mut sink) => sink.hand_over(),
+                None => self.transmit.lose(&self.counters),
+            }
+        }
+        burst.fault.map_or(Ok(burst.done), Err)
+    }
+
+    /// Sends a batch to the one destination of a guest outside of networks.
+    #[inline(always)]
+    fn send_to_one(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
+        let room = self.own.room();
+        if room == 0 {
+            self.waits = true;
+            self.counters.from_guest_waits.add(1);
+            return Ok(0);
+        }
+        if !self.take(room)? {
+            return Ok(0);
+        }
+        let mut burst = Burst {
+            siblings,
+            budget: self.sender.budget(),
+            done: 0,
+            fault: None,
+        };
+        if O::IS_THERE && self.is_open() {
+            let chains = &self.sender.chains;
+            burst.done = self
+                .own
+                .put_plain(&mut self.pair, chains, &mut burst.budget, &self.counters);
+        }
+        if burst.done < self.sender.chains.len() {
+            self.send_checked(&mut burst)?;
+        }
+        self.settle(&burst.budget, burst.done);
+        burst.fault.map_or(Ok(burst.done), Err)
+    }
+
+    /// Sends the rest of a batch of [`Self::send_to_one`], and checks each frame just before it is passed on.
+    /// Errors: the guest's fault.
+    #[inline(never)]
+    fn send_checked(&mut self, burst: &mut Burst<'_>) -> Result<(), Fault> {
+        self.costs.clear();
+        let sent = match O::IS_THERE {
+            true => self.put_to_own_queue(burst),
+            false => {
+                self.to_other_end(burst);
+                Ok(())
+            }
+        };
+        if self.filter.as_ref().is_some_and(|it| it.from_guest.is_some()) {
+            self.count_filtered(burst.done);
+        }
+        self.give_back_costs(burst.done);
+        sent
+    }
+
+    /// Classifies the chains of the batch; returns the cost of look-ups, if there are filter rules.
+    /// Errors: the guest's fault; then no frame is passed on.
+    #[inline]
+    fn classify_batch(&mut self, budget: &Budget) -> Result<Option<u64>, Fault> {
+        if self.is_trusted() {
+            self.classify_trusted(budget)?;
+            return Ok(None);
+        }
+        let is_filtered = self.filter.as_ref().is_some_and(|it| it.from_guest.is_some());
+        match (is_filtered, self.sender.throttle.is_on()) {
+            (true, _) => Ok(Some(self.classify::<true, true>(budget)?)),
+            (false, true) => self.classify::<true, false>(budget).map(|_| None),
+            (false, false) => self.classify::<false, false>(budget).map(|_| None),
+        }
+    }
+
+    /// Whether a guest outside of networks has no source guard, no filter rules and no rate limit.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        let filter = self.filter.as_ref();
+        self.guard.is_none()
+            && filter.is_none_or(|filter| filter.from_guest.is_none())
+            && !self.sender.throttle.is_on()
+    }
+
+    /// Classifies chains of a guest outside of networks, from the first on, as long as their frames need nothing but a
+    /// copy; returns how many.
+    #[inline]
+    pub(super) fn classify_plain(&mut self) -> usize {
+        let taken = &self.sender.chains;
+        let chains = taken.iter().zip(&mut self.chains);
+        let plain = chains.map_while(|(chain, entry)| {
+            entry.sending = self.pair.plain(chain, taken.buffers(chain))?;
+            (entry.is_sent, entry.known) = (true, 0);
+            Some(())
+        });
+        plain.count()
+    }
+
+    /// Passes the next run of frames to its destination.
+    #[inline]
+    fn pass_run(&mut self, burst: &mut Burst<'_>) {
+        let (first, run) = (burst.done, self.run_from(burst.done));
+        match self.chains[first].to {
+            Destination::Port(port) => self.to_port(port, run, burst),
+            Destination::Unknown => self.leave(run, burst, NO_FDB_ENTRY),
+            Destination::Host => self.to_host(run, burst, NO_FDB_ENTRY),
+            Destination::Multicast => self.to_multicast(burst),
+            Destination::Nobody => self.lose(run, burst, |counters| &counters.from_guest_isolated),
+        }
+        if self.forwarding.has_promiscuous() {
+            self.mirror(first..burst.done, burst.siblings, &mut burst.budget);
+        }
+    }
+
+    /// Ends the batch, of which the first `done` chains are done: the others go back into the guest's queue. Chains are
+    /// published before their frames are sent: if the daemon dies in between, the frames are lost. In the other order
+    /// its successor would send them again.
+    #[inline(always)]
+    fn settle(&mut self, budget: &Budget, done: usize) {
+        self.sender.settle(&mut self.pair, budget, done, &self.counters);
+        match self.from {
+            From::Guest | From::Tap => meter::count_taken(done),
+            From::Link => meter::count_linked(done),
+        }
+        if done > 0 {
+            self.pair.from_guest.publish(&self.counters);
+        }
+    }
+
+    /// Returns to the rate limit the costs of chains that are not done.
+    #[inline]
+    fn give_back_costs(&mut self, done: usize) {
+        if self.sender.throttle.is_on() {
+            let throttle = &mut self.sender.throttle;
+            let back = self.costs.drain(..).skip(done);
+            back.for_each(|cost| throttle.give_back(cost));
+        }
+    }
+
+    /// Classifies the chains of the batch; up to the limit, if there is one (`LIMITED`), and by filter rules, if there
+    /// are some (`FILTERED`). Two flags, so that lanes without either do not pay for their code. Returns the cost of
+    /// look-ups.
+    /// Errors: the guest's fault; then no frame is passed on.
+    // Not inlined, so that each has its own loop: in one function they would have no registers left.
+    #[inline(never)]
+    fn classify<const LIMITED: bool, const FILTERED: bool>(&mut self, budget: &Budget) -> Result<u64, Fault> {
+        self.classified = 0;
+        self.costs.clear();
+        let (pair, counters, fdb) = (&mut self.pair, &self.counters, &self.forwarding.fdb);
+        let mut filter = self
+            .filter
+            .as_mut()
+            .and_then(|filter| filter.from_guest.as_mut()?.rules.as_mut());
+        let reads_all = self.forwarding.is_filtered;
+        let mut looked_up = 0;
+        let Some(port) = fdb.port(self.number) else {
+            return Ok(looked_up);
+        };
+        let taken = &self.sender.chains;
+        let mut work = budget.fresh();
+        let mut known = Known::default();
+        let looks_at_each = LIMITED || FILTERED || reads_all || port.flows.is_some();
+        while let Some(chain) = taken.chains.get(self.classified)
+            && let Some(of_chain) = self.chains.get_mut(self.classified)
+            && work.has_left()
+        {
+            let buffers = taken.buffers(chain);
+            of_chain.is_sent = pair.check_into(chain, buffers, None, counters, &mut of_chain.sending)?;
+            if FILTERED {
+                (of_chain.verdict, of_chain.known) = (None, 0);
+            }
+            if of_chain.is_sent {
+                of_chain.read_head(pair, buffers, (port.source_guard.is_some(), reads_all));
+                work.tally.add(of_chain.sending.len);
+                let found = match &mut filter {
+                    Some(filter) if FILTERED => {
+                        let found = known.find_filtered(fdb, port, (of_chain, filter), counters);
+                        let took = filter.take_work();
+                        work.charge_look_ups(took);
+                        looked_up += took;
+                        found
+                    }
+                    _ => known.find(fdb, port, of_chain, counters),
+                };
+                of_chain.is_sent = found.is_some();
+                if let (Some(flows), Some(())) = (&port.flows, found) {
+                    flows.note(of_chain.flow(), self.pair_number);
+                }
+            }
+            if LIMITED {
+                let (frame, throttle) = (of_chain.frame(pair, buffers), &mut self.sender.throttle);
+                if throttle.holds(|| Some(frame?.cost()), counters) {
+                    break;
+                }
+                self.costs
+                    .push(frame.map_or(Cost::default(), |_| throttle.last()));
+            }
+            work.charge_descriptors(buffers.len());
+            self.classified += 1;
+            let is_last = self.classified == taken.len();
+            if !looks_at_each
+                && !is_last
+                && let Some(alike) = known.alike()
+            {
+                self.classified +=
+                    classify_alike(pair, (taken, self.classified), &mut self.chains, alike, &mut work);
+            }
+        }
+        Ok(looked_up)
+    }
+
+    /// Whether another chain of the batch, before `end`, can be passed on.
+    #[inline]
+    pub(super) fn goes_on(&self, next: usize, end: usize, budget: &Budget) -> bool {
+        next < end && budget.has_left() && !self.waits && self.own.places() > 0
+    }
+
+    /// How many chains, from `first` on, have the same destination and sender.
+    fn run_from(&self, first: usize) -> usize {
+        let &Classified { to, source, .. } = &self.chains[first];
+        let rest = self.chains[first..self.classified].iter();
+        rest.take_while(|entry| entry.to == to && entry.source == source)
+            .count()
+    }
+}
+
+/// Classifies chains from `first` on as long as their frames match `alike`; returns how many.
+#[inline(never)]
+fn classify_alike(
+    pair: &QueuePair,
+    (taken, first): (&Chains, usize),
+    chains: &mut [Classified],
+    alike: Alike,
+    work: &mut Budget,
+) -> usize {
+    let (most, most_bytes) = work.left();
+    let (mut count, mut bytes) = (0, 0);
+    let chains = taken.chains[first..].iter().zip(&mut chains[first..]);
+    for (chain, of_chain) in chains.take(most) {
+        let is_plain = bytes < most_bytes && of_chain.read_plain(pair, chain, taken.buffers(chain));
+        if !is_plain || !alike.apply(of_chain) {
+            break;
+        }
+        bytes += u64::from(of_chain.sending.len);
+        count += 1;
+    }
+    work.charge_plain(count, bytes);
+    count
+}

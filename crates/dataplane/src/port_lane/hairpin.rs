@@ -1,0 +1,167 @@
+//! Frames of a guest to addresses of its own port, and multicast: the guest receives them if the port has `hairpin`.
+//!
+//! Here the lane's pair both sends and receives. The delivery borrows it, so a frame is described by the guest's memory
+//! and not by the pair. It is copied once, and the same rules apply as for a frame to another guest. But a guest does
+//! not wait for itself: a frame without a buffer is lost at once.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use device::pair::Fault;
+
+use super::classified::{Classified, with_tag};
+use super::copies::pass_copy;
+use super::{Burst, PortLane};
+use crate::backend::own_queue::OwnQueue;
+use crate::guest::from_guest::Budget;
+use crate::guest::passing::{Passed, Passing};
+use crate::lane::RxTarget;
+use crate::link::cross_worker_mark::CrossWorkerMark;
+use crate::policy::rate_limit::Policer;
+
+impl<O: OwnQueue> PortLane<O> {
+    /// Whether the guest receives its own frames.
+    pub(super) fn is_hairpin(&self) -> bool {
+        let port = self.forwarding.fdb.port(self.number);
+        port.is_some_and(|port| port.options.hairpin)
+    }
+
+    /// Passes a run of frames to the guest that sends them.
+    #[cold]
+    pub(super) fn to_itself(&mut self, run: usize, burst: &mut Burst<'_>) {
+        if !self.is_hairpin() {
+            return self.lose(run, burst, |counters| &counters.from_guest_to_itself);
+        }
+        if !self.pair.to_guest.enabled {
+            return self.to_first_pair(run, burst);
+        }
+        let first = burst.done;
+        // No more than can be returned afterwards.
+        let frames = first..first + run.min(self.own.places());
+        match self.pass_back(frames, &mut burst.budget) {
+            Ok(done) => burst.done += done,
+            Err(fault) => self.stop_batch(fault, burst),
+        }
+        for at in first..burst.done {
+            let chain = self.sender.chains.chains[at];
+            self.own.give_back(&mut self.pair, chain.id);
+        }
+    }
+
+    /// Returns a multicast frame to its sender.
+    #[cold]
+    pub(super) fn copy_to_itself(&mut self, index: usize, burst: &mut Burst<'_>) {
+        burst.budget.charge_copies(1, self.chains[index].sending.len);
+        if !self.pair.to_guest.enabled {
+            return self.copy_to_first_pair(index, burst);
+        }
+        let mut of_copy = burst.budget.fresh();
+        if let Err(fault) = self.pass_back(index..index + 1, &mut of_copy) {
+            self.stop_batch(fault, burst);
+        }
+    }
+
+    /// Ends the batch after a fault of the guest's receive queue.
+    fn stop_batch(&mut self, fault: Fault, burst: &mut Burst<'_>) {
+        burst.fault = Some(fault);
+        self.waits = true;
+    }
+
+    /// Passes frames to the pair that sends them, as long as the budget allows it; returns how many are done.
+    /// Errors: the guest's fault.
+    fn pass_back(&mut self, frames: Range<usize>, budget: &mut Budget) -> Result<usize, Fault> {
+        let (done, is_segmented) = self.pass_back_until_segmented(frames, budget)?;
+        if is_segmented {
+            // Deliver its segments before the next frame is passed, which would be lost otherwise.
+            self.pending
+                .deliver(&mut self.pair, &mut self.buffers, &self.counters)?;
+        }
+        Ok(done)
+    }
+
+    /// The same, up to a GSO packet that has to be segmented; returns whether there is one.
+    fn pass_back_until_segmented(
+        &mut self,
+        frames: Range<usize>,
+        budget: &mut Budget,
+    ) -> Result<(usize, bool), Fault> {
+        let (mut done, mut is_segmented) = (0, false);
+        let is_tagged = self.forwarding.is_tagged(self.number);
+        let memory = Arc::clone(&self.pair.memory);
+        let frame_limit = self.pair.frame_limit;
+        let guest = RxTarget {
+            pair: &mut self.pair,
+            buffers: &mut self.buffers,
+            counters: &self.counters,
+            pending: Some(&mut self.pending),
+            policer: Policer::new(self.limit.as_ref()),
+            filter: self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut()),
+            marks: None,
+        };
+        let Some(mut passing) = Passing::begin(guest, frames.len())? else {
+            return Ok((0, false));
+        };
+        for at in frames {
+            if is_segmented || !budget.has_left() {
+                break;
+            }
+            let (entry, chain) = (&self.chains[at], self.sender.chains.chains[at]);
+            let buffers = self.sender.chains.buffers(&chain);
+            if let Some(frame) = entry.frame_in(&memory, frame_limit, buffers) {
+                let passed = with_tag(entry, frame, is_tagged, |frame| {
+                    passing.pass(frame, &self.counters)
+                })?;
+                is_segmented = matches!(passed, Passed::Segmented(_));
+                if passed == Passed::Later {
+                    passing.lose();
+                }
+                passed.charge(budget, frame.sending.len);
+            }
+            budget.charge_descriptors(buffers.len());
+            done += 1;
+        }
+        budget.charge_look_ups(passing.take_work());
+        passing.finish();
+        Ok((done, is_segmented))
+    }
+
+    /// Passes a run of frames to the first pair of the port that receives, because the sending pair does not.
+    fn to_first_pair(&mut self, run: usize, burst: &mut Burst<'_>) {
+        if self.forwarding.lanes(self.number).is_empty() {
+            return self.lose(run, burst, |counters| &counters.from_guest_no_peer);
+        }
+        let end = burst.done + run;
+        while self.goes_on(burst.done, end, &burst.budget) {
+            let Classified { is_sent, sending, .. } = &self.chains[burst.done];
+            if *is_sent {
+                burst.budget.tally.add(sending.len);
+            }
+            self.copy_to_first_pair(burst.done, burst);
+            self.next(burst);
+        }
+    }
+
+    fn copy_to_first_pair(&mut self, index: usize, burst: &mut Burst<'_>) {
+        let Some(first) = self.forwarding.lanes(self.number).first() else {
+            return;
+        };
+        let (entry, chain) = (&self.chains[index], self.sender.chains.chains[index]);
+        let buffers = self.sender.chains.buffers(&chain);
+        let Some(frame) = entry.frame(&self.pair, buffers) else {
+            return;
+        };
+        let is_tagged = self.forwarding.is_tagged(self.number);
+        let passed = with_tag(entry, frame, is_tagged, |frame| {
+            pass_copy(
+                burst.siblings,
+                first.at,
+                (frame, CrossWorkerMark::EMPTY),
+                &self.counters,
+            )
+        });
+        match passed {
+            Ok(work) => burst.budget.charge_look_ups(work),
+            Err(fault) => burst.siblings.blame(first.at, fault),
+        }
+    }
+}

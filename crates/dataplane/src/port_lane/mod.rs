@@ -1,0 +1,596 @@
+//! The lane of a guest's queue pair. In a network it sends frames to other ports, the uplink and the host, by their
+//! addresses. Outside of networks they have one destination ([`Route`]), and are checked only if the port has a source
+//! guard, filter rules or a rate limit ([`checks`]). Links and taps of a network have such a lane, too ([`From`]).
+//!
+//! In a network a batch takes two steps. First all its chains are classified: the lane copies the first bytes of each
+//! frame out of guest memory, and decides from that copy whether the guest may send the frame, and where it goes. Then
+//! it passes on runs of frames with the same destination. The checked bytes are the sent ones: the copy replaces the
+//! bytes in guest memory, which the guest may have changed meanwhile.
+//!
+//! A frame to another port of the same worker is copied once, from RAM to RAM, with its segmentation and checksum
+//! request ([`Passing`]), and so is one to the host ([`crate::host::to_tap`]). A frame to the uplink is copied
+//! into a chunk, and segmented if it requests that ([`crate::backend::to_nic`]); the uplink's lane has the
+//! kernel send the frames of all lanes ([`crate::uplink::uplink_lane`]).
+//!
+//! A pair may have a queue of a NIC for itself ([`OwnQueue`]): then its frames to the LAN leave through it, and frames
+//! that it receives are for the pair's guest. While the pair is disabled, they go to the port's first pair, which is
+//! always enabled (VirtIO 1.3, 5.1.6.5.5).
+//!
+//! A frame waits in its sender's queue until the destination has room, but not for long: while a guest takes no frames
+//! for some time, further frames to it are dropped ([`Pending::may_wait`]). Multicast waits for no guest.
+
+pub(crate) mod batch;
+pub(crate) mod checks;
+pub(crate) mod classified;
+pub(crate) mod copies;
+pub(crate) mod exits;
+pub(crate) mod filtered;
+pub(crate) mod hairpin;
+pub(crate) mod known;
+pub(crate) mod learning;
+pub(crate) mod linked;
+pub(crate) mod mirror;
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use device::counters::{Counter, PairCounters};
+use device::pair::{Fault, QueuePair};
+use virtqueue::Chains;
+
+use self::classified::{Classified, with_tag};
+use self::copies::pass_copy;
+use crate::backend::own_queue::{NoQueue, OwnQueue};
+use crate::backend::to_nic::Transmit;
+use crate::fdb::PortNumber;
+use crate::fdb::forwarding::{Forwarding, LaneRef};
+use crate::guest::copies::write_copy;
+use crate::guest::from_guest::{Budget, Sender};
+use crate::guest::passing::{Passed, Passing};
+use crate::guest::pending::Pending;
+use crate::guest::to_guest::NO_OFFLOAD;
+use crate::lane::limits::BATCH;
+use crate::lane::{Lane, RxTarget, Siblings, SlotAt, Stopped, Work, enable_kicks};
+use crate::link::cross_worker_mark::{CrossWorkerMark, CrossWorkerMarks};
+use crate::nic::hints::XdpMetadata;
+use crate::policy::filter::LaneFilter;
+use crate::policy::guard::Guard;
+use crate::policy::rate_limit::{Cost, Policer, PortLimits, RateLimit};
+
+/// Counts frames to addresses that no port has.
+const NO_FDB_ENTRY: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
+
+/// Numbers of the port and the pair of a lane that has neither.
+const NO_PORT: (PortNumber, u16) = (PortNumber(u16::MAX), 0);
+
+/// See the module's head.
+pub struct PortLane<O = NoQueue> {
+    pair: QueuePair,
+    counters: Arc<PairCounters>,
+    number: PortNumber,
+    /// The pair's number within the port.
+    pair_number: u16,
+    forwarding: Arc<Forwarding>,
+    sender: Sender,
+    /// The first `classified` belong to the present batch. Written in place: a value that is built elsewhere and moved
+    /// here is stored in pieces and loaded as a whole, which waits for the stores.
+    chains: Box<[Classified]>,
+    classified: usize,
+    /// By classified chain: what it took of the port's rate limit, if there is one.
+    costs: Vec<Cost>,
+    /// State of its frames to the uplink.
+    transmit: Transmit,
+    /// Its own NIC queue, if it has one: its frames to the LAN leave through that.
+    own: O,
+    /// Scratch space for its guest's buffers.
+    buffers: Chains,
+    pending: Pending,
+    /// Identifies the sender of copies to promiscuous ports: a guest's [`Pending`] identifies senders by the address of
+    /// their counters. Never read: errors of a frame were counted when it was sent to its destination.
+    uncounted: Box<PairCounters>,
+    /// Rate limit of what its guest gets.
+    limit: Option<Arc<RateLimit>>,
+    /// Which frames its guest may send, and get; `None`: all.
+    filter: Option<Box<LaneFilter>>,
+    route: Route,
+    /// Which source addresses its guest may use, outside of networks; `None`: any.
+    guard: Option<Box<Guard>>,
+    /// A frame of its guest waits for room.
+    waits: bool,
+    from: From,
+    /// At both ends of a link: the marks of its frames.
+    marks: Option<Arc<CrossWorkerMarks>>,
+}
+
+/// Destination of a lane's frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Route {
+    /// The FDB of its network decides.
+    Fdb,
+    /// All go to the lane's own NIC queue.
+    OwnQueue,
+    /// All go to the guest at the other end of a cable.
+    Cable,
+}
+
+/// Origin of a lane's frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum From {
+    Guest,
+    /// A link from another worker, which has checked them.
+    Link,
+    /// A tap: that of the host, or that of the uplink in tap mode.
+    Tap,
+}
+
+/// A lane's batch, and the other lanes that its frames may go to.
+struct Burst<'a> {
+    siblings: &'a mut dyn Siblings,
+    budget: Budget,
+    /// Chains that are done.
+    done: usize,
+    /// The fault of the lane's own guest, which ends the batch.
+    fault: Option<Fault>,
+}
+
+impl PortLane {
+    /// The lane of a port's pair; `of`: the numbers of both.
+    pub fn new(pair: QueuePair, counters: Arc<PairCounters>, of: (PortNumber, u16)) -> Self {
+        Self::with_queue(pair, counters, of, NoQueue)
+    }
+
+    /// The lane of a pair of a port that a cable connects to another one (`--cable`).
+    pub fn of_cable(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
+        Self {
+            route: Route::Cable,
+            sender: Sender::default(),
+            ..Self::new(pair, counters, NO_PORT)
+        }
+    }
+
+    /// The sending end of a link to another worker ([`crate::link`]): other lanes deliver frames to it, and it
+    /// sends none itself.
+    pub(crate) fn to_link(
+        pair: QueuePair,
+        counters: Arc<PairCounters>,
+        marks: Arc<CrossWorkerMarks>,
+    ) -> Self {
+        Self {
+            marks: Some(marks),
+            ..Self::new(pair, counters, NO_PORT)
+        }
+    }
+
+    /// The receiving end of a link from another worker.
+    pub(crate) fn of_link(
+        pair: QueuePair,
+        counters: Arc<PairCounters>,
+        marks: Arc<CrossWorkerMarks>,
+    ) -> Self {
+        Self {
+            from: From::Link,
+            ..Self::to_link(pair, counters, marks)
+        }
+    }
+
+    /// The lane of a tap ([`crate::host::tap_lane`]).
+    pub(crate) fn of_tap(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
+        Self {
+            from: From::Tap,
+            ..Self::new(pair, counters, NO_PORT)
+        }
+    }
+}
+
+impl<O: OwnQueue> PortLane<O> {
+    /// The lane of a pair that has a NIC queue for itself, outside of networks.
+    pub fn alone(pair: QueuePair, counters: Arc<PairCounters>, own: O) -> Self {
+        Self {
+            route: Route::OwnQueue,
+            sender: Sender::default(),
+            ..Self::with_queue(pair, counters, NO_PORT, own)
+        }
+    }
+
+    /// The lane of a port's pair, with the NIC queue that the pair has for itself.
+    pub fn with_queue(
+        pair: QueuePair,
+        counters: Arc<PairCounters>,
+        (number, pair_number): (PortNumber, u16),
+        own: O,
+    ) -> Self {
+        Self {
+            pair,
+            counters,
+            number,
+            pair_number,
+            forwarding: Arc::default(),
+            sender: Sender::shared(),
+            chains: (0..BATCH).map(|_| Classified::NOTHING).collect(),
+            classified: 0,
+            costs: Vec::with_capacity(BATCH),
+            transmit: Transmit::shared(),
+            own,
+            buffers: Chains::default(),
+            pending: Pending::default(),
+            uncounted: Box::default(),
+            limit: None,
+            filter: None,
+            route: Route::Fdb,
+            guard: None,
+            waits: false,
+            from: From::Guest,
+            marks: None,
+        }
+    }
+
+    /// Whether nothing waits: neither frames of other guests for buffers, nor the rest of a GSO packet for room.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.pending.is_some() && !self.has_rest()
+    }
+
+    /// Whether its frames need no check of their source: a link's were checked before, a tap's are from host or wire.
+    #[inline]
+    fn is_trusted(&self) -> bool {
+        self.from != From::Guest
+    }
+
+    /// Passes a run of frames to a port.
+    fn to_port(&mut self, port: PortNumber, run: usize, burst: &mut Burst<'_>) {
+        if port == self.number {
+            return self.to_itself(run, burst);
+        }
+        let (guest, run) = self.lane_for(port, burst.done, run);
+        let Some(guest) = guest else {
+            // A frame that arrived at an uplink cannot leave if this worker has no uplink.
+            let may_leave = self.source(burst.done).is_some() || self.forwarding.has_uplink();
+            let is_out = may_leave && self.forwarding.is_absent(port);
+            return match self.is_trusted() && !is_out {
+                // The frame is here only to be copied to a promiscuous port.
+                true if self.forwarding.has_promiscuous() => self.skip(run, burst),
+                true => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
+                // The port's guest may still be on another host, or on another one by now.
+                false => self.leave(run, burst, |counters| &counters.from_guest_no_peer),
+            };
+        };
+        let is_tagged = self.forwarding.is_tagged(port);
+        match self.pass_to(guest.at, is_tagged, run, burst) {
+            Ok(true) => {}
+            Ok(false) => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
+            Err(fault) => burst.siblings.blame(guest.at, fault),
+        }
+    }
+
+    /// Which lane of a port takes the next frame of a run to it, and how many of the run that one takes.
+    #[inline]
+    fn lane_for(&self, port: PortNumber, first: usize, run: usize) -> (Option<LaneRef>, usize) {
+        match self.forwarding.lanes(port) {
+            [] => (None, run),
+            [one] => (Some(*one), run),
+            _ => {
+                let lane = |at: usize| self.forwarding.lane_for(port, self.chains[at].flow());
+                let one = lane(first);
+                let others = (first + 1..first + run).take_while(|&at| lane(at) == one);
+                (one, 1 + others.count())
+            }
+        }
+    }
+
+    /// Passes a run of frames to the lane at an index; false: its guest takes no frames.
+    /// Errors: that guest's fault.
+    fn pass_to(
+        &mut self,
+        at: SlotAt,
+        is_tagged: bool,
+        run: usize,
+        burst: &mut Burst<'_>,
+    ) -> Result<bool, Fault> {
+        let Some(target) = burst.siblings.guest(at) else {
+            return Ok(false);
+        };
+        let Some(mut passing) = Passing::begin(target, run)? else {
+            return Ok(false);
+        };
+        // Without flow hints: only frames that came by a link have some, and those go to no other link.
+        passing.about(|| self.mark(burst.done));
+        // Frames from a link wait for the host only, whose lane takes all frames in each round.
+        let loses = self.from == From::Link && self.forwarding.host.is_none_or(|host| host.at != at);
+        let end = burst.done + run;
+        self.pass_whole(&mut passing, is_tagged, end, (&mut burst.budget, &mut burst.done));
+        while self.goes_on(burst.done, end, &burst.budget) {
+            let (entry, chain) = (&self.chains[burst.done], self.sender.chains.chains[burst.done]);
+            let buffers = self.sender.chains.buffers(&chain);
+            if let Some(frame) = entry.frame(&self.pair, buffers) {
+                let passed = with_tag(entry, frame, is_tagged, |frame| {
+                    passing.pass(frame, &self.counters)
+                })?;
+                match passed {
+                    Passed::Later if loses => passing.lose(),
+                    Passed::Later if passing.may_wait() => {
+                        self.waits = true;
+                        self.counters.from_guest_waits.add(1);
+                        break;
+                    }
+                    passed => passed.charge(&mut burst.budget, frame.sending.len),
+                }
+            }
+            self.own.give_back(&mut self.pair, chain.id);
+            burst.budget.charge_descriptors(buffers.len());
+            burst.done += 1;
+        }
+        burst.budget.charge_look_ups(passing.take_work());
+        passing.finish();
+        Ok(true)
+    }
+
+    /// The common case of [`Self::pass_to`]: passes the next frames, before `end`, as long as they need nothing but a
+    /// copy. Leaves the first other one, and those behind it. A separate function, so that the loop has all registers.
+    #[inline(never)]
+    fn pass_whole(
+        &mut self,
+        passing: &mut Passing<'_>,
+        is_tagged: bool,
+        end: usize,
+        (budget, done): (&mut Budget, &mut usize),
+    ) {
+        // At most the classified ones. Descriptors beyond the budget become a deficit ([`Sender::charge`]).
+        let (most, most_bytes) = budget.left();
+        let next = *done..end.min(done.saturating_add(self.own.places().min(most)));
+        let taken = &self.sender.chains;
+        let mut bytes = 0;
+        let frames = self.chains[next.clone()].iter().zip(&taken.chains[next]);
+        let frames = frames.map_while(|(entry, chain)| {
+            let whole = entry.whole(is_tagged, &self.pair, taken.buffers(chain))?;
+            let has_left = bytes < most_bytes;
+            bytes += u64::from(entry.sending.len);
+            has_left.then_some(whole)
+        });
+        let (count, bytes) = passing.pass_whole(&self.pair.memory, frames, &self.counters);
+        for chain in &taken.chains[*done..*done + count] {
+            self.own.give_back(&mut self.pair, chain.id);
+            budget.charge_descriptors(chain.readable.into());
+        }
+        budget.tally.add_all(count as u64, bytes);
+        *done += count;
+    }
+
+    /// Passes a multicast frame to the uplink, to the host, to all other ports that receive, and to the port itself if
+    /// it has hairpin.
+    fn to_multicast(&mut self, burst: &mut Burst<'_>) {
+        let first = burst.done;
+        let from = self.source(first);
+        // If a link leads to the uplink, the frame leaves there, and not through the port's own queue as well.
+        let leaves_here = from.is_some() && !self.forwarding.reaches_uplink_by_link();
+        let has_uplink = leaves_here && self.put_to_nic(1, burst).is_some();
+        if burst.done == first && (has_uplink || self.wait_for_uplink()) {
+            return;
+        }
+        let chain = self.sender.chains.chains[first];
+        let buffers = self.sender.chains.buffers(&chain);
+        let entry = &self.chains[first];
+        if let Some(frame) = entry.frame(&self.pair, buffers) {
+            self.counters.from_guest_multicast_frames.add(1);
+            if !has_uplink {
+                burst.budget.tally.add(frame.sending.len);
+            }
+            let mut copies = 0;
+            let host = self.forwarding.host.filter(|_| from.is_some());
+            let mark = self.mark(first);
+            let ports = self.forwarding.ports_of(entry.vlan, from);
+            let ports = ports.map(|(port, guest)| (guest, self.forwarding.is_tagged(port)));
+            for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
+                let passed = with_tag(entry, frame, is_tagged, |frame| {
+                    pass_copy(burst.siblings, guest.at, (frame, mark), &self.counters)
+                });
+                match passed {
+                    Ok(work) => burst.budget.charge_look_ups(work),
+                    Err(fault) => burst.siblings.blame(guest.at, fault),
+                }
+                copies += 1;
+            }
+            burst.budget.charge_copies(copies, frame.sending.len);
+            let own = self.forwarding.fdb.port(self.number);
+            if own.is_some_and(|own| own.options.hairpin && !own.options.unicast_only) {
+                self.copy_to_itself(first, burst);
+            }
+        }
+        if !has_uplink {
+            self.next(burst);
+        }
+    }
+
+    /// Returns the next chain to the guest.
+    #[inline]
+    fn next(&mut self, burst: &mut Burst<'_>) {
+        let chain = self.sender.chains.chains[burst.done];
+        burst.budget.charge_descriptors(usize::from(chain.readable));
+        self.own.give_back(&mut self.pair, chain.id);
+        burst.done += 1;
+    }
+
+    /// The port that sent a frame; `None`: it came by an uplink, or from the host.
+    fn source(&self, at: usize) -> Option<PortNumber> {
+        match self.from {
+            From::Guest => Some(self.number),
+            From::Link => self.chains[at].source,
+            From::Tap => None,
+        }
+    }
+
+    /// The mark for another worker: destination and sender.
+    fn mark(&self, at: usize) -> CrossWorkerMark {
+        CrossWorkerMark::new(self.chains[at].to, self.source(at), &self.forwarding.fdb)
+    }
+
+    /// The number that spreads lanes over the uplink's queues.
+    fn flow(&self) -> usize {
+        usize::from(self.number.0)
+    }
+}
+
+impl<O: OwnQueue> Lane for PortLane<O> {
+    fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
+        let mut moved = 0;
+        if self.pending.is_some() && self.pair.to_guest.enabled {
+            moved = self
+                .pending
+                .deliver(&mut self.pair, &mut self.buffers, &self.counters)?;
+        }
+        match O::IS_THERE {
+            true => Ok(moved + self.poll_own(siblings)?),
+            false => Ok(moved + self.send(siblings)?),
+        }
+    }
+
+    fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work {
+        let own = self.own.enable_notifications(&mut self.pair.to_guest);
+        let (held, frames) = enable_kicks(&self.sender.throttle, &mut self.pair);
+        if frames && !self.waits && self.own.places() > 0 {
+            return Work::Now;
+        }
+        if !frames {
+            self.transmit.pause();
+            self.own.pause();
+        }
+        let buffers =
+            self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks();
+        // Inner queues have no kicks: this thread fills them. The queues of a guest without a kick eventfd have to be
+        // polled.
+        let is_polled = self.from == From::Guest && self.pair.is_polled();
+        // Received frames of a disabled pair wait for buffers of the port's first pair; a kick reports new ones.
+        let spills = O::SHARES_BUFFERS
+            && !self.pair.to_guest.enabled
+            && self.own.has_frames()
+            && has_buffers(self.first_pair(siblings), siblings);
+        let waits = match self.route {
+            // A kick reports buffers at the other end. If it has some, they are fewer than the frame needs, and their
+            // kick may have come already.
+            Route::Cable => frames && has_buffers(siblings.target(), siblings),
+            // No event reports room in the queue of another lane.
+            Route::Fdb | Route::OwnQueue => frames,
+        };
+        match waits || buffers || self.has_rest() || is_polled || spills {
+            true => own.max(held).max(Work::SOON),
+            false => own.max(held),
+        }
+    }
+
+    fn carried(&self) -> u64 {
+        self.counters.carried()
+    }
+
+    fn pair(&self) -> Option<&QueuePair> {
+        Some(&self.pair)
+    }
+
+    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
+        Some(&mut self.pair)
+    }
+
+    fn rx_target(&mut self) -> Option<RxTarget<'_>> {
+        O::SHARES_BUFFERS.then_some(RxTarget {
+            pair: &mut self.pair,
+            buffers: &mut self.buffers,
+            counters: &self.counters,
+            pending: Some(&mut self.pending),
+            policer: Policer::new(self.limit.as_ref()),
+            filter: self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut()),
+            marks: self.marks.as_deref(),
+        })
+    }
+
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.own.nic()
+    }
+
+    fn awaits_nic(&self) -> bool {
+        self.own.awaits_nic()
+    }
+
+    fn has_edges(&self) -> bool {
+        self.own.has_edges()
+    }
+
+    fn set_metadata(&mut self, metadata: &XdpMetadata) {
+        self.own.set_metadata(metadata);
+    }
+
+    fn set_frame_limit(&mut self, bytes: u32) {
+        self.pair.frame_limit = bytes;
+        self.own.set_frame_limit(bytes);
+    }
+
+    fn set_limits(&mut self, limits: &PortLimits) {
+        self.sender.throttle.set(limits.from_guest.as_ref());
+        self.limit.clone_from(&limits.to_guest);
+    }
+
+    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
+        std::mem::replace(&mut self.filter, filter)
+    }
+
+    fn is_filtered(&self) -> bool {
+        self.filter.is_some()
+    }
+
+    fn set_guard(&mut self, guard: Option<&Guard>) {
+        self.guard = guard.cloned().map(Box::new);
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.own.event_fd()
+    }
+
+    fn note_event(&mut self) {
+        self.own.note_event();
+    }
+
+    fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {
+        let is_same = Arc::ptr_eq(&self.forwarding.fdb, &forwarding.fdb);
+        self.forwarding = Arc::clone(forwarding);
+        // With another FDB, the destinations that the filter remembers may be wrong.
+        if let Some(filter) = self.filter.as_mut().and_then(|filter| filter.from_guest.as_mut())
+            && !is_same
+        {
+            filter.forget();
+        }
+    }
+
+    fn inject(&mut self, frame: &[u8], siblings: &mut dyn Siblings) {
+        match self.route {
+            Route::Fdb => self.announce(frame, siblings),
+            Route::OwnQueue => self.own.inject(frame, &self.counters),
+            Route::Cable => {
+                let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+                if let Some(at) = siblings.target()
+                    && let Some(mut target) = siblings.guest(at)
+                    && target.allows_once(frame)
+                    && let Err(fault) =
+                        write_copy(target, (len, CrossWorkerMark::EMPTY), NO_OFFLOAD, &mut { frame })
+                {
+                    siblings.blame(at, fault);
+                }
+            }
+        }
+    }
+
+    fn stop(self: Box<Self>) -> Stopped {
+        let mut lane = *self;
+        lane.pair.leave_calls();
+        lane.transmit.lose(&lane.counters);
+        lane.counters.to_guest_queue_stopped.add(lane.pending.frames());
+        let filter = lane.filter.as_mut().and_then(|filter| filter.to_guest.as_mut());
+        let guest = RxTarget::new(&mut lane.pair, &mut lane.buffers, &lane.counters).filtered(filter);
+        let queue = lane.own.stop(guest);
+        Stopped {
+            pair: Some(lane.pair.stopped()),
+            queue,
+        }
+    }
+}
+
+/// Asks the guest of another lane for kicks; returns whether it has buffers already.
+fn has_buffers(lane: Option<SlotAt>, siblings: &mut dyn Siblings) -> bool {
+    let target = lane.and_then(|at| siblings.guest(at));
+    target.is_some_and(|target| target.pair.to_guest.queue.enable_kicks())
+}

@@ -1,0 +1,480 @@
+//! A network whose lanes are of two workers.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use model::config::MemberOptions;
+use steer::HintSet;
+
+use super::port_marks::offer;
+use super::*;
+use crate::fdb::learned::Learned;
+use crate::lane::spread::Spread;
+use crate::link::Link;
+use crate::tests::fairness_tests::gso_packet;
+use crate::tests::no_allocation_tests::allocations;
+
+/// Two workers: the first has the first two of four ports and the uplink, if there is one; the second has the others.
+/// And what the link from the first to the second counts where it is given frames, and where they are taken.
+pub(super) struct Workers(pub(super) [World; 2], [Arc<PairCounters>; 2]);
+
+/// Which worker has a port, and its place there.
+fn place(port: usize) -> (usize, usize) {
+    (port / 2, port % 2)
+}
+
+impl Workers {
+    pub(super) fn new(known: Vec<FdbPort>, has_uplink: bool) -> Self {
+        Self::hinted(known, has_uplink.then_some(HintSet::NONE))
+    }
+
+    /// The same with an uplink with these hints.
+    pub(super) fn hinted(known: Vec<FdbPort>, uplink: Option<HintSet>) -> Self {
+        let has_uplink = uplink.is_some();
+        let fdb = Arc::new(Fdb::new(known.into_iter().map(Some).collect()));
+        let spread = Spread {
+            ports: (0..4)
+                .map(|port| (PortNumber(port), usize::from(port) / 2))
+                .collect(),
+            exits: [has_uplink.then_some(0).into_iter().collect(), BTreeSet::new()],
+        };
+        let spread = Arc::new(spread);
+        let world = |number: u16| {
+            let mut world = World {
+                ports: Vec::new(),
+                slots: Vec::new(),
+                fdbs: Fdbs::from([(NETWORK.into(), Arc::clone(&fdb))]),
+                place: Place {
+                    number: number.into(),
+                    spreads: [(NETWORK.into(), Arc::clone(&spread))].into(),
+                },
+                wire: None,
+                uplink: Arc::default(),
+            };
+            for port in [2 * number, 2 * number + 1] {
+                world.add_pair(port, 0, Offloads::NONE);
+            }
+            world
+        };
+        let mut worlds = [world(0), world(1)];
+        let counters = <[Arc<PairCounters>; 2]>::default();
+        for (from, to, counters) in [(0, 1, counters.clone()), (1, 0, Default::default())] {
+            let Link { giving, taking } = Link::new(counters).expect("memory");
+            let network = || NETWORK.into();
+            let (role, other) = (
+                Role::LinkTo {
+                    network: network(),
+                    worker: to,
+                },
+                Role::LinkFrom {
+                    network: network(),
+                    worker: from,
+                },
+            );
+            worlds[from].add_slot(Box::new(giving), role);
+            worlds[to].add_slot(Box::new(taking), other);
+        }
+        let [first, second] = worlds;
+        let first = match uplink {
+            Some(hints) => first.with_uplink_of(256, |queue| offer(queue, hints)),
+            None => first,
+        };
+        let mut workers = Self([first, second], counters);
+        workers.0.iter_mut().for_each(World::rebuild_forwarding);
+        workers.poll();
+        workers
+    }
+
+    /// Ports without VLANs, with so many buffers each.
+    fn plain(buffers: usize, has_uplink: bool) -> Self {
+        let port = |at| FdbPort {
+            mac: mac(at),
+            ..FdbPort::default()
+        };
+        let mut workers = Self::new((0..4).map(port).collect(), has_uplink);
+        workers.post(buffers);
+        workers
+    }
+
+    pub(super) fn post(&mut self, buffers: usize) {
+        let worlds = self.0.iter_mut();
+        worlds
+            .flat_map(|world| &mut world.ports)
+            .for_each(|port| port.post(buffers));
+    }
+
+    pub(super) fn port(&mut self, port: usize) -> &mut Port {
+        let (world, at) = place(port);
+        &mut self.0[world].ports[at]
+    }
+
+    /// GSO packets that the first worker made of what its uplink received, for ports of the second.
+    pub(super) fn merged(&self) -> u64 {
+        self.1[0].to_guest_super_frames.get()
+    }
+
+    /// What the second worker lost because an isolated port must not have it, of what the first gave it.
+    pub(super) fn lost_as_isolated(&self) -> u64 {
+        self.1[1].from_guest_isolated.get()
+    }
+
+    /// Both, until what is under way has come.
+    pub(super) fn poll(&mut self) {
+        for _ in 0..4 {
+            self.0.iter_mut().for_each(World::poll);
+        }
+    }
+}
+
+#[test]
+fn frames_that_are_in_a_link_when_it_stops_are_counted() {
+    let mut workers = Workers::plain(16, false);
+    for len in [60, 1514] {
+        for _ in 0..3 {
+            workers.port(0).send(&frame(mac(2), mac(0), len));
+        }
+    }
+    let [first, second] = &mut workers.0;
+    first.poll();
+    let at = second
+        .slots
+        .iter()
+        .position(|slot| matches!(slot.role, Role::LinkFrom { .. }));
+    second.slots.remove(at.expect("a link")).lane.stop();
+    assert_eq!(workers.1[1].from_guest_queue_stopped.get(), 6);
+}
+
+/// Between workers, and from the uplink to both.
+#[test]
+fn frames_of_links_and_of_the_uplink_allocate_nothing() {
+    let workers = RefCell::new(Workers::plain(64, true));
+    let mut received = 0;
+    let between = || {
+        let mut workers = workers.borrow_mut();
+        for to in 0..4 {
+            received += workers.port(to.into()).take().len();
+            while workers.port(to.into()).from_guest.take_used().is_some() {}
+            workers.0[0].arrive(&frame(mac(to), STRANGER, 60));
+            workers
+                .port((to ^ 2).into())
+                .send(&frame(mac(to), mac(to ^ 2), 1514));
+        }
+        workers.0[0].arrive(&frame(BROADCAST, STRANGER, 61));
+    };
+    let poll = || workers.borrow_mut().0.iter_mut().for_each(World::poll);
+    assert_eq!(allocations(poll, between), 0);
+    assert!(received > 500, "{received} frames moved");
+}
+
+#[test]
+fn everybody_reaches_everybody_in_order() {
+    let mut workers = Workers::plain(64, false);
+    for len in [14, 60, 64, 65, 1514] {
+        for from in 0..4 {
+            let mut wanted = vec![Vec::new(); 4];
+            for number in 0..9 {
+                let to = number % 4;
+                let sent = frame(
+                    mac(to as u8),
+                    mac(from as u8),
+                    len + number * usize::from(len < 1000),
+                );
+                workers.port(from).send(&sent);
+                if to != from {
+                    wanted[to].push(sent);
+                }
+            }
+            workers.poll();
+            for (to, wanted) in wanted.iter().enumerate() {
+                assert_eq!(workers.port(to).got(), *wanted, "{from} to {to}, {len}");
+                workers.port(to).post(wanted.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn multicast_reaches_all_workers_once_and_not_its_sender() {
+    for has_uplink in [false, true] {
+        let mut workers = Workers::plain(16, has_uplink);
+        for from in 0..4 {
+            let sent = frame(BROADCAST, mac(from as u8), 60);
+            workers.port(from).send(&sent);
+            workers.poll();
+            for to in 0..4 {
+                let got = workers.port(to).got();
+                assert_eq!(got.len(), usize::from(to != from), "{from} to {to}");
+            }
+        }
+    }
+}
+
+#[test]
+fn frames_of_a_hairpin_port_come_back_once() {
+    for has_uplink in [false, true] {
+        let port = |at| FdbPort {
+            mac: mac(at),
+            options: MemberOptions {
+                hairpin: true,
+                ..MemberOptions::default()
+            },
+            ..FdbPort::default()
+        };
+        let mut workers = Workers::new((0..4).map(port).collect(), has_uplink);
+        workers.post(16);
+        for from in 0..4 {
+            let sent = [BROADCAST, mac(from as u8)].map(|to| frame(to, mac(from as u8), 60));
+            sent.iter().for_each(|frame| _ = workers.port(from).send(frame));
+            workers.poll();
+            for to in 0..4 {
+                let got = workers.port(to).got();
+                let its = if to == from { &sent[..] } else { &sent[..1] };
+                assert_eq!(got, its, "{from} to {to}");
+            }
+        }
+    }
+}
+
+#[test]
+fn all_get_what_the_uplink_of_one_worker_receives() {
+    let mut workers = Workers::plain(16, true);
+    for to in 0..4 {
+        workers.0[0].arrive(&frame(mac(to), STRANGER, 60 + usize::from(to)));
+    }
+    let group = frame(BROADCAST, STRANGER, 80);
+    workers.0[0].arrive(&group);
+    workers.poll();
+    for to in 0..4 {
+        let own = frame(mac(to as u8), STRANGER, 60 + to);
+        assert_eq!(workers.port(to).got(), [own, group.clone()], "{to}");
+    }
+}
+
+#[test]
+fn vlans_and_isolation_hold_between_workers() {
+    let port = |at: u8, vlans, isolated| FdbPort {
+        mac: mac(at),
+        vlans,
+        options: MemberOptions {
+            isolated,
+            ..MemberOptions::default()
+        },
+        ..FdbPort::default()
+    };
+    let access = || Vlans::Access(100);
+    let mut workers = Workers::new(
+        vec![
+            port(0, access(), true),
+            port(1, Vlans::Untagged, false),
+            port(2, access(), true),
+            port(3, Vlans::Trunk(vec![100]), false),
+        ],
+        false,
+    );
+    workers.post(16);
+    for to in [mac(2), mac(3), mac(1), BROADCAST] {
+        workers.port(0).send(&frame(to, mac(0), 60));
+    }
+    workers.port(3).send(&tagged(&frame(mac(0), mac(3), 61), 100));
+    workers.poll();
+    assert_eq!(workers.port(0).got(), [frame(mac(0), mac(3), 61)]);
+    assert!(workers.port(1).got().is_empty() && workers.port(2).got().is_empty());
+    let wanted = [mac(3), BROADCAST].map(|to| tagged(&frame(to, mac(0), 60), 100));
+    assert_eq!(workers.port(3).got(), wanted);
+}
+
+/// No table has the source before control has told of it: who gives the frame to the other worker says whose it is.
+#[test]
+fn isolation_holds_between_workers_for_addresses_that_were_not_learned_yet() {
+    let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
+    let port = |at: u8| FdbPort {
+        mac: mac(at),
+        options: MemberOptions {
+            isolated: at != 3,
+            ..MemberOptions::default()
+        },
+        learned: (at == 0).then(|| Arc::new(Learned::new(Arc::clone(&news)))),
+        ..FdbPort::default()
+    };
+    let mut workers = Workers::new((0..4).map(port).collect(), false);
+    workers.post(16);
+    let inner = [2, 0, 0, 0, 5, 1];
+    let sent =
+        [(BROADCAST, inner), (mac(3), inner), (BROADCAST, mac(0))].map(|(to, from)| frame(to, from, 60));
+    sent.iter().for_each(|frame| _ = workers.port(0).send(frame));
+    workers.poll();
+    assert!(workers.port(1).got().is_empty(), "of the same worker");
+    assert!(workers.port(2).got().is_empty());
+    assert_eq!(workers.port(3).got(), sent);
+}
+
+#[test]
+fn isolated_promiscuous_port_gets_no_frame_of_an_isolated_port_not_learned_yet() {
+    let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
+    for listens in [false, true] {
+        let port = |at: u8| FdbPort {
+            mac: mac(at),
+            options: MemberOptions {
+                isolated: at != 3,
+                promiscuous: at == 2 && listens,
+                ..MemberOptions::default()
+            },
+            learned: (at == 0).then(|| Arc::new(Learned::new(Arc::clone(&news)))),
+            ..FdbPort::default()
+        };
+        let mut workers = Workers::new((0..4).map(port).collect(), false);
+        workers.post(16);
+        let inner = [2, 0, 0, 0, 5, 1];
+        let sent = [mac(0), inner, mac(0), mac(0), inner].map(|from| frame(mac(3), from, 60));
+        sent.iter().for_each(|frame| _ = workers.port(0).send(frame));
+        workers.poll();
+        assert!(workers.port(2).got().is_empty());
+        assert_eq!(workers.port(3).got(), sent);
+        assert_eq!(workers.port(0).counters.from_guest_isolated.get(), 0);
+    }
+}
+
+#[test]
+fn promiscuous_port_of_another_worker_hears_each_frame_once() {
+    for listener in [1, 3] {
+        let port = |at| FdbPort {
+            mac: mac(at),
+            options: MemberOptions {
+                promiscuous: usize::from(at) == listener,
+                ..MemberOptions::default()
+            },
+            ..FdbPort::default()
+        };
+        let mut workers = Workers::new((0..4).map(port).collect(), true);
+        workers.post(64);
+        let mut heard = 0;
+        for (from, to) in [(0, 1), (0, 2), (2, 0), (2, 3), (0, 3), (2, 1)] {
+            workers.port(from).send(&frame(mac(to), mac(from as u8), 60));
+            heard += 1;
+            workers.poll();
+        }
+        for from in [0, 2] {
+            workers.port(from).send(&frame(STRANGER, mac(from as u8), 60));
+            heard += 1;
+        }
+        for to in 0..4 {
+            workers.0[0].arrive(&frame(mac(to), STRANGER, 60));
+            heard += 1;
+        }
+        workers.poll();
+        assert_eq!(workers.port(listener).got().len(), heard, "{listener}");
+    }
+}
+
+#[test]
+fn guest_without_buffers_delays_no_other_guest_of_its_link() {
+    let mut workers = Workers::plain(0, false);
+    workers.port(3).post(64);
+    for _ in 0..20 {
+        for to in [2, 3] {
+            workers.port(0).send(&frame(mac(to), mac(0), 60));
+        }
+    }
+    workers.poll();
+    assert_eq!(workers.port(3).got().len(), 20);
+    assert_eq!(workers.port(2).counters.to_guest_no_buffer.get(), 20);
+    assert_eq!(workers.port(0).counters.from_guest_waits.get(), 0);
+}
+
+#[test]
+fn link_that_is_full_makes_wait_for_a_while_and_loses_then() {
+    let mut workers = Workers::plain(0, false);
+    let send = |workers: &mut Workers| {
+        for _ in 0..100 {
+            workers.port(0).send(&frame(mac(2), mac(0), 60));
+        }
+        (0..4).for_each(|_| workers.0[0].poll());
+        while workers.port(0).from_guest.take_used().is_some() {}
+    };
+    (0..3).for_each(|_| send(&mut workers));
+    let waits = workers.port(0).counters.from_guest_waits.get();
+    assert!(waits > 0, "nobody takes them");
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    send(&mut workers);
+    workers.port(2).post(200);
+    workers.poll();
+    let got = workers.port(2).got().len();
+    assert!(got > 100, "{got} go on when they are taken again");
+}
+
+#[test]
+fn gso_packet_comes_whole_where_the_guest_takes_it_and_cut_where_not() {
+    for (offloads, buffers) in [(Offloads::all(), 4), (Offloads::NONE, 8)] {
+        let mut workers = Workers::plain(16, false);
+        for (port, offloads) in [(0, Offloads::all()), (2, offloads)] {
+            let (world, at) = place(port);
+            slots::change(&mut workers.0[world].slots, at, &mut Vec::new(), |lane, _| {
+                lane.pair_mut().expect("a guest's").offloads = offloads;
+            });
+        }
+        let (asked, packet) = gso_packet(mac(2), mac(0), 8000, 1000);
+        let mut header = [0; HEADER as usize];
+        header[..asked.len()].copy_from_slice(&asked);
+        workers.port(0).send_with(header, &packet);
+        workers.poll();
+        let got = workers.port(2).got();
+        assert_eq!(got.len(), buffers);
+        let len = got[0].len();
+        let headers = 14 + 20 + 20;
+        assert_eq!(got[0][headers..], packet[headers..len]);
+        assert_eq!(got[0] == packet[..len], offloads.guest_tso4);
+    }
+}
+
+#[test]
+fn frame_for_a_guest_that_is_nowhere_goes_where_the_uplink_is() {
+    let mut workers = Workers::plain(8, false);
+    // Of the other worker, and it is known that nobody has it there.
+    let spread = Spread {
+        ports: [(PortNumber(2), 1)].into(),
+        exits: [[1].into(), BTreeSet::new()],
+    };
+    for world in &mut workers.0 {
+        world
+            .place
+            .spreads
+            .insert(NETWORK.into(), Arc::new(spread.clone()));
+    }
+    workers.0[1].slots.remove(1).lane.stop();
+    workers.0.iter_mut().for_each(World::rebuild_forwarding);
+    workers.port(0).send(&frame(mac(3), mac(0), 60));
+    workers.port(0).send(&frame(mac(2), mac(0), 60));
+    workers.poll();
+    assert_eq!(workers.port(2).got().len(), 1);
+    // It was given to the link, too, and is not lost with who sent it.
+    assert_eq!(workers.port(0).counters.from_guest_no_peer.get(), 0);
+    assert_eq!(workers.port(0).counters.from_guest_frames.get(), 2);
+}
+
+#[test]
+fn frame_for_a_guest_that_has_moved_is_heard_once() {
+    let port = |at| FdbPort {
+        mac: mac(at),
+        options: MemberOptions {
+            promiscuous: at == 1,
+            ..MemberOptions::default()
+        },
+        ..FdbPort::default()
+    };
+    let mut workers = Workers::new((0..4).map(port).collect(), true);
+    workers.post(8);
+    let spread = Spread {
+        ports: [(PortNumber(0), 0), (PortNumber(1), 0), (PortNumber(2), 1)].into(),
+        exits: [[0].into(), BTreeSet::new()],
+    };
+    for world in &mut workers.0 {
+        let spread = Arc::new(spread.clone());
+        world.place.spreads.insert(NETWORK.into(), spread);
+    }
+    workers.0[1].slots.remove(1).lane.stop();
+    workers.0.iter_mut().for_each(World::rebuild_forwarding);
+    let sent = frame(mac(3), mac(2), 60);
+    workers.port(2).send(&sent);
+    workers.poll();
+    assert_eq!(workers.port(1).got(), [sent]);
+}

@@ -1,0 +1,240 @@
+//! A NIC for tests of lanes: the test controls its ring, its completions and its link.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
+
+use packet::checksum::ChecksumAt;
+use xsk::{Frame, OwnMemory, RxDesc, TxDesc, Umem, UmemOffset};
+
+use crate::frame::gso::TXMD_CHECKSUM;
+use crate::nic::endpoint::{Chunks, NicQueue};
+use crate::nic::lent::Lent;
+use crate::nic::queue::{LinkState, Nic, Sends};
+use crate::nic::xdp::XdpNic;
+use device::counters::PairCounters;
+
+/// A sent frame, and the checksum that its metadata requests.
+pub(crate) type Sent = (Vec<u8>, Option<ChecksumAt>);
+
+/// The test's view of it.
+pub(crate) struct Wire {
+    pub(crate) umem: Umem,
+    pub(crate) capacity: usize,
+    /// Descriptors that one kick sends.
+    pub(crate) each_kick: usize,
+    pub(crate) link: LinkState,
+    /// It reads by DMA: descriptors must not cross pages.
+    pub(crate) by_dma: bool,
+    /// A kick reported that it is gone.
+    pub(crate) seen_gone: bool,
+    pub(crate) ring: VecDeque<TxDesc>,
+    pub(crate) done: VecDeque<Frame>,
+    pub(crate) sent: Vec<Sent>,
+    /// The sent frame whose last descriptor is missing.
+    pub(crate) unfinished: Option<Sent>,
+    /// Entries of the fill ring.
+    pub(crate) fill: usize,
+    /// Chunks that it has to receive into.
+    pub(crate) given: VecDeque<Frame>,
+    pub(crate) received: VecDeque<RxDesc>,
+    /// The queue, when its lane was stopped.
+    pub(crate) given_back: Option<NicQueue<TestNic>>,
+}
+
+/// Memory of the daemon: at least `chunks` chunks of 2048 bytes.
+pub(crate) fn own_memory(chunks: usize) -> Umem {
+    let memory = OwnMemory::new(chunks * 2048).expect("memory");
+    Umem::aligned(Arc::new(memory), 2048, 0).expect("good")
+}
+
+/// A queue that has all chunks of its memory, and gives the NIC `to_receive` of them.
+pub(crate) fn queue<N: Nic>(nic: N, umem: Umem, to_receive: usize, sends: Sends) -> NicQueue<N> {
+    let chunks = Chunks {
+        pool: umem.all_frames().expect("ours").collect(),
+        first: UmemOffset::new(0),
+        umem,
+        to_receive,
+        backing: String::new(),
+    };
+    NicQueue::new(nic, chunks, sends)
+}
+
+/// A frame at any place, as a driver may name it.
+pub(crate) fn frame_at(offset: UmemOffset) -> Frame {
+    static ANYWHERE: LazyLock<Umem> = LazyLock::new(|| {
+        let memory = OwnMemory::new(4 << 20).expect("memory");
+        Umem::unaligned(Arc::new(memory), 2048, 0).expect("good")
+    });
+    ANYWHERE.adopt(offset).expect("not that far")
+}
+
+impl Wire {
+    /// With `capacity` entries in its ring, of which a kick sends `each_kick`.
+    pub(crate) fn new(umem: Umem, capacity: usize, each_kick: usize) -> Self {
+        Self {
+            umem,
+            capacity,
+            each_kick,
+            link: LinkState::Up,
+            by_dma: false,
+            seen_gone: false,
+            ring: VecDeque::new(),
+            done: VecDeque::new(),
+            sent: Vec::new(),
+            unfinished: None,
+            fill: 0,
+            given: VecDeque::new(),
+            received: VecDeque::new(),
+            given_back: None,
+        }
+    }
+
+    /// Receives a frame of `len` bytes, or a piece of one (`more`).
+    pub(crate) fn receive(&mut self, len: u32, more: bool) {
+        let frame = self.given.pop_front().expect("the lane gave some");
+        self.receive_into(frame, len, more);
+    }
+
+    /// Reports a frame at any place, given or not, in the UMEM or not.
+    pub(crate) fn receive_into(&mut self, frame: Frame, len: u32, more: bool) {
+        let data = UmemOffset::new(frame.offset().get() + u64::from(xsk::XDP_PACKET_HEADROOM));
+        self.received.push_back(RxDesc {
+            frame,
+            data,
+            len,
+            more,
+        });
+    }
+
+    fn send(&mut self, desc: TxDesc) {
+        assert!((1..=self.umem.max_sent_bytes()).contains(&desc.len));
+        if !self.umem.is_unaligned() {
+            // All in one chunk, and room for metadata before it: xp_aligned_validate_desc, net/xdp/xsk_queue.h.
+            let chunk = u64::from(self.umem.chunk_size());
+            let begin = desc.offset.get() - u64::from(self.umem.tx_metadata_len());
+            let end = desc.offset.get() + u64::from(desc.len);
+            assert_eq!(begin / chunk, (end - 1) / chunk, "across chunks");
+            assert_eq!(desc.frame.offset().get(), begin / chunk * chunk, "another chunk");
+        }
+        if self.by_dma {
+            // xp_unaligned_validate_desc, net/xdp/xsk_queue.h
+            let begin = desc.offset.get() - u64::from(self.umem.tx_metadata_len());
+            let last = desc.offset.get() + u64::from(desc.len) - 1;
+            assert_eq!(begin / 4096, last / 4096, "across pages");
+        }
+        let read = |at, len| {
+            let mut bytes = vec![0; len];
+            self.umem.read(at, &mut bytes).expect("inside");
+            bytes
+        };
+        let checksum = desc.metadata.then(|| {
+            let before = desc.offset.get() - u64::from(self.umem.tx_metadata_len());
+            let metadata = read(UmemOffset::new(before), 12);
+            assert_eq!(metadata[..8], TXMD_CHECKSUM.to_ne_bytes());
+            let word = |at: usize| u16::from_ne_bytes([metadata[at], metadata[at + 1]]);
+            assert!(u32::from(word(8)) + u32::from(word(10)) + 2 <= desc.len);
+            ChecksumAt {
+                start: word(8),
+                offset: word(10),
+            }
+        });
+        let bytes = read(desc.offset, desc.len as usize);
+        assert!(
+            self.unfinished.is_none() || checksum.is_none(),
+            "metadata in the middle"
+        );
+        let frame = self.unfinished.get_or_insert_with(|| (Vec::new(), checksum));
+        frame.0.extend(bytes);
+        if !desc.more {
+            self.sent.extend(self.unfinished.take());
+        }
+        self.done.push_back(desc.frame);
+    }
+}
+
+/// The lane's end.
+pub(crate) struct TestNic(pub(crate) Arc<Mutex<Wire>>);
+
+impl TestNic {
+    fn wire(&self) -> MutexGuard<'_, Wire> {
+        self.0.lock().expect("no panic")
+    }
+}
+
+impl Lent for TestNic {
+    fn give_back(queue: NicQueue<Self>, _counters: &PairCounters) -> Option<NicQueue<XdpNic>> {
+        let wire = Arc::clone(&queue.nic.0);
+        wire.lock().expect("no panic").given_back = Some(queue);
+        None
+    }
+}
+
+impl Nic for TestNic {
+    fn room_to_nic(&mut self) -> usize {
+        let wire = self.wire();
+        wire.capacity - wire.ring.len()
+    }
+
+    fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>) {
+        let mut wire = self.wire();
+        wire.ring.extend(frames);
+        assert!(wire.ring.len() <= wire.capacity, "more than there is room for");
+    }
+
+    fn kick(&mut self) -> LinkState {
+        let mut wire = self.wire();
+        wire.seen_gone = wire.link == LinkState::Gone;
+        if wire.link == LinkState::Up {
+            for _ in 0..wire.each_kick {
+                let Some(desc) = wire.ring.pop_front() else { break };
+                wire.send(desc);
+            }
+        }
+        wire.link
+    }
+
+    fn has_untaken(&mut self) -> bool {
+        !self.wire().ring.is_empty()
+    }
+
+    fn unsent(&self) -> usize {
+        let wire = self.wire();
+        if wire.seen_gone {
+            0
+        } else {
+            wire.ring.len() + wire.done.len()
+        }
+    }
+
+    fn sent(&mut self, max: usize) -> impl Iterator<Item = Frame> + '_ {
+        let mut wire = self.wire();
+        let count = max.min(wire.done.len());
+        wire.done.drain(..count).collect::<Vec<_>>().into_iter()
+    }
+
+    fn came_back(&mut self, _frames: usize) {}
+
+    fn room_to_give(&mut self) -> usize {
+        let wire = self.wire();
+        wire.fill - wire.given.len()
+    }
+
+    fn give(&mut self, frames: &mut Vec<Frame>, note: impl FnOnce(&[Frame])) {
+        let room = self.room_to_give().min(frames.len());
+        note(&frames[..room]);
+        self.wire().given.extend(frames.drain(..room));
+    }
+
+    fn from_nic(&mut self, max: usize) -> impl ExactSizeIterator<Item = RxDesc> + '_ {
+        (0..max.min(self.received())).map(|_| self.wire().received.pop_front().expect("a frame"))
+    }
+
+    fn received(&mut self) -> usize {
+        self.wire().received.len()
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

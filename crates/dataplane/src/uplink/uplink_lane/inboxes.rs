@@ -1,0 +1,206 @@
+//! Inboxes of an uplink's queue: in each, frames wait for one guest's buffers. Renewed when the network's lanes change.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use device::counters::PairCounters;
+use device::pair::{Fault, QueuePair};
+use xsk::{Frame, RxDesc, Umem};
+
+use super::UplinkLane;
+use super::inbox_index::{InboxIndex, Route};
+use super::link_marks::LinkMarks;
+use crate::backend::arrivals::{Arrivals, Origin};
+use crate::fdb::PortNumber;
+use crate::fdb::forwarding::{Forwarding, LaneRef};
+use crate::frame::checksums::PrivateLook;
+use crate::guest::to_guest::Delivery;
+use crate::lane::Siblings;
+use crate::lane::lane_id::LaneId;
+use crate::lane::limits::BATCH;
+use crate::nic::lent::Lent;
+use crate::policy::rate_limit::RateLimit;
+
+/// Frames that wait for a guest's buffers.
+pub(super) struct Inbox {
+    pub(super) port: PortNumber,
+    pub(super) guest: LaneRef,
+    pub(super) arrivals: Arrivals,
+    /// Pieces that `arrivals` has taken out of `waiting`.
+    pub(super) received: Vec<RxDesc>,
+    pub(super) waiting: VecDeque<RxDesc>,
+    /// If it is the inbox of a link to another worker: the marks of its frames.
+    pub(super) link_marks: Option<Box<LinkMarks>>,
+    /// Looks for partial checksums in multicast frames.
+    pub(super) look: Option<PrivateLook>,
+    /// Rate limit of what the guest gets.
+    pub(super) limit: Option<Arc<RateLimit>>,
+    /// Filter rules decide which frames it gets.
+    pub(super) is_filtered: bool,
+}
+
+impl Inbox {
+    fn new(port: PortNumber, guest: LaneRef, pair: &QueuePair, origin: Origin) -> Self {
+        Self {
+            port,
+            guest,
+            arrivals: Arrivals::from(origin, pair),
+            received: Vec::with_capacity(BATCH),
+            waiting: VecDeque::with_capacity(BATCH),
+            link_marks: guest.is_link.then(Box::default),
+            look: PrivateLook::of(pair, origin.partial_checksums),
+            limit: None,
+            is_filtered: false,
+        }
+    }
+
+    /// How many chunks wait.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.received.len() + self.waiting.len()
+    }
+
+    /// Delivers waiting frames, as far as the guest has buffers; returns how many.
+    /// Errors: the guest's fault.
+    pub(super) fn deliver(
+        &mut self,
+        umem: &Umem,
+        empty: &mut Vec<Frame>,
+        siblings: &mut dyn Siblings,
+    ) -> Result<usize, Fault> {
+        let Some(target) = siblings.guest(self.guest.at) else {
+            return Ok(0);
+        };
+        let mut delivery = Delivery::begin_with(target.pair, target.buffers, target.counters, self.len())?;
+        delivery.write_marks_to(target.marks);
+        let (arrivals, frames) = (&mut self.arrivals, (&mut self.waiting, &mut self.received));
+        match &mut self.link_marks {
+            None => arrivals.deliver_waiting(frames, &mut (), umem, empty, &mut delivery)?,
+            Some(marks) => arrivals.deliver_waiting(frames, &mut **marks, umem, empty, &mut delivery)?,
+        }
+        Ok(delivery.finish())
+    }
+
+    /// Drops the waiting frames.
+    pub(super) fn empty(&mut self, empty: &mut Vec<Frame>, counters: &PairCounters) {
+        let pieces = self.received.drain(..).chain(self.waiting.drain(..));
+        for piece in pieces {
+            counters.to_guest_queue_stopped.add(u64::from(!piece.more));
+            empty.push(piece.frame);
+        }
+        if let Some(marks) = &mut self.link_marks {
+            marks.empty();
+        }
+    }
+}
+
+/// The inboxes of a port, and what is known of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Inboxes {
+    pub(super) index: InboxIndex,
+    /// [`FdbPort::generation`](crate::fdb::FdbPort::generation) of the port.
+    pub(super) generation: u16,
+    /// The guest gets the frames of its VLAN without their tag.
+    pub(super) untags: bool,
+}
+
+impl Inboxes {
+    /// The inboxes of a port, at these indices.
+    fn of(forwarding: &Forwarding, port: PortNumber, index: InboxIndex) -> Self {
+        let known = forwarding.fdb.port(port);
+        Self {
+            index,
+            generation: known.map_or(0, |port| port.generation),
+            untags: !forwarding.is_tagged(port) && known.is_some_and(|port| port.vlans.untags()),
+        }
+    }
+}
+
+impl<N: Lent> UplinkLane<N> {
+    /// Makes inboxes for the present lanes of the network; frames in inboxes of former lanes are lost.
+    #[cold]
+    pub(super) fn renew_inboxes(&mut self, siblings: &mut dyn Siblings) {
+        self.is_stale = false;
+        self.choices.forget();
+        let unfinished = match self.route {
+            Some(Route::Inbox(at) | Route::Link(at)) => self.inboxes.get(at).map(|inbox| inbox.guest.id),
+            _ => None,
+        };
+        let forwarding = Arc::clone(&self.forwarding);
+        self.inbox_of.clear();
+        let mut before = std::mem::take(&mut self.inboxes);
+        let lanes = |(port, _)| forwarding.lanes(port).iter().map(move |&guest| (port, guest));
+        for (port, guest) in forwarding.ports().flat_map(lanes) {
+            let Some(inbox) = self.inbox_among(&mut before, (port, guest), siblings) else {
+                continue;
+            };
+            let at = self.inboxes.len();
+            let its = self.inboxes_of(port);
+            *its = Inboxes::of(&forwarding, port, its.index.and(at));
+            self.inboxes.push(inbox);
+        }
+        for (port, link) in &forwarding.remote {
+            if let Some(at) = self.inboxes.iter().position(|inbox| inbox.guest.id == link.id) {
+                *self.inboxes_of(*port) = Inboxes::of(&forwarding, *port, InboxIndex::Link(at));
+            }
+        }
+        for mut inbox in before {
+            inbox.empty(&mut self.queue.empty, &self.counters);
+        }
+        let filled = self
+            .inboxes
+            .iter()
+            .enumerate()
+            .filter(|(_, inbox)| inbox.len() > 0);
+        self.filled = filled.map(|(at, _)| at).collect();
+        self.waiting = self.inboxes.iter().map(Inbox::len).sum();
+        self.go_on_with(unfinished);
+    }
+
+    /// The inbox of a lane: its previous one, or a new one; `None`: the lane takes no frames any more.
+    fn inbox_among(
+        &self,
+        before: &mut Vec<Inbox>,
+        (port, guest): (PortNumber, LaneRef),
+        siblings: &mut dyn Siblings,
+    ) -> Option<Inbox> {
+        let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
+        let target = siblings.guest(guest.at);
+        let limit = target.as_ref().and_then(|target| target.policer.limit.cloned());
+        let is_filtered = target.as_ref().is_some_and(|target| target.filter.is_some());
+        let inbox = match known {
+            Some(at) => before.swap_remove(at),
+            None => Inbox::new(port, guest, target?.pair, self.origin),
+        };
+        Some(Inbox {
+            port,
+            guest,
+            limit,
+            is_filtered,
+            ..inbox
+        })
+    }
+
+    fn inboxes_of(&mut self, port: PortNumber) -> &mut Inboxes {
+        let at = usize::from(port.0);
+        if self.inbox_of.len() <= at {
+            self.inbox_of.resize(at + 1, Inboxes::default());
+        }
+        &mut self.inbox_of[at]
+    }
+
+    /// Routes further pieces of the current frame to that lane's inbox, if there still is one; otherwise the frame is
+    /// lost.
+    fn go_on_with(&mut self, lane: Option<LaneId>) {
+        let to: fn(usize) -> Route = match self.route {
+            Some(Route::Inbox(_)) => Route::Inbox,
+            Some(Route::Link(_)) => Route::Link,
+            _ => return,
+        };
+        let at = self.inboxes.iter().position(|inbox| Some(inbox.guest.id) == lane);
+        self.route = Some(at.map_or(Route::Dropped, to));
+        if at.is_none() {
+            self.tear();
+        }
+    }
+}

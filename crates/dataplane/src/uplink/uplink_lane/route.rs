@@ -1,0 +1,102 @@
+//! Where a frame that arrived at the uplink's queue goes: by the mark that the program left before it, or else by its
+//! address.
+
+use packet::ethernet::{self, Head, LOOK_BYTES};
+use xsk::RxDesc;
+use xsk::metadata::{Hash, Hints, Tag};
+
+use super::UplinkLane;
+use super::inbox_index::{InboxIndex, Route};
+use crate::fdb::flows::{FLOW_BYTES, Flow, Flows};
+use crate::fdb::{Destination, FdbKey, PortMark, PortNumber};
+use crate::frame::retag::{put_tag_back, untag};
+use crate::nic::lent::Lent;
+
+impl<N: Lent> UplinkLane<N> {
+    /// The route of a frame, by its first piece and its metadata. Removes the tag for a port without tags, and inserts
+    /// it again for one with tags.
+    #[inline]
+    pub(super) fn route_of(&mut self, piece: &mut RxDesc, hints: &Hints) -> Route {
+        if let Some(port) = hints.port.and_then(|mark| self.marked(PortMark(mark))) {
+            return self.to_port(port, piece, hints);
+        }
+        let mut bytes = [0; LOOK_BYTES];
+        let known = (piece.len as usize).min(LOOK_BYTES);
+        if self.queue.umem.read(piece.data, &mut bytes[..known]).is_none() {
+            return Route::NoPort;
+        }
+        if let Some(Tag { proto, tci }) = hints.tag {
+            bytes = ethernet::with_tag(&bytes, (proto, tci));
+        }
+        let Head { to, tags, .. } = ethernet::head(&bytes);
+        match self.forwarding.fdb.find(FdbKey::new(tags.vlan(), to)) {
+            Destination::Multicast => {
+                if let Some(tag) = hints.tag {
+                    put_tag_back(&self.queue.umem, piece, tag, &self.counters);
+                }
+                Route::Multicast
+            }
+            // Frames for the host arrive at the uplink, too, but not in this socket.
+            Destination::Host | Destination::Unknown | Destination::Nobody => Route::NoPort,
+            Destination::Port(port) => self.to_port(port, piece, hints),
+        }
+    }
+
+    /// The port of a mark, if its generation still matches and it has a guest.
+    #[inline]
+    fn marked(&self, mark: PortMark) -> Option<PortNumber> {
+        let (port, generation) = mark.parts();
+        let its = self.inbox_of.get(usize::from(port.0))?;
+        (its.index != InboxIndex::None && its.generation == generation).then_some(port)
+    }
+
+    #[inline]
+    fn to_port(&mut self, port: PortNumber, piece: &mut RxDesc, hints: &Hints) -> Route {
+        self.found = Some(port);
+        let Some(&its) = self.inbox_of.get(usize::from(port.0)) else {
+            return Route::NoPort;
+        };
+        let route = match its.index {
+            InboxIndex::One(at) => Route::Inbox(at),
+            InboxIndex::Several { first, count } => {
+                Route::Inbox(self.inbox_for(port, (first, count), piece, hints.hash))
+            }
+            InboxIndex::Link(at) => Route::Link(at),
+            InboxIndex::None => return Route::NoPort,
+        };
+        match (its.untags, hints.tag) {
+            (false, None) | (true, Some(_)) => {}
+            (false, Some(tag)) => put_tag_back(&self.queue.umem, piece, tag, &self.counters),
+            (true, None) => untag(&self.queue.umem, piece),
+        }
+        route
+    }
+
+    /// Which inbox of a port takes a frame: that of its flow. The flow is identified by the NIC's hash if that covers
+    /// the ports, too, or else by the frame's first piece.
+    fn inbox_for(
+        &mut self,
+        port: PortNumber,
+        (first, count): (usize, usize),
+        piece: &RxDesc,
+        hash: Option<Hash>,
+    ) -> usize {
+        let changes = self.forwarding.flows(port).map_or(0, Flows::changes);
+        let hash = hash.filter(|hash| hash.is_of_ports()).map(|hash| hash.value);
+        if let Some(at) = hash.and_then(|hash| self.choices.find((port, hash), changes)) {
+            return at;
+        }
+        let mut head = [0; FLOW_BYTES];
+        let known = (piece.len as usize).min(FLOW_BYTES);
+        // Inside the piece.
+        let _ = self.queue.umem.read(piece.data, &mut head[..known]);
+        let guest = self.forwarding.lane_for(port, Flow::of(&head));
+        let mut its_places = first..first + count;
+        let found = its_places.find(|&at| Some(self.inboxes[at].guest) == guest);
+        let at = found.unwrap_or(first);
+        if let Some(hash) = hash {
+            self.choices.note((port, hash), changes, at);
+        }
+        at
+    }
+}

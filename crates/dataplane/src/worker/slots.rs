@@ -1,0 +1,473 @@
+//! The lanes of a worker: the state that the worker keeps for each of them, and how they reach each other.
+
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+
+use crate::fdb::Fdb;
+use crate::fdb::forwarding::{Forwarding, LaneRef};
+use crate::host::to_tap::ToTap;
+use crate::lane::new_lane::{NewLane, OnFault};
+use crate::lane::role::Role;
+use crate::lane::spread::Spread;
+use crate::lane::{Lane, LaneId, RxTarget, Siblings, SlotAt, Work};
+use crate::nic::endpoint::NicQueue;
+use crate::nic::xdp::XdpNic;
+use crate::worker::moderation::Share;
+use crate::worker::statistics::LaneCounted;
+use device::pair::{Fault, QueuePair};
+
+/// Polls without a frame after which a lane of a network tries to become idle: most guests of a network are idle, and
+/// polling them would slow down the busy ones.
+const IDLE_AFTER: u32 = 256;
+/// Epoll data of the event that a NIC has frames; no lane has this number.
+pub(crate) const NIC_EVENT: u64 = u64::MAX;
+/// A bit: set with a lane's number, it is the epoll data of its [`Lane::event_fd`]; the number alone is that of its
+/// kicks.
+pub(crate) const EVENT_FD: u64 = 1 << 63;
+
+/// The FDBs of the networks, by the networks' names.
+pub(crate) type Fdbs = HashMap<Arc<str>, Arc<Fdb>>;
+
+/// A lane, and the state that its worker keeps for it.
+pub(crate) struct Slot {
+    pub(crate) id: LaneId,
+    pub(crate) lane: Box<dyn Lane>,
+    pub(crate) role: Role,
+    /// Its part of the worker's counters.
+    pub(crate) counted: Arc<LaneCounted>,
+    /// Index of the slot that takes this lane's frames, if it delivers to one guest ([`crate::lane::role`]).
+    pub(crate) target: Option<usize>,
+    /// Reports a fault. Taken when it is called: a slot without it is no longer in the rounds.
+    pub(crate) on_fault: Option<OnFault>,
+    /// How often it woke the worker since it last moved a frame.
+    pub(crate) futile: u32,
+    /// Until this time its eventfds are not watched, and it cannot become idle.
+    pub(crate) muted_until: Option<Instant>,
+    /// Polls in a row in which no frame moved.
+    empty_polls: u32,
+    /// Its part in pauses ([`crate::worker::moderation`]).
+    pub(crate) share: Share,
+    /// Its notifications are enabled, and it is not polled until a kick or frames from another lane arrive.
+    pub(crate) is_idle: bool,
+    /// It may stay asleep when its worker wakes from the next sleep.
+    pub(crate) is_quiet: bool,
+    /// The sleep of its worker with which it became idle ([`crate::worker::sleeping`]).
+    pub(crate) asleep_since: Option<u32>,
+    /// The worker's epoll set has its NIC.
+    is_nic_watched: bool,
+}
+
+/// Result of a poll of one lane.
+pub(crate) struct Polled {
+    /// Frames that moved.
+    pub(crate) frames: usize,
+    /// This lane or another one left the rounds.
+    pub(crate) left: bool,
+}
+
+impl Slot {
+    pub(crate) fn new(id: LaneId, new: NewLane) -> Self {
+        Self {
+            id,
+            lane: new.lane,
+            role: new.role,
+            counted: Arc::default(),
+            target: None,
+            on_fault: Some(new.on_fault),
+            futile: 0,
+            muted_until: None,
+            empty_polls: 0,
+            share: Share::default(),
+            is_idle: false,
+            is_quiet: false,
+            asleep_since: None,
+            is_nic_watched: false,
+        }
+    }
+
+    /// Ends its idle time because there is work: it is polled again. Returns whether it was idle.
+    pub(crate) fn wake(&mut self) -> bool {
+        self.empty_polls = 0;
+        self.end_idle()
+    }
+
+    /// The same without any work for it: the count of empty polls continues.
+    pub(crate) fn end_idle(&mut self) -> bool {
+        self.asleep_since = None;
+        if self.is_idle {
+            self.lane.disable_notifications();
+        }
+        std::mem::take(&mut self.is_idle)
+    }
+
+    /// Whether it may stay asleep when its worker wakes: it has no NIC, its kicks are watched, and lanes that deliver
+    /// frames to it wake it, as those of a network do.
+    pub(crate) fn may_sleep_on(&self) -> bool {
+        self.role.network().is_some() && self.lane.nic().is_none() && self.muted_until.is_none()
+    }
+
+    /// Whether it is in the rounds.
+    #[inline]
+    pub(crate) fn is_in_rounds(&self) -> bool {
+        self.on_fault.is_some()
+    }
+
+    /// Whether its guest receives frames, and it is in the rounds.
+    fn receives(&self) -> bool {
+        self.is_in_rounds() && receives(&*self.lane)
+    }
+
+    /// The lane's descriptors for the worker's epoll set, each with its event data.
+    fn event_fds(&self) -> impl Iterator<Item = (BorrowedFd<'_>, u64)> {
+        let kicks = self.lane.pair().into_iter().flat_map(QueuePair::kicks);
+        let kicks = kicks.map(|kick| (kick, self.id.0));
+        let other = self.lane.event_fd().map(|fd| (fd, self.id.0 | EVENT_FD));
+        kicks.chain(other)
+    }
+
+    /// Adds its descriptors to the worker's epoll set.
+    pub(crate) fn watch_fds(&self, epoll: &OwnedFd) {
+        for (fd, number) in self.event_fds() {
+            let flags = EventFlags::IN | EventFlags::ET;
+            // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
+            let _ = epoll::add(epoll, fd, EventData::new_u64(number), flags);
+        }
+    }
+
+    pub(crate) fn unwatch_fds(&self, epoll: &OwnedFd) {
+        for (fd, _) in self.event_fds() {
+            let _ = epoll::delete(epoll, fd);
+        }
+    }
+
+    /// Adds its NIC to the epoll set of a worker that is about to sleep, if `is_wanted` and frames that arrive have to
+    /// wake the lane; removes it otherwise, as the set reports each frame.
+    pub(crate) fn watch_nic(&mut self, epoll: &OwnedFd, is_wanted: bool) {
+        if !(is_wanted && self.awaits_nic() && self.lane.has_edges()) {
+            return self.unwatch_nic(epoll);
+        }
+        if !self.is_nic_watched
+            && let Some(nic) = self.lane.nic()
+        {
+            let flags = EventFlags::IN | EventFlags::ET;
+            self.is_nic_watched = epoll::add(epoll, nic, EventData::new_u64(NIC_EVENT), flags).is_ok();
+        }
+    }
+
+    /// Removes its NIC from the epoll set. Called before the lane gets another NIC, too.
+    pub(crate) fn unwatch_nic(&mut self, epoll: &OwnedFd) {
+        if std::mem::take(&mut self.is_nic_watched)
+            && let Some(nic) = self.lane.nic()
+        {
+            let _ = epoll::delete(epoll, nic);
+        }
+    }
+
+    /// The NIC that a sleeping worker has to poll because its epoll set does not have it.
+    pub(crate) fn polled_nic(&self) -> Option<BorrowedFd<'_>> {
+        let is_polled = !self.is_nic_watched && self.awaits_nic();
+        is_polled.then(|| self.lane.nic()).flatten()
+    }
+
+    /// Whether frames that arrive have to wake it.
+    fn awaits_nic(&self) -> bool {
+        self.is_in_rounds() && !self.share.is_let_alone() && self.lane.awaits_nic()
+    }
+
+    /// Removes the lane from the rounds if a call to its guest blocked the worker. It makes no further calls then.
+    pub(crate) fn check_calls(&mut self) {
+        if self.lane.pair().is_some_and(QueuePair::call_blocks) {
+            self.report(Fault::CallBlocks);
+        }
+    }
+
+    fn report(&mut self, fault: Fault) {
+        if let Some(on_fault) = self.on_fault.take() {
+            on_fault(fault);
+        }
+    }
+}
+
+/// Whether a lane has a guest that receives.
+pub(crate) fn receives(lane: &dyn Lane) -> bool {
+    lane.pair().is_some_and(|pair| pair.to_guest.enabled)
+}
+
+/// Polls the lane at an index; `None`: it is not in the rounds. Lanes that are no longer idle are added to `awake`.
+#[inline]
+pub(crate) fn poll(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Polled> {
+    let (slot, mut others) = Others::of(slots, at, awake)?;
+    let mut can_idle = false;
+    let frames = match slot.lane.poll(&mut others) {
+        Ok(0) => {
+            // A NIC wakes a lane only while its worker sleeps, too.
+            can_idle = slot.role.may_idle() && slot.lane.nic().is_none();
+            0
+        }
+        Ok(frames) => {
+            (slot.futile, slot.empty_polls) = (0, 0);
+            slot.share.moved();
+            slot.check_calls();
+            others.left |= !slot.is_in_rounds();
+            if let Some(target) = others.target {
+                others.slot(target).futile = 0;
+            }
+            frames
+        }
+        Err(fault) => {
+            slot.report(fault);
+            others.left = true;
+            0
+        }
+    };
+    let left = others.left;
+    if can_idle {
+        slot.empty_polls += 1;
+        if slot.empty_polls.is_multiple_of(IDLE_AFTER) {
+            try_idle(slots, at, awake);
+        }
+    }
+    Some(Polled { frames, left })
+}
+
+/// Makes the lane at an index idle, if it has no work.
+#[cold]
+fn try_idle(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) {
+    // The worker ignores its kicks now, and a worker that never sleeps would not begin to watch them again.
+    if slots[at].muted_until.is_some() {
+        return;
+    }
+    let is_quiet = enable_notifications(slots, at, awake) == Some(Work::None);
+    let slot = &mut slots[at];
+    match is_quiet {
+        true => {
+            slot.is_idle = true;
+            awake.retain(|&other| other != at);
+        }
+        false => slot.lane.disable_notifications(),
+    }
+}
+
+/// Enables notifications of the lane at an index; `None`: it is not in the rounds. Lanes that are no longer idle are
+/// added to `awake`.
+pub(crate) fn enable_notifications(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Work> {
+    let (slot, mut others) = Others::of(slots, at, awake)?;
+    slot.check_calls();
+    Some(slot.lane.enable_notifications(&mut others))
+}
+
+/// Changes the lane at an index.
+pub(crate) fn change(
+    slots: &mut [Slot],
+    at: usize,
+    awake: &mut Vec<usize>,
+    change: impl FnOnce(&mut dyn Lane, &mut dyn Siblings),
+) {
+    let (slot, mut others) = Others::around(slots, at, awake);
+    change(&mut *slot.lane, &mut others);
+}
+
+/// A worker's number, and which workers have the lanes of its networks.
+#[derive(Default)]
+pub(crate) struct Place {
+    pub(crate) number: usize,
+    /// By the network's name: which workers have its lanes.
+    pub(crate) spreads: HashMap<Arc<str>, Arc<Spread>>,
+}
+
+/// Recomputes the lanes' targets and the networks' forwarding state.
+#[cold]
+pub(crate) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &Place) {
+    let receivers = slots.iter().enumerate().filter(|(_, slot)| slot.receives());
+    let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
+    for slot in &mut *slots {
+        let wanted = slot.role.targets(receives(&*slot.lane));
+        let mut wanted = wanted.iter().flatten();
+        slot.target = wanted.find_map(|role| receivers.get(role).copied());
+    }
+    let mut networks: HashMap<Arc<str>, Forwarding> = HashMap::new();
+    let mut order: Vec<_> = (0..slots.len()).collect();
+    order.sort_by_key(|&at| slots[at].role.order());
+    for at in order {
+        let slot = &slots[at];
+        let Some(network) = slot.role.network() else {
+            continue;
+        };
+        let forwarding = networks.entry(Arc::clone(network)).or_insert_with(|| {
+            let fdb = fdbs.get(network).cloned();
+            Forwarding::new(fdb.unwrap_or_default())
+        });
+        forwarding.is_filtered |= slot.lane.is_filtered();
+        let (id, at) = (slot.id, SlotAt(at));
+        let lane = |pair| LaneRef {
+            at,
+            id,
+            pair,
+            is_link: false,
+        };
+        match &slot.role {
+            Role::Member { port, pair, .. } if slot.receives() => forwarding.add(*port, lane(*pair)),
+            Role::Uplink { .. } => forwarding.uplinks.push(at),
+            Role::Host { .. } => forwarding.host = Some(lane(0)),
+            _ => {}
+        }
+    }
+    for (network, forwarding) in networks {
+        let spread = place.spreads.get(&network).cloned().unwrap_or_default();
+        let forwarding = forwarding.among(&spread);
+        let all = Arc::new(with_links(
+            forwarding.clone(),
+            slots,
+            (&network, &spread),
+            place.number,
+        ));
+        // Frames from a link go to no other worker. They leave by this worker's uplink, or to its host, only if the
+        // sending worker has none.
+        let local = |worker: usize| {
+            let [uplink, host] = spread.ways_out(worker).map(|way| way == Some(place.number));
+            let mut local = forwarding.clone();
+            if !uplink {
+                local.uplinks.clear();
+            }
+            local.host = local.host.filter(|_| host);
+            Arc::new(local)
+        };
+        for slot in &mut *slots {
+            match &slot.role {
+                role if role.network() != Some(&network) => {}
+                Role::LinkFrom { worker, .. } => slot.lane.set_forwarding(&local(*worker)),
+                Role::Host { .. } => slot.lane.set_forwarding(&Arc::new(all.without_host())),
+                Role::UplinkTap { .. } => slot.lane.set_forwarding(&Arc::new(all.without_ways_out())),
+                _ => slot.lane.set_forwarding(&all),
+            }
+        }
+    }
+}
+
+/// Adds the links to ports of other workers.
+fn with_links(
+    mut forwarding: Forwarding,
+    slots: &[Slot],
+    (network, spread): (&Arc<str>, &Spread),
+    here: usize,
+) -> Forwarding {
+    for (at, slot) in slots.iter().enumerate() {
+        if let Role::LinkTo { network: of, worker } = &slot.role
+            && of == network
+            && slot.receives()
+        {
+            let link = LaneRef {
+                at: SlotAt(at),
+                id: slot.id,
+                pair: 0,
+                is_link: true,
+            };
+            let its = spread.ports.iter().filter(|(_, at)| *at == worker);
+            forwarding.add_link(link, its.map(|(port, _)| *port));
+            for (way, known) in spread.ways_out(here).into_iter().zip(&mut forwarding.ways_out) {
+                if way == Some(*worker) {
+                    *known = Some(link);
+                }
+            }
+        }
+    }
+    forwarding
+}
+
+/// All slots of a worker but one.
+struct Others<'a> {
+    front: &'a mut [Slot],
+    back: &'a mut [Slot],
+    /// See [`Slot::target`] of the excluded one.
+    target: Option<usize>,
+    /// One of the lanes left the rounds.
+    left: bool,
+    /// Lanes that are no longer idle are added here.
+    awake: &'a mut Vec<usize>,
+}
+
+impl<'a> Others<'a> {
+    /// The slot at an index, if it is in the rounds, and the other slots.
+    #[inline]
+    fn of(slots: &'a mut [Slot], at: usize, awake: &'a mut Vec<usize>) -> Option<(&'a mut Slot, Self)> {
+        slots[at].is_in_rounds().then(|| Self::around(slots, at, awake))
+    }
+
+    #[inline]
+    fn around(slots: &'a mut [Slot], at: usize, awake: &'a mut Vec<usize>) -> (&'a mut Slot, Self) {
+        let (front, rest) = slots.split_at_mut(at);
+        let (slot, back) = rest.split_at_mut(1);
+        let others = Self {
+            front,
+            back,
+            target: slot[0].target,
+            left: false,
+            awake,
+        };
+        (&mut slot[0], others)
+    }
+
+    /// The slot at an index other than that of the excluded lane.
+    #[inline]
+    fn slot(&mut self, at: usize) -> &mut Slot {
+        match at.checked_sub(self.front.len() + 1) {
+            Some(at) => &mut self.back[at],
+            None => &mut self.front[at],
+        }
+    }
+
+    /// The slot at an index, if it is in the rounds. `None` for the excluded lane, whose guest may send to itself.
+    #[inline]
+    fn other(&mut self, at: SlotAt) -> Option<&mut Slot> {
+        let slot = (at.0 != self.front.len()).then(|| self.slot(at.0));
+        slot.filter(|slot| slot.is_in_rounds())
+    }
+}
+
+impl Siblings for Others<'_> {
+    fn target(&self) -> Option<SlotAt> {
+        self.target.map(SlotAt)
+    }
+
+    fn guest(&mut self, at: SlotAt) -> Option<RxTarget<'_>> {
+        let slot = self.other(at)?;
+        // Outside of networks the caller may only look for buffers: there `poll` resets this when frames moved.
+        if slot.role.network().is_some() {
+            slot.futile = 0;
+        }
+        let woke = slot.wake();
+        slot.check_calls();
+        let is_left = !slot.is_in_rounds();
+        if woke {
+            self.awake.push(at.0);
+        }
+        if is_left {
+            self.left = true;
+            return None;
+        }
+        self.other(at)?.lane.rx_target()
+    }
+
+    fn uplink(&mut self, at: SlotAt) -> Option<&mut NicQueue<XdpNic>> {
+        self.other(at)?.lane.uplink()
+    }
+
+    fn tap(&mut self, at: SlotAt) -> Option<&mut ToTap> {
+        self.other(at)?.lane.tap()
+    }
+
+    fn blame(&mut self, at: SlotAt, fault: Fault) {
+        if let Some(slot) = self.other(at) {
+            // Its queues are not used any more, not even when the lane is stopped.
+            if let Some(pair) = slot.lane.pair_mut() {
+                (pair.from_guest.enabled, pair.to_guest.enabled) = (false, false);
+            }
+            slot.report(fault);
+            self.left = true;
+        }
+    }
+}

@@ -1,7 +1,0 @@
-//! Frames on their way: copies between memories, checksums, VLAN tags, segmentation.
-
-pub(crate) mod bytes;
-pub(crate) mod checksums;
-pub(crate) mod gso;
-pub(crate) mod retag;
-pub(crate) mod segmenter;

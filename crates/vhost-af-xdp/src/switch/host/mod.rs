@@ -1,6 +1,0 @@
-//! Taps: the host as a neighbour of a network, and tap mode.
-
-pub(crate) mod from_tap;
-pub(crate) mod tap_frame;
-pub(crate) mod tap_lane;
-pub(crate) mod to_tap;

@@ -1,9 +1,0 @@
-//! Identifiers of lanes: within the process, and within their worker.
-
-/// Identifies a lane within the process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct LaneId(pub(crate) u64);
-
-/// The index of a lane among those of its worker, until the worker rebuilds the forwarding state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SlotAt(pub(in crate::switch) usize);
