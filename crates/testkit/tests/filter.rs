@@ -3,35 +3,12 @@
 //! Each test sends frames that are to pass and others that are not, and then one that passes by another rule: when that
 //! has come, what was sent before has been judged.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
-
-use rstest::rstest;
 use serde_json::{Value, json};
 use testkit::api::{open_dir, with_api};
 use testkit::daemon::DIR;
-use testkit::filter_rules::{HOST, framed, tables as rules, udp};
-use testkit::frame::{ipv4, ipv6, udp_ports};
-use testkit::lan::{BROADCAST, Lan, STRANGER, file, mac, port, tagged};
-use testkit::{DriverConfig, Layout, Serve, VethPair, require, wait};
-
-const OTHER: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 1);
-
-fn v6(last: u16) -> Ipv6Addr {
-    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last)
-}
-
-fn ping(to: [u8; 6], from: [u8; 6], kind: u8) -> Vec<u8> {
-    framed(
-        to,
-        from,
-        0x0800,
-        &ipv4(HOST, OTHER, 1, &[kind, 0, 0, 0, 0, 1, 0, 1]),
-    )
-}
-
-fn arp(to: [u8; 6], from: [u8; 6]) -> Vec<u8> {
-    framed(to, from, 0x0806, &[0, 1, 8, 0, 6, 4, 0, 1])
-}
+use testkit::filter_rules::{HOST, tables as rules, udp};
+use testkit::lan::{BROADCAST, Lan, STRANGER, file, mac, port};
+use testkit::{DriverConfig, Serve, VethPair, require, wait};
 
 /// What the uplink gets, of these tests' frames.
 fn on_the_wire(lan: &Lan, count: usize) -> Vec<Vec<u8>> {
@@ -42,154 +19,6 @@ fn on_the_wire(lan: &Lan, count: usize) -> Vec<Vec<u8>> {
 
 fn counter(lan: &Lan, guest: usize, name: &str) -> u64 {
     lan.daemon.counter_of(&format!("vm{guest}"), name)
-}
-
-fn lan_of(workers: usize, keys: &[&str], tables: &str) -> Lan {
-    let text = format!(
-        "[daemon]\nworkers = {workers}\n{}{tables}",
-        file(Some(VethPair::NIC), keys)
-    );
-    Lan::on(
-        VethPair::new(),
-        &Serve::file(),
-        &text,
-        keys.len(),
-        &DriverConfig::default(),
-    )
-}
-
-#[test]
-fn guest_sends_what_the_first_rule_that_matches_allows() {
-    require!(Root);
-    let list = [
-        "direction=from-guest action=deny protocol=udp destination-ports=53 source=10.0.1.0/24",
-        "direction=from-guest action=allow protocol=udp destination-ports=53",
-        "direction=from-guest action=allow protocol=icmp icmp-type=8",
-    ];
-    let mut lan = lan_of(1, &["", ""], &rules(0, &list));
-    let to = STRANGER;
-    let passes = [udp(to, mac(0), HOST, 53), ping(to, mac(0), 8), arp(to, mac(0))];
-    let refused = [
-        udp(to, mac(0), OTHER, 53),
-        udp(to, mac(0), HOST, 54),
-        ping(to, mac(0), 0),
-    ];
-    for frame in refused.iter().chain(&passes) {
-        lan.send(0, frame);
-    }
-    assert_eq!(on_the_wire(&lan, 3), passes);
-    // Another guest's are not judged.
-    let free = udp(to, mac(1), HOST, 54);
-    lan.send(1, &free);
-    assert_eq!(on_the_wire(&lan, 1), [free]);
-    assert_eq!(counter(&lan, 0, "from_guest_filter"), 3);
-    assert_eq!(counter(&lan, 1, "from_guest_filter"), 0);
-}
-
-#[rstest]
-fn guest_gets_what_rules_allow_whoever_sends_it(#[values(1, 3)] workers: usize) {
-    require!(Root);
-    let list = ["direction=to-guest action=allow protocol=udp destination-ports=80"];
-    let mut lan = lan_of(workers, &["", "", "promiscuous = true"], &rules(0, &list));
-    let sent = |from, port| udp(mac(0), from, HOST, port);
-    // Of the LAN.
-    lan.wire.send(&sent(STRANGER, 81));
-    lan.wire.send(&sent(STRANGER, 80));
-    assert_eq!(lan.received(0), sent(STRANGER, 80));
-    // Of another port.
-    lan.send(1, &sent(mac(1), 81));
-    lan.send(1, &sent(mac(1), 80));
-    assert_eq!(lan.received(0), sent(mac(1), 80));
-    // To a group, of both.
-    for port in [81, 80] {
-        lan.send(1, &udp(BROADCAST, mac(1), HOST, port));
-    }
-    assert_eq!(lan.received(0), udp(BROADCAST, mac(1), HOST, 80));
-    for port in [81, 80] {
-        lan.wire.send(&udp(BROADCAST, STRANGER, HOST, port));
-    }
-    assert_eq!(lan.received(0), udp(BROADCAST, STRANGER, HOST, 80));
-    assert_eq!(counter(&lan, 0, "to_guest_filter"), 4);
-    // What it sends itself is not judged.
-    lan.send(0, &udp(STRANGER, mac(0), HOST, 9));
-    assert_eq!(on_the_wire(&lan, 1).len(), 1);
-}
-
-#[test]
-fn ipv6_tags_and_fragments_are_judged() {
-    require!(Root);
-    let list = [
-        "direction=from-guest action=allow protocol=udp destination-ports=53 destination=2001:db8::/64",
-        "direction=from-guest action=allow protocol=icmpv6 icmp-type=128",
-    ];
-    let mut lan = lan_of(1, &["trunk = \"100\""], &rules(0, &list));
-    let of = |next, payload: &[u8]| framed(STRANGER, mac(0), 0x86dd, &ipv6(v6(1), v6(2), next, payload));
-    let hop_by_hop = |payload: &[u8]| [&[17, 0, 1, 4, 0, 0, 0, 0][..], payload].concat();
-    let fragment = |offset: u16, payload: &[u8]| {
-        [
-            &[17, 0][..],
-            &(offset << 3 | 1).to_be_bytes(),
-            &[0, 0, 0, 7],
-            payload,
-        ]
-        .concat()
-    };
-    let passes = [
-        of(17, &udp_ports([7, 53])),
-        // 80 bytes of headers and more: behind what is copied of others.
-        of(0, &hop_by_hop(&udp_ports([7, 53]))),
-        of(44, &fragment(0, &udp_ports([7, 53]))),
-        of(58, &[128, 0, 0, 0]),
-        // Neighbour solicitation.
-        of(58, &[&[135, 0, 0, 0, 0, 0, 0, 0][..], &v6(2).octets()].concat()),
-    ];
-    let refused = [
-        of(17, &udp_ports([7, 54])),
-        of(0, &hop_by_hop(&udp_ports([7, 54]))),
-        // A later one has no ports, whatever its bytes are.
-        of(44, &fragment(5, &udp_ports([7, 53]))),
-        of(58, &[129, 0, 0, 0]),
-    ];
-    // It says that it is longer than it is, and has no place for its ports.
-    let mut long = of(17, &udp_ports([7, 53]));
-    long[14 + 5] = 200;
-    let cut = of(17, &[0, 7]);
-    for frame in refused.iter().chain([&long, &cut]).chain(&passes) {
-        lan.send(0, &tagged(frame, 100));
-    }
-    let wanted: Vec<_> = passes.iter().map(|frame| tagged(frame, 100)).collect();
-    assert_eq!(on_the_wire(&lan, passes.len()), wanted);
-    assert_eq!(counter(&lan, 0, "from_guest_filter"), 4);
-    assert_eq!(counter(&lan, 0, "from_guest_headers"), 2);
-}
-
-#[test]
-fn long_headers_are_judged_for_the_guest_that_gets_them() {
-    require!(Root);
-    let list = ["direction=to-guest action=allow protocol=udp destination-ports=80"];
-    let mut lan = lan_of(1, &["", ""], &rules(1, &list));
-    let of = |from, port: u16| {
-        let options = [&[17, 4, 1, 34][..], &[0; 36], &udp_ports([7, port])].concat();
-        framed(mac(1), from, 0x86dd, &ipv6(v6(1), v6(2), 0, &options))
-    };
-    for port in [81, 80] {
-        lan.send(0, &of(mac(0), port));
-    }
-    assert_eq!(lan.received(1), of(mac(0), 80));
-    for port in [81, 80] {
-        lan.wire.send(&of(STRANGER, port));
-    }
-    assert_eq!(lan.received(1), of(STRANGER, 80));
-    assert_eq!(counter(&lan, 1, "to_guest_filter"), 2);
-    // What goes on behind what is looked at is for nobody that looks.
-    let endless = [&[17, 40][..], &[0; 326], &udp_ports([7, 80])].concat();
-    lan.send(
-        0,
-        &framed(mac(1), mac(0), 0x86dd, &ipv6(v6(1), v6(2), 0, &endless)),
-    );
-    lan.send(0, &of(mac(0), 80));
-    assert_eq!(lan.received(1), of(mac(0), 80));
-    assert_eq!(counter(&lan, 1, "to_guest_filter_headers"), 1);
 }
 
 #[test]
@@ -361,36 +190,6 @@ fn ten_thousand_rules_are_taken_by_the_api_and_one_more_is_not() {
         api.get("/v1/ports/vm0/rules")["rules"].as_array().map(Vec::len),
         Some(10_000)
     );
-}
-
-#[test]
-fn flood_of_new_flows_does_not_displace_what_others_flows_are_known_for() {
-    require!(Root);
-    let any = ["direction=from-guest action=allow protocol=udp"];
-    let tables = rules(0, &any) + &rules(1, &any);
-    let mut lan = lan_of(1, &["", ""], &tables);
-    let honest = udp(STRANGER, mac(1), HOST, 80);
-    for flow in 0..20_000u32 {
-        lan.guests[0].pairs[0].reap_sent();
-        let source = Ipv4Addr::from_bits(0x0b00_0000 + flow);
-        lan.guests[0].pairs[0].send(&udp(mac(0), mac(0), source, flow as u16), Layout::Whole);
-        if flow % 100 == 0 {
-            lan.guests[1].pairs[0].reap_sent();
-            lan.send(1, &honest);
-            assert_eq!(on_the_wire(&lan, 1), [&honest[..]]);
-        }
-    }
-    // Once, and again should the table of stations change meanwhile.
-    let missed = counter(&lan, 1, "filter_misses");
-    assert!(missed <= 10, "its one flow is looked up {missed} times");
-    assert_eq!(counter(&lan, 1, "filter_hits") + missed, 200);
-    assert!(wait::until(wait::SOON, || counter(
-        &lan,
-        0,
-        "from_guest_to_itself"
-    ) == 20_000));
-    assert!(counter(&lan, 0, "filter_misses") >= 20_000);
-    assert!(counter(&lan, 0, "filter_evictions") > 0);
 }
 
 #[test]

@@ -5,14 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use rstest::rstest;
-use serde_json::json;
-use testkit::api::{open_dir, with_api};
 use testkit::daemon::{DIR, Placement};
-use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
+use testkit::driver::{F_HOST_ALL, HEADER};
 use testkit::filter_rules::{HOST, framed, tables, udp};
 use testkit::frame::{ipv6, udp_ports};
 use testkit::gso_packet::{GsoPacket, Ip};
-use testkit::lan::{Lan, STRANGER, guests, mac};
+use testkit::lan::{Lan, STRANGER, mac};
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, require, wait};
 use virtqueue::driver::Buffer;
 
@@ -70,7 +68,6 @@ fn long(port: u16) -> Vec<u8> {
 }
 
 const FROM: &str = "direction=from-guest action=allow protocol=udp destination-ports=53";
-const TO: &str = "direction=to-guest action=allow protocol=udp destination-ports=80";
 
 #[rstest]
 fn it_sends_what_rules_allow(
@@ -99,22 +96,6 @@ fn it_sends_what_rules_allow(
     lan.send(0, &sent(53));
     assert_eq!(on_wire(&lan), sent(53));
     assert_eq!(lan.daemon.counter_of("vm0", "from_guest_headers"), 1);
-}
-
-#[rstest]
-fn it_gets_what_rules_allow(#[values("copy", "send-direct", "tap")] memory: &str) {
-    require!(Root);
-    let mut lan = alone(memory, "", &[TO]);
-    for _ in 0..100 {
-        lan.wire.send(&back(81));
-        lan.wire.send(&back(80));
-        assert_eq!(to_guest(&mut lan), back(80));
-    }
-    let refused = lan.daemon.counter_of("vm0", "to_guest_filter");
-    // Beside ours some of what a stack says by itself.
-    assert!(refused >= 100, "{refused}");
-    lan.send(0, &sent(9));
-    assert_eq!(on_wire(&lan), sent(9));
 }
 
 #[rstest]
@@ -159,95 +140,6 @@ fn header_that_changes_meanwhile_is_sent_as_it_was_judged(
     over.store(true, Ordering::Relaxed);
     forger.join().expect("it ends");
     assert!(got >= 100 && refused() > 0, "{got} frames, {} refused", refused());
-}
-
-#[test]
-fn reload_changes_its_rules_and_the_guest_stays() {
-    require!(Root);
-    let mut lan = alone("copy", "", &[FROM]);
-    lan.send(0, &sent(54));
-    lan.send(0, &sent(53));
-    assert_eq!(on_wire(&lan), sent(53));
-    let other = [
-        "direction=from-guest action=allow protocol=udp destination-ports=54",
-        TO,
-    ];
-    let said = lan.daemon.reload_with(&port("copy", "", &other));
-    assert!(
-        said.contains("port vm0 has changed (rule), and goes on"),
-        "{said}"
-    );
-    lan.send(0, &sent(53));
-    lan.send(0, &sent(54));
-    assert_eq!(on_wire(&lan), sent(54));
-    lan.wire.send(&back(81));
-    lan.wire.send(&back(80));
-    assert_eq!(to_guest(&mut lan), back(80));
-    let said = lan.daemon.reload_with(&port("copy", "", &[]));
-    assert!(said.contains("and goes on"), "{said}");
-    lan.send(0, &sent(53));
-    assert_eq!(on_wire(&lan), sent(53));
-    assert_eq!(lan.daemon.port_named("vm0").expect("it is there")["sessions"], 1);
-}
-
-#[test]
-fn api_changes_its_rules() {
-    require!(Root);
-    let dir = open_dir();
-    let (serve, api) = with_api(Serve::file(), &dir);
-    let text = format!("[daemon]\nsocket-directories = [\"{DIR}\"]\n");
-    let mut lan = Lan::on(VethPair::new(), &serve, &text, 0, &DriverConfig::default());
-    let socket = lan.daemon.path("vm0.sock");
-    let keys = json!({"ifname": VethPair::NIC, "socket-path": socket, "memory": "direct"});
-    assert_eq!(api.change("PUT", "/v1/ports/vm0", &keys).status, 201);
-    lan.guests = guests(&lan.daemon, 1, &DriverConfig::default());
-    let path = "/v1/ports/vm0/rules";
-    let rule = |direction: &str, port: u16| {
-        json!({"rules": [
-            {"direction": direction, "action": "allow", "protocol": "udp", "destination-ports": [port]},
-        ]})
-    };
-    for port in [53, 54] {
-        assert_eq!(api.change("PUT", path, &rule("from-guest", port)).status, 200);
-        for other in [55, port] {
-            lan.send(0, &sent(other));
-        }
-        assert_eq!(on_wire(&lan), sent(port));
-    }
-    let answer = api.change("PUT", path, &rule("to-guest", 80));
-    assert_eq!(answer.status, 422, "{answer:?}");
-    let what = answer.json().to_string();
-    assert!(what.contains("with memory=direct"), "{what}");
-    assert_eq!(api.get(path)["rules"][0]["destination-ports"], "54");
-}
-
-#[test]
-fn both_ends_of_a_cable_have_their_say() {
-    require!(Root);
-    let netns = NetNs::new("filter");
-    let rules = [
-        "rule=direction=from-guest action=allow protocol=udp destination-ports=53+80",
-        "rule=direction=to-guest action=allow protocol=udp destination-ports=80;direction=to-guest action=allow \
-         protocol=tcp",
-    ];
-    let daemon = Daemon::start_ports(&netns, &Serve::cable("x"), &rules);
-    let config = DriverConfig::with(F_HOST_ALL | F_GUEST_ALL);
-    let connect = |name| Driver::connect(&daemon.path(name), &config).expect("accepted");
-    let [mut a, mut b] = ["port0.sock", "port1.sock"].map(connect);
-    b.pairs[0].post(64, &[2048]);
-    a.pairs[0].post(64, &[2048]);
-    let of = |port| udp(mac(1), mac(0), HOST, port);
-    let frames = [of(9), of(53), of(80)];
-    let all: Vec<_> = frames.iter().map(Vec::as_slice).collect();
-    a.pairs[0].send_batch(&all, Layout::Whole);
-    let got = b.pairs[0].receive(wait::SOON).expect("it arrives");
-    assert_eq!(got.frame, of(80));
-    // The other way nothing is judged but what its guest gets.
-    let free = udp(mac(0), mac(1), HOST, 9);
-    b.pairs[0].send(&free, Layout::Whole);
-    assert_eq!(a.pairs[0].receive(wait::SOON).expect("it arrives").frame, free);
-    assert_eq!(daemon.counter("from_guest_filter"), 1);
-    assert_eq!(daemon.counter("to_guest_filter"), 1);
 }
 
 /// A GSO packet is judged as one.

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, UdpSocket};
 
 use rstest::rstest;
 use testkit::filter_rules::{HOST, tables, udp};
-use testkit::lan::{BROADCAST, Lan, STRANGER, mac, port};
-use testkit::{DriverConfig, PacketPort, Serve, VethPair, require, soak, wait};
+use testkit::lan::{BROADCAST, Lan, mac, port};
+use testkit::{DriverConfig, Serve, VethPair, require, wait};
 
 /// Of the uplink, hence the host's.
 const HOST_MAC: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
@@ -56,62 +56,8 @@ fn next(lan: &mut Lan, guest: usize) -> u16 {
     }
 }
 
-/// The same of who listens on a wire, or at the host's interface, of frames of the first guest.
-#[track_caller]
-fn heard(ear: &PacketPort) -> u16 {
-    let mut came = std::iter::from_fn(|| ear.receive(wait::SOON));
-    let port = came.find_map(|frame| port_of(&frame).filter(|_| frame[6..12] == mac(0)));
-    port.expect("it arrives")
-}
-
 const FROM: &str = "direction=from-guest action=allow protocol=udp destination-ports=53";
 const TO: &str = "direction=to-guest action=allow protocol=udp destination-ports=80";
-
-#[rstest]
-fn they_hold_for_a_port_with_a_queue_of_its_own(
-    #[values("copy", "send-direct", "direct")] memory: &str,
-    // What the wire sends comes by the port's queue, or by the network's.
-    #[values(0, 1)] queue: u32,
-    #[values(1, 2)] workers: usize,
-) {
-    if soak::leaves_out_half(&[usize::from(memory == "copy"), queue as usize, workers]) {
-        return;
-    }
-    require!(Root);
-    let mut lan = lan(1 - queue, workers, &own(queue, memory), &[FROM, TO]);
-    let mode = lan.daemon.port(0)["lanes"][0]["mode"].clone();
-    assert!(mode != "network", "it has its queue: {mode}");
-    let host = PacketPort::open(&lan.veth.near, VethPair::NIC);
-    for _ in 0..20 {
-        for to in [STRANGER, mac(1), HOST_MAC, BROADCAST] {
-            for port in [54, 53] {
-                lan.send(0, &udp(to, mac(0), HOST, port));
-            }
-        }
-        assert_eq!([next(&mut lan, 1), next(&mut lan, 1)], [53, 53]);
-        assert_eq!([heard(&lan.wire), heard(&lan.wire)], [53, 53]);
-        assert_eq!([heard(&host), heard(&host)], [53, 53]);
-        lan.guests[0].pairs[0].await_sent();
-        for port in [81, 80] {
-            lan.wire.send(&udp(mac(0), STRANGER, HOST, port));
-        }
-        assert_eq!(next(&mut lan, 0), 80);
-        for to in [mac(0), BROADCAST] {
-            for port in [81, 80] {
-                lan.send(1, &udp(to, mac(1), HOST, port));
-            }
-            assert_eq!(next(&mut lan, 0), 80);
-        }
-        for port in [81, 80] {
-            host.send(&udp(mac(0), HOST_MAC, HOST, port));
-        }
-        assert_eq!(next(&mut lan, 0), 80);
-    }
-    let counter = |name| lan.daemon.counter_of("vm0", name);
-    assert_eq!(counter("from_guest_filter"), 80);
-    // Of what a stack says by itself there may be more.
-    assert!(counter("to_guest_filter") >= 80, "{}", counter("to_guest_filter"));
-}
 
 #[rstest]
 fn what_comes_back_to_its_sender_is_judged_both_ways(

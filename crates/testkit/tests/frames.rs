@@ -104,57 +104,6 @@ fn vlan_tags_are_kept(
 }
 
 #[rstest]
-fn runts_without_an_ethernet_header_are_dropped_and_counted(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let mut rig = Rig::new(placement, Mode::Native);
-    for size in [0, 1, 13] {
-        rig.pair().send(&frame::plain(size, 1), Layout::Whole);
-    }
-    rig.pair().await_sent();
-    rig.daemon.await_counter("from_guest_runt", 3);
-    assert!(rig.flush_from_guest().is_empty());
-    rig.assert_from_guest(&frame::plain(60, 1), Layout::Whole);
-}
-
-#[rstest]
-fn frames_longer_than_the_mtu_are_dropped_and_counted(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-    #[values(Mode::Native, Mode::Skb)] mode: Mode,
-) {
-    require!(Root);
-    let mut rig = Rig::new(placement, mode);
-    for (size, layout) in [
-        (1519, Layout::Whole),
-        (2000, Layout::HeaderApart),
-        (4000, Layout::Pieces(700)),
-    ] {
-        rig.pair().send(&frame::plain(size, 1), layout);
-    }
-    rig.pair().await_sent();
-    rig.daemon.await_counter("from_guest_too_long", 3);
-    assert!(rig.flush_from_guest().is_empty());
-    rig.assert_from_guest(&frame::plain(1514, 1), Layout::Whole);
-}
-
-#[rstest]
-fn frames_longer_than_the_mtu_do_not_reach_the_guest(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-    #[values(Mode::Native, Mode::Skb)] mode: Mode,
-) {
-    require!(Root);
-    let mut rig = Rig::new(placement, mode);
-    rig.veth.far.ip(&["link", "set", VethPair::WIRE, "mtu", "3000"]);
-    rig.post(16, &[BUFFER]);
-    // The kernel may refuse to put them onto a wire whose other end is too narrow; that is an answer too.
-    let _ = rig.wire.try_send(&frame::plain(1519, 1));
-    let _ = rig.wire.try_send(&frame::plain(2900, 2));
-    assert!(rig.flush_to_guest().is_empty());
-    rig.assert_to_guest(&frame::plain(1514, 3));
-}
-
-#[rstest]
 fn frames_span_merged_buffers(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
@@ -358,36 +307,6 @@ fn frames_without_a_posted_buffer_wait_or_are_lost_and_the_next_ones_arrive(
     }
     rig.post(128, &[BUFFER]);
     rig.assert_passes_both_ways();
-}
-
-#[rstest]
-fn two_queue_pairs_use_two_queues_of_the_interface(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let config = DriverConfig {
-        pairs: 2,
-        ..DriverConfig::default()
-    };
-    let serve = Serve::interface(VethPair::NIC)
-        .placement(placement)
-        .with("--queues", "2")
-        .with("--start-queue", "1");
-    let mut rig = Rig::with(VethPair::with(4, 1500), &serve, &config);
-    for pair in &mut rig.driver.pairs {
-        let sent = frame::plain(100, 1);
-        pair.send(&sent, Layout::Whole);
-        frame::assert_same(&rig.wire.receive(wait::SOON).expect("it arrives"), &sent);
-    }
-    let port = rig.daemon.port(0);
-    assert_eq!(
-        (
-            port["lanes"][0]["queue"].as_u64(),
-            port["lanes"][1]["queue"].as_u64()
-        ),
-        (Some(1), Some(2)),
-        "{port:#}"
-    );
 }
 
 /// Sends a frame of any length, header in front, in descriptors of so many bytes.

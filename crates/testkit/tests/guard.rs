@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rstest::rstest;
-use testkit::daemon::{DIR, Placement};
+use testkit::daemon::Placement;
 use testkit::driver::{F_CSUM, HEADER};
 use testkit::frame::{ipv4, ipv6, udp_ports};
 use testkit::lan::{BROADCAST, Lan, STRANGER, file, frame, guests, mac, tagged};
@@ -174,22 +174,6 @@ fn guest_speaks_only_for_itself_and_each_lie_is_counted(
 }
 
 #[rstest]
-fn router_and_server_may_be_what_they_are() {
-    require!(Root);
-    let keys = format!("{IPS}\nrouter = true\ndhcp-server = true");
-    let mut lan = Lan::new(&[&keys, ""], &DriverConfig::default());
-    for (counter, frame) in forged(mac(1)) {
-        if matches!(counter, "router" | "dhcp_server") {
-            lan.send(0, &frame);
-            assert_eq!(lan.received(1), frame);
-        } else {
-            lan.send(0, &frame);
-        }
-    }
-    lan.assert_quiet();
-}
-
-#[rstest]
 fn addresses_change_while_the_guest_stays() {
     let netns = NetNs::new("guard");
     let text = |keys: &str| file(None, &[keys, ""]);
@@ -217,34 +201,6 @@ fn addresses_change_while_the_guest_stays() {
     assert!(soon, "{:#}", daemon.status());
     let said = daemon.reload_with(&text("ips = \"192.0.2.11\"\nrouter = true"));
     assert!(said.contains("has changed (ips, router), and goes on"), "{said}");
-}
-
-#[rstest]
-fn own_queue_gets_another_guard_while_the_guest_stays() {
-    require!(Root);
-    let veth = VethPair::new();
-    let text = |keys: &str| {
-        format!(
-            "[port.vm0]\nsocket-path = \"{DIR}/vm0.sock\"\nifname = \"{}\"\nmac = \"02:00:00:00:00:00\"\n{keys}\n",
-            VethPair::NIC
-        )
-    };
-    let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text(""));
-    let mut guest = guests(&daemon, 1, &DriverConfig::default());
-    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let forged = frame(STRANGER, mac(1), 60, 1);
-    let honest = frame(STRANGER, mac(0), 60, 2);
-    let mut send = |frame: &[u8]| guest[0].pairs[0].send(frame, Layout::Whole);
-    send(&forged);
-    assert_eq!(wire.receive_before(&forged), Vec::<Vec<u8>>::new());
-    daemon.reload_with(&text("guard = true"));
-    send(&forged);
-    send(&honest);
-    assert_eq!(wire.receive_before(&honest), Vec::<Vec<u8>>::new());
-    assert_eq!(daemon.counter_of("vm0", "from_guest_source_address"), 1);
-    daemon.reload_with(&text("guard = false"));
-    send(&forged);
-    assert_eq!(wire.receive_before(&forged), Vec::<Vec<u8>>::new());
 }
 
 /// A header that leaves a checksum to us, summed from the frame's begin and stored there.
@@ -431,22 +387,6 @@ fn header_in_the_guests_own_memory_is_sent_as_it_was_judged(
 }
 
 #[rstest]
-fn own_address_alone_is_an_option_too() {
-    require!(Root);
-    let mut rig = own_queue(
-        Placement::Copy,
-        "auto",
-        &[("--guard", "")],
-        &DriverConfig::default(),
-    );
-    rig.pair().send(&frame(STRANGER, mac(1), 60, 1), Layout::Whole);
-    let honest = frame(STRANGER, mac(0), 60, 2);
-    rig.pair().send(&honest, Layout::Whole);
-    assert_eq!(on_wire(&rig), honest);
-    rig.daemon.await_counter("from_guest_source_address", 1);
-}
-
-#[rstest]
 fn no_guest_gets_into_another_vlan() {
     require!(Root);
     let ports = ["vlan = 100", "trunk = \"100,102\"", "vlan = 101", ""];
@@ -531,64 +471,4 @@ fn port_with_vlans_is_refused_where_tags_are_taken_off(
     take_tags_off("off");
     daemon.reload_with(&both);
     assert!(daemon.port_named("vm1").is_some());
-}
-
-#[rstest]
-fn flood_of_broadcasts_keeps_nobody_from_talking() {
-    require!(Root);
-    let mut lan = Lan::new(&["", "", ""], &DriverConfig::default());
-    // Room for all that the first guest has under way, and for the word: a frame waits 5 ms for a buffer.
-    lan.guests[2].pairs[0].post(224, &[2048]);
-    let flood = frame(BROADCAST, mac(0), 60, 1);
-    let mut sent = 0;
-    for round in 0..200u8 {
-        let batch = vec![&flood[..]; 32];
-        if !lan.guests[0].pairs[0].has_room() {
-            lan.guests[0].pairs[0].await_sent();
-        }
-        while lan.guests[2].pairs[0].poll().is_some() {}
-        lan.guests[0].pairs[0].send_batch(&batch, Layout::Whole);
-        sent += batch.len() as u64;
-        let word = frame(mac(2), mac(1), 60, round);
-        lan.send(1, &word);
-        let got = std::iter::from_fn(|| lan.guests[2].pairs[0].receive(wait::SOON));
-        assert!(got.map(|got| got.frame).any(|got| got == word), "round {round}");
-        while lan.guests[1].pairs[0].poll().is_some() {}
-    }
-    lan.guests[0].pairs[0].await_sent();
-    // Each went to the wire.
-    lan.daemon.await_counter("from_guest_frames", sent + 200);
-}
-
-#[rstest]
-fn no_two_ports_have_the_same_address() {
-    let netns = NetNs::new("guard");
-    let two = |first: &str, second: &str| {
-        let port = |name: &str, keys: &str| {
-            format!(
-                "[port.{name}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/{name}.sock\"\n{keys}\nmac = \
-                 \"02:00:00:00:00:09\"\n"
-            )
-        };
-        format!("[network.lan]\n{}{}", port("a", first), port("b", second))
-    };
-    let daemon = Daemon::start_file(&netns, &Serve::file(), &[], &file(None, &["", ""]));
-    for (first, second) in [("", ""), ("vlan = 5", "trunk = \"4-6\"")] {
-        daemon.write_file(&two(first, second));
-        let (done, said) = daemon.reload();
-        assert!(!done, "{said}");
-        for words in [
-            "line 11",
-            "port b",
-            "mac 02:00:00:00:00:09",
-            "port a",
-            "nothing was changed",
-        ] {
-            assert!(said.contains(words), "no {words:?} in {said}");
-        }
-    }
-    assert!(daemon.port_named("vm0").is_some());
-    // In another VLAN it is another station.
-    daemon.reload_with(&two("vlan = 5", "vlan = 6"));
-    assert!(daemon.port_named("b").is_some());
 }

@@ -7,10 +7,10 @@
 use std::time::{Duration, Instant};
 
 use rstest::rstest;
-use testkit::daemon::{Placement, assert_complaint, run_to_end};
+use testkit::daemon::Placement;
 use testkit::frame::{number_of, numbered};
 use testkit::two_ports::{TwoPorts, file, frame};
-use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, require, wait};
+use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, require, wait};
 
 /// How long each guest tries.
 const LASTS: Duration = Duration::from_secs(2);
@@ -49,26 +49,6 @@ fn no_more_passes_than_the_limit_and_a_burst(
         "{:.1} % of the limit",
         (arrived.saturating_sub(burst)) as f64 / took.as_secs_f64() / frames_a_second as f64 * 100.0
     );
-}
-
-#[test]
-fn guest_that_is_held_back_leaves_the_worker_asleep() {
-    let mut pair = TwoPorts::new("from-guest-packets = 1\nfrom-guest-packets-burst = 1");
-    for _ in 0..10 {
-        pair.guests[0].pairs[0].send(&frame(1, 0), Layout::Whole);
-    }
-    pair.daemon.await_counter("from_guest_limit_waits", 1);
-    let rounds = |daemon: &Daemon| {
-        let worker = &daemon.status()["workers"][0];
-        ["busy_rounds", "idle_rounds", "sleeps"].map(|name| worker[name].as_u64().expect("a number"))
-    };
-    let (begun, before) = (Instant::now(), rounds(&pair.daemon));
-    std::thread::sleep(Duration::from_secs(1));
-    let after = rounds(&pair.daemon);
-    let seconds = begun.elapsed().as_secs() + 1;
-    let [busy, idle, _] = [0, 1, 2].map(|at| after[at] - before[at]);
-    // It wakes for a frame a second, and to look at the clock; a worker that polls makes some million rounds.
-    assert!(busy + idle < 2500 * seconds, "{before:?}, then {after:?}");
 }
 
 #[test]
@@ -154,49 +134,4 @@ fn guest_with_a_queue_of_its_own_gets_no_more(
     assert!(all, "{:#}", rig.daemon.status());
     let got = counter("to_guest_frames");
     assert!((5..=most(5, since)).contains(&got), "{got} frames");
-}
-
-#[test]
-fn guests_of_a_cable_have_limits() {
-    require!(Root);
-    let netns = NetNs::new("limits");
-    let ports = [
-        "from-guest-packets=1,from-guest-packets-burst=8",
-        "to-guest-packets=1,to-guest-packets-burst=5",
-    ];
-    let since = Instant::now();
-    let daemon = Daemon::start_ports(&netns, &Serve::cable("x"), &ports);
-    let mut guests = ["port0.sock", "port1.sock"]
-        .map(|name| Driver::connect(&daemon.path(name), &DriverConfig::default()).expect("accepted"));
-    guests[1].pairs[0].post(64, &[2048]);
-    for number in 0..20 {
-        guests[0].pairs[0].send(&numbered(number), Layout::Whole);
-    }
-    daemon.await_counter("from_guest_limit_waits", 1);
-    daemon.await_counter("to_guest_limit", 1);
-    // In this order: what has arrived was sent before, and more is sent meanwhile.
-    let got = daemon.counter("to_guest_frames");
-    let sent = daemon.counter("from_guest_frames");
-    assert!(got >= 5 && got <= most(5, since), "{got} got");
-    assert!(
-        sent >= got && daemon.counter("to_guest_limit") + got <= most(8, since),
-        "{sent} sent"
-    );
-}
-
-#[test]
-fn limit_of_what_is_received_into_guest_memory_is_refused_with_the_remedy() {
-    let netns = NetNs::new("limits");
-    let args = [
-        "serve",
-        "--socket-path",
-        "/x",
-        "--null",
-        "--memory",
-        "direct",
-        "--to-guest-bits",
-        "1M",
-    ];
-    let (status, said) = run_to_end(&netns, &args);
-    assert_complaint(status, &said, &["memory=direct", "use memory=send-direct"]);
 }

@@ -5,11 +5,10 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use rstest::rstest;
-use testkit::driver::{F_HOST_ALL, HEADER};
+use testkit::driver::F_HOST_ALL;
 use testkit::frame::{assert_same, ipv4};
-use testkit::gso_packet::Ip;
 use testkit::lan::{self, BROADCAST, STRANGER, guests, mac, tagged};
-use testkit::{Daemon, Driver, DriverConfig, GsoPacket, Layout, PacketPort, Serve, VethPair, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, require, wait};
 
 const MTU: u32 = 9000;
 /// Of the uplink, hence the host's.
@@ -184,47 +183,6 @@ fn long_frames_of_vlans_reach_whom_they_are_for() {
             }
         }
     }
-}
-
-/// Nobody gets what is not the guest's own, however long it is, and segments that are longer than a chunk are whole.
-#[rstest]
-fn long_frames_are_guarded_and_long_segments_cut() {
-    require!(Root);
-    let mut world = World::new("");
-    for (number, len) in (1..).zip(LENGTHS) {
-        for layout in [Layout::Whole, Layout::Pieces(100)] {
-            world.send(0, &packet(mac(1), mac(0), 1, len), layout);
-            world.send(0, &packet(STRANGER, mac(0), 1, len), layout);
-            world.send(0, &packet(BROADCAST, mac(0), 1, len), layout);
-            world.send(0, &packet(mac(1), mac(1), 0, len), layout);
-        }
-        world.daemon.await_counter("from_guest_ip_source", 6 * number);
-        world
-            .daemon
-            .await_counter("from_guest_source_address", 2 * number);
-    }
-    let segment = MTU as usize - 52;
-    for guest in [0, 2] {
-        let packet = GsoPacket::tcp(Ip::V4(0), 7 * segment - 100);
-        let header = [&packet.request(segment as u16)[..], &[0; 2]].concat();
-        let header: [u8; HEADER] = header.try_into().expect("its length");
-        let mut bytes = packet.bytes();
-        bytes[..12].copy_from_slice(&[STRANGER, mac(guest)].concat());
-        world.guests[guest].pairs[0].send_asking(&[(header, &bytes)], Layout::Whole);
-        let (tag, mut payload) = (if guest == 2 { 4 } else { 0 }, Vec::new());
-        for number in 0..7 {
-            let mut got = std::iter::from_fn(|| world.wire.receive(wait::SOON));
-            let got = got.find(|frame| frame[6..12] == mac(guest)).expect("a segment");
-            let wanted = if number < 6 { segment } else { segment - 100 };
-            assert_eq!(got.len(), tag + packet.header_len() + wanted, "segment {number}");
-            payload.extend(&got[tag + packet.header_len()..]);
-        }
-        assert_same(&payload, &bytes[packet.header_len()..]);
-    }
-    // Nothing of what was refused is under way.
-    let last = packet(mac(1), mac(0), 0, 100);
-    world.send(0, &last, Layout::Whole);
-    world.assert_got(1, &last);
 }
 
 /// Somebody removes the tap by which GSO packets leave.

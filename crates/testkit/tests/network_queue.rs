@@ -156,28 +156,6 @@ fn it_reaches_everybody_and_everybody_it(
 }
 
 #[rstest]
-fn frames_of_one_burst_go_to_whom_they_are_for_in_their_order(#[values("copy", "send-direct")] memory: &str) {
-    require!(Root);
-    let mut lan = lan(Queue0::Networks, memory, &["", "", ""], 1);
-    for round in 0..20 {
-        let to = [mac(1), STRANGER, mac(2), STRANGER];
-        let frames: Vec<_> = (0..16)
-            .map(|at| frame(to[at % 4], mac(OWN), 60 + 90 * at, round))
-            .collect();
-        let all: Vec<_> = frames.iter().map(Vec::as_slice).collect();
-        lan.guests[OWN].pairs[0].send_batch(&all, Layout::Whole);
-        for (at, wanted) in frames.iter().enumerate() {
-            match at % 4 {
-                0 => assert_eq!(lan.received(1), *wanted),
-                2 => assert_eq!(lan.received(2), *wanted),
-                _ => assert_eq!(lan.received_by_wire(), *wanted),
-            }
-        }
-        lan.guests[OWN].pairs[0].await_sent();
-    }
-}
-
-#[rstest]
 fn every_kind_of_ring_and_layout_goes_every_way(
     #[values("copy", "send-direct")] memory: &str,
     #[values(0, F_IN_ORDER, F_RING_PACKED, F_RING_PACKED | F_IN_ORDER)] features: u64,
@@ -218,33 +196,6 @@ fn every_kind_of_ring_and_layout_goes_every_way(
         lan.guests[OWN].pairs[0].await_sent();
     }
     lan.daemon.await_counter("from_guest_source_address", 40);
-    lan.assert_quiet();
-}
-
-#[rstest]
-fn what_it_sends_to_itself_comes_back(#[values("copy", "send-direct")] memory: &str) {
-    require!(Root);
-    let mut lan = lan(Queue0::Networks, memory, &["hairpin = true", ""], 1);
-    let layouts = [Layout::Whole, Layout::Pieces(200), Layout::Indirect(300)];
-    // More than its ring has entries.
-    for round in 0..120usize {
-        let frames = [
-            frame(STRANGER, mac(OWN), 1000, round as u8),
-            // Done before the NIC is done with the first one.
-            frame(mac(OWN), mac(OWN), 1514, round as u8),
-            frame(BROADCAST, mac(OWN), 600, round as u8),
-        ];
-        let all: Vec<_> = frames.iter().map(Vec::as_slice).collect();
-        lan.guests[OWN].pairs[0].send_batch(&all, layouts[round % 3]);
-        for wanted in &frames[1..] {
-            assert_eq!(lan.received(OWN), *wanted);
-        }
-        assert_eq!(lan.received(1), frames[2]);
-        for wanted in [&frames[0], &frames[2]] {
-            assert_eq!(lan.received_by_wire(), *wanted);
-        }
-        lan.guests[OWN].pairs[0].await_sent();
-    }
     lan.assert_quiet();
 }
 
@@ -320,35 +271,6 @@ fn frames_reach_it_by_whichever_queue_they_come(
     );
 }
 
-#[rstest]
-fn groups_reach_all_and_come_from_all(
-    #[values("copy", "send-direct")] memory: &str,
-    #[values(1, 2)] workers: usize,
-) {
-    require!(Root);
-    let mut lan = lan(Queue0::Networks, memory, &["", "", ""], workers);
-    let host = Host::of(&lan.veth.near);
-    let sent = frame(BROADCAST, mac(OWN), 60, 1);
-    lan.send(OWN, &sent);
-    assert_eq!(lan.received_by_wire(), sent);
-    host.hears(&sent);
-    assert_eq!([lan.received(1), lan.received(2)], [sent.clone(), sent]);
-    let sent = frame(BROADCAST, mac(1), 590, 2);
-    lan.send(1, &sent);
-    assert_eq!([lan.received(OWN), lan.received(2)], [sent.clone(), sent.clone()]);
-    assert_eq!(lan.received_by_wire(), sent);
-    host.hears(&sent);
-    for from in [&lan.wire, &host.0] {
-        let sent = frame(BROADCAST, STRANGER, 60, 3);
-        from.send(&sent);
-        for guest in 0..3 {
-            let got = lan.guests[guest].pairs[0].receive(wait::SOON).expect("it comes");
-            assert_eq!(got.frame, sent, "guest {guest}");
-        }
-    }
-    lan.assert_quiet();
-}
-
 /// Which worker has the port, and which one the uplink, is up to how many ports there are.
 #[rstest]
 fn groups_and_announcements_leave_once_whichever_worker_has_the_uplink(
@@ -388,52 +310,6 @@ fn groups_and_announcements_leave_once_whichever_worker_has_the_uplink(
 }
 
 #[rstest]
-fn it_sends_only_as_itself_and_reaches_only_whom_it_may(#[values("copy", "send-direct")] memory: &str) {
-    require!(Root);
-    let keys = "isolated = true\nips = [\"192.0.2.10\"]";
-    let mut lan = lan(Queue0::Networks, memory, &[keys, "isolated = true", ""], 1);
-    // IPv4 from an address.
-    let packet = |to: [u8; 6], from: [u8; 6], address: u8| {
-        let mut packet = frame(to, from, 60, 0);
-        packet[12..34].copy_from_slice(&[
-            8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 253, 0, 0, 192, 0, 2, address, 192, 0, 2, 99,
-        ]);
-        packet
-    };
-    for to in [mac(2), STRANGER, BROADCAST] {
-        lan.send(OWN, &packet(to, mac(1), 10));
-        lan.send(OWN, &packet(to, mac(OWN), 11));
-        lan.send(OWN, &tagged(&packet(to, mac(OWN), 10), 5));
-    }
-    let hidden = packet(mac(1), mac(OWN), 10);
-    lan.send(OWN, &hidden);
-    let honest = packet(mac(2), mac(OWN), 10);
-    lan.send(OWN, &honest);
-    assert_eq!(lan.received(2), honest);
-    let honest = packet(STRANGER, mac(OWN), 10);
-    lan.send(OWN, &honest);
-    let mut came = std::iter::from_fn(|| lan.wire.receive(wait::SOON));
-    let first = came.find(|frame| frame[12..].starts_with(&[8, 0]) && frame[23] == 253);
-    assert_eq!(first, Some(honest));
-    for (name, count) in [
-        ("from_guest_source_address", 3),
-        ("from_guest_ip_source", 3),
-        ("from_guest_vlan", 3),
-        ("from_guest_isolated", 1),
-    ] {
-        lan.daemon.await_counter(name, count);
-    }
-    // The other isolated one neither.
-    lan.send(1, &frame(mac(OWN), mac(1), 60, 1));
-    lan.send(1, &frame(BROADCAST, mac(1), 60, 2));
-    assert_eq!(lan.received(2), frame(BROADCAST, mac(1), 60, 2));
-    lan.assert_quiet();
-    for guest in &mut lan.guests {
-        guest.pairs[0].await_sent();
-    }
-}
-
-#[rstest]
 fn vlan_has_its_tag_on_the_wire_and_none_at_the_guest(
     #[values("copy", "send-direct")] memory: &str,
     #[values(Queue0::Networks, Queue0::Ports)] queue_0: Queue0,
@@ -462,43 +338,6 @@ fn vlan_has_its_tag_on_the_wire_and_none_at_the_guest(
         lan.wire.send(&tagged(&came, 100));
         assert_eq!(lan.received(OWN), came);
     }
-}
-
-#[rstest]
-fn trunk_has_its_tags(#[values("copy", "send-direct")] memory: &str) {
-    require!(Root);
-    let mut lan = lan(Queue0::Ports, memory, &["trunk = \"100-101\"", "vlan = 101"], 1);
-    let bare = frame(mac(OWN), STRANGER, 590, 1);
-    for vlan in [100, 101] {
-        lan.wire.send(&tagged(&bare, 102));
-        send_back(&mut lan, OWN, &tagged(&bare, vlan));
-    }
-    let sent = frame(mac(1), mac(OWN), 60, 1);
-    lan.send(OWN, &tagged(&sent, 101));
-    assert_eq!(lan.received(1), sent);
-}
-
-#[rstest]
-fn limits_hold_for_what_comes_by_the_network_and_by_the_queue(
-    #[values("copy", "send-direct")] memory: &str,
-    #[values(Queue0::Networks, Queue0::Ports)] queue_0: Queue0,
-) {
-    require!(Root);
-    let mut lan = lan(
-        queue_0,
-        memory,
-        &["to-guest-packets = 1\nto-guest-packets-burst = 8", ""],
-        1,
-    );
-    // Some may pass each second: it goes on until so many did not.
-    let mut round = 0u8;
-    let lost = wait::until(wait::SOON, || {
-        round = round.wrapping_add(1);
-        lan.wire.send(&frame(mac(OWN), STRANGER, 60, round));
-        lan.send(1, &frame(mac(OWN), mac(1), 60, round));
-        lan.daemon.counter("to_guest_limit") >= 20
-    });
-    assert!(lost, "{:#}", lan.daemon.status());
 }
 
 /// Addresses of two guests, in the LAN's network.

@@ -149,45 +149,6 @@ fn segments_arrive_as_one_gso_packet(
 }
 
 #[rstest]
-fn flows_between_each_other_are_coalesced_each(#[values(Mode::Native, Mode::Skb)] mode: Mode) {
-    require!(Root);
-    let mut rig = rig(Placement::Copy, mode, F_GUEST_ALL);
-    let flows: Vec<_> = (0..3)
-        .map(|flow| GsoPacket {
-            flow: 5000 + flow,
-            ..tcp4(15 * 1448)
-        })
-        .collect();
-    let cut: Vec<_> = flows
-        .iter()
-        .map(|flow| segments(flow, MSS, flow.flow == 5001))
-        .collect();
-    let mixed: Vec<_> = (0..45).map(|at| cut[at % 3][at / 3].clone()).collect();
-    rig.burst_to_guest(&mixed);
-    let got = rig.flush_to_guest();
-    assert_eq!(got.len(), 3);
-    for (got, whole) in got.iter().zip(&flows) {
-        assert_is(got, whole, MSS);
-    }
-}
-
-#[rstest]
-fn wrong_checksum_is_neither_marked_nor_merged(#[values(Mode::Native, Mode::Skb)] mode: Mode) {
-    require!(Root);
-    let mut rig = rig(Placement::Copy, mode, F_GUEST_ALL);
-    let mut frames = segments(&tcp4(6 * 1448), MSS, false);
-    frames[2][200] ^= 0x40;
-    rig.burst_to_guest(&frames);
-    let got = rig.flush_to_guest();
-    assert_eq!(got.len(), 3);
-    assert_eq!(got[0].frame.len(), frames[0].len() + 1448);
-    assert_eq!(got[1].header, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
-    frame::assert_same(&got[1].frame, &frames[2]);
-    assert_eq!(got[2].frame.len(), frames[0].len() + 2 * 1448);
-    assert_eq!(got[2].header[..2], [NEEDS_CSUM, 1]);
-}
-
-#[rstest]
 #[case::nothing(0, [0, 0])]
 #[case::checksums(F_GUEST_CSUM, [DATA_VALID, NEEDS_CSUM])]
 #[case::segments_without_checksums(F_GUEST_TSO4, [0, 0])]
@@ -242,28 +203,6 @@ fn guest_that_turns_its_offloads_off_gets_frames_as_a_wire_has_them(
                 frame::assert_same(&got.frame, &completed(sent));
             }
         }
-    }
-}
-
-/// What was not offered is not used either, whatever the driver says it took.
-#[rstest]
-fn offload_none_offers_nothing(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let serve = Serve::interface(VethPair::NIC)
-        .placement(placement)
-        .offload("none");
-    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::with(F_GUEST_ALL));
-    assert_eq!(rig.driver.features() & F_GUEST_ALL, 0);
-    rig.post(BUFFERS, &[BUFFER]);
-    let frames = segments(&tcp4(3 * 1448), MSS, true);
-    rig.burst_to_guest(&frames);
-    let got = rig.flush_to_guest();
-    assert_eq!(got.len(), 3);
-    for (got, sent) in got.iter().zip(&frames) {
-        assert_eq!(got.header[..10], [0; 10]);
-        frame::assert_same(&got.frame, &completed(sent));
     }
 }
 
@@ -380,21 +319,6 @@ fn jumbo_segments_in_several_chunks_are_coalesced(
     assert_eq!(got[0].header[0], if partial { NEEDS_CSUM } else { DATA_VALID });
 }
 
-#[rstest]
-fn jumbo_partial_checksums_are_completed_for_a_guest_that_takes_none() {
-    require!(Root);
-    let serve = Serve::interface(VethPair::NIC).offload("all");
-    let mut rig = Rig::with(VethPair::with(1, 9000), &serve, &DriverConfig::default());
-    rig.post(BUFFERS, &[BUFFER]);
-    for size in [8948, 8947, 3786, 3787, 100] {
-        let frames = segments(&tcp4(usize::from(size)), size, true);
-        rig.burst_to_guest(&frames);
-        let got = rig.flush_to_guest();
-        frame::assert_same(&got[0].frame, &completed(&frames[0]));
-    }
-    assert_eq!(rig.daemon.counter("to_guest_checksums_completed"), 5);
-}
-
 /// Bytes from the network that are nearly right: all arrive as they were sent, and no header says what is not so.
 #[rstest]
 fn hostile_frames_arrive_unchanged(
@@ -473,40 +397,4 @@ fn frames_of_a_pair_that_is_off_are_looked_at_too(#[values(0, F_GUEST_ALL)] feat
     }
     // The flow decides which of the wire's queues a frame takes, and so to which of the NIC's it comes.
     assert!(rig.daemon.counter("spilled_frames") > 0);
-}
-
-#[rstest]
-fn fragments_padding_and_datagrams_without_checksum_are_left_alone(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-    #[values(0, F_GUEST_ALL)] features: u64,
-) {
-    require!(Root);
-    let mut rig = rig(placement, Mode::Native, features);
-    let udp = GsoPacket::udp(Ip::V4(0), 40);
-    // No checksum.
-    let mut none = udp.bytes();
-    none[40..42].fill(0);
-    // A first fragment, whose field looks partial.
-    let mut fragment = udp.bytes();
-    fragment[20] |= 0x20;
-    // A length of the datagram that is not the packet's.
-    let mut other = udp.bytes();
-    other[39] -= 1;
-    for sent in [none, fragment, other, frame::plain(14, 1), frame::plain(15, 2)] {
-        rig.wire.send(&sent);
-        let got = rig.pair().receive(wait::SOON).expect("it arrives");
-        frame::assert_same(&got.frame, &sent);
-        assert_eq!(got.header[..10], [0; 10]);
-    }
-    // Padding behind a short packet is no part of it.
-    let mut padded = GsoPacket::udp(Ip::V4(0), 3).bytes();
-    padded.extend([0xee; 15]);
-    rig.wire.send(&padded);
-    let got = rig.pair().receive(wait::SOON).expect("it arrives");
-    if features == 0 {
-        frame::assert_same(&got.frame, &completed(&padded));
-    } else {
-        frame::assert_same(&got.frame, &padded);
-        assert_eq!(got.header[0], NEEDS_CSUM);
-    }
 }

@@ -7,8 +7,7 @@
 
 mod hostile;
 
-use std::io::Read as _;
-use std::net::{TcpListener, UdpSocket};
+use std::net::UdpSocket;
 use std::time::Duration;
 
 use packet::HEADERS_MAX;
@@ -279,28 +278,6 @@ fn gso_packets_leave_unsegmented_and_in_order_where_the_kernel_copies(
     rig.daemon.await_counter("from_guest_frames", frames);
 }
 
-#[rstest]
-fn segments_of_jumbo_frames_take_several_descriptors(
-    #[values(Mode::Native, Mode::Skb)] mode: Mode,
-    #[values("whole", "by-reference")] segments: &str,
-) {
-    require!(Root);
-    let serve = Serve::interface(VethPair::NIC)
-        .placement(Placement::Copy)
-        .mode(mode);
-    let serve = serve.offload(ALL).with("--segments", segments);
-    let mut rig = rig_serving(VethPair::with(1, 9000), &serve, F_HOST_ALL);
-    for kind in kinds() {
-        let gso_packet = GsoPacket {
-            payload_len: 60_000,
-            ..kind
-        };
-        assert_cut(&mut rig, &gso_packet, 8800, Layout::Pieces(3000));
-        assert_cut(&mut rig, &gso_packet, 4001, Layout::Whole);
-    }
-    rig.pair().await_sent();
-}
-
 /// A frame whose checksum is to be completed, and where that is.
 fn partial(kind: &GsoPacket, payload_len: usize) -> (Vec<u8>, [u8; 10], ChecksumAt) {
     let frame = GsoPacket {
@@ -533,147 +510,4 @@ fn kernels_udp_takes_datagrams_whose_checksum_was_left_to_us(
         .send_asking(&[(header(request), &bytes)], Layout::Whole);
     let got = socket.recv(&mut buffer).expect("it arrives");
     assert_eq!(got, bytes.len() - kind.header_len(), "nobody checks");
-}
-
-#[rstest]
-fn kernels_tcp_takes_segments_whose_checksum_was_left_to_us(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-    #[values(Mode::Native, Mode::Skb)] mode: Mode,
-    #[values(rig_of, rig_by_reference)] rig: MakeRig,
-) {
-    require!(Root);
-    let mut rig = rig(VethPair::new(), (placement, mode), F_HOST_ALL);
-    give_the_wire_a_stack(&rig.veth.far);
-    rig.post(64, &[2048]);
-    let listener = rig
-        .veth
-        .far
-        .enter(|| TcpListener::bind("10.9.0.2:9").expect("free"));
-    let segment = |flags: u8, payload_len: usize| GsoPacket {
-        transport: Transport::Tcp(flags, 0),
-        ..GsoPacket::tcp(Ip::V4(0), payload_len)
-    };
-    // Where the sums are made anew: acknowledgement and sequence number.
-    let numbered = |frame: &GsoPacket, sequence: u32, acknowledged: u32| {
-        let mut bytes = frame.bytes();
-        bytes[38..42].copy_from_slice(&sequence.to_be_bytes());
-        bytes[42..46].copy_from_slice(&acknowledged.to_be_bytes());
-        bytes
-    };
-    const SYN: u8 = 2;
-    let syn = segment(SYN, 0);
-    let mut request = syn.request(0);
-    request[1] = 0;
-    rig.pair()
-        .send_asking(&[(header(request), &numbered(&syn, 999, 0))], Layout::Whole);
-    let answer = loop {
-        let got = rig.pair().receive(wait::SOON).expect("SYN and ACK");
-        if got.frame.len() >= 54 && got.frame[47] & (SYN | ACK) == SYN | ACK {
-            break got.frame;
-        }
-    };
-    let theirs = u32::from_be_bytes([answer[38], answer[39], answer[40], answer[41]]);
-    let data = segment(ACK | PSH, 30_000);
-    let bytes = numbered(&data, 1000, theirs.wrapping_add(1));
-    rig.pair()
-        .send_asking(&[(header(data.request(1460)), &bytes)], Layout::HeaderApart);
-    let (mut stream, _) = listener.accept().expect("connected");
-    stream.set_read_timeout(Some(wait::SOON)).expect("not zero");
-    let mut got = vec![0; 30_000];
-    stream.read_exact(&mut got).expect("all of it arrives");
-    frame::assert_same(&got, &bytes[data.header_len()..]);
-}
-
-#[rstest]
-fn gso_packets_of_more_segments_than_the_rings_hold_go_out_in_order(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-    #[values(Mode::Native, Mode::Skb)] mode: Mode,
-    #[values(IN_SPLIT, IN_PACKED, BY_REFERENCE)] (ring, rig): (u64, MakeRig),
-) {
-    if soak::leaves_out_half(&[
-        placement as usize,
-        mode as usize,
-        usize::from(ring == F_RING_PACKED),
-    ]) {
-        return;
-    }
-    require!(Root);
-    let mut rig = rig(VethPair::new(), (placement, mode), ring | F_HOST_ALL);
-    let frame = |flow: u16| GsoPacket {
-        flow,
-        ..GsoPacket::udp(Ip::V4(0), 40_000)
-    };
-    // 2000 segments each; the TX ring has 1024 entries. A frame behind each must not overtake it.
-    let size = 20;
-    let large: Vec<_> = (0..3).map(|flow| frame(4000 + flow).bytes()).collect();
-    let request = frame(0).request(size);
-    let plain: Vec<_> = (0..3).map(frame::numbered).collect();
-    let all: Vec<([u8; HEADER], &[u8])> = large
-        .iter()
-        .zip(&plain)
-        .flat_map(|(large, plain)| [(header(request), &large[..]), ([0; HEADER], &plain[..])])
-        .collect();
-    rig.pair().send_asking(&all, Layout::Pieces(5000));
-    for (large, plain) in large.iter().zip(&plain) {
-        assert_segments_arrive(&rig, large, request);
-        frame::assert_same(&rig.wire.receive(wait::SOON).expect("it arrives"), plain);
-    }
-    rig.pair().await_sent();
-    assert!(rig.flush_from_guest().is_empty(), "nothing twice");
-}
-
-#[rstest]
-fn stopping_the_queues_loses_no_segment_and_sends_none_twice(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-    #[values(IN_SPLIT, IN_PACKED, BY_REFERENCE)] (ring, rig): (u64, MakeRig),
-    #[values(20, 1400)] size: u16,
-) {
-    if soak::leaves_out_half(&[
-        placement as usize,
-        usize::from(ring == F_RING_PACKED),
-        usize::from(size == 20),
-    ]) {
-        return;
-    }
-    require!(Root);
-    let mut rig = rig(VethPair::new(), (placement, Mode::Native), ring | F_HOST_ALL);
-    for round in 0..10u16 {
-        let frames: Vec<_> = (0..8)
-            .map(|at| GsoPacket {
-                flow: round * 8 + at,
-                ..GsoPacket::udp(Ip::V4(0), 30_000)
-            })
-            .collect();
-        let bytes: Vec<_> = frames.iter().map(GsoPacket::bytes).collect();
-        let request = frames[0].request(size);
-        let all: Vec<([u8; HEADER], &[u8])> =
-            bytes.iter().map(|bytes| (header(request), &bytes[..])).collect();
-        rig.pair().send_asking(&all, Layout::HeaderApart);
-        std::thread::sleep(Duration::from_micros(u64::from(round) * 300));
-        rig.driver.stop_pair(0).expect("it stops");
-        rig.driver.start_pair(0).expect("it starts again");
-        for bytes in &bytes {
-            assert_segments_arrive(&rig, bytes, request);
-        }
-        rig.pair().await_sent();
-    }
-    assert!(rig.flush_from_guest().is_empty(), "nothing twice");
-    assert_eq!(rig.daemon.counter("from_guest_rest_of_super_frame"), 0);
-}
-
-/// Fewer chunks than some of these packets have segments: what finds none waits for those that come back.
-#[rstest]
-fn gso_packets_of_64_kib_leave_through_the_least_packet_memory(#[values(SPLIT, F_RING_PACKED)] ring: u64) {
-    require!(Root);
-    let serve = Serve::interface(VethPair::NIC)
-        .offload(ALL)
-        .with("--segments", "whole")
-        .with("--packet-memory", "512KiB");
-    let mut rig = rig_serving(VethPair::new(), &serve, ring | F_HOST_ALL);
-    for size in [1448, 536, 200] {
-        for _ in 0..3 {
-            let packet = GsoPacket::tcp(Ip::V4(0), 60_000);
-            assert_cut(&mut rig, &packet, size, Layout::Pieces(4096));
-        }
-    }
 }

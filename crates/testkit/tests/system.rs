@@ -60,7 +60,6 @@ mod network_pairs;
 mod network_policy;
 mod network_queue;
 mod network_reload;
-mod network_shares;
 mod network_tap;
 mod offload_kernel;
 mod offload_rx;

@@ -9,7 +9,6 @@ use packet::verify::{self, Verdict};
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::F_GUEST_ALL;
-use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::pair::Received;
 use testkit::{Rig, VethPair, frame, require, soak, wait};
 
@@ -108,66 +107,4 @@ fn far_tunnel(rig: &Rig, ends: &[&str], port: &str, sums: &str) {
     far.ip(&["link", "set", VXLAN, "mtu", "1400", "up"]);
     let neighbour = ["10.88.0.2", "lladdr", "02:00:00:00:00:0c", "dev", VXLAN];
     far.ip(&[&["neigh", "add"], &neighbour[..]].concat());
-}
-
-/// Geneve as a stack would send it, which this kernel need not have: with options, over IPv4 without an outer checksum.
-#[rstest]
-fn datagrams_in_geneve_have_a_right_checksum(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-    #[values(Mode::Native, Mode::Skb)] mode: Mode,
-    #[values(0, F_GUEST_ALL)] features: u64,
-) {
-    if soak::leaves_out_half(&[placement as usize, mode as usize, usize::from(features != 0)]) {
-        return;
-    }
-    require!(Root);
-    let mut rig = rig(placement, mode, features);
-    for (options, inner) in [
-        (0, GsoPacket::udp(Ip::V4(0), 999)),
-        (2, GsoPacket::tcp(Ip::V6(vec![]), 100)),
-        (63, GsoPacket::tcp(Ip::V4(10), 1000)),
-    ] {
-        let sent = geneve(options, &inner.bytes());
-        let wanted = geneve(options, &completed(&inner.bytes()));
-        rig.wire.send(&sent);
-        let got = rig.pair().receive(wait::SOON).expect("it arrives");
-        frame::assert_same(&got.frame, &wanted);
-        assert_eq!(got.header[..10], [0; 10]);
-    }
-    assert_eq!(rig.daemon.counter("to_guest_checksums_completed"), 3);
-}
-
-/// A frame in Geneve with so many words of options.
-fn geneve(options: u8, inner: &[u8]) -> Vec<u8> {
-    let mut payload = vec![options, 0, 0x65, 0x58, 0, 0, 42, 0];
-    payload.extend(vec![0; 4 * usize::from(options)]);
-    payload.extend(inner);
-    let mut frame = GsoPacket::udp(Ip::V4(0), payload.len()).bytes();
-    let at = frame.len() - payload.len();
-    frame[at..].copy_from_slice(&payload);
-    frame[at - 8 + 2..at - 8 + 4].copy_from_slice(&6081u16.to_be_bytes());
-    frame[at - 2..at].fill(0);
-    frame
-}
-
-/// Where no stack of this machine is at the other end, and for what only looks like a tunnel, bytes stay as they are.
-#[rstest]
-fn other_datagrams_to_those_ports_are_left_alone() {
-    require!(Root);
-    let mut rig = rig(Placement::Copy, Mode::Native, 0);
-    let inner = GsoPacket::udp(Ip::V4(0), 200).bytes();
-    let mut wrong_outer = geneve(0, &inner);
-    wrong_outer[40..42].copy_from_slice(&[0xbe, 0xef]);
-    let mut other_version = geneve(0, &inner);
-    other_version[42] = 0x40;
-    let mut cut = geneve(0, &inner);
-    cut.truncate(42 + 8 + 30);
-    cut[16..18].copy_from_slice(&(20u16 + 8 + 8 + 30).to_be_bytes());
-    cut[38..40].copy_from_slice(&(8u16 + 8 + 30).to_be_bytes());
-    for sent in [wrong_outer, other_version, cut] {
-        rig.wire.send(&sent);
-        let got = rig.pair().receive(wait::SOON).expect("it arrives");
-        frame::assert_same(&got.frame, &sent);
-    }
-    assert_eq!(rig.daemon.counter("to_guest_checksums_completed"), 0);
 }

@@ -329,6 +329,18 @@ fn ports_that_do_not_go_together_are_told_by_the_later_one() {
 }
 
 #[test]
+fn what_a_guest_receives_in_direct_memory_has_no_rules_and_no_limits() {
+    let port = "[port.a]\nsocket-path = \"/a\"\nifname = \"e\"\nmemory = \"direct\"\n";
+    for keys in [
+        "to-guest-bits = \"1M\"",
+        "to-guest-default = \"deny\"",
+        "[[port.a.rule]]\ndirection = \"to-guest\"\naction = \"deny\"",
+    ] {
+        assert_wrong(&format!("{port}{keys}\n"), &["port a: ", "memory=send-direct"]);
+    }
+}
+
+#[test]
 fn ports_of_networks_say_what_goes_together() {
     let lan = "[network.lan]\nuplink = \"e\"\n[port.a]\nsocket-path = \"/a\"\nnetwork = \"lan\"\n";
     for (line, words) in [
