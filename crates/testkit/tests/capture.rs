@@ -16,9 +16,8 @@ use pcap_file::pcapng::blocks::interface_statistics::InterfaceStatisticsOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use rstest::rstest;
 use rustix::process::Signal;
-use testkit::daemon::DIR;
 use testkit::filter_rules::{HOST, tables as rules, udp};
-use testkit::lan::{Lan, STRANGER, assert_reaches, file, frame, mac};
+use testkit::lan::{Lan, STRANGER, file, frame, mac};
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Running, Serve, VethPair, daemon, require, wait};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -192,28 +191,6 @@ fn both_directions_are_captured_with_what_rules_said(#[values(1, 2)] workers: us
     assert_eq!(counts, [1, 1, 2]);
 }
 
-/// Of one whose frames come to its queue, and of one whose frames the kernel writes into its buffers otherwise.
-#[rstest]
-fn guest_alone_is_captured_both_ways(#[values("xdp", "tap")] mode: &str) {
-    require!(Root);
-    let text = format!(
-        "[port.vm0]\nifname = \"{}\"\nmode = \"{mode}\"\nmac = \"02:00:00:00:00:00\"\nsocket-path = \"{DIR}/vm0.sock\"\n",
-        VethPair::NIC
-    );
-    let config = DriverConfig::default();
-    let mut lan = Lan::on(VethPair::new(), &Serve::file(), &text, 1, &config);
-    assert_reaches(&mut lan.guests[0], 0, &lan.wire);
-    let capture = capture(&lan.daemon, "vm0", &[]);
-    let (sent, got) = (frame(STRANGER, mac(0), 1000, 1), frame(mac(0), STRANGER, 900, 2));
-    lan.send(0, &sent);
-    assert!(std::iter::from_fn(|| lan.wire.receive(wait::SOON)).any(|it| it == sent));
-    lan.wire.send(&got);
-    while lan.received(0) != got {}
-    let (frames, lost) = end(capture);
-    let wanted = vec![Captured::of(&sent, true), Captured::of(&got, false)];
-    assert_eq!((of_ours(frames), lost), (wanted, Some(0)));
-}
-
 #[test]
 fn rules_change_meanwhile_and_one_direction_is_wanted() {
     require!(Root);
@@ -243,35 +220,6 @@ fn rules_change_meanwhile_and_one_direction_is_wanted() {
     ];
     assert_eq!(read(&path).0, wanted);
     assert_eq!(lan.daemon.port_named("vm0").expect("it is there")["sessions"], 1);
-}
-
-#[test]
-fn port_that_goes_ends_its_capture_and_a_second_one_is_refused() {
-    require!(Root);
-    let keys = ["", ""];
-    let config = DriverConfig::default();
-    let text = file(Some(VethPair::NIC), &keys);
-    let mut lan = Lan::on(VethPair::new(), &Serve::file(), &text, 2, &config);
-    let (mut running, path) = capture(&lan.daemon, "vm1", &[]);
-    let refused = |port: &str| {
-        let output = command(&lan.daemon, port, &["--write", "-"])
-            .output()
-            .expect("it runs");
-        assert!(!output.status.success() && output.stdout.is_empty());
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
-    assert!(refused("vm1").contains("captured already"));
-    assert!(refused("vm9").contains("there is no port vm9"));
-    // Another port's is another one.
-    let other = capture(&lan.daemon, "vm0", &[]);
-    let sent = frame(mac(1), mac(0), 100, 1);
-    lan.send(0, &sent);
-    assert_eq!(lan.received(1), sent);
-    lan.daemon.reload_with(&file(Some(VethPair::NIC), &keys[..1]));
-    assert!(running.wait(LONG).success(), "{}", running.said());
-    assert!(running.said().contains("the port is gone"), "{}", running.said());
-    assert_eq!(read(&path), (vec![Captured::of(&sent, false)], Some(0)));
-    assert_eq!(of_ours(end(other).0)[0], Captured::of(&sent, true));
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::process::{Command, Output};
 
-use rstest::rstest;
 use serde_json::{Value, json};
 use testkit::daemon::{DIR, Mode};
 use testkit::driver::F_CSUM;
@@ -164,74 +163,6 @@ fn network_is_what_serve_then_makes_of_it() {
     assert_eq!(beside["network"]["taken_queues"], json!([0, 1]), "{beside:#}");
 }
 
-/// While a network has the interface, what is said goes beside it: nothing of ours has to go.
-#[rstest]
-fn network_that_runs_is_named_with_how_a_guest_more_is_had(#[values(false, true)] leased: bool) {
-    require!(Root);
-    let (veth, nic) = (VethPair::with(3, 1500), VethPair::NIC);
-    veth.near.run("ethtool", &["-K", nic, "rxvlan", "off"]);
-    let network = format!(
-        "[network.lan]\nuplink = \"{nic}\"\nqueues = 2\n[port.vm1]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm1.sock\"\n"
-    );
-    let serve = match leased {
-        true => Serve::file().leased(),
-        false => Serve::file().by_root(),
-    };
-    let mut daemon = Daemon::start_file(&veth.near, &serve, &[nic], &network);
-    let pid = daemon.process().pid();
-    let (control, steward) = (daemon.path("control"), daemon.path("steward.sock"));
-    let mut words = vec![nic, "--try", "--control", control.to_str().expect("UTF-8")];
-    if leased {
-        words.extend(["--steward", steward.to_str().expect("UTF-8")]);
-    }
-    let before = state(&veth.near, nic);
-    let seen = report(&veth.near, &words);
-    assert_eq!(
-        seen["held_queues"],
-        json!([format!("queues 0-1: network lan, process {pid}")]),
-        "{seen:#}"
-    );
-    assert_eq!(seen["free_queues"], json!([2]));
-    let lines = typed(&seen);
-    let file = daemon.path("config.toml").display().to_string();
-    let alone = match leased {
-        true => format!(
-            "vhost-af-xdp serve --socket-path /run/vm1.sock --ifname {nic} --start-queue 2 --steward {}",
-            steward.display()
-        ),
-        false => format!(
-            "# in {file}, then `vhost-af-xdp reload`: [port.NAME] with socket-path = \\\"PATH\\\", ifname = \\\"{nic}\\\", \
-             start-queue = 2"
-        ),
-    };
-    for said in [
-        format!("network lan of process {pid} has queues 0-1: a further guest is a port of it"),
-        format!(
-            "# in {file}, then `vhost-af-xdp reload`: [port.NAME] with socket-path = \\\"PATH\\\", network = \\\"lan\\\""
-        ),
-        "queue 2 is not its own".to_owned(),
-        "a port of network lan may have several (queues = ".to_owned(),
-        alone,
-    ] {
-        assert!(lines.contains(&said), "{said}: {lines}");
-    }
-    let program = seen["program"].as_str().expect("one");
-    assert!(
-        program.contains("process ") || program.contains("the steward's"),
-        "{program}"
-    );
-    assert_eq!(found(&seen), "[]", "{seen:#}");
-    for wrong in ["end its holder", "another's", "[network.lan]"] {
-        assert!(!lines.contains(wrong), "{wrong}: {lines}");
-    }
-    let tried = seen["tried"]["refused"].as_str().expect("a reason");
-    assert!(
-        tried.contains("the XDP program there is") && tried.contains("`vhost-af-xdp status`"),
-        "{tried}"
-    );
-    assert_eq!(state(&veth.near, nic), before);
-}
-
 #[test]
 fn native_mode_is_not_promised_where_a_veth_refuses_it() {
     require!(Root);
@@ -297,16 +228,6 @@ fn interfaces_that_are_no_nics_are_told_apart() {
         let (said, came) = (&report["placements"][0]["mode"], &report["tried"]["mode"]);
         assert!(said == came || came.is_null(), "{report:#}");
     }
-}
-
-#[test]
-fn missing_interface_is_named() {
-    require!(Root);
-    let netns = NetNs::new("check");
-    let output = check(&netns, &["nope"]);
-    assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("no interface \"nope\""), "{said}");
 }
 
 /// Without privileges it sees the same of the NIC, says what it cannot do, and tries in vain.

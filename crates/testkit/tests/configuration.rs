@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rstest::rstest;
 use rustix::process::Signal;
-use testkit::daemon::{DIR, run_to_end};
+use testkit::daemon::DIR;
 use testkit::holdings;
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, Serve, Traffic, VethPair, frame, require,
@@ -56,69 +56,6 @@ fn is_served(path: &Path) -> bool {
     let mut guest = Driver::connect(path, &DriverConfig::default()).expect("accepted");
     guest.pairs[0].post(8, &[2048]);
     guest.pairs[0].receive(wait::SOON).is_some()
-}
-
-#[test]
-fn daemon_of_a_file_is_that_of_the_same_options() {
-    require!(Root);
-    let veth = VethPair::with(2, 1500);
-    let further = "mac = \"02:00:00:00:00:07\"\noffload = [\"-uso\"]\nmemory = \"send-direct\"\n";
-    let file = format!("{}{further}", queue("vm1", VethPair::NIC, 1));
-    let by_file = Daemon::start_file(&veth.near, &serve(false), &[], &file);
-    let mut port = by_file.port_named("vm1").expect("a port");
-    assert_eq!(
-        port["endpoint"],
-        by_file.path("vm1.sock").to_str().expect("UTF-8")
-    );
-    assert_eq!(
-        by_file.status()["configuration"]["path"],
-        by_file.path("config.toml").to_str().expect("UTF-8")
-    );
-    assert!(by_file.said().contains("ready port=vm1"), "{}", by_file.said());
-    drop(by_file);
-    let by_options = Serve::interface(VethPair::NIC)
-        .by_root()
-        .with("--start-queue", "1")
-        .with("--mac", "02:00:00:00:00:07")
-        .with("--offload=-uso", "--memory=send-direct");
-    let by_options = Daemon::start(&veth.near, &by_options);
-    let mut same = by_options.port(0);
-    for of_place in ["name", "endpoint"] {
-        port[of_place] = serde_json::Value::Null;
-        same[of_place] = serde_json::Value::Null;
-    }
-    assert_eq!(port, same);
-    assert_eq!(by_options.status()["configuration"], serde_json::Value::Null);
-}
-
-#[test]
-fn mistake_in_a_file_is_told_with_line_and_key_and_nothing_starts() {
-    let netns = NetNs::new("file");
-    let dir = testkit::directory::private_dir();
-    let path = dir.path().join("c.toml");
-    let name = path.to_str().expect("UTF-8");
-    std::fs::write(&path, "[port.a]\nsocket-path = \"/x\"\nqueus = 2\n").expect("writable");
-    for args in [
-        ["serve", "--config", name].as_slice(),
-        &["serve", "--config", name, "--check"],
-    ] {
-        let (status, said) = run_to_end(&netns, args);
-        assert_eq!(status.code(), Some(2), "{said}");
-        assert!(said.contains("line 3: port a: unknown key \"queus\""), "{said}");
-    }
-    std::fs::write(&path, "[port.a]\nsocket-path = \"/x\"\nnull = true\n").expect("writable");
-    let (status, said) = run_to_end(&netns, &["serve", "--config", name, "--check"]);
-    assert!(
-        status.success() && said.contains("port a\n") && said.contains("  null                     true\n"),
-        "{said}"
-    );
-    // Who could write it could say what root's daemon does.
-    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o666)).expect("ours");
-    let (status, said) = run_to_end(&netns, &["serve", "--config", name, "--check"]);
-    assert!(
-        !status.success() && said.contains("can be changed by others"),
-        "{said}"
-    );
 }
 
 #[rstest]

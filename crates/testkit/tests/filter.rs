@@ -193,62 +193,6 @@ fn ten_thousand_rules_are_taken_by_the_api_and_one_more_is_not() {
 }
 
 #[test]
-fn check_shows_rules_and_why_some_cannot_be() {
-    let netns = testkit::NetNs::new("filter");
-    let dir = tempfile::tempdir().expect("room");
-    let path = dir.path().join("c.toml");
-    let check = |text: &str| {
-        std::fs::write(&path, text).expect("room");
-        testkit::daemon::run_to_end(
-            &netns,
-            &["serve", "--check", "--config", path.to_str().expect("ASCII")],
-        )
-    };
-    let list = rules(
-        0,
-        &["direction=from-guest action=allow protocol=tcp destination-ports=443,22"],
-    );
-    let (status, said) = check(&format!(
-        "[network.lan]\n{}{list}",
-        port(0, "").replace(DIR, "/run")
-    ));
-    assert!(status.success(), "{said}");
-    for line in [
-        "  rule                     1 direction=from-guest action=allow protocol=tcp destination-ports=22,443\n",
-        "  filter                   1 filter rule(s), else from guest deny, to guest allow\n",
-    ] {
-        assert!(said.contains(line), "{said}");
-    }
-    // What the kernel puts into guest memory itself nobody can judge before.
-    let alone = |memory: &str, words: &str| {
-        let keys = format!("ifname = \"eth0\"\nmemory = \"{memory}\"\n");
-        format!(
-            "[port.vm0]\nsocket-path = \"/run/x\"\n{keys}{}",
-            rules(0, &[words])
-        )
-    };
-    let to_guest = "direction=to-guest action=allow protocol=tcp";
-    let from_guest = "direction=from-guest action=allow protocol=tcp";
-    let (status, said) = check(&alone("direct", to_guest));
-    assert!(!status.success());
-    let why = "rule: with memory=direct a frame is in the guest's memory before the daemon could drop it";
-    assert!(said.contains(why), "{said}");
-    for (memory, words) in [
-        ("direct", from_guest),
-        ("send-direct", to_guest),
-        ("copy", to_guest),
-    ] {
-        let (status, said) = check(&alone(memory, words));
-        // The file is right, and there is no such interface here.
-        assert_eq!(status.code(), Some(1), "{said}");
-        assert!(
-            said.contains(&format!("rule                     1 {words}")),
-            "{said}"
-        );
-    }
-}
-
-#[test]
 fn file_has_room_for_ten_thousand_rules_as_tables_and_is_bounded() {
     let netns = testkit::NetNs::new("filter");
     let dir = tempfile::tempdir().expect("room");

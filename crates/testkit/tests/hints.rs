@@ -5,8 +5,7 @@ use std::time::Duration;
 use rstest::rstest;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use testkit::daemon::{self, DIR};
-use testkit::filter_rules::{HOST, tables, udp};
+use testkit::daemon::{self};
 use testkit::kernel::has_hints;
 use testkit::lan::{Lan, STRANGER, file, frame, guests, mac};
 use testkit::{Daemon, Driver, DriverConfig, PacketPort, Serve, VethPair, require, wait};
@@ -134,58 +133,6 @@ fn where_nobody_needs_tags_it_is_the_plain_program_by_itself_and_nothing_is_said
     // Else the tags say nothing.
     let (asked, ..) = tag_with(Some("vlan"), &[]);
     assert_ne!(asked, plain);
-}
-
-#[test]
-fn hash_of_the_nic_is_what_flows_are_known_by() {
-    require!(Root);
-    if !has_hints() {
-        return;
-    }
-    let nic = VethPair::NIC;
-    let own = |hints: &str| {
-        format!("[port.vm0]\nsocket-path = \"{DIR}/vm0.sock\"\nifname = \"{nic}\"\nhints = \"{hints}\"\n")
-    };
-    let shared = |hints: &str| with_hints(hints, &file(Some(nic), &[""]));
-    let rule = tables(
-        0,
-        &["direction=to-guest action=allow protocol=udp destination-ports=80-99"],
-    );
-    for of in [&own as &dyn Fn(&str) -> String, &shared] {
-        let text = |hints: &str| of(hints) + &rule;
-        let veth = VethPair::new();
-        let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[nic], &text("hash"));
-        let mut guests = guests(&daemon, 1, &DriverConfig::default());
-        let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-        let mut all_come = |ports: std::ops::Range<u16>| {
-            for port in ports.clone().chain(ports) {
-                let sent = udp(mac(0), STRANGER, HOST, port);
-                wire.send(&udp(mac(0), STRANGER, HOST, 100));
-                wire.send(&sent);
-                let got = guests[0].pairs[0].receive(wait::SOON);
-                assert_eq!(got.expect("it is allowed").frame, sent, "{}", daemon.said());
-            }
-        };
-        let counted = |name| daemon.counter_of("vm0", name);
-        // Each of them, and the one that is not allowed.
-        all_come(80..90);
-        let hashes = counted("filter_nic_hashes");
-        assert!(hashes >= 11, "{hashes}: {:#}", daemon.status());
-        assert!(counted("filter_hits") >= 10);
-        assert!(counted("to_guest_filter") >= 20);
-        let status = daemon.status();
-        let hints = [
-            &status["ports"][0]["lanes"][0]["hints"],
-            &status["networks"][0]["queues"][0]["hints"],
-        ];
-        let seen = hints.map(|hints| hints["seen"] == json!(["hash"]));
-        assert!(seen.contains(&true), "{hints:?}");
-        // And not without it, nor are flows forgotten that are known by it.
-        daemon.reload_with(&text("none"));
-        all_come(80..99);
-        assert_eq!(counted("filter_nic_hashes"), hashes, "{:#}", daemon.status());
-        assert!(counted("to_guest_filter") >= 58);
-    }
 }
 
 #[test]

@@ -81,27 +81,6 @@ fn interface_that_is_renamed_goes_on(
         .await_port(0, "the new name", |port| port["nic"] == "other0");
 }
 
-#[rstest]
-fn mtu_that_changes_while_running_is_followed(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let mut rig = Rig::new(placement, Mode::Native);
-    rig.post(64, &[BUFFER]);
-    rig.assert_passes_both_ways();
-    rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1000"]);
-    rig.daemon
-        .await_port(0, "the new MTU", |port| port["mtu"] == 1000);
-    rig.await_passes_both_ways();
-    rig.pair().send(&frame::plain(1200, 1), Layout::Whole);
-    rig.daemon.await_counter("from_guest_too_long", 1);
-    rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1500"]);
-    rig.daemon
-        .await_port(0, "the old MTU", |port| port["mtu"] == 1500);
-    rig.await_passes_both_ways();
-    rig.assert_from_guest(&frame::plain(1514, 2), Layout::Whole);
-}
-
 #[test]
 fn queue_beyond_the_channels_is_refused_with_the_remedy() {
     require!(Root);

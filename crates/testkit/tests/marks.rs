@@ -5,9 +5,8 @@ use std::process::Output;
 use rstest::rstest;
 use serde_json::{Value, json};
 use testkit::daemon::binary;
-use testkit::filter_rules::tables;
 use testkit::kernel::has_hints;
-use testkit::{Daemon, Driver, DriverConfig, NetNs, PacketPort, Serve, VethPair, frame, lan, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, NetNs, PacketPort, Serve, VethPair, frame, require, wait};
 
 /// Of the frames of [`frame::udp`] from that port.
 const FLOW: [&str; 10] = [
@@ -153,51 +152,4 @@ fn where_no_program_leaves_marks_it_is_said_with_the_remedy() {
         .expect("it runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("root"), "{said}");
-}
-
-/// The uplink's queue is of one worker, and of two ports one is of the other.
-#[test]
-fn mark_of_a_flow_is_matched_at_ports_of_both_workers() {
-    require!(Root);
-    if !has_hints() {
-        return;
-    }
-    let veth = VethPair::new();
-    let rules = [0, 1].map(|guest| {
-        let rule = tables(guest, &["direction=to-guest action=allow mark=7"]);
-        format!("to-guest-default = \"deny\"\n{rule}")
-    });
-    let text = lan::file(Some(VethPair::NIC), &rules.each_ref().map(String::as_str));
-    let text = text.replacen("[network.lan]\n", "[network.lan]\nhints = \"mark\"\n", 1);
-    let text = format!("[daemon]\nworkers = 2\n{text}");
-    let daemon = Daemon::start_file(&veth.near, &Serve::file().by_root(), &[VethPair::NIC], &text);
-    let mut guests = lan::guests(&daemon, 2, &DriverConfig::default());
-    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let to = |guest: usize, number: u8| {
-        let mut sent = frame::udp(5, 64);
-        sent[..6].copy_from_slice(&lan::mac(guest));
-        // Behind the headers.
-        sent[42] = number;
-        sent
-    };
-    for guest in [0, 1] {
-        let before = daemon.counter("to_guest_filter");
-        wire.send(&to(guest, 1));
-        let is_counted = || daemon.counter("to_guest_filter") > before;
-        assert!(wait::until(wait::SOON, is_counted), "{}", daemon.said());
-    }
-    let nic = VethPair::NIC;
-    done(&veth.near, &[&["set", nic, "7"][..], &FLOW].concat());
-    for (at, guest) in guests.iter_mut().enumerate() {
-        wire.send(&to(at, 2));
-        let got = guest.pairs[0].receive(wait::SOON);
-        let got = got.unwrap_or_else(|| panic!("guest {at}: {}", daemon.said()));
-        assert_eq!(got.frame, to(at, 2), "guest {at}");
-    }
-    // Between workers there was one of both, twice.
-    let links = daemon.status()["networks"][0]["links"].clone();
-    let links = links.as_array().expect("a list").iter();
-    let mut given = links.filter(|counter| counter["name"] == "to_guest_frames");
-    let given: Vec<_> = given.by_ref().map(|counter| counter["value"].as_u64()).collect();
-    assert!(given.iter().any(|frames| frames >= &Some(2)), "{given:?}");
 }

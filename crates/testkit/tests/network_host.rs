@@ -163,11 +163,6 @@ impl Lan {
             .and_then(|counter| counter["value"].as_u64())
             .expect("it is told")
     }
-
-    /// What is counted of the way to the host.
-    fn host_counter(&self, name: &str) -> u64 {
-        counter_of(&self.host_status(), name)
-    }
 }
 
 fn counter_of(host: &serde_json::Value, name: &str) -> u64 {
@@ -236,24 +231,6 @@ fn host_and_guests_reach_each_other_and_the_lan_hears_nothing_of_it(
 }
 
 #[rstest]
-fn idle_network_with_its_host_leaves_the_worker_asleep() {
-    require!(Root);
-    let mut lan = Lan::new(&Serve::file(), "", &[""]);
-    lan.assert_quiet();
-    let sleeps = || {
-        let status = lan.daemon.status();
-        status["workers"][0]["sleeps"].as_u64().expect("a number")
-    };
-    // What the host's stack sends by itself wakes it, too, and ends.
-    let rests = wait::until(wait::SOON, || {
-        let before = sleeps();
-        std::thread::sleep(Duration::from_secs(1));
-        sleeps() == before
-    });
-    assert!(rests, "{}", lan.daemon.status()["workers"]);
-}
-
-#[rstest]
 fn host_reaches_a_guest_that_has_moved_by_the_lan(#[values(1, 2)] workers: usize) {
     require!(Root);
     let text = format!("[daemon]\nworkers = {workers}\n{}", file("", &["", ""]));
@@ -269,70 +246,6 @@ fn host_reaches_a_guest_that_has_moved_by_the_lan(#[values(1, 2)] workers: usize
     });
     assert!(leaves, "{}", lan.daemon.said());
     lan.assert_quiet();
-}
-
-#[rstest]
-fn host_reaches_guests_of_vlans_by_tagged_frames() {
-    require!(Root);
-    let mut lan = Lan::new(&Serve::file(), "", &["vlan = 100", "trunk = \"100-101\"", ""]);
-    let tagged = |frame: &[u8]| [&frame[..12], &[0x81, 0, 0, 100], &frame[12..]].concat();
-    let sent = frame(HOST, mac(0), 200, 1);
-    lan.send(0, &sent);
-    lan.host.hears(&tagged(&sent));
-    let back = frame(mac(0), HOST, 200, 2);
-    lan.host.0.send(&tagged(&back));
-    assert_eq!(lan.received(0), back);
-    let back = frame(mac(1), HOST, 200, 3);
-    lan.host.0.send(&tagged(&back));
-    assert_eq!(lan.received(1), tagged(&back));
-    let group = frame(BROADCAST, HOST, 200, 4);
-    lan.host.0.send(&tagged(&group));
-    lan.wire.hears(&tagged(&group));
-    assert_eq!(lan.received(0), group);
-    assert_eq!(lan.received(1), tagged(&group));
-    let group = frame(BROADCAST, mac(0), 200, 5);
-    lan.send(0, &group);
-    lan.host.hears(&tagged(&group));
-    lan.wire.hears(&tagged(&group));
-    // Without its VLAN an address is nobody's, and who is in no VLAN hears nothing of one.
-    let sent = frame(mac(0), HOST, 60, 6);
-    lan.host.0.send(&sent);
-    lan.wire.hears(&sent);
-    let last = frame(mac(2), HOST, 60, 7);
-    lan.host.0.send(&last);
-    assert_eq!(lan.received(2), last);
-}
-
-#[rstest]
-fn frames_that_the_host_does_not_take_are_counted_and_the_others_go_on() {
-    require!(Root);
-    let mut lan = Lan::new(&Serve::file(), "", &["", ""]);
-    let name = lan.host_status()["interface"]
-        .as_str()
-        .expect("reached")
-        .to_owned();
-    lan.veth.near.ip(&["link", "set", &name, "down"]);
-    for number in 0..9 {
-        lan.send(0, &frame(HOST, mac(0), 100, number));
-    }
-    let refused = || lan.host_counter("to_guest_host_refused");
-    assert!(wait::until(wait::SOON, || refused() == 9), "{}", refused());
-    let sent = frame(mac(1), mac(0), 100, 10);
-    lan.send(0, &sent);
-    assert_eq!(lan.received(1), sent);
-    lan.veth.near.ip(&["link", "set", &name, "up"]);
-    lan.assert_quiet();
-    // Whoever deletes it gets another one.
-    lan.veth.near.ip(&["link", "delete", &name]);
-    let is_back = || lan.veth.near.output_of("ip", &["-o", "link"]).contains("vaxh");
-    assert!(wait::until(wait::SOON, is_back), "{}", lan.daemon.said());
-    let reached = || {
-        let sent = frame(mac(0), HOST, 60, 0xaa);
-        lan.host.0.send(&sent);
-        let got = lan.guests[0].pairs[0].receive(Duration::from_millis(100));
-        got.is_some_and(|got| got.frame == sent)
-    };
-    assert!(wait::until(wait::SOON, reached), "{}", lan.daemon.said());
 }
 
 #[rstest]
@@ -423,21 +336,6 @@ fn forbidden(mut lan: Lan) -> Lan {
     assert!(wait::until(wait::SOON, refused), "{:#}", lan.host_status());
     lan.await_way(HOST, |lan| &lan.wire);
     lan
-}
-
-#[rstest]
-fn nothing_is_left_of_a_daemon_that_is_killed(
-    #[values(Serve::file().leased(), Serve::file().by_root())] serve: Serve,
-) {
-    require!(Root);
-    let mut lan = Lan::new(&serve, "", &[""]);
-    assert!(lan.veth.near.output_of("ip", &["-o", "link"]).contains("vaxh"));
-    lan.daemon.kill();
-    let left = || is_left(&lan.veth.near);
-    assert!(wait::until(wait::SOON, || !left()), "{}", lan.daemon.said());
-    let sent = frame(mac(0), HOST, 100, 1);
-    lan.host.0.send(&sent);
-    lan.wire.hears(&sent);
 }
 
 #[rstest]

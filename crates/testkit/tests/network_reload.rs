@@ -148,43 +148,6 @@ fn networks_come_and_go_with_their_ports(#[values(false, true)] leased: bool) {
     assert_eq!(names.len(), 1, "{names:?}");
 }
 
-#[rstest]
-fn mistake_of_a_network_is_told_and_changes_nothing() {
-    require!(Root);
-    let veth = VethPair::new();
-    let good = [
-        &*network("lan", &format!("uplink = \"{}\"", VethPair::NIC)),
-        &port(0, "lan"),
-    ]
-    .concat();
-    let daemon = Daemon::start_file(&veth.near, &Serve::file().leased(), &[VethPair::NIC], &good);
-    let mut guest = guest(&daemon, 0);
-    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    for (text, words) in [
-        (port(0, "lan"), "line 2: port vm0: network"),
-        (
-            network("lan", "uplink = 7") + &port(0, "lan"),
-            "line 2: network lan: uplink",
-        ),
-        (good.clone() + &port(1, "wan"), "port vm1: network"),
-    ] {
-        daemon.write_file(&text);
-        let (done, said) = daemon.reload();
-        assert!(
-            !done && said.contains(words) && said.contains("nothing was changed"),
-            "{said}"
-        );
-        assert_reaches(&mut guest, 0, &wire);
-    }
-    // An uplink that is not there: said, and tried again.
-    let absent = [&*network("lan", "uplink = \"absent0\""), &port(0, "lan")].concat();
-    daemon.write_file(&absent);
-    let (done, said) = daemon.reload();
-    assert!(!done && said.contains("absent0"), "{said}");
-    daemon.reload_with(&good);
-    assert_reaches(&mut guest, 0, &wire);
-}
-
 /// Two networks of an interface, each with a queue, and what else is said.
 fn two_networks(ports: &str) -> String {
     let nic = VethPair::NIC;

@@ -2,9 +2,8 @@
 //! asked for, a queue pair.
 
 use rstest::rstest;
-use testkit::daemon::Placement;
 use testkit::driver::F_RING_PACKED;
-use testkit::{Bystander, Driver, DriverConfig, Layout, Rig, Serve, VethPair, frame, require};
+use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require};
 
 /// The least that there is.
 const LEAST: (&str, u64) = ("512KiB", 512 << 10);
@@ -57,36 +56,6 @@ fn least_memory_carries_every_frame(
         }
     }
     rig.assert_passes_both_ways();
-}
-
-/// One worker, two queues: each has its own share, and what one guest does takes nothing from the other's.
-#[test]
-fn guest_that_comes_and_goes_takes_no_memory_from_its_neighbour() {
-    require!(Root);
-    let bystander = Bystander::with(Placement::Copy, 1, |serve| serve.with("--packet-memory", LEAST.0));
-    let wire = bystander.hostile_wire();
-    for round in 0..5 {
-        let config = DriverConfig::default();
-        let mut guest = Driver::connect(&bystander.socket(1), &config).expect("accepted");
-        // It posts no receive buffers, so what comes for it fills its share.
-        for number in 0..400 {
-            let _ = wire.try_send(&frame::numbered(number));
-        }
-        let last = frame::last();
-        guest.pairs[0].send(&last, Layout::Whole);
-        let _ = wire.receive_before(&last);
-        bystander.await_frames(20);
-        let in_all: u64 = (0..2)
-            .map(|port| {
-                bystander.daemon.port(port)["lanes"][0]["packet_bytes"]
-                    .as_u64()
-                    .expect("bytes")
-            })
-            .sum();
-        assert_eq!(in_all, 2 * LEAST.1, "{round}");
-    }
-    drop(wire);
-    bystander.assert_unharmed();
 }
 
 /// As many queue pairs as six times as much memory would be for.

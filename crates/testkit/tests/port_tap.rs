@@ -168,104 +168,6 @@ fn guest_gets_what_it_accepted_and_changes_its_mind() {
 }
 
 #[rstest]
-fn packet_for_which_there_are_too_few_buffers_waits_and_one_that_never_fits_is_counted() {
-    require!(Root);
-    let mut rig = rig(&serve(), F_HOST_ALL | F_GUEST_ALL);
-    let mouth = PacketPort::open_gso_sender(&rig.veth);
-    let packet = GsoPacket::tcp(Ip::V4(0), 60_000);
-    let sent = [&packet.request(1000)[..], &packet.bytes()].concat();
-    // Leaves it a few: those that it gets are not posted again.
-    for number in 0..50 {
-        rig.wire.send(&frame::plain(60, number));
-        let pair = rig.pair();
-        assert!(wait::until_some(wait::SOON, || pair.take_chain()).is_some());
-    }
-    mouth.send(&sent);
-    rig.daemon.await_counter("to_guest_waits", 1);
-    rig.pair().post(50, &[1536]);
-    let got = got_of(&mut rig, packet.bytes().len());
-    assert!(got.frame == packet.bytes());
-
-    let mut rig = rig_with(&serve(), F_HOST_ALL | F_GUEST_ALL, 64, &[200]);
-    let mouth = PacketPort::open_gso_sender(&rig.veth);
-    mouth.send(&sent);
-    rig.await_to_guest();
-    assert_eq!(rig.daemon.counter("to_guest_buffer_too_small"), 1);
-}
-
-#[rstest]
-fn guest_without_buffers_loses_its_frames_and_gets_others_when_it_has_some() {
-    require!(Root);
-    let mut rig = Rig::with(VethPair::new(), &serve(), &DriverConfig::default());
-    for number in 0..1000u32 {
-        rig.wire.send(&frame::plain(60, number as u8));
-    }
-    rig.driver.pairs[0].post(64, &[1536]);
-    // Of the others some have waited.
-    rig.await_passes_both_ways();
-}
-
-#[rstest]
-fn header_that_lies_is_refused_before_the_kernel_sees_it() {
-    require!(Root);
-    let mut rig = rig(&serve(), F_HOST_ALL);
-    let packet = GsoPacket::tcp(Ip::V4(0), 20_000);
-    let request = packet.request(1000);
-    let with = |at: usize, bytes: [u8; 2]| {
-        let mut request = request;
-        request[at..at + 2].copy_from_slice(&bytes);
-        request
-    };
-    let lies = [
-        with(4, [0, 0]),
-        with(4, [0xff, 0xff]),
-        with(6, [0, 0]),
-        with(6, [0xff, 0x7f]),
-        with(8, [0xff, 0xff]),
-        // UDP segmentation with TCP inside, and without a checksum.
-        with(0, [1, 5]),
-        with(0, [0, request[1]]),
-    ];
-    for (number, request) in lies.iter().enumerate() {
-        rig.pair()
-            .send_asking(&[(ask(request), &packet.bytes())], Layout::Whole);
-        rig.assert_passes_both_ways();
-        let names = [
-            "from_guest_offload_malformed",
-            "from_guest_segment_too_long",
-            "from_guest_checksum_in_headers",
-        ];
-        let counted = names.map(|name| rig.daemon.counter(name)).iter().sum::<u64>();
-        assert_eq!(counted, number as u64 + 1, "{request:?}: {}", rig.daemon.said());
-    }
-    assert_eq!(rig.daemon.counter("from_guest_super_frames_unsegmented"), 0);
-}
-
-#[rstest]
-fn packet_in_many_pieces_or_of_many_segments_leaves_all_the_same() {
-    require!(Root);
-    let mut rig = rig(&serve(), F_HOST_ALL);
-    let packet = GsoPacket::tcp(Ip::V4(0), 20_000);
-    for (size, piece) in [(1000, 300), (20, 9000)] {
-        let request = packet.request(size);
-        rig.pair()
-            .send_asking(&[(ask(&request), &packet.bytes())], Layout::Pieces(piece));
-        let headers = packet.header_len();
-        let mut payload = Vec::new();
-        while payload.len() < 20_000 {
-            let got = rig
-                .wire
-                .receive(wait::SOON)
-                .unwrap_or_else(|| panic!("{:#}", rig.daemon.port(0)));
-            if got[..12] == packet.bytes()[..12] {
-                payload.extend(&got[headers..headers + (got.len() - headers).min(usize::from(size))]);
-            }
-        }
-        frame::assert_same(&payload, &packet.bytes()[headers..]);
-    }
-}
-
-#[rstest]
 fn guests_get_the_frames_of_their_addresses_and_vlans() {
     require!(Root);
     let ports = [
@@ -302,23 +204,6 @@ fn guests_get_the_frames_of_their_addresses_and_vlans() {
         }
         assert_eq!(got, wanted, "guest {guest}");
     }
-}
-
-#[rstest]
-fn rules_limits_and_guard_hold() {
-    require!(Root);
-    let keys = "mac = \"02:00:00:00:00:00\"\nguard = true\nto-guest-packets = 5\n";
-    let mut lan = lan(VethPair::new(), &port(0, keys), 1);
-    lan.send(0, &lan::frame(STRANGER, mac(9), 60, 1));
-    lan.send(0, &lan::frame(STRANGER, mac(0), 60, 2));
-    let sent = lan::frame(STRANGER, mac(0), 60, 2);
-    assert!(std::iter::from_fn(|| lan.wire.receive(wait::SOON)).any(|got| got == sent));
-    assert_eq!(lan.daemon.counter("from_guest_source_address"), 1);
-    for number in 0..200 {
-        lan.wire.send(&lan::frame(mac(0), STRANGER, 60, number));
-    }
-    let limited = wait::until(wait::SOON, || lan.daemon.counter("to_guest_limit") > 0);
-    assert!(limited, "{:#}", lan.daemon.port(0));
 }
 
 #[rstest]

@@ -1,8 +1,6 @@
 //! `vhost-af-xdp queues`: what it says of real queues, held and free.
 
-use rstest::rstest;
-use serde_json::{Value, json};
-use testkit::daemon::DIR;
+use serde_json::Value;
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, VethPair, daemon, frame, require, wait};
 
 fn queues(netns: &NetNs, daemon: &Daemon) -> Value {
@@ -93,75 +91,6 @@ fn queue_of_a_daemon_is_shown_with_its_holder_and_a_free_one_without() {
     drop(guest);
     daemon.await_port(0, "no VMM", |port| port["connected"] == false);
     assert_no_guest(&veth.near, &daemon);
-}
-
-#[rstest]
-fn queues_of_a_network_and_of_its_port_are_shown_with_their_names(#[values(false, true)] leased: bool) {
-    require!(Root);
-    let veth = VethPair::with(3, 1500);
-    let nic = VethPair::NIC;
-    veth.near.run("ethtool", &["-K", nic, "rxvlan", "off"]);
-    let port = |number: u8, keys: &str| {
-        format!(
-            "[port.vm{number}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{number}.sock\"\nmac = \
-             \"02:00:00:00:00:0{number}\"\n{keys}"
-        )
-    };
-    let own = port(1, &format!("ifname = \"{nic}\"\nstart-queue = 2\n"));
-    let text = format!(
-        "[network.lan]\nuplink = \"{nic}\"\nqueues = 2\n{own}{}",
-        port(2, "")
-    );
-    let serve = match leased {
-        true => Serve::file().leased(),
-        false => Serve::file().by_root(),
-    };
-    let mut daemon = Daemon::start_file(&veth.near, &serve, &[nic], &text);
-    let pid = daemon.process().pid();
-    let words: &[&str] = if leased { &["--json"] } else { &["--json", nic] };
-    let read = |daemon: &Daemon| -> Vec<Value> {
-        let now = match leased {
-            true => {
-                serde_json::from_slice(&queues_and_leases(&veth.near, daemon, words).stdout).expect("JSON")
-            }
-            false => queues(&veth.near, daemon),
-        };
-        let all = now.as_array().expect("a list").iter();
-        all.filter(|queue| queue["interface"] == nic).cloned().collect()
-    };
-    let now = read(&daemon);
-    let holder = |at: usize| {
-        let holder = &now[at]["holder"];
-        json!([holder["pid"], holder["network"], holder["port"], holder["pair"]])
-    };
-    assert_eq!(now.len(), 3, "{now:#?}");
-    assert_eq!(holder(0), json!([pid, "lan", null, null]), "{now:#?}");
-    assert_eq!(holder(1), holder(0), "{now:#?}");
-    assert_eq!(holder(2), json!([pid, "lan", "vm1", 0]), "{now:#?}");
-    assert_eq!(
-        now[0]["rules"][0]["what"], "for the ports of network lan",
-        "{now:#?}"
-    );
-    assert_eq!(now[0]["lease"].is_object(), leased);
-    let mut command = veth.near.command(daemon::binary());
-    let output = command
-        .args(["queues", nic, "--control"])
-        .arg(daemon.path("control"))
-        .output();
-    let table = String::from_utf8(output.expect("it runs").stdout).expect("text");
-    let row = |words: [&str; 3]| {
-        let mut rows = table
-            .lines()
-            .map(|row| row.split_whitespace().collect::<Vec<_>>());
-        rows.any(|row| row.windows(3).any(|part| part == words))
-    };
-    assert!(row(["lan", "-", "-"]) && row(["lan", "vm1", "0"]), "{table}");
-    // By the interface's name now.
-    veth.near.ip(&["link", "set", nic, "name", "other0"]);
-    let renamed = || daemon.status()["networks"][0]["uplink"] == "other0";
-    assert!(wait::until(wait::SOON, renamed), "{:#}", daemon.status());
-    let now = queues_of("other0", &veth.near, &daemon);
-    assert_eq!(now[0]["holder"]["network"], "lan", "{now:#}");
 }
 
 #[test]

@@ -155,30 +155,6 @@ fn features_and_protocol_features_of_the_contract_are_offered() {
 }
 
 #[rstest]
-fn memory_slots_come_and_go_while_frames_pass(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct, Placement::Tap)] placement: Placement,
-) {
-    require!(Root);
-    let mut rig = Rig::new(placement, Mode::Native);
-    rig.post(64, &[BUFFER]);
-    rig.assert_passes_both_ways();
-    let more = GuestRam::new(&[(GuestAddr(16 << 30), 8 * MIB)]).expect("memory");
-    let regions = more.regions().expect("regions");
-    let info = region_info(&regions[0]);
-    for _ in 0..3 {
-        // Twice, as QEMU 7.2 does with two queue pairs: the second changes nothing.
-        for _ in 0..2 {
-            rig.driver.frontend().add_mem_region(&info).expect("added");
-            rig.await_passes_both_ways();
-        }
-        for _ in 0..2 {
-            rig.driver.frontend().remove_mem_region(&info).expect("removed");
-            rig.await_passes_both_ways();
-        }
-    }
-}
-
-#[rstest]
 fn stopped_pair_keeps_its_place_and_starts_again(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct, Placement::Tap)] placement: Placement,
     #[values(0, F_RING_PACKED)] ring: u64,

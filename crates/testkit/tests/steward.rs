@@ -9,11 +9,11 @@ use std::time::Duration;
 use rstest::rstest;
 use rustix::process::Signal;
 use serde_json::Value;
-use testkit::daemon::{Mode, Placement, private_dir};
+use testkit::daemon::{Placement, private_dir};
 use testkit::driver::region_info;
 use testkit::lan::{self, Lan};
 use testkit::{
-    Daemon, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require, soak, wait,
+    Daemon, DriverConfig, Layout, Lessor, Rig, Serve, VethPair, frame, require, soak, wait,
 };
 use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::GuestAddr;
@@ -64,77 +64,6 @@ fn daemon_without_any_capability_in_an_empty_namespace_carries_frames() {
         rig.assert_from_guest(&frame::plain(60 + usize::from(seed) * 70, seed), Layout::Whole);
         rig.assert_to_guest(&frame::plain(60 + usize::from(seed) * 70, seed));
     }
-}
-
-#[rstest]
-fn frames_pass_both_ways_byte_exact(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-    #[values(Mode::Native, Mode::Skb)] mode: Mode,
-) {
-    require!(Root);
-    let mut rig = rig(&leased(placement).mode(mode));
-    for (seed, size) in (0..).zip([14, 60, 61, 500, 1513, 1514]) {
-        for layout in [Layout::Whole, Layout::HeaderApart, Layout::Pieces(500)] {
-            rig.assert_from_guest(&frame::plain(size, seed), layout);
-        }
-        rig.assert_to_guest(&frame::plain(size, seed));
-    }
-    assert_eq!(rig.daemon.port(0)["attached"].as_str(), Some(mode.name()));
-    assert!(rig.daemon.counter("redirected") >= 6, "{:#}", rig.daemon.status());
-}
-
-#[rstest]
-fn two_queue_pairs_are_one_lease(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let config = DriverConfig {
-        pairs: 2,
-        ..DriverConfig::default()
-    };
-    let serve = leased(placement).with("--queues", "2").with("--start-queue", "1");
-    let mut rig = Rig::with(VethPair::with(4, 1500), &serve, &config);
-    for pair in &mut rig.driver.pairs {
-        let sent = frame::plain(100, 1);
-        pair.send(&sent, Layout::Whole);
-        frame::assert_same(&rig.wire.receive(wait::SOON).expect("it arrives"), &sent);
-    }
-}
-
-#[rstest]
-fn guests_come_and_go_under_one_lease(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let mut rig = rig(&leased(placement));
-    for _ in 0..4 {
-        rig = rig.next_guest();
-        rig.post(64, &[BUFFER]);
-        rig.assert_passes_both_ways();
-    }
-}
-
-#[rstest]
-fn interface_that_changes_or_goes_is_followed(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let mut rig = rig(&leased(placement));
-    rig.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
-    wait::a_moment();
-    rig.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
-    rig.await_passes_both_ways();
-    rig.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
-    rig.daemon
-        .await_port(0, "the MTU", |port| port["mtu"].as_u64() == Some(1400));
-    rig.await_passes_both_ways();
-    rig.veth.near.ip(&["link", "delete", VethPair::NIC]);
-    rig.daemon
-        .await_impaired(0, "interface nic0 is gone, trying nic0 again");
-    rig.veth.join(1, 1500);
-    rig.wire = PacketPort::open(&rig.veth.far, VethPair::WIRE);
-    rig.daemon.await_recovered(0);
-    rig.await_passes_both_ways();
 }
 
 #[rstest]

@@ -124,28 +124,6 @@ fn frames_to_a_null_nic_are_counted_in_and_out_and_a_reset_begins_anew() {
     assert_eq!(frames(&workers(&daemon)), [FRAMES; 3]);
 }
 
-#[test]
-fn frames_over_a_cable_are_counted_once_in_and_once_out() {
-    let netns = NetNs::new("workers");
-    let daemon = Daemon::start_ports(&netns, &Serve::cable("x"), &["queues=1", "queues=1"]);
-    let guest = |name| Driver::connect(&daemon.path(name), &DriverConfig::default()).expect("accepted");
-    let (mut a, mut b) = (guest("port0.sock"), guest("port1.sock"));
-    b.pairs[0].post(128, &[2048]);
-    for seed in 0..100 {
-        a.pairs[0].send(&frame::plain(100, seed), Layout::Whole);
-        b.pairs[0].receive(wait::SOON).expect("it arrives");
-    }
-    let now = workers(&daemon);
-    now.iter().for_each(check);
-    assert_eq!(frames(&now), [100; 3], "{now:#?}");
-    let lanes = now
-        .iter()
-        .flat_map(|worker| worker["lanes"].as_array().expect("a list"));
-    let mut frames: Vec<_> = lanes.map(|lane| number(&lane["frames"])).collect();
-    frames.sort_unstable();
-    assert_eq!(frames, [0, 100], "who sends has the work");
-}
-
 /// From guest to guest, to the LAN and back.
 #[rstest]
 fn frames_of_a_network_are_counted_and_its_lanes_named(#[values(1, 2)] count: usize) {
@@ -187,20 +165,6 @@ fn frames_of_a_network_are_counted_and_its_lanes_named(#[values(1, 2)] count: us
     }
     let kicks = now.iter().map(|worker| number(&worker["kernel"][0]["count"]));
     assert!(kicks.sum::<u64>() > 0, "frames went out: {now:#?}");
-}
-
-#[test]
-fn worker_of_an_idle_daemon_is_asleep_and_its_sleep_grows() {
-    let netns = NetNs::new("workers");
-    let daemon = Daemon::start(&netns, &Serve::null());
-    let before = workers(&daemon)[0]["time"]["asleep"]["ns"].clone();
-    let sleeps = wait::until(wait::SOON, || {
-        let now = &workers(&daemon)[0];
-        number(&now["time"]["asleep"]["ns"]) > number(&before)
-            && now["time"]["asleep"]["percent"].as_f64() > Some(50.0)
-    });
-    assert!(sleeps, "{:#?}", workers(&daemon));
-    assert_eq!(number(&workers(&daemon)[0]["frames"]["in"]), 0);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
 use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::{Layout, PacketPort, Serve, VethPair, kernel, require, wait};
 
-use super::{HOST, Lan, OTHER, file, mac};
+use super::{HOST, Lan, file, mac};
 
 /// From one address to another, with a tag or none, and what is asked for it: segments of so many bytes.
 fn gso(packet: &GsoPacket, to: [u8; 6], from: [u8; 6], tag: &[u8]) -> (Vec<u8>, [u8; 10]) {
@@ -72,41 +72,4 @@ fn gso_packets_pass_whole_both_ways(
             assert_eq!((got.header[1], &got.header[4..6]), (request[1], &request[4..6]));
         }
     }
-}
-
-#[rstest]
-fn guest_without_offloads_gets_segments_with_whole_checksums(#[values(false, true)] from_the_wire: bool) {
-    require!(Root);
-    let keys = if from_the_wire { "mode = \"tap\"" } else { "" };
-    let mut lan = Lan::new(&Serve::file(), keys, &[""]);
-    let (mouth, from) = match from_the_wire {
-        true => (PacketPort::open_gso_sender(&lan.veth), OTHER),
-        false => (PacketPort::open_with_header(&lan.veth.near, VethPair::NIC), HOST),
-    };
-    let packet = GsoPacket::tcp(Ip::V4(0), 10_500);
-    let (frame, request) = gso(&packet, mac(0), from, &[]);
-    mouth.send(&[&request[..], &frame].concat());
-    let headers = packet.header_len();
-    let mut payload: Vec<u8> = Vec::new();
-    while payload.len() < 10_500 {
-        let got = lan.guests[0].pairs[0].receive(wait::SOON).expect("it comes");
-        assert_eq!(got.header[..6], [0; 6], "nothing is left to be done");
-        assert!(got.frame.len() <= headers + 1000);
-        assert_eq!(tcp_sum(&got.frame), 0xffff, "of {} bytes", got.frame.len());
-        payload.extend(&got.frame[headers..]);
-    }
-    assert_eq!(payload, frame[headers..]);
-}
-
-/// The sum over an IPv4 frame's TCP segment and its pseudo-header (RFC 1071), all ones where it is right.
-fn tcp_sum(frame: &[u8]) -> u16 {
-    let ip = &frame[14..];
-    let [tcp, addresses] = [&ip[20..], &ip[12..20]];
-    let pseudo = [addresses, &[0, 6], &(tcp.len() as u16).to_be_bytes()].concat();
-    let words = pseudo.chunks(2).chain(tcp.chunks(2));
-    let sum = words.fold(0u32, |sum, word| {
-        sum + u32::from(word[0]) * 256 + u32::from(*word.get(1).unwrap_or(&0))
-    });
-    let sum = (sum & 0xffff) + (sum >> 16);
-    ((sum & 0xffff) + (sum >> 16)) as u16
 }
