@@ -25,7 +25,6 @@ const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_ATTACH_XDP: u32 = 37;
 pub(crate) const BPF_TCX_INGRESS: u32 = 46;
 pub(crate) const BPF_TCX_EGRESS: u32 = 47;
-pub(crate) const BPF_F_BEFORE: u32 = 1 << 3;
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
 // include/uapi/linux/if_link.h.
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
@@ -266,30 +265,12 @@ fn types() -> Vec<u8> {
     head.chain(types).chain(names).collect()
 }
 
-/// Has the kernel put a tag of that type and number beside frames with the mark of a socket
-/// (`bpf_skb_vlan_push(skb, kind, vlan)`).
-pub(crate) fn load_tagger(kind: u16, vlan: u8) -> io::Result<OwnedFd> {
-    let program: [u64; 7] = [
-        instruction(0x61, 2, 1, 8, 0), // r2 = *(u32 *)(r1 + 8)    __sk_buff.mark
-        instruction(0x15, 2, 0, 3, 0), // if !r2 goto r0
-        instruction(0xb7, 2, 0, 0, kind.to_be().into()),
-        instruction(0xb7, 3, 0, 0, vlan.into()),
-        instruction(0x85, 0, 0, 0, 18),       // call bpf_skb_vlan_push
-        instruction(0xb7, 0, 0, 0, u32::MAX), // r0 = TCX_NEXT
-        instruction(0x95, 0, 0, 0, 0),        // exit
-    ];
-    load_classifier(&program)
-}
-
 /// `return verdict;` at an interface's ingress or egress.
 pub(crate) fn load_tc_verdict(verdict: u32) -> io::Result<OwnedFd> {
-    load_classifier(&[
+    let program: [u64; 2] = [
         instruction(0xb7, 0, 0, 0, verdict), // r0 = verdict
         instruction(0x95, 0, 0, 0, 0),       // exit
-    ])
-}
-
-fn load_classifier(program: &[u64]) -> io::Result<OwnedFd> {
+    ];
     let load = ProgLoad {
         prog_type: BPF_PROG_TYPE_SCHED_CLS,
         insn_count: program.len() as u32,
@@ -300,14 +281,13 @@ fn load_classifier(program: &[u64]) -> io::Result<OwnedFd> {
     bpf(BPF_PROG_LOAD, &load).map(descriptor)
 }
 
-/// Attaches a program at the ingress or egress of an interface for as long as the link is open. `flags`:
-/// [`BPF_F_BEFORE`]: before all others there; 0: behind them.
-pub(crate) fn attach_tcx(program: &OwnedFd, ifindex: u32, place: u32, flags: u32) -> io::Result<OwnedFd> {
+/// Attaches a program at the ingress or egress of an interface, behind all others there, for as long as the link is open.
+pub(crate) fn attach_tcx(program: &OwnedFd, ifindex: u32, place: u32) -> io::Result<OwnedFd> {
     let create = LinkCreate {
         program: number(program),
         target_ifindex: ifindex,
         attach_type: place,
-        flags,
+        flags: 0,
     };
     bpf(BPF_LINK_CREATE, &create).map(descriptor)
 }

@@ -77,24 +77,3 @@ fn queue_that_channels_take_away_impairs_the_port_and_is_used_again_when_it_is_b
     rig.post(64, &[BUFFER]);
     rig.assert_passes_both_ways();
 }
-
-#[test]
-fn queue_that_a_guest_uses_is_not_taken_away() {
-    require!(Root);
-    let config = DriverConfig {
-        pairs: 2,
-        ..DriverConfig::default()
-    };
-    let serve = Serve::interface(VethPair::NIC).with("--queues", "2").leased();
-    let mut rig = Rig::with(VethPair::with(2, 1500), &serve, &config);
-    rig.veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
-    rig.post(64, &[BUFFER]);
-    let mut command = rig.veth.near.command("ethtool");
-    command.args(["-L", VethPair::NIC, "rx", "1"]);
-    assert!(
-        !command.output().expect("ethtool(8)").status.success(),
-        "the kernel refuses"
-    );
-    rig.assert_passes_both_ways();
-    assert!(rig.daemon.port(0)["impaired"].is_null());
-}

@@ -8,7 +8,7 @@ use testkit::frame::ipv6;
 use testkit::gso_packet::fold;
 use testkit::guest::Guest;
 use testkit::lan::{file, mac};
-use testkit::world::{HOST, assert_stream, give_address, iperf_server};
+use testkit::world::{HOST, give_address};
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Running, Serve, VethPair, require, wait};
 use virtqueue::GuestAddr;
 
@@ -81,68 +81,6 @@ fn await_prefix(guest: &Guest, network: u16) {
     let has = format!("ip -6 addr show dev eth0 scope global | grep -v tentative | grep 2001:db8:{network}:");
     let got = guest.run_until_success(10 * wait::SOON, &has);
     got.unwrap_or_else(|said| panic!("no advertisement: {said}\n{}", guest.run("ip addr")));
-}
-
-#[rstest]
-fn linux_guest_gets_its_addresses_and_keeps_to_them() {
-    require!(Root, Uml, Dnsmasq);
-    let veth = VethPair::new();
-    give_address(&veth);
-    give_address_6(&veth.far, VethPair::WIRE, HOST_6);
-    let _server = dnsmasq(&veth.far, VethPair::WIRE, &[0, 1], 77);
-    let _iperf = iperf_server(&veth);
-    // The second one's are not what the server gives.
-    let ips = [
-        "ips = [\"10.77.0.50\", \"2001:db8:77::/64\"]",
-        "ips = [\"10.77.0.99\", \"2001:db8:78::/64\"]",
-    ];
-    let text = file(Some(VethPair::NIC), &ips);
-    let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
-    let guests = [boot(&daemon, 0), boot(&daemon, 1)];
-    guests.iter().for_each(ask);
-    for (guest, given) in guests.iter().zip(GIVEN) {
-        let has = guest.run("ip addr show dev eth0");
-        assert!(has.contains(given), "{has}");
-        await_prefix(guest, 77);
-    }
-    for to in [HOST, HOST_6] {
-        for direction in ["", "-R"] {
-            assert_stream(&guests[0], to, direction);
-        }
-        // Whose address it is does not matter to the other one's stack.
-        let said = guests[1].try_run(&format!("ping -c 3 -W 5 {to}"));
-        assert!(
-            !said.status.success(),
-            "{to} answers a guest with an address that is not its own"
-        );
-    }
-    let refused = |port: &str, what: &str| daemon.counter_of(port, &format!("from_guest_{what}"));
-    for what in [
-        "arp",
-        "ip_source",
-        "router",
-        "dhcp_server",
-        "neighbour",
-        "headers",
-    ] {
-        assert_eq!(refused("vm0", what), 0, "{what}: {:#}", daemon.status());
-    }
-    assert!(daemon.counter_of("vm0", "from_guest_frames") > 1_000);
-    // Its ARP, and its neighbour discovery.
-    assert!(refused("vm1", "arp") > 0, "{:#}", daemon.status());
-    assert!(
-        refused("vm1", "ip_source") + refused("vm1", "neighbour") > 0,
-        "{:#}",
-        daemon.status()
-    );
-    // The address of the LAN's host is nobody's to take: who has it goes on answering with its own MAC.
-    let _ = guests[1].run(&format!("ip addr add {HOST}/24 dev eth0"));
-    for _ in 0..3 {
-        let _ = guests[1].try_run(&format!("arping -c 2 -w 2 -U -I eth0 {HOST}"));
-    }
-    let known = guests[0].run(&format!("arping -f -w 20 -I eth0 {HOST}"));
-    assert!(!known.contains("02:00:00:00:00:01"), "{known}");
-    assert_stream(&guests[0], HOST, "");
 }
 
 /// The host, at its own interface: the uplink.

@@ -68,19 +68,6 @@ fn interface_that_is_deleted_leaves_the_guest_connected_and_is_picked_up_when_it
     rig.await_passes_both_ways();
 }
 
-#[rstest]
-fn interface_that_is_renamed_goes_on(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let mut rig = Rig::new(placement, Mode::Native);
-    rig.post(64, &[BUFFER]);
-    rig.rename_nic("other0");
-    assert!(rig.daemon.port(0)["connected"].as_bool().expect("a flag"));
-    rig.daemon
-        .await_port(0, "the new name", |port| port["nic"] == "other0");
-}
-
 #[test]
 fn queue_beyond_the_channels_is_refused_with_the_remedy() {
     require!(Root);

@@ -9,8 +9,6 @@ use std::process::Command;
 use rustix::process::Signal;
 use testkit::daemon::{Placement, private_dir};
 use testkit::driver::region_info;
-use testkit::guest::{Backend, Guest};
-use testkit::world::{GUEST, HOST, give_address};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Serve, VethPair, frame, require, wait,
 };
@@ -166,37 +164,4 @@ fn guest_that_is_given_memory_stays_while_another_daemon_has_what_may_be_locked(
     assert_eq!(direct.port(0)["connected"], true);
     drop(other);
     assert_serves(&veth, &direct, &mut guest);
-}
-
-/// Its memory is far too much to lock, so it is to be served by copying, for which there is no memory either. A vCPU
-/// stands still while QEMU connects, so a daemon that turned QEMU away each time would stop the guest. It boots
-/// without a network, and gets one. (GUEST_QEMU may name another QEMU than this machine's.)
-#[test]
-fn linux_guest_boots_while_another_daemon_has_the_memory_and_has_a_network_when_that_is_gone() {
-    require!(Root, Qemu);
-    let veth = VethPair::with(2, 1500);
-    give_address(&veth);
-    // All frames come to the guest's queue.
-    veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
-    let (lessor, steward) = lease_with_little_memory(&veth);
-    let (two, one) = direct_and_other(&veth, &steward);
-    let guest = Guest::boot(Backend::Daemon(&two.socket()), GUEST, &["--mem", "256"]);
-    two.await_impaired(0, "`memlock`");
-    let sessions = two.port(0)["sessions"].clone();
-    assert_eq!(guest.run("echo $((6 * 7))").trim(), "42");
-    std::thread::sleep(wait::SOON / 2);
-    assert_eq!(
-        (&two.port(0)["sessions"], &two.port(0)["connected"]),
-        (&sessions, &true.into())
-    );
-    for said in [two.said(), lessor.steward.said()] {
-        assert!(said.lines().count() < 40, "{said}");
-    }
-    drop(one);
-    two.await_port(0, "runs", |port| {
-        port["lanes"][0]["running"] == true && port["impaired"].is_null()
-    });
-    guest
-        .run_until_success(10 * wait::SOON, &format!("ping -c 1 -W 20 {HOST}"))
-        .unwrap_or_else(|said| panic!("no ping after all: {said}\n{}", two.said()));
 }

@@ -285,60 +285,6 @@ fn program_of_somebody_else_stays_and_has_the_frames_before(#[values(Mode::Nativ
     assert!(has_program(&lan.veth.near));
 }
 
-#[rstest]
-fn frames_wait_with_the_guest_while_the_interface_has_no_room() {
-    require!(Root);
-    let mut lan = lan(&Serve::file(), &["", ""], F_HOST_ALL);
-    // Bytes that wait in a queue of 64 MB: more than the tap may have there.
-    let slow = ["rate", "200mbit", "burst", "128k", "limit", "64m"];
-    let add = ["qdisc", "add", "dev", VethPair::NIC, "root", "tbf"];
-    lan.veth.near.run("tc", &[&add[..], &slow[..]].concat());
-    let packet = GsoPacket::tcp(Ip::V4(0), 60_000);
-    let (frame, request) = gso(&packet, STRANGER, mac(0), 1000);
-    const SENT: u64 = 100;
-    let came = |lan: &Lan| {
-        let shown = lan
-            .veth
-            .far
-            .output_of("ip", &["-j", "-s", "link", "show", "dev", VethPair::WIRE]);
-        let shown: Value = serde_json::from_str(&shown).expect("JSON");
-        shown[0]["stats64"]["rx"]["bytes"].as_u64().expect("bytes") / frame.len() as u64
-    };
-    let (mut shown, before) = (0, came(&lan));
-    let all = wait::until(wait::SOON, || {
-        let most = SENT.min(came(&lan) - before + 60);
-        while shown < most {
-            lan.guests[0].pairs[0].send_asking(&[(ask(&request), &frame)], Layout::Whole);
-            shown += 1;
-        }
-        came(&lan) - before >= SENT
-    });
-    assert!(all, "{} of {SENT}: {:#}", came(&lan) - before, lan.daemon.port(0));
-    assert!(
-        lan.daemon.counter("from_guest_waits") > 0,
-        "{:#}",
-        lan.daemon.port(0)
-    );
-}
-
-#[rstest]
-fn guest_that_takes_no_frames_costs_only_its_own() {
-    require!(Root);
-    let mut lan = lan(&Serve::file(), &["", ""], 0);
-    assert_passes(&mut lan, 0);
-    // It has 64 buffers, and gives none back.
-    for number in 0..200u32 {
-        lan.wire.send(&frame(mac(1), STRANGER, 60, number as u8));
-    }
-    for number in 0..100 {
-        let sent = frame(mac(0), STRANGER, 60, number);
-        lan.wire.send(&sent);
-        await_frame(&mut lan, 0, &sent);
-    }
-    let lost = || lan.daemon.counter_of("vm1", "to_guest_no_buffer");
-    assert!(wait::until(wait::SOON, || lost() > 0), "{:#}", lan.daemon.port(1));
-}
-
 /// Whose lower device hands it packets that GRO has joined, or that a veth's peer has sent whole: no XDP program takes
 /// them (docs/hardware.md). Of other kinds of interfaces: `scripts/kernels --wire uppers`.
 #[rstest]
@@ -413,29 +359,6 @@ fn second_steward_leaves_the_taps_of_an_uplink_that_was_renamed() {
     let _other = Daemon::start_file(near, &Serve::file().leased(), &["nic1"], &text);
     assert!(taps(near).contains(before.trim()), "{before}{}", taps(near));
     assert_passes(&mut lan, 1);
-}
-
-#[rstest]
-fn mtu_is_followed(#[values(9000, 68, 65_535)] mtu: u32) {
-    require!(Root);
-    let mut lan = lan(&Serve::file().leased(), &["", ""], 0);
-    for mtu in [mtu, 1500] {
-        let to = mtu.to_string();
-        lan.veth.far.ip(&["link", "set", VethPair::WIRE, "mtu", &to]);
-        lan.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", &to]);
-        await_network(&lan, "the MTU", |network| {
-            network["mtu"] == mtu && network["impaired"].is_null()
-        });
-        // As long as the smallest one takes.
-        for number in 0..3 {
-            let sent = frame(STRANGER, mac(0), 60, number);
-            lan.send(0, &sent);
-            assert!(std::iter::from_fn(|| lan.wire.receive(wait::SOON)).any(|got| got == sent));
-            let sent = frame(mac(0), STRANGER, 60, number);
-            lan.wire.send(&sent);
-            await_frame(&mut lan, 0, &sent);
-        }
-    }
 }
 
 /// What is killed leaves nothing that takes frames.

@@ -1,4 +1,4 @@
-//! TCP and UDP of a real guest with offloads, over a wire that loses, doubles and reorders frames, while the guest's
+//! TCP of a real guest with offloads, over a wire that loses, doubles and reorders frames, while the guest's
 //! offloads are switched.
 //!
 //! Streams of pseudo-random bytes, in pieces of all sizes, run both ways at once, over IPv4, IPv6 and a VLAN; sender
@@ -10,10 +10,9 @@ use rstest::rstest;
 use serde_json::Value;
 use testkit::bad_wire::{Faults, Tally, VLAN};
 use testkit::daemon::{Mode, Placement};
-use testkit::driver::F_HOST_USO;
 use testkit::guest::{Backend, Guest, UML, netcheck};
-use testkit::world::{GUEST, HOST, await_placement, features};
-use testkit::{BadWire, Daemon, PacketPort, Running, Serve, VethPair, frame, require, soak, wait};
+use testkit::world::{GUEST, HOST, await_placement};
+use testkit::{BadWire, Daemon, PacketPort, Running, Serve, VethPair, require, soak, wait};
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -318,85 +317,6 @@ fn streams_are_intact_over_a_bad_wire_while_offloads_are_switched(
     assert_wire_was_bad(bench.wire.to_nic(), "to the NIC");
     bench.assert_no_stack_saw_a_bad_checksum();
     assert_eq!(bench.drops(), [], "{:#}", bench.daemon.port(0));
-}
-
-/// One system call in the guest sends datagrams of `PIECE` bytes, and the peer's echo sends them back in one go. Where
-/// the guest leaves the cutting to us (USO: Linux 6.2, QEMU 8.2), the frames on the wire are those that it makes itself
-/// when that is switched off.
-#[rstest]
-#[case::copy(Placement::Copy)]
-#[case::direct(Placement::Direct)]
-fn datagrams_cut_here_are_those_that_the_guest_cuts(#[case] placement: Placement) {
-    const BURST: usize = 40_000;
-    const PIECE: usize = 1400;
-    require!(Root, Qemu);
-    if soak::leaves_out(placement == Placement::Direct) {
-        return;
-    }
-    let bench = Bench::new(Serve::interface(VethPair::NIC).placement(placement), &[]);
-    let uso = features(&bench.daemon.port(0)) & F_HOST_USO != 0;
-    if !uso {
-        println!(
-            "SKIPPED: USO: this guest has none (Linux 6.2, QEMU 8.2); its own cutting is compared with itself"
-        );
-    }
-    for peer in &PEERS[..2] {
-        let _echo = bench.echo(peer);
-        let tap = PacketPort::open(&bench.wire.peer, BadWire::WIRE);
-        let mut bursts = Vec::new();
-        for switch in ["on", "off"] {
-            let _ = bench
-                .guest
-                .try_run(&format!("ethtool -K eth0 tx-udp-segmentation {switch}"));
-            // Asks for the peer's address.
-            let _ = bench
-                .guest
-                .run(&format!("netcheck udp connect {peer} {ECHO} 3 60"));
-            while tap.receive(wait::QUIET).is_some() {}
-            let before = bench.daemon.counter("from_guest_super_frames");
-            let said = bench
-                .guest
-                .run(&format!("netcheck udp burst {peer} {ECHO} {BURST} {PIECE}"));
-            let pieces = BURST.div_ceil(PIECE);
-            assert_eq!(
-                said.trim(),
-                format!("{pieces} {pieces} 0"),
-                "sent, returned, wrong"
-            );
-            let cut = bench.daemon.counter("from_guest_super_frames") - before;
-            assert_eq!(
-                cut,
-                u64::from(uso && switch == "on"),
-                "GSO packets to {peer}, {switch}"
-            );
-            bursts.push(datagrams_in(&tap, PIECE));
-            assert_eq!(bursts[0].len(), pieces, "frames on the wire");
-        }
-        let (ours, guests) = (&bursts[0], &bursts[1]);
-        assert_eq!(ours.len(), guests.len());
-        for (ours, guests) in ours.iter().zip(guests) {
-            frame::assert_same(ours, guests);
-        }
-    }
-    bench.assert_no_stack_saw_a_bad_checksum();
-}
-
-/// UDP frames to the echo's port that came in so far and are as long as pieces are; what asks for an address is shorter
-/// than the last of them, and may be late.
-fn datagrams_in(tap: &PacketPort, piece: usize) -> Vec<Vec<u8>> {
-    let mut found = Vec::new();
-    while let Some(frame) = tap.receive(wait::QUIET) {
-        let udp = match frame[12..14] {
-            [0x08, 0x00] if frame[23] == 17 => 34,
-            [0x86, 0xdd] if frame[20] == 17 => 54,
-            _ => continue,
-        };
-        let port = u16::from_be_bytes([frame[udp + 2], frame[udp + 3]]);
-        if port == ECHO && (udp + 8 + 61..=udp + 8 + piece).contains(&frame.len()) {
-            found.push(frame);
-        }
-    }
-    found
 }
 
 /// The check itself: streams that are not the same are told apart.

@@ -237,32 +237,6 @@ fn steward_and_daemon_restart_under_a_guest() {
 }
 
 #[rstest]
-fn tap_or_interface_that_is_deleted_comes_back() {
-    require!(Root);
-    let mut rig = rig(&serve().leased(), 0);
-    let name = taps(&rig.veth.near);
-    let name = name.split([':', ' ']).find(|word| word.starts_with("vaxu"));
-    let name = name.expect("there is one").to_owned();
-    rig.veth.near.ip(&["link", "delete", &name]);
-    rig.await_passes_both_ways();
-    rig.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
-    let lost = wait::until(wait::SOON, || {
-        rig.driver.pairs[0].send(&frame::plain(60, 1), Layout::Whole);
-        std::thread::sleep(Duration::from_millis(10));
-        rig.daemon.counter("from_guest_interface_down") > 0
-    });
-    assert!(lost, "{:#}", rig.daemon.port(0));
-    rig.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
-    rig.veth.await_near();
-    rig.await_passes_both_ways();
-    rig.veth.near.ip(&["link", "delete", VethPair::NIC]);
-    rig.daemon.await_impaired(0, "gone");
-    rig.veth.join(1, 1500);
-    rig.wire = PacketPort::open(&rig.veth.far, VethPair::WIRE);
-    rig.await_passes_both_ways();
-}
-
-#[rstest]
 fn guest_whose_address_the_host_has_waits_until_it_has_another() {
     require!(Root);
     let serve = Serve::file().leased();

@@ -6,8 +6,7 @@ use std::net::TcpListener;
 use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::F_RING_PACKED;
-use testkit::guest::{Backend, Guest};
-use testkit::world::{GUEST, HOST, Listener, Setting, assert_stream, features, received_bytes};
+use testkit::world::{HOST, Setting, assert_stream, features, received_bytes};
 use testkit::{World, require, soak, wait};
 
 /// Port where a greeting is said to each who connects.
@@ -97,32 +96,4 @@ fn queue_pairs_come_and_go_while_tcp_runs_both_ways(
         let received = received_bytes(&report, sum);
         assert!(received > 100_000, "{sum}: {received} bytes");
     }
-}
-
-#[rstest]
-fn guest_that_is_killed_is_followed_by_another(
-    #[values((Listener::Daemon, Placement::Direct), (Listener::Vmm, Placement::Copy))] (listener, placement): (
-        Listener,
-        Placement,
-    ),
-) {
-    require!(Root, Qemu);
-    // A VMM that connected to the daemon and was killed is also played by the driver: `Rig::next_guest`.
-    if soak::leaves_out(listener == Listener::Vmm) {
-        return;
-    }
-    let mut world = World::new(Setting {
-        listener,
-        ..Setting::new(placement)
-    });
-    world.assert_pings();
-    world.guest.kill();
-    let socket = world.daemon.socket();
-    let backend = match listener {
-        Listener::Daemon => Backend::Daemon(&socket),
-        Listener::Vmm => Backend::Qemu(&socket),
-    };
-    world.guest = Guest::boot(backend, GUEST, &["--mem", "256"]);
-    world.assert_pings();
-    world.daemon.process().check();
 }

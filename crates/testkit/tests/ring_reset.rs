@@ -6,7 +6,7 @@ use std::time::Duration;
 use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::{self, F_ACCESS_PLATFORM, F_RING_PACKED, F_RING_RESET};
-use testkit::{Bystander, Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, Serve, VethPair};
+use testkit::{Bystander, Driver, DriverConfig, Layout, PacketPort, Rig, Serve, VethPair};
 use testkit::{frame, require, soak, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
@@ -321,36 +321,6 @@ fn assert_sends(guest: &mut Driver, wire: &PacketPort) {
     let sent = frame::last();
     guest.pairs[0].send(&sent, Layout::Whole);
     let _ = wire.receive_before(&sent);
-}
-
-/// By default neither is offered: a VMM that passes the feature on and resets not would let the device go on with a
-/// ring that is none.
-#[test]
-fn features_that_need_the_vmm_are_offered_on_request_only() {
-    require!(Root);
-    let netns = NetNs::new("null");
-    let features = |serve: &Serve| {
-        let daemon = Daemon::start(&netns, serve);
-        let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 20)]).expect("memory"));
-        let socket = driver::connect(&daemon.socket());
-        let config = DriverConfig::default();
-        let mut driver = Driver::greet(socket, &config, ram).expect("greeted");
-        let offered = driver.features() & (F_RING_RESET | F_ACCESS_PLATFORM);
-        let refused = (F_RING_RESET | F_ACCESS_PLATFORM) & !offered;
-        assert!(
-            refused == 0 || driver.frontend().set_features(refused).is_err(),
-            "{refused:#x} was not offered"
-        );
-        offered
-    };
-    assert_eq!(features(&Serve::null()), 0);
-    for (list, offered) in [
-        ("ring-reset", F_RING_RESET),
-        ("access-platform", F_ACCESS_PLATFORM),
-        ("ring-reset,access-platform", F_RING_RESET | F_ACCESS_PLATFORM),
-    ] {
-        assert_eq!(features(&Serve::null().with("--offer", list)), offered, "{list}");
-    }
 }
 
 /// A guest behind no IOMMU that accepts ACCESS_PLATFORM is like any other; one behind an IOMMU is refused with the

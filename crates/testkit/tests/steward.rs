@@ -12,9 +12,7 @@ use serde_json::Value;
 use testkit::daemon::{Placement, private_dir};
 use testkit::driver::region_info;
 use testkit::lan::{self, Lan};
-use testkit::{
-    Daemon, DriverConfig, Layout, Lessor, Rig, Serve, VethPair, frame, require, soak, wait,
-};
+use testkit::{Daemon, DriverConfig, Layout, Lessor, Rig, Serve, VethPair, frame, require, soak, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::GuestAddr;
 use virtqueue::driver::GuestRam;
@@ -290,29 +288,6 @@ fn end(daemon: &mut Daemon, signal: Signal) {
     let lessor = daemon.lessor.as_mut().expect("leased");
     lessor.steward.signal(signal);
     lessor.steward.wait(wait::SOON);
-}
-
-#[test]
-fn daemon_that_is_killed_gives_its_lease_back() {
-    require!(Root);
-    let mut rig = rig(&leased(Placement::Copy));
-    let program = |rig: &Rig| {
-        rig.veth
-            .near
-            .output_of("ip", &["-j", "link", "show", "dev", VethPair::NIC])
-            .contains("\"xdp\"")
-    };
-    for _ in 0..3 {
-        assert!(program(&rig));
-        rig.daemon.kill();
-        assert!(wait::until(wait::SOON, || !program(&rig)), "the program stays");
-        rig.daemon.restart(&rig.veth.near, &leased(Placement::Copy));
-        rig.daemon.await_listening();
-        assert!(wait::until(wait::SOON, || program(&rig)));
-        rig = rig.next_guest();
-        rig.post(64, &[BUFFER]);
-        rig.assert_passes_both_ways();
-    }
 }
 
 /// What the one before had may be its helper's for a moment still.

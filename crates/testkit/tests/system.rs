@@ -27,7 +27,6 @@ mod frames;
 mod guard;
 mod guard_linux;
 mod hints;
-mod hints_tags;
 mod hostile;
 mod hostile_guest;
 mod hostile_limits;

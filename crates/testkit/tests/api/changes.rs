@@ -1,16 +1,11 @@
 //! Ports that are added, changed and removed by the API, beside those of a file.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::api::{Answer, Api};
 use testkit::daemon::DIR;
-use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, VethPair, frame, require, soak, wait};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, frame, require, wait};
 
-use super::UPLINK;
 use super::document::Document;
 
 const PORT: &str = "/v1/ports/{name}";
@@ -135,12 +130,6 @@ pub(super) fn numbered(to: u8, from: u8, number: u32) -> Vec<u8> {
     frame[..6].copy_from_slice(&mac(to));
     frame[6..12].copy_from_slice(&mac(from));
     frame
-}
-
-/// The number of such a frame from the first guest to the second; others are the uplink's.
-fn number_of(frame: &[u8]) -> Option<u32> {
-    let number = frame.get(14..18)?.try_into().map(u32::from_be_bytes).ok()?;
-    (*frame == numbered(2, 1, number)).then_some(number)
 }
 
 /// Sends a frame from one guest to the other, until it arrives.
@@ -394,86 +383,6 @@ fn who_may_look_only_changes_nothing() {
     let api = scene.api.clone();
     assert_eq!(super::as_stranger(move || api.ask("/v1/ports", &[])).status, 200);
     scene.do_change("PUT", "vm1", &scene.keys(1), "added");
-}
-
-/// Two guests of a network; one sends to the other a frame each millisecond, until it is ended.
-struct Flow {
-    over: Arc<AtomicBool>,
-    thread: std::thread::JoinHandle<(u32, Vec<u32>)>,
-}
-
-impl Flow {
-    fn start(from: Driver, to: Driver) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&over);
-        let body = move || {
-            // All of both: they hold their connections.
-            let (mut from, mut to) = (from, to);
-            let (mut sent, mut arrived) = (0, Vec::new());
-            while !told.load(Ordering::Relaxed) {
-                from.pairs[0].reap_sent();
-                if sent - u32::try_from(arrived.len()).expect("few") < 32 {
-                    from.pairs[0].send(&numbered(2, 1, sent), Layout::Whole);
-                    sent += 1;
-                }
-                std::thread::sleep(Duration::from_millis(1));
-                arrived.extend(
-                    std::iter::from_fn(|| to.pairs[0].poll()).filter_map(|got| number_of(&got.frame)),
-                );
-            }
-            while arrived.len() < sent as usize
-                && let Some(got) = to.pairs[0].receive(wait::SOON)
-            {
-                arrived.extend(number_of(&got.frame));
-            }
-            (sent, arrived)
-        };
-        Self {
-            over,
-            thread: std::thread::spawn(body),
-        }
-    }
-
-    /// Nothing was lost, repeated or out of order.
-    fn assert_whole(self) {
-        self.over.store(true, Ordering::Relaxed);
-        let (sent, arrived) = self.thread.join().expect("no panic");
-        assert!(sent > 1000, "{sent} frames only");
-        assert_eq!(arrived, (0..sent).collect::<Vec<_>>());
-    }
-}
-
-#[test]
-fn ports_come_change_and_go_and_others_lose_no_frame() {
-    require!(Root);
-    let veth = VethPair::new();
-    veth.join_as(UPLINK, "wire1", 1, 1500);
-    let scene = Scene::new(
-        &veth.near,
-        Serve::file(),
-        &[UPLINK],
-        &network(Some(UPLINK), &[1, 2]),
-    );
-    let flow = Flow::start(scene.guest(1), scene.guest(2));
-    for round in 0..soak::count(30, 1000) {
-        scene.do_change("PUT", "vm3", &scene.keys(3), "added");
-        if round % 10 == 0 {
-            let mut guest = scene.guest(3);
-            guest.pairs[0].send(&numbered(9, 3, 1), Layout::Whole);
-            guest.pairs[0].await_sent();
-        }
-        scene.do_change("PATCH", "vm3", &json!({"isolated": true}), "changed");
-        scene.do_change("DELETE", "vm3", &Value::Null, "removed");
-    }
-    for guest in [1, 2] {
-        let port = scene.api.get(&format!("/v1/ports/vm{guest}"));
-        assert_eq!(
-            (&port["sessions"], &port["connected"]),
-            (&json!(1), &json!(true)),
-            "{port:#}"
-        );
-    }
-    flow.assert_whole();
 }
 
 #[test]

@@ -67,39 +67,6 @@ fn it_comes_and_goes_and_the_others_lose_no_frame(
 }
 
 #[rstest]
-fn nothing_is_left_of_a_daemon_that_is_killed(#[values("copy", "send-direct")] memory: &str) {
-    require!(Root);
-    let veth = uplink();
-    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
-    let serve = Serve::file().leased();
-    let text = [
-        network(Queue0::Networks, 1),
-        port(OWN, &own(Queue0::Networks, memory, "")),
-        port(1, ""),
-    ]
-    .concat();
-    let mut daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &text);
-    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let nic = || veth.near.output_of("ip", &["-d", "link", "show", VethPair::NIC]);
-    for _ in 0..3 {
-        let mut guest = connect(&daemon, OWN);
-        assert_reaches(&mut guest, OWN, &wire);
-        assert!(nic().contains("xdp"));
-        daemon.kill();
-        let lessor = daemon.lessor.as_ref().expect("queues are leased");
-        let nothing = || !nic().contains("xdp") && lessor.bpffs.pinned().is_empty();
-        assert!(
-            wait::until(wait::SOON, nothing),
-            "{}: {:?}: {}",
-            nic(),
-            lessor.bpffs.pinned(),
-            lessor.steward
-        );
-        daemon.restart_file(&veth.near, &serve);
-    }
-}
-
-#[rstest]
 fn it_goes_on_after_daemon_and_steward_were_killed(#[values("copy", "send-direct")] memory: &str) {
     require!(Root);
     let serve = Serve::file().leased();
