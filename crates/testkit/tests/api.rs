@@ -8,7 +8,6 @@ mod kept;
 mod life;
 mod networks;
 mod prometheus;
-mod workers;
 
 use rustix::process::{Gid, Uid};
 use tempfile::TempDir;

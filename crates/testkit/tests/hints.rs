@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use rstest::rstest;
-use rustix::process::Signal;
 use serde_json::{Value, json};
 use testkit::daemon::{self};
 use testkit::kernel::has_hints;
@@ -228,32 +227,4 @@ fn frames_go_on_while_hints_are_switched_by_the_file() {
         lan.wire.send(&plain);
         assert_eq!(lan.received(1), plain, "{hints}");
     }
-}
-
-#[test]
-fn hints_are_there_again_with_the_next_steward() {
-    require!(Root);
-    if !has_hints() {
-        return;
-    }
-    let veth = VethPair::new();
-    let serve = serve(true).with("--hints", "hash");
-    let mut daemon = Daemon::start(&veth.near, &serve);
-    let mut guest = guest(&daemon);
-    let before = hints_of(&daemon);
-    assert_eq!(before["on"], json!(["hash"]));
-    let lessor = daemon.lessor.as_mut().expect("queues are leased");
-    lessor.steward.signal(Signal::KILL);
-    lessor.steward.wait(wait::SOON);
-    daemon.restart_lessor(&veth.near);
-    assert!(
-        wait::until(wait::SOON, || hints_of(&daemon) == before
-            && daemon.said().contains("the steward is back")),
-        "{}",
-        daemon.said()
-    );
-    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let sent = testkit::frame::plain(100, 7);
-    wire.send(&sent);
-    assert_eq!(guest.pairs[0].receive(wait::SOON).expect("it comes").frame, sent);
 }

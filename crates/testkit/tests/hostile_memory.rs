@@ -1,26 +1,20 @@
 //! Files that a VMM gives as guest memory, dirty log or inflight region, and that a daemon must not be hurt by: each
 //! closes or refuses its own port, and a neighbour in the same process goes on.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use rstest::rstest;
-use rustix::fs::{Mode, OFlags, ftruncate, openat};
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
-};
+use rustix::fs::ftruncate;
 use testkit::driver::{self, F_PROTOCOL_FEATURES};
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, frame, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{VhostUserInflight, VhostUserProtocolFeatures};
-use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData};
+use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo};
 use virtqueue::GuestAddr;
 use virtqueue::driver::GuestRam;
 
 const MIB: u64 = 1 << 20;
-
-/// `VHOST_F_LOG_ALL`.
-const F_LOG_ALL: u64 = 1 << 26;
 
 /// A guest that is served, and a port beside it in the same process for one that does wrong.
 struct Neighbours {
@@ -43,11 +37,6 @@ impl Neighbours {
             daemon,
             _netns: netns,
         }
-    }
-
-    /// One whose queues run.
-    fn running(&self) -> Driver {
-        Driver::connect(&self.daemon.path("port0.sock"), &hostile_config()).expect("accepted")
     }
 
     /// One that speaks for itself from here on: features are acknowledged, nothing else was said.
@@ -91,31 +80,6 @@ fn hostile_config() -> DriverConfig {
     }
 }
 
-/// A tmpfs that nobody has mounted anywhere, full to the last page; and a file on it that has none.
-fn file_without_memory(bytes: u64) -> OwnedFd {
-    let tmpfs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).expect("tmpfs");
-    fsconfig_set_string(tmpfs.as_fd(), "size", "64k").expect("a size");
-    fsconfig_create(tmpfs.as_fd()).expect("made");
-    let root = fsmount(
-        tmpfs.as_fd(),
-        FsMountFlags::FSMOUNT_CLOEXEC,
-        MountAttrFlags::empty(),
-    )
-    .expect("a mount");
-    let open = |name| {
-        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
-        openat(&root, name, flags, Mode::RUSR | Mode::WUSR).expect("a file")
-    };
-    let (filler, page) = (open("filler"), [1; 4096]);
-    let filled = (0..)
-        .take_while(|_| rustix::io::write(&filler, &page).is_ok())
-        .count();
-    assert!((1..=16).contains(&filled), "{filled} pages of 16");
-    let file = open("sparse");
-    ftruncate(&file, bytes).expect("any length");
-    file
-}
-
 /// SET_INFLIGHT_FD for two queues of 256 entries.
 fn set_inflight(driver: &mut Driver, file: &OwnedFd, bytes: u64) {
     let region = VhostUserInflight::new(bytes, 0, 2, 256);
@@ -143,72 +107,7 @@ fn region(file: &OwnedFd, (guest, user, bytes, offset): (u64, u64, u64, u64)) ->
     }
 }
 
-/// Starts both vrings in memory at `user`, of which this process knows nothing.
-fn start_vrings(driver: &mut Driver, user: u64) {
-    let event = vmm_sys_util::eventfd::EventFd::new(0).expect("an eventfd");
-    for index in 0..2 {
-        let at = user + index as u64 * 0x8000;
-        let config = VringConfigData {
-            queue_max_size: 256,
-            queue_size: 256,
-            flags: 0,
-            desc_table_addr: at,
-            used_ring_addr: at + 0x2000,
-            avail_ring_addr: at + 0x1000,
-            log_addr: None,
-        };
-        let frontend = driver.frontend();
-        let said = (frontend.set_vring_num(index, 256))
-            .and_then(|()| frontend.set_vring_addr(index, &config))
-            .and_then(|()| frontend.set_vring_base(index, 0))
-            .and_then(|()| frontend.set_vring_call(index, &event))
-            .and_then(|()| frontend.set_vring_kick(index, &event));
-        // The port may be closed by now.
-        if said.is_err() {
-            return;
-        }
-    }
-}
-
 // ---- no memory behind it ---------------------------------------------------------------------------------------
-
-#[test]
-fn inflight_region_on_a_full_tmpfs_closes_only_its_port() {
-    require!(Root);
-    let mut neighbours = Neighbours::new();
-    let mut hostile = neighbours.hostile();
-    set_inflight(&mut hostile, &file_without_memory(MIB), MIB);
-    neighbours.assert_only_one_is_closed(&hostile, "memory-truncated", &[]);
-}
-
-#[test]
-fn dirty_log_on_a_full_tmpfs_closes_only_its_port() {
-    require!(Root);
-    let mut neighbours = Neighbours::new();
-    let mut hostile = neighbours.running();
-    assert!(set_log(&mut hostile, &file_without_memory(4096), 4096));
-    let features = hostile.features() | F_LOG_ALL;
-    // What the lane writes is noted in the log at once: the connection may be over before the answer.
-    let _ = hostile.frontend().set_features(features);
-    hostile.pairs[0].send(&frame::plain(80, 0x22), Layout::Whole);
-    neighbours.assert_only_one_is_closed(&hostile, "memory-truncated", &[]);
-}
-
-#[test]
-fn guest_memory_on_a_full_tmpfs_closes_only_its_port() {
-    require!(Root);
-    let mut neighbours = Neighbours::new();
-    let mut hostile = neighbours.hostile();
-    let file = file_without_memory(MIB);
-    let user = 0x7000_0000_0000;
-    let table = [region(&file, (0, user, MIB, 0))];
-    hostile
-        .frontend()
-        .set_mem_table(&table)
-        .expect("a table like others");
-    start_vrings(&mut hostile, user);
-    neighbours.assert_only_one_is_closed(&hostile, "memory-truncated", &[]);
-}
 
 // ---- files that may never answer -------------------------------------------------------------------------------
 
@@ -336,26 +235,6 @@ fn slots_count_together() {
         assert_eq!(added.is_ok(), at < 2, "slot {at}");
     }
     neighbours.assert_only_one_is_closed(&hostile, "refused", &["201326592", "134217728", "max-memory"]);
-}
-
-#[test]
-fn regions_that_are_one_piece_of_a_file_are_refused() {
-    require!(Root);
-    let mut neighbours = Neighbours::new();
-    let mut hostile = neighbours.hostile();
-    let file = sparse(2 * MIB);
-    let halves: Vec<_> = (0..2)
-        .map(|at| region(&file, (at * MIB, at * MIB, MIB, at * MIB)))
-        .collect();
-    hostile
-        .frontend()
-        .set_mem_table(&halves)
-        .expect("two pieces of one file");
-    let aliases: Vec<_> = (0..8)
-        .map(|at| region(&file, (at * MIB, at * MIB, MIB, at % 2 * MIB)))
-        .collect();
-    let _ = hostile.frontend().set_mem_table(&aliases);
-    neighbours.assert_only_one_is_closed(&hostile, "refused", &["overlap in their file"]);
 }
 
 #[test]

@@ -249,43 +249,6 @@ fn host_reaches_a_guest_that_has_moved_by_the_lan(#[values(1, 2)] workers: usize
 }
 
 #[rstest]
-fn addresses_of_the_host_are_followed() {
-    require!(Root);
-    let mut lan = Lan::new(&Serve::file(), "", &[""]);
-    let near = &lan.veth.near;
-    near.ip(&["link", "set", VethPair::NIC, "address", "02:00:00:00:02:01"]);
-    near.ip(&[
-        "link",
-        "add",
-        "link",
-        VethPair::NIC,
-        "name",
-        "above0",
-        "address",
-        "02:00:00:00:02:02",
-        "up",
-        "type",
-        "macvlan",
-        "mode",
-        "bridge",
-    ]);
-    let above = Ear::on(near, "above0");
-    let known = || lan.host_status()["macs"] == serde_json::json!(["02:00:00:00:02:01", "02:00:00:00:02:02"]);
-    assert!(wait::until(wait::SOON, known), "{:#}", lan.host_status());
-    lan.await_way(OTHER, |lan| &lan.host);
-    let last = frame(HOST, mac(0), 101, 1);
-    lan.send(0, &last);
-    let _ = lan.wire.0.receive_before(&last);
-    let sent = frame([0x02, 0, 0, 0, 2, 2], mac(0), 100, 2);
-    lan.send(0, &sent);
-    above.hears(&sent);
-    // Nobody's any more: out.
-    let sent = frame(HOST, mac(0), 100, 3);
-    lan.send(0, &sent);
-    lan.wire.hears(&sent);
-}
-
-#[rstest]
 fn network_without_the_host_is_as_before(
     #[values(false, true)] by_policy: bool,
     #[values("", "mode = \"tap\"")] mode: &str,
@@ -336,41 +299,6 @@ fn forbidden(mut lan: Lan) -> Lan {
     assert!(wait::until(wait::SOON, refused), "{:#}", lan.host_status());
     lan.await_way(HOST, |lan| &lan.wire);
     lan
-}
-
-#[rstest]
-fn host_is_reached_when_the_steward_is_killed_and_after() {
-    require!(Root);
-    let mut lan = Lan::new(&Serve::file().leased(), "", &[""]);
-    for number in [1u8, 11] {
-        let both_ways = |lan: &mut Lan, number| {
-            let sent = frame(HOST, mac(0), 100, number);
-            lan.send(0, &sent);
-            lan.host.hears(&sent);
-            let back = frame(mac(0), HOST, 100, number + 1);
-            lan.host.0.send(&back);
-            assert_eq!(lan.received(0), back);
-        };
-        let steward = &mut lan.daemon.lessor.as_mut().expect("leased").steward;
-        steward.signal(rustix::process::Signal::KILL);
-        steward.wait(wait::SOON);
-        both_ways(&mut lan, number);
-        let said = |lan: &Lan| lan.daemon.said().matches("the steward is back").count();
-        let before = said(&lan);
-        lan.daemon.start_lessor_again(&lan.veth.near);
-        let back = || said(&lan) > before;
-        assert!(wait::until(wait::SOON, back), "{}", lan.daemon.said());
-        both_ways(&mut lan, number + 4);
-    }
-    // Whatever the next one does.
-    let near = &lan.veth.near;
-    near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
-    let small = || {
-        let said = near.output_of("ip", &["-o", "link"]);
-        let device = said.lines().find(|line| line.contains("vaxh"));
-        device.is_some_and(|line| line.contains("mtu 1400"))
-    };
-    assert!(wait::until(wait::SOON, small), "{}", lan.daemon.said());
 }
 
 #[rstest]

@@ -4,10 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use rstest::rstest;
 use rustix::process::{Pid, Signal, kill_process};
-use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, lan, require, wait};
-
-/// Behind the first guest, where its port learns.
-const INNER: [[u8; 6]; 2] = [[0x02, 0, 0, 0, 5, 1], [0x02, 0, 0, 0, 5, 2]];
+use testkit::{Daemon, Driver, DriverConfig, PacketPort, Serve, VethPair, frame, lan, require, wait};
 
 /// A network with these keys, and two ports, of which the first has those.
 fn file_with(keys: &str, of_first: &str) -> String {
@@ -136,76 +133,6 @@ fn guest_that_a_policy_cuts_off_is_named_and_comes_back_with_it(#[values(false, 
     }
     let said = daemon.said();
     assert_eq!(said.matches("guests are cut off").count(), 2, "{said}");
-}
-
-fn mac_text(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
-}
-
-/// The first guest sends from an address until it is told of; whether frames of the LAN to it come then.
-fn learns(daemon: &Daemon, guest: &mut Driver, wire: &PacketPort, mac: [u8; 6]) -> bool {
-    let (out, back) = (
-        lan::frame(lan::STRANGER, mac, 60, 1),
-        lan::frame(mac, lan::STRANGER, 60, 2),
-    );
-    let refused = daemon.counter("from_guest_not_learned");
-    let mut came = false;
-    let is_known = || {
-        guest.pairs[0].reap_sent();
-        guest.pairs[0].send(&out, Layout::Whole);
-        wire.send(&back);
-        let mut got = std::iter::from_fn(|| guest.pairs[0].receive(wait::QUIET));
-        came = got.any(|got| got.frame == back);
-        came || daemon.counter("from_guest_not_learned") > refused
-    };
-    assert!(wait::until(wait::SOON, is_known), "{:#}", daemon.status());
-    // Others of the same may be under way.
-    let last = lan::frame(lan::mac(0), lan::STRANGER, 61, 3);
-    wire.send(&last);
-    let _ = guest.pairs[0].receive_before(&last);
-    came
-}
-
-#[test]
-fn learned_addresses_are_those_that_the_policy_has() {
-    require!(Root);
-    let veth = VethPair::with(1, 1500);
-    let serve = Serve::file().leased();
-    let text = file_with("", "learning = true");
-    let mut daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &text);
-    let policy = |macs: &[[u8; 6]]| {
-        let macs = [&[lan::mac(0), lan::mac(1)], macs].concat();
-        let macs: Vec<_> = macs.into_iter().map(mac_text).collect();
-        format!("memlock = \"unlimited\"\nmacs = {macs:?}")
-    };
-    change_policy(&mut daemon, &policy(&INNER[..1]));
-    let mut guests = [0, 1].map(|number| guest(&daemon, number));
-    let wire = PacketPort::open(&veth.far, VethPair::WIRE);
-    let host = PacketPort::open(&veth.near, VethPair::NIC);
-    assert!(learns(&daemon, &mut guests[0], &wire, INNER[0]));
-    assert!(
-        !learns(&daemon, &mut guests[0], &wire, INNER[1]),
-        "the policy does not name it"
-    );
-    // What is for it is the host's, and nobody else is concerned.
-    let to_refused = lan::frame(INNER[1], lan::STRANGER, 60, 3);
-    wire.send(&to_refused);
-    let mut heard = std::iter::from_fn(|| host.receive(wait::SOON));
-    assert!(heard.any(|frame| frame == to_refused));
-    for (number, guest) in (0..).zip(&mut guests) {
-        assert_hears(guest, number, &wire, 4);
-    }
-    await_whole(&daemon);
-    // The other way round, from now on.
-    change_policy(&mut daemon, &policy(&INNER[1..]));
-    assert!(
-        !learns(&daemon, &mut guests[0], &wire, INNER[0]),
-        "it is taken away"
-    );
-    for (number, guest) in (0..).zip(&mut guests) {
-        assert_hears(guest, number, &wire, 5);
-    }
-    await_whole(&daemon);
 }
 
 fn guest(daemon: &Daemon, number: u8) -> Driver {

@@ -12,7 +12,7 @@ use testkit::bad_wire::{Faults, Tally, VLAN};
 use testkit::daemon::{Mode, Placement};
 use testkit::guest::{Backend, Guest, UML, netcheck};
 use testkit::world::{GUEST, HOST, await_placement};
-use testkit::{BadWire, Daemon, PacketPort, Running, Serve, VethPair, require, soak, wait};
+use testkit::{BadWire, Daemon, Running, Serve, VethPair, require, soak, wait};
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -61,6 +61,10 @@ fn rig_serving(veth: VethPair, serve: &Serve, features: u64) -> Rig {
     Rig::with(veth, serve, &DriverConfig::with(features))
 }
 
+fn is_packed(ring: u64) -> usize {
+    usize::from(ring & F_RING_PACKED != 0)
+}
+
 /// With the two bytes that the request does not have.
 fn header(request: [u8; 10]) -> [u8; HEADER] {
     let mut header = [0; HEADER];
@@ -153,38 +157,20 @@ fn gso_packets_arrive_as_their_segments(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
+    #[values(false, true)] by_reference: bool,
 ) {
-    if soak::leaves_out_half(&[
-        placement as usize,
-        mode as usize,
-        usize::from(ring == F_RING_PACKED),
-    ]) {
+    if soak::leaves_out_half(&[placement as usize, mode as usize, is_packed(ring)]) {
         return;
     }
     require!(Root);
-    assert_gso_packets_arrive(&mut rig(placement, mode, ring));
-}
-
-#[rstest]
-fn gso_packets_arrive_as_their_segments_by_reference(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-    #[values(Mode::Native, Mode::Skb)] mode: Mode,
-    #[values(SPLIT, F_RING_PACKED)] ring: u64,
-) {
-    if soak::leaves_out_half(&[
-        placement as usize,
-        mode as usize,
-        usize::from(ring == F_RING_PACKED),
-    ]) {
-        return;
-    }
-    require!(Root);
-    let mut rig = rig_by_reference(VethPair::new(), (placement, mode), ring | F_HOST_ALL);
+    let make: MakeRig = if by_reference { rig_by_reference } else { rig_of };
+    let mut rig = make(VethPair::new(), (placement, mode), ring | F_HOST_ALL);
     assert_gso_packets_arrive(&mut rig);
     let segments = rig.daemon.counter("from_guest_referred_segments");
     let gathered = rig.daemon.counter("from_guest_frames") - segments;
-    assert!(
+    assert_eq!(
         segments > 10 * gathered,
+        by_reference,
         "{segments} by reference, {gathered} not"
     );
 }
@@ -299,11 +285,7 @@ fn checksums_are_completed(
     #[values(Mode::Native, Mode::Skb)] mode: Mode,
     #[values(SPLIT, F_RING_PACKED)] ring: u64,
 ) {
-    if soak::leaves_out_half(&[
-        placement as usize,
-        mode as usize,
-        usize::from(ring == F_RING_PACKED),
-    ]) {
+    if soak::leaves_out_half(&[placement as usize, mode as usize, is_packed(ring)]) {
         return;
     }
     require!(Root);

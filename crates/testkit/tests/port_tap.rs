@@ -12,10 +12,8 @@ use testkit::driver::{
 };
 use testkit::frame;
 use testkit::gso_packet::{GsoPacket, Ip, fold};
-use testkit::lan::{self, BROADCAST, Lan, STRANGER, assert_reaches, guests, mac, tagged};
-use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, Serve, VethPair, kernel, require, wait,
-};
+use testkit::lan::{self, BROADCAST, Lan, STRANGER, mac, tagged};
+use testkit::{Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, Serve, VethPair, kernel, require, wait};
 
 fn serve() -> Serve {
     Serve::interface(VethPair::NIC).mode(Mode::Tap)
@@ -234,77 +232,6 @@ fn steward_and_daemon_restart_under_a_guest() {
         resumed.expect("the guest goes on with its rings")
     });
     rig.await_passes_both_ways();
-}
-
-#[rstest]
-fn guest_whose_address_the_host_has_waits_until_it_has_another() {
-    require!(Root);
-    let serve = Serve::file().leased();
-    let of_guest = "02:00:00:00:00:00";
-    let keys = format!("mac = \"{of_guest}\"");
-    let mut lan = Lan::on(
-        VethPair::new(),
-        &serve,
-        &port(0, &keys),
-        1,
-        &DriverConfig::default(),
-    );
-    assert_reaches(&mut lan.guests[0], 0, &lan.wire);
-    let before = lan
-        .veth
-        .near
-        .with_sysfs(&format!("cat /sys/class/net/{}/address", VethPair::NIC));
-    let set_address = |lan: &Lan, mac: &str| {
-        let near = &lan.veth.near;
-        near.ip(&["link", "set", VethPair::NIC, "address", mac]);
-    };
-    set_address(&lan, of_guest);
-    lan.daemon.await_impaired(0, "is the host's");
-    assert!(!taps(&lan.veth.near).contains("vaxu"));
-    set_address(&lan, before.trim());
-    assert_reaches(&mut lan.guests[0], 0, &lan.wire);
-    lan.daemon
-        .await_port(0, "no fault", |port| port["impaired"].is_null());
-}
-
-/// A bridge passes frames to no address that it does not know.
-#[rstest]
-fn bridge_accepts_frames_to_the_guest_as_long_as_it_has_the_lease() {
-    require!(Root);
-    let veth = VethPair::new();
-    veth.near.ip(&["link", "add", "br0", "type", "bridge"]);
-    veth.near.ip(&["link", "set", VethPair::NIC, "master", "br0"]);
-    veth.near.ip(&["link", "set", "br0", "up"]);
-    let text = port(0, "mac = \"02:00:00:00:00:00\"").replace(VethPair::NIC, "br0");
-    let daemon = Daemon::start_file(&veth.near, &Serve::file().leased(), &["br0"], &text);
-    let mut lan = Lan {
-        guests: guests(&daemon, 1, &DriverConfig::default()),
-        daemon,
-        wire: PacketPort::open(&veth.far, VethPair::WIRE),
-        veth,
-    };
-    assert_reaches(&mut lan.guests[0], 0, &lan.wire);
-    lan.daemon
-        .lessor
-        .as_mut()
-        .expect("leased")
-        .steward
-        .signal(Signal::KILL);
-    lan.daemon
-        .lessor
-        .as_mut()
-        .expect("leased")
-        .steward
-        .wait(wait::SOON);
-    lan.daemon.restart_lessor(&lan.veth.near);
-    assert_reaches(&mut lan.guests[0], 0, &lan.wire);
-    let accepts = || {
-        let shown = lan.veth.near.output_of("ip", &["-d", "link", "show", "br0"]);
-        !shown.contains("promiscuity 0")
-    };
-    assert!(accepts());
-    lan.daemon.terminate();
-    assert!(wait::until(wait::SOON, || !accepts()), "after its end");
 }
 
 #[rstest]

@@ -3,7 +3,7 @@
 use jsonschema::Validator;
 use serde_json::{Value, json};
 use testkit::api::{Answer, Api};
-use testkit::{Driver, DriverConfig, Serve, frame, require, wait};
+use testkit::{Driver, DriverConfig, Serve, frame, require};
 
 const TEXT: &str = include_str!("../../../../docs/openapi.json");
 
@@ -277,31 +277,5 @@ fn events_come_in_order_by_both_ways() {
     assert!(
         answer.body.contains("id: 6\n") && !answer.body.contains("id: 5\n"),
         "{answer:?}"
-    );
-}
-
-#[test]
-fn link_that_goes_and_comes_is_told_of() {
-    require!(Root);
-    let dir = super::open_dir();
-    let (rig, api) = super::rig(&dir);
-    let told = |what: &str| {
-        let events = api.get("/v1/events")["events"].clone();
-        let events = events.as_array().expect("events").clone();
-        events.iter().any(|event| event["event"] == what)
-    };
-    assert!(!told("link-down"));
-    let set = |state: &str| rig.veth.near.ip(&["link", "set", testkit::VethPair::NIC, state]);
-    set("down");
-    assert!(
-        wait::until(wait::SOON, || told("link-down")),
-        "{}",
-        api.get("/v1/events")
-    );
-    set("up");
-    assert!(
-        wait::until(wait::SOON, || told("link-up")),
-        "{}",
-        api.get("/v1/events")
     );
 }
