@@ -1,4 +1,4 @@
-//! An XDP program, a map and sockets of somebody else's, by bare system calls: what QEMU's `inhibit` is for.
+//! An XDP program, a map and sockets of somebody else's: what QEMU's `inhibit` is for.
 //!
 //! The program sends each frame to the socket in the place of its queue, counted from a first place on, and passes on
 //! what finds none.
@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
+use libbpf_rs::libbpf_sys as sys;
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
@@ -35,7 +36,7 @@ impl Foreign {
     /// If that fails.
     #[must_use]
     pub fn attach(netns: &NetNs, interface: &str, mode: Mode, first: u32) -> Self {
-        let map = make_map(bpf::BPF_MAP_TYPE_XSKMAP);
+        let map = make_map(sys::BPF_MAP_TYPE_XSKMAP);
         let program = bpf::load_redirect(&map, first, false).expect("the verifier accepts it");
         let link = link(&program, netns, interface, mode);
         Self {
@@ -54,7 +55,7 @@ impl Foreign {
     /// If that fails.
     #[must_use]
     pub fn attach_marking(netns: &NetNs, interface: &str, mark: u32) -> Self {
-        let map = make_map(bpf::BPF_MAP_TYPE_XSKMAP);
+        let map = make_map(sys::BPF_MAP_TYPE_XSKMAP);
         let program = bpf::load_marking(&map, 0, mark).expect("the verifier accepts it");
         let link = link(&program, netns, interface, Mode::Native);
         Self {
@@ -132,10 +133,10 @@ pub enum Side {
 }
 
 impl Side {
-    fn place(self) -> u32 {
+    fn place(self) -> sys::bpf_attach_type {
         match self {
-            Self::Ingress => bpf::BPF_TCX_INGRESS,
-            Self::Egress => bpf::BPF_TCX_EGRESS,
+            Self::Ingress => sys::BPF_TCX_INGRESS,
+            Self::Egress => sys::BPF_TCX_EGRESS,
         }
     }
 }
@@ -196,7 +197,7 @@ pub fn bare_socket(netns: &NetNs) -> OwnedFd {
 /// A map that holds numbers.
 #[must_use]
 pub fn map_of_numbers() -> OwnedFd {
-    make_map(bpf::BPF_MAP_TYPE_ARRAY)
+    make_map(sys::BPF_MAP_TYPE_ARRAY)
 }
 
 /// Pins a map under a name in a directory of pins; where that is.
@@ -236,7 +237,7 @@ pub fn list(descriptors: &[&OwnedFd]) -> String {
     numbers.join(":")
 }
 
-fn make_map(map_type: u32) -> OwnedFd {
+fn make_map(map_type: sys::bpf_map_type) -> OwnedFd {
     bpf::make_map(map_type, Foreign::PLACES).expect("we are root")
 }
 

@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use libbpf_rs::libbpf_sys as sys;
+
 use crate::bpf;
 
 /// The program on an interface; detached when dropped.
@@ -18,7 +20,7 @@ impl Redirect {
     /// # Errors
     /// The kernel's.
     pub fn attach(ifindex: u32, native: bool) -> io::Result<Self> {
-        let map = bpf::make_map(bpf::BPF_MAP_TYPE_XSKMAP, 64)?;
+        let map = bpf::make_map(sys::BPF_MAP_TYPE_XSKMAP, 64)?;
         let program = bpf::load_redirect(&map, 0, true)?;
         let link = bpf::attach(&program, ifindex, native)?;
         Ok(Self {

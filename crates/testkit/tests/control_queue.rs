@@ -8,7 +8,7 @@ use testkit::control_queue::{ControlQueue, ERR, OK, guest_offloads, pairs};
 use testkit::daemon::Placement;
 use testkit::driver::{F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_GUEST_ALL, F_MQ, F_RING_PACKED};
 use testkit::vmm::{LOG, longs, memory, words};
-use testkit::{Bystander, Daemon, Driver, DriverConfig, NetNs, Rig, Serve, VethPair, frame, require, wait};
+use testkit::{Bystander, Daemon, Driver, DriverConfig, NetNs, Rig, Serve, VethPair, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 use virtqueue::GuestAddr;
@@ -235,23 +235,4 @@ fn control_queue_that_is_flooded_harms_nobody_else() {
     drop(guest);
     come_in_peace(&scene.socket(1));
     scene.assert_unharmed();
-}
-
-#[test]
-fn frames_pass_beside_it() {
-    require!(Root);
-    let serve = Serve::interface(VethPair::NIC);
-    let mut rig = Rig::with(VethPair::new(), &serve, &config(0));
-    let mut control = ControlQueue::new(&rig.driver, 2);
-    assert_eq!(control.start(&mut rig.driver), [0; 6]);
-    rig.post(64, &[BUFFER]);
-    for seed in 0..20 {
-        let offloads = if seed % 2 == 0 {
-            0
-        } else {
-            rig.driver.features() & F_GUEST_ALL
-        };
-        assert_eq!(control.ask(&guest_offloads(offloads)), OK);
-        rig.assert_to_guest(&frame::plain(1000, seed));
-    }
 }

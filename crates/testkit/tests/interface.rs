@@ -68,29 +68,25 @@ fn interface_that_is_deleted_leaves_the_guest_connected_and_is_picked_up_when_it
     rig.await_passes_both_ways();
 }
 
+/// A veth has no zero-copy.
 #[test]
-fn queue_beyond_the_channels_is_refused_with_the_remedy() {
+fn what_an_interface_cannot_is_refused_with_the_remedy() {
     require!(Root);
     let veth = VethPair::with(2, 1500);
-    for serve in both_ways(VethPair::NIC) {
-        let serve = serve.with("--queues", "2").with("--start-queue", "1");
+    let serves = both_ways(VethPair::NIC).into_iter().zip(both_ways("missing7"));
+    for (nic, missing) in serves {
+        let beyond = nic.clone().with("--queues", "2").with("--start-queue", "1");
         let words = [VethPair::NIC, "2", "start-queue", "ethtool -L"];
-        assert_refused(&veth.near, &serve, &words);
+        assert_refused(&veth.near, &beyond, &words);
+        assert_refused(&veth.near, &missing, &["missing7"]);
+        let forced = nic.flag("--force-zero-copy");
+        assert_refused(&veth.near, &forced, &["zero-copy", "queue 0"]);
     }
     assert_eq!(
         program_on(&veth.near, VethPair::NIC),
         None,
         "nothing stays attached"
     );
-}
-
-#[test]
-fn interface_that_is_not_there_is_refused_by_name() {
-    require!(Root);
-    let veth = VethPair::new();
-    for serve in both_ways("missing7") {
-        assert_refused(&veth.near, &serve, &["missing7"]);
-    }
 }
 
 /// A program of somebody else's: passes everything.
@@ -242,19 +238,6 @@ fn mode_in_use_is_told(#[case] mode: Mode) {
             .is_some_and(|text| text.contains(mode.name())),
         "{port:#}"
     );
-}
-
-/// By root, whose limit nobody raises; without CAP_IPC_LOCK it counts.
-/// A veth has none.
-#[test]
-fn zero_copy_that_is_forced_and_cannot_be_is_refused_and_says_so() {
-    require!(Root);
-    let veth = VethPair::new();
-    for serve in both_ways(VethPair::NIC) {
-        let serve = serve.flag("--force-zero-copy");
-        assert_refused(&veth.near, &serve, &["zero-copy", "queue 0"]);
-    }
-    assert_eq!(program_on(&veth.near, VethPair::NIC), None);
 }
 
 /// Leased, and found out by the daemon itself.
