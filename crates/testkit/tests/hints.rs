@@ -59,7 +59,8 @@ fn hints_that_are_asked_for_are_on_and_shown(#[values(false, true)] leased: bool
     let command = command.args(["queues", VethPair::NIC, "--control"]).arg(&control);
     let said = String::from_utf8(command.output().expect("it runs").stdout).expect("text");
     assert!(
-        said.contains("its driver has hash, vlan, timestamp; hints before frames: hash, mark"),
+        said.contains("\n  driver_hints: hash, vlan, timestamp\n")
+            && said.contains("\n      on: hash, mark\n"),
         "{said}"
     );
     let said = command.arg("--json").output().expect("it runs").stdout;

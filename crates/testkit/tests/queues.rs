@@ -178,8 +178,10 @@ fn leases_and_what_brings_frames_to_them_are_shown_here_and_from_elsewhere() {
     let table = queues_and_leases(&veth.near, &daemon, &[VethPair::NIC]).stdout;
     let table = String::from_utf8(table).expect("text");
     for words in [
-        format!("lease of 2 queue(s) from 1 of nic0: process {pid} of user 65534, steered by program: "),
-        "nic0 queue 1: the program takes frames to 02:00:00:00:be:ef and multicast of VLAN 100".to_owned(),
+        "\nnic0 queues 1-2:\n".to_owned(),
+        ", uid 65534, start_queue 1, queues 2, steered program, impaired false".to_owned(),
+        format!("  lease: pid {pid}, command "),
+        "\n    program  to 02:00:00:00:be:ef and multicast of VLAN 100\n".to_owned(),
     ] {
         assert!(table.contains(&words), "{words} is not in\n{table}");
     }

@@ -306,10 +306,10 @@ fn show_queues(args: &QueuesArgs) -> anyhow::Result<()> {
         return print_json(&now);
     }
     let Some(seconds) = args.watch else {
-        return print(&queues::render(&now, None)).map(|_| ());
+        return print(&queues::render(&now, None)?).map(drop);
     };
     watch(seconds, now, read, |now, queues, ago| {
-        Ok(queues::render(now, Some(queues::Earlier { queues, ago })))
+        queues::render(now, Some(queues::Earlier { queues, ago }))
     })
 }
 

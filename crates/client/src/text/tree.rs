@@ -1,7 +1,7 @@
 //! Shows any part of the state in full, as indented text with the keys of its JSON: one renderer for all of it.
 //!
 //! Values that are null or empty are left out, and so are rows of a table whose `value` or `count` is 0. An object of
-//! plain values is one line, a list of such objects is a table.
+//! plain values is one line, a list of such objects is a table. Sentences and commands have a line each.
 
 use comfy_table::Table;
 use serde::Serialize;
@@ -30,7 +30,11 @@ fn write_fields(text: &mut String, indent: usize, fields: &Map<String, Value>) {
 fn write_field(text: &mut String, indent: usize, key: &str, value: &Value) {
     let mut line = |words: &str| *text += &format!("{:indent$}{words}\n", "");
     match value {
-        Value::Object(fields) if fields.values().all(is_plain) => {
+        Value::Object(fields)
+            if fields
+                .values()
+                .all(|value| is_plain(value) && !is_sentence(value)) =>
+        {
             let present = fields.iter().filter(|(_, value)| !is_absent(value));
             let words: Vec<String> = present
                 .map(|(key, value)| format!("{key} {}", plain(value)))
@@ -45,7 +49,10 @@ fn write_field(text: &mut String, indent: usize, key: &str, value: &Value) {
         }
         Value::Array(items) if items.iter().all(is_plain) => {
             let words: Vec<String> = items.iter().map(plain).collect();
-            if !words.is_empty() {
+            if words.iter().any(|words| words.contains(' ')) {
+                line(&format!("{key}:"));
+                words.iter().for_each(|words| line(&format!("  {words}")));
+            } else if !words.is_empty() {
                 line(&format!("{key}: {}", words.join(", ")));
             }
         }
@@ -67,14 +74,13 @@ fn write_field(text: &mut String, indent: usize, key: &str, value: &Value) {
 /// Writes each item below a heading: the list's key in the singular, and the item's name or number.
 fn write_items(text: &mut String, indent: usize, key: &str, items: &[Value]) {
     for (index, item) in items.iter().enumerate() {
-        let fields = item.as_object();
-        let first = fields.and_then(|fields| fields.values().next());
-        let name = first.filter(|value| is_plain(value) && !is_absent(value));
-        let name = name.map_or_else(|| index.to_string(), plain);
+        let mut fields = item.as_object().into_iter().flatten().peekable();
+        // A name is not repeated below the heading.
+        let name = fields.next_if(|(_, value)| value.is_string() && !is_absent(value));
+        let name = name.or_else(|| fields.peek().copied().filter(|(_, value)| value.is_number()));
+        let name = name.map_or_else(|| index.to_string(), |(_, value)| plain(value));
         *text += &format!("{:indent$}{} {name}:\n", "", key.strip_suffix('s').unwrap_or(key));
-        fields
-            .into_iter()
-            .for_each(|fields| write_fields(text, indent + 2, fields));
+        fields.for_each(|(key, value)| write_field(text, indent + 2, key, value));
     }
 }
 
@@ -139,6 +145,11 @@ fn table_of(rows: &[Cells]) -> Table {
 
 fn is_plain(value: &Value) -> bool {
     !matches!(value, Value::Object(_) | Value::Array(_)) || is_absent(value)
+}
+
+/// Whether commas around it would mislead.
+fn is_sentence(value: &Value) -> bool {
+    value.as_str().is_some_and(|text| text.contains(", "))
 }
 
 fn is_absent(value: &Value) -> bool {

@@ -1,7 +1,5 @@
 //! One queue pair of a port, or one queue of an uplink.
 
-use std::fmt;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -68,46 +66,4 @@ pub struct HintsStatus {
     pub seen: Vec<String>,
     /// Why a hint that is configured by name is not on.
     pub why: Option<String>,
-}
-
-impl fmt::Display for HintsStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let listed = |names: &[String]| match names {
-            [] => "none".to_owned(),
-            names => names.join(", "),
-        };
-        write!(
-            f,
-            "hints before frames: {} (asked for {}; possible {}; seen in frames {})",
-            listed(&self.on),
-            self.asked,
-            listed(&self.possible),
-            listed(&self.seen)
-        )?;
-        match &self.why {
-            Some(why) => write!(f, ": {why}"),
-            None => Ok(()),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hints_are_a_line() {
-        let status = HintsStatus {
-            asked: "hash,mark".to_owned(),
-            possible: ["hash", "vlan"].map(str::to_owned).to_vec(),
-            on: vec!["hash".to_owned()],
-            seen: Vec::new(),
-            why: Some("no mark".to_owned()),
-        };
-        assert_eq!(
-            status.to_string(),
-            "hints before frames: hash (asked for hash,mark; possible hash, vlan; seen in frames \
-             none): no mark"
-        );
-    }
 }

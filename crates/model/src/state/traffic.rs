@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::{LaneStatus, Named, NetworkStatus, PortStatus};
 
 /// Frames and bytes: counts, or with `f64` rates per second.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic<T = u64> {
     /// Frames that guests sent.
     pub from_guest_frames: T,

@@ -13,12 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use model::state::{HintsStatus, LaneStatus, NetworkStatus, PortStatus, Status};
+use model::state::{HintsStatus, LaneStatus, NetworkStatus, PortStatus, Status, Traffic};
 use netlink_bindings::netdev::{self, QueueType};
 use netlink_bindings::rt_link::{self, Ifinfomsg};
 use netlink_socket2::NetlinkSocket;
 use serde::Serialize;
-use steer::HintSet;
+use steer::{HintSet, ranges_text};
 use steward::hardware::bound::LeasedTo;
 use steward::hardware::rings::{self, Rings, Split};
 use steward::links::has_no_peer;
@@ -93,12 +93,9 @@ pub(crate) struct Holder {
     pub(crate) macs: Vec<String>,
     /// VLANs whose frames the port's guest receives; empty: all.
     pub(crate) vlans: Vec<u16>,
-    /// Frames of guests sent so far.
-    pub(crate) from_guest_frames: u64,
-    /// Frames delivered to guests so far.
-    pub(crate) to_guest_frames: u64,
-    /// Frames lost so far, whatever the reason.
-    pub(crate) drops: u64,
+    /// What it moved and dropped so far.
+    #[serde(flatten)]
+    pub(crate) traffic: Traffic,
 }
 
 /// Interrupt and thread of a NAPI instance.
@@ -282,7 +279,6 @@ impl Holder {
 
     fn of_lane(status: &Status, lane: &LaneStatus) -> Self {
         let readings = status.configuration.as_ref();
-        let traffic = lane.traffic();
         Self {
             pid: status.pid,
             command: command_of(status.pid),
@@ -290,9 +286,7 @@ impl Holder {
             api: status.api.clone(),
             mode: lane.mode.clone(),
             hints: lane.hints.clone(),
-            from_guest_frames: traffic.from_guest_frames,
-            to_guest_frames: traffic.to_guest_frames,
-            drops: traffic.drops,
+            traffic: lane.traffic(),
             ..Self::default()
         }
     }
@@ -304,6 +298,15 @@ impl Holder {
             (Some(port), None) => format!("port {port}"),
             (None, network) => format!("network {}", or_dash(network.as_ref())),
         }
+    }
+}
+
+/// `queue N` or `queues N-M`.
+pub(crate) fn named(queues: &[u32]) -> String {
+    let numbers = ranges_text(queues.iter().copied());
+    match queues.len() {
+        1 => format!("queue {numbers}"),
+        _ => format!("queues {numbers}"),
     }
 }
 

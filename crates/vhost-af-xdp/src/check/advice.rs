@@ -4,10 +4,10 @@ use common::binding::{L2_BYTES, LONGEST_FRAME};
 use serde::Serialize;
 
 use super::facts::Facts;
-use super::holders::named;
 use super::loopback;
 use super::netkit;
 use super::placements::PlacementReport;
+use crate::api::queues::named;
 
 /// Most queue pairs that are proposed.
 const MOST_PAIRS: usize = 4;

@@ -33,13 +33,13 @@ use xsk::Mode;
 
 use super::facts::Facts;
 use super::finding::{Finding, Kind, Severity, count};
-use super::holders::{is_of, named};
+use super::holders::is_of;
 use super::loopback;
 use super::placements::Request;
 use client::{connection, directories};
 
 use crate::api::control_socket;
-use crate::api::queues::Queue;
+use crate::api::queues::{Queue, named};
 use crate::config::{Control, Endpoint, Placement, PortConfig, ServeConfig, UplinkConfig};
 use crate::listener::{self, Access, ListenError};
 use crate::nic::error::InterfaceError;

@@ -1,10 +1,8 @@
 //! Lists the queues of the interface that are in use, and how to add one more guest. If a daemon of ours uses them, the
 //! guest can be added to it, so its queues and XDP program need not be removed.
 
-use steer::ranges_text;
-
 use super::facts::Facts;
-use crate::api::queues::{Holder, Queue};
+use crate::api::queues::{Holder, Queue, named};
 
 /// How one more guest gets a queue of the interface.
 pub(super) enum Way<'a> {
@@ -145,13 +143,4 @@ pub(super) fn is_of(queue: &Queue, process: u32) -> bool {
     let holder = queue.holder.as_ref().map(|holder| holder.pid);
     let lease = queue.lease.as_ref().map(|lease| lease.pid);
     [holder, lease].contains(&Some(process))
-}
-
-/// `queue N` or `queues N-M`.
-pub(super) fn named(queues: &[u32]) -> String {
-    let numbers = ranges_text(queues.iter().copied());
-    match queues.len() {
-        1 => format!("queue {numbers}"),
-        _ => format!("queues {numbers}"),
-    }
 }

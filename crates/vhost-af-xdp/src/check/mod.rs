@@ -4,8 +4,7 @@
 //! Theory of operation. [`facts`] only reads; it attaches, binds and sets nothing. [`placements`] checks the same
 //! conditions as `serve` ([`common::binding`]), assumes the best guest and VMM, and uses the same messages as `status`.
 //! [`interface`] and [`configuration`] list what an operator should act on ([`finding`]), [`advice`] lists what to
-//! type. [`view`] renders the report as text; `--json` prints the same report. [`try_bind`] attaches and binds for a
-//! moment, only if requested.
+//! type. Text and `--json` show the same document. [`try_bind`] attaches and binds for a moment, only if requested.
 
 mod advice;
 mod configuration;
@@ -20,13 +19,14 @@ mod netkit;
 mod network;
 mod placements;
 mod try_bind;
-mod view;
 
 pub(crate) use configuration::{check_privileges, look as check_configuration, user_of};
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
+use client::text::tree::tree;
 use common::drivers;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -119,7 +119,7 @@ impl Report {
         }
     }
 
-    /// What `--json` prints. Null: the kernel or the driver does not say, or there is none.
+    /// The fields of the text and of `--json`. Null: the kernel or the driver does not say, or there is none.
     fn document(&self) -> Value {
         let (facts, link) = (&self.facts, &self.facts.link);
         let driver = facts.driver.as_ref();
@@ -176,10 +176,22 @@ impl Report {
             "lacking_capabilities": facts.lacking,
             "steward": facts.steward,
             "findings": self.findings,
-            "type": self.advice,
             "not_seen": facts.not_seen,
             "tried": self.tried,
+            "type": self.advice,
         })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut document = self.document();
+        let fields = document.as_object_mut().ok_or(fmt::Error)?;
+        // Command `queues` shows the queues. The findings stand at the end, a line each.
+        fields.retain(|name, _| name != "queues" && name != "findings");
+        f.write_str(&tree(&document).map_err(|_| fmt::Error)?)?;
+        let mut findings = self.findings.iter();
+        findings.try_for_each(|finding| writeln!(f, "{finding}"))
     }
 }
 

@@ -5,9 +5,9 @@ use steer::HintSet;
 use steward::protocol::STATIONS_MAX;
 
 use super::facts::Facts;
-use super::holders::{named, port_line};
+use super::holders::port_line;
 use super::placements::PlacementReport;
-use crate::api::queues::Holder;
+use crate::api::queues::{Holder, named};
 
 /// For a network on all queues of the interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -126,25 +126,5 @@ impl Facts {
     pub(super) fn reports_tags(&self) -> bool {
         let native = self.driver.as_ref().is_none_or(|driver| driver.native);
         native && self.hints.is_some_and(|hints| hints.has(HintSet::VLAN))
-    }
-}
-
-impl NetworkReport {
-    /// A line of text; `holders`: who uses queues of the interface.
-    pub(super) fn line(&self, holders: &[String]) -> String {
-        let there = self.there.as_ref();
-        let there = there.map_or_else(String::new, |name| format!("{name} is there, "));
-        let mode = self.mode.as_deref().unwrap_or("refused");
-        let taken = match holders.is_empty() || self.there.is_some() {
-            true => String::new(),
-            false => format!(" ({})", holders.join("; ")),
-        };
-        let bridge = self.bridge.as_ref().map_or_else(String::new, |name| {
-            format!("; a port of bridge {name}: what is at its other ports is reached through the host")
-        });
-        format!(
-            "{there}{mode} on {} queue(s){taken}, {} addresses; host: {}{bridge}",
-            self.queues, self.most_stations, self.host
-        )
     }
 }

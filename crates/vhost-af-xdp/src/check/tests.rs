@@ -444,43 +444,37 @@ fn what_an_operator_should_act_on_has_a_remedy() {
 }
 
 #[test]
-fn json_has_these_fields() {
+fn document_has_each_field_and_no_other() {
+    let document = include_str!("../../../../docs/cli.md");
+    let begin = document.find("\n## check\n").expect("the section");
+    let rows = document[begin..]
+        .lines()
+        .skip_while(|line| !line.starts_with("| field"));
+    let rows = rows.skip(2).take_while(|line| line.starts_with('|'));
+    let names = rows.flat_map(|row| row.split('|').nth(1).expect("a cell").split(", "));
+    let mut documented: Vec<_> = names
+        .map(|name| name.trim().trim_matches('`').trim_end_matches("[]"))
+        .collect();
+    documented.sort_unstable();
     let value = serde_json::to_value(with(|_| ())).expect("JSON");
-    let mut names: Vec<_> = value.as_object().expect("an object").keys().cloned().collect();
-    names.sort_unstable();
-    let mut wanted = [
-        "interface",
-        "driver",
-        "kernel",
-        "program",
-        "placements",
-        "network",
-        "host",
-        "queues",
-        "free_queues",
-        "held_queues",
-        "hints",
-        "steering",
-        "memory",
-        "lacking_capabilities",
-        "steward",
-        "findings",
-        "type",
-        "not_seen",
-        "tried",
-    ];
-    wanted.sort_unstable();
-    assert_eq!(names, wanted);
+    let mut fields: Vec<_> = value.as_object().expect("an object").keys().collect();
+    fields.sort_unstable();
+    assert_eq!(documented, fields);
 }
 
 #[test]
-fn bridge_that_the_interface_is_a_port_of_is_named() {
-    let line = |report: &Report| report.network.as_ref().expect("a network").line(&[]);
-    assert!(!line(&with(|_| ())).contains("bridge"));
-    let report = with(|facts| facts.bridge = Some("br0".to_owned()));
+fn text_has_the_fields_and_ends_with_the_findings() {
+    let text = with(|facts| facts.link.up = false).to_string();
+    for part in [
+        "interface: name eth1, index 2, mtu 1500, mac 00:00:00:00:00:00, up false, carrier true, receive_queues 2",
+        "\nplacement copy:\n  mode: zero-copy\n  checksums: daemon\n",
+        "\ntype one guest on a queue:\n  lines:\n    vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1\n",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
     assert!(
-        line(&report)
-            .ends_with("a port of bridge br0: what is at its other ports is reached through the host")
+        text.ends_with("\nerror: eth1: eth1 is down: `ip link set dev eth1 up`\n"),
+        "{text}"
     );
 }
 

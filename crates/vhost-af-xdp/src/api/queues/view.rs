@@ -1,10 +1,13 @@
-//! The text of `vhost-af-xdp queues`.
+//! The text of `vhost-af-xdp queues`: a row for each queue, and below what the table leaves out, once for queues that are
+//! alike.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::{Holder, Queue};
-use client::text::{or_dash, table};
+use client::text::tree::tree;
+use client::text::views::{Cell, View};
+use serde_json::{Value, json};
+
+use super::{Queue, named};
 
 /// An earlier reading, for rates.
 #[derive(Clone, Copy)]
@@ -14,13 +17,38 @@ pub(crate) struct Earlier<'a> {
     pub(crate) ago: Duration,
 }
 
+/// Fields of a queue that the table shows.
+const OF_QUEUE: [&str; 8] = [
+    "interface",
+    "queue",
+    "directions",
+    "napi",
+    "irq",
+    "cpus",
+    "bound",
+    "elsewhere",
+];
+/// Fields of its holder that the table shows.
+const OF_HOLDER: [&str; 7] = [
+    "pair",
+    "mode",
+    "from_guest_frames",
+    "from_guest_bytes",
+    "to_guest_frames",
+    "to_guest_bytes",
+    "drops",
+];
+
 /// The text; with rates instead of counts, if there is an `earlier` reading.
-pub(crate) fn render(queues: &[Queue], earlier: Option<Earlier<'_>>) -> String {
+/// Errors: a queue has no JSON form.
+pub(crate) fn render(queues: &[Queue], earlier: Option<Earlier<'_>>) -> anyhow::Result<String> {
     if queues.is_empty() {
-        return "no queues: the interface has none that are up, or the kernel does not report them (Linux 6.8 does)\n"
-            .to_owned();
+        return Ok(
+            "no queues: the interface has none that are up, or the kernel does not report them (Linux 6.8 does)\n"
+                .to_owned(),
+        );
     }
-    let header = [
+    let mut header = vec![
         "interface",
         "queue",
         "",
@@ -35,195 +63,93 @@ pub(crate) fn render(queues: &[Queue], earlier: Option<Earlier<'_>>) -> String {
         "port",
         "pair",
         "mode",
-        "from guest",
-        "to guest",
-        "drops",
     ];
-    let columns = header.len();
-    let mut table = table(header, |column| [1, 3, 4, 7, 8, 12, 14, 15, 16].contains(&column));
-    for queue in queues {
-        let mut row = row(queue, earlier);
-        row.resize(columns, or_dash(None::<&str>));
-        table.add_row(row);
+    header.extend(match earlier {
+        None => ["from guest", "to guest", "drops"],
+        Some(_) => ["from pps", "to pps", "drops/s"],
+    });
+    let rows = queues.iter().map(|queue| row(queue, earlier)).collect();
+    let mut text = View { header, rows }.to_string();
+    for (interface, details, numbers) in details(queues)? {
+        let heading = format!("{interface} {}", named(&numbers));
+        text += &tree(&json!({ heading: details }))?;
     }
-    let mut text = format!("{table}\n");
-    for line in leases(queues)
-        .into_iter()
-        .chain(rules(queues))
-        .chain(buffers(queues))
-        .chain(hints(queues))
-    {
-        text.push_str(&line);
-    }
-    let mut listed = Vec::new();
-    for holder in queues.iter().filter_map(|queue| queue.holder.as_ref()) {
-        if !listed.contains(&holder.pid) {
-            listed.push(holder.pid);
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "process {}: {}", holder.pid, holder.command);
-        }
-        let impaired = holder.impaired.as_ref();
-        let line = impaired.map(|reason| format!("{} is impaired: {reason}", holder.whom()));
-        // A network has several queues: one line is enough.
-        if let Some(line) = line.filter(|line| !text.lines().any(|said| said == line)) {
-            let _ = writeln!(text, "{line}");
-        }
-    }
-    text
+    Ok(text)
 }
 
-fn row(queue: &Queue, earlier: Option<Earlier<'_>>) -> Vec<String> {
+fn place(queue: &Queue) -> String {
+    match queue.elsewhere {
+        false => queue.interface.clone(),
+        true => format!("{} (elsewhere)", queue.interface),
+    }
+}
+
+fn row(queue: &Queue, earlier: Option<Earlier<'_>>) -> Vec<Cell> {
+    let text = |text: Option<&String>| text.map_or(Cell::Unknown, |text| text.as_str().into());
+    let count = |count: Option<u32>| count.map_or(Cell::Unknown, |count| Cell::Count(count.into()));
+    let bound = queue.bound.join(", ");
+    let holder = queue.holder.as_ref();
     let mut row = vec![
-        match queue.elsewhere {
-            false => queue.interface.clone(),
-            true => format!("{} (elsewhere)", queue.interface),
-        },
-        queue.queue.to_string(),
-        queue.directions.join("/"),
-        or_dash(queue.napi),
-        or_dash(queue.irq),
-        or_dash(queue.cpus.as_ref()),
-        or_dash(Some(queue.bound.join(", ")).filter(|bound| !bound.is_empty())),
-        or_dash(queue.lease.as_ref().map(|lease| lease.pid)),
-        or_dash(Some(queue.rules.len()).filter(|&count| count > 0)),
+        place(queue).into(),
+        count(Some(queue.queue)),
+        queue.directions.join("/").into(),
+        count(queue.napi),
+        count(queue.irq),
+        text(queue.cpus.as_ref()),
+        text(Some(&bound).filter(|bound| !bound.is_empty())),
+        count(queue.lease.as_ref().map(|lease| lease.pid)),
+        Cell::Count(queue.rules.len() as u64),
+        count(holder.map(|holder| holder.pid)),
+        text(holder.and_then(|holder| holder.network.as_ref())),
+        text(holder.and_then(|holder| holder.port.as_ref())),
+        holder
+            .and_then(|holder| holder.pair)
+            .map_or(Cell::Unknown, |pair| Cell::Count(pair as u64)),
+        holder.map_or(Cell::Unknown, |holder| {
+            holder.mode.as_deref().unwrap_or("stopped").into()
+        }),
     ];
-    let Some(holder) = &queue.holder else {
-        return row;
-    };
-    row.extend([
-        holder.pid.to_string(),
-        or_dash(holder.network.as_ref()),
-        or_dash(holder.port.as_ref()),
-        or_dash(holder.pair),
-        holder.mode.clone().unwrap_or_else(|| "stopped".to_owned()),
-    ]);
-    let earlier = earlier.and_then(|Earlier { queues, ago }| {
-        let same = |other: &&Queue| (&other.interface, other.queue) == (&queue.interface, queue.queue);
-        let holder = queues.iter().find(same)?.holder.as_ref()?;
-        Some((holder, ago))
-    });
-    let figure = |of: fn(&Holder) -> u64| match earlier {
-        None => of(holder).to_string(),
-        Some((earlier, ago)) => {
-            let more = of(holder).saturating_sub(of(earlier));
-            // Counts of a few seconds are exact as doubles.
-            format!("{:.0}/s", more as f64 / ago.as_secs_f64())
+    let same = |other: &&Queue| (&other.interface, other.queue) == (&queue.interface, queue.queue);
+    row.extend(match (holder.map(|holder| holder.traffic), earlier) {
+        (None, _) => [const { Cell::Unknown }; 3],
+        (Some(now), None) => [now.from_guest_frames, now.to_guest_frames, now.drops].map(Cell::Count),
+        (Some(now), Some(Earlier { queues, ago })) => {
+            let before = queues.iter().find(same).and_then(|queue| queue.holder.as_ref());
+            let rates = now.rates(before.map(|holder| holder.traffic).unwrap_or_default(), ago);
+            [rates.from_guest_frames, rates.to_guest_frames, rates.drops].map(Cell::Number)
         }
-    };
-    row.extend([
-        figure(|holder| holder.from_guest_frames),
-        figure(|holder| holder.to_guest_frames),
-        figure(|holder| holder.drops),
-    ]);
+    });
     row
 }
 
-/// Hints of each interface, a line each; interfaces without hints are left out.
-fn hints(queues: &[Queue]) -> Vec<String> {
-    let mut lines = Vec::new();
+/// Interfaces, what the table leaves out, and the numbers of the queues for which that is the same.
+fn details(queues: &[Queue]) -> serde_json::Result<Vec<(String, Value, Vec<u32>)>> {
+    let mut alike: Vec<(String, Value, Vec<u32>)> = Vec::new();
     for queue in queues {
-        let driver = queue.driver_hints.as_deref().unwrap_or_default();
-        let of_holder = queue.holder.as_ref().and_then(|holder| holder.hints.as_ref());
-        let is_said = of_holder.is_some_and(|hints| !hints.on.is_empty() || hints.why.is_some());
-        let said = match of_holder.filter(|_| is_said) {
-            Some(hints) => format!("; {hints}"),
-            None if driver.is_empty() => continue,
-            None => String::new(),
-        };
-        let driver = match driver {
-            [] => "none".to_owned(),
-            driver => driver.join(", "),
-        };
-        let line = format!("hints of {}: its driver has {driver}{said}\n", queue.interface);
-        if !lines.contains(&line) {
-            lines.push(line);
+        let mut fields = serde_json::to_value(queue)?;
+        if let Some(fields) = fields.as_object_mut() {
+            fields.retain(|key, _| !OF_QUEUE.contains(&key.as_str()));
+        }
+        if let Some(holder) = fields["holder"].as_object_mut() {
+            holder.retain(|key, _| !OF_HOLDER.contains(&key.as_str()));
+        }
+        let place = place(queue);
+        match alike
+            .iter_mut()
+            .find(|(other, known, _)| (&*other, &*known) == (&place, &fields))
+        {
+            Some((.., numbers)) => numbers.push(queue.queue),
+            None => alike.push((place, fields, vec![queue.queue])),
         }
     }
-    lines
-}
-
-/// Receive buffers of each interface: one line for queues that are alike.
-fn buffers(queues: &[Queue]) -> Vec<String> {
-    let mut alike: Vec<((&str, String), Vec<u32>)> = Vec::new();
-    for queue in queues {
-        let bytes = queue.rx_buffer_bytes.map(|bytes| format!("{bytes} bytes each"));
-        let split = queue
-            .data_split
-            .as_ref()
-            .map(|split| format!("header/data split {split}"));
-        let said: Vec<String> = bytes.into_iter().chain(split).collect();
-        if said.is_empty() {
-            continue;
-        }
-        let key = (queue.interface.as_str(), said.join(", "));
-        match alike.iter_mut().find(|(known, _)| *known == key) {
-            Some((_, numbers)) => numbers.push(queue.queue),
-            None => alike.push((key, vec![queue.queue])),
-        }
-    }
-    let line = |((interface, said), numbers): ((&str, String), Vec<u32>)| {
-        let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
-        format!(
-            "receive buffers of {interface}, queue(s) {}: {said}\n",
-            numbers.join(", ")
-        )
-    };
-    alike.into_iter().map(line).collect()
-}
-
-/// One line for each lease.
-fn leases(queues: &[Queue]) -> Vec<String> {
-    let mut lines = Vec::new();
-    for queue in queues {
-        let Some(lease) = &queue.lease else { continue };
-        let state = match (lease.orphaned, lease.impaired) {
-            (true, _) => ", its lessee has not come back to the steward",
-            (false, true) => ", impaired",
-            (false, false) => "",
-        };
-        let what = if lease.zcrx { " for zero-copy receive" } else { "" };
-        let line = format!(
-            "lease of {} queue(s) from {} of {}{what}: process {} of user {}, steered by {}{state}: {}\n",
-            lease.queues,
-            lease.start_queue,
-            queue.interface,
-            lease.pid,
-            lease.uid,
-            lease.steered,
-            lease.command
-        );
-        if !lines.contains(&line) {
-            lines.push(line);
-        }
-    }
-    lines
-}
-
-/// One line for each rule of each queue.
-fn rules(queues: &[Queue]) -> Vec<String> {
-    let all = queues
-        .iter()
-        .flat_map(|queue| queue.rules.iter().map(move |rule| (queue, rule)));
-    all.map(|(queue, rule)| {
-        let (name, number) = (&queue.interface, queue.queue);
-        match (rule.location, &rule.to) {
-            (Some(location), Some(to)) => {
-                format!(
-                    "{name} queue {number}: n-tuple rule {location}, {} to {to}\n",
-                    rule.what
-                )
-            }
-            _ => format!(
-                "{name} queue {number}: the {} takes frames {}\n",
-                rule.by, rule.what
-            ),
-        }
-    })
-    .collect()
+    Ok(alike)
 }
 
 #[cfg(test)]
 mod tests {
+    use model::state::Traffic;
+
+    use super::super::Holder;
     use super::super::rules::{self, Leased, Rule};
     use super::*;
 
@@ -240,7 +166,10 @@ mod tests {
                     port: Some("/run/a.sock".to_owned()),
                     pair: Some(0),
                     impaired: Some("interface eth1 is down".to_owned()),
-                    from_guest_frames: frames,
+                    traffic: Traffic {
+                        from_guest_frames: frames,
+                        ..Traffic::default()
+                    },
                     ..Holder::default()
                 }),
                 lease: Some(Leased {
@@ -275,18 +204,17 @@ mod tests {
 
     #[test]
     fn holder_and_what_ails_it_are_shown() {
-        let text = render(&held(5), None);
+        let text = render(&held(5), None).expect("JSON");
         for part in [
             "eth1",
             "xsk",
             "/run/a.sock",
-            "process 7: vhost-af-xdp serve",
-            "is down",
+            "holder: pid 7, command vhost-af-xdp serve, port /run/a.sock, impaired interface eth1 is down",
             "eth2 (elsewhere)",
-            "lease of 1 queue(s) from 3 of eth1: process 7 of user 65534, steered by n-tuple rules, impaired: \
-             vhost-af-xdp serve",
-            "eth1 queue 3: n-tuple rule 9, MAC 02:00:00:00:00:01 to queue 3",
-            "eth1 queue 3: the program takes frames to 02:00:00:00:00:01 and multicast of VLAN 7",
+            "eth1 queue 3:\n  lease: pid 7, command vhost-af-xdp serve, uid 65534, start_queue 3, queues 1, steered n-tuple \
+             rules, impaired true, orphaned false, zcrx false\n",
+            "  n-tuple         9  MAC 02:00:00:00:00:01                         queue 3\n",
+            "  program         -  to 02:00:00:00:00:01 and multicast of VLAN 7  -\n",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
@@ -304,13 +232,15 @@ mod tests {
         let on = Some("on");
         let mut queues = [0, 1, 2, 3].map(|number| queue(number, Some(2_048), on));
         queues[2].rx_buffer_bytes = Some(16_384);
-        let lines = buffers(&queues);
-        let expected = [
-            "receive buffers of eth0, queue(s) 0, 1, 3: 2048 bytes each, header/data split on\n",
-            "receive buffers of eth0, queue(s) 2: 16384 bytes each, header/data split on\n",
-        ];
-        assert_eq!(lines, expected);
-        assert_eq!(buffers(&[queue(0, None, None)]), [""; 0]);
+        let text = render(&queues, None).expect("JSON");
+        for line in [
+            "\neth0 queues 0-1,3: rx_buffer_bytes 2048, data_split on\n",
+            "\neth0 queue 2: rx_buffer_bytes 16384, data_split on\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        let text = render(&[queue(0, None, None)], None).expect("JSON");
+        assert!(!text.contains("eth0 queue 0"), "{text}");
     }
 
     #[test]
@@ -329,20 +259,19 @@ mod tests {
             ..Queue::default()
         };
         let queues = [queue(0, None), queue(1, None), queue(2, Some("vm1"))];
-        let text = render(&queues, None);
+        let text = render(&queues, None).expect("JSON");
         let row = |at: usize| -> Vec<String> {
             let cells = row(&queues[at], None).into_iter();
-            cells.skip(9).take(4).collect()
+            cells.skip(9).take(4).map(|cell| cell.to_string()).collect()
         };
         assert_eq!(row(0), ["7", "lan", "-", "-"]);
         assert_eq!(row(2), ["7", "lan", "vm1", "0"]);
-        let said = |line: &str| text.lines().filter(|said| *said == line).count();
-        assert_eq!(said("network lan is impaired: queue 0 is taken"), 1, "{text}");
-        assert_eq!(
-            said("port vm1 of network lan is impaired: queue 0 is taken"),
-            1,
-            "{text}"
-        );
+        for line in [
+            "eth0 queues 0-1:\n  holder: pid 7, network lan, impaired queue 0 is taken\n",
+            "eth0 queue 2:\n  holder: pid 7, network lan, port vm1, impaired queue 0 is taken\n",
+        ] {
+            assert_eq!(text.matches(line).count(), 1, "{text}");
+        }
     }
 
     #[test]
@@ -351,12 +280,12 @@ mod tests {
             queues: &held(500),
             ago: Duration::from_secs(2),
         };
-        let text = render(&held(2500), Some(earlier));
-        assert!(text.contains("1000/s"), "{text}");
+        let text = render(&held(2500), Some(earlier)).expect("JSON");
+        assert!(text.contains("from pps") && text.contains(" 1k "), "{text}");
     }
 
     #[test]
     fn nothing_to_show_says_why() {
-        assert!(render(&[], None).contains("no queues"));
+        assert!(render(&[], None).expect("JSON").contains("no queues"));
     }
 }
