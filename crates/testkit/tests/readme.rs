@@ -1,5 +1,5 @@
-//! What README.md has people type, as it stands there, under a systemd's namespaces: as root, with the
-//! interfaces that it names. What stands for `…` is a kernel and its consoles.
+//! What README.md has people type, and docs/vmm.md for libvirt, as it stands there, under a systemd's namespaces: as root,
+//! with the interfaces that it names. What stands for `…` is a kernel and its consoles.
 
 use std::fs;
 use std::path::Path;
@@ -12,19 +12,18 @@ use testkit::world::{GUEST, HOST, give_address};
 use testkit::{VethPair, require, wait};
 
 const README: &str = include_str!("../../../README.md");
+const VMMS: &str = include_str!("../../../docs/vmm.md");
 /// Commands of README that tests of this file run: each by the words that it begins with.
 const CHECK: &str = "vhost-af-xdp check eth1";
 const SERVE: &str = "vhost-af-xdp serve --socket-path /run/vm1.sock --ifname eth1";
 const STATUS: &str = "vhost-af-xdp status";
 const SERVE_FILE: &str = "vhost-af-xdp serve --config";
-const SERVE_OWNED: &str = "vhost-af-xdp serve --socket-path /run/vm1.sock --socket-owner libvirt-qemu";
 const QEMU: &str = "qemu-system-x86_64";
-const RUN: [&str; 5] = [CHECK, STATUS, SERVE_FILE, SERVE_OWNED, QEMU];
+const RUN: [&str; 4] = [CHECK, STATUS, SERVE_FILE, QEMU];
 /// Those that no test of this file runs, and why.
-const NOT_RUN: [(&str, &str); 5] = [
+const NOT_RUN: [(&str, &str); 4] = [
     (SERVE, "the same with --socket-owner is run"),
     ("scripts/demo", "it boots guests for minutes"),
-    ("scripts/test", "it runs this test"),
     (
         "scripts/package",
         "it builds a release; package.rs looks at what it makes",
@@ -34,25 +33,25 @@ const NOT_RUN: [(&str, &str); 5] = [
         "it would change this host; package.rs unpacks the package",
     ),
 ];
+/// That of docs/vmm.md for libvirt.
+const SERVE_OWNED: &str = "vhost-af-xdp serve --socket-path /run/vm1.sock --socket-owner libvirt-qemu";
 /// What to add without KVM, as README has it.
 const WITHOUT_KVM: &str = ",vectors=0";
 
 /// The lines that are meant to be typed, or to be in a file: the block that has these words.
 #[track_caller]
-fn block(words: &str) -> String {
-    let blocks = README.split("\n\n").filter(|block| block.starts_with("    "));
+fn block(document: &str, words: &str) -> String {
+    let blocks = document.split("\n\n").filter(|block| block.starts_with("    "));
     let mut found = blocks.filter(|block| block.contains(words));
-    let block = found
-        .next()
-        .unwrap_or_else(|| panic!("README.md has no block with {words:?}"));
+    let block = found.next().unwrap_or_else(|| panic!("no block has {words:?}"));
     let lines: Vec<_> = block.lines().map(|line| line.get(4..).unwrap_or("")).collect();
     lines.join("\n")
 }
 
 /// The command that begins so, of such a block.
 #[track_caller]
-fn command(begin: &str) -> String {
-    let block = block(begin);
+fn command(document: &str, begin: &str) -> String {
+    let block = block(document, begin);
     let line = block.lines().find(|line| line.starts_with(begin));
     line.unwrap_or_else(|| panic!("{begin}: {block}")).to_owned()
 }
@@ -144,7 +143,7 @@ impl Host {
     }
 
     fn status(&self) -> String {
-        self.systemd.run(&["bash", "-euc", &command(STATUS)])
+        self.systemd.run(&["bash", "-euc", &command(README, STATUS)])
     }
 }
 
@@ -155,8 +154,8 @@ fn guest_under_libvirt_as_debian_runs_it_is_served() {
     // Of Debian's package libvirt-daemon-system.
     let add = "useradd --system --uid 64055 --user-group libvirt-qemu";
     host.systemd.run(&["bash", "-euc", add]);
-    host.systemd.run(&["bash", "-euc", &command(CHECK)]);
-    let _daemon = host.start(&command(SERVE_OWNED));
+    host.systemd.run(&["bash", "-euc", &command(README, CHECK)]);
+    let _daemon = host.start(&command(VMMS, SERVE_OWNED));
     assert!(host.status().contains("waiting for a VMM"), "{}", host.status());
 
     let state = host.guest.state();
@@ -171,14 +170,14 @@ fn guest_under_libvirt_as_debian_runs_it_is_served() {
     host.pings();
 }
 
-/// A domain with README's elements.
+/// A domain with the elements of docs/vmm.md.
 fn domain(images: Images, state: &str) -> String {
     let Images {
         kernel,
         initramfs,
         cmdline,
     } = images;
-    let elements = block("<memoryBacking>");
+    let elements = block(VMMS, "<memoryBacking>");
     let (memory, interface) = elements.split_once("…\n").expect("it leaves something out");
     // Without KVM, as docs/vmm.md has it.
     let interface = interface.replace("</interface>", "<alias name='ua-net'/></interface>");
@@ -218,9 +217,13 @@ fn guest_of_the_network_of_the_file_is_served_under_qemu() {
     require!(Root, Qemu, Systemd);
     let host = Host::new("eth0", 4);
     host.systemd.run(&["install", "-d", "/etc/vhost-af-xdp"]);
-    let file = format!("{}\n\n{}\n", block("[network.lan]"), block("[port.vm1]"));
+    let file = format!(
+        "{}\n\n{}\n",
+        block(README, "[network.lan]"),
+        block(README, "[port.vm1]")
+    );
     fs::write(host.systemd.path("/etc/vhost-af-xdp/lan.toml"), file).expect("writable");
-    let _daemon = host.start(&command(SERVE_FILE));
+    let _daemon = host.start(&command(README, SERVE_FILE));
     assert!(host.status().contains("network lan: up"), "{}", host.status());
 
     assert!(README.contains(&format!("add `{WITHOUT_KVM}` at its end")));
@@ -237,7 +240,7 @@ fn guest_of_the_network_of_the_file_is_served_under_qemu() {
         kernel.display(),
         initramfs.display()
     );
-    let line = block(QEMU).replacen('…', &further, 1) + WITHOUT_KVM;
+    let line = block(README, QEMU).replacen('…', &further, 1) + WITHOUT_KVM;
     let mut qemu = host.systemd.command();
     qemu.args(["bash", "-euc", &format!("exec {line}")]);
     let _qemu = Running::start(qemu);
