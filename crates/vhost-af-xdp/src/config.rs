@@ -2,7 +2,6 @@
 
 pub(crate) mod build;
 mod check;
-mod error;
 pub(crate) mod file;
 mod hints;
 mod network;
@@ -19,7 +18,7 @@ use model::config::{ConfigFile, Daemon};
 pub(crate) use model::config::{FileKinds, Placement, Segments};
 use steward::policy::Queues;
 
-pub(crate) use self::error::{Owner, Wrong};
+pub(crate) use self::check::Owner;
 pub(crate) use self::hints::HintsConfig;
 pub(crate) use self::network::{NetworkConfig, UplinkConfig};
 pub(crate) use self::port::{

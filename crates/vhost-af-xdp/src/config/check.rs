@@ -3,15 +3,38 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 
+use anyhow::{anyhow, bail};
 use device::offloads::Offloads;
 use model::mistakes::nearest;
 use steer::{ModeRequest, mac_text};
 use steward::protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::BindRequest;
 
-use super::error::{ConfigError, Owner, Wrong};
 use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, PortConfig, PortQueues, offloads_of};
 use super::{Control, MOST_BYTES, MOST_QUEUES, Placement, ServeConfig, state};
+
+const ZERO_COPY_NEEDS_NATIVE: &str =
+    "--force-zero-copy excludes --mode skb and tap: zero-copy takes a native program, leave one out";
+const HINTS_NEED_NATIVE: &str =
+    "exclude --mode skb and tap: drivers report hints in native mode only; leave one out";
+
+/// What an error concerns; if it concerns two ports or networks, the later one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Owner {
+    Daemon,
+    /// A network, by its index.
+    Network(usize),
+    /// A port, by its index.
+    Port(usize),
+}
+
+/// An error of a configuration, and the table that it is in.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub(crate) struct Wrong {
+    pub(crate) owner: Owner,
+    error: anyhow::Error,
+}
 
 impl ServeConfig {
     /// Checks what can be checked without the kernel.
@@ -23,7 +46,10 @@ impl ServeConfig {
         let most = self.ports.iter().map(|port| port.memory.most_bytes);
         let bytes = most.fold(0, u64::saturating_add);
         if bytes > MOST_BYTES {
-            return Err(of_daemon(ConfigError::MaxMemory { bytes }));
+            return Err(of_daemon(anyhow!(
+                "--max-memory: the ports may have {bytes} bytes together, a process has room for {MOST_BYTES}: set less, \
+                 or use more processes"
+            )));
         }
         for path in self.own_paths() {
             check_text(&path.to_string_lossy()).map_err(of_daemon)?;
@@ -55,22 +81,21 @@ impl ServeConfig {
     }
 
     /// Checks a network alone and with those before it.
-    fn check_network(&self, at: usize) -> Result<(), ConfigError> {
+    fn check_network(&self, at: usize) -> anyhow::Result<()> {
         let Some(uplink) = &self.networks[at].uplink else {
             return Ok(());
         };
         check_text(&uplink.name)?;
         if !(1..=u32::from(MOST_QUEUES)).contains(&uplink.queues) {
-            return Err(ConfigError::UplinkQueues(uplink.queues));
+            let queues = uplink.queues;
+            bail!("--queues {queues}: an uplink has 1 to {MOST_QUEUES} queues");
         }
         let named = uplink.hints.named();
         match uplink.mode {
             ModeRequest::Skb | ModeRequest::Tap if !named.is_empty() => {
-                return Err(ConfigError::HintsNeedNative(named));
+                bail!("--hints {named} {HINTS_NEED_NATIVE}");
             }
-            ModeRequest::Tap if uplink.bind == BindRequest::ForceZeroCopy => {
-                return Err(ConfigError::ZeroCopyNeedsNative);
-            }
+            ModeRequest::Tap if uplink.bind == BindRequest::ForceZeroCopy => bail!(ZERO_COPY_NEEDS_NATIVE),
             _ => {}
         }
         for other in &self.networks[..at] {
@@ -83,20 +108,24 @@ impl ServeConfig {
     }
 
     /// Checks a port alone and with those before it, whose descriptors are in `descriptors`.
-    fn check_port(&self, at: usize, descriptors: &mut HashSet<i32>) -> Result<(), ConfigError> {
+    fn check_port(&self, at: usize, descriptors: &mut HashSet<i32>) -> anyhow::Result<()> {
         let port = &self.ports[at];
         port.check()?;
         if port.has_external_program() && self.steward.is_some() {
-            return Err(ConfigError::ExternalAndSteward);
+            bail!(
+                "--inhibit and --steward exclude each other: the steward has a program of its own, leave one out"
+            );
         }
         if let Endpoint::Server(path) | Endpoint::Client(path) = &port.endpoint
             && self.own_paths().any(|own| own == *path)
         {
-            return Err(ConfigError::OwnPath(path.clone()));
+            bail!(
+                "socket-path = {path:?}: the daemon itself uses this path (control, api, steward or a file): choose another"
+            );
         }
         for Inherited { fd, .. } in port.descriptors() {
             if !descriptors.insert(fd) {
-                return Err(ConfigError::SharedDescriptor(fd));
+                bail!("descriptor {fd} is named twice: each socket or map needs one of its own");
             }
         }
         for other in &self.ports[..at] {
@@ -104,26 +133,34 @@ impl ServeConfig {
         }
         if let Some(name) = port.nic.network() {
             let network = self.networks.iter().find(|network| network.name == name);
-            let network = network.ok_or_else(|| {
+            let Some(network) = network else {
                 let names = self.networks.iter().map(|network| network.name.as_str());
-                ConfigError::NoNetwork {
-                    name: name.to_owned(),
-                    near: nearest(name, names).map(str::to_owned),
+                match nearest(name, names) {
+                    Some(near) => {
+                        bail!("network {name:?}: there is none of that name: did you mean {near:?}?")
+                    }
+                    None => bail!(
+                        "network {name:?}: there is none of that name: name one that the file has, or add it there with a \
+                         line `[network.{name}]`"
+                    ),
                 }
-            })?;
+            };
             let all = self.ports.iter().filter(|port| port.nic.network() == Some(name));
-            let stations = all.map(|port| port.nic.stations().len()).sum();
+            let stations: usize = all.map(|port| port.nic.stations().len()).sum();
             if network.uplink.is_some() && stations > STATIONS_MAX {
-                let name = name.to_owned();
-                return Err(ConfigError::ManyStations { name, stations });
+                bail!(
+                    "network {name}: its ports have {stations} addresses, each in as many VLANs as it has; an uplink can \
+                     have {STATIONS_MAX}: use several"
+                );
             }
             let uplink = network.uplink.as_ref().map(|uplink| &uplink.name);
             if let Some(own) = port.nic.queues().filter(|own| uplink != Some(&own.name)) {
-                return Err(ConfigError::NetworkInterface {
-                    name: own.name.clone(),
-                    network: name.to_owned(),
-                    uplink: uplink.map_or_else(|| "none".to_owned(), Clone::clone),
-                });
+                bail!(
+                    "ifname {}: the uplink of network {name} is {}, and a port's own queues must be of that one: name it, \
+                     or leave ifname out",
+                    own.name,
+                    uplink.map_or("none", |uplink| uplink)
+                );
             }
         }
         for network in &self.networks {
@@ -137,9 +174,11 @@ impl ServeConfig {
         }
         if let Some(name) = port.nic.cable() {
             let ends = self.ports.iter().filter(|port| port.nic.cable() == Some(name));
-            let (name, ends) = (name.to_owned(), ends.count());
+            let ends = ends.count();
             if ends != 2 {
-                return Err(ConfigError::Cable { name, ends });
+                bail!(
+                    "cable {name}: {ends} port(s) name it, a cable joins two: give cable={name} to two ports"
+                );
             }
         }
         Ok(())
@@ -147,61 +186,72 @@ impl ServeConfig {
 }
 
 impl PortConfig {
-    fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self) -> anyhow::Result<()> {
         if !(1..=MOST_QUEUES).contains(&self.queues) {
-            return Err(ConfigError::Queues(self.queues));
+            let queues = self.queues;
+            bail!("--queues {queues}: a port has 1 to {MOST_QUEUES} queue pairs");
         }
         let cannot = self.offload.without(offloads_of(self.placement));
         if cannot != Offloads::NONE {
-            return Err(ConfigError::Offload(cannot));
+            bail!(
+                "--offload {cannot}: memory=direct receives each frame where it stays, use memory=copy for these"
+            );
         }
         if let (true, Some(name)) = (self.placement.has_guest_ram(), self.nic.cable()) {
-            return Err(ConfigError::CableDirect(name.to_owned()));
+            bail!(
+                "cable {name}: its guests have no queue of an interface that could read their memory, use memory=copy"
+            );
         }
         if self.nic.network().is_some() {
-            match self.placement {
-                Placement::SendDirect | Placement::Direct if self.nic.queues().is_none() => {
-                    return Err(ConfigError::NetworkDirect);
-                }
-                Placement::Copy | Placement::SendDirect | Placement::Direct => {}
+            if self.placement.has_guest_ram() && self.nic.queues().is_none() {
+                bail!(
+                    "memory: ports of a network share its queues, and frames of queues that are shared are copied: use \
+                     memory = \"copy\", or name a queue of its own with ifname and start-queue"
+                );
             }
             if self.nic.queues().is_some() && self.mac.is_none() {
-                return Err(ConfigError::NetworkMac);
+                bail!(
+                    "network with ifname: a port's own queue receives by address: set mac, the same that its VMM has"
+                );
             }
             if self.has_external_program() {
-                return Err(ConfigError::NetworkExternal);
+                bail!("inhibit: a network cannot have foreign queues: leave network or inhibit out");
             }
         }
         if self.keys.guard != model::config::Guard::default() && self.mac.is_none() {
-            return Err(ConfigError::Guard);
+            bail!("guard and ips need the guest's address: set mac to the one that the VMM uses");
         }
         self.check_bind()?;
         self.check_hints()?;
         self.check_shared()?;
         if !self.vlans.is_empty() && !matches!(self.nic, NicConfig::Interface(_)) {
-            return Err(ConfigError::Vlans);
+            bail!("--vlan: needs the frames of an interface: set --ifname NAME");
         }
         if self.vlans.len() > ENTRIES_MAX {
-            return Err(ConfigError::ManyVlans(self.vlans.len()));
+            let vlans = self.vlans.len();
+            bail!("--vlan: {vlans} VLANs, a port has {ENTRIES_MAX} at most: give fewer, or none for all");
         }
         self.check_external()?;
         if let NicConfig::Null { frame_bytes } = self.nic
             && frame_bytes != 0
             && !(14..=1514).contains(&frame_bytes)
         {
-            return Err(ConfigError::FrameBytes(frame_bytes));
+            bail!("frame-size {frame_bytes}: the null NIC makes frames of 14 to 1514 bytes, or with 0 none");
         }
         self.check_texts()?;
         match &self.endpoint {
             Endpoint::Server(path) | Endpoint::Client(path) if path.as_os_str().len() > 107 => {
-                Err(ConfigError::LongPath(path.clone()))
+                let len = path.as_os_str().len();
+                bail!(
+                    "socket path {path:?} is {len} bytes long: a Unix socket path has at most 107: choose a shorter one"
+                )
             }
             _ => Ok(()),
         }
     }
 
     /// Checks names and paths: the log and terminals show them.
-    fn check_texts(&self) -> Result<(), ConfigError> {
+    fn check_texts(&self) -> anyhow::Result<()> {
         check_text(&self.name)?;
         check_text(self.nic.cable().unwrap_or_default())?;
         check_text(self.nic.queues().map_or("", |queues| &queues.name))?;
@@ -216,90 +266,107 @@ impl PortConfig {
         }
     }
 
-    fn check_shared(&self) -> Result<(), ConfigError> {
+    fn check_shared(&self) -> anyhow::Result<()> {
         match self.nic {
             _ if self.slices_from.is_none() => Ok(()),
-            _ if self.has_external_program() => Err(ConfigError::SharedExternal),
+            _ if self.has_external_program() => bail!(
+                "--shared-umem and --inhibit exclude each other: foreign sockets are bound to memory of their own; leave \
+                 one out"
+            ),
             NicConfig::Interface(PortQueues {
                 bind: BindRequest::ForceZeroCopy,
                 ..
-            }) => Err(ConfigError::SharedZeroCopy),
+            }) => bail!(
+                "--shared-umem and --force-zero-copy exclude each other: all queues are as the first that is opened, and \
+                 not every interface may have zero-copy; leave one out"
+            ),
             _ => Ok(()),
         }
     }
 
-    fn check_bind(&self) -> Result<(), ConfigError> {
+    fn check_bind(&self) -> anyhow::Result<()> {
         match self.nic.queues() {
             Some(queues) if queues.mode == ModeRequest::Tap => self.check_tap(queues),
             Some(queues) if queues.bind != BindRequest::ForceZeroCopy => Ok(()),
-            Some(queues) if queues.mode == ModeRequest::Skb => Err(ConfigError::ZeroCopyNeedsNative),
-            Some(_) if self.placement == Placement::Direct => Err(ConfigError::ForcedDirect),
+            Some(queues) if queues.mode == ModeRequest::Skb => bail!(ZERO_COPY_NEEDS_NATIVE),
+            Some(_) if self.placement == Placement::Direct => bail!(
+                "--force-zero-copy with memory=direct: zero-copy depends on the guest. Leave the option out (zero-copy is \
+                 used where possible, else `status` shows why not), or use memory=send-direct or copy"
+            ),
             Some(_) | None => Ok(()),
         }
     }
 
     /// Checks for options that tap mode excludes, because it binds no queue.
-    fn check_tap(&self, queues: &PortQueues) -> Result<(), ConfigError> {
-        if matches!(self.nic, NicConfig::Network { .. }) {
-            return Err(ConfigError::TapExcludes("a queue of the port's own"));
-        }
-        if self.placement.has_guest_ram() {
-            return Err(ConfigError::TapExcludes("memory=direct and send-direct"));
-        }
-        if self.has_external_program() {
-            return Err(ConfigError::TapExcludes("inhibit"));
-        }
-        match queues.bind {
-            BindRequest::ForceZeroCopy => Err(ConfigError::ZeroCopyNeedsNative),
-            _ => Ok(()),
+    fn check_tap(&self, queues: &PortQueues) -> anyhow::Result<()> {
+        let excluded = [
+            (self.nic.network().is_some(), "a queue of the port's own"),
+            (self.placement.has_guest_ram(), "memory=direct and send-direct"),
+            (self.has_external_program(), "inhibit"),
+        ];
+        match excluded.iter().find(|(is_set, _)| *is_set) {
+            Some((_, what)) => bail!(
+                "--mode tap excludes {what}: frames pass by a tap device, and no queue is bound; leave one out"
+            ),
+            None if queues.bind == BindRequest::ForceZeroCopy => bail!(ZERO_COPY_NEEDS_NATIVE),
+            None => Ok(()),
         }
     }
 
     /// Checks whether the configured hints can be left before the port's frames.
-    fn check_hints(&self) -> Result<(), ConfigError> {
+    fn check_hints(&self) -> anyhow::Result<()> {
         let named = self.hints.named();
         let Some(queues) = self.nic.queues().filter(|_| !named.is_empty()) else {
             return Ok(());
         };
         if self.placement.has_guest_ram() {
-            return Err(ConfigError::HintsDirect(named, self.asked));
+            bail!(
+                "--hints {named} with memory={}: frames are in the guest's memory, where the virtio-net header takes the \
+                 place of hints: use memory=copy for them, or leave hints out",
+                self.asked
+            );
         }
         if self.has_external_program() {
-            return Err(ConfigError::HintsExternal(named));
+            bail!(
+                "--hints {named} and --inhibit exclude each other: the foreign XDP program defines the metadata"
+            );
         }
         match queues.mode {
-            ModeRequest::Skb | ModeRequest::Tap => Err(ConfigError::HintsNeedNative(named)),
+            ModeRequest::Skb | ModeRequest::Tap => bail!("--hints {named} {HINTS_NEED_NATIVE}"),
             ModeRequest::Auto | ModeRequest::Xdp | ModeRequest::Native => Ok(()),
         }
     }
 
-    fn check_external(&self) -> Result<(), ConfigError> {
+    fn check_external(&self) -> anyhow::Result<()> {
         if self.external == ExternalProgram::None {
             return Ok(());
         }
         if !matches!(self.nic, NicConfig::Interface(_)) {
-            return Err(ConfigError::ExternalWithoutInterface);
+            bail!("--inhibit needs an interface: name it with --ifname");
         }
         if self.placement.has_guest_ram() {
-            return Err(ConfigError::ExternalDirect);
+            bail!(
+                "--inhibit with memory=direct or send-direct: a foreign program writes no virtio-net header; its queues \
+                 are bound once, to daemon memory; use memory=copy"
+            );
         }
         if !self.vlans.is_empty() {
-            return Err(ConfigError::ExternalVlans);
+            bail!("--inhibit and --vlan exclude each other: the foreign XDP program selects the frames");
         }
         match &self.external {
-            ExternalProgram::Sockets(fds) if fds.len() != usize::from(self.queues) => {
-                Err(ConfigError::SocketCount {
-                    fds: fds.len(),
-                    queues: self.queues,
-                })
-            }
+            ExternalProgram::Sockets(fds) if fds.len() != usize::from(self.queues) => bail!(
+                "--sock-fds names {} descriptor(s) for {} queue pair(s): one each, in the order of the queues",
+                fds.len(),
+                self.queues
+            ),
             _ => Ok(()),
         }
     }
 
-    fn check_beside(&self, other: &Self) -> Result<(), ConfigError> {
+    fn check_beside(&self, other: &Self) -> anyhow::Result<()> {
         if self.endpoint == other.endpoint {
-            return Err(ConfigError::SharedEndpoint(self.endpoint.clone()));
+            let endpoint = &self.endpoint;
+            bail!("{endpoint} is asked for by two ports: each needs a socket of its own");
         }
         if let (Some(mac), Some(network)) = (self.mac, self.nic.network())
             && (other.mac, other.nic.network()) == (self.mac, self.nic.network())
@@ -309,15 +376,14 @@ impl PortConfig {
                 .iter()
                 .find(|vlan| other.nic.stations().contains(vlan))
         {
-            return Err(ConfigError::SharedAddress {
-                mac: mac_text(mac),
-                port: other.name.to_string(),
-                network: network.to_owned(),
-                vlan: match vlan {
-                    0 => String::new(),
-                    vlan => format!(" in VLAN {vlan}"),
-                },
-            });
+            let (mac, port) = (mac_text(mac), &other.name);
+            let vlan = match vlan {
+                0 => String::new(),
+                vlan => format!(" in VLAN {vlan}"),
+            };
+            bail!(
+                "mac {mac}: port {port} of network {network} has this address{vlan}, too: give each its own"
+            );
         }
         match (self.wanted(), other.wanted()) {
             (Some(wanted), Some(others)) => {
@@ -328,31 +394,31 @@ impl PortConfig {
     }
 }
 
-fn check_text(text: &str) -> Result<(), ConfigError> {
+fn check_text(text: &str) -> anyhow::Result<()> {
     match text.contains(char::is_control) {
-        true => Err(ConfigError::ControlCharacters(text.to_owned())),
+        true => bail!("{text:?} has control characters: choose a name or path without"),
         false => Ok(()),
     }
 }
 
 /// Checks whether both can be leased at the same time. The second lease is that of `other`.
-fn check_apart(wanted: &Wanted, others: &Wanted, other: std::fmt::Arguments<'_>) -> Result<(), ConfigError> {
-    let name = wanted.interface.clone();
-    if name != others.interface {
+fn check_apart(wanted: &Wanted, others: &Wanted, other: std::fmt::Arguments<'_>) -> anyhow::Result<()> {
+    let name = &wanted.interface;
+    if *name != others.interface {
         return Ok(());
     }
     let modes = [wanted.mode, others.mode];
     if modes[0] != modes[1] && !modes.contains(&ModeRequest::Auto) {
-        return Err(ConfigError::TwoModes(name));
+        bail!(
+            "interface {name} is asked for with different modes: a program is attached once, choose one mode"
+        );
     }
     let queue = wanted.start_queue.max(others.start_queue);
     let end = |wanted: &Wanted| wanted.start_queue.saturating_add(wanted.queues);
     match queue < end(wanted).min(end(others)) {
-        true => Err(ConfigError::SharedQueue {
-            name,
-            queue,
-            other: other.to_string(),
-        }),
+        true => bail!(
+            "queue {queue} of {name} is asked for by {other}, too: give them disjoint ranges with start-queue"
+        ),
         false => Ok(()),
     }
 }

@@ -6,9 +6,7 @@ use std::path::Path;
 use model::config::{ADDED, ConfigFile, Daemon, Entry, NamedTable, Network, Port, Table, Tables, WrongLine};
 use steward::text_file::{self, FileError, Kind};
 
-use super::{
-    Endpoint, NetworkConfig, Owner, PortConfig, ServeConfig, Wrong, build, socket_directories, state,
-};
+use super::{Endpoint, NetworkConfig, Owner, PortConfig, ServeConfig, build, socket_directories, state};
 
 /// What error messages call the file.
 const FILE: Kind = Kind {
@@ -218,13 +216,13 @@ pub(crate) fn configured(file: ConfigFile, options: &Daemon) -> Result<ServeConf
     let built = build::daemon(&options.or(&file.daemon.value), ports);
     let built = built.map_err(|error| daemon(&format!("{error:#}")))?;
     let built = ServeConfig { networks, ..built };
-    built.check().map_err(|Wrong { owner, error }| {
-        let (network, port) = match owner {
+    built.check().map_err(|wrong| {
+        let (network, port) = match wrong.owner {
             Owner::Daemon => (None, None),
             Owner::Network(at) => (file.all::<Network>().nth(at), None),
             Owner::Port(at) => (None, file.all::<Port>().nth(at)),
         };
-        let error = error.to_string();
+        let error = wrong.to_string();
         let network = network.map(|network| wrong_in_table(&file.path, network, &error));
         let port = port.map(|port| wrong_in_table(&file.path, port, &error));
         network.or(port).unwrap_or_else(|| daemon(&error))

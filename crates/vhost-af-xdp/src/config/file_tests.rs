@@ -270,7 +270,7 @@ fn messages_name_keys_and_no_options() {
     let apart = [
         "/cli",
         "/check/",
-        "config/error.rs",
+        "config/check.rs",
         "config/build.rs",
         "sandbox/calls.rs",
         "tests.rs",
