@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hyper::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, IF_NONE_MATCH};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use model::config::TableKind;
-use model::control::{Change, Changed, Done, Refused};
+use model::control::{Change, Changed, Done, Kind, Refused};
 use model::state::{WorkersDocument, documents};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -77,7 +77,7 @@ where
     let done = state.changes.make(change).await?;
     match done.failed.as_slice() {
         [] => Ok(changed(&done)),
-        failed => Err(Problem::Refused(Refused::failed(failed.join("; ")))),
+        failed => Err(Problem::Refused(Refused::new(Kind::Failed, failed.join("; ")))),
     }
 }
 
@@ -146,17 +146,15 @@ async fn look<B>(
         What::ListNetworks => json_of(&documents::networks(&status)),
         What::GetNetwork => {
             let network = status.networks.iter().find(|network| network.name == name);
-            json_of(&documents::network(
-                &status,
-                network.ok_or(Problem::NoNetwork(name))?,
-            ))
+            let network = network.ok_or(Problem::NoNetwork(name))?;
+            json_of(&documents::without_counters(json!(network)))
         }
         What::ListPorts => json_of(&documents::ports(&status)),
         What::GetCounters => json_of(&documents::counters(&status)),
         What::GetPort => {
             let port = status.ports.iter().find(|port| port.name == name);
             let port = port.ok_or_else(|| Problem::NoPort(name.clone()))?;
-            let mut view = documents::port(&status, port);
+            let mut view = documents::without_counters(json!(port));
             if port.rules.filter.is_some()
                 && let Some(rules) = state.daemon.rules(&name).await?
             {

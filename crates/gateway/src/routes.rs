@@ -5,10 +5,8 @@
 use hyper::{Method, Uri};
 use model::config::{Network, Port};
 use model::control::Changed;
-use model::state::documents::{
-    CountersDocument, DaemonDocument, NetworkDocument, NetworksDocument, PortDocument, PortsDocument,
-};
-use model::state::{RulesStatus, WorkersDocument};
+use model::state::documents::{CountersDocument, DaemonDocument, NetworksDocument, PortsDocument};
+use model::state::{NetworkStatus, PortStatus, RulesStatus, WorkersDocument};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value};
 
@@ -125,7 +123,7 @@ operations! {
     /// All networks
     GET "/v1/networks" ListNetworks -> NetworksDocument<'static>;
     /// One network
-    GET "/v1/networks/{name}" GetNetwork -> NetworkDocument<'static>;
+    GET "/v1/networks/{name}" GetNetwork -> NetworkStatus;
     /// Adds or replaces a network
     ///
     /// It is added to the networks of the file, until it is removed, the file has one of its name, or the daemon ends.
@@ -140,7 +138,7 @@ operations! {
     /// All ports
     GET "/v1/ports" ListPorts -> PortsDocument<'static>;
     /// One port
-    GET "/v1/ports/{name}" GetPort -> PortDocument<'static>;
+    GET "/v1/ports/{name}" GetPort -> PortStatus;
     /// Adds or replaces a port
     ///
     /// It is added to the ports of the file, until it is removed, the file has one of its name, or the daemon ends.

@@ -225,28 +225,39 @@ pub enum Kind {
     Ending,
 }
 
+impl Kind {
+    /// What to do about it.
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::NoRequest => "send a request as docs/control.md describes it, on a line",
+            Self::NoSuch => "{\"get\": []} shows everything",
+            Self::NoPort => "`port list` lists their names",
+            Self::NoNetwork => "`network list` lists their names",
+            Self::NoFile => "start it with --config FILE, which may have no port",
+            Self::Exists => "change it with `port set` or `network set` (PATCH), or remove it before",
+            Self::InFile => "change the file, and reload it: `vhost-af-xdp reload`, or POST /v1/reload",
+            Self::InUse => "remove these ports first, or give them another network",
+            Self::Mistake => "docs/keys.md describes the keys",
+            Self::Disconnects => {
+                "to allow that: `port set --disconnect`, PATCH with ?disconnect=true, or PUT"
+            }
+            Self::Failed => "remove the cause, then retry",
+            Self::NotAllowed => "use the control socket of the daemon",
+            Self::Busy => "retry when one of them is done",
+            Self::Ending => "retry after its restart",
+        }
+    }
+}
+
 impl Refused {
-    fn new(kind: Kind, message: impl Into<String>, remedy: &str) -> Self {
+    /// A refusal for a reason of this kind.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self {
             kind,
             message: message.into(),
-            remedy: remedy.to_owned(),
+            remedy: kind.remedy().to_owned(),
             keys: Vec::new(),
         }
-    }
-
-    /// The line is no request.
-    #[must_use]
-    pub fn no_request(why: &str) -> Self {
-        let remedy = "send a request as docs/control.md describes it, on a line";
-        Self::new(Kind::NoRequest, format!("this is no request: {why}"), remedy)
-    }
-
-    /// Nothing is at that path.
-    #[must_use]
-    pub fn no_such(path: &[String]) -> Self {
-        let message = format!("there is no {:?}", path.join("/"));
-        Self::new(Kind::NoSuch, message, "{\"get\": []} shows everything")
     }
 
     /// There is no port or network of that name.
@@ -256,92 +267,13 @@ impl Refused {
             TableKind::Port => Kind::NoPort,
             TableKind::Network => Kind::NoNetwork,
         };
-        let remedy = format!("`{table} list` lists their names");
-        Self::new(kind, format!("there is no {table} {name:?}"), &remedy)
-    }
-
-    /// The daemon has no configuration file.
-    #[must_use]
-    pub fn no_file() -> Self {
-        let message = "the daemon was started without --config FILE, so its ports and networks are fixed";
-        Self::new(
-            Kind::NoFile,
-            message,
-            "start it with --config FILE, which may have no port",
-        )
-    }
-
-    /// There is one of that name.
-    #[must_use]
-    pub fn exists(table: TableKind, name: &str) -> Self {
-        let remedy = format!("change it with `{table} set` (PATCH), or remove it before");
-        Self::new(Kind::Exists, format!("{table} {name} already exists"), &remedy)
-    }
-
-    /// It is in the configuration file.
-    #[must_use]
-    pub fn in_file(table: TableKind, name: &str, path: &str) -> Self {
-        let remedy = "change the file, and reload it: `vhost-af-xdp reload`, or POST /v1/reload";
-        Self::new(Kind::InFile, format!("{table} {name} is one of {path}"), remedy)
-    }
-
-    /// The network has these ports.
-    #[must_use]
-    pub fn in_use(name: &str, ports: &[&str]) -> Self {
-        let message = format!("network {name} has port(s) {}", ports.join(", "));
-        Self::new(
-            Kind::InUse,
-            message,
-            "remove these ports first, or give them another network",
-        )
-    }
-
-    /// A key or its value is wrong.
-    #[must_use]
-    pub fn mistake(key: Option<String>, what: String) -> Self {
-        Self {
-            keys: key.into_iter().collect(),
-            ..Self::new(Kind::Mistake, what, "docs/keys.md describes the keys")
-        }
-    }
-
-    /// The guest would have to be disconnected.
-    #[must_use]
-    pub fn disconnects(name: &str, keys: Vec<String>) -> Self {
-        let message = format!(
-            "changing {} of port {name} disconnects its guest",
-            keys.join(", ")
-        );
-        let remedy = "to allow that: `port set --disconnect`, PATCH with ?disconnect=true, or PUT";
-        Self {
-            keys,
-            ..Self::new(Kind::Disconnects, message, remedy)
-        }
-    }
-
-    /// The host lacks a resource, or another process uses it.
-    #[must_use]
-    pub fn failed(why: impl Into<String>) -> Self {
-        Self::new(Kind::Failed, why, "remove the cause, then retry")
-    }
-
-    /// This connection may not do that.
-    #[must_use]
-    pub fn not_allowed() -> Self {
-        let message = "nothing can be changed or captured by this connection";
-        Self::new(Kind::NotAllowed, message, "use the control socket of the daemon")
-    }
-
-    /// There are too many of these already.
-    #[must_use]
-    pub fn busy(what: impl Into<String>) -> Self {
-        Self::new(Kind::Busy, what, "retry when one of them is done")
+        Self::new(kind, format!("there is no {table} {name:?}"))
     }
 
     /// The daemon ends.
     #[must_use]
     pub fn ending() -> Self {
-        Self::new(Kind::Ending, "the daemon ends", "retry after its restart")
+        Self::new(Kind::Ending, "the daemon ends")
     }
 }
 

@@ -70,7 +70,7 @@ impl TwoGuests {
         );
         self.daemon.process().check();
         self.daemon.await_port(0, "closed with its reason", |port| {
-            port["last_closed"][0] == reason
+            port["last_closed"]["reason"] == reason
         });
         let told = |daemon: &Daemon| daemon.said().lines().filter(|line| line.contains(reason)).count();
         assert!(

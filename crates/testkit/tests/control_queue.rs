@@ -32,7 +32,7 @@ fn guest(ring: u64) -> (NetNs, Daemon, Driver, ControlQueue) {
 }
 
 fn assert_closed(daemon: &mut Daemon, reason: &str) {
-    daemon.await_port(0, reason, |port| port["last_closed"][0] == reason);
+    daemon.await_port(0, reason, |port| port["last_closed"]["reason"] == reason);
 }
 
 #[rstest]

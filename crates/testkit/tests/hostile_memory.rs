@@ -58,7 +58,8 @@ impl Neighbours {
         );
         self.daemon.process().check();
         self.daemon.await_port(0, reason, |port| {
-            let [why, detail] = [0, 1].map(|at| port["last_closed"][at].as_str().unwrap_or_default());
+            let [why, detail] =
+                ["reason", "detail"].map(|at| port["last_closed"][at].as_str().unwrap_or_default());
             why == reason && words.iter().all(|word| detail.contains(word))
         });
         self.honest.pairs[0].send(&frame::plain(80, 0x11), Layout::Whole);

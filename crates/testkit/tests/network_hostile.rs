@@ -178,7 +178,7 @@ fn memory_that_is_truncated_under_a_copy_closes_its_own_port(#[values(false, tru
     }
     assert!(liar.await_close(wait::SOON), "{}", world.daemon.said());
     world.daemon.await_port(LIAR, "its reason", |port| {
-        port["last_closed"][0].as_str() == Some("memory-truncated")
+        port["last_closed"]["reason"].as_str() == Some("memory-truncated")
     });
     for guest in &world.honest {
         assert!(!guest.await_close(wait::QUIET), "{}", world.daemon.said());
@@ -329,7 +329,7 @@ fn chains_without_an_end_close_their_own_port(#[values(false, true)] sends: bool
         (0..20).for_each(|_| world.assert_goes_on_beside(number));
         assert!(liar.await_close(wait::SOON), "{reason}: {}", world.daemon.said());
         world.daemon.await_port(number, reason, |port| {
-            port["last_closed"][0].as_str() == Some(reason)
+            port["last_closed"]["reason"].as_str() == Some(reason)
         });
     }
 }
@@ -413,7 +413,7 @@ fn buffers_in_memory_that_is_unplugged_close_their_own_port() {
         assert!(liar.await_close(wait::SOON), "it goes on without its buffers");
     });
     world.daemon.await_port(LIAR, "its reason", |port| {
-        port["last_closed"][0].as_str() == Some("outside-memory")
+        port["last_closed"]["reason"].as_str() == Some("outside-memory")
     });
 }
 

@@ -348,7 +348,7 @@ fn platform_access_is_that_of_guest_memory_and_an_iommu_is_refused() {
     assert!(guest.await_close(wait::SOON), "the device cannot go on");
     let why = |words: &[&str]| {
         bystander.daemon.await_port(1, "closed with its reason", |port| {
-            let why = port["last_closed"][1].as_str().unwrap_or_default();
+            let why = port["last_closed"]["detail"].as_str().unwrap_or_default();
             words.iter().all(|word| why.contains(word))
         });
     };

@@ -149,7 +149,7 @@ fn features_and_protocol_features_of_the_contract_are_offered() {
         "a feature that was not offered"
     );
     daemon.await_port(0, "why", |port| {
-        let why = port["last_closed"][1].as_str().unwrap_or_default();
+        let why = port["last_closed"]["detail"].as_str().unwrap_or_default();
         why.contains("0x8000000000000000") && why.contains("start the daemon with the options")
     });
 }

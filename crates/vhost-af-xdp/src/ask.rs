@@ -7,7 +7,7 @@ use anyhow::{anyhow, bail};
 use model::config::{NamedTable, Network, Port, TableKind};
 use model::control::{Change, Changed};
 use model::events::Event;
-use model::state::{DirectionStatus, NetworkStatus, PortStatus, Source, Status, documents};
+use model::state::{DirectionStatus, NetworkStatus, PortStatus, Source, documents};
 use serde_json::Value;
 
 use crate::cli::ask::{
@@ -110,7 +110,7 @@ fn list_ports(args: &ListArgs, print: Print) -> anyhow::Result<()> {
     ];
     let mut listed = table(header, |_| false);
     for port in &status.ports {
-        listed.add_row(port_row(port, source_of(&status, port)));
+        listed.add_row(port_row(port));
     }
     print(&format!("{listed}\n")).map(drop)
 }
@@ -125,9 +125,7 @@ fn list_networks(args: &ListArgs, print: Print) -> anyhow::Result<()> {
     ];
     let mut listed = table(header, |_| false);
     for network in &status.networks {
-        let configuration = status.configuration.as_ref();
-        let known = configuration.and_then(|configuration| configuration.networks.get(&network.name));
-        listed.add_row(network_row(network, known.map(|known| known.source)));
+        listed.add_row(network_row(network));
     }
     print(&format!("{listed}\n")).map(drop)
 }
@@ -245,11 +243,7 @@ fn socket(at: &AtArgs) -> anyhow::Result<PathBuf> {
     }
 }
 
-fn source_of(status: &Status, port: &PortStatus) -> Option<Source> {
-    Some(status.configuration.as_ref()?.ports.get(&port.name)?.source)
-}
-
-fn port_row(port: &PortStatus, source: Option<Source>) -> [String; 9] {
+fn port_row(port: &PortStatus) -> [String; 9] {
     let guest = match (port.connected, port.peer) {
         (true, Some(peer)) => format!("process {peer}"),
         (true, None) => "connected".to_owned(),
@@ -279,7 +273,7 @@ fn port_row(port: &PortStatus, source: Option<Source>) -> [String; 9] {
         port.mac.clone(),
         or_dash(port.rules.vlans().or_else(of_own_queues)),
         or_dash(options),
-        source_word(source),
+        source_word(port.source),
         guest,
         or_dash(port.impaired.as_ref()),
     ]
@@ -292,7 +286,7 @@ fn source_word(source: Option<Source>) -> String {
     }))
 }
 
-fn network_row(network: &NetworkStatus, source: Option<Source>) -> [String; 8] {
+fn network_row(network: &NetworkStatus) -> [String; 8] {
     [
         network.name.clone(),
         or_dash(network.uplink.as_ref()),
@@ -300,7 +294,7 @@ fn network_row(network: &NetworkStatus, source: Option<Source>) -> [String; 8] {
         or_dash(network.attached.as_ref()),
         if network.up { "up" } else { "down" }.to_owned(),
         network.ports.join(" "),
-        source_word(source),
+        source_word(network.source),
         or_dash(network.impaired.as_ref()),
     ]
 }
@@ -376,18 +370,16 @@ mod tests {
             "offload": [], "sessions": 1, "limits": {"from_guest": {}, "to_guest": {}}, "lanes": [],
         });
         let mut port: PortStatus = serde_json::from_value(port).expect("a port");
-        let row = |port: &PortStatus, source| port_row(port, source).join("|");
+        let row = |port: &PortStatus| port_row(port).join("|");
+        port.source = Some(Source::File);
         assert_eq!(
-            row(&port, Some(Source::File)),
+            row(&port),
             "vm1|network lan|/run/vm1.sock|02:00:00:00:00:01|VLAN 100|isolated, ips 192.0.2.10|file|process 7|-"
         );
         port.nic = "eth0".to_owned();
-        assert!(
-            row(&port, None).contains("|network lan, eth0|"),
-            "it is there by both"
-        );
+        assert!(row(&port).contains("|network lan, eth0|"), "it is there by both");
         (port.network, port.vlans) = (None, vec![0, 5, 6, 7]);
         (port.rules.vlan, port.rules.options.isolated, port.rules.guard.ips) = (None, false, None);
-        assert!(row(&port, None).contains("|VLAN 5-7 and without one|guard|-|"));
+        assert!(row(&port).contains("|VLAN 5-7 and without one|guard|file|"));
     }
 }

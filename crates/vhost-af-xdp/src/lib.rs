@@ -33,6 +33,7 @@ mod serve;
 mod sibling;
 mod supervision;
 mod termination;
+mod thread;
 mod vhost_user;
 
 use std::fmt::Display;

@@ -15,6 +15,7 @@ use crate::journal::{JOURNAL, Subject};
 use crate::other_losses::OtherLosses;
 use crate::port::Port;
 use crate::ports::Ports;
+use crate::thread;
 use model::events::What;
 
 /// Interval of checks.
@@ -99,10 +100,7 @@ pub(crate) fn start(ports: Arc<Ports>, idle_timeout: Option<NonZeroU32>, signals
             std::thread::sleep(PAUSE);
         }
     };
-    std::thread::Builder::new()
-        .name("port-watch".to_owned())
-        .spawn(body)
-        .map(drop)
+    thread::start("port-watch", body).map(drop)
 }
 
 fn waits(port: &Port) -> u64 {

@@ -21,6 +21,7 @@ use crate::nic::numa::Nodes;
 use crate::port::attachment::PatchPort;
 use crate::port::watch::Watch;
 use crate::port::{AttachedTo, Port, mac_of};
+use crate::thread;
 use crate::vhost_user::accept::{AcceptThread, Source, VmmSource};
 use crate::vhost_user::connection;
 use common::lock::Locked;
@@ -221,8 +222,7 @@ impl Ports {
                 told.for_each(|port| port.looks.retry());
             }
         };
-        let thread = std::thread::Builder::new().name("links".to_owned());
-        thread.spawn(body).map(drop)
+        thread::start("links", body).map(drop)
     }
 
     /// Checks the interfaces of ports that are due; returns when the next one is due.

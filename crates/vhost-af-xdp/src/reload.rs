@@ -24,7 +24,8 @@ use std::time::SystemTime;
 use model::config::{ConfigFile, Entry, NamedTable, Network, Port, Table, TableKind, Tables};
 use model::control::{Change, Changed, Refused};
 use model::events::What;
-use model::state::{Configuration, Source, TableConfiguration};
+use model::state::{Configuration, Source, Status};
+use serde_json::{Map, Value};
 use steer::with_sources;
 
 use crate::config::file::{build_network, build_port};
@@ -32,6 +33,7 @@ use crate::config::{Endpoint, NetworkConfig, PortConfig};
 use crate::journal::{JOURNAL, Subject};
 use crate::ports::{NO_THREAD, Ports};
 use crate::supervision::helper::Requests;
+use crate::thread;
 use crate::vhost_user::accept::VmmSource;
 use common::lock::Locked;
 
@@ -57,7 +59,18 @@ enum Wanted {
 #[derive(Clone)]
 pub(crate) struct Reload {
     wanted: Sender<Wanted>,
-    readings: Arc<Mutex<Configuration>>,
+    readings: Arc<Mutex<Readings>>,
+}
+
+/// Where the table of each port or network that runs is from, and its keys.
+type Described = BTreeMap<String, (Source, Map<String, Value>)>;
+
+/// What clients read of the configuration.
+#[derive(Clone)]
+pub(crate) struct Readings {
+    file: Configuration,
+    ports: Described,
+    networks: Described,
 }
 
 /// What a port that is added later can use; the sandbox forbids what the daemon did not need at its start.
@@ -67,6 +80,19 @@ pub(crate) struct Reach {
     pub(crate) vmms: bool,
     /// The daemon can lease queues of interfaces.
     pub(crate) leases: bool,
+}
+
+impl Readings {
+    /// Adds the configuration to the status of the daemon.
+    pub(crate) fn add_to(mut self, status: &mut Status) {
+        for port in &mut status.ports {
+            (port.source, port.configuration) = self.ports.remove(&port.name).unzip();
+        }
+        for network in &mut status.networks {
+            (network.source, network.configuration) = self.networks.remove(&network.name).unzip();
+        }
+        status.configuration = Some(self.file);
+    }
 }
 
 /// The reload thread.
@@ -82,7 +108,7 @@ struct Reader {
     running: Tables,
     /// What failed in the last reload, a line each.
     failed: Vec<String>,
-    readings: Arc<Mutex<Configuration>>,
+    readings: Arc<Mutex<Readings>>,
 }
 
 impl Reload {
@@ -102,10 +128,12 @@ impl Reload {
             networks: file.all().filter(is_network).cloned().collect(),
             ports: file.all().filter(is_port).cloned().collect(),
         };
-        let readings = Arc::new(Mutex::new(Configuration {
-            path: file.path.clone(),
-            read_at: now(),
-            failed: Vec::new(),
+        let readings = Arc::new(Mutex::new(Readings {
+            file: Configuration {
+                path: file.path.clone(),
+                read_at: now(),
+                failed: Vec::new(),
+            },
             ports: BTreeMap::new(),
             networks: BTreeMap::new(),
         }));
@@ -124,8 +152,7 @@ impl Reload {
             // The file may contain some of the added tables now.
             reader.keep();
         }
-        let thread = std::thread::Builder::new().name("reload".to_owned());
-        thread.spawn(move || reader.work(&asked))?;
+        thread::start("reload", move || reader.work(&asked))?;
         Ok(Self { wanted, readings })
     }
 
@@ -142,7 +169,7 @@ impl Reload {
         outcome.recv().unwrap_or(Err(Refused::ending()))
     }
 
-    pub(crate) fn readings(&self) -> Configuration {
+    pub(crate) fn readings(&self) -> Readings {
         self.readings.locked().clone()
     }
 }
@@ -257,7 +284,7 @@ impl Reader {
         let absent = [self.absent::<Network>(), self.absent::<Port>()].concat();
         let mut readings = self.readings.locked();
         (readings.ports, readings.networks) = (ports, networks);
-        readings.failed = [self.failed.as_slice(), &absent].concat();
+        readings.file.failed = [self.failed.as_slice(), &absent].concat();
     }
 
     /// Added tables that do not run, a line each.
@@ -271,7 +298,7 @@ impl Reader {
         absent.map(line).collect()
     }
 
-    fn described<T: NamedTable>(&self) -> BTreeMap<String, TableConfiguration> {
+    fn described<T: NamedTable>(&self) -> Described {
         let described = T::of(&self.running).iter().map(|table| {
             let source = match of_name(T::of(&self.file.tables), &table.name) {
                 Some(_) => Source::File,
@@ -280,7 +307,7 @@ impl Reader {
             let mut keys = table.value.keys();
             // There may be many rules; they have a request of their own.
             keys.remove("rule");
-            (table.name.clone(), TableConfiguration { source, keys })
+            (table.name.clone(), (source, keys))
         });
         described.collect()
     }
@@ -313,7 +340,7 @@ impl Reader {
             // The file contains some of them now.
             outcome.done.push(self.keep());
         }
-        self.readings.locked().read_at = now();
+        self.readings.locked().file.read_at = now();
         if outcome.done.is_empty() && outcome.failed.is_empty() {
             outcome.done.push("read again, nothing changed".to_owned());
         }

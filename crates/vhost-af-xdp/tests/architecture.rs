@@ -19,6 +19,7 @@ use syn::{Attribute, Item, ItemUse, Meta, UseTree, Visibility};
 /// Rooms of the daemon, folders and files beside them: each may import those before it. No code that serves knows of a
 /// command.
 const ROOMS: &[&str] = &[
+    "thread",
     "journal",
     "listener",
     "termination",

@@ -2,13 +2,11 @@
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{
-    Configuration, LaneStatus, Named, NetworkStatus, PortStatus, RulesStatus, Sandbox, Source, Status,
-    WorkerStatus,
+    Configuration, LaneStatus, Named, NetworkStatus, PortStatus, RulesStatus, Sandbox, Status, WorkerStatus,
 };
-use crate::config::{Network, Port};
 
 /// Fields of ports and networks that only `/v1/counters` has.
 const COUNTERS: [&str; 3] = ["counters", "groups", "links"];
@@ -25,7 +23,7 @@ pub struct DaemonDocument<'a> {
     /// What confines the process.
     sandbox: &'a Sandbox,
     /// The configuration file; null without --config.
-    configuration: Option<Configuration>,
+    configuration: Option<&'a Configuration>,
     /// Threads that move frames.
     workers: &'a [WorkerStatus],
     /// Number of its networks.
@@ -38,49 +36,14 @@ pub struct DaemonDocument<'a> {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct NetworksDocument<'a> {
     /// Those of the file first.
-    networks: Vec<NetworkDocument<'a>>,
-}
-
-/// A network, its uplink and its ports.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct NetworkDocument<'a> {
-    #[serde(flatten)]
-    status: &'a NetworkStatus,
-    /// Where its configuration is from; null without a file.
-    source: Option<Source>,
-    /// Its configuration; null without a file.
-    #[schemars(with = "Option<Network>")]
-    configuration: Option<&'a Map<String, Value>>,
+    networks: &'a [NetworkStatus],
 }
 
 /// All ports.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct PortsDocument<'a> {
     /// Those of the file first.
-    ports: Vec<PortDocument<'a>>,
-}
-
-/// A port: the network device of one guest.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct PortDocument<'a> {
-    #[serde(flatten)]
-    status: &'a PortStatus,
-    /// Where its configuration is from; null without a file.
-    source: Option<Source>,
-    /// Its configuration; null without a file.
-    #[schemars(with = "Option<Port>")]
-    configuration: Option<&'a Map<String, Value>>,
-    /// How the last session ended; null before one ended.
-    last_closed: Option<Closed<'a>>,
-}
-
-/// How a session ended.
-#[derive(Debug, Serialize, JsonSchema)]
-struct Closed<'a> {
-    /// Stable name of the reason.
-    reason: &'a str,
-    /// A sentence.
-    detail: &'a str,
+    ports: &'a [PortStatus],
 }
 
 /// All counters of all ports, uplinks and taps of the host.
@@ -132,72 +95,29 @@ struct PairCounters<'a> {
 /// The daemon, without its ports.
 #[must_use]
 pub fn daemon(status: &Status) -> Value {
-    let mut value = json!(DaemonDocument {
+    json!(DaemonDocument {
         version: &status.version,
         pid: status.pid,
         cpu_us: status.cpu_us,
         sandbox: &status.sandbox,
-        configuration: status.configuration.clone(),
+        configuration: status.configuration.as_ref(),
         workers: &status.workers,
         networks: status.networks.len(),
         ports: status.ports.len(),
-    });
-    let configuration = value["configuration"].as_object_mut();
-    if let Some(configuration) = configuration {
-        configuration.retain(|key, _| key != "ports" && key != "networks");
-    }
-    value
+    })
 }
 
 /// All networks without their counters.
 #[must_use]
 pub fn networks(status: &Status) -> Value {
-    let networks = status.networks.iter();
-    let networks = networks
-        .map(|network| network_document(status, network))
-        .collect();
+    let networks = &status.networks;
     without_counters(json!(NetworksDocument { networks }))
-}
-
-/// A network without its counters.
-#[must_use]
-pub fn network(status: &Status, network: &NetworkStatus) -> Value {
-    without_counters(json!(network_document(status, network)))
-}
-
-fn network_document<'a>(status: &'a Status, network: &'a NetworkStatus) -> NetworkDocument<'a> {
-    let configuration = status.configuration.as_ref();
-    let known = configuration.and_then(|configuration| configuration.networks.get(&network.name));
-    NetworkDocument {
-        status: network,
-        source: known.map(|known| known.source),
-        configuration: known.map(|known| &known.keys),
-    }
 }
 
 /// All ports without their counters.
 #[must_use]
 pub fn ports(status: &Status) -> Value {
-    let ports = status.ports.iter().map(|port| document(status, port)).collect();
-    without_counters(json!(PortsDocument { ports }))
-}
-
-/// A port without its counters.
-#[must_use]
-pub fn port(status: &Status, port: &PortStatus) -> Value {
-    without_counters(json!(document(status, port)))
-}
-
-fn document<'a>(status: &'a Status, port: &'a PortStatus) -> PortDocument<'a> {
-    let configuration = status.configuration.as_ref();
-    let known = configuration.and_then(|configuration| configuration.ports.get(&port.name));
-    let closed = port.last_closed.as_ref();
-    PortDocument {
-        status: port,
-        source: known.map(|known| known.source),
-        configuration: known.map(|known| &known.keys),
-        last_closed: closed.map(|(reason, detail)| Closed { reason, detail }),
-    }
+    without_counters(json!(PortsDocument { ports: &status.ports }))
 }
 
 /// Adds the filter rules of a port to its configuration.
@@ -212,7 +132,9 @@ pub fn with_rules(port: &mut Value, rules: RulesStatus) {
     }
 }
 
-fn without_counters(value: Value) -> Value {
+/// A document without the fields that only `/v1/counters` has.
+#[must_use]
+pub fn without_counters(value: Value) -> Value {
     match value {
         Value::Array(list) => list.into_iter().map(without_counters).collect(),
         Value::Object(mut fields) => {

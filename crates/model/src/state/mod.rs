@@ -9,7 +9,6 @@ mod traffic;
 mod work;
 mod workers;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,7 +27,7 @@ pub use self::work::{
 pub use self::workers::{
     Batches, Frames, Iterations, Kernel, LaneShare, Share, Size, Times, WorkerDocument, WorkersDocument,
 };
-use crate::config::{Placement, Policy};
+use crate::config::{Placement, Policy, Port};
 use crate::rates::PortRates;
 
 /// The whole daemon.
@@ -135,11 +134,26 @@ pub struct PortStatus {
     pub turned_away: Option<String>,
     /// How much the guest may send and receive.
     pub limits: PortRates,
-    /// How the last session ended: reason and sentence.
-    #[schemars(skip)]
-    pub last_closed: Option<(String, String)>,
+    /// How the last session ended; null before one ended.
+    pub last_closed: Option<Closed>,
+    /// Where its configuration is from; null without a file.
+    #[serde(default)]
+    pub source: Option<Source>,
+    /// Its configuration; null without a file.
+    #[serde(default)]
+    #[schemars(with = "Option<Port>")]
+    pub configuration: Option<Map<String, Value>>,
     /// Its queue pairs.
     pub lanes: Vec<LaneStatus>,
+}
+
+/// How a session ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Closed {
+    /// Stable name of the reason.
+    pub reason: String,
+    /// A sentence.
+    pub detail: String,
 }
 
 /// One worker thread.
@@ -208,7 +222,7 @@ impl fmt::Display for Sandbox {
     }
 }
 
-/// The configuration file, and what is configured.
+/// The configuration file.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Configuration {
     /// The file.
@@ -217,23 +231,6 @@ pub struct Configuration {
     pub read_at: u64,
     /// Errors when the daemon last read the file or applied it.
     pub failed: Vec<String>,
-    /// Configuration of each port that runs, by name.
-    #[serde(default)]
-    #[schemars(skip)]
-    pub ports: BTreeMap<String, TableConfiguration>,
-    /// Configuration of each network, by name.
-    #[serde(default)]
-    #[schemars(skip)]
-    pub networks: BTreeMap<String, TableConfiguration>,
-}
-
-/// Configuration of a port or network.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TableConfiguration {
-    /// Where it is from.
-    pub source: Source,
-    /// Keys of its table, with their values.
-    pub keys: Map<String, Value>,
 }
 
 /// Where the configuration of a port or network is from.

@@ -3,7 +3,10 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{LaneStatus, Named};
+use serde_json::{Map, Value};
+
+use super::{LaneStatus, Named, Source};
+use crate::config::Network;
 
 /// One network.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -41,6 +44,13 @@ pub struct NetworkStatus {
     pub links: Vec<Named>,
     /// How the host is reached; none without an uplink, or with `host = false`.
     pub host: Option<HostStatus>,
+    /// Where its configuration is from; null without a file.
+    #[serde(default)]
+    pub source: Option<Source>,
+    /// Its configuration; null without a file.
+    #[serde(default)]
+    #[schemars(with = "Option<Network>")]
+    pub configuration: Option<Map<String, Value>>,
 }
 
 /// The host, as one more receiver.

@@ -155,7 +155,7 @@ fn call_eventfd_that_is_made_to_block_costs_its_port_and_nobody_else(
         let _ = vmm.perform(&shared, &acts);
         scene
             .daemon
-            .await_port(1, "closed", |port| port["last_closed"][0] == "call-blocks");
+            .await_port(1, "closed", |port| port["last_closed"]["reason"] == "call-blocks");
         scene.await_frames(100);
         stop.store(true, Ordering::Relaxed);
     });
@@ -203,7 +203,7 @@ fn call_eventfd_with_many_waiters_costs_its_port_and_nobody_else() {
     }
     scene
         .daemon
-        .await_port(1, "closed", |port| port["last_closed"][0] == "call-blocks");
+        .await_port(1, "closed", |port| port["last_closed"]["reason"] == "call-blocks");
     scene.assert_others_unharmed(&[1]);
 }
 
@@ -265,7 +265,7 @@ fn call_eventfd_that_blocks_when_its_lane_is_stopped_costs_its_port_and_nobody_e
     }
     scene
         .daemon
-        .await_port(1, "closed", |port| port["last_closed"][0] == "call-blocks");
+        .await_port(1, "closed", |port| port["last_closed"]["reason"] == "call-blocks");
     assert_eq!(shared.received(), 2 * POSTED);
     scene.assert_others_unharmed(&[1]);
 }
@@ -295,9 +295,9 @@ fn error_eventfd_that_blocks_holds_up_nobody() {
     assert!(vmm.says(FrontendReq::SET_VRING_ERR, &longs([1]), &[error.as_fd()]));
     block(&error);
     shared.jump();
-    scene
-        .daemon
-        .await_port(1, "closed", |port| port["last_closed"][0] == "avail-index-jump");
+    scene.daemon.await_port(1, "closed", |port| {
+        port["last_closed"]["reason"] == "avail-index-jump"
+    });
     come_in_peace(&scene.socket(1));
     scene.assert_unharmed();
 }

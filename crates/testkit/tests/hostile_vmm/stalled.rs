@@ -25,7 +25,7 @@ fn file_whose_pages_never_come_is_refused_unasked(
             scene.daemon.said()
         );
         // The port notes the end after it has answered.
-        let why = || scene.daemon.port(1)["last_closed"][1].to_string();
+        let why = || scene.daemon.port(1)["last_closed"]["detail"].to_string();
         let told = wait::until(wait::SOON, || why().contains("memory-files=any"));
         assert!(told, "{role:?}: {}", why());
         // Closing it is all that the back end may do, which it cannot help; nothing of the file was looked at.
@@ -128,7 +128,7 @@ fn file_that_is_accepted_and_never_answers_holds_up_one_worker_at_most(
     let nobody_hangs = || daemon.status()["workers"][1]["hangs"].is_null();
     assert!(wait::until(wait::SOON, nobody_hangs));
     assert_eq!(
-        daemon.port(1)["last_closed"][0],
+        daemon.port(1)["last_closed"]["reason"],
         "memory-truncated",
         "{}",
         daemon.said()

@@ -20,6 +20,8 @@ use rustix::net::RecvFlags;
 
 use super::control_socket::{Access, Connections, Server};
 
+use crate::thread;
+
 /// The gateway's program, in the directory of this one.
 const PROGRAM: &str = "vhost-af-xdp-gateway";
 /// Most connections at a time: the gateway has three, and those of an earlier gateway process may still be open.
@@ -113,8 +115,7 @@ pub(crate) fn serve(link: UnixStream, server: Arc<Server>, may_change: bool) -> 
         }
         tracing::error!("the gateway has ended: restart the daemon to get the API back");
     };
-    let thread = std::thread::Builder::new().name("gateway".to_owned());
-    thread.spawn(body).map(drop)
+    thread::start("gateway", body).map(drop)
 }
 
 /// The next connection from the gateway; `None`: it has ended.

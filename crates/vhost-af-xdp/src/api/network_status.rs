@@ -62,5 +62,7 @@ pub(crate) fn read(network: &Network, ports: &[Arc<Port>]) -> NetworkStatus {
         groups: all_of(&network.group_counters).collect(),
         links: sum_of(&network.link_counters()),
         host,
+        source: None,
+        configuration: None,
     }
 }

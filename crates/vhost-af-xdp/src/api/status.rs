@@ -6,7 +6,7 @@
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use model::state::{Configuration, LearnedStation, PortStatus, Sandbox, Status, WorkerReading, WorkerStatus};
+use model::state::{Closed, LearnedStation, PortStatus, Sandbox, Status, WorkerReading, WorkerStatus};
 use steer::{Filter, mac_text};
 use xsk::NumaNode;
 
@@ -14,6 +14,7 @@ use super::{lane_status, network_status};
 use crate::network::Network;
 use crate::port::Port;
 use crate::supervision::watchdog::{Hang, Watchdog};
+use crate::thread;
 use dataplane::fdb::FdbKey;
 use dataplane::worker::workers::Workers;
 use device::features::Negotiated;
@@ -29,14 +30,13 @@ fn learned(key: FdbKey) -> LearnedStation {
     }
 }
 
-/// Reads the state of the whole daemon.
+/// Reads the state of the whole daemon, without its configuration.
 pub(crate) fn read(
     ports: &[Arc<Port>],
     networks: &[Arc<Network>],
     workers: &Workers,
     watchdog: &Watchdog,
     sandbox: &Sandbox,
-    configuration: Option<Configuration>,
 ) -> Status {
     await_samples(ports, networks);
     let now = Instant::now();
@@ -50,7 +50,7 @@ pub(crate) fn read(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         cpu_us: cpu_us(),
         sandbox: sandbox.clone(),
-        configuration,
+        configuration: None,
         api: None,
         workers: workers
             .counters()
@@ -104,7 +104,7 @@ fn await_samples(ports: &[Arc<Port>], networks: &[Arc<Network>]) {
             drop(asked);
         };
         // Without a thread, the last known values are shown.
-        let _ = std::thread::Builder::new().name("sample".to_owned()).spawn(body);
+        let _ = thread::start("sample", body);
     };
     for port in ports.iter().filter(|port| port.config.wanted().is_some()) {
         let port = Arc::clone(port);
@@ -176,8 +176,12 @@ pub(crate) fn read_port(port: &Port) -> PortStatus {
         busy: busy.map(|busy| busy.to_string()),
         limits: port.rates(),
         turned_away: port.published.turned_away().map(|turned| turned.to_string()),
-        last_closed: (shown.last_closed.as_ref())
-            .map(|closed| (closed.name().to_owned(), closed.to_string())),
+        last_closed: shown.last_closed.as_ref().map(|closed| Closed {
+            reason: closed.name().to_owned(),
+            detail: closed.to_string(),
+        }),
+        source: None,
+        configuration: None,
         lanes: (0..port.counters.len()).map(lane).collect(),
     }
 }

@@ -10,6 +10,8 @@ use steer::with_sources;
 use super::learning::{Change, SetResult, tell_each};
 use super::{Network, change, configured, mark_of};
 
+use crate::thread;
+
 /// Interval of checks without new addresses.
 const SELDOM: Duration = Duration::from_secs(10);
 /// Interval of checks while the uplink could not be updated, or a key may not move yet.
@@ -31,10 +33,7 @@ impl Network {
                 }
             }
         };
-        std::thread::Builder::new()
-            .name("learning".to_owned())
-            .spawn(body)?;
-        Ok(())
+        thread::start("learning", body).map(drop)
     }
 
     /// Applies new learned addresses; returns the longest pause before the next check. `None`: the network has ended.

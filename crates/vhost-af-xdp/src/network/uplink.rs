@@ -22,6 +22,7 @@ use crate::nic::interface::Interface;
 use crate::nic::interface_queue::{Fit, InterfaceQueue};
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::mode::Fallback;
+use crate::thread;
 use dataplane::backend::arrivals::Origin;
 use dataplane::fdb::PortNumber;
 use dataplane::lane::new_lane::NewLane;
@@ -87,10 +88,7 @@ impl Network {
                 network.await_change(watched.as_deref(), longest);
             }
         };
-        std::thread::Builder::new()
-            .name("uplink".to_owned())
-            .spawn(body)?;
-        Ok(())
+        thread::start("uplink", body).map(drop)
     }
 
     /// Requests the program's counters, for `status`; waits until `deadline` at most.

@@ -50,6 +50,7 @@ use crate::port::snapshot::{InterfaceSnapshot, PortSnapshot, Published, SessionS
 use crate::port::ticket_lock::{Task, Ticket, TicketLock};
 use crate::port::watch::{Looks, Watch};
 use crate::supervision::alarm::Alarm;
+use crate::thread;
 use common::lock::Locked;
 use dataplane::fdb::FdbKey;
 use dataplane::policy::filter::PortFilter;
@@ -399,8 +400,7 @@ impl Port {
             }
         };
         let theirs = Arc::clone(&body);
-        let thread = std::thread::Builder::new().name("port".to_owned());
-        if at_once || thread.spawn(move || run(&theirs)).is_err() {
+        if at_once || thread::start("port", move || run(&theirs)).is_err() {
             run(&body);
         }
     }

@@ -6,14 +6,23 @@
 //! previous configuration is restored.
 
 use model::config::{ADDED, ConfigFile, Entry, Mistake, NamedTable, Network, Port, TableKind, Tables};
-use model::control::{Change, Changed, Done, Refused};
+use model::control::{Change, Changed, Done, Kind, Refused};
 use steer::with_sources;
 
 use super::{Outcome, Reader, of_name, tell};
 use crate::supervision::helper::RequestError;
 
+/// A refusal because of these keys.
+fn refused_keys(kind: Kind, what: impl Into<String>, keys: impl IntoIterator<Item = String>) -> Refused {
+    let keys = keys.into_iter().collect();
+    Refused {
+        keys,
+        ..Refused::new(kind, what)
+    }
+}
+
 fn wrong(mistake: Mistake) -> Refused {
-    Refused::mistake(mistake.key, mistake.what)
+    refused_keys(Kind::Mistake, mistake.what, mistake.key)
 }
 
 impl Reader {
@@ -32,14 +41,15 @@ impl Reader {
 
     fn change_table<T: NamedTable>(&mut self, change: &Change, name: &str) -> Result<Changed, Refused> {
         if of_name(T::of(&self.file.tables), name).is_some() {
-            let path = self.file.path.display().to_string();
-            return Err(Refused::in_file(T::KIND, name, &path));
+            let what = format!("{} {name} is one of {}", T::KIND, self.file.path.display());
+            return Err(Refused::new(Kind::InFile, what));
         }
         let left_out = of_name(T::of(&self.file.left_out), name);
         let before = of_name(T::of(&self.file.added), name).or(left_out).cloned();
         let runs = of_name(T::of(&self.running), name).is_some();
         if matches!(change, Change::Put { only_new: true, .. }) && runs {
-            return Err(Refused::exists(T::KIND, name));
+            let what = format!("{} {name} already exists", T::KIND);
+            return Err(Refused::new(Kind::Exists, what));
         }
         let wanted = wanted(change, name, before.as_ref())?;
         if T::KIND == TableKind::Network && wanted.is_none() {
@@ -71,7 +81,7 @@ impl Reader {
         }
         match failed.as_slice() {
             [] => Ok(Changed { what, done, failed }),
-            failed => Err(Refused::failed(failed.join("; "))),
+            failed => Err(Refused::new(Kind::Failed, failed.join("; "))),
         }
     }
 
@@ -86,7 +96,10 @@ impl Reader {
             .collect();
         match ports.as_slice() {
             [] => Ok(()),
-            ports => Err(Refused::in_use(network, ports)),
+            ports => {
+                let what = format!("network {network} has port(s) {}", ports.join(", "));
+                Err(Refused::new(Kind::InUse, what))
+            }
         }
     }
 
@@ -120,7 +133,9 @@ impl Reader {
                 disconnect: false,
                 ..
             } => {
-                return Err(Refused::disconnects(name, begins));
+                let changed = begins.join(", ");
+                let what = format!("changing {changed} of port {name} disconnects its guest");
+                return Err(refused_keys(Kind::Disconnects, what, begins));
             }
             _ => Done::Replaced,
         })
@@ -142,7 +157,7 @@ impl Reader {
         });
         proposed.map_err(|error| match error {
             RequestError::Refused(words) => mistake(table, &words),
-            error @ RequestError::Gone(_) => Refused::failed(with_sources(&error)),
+            error @ RequestError::Gone(_) => Refused::new(Kind::Failed, with_sources(&error)),
         })
     }
 
@@ -224,7 +239,7 @@ fn mistake<T: NamedTable>(table: Option<&Entry<T>>, words: &str) -> Refused {
     // The name of the port or network could be that of a key.
     let said = table.and_then(|table| what.strip_prefix(&format!("{} {}: ", T::KIND, table.name)));
     let key = table.and_then(|table| table.named_by(said.unwrap_or(what)));
-    Refused::mistake(key, what.to_owned())
+    refused_keys(Kind::Mistake, what, key)
 }
 
 /// A copy without filter rules.

@@ -13,6 +13,7 @@ use crate::config::ServeConfig;
 use crate::ports::{NO_THREAD, Ports};
 use crate::reload::Reload;
 use crate::supervision::watchdog::Watchdog;
+use crate::thread;
 use dataplane::worker::workers::Workers;
 
 /// Most connections to the control socket at the same time.
@@ -58,8 +59,7 @@ impl<R: Fn() -> Status + Send + Sync + 'static> Answers<'_, R> {
                 capture: true,
             };
             let body = move || server.accept(&listener, &connections, access);
-            let thread = std::thread::Builder::new().name("control".to_owned());
-            thread.spawn(body).context(NO_THREAD)?;
+            thread::start("control", body).context(NO_THREAD)?;
         }
         match gateway {
             Some(link) => gateway::serve(link, server, is_allowed).context(NO_THREAD),
@@ -80,9 +80,10 @@ pub(super) fn status_of(
     let api = config.api.all.as_ref();
     let api = api.and_then(|(path, _)| std::path::absolute(path).ok());
     Arc::new(move || {
-        let readings = reload.as_ref().map(Reload::readings);
-        let networks = ports.networks();
-        let status = status::read(&ports.all(), &networks, &workers, &watchdog, &in_force, readings);
+        let mut status = status::read(&ports.all(), &ports.networks(), &workers, &watchdog, &in_force);
+        if let Some(readings) = reload.as_ref().map(Reload::readings) {
+            readings.add_to(&mut status);
+        }
         let api = api.clone();
         Status { api, ..status }
     })

@@ -63,6 +63,7 @@ use self::queries::VmmSockets;
 use self::requests::{AddedPorts, Adopt, Directories, RequestServer, in_memory, text_of};
 use crate::config::ServeConfig;
 use crate::listener::{Access, ListenError, listen_as};
+use crate::thread;
 use program::handed::{close_all_on_exec, taken};
 
 pub(crate) use queries::private_address;
@@ -193,10 +194,7 @@ impl Helper {
                 gone();
             }
         };
-        std::thread::Builder::new()
-            .name("helper".to_owned())
-            .spawn(body)
-            .map(|_| ())
+        thread::start("helper", body).map(drop)
     }
 }
 
@@ -295,9 +293,7 @@ pub(crate) fn run(args: &HelperArgs) -> anyhow::Result<()> {
     let vmm_sockets = Arc::new(VmmSockets::default());
     vmm_sockets.add(options.vmm_sockets);
     let known = Arc::clone(&vmm_sockets);
-    start("queries", move || {
-        queries::answer_all(&queries, &known);
-    })?;
+    thread::start("queries", move || queries::answer_all(&queries, &known)).context("no thread")?;
     let (policies, others) = Policies::new(options.user)?;
     if let (Some(file), Some(requests)) = (options.config, args.requests) {
         let policies = args.listener.is_some().then_some(policies);
@@ -315,7 +311,12 @@ pub(crate) fn run(args: &HelperArgs) -> anyhow::Result<()> {
             adopt: adopting(policies, &vmm_sockets, &files),
             made: Box::new(move |path| vmm_sockets.add([path])),
         };
-        start_request_server(request_server, taken(requests)?)?;
+        let requests = taken(requests)?;
+        let answer = move || {
+            own_umask();
+            request_server.answer_all(requests.as_fd());
+        };
+        thread::start("requests", answer).context("no thread")?;
     }
     let served = match args.listener {
         Some(listener) => {
@@ -348,19 +349,6 @@ fn adopting(policies: Option<Policies>, vmm_sockets: &Arc<VmmSockets>, files: &A
         known.set(paths.into_iter().chain(reached));
         Ok(())
     })
-}
-
-/// Answers requests on a thread of its own.
-fn start_request_server(request_server: RequestServer, requests: OwnedFd) -> anyhow::Result<()> {
-    start("requests", move || {
-        own_umask();
-        request_server.answer_all(requests.as_fd());
-    })
-}
-
-fn start(name: &str, body: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
-    let started = std::thread::Builder::new().name(name.to_owned()).spawn(body);
-    started.map(drop).context("no thread")
 }
 
 /// Gives this thread a umask of its own: it is changed while a socket is bound.

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::interrupt;
+use crate::thread;
 use common::lock::Locked;
 use dataplane::worker::progress::Activity;
 use dataplane::worker::workers::{Observation, Workers};
@@ -111,9 +112,7 @@ impl Watchdog {
         let watchdog = Self::default();
         watchdog.hangs().resize(workers.observe().count(), None);
         let hangs = watchdog.clone();
-        std::thread::Builder::new()
-            .name("watchdog".to_owned())
-            .spawn(move || hangs.watch(&workers))?;
+        thread::start("watchdog", move || hangs.watch(&workers))?;
         Ok(watchdog)
     }
 

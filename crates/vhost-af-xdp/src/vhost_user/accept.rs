@@ -31,6 +31,7 @@ use crate::listener;
 use crate::nic::wakers::Event;
 use crate::port::Port;
 use crate::port::reasons::Ended;
+use crate::thread;
 use common::lock::Locked;
 use steward::backoff::Backoff;
 use steward::log_limit::{LeftOut, LogLimit};
@@ -92,8 +93,7 @@ impl AcceptThread {
             messages: Mutex::default(),
         });
         let theirs = Arc::clone(&thread);
-        let builder = std::thread::Builder::new().name(name.to_owned());
-        builder.spawn(move || theirs.work())?;
+        thread::start(name, move || theirs.work())?;
         connection::prepare()?;
         Ok(thread)
     }
@@ -356,8 +356,7 @@ impl Acceptor {
 /// Closes a connection that nothing was read from, on a thread of its own, so that the one accept thread of all ports
 /// need not wait: an unread descriptor may be a TCP socket that lingers (`unix_release_sock`, net/unix/af_unix.c).
 fn close_apart(stream: UnixStream) -> Option<JoinHandle<()>> {
-    let closing = std::thread::Builder::new().name("close".to_owned());
-    closing.spawn(move || drop(stream)).ok()
+    thread::start("close", move || drop(stream)).ok()
 }
 
 /// Connects without waiting for a VMM whose backlog is full.

@@ -20,6 +20,7 @@ use crate::port::Port;
 use crate::port::reasons::{Closed, Ended};
 use crate::port::session::{Session, VmmConnection};
 use crate::supervision::alarm::Alarm;
+use crate::thread;
 use common::lock::Locked;
 
 /// Shortest pause after commands of the control queue: a guest can cause 200 rebuilds of lanes a second at most.
@@ -165,7 +166,7 @@ pub(crate) fn prepare() -> io::Result<()> {
             let _ = rustix::thread::set_name(c"port");
         }
     };
-    std::thread::Builder::new().name("port".to_owned()).spawn(body)?;
+    thread::start("port", body)?;
     *spare = Some(sender);
     Ok(())
 }

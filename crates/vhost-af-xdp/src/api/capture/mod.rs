@@ -16,16 +16,17 @@ mod tests;
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use model::control::{CaptureBegun, CaptureRequest, Refused};
+use model::control::{CaptureBegun, CaptureRequest, Kind, Refused};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 
 use self::link::{End, SHOWN, put_end, put_record};
 use crate::api::control_socket::answer;
 use crate::config::Placement;
+use crate::lock::Locked;
 use crate::port::Port;
 use crate::ports::Ports;
 use dataplane::policy::capture::{Capture, Wanted};
@@ -71,7 +72,7 @@ impl Captures {
     pub(crate) fn serve(self: &Arc<Self>, stream: &UnixStream, request: CaptureRequest) -> io::Result<()> {
         match self.admit(request) {
             Ok(admitted) => admitted.run(stream),
-            Err(why) => answer::<()>(stream, Err(Refused::failed(why))),
+            Err(why) => answer::<()>(stream, Err(Refused::new(Kind::Failed, why))),
         }
     }
 
@@ -88,7 +89,7 @@ impl Captures {
     /// Reserves the place for a port's capture.
     /// Errors: the port is captured already, or there are too many captures.
     fn place(self: &Arc<Self>, name: &str) -> Result<Place, String> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.locked();
         if running.iter().any(|it| it == name) {
             return Err(format!("port {name} is captured already: one at a time"));
         }
@@ -111,12 +112,7 @@ struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut running = self
-            .captures
-            .running
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        running.retain(|it| *it != self.name);
+        self.captures.running.locked().retain(|it| *it != self.name);
     }
 }
 

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::lock::Locked;
 
 struct Open {
     stream: Arc<UnixStream>,
@@ -66,7 +68,7 @@ impl Connections {
     }
 
     fn open(&self) -> MutexGuard<'_, BTreeMap<u64, Open>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.locked()
     }
 }
 

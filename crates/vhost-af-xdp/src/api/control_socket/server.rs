@@ -7,11 +7,11 @@
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use model::config::TableKind;
-use model::control::{Answer, Change, Changed, Done, LONGEST_REQUEST, Refused, Request, line};
+use model::control::{Answer, Change, Changed, Done, Kind, LONGEST_REQUEST, Refused, Request, line};
 use model::state::{RulesStatus, Status};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
@@ -20,7 +20,9 @@ use super::connections::{Connections, Place};
 use super::writing::{WRITE, answer, write_within};
 use crate::api::capture::Captures;
 use crate::journal::JOURNAL;
+use crate::lock::Locked;
 use crate::reload::Reload;
+use crate::thread;
 
 /// Time between two reads of the state by one connection.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -77,12 +79,8 @@ impl Server {
     pub(crate) fn serve(self: &Arc<Self>, stream: UnixStream, of: &Arc<Connections>, access: Access) {
         let Some(place) = of.take(stream) else { return };
         let (server, stream) = (Arc::clone(self), Arc::clone(&place.stream));
-        let thread = std::thread::Builder::new().name("control".to_owned());
         // When the thread ends, the connection is closed.
-        if thread
-            .spawn(move || drop(server.converse(&place, access)))
-            .is_err()
-        {
+        if thread::start("control", move || drop(server.converse(&place, access))).is_err() {
             let _ = self.answer_once(&stream);
         }
     }
@@ -95,10 +93,10 @@ impl Server {
         match read_request(&mut &text[..count], LONGEST_GET)? {
             Some(Ok(Request::Get(path))) => write_within(stream, &self.get(&path)?, AT_ONCE),
             Some(Err(refused)) => refuse(stream, refused),
-            _ => refuse(
-                stream,
-                Refused::busy("no thread can be started (ulimit -u, systemd: TasksMax=)"),
-            ),
+            _ => {
+                let why = "no thread can be started (ulimit -u, systemd: TasksMax=)";
+                refuse(stream, Refused::new(Kind::Busy, why))
+            }
         }
     }
 
@@ -121,10 +119,10 @@ impl Server {
                     next_look = Instant::now() + PAUSE;
                     write_within(stream, &self.get(&path)?, WRITE)?;
                 }
-                Ok(Request::Change(_)) if !access.change => refuse(stream, Refused::not_allowed())?,
+                Ok(Request::Change(_)) if !access.change => refuse(stream, not_allowed())?,
                 Ok(Request::Change(change)) => answer(stream, self.change(change, place))?,
                 Ok(Request::Events { after }) => return tell(place, after),
-                Ok(Request::Capture(_)) if !access.capture => refuse(stream, Refused::not_allowed())?,
+                Ok(Request::Capture(_)) if !access.capture => refuse(stream, not_allowed())?,
                 Ok(Request::Capture(request)) => return self.captures.serve(stream, request),
                 Err(refused) => return refuse(stream, refused),
             }
@@ -142,7 +140,7 @@ impl Server {
             return Ok(line(&Answer::from(rules))?);
         }
         let status = {
-            let _one = self.look.lock().unwrap_or_else(PoisonError::into_inner);
+            let _one = self.look.locked();
             (self.read)()
         };
         if path.is_empty() {
@@ -150,7 +148,8 @@ impl Server {
         }
         let all = serde_json::to_value(status)?;
         let part = path.iter().try_fold(&all, |value, name| part_of(value, name));
-        Ok(line(&Answer::from(part.ok_or_else(|| Refused::no_such(path))))?)
+        let no_such = || Refused::new(Kind::NoSuch, format!("there is no {:?}", path.join("/")));
+        Ok(line(&Answer::from(part.ok_or_else(no_such)))?)
     }
 
     fn change(&self, change: Change, place: &Place) -> Result<Changed, Refused> {
@@ -162,14 +161,26 @@ impl Server {
                 failed: Vec::new(),
             });
         }
-        let reload = self.reload.as_ref().ok_or_else(Refused::no_file)?;
-        match place.begin_change(MOST_CHANGES) {
-            true => reload.change(change),
-            false => Err(Refused::busy(format!(
-                "{MOST_CHANGES} changes are under way already"
-            ))),
+        let fixed = "the daemon was started without --config FILE, so its ports and networks are fixed";
+        let reload = self
+            .reload
+            .as_ref()
+            .ok_or_else(|| Refused::new(Kind::NoFile, fixed))?;
+        if !place.begin_change(MOST_CHANGES) {
+            let why = format!("{MOST_CHANGES} changes are under way already");
+            return Err(Refused::new(Kind::Busy, why));
         }
+        reload.change(change)
     }
+}
+
+fn not_allowed() -> Refused {
+    let what = "nothing can be changed or captured by this connection";
+    Refused::new(Kind::NotAllowed, what)
+}
+
+fn no_request(why: &str) -> Refused {
+    Refused::new(Kind::NoRequest, format!("this is no request: {why}"))
 }
 
 /// The field of that name; in a list the entry of that name, else of that index.
@@ -194,14 +205,12 @@ fn read_request(from: &mut impl BufRead, longest: usize) -> io::Result<Option<Re
         None => Ok(None),
         Some(b'\n') => {
             let request = serde_json::from_slice(&text);
-            Ok(Some(
-                request.map_err(|error| Refused::no_request(&error.to_string())),
-            ))
+            Ok(Some(request.map_err(|error| no_request(&error.to_string()))))
         }
         Some(_) if text.len() < longest => Err(ErrorKind::UnexpectedEof.into()),
         Some(_) => {
             let why = format!("it is longer than {longest} bytes");
-            Ok(Some(Err(Refused::no_request(&why))))
+            Ok(Some(Err(no_request(&why))))
         }
     }
 }

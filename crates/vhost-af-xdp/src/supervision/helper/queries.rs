@@ -17,6 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::supervision::private_memory::{self, MappedFile};
+use crate::thread;
 use common::lock::Locked;
 
 /// Most addresses in a query: regions of a memory table.
@@ -132,8 +133,7 @@ pub(super) fn answer_all(queries: &OwnedFd, vmm_sockets: &Arc<VmmSockets>) {
         };
         // One reference is this function's, the others are of queries in progress, including this one.
         let room = Arc::strong_count(&busy) <= ANSWERS_MAX + 1;
-        let thread = std::thread::Builder::new().name("answer".to_owned());
-        if !room || thread.spawn(body).is_err() {
+        if !room || thread::start("answer", body).is_err() {
             reply(&answer, None);
         }
     }
