@@ -7,9 +7,9 @@ use clap::{Args, value_parser};
 use common::binding::{Binding, L2_BYTES, LARGE_CHUNK, QueueFacts, SMALL_CHUNK};
 use common::drivers;
 use common::options::bind_request;
+use host::links::{DriverSends, Link};
 use model::config::{MOST_RULES, Mode as ModeArg, Polling};
 use steer::{HintSet, Mode, NoSuchHint, mac_bytes};
-use steward::links::{DriverSends, Link};
 
 use super::choice::{Benchmark, MatrixArgs, What};
 use super::frame::Mac;

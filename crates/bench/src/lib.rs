@@ -46,7 +46,7 @@ use std::process::ExitCode;
 use clap::{Args as _, FromArgMatches as _, Subcommand};
 use common::command_line;
 use common::complete::{CompleteArgs, Names, complete};
-use steward::log::LogArgs;
+use program::log::LogArgs;
 
 use args::{Plan, RawArgs};
 use choice::name_of;

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use common::binding::{Binding, NoZeroCopy};
 use common::options::{busy_poll, mode_request};
+use host::links::Link;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::CpuSet;
 use steer::{Mode, ModeRequest, Program, QueueConf, QueueCounters};
-use steward::links::Link;
 use xsk::{
     AttachMode, Backing, FramePool, OwnMemory, PreferNode, QueueId, RingSize, Socket, SocketConfig,
     Statistics, Umem, WakeError,

@@ -17,7 +17,7 @@
 //! some 1,650 bytes on, `IGB_MAX_FRAME_BUILD_SKB` in `igb_set_rx_mode`). With a larger MTU igb receives up to 9,216
 //! bytes, so zero-copy then needs a driver with multi-buffer in zero-copy mode, which marks the pieces.
 
-use steward::links::DriverSends;
+use host::links::DriverSends;
 use xsk::{BindRequest, XDP_PACKET_HEADROOM};
 
 use crate::drivers::{Line, ZeroCopy};

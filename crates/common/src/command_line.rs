@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
 use model::mistakes::nearest;
-use steward::log::report_end;
+use program::log::report_end;
 
 use crate::shortage::shortage;
 

@@ -10,20 +10,27 @@
 //! | [`peer`] | the peer of a Unix socket |
 //! | [`handed`] | descriptors that a program passes to one that it starts |
 //! | [`choice`] | lists that choose among names |
+//! | [`text_file`] | files that say what a privileged process does |
+//! | [`backoff`] | pauses between attempts |
+//! | [`log_limit`] | limits of log lines that others can cause |
 //! | [`signal_handler`] | handlers that inspect the cause of a signal |
 
+pub mod backoff;
 pub mod capabilities;
 pub mod choice;
 pub mod descriptors;
 pub mod handed;
 pub mod log;
+pub mod log_limit;
 pub mod peer;
 pub mod sandbox;
 pub mod signal_handler;
+pub mod text_file;
 pub mod users;
 
 use std::io;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Cryptographically secure random bytes.
@@ -38,4 +45,14 @@ pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     } else {
         Err(io::ErrorKind::UnexpectedEof.into())
     }
+}
+
+/// Raises the soft limit of descriptors to the hard limit: each lease takes a few, and the program has others.
+pub fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    let _ = setrlimit(Resource::Nofile, raised);
 }

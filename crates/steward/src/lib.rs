@@ -30,12 +30,9 @@
 //! | module | what | who uses it |
 //! |---|---|---|
 //! | [`protocol`] | messages, byte by byte | both |
-//! | [`links`] | network interfaces, by rtnetlink | both |
-//! | [`backoff`] | pauses between attempts | both |
-//! | [`log_limit`] | limits of log lines that others can cause | both |
-//! | [`hardware`] | a NIC's queues in use, n-tuple rules, RSS contexts | the steward; other programs only read |
+//! | [`hardware`] | changes a NIC's n-tuple rules and RSS contexts | the steward |
+//! | [`netlink`] | changes interfaces | the steward |
 //! | `policy`, `capabilities`, `server` | who may lease what; the steward | `vhost-af-xdp-steward` |
-//! | `text_file` | files that say what a privileged process does | both |
 //!
 //! The lessee's side (`Lease`, the list of leases) is the crate `steward-client`, which no privileged program links. The
 //! program, `vhost-af-xdp-steward`, adds kinds of leases that only some policies allow ([`server::part`],
@@ -46,18 +43,14 @@
 //! Operators have to trust a privileged process and may want to read its source. So it has few dependencies
 //! (CONTRIBUTING.md has the reason for each), no async runtime and one thread. Child processes do slow work.
 
-pub mod backoff;
 pub mod capabilities;
 pub mod hardware;
-pub mod links;
-pub mod log_limit;
+pub mod netlink;
 pub mod peer;
 pub mod protocol;
 mod sys;
-pub use program::log;
 pub use server::fd_store;
 pub use sys::child;
 pub mod options;
 pub mod policy;
 pub mod server;
-pub mod text_file;

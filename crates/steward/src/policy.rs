@@ -24,9 +24,9 @@ use steer::{Filter, HintSet, MAX_QUEUES, Station, mac_text, ranges_text};
 use crate::hardware::Names;
 use crate::peer::Credentials;
 use crate::protocol::{Reason, Refusal, Wanted};
-use crate::text_file::{self, Kind};
+use program::text_file::{self, Kind};
 
-pub use crate::text_file::FileError as PolicyError;
+pub use program::text_file::FileError as PolicyError;
 
 /// Words for errors about the policy file.
 const FILE: Kind = Kind {

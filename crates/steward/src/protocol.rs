@@ -97,6 +97,7 @@ mod zcrx;
 
 pub use answer::{Answer, Facts, Reason, Refusal, Step};
 pub use hints::{HintRequest, Hinted};
+pub use host::links::bridge::{ANY_VLAN, BEHIND_MAX};
 pub use listed::{Listed, Steered};
 pub use netkit::{NetkitEnd, NetkitWanted};
 pub use part::Part;
@@ -142,9 +143,6 @@ pub const FRAME_LIMITS: RangeInclusive<u32> = 14..=65_553;
 pub const ENTRIES_MAX: usize = 16;
 /// Most changes of stations in one message.
 pub const CHANGES_MAX: usize = 64;
-/// Most stations behind a bridge that the steward sends to the lessee of a network.
-pub const BEHIND_MAX: usize = 1024;
-pub use steer::ANY_VLAN;
 /// Most stations of one lease.
 pub const STATIONS_MAX: usize = 1024;
 /// Default path of the steward's socket.

@@ -109,11 +109,6 @@ fn ioctl(file: &OwnedFd, request: c_ulong, argument: c_ulong) -> io::Result<()> 
     done(unsafe { libc::ioctl(file.as_raw_fd(), request as _, argument) })
 }
 
-/// Subscribes a netlink socket to a multicast group (netlink(7), NETLINK_ADD_MEMBERSHIP).
-pub(crate) fn join_group(socket: BorrowedFd<'_>, group: u32) -> io::Result<()> {
-    set_option(socket, libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP, &group)
-}
-
 /// Lets a socket be bound to this interface only; without CAP_NET_RAW that cannot be undone (`sock_bindtoindex_locked`,
 /// net/core/sock.c). AF_XDP honours it since Linux 6.5, and in stable kernels that have taken that over (`xsk_bind`,
 /// net/xdp/xsk.c).

@@ -111,7 +111,7 @@ fn run(cli: &Options) -> Result<(), String> {
         tracing::warn!("{warning}");
     }
     let signals = Signals::catch().map_err(|error| format!("cannot handle signals: {error}"))?;
-    steward::server::raise_descriptor_limit();
+    program::raise_descriptor_limit();
     serve(cli, policy, signals)
 }
 

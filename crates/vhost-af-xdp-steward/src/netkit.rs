@@ -21,9 +21,9 @@
 pub mod device;
 mod moving;
 
+use host::nic::bound::{self, LeasedTo};
 use rustix::io::Errno;
 use steer::{Mode, mac_text};
-use steward::hardware::bound::{self, LeasedTo};
 use steward::protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
 use steward::server::file::may_crash;
 use steward::server::job::{Job, Outcome, Pending, lost};

@@ -23,6 +23,7 @@ mod policy;
 mod refusals;
 mod rings;
 mod saved;
+mod split;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -30,13 +31,13 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Instant;
 
+use host::links::Link;
+use host::nic::{Ethtool, bound};
 use program::peer::process_of;
 use rustix::thread::CapabilitySet;
 use steer::with_sources;
 use steward::capabilities::{TO_TAKE_RINGS, are_at_hand};
 use steward::child;
-use steward::hardware::{Ethtool, bound};
-use steward::links::Link;
 use steward::policy::Policy;
 use steward::protocol::{
     Answer, Listed, Reason, Refusal, Request, Steered, Step, ZcrxRegistered, ZcrxRings, ZcrxWanted,

@@ -246,7 +246,7 @@ fn foreign_program_is_not_touched() {
     let index = world
         .veth
         .near
-        .enter(|| steward::links::Link::by_name(VethPair::NIC).expect("there").index);
+        .enter(|| host::links::Link::by_name(VethPair::NIC).expect("there").index);
     let theirs = world
         .veth
         .near

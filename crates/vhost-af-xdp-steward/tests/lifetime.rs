@@ -149,7 +149,7 @@ fn interface_that_moves_to_another_namespace_takes_no_program_along() {
     await_facts(&lease, "gone", |facts| facts.ifindex == 0);
     let program = || {
         world.veth.far.enter(|| {
-            let link = steward::links::Link::by_name(VethPair::NIC).expect("it moved there");
+            let link = host::links::Link::by_name(VethPair::NIC).expect("it moved there");
             steer::program_on(link.index)
         })
     };

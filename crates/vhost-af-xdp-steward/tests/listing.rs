@@ -29,7 +29,7 @@ fn root_lists_all_leases_and_other_users_their_own() {
     let _lease = take(&world.socket(), &wanted).expect("allowed");
     let mut lessee = lessee::start(&world, "listing::child_leases_and_lists", 1);
     let all = listing::leases(&world.socket()).expect("it answers");
-    let namespace = world.veth.near.enter(steward::links::namespace);
+    let namespace = world.veth.near.enter(host::links::namespace);
     let ours = Listed {
         number: all[0].number,
         namespace,

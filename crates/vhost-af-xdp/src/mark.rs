@@ -8,9 +8,9 @@ use model::config::protocol_name;
 use std::net::IpAddr;
 
 use anyhow::{Context, anyhow, bail};
+use host::links::Link;
 use serde::Serialize;
 use steer::{Flow, InterfaceMarks, InterfaceMarksError, with_sources};
-use steward::links::Link;
 
 use crate::ask::Print;
 use crate::cli::mark::MarkCommand;

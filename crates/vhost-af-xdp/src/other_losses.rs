@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use model::state::Named;
-use steward::log_limit::LogLimit;
+use program::log_limit::LogLimit;
 
 use crate::api::{network_status, status};
 use crate::network::Network;

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
+use host::links::Changes;
 use signal_hook::iterator::Handle;
 use steer::with_sources;
-use steward::links::Changes;
 
 use crate::config::{HintsConfig, NetworkConfig, PortConfig, ServeConfig, UplinkConfig};
 use crate::network::Network;

@@ -51,10 +51,10 @@ use crate::supervision::watchdog::Watchdog;
 use crate::vhost_user::accept::VmmSource;
 use dataplane::worker::workers::Workers;
 use device::features::F_RING_RESET;
+use host::links::Changes;
 use program::sandbox::{self, Calls, Layer, Plan, Reach, User};
 use steer::with_sources;
 use steward::capabilities;
-use steward::links::Changes;
 use steward_client::Waiting;
 
 /// Runs until a signal ends the daemon, or the only connection, passed in as a descriptor, is closed.
@@ -90,7 +90,7 @@ impl<'a> Sandboxed<'a> {
         check_privileges(config)?;
         // Before the daemon opens descriptors of its own, which could be taken for inherited ones.
         external::check_inherited(config)?;
-        steward::server::raise_descriptor_limit();
+        program::raise_descriptor_limit();
         let given = Given::take(config).map_err(|error| anyhow::anyhow!(with_sources(&error)))?;
         sigbus::install().context("cannot handle SIGBUS")?;
         interrupt::install().context("cannot handle SIGURG")?;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum, value_parser};
+use host::links::Link;
 use rustix::thread::CpuSet;
 use serde::Serialize;
-use steward::links::Link;
 use xsk::QueueId;
 use zcrx::{OpenError, Source};
 

@@ -15,7 +15,7 @@ mod sender;
 mod traffic;
 
 use anyhow::{Context as _, ensure};
-use steward::links::Link;
+use host::links::Link;
 
 use self::report::Matrix;
 use super::args::Plan;

@@ -12,26 +12,14 @@
 //! it leaves the lease with the program alone, which checks each frame in any case; the changes until then are
 //! undone.
 //!
-//! | what | where |
-//! |---|---|
-//! | structures of the kernel's header | `abi` |
-//! | one rule, as bytes and back | `rule`; those of a TCP flow `flow` |
-//! | header and data split, memory that is bound to a queue (netlink) | `rings`, `bound` |
-//! | the ioctl | `ethtool` |
-//! | making and undoing | here, by the trait `Nic`, which tests implement |
+//! Here by the trait [`Nic`], which tests implement; the driver's settings are in `ethtool`.
 
-mod abi;
-pub mod bound;
 mod ethtool;
-mod flow;
-pub mod rings;
-mod rule;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-pub use ethtool::{Ethtool, Tags};
-pub use rule::{Known, Rule, Target};
+use host::nic::{Known, Rule, Table, Target};
 use steer::Filter;
 
 /// A NIC's rules and contexts.
@@ -54,17 +42,6 @@ pub trait Nic {
     fn create_context(&mut self, queues: &[u32]) -> io::Result<u32>;
     /// Removes a context.
     fn delete_context(&mut self, context: u32) -> io::Result<()>;
-}
-
-/// The rules of a NIC.
-#[derive(Debug, Clone)]
-pub struct Table {
-    /// Number of locations.
-    pub size: u32,
-    /// The driver chooses locations.
-    pub special: bool,
-    /// The rules.
-    pub rules: Vec<Known>,
 }
 
 /// The rules and context of one lease, saved before they are made.

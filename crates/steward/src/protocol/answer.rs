@@ -11,7 +11,7 @@ use super::taps::BEHIND;
 use super::wire::{BeforeZeros, Fields, Io, Name, Text, enumerated, enumeration, messages, value, wire};
 use super::zcrx::ZcrxRegistered;
 use super::{HostEnd, Malformed, SendTapEnd, message, split};
-use crate::links::DriverSends;
+use host::links::DriverSends;
 
 /// Its length is ETHTOOL_BUSINFO_LEN (include/uapi/linux/ethtool.h).
 const DRIVER: Text = Text(32, "name of a driver");

@@ -11,7 +11,7 @@ use super::{ENTRIES_MAX, Malformed};
 pub struct Listed {
     /// Number of the lease, in increasing order; 0 is before the first.
     pub number: u64,
-    /// Inode of the network namespace that the interface is in; see [`namespace`](crate::links::namespace).
+    /// Inode of the network namespace that the interface is in; see [`namespace`](host::links::namespace).
     pub namespace: u64,
     /// PID of its lessee in the steward's PID namespace; 0: it has none there.
     pub pid: u32,

@@ -4,8 +4,8 @@ use xsk::NumaNode;
 use xsk::metadata::{Field, Layout, MAX_LAYOUTS};
 
 use super::*;
-use crate::links::DriverSends;
 use crate::protocol::Listed;
+use host::links::DriverSends;
 
 fn facts() -> Facts {
     Facts {

@@ -6,4 +6,3 @@ pub(super) mod lease;
 pub(super) mod networks;
 pub(super) mod rings;
 pub(super) mod sockets;
-pub(super) mod unserved_queues;

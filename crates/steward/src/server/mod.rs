@@ -39,11 +39,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::backoff::{Backoff, RETRY};
-use crate::links::bridge::FdbChanges;
-use crate::links::{self, Changes};
 use crate::policy::Policy;
 use crate::protocol::{Answer, Malformed, Reason, Refusal};
 use crate::sys;
@@ -51,12 +47,15 @@ use connections::closing::{Closing, Over};
 use connections::connection::{Connection, Incoming};
 use connections::limits::{Bucket, DeviceChanges, LogLimits, Rate, Turns, Waiting};
 use connections::ready::ReadyConnection;
+use host::links::bridge::FdbChanges;
+use host::links::{self, Changes};
 use journal::file::may_crash;
 use journal::restore::Orphan;
 use leases::rings::Rings;
 use leases::sockets::LostJob;
 use netkits::Netkits;
 use part::{Loader, Part};
+use program::backoff::{Backoff, RETRY};
 pub use reload::NewPolicy;
 use reload::Reload;
 use taps::network_taps::{NetworkTap, TapAt, may_have_taps};
@@ -72,7 +71,6 @@ pub use journal::state::{Store, StoreError};
 pub use journal::{fd_store, file};
 pub use leases::entries::blind;
 pub use leases::sockets::OF_A_QUEUE;
-pub use leases::unserved_queues::unserved_queues;
 pub use netkits::SavedNetkit;
 pub use operations::{OPERATIONS, Operation};
 
@@ -505,15 +503,4 @@ impl Server {
 pub fn hands_over_bound() -> bool {
     static BOUND: OnceLock<bool> = OnceLock::new();
     *BOUND.get_or_init(sys::maps_bound_rings)
-}
-
-/// Raises the soft limit of descriptors to the hard limit: each lease takes a few in this process, and the calling
-/// program has others.
-pub fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    let _ = setrlimit(Resource::Nofile, raised);
 }

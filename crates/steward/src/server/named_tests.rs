@@ -7,11 +7,12 @@ use steer::{Filter, ModeRequest};
 
 use super::journal::ledger::Ledger;
 use super::leases::entries::Entries;
+use crate::hardware::Names;
 use crate::hardware::test_nic::Played;
-use crate::hardware::{Names, Rule};
 use crate::peer::Credentials;
 use crate::policy::Policy;
 use crate::protocol::{STEERING_BYTES, Wanted};
+use host::nic::Rule;
 
 /// The first is the host's own.
 const MACS: [[u8; 6]; 4] = [

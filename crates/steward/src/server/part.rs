@@ -14,10 +14,10 @@ use super::connections::limits::DeviceChange;
 use super::job::{Outcome, Pending};
 use super::journal::state::Store;
 use super::{Answered, Server, no_lease};
-use crate::links::Link;
 use crate::peer::Credentials;
 use crate::policy::Policy;
 use crate::protocol::{Answer, Listed, Reason, Refusal, Request};
+use host::links::Link;
 
 /// A queue of an interface, by the interface's index.
 pub type QueueKey = (u32, u32);

@@ -20,8 +20,9 @@ use netlink_bindings::netdev::{self, QueueType};
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, NetkitMode, NetkitPairing, OpGetlinkDo};
 use netlink_socket2::NetlinkSocket;
 
-use steward::hardware::bound::{self, LeasedTo};
-use steward::links::{Link, acknowledged, has_no_peer, header_of, message_of};
+use host::links::{Link, has_no_peer, header_of};
+use host::nic::bound::{self, LeasedTo};
+use steward::netlink::{acknowledged, message_of};
 
 /// Why there is no netkit with a leased queue.
 #[derive(Debug, thiserror::Error)]

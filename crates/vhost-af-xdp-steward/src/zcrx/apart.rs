@@ -17,7 +17,8 @@
 use std::io;
 use std::net::SocketAddr;
 
-use steward::hardware::{Nic, NotMade, Rule, Table, Target, insert_all, places, remove};
+use host::nic::{Rule, Table, Target};
+use steward::hardware::{Nic, NotMade, insert_all, places, remove};
 
 /// The configuration of a NIC for one queue, saved before it is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -5,9 +5,10 @@ use std::io;
 use rustix::io::Errno;
 
 use super::apart::NotApart;
+use super::split;
+use host::links::Link;
+use host::nic::rings::{self, Split};
 use steward::capabilities::{TO_TAKE_RINGS, are_at_hand};
-use steward::hardware::rings::{self, Split};
-use steward::links::Link;
 use steward::protocol::{Reason, Refusal, Step};
 use steward::server::part::QueueKey;
 
@@ -76,7 +77,7 @@ pub(super) fn turn_on_split(link: &Link, now: Split) -> Result<(), Refusal> {
     if let Split::On = now {
         return Ok(());
     }
-    rings::turn_on(link.index, now).or_else(|error| {
+    split::turn_on(link.index, now).or_else(|error| {
         Reason::Nic.refuse(format!(
             "{} refuses to split header and data (tcp-data-split): {error}",
             link.name

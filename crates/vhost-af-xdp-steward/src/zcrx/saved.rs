@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use steer::with_sources;
 
 use super::apart::{self, ApartPlan};
-use steward::backoff::{Backoff, RETRY};
-use steward::hardware::{Ethtool, bound};
-use steward::links::Link;
+use host::links::Link;
+use host::nic::{Ethtool, bound};
+use program::backoff::{Backoff, RETRY};
 use steward::server::boot_id;
 use steward::server::file::{self, may_crash};
 use steward::server::part::QueueKey;
@@ -317,7 +317,7 @@ mod tests {
 
     use super::super::apart::Moved;
     use super::*;
-    use steward::backoff::LONGEST_RETRY;
+    use program::backoff::LONGEST_RETRY;
 
     #[test]
     fn saved_plans_of_a_predecessor_are_undone_and_unreadable_ones_are_logged() {

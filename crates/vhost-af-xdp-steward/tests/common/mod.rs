@@ -266,7 +266,7 @@ impl World {
     /// The program on the interface, by a look that does not go through the steward.
     pub(crate) fn program(&self) -> Option<u32> {
         self.veth.near.enter(|| {
-            let link = steward::links::Link::by_name(VethPair::NIC).ok()?;
+            let link = host::links::Link::by_name(VethPair::NIC).ok()?;
             steer::program_on(link.index).map(|program| program.id)
         })
     }

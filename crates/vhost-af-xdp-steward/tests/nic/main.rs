@@ -16,11 +16,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::{World, lessee, receiving};
+use host::nic::bound::{self, Bound};
 use netlink_bindings::{ethtool, netdev};
 use netlink_socket2::NetlinkSocket;
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::process::{Resource, Rlimit, Signal};
-use steward::hardware::bound::{self, Bound};
 use steward::protocol::{Reason, ZcrxWanted};
 use steward_client::listing;
 use steward_client::{LeaseError, QueueLease, Waiting};

@@ -8,9 +8,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use host::nic::bound::Bound;
 use rustix::process::Signal;
 use steer::{Filter, SocketMap};
-use steward::hardware::bound::Bound;
 use steward::protocol::{Facts, NetkitEnd, NetkitWanted, Reason, Wanted};
 use steward_client::{Lease, LeaseError};
 use testkit::{

@@ -13,15 +13,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use host::links::has_no_peer;
+use host::nic::bound::LeasedTo;
+use host::nic::rings::{self, Rings, Split};
 use model::state::{HintsStatus, LaneStatus, NetworkStatus, PortStatus, Status, Traffic};
 use netlink_bindings::netdev::{self, QueueType};
 use netlink_bindings::rt_link::{self, Ifinfomsg};
 use netlink_socket2::NetlinkSocket;
 use serde::Serialize;
 use steer::{HintSet, ranges_text};
-use steward::hardware::bound::LeasedTo;
-use steward::hardware::rings::{self, Rings, Split};
-use steward::links::has_no_peer;
 
 use crate::nic::metadata;
 use client::text::or_dash;

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use host::unserved_queues::unserved_queues;
 use program::peer;
 use rustix::net::{SocketAddrUnix, SocketFlags, connect};
 use rustix::process::{Resource, getegid, geteuid, getgroups, getrlimit};
@@ -27,7 +28,6 @@ use steer::with_sources;
 use steward::capabilities;
 use steward::policy::{DEFAULT_POLICY, Policy, Queues};
 use steward::protocol::{self, DEFAULT_SOCKET, Wanted};
-use steward::server::unserved_queues;
 use steward_client::listing;
 use xsk::Mode;
 
@@ -357,7 +357,7 @@ impl Look<'_> {
         }
         let process = process_at(path);
         let namespace = process.and_then(|process| fs::metadata(format!("/proc/{process}/ns/net")).ok());
-        if namespace.is_some_and(|namespace| namespace.ino() != steward::links::namespace()) {
+        if namespace.is_some_and(|namespace| namespace.ino() != host::links::namespace()) {
             let text = "interfaces: the steward is in another network namespace";
             self.findings
                 .push(Finding::note(Kind::NotChecked, "daemon", text));

@@ -6,15 +6,15 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use common::drivers::{self, Line};
+use host::links::below::losses_above;
+use host::links::bridge::bridge_of;
+use host::links::{DriverXdp, Link};
+use host::nic::{Ethtool, Tags};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 use steer::{ForeignProgram, HintSet, program_on, unnamed_program_on};
 use steward::capabilities;
-use steward::hardware::{Ethtool, Tags};
-use steward::links::below::losses_above;
-use steward::links::bridge::bridge_of;
-use steward::links::{DriverXdp, Link};
 use steward::protocol::DEFAULT_SOCKET;
 
 use crate::api::queues::{self, Queue};
@@ -114,8 +114,8 @@ impl Facts {
             line: drivers::line(&link.driver),
             program,
             most_queues: ethtool.most_receive_queues().ok(),
-            rules: count(ethtool.rules()),
-            contexts: count(ethtool.rss_contexts()),
+            rules: count(ethtool.table().map(|table| table.rules)),
+            contexts: count(ethtool.contexts()),
             tags: ethtool.tags(),
             hints: HintSet::of_driver(link.index).ok(),
             queues,

@@ -1,6 +1,6 @@
 //! Findings about an interface, whoever uses it.
 
-use steward::hardware::Tags;
+use host::nic::Tags;
 
 use super::configuration::{lacks_privileges, memory_finding};
 use super::facts::Facts;

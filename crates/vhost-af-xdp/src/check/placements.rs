@@ -3,9 +3,9 @@
 use common::binding::{
     Binding, BufferOrder, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, QueueFacts, SteeredBy,
 };
+use host::links::DriverSends;
 use serde::Serialize;
 use steer::ModeRequest;
-use steward::links::DriverSends;
 use steward::server::wants_frags;
 use xsk::{BindRequest, Mode};
 

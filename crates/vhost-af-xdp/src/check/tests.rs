@@ -1,7 +1,7 @@
+use ::host::links::{DriverSends, DriverXdp, Link};
+use ::host::nic::Tags;
 use common::drivers::TABLE;
 use steer::{AttachedAs, ForeignProgram, HintSet, Mode};
-use steward::hardware::Tags;
-use steward::links::{DriverSends, DriverXdp, Link};
 
 use steward::protocol::DEFAULT_SOCKET;
 

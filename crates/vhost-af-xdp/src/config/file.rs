@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use model::config::{ADDED, ConfigFile, Daemon, Entry, NamedTable, Network, Port, Table, Tables, WrongLine};
-use steward::text_file::{self, FileError, Kind};
+use program::text_file::{self, FileError, Kind};
 
 use super::{Endpoint, NetworkConfig, Owner, PortConfig, ServeConfig, build, socket_directories, state};
 

@@ -7,8 +7,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use model::config::{ConfigFile, Entry, Table, Tables, WrongLine};
+use program::text_file::{self, FileError, Kind};
 use serde_json::{Map, Value, json};
-use steward::text_file::{self, FileError, Kind};
 
 const FILE: Kind = Kind {
     what: "file of added networks and ports",

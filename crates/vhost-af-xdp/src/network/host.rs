@@ -3,7 +3,7 @@
 //! works without it; the daemon logs once why the host is not reached, and retries with growing pauses.
 //!
 //! If the uplink is a port of a bridge, stations behind the bridge's other ports are reached through the host: the
-//! steward reads the bridge's forwarding database, and reports its changes (`steward::links::bridge`).
+//! steward reads the bridge's forwarding database, and reports its changes (`host::links::bridge`).
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -11,8 +11,8 @@ use std::time::Instant;
 use device::counters::PairCounters;
 use model::state::BridgeStatus;
 use packet::ethernet::Mac;
+use program::backoff::Retry;
 use steer::{TapTo, with_sources};
-use steward::backoff::Retry;
 use steward::protocol::HostEnd;
 
 use super::{Network, State};

@@ -23,9 +23,9 @@ use std::time::Instant;
 
 use device::counters::PairCounters;
 use packet::ethernet::Mac;
+use program::backoff::Retry;
 use rustix::event::{EventfdFlags, eventfd};
 use steer::{mac_text, with_sources};
-use steward::backoff::Retry;
 use steward::protocol::StationChange;
 use xsk::NumaNode;
 
@@ -47,7 +47,7 @@ use dataplane::fdb::{Fdb, FdbKey, FdbPort, PortMark, PortNumber};
 use dataplane::lane::role::Role;
 use dataplane::policy::guard::SourceGuard;
 use dataplane::worker::workers::{LaneAt, Workers};
-use steward::log_limit::LogLimit;
+use program::log_limit::LogLimit;
 
 /// MTU of a network without an uplink, bytes.
 const MTU: u32 = 1500;

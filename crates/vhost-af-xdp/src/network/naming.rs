@@ -4,8 +4,8 @@
 
 use std::time::Instant;
 
+use program::backoff::Retry;
 use steer::{mac_text, with_sources};
-use steward::backoff::Retry;
 use steward::protocol::StationChange;
 
 use super::{Network, State, change, keys, mark_of};

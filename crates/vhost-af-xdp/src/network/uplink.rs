@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use common::binding::L2_BYTES;
 use device::counters::PairCounters;
+use host::links::Link;
+use program::backoff::{RETRY, Retry};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::{TapTo, with_sources};
-use steward::backoff::{RETRY, Retry};
-use steward::links::Link;
 
 use super::{Network, NetworkLink, Running, RunningTap, State, keys};
 use crate::journal::{JOURNAL, Subject};

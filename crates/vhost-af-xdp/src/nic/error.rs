@@ -5,8 +5,8 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 use common::binding::{L2_BYTES, NoZeroCopy};
+use host::links::LinkError;
 use steer::{ForeignProgram, LayoutOfError, SocketMapError};
-use steward::links::LinkError;
 use steward::protocol::{Reason, Refusal};
 use steward_client::LeaseError;
 use xsk::{OpenError, UmemError};

@@ -14,9 +14,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use host::links::Link;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use steer::{AttachedAs, ForeignProgram, HintSet, Mode, ModeRequest, SocketMap, SocketMapError};
-use steward::links::Link;
 use steward::protocol::{Hinted, Wanted};
 use xsk::metadata::Layout;
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use common::binding::{Binding, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, QueueFacts};
 use common::drivers;
+use host::links::{DriverSends, Link};
 use steer::{Mode, ModeRequest};
-use steward::links::{DriverSends, Link};
 use steward::protocol::Wanted;
 use xsk::{
     AttachMode, BindRequest, BusyPoll, First, OpenError, PreferNode, QueueId, RingSize, Socket, SocketConfig,

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use program::backoff::Backoff;
 use steer::{ModeRequest, with_sources};
-use steward::backoff::Backoff;
 use steward::protocol::{Reason, Wanted};
 use steward_client::LeaseError;
 

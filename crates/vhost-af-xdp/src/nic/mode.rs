@@ -5,7 +5,7 @@ use std::fmt;
 
 use common::binding::NoZeroCopy;
 use common::drivers::NOT_POLLED;
-use steward::links::DriverSends;
+use host::links::DriverSends;
 
 use crate::config::Placement;
 

@@ -1,7 +1,7 @@
 //! The NUMA nodes of this machine, and which of them workers run on.
 //!
 //! Packet memory and workers should be on the node of their NIC, because each frame crosses the link between two nodes
-//! otherwise, twice in copy modes. The [`Link`](steward::links::Link) has the node of the NIC. `Interface::near` places
+//! otherwise, twice in copy modes. The [`Link`](host::links::Link) has the node of the NIC. `Interface::near` places
 //! memory there, and [`Nodes::places`] workers, unless the user chose their CPUs. On a machine with one node none of
 //! this happens.
 

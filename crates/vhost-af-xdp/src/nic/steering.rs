@@ -13,9 +13,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::binding::SteeredBy;
+use host::links::{DriverSends, Link};
+use program::backoff::Backoff;
 use steer::{Mode, ModeRequest, MulticastReader, QueueConf, QueueCounters};
-use steward::backoff::Backoff;
-use steward::links::{DriverSends, Link};
 use steward::protocol::{Facts, HintRequest, Hinted, HostEnd, Reason, StationChange, Steered, Wanted};
 use steward_client::{Lease, LeaseError, Waiting};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};

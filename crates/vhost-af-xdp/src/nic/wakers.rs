@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
+use host::links::Link;
+use program::backoff::{Backoff, RETRY, Retry};
 use rustix::event::{EventfdFlags, eventfd};
-use steward::backoff::{Backoff, RETRY, Retry};
-use steward::links::Link;
 
 /// Longest pause before a port whose queues could not be set up tries again: the kernel does not report when another
 /// process releases a queue.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::reasons::{Impaired, TurnedAway};
 use super::session::Reached;
 use super::{Port, PortState, features};
+use program::log_limit::LogLimit;
 use program::peer;
-use steward::log_limit::LogLimit;
 
 /// A VMM that reads the offered features, acknowledges none and disconnects within this time has declined.
 const SHORT_SESSION: Duration = Duration::from_secs(5);

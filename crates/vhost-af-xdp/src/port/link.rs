@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use host::links::Link;
+use program::backoff::RETRY;
 use steer::with_sources;
-use steward::backoff::RETRY;
-use steward::links::Link;
 
 use super::reasons::Impaired;
 use super::ticket_lock::Task;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use device::counters::{Kind, PairCounters, Reading};
-use steward::log_limit::LogLimit;
+use program::log_limit::LogLimit;
 
 /// What was logged in this session.
 #[derive(Debug, Default)]

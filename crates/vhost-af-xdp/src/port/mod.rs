@@ -59,7 +59,7 @@ use dataplane::policy::rate_limit::PortLimits;
 use dataplane::worker::workers::Workers;
 use model::config::Filter;
 use model::config::Policy;
-use steward::log_limit::{LeftOut, LogLimit};
+use program::log_limit::{LeftOut, LogLimit};
 
 /// How long a starting daemon waits for a busy queue. The kernel releases the queue of a killed process under the lock
 /// of all network configuration (`xp_release_deferred`, net/xdp/xsk_buff_pool.c), for which it may have to wait: more

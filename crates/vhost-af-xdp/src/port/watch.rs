@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use host::links::Changes;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use steward::links::Changes;
 
 use crate::nic::wakers::Event;
 use common::lock::Locked;

@@ -320,7 +320,7 @@ pub(crate) fn run(args: &HelperArgs) -> anyhow::Result<()> {
     }
     let served = match args.listener {
         Some(listener) => {
-            steward::server::raise_descriptor_limit();
+            program::raise_descriptor_limit();
             let policy = policy(options.user, options.leases, options.busy_poll);
             // No other process could lease queues later: the program is removed with the server and the last lease.
             Server::new(policy, taken(listener)?)

@@ -19,7 +19,7 @@ use crate::thread;
 use common::lock::Locked;
 use dataplane::worker::progress::Activity;
 use dataplane::worker::workers::{Observation, Workers};
-use steward::log_limit::LogLimit;
+use program::log_limit::LogLimit;
 
 /// Time between two readings.
 const LOOK: Duration = Duration::from_millis(500);

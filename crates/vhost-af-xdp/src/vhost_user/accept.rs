@@ -33,8 +33,8 @@ use crate::port::Port;
 use crate::port::reasons::Ended;
 use crate::thread;
 use common::lock::Locked;
-use steward::backoff::Backoff;
-use steward::log_limit::{LeftOut, LogLimit};
+use program::backoff::Backoff;
+use program::log_limit::{LeftOut, LogLimit};
 
 /// Pause between attempts to connect to a VMM that is not there. It is short, because it prolongs the guest's
 /// outage, and an attempt costs little.

@@ -7,10 +7,10 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::backoff::RETRY;
 use crate::server::connections::connection::Connection;
 use crate::server::journal::restore::ORPHANS_LOOK;
 use crate::server::{LOOKS, Server};
+use program::backoff::RETRY;
 
 /// Descriptors that are polled before those of connections.
 const OF_THE_SERVER: usize = 5;

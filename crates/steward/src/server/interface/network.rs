@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use steer::{MulticastLimit, MulticastRing, Program, QueueError, Station, StationError, with_sources};
 
 use super::Interface;
-use crate::hardware::{Ethtool, Tags};
-use crate::links::Link;
-use crate::links::above::addresses_above;
 use crate::protocol::{Reason, Refusal, STATIONS_MAX, StationChange};
-use crate::server::leases::unserved_queues::UnservedQueues;
+use host::links::Link;
+use host::links::above::addresses_above;
+use host::nic::{Ethtool, Tags};
+use host::unserved_queues::UnservedQueues;
 
 #[derive(Debug)]
 pub(in crate::server) struct Network {

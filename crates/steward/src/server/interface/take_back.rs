@@ -8,10 +8,11 @@ use std::time::Instant;
 use steer::{Filter, MAX_QUEUES, with_sources};
 
 use super::{Interface, Lessee};
-use crate::hardware::{self, Ethtool};
-use crate::links::Link;
+use crate::hardware::{self};
 use crate::server::journal::file::may_crash;
 use crate::server::journal::teardown::{Step, Teardown};
+use host::links::Link;
+use host::nic::Ethtool;
 
 /// A lease that is being taken back.
 #[derive(Debug)]

@@ -14,13 +14,14 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use steer::Filter;
 
-use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Part, Plan, make, undo};
-use crate::links::Link;
+use crate::hardware::{Names, Nic, NotMade, Order, Part, Plan, make, undo};
 use crate::protocol::Steered;
 use crate::server::journal::fd_store::{self, STATIONS};
 use crate::server::journal::file;
 use crate::server::netkits::{Netkits, SavedNetkit};
 use crate::sys;
+use host::links::Link;
+use host::nic::Ethtool;
 
 /// Prefix of the file names.
 const PREFIX: &str = "nic-";

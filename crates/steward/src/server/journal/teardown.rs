@@ -13,8 +13,8 @@ use std::collections::BTreeSet;
 use std::mem::discriminant;
 use std::time::Instant;
 
-use crate::backoff::{Backoff, LONGEST_RETRY, RETRY};
 use crate::hardware::Part;
+use program::backoff::{Backoff, LONGEST_RETRY, RETRY};
 
 /// One thing to undo, in the order in which it has to be. A new kind goes where it belongs in that order: rules of
 /// the NIC before the contexts that they point at, these before steering entries of the program, these before
@@ -144,7 +144,7 @@ impl Teardown {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::{Rule, Target};
+    use host::nic::{Rule, Target};
 
     /// Refuses some steps, and notes what it undid.
     #[derive(Default)]

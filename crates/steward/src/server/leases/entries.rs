@@ -8,11 +8,12 @@ use std::ops::Range;
 
 use steer::{Filter, Program, QueueError};
 
-use crate::hardware::{Ethtool, Names, Nic, NotMade, Order, Tags, Target};
-use crate::links::Link;
+use crate::hardware::{Names, Nic, NotMade, Order};
 use crate::protocol::{STEERING_BYTES, Steered};
 use crate::server::journal::ledger::{Ledger, SteeringOutcome};
-use crate::server::leases::unserved_queues::UnservedQueues;
+use host::links::Link;
+use host::nic::{Ethtool, Tags, Target};
+use host::unserved_queues::{NOTE_MAX, UnservedQueues};
 
 /// Why the NIC has no rules if the policy's rule names no address or VLAN.
 const NOT_NAMED: &str =
@@ -25,6 +26,7 @@ const AS_SENT: &str = "tags that a veth sends next to frames are not visible: `t
 const UNBOUND: &str = "leased sockets reach any free queue (from Linux 6.4 on they do not)";
 
 // Longer text is cut in the message to the lessee.
+const _: () = assert!(2 * NOTE_MAX <= STEERING_BYTES);
 const _: () = assert!(NOT_NAMED.len() + 2 + AS_SENT.len() <= STEERING_BYTES);
 const _: () = assert!(UNBOUND.len() + 2 + NOT_NAMED.len() <= STEERING_BYTES);
 

@@ -12,9 +12,9 @@ use crate::server::leases::rings::RingOf;
 use crate::server::{Answered, Server};
 use steer::{ModeRequest, MulticastRing, with_sources};
 
-use crate::links::Link;
 use crate::peer::Credentials;
 use crate::protocol::{Answer, Facts, Listed, Reason, Refusal, Wanted};
+use host::links::Link;
 
 /// A lease: of a connection, or one whose lessee has not come back yet.
 #[derive(Clone, Copy)]

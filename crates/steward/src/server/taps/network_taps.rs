@@ -21,11 +21,6 @@ use steer::{
     program_on, with_sources,
 };
 
-use crate::backoff::Retry;
-use crate::links::bridge::BridgeFdb;
-use crate::links::filters::{self, Filter};
-use crate::links::tap::{NewTap, Purpose, Tap, all_taps};
-use crate::links::{Link, LinkError};
 use crate::protocol::{Answer, CHANGES_MAX, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
 use crate::server::connections::connection::{Connection, Held, Reply};
 use crate::server::connections::limits::DeviceChange;
@@ -33,8 +28,13 @@ use crate::server::interface::Interface;
 use crate::server::journal::file::may_crash;
 use crate::server::journal::state::Records;
 use crate::server::leases::lease::LeaseRef;
+use crate::server::taps::filters::{self, Filter};
 use crate::server::taps::removals::Removals;
+use crate::server::taps::tap::{NewTap, Purpose, Tap, all_taps};
 use crate::server::{Answered, Server, no_lease};
+use host::links::bridge::BridgeFdb;
+use host::links::{Link, LinkError};
+use program::backoff::Retry;
 
 /// Pause between two reads of bridges' forwarding databases, which others can change as often as they like.
 const FDB_PAUSE: Duration = Duration::from_millis(100);

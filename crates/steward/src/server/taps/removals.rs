@@ -15,9 +15,9 @@ use rustix::net::netdevice::name_to_index;
 use rustix::net::{SendFlags, send};
 
 use crate::capabilities::TO_TAKE_RINGS;
-use crate::links::netlink_socket;
-use crate::links::tap::{Tap, removal_of};
+use crate::server::taps::tap::{Tap, removal_of};
 use crate::sys::child::{self, Child};
+use host::links::netlink_socket;
 
 /// How long [`Removals::make_room`] and [`Removals::wait`] wait.
 const LIMIT: Duration = Duration::from_secs(1);

@@ -10,14 +10,14 @@ use std::time::Instant;
 
 use steer::{attach_redirect, with_sources};
 
-use crate::hardware::Ethtool;
-use crate::links::Link;
-use crate::links::tap::{Purpose, Tap, all_taps};
 use crate::protocol::{Answer, Reason, SendTapEnd};
 use crate::server::connections::connection::{Held, Reply};
 use crate::server::connections::limits::DeviceChange;
 use crate::server::interface::Interface;
+use crate::server::taps::tap::{Purpose, Tap, all_taps};
 use crate::server::{Answered, Server, no_lease};
+use host::links::Link;
+use host::nic::Ethtool;
 
 impl Server {
     /// Makes a tap for a queue of the lessee's lease. Without a lease the answer is `Done`, as the message is known.

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
+use host::nic::{Ethtool, Target};
 use serde::Serialize;
 use steer::mac_text;
-use steward::hardware::{Ethtool, Target};
 use steward::protocol::DEFAULT_SOCKET;
 use steward_client::listing::{self, Listed};
 
@@ -73,7 +73,7 @@ impl Answers {
         Ok(Self {
             leases,
             rules: interfaces.map(|name| (name.clone(), rules_in(name))).collect(),
-            namespace: steward::links::namespace(),
+            namespace: host::links::namespace(),
         })
     }
 
@@ -147,10 +147,10 @@ fn rules_in(interface: &str) -> BTreeMap<u32, Vec<Rule>> {
     let Ok(driver) = Ethtool::open(interface) else {
         return by_queue;
     };
-    for known in driver.rules().unwrap_or_default() {
+    for known in driver.table().map(|table| table.rules).unwrap_or_default() {
         let queues = match known.target {
             Some(Target::Queue(queue)) => vec![queue],
-            Some(Target::Context(context)) => driver.context_queues(context).unwrap_or_default(),
+            Some(Target::Context(context)) => driver.spread(context).unwrap_or_default(),
             None => Vec::new(),
         };
         for queue in queues {

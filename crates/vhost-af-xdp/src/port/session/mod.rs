@@ -48,8 +48,8 @@ use device::features::F_VERSION_1;
 use device::net_device::{DeviceError, NetDevice};
 use device::pair::{Direction, Fault};
 use device::vring::VringError;
+use program::log_limit::LogLimit;
 use program::peer;
-use steward::log_limit::LogLimit;
 
 /// Why a request of the VMM was refused.
 #[derive(Debug, thiserror::Error)]

@@ -78,8 +78,11 @@ pub(super) fn read_links() -> io::Result<Links> {
     Ok(links)
 }
 
-/// Looks at each, by its index.
-pub(super) fn for_each(mut look: impl FnMut(u32, &IterableLinkAttrs<'_>)) -> io::Result<()> {
+/// Calls `look` for each interface, with its index.
+///
+/// # Errors
+/// The kernel's.
+pub fn for_each(mut look: impl FnMut(u32, &IterableLinkAttrs<'_>)) -> io::Result<()> {
     let mut socket = NetlinkSocket::new();
     let mut replies = socket.request(&rt_link::Request::new().op_getlink_dump(&Ifinfomsg::default()))?;
     while let Some(reply) = replies.recv() {

@@ -1,60 +1,61 @@
 //! Structures of the ethtool ioctl (include/uapi/linux/ethtool.h), as far as they are used here.
 //!
 //! Sizes and offsets are asserted here, and compared with the header by a test.
+#![allow(missing_docs, reason = "fields and constants have their names in the header")]
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Commands, `ETHTOOL_…`.
-pub(super) mod command {
-    pub(in super::super) const GDRVINFO: u32 = 0x03;
-    pub(in super::super) const GTSO: u32 = 0x1e;
-    pub(in super::super) const GFLAGS: u32 = 0x25;
-    pub(in super::super) const GGRO: u32 = 0x2b;
-    pub(in super::super) const GRXCLSRLCNT: u32 = 0x2e;
-    pub(in super::super) const GRXCLSRULE: u32 = 0x2f;
-    pub(in super::super) const GRXCLSRLALL: u32 = 0x30;
-    pub(in super::super) const SRXCLSRLDEL: u32 = 0x31;
-    pub(in super::super) const SRXCLSRLINS: u32 = 0x32;
-    pub(in super::super) const GRSSH: u32 = 0x46;
-    pub(in super::super) const SRSSH: u32 = 0x47;
+pub mod command {
+    pub const GDRVINFO: u32 = 0x03;
+    pub const GTSO: u32 = 0x1e;
+    pub const GFLAGS: u32 = 0x25;
+    pub const GGRO: u32 = 0x2b;
+    pub const GRXCLSRLCNT: u32 = 0x2e;
+    pub const GRXCLSRULE: u32 = 0x2f;
+    pub const GRXCLSRLALL: u32 = 0x30;
+    pub const SRXCLSRLDEL: u32 = 0x31;
+    pub const SRXCLSRLINS: u32 = 0x32;
+    pub const GRSSH: u32 = 0x46;
+    pub const SRSSH: u32 = 0x47;
 }
 
 /// `ETH_FLAG_RXVLAN`: the driver strips tags.
-pub(super) const FLAG_RXVLAN: u32 = 1 << 8;
+pub const FLAG_RXVLAN: u32 = 1 << 8;
 /// `ETHER_FLOW`: by Ethernet header.
-pub(super) const ETHER_FLOW: u32 = 0x12;
+pub const ETHER_FLOW: u32 = 0x12;
 /// `FLOW_EXT`: the `…_ext` fields are valid.
-pub(super) const FLOW_EXT: u32 = 0x8000_0000;
+pub const FLOW_EXT: u32 = 0x8000_0000;
 /// `FLOW_MAC_EXT`: `h_dest` of the `…_ext` fields is valid.
-pub(super) const FLOW_MAC_EXT: u32 = 0x4000_0000;
+pub const FLOW_MAC_EXT: u32 = 0x4000_0000;
 /// `FLOW_RSS`: to an RSS context.
-pub(super) const FLOW_RSS: u32 = 0x2000_0000;
+pub const FLOW_RSS: u32 = 0x2000_0000;
 /// `RX_CLS_FLOW_DISC`: frames are dropped.
-pub(super) const COOKIE_DROP: u64 = u64::MAX;
+pub const COOKIE_DROP: u64 = u64::MAX;
 /// `RX_CLS_LOC_SPECIAL`: the driver chooses locations.
-pub(super) const LOCATION_SPECIAL: u32 = 0x8000_0000;
+pub const LOCATION_SPECIAL: u32 = 0x8000_0000;
 /// `RX_CLS_LOC_ANY`: the driver chooses this rule's location.
-pub(super) const LOCATION_ANY: u32 = u32::MAX;
+pub const LOCATION_ANY: u32 = u32::MAX;
 /// `ETH_RXFH_CONTEXT_ALLOC`: a new context.
-pub(super) const CONTEXT_ALLOC: u32 = u32::MAX;
+pub const CONTEXT_ALLOC: u32 = u32::MAX;
 /// `VLAN_VID_MASK`, include/linux/if_vlan.h.
-pub(super) const VLAN_MASK: u16 = 0x0fff;
+pub const VLAN_MASK: u16 = 0x0fff;
 
 /// `struct ethtool_value`
 #[derive(Debug, Default, Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct Value {
-    pub(super) cmd: u32,
-    pub(super) data: u32,
+pub struct Value {
+    pub cmd: u32,
+    pub data: u32,
 }
 
 /// `struct ethtool_drvinfo`
 #[derive(Debug, Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct DriverInfo {
-    pub(super) cmd: u32,
-    pub(super) driver: [u8; 32],
-    pub(super) others: [u8; 160],
+pub struct DriverInfo {
+    pub cmd: u32,
+    pub driver: [u8; 32],
+    pub others: [u8; 160],
 }
 
 const _: () = assert!(size_of::<DriverInfo>() == 196);
@@ -62,55 +63,56 @@ const _: () = assert!(size_of::<DriverInfo>() == 196);
 /// `struct ethtool_flow_ext`
 #[derive(Debug, Clone, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct FlowExt {
-    pub(super) padding: [u8; 2],
-    pub(super) h_dest: [u8; 6],
+pub struct FlowExt {
+    pub padding: [u8; 2],
+    pub h_dest: [u8; 6],
     /// Big-endian, as the others.
-    pub(super) vlan_etype: [u8; 2],
-    pub(super) vlan_tci: [u8; 2],
-    pub(super) data: [[u8; 4]; 2],
+    pub vlan_etype: [u8; 2],
+    pub vlan_tci: [u8; 2],
+    pub data: [[u8; 4]; 2],
 }
 
 /// `union ethtool_flow_union`, of which the Ethernet header is the beginning.
 #[derive(Debug, Clone, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct Flow {
-    pub(super) h_dest: [u8; 6],
-    pub(super) h_source: [u8; 6],
-    pub(super) h_proto: [u8; 2],
-    pub(super) rest: [u8; 38],
+pub struct Flow {
+    pub h_dest: [u8; 6],
+    pub h_source: [u8; 6],
+    pub h_proto: [u8; 2],
+    pub rest: [u8; 38],
 }
 
 /// `struct ethtool_rx_flow_spec`
 #[derive(Debug, Clone, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct FlowSpec {
-    pub(super) flow_type: u32,
-    pub(super) h_u: Flow,
-    pub(super) h_ext: FlowExt,
-    pub(super) m_u: Flow,
-    pub(super) m_ext: FlowExt,
-    pub(super) gap: u32,
-    pub(super) ring_cookie: u64,
-    pub(super) location: u32,
-    pub(super) gap_at_end: u32,
+pub struct FlowSpec {
+    pub flow_type: u32,
+    pub h_u: Flow,
+    pub h_ext: FlowExt,
+    pub m_u: Flow,
+    pub m_ext: FlowExt,
+    pub gap: u32,
+    pub ring_cookie: u64,
+    pub location: u32,
+    pub gap_at_end: u32,
 }
 
 /// `struct ethtool_rxnfc`; `rule_locs` follow `rule_cnt`.
 #[derive(Debug, Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct RxNfc {
-    pub(super) cmd: u32,
-    pub(super) flow_type: u32,
-    pub(super) data: u64,
-    pub(super) fs: FlowSpec,
+pub struct RxNfc {
+    pub cmd: u32,
+    pub flow_type: u32,
+    pub data: u64,
+    pub fs: FlowSpec,
     /// Or `rss_context`.
-    pub(super) rule_cnt: u32,
-    pub(super) first_location: u32,
+    pub rule_cnt: u32,
+    pub first_location: u32,
 }
 
 impl RxNfc {
-    pub(super) fn new(cmd: u32) -> Self {
+    #[must_use]
+    pub fn new(cmd: u32) -> Self {
         Self {
             cmd,
             ..Self::new_zeroed()
@@ -121,19 +123,20 @@ impl RxNfc {
 /// `struct ethtool_rxfh`, before its `rss_config`.
 #[derive(Debug, Default, Clone, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(super) struct RxFh {
-    pub(super) cmd: u32,
-    pub(super) rss_context: u32,
-    pub(super) indir_size: u32,
-    pub(super) key_size: u32,
-    pub(super) hfunc: u8,
-    pub(super) rsvd8: [u8; 3],
-    pub(super) rsvd32: u32,
+pub struct RxFh {
+    pub cmd: u32,
+    pub rss_context: u32,
+    pub indir_size: u32,
+    pub key_size: u32,
+    pub hfunc: u8,
+    pub rsvd8: [u8; 3],
+    pub rsvd32: u32,
 }
 
 impl RxFh {
     /// With a table of no entries.
-    pub(super) fn new(cmd: u32, rss_context: u32) -> Self {
+    #[must_use]
+    pub fn new(cmd: u32, rss_context: u32) -> Self {
         Self {
             cmd,
             rss_context,
@@ -142,7 +145,8 @@ impl RxFh {
     }
 
     /// The header before a table of so many entries.
-    pub(super) fn with_table(cmd: u32, rss_context: u32, indir_size: u32) -> Vec<u8> {
+    #[must_use]
+    pub fn with_table(cmd: u32, rss_context: u32, indir_size: u32) -> Vec<u8> {
         let head = Self {
             indir_size,
             ..Self::new(cmd, rss_context)
@@ -152,7 +156,7 @@ impl RxFh {
 }
 
 /// Where `rule_locs` begin.
-pub(super) const LOCATIONS_AT: usize = 188;
+pub const LOCATIONS_AT: usize = 188;
 
 const _: () = {
     assert!(size_of::<Value>() == 8);

@@ -18,8 +18,10 @@ use netlink_bindings::rt_link::{self, Ifinfomsg, LinkinfoDataMsg};
 use rustix::io::Errno;
 use steer::TapTo;
 
-use super::all::for_each;
-use super::{acknowledged, get_link, header_of, message_of};
+use host::links::all::for_each;
+use host::links::{get_link, header_of};
+
+use crate::netlink::{acknowledged, message_of};
 use crate::sys;
 
 /// The purpose of a tap.

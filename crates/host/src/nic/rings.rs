@@ -11,11 +11,10 @@ use netlink_bindings::ethtool;
 use netlink_socket2::NetlinkSocket;
 
 /// `ETHTOOL_TCP_DATA_SPLIT_ENABLED`, include/uapi/linux/ethtool.h.
-const ENABLED: u8 = 2;
+pub const ENABLED: u8 = 2;
 
-/// `ETHTOOL_MSG_RINGS_GET`, `ETHTOOL_MSG_RINGS_SET`, include/uapi/linux/ethtool_netlink_generated.h.
+/// `ETHTOOL_MSG_RINGS_GET`, include/uapi/linux/ethtool_netlink_generated.h.
 const RINGS_GET: u8 = 15;
-const RINGS_SET: u8 = 16;
 
 /// A NIC's receive rings, as its driver reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,24 +74,4 @@ pub fn of(ifindex: u32) -> io::Result<Rings> {
         },
         buffer_bytes: rings.get_rx_buf_len().ok().filter(|&bytes| bytes > 0),
     })
-}
-
-/// Has the NIC of an interface split all frames. The NIC may restart its rings.
-///
-/// # Errors
-/// The driver's.
-pub fn turn_on(ifindex: u32, now: Split) -> io::Result<()> {
-    let mut socket = NetlinkSocket::new();
-    let mut request = ethtool::Request::new().op_rings_set_do();
-    request.header_mut().cmd = RINGS_SET;
-    let rings = request.encode();
-    let rings = rings.nested_header().push_dev_index(ifindex).end_nested();
-    let rings = rings.push_tcp_data_split(ENABLED);
-    // Not every driver has a threshold.
-    match now {
-        Split::Above(1..) | Split::Off(1..) => drop(rings.push_hds_thresh(0)),
-        _ => drop(rings),
-    }
-    let mut replies = socket.request(&request)?;
-    replies.recv_ack().map_err(io::Error::from)
 }

@@ -9,7 +9,7 @@ use std::io;
 
 use super::Link;
 use super::all::{Links, read_links};
-use crate::hardware::Ethtool;
+use crate::nic::Ethtool;
 
 /// Kinds of interfaces whose frames come from others (`IFLA_INFO_KIND`).
 const UPPER: [&str; 8] = [

@@ -33,9 +33,11 @@ use steer::Station;
 
 use super::all::{Links, Seen, read_links};
 use super::{Link, netlink_socket};
-use crate::log_limit::LogLimit;
-use crate::protocol::{ANY_VLAN, BEHIND_MAX};
+use program::log_limit::LogLimit;
 
+/// Most stations behind a bridge that are kept.
+pub const BEHIND_MAX: usize = 1024;
+pub use steer::ANY_VLAN;
 /// Most entries that are read of one bridge port. For each message the kernel goes through the list from its head again
 /// (`br_fdb_dump`), so the time grows with the square of their number.
 const PORT_READ_MAX: usize = 1 << 14;
@@ -110,7 +112,7 @@ enum Known {
 
 /// Stations behind bridges; the module documentation describes it.
 #[derive(Debug, Default)]
-pub(crate) struct BridgeFdb {
+pub struct BridgeFdb {
     memberships: Vec<Membership>,
     /// Ports of bridges, and the bridge of each.
     ports: BTreeMap<u32, u32>,
@@ -129,39 +131,42 @@ pub(crate) struct BridgeFdb {
 
 impl BridgeFdb {
     /// Of which bridge the interface is a port; empty: of none.
-    pub(crate) fn bridge(&self) -> &str {
+    pub fn bridge(&self) -> &str {
         let mut memberships = self.memberships.iter();
         memberships.next().map_or("", |first| &first.bridge_name)
     }
 
     /// Counts changes; it wraps.
-    pub(crate) fn changes(&self) -> u32 {
+    pub fn changes(&self) -> u32 {
         self.changes
     }
 
     /// Stations that follow this one, in order.
-    pub(crate) fn after(&self, station: Station) -> impl Iterator<Item = Station> {
+    pub fn after(&self, station: Station) -> impl Iterator<Item = Station> {
         let after = (Bound::Excluded(station), Bound::Unbounded);
         self.stations.range(after).map(|(&station, _)| station)
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Number of stations.
+    pub fn len(&self) -> usize {
         self.stations.len()
     }
 
     /// Number of stations that did not fit.
-    pub(crate) fn left_out(&self) -> usize {
+    pub fn left_out(&self) -> usize {
         self.left_out
     }
 
     /// Whether the forwarding databases have to be read because bridges or their ports changed.
-    pub(crate) fn is_stale(&self) -> bool {
+    pub fn is_stale(&self) -> bool {
         self.is_stale
     }
 
     /// Looks which bridges there are. Their forwarding databases are not read here ([`Self::is_stale`]).
-    /// Errors: the kernel's.
-    pub(crate) fn look_at_links(&mut self, link: &Link) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn look_at_links(&mut self, link: &Link) -> io::Result<()> {
         let links = read_links()?;
         let mut memberships = memberships_of(&links, link.index);
         if memberships.iter().any(|membership| membership.pvid.is_some()) {
@@ -188,8 +193,10 @@ impl BridgeFdb {
     }
 
     /// Reads the stations behind the bridges. Returns whether something changed.
-    /// Errors: the kernel's.
-    pub(crate) fn look_at_fdb(&mut self) -> io::Result<bool> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn look_at_fdb(&mut self) -> io::Result<bool> {
         self.is_stale = false;
         let bridges: BTreeSet<u32> = self.memberships.iter().map(|of| of.bridge).collect();
         // Some addresses are the bridge's own, at no port.
@@ -430,14 +437,14 @@ fn read_port(port: u32, bridge: u32, read: &mut Read) -> io::Result<()> {
 
 /// Notifications that some bridge's forwarding database changed.
 #[derive(Debug)]
-pub(crate) struct FdbChanges(OwnedFd);
+pub struct FdbChanges(OwnedFd);
 
 impl FdbChanges {
     /// Subscribes in the network namespace of the calling thread.
     ///
     /// # Errors
     /// The kernel's.
-    pub(crate) fn subscribe() -> io::Result<Self> {
+    pub fn subscribe() -> io::Result<Self> {
         let socket = netlink_socket(None)?;
         // Those of neighbours, which come along, are left out by `drain`.
         bind(
@@ -448,7 +455,7 @@ impl FdbChanges {
     }
 
     /// Reads and discards pending messages, without waiting; whether a database changed. Lost messages (ENOBUFS) count.
-    pub(crate) fn drain(&self) -> bool {
+    pub fn drain(&self) -> bool {
         let (mut message, mut changed) = ([0u8; 4096], false);
         loop {
             match recv(&self.0, &mut message[..], RecvFlags::empty()) {

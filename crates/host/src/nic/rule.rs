@@ -58,7 +58,8 @@ impl Rule {
     }
 
     /// The rule for the driver, without location and context.
-    pub(super) fn spec(&self) -> FlowSpec {
+    #[must_use]
+    pub fn spec(&self) -> FlowSpec {
         let ethernet = || FlowSpec {
             flow_type: abi::ETHER_FLOW,
             ..FlowSpec::new_zeroed()

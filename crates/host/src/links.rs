@@ -3,27 +3,23 @@
 //! [`Link::by_name`] asks once; [`Changes`] waits for RTMGRP_LINK notifications, for RTMGRP_TC ones (`tc qdisc del`
 //! removes the steward's filters), and for those of ethtool: rtnetlink does not report `ethtool -L`. A notification
 //! is only a reason to ask again: the answer is the state now, even if notifications were lost.
-pub(crate) mod above;
-mod all;
+pub mod above;
+pub mod all;
 pub mod below;
 pub mod bridge;
 mod device;
-pub(crate) mod filters;
-pub(crate) mod tap;
 
 use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use netlink_bindings::builtin::Nlmsghdr;
 use netlink_bindings::netdev;
 use netlink_bindings::nlctrl;
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg, NetkitPairing};
-use netlink_bindings::traits::{self, NetlinkRequest};
 use netlink_socket2::NetlinkSocket;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
@@ -31,8 +27,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 use xsk::NumaNode;
 
-use crate::hardware::Ethtool;
-use crate::sys;
+use crate::nic::Ethtool;
 
 /// Inode of the network namespace of the calling thread; 0 if that cannot be read.
 #[must_use]
@@ -245,24 +240,11 @@ pub fn header_of(index: u32) -> Ifinfomsg {
     }
 }
 
-/// A request of rtnetlink as it is sent, for a process that must not allocate.
-pub fn message_of(request: &impl NetlinkRequest) -> Vec<u8> {
-    let traits::Protocol::Raw { request_type, .. } = request.protocol() else {
-        return Vec::new();
-    };
-    let payload = request.payload();
-    let header = Nlmsghdr {
-        len: u32::try_from(Nlmsghdr::len() + payload.len()).unwrap_or_default(),
-        r#type: request_type,
-        flags: request.flags() | (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16,
-        seq: 1,
-        pid: 0,
-    };
-    [header.as_slice(), payload].concat()
-}
-
 /// Queries an interface, and parses the answer.
-fn get_link<T>(
+///
+/// # Errors
+/// The kernel's.
+pub fn get_link<T>(
     header: &Ifinfomsg,
     name: Option<&CStr>,
     read: impl FnOnce(&Ifinfomsg, &IterableLinkAttrs<'_>) -> T,
@@ -275,15 +257,6 @@ fn get_link<T>(
     let mut replies = socket.request(&request)?;
     let (header, attributes) = replies.recv_one().map_err(io::Error::from)?;
     Ok(read(&header, &attributes))
-}
-
-/// Sends a request that is only acknowledged.
-///
-/// # Errors
-/// The kernel's.
-pub fn acknowledged(request: &impl NetlinkRequest) -> io::Result<()> {
-    let mut socket = NetlinkSocket::new();
-    socket.request(request)?.recv_ack().map_err(io::Error::from)
 }
 
 /// Whether it is a netkit without a peer (`IFLA_NETKIT_PAIRING`, include/uapi/linux/if_link.h).
@@ -428,8 +401,11 @@ impl AsFd for Changes {
     }
 }
 
-/// `protocol`: none is NETLINK_ROUTE, number 0.
-pub(crate) fn netlink_socket(protocol: Option<Protocol>) -> io::Result<OwnedFd> {
+/// A netlink socket that does not block. `protocol`: `None` is NETLINK_ROUTE, number 0.
+///
+/// # Errors
+/// The kernel's.
+pub fn netlink_socket(protocol: Option<Protocol>) -> io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socket_with(family, kind, flags, protocol)?)
@@ -451,6 +427,18 @@ fn ethtool_changes() -> io::Result<OwnedFd> {
         .ok_or_else(missing)?;
     let socket = netlink_socket(Some(rustix::net::netlink::GENERIC))?;
     bind(&socket, &SocketAddrNetlink::new(0, 0))?;
-    sys::join_group(socket.as_fd(), group)?;
+    join_group(socket.as_fd(), group)?;
     Ok(socket)
+}
+
+/// Subscribes a netlink socket to a multicast group (netlink(7), NETLINK_ADD_MEMBERSHIP).
+#[allow(unsafe_code)]
+fn join_group(socket: BorrowedFd<'_>, group: u32) -> io::Result<()> {
+    let (level, name) = (libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP);
+    let len = size_of::<u32>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes from the address of a live number.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const group).cast(), len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

@@ -2,9 +2,12 @@
 
 use std::ops::Range;
 
-use crate::hardware::{Ethtool, Target};
 use crate::links::Link;
 use crate::links::below::queues_from_below;
+use crate::nic::{Ethtool, Target};
+
+/// Longest note, bytes.
+pub const NOTE_MAX: usize = 252;
 
 /// The note for the lessee of such queues, with the remedy; empty: no frame is lost. For a network or for one guest.
 #[must_use]
@@ -18,7 +21,7 @@ pub fn unserved_queues(link: &Link, queues: &Range<u32>, is_network: bool) -> St
 
 /// See the module's head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::server) struct UnservedQueues {
+pub struct UnservedQueues {
     queues: Vec<u32>,
     /// The NIC says which queues it spreads over; else it may be any of those in use.
     is_told: bool,
@@ -31,9 +34,9 @@ pub(in crate::server) struct UnservedQueues {
 
 impl UnservedQueues {
     /// Of a network, which takes frames for its guests from all of its queues.
-    pub(in crate::server) fn network(link: &Link, queues: &Range<u32>) -> Self {
+    pub fn network(link: &Link, queues: &Range<u32>) -> Self {
         let driver = Ethtool::open(&link.name);
-        let spread = driver.and_then(|driver| driver.context_queues(0));
+        let spread = driver.and_then(|driver| driver.spread(0));
         let is_told = spread.is_ok();
         let from_below = queues_from_below(link);
         let all = from_below.unwrap_or(link.rx_queues);
@@ -51,21 +54,21 @@ impl UnservedQueues {
     }
 
     /// Of one guest. A steering rule that points at its queues means that no other queue is meant to get its frames.
-    pub(in crate::server) fn guest(link: &Link, queues: &Range<u32>) -> Self {
-        let rules = Ethtool::open(&link.name).and_then(|driver| driver.rules());
+    pub fn guest(link: &Link, queues: &Range<u32>) -> Self {
+        let rules = Ethtool::open(&link.name).and_then(|driver| driver.table());
         let is_ours = |target: Option<Target>| match target {
             Some(Target::Queue(queue)) => queues.contains(&queue),
             Some(Target::Context(_)) => true,
             None => false,
         };
-        match rules.unwrap_or_default().iter().any(|rule| is_ours(rule.target)) {
+        match rules.is_ok_and(|table| table.rules.iter().any(|rule| is_ours(rule.target))) {
             true => Self::default(),
             false => Self::network(link, queues),
         }
     }
 
     /// The note for the lessee of these queues, with the remedy; empty: no frame is lost.
-    pub(in crate::server) fn note(&self, interface: &str, queues: &Range<u32>, is_network: bool) -> String {
+    pub fn note(&self, interface: &str, queues: &Range<u32>, is_network: bool) -> String {
         let others = match *self.queues {
             [] => return String::new(),
             [one] => format!("queue {one}"),
@@ -104,7 +107,6 @@ impl UnservedQueues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::STEERING_BYTES;
 
     fn beyond(queues: &[u32], is_told: bool, is_veth: bool) -> UnservedQueues {
         UnservedQueues {
@@ -163,7 +165,7 @@ mod tests {
             [(true, false, true), (false, true, true), (false, false, false)]
         {
             let note = beyond(&all, is_told, is_veth).note("enp129s0f0np0v1", &(100..228), is_network);
-            assert!(note.len() <= STEERING_BYTES / 2, "{} bytes: {note}", note.len());
+            assert!(note.len() <= NOTE_MAX, "{} bytes: {note}", note.len());
         }
     }
 }

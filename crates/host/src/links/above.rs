@@ -11,7 +11,7 @@ use super::all::{Links, read_links};
 ///
 /// # Errors
 /// The kernel's.
-pub(crate) fn addresses_above(link: &Link) -> io::Result<BTreeSet<[u8; 6]>> {
+pub fn addresses_above(link: &Link) -> io::Result<BTreeSet<[u8; 6]>> {
     let mut of_host = addresses(&read_links()?, link.index);
     of_host.insert(link.mac);
     of_host.retain(|&mac| mac[0] & 1 == 0 && mac != [0; 6]);

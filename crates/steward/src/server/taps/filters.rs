@@ -7,7 +7,7 @@ use netlink_bindings::tc::{self, Tcmsg};
 use netlink_socket2::NetlinkSocket;
 use steer::{TapTo, network_of_filter};
 
-use super::all::for_each;
+use host::links::all::for_each;
 
 /// `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS)` and the same of ingress, include/uapi/linux/pkt_sched.h.
 const PLACES: [(TapTo, u32); 2] = [(TapTo::Host, 0xffff_fff3), (TapTo::Uplink, 0xffff_fff2)];
