@@ -14,7 +14,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, connect};
 use super::Waiting;
 use super::error::LeaseError;
 use program::backoff::Backoff;
-use steward::protocol::{Answer, Facts, HintRequest, Hinted, MESSAGE_MAX, Malformed, Request, new_socket};
+use steward_protocol::{Answer, Facts, HintRequest, Hinted, MESSAGE_MAX, Malformed, Request, new_socket};
 
 /// Pauses between attempts to reach a steward that is away: the first, and the longest, to which they double.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);

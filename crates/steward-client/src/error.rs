@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use xsk::OpenError;
 
-use steward::protocol::{Malformed, Refusal, Step};
+use steward_protocol::{Malformed, Refusal, Step};
 
 /// Why there is no lease, or no answer.
 #[derive(Debug, thiserror::Error)]

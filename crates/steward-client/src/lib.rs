@@ -35,7 +35,7 @@ use self::connection::{Connection, Incoming, Known, Message, Phase};
 pub use self::error::LeaseError;
 pub use self::sockets::Prepared;
 pub use self::zcrx::{Area, QueueLease, Refill};
-use steward::protocol::{
+use steward_protocol::{
     Answer, BEHIND_MAX, CHANGES_MAX, FRAME_LIMITS, Facts, HintRequest, Hinted, HostEnd, NetkitEnd,
     NetkitWanted, Reason, Request, SendTapEnd, StationChange, TAP_QUEUES_MAX, Token, Wanted,
 };

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
 use crate::{LeaseError, Waiting};
-use steward::protocol::{Answer, Request};
+use steward_protocol::{Answer, Request};
 
-pub use steward::protocol::Listed;
+pub use steward_protocol::Listed;
 
 /// Time limit for an answer of a steward.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);

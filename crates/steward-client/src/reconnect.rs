@@ -11,7 +11,7 @@ use rustix::time::{Itimerspec, TimerfdTimerFlags, timerfd_settime};
 use super::connection::{Connection, Incoming, Phase, connect_to};
 use super::error::LeaseError;
 use super::{Lease, Waiting};
-use steward::protocol::{Answer, Reason, Request};
+use steward_protocol::{Answer, Reason, Request};
 
 /// Time limit for a steward that does not accept connections.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use xsk::{First, MemoryPart, RingSize, Socket, SocketConfig, Umem, Unbound};
 
 use super::{Lease, LeaseError};
-use steward::protocol::{Answer, BIND_WAIT_MAX, Part, Reason, Request, Rings, Step, UmemLayout};
+use steward_protocol::{Answer, BIND_WAIT_MAX, Part, Reason, Request, Rings, Step, UmemLayout};
 
 /// Lower estimate of the rate at which memory is registered, even if each page has to be allocated, bytes/s.
 const PINNED_A_SECOND: u64 = 256 << 20;

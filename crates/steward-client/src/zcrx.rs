@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::Incoming;
 use super::{Connection, LeaseError, Waiting};
-use steward::protocol::{Answer, Part, Request, ZcrxRegistered, ZcrxRings, ZcrxWanted};
+use steward_protocol::{Answer, Part, Request, ZcrxRegistered, ZcrxRings, ZcrxWanted};
 
 /// Lower estimate of the rate at which memory is registered, bytes/s.
 const PINNED_A_SECOND: u64 = 256 << 20;

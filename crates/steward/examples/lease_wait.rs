@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
 use steer::{Filter, ModeRequest};
-use steward::protocol::{Reason, Wanted};
 use steward_client::{Lease, LeaseError, Waiting};
+use steward_protocol::{Reason, Wanted};
 use testkit::{Running, VethPair, wait};
 
 const USER: u32 = 4321;

@@ -27,16 +27,16 @@
 //!    restarted: programs from their pins, leases recorded   ◀── Resume ───────── automatic, with the token of Keep
 //! ```
 //!
-//! | module | what | who uses it |
-//! |---|---|---|
-//! | [`protocol`] | messages, byte by byte | both |
-//! | [`hardware`] | changes a NIC's n-tuple rules and RSS contexts | the steward |
-//! | [`netlink`] | changes interfaces | the steward |
-//! | `policy`, `capabilities`, `server` | who may lease what; the steward | `vhost-af-xdp-steward` |
+//! | module | what |
+//! |---|---|
+//! | [`policy`], [`capabilities`] | who may lease what; which capabilities each process keeps |
+//! | [`server`] | the steward; [`server::OPERATIONS`] has all that it does for others |
+//! | [`hardware`], [`netlink`] | changes of NICs (n-tuple rules, RSS contexts) and of interfaces |
+//! | [`child`] | child processes, and what they do with the files of lessees |
 //!
-//! The lessee's side (`Lease`, the list of leases) is the crate `steward-client`, which no privileged program links. The
-//! program, `vhost-af-xdp-steward`, adds kinds of leases that only some policies allow ([`server::part`],
-//! [`server::netkits`]).
+//! Messages are in the crate `steward-protocol`, all that is only read of interfaces and NICs in `host`, the lessee's
+//! side in `steward-client`. The program, `vhost-af-xdp-steward`, adds kinds of leases that only some policies allow
+//! ([`server::part`], [`server::netkits`]).
 //!
 //! # Dependencies
 //!
@@ -47,7 +47,6 @@ pub mod capabilities;
 pub mod hardware;
 pub mod netlink;
 pub mod peer;
-pub mod protocol;
 mod sys;
 pub use server::fd_store;
 pub use sys::child;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Parser;
 
 use crate::policy::DEFAULT_POLICY;
-use crate::protocol::DEFAULT_SOCKET;
 use program::log::LogArgs;
+use steward_protocol::DEFAULT_SOCKET;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -23,8 +23,8 @@ use steer::{Filter, HintSet, MAX_QUEUES, Station, mac_text, ranges_text};
 
 use crate::hardware::Names;
 use crate::peer::Credentials;
-use crate::protocol::{Reason, Refusal, Wanted};
 use program::text_file::{self, Kind};
+use steward_protocol::{Reason, Refusal, Wanted};
 
 pub use program::text_file::FileError as PolicyError;
 

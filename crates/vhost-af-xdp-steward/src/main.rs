@@ -22,8 +22,8 @@ use steward::capabilities;
 use steward::fd_store::{self, Passed};
 use steward::options::Options;
 use steward::policy::Policy;
-use steward::protocol::{DEFAULT_SOCKET, new_socket};
 use steward::server::{Server, Store, StoreError};
+use steward_protocol::{DEFAULT_SOCKET, new_socket};
 use vhost_af_xdp_steward::{netkit, zcrx};
 
 const PROGRAM: &str = "vhost-af-xdp-steward";

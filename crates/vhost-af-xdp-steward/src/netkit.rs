@@ -24,12 +24,12 @@ mod moving;
 use host::nic::bound::{self, LeasedTo};
 use rustix::io::Errno;
 use steer::{Mode, mac_text};
-use steward::protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
 use steward::server::file::may_crash;
 use steward::server::job::{Job, Outcome, Pending, lost};
 use steward::server::limits::DeviceChange;
 use steward::server::netkits::Netkits;
 use steward::server::{Answered, Held, Interface, Reply, SavedNetkit, Server, blind, no_lease};
+use steward_protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
 
 use self::device::{NetkitError, Trace};
 use self::moving::NO_NAMESPACE;

@@ -39,14 +39,14 @@ use steer::with_sources;
 use steward::capabilities::{TO_TAKE_RINGS, are_at_hand};
 use steward::child;
 use steward::policy::Policy;
-use steward::protocol::{
-    Answer, Listed, Reason, Refusal, Request, Steered, Step, ZcrxRegistered, ZcrxRings, ZcrxWanted,
-};
 use steward::server::file::may_crash;
 use steward::server::job::{self, Job, Outcome, Pending, lost};
 use steward::server::limits::DeviceChange;
 use steward::server::part::{Loader, Part, QueueKey};
 use steward::server::{Answered, OF_A_QUEUE, Server, no_lease};
+use steward_protocol::{
+    Answer, Listed, Reason, Refusal, Request, Steered, Step, ZcrxRegistered, ZcrxRings, ZcrxWanted,
+};
 
 use self::apart::NotApart;
 use self::refusals::{check_split, failed, not_apart, turn_on_split};

@@ -19,7 +19,7 @@ use common::raw::Raw;
 use common::{POLICY, World, wanted};
 use rustix::process::Signal;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
-use steward::protocol::{Answer, Request};
+use steward_protocol::{Answer, Request};
 use testkit::stalled::{LateFile, SilentFile};
 use testkit::{kernel, require, wait};
 

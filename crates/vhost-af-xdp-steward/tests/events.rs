@@ -8,8 +8,8 @@ use std::time::Instant;
 use common::{World, lessee, refusal, soon, take};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::Filter;
-use steward::protocol::{Facts, Reason, Steered};
 use steward_client::Lease;
+use steward_protocol::{Facts, Reason, Steered};
 use testkit::{VethPair, require, wait};
 
 /// Waits until the steward tells of a state like this.
@@ -119,7 +119,7 @@ fn interface_that_is_made_again_or_moves_away_and_back_takes_the_same_frames() {
     require!(Root);
     let world = World::of_one_queue();
     let ours = [2, 0, 0, 0, 0, 0xaa];
-    let wanted = steward::protocol::Wanted {
+    let wanted = steward_protocol::Wanted {
         filter: Filter {
             macs: vec![ours],
             vlans: Vec::new(),

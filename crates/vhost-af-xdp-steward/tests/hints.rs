@@ -13,8 +13,8 @@ use common::{World, refusal, take, wanted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use steer::{Filter, HintSet, Mode, ModeRequest, QueueConf, Station};
-use steward::protocol::{HintRequest, Hinted, Reason, StationChange, Wanted};
 use steward_client::{Lease, LeaseError, Waiting};
+use steward_protocol::{HintRequest, Hinted, Reason, StationChange, Wanted};
 use testkit::{VethPair, require, wait};
 
 const POLICY: &str =

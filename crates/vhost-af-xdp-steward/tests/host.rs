@@ -13,8 +13,8 @@ use common::{World, lessee, lessee_may, refusal, take, wanted};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use steer::Station;
-use steward::protocol::{Answer, HostEnd, Reason, Request, StationChange, Wanted};
 use steward_client::Lease;
+use steward_protocol::{Answer, HostEnd, Reason, Request, StationChange, Wanted};
 use testkit::stalled::StuckWrite;
 use testkit::{PacketPort, VethPair, frame, require, wait};
 

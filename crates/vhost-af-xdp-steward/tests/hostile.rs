@@ -14,7 +14,7 @@ use common::raw::Raw;
 use common::{POLICY, World, lessee, take, wanted};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use steward::protocol::{Answer, MESSAGE_MAX, Part, Reason, Request, Step, VERSION};
+use steward_protocol::{Answer, MESSAGE_MAX, Part, Reason, Request, Step, VERSION};
 use testkit::{require, wait};
 
 /// Bytes that take a while to pin.

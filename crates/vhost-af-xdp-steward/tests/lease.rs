@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem};
 use steer::{Mode, ModeRequest};
-use steward::protocol::{Reason, Wanted};
 use steward_client::LeaseError;
+use steward_protocol::{Reason, Wanted};
 use testkit::{VethPair, require, wait};
 use xsk::{OwnMemory, Umem};
 
@@ -179,7 +179,7 @@ fn refusals_name_value_and_remedy() {
     require!(Root);
     let world = World::new();
     let lease = world.lease(0, 1).expect("allowed");
-    let check = |refusal: steward::protocol::Refusal, reason, words: &[&str]| {
+    let check = |refusal: steward_protocol::Refusal, reason, words: &[&str]| {
         assert_eq!(refusal.reason, reason, "{refusal}");
         words
             .iter()

@@ -9,8 +9,8 @@ use common::{POLICY, World, lessee};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use steer::Held;
-use steward::protocol::{Facts, Step};
 use steward_client::{Lease, LeaseError};
+use steward_protocol::{Facts, Step};
 use testkit::{VethPair, require, soak, wait};
 
 /// Waits until the steward tells of a state like this.

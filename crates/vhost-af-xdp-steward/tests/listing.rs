@@ -7,9 +7,9 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use steer::Filter;
-use steward::protocol::{Reason, Steered, Wanted};
 use steward_client::LeaseError;
 use steward_client::listing::{self, Listed};
+use steward_protocol::{Reason, Steered, Wanted};
 use testkit::{VethPair, require, wait};
 
 #[test]

@@ -5,7 +5,7 @@ use crate::common;
 
 use common::{POLICY, World, refusal};
 use steer::{Filter, ModeRequest};
-use steward::protocol::{NetkitWanted, Reason, Wanted};
+use steward_protocol::{NetkitWanted, Reason, Wanted};
 use testkit::require;
 
 fn netkit() -> NetkitWanted {

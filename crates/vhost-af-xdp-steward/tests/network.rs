@@ -12,8 +12,8 @@ use common::raw::Raw;
 use common::{World, lessee, lessee_may, refusal, take, wanted};
 use rustix::process::Signal;
 use steer::{MulticastReader, Station};
-use steward::protocol::{Answer, Reason, Request, STATIONS_MAX, StationChange, Steered, Wanted};
 use steward_client::Lease;
+use steward_protocol::{Answer, Reason, Request, STATIONS_MAX, StationChange, Steered, Wanted};
 use testkit::{VethPair, frame, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];

@@ -10,8 +10,8 @@ use common::raw::Raw;
 use common::{World, lessee, take, wanted};
 use rustix::process::Signal;
 use steer::Station;
-use steward::protocol::{Answer, CHANGES_MAX, Reason, Request, StationChange, Wanted};
 use steward_client::Lease;
+use steward_protocol::{Answer, CHANGES_MAX, Reason, Request, StationChange, Wanted};
 use testkit::{VethPair, frame, require, soak, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use common::{POLICY, World, lessee, raw::Raw, refusal, soon, take, wanted};
 use rustix::process::Signal;
-use steward::protocol::{Answer, Reason, Request, Wanted};
 use steward_client::{Lease, LeaseError};
+use steward_protocol::{Answer, Reason, Request, Wanted};
 use testkit::{Running, frame, require, wait};
 
 const STEWARD: &str = env!("CARGO_BIN_EXE_vhost-af-xdp-steward");

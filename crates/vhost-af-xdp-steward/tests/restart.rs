@@ -10,8 +10,8 @@ use common::{World, lessee, raw::Raw, soon, take};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use steer::Filter;
-use steward::protocol::{Answer, Reason, Request, Wanted};
 use steward_client::{Lease, LeaseError};
+use steward_protocol::{Answer, Reason, Request, Wanted};
 use testkit::{frame, require, wait};
 
 /// Goes on with a lease whenever its descriptor says so, until it has what is waited for.

@@ -9,8 +9,8 @@ use std::io::{ErrorKind, Write};
 use common::hostile::assert_serves;
 use common::{World, lessee, refusal, take, wanted};
 use rustix::process::Signal;
-use steward::protocol::{Reason, SendTapEnd};
 use steward_client::Lease;
+use steward_protocol::{Reason, SendTapEnd};
 use testkit::stalled::StuckWrite;
 use testkit::{NetNs, VethPair, frame, require, wait};
 

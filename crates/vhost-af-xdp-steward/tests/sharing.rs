@@ -13,8 +13,8 @@ use common::{World, lessee, refusal, take, wanted};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use rustix::process::Signal;
-use steward::protocol::{Answer, Reason, Request, Rings, Step};
 use steward_client::Lease;
+use steward_protocol::{Answer, Reason, Request, Rings, Step};
 use testkit::{NetNs, VethPair, frame, require, wait};
 use xsk::{First, FramePool, Socket, SocketConfig, Umem};
 

@@ -8,8 +8,8 @@ use crate::common;
 
 use common::{World, lessee, lessee_may, refusal, soon, take, wanted};
 use steer::Filter;
-use steward::protocol::{Facts, Reason, Steered, Wanted};
 use steward_client::Lease;
+use steward_protocol::{Facts, Reason, Steered, Wanted};
 use testkit::{PacketPort, VethPair, frame, require, wait};
 
 /// Root may lease for these addresses and VLANs only.

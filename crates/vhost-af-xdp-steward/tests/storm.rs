@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use common::{POLICY, World, lessee, raw::Raw, refusal, soon, take, wanted};
 use rustix::process::Signal;
 use steer::ModeRequest;
-use steward::protocol::{Answer, Reason, Refusal, Request, Wanted};
 use steward_client::listing;
+use steward_protocol::{Answer, Reason, Refusal, Request, Wanted};
 use testkit::{require, wait};
 
 fn in_mode(mode: ModeRequest) -> Wanted {

@@ -15,8 +15,8 @@ use common::raw::{Raw, as_user};
 use common::{World, lessee, lessee_may, refusal, take, wanted};
 use rustix::process::Signal;
 use steer::{Filter, ModeRequest, QueueConf, Station, mac_bytes};
-use steward::protocol::{Answer, Reason, Request, StationChange, Wanted};
 use steward_client::{Lease, LeaseError};
+use steward_protocol::{Answer, Reason, Request, StationChange, Wanted};
 use testkit::foreign::{Side, detach_all};
 use testkit::{VethPair, frame, require, wait};
 

@@ -16,11 +16,11 @@ use std::time::Duration;
 use common::{POLICY, World, lessee, netkit, raw::Raw, receiving, ring, take, wanted};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::process::Signal;
-use steward::protocol::{
-    Answer, Part, Reason, Refusal, Request, Wanted, ZcrxRegistered, ZcrxRings, ZcrxWanted,
-};
 use steward_client::listing;
 use steward_client::{Area, LeaseError, QueueLease, Refill, Waiting};
+use steward_protocol::{
+    Answer, Part, Reason, Refusal, Request, Wanted, ZcrxRegistered, ZcrxRings, ZcrxWanted,
+};
 use testkit::foreign::{self, Foreign};
 use testkit::{NetNs, Running, VethPair, require, wait};
 use zcrx::{Config, Memory, Mode, Offer, Prepared, Receiver, Source};

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use model::config::{ConfigFile, Daemon, Network, Port, Size, Table};
 use model::rates::PortRates;
-use steward::protocol::STATIONS_MAX;
+use steward_protocol::STATIONS_MAX;
 
 use crate::config::{NetworkConfig, PortConfig, ServeConfig};
 

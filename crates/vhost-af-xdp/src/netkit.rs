@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steer::{ModeRequest, SocketMap};
-use steward::protocol::{NetkitWanted, Wanted};
 use steward_client::{Lease, Waiting};
+use steward_protocol::{NetkitWanted, Wanted};
 
 use crate::ask::Print;
 use crate::cli::netkit::NetkitArgs;

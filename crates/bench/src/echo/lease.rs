@@ -5,8 +5,8 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use steward::protocol::{Part, ZcrxWanted};
 use steward_client::{Area, QueueLease, Refill, Waiting};
+use steward_protocol::{Part, ZcrxWanted};
 use zcrx::{Config, Offer, Prepared, Receiver, Registered};
 
 /// The loopback has no queue of a device: the kernel copies.

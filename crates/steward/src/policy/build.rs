@@ -11,7 +11,7 @@ use steer::{HintSet, MAX_QUEUES};
 
 use super::{CONNECTIONS, CONNECTIONS_MAX, Policy, PolicyError, Rule};
 use crate::hardware::Names;
-use crate::protocol::is_interface_name;
+use steward_protocol::is_interface_name;
 
 /// The number that means "no change" to chown(2), so no user or group has it.
 const NO_NUMBER: u32 = u32::MAX;

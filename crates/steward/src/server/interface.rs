@@ -34,11 +34,11 @@ use self::take_back::Leaving;
 use super::journal::ledger::Ledger;
 use super::journal::state::{InterfaceRecord, Places};
 use super::leases::entries::Entries;
-use crate::protocol::{Reason, Refusal, mode_request};
 use ::program::backoff::{Backoff, Retry};
 use ::program::log_limit::LogLimit;
 use host::links::below::losses_above;
 use host::links::{DriverSends, Link};
+use steward_protocol::{Reason, Refusal, mode_request};
 
 pub(super) use self::hints::LeaseHints;
 pub(super) use self::lease::check;

@@ -33,8 +33,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::interface::Holds;
 use super::{Answered, Server};
 use crate::capabilities::TO_TAKE_RINGS;
-use crate::protocol::{Answer, Reason, Refusal, Step, enumerated};
 use crate::sys::child::{self, Child};
+use steward_protocol::{Answer, Reason, Refusal, Step, enumerated};
 
 /// Concurrent jobs under one rule of the policy, and of one user: one user alone cannot use up those of a rule.
 pub(super) const OF_A_RULE: usize = 4;

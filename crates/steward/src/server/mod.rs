@@ -41,7 +41,6 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 
 use crate::policy::Policy;
-use crate::protocol::{Answer, Malformed, Reason, Refusal};
 use crate::sys;
 use connections::closing::{Closing, Over};
 use connections::connection::{Connection, Incoming};
@@ -58,6 +57,7 @@ use part::{Loader, Part};
 use program::backoff::{Backoff, RETRY};
 pub use reload::NewPolicy;
 use reload::Reload;
+use steward_protocol::{Answer, Malformed, Reason, Refusal};
 use taps::network_taps::{NetworkTap, TapAt, may_have_taps};
 use taps::removals::Removals;
 

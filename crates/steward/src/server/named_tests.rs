@@ -11,8 +11,8 @@ use crate::hardware::Names;
 use crate::hardware::test_nic::Played;
 use crate::peer::Credentials;
 use crate::policy::Policy;
-use crate::protocol::{STEERING_BYTES, Wanted};
 use host::nic::Rule;
+use steward_protocol::{STEERING_BYTES, Wanted};
 
 /// The first is the host's own.
 const MACS: [[u8; 6]; 4] = [

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Server;
 use super::connections::connection::Held;
 use super::job::Pending;
-use crate::protocol::{NetkitEnd, NetkitWanted, Reason, Refusal};
+use steward_protocol::{NetkitEnd, NetkitWanted, Reason, Refusal};
 
 /// See the module's head.
 pub trait Netkits: fmt::Debug + Sync {

@@ -4,7 +4,7 @@
 //! limits a user that repeats the request. The code in a row serves the request: the compiler rejects a request without
 //! a row. docs/operations.md is generated from the rows.
 //!
-//! For all of them: a message is checked as a whole first ([`Malformed`](crate::protocol::Malformed)), a rule of the
+//! For all of them: a message is checked as a whole first ([`Malformed`](steward_protocol::Malformed)), a rule of the
 //! policy has to be for the connection's user, a user has one request a round, and requests and connections are limited
 //! ([`limits`](super::connections::limits), [`admission`](super::connections::admission)). Everything ends with the
 //! connection, or when a new policy does not allow it ([`Server::end`], [`reload`](super::reload)). If the steward
@@ -18,7 +18,7 @@ use super::connections::connection::{By, Held};
 use super::interface::Interface;
 use super::job::Pending;
 use super::{Answered, Server, no_lease};
-use crate::protocol::{Answer, Refusal, Request};
+use steward_protocol::{Answer, Refusal, Request};
 
 /// A row of the table.
 #[derive(Debug)]

@@ -16,8 +16,8 @@ use super::journal::state::Store;
 use super::{Answered, Server, no_lease};
 use crate::peer::Credentials;
 use crate::policy::Policy;
-use crate::protocol::{Answer, Listed, Reason, Refusal, Request};
 use host::links::Link;
+use steward_protocol::{Answer, Listed, Reason, Refusal, Request};
 
 /// A queue of an interface, by the interface's index.
 pub type QueueKey = (u32, u32);

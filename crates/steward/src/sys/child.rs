@@ -20,7 +20,7 @@ use rustix::process::{
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_res_uid};
 
-use crate::protocol::{PARTS_MAX, Part, Rings, UmemLayout};
+use steward_protocol::{PARTS_MAX, Part, Rings, UmemLayout};
 
 /// Parts are mapped from a multiple of this on: the largest page there is, bytes. So each lies on one of its own pages,
 /// if those with the largest pages come first.

@@ -20,7 +20,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use zerocopy::FromBytes;
 
 use steward::child::{last_errno, take_files};
-use steward::protocol::Step;
+use steward_protocol::Step;
 
 /// `NSFS_MAGIC`, include/uapi/linux/magic.h.
 const NSFS: i64 = 0x6e73_6673;

@@ -5,7 +5,7 @@
 
 use steward::peer::Credentials;
 use steward::policy::{Policy, Rule, flows_text, listed};
-use steward::protocol::{Reason, Refusal, ZcrxWanted};
+use steward_protocol::{Reason, Refusal, ZcrxWanted};
 
 /// The first rule that allows a queue and all its flows. `leased` returns how many queues are leased under a rule.
 pub(super) fn find(
@@ -67,7 +67,7 @@ mod tests {
     use steer::{Filter, ModeRequest};
 
     use super::*;
-    use steward::protocol::Wanted;
+    use steward_protocol::Wanted;
 
     const RULES: &str = "[[allow]]\nuser = 7\ninterface = \"eth1\"\nqueues = \"2-3\"\nat-most = 1\n\
                          zcrx = [\"192.0.2.1:443\", \"[2001:db8::1]:443\"]\n\

@@ -9,8 +9,8 @@ use super::split;
 use host::links::Link;
 use host::nic::rings::{self, Split};
 use steward::capabilities::{TO_TAKE_RINGS, are_at_hand};
-use steward::protocol::{Reason, Refusal, Step};
 use steward::server::part::QueueKey;
+use steward_protocol::{Reason, Refusal, Step};
 
 const TAKES_NO_RING: &str = "the steward may not take a ring from its process: restart it with a policy that has \
                              `zcrx`, and with CAP_SYS_PTRACE (docs/zcrx.md)";

@@ -28,7 +28,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use steward::capabilities::TO_TAKE_RINGS;
 use steward::child::{give_up, last_errno};
-use steward::protocol::{Step, ZCRX_RINGS_MAX};
+use steward_protocol::{Step, ZCRX_RINGS_MAX};
 
 /// More than what is before the entries of a refill ring: 64 bytes in Linux 7.2.
 const BEFORE_ENTRIES: u64 = 4096;

@@ -6,10 +6,10 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use steer::{HintSet, QueueConf, Station};
-use steward::protocol::{
+use steward_client::LeaseError;
+use steward_protocol::{
     Answer, HintRequest, Part, Reason, Request, Rings, StationChange, Step, UmemLayout, Wanted,
 };
-use steward_client::LeaseError;
 use testkit::wait;
 
 use super::raw::Raw;

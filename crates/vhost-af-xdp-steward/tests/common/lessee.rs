@@ -13,8 +13,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit};
 use steer::{Mode, QueueConf};
-use steward::protocol::Facts;
 use steward_client::{Lease, LeaseError, Prepared};
+use steward_protocol::Facts;
 use testkit::Running;
 use xsk::{AttachMode, FramePool, Kick, Lender, OwnMemory, QueueId, Socket, SocketConfig, TxDesc, Umem};
 

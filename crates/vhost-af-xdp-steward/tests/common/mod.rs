@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use steer::{Filter, ModeRequest};
-use steward::protocol::{Refusal, Wanted};
 use steward_client::{Lease, LeaseError, Waiting};
+use steward_protocol::{Refusal, Wanted};
 use tempfile::TempDir;
 use testkit::{BpfFs, PacketPort, Running, VethPair, wait};
 

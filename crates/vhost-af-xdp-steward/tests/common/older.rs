@@ -10,7 +10,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen, recvmsg, send, sendmsg,
 };
-use steward::protocol::{Answer, MESSAGE_MAX, Malformed, Reason, Refusal, new_socket};
+use steward_protocol::{Answer, MESSAGE_MAX, Malformed, Reason, Refusal, new_socket};
 
 use super::World;
 

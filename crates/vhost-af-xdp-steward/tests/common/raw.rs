@@ -14,7 +14,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, recvmsg, send,
     sendmsg, socket_with, socketpair,
 };
-use steward::protocol::{Answer, MESSAGE_MAX, Request};
+use steward_protocol::{Answer, MESSAGE_MAX, Request};
 
 /// See the module's head.
 pub(crate) struct Raw {

@@ -4,8 +4,8 @@
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 
-use steward::protocol::{Part, ZcrxRegistered};
 use steward_client::{Area, LeaseError, QueueLease, Refill};
+use steward_protocol::{Part, ZcrxRegistered};
 use testkit::wait;
 use zcrx::{Event, Leased, Offer, Prepared, Receiver, Registered};
 

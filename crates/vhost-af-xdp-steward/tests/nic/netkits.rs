@@ -11,8 +11,8 @@ use std::time::Duration;
 use host::nic::bound::Bound;
 use rustix::process::Signal;
 use steer::{Filter, SocketMap};
-use steward::protocol::{Facts, NetkitEnd, NetkitWanted, Reason, Wanted};
 use steward_client::{Lease, LeaseError};
+use steward_protocol::{Facts, NetkitEnd, NetkitWanted, Reason, Wanted};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, daemon, require, wait,
 };

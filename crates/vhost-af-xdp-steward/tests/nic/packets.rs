@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use steer::Filter;
-use steward::protocol::{Reason, Steered, Wanted};
+use steward_protocol::{Reason, Steered, Wanted};
 use testkit::foreign::{Verdict, judge_all};
 use testkit::{PacketPort, frame, require, wait};
 

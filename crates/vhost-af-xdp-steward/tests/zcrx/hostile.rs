@@ -10,10 +10,10 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
 use rustix::net::{SocketAddrUnix, connect};
-use steward::protocol::{
+use steward_client::listing;
+use steward_protocol::{
     Answer, MESSAGE_MAX, Part, Reason, Refusal, Request, ZCRX_RINGS_MAX, ZcrxRings, ZcrxWanted,
 };
-use steward_client::listing;
 use testkit::{Running, foreign, require, wait};
 
 use crate::common::hostile::{assert_serves, memfd};

@@ -27,8 +27,8 @@ use serde::Serialize;
 use steer::with_sources;
 use steward::capabilities;
 use steward::policy::{DEFAULT_POLICY, Policy, Queues};
-use steward::protocol::{self, DEFAULT_SOCKET, Wanted};
 use steward_client::listing;
+use steward_protocol::{DEFAULT_SOCKET, Wanted};
 use xsk::Mode;
 
 use super::facts::Facts;
@@ -502,7 +502,7 @@ impl Look<'_> {
 
 /// The process that listens on the steward's socket.
 fn process_at(path: &Path) -> Option<i32> {
-    let socket = protocol::new_socket(SocketFlags::NONBLOCK).ok()?;
+    let socket = steward_protocol::new_socket(SocketFlags::NONBLOCK).ok()?;
     connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
     peer::process(socket.as_fd())
 }

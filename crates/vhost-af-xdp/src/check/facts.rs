@@ -15,7 +15,7 @@ use rustix::thread::CapabilitySet;
 use serde::Serialize;
 use steer::{ForeignProgram, HintSet, program_on, unnamed_program_on};
 use steward::capabilities;
-use steward::protocol::DEFAULT_SOCKET;
+use steward_protocol::DEFAULT_SOCKET;
 
 use crate::api::queues::{self, Queue};
 use client::{connection, directories};

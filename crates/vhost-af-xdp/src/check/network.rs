@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use steer::HintSet;
-use steward::protocol::STATIONS_MAX;
+use steward_protocol::STATIONS_MAX;
 
 use super::facts::Facts;
 use super::holders::port_line;

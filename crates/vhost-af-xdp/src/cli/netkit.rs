@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use model::config::{Mac, Vlans};
 use steer::Filter;
-use steward::protocol::DEFAULT_SOCKET;
+use steward_protocol::DEFAULT_SOCKET;
 
 pub(crate) const NETKIT_EXAMPLES: &str = "\
 Examples:

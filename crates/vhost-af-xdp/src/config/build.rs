@@ -14,7 +14,7 @@ use model::config::{
     Vlans, Words, names_of_set, set_keys,
 };
 use serde::Serialize;
-use steward::protocol::is_interface_name;
+use steward_protocol::is_interface_name;
 
 use super::port::offloads_of;
 use super::{

@@ -7,7 +7,7 @@ use anyhow::{anyhow, bail};
 use device::offloads::Offloads;
 use model::mistakes::nearest;
 use steer::{ModeRequest, mac_text};
-use steward::protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
+use steward_protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::BindRequest;
 
 use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, PortConfig, PortQueues, offloads_of};

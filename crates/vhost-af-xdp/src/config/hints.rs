@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use steer::HintSet;
-use steward::protocol::HintRequest;
+use steward_protocol::HintRequest;
 
 /// `--hints`, and the key of that name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

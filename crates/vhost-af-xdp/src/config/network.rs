@@ -1,7 +1,7 @@
 //! The configuration of a network.
 
 use steer::{Filter, ModeRequest};
-use steward::protocol::Wanted;
+use steward_protocol::Wanted;
 use xsk::{BindRequest, BusyPoll};
 
 use super::Segments;

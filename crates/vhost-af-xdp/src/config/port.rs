@@ -7,7 +7,7 @@ use device::features::OnRequest;
 use device::offloads::Offloads;
 use model::config::{FileKinds, MemberOptions, Placement, Port};
 use steer::ModeRequest;
-use steward::protocol::Wanted;
+use steward_protocol::Wanted;
 use xsk::{BindRequest, BusyPoll};
 
 use super::hints::HintsConfig;

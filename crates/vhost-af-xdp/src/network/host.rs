@@ -13,7 +13,7 @@ use model::state::BridgeStatus;
 use packet::ethernet::Mac;
 use program::backoff::Retry;
 use steer::{TapTo, with_sources};
-use steward::protocol::HostEnd;
+use steward_protocol::HostEnd;
 
 use super::{Network, State};
 use crate::nic::error::InterfaceError;

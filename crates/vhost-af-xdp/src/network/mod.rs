@@ -26,7 +26,7 @@ use packet::ethernet::Mac;
 use program::backoff::Retry;
 use rustix::event::{EventfdFlags, eventfd};
 use steer::{mac_text, with_sources};
-use steward::protocol::StationChange;
+use steward_protocol::StationChange;
 use xsk::NumaNode;
 
 use self::host::Host;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use program::backoff::Retry;
 use steer::{mac_text, with_sources};
-use steward::protocol::StationChange;
+use steward_protocol::StationChange;
 
 use super::{Network, State, change, keys, mark_of};
 use crate::journal::{JOURNAL, Subject};

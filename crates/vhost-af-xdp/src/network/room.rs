@@ -2,7 +2,7 @@
 //! ones get the rest ([`super::learning`]). Evicted ones are counted, logged with a limit, and recorded as events.
 
 use steer::mac_text;
-use steward::protocol::STATIONS_MAX;
+use steward_protocol::STATIONS_MAX;
 
 use super::learning::{self, Evicted};
 use super::{Network, State, keys};

@@ -2,7 +2,7 @@
 //! was away is back, and after a request that the steward rejected half-way, to undo its first half.
 
 use steer::with_sources;
-use steward::protocol::StationChange;
+use steward_protocol::StationChange;
 
 use super::{Network, State, change, fdb, key_of, mark_of};
 use crate::nic::error::InterfaceError;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use common::binding::{L2_BYTES, NoZeroCopy};
 use host::links::LinkError;
 use steer::{ForeignProgram, LayoutOfError, SocketMapError};
-use steward::protocol::{Reason, Refusal};
 use steward_client::LeaseError;
+use steward_protocol::{Reason, Refusal};
 use xsk::{OpenError, UmemError};
 
 use super::afxdp_plugin::PluginError;

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use host::links::Link;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use steer::{AttachedAs, ForeignProgram, HintSet, Mode, ModeRequest, SocketMap, SocketMapError};
-use steward::protocol::{Hinted, Wanted};
+use steward_protocol::{Hinted, Wanted};
 use xsk::metadata::Layout;
 use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 

@@ -14,7 +14,7 @@ use common::binding::{Binding, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME,
 use common::drivers;
 use host::links::{DriverSends, Link};
 use steer::{Mode, ModeRequest};
-use steward::protocol::Wanted;
+use steward_protocol::Wanted;
 use xsk::{
     AttachMode, BindRequest, BusyPoll, First, OpenError, PreferNode, QueueId, RingSize, Socket, SocketConfig,
     Umem,

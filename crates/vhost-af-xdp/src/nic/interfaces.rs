@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use program::backoff::Backoff;
 use steer::{ModeRequest, with_sources};
-use steward::protocol::{Reason, Wanted};
 use steward_client::LeaseError;
+use steward_protocol::{Reason, Wanted};
 
 use super::demand::Demand;
 use super::error::InterfaceError;

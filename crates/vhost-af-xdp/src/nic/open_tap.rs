@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use dataplane::nic::tap::Tap;
-use steward::protocol::HostEnd;
+use steward_protocol::HostEnd;
 
 /// The tap of an interface in tap mode, by which its frames arrive, for as long as the interface is open.
 #[derive(Debug)]

@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::binding::LARGE_CHUNK;
-use steward::protocol::Reason;
 use steward_client::LeaseError;
+use steward_protocol::Reason;
 use xsk::{First, Lender, OpenError, OwnMemory, QueueId, Socket, Umem, UmemOffset};
 
 use super::error::InterfaceError;

@@ -16,8 +16,8 @@ use common::binding::SteeredBy;
 use host::links::{DriverSends, Link};
 use program::backoff::Backoff;
 use steer::{Mode, ModeRequest, MulticastReader, QueueConf, QueueCounters};
-use steward::protocol::{Facts, HintRequest, Hinted, HostEnd, Reason, StationChange, Steered, Wanted};
 use steward_client::{Lease, LeaseError, Waiting};
+use steward_protocol::{Facts, HintRequest, Hinted, HostEnd, Reason, StationChange, Steered, Wanted};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::error::{InterfaceError, Lost};

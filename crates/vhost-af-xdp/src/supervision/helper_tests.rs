@@ -3,8 +3,8 @@
 use std::os::fd::AsRawFd;
 
 use rustix::net::{SocketAddrUnix, socket_with};
-use steward::protocol::{Reason, Wanted};
 use steward_client::{Lease, LeaseError, Waiting};
+use steward_protocol::{Reason, Wanted};
 
 use super::*;
 use crate::config::file;

@@ -13,9 +13,9 @@ use rustix::net::{SocketFlags, accept_with};
 
 use crate::peer::Credentials;
 use crate::policy::CONNECTIONS_MAX;
-use crate::protocol::{Reason, Refusal};
 use crate::server::connections::connection::Connection;
 use crate::server::{Server, numbers};
+use steward_protocol::{Reason, Refusal};
 
 /// Time limit for a connection without a lease: a process that wants one requests it at once.
 const WITHOUT_LEASE: Duration = Duration::from_secs(10);

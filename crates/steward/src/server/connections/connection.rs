@@ -22,13 +22,13 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recvms
 use zerocopy::FromBytes;
 
 use crate::peer::{self, Credentials};
-use crate::protocol::{Answer, Head, HintRequest, MESSAGE_MAX, Malformed, Reason, Refusal, Request, Wanted};
 use crate::server::connections::limits::{Bucket, Rate};
 use crate::server::job::Pending;
 use crate::sys;
+use steward_protocol::{Answer, Head, HintRequest, MESSAGE_MAX, Malformed, Reason, Refusal, Request, Wanted};
 
 /// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers, each with at most
-/// [`TAP_QUEUES_MAX`](crate::protocol::TAP_QUEUES_MAX) descriptors.
+/// [`TAP_QUEUES_MAX`](steward_protocol::TAP_QUEUES_MAX) descriptors.
 const SEND_BUFFER: usize = 16 << 10;
 /// Rate of a lessee's requests: restarting the lanes of 128 queues takes 384 requests.
 const REQUESTS: Rate = Rate {

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::protocol::{Reason, Refusal};
 use crate::server::LINGER;
+use steward_protocol::{Reason, Refusal};
 
 /// A token bucket's rate: `burst` at once, and then one per `each`.
 #[derive(Debug, Clone, Copy)]

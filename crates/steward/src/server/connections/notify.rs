@@ -1,7 +1,7 @@
 //! Notifications of lessees.
 
-use crate::protocol::Answer;
 use crate::server::Server;
+use steward_protocol::Answer;
 
 impl Server {
     /// Tells lessees what changed, those who read.

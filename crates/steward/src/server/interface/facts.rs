@@ -5,8 +5,8 @@ use std::ops::Range;
 use steer::Program;
 
 use super::Interface;
-use crate::protocol::{Facts, Steered};
 use crate::server::leases::entries;
+use steward_protocol::{Facts, Steered};
 
 impl Interface {
     /// The answer for the lessee of these queues.

@@ -17,9 +17,9 @@ use steer::{HintSet, HintsError, Mode, Program, with_sources};
 
 use super::Interface;
 use super::network::Network;
-use crate::protocol::{HintRequest, Hinted};
 use crate::server::leases::entries::{self, Entries};
 use program::backoff::Backoff;
+use steward_protocol::{HintRequest, Hinted};
 
 /// How long the program writes hints that no lease asks for any more.
 const STAYS: Duration = Duration::from_secs(5);

@@ -7,9 +7,9 @@ use steer::{MAX_QUEUES, ModeRequest, MulticastRing, QueueConf, QueueCounters, wi
 
 use super::{Interface, LeaseHints, Lessee};
 use crate::hardware::Names;
-use crate::protocol::{Reason, Refusal, Wanted};
 use crate::server::leases::entries::{self, Entries};
 use host::links::Link;
+use steward_protocol::{Reason, Refusal, Wanted};
 
 impl Interface {
     /// Reserves queues for a connection. `names`: what the policy names of what they are for; `ring`: of a network; the

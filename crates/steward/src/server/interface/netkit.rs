@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use steer::{OwnMap, Program, QueueConf, with_sources};
 
 use super::Interface;
-use crate::protocol::{FRAME_LIMITS, NetkitEnd};
 use crate::server::journal::teardown::Step;
 use crate::server::netkits::SavedNetkit;
 use host::nic::bound;
+use steward_protocol::{FRAME_LIMITS, NetkitEnd};
 
 /// Prefix of the names of pinned maps; the queue number follows.
 const OWN: &str = "own-";

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use steer::{MulticastLimit, MulticastRing, Program, QueueError, Station, StationError, with_sources};
 
 use super::Interface;
-use crate::protocol::{Reason, Refusal, STATIONS_MAX, StationChange};
 use host::links::Link;
 use host::links::above::addresses_above;
 use host::nic::{Ethtool, Tags};
 use host::unserved_queues::UnservedQueues;
+use steward_protocol::{Reason, Refusal, STATIONS_MAX, StationChange};
 
 #[derive(Debug)]
 pub(in crate::server) struct Network {

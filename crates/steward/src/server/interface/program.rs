@@ -8,9 +8,9 @@ use std::path::Path;
 use steer::{Mode, ModeRequest, Program, with_sources};
 
 use super::Interface;
-use crate::protocol::{Reason, Refusal};
 use crate::server::journal::file::may_crash;
 use host::links::{DriverSends, Link};
+use steward_protocol::{Reason, Refusal};
 
 /// Ethernet header and one VLAN tag, bytes: by this much a frame may be longer than the MTU.
 const L2_BYTES: u32 = 18;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use crate::protocol::{Reason, Refusal};
+use steward_protocol::{Reason, Refusal};
 
 /// A socket with registered memory, not bound yet.
 #[derive(Debug)]

@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 use steer::Filter;
 
 use crate::hardware::{Names, Nic, NotMade, Order, Part, Plan, make, undo};
-use crate::protocol::Steered;
 use crate::server::journal::fd_store::{self, STATIONS};
 use crate::server::journal::file;
 use crate::server::netkits::{Netkits, SavedNetkit};
 use crate::sys;
 use host::links::Link;
 use host::nic::Ethtool;
+use steward_protocol::Steered;
 
 /// Prefix of the file names.
 const PREFIX: &str = "nic-";

@@ -16,7 +16,7 @@ use crate::server::{Answered, Server, numbers};
 use steer::with_sources;
 
 use crate::peer::Credentials;
-use crate::protocol::{Answer, Reason, Refusal, Token, Wanted};
+use steward_protocol::{Answer, Reason, Refusal, Token, Wanted};
 
 /// Pause between two checks whether orphans' lessees still run.
 pub(in crate::server) const ORPHANS_LOOK: Duration = Duration::from_millis(100);

@@ -25,10 +25,10 @@ use rustix::fs::{FlockOperation, flock, statfs};
 use serde::{Deserialize, Serialize};
 
 use crate::peer::Credentials;
-use crate::protocol::{HintRequest, Request, Token, Wanted};
 use crate::server::journal::file;
 use crate::server::journal::ledger::{self, Ledger};
 use crate::server::netkits::Netkits;
+use steward_protocol::{HintRequest, Request, Token, Wanted};
 
 /// Version of the records' format.
 const VERSION: u32 = 1;

@@ -9,11 +9,11 @@ use std::ops::Range;
 use steer::{Filter, Program, QueueError};
 
 use crate::hardware::{Names, Nic, NotMade, Order};
-use crate::protocol::{STEERING_BYTES, Steered};
 use crate::server::journal::ledger::{Ledger, SteeringOutcome};
 use host::links::Link;
 use host::nic::{Ethtool, Tags, Target};
 use host::unserved_queues::{NOTE_MAX, UnservedQueues};
+use steward_protocol::{STEERING_BYTES, Steered};
 
 /// Why the NIC has no rules if the policy's rule names no address or VLAN.
 const NOT_NAMED: &str =

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use crate::protocol::{Answer, HintRequest, Reason};
 use crate::server::connections::limits::DeviceChange;
 use crate::server::interface::LeaseHints;
 use crate::server::{Answered, Server};
+use steward_protocol::{Answer, HintRequest, Reason};
 
 impl Server {
     /// The hints that a lease under a rule asks for and may have.

@@ -13,8 +13,8 @@ use crate::server::{Answered, Server};
 use steer::{ModeRequest, MulticastRing, with_sources};
 
 use crate::peer::Credentials;
-use crate::protocol::{Answer, Facts, Listed, Reason, Refusal, Wanted};
 use host::links::Link;
+use steward_protocol::{Answer, Facts, Listed, Reason, Refusal, Wanted};
 
 /// A lease: of a connection, or one whose lessee has not come back yet.
 #[derive(Clone, Copy)]

@@ -4,12 +4,12 @@ use std::os::fd::AsFd;
 
 use steer::{Filter, Station, TapTo, mac_text};
 
-use crate::protocol::{Answer, Reason, Refusal, StationChange};
 use crate::server::connections::connection::{Held, Reply};
 use crate::server::interface::Interface;
 use crate::server::leases::lease::LeaseRef;
 use crate::server::taps::network_taps::{lessees, may_have_taps, network_at};
 use crate::server::{Answered, Server, no_lease};
+use steward_protocol::{Answer, Reason, Refusal, StationChange};
 
 impl Server {
     /// Changes a network's stations: checks all of them first.

@@ -15,7 +15,6 @@ use rustix::io::Errno;
 use steer::with_sources;
 use xsk::PreferNode;
 
-use crate::protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout};
 use crate::server::connections::connection::{By, Connection, Reply};
 use crate::server::interface::{Bound, Holds, Interface, Memory, Registered, bytes_held};
 use crate::server::job::{self, Attempt, Bind, Job, Outcome, Pending, Probe, QueueAt, failed, in_time};
@@ -25,6 +24,7 @@ use crate::sys::{
     self,
     child::{self, LockedFor},
 };
+use steward_protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout};
 
 /// Above this size of memory, a failed bind takes longer than testing first whether the queue is free, bytes.
 const LARGE: u64 = 64 << 20;

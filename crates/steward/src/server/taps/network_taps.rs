@@ -2,8 +2,8 @@
 //! (`steer::TapAccess`). A guest without a network has such a device, too, in tap mode: here, "network" includes its
 //! lease.
 //!
-//! A lessee of a network asks for one by [`Request::Host`](crate::protocol::Request::Host) or
-//! [`Request::Uplink`](crate::protocol::Request::Uplink). The steward makes the device and attaches programs that move
+//! A lessee of a network asks for one by [`Request::Host`](steward_protocol::Request::Host) or
+//! [`Request::Uplink`](steward_protocol::Request::Uplink). The steward makes the device and attaches programs that move
 //! frames between it and the network's interface. Only the lessee has the device's descriptors: the device ends with
 //! the lessee, and survives the steward. It ends with the lease of the network, too.
 //!
@@ -21,7 +21,6 @@ use steer::{
     program_on, with_sources,
 };
 
-use crate::protocol::{Answer, CHANGES_MAX, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
 use crate::server::connections::connection::{Connection, Held, Reply};
 use crate::server::connections::limits::DeviceChange;
 use crate::server::interface::Interface;
@@ -35,6 +34,7 @@ use crate::server::{Answered, Server, no_lease};
 use host::links::bridge::BridgeFdb;
 use host::links::{Link, LinkError};
 use program::backoff::Retry;
+use steward_protocol::{Answer, CHANGES_MAX, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
 
 /// Pause between two reads of bridges' forwarding databases, which others can change as often as they like.
 const FDB_PAUSE: Duration = Duration::from_millis(100);

@@ -1,6 +1,6 @@
 //! Tap devices by which lessees send GSO packets unsegmented (`steer::attach_redirect`).
 //!
-//! A lessee asks for one for a queue ([`Request::SendTap`](crate::protocol::Request::SendTap)). Only the lessee has
+//! A lessee asks for one for a queue ([`Request::SendTap`](steward_protocol::Request::SendTap)). Only the lessee has
 //! its descriptor, and its program ends with the device: nothing is kept here, nor pinned. When the lease ends the
 //! device is set down, so that it sends no more frames, and removed, in case the lessee has made it persistent.
 
@@ -10,7 +10,6 @@ use std::time::Instant;
 
 use steer::{attach_redirect, with_sources};
 
-use crate::protocol::{Answer, Reason, SendTapEnd};
 use crate::server::connections::connection::{Held, Reply};
 use crate::server::connections::limits::DeviceChange;
 use crate::server::interface::Interface;
@@ -18,6 +17,7 @@ use crate::server::taps::tap::{Purpose, Tap, all_taps};
 use crate::server::{Answered, Server, no_lease};
 use host::links::Link;
 use host::nic::Ethtool;
+use steward_protocol::{Answer, Reason, SendTapEnd};
 
 impl Server {
     /// Makes a tap for a queue of the lessee's lease. Without a lease the answer is `Done`, as the message is known.

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use steward::protocol::Reason;
+use steward_protocol::Reason;
 use testkit::{NetNs, PacketPort, VethPair, require, wait};
 
 use super::{NAME, file_of, frame, netkit, rig, wanted, while_echoing};

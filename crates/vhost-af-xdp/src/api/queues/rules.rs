@@ -8,8 +8,8 @@ use std::path::Path;
 use host::nic::{Ethtool, Target};
 use serde::Serialize;
 use steer::mac_text;
-use steward::protocol::DEFAULT_SOCKET;
 use steward_client::listing::{self, Listed};
+use steward_protocol::DEFAULT_SOCKET;
 
 use super::{Queue, command_of};
 use model::text::received_frames;
@@ -184,7 +184,7 @@ impl From<&Listed> for Leased {
 #[cfg(test)]
 mod tests {
     use steer::Filter;
-    use steward::protocol::Steered;
+    use steward_protocol::Steered;
 
     use super::*;
 

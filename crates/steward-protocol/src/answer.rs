@@ -18,7 +18,7 @@ const DRIVER: Text = Text(32, "name of a driver");
 const NOTE: Text = Text(240, "note");
 const STEERING: Text = Text(STEERING_BYTES, "note on steering");
 /// Longest text on how frames are steered, bytes; longer text is cut.
-pub(crate) const STEERING_BYTES: usize = 504;
+pub const STEERING_BYTES: usize = 504;
 const REFUSAL_BYTES: usize = 480;
 
 /// An answer of a steward, or a notification.

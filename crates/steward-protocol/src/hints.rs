@@ -29,7 +29,10 @@ impl HintRequest {
     }
 
     /// The request from its number.
-    pub(crate) fn of_number(number: u32) -> Result<Self, Malformed> {
+    ///
+    /// # Errors
+    /// It is none's.
+    pub fn of_number(number: u32) -> Result<Self, Malformed> {
         let tags = number & TAGS != 0;
         Ok(Self {
             asked: hints(number & !TAGS)?,

@@ -4,7 +4,7 @@ use xsk::NumaNode;
 use xsk::metadata::{Field, Layout, MAX_LAYOUTS};
 
 use super::*;
-use crate::protocol::Listed;
+use crate::Listed;
 use host::links::DriverSends;
 
 fn facts() -> Facts {

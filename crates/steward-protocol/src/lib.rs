@@ -109,8 +109,8 @@ pub use zcrx::{
     ZCRX_BUFFER_MAX, ZCRX_ENTRIES_MAX, ZCRX_FLOWS_MAX, ZCRX_RINGS_MAX, ZcrxRegistered, ZcrxRings, ZcrxWanted,
 };
 
-pub(crate) use answer::STEERING_BYTES;
-pub(crate) use wire::{enumerated, mode_request};
+pub use answer::STEERING_BYTES;
+pub use wire::{enumerated, mode_request};
 
 /// Version of this protocol; messages of another version are refused.
 pub const VERSION: u16 = 6;

@@ -192,15 +192,13 @@ impl<const N: usize> Wire for [bool; N] {
 /// Implements [`Wire`] for `u32` enums; the text is their name in errors.
 macro_rules! enumeration {
     ($type:ty, $name:literal) => {
-        impl $crate::protocol::wire::Wire for $type {
+        impl $crate::wire::Wire for $type {
             fn write(&self, to: &mut Vec<u8>) {
                 (*self as u32).write(to);
             }
 
-            fn read(
-                from: &mut $crate::protocol::wire::Body<'_>,
-            ) -> Result<Self, $crate::protocol::Malformed> {
-                $crate::protocol::wire::enumerated($name, from.next()?)
+            fn read(from: &mut $crate::wire::Body<'_>) -> Result<Self, $crate::Malformed> {
+                $crate::wire::enumerated($name, from.next()?)
             }
         }
     };
@@ -210,15 +208,15 @@ macro_rules! enumeration {
 /// not [`Plain`].
 macro_rules! wire {
     ($type:ident { $($field:ident $(: $codec:expr)?),* $(,)? }) => {
-        impl $crate::protocol::wire::Wire for $type {
+        impl $crate::wire::Wire for $type {
             fn write(&self, to: &mut Vec<u8>) {
-                use $crate::protocol::wire::Codec as _;
-                $($crate::protocol::wire::codec!($($codec)?).write(&self.$field, to);)*
+                use $crate::wire::Codec as _;
+                $($crate::wire::codec!($($codec)?).write(&self.$field, to);)*
             }
 
-            fn read(from: &mut $crate::protocol::wire::Body<'_>) -> Result<Self, $crate::protocol::Malformed> {
-                use $crate::protocol::wire::Codec as _;
-                Ok(Self { $($field: $crate::protocol::wire::codec!($($codec)?).read(from)?),* })
+            fn read(from: &mut $crate::wire::Body<'_>) -> Result<Self, $crate::Malformed> {
+                use $crate::wire::Codec as _;
+                Ok(Self { $($field: $crate::wire::codec!($($codec)?).read(from)?),* })
             }
         }
     };
@@ -233,24 +231,24 @@ macro_rules! messages {
     } else $other_read:expr $(, $other_write:expr)?) => {
         impl $enum {
             fn write(&self, to: &mut Vec<u8>) -> u16 {
-                use $crate::protocol::wire::Codec as _;
+                use $crate::wire::Codec as _;
                 match self {
                     $(Self::$variant $({ $($field),* })? $(($inner))? => {
-                        $($($crate::protocol::wire::codec!($($codec)?).write($field, to);)*)?
-                        $($crate::protocol::wire::codec!($($inner_codec)?).write($inner, to);)?
+                        $($($crate::wire::codec!($($codec)?).write($field, to);)*)?
+                        $($crate::wire::codec!($($inner_codec)?).write($inner, to);)?
                         $kind
                     })*
                     $(other => $other_write(other, to),)?
                 }
             }
 
-            fn read(kind: u16, from: &mut $crate::protocol::wire::Body<'_>)
-                -> Result<Self, $crate::protocol::Malformed> {
-                use $crate::protocol::wire::Codec as _;
+            fn read(kind: u16, from: &mut $crate::wire::Body<'_>)
+                -> Result<Self, $crate::Malformed> {
+                use $crate::wire::Codec as _;
                 match kind {
                     $($kind => {
-                        $($(let $field = $crate::protocol::wire::codec!($($codec)?).read(from)?;)*)?
-                        $(let $inner = $crate::protocol::wire::codec!($($inner_codec)?).read(from)?;)?
+                        $($(let $field = $crate::wire::codec!($($codec)?).read(from)?;)*)?
+                        $(let $inner = $crate::wire::codec!($($inner_codec)?).read(from)?;)?
                         Ok(Self::$variant $({ $($field),* })? $(($inner))?)
                     })*
                     other => $other_read(other, from),
@@ -262,7 +260,7 @@ macro_rules! messages {
 
 macro_rules! codec {
     () => {
-        $crate::protocol::wire::Plain
+        $crate::wire::Plain
     };
     ($codec:expr) => {
         $codec
@@ -457,12 +455,18 @@ pub(crate) fn value(field: &'static str, value: u32) -> Malformed {
 }
 
 /// The enum value of a number.
-pub(crate) fn enumerated<T: TryFromBytes>(name: &'static str, number: u32) -> Result<T, Malformed> {
+///
+/// # Errors
+/// It has none.
+pub fn enumerated<T: TryFromBytes>(name: &'static str, number: u32) -> Result<T, Malformed> {
     T::try_read_from_bytes(number.as_bytes()).map_err(|_| value(name, number))
 }
 
 /// The mode for attaching a program, by its number (`as u32`).
-pub(crate) fn mode_request(number: u32) -> Result<ModeRequest, Malformed> {
+///
+/// # Errors
+/// There is no such mode.
+pub fn mode_request(number: u32) -> Result<ModeRequest, Malformed> {
     enumerated("mode", number)
 }
 
