@@ -10,9 +10,10 @@
 //! queues = "2-5,8"
 //! ```
 //!
-//! Each key is described once, by its field here: docs/keys.md is generated from these types. The steward checks
-//! combinations of keys and resolves names of users and groups.
+//! Each key is described once, by its field here: docs/keys.md is generated from these types. Combinations of keys
+//! are checked here; the steward resolves names of users and groups.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
@@ -22,6 +23,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::de::{DeTable, DeValue};
 
+use crate::config::Table;
 use crate::config::file::{Entry, WrongLine, entry, tables, wrong_at};
 use crate::config::table::table;
 use crate::config::values::{Account, Mac, Size, Vlans, Words, Written, written};
@@ -124,6 +126,74 @@ table! {
 
     fn table_with(key: &str) -> Option<&'static str> {
         Limits::schema().contains_key(key).then_some("[limits]")
+    }
+}
+
+/// How keys fit together.
+impl Allow {
+    /// Checks that no key excludes another one, or needs one that is missing.
+    ///
+    /// # Errors
+    /// The keys that do not fit together, and the remedy.
+    pub fn check_combination(&self) -> Result<(), String> {
+        let zcrx = &self.zcrx;
+        let wrong = match (&zcrx.zcrx, zcrx.af_xdp) {
+            (None, Some(false)) => {
+                "af-xdp = false: nothing could be leased: add `zcrx`, or leave the rule out"
+            }
+            (None, _) if zcrx.zcrx_setup == Some(true) => {
+                "zcrx-setup = true: it needs `zcrx`: add that, or leave it out"
+            }
+            _ if self.af_xdp.host == Some(true) && !self.af_xdp.network => {
+                "host = true: it needs `network = true`: add that, or leave it out"
+            }
+            (Some(_), Some(false)) => match self.keys_of_af_xdp().first() {
+                Some(key) => {
+                    return Err(format!(
+                        "{key}: with af-xdp = false it has no effect: leave one of the two out"
+                    ));
+                }
+                None => return Ok(()),
+            },
+            _ => return Ok(()),
+        };
+        Err(wrong.to_owned())
+    }
+
+    /// Warnings about keys that may not do what their author expects.
+    pub fn doubts(&self) -> impl Iterator<Item = String> {
+        self.doubt_about_af_xdp()
+            .into_iter()
+            .chain(self.flow_named_twice())
+    }
+
+    /// The keys that apply to AF_XDP leases only.
+    fn keys_of_af_xdp(&self) -> Vec<String> {
+        let of_others = Self {
+            af_xdp: Default::default(),
+            ..self.clone()
+        };
+        self.differences(&of_others)
+    }
+
+    /// A warning about keys that do not limit zero-copy receive, though their author may expect it.
+    fn doubt_about_af_xdp(&self) -> Option<String> {
+        let keys = self.keys_of_af_xdp();
+        (self.zcrx.zcrx.is_some() && self.zcrx.af_xdp.is_none() && !keys.is_empty()).then(|| {
+            format!(
+                "{}: with `zcrx` this limits AF_XDP leases of the queues, not zero-copy receive: add `af-xdp = true` \
+                 if both are wanted, or give `zcrx` a rule of its own with `af-xdp = false`",
+                keys.join(", ")
+            )
+        })
+    }
+
+    /// A warning about a flow that the rule names more than once.
+    fn flow_named_twice(&self) -> Option<String> {
+        let Flows(flows) = self.zcrx.zcrx.as_ref()?;
+        let mut named = BTreeSet::new();
+        let flow = flows.iter().find(|&flow| !named.insert(flow))?;
+        Some(format!("zcrx: {flow} is there twice: leave one out"))
     }
 }
 

@@ -8,10 +8,12 @@
 //! | [`users`] | users and groups by name |
 //! | [`descriptors`] | messages that carry descriptors |
 //! | [`peer`] | the peer of a Unix socket |
+//! | [`fd_store`] | descriptors that the service manager keeps open |
 //! | [`handed`] | descriptors that a program passes to one that it starts |
 //! | [`choice`] | lists that choose among names |
 //! | [`text_file`] | files that say what a privileged process does |
 //! | [`backoff`] | pauses between attempts |
+//! | [`rate`] | rates of what others may cause |
 //! | [`log_limit`] | limits of log lines that others can cause |
 //! | [`signal_handler`] | handlers that inspect the cause of a signal |
 
@@ -19,10 +21,12 @@ pub mod backoff;
 pub mod capabilities;
 pub mod choice;
 pub mod descriptors;
+pub mod fd_store;
 pub mod handed;
 pub mod log;
 pub mod log_limit;
 pub mod peer;
+pub mod rate;
 pub mod sandbox;
 pub mod signal_handler;
 pub mod text_file;

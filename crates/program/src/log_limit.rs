@@ -6,18 +6,19 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Lines that are logged without a pause.
-const BURST: u32 = 20;
-/// Pause after which one more is logged.
-const PAUSE: Duration = Duration::from_secs(30);
+use crate::rate::{Bucket, Rate};
+
+/// The first lines are logged without a pause.
+const LINES: Rate = Rate {
+    burst: 20,
+    each: Duration::from_secs(30),
+};
 
 /// Lines of one kind.
 #[derive(Debug, Default)]
 pub struct LogLimit {
-    /// Said of the burst.
-    logged: u32,
-    /// When the last one was logged, or made room for another.
-    since: Option<Instant>,
+    /// `None`: none was logged.
+    lines: Option<Bucket>,
     left_out: u64,
 }
 
@@ -34,27 +35,22 @@ impl LogLimit {
     /// Whether [`Self::allow`] would allow a line now. For a caller that logs the line later if not, so that it does
     /// not count as left out.
     pub fn would_allow(&mut self) -> bool {
-        self.refill(Instant::now())
+        self.lines_at(Instant::now()).left > 0
     }
 
-    /// Counts what time has made room for; whether there is room.
-    fn refill(&mut self, now: Instant) -> bool {
-        let since = *self.since.get_or_insert(now);
-        let pauses = now.duration_since(since).as_nanos() / PAUSE.as_nanos();
-        let pauses = u32::try_from(pauses).unwrap_or(u32::MAX);
-        if pauses > 0 {
-            self.logged = self.logged.saturating_sub(pauses);
-            self.since = Some(now);
-        }
-        self.logged < BURST
+    fn lines_at(&mut self, now: Instant) -> &mut Bucket {
+        let lines = self.lines.get_or_insert_with(|| Bucket::full(LINES, now));
+        lines.refill(LINES, now);
+        lines
     }
 
     fn allow_at(&mut self, now: Instant) -> Option<LeftOut> {
-        if !self.refill(now) {
+        let lines = self.lines_at(now);
+        if lines.left == 0 {
             self.left_out += 1;
             return None;
         }
-        self.logged += 1;
+        lines.left -= 1;
         Some(LeftOut(std::mem::take(&mut self.left_out)))
     }
 }
@@ -87,7 +83,7 @@ mod tests {
     fn line_after_a_long_silence_is_logged_at_once() {
         let (mut lines, begun) = (LogLimit::default(), Instant::now());
         while lines.allow_at(begun).is_some() {}
-        let later = begun + PAUSE * 100;
+        let later = begun + LINES.each * 100;
         assert_eq!(lines.allow_at(later), Some(LeftOut(1)));
         assert_eq!(lines.allow_at(later), Some(LeftOut(0)));
     }

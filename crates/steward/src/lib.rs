@@ -48,7 +48,6 @@ pub mod hardware;
 pub mod netlink;
 pub mod peer;
 mod sys;
-pub use server::fd_store;
 pub use sys::child;
 pub mod options;
 pub mod policy;

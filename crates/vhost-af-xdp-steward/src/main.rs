@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Parser as _;
+use program::fd_store::{self, Passed};
 use program::log::report_end;
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, bind, connect, listen};
@@ -19,7 +20,6 @@ use rustix::thread::CapabilitySet;
 use sd_notify::NotifyState;
 use steer::with_sources;
 use steward::capabilities;
-use steward::fd_store::{self, Passed};
 use steward::options::Options;
 use steward::policy::Policy;
 use steward::server::{Server, Store, StoreError};
@@ -58,8 +58,8 @@ fn complain(error: &clap::Error) -> ExitCode {
 /// Checks before the start.
 fn check_surroundings(policy: &Policy) -> Result<(), String> {
     let needed = capabilities::NEEDED | at_hand(policy.allows_zcrx());
-    let lacking =
-        capabilities::lacking(needed).map_err(|error| format!("cannot see capabilities: {error}"))?;
+    let lacking = program::capabilities::lacking(needed)
+        .map_err(|error| format!("cannot see capabilities: {error}"))?;
     if !lacking.is_empty() {
         return Err(format!(
             "it lacks {}: start it as root, or with these capabilities (docs/deploy has a unit; \
@@ -159,7 +159,7 @@ fn serve(cli: &Options, policy: Policy, signals: Signals) -> Result<(), String> 
     // Leases that continue have stored sockets of their own for their stations.
     passed.forget_stations();
     // All files are open or created: from here on these capabilities are enough.
-    capabilities::limit_to_with(capabilities::NEEDED, at_hand(server.policy().allows_zcrx()))
+    program::capabilities::limit_to_with(capabilities::NEEDED, at_hand(server.policy().allows_zcrx()))
         .map_err(|error| format!("cannot give up capabilities: {error}"))?;
     tracing::info!(policy = %cli.policy.display(), "ready");
     let _ = sd_notify::notify(&[NotifyState::Ready]);

@@ -33,10 +33,11 @@ use std::time::Instant;
 
 use host::links::Link;
 use host::nic::{Ethtool, bound};
+use program::capabilities::are_at_hand;
 use program::peer::process_of;
 use rustix::thread::CapabilitySet;
 use steer::with_sources;
-use steward::capabilities::{TO_TAKE_RINGS, are_at_hand};
+use steward::capabilities::TO_TAKE_RINGS;
 use steward::child;
 use steward::policy::Policy;
 use steward::server::file::may_crash;

@@ -17,7 +17,6 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use rustix::thread::CapabilitySet;
-use steward::capabilities;
 
 /// Most connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -114,7 +113,8 @@ pub(crate) fn check_at(path: &Path, access: &Access) -> Result<(), ListenError> 
     let owner = access.owner.map(Uid::from_raw).unwrap_or(user);
     let to = access.group.map(Gid::from_raw).unwrap_or(group);
     let is_ours = owner == user && (to == group || groups.contains(&to));
-    let may_give = || capabilities::lacking(CapabilitySet::CHOWN).is_ok_and(|lacking| lacking.is_empty());
+    let may_give =
+        || program::capabilities::lacking(CapabilitySet::CHOWN).is_ok_and(|lacking| lacking.is_empty());
     match is_ours || may_give() {
         true => Ok(()),
         false => Err(ListenError::may_not_give(access)),

@@ -340,7 +340,8 @@ fn leave_privileges(
     let external = config.ports.iter().any(PortConfig::has_external_program);
     let file = config.file.as_ref();
     // Its file may name interfaces after a reload.
-    let may_be_steward = || capabilities::lacking(capabilities::NEEDED_BY_ONE).is_ok_and(|it| it.is_empty());
+    let may_be_steward =
+        || program::capabilities::lacking(capabilities::NEEDED_BY_ONE).is_ok_and(|it| it.is_empty());
     let helper = Helper::start(&HelperOptions {
         is_steward: !leases.is_empty() || (config.steward.is_none() && file.is_some() && may_be_steward()),
         leases,

@@ -1,10 +1,7 @@
 //! Builds rules from a policy file: checks combinations of keys, looks up users and groups, sets defaults.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::path::Path;
 
-use model::config::Table;
 use model::policy::{Allow, Flows, LAST_QUEUE, Macs, NameOrNumber, PolicyFile};
 use program::users;
 use steer::{HintSet, MAX_QUEUES};
@@ -34,7 +31,7 @@ impl Policy {
         for entry in &file.rules {
             let of_rule = |what: String| wrong(Some(entry.line_of(&what)), format!("{}: {what}", entry.name));
             let rule = rule(&entry.value).map_err(of_rule)?;
-            let doubts = doubt(&entry.value).into_iter().chain(double(&rule.zcrx));
+            let doubts = entry.value.doubts();
             warnings.extend(doubts.map(|what| of_rule(what).to_string()));
             rules.push(rule);
         }
@@ -63,7 +60,7 @@ fn rule(allow: &Allow) -> Result<Rule, String> {
     if lessee.user.is_none() && lessee.group.is_none() {
         return Err("neither user nor group: add `group = \"vhost-af-xdp\"`, or a `user`".to_owned());
     }
-    check_combination(allow)?;
+    allow.check_combination()?;
     let missing = |key: &str, example: &str| format!("{key} is missing: add `{key} = {example}`");
     let interface = queues.interface.clone();
     let interface = interface.ok_or_else(|| missing("interface", "\"eth1\""))?;
@@ -102,51 +99,6 @@ fn rule(allow: &Allow) -> Result<Rule, String> {
     })
 }
 
-/// Errors: keys that do not fit together.
-fn check_combination(allow: &Allow) -> Result<(), String> {
-    let zcrx = &allow.zcrx;
-    let wrong = match (&zcrx.zcrx, zcrx.af_xdp) {
-        (None, Some(false)) => "af-xdp = false: nothing could be leased: add `zcrx`, or leave the rule out",
-        (None, _) if zcrx.zcrx_setup == Some(true) => {
-            "zcrx-setup = true: it needs `zcrx`: add that, or leave it out"
-        }
-        _ if allow.af_xdp.host == Some(true) && !allow.af_xdp.network => {
-            "host = true: it needs `network = true`: add that, or leave it out"
-        }
-        (Some(_), Some(false)) => match keys_of_af_xdp(allow).first() {
-            Some(key) => {
-                return Err(format!(
-                    "{key}: with af-xdp = false it has no effect: leave one of the two out"
-                ));
-            }
-            None => return Ok(()),
-        },
-        _ => return Ok(()),
-    };
-    Err(wrong.to_owned())
-}
-
-/// The keys of a rule that apply to AF_XDP leases only.
-fn keys_of_af_xdp(allow: &Allow) -> Vec<String> {
-    let of_others = Allow {
-        af_xdp: Default::default(),
-        ..allow.clone()
-    };
-    allow.differences(&of_others)
-}
-
-/// A warning about keys that do not limit zero-copy receive, though their author may expect it.
-fn doubt(allow: &Allow) -> Option<String> {
-    let keys = keys_of_af_xdp(allow);
-    (allow.zcrx.zcrx.is_some() && allow.zcrx.af_xdp.is_none() && !keys.is_empty()).then(|| {
-        format!(
-            "{}: with `zcrx` this limits AF_XDP leases of the queues, not zero-copy receive: add `af-xdp = true` if \
-             both are wanted, or give `zcrx` a rule of its own with `af-xdp = false`",
-            keys.join(", ")
-        )
-    })
-}
-
 /// The number of a user or group; as chown(1) does, text is looked up as a name first.
 fn number_of(
     name: Option<&NameOrNumber>,
@@ -164,11 +116,4 @@ fn number_of(
             .ok_or_else(|| format!("there is no {key} {name:?}: create it, or give its number"))?,
     };
     Ok(Some(number))
-}
-
-/// A warning about a flow that a rule names more than once.
-fn double(flows: &[SocketAddr]) -> Option<String> {
-    let mut named = BTreeSet::new();
-    let flow = flows.iter().find(|&flow| !named.insert(flow))?;
-    Some(format!("zcrx: {flow} is there twice: leave one out"))
 }

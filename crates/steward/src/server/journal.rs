@@ -5,12 +5,11 @@
 //! | leases and interfaces, for the next steward | `state.toml`: [`state`] | [`restore`] |
 //! | rules and contexts of a NIC, netkits | `nic-N.toml`, one an interface: [`ledger`] | [`teardown`], step by step |
 //! | programs and maps | pins on a bpffs, next to the records | [`teardown`]; without a record [`restore`] |
-//! | stations that a NIC accepts | a socket, which the service manager keeps: [`fd_store`] | closing it |
+//! | stations that a NIC accepts | a socket, which the service manager keeps: [`program::fd_store`] | closing it |
 //!
 //! Each is written before the change is made, and removed after it is undone. A part of the steward that changes
 //! anything else writes a file of its own there, by [`file`]: a previous steward's is undone by that part.
 
-pub mod fd_store;
 pub mod file;
 pub(super) mod ledger;
 pub(super) mod restore;

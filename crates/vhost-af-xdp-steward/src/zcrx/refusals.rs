@@ -8,7 +8,8 @@ use super::apart::NotApart;
 use super::split;
 use host::links::Link;
 use host::nic::rings::{self, Split};
-use steward::capabilities::{TO_TAKE_RINGS, are_at_hand};
+use program::capabilities::are_at_hand;
+use steward::capabilities::TO_TAKE_RINGS;
 use steward::server::part::QueueKey;
 use steward_protocol::{Reason, Refusal, Step};
 

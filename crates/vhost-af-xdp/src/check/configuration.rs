@@ -123,7 +123,8 @@ pub(crate) fn check_privileges(config: &ServeConfig) -> anyhow::Result<()> {
     let Some(Queues { interface, .. }) = queues.first().filter(|_| config.steward.is_none()) else {
         return Ok(());
     };
-    let lacking = capabilities::lacking(capabilities::NEEDED_BY_ONE).context("cannot see capabilities")?;
+    let lacking =
+        program::capabilities::lacking(capabilities::NEEDED_BY_ONE).context("cannot see capabilities")?;
     if lacking.is_empty() {
         return Ok(());
     }
@@ -141,7 +142,8 @@ pub(super) fn lacks_privileges(lacking: &[&str]) -> String {
 
 /// RLIMIT_MEMLOCK, bytes; `None`: this process may lock any amount.
 fn memory_limit() -> Option<u64> {
-    let locks_any = capabilities::lacking(CapabilitySet::IPC_LOCK).is_ok_and(|lacking| lacking.is_empty());
+    let locks_any =
+        program::capabilities::lacking(CapabilitySet::IPC_LOCK).is_ok_and(|lacking| lacking.is_empty());
     getrlimit(Resource::Memlock).current.filter(|_| !locks_any)
 }
 

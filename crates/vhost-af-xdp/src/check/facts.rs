@@ -97,7 +97,8 @@ impl Facts {
         let program = program_of(link.index, &mut not_seen);
         let queues = queues_of(interface, control, steward, &mut not_seen);
         let ethtool = Ethtool::open(interface).context("cannot ask the driver")?;
-        let lacking = |set| capabilities::lacking(set).context("cannot see the capabilities of this process");
+        let lacking =
+            |set| program::capabilities::lacking(set).context("cannot see the capabilities of this process");
         if !rustix::process::geteuid().is_root() {
             not_seen.push("daemons and leases of other users: root sees them".to_owned());
         }

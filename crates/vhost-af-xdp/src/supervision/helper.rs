@@ -288,7 +288,8 @@ pub(crate) fn run(args: &HelperArgs) -> anyhow::Result<()> {
             Some(_) => capabilities::TO_MAKE_SOCKETS,
             None => CapabilitySet::empty(),
         };
-        capabilities::limit_to(capabilities::OF_A_KEEPER | further).context("cannot give up capabilities")?;
+        program::capabilities::limit_to(capabilities::OF_A_KEEPER | further)
+            .context("cannot give up capabilities")?;
     }
     let vmm_sockets = Arc::new(VmmSockets::default());
     vmm_sockets.add(options.vmm_sockets);

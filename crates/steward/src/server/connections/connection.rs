@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use program::descriptors;
+use program::rate::{Bucket, Rate};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recvmsg, sockopt};
@@ -22,7 +23,6 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recvms
 use zerocopy::FromBytes;
 
 use crate::peer::{self, Credentials};
-use crate::server::connections::limits::{Bucket, Rate};
 use crate::server::job::Pending;
 use crate::sys;
 use steward_protocol::{Answer, Head, HintRequest, MESSAGE_MAX, Malformed, Reason, Refusal, Request, Wanted};

@@ -6,15 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use program::rate::{Buckets, Rate};
+
 use crate::server::LINGER;
 use steward_protocol::{Reason, Refusal};
-
-/// A token bucket's rate: `burst` at once, and then one per `each`.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::server) struct Rate {
-    pub(in crate::server) burst: u32,
-    pub(in crate::server) each: Duration,
-}
 
 /// Rates of device changes of one interface, in units ([`DeviceChange::cost`]): of one user, and of all together.
 const OF_USER: Rate = Rate {
@@ -25,96 +20,6 @@ const OF_ALL: Rate = Rate {
     burst: 4 * OF_USER.burst,
     each: Duration::from_nanos(LINGER.as_nanos() as u64 / 512),
 };
-/// Maximum number of users with an account of their own; all others share one.
-const USERS_MAX: usize = 1024;
-
-/// The units that are left of a rate.
-#[derive(Debug)]
-pub(in crate::server) struct Bucket {
-    pub(in crate::server) left: u32,
-    /// When `left` was last refilled.
-    since: Instant,
-}
-
-impl Bucket {
-    pub(in crate::server) fn full(rate: Rate, now: Instant) -> Self {
-        Self {
-            left: rate.burst,
-            since: now,
-        }
-    }
-
-    /// Adds the units earned since the last call.
-    pub(in crate::server) fn refill(&mut self, rate: Rate, now: Instant) {
-        let earned = now.saturating_duration_since(self.since).as_nanos() / rate.each.as_nanos().max(1);
-        let earned = u32::try_from(earned).unwrap_or(rate.burst).min(rate.burst);
-        if earned > 0 {
-            self.left = self.left.saturating_add(earned).min(rate.burst);
-            self.since = match self.left == rate.burst {
-                true => now,
-                false => self.since + rate.each * earned,
-            };
-        }
-    }
-}
-
-/// A bucket of the same rate for each key.
-#[derive(Debug)]
-pub(in crate::server) struct Buckets<K> {
-    rate: Rate,
-    /// Buckets of the keys that have used some of their units.
-    used: BTreeMap<K, Bucket>,
-}
-
-impl<K: Ord + Clone> Buckets<K> {
-    pub(in crate::server) fn new(rate: Rate) -> Self {
-        Self {
-            rate,
-            used: BTreeMap::new(),
-        }
-    }
-
-    /// How long until this key may take `cost` units; `None`: it may now.
-    pub(in crate::server) fn wait(&mut self, of: &K, cost: u32, now: Instant) -> Option<Duration> {
-        let bucket = self.used.get_mut(of)?;
-        bucket.refill(self.rate, now);
-        let lacks = cost.saturating_sub(bucket.left);
-        let next = bucket.since + self.rate.each * lacks;
-        (lacks > 0 && next > now).then(|| next.saturating_duration_since(now))
-    }
-
-    /// Returns `of`, or `crowd` (the shared key) if too many keys have their own bucket already.
-    fn known_or(&mut self, of: K, crowd: K, now: Instant) -> K {
-        if self.used.len() >= USERS_MAX {
-            self.forget_full(now);
-        }
-        match self.used.contains_key(&of) || self.used.len() < USERS_MAX {
-            true => of,
-            false => crowd,
-        }
-    }
-
-    fn forget_full(&mut self, now: Instant) {
-        let rate = self.rate;
-        self.used.retain(|_, bucket| {
-            bucket.refill(rate, now);
-            bucket.left < rate.burst
-        });
-    }
-
-    pub(in crate::server) fn take(&mut self, of: &K, cost: u32, now: Instant) {
-        let rate = self.rate;
-        if !self.used.contains_key(of) {
-            self.forget_full(now);
-            self.used.insert(of.clone(), Bucket::full(rate, now));
-        }
-        if let Some(bucket) = self.used.get_mut(of) {
-            bucket.refill(rate, now);
-            bucket.left = bucket.left.saturating_sub(cost);
-        }
-    }
-}
-
 /// A change of a device that a request causes. The kernel makes most of them under a lock that all interfaces share
 /// (RTNL), a NIC may restart its rings, and the steward serves no lessee meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -329,6 +234,9 @@ impl Turns {
 
 #[cfg(test)]
 mod tests {
+
+    use program::rate::KEYS_MAX;
+
     use super::*;
 
     #[test]
@@ -350,25 +258,6 @@ mod tests {
         assert!((1..=16).all(|number| done[&number] == 2), "{done:?}");
         assert_eq!((done[&17], done[&18]), (16, 16));
         assert!(turns.next(&[]).is_empty() && turns.last.is_empty());
-    }
-
-    #[test]
-    fn bucket_is_refilled_by_time_up_to_its_burst() {
-        let (rate, start) = (
-            Rate {
-                burst: 512,
-                each: Duration::from_millis(1),
-            },
-            Instant::now(),
-        );
-        let mut bucket = Bucket::full(rate, start);
-        bucket.left = 0;
-        bucket.refill(rate, start);
-        assert_eq!(bucket.left, 0);
-        bucket.refill(rate, start + Duration::from_millis(20));
-        assert_eq!(bucket.left, 20);
-        bucket.refill(rate, start + Duration::from_secs(3600));
-        assert_eq!(bucket.left, 512);
     }
 
     #[test]
@@ -440,7 +329,7 @@ mod tests {
     fn crowd_of_users_has_one_account_and_takes_no_room() {
         let (mut changes, start) = (DeviceChanges::new(LINGER), Instant::now());
         (0..10_000).for_each(|uid| changes.note_in_vain(DeviceChange::Program, "eth1", uid, start));
-        assert!(changes.by_user.used.len() <= USERS_MAX + 1);
+        assert!(changes.by_user.count() <= KEYS_MAX + 1);
         assert!(
             changes
                 .check(DeviceChange::NicRules, "eth1", 10_000, start)
@@ -459,6 +348,6 @@ mod tests {
             .map(|uid| logged(uid, 1, start + Duration::from_secs(20)))
             .sum();
         assert_eq!(all, 80 - 2);
-        assert!(limits.by_user.used.len() <= USERS_MAX + 1);
+        assert!(limits.by_user.count() <= KEYS_MAX + 1);
     }
 }

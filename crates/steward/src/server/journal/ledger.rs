@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 use steer::Filter;
 
 use crate::hardware::{Names, Nic, NotMade, Order, Part, Plan, make, undo};
-use crate::server::journal::fd_store::{self, STATIONS};
 use crate::server::journal::file;
 use crate::server::netkits::{Netkits, SavedNetkit};
 use crate::sys;
 use host::links::Link;
 use host::nic::Ethtool;
+use program::fd_store::{self, STATIONS};
 use steward_protocol::Steered;
 
 /// Prefix of the file names.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use steer::{MulticastReader, MulticastRing};
 
-use crate::server::connections::limits::{Buckets, Rate};
+use program::rate::{Buckets, Rate};
 use steward_protocol::{Reason, Refusal};
 
 /// New rings under a rule of the policy: 64 MiB, and 2 GiB a day.
