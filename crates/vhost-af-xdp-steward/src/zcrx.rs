@@ -8,14 +8,16 @@
 //! ```text
 //!   lease      allowed by the policy; the queue is free; headers are split; the main RSS table does not name the queue
 //!   registered the queue restarts with the lessee's memory; then n-tuple rules bring it the lease's flows
-//!   ended      the rules go at once; when no memory is bound to the queue any more, the table is restored
+//!   ended      the rules go at once; when no memory is bound to the queue any more, the table is restored, and with the
+//!              NIC's last lease header split
 //! ```
 //!
 //! The kernel has no way to take a queue from a ring. So a lessee that ends its connection and runs on keeps it,
 //! without frames. Until its ring is gone no lease can have the queue, and the main table does not name it, as other
 //! processes' payload would go to that memory ([`apart`]).
 //!
-//! The configuration of the NIC is saved in a file before it is set, one for each queue. The next steward undoes all
+//! The configuration of the NIC is saved in a file before it is set, one for each queue ([`saved`]), and one for each
+//! NIC ([`split`]). The next steward undoes all
 //! of it: lessees see the end of their connection, and receive by the kernel's stack.
 
 mod apart;
@@ -50,13 +52,16 @@ use steward_protocol::{
 };
 
 use self::apart::NotApart;
-use self::refusals::{check_split, failed, not_apart, turn_on_split};
+use self::refusals::{check_split, failed, not_apart, switch_split_on};
 use self::rings::{Made, QueueOrder, UserAndGroup};
 use self::saved::{Charge, ZcrxQueues};
+use self::split::{Kernel, Splits};
 
 /// How the server loads this part.
 pub const LOADER: Loader = Loader {
-    is_needed: |policy, dir| policy.allows_zcrx() || dir.is_some_and(ZcrxQueues::are_left),
+    is_needed: |policy, dir| {
+        policy.allows_zcrx() || dir.is_some_and(|dir| ZcrxQueues::are_left(dir) || Splits::are_left(dir))
+    },
     load: |dir| Box::new(Zcrx::new(dir)),
     remedy: "`zcrx = [\"ADDRESS:PORT\"]` in a rule",
 };
@@ -81,6 +86,7 @@ struct ZcrxLease {
 #[derive(Debug, Default)]
 struct Zcrx {
     queues: ZcrxQueues,
+    splits: Splits,
     /// Leases, by the number of their connection.
     leases: BTreeMap<u64, ZcrxLease>,
 }
@@ -199,9 +205,7 @@ impl Part for Zcrx {
     }
 
     fn check_program(&self, link: &Link) -> Result<(), Refusal> {
-        let held = self.leases.values().filter_map(|held| held.key);
-        let mut all = held.chain(self.queues.leaving());
-        match all.find(|key| key.0 == link.index) {
+        match self.used_queues().find(|key| key.0 == link.index) {
             None => Ok(()),
             Some((_, queue)) => Reason::Taken.refuse(format!(
                 "queue {queue} of {} is leased for zero-copy receive, and the kernel has either XDP or that on an \
@@ -233,15 +237,20 @@ impl Part for Zcrx {
     }
 
     fn due(&self, now: Instant) -> Option<Instant> {
-        self.queues.next_due(now)
+        let split = self.splits.next_due(|ifindex| self.is_used(ifindex), now);
+        self.queues.next_due(now).into_iter().chain(split).min()
     }
 
     fn go_on(&mut self, busy: &BTreeSet<QueueKey>) {
-        self.queues.go_on(busy, Instant::now());
+        let now = Instant::now();
+        self.queues.go_on(busy, now);
+        let used: BTreeSet<u32> = self.used_queues().map(|(ifindex, _)| ifindex).collect();
+        self.splits
+            .go_on(&mut Kernel, |ifindex| used.contains(&ifindex), now);
     }
 
     fn is_unfinished(&self) -> bool {
-        self.queues.is_unfinished()
+        self.queues.is_unfinished() || self.splits.is_unfinished()
     }
 }
 
@@ -249,8 +258,20 @@ impl Zcrx {
     fn new(dir: Option<&Path>) -> Self {
         Self {
             queues: dir.map_or_else(ZcrxQueues::default, ZcrxQueues::open),
+            splits: dir.map_or_else(Splits::default, Splits::open),
             leases: BTreeMap::new(),
         }
+    }
+
+    /// Queues that are leased, or are being taken back.
+    fn used_queues(&self) -> impl Iterator<Item = QueueKey> {
+        let held = self.leases.values().filter_map(|held| held.key);
+        held.chain(self.queues.leaving())
+    }
+
+    /// Whether a NIC has such queues.
+    fn is_used(&self, ifindex: u32) -> bool {
+        self.used_queues().any(|key| key.0 == ifindex)
     }
 
     /// The number of queues that are leased under a rule. While it calls the part, the server counts none of `queues`.
@@ -353,7 +374,7 @@ impl Zcrx {
         let mut nic = Ethtool::open(&link.name).map_err(|error| named(&NotApart::NoRules(error)))?;
         let why = match apart::check(&nic, key.1, &wanted.flows) {
             Ok(()) => {
-                turn_on_split(link, split)?;
+                switch_split_on(&mut self.splits, link, split)?;
                 return self
                     .queues
                     .path(key)
@@ -365,7 +386,7 @@ impl Zcrx {
         if !matches!(why, NotApart::InTable(_)) || !may_set_up {
             return Err(named(&why));
         }
-        turn_on_split(link, split)?;
+        switch_split_on(&mut self.splits, link, split)?;
         let mut plan = self.queues.plan_of(key);
         let queues = &mut self.queues;
         let moved = apart::move_table(&mut nic, &mut plan, &mut |plan| {
@@ -499,7 +520,10 @@ mod tests {
         let is_needed = |policy| (LOADER.is_needed)(policy, Some(dir.path()));
         assert!(!is_needed(&without) && is_needed(&with));
         assert!(!(LOADER.is_needed)(&without, None) && (LOADER.is_needed)(&with, None));
-        std::fs::write(dir.path().join("zcrx-3-1.toml"), "").expect("ours");
-        assert!(is_needed(&without));
+        for left in ["zcrx-3-1.toml", "header-split-3.toml"] {
+            std::fs::write(dir.path().join(left), "").expect("ours");
+            assert!(is_needed(&without));
+            std::fs::remove_file(dir.path().join(left)).expect("ours");
+        }
     }
 }

@@ -26,7 +26,7 @@ pub struct Rings {
 }
 
 /// How a NIC splits headers from data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Split {
     /// Its driver has no such setting.
     Never,

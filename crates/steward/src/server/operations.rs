@@ -117,7 +117,7 @@ operations! { server, number, request;
     Zcrx (_) [
         "policy: flows; free, no XDP"
         "header split; not in RSS"
-        "rings closed; split stays"
+        "rings closed"
         "`at-most`, 4 units"
     ] => server.lease_by_part(number, request);
     Leases { after } [

@@ -5,7 +5,7 @@ use std::io;
 use rustix::io::Errno;
 
 use super::apart::NotApart;
-use super::split;
+use super::split::{Kernel, Splits};
 use host::links::Link;
 use host::nic::rings::{self, Split};
 use program::capabilities::are_at_hand;
@@ -39,7 +39,7 @@ pub(super) fn no_owner(error: &io::Error) -> Refusal {
 }
 
 /// Checks that the NIC splits header and data, or can be set up so, if the lease may have that done. Returns how it does
-/// now, for [`turn_on_split`].
+/// now, for [`switch_split_on`].
 pub(super) fn check_split(link: &Link, may_set_up: bool) -> Result<Split, Refusal> {
     let name = &link.name;
     let refused = |text: String| Reason::Nic.refuse(text);
@@ -72,15 +72,12 @@ pub(super) fn check_split(link: &Link, may_set_up: bool) -> Result<Split, Refusa
     }
 }
 
-/// Has the NIC split header and data. That stays on, and XDP programs without fragments cannot be attached then: it is
-/// done when all else is checked.
-pub(super) fn turn_on_split(link: &Link, now: Split) -> Result<(), Refusal> {
-    if let Split::On = now {
-        return Ok(());
-    }
-    split::turn_on(link.index, now).or_else(|error| {
+/// Has the NIC split header and data. XDP programs without fragments cannot be attached then: it is done when all else
+/// is checked.
+pub(super) fn switch_split_on(splits: &mut Splits, link: &Link, now: Split) -> Result<(), Refusal> {
+    splits.switch_on(&mut Kernel, link.index, now).or_else(|error| {
         Reason::Nic.refuse(format!(
-            "{} refuses to split header and data (tcp-data-split): {error}",
+            "{} refuses to split header and data (tcp-data-split), or that cannot be saved: {error}",
             link.name
         ))
     })

@@ -24,7 +24,7 @@ const OF_A_PREDECESSOR: Duration = Duration::from_secs(1);
 /// ended does so in a moment.
 const LOOKS_AT_RING: [Duration; 2] = [Duration::from_millis(20), RETRY];
 /// Tries before it is said that a NIC does not take something back.
-const QUIET_TRIES: u32 = 3;
+pub(super) const QUIET_TRIES: u32 = 3;
 
 /// The configuration of the NIC for a queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -164,8 +164,7 @@ impl ZcrxQueues {
 
     pub(super) fn path(&self, key: QueueKey) -> io::Result<PathBuf> {
         let dir = self.dir.as_ref();
-        let dir = dir.ok_or_else(|| io::Error::other("the steward keeps no state (--state)"))?;
-        Ok(path_in(dir, key))
+        Ok(path_in(dir.ok_or_else(no_state)?, key))
     }
 
     /// Saves the plan for a queue of this interface, before it is carried out.
@@ -250,6 +249,11 @@ impl ZcrxQueues {
             may_crash("zcrx-forgotten");
         }
     }
+}
+
+/// The error if nothing can be saved.
+pub(super) fn no_state() -> io::Error {
+    io::Error::other("the steward keeps no state (--state)")
 }
 
 fn path_in(dir: &Path, key: QueueKey) -> PathBuf {

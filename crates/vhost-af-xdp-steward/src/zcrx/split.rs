@@ -1,28 +1,326 @@
 //! Header split: the NIC writes payload to the place where its reader wants it.
+//!
+//! # Theory of operation
+//!
+//! It is one setting of a NIC for all of its queues. Where the policy allows it, the steward switches it on for a lease,
+//! and restores it when the NIC has no lease for zero-copy receive any more and none that is being taken back: while it
+//! is on, no XDP program without fragments can be attached. The setting from before is saved first, in a file for each
+//! NIC, so that the next steward restores it if this one dies. A setting that another program has changed meanwhile
+//! stays.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use host::nic::rings::{ENABLED, Split};
+use host::links::Link;
+use host::nic::rings::{self, ENABLED, Split};
 use netlink_bindings::ethtool;
 use netlink_socket2::NetlinkSocket;
+use program::backoff::Backoff;
+use serde::{Deserialize, Serialize};
+use steer::with_sources;
+use steward::server::boot_id;
+use steward::server::file::{self, may_crash};
 
+use super::saved::{QUIET_TRIES, no_state};
+
+/// Names of the files begin so.
+const PREFIX: &str = "header-split-";
 /// `ETHTOOL_MSG_RINGS_SET`, include/uapi/linux/ethtool_netlink_generated.h; see [`host::nic::rings`].
 const RINGS_SET: u8 = 16;
+/// `ETHTOOL_TCP_DATA_SPLIT_DISABLED`, include/uapi/linux/ethtool.h.
+const DISABLED: u8 = 1;
 
-/// Has the NIC of an interface split all frames. The NIC may restart its rings.
-/// Errors: the driver's.
-pub(super) fn turn_on(ifindex: u32, now: Split) -> io::Result<()> {
-    let mut socket = NetlinkSocket::new();
-    let mut request = ethtool::Request::new().op_rings_set_do();
-    request.header_mut().cmd = RINGS_SET;
-    let rings = request.encode();
-    let rings = rings.nested_header().push_dev_index(ifindex).end_nested();
-    let rings = rings.push_tcp_data_split(ENABLED);
-    // Not every driver has a threshold.
-    match now {
-        Split::Above(1..) | Split::Off(1..) => drop(rings.push_hds_thresh(0)),
-        _ => drop(rings),
+/// The setting of NICs, by the interface's index.
+pub(super) trait Rings {
+    /// The setting; `None`: there is no such interface any more.
+    fn read(&self, ifindex: u32) -> io::Result<Option<Split>>;
+    /// Changes it. `now`: as it is.
+    fn set(&mut self, ifindex: u32, now: Split, wanted: Split) -> io::Result<()>;
+}
+
+/// The kernel's.
+pub(super) struct Kernel;
+
+impl Rings for Kernel {
+    fn read(&self, ifindex: u32) -> io::Result<Option<Split>> {
+        match Link::find(ifindex) {
+            Ok(None) => Ok(None),
+            Ok(Some(_)) => Ok(Some(rings::of(ifindex)?.split)),
+            Err(error) => Err(io::Error::other(with_sources(&error))),
+        }
     }
-    let mut replies = socket.request(&request)?;
-    replies.recv_ack().map_err(io::Error::from)
+
+    /// The NIC may restart its rings.
+    fn set(&mut self, ifindex: u32, now: Split, wanted: Split) -> io::Result<()> {
+        let bytes = |split| match split {
+            Split::Off(bytes) | Split::Above(bytes) => bytes,
+            Split::On | Split::Never => 0,
+        };
+        let mut socket = NetlinkSocket::new();
+        let mut request = ethtool::Request::new().op_rings_set_do();
+        request.header_mut().cmd = RINGS_SET;
+        let rings = request.encode();
+        let rings = rings.nested_header().push_dev_index(ifindex).end_nested();
+        let rings = rings.push_tcp_data_split(match wanted {
+            Split::Off(_) => DISABLED,
+            _ => ENABLED,
+        });
+        // Not every driver has a threshold.
+        match bytes(now) == bytes(wanted) {
+            true => drop(rings),
+            false => drop(rings.push_hds_thresh(bytes(wanted))),
+        }
+        let mut replies = socket.request(&request)?;
+        replies.recv_ack().map_err(io::Error::from)
+    }
+}
+
+/// The setting of a NIC before the first lease, as it is saved.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Saved {
+    ifindex: u32,
+    /// Of another boot the index means nothing.
+    boot: String,
+    before: Split,
+}
+
+#[derive(Debug)]
+struct Changed {
+    before: Split,
+    tries: u32,
+    retry: Backoff,
+}
+
+impl Changed {
+    fn new(before: Split) -> Self {
+        Self {
+            before,
+            tries: 0,
+            retry: Backoff::default(),
+        }
+    }
+}
+
+/// NICs that split headers because a steward has switched that on.
+#[derive(Debug, Default)]
+pub(super) struct Splits {
+    /// `None`: nothing is saved, and nothing switched on.
+    dir: Option<PathBuf>,
+    changed: BTreeMap<u32, Changed>,
+}
+
+impl Splits {
+    /// With what a predecessor saved.
+    pub(super) fn open(dir: &Path) -> Self {
+        let mut changed = BTreeMap::new();
+        for path in file::all_of(dir, PREFIX) {
+            match file::read::<Saved>(&path) {
+                Ok(Some(saved)) if saved.boot == boot_id() => {
+                    changed.insert(saved.ifindex, Changed::new(saved.before));
+                }
+                Ok(_) => drop(file::remove(&path)),
+                Err(error) => {
+                    tracing::error!(path = %path.display(), "a NIC may split headers for no lease: {error}");
+                    let _ = file::remove(&path);
+                }
+            }
+        }
+        Self {
+            dir: Some(dir.to_owned()),
+            changed,
+        }
+    }
+
+    /// Whether a previous steward left something.
+    pub(super) fn are_left(dir: &Path) -> bool {
+        !file::all_of(dir, PREFIX).is_empty()
+    }
+
+    /// Has a NIC split all headers. The setting until now is saved before.
+    pub(super) fn switch_on(&mut self, rings: &mut impl Rings, ifindex: u32, now: Split) -> io::Result<()> {
+        if now == Split::On {
+            return Ok(());
+        }
+        if !self.changed.contains_key(&ifindex) {
+            let path = self.path(ifindex).ok_or_else(no_state)?;
+            let saved = Saved {
+                ifindex,
+                boot: boot_id(),
+                before: now,
+            };
+            file::write(&path, &saved)?;
+            self.changed.insert(ifindex, Changed::new(now));
+        }
+        may_crash("zcrx-split-saved");
+        rings.set(ifindex, now, Split::On)
+    }
+
+    /// Restores the setting of the NICs that are not in use any more, as far as an attempt is due.
+    pub(super) fn go_on(&mut self, rings: &mut impl Rings, is_used: impl Fn(u32) -> bool, now: Instant) {
+        let mut done = Vec::new();
+        for (&ifindex, changed) in &mut self.changed {
+            if is_used(ifindex) || !changed.retry.is_due(now) {
+                continue;
+            }
+            match restore(rings, ifindex, changed.before) {
+                Ok(()) => done.push(ifindex),
+                Err(error) => {
+                    changed.tries = changed.tries.saturating_add(1);
+                    changed.retry.failed(now);
+                    if changed.tries == QUIET_TRIES {
+                        tracing::warn!(ifindex, "the NIC splits headers yet (tcp-data-split): {error}");
+                    }
+                }
+            }
+        }
+        for ifindex in done {
+            self.changed.remove(&ifindex);
+            if let Some(path) = self.path(ifindex) {
+                let _ = file::remove(&path);
+            }
+        }
+    }
+
+    /// When [`Self::go_on`] has something to do.
+    pub(super) fn next_due(&self, is_used: impl Fn(u32) -> bool, now: Instant) -> Option<Instant> {
+        let unused = self.changed.iter().filter(|&(&ifindex, _)| !is_used(ifindex));
+        unused
+            .map(|(_, changed)| changed.retry.due().unwrap_or(now))
+            .min()
+    }
+
+    /// Whether a setting is still to be restored.
+    pub(super) fn is_unfinished(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    fn path(&self, ifindex: u32) -> Option<PathBuf> {
+        let dir = self.dir.as_ref()?;
+        Some(dir.join(format!("{PREFIX}{ifindex}.toml")))
+    }
+}
+
+/// Errors: the driver's. It refuses while memory is bound to a queue of the NIC.
+fn restore(rings: &mut impl Rings, ifindex: u32, before: Split) -> io::Result<()> {
+    match rings.read(ifindex)? {
+        Some(Split::On) => rings.set(ifindex, Split::On, before),
+        // The interface is gone, or another program has changed the setting.
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use program::backoff::RETRY;
+
+    use super::*;
+
+    /// One NIC.
+    struct Played {
+        split: Option<Split>,
+        /// Its driver refuses to change it.
+        refuses: bool,
+    }
+
+    impl Rings for Played {
+        fn read(&self, _: u32) -> io::Result<Option<Split>> {
+            Ok(self.split)
+        }
+
+        fn set(&mut self, _: u32, now: Split, wanted: Split) -> io::Result<()> {
+            assert_eq!(self.split, Some(now));
+            if self.refuses {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            self.split = Some(wanted);
+            Ok(())
+        }
+    }
+
+    const NIC: u32 = 0x7fff_fff0;
+
+    fn nic(split: Split) -> Played {
+        Played {
+            split: Some(split),
+            refuses: false,
+        }
+    }
+
+    #[test]
+    fn setting_is_restored_when_the_last_lease_of_the_nic_is_over() {
+        let dir = tempfile::tempdir().expect("a directory");
+        for before in [Split::Off(0), Split::Off(256), Split::Above(512)] {
+            let (mut nic, mut splits, now) = (nic(before), Splits::open(dir.path()), Instant::now());
+            splits.switch_on(&mut nic, NIC, before).expect("it can");
+            // A second lease.
+            splits.switch_on(&mut nic, NIC, Split::On).expect("it is on");
+            splits.go_on(&mut nic, |_| true, now);
+            assert_eq!(
+                (nic.split, splits.next_due(|_| true, now)),
+                (Some(Split::On), None)
+            );
+            assert_eq!(splits.next_due(|_| false, now), Some(now));
+            splits.go_on(&mut nic, |_| false, now);
+            assert_eq!((nic.split, splits.is_unfinished()), (Some(before), false));
+            assert!(!Splits::are_left(dir.path()));
+        }
+    }
+
+    #[test]
+    fn successor_restores_the_setting_and_one_that_was_on_before_stays() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut nic = nic(Split::Above(64));
+        let mut splits = Splits::open(dir.path());
+        splits.switch_on(&mut nic, NIC, Split::Above(64)).expect("it can");
+        drop(splits);
+        assert!(Splits::are_left(dir.path()));
+        let mut next = Splits::open(dir.path());
+        next.go_on(&mut nic, |_| false, Instant::now());
+        assert_eq!((nic.split, next.is_unfinished()), (Some(Split::Above(64)), false));
+        nic.split = Some(Split::On);
+        next.switch_on(&mut nic, NIC, Split::On).expect("it is on");
+        next.go_on(&mut nic, |_| false, Instant::now());
+        assert_eq!(
+            (nic.split, Splits::are_left(dir.path())),
+            (Some(Split::On), false)
+        );
+    }
+
+    #[test]
+    fn driver_that_refuses_is_asked_again_and_a_setting_of_another_program_stays() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (mut nic, mut splits, now) = (nic(Split::Off(0)), Splits::open(dir.path()), Instant::now());
+        splits.switch_on(&mut nic, NIC, Split::Off(0)).expect("it can");
+        nic.refuses = true;
+        splits.go_on(&mut nic, |_| false, now);
+        assert_eq!(
+            (nic.split, splits.next_due(|_| false, now)),
+            (Some(Split::On), Some(now + RETRY))
+        );
+        (nic.refuses, nic.split) = (false, Some(Split::Above(9)));
+        splits.go_on(&mut nic, |_| false, now);
+        assert!(splits.is_unfinished(), "its pause is not over");
+        splits.go_on(&mut nic, |_| false, now + RETRY);
+        assert_eq!(
+            (nic.split, splits.is_unfinished()),
+            (Some(Split::Above(9)), false)
+        );
+    }
+
+    #[test]
+    fn nothing_is_switched_on_without_a_directory_and_what_is_of_another_boot_is_forgotten() {
+        let mut nic = nic(Split::Off(0));
+        let refused = Splits::default().switch_on(&mut nic, NIC, Split::Off(0));
+        assert!(refused.is_err() && nic.split == Some(Split::Off(0)));
+        let dir = tempfile::tempdir().expect("a directory");
+        let saved = Saved {
+            ifindex: NIC,
+            boot: "another".to_owned(),
+            before: Split::Off(0),
+        };
+        file::write(&dir.path().join("header-split-9.toml"), &saved).expect("ours");
+        assert!(!Splits::open(dir.path()).is_unfinished() && !Splits::are_left(dir.path()));
+    }
 }

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use common::{World, lessee, receiving};
 use host::nic::bound::{self, Bound};
+use host::nic::rings::{self, Split};
 use netlink_bindings::{ethtool, netdev};
 use netlink_socket2::NetlinkSocket;
 use rustix::net::sockopt::set_socket_recv_buffer_size;
@@ -187,6 +188,15 @@ impl Rig {
         line.expect("a counter").parse().expect("a number")
     }
 
+    /// Header split is off again.
+    #[track_caller]
+    fn await_no_split(&self) {
+        let near = &self.world.veth.near;
+        let index = near.index_of(NIC);
+        let is_off = || near.enter(|| matches!(rings::of(index), Ok(rings) if rings.split == Split::Off(0)));
+        assert!(wait::until(wait::SOON, is_off), "{}", self.world.steward);
+    }
+
     fn is_untouched(&self) -> bool {
         self.rules() == 0 && self.bound().is_none() && self.table() == [0, 1, 2, 3]
     }
@@ -310,6 +320,7 @@ fn two_threads_without_privileges_receive_by_a_leased_queue_and_nothing_is_copie
     running.signal(Signal::KILL);
     running.wait(wait::SOON);
     rig.assert_untouched();
+    rig.await_no_split();
     rig.world.await_nothing();
 }
 
@@ -337,6 +348,7 @@ fn kills_leave_no_rule_no_table_and_no_queue() {
         running.signal(Signal::KILL);
         running.wait(wait::SOON);
         rig.assert_untouched();
+        rig.await_no_split();
         let is_over = || listing::leases(&rig.world.socket()).is_ok_and(|all| all.is_empty());
         assert!(wait::until(wait::SOON, is_over), "{}", rig.world.steward);
     }
@@ -408,7 +420,7 @@ fn program_on_the_nic_is_in_the_way_of_a_lease_and_a_lease_in_the_way_of_a_progr
         running.signal(Signal::KILL);
         running.wait(wait::SOON);
         rig.assert_untouched();
-        rig.set_split(false);
+        rig.await_no_split();
     }
 }
 
@@ -483,7 +495,7 @@ fn table_is_as_before_whichever_of_two_leased_queues_is_given_back_first() {
             rig.world.steward
         );
     }
-    rig.set_split(false);
+    rig.await_no_split();
 }
 
 /// Receives over a queue of the NIC as a user without privileges, a stream of each flow in a thread of its own, and

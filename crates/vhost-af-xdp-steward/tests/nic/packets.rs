@@ -29,6 +29,8 @@ fn queue_is_had_for_packets_in_zero_copy_and_for_streams_in_turn_and_nothing_sta
         // The program goes when the lease has, and only then headers can be split off.
         let lease = wait::until_some(wait::SOON, || rig.take().ok());
         drop(lease.unwrap_or_else(|| panic!("{}", rig.world.steward)));
+        rig.await_no_split();
+        rig.set_split(true);
         rig.world.veth.near.enter(|| drop(rig.receiver()));
         rig.assert_untouched();
         rig.set_split(false);
