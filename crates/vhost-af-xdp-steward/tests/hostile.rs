@@ -9,11 +9,12 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 
-use common::hostile::{BIND, assert_serves, failed, leased, memfd, registration, requests};
+use common::hostile::{BIND, FLOW, assert_serves, failed, leased, memfd, registration, requests};
 use common::raw::Raw;
 use common::{POLICY, World, lessee, take, wanted};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use steward::server::{OPERATIONS, Operation};
 use steward_protocol::{Answer, MESSAGE_MAX, Part, Reason, Request, Step, VERSION};
 use testkit::{require, wait};
 
@@ -502,13 +503,22 @@ impl AnswerCounts {
     }
 }
 
+#[test]
+fn hostile_peers_send_requests_of_all_kinds() {
+    let sent: Vec<String> = requests().iter().map(|request| format!("{request:?}")).collect();
+    for Operation { name, .. } in OPERATIONS {
+        let is_sent = |text: &String| text.split([' ', '(']).next() == Some(name);
+        assert!(sent.iter().any(is_sent), "{name}");
+    }
+}
+
 /// Mostly requests as they should be, in no sensible order; some that are none. With or without a file.
 fn any_message() -> impl Strategy<Value = (Vec<u8>, bool)> {
     let known = prop::sample::select(requests());
     let known = (known, 1u32..4).prop_map(|(request, serial)| (request.encode(serial), false));
     let registered =
         (0u32..2, any::<bool>()).prop_map(|(queue, has_file)| (registration(queue, 1).encode(1), has_file));
-    let kind = prop_oneof![8 => 1u16..=17, 1 => any::<u16>()];
+    let kind = prop_oneof![8 => 1u16..=23, 1 => any::<u16>()];
     let body = prop::collection::vec(any::<u8>(), 0..64);
     let strange = (kind, 0u32..4, body).prop_map(|(kind, serial, body)| {
         let head = [VERSION.to_ne_bytes(), kind.to_ne_bytes()].concat();
@@ -520,8 +530,9 @@ fn any_message() -> impl Strategy<Value = (Vec<u8>, bool)> {
 #[test]
 fn any_messages_in_any_order_leave_the_steward_serving() {
     require!(Root);
-    let networks = POLICY.replace("memlock", "network = true\nmemlock");
-    let world = World::with(2, &networks);
+    let networks = POLICY.replace("memlock", "network = true\nnetkit = true\nmemlock");
+    let zcrx = format!("[[allow]]\nuser = 0\ninterface = \"lo\"\nqueues = \"0\"\nzcrx = [\"{FLOW}\"]\n");
+    let world = World::with(2, &[networks, zcrx].concat());
     let before = world.descriptors();
     let memory = memfd(2 << 20);
     let counts = AnswerCounts::default();

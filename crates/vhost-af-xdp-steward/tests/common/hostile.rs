@@ -8,7 +8,8 @@ use std::time::Duration;
 use steer::{HintSet, QueueConf, Station};
 use steward_client::LeaseError;
 use steward_protocol::{
-    Answer, HintRequest, Part, Reason, Request, Rings, StationChange, Step, UmemLayout, Wanted,
+    Answer, HintRequest, NetkitWanted, Part, Reason, Request, Rings, StationChange, Step, UmemLayout, Wanted,
+    ZcrxRings, ZcrxWanted,
 };
 use testkit::wait;
 
@@ -29,6 +30,15 @@ pub(crate) fn assert_serves(world: &World) {
     lease.counters(1, soon()).expect("ours");
 }
 
+const RINGS: Rings = Rings {
+    fill: 64,
+    completion: 64,
+    rx: 64,
+    tx: 64,
+};
+/// A flow for zero-copy receive.
+pub(crate) const FLOW: &str = "192.0.2.1:443";
+
 /// A request for a socket with so many parts of memory, of 2 MiB each.
 pub(crate) fn registration(queue: u32, parts: usize) -> Request {
     let part = Part {
@@ -44,12 +54,7 @@ pub(crate) fn registration(queue: u32, parts: usize) -> Request {
             tx_metadata_bytes: 0,
             flags: 0,
         },
-        rings: Rings {
-            fill: 64,
-            completion: 64,
-            rx: 64,
-            tx: 64,
-        },
+        rings: RINGS,
     }
 }
 
@@ -126,6 +131,13 @@ pub(crate) fn requests() -> Vec<Request> {
         },
         port,
     };
+    let zcrx = |interface: &str| {
+        Request::Zcrx(ZcrxWanted {
+            interface: interface.to_owned(),
+            queue,
+            flows: vec![FLOW.parse().expect("an address and a port")],
+        })
+    };
     let changes = vec![station(0, Some(1)), station(7, Some(2)), station(0, None)];
     vec![
         Request::Lease(wanted(0, 1)),
@@ -138,6 +150,22 @@ pub(crate) fn requests() -> Vec<Request> {
         Request::Stations { changes },
         Request::Groups,
         Request::Host { has: 0 },
+        Request::Uplink { has: 0, queues: 1 },
+        Request::Uplink { has: 7, queues: 2 },
+        Request::SendTap {
+            queue,
+            only_with_tso: false,
+        },
+        Request::Behind {
+            after: Station { vlan: 0, mac: [0; 6] },
+        },
+        registration(queue, 1),
+        Request::Share {
+            queue,
+            wait_ms: 1,
+            cookie: 7,
+            rings: RINGS,
+        },
         BIND,
         Request::Await { queue, wait_ms: 1 },
         Request::Activate { queue, conf },
@@ -152,5 +180,21 @@ pub(crate) fn requests() -> Vec<Request> {
         Request::Keep { token },
         Request::Resume { token },
         Request::Leases { after: 0 },
+        Request::Netkit(NetkitWanted {
+            queue,
+            name: "nk0".to_owned(),
+        }),
+        zcrx("lo"),
+        zcrx("nic0"),
+        // Rings that are no rings of this process.
+        Request::ZcrxRegister(ZcrxRings {
+            rings: vec![0, 7],
+            area: Part {
+                file_offset: 0,
+                len: 2 << 20,
+            },
+            entries: 64,
+            buffer_bytes: 0,
+        }),
     ]
 }
