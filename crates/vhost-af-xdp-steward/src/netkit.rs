@@ -24,6 +24,7 @@ mod moving;
 use host::nic::bound::{self, LeasedTo};
 use rustix::io::Errno;
 use steer::{Mode, mac_text};
+use steward::capabilities::ChildWork;
 use steward::server::file::may_crash;
 use steward::server::job::{Job, Outcome, Pending, lost};
 use steward::server::limits::DeviceChange;
@@ -68,7 +69,9 @@ impl Netkits for Devices {
             let moved = device::moving(ifindex, &wanted.name)
                 .map_err(|error| Reason::Kernel.because(error.to_string()))
                 .and_then(|mut message| {
-                    Job::begin(&[connection], || moving::settle(connection, uid, &mut message))
+                    Job::begin(ChildWork::Interface, &[connection], || {
+                        moving::settle(connection, uid, &mut message)
+                    })
                 });
             if moved.is_err() {
                 server.lessee_mut(number)?.1.drop_netkit(queue);

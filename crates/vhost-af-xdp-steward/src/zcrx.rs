@@ -37,9 +37,8 @@ use host::links::Link;
 use host::nic::{Ethtool, bound};
 use program::capabilities::are_at_hand;
 use program::peer::process_of;
-use rustix::thread::CapabilitySet;
 use steer::with_sources;
-use steward::capabilities::TO_TAKE_RINGS;
+use steward::capabilities::{ChildWork, TO_TAKE_RINGS};
 use steward::child;
 use steward::policy::Policy;
 use steward::server::file::may_crash;
@@ -433,7 +432,7 @@ impl Zcrx {
             area_len: rings.area.len,
         };
         let process = process.as_fd();
-        let job = Job::begin_without(CapabilitySet::empty(), &[process, connection], || {
+        let job = Job::begin(ChildWork::Rings, &[process, connection], || {
             let parts = std::slice::from_ref(&rings.area);
             let memory = child::map_parts(connection, parts).map_err(job::failed(Step::Map))?;
             rings::register(process, &rings.rings, memory, &order)

@@ -27,12 +27,11 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::thread::CapabilitySet;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::interface::Holds;
 use super::{Answered, Server};
-use crate::capabilities::TO_TAKE_RINGS;
+use crate::capabilities::ChildWork;
 use crate::sys::child::{self, Child};
 use steward_protocol::{Answer, Reason, Refusal, Step, enumerated};
 
@@ -218,22 +217,14 @@ impl fmt::Debug for Pending {
 }
 
 impl Job {
-    /// Starts a child that keeps only these descriptors and does `work`. The child is a copy of a process that may have
-    /// had other threads: nothing in `work` may allocate, lock or log.
+    /// Starts a child that keeps only these descriptors and the capabilities for its `kind` of work, does `work`, and
+    /// reports the value that it returns. The child is a copy of a process that may have had other threads: nothing in
+    /// `work` may allocate, lock or log.
     ///
     /// # Errors
     /// There is no process for it.
-    pub fn begin(kept: &[BorrowedFd<'_>], work: impl FnOnce() -> Attempt<()>) -> Result<Self, Refusal> {
-        Self::begin_without(TO_TAKE_RINGS, kept, work)
-    }
-
-    /// Starts a child that keeps only these descriptors, drops the capabilities `without`, does `work`, and reports the
-    /// value that it returns. Nothing in `work` may allocate, lock or log.
-    ///
-    /// # Errors
-    /// There is no process for it.
-    pub fn begin_without<T: IntoBytes + Immutable>(
-        without: CapabilitySet,
+    pub fn begin<T: IntoBytes + Immutable>(
+        kind: ChildWork,
         kept: &[BorrowedFd<'_>],
         work: impl FnOnce() -> Attempt<T>,
     ) -> Result<Self, Refusal> {
@@ -242,7 +233,7 @@ impl Job {
             .map_err(io::Error::from)
             .and_then(|(report, report_to)| {
                 let kept: Vec<_> = kept.iter().copied().chain([report_to.as_fd()]).collect();
-                let child = child::begin(&kept, without, || tell(report_to.as_fd(), work()))?;
+                let child = child::begin(&kept, kind, || tell(report_to.as_fd(), work()))?;
                 Ok(Self { child, report })
             });
         begun.map_err(|error| {
@@ -257,7 +248,7 @@ impl Job {
     /// # Errors
     /// There is no process for it.
     pub fn discard(connection: BorrowedFd<'_>) -> Result<Self, Refusal> {
-        Self::begin(&[connection], || {
+        Self::begin(ChildWork::Files, &[connection], || {
             let taken = child::take_files(connection).map(std::mem::forget);
             taken.map_err(failed(Step::Map))
         })
@@ -321,7 +312,7 @@ pub fn failed(step: Step) -> impl Fn(Errno) -> (Step, Errno) {
 pub(super) fn close(connections: &mut Vec<OwnedFd>) -> io::Result<Child> {
     let (closed, closes) = pipe_with(PipeFlags::CLOEXEC)?;
     let kept: Vec<_> = connections.iter().chain([&closed]).map(AsFd::as_fd).collect();
-    let child = child::begin(&kept, TO_TAKE_RINGS, || child::await_close(closed.as_fd()))?;
+    let child = child::begin(&kept, ChildWork::Files, || child::await_close(closed.as_fd()))?;
     // The child exits when this pipe end is closed, after the steward's own descriptors of them.
     connections.clear();
     drop(closes);

@@ -20,6 +20,7 @@ use rustix::process::{
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_res_uid};
 
+use crate::capabilities::ChildWork;
 use steward_protocol::{PARTS_MAX, Part, Rings, UmemLayout};
 
 /// Parts are mapped from a multiple of this on: the largest page there is, bytes. So each lies on one of its own pages,
@@ -41,17 +42,13 @@ impl Drop for Exit {
     }
 }
 
-/// Starts a child that keeps only these descriptors, gives up the capabilities `without`, does `work`, and exits. It
-/// is killed when this thread ends. No unprivileged process may read its memory: it is a copy of this process, with
+/// Starts a child that keeps only these descriptors and the capabilities for its `kind` of work, does `work`, and exits.
+/// It is killed when this thread ends. No unprivileged process may read its memory: it is a copy of this process, with
 /// the tokens of leases.
 ///
 /// This returns after the child has closed all other descriptors. So the child never closes the last descriptor of a
 /// file that is closed here later, which may take long.
-pub(crate) fn begin(
-    kept: &[BorrowedFd<'_>],
-    without: CapabilitySet,
-    work: impl FnOnce(),
-) -> io::Result<Child> {
+pub(crate) fn begin(kept: &[BorrowedFd<'_>], kind: ChildWork, work: impl FnOnce()) -> io::Result<Child> {
     // Reserves a descriptor number for the child's pidfd.
     let spare = rustix::io::dup(kept.first().ok_or(io::ErrorKind::InvalidInput)?)?;
     let (closed, closing) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -65,7 +62,7 @@ pub(crate) fn begin(
             let exit = Exit;
             let is_closed = set_dumpable_behavior(DumpableBehavior::NotDumpable);
             let is_bound = is_closed.and_then(|()| die_with(parent));
-            if is_bound.and_then(|()| give_up(without)).is_ok() {
+            if is_bound.and_then(|()| keep_only(kind.keeps())).is_ok() {
                 close_others(&kept);
                 drop(closing);
                 work();
@@ -102,11 +99,16 @@ fn die_with(parent: Pid) -> Result<(), Errno> {
 /// # Errors
 /// The kernel's.
 pub fn give_up(these: CapabilitySet) -> Result<(), Errno> {
+    keep_only(these.complement())
+}
+
+/// Drops all other capabilities of this process permanently.
+fn keep_only(these: CapabilitySet) -> Result<(), Errno> {
     let own = capabilities(None)?;
     let left = CapabilitySets {
-        effective: own.effective - these,
-        permitted: own.permitted - these,
-        inheritable: own.inheritable - these,
+        effective: own.effective & these,
+        permitted: own.permitted & these,
+        inheritable: CapabilitySet::empty(),
     };
     set_capabilities(None, left)
 }
@@ -166,12 +168,7 @@ pub(crate) fn count_for(of: LockedFor) -> Result<(), Errno> {
     setrlimit(Resource::Memlock, limit)?;
     let own = geteuid();
     set_thread_res_uid(Uid::from_raw(of.uid), own, own)?;
-    let none = CapabilitySets {
-        effective: CapabilitySet::empty(),
-        permitted: CapabilitySet::empty(),
-        inheritable: CapabilitySet::empty(),
-    };
-    set_capabilities(None, none)
+    keep_only(CapabilitySet::empty())
 }
 
 /// Ends when the other end of this pipe is closed.
@@ -422,4 +419,44 @@ pub(crate) fn bind_sharing(
         shared_umem_fd: first,
     };
     rustix::net::bind(socket, &address)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::RecvFlags;
+    use rustix::net::{SendFlags, SocketFlags, SocketType, send, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn child_keeps_only_the_capabilities_of_its_work() {
+        testkit::require!(Root);
+        let own = capabilities(None).expect("own").permitted;
+        for kind in ChildWork::ALL {
+            let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+            let (reads, writes) =
+                socketpair(family, SocketType::SEQPACKET, flags, None).expect("two sockets");
+            let child = begin(&[writes.as_fd()], kind, || {
+                let sets = capabilities(None);
+                let sets = sets.map_or([u64::MAX; 3], |sets| {
+                    [sets.permitted, sets.effective, sets.inheritable].map(|set| set.bits())
+                });
+                let _ = send(&writes, zerocopy::IntoBytes::as_bytes(&sets), SendFlags::empty());
+            });
+            let child = child.expect("a process");
+            let mut sets = [[0u8; 8]; 3];
+            rustix::net::recv(&reads, sets.as_flattened_mut(), RecvFlags::empty()).expect("it reports");
+            let [permitted, effective, inheritable] = sets.map(u64::from_ne_bytes);
+            let kept = (own & kind.keeps()).bits();
+            assert_eq!((permitted, effective, inheritable), (kept, kept, 0), "{kind:?}");
+            while !child.has_ended() {
+                std::thread::yield_now();
+            }
+        }
+        // What each can do to the host, by that.
+        let may = |what| ChildWork::ALL.map(|kind| kind.keeps().contains(what));
+        assert_eq!(may(CapabilitySet::NET_ADMIN), [false, false, false, true, true]);
+        assert_eq!(may(CapabilitySet::SYS_PTRACE), [false, false, false, false, true]);
+        assert_eq!(may(CapabilitySet::BPF), [false; 5]);
+    }
 }

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use steer::with_sources;
 use xsk::PreferNode;
 
+use crate::capabilities::ChildWork;
 use crate::server::connections::connection::{By, Connection, Reply};
 use crate::server::interface::{Bound, Holds, Interface, Memory, Registered, bytes_held};
 use crate::server::job::{self, Attempt, Bind, Job, Outcome, Pending, Probe, QueueAt, failed, in_time};
@@ -143,7 +144,7 @@ impl Server {
         }
         let locked_for = self.locked_for(connection.peer.uid, held.rule);
         let (to, connection) = (socket.as_fd(), connection.as_fd());
-        let job = begin_near(interface, &[to, connection], || {
+        let job = begin_near(interface, ChildWork::Register, &[to, connection], || {
             locked_for
                 .map_or(Ok(()), child::count_for)
                 .map_err(failed(Step::Register))?;
@@ -189,7 +190,7 @@ impl Server {
         let socket = new_socket(self.policy.rule(held.rule).busy_poll)?;
         let at = queue_at(interface, queue, wait_ms);
         let (to, connection) = (socket.as_fd(), connection.as_fd());
-        let job = begin_near(interface, &[to, connection], || {
+        let job = begin_near(interface, ChildWork::Files, &[to, connection], || {
             let first = child::take_socket(connection, cookie).map_err(failed(Step::Share))?;
             child::make_rings(to, rings).map_err(failed(Step::Rings))?;
             let bound = in_time(at.deadline(), || {
@@ -264,7 +265,9 @@ impl Server {
             probes: registered.memory.bytes > LARGE && at.probe == Probe::Refused,
         };
         let (memory, socket) = (registered.memory, registered.socket.as_fd());
-        let job = match Job::begin(&[socket], || bind.run(socket).map_err(failed(Step::Bind))) {
+        let job = match Job::begin(ChildWork::Bind, &[socket], || {
+            bind.run(socket).map_err(failed(Step::Bind))
+        }) {
             Ok(job) => job,
             Err(refusal) => {
                 interface.sockets.put_registered(queue, registered);
@@ -294,7 +297,7 @@ impl Server {
     ) -> Result<Pending, Refusal> {
         let (_, held, interface) = self.lessee(number)?;
         let at = queue_at(interface, held.check(queue)?, wait_ms);
-        let job = Job::begin(&[], || at.run().map_err(failed(Step::Await)))?;
+        let job = Job::begin(ChildWork::Bind, &[], || at.run().map_err(failed(Step::Await)))?;
         Ok(Pending::new(job, |_, _, outcome| match outcome {
             Outcome::Done(_) => Ok(Answer::Done.into()),
             outcome => outcome.not_done(),
@@ -427,11 +430,12 @@ impl Server {
 /// Starts a job that allocates rings, preferably on the NUMA node of the interface.
 fn begin_near(
     interface: &Interface,
+    kind: ChildWork,
     kept: &[BorrowedFd<'_>],
     work: impl FnOnce() -> Attempt<()>,
 ) -> Result<Job, Refusal> {
     let _near = interface.link.node.and_then(PreferNode::begin);
-    Job::begin(kept, work)
+    Job::begin(kind, kept, work)
 }
 
 /// A queue, and how long to wait until it is free.

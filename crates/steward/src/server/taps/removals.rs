@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{SendFlags, send};
 
-use crate::capabilities::TO_TAKE_RINGS;
+use crate::capabilities::ChildWork;
 use crate::server::taps::tap::{Tap, removal_of};
 use crate::sys::child::{self, Child};
 use host::links::netlink_socket;
@@ -61,9 +61,10 @@ impl Removals {
         }
         // By index: when the child runs, another device may have the name.
         let (socket, message) = (netlink_socket(None)?, removal_of(index));
-        self.0.push(child::begin(&[socket.as_fd()], TO_TAKE_RINGS, || {
-            let _ = send(&socket, &message, SendFlags::empty());
-        })?);
+        self.0
+            .push(child::begin(&[socket.as_fd()], ChildWork::Interface, || {
+                let _ = send(&socket, &message, SendFlags::empty());
+            })?);
         Ok(Some(index))
     }
 
