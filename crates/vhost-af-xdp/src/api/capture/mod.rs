@@ -26,9 +26,9 @@ use rustix::net::sockopt::socket_peercred;
 use self::link::{End, SHOWN, put_end, put_record};
 use crate::api::control_socket::answer;
 use crate::config::Placement;
-use crate::lock::Locked;
 use crate::port::Port;
 use crate::ports::Ports;
+use common::lock::Locked;
 use dataplane::policy::capture::{Capture, Wanted};
 
 /// Most captures at a time: each takes 2.5 MiB.

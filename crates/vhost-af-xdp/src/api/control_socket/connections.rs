@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::lock::Locked;
+use common::lock::Locked;
 
 struct Open {
     stream: Arc<UnixStream>,

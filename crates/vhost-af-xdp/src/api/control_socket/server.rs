@@ -20,9 +20,9 @@ use super::connections::{Connections, Place};
 use super::writing::{WRITE, answer, write_within};
 use crate::api::capture::Captures;
 use crate::journal::JOURNAL;
-use crate::lock::Locked;
 use crate::reload::Reload;
 use crate::thread;
+use common::lock::Locked;
 
 /// Time between two reads of the state by one connection.
 const PAUSE: Duration = Duration::from_millis(50);
