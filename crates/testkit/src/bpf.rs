@@ -9,6 +9,8 @@ use std::ptr;
 use libbpf_rs::libbpf_sys as sys;
 use rustix::io::FdFlags;
 
+/// Before all others at a hook.
+pub(crate) const BPF_F_BEFORE: u32 = 1 << 3;
 // include/uapi/linux/if_link.h.
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
@@ -159,6 +161,21 @@ fn types() -> Vec<u8> {
     head.chain(types).chain(names).collect()
 }
 
+/// Has the kernel put a tag of that type and number beside frames with the mark of a socket
+/// (`bpf_skb_vlan_push(skb, kind, vlan)`).
+pub(crate) fn load_tagger(kind: u16, vlan: u8) -> io::Result<OwnedFd> {
+    let program: [u64; 7] = [
+        instruction(0x61, 2, 1, 8, 0), // r2 = *(u32 *)(r1 + 8)    __sk_buff.mark
+        instruction(0x15, 2, 0, 3, 0), // if !r2 goto r0
+        instruction(0xb7, 2, 0, 0, kind.to_be().into()),
+        instruction(0xb7, 3, 0, 0, vlan.into()),
+        instruction(0x85, 0, 0, 0, 18),       // call bpf_skb_vlan_push
+        instruction(0xb7, 0, 0, 0, u32::MAX), // r0 = TCX_NEXT
+        instruction(0x95, 0, 0, 0, 0),        // exit
+    ];
+    load_as(sys::BPF_PROG_TYPE_SCHED_CLS, &program, ptr::null_mut())
+}
+
 /// `return verdict;` at an interface's ingress or egress.
 pub(crate) fn load_tc_verdict(verdict: u32) -> io::Result<OwnedFd> {
     let program: [u64; 2] = [
@@ -166,15 +183,6 @@ pub(crate) fn load_tc_verdict(verdict: u32) -> io::Result<OwnedFd> {
         instruction(0x95, 0, 0, 0, 0),       // exit
     ];
     load_as(sys::BPF_PROG_TYPE_SCHED_CLS, &program, ptr::null_mut())
-}
-
-/// Attaches a program at the ingress or egress of an interface, behind all others there, for as long as the link is open.
-pub(crate) fn attach_tcx(
-    program: &OwnedFd,
-    ifindex: u32,
-    place: sys::bpf_attach_type,
-) -> io::Result<OwnedFd> {
-    link(program, ifindex, place, 0)
 }
 
 /// Detaches all programs there that a link holds; how many there were.
@@ -209,7 +217,14 @@ pub(crate) fn attach(program: &OwnedFd, ifindex: u32, native: bool) -> io::Resul
     link(program, ifindex, sys::BPF_XDP, mode)
 }
 
-fn link(program: &OwnedFd, ifindex: u32, place: sys::bpf_attach_type, flags: u32) -> io::Result<OwnedFd> {
+/// Attaches a program at a hook of an interface for as long as the link is open. `flags` at a tcx hook:
+/// [`BPF_F_BEFORE`]: before all others there; 0: behind them.
+pub(crate) fn link(
+    program: &OwnedFd,
+    ifindex: u32,
+    place: sys::bpf_attach_type,
+    flags: u32,
+) -> io::Result<OwnedFd> {
     let options = sys::bpf_link_create_opts {
         sz: size_of::<sys::bpf_link_create_opts>() as u64,
         flags,

@@ -151,7 +151,7 @@ pub fn accept_all(netns: &NetNs, interface: &str, side: Side) -> OwnedFd {
     const TCX_PASS: u32 = 0;
     let program = bpf::load_tc_verdict(TCX_PASS).expect("the verifier accepts it");
     let index = netns.index_of(interface);
-    let link = netns.enter(|| bpf::attach_tcx(&program, index, side.place()));
+    let link = netns.enter(|| bpf::link(&program, index, side.place(), 0));
     link.expect("tcx")
 }
 
