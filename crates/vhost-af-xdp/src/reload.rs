@@ -14,7 +14,7 @@
 
 pub(crate) mod changes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -280,17 +280,44 @@ impl Reader {
 
     /// Updates the copy that `status` and the API read.
     fn describe(&self) {
-        let (ports, networks) = (self.described::<Port>(), self.described::<Network>());
-        let absent = [self.absent::<Network>(), self.absent::<Port>()].concat();
+        let (ports, networks) = (&self.running.ports, &self.running.networks);
+        let ports = ports.iter().map(|table| self.described(table)).collect();
+        let networks = networks.iter().map(|table| self.described(table)).collect();
+        let failed = self.all_failed();
         let mut readings = self.readings.locked();
-        (readings.ports, readings.networks) = (ports, networks);
-        readings.file.failed = [self.failed.as_slice(), &absent].concat();
+        (readings.ports, readings.networks, readings.file.failed) = (ports, networks, failed);
+    }
+
+    /// Updates one port or network of that copy.
+    fn describe_one<T: NamedTable>(&self, name: &str) {
+        let running = of_name(T::of(&self.running), name).map(|table| self.described(table));
+        let failed = self.all_failed();
+        let mut readings = self.readings.locked();
+        readings.file.failed = failed;
+        let known = match T::KIND {
+            TableKind::Port => &mut readings.ports,
+            TableKind::Network => &mut readings.networks,
+        };
+        known.remove(name);
+        known.extend(running);
+    }
+
+    /// What failed in the last reload, and what does not run, a line each.
+    fn all_failed(&self) -> Vec<String> {
+        [
+            self.failed.clone(),
+            self.absent::<Network>(),
+            self.absent::<Port>(),
+        ]
+        .concat()
     }
 
     /// Added tables that do not run, a line each.
     fn absent<T: NamedTable>(&self) -> Vec<String> {
+        let running = T::of(&self.running).iter().map(|table| table.name.as_str());
+        let running: HashSet<_> = running.collect();
         let added = T::of(&self.file.added).iter().chain(T::of(&self.file.left_out));
-        let absent = added.filter(|table| of_name(T::of(&self.running), &table.name).is_none());
+        let absent = added.filter(|table| !running.contains(table.name.as_str()));
         let line = |table: &Entry<T>| {
             let (kind, name) = (T::KIND, &table.name);
             format!("{kind} {name} could not start: the log says why; `vhost-af-xdp reload` tries again")
@@ -298,27 +325,28 @@ impl Reader {
         absent.map(line).collect()
     }
 
-    fn described<T: NamedTable>(&self) -> Described {
-        let described = T::of(&self.running).iter().map(|table| {
-            let source = match of_name(T::of(&self.file.tables), &table.name) {
-                Some(_) => Source::File,
-                None => Source::Api,
-            };
-            let mut keys = table.value.keys();
-            // There may be many rules; they have a request of their own.
-            keys.remove("rule");
-            (table.name.clone(), (source, keys))
-        });
-        described.collect()
+    fn described<T: NamedTable>(&self, table: &Entry<T>) -> (String, (Source, Map<String, Value>)) {
+        let source = match of_name(T::of(&self.file.tables), &table.name) {
+            Some(_) => Source::File,
+            None => Source::Api,
+        };
+        let mut keys = table.value.keys();
+        // There may be many rules; they have a request of their own.
+        keys.remove("rule");
+        (table.name.clone(), (source, keys))
     }
 
     fn read(&mut self) -> Outcome {
         let nothing = |why: String| Outcome::failed(format!("{why}; nothing was changed"));
         let mut file = match self.requests.read() {
-            Ok(file) => self.with_rules(file, &Tables::default()),
+            Ok(file) => self.with_rules(file),
             Err(error) => return nothing(with_sources(&error)),
         };
-        let difference = match self.difference(&file, None) {
+        let all = Tables {
+            networks: file.all().cloned().collect(),
+            ports: file.all().cloned().collect(),
+        };
+        let difference = match self.difference((&self.running, GONE), &all, all.ports.len()) {
             Ok(difference) => difference,
             Err(why) => return nothing(why),
         };
@@ -335,7 +363,9 @@ impl Reader {
             file.daemon = self.file.daemon.clone();
         }
         let added = self.file.added.clone();
-        self.apply(file, difference, &mut outcome);
+        if self.apply(difference, &mut outcome) {
+            self.file = file;
+        }
         if self.file.added != added {
             // The file contains some of them now.
             outcome.done.push(self.keep());
@@ -347,11 +377,17 @@ impl Reader {
         outcome
     }
 
-    /// Compares a file with what runs; `of`: only the port or network of that name.
+    /// Compares tables (`now`) with those that run. `ports`: how many there will be.
     /// Errors: a change is not possible; names the line.
-    fn difference(&self, file: &ConfigFile, of: Option<(TableKind, &str)>) -> Result<Difference, String> {
+    fn difference(
+        &self,
+        (running, why_gone): (&Tables, &str),
+        now: &Tables,
+        ports: usize,
+    ) -> Result<Difference, String> {
+        let file = &self.file;
         let port = |table: &Entry<Port>| {
-            let built = build_port(&file.path, table, file.all::<Port>().count());
+            let built = build_port(&file.path, table, ports);
             let port = built.map_err(|error| with_sources(&error))?;
             match self.reach.lacks(&port) {
                 None => Ok(port),
@@ -367,26 +403,13 @@ impl Reader {
             }
         };
         Ok(Difference {
-            networks: self.changes_to(file, of, network)?,
-            ports: self.changes_to(file, of, port)?,
+            networks: Changes::between(&running.networks, &now.networks, why_gone, network)?,
+            ports: Changes::between(&running.ports, &now.ports, why_gone, port)?,
         })
     }
 
-    fn changes_to<T: NamedTable, C>(
-        &self,
-        file: &ConfigFile,
-        of: Option<(TableKind, &str)>,
-        build: impl Fn(&Entry<T>) -> Result<C, String>,
-    ) -> Result<Changes<T, C>, String> {
-        let is_meant = |table: &&Entry<T>| of.is_none_or(|of| of == (T::KIND, table.name.as_str()));
-        let running = T::of(&self.running).iter().filter(is_meant).cloned();
-        let now = file.all().filter(is_meant).cloned();
-        let why_gone = if of.is_none() { GONE } else { "was removed" };
-        let (running, now): (Vec<_>, Vec<_>) = (running.collect(), now.collect());
-        Changes::between(&running, &now, why_gone, build)
-    }
-
-    fn apply(&mut self, file: ConfigFile, difference: Difference, outcome: &mut Outcome) {
+    /// Makes changes that the helper has checked last; returns whether its configuration is in force.
+    fn apply(&mut self, difference: Difference, outcome: &mut Outcome) -> bool {
         let Difference { ports, networks } = difference;
         for (name, why) in &ports.go {
             if let Err(error) = self.ports.remove(name) {
@@ -414,8 +437,7 @@ impl Reader {
         }
         if let Err(error) = self.requests.adopt() {
             outcome.failed.push(with_sources(&error));
-            self.describe();
-            return;
+            return false;
         }
         for (table, port) in ports.changed {
             match self.change_live(&table, &port) {
@@ -446,8 +468,7 @@ impl Reader {
                 Err(error) => outcome.failed.push(format!("{error:#}")),
             }
         }
-        self.file = file;
-        self.describe();
+        true
     }
 
     /// Changes a port that keeps running; returns a message.

@@ -491,14 +491,19 @@ impl Worker {
         self.act_on_commands()
     }
 
+    /// Rebuilds the forwarding state once for many commands: no frame moves between them.
     #[cold]
     fn act_on_commands(&mut self) -> bool {
-        loop {
+        let mut is_stale = false;
+        let goes_on = loop {
             match self.inbox.try_recv() {
-                Ok(Command::Add(id, lane, counted)) => self.add(id, lane, counted),
+                Ok(Command::Add(id, lane, counted)) => {
+                    self.add(id, lane, counted);
+                    is_stale = true;
+                }
                 Ok(Command::Remove(id, answer)) => {
                     let slot = self.place_of(id).map(|at| self.lanes.remove(at));
-                    self.rebuild_forwarding();
+                    is_stale = true;
                     let _ = answer.send(slot.map(|mut slot| {
                         slot.check_calls();
                         slot.unwatch_fds(&self.epoll);
@@ -509,26 +514,34 @@ impl Worker {
                 Ok(Command::Change(id, change, done)) => {
                     self.progress.take_up(id);
                     if let Some(at) = self.place_of(id) {
+                        if is_stale {
+                            // The change may send a frame.
+                            self.rebuild_forwarding();
+                        }
                         self.lanes[at].wake();
                         self.lanes[at].unwatch_nic(&self.epoll);
                         slots::change(&mut self.lanes, at, &mut self.awake, change);
-                        self.rebuild_forwarding();
+                        is_stale = true;
                     }
                     let _ = done.send(());
                 }
                 Ok(Command::Fdb(network, fdb)) => {
                     self.fdbs.insert(network, fdb);
-                    self.rebuild_forwarding();
+                    is_stale = true;
                 }
                 Ok(Command::Spread(network, spread)) => {
                     self.place.spreads.insert(network, spread);
-                    self.rebuild_forwarding();
+                    is_stale = true;
                 }
                 Ok(Command::RunOn(cpus)) => run_on(&cpus),
-                Ok(Command::End) | Err(TryRecvError::Disconnected) => return false,
-                Err(TryRecvError::Empty) => return true,
+                Ok(Command::End) | Err(TryRecvError::Disconnected) => break false,
+                Err(TryRecvError::Empty) => break true,
             }
+        };
+        if is_stale {
+            self.rebuild_forwarding();
         }
+        goes_on
     }
 
     fn add(&mut self, id: LaneId, mut new: NewLane, counted: Arc<LaneCounted>) {
@@ -539,7 +552,6 @@ impl Worker {
         slot.watch_fds(&self.epoll);
         let at = self.lanes.partition_point(|other| other.id < id);
         self.lanes.insert(at, slot);
-        self.rebuild_forwarding();
     }
 }
 

@@ -54,8 +54,10 @@ fn worker() -> (Worker, WorkerHandle) {
 fn lane_of_a_guest_that_did_wrong_takes_no_frames_of_others() {
     let (mut worker, _handle) = worker();
     worker.add(LaneId(1), lane(1, false, &[]), Arc::default());
+    worker.rebuild_forwarding();
     let wrong = lane(0, true, &[Buffer::writable(GuestAddr(0), 100)]);
     worker.add(LaneId(2), wrong, Arc::default());
+    worker.rebuild_forwarding();
     assert_eq!(worker.lanes[0].target, Some(1), "of a pair that is off");
     assert!(!worker.poll(None));
     assert!(
@@ -79,6 +81,7 @@ fn guest_that_is_not_listened_to_is_looked_at_for_as_long() {
         ..lane(0, true, &[])
     };
     worker.add(LaneId(1), new, Arc::default());
+    worker.rebuild_forwarding();
     worker.lanes[0].futile = FUTILE_WAKES;
     let kick = |worker: &Worker| {
         let pair = worker.lanes[0].lane.pair().expect("a guest");
@@ -116,6 +119,7 @@ fn each_lane_is_the_first_one_behind_the_uplink_as_often_as_others() {
             ..lane(0, true, &[])
         };
         worker.add(LaneId(id), new, Arc::default());
+        worker.rebuild_forwarding();
     }
     // Each second one, too.
     let mut firsts = [[0; 4]; 2];
@@ -144,6 +148,7 @@ fn lanes_of_a_cable_give_to_the_same_pair_of_the_other_end_or_where_that_is_off_
         let enabled = (end, pair) != (1, 2);
         let lane = lane(pair, enabled, &[]);
         worker.add(LaneId(id), NewLane { role, ..lane }, Arc::default());
+        worker.rebuild_forwarding();
     }
     let targets: Vec<_> = worker.lanes.iter().map(|slot| slot.target).collect();
     assert_eq!(targets, [3, 4, 3, 0, 1, 2].map(Some));
@@ -154,6 +159,7 @@ fn lanes_of_a_cable_give_to_the_same_pair_of_the_other_end_or_where_that_is_off_
 fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
     let (mut worker, handle) = worker();
     worker.add(LaneId(1), lane(0, true, &[]), Arc::default());
+    worker.rebuild_forwarding();
     worker.lanes[0].muted_until = Some(Instant::now());
     // It has read its mail, and is about to rest.
     let (rested, rests) = mpsc::channel();
@@ -179,7 +185,9 @@ fn busy_lane_pauses_while_others_wake_the_worker() {
     let counters = Arc::new(PairCounters::default());
     let busy = lane_that_counts(0, true, &[], Arc::clone(&counters));
     worker.add(LaneId(1), busy, Arc::default());
+    worker.rebuild_forwarding();
     worker.add(LaneId(2), lane(0, true, &[]), Arc::default());
+    worker.rebuild_forwarding();
     // A window, in which that was carried at any speed of this test.
     std::thread::sleep(Duration::from_millis(10));
     counters.from_guest_bytes.add(1 << 60);
@@ -232,6 +240,7 @@ fn worker_that_awaits_completions_does_not_poll_between_its_looks() {
         ..lane(0, true, &[])
     };
     worker.add(LaneId(1), new, Arc::default());
+    worker.rebuild_forwarding();
     let mut pace = Pace::new(Duration::from_millis(20));
     while handle.counters.sleeps.get() == 0 {
         worker.round(&mut pace);
@@ -288,7 +297,9 @@ fn frames_end_the_sleep_of_a_worker_that_polls_sockets_or_has_them_in_its_set() 
     };
     let ((awaited, bell), (other, other_bell)) = (nic(true), nic(false));
     worker.add(LaneId(1), awaited, Arc::default());
+    worker.rebuild_forwarding();
     worker.add(LaneId(2), other, Arc::default());
+    worker.rebuild_forwarding();
     let ring = |bell: &OwnedFd| _ = rustix::io::write(bell, &1u64.to_ne_bytes()).expect("room");
     let is_quiet = |worker: &Worker| {
         let mut events = [MaybeUninit::<Event>::uninit(); EVENTS];
@@ -336,6 +347,7 @@ fn nic_of_a_guest_that_sends_is_not_in_the_epoll_set() {
         ..lane(0, true, &[])
     };
     worker.add(LaneId(1), new, Arc::default());
+    worker.rebuild_forwarding();
     for _ in 0..40 {
         worker.moved = 1;
         worker.wait(Some(&NO_TIME));
@@ -411,6 +423,7 @@ impl ThreeLanes {
                 ..lane(0, true, &[])
             };
             worker.add(LaneId(u64::from(number) + 1), new, Arc::default());
+            worker.rebuild_forwarding();
         }
         Self {
             worker,
@@ -532,6 +545,7 @@ fn kicks_of_a_guest_that_takes_no_frames_of_a_cable_are_ignored() {
             ..lane(0, true, sends)
         };
         worker.add(LaneId(end as u64), new, Arc::default());
+        worker.rebuild_forwarding();
     }
     for _ in 0..200 {
         let pair = worker.lanes[1].lane.pair().expect("a guest");
@@ -553,6 +567,7 @@ fn sleep_of_a_worker_with_many_nics_allocates_nothing() {
             ..lane(0, true, &[])
         };
         worker.add(LaneId(id), new, Arc::default());
+        worker.rebuild_forwarding();
     }
     let made = allocations(|| _ = worker.wait(Some(&NO_TIME)), || {});
     assert_eq!(made, 0);

@@ -89,6 +89,15 @@ pub struct Tables {
     pub ports: Vec<Entry<Port>>,
 }
 
+impl Tables {
+    /// This table alone, if there is one.
+    pub fn of<T: NamedTable>(table: Option<Entry<T>>) -> Self {
+        let mut tables = Self::default();
+        T::of_mut(&mut tables).extend(table);
+        tables
+    }
+}
+
 /// Kinds of tables that have names.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -185,6 +194,23 @@ impl ConfigFile {
     /// All entries of a kind: first those of the file, then those added at run time.
     pub fn all<T: NamedTable>(&self) -> impl Iterator<Item = &Entry<T>> {
         T::of(&self.tables).iter().chain(T::of(&self.added))
+    }
+
+    /// Adds a table that is in no file, or replaces the added one of its name.
+    pub fn put<T: NamedTable>(&mut self, table: Entry<T>) {
+        T::of_mut(&mut self.left_out).retain(|other| other.name != table.name);
+        let added = T::of_mut(&mut self.added);
+        match added.iter_mut().find(|other| other.name == table.name) {
+            Some(known) => *known = table,
+            None => added.push(table),
+        }
+    }
+
+    /// Removes the added table of that name.
+    pub fn remove<T: NamedTable>(&mut self, name: &str) {
+        for tables in [&mut self.added, &mut self.left_out] {
+            T::of_mut(tables).retain(|table| table.name != name);
+        }
     }
 
     /// The start of an error message about this table: file, line of the key that `text` names, kind and name.

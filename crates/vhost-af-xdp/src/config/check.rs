@@ -1,11 +1,12 @@
 //! Checks which options may be combined: for each port alone, with the other ports, and with the networks.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
 use anyhow::{anyhow, bail};
 use device::offloads::Offloads;
 use model::mistakes::nearest;
+use packet::ethernet::Mac;
 use steer::{ModeRequest, mac_text};
 use steward_protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::BindRequest;
@@ -58,9 +59,12 @@ impl ServeConfig {
             let owner = Owner::Network(at);
             self.check_network(at).map_err(|error| Wrong { owner, error })?;
         }
-        let mut descriptors = HashSet::new();
+        let mut taken = Taken::default();
+        for port in &self.ports {
+            *taken.cable_ends.entry(port.nic.cable()).or_default() += 1;
+        }
         for at in 0..self.ports.len() {
-            let checked = self.check_port(at, &mut descriptors);
+            let checked = self.check_port(at, &mut taken);
             let owner = Owner::Port(at);
             checked.map_err(|error| Wrong { owner, error })?;
         }
@@ -107,8 +111,8 @@ impl ServeConfig {
         Ok(())
     }
 
-    /// Checks a port alone and with those before it, whose descriptors are in `descriptors`.
-    fn check_port(&self, at: usize, descriptors: &mut HashSet<i32>) -> anyhow::Result<()> {
+    /// Checks a port alone and with those before it.
+    fn check_port<'a>(&'a self, at: usize, taken: &mut Taken<'a>) -> anyhow::Result<()> {
         let port = &self.ports[at];
         port.check()?;
         if port.has_external_program() && self.steward.is_some() {
@@ -124,13 +128,11 @@ impl ServeConfig {
             );
         }
         for Inherited { fd, .. } in port.descriptors() {
-            if !descriptors.insert(fd) {
+            if !taken.descriptors.insert(fd) {
                 bail!("descriptor {fd} is named twice: each socket or map needs one of its own");
             }
         }
-        for other in &self.ports[..at] {
-            port.check_beside(other)?;
-        }
+        taken.add(port)?;
         if let Some(name) = port.nic.network() {
             let network = self.networks.iter().find(|network| network.name == name);
             let Some(network) = network else {
@@ -145,9 +147,9 @@ impl ServeConfig {
                     ),
                 }
             };
-            let all = self.ports.iter().filter(|port| port.nic.network() == Some(name));
-            let stations: usize = all.map(|port| port.nic.stations().len()).sum();
-            if network.uplink.is_some() && stations > STATIONS_MAX {
+            let stations = taken.stations_of.entry(name).or_default();
+            *stations += port.nic.stations().len();
+            if network.uplink.is_some() && *stations > STATIONS_MAX {
                 bail!(
                     "network {name}: its ports have {stations} addresses, each in as many VLANs as it has; an uplink can \
                      have {STATIONS_MAX}: use several"
@@ -163,18 +165,16 @@ impl ServeConfig {
                 );
             }
         }
-        for network in &self.networks {
-            if let (Some(wanted), Some(uplink)) = (port.wanted(), &network.uplink) {
-                check_apart(
-                    &wanted,
-                    &uplink.wanted(),
-                    format_args!("network {}", network.name),
-                )?;
+        if let Some(wanted) = port.wanted() {
+            for network in &self.networks {
+                if let Some(uplink) = &network.uplink {
+                    let whose = format_args!("network {}", network.name);
+                    check_apart(&wanted, &uplink.wanted(), whose)?;
+                }
             }
         }
         if let Some(name) = port.nic.cable() {
-            let ends = self.ports.iter().filter(|port| port.nic.cable() == Some(name));
-            let ends = ends.count();
+            let ends = taken.cable_ends[&Some(name)];
             if ends != 2 {
                 bail!(
                     "cable {name}: {ends} port(s) name it, a cable joins two: give cable={name} to two ports"
@@ -362,35 +362,53 @@ impl PortConfig {
             _ => Ok(()),
         }
     }
+}
 
-    fn check_beside(&self, other: &Self) -> anyhow::Result<()> {
-        if self.endpoint == other.endpoint {
-            let endpoint = &self.endpoint;
+/// What the ports have that were checked so far. By it the check of a port takes as long with a thousand others as with
+/// ten.
+#[derive(Default)]
+struct Taken<'a> {
+    descriptors: HashSet<i32>,
+    endpoints: HashSet<&'a Endpoint>,
+    /// By network, VLAN and address: the port that has it.
+    stations: HashMap<(&'a str, u16, Mac), &'a str>,
+    /// How many addresses the ports of a network have.
+    stations_of: HashMap<&'a str, usize>,
+    /// Queues of interfaces, with the port that has them.
+    queues: Vec<(Wanted, &'a str)>,
+    /// How many ports name a cable, of all ports.
+    cable_ends: HashMap<Option<&'a str>, usize>,
+}
+
+impl<'a> Taken<'a> {
+    /// Checks a port with those before it.
+    fn add(&mut self, port: &'a PortConfig) -> anyhow::Result<()> {
+        if !self.endpoints.insert(&port.endpoint) {
+            let endpoint = &port.endpoint;
             bail!("{endpoint} is asked for by two ports: each needs a socket of its own");
         }
-        if let (Some(mac), Some(network)) = (self.mac, self.nic.network())
-            && (other.mac, other.nic.network()) == (self.mac, self.nic.network())
-            && let Some(&vlan) = self
-                .nic
-                .stations()
-                .iter()
-                .find(|vlan| other.nic.stations().contains(vlan))
-        {
-            let (mac, port) = (mac_text(mac), &other.name);
-            let vlan = match vlan {
-                0 => String::new(),
-                vlan => format!(" in VLAN {vlan}"),
-            };
-            bail!(
-                "mac {mac}: port {port} of network {network} has this address{vlan}, too: give each its own"
-            );
-        }
-        match (self.wanted(), other.wanted()) {
-            (Some(wanted), Some(others)) => {
-                check_apart(&wanted, &others, format_args!("port {}", other.name))
+        if let (Some(mac), Some(network)) = (port.mac, port.nic.network()) {
+            for &vlan in port.nic.stations() {
+                let Some(other) = self.stations.insert((network, vlan, mac), &port.name) else {
+                    continue;
+                };
+                let mac = mac_text(mac);
+                let vlan = match vlan {
+                    0 => String::new(),
+                    vlan => format!(" in VLAN {vlan}"),
+                };
+                bail!(
+                    "mac {mac}: port {other} of network {network} has this address{vlan}, too: give each its own"
+                );
             }
-            _ => Ok(()),
         }
+        if let Some(wanted) = port.wanted() {
+            for (others, name) in &self.queues {
+                check_apart(&wanted, others, format_args!("port {name}"))?;
+            }
+            self.queues.push((wanted, &port.name));
+        }
+        Ok(())
     }
 }
 

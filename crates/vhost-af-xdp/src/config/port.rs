@@ -17,7 +17,7 @@ use dataplane::policy::guard::{Guard, SourceGuard};
 use model::rates::PortRates;
 
 /// How a port and its VMM connect.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Endpoint {
     /// The daemon listens at this path.
     Server(PathBuf),

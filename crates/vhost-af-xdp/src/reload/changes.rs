@@ -55,10 +55,8 @@ impl Reader {
         if T::KIND == TableKind::Network && wanted.is_none() {
             self.check_unused(name)?;
         }
-        let file = self.propose(name, wanted.as_ref())?;
-        // The helper has replaced names of users by numbers.
-        let after = of_name(T::of(&file.added), name);
-        let what = self.what(change, before.as_ref(), after)?;
+        let after = self.propose(name, wanted)?;
+        let what = self.what(change, before.as_ref(), after.as_ref())?;
         if what == Done::Nothing {
             return Ok(Changed {
                 what,
@@ -68,14 +66,14 @@ impl Reader {
         }
         let Outcome {
             mut done, mut failed, ..
-        } = self.settle::<T>(file, name)?;
+        } = self.settle(after, name)?;
         if what == Done::Removed && !runs {
             done.push(format!("{} {name} is removed; it did not run", T::KIND));
         }
         if failed.is_empty() || what == Done::Removed {
             done.push(self.keep());
         } else {
-            let further = self.put_back(name, before.as_ref()).into_iter();
+            let further = self.put_back(name, before).into_iter();
             let further: Vec<_> = further.filter(|line| !failed.contains(line)).collect();
             failed.extend(further);
         }
@@ -141,44 +139,57 @@ impl Reader {
         })
     }
 
-    /// Lets the helper check the configuration with this table, or without it (`None`).
-    fn propose<T: NamedTable>(&self, name: &str, table: Option<&Entry<T>>) -> Result<ConfigFile, Refused> {
-        let mut tables = Tables::default();
-        T::of_mut(&mut tables).extend(table.cloned());
-        let proposed = match table {
-            // Filter rules need no check by the helper, and may be longer than its messages.
-            Some(_) => self.requests.put(&without_rules(&tables)),
-            None => self.requests.without(T::KIND, name),
-        };
-        let proposed = proposed.map(|file| ConfigFile {
-            // The daemon runs with the options of its start, even if the helper has read others since.
-            daemon: self.file.daemon.clone(),
-            ..self.with_rules(file, &tables)
-        });
-        proposed.map_err(|error| match error {
+    /// Lets the helper check the configuration with this table, or without it (`None`). Returns the table with numbers for
+    /// names of users.
+    fn propose<T: NamedTable>(
+        &self,
+        name: &str,
+        table: Option<Entry<T>>,
+    ) -> Result<Option<Entry<T>>, Refused> {
+        let error_of = |table: Option<&Entry<T>>, error| match error {
             RequestError::Refused(words) => mistake(table, &words),
             error @ RequestError::Gone(_) => Refused::new(Kind::Failed, with_sources(&error)),
-        })
+        };
+        let Some(table) = table else {
+            let without = self.requests.without(T::KIND, name);
+            return without.map(|()| None).map_err(|error| error_of(None, error));
+        };
+        let tables = Tables::of(Some(table.clone()));
+        // Filter rules need no check by the helper, and may be longer than its messages.
+        let checked = self.requests.put(&without_rules(&tables));
+        let mut checked = checked.map_err(|error| error_of(Some(&table), error))?;
+        for (port, with_rules) in checked.ports.iter_mut().zip(tables.ports) {
+            port.value.filter.rule = with_rules.value.filter.rule;
+        }
+        Ok(T::of_mut(&mut checked).pop())
     }
 
-    /// Adds the filter rules of added ports, which only this thread has; those of the ports in `new` first.
-    pub(super) fn with_rules(&self, mut file: ConfigFile, new: &Tables) -> ConfigFile {
+    /// Adds the filter rules of added ports, which only this thread has.
+    pub(super) fn with_rules(&self, mut file: ConfigFile) -> ConfigFile {
         for table in &mut file.added.ports {
-            let known = of_name(&self.file.added.ports, &table.name);
-            if let Some(known) = of_name(&new.ports, &table.name).or(known) {
+            if let Some(known) = of_name(&self.file.added.ports, &table.name) {
                 table.value.filter.rule.clone_from(&known.value.filter.rule);
             }
         }
         file
     }
 
-    /// Applies a configuration that the helper has checked.
-    fn settle<T: NamedTable>(&mut self, file: ConfigFile, name: &str) -> Result<Outcome, Refused> {
-        let table = of_name(T::of(&file.added), name).cloned();
-        let difference = self.difference(&file, Some((T::KIND, name)));
+    /// Makes a table that the helper has checked take effect; `None`: the one of that name is removed.
+    fn settle<T: NamedTable>(&mut self, table: Option<Entry<T>>, name: &str) -> Result<Outcome, Refused> {
+        let running = Tables::of(of_name(T::of(&self.running), name).cloned());
+        let now = Tables::of(table.clone());
+        let is_other = |port: &&Entry<Port>| T::KIND != TableKind::Port || port.name != name;
+        let ports = self.file.all().filter(is_other).count() + now.ports.len();
+        let difference = self.difference((&running, "was removed"), &now, ports);
         let difference = difference.map_err(|words| mistake(table.as_ref(), &words))?;
         let mut outcome = Outcome::default();
-        self.apply(file, difference, &mut outcome);
+        if self.apply(difference, &mut outcome) {
+            match table {
+                Some(table) => self.file.put(table),
+                None => self.file.remove::<T>(name),
+            }
+        }
+        self.describe_one::<T>(name);
         tell("API", &outcome);
         Ok(outcome)
     }
@@ -201,9 +212,9 @@ impl Reader {
     }
 
     /// Restores the table as it was before; returns what failed.
-    fn put_back<T: NamedTable>(&mut self, name: &str, before: Option<&Entry<T>>) -> Vec<String> {
+    fn put_back<T: NamedTable>(&mut self, name: &str, before: Option<Entry<T>>) -> Vec<String> {
         let proposed = self.propose(name, before);
-        match proposed.and_then(|file| self.settle::<T>(file, name)) {
+        match proposed.and_then(|table| self.settle(table, name)) {
             Ok(outcome) => outcome.failed,
             Err(refused) => vec![refused.to_string()],
         }

@@ -36,6 +36,7 @@ use program::descriptors;
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags, fcntl_get_seals, memfd_create, openat};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::files::Files;
@@ -119,20 +120,20 @@ impl Requests {
 
     /// Reads the file, and checks it with what was added.
     pub(crate) fn read(&self) -> Result<ConfigFile, RequestError> {
-        self.ask_for_file(&Request::Read)
+        self.ask_for_text(&Request::Read)
     }
 
-    /// Checks the configuration in force with these added.
-    pub(crate) fn put(&self, tables: &Tables) -> Result<ConfigFile, RequestError> {
-        self.ask_for_file(&Request::Put(Box::new(tables.clone())))
+    /// Checks the configuration in force with these added. Returns them with numbers for names of users.
+    pub(crate) fn put(&self, tables: &Tables) -> Result<Tables, RequestError> {
+        self.ask_for_text(&Request::Put(Box::new(tables.clone())))
     }
 
     /// Checks the configuration in force without the added one of that name.
-    pub(crate) fn without(&self, kind: TableKind, name: &str) -> Result<ConfigFile, RequestError> {
-        self.ask_for_file(&Request::Without(kind, name.to_owned()))
+    pub(crate) fn without(&self, kind: TableKind, name: &str) -> Result<(), RequestError> {
+        self.ask(&Request::Without(kind, name.to_owned())).map(drop)
     }
 
-    fn ask_for_file(&self, request: &Request) -> Result<ConfigFile, RequestError> {
+    fn ask_for_text<T: DeserializeOwned>(&self, request: &Request) -> Result<T, RequestError> {
         let text = text_of(self.ask_for_one(request)?, u64::MAX).map_err(RequestError::Gone)?;
         serde_json::from_str(&text).map_err(|error| RequestError::Gone(error.into()))
     }
@@ -362,23 +363,25 @@ impl RequestServer {
                     ..file
                 };
                 add_possible(&mut file, left_out, &|file| self.check(file.clone()).map(drop));
-                self.propose(file, proposals)
+                answer(self.propose(file, proposals)?)
             }
             Request::Put(tables) => {
                 let mut file = self.with_others(proposals)?;
                 add::<Network>(&mut file, &tables)?;
                 add::<Port>(&mut file, &tables)?;
-                self.propose(file, proposals)
+                let ConfigFile { added, .. } = self.propose(file, proposals)?;
+                answer(&Tables {
+                    networks: named(&added.networks, &tables.networks),
+                    ports: named(&added.ports, &tables.ports),
+                })
             }
             Request::Without(kind, name) => {
                 let mut file = self.with_others(proposals)?;
-                for added in [&mut file.added, &mut file.left_out] {
-                    match kind {
-                        TableKind::Port => added.ports.retain(|port| port.name != name),
-                        TableKind::Network => added.networks.retain(|network| network.name != name),
-                    }
+                match kind {
+                    TableKind::Port => file.remove::<Port>(&name),
+                    TableKind::Network => file.remove::<Network>(&name),
                 }
-                self.propose(file, proposals)
+                self.propose(file, proposals).map(|_| None)
             }
             Request::Adopt => {
                 let config = proposals.proposed.take().ok_or("nothing was read")?;
@@ -430,13 +433,14 @@ impl RequestServer {
         Ok(proposals.in_force.clone())
     }
 
-    /// Checks a configuration and returns its text. [`Request::Adopt`] makes it take effect.
-    fn propose(&self, file: ConfigFile, proposals: &mut Proposals) -> Result<Option<OwnedFd>, String> {
+    /// Checks a configuration, and returns it. [`Request::Adopt`] makes it take effect.
+    fn propose<'a>(&self, file: ConfigFile, proposals: &'a mut Proposals) -> Result<&'a ConfigFile, String> {
         let config = self.check(file)?;
-        let text = serde_json::to_vec(&config.file).map_err(|error| error.to_string())?;
-        let text = in_memory(&text).map_err(|error| error.to_string())?;
-        proposals.proposed = Some(config);
-        Ok(Some(text))
+        let proposed = proposals.proposed.insert(config);
+        proposed
+            .file
+            .as_ref()
+            .ok_or_else(|| "nothing was read".to_owned())
     }
 
     fn check(&self, file: ConfigFile) -> Result<ServeConfig, String> {
@@ -492,25 +496,34 @@ impl RequestServer {
     }
 }
 
+/// A descriptor with a text for the daemon.
+fn answer(what: &impl Serialize) -> Result<Option<OwnedFd>, String> {
+    let text = serde_json::to_vec(what).map_err(|error| error.to_string())?;
+    in_memory(&text).map(Some).map_err(|error| error.to_string())
+}
+
+/// Those tables of `all` that have the name of a table in `of`.
+fn named<T: Clone>(all: &[Entry<T>], of: &[Entry<T>]) -> Vec<Entry<T>> {
+    let is_meant = |table: &&Entry<T>| of.iter().any(|other| other.name == table.name);
+    all.iter().filter(is_meant).cloned().collect()
+}
+
 /// Adds tables of a kind, or replaces those of the same name.
 fn add<T: NamedTable>(file: &mut ConfigFile, tables: &Tables) -> Result<(), String> {
-    let (kind, added, left_out) = (T::KIND, T::of_mut(&mut file.added), T::of_mut(&mut file.left_out));
+    let kind = T::KIND;
     for table in T::of(tables) {
-        // The line numbers in the request are ignored.
-        let table = Entry::of_no_file(&table.name, table.value.clone());
         if !is_name(&table.name) {
             return Err(format!("{kind} {:?}: {}", table.name, name_rule()));
         }
-        left_out.retain(|other| other.name != table.name);
-        match added.iter().position(|other| other.name == table.name) {
-            Some(at) => added[at] = table,
-            None if added.len() + left_out.len() >= MOST_ADDED => {
-                return Err(format!(
-                    "{MOST_ADDED} {kind}s were added already: put some into the file"
-                ));
-            }
-            None => added.push(table),
+        let mut others = T::of(&file.added).iter().chain(T::of(&file.left_out));
+        let is_new = others.all(|other| other.name != table.name);
+        if is_new && T::of(&file.added).len() + T::of(&file.left_out).len() >= MOST_ADDED {
+            return Err(format!(
+                "{MOST_ADDED} {kind}s were added already: put some into the file"
+            ));
         }
+        // The line numbers in the request are ignored.
+        file.put(Entry::of_no_file(&table.name, table.value.clone()));
     }
     Ok(())
 }

@@ -101,7 +101,7 @@ fn added_port_is_not_the_files_with_any_line_number() {
         let mut here = port("a", &kept.place.join("a.sock"), false);
         here.line = line;
         let judged = kept.requests.put(&of(&here)).expect("allowed");
-        assert_eq!(judged.added.ports[0].line_of("socket-path"), 0);
+        assert_eq!(judged.ports[0].line_of("socket-path"), 0);
     }
 }
 
