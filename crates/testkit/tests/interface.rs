@@ -79,7 +79,7 @@ fn what_an_interface_cannot_is_refused_with_the_remedy() {
         let words = [VethPair::NIC, "2", "start-queue", "ethtool -L"];
         assert_refused(&veth.near, &beyond, &words);
         assert_refused(&veth.near, &missing, &["missing7"]);
-        let forced = nic.flag("--force-zero-copy");
+        let forced = nic.with("--queues", "2").flag("--force-zero-copy");
         assert_refused(&veth.near, &forced, &["zero-copy", "queue 0"]);
     }
     assert_eq!(

@@ -175,9 +175,9 @@ fn networks_ports_are_each_for_its_own_group_and_come_and_go_by_a_reload() {
     systemd.await_log("the lease goes on", 1);
     let status = || systemd.run(&["vhost-af-xdp", "status", "--all"]);
     let words = [
-        "mounts read-only, confined by systemd",
-        "network only lo, confined by systemd",
-        "capabilities none",
+        "mounts: read-only, confined by systemd",
+        "network: only lo, confined by systemd",
+        "capabilities: none",
         "  up: true",
         "  ports: vm-a, vm-d, vm-c",
         "    macs: ",
