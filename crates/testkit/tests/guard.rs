@@ -142,38 +142,6 @@ fn honest(to: [u8; 6]) -> Vec<Vec<u8>> {
 }
 
 #[rstest]
-fn guest_speaks_only_for_itself_and_each_lie_is_counted(
-    #[values(Layout::Whole, Layout::HeaderApart, Layout::Pieces(7))] layout: Layout,
-) {
-    require!(Root);
-    let mut lan = Lan::new(&[IPS, ""], &DriverConfig::default());
-    let mut expected = BTreeMap::<&str, u64>::new();
-    for to in [mac(1), STRANGER, BROADCAST] {
-        for (counter, frame) in forged(to) {
-            lan.guests[0].pairs[0].send(&frame, layout);
-            *expected.entry(counter).or_default() += 1;
-        }
-    }
-    for to in [mac(1), BROADCAST] {
-        for frame in honest(to) {
-            lan.guests[0].pairs[0].send(&frame, layout);
-            // What comes next: nothing of the others came before.
-            assert_eq!(lan.received(1), frame);
-        }
-    }
-    for frame in honest(STRANGER) {
-        lan.guests[0].pairs[0].send(&frame, layout);
-        let is_ours = |got: &Vec<u8>| got[6..12] == mac(0) && got[..6] == STRANGER;
-        let got = std::iter::from_fn(|| lan.wire.receive(wait::SOON)).find(is_ours);
-        assert_eq!(got.expect("on the wire"), frame);
-    }
-    for (counter, count) in expected {
-        lan.daemon.await_counter(&format!("from_guest_{counter}"), count);
-    }
-    lan.assert_quiet();
-}
-
-#[rstest]
 fn addresses_change_while_the_guest_stays() {
     let netns = NetNs::new("guard");
     let text = |keys: &str| file(None, &[keys, ""]);

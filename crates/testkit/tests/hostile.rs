@@ -1,7 +1,8 @@
 //! A guest that lies: each lie closes its own port, with a named reason, and no other.
 //!
 //! Two guests in one process, each on a queue of its own of a veth pair. The first lies; its connection must be closed
-//! and the reason be told in the log and in `status`; the second goes on; the first may come back.
+//! and the reason be told in the log and in `status`; the second goes on; the first may come back. All lies that a ring
+//! can tell are in the unit tests of `virtqueue`; here is one of each part of the daemon that finds some.
 
 use rstest::rstest;
 use testkit::daemon::Placement;
@@ -88,59 +89,16 @@ fn leaves_out(placement: Placement, reason: &str) -> bool {
     r.driver.split().write_descriptor(1, next(MIB, 100, DESC_NEXT, 0));
     one(r, next(MIB, 100, DESC_NEXT, 1));
 })]
-#[case::descriptor_that_names_itself("descriptor-loop", |r: &Ring| one(r, next(MIB, 100, DESC_NEXT, 0)))]
-#[case::next_beyond_the_table("next-out-of-range", |r: &Ring| one(r, next(MIB, 100, DESC_NEXT, QUEUE)))]
-#[case::head_beyond_the_table("head-out-of-range", |r: &Ring| {
-    r.driver.split().set_avail_entry(r.driver.split().avail_idx(), QUEUE);
-    r.driver.split().set_avail_idx(r.driver.split().avail_idx().wrapping_add(1));
-    r.kick();
-})]
 #[case::address_outside_memory("outside-memory", |r: &Ring| one(r, next(1 << 40, 100, 0, 0)))]
-#[case::address_in_the_hole("outside-memory", |r: &Ring| one(r, next(4 * MIB, 100, 0, 0)))]
-#[case::buffer_over_the_edge_of_a_region("outside-memory", |r: &Ring| one(r, next(4 * MIB - 50, 100, 0, 0)))]
-#[case::buffer_before_a_region("outside-memory", |r: &Ring| one(r, next((1 << 32) - 1, 100, 0, 0)))]
-#[case::length_of_four_gib("outside-memory", |r: &Ring| one(r, next(MIB, u32::MAX, 0, 0)))]
-#[case::address_wraps("address-wrap", |r: &Ring| one(r, next(u64::MAX - 10, 100, 0, 0)))]
-#[case::zero_length("zero-length", |r: &Ring| one(r, next(MIB, 0, 0, 0)))]
-#[case::zero_length_at_a_bad_address("zero-length", |r: &Ring| one(r, next(1 << 40, 0, 0, 0)))]
 #[case::avail_index_jump("avail-index-jump", |r: &Ring| {
     r.driver.split().set_avail_idx(r.driver.split().avail_idx().wrapping_add(QUEUE + 1));
     r.kick();
 })]
-#[case::avail_index_goes_back("avail-index-jump", |r: &Ring| {
-    r.driver.split().set_avail_idx(r.driver.split().avail_idx().wrapping_sub(1));
-    r.kick();
-})]
 #[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| one(r, next(MIB, 11, 0, 0)))]
 #[case::writable_buffer_in_transmit("writable-in-transmit", |r: &Ring| one(r, next(MIB, 100, DESC_WRITE, 0)))]
-#[case::readable_after_writable("writable-before-readable", |r: &Ring| {
-    r.driver.split().write_descriptor(1, next(MIB, 100, 0, 0));
-    one(r, next(MIB, 100, DESC_NEXT | DESC_WRITE, 1));
-})]
 #[case::indirect_in_indirect("nested-indirect", |r: &Ring| {
     let inner = table(r, &[next(MIB, 32, DESC_INDIRECT, 0)]);
     one(r, next(inner, 16, DESC_INDIRECT, 0));
-})]
-#[case::indirect_with_next("indirect-with-next", |r: &Ring| {
-    let inner = table(r, &[next(MIB, 100, 0, 0)]);
-    one(r, next(inner, 16, DESC_INDIRECT | DESC_NEXT, 1));
-})]
-#[case::indirect_of_odd_length("indirect-length", |r: &Ring| {
-    let inner = table(r, &[next(MIB, 100, 0, 0)]);
-    one(r, next(inner, 17, DESC_INDIRECT, 0));
-})]
-#[case::indirect_longer_than_the_queue("indirect-too-long", |r: &Ring| {
-    let inner = table(r, &[next(MIB, 100, 0, 0)]);
-    one(r, next(inner, 16 * (u32::from(QUEUE) + 1), DESC_INDIRECT, 0));
-})]
-#[case::indirect_table_outside_memory("outside-memory", |r: &Ring| one(r, next(1 << 40, 16, DESC_INDIRECT, 0)))]
-#[case::loop_in_an_indirect_table("descriptor-loop", |r: &Ring| {
-    let inner = table(r, &[next(MIB, 100, DESC_NEXT, 1), next(MIB, 100, DESC_NEXT, 0)]);
-    one(r, next(inner, 32, DESC_INDIRECT, 0));
-})]
-#[case::next_beyond_an_indirect_table("next-out-of-range", |r: &Ring| {
-    let inner = table(r, &[next(MIB, 100, DESC_NEXT, 2), next(MIB, 100, 0, 0)]);
-    one(r, next(inner, 32, DESC_INDIRECT, 0));
 })]
 fn lie_in_the_transmit_queue_closes_only_that_port(
     #[case] reason: &str,
@@ -154,18 +112,7 @@ fn lie_in_the_transmit_queue_closes_only_that_port(
 }
 
 #[rstest]
-#[case::descriptor_loop("descriptor-loop", |r: &Ring| {
-    r.driver.split().write_descriptor(1, next(MIB, 100, DESC_NEXT | DESC_WRITE, 0));
-    one(r, next(MIB, 100, DESC_NEXT | DESC_WRITE, 1));
-})]
 #[case::address_outside_memory("outside-memory", |r: &Ring| one(r, next(1 << 40, 2048, DESC_WRITE, 0)))]
-#[case::address_wraps("address-wrap", |r: &Ring| one(r, next(u64::MAX - 10, 2048, DESC_WRITE, 0)))]
-#[case::buffer_over_the_edge_of_a_region("outside-memory", |r: &Ring| one(r, next(4 * MIB - 50, 2048, DESC_WRITE, 0)))]
-#[case::zero_length("zero-length", |r: &Ring| one(r, next(MIB, 0, DESC_WRITE, 0)))]
-#[case::avail_index_jump("avail-index-jump", |r: &Ring| {
-    r.driver.split().set_avail_idx(r.driver.split().avail_idx().wrapping_add(QUEUE + 1));
-    r.kick();
-})]
 #[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| one(r, next(MIB, 11, DESC_WRITE, 0)))]
 #[case::readable_buffer_in_receive("readable-in-receive", |r: &Ring| one(r, next(MIB, 2048, 0, 0)))]
 fn lie_in_the_receive_queue_closes_only_that_port(
@@ -177,22 +124,6 @@ fn lie_in_the_receive_queue_closes_only_that_port(
         return;
     }
     assert_closed_by_receive(&config(), placement, lie, reason);
-}
-
-#[rstest]
-fn indirect_descriptor_that_was_not_negotiated_closes_only_that_port(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let config = DriverConfig {
-        features: F_VERSION_1 | F_EVENT_IDX,
-        ..config()
-    };
-    let guests = TwoGuests::new(placement, &config);
-    let ring = &guests.liar.pairs[0].from_guest;
-    let inner = table(ring, &[next(MIB, 100, 0, 0)]);
-    one(ring, next(inner, 16, DESC_INDIRECT, 0));
-    guests.assert_closed_alone("indirect-not-negotiated", &config);
 }
 
 #[rstest]
@@ -255,45 +186,11 @@ fn lay(ring: &Ring, descs: &[(u64, u32, u16)]) {
     ring.kick();
 }
 
-/// A table of one entry, in guest memory at 3 MiB.
-fn packed_table(ring: &Ring, (addr, len, flags): (u64, u32, u16)) -> u64 {
-    let entry = PackedDescriptor {
-        addr,
-        len,
-        id: 0,
-        flags,
-    };
-    ring.driver
-        .packed()
-        .write_table_entry(GuestAddr(3 * MIB), 0, entry);
-    3 * MIB
-}
-
 #[rstest]
-#[case::list_without_an_end("descriptor-loop", |r: &Ring| lay(r, &[(MIB, 100, DESC_NEXT); QUEUE as usize]))]
 #[case::list_that_goes_on_nowhere("chain-incomplete", |r: &Ring| lay(r, &[(MIB, 100, DESC_NEXT)]))]
 #[case::address_outside_memory("outside-memory", |r: &Ring| lay(r, &[(1 << 40, 100, 0)]))]
-#[case::address_in_the_hole("outside-memory", |r: &Ring| lay(r, &[(4 * MIB, 100, 0)]))]
-#[case::buffer_over_the_edge_of_a_region("outside-memory", |r: &Ring| lay(r, &[(4 * MIB - 50, 100, 0)]))]
-#[case::length_of_four_gib("outside-memory", |r: &Ring| lay(r, &[(MIB, u32::MAX, 0)]))]
-#[case::address_wraps("address-wrap", |r: &Ring| lay(r, &[(u64::MAX - 10, 100, 0)]))]
-#[case::zero_length("zero-length", |r: &Ring| lay(r, &[(MIB, 0, 0)]))]
 #[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| lay(r, &[(MIB, 11, 0)]))]
 #[case::writable_buffer_in_transmit("writable-in-transmit", |r: &Ring| lay(r, &[(MIB, 100, DESC_WRITE)]))]
-#[case::readable_after_writable("writable-before-readable", |r: &Ring| {
-    lay(r, &[(MIB, 100, DESC_NEXT | DESC_WRITE), (MIB, 100, 0)]);
-})]
-#[case::indirect_in_indirect("nested-indirect", |r: &Ring| {
-    lay(r, &[(packed_table(r, (MIB, 32, DESC_INDIRECT)), 16, DESC_INDIRECT)]);
-})]
-#[case::indirect_with_next("indirect-with-next", |r: &Ring| {
-    lay(r, &[(packed_table(r, (MIB, 32, 0)), 16, DESC_INDIRECT | DESC_NEXT), (MIB, 100, 0)]);
-})]
-#[case::indirect_of_odd_length("indirect-length", |r: &Ring| lay(r, &[(3 * MIB, 17, DESC_INDIRECT)]))]
-#[case::indirect_longer_than_the_queue("indirect-too-long", |r: &Ring| {
-    lay(r, &[(3 * MIB, 16 * (u32::from(QUEUE) + 1), DESC_INDIRECT)]);
-})]
-#[case::indirect_table_outside_memory("outside-memory", |r: &Ring| lay(r, &[(1 << 40, 16, DESC_INDIRECT)]))]
 fn lie_in_a_packed_transmit_queue_closes_only_that_port(
     #[case] reason: &str,
     #[case] lie: fn(&Ring),
@@ -306,9 +203,7 @@ fn lie_in_a_packed_transmit_queue_closes_only_that_port(
 }
 
 #[rstest]
-#[case::list_without_an_end("descriptor-loop", |r: &Ring| lay(r, &[(MIB, 100, DESC_NEXT | DESC_WRITE); QUEUE as usize]))]
 #[case::address_outside_memory("outside-memory", |r: &Ring| lay(r, &[(1 << 40, 2048, DESC_WRITE)]))]
-#[case::zero_length("zero-length", |r: &Ring| lay(r, &[(MIB, 0, DESC_WRITE)]))]
 #[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| lay(r, &[(MIB, 11, DESC_WRITE)]))]
 #[case::readable_buffer_in_receive("readable-in-receive", |r: &Ring| lay(r, &[(MIB, 2048, 0)]))]
 fn lie_in_a_packed_receive_queue_closes_only_that_port(

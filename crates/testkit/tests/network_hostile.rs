@@ -13,14 +13,12 @@ use testkit::any_frame::{any_frame, any_header, assert_sane, nearly_right};
 use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, region_info};
 use testkit::frame::NUMBERED;
 use testkit::lan::{self, mac};
-use testkit::pair::Ring;
 use testkit::vmm::{Act, Shared, Vmm};
 use testkit::{
     Daemon, Driver, DriverConfig, Layout, NetNs, Noise, Serve, driver, message, scribble, soak, wait,
 };
 use vhost::vhost_user::VhostUserFrontend;
 use virtqueue::driver::{Buffer, GuestRam};
-use virtqueue::layout::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor};
 use virtqueue::{GuestAddr, Region};
 
 const MIB: u64 = 1 << 20;
@@ -266,72 +264,6 @@ fn packets_with_any_request_come_as_what_they_are_or_not_at_all(#[values(0, F_GU
     println!("{came} came");
     assert!(came > FRAMES / 4, "{came} came: they show little");
     assert!(!liar.await_close(wait::QUIET), "{}", world.daemon.said());
-}
-
-/// A descriptor: its flags, and the number of the next one.
-type Entry = (u16, u16);
-
-/// Makes the guest's first chain one of these entries, which are its ring's or those of a table.
-fn lie(ring: &Ring, entries: &[Entry], in_table: bool, kind: u16) {
-    let split = ring.driver.split();
-    let table = GuestAddr(6 * MIB);
-    for (at, &(flags, next)) in (0..).zip(entries) {
-        let addr = if flags & DESC_INDIRECT == 0 {
-            GuestAddr(7 * MIB)
-        } else {
-            table
-        };
-        let entry = Descriptor {
-            addr: addr.get(),
-            len: 64,
-            flags: flags | if flags & DESC_INDIRECT == 0 { kind } else { 0 },
-            next,
-        };
-        match in_table {
-            true => split.write_table_entry(table, at, entry),
-            false => split.write_descriptor(at, entry),
-        }
-    }
-    if in_table {
-        let entry = Descriptor {
-            addr: table.get(),
-            len: 16 * entries.len() as u32,
-            flags: DESC_INDIRECT,
-            next: 0,
-        };
-        split.write_descriptor(0, entry);
-    }
-    split.set_avail_entry(0, 0);
-    split.set_avail_idx(1);
-    ring.kick();
-}
-
-/// Chains without an end, which are found when frames are sent, and when somebody else's frame is to be written into
-/// them.
-#[rstest]
-fn chains_without_an_end_close_their_own_port(#[values(false, true)] sends: bool) {
-    let cases: [(&str, &[Entry], bool); 4] = [
-        ("descriptor-loop", &[(DESC_NEXT, 1), (DESC_NEXT, 0)], false),
-        ("descriptor-loop", &[(DESC_NEXT, 1), (DESC_NEXT, 0)], true),
-        ("descriptor-loop", &[(DESC_NEXT, 0)], true),
-        ("nested-indirect", &[(DESC_INDIRECT, 0), (0, 0)], true),
-    ];
-    let mut world = World::with(cases.len(), 0);
-    for (number, (reason, entries, in_table)) in (LIAR..).zip(cases) {
-        let path = world.daemon.path(&format!("vm{number}.sock"));
-        let liar = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
-        world.assert_goes_on_beside(number);
-        let pair = &liar.pairs[0];
-        match sends {
-            true => lie(&pair.from_guest, entries, in_table, 0),
-            false => lie(&pair.to_guest, entries, in_table, DESC_WRITE),
-        }
-        (0..20).for_each(|_| world.assert_goes_on_beside(number));
-        assert!(liar.await_close(wait::SOON), "{reason}: {}", world.daemon.said());
-        world.daemon.await_port(number, reason, |port| {
-            port["last_closed"]["reason"].as_str() == Some(reason)
-        });
-    }
 }
 
 /// Rings, descriptors, frames with their headers change while the switch reads and copies them.

@@ -12,8 +12,8 @@ use rstest::rstest;
 use testkit::control_queue::{self, ControlQueue, guest_offloads};
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::{
-    F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_EVENT_IDX, F_GUEST_ALL, F_GUEST_CSUM, F_GUEST_TSO4, F_MRG_RXBUF,
-    F_RING_PACKED, F_VERSION_1, HEADER,
+    F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_EVENT_IDX, F_GUEST_ALL, F_GUEST_CSUM, F_MRG_RXBUF, F_RING_PACKED,
+    F_VERSION_1, HEADER,
 };
 use testkit::gso_packet::{ACK, CWR, GsoPacket, Ip, PSH, Transport};
 use testkit::pair::Received;
@@ -148,38 +148,6 @@ fn segments_arrive_as_one_gso_packet(
     }
 }
 
-#[rstest]
-#[case::nothing(0, [0, 0])]
-#[case::checksums(F_GUEST_CSUM, [DATA_VALID, NEEDS_CSUM])]
-#[case::segments_without_checksums(F_GUEST_TSO4, [0, 0])]
-fn what_was_not_accepted_is_not_used(
-    #[case] features: u64,
-    #[case] flags: [u8; 2],
-    #[values(Mode::Native, Mode::Skb)] mode: Mode,
-) {
-    require!(Root);
-    let mut rig = rig(Placement::Copy, mode, features);
-    for (partial, flag) in [(false, flags[0]), (true, flags[1])] {
-        let frames = segments(&tcp4(5 * 1448), MSS, partial);
-        rig.burst_to_guest(&frames);
-        let got = rig.flush_to_guest();
-        assert_eq!(got.len(), 5);
-        for (got, sent) in got.iter().zip(&frames) {
-            assert_eq!((got.header[0], got.header[1]), (flag, 0));
-            let place = if flag == NEEDS_CSUM {
-                [34, 0, 16, 0]
-            } else {
-                [0; 4]
-            };
-            assert_eq!(got.header[6..10], place);
-            match flag {
-                NEEDS_CSUM => frame::assert_same(&got.frame, sent),
-                _ => frame::assert_same(&got.frame, &completed(sent)),
-            }
-        }
-    }
-}
-
 /// By the control queue, where the VMM passes that on.
 #[rstest]
 fn guest_that_turns_its_offloads_off_gets_frames_as_a_wire_has_them(
@@ -271,29 +239,6 @@ fn one_big_buffer_takes_a_gso_packet_without_mergeable_buffers(
             assert_eq!(got[0].header[..10], whole.request(MSS));
         }
     }
-}
-
-#[rstest]
-fn small_buffers_without_merging_get_frames_as_they_are(#[values(SPLIT, F_RING_PACKED)] ring: u64) {
-    require!(Root);
-    let serve = Serve::interface(VethPair::NIC).offload("all");
-    let config = DriverConfig {
-        features: F_VERSION_1 | F_EVENT_IDX | F_GUEST_ALL | ring,
-        ..DriverConfig::default()
-    };
-    let mut rig = Rig::with(VethPair::new(), &serve, &config);
-    rig.post(64, &[1000]);
-    let mut frames = segments(&tcp4(4 * 900), 900, false);
-    frames.insert(2, frame::plain(1200, 5));
-    rig.burst_to_guest(&frames);
-    let got = rig.flush_to_guest();
-    frames.remove(2);
-    assert_eq!(got.len(), 4);
-    for (got, sent) in got.iter().zip(&frames) {
-        frame::assert_same(&got.frame, sent);
-        assert_eq!(got.header[..2], [DATA_VALID, 0]);
-    }
-    assert_eq!(rig.daemon.counter("to_guest_buffer_too_small"), 1);
 }
 
 #[rstest]
