@@ -101,19 +101,7 @@ impl Lan {
     /// If it cannot be made.
     #[must_use]
     pub fn new(ports: &[&str], config: &DriverConfig) -> Self {
-        Self::with_workers(1, ports, config)
-    }
-
-    /// The same, served by so many workers.
-    ///
-    /// # Panics
-    /// If it cannot be made.
-    #[must_use]
-    pub fn with_workers(workers: usize, ports: &[&str], config: &DriverConfig) -> Self {
-        let text = format!(
-            "[daemon]\nworkers = {workers}\n{}",
-            file(Some(VethPair::NIC), ports)
-        );
+        let text = format!("[daemon]\nworkers = 1\n{}", file(Some(VethPair::NIC), ports));
         Self::on(VethPair::new(), &Serve::file(), &text, ports.len(), config)
     }
 

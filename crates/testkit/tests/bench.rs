@@ -9,7 +9,6 @@ use testkit::foreign::Foreign;
 use testkit::program::{self, bench};
 use testkit::{PacketPort, Running, VethPair, frame, packet, require, wait};
 
-const MODES: [&str; 2] = ["native", "skb"];
 /// After so many looks, each of 20 ms at most, a benchmark has taken what was there: a packet socket shows a block that
 /// is not full some milliseconds later.
 const LOOKS: u64 = 8;
@@ -99,71 +98,6 @@ fn rxdrop_counts_frames_and_tells_which_hints_they_have(
     assert_eq!(asked.contains("timestamp"), hints == "auto", "{said}");
     let has_no_clock = row(&said, "hints no latency").contains("veth never has");
     assert_eq!(has_no_clock, hints == "auto", "{said}");
-    assert_nothing_attached(&pair);
-}
-
-#[rstest]
-fn l2fwd_sends_back_each_frame_with_its_addresses_swapped(
-    #[values(0, 1)] mode: usize,
-    #[values(false, true)] unaligned: bool,
-) {
-    require!(Root);
-    let pair = VethPair::new();
-    let wire = PacketPort::open(&pair.far, VethPair::WIRE);
-    let mut args = vec!["l2fwd", "--duration", "0", "--mode", MODES[mode]];
-    args.extend(unaligned.then_some("--unaligned"));
-    let mut running = start_receiving(&pair, &args);
-    for (seed, size) in [60, 64, 65, 1513, 1514].into_iter().enumerate() {
-        let sent = frame::plain(size, seed as u8);
-        wire.send(&sent);
-        let got = wire
-            .receive(wait::SOON)
-            .unwrap_or_else(|| panic!("nothing came back of {size} bytes"));
-        let mut expected = sent;
-        expected[..12].rotate_left(6);
-        frame::assert_same(&got, &expected);
-    }
-    running.signal(Signal::INT);
-    assert!(running.wait(wait::SOON).success());
-    assert_eq!(row(&running.said(), "frames"), "5");
-    assert_nothing_attached(&pair);
-}
-
-#[rstest]
-fn txonly_numbers_its_frames(#[values("60", "64", "1514")] size: &str, #[values(0, 1)] mode: usize) {
-    require!(Root);
-    let pair = VethPair::new();
-    let wire = PacketPort::open(&pair.far, VethPair::WIRE);
-    let mut running = start(
-        &pair,
-        &[
-            "txonly",
-            "--duration",
-            "0.3",
-            "--size",
-            size,
-            "--mode",
-            MODES[mode],
-            "--json",
-        ],
-    );
-    // As many of the longest as the packet socket holds (212,992 bytes): the sender is faster than we are.
-    for sequence in 0..32u64 {
-        let got = wire.receive(wait::SOON).expect("frames come");
-        assert_eq!(got.len().to_string(), size);
-        assert_eq!(got[..6], [2, 0, 0, 0, 0, 1]);
-        assert_eq!(got[42..50], sequence.to_be_bytes());
-    }
-    assert!(running.wait(wait::SOON).success());
-    let said = running.said();
-    let json: serde_json::Value =
-        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
-    assert_eq!(
-        (&json["benchmark"], &json["ended"]),
-        (&"txonly".into(), &"duration".into())
-    );
-    assert!(json["frames"].as_u64() >= Some(32), "{json}");
-    assert!(json["frames_per_second"].as_f64() > Some(0.0), "{json}");
     assert_nothing_attached(&pair);
 }
 

@@ -1,5 +1,5 @@
-//! Two guests of one process on one cable: GSO packets and partial checksums pass as they are, to a guest that takes
-//! them; to one that does not, as the frames that a wire would carry.
+//! Two guests of one process on one cable: GSO packets and partial checksums pass as they are, and a guest that comes
+//! back gets the next frame.
 
 use std::time::Duration;
 

@@ -11,7 +11,7 @@ use testkit::driver::{F_HOST_ALL, HEADER, region_info};
 use testkit::foreign::{self, Foreign, assert_serves_guests, inherited, list};
 use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::guest::{Backend, Guest, qemu_has_af_xdp};
-use testkit::world::{GUEST, HOST, give_address, iperf_server};
+use testkit::world::{GUEST, HOST, give_address};
 use testkit::{
     BpfFs, Daemon, Driver, DriverConfig, Layout, Lessor, PacketPort, Rig, Serve, VethPair, frame, require,
     wait,
@@ -145,28 +145,6 @@ fn socket_passed_in_stays_when_a_vmm_takes_the_memory_of_its_rings_away(#[values
     }
     drop(driver);
     assert_serves_guests(scene.veth, scene.daemon, 2);
-}
-
-/// It resets its device while it boots, leaves checksums to us, and sends and takes GSO packets.
-#[test]
-fn linux_guests_boot_and_talk_over_sockets_passed_in() {
-    require!(Root, Uml);
-    let scene = Scene::by_socket();
-    give_address(&scene.veth);
-    let _server = iperf_server(&scene.veth);
-    for _ in 0..2 {
-        let guest = Guest::boot_uml(&scene.daemon.socket(), GUEST);
-        let _ = guest.run(&format!("ping -c 3 -i 0.2 -W 60 {HOST}"));
-        for direction in ["", "-R"] {
-            let _ = guest.run(&format!("iperf3 -c {HOST} -p 5201 -n 5M {direction}"));
-        }
-        guest.kill();
-    }
-    assert!(
-        scene.daemon.port(0)["sessions"].as_u64() >= Some(2),
-        "{:#}",
-        scene.daemon.port(0)
-    );
 }
 
 /// A guest of QEMU's own AF_XDP and one of the daemon, one after the other, with the options of both word by word the

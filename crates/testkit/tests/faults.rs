@@ -48,7 +48,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rstest::rstest;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::{self, F_INDIRECT, F_MRG_RXBUF, F_VERSION_1, HEADER};
 use testkit::{
@@ -57,9 +56,9 @@ use testkit::{
 };
 use vhost::VhostBackend;
 use vhost::vhost_user::message::FrontendReq;
+use virtqueue::GuestAddr;
 use virtqueue::driver::{Buffer, GuestRam};
 use virtqueue::layout::{DESC_INDIRECT, Descriptor};
-use virtqueue::{GuestAddr, Region};
 
 const MIB: u64 = 1 << 20;
 const BUFFER: u32 = 2048;
@@ -418,57 +417,4 @@ fn use_after_free_at_shutdown_guest_that_vanishes_under_load(
         daemon.process().check();
     }
     assert_serves(&mut daemon);
-}
-
-#[rstest]
-fn memory_that_the_vmm_truncates_closes_only_its_port_and_the_neighbour_loses_nothing(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let config = DriverConfig {
-        regions: vec![(GuestAddr(0), 4 * MIB)],
-        ..DriverConfig::default()
-    };
-    let mut guests = TwoGuests::new(placement, &config);
-    // The liar comes back with memory that is not sealed.
-    let file = memfd_create("unsealed", MemfdFlags::CLOEXEC).expect("memfd");
-    ftruncate(&file, 4 * MIB).expect("room");
-    let region = Region {
-        guest_addr: GuestAddr(0),
-        user_addr: 0,
-        len: 4 * MIB,
-        file: file.try_clone().expect("a descriptor"),
-        file_offset: 0,
-    };
-    let ram = Arc::new(GuestRam::from_regions(vec![region]).expect("memory"));
-    let TwoGuests {
-        liar,
-        honest,
-        daemon,
-        wire,
-        veth,
-    } = guests;
-    drop(liar);
-    let liar = Driver::start_with(driver::connect(&daemon.path("port0.sock")), &config, ram);
-    let liar = liar.expect("accepted");
-    guests = TwoGuests {
-        liar,
-        honest,
-        daemon,
-        wire,
-        veth,
-    };
-    for number in 0..600u16 {
-        if number == 200 {
-            ftruncate(&file, 0).expect("not sealed");
-            // From here on nobody in this process may touch the liar's memory.
-            guests.liar.pairs[0].from_guest.kick();
-        }
-        let mut sent = frame::plain(100, number as u8);
-        sent[20..22].copy_from_slice(&number.to_be_bytes());
-        guests.honest.pairs[0].send(&sent, Layout::Whole);
-        let got = guests.wire.receive(wait::SOON);
-        frame::assert_same(&got.unwrap_or_else(|| panic!("frame {number} is lost")), &sent);
-    }
-    guests.assert_closed_alone("memory-truncated", &config);
 }

@@ -1,7 +1,5 @@
-//! Filter rules of ports of a network: which frames guests send and get, whoever sends them.
-//!
-//! Each test sends frames that are to pass and others that are not, and then one that passes by another rule: when that
-//! has come, what was sent before has been judged.
+//! Filter rules of ports of a network, by the file and by the API: they change while guests are there, and ten thousand
+//! are taken.
 
 use serde_json::{Value, json};
 use testkit::api::{open_dir, with_api};

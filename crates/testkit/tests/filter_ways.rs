@@ -1,5 +1,5 @@
-//! Filter rules of ports of networks, on every way that a frame may take: a queue of the port's own, what comes back to
-//! who sent it, the host's own stack.
+//! Filter rules of ports of networks, for what comes back to its sender and for the host's own stack; with a queue of the
+//! port's own and without.
 
 use std::net::{Ipv4Addr, UdpSocket};
 

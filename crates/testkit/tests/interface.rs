@@ -224,22 +224,6 @@ fn sigterm_ends_it_at_once_and_leaves_nothing(#[values(Mode::Native, Mode::Skb)]
     assert!(gone, "the program is still attached");
 }
 
-#[rstest]
-#[case::native(Mode::Native)]
-#[case::skb(Mode::Skb)]
-fn mode_in_use_is_told(#[case] mode: Mode) {
-    require!(Root);
-    let rig = Rig::new(Placement::Copy, mode);
-    let port = rig.daemon.port(0);
-    assert_eq!(port["attached"], mode.name(), "{port:#}");
-    assert!(
-        port["lanes"][0]["mode"]
-            .as_str()
-            .is_some_and(|text| text.contains(mode.name())),
-        "{port:#}"
-    );
-}
-
 /// Leased, and found out by the daemon itself.
 #[test]
 fn status_says_what_is_known_of_the_driver() {

@@ -1,4 +1,5 @@
-//! Guests that share a NIC: who reaches whom, by real sockets on a veth pair, from the configuration file on.
+//! Guests that share a NIC: networks without an uplink, addresses that ports learn, Linux guests. Who reaches whom is in
+//! `network_pairs`.
 
 use rstest::rstest;
 use testkit::guest::{Backend, Guest};

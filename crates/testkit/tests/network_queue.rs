@@ -7,12 +7,8 @@ use std::collections::BTreeSet;
 
 use rstest::rstest;
 use testkit::driver::{F_IN_ORDER, F_RING_PACKED};
-use testkit::guest::Guest;
 use testkit::lan::{BROADCAST, Lan, STRANGER, frame, mac, port, tagged};
-use testkit::world::{HOST as LAN_IP, assert_stream, give_address, iperf_server};
-use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, soak, wait,
-};
+use testkit::{Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, soak, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 
@@ -337,43 +333,5 @@ fn vlan_has_its_tag_on_the_wire_and_none_at_the_guest(
         let came = frame(mac(OWN), STRANGER, len, 7);
         lan.wire.send(&tagged(&came, 100));
         assert_eq!(lan.received(OWN), came);
-    }
-}
-
-/// Addresses of two guests, in the LAN's network.
-const LINUX: [&str; 2] = ["10.77.0.11", "10.77.0.12"];
-
-#[rstest]
-fn linux_guest_reaches_another_one_and_the_lan_by_tcp(
-    #[values("copy", "send-direct")] memory: &str,
-    #[values(Queue0::Networks, Queue0::Ports)] queue_0: Queue0,
-) {
-    require!(Root, Uml);
-    if soak::leaves_out((memory == "copy") == matches!(queue_0, Queue0::Networks)) {
-        return;
-    }
-    let veth = uplink();
-    veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
-    give_address(&veth);
-    let text = [
-        network(queue_0, 1),
-        port(OWN, &own(queue_0, memory, "")),
-        port(1, ""),
-    ]
-    .concat();
-    let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
-    let guest = |at: usize| {
-        let socket = daemon.path(&format!("vm{at}.sock"));
-        Guest::boot_uml(&socket, &format!("{}/24", LINUX[at]))
-    };
-    let guests = [guest(OWN), guest(1)];
-    guests[1].serve_iperf("");
-    let _lan = iperf_server(&veth);
-    for to in [LINUX[1], LAN_IP] {
-        let pinged = guests[OWN].run_until_success(10 * wait::SOON, &format!("ping -c 3 -W 20 {to}"));
-        pinged.unwrap_or_else(|said| panic!("no ping of {to}: {said}\n{:#}", daemon.status()));
-        for direction in ["", "-R"] {
-            assert_stream(&guests[OWN], to, direction);
-        }
     }
 }

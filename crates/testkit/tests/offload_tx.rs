@@ -1,7 +1,7 @@
 //! What a guest leaves to the device when it sends: checksums and segmentation, on their way to the NIC.
 //!
 //! The guest is a driver in this process, the NIC one end of a veth pair. On the other end is a packet socket, which
-//! sees each segment, or the kernel's own UDP and TCP. A checksum that the kernel was asked to complete (XDP TX
+//! sees each segment, or the kernel's own UDP. A checksum that the kernel was asked to complete (XDP TX
 //! metadata) stays partial on a veth, and the receiver is told so; what a packet socket shows is then completed here
 //! before it is compared.
 

@@ -4,8 +4,7 @@ use std::process::Command;
 
 use rstest::rstest;
 use serde_json::Value;
-use testkit::lan::{Lan, STRANGER, frame as lan_frame, mac};
-use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Running, Serve, daemon, frame, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Running, Serve, daemon, frame, wait};
 
 const FRAMES: u64 = 1000;
 
@@ -122,49 +121,6 @@ fn frames_to_a_null_nic_are_counted_in_and_out_and_a_reset_begins_anew() {
     assert!(number(&daemon.status()["workers"][0]["busy_rounds"]) > 0);
     send(&mut guest, &frame::plain(100, 1));
     assert_eq!(frames(&workers(&daemon)), [FRAMES; 3]);
-}
-
-/// From guest to guest, to the LAN and back.
-#[rstest]
-fn frames_of_a_network_are_counted_and_its_lanes_named(#[values(1, 2)] count: usize) {
-    require!(Root);
-    let mut lan = Lan::with_workers(count, &["", ""], &DriverConfig::default());
-    // What the kernel says of itself on the wire is over.
-    said(&lan.daemon, &["--reset"]);
-    let before = frames(&workers(&lan.daemon));
-    for number in 0..50 {
-        let sent = lan_frame(mac(1), mac(0), 100, number);
-        lan.send(0, &sent);
-        assert_eq!(lan.received(1), sent);
-        let out = lan_frame(STRANGER, mac(0), 100, number);
-        lan.send(0, &out);
-        assert_eq!(lan.received_by_wire(), out);
-        let back = lan_frame(mac(0), STRANGER, 100, number);
-        lan.wire.send(&back);
-        assert_eq!(lan.received(0), back);
-    }
-    let now = workers(&lan.daemon);
-    now.iter().for_each(check);
-    let [taken, passes, out] = [0, 1, 2].map(|at| frames(&now)[at] - before[at]);
-    let lanes: Vec<_> = now
-        .iter()
-        .flat_map(|worker| worker["lanes"].as_array().expect("a list"))
-        .collect();
-    let of_kind = |kind: &str| lanes.iter().filter(|lane| lane["kind"] == kind).count();
-    assert_eq!(of_kind("pair"), 2, "{lanes:#?}");
-    assert!(
-        of_kind("uplink") > 0 && of_kind("link") == if count > 1 { 4 } else { 0 },
-        "{lanes:#?}"
-    );
-    // Who sits with the uplink or the other guest sends directly, the others by a link; a network's host may speak,
-    // too.
-    assert!(taken >= 150, "{now:#?}");
-    match count {
-        1 => assert_eq!((passes, out >= 150), (taken, true), "{now:#?}"),
-        _ => assert!(passes > taken && out >= passes, "{now:#?}"),
-    }
-    let kicks = now.iter().map(|worker| number(&worker["kernel"][0]["count"]));
-    assert!(kicks.sum::<u64>() > 0, "frames went out: {now:#?}");
 }
 
 #[test]

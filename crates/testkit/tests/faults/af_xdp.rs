@@ -2,7 +2,7 @@
 
 use rstest::rstest;
 use testkit::daemon::{Mode, Placement};
-use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, soak, wait};
+use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, frame, require, wait};
 use virtqueue::GuestAddr;
 
 use super::BUFFER;
@@ -82,57 +82,6 @@ fn number_of_channels_that_changes_under_load_takes_no_queue_in_use(
         let _ = rig.flush_from_guest();
         assert!(rig.daemon.port(0)["impaired"].is_null());
     }
-}
-
-#[rstest]
-#[case::finished(false)]
-#[case::partial(true)]
-fn partial_checksums_of_veth_are_completed_for_a_guest_that_does_not_take_them(
-    #[case] partial: bool,
-    #[values(Mode::Native, Mode::Skb)] mode: Mode,
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    if soak::leaves_out_half(&[usize::from(partial), mode as usize, placement as usize]) {
-        return;
-    }
-    require!(Root);
-    let mut rig = Rig::new(placement, mode);
-    rig.post(64, &[BUFFER]);
-    // The far end's own stack sends; on an interface without ARP it needs no neighbour.
-    let far = &rig.veth.far;
-    far.ip(&["addr", "add", "192.0.2.1/24", "dev", VethPair::WIRE]);
-    far.run(
-        "ethtool",
-        &["-K", VethPair::WIRE, "tx", if partial { "on" } else { "off" }],
-    );
-    far.run("bash", &["-c", "echo -n payload >/dev/udp/192.0.2.2/9"]);
-    let is_udp = |frame: &[u8]| frame.len() > 42 && frame[12..14] == [8, 0] && frame[23] == 17;
-    let got = wait::until_some(wait::SOON, || {
-        rig.driver.pairs[0]
-            .receive(wait::QUIET)
-            .filter(|got| is_udp(&got.frame))
-    });
-    let got = got.expect("it arrives").frame;
-    assert_eq!(got[42..], *b"payload", "all else is as it was sent");
-    assert_eq!(udp_sum(&got), 0xffff, "the checksum is whole");
-    let completed = rig.daemon.counter("to_guest_checksums_completed");
-    assert_eq!(completed > 0, partial, "{completed} were completed");
-}
-
-/// One's complement sum of the pseudo header and the datagram: 0xffff if the checksum is right (RFC 768).
-fn udp_sum(frame: &[u8]) -> u16 {
-    let datagram = &frame[34..];
-    let mut bytes = frame[26..34].to_vec();
-    bytes.extend([0, 17]);
-    bytes.extend(u16::try_from(datagram.len()).expect("short").to_be_bytes());
-    bytes.extend(datagram);
-    bytes.resize(bytes.len().next_multiple_of(2), 0);
-    let sum: u32 = bytes
-        .chunks(2)
-        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
-        .sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    ((folded & 0xffff) + (folded >> 16)) as u16
 }
 
 #[rstest]

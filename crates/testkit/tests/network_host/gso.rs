@@ -1,5 +1,4 @@
-//! GSO packets between the host and guests: whole where the guest takes them, cut with whole checksums where it does
-//! not.
+//! GSO packets between the host and guests pass whole.
 
 use std::time::Duration;
 

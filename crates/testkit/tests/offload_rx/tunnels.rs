@@ -1,4 +1,4 @@
-//! VXLAN and Geneve towards a guest, of a stack at the far end of a veth: the checksum of the packet inside, which it
+//! VXLAN towards a guest, of a stack at the far end of a veth: the checksum of the packet inside, which it
 //! leaves unfinished, is completed, and the outer one is right then.
 
 use std::net::UdpSocket;
