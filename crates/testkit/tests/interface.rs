@@ -1,10 +1,8 @@
 //! What happens to the interface, or around it, while the daemon runs or wants to start.
 
-use std::process::Command;
-
 use rstest::rstest;
-use testkit::daemon::{Mode, Placement, assert_complaint, binary, private_dir};
-use testkit::{Daemon, DriverConfig, Layout, NetNs, Rig, Running, Serve, VethPair, frame, require, wait};
+use testkit::daemon::{Mode, Placement, binary, private_dir};
+use testkit::{Daemon, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, require, wait};
 use vhost::VhostBackend;
 use virtqueue::GuestAddr;
 
@@ -68,77 +66,6 @@ fn interface_that_is_deleted_leaves_the_guest_connected_and_is_picked_up_when_it
     rig.await_passes_both_ways();
 }
 
-/// A veth has no zero-copy.
-#[test]
-fn what_an_interface_cannot_is_refused_with_the_remedy() {
-    require!(Root);
-    let veth = VethPair::with(2, 1500);
-    let serves = both_ways(VethPair::NIC).into_iter().zip(both_ways("missing7"));
-    for (nic, missing) in serves {
-        let beyond = nic.clone().with("--queues", "2").with("--start-queue", "1");
-        let words = [VethPair::NIC, "2", "start-queue", "ethtool -L"];
-        assert_refused(&veth.near, &beyond, &words);
-        assert_refused(&veth.near, &missing, &["missing7"]);
-        let forced = nic.with("--queues", "2").flag("--force-zero-copy");
-        assert_refused(&veth.near, &forced, &["zero-copy", "queue 0"]);
-    }
-    assert_eq!(
-        program_on(&veth.near, VethPair::NIC),
-        None,
-        "nothing stays attached"
-    );
-}
-
-/// A program of somebody else's: passes everything.
-const FOREIGN: &str = r#"
-__attribute__((section("xdp"), used)) int pass_all(void *ctx) { return 2; }
-char terms[] __attribute__((section("license"), used)) = "GPL";
-"#;
-
-#[rstest]
-fn program_of_another_is_not_replaced(#[values("xdpdrv", "xdpgeneric")] how: &str) {
-    require!(Root);
-    let veth = VethPair::new();
-    let dir = private_dir();
-    let (source, object) = (dir.path().join("foreign.c"), dir.path().join("foreign.o"));
-    std::fs::write(&source, FOREIGN).expect("writable");
-    let compiled = Command::new("clang")
-        .args(["-O2", "-target", "bpf", "-c"])
-        .arg(&source)
-        .arg("-o")
-        .arg(&object)
-        .status();
-    assert!(
-        compiled
-            .expect("clang is there: the daemon is built with it")
-            .success()
-    );
-    let object = object.to_str().expect("ASCII");
-    veth.near.ip(&[
-        "link",
-        "set",
-        VethPair::NIC,
-        how,
-        "object",
-        object,
-        "section",
-        "xdp",
-    ]);
-    let id = program_on(&veth.near, VethPair::NIC).expect("just attached");
-    let remedy = ["link", "set", "dev", VethPair::NIC, how, "off"];
-    for serve in both_ways(VethPair::NIC) {
-        let command = format!("`ip {}`", remedy.join(" "));
-        assert_refused(&veth.near, &serve, &[VethPair::NIC, &id.to_string(), &command]);
-        assert_eq!(
-            program_on(&veth.near, VethPair::NIC),
-            Some(id),
-            "it is still there"
-        );
-    }
-    veth.near.ip(&remedy);
-    let _served = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC).by_root());
-}
-
 #[test]
 fn second_daemon_on_the_same_interface_is_refused_and_the_first_goes_on() {
     require!(Root);
@@ -158,38 +85,6 @@ fn second_daemon_on_the_same_interface_is_refused_and_the_first_goes_on() {
         assert_refused(&rig.veth.near, &serve, &words);
     }
     rig.assert_passes_both_ways();
-}
-
-#[rstest]
-fn memlock_too_small_is_refused_with_the_remedy(#[values("copy", "direct")] placement: &str) {
-    require!(Root);
-    let veth = VethPair::new();
-    let dir = private_dir();
-    // By root, whose limit nobody raises; without CAP_IPC_LOCK it counts.
-    let mut command = veth.near.command("setpriv");
-    command
-        .args(["--bounding-set", "-ipc_lock", "prlimit", "--memlock=65536"])
-        .arg(binary());
-    command.args([
-        "serve",
-        "--ifname",
-        VethPair::NIC,
-        "--memory",
-        placement,
-        "--control",
-        "none",
-        "--socket-path",
-    ]);
-    command.arg(dir.path().join("vm.sock"));
-    let mut running = Running::start(command);
-    let status = running.wait(wait::SOON);
-    let said = running.said();
-    assert_complaint(status, &said.to_lowercase(), &["memlock"]);
-    assert_eq!(
-        program_on(&veth.near, VethPair::NIC),
-        None,
-        "nothing stays attached"
-    );
 }
 
 #[rstest]

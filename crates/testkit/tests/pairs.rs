@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rstest::rstest;
 use testkit::daemon::Placement;
-use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, Serve, VethPair, frame, lan, require, wait};
+use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, Serve, VethPair, frame, lan, require, soak, wait};
 use vhost::vhost_user::VhostUserFrontend;
 
 const BUFFER: u32 = 2048;
@@ -235,6 +235,11 @@ fn frames_of_all_queues_reach_the_guest_whatever_its_driver_does_with_its_pairs(
     )]
     what: Use,
 ) {
+    // Placements differ in who has buffers of a pair that is not on.
+    let few = [Use::OnlyTheFirst, Use::Halves, Use::Stopped, Use::ResetAndFewer];
+    if soak::leaves_out(placement == Placement::Copy || few.contains(&what)) {
+        return;
+    }
     require!(Root);
     assert_all_arrive(Joined::Lone(placement), what);
 }

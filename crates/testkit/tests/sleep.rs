@@ -111,39 +111,3 @@ fn buffers_are_back_when_a_nic_that_is_late_has_completed_their_frames(
         back += 1;
     }
 }
-
-/// A worker that does not listen to kicks looks once a millisecond, by a timer.
-#[rstest]
-fn kicks_for_nothing_wake_the_worker_no_more_often_than_its_timer(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let mut rig = Rig::new(placement, Mode::Native);
-    let (before, begun) = (sleeps(&rig), Instant::now());
-    let kicks = 100_000;
-    (0..kicks).for_each(|_| rig.pair().from_guest.kick());
-    let woken = sleeps(&rig) - before;
-    println!(
-        "{kicks} kicks in {:.1?} woke the worker {woken} times",
-        begun.elapsed()
-    );
-    assert!(
-        woken < most_sleeps_since(begun),
-        "{kicks} kicks woke the worker {woken} times"
-    );
-    // It has not stopped working: frames pass while it listens no more, and afterwards a single kick is heard.
-    rig.post(64, &[2048]);
-    rig.assert_passes_both_ways();
-    wait::a_moment();
-    rig.assert_passes_both_ways();
-    // And it sleeps again, until something happens.
-    let rests = wait::until(wait::SOON, || {
-        let before = sleeps(&rig);
-        wait::a_moment();
-        sleeps(&rig) == before
-    });
-    assert!(
-        rests,
-        "the worker of a guest that does nothing wakes again and again"
-    );
-}
