@@ -36,8 +36,7 @@ fn main() {
     let mut daemon = daemon(&veth, &[]);
     let guest = connect(&daemon, LEASED);
     if stopped {
-        let lessor = daemon.lessor.as_mut().expect("leased");
-        lessor.steward.signal(Signal::STOP);
+        daemon.signal_steward(Signal::STOP);
     }
     // Another MTU needs the steward, as does the end of a session.
     veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);

@@ -197,11 +197,6 @@ pub fn assert_reaches(guest: &mut Driver, number: usize, wire: &PacketPort) {
 /// If the daemon refuses one.
 #[must_use]
 pub fn guests(daemon: &Daemon, count: usize, config: &DriverConfig) -> Vec<Driver> {
-    let guest = |at: usize| {
-        let mut driver = Driver::connect(&daemon.path(&format!("vm{at}.sock")), config).expect("accepted");
-        driver.pairs[0].post(32, &[2048]);
-        daemon.await_port(at, "a lane runs", |port| port["lanes"][0]["running"] == true);
-        driver
-    };
+    let guest = |at: usize| daemon.connect(at, &daemon.path(&format!("vm{at}.sock")), config, 32);
     (0..count).map(guest).collect()
 }

@@ -49,10 +49,7 @@ impl TwoPorts {
         let daemon = Daemon::start_file(&netns, &Serve::file(), &[], &file(keys));
         let guests = (0..2).map(|at| {
             let path = daemon.path(&format!("vm{at}.sock"));
-            let mut guest = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
-            guest.pairs[0].post(128, &[2048]);
-            daemon.await_port(at, "a lane runs", |port| port["lanes"][0]["running"] == true);
-            guest
+            daemon.connect(at, &path, &DriverConfig::default(), 128)
         });
         Self {
             guests: guests.collect(),

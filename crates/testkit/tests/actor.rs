@@ -33,11 +33,6 @@ fn assert_others_go_on(daemon: &Daemon, ports: &[usize]) {
     }
 }
 
-fn signal_steward(daemon: &mut Daemon, signal: Signal) {
-    let lessor = daemon.lessor.as_mut().expect("leased");
-    lessor.steward.signal(signal);
-}
-
 fn assert_ends_in_order(daemon: &mut Daemon) {
     daemon.process().signal(Signal::TERM);
     let ended = daemon.process().wait(END);
@@ -51,12 +46,12 @@ fn steward_that_is_stopped_holds_up_neither_status_nor_other_ports() {
     let veth = VethPair::new();
     let mut daemon = daemon(&veth, &[]);
     let guest = connect(&daemon, LEASED);
-    signal_steward(&mut daemon, Signal::STOP);
+    daemon.signal_steward(Signal::STOP);
     assert_others_go_on(&daemon, &[NULL, FREE, OTHER]);
     // The end of its port's session may have to wait until the steward has taken the queue back.
     drop(guest);
     assert_others_go_on(&daemon, &[NULL, FREE, OTHER]);
-    signal_steward(&mut daemon, Signal::CONT);
+    daemon.signal_steward(Signal::CONT);
     daemon.await_port(LEASED, "it is over", |port| port["connected"] == false);
     // Answers that came too late are no harm.
     drop(connect(&daemon, LEASED));
@@ -70,7 +65,7 @@ fn daemon_ends_although_its_steward_is_stopped() {
     let veth = VethPair::new();
     let mut daemon = daemon(&veth, &[]);
     let _guest = connect(&daemon, LEASED);
-    signal_steward(&mut daemon, Signal::STOP);
+    daemon.signal_steward(Signal::STOP);
     assert_ends_in_order(&mut daemon);
 }
 
@@ -80,7 +75,7 @@ fn daemon_ends_while_a_port_waits_for_a_steward_that_is_stopped() {
     let veth = VethPair::new();
     let mut daemon = daemon(&veth, &[]);
     let guest = connect(&daemon, LEASED);
-    signal_steward(&mut daemon, Signal::STOP);
+    daemon.signal_steward(Signal::STOP);
     // Another MTU needs the steward, and the end of the session may need it: the port waits for one or the other.
     veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
     drop(guest);

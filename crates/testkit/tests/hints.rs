@@ -24,10 +24,7 @@ fn serve(leased: bool) -> Serve {
 
 /// A guest with buffers, whose lane runs.
 fn guest(daemon: &Daemon) -> Driver {
-    let mut guest = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
-    guest.pairs[0].post(16, &[2048]);
-    daemon.await_port(0, "a lane runs", |port| port["lanes"][0]["running"] == true);
-    guest
+    daemon.connect(0, &daemon.socket(), &DriverConfig::default(), 16)
 }
 
 fn hints_of(daemon: &Daemon) -> Value {

@@ -6,7 +6,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use testkit::daemon::binary;
 use testkit::kernel::has_hints;
-use testkit::{Daemon, Driver, DriverConfig, NetNs, PacketPort, Serve, VethPair, frame, require, wait};
+use testkit::{Daemon, DriverConfig, NetNs, PacketPort, Serve, VethPair, frame, require, wait};
 
 /// Of the frames of [`frame::udp`] from that port.
 const FLOW: [&str; 10] = [
@@ -91,9 +91,7 @@ fn flows_have_the_marks_that_they_are_given(#[values(false, true)] leased: bool)
     let serve = serve(leased).with("--hints", "mark").with("--rule", rule);
     let daemon = Daemon::start(near, &serve);
     assert_eq!(daemon.port(0)["lanes"][0]["hints"]["on"], json!(["mark"]));
-    let mut guest = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("accepted");
-    guest.pairs[0].post(64, &[2048]);
-    daemon.await_port(0, "a lane runs", |port| port["lanes"][0]["running"] == true);
+    let _guest = daemon.connect(0, &daemon.socket(), &DriverConfig::default(), 64);
     let (passes, is_denied) = ("to_guest_frames", "to_guest_filter");
     let nic = VethPair::NIC;
 

@@ -128,11 +128,6 @@ impl Pairs {
             .await_port(0, "the first pair is stopped", |port| !is_running(port, 0));
     }
 
-    fn signal_steward(&mut self, signal: Signal) {
-        let lessor = self.rig.daemon.lessor.as_mut().expect("leased");
-        lessor.steward.signal(signal);
-    }
-
     /// Keeps the socket of a pair's queue open: the one that frames wait in for which the guest has no buffers.
     fn hold(&mut self, pair: usize) -> OwnedFd {
         let ours = self.sockets();
@@ -277,7 +272,7 @@ fn queue_that_is_held_up_holds_up_no_other() {
     require!(Root);
     let (mut world, held) = held_up();
     (0..4 * BUFFERS).for_each(|_| world.assert_passes(1, 1514));
-    world.signal_steward(Signal::CONT);
+    world.rig.daemon.signal_steward(Signal::CONT);
     world.rig.daemon.await_impaired(0, "queue 0");
     world.await_passes(1, 3014);
     let port = world.rig.daemon.port(0);
@@ -302,11 +297,11 @@ fn held_up() -> (Pairs, OwnedFd) {
         let held = world.hold(0);
         set_mtu(&world.rig.veth.near, 3000);
         world.await_stopped();
-        world.signal_steward(Signal::STOP);
+        world.rig.daemon.signal_steward(Signal::STOP);
         let port = world.rig.daemon.port(0);
         let waits = port["impaired"].is_null() && !is_running(&port, 0) && is_running(&port, 1);
         if !waits {
-            world.signal_steward(Signal::CONT);
+            world.rig.daemon.signal_steward(Signal::CONT);
         }
         waits.then_some((world, held))
     });

@@ -5,7 +5,7 @@ use rstest::rstest;
 use testkit::guest::{Backend, Guest};
 use testkit::lan::{Lan, STRANGER, file, frame, guests, mac};
 use testkit::world::{HOST, assert_stream, give_address, iperf_server};
-use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, VethPair, require, soak, wait};
+use testkit::{Daemon, DriverConfig, Layout, NetNs, Serve, VethPair, require, soak, wait};
 
 #[rstest]
 fn network_without_an_uplink_needs_no_privilege() {
@@ -92,10 +92,7 @@ fn learned_addresses_make_room_for_a_port_that_is_added() {
         (&1.into(), &().into())
     );
     let path = lan.daemon.path("vm2.sock");
-    let mut added = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
-    added.pairs[0].post(32, &[2048]);
-    let runs = |port: &serde_json::Value| port["lanes"][0]["running"] == true;
-    lan.daemon.await_port(2, "a lane runs", runs);
+    let mut added = lan.daemon.connect(2, &path, &DriverConfig::default(), 32);
     let came = frame(mac(2), STRANGER, 60, 3);
     lan.wire.send(&came);
     assert_eq!(

@@ -88,10 +88,7 @@ impl Lan {
         let daemon = Daemon::start_file(&veth.near, serve, &[VethPair::NIC], file);
         let guest = |(at, &features): (usize, &u64)| {
             let socket = daemon.path(&format!("vm{at}.sock"));
-            let mut driver = Driver::connect(&socket, &DriverConfig::with(features)).expect("accepted");
-            driver.pairs[0].post(64, &[2048]);
-            daemon.await_port(at, "a lane runs", |port| port["lanes"][0]["running"] == true);
-            driver
+            daemon.connect(at, &socket, &DriverConfig::with(features), 64)
         };
         let guests = features.iter().enumerate().map(guest).collect();
         Self {

@@ -385,10 +385,9 @@ fn vmm_that_is_killed_in_a_request_costs_others_no_frame(
     println!("{} requests, {frames} frames", paths.len());
     // Its successor is served.
     for liar in [LIAR, LIAR + acts / 2, LIAR + acts - 1] {
-        let mut guest = Driver::connect(&paths[liar - LIAR], &DriverConfig::default()).expect("accepted");
-        guest.pairs[0].post(64, &[2048]);
-        let runs = |port: &serde_json::Value| port["lanes"][0]["running"] == true;
-        world.daemon.await_port(liar, "it runs", runs);
+        let mut guest = world
+            .daemon
+            .connect(liar, &paths[liar - LIAR], &DriverConfig::default(), 64);
         world.assert_goes_on_beside(liar);
         let got = guest.pairs[0].receive(wait::SOON).expect("it comes");
         assert!(got.frame == frame(liar, 0, world.number), "guest {liar}");

@@ -275,9 +275,7 @@ fn whoever_is_killed_under_traffic_comes_back_and_leaves_nothing_behind() {
                 "daemon".to_owned()
             }
             1 => {
-                let lessor = world.daemon.lessor.as_mut().expect("queues are leased");
-                lessor.steward.signal(Signal::KILL);
-                lessor.steward.wait(wait::SOON);
+                world.daemon.end_steward(Signal::KILL);
                 world.burst();
                 world.daemon.restart_lessor(&world.veth.near);
                 "steward".to_owned()

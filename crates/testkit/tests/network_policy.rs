@@ -35,8 +35,7 @@ fn change_policy(daemon: &mut Daemon, keys: &str) {
     };
     let before = read(daemon);
     write_policy(daemon, keys);
-    let lessor = daemon.lessor.as_mut().expect("leased");
-    lessor.steward.signal(Signal::HUP);
+    daemon.signal_steward(Signal::HUP);
     let is_read = || read(daemon) > before;
     assert!(wait::until(wait::SOON, is_read), "{}", daemon.said());
 }
@@ -110,9 +109,7 @@ fn guest_that_a_policy_cuts_off_is_named_and_comes_back_with_it(#[values(false, 
         match restarted {
             false => change_policy(&mut daemon, little),
             true => {
-                let steward = &mut daemon.lessor.as_mut().expect("leased").steward;
-                steward.signal(rustix::process::Signal::KILL);
-                steward.wait(wait::SOON);
+                daemon.end_steward(rustix::process::Signal::KILL);
                 write_policy(&daemon, little);
                 daemon.start_lessor_again(&veth.near);
             }
@@ -137,12 +134,7 @@ fn guest_that_a_policy_cuts_off_is_named_and_comes_back_with_it(#[values(false, 
 
 fn guest(daemon: &Daemon, number: u8) -> Driver {
     let path = daemon.path(&format!("vm{number}.sock"));
-    let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
-    driver.pairs[0].post(128, &[2048]);
-    daemon.await_port(number.into(), "a lane runs", |port| {
-        port["lanes"][0]["running"] == true
-    });
-    driver
+    daemon.connect(number.into(), &path, &DriverConfig::default(), 128)
 }
 
 fn numbered(guest: u8, number: u8) -> Vec<u8> {

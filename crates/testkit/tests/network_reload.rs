@@ -227,9 +227,7 @@ fn port_that_ends_without_a_steward_leaves_its_address_when_there_is_one_again()
     let stays = port(0, "a");
     let first = two_networks(&(stays.clone() + &port(1, "a")));
     let mut daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &first);
-    let lessor = daemon.lessor.as_mut().expect("queues are leased");
-    lessor.steward.signal(Signal::KILL);
-    lessor.steward.wait(wait::SOON);
+    daemon.end_steward(Signal::KILL);
     daemon.reload_with(&two_networks(&stays));
     daemon.restart_lessor(&veth.near);
     daemon.write_file(&two_networks(&(stays + &port(1, "b"))));

@@ -12,7 +12,7 @@ use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
 use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::lan::{BROADCAST, Lan, STRANGER, assert_reaches, file, frame, guests, mac, port};
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, foreign, kernel, require, wait,
+    Daemon, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, foreign, kernel, require, wait,
 };
 
 /// Ports with these keys in a network in tap mode.
@@ -198,9 +198,7 @@ fn frames_go_on_while_the_steward_is_restarted() {
     assert_passes(&mut lan, 0);
     let before = taps(&lan.veth.near);
     for signal in [Signal::TERM, Signal::KILL] {
-        let steward = &mut lan.daemon.lessor.as_mut().expect("leased").steward;
-        steward.signal(signal);
-        steward.wait(wait::SOON);
+        lan.daemon.end_steward(signal);
         for number in 0..10 {
             assert_passes(&mut lan, number);
         }
@@ -332,9 +330,7 @@ fn guests_of_two_networks_in_tap_mode_reach_each_other_over_a_veth_pair() {
         port(2, "")
     );
     let other = Daemon::start_file(&lan.veth.far, &Serve::file(), &[VethPair::WIRE], &text);
-    let mut guest = Driver::connect(&other.path("vm2.sock"), &DriverConfig::with(0)).expect("accepted");
-    guest.pairs[0].post(32, &[2048]);
-    other.await_port(0, "a lane runs", |port| port["lanes"][0]["running"] == true);
+    let mut guest = other.connect(0, &other.path("vm2.sock"), &DriverConfig::with(0), 32);
     for (to, number) in [(BROADCAST, 1), (mac(2), 2)] {
         let sent = frame(to, mac(0), 300, number);
         lan.send(0, &sent);
@@ -367,9 +363,7 @@ fn frames_to_stations_go_on_when_all_are_killed(#[values(false, true)] again: bo
     require!(Root);
     let mut lan = lan(&Serve::file().leased(), &["", ""], 0);
     assert_passes(&mut lan, 0);
-    let steward = &mut lan.daemon.lessor.as_mut().expect("leased").steward;
-    steward.signal(Signal::KILL);
-    steward.wait(wait::SOON);
+    lan.daemon.end_steward(Signal::KILL);
     lan.daemon.kill();
     let near = &lan.veth.near;
     assert!(

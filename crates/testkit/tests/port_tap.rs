@@ -214,9 +214,7 @@ fn steward_and_daemon_restart_under_a_guest() {
     rig.assert_passes_both_ways();
     let before = taps(&rig.veth.near);
     for signal in [Signal::TERM, Signal::KILL] {
-        let steward = &mut rig.daemon.lessor.as_mut().expect("leased").steward;
-        steward.signal(signal);
-        steward.wait(wait::SOON);
+        rig.daemon.end_steward(signal);
         rig.assert_passes_both_ways();
         rig.daemon.restart_lessor(&rig.veth.near);
         rig.assert_passes_both_ways();

@@ -203,9 +203,7 @@ fn queue_of_a_guest_that_goes_while_the_steward_is_away_is_the_host_s() {
         &DriverConfig::default(),
     );
     rig.post(64, &[BUFFER]);
-    let lessor = rig.daemon.lessor.as_mut().expect("leased");
-    lessor.steward.signal(Signal::KILL);
-    lessor.steward.wait(wait::SOON);
+    rig.daemon.end_steward(Signal::KILL);
     rig.assert_passes_both_ways();
     let mut host = Host::without_guest(rig);
     host.assert_has_queue();
@@ -224,16 +222,12 @@ fn queue_that_a_steward_opens_when_nobody_waits_for_it_any_more_is_the_host_s() 
     let mut daemon = Daemon::start(&veth.near, &serve);
     let wire = PacketPort::open(&veth.far, VethPair::WIRE);
     assert_host_gets_frames(&veth, &wire, 1);
-    let signal = |daemon: &mut Daemon, signal| {
-        let lessor = daemon.lessor.as_mut().expect("leased");
-        lessor.steward.signal(signal);
-    };
-    signal(&mut daemon, Signal::STOP);
+    daemon.signal_steward(Signal::STOP);
     let driver = Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("it is told to wait");
     daemon.await_port(0, "no queue", |port| !port["impaired"].is_null());
     drop(driver);
     daemon.await_port(0, "no VMM", |port| port["connected"] == false);
-    signal(&mut daemon, Signal::CONT);
+    daemon.signal_steward(Signal::CONT);
     // It does, one after the other, what it was asked for.
     daemon.await_port(0, "the steward's answer", |port| port["impaired"].is_null());
     assert_host_gets_frames(&veth, &wire, 2);

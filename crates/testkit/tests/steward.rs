@@ -71,7 +71,7 @@ fn frames_go_on_while_the_steward_is_restarted(
     require!(Root);
     let mut rig = rig(&leased(placement));
     for signal in [Signal::TERM, Signal::KILL] {
-        end_steward(&mut rig, signal);
+        rig.daemon.end_steward(signal);
         rig.daemon.await_port(0, "away", |port| {
             port["steering_note"]
                 .as_str()
@@ -109,7 +109,7 @@ fn steward_that_is_killed_again_and_again_costs_no_frame(
     let before = id(&program(&rig));
     assert!(before.is_some());
     for round in (0..40u8).cycle().take(soak::count(14, 200)) {
-        end_steward(&mut rig, Signal::KILL);
+        rig.daemon.end_steward(Signal::KILL);
         rig.assert_passes_both_ways();
         rig.daemon.start_lessor_again(&rig.veth.near);
         // While it starts, takes over, is asked for the lease; and after that, or in the midst of it, it is killed
@@ -135,7 +135,7 @@ fn daemon_that_dies_while_the_steward_is_away_has_its_queues_again_at_once() {
     require!(Root);
     let mut rig = rig(&leased(Placement::Copy));
     for _ in 0..3 {
-        end_steward(&mut rig, Signal::KILL);
+        rig.daemon.end_steward(Signal::KILL);
         rig.daemon.kill();
         rig.daemon.restart_lessor(&rig.veth.near);
         rig.daemon.restart(&rig.veth.near, &leased(Placement::Copy));
@@ -150,7 +150,7 @@ fn daemon_that_dies_while_the_steward_is_away_has_its_queues_again_at_once() {
 fn guest_that_comes_while_the_steward_is_away_is_served_when_it_is_back() {
     require!(Root);
     let mut rig = rig(&leased(Placement::Copy));
-    end_steward(&mut rig, Signal::KILL);
+    rig.daemon.end_steward(Signal::KILL);
     rig = rig.next_guest();
     rig.daemon.await_impaired(0, "changes wait");
     rig.daemon.restart_lessor(&rig.veth.near);
@@ -169,7 +169,7 @@ fn queue_that_another_process_has_is_tried_again_until_it_is_free() {
     let serve = leased(Placement::Copy).with("--queues", "2");
     let mut rig = Rig::with(VethPair::with(2, 1500), &serve, &guest);
     // The old guest goes, and the new one is not served before the steward is back.
-    end_steward(&mut rig, Signal::KILL);
+    rig.daemon.end_steward(Signal::KILL);
     rig = rig.next_guest_with(&guest);
     rig.daemon.await_impaired(0, "changes wait");
     let index = rig.veth.near.index_of(VethPair::NIC);
@@ -209,7 +209,7 @@ fn memory_that_is_plugged_in_while_the_steward_is_away_ends_nothing(
     let more = GuestRam::new(&[(GuestAddr(16 << 30), 16 << 20)]).expect("memory");
     let regions = more.regions().expect("regions");
     let info = region_info(&regions[0]);
-    end_steward(&mut rig, Signal::KILL);
+    rig.daemon.end_steward(Signal::KILL);
     rig.driver.frontend().add_mem_region(&info).expect("added");
     match placement {
         Placement::Copy => rig.assert_passes_both_ways(),
@@ -233,7 +233,7 @@ fn memory_that_is_registered_while_the_steward_is_away_is_used_when_it_is_back()
     for round in 0..4 {
         let mut rig = Rig::with(VethPair::new(), &leased(Placement::Direct), &config);
         std::thread::sleep(Duration::from_millis(15 * round));
-        end_steward(&mut rig, Signal::KILL);
+        rig.daemon.end_steward(Signal::KILL);
         // The registration ends meanwhile.
         std::thread::sleep(Duration::from_millis(300));
         rig.daemon.restart_lessor(&rig.veth.near);
@@ -250,7 +250,7 @@ fn daemon_leases_anew_from_a_steward_that_knows_nothing_of_it() {
     require!(Root);
     let mut rig = rig(&leased(Placement::Copy));
     // It takes everything back at its end.
-    end_steward(&mut rig, Signal::INT);
+    rig.daemon.end_steward(Signal::INT);
     rig.daemon.await_impaired(0, "takes all leases back and ends");
     let said = rig.daemon.process().said();
     assert!(said.contains("takes all leases back and ends"), "{said}");
@@ -268,7 +268,7 @@ fn network_leases_anew_from_a_steward_that_knows_nothing_of_it() {
     let text = lan::file(Some(VethPair::NIC), &[""]);
     let serve = Serve::file().leased();
     let mut lan = Lan::on(VethPair::new(), &serve, &text, 1, &DriverConfig::default());
-    end(&mut lan.daemon, Signal::INT);
+    lan.daemon.end_steward(Signal::INT);
     let why = |lan: &Lan| lan.daemon.status()["networks"][0]["impaired"].clone();
     let keeps_the_reason = || {
         why(&lan)
@@ -278,16 +278,6 @@ fn network_leases_anew_from_a_steward_that_knows_nothing_of_it() {
     assert!(wait::until(wait::SOON, keeps_the_reason), "{}", why(&lan));
     lan.daemon.restart_lessor(&lan.veth.near);
     assert!(wait::until(wait::SOON, || why(&lan).is_null()), "{}", why(&lan));
-}
-
-fn end_steward(rig: &mut Rig, signal: Signal) {
-    end(&mut rig.daemon, signal);
-}
-
-fn end(daemon: &mut Daemon, signal: Signal) {
-    let lessor = daemon.lessor.as_mut().expect("leased");
-    lessor.steward.signal(signal);
-    lessor.steward.wait(wait::SOON);
 }
 
 /// What the one before had may be its helper's for a moment still.

@@ -170,6 +170,25 @@ impl Daemon {
         self.running = spawn(netns, &self.dir, self.lessor.as_ref(), serve);
     }
 
+    /// Sends a signal to its steward.
+    ///
+    /// # Panics
+    /// If it has none.
+    pub fn signal_steward(&mut self, signal: Signal) {
+        let lessor = self.lessor.as_mut().expect("queues are leased");
+        lessor.steward.signal(signal);
+    }
+
+    /// Ends its steward by a signal.
+    ///
+    /// # Panics
+    /// If it has none.
+    pub fn end_steward(&mut self, signal: Signal) {
+        let lessor = self.lessor.as_mut().expect("queues are leased");
+        lessor.steward.signal(signal);
+        lessor.steward.wait(wait::SOON);
+    }
+
     /// Starts its steward again, after that ended, and does not wait for it.
     pub fn start_lessor_again(&mut self, netns: &NetNs) {
         if let Some(lessor) = &mut self.lessor {

@@ -3,12 +3,13 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use super::Daemon;
-use crate::wait;
+use crate::{Driver, DriverConfig, wait};
 
 impl Daemon {
     /// The daemon's status, read from its control socket. Starting `vhost-af-xdp status` each time took a tenth of the
@@ -56,6 +57,18 @@ impl Daemon {
             self.port(port),
             self.said()
         );
+    }
+
+    /// A guest of a port, at that socket, with so many usual buffers; returns when it is served.
+    ///
+    /// # Panics
+    /// If it is not.
+    #[must_use]
+    pub fn connect(&self, port: usize, socket: &Path, config: &DriverConfig, buffers: usize) -> Driver {
+        let mut guest = Driver::connect(socket, config).expect("accepted");
+        guest.pairs[0].post(buffers, &[2048]);
+        self.await_port(port, "a lane runs", |port| port["lanes"][0]["running"] == true);
+        guest
     }
 
     /// Waits until a port says that it is impaired, and why, in text that contains `words`.

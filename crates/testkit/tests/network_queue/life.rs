@@ -97,9 +97,7 @@ fn it_goes_on_after_daemon_and_steward_were_killed(#[values("copy", "send-direct
             .map(again)
             .collect();
         assert_reaches(&mut lan.guests[OWN], OWN, &lan.wire);
-        let lessor = lan.daemon.lessor.as_mut().expect("queues are leased");
-        lessor.steward.signal(Signal::KILL);
-        lessor.steward.wait(wait::SOON);
+        lan.daemon.end_steward(Signal::KILL);
         assert_reaches(&mut lan.guests[OWN], OWN, &lan.wire);
         lan.daemon.restart_lessor(&lan.veth.near);
         assert_reaches(&mut lan.guests[OWN], OWN, &lan.wire);

@@ -66,9 +66,7 @@ fn steward_that_is_started_again_is_found_among_the_mounts_that_are_left() {
             .as_str()
             .is_some_and(|note| note.contains("the steward is away"))
     };
-    let lessor = daemon.lessor.as_mut().expect("leased");
-    lessor.steward.signal(Signal::TERM);
-    lessor.steward.wait(wait::SOON);
+    daemon.end_steward(Signal::TERM);
     daemon.await_port(0, "without a steward", away);
     daemon.restart_lessor(&veth.near);
     daemon.await_port(0, "with a steward", |port| !away(port));
