@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::{NetNs, PacketPort, VethPair};
+use crate::{NetNs, Noise, PacketPort, VethPair};
 
 /// Length of the header before each frame: `struct virtio_net_hdr` (`linux/virtio_net.h`), in the byte order of the
 /// host.
@@ -119,7 +119,7 @@ impl BadWire {
                     .collect(),
                 tag,
                 from_nic: at == 0,
-                random: 0x9e37_79b9_7f4a_7c15 ^ at as u64,
+                random: Noise::new(0x9e37_79b9_7f4a_7c15 ^ at as u64),
                 held: None,
                 shared: Arc::clone(&shared),
             };
@@ -185,7 +185,7 @@ struct Lane {
     /// The tag that frames of this input get.
     tag: Option<u16>,
     from_nic: bool,
-    random: u64,
+    random: Noise,
     held: Option<Held>,
     shared: Arc<Shared>,
 }
@@ -224,12 +224,9 @@ impl Lane {
         }
     }
 
-    /// True in `thousandths` of all cases (xorshift64).
+    /// True in `thousandths` of all cases.
     fn happens(&mut self, fault: usize) -> bool {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random % 1000 < self.shared.faults[fault].load(Relaxed)
+        self.random.below(1000) < self.shared.faults[fault].load(Relaxed)
     }
 
     fn forward(&mut self, mut frame: Vec<u8>, came_with: Option<[u8; 4]>) {

@@ -1,12 +1,13 @@
 //! Networks of many guests, and what happens to them: ports that come and go by the hundred, processes that are killed.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::lan::{self, BROADCAST, STRANGER, is_ours, mac, port, telling};
 use testkit::{
-    Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, driver, holdings, require, soak, wait,
+    Daemon, Driver, DriverConfig, Layout, Noise, PacketPort, Serve, VethPair, driver, holdings, require,
+    soak, wait,
 };
 
 /// Ports of these numbers, on an uplink.
@@ -104,29 +105,6 @@ fn ports_come_and_go_by_the_hundred_and_the_others_lose_no_frame(#[values(false,
         .output_of("bridge", &["fdb", "show", "dev", VethPair::NIC]);
     let known = (2..2 + AT_ONCE).find(|guest| fdb.contains(&format!("02:00:00:00:00:{guest:02x}")));
     assert_eq!(known, None, "addresses stay with the interface: {fdb}");
-}
-
-/// Numbers as they come from a seed (xorshift64*, Vigna).
-struct Random(u64);
-
-impl Random {
-    /// A seed of its own, or VHOST_AF_XDP_SEED, which is told.
-    fn new() -> Self {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
-        let said = std::env::var("VHOST_AF_XDP_SEED").ok();
-        let seed = said.map_or(u64::from(now.subsec_nanos()), |text| {
-            text.parse().expect("a number")
-        });
-        println!("VHOST_AF_XDP_SEED={seed}");
-        Self(seed.max(1))
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % end
-    }
 }
 
 /// A network whose processes are killed.
@@ -248,7 +226,7 @@ impl Mortal {
 fn whoever_is_killed_under_traffic_comes_back_and_leaves_nothing_behind() {
     const GUESTS: usize = 6;
     require!(Root);
-    let mut random = Random::new();
+    let mut random = Noise::new(0x5eed_cafe);
     let veth = VethPair::new();
     let serve = Serve::file().leased();
     let text = file(0..GUESTS);
@@ -265,8 +243,8 @@ fn whoever_is_killed_under_traffic_comes_back_and_leaves_nothing_behind() {
     world.await_all("at first");
     for round in 0..soak::count(10, 100) {
         world.burst();
-        std::thread::sleep(Duration::from_micros(random.below(3000) as u64));
-        let what = match random.below(4) {
+        std::thread::sleep(Duration::from_micros(random.below(3000)));
+        let what = match random.index(4) {
             0 => {
                 world.daemon.kill();
                 world.burst();
@@ -281,7 +259,7 @@ fn whoever_is_killed_under_traffic_comes_back_and_leaves_nothing_behind() {
                 "steward".to_owned()
             }
             _ => {
-                let guest = random.below(GUESTS);
+                let guest = random.index(GUESTS);
                 drop(world.guests.remove(guest));
                 world.guests.insert(guest, connect(&world.daemon, guest));
                 format!("guest {guest}")

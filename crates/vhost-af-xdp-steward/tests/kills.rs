@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{World, lessee, lessee_may, take};
 use rustix::process::Signal;
-use testkit::{PacketPort, Running, VethPair, frame, require, soak, wait};
+use testkit::{Noise, PacketPort, Running, VethPair, frame, require, soak, wait};
 
 /// The interfaces, of one queue each and with one lessee each, and their other ends.
 const PAIRS: [(&str, &str); 2] = [(VethPair::NIC, VethPair::WIRE), ("nic1", "wire1")];
@@ -97,7 +97,7 @@ impl Victims {
     }
 
     /// One or two kills, in any order, of what may be in the midst of anything.
-    fn round(&mut self, random: &mut Random) {
+    fn round(&mut self, random: &mut Noise) {
         std::thread::sleep(Duration::from_micros(random.below(25_000)));
         let lessee = random.index(PAIRS.len());
         let (steward_dies, lessee_dies, steward_first) = match random.below(10) {
@@ -202,27 +202,11 @@ fn hold(interface: &str) -> Result<(), String> {
     }
 }
 
-/// Numbers that are the same each time (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % end
-    }
-
-    fn index(&mut self, end: usize) -> usize {
-        usize::try_from(self.below(end as u64)).expect("small")
-    }
-}
-
 #[test]
 fn stewards_and_lessees_killed_under_traffic_leave_nothing_and_frames_go_on() {
     require!(Root);
     let kills = soak::count(100, 500) as u64;
-    let (mut victims, mut random) = (Victims::new(), Random(0x5eed_cafe));
+    let (mut victims, mut random) = (Victims::new(), Noise::new(0x5eed_cafe));
     let (over, began) = (AtomicBool::new(false), Instant::now());
     let traffic = PAIRS.map(|(_, wire)| PacketPort::open(&victims.world.veth.far, wire));
     std::thread::scope(|scope| {
