@@ -65,42 +65,6 @@ fn guest_has_further_addresses_where_its_port_learns() {
     lan.daemon.await_counter("from_guest_source_address", 1);
 }
 
-#[test]
-fn learned_addresses_make_room_for_a_port_that_is_added() {
-    require!(Root);
-    // All but two of the 1,024 addresses of the uplink's lease.
-    let trunk = "trunk = \"1-1021\"";
-    let mut lan = Lan::new(&["learning = true", trunk], &DriverConfig::default());
-    let learned = |lan: &Lan| lan.daemon.port(0)["learned"].as_array().map_or(0, Vec::len);
-    let inner = |number| [0x02, 0, 0, 0, 2, number];
-    for number in [0, 1] {
-        lan.send(0, &frame(STRANGER, inner(number), 60, number));
-    }
-    let is_full = || learned(&lan) == 2;
-    assert!(wait::until(wait::SOON, is_full), "{:#}", lan.daemon.status());
-    let is_refused = || {
-        lan.send(0, &frame(STRANGER, inner(2), 60, 2));
-        lan.daemon.counter("from_guest_not_learned") > 0
-    };
-    assert!(wait::until(wait::SOON, is_refused), "{:#}", lan.daemon.status());
-    let three = file(Some(VethPair::NIC), &["learning = true", trunk, ""]);
-    lan.daemon.reload_with(&format!("[daemon]\nworkers = 1\n{three}"));
-    assert_eq!(learned(&lan), 1);
-    let network = &lan.daemon.status()["networks"][0];
-    assert_eq!(
-        (&network["learned_evicted"], &network["impaired"]),
-        (&1.into(), &().into())
-    );
-    let path = lan.daemon.path("vm2.sock");
-    let mut added = lan.daemon.connect(2, &path, &DriverConfig::default(), 32);
-    let came = frame(mac(2), STRANGER, 60, 3);
-    lan.wire.send(&came);
-    assert_eq!(
-        added.pairs[0].receive(wait::SOON).map(|got| got.frame),
-        Some(came)
-    );
-}
-
 /// Addresses of two guests, in the LAN's network.
 const LINUX: [&str; 2] = ["10.77.0.11", "10.77.0.12"];
 
