@@ -10,3 +10,26 @@
 pub mod links;
 pub mod nic;
 pub mod unserved_queues;
+
+use std::fs;
+
+/// The boot id, different after each boot.
+#[must_use]
+pub fn boot_id() -> String {
+    let read = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    read.unwrap_or_default().trim().to_owned()
+}
+
+/// Whether another process can map the rings of a bound socket: Linux 6.4 (`xsk_mmap`, net/xdp/xsk.c;
+/// 5f5a7d8d8bd4). Without a queue to bind this cannot be probed, so the version decides.
+#[must_use]
+pub fn maps_bound_rings() -> bool {
+    // In a debug build tests can simulate an old kernel.
+    if cfg!(debug_assertions) && std::env::var_os("STEWARD_OLD_KERNEL").is_some() {
+        return false;
+    }
+    let name = rustix::system::uname();
+    let mut numbers = name.release().to_str().unwrap_or_default().split(['.', '-']);
+    let mut next = || numbers.next().and_then(|number| number.parse::<u32>().ok());
+    matches!((next(), next()), (Some(major), Some(minor)) if (major, minor) >= (6, 4))
+}

@@ -8,6 +8,7 @@ pub mod all;
 pub mod below;
 pub mod bridge;
 mod device;
+pub mod filters;
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -341,6 +342,18 @@ impl DriverXdp {
             },
         })
     }
+}
+
+/// Ethernet header and one VLAN tag, bytes: by this much a frame may be longer than the MTU.
+const L2_BYTES: u32 = 18;
+/// Longest frame for which a program without multi-buffer support can be attached, bytes: a page less headroom and the
+/// kernel's own tail (veth and most drivers).
+const LONGEST_WITHOUT_FRAGS: u32 = 3000;
+
+/// Whether a program on an interface of this MTU needs multi-buffer support.
+#[must_use]
+pub fn wants_frags(mtu: u32) -> bool {
+    mtu.saturating_add(L2_BYTES) > LONGEST_WITHOUT_FRAGS
 }
 
 /// Notifications that some interface changed.

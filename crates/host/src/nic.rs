@@ -6,6 +6,7 @@
 //! | one rule, as bytes and back | [`Rule`]; those of a TCP flow `flow` |
 //! | header and data split, memory that is bound to a queue (netlink) | [`rings`], [`bound`] |
 //! | the ioctl | [`Ethtool`] |
+//! | whether VLAN tags are visible | [`tags`] |
 
 pub mod abi;
 pub mod bound;
@@ -13,6 +14,7 @@ mod ethtool;
 mod flow;
 pub mod rings;
 mod rule;
+pub mod tags;
 
 pub use ethtool::{Ethtool, INDIRECTION_MAX, Table, Tags};
 pub use rule::{Known, Rule, Target};

@@ -46,7 +46,6 @@
 pub mod capabilities;
 pub mod hardware;
 pub mod netlink;
-pub mod peer;
 mod sys;
 pub use sys::child;
 pub mod options;

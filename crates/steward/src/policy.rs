@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use steer::{Filter, HintSet, MAX_QUEUES, Station, mac_text, ranges_text};
 
 use crate::hardware::Names;
-use crate::peer::Credentials;
+use program::peer::Credentials;
 use program::text_file::{self, Kind};
 use steward_protocol::{Reason, Refusal, Wanted};
 

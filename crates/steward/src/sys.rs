@@ -124,19 +124,6 @@ pub(crate) fn can_limit_memory(bytes: u64) -> bool {
     bytes < u64::MAX && limit.is_none_or(|limit| bytes <= limit)
 }
 
-/// Whether another process can map the rings of a bound socket: Linux 6.4 (`xsk_mmap`, net/xdp/xsk.c;
-/// 5f5a7d8d8bd4). Without a queue to bind this cannot be probed, so the version decides.
-pub(crate) fn maps_bound_rings() -> bool {
-    // In a debug build tests can simulate an old kernel.
-    if cfg!(debug_assertions) && std::env::var_os("STEWARD_OLD_KERNEL").is_some() {
-        return false;
-    }
-    let name = rustix::system::uname();
-    let mut numbers = name.release().to_str().unwrap_or_default().split(['.', '-']);
-    let mut next = || numbers.next().and_then(|number| number.parse::<u32>().ok());
-    matches!((next(), next()), (Some(major), Some(minor)) if (major, minor) >= (6, 4))
-}
-
 /// Longest busy poll of a system call that a lessee may set, µs.
 const BUSY_POLL_MOST_US: c_int = 1_000_000;
 

@@ -22,6 +22,7 @@ pub mod device;
 mod moving;
 
 use host::nic::bound::{self, LeasedTo};
+use host::nic::tags::blind;
 use rustix::io::Errno;
 use steer::{Mode, mac_text};
 use steward::capabilities::ChildWork;
@@ -29,7 +30,7 @@ use steward::server::file::may_crash;
 use steward::server::job::{Job, Outcome, Pending, lost};
 use steward::server::limits::DeviceChange;
 use steward::server::netkits::Netkits;
-use steward::server::{Answered, Held, Interface, Reply, SavedNetkit, Server, blind, no_lease};
+use steward::server::{Answered, Held, Interface, Reply, SavedNetkit, Server, no_lease};
 use steward_protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
 
 use self::device::{NetkitError, Trace};

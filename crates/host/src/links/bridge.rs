@@ -148,7 +148,8 @@ impl BridgeFdb {
     }
 
     /// Number of stations.
-    pub fn len(&self) -> usize {
+    #[must_use]
+    pub fn count(&self) -> usize {
         self.stations.len()
     }
 

@@ -133,7 +133,7 @@ fn ports_have_equal_shares_and_configured_addresses_come_first() {
     let len = all.len();
     let all = read(all);
     assert!(behind.take(&all) && !behind.take(&all));
-    assert_eq!(behind.len(), BEHIND_MAX);
+    assert_eq!(behind.count(), BEHIND_MAX);
     assert_eq!(behind.left_out(), len - BEHIND_MAX);
     let has = |last| behind.stations.contains_key(&station(ANY_VLAN, last));
     assert!((6000..6100).all(has) && has(9000));

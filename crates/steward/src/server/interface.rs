@@ -18,8 +18,6 @@ mod program;
 mod sockets;
 mod take_back;
 
-pub use program::wants_frags;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -66,11 +66,8 @@ pub use connections::connection::By;
 pub use connections::connection::{Held, Reply};
 pub use connections::limits;
 pub use interface::Interface;
-pub use interface::wants_frags;
 pub use journal::file;
-pub use journal::state::boot_id;
 pub use journal::state::{Store, StoreError};
-pub use leases::entries::blind;
 pub use leases::sockets::OF_A_QUEUE;
 pub use netkits::SavedNetkit;
 pub use operations::{OPERATIONS, Operation};
@@ -503,5 +500,5 @@ impl Server {
 #[must_use]
 pub fn hands_over_bound() -> bool {
     static BOUND: OnceLock<bool> = OnceLock::new();
-    *BOUND.get_or_init(sys::maps_bound_rings)
+    *BOUND.get_or_init(host::maps_bound_rings)
 }

@@ -9,9 +9,9 @@ use super::journal::ledger::Ledger;
 use super::leases::entries::Entries;
 use crate::hardware::Names;
 use crate::hardware::test_nic::Played;
-use crate::peer::Credentials;
 use crate::policy::Policy;
 use host::nic::Rule;
+use program::peer::Credentials;
 use steward_protocol::{STEERING_BYTES, Wanted};
 
 /// The first is the host's own.

@@ -14,9 +14,9 @@ use super::connections::limits::DeviceChange;
 use super::job::{Outcome, Pending};
 use super::journal::state::Store;
 use super::{Answered, Server, no_lease};
-use crate::peer::Credentials;
 use crate::policy::Policy;
 use host::links::Link;
+use program::peer::Credentials;
 use steward_protocol::{Answer, Listed, Reason, Refusal, Request};
 
 /// A queue of an interface, by the interface's index.

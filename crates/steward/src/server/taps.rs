@@ -1,6 +1,5 @@
 //! Tap devices of leases: to the host, to the wire, and for GSO packets.
 
-pub(super) mod filters;
 pub(super) mod network_taps;
 pub(super) mod removals;
 pub(super) mod send_taps;

@@ -3,7 +3,7 @@
 //! A queue's lessee sees the payload of all frames that the queue receives. So a rule names the allowed flows, each by
 //! the local address and port of its connections. No lease gets other flows.
 
-use steward::peer::Credentials;
+use program::peer::Credentials;
 use steward::policy::{Policy, Rule, flows_text, listed};
 use steward_protocol::{Reason, Refusal, ZcrxWanted};
 

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use steer::with_sources;
 
 use super::apart::{self, ApartPlan};
+use host::boot_id;
 use host::links::Link;
 use host::nic::{Ethtool, bound};
 use program::backoff::{Backoff, RETRY};
-use steward::server::boot_id;
 use steward::server::file::{self, may_crash};
 use steward::server::part::QueueKey;
 

@@ -13,6 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use host::boot_id;
 use host::links::Link;
 use host::nic::rings::{self, ENABLED, Split};
 use netlink_bindings::ethtool;
@@ -20,7 +21,6 @@ use netlink_socket2::NetlinkSocket;
 use program::backoff::Backoff;
 use serde::{Deserialize, Serialize};
 use steer::with_sources;
-use steward::server::boot_id;
 use steward::server::file::{self, may_crash};
 
 use super::saved::{QUIET_TRIES, no_state};

@@ -4,9 +4,9 @@ use common::binding::{
     Binding, BufferOrder, GuestBuffers, IntoGuest, L2_BYTES, LONGEST_FRAME, NoZeroCopy, QueueFacts, SteeredBy,
 };
 use host::links::DriverSends;
+use host::links::wants_frags;
 use serde::Serialize;
 use steer::ModeRequest;
-use steward::server::wants_frags;
 use xsk::{BindRequest, Mode};
 
 use super::facts::Facts;

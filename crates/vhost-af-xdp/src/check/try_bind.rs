@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::binding::{LONGEST_FRAME, TX_METADATA_BYTES};
+use host::links::wants_frags;
 use serde::Serialize;
 use steer::{Mode, ModeRequest, Program, with_sources};
-use steward::server::wants_frags;
 use xsk::{AttachMode, OwnMemory, QueueId, RingSize, Socket, SocketConfig, Umem};
 
 use super::facts::Facts;

@@ -25,7 +25,7 @@
 //! daemon ends with an error, because the XDP program is gone, too.
 //!
 //! The helper runs as the user that started the daemon; for root, limited to the capabilities that it needs
-//! ([`capabilities::OF_A_KEEPER`]).
+//! ([`OF_THE_HELPER`]).
 
 mod files;
 mod queries;
@@ -54,7 +54,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use steward::capabilities;
+use steward::capabilities::NEEDED_BY_ONE;
 use steward::policy::{Policy, Queues};
 use steward::server::{NewPolicy, Server};
 
@@ -68,6 +68,16 @@ use program::handed::{close_all_on_exec, taken};
 
 pub(crate) use queries::private_address;
 pub(crate) use requests::{RequestError, Requests};
+
+/// Most capabilities of a daemon's helper: to pin any memory, files in directories of others, and a look at a VMM's
+/// memory map.
+const OF_THE_HELPER: CapabilitySet = NEEDED_BY_ONE
+    .union(CapabilitySet::IPC_LOCK)
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::SYS_PTRACE);
+
+/// Capabilities of the helper of a daemon with a configuration file in addition: to give sockets to their owners.
+const TO_MAKE_SOCKETS: CapabilitySet = CapabilitySet::CHOWN;
 
 /// How long the helper may take to end after the daemon has closed its end.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -285,11 +295,10 @@ pub(crate) fn run(args: &HelperArgs) -> anyhow::Result<()> {
     let directories = Arc::new(Directories::open(&options.directories));
     if rustix::process::geteuid().is_root() {
         let further = match options.config {
-            Some(_) => capabilities::TO_MAKE_SOCKETS,
+            Some(_) => TO_MAKE_SOCKETS,
             None => CapabilitySet::empty(),
         };
-        program::capabilities::limit_to(capabilities::OF_A_KEEPER | further)
-            .context("cannot give up capabilities")?;
+        program::capabilities::limit_to(OF_THE_HELPER | further).context("cannot give up capabilities")?;
     }
     let vmm_sockets = Arc::new(VmmSockets::default());
     vmm_sockets.add(options.vmm_sockets);

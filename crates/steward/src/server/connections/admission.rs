@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
-use crate::peer::Credentials;
 use crate::policy::CONNECTIONS_MAX;
 use crate::server::connections::connection::Connection;
 use crate::server::{Server, numbers};
+use program::peer::Credentials;
 use steward_protocol::{Reason, Refusal};
 
 /// Time limit for a connection without a lease: a process that wants one requests it at once.
@@ -23,7 +23,7 @@ const WITHOUT_LEASE: Duration = Duration::from_secs(10);
 const ACCEPTED_MAX: usize = 32;
 
 impl Server {
-    pub(in crate::server) fn accept(&mut self, now: Instant) {
+    pub(crate) fn accept(&mut self, now: Instant) {
         for _ in 0..ACCEPTED_MAX {
             match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => {
@@ -117,13 +117,13 @@ impl Server {
     }
 
     /// When the next connection has been without a lease for too long.
-    pub(in crate::server) fn next_idle(&self) -> Option<Instant> {
+    pub(crate) fn next_idle(&self) -> Option<Instant> {
         let without = self.connections.values().filter(|other| !other.has_lease());
         without.map(|other| other.since + WITHOUT_LEASE).min()
     }
 
     /// Ends connections that have been without a lease for too long.
-    pub(in crate::server) fn end_idle(&mut self, now: Instant) {
+    pub(crate) fn end_idle(&mut self, now: Instant) {
         let is_idle = |other: &Connection| !other.has_lease() && other.since + WITHOUT_LEASE <= now;
         for number in numbers(&self.connections, is_idle) {
             let text = format!(

@@ -21,23 +21,23 @@ use crate::sys::child::Child;
 
 /// A connection that has ended and is not closed yet.
 #[derive(Debug)]
-pub(in crate::server) struct Over {
+pub(crate) struct Over {
     socket: OwnedFd,
-    pub(in crate::server) uid: u32,
-    pub(in crate::server) rule: Option<usize>,
+    pub(crate) uid: u32,
+    pub(crate) rule: Option<usize>,
 }
 
 /// A child that closes some.
 #[derive(Debug)]
-pub(in crate::server) struct Closing {
-    pub(in crate::server) child: Child,
+pub(crate) struct Closing {
+    pub(crate) child: Child,
     uid: u32,
-    pub(in crate::server) rule: Option<usize>,
+    pub(crate) rule: Option<usize>,
 }
 
 impl Server {
     /// Closes a connection that has ended.
-    pub(in crate::server) fn close(&mut self, connection: Connection) {
+    pub(crate) fn close(&mut self, connection: Connection) {
         if !connection.may_have_files {
             return;
         }
@@ -48,7 +48,7 @@ impl Server {
     }
 
     /// Closes ended connections, as far as more child processes are allowed, and forgets children that have ended.
-    pub(in crate::server) fn close_rest(&mut self) {
+    pub(crate) fn close_rest(&mut self) {
         self.closing.retain(|closing| !closing.child.has_ended());
         let mut over: BTreeMap<_, Vec<OwnedFd>> = BTreeMap::new();
         for Over { socket, uid, rule } in self.unclosed.drain(..) {
@@ -90,7 +90,7 @@ impl Server {
         of_user.count() < job::OF_A_USER && (rule.is_none() || of_rule.count() < job::OF_A_RULE)
     }
 
-    pub(in crate::server) fn fill_reserve(&mut self) {
+    pub(crate) fn fill_reserve(&mut self) {
         while self.reserve.len() < RESERVE
             && let Ok(descriptor) = self.changes.as_fd().try_clone_to_owned()
         {

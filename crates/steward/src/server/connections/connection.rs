@@ -22,9 +22,9 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recvms
 
 use zerocopy::FromBytes;
 
-use crate::peer::{self, Credentials};
 use crate::server::job::Pending;
 use crate::sys;
+use program::peer::{self, Credentials};
 use steward_protocol::{Answer, Head, HintRequest, MESSAGE_MAX, Malformed, Reason, Refusal, Request, Wanted};
 
 /// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers, each with at most
@@ -72,9 +72,9 @@ impl Held {
 
 /// The reply to a request.
 pub struct Reply {
-    pub(in crate::server) answer: Answer,
+    pub(crate) answer: Answer,
     /// Descriptors for the lessee: a socket, a map, or the queues of a tap.
-    pub(in crate::server) files: Vec<OwnedFd>,
+    pub(crate) files: Vec<OwnedFd>,
 }
 
 impl Reply {
@@ -100,10 +100,10 @@ struct Unsent {
 }
 
 /// The poll events of interest of a connection.
-pub(in crate::server) struct Interest {
-    pub(in crate::server) events: PollFlags,
+pub(crate) struct Interest {
+    pub(crate) events: PollFlags,
     /// When to compute this again, even if no event occurs.
-    pub(in crate::server) wake: Option<Instant>,
+    pub(crate) wake: Option<Instant>,
 }
 
 struct Received {
@@ -124,7 +124,7 @@ pub enum By {
 
 /// The result of reading from a connection.
 #[derive(Debug)]
-pub(in crate::server) enum Incoming {
+pub(crate) enum Incoming {
     Nothing,
     /// Serial number, request, and who serves it. The message of a request for a child stays in the socket.
     Request(u32, Request, By),
@@ -133,30 +133,30 @@ pub(in crate::server) enum Incoming {
 }
 
 #[derive(Debug)]
-pub(in crate::server) struct Connection {
+pub(crate) struct Connection {
     socket: OwnedFd,
-    pub(in crate::server) peer: Credentials,
-    pub(in crate::server) held: Option<Held>,
+    pub(crate) peer: Credentials,
+    pub(crate) held: Option<Held>,
     /// The rule that a lease of the part is charged to, which it has instead.
-    pub(in crate::server) by_part: Option<usize>,
+    pub(crate) by_part: Option<usize>,
     /// The policy's rule that its connection is counted under; `None`: no rule names its user, which is root.
-    pub(in crate::server) rule: Option<usize>,
+    pub(crate) rule: Option<usize>,
     /// Since when it has no lease.
-    pub(in crate::server) since: Instant,
+    pub(crate) since: Instant,
     /// Facts changed, and the lessee has not been notified.
-    pub(in crate::server) dirty: bool,
+    pub(crate) dirty: bool,
     /// The hints that the lessee requested; `None`: it has sent no `Hints` request.
-    pub(in crate::server) hint_request: Option<HintRequest>,
+    pub(crate) hint_request: Option<HintRequest>,
     /// The hints changed, and the lessee has not been notified.
-    pub(in crate::server) other_hints: bool,
+    pub(crate) other_hints: bool,
     /// Stations behind the bridge of its interface have changed.
-    pub(in crate::server) other_behind: bool,
+    pub(crate) other_behind: bool,
     /// The peer can send descriptors, or could do so before.
-    pub(in crate::server) may_have_files: bool,
+    pub(crate) may_have_files: bool,
     /// The job that runs for it.
-    pub(in crate::server) pending: Option<Pending>,
+    pub(crate) pending: Option<Pending>,
     /// Its next message needs a job, and its user or rule has as many jobs as allowed.
-    pub(in crate::server) waits: bool,
+    pub(crate) waits: bool,
     /// An answer that did not fit into the send buffer.
     unsent: Option<Unsent>,
     requests: Bucket,
@@ -164,7 +164,7 @@ pub(in crate::server) struct Connection {
 
 impl Connection {
     /// Takes over an accepted, non-blocking connection.
-    pub(in crate::server) fn new(socket: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
         sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
         Ok(Self {
             peer: peer::credentials(socket.as_fd())?,
@@ -186,23 +186,23 @@ impl Connection {
     }
 
     /// The rule that its lease is charged to.
-    pub(in crate::server) fn charged(&self) -> Option<usize> {
+    pub(crate) fn charged(&self) -> Option<usize> {
         self.held.as_ref().map(|held| held.rule).or(self.by_part)
     }
 
     /// Whether it has a lease, of either kind.
-    pub(in crate::server) fn has_lease(&self) -> bool {
+    pub(crate) fn has_lease(&self) -> bool {
         self.held.is_some() || self.by_part.is_some()
     }
 
     /// Stores the lease, and lets the peer send descriptors from now on.
-    pub(in crate::server) fn hold(&mut self, held: Held) {
+    pub(crate) fn hold(&mut self, held: Held) {
         self.held = Some(held);
         self.let_files();
     }
 
     /// The same, for a lease of the part.
-    pub(in crate::server) fn hold_by_part(&mut self, rule: usize) {
+    pub(crate) fn hold_by_part(&mut self, rule: usize) {
         self.by_part = Some(rule);
         self.let_files();
     }
@@ -214,7 +214,7 @@ impl Connection {
         }
     }
 
-    pub(in crate::server) fn interest(&mut self, now: Instant) -> Interest {
+    pub(crate) fn interest(&mut self, now: Instant) -> Interest {
         self.requests.refill(REQUESTS, now);
         let is_busy = self.pending.is_some() || self.waits;
         let events = match (&self.unsent, self.requests.left) {
@@ -230,7 +230,7 @@ impl Connection {
     }
 
     /// Reads the next message, if there is one. The message of a request for a child stays in the socket.
-    pub(in crate::server) fn receive(&mut self, by: fn(&Request) -> By) -> Incoming {
+    pub(crate) fn receive(&mut self, by: fn(&Request) -> By) -> Incoming {
         let mut bytes = vec![0; MESSAGE_MAX + 1];
         let received = match self.look_at(&mut bytes, RecvFlags::PEEK) {
             Err(Errno::AGAIN | Errno::INTR) => return Incoming::Nothing,
@@ -283,20 +283,20 @@ impl Connection {
     ///
     /// If a connection is closed with unread messages, its peer gets ECONNRESET (`unix_release_sock`,
     /// net/unix/af_unix.c) instead of the message that says why it was closed.
-    pub(in crate::server) fn discard(&self) {
+    pub(crate) fn discard(&self) {
         // `receive` has peeked at it.
         let _ = self.look_at(&mut [0], RecvFlags::empty());
     }
 
     /// Whether the next message in the socket is still this request.
-    pub(in crate::server) fn has_request(&self, serial: u32) -> bool {
+    pub(crate) fn has_request(&self, serial: u32) -> bool {
         let mut head = [0; size_of::<Head>()];
         let is_same = |head: Head| head.serial == serial;
         self.look_at(&mut head, RecvFlags::PEEK).is_ok() && Head::read_from_bytes(&head).is_ok_and(is_same)
     }
 
     /// Sends a reply, or stores it until it can be sent; none may be stored. False: the connection is over.
-    pub(in crate::server) fn answer(&mut self, serial: u32, reply: Reply) -> bool {
+    pub(crate) fn answer(&mut self, serial: u32, reply: Reply) -> bool {
         self.unsent = Some(Unsent {
             serial,
             bytes: reply.answer.encode(serial),
@@ -306,7 +306,7 @@ impl Connection {
     }
 
     /// Sends the stored reply, if it can be sent now. False: the connection is over.
-    pub(in crate::server) fn flush(&mut self) -> bool {
+    pub(crate) fn flush(&mut self) -> bool {
         let Some(unsent) = &self.unsent else {
             return true;
         };
@@ -330,19 +330,19 @@ impl Connection {
     }
 
     /// Whether an answer waits to be sent.
-    pub(in crate::server) fn has_unsent(&self) -> bool {
+    pub(crate) fn has_unsent(&self) -> bool {
         self.unsent.is_some()
     }
 
     /// Sends the reason why the connection ends, if no answer waits to be sent.
-    pub(in crate::server) fn refuse(&mut self, refusal: Refusal) {
+    pub(crate) fn refuse(&mut self, refusal: Refusal) {
         if self.unsent.is_none() {
             let _ = self.answer(0, Answer::Refused(refusal).into());
         }
     }
 
     /// Its socket, to be closed.
-    pub(in crate::server) fn into_socket(self) -> OwnedFd {
+    pub(crate) fn into_socket(self) -> OwnedFd {
         self.socket
     }
 }

@@ -69,14 +69,14 @@ impl DeviceChange {
 
 /// Limits how often requests change devices: one account for all kinds of request.
 #[derive(Debug)]
-pub(in crate::server) struct DeviceChanges {
+pub(crate) struct DeviceChanges {
     by_user: Buckets<(String, u32)>,
     by_all: Buckets<String>,
     linger: Duration,
 }
 
 impl DeviceChanges {
-    pub(in crate::server) fn new(linger: Duration) -> Self {
+    pub(crate) fn new(linger: Duration) -> Self {
         Self {
             by_user: Buckets::new(OF_USER),
             by_all: Buckets::new(OF_ALL),
@@ -88,7 +88,7 @@ impl DeviceChanges {
     ///
     /// # Errors
     /// Why this user may not cause it now.
-    pub(in crate::server) fn take(
+    pub(crate) fn take(
         &mut self,
         change: DeviceChange,
         interface: &str,
@@ -101,7 +101,7 @@ impl DeviceChanges {
     }
 
     /// Whether this user may cause a change now.
-    pub(in crate::server) fn check(
+    pub(crate) fn check(
         &mut self,
         change: DeviceChange,
         interface: &str,
@@ -125,20 +125,14 @@ impl DeviceChanges {
         ))
     }
 
-    pub(in crate::server) fn note(&mut self, change: DeviceChange, interface: &str, uid: u32, now: Instant) {
+    pub(crate) fn note(&mut self, change: DeviceChange, interface: &str, uid: u32, now: Instant) {
         self.note_in_vain(change, interface, uid, now);
         let cost = change.cost(self.linger);
         self.by_all.take(&interface.to_owned(), cost, now);
     }
 
     /// Charges a failed change to the user only: it costs the steward time but no frames, so other users do not pay.
-    pub(in crate::server) fn note_in_vain(
-        &mut self,
-        change: DeviceChange,
-        interface: &str,
-        uid: u32,
-        now: Instant,
-    ) {
+    pub(crate) fn note_in_vain(&mut self, change: DeviceChange, interface: &str, uid: u32, now: Instant) {
         let cost = change.cost(self.linger);
         let key = self.user(interface, uid, now);
         self.by_user.take(&key, cost, now);
@@ -153,7 +147,7 @@ impl DeviceChanges {
 
 /// Limits log lines of one kind that lessees cause, and counts those left out.
 #[derive(Debug)]
-pub(in crate::server) struct LogLimits {
+pub(crate) struct LogLimits {
     by_user: Buckets<u32>,
     by_all: Buckets<()>,
     left_out: u64,
@@ -161,7 +155,7 @@ pub(in crate::server) struct LogLimits {
 
 impl LogLimits {
     /// `burst`: lines at once for one user; all users together get eight times as many.
-    pub(in crate::server) fn new(burst: u32) -> Self {
+    pub(crate) fn new(burst: u32) -> Self {
         let rate = Rate {
             burst,
             each: Duration::from_secs(10),
@@ -177,7 +171,7 @@ impl LogLimits {
         }
     }
 
-    pub(in crate::server) fn may_log(&mut self, uid: u32) -> bool {
+    pub(crate) fn may_log(&mut self, uid: u32) -> bool {
         self.may_log_at(uid, Instant::now())
     }
 
@@ -198,22 +192,22 @@ impl LogLimits {
 }
 
 /// A connection with a request.
-pub(in crate::server) struct Waiting {
-    pub(in crate::server) number: u64,
-    pub(in crate::server) uid: u32,
+pub(crate) struct Waiting {
+    pub(crate) number: u64,
+    pub(crate) uid: u32,
 }
 
 /// The order of requests: in each round one of each user, however many connections it has; the next round continues
 /// with the user's next connection.
 #[derive(Debug, Default)]
-pub(in crate::server) struct Turns {
+pub(crate) struct Turns {
     /// For each user that waits: its connection that was served last.
     last: BTreeMap<u32, u64>,
 }
 
 impl Turns {
     /// Numbers of the connections whose turn it is.
-    pub(in crate::server) fn next(&mut self, waiting: &[Waiting]) -> BTreeSet<u64> {
+    pub(crate) fn next(&mut self, waiting: &[Waiting]) -> BTreeSet<u64> {
         let mut by_user: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
         for &Waiting { number, uid } in waiting {
             by_user.entry(uid).or_default().insert(number);

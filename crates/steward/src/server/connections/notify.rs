@@ -5,7 +5,7 @@ use steward_protocol::Answer;
 
 impl Server {
     /// Tells lessees what changed, those who read.
-    pub(in crate::server) fn notify_lessees(&mut self) {
+    pub(crate) fn notify_lessees(&mut self) {
         let mut over = Vec::new();
         for (&number, connection) in &mut self.connections {
             let Some(held) = &connection.held else { continue };

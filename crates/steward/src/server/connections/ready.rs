@@ -17,28 +17,24 @@ const OF_THE_SERVER: usize = 5;
 
 /// The descriptors that are ready.
 #[derive(Default)]
-pub(in crate::server) struct Ready {
-    pub(in crate::server) end: bool,
-    pub(in crate::server) accept: bool,
-    pub(in crate::server) changes: bool,
-    pub(in crate::server) fdb: bool,
-    pub(in crate::server) reload: bool,
-    pub(in crate::server) connections: Vec<ReadyConnection>,
+pub(crate) struct Ready {
+    pub(crate) end: bool,
+    pub(crate) accept: bool,
+    pub(crate) changes: bool,
+    pub(crate) fdb: bool,
+    pub(crate) reload: bool,
+    pub(crate) connections: Vec<ReadyConnection>,
 }
 
 /// A connection with something to do, or gone.
-pub(in crate::server) struct ReadyConnection {
-    pub(in crate::server) number: u64,
-    pub(in crate::server) events: PollFlags,
+pub(crate) struct ReadyConnection {
+    pub(crate) number: u64,
+    pub(crate) events: PollFlags,
 }
 
 impl Server {
     /// Waits until there is something to do: at a time that something falls due, or because somebody is ready.
-    pub(in crate::server) fn wait(
-        &mut self,
-        end: BorrowedFd<'_>,
-        look_at: Option<Instant>,
-    ) -> io::Result<Ready> {
+    pub(crate) fn wait(&mut self, end: BorrowedFd<'_>, look_at: Option<Instant>) -> io::Result<Ready> {
         let now = Instant::now();
         let accepts = self.accepting.is_due(now);
         self.looks.refill(LOOKS, now);

@@ -10,7 +10,7 @@ use steward_protocol::{Facts, Steered};
 
 impl Interface {
     /// The answer for the lessee of these queues.
-    pub(in crate::server) fn facts_for(&self, queues: &Range<u32>) -> Facts {
+    pub(crate) fn facts_for(&self, queues: &Range<u32>) -> Facts {
         let mut facts = self.facts();
         let Some(entries) = self.entries.get(&queues.start) else {
             return facts;
@@ -56,7 +56,7 @@ impl Interface {
             ));
         }
         if self.is_blind(queues.start) {
-            return Some(entries::blind(name));
+            return Some(host::nic::tags::blind(name));
         }
         if let Some(lost) = self.lost_netkit(queues.start) {
             return Some(format!(
@@ -68,7 +68,7 @@ impl Interface {
     }
 
     /// The facts that are the same for all lessees.
-    pub(in crate::server) fn facts(&self) -> Facts {
+    pub(crate) fn facts(&self) -> Facts {
         Facts {
             ifindex: self.link.index,
             name: self.link.name.clone(),

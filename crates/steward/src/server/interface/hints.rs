@@ -26,10 +26,10 @@ const STAYS: Duration = Duration::from_secs(5);
 
 /// The hints that a lease asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::server) struct LeaseHints {
-    pub(in crate::server) hint_request: HintRequest,
+pub(crate) struct LeaseHints {
+    pub(crate) hint_request: HintRequest,
     /// The hints that the policy allows.
-    pub(in crate::server) allowed: HintSet,
+    pub(crate) allowed: HintSet,
 }
 
 impl LeaseHints {
@@ -110,7 +110,7 @@ impl Hints {
 
 impl Interface {
     /// Sets the hints that a lease requests.
-    pub(in crate::server) fn ask_for_hints(&mut self, first: u32, asked: LeaseHints) {
+    pub(crate) fn ask_for_hints(&mut self, first: u32, asked: LeaseHints) {
         let before = self.hints.leases.insert(first, asked);
         if before.is_some_and(|before| before.has_any() != asked.has_any()) {
             self.judge_queues(first, asked);
@@ -152,12 +152,12 @@ impl Interface {
     }
 
     /// Whether lessees have to be notified of their hints; resets that.
-    pub(in crate::server) fn take_hints_changed(&mut self) -> bool {
+    pub(crate) fn take_hints_changed(&mut self) -> bool {
         std::mem::take(&mut self.hints.changed)
     }
 
     /// Whether a lease would get the tags that the driver strips, as far as that is known beforehand.
-    pub(in crate::server) fn may_restore_tags(ifindex: u32, asked: LeaseHints) -> bool {
+    pub(crate) fn may_restore_tags(ifindex: u32, asked: LeaseHints) -> bool {
         asked.has_tags() && driver_has(ifindex).has(HintSet::VLAN)
     }
 
@@ -170,7 +170,7 @@ impl Interface {
     }
 
     /// Has the program write the hints that leases request, if it does not yet.
-    pub(in crate::server) fn decide_hints(&mut self) {
+    pub(crate) fn decide_hints(&mut self) {
         let Some(program) = &self.program else { return };
         let wants_tags = self.hints.leases.iter();
         let wanted = wants_tags.fold(HintSet::NONE, |all, (&first, asked)| {
@@ -237,7 +237,7 @@ impl Interface {
     }
 
     /// The answer for the lessee of these queues.
-    pub(in crate::server) fn hinted_for(&self, queues: &Range<u32>) -> Hinted {
+    pub(crate) fn hinted_for(&self, queues: &Range<u32>) -> Hinted {
         let asked = self.hints.leases.get(&queues.start).copied().unwrap_or_default();
         let Some(program) = &self.program else {
             return Hinted::default();

@@ -7,14 +7,14 @@ use steer::{MAX_QUEUES, ModeRequest, MulticastRing, QueueConf, QueueCounters, wi
 
 use super::{Interface, LeaseHints, Lessee};
 use crate::hardware::Names;
-use crate::server::leases::entries::{self, Entries};
+use crate::server::leases::entries::Entries;
 use host::links::Link;
 use steward_protocol::{Reason, Refusal, Wanted};
 
 impl Interface {
     /// Reserves queues for a connection. `names`: what the policy names of what they are for; `ring`: of a network; the
     /// hints that its frames are to have.
-    pub(in crate::server) fn reserve(
+    pub(crate) fn reserve(
         &mut self,
         wanted: &Wanted,
         connection: u64,
@@ -66,14 +66,14 @@ impl Interface {
         });
         self.ask_for_hints(queues.start, hints);
         let installed = installed.and_then(|()| match self.is_blind(queues.start) {
-            true => Reason::NoInterface.refuse(entries::blind(&self.link.name)),
+            true => Reason::NoInterface.refuse(host::nic::tags::blind(&self.link.name)),
             false => Ok(()),
         });
         installed.inspect_err(|_| self.release(connection, queues))
     }
 
     /// Stores a bound socket next to the queue's current one, until `activate`.
-    pub(in crate::server) fn place(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), Refusal> {
+    pub(crate) fn place(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), Refusal> {
         self.program()?.place_socket(queue, socket).map_err(|error| {
             Reason::Kernel.because(format!(
                 "cannot place the socket of queue {queue} of {}: {}",
@@ -84,7 +84,7 @@ impl Interface {
     }
 
     /// Stops counting the memory of closed sockets of these queues. `other` is a socket with an RX ring.
-    pub(in crate::server) fn forget_closed(&mut self, queues: Range<u32>, other: BorrowedFd<'_>) {
+    pub(crate) fn forget_closed(&mut self, queues: Range<u32>, other: BorrowedFd<'_>) {
         for queue in queues {
             let has_socket = self.program().map(|program| program.has_socket(queue, other));
             if let Ok(Ok(false)) = has_socket {
@@ -94,9 +94,9 @@ impl Interface {
     }
 
     /// Sends frames to the queue's socket.
-    pub(in crate::server) fn activate(&self, queue: u32, conf: QueueConf) -> Result<(), Refusal> {
+    pub(crate) fn activate(&self, queue: u32, conf: QueueConf) -> Result<(), Refusal> {
         if self.is_blind(queue) {
-            return Reason::Impaired.refuse(entries::blind(&self.link.name));
+            return Reason::Impaired.refuse(host::nic::tags::blind(&self.link.name));
         }
         let hints = self.may_have_hints(queue);
         if let Some(netkit) = self.netkits.get(&queue) {
@@ -111,7 +111,7 @@ impl Interface {
 
     /// Applies other addresses and VLANs that the policy names for the lease of these queues: removes NIC rules that it
     /// no longer allows, and adds those that it does.
-    pub(in crate::server) fn rename_entries(&mut self, queues: &Range<u32>, names: Names) {
+    pub(crate) fn rename_entries(&mut self, queues: &Range<u32>, names: Names) {
         if let Some(entries) = self.entries.get_mut(&queues.start) {
             entries.rename(names, &self.link, &mut self.ledger);
             self.accept_stations(queues.start);
@@ -129,7 +129,7 @@ impl Interface {
     }
 
     /// Sends frames to the host.
-    pub(in crate::server) fn deactivate(&self, queue: u32) -> Result<(), Refusal> {
+    pub(crate) fn deactivate(&self, queue: u32) -> Result<(), Refusal> {
         match &self.program {
             Some(program) => kernel(program.deactivate_queue(queue)),
             None => Ok(()),
@@ -137,18 +137,12 @@ impl Interface {
     }
 
     /// The program's counters.
-    pub(in crate::server) fn counters(&self, queue: u32) -> Result<QueueCounters, Refusal> {
+    pub(crate) fn counters(&self, queue: u32) -> Result<QueueCounters, Refusal> {
         kernel(self.program()?.counters(queue))
     }
 
     /// Reserves queues for a lease of a previous steward; false if that is not possible.
-    pub(in crate::server) fn hold(
-        &mut self,
-        wanted: &Wanted,
-        lease: u64,
-        names: Names,
-        hints: LeaseHints,
-    ) -> bool {
+    pub(crate) fn hold(&mut self, wanted: &Wanted, lease: u64, names: Names, hints: LeaseHints) -> bool {
         let queues = wanted.range();
         if queues.end > MAX_QUEUES || queues.clone().any(|queue| self.lessees.contains_key(&queue)) {
             return false;
@@ -185,7 +179,7 @@ impl Interface {
     }
 
     /// Whether this lease has queues, or is being taken back.
-    pub(in crate::server) fn has(&self, lease: u64) -> bool {
+    pub(crate) fn has(&self, lease: u64) -> bool {
         self.leaving.iter().any(|leaving| leaving.lease == lease)
             || self
                 .lessees
@@ -194,7 +188,7 @@ impl Interface {
     }
 
     /// Gives the lease another number.
-    pub(in crate::server) fn hand_over(&mut self, from: u64, to: u64) {
+    pub(crate) fn hand_over(&mut self, from: u64, to: u64) {
         let theirs = self
             .lessees
             .values_mut()
@@ -204,7 +198,7 @@ impl Interface {
 }
 
 /// Checks whether an interface can have such a lease, as far as that is known without the program.
-pub(in crate::server) fn check(link: &Link, wanted: &Wanted, hints: LeaseHints) -> Result<(), Refusal> {
+pub(crate) fn check(link: &Link, wanted: &Wanted, hints: LeaseHints) -> Result<(), Refusal> {
     let (name, have, last) = (&link.name, link.rx_queues, wanted.range().end - 1);
     if last >= have.min(MAX_QUEUES) {
         return Reason::NoInterface.refuse(format!(
@@ -217,7 +211,8 @@ pub(in crate::server) fn check(link: &Link, wanted: &Wanted, hints: LeaseHints) 
         return Ok(());
     }
     let may_restore = || wanted.mode != ModeRequest::Skb && Interface::may_restore_tags(link.index, hints);
-    entries::check_tags(name, &wanted.filter, may_restore).map_err(|text| Reason::NoInterface.because(text))
+    host::nic::tags::check_tags(name, &wanted.filter, may_restore)
+        .map_err(|text| Reason::NoInterface.because(text))
 }
 
 fn kernel<T>(result: Result<T, steer::QueueError>) -> Result<T, Refusal> {

@@ -19,7 +19,7 @@ use host::unserved_queues::UnservedQueues;
 use steward_protocol::{Reason, Refusal, STATIONS_MAX, StationChange};
 
 #[derive(Debug)]
-pub(in crate::server) struct Network {
+pub(crate) struct Network {
     queues: Range<u32>,
     stations: BTreeMap<Station, u32>,
     ring: MulticastRing,
@@ -165,7 +165,7 @@ impl Interface {
     }
 
     /// Reads the host's addresses on the interface.
-    pub(in crate::server) fn look_at_host(&mut self) {
+    pub(crate) fn look_at_host(&mut self) {
         let is_asked = !self.networks.is_empty() || self.is_by_tap();
         if !is_asked || self.link.index == 0 {
             return;
@@ -188,23 +188,19 @@ impl Interface {
     }
 
     /// The ring of the network of this first queue.
-    pub(in crate::server) fn ring(&self, first: u32) -> Option<&MulticastRing> {
+    pub(crate) fn ring(&self, first: u32) -> Option<&MulticastRing> {
         self.networks.get(&first).map(|network| &network.ring)
     }
 
     /// Stations of the network of this first queue.
-    pub(in crate::server) fn stations(&self, first: u32) -> impl Iterator<Item = Station> {
+    pub(crate) fn stations(&self, first: u32) -> impl Iterator<Item = Station> {
         let networks = self.networks.get(&first).into_iter();
         networks.flat_map(|network| network.stations.keys().copied())
     }
 
     /// Changes stations of the network of this first queue. None if one of them cannot be; what the kernel then refuses
     /// leaves those before it changed.
-    pub(in crate::server) fn change_stations(
-        &mut self,
-        first: u32,
-        changes: &[StationChange],
-    ) -> Result<(), Refusal> {
+    pub(crate) fn change_stations(&mut self, first: u32, changes: &[StationChange]) -> Result<(), Refusal> {
         self.see_tags(first, changes);
         self.check_changes(first, changes)?;
         let refused = |error: StationError| Reason::Kernel.because(with_sources(&error));
@@ -267,7 +263,7 @@ impl Interface {
                 ));
             }
             if station.vlan != 0 && blind {
-                return Reason::NoInterface.refuse(crate::server::leases::entries::blind(name));
+                return Reason::NoInterface.refuse(host::nic::tags::blind(name));
             }
         }
         Ok(())

@@ -9,24 +9,12 @@ use steer::{Mode, ModeRequest, Program, with_sources};
 
 use super::Interface;
 use crate::server::journal::file::may_crash;
-use host::links::{DriverSends, Link};
+use host::links::{DriverSends, Link, wants_frags};
 use steward_protocol::{Reason, Refusal};
-
-/// Ethernet header and one VLAN tag, bytes: by this much a frame may be longer than the MTU.
-const L2_BYTES: u32 = 18;
-/// Longest frame for which a program without multi-buffer support can be attached, bytes: a page less headroom and the
-/// kernel's own tail (veth and most drivers).
-const LONGEST_WITHOUT_FRAGS: u32 = 3000;
-
-/// Whether a program on an interface of this MTU needs multi-buffer support.
-#[must_use]
-pub fn wants_frags(mtu: u32) -> bool {
-    mtu.saturating_add(L2_BYTES) > LONGEST_WITHOUT_FRAGS
-}
 
 impl Interface {
     /// The mode of a lease: that of the attached program, or the one in which it would be attached.
-    pub(in crate::server) fn mode_of(attached: Option<Mode>, link: &Link, asked: ModeRequest) -> ModeRequest {
+    pub(crate) fn mode_of(attached: Option<Mode>, link: &Link, asked: ModeRequest) -> ModeRequest {
         let is_tap = match attached {
             Some(mode) => mode == Mode::Tap,
             None => link.copies(DriverSends::by_index(link.index)).is_some(),
@@ -39,7 +27,7 @@ impl Interface {
     }
 
     /// Stores the mode that a granted lease requested. Returns whether it is the first to request tap mode explicitly.
-    pub(in crate::server) fn note_mode(&mut self, asked: ModeRequest) -> bool {
+    pub(crate) fn note_mode(&mut self, asked: ModeRequest) -> bool {
         let is_first = asked == ModeRequest::Tap && self.mode != asked;
         if is_first {
             self.mode = asked;
@@ -48,14 +36,14 @@ impl Interface {
     }
 
     /// Whether the interface may change from tap mode to this mode: no lease has requested tap mode explicitly.
-    pub(in crate::server) fn may_leave_tap_mode(&self, asked: ModeRequest) -> bool {
+    pub(crate) fn may_leave_tap_mode(&self, asked: ModeRequest) -> bool {
         let is_of_xdp = !matches!(asked, ModeRequest::Auto | ModeRequest::Tap);
         is_of_xdp && self.mode == ModeRequest::Auto && self.is_by_tap()
     }
 
     /// Attaches the program in that mode, for all leases. If that fails they stay in tap mode, where no program of
     /// ours is attached that would be in the way.
-    pub(in crate::server) fn leave_tap_mode(&mut self, asked: ModeRequest) {
+    pub(crate) fn leave_tap_mode(&mut self, asked: ModeRequest) {
         let attached = match self.attach_as(asked) {
             Ok(attached) if self.detach() => attached,
             attached => {
@@ -175,7 +163,7 @@ impl Interface {
     }
 
     /// Detaches the program. Returns whether the steward's program is not attached any more.
-    pub(in crate::server) fn detach(&mut self) -> bool {
+    pub(crate) fn detach(&mut self) -> bool {
         let Some(program) = &self.program else {
             self.unpin();
             return true;
@@ -222,7 +210,7 @@ impl Interface {
 }
 
 /// Detaches a program pinned in a directory, and removes the directory, if it exists.
-pub(in crate::server) fn remove_pins(pins: &Path) -> io::Result<()> {
+pub(crate) fn remove_pins(pins: &Path) -> io::Result<()> {
     if !pins.is_dir() {
         return Ok(());
     }

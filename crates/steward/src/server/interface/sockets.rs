@@ -8,17 +8,17 @@ use steward_protocol::{Reason, Refusal};
 
 /// A socket with registered memory, not bound yet.
 #[derive(Debug)]
-pub(in crate::server) struct Registered {
-    pub(in crate::server) socket: OwnedFd,
-    pub(in crate::server) memory: Memory,
+pub(crate) struct Registered {
+    pub(crate) socket: OwnedFd,
+    pub(crate) memory: Memory,
 }
 
 /// Memory that is registered once, for one socket or for several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::server) struct Memory {
+pub(crate) struct Memory {
     /// Unique number of the registration.
-    pub(in crate::server) number: u64,
-    pub(in crate::server) bytes: u64,
+    pub(crate) number: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Memory {
@@ -26,13 +26,13 @@ impl Memory {
     /// (`struct xdp_buff_xsk`, Linux 6.6 to 6.12) and 8 in unaligned mode, and for all chunks, whoever uses them
     /// (`xp_create_and_assign_umem`, net/xdp/xsk_buff_pool.c); in zero-copy 8 for a page (`xp_init_dma_info`, same
     /// file).
-    pub(in crate::server) fn kernel_bytes(self) -> u64 {
+    pub(crate) fn kernel_bytes(self) -> u64 {
         self.bytes.div_ceil(13)
     }
 }
 
 #[derive(Debug, Default)]
-pub(in crate::server) struct Sockets {
+pub(crate) struct Sockets {
     by_queue: BTreeMap<u32, OfQueue>,
 }
 
@@ -46,21 +46,21 @@ struct OfQueue {
 
 /// A socket that was bound.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::server) struct Bound {
-    pub(in crate::server) memory: Memory,
+pub(crate) struct Bound {
+    pub(crate) memory: Memory,
     /// Its unique `SO_COOKIE`.
-    pub(in crate::server) cookie: u64,
+    pub(crate) cookie: u64,
     /// Its memory was registered for another socket.
-    pub(in crate::server) shares: bool,
+    pub(crate) shares: bool,
 }
 
 /// Memory of the two sockets of a queue, the one in use and the next one.
 #[derive(Debug, Clone, Copy, Default)]
-pub(in crate::server) struct Holds {
+pub(crate) struct Holds {
     /// Registered, and not bound yet.
-    pub(in crate::server) waiting: Option<Memory>,
+    pub(crate) waiting: Option<Memory>,
     /// Bound, and whether the memory was registered for another socket.
-    pub(in crate::server) bound: Option<(Memory, bool)>,
+    pub(crate) bound: Option<(Memory, bool)>,
 }
 
 /// Memory that queues hold together, bytes.
@@ -68,7 +68,7 @@ pub(in crate::server) struct Holds {
 /// Of a queue's two sockets only the larger counts: at most one of them is bound. Memory that several sockets share
 /// counts once, in addition to registered memory of their queues, since it stays when one of them is closed. For each
 /// of these sockets the kernel's own memory counts, too.
-pub(in crate::server) fn bytes_held(queues: &[Holds]) -> u64 {
+pub(crate) fn bytes_held(queues: &[Holds]) -> u64 {
     let mut sockets: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
     for (memory, _) in queues.iter().filter_map(|holds| holds.bound) {
         sockets.entry(memory.number).or_insert((memory.bytes, 0)).1 += 1;
@@ -96,7 +96,7 @@ pub(in crate::server) fn bytes_held(queues: &[Holds]) -> u64 {
 
 impl Sockets {
     /// The socket that was registered last, to be bound.
-    pub(in crate::server) fn take_registered(&mut self, queue: u32) -> Result<Registered, Refusal> {
+    pub(crate) fn take_registered(&mut self, queue: u32) -> Result<Registered, Refusal> {
         let of_queue = self.by_queue.get_mut(&queue);
         of_queue
             .and_then(|of_queue| of_queue.registered.take())
@@ -108,22 +108,22 @@ impl Sockets {
     }
 
     /// Stores a socket with registered memory; an earlier one that is not bound is closed.
-    pub(in crate::server) fn put_registered(&mut self, queue: u32, registered: Registered) {
+    pub(crate) fn put_registered(&mut self, queue: u32, registered: Registered) {
         self.by_queue.entry(queue).or_default().registered = Some(registered);
     }
 
     /// Stores the bound socket; `None`: it is closed.
-    pub(in crate::server) fn note_bound(&mut self, queue: u32, bound: Option<Bound>) {
+    pub(crate) fn note_bound(&mut self, queue: u32, bound: Option<Bound>) {
         self.by_queue.entry(queue).or_default().bound = bound;
     }
 
     /// The socket that was bound last.
-    pub(in crate::server) fn bound(&self, queue: u32) -> Option<Bound> {
+    pub(crate) fn bound(&self, queue: u32) -> Option<Bound> {
         self.by_queue.get(&queue)?.bound
     }
 
     /// Memory that a queue's sockets hold.
-    pub(in crate::server) fn holds(&self, queue: u32) -> Holds {
+    pub(crate) fn holds(&self, queue: u32) -> Holds {
         let Some(of_queue) = self.by_queue.get(&queue) else {
             return Holds::default();
         };

@@ -24,7 +24,7 @@ pub(super) struct Leaving {
 
 impl Interface {
     /// Empties the queues without a lease, in which a dead steward may have left entries.
-    pub(in crate::server) fn sweep(&mut self) {
+    pub(crate) fn sweep(&mut self) {
         let free = (0..MAX_QUEUES).filter(|queue| !self.lessees.contains_key(queue));
         let steps: BTreeSet<Step> = free.flat_map(Step::of_queue).collect();
         self.sweep_networks();
@@ -56,7 +56,7 @@ impl Interface {
     }
 
     /// Takes a lease back: its frames go to the host at once; all else is undone as soon as possible.
-    pub(in crate::server) fn release(&mut self, lease: u64, queues: Range<u32>) {
+    pub(crate) fn release(&mut self, lease: u64, queues: Range<u32>) {
         for queue in queues.clone() {
             // A single store, which cannot fail.
             let _ = self.deactivate(queue);

@@ -41,7 +41,7 @@ pub fn write(path: &Path, content: &impl Serialize) -> io::Result<()> {
 }
 
 /// The path under which this file is written before it is renamed.
-pub(in crate::server) fn new_of(path: &Path) -> PathBuf {
+pub(crate) fn new_of(path: &Path) -> PathBuf {
     path.with_extension("toml.new")
 }
 

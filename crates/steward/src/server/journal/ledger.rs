@@ -27,12 +27,12 @@ use steward_protocol::Steered;
 const PREFIX: &str = "nic-";
 
 /// The file of an interface, by its number, in a directory.
-pub(in crate::server) fn path_of(dir: &Path, interface: u64) -> PathBuf {
+pub(crate) fn path_of(dir: &Path, interface: u64) -> PathBuf {
     dir.join(format!("{PREFIX}{interface}.toml"))
 }
 
 #[derive(Debug, Default)]
-pub(in crate::server) struct Ledger {
+pub(crate) struct Ledger {
     path: Option<PathBuf>,
     netkits: Option<&'static dyn Netkits>,
     saved: Saved,
@@ -92,13 +92,13 @@ struct SavedLease {
 
 /// The result of configuring a NIC: how frames are steered, and why not in a better way.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::server) struct SteeringOutcome {
-    pub(in crate::server) steered: Steered,
-    pub(in crate::server) note: String,
+pub(crate) struct SteeringOutcome {
+    pub(crate) steered: Steered,
+    pub(crate) note: String,
 }
 
 impl SteeringOutcome {
-    pub(in crate::server) fn by_program(why: &impl std::fmt::Display) -> Self {
+    pub(crate) fn by_program(why: &impl std::fmt::Display) -> Self {
         Self {
             steered: Steered::ByProgram,
             note: format!("the NIC does not bring the frames: {why}"),
@@ -116,7 +116,7 @@ fn steered_by(plan: &Plan) -> Steered {
 
 impl Ledger {
     /// Opens the file, with the content that a predecessor saved.
-    pub(in crate::server) fn open(path: Option<PathBuf>, netkits: Option<&'static dyn Netkits>) -> Self {
+    pub(crate) fn open(path: Option<PathBuf>, netkits: Option<&'static dyn Netkits>) -> Self {
         let saved = path.as_deref().map_or(Ok(None), file::read);
         let saved = saved.unwrap_or_else(|error| {
             tracing::error!(?path, "rules of the NIC may be left over: {error}");
@@ -131,12 +131,12 @@ impl Ledger {
     }
 
     /// Sets the current name of the interface.
-    pub(in crate::server) fn set_interface(&mut self, name: &str) {
+    pub(crate) fn set_interface(&mut self, name: &str) {
         name.clone_into(&mut self.saved.interface);
     }
 
     /// Lets the NIC accept frames to a lease's stations, until [`forget`](Self::forget).
-    pub(in crate::server) fn accept(&mut self, ifindex: u32, first: u32, macs: &[[u8; 6]]) -> io::Result<()> {
+    pub(crate) fn accept(&mut self, ifindex: u32, first: u32, macs: &[[u8; 6]]) -> io::Result<()> {
         let known = self.accepted.get_mut(&first);
         if let Some(known) = known.filter(|known| known.ifindex == ifindex) {
             return known.change(macs);
@@ -157,7 +157,7 @@ impl Ledger {
     }
 
     /// The NIC need not accept frames to a lease's stations any more.
-    pub(in crate::server) fn refuse(&mut self, first: u32) {
+    pub(crate) fn refuse(&mut self, first: u32) {
         if let Some(accepted) = self.accepted.remove(&first)
             && self.path.is_some()
         {
@@ -166,7 +166,7 @@ impl Ledger {
     }
 
     /// Undoes, as far as possible, the configuration in files of a directory that belong to no known interface.
-    pub(in crate::server) fn clear_strays(
+    pub(crate) fn clear_strays(
         dir: &Path,
         netkits: Option<&'static dyn Netkits>,
         is_known: impl Fn(&Path) -> bool,
@@ -196,24 +196,24 @@ impl Ledger {
     }
 
     /// Whether the configuration is saved in a file.
-    pub(in crate::server) fn is_kept(&self) -> bool {
+    pub(crate) fn is_kept(&self) -> bool {
         self.path.is_some()
     }
 
     /// First queues of leases for which the NIC may have rules, contexts or netkits.
-    pub(in crate::server) fn saved_queues(&self) -> BTreeSet<u32> {
+    pub(crate) fn saved_queues(&self) -> BTreeSet<u32> {
         let netkits = self.saved.netkits.iter().map(|netkit| netkit.queue);
         let leases = self.saved.leases.iter().map(|saved| saved.first_queue);
         leases.chain(netkits).collect()
     }
 
     /// The saved netkit of a queue; it may not exist.
-    pub(in crate::server) fn netkit(&self, queue: u32) -> Option<&SavedNetkit> {
+    pub(crate) fn netkit(&self, queue: u32) -> Option<&SavedNetkit> {
         self.saved.netkits.iter().find(|netkit| netkit.queue == queue)
     }
 
     /// Saves a netkit; replaces an earlier one for its queue.
-    pub(in crate::server) fn save_netkit(&mut self, saved: SavedNetkit) -> io::Result<()> {
+    pub(crate) fn save_netkit(&mut self, saved: SavedNetkit) -> io::Result<()> {
         let before = self.saved.netkits.clone();
         self.saved.netkits.retain(|other| other.queue != saved.queue);
         self.saved.netkits.push(saved);
@@ -221,7 +221,7 @@ impl Ledger {
     }
 
     /// Deletes the saved netkit of a queue. `nic`: the index of the NIC; `is_new`: not yet while a socket has the queue.
-    pub(in crate::server) fn remove_netkit(&self, nic: u32, queue: u32, is_new: bool) -> Result<(), String> {
+    pub(crate) fn remove_netkit(&self, nic: u32, queue: u32, is_new: bool) -> Result<(), String> {
         let Some(saved) = self.netkit(queue) else {
             return Ok(());
         };
@@ -233,14 +233,10 @@ impl Ledger {
     }
 
     /// Removes the saved netkit of a queue, which is gone.
-    pub(in crate::server) fn forget_netkit(&mut self, queue: u32) {
-        if self.netkit(queue).is_none() {
-            return;
-        }
-        self.saved.netkits.retain(|netkit| netkit.queue != queue);
-        if let Err(error) = self.write() {
-            // The next steward will not find it either, and forgets it then.
-            tracing::warn!("cannot forget a netkit: {error}");
+    pub(crate) fn forget_netkit(&mut self, queue: u32) {
+        if self.netkit(queue).is_some() {
+            self.saved.netkits.retain(|netkit| netkit.queue != queue);
+            self.write_removed();
         }
     }
 
@@ -250,7 +246,7 @@ impl Ledger {
     }
 
     /// Configures the NIC for a lease, after undoing an earlier configuration for it.
-    pub(in crate::server) fn apply(
+    pub(crate) fn apply(
         &mut self,
         nic: &mut impl Nic,
         queues: &Range<u32>,
@@ -293,7 +289,7 @@ impl Ledger {
 
     /// Undoes the NIC's configuration for a lease.
     /// Errors: the driver's; it stays saved then.
-    pub(in crate::server) fn undo_all(&mut self, nic: &mut impl Nic, first: u32) -> io::Result<()> {
+    pub(crate) fn undo_all(&mut self, nic: &mut impl Nic, first: u32) -> io::Result<()> {
         for part in self.parts(Some(&*nic), first) {
             undo(nic, &part)?;
         }
@@ -302,38 +298,41 @@ impl Ledger {
     }
 
     /// The parts to undo for a lease. If the NIC cannot be queried (`None`), only those in the saved plan.
-    pub(in crate::server) fn parts(&self, nic: Option<&impl Nic>, first: u32) -> Vec<Part> {
+    pub(crate) fn parts(&self, nic: Option<&impl Nic>, first: u32) -> Vec<Part> {
         let parts = |plan: &Plan| nic.map_or_else(|| plan.known_parts(), |nic| plan.parts(nic));
         self.plan(first).map_or_else(Vec::new, parts)
     }
 
     /// How frames of a lease are steered, if all of its saved rules are in the NIC.
-    pub(in crate::server) fn in_force(&self, nic: &impl Nic, first: u32) -> Option<Steered> {
+    pub(crate) fn in_force(&self, nic: &impl Nic, first: u32) -> Option<Steered> {
         let plan = self.plan(first)?;
         (has_rules(nic, plan) == Some(true)).then(|| steered_by(plan))
     }
 
     /// Whether the NIC reports that a saved rule of a lease is not there.
-    pub(in crate::server) fn is_lost(&self, nic: &impl Nic, first: u32) -> bool {
+    pub(crate) fn is_lost(&self, nic: &impl Nic, first: u32) -> bool {
         self.plan(first)
             .is_some_and(|plan| has_rules(nic, plan) == Some(false))
     }
 
     /// Removes all records of a lease, whose configuration is undone.
-    pub(in crate::server) fn forget(&mut self, first: u32) {
+    pub(crate) fn forget(&mut self, first: u32) {
         self.refuse(first);
         self.forget_netkit(first);
         self.forget_plan(first);
     }
 
     fn forget_plan(&mut self, first: u32) {
-        if self.plan(first).is_none() {
-            return;
+        if self.plan(first).is_some() {
+            self.saved.leases.retain(|saved| saved.first_queue != first);
+            self.write_removed();
         }
-        self.saved.leases.retain(|saved| saved.first_queue != first);
+    }
+
+    fn write_removed(&self) {
         if let Err(error) = self.write() {
-            // The next steward finds none of its rules in the NIC, and forgets it then.
-            tracing::warn!("cannot remove the saved configuration of the NIC: {error}");
+            // The next steward does not find it in the NIC either, and removes it then.
+            tracing::warn!("cannot remove what is undone from the journal: {error}");
         }
     }
 

@@ -15,19 +15,19 @@ use crate::server::journal::state::{LeaseRecord, Records, Store};
 use crate::server::{Answered, Server, numbers};
 use steer::with_sources;
 
-use crate::peer::Credentials;
+use program::peer::Credentials;
 use steward_protocol::{Answer, Reason, Refusal, Token, Wanted};
 
 /// Pause between two checks whether orphans' lessees still run.
-pub(in crate::server) const ORPHANS_LOOK: Duration = Duration::from_millis(100);
+pub(crate) const ORPHANS_LOOK: Duration = Duration::from_millis(100);
 /// How long a steward that is ending tries to undo everything.
 const LAST_TRIES: Duration = Duration::from_secs(2);
 
 /// A lease whose lessee has not come back yet.
 #[derive(Debug)]
-pub(in crate::server) struct Orphan {
-    pub(in crate::server) held: Held,
-    pub(in crate::server) peer: Credentials,
+pub(crate) struct Orphan {
+    pub(crate) held: Held,
+    pub(crate) peer: Credentials,
     token: Token,
     until: Instant,
 }
@@ -133,13 +133,13 @@ impl Server {
     }
 
     /// The number of the rule that allows a lease, and its netkit if it has one.
-    pub(in crate::server) fn rule_of(&self, peer: &Credentials, held: &Held) -> Result<usize, Refusal> {
+    pub(crate) fn rule_of(&self, peer: &Credentials, held: &Held) -> Result<usize, Refusal> {
         let rule = self.policy.find(peer, &held.wanted, |rule| self.leased(rule))?;
         self.check_netkit_of(held, rule).map(|()| rule)
     }
 
     /// Ends the leases that cannot be resumed any more.
-    pub(in crate::server) fn end_orphans(&mut self, now: Instant) {
+    pub(crate) fn end_orphans(&mut self, now: Instant) {
         self.end_orphans_that(|orphan| orphan.is_over(now));
     }
 
@@ -149,7 +149,7 @@ impl Server {
     }
 
     /// Ends orphans of a process that requests the same queues again: it gave that lease up, or never learned of it.
-    pub(in crate::server) fn end_given_up(&mut self, peer: &Credentials, wanted: &Wanted) {
+    pub(crate) fn end_given_up(&mut self, peer: &Credentials, wanted: &Wanted) {
         self.end_orphans_that(|orphan| {
             let had = &orphan.held.wanted;
             (orphan.peer.pid, orphan.peer.uid) == (peer.pid, peer.uid)
@@ -159,7 +159,7 @@ impl Server {
         });
     }
 
-    pub(in crate::server) fn end_orphan(&mut self, number: u64) {
+    pub(crate) fn end_orphan(&mut self, number: u64) {
         if let Some(orphan) = self.orphans.remove(&number) {
             let queues = orphan.held.wanted.range();
             tracing::info!(
@@ -172,7 +172,7 @@ impl Server {
     }
 
     /// Stores a lessee's token. Only once for each lease: each token is written to a file, and one is enough.
-    pub(in crate::server) fn keep(&mut self, number: u64, token: &Token) -> Answered {
+    pub(crate) fn keep(&mut self, number: u64, token: &Token) -> Answered {
         self.held_lease(number)?;
         let mut twice = false;
         self.record(|records| {
@@ -192,7 +192,7 @@ impl Server {
     }
 
     /// Handles a request to resume a lease.
-    pub(in crate::server) fn resume(&mut self, number: u64, token: &Token) -> Answered {
+    pub(crate) fn resume(&mut self, number: u64, token: &Token) -> Answered {
         let refused = |text: &str| Reason::Lease.refuse(text);
         let peer = self.newcomer(number)?;
         let theirs = |orphan: &Orphan| orphan.peer.uid == peer.uid && is_same(&orphan.token, token);
@@ -232,14 +232,14 @@ impl Server {
     }
 
     /// Records the current state of an interface.
-    pub(in crate::server) fn record_interface(&mut self, at: u64) {
+    pub(crate) fn record_interface(&mut self, at: u64) {
         if let Some(record) = self.interfaces.get(&at).map(|interface| interface.record(at)) {
             self.record(|records| records.put_interface(record));
         }
     }
 
     /// Removes ended leases from the records.
-    pub(in crate::server) fn record_ends(&mut self) {
+    pub(crate) fn record_ends(&mut self) {
         let interfaces = self.interfaces.values_mut();
         let ended = interfaces.flat_map(|interface| std::mem::take(&mut interface.ended));
         let ended: Vec<u64> = ended.collect();
@@ -249,7 +249,7 @@ impl Server {
     }
 
     /// Changes the records, if any are kept.
-    pub(in crate::server) fn record(&mut self, change: impl FnOnce(&mut Records)) {
+    pub(crate) fn record(&mut self, change: impl FnOnce(&mut Records)) {
         if let Some(store) = &mut self.store
             && let Err(error) = store.change(change)
             && self.refusals.may_log(u32::MAX)

@@ -21,13 +21,14 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use host::boot_id;
 use rustix::fs::{FlockOperation, flock, statfs};
 use serde::{Deserialize, Serialize};
 
-use crate::peer::Credentials;
 use crate::server::journal::file;
 use crate::server::journal::ledger::{self, Ledger};
 use crate::server::netkits::Netkits;
+use program::peer::Credentials;
 use steward_protocol::{HintRequest, Request, Token, Wanted};
 
 /// Version of the records' format.
@@ -63,29 +64,29 @@ pub enum StoreError {
 
 /// An interface with the steward's program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::server) struct InterfaceRecord {
-    pub(in crate::server) number: u64,
+pub(crate) struct InterfaceRecord {
+    pub(crate) number: u64,
     /// As it was leased first.
-    pub(in crate::server) name: String,
-    pub(in crate::server) ifindex: u32,
+    pub(crate) name: String,
+    pub(crate) ifindex: u32,
     /// The kernel's id of the program, 0 if there was none.
-    pub(in crate::server) program: u32,
+    pub(crate) program: u32,
     /// The id of its layout of hints; 0: not known.
     #[serde(default)]
-    pub(in crate::server) attached: u32,
-    pub(in crate::server) generation: u32,
+    pub(crate) attached: u32,
+    pub(crate) generation: u32,
     /// As in the protocol.
-    pub(in crate::server) mode: u32,
-    pub(in crate::server) note: String,
+    pub(crate) mode: u32,
+    pub(crate) note: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::server) struct LeaseRecord {
-    pub(in crate::server) number: u64,
-    pub(in crate::server) interface: u64,
+pub(crate) struct LeaseRecord {
+    pub(crate) number: u64,
+    pub(crate) interface: u64,
     /// Its lessee.
     #[serde(flatten)]
-    pub(in crate::server) peer: Credentials,
+    pub(crate) peer: Credentials,
     /// The request for it, encoded as in the protocol, in hexadecimal digits: so every field is kept.
     wanted: String,
     /// The hints that it requests, as in the protocol; `None`: its lessee does not use hints.
@@ -97,14 +98,14 @@ pub(in crate::server) struct LeaseRecord {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::server) struct Records {
+pub(crate) struct Records {
     version: u32,
     /// Id of the boot in which they were written.
     boot: String,
     #[serde(default, rename = "interface")]
-    pub(in crate::server) interfaces: Vec<InterfaceRecord>,
+    pub(crate) interfaces: Vec<InterfaceRecord>,
     #[serde(default, rename = "lease")]
-    pub(in crate::server) leases: Vec<LeaseRecord>,
+    pub(crate) leases: Vec<LeaseRecord>,
 }
 
 /// See the module's head.
@@ -113,16 +114,16 @@ pub struct Store {
     dir: PathBuf,
     pins: PathBuf,
     /// How long queues are kept for a lessee that has not come back.
-    pub(in crate::server) grace: Duration,
-    pub(in crate::server) records: Records,
-    pub(in crate::server) netkits: Option<&'static dyn Netkits>,
+    pub(crate) grace: Duration,
+    pub(crate) records: Records,
+    pub(crate) netkits: Option<&'static dyn Netkits>,
     /// Changed records could not be written yet.
     unwritten: bool,
     _locks: [File; 2],
 }
 
 impl LeaseRecord {
-    pub(in crate::server) fn new(number: u64, interface: u64, peer: &Credentials, wanted: &Wanted) -> Self {
+    pub(crate) fn new(number: u64, interface: u64, peer: &Credentials, wanted: &Wanted) -> Self {
         Self {
             number,
             interface,
@@ -133,26 +134,26 @@ impl LeaseRecord {
         }
     }
 
-    pub(in crate::server) fn set_hints(&mut self, hint_request: HintRequest) {
+    pub(crate) fn set_hints(&mut self, hint_request: HintRequest) {
         self.hints = (hint_request != HintRequest::default()).then(|| hint_request.number());
     }
 
     /// The hints that it requests.
-    pub(in crate::server) fn hints(&self) -> HintRequest {
+    pub(crate) fn hints(&self) -> HintRequest {
         let hint_request = self.hints.map(HintRequest::of_number);
         hint_request.and_then(Result::ok).unwrap_or_default()
     }
 
-    pub(in crate::server) fn set_token(&mut self, token: &Token) {
+    pub(crate) fn set_token(&mut self, token: &Token) {
         self.token = Some(hex(token));
     }
 
-    pub(in crate::server) fn token(&self) -> Option<Token> {
+    pub(crate) fn token(&self) -> Option<Token> {
         unhex(self.token.as_ref()?)?.try_into().ok()
     }
 
     /// The request, if this version can read it.
-    pub(in crate::server) fn wanted(&self) -> Option<Wanted> {
+    pub(crate) fn wanted(&self) -> Option<Wanted> {
         match Request::decode(&unhex(&self.wanted)?).ok()? {
             (_, Request::Lease(wanted)) => Some(wanted),
             _ => None,
@@ -169,24 +170,24 @@ impl Records {
         }
     }
 
-    pub(in crate::server) fn put_interface(&mut self, record: InterfaceRecord) {
+    pub(crate) fn put_interface(&mut self, record: InterfaceRecord) {
         self.interfaces.retain(|other| other.number != record.number);
         self.interfaces.push(record);
     }
 
-    pub(in crate::server) fn put_lease(&mut self, record: LeaseRecord) {
+    pub(crate) fn put_lease(&mut self, record: LeaseRecord) {
         self.leases.retain(|other| other.number != record.number);
         self.leases.push(record);
     }
 }
 
 /// Where an interface's state outlives the steward.
-pub(in crate::server) struct Places {
+pub(crate) struct Places {
     /// Directory in which its program is pinned.
-    pub(in crate::server) pins: PathBuf,
+    pub(crate) pins: PathBuf,
     /// File with the configuration of its NIC.
-    pub(in crate::server) ledger: PathBuf,
-    pub(in crate::server) netkits: Option<&'static dyn Netkits>,
+    pub(crate) ledger: PathBuf,
+    pub(crate) netkits: Option<&'static dyn Netkits>,
 }
 
 impl Store {
@@ -244,7 +245,7 @@ impl Store {
     }
 
     /// Undoes saved NIC configuration of interfaces that are not in the records.
-    pub(in crate::server) fn clear_stray_notes(&self) {
+    pub(crate) fn clear_stray_notes(&self) {
         let known = |path: &Path| {
             let mut records = self.records.interfaces.iter();
             records.any(|record| self.ledger_of(record.number) == path)
@@ -253,17 +254,17 @@ impl Store {
     }
 
     /// Where it is noted what NICs are told for queues of their own.
-    pub(in crate::server) fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// Where an interface's program is pinned.
-    pub(in crate::server) fn pins_of(&self, interface: u64) -> PathBuf {
+    pub(crate) fn pins_of(&self, interface: u64) -> PathBuf {
         self.pins.join(interface.to_string())
     }
 
     /// Where an interface's state is kept.
-    pub(in crate::server) fn places_of(&self, interface: u64) -> Places {
+    pub(crate) fn places_of(&self, interface: u64) -> Places {
         Places {
             pins: self.pins_of(interface),
             ledger: self.ledger_of(interface),
@@ -272,13 +273,13 @@ impl Store {
     }
 
     /// Removes the directory for programs, if it is empty.
-    pub(in crate::server) fn remove_empty(&self) {
+    pub(crate) fn remove_empty(&self) {
         // It stays if it is not empty or may not be removed.
         let _ = fs::remove_dir(&self.pins);
     }
 
     /// Everything that is pinned.
-    pub(in crate::server) fn pinned(&self) -> Vec<PathBuf> {
+    pub(crate) fn pinned(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.pins).into_iter().flatten();
         entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
     }
@@ -286,7 +287,7 @@ impl Store {
     /// Changes the records, and writes them if they differ.
     /// Errors: [`StoreError::File`]; what is written is as before then, and the change is tried again with the next
     /// one.
-    pub(in crate::server) fn change(&mut self, change: impl FnOnce(&mut Records)) -> Result<(), StoreError> {
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Records)) -> Result<(), StoreError> {
         let before = self.records.clone();
         change(&mut self.records);
         if before == self.records && !self.unwritten {
@@ -310,13 +311,6 @@ impl Store {
     fn path(&self) -> PathBuf {
         self.dir.join("state.toml")
     }
-}
-
-/// The boot id, different after each boot.
-#[must_use]
-pub fn boot_id() -> String {
-    let read = fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    read.unwrap_or_default().trim().to_owned()
 }
 
 fn file_error(path: &Path) -> impl FnOnce(io::Error) -> StoreError {

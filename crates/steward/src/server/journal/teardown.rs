@@ -20,7 +20,7 @@ use program::backoff::{Backoff, LONGEST_RETRY, RETRY};
 /// the NIC before the contexts that they point at, these before steering entries of the program, these before
 /// sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::server) enum Step {
+pub(crate) enum Step {
     /// A rule of the NIC, or a context that rules pointed at; in this order, too.
     Nic(Part),
     /// The addresses and VLANs of a queue in the program.
@@ -49,7 +49,7 @@ pub(in crate::server) enum Step {
 
 impl Step {
     /// All steps that undo a queue, whatever its lease asked for.
-    pub(in crate::server) fn of_queue(queue: u32) -> [Self; 2] {
+    pub(crate) fn of_queue(queue: u32) -> [Self; 2] {
         [Self::Entries { queue }, Self::Sockets { queue }]
     }
 
@@ -65,7 +65,7 @@ impl Step {
 
 /// The steps that remain for one lease.
 #[derive(Debug)]
-pub(in crate::server) struct Teardown {
+pub(crate) struct Teardown {
     left: BTreeSet<Step>,
     tries: u32,
     retry: Backoff,
@@ -74,22 +74,22 @@ pub(in crate::server) struct Teardown {
 /// A step that has failed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{step:?} is not undone, try {tries}: {why}")]
-pub(in crate::server) struct Stuck {
+pub(crate) struct Stuck {
     step: Step,
     why: String,
     /// Number of attempts.
-    pub(in crate::server) tries: u32,
+    pub(crate) tries: u32,
 }
 
 impl Stuck {
     /// It is the first attempt of a step that waits until a socket is closed, which is usually soon.
-    pub(in crate::server) fn is_usual(&self) -> bool {
+    pub(crate) fn is_usual(&self) -> bool {
         self.tries == 1 && matches!(self.step, Step::Netkit { .. })
     }
 }
 
 impl Teardown {
-    pub(in crate::server) fn new(steps: impl IntoIterator<Item = Step>) -> Self {
+    pub(crate) fn new(steps: impl IntoIterator<Item = Step>) -> Self {
         Self {
             left: steps.into_iter().collect(),
             tries: 0,
@@ -99,20 +99,20 @@ impl Teardown {
     }
 
     /// Whether no step was tried yet.
-    pub(in crate::server) fn is_new(&self) -> bool {
+    pub(crate) fn is_new(&self) -> bool {
         self.tries == 0
     }
 
     /// Whether the next attempt is due. Events of other leases are no reason to call a driver again that has
     /// refused.
-    pub(in crate::server) fn is_due(&self, now: Instant) -> bool {
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.retry.is_due(now)
     }
 
     /// Undoes what is left, as far as that goes. `undo` undoes one step and looks whether it is undone (what is not
     /// there any more is), or says in one line why not.
     /// Errors: the first step that failed; then continue when it is due.
-    pub(in crate::server) fn go_on(
+    pub(crate) fn go_on(
         &mut self,
         now: Instant,
         mut undo: impl FnMut(&Step) -> Result<(), String>,

@@ -11,6 +11,7 @@ use steer::{Filter, Program, QueueError};
 use crate::hardware::{Names, Nic, NotMade, Order};
 use crate::server::journal::ledger::{Ledger, SteeringOutcome};
 use host::links::Link;
+use host::nic::tags::tags_of;
 use host::nic::{Ethtool, Tags, Target};
 use host::unserved_queues::{NOTE_MAX, UnservedQueues};
 use steward_protocol::{STEERING_BYTES, Steered};
@@ -30,70 +31,34 @@ const _: () = assert!(2 * NOTE_MAX <= STEERING_BYTES);
 const _: () = assert!(NOT_NAMED.len() + 2 + AS_SENT.len() <= STEERING_BYTES);
 const _: () = assert!(UNBOUND.len() + 2 + NOT_NAMED.len() <= STEERING_BYTES);
 
-/// The visibility of tags on an interface, if a filter needs them. With stripped tags the filter would treat frames of
-/// all VLANs as those of VLAN 0, and the inner one of two tags as the only one.
-fn tags_of(interface: &str, filter: &Filter) -> Option<Tags> {
-    let looks = !filter.vlans.is_empty();
-    let driver = || Ethtool::open(interface).map_or(Tags::There, |driver| driver.tags());
-    looks.then(driver)
-}
-
-/// Whether the program can tell VLANs on this interface, if a filter is for any. `may_restore`: whether the driver may
-/// tell it of tags that it takes off.
-/// Errors: why not, and what to do.
-pub(in crate::server) fn check_tags(
-    interface: &str,
-    filter: &Filter,
-    may_restore: impl FnOnce() -> bool,
-) -> Result<(), String> {
-    match tags_of(interface, filter) {
-        Some(Tags::TakenOff) if may_restore() => Ok(()),
-        Some(Tags::TakenOff) => Err(blind(interface)),
-        Some(Tags::Lost) => Err(format!(
-            "the kernel takes VLAN tags off before XDP sees frames of {interface}, so that its VLANs are not known: \
-             lease queues of the interface below it"
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Why the lessee may receive no frames where tags are stripped.
-#[must_use]
-pub fn blind(interface: &str) -> String {
-    format!(
-        "the driver of {interface} takes VLAN tags off before XDP sees frames, so that VLANs are not known: `ethtool \
-         -K {interface} rxvlan off`, or hints with vlan (native mode, if the driver has them)"
-    )
-}
-
 /// Joins the notes that are not empty, in one line.
-pub(in crate::server) fn joined<const N: usize>(notes: [&str; N]) -> String {
+pub(crate) fn joined<const N: usize>(notes: [&str; N]) -> String {
     let parts: Vec<&str> = notes.into_iter().filter(|note| !note.is_empty()).collect();
     parts.join("; ")
 }
 
 /// Steering entries of one lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::server) struct Entries {
-    pub(in crate::server) queues: Range<u32>,
-    pub(in crate::server) filter: Filter,
+pub(crate) struct Entries {
+    pub(crate) queues: Range<u32>,
+    pub(crate) filter: Filter,
     /// Addresses and VLANs that the policy's rule names: the NIC may get rules for them.
     names: Names,
     /// How frames are steered; the note says why the NIC does not do it, and may be empty.
-    pub(in crate::server) outcome: SteeringOutcome,
+    pub(crate) outcome: SteeringOutcome,
     /// Whether tags are visible on its interface, if a filter needs them.
     tags: Option<Tags>,
     /// The driver reports stripped tags to the program.
-    pub(in crate::server) restored: bool,
+    pub(crate) restored: bool,
     /// How often tags have come to be seen again: lessees set up their queues again then.
-    pub(in crate::server) renewed: u32,
+    pub(crate) renewed: u32,
     /// Other queues that may receive its frames.
-    pub(in crate::server) unserved: UnservedQueues,
+    pub(crate) unserved: UnservedQueues,
 }
 
 impl Entries {
     /// `names`: what the policy's rule names.
-    pub(in crate::server) fn new(queues: Range<u32>, filter: Filter, names: Names) -> Self {
+    pub(crate) fn new(queues: Range<u32>, filter: Filter, names: Names) -> Self {
         let mut entries = Self {
             queues,
             filter,
@@ -123,7 +88,7 @@ impl Entries {
     }
 
     /// Sets other addresses and VLANs that the policy names.
-    pub(in crate::server) fn rename(&mut self, names: Names, link: &Link, ledger: &mut Ledger) {
+    pub(crate) fn rename(&mut self, names: Names, link: &Link, ledger: &mut Ledger) {
         if self.names == names {
             return;
         }
@@ -142,7 +107,7 @@ impl Entries {
     }
 
     /// Whether the NIC may be configured.
-    pub(in crate::server) fn may_steer(&self) -> bool {
+    pub(crate) fn may_steer(&self) -> bool {
         !self.filter.is_empty() && self.check().is_ok()
     }
 
@@ -161,7 +126,7 @@ impl Entries {
 
     /// Checks which frames the program will not see on this interface. `is_by_tap`: the programs of a tap are used,
     /// which see tags that the NIC stripped.
-    pub(in crate::server) fn look(&mut self, link: &Link, is_by_tap: bool) {
+    pub(crate) fn look(&mut self, link: &Link, is_by_tap: bool) {
         self.tags = match is_by_tap {
             true => None,
             false => tags_of(&link.name, &self.filter),
@@ -170,7 +135,7 @@ impl Entries {
     }
 
     /// Checks which other queues may receive its frames.
-    pub(in crate::server) fn look_beyond(&mut self, link: &Link) {
+    pub(crate) fn look_beyond(&mut self, link: &Link) {
         self.unserved = match self.outcome.steered {
             Steered::ByQueue | Steered::ByProgram => UnservedQueues::guest(link, &self.queues),
             Steered::ByRules | Steered::ByContext | Steered::ByNetwork => UnservedQueues::default(),
@@ -178,17 +143,17 @@ impl Entries {
     }
 
     /// Counts it if tags are visible that were not before.
-    pub(in crate::server) fn note_renewed(&mut self, was_blind: bool) {
+    pub(crate) fn note_renewed(&mut self, was_blind: bool) {
         self.renewed += u32::from(was_blind && !self.is_blind());
     }
 
     /// Whether the driver strips tags that the filter needs.
-    pub(in crate::server) fn lacks_tags(&self) -> bool {
+    pub(crate) fn lacks_tags(&self) -> bool {
         self.tags == Some(Tags::TakenOff)
     }
 
     /// Whether the program cannot distinguish frames of its VLANs from others: then the lessee may receive none.
-    pub(in crate::server) fn is_blind(&self) -> bool {
+    pub(crate) fn is_blind(&self) -> bool {
         match self.tags {
             Some(Tags::Lost) => true,
             Some(Tags::TakenOff) => !self.restored,
@@ -197,7 +162,7 @@ impl Entries {
     }
 
     /// The note for the lessee; may be empty.
-    pub(in crate::server) fn note(&self) -> String {
+    pub(crate) fn note(&self) -> String {
         let unbound = if crate::server::hands_over_bound() {
             ""
         } else {
@@ -212,7 +177,7 @@ impl Entries {
     }
 
     /// Configures the NIC, if that is allowed.
-    pub(in crate::server) fn apply(&mut self, link: &Link, ledger: &mut Ledger) {
+    pub(crate) fn apply(&mut self, link: &Link, ledger: &mut Ledger) {
         if !self.may_steer() {
             return;
         }
@@ -224,14 +189,14 @@ impl Entries {
         self.accept(link, ledger);
     }
 
-    pub(in crate::server) fn apply_to(&mut self, nic: &mut impl Nic, ledger: &mut Ledger) {
+    pub(crate) fn apply_to(&mut self, nic: &mut impl Nic, ledger: &mut Ledger) {
         if self.may_steer() {
             self.outcome = ledger.apply(nic, &self.queues, &self.filter, &self.names);
         }
     }
 
     /// Takes over the NIC configuration of a predecessor; makes it again if it is not complete.
-    pub(in crate::server) fn adopt(&mut self, link: &Link, ledger: &mut Ledger) {
+    pub(crate) fn adopt(&mut self, link: &Link, ledger: &mut Ledger) {
         let mut nic = Ethtool::open(&link.name).ok();
         if !self.may_steer() {
             // The policy named it before. What cannot be undone now is undone when the lease ends.
@@ -254,7 +219,7 @@ impl Entries {
     }
 
     /// Makes rules again that the NIC has lost, as when n-tuple rules were switched off and on. Returns whether it had.
-    pub(in crate::server) fn renew(&mut self, link: &Link, ledger: &mut Ledger) -> bool {
+    pub(crate) fn renew(&mut self, link: &Link, ledger: &mut Ledger) -> bool {
         let by_nic = matches!(self.outcome.steered, Steered::ByRules | Steered::ByContext);
         let is_lost =
             by_nic && Ethtool::open(&link.name).is_ok_and(|nic| ledger.is_lost(&nic, self.queues.start));
@@ -278,7 +243,7 @@ impl Entries {
 
     /// Sets the filters in a program, before any queue of the lease is active in it.
     /// Errors: the kernel's; a queue must not become active then.
-    pub(in crate::server) fn install(&self, program: &Program) -> Result<(), QueueError> {
+    pub(crate) fn install(&self, program: &Program) -> Result<(), QueueError> {
         self.queues
             .clone()
             .try_for_each(|queue| program.set_filter(queue, &self.filter))

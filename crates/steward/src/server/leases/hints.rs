@@ -10,7 +10,7 @@ use steward_protocol::{Answer, HintRequest, Reason};
 
 impl Server {
     /// The hints that a lease under a rule asks for and may have.
-    pub(in crate::server) fn hints_under(&self, rule: usize, hint_request: HintRequest) -> LeaseHints {
+    pub(crate) fn hints_under(&self, rule: usize, hint_request: HintRequest) -> LeaseHints {
         let allowed = self.policy.rule(rule).hints;
         LeaseHints {
             hint_request,
@@ -19,7 +19,7 @@ impl Server {
     }
 
     /// A lessee asks for hints, for its lease, or for that which it is about to ask for.
-    pub(in crate::server) fn ask_for_hints(&mut self, number: u64, hint_request: HintRequest) -> Answered {
+    pub(crate) fn ask_for_hints(&mut self, number: u64, hint_request: HintRequest) -> Answered {
         let gone = || Reason::Lease.because("this connection is over");
         let connection = self.connections.get_mut(&number).ok_or_else(gone)?;
         let Some(held) = &mut connection.held else {
@@ -47,7 +47,7 @@ impl Server {
     }
 
     /// Notes which program is there, where it has other hints, and whose lessees are to be told.
-    pub(in crate::server) fn record_hints(&mut self) {
+    pub(crate) fn record_hints(&mut self) {
         let interfaces = self.interfaces.iter_mut();
         let changed = interfaces.filter_map(|(&at, interface)| interface.take_hints_changed().then_some(at));
         let changed: BTreeSet<u64> = changed.collect();

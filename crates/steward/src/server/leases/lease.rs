@@ -12,16 +12,16 @@ use crate::server::leases::rings::RingOf;
 use crate::server::{Answered, Server};
 use steer::{ModeRequest, MulticastRing, with_sources};
 
-use crate::peer::Credentials;
 use host::links::Link;
+use program::peer::Credentials;
 use steward_protocol::{Answer, Facts, Listed, Reason, Refusal, Wanted};
 
 /// A lease: of a connection, or one whose lessee has not come back yet.
 #[derive(Clone, Copy)]
-pub(in crate::server) struct LeaseRef<'a> {
-    pub(in crate::server) number: u64,
-    pub(in crate::server) peer: &'a Credentials,
-    pub(in crate::server) held: &'a Held,
+pub(crate) struct LeaseRef<'a> {
+    pub(crate) number: u64,
+    pub(crate) peer: &'a Credentials,
+    pub(crate) held: &'a Held,
 }
 
 /// Refuses a netkit without a peer: it accepts the program, in skb mode, but the program never sees a frame.
@@ -39,7 +39,7 @@ fn check_programs_run_on(link: &Link) -> Result<(), Refusal> {
 
 impl Server {
     /// Handles a request for a lease.
-    pub(in crate::server) fn lease(&mut self, number: u64, wanted: &Wanted) -> Answered {
+    pub(crate) fn lease(&mut self, number: u64, wanted: &Wanted) -> Answered {
         self.end_orphans(Instant::now());
         let peer = self.newcomer(number)?;
         self.end_given_up(&peer, wanted);
@@ -183,7 +183,7 @@ impl Server {
     }
 
     /// The lease with the lowest number above `after`, among those that the connection's user may see.
-    pub(in crate::server) fn next_lease(&self, number: u64, after: u64) -> Answer {
+    pub(crate) fn next_lease(&self, number: u64, after: u64) -> Answer {
         let asker = self.connections.get(&number).map(|asker| asker.peer.uid);
         let may_know = |peer: &Credentials| asker == Some(0) || asker == Some(peer.uid);
         let next = self
@@ -226,7 +226,7 @@ impl Server {
     }
 
     /// All leases, including those whose lessees have not come back yet.
-    pub(in crate::server) fn all_leases(&self) -> impl Iterator<Item = LeaseRef<'_>> {
+    pub(crate) fn all_leases(&self) -> impl Iterator<Item = LeaseRef<'_>> {
         let connected = self.connections.iter().filter_map(|(&number, other)| {
             Some(LeaseRef {
                 number,
@@ -290,12 +290,7 @@ impl Server {
     }
 
     /// Stores a lease with its connection. Returns the facts for the lessee.
-    pub(in crate::server) fn note_lease(
-        &mut self,
-        number: u64,
-        held: Held,
-        what: &str,
-    ) -> Result<Facts, Refusal> {
+    pub(crate) fn note_lease(&mut self, number: u64, held: Held, what: &str) -> Result<Facts, Refusal> {
         let gone = || Reason::Lease.because("this connection or its interface is gone");
         let (at, rule, queues) = (held.interface, held.rule, held.wanted.range());
         let connection = self.connections.get_mut(&number).ok_or_else(gone)?;

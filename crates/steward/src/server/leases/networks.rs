@@ -13,7 +13,7 @@ use steward_protocol::{Answer, Reason, Refusal, StationChange};
 
 impl Server {
     /// Changes a network's stations: checks all of them first.
-    pub(in crate::server) fn change_stations(&mut self, number: u64, changes: &[StationChange]) -> Answered {
+    pub(crate) fn change_stations(&mut self, number: u64, changes: &[StationChange]) -> Answered {
         let held = self.held_network(number)?;
         let interface = self.interfaces.get_mut(&held.interface).ok_or_else(no_lease)?;
         for change in changes.iter().filter(|change| change.port.is_some()) {
@@ -27,7 +27,7 @@ impl Server {
     }
 
     /// Hands the ring of a network to its lessee.
-    pub(in crate::server) fn groups(&mut self, number: u64) -> Answered {
+    pub(crate) fn groups(&mut self, number: u64) -> Answered {
         let held = self.held_network(number)?;
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
         let ring = interface.ring(held.wanted.start_queue).ok_or_else(no_lease)?;
@@ -41,7 +41,7 @@ impl Server {
     /// addresses from all queues: so the policy checks these addresses like a network's stations, and no other lease
     /// that has a tap may have them in the same VLAN. It would also receive what guests of a network send to the host:
     /// so the interface has no network with a tap. A lease that has a tap keeps it when another one comes.
-    pub(in crate::server) fn check_tap_mode(
+    pub(crate) fn check_tap_mode(
         &self,
         number: u64,
         held: &Held,
@@ -97,12 +97,12 @@ impl Server {
             .any(|&to| self.network_taps.contains_key(&(at, to)))
     }
 
-    pub(in crate::server) fn held_lease(&self, number: u64) -> Result<Held, Refusal> {
+    pub(crate) fn held_lease(&self, number: u64) -> Result<Held, Refusal> {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         connection.held.clone().ok_or_else(no_lease)
     }
 
-    pub(in crate::server) fn held_network(&self, number: u64) -> Result<Held, Refusal> {
+    pub(crate) fn held_network(&self, number: u64) -> Result<Held, Refusal> {
         let held = self.held_lease(number)?;
         match held.wanted.network {
             true => Ok(held),
@@ -114,7 +114,7 @@ impl Server {
 
     /// Called when a lease is charged to another or changed rule: its network, or its guest in tap mode, loses
     /// addresses that are not allowed any more.
-    pub(in crate::server) fn judge_taps(&mut self, number: u64, held: &Held) {
+    pub(crate) fn judge_taps(&mut self, number: u64, held: &Held) {
         if !held.wanted.network {
             return self.judge_guest_tap(number, held);
         }
@@ -125,7 +125,7 @@ impl Server {
     }
 
     /// Called when the host's addresses on an interface change: networks and guests in tap mode lose these addresses.
-    pub(in crate::server) fn judge_addresses_on(&mut self, interface: u64) {
+    pub(crate) fn judge_addresses_on(&mut self, interface: u64) {
         let leases = self
             .all_leases()
             .filter(|lease| lease.held.interface == interface);
@@ -193,7 +193,7 @@ impl Server {
 
     /// Has a lessee request its stations (of a network) and taps again, as the checks may now have other
     /// results.
-    pub(in crate::server) fn have_asked_again(&mut self, number: u64) {
+    pub(crate) fn have_asked_again(&mut self, number: u64) {
         if let Some(connection) = self.connections.get_mut(&number) {
             let held = connection.held.as_ref();
             connection.dirty |= held.is_some_and(|held| may_have_taps(&held.wanted));

@@ -27,11 +27,11 @@ const NEW: Rate = Rate {
 const KEPT: usize = 256;
 
 /// Owner of a ring: name of the interface, user, and first queue.
-pub(in crate::server) type RingOf = (String, u32, u32);
+pub(crate) type RingOf = (String, u32, u32);
 
 /// See the module's head.
 #[derive(Debug)]
-pub(in crate::server) struct Rings {
+pub(crate) struct Rings {
     kept: BTreeMap<RingOf, Kept>,
     new: Buckets<usize>,
 }
@@ -44,7 +44,7 @@ struct Kept {
 }
 
 impl Rings {
-    pub(in crate::server) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             kept: BTreeMap::new(),
             new: Buckets::new(NEW),
@@ -53,12 +53,7 @@ impl Rings {
 
     /// The ring for a new lease under a rule. `is_used`: the one that it would have again is somebody's.
     /// Errors: the kernel has none, or there were too many.
-    pub(in crate::server) fn take(
-        &mut self,
-        of: &RingOf,
-        is_used: bool,
-        rule: usize,
-    ) -> Result<MulticastRing, Refusal> {
+    pub(crate) fn take(&mut self, of: &RingOf, is_used: bool, rule: usize) -> Result<MulticastRing, Refusal> {
         let refused = |error: io::Error| Reason::Kernel.because(format!("no ring for a network: {error}"));
         if let Some(kept) = self.kept.get_mut(of).filter(|_| !is_used) {
             kept.reader.skip();
@@ -80,7 +75,7 @@ impl Rings {
 
     /// Stores a ring that a previous steward made.
     /// Errors: the kernel's.
-    pub(in crate::server) fn keep(&mut self, of: RingOf, ring: &MulticastRing) -> io::Result<()> {
+    pub(crate) fn keep(&mut self, of: RingOf, ring: &MulticastRing) -> io::Result<()> {
         let ring = ring.try_clone()?;
         let reader = MulticastReader::new(ring.as_fd().try_clone_to_owned()?)?;
         if self.kept.len() >= KEPT {

@@ -20,7 +20,7 @@ use crate::server::connections::connection::{By, Connection, Reply};
 use crate::server::interface::{Bound, Holds, Interface, Memory, Registered, bytes_held};
 use crate::server::job::{self, Attempt, Bind, Job, Outcome, Pending, Probe, QueueAt, failed, in_time};
 use crate::server::operations;
-use crate::server::{Answered, Server, hands_over_bound};
+use crate::server::{Answered, Server, hands_over_bound, no_lease};
 use crate::sys::{
     self,
     child::{self, LockedFor},
@@ -44,17 +44,17 @@ const UNKNOWN_SOCKET: &str = "the socket with the memory to share was not bound 
 
 /// A running job whose connection has ended.
 #[derive(Debug)]
-pub(in crate::server) struct LostJob {
+pub(crate) struct LostJob {
     uid: u32,
     /// Rule of the policy; reset when the policy changes.
-    pub(in crate::server) rule: Option<usize>,
-    pub(in crate::server) pending: Pending,
+    pub(crate) rule: Option<usize>,
+    pub(crate) pending: Pending,
 }
 
 impl Server {
     /// Starts the job that the next message on a connection requests; the message is still in the socket. If user or
     /// rule may not have one more job, the connection waits.
-    pub(in crate::server) fn run_job(&mut self, number: u64, serial: u32, (request, by): (&Request, By)) {
+    pub(crate) fn run_job(&mut self, number: u64, serial: u32, (request, by): (&Request, By)) {
         let Some(connection) = self.connections.get(&number) else {
             return;
         };
@@ -86,11 +86,8 @@ impl Server {
     /// Has a child receive and drop the message of a refused request, with its descriptors. The child's own descriptors
     /// come from the reserve if no others are left.
     fn discard(&mut self, number: u64, refusal: Refusal) -> Result<Pending, Refusal> {
-        let connection = self
-            .connections
-            .get(&number)
-            .ok_or_else(crate::server::no_lease)?
-            .as_fd();
+        let connection = self.connections.get(&number).ok_or_else(no_lease)?;
+        let connection = connection.as_fd();
         let job = Job::discard(connection).or_else(|_| {
             self.reserve.clear();
             Job::discard(connection)
@@ -99,7 +96,7 @@ impl Server {
     }
 
     /// Jobs that have not been seen to end: the user and the rule that each counts for.
-    pub(in crate::server) fn jobs(&self) -> impl Iterator<Item = (u32, Option<usize>, &Pending)> {
+    pub(crate) fn jobs(&self) -> impl Iterator<Item = (u32, Option<usize>, &Pending)> {
         let connections = self.connections.values();
         let waited_for =
             connections.filter_map(|own| Some((own.peer.uid, own.charged(), own.pending.as_ref()?)));
@@ -115,7 +112,7 @@ impl Server {
     }
 
     /// Ends the job of a connection that ends.
-    pub(in crate::server) fn lose_job(&mut self, connection: &mut Connection) {
+    pub(crate) fn lose_job(&mut self, connection: &mut Connection) {
         let (uid, rule) = (connection.peer.uid, connection.charged());
         if let Some(pending) = connection.pending.take() {
             pending.job.kill();
@@ -124,7 +121,7 @@ impl Server {
         }
     }
 
-    pub(in crate::server) fn register(
+    pub(crate) fn register(
         &mut self,
         number: u64,
         queue: u32,
@@ -173,7 +170,7 @@ impl Server {
         }))
     }
 
-    pub(in crate::server) fn share(
+    pub(crate) fn share(
         &mut self,
         number: u64,
         (queue, wait_ms): (u32, u32),
@@ -217,11 +214,7 @@ impl Server {
 
     /// The memory of a socket that was bound here for the user of a connection.
     fn memory_of(&self, number: u64, cookie: u64) -> Result<Memory, Refusal> {
-        let connection = self
-            .connections
-            .get(&number)
-            .ok_or_else(crate::server::no_lease)?;
-        let uid = connection.peer.uid;
+        let uid = self.peer(number).ok_or_else(no_lease)?.uid;
         let theirs = self.all_leases().filter(|lease| lease.peer.uid == uid);
         let bound = theirs.filter_map(|lease| {
             let sockets = &self.interfaces.get(&lease.held.interface)?.sockets;
@@ -247,7 +240,7 @@ impl Server {
         sys::can_limit_memory(bytes).then_some(LockedFor { uid, bytes })
     }
 
-    pub(in crate::server) fn bind(
+    pub(crate) fn bind(
         &mut self,
         number: u64,
         queue: u32,
@@ -289,12 +282,7 @@ impl Server {
         }))
     }
 
-    pub(in crate::server) fn await_free(
-        &self,
-        number: u64,
-        queue: u32,
-        wait_ms: u32,
-    ) -> Result<Pending, Refusal> {
+    pub(crate) fn await_free(&self, number: u64, queue: u32, wait_ms: u32) -> Result<Pending, Refusal> {
         let (_, held, interface) = self.lessee(number)?;
         let at = queue_at(interface, held.check(queue)?, wait_ms);
         let job = Job::begin(ChildWork::Bind, &[], || at.run().map_err(failed(Step::Await)))?;
@@ -305,7 +293,7 @@ impl Server {
     }
 
     /// Collects ended jobs, and answers their requests.
-    pub(in crate::server) fn end_jobs(&mut self) {
+    pub(crate) fn end_jobs(&mut self) {
         let lost = self.lost_jobs.len();
         self.lost_jobs.retain(|lost| lost.pending.job.outcome().is_none());
         let mut done = Vec::new();
@@ -360,14 +348,7 @@ impl Server {
 
     /// Stops counting the memory of those sockets of a connection's user that are closed by now.
     fn forget_closed(&mut self, number: u64) {
-        let Some(uid) = self
-            .connections
-            .get(&number)
-            .map(|connection| connection.peer.uid)
-        else {
-            return;
-        };
-        let Ok(other) = ring_alone() else {
+        let (Some(uid), Ok(other)) = (self.peer(number).map(|peer| peer.uid), ring_alone()) else {
             return;
         };
         let theirs = self.all_leases().filter(|lease| lease.peer.uid == uid);

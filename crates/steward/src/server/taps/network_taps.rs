@@ -27,11 +27,11 @@ use crate::server::interface::Interface;
 use crate::server::journal::file::may_crash;
 use crate::server::journal::state::Records;
 use crate::server::leases::lease::LeaseRef;
-use crate::server::taps::filters::{self, Filter};
 use crate::server::taps::removals::Removals;
 use crate::server::taps::tap::{NewTap, Purpose, Tap, all_taps};
 use crate::server::{Answered, Server, no_lease};
 use host::links::bridge::BridgeFdb;
+use host::links::filters::{self, Filter};
 use host::links::{Link, LinkError};
 use program::backoff::Retry;
 use steward_protocol::{Answer, CHANGES_MAX, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
@@ -44,13 +44,13 @@ const FDB_SHARE: u32 = 20;
 const PROGRAMS_PAUSE: Duration = Duration::from_secs(1);
 
 /// A network: its interface's number, and its first queue.
-pub(in crate::server) type NetworkAt = (u64, u32);
+pub(crate) type NetworkAt = (u64, u32);
 /// A network, and where its tap leads.
-pub(in crate::server) type TapAt = (NetworkAt, TapTo);
+pub(crate) type TapAt = (NetworkAt, TapTo);
 
 /// A tap that joins a network with the host or with the wire.
 #[derive(Debug)]
-pub(in crate::server) struct NetworkTap {
+pub(crate) struct NetworkTap {
     tap: Tap,
     to: TapTo,
     user: TapUser,
@@ -96,7 +96,7 @@ impl Between {
 }
 
 /// Whether a lease may have taps: it is of a network, or of a guest that is alone on its queues in tap mode.
-pub(in crate::server) fn may_have_taps(wanted: &Wanted) -> bool {
+pub(crate) fn may_have_taps(wanted: &Wanted) -> bool {
     wanted.network || wanted.mode == ModeRequest::Tap
 }
 
@@ -109,7 +109,7 @@ fn user_of(wanted: &Wanted) -> TapUser {
     }
 }
 
-pub(in crate::server) fn network_at(held: &Held) -> NetworkAt {
+pub(crate) fn network_at(held: &Held) -> NetworkAt {
     (held.interface, held.wanted.start_queue)
 }
 
@@ -318,7 +318,7 @@ impl NetworkTap {
     }
 
     /// Whether something has to be tried again.
-    pub(in crate::server) fn is_unfinished(&self) -> bool {
+    pub(crate) fn is_unfinished(&self) -> bool {
         !self.why.is_empty()
     }
 
@@ -346,7 +346,7 @@ impl NetworkTap {
 impl Server {
     /// Answers the lessee of a lease in tap mode that asks for its tap, of so many queues. Without a lease the answer
     /// for several is `Done`, as the message is known.
-    pub(in crate::server) fn uplink_tap(&mut self, number: u64, has: u32, queues: u32) -> Answered {
+    pub(crate) fn uplink_tap(&mut self, number: u64, has: u32, queues: u32) -> Answered {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         match &connection.held {
             None if queues > 1 => return Ok(Answer::Done.into()),
@@ -363,13 +363,7 @@ impl Server {
 
     /// Answers the lessee of a network that asks for its tap to the host or to the wire. `queues`: of a device that is
     /// made for this.
-    pub(in crate::server) fn network_tap(
-        &mut self,
-        number: u64,
-        to: TapTo,
-        has: u32,
-        queues: usize,
-    ) -> Answered {
+    pub(crate) fn network_tap(&mut self, number: u64, to: TapTo, has: u32, queues: usize) -> Answered {
         let held = match to {
             TapTo::Host => self.held_network(number)?,
             TapTo::Uplink => self.held_lease(number)?,
@@ -416,7 +410,7 @@ impl Server {
                     cuts_udp: tap.cuts_udp,
                     macs: tap.macs.clone(),
                     bridge: tap.behind.bridge().to_owned(),
-                    behind: count(tap.behind.len()),
+                    behind: count(tap.behind.count()),
                     left_out: count(tap.behind.left_out()),
                 };
                 Ok(Reply::with(Answer::Host(end), files))
@@ -432,7 +426,7 @@ impl Server {
     }
 
     /// Ends taps to the wire of interfaces that have an XDP program now: it has the frames first, and leases go by it.
-    pub(in crate::server) fn end_taps_without_tap_mode(&mut self) {
+    pub(crate) fn end_taps_without_tap_mode(&mut self) {
         let is_over = |&&((at, _), to): &&TapAt| {
             let interface = self.interfaces.get(&at);
             let mode = interface.and_then(Interface::mode);
@@ -443,7 +437,7 @@ impl Server {
     }
 
     /// Checks all taps again, and notifies lessees of changes.
-    pub(in crate::server) fn look_at_network_taps(&mut self) {
+    pub(crate) fn look_at_network_taps(&mut self) {
         self.end_taps_without_tap_mode();
         for (&(at, to), tap) in &mut self.network_taps {
             let Some(interface) = self.interfaces.get(&at.0) else {
@@ -482,7 +476,7 @@ impl Server {
     }
 
     /// Checks whether programs were detached, and attaches them again. The kernel sends no notification of that.
-    pub(in crate::server) fn look_at_tap_programs(&mut self, now: Instant) {
+    pub(crate) fn look_at_tap_programs(&mut self, now: Instant) {
         if now < self.tap_programs_due {
             return;
         }
@@ -493,7 +487,7 @@ impl Server {
     }
 
     /// Answers a lessee of a network with the stations behind the bridge that its interface is part of.
-    pub(in crate::server) fn behind(&self, number: u64, after: Station) -> Answered {
+    pub(crate) fn behind(&self, number: u64, after: Station) -> Answered {
         let at = network_at(&self.held_network(number)?);
         let host = self.network_taps.get(&(at, TapTo::Host)).ok_or_else(|| {
             Reason::Lease.because("this network does not reach the host: ask for that first")
@@ -503,25 +497,25 @@ impl Server {
     }
 
     /// Whether changes of bridges' forwarding databases are to be looked at now.
-    pub(in crate::server) fn watches_bridges(&self, now: Instant) -> bool {
+    pub(crate) fn watches_bridges(&self, now: Instant) -> bool {
         let mut taps = self.network_taps.values();
         self.fdb_pause <= now && taps.any(|tap| !tap.behind.bridge().is_empty())
     }
 
     /// Whether bridges' forwarding databases are to be read, whose bridges or ports are others than when they were.
-    pub(in crate::server) fn has_stale_bridges(&self) -> bool {
+    pub(crate) fn has_stale_bridges(&self) -> bool {
         self.network_taps.values().any(|tap| tap.behind.is_stale())
     }
 
     /// Reads bridges' forwarding databases if [some are stale](Self::has_stale_bridges), and the pause is over.
-    pub(in crate::server) fn look_at_stale_bridges(&mut self, now: Instant) {
+    pub(crate) fn look_at_stale_bridges(&mut self, now: Instant) {
         if self.fdb_pause <= now && self.has_stale_bridges() {
             self.look_behind_bridges();
         }
     }
 
     /// Looks at bridges' forwarding databases again, and notifies lessees of changes.
-    pub(in crate::server) fn look_behind_bridges(&mut self) {
+    pub(crate) fn look_behind_bridges(&mut self) {
         let begun = Instant::now();
         for (&(at, _), tap) in &mut self.network_taps {
             match tap.behind.look_at_fdb() {
@@ -537,14 +531,14 @@ impl Server {
     }
 
     /// Ends all taps of a network, with its lease.
-    pub(in crate::server) fn end_network_taps(&mut self, at: NetworkAt) {
+    pub(crate) fn end_network_taps(&mut self, at: NetworkAt) {
         for to in TapTo::ALL {
             self.end_network_tap((at, to));
         }
     }
 
     /// Ends a tap of a network, with its lease or by the policy.
-    pub(in crate::server) fn end_network_tap(&mut self, at: TapAt) {
+    pub(crate) fn end_network_tap(&mut self, at: TapAt) {
         if !self.take_network_tap_back(at) {
             return;
         }
@@ -573,14 +567,14 @@ impl Server {
     }
 
     /// Ends all taps, if the steward ends and has no successor.
-    pub(in crate::server) fn end_all_network_taps(&mut self) {
+    pub(crate) fn end_all_network_taps(&mut self) {
         for at in self.network_taps.keys().copied().collect::<Vec<_>>() {
             self.end_network_tap(at);
         }
     }
 
     /// Takes over devices of the previous steward for leases that may continue.
-    pub(in crate::server) fn adopt_network_taps(&mut self, records: &Records) {
+    pub(crate) fn adopt_network_taps(&mut self, records: &Records) {
         for tap in all_taps() {
             let Purpose::Joins(to) = tap.purpose else { continue };
             let interfaces = self.interfaces.iter();
@@ -601,7 +595,7 @@ impl Server {
     }
 
     /// Removes those whose leases do not continue, and keeps the others.
-    pub(in crate::server) fn sweep_network_taps(&mut self) {
+    pub(crate) fn sweep_network_taps(&mut self) {
         for at in self.network_taps.keys().copied().collect::<Vec<_>>() {
             let goes_on =
                 |lease: LeaseRef<'_>| may_have_taps(&lease.held.wanted) && network_at(lease.held) == at.0;
@@ -624,7 +618,7 @@ impl Server {
     }
 
     /// Removes devices that no steward has: of interfaces that are ours, or that have no program of a steward's.
-    pub(in crate::server) fn remove_stray_taps(&mut self) {
+    pub(crate) fn remove_stray_taps(&mut self) {
         let taps = all_taps();
         for tap in taps.clone() {
             let is_known = match tap.purpose {
@@ -699,7 +693,7 @@ fn words(to: TapTo) -> &'static str {
 }
 
 /// Connections that have the network.
-pub(in crate::server) fn lessees(
+pub(crate) fn lessees(
     connections: &mut BTreeMap<u64, Connection>,
     at: NetworkAt,
 ) -> impl Iterator<Item = &mut Connection> {

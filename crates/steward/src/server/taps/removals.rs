@@ -24,11 +24,11 @@ const LIMIT: Duration = Duration::from_secs(1);
 
 /// Removals that have begun and are not known to have finished.
 #[derive(Debug, Default)]
-pub(in crate::server) struct Removals(Vec<Child>);
+pub(crate) struct Removals(Vec<Child>);
 
 impl Removals {
     /// Sets a device down, so that no frame passes any more, and begins to remove it. Does not wait.
-    pub(in crate::server) fn begin(&mut self, tap: &Tap) {
+    pub(crate) fn begin(&mut self, tap: &Tap) {
         if let Err(error) = self.start(tap) {
             tracing::error!("cannot remove {}: {error}", tap.name);
         }
@@ -36,7 +36,7 @@ impl Removals {
 
     /// The same, and waits until another device can have its name.
     /// Errors: in words.
-    pub(in crate::server) fn make_room(&mut self, tap: &Tap) -> Result<(), String> {
+    pub(crate) fn make_room(&mut self, tap: &Tap) -> Result<(), String> {
         let name = &tap.name;
         let failed = |error| format!("cannot remove {name}: {error}");
         let removed = self.start(tap).map_err(failed)?;
@@ -69,19 +69,19 @@ impl Removals {
     }
 
     /// Children that have not been seen to end.
-    pub(in crate::server) fn children(&self) -> impl Iterator<Item = &Child> {
+    pub(crate) fn children(&self) -> impl Iterator<Item = &Child> {
         self.0.iter()
     }
 
     /// Forgets finished removals. Returns whether all are finished.
-    pub(in crate::server) fn forget_finished(&mut self) -> bool {
+    pub(crate) fn forget_finished(&mut self) -> bool {
         self.0.retain(|child| !child.has_ended());
         self.0.is_empty()
     }
 
     /// Waits until all are finished, a second at most: a child that has not asked the kernel yet would end with this
     /// process.
-    pub(in crate::server) fn wait(&mut self) {
+    pub(crate) fn wait(&mut self) {
         let _ = wait_until(|| Ok(self.forget_finished()));
     }
 }

@@ -21,7 +21,7 @@ use steward_protocol::{Answer, Reason, SendTapEnd};
 
 impl Server {
     /// Makes a tap for a queue of the lessee's lease. Without a lease the answer is `Done`, as the message is known.
-    pub(in crate::server) fn send_tap(&mut self, number: u64, queue: u32, only_with_tso: bool) -> Answered {
+    pub(crate) fn send_tap(&mut self, number: u64, queue: u32, only_with_tso: bool) -> Answered {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         let Some(held) = &connection.held else {
             return Ok(Answer::Done.into());
@@ -43,7 +43,7 @@ impl Server {
     }
 
     /// Whether a device is of a queue that somebody has.
-    pub(in crate::server) fn is_of_a_lease(&self, tap: &Tap) -> bool {
+    pub(crate) fn is_of_a_lease(&self, tap: &Tap) -> bool {
         self.all_leases().any(|lease| {
             let interface = self.interfaces.get(&lease.held.interface);
             interface.is_some_and(|interface| is_of(tap, interface, lease.held))
@@ -51,7 +51,7 @@ impl Server {
     }
 
     /// Ends the devices of a lease that ends, even if a process has their descriptors.
-    pub(in crate::server) fn end_send_taps(&mut self, held: &Held) {
+    pub(crate) fn end_send_taps(&mut self, held: &Held) {
         let Some(interface) = self.interfaces.get(&held.interface) else {
             return;
         };

@@ -7,24 +7,27 @@ use netlink_bindings::tc::{self, Tcmsg};
 use netlink_socket2::NetlinkSocket;
 use steer::{TapTo, network_of_filter};
 
-use host::links::all::for_each;
+use super::all::for_each;
 
 /// `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS)` and the same of ingress, include/uapi/linux/pkt_sched.h.
 const PLACES: [(TapTo, u32); 2] = [(TapTo::Host, 0xffff_fff3), (TapTo::Uplink, 0xffff_fff2)];
 
 /// A filter of a network's.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Filter {
+pub struct Filter {
     /// Index of the interface.
-    pub(crate) uplink: u32,
+    pub uplink: u32,
     /// Where the network's tap leads.
-    pub(crate) to: TapTo,
+    pub to: TapTo,
     /// The network's first queue.
-    pub(crate) first: u32,
+    pub first: u32,
 }
 
 /// Those of networks, in this network namespace.
-pub(crate) fn of_networks() -> io::Result<Vec<Filter>> {
+///
+/// # Errors
+/// The kernel's.
+pub fn of_networks() -> io::Result<Vec<Filter>> {
     let mut interfaces = Vec::new();
     for_each(|index, _| interfaces.push(index))?;
     let mut found = Vec::new();
