@@ -183,8 +183,10 @@ impl Policy {
     }
 
     /// Checks whether a network under a rule may reach the host.
-    /// Errors: the remedy.
-    pub(crate) fn check_host(&self, rule: usize) -> Result<(), Refusal> {
+    ///
+    /// # Errors
+    /// The remedy.
+    pub fn check_host(&self, rule: usize) -> Result<(), Refusal> {
         match self.rules.get(rule) {
             Some(Rule { host: false, .. }) => {
                 Reason::NotAllowed.refuse(format!(
@@ -230,32 +232,6 @@ impl Policy {
             "user {uid} may not lease queues of {interface}{allowed}: the policy has no rule for that: add one with \
              `{who}` and `interface = {interface:?}`, or start the daemon as a user that has one (--user)"
         )
-    }
-
-    /// Checks whether a rule allows this user and groups a lease, if no queue is leased yet. `host`: the network also
-    /// has to reach the host.
-    ///
-    /// # Errors
-    /// Why not, and the remedy.
-    pub fn allows(
-        &self,
-        uid: u32,
-        gid: u32,
-        groups: Vec<u32>,
-        wanted: &Wanted,
-        host: bool,
-    ) -> Result<(), Refusal> {
-        let peer = Credentials {
-            pid: 0,
-            uid,
-            gid,
-            groups,
-        };
-        let rule = self.find(&peer, wanted, |_| 0)?;
-        match host {
-            true => self.check_host(rule),
-            false => Ok(()),
-        }
     }
 
     /// Index of the first rule that allows the whole request; `leased` counts the queues leased under a rule.

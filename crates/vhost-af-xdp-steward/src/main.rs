@@ -67,7 +67,7 @@ fn check_surroundings(policy: &Policy) -> Result<(), String> {
             lacking.join(", ")
         ));
     }
-    if !steward::server::hands_over_bound() && !policy.unbound {
+    if !host::maps_bound_rings() && !policy.unbound {
         return Err("on this kernel a lessee has to bind its sockets itself, and could bind them to any free queue: use \
                     Linux 6.4 or later, or accept it by `unbound-sockets = true` under [limits] of the policy"
             .to_owned());

@@ -7,8 +7,9 @@
 //! | programs and maps | pins on a bpffs, next to the records | [`teardown`]; without a record [`restore`] |
 //! | stations that a NIC accepts | a socket, which the service manager keeps: [`program::fd_store`] | closing it |
 //!
-//! Each is written before the change is made, and removed after it is undone. A part of the steward that changes
-//! anything else writes a file of its own there, by [`file`]: a previous steward's is undone by that part.
+//! | changes of NICs by a part outside the core | `PREFIX-….toml`, one a change: [`file`] | that part |
+//!
+//! Each is written before the change is made, and removed after it is undone.
 
 pub mod file;
 pub(super) mod ledger;

@@ -35,7 +35,6 @@ mod taps;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -493,12 +492,4 @@ impl Server {
         other.into_iter().for_each(|at| self.record_interface(at));
         self.forget_idle();
     }
-}
-
-/// Whether sockets are bound before they are handed over. If not, a lessee could bind its socket to any free queue.
-/// This is checked once.
-#[must_use]
-pub fn hands_over_bound() -> bool {
-    static BOUND: OnceLock<bool> = OnceLock::new();
-    *BOUND.get_or_init(host::maps_bound_rings)
 }

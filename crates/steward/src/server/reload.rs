@@ -15,8 +15,9 @@ use steer::with_sources;
 
 use super::connections::connection::Connection;
 use super::leases::lease::LeaseRef;
-use super::{Server, hands_over_bound, numbers};
+use super::{Server, numbers};
 use crate::policy::Policy;
+use host::maps_bound_rings;
 
 /// The source of new policies.
 #[derive(Debug)]
@@ -104,7 +105,7 @@ impl Server {
     fn read_again(&mut self, file: &Path) {
         let path = file.display().to_string();
         match Policy::read(file) {
-            Ok(policy) if !hands_over_bound() && !policy.unbound => {
+            Ok(policy) if !maps_bound_rings() && !policy.unbound => {
                 tracing::error!(
                     "the policy stays as it was: the new one of {path} does not have `unbound-sockets = true`"
                 );

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use steer::with_sources;
 
 use super::apart::{self, ApartPlan};
-use host::boot_id;
 use host::links::Link;
 use host::nic::{Ethtool, bound};
 use program::backoff::{Backoff, RETRY};
@@ -32,8 +31,6 @@ pub(super) struct SavedPlan {
     /// As it was called when it was saved.
     interface: String,
     ifindex: u32,
-    /// Of the boot in which it was: another one has other indexes, and a NIC that starts again.
-    boot: String,
     pub(super) plan: ApartPlan,
 }
 
@@ -42,7 +39,6 @@ impl SavedPlan {
         Self {
             interface: interface.to_owned(),
             ifindex: key.0,
-            boot: boot_id(),
             plan,
         }
     }
@@ -86,24 +82,13 @@ pub(super) struct ZcrxQueues {
 impl ZcrxQueues {
     /// With what a predecessor saved, all of which is to be taken back.
     pub(super) fn open(dir: &Path) -> Self {
-        let mut leaving = BTreeMap::new();
-        for path in file::all_of(dir, PREFIX) {
-            match file::read::<SavedPlan>(&path) {
-                Ok(None) => {}
-                Ok(Some(saved)) if saved.boot != boot_id() => {
-                    let _ = file::remove(&path);
-                }
-                Ok(Some(saved)) => {
-                    let key = (saved.ifindex, saved.plan.queue);
-                    let from = Some(Instant::now() + OF_A_PREDECESSOR);
-                    leaving.insert(key, Leaving::new(saved, None, from));
-                }
-                Err(error) => {
-                    tracing::error!(path = %path.display(), "rules of the NIC may be left over: {error}");
-                    let _ = file::remove(&path);
-                }
-            }
-        }
+        let from = Some(Instant::now() + OF_A_PREDECESSOR);
+        let left = file::changes_in::<SavedPlan>(dir, PREFIX).into_iter();
+        let leaving = left.map(|saved| {
+            let key = (saved.ifindex, saved.plan.queue);
+            (key, Leaving::new(saved, None, from))
+        });
+        let leaving = leaving.collect();
         Self {
             dir: Some(dir.to_owned()),
             leaving,
@@ -173,7 +158,7 @@ impl ZcrxQueues {
         let mut plan = plan.clone();
         self.hand_on(key, &mut plan)?;
         let saved = SavedPlan::new(interface, key, plan);
-        file::write(&path, &saved)?;
+        file::write_change(&path, &saved)?;
         self.saved.insert(key, saved);
         Ok(())
     }
@@ -189,7 +174,7 @@ impl ZcrxQueues {
             if plan.hand_on(&mut saved.plan)
                 && let Some(dir) = &self.dir
             {
-                file::write(&path_in(dir, other), saved)?;
+                file::write_change(&path_in(dir, other), saved)?;
             }
         }
         Ok(())
@@ -308,7 +293,7 @@ impl Leaving {
         let (mut plan, mut saved) = (self.saved.plan.clone(), self.saved.clone());
         let kept = apart::keep(nic, &mut plan, &mut |plan| {
             saved.plan = plan.clone();
-            file::write(path, &saved)
+            file::write_change(path, &saved)
         });
         self.saved.plan = plan;
         kept.map(drop).map_err(io::Error::other)
@@ -367,20 +352,6 @@ mod tests {
         let next = ZcrxQueues::open(dir.path());
         assert_eq!(next.leaving[&three].saved.plan, queues.plan_of(three));
         assert_eq!(next.leaving[&two].saved.plan, queues.plan_of(two));
-    }
-
-    #[test]
-    fn plan_of_another_boot_is_forgotten() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let saved = SavedPlan {
-            interface: "eth1".to_owned(),
-            ifindex: 7,
-            boot: "another".to_owned(),
-            plan: ApartPlan::default(),
-        };
-        file::write(&path_in(dir.path(), (7, 0)), &saved).expect("writable");
-        assert!(!ZcrxQueues::open(dir.path()).is_unfinished());
-        assert!(file::all_of(dir.path(), PREFIX).is_empty());
     }
 
     #[test]

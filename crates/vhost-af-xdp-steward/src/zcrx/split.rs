@@ -13,7 +13,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use host::boot_id;
 use host::links::Link;
 use host::nic::rings::{self, ENABLED, Split};
 use netlink_bindings::ethtool;
@@ -81,8 +80,6 @@ impl Rings for Kernel {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Saved {
     ifindex: u32,
-    /// Of another boot the index means nothing.
-    boot: String,
     before: Split,
 }
 
@@ -114,19 +111,9 @@ pub(super) struct Splits {
 impl Splits {
     /// With what a predecessor saved.
     pub(super) fn open(dir: &Path) -> Self {
-        let mut changed = BTreeMap::new();
-        for path in file::all_of(dir, PREFIX) {
-            match file::read::<Saved>(&path) {
-                Ok(Some(saved)) if saved.boot == boot_id() => {
-                    changed.insert(saved.ifindex, Changed::new(saved.before));
-                }
-                Ok(_) => drop(file::remove(&path)),
-                Err(error) => {
-                    tracing::error!(path = %path.display(), "a NIC may split headers for no lease: {error}");
-                    let _ = file::remove(&path);
-                }
-            }
-        }
+        let left = file::changes_in::<Saved>(dir, PREFIX).into_iter();
+        let changed = left.map(|saved| (saved.ifindex, Changed::new(saved.before)));
+        let changed = changed.collect();
         Self {
             dir: Some(dir.to_owned()),
             changed,
@@ -145,12 +132,8 @@ impl Splits {
         }
         if !self.changed.contains_key(&ifindex) {
             let path = self.path(ifindex).ok_or_else(no_state)?;
-            let saved = Saved {
-                ifindex,
-                boot: boot_id(),
-                before: now,
-            };
-            file::write(&path, &saved)?;
+            let saved = Saved { ifindex, before: now };
+            file::write_change(&path, &saved)?;
             self.changed.insert(ifindex, Changed::new(now));
         }
         may_crash("zcrx-split-saved");
@@ -310,17 +293,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_switched_on_without_a_directory_and_what_is_of_another_boot_is_forgotten() {
+    fn nothing_is_switched_on_without_a_directory() {
         let mut nic = nic(Split::Off(0));
         let refused = Splits::default().switch_on(&mut nic, NIC, Split::Off(0));
         assert!(refused.is_err() && nic.split == Some(Split::Off(0)));
-        let dir = tempfile::tempdir().expect("a directory");
-        let saved = Saved {
-            ifindex: NIC,
-            boot: "another".to_owned(),
-            before: Split::Off(0),
-        };
-        file::write(&dir.path().join("header-split-9.toml"), &saved).expect("ours");
-        assert!(!Splits::open(dir.path()).is_unfinished() && !Splits::are_left(dir.path()));
     }
 }

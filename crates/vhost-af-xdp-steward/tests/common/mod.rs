@@ -39,7 +39,7 @@ pub(crate) fn lessee_uid() -> u32 {
 /// A policy, in which HOLDER stands for [`lessee_uid`], where stewards find it.
 pub(crate) fn write_policy(dir: &TempDir, policy: &str) {
     let mut policy = policy.replace("HOLDER", &lessee_uid().to_string());
-    if !steward::server::hands_over_bound() && !policy.contains("[limits]") {
+    if !host::maps_bound_rings() && !policy.contains("[limits]") {
         policy.insert_str(0, "[limits]\nunbound-sockets = true\n");
     }
     fs::write(dir.path().join("policy.toml"), policy).expect("writable");

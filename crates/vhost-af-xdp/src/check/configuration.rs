@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use host::unserved_queues::unserved_queues;
-use program::peer;
+use program::peer::{self, Credentials};
 use rustix::net::{SocketAddrUnix, SocketFlags, connect};
 use rustix::process::{Resource, getegid, geteuid, getgroups, getrlimit};
 use rustix::thread::CapabilitySet;
@@ -243,10 +243,10 @@ impl QueueUse {
     }
 }
 
-/// A policy, and user, group and groups of the daemon.
+/// A policy, and the user that the daemon will have.
 struct PolicyFor {
     policy: Policy,
-    ids: (u32, u32, Vec<u32>),
+    user: Credentials,
 }
 
 struct Look<'a> {
@@ -377,11 +377,17 @@ impl Look<'_> {
                         .map(|group| group.as_raw())
                         .collect()
                 };
-                let ids = match user {
+                let (uid, gid, groups) = match user {
                     Some(user) => (user.uid, user.gid, user.groups),
                     None => (geteuid().as_raw(), getegid().as_raw(), own_groups()),
                 };
-                Some(PolicyFor { policy, ids })
+                let user = Credentials {
+                    pid: 0,
+                    uid,
+                    gid,
+                    groups,
+                };
+                Some(PolicyFor { policy, user })
             }
             Err(error) => {
                 let text = format!(
@@ -411,9 +417,13 @@ impl Look<'_> {
     /// Checks whether a network or port gets its queues, and reports the mode that it will have.
     fn queues(&mut self, queues: &QueueUse, subject: &str, policy: Option<&PolicyFor>) {
         let wanted = &queues.wanted;
-        if let Some(PolicyFor { policy, ids }) = policy.filter(|_| !queues.is_external) {
-            let (uid, gid, groups) = ids.clone();
-            if let Err(refusal) = policy.allows(uid, gid, groups, wanted, queues.host) {
+        if let Some(PolicyFor { policy, user }) = policy.filter(|_| !queues.is_external) {
+            let found = policy.find(user, wanted, |_| 0);
+            let allowed = match queues.host {
+                true => found.and_then(|rule| policy.check_host(rule)),
+                false => found.map(drop),
+            };
+            if let Err(refusal) = allowed {
                 self.findings
                     .push(Finding::error(Kind::Policy, subject, &refusal.text));
             }

@@ -163,11 +163,7 @@ impl Entries {
 
     /// The note for the lessee; may be empty.
     pub(crate) fn note(&self) -> String {
-        let unbound = if crate::server::hands_over_bound() {
-            ""
-        } else {
-            UNBOUND
-        };
+        let unbound = if host::maps_bound_rings() { "" } else { UNBOUND };
         let far_end = if self.tags == Some(Tags::AsSent) {
             AS_SENT
         } else {

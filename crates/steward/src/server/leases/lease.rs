@@ -255,11 +255,10 @@ impl Server {
         let mut record = LeaseRecord::new(number, at, peer, wanted);
         record.set_hints(hints.hint_request);
         let names = self.policy.rule(rule).names.clone();
-        let (uid, now) = (peer.uid, Instant::now());
+        let uid = peer.uid;
         let tells_nic = Entries::new(wanted.range(), wanted.filter.clone(), names.clone()).may_steer();
         if tells_nic {
-            let change = DeviceChange::NicRules;
-            self.device_changes.take(change, &wanted.interface, uid, now)?;
+            self.take_units(DeviceChange::NicRules, &wanted.interface, uid)?;
         }
         let of = (wanted.interface.clone(), uid, wanted.start_queue);
         let ring = match wanted.network {

@@ -20,11 +20,12 @@ use crate::server::connections::connection::{By, Connection, Reply};
 use crate::server::interface::{Bound, Holds, Interface, Memory, Registered, bytes_held};
 use crate::server::job::{self, Attempt, Bind, Job, Outcome, Pending, Probe, QueueAt, failed, in_time};
 use crate::server::operations;
-use crate::server::{Answered, Server, hands_over_bound, no_lease};
+use crate::server::{Answered, Server, no_lease};
 use crate::sys::{
     self,
     child::{self, LockedFor},
 };
+use host::maps_bound_rings;
 use steward_protocol::{Answer, Reason, Refusal, Request, Rings, Step, UmemLayout};
 
 /// Above this size of memory, a failed bind takes longer than testing first whether the queue is free, bytes.
@@ -135,7 +136,7 @@ impl Server {
         self.allow_memory(number, queue, (memory, false))?;
         let (connection, held, interface) = self.lessee(number)?;
         let socket = new_socket(self.policy.rule(held.rule).busy_poll)?;
-        if !hands_over_bound() {
+        if !maps_bound_rings() {
             sys::confine(socket.as_fd(), interface.link.index)
                 .map_err(|error| kernel("cannot confine the socket", &error))?;
         }
@@ -155,7 +156,7 @@ impl Server {
                 step: Step::Register,
                 errno,
             } if errno == no_buffers && locked_for.is_some() => Reason::Memlock.refuse(LOCKED),
-            Outcome::Done(_) if hands_over_bound() => {
+            Outcome::Done(_) if maps_bound_rings() => {
                 let (_, interface) = server.lessee_mut(number)?;
                 let registered = Registered { socket, memory };
                 interface.sockets.put_registered(queue, registered);
@@ -181,7 +182,7 @@ impl Server {
         self.allow_memory(number, queue, (memory, true))?;
         let (connection, held, interface) = self.lessee(number)?;
         interface.program()?;
-        if !hands_over_bound() {
+        if !maps_bound_rings() {
             return Reason::Kernel.refuse(NO_SHARING);
         }
         let socket = new_socket(self.policy.rule(held.rule).busy_poll)?;
