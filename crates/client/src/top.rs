@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory, Parser};
+use clap::{Args, Parser};
 
 /// Options of `top`.
 #[derive(Debug, Clone, Args)]
@@ -32,10 +32,4 @@ pub struct Top {
     /// Its options.
     #[command(flatten)]
     pub args: TopArgs,
-}
-
-/// The command line of the program.
-#[must_use]
-pub fn command_line() -> clap::Command {
-    Top::command()
 }

@@ -7,7 +7,7 @@ use anyhow::{anyhow, bail};
 use model::config::{NamedTable, Network, Port, TableKind};
 use model::control::{Change, Changed};
 use model::events::Event;
-use model::state::{DirectionStatus, NetworkStatus, PortStatus, Source, documents};
+use model::state::{NetworkStatus, PortStatus, Source, documents};
 use serde_json::Value;
 
 use crate::cli::ask::{
@@ -15,6 +15,7 @@ use crate::cli::ask::{
 };
 use client::connection::{self, Error, no_answer};
 use client::directories;
+use client::text::tree::tree;
 use client::text::views::attachment;
 use client::text::{or_dash, table};
 use model::text::received_frames;
@@ -170,46 +171,15 @@ fn rules(args: &RulesArgs, print: Print) -> anyhow::Result<()> {
     let rules = asked(&socket(&args.list.at)?, |path| {
         connection::rules(path, &args.name)
     })?;
+    let mut document = serde_json::to_value(&rules)?;
     if args.list.json {
-        return print_json(&serde_json::to_value(&rules)?, print);
+        return print_json(&document, print);
     }
-    let mut listed = table(["", "direction", "action", "frames", "of"], |_| false);
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    for (number, rule) in (1..).zip(&rules.rules) {
-        let has_column = |key: &str| ["direction", "action", "frames"].contains(&key);
-        let keys = rule.iter().filter(|(key, _)| !has_column(key));
-        let words: Vec<_> = keys
-            .map(|(key, value)| format!("{key}={}", text(value)))
-            .collect();
-        let of = if words.is_empty() {
-            "IPv4 and IPv6".to_owned()
-        } else {
-            words.join(" ")
-        };
-        let [direction, action, frames] =
-            ["direction", "action", "frames"].map(|key| rule.get(key).map(text).unwrap_or_default());
-        listed.add_row([number.to_string(), direction, action, frames, of]);
+    let rules = document["rules"].as_array_mut().into_iter().flatten();
+    for (number, rule) in (1..).zip(rules.filter_map(Value::as_object_mut)) {
+        rule.shift_insert(0, "rule".to_owned(), number.into());
     }
-    for (direction, of) in [("from-guest", &rules.from_guest), ("to-guest", &rules.to_guest)] {
-        let DirectionStatus {
-            default,
-            default_frames,
-            link_frames,
-            ..
-        } = of;
-        listed.add_row([
-            "-",
-            direction,
-            default,
-            &default_frames.to_string(),
-            "what no rule matches",
-        ]);
-        if *link_frames > 0 {
-            let of = "of that: ARP and neighbour discovery";
-            listed.add_row(["-", direction, "allow", &link_frames.to_string(), of]);
-        }
-    }
-    print(&format!("{listed}\n")).map(drop)
+    print(&tree(&document)?).map(drop)
 }
 
 fn print_json(document: &Value, print: Print) -> anyhow::Result<()> {

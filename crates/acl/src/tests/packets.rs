@@ -165,7 +165,13 @@ impl Wanted {
         let prefix =
             |prefix: Option<(IpAddr, u32)>| prefix.map(|(address, bits)| format!("{address}/{bits}"));
         let pairs = [
-            ("direction", Some(direction.name().to_owned())),
+            (
+                "direction",
+                Some(match direction {
+                    Direction::FromGuest => "from-guest".to_owned(),
+                    Direction::ToGuest => "to-guest".to_owned(),
+                }),
+            ),
             (
                 "action",
                 Some(if self.deny { "deny" } else { "allow" }.to_owned()),

@@ -55,17 +55,6 @@ pub enum Direction {
     ToGuest,
 }
 
-impl Direction {
-    /// Its name in files and requests.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::FromGuest => "from-guest",
-            Self::ToGuest => "to-guest",
-        }
-    }
-}
-
 /// What happens to a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{LaneStatus, Named, NetworkStatus, PortStatus};
+use super::{LaneStatus, Named, PortStatus};
 
 /// Frames and bytes: counts, or with `f64` rates per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -67,14 +67,6 @@ impl PortStatus {
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         Traffic::of(self.lanes.iter().flat_map(|lane| &lane.counters))
-    }
-}
-
-impl NetworkStatus {
-    /// The sums of what none of its ports counts: multicast frames from its uplink, and frames between workers.
-    #[must_use]
-    pub fn traffic(&self) -> Traffic {
-        Traffic::of(self.groups.iter().chain(&self.links))
     }
 }
 
