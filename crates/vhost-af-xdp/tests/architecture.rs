@@ -495,13 +495,16 @@ fn data_path_imports_only_what_moves_and_describes_frames() {
 }
 
 #[test]
-fn privileged_program_has_no_lessees_side_and_its_core_no_parts() {
+fn privileged_core_lessees_side_and_parts_are_apart() {
     let (core, program) = (dependencies("steward"), dependencies("vhost-af-xdp-steward"));
     assert!(core.contains("steer") && program.contains("steward"));
     for (of, other) in [
         (&core, "zcrx"),
         (&core, "steward-client"),
         (&program, "steward-client"),
+        (&dependencies("steward-client"), "steward"),
+        (&dependencies("steward-protocol"), "steward"),
+        (&dependencies("host"), "steward-protocol"),
     ] {
         assert!(!of.contains(other), "{other}");
     }
