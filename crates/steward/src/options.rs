@@ -54,8 +54,8 @@ pub struct Options {
     /// How long after a restart queues are kept for lessees that have not come back, seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub grace: Duration,
-    /// How long the program stays on an interface without leases, seconds: a NIC may lose its link for a moment each
-    /// time a program comes or goes
+    /// How long program and header split stay on an interface without leases, seconds: a NIC may lose its link for a
+    /// moment each time they change
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub linger: Duration,
     /// Remove everything that a steward has left behind, and exit

@@ -31,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use host::links::Link;
 use host::nic::{Ethtool, bound};
@@ -235,17 +235,17 @@ impl Part for Zcrx {
         }
     }
 
-    fn due(&self, now: Instant) -> Option<Instant> {
-        let split = self.splits.next_due(|ifindex| self.is_used(ifindex), now);
+    fn due(&self, now: Instant, linger: Duration) -> Option<Instant> {
+        let split = self.splits.next_due(|ifindex| self.is_used(ifindex), now, linger);
         self.queues.next_due(now).into_iter().chain(split).min()
     }
 
-    fn go_on(&mut self, busy: &BTreeSet<QueueKey>) {
+    fn go_on(&mut self, busy: &BTreeSet<QueueKey>, linger: Duration) {
         let now = Instant::now();
         self.queues.go_on(busy, now);
         let used: BTreeSet<u32> = self.used_queues().map(|(ifindex, _)| ifindex).collect();
-        self.splits
-            .go_on(&mut Kernel, |ifindex| used.contains(&ifindex), now);
+        let is_used = |ifindex| used.contains(&ifindex);
+        self.splits.go_on(&mut Kernel, is_used, now, linger);
     }
 
     fn is_unfinished(&self) -> bool {

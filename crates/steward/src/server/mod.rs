@@ -461,6 +461,7 @@ impl Server {
     pub fn end_lingering(&mut self) {
         self.linger = Duration::ZERO;
         self.forget_idle();
+        self.go_on_by_part();
     }
 
     /// Checks all interfaces, zero-copy queues and taps again.

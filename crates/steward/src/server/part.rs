@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::connections::limits::DeviceChange;
 use super::job::{Outcome, Pending};
@@ -70,10 +70,11 @@ pub trait Part: fmt::Debug + Send {
     fn look(&mut self, server: &mut Server);
 
     /// When [`Part::go_on`] is due.
-    fn due(&self, now: Instant) -> Option<Instant>;
+    fn due(&self, now: Instant, linger: Duration) -> Option<Instant>;
 
-    /// Continues to undo what ended leases left. `busy`: queues that a child may still change.
-    fn go_on(&mut self, busy: &BTreeSet<QueueKey>);
+    /// Continues to undo what ended leases left. `busy`: queues that a child may still change; `linger`: how long after
+    /// the last lease what concerns a whole NIC stays.
+    fn go_on(&mut self, busy: &BTreeSet<QueueKey>, linger: Duration);
 
     /// Whether something is still to be undone.
     fn is_unfinished(&self) -> bool;
@@ -158,7 +159,7 @@ impl Server {
     pub(super) fn go_on_by_part(&mut self) {
         let busy = self.jobs().filter_map(|(_, _, pending)| pending.queue).collect();
         if let Some(part) = &mut self.part {
-            part.go_on(&busy);
+            part.go_on(&busy, self.linger);
         }
     }
 
@@ -169,7 +170,7 @@ impl Server {
 
     /// When the part has something to do.
     pub(super) fn part_due(&self, now: Instant) -> Option<Instant> {
-        self.part.as_ref().and_then(|part| part.due(now))
+        self.part.as_ref().and_then(|part| part.due(now, self.linger))
     }
 
     /// Whether the part still has to undo something.

@@ -3,15 +3,16 @@
 //! # Theory of operation
 //!
 //! It is one setting of a NIC for all of its queues. Where the policy allows it, the steward switches it on for a lease,
-//! and restores it when the NIC has no lease for zero-copy receive any more and none that is being taken back: while it
-//! is on, no XDP program without fragments can be attached. The setting from before is saved first, in a file for each
+//! and restores it a while after the NIC's last lease for zero-copy receive was taken back: while it is on, no XDP
+//! program without fragments can be attached. Each change may restart all rings of the NIC, so a lessee that takes and
+//! ends leases must not cause many. The setting from before is saved first, in a file for each
 //! NIC, so that the next steward restores it if this one dies. A setting that another program has changed meanwhile
 //! stays.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use host::links::Link;
 use host::nic::rings::{self, ENABLED, Split};
@@ -86,6 +87,8 @@ struct Saved {
 #[derive(Debug)]
 struct Changed {
     before: Split,
+    /// When it was first seen that no lease needs it any more.
+    unused_since: Option<Instant>,
     tries: u32,
     retry: Backoff,
 }
@@ -94,6 +97,7 @@ impl Changed {
     fn new(before: Split) -> Self {
         Self {
             before,
+            unused_since: None,
             tries: 0,
             retry: Backoff::default(),
         }
@@ -140,11 +144,22 @@ impl Splits {
         rings.set(ifindex, now, Split::On)
     }
 
-    /// Restores the setting of the NICs that are not in use any more, as far as an attempt is due.
-    pub(super) fn go_on(&mut self, rings: &mut impl Rings, is_used: impl Fn(u32) -> bool, now: Instant) {
+    /// Restores the setting of the NICs that have not been in use for `linger`, as far as an attempt is due.
+    pub(super) fn go_on(
+        &mut self,
+        rings: &mut impl Rings,
+        is_used: impl Fn(u32) -> bool,
+        now: Instant,
+        linger: Duration,
+    ) {
         let mut done = Vec::new();
         for (&ifindex, changed) in &mut self.changed {
-            if is_used(ifindex) || !changed.retry.is_due(now) {
+            if is_used(ifindex) {
+                changed.unused_since = None;
+                continue;
+            }
+            let since = *changed.unused_since.get_or_insert(now);
+            if now < since + linger || !changed.retry.is_due(now) {
                 continue;
             }
             match restore(rings, ifindex, changed.before) {
@@ -167,11 +182,18 @@ impl Splits {
     }
 
     /// When [`Self::go_on`] has something to do.
-    pub(super) fn next_due(&self, is_used: impl Fn(u32) -> bool, now: Instant) -> Option<Instant> {
+    pub(super) fn next_due(
+        &self,
+        is_used: impl Fn(u32) -> bool,
+        now: Instant,
+        linger: Duration,
+    ) -> Option<Instant> {
         let unused = self.changed.iter().filter(|&(&ifindex, _)| !is_used(ifindex));
-        unused
-            .map(|(_, changed)| changed.retry.due().unwrap_or(now))
-            .min()
+        let due = |changed: &Changed| {
+            let lingers = changed.unused_since.map_or(now, |since| since + linger);
+            changed.retry.due().map_or(lingers, |due| due.max(lingers))
+        };
+        unused.map(|(_, changed)| due(changed)).min()
     }
 
     /// Whether a setting is still to be restored.
@@ -199,6 +221,8 @@ mod tests {
     use program::backoff::RETRY;
 
     use super::*;
+
+    const LINGER: Duration = Duration::from_secs(5);
 
     /// One NIC.
     struct Played {
@@ -239,13 +263,17 @@ mod tests {
             splits.switch_on(&mut nic, NIC, before).expect("it can");
             // A second lease.
             splits.switch_on(&mut nic, NIC, Split::On).expect("it is on");
-            splits.go_on(&mut nic, |_| true, now);
-            assert_eq!(
-                (nic.split, splits.next_due(|_| true, now)),
-                (Some(Split::On), None)
-            );
-            assert_eq!(splits.next_due(|_| false, now), Some(now));
-            splits.go_on(&mut nic, |_| false, now);
+            splits.go_on(&mut nic, |_| true, now, LINGER);
+            assert_eq!(splits.next_due(|_| true, now, LINGER), None);
+            assert_eq!(splits.next_due(|_| false, now, LINGER), Some(now));
+            // Another lease soon after the last one.
+            splits.go_on(&mut nic, |_| false, now, LINGER);
+            splits.go_on(&mut nic, |_| true, now + LINGER, LINGER);
+            let over = now + LINGER * 2;
+            splits.go_on(&mut nic, |_| false, over, LINGER);
+            assert_eq!(splits.next_due(|_| false, over, LINGER), Some(over + LINGER));
+            assert_eq!(nic.split, Some(Split::On));
+            splits.go_on(&mut nic, |_| false, over + LINGER, LINGER);
             assert_eq!((nic.split, splits.is_unfinished()), (Some(before), false));
             assert!(!Splits::are_left(dir.path()));
         }
@@ -260,11 +288,11 @@ mod tests {
         drop(splits);
         assert!(Splits::are_left(dir.path()));
         let mut next = Splits::open(dir.path());
-        next.go_on(&mut nic, |_| false, Instant::now());
+        next.go_on(&mut nic, |_| false, Instant::now(), Duration::ZERO);
         assert_eq!((nic.split, next.is_unfinished()), (Some(Split::Above(64)), false));
         nic.split = Some(Split::On);
         next.switch_on(&mut nic, NIC, Split::On).expect("it is on");
-        next.go_on(&mut nic, |_| false, Instant::now());
+        next.go_on(&mut nic, |_| false, Instant::now(), Duration::ZERO);
         assert_eq!(
             (nic.split, Splits::are_left(dir.path())),
             (Some(Split::On), false)
@@ -277,15 +305,15 @@ mod tests {
         let (mut nic, mut splits, now) = (nic(Split::Off(0)), Splits::open(dir.path()), Instant::now());
         splits.switch_on(&mut nic, NIC, Split::Off(0)).expect("it can");
         nic.refuses = true;
-        splits.go_on(&mut nic, |_| false, now);
+        splits.go_on(&mut nic, |_| false, now, Duration::ZERO);
         assert_eq!(
-            (nic.split, splits.next_due(|_| false, now)),
+            (nic.split, splits.next_due(|_| false, now, Duration::ZERO)),
             (Some(Split::On), Some(now + RETRY))
         );
         (nic.refuses, nic.split) = (false, Some(Split::Above(9)));
-        splits.go_on(&mut nic, |_| false, now);
+        splits.go_on(&mut nic, |_| false, now, Duration::ZERO);
         assert!(splits.is_unfinished(), "its pause is not over");
-        splits.go_on(&mut nic, |_| false, now + RETRY);
+        splits.go_on(&mut nic, |_| false, now + RETRY, Duration::ZERO);
         assert_eq!(
             (nic.split, splits.is_unfinished()),
             (Some(Split::Above(9)), false)
