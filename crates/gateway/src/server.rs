@@ -7,6 +7,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use model::gateway::{Changers, Listeners};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Builder;
 use tokio::sync::Semaphore;
@@ -53,27 +55,14 @@ const LIFETIME: Duration = Duration::from_secs(900);
 /// Pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The user and the group that may change something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Changers {
-    pub(crate) user: u32,
-    pub(crate) group: u32,
-}
-
 /// All sockets of the process.
 #[derive(Debug)]
 pub(crate) struct Sockets {
-    pub(crate) all: Option<UnixListener>,
-    pub(crate) read_only: Option<UnixListener>,
-    pub(crate) metrics: Option<TcpListener>,
+    pub(crate) listeners: Listeners<OwnedFd>,
     /// Connections to the daemon: for its state, for events, and for changes.
     pub(crate) questions: UnixStream,
     pub(crate) events: UnixStream,
     pub(crate) changes: UnixStream,
-    /// Who may change something by `all`; `None`: all who can connect.
-    pub(crate) changers: Option<Changers>,
-    /// Owner of the Unix sockets.
-    pub(crate) owner: u32,
 }
 
 /// Answers clients until the daemon ends. `limit` is called before anything is read.
@@ -87,14 +76,10 @@ pub(crate) fn serve(sockets: Sockets, limit: impl FnOnce() -> anyhow::Result<()>
 
 async fn run(sockets: Sockets) -> anyhow::Result<()> {
     let Sockets {
-        all,
-        read_only,
-        metrics,
+        listeners,
         questions,
         events,
         changes,
-        changers,
-        owner,
     } = sockets;
     let (daemon, askers) = Daemon::new();
     let (asked, changing) = Changes::new();
@@ -104,14 +89,17 @@ async fn run(sockets: Sockets) -> anyhow::Result<()> {
         events: Events::new(),
         long_bodies: Arc::new(Semaphore::new(requests::LONG_BODIES)),
     };
-    let all = all.map(|listener| (listener, May::Change(changers)));
-    let read_only = read_only.map(|listener| (listener, May::Look));
+    let all = listeners
+        .all
+        .map(|listener| (listener, May::Change(listeners.changers)));
+    let read_only = listeners.read_only.map(|listener| (listener, May::Look));
     for (listener, may) in [all, read_only].into_iter().flatten() {
+        let listener = UnixListener::from(listener);
         listener.set_nonblocking(true)?;
         let listener = tokio::net::UnixListener::from_std(listener)?;
-        tokio::spawn(accept_local(listener, may, owner, state.clone()));
+        tokio::spawn(accept_local(listener, may, listeners.owner, state.clone()));
     }
-    if let Some(listener) = metrics {
+    if let Some(listener) = listeners.metrics.map(TcpListener::from) {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         tokio::spawn(accept_remote(listener, state.clone()));

@@ -17,14 +17,14 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::net::TcpListener;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use model::gateway::{GatewayOptions, Listeners};
 use program::descriptors;
 use program::handed::taken;
 use program::log::LogArgs;
@@ -38,7 +38,7 @@ use rustix::process::{
 use rustix::thread::CapabilitySet;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use crate::server::{self, Changers};
+use crate::server;
 
 /// A child that lived for this long is replaced after the shortest pause.
 const LONG: Duration = Duration::from_secs(60);
@@ -53,65 +53,22 @@ const DESCRIPTORS: u64 = 160;
 /// exhaust the host. It uses a few MiB, and a few hundred with answers about a thousand ports for slow clients.
 const MEMORY: u64 = 1 << 30;
 
-/// Listening sockets.
-#[derive(Debug, Default)]
-pub(crate) struct Listeners {
-    pub(crate) all: Option<OwnedFd>,
-    pub(crate) read_only: Option<OwnedFd>,
-    pub(crate) metrics: Option<OwnedFd>,
-    /// Who may change something through `all`; `None`: all who can connect.
-    pub(crate) changers: Option<Changers>,
-    /// Owner of the first two.
-    pub(crate) owner: u32,
-}
-
 /// HTTP and metrics of vhost-af-xdp. `vhost-af-xdp serve` starts it; it cannot be started by hand.
 #[derive(Debug, clap::Parser)]
 #[command(name = "vhost-af-xdp-gateway", version)]
 pub(crate) struct Args {
-    #[arg(long, hide = true)]
-    link: RawFd,
-    #[arg(long, hide = true, default_value = "all", allow_hyphen_values = true)]
-    sandbox: String,
-    #[arg(long, hide = true)]
-    user: Option<String>,
-    #[arg(long, hide = true)]
-    all: Option<RawFd>,
-    #[arg(long, hide = true)]
-    read_only: Option<RawFd>,
-    #[arg(long, hide = true)]
-    metrics: Option<RawFd>,
-    #[arg(long, hide = true, value_parser = parse_changers)]
-    changers: Option<Changers>,
-    #[arg(long, hide = true, default_value_t = 0)]
-    owner: u32,
+    #[arg(long, hide = true, value_parser = |text: &str| serde_json::from_str::<GatewayOptions>(text))]
+    options: GatewayOptions,
     #[command(flatten)]
     pub(crate) log: LogArgs,
-}
-
-/// `UID:GID`.
-fn parse_changers(text: &str) -> Result<Changers, String> {
-    let numbers = text.split_once(':').and_then(|(user, group)| {
-        Some(Changers {
-            user: user.parse().ok()?,
-            group: group.parse().ok()?,
-        })
-    });
-    numbers.ok_or_else(|| format!("{text:?} is no user and group"))
 }
 
 /// Runs the parent.
 /// Errors: the sandbox cannot be set up, or the link to the daemon fails.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let link = UnixStream::from(taken(args.link)?);
-    let take = |fd: Option<RawFd>| fd.map(taken).transpose();
-    let listeners = Listeners {
-        all: take(args.all)?,
-        read_only: take(args.read_only)?,
-        metrics: take(args.metrics)?,
-        changers: args.changers,
-        owner: args.owner,
-    };
+    let options = &args.options;
+    let link = UnixStream::from(taken(options.link)?);
+    let listeners = options.listeners.try_map(|fd| taken(*fd))?;
     // A signal for the process group is for the daemon: this process ends after the daemon.
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP, SIGQUIT] {
@@ -128,9 +85,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             },
         )?;
     }
-    let layers = Layers::parse(&args.sandbox)?;
+    let layers = Layers::parse(&options.sandbox)?;
     let plan = Plan {
-        user: args.user.as_deref().map(User::parse).transpose()?,
+        user: options.user.as_deref().map(User::parse).transpose()?,
         reach: Reach::Only(Vec::new()),
         external: false,
         calls: Calls::Later,
@@ -143,7 +100,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Starts one child after the other, until the daemon ends.
-fn keep_running(link: &UnixStream, listeners: &Listeners, limited: bool) -> anyhow::Result<()> {
+fn keep_running(link: &UnixStream, listeners: &Listeners<OwnedFd>, limited: bool) -> anyhow::Result<()> {
     let mut pause = FIRST_PAUSE;
     loop {
         let begun = Instant::now();
@@ -193,7 +150,7 @@ struct Child {
 }
 
 impl Child {
-    fn start(link: &UnixStream, listeners: &Listeners, limited: bool) -> anyhow::Result<Self> {
+    fn start(link: &UnixStream, listeners: &Listeners<OwnedFd>, limited: bool) -> anyhow::Result<Self> {
         let (questions, far_questions) = UnixStream::pair()?;
         let (events, far_events) = UnixStream::pair()?;
         let (changes, far_changes) = UnixStream::pair()?;
@@ -255,7 +212,7 @@ fn send_end(link: &UnixStream, end: &UnixStream) {
 /// Runs the child.
 fn serve(
     parent: Pid,
-    listeners: &Listeners,
+    listeners: &Listeners<OwnedFd>,
     [questions, events, changes]: [UnixStream; 3],
     limited: bool,
 ) -> anyhow::Result<()> {
@@ -263,16 +220,11 @@ fn serve(
     if rustix::process::getppid() != Some(parent) {
         return Ok(());
     }
-    let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
     let sockets = server::Sockets {
-        all: copy(&listeners.all)?.map(UnixListener::from),
-        read_only: copy(&listeners.read_only)?.map(UnixListener::from),
-        metrics: copy(&listeners.metrics)?.map(TcpListener::from),
+        listeners: listeners.try_map(OwnedFd::try_clone)?,
         questions,
         events,
         changes,
-        changers: listeners.changers,
-        owner: listeners.owner,
     };
     let limit = || -> anyhow::Result<()> {
         if limited {

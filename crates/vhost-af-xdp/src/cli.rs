@@ -14,11 +14,9 @@ use clap::{Args, Parser, Subcommand};
 use client::top::{TOP_KEYS, TopArgs};
 use common::complete::CompleteArgs;
 
-use self::ask::{
-    EVENTS_EXAMPLES, EventsArgs, NETWORK_EXAMPLES, NetworkCommandArgs, PORT_EXAMPLES, PortCommandArgs,
-};
+use self::ask::{EVENTS_EXAMPLES, EventsArgs, NETWORK_EXAMPLES, NetworkCommand, PORT_EXAMPLES, PortCommand};
 use self::capture::{CAPTURE_EXAMPLES, CaptureArgs};
-use self::mark::{MARK_EXAMPLES, MarkCommandArgs};
+use self::mark::{MARK_EXAMPLES, MarkCommand};
 use self::netkit::{NETKIT_EXAMPLES, NetkitArgs};
 use crate::check::{CHECK_EXAMPLES, CheckArgs};
 use crate::supervision::helper::HelperArgs;
@@ -82,17 +80,17 @@ pub(crate) enum Command {
     #[command(after_help = RELOAD_EXAMPLES)]
     Reload(ReloadArgs),
     /// List, add, change and remove ports of a running daemon
-    #[command(after_help = PORT_EXAMPLES)]
-    Port(PortCommandArgs),
+    #[command(subcommand, after_help = PORT_EXAMPLES, disable_help_subcommand = true)]
+    Port(PortCommand),
     /// List, add, change and remove networks of a running daemon
-    #[command(after_help = NETWORK_EXAMPLES)]
-    Network(NetworkCommandArgs),
+    #[command(subcommand, after_help = NETWORK_EXAMPLES, disable_help_subcommand = true)]
+    Network(NetworkCommand),
     /// Print events of a running daemon as they occur
     #[command(after_help = EVENTS_EXAMPLES)]
     Events(EventsArgs),
     /// Mark flows in the XDP program of an interface, for filter rules of ports
-    #[command(after_help = MARK_EXAMPLES)]
-    Mark(MarkCommandArgs),
+    #[command(subcommand, after_help = MARK_EXAMPLES)]
+    Mark(MarkCommand),
     /// Lease a NIC queue to a netkit device in another network namespace, for as long as this command runs
     #[command(after_help = NETKIT_EXAMPLES)]
     Netkit(NetkitArgs),

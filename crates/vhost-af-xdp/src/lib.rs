@@ -95,11 +95,11 @@ pub fn run() -> ExitCode {
         Command::Workers(args) => show_workers(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Reload(args) => reload_all(&args),
-        Command::Port(args) => ask::port(&args.command, print),
-        Command::Network(args) => ask::network(&args.command, print),
+        Command::Port(command) => ask::port(&command, print),
+        Command::Network(command) => ask::network(&command, print),
         Command::Events(args) => ask::events(&args, print),
-        Command::Mark(args) => match args.command.check() {
-            Ok(()) => mark::run(&args.command, print),
+        Command::Mark(command) => match command.check() {
+            Ok(()) => mark::run(&command, print),
             Err(error) => return explain(&error, 2),
         },
         Command::Netkit(args) => netkit::run(&args, print),

@@ -10,11 +10,12 @@ use std::net::IpAddr;
 use anyhow::{Context, anyhow, bail};
 use host::links::Link;
 use serde::Serialize;
+use serde_json::json;
 use steer::{Flow, InterfaceMarks, InterfaceMarksError, with_sources};
 
 use crate::ask::Print;
 use crate::cli::mark::MarkCommand;
-use client::text::{or_dash, table};
+use client::text::tree::tree;
 
 /// A flow that has a mark, as `mark list --json` prints it.
 #[derive(Debug, Serialize)]
@@ -40,64 +41,42 @@ impl Marked {
             destination_port,
         }
     }
-
-    fn row(&self) -> [String; 6] {
-        [
-            self.mark.to_string(),
-            self.protocol.clone(),
-            self.source
-                .map_or("anywhere".to_owned(), |source| source.to_string()),
-            or_dash(self.source_port),
-            self.destination.to_string(),
-            self.destination_port.to_string(),
-        ]
-    }
 }
 
 /// Runs the command `mark`.
 /// Errors: what failed, with the remedy.
 pub(crate) fn run(command: &MarkCommand, print: Print) -> anyhow::Result<()> {
     match command {
-        MarkCommand::Set(args) => {
-            let (flow, interface) = (args.flow.flow()?, &args.interface);
-            let set = marks_of(interface)?.set(&flow, args.mark);
-            set.with_context(|| interface.clone())?;
+        MarkCommand::Set { at, mark, flow } => {
+            let set = marks_of(&at.interface)?.set(&flow.flow()?, *mark);
+            set.with_context(|| at.interface.clone())?;
         }
-        MarkCommand::Remove(args) => {
-            let (flow, interface) = (args.flow.flow()?, &args.interface);
-            let removed = marks_of(interface)?.remove(&flow);
+        MarkCommand::Remove { at, flow } => {
+            let interface = &at.interface;
+            let removed = marks_of(interface)?.remove(&flow.flow()?);
             if !removed.with_context(|| interface.clone())? {
                 bail!(
                     "{interface}: this flow has no mark: `vhost-af-xdp mark list {interface}` lists those that have one"
                 );
             }
         }
-        MarkCommand::Clear(args) => {
-            let marks = marks_of(&args.interface)?;
+        MarkCommand::Clear { at } => {
+            let marks = marks_of(&at.interface)?;
             for (flow, _) in marks.all() {
-                marks.remove(&flow).with_context(|| args.interface.clone())?;
+                marks.remove(&flow).with_context(|| at.interface.clone())?;
             }
         }
-        MarkCommand::List(args) => {
-            let all = marks_of(&args.interface)?.all();
+        MarkCommand::List { at, json } => {
+            let all = marks_of(&at.interface)?.all();
             let all: Vec<Marked> = all.into_iter().map(Marked::new).collect();
-            let text = match args.json {
+            let text = match json {
                 true => serde_json::to_string_pretty(&all)? + "\n",
-                false => listed(&all),
+                false => tree(&json!({ "marks": all }))?,
             };
             print(&text)?;
         }
     }
     Ok(())
-}
-
-fn listed(all: &[Marked]) -> String {
-    let header = ["mark", "protocol", "source", "port", "destination", "port"];
-    let mut listed = table(header, |column| matches!(column, 0 | 3 | 5));
-    for marked in all {
-        listed.add_row(marked.row());
-    }
-    format!("{listed}\n")
 }
 
 /// The marks of the XDP program on an interface of this network namespace.

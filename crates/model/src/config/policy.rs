@@ -131,20 +131,8 @@ impl Policy {
         words
     }
 
-    /// Everything that differs from the defaults, in a line; `None`: nothing does. `in_network`: the port is part of a
-    /// network, and guarded by default.
-    #[must_use]
-    pub fn line(&self, in_network: bool) -> Option<String> {
-        let mut words: Vec<String> = self.vlans().into_iter().collect();
-        words.extend(names_of_set(&self.options));
-        if self.guard.guard != in_network || self.guard.ips.is_some() {
-            words.push(format!("sends from {}", self.sends_from()));
-        }
-        words.extend(self.filter.as_ref().map(FilterSummary::to_string));
-        (!words.is_empty()).then(|| words.join(", "))
-    }
-
-    /// A short form of [`line`](Self::line) without VLANs, by names of keys, for a column of a table.
+    /// What differs from the defaults, without VLANs, by names of keys, for a column of a table. `in_network`: the port
+    /// is part of a network, and guarded by default.
     #[must_use]
     pub fn short(&self, in_network: bool) -> String {
         let mut words = names_of_set(&self.options);
@@ -226,39 +214,24 @@ mod tests {
     }
 
     #[test]
-    fn line_has_what_differs_from_defaults_and_nothing_else() {
-        let guarded = policy(&json!({ "guard": true }));
-        let of_network = policy(&json!({ "network": "lan" }));
-        assert_eq!(of_network.line(true), None, "in a network it is the default");
+    fn addresses_and_vlans_are_described() {
+        let sends_from = |keys: Value| policy(&keys).sends_from();
         assert_eq!(
-            guarded.line(false).as_deref(),
-            Some("sends from its mac only, any IP address")
+            sends_from(json!({ "guard": true })),
+            "its mac only, any IP address"
         );
         assert_eq!(
-            policy(&json!({ "vlan": [7, 8] })).line(false),
-            None,
-            "of its queues"
+            sends_from(json!({ "network": "lan", "learning": true })),
+            "its mac and learned addresses, any IP address"
+        );
+        assert_eq!(
+            trunk().sends_from(),
+            "its mac only, of IP addresses 192.0.2.10, 192.0.2.11, 2001:db8::/64; as a router, too"
         );
         let access = policy(&json!({ "network": "lan", "vlan": 7 }));
-        assert_eq!(access.line(true).as_deref(), Some("VLAN 7"));
-        assert_eq!(
-            trunk().line(true).as_deref(),
-            Some(
-                "VLANs 100,200-203 with tags, isolated, hairpin, sends from its mac only, of IP addresses 192.0.2.10, \
-                 192.0.2.11, 2001:db8::/64; as a router, too"
-            )
-        );
-        let learns = policy(&json!({ "network": "lan", "learning": true }));
-        assert_eq!(
-            learns.line(true).as_deref(),
-            Some("learning, sends from its mac and learned addresses, any IP address")
-        );
-        let rule = json!({ "direction": "to-guest", "action": "allow" });
-        let filtered = policy(&json!({ "network": "lan", "rule": [rule] }));
-        assert_eq!(
-            filtered.line(true).as_deref(),
-            Some("1 filter rule(s), else from guest allow, to guest deny")
-        );
+        assert_eq!(access.vlans().as_deref(), Some("VLAN 7"));
+        assert_eq!(trunk().vlans().as_deref(), Some("VLANs 100,200-203 with tags"));
+        assert_eq!(policy(&json!({ "vlan": [7, 8] })).vlans(), None, "of its queues");
     }
 
     #[test]

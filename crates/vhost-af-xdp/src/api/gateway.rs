@@ -5,12 +5,13 @@
 //! state, and change something if `--api` allows that, and never capture frames. If it ends, the daemon continues.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use model::gateway::{GatewayOptions, Listeners};
 use program::descriptors;
 use program::handed::close_all_on_exec;
 use program::log;
@@ -27,42 +28,15 @@ const PROGRAM: &str = "vhost-af-xdp-gateway";
 /// Most connections at a time: the gateway has three, and those of an earlier gateway process may still be open.
 const MOST: usize = 8;
 
-/// User and group that may make changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Changers {
-    pub(crate) user: u32,
-    pub(crate) group: u32,
-}
-
-/// Listening sockets of the gateway.
-#[derive(Debug, Default)]
-pub(crate) struct Listeners {
-    pub(crate) all: Option<OwnedFd>,
-    pub(crate) read_only: Option<OwnedFd>,
-    pub(crate) metrics: Option<OwnedFd>,
-    /// Who may make changes through `all`; `None`: everybody who can connect.
-    pub(crate) changers: Option<Changers>,
-    /// User that owns `all` and `read_only`.
-    pub(crate) owner: u32,
-}
-
 /// Starts the gateway for these sockets, if there are any; returns the daemon's end of the connection to it.
 /// Errors: it cannot be started.
 pub(crate) fn start(
-    listeners: &Listeners,
+    listeners: &Listeners<OwnedFd>,
     user: Option<&User>,
     layers: &Layers,
 ) -> anyhow::Result<Option<UnixStream>> {
-    let sockets = [
-        ("--all", &listeners.all),
-        ("--read-only", &listeners.read_only),
-        ("--metrics", &listeners.metrics),
-    ];
-    let sockets: Vec<_> = sockets
-        .iter()
-        .filter_map(|(name, fd)| Some((name, fd.as_ref()?)))
-        .collect();
-    if sockets.is_empty() {
+    let sockets = [&listeners.all, &listeners.read_only, &listeners.metrics];
+    if sockets.iter().all(|socket| socket.is_none()) {
         return Ok(None);
     }
     let program = std::env::current_exe()
@@ -75,25 +49,19 @@ pub(crate) fn start(
         );
     }
     let (ours, theirs) = UnixStream::pair().context("no socket pair")?;
+    close_all_on_exec()?;
+    let pass = |fd: BorrowedFd<'_>| fcntl_setfd(fd, FdFlags::empty()).map(|()| fd.as_raw_fd());
+    let options = GatewayOptions {
+        link: pass(theirs.as_fd())?,
+        listeners: listeners.try_map(|socket| pass(socket.as_fd()))?,
+        sandbox: layers.to_string(),
+        // Without its groups, which the gateway does not need.
+        user: user.map(|user| format!("{}:{}", user.uid, user.gid)),
+    };
     let mut command = Command::new(&program);
     command.stdin(Stdio::null()).stdout(Stdio::null());
-    command.args(["--link", &theirs.as_raw_fd().to_string()]);
-    command.args(["--sandbox", &layers.to_string()]);
+    command.args(["--options", &serde_json::to_string(&options)?]);
     log::pass_on(&mut command);
-    if let Some(user) = user {
-        // Without its groups, which the gateway does not need.
-        command.args(["--user", &format!("{}:{}", user.uid, user.gid)]);
-    }
-    if let Some(Changers { user, group }) = listeners.changers {
-        command.args(["--changers", &format!("{user}:{group}")]);
-    }
-    command.args(["--owner", &listeners.owner.to_string()]);
-    close_all_on_exec()?;
-    fcntl_setfd(&theirs, FdFlags::empty())?;
-    for (name, fd) in sockets {
-        fcntl_setfd(fd, FdFlags::empty())?;
-        command.args([*name, &fd.as_raw_fd().to_string()]);
-    }
     // Not waited for, because the gateway may outlive the daemon. The socket pair shows when it ends.
     #[allow(clippy::zombie_processes)]
     let started = command.spawn();

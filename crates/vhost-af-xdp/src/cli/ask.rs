@@ -60,13 +60,6 @@ pub(crate) struct ListArgs {
     pub(crate) json: bool,
 }
 
-#[derive(Debug, Args)]
-#[command(disable_help_subcommand = true)]
-pub(crate) struct PortCommandArgs {
-    #[command(subcommand)]
-    pub(crate) command: PortCommand,
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum PortCommand {
     /// Add a port to those of the file. It stays until it is removed; without --state of serve it ends with the daemon
@@ -122,13 +115,6 @@ pub(crate) struct RulesArgs {
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) list: ListArgs,
-}
-
-#[derive(Debug, Args)]
-#[command(disable_help_subcommand = true)]
-pub(crate) struct NetworkCommandArgs {
-    #[command(subcommand)]
-    pub(crate) command: NetworkCommand,
 }
 
 #[derive(Debug, Subcommand)]

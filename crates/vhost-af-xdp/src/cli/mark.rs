@@ -18,73 +18,58 @@ Examples:
   All marks of eth1:
     vhost-af-xdp mark list eth1";
 
-#[derive(Debug, Args)]
-pub(crate) struct MarkCommandArgs {
-    #[command(subcommand)]
-    pub(crate) command: MarkCommand,
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum MarkCommand {
     /// Set the mark of a flow, or of all flows to a service; it replaces an earlier mark
     #[command(after_help = MARK_EXAMPLES)]
-    Set(SetArgs),
+    Set {
+        #[command(flatten)]
+        at: MarkedInterface,
+        /// The mark, 1 to 4294967295, as in mark= of a rule
+        #[arg(value_name = "MARK", value_parser = value_parser!(u32).range(1..))]
+        mark: u32,
+        #[command(flatten)]
+        flow: FlowArgs,
+    },
     /// Remove the mark of a flow or a service
     #[command(after_help = MARK_EXAMPLES)]
-    Remove(RemoveArgs),
+    Remove {
+        #[command(flatten)]
+        at: MarkedInterface,
+        #[command(flatten)]
+        flow: FlowArgs,
+    },
     /// List all marks of an interface
-    List(ListArgs),
+    List {
+        #[command(flatten)]
+        at: MarkedInterface,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Remove all marks of an interface
-    Clear(ClearArgs),
+    Clear {
+        #[command(flatten)]
+        at: MarkedInterface,
+    },
+}
+
+/// Where the marks are.
+#[derive(Debug, Args)]
+pub(crate) struct MarkedInterface {
+    /// The interface
+    #[arg(value_name = "IFNAME")]
+    pub(crate) interface: String,
 }
 
 impl MarkCommand {
     /// Errors: options that exclude each other, or missing ones.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         match self {
-            Self::Set(args) => args.flow.flow().map(|_| ()),
-            Self::Remove(args) => args.flow.flow().map(|_| ()),
-            Self::List(_) | Self::Clear(_) => Ok(()),
+            Self::Set { flow, .. } | Self::Remove { flow, .. } => flow.flow().map(drop),
+            Self::List { .. } | Self::Clear { .. } => Ok(()),
         }
     }
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct SetArgs {
-    /// The interface
-    #[arg(value_name = "IFNAME")]
-    pub(crate) interface: String,
-    /// The mark, 1 to 4294967295, as in mark= of a rule
-    #[arg(value_name = "MARK", value_parser = value_parser!(u32).range(1..))]
-    pub(crate) mark: u32,
-    #[command(flatten)]
-    pub(crate) flow: FlowArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RemoveArgs {
-    /// The interface
-    #[arg(value_name = "IFNAME")]
-    pub(crate) interface: String,
-    #[command(flatten)]
-    pub(crate) flow: FlowArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ListArgs {
-    /// The interface
-    #[arg(value_name = "IFNAME")]
-    pub(crate) interface: String,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ClearArgs {
-    /// The interface
-    #[arg(value_name = "IFNAME")]
-    pub(crate) interface: String,
 }
 
 /// A flow, identified by its packets, or a service.

@@ -8,10 +8,10 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use model::gateway::{Changers, Listeners};
 use rustix::net::{SocketType, sockopt};
 
 use crate::api::control_socket;
-use crate::api::gateway::{Changers, Listeners};
 use crate::config::{ApiConfig, Control, Endpoint, PortConfig};
 use crate::listener::{self, Access};
 use crate::vhost_user::accept::VmmSource;
@@ -93,7 +93,10 @@ pub(super) fn listen_for_status(
 }
 
 /// Listens for HTTP, if that is configured.
-pub(super) fn listen_for_http(api: &ApiConfig, leftovers: &mut Leftovers) -> anyhow::Result<Listeners> {
+pub(super) fn listen_for_http(
+    api: &ApiConfig,
+    leftovers: &mut Leftovers,
+) -> anyhow::Result<Listeners<OwnedFd>> {
     let mut local = |option: &str, socket: &Option<(PathBuf, Access)>| -> anyhow::Result<Option<OwnedFd>> {
         let Some((path, access)) = socket else {
             return Ok(None);
