@@ -5,6 +5,8 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::config;
+
 /// Longest time in which a burst may accumulate, seconds.
 pub const LONGEST_BURST_SECONDS: u64 = 3600;
 /// The default burst where frames beyond the limit wait: what the limit allows in so many milliseconds, since a busy
@@ -103,22 +105,6 @@ impl PortRates {
     };
 }
 
-/// A number with the largest unit that it is a multiple of.
-struct Short(u64);
-
-impl fmt::Display for Short {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = [(1_000_000_000, "G"), (1_000_000, "M"), (1000, "k")];
-        match units
-            .iter()
-            .find(|(unit, _)| self.0 >= *unit && self.0.is_multiple_of(*unit))
-        {
-            Some((unit, name)) => write!(f, "{}{name}", self.0 / unit),
-            None => write!(f, "{}", self.0),
-        }
-    }
-}
-
 /// As `status` shows it: `from guest 100M bits/s (burst 5M)`.
 impl fmt::Display for PortRates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -130,7 +116,7 @@ impl fmt::Display for PortRates {
                     continue;
                 };
                 let between = if std::mem::take(&mut is_first) { "" } else { ", " };
-                let (rate, burst) = (Short(per_second), Short(burst));
+                let (rate, burst) = (config::Rate(per_second), config::Burst(burst));
                 write!(f, "{between}{direction} {rate} {unit}/s (burst {burst})")?;
             }
         }

@@ -95,11 +95,8 @@ pub(crate) const MOST_QUEUES: u16 = 128;
 impl ServeConfig {
     /// Paths of the vhost-user sockets.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
-        let path = |port: &PortConfig| match &port.endpoint {
-            Endpoint::Server(path) | Endpoint::Client(path) => Some(path.clone()),
-            Endpoint::Fd(_) => None,
-        };
-        self.ports.iter().filter_map(path).collect()
+        let paths = self.ports.iter().filter_map(|port| port.endpoint.path());
+        paths.map(Path::to_owned).collect()
     }
 
     /// The queues to lease: of each port, then of each uplink.

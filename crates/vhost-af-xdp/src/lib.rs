@@ -238,25 +238,13 @@ fn show_workers(args: &WorkersArgs) -> anyhow::Result<()> {
 }
 
 fn reset_workers(control: Option<&Path>) -> anyhow::Result<()> {
-    let daemons = match control {
-        Some(path) => vec![path.to_owned()],
-        None => daemons_that(|_| true),
-    };
-    if daemons.is_empty() {
-        anyhow::bail!("no daemon found: name its socket with --control PATH");
-    }
-    change_all(&daemons, &Change::ResetWorkers)
+    change_all(control, |_| true, "no daemon found", &Change::ResetWorkers)
 }
 
 fn reload_all(args: &ReloadArgs) -> anyhow::Result<()> {
-    let daemons = match &args.control {
-        Some(path) => vec![path.clone()],
-        None => daemons_that(|status| status.configuration.is_some()),
-    };
-    if daemons.is_empty() {
-        anyhow::bail!("no daemon found that was started with --config: name its socket with --control PATH");
-    }
-    change_all(&daemons, &Change::Reload)
+    let has_file = |status: &Status| status.configuration.is_some();
+    let none = "no daemon found that was started with --config";
+    change_all(args.control.as_deref(), has_file, none, &Change::Reload)
 }
 
 /// Control sockets of daemons whose status fits, or that are of another release. Others are ignored: killed daemons
@@ -271,11 +259,20 @@ fn daemons_that(is_meant: fn(&Status) -> bool) -> Vec<PathBuf> {
     found
 }
 
-/// Changes all of them, and prints what was done.
-/// Errors: what failed, a line each.
-fn change_all(daemons: &[PathBuf], change: &Change) -> anyhow::Result<()> {
+/// Changes the daemon at `control`, or without it all whose status fits, and prints what was done.
+/// Errors: what failed, a line each; `none`: there is no such daemon.
+fn change_all(
+    control: Option<&Path>,
+    is_meant: fn(&Status) -> bool,
+    none: &str,
+    change: &Change,
+) -> anyhow::Result<()> {
+    let daemons = control.map_or_else(|| daemons_that(is_meant), |path| vec![path.to_owned()]);
+    if daemons.is_empty() {
+        anyhow::bail!("{none}: name its socket with --control PATH");
+    }
     let mut all_failed = Vec::new();
-    for path in daemons {
+    for path in &daemons {
         match connection::change(path, change.clone()) {
             Ok(Changed { done, failed, .. }) => {
                 all_failed.extend(failed);

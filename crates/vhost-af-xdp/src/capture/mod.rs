@@ -1,7 +1,7 @@
 //! `vhost-af-xdp capture`: writes the frames that a daemon sends to a pcapng file.
 //!
 //! A daemon of another user may send anything: lengths are checked, and its texts are written to the terminal and the
-//! file without control characters, and only up to a length.
+//! file only up to a length. [`connection`] has replaced their control characters.
 
 mod pcapng;
 
@@ -54,12 +54,13 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
     };
     let (stream, rest, CaptureBegun { notes }) = match connection::capture(&control, request) {
         Ok(begun) => begun,
-        Err(Error::Refused(refused)) => bail!("{}", plain(&refused.message)),
+        Err(Error::Refused(refused)) => bail!("{}", refused.message),
         Err(error) => {
             return Err(error).with_context(|| format!("no daemon shows frames at {}", control.display()));
         }
     };
-    let notes: Vec<String> = notes.iter().take(MOST_NOTES).map(|note| plain(note)).collect();
+    let cut = |note: &String| note.chars().take(LONGEST_NOTE).collect();
+    let notes: Vec<String> = notes.iter().take(MOST_NOTES).map(cut).collect();
     notes.iter().for_each(|note| eprintln!("note: {note}"));
     let file = output(&args.write, to_stdout)?;
     let mut writer = Writer {
@@ -141,12 +142,6 @@ fn output(path: &Path, to_stdout: bool) -> anyhow::Result<File> {
         file.set_len(0).with_context(cannot)?;
     }
     Ok(file)
-}
-
-/// Text of another process, without control characters.
-fn plain(text: &str) -> String {
-    let clean = |c: char| if c.is_control() { '?' } else { c };
-    text.chars().map(clean).take(LONGEST_NOTE).collect()
 }
 
 /// How a capture ended.

@@ -260,9 +260,12 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    fn error(&mut self, name: Kind, subject: &str, error: &anyhow::Error) {
-        let text = with_sources(error.as_ref());
-        self.findings.push(Finding::error(name, subject, &text));
+    fn error(&mut self, name: Kind, subject: &str, text: &str) {
+        self.findings.push(Finding::error(name, subject, text));
+    }
+
+    fn note(&mut self, name: Kind, subject: &str, text: &str) {
+        self.findings.push(Finding::note(name, subject, text));
     }
 
     /// Checks what belongs to no network or port.
@@ -271,14 +274,14 @@ impl Look<'_> {
         if let (Some(status), Some(file)) = (&self.running, &config.file) {
             let (pid, path) = (status.pid, file.path.display());
             let text = format!("process {pid} runs with {path}: its queues do not count as taken");
-            self.findings.push(Finding::note(Kind::Running, "daemon", &text));
+            self.note(Kind::Running, "daemon", &text);
         }
         let checks = [check_privileges(config), user_of(config).map(drop)];
         for error in checks.into_iter().filter_map(Result::err) {
-            self.error(Kind::Privileges, "daemon", &error);
+            self.error(Kind::Privileges, "daemon", &with_sources(error.as_ref()));
         }
         if let Err(error) = external::check_inherited(config) {
-            self.error(Kind::Descriptor, "daemon", &error.into());
+            self.error(Kind::Descriptor, "daemon", &with_sources(&error));
         }
         let ports = config.ports.iter().map(PortConfig::copy_bytes);
         let uplinks = config
@@ -295,8 +298,7 @@ impl Look<'_> {
         {
             let text =
                 format!("--metrics {address}: {error}: choose an address of this host and a free port");
-            self.findings
-                .push(Finding::error(Kind::CannotListen, "daemon", &text));
+            self.error(Kind::CannotListen, "daemon", &text);
         }
     }
 
@@ -330,11 +332,10 @@ impl Look<'_> {
         match checked {
             Ok(()) => {}
             Err(ListenError::InUse) if self.running.is_some() => {}
-            Err(error) => self.error(
-                Kind::CannotListen,
-                subject,
-                &anyhow::Error::from(error).context(what),
-            ),
+            Err(error) => {
+                let text = format!("{what}: {}", with_sources(&error));
+                self.error(Kind::CannotListen, subject, &text);
+            }
         }
     }
 
@@ -354,15 +355,14 @@ impl Look<'_> {
         };
         let asked = std::thread::scope(|scope| scope.spawn(ask).join());
         if let Ok(Err(error)) = asked {
-            self.error(Kind::Steward, "daemon", &error);
+            self.error(Kind::Steward, "daemon", &with_sources(error.as_ref()));
             return None;
         }
         let process = process_at(path);
         let namespace = process.and_then(|process| fs::metadata(format!("/proc/{process}/ns/net")).ok());
         if namespace.is_some_and(|namespace| namespace.ino() != host::links::namespace()) {
             let text = "interfaces: the steward is in another network namespace";
-            self.findings
-                .push(Finding::note(Kind::NotChecked, "daemon", text));
+            self.note(Kind::NotChecked, "daemon", text);
             self.is_elsewhere = true;
         }
         let file = process
@@ -394,8 +394,7 @@ impl Look<'_> {
                     "whether the steward's policy allows the leases: {}",
                     with_sources(&error)
                 );
-                self.findings
-                    .push(Finding::note(Kind::NotChecked, "daemon", &text));
+                self.note(Kind::NotChecked, "daemon", &text);
                 None
             }
         }
@@ -424,8 +423,7 @@ impl Look<'_> {
                 false => found.map(drop),
             };
             if let Err(refusal) = allowed {
-                self.findings
-                    .push(Finding::error(Kind::Policy, subject, &refusal.text));
+                self.error(Kind::Policy, subject, &refusal.text);
             }
         }
         if self.is_elsewhere {
@@ -433,16 +431,12 @@ impl Look<'_> {
         }
         let facts = match self.interface(&wanted.interface) {
             Ok(facts) => facts,
-            Err(error) => {
-                return self
-                    .findings
-                    .push(Finding::error(Kind::NoInterface, subject, &error));
-            }
+            Err(error) => return self.error(Kind::NoInterface, subject, &error),
         };
         self.findings.extend(facts.link_findings(subject));
         if facts.loopback {
             let why = loopback::unusable(&wanted.interface);
-            self.findings.push(Finding::error(Kind::Unusable, subject, &why));
+            self.error(Kind::Unusable, subject, &why);
         }
         let last = queues.range().end.saturating_sub(1);
         if last >= facts.link.rx_queues {
@@ -451,7 +445,7 @@ impl Look<'_> {
                 have: facts.link.rx_queues,
                 queue: last,
             };
-            return self.error(Kind::NoSuchQueue, subject, &error.into());
+            return self.error(Kind::NoSuchQueue, subject, &error.to_string());
         }
         if !queues.is_external {
             self.leased(queues, &facts, subject);
@@ -464,9 +458,7 @@ impl Look<'_> {
         let why = report.why_not_more.join("; ");
         let (name, range) = (&facts.link.name, queues.range());
         let Some(mode) = &report.mode else {
-            return self
-                .findings
-                .push(Finding::error(Kind::ModeRefused, subject, &why));
+            return self.error(Kind::ModeRefused, subject, &why);
         };
         let is_tap = *mode == DataPath::Tap.to_string();
         let numbers = named(&Vec::from_iter(range.clone()));

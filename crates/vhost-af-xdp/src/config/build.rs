@@ -10,8 +10,8 @@ use common::binding::LARGE_CHUNK;
 use common::options::{bind_request, busy_poll, mode_request};
 use device::features::OnRequest;
 use model::config::{
-    Account, Api, Daemon, External, Interface, Limits, Network, Placement, Port, Process, Size, Socket,
-    Vlans, Words, names_of_set, set_keys,
+    Account, Action, Api, Daemon, Direction, External, Interface, Limits, Network, Placement, Port, Process,
+    Rule, Size, Socket, Vlans, Words, names_of_set, set_keys,
 };
 use serde::Serialize;
 use steward_protocol::is_interface_name;
@@ -176,11 +176,8 @@ fn nic(port: &Port) -> anyhow::Result<NicConfig> {
         ("cable", cable.is_some()),
         ("null", *null),
     ];
-    let given: Vec<&str> = given
-        .iter()
-        .filter(|(_, given)| *given)
-        .map(|(key, _)| *key)
-        .collect();
+    let given = given.into_iter().filter_map(|(key, given)| given.then_some(key));
+    let given: Vec<&str> = given.collect();
     if let [first, .., last @ ("cable" | "null")] = given[..] {
         bail!("{first} excludes {last}: leave one out");
     }
@@ -314,29 +311,19 @@ fn check_guard(port: &Port) -> anyhow::Result<()> {
 
 /// Rejects rules for frames to the guest with memory=direct: the NIC writes them before the daemon could drop them.
 fn check_filter(port: &Port, placement: Placement) -> anyhow::Result<()> {
-    use model::config::{Action, Direction};
-    let to_guest = port
-        .filter
-        .rule
-        .iter()
-        .any(|rule| rule.direction == Direction::ToGuest);
-    let keys = [
-        (to_guest, "rule"),
-        (
-            port.filter.to_guest_default == Some(Action::Deny),
-            "to-guest-default",
-        ),
-    ];
-    match keys
-        .iter()
-        .find(|(given, _)| *given && placement == Placement::Direct)
-    {
-        Some((_, key)) => bail!(
+    let is_to_guest = |rule: &Rule| rule.direction == Direction::ToGuest;
+    let key = match &port.filter {
+        filter if filter.rule.iter().any(is_to_guest) => "rule",
+        filter if filter.to_guest_default == Some(Action::Deny) => "to-guest-default",
+        _ => return Ok(()),
+    };
+    if placement == Placement::Direct {
+        bail!(
             "{key}: with memory=direct a frame is in the guest's memory before the daemon could drop it: use \
              memory=send-direct or copy for rules about what a guest receives"
-        ),
-        None => Ok(()),
+        );
     }
+    Ok(())
 }
 
 /// Rate limits; those to the guest need a placement with which the daemon can drop a frame.

@@ -11,7 +11,7 @@ use steer::{ModeRequest, mac_text};
 use steward_protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::BindRequest;
 
-use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, PortConfig, PortQueues, offloads_of};
+use super::port::{ExternalProgram, Inherited, NicConfig, PortConfig, PortQueues, offloads_of};
 use super::{Control, MOST_BYTES, MOST_QUEUES, Placement, ServeConfig, state};
 
 const ZERO_COPY_NEEDS_NATIVE: &str =
@@ -120,8 +120,8 @@ impl ServeConfig {
                 "--inhibit and --steward exclude each other: the steward has a program of its own, leave one out"
             );
         }
-        if let Endpoint::Server(path) | Endpoint::Client(path) = &port.endpoint
-            && self.own_paths().any(|own| own == *path)
+        if let Some(path) = port.endpoint.path()
+            && self.own_paths().any(|own| own == path)
         {
             bail!(
                 "socket-path = {path:?}: the daemon itself uses this path (control, api, steward or a file): choose another"
@@ -239,15 +239,14 @@ impl PortConfig {
             bail!("frame-size {frame_bytes}: the null NIC makes frames of 14 to 1514 bytes, or with 0 none");
         }
         self.check_texts()?;
-        match &self.endpoint {
-            Endpoint::Server(path) | Endpoint::Client(path) if path.as_os_str().len() > 107 => {
-                let len = path.as_os_str().len();
-                bail!(
-                    "socket path {path:?} is {len} bytes long: a Unix socket path has at most 107: choose a shorter one"
-                )
-            }
-            _ => Ok(()),
+        if let Some(path) = self.endpoint.path()
+            && let len @ 108.. = path.as_os_str().len()
+        {
+            bail!(
+                "socket path {path:?} is {len} bytes long: a Unix socket path has at most 107: choose a shorter one"
+            );
         }
+        Ok(())
     }
 
     /// Checks names and paths: the log and terminals show them.
@@ -255,7 +254,7 @@ impl PortConfig {
         check_text(&self.name)?;
         check_text(self.nic.cable().unwrap_or_default())?;
         check_text(self.nic.queues().map_or("", |queues| &queues.name))?;
-        if let Endpoint::Server(path) | Endpoint::Client(path) = &self.endpoint {
+        if let Some(path) = self.endpoint.path() {
             check_text(&path.to_string_lossy())?;
         }
         match &self.external {
@@ -448,7 +447,7 @@ mod tests {
 
     use device::features::OnRequest;
 
-    use super::super::{ApiConfig, FileKinds, MemoryRules, Segments};
+    use super::super::{ApiConfig, Endpoint, FileKinds, MemoryRules, Segments};
     use super::*;
     use crate::listener::Access;
     use dataplane::nic::endpoint::COPY_BYTES;

@@ -144,7 +144,7 @@ fn check_sockets_of_added(config: &ServeConfig) -> Result<(), String> {
     let (of_file, added) = config.ports.split_at(file.tables.ports.len());
     let allowed = socket_directories(of_file, Some(file));
     for (port, entry) in added.iter().zip(&file.added.ports) {
-        if let Endpoint::Server(path) | Endpoint::Client(path) = &port.endpoint
+        if let Some(path) = port.endpoint.path()
             && !path.parent().is_some_and(|parent| allowed.contains(parent))
         {
             return Err(format!(
@@ -254,13 +254,11 @@ pub(crate) fn build_port(path: &Path, entry: &Entry<Port>, ports: usize) -> Resu
 
 /// Rejects relative paths: the daemon's directory may change, and sockets are made in directories that were named.
 fn check_path(endpoint: &Endpoint) -> anyhow::Result<()> {
-    match endpoint {
-        Endpoint::Server(path) | Endpoint::Client(path) if !build::is_plain(path) => anyhow::bail!(
-            "socket-path = {:?}: give an absolute path without `..`",
-            path.display().to_string()
-        ),
-        _ => Ok(()),
+    if let Some(path) = endpoint.path().filter(|path| !build::is_plain(path)) {
+        let path = path.display().to_string();
+        anyhow::bail!("socket-path = {path:?}: give an absolute path without `..`");
     }
+    Ok(())
 }
 
 /// Replaces names of users and groups by numbers: the sandbox allows no look-up of names.

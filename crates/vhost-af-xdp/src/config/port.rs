@@ -1,6 +1,6 @@
 //! The configuration of a port.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use device::features::OnRequest;
@@ -25,6 +25,16 @@ pub(crate) enum Endpoint {
     Client(PathBuf),
     /// An inherited descriptor: a listener or a connected socket.
     Fd(i32),
+}
+
+impl Endpoint {
+    /// The path of its socket, if it has one.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Server(path) | Self::Client(path) => Some(path),
+            Self::Fd(_) => None,
+        }
+    }
 }
 
 impl std::fmt::Display for Endpoint {

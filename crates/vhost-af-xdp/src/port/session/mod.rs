@@ -328,6 +328,14 @@ impl Session {
         self.start_all(context)
     }
 
+    /// Runs `change` on all lanes, on their workers.
+    fn change_lanes(&self, workers: &Workers, change: impl FnOnce(&mut dyn Lane) + Clone + Send + 'static) {
+        for lane in self.lanes.iter().flatten() {
+            let change = change.clone();
+            lane.change(workers, move |lane, _| change(lane));
+        }
+    }
+
     /// The dirty log, if it is in use.
     fn active_log(&self) -> Option<&Arc<DirtyLog>> {
         self.log.as_ref().filter(|_| self.features & F_LOG_ALL != 0)
@@ -340,21 +348,17 @@ impl Session {
         if let Some(queue) = &mut self.control {
             queue.set_log(log);
         }
-        for lane in self.lanes.iter().flatten() {
-            let log = log.cloned();
-            lane.change(workers, move |lane, _| {
-                if let Some(pair) = lane.pair_mut() {
-                    pair.set_log(log.as_ref());
-                }
-            });
-        }
+        let log = log.cloned();
+        self.change_lanes(workers, move |lane| {
+            if let Some(pair) = lane.pair_mut() {
+                pair.set_log(log.as_ref());
+            }
+        });
     }
 
     /// Sets the longest frame, bytes.
     pub(crate) fn set_frame_limit(&self, bytes: u32, workers: &Workers) {
-        for lane in self.lanes.iter().flatten() {
-            lane.change(workers, move |lane, _| lane.set_frame_limit(bytes));
-        }
+        self.change_lanes(workers, move |lane| lane.set_frame_limit(bytes));
     }
 
     /// SET_STATUS: 0 resets the device. QEMU before 8.1 sends GET_VRING_BASE only after this.
@@ -400,10 +404,8 @@ impl Session {
 
     /// Sets the rate limits.
     pub(crate) fn set_limits(&self, limits: &PortLimits, workers: &Workers) {
-        for lane in self.lanes.iter().flatten() {
-            let limits = limits.clone();
-            lane.change(workers, move |lane, _siblings| lane.set_limits(&limits));
-        }
+        let limits = limits.clone();
+        self.change_lanes(workers, move |lane| lane.set_limits(&limits));
     }
 
     /// Sets the metadata of frames of a pair's queue.
@@ -429,10 +431,8 @@ impl Session {
 
     /// Sets the source guard.
     pub(crate) fn set_guard(&self, guard: Option<&Guard>, workers: &Workers) {
-        for lane in self.lanes.iter().flatten() {
-            let guard = guard.cloned();
-            lane.change(workers, move |lane, _siblings| lane.set_guard(guard.as_ref()));
-        }
+        let guard = guard.cloned();
+        self.change_lanes(workers, move |lane| lane.set_guard(guard.as_ref()));
     }
 
     /// The device, for SET_VRING_NUM, SET_VRING_ADDR and SET_VRING_BASE: the vring's lane is stopped if it runs with
