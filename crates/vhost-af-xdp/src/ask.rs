@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::cli::ask::{
     AtArgs, EventsArgs, ListArgs, NetworkCommand, PortCommand, RulesArgs, SetArgs, keys_of,
 };
+use crate::output::{print, print_json};
 use client::connection::{self, Error, no_answer};
 use client::directories;
 use client::text::tree::tree;
@@ -23,66 +24,57 @@ use model::text::received_frames;
 /// Pause before a daemon that has ended is asked again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Prints; returns whether somebody still reads.
-pub(crate) type Print = fn(&str) -> anyhow::Result<bool>;
-
 /// Runs the command `port`.
 /// Errors: why the daemon rejected it, with the remedy.
-pub(crate) fn port(command: &PortCommand, print: Print) -> anyhow::Result<()> {
+pub(crate) fn port(command: &PortCommand) -> anyhow::Result<()> {
     match command {
-        PortCommand::Add(args) => add::<Port>(&args.at, &args.name, &args.keys, print),
+        PortCommand::Add(args) => add::<Port>(&args.at, &args.name, &args.keys),
         PortCommand::Set(SetArgs { keys, disconnect }) => {
-            set::<Port>(&keys.at, &keys.name, &keys.keys, *disconnect, print)
+            set::<Port>(&keys.at, &keys.name, &keys.keys, *disconnect)
         }
-        PortCommand::Remove(args) => remove(&args.at, TableKind::Port, &args.name, print),
-        PortCommand::List(args) => list_ports(args, print),
-        PortCommand::Rules(args) => rules(args, print),
+        PortCommand::Remove(args) => remove(&args.at, TableKind::Port, &args.name),
+        PortCommand::List(args) => list_ports(args),
+        PortCommand::Rules(args) => rules(args),
     }
 }
 
 /// Runs the command `network`.
 /// Errors: why the daemon rejected it, with the remedy.
-pub(crate) fn network(command: &NetworkCommand, print: Print) -> anyhow::Result<()> {
+pub(crate) fn network(command: &NetworkCommand) -> anyhow::Result<()> {
     match command {
-        NetworkCommand::Add(args) => add::<Network>(&args.at, &args.name, &args.network_keys, print),
-        NetworkCommand::Set(args) => set::<Network>(&args.at, &args.name, &args.network_keys, false, print),
-        NetworkCommand::Remove(args) => remove(&args.at, TableKind::Network, &args.name, print),
-        NetworkCommand::List(args) => list_networks(args, print),
+        NetworkCommand::Add(args) => add::<Network>(&args.at, &args.name, &args.network_keys),
+        NetworkCommand::Set(args) => set::<Network>(&args.at, &args.name, &args.network_keys, false),
+        NetworkCommand::Remove(args) => remove(&args.at, TableKind::Network, &args.name),
+        NetworkCommand::List(args) => list_networks(args),
     }
 }
 
-fn add<T: NamedTable>(at: &AtArgs, name: &str, words: &[String], print: Print) -> anyhow::Result<()> {
+fn add<T: NamedTable>(at: &AtArgs, name: &str, words: &[String]) -> anyhow::Result<()> {
     let put = Change::Put {
         table: T::KIND,
         name: name.to_owned(),
         keys: keys_of::<T>(name, words)?,
         only_new: true,
     };
-    change(at, &put, print)
+    change(at, &put)
 }
 
-fn set<T: NamedTable>(
-    at: &AtArgs,
-    name: &str,
-    words: &[String],
-    disconnect: bool,
-    print: Print,
-) -> anyhow::Result<()> {
+fn set<T: NamedTable>(at: &AtArgs, name: &str, words: &[String], disconnect: bool) -> anyhow::Result<()> {
     let patch = Change::Patch {
         table: T::KIND,
         name: name.to_owned(),
         keys: keys_of::<T>(name, words)?,
         disconnect,
     };
-    change(at, &patch, print)
+    change(at, &patch)
 }
 
-fn remove(at: &AtArgs, table: TableKind, name: &str, print: Print) -> anyhow::Result<()> {
+fn remove(at: &AtArgs, table: TableKind, name: &str) -> anyhow::Result<()> {
     let name = name.to_owned();
-    change(at, &Change::Remove { table, name }, print)
+    change(at, &Change::Remove { table, name })
 }
 
-fn change(at: &AtArgs, change: &Change, print: Print) -> anyhow::Result<()> {
+fn change(at: &AtArgs, change: &Change) -> anyhow::Result<()> {
     let Changed { done, .. } = asked(&socket(at)?, |path| connection::change(path, change.clone()))?;
     let text: String = done.iter().map(|line| format!("{line}\n")).collect();
     print(if text.is_empty() {
@@ -93,10 +85,10 @@ fn change(at: &AtArgs, change: &Change, print: Print) -> anyhow::Result<()> {
     .map(drop)
 }
 
-fn list_ports(args: &ListArgs, print: Print) -> anyhow::Result<()> {
+fn list_ports(args: &ListArgs) -> anyhow::Result<()> {
     let status = asked(&socket(&args.at)?, connection::status)?;
     if args.json {
-        return print_json(&documents::ports(&status), print);
+        return print_json(&documents::ports(&status));
     }
     let header = [
         "port",
@@ -116,10 +108,10 @@ fn list_ports(args: &ListArgs, print: Print) -> anyhow::Result<()> {
     print(&format!("{listed}\n")).map(drop)
 }
 
-fn list_networks(args: &ListArgs, print: Print) -> anyhow::Result<()> {
+fn list_networks(args: &ListArgs) -> anyhow::Result<()> {
     let status = asked(&socket(&args.at)?, connection::status)?;
     if args.json {
-        return print_json(&documents::networks(&status), print);
+        return print_json(&documents::networks(&status));
     }
     let header = [
         "network", "uplink", "queues", "attached", "link", "ports", "from", "impaired",
@@ -133,7 +125,7 @@ fn list_networks(args: &ListArgs, print: Print) -> anyhow::Result<()> {
 
 /// Prints events until nobody reads the output.
 /// Errors: no daemon answers.
-pub(crate) fn events(args: &EventsArgs, print: Print) -> anyhow::Result<()> {
+pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<()> {
     let path = socket(&args.at)?;
     let line_of = |event: &Event| match args.json {
         true => serde_json::to_string(event).map(|text| text + "\n"),
@@ -167,23 +159,19 @@ pub(crate) fn events(args: &EventsArgs, print: Print) -> anyhow::Result<()> {
 }
 
 /// Prints the filter rules of a port.
-fn rules(args: &RulesArgs, print: Print) -> anyhow::Result<()> {
+fn rules(args: &RulesArgs) -> anyhow::Result<()> {
     let rules = asked(&socket(&args.list.at)?, |path| {
         connection::rules(path, &args.name)
     })?;
     let mut document = serde_json::to_value(&rules)?;
     if args.list.json {
-        return print_json(&document, print);
+        return print_json(&document);
     }
     let rules = document["rules"].as_array_mut().into_iter().flatten();
     for (number, rule) in (1..).zip(rules.filter_map(Value::as_object_mut)) {
         rule.shift_insert(0, "rule".to_owned(), number.into());
     }
     print(&tree(&document)?).map(drop)
-}
-
-fn print_json(document: &Value, print: Print) -> anyhow::Result<()> {
-    print(&(serde_json::to_string_pretty(document)? + "\n")).map(drop)
 }
 
 fn asked<T>(path: &Path, ask: impl Fn(&Path) -> Result<T, Error>) -> anyhow::Result<T> {

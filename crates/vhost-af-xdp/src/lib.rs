@@ -25,6 +25,7 @@ mod netkit;
 mod network;
 mod nic;
 mod other_losses;
+mod output;
 mod port;
 mod port_watch;
 mod ports;
@@ -37,7 +38,7 @@ mod thread;
 mod vhost_user;
 
 use std::fmt::Display;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -56,6 +57,7 @@ use client::{connection, directories};
 use config::ServeConfig;
 use model::control::{Change, Changed};
 use model::state::{Status, WorkersDocument};
+use output::{print, print_json};
 use program::log::LogArgs;
 use serde::Serialize;
 use serve::Sandboxed;
@@ -95,14 +97,14 @@ pub fn run() -> ExitCode {
         Command::Workers(args) => show_workers(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Reload(args) => reload_all(&args),
-        Command::Port(command) => ask::port(&command, print),
-        Command::Network(command) => ask::network(&command, print),
-        Command::Events(args) => ask::events(&args, print),
+        Command::Port(command) => ask::port(&command),
+        Command::Network(command) => ask::network(&command),
+        Command::Events(args) => ask::events(&args),
         Command::Mark(command) => match command.check() {
-            Ok(()) => mark::run(&command, print),
+            Ok(()) => mark::run(&command),
             Err(error) => return explain(&error, 2),
         },
-        Command::Netkit(args) => netkit::run(&args, print),
+        Command::Netkit(args) => netkit::run(&args),
         Command::Complete(args) => match sibling::completion_of_bench(&args.words) {
             Some(options) => sibling::run("bench", options),
             None => print(&cli::complete::complete(&args.words, &complete::OfThisHost)).map(|_| ()),
@@ -362,20 +364,8 @@ fn print_document(document: &(impl Serialize + Display), json: bool) -> anyhow::
     }
 }
 
-fn print_json(document: &impl Serialize) -> anyhow::Result<()> {
-    print(&(serde_json::to_string_pretty(document)? + "\n")).map(drop)
-}
-
 /// Several documents in full, with an empty line between them.
 fn trees<T: Serialize>(documents: impl Iterator<Item = T>) -> anyhow::Result<String> {
     let texts: Result<Vec<String>, _> = documents.map(|document| tree(&document)).collect();
     Ok(texts?.join("\n"))
-}
-
-/// Writes to stdout; `false`: the reader has closed the pipe.
-fn print(text: &str) -> anyhow::Result<bool> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        written => Ok(written.is_ok()),
-    }
 }

@@ -13,8 +13,8 @@ use serde::Serialize;
 use serde_json::json;
 use steer::{Flow, InterfaceMarks, InterfaceMarksError, with_sources};
 
-use crate::ask::Print;
 use crate::cli::mark::MarkCommand;
+use crate::output::print;
 use client::text::tree::tree;
 
 /// A flow that has a mark, as `mark list --json` prints it.
@@ -45,7 +45,7 @@ impl Marked {
 
 /// Runs the command `mark`.
 /// Errors: what failed, with the remedy.
-pub(crate) fn run(command: &MarkCommand, print: Print) -> anyhow::Result<()> {
+pub(crate) fn run(command: &MarkCommand) -> anyhow::Result<()> {
     match command {
         MarkCommand::Set { at, mark, flow } => {
             let set = marks_of(&at.interface)?.set(&flow.flow()?, *mark);

@@ -15,8 +15,8 @@ use steer::{ModeRequest, SocketMap};
 use steward_client::{Lease, Waiting};
 use steward_protocol::{NetkitWanted, Wanted};
 
-use crate::ask::Print;
 use crate::cli::netkit::NetkitArgs;
+use crate::output::print;
 use crate::termination;
 
 /// Time between two checks for a signal, ns.
@@ -24,7 +24,7 @@ const LOOK_NS: i64 = 100_000_000;
 
 /// Creates the netkit and holds it until a signal.
 /// Errors: the steward rejects it, or the map cannot be pinned.
-pub(crate) fn run(args: &NetkitArgs, print: Print) -> anyhow::Result<()> {
+pub(crate) fn run(args: &NetkitArgs) -> anyhow::Result<()> {
     let signalled = termination::flag()?;
     let namespace = args.netns.as_deref().map(open).transpose()?;
     let wanted = Wanted {

@@ -20,6 +20,7 @@ use syn::{Attribute, Item, ItemUse, Meta, UseTree, Visibility};
 /// command.
 const ROOMS: &[&str] = &[
     "thread",
+    "output",
     "journal",
     "listener",
     "termination",
