@@ -11,7 +11,7 @@ use steer::{ModeRequest, mac_text};
 use steward_protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::BindRequest;
 
-use super::port::{ExternalProgram, Inherited, NicConfig, PortConfig, PortQueues, offloads_of};
+use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, PortConfig, PortQueues, offloads_of};
 use super::{Control, MOST_BYTES, MOST_QUEUES, Placement, ServeConfig, state};
 
 const ZERO_COPY_NEEDS_NATIVE: &str =
