@@ -316,19 +316,19 @@ impl Look<'_> {
         for (option, socket) in sockets {
             if let Some((path, access)) = socket {
                 let what = format!("{option} {}", path.display());
-                self.listening(listener::check_at(path, access), "daemon", what);
+                self.listening(listener::check_at(path, access), "daemon", &what);
                 directories.insert(listener::directory_of(path));
             }
         }
         directories.retain(|directory| !control_socket::is_own(directory));
         for directory in directories {
             let checked = listener::check_directory(&directory);
-            self.listening(checked, "daemon", format!("sockets in {}", directory.display()));
+            self.listening(checked, "daemon", &format!("sockets in {}", directory.display()));
         }
     }
 
     /// Reports an error if the daemon cannot listen there.
-    fn listening(&mut self, checked: Result<(), ListenError>, subject: &str, what: String) {
+    fn listening(&mut self, checked: Result<(), ListenError>, subject: &str, what: &str) {
         match checked {
             Ok(()) => {}
             Err(ListenError::InUse) if self.running.is_some() => {}
@@ -342,7 +342,7 @@ impl Look<'_> {
     fn endpoint(&mut self, port: &PortConfig, subject: &str) {
         if let Endpoint::Server(path) = &port.endpoint {
             let checked = listener::check_at(path, &port.access);
-            self.listening(checked, subject, format!("cannot listen at {}", path.display()));
+            self.listening(checked, subject, &format!("cannot listen at {}", path.display()));
         }
     }
 

@@ -136,7 +136,7 @@ fn details(queues: &[Queue]) -> serde_json::Result<Vec<(String, Value, Vec<u32>)
         let place = place(queue);
         match alike
             .iter_mut()
-            .find(|(other, known, _)| (&*other, &*known) == (&place, &fields))
+            .find(|(other, known, _)| *other == place && *known == fields)
         {
             Some((.., numbers)) => numbers.push(queue.queue),
             None => alike.push((place, fields, vec![queue.queue])),
