@@ -93,7 +93,10 @@ fn guide_leads_from_a_fresh_server_to_ten_guests_and_an_eleventh() {
     require!(Root, Qemu, Systemd);
     let server = Server::new();
     let said = server.follow(2);
-    assert!(said.contains("tap on 4 queue(s), 1024 addresses"), "{said}");
+    assert!(
+        said.contains("\nnetwork:\n  mode: tap\n  queues: 4\n  most_stations: 1024\n"),
+        "{said}"
+    );
     assert!(said.contains("queues = 4"), "{said}");
     for section in 3..=5 {
         println!("{}", server.follow(section));
