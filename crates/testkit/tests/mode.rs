@@ -9,8 +9,15 @@ use testkit::daemon::{DIR, Mode};
 use testkit::lan::{self, Lan, STRANGER, file, mac};
 use testkit::{Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, require, wait};
 
+/// An interface of two queues, of which the first gets all frames.
+fn veth() -> VethPair {
+    let veth = VethPair::with(2, 1500);
+    veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
+    veth
+}
+
 fn rig(serve: &Serve) -> Rig {
-    let mut rig = Rig::with(VethPair::with(2, 1500), serve, &DriverConfig::default());
+    let mut rig = Rig::with(veth(), serve, &DriverConfig::default());
     rig.post(64, &[1536]);
     rig
 }
@@ -28,10 +35,7 @@ fn ports(keys: &[&str]) -> String {
 }
 
 fn lan(text: &str, guests: usize) -> Lan {
-    let veth = VethPair::with(2, 1500);
-    // All frames come to queue 0.
-    veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
-    Lan::on(veth, &Serve::file(), text, guests, &DriverConfig::default())
+    Lan::on(veth(), &Serve::file(), text, guests, &DriverConfig::default())
 }
 
 /// Frames reach a guest, as soon as the mode is settled.
