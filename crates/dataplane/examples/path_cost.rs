@@ -1,7 +1,7 @@
 //! Moves frames along a path, so many rounds: for `scripts/cost`, which counts the instructions of a round by running
 //! this twice under callgrind, the second time with more rounds.
 //!
-//!     cargo run --release -p vhost-af-xdp --features counted --example path_cost from-guest/60/split 64 1000
+//!     cargo run --release -p dataplane --features counted --example path_cost from-guest/60/split 64 1000
 
 use dataplane::fuzzing::{Checks, Frames, Path, Placement, Rounds, Way};
 use device::counters::{Kind, PairCounters};
@@ -80,7 +80,8 @@ fn usage() {
          WAY: from-guest, to-guest or guest-to-guest. BYTES: of a frame, 60 to 1514, or of a GSO packet. RING: split or \
          packed. FRAMES: sent or received at a time, 1 to 256.\n\
          VARIANT: rules (ten), guard, limits, vlan; send-direct, direct (placement); gso (packets of TCP), gro (a flow \
-         of TCP from the NIC), hints (of the NIC, with ten rules), tag (which the NIC took off)"
+         of TCP from the NIC), hints (of the NIC, with ten rules), tag (which the NIC took off); \
+         link (between guests of two workers)"
     );
     std::process::exit(2);
 }
@@ -115,6 +116,7 @@ fn path_of(text: &str, at_once: usize) -> Option<Path> {
             "gro" => path.frames = Frames::Gro,
             "hints" => (path.frames, path.checks) = (Frames::Hints, Checks::Rules(10)),
             "tag" => path.frames = Frames::Tag,
+            "link" if path.way == Way::GuestToGuest => path.linked = true,
             _ => return None,
         }
     }

@@ -305,15 +305,12 @@ impl<N: Lent, R: Receive + Send> OwnQueue for CopyQueue<N, R> {
     }
 
     fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work {
-        let waiting = self.receiver.enable_notifications(&mut self.queue);
-        let work = match self.transmit.has_rest() || self.transmit.tap_is_full() {
+        let received = self.receiver.enable_notifications(&mut self.queue, to_guest);
+        let sent = match self.transmit.has_rest() || self.transmit.tap_is_full() {
             true => Work::after(self.queue.until_sent()).max(Work::SOON),
             false => Work::after(self.queue.until_copies_sent()),
         };
-        let frames = waiting
-            .then(|| self.receiver.when_frames_wait(to_guest))
-            .flatten();
-        work.max(frames.unwrap_or(Work::None))
+        sent.max(received)
     }
 
     fn pause(&mut self) {

@@ -24,10 +24,9 @@ pub(crate) trait Receive {
     /// Delivers a batch, as far as the guest has buffers; returns how many frames.
     /// Errors: the guest's fault.
     fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxTarget<'_>) -> Result<usize, Fault>;
-    /// The lane is about to sleep: whether frames wait already. If not, the next frame has to wake it.
-    fn enable_notifications<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool;
-    /// What the lane does if frames wait; `None`: it sleeps until the guest has buffers.
-    fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work>;
+    /// The lane is about to sleep: what is left to do for frames that wait already. If none wait, the next frame has to
+    /// wake the lane.
+    fn enable_notifications<N: Nic>(&mut self, queue: &mut NicQueue<N>, to_guest: &mut Vring) -> Work;
     /// Sets the longest frame, bytes.
     fn set_frame_limit(&mut self, bytes: u32);
     /// See [`Lane::awaits_nic`](crate::lane::Lane::awaits_nic).
@@ -100,18 +99,12 @@ impl Receive for Receiver {
         frames
     }
 
-    fn enable_notifications<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool {
+    fn enable_notifications<N: Nic>(&mut self, queue: &mut NicQueue<N>, to_guest: &mut Vring) -> Work {
         self.awaits_nic = !has_frames(queue);
-        !self.awaits_nic
-    }
-
-    fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work> {
-        // The guest has buffers, or has just posted some.
-        let has_buffers = to_guest.enabled && to_guest.queue.enable_kicks();
-        has_buffers.then_some(match self.arrivals.short {
-            true => Work::SOON,
-            false => Work::Now,
-        })
+        match self.awaits_nic {
+            true => Work::None,
+            false => when_frames_wait(to_guest, self.arrivals.short),
+        }
     }
 
     fn awaits_nic(&self) -> bool {
@@ -140,4 +133,16 @@ impl Receive for Receiver {
 #[inline]
 pub(crate) fn has_frames<N: Nic>(queue: &mut NicQueue<N>) -> bool {
     !queue.received.is_empty() || queue.nic.received() > 0
+}
+
+/// What is left to do for frames that wait: nothing until the guest has buffers, whose kick then wakes the lane. `short`:
+/// it has some, and too few for the next frame.
+pub(crate) fn when_frames_wait(to_guest: &mut Vring, short: bool) -> Work {
+    // The guest has buffers, or has just posted some.
+    let has_buffers = to_guest.enabled && to_guest.queue.enable_kicks();
+    match (has_buffers, short) {
+        (false, _) => Work::None,
+        (true, true) => Work::SOON,
+        (true, false) => Work::Now,
+    }
 }

@@ -100,12 +100,8 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
     }
 
     fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work {
-        let waiting = self.receiver.enable_notifications(&mut self.end.queue);
-        let work = self.end.when_sent();
-        let frames = waiting
-            .then(|| self.receiver.when_frames_wait(to_guest))
-            .flatten();
-        work.max(frames.unwrap_or(Work::None))
+        let received = self.receiver.enable_notifications(&mut self.end.queue, to_guest);
+        self.end.when_sent().max(received)
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {

@@ -24,7 +24,7 @@ use packet::checksum::ChecksumAt;
 use packet::segment::{GsoKind, Request};
 use rustix::io::Errno;
 
-use crate::backend::receiver::Receive;
+use crate::backend::receiver::{Receive, when_frames_wait};
 use crate::guest::to_guest::{Delivery, Fit};
 use crate::lane::limits::{BATCH, BYTES_A_FRAME};
 use crate::lane::{RxTarget, Work};
@@ -246,17 +246,11 @@ impl Receive for FromTap {
         Ok(frames)
     }
 
-    fn enable_notifications<N: Nic>(&mut self, _queue: &mut NicQueue<N>) -> bool {
-        self.may_have_frames()
-    }
-
-    fn when_frames_wait(&self, to_guest: &mut Vring) -> Option<Work> {
-        // The guest has buffers, or has just posted some.
-        let has_buffers = to_guest.enabled && to_guest.queue.enable_kicks();
-        has_buffers.then_some(match self.short {
-            true => Work::SOON,
-            false => Work::Now,
-        })
+    fn enable_notifications<N: Nic>(&mut self, _queue: &mut NicQueue<N>, to_guest: &mut Vring) -> Work {
+        match self.may_have_frames() {
+            true => when_frames_wait(to_guest, self.short),
+            false => Work::None,
+        }
     }
 
     /// Frames from the tap have no limit: the kernel has accepted them.

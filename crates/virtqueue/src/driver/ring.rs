@@ -92,11 +92,16 @@ impl DriverRing {
     /// # Panics
     /// If the device does not hold it, or with in-order holds an older one.
     pub(super) fn came_back(&mut self, chain: u16) {
+        // Most devices return chains in their order.
+        if self.order.front() == Some(&chain) {
+            self.order.pop_front();
+            return;
+        }
         let position = self.order.iter().position(|&other| other == chain);
         let position =
             position.unwrap_or_else(|| panic!("the device returned chain {chain}, which it does not have"));
         assert!(
-            position == 0 || !self.features.in_order,
+            !self.features.in_order,
             "the device returned chain {chain} out of order"
         );
         self.order.remove(position);

@@ -77,6 +77,8 @@ pub struct SplitDriver {
     avail_idx: u16,
     avail_published: u16,
     used_idx: u16,
+    /// What the device had published when the driver looked last.
+    used_published: u16,
 }
 
 impl Deref for SplitDriver {
@@ -101,6 +103,7 @@ impl SplitDriver {
             avail_idx: 0,
             avail_published: 0,
             used_idx: 0,
+            used_published: 0,
         })
     }
 
@@ -142,11 +145,14 @@ impl SplitDriver {
     /// # Panics
     /// If the device returns a chain that it does not hold, or with in-order one out of order.
     pub fn take_used(&mut self) -> Option<Used> {
-        // Pairs with the device's release store of used.idx: elements and frames before it are visible
-        // (2.7.14).
-        let published = Cell::load(self.words().used_idx, Ordering::Acquire);
-        if published == self.used_idx {
-            return None;
+        if self.used_published == self.used_idx {
+            let used_idx = self.word(self.ring.offsets.used + layout::RING_IDX);
+            // Pairs with the device's release store of used.idx: elements and frames before it are visible
+            // (2.7.14).
+            self.used_published = Cell::load(used_idx, Ordering::Acquire);
+            if self.used_published == self.used_idx {
+                return None;
+            }
         }
         let used = self.used_element(self.used_idx);
         self.used_idx = self.used_idx.wrapping_add(1);

@@ -1,7 +1,7 @@
 //! Measures the cost of a worker's round with frames: for examples/round_cost.rs and path_cost.rs.
 //!
-//! A worker like that of a daemon, two ports of a network, or one guest and the null NIC, and the guests' drivers, all
-//! in the calling thread. The drivers run between the rounds, and only rounds are measured. So the data of a round is
+//! A worker like that of a daemon, or two that are linked, two ports of a network, or one guest and the null NIC, and the
+//! guests' drivers, all in the calling thread. The drivers run between the rounds, and only rounds are measured. So the data of a round is
 //! in the caches of its own CPU: frames cost less than in a daemon, and other work is a larger share of the round.
 
 mod frames;
@@ -28,7 +28,9 @@ use crate::frame::bytes::GuestRam;
 use crate::lane::limits::BATCH;
 use crate::lane::new_lane::NewLane;
 use crate::lane::role::Role;
+use crate::lane::spread::Spread;
 use crate::lane::{Lane, LaneId};
+use crate::link::Link;
 use crate::nic::coupled::Coupled;
 use crate::nic::endpoint::{Chunks, NicQueue, usual_place};
 use crate::nic::hints::XdpMetadata;
@@ -57,11 +59,11 @@ const SPIN: Duration = Duration::from_secs(3600);
 
 /// See the module's head.
 pub struct Rounds {
-    worker: Worker,
-    pace: Pace,
+    /// One, or two with a guest each.
+    workers: Vec<(Worker, Pace)>,
     guests: Vec<Guest>,
     counters: Vec<Arc<PairCounters>>,
-    _handle: WorkerHandle,
+    _handles: Vec<WorkerHandle>,
 }
 
 /// A guest's drivers.
@@ -102,6 +104,8 @@ pub struct Path {
     pub placement: Placement,
     /// Kind of the frames.
     pub frames: Frames,
+    /// Each of two guests has a worker of its own: frames take a link ([`crate::link`]).
+    pub linked: bool,
 }
 
 impl Path {
@@ -179,8 +183,12 @@ impl Rounds {
             spin: SPIN,
             ..Waits::default()
         };
-        let made = WorkerHandle::prepare(0, waits, &Arc::default());
-        let (worker, handle) = made.expect("descriptors");
+        let made = (0..1 + usize::from(path.linked)).map(|number| {
+            let made = WorkerHandle::prepare(number, waits, &Arc::default());
+            let (worker, handle) = made.expect("descriptors");
+            ((worker, Pace::new(SPIN)), handle)
+        });
+        let (workers, handles): (Vec<_>, Vec<_>) = made.unzip();
         let known = (0..2).map(|number| FdbPort {
             mac: mac(number),
             vlans: match path.checks {
@@ -190,8 +198,13 @@ impl Rounds {
             source_guard: (path.checks == Checks::Guard).then(|| Arc::new(source_guard(number))),
             ..FdbPort::default()
         });
-        let fdb = Fdb::new(known.map(Some).collect());
-        handle.send(Command::Fdb(NETWORK.into(), Arc::new(fdb)));
+        let fdb = Arc::new(Fdb::new(known.map(Some).collect()));
+        for handle in &handles {
+            handle.send(Command::Fdb(NETWORK.into(), Arc::clone(&fdb)));
+        }
+        if let [first, second] = handles.as_slice() {
+            link([first, second]);
+        }
         let filter = PortFilter::new(&filter(match path.checks {
             Checks::Rules(rules) => rules,
             _ => 0,
@@ -210,23 +223,16 @@ impl Rounds {
                 Checks::Limits => lane.set_limits(&limits()),
                 Checks::None | Checks::Rules(_) | Checks::Vlan => {}
             }
-            let new = NewLane {
-                lane,
-                role,
-                node: None,
-                on_fault: Box::new(|fault| panic!("{fault}")),
-            };
-            handle.send(Command::Add(LaneId(1 + u64::from(number)), new, Arc::default()));
+            let handle = &handles[usize::from(number) % handles.len()];
+            add(handle, 1 + u64::from(number), lane, role);
             guest
         });
         let guests = guests.collect();
-        let pace = Pace::new(SPIN);
         Self {
-            worker,
-            pace,
+            workers,
             guests,
             counters,
-            _handle: handle,
+            _handles: handles,
         }
     }
 
@@ -241,14 +247,56 @@ impl Rounds {
         self.guests.iter_mut().map(|guest| guest.play(frames)).sum()
     }
 
-    /// Runs a round of the worker; returns its cycles of the CPU's counter. `None`: there is no such counter.
+    /// Runs a round of the worker; returns its cycles of the CPU's counter. `None`: there is no such counter. Of two
+    /// workers the first has another round after the second, so that all frames arrive.
     #[inline(never)]
     pub fn round(&mut self) -> Option<u64> {
         let begun = cycles::counter();
-        if self.worker.read_mail() {
-            self.worker.round(&mut self.pace);
+        let rounds = if self.workers.len() == 2 { 3 } else { 1 };
+        for number in 0..rounds {
+            let (worker, pace) = &mut self.workers[number % 2];
+            if worker.read_mail() {
+                worker.round(pace);
+            }
         }
         Some(cycles::counter()?.saturating_sub(begun?))
+    }
+}
+
+/// Adds a lane to a worker.
+fn add(handle: &WorkerHandle, id: u64, lane: Box<dyn Lane>, role: Role) {
+    let lane = NewLane {
+        lane,
+        role,
+        node: None,
+        on_fault: Box::new(|fault| panic!("{fault}")),
+    };
+    handle.send(Command::Add(LaneId(id), lane, Arc::default()));
+}
+
+/// Links two workers, each of which has a port of the network.
+fn link(handles: [&WorkerHandle; 2]) {
+    let network = || Arc::from(NETWORK);
+    let spread = Arc::new(Spread {
+        ports: [(PortNumber(0), 0), (PortNumber(1), 1)].into(),
+        ..Spread::default()
+    });
+    for (id, [from, to]) in [(10, [0, 1]), (20, [1, 0])] {
+        handles[from].send(Command::Spread(network(), Arc::clone(&spread)));
+        let Link { giving, taking } = Link::new(Default::default()).expect("memory");
+        let ends = [
+            Role::LinkTo {
+                network: network(),
+                worker: to,
+            },
+            Role::LinkFrom {
+                network: network(),
+                worker: from,
+            },
+        ];
+        let [sends, receives] = ends;
+        add(handles[from], id, Box::new(giving), sends);
+        add(handles[to], id + 1, Box::new(taking), receives);
     }
 }
 

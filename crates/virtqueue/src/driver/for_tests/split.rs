@@ -12,7 +12,8 @@ impl SplitDriver {
     /// first `add`.
     pub fn start_at(&mut self, index: u16) {
         assert!(self.ring.order.is_empty(), "chains are under way");
-        (self.avail_idx, self.avail_published, self.used_idx) = (index, index, index);
+        (self.avail_idx, self.avail_published) = (index, index);
+        (self.used_idx, self.used_published) = (index, index);
         self.set_avail_idx(index);
         Cell::store(self.words().used_idx, index, Ordering::Relaxed);
     }
