@@ -131,10 +131,13 @@ impl Splits {
 
     /// Has a NIC split all headers. The setting until now is saved before.
     pub(super) fn switch_on(&mut self, rings: &mut impl Rings, ifindex: u32, now: Split) -> io::Result<()> {
+        // It lingers from the end of this lease on.
+        let known = self.changed.get_mut(&ifindex);
+        let is_saved = known.map(|changed| changed.unused_since = None).is_some();
         if now == Split::On {
             return Ok(());
         }
-        if !self.changed.contains_key(&ifindex) {
+        if !is_saved {
             let path = self.path(ifindex).ok_or_else(no_state)?;
             let saved = Saved { ifindex, before: now };
             file::write_change(&path, &saved)?;
@@ -266,9 +269,9 @@ mod tests {
             splits.go_on(&mut nic, |_| true, now, LINGER);
             assert_eq!(splits.next_due(|_| true, now, LINGER), None);
             assert_eq!(splits.next_due(|_| false, now, LINGER), Some(now));
-            // Another lease soon after the last one.
+            // Another lease soon after the last one, during which there is nothing to do.
             splits.go_on(&mut nic, |_| false, now, LINGER);
-            splits.go_on(&mut nic, |_| true, now + LINGER, LINGER);
+            splits.switch_on(&mut nic, NIC, Split::On).expect("it is on");
             let over = now + LINGER * 2;
             splits.go_on(&mut nic, |_| false, over, LINGER);
             assert_eq!(splits.next_due(|_| false, over, LINGER), Some(over + LINGER));
