@@ -57,7 +57,7 @@ pub struct Looked {
 }
 
 impl FlowKey {
-    /// The key of a frame. `head`: its first [`LOOK_BYTES`](crate::LOOK_BYTES) bytes, or all; `len`: its
+    /// The key of a frame. `head`: its first bytes ([`crate::SHORT_LOOK_BYTES`] says how many), or all; `len`: its
     /// length. Errors: [`Malformed`].
     #[inline]
     pub fn of(head: &[u8], len: usize) -> Result<Looked, Malformed> {

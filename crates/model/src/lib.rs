@@ -6,7 +6,8 @@
 //! it can change at run time.
 //!
 //! [`policy`] is the steward's policy file. [`state`] is the state that a daemon reports, [`events`] its events,
-//! [`control`] the protocol of its control socket, [`gateway`] the gateway's options, [`rates`] the limits of ports. Nothing here does I/O.
+//! [`control`] the protocol of its control socket, [`gateway`] the gateway's options, [`rates`] the limits of ports.
+//! Nothing here does I/O.
 
 #[cfg(feature = "config")]
 pub mod config;

@@ -70,8 +70,8 @@
 //! | 75 `SendTap` | 20 | to `SendTap`: interface (16), 1 if it takes UDP GSO packets, else 0 (4); see `taps` |
 //! | 80 `Lease` | 192 | to `Leases`; after the last one `Done` (see `listed`) |
 //!
-//! Requests are in `protocol/request.rs`, answers in `protocol/answer.rs`, each with the table of its kinds;
-//! `protocol/wire.rs` writes and reads their fields.
+//! Requests are in `request.rs`, answers in `answer.rs`, each with the table of its kinds; `wire.rs` writes and reads
+//! their fields.
 //!
 //! A lessee that does not read its answers gets no further ones: the steward keeps one answer for each connection and
 //! reads no further request before that is sent. Changes are not queued: a notification has the state at the time of

@@ -3,13 +3,13 @@
 //! | class | test |
 //! |---|---|
 //! | CVE-2018-1059, a range that is not wholly mapped | here |
-//! | | `hostile.rs`: buffer_over_the_edge_of_a_region, address_in_the_hole |
+//! | | `virtqueue`: buffer_outside_memory_is_a_fault |
 //! | CVE-2019-14818, CVE-2020-10726, messages that come twice, stray descriptors | here; `leaks.rs` |
 //! | CVE-2020-10722, overflow of offset plus size | here |
 //! | CVE-2020-10723, a vring index that is cut off | here |
-//! | CVE-2020-10725, no bytes at a bad address | `hostile.rs`: zero_length_at_a_bad_address |
+//! | CVE-2020-10725, no bytes at a bad address | `virtqueue`: zero_length_is_a_fault |
 //! | CVE-2021-3839, CVE-2022-0669, inflight regions that lie | here |
-//! | CVE-2022-2132, header across descriptors, | `frames.rs`: frames_from_guest_arrive_byte_exact |
+//! | CVE-2022-2132, header across descriptors, | `frames.rs`: frames_of_all_sizes_arrive_byte_exact_both_ways |
 //! | chain shorter than it | `hostile.rs`: chain_shorter_than_the_header |
 //! | CVE-2024-11614, csum_start past the end, header read twice | here |
 //! | | `hostile.rs`: offload_that_was_not_negotiated_is_dropped_and_counted |
@@ -21,21 +21,19 @@
 //! | a ring of no entries | here |
 //! | base index out of range | here |
 //! | lost kicks | `sleep.rs`; loom models of `virtqueue` |
-//! | memory truncated by the VMM | here |
-//! | memlock limit | `interface.rs`: memlock_too_small_is_refused_with_the_remedy |
-//! | | `xsk`: memlock_too_small_says_how_much_is_needed |
+//! | memory truncated by the VMM | `hostile_vmm/truncated.rs` |
+//! | memlock limit | `xsk`: memlock_too_small_says_how_much_is_needed |
 //! | a starved fill ring that never recovers | here |
 //! | sending stops unless kicked again; ring full | here |
-//! | queue id beyond the channels | `interface.rs`: queue_beyond_the_channels_is_refused_with_the_remedy |
+//! | queue id beyond the channels | `xsk`: queue_beyond_the_channels_is_named_with_their_number |
 //! | interface down, renamed, deleted | `interface.rs` |
-//! | MTU or number of channels changed under load | `interface.rs`: mtu_that_changes_while_running_is_followed; here |
-//! | | several queues: `mtu.rs`, `network_mtu.rs` |
-//! | a second program | `interface.rs`: program_of_another_is_not_replaced |
-//! | a second daemon | the same: second_daemon_on_the_same_interface_is_refused_and_the_first_goes_on |
+//! | MTU or number of channels changed under load | `mtu.rs`, `network_mtu.rs`; here |
+//! | a second program | `steer`: program_of_another_is_named_and_stays |
+//! | a second daemon | `interface.rs`: second_daemon_on_the_same_interface_is_refused_and_the_first_goes_on |
 //! | partial checksums and VLAN tags of veth, native and skb | here; `frames.rs`: vlan_tags_are_kept |
 //! | UMEM overrun by one | here; `xsk`: adopt_checks_bounds_in_both_modes, |
 //! | | frames_outside_or_misaligned_are_refused_and_not_recorded |
-//! | a driver names a buffer twice (mlx5) | `switch`: buffers_that_a_nic_does_not_have_are_counted_and_nothing_else |
+//! | a driver names a buffer twice (mlx5) | `dataplane`: buffers_that_a_nic_does_not_have_are_counted_and_nothing_else |
 //! | program left attached after a crash | `interface.rs`: kill_leaves_no_program_and_no_queue_behind |
 
 mod af_xdp;

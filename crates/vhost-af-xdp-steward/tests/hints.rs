@@ -345,7 +345,7 @@ fn hints_outlive_the_steward() {
     assert_eq!(lease.facts().generation, facts.generation, "the same sockets");
 }
 
-/// `Hints`, see `protocol.rs`.
+/// `Hints`, see crate `steward-protocol`.
 const HINTS: u16 = 17;
 
 #[test]

@@ -21,7 +21,7 @@ use testkit::foreign::{Side, detach_all};
 use testkit::{VethPair, frame, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
-/// `Uplink` with a number of queues, see `protocol.rs`.
+/// `Uplink` with a number of queues, see crate `steward-protocol`.
 const UPLINK_QUEUES: u16 = 23;
 /// Flows that are sent, of which each queue is to get some.
 const FLOWS: u16 = 64;

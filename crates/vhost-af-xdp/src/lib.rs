@@ -1,8 +1,9 @@
 //! vhost-af-xdp: virtio-net over vhost-user, moved through AF_XDP sockets.
 //!
 //! Modules: [`serve`] starts and ends the daemon. Messages of a VMM arrive in [`vhost_user`] and act on a [`port`], one
-//! guest's network device. Queues of interfaces come from [`nic`]. Crate `dataplane` moves frames. Clients read and change the state by [`api`]; [`supervision`] and crate `program` protect the
-//! process; [`check`] predicts the modes of sockets. docs/architecture.md has a picture of it all.
+//! guest's network device. Queues of interfaces come from [`nic`]. The crate [`dataplane`] moves frames. Clients read
+//! and change the state by [`api`]; [`supervision`] and the crate [`program`] protect the process; [`check`] predicts
+//! the modes of sockets. docs/architecture.md has a picture of all parts.
 //!
 //! It is a library only for the fuzzer (feature `fuzzing`, `fuzz/`) and for tests of its sandbox from within
 //! (`examples/`); it has no interface for others. The program is `main.rs`, one line.

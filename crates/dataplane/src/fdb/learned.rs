@@ -1,13 +1,13 @@
 //! Source addresses that a guest uses besides its own, if its port learns (`learning`): those of nested guests, or
 //! behind a bridge.
 //!
-//! A worker records an address when it first sees it, and forwards the frame without waiting. Control reads the entries
-//! ([`crate::network`]), puts the addresses into the FDB and sends them to the XDP program. Only control removes
-//! entries: those of addresses that were not used for some time.
+//! A worker records an address when it first sees it, and forwards the frame without waiting. The daemon's control
+//! threads read the entries, put the addresses into the FDB and send them to the XDP program. Only they remove entries:
+//! those of addresses that were not used for some time.
 //!
 //! The number of entries is fixed, so that no guest fills the tables of switches with invented addresses: its frames
 //! from further ones are dropped. An entry is found at a hash of the address, or behind that position. After an entry
-//! before it was removed, an address may be recorded twice, which control corrects.
+//! before it was removed, an address may be recorded twice, which control threads correct.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

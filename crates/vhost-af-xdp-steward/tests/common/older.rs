@@ -21,7 +21,7 @@ pub(crate) struct Older {
 }
 
 impl Older {
-    /// `unknown`: a kind of message, see `protocol.rs`.
+    /// `unknown`: a kind of message, see crate `steward-protocol`.
     pub(crate) fn start(world: &World, unknown: u16) -> Self {
         let path = world.dir.path().join("old.sock");
         let listener = new_socket(SocketFlags::empty()).expect("a socket");
