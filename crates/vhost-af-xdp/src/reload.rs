@@ -49,16 +49,16 @@ struct Outcome {
 }
 
 /// A request to the reload thread.
-enum Wanted {
+enum Request {
     /// Read the file again.
-    Reading,
+    Read,
     Change(Change, Sender<Result<Changed, Refused>>),
 }
 
 /// Sends requests to the reload thread.
 #[derive(Clone)]
 pub(crate) struct Reload {
-    wanted: Sender<Wanted>,
+    sender: Sender<Request>,
     readings: Arc<Mutex<Readings>>,
 }
 
@@ -119,7 +119,7 @@ impl Reload {
         requests: Arc<Requests>,
         reach: Reach,
     ) -> io::Result<Self> {
-        let (wanted, asked) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         // An added table that could not start is not among them.
         let networks = ports.networks();
         let is_network = |table: &&Entry<Network>| networks.iter().any(|network| network.name == table.name);
@@ -152,20 +152,20 @@ impl Reload {
             // The file may contain some of the added tables now.
             reader.keep();
         }
-        thread::start("reload", move || reader.work(&asked))?;
-        Ok(Self { wanted, readings })
+        thread::start("reload", move || reader.work(&receiver))?;
+        Ok(Self { sender, readings })
     }
 
     /// Requests a reload; does not wait for it.
     pub(crate) fn ask(&self) {
-        let _ = self.wanted.send(Wanted::Reading);
+        let _ = self.sender.send(Request::Read);
     }
 
     /// Applies a change and waits for the result.
     /// Errors: [`Refused`]; unless its message says otherwise, nothing has changed.
     pub(crate) fn change(&self, change: Change) -> Result<Changed, Refused> {
         let (answer, outcome) = mpsc::channel();
-        let _ = self.wanted.send(Wanted::Change(change, answer));
+        let _ = self.sender.send(Request::Change(change, answer));
         outcome.recv().unwrap_or(Err(Refused::ending()))
     }
 
@@ -196,9 +196,9 @@ const GONE: &str = "is not in the file any more";
 /// Changes of ports, or of networks.
 struct Changes<T, C> {
     /// Names of those that end, and why.
-    go: Vec<(String, String)>,
-    /// Those that start; a table that replaces one of the same name is in `go`, too.
-    come: Vec<(Entry<T>, C)>,
+    ending: Vec<(String, String)>,
+    /// Those that start; a table that replaces one of the same name is in `ending`, too.
+    starting: Vec<(Entry<T>, C)>,
     /// Those that keep running, with other values of live keys.
     changed: Vec<(Entry<T>, C)>,
 }
@@ -220,22 +220,22 @@ impl<T: Table, C> Changes<T, C> {
         let is_gone = |table: &&Entry<T>| of_name(now, &table.name).is_none();
         let gone = before.iter().filter(is_gone);
         let mut changes = Self {
-            go: gone
+            ending: gone
                 .map(|table| (table.name.clone(), why_gone.to_owned()))
                 .collect(),
-            come: Vec::new(),
+            starting: Vec::new(),
             changed: Vec::new(),
         };
         for table in now {
             let Some(known) = of_name(before, &table.name) else {
-                changes.come.push((table.clone(), build(table)?));
+                changes.starting.push((table.clone(), build(table)?));
                 continue;
             };
             let keys = known.differences(table);
             if keys.iter().any(|key| !known.value.is_live(key)) {
                 let why = format!("has changed ({})", keys.join(", "));
-                changes.go.push((table.name.clone(), why));
-                changes.come.push((table.clone(), build(table)?));
+                changes.ending.push((table.name.clone(), why));
+                changes.starting.push((table.clone(), build(table)?));
             } else if !keys.is_empty() {
                 changes.changed.push((table.clone(), build(table)?));
             }
@@ -243,9 +243,9 @@ impl<T: Table, C> Changes<T, C> {
         Ok(changes)
     }
 
-    /// Whether the table ends only to start with other values.
-    fn comes_again(&self, name: &str) -> bool {
-        self.come.iter().any(|(table, _)| table.name == name)
+    /// Whether the table ends, and then starts with other values.
+    fn restarts(&self, name: &str) -> bool {
+        self.starting.iter().any(|(table, _)| table.name == name)
     }
 }
 
@@ -260,19 +260,19 @@ fn replace<T: Clone>(tables: &mut [Entry<T>], by: &Entry<T>) {
 }
 
 impl Reader {
-    fn work(mut self, asked: &Receiver<Wanted>) {
-        while let Ok(wanted) = asked.recv() {
+    fn work(mut self, requests: &Receiver<Request>) {
+        while let Ok(request) = requests.recv() {
             // The client may not wait for the answer any more.
-            match wanted {
-                Wanted::Reading => drop(self.read_and_tell()),
-                Wanted::Change(change, answer) => drop(answer.send(self.change(&change))),
+            match request {
+                Request::Read => drop(self.read_and_log()),
+                Request::Change(change, answer) => drop(answer.send(self.change(&change))),
             }
         }
     }
 
-    fn read_and_tell(&mut self) -> Outcome {
+    fn read_and_log(&mut self) -> Outcome {
         let outcome = self.read();
-        tell("configuration", &outcome);
+        log("configuration", &outcome);
         self.failed.clone_from(&outcome.failed);
         self.describe();
         outcome
@@ -411,22 +411,22 @@ impl Reader {
     /// Makes changes that the helper has checked last; returns whether its configuration is in force.
     fn apply(&mut self, difference: Difference, outcome: &mut Outcome) -> bool {
         let Difference { ports, networks } = difference;
-        for (name, why) in &ports.go {
+        for (name, why) in &ports.ending {
             if let Err(error) = self.ports.remove(name) {
                 outcome.failed.push(error.to_string());
             }
             let ports = &mut self.running.ports;
             let gone = ports.iter().position(|table| table.name == *name);
             let gone = gone.map(|at| ports.remove(at));
-            if let Some(path) = gone.as_ref().and_then(made_at) {
+            if let Some(path) = gone.as_ref().and_then(listening_path) {
                 // A file that has replaced the socket is not removed.
                 let _ = self.requests.remove(&path);
             }
             JOURNAL.record(Subject::Port(name), What::Removed, Some(why.clone()));
             outcome.done.push(format!("port {name} {why}: ended"));
         }
-        for (name, why) in &networks.go {
-            if networks.comes_again(name) {
+        for (name, why) in &networks.ending {
+            if networks.restarts(name) {
                 self.ports.free_uplink(name);
                 outcome.done.push(format!("network {name} {why}"));
             } else {
@@ -451,10 +451,10 @@ impl Reader {
                 Err(error) => outcome.failed.push(format!("{error:#}")),
             }
         }
-        for (table, network) in networks.come {
-            self.have(table, network, outcome);
+        for (table, network) in networks.starting {
+            self.put_network(table, network, outcome);
         }
-        for (table, port) in ports.come {
+        for (table, port) in ports.starting {
             match self.add(&port) {
                 Ok(()) => {
                     outcome.done.push(format!("port {} began", port.name));
@@ -498,7 +498,7 @@ impl Reader {
     }
 
     /// Starts a network, or replaces its uplink.
-    fn have(&mut self, table: Entry<Network>, network: NetworkConfig, outcome: &mut Outcome) {
+    fn put_network(&mut self, table: Entry<Network>, network: NetworkConfig, outcome: &mut Outcome) {
         let known = self
             .running
             .networks
@@ -544,7 +544,7 @@ impl Reader {
 }
 
 /// Logs the outcome.
-fn tell(of: &str, outcome: &Outcome) {
+fn log(of: &str, outcome: &Outcome) {
     for line in &outcome.done {
         tracing::info!("{of}: {line}");
     }
@@ -554,7 +554,7 @@ fn tell(of: &str, outcome: &Outcome) {
 }
 
 /// The path of a port's socket, if the daemon listens on it.
-fn made_at(entry: &Entry<Port>) -> Option<PathBuf> {
+fn listening_path(entry: &Entry<Port>) -> Option<PathBuf> {
     let socket = &entry.value.socket;
     socket.socket_path.clone().filter(|_| !socket.client)
 }

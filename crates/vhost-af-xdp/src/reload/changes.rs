@@ -9,7 +9,7 @@ use model::config::{ADDED, ConfigFile, Entry, Mistake, NamedTable, Network, Port
 use model::control::{Change, Changed, Done, Kind, Refused};
 use steer::with_sources;
 
-use super::{Outcome, Reader, of_name, tell};
+use super::{Outcome, Reader, log, of_name};
 use crate::supervision::helper::RequestError;
 
 /// A refusal because of these keys.
@@ -32,7 +32,7 @@ impl Reader {
             Some((TableKind::Port, name)) => self.change_table::<Port>(change, name),
             Some((TableKind::Network, name)) => self.change_table::<Network>(change, name),
             None => {
-                let Outcome { done, failed, .. } = self.read_and_tell();
+                let Outcome { done, failed, .. } = self.read_and_log();
                 let what = Done::Reloaded;
                 Ok(Changed { what, done, failed })
             }
@@ -73,7 +73,7 @@ impl Reader {
         if failed.is_empty() || what == Done::Removed {
             done.push(self.keep());
         } else {
-            let further = self.put_back(name, before).into_iter();
+            let further = self.restore(name, before).into_iter();
             let further: Vec<_> = further.filter(|line| !failed.contains(line)).collect();
             failed.extend(further);
         }
@@ -118,29 +118,29 @@ impl Reader {
             return Ok(Done::Added);
         }
         let keys = before.differences(after);
-        let begins: Vec<String> = keys
+        let restarting: Vec<String> = keys
             .iter()
             .filter(|key| T::KIND == TableKind::Port && !before.value.is_live(key))
             .cloned()
             .collect();
         Ok(match change {
             _ if keys.is_empty() => Done::Nothing,
-            _ if begins.is_empty() => Done::Changed,
+            _ if restarting.is_empty() => Done::Changed,
             Change::Patch {
                 name,
                 disconnect: false,
                 ..
             } => {
-                let changed = begins.join(", ");
+                let changed = restarting.join(", ");
                 let what = format!("changing {changed} of port {name} disconnects its guest");
-                return Err(refused_keys(Kind::Disconnects, what, begins));
+                return Err(refused_keys(Kind::Disconnects, what, restarting));
             }
             _ => Done::Replaced,
         })
     }
 
-    /// Lets the helper check the configuration with this table, or without it (`None`). Returns the table with numbers for
-    /// names of users.
+    /// Has the helper check the configuration with this table, or without it (`None`). Returns the table with numbers
+    /// for names of users.
     fn propose<T: NamedTable>(
         &self,
         name: &str,
@@ -190,7 +190,7 @@ impl Reader {
             }
         }
         self.describe_one::<T>(name);
-        tell("API", &outcome);
+        log("API", &outcome);
         Ok(outcome)
     }
 
@@ -212,7 +212,7 @@ impl Reader {
     }
 
     /// Restores the table as it was before; returns what failed.
-    fn put_back<T: NamedTable>(&mut self, name: &str, before: Option<Entry<T>>) -> Vec<String> {
+    fn restore<T: NamedTable>(&mut self, name: &str, before: Option<Entry<T>>) -> Vec<String> {
         let proposed = self.propose(name, before);
         match proposed.and_then(|table| self.settle(table, name)) {
             Ok(outcome) => outcome.failed,
