@@ -12,9 +12,9 @@
 //!                     └──────────────────────────────────────────────────────┘
 //! ```
 //!
-//! # Rooms
+//! # Modules
 //!
-//! | room | contents |
+//! | module | contents |
 //! |---|---|
 //! | [`worker`] | threads that poll lanes, sleep, and take commands |
 //! | [`lane`] | what a worker polls ([`lane::Lane`]), and which lane gets the frames of another one |
@@ -30,10 +30,10 @@
 //!
 //! # Ownership
 //!
-//! - A worker owns its lanes. A lane owns its guest's queue pair and its NIC queue, and reaches other lanes of its worker
-//!   only through [`lane::Siblings`]. No frame takes a lock.
+//! - A worker owns its lanes. A lane owns its guest's queue pair and its NIC queue. It reaches other lanes of its worker
+//!   through [`lane::Siblings`] only. No frame takes a lock.
 //! - Control threads reach a worker through its mailbox ([`worker::workers::Workers`]): they add a lane, change it by a
-//!   closure, and get it back whole. What may wait (mapping memory, binding and closing sockets) they do themselves.
+//!   closure, and get it back whole. Work that may wait (mapping memory, binding and closing sockets) stays with them.
 //! - A chunk of a UMEM is with the kernel, in the pool, or holds a received frame. [`nic::chunk_tracker`] and
 //!   `direct/in_flight.rs` record which, so that a driver cannot name a chunk twice.
 //! - A fault of a guest closes its lane only. While another lane delivers to it, that lane reports the fault
@@ -45,9 +45,10 @@
 //! 1. `worker/mod.rs` `round`, `poll`: polls each lane that is not idle.
 //! 2. `port_lane/mod.rs` `poll`; `port_lane/batch.rs` `send`, `send_batch`: continues a GSO packet, then takes a batch.
 //! 3. `guest/from_guest.rs` `take`: copies descriptors of at most [`lane::limits::BATCH`] chains.
-//! 4. Outside of networks: `port_lane/batch.rs` `send_to_one`. Without source guard, rules and limits
-//!    `backend/own_queue.rs` `put_plain` sends the batch, or for a cable `port_lane/mod.rs` `pass_whole`. Otherwise each
-//!    frame is checked just before it is sent: `port_lane/exits.rs` `put_to_own_queue`; `port_lane/checks.rs` `check`.
+//! 4. Outside of networks: `port_lane/batch.rs` `send_to_one`. Without source guard, rules and limits, one loop sends
+//!    frames as long as they need only a copy: `backend/own_queue.rs` `put_plain`, or for a cable `port_lane/mod.rs`
+//!    `pass_whole`. All other frames are checked one by one, each just before it is sent: `port_lane/exits.rs`
+//!    `put_to_own_queue` or `to_other_end`; `port_lane/checks.rs` `check`.
 //! 5. In a network: `port_lane/batch.rs` `send_by_address`, `classify_batch`, `pass_run`: reads the first bytes of each
 //!    frame once, checks them, finds the destination (`port_lane/known.rs` `find`), and passes on frames of one
 //!    destination together.
@@ -66,8 +67,8 @@
 //!    `deliver`: `backend/arrivals.rs` `deliver_waiting`.
 //! 3. From the host: `host/tap_lane.rs` `read`, `take`; then as frames of a guest, above.
 //! 4. `guest/to_guest.rs` `fetch`, `finish`: takes buffers, fills them, writes used elements and calls the guest.
-//! 5. With guest RAM as UMEM: `direct/to_guest.rs` `post_more`, `take_received`, `give_done`: buffers go to the kernel
-//!    before, and only used elements are written after.
+//! 5. With guest RAM as UMEM: `direct/to_guest.rs` `post_more`, `take_received`, `give_done`: the kernel gets the
+//!    buffers before frames arrive; afterwards only used elements are written.
 
 pub mod backend;
 pub mod direct;

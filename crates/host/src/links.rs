@@ -51,7 +51,7 @@ pub struct Link {
     pub driver: String,
     /// Administratively up (`IFF_UP`).
     pub up: bool,
-    /// Receive queues in use, as `ethtool -L` says; where the driver does not tell, those that were allocated.
+    /// Receive queues in use, as `ethtool -L` shows; if the driver does not report it, those that were allocated.
     pub rx_queues: u32,
     /// The other end is a stack on the same machine, whose senders leave only the sum of the pseudo-header in TCP's and
     /// UDP's checksum field: a veth.
@@ -59,7 +59,7 @@ pub struct Link {
     /// It has no other end, only queues that are leased to it from NICs: a netkit without a peer (Linux 7.1). No
     /// program runs on it, and only a socket in zero-copy, which is the NIC's, moves frames.
     pub has_leased_only: bool,
-    /// NUMA node of its device; none where it has no device, or the kernel (5.14 at least) or sysfs does not tell.
+    /// NUMA node of its device; none if it has no device, or if the kernel (before 5.14) or sysfs does not report it.
     pub node: Option<NumaNode>,
     /// An IOMMU translates addresses for its device: pages adjacent in memory need not be adjacent for the device.
     pub translated: bool,
@@ -88,7 +88,7 @@ pub enum LinkError {
 }
 
 impl LinkError {
-    /// Why [`Link::ask`] did not answer for the interface of that name.
+    /// The error of [`Link::ask`] for the interface of that name.
     fn of(name: String, source: io::Error) -> Self {
         // Errors of the kernel have a number.
         match (source.kind(), source.raw_os_error()) {

@@ -31,7 +31,7 @@ impl HintRequest {
     /// The request from its number.
     ///
     /// # Errors
-    /// It is none's.
+    /// No request has this number.
     pub fn of_number(number: u32) -> Result<Self, Malformed> {
         let tags = number & TAGS != 0;
         Ok(Self {

@@ -457,7 +457,7 @@ pub(crate) fn value(field: &'static str, value: u32) -> Malformed {
 /// The enum value of a number.
 ///
 /// # Errors
-/// It has none.
+/// No value has this number.
 pub fn enumerated<T: TryFromBytes>(name: &'static str, number: u32) -> Result<T, Malformed> {
     T::try_read_from_bytes(number.as_bytes()).map_err(|_| value(name, number))
 }

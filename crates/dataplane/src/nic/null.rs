@@ -1,4 +1,4 @@
-//! A NIC that is not there (`--null`): frames are made and dropped in our process.
+//! The null NIC (`--null`): frames are made and dropped in this process.
 //!
 //! Purpose: to measure the cost of the virtqueue path alone, and to run a daemon without privileges. Each empty frame
 //! that it gets is returned at once as a received frame of a fixed length; each sent frame is completed at once. Like a

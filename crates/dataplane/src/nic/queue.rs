@@ -1,7 +1,7 @@
 //! A NIC queue for a lane, or a null NIC in its place.
 //!
 //! [`Nic`] has all operations of a lane on it, in batches. Two implementations: [`super::xdp::XdpNic`], an
-//! AF_XDP socket, and [`super::null::NullNic`], which makes and drops frames in our process. Lanes
+//! AF_XDP socket, and [`super::null::NullNic`], which makes and drops frames in this process. Lanes
 //! are generic over it, so nothing is dispatched dynamically per frame.
 //!
 //! Values carry ownership: a [`Frame`] passed to [`Nic::give`] or inside a [`TxDesc`] belongs to the NIC until

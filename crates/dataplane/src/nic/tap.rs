@@ -1,7 +1,7 @@
 //! A tap device, by its descriptor: frames of the host's kernel, each with a virtio-net header before it.
 //!
-//! Its maker has set it up: it is non-blocking, and its headers are those of VirtIO, of 12 bytes. A read returns one
-//! frame and a write takes one; a GSO packet is one frame.
+//! The process that created it has set it up: it is non-blocking, and its headers are VirtIO's, of 12 bytes. A read
+//! returns one frame and a write takes one; a GSO packet is one frame.
 //!
 //! A [`SendTap`] is only written to: the kernel sends its frames out of an interface.
 #![allow(unsafe_code)]

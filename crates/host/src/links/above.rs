@@ -6,7 +6,7 @@ use std::io;
 use super::Link;
 use super::all::{Links, read_links};
 
-/// Addresses of the host's on an interface: its own, those of the bridge or bond that it is part of, and those of
+/// The host's addresses on an interface: its own, those of the bridge or bond that it is part of, and those of
 /// interfaces on any of these (VLANs, macvlans). Interfaces in other network namespaces are not seen.
 ///
 /// # Errors

@@ -163,7 +163,7 @@ impl BridgeFdb {
         self.is_stale
     }
 
-    /// Looks which bridges there are. Their forwarding databases are not read here ([`Self::is_stale`]).
+    /// Reads which bridges there are. Their forwarding databases are not read here ([`Self::is_stale`]).
     ///
     /// # Errors
     /// The kernel's.
@@ -224,7 +224,7 @@ impl BridgeFdb {
         Ok(self.take(&read))
     }
 
-    /// These entries are there now.
+    /// Replaces the stations by those of the entries that were read; returns whether something changed.
     fn take(&mut self, read: &Read) -> bool {
         let (mut here, mut behind) = (BTreeSet::new(), BTreeMap::new());
         for entry in &read.entries {

@@ -11,9 +11,9 @@ use xsk::NumaNode;
 /// All buses, and their devices.
 pub(crate) const BUSES: &str = "/sys/bus";
 
-/// The NUMA node of a device; `None` if it is on none (-1), or that is not told. Few buses tell it (PCI does:
-/// `numa_node`, drivers/pci/pci-sysfs.c). A device on another bus is where what it is part of is (`device_add`,
-/// drivers/base/core.c): virtio's device is part of a PCI device.
+/// The NUMA node of a device; `None` if it is on none (-1), or if the bus does not report it. Few buses do (PCI:
+/// `numa_node`, drivers/pci/pci-sysfs.c). A device on another bus has the node of its parent (`device_add`,
+/// drivers/base/core.c): a virtio device's parent is a PCI device.
 pub(crate) fn node_of(buses: &Path, bus: &str, device: &str) -> Option<NumaNode> {
     let node = attribute(buses, bus, device, "numa_node")?;
     NumaNode::new(node.trim().parse().ok()?)

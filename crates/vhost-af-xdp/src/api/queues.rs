@@ -3,8 +3,8 @@
 //! Six sources, each of which may be missing: the kernel's netdev family (Documentation/netlink/specs/netdev.yaml:
 //! queues, NAPI instances, memory bound to queues), the driver's rings (length of receive buffers), /proc/irq (CPUs of
 //! an interrupt), the status of running daemons (the port that a queue belongs to), the steward (the lessee of a
-//! queue), and the NIC's rules. The kernel never reports which process holds a socket, so a holder that is not one of
-//! our daemons and has no lease is shown without a name.
+//! queue), and the NIC's rules. The kernel never reports which process holds a socket, so a holder that is not a
+//! vhost-af-xdp daemon and has no lease is shown without a name.
 
 mod rules;
 mod view;
@@ -60,11 +60,11 @@ pub(crate) struct Queue {
     pub(crate) rules: Vec<Rule>,
     /// Hints that the driver can report to programs in native mode; none: the kernel does not say.
     pub(crate) driver_hints: Option<Vec<String>>,
-    /// The daemon of ours that uses it, for a port or a network.
+    /// The vhost-af-xdp daemon that uses it, for a port or a network.
     pub(crate) holder: Option<Holder>,
 }
 
-/// A daemon of ours that uses a queue.
+/// A vhost-af-xdp daemon that uses a queue.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Holder {
     /// Its PID.

@@ -1,5 +1,5 @@
-//! Lists the queues of the interface that are in use, and how to add one more guest. If a daemon of ours uses them, the
-//! guest can be added to it, so its queues and XDP program need not be removed.
+//! Lists the queues of the interface that are in use, and how to add one more guest. If a vhost-af-xdp daemon uses
+//! them, the guest can be added to it, so its queues and XDP program need not be removed.
 
 use super::facts::Facts;
 use crate::api::queues::{Holder, Queue, named};
@@ -49,7 +49,7 @@ impl Facts {
         Some((holder, queues.collect()))
     }
 
-    /// The owner of its XDP program, if that is one of our processes.
+    /// The owner of its XDP program, if that is a daemon or the steward.
     pub(super) fn program_holder(&self) -> Option<String> {
         let held = self
             .queues

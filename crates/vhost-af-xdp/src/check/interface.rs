@@ -1,4 +1,4 @@
-//! Findings about an interface, whoever uses it.
+//! Findings about an interface that do not depend on its users.
 
 use host::nic::Tags;
 

@@ -1,5 +1,5 @@
-//! `vhost-af-xdp check IFNAME` and `serve --check`: what an interface, its driver, this kernel and this process offer, why
-//! not more, what to type, and whether a configuration works on this host. Nothing is started.
+//! `vhost-af-xdp check IFNAME` and `serve --check`: what an interface, its driver, this kernel and this process offer,
+//! why not more, what to type, and whether a configuration works on this host. Nothing is started.
 //!
 //! Theory of operation. [`facts`] only reads; it attaches, binds and sets nothing. [`placements`] checks the same
 //! conditions as `serve` ([`common::binding`]), assumes the best guest and VMM, and uses the same messages as `status`.
@@ -187,7 +187,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut document = self.document();
         let fields = document.as_object_mut().ok_or(fmt::Error)?;
-        // Command `queues` shows the queues. The findings stand at the end, a line each.
+        // The command `queues` shows the queues. The findings are printed last, one on each line.
         fields.retain(|name, _| name != "queues" && name != "findings");
         f.write_str(&tree(&document).map_err(|_| fmt::Error)?)?;
         let mut findings = self.findings.iter();

@@ -1,6 +1,6 @@
 //! A network: ports that reach each other by address, and an uplink that they share.
 //!
-//! It has queues of an interface, each with a lane of the switch ([`dataplane::uplink::uplink_lane`]), and the FDB
+//! It has queues of an interface, each with a lane ([`dataplane::uplink::uplink_lane`]), and the FDB
 //! ([`dataplane::fdb`]). Both outlive guests, whose lanes are added and removed. A thread of its own watches the
 //! interface, and informs the ports when its link state or MTU changes.
 

@@ -208,7 +208,7 @@ impl Network {
                         tracing::debug!(network = self.name, "frame limit: {}", with_sources(&error));
                     }
                 }
-                Fit::Anew => unfit = unfit.or(Some(at)),
+                Fit::Replace => unfit = unfit.or(Some(at)),
             }
         }
         let Some(at) = unfit else { return false };

@@ -225,7 +225,7 @@ pub(crate) enum Lost {
     #[error("{0}")]
     Impaired(String),
     #[error("the XDP program of {0} was attached again")]
-    Anew(String),
+    Reattached(String),
 }
 
 #[cfg(test)]

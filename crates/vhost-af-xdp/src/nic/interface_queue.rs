@@ -78,8 +78,8 @@ pub(crate) enum Fit {
     Same,
     /// Only the frame limits: its socket and memory suit that MTU.
     Limit,
-    /// Socket and memory: it has to be set up again.
-    Anew,
+    /// Socket and memory: both have to be replaced.
+    Replace,
 }
 
 /// A coupled queue that is used by DMA. If it received into guest memory, its frames are dropped until the driver has
@@ -312,7 +312,7 @@ impl InterfaceQueue {
         match opened.frame_limit == self.interface.frame_limit() {
             true => Fit::Same,
             false if self.suits(&opened) && !into_guest => Fit::Limit,
-            false => Fit::Anew,
+            false => Fit::Replace,
         }
     }
 

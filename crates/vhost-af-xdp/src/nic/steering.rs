@@ -504,7 +504,7 @@ impl Leased {
             });
         }
         if facts.generation != self.facts.generation {
-            return Err(Lost::Anew(facts.name));
+            return Err(Lost::Reattached(facts.name));
         }
         Ok(link_of(&facts))
     }

@@ -1,5 +1,5 @@
-//! The text of `vhost-af-xdp queues`: a row for each queue, and below what the table leaves out, once for queues that are
-//! alike.
+//! The text of `vhost-af-xdp queues`: a table with a row for each queue, then the fields that the table leaves out, once
+//! for queues with equal values.
 
 use std::time::Duration;
 
@@ -122,7 +122,7 @@ fn row(queue: &Queue, earlier: Option<Earlier<'_>>) -> Vec<Cell> {
     row
 }
 
-/// Interfaces, what the table leaves out, and the numbers of the queues for which that is the same.
+/// The interface, the fields that the table leaves out, and the numbers of the queues with these values.
 fn details(queues: &[Queue]) -> serde_json::Result<Vec<(String, Value, Vec<u32>)>> {
     let mut alike: Vec<(String, Value, Vec<u32>)> = Vec::new();
     for queue in queues {

@@ -292,7 +292,7 @@ impl Session {
                 Fit::Same => {}
                 // A registration in progress for it is for another MTU, so it is set up again.
                 Fit::Limit if self.registering[pair].is_none() => follow_limit(queue, lane, context.workers),
-                Fit::Limit | Fit::Anew => unfit = unfit.or(Some(pair)),
+                Fit::Limit | Fit::Replace => unfit = unfit.or(Some(pair)),
             }
         }
         let Some(pair) = unfit else { return Ok(false) };
