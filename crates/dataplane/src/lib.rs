@@ -30,8 +30,8 @@
 //!
 //! # Ownership
 //!
-//! - A worker owns its lanes. A lane owns its guest's queue pair and its NIC queue. It reaches other lanes of its worker
-//!   through [`lane::Siblings`] only. No frame takes a lock.
+//! - A worker owns its lanes. A lane owns its guest's queue pair and its NIC queue. It reaches other lanes of its
+//!   worker through [`lane::Siblings`] only. No frame takes a lock.
 //! - Control threads reach a worker through its mailbox ([`worker::workers::Workers`]): they add a lane, change it by a
 //!   closure, and get it back whole. Work that may wait (mapping memory, binding and closing sockets) stays with them.
 //! - A chunk of a UMEM is with the kernel, in the pool, or holds a received frame. [`nic::chunk_tracker`] and

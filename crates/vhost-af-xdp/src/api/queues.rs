@@ -124,7 +124,7 @@ pub(crate) fn read(
     let mut leases = Leases::new(without_peer);
     for_each_queue(|index, kind, attributes| {
         let Some(name) = names.get(&index) else { return };
-        leases.note(name, &attributes);
+        leases.record(name, &attributes);
         if !is_wanted(name) {
             return;
         }
@@ -141,7 +141,7 @@ pub(crate) fn read(
             queue.receive_by(rings.as_ref(), &attributes);
         }
     })?;
-    leases.tell(&names, &mut queues);
+    leases.add_to(&names, &mut queues);
     let mut elsewhere = answers.elsewhere(|name, queue| queues.contains_key(&(name.to_owned(), queue)));
     elsewhere.retain(|queue| is_wanted(&queue.interface));
     for queue in &mut elsewhere {
@@ -330,7 +330,7 @@ impl Leases {
     }
 
     /// Records the lease of a NIC's queue.
-    fn note(&mut self, name: &str, attributes: &netdev::IterableQueue<'_>) {
+    fn record(&mut self, name: &str, attributes: &netdev::IterableQueue<'_>) {
         let to = attributes.get_lease().ok().and_then(|lease| LeasedTo::of(&lease));
         let here = to.filter(|to| to.namespace.is_none());
         if let (Some(to), Ok(queue)) = (here, attributes.get_id()) {
@@ -340,7 +340,7 @@ impl Leases {
     }
 
     /// Adds the text to the netkits' queues. Queue 0 of a netkit is not leased.
-    fn tell(&self, names: &BTreeMap<u32, String>, queues: &mut BTreeMap<(String, u32), Queue>) {
+    fn add_to(&self, names: &BTreeMap<u32, String>, queues: &mut BTreeMap<(String, u32), Queue>) {
         for index in &self.netkits {
             let Some(name) = names.get(index) else { continue };
             let theirs = queues.values_mut().filter(|queue| queue.interface == *name);

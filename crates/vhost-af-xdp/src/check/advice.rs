@@ -33,9 +33,9 @@ pub(super) fn lines(facts: &Facts, placements: &[PlacementReport]) -> Vec<Advice
             ("several pairs", several(facts)),
         ],
     };
-    let is_said = |(_, lines): &(_, Vec<String>)| !lines.is_empty();
+    let has_lines = |(_, lines): &(_, Vec<String>)| !lines.is_empty();
     let advice = |(goal, lines)| Advice { goal, lines };
-    all.into_iter().filter(is_said).map(advice).collect()
+    all.into_iter().filter(has_lines).map(advice).collect()
 }
 
 fn one_guest(facts: &Facts) -> Vec<String> {

@@ -16,9 +16,9 @@
 //! | other protocols | never |
 //!
 //! Frames with unusable headers are rejected: those that do not fit in [`packet::HEADERS_MAX`], that contradict
-//! themselves, and first fragments without the headers that have to follow (RFC 7112, RFC 7113). Of later fragments only
-//! the source is checked: the rest was checked in the first one. Neighbour discovery is never fragmented (RFC 6980). Packets inside
-//! of tunnels are not checked.
+//! themselves, and first fragments without the headers that have to follow (RFC 7112, RFC 7113). Of later fragments
+//! only the source is checked: the rest was checked in the first one. Neighbour discovery is never fragmented
+//! (RFC 6980). Packets inside of tunnels are not checked.
 
 mod addresses;
 mod arp;

@@ -1,5 +1,5 @@
-//! The text of `vhost-af-xdp queues`: a table with a row for each queue, then the fields that the table leaves out, once
-//! for queues with equal values.
+//! The text of `vhost-af-xdp queues`: a table with a row for each queue, then the fields that the table leaves out,
+//! once for queues with equal values.
 
 use std::time::Duration;
 
