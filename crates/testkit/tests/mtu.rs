@@ -249,8 +249,9 @@ fn every_pair_follows_an_mtu_that_grows_and_shrinks(
         await_mtu(&world.rig.daemon, mtu);
         world.await_all_pass(mtu as usize + frame::HEADER);
     }
-    assert!(world.rig.daemon.port(0)["impaired"].is_null());
-    assert_eq!(world.rig.daemon.port(0)["sessions"].as_u64(), Some(1));
+    let daemon = &world.rig.daemon;
+    daemon.await_port(0, "well", |port| port["impaired"].is_null());
+    assert_eq!(daemon.port(0)["sessions"].as_u64(), Some(1));
 }
 
 #[test]

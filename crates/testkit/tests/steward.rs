@@ -259,7 +259,9 @@ fn daemon_leases_anew_from_a_steward_that_knows_nothing_of_it() {
     }
     rig.daemon.restart_lessor(&rig.veth.near);
     rig.await_passes_both_ways();
-    assert!(rig.daemon.port(0)["impaired"].is_null());
+    // Its state is published after the lane is built.
+    rig.daemon
+        .await_port(0, "well again", |port| port["impaired"].is_null());
 }
 
 #[test]
