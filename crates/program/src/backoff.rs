@@ -24,7 +24,7 @@ pub struct Backoff {
     longest: Duration,
     /// The last one; zero: nothing failed.
     pause: Duration,
-    /// No attempt before; none: at once.
+    /// No attempt is made before this time; none: the next one is due at once.
     next: Option<Instant>,
     /// When changes began to bring attempts forward, and how often they did since.
     hurried: Option<(Instant, u32)>,
@@ -75,7 +75,7 @@ impl Backoff {
         (self.pause, self.next) = (Duration::ZERO, None);
     }
 
-    /// An attempt succeeded: what fails at once after it waits for the first pause only.
+    /// An attempt succeeded: pauses begin with the first one again, and no attempt is due before it is over.
     pub fn succeeded(&mut self, now: Instant) {
         (self.pause, self.next) = (Duration::ZERO, Some(now + self.first));
     }
@@ -100,7 +100,7 @@ impl Default for Backoff {
     }
 }
 
-/// Attempts at something that depends on a state, which is looked at more often than it is tried.
+/// Attempts that depend on a state. The state is read more often than attempts are made.
 #[derive(Debug, Clone)]
 pub struct Retry<S> {
     backoff: Backoff,
@@ -151,7 +151,7 @@ impl<S: PartialEq> Retry<S> {
         self.backoff.hurry(now);
     }
 
-    /// Takes note of an attempt.
+    /// Records an attempt.
     pub fn record(&mut self, is_whole: bool, now: Instant) {
         self.is_stale = false;
         match is_whole {

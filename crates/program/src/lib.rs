@@ -11,9 +11,9 @@
 //! | [`fd_store`] | descriptors that the service manager keeps open |
 //! | [`handed`] | descriptors that a program passes to one that it starts |
 //! | [`choice`] | lists that choose among names |
-//! | [`text_file`] | files that say what a privileged process does |
+//! | [`text_file`] | files that configure a privileged process |
 //! | [`backoff`] | pauses between attempts |
-//! | [`rate`] | rates of what others may cause |
+//! | [`rate`] | rate limits for work that others cause |
 //! | [`log_limit`] | limits of log lines that others can cause |
 //! | [`signal_handler`] | handlers that inspect the cause of a signal |
 

@@ -1,4 +1,4 @@
-//! Rates of what others may cause: token buckets.
+//! Rate limits for work that others cause: token buckets.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Files by which an operator configures a privileged process. They are read only if no other user can change or
+//! Files with which an operator configures a privileged process. They are read only if no other user can change or
 //! replace them, or make the reader wait. Errors name the line.
 
 use std::fs;
@@ -60,7 +60,7 @@ pub enum FileError {
         owner: u32,
         mode: u32,
     },
-    /// Not TOML, not of this form, or something that cannot be.
+    /// Not TOML, an unknown key, or a value that is not possible.
     #[error("{}{}: {what}", .path.display(), .line.map_or_else(String::new, |line| format!(" line {line}")))]
     Syntax {
         path: PathBuf,
@@ -107,7 +107,7 @@ pub fn read(kind: Kind, path: &Path, most_bytes: u64) -> Result<String, FileErro
         path: path.to_owned(),
         source,
     };
-    // A FIFO would keep us waiting for somebody who writes to it, and with us all who wait for us.
+    // Without NONBLOCK, opening a FIFO would wait for a writer, and all clients of this process would wait, too.
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let opened = fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
     let file = opened.map_err(wrong)?;
@@ -137,7 +137,7 @@ pub fn read(kind: Kind, path: &Path, most_bytes: u64) -> Result<String, FileErro
     Ok(text)
 }
 
-/// Whether files of this user may say what we do.
+/// Whether files of this user may configure this process.
 fn is_trusted(owner: u32) -> bool {
     owner == 0 || owner == rustix::process::geteuid().as_raw()
 }

@@ -55,6 +55,6 @@ impl ChildWork {
     }
 }
 
-/// Capabilities for io_uring zero-copy receive in addition: children take the rings of those
-/// who lease. It is not in effect but in a child, for that one call.
+/// Further capability for io_uring zero-copy receive: a child takes the lessee's rings with it. It is in effect only in
+/// that child, for that one call.
 pub const TO_TAKE_RINGS: CapabilitySet = CapabilitySet::SYS_PTRACE;

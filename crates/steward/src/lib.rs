@@ -34,8 +34,8 @@
 //! | [`hardware`], [`netlink`] | changes of NICs (n-tuple rules, RSS contexts) and of interfaces |
 //! | [`child`] | child processes, and what they do with the files of lessees |
 //!
-//! Messages are in the crate `steward-protocol`, all that is only read of interfaces and NICs in `host`, the lessee's
-//! side in `steward-client`. The program, `vhost-af-xdp-steward`, adds kinds of leases that only some policies allow
+//! Messages are in the crate `steward-protocol`, code that only reads interfaces and NICs in `host`, the lessee's side
+//! in `steward-client`. The program, `vhost-af-xdp-steward`, adds kinds of leases that only some policies allow
 //! ([`server::part`], [`server::netkits`]).
 //!
 //! # Dependencies

@@ -8,8 +8,8 @@
 //! ```text
 //!   lease      allowed by the policy; the queue is free; headers are split; the main RSS table does not name the queue
 //!   registered the queue restarts with the lessee's memory; then n-tuple rules bring it the lease's flows
-//!   ended      the rules go at once; when no memory is bound to the queue any more, the table is restored, and with the
-//!              NIC's last lease header split
+//!   ended      the rules go at once; when no memory is bound to the queue any more, the table is restored, and a while
+//!              after the NIC's last lease header split
 //! ```
 //!
 //! The kernel has no way to take a queue from a ring. So a lessee that ends its connection and runs on keeps it,
@@ -17,8 +17,8 @@
 //! processes' payload would go to that memory ([`apart`]).
 //!
 //! The configuration of the NIC is saved in a file before it is set, one for each queue ([`saved`]), and one for each
-//! NIC ([`split`]). The next steward undoes all
-//! of it: lessees see the end of their connection, and receive by the kernel's stack.
+//! NIC ([`split`]). The next steward undoes all of it: lessees see the end of their connection, and receive by the
+//! kernel's stack.
 
 mod apart;
 mod policy;

@@ -12,7 +12,7 @@
 //! it leaves the lease with the program alone, which checks each frame in any case; the changes until then are
 //! undone.
 //!
-//! Here by the trait [`Nic`], which tests implement; the driver's settings are in `ethtool`.
+//! This module changes a NIC by the trait [`Nic`], which tests implement, too; `ethtool` has the driver's commands.
 
 mod ethtool;
 

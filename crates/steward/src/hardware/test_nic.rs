@@ -1,5 +1,4 @@
-//! A NIC that is played, for tests: what is asked of it, in which order, and what becomes of it when it refuses or the
-//! steward dies.
+//! A simulated NIC for tests: it records requests in their order, and refuses one, or lets the steward die at one.
 #![allow(missing_docs, reason = "for tests")]
 
 use std::cell::Cell;

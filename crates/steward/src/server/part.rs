@@ -72,8 +72,8 @@ pub trait Part: fmt::Debug + Send {
     /// When [`Part::go_on`] is due.
     fn due(&self, now: Instant, linger: Duration) -> Option<Instant>;
 
-    /// Continues to undo what ended leases left. `busy`: queues that a child may still change; `linger`: how long after
-    /// the last lease what concerns a whole NIC stays.
+    /// Continues to undo what ended leases left. `busy`: queues that a child may still change; `linger`: how long
+    /// settings of a whole NIC stay after its last lease.
     fn go_on(&mut self, busy: &BTreeSet<QueueKey>, linger: Duration);
 
     /// Whether something is still to be undone.

@@ -453,7 +453,7 @@ mod tests {
                 std::thread::yield_now();
             }
         }
-        // What each can do to the host, by that.
+        // What each kind of child can do to the host.
         let may = |what| ChildWork::ALL.map(|kind| kind.keeps().contains(what));
         assert_eq!(may(CapabilitySet::NET_ADMIN), [false, false, false, true, true]);
         assert_eq!(may(CapabilitySet::SYS_PTRACE), [false, false, false, false, true]);

@@ -1,13 +1,12 @@
-//! Header split: the NIC writes payload to the place where its reader wants it.
+//! Header split: the NIC writes payload and headers to different buffers.
 //!
 //! # Theory of operation
 //!
 //! It is one setting of a NIC for all of its queues. Where the policy allows it, the steward switches it on for a lease,
 //! and restores it a while after the NIC's last lease for zero-copy receive was taken back: while it is on, no XDP
 //! program without fragments can be attached. Each change may restart all rings of the NIC, so a lessee that takes and
-//! ends leases must not cause many. The setting from before is saved first, in a file for each
-//! NIC, so that the next steward restores it if this one dies. A setting that another program has changed meanwhile
-//! stays.
+//! ends leases must not cause many. The earlier setting is saved first, in a file for each NIC, so that the next
+//! steward restores it if this one dies. A setting that another program has changed meanwhile stays.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,4 +1,4 @@
-//! Files in which a steward keeps what the next one has to know: TOML, there whole or not at all.
+//! Files with records for the next steward, in TOML: each file is complete or absent.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -9,10 +9,10 @@ use host::boot_id;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The content of a file; none: it is not there.
+/// The content of a file; none: there is no such file.
 ///
 /// # Errors
-/// The kernel's; `InvalidData`, if it has something else.
+/// The kernel's; `InvalidData` if the content is of another form.
 pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     let text = match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -22,7 +22,7 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     toml::from_str(&text).map(Some).map_err(other)
 }
 
-/// Writes a file again: a reader sees the old or the new one.
+/// Replaces a file: a reader sees the old or the new content.
 ///
 /// # Errors
 /// The kernel's.
@@ -57,7 +57,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Files of a directory whose names begin so.
+/// Files of a directory whose names begin with `prefix` and end with `.toml`.
 #[must_use]
 pub fn all_of(dir: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -68,7 +68,8 @@ pub fn all_of(dir: &Path, prefix: &str) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(is_ours).collect()
 }
 
-/// A change of this boot: another one has other indexes of interfaces, and NICs that start again.
+/// A change, and the boot in which it was made: after another one interfaces have other indexes, and NICs their
+/// defaults.
 #[derive(Serialize, Deserialize)]
 struct OfBoot<T> {
     boot: String,
@@ -85,8 +86,8 @@ pub fn write_change(path: &Path, change: &impl Serialize) -> io::Result<()> {
     write(path, &OfBoot { boot, change })
 }
 
-/// The changes in files of a directory whose names begin so. Files of another boot, and those that cannot be read, are
-/// removed.
+/// The changes in files of a directory whose names begin with `prefix`. Files of another boot, and those that cannot
+/// be read, are removed.
 #[must_use]
 pub fn changes_in<T: DeserializeOwned>(dir: &Path, prefix: &str) -> Vec<T> {
     let read = |path: PathBuf| {
@@ -101,7 +102,7 @@ pub fn changes_in<T: DeserializeOwned>(dir: &Path, prefix: &str) -> Vec<T> {
     all_of(dir, prefix).into_iter().filter_map(read).collect()
 }
 
-/// Ends the process without a word if a test asked for it at this point. In a release build there is no such thing.
+/// Kills this process if a test set this point; never in a release build.
 pub fn may_crash(point: &str) {
     if cfg!(debug_assertions) && std::env::var("STEWARD_CRASH_AT").as_deref() == Ok(point) {
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);

@@ -180,8 +180,8 @@ impl Tap {
         acknowledged(&request)
     }
 
-    /// IPv6 is to give it no address, and to send nothing by it. There may be no IPv6: the host is booted without, or
-    /// the MTU is too small for it.
+    /// Makes IPv6 assign it no address and send nothing through it. There may be no IPv6: the host was booted
+    /// without, or the MTU is too small for it.
     fn leave_without_address(&self) -> io::Result<()> {
         let mut request = rt_link::Request::new().op_setlink_do(&Ifinfomsg::default());
         let attributes = request.encode().push_ifname(&text(&self.name)?);
@@ -197,8 +197,8 @@ impl Tap {
         }
     }
 
-    /// Gives it another MTU than it has. It may be down then: IPv6 begins with an MTU that is large enough, and gives
-    /// an interface that is up an address at once.
+    /// Changes its MTU, and sets it down if IPv6 starts with the new MTU: IPv6 would assign an address to an interface
+    /// that is up at once.
     pub(crate) fn set_mtu(&self, mtu: u32, before: u32) -> io::Result<()> {
         let begins = before < OF_IPV6 && mtu >= OF_IPV6;
         if begins {
@@ -219,7 +219,7 @@ pub(crate) fn removal_of(index: u32) -> Vec<u8> {
     message_of(&rt_link::Request::new().op_dellink_do(&header_of(index)))
 }
 
-/// All that there are in this network namespace; none, if that cannot be told, which is logged.
+/// All taps of stewards in this network namespace; if they cannot be listed, none, and the error is logged.
 pub(crate) fn all_taps() -> Vec<Tap> {
     let mut found = Vec::new();
     let looked = for_each(|_, attributes| {
