@@ -30,7 +30,7 @@
 //! | MTU or number of channels changed under load | `mtu.rs`, `network_mtu.rs`; here |
 //! | a second program | `steer`: program_of_another_is_named_and_stays |
 //! | a second daemon | `interface.rs`: second_daemon_on_the_same_interface_is_refused_and_the_first_goes_on |
-//! | partial checksums and VLAN tags of veth, native and skb | here; `frames.rs`: vlan_tags_are_kept |
+//! | partial checksums and VLAN tags of veth, native and skb | `offload_rx/local_stack.rs`; `frames.rs`: frames_of_all_sizes_arrive_byte_exact_both_ways |
 //! | UMEM overrun by one | here; `xsk`: adopt_checks_bounds_in_both_modes, |
 //! | | frames_outside_or_misaligned_are_refused_and_not_recorded |
 //! | a driver names a buffer twice (mlx5) | `dataplane`: buffers_that_a_nic_does_not_have_are_counted_and_nothing_else |
