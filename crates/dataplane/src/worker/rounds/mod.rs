@@ -59,8 +59,9 @@ const SPIN: Duration = Duration::from_secs(3600);
 
 /// See the module's head.
 pub struct Rounds {
-    /// One, or two with a guest each.
-    workers: Vec<(Worker, Pace)>,
+    worker: (Worker, Pace),
+    /// The worker of the second guest, if it is not the same.
+    other: Option<(Worker, Pace)>,
     guests: Vec<Guest>,
     counters: Vec<Arc<PairCounters>>,
     _handles: Vec<WorkerHandle>,
@@ -189,6 +190,7 @@ impl Rounds {
             ((worker, Pace::new(SPIN)), handle)
         });
         let (workers, handles): (Vec<_>, Vec<_>) = made.unzip();
+        let mut workers = workers.into_iter();
         let known = (0..2).map(|number| FdbPort {
             mac: mac(number),
             vlans: match path.checks {
@@ -229,7 +231,8 @@ impl Rounds {
         });
         let guests = guests.collect();
         Self {
-            workers,
+            worker: workers.next().expect("at least one"),
+            other: workers.next(),
             guests,
             counters,
             _handles: handles,
@@ -252,12 +255,15 @@ impl Rounds {
     #[inline(never)]
     pub fn round(&mut self) -> Option<u64> {
         let begun = cycles::counter();
-        let rounds = if self.workers.len() == 2 { 3 } else { 1 };
-        for number in 0..rounds {
-            let (worker, pace) = &mut self.workers[number % 2];
+        let run = |(worker, pace): &mut (Worker, Pace)| {
             if worker.read_mail() {
                 worker.round(pace);
             }
+        };
+        run(&mut self.worker);
+        if let Some(other) = &mut self.other {
+            run(other);
+            run(&mut self.worker);
         }
         Some(cycles::counter()?.saturating_sub(begun?))
     }
