@@ -369,8 +369,8 @@ impl PortConfig {
 struct Taken<'a> {
     descriptors: HashSet<i32>,
     endpoints: HashSet<&'a Endpoint>,
-    /// By network, VLAN and address: the port that has it.
-    stations: HashMap<(&'a str, u16, Mac), &'a str>,
+    /// By network and address: the ports that have it, in different VLANs. A trunk may have all of them.
+    stations: HashMap<(&'a str, Mac), Vec<&'a PortConfig>>,
     /// How many addresses the ports of a network have.
     stations_of: HashMap<&'a str, usize>,
     /// Queues of interfaces, with the port that has them.
@@ -387,11 +387,13 @@ impl<'a> Taken<'a> {
             bail!("{endpoint} is asked for by two ports: each needs a socket of its own");
         }
         if let (Some(mac), Some(network)) = (port.mac, port.nic.network()) {
-            for &vlan in port.nic.stations() {
-                let Some(other) = self.stations.insert((network, vlan, mac), &port.name) else {
+            let others = self.stations.entry((network, mac)).or_default();
+            for other in &*others {
+                let theirs = other.nic.stations();
+                let Some(vlan) = port.nic.stations().iter().find(|vlan| theirs.contains(vlan)) else {
                     continue;
                 };
-                let mac = mac_text(mac);
+                let (mac, other) = (mac_text(mac), &other.name);
                 let vlan = match vlan {
                     0 => String::new(),
                     vlan => format!(" in VLAN {vlan}"),
@@ -400,6 +402,7 @@ impl<'a> Taken<'a> {
                     "mac {mac}: port {other} of network {network} has this address{vlan}, too: give each its own"
                 );
             }
+            others.push(port);
         }
         if let Some(wanted) = port.wanted() {
             for (others, name) in &self.queues {
