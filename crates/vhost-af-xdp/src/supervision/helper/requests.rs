@@ -515,6 +515,13 @@ fn add<T: NamedTable>(file: &mut ConfigFile, tables: &Tables) -> Result<(), Stri
         if !is_name(&table.name) {
             return Err(format!("{kind} {:?}: {}", table.name, name_rule()));
         }
+        if T::of(&file.tables).iter().any(|other| other.name == table.name) {
+            // The daemon does not know of a reload after which this process answered too late.
+            let (name, path) = (&table.name, file.path.display());
+            return Err(format!(
+                "{kind} {name} is one of {path}: reload the configuration"
+            ));
+        }
         let mut others = T::of(&file.added).iter().chain(T::of(&file.left_out));
         let is_new = others.all(|other| other.name != table.name);
         if is_new && T::of(&file.added).len() + T::of(&file.left_out).len() >= MOST_ADDED {

@@ -106,6 +106,14 @@ fn added_port_is_not_the_files_with_any_line_number() {
 }
 
 #[test]
+fn table_of_the_file_is_not_added() {
+    let kept = Kept::with("[port.c]\nnull = true\nsocket-path = \"/run/c.sock\"\n");
+    let tables = of(&port("c", &kept.place.join("c.sock"), false));
+    let refused = kept.requests.put(&tables).expect_err("of the file").to_string();
+    assert!(refused.contains("reload the configuration"), "{refused}");
+}
+
+#[test]
 fn there_are_no_more_sockets_than_ports_that_count() {
     let kept = Kept::new();
     let mut listeners = Vec::new();
