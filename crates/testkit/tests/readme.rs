@@ -226,7 +226,7 @@ fn guest_of_the_network_of_the_file_is_served_under_qemu() {
     let _daemon = host.start(&command(README, SERVE_FILE));
     assert!(host.status().contains("network lan: up"), "{}", host.status());
 
-    assert!(README.contains(&format!("add `{WITHOUT_KVM}` at its end")));
+    assert!(README.contains(&format!("add `{WITHOUT_KVM}` to the last line")));
     let Images {
         kernel,
         initramfs,

@@ -240,6 +240,12 @@ impl Part for Zcrx {
         self.queues.next_due(now).into_iter().chain(split).min()
     }
 
+    fn make_room(&mut self, link: &Link) {
+        if !self.is_used(link.index) {
+            self.splits.restore_now(&mut Kernel, link.index);
+        }
+    }
+
     fn go_on(&mut self, busy: &BTreeSet<QueueKey>, linger: Duration) {
         let now = Instant::now();
         self.queues.go_on(busy, now);

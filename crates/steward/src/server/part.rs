@@ -63,6 +63,9 @@ pub trait Part: fmt::Debug + Send {
     /// The refusal, which names the queue of such a lease.
     fn check_program(&self, link: &Link) -> Result<(), Refusal>;
 
+    /// Called before an XDP program is attached to an interface: undoes at once what ended leases left on it.
+    fn make_room(&mut self, link: &Link);
+
     /// The number of queues that count for a rule although their leases are over.
     fn charged(&self, rule: usize) -> u32;
 

@@ -175,11 +175,22 @@ impl Splits {
                 }
             }
         }
-        for ifindex in done {
-            self.changed.remove(&ifindex);
-            if let Some(path) = self.path(ifindex) {
-                let _ = file::remove(&path);
-            }
+        done.into_iter().for_each(|ifindex| self.forget(ifindex));
+    }
+
+    /// Restores the setting of a NIC that no lease uses, without waiting: an XDP program is about to be attached.
+    pub(super) fn restore_now(&mut self, rings: &mut impl Rings, ifindex: u32) {
+        let known = self.changed.get(&ifindex);
+        // Otherwise the kernel may refuse the program, and the restoration is tried again later.
+        if known.is_some_and(|changed| restore(rings, ifindex, changed.before).is_ok()) {
+            self.forget(ifindex);
+        }
+    }
+
+    fn forget(&mut self, ifindex: u32) {
+        self.changed.remove(&ifindex);
+        if let Some(path) = self.path(ifindex) {
+            let _ = file::remove(&path);
         }
     }
 
@@ -279,6 +290,22 @@ mod tests {
             assert_eq!((nic.split, splits.is_unfinished()), (Some(before), false));
             assert!(!Splits::are_left(dir.path()));
         }
+    }
+
+    #[test]
+    fn setting_is_restored_at_once_for_an_xdp_program() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (mut nic, mut splits) = (nic(Split::Off(0)), Splits::open(dir.path()));
+        splits.switch_on(&mut nic, NIC, Split::Off(0)).expect("it can");
+        splits.restore_now(&mut nic, NIC + 1);
+        assert_eq!(nic.split, Some(Split::On), "it is another NIC's");
+        nic.refuses = true;
+        splits.restore_now(&mut nic, NIC);
+        assert!(splits.is_unfinished() && Splits::are_left(dir.path()));
+        nic.refuses = false;
+        splits.restore_now(&mut nic, NIC);
+        assert_eq!((nic.split, splits.is_unfinished()), (Some(Split::Off(0)), false));
+        assert!(!Splits::are_left(dir.path()));
     }
 
     #[test]

@@ -140,6 +140,9 @@ impl Server {
         let at = self.next;
         self.next += 1;
         let places = self.store.as_ref().map(|store| store.places_of(at));
+        if let Some(part) = &mut self.part {
+            part.make_room(&link);
+        }
         let opened = Interface::open(link, wanted.mode, places)
             .inspect_err(|_| self.device_changes.note_in_vain(change, &name, peer.uid, now))?;
         self.device_changes.note(change, &name, peer.uid, now);
