@@ -170,16 +170,17 @@ fn check_interfaces_of_added(config: &ServeConfig) -> Result<(), String> {
         .chain(networks.iter().filter_map(interface_of))
         .collect();
     let uplinks = added_networks.iter().zip(&file.added.networks);
+    let is_other = |interface: &String| !named.contains(interface);
     let uplinks = uplinks.filter_map(|(network, entry)| {
-        let interface = interface_of(network)?;
+        let interface = interface_of(network).filter(is_other)?;
         Some((file.place_of(entry, "uplink"), "uplink", interface))
     });
     let queues = added_ports.iter().zip(&file.added.ports);
-    let queues =
-        queues.filter_map(|(port, entry)| Some((file.place_of(entry, "ifname"), "ifname", queues_of(port)?)));
-    let other = uplinks
-        .chain(queues)
-        .find(|(.., interface)| !named.contains(interface));
+    let queues = queues.filter_map(|(port, entry)| {
+        let interface = queues_of(port).filter(is_other)?;
+        Some((file.place_of(entry, "ifname"), "ifname", interface))
+    });
+    let other = uplinks.chain(queues).next();
     other.map_or(Ok(()), |(place, key, interface)| {
         Err(format!(
             "{place}: {key} = {interface:?}: what is added may use interfaces that ports or networks of the file have: name \
