@@ -79,7 +79,7 @@ pub(crate) fn load_marking(map: &OwnedFd, first: u32, mark: u32) -> io::Result<O
         instruction(0xbf, 1, 6, 0, 0),                    // redirect: r1 = r6
     ];
     let types = types();
-    // SAFETY: the types are as long as is said; null options are allowed.
+    // SAFETY: the length is that of `types`; options may be null.
     let btf = unsafe { sys::bpf_btf_load(types.as_ptr().cast(), types.len() as u64, ptr::null_mut()) };
     let btf = descriptor(btf)?;
     load(&[&leave[..], &redirect(map, first)].concat(), false, Some(&btf))
@@ -252,10 +252,10 @@ fn checked(result: c_int) -> io::Result<c_int> {
     }
 }
 
-/// What has just been returned for a new object; not inherited by programs that are started.
+/// The descriptor of a new object, closed on exec.
 fn descriptor(result: c_int) -> io::Result<OwnedFd> {
     let number = checked(result)?;
-    // SAFETY: it has just been returned, nobody else owns it.
+    // SAFETY: the kernel has just created the descriptor, so no other object owns it.
     let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
     rustix::io::fcntl_setfd(&descriptor, FdFlags::CLOEXEC)?;
     Ok(descriptor)

@@ -235,7 +235,7 @@ fn frames_of_all_queues_reach_the_guest_whatever_its_driver_does_with_its_pairs(
     )]
     what: Use,
 ) {
-    // Placements differ in who has buffers of a pair that is not on.
+    // By placement, either the kernel or the guest has the receive buffers of a disabled pair.
     let few = [Use::OnlyTheFirst, Use::Halves, Use::Stopped, Use::ResetAndFewer];
     if soak::leaves_out(placement == Placement::Copy || few.contains(&what)) {
         return;

@@ -16,8 +16,8 @@ use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::{Attribute, Item, ItemUse, Meta, UseTree, Visibility};
 
-/// Rooms of the daemon, folders and files beside them: each may import those before it. No code that serves knows of a
-/// command.
+/// Rooms of the daemon, folders and files beside them: each may import those before it. Code of the running
+/// daemon imports no command.
 const ROOMS: &[&str] = &[
     "thread",
     "output",

@@ -3,7 +3,8 @@
 //! | files | contents |
 //! |---|---|
 //! | [`queue`], [`xdp`], [`null`] | the four rings: of a socket, or of a null NIC |
-//! | [`endpoint`], [`chunk_tracker`], [`lent`] | rings and UMEM together, who has which chunk, what outlives a lane |
+//! | [`endpoint`], [`chunk_tracker`] | a queue with its UMEM; which chunks the kernel has |
+//! | [`lent`] | which queues outlive a lane |
 //! | [`coupled`] | a queue whose UMEM is a guest's memory |
 //! | [`completion_time`] | how long the NIC keeps sent frames |
 //! | [`hints`] | XDP metadata before frames: the layouts that lanes read, and hints that were seen |

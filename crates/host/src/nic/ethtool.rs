@@ -87,7 +87,7 @@ impl Ethtool {
             // but not for AF_XDP: its sockets are of the bond, its frames of the interface below, see xsk_rcv_check.)
             "macvlan" | "ipvlan" | "bridge" | "team" | "bonding" => Tags::Lost,
             _ if flags.is_ok_and(|flags| flags & abi::FLAG_RXVLAN != 0) => Tags::TakenOff,
-            // As the far end leaves them (drivers/net/veth.c): beside the frame if it is to put them in by "hardware".
+            // As the other end sends them (drivers/net/veth.c): in the skb if it offloads VLAN tags, else in the frame.
             "veth" | "netkit" => Tags::AsSent,
             _ => Tags::There,
         }
