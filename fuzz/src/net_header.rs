@@ -46,8 +46,7 @@ pub fn run(data: &[u8]) {
     };
     let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), 1 << 18)]).expect("memory"));
     let size = QueueSize::new(u32::from(SIZE)).expect("a power of two");
-    let driver = || SplitDriver::new(&ram, size, DriverFeatures::default()).expect("room");
-    let (mut driver, unused) = (driver(), driver());
+    let mut driver = SplitDriver::new(&ram, size, DriverFeatures::default()).expect("room");
     let memory =
         Arc::new(MemoryMap::new(ram.regions().expect("descriptors"), 0, &TrustedFiles).expect("mapped"));
     let queue = |driver: &SplitDriver| {
@@ -65,7 +64,7 @@ pub fn run(data: &[u8]) {
     };
     let header = if input.legacy { 10 } else { 12 };
     let limit = u32::from(input.frame_limit);
-    let mut headers = Headers::new(&memory, [queue(&unused), queue(&driver)], header, limit);
+    let mut headers = Headers::new(&memory, queue(&driver), header, limit);
     let accepted = Accepted(input.accepted);
     headers.accept(accepted.features());
     let area = ram.alloc(AREA, 64).expect("room");

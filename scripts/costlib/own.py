@@ -23,7 +23,7 @@ TOP = 25
 VARIANTS = {
     "from-guest": ("rules", "guard", "limits", "send-direct", "direct"),
     "to-guest": ("rules", "limits", "send-direct", "direct", "hints", "tag"),
-    "guest-to-guest": ("rules", "guard", "limits", "vlan", "link"),
+    "guest-to-guest": ("rules", "guard", "limits", "vlan", "two-workers"),
 }
 # Of TCP, and frames a round: GSO packets that we cut or pass whole, and segments that we merge.
 TCP = (

@@ -103,7 +103,7 @@ impl<D: Copy + Default> Classifier<D> {
         find: impl FnOnce() -> D,
     ) -> Decision<D> {
         if let Some((verdict, destination)) = self.cache.find(key, second_key, hash) {
-            counters.filter_hits.add(1);
+            counters.filter_hits.add_shared(1);
             meter::count_lookups(1, 0);
             return Decision { verdict, destination };
         }
@@ -129,7 +129,7 @@ impl<D: Copy + Default> Classifier<D> {
         if hash != computed
             && let Some((verdict, destination)) = self.cache.find(&key, second_key, computed)
         {
-            counters.filter_hits.add(1);
+            counters.filter_hits.add_shared(1);
             meter::count_lookups(1, 0);
             return Decision { verdict, destination };
         }
@@ -141,9 +141,9 @@ impl<D: Copy + Default> Classifier<D> {
             computed
         };
         let evicts = self.cache.note(&key, second_key, hash, (verdict, destination));
-        counters.filter_misses.add(1);
-        counters.filter_nic_hashes.add((hash != computed).into());
-        counters.filter_evictions.add(evicts.into());
+        counters.filter_misses.add_shared(1);
+        counters.filter_nic_hashes.add_shared((hash != computed).into());
+        counters.filter_evictions.add_shared(evicts.into());
         // Statistics of the worker's thread, for all its lanes.
         meter::count_lookups(0, 1);
         meter::count_evictions(evicts.into());

@@ -81,7 +81,7 @@ fn usage() {
          packed. FRAMES: sent or received at a time, 1 to 256.\n\
          VARIANT: rules (ten), guard, limits, vlan; send-direct, direct (placement); gso (packets of TCP), gro (a flow \
          of TCP from the NIC), hints (of the NIC, with ten rules), tag (which the NIC took off); \
-         link (between guests of two workers)"
+         two-workers (one for each guest)"
     );
     std::process::exit(2);
 }
@@ -116,7 +116,7 @@ fn path_of(text: &str, at_once: usize) -> Option<Path> {
             "gro" => path.frames = Frames::Gro,
             "hints" => (path.frames, path.checks) = (Frames::Hints, Checks::Rules(10)),
             "tag" => path.frames = Frames::Tag,
-            "link" if path.way == Way::GuestToGuest => path.linked = true,
+            "two-workers" if path.way == Way::GuestToGuest => path.two_workers = true,
             _ => return None,
         }
     }

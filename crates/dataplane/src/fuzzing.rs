@@ -5,7 +5,7 @@ use std::sync::Arc;
 use device::call::{Call, CallBlocked};
 use device::counters::PairCounters;
 use device::offloads::Offloads;
-use device::pair::{Cursor, QueuePair, Sending, Vring};
+use device::pair::{Cursor, Guest, Sending, Vring};
 use packet::HEADERS_MAX;
 use packet::checksum::ChecksumAt;
 use packet::ethernet::{self, Tags};
@@ -35,32 +35,30 @@ pub enum Verdict {
 
 /// Checks the chains of a guest's transmit queue.
 pub struct Headers {
-    side: QueuePair,
+    vring: Vring,
     counters: PairCounters,
 }
 
 impl Headers {
-    /// With a receive and a transmit queue.
+    /// With a transmit queue.
     #[must_use]
-    pub fn new(memory: &Arc<MemoryMap>, queues: [Queue; 2], header_bytes: u32, frame_limit: u32) -> Self {
-        let [to_guest, from_guest] = queues.map(|queue| Vring {
-            queue,
-            kick: None,
-            call: Call::new(None, CallBlocked::default()),
-            enabled: true,
-        });
+    pub fn new(memory: &Arc<MemoryMap>, queue: Queue, header_bytes: u32, frame_limit: u32) -> Self {
         Self {
-            side: QueuePair {
+            vring: Vring {
+                queue,
+                kick: None,
+                call: Call::new(None, CallBlocked::default()),
+                enabled: true,
+                guest: Guest {
+                    memory: Arc::clone(memory),
+                    header_bytes,
+                    mergeable: false,
+                    frame_limit,
+                    offloads: Offloads::NONE,
+                    partial_checksums: false,
+                    log: None,
+                },
                 sent_before: 0,
-                memory: Arc::clone(memory),
-                from_guest,
-                to_guest,
-                header_bytes,
-                mergeable: false,
-                frame_limit,
-                offloads: Offloads::NONE,
-                partial_checksums: false,
-                log: None,
             },
             counters: PairCounters::default(),
         }
@@ -68,12 +66,12 @@ impl Headers {
 
     /// Sets the offloads that the driver accepted, by feature bits.
     pub fn accept(&mut self, features: u64) {
-        self.side.offloads = Offloads::from_features(features).sound();
+        self.vring.guest.offloads = Offloads::from_features(features).sound();
     }
 
     /// The transmit queue.
     pub fn queue(&mut self) -> &mut Queue {
-        &mut self.side.from_guest.queue
+        &mut self.vring.queue
     }
 
     /// Checks a chain of the queue.
@@ -82,7 +80,7 @@ impl Headers {
     /// If the frame's bytes are not in guest memory.
     #[must_use]
     pub fn check(&mut self, chain: &Chain, buffers: &[Buffer]) -> Verdict {
-        match self.side.check(chain, buffers, None, &self.counters) {
+        match self.vring.check(chain, buffers, None, &self.counters) {
             Err(fault) => Verdict::Fault(fault.name()),
             Ok(None) => Verdict::Drop,
             Ok(Some(ref sending @ Sending { start, len, request })) => {
@@ -94,11 +92,11 @@ impl Headers {
                         gso: None,
                     } => Verdict::Checksum(frame, at),
                     Request { gso: Some(gso), .. } => {
-                        let frame_of = GuestFrame::new(&self.side, buffers, sending);
+                        let frame_of = GuestFrame::new(&self.vring, buffers, sending);
                         let headers = &mut [0; HEADERS_MAX];
                         let cut = GsoPacket::open(frame_of, gso, &self.counters, headers);
                         if let Some(cut) = cut {
-                            assert!(cut.plan.segment_bytes_max() <= self.side.frame_limit);
+                            assert!(cut.plan.segment_bytes_max() <= self.vring.guest.frame_limit);
                             assert_eq!(cut.plan.payload(cut.plan.segments() - 1).end, len);
                         }
                         Verdict::Cut(frame, gso.size)
@@ -113,7 +111,7 @@ impl Headers {
         for piece in start.pieces(buffers) {
             let mut bytes = vec![0; piece.len as usize];
             assert!(
-                self.side.memory.copy_from_guest(piece.offset, &mut bytes),
+                self.vring.guest.memory.copy_from_guest(piece.offset, &mut bytes),
                 "outside"
             );
             frame.extend(bytes);
@@ -180,7 +178,7 @@ impl Filter {
             ..model::config::Filter::default()
         });
         Some(Self {
-            acl: filter.for_a_lane(0)?.to_guest?,
+            acl: *filter.for_a_lane(0).to_guest?,
             counters: PairCounters::default(),
             mark: None,
         })

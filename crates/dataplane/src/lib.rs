@@ -3,10 +3,9 @@
 //! ```text
 //!   guest A            worker (a thread)                                        kernel
 //!  ┌─────────┐        ┌──────────────────────────────────────────────────────┐
-//!  │ transmit ├──────▶│ PortLane of A ──▶ Route::Fdb ──┬─▶ PortLane of B ─────┼──▶ guest B, this worker
-//!  │ receive  │◀──────┤                                ├─▶ link ──────────────┼──▶ guest C, another worker
-//!  └─────────┘        │                                ├─▶ TapLane ───────────┼──▶ host's stack
-//!                     │                                └─▶ UplinkLane ────────┼──▶ NIC queue, shared
+//!  │ transmit ├──────▶│ PortLane of A ──▶ Route::Fdb ──┬─▶ RxQueue of B ──────┼──▶ guest B, of any worker
+//!  │ receive  │◀──────┤                                ├─▶ ToTap ─────────────┼──▶ host's stack
+//!  └─────────┘        │                                └─▶ NicQueue ──────────┼──▶ NIC queue of the uplink
 //!                     │               Route::OwnQueue ────▶ OwnQueue ─────────┼──▶ NIC queue, the lane's own
 //!                     │               Route::Cable ───────▶ the other end     │
 //!                     └──────────────────────────────────────────────────────┘
@@ -18,7 +17,7 @@
 //! |---|---|
 //! | [`worker`] | threads that poll lanes, sleep, and take commands |
 //! | [`lane`] | what a worker polls ([`lane::Lane`]), and which lane gets the frames of another one |
-//! | [`port_lane`] | the forwarder: the lane of a guest's queue pair, of a tap and of a link |
+//! | [`port_lane`] | the forwarder: the lane of a guest's queue pair, and of a tap |
 //! | [`backend`] | the other side of a pair: NIC queues, and what their frames need |
 //! | [`direct`] | a backend whose UMEM is guest RAM |
 //! | [`nic`] | the rings of an AF_XDP socket or a null NIC, their memory, taps |
@@ -26,12 +25,14 @@
 //! | [`frame`] | a frame's bytes: checksums, tags, segmentation |
 //! | [`fdb`] | (VLAN, MAC) to port: table, learning, the lanes of each port |
 //! | [`policy`] | source guard, filter rules, captures, rate limits |
-//! | [`uplink`], [`host`], [`link`] | the other lanes of a network: NIC queues, taps, other workers |
+//! | [`uplink`], [`host`] | the other lanes of a network: NIC queues, taps |
 //!
 //! # Ownership
 //!
-//! - A worker owns its lanes. A lane owns its guest's queue pair and its NIC queue. It reaches other lanes of its
-//!   worker through [`lane::Siblings`] only. No frame takes a lock.
+//! - A worker owns its lanes. A lane owns its guest's transmit queue and its own NIC queue. It shares the guest's receive
+//!   queue ([`guest::rx_queue`]), an uplink's NIC queue and the writer of a tap with lanes of all workers
+//!   ([`lane::shared`]): a lane locks what it delivers to for a run of frames. It reaches other lanes through
+//!   [`lane::Siblings`] only.
 //! - Control threads reach a worker through its mailbox ([`worker::workers::Workers`]): they add a lane, change it by a
 //!   closure, and get it back whole. Work that may wait (mapping memory, binding and closing sockets) stays with them.
 //! - A chunk of a UMEM is with the kernel, in the pool, or holds a received frame. [`nic::chunk_tracker`] and
@@ -77,10 +78,9 @@ pub mod frame;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-pub(crate) mod guest;
+pub mod guest;
 pub mod host;
 pub mod lane;
-pub(crate) mod link;
 pub mod nic;
 pub mod policy;
 pub mod port_lane;

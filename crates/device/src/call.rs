@@ -122,7 +122,7 @@ impl Call {
                 self.blocked.store(true, Relaxed);
             }
         }
-        counters.calls.add(1);
+        counters.calls.add_shared(1);
     }
 
     /// Whether a call of this session blocked a thread.

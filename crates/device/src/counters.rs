@@ -14,10 +14,17 @@ use packet::segment::Malformed;
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds `n`; only the owning worker calls this.
+    /// Adds `n`; only one thread at a time calls this: the owning worker, or whoever has the lock of the queue that is
+    /// counted.
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
+    }
+
+    /// Adds `n` to a counter of both directions, which different threads may use at a time.
+    #[inline]
+    pub fn add_shared(&self, n: u64) {
+        self.0.fetch_add(n, Relaxed);
     }
 
     /// The value now.

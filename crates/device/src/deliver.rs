@@ -7,7 +7,7 @@ use virtqueue::{Buffer, Chain, Chains};
 
 use crate::counters::PairCounters;
 use crate::hash::Report;
-use crate::pair::{Cursor, Fault, HASH_HEADER_BYTES, QueuePair};
+use crate::pair::{Cursor, Fault, HASH_HEADER_BYTES, Vring};
 
 /// Maximum number of chains taken at a time, and so the maximum for one frame.
 const BATCH: usize = 64;
@@ -49,7 +49,7 @@ struct Hand<'a> {
     next: usize,
 }
 
-impl QueuePair {
+impl Vring {
     /// Delivers these frames to the guest, and calls it once. Returns how many are done: the rest must wait
     /// for buffers. A frame that can never fit is dropped and counted.
     ///
@@ -61,16 +61,16 @@ impl QueuePair {
         chains: &mut Chains,
         counters: &PairCounters,
     ) -> Result<usize, Fault> {
-        if !self.to_guest.enabled {
+        if !self.enabled {
             return Ok(0);
         }
-        let most = BATCH.min(self.to_guest.queue.size().get().into());
+        let most = BATCH.min(self.queue.size().get().into());
         self.pop_buffers(chains, most)?;
         let mut hand = Hand { chains, next: 0 };
         let (mut done, mut delivered) = (0, 0);
         for incoming in frames {
-            let wanted = incoming.frame.len() + self.header_bytes as usize;
-            match hand.chains_for(wanted, self.mergeable, most) {
+            let wanted = incoming.frame.len() + self.guest.header_bytes as usize;
+            match hand.chains_for(wanted, self.guest.mergeable, most) {
                 Room::Chains(count) => {
                     self.write(&hand.chains.chains[hand.next..][..count], hand.chains, incoming);
                     hand.next += count;
@@ -86,9 +86,9 @@ impl QueuePair {
             done += 1;
         }
         let unused = hand.chains.slots(hand.next);
-        self.to_guest.queue.unpop(unused);
+        self.queue.unpop(unused);
         counters.to_guest_frames.add(delivered);
-        self.to_guest.publish(counters);
+        self.publish(counters);
         Ok(done)
     }
 
@@ -97,13 +97,13 @@ impl QueuePair {
         // At most BATCH.
         #[allow(clippy::cast_possible_truncation)]
         let header = incoming.header(over.len() as u16);
-        let mut parts = [&header[..self.header_bytes as usize], incoming.frame];
+        let mut parts = [&header[..self.guest.header_bytes as usize], incoming.frame];
         for chain in over {
             let mut written = 0;
             for part in &mut parts {
                 written = self.fill(chains.buffers(chain), written, part);
             }
-            self.to_guest.queue.push_used(chain.id, written);
+            self.queue.push_used(chain.id, written);
         }
     }
 
@@ -116,7 +116,7 @@ impl QueuePair {
                 break;
             }
             // Inside the map, as checked when the descriptor was read.
-            let _ = self.memory.copy_to_guest(piece.offset, now);
+            let _ = self.guest.memory.copy_to_guest(piece.offset, now);
             let len = now.len() as u32;
             self.log_write(piece.offset, len);
             written += len;

@@ -56,11 +56,11 @@
 //! pair.from_guest.queue.pop(&mut chains, 64)?;
 //! for chain in chains.iter() {
 //!     let buffers = chains.buffers(chain);
-//!     if let Some(sending) = pair.check(chain, buffers, None, &counters)? {
+//!     if let Some(sending) = pair.from_guest.check(chain, buffers, None, &counters)? {
 //!         for piece in sending.start.pieces(buffers) {
 //!             let at = sink.len();
 //!             sink.resize(at + piece.len as usize, 0);
-//!             pair.memory.copy_from_guest(piece.offset, &mut sink[at..]);
+//!             pair.from_guest.guest.memory.copy_from_guest(piece.offset, &mut sink[at..]);
 //!         }
 //!     }
 //!     pair.from_guest.queue.push_used(chain.id, 0);

@@ -79,11 +79,9 @@ pub struct Cached {
 /// What a thread has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Frames taken from a guest, a NIC, the host, or another worker (which counted them before, too).
+    /// Frames taken from a guest, a NIC or the host.
     pub passes: u64,
-    /// Those of them taken from another worker.
-    pub linked: u64,
-    /// Frames delivered to a guest, a NIC, the host or another worker.
+    /// Frames delivered to a guest, a NIC or the host.
     pub given: u64,
     /// Number of batches taken, by size class.
     pub batches: [u64; SIZES],
@@ -95,7 +93,6 @@ pub struct Work {
 
 struct Meter {
     passes: Cell<u64>,
-    linked: Cell<u64>,
     given: Cell<u64>,
     batches: [Cell<u64>; SIZES],
     calls: [Cell<Calls>; CALLS],
@@ -114,7 +111,6 @@ thread_local! {
     static METER: Meter = const {
         Meter {
             passes: Cell::new(0),
-            linked: Cell::new(0),
             given: Cell::new(0),
             batches: [const { Cell::new(0) }; SIZES],
             calls: [const { Cell::new(NO_CALLS) }; CALLS],
@@ -130,17 +126,6 @@ thread_local! {
 pub fn count_taken(frames: usize) {
     if IS_KEPT && frames > 0 {
         METER.with(|meter| meter.take(frames as u64));
-    }
-}
-
-/// Counts a batch of frames taken from another worker.
-#[inline]
-pub fn count_linked(frames: usize) {
-    if IS_KEPT && frames > 0 {
-        METER.with(|meter| {
-            meter.take(frames as u64);
-            add(&meter.linked, frames as u64);
-        });
     }
 }
 
@@ -208,7 +193,6 @@ pub fn passes() -> u64 {
 pub fn read() -> Work {
     METER.with(|meter| Work {
         passes: meter.passes.get(),
-        linked: meter.linked.get(),
         given: meter.given.get(),
         batches: meter.batches.each_ref().map(Cell::get),
         calls: meter.calls.each_ref().map(Cell::get),
@@ -266,13 +250,13 @@ mod tests {
         count_taken(0);
         assert_eq!(read(), before, "no batch");
         count_taken(3);
-        count_linked(64);
+        count_taken(64);
         count_delivered(5);
         count_lookups(2, 1);
         count_evictions(4);
         std::thread::spawn(|| count_taken(9)).join().expect("no panic");
         let now = read();
-        assert_eq!((now.passes, now.linked, now.given), (67, 64, 5));
+        assert_eq!((now.passes, now.given), (67, 5));
         assert_eq!(now.batches, [0, 1, 0, 0, 0, 0, 1]);
         assert_eq!(
             now.cached,

@@ -23,7 +23,7 @@ use crate::features::{
     self, F_ACCESS_PLATFORM, F_CTRL_VQ, F_RING_PACKED, F_RING_RESET, Negotiated, OnRequest, Unmet,
 };
 use crate::offloads::Offloads;
-use crate::pair::{Bases, QueuePair, Vring};
+use crate::pair::{Bases, Guest, QueuePair, Vring};
 use crate::vring::{VringError, VringState};
 
 /// Invalid requests of a VMM.
@@ -247,7 +247,7 @@ impl NetDevice {
         self.log.as_ref()
     }
 
-    /// Sets the dirty log for queue pairs created from now on; for running ones call [`QueuePair::set_log`].
+    /// Sets the dirty log for queue pairs created from now on; for running ones call [`Vring::set_log`](crate::pair::Vring::set_log).
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
         self.log = log;
     }
@@ -439,42 +439,46 @@ impl NetDevice {
     /// [`PairError`].
     pub fn queue_pair(&self, pair: u16, path: Path) -> Result<QueuePair, PairError> {
         let memory = self.memory.as_ref().ok_or(PairError::NoMemory)?;
-        let negotiated = self.negotiated();
+        let guest = self.guest(memory, path);
         // Only frames that are sent from guest memory can be sent twice. The record in a split ring, one
         // store per batch, is always written, so that it is up to date if `in_place` changes.
-        let marks = match path.in_place || !negotiated.ring.packed {
+        let marks = match path.in_place || !self.negotiated().ring.packed {
             true => Journal::Ring,
             false => Journal::None,
         };
         let index = u32::from(pair) * 2;
         let enter = |index, journal| match self.is_started(pair.into()) {
-            true => self.enter(index, memory, journal),
-            false => self.enter_reset(index, memory),
+            true => self.enter(index, &guest, journal),
+            false => self.enter_reset(index, &guest),
         };
-        let from_guest = enter(index + 1, marks)?;
-        Ok(QueuePair {
+        let (mut from_guest, to_guest) = (enter(index + 1, marks)?, enter(index, Journal::None)?);
+        if path.in_place {
+            from_guest.sent_before = from_guest.queue.taken_before();
+        }
+        Ok(QueuePair { from_guest, to_guest })
+    }
+
+    /// The guest, as its driver has set up the device.
+    fn guest(&self, memory: &Arc<MemoryMap>, path: Path) -> Guest {
+        let negotiated = self.negotiated();
+        Guest {
             memory: Arc::clone(memory),
-            sent_before: match path.in_place {
-                true => from_guest.queue.taken_before(),
-                false => 0,
-            },
-            from_guest,
-            to_guest: enter(index, Journal::None)?,
             header_bytes: negotiated.header_bytes,
             mergeable: negotiated.mergeable,
             frame_limit: path.frame_limit,
             offloads: negotiated.offloads,
             partial_checksums: path.partial_checksums,
             log: self.log.clone(),
-        })
+        }
     }
 
     /// Opens a ring; chains in flight are recorded in the inflight region, or by `marks` if there is none.
-    fn enter(&self, index: u32, memory: &Arc<MemoryMap>, marks: Journal) -> Result<Vring, PairError> {
+    fn enter(&self, index: u32, guest: &Guest, marks: Journal) -> Result<Vring, PairError> {
         let (state, ring) = (self.vring(index)?, self.negotiated().ring);
         if !state.started {
-            return self.enter_reset(index, memory);
+            return self.enter_reset(index, guest);
         }
+        let memory = &guest.memory;
         let layout = state
             .layout(index, memory, ring.packed)
             .map_err(|error| self.explain(error))?;
@@ -497,6 +501,8 @@ impl NetDevice {
             kick: duplicate(&state.kick)?,
             call: Call::new(duplicate(&state.call)?, Arc::clone(&self.call_blocked)),
             enabled: state.enabled,
+            guest: guest.clone(),
+            sent_before: 0,
         })
     }
 
@@ -504,19 +510,26 @@ impl NetDevice {
     pub(crate) fn enter_control(&self, index: u32, memory: &Arc<MemoryMap>) -> Result<Vring, PairError> {
         // A command that was taken and not answered is executed again: it sets a state that does not depend
         // on the previous one.
-        self.enter(index, memory, Journal::None)
+        let path = Path {
+            frame_limit: 0,
+            partial_checksums: false,
+            in_place: false,
+        };
+        self.enter(index, &self.guest(memory, path), Journal::None)
     }
 
     /// A placeholder for a ring that is not started.
-    fn enter_reset(&self, index: u32, memory: &Arc<MemoryMap>) -> Result<Vring, PairError> {
+    fn enter_reset(&self, index: u32, guest: &Guest) -> Result<Vring, PairError> {
         let state = self.vring(index)?;
         // The size of a ring that was never set up is unknown.
         let size = state.size.unwrap_or(QueueSize::SMALLEST);
         Ok(Vring {
-            queue: Queue::reset(memory, size, self.negotiated().ring, state.base),
+            queue: Queue::reset(&guest.memory, size, self.negotiated().ring, state.base),
             kick: None,
             call: Call::new(None, Arc::clone(&self.call_blocked)),
             enabled: false,
+            guest: guest.clone(),
+            sent_before: 0,
         })
     }
 

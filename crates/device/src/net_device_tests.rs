@@ -95,7 +95,10 @@ fn queue_pair_of_a_pair_that_was_not_started_has_no_rings_and_is_off() {
     let is_idle = |device: &NetDevice| {
         let mut pair = device.queue_pair(1, path).expect("without rings");
         let mut chains = Chains::default();
-        assert_eq!(pair.pop_buffers(&mut chains, 1).expect("nothing wrong"), 0);
+        assert_eq!(
+            pair.to_guest.pop_buffers(&mut chains, 1).expect("nothing wrong"),
+            0
+        );
         !pair.to_guest.enabled && !pair.from_guest.enabled && pair.kicks().next().is_none()
     };
     assert!(is_idle(&device), "never set up");

@@ -104,36 +104,11 @@ pub struct Stopped {
     pub calls: Vec<OwnedFd>,
 }
 
-/// One virtqueue with its call eventfd (the worker watches the kick eventfd).
-pub struct Vring {
-    /// The rings.
-    pub queue: Queue,
-    /// Kick eventfd; `None`: the driver does not kick, the ring is polled.
-    pub kick: Option<OwnedFd>,
-    /// How the driver is notified.
-    pub call: Call,
-    /// SET_VRING_ENABLE: a disabled ring is not used.
-    pub enabled: bool,
-}
-
-impl Vring {
-    /// Publishes used buffers, and notifies the driver if it requests that.
-    #[inline]
-    pub fn publish(&mut self, counters: &PairCounters) {
-        if self.queue.publish() {
-            self.call.make(counters);
-        }
-    }
-}
-
-/// The guest's half of a lane.
-pub struct QueuePair {
+/// What both vrings of a pair need to know of the guest.
+#[derive(Clone)]
+pub struct Guest {
     /// Guest memory; offsets of buffers refer to it.
     pub memory: Arc<MemoryMap>,
-    /// The guest's transmit queue.
-    pub from_guest: Vring,
-    /// The guest's receive queue.
-    pub to_guest: Vring,
     /// Virtio-net header in front of each frame, bytes.
     pub header_bytes: u32,
     /// VIRTIO_NET_F_MRG_RXBUF: a frame may span several chains.
@@ -146,8 +121,30 @@ pub struct QueuePair {
     pub partial_checksums: bool,
     /// The dirty log, while the guest is migrated.
     pub log: Option<Arc<DirtyLog>>,
-    /// How many of the next chains of the transmit queue a dead predecessor had passed to the NIC.
+}
+
+/// One virtqueue with its eventfds.
+pub struct Vring {
+    /// The rings.
+    pub queue: Queue,
+    /// Kick eventfd; `None`: the driver does not kick, the ring is polled.
+    pub kick: Option<OwnedFd>,
+    /// How the driver is notified.
+    pub call: Call,
+    /// SET_VRING_ENABLE: a disabled ring is not used.
+    pub enabled: bool,
+    /// The guest.
+    pub guest: Guest,
+    /// How many of the next chains of a transmit queue a dead predecessor had passed to the NIC.
     pub sent_before: usize,
+}
+
+/// The guest's half of a lane. Different threads may use the two vrings.
+pub struct QueuePair {
+    /// The guest's transmit queue.
+    pub from_guest: Vring,
+    /// The guest's receive queue.
+    pub to_guest: Vring,
 }
 
 /// A chain of the transmit queue with a frame to send.
@@ -163,15 +160,10 @@ pub struct Sending {
 }
 
 impl QueuePair {
-    /// Whether a call eventfd of this VMM blocked the thread that wrote to it.
-    pub fn call_blocks(&self) -> bool {
-        self.from_guest.call.is_blocked()
-    }
-
-    /// Call this when the lane leaves its worker: the thread that stops it makes pending calls.
-    pub fn leave_calls(&mut self) {
-        self.from_guest.call.leave();
-        self.to_guest.call.leave();
+    /// Sets the offloads that the driver accepts now.
+    pub fn set_offloads(&mut self, offloads: Offloads) {
+        self.from_guest.guest.offloads = offloads;
+        self.to_guest.guest.offloads = offloads;
     }
 
     /// Positions and pending calls, when the lane stops.
@@ -184,41 +176,10 @@ impl QueuePair {
         }
     }
 
-    /// The vring of a direction.
-    pub fn vring(&mut self, direction: Direction) -> &mut Vring {
-        match direction {
-            Direction::FromGuest => &mut self.from_guest,
-            Direction::ToGuest => &mut self.to_guest,
-        }
-    }
-
-    /// Logs later writes in `log`; `None` stops that.
-    pub fn set_log(&mut self, log: Option<&Arc<DirtyLog>>) {
-        self.log = log.cloned();
-        self.from_guest.queue.set_log(log.cloned());
-        self.to_guest.queue.set_log(log.cloned());
-    }
-
-    /// Logs that `len` bytes at `offset` of the map were written, by us or by the kernel. Call it after the
-    /// write, and before it is published.
-    #[inline]
-    pub fn log_write(&self, offset: u64, len: u32) {
-        if let Some(log) = &self.log {
-            self.memory.log(log, offset, len.into());
-        }
-    }
-
     /// The kick eventfds.
     pub fn kicks(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let kicks = [&self.from_guest.kick, &self.to_guest.kick];
         kicks.into_iter().flatten().map(AsFd::as_fd)
-    }
-
-    /// Whether an enabled vring has no kick descriptor: its driver requires polling.
-    pub fn is_polled(&self) -> bool {
-        [&self.from_guest, &self.to_guest]
-            .into_iter()
-            .any(|vring| vring.enabled && vring.kick.is_none())
     }
 
     /// The positions of both vrings.
@@ -226,6 +187,36 @@ impl QueuePair {
         Bases {
             from_guest: self.from_guest.queue.base(),
             to_guest: self.to_guest.queue.base(),
+        }
+    }
+}
+
+impl Vring {
+    /// Publishes used buffers, and notifies the driver if it requests that.
+    #[inline]
+    pub fn publish(&mut self, counters: &PairCounters) {
+        if self.queue.publish() {
+            self.call.make(counters);
+        }
+    }
+
+    /// Whether it is enabled and has no kick descriptor: its driver requires polling.
+    pub fn is_polled(&self) -> bool {
+        self.enabled && self.kick.is_none()
+    }
+
+    /// Logs later writes in `log`; `None` stops that.
+    pub fn set_log(&mut self, log: Option<&Arc<DirtyLog>>) {
+        self.guest.log = log.cloned();
+        self.queue.set_log(log.cloned());
+    }
+
+    /// Logs that `len` bytes at `offset` of the map were written, by us or by the kernel. Call it after the
+    /// write, and before it is published.
+    #[inline]
+    pub fn log_write(&self, offset: u64, len: u32) {
+        if let Some(log) = &self.guest.log {
+            self.guest.memory.log(log, offset, len.into());
         }
     }
 
@@ -237,17 +228,17 @@ impl QueuePair {
     pub fn pop_buffers(&mut self, chains: &mut Chains, most: usize) -> Result<u64, Fault> {
         // Cleared first: on a fault no chain of an earlier batch must look like a popped one.
         chains.clear();
-        self.to_guest.queue.pop(chains, most)?;
+        self.queue.pop(chains, most)?;
         let mut room = 0;
         for chain in chains.iter() {
             room += u64::from(chain.writable_bytes);
             if chain.readable != 0 {
                 return Err(Fault::ReadableInReceive { head: chain.id.head });
             }
-            if chain.writable_bytes < self.header_bytes {
+            if chain.writable_bytes < self.guest.header_bytes {
                 return Err(Fault::ChainShorterThanHeader {
                     bytes: chain.writable_bytes,
-                    header: self.header_bytes,
+                    header: self.guest.header_bytes,
                 });
             }
         }
@@ -255,7 +246,7 @@ impl QueuePair {
     }
 
     /// The frame in a chain of the transmit queue, if it is plain: in one buffer, after a header without requests,
-    /// and neither too short nor too long. `None`: [`QueuePair::check`] must check it, with its own read.
+    /// and neither too short nor too long. `None`: [`Vring::check`] must check it, with its own read.
     #[inline(always)]
     pub fn plain(&self, chain: &Chain, buffers: &[Buffer]) -> Option<Sending> {
         if self.sent_before > 0 {
@@ -264,17 +255,17 @@ impl QueuePair {
         let (1, 0, Some(buffer)) = (chain.readable, chain.writable, buffers.first()) else {
             return None;
         };
-        let len = buffer.len.checked_sub(self.header_bytes)?;
-        let is_usual = (SHORTEST_FRAME..=self.frame_limit).contains(&len);
+        let len = buffer.len.checked_sub(self.guest.header_bytes)?;
+        let is_usual = (SHORTEST_FRAME..=self.guest.frame_limit).contains(&len);
         let mut header = [0; 2];
-        if !is_usual || !self.memory.copy_from_guest(buffer.offset, &mut header) {
+        if !is_usual || !self.guest.memory.copy_from_guest(buffer.offset, &mut header) {
             return None;
         }
         let [flags, gso_type] = header;
         let asks = flags & NEEDS_CSUM != 0 || gso_type != GSO_NONE;
         let start = Cursor {
             buffer: 0,
-            within: self.header_bytes,
+            within: self.guest.header_bytes,
         };
         (!asks).then_some(Sending {
             start,
@@ -301,11 +292,11 @@ impl QueuePair {
         Ok(is_one.then_some(sending))
     }
 
-    /// As [`QueuePair::check`], into `sending`; returns whether there is a frame to send. For callers with
+    /// As [`Vring::check`], into `sending`; returns whether there is a frame to send. For callers with
     /// many chains: moving a value that was just built in pieces stalls store forwarding.
     ///
     /// # Errors
-    /// As [`QueuePair::check`].
+    /// As [`Vring::check`].
     #[inline(always)]
     pub fn check_into(
         &mut self,
@@ -331,13 +322,13 @@ impl QueuePair {
             return Err(Fault::WritableInTransmit { head: chain.id.head });
         }
         let bytes = chain.readable_bytes;
-        if bytes < self.header_bytes {
+        if bytes < self.guest.header_bytes {
             return Err(Fault::ChainShorterThanHeader {
                 bytes,
-                header: self.header_bytes,
+                header: self.guest.header_bytes,
             });
         }
-        let len = bytes - self.header_bytes;
+        let len = bytes - self.guest.header_bytes;
         if !self.request(buffers, len, counters, &mut sending.request) {
             return Ok(false);
         }
@@ -346,7 +337,7 @@ impl QueuePair {
             return Ok(false);
         }
         let longest = match sending.request.gso {
-            None => self.frame_limit,
+            None => self.guest.frame_limit,
             Some(_) => LONGEST_GSO_PACKET,
         };
         if len > longest {
@@ -357,7 +348,7 @@ impl QueuePair {
             counter.add(1);
             return Ok(false);
         }
-        sending.start = Cursor::after(buffers, self.header_bytes);
+        sending.start = Cursor::after(buffers, self.guest.header_bytes);
         sending.len = len;
         Ok(true)
     }
@@ -367,7 +358,7 @@ impl QueuePair {
     fn request(&self, buffers: &[Buffer], len: u32, counters: &PairCounters, request: &mut Request) -> bool {
         *request = Request::default();
         // Every offload for frames from the guest needs this one.
-        if !self.offloads.csum {
+        if !self.guest.offloads.csum {
             let [flags, gso_type] = self.header_start(buffers);
             let is_plain = flags & NEEDS_CSUM == 0 && gso_type == GSO_NONE;
             if !is_plain {
@@ -395,11 +386,11 @@ impl QueuePair {
         };
         let accepted = request.gso.is_none_or(|gso| {
             let kind = match gso.kind {
-                GsoKind::Tcp4 => self.offloads.tso4,
-                GsoKind::Tcp6 => self.offloads.tso6,
-                GsoKind::Udp => self.offloads.uso,
+                GsoKind::Tcp4 => self.guest.offloads.tso4,
+                GsoKind::Tcp6 => self.guest.offloads.tso6,
+                GsoKind::Udp => self.guest.offloads.uso,
             };
-            kind && (self.offloads.ecn || !gso.ecn)
+            kind && (self.guest.offloads.ecn || !gso.ecn)
         });
         if !accepted {
             counters.from_guest_offload_not_negotiated.add(1);
@@ -420,14 +411,14 @@ impl QueuePair {
     fn header_start<const N: usize>(&self, buffers: &[Buffer]) -> [u8; N] {
         let mut header = [0; N];
         if buffers[0].len as usize >= N {
-            let _ = self.memory.copy_from_guest(buffers[0].offset, &mut header);
+            let _ = self.guest.memory.copy_from_guest(buffers[0].offset, &mut header);
             return header;
         }
         // Descriptors of one byte are legal; `check` has checked that the chain has a whole header.
         let mut rest = &mut header[..];
         for piece in Cursor::default().pieces(buffers) {
             let (now, later) = rest.split_at_mut(rest.len().min(piece.len as usize));
-            let _ = self.memory.copy_from_guest(piece.offset, now);
+            let _ = self.guest.memory.copy_from_guest(piece.offset, now);
             rest = later;
             if rest.is_empty() {
                 break;

@@ -186,6 +186,7 @@ impl Machine {
         let counters = PairCounters::default();
         let incoming = Incoming::plain(frame, place.report);
         let done = pair
+            .to_guest
             .deliver(&[incoming], &mut Chains::default(), &counters)
             .expect("sound");
         assert_eq!((done, counters.to_guest_frames.get()), (1, 1));
@@ -318,9 +319,9 @@ fn what_the_guest_sends_has_the_long_header_in_front_too() {
     let mut machine = Machine::new(RingFormat::Split, F_HASH_REPORT | F_RSS, None);
     let zeros = machine.ram.alloc(80, 64).expect("room");
     let pair = &mut machine.pairs[0];
-    assert_eq!(pair.header_bytes, 20);
+    assert_eq!(pair.to_guest.guest.header_bytes, 20);
     let buffers = [virtqueue::Buffer {
-        offset: pair.memory.translate(zeros, 80).expect("memory"),
+        offset: pair.to_guest.guest.memory.translate(zeros, 80).expect("memory"),
         len: 80,
         room_before: 0,
     }];
@@ -331,6 +332,7 @@ fn what_the_guest_sends_has_the_long_header_in_front_too() {
     };
     let counters = PairCounters::default();
     let sending = pair
+        .from_guest
         .check(&chain, &buffers, None, &counters)
         .expect("sound")
         .expect("a frame");
@@ -350,6 +352,7 @@ fn frame_waits_for_buffers_and_one_that_fits_none_is_dropped() {
     let mut frames = vec![incoming(&short[..]); 40];
     frames[7] = incoming(&long);
     let done = pair
+        .to_guest
         .deliver(&frames, &mut Chains::default(), &counters)
         .expect("sound");
     assert_eq!(
@@ -366,6 +369,7 @@ fn frame_waits_for_buffers_and_one_that_fits_none_is_dropped() {
     );
     pair.to_guest.enabled = false;
     let done = pair
+        .to_guest
         .deliver(&frames, &mut Chains::default(), &counters)
         .expect("sound");
     assert_eq!(done, 0, "the pair is off");

@@ -56,12 +56,12 @@ fn check(worker: &Value) {
         .iter()
         .map(|size| number(&size["count"]) * number(&size["from"]))
         .sum();
-    assert!(least <= number(&worker["frames"]["passes"]), "{worker:#}");
+    assert!(least <= number(&worker["frames"]["in"]), "{worker:#}");
     let lanes = worker["lanes"].as_array().expect("a list");
     let frames: u64 = lanes.iter().map(|lane| number(&lane["frames"])).sum();
     assert_eq!(
         frames,
-        number(&worker["frames"]["passes"]),
+        number(&worker["frames"]["in"]),
         "no lane went: {worker:#}"
     );
     if frames > 0 {
@@ -74,8 +74,8 @@ fn check(worker: &Value) {
 }
 
 /// Sums of all workers.
-fn frames(workers: &[Value]) -> [u64; 3] {
-    ["in", "passes", "out"].map(|of| workers.iter().map(|worker| number(&worker["frames"][of])).sum())
+fn frames(workers: &[Value]) -> [u64; 2] {
+    ["in", "out"].map(|of| workers.iter().map(|worker| number(&worker["frames"][of])).sum())
 }
 
 fn send(guest: &mut Driver, frame: &[u8]) {
@@ -93,7 +93,7 @@ fn frames_to_a_null_nic_are_counted_in_and_out_and_a_reset_begins_anew() {
     send(&mut guest, &frame::plain(100, 1));
     let now = workers(&daemon);
     check(&now[0]);
-    assert_eq!(frames(&now), [FRAMES; 3], "{now:#?}");
+    assert_eq!(frames(&now), [FRAMES; 2], "{now:#?}");
     let worker = &now[0];
     assert!(number(&worker["iterations"]["busy"]) > 0 && worker["frames"]["ns_each"].is_number());
     let lane = &worker["lanes"][0];
@@ -104,7 +104,7 @@ fn frames_to_a_null_nic_are_counted_in_and_out_and_a_reset_begins_anew() {
     for words in [
         "worker 0:",
         "  iterations: busy ",
-        "  frames: in 1000, passes 1000, out 1000, ns_each ",
+        "  frames: in 1000, out 1000, ns_each ",
         "  batches:",
         "frames_percent",
     ] {
@@ -113,14 +113,14 @@ fn frames_to_a_null_nic_are_counted_in_and_out_and_a_reset_begins_anew() {
     assert_eq!(said(&daemon, &["--reset"]), "statistics of workers were reset\n");
     let now = workers(&daemon);
     check(&now[0]);
-    assert_eq!(frames(&now), [0; 3]);
+    assert_eq!(frames(&now), [0; 2]);
     assert_eq!(number(&now[0]["lanes"][0]["frames"]), 0);
     assert_eq!(number(&now[0]["kernel"][3]["count"]), 0);
     // What is counted since the start goes on.
     assert_eq!(daemon.counter("from_guest_frames"), FRAMES);
     assert!(number(&daemon.status()["workers"][0]["busy_rounds"]) > 0);
     send(&mut guest, &frame::plain(100, 1));
-    assert_eq!(frames(&workers(&daemon)), [FRAMES; 3]);
+    assert_eq!(frames(&workers(&daemon)), [FRAMES; 2]);
 }
 
 #[test]

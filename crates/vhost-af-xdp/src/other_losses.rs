@@ -56,7 +56,7 @@ impl OtherLosses {
                 .into_iter()
                 .chain(status.host.map(|host| host.queue));
             let counters = queues.flat_map(|queue| queue.counters);
-            let all = sums(counters.chain(status.groups).chain(status.links));
+            let all = sums(counters.chain(status.groups));
             let owner = self.networks.entry(network.name.clone()).or_default();
             for (counter, frames) in owner.first(0, all, &mut self.lines) {
                 tracing::info!(network = network.name, counter, frames, "{LOST}");

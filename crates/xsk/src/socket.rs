@@ -42,7 +42,7 @@ pub struct Socket {
     pub rx: RxRing,
     /// Frames to send.
     pub tx: TxRing,
-    /// Shared only while another socket is bound over its memory ([`Lender`]).
+    /// Shared while another socket is bound over its memory ([`Lender`]), or a thread waits for frames.
     fd: Arc<OwnedFd>,
     facts: Facts,
     busy_polls: bool,
@@ -394,6 +394,13 @@ impl Unbound {
             busy_polls: self.config.busy_poll.is_some_and(|poll| poll.usecs > 0),
             fallbacks: bound.fallbacks,
         })
+    }
+}
+
+impl Socket {
+    /// Its descriptor, for a thread that waits for frames while another one uses the rings.
+    pub fn shared_fd(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.fd)
     }
 }
 

@@ -96,7 +96,7 @@ impl Port {
             let is_on = |vring: u32| device.vring(vring).is_ok_and(|vring| vring.enabled);
             pair.to_guest.enabled = is_on(2 * index);
             pair.from_guest.enabled = is_on(2 * index + 1);
-            pair.offloads = offloads;
+            pair.set_offloads(offloads);
         }
     }
 
@@ -156,10 +156,17 @@ impl Port {
         let mut checked = Ok(false);
         for chain in &self.chains {
             let buffers = self.chains.buffers(chain);
-            checked = pair.check_into(chain, buffers, None, &self.counters, &mut sending);
+            checked = pair
+                .from_guest
+                .check_into(chain, buffers, None, &self.counters, &mut sending);
             match checked {
                 Ok(true) => {
-                    copy_out(&pair.memory, buffers, &sending, &mut self.from_guest);
+                    copy_out(
+                        &pair.from_guest.guest.memory,
+                        buffers,
+                        &sending,
+                        &mut self.from_guest,
+                    );
                     let is_taken = self.sink.put(&self.from_guest);
                     self.counts.from_guest += u64::from(is_taken);
                     self.counts.dropped += u64::from(!is_taken);
@@ -189,7 +196,7 @@ impl Port {
             };
             let pair = self.pairs[index].as_mut().expect("it accepts the frame");
             let frames = [Incoming::plain(&self.to_guest, report)];
-            if pair.deliver(&frames, &mut self.chains, &self.counters)? == 0 {
+            if pair.to_guest.deliver(&frames, &mut self.chains, &self.counters)? == 0 {
                 self.waits_for = Some(index);
                 return Ok(done);
             }

@@ -10,21 +10,18 @@
 
 #![allow(unsafe_code)]
 
-mod extras;
-
 use std::collections::VecDeque;
 
 use device::counters::PairCounters;
 use device::meter;
 use device::offloads::Offloads;
-use device::pair::{Fault, QueuePair};
+use device::pair::{Fault, Vring};
 use packet::HEADERS_MAX;
 use packet::coalesce::{Batch, MOST_FRAMES, Position, Rules, Run};
 use packet::verify::{Unfinished, Verdict};
 use xsk::metadata::Hints;
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
-pub(crate) use self::extras::Extras;
 use crate::backend::metadata_reader::MetadataReader;
 use crate::frame::bytes::{UmemRange, received_bytes_mut};
 use crate::frame::checksums::{self, Looks};
@@ -56,21 +53,21 @@ pub struct Origin {
 
 impl Origin {
     /// Frames to a guest come from the interface that its own frames leave by.
-    fn of(pair: &QueuePair) -> Self {
+    fn of(vring: &Vring) -> Self {
         Self {
-            frame_limit: pair.frame_limit,
-            partial_checksums: pair.partial_checksums,
+            frame_limit: vring.guest.frame_limit,
+            partial_checksums: vring.guest.partial_checksums,
         }
     }
 }
 
 /// Filter rules and rate limit of what the guest gets.
-pub(crate) struct Admission<'a, 'b> {
-    pub(crate) policer: &'a mut Policer<'b>,
+pub(crate) struct Admission<'a> {
+    pub(crate) policer: Policer<'a>,
     pub(crate) filter: Option<&'a mut Acl>,
 }
 
-impl Admission<'_, '_> {
+impl Admission<'_> {
     #[inline]
     fn admits_all(&self) -> bool {
         self.policer.limit.is_none() && self.filter.is_none()
@@ -128,8 +125,8 @@ pub(crate) struct Arrivals {
 
 impl Arrivals {
     /// For a guest, and a queue that may hold received frames for it.
-    pub(crate) fn new<N>(pair: &QueuePair, queue: &mut NicQueue<N>, counters: &PairCounters) -> Self {
-        let mut arrivals = Self::from(Origin::of(pair), pair);
+    pub(crate) fn new<N>(vring: &Vring, queue: &mut NicQueue<N>, counters: &PairCounters) -> Self {
+        let mut arrivals = Self::from(Origin::of(vring), vring);
         // At most a batch, because no more were taken. Draining keeps the capacity of `received`.
         let pieces: Vec<_> = queue.received.drain(..).collect();
         for piece in pieces {
@@ -139,11 +136,11 @@ impl Arrivals {
     }
 
     /// For a guest for which no received frames are held.
-    pub(crate) fn from(origin: Origin, pair: &QueuePair) -> Self {
+    pub(crate) fn from(origin: Origin, vring: &Vring) -> Self {
         Self {
-            looks: Looks::of(pair, origin.partial_checksums),
+            looks: Looks::of(vring, origin.partial_checksums),
             frame_limit: origin.frame_limit,
-            batch: Batch::new(rules(&pair.offloads)),
+            batch: Batch::new(rules(&vring.guest.offloads)),
             position: Position::default(),
             frames: [FramePieces::default(); MOST_FRAMES],
             whole: 0,
@@ -167,34 +164,27 @@ impl Arrivals {
     }
 
     /// Delivers frames that a queue shared with other guests received into chunks of `umem`, as far as the guest has
-    /// buffers. `received`: those taken out of `waiting` and not delivered yet. `extras`: further facts about them.
+    /// buffers. `received`: those taken out of `waiting` and not delivered yet.
     /// Errors: the guest's fault.
     pub(crate) fn deliver_waiting(
         &mut self,
         (waiting, received): (&mut VecDeque<RxDesc>, &mut Vec<RxDesc>),
-        extras: &mut impl Extras,
         umem: &Umem,
         empty: &mut Vec<Frame>,
         delivery: &mut Delivery<'_>,
     ) -> Result<(), Fault> {
-        let mut waits = self.deliver_batch((received, extras), umem, delivery)?;
+        let mut waits = self.deliver_batch(received, umem, delivery)?;
         while !waits {
             self.give_back(received, empty);
-            extras.clear();
             if waiting.is_empty() || !delivery.has_buffer(waiting.len())? {
                 break;
             }
             while self.batch.len() < MOST_FRAMES
-                && extras.may_merge()
                 && let Some(piece) = waiting.pop_front()
             {
-                let (frames, more) = (self.batch.len(), piece.more);
                 self.push(Ok(piece), received, umem, delivery.counters);
-                if !more {
-                    extras.push(self.batch.len() > frames);
-                }
             }
-            waits = self.deliver_batch((received, extras), umem, delivery)?;
+            waits = self.deliver_batch(received, umem, delivery)?;
         }
         self.short = waits && delivery.is_short();
         Ok(())
@@ -206,9 +196,9 @@ impl Arrivals {
         &mut self,
         queue: &mut NicQueue<N>,
         delivery: &mut Delivery<'_>,
-        mut admission: Admission<'_, '_>,
+        mut admission: Admission<'_>,
     ) -> Result<(), Fault> {
-        let mut waits = self.deliver_batch((&mut queue.received, &()), &queue.umem, delivery)?;
+        let mut waits = self.deliver_batch(&mut queue.received, &queue.umem, delivery)?;
         self.taken = 0;
         if !waits {
             self.give_back(&mut queue.received, &mut queue.empty);
@@ -221,7 +211,7 @@ impl Arrivals {
                 // Frames that find no buffer are better left in the ring: the kernel counts what it drops.
                 self.take_batch(queue, &mut admission, delivery.counters);
                 let NicQueue { umem, received, .. } = queue;
-                waits = self.deliver_batch((received, &()), umem, delivery)?;
+                waits = self.deliver_batch(received, umem, delivery)?;
                 if !waits {
                     self.give_back(&mut queue.received, &mut queue.empty);
                 }
@@ -236,7 +226,7 @@ impl Arrivals {
     fn take_batch<N: Nic>(
         &mut self,
         queue: &mut NicQueue<N>,
-        admission: &mut Admission<'_, '_>,
+        admission: &mut Admission<'_>,
         counters: &PairCounters,
     ) {
         let NicQueue {
@@ -306,7 +296,7 @@ impl Arrivals {
             self.taken += delivery.frames() - before;
             let Some(arrival) = arrival else { continue };
             self.push(arrival, received, umem, delivery.counters);
-            if self.deliver_batch((received, &()), umem, delivery)? {
+            if self.deliver_batch(received, umem, delivery)? {
                 return Ok(true);
             }
             self.give_back(received, empty);
@@ -328,7 +318,7 @@ impl Arrivals {
         arrival: &Result<RxDesc, Unexpected>,
         hints: Option<Hints>,
         (is_first, umem): (bool, &Umem),
-        admission: &mut Admission<'_, '_>,
+        admission: &mut Admission<'_>,
         counters: &PairCounters,
     ) -> bool {
         let Ok(piece) = arrival else {
@@ -433,7 +423,7 @@ impl Arrivals {
     #[inline]
     fn deliver_batch(
         &mut self,
-        (received, extras): (&mut [RxDesc], &impl Extras),
+        received: &mut [RxDesc],
         umem: &Umem,
         delivery: &mut Delivery<'_>,
     ) -> Result<bool, Fault> {
@@ -449,7 +439,6 @@ impl Arrivals {
                 continue;
             }
             if fits {
-                extras.apply(run.first(), delivery);
                 self.deliver_run(received, umem, delivery, &run);
             } else if delivery.misfit() == Fit::Later {
                 return Ok(true);

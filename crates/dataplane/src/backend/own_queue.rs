@@ -13,16 +13,18 @@
 use std::os::fd::BorrowedFd;
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Fault, QueuePair, Vring};
+use device::pair::{Fault, Vring};
 use virtqueue::{ChainId, Chains};
 
 use crate::backend::receiver::{Receive, Receiver};
 use crate::backend::to_nic::{NicSink, Transmit};
 use crate::guest::from_guest::{Budget, Put, Sender, Sink};
 use crate::guest::guest_frame::GuestFrame;
+use crate::guest::rx_queue::RxQueue;
 use crate::host::from_tap::FromTap;
+use crate::lane::Work;
 use crate::lane::limits::SEGMENTS;
-use crate::lane::{RxTarget, Work};
+use crate::lane::shared::Shared;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::XdpMetadata;
 use crate::nic::lent::Lent;
@@ -40,14 +42,14 @@ pub trait OwnQueue: Send {
         Self: 'a;
 
     /// Begins a poll: returns completed chains to the guest, and continues a GSO packet. Returns how much moved.
-    fn begin(&mut self, pair: &mut QueuePair, sender: &mut Sender, counters: &PairCounters) -> usize;
+    fn begin(&mut self, vring: &mut Vring, sender: &mut Sender, counters: &PairCounters) -> usize;
     /// How many chains [`Self::sink`] takes now; 0: a chain has to wait until frames are sent.
     fn room(&mut self) -> usize;
     /// Sends frames of these chains, from the first on, as long as they need no work but a copy or a descriptor
-    /// ([`QueuePair::plain`]); returns how many.
+    /// ([`Vring::plain`]); returns how many.
     fn put_plain(
         &mut self,
-        pair: &mut QueuePair,
+        vring: &mut Vring,
         chains: &Chains,
         budget: &mut Budget,
         counters: &PairCounters,
@@ -59,13 +61,18 @@ pub trait OwnQueue: Send {
     /// How many chains [`Self::give_back`] takes now.
     fn places(&self) -> usize;
     /// Returns to the guest, in order, a chain that was not sent through this queue.
-    fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId);
+    fn give_back(&mut self, vring: &mut Vring, chain: ChainId);
     /// Ends a poll in which `moved` frames moved: sends the queued frames. Returns how many more have moved.
     /// Errors: the guest's fault.
-    fn finish(&mut self, guest: RxTarget<'_>, moved: usize) -> Result<usize, Fault>;
+    fn finish(
+        &mut self,
+        vrings: (&mut Vring, &Shared<RxQueue>),
+        counters: &PairCounters,
+        moved: usize,
+    ) -> Result<usize, Fault>;
     /// Delivers received frames, as far as the guest has buffers; returns how many.
     /// Errors: the guest's fault.
-    fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault>;
+    fn receive(&mut self, guest: &mut RxQueue) -> Result<usize, Fault>;
     /// Whether received frames wait, or [`Self::receive`] has other work.
     fn has_frames(&mut self) -> bool;
     /// The lane is about to sleep.
@@ -93,7 +100,7 @@ pub trait OwnQueue: Send {
     /// Sends a frame of the daemon, if there is room now.
     fn inject(&mut self, frame: &[u8], counters: &PairCounters);
     /// The lane is stopped: takes back what the kernel holds. Returns the queue, if it outlives the lane.
-    fn stop(self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>>;
+    fn stop(self, from_guest: &mut Vring, guest: &mut RxQueue) -> Option<NicQueue<XdpNic>>;
 }
 
 /// No queue: frames use the queues of the uplink.
@@ -123,7 +130,7 @@ impl OwnQueue for NoQueue {
     type Sink<'a> = Never;
 
     #[inline]
-    fn begin(&mut self, _pair: &mut QueuePair, _sender: &mut Sender, _counters: &PairCounters) -> usize {
+    fn begin(&mut self, _vring: &mut Vring, _sender: &mut Sender, _counters: &PairCounters) -> usize {
         0
     }
 
@@ -135,7 +142,7 @@ impl OwnQueue for NoQueue {
     #[inline]
     fn put_plain(
         &mut self,
-        _pair: &mut QueuePair,
+        _vring: &mut Vring,
         _chains: &Chains,
         _budget: &mut Budget,
         _counters: &PairCounters,
@@ -159,17 +166,22 @@ impl OwnQueue for NoQueue {
     }
 
     #[inline(always)]
-    fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId) {
-        pair.from_guest.queue.push_used(chain, 0);
+    fn give_back(&mut self, vring: &mut Vring, chain: ChainId) {
+        vring.queue.push_used(chain, 0);
     }
 
     #[inline]
-    fn finish(&mut self, _guest: RxTarget<'_>, _moved: usize) -> Result<usize, Fault> {
+    fn finish(
+        &mut self,
+        _vrings: (&mut Vring, &Shared<RxQueue>),
+        _counters: &PairCounters,
+        _moved: usize,
+    ) -> Result<usize, Fault> {
         Ok(0)
     }
 
     #[inline]
-    fn receive(&mut self, _guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
+    fn receive(&mut self, _guest: &mut RxQueue) -> Result<usize, Fault> {
         Ok(0)
     }
 
@@ -193,7 +205,7 @@ impl OwnQueue for NoQueue {
 
     fn inject(&mut self, _frame: &[u8], _counters: &PairCounters) {}
 
-    fn stop(self, _guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
+    fn stop(self, _from_guest: &mut Vring, _guest: &mut RxQueue) -> Option<NicQueue<XdpNic>> {
         None
     }
 }
@@ -210,7 +222,7 @@ pub struct CopyQueue<N, R = Receiver> {
 
 impl<N: Lent> CopyQueue<N> {
     /// A queue for that guest. `untags`: the guest gets the frames of its VLAN without their tag.
-    pub fn new(guest: &QueuePair, mut queue: NicQueue<N>, untags: bool, counters: &PairCounters) -> Self {
+    pub fn new(guest: &Vring, mut queue: NicQueue<N>, untags: bool, counters: &PairCounters) -> Self {
         let receiver = Receiver::new(guest, &mut queue, counters).untagging(untags);
         Self {
             queue,
@@ -239,7 +251,7 @@ impl<N: Lent, R: Receive + Send> OwnQueue for CopyQueue<N, R> {
     where
         Self: 'a;
 
-    fn begin(&mut self, _pair: &mut QueuePair, sender: &mut Sender, counters: &PairCounters) -> usize {
+    fn begin(&mut self, _vring: &mut Vring, sender: &mut Sender, counters: &PairCounters) -> usize {
         self.queue.reclaim(SEGMENTS * 2, counters);
         self.queue.update_link_state(counters);
         if sender.left() == 0 || !self.transmit.has_rest() {
@@ -258,15 +270,15 @@ impl<N: Lent, R: Receive + Send> OwnQueue for CopyQueue<N, R> {
     #[inline]
     fn put_plain(
         &mut self,
-        pair: &mut QueuePair,
+        vring: &mut Vring,
         chains: &Chains,
         budget: &mut Budget,
         counters: &PairCounters,
     ) -> usize {
         let done =
-            NicSink::new(&mut self.queue, &mut self.transmit, counters).put_plain(pair, chains, budget);
+            NicSink::new(&mut self.queue, &mut self.transmit, counters).put_plain(vring, chains, budget);
         for chain in &chains.chains[..done] {
-            pair.from_guest.queue.push_used(chain.id, 0);
+            vring.queue.push_used(chain.id, 0);
         }
         done
     }
@@ -283,19 +295,24 @@ impl<N: Lent, R: Receive + Send> OwnQueue for CopyQueue<N, R> {
         usize::MAX
     }
 
-    fn give_back(&mut self, pair: &mut QueuePair, chain: ChainId) {
-        pair.from_guest.queue.push_used(chain, 0);
+    fn give_back(&mut self, vring: &mut Vring, chain: ChainId) {
+        vring.queue.push_used(chain, 0);
     }
 
-    fn finish(&mut self, guest: RxTarget<'_>, _moved: usize) -> Result<usize, Fault> {
+    fn finish(
+        &mut self,
+        _vrings: (&mut Vring, &Shared<RxQueue>),
+        counters: &PairCounters,
+        _moved: usize,
+    ) -> Result<usize, Fault> {
         if !self.transmit.is_empty() || self.queue.nic.unsent() > 0 {
             self.queue.send(&mut self.transmit.outgoing);
-            self.queue.kick(guest.counters);
+            self.queue.kick(counters);
         }
         Ok(0)
     }
 
-    fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
+    fn receive(&mut self, guest: &mut RxQueue) -> Result<usize, Fault> {
         self.receiver.deliver(&mut self.queue, guest)
     }
 
@@ -350,11 +367,10 @@ impl<N: Lent, R: Receive + Send> OwnQueue for CopyQueue<N, R> {
         NicSink::new(&mut self.queue, &mut self.transmit, counters).inject(frame);
     }
 
-    fn stop(mut self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
-        let counters = guest.counters;
-        NicSink::new(&mut self.queue, &mut self.transmit, counters).send_before_stop();
+    fn stop(mut self, _from_guest: &mut Vring, guest: &mut RxQueue) -> Option<NicQueue<XdpNic>> {
+        NicSink::new(&mut self.queue, &mut self.transmit, &guest.counters).send_before_stop();
         self.receiver.finish(&mut self.queue, guest);
-        N::give_back(self.queue, counters)
+        N::give_back(self.queue, &guest.counters)
     }
 }
 
@@ -382,7 +398,7 @@ mod tests {
         };
         let nic = NullNic::new(chunks.umem.clone(), config, 64);
         let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
-        let mut own = CopyQueue::new(&guest, queue, false, &PairCounters::default());
+        let mut own = CopyQueue::new(&guest.to_guest, queue, false, &PairCounters::default());
         own.set_frame_limit(9018);
         assert_eq!(own.queue.frame_limit, 9018);
     }

@@ -5,12 +5,12 @@
 use std::os::fd::BorrowedFd;
 
 use device::counters::PairCounters;
-use device::pair::{Fault, QueuePair, Vring};
+use device::pair::{Fault, Vring};
 
 use crate::backend::arrivals::{Admission, Arrivals};
-use crate::guest::to_guest::Delivery;
+use crate::guest::rx_queue::RxQueue;
+use crate::lane::Work;
 use crate::lane::limits::BATCH;
-use crate::lane::{RxTarget, Work};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
 
@@ -23,7 +23,7 @@ pub(crate) trait Receive {
     fn has_frames<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool;
     /// Delivers a batch, as far as the guest has buffers; returns how many frames.
     /// Errors: the guest's fault.
-    fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxTarget<'_>) -> Result<usize, Fault>;
+    fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxQueue) -> Result<usize, Fault>;
     /// The lane is about to sleep: what is left to do for frames that wait already. If none wait, the next frame has to
     /// wake the lane.
     fn enable_notifications<N: Nic>(&mut self, queue: &mut NicQueue<N>, to_guest: &mut Vring) -> Work;
@@ -38,7 +38,7 @@ pub(crate) trait Receive {
     /// The epoll set has reported that tap.
     fn note_event(&mut self) {}
     /// The lane is stopped: delivers frames since the last poll, as far as the guest has buffers.
-    fn finish<N: Nic>(self, queue: &mut NicQueue<N>, guest: RxTarget<'_>);
+    fn finish<N: Nic>(self, queue: &mut NicQueue<N>, guest: &mut RxQueue);
 }
 
 /// See the module's head. The state between two batches.
@@ -51,7 +51,7 @@ pub struct Receiver {
 
 impl Receiver {
     /// For a guest, and a queue, which is filled.
-    pub(crate) fn new<N: Nic>(guest: &QueuePair, queue: &mut NicQueue<N>, counters: &PairCounters) -> Self {
+    pub(crate) fn new<N: Nic>(guest: &Vring, queue: &mut NicQueue<N>, counters: &PairCounters) -> Self {
         let arrivals = Arrivals::new(guest, queue, counters);
         queue.begin();
         Self {
@@ -81,17 +81,14 @@ impl Receive for Receiver {
     }
 
     #[inline]
-    fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
+    fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxQueue) -> Result<usize, Fault> {
         if self.deficit >= BATCH {
             self.deficit -= BATCH;
             return Ok(0);
         }
         let in_hand = queue.received.len();
-        let mut delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, in_hand)?;
-        let admission = Admission {
-            policer: &mut guest.policer,
-            filter: guest.filter.as_deref_mut(),
-        };
+        let (mut delivery, policer, filter) = guest.begin(in_hand)?;
+        let admission = Admission { policer, filter };
         let delivered = self.arrivals.deliver(queue, &mut delivery, admission);
         queue.give();
         let frames = delivered.map(|()| delivery.finish());
@@ -116,11 +113,11 @@ impl Receive for Receiver {
     ///
     /// A guest that had a fault before gets nothing: its queues are disabled, and its VMM already reads the position
     /// from the ring.
-    fn finish<N: Nic>(mut self, queue: &mut NicQueue<N>, mut guest: RxTarget<'_>) {
-        if guest.pair.to_guest.enabled {
+    fn finish<N: Nic>(mut self, queue: &mut NicQueue<N>, guest: &mut RxQueue) {
+        if guest.vring.enabled {
             for _ in 0..LAST_BATCHES {
                 self.deficit = 0;
-                if !has_frames(queue) || !matches!(self.deliver(queue, &mut guest), Ok(1..)) {
+                if !has_frames(queue) || !matches!(self.deliver(queue, guest), Ok(1..)) {
                     break;
                 }
             }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Cursor, Piece, QueuePair, Sending};
+use device::pair::{Cursor, Piece, Sending, Vring};
 use packet::checksum::ChecksumAt;
 use packet::segment::Request;
 use steer::with_sources;
@@ -84,7 +84,7 @@ impl<N: Nic> DirectEnd<N> {
     #[inline]
     pub(super) fn put_plain(
         &mut self,
-        pair: &QueuePair,
+        vring: &Vring,
         chains: &Chains,
         budget: &mut Budget,
         counters: &PairCounters,
@@ -97,7 +97,7 @@ impl<N: Nic> DirectEnd<N> {
         let (mut done, mut bytes) = (0, 0);
         for chain in chains.iter().take(most.min(self.room())) {
             let buffers = chains.buffers(chain);
-            let Some(Sending { start, len, .. }) = pair.plain(chain, buffers) else {
+            let Some(Sending { start, len, .. }) = vring.plain(chain, buffers) else {
                 break;
             };
             let offset = buffers[0].offset + u64::from(start.within);
@@ -117,19 +117,19 @@ impl<N: Nic> DirectEnd<N> {
 
     /// Begins a poll, with the sender's budget: returns completed chains, and continues an unfinished GSO packet. The
     /// result is how many chains and descriptors moved.
-    pub(super) fn begin_poll(&mut self, pair: &mut QueuePair, sender: &mut Sender) -> usize {
-        let mut moved = self.reap(pair);
+    pub(super) fn begin_poll(&mut self, vring: &mut Vring, sender: &mut Sender) -> usize {
+        let mut moved = self.reap(vring);
         self.begin_burst();
         if self.has_rest() && sender.left() > 0 {
             let mut budget = sender.budget();
-            moved += self.continue_segmentation(pair, &mut budget);
+            moved += self.continue_segmentation(vring, &mut budget);
             sender.charge(&budget);
         }
         moved
     }
 
     /// Ends a poll in which `moved` frames moved: kicks the kernel, and returns the completed frames.
-    pub(super) fn stop_batch(&mut self, pair: &mut QueuePair, moved: usize) -> usize {
+    pub(super) fn stop_batch(&mut self, vring: &mut Vring, moved: usize) -> usize {
         // While the interface is down every poll that sends checks whether it is up again.
         if self.queue.nic.unsent() > 0 || (moved > 0 && self.link == LinkState::Down) {
             self.kick();
@@ -137,7 +137,7 @@ impl<N: Nic> DirectEnd<N> {
             return 0;
         }
         // Also returns the chains of dropped frames: the next poll may be much later.
-        self.reap(pair)
+        self.reap(vring)
     }
 
     /// What the lane still has to do when its worker is about to sleep, as frames may not be sent yet.
@@ -180,7 +180,7 @@ impl<N: Nic> DirectEnd<N> {
     }
 
     /// Returns the chains of sent frames to the guest; the result is how many entries have left the table.
-    pub(super) fn reap(&mut self, pair: &mut QueuePair) -> usize {
+    pub(super) fn reap(&mut self, vring: &mut Vring) -> usize {
         let mut back = 0;
         for frame in self.queue.nic.sent(SEGMENTS * 2) {
             let Some(outbound) = self.sending.complete(frame.offset().get()) else {
@@ -206,12 +206,12 @@ impl<N: Nic> DirectEnd<N> {
             self.sending.pop_done()
         } {
             if let Some(chain) = outbound.chain {
-                pair.from_guest.queue.push_used(chain, 0);
+                vring.queue.push_used(chain, 0);
             }
             count += 1;
         }
         if count > 0 {
-            pair.from_guest.publish(&self.counters);
+            vring.publish(&self.counters);
         }
         count
     }
@@ -446,8 +446,8 @@ impl<N: Nic> DirectEnd<N> {
 
     /// Sends queued frames when the lane is stopped, on a thread that may wait. Frames not sent by then are dropped: to
     /// repeat a frame would be worse than to lose it. Returns the chain of a GSO packet that was sent only in part.
-    pub(super) fn send_before_stop(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
-        let half_sent = self.segment_before_stop(pair);
+    pub(super) fn send_before_stop(&mut self, vring: &mut Vring) -> Option<ChainId> {
+        let half_sent = self.segment_before_stop(vring);
         // Where the NIC reads by DMA, a kick only starts it, so time has to pass; a copying kernel sends in the kick.
         let (kicks, wait) = match self.queue.sends.by_dma {
             true => (STOP_WAITS, STOP_WAIT),
@@ -459,7 +459,7 @@ impl<N: Nic> DirectEnd<N> {
             }
             self.kick();
             std::thread::sleep(wait);
-            self.reap(pair);
+            self.reap(vring);
         }
         half_sent
     }
@@ -467,7 +467,7 @@ impl<N: Nic> DirectEnd<N> {
     /// Closes the socket, and waits until the kernel and the NIC neither read nor write the guest's memory any more.
     /// Only then are the remaining chains returned, and may the VMM get the bases. Counts the frames that were not
     /// sent. False: it is unknown whether the access has ended, and nothing is returned.
-    pub(super) fn close(self, pair: &mut QueuePair, half_sent: Option<ChainId>) -> bool {
+    pub(super) fn close(self, vring: &mut Vring, half_sent: Option<ChainId>) -> bool {
         self.counters.from_guest_queue_stopped.add(self.frames_out());
         let Self {
             queue,
@@ -488,9 +488,9 @@ impl<N: Nic> DirectEnd<N> {
         }
         let unsent = std::iter::from_fn(|| sending.pop_any()).filter_map(|outbound| outbound.chain);
         for chain in unsent.chain(half_sent) {
-            pair.from_guest.queue.push_used(chain, 0);
+            vring.queue.push_used(chain, 0);
         }
-        pair.from_guest.publish(&counters);
+        vring.publish(&counters);
         true
     }
 

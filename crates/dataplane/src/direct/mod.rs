@@ -61,8 +61,10 @@ use crate::direct::place::Place;
 use crate::frame::checksums::PrivateLook;
 use crate::frame::gso::GsoPacket;
 use crate::guest::from_guest::{Budget, Sender, Sink};
+use crate::guest::rx_queue::RxQueue;
+use crate::lane::Work;
 use crate::lane::limits::BATCH;
-use crate::lane::{RxTarget, Work};
+use crate::lane::shared::Shared;
 use crate::nic::RECEIVE_RING;
 use crate::nic::coupled::{Coupled, Release};
 use crate::nic::endpoint::{Chunks, NicQueue};
@@ -207,18 +209,19 @@ impl<N: Nic> DirectQueue<N> {
         memory: DirectMemory,
         counters: &Arc<PairCounters>,
     ) -> Self {
-        let look = PrivateLook::of(pair, pair.partial_checksums);
+        let (from_guest, to_guest) = (&mut pair.from_guest, &pair.to_guest);
+        let look = PrivateLook::of(to_guest, to_guest.guest.partial_checksums);
         let in_flight = memory.in_flight;
         let place = Place::new(
-            pair,
+            to_guest,
             &memory.chunks.umem,
             queue.sends.by_dma.then_some(memory.huge_bytes),
         );
-        let any_order = pair.to_guest.queue.takes_any_order();
+        let any_order = to_guest.queue.takes_any_order();
         // The RX ring has room for all: no driver ever finds it full.
         let most_posted = in_flight.min(RECEIVE_RING as usize);
         Self {
-            end: DirectEnd::new(pair, queue, memory, counters),
+            end: DirectEnd::new(from_guest, queue, memory, counters),
             any_order,
             place,
             posted: match any_order {
@@ -242,7 +245,7 @@ impl<N: Nic> DirectQueue<N> {
 impl<N: Nic> DirectEnd<N> {
     /// Couples a queue with the guest whose memory is its UMEM.
     fn new(
-        guest: &mut QueuePair,
+        from_guest: &mut Vring,
         queue: Coupled<N>,
         memory: DirectMemory,
         counters: &Arc<PairCounters>,
@@ -252,10 +255,10 @@ impl<N: Nic> DirectEnd<N> {
             sends,
             release,
         } = queue;
-        if sends.zero_copy && !guest.offloads.csum {
+        if sends.zero_copy && !from_guest.guest.offloads.csum {
             // Otherwise this CPU reads whole frames: the kernel copies them, or the daemon completes their checksums or
             // segments them.
-            guest.from_guest.queue.set_prefetch(Prefetch::Header);
+            from_guest.queue.set_prefetch(Prefetch::Header);
         }
         // So the lane knows before the first frame if the interface is down.
         let link = nic.kick();
@@ -285,8 +288,8 @@ impl<N: Nic> OwnQueue for DirectQueue<N> {
     where
         Self: 'a;
 
-    fn begin(&mut self, pair: &mut QueuePair, sender: &mut Sender, _counters: &PairCounters) -> usize {
-        self.end.begin_poll(pair, sender)
+    fn begin(&mut self, vring: &mut Vring, sender: &mut Sender, _counters: &PairCounters) -> usize {
+        self.end.begin_poll(vring, sender)
     }
 
     fn room(&mut self) -> usize {
@@ -296,12 +299,12 @@ impl<N: Nic> OwnQueue for DirectQueue<N> {
     #[inline]
     fn put_plain(
         &mut self,
-        pair: &mut QueuePair,
+        vring: &mut Vring,
         chains: &Chains,
         budget: &mut Budget,
         counters: &PairCounters,
     ) -> usize {
-        self.end.put_plain(pair, chains, budget, counters)
+        self.end.put_plain(vring, chains, budget, counters)
     }
 
     fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<&'a mut DirectEnd<N>> {
@@ -316,24 +319,27 @@ impl<N: Nic> OwnQueue for DirectQueue<N> {
         self.end.sending.room()
     }
 
-    fn give_back(&mut self, _pair: &mut QueuePair, chain: ChainId) {
+    fn give_back(&mut self, _vring: &mut Vring, chain: ChainId) {
         self.end.give_back(chain);
     }
 
-    fn finish(&mut self, guest: RxTarget<'_>, moved: usize) -> Result<usize, Fault> {
-        let mut guest = guest;
+    fn finish(
+        &mut self,
+        (from_guest, to_guest): (&mut Vring, &Shared<RxQueue>),
+        _counters: &PairCounters,
+        moved: usize,
+    ) -> Result<usize, Fault> {
         // Before the frames are sent: an answer may arrive at once, and needs the buffers that the guest has posted.
-        let posted = if moved > 0 {
-            self.post_more(&mut guest)
-        } else {
-            Ok(())
+        let posted = match to_guest.lock() {
+            Some(mut guest) if moved > 0 => self.post_more(&mut guest),
+            _ => Ok(()),
         };
         self.end.hand_over();
         posted?;
-        Ok(self.end.stop_batch(guest.pair, moved))
+        Ok(self.end.stop_batch(from_guest, moved))
     }
 
-    fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
+    fn receive(&mut self, guest: &mut RxQueue) -> Result<usize, Fault> {
         self.to_guest(guest)
     }
 
@@ -367,25 +373,24 @@ impl<N: Nic> OwnQueue for DirectQueue<N> {
         self.end.inject(frame);
     }
 
-    fn stop(self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
-        let (mut queue, mut guest) = (self, guest);
-        let half_sent = queue.end.send_before_stop(guest.pair);
+    fn stop(self, from_guest: &mut Vring, guest: &mut RxQueue) -> Option<NicQueue<XdpNic>> {
+        let mut queue = self;
+        let half_sent = queue.end.send_before_stop(from_guest);
         // Frames that have arrived are delivered before the socket closes.
-        while queue.collect(&mut guest) > 0 {}
-        let RxTarget { pair, counters, .. } = guest;
-        counters.to_guest_queue_stopped.add(queue.posted.len_done());
-        if queue.end.close(pair, half_sent) {
-            give_up(pair, &mut queue.posted, &queue.deferred);
+        while queue.collect(guest) > 0 {}
+        guest.counters.to_guest_queue_stopped.add(queue.posted.len_done());
+        if queue.end.close(from_guest, half_sent) {
+            give_up(&mut guest.vring, &mut queue.posted, &queue.deferred);
         }
-        pair.to_guest.publish(counters);
+        guest.vring.publish(&guest.counters);
         None
     }
 }
 
 /// Returns unused buffers of the NIC and deferred ones, after the last access: rewinds the queue to the first of them,
 /// or, where that is impossible, returns them empty.
-fn give_up(pair: &mut QueuePair, posted: &mut InFlight<Posted>, deferred: &VecDeque<Deferred>) {
-    let queue = &mut pair.to_guest.queue;
+fn give_up(vring: &mut Vring, posted: &mut InFlight<Posted>, deferred: &VecDeque<Deferred>) {
+    let queue = &mut vring.queue;
     let overtaken = posted.has_overtaken();
     let posted = std::iter::from_fn(|| posted.pop_any()).filter_map(|posted| match posted {
         Posted::Guest { chain, .. } => Some(chain),

@@ -1,7 +1,7 @@
 //! Which receive buffers of a guest can be posted directly, and at which address: see the head of `direct`.
 
 use common::binding::LARGE_CHUNK;
-use device::pair::QueuePair;
+use device::pair::Vring;
 use virtqueue::{Buffer, HUGE_PAGE_BYTES};
 use xsk::{Umem, UmemOffset, XDP_PACKET_HEADROOM};
 
@@ -17,14 +17,14 @@ pub(super) struct Place {
 
 impl Place {
     /// For frames to a guest. `by_dma`: the NIC writes them by DMA, and so many bytes of the UMEM are in huge pages.
-    pub(super) fn new(guest: &QueuePair, umem: &Umem, by_dma: Option<u64>) -> Self {
+    pub(super) fn new(guest: &Vring, umem: &Umem, by_dma: Option<u64>) -> Self {
         let longest = match by_dma {
             Some(_) => umem.max_frame_bytes(),
-            None => guest.frame_limit,
+            None => guest.guest.frame_limit,
         };
         Self {
-            before: XDP_PACKET_HEADROOM + umem.headroom() - guest.header_bytes,
-            least: guest.header_bytes + longest,
+            before: XDP_PACKET_HEADROOM + umem.headroom() - guest.guest.header_bytes,
+            least: guest.guest.header_bytes + longest,
             huge_bytes: by_dma,
         }
     }

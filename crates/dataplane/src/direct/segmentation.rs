@@ -2,7 +2,7 @@
 //! directly from guest memory if the socket takes references and completes checksums; otherwise it is copied behind the
 //! headers. One packet is segmented at a time: segments without room wait for the next poll.
 
-use device::pair::{Cursor, QueuePair};
+use device::pair::{Cursor, Vring};
 use packet::HEADERS_MAX;
 use packet::segment::Gso;
 use virtqueue::{Buffer, ChainId, MemoryMap};
@@ -106,7 +106,7 @@ impl<N: Nic> DirectEnd<N> {
 
     /// Continues the present GSO packet within the budget; returns how many segments were queued.
     #[cold]
-    pub(super) fn continue_segmentation(&mut self, pair: &QueuePair, budget: &mut Budget) -> usize {
+    pub(super) fn continue_segmentation(&mut self, vring: &Vring, budget: &mut Budget) -> usize {
         if self.link == LinkState::Gone
             && self.sending.room() > 0
             && let Some(segmentation) = self.segmentation.take()
@@ -115,7 +115,7 @@ impl<N: Nic> DirectEnd<N> {
             self.give_back(segmentation.chain);
             return 1;
         }
-        self.queue_segments(&pair.memory, budget);
+        self.queue_segments(&vring.guest.memory, budget);
         if budget.tally.frames == 0 {
             self.counters.from_guest_waits.add(1);
         }
@@ -126,13 +126,13 @@ impl<N: Nic> DirectEnd<N> {
 
     /// Queues the rest of the present GSO packet when the lane is stopped, on a thread that may wait, as far as the
     /// kernel takes it. Returns its chain if some segments were left.
-    pub(super) fn segment_before_stop(&mut self, pair: &mut QueuePair) -> Option<ChainId> {
+    pub(super) fn segment_before_stop(&mut self, vring: &mut Vring) -> Option<ChainId> {
         let mut waits = 0;
         while self.segmentation.is_some() && self.link == LinkState::Up && waits < STOP_WAITS {
             self.begin_burst();
-            let sent = self.continue_segmentation(pair, &mut Budget::new(usize::MAX));
+            let sent = self.continue_segmentation(vring, &mut Budget::new(usize::MAX));
             self.kick();
-            if sent + self.reap(pair) == 0 {
+            if sent + self.reap(vring) == 0 {
                 std::thread::sleep(STOP_WAIT);
                 waits += 1;
             }

@@ -17,7 +17,9 @@ use super::{DirectEnd, DirectMemory};
 use crate::backend::own_queue::OwnQueue;
 use crate::backend::receiver::{Receive, Receiver, has_frames};
 use crate::guest::from_guest::{Budget, Sender, Sink};
-use crate::lane::{RxTarget, Work};
+use crate::guest::rx_queue::RxQueue;
+use crate::lane::Work;
+use crate::lane::shared::Shared;
 use crate::nic::coupled::Coupled;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
@@ -38,8 +40,8 @@ impl<N: Nic> SendDirectQueue<N> {
         memory: DirectMemory,
         (untags, counters): (bool, &Arc<PairCounters>),
     ) -> Self {
-        let mut end = DirectEnd::new(pair, queue, memory, counters);
-        let receiver = Receiver::new(pair, &mut end.queue, counters).untagging(untags);
+        let mut end = DirectEnd::new(&mut pair.from_guest, queue, memory, counters);
+        let receiver = Receiver::new(&pair.to_guest, &mut end.queue, counters).untagging(untags);
         Self { end, receiver }
     }
 }
@@ -51,8 +53,8 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
     where
         Self: 'a;
 
-    fn begin(&mut self, pair: &mut QueuePair, sender: &mut Sender, _counters: &PairCounters) -> usize {
-        self.end.begin_poll(pair, sender)
+    fn begin(&mut self, vring: &mut Vring, sender: &mut Sender, _counters: &PairCounters) -> usize {
+        self.end.begin_poll(vring, sender)
     }
 
     fn room(&mut self) -> usize {
@@ -62,12 +64,12 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
     #[inline]
     fn put_plain(
         &mut self,
-        pair: &mut QueuePair,
+        vring: &mut Vring,
         chains: &Chains,
         budget: &mut Budget,
         counters: &PairCounters,
     ) -> usize {
-        self.end.put_plain(pair, chains, budget, counters)
+        self.end.put_plain(vring, chains, budget, counters)
     }
 
     fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<&'a mut DirectEnd<N>> {
@@ -82,16 +84,21 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
         self.end.sending.room()
     }
 
-    fn give_back(&mut self, _pair: &mut QueuePair, chain: ChainId) {
+    fn give_back(&mut self, _vring: &mut Vring, chain: ChainId) {
         self.end.give_back(chain);
     }
 
-    fn finish(&mut self, guest: RxTarget<'_>, moved: usize) -> Result<usize, Fault> {
+    fn finish(
+        &mut self,
+        (from_guest, _): (&mut Vring, &Shared<RxQueue>),
+        _counters: &PairCounters,
+        moved: usize,
+    ) -> Result<usize, Fault> {
         self.end.hand_over();
-        Ok(self.end.stop_batch(guest.pair, moved))
+        Ok(self.end.stop_batch(from_guest, moved))
     }
 
-    fn receive(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
+    fn receive(&mut self, guest: &mut RxQueue) -> Result<usize, Fault> {
         self.receiver.deliver(&mut self.end.queue, guest)
     }
 
@@ -120,19 +127,11 @@ impl<N: Nic> OwnQueue for SendDirectQueue<N> {
         self.end.inject(frame);
     }
 
-    fn stop(mut self, guest: RxTarget<'_>) -> Option<NicQueue<XdpNic>> {
-        let RxTarget {
-            pair,
-            buffers,
-            counters,
-            filter,
-            ..
-        } = guest;
-        let half_sent = self.end.send_before_stop(pair);
-        let guest = RxTarget::new(pair, buffers, counters).filtered(filter);
+    fn stop(mut self, from_guest: &mut Vring, guest: &mut RxQueue) -> Option<NicQueue<XdpNic>> {
+        let half_sent = self.end.send_before_stop(from_guest);
         self.receiver.finish(&mut self.end.queue, guest);
-        self.end.queue.discard(counters);
-        self.end.close(pair, half_sent);
+        self.end.queue.discard(&guest.counters);
+        self.end.close(from_guest, half_sent);
         None
     }
 }

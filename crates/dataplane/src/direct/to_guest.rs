@@ -5,21 +5,21 @@ use xsk::{Frame, Umem, UmemOffset};
 
 use super::{CHUNK_BYTES, Deferred, DirectQueue, MOST_BOUNCES_POSTED, MOST_DEFERRED_BUFFERS, Posted};
 use crate::frame::bytes::UmemRange;
+use crate::guest::rx_queue::RxQueue;
 use crate::guest::to_guest::{NO_OFFLOAD, UmemBytes, with_buffers, write};
-use crate::lane::RxTarget;
 use crate::lane::limits::BATCH;
 use crate::nic::queue::Nic;
 use device::meter;
-use device::pair::{Fault, QueuePair};
+use device::pair::{Fault, Vring};
 
 impl<N: Nic> DirectQueue<N> {
-    pub(super) fn to_guest(&mut self, guest: &mut RxTarget<'_>) -> Result<usize, Fault> {
-        if !guest.pair.to_guest.enabled {
+    pub(super) fn to_guest(&mut self, guest: &mut RxQueue) -> Result<usize, Fault> {
+        if !guest.vring.enabled {
             return Ok(0);
         }
         let received = self.collect(guest);
         if received > 0 {
-            guest.pair.to_guest.publish(guest.counters);
+            guest.vring.publish(&guest.counters);
         }
         self.post(guest)?;
         Ok(received)
@@ -27,7 +27,7 @@ impl<N: Nic> DirectQueue<N> {
 
     /// Delivers received frames to the guest, in the order in which buffers were posted, or in that of arrival; returns
     /// how many. Only a received frame completes a buffer.
-    pub(super) fn collect(&mut self, guest: &mut RxTarget<'_>) -> usize {
+    pub(super) fn collect(&mut self, guest: &mut RxQueue) -> usize {
         match self.take_received(guest) {
             false => 0,
             true => self.give_done(guest),
@@ -36,7 +36,7 @@ impl<N: Nic> DirectQueue<N> {
 
     /// Records in `posted` the received frame of each buffer that the NIC completed; returns whether there was one.
     #[inline]
-    fn take_received(&mut self, guest: &mut RxTarget<'_>) -> bool {
+    fn take_received(&mut self, guest: &mut RxQueue) -> bool {
         let (mut any, mut taken) = (false, 0);
         for piece in self.end.queue.nic.from_nic(BATCH) {
             any = true;
@@ -56,9 +56,9 @@ impl<N: Nic> DirectQueue<N> {
                 }
                 Posted::Guest { len, .. } => {
                     *len = piece.len;
-                    let header = guest.pair.header_bytes;
+                    let header = guest.vring.guest.header_bytes;
                     if let Some(look) = &mut self.look {
-                        let offload = look.look(&self.end.queue.umem, UmemRange::of(&piece), guest.counters);
+                        let offload = look.look(&self.end.queue.umem, UmemRange::of(&piece), &guest.counters);
                         let place = UmemOffset::new(piece.data.get() - u64::from(header));
                         if offload != NO_OFFLOAD {
                             // Replaces the header of the steering program, except for the number of buffers.
@@ -73,7 +73,7 @@ impl<N: Nic> DirectQueue<N> {
                         *len = 0;
                         continue;
                     }
-                    guest.pair.log_write(start.get(), bytes);
+                    guest.vring.log_write(start.get(), bytes);
                 }
                 Posted::Bounce { filled } => *filled = Some(piece),
             }
@@ -84,17 +84,17 @@ impl<N: Nic> DirectQueue<N> {
 
     /// Returns completed buffers to the guest, up to the first incomplete one; returns the number of frames in them.
     #[inline]
-    fn give_done(&mut self, guest: &mut RxTarget<'_>) -> usize {
+    fn give_done(&mut self, guest: &mut RxQueue) -> usize {
         let (mut frames, mut bytes) = (0, 0u64);
         while let Some(posted) = self.posted.pop_done() {
             match posted {
                 Posted::Guest { chain, len: 0 } => {
                     // It has no whole frame, and is returned empty.
-                    give_back(guest.pair, self.any_order, chain, 0);
+                    give_back(&mut guest.vring, self.any_order, chain, 0);
                 }
                 Posted::Guest { chain, len } => {
-                    let written = guest.pair.header_bytes + len;
-                    give_back(guest.pair, self.any_order, chain, written);
+                    let written = guest.vring.guest.header_bytes + len;
+                    give_back(&mut guest.vring, self.any_order, chain, written);
                     bytes += u64::from(len);
                     frames += 1;
                 }
@@ -116,7 +116,7 @@ impl<N: Nic> DirectQueue<N> {
     }
 
     /// Posts to the NIC the buffers that the guest made available.
-    fn post(&mut self, guest: &mut RxTarget<'_>) -> Result<(), Fault> {
+    fn post(&mut self, guest: &mut RxQueue) -> Result<(), Fault> {
         self.take_buffers(guest)?;
         // The queue's chunk tracker does not get them: they are in `posted`.
         self.end.queue.nic.give(&mut self.empty, |_| ());
@@ -124,8 +124,8 @@ impl<N: Nic> DirectQueue<N> {
     }
 
     /// As [`Self::post`], for buffers made available since this poll began; wakes the NIC only if there are some.
-    pub(super) fn post_more(&mut self, guest: &mut RxTarget<'_>) -> Result<(), Fault> {
-        if guest.pair.to_guest.enabled {
+    pub(super) fn post_more(&mut self, guest: &mut RxQueue) -> Result<(), Fault> {
+        if guest.vring.enabled {
             self.take_buffers(guest)?;
             if !self.empty.is_empty() {
                 self.end.queue.nic.give(&mut self.empty, |_| ());
@@ -134,22 +134,22 @@ impl<N: Nic> DirectQueue<N> {
         Ok(())
     }
 
-    fn take_buffers(&mut self, guest: &mut RxTarget<'_>) -> Result<(), Fault> {
+    fn take_buffers(&mut self, guest: &mut RxQueue) -> Result<(), Fault> {
         let room = BATCH
             .min(self.end.queue.nic.room_to_give())
             .min(self.posted.room());
         // A buffer that could not be deferred is not read again before there is room: it may have very many segments.
         if room > 0 && !self.end.bounces_out {
-            guest.pair.pop_buffers(guest.buffers, room)?;
-            self.post_chains(guest.pair, guest.buffers);
+            guest.vring.pop_buffers(&mut guest.buffers, room)?;
+            self.post_chains(&mut guest.vring, &guest.buffers);
         }
         if self.defer_all {
-            self.post_bounces(guest.pair);
+            self.post_bounces(&guest.vring);
         }
         Ok(())
     }
 
-    fn post_chains(&mut self, pair: &mut QueuePair, chains: &Chains) {
+    fn post_chains(&mut self, vring: &mut Vring, chains: &Chains) {
         for (at, chain) in chains.iter().enumerate() {
             let buffers = chains.buffers(chain);
             if let Some(fill) = self.fill_address(buffers)
@@ -163,9 +163,9 @@ impl<N: Nic> DirectQueue<N> {
                     },
                 );
                 self.empty.push(frame);
-            } else if !self.defer(pair, chain, buffers) {
+            } else if !self.defer(vring, chain, buffers) {
                 self.end.bounces_out = true;
-                pair.to_guest.queue.unpop(chains.slots(at));
+                vring.queue.unpop(chains.slots(at));
                 break;
             }
         }
@@ -173,11 +173,11 @@ impl<N: Nic> DirectQueue<N> {
 
     /// Defers a buffer, and, unless all are deferred, posts the bounce chunk that it is paired with. False: there is no
     /// chunk now, or enough is deferred.
-    fn defer(&mut self, pair: &QueuePair, chain: &Chain, buffers: &[Buffer]) -> bool {
+    fn defer(&mut self, vring: &Vring, chain: &Chain, buffers: &[Buffer]) -> bool {
         if self.deferred_buffers.len() >= MOST_DEFERRED_BUFFERS {
             return false;
         }
-        self.defer_all |= u64::from(chain.writable_bytes) < longest(pair);
+        self.defer_all |= u64::from(chain.writable_bytes) < longest(vring);
         if !self.defer_all {
             let Some(frame) = self.bounce_to_post() else {
                 return false;
@@ -224,9 +224,9 @@ impl<N: Nic> DirectQueue<N> {
     }
 
     /// Posts bounce chunks for as many frames as the deferred buffers hold.
-    fn post_bounces(&mut self, pair: &QueuePair) {
-        let frames = if pair.mergeable {
-            usize::try_from(self.deferred_bytes / longest(pair)).unwrap_or(usize::MAX)
+    fn post_bounces(&mut self, vring: &Vring) {
+        let frames = if vring.guest.mergeable {
+            usize::try_from(self.deferred_bytes / longest(vring)).unwrap_or(usize::MAX)
         } else {
             self.deferred.len()
         };
@@ -242,13 +242,13 @@ impl<N: Nic> DirectQueue<N> {
     }
 
     /// Copies a frame from a bounce chunk into deferred buffers; false when they are too small.
-    fn deliver_bounced(&mut self, guest: &mut RxTarget<'_>, frame: UmemRange) -> bool {
-        let mut wanted = u64::from(guest.pair.header_bytes) + u64::from(frame.len);
+    fn deliver_bounced(&mut self, guest: &mut RxQueue, frame: UmemRange) -> bool {
+        let mut wanted = u64::from(guest.vring.guest.header_bytes) + u64::from(frame.len);
         let mut count = 0;
         for deferred in &self.deferred {
             count += 1;
             wanted = wanted.saturating_sub(deferred.bytes);
-            if wanted == 0 || !guest.pair.mergeable {
+            if wanted == 0 || !guest.vring.guest.mergeable {
                 break;
             }
         }
@@ -258,7 +258,7 @@ impl<N: Nic> DirectQueue<N> {
         }
         guest.counters.bounced_frames.add(1);
         let offload = match &mut self.look {
-            Some(look) => look.look(&self.end.queue.umem, frame, guest.counters),
+            Some(look) => look.look(&self.end.queue.umem, frame, &guest.counters),
             None => NO_OFFLOAD,
         };
         let ranges = [frame];
@@ -273,16 +273,16 @@ impl<N: Nic> DirectQueue<N> {
             self.buffers.clear();
             self.buffers
                 .extend(self.deferred_buffers.drain(..deferred.buffers));
-            let written = write(guest.pair, &self.buffers, header.take(), &mut left, &mut bytes);
-            give_back(guest.pair, self.any_order, deferred.chain, written);
+            let written = write(&guest.vring, &self.buffers, header.take(), &mut left, &mut bytes);
+            give_back(&mut guest.vring, self.any_order, deferred.chain, written);
         }
         true
     }
 }
 
 /// Header and longest frame, bytes: what a buffer must hold to take any frame.
-fn longest(pair: &QueuePair) -> u64 {
-    u64::from(pair.header_bytes) + u64::from(pair.frame_limit)
+fn longest(vring: &Vring) -> u64 {
+    u64::from(vring.guest.header_bytes) + u64::from(vring.guest.frame_limit)
 }
 
 /// Moves header and frame to the start of their buffer: igb and igc leave a time stamp of 16 bytes before a frame if a
@@ -297,9 +297,9 @@ fn move_frame(umem: &Umem, from: UmemOffset, to: UmemOffset, len: u32) -> Option
 
 /// Returns a buffer with `len` bytes written.
 #[inline]
-fn give_back(pair: &mut QueuePair, any_order: bool, chain: ChainId, len: u32) {
+fn give_back(vring: &mut Vring, any_order: bool, chain: ChainId, len: u32) {
     match any_order {
-        true => pair.to_guest.queue.push_used_in_any_order(chain, len),
-        false => pair.to_guest.queue.push_used(chain, len),
+        true => vring.queue.push_used_in_any_order(chain, len),
+        false => vring.queue.push_used(chain, len),
     }
 }

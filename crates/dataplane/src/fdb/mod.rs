@@ -203,18 +203,6 @@ impl Fdb {
         self.ports.get(usize::from(number.0))?.as_ref()
     }
 
-    /// The port of a mark, if the port's generation still matches.
-    #[inline]
-    pub(crate) fn marked(&self, mark: PortMark) -> Option<PortNumber> {
-        let (number, generation) = mark.parts();
-        (self.port(number)?.generation == generation).then_some(number)
-    }
-
-    /// The first number after those of all ports.
-    pub(crate) fn end(&self) -> usize {
-        self.ports.len()
-    }
-
     /// The destination of a port's frame.
     #[inline]
     pub(crate) fn find_for(&self, from: &FdbPort, to: FdbKey) -> Destination {

@@ -22,8 +22,6 @@ pub enum Vlans {
     Access(u16),
     /// In ascending order.
     Trunk(Vec<u16>),
-    /// Frames of all VLANs and of none, with their tags: for links to other workers.
-    All,
 }
 
 impl Vlans {
@@ -31,9 +29,8 @@ impl Vlans {
     #[inline]
     pub(crate) fn of_guests(&self, tags: Tags) -> Option<u16> {
         match (self, tags) {
-            (Self::Untagged, Tags::None | Tags::One(0)) | (Self::All, Tags::None) => Some(0),
+            (Self::Untagged, Tags::None | Tags::One(0)) => Some(0),
             (Self::Access(vlan), Tags::None | Tags::One(0)) => Some(*vlan),
-            (Self::All, Tags::One(vlan)) => Some(vlan),
             (Self::Trunk(vlans), Tags::One(vlan)) => vlans.binary_search(&vlan).is_ok().then_some(vlan),
             _ => None,
         }
@@ -46,14 +43,13 @@ impl Vlans {
             Self::Untagged => vlan == 0,
             Self::Access(own) => vlan == *own,
             Self::Trunk(vlans) => vlans.binary_search(&vlan).is_ok(),
-            Self::All => true,
         }
     }
 
     /// Whether frames of its VLANs have a tag towards the guest.
     #[inline]
     pub(crate) fn is_tagged(&self) -> bool {
-        matches!(self, Self::Trunk(_) | Self::All)
+        matches!(self, Self::Trunk(_))
     }
 
     /// Whether frames towards the guest lose their tag.
@@ -67,14 +63,12 @@ impl Vlans {
         self.all().iter().any(|&vlan| other.carries(vlan))
     }
 
-    /// All VLANs that it carries, except for [`Self::All`].
+    /// All VLANs that it carries.
     pub fn all(&self) -> &[u16] {
         match self {
             Self::Untagged => &[0],
             Self::Access(vlan) => std::slice::from_ref(vlan),
             Self::Trunk(vlans) => vlans,
-            // A link has no address, so nobody needs its VLANs.
-            Self::All => &[],
         }
     }
 }

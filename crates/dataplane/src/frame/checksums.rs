@@ -35,7 +35,7 @@ use xsk::{RxDesc, Umem, UmemOffset};
 
 use crate::frame::bytes::{UmemRange, received_bytes, received_bytes_mut};
 use device::counters::PairCounters;
-use device::pair::QueuePair;
+use device::pair::Vring;
 
 /// Longest frame of which a private copy is made, bytes: a chunk.
 const LONGEST_COPY: usize = 4096;
@@ -51,10 +51,10 @@ pub(crate) struct Looks {
 
 impl Looks {
     /// For frames to a guest; `None`: the guest accepts no result, and nothing has to be completed.
-    pub(crate) fn of(guest: &QueuePair, partial: bool) -> Option<Self> {
+    pub(crate) fn of(vring: &Vring, partial: bool) -> Option<Self> {
         let looks = Self {
             partial,
-            tell: guest.offloads.guest_csum,
+            tell: vring.guest.offloads.guest_csum,
         };
         (looks.partial || looks.tell).then_some(looks)
     }
@@ -112,8 +112,8 @@ pub(crate) struct PrivateLook {
 
 impl PrivateLook {
     /// For frames to a guest; `None`: no partial checksums occur.
-    pub(crate) fn of(guest: &QueuePair, partial: bool) -> Option<Self> {
-        let looks = Looks::of(guest, partial)?;
+    pub(crate) fn of(vring: &Vring, partial: bool) -> Option<Self> {
+        let looks = Looks::of(vring, partial)?;
         looks.partial.then(|| Self {
             looks,
             copy: Box::new([0; LONGEST_COPY]),

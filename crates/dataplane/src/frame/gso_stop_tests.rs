@@ -2,7 +2,9 @@
 //! it can be, and counted once where it cannot.
 
 use super::*;
+use crate::tests::test_lanes::switch;
 use crate::tests::test_siblings::Others;
+use device::pair::Direction;
 
 #[test]
 fn stopped_lane_sends_the_rest_and_its_base_is_behind_it() {
@@ -85,12 +87,12 @@ fn rest_goes_out_of_a_queue_that_is_switched_off() {
         world.send(20_000, 1000, 1);
         world.send_plain(60);
         world.poll();
-        world.lane.pair_mut().expect("a guest").from_guest.enabled = false;
+        switch(&mut *world.lane, Direction::FromGuest, false);
         for _ in 0..20 {
             world.poll();
         }
         assert_eq!(world.wire().sent.len(), 20, "{setup:?}");
-        world.lane.pair_mut().expect("a guest").from_guest.enabled = true;
+        switch(&mut *world.lane, Direction::FromGuest, true);
         world.finish();
         world.assert_sent(true);
     }

@@ -475,7 +475,9 @@ fn gso_packet_in_hand_that_needs_several_descriptors_does_not_spin() {
         ..Setup::new(false, WITH_METADATA)
     };
     let mut world = World::new(setup);
-    world.lane.pair_mut().expect("a guest").frame_limit = 9018;
+    world
+        .lane
+        .change_vrings(&mut |_, vring| vring.guest.frame_limit = 9018);
     for _ in 0..2 {
         world.send(60_000, 5800, 1);
     }

@@ -1,5 +1,7 @@
 //! GSO packets that leave unsegmented: the tap is played by a socket that keeps packets apart.
 
+use crate::tests::test_lanes::switch;
+use device::pair::Direction;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -197,7 +199,7 @@ fn tap_that_was_full_does_not_keep_the_worker_awake() {
             while world.driver.take_used().is_some() {}
         }
         if is_disabled {
-            world.lane.pair_mut().expect("a guest").from_guest.enabled = false;
+            switch(&mut *world.lane, Direction::FromGuest, false);
         } else {
             let deny = "direction=from-guest action=deny protocol=tcp";
             let filter = PortFilter::new(&Filter {

@@ -13,41 +13,52 @@ use packet::verify::Unfinished;
 use crate::fdb::PortNumber;
 use crate::fdb::forwarding::{Forwarding, LaneRef};
 use crate::frame::checksums::Partial;
+use crate::guest::rx_queue::RxQueue;
 use crate::guest::to_guest::{Bytes, Delivery, Fit, NO_OFFLOAD};
-use crate::lane::{RxTarget, Siblings};
-use crate::link::cross_worker_mark::CrossWorkerMark;
+use crate::lane::{Siblings, SlotAt};
 use crate::policy::filter::Facts;
 use crate::policy::rate_limit::Cost;
 
 /// Writes one of several copies of a frame for a guest. The copy is lost if the guest has no buffer now, or its rate
-/// limit is used up. Returns the number of frames delivered. `mark`: for another worker. The caller has applied the
-/// filter rules ([`RxTarget::allows`]).
+/// limit is used up. Returns the number of frames delivered. The caller has applied the filter rules
+/// ([`RxQueue::allows`]).
 /// Errors: the guest's fault.
 pub(crate) fn write_copy(
-    RxTarget {
-        pair,
-        buffers,
-        counters,
-        mut policer,
-        marks,
-        ..
-    }: RxTarget<'_>,
-    (len, mark): (u32, CrossWorkerMark),
+    guest: &mut RxQueue,
+    len: u32,
     offload: [u8; 10],
     bytes: &mut impl Bytes,
 ) -> Result<usize, Fault> {
-    if !policer.allows(|| Cost::frame(len), counters) {
+    if !guest.policer().allows(|| Cost::frame(len), &guest.counters) {
         return Ok(0);
     }
-    let mut delivery = Delivery::begin_with(pair, buffers, counters, 1)?;
-    delivery.write_marks_to(marks);
-    delivery.about(|| mark);
+    let mut delivery = Delivery::begin_with(&mut guest.vring, &mut guest.buffers, &guest.counters, 1)?;
     match delivery.fit(len)? {
         Fit::Now => delivery.write(len, offload, bytes),
-        Fit::Later => counters.to_guest_no_buffer.add(1),
+        Fit::Later => delivery.counters.to_guest_no_buffer.add(1),
         Fit::Never => {}
     }
-    Ok(delivery.finish())
+    let frames = delivery.finish();
+    guest.delivered(frames);
+    Ok(frames)
+}
+
+/// Writes an announcement of the daemon for the guest of a lane, if its rules admit that.
+pub(crate) fn write_announcement(siblings: &mut dyn Siblings, at: SlotAt, frame: &[u8]) {
+    let Some(mut guest) = siblings.guest(at) else {
+        return;
+    };
+    let written = match guest.allows_once(frame) {
+        true => {
+            let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+            write_copy(&mut guest, len, NO_OFFLOAD, &mut { frame })
+        }
+        false => Ok(0),
+    };
+    drop(guest);
+    if let Err(fault) = written {
+        siblings.blame(at, fault);
+    }
 }
 
 /// A frame in the daemon's memory that is copied for several guests, as the offloads of each require.
@@ -57,8 +68,8 @@ pub(crate) struct Several<'a> {
     pub(crate) vlan: u16,
     /// It may come from a stack on the same machine, which leaves checksums unfinished.
     pub(crate) may_be_partial: bool,
-    /// For receivers on another worker.
-    pub(crate) mark: CrossWorkerMark,
+    /// What the NIC reported about its flow.
+    pub(crate) flow: FlowHints,
     /// Counters of the sender.
     pub(crate) counters: &'a PairCounters,
 }
@@ -106,7 +117,7 @@ impl Several<'_> {
             let Some(mut target) = siblings.guest(guest.at) else {
                 continue;
             };
-            if unfinished.is_some() && target.pair.offloads.guest_csum != takes_partial {
+            if unfinished.is_some() && target.vring.guest.offloads.guest_csum != takes_partial {
                 continue;
             }
             let tag_off = self.vlan != 0 && !forwarding.is_tagged(port);
@@ -116,10 +127,15 @@ impl Several<'_> {
                 None => NO_OFFLOAD,
             };
             let mut shown = TwoParts::of(self.frame, tag_off);
-            let admits = shown.is_allowed(self.mark.flow, &mut target);
+            let admits = shown.is_allowed(self.flow, &mut target);
             work += target.take_work();
             // The number of such frames is limited at their source.
-            if admits && let Err(fault) = write_copy(target, (shown.len(), self.mark), offload, &mut shown) {
+            let written = match admits {
+                true => write_copy(&mut target, shown.len(), offload, &mut shown),
+                false => Ok(0),
+            };
+            drop(target);
+            if let Err(fault) = written {
                 siblings.blame(guest.at, fault);
             }
         }
@@ -163,7 +179,7 @@ impl<'a> TwoParts<'a> {
     }
 
     /// Whether the target's filter rules admit the frame as it is written.
-    fn is_allowed(&self, flow: FlowHints, target: &mut RxTarget<'_>) -> bool {
+    fn is_allowed(&self, flow: FlowHints, target: &mut RxQueue) -> bool {
         if target.filter.is_none() {
             return true;
         }

@@ -6,7 +6,7 @@
 //! reads guest RAM (`direct`).
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Fault, QueuePair};
+use device::pair::{Fault, Vring};
 use virtqueue::{ChainId, Chains};
 
 use crate::guest::guest_frame::GuestFrame;
@@ -282,9 +282,9 @@ impl Sender {
     /// [`Self::settle`].
     /// Errors: the guest's fault.
     #[inline]
-    pub(crate) fn take(&mut self, pair: &mut QueuePair, room: usize) -> Result<(), Fault> {
+    pub(crate) fn take(&mut self, vring: &mut Vring, room: usize) -> Result<(), Fault> {
         let most = self.left.min(self.takes.most).min(room);
-        pair.from_guest.queue.pop(&mut self.chains, most)?;
+        vring.queue.pop(&mut self.chains, most)?;
         Ok(())
     }
 
@@ -293,13 +293,13 @@ impl Sender {
     #[inline(always)]
     pub(crate) fn settle(
         &mut self,
-        pair: &mut QueuePair,
+        vring: &mut Vring,
         budget: &Budget,
         done: usize,
         counters: &PairCounters,
     ) {
         if done < self.chains.len() {
-            pair.from_guest.queue.unpop(self.chains.slots(done));
+            vring.queue.unpop(self.chains.slots(done));
         }
         self.takes.adapt(self.chains.len(), done);
         self.charge(budget);

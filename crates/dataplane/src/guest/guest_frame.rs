@@ -1,7 +1,6 @@
 //! A frame of a guest between the guest's queue and its destination.
 
-use acl::FlowHints;
-use device::pair::{Cursor, Piece, QueuePair, Sending};
+use device::pair::{Cursor, Piece, Sending, Vring};
 use virtqueue::{Buffer, MemoryMap};
 
 /// A frame that the guest sends, in guest memory.
@@ -19,22 +18,19 @@ pub struct GuestFrame<'a> {
     pub(crate) head: &'a [u8],
     /// Bytes of the chain, from the frame's start, that `head` replaces.
     pub(crate) replaced: u32,
-    /// If a NIC of another worker received it: what that NIC reported about its flow.
-    pub(crate) flow: FlowHints,
 }
 
 impl<'a> GuestFrame<'a> {
     /// A frame without a checked head.
     #[inline]
-    pub(crate) fn new(pair: &'a QueuePair, buffers: &'a [Buffer], sending: &'a Sending) -> Self {
+    pub(crate) fn new(vring: &'a Vring, buffers: &'a [Buffer], sending: &'a Sending) -> Self {
         Self {
-            memory: &pair.memory,
-            frame_limit: pair.frame_limit,
+            memory: &vring.guest.memory,
+            frame_limit: vring.guest.frame_limit,
             buffers,
             sending,
             head: &[],
             replaced: 0,
-            flow: FlowHints::NONE,
         }
     }
 

@@ -6,4 +6,5 @@ pub(crate) mod from_guest;
 pub(crate) mod guest_frame;
 pub(crate) mod passing;
 pub(crate) mod pending;
+pub mod rx_queue;
 pub(crate) mod to_guest;

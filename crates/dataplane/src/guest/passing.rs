@@ -21,9 +21,8 @@ use crate::frame::gso::{FromChain, GsoPacket};
 use crate::guest::from_guest::Budget;
 use crate::guest::guest_frame::GuestFrame;
 use crate::guest::pending::Pending;
+use crate::guest::rx_queue::RxQueue;
 use crate::guest::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, WholeFrame, with_buffers};
-use crate::lane::RxTarget;
-use crate::link::cross_worker_mark::CrossWorkerMark;
 use crate::policy::filter::{Acl, Facts, is_long};
 use crate::policy::guard::SHORT_LOOK_BYTES;
 use crate::policy::rate_limit::Policer;
@@ -75,33 +74,25 @@ pub(crate) struct Passing<'a> {
 }
 
 impl<'a> Passing<'a> {
-    /// Begins with at most `most` buffers; `None`: the guest takes no frames of other guests.
+    /// Begins with at most `most` buffers.
     /// Errors: its fault.
     #[inline]
-    pub(crate) fn begin(guest: RxTarget<'a>, most: usize) -> Result<Option<Self>, Fault> {
-        let Some(pending) = guest.pending else {
-            return Ok(None);
-        };
-        let mut delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, most)?;
-        delivery.write_marks_to(guest.marks);
-        Ok(Some(Self {
-            delivery,
+    pub(crate) fn begin(guest: &'a mut RxQueue, most: usize) -> Result<Self, Fault> {
+        let RxQueue {
+            vring,
+            buffers,
+            counters,
             pending,
-            policer: guest.policer,
-            filter: guest.filter,
-        }))
-    }
-
-    /// Sets the mark of the frames that follow, if they go to another worker.
-    #[inline]
-    pub(crate) fn about(&mut self, mark: impl FnOnce() -> CrossWorkerMark) {
-        self.delivery.about(mark);
-    }
-
-    /// Whether filter rules check frames to the guest. Then [`GuestFrame::head`] must have all bytes that rules read.
-    #[inline]
-    pub(crate) fn is_filtered(&self) -> bool {
-        self.filter.is_some()
+            limit,
+            filter,
+            ..
+        } = guest;
+        Ok(Self {
+            delivery: Delivery::begin_with(vring, buffers, counters, most)?,
+            pending,
+            policer: Policer::new(limit.as_ref()),
+            filter: filter.as_deref_mut(),
+        })
     }
 
     /// Passes a frame on; `from`: counters of the guest that sends.
@@ -123,10 +114,15 @@ impl<'a> Passing<'a> {
     #[inline(never)]
     fn pass_filtered(&mut self, frame: GuestFrame<'_>, from: &PairCounters) -> Result<Passed, Fault> {
         let counters = self.delivery.counters;
+        let mut head = [0; HEADERS_MAX];
+        let frame = match has_head(&frame) {
+            true => frame,
+            false => with_head(frame, &mut head),
+        };
         let stored = frame.sending.request.csum.map(ChecksumAt::field);
         let facts = Facts {
             stored,
-            ..Facts::of_flow(frame.sending.len as usize, frame.flow)
+            ..Facts::of_len(frame.sending.len as usize)
         };
         let Some(filter) = self.filter.as_mut() else {
             return self.pass_limited(frame, from);
@@ -169,7 +165,7 @@ impl<'a> Passing<'a> {
         if is_checked || self.pending.is_of(from) {
             return (0, 0);
         }
-        let completes = self.delivery.pair().offloads.guest_csum;
+        let completes = self.delivery.vring().guest.offloads.guest_csum;
         let frames = frames.map_while(|(asked, head, rest)| {
             let header = header_for(asked, completes)?;
             Some(WholeFrame { header, head, rest })
@@ -192,7 +188,7 @@ impl<'a> Passing<'a> {
         if let Some(gso) = request.gso {
             return pass_packet(frame, gso, from, delivery, pending);
         }
-        if let Some(header) = header_for(request.csum, delivery.pair().offloads.guest_csum)
+        if let Some(header) = header_for(request.csum, delivery.vring().guest.offloads.guest_csum)
             && let (head, Some(rest)) = (frame.head, frame.rest_in_one())
             && let whole = std::iter::once(WholeFrame { header, head, rest })
             && let (1, _) = delivery.take_whole_of_guest(frame.memory, whole)
@@ -204,7 +200,7 @@ impl<'a> Passing<'a> {
             return Ok(fit.into());
         }
         match request.csum {
-            Some(at) if !delivery.pair().offloads.guest_csum => {
+            Some(at) if !delivery.vring().guest.offloads.guest_csum => {
                 let mut bytes = pending.complete(frame, at);
                 delivery.write(len, NO_OFFLOAD, &mut bytes);
             }
@@ -232,20 +228,32 @@ impl<'a> Passing<'a> {
         self.delivery.counters.to_guest_no_buffer.add(1);
     }
 
-    /// Publishes the delivered frames to the guest.
+    /// Publishes the delivered frames to the guest; returns how many.
     #[inline]
-    pub(crate) fn finish(self) {
+    pub(crate) fn finish(self) -> usize {
         let bytes = self.delivery.bytes();
         let frames = self.delivery.finish();
         if frames > 0 {
             self.pending.took(frames, bytes);
         }
+        frames
     }
+}
+
+/// Whether a frame's head has all bytes that filter rules read.
+#[inline]
+fn has_head(frame: &GuestFrame<'_>) -> bool {
+    let len = frame.sending.len as usize;
+    let wanted = match frame.head.first_chunk().is_some_and(is_long) {
+        true => HEADERS_MAX,
+        false => SHORT_LOOK_BYTES,
+    };
+    frame.head.len() >= wanted.min(len)
 }
 
 /// Copies the first bytes of a frame, as many as filter rules read, into `head`: they are sent in place of those in
 /// guest memory. Bytes that an earlier check has copied keep their values.
-pub(crate) fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; HEADERS_MAX]) -> GuestFrame<'a> {
+fn with_head<'a>(frame: GuestFrame<'a>, head: &'a mut [u8; HEADERS_MAX]) -> GuestFrame<'a> {
     let len = frame.sending.len as usize;
     let mut known = SHORT_LOOK_BYTES.max(frame.head.len()).min(len);
     frame.read_start(&mut head[..known]);
@@ -289,7 +297,7 @@ fn pass_packet(
     };
     let headers = &headers[..packet.plan.header_len()];
     let len = frame.sending.len;
-    if !takes(&delivery.pair().offloads, gso, headers, len) {
+    if !takes(&delivery.vring().guest.offloads, gso, headers, len) {
         if !pending.admits(from) {
             return Ok(Passed::Later);
         }

@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use device::counters::PairCounters;
-use device::pair::{Fault, QueuePair};
+use device::pair::{Fault, Vring};
 use packet::checksum::{self, ChecksumAt};
 use packet::segment::Request;
 use virtqueue::Chains;
@@ -167,11 +167,11 @@ impl Pending {
     #[cold]
     pub(crate) fn deliver(
         &mut self,
-        pair: &mut QueuePair,
+        vring: &mut Vring,
         buffers: &mut Chains,
         counters: &PairCounters,
     ) -> Result<usize, Fault> {
-        let mut delivery = Delivery::begin(pair, buffers, counters)?;
+        let mut delivery = Delivery::begin(vring, buffers, counters)?;
         self.segment_into(&mut delivery)?;
         let bytes = delivery.bytes();
         let frames = delivery.finish();
@@ -185,7 +185,7 @@ impl Pending {
     /// Errors: the guest's fault.
     #[cold]
     pub(crate) fn segment_into(&mut self, delivery: &mut Delivery<'_>) -> Result<(), Fault> {
-        let sums = delivery.pair().offloads.guest_csum;
+        let sums = delivery.vring().guest.offloads.guest_csum;
         for _ in 0..BATCH {
             let Some(request) = self.segment(sums) else { break };
             let len = u32::try_from(self.frame.len()).unwrap_or(u32::MAX);

@@ -3,19 +3,15 @@
 //! A [`Delivery`] takes buffers from the guest's receive queue as needed, writes frames into them, each with its
 //! virtio-net header (VirtIO 1.3, 5.1.6.4), and returns unused ones. The source of a frame's bytes is a [`Bytes`]:
 //! chunks of a UMEM, another guest's chain, or the daemon's memory.
-//!
-//! Where the receiver is a link to another worker, each frame has a mark ([`CrossWorkerMark`]). Marks are written
-//! later, for all frames in a row with the same mark at once, so that writing a frame is the same for guests and links.
 
 use device::counters::PairCounters;
 use device::meter;
-use device::pair::{Cursor, Fault, HASH_HEADER_BYTES, HEADER_BYTES, Piece, QueuePair};
+use device::pair::{Cursor, Fault, HASH_HEADER_BYTES, HEADER_BYTES, Piece, Vring};
 use virtqueue::{Buffer, Chain, Chains, MemoryMap};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
 use crate::frame::bytes::{UmemRange, between_guests, frame_to_guest, umem_to_guest};
 use crate::lane::limits::{BATCH, DESCRIPTORS};
-use crate::link::cross_worker_mark::{CrossWorkerMark, CrossWorkerMarks};
 use crate::nic::chunk_tracker::{ChunkTracker, Unexpected};
 use crate::nic::tap::Parts;
 
@@ -104,7 +100,7 @@ pub(crate) enum Fit {
 
 /// The guest's receive queue during a batch; see the module's head.
 pub(crate) struct Delivery<'a> {
-    pair: &'a mut QueuePair,
+    vring: &'a mut Vring,
     pub(crate) counters: &'a PairCounters,
     chains: &'a mut Chains,
     /// First of `chains` that is not used yet.
@@ -117,35 +113,30 @@ pub(crate) struct Delivery<'a> {
     read: usize,
     bytes: u64,
     frames: u64,
-    /// If the receiver is a link: where marks of frames are written.
-    marks: Option<&'a CrossWorkerMarks>,
-    /// The mark of the frames in `chains` from `noted` on.
-    mark: CrossWorkerMark,
-    noted: usize,
 }
 
 impl<'a> Delivery<'a> {
     /// Begins a batch with the guest's next buffers.
     /// Errors: the guest's fault.
     pub(crate) fn begin(
-        pair: &'a mut QueuePair,
+        vring: &'a mut Vring,
         chains: &'a mut Chains,
         counters: &'a PairCounters,
     ) -> Result<Self, Fault> {
-        Self::begin_with(pair, chains, counters, BATCH)
+        Self::begin_with(vring, chains, counters, BATCH)
     }
 
     /// Like [`Self::begin`], with at most `most` buffers at first.
     #[inline]
     pub(crate) fn begin_with(
-        pair: &'a mut QueuePair,
+        vring: &'a mut Vring,
         chains: &'a mut Chains,
         counters: &'a PairCounters,
         most: usize,
     ) -> Result<Self, Fault> {
         chains.clear();
         let mut delivery = Self {
-            pair,
+            vring,
             counters,
             chains,
             next: 0,
@@ -154,51 +145,16 @@ impl<'a> Delivery<'a> {
             read: 0,
             bytes: 0,
             frames: 0,
-            marks: None,
-            mark: CrossWorkerMark::EMPTY,
-            noted: 0,
         };
         delivery.fetch(most.min(BATCH))?;
         Ok(delivery)
     }
 
-    /// Sets where marks of frames are written, if the receiver is a link.
-    #[inline]
-    pub(crate) fn write_marks_to(&mut self, marks: Option<&'a CrossWorkerMarks>) {
-        self.marks = marks;
-    }
-
-    /// Sets the mark of the frames that follow, if the receiver is a link.
-    #[inline]
-    pub(crate) fn about(&mut self, mark: impl FnOnce() -> CrossWorkerMark) {
-        if self.marks.is_some() {
-            let mark = mark();
-            if mark != self.mark {
-                self.write_notes();
-                self.mark = mark;
-            }
-        }
-    }
-
-    /// Writes the mark of the frames since `noted`, which are not published yet.
-    #[inline]
-    fn write_notes(&mut self) {
-        if let Some(marks) = self.marks {
-            for chain in &self.chains.chains[self.noted..self.next] {
-                if let Some(buffer) = self.chains.buffers(chain).first() {
-                    marks.write(buffer, self.mark);
-                }
-            }
-            self.noted = self.next;
-        }
-    }
-
     /// Takes at most `most` buffers from the guest; before that, returns those left of the last batch.
     fn fetch(&mut self, most: usize) -> Result<(), Fault> {
-        self.write_notes();
-        self.pair.to_guest.queue.unpop(self.chains.slots(self.next));
-        (self.next, self.noted, self.asked) = (0, 0, most);
-        self.room = self.pair.pop_buffers(self.chains, most)?;
+        self.vring.queue.unpop(self.chains.slots(self.next));
+        (self.next, self.asked) = (0, most);
+        self.room = self.vring.pop_buffers(self.chains, most)?;
         self.read += self.chains.buffers.len();
         Ok(())
     }
@@ -240,8 +196,8 @@ impl<'a> Delivery<'a> {
         self.chains.len() - self.next
     }
 
-    pub(crate) fn pair(&self) -> &QueuePair {
-        self.pair
+    pub(crate) fn vring(&self) -> &Vring {
+        self.vring
     }
 
     /// The common case: frames in one piece, each written into a buffer in one piece that holds it. Takes such frames
@@ -270,7 +226,7 @@ impl<'a> Delivery<'a> {
                     break;
                 }
             };
-            if !write_whole(self.pair, umem, &piece, chain, buffer, IN_ONE_BUFFER) {
+            if !write_whole(self.vring, umem, &piece, chain, buffer, IN_ONE_BUFFER) {
                 other = Some(Ok(piece));
                 break;
             }
@@ -293,7 +249,7 @@ impl<'a> Delivery<'a> {
             return false;
         };
         let buffer = self.chains.buffers[chain.first as usize];
-        if !write_whole(self.pair, umem, piece, chain, buffer, header) {
+        if !write_whole(self.vring, umem, piece, chain, buffer, header) {
             return false;
         }
         self.next += 1;
@@ -315,16 +271,16 @@ impl<'a> Delivery<'a> {
             let Some(frame) = frames.next() else { break };
             let buffer = self.chains.buffers[chain.first as usize];
             let written = frame.len() + HEADER_BYTES;
-            if chain.writable != 1 || buffer.len < written || self.pair.header_bytes != HEADER_BYTES {
+            if chain.writable != 1 || buffer.len < written || self.vring.guest.header_bytes != HEADER_BYTES {
                 break;
             }
             let WholeFrame { header, head, rest } = frame;
-            let to = &self.pair.memory;
+            let to = &self.vring.guest.memory;
             if between_guests(memory, head, rest, to, buffer.offset, header).is_none() {
                 break;
             }
-            self.pair.log_write(buffer.offset, written);
-            self.pair.to_guest.queue.push_used(chain.id, written);
+            self.vring.log_write(buffer.offset, written);
+            self.vring.queue.push_used(chain.id, written);
             taken += 1;
             room += u64::from(buffer.len);
             bytes += u64::from(written - HEADER_BYTES);
@@ -339,12 +295,15 @@ impl<'a> Delivery<'a> {
     /// Adds the next buffers, behind the place of the header, to the parts that a frame of `bytes` bytes is read into;
     /// returns how many bytes they hold. One part is left for the caller, for longer frames.
     pub(crate) fn offer<'p>(&'p self, parts: &mut Parts<'p>, bytes: u32) -> u32 {
-        let (mut offered, mut taken) = (0, self.pair.header_bytes);
+        let (mut offered, mut taken) = (0, self.vring.guest.header_bytes);
         for chain in self.chains_of_frame() {
             for buffer in self.chains.buffers(chain) {
                 let before = taken.min(buffer.len);
                 let (at, len) = (buffer.offset + u64::from(before), buffer.len - before);
-                if offered >= bytes || parts.left() <= 1 || !parts.push(&self.pair.memory, at, len as usize) {
+                if offered >= bytes
+                    || parts.left() <= 1
+                    || !parts.push(&self.vring.guest.memory, at, len as usize)
+                {
                     return offered;
                 }
                 // A buffer may have up to 4 GiB.
@@ -356,7 +315,7 @@ impl<'a> Delivery<'a> {
 
     /// Delivers a frame of `len` bytes that was read into the offered buffers ([`Self::offer`]).
     pub(crate) fn take_in_place(&mut self, len: u32, offload: [u8; 10]) {
-        let wanted = len + self.pair.header_bytes;
+        let wanted = len + self.vring.guest.header_bytes;
         let Some(count) = self.chains_for(wanted) else {
             return;
         };
@@ -368,19 +327,19 @@ impl<'a> Delivery<'a> {
         {
             let buffers = self.chains.buffers(chain);
             if at == 0 {
-                write_header(self.pair, buffers, &header);
+                write_header(self.vring, buffers, &header);
             }
             let written = left.min(chain.writable_bytes);
-            if self.pair.log.is_some() {
+            if self.vring.guest.log.is_some() {
                 // Log the written bytes only: a buffer may have 4 GiB, and the log has an entry for each page.
                 let mut unnoted = written;
                 for buffer in buffers {
                     let here = buffer.len.min(unnoted);
-                    self.pair.log_write(buffer.offset, here);
+                    self.vring.log_write(buffer.offset, here);
                     unnoted -= here;
                 }
             }
-            self.pair.to_guest.queue.push_used(chain.id, written);
+            self.vring.queue.push_used(chain.id, written);
             self.room -= u64::from(chain.writable_bytes);
             left -= written;
         }
@@ -391,14 +350,14 @@ impl<'a> Delivery<'a> {
     /// Copies the first bytes of a frame that was read into the offered buffers.
     #[cold]
     pub(crate) fn read_back(&self, to: &mut [u8]) {
-        let (mut left, mut taken) = (to, self.pair.header_bytes);
+        let (mut left, mut taken) = (to, self.vring.guest.header_bytes);
         for chain in self.chains_of_frame() {
             for buffer in self.chains.buffers(chain) {
                 let before = taken.min(buffer.len);
                 let (at, len) = (buffer.offset + u64::from(before), buffer.len - before);
                 let (now, later) = left.split_at_mut((len as usize).min(left.len()));
                 // Inside the map, as checked when the descriptor was read.
-                let _ = self.pair.memory.copy_from_guest(at, now);
+                let _ = self.vring.guest.memory.copy_from_guest(at, now);
                 (left, taken) = (later, taken - before);
             }
         }
@@ -407,7 +366,7 @@ impl<'a> Delivery<'a> {
     /// The chains that the next frame may use.
     fn chains_of_frame(&self) -> &[Chain] {
         let chains = &self.chains.chains[self.next..];
-        match self.pair.mergeable {
+        match self.vring.guest.mergeable {
             true => chains,
             false => &chains[..chains.len().min(1)],
         }
@@ -422,7 +381,7 @@ impl<'a> Delivery<'a> {
     /// Bytes of the longest frame that the unused buffers hold.
     #[inline]
     pub(crate) fn room_for_frame(&self) -> u32 {
-        let bytes = if self.pair.mergeable {
+        let bytes = if self.vring.guest.mergeable {
             self.room
         } else {
             let next = self.chains.chains.get(self.next);
@@ -430,7 +389,7 @@ impl<'a> Delivery<'a> {
         };
         u32::try_from(bytes)
             .unwrap_or(u32::MAX)
-            .saturating_sub(self.pair.header_bytes)
+            .saturating_sub(self.vring.guest.header_bytes)
     }
 
     /// Whether a frame of `len` bytes fits, including buffers posted meanwhile. Counts a frame that does not.
@@ -448,9 +407,9 @@ impl<'a> Delivery<'a> {
     #[cold]
     pub(crate) fn misfit(&self) -> Fit {
         let in_hand = self.chains.len() - self.next;
-        let most = usize::from(self.pair.to_guest.queue.size().get()).min(BATCH);
-        let in_vain = in_hand == most || (in_hand > 0 && !self.pair.mergeable);
-        if in_vain && (self.next == 0 || !self.pair.mergeable) {
+        let most = usize::from(self.vring.queue.size().get()).min(BATCH);
+        let in_vain = in_hand == most || (in_hand > 0 && !self.vring.guest.mergeable);
+        if in_vain && (self.next == 0 || !self.vring.guest.mergeable) {
             self.counters.to_guest_buffer_too_small.add(1);
             return Fit::Never;
         }
@@ -461,7 +420,7 @@ impl<'a> Delivery<'a> {
     /// Writes a frame of `len` bytes, which fits, into as many buffers as it needs.
     #[inline]
     pub(crate) fn write(&mut self, len: u32, offload: [u8; 10], bytes: &mut impl Bytes) {
-        let wanted = len.saturating_add(self.pair.header_bytes);
+        let wanted = len.saturating_add(self.vring.guest.header_bytes);
         let Some(count) = self.chains_for(wanted) else {
             return;
         };
@@ -469,8 +428,8 @@ impl<'a> Delivery<'a> {
         let mut left = len;
         for chain in &self.chains.chains[self.next..self.next + count] {
             let buffers = self.chains.buffers(chain);
-            let written = write(self.pair, buffers, header.take(), &mut left, bytes);
-            self.pair.to_guest.queue.push_used(chain.id, written);
+            let written = write(self.vring, buffers, header.take(), &mut left, bytes);
+            self.vring.queue.push_used(chain.id, written);
             self.room -= u64::from(chain.writable_bytes);
         }
         self.next += count;
@@ -503,15 +462,14 @@ impl<'a> Delivery<'a> {
     }
 
     /// Returns unused buffers to the queue, and publishes the used ones to the guest; returns the number of frames.
-    pub(crate) fn finish(mut self) -> usize {
-        self.write_notes();
-        self.pair.to_guest.queue.unpop(self.chains.slots(self.next));
+    pub(crate) fn finish(self) -> usize {
+        self.vring.queue.unpop(self.chains.slots(self.next));
         self.chains.clear();
         self.counters.to_guest_frames.add(self.frames);
         self.counters.to_guest_bytes.add(self.bytes);
         meter::count_delivered(self.frames);
         if self.frames > 0 {
-            self.pair.to_guest.publish(self.counters);
+            self.vring.publish(self.counters);
         }
         usize::try_from(self.frames).unwrap_or(usize::MAX)
     }
@@ -521,7 +479,7 @@ impl<'a> Delivery<'a> {
 /// of that kind, and nothing is done. Inline: a call would store and load all its arguments, once per frame.
 #[inline(always)]
 fn write_whole(
-    pair: &mut QueuePair,
+    vring: &mut Vring,
     umem: &Umem,
     piece: &RxDesc,
     chain: &Chain,
@@ -529,14 +487,22 @@ fn write_whole(
     header: [u8; HEADER_BYTES as usize],
 ) -> bool {
     let written = piece.len + HEADER_BYTES;
-    if piece.more || chain.writable != 1 || buffer.len < written || pair.header_bytes != HEADER_BYTES {
+    if piece.more || chain.writable != 1 || buffer.len < written || vring.guest.header_bytes != HEADER_BYTES {
         return false;
     }
-    if frame_to_guest(umem, UmemRange::of(piece), &pair.memory, buffer.offset, header).is_none() {
+    if frame_to_guest(
+        umem,
+        UmemRange::of(piece),
+        &vring.guest.memory,
+        buffer.offset,
+        header,
+    )
+    .is_none()
+    {
         return false;
     }
-    pair.log_write(buffer.offset, written);
-    pair.to_guest.queue.push_used(chain.id, written);
+    vring.log_write(buffer.offset, written);
+    vring.queue.push_used(chain.id, written);
     true
 }
 
@@ -555,7 +521,7 @@ pub(crate) fn with_buffers(offload: [u8; 10], buffers: usize) -> [u8; HEADER_BYT
 /// it holds. Returns the bytes written.
 #[inline]
 pub(crate) fn write(
-    pair: &QueuePair,
+    vring: &Vring,
     buffers: &[Buffer],
     header: Option<[u8; HEADER_BYTES as usize]>,
     left: &mut u32,
@@ -567,7 +533,7 @@ pub(crate) fn write(
         // A hash report would follow, with the value "none"; no vhost-user session has one.
         let mut whole = [0; HASH_HEADER_BYTES as usize];
         whole[..header.len()].copy_from_slice(&header);
-        written = write_header(pair, buffers, &whole[..pair.header_bytes as usize]);
+        written = write_header(vring, buffers, &whole[..vring.guest.header_bytes as usize]);
         from = Cursor::after(buffers, written);
     }
     for target in from.pieces(buffers) {
@@ -575,8 +541,8 @@ pub(crate) fn write(
             break;
         }
         let (target, _) = target.split(target.len.min(*left));
-        bytes.copy_to(&pair.memory, target);
-        pair.log_write(target.offset, target.len);
+        bytes.copy_to(&vring.guest.memory, target);
+        vring.log_write(target.offset, target.len);
         *left -= target.len;
         written += target.len;
     }
@@ -585,17 +551,17 @@ pub(crate) fn write(
 
 /// Writes the virtio-net header, which may span several buffers; returns its length.
 #[inline]
-fn write_header(pair: &QueuePair, buffers: &[Buffer], header: &[u8]) -> u32 {
+fn write_header(vring: &Vring, buffers: &[Buffer], header: &[u8]) -> u32 {
     let mut rest = header;
     for buffer in buffers {
         let (now, later) = rest.split_at(rest.len().min(buffer.len as usize));
         // Inside the map, as checked when the descriptor was read.
-        let _ = pair.memory.copy_to_guest(buffer.offset, now);
-        pair.log_write(buffer.offset, now.len() as u32);
+        let _ = vring.guest.memory.copy_to_guest(buffer.offset, now);
+        vring.log_write(buffer.offset, now.len() as u32);
         rest = later;
         if rest.is_empty() {
             break;
         }
     }
-    pair.header_bytes
+    vring.guest.header_bytes
 }

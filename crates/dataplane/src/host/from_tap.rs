@@ -25,9 +25,10 @@ use packet::segment::{GsoKind, Request};
 use rustix::io::Errno;
 
 use crate::backend::receiver::{Receive, when_frames_wait};
+use crate::guest::rx_queue::RxQueue;
 use crate::guest::to_guest::{Delivery, Fit};
+use crate::lane::Work;
 use crate::lane::limits::{BATCH, BYTES_A_FRAME};
-use crate::lane::{RxTarget, Work};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
 use crate::nic::tap::{Parts, Tap};
@@ -110,7 +111,7 @@ impl FromTap {
         self.held.is_some() || (self.has_frames && self.tap.is_some())
     }
 
-    fn fill(&mut self, delivery: &mut Delivery<'_>, admission: &mut Admission<'_, '_>) -> Result<(), Fault> {
+    fn fill(&mut self, delivery: &mut Delivery<'_>, admission: &mut Admission<'_>) -> Result<(), Fault> {
         let (mut came, mut refused) = (0, 0);
         while came < BATCH {
             if let Some(Held { len, header }) = self.held {
@@ -135,12 +136,12 @@ impl FromTap {
                 if !delivery.has_buffer(self.buffers)? {
                     break;
                 }
-                if self.expected > delivery.room_for_frame() && delivery.pair().mergeable {
+                if self.expected > delivery.room_for_frame() && delivery.vring().guest.mergeable {
                     delivery.fetch_more()?;
                 }
             }
             let before = delivery.left();
-            let has_header = delivery.pair().header_bytes == HEADER_BYTES;
+            let has_header = delivery.vring().guest.header_bytes == HEADER_BYTES;
             match self.read(delivery, is_expected && has_header && admission.admits_all()) {
                 ReadResult::Nothing => break,
                 ReadResult::Invalid => {}
@@ -201,7 +202,7 @@ impl FromTap {
         let [header @ .., _, _] = header;
         let len = (bytes as u32).saturating_sub(HEADER_BYTES);
         self.expected = len.max(self.expected - self.expected / 4);
-        let Some(header) = checked(header, len, &delivery.pair().offloads) else {
+        let Some(header) = checked(header, len, &delivery.vring().guest.offloads) else {
             delivery.counters.to_guest_offload_malformed.add(1);
             return ReadResult::Invalid;
         };
@@ -222,11 +223,7 @@ impl Receive for FromTap {
         self.may_have_frames() || (self.rounds >= READ_EACH && self.tap.is_some())
     }
 
-    fn deliver<N: Nic>(
-        &mut self,
-        _queue: &mut NicQueue<N>,
-        guest: &mut RxTarget<'_>,
-    ) -> Result<usize, Fault> {
+    fn deliver<N: Nic>(&mut self, _queue: &mut NicQueue<N>, guest: &mut RxQueue) -> Result<usize, Fault> {
         self.rounds = 0;
         if self.deficit >= BATCH {
             self.deficit -= BATCH;
@@ -234,11 +231,8 @@ impl Receive for FromTap {
         }
         self.short = false;
         let most = self.frames.div_ceil(8) * self.buffers;
-        let mut delivery = Delivery::begin_with(guest.pair, guest.buffers, guest.counters, most)?;
-        let mut admission = Admission {
-            policer: &mut guest.policer,
-            filter: guest.filter.as_deref_mut(),
-        };
+        let (mut delivery, policer, filter) = guest.begin(most)?;
+        let mut admission = Admission { policer, filter };
         let done = self.fill(&mut delivery, &mut admission);
         let frames = done.map(|()| delivery.finish())?;
         self.deficit += guest.take_work();
@@ -270,19 +264,19 @@ impl Receive for FromTap {
     }
 
     /// Frames in the tap remain for its next reader.
-    fn finish<N: Nic>(self, _queue: &mut NicQueue<N>, guest: RxTarget<'_>) {
+    fn finish<N: Nic>(self, _queue: &mut NicQueue<N>, guest: &mut RxQueue) {
         let held = u64::from(self.held.is_some());
         guest.counters.to_guest_queue_stopped.add(held);
     }
 }
 
 /// Filter rules and rate limit of what the guest gets.
-struct Admission<'a, 'b> {
-    policer: &'a mut Policer<'b>,
+struct Admission<'a> {
+    policer: Policer<'a>,
     filter: Option<&'a mut Acl>,
 }
 
-impl Admission<'_, '_> {
+impl Admission<'_> {
     #[inline]
     fn admits_all(&self) -> bool {
         self.policer.limit.is_none() && self.filter.is_none()

@@ -4,16 +4,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use device::offloads::Offloads;
-use device::pair::QueuePair;
+
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use virtqueue::driver::{Buffer, QueueDriver};
-use virtqueue::{Chains, Journal, QueueFeatures};
+use virtqueue::{Journal, QueueFeatures};
 
 use super::*;
 use crate::nic::endpoint::Chunks;
 use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::Sends;
-use crate::policy::rate_limit::{PortLimits, RateLimit};
+use crate::policy::rate_limit::PortLimits;
 use crate::tests::test_guest::{HEADER, Memory};
 use model::rates::{PortRates, Rate, Rates};
 
@@ -25,9 +25,7 @@ const TCP: [u8; BEFORE] = [1, 1, 54, 0, 232, 3, 34, 0, 16, 0, 0, 0];
 struct World {
     memory: Memory,
     from_tap: FromTap,
-    pair: QueuePair,
-    chains: Chains,
-    limit: Option<Arc<RateLimit>>,
+    guest: RxQueue,
     /// That nothing comes to.
     queue: NicQueue<NullNic>,
     receives: QueueDriver,
@@ -45,11 +43,9 @@ impl World {
     fn with_ring(size: u32, offloads: Offloads, mergeable: bool) -> Self {
         let memory = Memory::new(4 << 20, 0);
         let vring = || memory.vring(size, QueueFeatures::default(), Journal::None);
-        let ((from_guest, _), (to_guest, receives)) = (vring(), vring());
-        let pair = QueuePair {
-            mergeable,
-            ..memory.side(from_guest, to_guest, offloads)
-        };
+        let (mut to_guest, receives) = vring();
+        (to_guest.guest.offloads, to_guest.guest.mergeable) = (offloads, mergeable);
+        let counters = Arc::<PairCounters>::default();
         let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK);
         let (kernel, tap) = socketpair(family, SocketType::SEQPACKET, flags, None).expect("sockets");
         let chunks = Chunks::new(1 << 20, 2048, 64).expect("memory");
@@ -61,14 +57,12 @@ impl World {
         let nic = NullNic::new(chunks.umem.clone(), config, 64);
         Self {
             from_tap: FromTap::new(Some(Tap::new(tap))),
-            pair,
-            chains: Chains::default(),
-            limit: None,
+            guest: RxQueue::new(to_guest, Arc::clone(&counters)),
             queue: NicQueue::new(nic, chunks, Sends::PLAIN),
             memory,
             receives,
             buffers: vec![Buffer::writable(virtqueue::GuestAddr(0), 0); 64],
-            counters: Arc::default(),
+            counters,
             kernel,
         }
     }
@@ -89,9 +83,7 @@ impl World {
     }
 
     fn deliver(&mut self) {
-        let guest = RxTarget::new(&mut self.pair, &mut self.chains, &self.counters);
-        let mut guest = guest.limited(self.limit.as_ref());
-        let delivered = self.from_tap.deliver(&mut self.queue, &mut guest);
+        let delivered = self.from_tap.deliver(&mut self.queue, &mut self.guest);
         delivered.expect("no fault");
     }
 
@@ -264,7 +256,7 @@ fn frame_beyond_the_limit_never_comes_into_a_buffer() {
         to_guest: Rates { packets, bits: None },
         ..PortRates::default()
     };
-    world.limit = PortLimits::new(rates).to_guest;
+    world.guest.limit = PortLimits::new(rates).to_guest;
     for number in [1, 2] {
         world.give(NOTHING, &frame(60, number));
     }

@@ -4,8 +4,7 @@
 //! For the other lanes it is a guest that accepts GSO packets and partial checksums, with one difference: they write
 //! frames to it directly from guest memory ([`crate::host::to_tap`]), with one system call per frame, in which the
 //! kernel processes it. Frames from the tap are read into buffers of the daemon, with their segmentation and checksum
-//! request. Then they are forwarded like a guest's frames ([`PortLane`]), by their addresses only: to ports, and to
-//! other workers with their ports. Guests without these offloads get them segmented and with complete checksums, as
+//! request. Then they are forwarded like a guest's frames ([`PortLane`]), by their addresses only. Guests without these offloads get them segmented and with complete checksums, as
 //! they do from other guests.
 //!
 //! A poll reads as many frames as a guest's budget allows. The rest wait in the device's queue. The kernel drops frames
@@ -17,17 +16,18 @@ use std::sync::Arc;
 
 use device::counters::PairCounters;
 use device::offloads::Offloads;
-use device::pair::Fault;
-use device::pair::{HEADER_BYTES, QueuePair};
+use device::pair::{Direction, Fault, HEADER_BYTES, QueuePair, Vring};
 use rustix::io::Errno;
 use virtqueue::GuestAddr;
-use virtqueue::driver::{Buffer, SplitDriver};
+use virtqueue::driver::{Buffer, GuestRam, SplitDriver};
 
 use crate::fdb::forwarding::Forwarding;
+use crate::guest::rx_queue::RxQueue;
+use crate::host::inner_queue::{BUFFER_BYTES, BUFFERS, InnerQueueError, Memory, PARTS, Received, left_in};
 use crate::host::to_tap::{ToTap, push};
 use crate::lane::limits::BATCH;
-use crate::lane::{Lane, RxTarget, Siblings, Stopped, Work};
-use crate::link::inner_queue::{BUFFER_BYTES, BUFFERS, InnerQueueError, Memory, PARTS, Received, left_in};
+use crate::lane::shared::{Held, Shared};
+use crate::lane::{Lane, Siblings, Stopped, Work};
 use crate::nic::tap::{Parts, Tap};
 use crate::port_lane::PortLane;
 
@@ -48,7 +48,10 @@ const READ_INTO: usize = BATCH + PARTS;
 /// See the module's head.
 pub struct TapLane {
     lane: PortLane,
-    to_tap: ToTap,
+    to_tap: Shared<ToTap>,
+    tap: Arc<Tap>,
+    ram: Arc<GuestRam>,
+    counters: Arc<PairCounters>,
     /// The driver's side of the queue that frames from the tap are put into.
     from_tap: SplitDriver,
     /// Free buffers to read into. The last one is used first.
@@ -70,28 +73,31 @@ impl TapLane {
     /// Errors: [`InnerQueueError`].
     pub fn new(tap: Tap, segments_udp: bool, counters: Arc<PairCounters>) -> Result<Self, InnerQueueError> {
         let memory = Memory::new(u64::from(BUFFERS) + READ_INTO as u64, 2)?;
-        let (mut to_guest, received) = memory.queue(None, None)?;
-        let (mut from_guest, from_tap) = memory.queue(None, None)?;
-        (to_guest.enabled, from_guest.enabled) = (true, true);
         let offloads = Offloads {
             guest_uso4: segments_udp,
             guest_uso6: segments_udp,
             ..Offloads::all()
         };
-        let pair = memory.pair(from_guest, to_guest, offloads);
+        let (to_guest, received) = memory.queue(offloads)?;
+        let (from_guest, from_tap) = memory.queue(offloads)?;
+        let pair = QueuePair { from_guest, to_guest };
+        let tap = Arc::new(tap);
         let free = (0..READ_INTO).map(|_| memory.ram.alloc(BUFFER_BYTES.into(), 64));
         Ok(Self {
             lane: PortLane::of_tap(pair, Arc::clone(&counters)),
             from_tap,
             free: free.collect::<Result<_, _>>()?,
-            to_tap: ToTap {
-                tap,
+            to_tap: Shared::new(ToTap {
+                tap: Arc::clone(&tap),
                 waiting: Received::new(received, &memory)?,
-                ram: memory.ram,
+                ram: Arc::clone(&memory.ram),
                 segments_udp,
-                counters,
+                counters: Arc::clone(&counters),
                 is_given: false,
-            },
+            }),
+            tap,
+            ram: memory.ram,
+            counters,
             parts_of: vec![Vec::with_capacity(PARTS); usize::from(BUFFERS)],
             frame: Vec::with_capacity(PARTS),
             put_off: 0,
@@ -107,13 +113,9 @@ impl TapLane {
         while !self.is_gone && self.free.len() >= PARTS {
             let mut parts = Parts::new();
             for &buffer in self.free.iter().rev().take(PARTS) {
-                push(
-                    &mut parts,
-                    &self.to_tap.ram,
-                    Buffer::writable(buffer, BUFFER_BYTES),
-                );
+                push(&mut parts, &self.ram, Buffer::writable(buffer, BUFFER_BYTES));
             }
-            let bytes = match self.to_tap.tap.read(&parts) {
+            let bytes = match self.tap.read(&parts) {
                 Ok(bytes) => bytes,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => {
@@ -170,8 +172,11 @@ impl TapLane {
 
 impl Lane for TapLane {
     fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
-        let written = self.to_tap.write_waiting();
-        let is_given = std::mem::take(&mut self.to_tap.is_given);
+        let (mut written, mut is_given) = (0, false);
+        if let Some(mut to_tap) = self.to_tap.lock() {
+            written = to_tap.write_waiting();
+            is_given = std::mem::take(&mut to_tap.is_given);
+        }
         self.put_off = match is_given && self.put_off < PUT_OFF {
             true => self.put_off + 1,
             false => 0,
@@ -192,14 +197,17 @@ impl Lane for TapLane {
     fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work {
         // While all buffers are in use there is nothing to read into: the tap is read when some are back.
         let is_next = self.has_frames && self.free.len() >= PARTS;
-        match self.to_tap.waiting.driver.enable_calls() || is_next {
+        let has_waiting = |mut to_tap: Held<'_, ToTap>| to_tap.waiting.driver.enable_calls();
+        match self.to_tap.lock().is_some_and(has_waiting) || is_next {
             true => Work::Now,
             false => self.lane.enable_notifications(siblings),
         }
     }
 
     fn disable_notifications(&mut self) {
-        self.to_tap.waiting.driver.disable_calls();
+        if let Some(mut to_tap) = self.to_tap.lock() {
+            to_tap.waiting.driver.disable_calls();
+        }
         self.lane.disable_notifications();
     }
 
@@ -207,20 +215,20 @@ impl Lane for TapLane {
         self.lane.carried()
     }
 
-    fn pair(&self) -> Option<&QueuePair> {
-        self.lane.pair()
+    fn receives(&self) -> bool {
+        self.lane.receives()
     }
 
-    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
-        self.lane.pair_mut()
+    fn change_vrings(&mut self, change: &mut dyn FnMut(Direction, &mut Vring)) {
+        self.lane.change_vrings(change);
     }
 
-    fn rx_target(&mut self) -> Option<RxTarget<'_>> {
-        self.lane.rx_target()
+    fn rx(&self) -> Option<&Shared<RxQueue>> {
+        Lane::rx(&self.lane)
     }
 
-    fn tap(&mut self) -> Option<&mut ToTap> {
-        Some(&mut self.to_tap)
+    fn tap(&self) -> Option<&Shared<ToTap>> {
+        Some(&self.to_tap)
     }
 
     fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {
@@ -232,7 +240,7 @@ impl Lane for TapLane {
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.to_tap.tap.as_fd())
+        Some(self.tap.as_fd())
     }
 
     fn note_event(&mut self) {
@@ -242,9 +250,11 @@ impl Lane for TapLane {
     fn stop(mut self: Box<Self>) -> Stopped {
         // Frames that wait for the tap are written. Frames from it are lost: the receivers' lanes cannot be reached
         // here.
-        self.to_tap.write_waiting();
+        if let Some(mut to_tap) = self.to_tap.take() {
+            to_tap.write_waiting();
+        }
         let left = left_in(&mut self.from_tap, &mut self.parts_of);
-        self.to_tap.counters.from_guest_queue_stopped.add(left);
+        self.counters.from_guest_queue_stopped.add(left);
         Box::new(self.lane).stop()
     }
 }

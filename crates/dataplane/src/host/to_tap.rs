@@ -16,8 +16,8 @@ use virtqueue::driver::{Buffer, GuestRam};
 
 use crate::frame::gso::GsoPacket;
 use crate::guest::guest_frame::GuestFrame;
+use crate::host::inner_queue::Received;
 use crate::host::tap_frame::{parts_of, tap_header};
-use crate::link::inner_queue::Received;
 use crate::nic::tap::{Parts, Tap};
 
 /// Most segments of a GSO packet that is written whole, for TCP and for UDP: the kernel rejects UDP packets with more
@@ -36,7 +36,7 @@ pub(crate) enum TapPut {
 
 /// See the module's head.
 pub struct ToTap {
-    pub(crate) tap: Tap,
+    pub(crate) tap: Arc<Tap>,
     pub(crate) waiting: Received,
     pub(crate) ram: Arc<GuestRam>,
     /// The kernel segments UDP GSO packets, too (Linux 6.2).

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::fdb::PortNumber;
 
-/// What a lane serves. A worker finds the target of each lane by the target's role ([`crate::lane::RxTarget`]).
+/// What a lane serves. A worker finds the target of each lane by the target's role.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each variant describes its fields")]
 pub enum Role {
@@ -32,10 +32,6 @@ pub enum Role {
     Host { network: Arc<str> },
     /// Multicast frames that arrived at a network's uplink.
     Multicast { network: Arc<str> },
-    /// The sending end of a link to the worker of that number ([`crate::link`]), for frames of a network.
-    LinkTo { network: Arc<str>, worker: usize },
-    /// The receiving end of a link from that worker.
-    LinkFrom { network: Arc<str>, worker: usize },
 }
 
 /// A key of lanes: lanes with the same key must run on the same worker.
@@ -55,12 +51,7 @@ impl Role {
             Self::PatchPort { cable, .. } => Some(Affinity::Name(Arc::clone(cable))),
             Self::Member { network, port, .. } => Some(Affinity::Port(Arc::clone(network), *port)),
             Self::Pair { port, pair } => (*pair == 0 || !receives).then(|| Affinity::Name(Arc::clone(port))),
-            Self::Uplink { .. }
-            | Self::UplinkTap { .. }
-            | Self::Host { .. }
-            | Self::Multicast { .. }
-            | Self::LinkTo { .. }
-            | Self::LinkFrom { .. } => None,
+            Self::Uplink { .. } | Self::UplinkTap { .. } | Self::Host { .. } | Self::Multicast { .. } => None,
         }
     }
 
@@ -75,10 +66,7 @@ impl Role {
     /// Whether the lane need not be polled while its guest is idle: other lanes deliver its frames.
     #[inline]
     pub(crate) fn may_idle(&self) -> bool {
-        matches!(
-            self,
-            Self::Member { .. } | Self::LinkTo { .. } | Self::LinkFrom { .. }
-        )
+        matches!(self, Self::Member { .. })
     }
 
     /// Its network, if it belongs to one.
@@ -88,9 +76,7 @@ impl Role {
             | Self::Uplink { network, .. }
             | Self::UplinkTap { network }
             | Self::Host { network }
-            | Self::Multicast { network }
-            | Self::LinkTo { network, .. }
-            | Self::LinkFrom { network, .. } => Some(network),
+            | Self::Multicast { network } => Some(network),
             Self::Pair { .. } | Self::PatchPort { .. } => None,
         }
     }

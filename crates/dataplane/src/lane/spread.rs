@@ -1,25 +1,88 @@
-//! How a network is spread over the workers.
+//! How a network is spread over the workers: its lanes, as lanes of other workers reach them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use crate::fdb::PortNumber;
+use device::pair::Fault;
 
-/// Which workers have a network's ports, the queues of its uplink, and its tap to the host.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Spread {
-    /// By port: its worker.
-    pub(crate) ports: BTreeMap<PortNumber, usize>,
-    /// Workers that have queues of the uplink, and the one that has the host's end.
-    pub(crate) exits: [BTreeSet<usize>; 2],
+use crate::guest::rx_queue::RxQueue;
+use crate::host::to_tap::ToTap;
+use crate::lane::role::Role;
+use crate::lane::shared::{Busy, Shared};
+use crate::lane::{Lane, LaneId};
+use crate::nic::endpoint::NicQueue;
+use crate::nic::xdp::XdpNic;
+
+/// The worker of a lane.
+pub(crate) trait Owner: Send + Sync {
+    /// Tells it that frames wait in a lane that only it delivers.
+    fn wake(&self, lane: LaneId);
+    /// Reports the fault of a lane's guest.
+    fn blame(&self, lane: LaneId, fault: Fault);
 }
 
-impl Spread {
-    /// The workers through whose uplink and tap frames of the worker `of` leave, where it has none itself.
-    pub(crate) fn ways_out(&self, of: usize) -> [Option<usize>; 2] {
-        let way = |have: &BTreeSet<usize>| match have.contains(&of) {
-            true => None,
-            false => have.first().copied(),
-        };
-        [way(&self.exits[0]), way(&self.exits[1])]
+/// The lanes of a network, of all workers.
+#[derive(Clone, Default)]
+pub(crate) struct Spread {
+    pub(crate) lanes: Vec<SharedLane>,
+}
+
+/// A lane of a network, for lanes of other workers.
+#[derive(Clone)]
+pub(crate) struct SharedLane {
+    pub(crate) id: LaneId,
+    pub(crate) role: Role,
+    pub(crate) worker: usize,
+    owner: Arc<dyn Owner>,
+    pub(crate) rx: Option<Shared<RxQueue>>,
+    /// See [`RxQueue::waits`].
+    rx_waits: Arc<AtomicBool>,
+    pub(crate) uplink: Option<Shared<NicQueue<XdpNic>>>,
+    pub(crate) tap: Option<Shared<ToTap>>,
+}
+
+impl SharedLane {
+    /// What other workers need of a lane.
+    pub(crate) fn of(
+        lane: &dyn Lane,
+        (id, role): (LaneId, &Role),
+        (worker, owner): (usize, Arc<dyn Owner>),
+    ) -> Self {
+        let rx = lane.rx().cloned();
+        let rx_waits = rx.as_ref().and_then(Shared::lock).map(|rx| Arc::clone(&rx.waits));
+        Self {
+            id,
+            role: role.clone(),
+            worker,
+            owner,
+            rx,
+            rx_waits: rx_waits.unwrap_or_default(),
+            uplink: lane.uplink().cloned(),
+            tap: lane.tap().cloned(),
+        }
+    }
+
+    /// Whether its guest receives, or may: this does not wait for another worker.
+    pub(crate) fn receives(&self) -> bool {
+        match self.rx.as_ref().map(Shared::lock_soon) {
+            None => false,
+            Some(Err(Busy)) => true,
+            Some(Ok(rx)) => rx.is_some_and(|rx| rx.vring.enabled),
+        }
+    }
+
+    /// Wakes the lane if frames wait there that only its own worker delivers.
+    pub(crate) fn wake(&self) {
+        if self.rx_waits.load(Relaxed) {
+            self.owner.wake(self.id);
+        }
+    }
+
+    /// Reports the fault of its guest: nothing is delivered there any more.
+    pub(crate) fn blame(&self, fault: Fault) {
+        if let Some(mut rx) = self.rx.as_ref().and_then(Shared::lock) {
+            rx.vring.enabled = false;
+        }
+        self.owner.blame(self.id, fault);
     }
 }

@@ -6,13 +6,14 @@ use super::endpoint::NicQueue;
 use super::null::NullNic;
 use super::queue::Nic;
 use super::xdp::XdpNic;
+use crate::lane::shared::Shared;
 
 /// A kind of NIC queue that lanes borrow.
 pub trait Lent: Nic + Sized {
     /// Takes the queue of a stopped lane; returns it if it outlives the lane. Otherwise counts its frames as lost.
     fn give_back(queue: NicQueue<Self>, counters: &PairCounters) -> Option<NicQueue<XdpNic>>;
     /// The queue, if it is an AF_XDP socket's: only such a queue can be an uplink, which sends for several guests.
-    fn uplink(_queue: &mut NicQueue<Self>) -> Option<&mut NicQueue<XdpNic>> {
+    fn uplink(_queue: &Shared<NicQueue<Self>>) -> Option<&Shared<NicQueue<XdpNic>>> {
         None
     }
 }
@@ -22,7 +23,7 @@ impl Lent for XdpNic {
         Some(queue)
     }
 
-    fn uplink(queue: &mut NicQueue<Self>) -> Option<&mut NicQueue<Self>> {
+    fn uplink(queue: &Shared<NicQueue<Self>>) -> Option<&Shared<NicQueue<Self>>> {
         Some(queue)
     }
 }

@@ -9,6 +9,8 @@
 //! NIC had that frame ([`super::chunk_tracker`], [`crate::direct::in_flight`]).
 
 use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use device::counters::{Counter, PairCounters};
 use xsk::{Frame, RxDesc, TxDesc};
@@ -111,6 +113,10 @@ pub trait Nic: Send {
     fn received(&mut self) -> usize;
     /// Becomes readable when frames arrive; `None` for a NIC that is only polled.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
+    /// The same descriptor, for an owner that waits without the rest of the queue.
+    fn socket(&self) -> Option<Arc<OwnedFd>> {
+        None
+    }
     /// See [`Lane::has_edges`](crate::lane::Lane::has_edges).
     fn has_edges(&self) -> bool {
         false

@@ -4,7 +4,8 @@
 //! the kernel reports that its budget ran out (EAGAIN). The lane kicks again as long as descriptors are unsent, because
 //! a driver may stop half-way and wait for another kick.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use device::meter::{self, KernelCall};
 use xsk::{Frame, Kick, RxDesc, Socket, TxDesc, WakeError};
@@ -148,6 +149,10 @@ impl Nic for XdpNic {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.socket.as_fd())
+    }
+
+    fn socket(&self) -> Option<Arc<OwnedFd>> {
+        Some(self.socket.shared_fd())
     }
 
     fn has_edges(&self) -> bool {

@@ -27,7 +27,7 @@ fn frames(count: u64) -> Rates {
 
 fn limit(world: &mut World, port: usize, from_guest: Rates, to_guest: Rates) {
     let limits = PortLimits::new(PortRates { from_guest, to_guest });
-    slots::change(&mut world.slots, port, &mut Vec::new(), |lane, _| {
+    slots::change(&mut world.slots, port, (&mut Vec::new(), &[]), |lane, _| {
         lane.set_limits(&limits);
     });
     world.rebuild_forwarding();
@@ -35,7 +35,7 @@ fn limit(world: &mut World, port: usize, from_guest: Rates, to_guest: Rates) {
 
 /// What the lane of a port is to do that is about to sleep.
 fn enable_notifications(world: &mut World, port: usize) -> Work {
-    slots::enable_notifications(&mut world.slots, port, &mut Vec::new()).expect("in the rounds")
+    slots::enable_notifications(&mut world.slots, port, (&mut Vec::new(), &[])).expect("in the rounds")
 }
 
 fn counters(world: &World, port: usize) -> Arc<PairCounters> {

@@ -1,7 +1,7 @@
 //! A batch of a lane: takes chains from its guest, classifies them, and passes on runs with the same destination.
 
 use device::meter;
-use device::pair::{Fault, QueuePair};
+use device::pair::{Fault, Vring};
 use virtqueue::Chains;
 
 use super::classified::Classified;
@@ -10,7 +10,7 @@ use super::{Burst, From, NO_FDB_ENTRY, PortLane, Route};
 use crate::backend::own_queue::OwnQueue;
 use crate::fdb::Destination;
 use crate::guest::from_guest::Budget;
-use crate::lane::{RxTarget, Siblings};
+use crate::lane::Siblings;
 use crate::policy::rate_limit::Cost;
 
 impl<O: OwnQueue> PortLane<O> {
@@ -19,14 +19,18 @@ impl<O: OwnQueue> PortLane<O> {
     pub(super) fn send(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         let left = self.sender.begin();
         self.waits = false;
-        let begun = self.own.begin(&mut self.pair, &mut self.sender, &self.counters);
+        let begun = self
+            .own
+            .begin(&mut self.from_guest, &mut self.sender, &self.counters);
         let moved = begun + self.send_batch(left, siblings)?;
-        let guest = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
-        Ok(moved + self.own.finish(guest, moved)?)
+        Ok(moved
+            + self
+                .own
+                .finish((&mut self.from_guest, &self.to_guest), &self.counters, moved)?)
     }
 
     fn send_batch(&mut self, left: usize, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
-        if left == 0 || !self.pair.from_guest.enabled || !self.send_rest(siblings) {
+        if left == 0 || !self.from_guest.enabled || !self.send_rest(siblings) {
             return Ok(0);
         }
         match self.route {
@@ -39,7 +43,7 @@ impl<O: OwnQueue> PortLane<O> {
     /// Errors: the guest's fault.
     #[inline(always)]
     fn take(&mut self, room: usize) -> Result<bool, Fault> {
-        self.sender.take(&mut self.pair, room)?;
+        self.sender.take(&mut self.from_guest, room)?;
         let has_some = !self.sender.chains.is_empty();
         if !has_some {
             self.transmit.pause();
@@ -54,7 +58,7 @@ impl<O: OwnQueue> PortLane<O> {
             return Ok(0);
         }
         let mut budget = self.sender.budget();
-        if self.is_trusted() {
+        if self.from == From::Tap {
             budget = budget.for_many();
         }
         let looked_up = self.classify_batch(&budget)?;
@@ -73,12 +77,6 @@ impl<O: OwnQueue> PortLane<O> {
         }
         self.settle(&burst.budget, burst.done);
         self.give_back_costs(burst.done);
-        if burst.done > 0 && !self.transmit.is_empty() {
-            match self.sink(burst.siblings) {
-                Some(mut sink) => sink.hand_over(),
-                None => self.transmit.lose(&self.counters),
-            }
-        }
         burst.fault.map_or(Ok(burst.done), Err)
     }
 
@@ -104,7 +102,7 @@ impl<O: OwnQueue> PortLane<O> {
             let chains = &self.sender.chains;
             burst.done = self
                 .own
-                .put_plain(&mut self.pair, chains, &mut burst.budget, &self.counters);
+                .put_plain(&mut self.from_guest, chains, &mut burst.budget, &self.counters);
         }
         if burst.done < self.sender.chains.len() {
             self.send_checked(&mut burst)?;
@@ -125,7 +123,7 @@ impl<O: OwnQueue> PortLane<O> {
                 Ok(())
             }
         };
-        if self.filter.as_ref().is_some_and(|it| it.from_guest.is_some()) {
+        if self.filter.is_some() {
             self.count_filtered(burst.done);
         }
         self.give_back_costs(burst.done);
@@ -136,12 +134,11 @@ impl<O: OwnQueue> PortLane<O> {
     /// Errors: the guest's fault; then no frame is passed on.
     #[inline]
     fn classify_batch(&mut self, budget: &Budget) -> Result<Option<u64>, Fault> {
-        if self.is_trusted() {
-            self.classify_trusted(budget)?;
+        if self.from == From::Tap {
+            self.classify_of_tap(budget)?;
             return Ok(None);
         }
-        let is_filtered = self.filter.as_ref().is_some_and(|it| it.from_guest.is_some());
-        match (is_filtered, self.sender.throttle.is_on()) {
+        match (self.filter.is_some(), self.sender.throttle.is_on()) {
             (true, _) => Ok(Some(self.classify::<true, true>(budget)?)),
             (false, true) => self.classify::<true, false>(budget).map(|_| None),
             (false, false) => self.classify::<false, false>(budget).map(|_| None),
@@ -151,10 +148,7 @@ impl<O: OwnQueue> PortLane<O> {
     /// Whether a guest outside of networks has no source guard, no filter rules and no rate limit.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
-        let filter = self.filter.as_ref();
-        self.guard.is_none()
-            && filter.is_none_or(|filter| filter.from_guest.is_none())
-            && !self.sender.throttle.is_on()
+        self.guard.is_none() && self.filter.is_none() && !self.sender.throttle.is_on()
     }
 
     /// Classifies chains of a guest outside of networks, from the first on, as long as their frames need nothing but a
@@ -164,7 +158,7 @@ impl<O: OwnQueue> PortLane<O> {
         let taken = &self.sender.chains;
         let chains = taken.iter().zip(&mut self.chains);
         let plain = chains.map_while(|(chain, entry)| {
-            entry.sending = self.pair.plain(chain, taken.buffers(chain))?;
+            entry.sending = self.from_guest.plain(chain, taken.buffers(chain))?;
             (entry.is_sent, entry.known) = (true, 0);
             Some(())
         });
@@ -192,13 +186,11 @@ impl<O: OwnQueue> PortLane<O> {
     /// its successor would send them again.
     #[inline(always)]
     fn settle(&mut self, budget: &Budget, done: usize) {
-        self.sender.settle(&mut self.pair, budget, done, &self.counters);
-        match self.from {
-            From::Guest | From::Tap => meter::count_taken(done),
-            From::Link => meter::count_linked(done),
-        }
+        self.sender
+            .settle(&mut self.from_guest, budget, done, &self.counters);
+        meter::count_taken(done);
         if done > 0 {
-            self.pair.from_guest.publish(&self.counters);
+            self.from_guest.publish(&self.counters);
         }
     }
 
@@ -221,12 +213,8 @@ impl<O: OwnQueue> PortLane<O> {
     fn classify<const LIMITED: bool, const FILTERED: bool>(&mut self, budget: &Budget) -> Result<u64, Fault> {
         self.classified = 0;
         self.costs.clear();
-        let (pair, counters, fdb) = (&mut self.pair, &self.counters, &self.forwarding.fdb);
-        let mut filter = self
-            .filter
-            .as_mut()
-            .and_then(|filter| filter.from_guest.as_mut()?.rules.as_mut());
-        let reads_all = self.forwarding.is_filtered;
+        let (vring, counters, fdb) = (&mut self.from_guest, &self.counters, &self.forwarding.fdb);
+        let mut filter = self.filter.as_mut().and_then(|filter| filter.rules.as_mut());
         let mut looked_up = 0;
         let Some(port) = fdb.port(self.number) else {
             return Ok(looked_up);
@@ -234,18 +222,18 @@ impl<O: OwnQueue> PortLane<O> {
         let taken = &self.sender.chains;
         let mut work = budget.fresh();
         let mut known = Known::default();
-        let looks_at_each = LIMITED || FILTERED || reads_all || port.flows.is_some();
+        let looks_at_each = LIMITED || FILTERED || port.flows.is_some();
         while let Some(chain) = taken.chains.get(self.classified)
             && let Some(of_chain) = self.chains.get_mut(self.classified)
             && work.has_left()
         {
             let buffers = taken.buffers(chain);
-            of_chain.is_sent = pair.check_into(chain, buffers, None, counters, &mut of_chain.sending)?;
+            of_chain.is_sent = vring.check_into(chain, buffers, None, counters, &mut of_chain.sending)?;
             if FILTERED {
                 (of_chain.verdict, of_chain.known) = (None, 0);
             }
             if of_chain.is_sent {
-                of_chain.read_head(pair, buffers, (port.source_guard.is_some(), reads_all));
+                of_chain.read_head(vring, buffers, (port.source_guard.is_some(), FILTERED));
                 work.tally.add(of_chain.sending.len);
                 let found = match &mut filter {
                     Some(filter) if FILTERED => {
@@ -263,7 +251,7 @@ impl<O: OwnQueue> PortLane<O> {
                 }
             }
             if LIMITED {
-                let (frame, throttle) = (of_chain.frame(pair, buffers), &mut self.sender.throttle);
+                let (frame, throttle) = (of_chain.frame(vring, buffers), &mut self.sender.throttle);
                 if throttle.holds(|| Some(frame?.cost()), counters) {
                     break;
                 }
@@ -277,8 +265,13 @@ impl<O: OwnQueue> PortLane<O> {
                 && !is_last
                 && let Some(alike) = known.alike()
             {
-                self.classified +=
-                    classify_alike(pair, (taken, self.classified), &mut self.chains, alike, &mut work);
+                self.classified += classify_alike(
+                    vring,
+                    (taken, self.classified),
+                    &mut self.chains,
+                    alike,
+                    &mut work,
+                );
             }
         }
         Ok(looked_up)
@@ -290,19 +283,18 @@ impl<O: OwnQueue> PortLane<O> {
         next < end && budget.has_left() && !self.waits && self.own.places() > 0
     }
 
-    /// How many chains, from `first` on, have the same destination and sender.
+    /// How many chains, from `first` on, have the same destination.
     fn run_from(&self, first: usize) -> usize {
-        let &Classified { to, source, .. } = &self.chains[first];
+        let to = self.chains[first].to;
         let rest = self.chains[first..self.classified].iter();
-        rest.take_while(|entry| entry.to == to && entry.source == source)
-            .count()
+        rest.take_while(|entry| entry.to == to).count()
     }
 }
 
 /// Classifies chains from `first` on as long as their frames match `alike`; returns how many.
 #[inline(never)]
 fn classify_alike(
-    pair: &QueuePair,
+    vring: &Vring,
     (taken, first): (&Chains, usize),
     chains: &mut [Classified],
     alike: Alike,
@@ -312,7 +304,7 @@ fn classify_alike(
     let (mut count, mut bytes) = (0, 0);
     let chains = taken.chains[first..].iter().zip(&mut chains[first..]);
     for (chain, of_chain) in chains.take(most) {
-        let is_plain = bytes < most_bytes && of_chain.read_plain(pair, chain, taken.buffers(chain));
+        let is_plain = bytes < most_bytes && of_chain.read_plain(vring, chain, taken.buffers(chain));
         if !is_plain || !alike.apply(of_chain) {
             break;
         }

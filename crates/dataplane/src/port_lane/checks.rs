@@ -6,7 +6,7 @@
 //! without room is retried and checked again: its verdict is counted once, when it is done.
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Fault, QueuePair};
+use device::pair::{Fault, Vring};
 use virtqueue::{Buffer, Chain};
 
 use super::classified::Classified;
@@ -22,7 +22,7 @@ pub(super) trait Check {
     /// Errors: the guest's fault.
     fn check(
         &mut self,
-        pair: &mut QueuePair,
+        vring: &mut Vring,
         chain: (&Chain, &[Buffer]),
         entry: &mut Classified,
         charges: Charges<'_>,
@@ -39,7 +39,7 @@ impl Check for IsClassified {
     #[inline(always)]
     fn check(
         &mut self,
-        _pair: &mut QueuePair,
+        _vring: &mut Vring,
         _chain: (&Chain, &[Buffer]),
         _entry: &mut Classified,
         _charges: Charges<'_>,
@@ -63,17 +63,17 @@ impl Check for Checks<'_> {
     #[inline(always)]
     fn check(
         &mut self,
-        pair: &mut QueuePair,
+        vring: &mut Vring,
         (chain, buffers): (&Chain, &[Buffer]),
         entry: &mut Classified,
         (budget, unsendable): Charges<'_>,
     ) -> Result<bool, Fault> {
         entry.known = 0;
-        entry.is_sent = pair.check_into(chain, buffers, unsendable, self.counters, &mut entry.sending)?;
+        entry.is_sent = vring.check_into(chain, buffers, unsendable, self.counters, &mut entry.sending)?;
         if self.guard.is_some() || self.acl.is_some() {
             entry.verdict = None;
             if entry.is_sent {
-                entry.is_sent = self.allows(pair, buffers, entry, budget);
+                entry.is_sent = self.allows(vring, buffers, entry, budget);
             }
         }
         if !self.throttle.is_on() {
@@ -82,7 +82,9 @@ impl Check for Checks<'_> {
         let cost = match (entry.is_sent, entry.sending.request.gso) {
             (false, _) => Cost::default(),
             (true, None) => Cost::frame(entry.sending.len),
-            (true, Some(_)) => entry.any_frame(&pair.memory, pair.frame_limit, buffers).cost(),
+            (true, Some(_)) => entry
+                .any_frame(&vring.guest.memory, vring.guest.frame_limit, buffers)
+                .cost(),
         };
         if entry.is_sent && self.throttle.holds(|| Some(cost), self.counters) {
             return Ok(false);
@@ -97,13 +99,13 @@ impl Checks<'_> {
     #[inline(never)]
     fn allows(
         &mut self,
-        pair: &QueuePair,
+        vring: &Vring,
         buffers: &[Buffer],
         entry: &mut Classified,
         budget: &mut Budget,
     ) -> bool {
         let has_ips = self.guard.is_some_and(|guard| guard.source_guard.is_some());
-        entry.read_head(pair, buffers, (has_ips, self.acl.is_some()));
+        entry.read_head(vring, buffers, (has_ips, self.acl.is_some()));
         if let Some(guard) = self.guard
             && let Err(refusal) = guard.check(&entry.head, entry.known.into(), &entry.sending)
         {

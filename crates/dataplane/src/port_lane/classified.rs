@@ -1,15 +1,14 @@
 //! A classified chain: its frame and the destination.
 
-use acl::FlowHints;
-use device::pair::{Cursor, Piece, QueuePair, Sending};
+use device::pair::{Cursor, Piece, Sending, Vring};
 use packet::HEADERS_MAX;
 use packet::checksum::ChecksumAt;
 use packet::ethernet::{self, Tags};
 use packet::segment::{Malformed, Request};
 use virtqueue::{Buffer, Chain, MemoryMap};
 
+use crate::fdb::Destination;
 use crate::fdb::flows::Flow;
-use crate::fdb::{Destination, PortNumber};
 use crate::frame::bytes::guest_to_own;
 use crate::frame::retag::{Retag, Retagged};
 use crate::guest::guest_frame::GuestFrame;
@@ -22,10 +21,6 @@ pub(super) struct Classified {
     pub(super) sending: Sending,
     pub(super) is_sent: bool,
     pub(super) to: Destination,
-    /// For a frame from a link: the port that sent it, if one did.
-    pub(super) source: Option<PortNumber>,
-    /// If a NIC of another worker received it: what that NIC reported about its flow.
-    pub(super) flow_hints: FlowHints,
     /// The frame's VLAN; 0: none.
     pub(super) vlan: u16,
     /// The frame has that VLAN's tag.
@@ -50,8 +45,6 @@ impl Classified {
         },
         is_sent: false,
         to: Destination::Unknown,
-        source: None,
-        flow_hints: FlowHints::NONE,
         vlan: 0,
         is_tagged: false,
         verdict: None,
@@ -61,8 +54,8 @@ impl Classified {
 
     /// Its frame, as the guest sent it; `buffers`: those of the chain.
     #[inline]
-    pub(super) fn frame<'a>(&'a self, pair: &'a QueuePair, buffers: &'a [Buffer]) -> Option<GuestFrame<'a>> {
-        self.frame_in(&pair.memory, pair.frame_limit, buffers)
+    pub(super) fn frame<'a>(&'a self, vring: &'a Vring, buffers: &'a [Buffer]) -> Option<GuestFrame<'a>> {
+        self.frame_in(&vring.guest.memory, vring.guest.frame_limit, buffers)
     }
 
     /// The same, where the pair is borrowed.
@@ -91,7 +84,6 @@ impl Classified {
             sending: &self.sending,
             head: &self.head[..self.known.into()],
             replaced: self.known.into(),
-            flow: self.flow_hints,
         }
     }
 
@@ -101,10 +93,10 @@ impl Classified {
     pub(super) fn whole<'a>(
         &'a self,
         is_tagged: bool,
-        pair: &'a QueuePair,
+        vring: &'a Vring,
         buffers: &'a [Buffer],
     ) -> Option<(Option<ChecksumAt>, &'a [u8], Piece)> {
-        let frame = self.frame(pair, buffers)?;
+        let frame = self.frame(vring, buffers)?;
         let Request { csum, gso } = self.sending.request;
         let goes_as_it_is = gso.is_none() && self.retag(is_tagged) == Retag::Keep;
         let rest = frame.rest_in_one()?;
@@ -133,45 +125,45 @@ impl Classified {
     #[inline(always)]
     pub(super) fn read_head(
         &mut self,
-        pair: &QueuePair,
+        vring: &Vring,
         buffers: &[Buffer],
         (has_ips, is_filtered): (bool, bool),
     ) {
         match has_ips {
-            true => self.read_as_much(HEADERS_MAX, pair, buffers),
+            true => self.read_as_much(HEADERS_MAX, vring, buffers),
             false => {
-                self.read_as_much(SHORT_HEAD, pair, buffers);
+                self.read_as_much(SHORT_HEAD, vring, buffers);
                 if is_filtered && self.head.first_chunk().is_some_and(is_long) {
                     // Reads all of it again: no byte of the first read is used.
-                    self.read_as_much(HEADERS_MAX, pair, buffers);
+                    self.read_as_much(HEADERS_MAX, vring, buffers);
                 }
             }
         }
     }
 
     #[inline(always)]
-    fn read_as_much(&mut self, most: usize, pair: &QueuePair, buffers: &[Buffer]) {
+    fn read_as_much(&mut self, most: usize, vring: &Vring, buffers: &[Buffer]) {
         // At most HEADERS_MAX.
         #[allow(clippy::cast_possible_truncation)]
         let known = most.min(self.sending.len as usize) as u16;
         self.known = known;
         if let (SHORT_HEAD, Some(short)) = (most, self.head.first_chunk_mut()) {
-            return read_short_head(pair, buffers, &self.sending, short);
+            return read_short_head(vring, buffers, &self.sending, short);
         }
         self.head[..ethernet::LOOK_BYTES].fill(0);
-        GuestFrame::new(pair, buffers, &self.sending).read_start(&mut self.head[..known.into()]);
+        GuestFrame::new(vring, buffers, &self.sending).read_start(&mut self.head[..known.into()]);
     }
 
     /// Reads a plain chain, whose frame only has to be passed on, and its first bytes; false: it is not plain. Sets
-    /// `sending` and the head; the caller sets the rest. Fields that only lanes with rules or lanes of links use keep
-    /// their values.
+    /// `sending` and the head; the caller sets the rest. Fields that only lanes with rules use keep their
+    /// values.
     #[inline(always)]
-    pub(super) fn read_plain(&mut self, pair: &QueuePair, chain: &Chain, buffers: &[Buffer]) -> bool {
-        let Some(sending) = pair.plain(chain, buffers) else {
+    pub(super) fn read_plain(&mut self, vring: &Vring, chain: &Chain, buffers: &[Buffer]) -> bool {
+        let Some(sending) = vring.plain(chain, buffers) else {
             return false;
         };
         self.sending = sending;
-        self.read_as_much(SHORT_HEAD, pair, buffers);
+        self.read_as_much(SHORT_HEAD, vring, buffers);
         true
     }
 
@@ -208,7 +200,7 @@ pub(super) fn with_tag<R>(
 
 /// Copies the first bytes of a frame; those that it does not have are 0.
 #[inline(always)]
-fn read_short_head(pair: &QueuePair, buffers: &[Buffer], sending: &Sending, head: &mut [u8; SHORT_HEAD]) {
+fn read_short_head(vring: &Vring, buffers: &[Buffer], sending: &Sending, head: &mut [u8; SHORT_HEAD]) {
     let (at, len) = (sending.start, sending.len as usize);
     let (start, here) = buffers.get(at.buffer).map_or((0, 0), |buffer| {
         let here = (buffer.len - at.within) as usize;
@@ -217,13 +209,13 @@ fn read_short_head(pair: &QueuePair, buffers: &[Buffer], sending: &Sending, head
     // Nearly all lie in one piece, which is inside the map, as checked when the descriptor was read.
     if here >= SHORT_HEAD {
         // A copy of constant length, which takes no call.
-        let _ = pair.memory.copy_from_guest(start, head);
+        let _ = vring.guest.memory.copy_from_guest(start, head);
         return;
     }
     *head = [0; SHORT_HEAD];
     if here >= len {
-        let _ = guest_to_own(&pair.memory, start, &mut head[..len]);
+        let _ = guest_to_own(&vring.guest.memory, start, &mut head[..len]);
         return;
     }
-    GuestFrame::new(pair, buffers, sending).read_start(&mut head[..SHORT_HEAD.min(len)]);
+    GuestFrame::new(vring, buffers, sending).read_start(&mut head[..SHORT_HEAD.min(len)]);
 }

@@ -1,26 +1,26 @@
 //! How a port's frames leave its lane: through the uplink, through the port's own queue, by a cable, or to the host.
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Fault, QueuePair};
-use packet::HEADERS_MAX;
+use device::pair::{Fault, Vring};
 use virtqueue::{ChainId, Chains};
 
 use super::checks::{Check, Checks, IsClassified};
 use super::classified::{Classified, with_tag};
 use super::{Burst, From, PortLane, Route};
 use crate::backend::own_queue::OwnQueue;
-use crate::backend::to_nic::NicSink;
+use crate::backend::to_nic::{NicSink, Transmit};
 use crate::fdb::forwarding::LaneRef;
 use crate::guest::from_guest::{Budget, Put, Sink};
 use crate::guest::guest_frame::GuestFrame;
-use crate::guest::passing::{Passed, Passing, with_head};
+use crate::guest::passing::{Passed, Passing};
 use crate::host::to_tap::TapPut;
-use crate::lane::{RxTarget, Siblings, SlotAt};
+use crate::lane::limits::SEGMENTS;
+use crate::lane::{Lane, Siblings, SlotAt, Uplink};
 use crate::nic::xdp::XdpNic;
 
 /// Chains of a batch with the same destination: a queue of a NIC.
 struct Frames<'a> {
-    pair: &'a mut QueuePair,
+    vring: &'a mut Vring,
     classified: &'a mut [Classified],
     chains: &'a Chains,
     counters: &'a PairCounters,
@@ -35,7 +35,7 @@ impl Frames<'_> {
     fn copy_whole(
         &mut self,
         sink: &mut NicSink<'_, XdpNic>,
-        give_back: &mut impl FnMut(&mut QueuePair, ChainId),
+        give_back: &mut impl FnMut(&mut Vring, ChainId),
         (budget, done): (&mut Budget, &mut usize),
     ) {
         let (most, most_bytes) = budget.left();
@@ -45,14 +45,14 @@ impl Frames<'_> {
             .iter()
             .zip(&self.chains.chains[next]);
         let frames = frames.map_while(|(entry, chain)| {
-            let whole = entry.whole(true, self.pair, self.chains.buffers(chain))?;
+            let whole = entry.whole(true, self.vring, self.chains.buffers(chain))?;
             let has_left = bytes < most_bytes;
             bytes += u64::from(entry.sending.len);
             has_left.then_some(whole)
         });
-        let (count, bytes) = sink.copy_classified(&self.pair.memory, frames);
+        let (count, bytes) = sink.copy_classified(&self.vring.guest.memory, frames);
         for chain in &self.chains.chains[*done..*done + count] {
-            give_back(self.pair, chain.id);
+            give_back(self.vring, chain.id);
             budget.charge_descriptors(chain.readable.into());
         }
         budget.tally.add_all(count as u64, bytes);
@@ -67,7 +67,7 @@ impl Frames<'_> {
         self,
         sink: &mut impl Sink,
         mut check: impl Check,
-        mut give_back: impl FnMut(&mut QueuePair, ChainId),
+        mut give_back: impl FnMut(&mut Vring, ChainId),
         (budget, done): (&mut Budget, &mut usize),
     ) -> Result<bool, Fault> {
         let mut waits = false;
@@ -80,10 +80,10 @@ impl Frames<'_> {
             let buffers = self.chains.buffers(&chain);
             let entry = &mut self.classified[*done];
             let unsendable = sink.unsendable(self.counters);
-            if !check.check(self.pair, (&chain, buffers), entry, (budget, unsendable))? {
+            if !check.check(self.vring, (&chain, buffers), entry, (budget, unsendable))? {
                 return Ok(false);
             }
-            let frame = entry.frame(self.pair, buffers);
+            let frame = entry.frame(self.vring, buffers);
             let lost = frame.and(unsendable);
             if let Some(counter) = lost {
                 counter.add(1);
@@ -97,7 +97,7 @@ impl Frames<'_> {
             };
             match put {
                 Put::NoRoom => return Ok(true),
-                Put::Done => give_back(self.pair, chain.id),
+                Put::Done => give_back(self.vring, chain.id),
                 Put::Taken => {}
             }
             waits = sink.has_rest();
@@ -115,7 +115,7 @@ impl<O: OwnQueue> PortLane<O> {
         let moved = sent.and_then(|sent| Ok(sent + self.receive(siblings)?));
         if moved.is_err() {
             // Its queues are not used any more.
-            (self.pair.from_guest.enabled, self.pair.to_guest.enabled) = (false, false);
+            self.change_vrings(&mut |_, vring| vring.enabled = false);
         }
         moved
     }
@@ -124,8 +124,9 @@ impl<O: OwnQueue> PortLane<O> {
         if !self.own.has_frames() {
             return Ok(0);
         }
-        if self.pair.to_guest.enabled {
-            return self.receive_own();
+        match self.to_guest.lock() {
+            Some(mut guest) if guest.vring.enabled => return self.own.receive(&mut guest),
+            _ => {}
         }
         if !O::SHARES_BUFFERS {
             return Ok(0);
@@ -133,10 +134,11 @@ impl<O: OwnQueue> PortLane<O> {
         let Some(first) = self.first_pair(siblings) else {
             return Ok(0);
         };
-        let Some(mut guest) = siblings.guest(first) else {
-            return Ok(0);
+        let received = match siblings.guest(first) {
+            Some(mut guest) => self.own.receive(&mut guest),
+            None => return Ok(0),
         };
-        match self.own.receive(&mut guest) {
+        match received {
             Ok(frames) => {
                 self.counters.spilled_frames.add(frames as u64);
                 Ok(frames)
@@ -156,14 +158,6 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Delivers what its own queue received to its own guest.
-    fn receive_own(&mut self) -> Result<usize, Fault> {
-        let filter = self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut());
-        let guest = RxTarget::new(&mut self.pair, &mut self.buffers, &self.counters);
-        let mut guest = guest.limited(self.limit.as_ref()).filtered(filter);
-        self.own.receive(&mut guest)
-    }
-
     /// Continues GSO packets that are being segmented for a NIC; returns whether further frames can be sent then.
     #[inline]
     pub(super) fn send_rest(&mut self, siblings: &mut dyn Siblings) -> bool {
@@ -172,12 +166,12 @@ impl<O: OwnQueue> PortLane<O> {
         }
         if self.transmit.has_rest() {
             let mut budget = self.sender.budget();
-            match self.sink(siblings) {
-                Some(mut sink) => {
-                    sink.send_rest(&mut budget);
-                    sink.note_wait(sink.has_rest());
-                }
-                None => self.transmit.lose(&self.counters),
+            let sent = self.with_uplink(siblings, |sink| {
+                sink.send_rest(&mut budget);
+                sink.note_wait(sink.has_rest());
+            });
+            if sent == Sent::NoQueue {
+                self.transmit.lose(&self.counters);
             }
             self.sender.charge(&budget);
         }
@@ -191,29 +185,27 @@ impl<O: OwnQueue> PortLane<O> {
         self.own.has_rest() || self.transmit.has_rest()
     }
 
-    /// Sends a run of frames to the uplink, of this worker or of another one; frames without room wait. `nobody`: the
+    /// Sends a run of frames to the uplink; frames without room wait. `nobody`: the
     /// counter of frames for which there is no uplink.
     pub(super) fn leave(&mut self, run: usize, burst: &mut Burst<'_>, nobody: fn(&PairCounters) -> &Counter) {
-        if self.put_to_nic(run, burst).is_some() || self.wait_for_uplink() {
-            return;
+        if self.put_to_nic(run, burst).is_none() && !self.wait_for_uplink() {
+            self.lose(run, burst, nobody);
         }
-        let [link, _] = self.forwarding.ways_out;
-        self.leave_by(link, run, burst, nobody);
     }
 
     /// Makes frames wait for the uplink, if its last queue is being set up again; returns whether they do. Frames of
-    /// links and taps do not wait: they would delay frames to other ports.
+    /// taps do not wait: they would delay frames to other ports.
     #[cold]
     pub(super) fn wait_for_uplink(&mut self) -> bool {
         let is_ours = self.from == From::Guest && !O::IS_THERE;
-        self.waits = is_ours && !self.forwarding.has_uplink() && self.forwarding.fdb.awaits_uplink();
+        self.waits = is_ours && self.forwarding.uplinks.is_empty() && self.forwarding.fdb.awaits_uplink();
         if self.waits {
             self.counters.from_guest_waits.add(1);
         }
         self.waits
     }
 
-    /// Passes a run of frames to the host, by this worker's tap or another one's.
+    /// Passes a run of frames to the host.
     pub(super) fn to_host(
         &mut self,
         run: usize,
@@ -222,10 +214,7 @@ impl<O: OwnQueue> PortLane<O> {
     ) {
         match self.forwarding.host {
             Some(host) => self.to_tap(host, run, burst, nobody),
-            None => {
-                let [_, link] = self.forwarding.ways_out;
-                self.leave_by(link, run, burst, nobody);
-            }
+            None => self.lose(run, burst, nobody),
         }
     }
 
@@ -241,30 +230,34 @@ impl<O: OwnQueue> PortLane<O> {
         self.write_to_tap(tap, end, burst);
         // If the budget allows more, the next frame is one that cannot be written directly from guest memory.
         if self.goes_on(burst.done, end, &burst.budget) {
-            self.leave_by(Some(tap), 1, burst, nobody);
+            match self.pass_to(tap.at, true, 1, burst) {
+                Ok(true) => {}
+                Ok(false) => self.lose(1, burst, nobody),
+                Err(fault) => burst.siblings.blame(tap.at, fault),
+            }
         }
     }
 
     /// Writes the next frames directly from guest memory, up to one that cannot be written so. Writes none while
     /// segments of the same sender's last GSO packet wait for the tap.
     fn write_to_tap(&mut self, tap: LaneRef, end: usize, burst: &mut Burst<'_>) {
-        let pending = burst.siblings.guest(tap.at).and_then(|guest| guest.pending);
-        if pending.is_some_and(|pending| pending.is_of(&self.counters)) {
+        let guest = burst.siblings.guest(tap.at);
+        if guest.is_some_and(|guest| guest.pending.is_of(&self.counters)) {
             return;
         }
-        let Some(tap) = burst.siblings.tap(tap.at) else {
+        let Some(mut tap) = burst.siblings.tap(tap.at) else {
             return;
         };
         while self.goes_on(burst.done, end, &burst.budget) {
             let (entry, chain) = (&self.chains[burst.done], self.sender.chains.chains[burst.done]);
             let buffers = self.sender.chains.buffers(&chain);
-            if let Some(frame) = entry.frame(&self.pair, buffers) {
+            if let Some(frame) = entry.frame(&self.from_guest, buffers) {
                 match with_tag(entry, frame, true, |frame| tap.put(frame, &self.counters)) {
                     TapPut::Done => burst.budget.tally.add(frame.sending.len),
                     TapPut::Queue => return,
                 }
             }
-            self.own.give_back(&mut self.pair, chain.id);
+            self.own.give_back(&mut self.from_guest, chain.id);
             burst.budget.charge_descriptors(buffers.len());
             burst.done += 1;
         }
@@ -280,40 +273,13 @@ impl<O: OwnQueue> PortLane<O> {
         }
     }
 
-    /// Returns the chains of a run of frames that have no destination here, without counting them as lost.
-    pub(super) fn skip(&mut self, run: usize, burst: &mut Burst<'_>) {
-        let end = burst.done + run;
-        while burst.done < end && self.own.places() > 0 {
-            self.next(burst);
-        }
-    }
-
-    /// Passes a run of frames to a tap's or a link's lane; without one, drops them.
-    fn leave_by(
-        &mut self,
-        way: Option<LaneRef>,
-        run: usize,
-        burst: &mut Burst<'_>,
-        nobody: fn(&PairCounters) -> &Counter,
-    ) {
-        match way {
-            Some(way) => match self.pass_to(way.at, true, run, burst) {
-                Ok(true) => {}
-                Ok(false) => self.lose(run, burst, nobody),
-                Err(fault) => burst.siblings.blame(way.at, fault),
-            },
-            None if self.from == From::Link => self.skip(run, burst),
-            None => self.lose(run, burst, nobody),
-        }
-    }
-
     /// Puts the next frames into the port's own queue, or else into the uplink's, as far as there is room. `None`:
     /// there is no queue, and nothing is done.
     pub(super) fn put_to_nic(&mut self, run: usize, burst: &mut Burst<'_>) -> Option<()> {
         let place = self.forwarding.uplink(self.flow());
         let Self {
             own,
-            pair,
+            from_guest: vring,
             chains,
             sender,
             counters,
@@ -321,7 +287,7 @@ impl<O: OwnQueue> PortLane<O> {
             ..
         } = self;
         let mut frames = Frames {
-            pair,
+            vring,
             classified: chains,
             chains: &sender.chains,
             counters,
@@ -330,22 +296,24 @@ impl<O: OwnQueue> PortLane<O> {
         let charged = (&mut burst.budget, &mut burst.done);
         if O::IS_THERE {
             // The sink itself records the chains that it returns later.
-            let at_once = |pair: &mut QueuePair, chain| pair.from_guest.queue.push_used(chain, 0);
+            let at_once = |vring: &mut Vring, chain| vring.queue.push_used(chain, 0);
             let waits = frames.put(&mut own.sink(counters)?, IsClassified, at_once, charged);
             self.waits = waits.unwrap_or(true);
             return Some(());
         }
         let (budget, done) = charged;
-        let queue = burst.siblings.uplink(place?)?;
-        let mut sink = NicSink::new(queue, transmit, counters);
-        let mut give_back = |pair: &mut QueuePair, chain| own.give_back(pair, chain);
-        frames.copy_whole(&mut sink, &mut give_back, (budget, done));
-        // Only checks return errors, and these frames were checked before.
-        self.waits = frames
-            .put(&mut sink, IsClassified, give_back, (budget, done))
-            .unwrap_or(true);
-        sink.note_wait(self.waits);
-        Some(())
+        let mut give_back = |vring: &mut Vring, chain| own.give_back(vring, chain);
+        let mut waits = false;
+        let sent = send_by(burst.siblings.uplink(place?), (transmit, counters), |sink| {
+            frames.copy_whole(sink, &mut give_back, (budget, done));
+            // Only checks return errors, and these frames were checked before.
+            waits = frames
+                .put(sink, IsClassified, give_back, (budget, done))
+                .unwrap_or(true);
+            sink.note_wait(waits);
+        });
+        self.waits = waits || sent == Sent::Busy;
+        (sent != Sent::NoQueue).then_some(())
     }
 
     /// Puts the chains from `done` on, checked one by one, into the lane's own queue, as far as there is room.
@@ -353,7 +321,7 @@ impl<O: OwnQueue> PortLane<O> {
     pub(super) fn put_to_own_queue(&mut self, burst: &mut Burst<'_>) -> Result<(), Fault> {
         let Self {
             own,
-            pair,
+            from_guest: vring,
             chains,
             sender,
             counters,
@@ -366,7 +334,7 @@ impl<O: OwnQueue> PortLane<O> {
             return Ok(());
         };
         let frames = Frames {
-            pair,
+            vring,
             classified: chains,
             chains: &sender.chains,
             counters,
@@ -374,12 +342,12 @@ impl<O: OwnQueue> PortLane<O> {
         };
         let checks = Checks {
             guard: guard.as_deref(),
-            acl: filter.as_mut().and_then(|filter| filter.from_guest.as_mut()),
+            acl: filter.as_deref_mut(),
             throttle: &mut sender.throttle,
             costs,
             counters,
         };
-        let at_once = |pair: &mut QueuePair, chain| pair.from_guest.queue.push_used(chain, 0);
+        let at_once = |vring: &mut Vring, chain| vring.queue.push_used(chain, 0);
         self.waits = frames.put(&mut sink, checks, at_once, (&mut burst.budget, &mut burst.done))?;
         Ok(())
     }
@@ -397,8 +365,9 @@ impl<O: OwnQueue> PortLane<O> {
     /// Errors: the fault of the guest at the other end.
     fn pass_by_cable(&mut self, target: Option<SlotAt>, burst: &mut Burst<'_>) -> Result<(), Fault> {
         let all = self.sender.chains.len();
-        let mut passing = match target.and_then(|target| burst.siblings.guest(target)) {
-            Some(guest) => Passing::begin(guest, all)?,
+        let mut guest = target.and_then(|target| burst.siblings.guest(target));
+        let mut passing = match &mut guest {
+            Some(guest) => Some(Passing::begin(guest, all)?),
             None => None,
         };
         if let Some(passing) = passing.as_mut().filter(|_| self.is_open()) {
@@ -406,7 +375,7 @@ impl<O: OwnQueue> PortLane<O> {
             self.pass_whole(passing, false, plain, (&mut burst.budget, &mut burst.done));
         }
         let Self {
-            pair,
+            from_guest: vring,
             chains,
             sender,
             counters,
@@ -418,7 +387,7 @@ impl<O: OwnQueue> PortLane<O> {
         let taken = &sender.chains;
         let mut checks = Checks {
             guard: guard.as_deref(),
-            acl: filter.as_mut().and_then(|filter| filter.from_guest.as_mut()),
+            acl: filter.as_deref_mut(),
             throttle: &mut sender.throttle,
             costs,
             counters,
@@ -428,7 +397,7 @@ impl<O: OwnQueue> PortLane<O> {
             let buffers = taken.buffers(&chain);
             let entry = &mut chains[burst.done];
             let unsendable = passing.is_none().then_some(&counters.from_guest_no_peer);
-            match checks.check(pair, (&chain, buffers), entry, (&mut burst.budget, unsendable)) {
+            match checks.check(vring, (&chain, buffers), entry, (&mut burst.budget, unsendable)) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(fault) => {
@@ -436,12 +405,7 @@ impl<O: OwnQueue> PortLane<O> {
                     break;
                 }
             }
-            if let (Some(frame), Some(passing)) = (entry.frame(pair, buffers), &mut passing) {
-                let mut head = [0; HEADERS_MAX];
-                let frame = match passing.is_filtered() {
-                    true => with_head(frame, &mut head),
-                    false => frame,
-                };
+            if let (Some(frame), Some(passing)) = (entry.frame(vring, buffers), &mut passing) {
                 let passed = passing.pass(frame, counters)?;
                 burst.budget.charge_look_ups(passing.take_work());
                 if passed == Passed::Later {
@@ -451,19 +415,62 @@ impl<O: OwnQueue> PortLane<O> {
                 }
                 passed.charge(&mut burst.budget, frame.sending.len);
             }
-            pair.from_guest.queue.push_used(chain.id, 0);
+            vring.queue.push_used(chain.id, 0);
             burst.budget.charge_descriptors(buffers.len());
             burst.done += 1;
         }
         if let Some(passing) = passing {
             passing.finish();
         }
+        if let Some(guest) = guest {
+            guest.delivered(0);
+        }
         Ok(())
     }
 
-    /// The uplink's queue that the lane sends by, if there is one.
-    pub(super) fn sink<'n>(&'n mut self, siblings: &'n mut dyn Siblings) -> Option<NicSink<'n, XdpNic>> {
-        let queue = siblings.uplink(self.forwarding.uplink(self.flow())?)?;
-        Some(NicSink::new(queue, &mut self.transmit, &self.counters))
+    /// Acts on the uplink's queue that the lane sends by, and hands over what is put there.
+    pub(super) fn with_uplink(
+        &mut self,
+        siblings: &mut dyn Siblings,
+        act: impl FnOnce(&mut NicSink<'_, XdpNic>),
+    ) -> Sent {
+        match self.forwarding.uplink(self.flow()) {
+            Some(place) => send_by(siblings.uplink(place), (&mut self.transmit, &self.counters), act),
+            None => Sent::NoQueue,
+        }
     }
+}
+
+/// Result of an attempt to send by an uplink's queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// There is none.
+    NoQueue,
+    /// Another worker uses it now.
+    Busy,
+    Done,
+}
+
+/// Acts on an uplink's queue, and hands over what is put there while the queue is locked: others use its room, too.
+#[inline]
+fn send_by(
+    uplink: Uplink<'_>,
+    (transmit, counters): (&mut Transmit, &PairCounters),
+    act: impl FnOnce(&mut NicSink<'_, XdpNic>),
+) -> Sent {
+    let (mut queue, is_remote) = match uplink {
+        Uplink::None => return Sent::NoQueue,
+        Uplink::Busy => return Sent::Busy,
+        Uplink::Queue { queue, is_remote } => (queue, is_remote),
+    };
+    if is_remote {
+        queue.reclaim(SEGMENTS * 2, counters);
+    }
+    let mut sink = NicSink::new(&mut queue, transmit, counters);
+    act(&mut sink);
+    sink.hand_over();
+    if is_remote {
+        queue.kick_queued(SEGMENTS * 2, counters);
+    }
+    Sent::Done
 }

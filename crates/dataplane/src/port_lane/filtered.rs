@@ -9,7 +9,7 @@ impl<O: OwnQueue> PortLane<O> {
     /// back are checked again later.
     #[cold]
     pub(super) fn count_filtered(&self, done: usize) {
-        let Some(filter) = self.filter.as_ref().and_then(|filter| filter.from_guest.as_ref()) else {
+        let Some(filter) = self.filter.as_deref() else {
             return;
         };
         if let Some(rules) = &filter.rules {
@@ -33,7 +33,11 @@ impl<O: OwnQueue> PortLane<O> {
             .filter(|(it, _)| it.known > 0);
         for (entry, chain) in frames {
             let buffers = chains.buffers(chain);
-            let frame = entry.any_frame(&self.pair.memory, self.pair.frame_limit, buffers);
+            let frame = entry.any_frame(
+                &self.from_guest.guest.memory,
+                self.from_guest.guest.frame_limit,
+                buffers,
+            );
             let facts = Facts::of_len(entry.sending.len as usize);
             let value = match entry.is_sent {
                 true => Ok(entry.verdict.unwrap_or(Verdict::UNFILTERED)),

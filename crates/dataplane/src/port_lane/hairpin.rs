@@ -15,9 +15,7 @@ use super::{Burst, PortLane};
 use crate::backend::own_queue::OwnQueue;
 use crate::guest::from_guest::Budget;
 use crate::guest::passing::{Passed, Passing};
-use crate::lane::RxTarget;
-use crate::link::cross_worker_mark::CrossWorkerMark;
-use crate::policy::rate_limit::Policer;
+use crate::lane::Lane;
 
 impl<O: OwnQueue> PortLane<O> {
     /// Whether the guest receives its own frames.
@@ -32,7 +30,7 @@ impl<O: OwnQueue> PortLane<O> {
         if !self.is_hairpin() {
             return self.lose(run, burst, |counters| &counters.from_guest_to_itself);
         }
-        if !self.pair.to_guest.enabled {
+        if !self.receives() {
             return self.to_first_pair(run, burst);
         }
         let first = burst.done;
@@ -44,7 +42,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
         for at in first..burst.done {
             let chain = self.sender.chains.chains[at];
-            self.own.give_back(&mut self.pair, chain.id);
+            self.own.give_back(&mut self.from_guest, chain.id);
         }
     }
 
@@ -52,7 +50,7 @@ impl<O: OwnQueue> PortLane<O> {
     #[cold]
     pub(super) fn copy_to_itself(&mut self, index: usize, burst: &mut Burst<'_>) {
         burst.budget.charge_copies(1, self.chains[index].sending.len);
-        if !self.pair.to_guest.enabled {
+        if !self.receives() {
             return self.copy_to_first_pair(index, burst);
         }
         let mut of_copy = burst.budget.fresh();
@@ -73,8 +71,9 @@ impl<O: OwnQueue> PortLane<O> {
         let (done, is_segmented) = self.pass_back_until_segmented(frames, budget)?;
         if is_segmented {
             // Deliver its segments before the next frame is passed, which would be lost otherwise.
-            self.pending
-                .deliver(&mut self.pair, &mut self.buffers, &self.counters)?;
+            if let Some(mut rx) = self.to_guest.lock() {
+                rx.deliver_pending()?;
+            }
         }
         Ok(done)
     }
@@ -87,20 +86,12 @@ impl<O: OwnQueue> PortLane<O> {
     ) -> Result<(usize, bool), Fault> {
         let (mut done, mut is_segmented) = (0, false);
         let is_tagged = self.forwarding.is_tagged(self.number);
-        let memory = Arc::clone(&self.pair.memory);
-        let frame_limit = self.pair.frame_limit;
-        let guest = RxTarget {
-            pair: &mut self.pair,
-            buffers: &mut self.buffers,
-            counters: &self.counters,
-            pending: Some(&mut self.pending),
-            policer: Policer::new(self.limit.as_ref()),
-            filter: self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut()),
-            marks: None,
-        };
-        let Some(mut passing) = Passing::begin(guest, frames.len())? else {
+        let memory = Arc::clone(&self.from_guest.guest.memory);
+        let frame_limit = self.from_guest.guest.frame_limit;
+        let Some(mut guest) = self.to_guest.lock() else {
             return Ok((0, false));
         };
+        let mut passing = Passing::begin(&mut guest, frames.len())?;
         for at in frames {
             if is_segmented || !budget.has_left() {
                 break;
@@ -121,7 +112,8 @@ impl<O: OwnQueue> PortLane<O> {
             done += 1;
         }
         budget.charge_look_ups(passing.take_work());
-        passing.finish();
+        let frames = passing.finish();
+        guest.delivered(frames);
         Ok((done, is_segmented))
     }
 
@@ -147,17 +139,12 @@ impl<O: OwnQueue> PortLane<O> {
         };
         let (entry, chain) = (&self.chains[index], self.sender.chains.chains[index]);
         let buffers = self.sender.chains.buffers(&chain);
-        let Some(frame) = entry.frame(&self.pair, buffers) else {
+        let Some(frame) = entry.frame(&self.from_guest, buffers) else {
             return;
         };
         let is_tagged = self.forwarding.is_tagged(self.number);
         let passed = with_tag(entry, frame, is_tagged, |frame| {
-            pass_copy(
-                burst.siblings,
-                first.at,
-                (frame, CrossWorkerMark::EMPTY),
-                &self.counters,
-            )
+            pass_copy(burst.siblings, first.at, frame, &self.counters)
         });
         match passed {
             Ok(work) => burst.budget.charge_look_ups(work),

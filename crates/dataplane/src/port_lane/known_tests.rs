@@ -130,8 +130,7 @@ fn classifier() -> Classifier {
         from_guest_default: Some(Action::Deny),
         to_guest_default: Some(Action::Allow),
     });
-    let lane = filter.for_a_lane(0).expect("it has rules");
-    let acl = lane.from_guest.expect("of its direction");
+    let acl = filter.for_a_lane(0).from_guest.expect("of its direction");
     acl.rules.expect("they are there")
 }
 

@@ -17,31 +17,22 @@ impl<O: OwnQueue> PortLane<O> {
     pub(super) fn mirror(&self, done: Range<usize>, siblings: &mut dyn Siblings, budget: &mut Budget) {
         for at in done {
             let entry = &self.chains[at];
-            let [to_uplink, to_host] = self.forwarding.ways_out;
-            // A frame that leaves through the port's own queue does not take that link.
-            let to_uplink = to_uplink.filter(|_| !O::IS_THERE);
-            let (to, way) = match entry.to {
+            let to = match entry.to {
                 Destination::Port(port) if port == self.number && !self.is_hairpin() => continue,
-                // If that port has no guest here, the frame has left.
-                Destination::Port(port) => {
-                    let guest = self.forwarding.lanes(port).first().copied();
-                    (Some(port), guest.or(to_uplink))
-                }
-                Destination::Unknown => (None, to_uplink),
-                Destination::Host => (None, to_host),
+                Destination::Port(port) => Some(port),
+                Destination::Unknown | Destination::Host => None,
                 Destination::Multicast | Destination::Nobody => continue,
             };
             let chain = self.sender.chains.chains[at];
             let buffers = self.sender.chains.buffers(&chain);
-            let Some(frame) = entry.frame(&self.pair, buffers) else {
+            let Some(frame) = entry.frame(&self.from_guest, buffers) else {
                 continue;
             };
             let mut copies = 0;
-            let mark = self.mark(at).with(entry.flow_hints);
-            for (port, guest) in self.forwarding.listeners(entry.vlan, self.source(at), to, way) {
+            for (port, guest) in self.forwarding.listeners(entry.vlan, self.source(), to) {
                 copies += 1;
                 let passed = with_tag(entry, frame, self.forwarding.is_tagged(port), |frame| {
-                    pass_copy(siblings, guest.at, (frame, mark), &self.uncounted)
+                    pass_copy(siblings, guest.at, frame, &self.uncounted)
                 });
                 match passed {
                     Ok(work) => budget.charge_look_ups(work),

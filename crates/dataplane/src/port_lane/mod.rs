@@ -1,13 +1,13 @@
 //! The lane of a guest's queue pair. In a network it sends frames to other ports, the uplink and the host, by their
 //! addresses. Outside of networks they have one destination ([`Route`]), and are checked only if the port has a source
-//! guard, filter rules or a rate limit ([`checks`]). Links and taps of a network have such a lane, too ([`From`]).
+//! guard, filter rules or a rate limit ([`checks`]). Taps of a network have such a lane, too ([`From`]).
 //!
 //! In a network a batch takes two steps. First all its chains are classified: the lane copies the first bytes of each
 //! frame out of guest memory, and decides from that copy whether the guest may send the frame, and where it goes. Then
 //! it passes on runs of frames with the same destination. The checked bytes are the sent ones: the copy replaces the
 //! bytes in guest memory, which the guest may have changed meanwhile.
 //!
-//! A frame to another port of the same worker is copied once, from RAM to RAM, with its segmentation and checksum
+//! A frame to another port, of any worker, is copied once, from RAM to RAM, with its segmentation and checksum
 //! request ([`Passing`]), and so is one to the host ([`crate::host::to_tap`]). A frame to the uplink is copied
 //! into a chunk, and segmented if it requests that ([`crate::backend::to_nic`]); the uplink's lane has the
 //! kernel send the frames of all lanes ([`crate::uplink::uplink_lane`]).
@@ -28,15 +28,15 @@ pub(crate) mod filtered;
 pub(crate) mod hairpin;
 pub(crate) mod known;
 pub(crate) mod learning;
-pub(crate) mod linked;
 pub(crate) mod mirror;
+pub(crate) mod of_tap;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use device::counters::{Counter, PairCounters};
-use device::pair::{Fault, QueuePair};
-use virtqueue::Chains;
+use device::pair::{Direction, Fault, QueuePair, Vring};
 
 use self::classified::{Classified, with_tag};
 use self::copies::pass_copy;
@@ -44,18 +44,17 @@ use crate::backend::own_queue::{NoQueue, OwnQueue};
 use crate::backend::to_nic::Transmit;
 use crate::fdb::PortNumber;
 use crate::fdb::forwarding::{Forwarding, LaneRef};
-use crate::guest::copies::write_copy;
+use crate::guest::copies::write_announcement;
 use crate::guest::from_guest::{Budget, Sender};
 use crate::guest::passing::{Passed, Passing};
-use crate::guest::pending::Pending;
-use crate::guest::to_guest::NO_OFFLOAD;
+use crate::guest::rx_queue::RxQueue;
 use crate::lane::limits::BATCH;
-use crate::lane::{Lane, RxTarget, Siblings, SlotAt, Stopped, Work, enable_kicks};
-use crate::link::cross_worker_mark::{CrossWorkerMark, CrossWorkerMarks};
+use crate::lane::shared::{Held, Shared};
+use crate::lane::{Lane, Siblings, SlotAt, Stopped, Work, enable_kicks};
 use crate::nic::hints::XdpMetadata;
-use crate::policy::filter::LaneFilter;
+use crate::policy::filter::{Acl, LaneFilter};
 use crate::policy::guard::Guard;
-use crate::policy::rate_limit::{Cost, Policer, PortLimits, RateLimit};
+use crate::policy::rate_limit::{Cost, PortLimits};
 
 /// Counts frames to addresses that no port has.
 const NO_FDB_ENTRY: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
@@ -65,7 +64,13 @@ const NO_PORT: (PortNumber, u16) = (PortNumber(u16::MAX), 0);
 
 /// See the module's head.
 pub struct PortLane<O = NoQueue> {
-    pair: QueuePair,
+    /// The guest's queues.
+    from_guest: Vring,
+    to_guest: Shared<RxQueue>,
+    /// See [`RxQueue::waits`].
+    rx_waits: Arc<AtomicBool>,
+    /// The kick eventfd of the receive queue.
+    rx_kick: Option<OwnedFd>,
     counters: Arc<PairCounters>,
     number: PortNumber,
     /// The pair's number within the port.
@@ -82,24 +87,17 @@ pub struct PortLane<O = NoQueue> {
     transmit: Transmit,
     /// Its own NIC queue, if it has one: its frames to the LAN leave through that.
     own: O,
-    /// Scratch space for its guest's buffers.
-    buffers: Chains,
-    pending: Pending,
-    /// Identifies the sender of copies to promiscuous ports: a guest's [`Pending`] identifies senders by the address of
-    /// their counters. Never read: errors of a frame were counted when it was sent to its destination.
+    /// Identifies the sender of copies to promiscuous ports: pending frames identify senders by the address of their
+    /// counters. Never read: errors of a frame were counted when it was sent to its destination.
     uncounted: Box<PairCounters>,
-    /// Rate limit of what its guest gets.
-    limit: Option<Arc<RateLimit>>,
-    /// Which frames its guest may send, and get; `None`: all.
-    filter: Option<Box<LaneFilter>>,
+    /// Which frames its guest may send; `None`: all.
+    filter: Option<Box<Acl>>,
     route: Route,
     /// Which source addresses its guest may use, outside of networks; `None`: any.
     guard: Option<Box<Guard>>,
     /// A frame of its guest waits for room.
     waits: bool,
     from: From,
-    /// At both ends of a link: the marks of its frames.
-    marks: Option<Arc<CrossWorkerMarks>>,
 }
 
 /// Destination of a lane's frames.
@@ -117,8 +115,6 @@ enum Route {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum From {
     Guest,
-    /// A link from another worker, which has checked them.
-    Link,
     /// A tap: that of the host, or that of the uplink in tap mode.
     Tap,
 }
@@ -148,37 +144,16 @@ impl PortLane {
         }
     }
 
-    /// The sending end of a link to another worker ([`crate::link`]): other lanes deliver frames to it, and it
-    /// sends none itself.
-    pub(crate) fn to_link(
-        pair: QueuePair,
-        counters: Arc<PairCounters>,
-        marks: Arc<CrossWorkerMarks>,
-    ) -> Self {
-        Self {
-            marks: Some(marks),
-            ..Self::new(pair, counters, NO_PORT)
-        }
-    }
-
-    /// The receiving end of a link from another worker.
-    pub(crate) fn of_link(
-        pair: QueuePair,
-        counters: Arc<PairCounters>,
-        marks: Arc<CrossWorkerMarks>,
-    ) -> Self {
-        Self {
-            from: From::Link,
-            ..Self::to_link(pair, counters, marks)
-        }
-    }
-
     /// The lane of a tap ([`crate::host::tap_lane`]).
     pub(crate) fn of_tap(pair: QueuePair, counters: Arc<PairCounters>) -> Self {
-        Self {
+        let lane = Self {
             from: From::Tap,
             ..Self::new(pair, counters, NO_PORT)
+        };
+        if let Some(mut rx) = lane.rx() {
+            rx.is_tap = true;
         }
+        lane
     }
 }
 
@@ -199,8 +174,13 @@ impl<O: OwnQueue> PortLane<O> {
         (number, pair_number): (PortNumber, u16),
         own: O,
     ) -> Self {
+        let mut queue = RxQueue::new(pair.to_guest, Arc::clone(&counters));
+        let rx_kick = queue.vring.kick.take();
         Self {
-            pair,
+            rx_waits: Arc::clone(&queue.waits),
+            rx_kick,
+            to_guest: Shared::new(queue),
+            from_guest: pair.from_guest,
             counters,
             number,
             pair_number,
@@ -211,28 +191,30 @@ impl<O: OwnQueue> PortLane<O> {
             costs: Vec::with_capacity(BATCH),
             transmit: Transmit::shared(),
             own,
-            buffers: Chains::default(),
-            pending: Pending::default(),
             uncounted: Box::default(),
-            limit: None,
             filter: None,
             route: Route::Fdb,
             guard: None,
             waits: false,
             from: From::Guest,
-            marks: None,
         }
     }
 
     /// Whether nothing waits: neither frames of other guests for buffers, nor the rest of a GSO packet for room.
     pub(crate) fn is_idle(&self) -> bool {
-        !self.pending.is_some() && !self.has_rest()
+        !self.rx_waits.load(Relaxed) && !self.has_rest()
     }
 
-    /// Whether its frames need no check of their source: a link's were checked before, a tap's are from host or wire.
+    /// Its guest's receive queue, locked; `None`: the lane has stopped.
     #[inline]
-    fn is_trusted(&self) -> bool {
-        self.from != From::Guest
+    fn rx(&self) -> Option<Held<'_, RxQueue>> {
+        self.to_guest.lock()
+    }
+
+    /// The port that sends its frames; `None`: they come from the host, or in tap mode from the wire.
+    #[inline]
+    fn source(&self) -> Option<PortNumber> {
+        (self.from == From::Guest).then_some(self.number)
     }
 
     /// Passes a run of frames to a port.
@@ -242,15 +224,10 @@ impl<O: OwnQueue> PortLane<O> {
         }
         let (guest, run) = self.lane_for(port, burst.done, run);
         let Some(guest) = guest else {
-            // A frame that arrived at an uplink cannot leave if this worker has no uplink.
-            let may_leave = self.source(burst.done).is_some() || self.forwarding.has_uplink();
-            let is_out = may_leave && self.forwarding.is_absent(port);
-            return match self.is_trusted() && !is_out {
-                // The frame is here only to be copied to a promiscuous port.
-                true if self.forwarding.has_promiscuous() => self.skip(run, burst),
-                true => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
-                // The port's guest may still be on another host, or on another one by now.
-                false => self.leave(run, burst, |counters| &counters.from_guest_no_peer),
+            // The port's guest may still be on another host, or on another one by now.
+            return match self.from == From::Guest || self.forwarding.is_absent(port) {
+                true => self.leave(run, burst, |counters| &counters.from_guest_no_peer),
+                false => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
             };
         };
         let is_tagged = self.forwarding.is_tagged(port);
@@ -285,27 +262,20 @@ impl<O: OwnQueue> PortLane<O> {
         run: usize,
         burst: &mut Burst<'_>,
     ) -> Result<bool, Fault> {
-        let Some(target) = burst.siblings.guest(at) else {
+        let Some(mut target) = burst.siblings.guest(at) else {
             return Ok(false);
         };
-        let Some(mut passing) = Passing::begin(target, run)? else {
-            return Ok(false);
-        };
-        // Without flow hints: only frames that came by a link have some, and those go to no other link.
-        passing.about(|| self.mark(burst.done));
-        // Frames from a link wait for the host only, whose lane takes all frames in each round.
-        let loses = self.from == From::Link && self.forwarding.host.is_none_or(|host| host.at != at);
+        let mut passing = Passing::begin(&mut target, run)?;
         let end = burst.done + run;
         self.pass_whole(&mut passing, is_tagged, end, (&mut burst.budget, &mut burst.done));
         while self.goes_on(burst.done, end, &burst.budget) {
             let (entry, chain) = (&self.chains[burst.done], self.sender.chains.chains[burst.done]);
             let buffers = self.sender.chains.buffers(&chain);
-            if let Some(frame) = entry.frame(&self.pair, buffers) {
+            if let Some(frame) = entry.frame(&self.from_guest, buffers) {
                 let passed = with_tag(entry, frame, is_tagged, |frame| {
                     passing.pass(frame, &self.counters)
                 })?;
                 match passed {
-                    Passed::Later if loses => passing.lose(),
                     Passed::Later if passing.may_wait() => {
                         self.waits = true;
                         self.counters.from_guest_waits.add(1);
@@ -314,12 +284,13 @@ impl<O: OwnQueue> PortLane<O> {
                     passed => passed.charge(&mut burst.budget, frame.sending.len),
                 }
             }
-            self.own.give_back(&mut self.pair, chain.id);
+            self.own.give_back(&mut self.from_guest, chain.id);
             burst.budget.charge_descriptors(buffers.len());
             burst.done += 1;
         }
         burst.budget.charge_look_ups(passing.take_work());
-        passing.finish();
+        let frames = passing.finish();
+        target.delivered(frames);
         Ok(true)
     }
 
@@ -340,14 +311,14 @@ impl<O: OwnQueue> PortLane<O> {
         let mut bytes = 0;
         let frames = self.chains[next.clone()].iter().zip(&taken.chains[next]);
         let frames = frames.map_while(|(entry, chain)| {
-            let whole = entry.whole(is_tagged, &self.pair, taken.buffers(chain))?;
+            let whole = entry.whole(is_tagged, &self.from_guest, taken.buffers(chain))?;
             let has_left = bytes < most_bytes;
             bytes += u64::from(entry.sending.len);
             has_left.then_some(whole)
         });
-        let (count, bytes) = passing.pass_whole(&self.pair.memory, frames, &self.counters);
+        let (count, bytes) = passing.pass_whole(&self.from_guest.guest.memory, frames, &self.counters);
         for chain in &taken.chains[*done..*done + count] {
-            self.own.give_back(&mut self.pair, chain.id);
+            self.own.give_back(&mut self.from_guest, chain.id);
             budget.charge_descriptors(chain.readable.into());
         }
         budget.tally.add_all(count as u64, bytes);
@@ -358,29 +329,26 @@ impl<O: OwnQueue> PortLane<O> {
     /// it has hairpin.
     fn to_multicast(&mut self, burst: &mut Burst<'_>) {
         let first = burst.done;
-        let from = self.source(first);
-        // If a link leads to the uplink, the frame leaves there, and not through the port's own queue as well.
-        let leaves_here = from.is_some() && !self.forwarding.reaches_uplink_by_link();
-        let has_uplink = leaves_here && self.put_to_nic(1, burst).is_some();
+        let from = self.source();
+        let has_uplink = from.is_some() && self.put_to_nic(1, burst).is_some();
         if burst.done == first && (has_uplink || self.wait_for_uplink()) {
             return;
         }
         let chain = self.sender.chains.chains[first];
         let buffers = self.sender.chains.buffers(&chain);
         let entry = &self.chains[first];
-        if let Some(frame) = entry.frame(&self.pair, buffers) {
+        if let Some(frame) = entry.frame(&self.from_guest, buffers) {
             self.counters.from_guest_multicast_frames.add(1);
             if !has_uplink {
                 burst.budget.tally.add(frame.sending.len);
             }
             let mut copies = 0;
             let host = self.forwarding.host.filter(|_| from.is_some());
-            let mark = self.mark(first);
             let ports = self.forwarding.ports_of(entry.vlan, from);
             let ports = ports.map(|(port, guest)| (guest, self.forwarding.is_tagged(port)));
             for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
                 let passed = with_tag(entry, frame, is_tagged, |frame| {
-                    pass_copy(burst.siblings, guest.at, (frame, mark), &self.counters)
+                    pass_copy(burst.siblings, guest.at, frame, &self.counters)
                 });
                 match passed {
                     Ok(work) => burst.budget.charge_look_ups(work),
@@ -404,22 +372,8 @@ impl<O: OwnQueue> PortLane<O> {
     fn next(&mut self, burst: &mut Burst<'_>) {
         let chain = self.sender.chains.chains[burst.done];
         burst.budget.charge_descriptors(usize::from(chain.readable));
-        self.own.give_back(&mut self.pair, chain.id);
+        self.own.give_back(&mut self.from_guest, chain.id);
         burst.done += 1;
-    }
-
-    /// The port that sent a frame; `None`: it came by an uplink, or from the host.
-    fn source(&self, at: usize) -> Option<PortNumber> {
-        match self.from {
-            From::Guest => Some(self.number),
-            From::Link => self.chains[at].source,
-            From::Tap => None,
-        }
-    }
-
-    /// The mark for another worker: destination and sender.
-    fn mark(&self, at: usize) -> CrossWorkerMark {
-        CrossWorkerMark::new(self.chains[at].to, self.source(at), &self.forwarding.fdb)
     }
 
     /// The number that spreads lanes over the uplink's queues.
@@ -431,10 +385,10 @@ impl<O: OwnQueue> PortLane<O> {
 impl<O: OwnQueue> Lane for PortLane<O> {
     fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         let mut moved = 0;
-        if self.pending.is_some() && self.pair.to_guest.enabled {
-            moved = self
-                .pending
-                .deliver(&mut self.pair, &mut self.buffers, &self.counters)?;
+        if self.rx_waits.load(Relaxed)
+            && let Some(mut rx) = self.rx()
+        {
+            moved = rx.deliver_pending()?;
         }
         match O::IS_THERE {
             true => Ok(moved + self.poll_own(siblings)?),
@@ -443,8 +397,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
     }
 
     fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work {
-        let own = self.own.enable_notifications(&mut self.pair.to_guest);
-        let (held, frames) = enable_kicks(&self.sender.throttle, &mut self.pair);
+        let (held, frames) = enable_kicks(&self.sender.throttle, &mut self.from_guest);
         if frames && !self.waits && self.own.places() > 0 {
             return Work::Now;
         }
@@ -452,14 +405,21 @@ impl<O: OwnQueue> Lane for PortLane<O> {
             self.transmit.pause();
             self.own.pause();
         }
-        let buffers =
-            self.pending.is_some() && self.pair.to_guest.enabled && self.pair.to_guest.queue.enable_kicks();
+        let (mut own, mut buffers, mut receives) = (Work::None, false, true);
+        if (O::IS_THERE || self.rx_waits.load(Relaxed) || self.rx_kick.is_none())
+            && let Some(mut rx) = self.to_guest.lock()
+        {
+            receives = rx.vring.enabled;
+            own = self.own.enable_notifications(&mut rx.vring);
+            buffers = rx.pending.is_some() && receives && rx.vring.queue.enable_kicks();
+        }
         // Inner queues have no kicks: this thread fills them. The queues of a guest without a kick eventfd have to be
         // polled.
-        let is_polled = self.from == From::Guest && self.pair.is_polled();
+        let is_polled =
+            self.from == From::Guest && (self.from_guest.is_polled() || (receives && self.rx_kick.is_none()));
         // Received frames of a disabled pair wait for buffers of the port's first pair; a kick reports new ones.
         let spills = O::SHARES_BUFFERS
-            && !self.pair.to_guest.enabled
+            && !receives
             && self.own.has_frames()
             && has_buffers(self.first_pair(siblings), siblings);
         let waits = match self.route {
@@ -479,24 +439,28 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         self.counters.carried()
     }
 
-    fn pair(&self) -> Option<&QueuePair> {
-        Some(&self.pair)
+    fn receives(&self) -> bool {
+        self.rx().is_some_and(|rx| rx.vring.enabled)
     }
 
-    fn pair_mut(&mut self) -> Option<&mut QueuePair> {
-        Some(&mut self.pair)
+    fn call_blocks(&self) -> bool {
+        self.from_guest.call.is_blocked()
     }
 
-    fn rx_target(&mut self) -> Option<RxTarget<'_>> {
-        O::SHARES_BUFFERS.then_some(RxTarget {
-            pair: &mut self.pair,
-            buffers: &mut self.buffers,
-            counters: &self.counters,
-            pending: Some(&mut self.pending),
-            policer: Policer::new(self.limit.as_ref()),
-            filter: self.filter.as_mut().and_then(|filter| filter.to_guest.as_mut()),
-            marks: self.marks.as_deref(),
-        })
+    fn kicks(&self, show: &mut dyn FnMut(BorrowedFd<'_>)) {
+        let kicks = [&self.from_guest.kick, &self.rx_kick];
+        kicks.into_iter().flatten().for_each(|kick| show(kick.as_fd()));
+    }
+
+    fn change_vrings(&mut self, change: &mut dyn FnMut(Direction, &mut Vring)) {
+        change(Direction::FromGuest, &mut self.from_guest);
+        if let Some(mut rx) = self.rx() {
+            change(Direction::ToGuest, &mut rx.vring);
+        }
+    }
+
+    fn rx(&self) -> Option<&Shared<RxQueue>> {
+        O::SHARES_BUFFERS.then_some(&self.to_guest)
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
@@ -516,21 +480,26 @@ impl<O: OwnQueue> Lane for PortLane<O> {
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {
-        self.pair.frame_limit = bytes;
+        self.change_vrings(&mut |_, vring| vring.guest.frame_limit = bytes);
         self.own.set_frame_limit(bytes);
     }
 
     fn set_limits(&mut self, limits: &PortLimits) {
         self.sender.throttle.set(limits.from_guest.as_ref());
-        self.limit.clone_from(&limits.to_guest);
+        if let Some(mut rx) = self.rx() {
+            rx.limit.clone_from(&limits.to_guest);
+        }
     }
 
-    fn set_filter(&mut self, filter: Option<Box<LaneFilter>>) -> Option<Box<LaneFilter>> {
-        std::mem::replace(&mut self.filter, filter)
-    }
-
-    fn is_filtered(&self) -> bool {
-        self.filter.is_some()
+    fn set_filter(&mut self, filter: LaneFilter) -> LaneFilter {
+        let LaneFilter { from_guest, to_guest } = filter;
+        LaneFilter {
+            from_guest: std::mem::replace(&mut self.filter, from_guest),
+            to_guest: match self.rx() {
+                Some(mut rx) => std::mem::replace(&mut rx.filter, to_guest),
+                None => to_guest,
+            },
+        }
     }
 
     fn set_guard(&mut self, guard: Option<&Guard>) {
@@ -549,7 +518,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         let is_same = Arc::ptr_eq(&self.forwarding.fdb, &forwarding.fdb);
         self.forwarding = Arc::clone(forwarding);
         // With another FDB, the destinations that the filter remembers may be wrong.
-        if let Some(filter) = self.filter.as_mut().and_then(|filter| filter.from_guest.as_mut())
+        if let Some(filter) = &mut self.filter
             && !is_same
         {
             filter.forget();
@@ -561,14 +530,8 @@ impl<O: OwnQueue> Lane for PortLane<O> {
             Route::Fdb => self.announce(frame, siblings),
             Route::OwnQueue => self.own.inject(frame, &self.counters),
             Route::Cable => {
-                let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-                if let Some(at) = siblings.target()
-                    && let Some(mut target) = siblings.guest(at)
-                    && target.allows_once(frame)
-                    && let Err(fault) =
-                        write_copy(target, (len, CrossWorkerMark::EMPTY), NO_OFFLOAD, &mut { frame })
-                {
-                    siblings.blame(at, fault);
+                if let Some(at) = siblings.target() {
+                    write_announcement(siblings, at, frame);
                 }
             }
         }
@@ -576,14 +539,22 @@ impl<O: OwnQueue> Lane for PortLane<O> {
 
     fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;
-        lane.pair.leave_calls();
+        // Lanes of other workers deliver nothing from now on.
+        let Some(mut rx) = lane.to_guest.take() else {
+            return Stopped::default();
+        };
+        lane.from_guest.call.leave();
+        rx.vring.call.leave();
         lane.transmit.lose(&lane.counters);
-        lane.counters.to_guest_queue_stopped.add(lane.pending.frames());
-        let filter = lane.filter.as_mut().and_then(|filter| filter.to_guest.as_mut());
-        let guest = RxTarget::new(&mut lane.pair, &mut lane.buffers, &lane.counters).filtered(filter);
-        let queue = lane.own.stop(guest);
+        lane.counters.to_guest_queue_stopped.add(rx.pending.frames());
+        rx.limit = None;
+        let queue = lane.own.stop(&mut lane.from_guest, &mut rx);
+        let mut pair = QueuePair {
+            from_guest: lane.from_guest,
+            to_guest: rx.vring,
+        };
         Stopped {
-            pair: Some(lane.pair.stopped()),
+            pair: Some(pair.stopped()),
             queue,
         }
     }
@@ -592,5 +563,5 @@ impl<O: OwnQueue> Lane for PortLane<O> {
 /// Asks the guest of another lane for kicks; returns whether it has buffers already.
 fn has_buffers(lane: Option<SlotAt>, siblings: &mut dyn Siblings) -> bool {
     let target = lane.and_then(|at| siblings.guest(at));
-    target.is_some_and(|target| target.pair.to_guest.queue.enable_kicks())
+    target.is_some_and(|mut target| target.vring.queue.enable_kicks())
 }

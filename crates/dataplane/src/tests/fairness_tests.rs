@@ -90,9 +90,8 @@ pub(crate) fn gso_packet(to: Mac, from: Mac, payload: usize, size: u16) -> ([u8;
 }
 
 pub(crate) fn with_offloads(world: &mut World, port: usize, offloads: Offloads) {
-    slots::change(&mut world.slots, port, &mut Vec::new(), |lane, _| {
-        let pair = lane.pair_mut().expect("a guest");
-        pair.offloads = offloads;
+    slots::change(&mut world.slots, port, (&mut Vec::new(), &[]), |lane, _| {
+        lane.change_vrings(&mut |_, vring| vring.guest.offloads = offloads);
     });
 }
 

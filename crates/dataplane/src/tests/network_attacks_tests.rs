@@ -238,9 +238,14 @@ fn announcement_is_in_the_vlans_of_its_port_and_of_its_own_address() {
     let (access, trunk) = (Vlans::Access(100), Vlans::Trunk(vec![100, 101]));
     let mut world = World::of_vlans(&[access.clone(), access, trunk, Vlans::Access(101), Vlans::Untagged]);
     let announce = |world: &mut World, port: usize, frame: &[u8]| {
-        slots::change(&mut world.slots, port, &mut Vec::new(), |lane, siblings| {
-            lane.inject(frame, siblings);
-        });
+        slots::change(
+            &mut world.slots,
+            port,
+            (&mut Vec::new(), &[]),
+            |lane, siblings| {
+                lane.inject(frame, siblings);
+            },
+        );
         (0..5).map(|port| world.ports[port].got()).collect::<Vec<_>>()
     };
     let own = |port| frame(BROADCAST, mac(port), 60);

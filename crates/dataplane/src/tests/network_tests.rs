@@ -1,12 +1,10 @@
 //! Lanes of a network beside each other, as a worker has them.
 
 mod alike;
-mod cross_worker_marks;
 mod filter;
 mod hairpin;
 mod host;
 mod learning;
-mod links;
 mod multicast;
 mod pairs;
 mod port_marks;
@@ -15,6 +13,7 @@ mod renewal;
 mod service_tags;
 mod threads;
 mod tunnels;
+mod workers;
 
 use std::sync::{Arc, Mutex};
 
@@ -164,7 +163,10 @@ impl World {
             node: None,
             on_fault: Box::new(|_| ()),
         };
-        self.slots.push(Slot::new(LaneId(self.slots.len() as u64), new));
+        self.slots.push(Slot::new(
+            LaneId((self.place.number * 100 + self.slots.len()) as u64),
+            new,
+        ));
     }
 
     /// An uplink whose NIC has so many chunks, half of them to receive into.
@@ -206,12 +208,12 @@ impl World {
     }
 
     pub(crate) fn rebuild_forwarding(&mut self) {
-        slots::rebuild_forwarding(&mut self.slots, &self.fdbs, &self.place);
+        slots::rebuild_forwarding(&mut self.slots, &self.fdbs, &mut self.place);
     }
 
     pub(crate) fn poll(&mut self) {
         for at in 0..self.slots.len() {
-            let polled = slots::poll(&mut self.slots, at, &mut Vec::new());
+            let polled = slots::poll(&mut self.slots, at, (&mut Vec::new(), &self.place.remote));
             if polled.is_some_and(|polled| polled.left) {
                 self.rebuild_forwarding();
             }

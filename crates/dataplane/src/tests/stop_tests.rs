@@ -1,5 +1,7 @@
 //! What a stopped lane still delivers: a null NIC has frames, and the lane has not been polled.
 
+use crate::tests::test_lanes::switch;
+use device::pair::Direction;
 use std::sync::{Arc, Mutex};
 
 use virtqueue::driver::{Buffer, QueueDriver};
@@ -29,13 +31,19 @@ const COALESCED: Offloads = Offloads {
 
 /// A guest with so many receive buffers, and the driver of that queue.
 fn guest(packed: bool, offloads: Offloads, buffers: usize) -> (QueuePair, QueueDriver) {
+    let (pair, [_, to_guest]) = guest_that_sends(packed, offloads, buffers);
+    (pair, to_guest)
+}
+
+/// The same with the drivers of both queues.
+fn guest_that_sends(packed: bool, offloads: Offloads, buffers: usize) -> (QueuePair, [QueueDriver; 2]) {
     let memory = Memory::new(1 << 20, 0);
     let features = QueueFeatures {
         packed,
         ..QueueFeatures::default()
     };
     let vring = || memory.vring(64, features, Journal::None);
-    let ((to_guest, mut driver), (from_guest, _)) = (vring(), vring());
+    let ((to_guest, mut driver), (from_guest, sends)) = (vring(), vring());
     for _ in 0..buffers {
         let addr = memory.ram.alloc(2048, 64).expect("memory is left");
         driver
@@ -43,7 +51,7 @@ fn guest(packed: bool, offloads: Offloads, buffers: usize) -> (QueuePair, QueueD
             .expect("room in the ring");
     }
     driver.publish();
-    (memory.side(from_guest, to_guest, offloads), driver)
+    (memory.side(from_guest, to_guest, offloads), [sends, driver])
 }
 
 /// A lane of that guest's, over a null NIC that has frames.
@@ -92,14 +100,13 @@ fn what_has_come_is_delivered_when_a_lane_is_stopped_and_the_rest_is_counted() {
 #[test]
 fn lane_of_a_guest_that_did_wrong_uses_no_further_buffer() {
     for packed in [false, true] {
-        let (mut side, mut driver) = guest(packed, Offloads::NONE, 60);
-        // Its transmit queue is one for which nothing can be sent: a buffer to be written.
-        std::mem::swap(&mut side.to_guest, &mut side.from_guest);
+        let (side, [mut sends, mut driver]) = guest_that_sends(packed, Offloads::NONE, 60);
+        // A buffer to be written, where it sends.
+        sends.add(&[Buffer::writable(GuestAddr(4096), 64)]).expect("room");
+        sends.publish();
         let (mut lane, counters) = lane(side);
         assert!(lane.poll(&mut Others::default()).is_err());
         let before = std::iter::from_fn(|| driver.take_used()).count();
-        let pair = lane.pair_mut().expect("a guest");
-        std::mem::swap(&mut pair.to_guest, &mut pair.from_guest);
         lane.stop();
         assert_eq!((before, driver.take_used()), (0, None), "packed {packed}");
         assert!(counters.to_guest_queue_stopped.get() >= ARRIVED as u64);
@@ -147,7 +154,7 @@ fn guest_that_did_wrong_with_frames_of_another_pair_gets_no_more_when_its_own_la
     for packed in [false, true] {
         let (other, _) = guest(packed, Offloads::NONE, 0);
         let (mut other, _) = lane(other);
-        other.pair_mut().expect("a guest").to_guest.enabled = false;
+        switch(&mut *other, Direction::ToGuest, false);
         let (side, mut driver) = guest(packed, Offloads::NONE, 0);
         let (mut own, counters) = lane(side);
         // The first buffer is one to be read.

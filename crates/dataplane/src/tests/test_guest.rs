@@ -10,7 +10,7 @@ use virtqueue::{
 
 use device::call::{Call, CallBlocked};
 use device::offloads::Offloads;
-use device::pair::{QueuePair, Vring};
+use device::pair::{Guest, QueuePair, Vring};
 
 /// Bytes of the virtio-net header.
 pub(crate) const HEADER: u32 = 12;
@@ -62,22 +62,23 @@ impl Memory {
             kick: None,
             call: Call::new(None, CallBlocked::default()),
             enabled: true,
+            guest: Guest {
+                memory: Arc::clone(&self.map),
+                header_bytes: HEADER,
+                mergeable: true,
+                frame_limit: 1518,
+                offloads: Offloads::NONE,
+                partial_checksums: false,
+                log: None,
+            },
+            sent_before: 0,
         }
     }
 
     /// The queue pair of a guest with these queues, mergeable buffers and an MTU of 1500.
     pub(crate) fn side(&self, from_guest: Vring, to_guest: Vring, offloads: Offloads) -> QueuePair {
-        QueuePair {
-            sent_before: 0,
-            memory: Arc::clone(&self.map),
-            from_guest,
-            to_guest,
-            header_bytes: HEADER,
-            mergeable: true,
-            frame_limit: 1518,
-            offloads,
-            partial_checksums: false,
-            log: None,
-        }
+        let mut pair = QueuePair { from_guest, to_guest };
+        pair.set_offloads(offloads);
+        pair
     }
 }

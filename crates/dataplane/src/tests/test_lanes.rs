@@ -1,13 +1,19 @@
 //! Lanes of guests for tests.
 
+#[cfg(test)]
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use device::counters::PairCounters;
+#[cfg(test)]
+use device::pair::Direction;
 use device::pair::QueuePair;
 
 use crate::backend::own_queue::CopyQueue;
 use crate::direct::send_direct::SendDirectQueue;
 use crate::direct::{DirectMemory, DirectQueue};
+#[cfg(test)]
+use crate::lane::Lane;
 use crate::nic::coupled::Coupled;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::lent::Lent;
@@ -20,7 +26,7 @@ pub(crate) fn copy_lane<N: Lent>(
     queue: NicQueue<N>,
     counters: Arc<PairCounters>,
 ) -> PortLane<CopyQueue<N>> {
-    let own = CopyQueue::new(&pair, queue, false, &counters);
+    let own = CopyQueue::new(&pair.to_guest, queue, false, &counters);
     PortLane::alone(pair, counters, own)
 }
 
@@ -44,4 +50,22 @@ pub(crate) fn direct_lane<N: Nic>(
 ) -> PortLane<DirectQueue<N>> {
     let own = DirectQueue::new(&mut pair, queue, memory, &counters);
     PortLane::alone(pair, counters, own)
+}
+
+/// Switches a queue of a guest on or off.
+#[cfg(test)]
+pub(crate) fn switch(lane: &mut dyn Lane, direction: Direction, is_on: bool) {
+    lane.change_vrings(&mut |of, vring| {
+        if of == direction {
+            vring.enabled = is_on;
+        }
+    });
+}
+
+/// The kick eventfds of a guest: of the transmit queue, and of the receive queue.
+#[cfg(test)]
+pub(crate) fn kicks(lane: &dyn Lane) -> Vec<OwnedFd> {
+    let mut kicks = Vec::new();
+    lane.kicks(&mut |kick| kicks.push(kick.try_clone_to_owned().expect("descriptors")));
+    kicks
 }

@@ -2,10 +2,10 @@
 
 use device::pair::Fault;
 
+use crate::guest::rx_queue::RxQueue;
 use crate::host::to_tap::ToTap;
-use crate::lane::{Lane, RxTarget, Siblings, SlotAt};
-use crate::nic::endpoint::NicQueue;
-use crate::nic::xdp::XdpNic;
+use crate::lane::shared::Held;
+use crate::lane::{Lane, Siblings, SlotAt, Uplink};
 
 /// No other lane, or one that gets frames.
 #[derive(Default)]
@@ -30,22 +30,22 @@ impl Siblings for Others<'_> {
         self.target.as_ref().map(|_| SlotAt(0))
     }
 
-    fn guest(&mut self, _at: SlotAt) -> Option<RxTarget<'_>> {
-        self.target.as_mut()?.rx_target()
+    fn guest(&mut self, _at: SlotAt) -> Option<Held<'_, RxQueue>> {
+        self.target.as_mut()?.rx()?.lock()
     }
 
-    fn uplink(&mut self, _at: SlotAt) -> Option<&mut NicQueue<XdpNic>> {
-        None
+    fn uplink(&mut self, _at: SlotAt) -> Uplink<'_> {
+        Uplink::None
     }
 
-    fn tap(&mut self, _at: SlotAt) -> Option<&mut ToTap> {
+    fn tap(&mut self, _at: SlotAt) -> Option<Held<'_, ToTap>> {
         None
     }
 
     fn blame(&mut self, _at: SlotAt, fault: Fault) {
         // As the worker does.
-        if let Some(pair) = self.target.as_mut().and_then(|target| target.pair_mut()) {
-            (pair.from_guest.enabled, pair.to_guest.enabled) = (false, false);
+        if let Some(target) = &mut self.target {
+            target.change_vrings(&mut |_, vring| vring.enabled = false);
         }
         self.fault = Some(fault);
     }

@@ -7,18 +7,18 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use acl::FlowHints;
 use device::counters::PairCounters;
 use device::meter;
 use device::pair::Fault;
 use packet::ethernet::Mac;
 use steer::{Group, MulticastReader};
 
+use crate::fdb::FdbKey;
 use crate::fdb::forwarding::Forwarding;
-use crate::fdb::{Destination, FdbKey};
 use crate::guest::copies::Several;
 use crate::lane::limits::BATCH;
 use crate::lane::{Lane, Siblings, Stopped, Work};
-use crate::link::cross_worker_mark::CrossWorkerMark;
 
 /// Bytes of an address.
 const MAC_BYTES: usize = size_of::<Mac>();
@@ -92,7 +92,7 @@ impl<R: ReadGroups> Lane for MulticastLane<R> {
                 frame: &mut self.frame,
                 vlan,
                 may_be_partial: self.partial_checksums,
-                mark: CrossWorkerMark::new(Destination::Multicast, None, &self.forwarding.fdb),
+                flow: FlowHints::NONE,
                 counters: &self.counters,
             };
             looked_up += several.give(self.forwarding.ports_of(vlan, None), &self.forwarding, siblings);

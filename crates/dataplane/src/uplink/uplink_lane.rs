@@ -11,22 +11,21 @@
 //! ([`crate::backend::metadata_reader`]). The mark is trusted if the port's generation still matches
 //! ([`PortMark`](crate::fdb::PortMark)), so that the address is looked up only once. If not, or if the program
 //! leaves no marks, the FDB decides. A VLAN tag that the NIC removed counts as if it were in the frame, and is inserted
-//! again for ports with tags. For a port of another worker, port and flow become the frame's cross-worker mark
-//! ([`link_marks`]).
+//! again for ports with tags.
 //!
 //! A frame in several pieces is forwarded only when all of them have arrived.
 //!
-//! Port lanes put their frames into the queue's TX ring; this lane kicks the kernel to send them, once a round.
+//! Port lanes put their frames into the queue's TX ring. This lane kicks the kernel to send those of its own worker, once
+//! a round; lanes of other workers kick it themselves.
 
 mod choices;
 mod inbox_index;
 mod inboxes;
-mod link_marks;
 mod mirror;
 mod multicast;
 mod route;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use device::counters::PairCounters;
@@ -47,8 +46,8 @@ use crate::fdb::PortNumber;
 use crate::fdb::forwarding::Forwarding;
 use crate::frame::bytes::UmemRange;
 use crate::lane::limits::{BATCH, SEGMENTS};
+use crate::lane::shared::Shared;
 use crate::lane::{Lane, Siblings, Stopped, Work};
-use crate::link::cross_worker_mark::CrossWorkerMark;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::XdpMetadata;
 use crate::nic::lent::Lent;
@@ -60,7 +59,9 @@ use crate::policy::rate_limit::Cost;
 
 /// See the module's head.
 pub struct UplinkLane<N> {
-    queue: NicQueue<N>,
+    queue: Shared<NicQueue<N>>,
+    /// Its socket.
+    nic: Option<Arc<OwnedFd>>,
     /// Properties of the received frames.
     origin: Origin,
     counters: Arc<PairCounters>,
@@ -80,8 +81,6 @@ pub struct UplinkLane<N> {
     unfinished: Vec<RxDesc>,
     /// The port of the current frame, even if the frame is lost.
     found: Option<PortNumber>,
-    /// Mark of the current frame, if its port is on another worker.
-    mark: CrossWorkerMark,
     /// Scratch space for a batch from the NIC; empty between batches.
     incoming: Vec<RxDesc>,
     /// Pieces of multicast frames that wait for delivery.
@@ -106,7 +105,8 @@ impl<N: Lent> UplinkLane<N> {
         queue.discard(&counters);
         queue.begin();
         Self {
-            queue,
+            nic: queue.nic.socket(),
+            queue: Shared::new(queue),
             origin,
             counters,
             forwarding: Arc::default(),
@@ -118,7 +118,6 @@ impl<N: Lent> UplinkLane<N> {
             route: None,
             unfinished: Vec::with_capacity(BATCH),
             found: None,
-            mark: CrossWorkerMark::EMPTY,
             incoming: Vec::with_capacity(BATCH),
             multicast: Vec::with_capacity(BATCH),
             ranges: Vec::with_capacity(BATCH),
@@ -133,23 +132,23 @@ impl<N: Lent> UplinkLane<N> {
     }
 
     /// Takes a batch from the NIC, and sorts it.
-    fn receive(&mut self, siblings: &mut dyn Siblings) {
+    fn receive(&mut self, queue: &mut NicQueue<N>, siblings: &mut dyn Siblings) {
         self.now = None;
         let mut incoming = std::mem::take(&mut self.incoming);
         let budget = BATCH.saturating_sub(self.deficit);
         self.deficit = self.deficit.saturating_sub(BATCH);
-        incoming.extend(self.queue.nic.from_nic(budget));
+        incoming.extend(queue.nic.from_nic(budget));
         let is_heard = self.forwarding.has_promiscuous();
         let mut taken = 0;
         for piece in incoming.drain(..) {
             self.carried = self.carried.wrapping_add(u64::from(piece.len));
             let more = piece.more;
-            let route = match self.queue.tracker.accept(piece) {
-                Ok(piece) => self.take(piece, is_heard, siblings),
+            let route = match queue.tracker.accept(piece) {
+                Ok(piece) => self.take(queue, piece, is_heard, siblings),
                 Err(_) => {
                     self.counters.to_guest_stray.add(1);
                     self.mirror.spoil();
-                    self.tear();
+                    self.tear(queue);
                     Route::Dropped
                 }
             };
@@ -162,31 +161,36 @@ impl<N: Lent> UplinkLane<N> {
 
     /// Handles a received piece; returns the route for further pieces of its frame.
     #[inline]
-    fn take(&mut self, mut piece: RxDesc, is_heard: bool, siblings: &mut dyn Siblings) -> Route {
+    fn take(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        mut piece: RxDesc,
+        is_heard: bool,
+        siblings: &mut dyn Siblings,
+    ) -> Route {
         let (is_first, more) = (self.route.is_none(), piece.more);
         let mut hints = Hints::default();
         let mut lost = false;
         if is_first {
             self.found = None;
-            match MetadataReader::of(&self.queue).read(&piece, &self.counters) {
+            match MetadataReader::of(queue).read(&piece, &self.counters) {
                 Some(found) => hints = found,
                 None => lost = true,
             }
         }
         // Promiscuous ports get the frame as it arrived: before `route_of` changes its tag.
         if is_heard {
-            self.mirror
-                .take(&self.queue.umem, &piece, is_first.then_some(&hints));
+            self.mirror.take(&queue.umem, &piece, is_first.then_some(&hints));
         }
         let route = match self.route {
             _ if lost => Route::Dropped,
             Some(route) => route,
-            None => self.route_of(&mut piece, &hints),
+            None => self.route_of(queue, &mut piece, &hints),
         };
         if lost {
             self.mirror.spoil();
         }
-        let route = self.sort(piece, route, &hints, siblings);
+        let route = self.sort(queue, piece, route, &hints, siblings);
         if is_heard && !more && !matches!(route, Route::Multicast) {
             let (forwarding, counters) = (&self.forwarding, &self.counters);
             self.deficit += self
@@ -198,30 +202,36 @@ impl<N: Lent> UplinkLane<N> {
 
     /// Queues or drops a piece by its route; returns the route for further pieces of its frame.
     #[inline]
-    fn sort(&mut self, piece: RxDesc, route: Route, hints: &Hints, siblings: &mut dyn Siblings) -> Route {
+    fn sort(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        piece: RxDesc,
+        route: Route,
+        hints: &Hints,
+        siblings: &mut dyn Siblings,
+    ) -> Route {
         match route {
             // Only a frame's first piece is checked for room: a few chunks too many are better than half a frame.
             Route::Inbox(at)
-                if (self.route.is_some() || self.waiting_with(at) < self.room())
-                    && (!self.inboxes[at].is_filtered || self.admits(at, &piece, hints, siblings))
+                if (self.route.is_some() || self.waiting_with(at) < self.room(queue))
+                    && (!self.inboxes[at].is_filtered || self.admits(queue, at, &piece, hints, siblings))
                     && (self.inboxes[at].limit.is_none() || self.may_get(at, &piece, siblings)) =>
             {
                 self.put(piece, route);
                 route
             }
-            Route::Inbox(at) => self.lose(at, piece, siblings),
-            Route::Link(at) => self.sort_to_link(at, piece, hints, siblings),
+            Route::Inbox(at) => self.lose(queue, at, piece, siblings),
             Route::Multicast => {
                 self.put(piece, route);
                 route
             }
             Route::NoPort => {
                 self.counters.to_guest_no_port.add(1);
-                self.queue.empty.push(piece.frame);
+                queue.empty.push(piece.frame);
                 Route::Dropped
             }
             Route::Dropped => {
-                self.queue.empty.push(piece.frame);
+                queue.empty.push(piece.frame);
                 route
             }
         }
@@ -230,13 +240,19 @@ impl<N: Lent> UplinkLane<N> {
     /// Drops a frame for an inbox; returns the route for its further pieces. Counts only a lack of room, since filter
     /// and limit have counted their own drops.
     #[cold]
-    fn lose(&mut self, at: usize, piece: RxDesc, siblings: &mut dyn Siblings) -> Route {
-        if self.waiting_with(at) >= self.room()
+    fn lose(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        at: usize,
+        piece: RxDesc,
+        siblings: &mut dyn Siblings,
+    ) -> Route {
+        if self.waiting_with(at) >= self.room(queue)
             && let Some(target) = siblings.guest(self.inboxes[at].guest.at)
         {
             target.counters.to_guest_no_buffer.add(1);
         }
-        self.queue.empty.push(piece.frame);
+        queue.empty.push(piece.frame);
         Route::Dropped
     }
 
@@ -248,7 +264,7 @@ impl<N: Lent> UplinkLane<N> {
             return;
         }
         match route {
-            Route::Inbox(at) | Route::Link(at) => {
+            Route::Inbox(at) => {
                 self.note_filled(at);
                 self.inboxes[at].waiting.push_back(piece);
                 self.waiting += 1;
@@ -264,7 +280,7 @@ impl<N: Lent> UplinkLane<N> {
         self.unfinished.push(piece);
         match route {
             _ if more => {}
-            Route::Inbox(at) | Route::Link(at) => {
+            Route::Inbox(at) => {
                 self.note_filled(at);
                 self.waiting += self.unfinished.len();
                 self.inboxes[at].waiting.extend(self.unfinished.drain(..));
@@ -283,18 +299,25 @@ impl<N: Lent> UplinkLane<N> {
 
     /// Drops the pieces of an unfinished frame, because one of them is missing.
     #[cold]
-    fn tear(&mut self) {
+    fn tear(&mut self, queue: &mut NicQueue<N>) {
         if !self.unfinished.is_empty() {
             self.counters.to_guest_in_pieces.add(1);
             let pieces = self.unfinished.drain(..).map(|piece| piece.frame);
-            self.queue.empty.extend(pieces);
+            queue.empty.extend(pieces);
         }
     }
 
     /// Whether the guest's filter rules admit a frame; counts a denied one. Further pieces of an admitted frame are not
     /// checked.
     #[cold]
-    fn admits(&mut self, at: usize, piece: &RxDesc, hints: &Hints, siblings: &mut dyn Siblings) -> bool {
+    fn admits(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        at: usize,
+        piece: &RxDesc,
+        hints: &Hints,
+        siblings: &mut dyn Siblings,
+    ) -> bool {
         if self.route.is_some() {
             return true;
         }
@@ -302,7 +325,7 @@ impl<N: Lent> UplinkLane<N> {
             return true;
         };
         let mut head = [0; HEADERS_MAX];
-        let head = first_bytes(&self.queue.umem, piece, &mut head);
+        let head = first_bytes(&queue.umem, piece, &mut head);
         // The length of a frame in several pieces is not known yet.
         let len = if piece.more {
             usize::MAX
@@ -350,24 +373,24 @@ impl<N: Lent> UplinkLane<N> {
     /// Chunks that a port may have now: twice the unused part of three quarters of all receive chunks. So one port
     /// alone gets up to half of all, and the NIC keeps a quarter.
     #[inline]
-    fn room(&self) -> usize {
-        2 * (self.queue.to_receive() / 4 * 3).saturating_sub(self.waiting)
+    fn room(&self, queue: &NicQueue<N>) -> usize {
+        2 * (queue.to_receive() / 4 * 3).saturating_sub(self.waiting)
     }
 
     /// Delivers waiting frames, as far as guests have buffers; returns how many frames guests got.
-    fn deliver(&mut self, siblings: &mut dyn Siblings) -> usize {
+    fn deliver(&mut self, queue: &mut NicQueue<N>, siblings: &mut dyn Siblings) -> usize {
         let mut frames = 0;
         self.filled.retain(|&at| {
             let inbox = &mut self.inboxes[at];
             let before = inbox.len();
-            match inbox.deliver(&self.queue.umem, &mut self.queue.empty, siblings) {
+            match inbox.deliver(&queue.umem, &mut queue.empty, siblings) {
                 Ok(delivered) => frames += delivered,
                 Err(fault) => siblings.blame(inbox.guest.at, fault),
             }
             self.waiting -= before - inbox.len();
             inbox.len() > 0
         });
-        frames + self.deliver_multicast(siblings)
+        frames + self.deliver_multicast(queue, siblings)
     }
 }
 
@@ -383,39 +406,50 @@ fn first_bytes<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8; HEADERS_MAX])
 
 impl<N: Lent> Lane for UplinkLane<N> {
     fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
+        let shared = self.queue.clone();
+        let Some(mut queue) = shared.lock() else {
+            return Ok(0);
+        };
+        let queue = &mut *queue;
         if self.is_stale {
-            self.renew_inboxes(siblings);
+            self.renew_inboxes(queue, siblings);
         }
-        let is_kicked = self.queue.kick_queued(SEGMENTS * 2, &self.counters);
-        let kicks = self.queue.nic.unsent() > 0 || self.queue.link != LinkState::Up;
+        let is_kicked = queue.kick_queued(SEGMENTS * 2, &self.counters);
+        let kicks = queue.nic.unsent() > 0 || queue.link != LinkState::Up;
         if kicks && !is_kicked {
-            self.queue.kick(&self.counters);
+            queue.kick(&self.counters);
         }
         self.multicast_work = 0;
         // Waiting frames first: they arrived earlier.
-        let mut moved = self.deliver(siblings);
-        self.receive(siblings);
-        moved += self.deliver(siblings);
-        self.queue.give();
+        let mut moved = self.deliver(queue, siblings);
+        self.receive(queue, siblings);
+        moved += self.deliver(queue, siblings);
+        queue.give();
         Ok(moved)
     }
 
     fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work {
+        let Some(mut queue) = self.queue.lock() else {
+            return Work::None;
+        };
         // Sends frames that port lanes have queued since the last poll.
-        let (was_awaited, unsent) = (self.queue.is_awaited, self.queue.nic.unsent());
-        self.queue.kick_queued(SEGMENTS * 2, &self.counters);
-        if was_awaited && self.queue.nic.unsent() < unsent {
+        let (was_awaited, unsent) = (queue.is_awaited, queue.nic.unsent());
+        queue.kick_queued(SEGMENTS * 2, &self.counters);
+        if was_awaited && queue.nic.unsent() < unsent {
             // There is room now for waiting lanes.
             return Work::Now;
         }
-        self.awaits_nic = self.queue.nic.received() == 0;
+        self.awaits_nic = queue.nic.received() == 0;
         if !self.awaits_nic || self.is_stale || self.has_multicast() {
             return Work::Now;
         }
         let mut work = Work::None;
         for inbox in self.filled.iter().map(|&at| &self.inboxes[at]) {
-            if let Some(target) = siblings.guest(inbox.guest.at)
-                && target.pair.to_guest.queue.enable_kicks()
+            // A kick for new buffers reaches the guest's own worker only.
+            if inbox.guest.is_remote {
+                work = work.max(Work::SOON);
+            } else if let Some(mut target) = siblings.guest(inbox.guest.at)
+                && target.vring.queue.enable_kicks()
             {
                 work = match inbox.arrivals.short {
                     true => work.max(Work::SOON),
@@ -423,23 +457,28 @@ impl<N: Lent> Lane for UplinkLane<N> {
                 };
             }
         }
-        work.max(Work::after(self.queue.until_copies_sent()))
+        work.max(Work::after(queue.until_copies_sent()))
     }
 
     fn carried(&self) -> u64 {
         self.carried
     }
 
-    fn uplink(&mut self) -> Option<&mut NicQueue<XdpNic>> {
-        N::uplink(&mut self.queue)
+    fn uplink(&self) -> Option<&Shared<NicQueue<XdpNic>>> {
+        N::uplink(&self.queue)
     }
 
     fn set_metadata(&mut self, metadata: &XdpMetadata) {
-        self.queue.set_metadata(metadata);
+        if let Some(mut queue) = self.queue.lock() {
+            queue.set_metadata(metadata);
+        }
     }
 
     fn set_frame_limit(&mut self, bytes: u32) {
-        (self.origin.frame_limit, self.queue.frame_limit) = (bytes, bytes);
+        self.origin.frame_limit = bytes;
+        if let Some(mut queue) = self.queue.lock() {
+            queue.frame_limit = bytes;
+        }
         for inbox in &mut self.inboxes {
             inbox.arrivals.set_frame_limit(bytes);
         }
@@ -451,7 +490,7 @@ impl<N: Lent> Lane for UplinkLane<N> {
     }
 
     fn nic(&self) -> Option<BorrowedFd<'_>> {
-        self.queue.nic.fd()
+        self.nic.as_ref().map(AsFd::as_fd)
     }
 
     fn awaits_nic(&self) -> bool {
@@ -460,15 +499,19 @@ impl<N: Lent> Lane for UplinkLane<N> {
 
     fn stop(self: Box<Self>) -> Stopped {
         let mut lane = *self;
+        // Lanes of other workers send nothing from now on.
+        let Some(mut queue) = lane.queue.take() else {
+            return Stopped::default();
+        };
         for inbox in &mut lane.inboxes {
-            inbox.empty(&mut lane.queue.empty, &lane.counters);
+            inbox.empty(&mut queue.empty, &lane.counters);
         }
         let pieces = lane.multicast.drain(..).chain(lane.unfinished.drain(..));
-        lane.queue.empty.extend(pieces.map(|piece| piece.frame));
-        NicSink::new(&mut lane.queue, &mut Transmit::default(), &lane.counters).send_before_stop();
+        queue.empty.extend(pieces.map(|piece| piece.frame));
+        NicSink::new(&mut queue, &mut Transmit::default(), &lane.counters).send_before_stop();
         Stopped {
             pair: None,
-            queue: N::give_back(lane.queue, &lane.counters),
+            queue: N::give_back(queue, &lane.counters),
         }
     }
 }

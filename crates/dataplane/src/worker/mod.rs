@@ -58,7 +58,7 @@ use self::slots::{EVENT_FD, Fdbs, Place, Slot};
 use crate::fdb::Fdb;
 use crate::lane::new_lane::NewLane;
 use crate::lane::role::Role;
-use crate::lane::spread::Spread;
+use crate::lane::spread::{Owner, Spread};
 use crate::lane::{Lane, LaneId, Siblings};
 use crate::worker::moderation::Moderation;
 use crate::worker::place::WorkerPlace;
@@ -68,6 +68,7 @@ use crate::worker::sleeping::Sleeping;
 use crate::worker::statistics::{CHECKS_PER_TIMED, LaneCounted, Stopwatch, WorkerCounters};
 use crate::worker::worker_time::Watch;
 use device::meter;
+use device::pair::Fault;
 
 /// A lane may wake the worker this often without moving a frame. Chance alone (a frame that was found just before its
 /// kick) does not reach this.
@@ -106,20 +107,53 @@ pub(crate) enum Command {
     Change(LaneId, Change, Sender<()>),
     /// The FDB of a network.
     Fdb(Arc<str>, Arc<Fdb>),
-    /// Which workers have which ports of a network, if there are several.
-    Spread(Arc<str>, Arc<Spread>),
+    /// The lanes of a network, of all workers, if there are several workers; answered once it is in effect.
+    Spread(Arc<str>, Arc<Spread>, Sender<usize>),
+    /// A lane of another worker has left frames in this lane that only this worker delivers.
+    Wake(LaneId),
+    /// A lane of another worker has found a fault of this lane's guest.
+    Blame(LaneId, Fault),
     /// Run on these CPUs only.
     RunOn(CpuSet),
     /// End the thread.
     End,
 }
 
-/// Control's end of a worker.
-pub(crate) struct WorkerHandle {
+/// Sends commands to a worker.
+pub(crate) struct Mail {
     commands: Sender<Command>,
     /// Commands were sent since the worker last checked for some.
     posted: Arc<AtomicBool>,
-    mailbox: Arc<OwnedFd>,
+    mailbox: OwnedFd,
+}
+
+impl Mail {
+    /// Sends a command; the worker acts on it within a round.
+    pub(crate) fn send(&self, command: Command) {
+        // A worker ends only by Command::End. A command that follows that has no effect.
+        let _ = self.commands.send(command);
+        // Publishes the command; pairs with the swap in `read_mail`. If the worker saw the flag before the command, it
+        // would not read the command until the next one is sent. A swap, since of several senders the worker reads the
+        // flag of the last one only: a plain store of that one would end the release sequences of the others, and
+        // publish only its own command.
+        self.posted.swap(true, Ordering::Release);
+        let _ = rustix::io::write(&self.mailbox, &1u64.to_ne_bytes());
+    }
+}
+
+impl Owner for Mail {
+    fn wake(&self, lane: LaneId) {
+        self.send(Command::Wake(lane));
+    }
+
+    fn blame(&self, lane: LaneId, fault: Fault) {
+        self.send(Command::Blame(lane, fault));
+    }
+}
+
+/// Control's end of a worker.
+pub(crate) struct WorkerHandle {
+    pub(crate) mail: Arc<Mail>,
     /// See [`WorkerCounters`].
     pub(crate) counters: Arc<WorkerCounters>,
     pub(crate) progress: Arc<Progress>,
@@ -157,11 +191,11 @@ impl WorkerHandle {
 
     /// A worker whose thread is not started yet, and its handle.
     fn prepare(index: usize, waits: Waits, watcher: &Arc<Watcher>) -> io::Result<(Worker, Self)> {
-        let mailbox = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let mailbox = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(
             &epoll,
-            &*mailbox,
+            &mailbox,
             EventData::new_u64(0),
             EventFlags::IN | EventFlags::ET,
         )?;
@@ -192,9 +226,11 @@ impl WorkerHandle {
             },
         };
         let handle = Self {
-            commands,
-            posted,
-            mailbox,
+            mail: Arc::new(Mail {
+                commands,
+                posted,
+                mailbox,
+            }),
             counters,
             progress,
             hangs: AtomicBool::new(false),
@@ -209,16 +245,9 @@ impl WorkerHandle {
         self.place.get()?.node
     }
 
-    /// Sends a command; the worker acts on it within a round.
+    /// Sends a command.
     pub(crate) fn send(&self, command: Command) {
-        // A worker ends only by Command::End, and no command follows that.
-        let _ = self.commands.send(command);
-        // Publishes the command; pairs with the swap in `read_mail`. If the worker saw the flag before the command, it
-        // would not read the command until the next one is sent. A swap, since of several senders the worker reads the
-        // flag of the last one only: a plain store of that one would end the release sequences of the others, and
-        // publish only its own command.
-        self.posted.swap(true, Ordering::Release);
-        let _ = rustix::io::write(&*self.mailbox, &1u64.to_ne_bytes());
+        self.mail.send(command);
     }
 
     /// Takes a lane back; `None` if the worker does not have it.
@@ -377,7 +406,7 @@ impl Worker {
         {
             next += 1;
             self.progress.take_up(self.lanes[at].id);
-            let Some(polled) = slots::poll(&mut self.lanes, at, &mut self.awake) else {
+            let Some(polled) = slots::poll(&mut self.lanes, at, (&mut self.awake, &self.place.remote)) else {
                 continue;
             };
             moved += polled.frames;
@@ -408,7 +437,7 @@ impl Worker {
             self.lanes.is_sorted_by_key(|slot| slot.id),
             "place_of needs lanes sorted by id"
         );
-        slots::rebuild_forwarding(&mut self.lanes, &self.fdbs, &self.place);
+        slots::rebuild_forwarding(&mut self.lanes, &self.fdbs, &mut self.place);
         self.sleeping.forget(&mut self.lanes, &self.progress);
         self.count_awake();
     }
@@ -494,7 +523,7 @@ impl Worker {
     /// Rebuilds the forwarding state once for many commands: no frame moves between them.
     #[cold]
     fn act_on_commands(&mut self) -> bool {
-        let mut is_stale = false;
+        let (mut is_stale, mut answers) = (false, Vec::new());
         let goes_on = loop {
             match self.inbox.try_recv() {
                 Ok(Command::Add(id, lane, counted)) => {
@@ -520,7 +549,7 @@ impl Worker {
                         }
                         self.lanes[at].wake();
                         self.lanes[at].unwatch_nic(&self.epoll);
-                        slots::change(&mut self.lanes, at, &mut self.awake, change);
+                        slots::change(&mut self.lanes, at, (&mut self.awake, &self.place.remote), change);
                         is_stale = true;
                     }
                     let _ = done.send(());
@@ -529,9 +558,23 @@ impl Worker {
                     self.fdbs.insert(network, fdb);
                     is_stale = true;
                 }
-                Ok(Command::Spread(network, spread)) => {
+                Ok(Command::Spread(network, spread, done)) => {
                     self.place.spreads.insert(network, spread);
                     is_stale = true;
+                    answers.push(done);
+                }
+                Ok(Command::Wake(id)) => {
+                    if let Some(at) = self.place_of(id)
+                        && self.lanes[at].wake()
+                    {
+                        self.awake.push(at);
+                    }
+                }
+                Ok(Command::Blame(id, fault)) => {
+                    if let Some(at) = self.place_of(id) {
+                        self.lanes[at].fail(fault);
+                        is_stale = true;
+                    }
                 }
                 Ok(Command::RunOn(cpus)) => run_on(&cpus),
                 Ok(Command::End) | Err(TryRecvError::Disconnected) => break false,
@@ -541,6 +584,8 @@ impl Worker {
         if is_stale {
             self.rebuild_forwarding();
         }
+        let number = self.place.number;
+        answers.into_iter().for_each(|done| _ = done.send(number));
         goes_on
     }
 

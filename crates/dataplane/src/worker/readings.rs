@@ -16,7 +16,6 @@ pub(crate) fn read(counters: &WorkerCounters) -> Reading {
     let now = Instant::now();
     let counted = &counters.counted;
     let [hits, misses, evictions] = counted.cached.each_ref().map(Counter::get);
-    let passes = counted.passes.get();
     Reading {
         age_ns: counters.time.age(now),
         busy_rounds: counters.busy_rounds.get(),
@@ -26,8 +25,7 @@ pub(crate) fn read(counters: &WorkerCounters) -> Reading {
         busy_ns: counters.time.busy.get(),
         idle_ns: counters.time.idle.get(),
         asleep_ns: counters.time.asleep(now),
-        frames_in: passes.saturating_sub(counted.linked.get()),
-        passes,
+        frames_in: counted.passes.get(),
         frames_out: counted.given.get(),
         batches: counted.batches.each_ref().map(Counter::get),
         calls: counted.calls.each_ref().map(|calls| CallsReading {
@@ -127,10 +125,6 @@ fn name_of(owner: &str, role: &Role) -> LaneName {
         Role::UplinkTap { .. } => of_network("uplink"),
         Role::Host { .. } => of_network("host"),
         Role::Multicast { .. } => of_network("groups"),
-        Role::LinkTo { worker, .. } | Role::LinkFrom { worker, .. } => LaneName {
-            worker: Some(*worker),
-            ..of_network("link")
-        },
     }
 }
 
@@ -152,19 +146,18 @@ mod tests {
         let counters = WorkerCounters::default();
         let before = read(&counters);
         counters.counted.passes.add(10);
-        counters.counted.linked.add(4);
         counters.counted.batches[2].add(3);
         counters.counted.calls[1].all.add(2);
         counters.counted.cached[1].add(5);
         counters.busy_rounds.add(7);
         let first = read(&counters).since(&before);
-        assert_eq!((first.passes, first.frames_in, first.busy_rounds), (10, 6, 7));
+        assert_eq!((first.frames_in, first.busy_rounds), (10, 7));
         assert_eq!((first.batches[2], first.calls[1].all), (3, 2));
         assert_eq!(first.cache.map(|cache| cache.misses), Some(5));
         counters.counted.passes.add(1);
         let second = read(&counters).since(&first);
-        assert_eq!((second.passes, second.batches[2]), (1, 0));
-        assert_eq!(before.since(&first).passes, 0, "never less than nothing");
+        assert_eq!((second.frames_in, second.batches[2]), (1, 0));
+        assert_eq!(before.since(&first).frames_in, 0, "never less than nothing");
     }
 
     #[test]

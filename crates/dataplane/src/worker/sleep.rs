@@ -52,7 +52,8 @@ impl Worker {
             }
             self.progress.take_up(self.lanes[at].id);
             let of_lane =
-                slots::enable_notifications(&mut self.lanes, at, &mut self.awake).unwrap_or(Work::None);
+                slots::enable_notifications(&mut self.lanes, at, (&mut self.awake, &self.place.remote))
+                    .unwrap_or(Work::None);
             work = work.max(of_lane);
             let slot = &mut self.lanes[at];
             slot.is_quiet = of_lane == Work::None && slot.may_sleep_on();

@@ -1,6 +1,6 @@
 //! The lanes of a worker: the state that the worker keeps for each of them, and how they reach each other.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,16 +9,16 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::fdb::Fdb;
 use crate::fdb::forwarding::{Forwarding, LaneRef};
+use crate::guest::rx_queue::RxQueue;
 use crate::host::to_tap::ToTap;
 use crate::lane::new_lane::{NewLane, OnFault};
 use crate::lane::role::Role;
-use crate::lane::spread::Spread;
-use crate::lane::{Lane, LaneId, RxTarget, Siblings, SlotAt, Work};
-use crate::nic::endpoint::NicQueue;
-use crate::nic::xdp::XdpNic;
+use crate::lane::shared::{Busy, Held, Shared};
+use crate::lane::spread::{SharedLane, Spread};
+use crate::lane::{Lane, LaneId, Siblings, SlotAt, Uplink, Work};
 use crate::worker::moderation::Share;
 use crate::worker::statistics::LaneCounted;
-use device::pair::{Fault, QueuePair};
+use device::pair::Fault;
 
 /// Polls without a frame after which a lane of a network tries to become idle: most guests of a network are idle, and
 /// polling them would slow down the busy ones.
@@ -118,30 +118,28 @@ impl Slot {
 
     /// Whether its guest receives frames, and it is in the rounds.
     fn receives(&self) -> bool {
-        self.is_in_rounds() && receives(&*self.lane)
+        self.is_in_rounds() && self.lane.receives()
     }
 
-    /// The lane's descriptors for the worker's epoll set, each with its event data.
-    fn event_fds(&self) -> impl Iterator<Item = (BorrowedFd<'_>, u64)> {
-        let kicks = self.lane.pair().into_iter().flat_map(QueuePair::kicks);
-        let kicks = kicks.map(|kick| (kick, self.id.0));
-        let other = self.lane.event_fd().map(|fd| (fd, self.id.0 | EVENT_FD));
-        kicks.chain(other)
+    /// Shows the lane's descriptors for the worker's epoll set, each with its event data.
+    fn event_fds(&self, show: &mut dyn FnMut(BorrowedFd<'_>, u64)) {
+        self.lane.kicks(&mut |kick| show(kick, self.id.0));
+        if let Some(fd) = self.lane.event_fd() {
+            show(fd, self.id.0 | EVENT_FD);
+        }
     }
 
     /// Adds its descriptors to the worker's epoll set.
     pub(crate) fn watch_fds(&self, epoll: &OwnedFd) {
-        for (fd, number) in self.event_fds() {
+        self.event_fds(&mut |fd, number| {
             let flags = EventFlags::IN | EventFlags::ET;
             // A descriptor that cannot be watched (a regular file as kick fd) is only polled.
             let _ = epoll::add(epoll, fd, EventData::new_u64(number), flags);
-        }
+        });
     }
 
     pub(crate) fn unwatch_fds(&self, epoll: &OwnedFd) {
-        for (fd, _) in self.event_fds() {
-            let _ = epoll::delete(epoll, fd);
-        }
+        self.event_fds(&mut |fd, _| _ = epoll::delete(epoll, fd));
     }
 
     /// Adds its NIC to the epoll set of a worker that is about to sleep, if `is_wanted` and frames that arrive have to
@@ -180,9 +178,16 @@ impl Slot {
 
     /// Removes the lane from the rounds if a call to its guest blocked the worker. It makes no further calls then.
     pub(crate) fn check_calls(&mut self) {
-        if self.lane.pair().is_some_and(QueuePair::call_blocks) {
+        if self.lane.call_blocks() {
             self.report(Fault::CallBlocks);
         }
+    }
+
+    /// Removes the lane from the rounds after a fault of its guest. Its queues are not used any more, not even when it is
+    /// stopped.
+    pub(crate) fn fail(&mut self, fault: Fault) {
+        self.lane.change_vrings(&mut |_, vring| vring.enabled = false);
+        self.report(fault);
     }
 
     fn report(&mut self, fault: Fault) {
@@ -192,15 +197,14 @@ impl Slot {
     }
 }
 
-/// Whether a lane has a guest that receives.
-pub(crate) fn receives(lane: &dyn Lane) -> bool {
-    lane.pair().is_some_and(|pair| pair.to_guest.enabled)
-}
-
 /// Polls the lane at an index; `None`: it is not in the rounds. Lanes that are no longer idle are added to `awake`.
 #[inline]
-pub(crate) fn poll(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Polled> {
-    let (slot, mut others) = Others::of(slots, at, awake)?;
+pub(crate) fn poll(
+    slots: &mut [Slot],
+    at: usize,
+    (awake, remote): (&mut Vec<usize>, &[SharedLane]),
+) -> Option<Polled> {
+    let (slot, mut others) = Others::of(slots, at, (awake, remote))?;
     let mut can_idle = false;
     let frames = match slot.lane.poll(&mut others) {
         Ok(0) => {
@@ -219,16 +223,17 @@ pub(crate) fn poll(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Opt
             frames
         }
         Err(fault) => {
-            slot.report(fault);
+            slot.fail(fault);
             others.left = true;
             0
         }
     };
     let left = others.left;
+    drop(others);
     if can_idle {
         slot.empty_polls += 1;
         if slot.empty_polls.is_multiple_of(IDLE_AFTER) {
-            try_idle(slots, at, awake);
+            try_idle(slots, at, (awake, remote));
         }
     }
     Some(Polled { frames, left })
@@ -236,12 +241,12 @@ pub(crate) fn poll(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Opt
 
 /// Makes the lane at an index idle, if it has no work.
 #[cold]
-fn try_idle(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) {
+fn try_idle(slots: &mut [Slot], at: usize, (awake, remote): (&mut Vec<usize>, &[SharedLane])) {
     // The worker ignores its kicks now, and a worker that never sleeps would not begin to watch them again.
     if slots[at].muted_until.is_some() {
         return;
     }
-    let is_quiet = enable_notifications(slots, at, awake) == Some(Work::None);
+    let is_quiet = enable_notifications(slots, at, (awake, remote)) == Some(Work::None);
     let slot = &mut slots[at];
     match is_quiet {
         true => {
@@ -254,8 +259,12 @@ fn try_idle(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) {
 
 /// Enables notifications of the lane at an index; `None`: it is not in the rounds. Lanes that are no longer idle are
 /// added to `awake`.
-pub(crate) fn enable_notifications(slots: &mut [Slot], at: usize, awake: &mut Vec<usize>) -> Option<Work> {
-    let (slot, mut others) = Others::of(slots, at, awake)?;
+pub(crate) fn enable_notifications(
+    slots: &mut [Slot],
+    at: usize,
+    lanes: (&mut Vec<usize>, &[SharedLane]),
+) -> Option<Work> {
+    let (slot, mut others) = Others::of(slots, at, lanes)?;
     slot.check_calls();
     Some(slot.lane.enable_notifications(&mut others))
 }
@@ -264,10 +273,10 @@ pub(crate) fn enable_notifications(slots: &mut [Slot], at: usize, awake: &mut Ve
 pub(crate) fn change(
     slots: &mut [Slot],
     at: usize,
-    awake: &mut Vec<usize>,
+    lanes: (&mut Vec<usize>, &[SharedLane]),
     change: impl FnOnce(&mut dyn Lane, &mut dyn Siblings),
 ) {
-    let (slot, mut others) = Others::around(slots, at, awake);
+    let (slot, mut others) = Others::around(slots, at, lanes);
     change(&mut *slot.lane, &mut others);
 }
 
@@ -275,71 +284,79 @@ pub(crate) fn change(
 #[derive(Default)]
 pub(crate) struct Place {
     pub(crate) number: usize,
-    /// By the network's name: which workers have its lanes.
+    /// By the network's name: its lanes, of all workers.
     pub(crate) spreads: HashMap<Arc<str>, Arc<Spread>>,
+    /// Lanes of other workers. In the forwarding state their indices follow those of the worker's own lanes.
+    pub(crate) remote: Vec<SharedLane>,
 }
 
 /// Recomputes the lanes' targets and the networks' forwarding state.
 #[cold]
-pub(crate) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &Place) {
+pub(crate) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &mut Place) {
     let receivers = slots.iter().enumerate().filter(|(_, slot)| slot.receives());
     let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
     for slot in &mut *slots {
-        let wanted = slot.role.targets(receives(&*slot.lane));
+        let wanted = slot.role.targets(slot.lane.receives());
         let mut wanted = wanted.iter().flatten();
         slot.target = wanted.find_map(|role| receivers.get(role).copied());
     }
-    let mut networks: HashMap<Arc<str>, Forwarding> = HashMap::new();
-    let mut order: Vec<_> = (0..slots.len()).collect();
-    order.sort_by_key(|&at| slots[at].role.order());
-    for at in order {
-        let slot = &slots[at];
-        let Some(network) = slot.role.network() else {
-            continue;
-        };
-        let forwarding = networks.entry(Arc::clone(network)).or_insert_with(|| {
-            let fdb = fdbs.get(network).cloned();
-            Forwarding::new(fdb.unwrap_or_default())
-        });
-        forwarding.is_filtered |= slot.lane.is_filtered();
-        let (id, at) = (slot.id, SlotAt(at));
-        let lane = |pair| LaneRef {
-            at,
-            id,
-            pair,
-            is_link: false,
-        };
-        match &slot.role {
-            Role::Member { port, pair, .. } if slot.receives() => forwarding.add(*port, lane(*pair)),
-            Role::Uplink { .. } => forwarding.uplinks.push(at),
-            Role::Host { .. } => forwarding.host = Some(lane(0)),
-            _ => {}
+    let networks: BTreeSet<_> = slots
+        .iter()
+        .filter_map(|slot| slot.role.network().cloned())
+        .collect();
+    place.remote.clear();
+    for network in networks {
+        let fdb = fdbs.get(&network).cloned();
+        let mut forwarding = Forwarding::new(fdb.unwrap_or_default());
+        let mut lanes: Vec<_> = (0..slots.len())
+            .filter(|&at| slots[at].role.network() == Some(&network))
+            .collect();
+        if let Some(spread) = place.spreads.get(&network) {
+            let remote = spread.lanes.iter().filter(|lane| lane.worker != place.number);
+            let first = slots.len() + place.remote.len();
+            place.remote.extend(remote.cloned());
+            lanes.extend(first..slots.len() + place.remote.len());
         }
-    }
-    for (network, forwarding) in networks {
-        let spread = place.spreads.get(&network).cloned().unwrap_or_default();
-        let forwarding = forwarding.among(&spread);
-        let all = Arc::new(with_links(
-            forwarding.clone(),
-            slots,
-            (&network, &spread),
-            place.number,
-        ));
-        // Frames from a link go to no other worker. They leave by this worker's uplink, or to its host, only if the
-        // sending worker has none.
-        let local = |worker: usize| {
-            let [uplink, host] = spread.ways_out(worker).map(|way| way == Some(place.number));
-            let mut local = forwarding.clone();
-            if !uplink {
-                local.uplinks.clear();
-            }
-            local.host = local.host.filter(|_| host);
-            Arc::new(local)
+        let remote = |at: usize| at.checked_sub(slots.len()).map(|at| &place.remote[at]);
+        let role = |at: usize| remote(at).map_or_else(|| &slots[at].role, |lane| &lane.role);
+        lanes.sort_by_key(|&at| role(at).order());
+        let has_own = |is_it: fn(&Role) -> bool| {
+            let mut own = lanes.iter().filter(|&&at| at < slots.len());
+            own.any(|&at| is_it(role(at)))
         };
-        for slot in &mut *slots {
+        let has_uplink = has_own(|role| matches!(role, Role::Uplink { .. }));
+        let has_host = has_own(|role| matches!(role, Role::Host { .. }));
+        for &at in &lanes {
+            let (remote, is_remote) = (remote(at), at >= slots.len());
+            let (id, receives) = match remote {
+                Some(lane) => (lane.id, lane.receives()),
+                None => (slots[at].id, slots[at].receives()),
+            };
+            let lane = |pair| LaneRef {
+                at: SlotAt(at),
+                id,
+                pair,
+                is_remote,
+            };
+            match role(at) {
+                Role::Member { port, pair, .. } => {
+                    forwarding.attach(*port);
+                    if receives {
+                        forwarding.add(*port, lane(*pair));
+                    }
+                }
+                // Lanes of other workers are the way out only where this worker has none.
+                Role::Uplink { .. } if !is_remote || !has_uplink => forwarding.uplinks.push(SlotAt(at)),
+                Role::Host { .. } if !is_remote || !has_host => forwarding.host = Some(lane(0)),
+                _ => {}
+            }
+        }
+        let all = Arc::new(forwarding);
+        for slot in slots
+            .iter_mut()
+            .filter(|slot| slot.role.network() == Some(&network))
+        {
             match &slot.role {
-                role if role.network() != Some(&network) => {}
-                Role::LinkFrom { worker, .. } => slot.lane.set_forwarding(&local(*worker)),
                 Role::Host { .. } => slot.lane.set_forwarding(&Arc::new(all.without_host())),
                 Role::UplinkTap { .. } => slot.lane.set_forwarding(&Arc::new(all.without_ways_out())),
                 _ => slot.lane.set_forwarding(&all),
@@ -348,37 +365,7 @@ pub(crate) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &Place)
     }
 }
 
-/// Adds the links to ports of other workers.
-fn with_links(
-    mut forwarding: Forwarding,
-    slots: &[Slot],
-    (network, spread): (&Arc<str>, &Spread),
-    here: usize,
-) -> Forwarding {
-    for (at, slot) in slots.iter().enumerate() {
-        if let Role::LinkTo { network: of, worker } = &slot.role
-            && of == network
-            && slot.receives()
-        {
-            let link = LaneRef {
-                at: SlotAt(at),
-                id: slot.id,
-                pair: 0,
-                is_link: true,
-            };
-            let its = spread.ports.iter().filter(|(_, at)| *at == worker);
-            forwarding.add_link(link, its.map(|(port, _)| *port));
-            for (way, known) in spread.ways_out(here).into_iter().zip(&mut forwarding.ways_out) {
-                if way == Some(*worker) {
-                    *known = Some(link);
-                }
-            }
-        }
-    }
-    forwarding
-}
-
-/// All slots of a worker but one.
+/// All slots of a worker but one, and the lanes of other workers.
 struct Others<'a> {
     front: &'a mut [Slot],
     back: &'a mut [Slot],
@@ -388,17 +375,28 @@ struct Others<'a> {
     left: bool,
     /// Lanes that are no longer idle are added here.
     awake: &'a mut Vec<usize>,
+    remote: &'a [SharedLane],
+    /// The last one of these that was delivered to.
+    touched: Option<&'a SharedLane>,
 }
 
 impl<'a> Others<'a> {
     /// The slot at an index, if it is in the rounds, and the other slots.
     #[inline]
-    fn of(slots: &'a mut [Slot], at: usize, awake: &'a mut Vec<usize>) -> Option<(&'a mut Slot, Self)> {
-        slots[at].is_in_rounds().then(|| Self::around(slots, at, awake))
+    fn of(
+        slots: &'a mut [Slot],
+        at: usize,
+        lanes: (&'a mut Vec<usize>, &'a [SharedLane]),
+    ) -> Option<(&'a mut Slot, Self)> {
+        slots[at].is_in_rounds().then(|| Self::around(slots, at, lanes))
     }
 
     #[inline]
-    fn around(slots: &'a mut [Slot], at: usize, awake: &'a mut Vec<usize>) -> (&'a mut Slot, Self) {
+    fn around(
+        slots: &'a mut [Slot],
+        at: usize,
+        (awake, remote): (&'a mut Vec<usize>, &'a [SharedLane]),
+    ) -> (&'a mut Slot, Self) {
         let (front, rest) = slots.split_at_mut(at);
         let (slot, back) = rest.split_at_mut(1);
         let others = Self {
@@ -407,6 +405,8 @@ impl<'a> Others<'a> {
             target: slot[0].target,
             left: false,
             awake,
+            remote,
+            touched: None,
         };
         (&mut slot[0], others)
     }
@@ -426,6 +426,39 @@ impl<'a> Others<'a> {
         let slot = (at.0 != self.front.len()).then(|| self.slot(at.0));
         slot.filter(|slot| slot.is_in_rounds())
     }
+
+    /// The lane of another worker at an index.
+    #[inline]
+    fn remote(&self, at: SlotAt) -> Option<&'a SharedLane> {
+        let own = self.front.len() + 1 + self.back.len();
+        self.remote.get(at.0.checked_sub(own)?)
+    }
+
+    /// The receive queue of a lane of another worker.
+    #[inline(never)]
+    fn remote_guest(&mut self, lane: &'a SharedLane) -> Option<Held<'_, RxQueue>> {
+        if self.touched.is_none_or(|touched| touched.id != lane.id) {
+            self.leave();
+            self.touched = Some(lane);
+        }
+        let rx = lane.rx.as_ref()?.lock();
+        rx.filter(|rx| rx.vring.enabled)
+    }
+
+    /// Wakes the lane of another worker that was delivered to, if there is work for it.
+    #[inline]
+    fn leave(&mut self) {
+        if let Some(touched) = self.touched.take() {
+            touched.wake();
+        }
+    }
+}
+
+impl Drop for Others<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.leave();
+    }
 }
 
 impl Siblings for Others<'_> {
@@ -433,7 +466,10 @@ impl Siblings for Others<'_> {
         self.target.map(SlotAt)
     }
 
-    fn guest(&mut self, at: SlotAt) -> Option<RxTarget<'_>> {
+    fn guest(&mut self, at: SlotAt) -> Option<Held<'_, RxQueue>> {
+        if let Some(lane) = self.remote(at) {
+            return self.remote_guest(lane);
+        }
         let slot = self.other(at)?;
         // Outside of networks the caller may only look for buffers: there `poll` resets this when frames moved.
         if slot.role.network().is_some() {
@@ -449,24 +485,37 @@ impl Siblings for Others<'_> {
             self.left = true;
             return None;
         }
-        self.other(at)?.lane.rx_target()
+        self.other(at)?.lane.rx()?.lock()
     }
 
-    fn uplink(&mut self, at: SlotAt) -> Option<&mut NicQueue<XdpNic>> {
-        self.other(at)?.lane.uplink()
+    fn uplink(&mut self, at: SlotAt) -> Uplink<'_> {
+        let (queue, is_remote) = match self.remote(at) {
+            // Does not wait for long: the queue's own worker may have it for as long as a system call takes.
+            Some(lane) => match lane.uplink.as_ref().map(Shared::lock_soon) {
+                Some(Err(Busy)) => return Uplink::Busy,
+                queue => (queue.and_then(Result::ok).flatten(), true),
+            },
+            None => {
+                let queue = self.other(at).and_then(|slot| slot.lane.uplink());
+                (queue.and_then(Shared::lock), false)
+            }
+        };
+        queue.map_or(Uplink::None, |queue| Uplink::Queue { queue, is_remote })
     }
 
-    fn tap(&mut self, at: SlotAt) -> Option<&mut ToTap> {
-        self.other(at)?.lane.tap()
+    fn tap(&mut self, at: SlotAt) -> Option<Held<'_, ToTap>> {
+        let tap = match self.remote(at) {
+            Some(lane) => lane.tap.as_ref(),
+            None => self.other(at)?.lane.tap(),
+        };
+        tap?.lock()
     }
 
     fn blame(&mut self, at: SlotAt, fault: Fault) {
-        if let Some(slot) = self.other(at) {
-            // Its queues are not used any more, not even when the lane is stopped.
-            if let Some(pair) = slot.lane.pair_mut() {
-                (pair.from_guest.enabled, pair.to_guest.enabled) = (false, false);
-            }
-            slot.report(fault);
+        if let Some(lane) = self.remote(at) {
+            lane.blame(fault);
+        } else if let Some(slot) = self.other(at) {
+            slot.fail(fault);
             self.left = true;
         }
     }

@@ -45,8 +45,6 @@ pub struct WorkerCounters {
 pub(crate) struct Counted {
     /// See [`Work::passes`].
     pub(crate) passes: Counter,
-    /// See [`Work::linked`].
-    pub(crate) linked: Counter,
     /// See [`Work::given`].
     pub(crate) given: Counter,
     /// See [`Work::batches`].
@@ -89,7 +87,6 @@ impl Counted {
             }
         };
         add(&self.passes, now.passes, before.passes);
-        add(&self.linked, now.linked, before.linked);
         add(&self.given, now.given, before.given);
         for (at, to) in self.batches.iter().enumerate() {
             add(to, now.batches[at], before.batches[at]);
@@ -152,14 +149,14 @@ mod tests {
     fn what_a_thread_did_is_added_once() {
         let (counted, mut was) = (Counted::default(), meter::read());
         meter::count_taken(5);
-        meter::count_linked(2);
+        meter::count_taken(2);
         meter::count_delivered(6);
         meter::count_lookups(4, 3);
         meter::call(meter::KernelCall::Kick, || ());
         for _ in 0..2 {
             counted.publish(&mut was);
-            let counters = [&counted.passes, &counted.linked, &counted.given];
-            assert_eq!(counters.map(Counter::get), [7, 2, 6]);
+            let counters = [&counted.passes, &counted.given];
+            assert_eq!(counters.map(Counter::get), [7, 6]);
             assert_eq!(
                 counted.batches.each_ref().map(Counter::get),
                 [0, 1, 1, 0, 0, 0, 0]

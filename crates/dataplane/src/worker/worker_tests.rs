@@ -1,5 +1,6 @@
 //! See [`super`].
 
+use crate::tests::test_lanes::kicks;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use virtqueue::driver::Buffer;
@@ -84,8 +85,7 @@ fn guest_that_is_not_listened_to_is_looked_at_for_as_long() {
     worker.rebuild_forwarding();
     worker.lanes[0].futile = FUTILE_WAKES;
     let kick = |worker: &Worker| {
-        let pair = worker.lanes[0].lane.pair().expect("a guest");
-        let kick = pair.from_guest.kick.as_ref().expect("an eventfd");
+        let kick = &kicks(&*worker.lanes[0].lane)[0];
         rustix::io::write(kick, &1u64.to_ne_bytes()).expect("room");
     };
     kick(&worker);
@@ -191,8 +191,7 @@ fn busy_lane_pauses_while_others_wake_the_worker() {
     // A window, in which that was carried at any speed of this test.
     std::thread::sleep(Duration::from_millis(10));
     counters.from_guest_bytes.add(1 << 60);
-    let pair = worker.lanes[1].lane.pair().expect("a guest");
-    let kick = pair.from_guest.kick.as_ref().expect("an eventfd");
+    let kick = &kicks(&*worker.lanes[1].lane)[0];
     rustix::io::write(kick, &1u64.to_ne_bytes()).expect("room");
     let again = kick.try_clone().expect("descriptors");
     let (rested, rests) = mpsc::channel();
@@ -548,8 +547,7 @@ fn kicks_of_a_guest_that_takes_no_frames_of_a_cable_are_ignored() {
         worker.rebuild_forwarding();
     }
     for _ in 0..200 {
-        let pair = worker.lanes[1].lane.pair().expect("a guest");
-        let kick = pair.to_guest.kick.as_ref().expect("an eventfd");
+        let kick = &kicks(&*worker.lanes[1].lane)[1];
         rustix::io::write(kick, &1u64.to_ne_bytes()).expect("room");
         worker.wait(Some(&Timespec::default()));
         worker.poll(None);

@@ -3,30 +3,30 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use common::cycles::CycleRate;
-use device::counters::PairCounters;
 use xsk::NumaNode;
 
 use crate::fdb::Fdb;
 use crate::lane::new_lane::NewLane;
 use crate::lane::role::{Affinity, Role};
-use crate::lane::spread::Spread;
+use crate::lane::spread::{SharedLane, Spread};
 use crate::lane::{Lane, LaneId, Siblings};
-use crate::link::Link;
-use crate::link::inner_queue::InnerQueueError;
 use crate::worker::place::WorkerPlace;
 use crate::worker::polling::Waits;
 use crate::worker::progress::{Activity, Watcher};
 use crate::worker::readings::{self, LaneList};
-use crate::worker::slots::receives;
 use crate::worker::statistics::WorkerCounters;
 use crate::worker::{Command, WorkerHandle};
 use common::lock::Locked;
 use model::state::{Reading, WorkerReading};
+
+/// How long to wait for the answer of a worker before it is checked whether it hangs.
+const HANGS: Duration = Duration::from_millis(100);
 
 /// All workers of the process; spreads lanes over them.
 pub struct Workers {
@@ -41,21 +41,16 @@ pub struct Workers {
 
 /// The lanes of all workers.
 struct Roster {
-    /// By worker: how many lanes it has, links not counted.
+    /// By worker: how many lanes it has.
     loads: Vec<usize>,
     lanes: HashMap<LaneId, Entry>,
-    /// The links between workers: the two ends of each.
-    links: HashMap<Between, [LaneAt; 2]>,
-    /// Their counters, and those of removed links.
-    link_counters: HashMap<Between, [Arc<PairCounters>; 2]>,
-    /// Statistics of all lanes, links included.
+    /// By network: its lanes, as other workers reach them.
+    spreads: HashMap<Arc<str>, Arc<Spread>>,
+    /// Statistics of all lanes.
     listed: LaneList,
     /// By worker: its statistics at the last reset.
     before: Vec<Reading>,
 }
-
-/// A link: its network, the sending worker, and the receiving one.
-type Between = (Arc<str>, usize, usize);
 
 /// A lane, and the worker that has it.
 #[derive(Debug, Clone, Copy)]
@@ -83,26 +78,18 @@ impl Roster {
             .map(|lane| lane.worker)
     }
 
-    /// Lanes of a network.
-    fn of_network(&self, network: &Arc<str>) -> impl Iterator<Item = &Entry> {
-        let lanes = self.lanes.values();
-        lanes.filter(move |lane| lane.role.network() == Some(network))
-    }
-
-    /// Which workers have the network's ports, the queues of its uplink, and its tap to the host.
-    fn spread(&self, network: &Arc<str>) -> Spread {
-        let mut spread = Spread::default();
-        for lane in self.of_network(network) {
-            match &lane.role {
-                Role::Member { port, .. } => _ = spread.ports.insert(*port, lane.worker),
-                Role::Uplink { .. } => _ = spread.exits[0].insert(lane.worker),
-                Role::Host { .. } => _ = spread.exits[1].insert(lane.worker),
-                _ => {}
-            }
+    /// Changes the list of a network's lanes.
+    fn change_spread(&mut self, network: &Arc<str>, change: impl FnOnce(&mut Vec<SharedLane>)) {
+        let spread = self.spreads.entry(Arc::clone(network)).or_default();
+        change(&mut Arc::make_mut(spread).lanes);
+        if spread.lanes.is_empty() {
+            self.spreads.remove(network);
         }
-        spread
     }
 }
+
+/// Answers of the workers that were told something.
+struct Told(mpsc::Receiver<usize>);
 
 /// What can be seen of a worker from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,8 +112,7 @@ impl Workers {
             roster: Mutex::new(Roster {
                 loads: vec![0; handles.len()],
                 lanes: HashMap::new(),
-                links: HashMap::new(),
-                link_counters: HashMap::new(),
+                spreads: HashMap::new(),
                 listed: LaneList::default(),
                 before: vec![Reading::default(); handles.len()],
             }),
@@ -156,7 +142,7 @@ impl Workers {
     /// not hang, then those on the NUMA node of the lane's NIC, then the one with the fewest lanes.
     pub fn add(&self, lane: NewLane, owner: &Arc<str>) -> LaneAt {
         let id = self.next_id();
-        let affinity = lane.role.affinity(receives(&*lane.lane));
+        let affinity = lane.role.affinity(lane.lane.receives());
         let mut roster = self.roster.locked();
         let by_load = |&worker: &usize| {
             let handle = &self.handles[worker];
@@ -168,10 +154,6 @@ impl Workers {
             .and_then(|affinity| roster.worker_of(affinity))
             .or_else(|| (0..self.handles.len()).min_by_key(by_load))
             .unwrap_or(0);
-        let worker = match lane.role.network() {
-            Some(network) => self.link(&mut roster, network, worker),
-            None => worker,
-        };
         roster.loads[worker] += 1;
         let entry = Entry {
             owner: Arc::clone(owner),
@@ -182,8 +164,15 @@ impl Workers {
         let network = lane.role.network().cloned();
         let counted = roster.listed.add(id, worker, owner, &entry.role);
         roster.lanes.insert(id, entry);
+        if let Some(network) = &network {
+            let owner = Arc::clone(&self.handles[worker].mail);
+            let shared = SharedLane::of(&*lane.lane, (id, &lane.role), (worker, owner));
+            roster.change_spread(network, |lanes| lanes.push(shared));
+        }
         self.handles[worker].send(Command::Add(id, lane, counted));
-        self.tell_spread(&roster, network.as_ref());
+        let told = self.tell_spread(&roster, network.as_ref());
+        drop(roster);
+        self.wait(told);
         LaneAt { worker, id }
     }
 
@@ -191,85 +180,34 @@ impl Workers {
         LaneId(self.next_id.fetch_add(1, Relaxed))
     }
 
-    /// Sends all workers the [`Spread`] of a network.
-    fn tell_spread(&self, roster: &Roster, network: Option<&Arc<str>>) {
+    /// Sends all workers the [`Spread`] of a network. The result waits until it is in effect.
+    fn tell_spread(&self, roster: &Roster, network: Option<&Arc<str>>) -> Told {
+        let (done, told) = mpsc::channel();
         if let (Some(network), 2..) = (network, self.handles.len()) {
-            let spread = Arc::new(roster.spread(network));
+            let spread = roster.spreads.get(network).cloned().unwrap_or_default();
             for handle in &self.handles {
-                handle.send(Command::Spread(Arc::clone(network), Arc::clone(&spread)));
+                let (network, spread, done) = (Arc::clone(network), Arc::clone(&spread), done.clone());
+                handle.send(Command::Spread(network, spread, done));
             }
         }
+        Told(told)
     }
 
-    /// Links a worker with all others that have lanes of a network. Returns the worker, or, if linking fails, another
-    /// one that has lanes of the network.
-    fn link(&self, roster: &mut Roster, network: &Arc<str>, worker: usize) -> usize {
-        let others: BTreeSet<_> = roster.of_network(network).map(|lane| lane.worker).collect();
-        if others.contains(&worker) {
-            return worker;
-        }
-        for &other in &others {
-            for (from, to) in [(worker, other), (other, worker)] {
-                let key = (Arc::clone(network), from, to);
-                if roster.links.contains_key(&key) {
-                    continue;
-                }
-                let counters = roster.link_counters.entry(key.clone()).or_default().clone();
-                match self.new_link(&key, counters, &mut roster.listed) {
-                    Ok(ends) => _ = roster.links.insert(key, ends),
-                    Err(error) => {
-                        tracing::warn!(
-                            %network,
-                            "cannot link workers, so the lane shares another one's: {}",
-                            steer::with_sources(&error)
-                        );
-                        return other;
+    /// Waits until all workers that were told have answered, except for those that hang.
+    fn wait(&self, Told(told): Told) {
+        let mut answered = BTreeSet::new();
+        loop {
+            match told.recv_timeout(HANGS) {
+                Ok(worker) => _ = answered.insert(worker),
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    let mut others = (0..self.handles.len()).filter(|worker| !answered.contains(worker));
+                    if others.all(|worker| self.handles[worker].hangs.load(Relaxed)) {
+                        return;
                     }
                 }
             }
         }
-        worker
-    }
-
-    fn new_link(
-        &self,
-        (network, from, to): &Between,
-        counters: [Arc<PairCounters>; 2],
-        listed: &mut LaneList,
-    ) -> Result<[LaneAt; 2], InnerQueueError> {
-        let Link { giving, taking } = Link::new(counters)?;
-        let network = || Arc::clone(network);
-        let ends: [(usize, Box<dyn Lane>, Role); 2] = [
-            (
-                *to,
-                Box::new(taking),
-                Role::LinkFrom {
-                    network: network(),
-                    worker: *from,
-                },
-            ),
-            (
-                *from,
-                Box::new(giving),
-                Role::LinkTo {
-                    network: network(),
-                    worker: *to,
-                },
-            ),
-        ];
-        Ok(ends.map(|(worker, lane, role)| {
-            let id = self.next_id();
-            let lane = NewLane {
-                lane,
-                role,
-                node: None,
-                // No guest's fault: the daemon has both ends.
-                on_fault: Box::new(|fault| tracing::error!(?fault, "a link between workers ended")),
-            };
-            let counted = listed.add(id, worker, "", &lane.role);
-            self.handles[worker].send(Command::Add(id, lane, counted));
-            LaneAt { worker, id }
-        }))
     }
 
     /// Removes a lane from its worker, and returns it.
@@ -280,19 +218,12 @@ impl Workers {
         let gone = roster.lanes.remove(&at.id);
         roster.listed.remove(at.id);
         let network = gone.and_then(|gone| gone.role.network().cloned());
-        self.tell_spread(&roster, network.as_ref());
-        let links: Vec<_> = match network {
-            Some(network) if roster.of_network(&network).next().is_none() => {
-                let its = roster.links.extract_if(|(of, ..), _| *of == network);
-                its.flat_map(|(_, ends)| ends).collect()
-            }
-            _ => Vec::new(),
-        };
-        links.iter().for_each(|end| roster.listed.remove(end.id));
-        drop(roster);
-        for end in links {
-            drop(self.handles[end.worker].remove(end.id).map(Lane::stop));
+        if let Some(network) = &network {
+            roster.change_spread(network, |lanes| lanes.retain(|lane| lane.id != at.id));
         }
+        let told = self.tell_spread(&roster, network.as_ref());
+        drop(roster);
+        self.wait(told);
         lane
     }
 
@@ -300,37 +231,16 @@ impl Workers {
     pub fn owners(&self, id: LaneId) -> Vec<Arc<str>> {
         let roster = self.roster.locked();
         let affinity = roster.lanes.get(&id).and_then(|lane| lane.affinity.as_ref());
-        // A network's lanes on one worker deliver to each other, and a link delivers to all lanes of its worker.
-        let link = || {
-            let mut links = roster.links.iter();
-            links.find_map(|((network, ..), ends)| {
-                let end = ends.iter().find(|end| end.id == id)?;
-                Some((network, end.worker))
-            })
-        };
-        let lane = roster.lanes.get(&id);
-        let network = lane
-            .and_then(|lane| Some((lane.role.network()?, lane.worker)))
-            .or_else(link);
+        // The lanes of a network deliver to each other.
+        let network = roster.lanes.get(&id).and_then(|lane| lane.role.network());
         let is_meant = |at: &LaneId, lane: &Entry| {
-            let its = lane.role.network().map(|network| (network, lane.worker));
             *at == id
                 || (affinity.is_some() && lane.affinity.as_ref() == affinity)
-                || (network.is_some() && its == network)
+                || (network.is_some() && lane.role.network() == network)
         };
         let lanes = roster.lanes.iter().filter(|(at, lane)| is_meant(at, lane));
         let owners: BTreeSet<_> = lanes.map(|(_, lane)| Arc::clone(&lane.owner)).collect();
         owners.into_iter().collect()
-    }
-
-    /// Counters of the links between workers, also of removed ones, of a network.
-    pub fn link_counters(&self, network: &str) -> Vec<Arc<PairCounters>> {
-        let roster = self.roster.locked();
-        let its = roster
-            .link_counters
-            .iter()
-            .filter(|((of, ..), _)| **of == *network);
-        its.flat_map(|(_, counters)| counters.clone()).collect()
     }
 
     /// The threads of the workers.
@@ -362,6 +272,12 @@ impl Workers {
         let (done, changed) = mpsc::channel();
         self.handles[at.worker].send(Command::Change(at.id, Box::new(change), done));
         let _ = changed.recv();
+        // Other workers may have to know of it, too: that the guest receives now, or has other rules.
+        let roster = self.roster.locked();
+        let network = roster.lanes.get(&at.id).and_then(|lane| lane.role.network());
+        let told = self.tell_spread(&roster, network);
+        drop(roster);
+        self.wait(told);
     }
 
     /// Sends the FDB of a network to all workers.

@@ -259,7 +259,7 @@ pub struct Memory {
     #[serde(deserialize_with = "guest_memory")]
     pub max_memory: Option<Size>,
     /// File types accepted as guest memory. With `any` VMMs on a file system that does not answer (FUSE, NFS) can hang
-    /// the worker and all its guests [default: shared]
+    /// workers and all their guests [default: shared]
     #[arg(long, value_enum)]
     pub memory_files: Option<FileKinds>,
 }

@@ -9,7 +9,7 @@ use super::{
 };
 
 /// Fields of ports and networks that only `/v1/counters` has.
-const COUNTERS: [&str; 3] = ["counters", "groups", "links"];
+const COUNTERS: [&str; 2] = ["counters", "groups"];
 
 /// The daemon, without its ports.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -77,8 +77,6 @@ struct NetworkCounters<'a> {
     host: Vec<PairCounters<'a>>,
     /// Counters of multicast and broadcast frames from the uplink.
     groups: &'a [Named],
-    /// Counters of frames from worker to worker, all links together; none with one worker.
-    links: &'a [Named],
 }
 
 /// Counters of a queue pair.
@@ -173,7 +171,6 @@ pub fn counters(status: &Status) -> Value {
             .as_ref()
             .map_or_else(Vec::new, |host| of_lanes(std::slice::from_ref(&host.queue))),
         groups: &network.groups,
-        links: &network.links,
     });
     json!(CountersDocument {
         ports: ports.collect(),

@@ -39,9 +39,6 @@ pub struct NetworkStatus {
     /// Counters of multicast and broadcast frames from the uplink.
     #[schemars(skip)]
     pub groups: Vec<Named>,
-    /// Counters of frames from worker to worker, all links together.
-    #[schemars(skip)]
-    pub links: Vec<Named>,
     /// How the host is reached; none without an uplink, or with `host = false`.
     pub host: Option<HostStatus>,
     /// Where its configuration is from; null without a file.

@@ -32,9 +32,7 @@ pub struct Reading {
     pub asleep_ns: u64,
     /// Frames that it took from guests, NICs and the host.
     pub frames_in: u64,
-    /// `frames_in`, and frames that it took from other workers.
-    pub passes: u64,
-    /// Frames that it delivered to guests, NICs, the host and other workers.
+    /// Frames that it delivered to guests, NICs and the host.
     pub frames_out: u64,
     /// Batches that it took, by size: see [`BATCH_SIZES`].
     pub batches: [u64; BATCH_SIZES],
@@ -88,15 +86,13 @@ pub struct LaneName {
     pub network: Option<String>,
     /// The port that it is part of.
     pub port: Option<String>,
-    /// `pair`, `uplink`, `host`, `groups`, `link`.
-    #[schemars(extend("enum" = ["pair", "uplink", "host", "groups", "link"]))]
+    /// `pair`, `uplink`, `host`, `groups`.
+    #[schemars(extend("enum" = ["pair", "uplink", "host", "groups"]))]
     pub kind: String,
     /// Queue pair of a port.
     pub pair: Option<u16>,
     /// NIC queue.
     pub queue: Option<u32>,
-    /// The other worker, of a link to or from it.
-    pub worker: Option<usize>,
 }
 
 /// Statistics of a worker and its lanes.
@@ -154,7 +150,6 @@ impl Reading {
             idle_ns: less(self.idle_ns, before.idle_ns),
             asleep_ns: less(self.asleep_ns, before.asleep_ns),
             frames_in: less(self.frames_in, before.frames_in),
-            passes: less(self.passes, before.passes),
             frames_out: less(self.frames_out, before.frames_out),
             batches,
             calls,

@@ -97,9 +97,7 @@ pub struct Frames {
     /// Frames that it took from guests, NICs and the host.
     #[serde(rename = "in")]
     pub taken: u64,
-    /// `in`, and frames that it took from other workers.
-    pub passes: u64,
-    /// Frames that it delivered to guests, NICs, the host and other workers.
+    /// Frames that it delivered to guests, NICs and the host.
     pub out: u64,
     /// Busy time for a pass; none without frames.
     pub ns_each: Option<f64>,
@@ -233,7 +231,7 @@ impl WorkerDocument {
             cycles: None,
             ..share(reading.asleep_ns)
         };
-        let ns_each = ratio(reading.busy_ns, reading.passes);
+        let ns_each = ratio(reading.busy_ns, reading.frames_in);
         let taken: u64 = lanes.iter().map(|lane| lane.frames).sum();
         let kernel = KERNEL_CALLS.iter().zip(&reading.calls);
         let lane_share = |lane: &LaneReading| LaneShare {
@@ -267,7 +265,6 @@ impl WorkerDocument {
             },
             frames: Frames {
                 taken: reading.frames_in,
-                passes: reading.passes,
                 out: reading.frames_out,
                 ns_each,
                 cycles_each: ns_each.zip(rate).map(|(ns, rate)| ns / 1e3 * rate),
@@ -296,7 +293,7 @@ fn batches(reading: &Reading) -> Batches {
     });
     Batches {
         count,
-        frames_each: ratio(reading.passes, count),
+        frames_each: ratio(reading.frames_in, count),
         sizes: sizes.collect(),
     }
 }
@@ -336,8 +333,7 @@ mod tests {
             busy_ns: 2_500_000_000,
             idle_ns: 500_000_000,
             asleep_ns: 7_000_000_000,
-            frames_in: 900_000,
-            passes: 1_000_000,
+            frames_in: 1_000_000,
             frames_out: 990_000,
             batches: [10_000, 0, 0, 0, 0, 0, 15_000],
             calls: [

@@ -1,7 +1,6 @@
 //! Reads the state of a queue pair, or of a queue of an uplink.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use device::counters::{Kind, PairCounters};
@@ -26,20 +25,6 @@ pub(super) fn all_of(counters: &PairCounters) -> impl Iterator<Item = Named> {
         let is_drop = reading.kind == Kind::Drop;
         named("lane", reading.name, reading.value, is_drop)
     })
-}
-
-/// Sums of the counters of several lanes.
-pub(super) fn sum_of(all: &[Arc<PairCounters>]) -> Vec<Named> {
-    let mut sums: Vec<Named> = Vec::new();
-    for counters in all {
-        for (at, named) in all_of(counters).enumerate() {
-            match sums.get_mut(at) {
-                Some(sum) => sum.value = sum.value.wrapping_add(named.value),
-                None => sums.push(named),
-            }
-        }
-    }
-    sums
 }
 
 /// Reads the state of a pair, or of a queue of an uplink.

@@ -6,7 +6,7 @@ use common::drivers;
 use model::state::{HostStatus, NetworkStatus};
 use steer::mac_text;
 
-use super::lane_status::{self, all_of, sum_of};
+use super::lane_status::{self, all_of};
 use crate::network::{Network, ShownHost};
 use crate::port::Port;
 
@@ -60,7 +60,6 @@ pub(crate) fn read(network: &Network, ports: &[Arc<Port>]) -> NetworkStatus {
         learned_evicted: shown.evicted,
         queues: queues.collect(),
         groups: all_of(&network.group_counters).collect(),
-        links: sum_of(&network.link_counters()),
         host,
         source: None,
         configuration: None,

@@ -376,11 +376,6 @@ impl Network {
         self.set_fdb(&state);
     }
 
-    /// Counters of frames that pass from one worker to another.
-    pub(crate) fn link_counters(&self) -> Vec<Arc<PairCounters>> {
-        self.workers.link_counters(&self.owner)
-    }
-
     /// The NUMA node of each of the uplink's queues, if the machine has several nodes.
     pub(crate) fn nodes(&self) -> Vec<Option<NumaNode>> {
         let shown = self.shown();

@@ -206,7 +206,9 @@ impl LaneParts<'_> {
         let interface = self.attachment.queue().map(|queue| &queue.interface);
         let from_tap = match interface.filter(|interface| interface.is_by_tap()) {
             None => None,
-            Some(interface) => Some(FromTap::new(interface.receive_by_tap(self.pair, &pair.offloads)?)),
+            Some(interface) => Some(FromTap::new(
+                interface.receive_by_tap(self.pair, &pair.to_guest.guest.offloads)?,
+            )),
         };
         Ok(CopyingSide { pair, from_tap })
     }
@@ -247,7 +249,7 @@ impl LaneParts<'_> {
         } = guest;
         match (&self.attachment, from_tap) {
             (Attachment::Member(Member { end, untags, .. }), _) => {
-                let own = CopyQueue::new(&guest, nic, *untags, &self.counters);
+                let own = CopyQueue::new(&guest.to_guest, nic, *untags, &self.counters);
                 let of = (end.number, self.pair);
                 Box::new(PortLane::with_queue(guest, self.counters, of, own))
             }
@@ -256,7 +258,7 @@ impl LaneParts<'_> {
                 Box::new(PortLane::alone(guest, self.counters, own))
             }
             (_, None) => {
-                let own = CopyQueue::new(&guest, nic, false, &self.counters);
+                let own = CopyQueue::new(&guest.to_guest, nic, false, &self.counters);
                 Box::new(PortLane::alone(guest, self.counters, own))
             }
         }
@@ -274,7 +276,7 @@ impl LaneParts<'_> {
         );
         let nic = null_nic(&chunks.umem, frame_bytes, 0);
         let queue = NicQueue::new(nic, chunks, Sends::PLAIN);
-        let own = CopyQueue::new(&guest, queue, false, &self.counters);
+        let own = CopyQueue::new(&guest.to_guest, queue, false, &self.counters);
         let lane = PortLane::alone(guest, self.counters, own);
         Ok(BuiltLane::new(Box::new(lane), facts))
     }
@@ -325,7 +327,7 @@ impl LaneParts<'_> {
         };
         let lane: Box<dyn Lane> = match (&self.attachment, registered.socket) {
             (Attachment::Queue(queue) | Attachment::Member(Member { queue, .. }), Some(socket)) => {
-                queue.interface.check_direct(guest.frame_limit)?;
+                queue.interface.check_direct(guest.from_guest.guest.frame_limit)?;
                 let coupled = queue.couple(socket, header_bytes)?;
                 let guest_buffers = Some(self.guest_buffers()?);
                 let described = facts.describe(&queue.interface, guest_buffers, &coupled.nic, coupled.sends);

@@ -1,6 +1,6 @@
 //! Copies frames that need nothing but a copy, each into one chunk, in one loop. Most frames are of that kind.
 
-use device::pair::{Piece, QueuePair, Sending};
+use device::pair::{Piece, Sending, Vring};
 use packet::checksum::ChecksumAt;
 use virtqueue::{Chains, MemoryMap};
 use xsk::{Frame, TxDesc, Umem};
@@ -15,7 +15,7 @@ impl<N: Nic> NicSink<'_, N> {
     /// Copies the frames of these chains, from the first on, as long as they are plain and there is room; returns how
     /// many. The caller marks them used.
     #[inline]
-    pub(crate) fn put_plain(&mut self, pair: &QueuePair, chains: &Chains, budget: &mut Budget) -> usize {
+    pub(crate) fn put_plain(&mut self, vring: &Vring, chains: &Chains, budget: &mut Budget) -> usize {
         if self.transmit.uses_tap || self.unsendable(self.counters).is_some() {
             return 0;
         }
@@ -29,7 +29,7 @@ impl<N: Nic> NicSink<'_, N> {
         let mut bytes = 0;
         let copied = chains.iter().take(room).map_while(|chain| {
             let buffers = chains.buffers(chain);
-            let Sending { start, len, .. } = pair.plain(chain, buffers)?;
+            let Sending { start, len, .. } = vring.plain(chain, buffers)?;
             if len > longest || bytes >= most_bytes {
                 return None;
             }
@@ -38,7 +38,7 @@ impl<N: Nic> NicSink<'_, N> {
                 offset: buffers[0].offset + u64::from(start.within),
                 len,
             };
-            guest_to_umem(&pair.memory, frame, umem, umem.send_offset(&chunk))?;
+            guest_to_umem(&vring.guest.memory, frame, umem, umem.send_offset(&chunk))?;
             bytes += u64::from(len);
             Some(whole(umem, *sends, chunk, len))
         });

@@ -40,19 +40,21 @@ impl PortFilter {
         }
     }
 
-    /// Rules and capture for the lane of a queue pair, with memory of its own; `None`: neither.
-    pub fn for_a_lane(&self, pair: u16) -> Option<Box<LaneFilter>> {
+    /// Rules and capture for the lane of a queue pair, with memory of its own.
+    pub fn for_a_lane(&self, pair: u16) -> LaneFilter {
         let acl = |rules: &Option<Arc<Rules>>, to_guest| {
-            Acl::new(rules.as_ref(), self.capture.as_ref(), (to_guest, pair))
+            Acl::new(rules.as_ref(), self.capture.as_ref(), (to_guest, pair)).map(Box::new)
         };
-        let (from_guest, to_guest) = (acl(&self.from_guest, false), acl(&self.to_guest, true));
-        (from_guest.is_some() || to_guest.is_some()).then(|| Box::new(LaneFilter { from_guest, to_guest }))
+        LaneFilter {
+            from_guest: acl(&self.from_guest, false),
+            to_guest: acl(&self.to_guest, true),
+        }
     }
 }
 
-/// Rules and capture of a lane.
+/// Rules and capture of a lane, by direction; `None`: all frames pass.
 #[derive(Debug, Default)]
 pub struct LaneFilter {
-    pub(crate) from_guest: Option<Acl>,
-    pub(crate) to_guest: Option<Acl>,
+    pub(crate) from_guest: Option<Box<Acl>>,
+    pub(crate) to_guest: Option<Box<Acl>>,
 }

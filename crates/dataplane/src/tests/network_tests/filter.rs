@@ -26,7 +26,7 @@ fn filter_all(world: &mut World, ports: Range<usize>, rules: &str) -> PortFilter
     });
     for port in ports {
         let lane_filter = filter.for_a_lane(0);
-        slots::change(&mut world.slots, port, &mut Vec::new(), |lane, _| {
+        slots::change(&mut world.slots, port, (&mut Vec::new(), &[]), |lane, _| {
             drop(lane.set_filter(lane_filter));
         });
     }

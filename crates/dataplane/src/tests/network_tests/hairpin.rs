@@ -1,5 +1,7 @@
 //! Ports whose guests get back what they send to themselves.
 
+use crate::tests::test_lanes::switch;
+use device::pair::Direction;
 use model::config::MemberOptions;
 use packet::verify::{self, Verdict};
 
@@ -178,7 +180,7 @@ fn limit_of_what_a_guest_gets_holds_for_what_it_sends_to_itself() {
         },
         ..PortRates::UNLIMITED
     });
-    slots::change(&mut world.slots, 0, &mut Vec::new(), |lane, _| {
+    slots::change(&mut world.slots, 0, (&mut Vec::new(), &[]), |lane, _| {
         lane.set_limits(&limits);
     });
     for to in [mac(0), mac(0), BROADCAST, mac(0), BROADCAST] {
@@ -333,19 +335,13 @@ fn frame_comes_back_by_the_pair_that_sent_it_or_by_the_first_if_that_receives_no
             world.poll();
             assert_eq!(got(&mut world), expected([2 - 2 * pair, 2 * pair]));
         }
-        let second = world.slots[1].lane.pair_mut().expect("a guest's");
-        second.to_guest.enabled = false;
+        switch(&mut *world.slots[1].lane, Direction::ToGuest, false);
         world.rebuild_forwarding();
         world.ports[1].send(&frame(mac(0), mac(0), 60));
         world.ports[1].send(&frame(BROADCAST, mac(0), 60));
         world.poll();
         assert_eq!(got(&mut world), expected([2, 0]));
-        world.slots[0]
-            .lane
-            .pair_mut()
-            .expect("a guest's")
-            .to_guest
-            .enabled = false;
+        switch(&mut *world.slots[0].lane, Direction::ToGuest, false);
         world.rebuild_forwarding();
         world.ports[1].send(&frame(mac(0), mac(0), 60));
         world.poll();

@@ -93,7 +93,7 @@ fn frames_behind_a_packet_that_a_host_does_not_cut_wait_until_it_has_all_of_it()
     world.ports[1].send(&other);
     // The start of rounds changes now and then: a lane may be polled twice before the host's is.
     for at in [0, 0, 1] {
-        slots::poll(&mut world.slots, at, &mut Vec::new());
+        slots::poll(&mut world.slots, at, (&mut Vec::new(), &[]));
     }
     let mut got = read(&host);
     for _ in 0..4 {
@@ -171,13 +171,13 @@ fn each_frame_is_delivered_or_counted_when_the_way_to_the_host_stops() {
         said += 1;
     }
     // One poll: the guest has buffers for a part of it.
-    slots::poll(&mut world.slots, 2, &mut Vec::new());
+    slots::poll(&mut world.slots, 2, (&mut Vec::new(), &[]));
     let heard = world.ports[0].got().len() as u64;
     // Of guests nothing is lost: it is written.
     for _ in 0..5 {
         world.ports[1].send(&frame(BROADCAST, mac(1), 61));
     }
-    slots::poll(&mut world.slots, 1, &mut Vec::new());
+    slots::poll(&mut world.slots, 1, (&mut Vec::new(), &[]));
     world.slots.pop().expect("the host's").lane.stop();
     // That its end was closed with frames in it.
     let _ = rustix::net::sockopt::socket_error(&host);
@@ -255,7 +255,7 @@ fn host_without_frames_leaves_the_worker_asleep() {
     let (mut world, host, _) = world(1);
     let lane = world.slots.len() - 1;
     let enable_notifications =
-        |world: &mut World| slots::enable_notifications(&mut world.slots, lane, &mut Vec::new());
+        |world: &mut World| slots::enable_notifications(&mut world.slots, lane, (&mut Vec::new(), &[]));
     world.poll();
     assert_eq!(enable_notifications(&mut world), Some(Work::None), "at first");
     // One that nobody has a buffer for: what it waits for nobody tells of.

@@ -1,6 +1,8 @@
 //! Ports with several pairs: which of them gets a frame.
 
 use super::*;
+use crate::tests::test_lanes::switch;
+use device::pair::Direction;
 
 /// Two ports: the first has so many pairs, the second one; each with 64 receive buffers. Pairs come first, in order.
 fn world(pairs: u16) -> World {
@@ -76,12 +78,7 @@ fn flow_that_moves_to_another_pair_is_followed_and_one_that_is_off_is_not() {
         let of_pairs: Vec<_> = got(&mut world, 2).iter().map(Vec::len).collect();
         assert_eq!(of_pairs, [1 - pair, pair]);
     }
-    world.slots[1]
-        .lane
-        .pair_mut()
-        .expect("a guest's")
-        .to_guest
-        .enabled = false;
+    switch(&mut *world.slots[1].lane, Direction::ToGuest, false);
     world.rebuild_forwarding();
     world.ports[2].send(&packet(mac(1), 5, true));
     world.poll();

@@ -390,7 +390,7 @@ pub(super) fn filter(world: &mut World, rules: &str) {
         rule: rules.collect(),
         ..Filter::default()
     });
-    slots::change(&mut world.slots, 0, &mut Vec::new(), |lane, _| {
+    slots::change(&mut world.slots, 0, (&mut Vec::new(), &[]), |lane, _| {
         drop(lane.set_filter(filter.for_a_lane(0)));
     });
     world.rebuild_forwarding();
@@ -518,7 +518,7 @@ fn with_own_queue(hints: HintSet, untags: bool) -> World {
     let fdb = Fdb::new(vec![Some(port(mac(0), 1, vlans))]);
     world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
     world.add_lane((0, 0), Offloads::NONE, |pair, counters, of| {
-        let own = CopyQueue::new(&pair, queue, untags, &counters);
+        let own = CopyQueue::new(&pair.to_guest, queue, untags, &counters);
         Box::new(PortLane::with_queue(pair, counters, of, own))
     });
     world.rebuild_forwarding();

@@ -1,5 +1,6 @@
 //! A network on two workers, with their threads.
 
+use crate::tests::test_lanes::kicks;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -19,10 +20,9 @@ impl Guest {
     fn new(workers: &Workers, number: u8) -> (Self, LaneAt) {
         let mut world = World::default();
         world.add_pair(number.into(), 0, Offloads::NONE);
-        let mut slot = world.slots.pop().expect("its lane");
+        let slot = world.slots.pop().expect("its lane");
         let port = world.ports.pop().expect("just added");
-        let kicks = &mut slot.lane.pair_mut().expect("a guest's").from_guest.kick;
-        let kick = kicks.as_ref().expect("an eventfd").try_clone().expect("another");
+        let kick = kicks(&*slot.lane).swap_remove(0);
         let lane = NewLane {
             lane: slot.lane,
             role: slot.role,
@@ -64,7 +64,7 @@ fn frames_between_workers_that_sleep_are_not_slept_through() {
         })
     });
     workers.set_fdb(&NETWORK.into(), &Arc::new(Fdb::new(known.collect())));
-    // The links go with the last lane, and come again with the next.
+    // Lanes leave, and others come.
     for rounds in [2000, 100] {
         let (one, at) = Guest::new(&workers, 0);
         let (other, another) = Guest::new(&workers, 1);

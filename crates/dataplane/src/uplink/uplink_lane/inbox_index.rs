@@ -5,8 +5,6 @@
 pub(super) enum Route {
     /// To the inbox at that index.
     Inbox(usize),
-    /// To the inbox of a link, for a port of another worker.
-    Link(usize),
     Multicast,
     NoPort,
     /// To nobody, and it is counted already.
@@ -23,15 +21,13 @@ pub(super) enum InboxIndex {
     One(usize),
     /// Several do: an inbox for each, side by side.
     Several { first: usize, count: usize },
-    /// Its guest is on another worker: the inbox of the link to that worker, which all of its ports share.
-    Link(usize),
 }
 
 impl InboxIndex {
     /// With another inbox of the port, at the next index.
     pub(super) fn and(self, at: usize) -> Self {
         match self {
-            Self::None | Self::Link(_) => Self::One(at),
+            Self::None => Self::One(at),
             Self::One(first) => Self::Several { first, count: 2 },
             Self::Several { first, count } => Self::Several {
                 first,
@@ -44,7 +40,7 @@ impl InboxIndex {
     pub(super) fn first(self) -> Option<usize> {
         match self {
             Self::None => None,
-            Self::One(at) | Self::Several { first: at, .. } | Self::Link(at) => Some(at),
+            Self::One(at) | Self::Several { first: at, .. } => Some(at),
         }
     }
 }

@@ -1,20 +1,19 @@
 //! Inboxes of an uplink's queue: in each, frames wait for one guest's buffers. Renewed when the network's lanes change.
 
+use crate::nic::endpoint::NicQueue;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use device::counters::PairCounters;
-use device::pair::{Fault, QueuePair};
+use device::pair::{Fault, Vring};
 use xsk::{Frame, RxDesc, Umem};
 
 use super::UplinkLane;
 use super::inbox_index::{InboxIndex, Route};
-use super::link_marks::LinkMarks;
 use crate::backend::arrivals::{Arrivals, Origin};
 use crate::fdb::PortNumber;
 use crate::fdb::forwarding::{Forwarding, LaneRef};
 use crate::frame::checksums::PrivateLook;
-use crate::guest::to_guest::Delivery;
 use crate::lane::Siblings;
 use crate::lane::lane_id::LaneId;
 use crate::lane::limits::BATCH;
@@ -29,8 +28,6 @@ pub(super) struct Inbox {
     /// Pieces that `arrivals` has taken out of `waiting`.
     pub(super) received: Vec<RxDesc>,
     pub(super) waiting: VecDeque<RxDesc>,
-    /// If it is the inbox of a link to another worker: the marks of its frames.
-    pub(super) link_marks: Option<Box<LinkMarks>>,
     /// Looks for partial checksums in multicast frames.
     pub(super) look: Option<PrivateLook>,
     /// Rate limit of what the guest gets.
@@ -40,15 +37,14 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    fn new(port: PortNumber, guest: LaneRef, pair: &QueuePair, origin: Origin) -> Self {
+    fn new(port: PortNumber, guest: LaneRef, vring: &Vring, origin: Origin) -> Self {
         Self {
             port,
             guest,
-            arrivals: Arrivals::from(origin, pair),
+            arrivals: Arrivals::from(origin, vring),
             received: Vec::with_capacity(BATCH),
             waiting: VecDeque::with_capacity(BATCH),
-            link_marks: guest.is_link.then(Box::default),
-            look: PrivateLook::of(pair, origin.partial_checksums),
+            look: PrivateLook::of(vring, origin.partial_checksums),
             limit: None,
             is_filtered: false,
         }
@@ -68,16 +64,13 @@ impl Inbox {
         empty: &mut Vec<Frame>,
         siblings: &mut dyn Siblings,
     ) -> Result<usize, Fault> {
-        let Some(target) = siblings.guest(self.guest.at) else {
+        let Some(mut target) = siblings.guest(self.guest.at) else {
             return Ok(0);
         };
-        let mut delivery = Delivery::begin_with(target.pair, target.buffers, target.counters, self.len())?;
-        delivery.write_marks_to(target.marks);
-        let (arrivals, frames) = (&mut self.arrivals, (&mut self.waiting, &mut self.received));
-        match &mut self.link_marks {
-            None => arrivals.deliver_waiting(frames, &mut (), umem, empty, &mut delivery)?,
-            Some(marks) => arrivals.deliver_waiting(frames, &mut **marks, umem, empty, &mut delivery)?,
-        }
+        let (mut delivery, ..) = target.begin(self.len())?;
+        let frames = (&mut self.waiting, &mut self.received);
+        self.arrivals
+            .deliver_waiting(frames, umem, empty, &mut delivery)?;
         Ok(delivery.finish())
     }
 
@@ -87,9 +80,6 @@ impl Inbox {
         for piece in pieces {
             counters.to_guest_queue_stopped.add(u64::from(!piece.more));
             empty.push(piece.frame);
-        }
-        if let Some(marks) = &mut self.link_marks {
-            marks.empty();
         }
     }
 }
@@ -119,11 +109,11 @@ impl Inboxes {
 impl<N: Lent> UplinkLane<N> {
     /// Makes inboxes for the present lanes of the network; frames in inboxes of former lanes are lost.
     #[cold]
-    pub(super) fn renew_inboxes(&mut self, siblings: &mut dyn Siblings) {
+    pub(super) fn renew_inboxes(&mut self, queue: &mut NicQueue<N>, siblings: &mut dyn Siblings) {
         self.is_stale = false;
         self.choices.forget();
         let unfinished = match self.route {
-            Some(Route::Inbox(at) | Route::Link(at)) => self.inboxes.get(at).map(|inbox| inbox.guest.id),
+            Some(Route::Inbox(at)) => self.inboxes.get(at).map(|inbox| inbox.guest.id),
             _ => None,
         };
         let forwarding = Arc::clone(&self.forwarding);
@@ -139,13 +129,8 @@ impl<N: Lent> UplinkLane<N> {
             *its = Inboxes::of(&forwarding, port, its.index.and(at));
             self.inboxes.push(inbox);
         }
-        for (port, link) in &forwarding.remote {
-            if let Some(at) = self.inboxes.iter().position(|inbox| inbox.guest.id == link.id) {
-                *self.inboxes_of(*port) = Inboxes::of(&forwarding, *port, InboxIndex::Link(at));
-            }
-        }
         for mut inbox in before {
-            inbox.empty(&mut self.queue.empty, &self.counters);
+            inbox.empty(&mut queue.empty, &self.counters);
         }
         let filled = self
             .inboxes
@@ -154,7 +139,7 @@ impl<N: Lent> UplinkLane<N> {
             .filter(|(_, inbox)| inbox.len() > 0);
         self.filled = filled.map(|(at, _)| at).collect();
         self.waiting = self.inboxes.iter().map(Inbox::len).sum();
-        self.go_on_with(unfinished);
+        self.go_on_with(queue, unfinished);
     }
 
     /// The inbox of a lane: its previous one, or a new one; `None`: the lane takes no frames any more.
@@ -166,11 +151,11 @@ impl<N: Lent> UplinkLane<N> {
     ) -> Option<Inbox> {
         let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
         let target = siblings.guest(guest.at);
-        let limit = target.as_ref().and_then(|target| target.policer.limit.cloned());
+        let limit = target.as_ref().and_then(|target| target.limit.clone());
         let is_filtered = target.as_ref().is_some_and(|target| target.filter.is_some());
         let inbox = match known {
             Some(at) => before.swap_remove(at),
-            None => Inbox::new(port, guest, target?.pair, self.origin),
+            None => Inbox::new(port, guest, &target?.vring, self.origin),
         };
         Some(Inbox {
             port,
@@ -191,16 +176,14 @@ impl<N: Lent> UplinkLane<N> {
 
     /// Routes further pieces of the current frame to that lane's inbox, if there still is one; otherwise the frame is
     /// lost.
-    fn go_on_with(&mut self, lane: Option<LaneId>) {
-        let to: fn(usize) -> Route = match self.route {
-            Some(Route::Inbox(_)) => Route::Inbox,
-            Some(Route::Link(_)) => Route::Link,
-            _ => return,
-        };
+    fn go_on_with(&mut self, queue: &mut NicQueue<N>, lane: Option<LaneId>) {
+        if !matches!(self.route, Some(Route::Inbox(_))) {
+            return;
+        }
         let at = self.inboxes.iter().position(|inbox| Some(inbox.guest.id) == lane);
-        self.route = Some(at.map_or(Route::Dropped, to));
+        self.route = Some(at.map_or(Route::Dropped, Route::Inbox));
         if at.is_none() {
-            self.tear();
+            self.tear(queue);
         }
     }
 }

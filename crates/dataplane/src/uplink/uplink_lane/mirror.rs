@@ -10,11 +10,10 @@ use xsk::metadata::{Hints, Tag};
 use xsk::{RxDesc, Umem};
 
 use crate::backend::arrivals::Origin;
+use crate::fdb::PortNumber;
 use crate::fdb::forwarding::Forwarding;
-use crate::fdb::{Destination, PortNumber};
 use crate::guest::copies::Several;
 use crate::lane::Siblings;
-use crate::link::cross_worker_mark::CrossWorkerMark;
 
 /// No frame is longer, bytes.
 const LONGEST: usize = 1 << 16;
@@ -84,15 +83,13 @@ impl Mirror {
             return 0;
         }
         let vlan = ethernet::head(bytes).tags.vlan();
-        let to = found.map_or(Destination::Unknown, Destination::Port);
         let several = Several {
             frame: &mut self.frame,
             vlan,
             may_be_partial: origin.partial_checksums,
-            mark: CrossWorkerMark::new(to, None, &forwarding.fdb).with(self.flow),
+            flow: self.flow,
             counters,
         };
-        let way = found.and_then(|port| forwarding.lanes(port).first().copied());
-        several.give(forwarding.listeners(vlan, None, found, way), forwarding, siblings)
+        several.give(forwarding.listeners(vlan, None, found), forwarding, siblings)
     }
 }

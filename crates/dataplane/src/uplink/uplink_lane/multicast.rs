@@ -3,19 +3,19 @@
 //! Each frame costs a look-up for each port that has filter rules. So a batch may be very much work: frames beyond a
 //! budget wait for the next round, and nothing more is received meanwhile.
 
+use crate::nic::endpoint::NicQueue;
 use packet::HEADERS_MAX;
 use packet::ethernet::{self, LOOK_BYTES};
 use xsk::{RxDesc, Umem};
 
 use super::{UplinkLane, first_bytes};
-use crate::fdb::{Destination, FdbPort};
+use crate::fdb::FdbPort;
 use crate::frame::bytes::UmemRange;
 use crate::frame::retag::untag;
 use crate::guest::copies::write_copy;
 use crate::guest::to_guest::{NO_OFFLOAD, UmemBytes};
 use crate::lane::Siblings;
 use crate::lane::limits::BATCH;
-use crate::link::cross_worker_mark::CrossWorkerMark;
 use crate::nic::lent::Lent;
 use crate::policy::filter::Facts;
 
@@ -26,13 +26,17 @@ impl<N: Lent> UplinkLane<N> {
     }
 
     /// Delivers waiting frames, as far as the round's budget allows; returns how many copies were written.
-    pub(super) fn deliver_multicast(&mut self, siblings: &mut dyn Siblings) -> usize {
+    pub(super) fn deliver_multicast(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        siblings: &mut dyn Siblings,
+    ) -> usize {
         let mut frames = 0;
         while self.multicast_work < BATCH
             && let Some(end) = self.multicast.iter().position(|piece| !piece.more)
         {
-            frames += self.deliver_to_all(end + 1, siblings);
-            self.queue
+            frames += self.deliver_to_all(queue, end + 1, siblings);
+            queue
                 .empty
                 .extend(self.multicast.drain(..=end).map(|piece| piece.frame));
         }
@@ -40,10 +44,14 @@ impl<N: Lent> UplinkLane<N> {
     }
 
     /// Delivers the first waiting frame, of `pieces` pieces, to all guests that have buffers now; returns the copies.
-    fn deliver_to_all(&mut self, pieces: usize, siblings: &mut dyn Siblings) -> usize {
-        let umem = &self.queue.umem;
+    fn deliver_to_all(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        pieces: usize,
+        siblings: &mut dyn Siblings,
+    ) -> usize {
+        let umem = &queue.umem;
         let vlan = vlan_of(umem, &self.multicast[0]);
-        let mark = CrossWorkerMark::new(Destination::Multicast, None, &self.forwarding.fdb);
         let mut frames = 0;
         // Ports with tags first: for the others the tag is removed from the frame itself.
         for is_tagged in [true, false] {
@@ -55,7 +63,7 @@ impl<N: Lent> UplinkLane<N> {
                 .extend(self.multicast[..pieces].iter().map(UmemRange::of));
             let len: u32 = self.ranges.iter().map(|range| range.len).sum();
             for (at, inbox) in self.inboxes.iter_mut().enumerate() {
-                let known = self.forwarding.port(inbox.port);
+                let known = self.forwarding.fdb.port(inbox.port);
                 // Multicast goes to the first pair.
                 if self.inbox_of[usize::from(inbox.port.0)].index.first() != Some(at) {
                     continue;
@@ -83,15 +91,13 @@ impl<N: Lent> UplinkLane<N> {
                     }
                 }
                 let offload = match (&mut inbox.look, &self.ranges[..]) {
-                    (Some(look), &[range]) => look.look(umem, range, target.counters),
+                    (Some(look), &[range]) => look.look(umem, range, &target.counters),
                     _ => NO_OFFLOAD,
                 };
-                match write_copy(
-                    target,
-                    (len, mark),
-                    offload,
-                    &mut UmemBytes::new(umem, &self.ranges),
-                ) {
+                let mut bytes = UmemBytes::new(umem, &self.ranges);
+                let written = write_copy(&mut target, len, offload, &mut bytes);
+                drop(target);
+                match written {
                     Ok(delivered) => frames += delivered,
                     Err(fault) => siblings.blame(inbox.guest.at, fault),
                 }

@@ -1,6 +1,7 @@
 //! Where a frame that arrived at the uplink's queue goes: by the mark that the program left before it, or else by its
 //! address.
 
+use crate::nic::endpoint::NicQueue;
 use packet::ethernet::{self, Head, LOOK_BYTES};
 use xsk::RxDesc;
 use xsk::metadata::{Hash, Hints, Tag};
@@ -16,13 +17,13 @@ impl<N: Lent> UplinkLane<N> {
     /// The route of a frame, by its first piece and its metadata. Removes the tag for a port without tags, and inserts
     /// it again for one with tags.
     #[inline]
-    pub(super) fn route_of(&mut self, piece: &mut RxDesc, hints: &Hints) -> Route {
+    pub(super) fn route_of(&mut self, queue: &mut NicQueue<N>, piece: &mut RxDesc, hints: &Hints) -> Route {
         if let Some(port) = hints.port.and_then(|mark| self.marked(PortMark(mark))) {
-            return self.to_port(port, piece, hints);
+            return self.to_port(queue, port, piece, hints);
         }
         let mut bytes = [0; LOOK_BYTES];
         let known = (piece.len as usize).min(LOOK_BYTES);
-        if self.queue.umem.read(piece.data, &mut bytes[..known]).is_none() {
+        if queue.umem.read(piece.data, &mut bytes[..known]).is_none() {
             return Route::NoPort;
         }
         if let Some(Tag { proto, tci }) = hints.tag {
@@ -32,13 +33,13 @@ impl<N: Lent> UplinkLane<N> {
         match self.forwarding.fdb.find(FdbKey::new(tags.vlan(), to)) {
             Destination::Multicast => {
                 if let Some(tag) = hints.tag {
-                    put_tag_back(&self.queue.umem, piece, tag, &self.counters);
+                    put_tag_back(&queue.umem, piece, tag, &self.counters);
                 }
                 Route::Multicast
             }
             // Frames for the host arrive at the uplink, too, but not in this socket.
             Destination::Host | Destination::Unknown | Destination::Nobody => Route::NoPort,
-            Destination::Port(port) => self.to_port(port, piece, hints),
+            Destination::Port(port) => self.to_port(queue, port, piece, hints),
         }
     }
 
@@ -51,7 +52,13 @@ impl<N: Lent> UplinkLane<N> {
     }
 
     #[inline]
-    fn to_port(&mut self, port: PortNumber, piece: &mut RxDesc, hints: &Hints) -> Route {
+    fn to_port(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        port: PortNumber,
+        piece: &mut RxDesc,
+        hints: &Hints,
+    ) -> Route {
         self.found = Some(port);
         let Some(&its) = self.inbox_of.get(usize::from(port.0)) else {
             return Route::NoPort;
@@ -59,15 +66,14 @@ impl<N: Lent> UplinkLane<N> {
         let route = match its.index {
             InboxIndex::One(at) => Route::Inbox(at),
             InboxIndex::Several { first, count } => {
-                Route::Inbox(self.inbox_for(port, (first, count), piece, hints.hash))
+                Route::Inbox(self.inbox_for(queue, port, (first, count), piece, hints.hash))
             }
-            InboxIndex::Link(at) => Route::Link(at),
             InboxIndex::None => return Route::NoPort,
         };
         match (its.untags, hints.tag) {
             (false, None) | (true, Some(_)) => {}
-            (false, Some(tag)) => put_tag_back(&self.queue.umem, piece, tag, &self.counters),
-            (true, None) => untag(&self.queue.umem, piece),
+            (false, Some(tag)) => put_tag_back(&queue.umem, piece, tag, &self.counters),
+            (true, None) => untag(&queue.umem, piece),
         }
         route
     }
@@ -76,6 +82,7 @@ impl<N: Lent> UplinkLane<N> {
     /// the ports, too, or else by the frame's first piece.
     fn inbox_for(
         &mut self,
+        queue: &mut NicQueue<N>,
         port: PortNumber,
         (first, count): (usize, usize),
         piece: &RxDesc,
@@ -89,7 +96,7 @@ impl<N: Lent> UplinkLane<N> {
         let mut head = [0; FLOW_BYTES];
         let known = (piece.len as usize).min(FLOW_BYTES);
         // Inside the piece.
-        let _ = self.queue.umem.read(piece.data, &mut head[..known]);
+        let _ = queue.umem.read(piece.data, &mut head[..known]);
         let guest = self.forwarding.lane_for(port, Flow::of(&head));
         let mut its_places = first..first + count;
         let found = its_places.find(|&at| Some(self.inboxes[at].guest) == guest);

@@ -1,12 +1,13 @@
 //! Measures the cost of a worker's round with frames: for examples/round_cost.rs and path_cost.rs.
 //!
-//! A worker like that of a daemon, or two that are linked, two ports of a network, or one guest and the null NIC, and the
+//! A worker like that of a daemon, or two, two ports of a network, or one guest and the null NIC, and the
 //! guests' drivers, all in the calling thread. The drivers run between the rounds, and only rounds are measured. So the data of a round is
 //! in the caches of its own CPU: frames cost less than in a daemon, and other work is a larger share of the round.
 
 mod frames;
 
 use std::sync::Arc;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use common::binding::TX_METADATA_BYTES;
@@ -28,9 +29,8 @@ use crate::frame::bytes::GuestRam;
 use crate::lane::limits::BATCH;
 use crate::lane::new_lane::NewLane;
 use crate::lane::role::Role;
-use crate::lane::spread::Spread;
+use crate::lane::spread::{SharedLane, Spread};
 use crate::lane::{Lane, LaneId};
-use crate::link::Link;
 use crate::nic::coupled::Coupled;
 use crate::nic::endpoint::{Chunks, NicQueue, usual_place};
 use crate::nic::hints::XdpMetadata;
@@ -105,8 +105,8 @@ pub struct Path {
     pub placement: Placement,
     /// Kind of the frames.
     pub frames: Frames,
-    /// Each of two guests has a worker of its own: frames take a link ([`crate::link`]).
-    pub linked: bool,
+    /// Each of two guests has a worker of its own.
+    pub two_workers: bool,
 }
 
 impl Path {
@@ -184,7 +184,7 @@ impl Rounds {
             spin: SPIN,
             ..Waits::default()
         };
-        let made = (0..1 + usize::from(path.linked)).map(|number| {
+        let made = (0..1 + usize::from(path.two_workers)).map(|number| {
             let made = WorkerHandle::prepare(number, waits, &Arc::default());
             let (worker, handle) = made.expect("descriptors");
             ((worker, Pace::new(SPIN)), handle)
@@ -204,9 +204,6 @@ impl Rounds {
         for handle in &handles {
             handle.send(Command::Fdb(NETWORK.into(), Arc::clone(&fdb)));
         }
-        if let [first, second] = handles.as_slice() {
-            link([first, second]);
-        }
         let filter = PortFilter::new(&filter(match path.checks {
             Checks::Rules(rules) => rules,
             _ => 0,
@@ -225,11 +222,18 @@ impl Rounds {
                 Checks::Limits => lane.set_limits(&limits()),
                 Checks::None | Checks::Rules(_) | Checks::Vlan => {}
             }
-            let handle = &handles[usize::from(number) % handles.len()];
-            add(handle, 1 + u64::from(number), lane, role);
-            guest
+            let worker = usize::from(number) % handles.len();
+            let id = LaneId(1 + u64::from(number));
+            let shared = SharedLane::of(&*lane, (id, &role), (worker, handles[worker].mail.clone()));
+            add(&handles[worker], id, lane, role);
+            (guest, shared)
         });
-        let guests = guests.collect();
+        let (guests, lanes) = guests.unzip();
+        let spread = Arc::new(Spread { lanes });
+        for handle in &handles {
+            let done = mpsc::channel().0;
+            handle.send(Command::Spread(NETWORK.into(), Arc::clone(&spread), done));
+        }
         Self {
             worker: workers.next().expect("at least one"),
             other: workers.next(),
@@ -270,40 +274,14 @@ impl Rounds {
 }
 
 /// Adds a lane to a worker.
-fn add(handle: &WorkerHandle, id: u64, lane: Box<dyn Lane>, role: Role) {
+fn add(handle: &WorkerHandle, id: LaneId, lane: Box<dyn Lane>, role: Role) {
     let lane = NewLane {
         lane,
         role,
         node: None,
         on_fault: Box::new(|fault| panic!("{fault}")),
     };
-    handle.send(Command::Add(LaneId(id), lane, Arc::default()));
-}
-
-/// Links two workers, each of which has a port of the network.
-fn link(handles: [&WorkerHandle; 2]) {
-    let network = || Arc::from(NETWORK);
-    let spread = Arc::new(Spread {
-        ports: [(PortNumber(0), 0), (PortNumber(1), 1)].into(),
-        ..Spread::default()
-    });
-    for (id, [from, to]) in [(10, [0, 1]), (20, [1, 0])] {
-        handles[from].send(Command::Spread(network(), Arc::clone(&spread)));
-        let Link { giving, taking } = Link::new(Default::default()).expect("memory");
-        let ends = [
-            Role::LinkTo {
-                network: network(),
-                worker: to,
-            },
-            Role::LinkFrom {
-                network: network(),
-                worker: from,
-            },
-        ];
-        let [sends, receives] = ends;
-        add(handles[from], id, Box::new(giving), sends);
-        add(handles[to], id + 1, Box::new(taking), receives);
-    }
+    handle.send(Command::Add(id, lane, Arc::default()));
 }
 
 impl Guest {

@@ -350,9 +350,7 @@ impl Session {
         }
         let log = log.cloned();
         self.change_lanes(workers, move |lane| {
-            if let Some(pair) = lane.pair_mut() {
-                pair.set_log(log.as_ref());
-            }
+            lane.change_vrings(&mut |_, vring| vring.set_log(log.as_ref()));
         });
     }
 
@@ -532,9 +530,12 @@ impl Session {
             // The worker returns the earlier eventfd, which is closed here.
             let (back, _before) = mpsc::channel();
             lane.change(context.workers, move |lane, _| {
-                if let Some(pair) = lane.pair_mut() {
-                    let _ = back.send(pair.vring(direction(index)).call.replace(duplicate));
-                }
+                let mut duplicate = Some(duplicate);
+                lane.change_vrings(&mut |of, vring| {
+                    if let Some(duplicate) = duplicate.take_if(|_| of == direction(index)) {
+                        let _ = back.send(vring.call.replace(duplicate));
+                    }
+                });
             });
         }
         Ok(())
@@ -564,9 +565,11 @@ impl Session {
         let (started, enabled) = (vring.started && self.device.is_started(pair), vring.enabled);
         if let Some(lane) = self.lanes[pair].as_ref().filter(|_| started) {
             lane.change(context.workers, move |lane, _| {
-                if let Some(pair) = lane.pair_mut() {
-                    pair.vring(direction(index)).enabled = enabled;
-                }
+                lane.change_vrings(&mut |of, vring| {
+                    if of == direction(index) {
+                        vring.enabled = enabled;
+                    }
+                });
             });
             if direction(index) == Direction::ToGuest && index > 0 {
                 self.change_worker(pair, context);

@@ -1,15 +1,14 @@
-//! Virtqueues in the daemon's memory, where the daemon is also the driver. They carry frames to and from parts of a
-//! network that are no guests: other workers ([`crate::link`]), and taps ([`crate::host::tap_lane`]).
+//! Virtqueues in the daemon's memory, where the daemon is also the driver. They carry frames to and from a tap
+//! ([`crate::host::tap_lane`]).
 //!
 //! For a sender, the device's half is a guest that accepts frames with their tags, GSO packets and partial checksums.
 //! So frames are batched, held back and finally lost here like frames to guests.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use device::call::{Call, CallBlocked};
 use device::offloads::Offloads;
-use device::pair::{HEADER_BYTES, QueuePair, Vring};
+use device::pair::{Guest, HEADER_BYTES, Vring};
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, RamError, SplitDriver};
 use virtqueue::{
     GuestAddr, Journal, MapError, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingError,
@@ -60,17 +59,8 @@ impl Memory {
         })
     }
 
-    /// Its length in bytes: all buffers lie below that.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.map.guest_len()
-    }
-
-    /// A disabled queue, and its driver.
-    pub(crate) fn queue(
-        &self,
-        kick: Option<OwnedFd>,
-        call: Option<OwnedFd>,
-    ) -> Result<(Vring, SplitDriver), InnerQueueError> {
+    /// A queue for a device that accepts these offloads, and its driver.
+    pub(crate) fn queue(&self, offloads: Offloads) -> Result<(Vring, SplitDriver), InnerQueueError> {
         let size = QueueSize::new(BUFFERS.into()).map_err(|_| std::io::Error::other("a power of two"))?;
         let features = DriverFeatures {
             event_idx: true,
@@ -90,27 +80,21 @@ impl Memory {
         };
         let vring = Vring {
             queue: Queue::new(&self.map, rings, features, start)?,
-            kick,
-            call: Call::new(call, CallBlocked::default()),
-            enabled: false,
+            kick: None,
+            call: Call::new(None, CallBlocked::default()),
+            enabled: true,
+            guest: Guest {
+                memory: Arc::clone(&self.map),
+                header_bytes: HEADER_BYTES,
+                mergeable: true,
+                frame_limit: FRAME_LIMIT,
+                offloads,
+                partial_checksums: false,
+                log: None,
+            },
+            sent_before: 0,
         };
         Ok((vring, driver))
-    }
-
-    /// A pair that accepts these offloads.
-    pub(crate) fn pair(&self, from_guest: Vring, to_guest: Vring, offloads: Offloads) -> QueuePair {
-        QueuePair {
-            sent_before: 0,
-            memory: Arc::clone(&self.map),
-            from_guest,
-            to_guest,
-            header_bytes: HEADER_BYTES,
-            mergeable: true,
-            frame_limit: FRAME_LIMIT,
-            offloads,
-            partial_checksums: false,
-            log: None,
-        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! A network whose lanes are of two workers.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 
 use model::config::MemberOptions;
 use steer::HintSet;
@@ -9,14 +8,14 @@ use steer::HintSet;
 use super::port_marks::offer;
 use super::*;
 use crate::fdb::learned::Learned;
-use crate::lane::spread::Spread;
-use crate::link::Link;
+use crate::lane::spread::{SharedLane, Spread};
 use crate::tests::fairness_tests::gso_packet;
 use crate::tests::no_allocation_tests::allocations;
+use crate::worker::WorkerHandle;
+use crate::worker::polling::Waits;
 
 /// Two workers: the first has the first two of four ports and the uplink, if there is one; the second has the others.
-/// And what the link from the first to the second counts where it is given frames, and where they are taken.
-pub(super) struct Workers(pub(super) [World; 2], [Arc<PairCounters>; 2]);
+pub(super) struct Workers(pub(super) [World; 2]);
 
 /// Which worker has a port, and its place there.
 fn place(port: usize) -> (usize, usize) {
@@ -30,59 +29,49 @@ impl Workers {
 
     /// The same with an uplink with these hints.
     pub(super) fn hinted(known: Vec<FdbPort>, uplink: Option<HintSet>) -> Self {
-        let has_uplink = uplink.is_some();
         let fdb = Arc::new(Fdb::new(known.into_iter().map(Some).collect()));
-        let spread = Spread {
-            ports: (0..4)
-                .map(|port| (PortNumber(port), usize::from(port) / 2))
-                .collect(),
-            exits: [has_uplink.then_some(0).into_iter().collect(), BTreeSet::new()],
-        };
-        let spread = Arc::new(spread);
         let world = |number: u16| {
             let mut world = World {
-                ports: Vec::new(),
-                slots: Vec::new(),
                 fdbs: Fdbs::from([(NETWORK.into(), Arc::clone(&fdb))]),
                 place: Place {
                     number: number.into(),
-                    spreads: [(NETWORK.into(), Arc::clone(&spread))].into(),
+                    ..Place::default()
                 },
-                wire: None,
-                uplink: Arc::default(),
+                ..World::default()
             };
             for port in [2 * number, 2 * number + 1] {
                 world.add_pair(port, 0, Offloads::NONE);
             }
             world
         };
-        let mut worlds = [world(0), world(1)];
-        let counters = <[Arc<PairCounters>; 2]>::default();
-        for (from, to, counters) in [(0, 1, counters.clone()), (1, 0, Default::default())] {
-            let Link { giving, taking } = Link::new(counters).expect("memory");
-            let network = || NETWORK.into();
-            let (role, other) = (
-                Role::LinkTo {
-                    network: network(),
-                    worker: to,
-                },
-                Role::LinkFrom {
-                    network: network(),
-                    worker: from,
-                },
-            );
-            worlds[from].add_slot(Box::new(giving), role);
-            worlds[to].add_slot(Box::new(taking), other);
-        }
-        let [first, second] = worlds;
+        let [first, second] = [world(0), world(1)];
         let first = match uplink {
             Some(hints) => first.with_uplink_of(256, |queue| offer(queue, hints)),
             None => first,
         };
-        let mut workers = Self([first, second], counters);
-        workers.0.iter_mut().for_each(World::rebuild_forwarding);
+        let mut workers = Self([first, second]);
+        workers.spread();
         workers.poll();
         workers
+    }
+
+    /// Tells both workers which lanes there are.
+    fn spread(&mut self) {
+        let mut lanes = Vec::new();
+        for (number, world) in self.0.iter().enumerate() {
+            let handle = WorkerHandle::start(number, None, Waits::default(), &Arc::default());
+            let handle = handle.expect("a thread");
+            lanes.extend(world.slots.iter().map(|slot| {
+                let of = (slot.id, &slot.role);
+                SharedLane::of(&*slot.lane, of, (number, handle.mail.clone()))
+            }));
+        }
+        let spread = Arc::new(Spread { lanes });
+        for world in &mut self.0 {
+            let spread = Arc::clone(&spread);
+            world.place.spreads.insert(NETWORK.into(), spread);
+            world.rebuild_forwarding();
+        }
     }
 
     /// Ports without VLANs, with so many buffers each.
@@ -108,16 +97,6 @@ impl Workers {
         &mut self.0[world].ports[at]
     }
 
-    /// GSO packets that the first worker made of what its uplink received, for ports of the second.
-    pub(super) fn merged(&self) -> u64 {
-        self.1[0].to_guest_super_frames.get()
-    }
-
-    /// What the second worker lost because an isolated port must not have it, of what the first gave it.
-    pub(super) fn lost_as_isolated(&self) -> u64 {
-        self.1[1].from_guest_isolated.get()
-    }
-
     /// Both, until what is under way has come.
     pub(super) fn poll(&mut self) {
         for _ in 0..4 {
@@ -126,27 +105,9 @@ impl Workers {
     }
 }
 
-#[test]
-fn frames_that_are_in_a_link_when_it_stops_are_counted() {
-    let mut workers = Workers::plain(16, false);
-    for len in [60, 1514] {
-        for _ in 0..3 {
-            workers.port(0).send(&frame(mac(2), mac(0), len));
-        }
-    }
-    let [first, second] = &mut workers.0;
-    first.poll();
-    let at = second
-        .slots
-        .iter()
-        .position(|slot| matches!(slot.role, Role::LinkFrom { .. }));
-    second.slots.remove(at.expect("a link")).lane.stop();
-    assert_eq!(workers.1[1].from_guest_queue_stopped.get(), 6);
-}
-
 /// Between workers, and from the uplink to both.
 #[test]
-fn frames_of_links_and_of_the_uplink_allocate_nothing() {
+fn frames_between_workers_and_of_the_uplink_allocate_nothing() {
     let workers = RefCell::new(Workers::plain(64, true));
     let mut received = 0;
     let between = || {
@@ -367,39 +328,21 @@ fn promiscuous_port_of_another_worker_hears_each_frame_once() {
 }
 
 #[test]
-fn guest_without_buffers_delays_no_other_guest_of_its_link() {
-    let mut workers = Workers::plain(0, false);
-    workers.port(3).post(64);
-    for _ in 0..20 {
-        for to in [2, 3] {
-            workers.port(0).send(&frame(mac(to), mac(0), 60));
-        }
-    }
-    workers.poll();
-    assert_eq!(workers.port(3).got().len(), 20);
-    assert_eq!(workers.port(2).counters.to_guest_no_buffer.get(), 20);
-    assert_eq!(workers.port(0).counters.from_guest_waits.get(), 0);
-}
-
-#[test]
-fn link_that_is_full_makes_wait_for_a_while_and_loses_then() {
+fn guest_of_another_worker_without_buffers_makes_wait_for_a_while_and_loses_then() {
     let mut workers = Workers::plain(0, false);
     let send = |workers: &mut Workers| {
-        for _ in 0..100 {
-            workers.port(0).send(&frame(mac(2), mac(0), 60));
-        }
+        workers.port(0).send(&frame(mac(2), mac(0), 60));
         (0..4).for_each(|_| workers.0[0].poll());
-        while workers.port(0).from_guest.take_used().is_some() {}
     };
-    (0..3).for_each(|_| send(&mut workers));
-    let waits = workers.port(0).counters.from_guest_waits.get();
-    assert!(waits > 0, "nobody takes them");
+    send(&mut workers);
+    let counters = Arc::clone(&workers.port(0).counters);
+    assert!(counters.from_guest_waits.get() > 0);
     std::thread::sleep(std::time::Duration::from_millis(20));
     send(&mut workers);
-    workers.port(2).post(200);
-    workers.poll();
-    let got = workers.port(2).got().len();
-    assert!(got > 100, "{got} go on when they are taken again");
+    assert!(workers.port(2).counters.to_guest_no_buffer.get() > 0);
+    workers.port(2).post(8);
+    send(&mut workers);
+    assert_eq!(workers.port(2).got().len(), 1, "it takes frames again");
 }
 
 #[test]
@@ -408,9 +351,10 @@ fn gso_packet_comes_whole_where_the_guest_takes_it_and_cut_where_not() {
         let mut workers = Workers::plain(16, false);
         for (port, offloads) in [(0, Offloads::all()), (2, offloads)] {
             let (world, at) = place(port);
-            slots::change(&mut workers.0[world].slots, at, &mut Vec::new(), |lane, _| {
-                lane.pair_mut().expect("a guest's").offloads = offloads;
-            });
+            let slots = &mut workers.0[world].slots;
+            slots[at]
+                .lane
+                .change_vrings(&mut |_, vring| vring.guest.offloads = offloads);
         }
         let (asked, packet) = gso_packet(mac(2), mac(0), 8000, 1000);
         let mut header = [0; HEADER as usize];
@@ -426,29 +370,20 @@ fn gso_packet_comes_whole_where_the_guest_takes_it_and_cut_where_not() {
     }
 }
 
+/// The guest's own worker reports it, and no worker delivers to it any more.
 #[test]
-fn frame_for_a_guest_that_is_nowhere_goes_where_the_uplink_is() {
-    let mut workers = Workers::plain(8, false);
-    // Of the other worker, and it is known that nobody has it there.
-    let spread = Spread {
-        ports: [(PortNumber(2), 1)].into(),
-        exits: [[1].into(), BTreeSet::new()],
-    };
-    for world in &mut workers.0 {
-        world
-            .place
-            .spreads
-            .insert(NETWORK.into(), Arc::new(spread.clone()));
+fn fault_of_a_guest_of_another_worker_is_reported_there() {
+    let mut workers = Workers::plain(0, false);
+    let port = workers.port(2);
+    let addr = port.memory.ram.alloc(2048, 64).expect("memory");
+    port.to_guest.add(&[Buffer::readable(addr, 2048)]).expect("room");
+    port.to_guest.publish();
+    for _ in 0..2 {
+        workers.port(0).send(&frame(mac(2), mac(0), 60));
     }
-    workers.0[1].slots.remove(1).lane.stop();
-    workers.0.iter_mut().for_each(World::rebuild_forwarding);
-    workers.port(0).send(&frame(mac(3), mac(0), 60));
-    workers.port(0).send(&frame(mac(2), mac(0), 60));
     workers.poll();
-    assert_eq!(workers.port(2).got().len(), 1);
-    // It was given to the link, too, and is not lost with who sent it.
-    assert_eq!(workers.port(0).counters.from_guest_no_peer.get(), 0);
-    assert_eq!(workers.port(0).counters.from_guest_frames.get(), 2);
+    assert_eq!(workers.port(0).counters.from_guest_no_peer.get(), 2);
+    assert!(!workers.0[1].slots[0].lane.receives());
 }
 
 #[test]
@@ -463,16 +398,8 @@ fn frame_for_a_guest_that_has_moved_is_heard_once() {
     };
     let mut workers = Workers::new((0..4).map(port).collect(), true);
     workers.post(8);
-    let spread = Spread {
-        ports: [(PortNumber(0), 0), (PortNumber(1), 0), (PortNumber(2), 1)].into(),
-        exits: [[0].into(), BTreeSet::new()],
-    };
-    for world in &mut workers.0 {
-        let spread = Arc::new(spread.clone());
-        world.place.spreads.insert(NETWORK.into(), spread);
-    }
     workers.0[1].slots.remove(1).lane.stop();
-    workers.0.iter_mut().for_each(World::rebuild_forwarding);
+    workers.spread();
     let sent = frame(mac(3), mac(2), 60);
     workers.port(2).send(&sent);
     workers.poll();

@@ -1,0 +1,115 @@
+//! A guest's receive queue, and what decides which frames the guest gets. Lanes of all workers deliver into it, one at
+//! a time: each locks it ([`crate::lane::shared`]) for a run of frames.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use device::counters::PairCounters;
+use device::pair::{Fault, Vring};
+use virtqueue::Chains;
+
+use crate::guest::pending::Pending;
+use crate::guest::to_guest::Delivery;
+use crate::policy::filter::{Acl, Facts};
+use crate::policy::rate_limit::{Policer, RateLimit};
+
+/// See the module's head.
+pub struct RxQueue {
+    pub(crate) vring: Vring,
+    /// Room for its buffers.
+    pub(crate) buffers: Chains,
+    pub(crate) counters: Arc<PairCounters>,
+    /// Frames of other guests that wait for its buffers.
+    pub(crate) pending: Pending,
+    /// The queue's own lane has work: some do, or it is a tap's, and the lane writes its frames to the tap. Only a hint,
+    /// which can be read without the lock.
+    pub(crate) waits: Arc<AtomicBool>,
+    /// It is the queue of a tap.
+    pub(crate) is_tap: bool,
+    /// Rate limit of what the guest gets.
+    pub(crate) limit: Option<Arc<RateLimit>>,
+    /// Which frames it may get; `None`: all.
+    pub(crate) filter: Option<Box<Acl>>,
+}
+
+impl RxQueue {
+    pub(crate) fn new(vring: Vring, counters: Arc<PairCounters>) -> Self {
+        Self {
+            vring,
+            buffers: Chains::default(),
+            counters,
+            pending: Pending::default(),
+            waits: Arc::default(),
+            is_tap: false,
+            limit: None,
+            filter: None,
+        }
+    }
+
+    /// Delivers frames that wait; returns how many.
+    /// Errors: the guest's fault.
+    #[cold]
+    pub(crate) fn deliver_pending(&mut self) -> Result<usize, Fault> {
+        let delivered = match self.vring.enabled {
+            true => self
+                .pending
+                .deliver(&mut self.vring, &mut self.buffers, &self.counters),
+            false => Ok(0),
+        };
+        self.waits.store(self.pending.is_some(), Relaxed);
+        delivered
+    }
+
+    /// Records that so many frames were delivered.
+    #[inline]
+    pub(crate) fn delivered(&self, frames: usize) {
+        if self.pending.is_some() || (self.is_tap && frames > 0) {
+            self.waits.store(true, Relaxed);
+        }
+    }
+
+    /// Whether the filter rules admit a frame that is not retried; counts a denied one. `head`: its first bytes, all of
+    /// the frame or as many as the rules read.
+    #[inline]
+    pub(crate) fn allows(&mut self, head: &[u8], facts: Facts) -> bool {
+        match &mut self.filter {
+            Some(filter) => filter.allows(head, facts, &self.counters),
+            None => true,
+        }
+    }
+
+    /// Like [`Self::allows`], without charging the work to a budget: such frames are few.
+    pub(crate) fn allows_once(&mut self, frame: &[u8]) -> bool {
+        let admits = self.allows(frame, Facts::of_len(frame.len()));
+        let _ = self.take_work();
+        admits
+    }
+
+    /// Takes the cost of the look-ups since the last call, in frames of a budget.
+    #[inline]
+    pub(crate) fn take_work(&mut self) -> usize {
+        let work = self.filter.as_mut().map_or(0, |filter| filter.take_work());
+        usize::try_from(work).unwrap_or(usize::MAX)
+    }
+
+    /// Its rate limit, for a burst.
+    #[inline]
+    pub(crate) fn policer(&self) -> Policer<'_> {
+        Policer::new(self.limit.as_ref())
+    }
+
+    /// Begins a batch of received frames with at most `most` buffers at first, and what decides about each frame.
+    /// Errors: the guest's fault.
+    #[inline]
+    pub(crate) fn begin(
+        &mut self,
+        most: usize,
+    ) -> Result<(Delivery<'_>, Policer<'_>, Option<&mut Acl>), Fault> {
+        let delivery = Delivery::begin_with(&mut self.vring, &mut self.buffers, &self.counters, most)?;
+        Ok((
+            delivery,
+            Policer::new(self.limit.as_ref()),
+            self.filter.as_deref_mut(),
+        ))
+    }
+}
