@@ -190,8 +190,7 @@ impl<'a> Passing<'a> {
         }
         if let Some(header) = header_for(request.csum, delivery.vring().guest.offloads.guest_csum)
             && let (head, Some(rest)) = (frame.head, frame.rest_in_one())
-            && let whole = std::iter::once(WholeFrame { header, head, rest })
-            && let (1, _) = delivery.take_whole_of_guest(frame.memory, whole)
+            && delivery.whole_of_guest(frame.memory, WholeFrame { header, head, rest })
         {
             return Ok(Passed::Yes);
         }

@@ -7,7 +7,7 @@
 use device::counters::PairCounters;
 use device::meter;
 use device::pair::{Cursor, Fault, HASH_HEADER_BYTES, HEADER_BYTES, Piece, Vring};
-use virtqueue::{Buffer, Chain, Chains, MemoryMap};
+use virtqueue::{Buffer, Chain, Chains, DirtyLog, MemoryMap};
 use xsk::{Frame, RxDesc, Umem, UmemOffset};
 
 use crate::frame::bytes::{UmemRange, between_guests, frame_to_guest, umem_to_guest};
@@ -84,6 +84,27 @@ impl WholeFrame<'_> {
     fn len(&self) -> u32 {
         // A head is short, and the frame that it is part of has a length in 32 bits.
         self.head.len() as u32 + self.rest.len
+    }
+
+    /// Writes it into a chain; false: that is no buffer in one piece that holds it. `memory`: the sender's; `to`: the
+    /// receiver's, and its dirty log.
+    #[inline(always)]
+    fn write(
+        self,
+        memory: &MemoryMap,
+        (chain, buffer): (&Chain, Buffer),
+        (to, log): (&MemoryMap, Option<&DirtyLog>),
+    ) -> bool {
+        let written = self.len() + HEADER_BYTES;
+        if chain.writable != 1 || buffer.len < written {
+            return false;
+        }
+        let Self { header, head, rest } = self;
+        let is_in = between_guests(memory, head, rest, to, buffer.offset, header).is_some();
+        if is_in && let Some(log) = log {
+            to.log(log, buffer.offset, written.into());
+        }
+        is_in
     }
 }
 
@@ -267,29 +288,47 @@ impl<'a> Delivery<'a> {
         mut frames: impl Iterator<Item = WholeFrame<'f>>,
     ) -> (usize, u64) {
         let (mut taken, mut room, mut bytes) = (0, 0, 0);
+        let Vring { queue, guest, .. } = &mut *self.vring;
+        if guest.header_bytes != HEADER_BYTES {
+            return (0, 0);
+        }
+        let (to, log) = (&*guest.memory, guest.log.as_deref());
         for chain in &self.chains.chains[self.next..] {
             let Some(frame) = frames.next() else { break };
             let buffer = self.chains.buffers[chain.first as usize];
-            let written = frame.len() + HEADER_BYTES;
-            if chain.writable != 1 || buffer.len < written || self.vring.guest.header_bytes != HEADER_BYTES {
+            let len = frame.len();
+            if !frame.write(memory, (chain, buffer), (to, log)) {
                 break;
             }
-            let WholeFrame { header, head, rest } = frame;
-            let to = &self.vring.guest.memory;
-            if between_guests(memory, head, rest, to, buffer.offset, header).is_none() {
-                break;
-            }
-            self.vring.log_write(buffer.offset, written);
-            self.vring.queue.push_used(chain.id, written);
+            queue.push_used(chain.id, len + HEADER_BYTES);
             taken += 1;
             room += u64::from(buffer.len);
-            bytes += u64::from(written - HEADER_BYTES);
+            bytes += u64::from(len);
         }
         self.next += taken;
         self.room -= room;
         self.frames += taken as u64;
         self.bytes += bytes;
         (taken, bytes)
+    }
+
+    /// Does the same for one frame; false: the frame is not of that kind, and nothing is done.
+    #[inline]
+    pub(crate) fn whole_of_guest(&mut self, memory: &MemoryMap, frame: WholeFrame<'_>) -> bool {
+        let Some(chain) = self.chains.chains.get(self.next) else {
+            return false;
+        };
+        let buffer = self.chains.buffers[chain.first as usize];
+        let Vring { queue, guest, .. } = &mut *self.vring;
+        let (len, to) = (frame.len(), (&*guest.memory, guest.log.as_deref()));
+        if guest.header_bytes != HEADER_BYTES || !frame.write(memory, (chain, buffer), to) {
+            return false;
+        }
+        queue.push_used(chain.id, len + HEADER_BYTES);
+        self.next += 1;
+        self.room -= u64::from(buffer.len);
+        self.note(len);
+        true
     }
 
     /// Adds the next buffers, behind the place of the header, to the parts that a frame of `bytes` bytes is read into;
