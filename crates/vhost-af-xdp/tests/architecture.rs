@@ -65,6 +65,8 @@ struct Module {
     imported: BTreeMap<String, Names>,
     /// All paths of its code.
     paths: Vec<Names>,
+    /// Lines of code of its file, if it is the head of one.
+    lines: usize,
 }
 
 impl Module {
@@ -136,6 +138,7 @@ impl Tree {
         let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let items = syn::parse_file(&text).expect("it compiles").items;
         self.read(module, module, items, file, below);
+        self.0.entry(module.to_owned()).or_default().lines = lines_of_code(&text);
     }
 
     fn read(&mut self, module: &str, of: &str, items: Vec<Item>, file: &Path, below: &Path) {
@@ -209,6 +212,18 @@ impl Tree {
         }
         arrows
     }
+}
+
+/// Lines that are neither blank nor comments, without the tests at the end of the file.
+fn lines_of_code(text: &str) -> usize {
+    let code = text
+        .split("\n#[cfg(test)]\nmod tests {")
+        .next()
+        .unwrap_or_default();
+    let lines = code.lines().map(str::trim);
+    lines
+        .filter(|line| !line.is_empty() && !line.starts_with("//"))
+        .count()
 }
 
 fn join(module: &str, name: &str) -> String {
@@ -509,4 +524,16 @@ fn privileged_core_lessees_side_and_parts_are_apart() {
     ] {
         assert!(!of.contains(other), "{other}");
     }
+}
+
+/// Whoever has to trust the steward can read its core in a day.
+#[test]
+fn privileged_core_has_at_most_8000_lines_of_code() {
+    assert_eq!(
+        lines_of_code("use a;\n\n  // b\nfn c() {}\n#[cfg(test)]\nmod tests {\n}\n"),
+        2
+    );
+    let core = tree(&folder("steward/src/lib.rs"));
+    let lines: usize = core.0.values().map(|module| module.lines).sum();
+    assert!((4000..=8000).contains(&lines), "{lines} lines");
 }

@@ -250,3 +250,41 @@ fn on_lease(
     let (_, held, interface) = server.lessee(number)?;
     act(interface, held).map(Into::into)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::LINGER;
+    use crate::server::connections::limits::DeviceChange;
+
+    /// The compiler compares the rows with the requests.
+    #[test]
+    fn each_row_names_check_work_undo_and_limit_as_the_code_has_them() {
+        let changes = [
+            ("Lease", DeviceChange::Program),
+            ("Zcrx", DeviceChange::NicSetUp),
+            ("Host", DeviceChange::NetworkTap),
+            ("Uplink", DeviceChange::NetworkTap),
+            ("SendTap", DeviceChange::SendTap),
+            ("Hints", DeviceChange::Hints),
+            ("ZcrxRegister", DeviceChange::NicSetUp),
+            ("Netkit", DeviceChange::NicSetUp),
+        ];
+        for row in OPERATIONS {
+            let cells = [row.checks, row.does, row.undone, row.limit];
+            assert!(cells.iter().all(|cell| !cell.is_empty()), "{row:?}");
+            // Without a change there is nothing to undo.
+            let reports = ["lists ", "reports ", "waits "]
+                .iter()
+                .any(|verb| row.does.starts_with(verb));
+            assert_eq!(row.undone == "–", reports, "{row:?}");
+            assert_eq!(row.by != By::Steward, row.limit.contains("job"), "{row:?}");
+            let change = changes.iter().find(|(name, _)| *name == row.name);
+            let units = change.map(|(_, change)| format!("{} units", change.cost(LINGER)));
+            match units {
+                Some(units) => assert!(row.limit.contains(&units), "{row:?}: {units}"),
+                None => assert!(!row.limit.contains("units"), "{row:?}"),
+            }
+        }
+    }
+}

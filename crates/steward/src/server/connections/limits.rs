@@ -41,7 +41,7 @@ pub enum DeviceChange {
 impl DeviceChange {
     /// Cost in units. `linger`: how long the program stays without a lease. In that time a user earns the units for one
     /// more attach, so a user that attaches no more often than that is never refused.
-    fn cost(self, linger: Duration) -> u32 {
+    pub(crate) fn cost(self, linger: Duration) -> u32 {
         match self {
             Self::Program => {
                 let times = linger.min(LINGER).as_nanos() / OF_USER.each.as_nanos();
