@@ -20,6 +20,9 @@
 
 pub mod device;
 mod moving;
+mod queue;
+
+use std::os::fd::AsFd;
 
 use host::nic::bound::{self, LeasedTo};
 use host::nic::tags::blind;
@@ -75,13 +78,17 @@ impl Netkits for Devices {
                     })
                 });
             if moved.is_err() {
-                server.lessee_mut(number)?.1.drop_netkit(queue);
+                queue::drop_netkit(server.lessee_mut(number)?.1, queue);
             }
             moved
         };
         Ok(Pending::new(job?, move |server, number, outcome| {
             conclude(server, number, queue, outcome)
         }))
+    }
+
+    fn adopt(&self, interface: &mut Interface, queue: u32) {
+        queue::adopt(interface, queue);
     }
 
     fn remove(&self, nic: u32, saved: &SavedNetkit, is_new: bool) -> Result<(), String> {
@@ -107,7 +114,7 @@ impl Netkits for Devices {
 /// Whether the requested netkit exists already. Errors: a netkit of another name has the queue.
 fn is_there(interface: &mut Interface, wanted: &NetkitWanted) -> Result<bool, Refusal> {
     let (queue, name) = (wanted.queue, interface.link.name.clone());
-    match interface.current_netkit(queue) {
+    match queue::current(interface, queue) {
         None => Ok(false),
         Some(its_name) if its_name == wanted.name => Ok(true),
         Some(its_name) => Reason::Taken.refuse(format!(
@@ -123,11 +130,11 @@ fn make(interface: &mut Interface, wanted: &NetkitWanted, mac: Option<[u8; 6]>) 
     let (link, queue) = (interface.link.clone(), wanted.queue);
     let name = &link.name;
     check(interface, queue)?;
-    if interface.is_netkits(queue) {
+    if interface.saved_netkit(queue).is_some() {
         // Retry a deletion that may have failed before.
-        interface.drop_netkit(queue);
+        queue::drop_netkit(interface, queue);
     }
-    if interface.is_netkits(queue) {
+    if interface.saved_netkit(queue).is_some() {
         return Reason::Taken.refuse(format!(
             "the netkit that had queue {queue} of {name} before is not deleted yet: try again"
         ));
@@ -154,7 +161,7 @@ fn make(interface: &mut Interface, wanted: &NetkitWanted, mac: Option<[u8; 6]>) 
     });
     may_crash("netkit-leased");
     made.map_err(|error| {
-        interface.drop_netkit(queue);
+        queue::drop_netkit(interface, queue);
         refusal(name, queue, &error)
     })
 }
@@ -204,13 +211,13 @@ fn check(interface: &Interface, queue: u32) -> Result<(), Refusal> {
 /// Called when the child that moves a netkit has ended.
 fn conclude(server: &mut Server, number: u64, queue: u32, outcome: Outcome) -> Answered {
     let (_, interface) = server.lessee_mut(number)?;
-    if interface.netkit_of(queue).is_none() {
+    if !interface.netkits.contains_key(&queue) {
         let settled = match outcome {
             Outcome::Done(_) => settle(interface, queue).map_err(|text| Reason::Kernel.because(text)),
             Outcome::Failed { step, errno } => Err(failed(step, errno)),
             Outcome::Lost => Err(lost()),
         };
-        settled.inspect_err(|_| interface.drop_netkit(queue))?;
+        settled.inspect_err(|_| queue::drop_netkit(interface, queue))?;
         let name = interface.link.name.clone();
         let (pid, uid) = server.peer(number).map_or((0, 0), |peer| (peer.pid, peer.uid));
         if server.may_log_lease(uid) {
@@ -218,8 +225,12 @@ fn conclude(server: &mut Server, number: u64, queue: u32, outcome: Outcome) -> A
         }
     }
     let (_, interface) = server.lessee_mut(number)?;
-    let given = interface.netkit_of(queue).ok_or_else(no_lease)?;
-    let (end, map) = given.map_err(|error| Reason::Kernel.because(error.to_string()))?;
+    let netkit = interface.netkits.get(&queue).ok_or_else(no_lease)?;
+    let map = netkit.map.as_fd().try_clone_to_owned();
+    let (end, map) = (
+        netkit.end.clone(),
+        map.map_err(|error| Reason::Kernel.because(error.to_string()))?,
+    );
     // The lessee may have been notified that its previous netkit is gone.
     server.notify(number);
     Ok(Reply::with(Answer::Netkit(end), vec![map]))
@@ -248,7 +259,7 @@ fn settle(interface: &mut Interface, queue: u32) -> Result<(), String> {
         ..saved
     };
     interface.save_netkit(saved).map_err(|error| error.to_string())?;
-    interface.give_map(queue)?;
+    queue::give_map(interface, queue)?;
     may_crash("netkit-settled");
     Ok(())
 }

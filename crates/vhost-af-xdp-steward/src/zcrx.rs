@@ -30,7 +30,6 @@ mod split;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use host::links::Link;
@@ -41,6 +40,7 @@ use steer::with_sources;
 use steward::capabilities::{ChildWork, TO_TAKE_RINGS};
 use steward::child;
 use steward::policy::Policy;
+use steward::server::Journal;
 use steward::server::file::may_crash;
 use steward::server::job::{self, Job, Outcome, Pending, lost};
 use steward::server::limits::DeviceChange;
@@ -58,10 +58,10 @@ use self::split::{Kernel, Splits};
 
 /// How the server loads this part.
 pub const LOADER: Loader = Loader {
-    is_needed: |policy, dir| {
-        policy.allows_zcrx() || dir.is_some_and(|dir| ZcrxQueues::are_left(dir) || Splits::are_left(dir))
+    is_needed: |policy, journal| {
+        policy.allows_zcrx() || ZcrxQueues::are_left(journal) || Splits::are_left(journal)
     },
-    load: |dir| Box::new(Zcrx::new(dir)),
+    load: |journal| Box::new(Zcrx::new(journal)),
     remedy: "`zcrx = [\"ADDRESS:PORT\"]` in a rule",
 };
 
@@ -260,10 +260,10 @@ impl Part for Zcrx {
 }
 
 impl Zcrx {
-    fn new(dir: Option<&Path>) -> Self {
+    fn new(journal: &Journal) -> Self {
         Self {
-            queues: dir.map_or_else(ZcrxQueues::default, ZcrxQueues::open),
-            splits: dir.map_or_else(Splits::default, Splits::open),
+            queues: ZcrxQueues::open(journal),
+            splits: Splits::open(journal),
             leases: BTreeMap::new(),
         }
     }
@@ -380,9 +380,9 @@ impl Zcrx {
         let why = match apart::check(&nic, key.1, &wanted.flows) {
             Ok(()) => {
                 switch_split_on(&mut self.splits, link, split)?;
-                return self
-                    .queues
-                    .path(key)
+                let entry = self.queues.entry(key);
+                return entry
+                    .path()
                     .map(drop)
                     .map_err(|error| named(&NotApart::Save(error)));
             }
@@ -511,6 +511,8 @@ impl Zcrx {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -522,9 +524,10 @@ mod tests {
         };
         let (without, with) = (policy(""), policy("zcrx = [\"192.0.2.1:443\"]"));
         let dir = tempfile::tempdir().expect("a directory");
-        let is_needed = |policy| (LOADER.is_needed)(policy, Some(dir.path()));
+        let (journal, none) = (Journal::open(dir.path()), Journal::default());
+        let is_needed = |policy| (LOADER.is_needed)(policy, &journal);
         assert!(!is_needed(&without) && is_needed(&with));
-        assert!(!(LOADER.is_needed)(&without, None) && (LOADER.is_needed)(&with, None));
+        assert!(!(LOADER.is_needed)(&without, &none) && (LOADER.is_needed)(&with, &none));
         for left in ["zcrx-3-1.toml", "header-split-3.toml"] {
             std::fs::write(dir.path().join(left), "").expect("ours");
             assert!(is_needed(&without));

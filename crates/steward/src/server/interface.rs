@@ -25,13 +25,13 @@ use std::time::{Duration, Instant};
 use steer::{Mode, ModeRequest, Program, with_sources};
 
 use self::hints::Hints;
-use self::netkit::Netkit;
 use self::network::Network;
 use self::sockets::Sockets;
 use self::take_back::Leaving;
 use super::journal::ledger::Ledger;
 use super::journal::state::{InterfaceRecord, Places};
 use super::leases::entries::Entries;
+use super::netkits::Netkits;
 use ::program::backoff::{Backoff, Retry};
 use ::program::log_limit::LogLimit;
 use host::links::below::losses_above;
@@ -40,6 +40,7 @@ use steward_protocol::{Reason, Refusal, mode_request};
 
 pub(super) use self::hints::LeaseHints;
 pub(super) use self::lease::check;
+pub use self::netkit::Netkit;
 pub(super) use self::program::remove_pins;
 pub(super) use self::sockets::{Bound, Holds, Memory, Registered, bytes_held};
 
@@ -76,7 +77,9 @@ pub struct Interface {
     /// Networks among the leases, by their first queue.
     networks: BTreeMap<u32, Network>,
     /// Netkits that have a queue of this interface, by that queue.
-    netkits: BTreeMap<u32, Netkit>,
+    pub netkits: BTreeMap<u32, Netkit>,
+    /// The part that makes them.
+    netkits_by: Option<&'static dyn Netkits>,
     /// The host's MAC addresses on it, which no network or guest in tap mode may have; empty while it has neither.
     pub(super) of_host: BTreeSet<[u8; 6]>,
     /// The host's addresses changed since leases were last checked against them.
@@ -156,14 +159,15 @@ impl Interface {
     }
 
     fn without_program(link: Link, mode: ModeRequest, places: Option<Places>) -> Self {
-        let netkits = places.as_ref().and_then(|places| places.netkits);
-        let (pins, ledger) = places.map(|places| (places.pins, places.ledger)).unzip();
+        let netkits_by = places.as_ref().and_then(|places| places.netkits);
+        let (pins, entry) = places.map(|places| (places.pins, places.entry)).unzip();
         Self {
             name: link.name.clone(),
             link,
             mode,
             pins,
-            ledger: Ledger::open(ledger, netkits),
+            ledger: Ledger::open(entry.unwrap_or_default()),
+            netkits_by,
             ..Self::default()
         }
     }

@@ -58,14 +58,14 @@ use program::rate::{Bucket, Rate};
 pub use reload::NewPolicy;
 use reload::Reload;
 use steward_protocol::{Answer, Malformed, Reason, Refusal};
-use taps::network_taps::{NetworkTap, TapAt, may_have_taps};
+use taps::network_tap::{NetworkTap, TapAt, may_have_taps, network_at};
 use taps::removals::Removals;
 
 pub use connections::connection::By;
 pub use connections::connection::{Held, Reply};
 pub use connections::limits;
-pub use interface::Interface;
-pub use journal::file;
+pub use interface::{Interface, Netkit};
+pub use journal::file::{self, Entry, Journal};
 pub use journal::state::{Store, StoreError};
 pub use leases::sockets::OF_A_QUEUE;
 pub use netkits::SavedNetkit;
@@ -403,7 +403,7 @@ impl Server {
         self.end_send_taps(held);
         if may_have_taps(&held.wanted) {
             // Before others can lease the queues.
-            self.end_network_taps((held.interface, held.wanted.start_queue));
+            self.end_network_taps(|_, (network, _)| network == network_at(held));
         }
         if let Some(interface) = self.interfaces.get_mut(&held.interface) {
             interface.release(number, held.wanted.range());

@@ -5,6 +5,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use steer::{Filter, ModeRequest};
 
+use super::journal::file::Journal;
 use super::journal::ledger::Ledger;
 use super::leases::entries::Entries;
 use crate::hardware::Names;
@@ -99,7 +100,7 @@ proptest! {
         };
         let dir = tempfile::tempdir().expect("a directory");
         let mut nic = Played::of_size(64, special);
-        let mut ledger = Ledger::open(Some(dir.path().join("nic-1.toml")), None);
+        let mut ledger = Ledger::open(Journal::open(dir.path()).entry("nic-1"));
         let mut entries = Entries::new(wanted.range(), wanted.filter.clone(), policy.rule(by).names.clone());
         entries.apply_to(&mut nic, &mut ledger);
         for rule in nic.rules.values() {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Server;
 use super::connections::connection::Held;
+use super::interface::Interface;
 use super::job::Pending;
 use steward_protocol::{NetkitEnd, NetkitWanted, Reason, Refusal};
 
@@ -19,6 +20,9 @@ pub trait Netkits: fmt::Debug + Sync {
     /// # Errors
     /// The refusal.
     fn begin(&self, server: &mut Server, number: u64, wanted: &NetkitWanted) -> Result<Pending, Refusal>;
+
+    /// Takes over the netkit that a previous steward made for a queue of a lease that continues, if it made one.
+    fn adopt(&self, interface: &mut Interface, queue: u32);
 
     /// Deletes a netkit, wherever it is, and checks that it is gone. `nic`: the index of the NIC; `is_new`: it is kept
     /// for now if a socket has the queue.
@@ -49,8 +53,18 @@ pub struct SavedNetkit {
 }
 
 impl SavedNetkit {
+    /// Deletes it. `nic`: the index of the NIC; `is_new`: not yet while a socket has the queue.
+    pub(super) fn remove(&self, netkits: Option<&dyn Netkits>, nic: u32, is_new: bool) -> Result<(), String> {
+        let none = || "this steward knows no netkits".to_owned();
+        let removed = netkits
+            .ok_or_else(none)
+            .and_then(|netkits| netkits.remove(nic, self, is_new));
+        removed.map_err(|why| format!("netkit {}: {why}", self.name))
+    }
+
     /// The answer to its lessee, once it is in its network namespace.
-    pub(super) fn end(&self) -> NetkitEnd {
+    #[must_use]
+    pub fn end(&self) -> NetkitEnd {
         NetkitEnd {
             name: self.name.clone(),
             ifindex: self.ifindex,
@@ -79,9 +93,9 @@ impl Server {
     /// Whether a lease with its netkit may continue under a rule.
     pub(super) fn check_netkit_of(&self, held: &Held, rule: usize) -> Result<(), Refusal> {
         let interface = self.interfaces.get(&held.interface);
-        match interface.is_some_and(|interface| interface.is_netkits(held.wanted.start_queue)) {
-            true => self.policy.check_netkit(rule),
-            false => Ok(()),
+        match interface.and_then(|interface| interface.saved_netkit(held.wanted.start_queue)) {
+            Some(_) => self.policy.check_netkit(rule),
+            None => Ok(()),
         }
     }
 

@@ -7,11 +7,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::connections::limits::DeviceChange;
 use super::job::{Outcome, Pending};
+use super::journal::file::Journal;
 use super::journal::state::Store;
 use super::{Answered, Server, no_lease};
 use crate::policy::Policy;
@@ -83,13 +83,13 @@ pub trait Part: fmt::Debug + Send {
     fn is_unfinished(&self) -> bool;
 }
 
-/// How to load a part. Both functions get the directory that outlives the steward, if there is one.
+/// How to load a part. Both functions get the journal, in which it may have entries of its own.
 #[derive(Debug, Clone, Copy)]
 pub struct Loader {
     /// Whether the policy allows leases of the part, or a previous steward left some.
-    pub is_needed: fn(&Policy, Option<&Path>) -> bool,
+    pub is_needed: fn(&Policy, &Journal) -> bool,
     /// Loads it.
-    pub load: fn(Option<&Path>) -> Box<dyn Part>,
+    pub load: fn(&Journal) -> Box<dyn Part>,
     /// What to add to the policy, for the refusal where it is not loaded.
     pub remedy: &'static str,
 }
@@ -109,12 +109,13 @@ impl Server {
 impl Server {
     /// Loads the part if it is needed and not loaded yet.
     pub(super) fn load_part(&mut self) {
-        let dir = self.store.as_ref().map(Store::dir);
+        let none = Journal::default();
+        let journal = self.store.as_ref().map_or(&none, Store::journal);
         if let Some(loader) = self.loader
             && self.part.is_none()
-            && (loader.is_needed)(&self.policy, dir)
+            && (loader.is_needed)(&self.policy, journal)
         {
-            self.part = Some((loader.load)(dir));
+            self.part = Some((loader.load)(journal));
         }
     }
 

@@ -1,5 +1,8 @@
 //! Tap devices of leases: to the host, to the wire, and for GSO packets.
 
+mod bridges;
+mod left;
+pub(super) mod network_tap;
 pub(super) mod network_taps;
 pub(super) mod removals;
 pub(super) mod send_taps;

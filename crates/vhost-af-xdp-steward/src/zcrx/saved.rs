@@ -1,8 +1,7 @@
-//! NIC configuration for queues for zero-copy receive: saving it in files, and undoing it.
+//! NIC configuration for queues for zero-copy receive: saving it in the journal, and undoing it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -12,10 +11,11 @@ use super::apart::{self, ApartPlan};
 use host::links::Link;
 use host::nic::{Ethtool, bound};
 use program::backoff::{Backoff, RETRY};
-use steward::server::file::{self, may_crash};
+use steward::server::file::may_crash;
 use steward::server::part::QueueKey;
+use steward::server::{Entry, Journal};
 
-/// Names of the files begin so.
+/// Names of the entries begin so.
 const PREFIX: &str = "zcrx-";
 /// A predecessor's child may be within the kernel yet when its successor begins.
 const OF_A_PREDECESSOR: Duration = Duration::from_secs(1);
@@ -73,32 +73,32 @@ struct Leaving {
 /// All such queues.
 #[derive(Debug, Default)]
 pub(super) struct ZcrxQueues {
-    /// Where it is saved what NICs were told; none: they are told nothing.
-    dir: Option<PathBuf>,
+    /// Where it is saved what NICs were told.
+    journal: Journal,
     saved: BTreeMap<QueueKey, SavedPlan>,
     leaving: BTreeMap<QueueKey, Leaving>,
 }
 
 impl ZcrxQueues {
     /// With what a predecessor saved, all of which is to be taken back.
-    pub(super) fn open(dir: &Path) -> Self {
+    pub(super) fn open(journal: &Journal) -> Self {
         let from = Some(Instant::now() + OF_A_PREDECESSOR);
-        let left = file::changes_in::<SavedPlan>(dir, PREFIX).into_iter();
+        let left = journal.contents::<SavedPlan>(PREFIX).into_iter();
         let leaving = left.map(|saved| {
             let key = (saved.ifindex, saved.plan.queue);
             (key, Leaving::new(saved, None, from))
         });
         let leaving = leaving.collect();
         Self {
-            dir: Some(dir.to_owned()),
+            journal: journal.clone(),
             leaving,
             ..Self::default()
         }
     }
 
     /// Whether a previous steward left something.
-    pub(super) fn are_left(dir: &Path) -> bool {
-        !file::all_of(dir, PREFIX).is_empty()
+    pub(super) fn are_left(journal: &Journal) -> bool {
+        !journal.entries(PREFIX).is_empty()
     }
 
     /// Whether something is to be taken back yet.
@@ -147,18 +147,16 @@ impl ZcrxQueues {
             })
     }
 
-    pub(super) fn path(&self, key: QueueKey) -> io::Result<PathBuf> {
-        let dir = self.dir.as_ref();
-        Ok(path_in(dir.ok_or_else(no_state)?, key))
+    pub(super) fn entry(&self, key: QueueKey) -> Entry {
+        entry_in(&self.journal, key)
     }
 
     /// Saves the plan for a queue of this interface, before it is carried out.
     pub(super) fn save(&mut self, interface: &str, key: QueueKey, plan: &ApartPlan) -> io::Result<()> {
-        let path = self.path(key)?;
         let mut plan = plan.clone();
         self.hand_on(key, &mut plan)?;
         let saved = SavedPlan::new(interface, key, plan);
-        file::write_change(&path, &saved)?;
+        self.entry(key).write(&saved)?;
         self.saved.insert(key, saved);
         Ok(())
     }
@@ -171,10 +169,8 @@ impl ZcrxQueues {
             .map(|(other, leaving)| (other, &mut leaving.saved));
         let all = self.saved.iter_mut().chain(leaving);
         for (&other, saved) in all.filter(|&(&other, _)| other.0 == key.0 && other != key) {
-            if plan.hand_on(&mut saved.plan)
-                && let Some(dir) = &self.dir
-            {
-                file::write_change(&path_in(dir, other), saved)?;
+            if plan.hand_on(&mut saved.plan) {
+                entry_in(&self.journal, other).write(saved)?;
             }
         }
         Ok(())
@@ -182,9 +178,7 @@ impl ZcrxQueues {
 
     fn forget(&mut self, key: QueueKey) {
         self.saved.remove(&key);
-        if let Ok(path) = self.path(key) {
-            let _ = file::remove(&path);
-        }
+        let _ = self.entry(key).remove();
     }
 
     /// A queue is not leased after all: what was done for it until then is taken back.
@@ -208,8 +202,7 @@ impl ZcrxQueues {
         let due = self.leaving.iter_mut();
         for (key, leaving) in due.filter(|(_, leaving)| leaving.is_due(now)) {
             let is_idle = !busy.contains(key) && leaving.from.is_none_or(|from| from <= now);
-            let path = self.dir.as_ref().map(|dir| path_in(dir, *key));
-            match leaving.go_on(is_idle, path.as_deref()) {
+            match leaving.go_on(is_idle, &entry_in(&self.journal, *key)) {
                 Ok(true) => done.push(*key),
                 Ok(false) => {
                     leaving.due = Some(now + leaving.looking.failed(now));
@@ -236,13 +229,8 @@ impl ZcrxQueues {
     }
 }
 
-/// The error if nothing can be saved.
-pub(super) fn no_state() -> io::Error {
-    io::Error::other("the steward keeps no state (--state)")
-}
-
-fn path_in(dir: &Path, key: QueueKey) -> PathBuf {
-    dir.join(format!("{PREFIX}{}-{}.toml", key.0, key.1))
+fn entry_in(journal: &Journal, key: QueueKey) -> Entry {
+    journal.entry(&format!("{PREFIX}{}-{}", key.0, key.1))
 }
 
 impl Leaving {
@@ -264,7 +252,7 @@ impl Leaving {
     }
 
     /// Whether all is taken back. What is gone with its interface is.
-    fn go_on(&mut self, is_idle: bool, path: Option<&Path>) -> io::Result<bool> {
+    fn go_on(&mut self, is_idle: bool, entry: &Entry) -> io::Result<bool> {
         let SavedPlan { ifindex, plan, .. } = &self.saved;
         let link = match Link::find(*ifindex) {
             Ok(Some(link)) => link,
@@ -278,7 +266,7 @@ impl Leaving {
             may_crash("zcrx-stopped");
         }
         if bound::may_be_to_io_uring(*ifindex, plan.queue)? || !is_idle {
-            self.keep_apart(&mut nic, path)?;
+            self.keep_apart(&mut nic, entry)?;
             return Ok(false);
         }
         apart::give_back(&mut nic, plan)?;
@@ -286,14 +274,14 @@ impl Leaving {
     }
 
     /// Its lessee may have the memory yet: frames of others must not come there.
-    fn keep_apart(&mut self, nic: &mut Ethtool, path: Option<&Path>) -> io::Result<()> {
-        let Some(path) = path.filter(|_| !self.saved.plan.moved.is_empty()) else {
+    fn keep_apart(&mut self, nic: &mut Ethtool, entry: &Entry) -> io::Result<()> {
+        if entry.path().is_err() || self.saved.plan.moved.is_empty() {
             return Ok(());
-        };
+        }
         let (mut plan, mut saved) = (self.saved.plan.clone(), self.saved.clone());
         let kept = apart::keep(nic, &mut plan, &mut |plan| {
             saved.plan = plan.clone();
-            file::write_change(path, &saved)
+            entry.write(&saved)
         });
         self.saved.plan = plan;
         kept.map(drop).map_err(io::Error::other)
@@ -311,7 +299,8 @@ mod tests {
     #[test]
     fn saved_plans_of_a_predecessor_are_undone_and_unreadable_ones_are_logged() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut queues = ZcrxQueues::open(dir.path());
+        let journal = Journal::open(dir.path());
+        let mut queues = ZcrxQueues::open(&journal);
         let key = (0x7fff_fff0, 3);
         let plan = ApartPlan {
             flows: vec!["192.0.2.1:443".parse().expect("an address and a port")],
@@ -319,18 +308,19 @@ mod tests {
         };
         queues.save("nowhere9", key, &plan).expect("writable");
         fs::write(dir.path().join("zcrx-1-1.toml"), "flows = 7").expect("writable");
-        assert_eq!(file::all_of(dir.path(), PREFIX).len(), 2);
-        let mut next = ZcrxQueues::open(dir.path());
-        assert!(next.is_unfinished() && file::all_of(dir.path(), PREFIX).len() == 1);
+        assert_eq!(journal.entries(PREFIX).len(), 2);
+        let mut next = ZcrxQueues::open(&journal);
+        assert!(next.is_unfinished() && journal.entries(PREFIX).len() == 1);
         // Its interface is gone.
         next.go_on(&BTreeSet::new(), Instant::now());
-        assert!(!next.is_unfinished() && file::all_of(dir.path(), PREFIX).is_empty());
+        assert!(!next.is_unfinished() && journal.entries(PREFIX).is_empty());
     }
 
     #[test]
     fn entry_that_is_moved_on_stays_with_the_queue_that_it_was_taken_from() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut queues = ZcrxQueues::open(dir.path());
+        let journal = Journal::open(dir.path());
+        let mut queues = ZcrxQueues::open(&journal);
         let plan_of = |queue: u32, moved: Vec<Moved>| ApartPlan {
             moved,
             ..ApartPlan::of(queue)
@@ -349,7 +339,7 @@ mod tests {
             [moved(3, 0), moved(7, 2), moved(7, 1)]
         );
         // So a successor finds it, too.
-        let next = ZcrxQueues::open(dir.path());
+        let next = ZcrxQueues::open(&journal);
         assert_eq!(next.leaving[&three].saved.plan, queues.plan_of(three));
         assert_eq!(next.leaving[&two].saved.plan, queues.plan_of(two));
     }
@@ -428,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_saved_without_a_directory() {
+    fn nothing_is_saved_without_a_journal() {
         let mut queues = ZcrxQueues::default();
         let saved = queues.save("eth1", (7, 0), &ApartPlan::of(0));
         let error = saved.expect_err("no place");

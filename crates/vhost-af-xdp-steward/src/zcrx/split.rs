@@ -5,12 +5,11 @@
 //! It is one setting of a NIC for all of its queues. Where the policy allows it, the steward switches it on for a lease,
 //! and restores it a while after the NIC's last lease for zero-copy receive was taken back: while it is on, no XDP
 //! program without fragments can be attached. Each change may restart all rings of the NIC, so a lessee that takes and
-//! ends leases must not cause many. The earlier setting is saved first, in a file for each NIC, so that the next
-//! steward restores it if this one dies. A setting that another program has changed meanwhile stays.
+//! ends leases must not cause many. The earlier setting is saved first, an entry of the journal for each NIC, so that
+//! the next steward restores it if this one dies. A setting that another program has changed meanwhile stays.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use host::links::Link;
@@ -20,11 +19,12 @@ use netlink_socket2::NetlinkSocket;
 use program::backoff::Backoff;
 use serde::{Deserialize, Serialize};
 use steer::with_sources;
-use steward::server::file::{self, may_crash};
+use steward::server::file::may_crash;
+use steward::server::{Entry, Journal};
 
-use super::saved::{QUIET_TRIES, no_state};
+use super::saved::QUIET_TRIES;
 
-/// Names of the files begin so.
+/// Names of the entries begin so.
 const PREFIX: &str = "header-split-";
 /// `ETHTOOL_MSG_RINGS_SET`, include/uapi/linux/ethtool_netlink_generated.h; see [`host::nic::rings`].
 const RINGS_SET: u8 = 16;
@@ -106,26 +106,24 @@ impl Changed {
 /// NICs that split headers because a steward has switched that on.
 #[derive(Debug, Default)]
 pub(super) struct Splits {
-    /// `None`: nothing is saved, and nothing switched on.
-    dir: Option<PathBuf>,
+    journal: Journal,
     changed: BTreeMap<u32, Changed>,
 }
 
 impl Splits {
     /// With what a predecessor saved.
-    pub(super) fn open(dir: &Path) -> Self {
-        let left = file::changes_in::<Saved>(dir, PREFIX).into_iter();
+    pub(super) fn open(journal: &Journal) -> Self {
+        let left = journal.contents::<Saved>(PREFIX).into_iter();
         let changed = left.map(|saved| (saved.ifindex, Changed::new(saved.before)));
-        let changed = changed.collect();
         Self {
-            dir: Some(dir.to_owned()),
-            changed,
+            changed: changed.collect(),
+            journal: journal.clone(),
         }
     }
 
     /// Whether a previous steward left something.
-    pub(super) fn are_left(dir: &Path) -> bool {
-        !file::all_of(dir, PREFIX).is_empty()
+    pub(super) fn are_left(journal: &Journal) -> bool {
+        !journal.entries(PREFIX).is_empty()
     }
 
     /// Has a NIC split all headers. The setting until now is saved before.
@@ -137,9 +135,7 @@ impl Splits {
             return Ok(());
         }
         if !is_saved {
-            let path = self.path(ifindex).ok_or_else(no_state)?;
-            let saved = Saved { ifindex, before: now };
-            file::write_change(&path, &saved)?;
+            self.entry(ifindex).write(&Saved { ifindex, before: now })?;
             self.changed.insert(ifindex, Changed::new(now));
         }
         may_crash("zcrx-split-saved");
@@ -189,9 +185,7 @@ impl Splits {
 
     fn forget(&mut self, ifindex: u32) {
         self.changed.remove(&ifindex);
-        if let Some(path) = self.path(ifindex) {
-            let _ = file::remove(&path);
-        }
+        let _ = self.entry(ifindex).remove();
     }
 
     /// When [`Self::go_on`] has something to do.
@@ -214,9 +208,8 @@ impl Splits {
         !self.changed.is_empty()
     }
 
-    fn path(&self, ifindex: u32) -> Option<PathBuf> {
-        let dir = self.dir.as_ref()?;
-        Some(dir.join(format!("{PREFIX}{ifindex}.toml")))
+    fn entry(&self, ifindex: u32) -> Entry {
+        self.journal.entry(&format!("{PREFIX}{ifindex}"))
     }
 }
 
@@ -272,7 +265,11 @@ mod tests {
     fn setting_is_restored_when_the_last_lease_of_the_nic_is_over() {
         let dir = tempfile::tempdir().expect("a directory");
         for before in [Split::Off(0), Split::Off(256), Split::Above(512)] {
-            let (mut nic, mut splits, now) = (nic(before), Splits::open(dir.path()), Instant::now());
+            let (mut nic, mut splits, now) = (
+                nic(before),
+                Splits::open(&Journal::open(dir.path())),
+                Instant::now(),
+            );
             splits.switch_on(&mut nic, NIC, before).expect("it can");
             // A second lease.
             splits.switch_on(&mut nic, NIC, Split::On).expect("it is on");
@@ -288,42 +285,42 @@ mod tests {
             assert_eq!(nic.split, Some(Split::On));
             splits.go_on(&mut nic, |_| false, over + LINGER, LINGER);
             assert_eq!((nic.split, splits.is_unfinished()), (Some(before), false));
-            assert!(!Splits::are_left(dir.path()));
+            assert!(!Splits::are_left(&Journal::open(dir.path())));
         }
     }
 
     #[test]
     fn setting_is_restored_at_once_for_an_xdp_program() {
         let dir = tempfile::tempdir().expect("a directory");
-        let (mut nic, mut splits) = (nic(Split::Off(0)), Splits::open(dir.path()));
+        let (mut nic, mut splits) = (nic(Split::Off(0)), Splits::open(&Journal::open(dir.path())));
         splits.switch_on(&mut nic, NIC, Split::Off(0)).expect("it can");
         splits.restore_now(&mut nic, NIC + 1);
         assert_eq!(nic.split, Some(Split::On), "it is another NIC's");
         nic.refuses = true;
         splits.restore_now(&mut nic, NIC);
-        assert!(splits.is_unfinished() && Splits::are_left(dir.path()));
+        assert!(splits.is_unfinished() && Splits::are_left(&Journal::open(dir.path())));
         nic.refuses = false;
         splits.restore_now(&mut nic, NIC);
         assert_eq!((nic.split, splits.is_unfinished()), (Some(Split::Off(0)), false));
-        assert!(!Splits::are_left(dir.path()));
+        assert!(!Splits::are_left(&Journal::open(dir.path())));
     }
 
     #[test]
     fn successor_restores_the_setting_and_one_that_was_on_before_stays() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut nic = nic(Split::Above(64));
-        let mut splits = Splits::open(dir.path());
+        let mut splits = Splits::open(&Journal::open(dir.path()));
         splits.switch_on(&mut nic, NIC, Split::Above(64)).expect("it can");
         drop(splits);
-        assert!(Splits::are_left(dir.path()));
-        let mut next = Splits::open(dir.path());
+        assert!(Splits::are_left(&Journal::open(dir.path())));
+        let mut next = Splits::open(&Journal::open(dir.path()));
         next.go_on(&mut nic, |_| false, Instant::now(), Duration::ZERO);
         assert_eq!((nic.split, next.is_unfinished()), (Some(Split::Above(64)), false));
         nic.split = Some(Split::On);
         next.switch_on(&mut nic, NIC, Split::On).expect("it is on");
         next.go_on(&mut nic, |_| false, Instant::now(), Duration::ZERO);
         assert_eq!(
-            (nic.split, Splits::are_left(dir.path())),
+            (nic.split, Splits::are_left(&Journal::open(dir.path()))),
             (Some(Split::On), false)
         );
     }
@@ -331,7 +328,11 @@ mod tests {
     #[test]
     fn driver_that_refuses_is_asked_again_and_a_setting_of_another_program_stays() {
         let dir = tempfile::tempdir().expect("a directory");
-        let (mut nic, mut splits, now) = (nic(Split::Off(0)), Splits::open(dir.path()), Instant::now());
+        let (mut nic, mut splits, now) = (
+            nic(Split::Off(0)),
+            Splits::open(&Journal::open(dir.path())),
+            Instant::now(),
+        );
         splits.switch_on(&mut nic, NIC, Split::Off(0)).expect("it can");
         nic.refuses = true;
         splits.go_on(&mut nic, |_| false, now, Duration::ZERO);
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_switched_on_without_a_directory() {
+    fn nothing_is_switched_on_without_a_journal() {
         let mut nic = nic(Split::Off(0));
         let refused = Splits::default().switch_on(&mut nic, NIC, Split::Off(0));
         assert!(refused.is_err() && nic.split == Some(Split::Off(0)));

@@ -103,7 +103,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if self.store.is_none() {
-            self.end_all_network_taps();
+            self.end_network_taps(|_, _| true);
         }
         self.removals.wait();
         let open = std::mem::take(&mut self.connections).into_values();

@@ -171,7 +171,9 @@ impl Interface {
         self.entries.insert(queues.start, entries);
         self.accept_stations(queues.start);
         self.look_below();
-        self.adopt_netkit(queues.start);
+        if let Some(netkits) = self.netkits_by {
+            netkits.adopt(self, queues.start);
+        }
         self.adopt_hints(queues.start, hints);
         self.lessees
             .extend(queues.map(|queue| (queue, Lessee::Lease(lease))));

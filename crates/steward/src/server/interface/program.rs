@@ -112,7 +112,8 @@ impl Interface {
                 self.hints_of_new_program();
                 let entries = self.entries.values_mut();
                 entries.for_each(|entries| entries.look(&self.link, mode == Mode::Tap));
-                self.go_on_with_netkits();
+                let netkits = self.netkits.keys();
+                netkits.for_each(|&queue| self.go_on_with_netkit(queue));
                 // An interface that was created again has no rules; one that came back may still have them.
                 let entries = self.entries.values_mut();
                 entries.for_each(|entries| entries.apply(&self.link, &mut self.ledger));

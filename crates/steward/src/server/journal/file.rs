@@ -1,5 +1,10 @@
-//! Files with records for the next steward, in TOML: each file is complete or absent.
+//! Entries of the journal: each is a file in TOML, which is complete or absent.
+//!
+//! An entry is replaced by rename(2): a reader sees the old or the new one. There is no fsync(2), because what entries
+//! describe does not outlive the machine either: after another boot interfaces have other indexes, and NICs their
+//! defaults. So each entry names its boot, and those of another one are not read.
 
+use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -9,97 +14,152 @@ use host::boot_id;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The content of a file; none: there is no such file.
-///
-/// # Errors
-/// The kernel's; `InvalidData` if the content is of another form.
-pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
-    let text = match fs::read_to_string(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        read => read?,
-    };
-    let other = |error: toml::de::Error| io::Error::new(io::ErrorKind::InvalidData, error.message());
-    toml::from_str(&text).map(Some).map_err(other)
+/// The directory of all entries; by default none, for a steward that keeps no state: then nothing can be written.
+#[derive(Debug, Clone, Default)]
+pub struct Journal {
+    dir: Option<PathBuf>,
 }
 
-/// Replaces a file: a reader sees the old or the new content.
-///
-/// # Errors
-/// The kernel's.
-pub fn write(path: &Path, content: &impl Serialize) -> io::Result<()> {
-    let text = toml::to_string(content).map_err(io::Error::other)?;
-    let new = new_of(path);
-    let mut options = OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&new)?;
-    file.write_all(text.as_bytes())?;
-    may_crash("records-written");
-    fs::rename(&new, path)
+/// The place of one entry, which may be absent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Entry {
+    path: Option<PathBuf>,
 }
 
-/// The path under which this file is written before it is renamed.
-pub(crate) fn new_of(path: &Path) -> PathBuf {
-    path.with_extension("toml.new")
+/// An entry as it is written.
+#[derive(Serialize, Deserialize)]
+struct OfBoot<T> {
+    // Entries about rules of NICs had none in an earlier version.
+    #[serde(default = "boot_id")]
+    boot: String,
+    #[serde(flatten)]
+    content: T,
 }
 
-/// Removes a file, if it is there.
-///
-/// # Errors
-/// The kernel's.
-pub fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
+impl Journal {
+    /// In a directory that is there.
+    #[must_use]
+    pub fn open(dir: &Path) -> Self {
+        let dir = Some(dir.to_owned());
+        let journal = Self { dir };
+        // A steward may have died while it wrote.
+        let new = journal.files(|name| name.ends_with(".toml.new"));
+        for path in new {
+            let _ = fs::remove_file(path);
+        }
+        journal
+    }
+
+    /// The entry of this name.
+    #[must_use]
+    pub fn entry(&self, name: &str) -> Entry {
+        let path = self.dir.as_ref().map(|dir| dir.join(format!("{name}.toml")));
+        Entry { path }
+    }
+
+    /// The entries that are there and whose names begin with `prefix`.
+    #[must_use]
+    pub fn entries(&self, prefix: &str) -> Vec<Entry> {
+        let found = self.files(|name| name.starts_with(prefix) && name.ends_with(".toml"));
+        found.into_iter().map(|path| Entry { path: Some(path) }).collect()
+    }
+
+    /// What they say. Those that cannot be used are removed.
+    #[must_use]
+    pub fn contents<T: DeserializeOwned>(&self, prefix: &str) -> Vec<T> {
+        let read = |entry: Entry| {
+            let content = entry.read();
+            if let Err(error) = &content {
+                tracing::error!("a NIC may stay changed: {entry}: {error}");
+            }
+            let content = content.ok().flatten();
+            if content.is_none() {
+                let _ = entry.remove();
+            }
+            content
+        };
+        self.entries(prefix).into_iter().filter_map(read).collect()
+    }
+
+    fn files(&self, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+        let entries = self.dir.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten();
+        let paths = entries.flatten().map(|entry| entry.path());
+        let name = |path: &Path| path.file_name().and_then(|name| name.to_str()).map(&is_meant);
+        paths.filter(|path| name(path) == Some(true)).collect()
     }
 }
 
-/// Files of a directory whose names begin with `prefix` and end with `.toml`.
-#[must_use]
-pub fn all_of(dir: &Path, prefix: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let is_ours = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
-        name.starts_with(prefix) && name.ends_with(".toml")
-    };
-    entries.map(|entry| entry.path()).filter(is_ours).collect()
-}
+impl Entry {
+    /// Its file.
+    ///
+    /// # Errors
+    /// The steward keeps no state.
+    pub fn path(&self) -> io::Result<&Path> {
+        let path = self.path.as_deref();
+        path.ok_or_else(|| io::Error::other("the steward keeps no state (--state)"))
+    }
 
-/// A change, and the boot in which it was made: after another one interfaces have other indexes, and NICs their
-/// defaults.
-#[derive(Serialize, Deserialize)]
-struct OfBoot<T> {
-    boot: String,
-    #[serde(flatten)]
-    change: T,
-}
-
-/// Writes a change of a NIC, before it is made.
-///
-/// # Errors
-/// The kernel's.
-pub fn write_change(path: &Path, change: &impl Serialize) -> io::Result<()> {
-    let boot = boot_id();
-    write(path, &OfBoot { boot, change })
-}
-
-/// The changes in files of a directory whose names begin with `prefix`. Files of another boot, and those that cannot
-/// be read, are removed.
-#[must_use]
-pub fn changes_in<T: DeserializeOwned>(dir: &Path, prefix: &str) -> Vec<T> {
-    let read = |path: PathBuf| {
-        match read::<OfBoot<T>>(&path) {
-            Ok(Some(of)) if of.boot == boot_id() => return Some(of.change),
-            Ok(_) => {}
-            Err(error) => tracing::error!(path = %path.display(), "a NIC may stay changed: {error}"),
+    /// What it says; `None`: it is absent, or of another boot.
+    ///
+    /// # Errors
+    /// The kernel's; `InvalidData` if it is of another form.
+    pub fn read<T: DeserializeOwned>(&self) -> io::Result<Option<T>> {
+        let Ok(path) = self.path() else {
+            return Ok(None);
+        };
+        let text = match fs::read_to_string(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            read => read?,
+        };
+        let other = |error: toml::de::Error| io::Error::new(io::ErrorKind::InvalidData, error.message());
+        let of: OfBoot<T> = toml::from_str(&text).map_err(other)?;
+        if of.boot != boot_id() {
+            tracing::info!("of another boot, and not read: {self}");
+            return Ok(None);
         }
-        let _ = remove(&path);
-        None
-    };
-    all_of(dir, prefix).into_iter().filter_map(read).collect()
+        Ok(Some(of.content))
+    }
+
+    /// Replaces it.
+    ///
+    /// # Errors
+    /// The kernel's, or that the steward keeps no state; then it is as before.
+    pub fn write(&self, content: &impl Serialize) -> io::Result<()> {
+        let (path, boot) = (self.path()?, boot_id());
+        let text = toml::to_string(&OfBoot { boot, content }).map_err(io::Error::other)?;
+        let new = path.with_extension("toml.new");
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)?;
+        file.write_all(text.as_bytes())?;
+        may_crash("records-written");
+        fs::rename(&new, path)
+    }
+
+    /// Removes it, if it is there.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn remove(&self) -> io::Result<()> {
+        match self.path.as_ref().map(fs::remove_file) {
+            Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}",
+            self.path.as_deref().unwrap_or(Path::new("no entry")).display()
+        )
+    }
 }
 
 /// Kills this process if a test set this point; never in a release build.
@@ -119,15 +179,48 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_this_boot_are_read_and_all_others_are_removed() {
+    fn entries_of_this_boot_are_read_and_all_others_are_removed() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = |name: &str| dir.path().join(name);
-        write_change(&path("nic-1.toml"), &Change { queue: 7 }).expect("ours");
+        let journal = Journal::open(dir.path());
+        let entry = journal.entry("nic-1");
+        entry.write(&Change { queue: 7 }).expect("ours");
         fs::write(path("nic-2.toml"), "boot = \"another\"\nqueue = 8\n").expect("ours");
-        fs::write(path("nic-3.toml"), "queue = 9\n").expect("ours");
+        fs::write(path("nic-3.toml"), "boot = 9\nqueue = 9\n").expect("ours");
+        fs::write(path("nic-1.toml.new"), "queue = ").expect("ours");
         fs::write(path("state.toml"), "").expect("ours");
-        assert_eq!(changes_in::<Change>(dir.path(), "nic-"), [Change { queue: 7 }]);
-        assert_eq!(all_of(dir.path(), "nic-"), [path("nic-1.toml")]);
-        assert!(path("state.toml").exists());
+        let journal = Journal::open(dir.path());
+        assert_eq!(journal.entries("nic-").len(), 3);
+        assert_eq!(journal.contents::<Change>("nic-"), [Change { queue: 7 }]);
+        assert_eq!(journal.entries(""), [journal.entry("state"), entry]);
+        assert!(!path("nic-1.toml.new").exists());
+    }
+
+    #[test]
+    fn entry_that_is_cut_anywhere_is_unreadable_or_says_less() {
+        #[derive(Serialize, Deserialize)]
+        struct List {
+            change: Vec<Change>,
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let entry = Journal::open(dir.path()).entry("list");
+        let change = vec![Change { queue: 1 }, Change { queue: 2 }];
+        entry.write(&List { change }).expect("ours");
+        let path = dir.path().join("list.toml");
+        let whole = fs::read(&path).expect("written");
+        for len in 0..whole.len() {
+            fs::write(&path, &whole[..len]).expect("ours");
+            if let Ok(Some(List { change })) = entry.read() {
+                assert!(change.len() < 2 || len + 1 == whole.len(), "{len}: {change:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_written_without_a_directory() {
+        let entry = Journal::default().entry("nic-1");
+        let error = entry.write(&Change { queue: 7 }).expect_err("no place");
+        assert!(error.to_string().contains("--state"), "{error}");
+        assert!(entry.read::<Change>().expect("nothing").is_none() && entry.remove().is_ok());
     }
 }

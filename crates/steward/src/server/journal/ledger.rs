@@ -1,21 +1,20 @@
-//! The configuration of a NIC for its leases, saved in a file.
+//! The configuration of a NIC for its leases: one entry of the journal.
 //!
-//! Rules and contexts outlive the process that made them. So the plan is written to the file before they are made,
-//! and removed after they are removed: a steward that dies in between leaves a plan by which the next one finds them
-//! (see [`crate::hardware`]). Without a file the NIC is not configured. The file also lists the netkits to which
-//! queues of the NIC are leased, as they outlive a process, too.
+//! Rules and contexts outlive the process that made them. So the plan is written before they are made, and removed
+//! after they are removed: a steward that dies in between leaves a plan by which the next one finds them (see
+//! [`crate::hardware`]). Without a journal the NIC is not configured. The entry also lists the netkits to which queues
+//! of the NIC are leased, as they outlive a process, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use steer::Filter;
 
 use crate::hardware::{Names, Nic, NotMade, Order, Part, Plan, make, undo};
-use crate::server::journal::file;
+use crate::server::journal::file::{Entry, Journal};
 use crate::server::netkits::{Netkits, SavedNetkit};
 use crate::sys;
 use host::links::Link;
@@ -23,18 +22,17 @@ use host::nic::Ethtool;
 use program::fd_store::{self, STATIONS};
 use steward_protocol::Steered;
 
-/// Prefix of the file names.
+/// The names of the entries begin so.
 const PREFIX: &str = "nic-";
 
-/// The file of an interface, by its number, in a directory.
-pub(crate) fn path_of(dir: &Path, interface: u64) -> PathBuf {
-    dir.join(format!("{PREFIX}{interface}.toml"))
+/// The entry of an interface, by its number.
+pub(crate) fn entry_of(journal: &Journal, interface: u64) -> Entry {
+    journal.entry(&format!("{PREFIX}{interface}"))
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    path: Option<PathBuf>,
-    netkits: Option<&'static dyn Netkits>,
+    entry: Entry,
     saved: Saved,
     /// Stations that the NIC accepts frames to, by the lease's first queue.
     accepted: BTreeMap<u32, Accepted>,
@@ -72,10 +70,10 @@ impl Accepted {
     }
 }
 
-/// The content of the file.
+/// The content of the entry.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Saved {
-    /// Name of the interface when the file was last written.
+    /// Name of the interface when the entry was last written.
     #[serde(default)]
     interface: String,
     #[serde(default, rename = "lease")]
@@ -115,17 +113,15 @@ fn steered_by(plan: &Plan) -> Steered {
 }
 
 impl Ledger {
-    /// Opens the file, with the content that a predecessor saved.
-    pub(crate) fn open(path: Option<PathBuf>, netkits: Option<&'static dyn Netkits>) -> Self {
-        let saved = path.as_deref().map_or(Ok(None), file::read);
-        let saved = saved.unwrap_or_else(|error| {
-            tracing::error!(?path, "rules of the NIC may be left over: {error}");
+    /// With what a predecessor saved.
+    pub(crate) fn open(entry: Entry) -> Self {
+        let saved = entry.read().unwrap_or_else(|error| {
+            tracing::error!("rules of the NIC may be left over: {entry}: {error}");
             None
         });
         Self {
             saved: saved.unwrap_or_default(),
-            path,
-            netkits,
+            entry,
             accepted: BTreeMap::new(),
         }
     }
@@ -149,7 +145,7 @@ impl Ledger {
         };
         accepted.change(macs)?;
         self.refuse(first);
-        if self.path.is_some() {
+        if self.is_kept() {
             fd_store::keep(accepted.socket.as_fd(), &accepted.name);
         }
         self.accepted.insert(first, accepted);
@@ -159,27 +155,27 @@ impl Ledger {
     /// The NIC need not accept frames to a lease's stations any more.
     pub(crate) fn refuse(&mut self, first: u32) {
         if let Some(accepted) = self.accepted.remove(&first)
-            && self.path.is_some()
+            && self.is_kept()
         {
             fd_store::forget(&accepted.name);
         }
     }
 
-    /// Undoes, as far as possible, the configuration in files of a directory that belong to no known interface.
+    /// Undoes, as far as possible, the configuration in entries that belong to no known interface.
     pub(crate) fn clear_strays(
-        dir: &Path,
-        netkits: Option<&'static dyn Netkits>,
-        is_known: impl Fn(&Path) -> bool,
+        journal: &Journal,
+        netkits: Option<&dyn Netkits>,
+        is_known: impl Fn(&Entry) -> bool,
     ) {
-        for path in file::all_of(dir, PREFIX) {
-            if is_known(&path) {
+        for entry in journal.entries(PREFIX) {
+            if is_known(&entry) {
                 continue;
             }
-            let mut ledger = Self::open(Some(path.clone()), netkits);
+            let mut ledger = Self::open(entry.clone());
             for netkit in &ledger.saved.netkits {
                 let nic = Link::by_name(&ledger.saved.interface).map_or(0, |link| link.index);
-                if let Err(why) = ledger.remove_netkit(nic, netkit.queue, false) {
-                    tracing::warn!("{}: it may be left over: {why}", path.display());
+                if let Err(why) = netkit.remove(netkits, nic, false) {
+                    tracing::warn!("{entry}: it may be left over: {why}");
                 }
             }
             let undone = Ethtool::open(&ledger.saved.interface).and_then(|mut nic| {
@@ -189,15 +185,15 @@ impl Ledger {
                     .try_for_each(|first| ledger.undo_all(&mut nic, first))
             });
             if let Err(error) = undone {
-                tracing::warn!("rules that {} names may be left over: {error}", path.display());
+                tracing::warn!("rules that {entry} names may be left over: {error}");
             }
-            let _ = file::remove(&path);
+            let _ = entry.remove();
         }
     }
 
-    /// Whether the configuration is saved in a file.
+    /// Whether there is a journal.
     pub(crate) fn is_kept(&self) -> bool {
-        self.path.is_some()
+        self.entry.path().is_ok()
     }
 
     /// First queues of leases for which the NIC may have rules, contexts or netkits.
@@ -218,18 +214,6 @@ impl Ledger {
         self.saved.netkits.retain(|other| other.queue != saved.queue);
         self.saved.netkits.push(saved);
         self.write().inspect_err(|_| self.saved.netkits = before)
-    }
-
-    /// Deletes the saved netkit of a queue. `nic`: the index of the NIC; `is_new`: not yet while a socket has the queue.
-    pub(crate) fn remove_netkit(&self, nic: u32, queue: u32, is_new: bool) -> Result<(), String> {
-        let Some(saved) = self.netkit(queue) else {
-            return Ok(());
-        };
-        let removed = match self.netkits {
-            Some(netkits) => netkits.remove(nic, saved, is_new),
-            None => Err("this steward knows no netkits".to_owned()),
-        };
-        removed.map_err(|why| format!("netkit {}: {why}", saved.name))
     }
 
     /// Removes the saved netkit of a queue, which is gone.
@@ -347,13 +331,10 @@ impl Ledger {
     }
 
     fn write(&self) -> io::Result<()> {
-        let Some(path) = &self.path else {
-            return Err(io::Error::other("the steward keeps no state"));
-        };
-        if self.saved.leases.is_empty() && self.saved.netkits.is_empty() {
-            return file::remove(path);
+        match self.is_kept() && self.saved.leases.is_empty() && self.saved.netkits.is_empty() {
+            true => self.entry.remove(),
+            false => self.entry.write(&self.saved),
         }
-        file::write(path, &self.saved)
     }
 }
 
@@ -378,6 +359,10 @@ mod tests {
         }
     }
 
+    fn entry(dir: &tempfile::TempDir) -> Entry {
+        entry_of(&Journal::open(dir.path()), 1)
+    }
+
     fn names() -> Names {
         Names {
             macs: vec![MACS[0]],
@@ -388,13 +373,13 @@ mod tests {
     #[test]
     fn successor_finds_the_configuration_and_undoes_it() {
         let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("nic-1.toml");
+        let (entry, path) = (entry(&dir), dir.path().join("nic-1.toml"));
         let mut nic = Played::new();
-        let mut ledger = Ledger::open(Some(path.clone()), None);
+        let mut ledger = Ledger::open(entry.clone());
         let outcome = ledger.apply(&mut nic, &(2..4), &filter(), &names());
         assert_eq!((outcome.steered, outcome.note.as_str()), (Steered::ByContext, ""));
         drop(ledger);
-        let mut successor = Ledger::open(Some(path.clone()), None);
+        let mut successor = Ledger::open(entry.clone());
         assert_eq!(successor.saved_queues(), [2].into());
         assert_eq!(successor.in_force(&nic, 2), Some(Steered::ByContext));
         assert_eq!(
@@ -404,14 +389,14 @@ mod tests {
         );
         successor.undo_all(&mut nic, 2).expect("it refuses nothing");
         assert_eq!((nic.rules.len(), nic.contexts), (0, theirs()));
-        assert!(!path.exists() && Ledger::open(Some(path), None).saved_queues().is_empty());
+        assert!(!path.exists() && Ledger::open(entry).saved_queues().is_empty());
     }
 
     #[test]
     fn lease_that_is_configured_again_leaves_nothing_of_the_first_time() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut nic = Played::new();
-        let mut ledger = Ledger::open(Some(dir.path().join("nic-1.toml")), None);
+        let mut ledger = Ledger::open(entry(&dir));
         for _ in 0..3 {
             assert_eq!(
                 ledger.apply(&mut nic, &(2..3), &filter(), &names()).steered,
@@ -433,7 +418,7 @@ mod tests {
     #[test]
     fn nic_is_not_configured_without_a_file() {
         let mut nic = Played::new();
-        let outcome = Ledger::open(None, None).apply(&mut nic, &(0..1), &filter(), &names());
+        let outcome = Ledger::open(Entry::default()).apply(&mut nic, &(0..1), &filter(), &names());
         assert_eq!((outcome.steered, nic.rules.len()), (Steered::ByProgram, 0));
         assert!(outcome.note.contains("keeps no state"), "{}", outcome.note);
     }
@@ -441,10 +426,10 @@ mod tests {
     #[test]
     fn refusal_leaves_nothing_and_no_note_unless_undoing_is_refused_too() {
         let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("nic-1.toml");
+        let (entry, path) = (entry(&dir), dir.path().join("nic-1.toml"));
         let mut nic = Played::new();
         nic.fails_at = Some(2);
-        let mut ledger = Ledger::open(Some(path.clone()), None);
+        let mut ledger = Ledger::open(entry.clone());
         let outcome = ledger.apply(&mut nic, &(0..2), &filter(), &names());
         assert_eq!(outcome.steered, Steered::ByProgram);
         assert!(outcome.note.contains("n-tuple rule for MAC"), "{}", outcome.note);
@@ -467,20 +452,21 @@ mod tests {
     #[test]
     fn notes_of_no_interface_are_cleared_and_others_stay() {
         let dir = tempfile::tempdir().expect("a directory");
-        let of = |number| path_of(dir.path(), number);
-        for number in [1, 2] {
-            fs::write(of(number), "interface = \"nowhere9\"\n").expect("writable");
+        for name in ["nic-1.toml", "nic-2.toml", "state.toml"] {
+            fs::write(dir.path().join(name), "interface = \"nowhere9\"\n").expect("writable");
         }
-        fs::write(dir.path().join("state.toml"), "").expect("writable");
-        Ledger::clear_strays(dir.path(), None, |path| path == of(2));
-        assert!(!of(1).exists() && of(2).exists() && dir.path().join("state.toml").exists());
+        let journal = Journal::open(dir.path());
+        let known = entry_of(&journal, 2);
+        Ledger::clear_strays(&journal, None, |entry| *entry == known);
+        assert_eq!(journal.entries("nic-"), [known]);
+        assert_eq!(journal.entries("state").len(), 1);
     }
 
     #[test]
     fn unreadable_file_is_logged_and_the_nic_is_not_changed() {
         let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("nic-1.toml");
-        fs::write(&path, "lease = 7").expect("writable");
-        assert!(Ledger::open(Some(path), None).saved_queues().is_empty());
+        let entry = entry(&dir);
+        fs::write(dir.path().join("nic-1.toml"), "lease = 7").expect("writable");
+        assert!(Ledger::open(entry).saved_queues().is_empty());
     }
 }

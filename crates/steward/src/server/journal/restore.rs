@@ -13,7 +13,6 @@ use crate::server::interface::{Interface, remove_pins};
 use crate::server::journal::file::may_crash;
 use crate::server::journal::state::{LeaseRecord, Records, Store};
 use crate::server::{Answered, Server, numbers};
-use steer::with_sources;
 
 use program::peer::Credentials;
 use steward_protocol::{Answer, Reason, Refusal, Token, Wanted};
@@ -255,9 +254,9 @@ impl Server {
             && self.refusals.may_log(u32::MAX)
         {
             tracing::error!(
-                "leases may not outlive this process: {}: mend that (room on its file system, permissions), or name \
-                 another directory with --state; the next lease tries again",
-                with_sources(&error)
+                "leases may not outlive this process: {}: {error}: mend that (room on its file system, permissions), \
+                 or name another directory with --state; the next lease tries again",
+                store.entry()
             );
         }
     }

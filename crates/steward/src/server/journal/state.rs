@@ -1,10 +1,8 @@
-//! State for the next steward: records in a directory of its own, and programs pinned on a bpffs.
+//! State for the next steward: records in the journal, and programs pinned on a bpffs.
 //!
 //! Programs, maps and configuration words live in the kernel, held by their pins, so frames continue whether there is a
 //! steward or not. There is a record for each interface (program, generation) and for each lease (user,
-//! request, and the token that proves that a lessee is the same). All records are in one
-//! small file, replaced by rename(2): a reader sees the old or the new one. There is no fsync(2): what the file
-//! describes does not outlive the machine either, and records of an earlier boot are not read.
+//! request, and the token that proves that a lessee is the same). All records are one entry of the journal.
 //!
 //! The order is such that at whatever step a steward dies, the next one finds what has to be undone:
 //!  - a program is pinned, link last, and then recorded: pins without a record are removed;
@@ -21,11 +19,10 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use host::boot_id;
 use rustix::fs::{FlockOperation, flock, statfs};
 use serde::{Deserialize, Serialize};
 
-use crate::server::journal::file;
+use crate::server::journal::file::{Entry, Journal};
 use crate::server::journal::ledger::{self, Ledger};
 use crate::server::netkits::Netkits;
 use program::peer::Credentials;
@@ -100,8 +97,6 @@ pub(crate) struct LeaseRecord {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Records {
     version: u32,
-    /// Id of the boot in which they were written.
-    boot: String,
     #[serde(default, rename = "interface")]
     pub(crate) interfaces: Vec<InterfaceRecord>,
     #[serde(default, rename = "lease")]
@@ -111,7 +106,7 @@ pub(crate) struct Records {
 /// See the module's head.
 #[derive(Debug)]
 pub struct Store {
-    dir: PathBuf,
+    journal: Journal,
     pins: PathBuf,
     /// How long queues are kept for a lessee that has not come back.
     pub(crate) grace: Duration,
@@ -165,7 +160,6 @@ impl Records {
     fn empty() -> Self {
         Self {
             version: VERSION,
-            boot: boot_id(),
             ..Self::default()
         }
     }
@@ -185,8 +179,8 @@ impl Records {
 pub(crate) struct Places {
     /// Directory in which its program is pinned.
     pub(crate) pins: PathBuf,
-    /// File with the configuration of its NIC.
-    pub(crate) ledger: PathBuf,
+    /// Entry with the configuration of its NIC.
+    pub(crate) entry: Entry,
     pub(crate) netkits: Option<&'static dyn Netkits>,
 }
 
@@ -206,7 +200,7 @@ impl Store {
         make_private(pins)?;
         let locks = [lock(dir)?, lock(pins)?];
         let mut store = Self {
-            dir: dir.to_owned(),
+            journal: Journal::open(dir),
             pins: pins.to_owned(),
             grace,
             records: Records::empty(),
@@ -214,48 +208,45 @@ impl Store {
             unwritten: false,
             _locks: locks,
         };
-        store.read()?;
-        Ok(store)
-    }
-
-    fn read(&mut self) -> Result<(), StoreError> {
-        let path = self.path();
-        // It may be left from a steward that died while it wrote.
-        let _ = file::remove(&file::new_of(&path));
-        match file::read::<Records>(&path) {
+        let entry = store.entry();
+        match entry.read::<Records>() {
             Ok(None) => {}
-            Ok(Some(records)) if records.version != VERSION || records.boot != self.records.boot => {
-                tracing::info!(path = %path.display(), "records of another version or boot: not read");
+            Ok(Some(records)) if records.version != VERSION => {
+                tracing::info!("of another version, and not read: {entry}");
             }
-            Ok(Some(records)) => self.records = records,
+            Ok(Some(records)) => store.records = records,
             // Programs and queues without a record are taken back; no more is possible.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 tracing::error!(
-                    path = %path.display(),
-                    "not records of a steward, so no lease continues, and the file is written again: {error}"
+                    "not records of a steward, so no lease continues, and it is written again: {entry}: {error}"
                 );
             }
-            Err(error) => return Err(file_error(&path)(error)),
+            Err(error) => return Err(file_error(dir)(error)),
         }
-        Ok(())
+        Ok(store)
     }
 
-    fn ledger_of(&self, interface: u64) -> PathBuf {
-        ledger::path_of(&self.dir, interface)
+    /// The entry with the records.
+    pub(crate) fn entry(&self) -> Entry {
+        self.journal.entry("state")
+    }
+
+    fn ledger_of(&self, interface: u64) -> Entry {
+        ledger::entry_of(&self.journal, interface)
     }
 
     /// Undoes saved NIC configuration of interfaces that are not in the records.
     pub(crate) fn clear_stray_notes(&self) {
-        let known = |path: &Path| {
+        let known = |entry: &Entry| {
             let mut records = self.records.interfaces.iter();
-            records.any(|record| self.ledger_of(record.number) == path)
+            records.any(|record| self.ledger_of(record.number) == *entry)
         };
-        Ledger::clear_strays(&self.dir, self.netkits, known);
+        Ledger::clear_strays(&self.journal, self.netkits, known);
     }
 
-    /// Where it is noted what NICs are told for queues of their own.
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
+    /// Where a part outside the core has entries of its own.
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.journal
     }
 
     /// Where an interface's program is pinned.
@@ -267,7 +258,7 @@ impl Store {
     pub(crate) fn places_of(&self, interface: u64) -> Places {
         Places {
             pins: self.pins_of(interface),
-            ledger: self.ledger_of(interface),
+            entry: self.ledger_of(interface),
             netkits: self.netkits,
         }
     }
@@ -285,31 +276,21 @@ impl Store {
     }
 
     /// Changes the records, and writes them if they differ.
-    /// Errors: [`StoreError::File`]; what is written is as before then, and the change is tried again with the next
-    /// one.
-    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Records)) -> Result<(), StoreError> {
+    /// Errors: the kernel's; what is written is as before then, and the change is tried again with the next one.
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Records)) -> io::Result<()> {
         let before = self.records.clone();
         change(&mut self.records);
         if before == self.records && !self.unwritten {
             return Ok(());
         }
         self.unwritten = true;
-        self.write()?;
+        let entry = self.entry();
+        match self.records.interfaces.is_empty() && self.records.leases.is_empty() {
+            true => entry.remove()?,
+            false => entry.write(&self.records)?,
+        }
         self.unwritten = false;
         Ok(())
-    }
-
-    fn write(&self) -> Result<(), StoreError> {
-        let path = self.path();
-        let written = match self.records.interfaces.is_empty() && self.records.leases.is_empty() {
-            true => file::remove(&path),
-            false => file::write(&path, &self.records),
-        };
-        written.map_err(file_error(&path))
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.join("state.toml")
     }
 }
 

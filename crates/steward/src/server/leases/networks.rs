@@ -7,7 +7,8 @@ use steer::{Filter, Station, TapTo, mac_text};
 use crate::server::connections::connection::{Held, Reply};
 use crate::server::interface::Interface;
 use crate::server::leases::lease::LeaseRef;
-use crate::server::taps::network_taps::{lessees, may_have_taps, network_at};
+use crate::server::taps::network_tap::{may_have_taps, network_at};
+use crate::server::taps::network_taps::lessees;
 use crate::server::{Answered, Server, no_lease};
 use steward_protocol::{Answer, Reason, Refusal, StationChange};
 
