@@ -84,8 +84,6 @@ pub struct Interface {
     pub(super) of_host: BTreeSet<[u8; 6]>,
     /// The host's addresses changed since leases were last checked against them.
     pub(super) other_of_host: bool,
-    /// Leases that were completely taken back since this list was last emptied.
-    pub(super) ended: Vec<u64>,
     /// When it was first seen without a lease.
     pub(super) idle_since: Option<Instant>,
     /// Where the program is pinned; `None`: the program ends with this process.

@@ -245,8 +245,8 @@ impl Server {
                 self.go_on_by_part();
             }
             self.forget_idle();
-            self.record_ends();
-            self.record_hints();
+            self.note_hints();
+            self.record();
             self.notify_lessees();
             self.close_rest();
             look_at = self.next_look(look_at, now);
@@ -368,7 +368,7 @@ impl Server {
             && let Some(interface) = self.interfaces.get(&held.interface)
         {
             let name = interface.link.name.clone();
-            self.release(number, held);
+            self.release(held);
             // Only after the release: tests and scripts rely on this line.
             if self.leases.may_log(connection.peer.uid) {
                 tracing::info!(pid, interface = name, queues = ?held.wanted.range(), "lease ended");
@@ -388,7 +388,7 @@ impl Server {
         if let Some(mut connection) = self.connections.remove(&number) {
             self.lose_job(&mut connection);
             if let Some(held) = connection.held.take() {
-                self.release(number, &held);
+                self.release(&held);
             }
             if connection.by_part.take().is_some() {
                 self.end_by_part(number);
@@ -399,14 +399,14 @@ impl Server {
     }
 
     /// Ends a lease.
-    fn release(&mut self, number: u64, held: &Held) {
+    fn release(&mut self, held: &Held) {
         self.end_send_taps(held);
         if may_have_taps(&held.wanted) {
             // Before others can lease the queues.
             self.end_network_taps(|_, (network, _)| network == network_at(held));
         }
         if let Some(interface) = self.interfaces.get_mut(&held.interface) {
-            interface.release(number, held.wanted.range());
+            interface.release(held.wanted.range());
         }
         self.forget_if_idle(held.interface);
     }
@@ -434,12 +434,8 @@ impl Server {
             interface.detaching.failed(now);
             return false;
         }
-        let ended = std::mem::take(&mut interface.ended);
         self.interfaces.remove(&at);
-        self.record(|records| {
-            records.leases.retain(|record| !ended.contains(&record.number));
-            records.interfaces.retain(|record| record.number != at);
-        });
+        self.record();
         may_crash("forgotten");
         true
     }
@@ -466,7 +462,7 @@ impl Server {
 
     /// Checks all interfaces, zero-copy queues and taps again.
     fn look(&mut self) {
-        let (mut other, mut of_host) = (Vec::new(), Vec::new());
+        let mut of_host = Vec::new();
         let taken: Vec<u32> = self
             .interfaces
             .values()
@@ -477,9 +473,6 @@ impl Server {
             if std::mem::take(&mut interface.other_of_host) {
                 of_host.push(at);
             }
-            if changed {
-                other.push(at);
-            }
             let lessees = self
                 .connections
                 .values_mut()
@@ -489,8 +482,6 @@ impl Server {
         of_host.into_iter().for_each(|at| self.judge_addresses_on(at));
         self.look_by_part();
         self.look_at_network_taps();
-        // Before lessees are notified.
-        other.into_iter().for_each(|at| self.record_interface(at));
         self.forget_idle();
     }
 }

@@ -25,7 +25,9 @@ use zerocopy::FromBytes;
 use crate::server::job::Pending;
 use crate::sys;
 use program::peer::{self, Credentials};
-use steward_protocol::{Answer, Head, HintRequest, MESSAGE_MAX, Malformed, Reason, Refusal, Request, Wanted};
+use steward_protocol::{
+    Answer, Head, HintRequest, MESSAGE_MAX, Malformed, Reason, Refusal, Request, Token, Wanted,
+};
 
 /// Send buffer, bytes as SO_SNDBUF counts them: some twenty answers, each with at most
 /// [`TAP_QUEUES_MAX`](steward_protocol::TAP_QUEUES_MAX) descriptors.
@@ -143,6 +145,8 @@ pub(crate) struct Connection {
     pub(crate) rule: Option<usize>,
     /// Since when it has no lease.
     pub(crate) since: Instant,
+    /// By which the lessee may resume its lease with the next steward.
+    pub(crate) token: Option<Token>,
     /// Facts changed, and the lessee has not been notified.
     pub(crate) dirty: bool,
     /// The hints that the lessee requested; `None`: it has sent no `Hints` request.
@@ -174,6 +178,7 @@ impl Connection {
             by_part: None,
             rule: None,
             since: Instant::now(),
+            token: None,
             dirty: false,
             hint_request: None,
             other_hints: false,

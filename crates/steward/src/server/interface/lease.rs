@@ -69,7 +69,7 @@ impl Interface {
             true => Reason::NoInterface.refuse(host::nic::tags::blind(&self.link.name)),
             false => Ok(()),
         });
-        installed.inspect_err(|_| self.release(connection, queues))
+        installed.inspect_err(|_| self.release(queues))
     }
 
     /// Stores a bound socket next to the queue's current one, until `activate`.
@@ -178,15 +178,6 @@ impl Interface {
         self.lessees
             .extend(queues.map(|queue| (queue, Lessee::Lease(lease))));
         true
-    }
-
-    /// Whether this lease has queues, or is being taken back.
-    pub(crate) fn has(&self, lease: u64) -> bool {
-        self.leaving.iter().any(|leaving| leaving.lease == lease)
-            || self
-                .lessees
-                .values()
-                .any(|&lessee| lessee == Lessee::Lease(lease))
     }
 
     /// Gives the lease another number.

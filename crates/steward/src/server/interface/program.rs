@@ -26,13 +26,11 @@ impl Interface {
         }
     }
 
-    /// Stores the mode that a granted lease requested. Returns whether it is the first to request tap mode explicitly.
-    pub(crate) fn note_mode(&mut self, asked: ModeRequest) -> bool {
-        let is_first = asked == ModeRequest::Tap && self.mode != asked;
-        if is_first {
+    /// Stores that a granted lease requested tap mode explicitly, if it did.
+    pub(crate) fn note_mode(&mut self, asked: ModeRequest) {
+        if asked == ModeRequest::Tap {
             self.mode = asked;
         }
-        is_first
     }
 
     /// Whether the interface may change from tap mode to this mode: no lease has requested tap mode explicitly.

@@ -17,7 +17,6 @@ use host::nic::Ethtool;
 /// A lease that is being taken back.
 #[derive(Debug)]
 pub(super) struct Leaving {
-    pub(super) lease: u64,
     queues: Range<u32>,
     teardown: Teardown,
 }
@@ -44,7 +43,6 @@ impl Interface {
             let free = !self.lessees.contains_key(&first);
             let steps = parts.into_iter().map(Step::Nic).chain(self.netkit_step(first));
             self.leaving.push(Leaving {
-                lease: 0,
                 queues: first..first.saturating_add(free.into()),
                 teardown: Teardown::new(steps),
             });
@@ -56,7 +54,7 @@ impl Interface {
     }
 
     /// Takes a lease back: its frames go to the host at once; all else is undone as soon as possible.
-    pub(crate) fn release(&mut self, lease: u64, queues: Range<u32>) {
+    pub(crate) fn release(&mut self, queues: Range<u32>) {
         for queue in queues.clone() {
             // A single store, which cannot fail.
             let _ = self.deactivate(queue);
@@ -76,11 +74,7 @@ impl Interface {
         let steps = queues.clone().flat_map(Step::of_queue).chain(network);
         let steps = steps.chain(self.netkit_step(queues.start));
         let teardown = Teardown::new(parts.into_iter().map(Step::Nic).chain(steps));
-        self.leaving.push(Leaving {
-            lease,
-            queues,
-            teardown,
-        });
+        self.leaving.push(Leaving { queues, teardown });
         self.take_back();
     }
 
@@ -108,7 +102,6 @@ impl Interface {
                     may_crash("taken-back");
                     self.ledger.forget(leaving.queues.start);
                     self.lessees.retain(|queue, _| !leaving.queues.contains(queue));
-                    self.ended.push(leaving.lease);
                 }
                 Err(stuck) => {
                     // Log the first failure, then less and less often.

@@ -12,10 +12,10 @@ use crate::server::connections::connection::Held;
 use crate::server::interface::{Interface, remove_pins};
 use crate::server::journal::file::may_crash;
 use crate::server::journal::state::{LeaseRecord, Records, Store};
-use crate::server::{Answered, Server, numbers};
+use crate::server::{Answered, Server, no_lease, numbers};
 
 use program::peer::Credentials;
-use steward_protocol::{Answer, Reason, Refusal, Token, Wanted};
+use steward_protocol::{Answer, HintRequest, Reason, Refusal, Token, Wanted};
 
 /// Pause between two checks whether orphans' lessees still run.
 pub(crate) const ORPHANS_LOOK: Duration = Duration::from_millis(100);
@@ -87,7 +87,7 @@ impl Server {
             self.judge_addresses_on(at);
         }
         let orphaned = numbers(&self.orphans, |_| true);
-        self.record(|records| records.leases.retain(|record| orphaned.contains(&record.number)));
+        self.record();
         self.forget_idle();
         if !orphaned.is_empty() {
             tracing::info!(
@@ -100,10 +100,11 @@ impl Server {
 
     /// The lease of a record, if its lessee may resume it.
     fn orphan(&mut self, record: &LeaseRecord) -> Option<Orphan> {
-        let (token, peer, hint_request) = (record.token()?, record.peer.clone(), record.hints());
+        let (token, peer) = (record.token?, record.peer.clone());
+        let hint_request = HintRequest::of_number(record.hints).unwrap_or_default();
         let mut held = Held {
             interface: record.interface,
-            wanted: record.wanted()?,
+            wanted: record.wanted.clone()?,
             rule: usize::MAX,
             hint_request,
         };
@@ -166,28 +167,21 @@ impl Server {
                 ?queues,
                 "lease ended: its lessee has not come back"
             );
-            self.release(number, &orphan.held);
+            self.release(&orphan.held);
         }
     }
 
     /// Stores a lessee's token. Only once for each lease: each token is written to a file, and one is enough.
     pub(crate) fn keep(&mut self, number: u64, token: &Token) -> Answered {
         self.held_lease(number)?;
-        let mut twice = false;
-        self.record(|records| {
-            let own = records.leases.iter_mut().find(|record| record.number == number);
-            if let Some(record) = own {
-                twice = record.token().is_some();
-                if !twice {
-                    record.set_token(token);
-                }
-            }
-        });
-        may_crash("kept");
-        match twice {
-            true => Reason::Lease.refuse("this lease has a token already"),
-            false => Ok(Answer::Done.into()),
+        let connection = self.connections.get_mut(&number).ok_or_else(no_lease)?;
+        if connection.token.is_some() {
+            return Reason::Lease.refuse("this lease has a token already");
         }
+        connection.token = Some(*token);
+        self.record();
+        may_crash("kept");
+        Ok(Answer::Done.into())
     }
 
     /// Handles a request to resume a lease.
@@ -207,55 +201,55 @@ impl Server {
         orphan.held.hint_request = hint_request.unwrap_or_default();
         let found = self.rule_of(&peer, &orphan.held);
         // The groups of the process and the rules may have changed.
-        orphan.held.rule = found.inspect_err(|_| self.release(lease, &orphan.held))?;
+        orphan.held.rule = found.inspect_err(|_| self.release(&orphan.held))?;
         let at = orphan.held.interface;
         let Some(interface) = self.interfaces.get_mut(&at) else {
             return refused("the interface is gone");
         };
         interface.hand_over(lease, number);
-        let mut record = LeaseRecord::new(number, at, &peer, &orphan.held.wanted);
-        record.set_token(token);
-        record.set_hints(orphan.held.hint_request);
-        self.record(|records| {
-            records.leases.retain(|record| record.number != lease);
-            records.put_lease(record);
-        });
-        may_crash("resumed");
         let facts = self.note_lease(number, orphan.held, "resumed")?;
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.other_hints = true;
+            connection.token = Some(*token);
         }
+        self.record();
+        may_crash("resumed");
         // This steward may have another policy: have stations and taps requested again.
         self.have_asked_again(number);
         Ok(Answer::Facts(facts).into())
     }
 
-    /// Records the current state of an interface.
-    pub(crate) fn record_interface(&mut self, at: u64) {
-        if let Some(record) = self.interfaces.get(&at).map(|interface| interface.record(at)) {
-            self.record(|records| records.put_interface(record));
-        }
-    }
-
-    /// Removes ended leases from the records.
-    pub(crate) fn record_ends(&mut self) {
-        let interfaces = self.interfaces.values_mut();
-        let ended = interfaces.flat_map(|interface| std::mem::take(&mut interface.ended));
-        let ended: Vec<u64> = ended.collect();
-        if !ended.is_empty() {
-            self.record(|records| records.leases.retain(|record| !ended.contains(&record.number)));
-        }
-    }
-
-    /// Changes the records, if any are kept.
-    pub(crate) fn record(&mut self, change: impl FnOnce(&mut Records)) {
-        if let Some(store) = &mut self.store
-            && let Err(error) = store.change(change)
+    /// Records what the next steward needs, if it is not recorded yet.
+    pub(crate) fn record(&mut self) {
+        let Some(store) = &mut self.store else {
+            return;
+        };
+        let record = |number, peer: &Credentials, held: &Held, token| LeaseRecord {
+            number,
+            interface: held.interface,
+            peer: peer.clone(),
+            wanted: Some(held.wanted.clone()),
+            hints: held.hint_request.number(),
+            token: Some(token),
+        };
+        let connected = self.connections.iter().filter_map(|(&number, own)| {
+            let (held, token) = own.held.as_ref().zip(own.token)?;
+            Some(record(number, &own.peer, held, token))
+        });
+        let orphaned = self.orphans.iter();
+        let orphaned =
+            orphaned.map(|(&number, orphan)| record(number, &orphan.peer, &orphan.held, orphan.token));
+        let interfaces = self
+            .interfaces
+            .iter()
+            .map(|(&at, interface)| interface.record(at));
+        let records = Records::new(interfaces.collect(), connected.chain(orphaned).collect());
+        if let Err(error) = store.record(records)
             && self.refusals.may_log(u32::MAX)
         {
             tracing::error!(
                 "leases may not outlive this process: {}: {error}: mend that (room on its file system, permissions), \
-                 or name another directory with --state; the next lease tries again",
+                 or name another directory with --state; the next round tries again",
                 store.entry()
             );
         }
@@ -273,10 +267,9 @@ impl Server {
         let deadline = Instant::now() + LAST_TRIES;
         while (!self.interfaces.is_empty() || self.is_part_unfinished()) && Instant::now() < deadline {
             self.look();
-            self.record_ends();
             std::thread::sleep(Duration::from_millis(20));
         }
-        self.record_ends();
+        self.record();
         if !self.interfaces.is_empty() || self.is_part_unfinished() {
             tracing::error!("not all could be taken back; the next steward tries again");
         } else if let Some(store) = &self.store {

@@ -4,11 +4,13 @@
 //! steward or not. There is a record for each interface (program, generation) and for each lease (user,
 //! request, and the token that proves that a lessee is the same). All records are one entry of the journal.
 //!
-//! The order is such that at whatever step a steward dies, the next one finds what has to be undone:
+//! The records follow from the server's tables: they are written, if they are others than before, at the end of each
+//! round, and before a lessee learns that its lease is kept. At whatever step a steward dies, the next one finds what
+//! has to be undone:
 //!  - a program is pinned, link last, and then recorded: pins without a record are removed;
-//!  - a lease is recorded before anything of it is put into the kernel, and forgotten after all of it was taken back:
-//!    a record without a token, or whose lessee does not come back, is taken back like a lease that ends;
-//!  - queues of a program that no record names are emptied.
+//!  - a lease is recorded while its lessee may resume it: if the lessee does not come back, it is taken back like a
+//!    lease that ends;
+//!  - queues of a program that no record names are emptied, and what is told NICs for them is undone.
 //!
 //! Only files under the two directories are read: only root has access to them, and a lock keeps a second steward
 //! out.
@@ -20,13 +22,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock, statfs};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::server::journal::file::{Entry, Journal};
+use crate::server::journal::file::{Entry, Journal, may_crash};
 use crate::server::journal::ledger::{self, Ledger};
 use crate::server::netkits::Netkits;
 use program::peer::Credentials;
-use steward_protocol::{HintRequest, Request, Token, Wanted};
+use steward_protocol::{Request, Token, Wanted};
 
 /// Version of the records' format.
 const VERSION: u32 = 1;
@@ -77,6 +79,7 @@ pub(crate) struct InterfaceRecord {
     pub(crate) note: String,
 }
 
+/// A lease that its lessee may resume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LeaseRecord {
     pub(crate) number: u64,
@@ -84,14 +87,46 @@ pub(crate) struct LeaseRecord {
     /// Its lessee.
     #[serde(flatten)]
     pub(crate) peer: Credentials,
-    /// The request for it, encoded as in the protocol, in hexadecimal digits: so every field is kept.
-    wanted: String,
-    /// The hints that it requests, as in the protocol; `None`: its lessee does not use hints.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    hints: Option<u32>,
-    /// `None`: the lessee cannot resume it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    token: Option<String>,
+    /// The request for it, encoded as in the protocol, in hexadecimal digits: so every field is kept. `None`: this
+    /// version cannot read it.
+    #[serde(with = "wanted")]
+    pub(crate) wanted: Option<Wanted>,
+    /// The hints that it requests, as in the protocol; 0: its lessee does not use hints.
+    #[serde(default)]
+    pub(crate) hints: u32,
+    /// `None`: not one.
+    #[serde(default, with = "token")]
+    pub(crate) token: Option<Token>,
+}
+
+mod wanted {
+    use super::{Deserialize, Deserializer, Request, Serializer, Wanted, hex, unhex};
+
+    pub(super) fn serialize<S: Serializer>(wanted: &Option<Wanted>, to: S) -> Result<S::Ok, S::Error> {
+        let request = wanted.clone().map(|wanted| Request::Lease(wanted).encode(1));
+        to.serialize_str(&hex(&request.unwrap_or_default()))
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Option<Wanted>, D::Error> {
+        let request = unhex(&String::deserialize(from)?);
+        Ok(match request.and_then(|bytes| Request::decode(&bytes).ok()) {
+            Some((_, Request::Lease(wanted))) => Some(wanted),
+            _ => None,
+        })
+    }
+}
+
+mod token {
+    use super::{Deserialize, Deserializer, Serializer, Token, hex, unhex};
+
+    pub(super) fn serialize<S: Serializer>(token: &Option<Token>, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&hex(&token.unwrap_or_default()))
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Option<Token>, D::Error> {
+        let bytes = unhex(&String::deserialize(from)?);
+        Ok(bytes.and_then(|bytes| bytes.try_into().ok()))
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,66 +147,17 @@ pub struct Store {
     pub(crate) grace: Duration,
     pub(crate) records: Records,
     pub(crate) netkits: Option<&'static dyn Netkits>,
-    /// Changed records could not be written yet.
-    unwritten: bool,
     _locks: [File; 2],
 }
 
-impl LeaseRecord {
-    pub(crate) fn new(number: u64, interface: u64, peer: &Credentials, wanted: &Wanted) -> Self {
-        Self {
-            number,
-            interface,
-            peer: peer.clone(),
-            wanted: hex(&Request::Lease(wanted.clone()).encode(1)),
-            hints: None,
-            token: None,
-        }
-    }
-
-    pub(crate) fn set_hints(&mut self, hint_request: HintRequest) {
-        self.hints = (hint_request != HintRequest::default()).then(|| hint_request.number());
-    }
-
-    /// The hints that it requests.
-    pub(crate) fn hints(&self) -> HintRequest {
-        let hint_request = self.hints.map(HintRequest::of_number);
-        hint_request.and_then(Result::ok).unwrap_or_default()
-    }
-
-    pub(crate) fn set_token(&mut self, token: &Token) {
-        self.token = Some(hex(token));
-    }
-
-    pub(crate) fn token(&self) -> Option<Token> {
-        unhex(self.token.as_ref()?)?.try_into().ok()
-    }
-
-    /// The request, if this version can read it.
-    pub(crate) fn wanted(&self) -> Option<Wanted> {
-        match Request::decode(&unhex(&self.wanted)?).ok()? {
-            (_, Request::Lease(wanted)) => Some(wanted),
-            _ => None,
-        }
-    }
-}
-
 impl Records {
-    fn empty() -> Self {
+    /// Of this version.
+    pub(crate) fn new(interfaces: Vec<InterfaceRecord>, leases: Vec<LeaseRecord>) -> Self {
         Self {
             version: VERSION,
-            ..Self::default()
+            interfaces,
+            leases,
         }
-    }
-
-    pub(crate) fn put_interface(&mut self, record: InterfaceRecord) {
-        self.interfaces.retain(|other| other.number != record.number);
-        self.interfaces.push(record);
-    }
-
-    pub(crate) fn put_lease(&mut self, record: LeaseRecord) {
-        self.leases.retain(|other| other.number != record.number);
-        self.leases.push(record);
     }
 }
 
@@ -203,9 +189,8 @@ impl Store {
             journal: Journal::open(dir),
             pins: pins.to_owned(),
             grace,
-            records: Records::empty(),
+            records: Records::new(Vec::new(), Vec::new()),
             netkits: None,
-            unwritten: false,
             _locks: locks,
         };
         let entry = store.entry();
@@ -275,21 +260,19 @@ impl Store {
         entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
     }
 
-    /// Changes the records, and writes them if they differ.
-    /// Errors: the kernel's; what is written is as before then, and the change is tried again with the next one.
-    pub(crate) fn change(&mut self, change: impl FnOnce(&mut Records)) -> io::Result<()> {
-        let before = self.records.clone();
-        change(&mut self.records);
-        if before == self.records && !self.unwritten {
+    /// Writes the records if they differ from those that were written last.
+    /// Errors: the kernel's; what is written is as before then.
+    pub(crate) fn record(&mut self, records: Records) -> io::Result<()> {
+        if records == self.records {
             return Ok(());
         }
-        self.unwritten = true;
         let entry = self.entry();
-        match self.records.interfaces.is_empty() && self.records.leases.is_empty() {
+        match records.interfaces.is_empty() && records.leases.is_empty() {
             true => entry.remove()?,
-            false => entry.write(&self.records)?,
+            false => entry.write(&records)?,
         }
-        self.unwritten = false;
+        self.records = records;
+        may_crash("recorded");
         Ok(())
     }
 }
@@ -344,14 +327,9 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use steer::{Filter, HintSet, ModeRequest};
+    use steer::{Filter, ModeRequest};
 
     use super::*;
-
-    const HINTS: HintRequest = HintRequest {
-        asked: HintSet::HASH,
-        tags: true,
-    };
 
     fn lease(number: u64) -> LeaseRecord {
         let peer = Credentials {
@@ -371,16 +349,18 @@ mod tests {
             },
             network: false,
         };
-        let mut lease = LeaseRecord::new(number, 1, &peer, &wanted);
-        lease.set_token(&[0xa5; 16]);
-        lease.set_hints(HINTS);
-        lease
+        LeaseRecord {
+            number,
+            interface: 1,
+            peer,
+            wanted: Some(wanted),
+            hints: 5,
+            token: Some([0xa5; 16]),
+        }
     }
 
-    #[test]
-    fn records_are_read_as_they_were_written() {
-        let mut records = Records::empty();
-        records.put_interface(InterfaceRecord {
+    fn records() -> Records {
+        let interface = InterfaceRecord {
             number: 1,
             name: "eth1".to_owned(),
             ifindex: 7,
@@ -389,32 +369,43 @@ mod tests {
             generation: 3,
             mode: ModeRequest::Skb as u32,
             note: "native: \"no\"\n".to_owned(),
-        });
-        records.put_lease(lease(2));
-        records.put_lease(lease(3));
-        records.put_lease(lease(2));
-        assert_eq!(records.leases.len(), 2);
-        let text = toml::to_string(&records).expect("plain values");
+        };
+        Records::new(vec![interface], vec![lease(2), lease(3)])
+    }
+
+    #[test]
+    fn records_are_read_as_they_were_written() {
+        let text = toml::to_string(&records()).expect("plain values");
         let read: Records = toml::from_str(&text).expect("what was written");
-        assert_eq!(read, records);
-        let lease = &read.leases[0];
-        assert_eq!((lease.token(), lease.hints()), (Some([0xa5; 16]), HINTS));
-        assert_eq!(lease.peer.groups, [10, 11]);
-        let wanted = lease.wanted().expect("readable");
-        assert_eq!((wanted.range(), wanted.mode), (2..5, ModeRequest::Native));
-        assert_eq!(wanted.filter.vlans, [100]);
+        assert_eq!(read, records());
+    }
+
+    /// Leases without a token were records, too.
+    #[test]
+    fn records_of_the_version_before_are_read() {
+        let wanted = hex(&Request::Lease(lease(2).wanted.expect("there")).encode(1));
+        let text = format!(
+            "version = 1\nboot = \"b\"\n\n[[interface]]\nnumber = 1\nname = \"eth1\"\nifindex = 7\nprogram = 8\n\
+             attached = 9\ngeneration = 3\nmode = 2\nnote = \"\"\n\n[[lease]]\nnumber = 2\ninterface = 1\npid = 7\n\
+             uid = 8\ngid = 9\ngroups = [10, 11]\nwanted = \"{wanted}\"\nhints = 5\ntoken = \"{}\"\n\n[[lease]]\n\
+             number = 3\ninterface = 1\npid = 7\nuid = 8\ngid = 9\ngroups = []\nwanted = \"{wanted}\"\n",
+            "a5".repeat(16)
+        );
+        let read: Records = toml::from_str(&text).expect("readable");
+        assert_eq!((read.interfaces.len(), &read.leases[0]), (1, &lease(2)));
+        assert_eq!((read.leases[1].hints, read.leases[1].token), (0, None));
     }
 
     #[test]
     fn damaged_records_are_no_leases() {
+        let text = toml::to_string(&records()).expect("plain values");
+        let good = "a5".repeat(16);
         for token in ["", "a5", "zz", "ä5ä5ä5ä5ä5ä5ä5ä5ä5ä5"] {
-            let mut lease = lease(1);
-            lease.token = Some(token.to_owned());
-            assert_eq!(lease.token(), None, "{token}");
+            let read: Records = toml::from_str(&text.replace(&good, token)).expect("text");
+            assert_eq!(read.leases[0].token, None, "{token}");
         }
-        let mut lease = lease(1);
-        lease.wanted.pop();
-        assert_eq!(lease.wanted(), None);
+        let read: Records = toml::from_str(&text.replace("wanted = \"", "wanted = \"zz")).expect("text");
+        assert_eq!(read.leases[0].wanted, None);
     }
 
     #[test]

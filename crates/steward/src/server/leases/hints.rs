@@ -34,26 +34,17 @@ impl Server {
         connection.hint_request = Some(hint_request);
         held.hint_request = hint_request;
         let held = held.clone();
-        self.record(|records| {
-            let own = records.leases.iter_mut().find(|record| record.number == number);
-            if let Some(record) = own {
-                record.set_hints(hint_request);
-            }
-        });
         let (queues, hints) = (held.wanted.range(), self.hints_under(held.rule, hint_request));
         let interface = self.interfaces.get_mut(&held.interface).ok_or_else(gone)?;
         interface.ask_for_hints(queues.start, hints);
         Ok(Answer::Hinted(interface.hinted_for(&queues)).into())
     }
 
-    /// Notes which program is there, where it has other hints, and whose lessees are to be told.
-    pub(crate) fn record_hints(&mut self) {
+    /// Notes whose lessees are to be told that the program has other hints.
+    pub(crate) fn note_hints(&mut self) {
         let interfaces = self.interfaces.iter_mut();
         let changed = interfaces.filter_map(|(&at, interface)| interface.take_hints_changed().then_some(at));
         let changed: BTreeSet<u64> = changed.collect();
-        for &at in &changed {
-            self.record_interface(at);
-        }
         let lessees = self.connections.values_mut();
         lessees
             .filter(|other| {

@@ -6,7 +6,6 @@ use crate::server::connections::connection::Held;
 use crate::server::connections::limits::DeviceChange;
 use crate::server::interface::{self, Interface, LeaseHints};
 use crate::server::journal::file::may_crash;
-use crate::server::journal::state::LeaseRecord;
 use crate::server::leases::entries::Entries;
 use crate::server::leases::rings::RingOf;
 use crate::server::{Answered, Server};
@@ -52,14 +51,12 @@ impl Server {
         let hint_request = hint_request.unwrap_or_default();
         let hints = self.hints_under(rule, hint_request);
         let at = self.interface_for(link, wanted, &peer, hints)?;
-        self.record_interface(at);
         let asked = wanted.mode;
         let wanted = &self.settled(at, wanted);
         match self.give(at, number, wanted, (rule, hints)) {
             Ok(()) => {
-                let interface = self.interfaces.get_mut(&at);
-                if interface.is_some_and(|interface| interface.note_mode(asked)) {
-                    self.record_interface(at);
+                if let Some(interface) = self.interfaces.get_mut(&at) {
+                    interface.note_mode(asked);
                 }
                 let held = Held {
                     interface: at,
@@ -180,7 +177,6 @@ impl Server {
             for lessee in self.connections.values_mut() {
                 lessee.dirty |= lessee.held.as_ref().is_some_and(|held| held.interface == at);
             }
-            self.record_interface(at);
         }
         is_left
     }
@@ -255,8 +251,6 @@ impl Server {
     ) -> Result<(), Refusal> {
         let gone = || Reason::NoInterface.because("the interface is gone");
         let peer = &self.connections.get(&number).ok_or_else(gone)?.peer;
-        let mut record = LeaseRecord::new(number, at, peer, wanted);
-        record.set_hints(hints.hint_request);
         let names = self.policy.rule(rule).names.clone();
         let uid = peer.uid;
         let tells_nic = Entries::new(wanted.range(), wanted.filter.clone(), names.clone()).may_steer();
@@ -268,16 +262,8 @@ impl Server {
             true => Some(self.ring_for(at, &of, rule)?),
             false => None,
         };
-        self.record(|records| records.put_lease(record));
-        may_crash("recorded");
         let interface = self.interfaces.get_mut(&at).ok_or_else(gone)?;
-        if let Err(refusal) = interface.reserve(wanted, number, names, (ring, hints)) {
-            if !interface.has(number) {
-                self.record(|records| records.leases.retain(|record| record.number != number));
-            }
-            return Err(refusal);
-        }
-        Ok(())
+        interface.reserve(wanted, number, names, (ring, hints))
     }
 
     /// The multicast ring for a network's lease.

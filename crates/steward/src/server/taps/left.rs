@@ -26,8 +26,8 @@ impl Server {
             let user = uplink.find_map(|at| {
                 let mut leases = records.leases.iter().filter(|lease| lease.interface == at);
                 let wants = |wanted: &Wanted| may_have_taps(wanted) && wanted.start_queue == tap.first;
-                let wanted = leases.find_map(|lease| lease.wanted().filter(wants))?;
-                Some((at, user_of(&wanted)))
+                let wanted = leases.find_map(|lease| lease.wanted.as_ref().filter(|wanted| wants(wanted)))?;
+                Some((at, user_of(wanted)))
             });
             if let Some((at, user)) = user {
                 self.network_taps
