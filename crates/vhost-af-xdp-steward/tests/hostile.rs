@@ -6,10 +6,10 @@ use crate::common;
 use std::cell::Cell;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::path::Path;
-use std::process::Command;
 
-use common::hostile::{BIND, FLOW, assert_serves, failed, leased, memfd, registration, requests};
+use common::hostile::{
+    BIND, FLOW, assert_serves, failed, leased, limit_descriptors, memfd, registration, requests,
+};
 use common::raw::Raw;
 use common::{POLICY, World, lessee, take, wanted};
 use proptest::prelude::*;
@@ -222,22 +222,14 @@ fn steward_without_descriptors_serves_on_and_accepts_again_when_it_has_some() {
     require!(Root);
     let world = World::new();
     let lease = world.lease(0, 1).expect("allowed");
-    let set = |count: usize| {
-        let pid = world.steward.pid().to_string();
-        let limit = format!("--nofile={count}:");
-        let done = Command::new("prlimit").args(["--pid", &pid, &limit]).status();
-        assert!(done.expect("prlimit(1)").success());
-    };
-    // The lowest number that is not in use.
-    let used = |number: usize| Path::new(&format!("/proc/{}/fd/{number}", world.steward.pid())).is_symlink();
-    set((0..).find(|&number| !used(number)).expect("few are"));
+    limit_descriptors(&world, None);
     let waiting = Raw::connect(&world.socket());
     wait::a_moment();
     // No socket can be made, and it says so; what needs none works.
     let refusal = common::refusal(lessee::register(&lease, 0));
     assert_eq!(refusal.reason, Reason::Kernel, "{refusal}");
     lease.deactivate(0).expect("ours");
-    set(1024);
+    limit_descriptors(&world, Some(1024));
     lessee::register(&lease, 0).expect("ours");
     drop(waiting);
     assert_serves(&world);
@@ -254,11 +246,7 @@ fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
     let (sender, receiver) = Raw::pair();
     let file = std::fs::File::open("/dev/null").expect("there");
     (0..3).for_each(|_| sender.send_with(&[0], &file, 253));
-    let pid = world.steward.pid().to_string();
-    let done = Command::new("prlimit")
-        .args(["--pid", &pid, "--nofile=500:"])
-        .status();
-    assert!(done.expect("prlimit(1)").success());
+    limit_descriptors(&world, Some(500));
     // The bound socket is what the steward sends.
     let refusal = common::refusal(lease.bind(prepared));
     assert_eq!(refusal.reason, Reason::Kernel, "{refusal}");

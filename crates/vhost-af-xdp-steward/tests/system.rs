@@ -9,6 +9,7 @@ mod events;
 mod hints;
 mod host;
 mod hostile;
+mod hostile_lessee;
 mod kills;
 mod lease;
 mod lifetime;

@@ -261,10 +261,10 @@ impl Server {
         unfinished.then(|| planned.unwrap_or(now + RETRY))
     }
 
-    /// Ends connections that have an unsent answer and whose process is gone. Such a connection can still be open: its
-    /// descriptor may be in a message to the steward that is read only after the answer is sent.
+    /// Ends connections that are not read for now and whose process is gone. Such a connection can still be open: its
+    /// descriptor may be in a message to the steward that is read only later.
     fn end_deserted(&mut self) {
-        let deserted = |connection: &Connection| connection.has_unsent() && connection.peer.is_gone();
+        let deserted = |connection: &Connection| connection.is_busy() && connection.peer.is_gone();
         let over = numbers(&self.connections, deserted);
         over.into_iter().for_each(|number| self.end(number, None));
     }

@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use steer::{HintSet, QueueConf, Station};
@@ -73,6 +75,17 @@ pub(crate) fn memfd(bytes: u64) -> File {
     let zeros = vec![0; usize::try_from(bytes).expect("small")];
     (&file).write_all(&zeros).expect("room");
     file
+}
+
+/// Limits the steward's descriptors to so many; `None`: to those that it has.
+pub(crate) fn limit_descriptors(world: &World, count: Option<usize>) {
+    let pid = world.steward.pid().to_string();
+    // The lowest number that is not in use.
+    let used = |number: &usize| Path::new(&format!("/proc/{pid}/fd/{number}")).is_symlink();
+    let count = count.or_else(|| (0..).find(|number| !used(number)));
+    let limit = format!("--nofile={}:", count.expect("few are"));
+    let done = Command::new("prlimit").args(["--pid", &pid, &limit]).status();
+    assert!(done.expect("prlimit(1)").success());
 }
 
 /// What failed.

@@ -12,6 +12,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use program::descriptors;
@@ -137,7 +138,7 @@ pub(crate) enum Incoming {
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: OwnedFd,
-    pub(crate) peer: Credentials,
+    pub(crate) peer: Arc<Credentials>,
     pub(crate) held: Option<Held>,
     /// The rule that a lease of the part is charged to, which it has instead.
     pub(crate) by_part: Option<usize>,
@@ -171,7 +172,7 @@ impl Connection {
     pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
         sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
         Ok(Self {
-            peer: peer::credentials(socket.as_fd())?,
+            peer: Arc::new(peer::credentials(socket.as_fd())?),
             may_have_files: sys::lets_files(socket.as_fd()),
             socket,
             held: None,
@@ -221,12 +222,10 @@ impl Connection {
 
     pub(crate) fn interest(&mut self, now: Instant) -> Interest {
         self.requests.refill(REQUESTS, now);
-        let is_busy = self.pending.is_some() || self.waits;
-        let events = match (&self.unsent, self.requests.left) {
-            (Some(_), _) => PollFlags::OUT,
-            (None, 0) => PollFlags::empty(),
-            (None, _) if is_busy => PollFlags::empty(),
-            (None, _) => PollFlags::IN,
+        let events = match self.has_unsent() {
+            true => PollFlags::OUT,
+            false if self.is_busy() || self.requests.left == 0 => PollFlags::empty(),
+            false => PollFlags::IN,
         };
         // Wake for a few requests at a time, not for each.
         let spent = self.unsent.is_none() && self.requests.left == 0;
@@ -337,6 +336,11 @@ impl Connection {
     /// Whether an answer waits to be sent.
     pub(crate) fn has_unsent(&self) -> bool {
         self.unsent.is_some()
+    }
+
+    /// Whether its next message is not read for now.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.has_unsent() || self.pending.is_some() || self.waits
     }
 
     /// Sends the reason why the connection ends, if no answer waits to be sent.

@@ -64,7 +64,7 @@ impl Server {
         let lingering = idle.map(|since| since + self.linger).filter(|&at| at > now);
         let pause = self.accepting.due().filter(|&until| until > now);
         let next_look = (self.looks.left == 0).then(|| now + LOOKS.each);
-        let is_late = self.connections.values().any(Connection::has_unsent) || !self.unclosed.is_empty();
+        let is_late = self.connections.values().any(Connection::is_busy) || !self.unclosed.is_empty();
         let late = is_late.then(|| now + RETRY);
         let tap_programs = (!self.network_taps.is_empty()).then_some(self.tap_programs_due);
         let fdb_pause = (self.fdb_pause > now || self.has_stale_bridges()).then_some(self.fdb_pause);

@@ -6,6 +6,7 @@
 //! period is over, or the lessee's process has ended. Everything else is removed: pins without a record, queues
 //! without a lease, leases that no lessee can resume.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::server::connections::connection::Held;
@@ -26,7 +27,7 @@ const LAST_TRIES: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Orphan {
     pub(crate) held: Held,
-    pub(crate) peer: Credentials,
+    pub(crate) peer: Arc<Credentials>,
     token: Token,
     until: Instant,
 }
@@ -224,10 +225,10 @@ impl Server {
         let Some(store) = &mut self.store else {
             return;
         };
-        let record = |number, peer: &Credentials, held: &Held, token| LeaseRecord {
+        let record = |number, peer: &Arc<Credentials>, held: &Held, token| LeaseRecord {
             number,
             interface: held.interface,
-            peer: peer.clone(),
+            peer: Arc::clone(peer),
             wanted: Some(held.wanted.clone()),
             hints: held.hint_request.number(),
             token: Some(token),

@@ -19,6 +19,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock, statfs};
@@ -85,8 +86,8 @@ pub(crate) struct LeaseRecord {
     pub(crate) number: u64,
     pub(crate) interface: u64,
     /// Its lessee.
-    #[serde(flatten)]
-    pub(crate) peer: Credentials,
+    #[serde(flatten, with = "peer")]
+    pub(crate) peer: Arc<Credentials>,
     /// The request for it, encoded as in the protocol, in hexadecimal digits: so every field is kept. `None`: this
     /// version cannot read it.
     #[serde(with = "wanted")]
@@ -97,6 +98,18 @@ pub(crate) struct LeaseRecord {
     /// `None`: not one.
     #[serde(default, with = "token")]
     pub(crate) token: Option<Token>,
+}
+
+mod peer {
+    use super::{Arc, Credentials, Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(peer: &Credentials, to: S) -> Result<S::Ok, S::Error> {
+        peer.serialize(to)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Arc<Credentials>, D::Error> {
+        Credentials::deserialize(from).map(Arc::new)
+    }
 }
 
 mod wanted {
@@ -195,19 +208,19 @@ impl Store {
         };
         let entry = store.entry();
         match entry.read::<Records>() {
-            Ok(None) => {}
-            Ok(Some(records)) if records.version != VERSION => {
-                tracing::info!("of another version, and not read: {entry}");
+            Ok(Some(records)) if records.version == VERSION => {
+                store.records = records;
+                return Ok(store);
             }
-            Ok(Some(records)) => store.records = records,
+            Ok(None) => {}
+            Ok(Some(_)) => tracing::info!("of another version, and not read: {entry}"),
             // Programs and queues without a record are taken back; no more is possible.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                tracing::error!(
-                    "not records of a steward, so no lease continues, and it is written again: {entry}: {error}"
-                );
+                tracing::error!("not records of a steward, so no lease continues: {entry}: {error}");
             }
             Err(error) => return Err(file_error(dir)(error)),
         }
+        entry.remove().map_err(file_error(dir))?;
         Ok(store)
     }
 
@@ -352,7 +365,7 @@ mod tests {
         LeaseRecord {
             number,
             interface: 1,
-            peer,
+            peer: peer.into(),
             wanted: Some(wanted),
             hints: 5,
             token: Some([0xa5; 16]),

@@ -1,5 +1,6 @@
 //! Grants leases: checks the whole request, attaches the program, then reserves all queues or none. Lists leases.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::server::connections::connection::Held;
@@ -79,14 +80,14 @@ impl Server {
     ///
     /// # Errors
     /// It has one.
-    pub fn newcomer(&self, number: u64) -> Result<Credentials, Refusal> {
+    pub fn newcomer(&self, number: u64) -> Result<Arc<Credentials>, Refusal> {
         let refused = |text| Reason::Lease.refuse(text);
         match self.connections.get(&number) {
             None => refused("this connection is over"),
             Some(connection) if connection.has_lease() => {
                 refused("this connection has a lease: connect once more for another")
             }
-            Some(connection) => Ok(connection.peer.clone()),
+            Some(connection) => Ok(Arc::clone(&connection.peer)),
         }
     }
 
