@@ -22,9 +22,10 @@ pub mod device;
 mod moving;
 mod queue;
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 
-use host::nic::bound::{self, LeasedTo};
+use host::nic::bound;
 use host::nic::tags::blind;
 use rustix::io::Errno;
 use steer::{Mode, mac_text};
@@ -33,11 +34,12 @@ use steward::server::file::may_crash;
 use steward::server::job::{Job, Outcome, Pending, lost};
 use steward::server::limits::DeviceChange;
 use steward::server::netkits::Netkits;
-use steward::server::{Answered, Held, Interface, Reply, SavedNetkit, Server, no_lease};
+use steward::server::{Answered, Held, Interface, Journal, Reply, Server, no_lease};
 use steward_protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
 
-use self::device::{NetkitError, Trace};
+use self::device::NetkitError;
 use self::moving::NO_NAMESPACE;
+use self::queue::SavedNetkit;
 
 /// First part of the name of a netkit until it is in its network namespace; eight digits follow.
 const MADE_AS: &str = "vaxk";
@@ -91,23 +93,24 @@ impl Netkits for Devices {
         queue::adopt(interface, queue);
     }
 
-    fn remove(&self, nic: u32, saved: &SavedNetkit, is_new: bool) -> Result<(), String> {
-        // The kernel releases the memory of a closed socket only afterwards (`xp_release_deferred`,
-        // net/xdp/xsk_buff_pool.c), and tells the NIC's driver by the netkit. Of one that is deleted by then it cannot
-        // (7.2, "Failed to disable zero-copy!"), and the driver goes on with memory that is freed. A socket that is
-        // open yet is told when the netkit goes.
-        if is_new && matches!(bound::has_socket(nic, saved.queue), Ok(true)) {
-            return Err("a socket has its queue, or lets go of it now".to_owned());
-        }
-        let place = (saved.ifindex, saved.namespace);
-        let trace = Trace {
-            made_as: &saved.made_as,
-            last: (saved.ifindex != 0).then_some(place),
-            queue: (nic, saved.queue),
-        };
-        let removed = trace.remove();
-        may_crash("netkit-deleted");
-        removed.map_err(|error| error.to_string())
+    fn queues(&self, interface: &Interface) -> BTreeSet<u32> {
+        queue::queues(interface)
+    }
+
+    fn lost(&self, interface: &Interface, queue: u32) -> String {
+        let name = queue::saved(interface, queue).map_or_else(String::new, |saved| saved.name);
+        format!(
+            "netkit {name} is gone, which had the queue: its network namespace has ended, or somebody deleted it: ask \
+             for one again, or end the lease, and take another"
+        )
+    }
+
+    fn remove(&self, interface: &Interface, queue: u32, is_new: bool) -> Result<(), String> {
+        queue::remove(interface, queue, is_new)
+    }
+
+    fn remove_strays(&self, journal: &Journal, is_known: &dyn Fn(u64) -> bool) {
+        queue::remove_strays(journal, is_known);
     }
 }
 
@@ -130,25 +133,18 @@ fn make(interface: &mut Interface, wanted: &NetkitWanted, mac: Option<[u8; 6]>) 
     let (link, queue) = (interface.link.clone(), wanted.queue);
     let name = &link.name;
     check(interface, queue)?;
-    if interface.saved_netkit(queue).is_some() {
+    if queue::saved(interface, queue).is_some() {
         // Retry a deletion that may have failed before.
         queue::drop_netkit(interface, queue);
     }
-    if interface.saved_netkit(queue).is_some() {
+    if queue::saved(interface, queue).is_some() {
         return Reason::Taken.refuse(format!(
             "the netkit that had queue {queue} of {name} before is not deleted yet: try again"
         ));
     }
     let number = program::random().map_err(|error| Reason::Kernel.because(error.to_string()))?;
     let made_as = format!("{MADE_AS}{:08x}", u32::from_ne_bytes(number));
-    let saved = interface.save_netkit(SavedNetkit {
-        queue,
-        made_as: made_as.clone(),
-        name: wanted.name.clone(),
-        ifindex: 0,
-        namespace: None,
-        its_queue: 0,
-    });
+    let saved = SavedNetkit::new(interface, queue, &made_as, &wanted.name).save(interface);
     saved.map_err(|error| {
         Reason::Kernel.because(format!(
             "a netkit is not made without a note, which cannot be written: {error} (--state)"
@@ -179,7 +175,7 @@ fn refusal(interface: &str, queue: u32, error: &NetkitError) -> Refusal {
 /// Checks whether a netkit of this queue would receive frames.
 fn check(interface: &Interface, queue: u32) -> Result<(), Refusal> {
     let name = &interface.link.name;
-    let (reason, text) = if !interface.has_journal() {
+    let (reason, text) = if queue::entry(interface, queue).path().is_err() {
         let text = "a netkit is not made without a note, and this steward keeps none: start it with --state";
         (Reason::Kernel, text.to_owned())
     } else if interface.program()?.mode() == Mode::Skb {
@@ -211,7 +207,7 @@ fn check(interface: &Interface, queue: u32) -> Result<(), Refusal> {
 /// Called when the child that moves a netkit has ended.
 fn conclude(server: &mut Server, number: u64, queue: u32, outcome: Outcome) -> Answered {
     let (_, interface) = server.lessee_mut(number)?;
-    if !interface.netkits.contains_key(&queue) {
+    if interface.own_map(queue).is_none() {
         let settled = match outcome {
             Outcome::Done(_) => settle(interface, queue).map_err(|text| Reason::Kernel.because(text)),
             Outcome::Failed { step, errno } => Err(failed(step, errno)),
@@ -225,15 +221,13 @@ fn conclude(server: &mut Server, number: u64, queue: u32, outcome: Outcome) -> A
         }
     }
     let (_, interface) = server.lessee_mut(number)?;
-    let netkit = interface.netkits.get(&queue).ok_or_else(no_lease)?;
-    let map = netkit.map.as_fd().try_clone_to_owned();
-    let (end, map) = (
-        netkit.end.clone(),
-        map.map_err(|error| Reason::Kernel.because(error.to_string()))?,
-    );
+    let saved = queue::saved(interface, queue).ok_or_else(no_lease)?;
+    let map = interface.own_map(queue).ok_or_else(no_lease)?;
+    let map = map.as_fd().try_clone_to_owned();
+    let map = map.map_err(|error| Reason::Kernel.because(error.to_string()))?;
     // The lessee may have been notified that its previous netkit is gone.
     server.notify(number);
-    Ok(Reply::with(Answer::Netkit(end), vec![map]))
+    Ok(Reply::with(Answer::Netkit(saved.end()), vec![map]))
 }
 
 /// The netkit is in its namespace: saves where, and redirects the queue's frames to the socket in its map.
@@ -244,21 +238,12 @@ fn settle(interface: &mut Interface, queue: u32) -> Result<(), String> {
         interface.link.name
     );
     let found = bound::leased_to(interface.link.index, queue).map_err(|error| error.to_string())?;
-    let (Some(found), Some(saved)) = (found, interface.saved_netkit(queue).cloned()) else {
+    let (Some(found), Some(mut saved)) = (found, queue::saved(interface, queue)) else {
         return Err(gone);
     };
-    let LeasedTo {
-        ifindex,
-        queue: its_queue,
-        namespace,
-    } = found;
-    let saved = SavedNetkit {
-        ifindex,
-        namespace,
-        its_queue,
-        ..saved
-    };
-    interface.save_netkit(saved).map_err(|error| error.to_string())?;
+    (saved.ifindex, saved.its_queue) = (found.ifindex, found.queue);
+    saved.namespace = found.namespace;
+    saved.save(interface).map_err(|error| error.to_string())?;
     queue::give_map(interface, queue)?;
     may_crash("netkit-settled");
     Ok(())

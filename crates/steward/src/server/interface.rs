@@ -12,8 +12,8 @@
 mod facts;
 mod hints;
 mod lease;
-mod netkit;
 mod network;
+mod own_maps;
 mod program;
 mod sockets;
 mod take_back;
@@ -22,13 +22,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use steer::{Mode, ModeRequest, Program, with_sources};
+use steer::{Mode, ModeRequest, OwnMap, Program, with_sources};
 
 use self::hints::Hints;
 use self::network::Network;
 use self::sockets::Sockets;
 use self::take_back::Leaving;
-use super::journal::ledger::Ledger;
+use super::journal::file::Journal;
+use super::journal::ledger::{self, Ledger};
 use super::journal::state::{InterfaceRecord, Places};
 use super::leases::entries::Entries;
 use super::netkits::Netkits;
@@ -40,7 +41,6 @@ use steward_protocol::{Reason, Refusal, mode_request};
 
 pub(super) use self::hints::LeaseHints;
 pub(super) use self::lease::check;
-pub use self::netkit::Netkit;
 pub(super) use self::program::remove_pins;
 pub(super) use self::sockets::{Bound, Holds, Memory, Registered, bytes_held};
 
@@ -76,16 +76,22 @@ pub struct Interface {
     entries: BTreeMap<u32, Entries>,
     /// Networks among the leases, by their first queue.
     networks: BTreeMap<u32, Network>,
-    /// Netkits that have a queue of this interface, by that queue.
-    pub netkits: BTreeMap<u32, Netkit>,
-    /// The part that makes them.
-    netkits_by: Option<&'static dyn Netkits>,
+    /// Maps of queues that are leased on to netkits.
+    own_maps: BTreeMap<u32, OwnMap>,
+    /// Queues whose netkits were found to be gone.
+    lost_netkits: BTreeSet<u32>,
+    /// The part that makes netkits.
+    netkits: Option<&'static dyn Netkits>,
     /// The host's MAC addresses on it, which no network or guest in tap mode may have; empty while it has neither.
     pub(super) of_host: BTreeSet<[u8; 6]>,
     /// The host's addresses changed since leases were last checked against them.
     pub(super) other_of_host: bool,
     /// When it was first seen without a lease.
     pub(super) idle_since: Option<Instant>,
+    /// Its number, and the journal in which it has entries under that number.
+    pub number: u64,
+    /// See `number`.
+    pub journal: Journal,
     /// Where the program is pinned; `None`: the program ends with this process.
     pins: Option<PathBuf>,
     /// The NIC's configuration for the leases.
@@ -157,17 +163,18 @@ impl Interface {
     }
 
     fn without_program(link: Link, mode: ModeRequest, places: Option<Places>) -> Self {
-        let netkits_by = places.as_ref().and_then(|places| places.netkits);
-        let (pins, entry) = places.map(|places| (places.pins, places.entry)).unzip();
-        Self {
+        let mut interface = Self {
             name: link.name.clone(),
             link,
             mode,
-            pins,
-            ledger: Ledger::open(entry.unwrap_or_default()),
-            netkits_by,
             ..Self::default()
+        };
+        if let Some(places) = places {
+            interface.ledger = Ledger::open(ledger::entry_of(&places.journal, places.number));
+            (interface.number, interface.journal) = (places.number, places.journal);
+            (interface.pins, interface.netkits) = (Some(places.pins), places.netkits);
         }
+        interface
     }
 
     /// Its name when it was first leased.
@@ -240,7 +247,7 @@ impl Interface {
     /// facts for lessees changed. `taken`: indexes of leased interfaces, none of which can replace one that is gone.
     pub(super) fn look(&mut self, taken: &[u32]) -> bool {
         let before = (self.facts(), self.entries.clone(), self.known_of_networks());
-        let (lost, now) = (self.lost_netkits(), Instant::now());
+        let (lost, now) = (self.lost_netkits.clone(), Instant::now());
         self.take_back();
         self.look_at_link();
         // Without a lessee the program is not needed.
@@ -283,11 +290,10 @@ impl Interface {
         // Other lessees activate their queues themselves when they are notified.
         seen_again
             .into_iter()
-            .for_each(|queue| self.go_on_with_netkit(queue));
+            .for_each(|queue| self.go_on_with_map(queue));
         self.look_at_host();
         self.look_at_netkits();
-        lost != self.lost_netkits()
-            || before != (self.facts(), self.entries.clone(), self.known_of_networks())
+        lost != self.lost_netkits || before != (self.facts(), self.entries.clone(), self.known_of_networks())
     }
 
     /// Checks whether the interface still exists and the program is still attached.

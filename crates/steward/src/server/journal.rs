@@ -1,15 +1,19 @@
 //! The journal: what goes on, or has to be undone, when a lease or the steward ends.
 //!
-//! | what | where | undone by |
+//! It is a directory of entries ([`file`]), each written before what it describes is done, and removed after that is
+//! undone. Several entries and not one, since a part writes its own alone, and one that is damaged costs the others
+//! nothing: rules of a NIC are undone even if the records of leases cannot be read.
+//!
+//! | entry | what | undone by |
 //! |---|---|---|
-//! | leases and interfaces, for the next steward | `state.toml`: [`state`] | [`restore`] |
-//! | rules and contexts of a NIC, netkits | `nic-N.toml`, one an interface: [`ledger`] | [`teardown`], step by step |
-//! | programs and maps | pins on a bpffs, next to the records | [`teardown`]; without a record [`restore`] |
-//! | stations that a NIC accepts | a socket, which the service manager keeps: [`program::fd_store`] | closing it |
+//! | `state` | leases and interfaces, for the next steward: [`state`] | [`restore`] |
+//! | `nic-N` | rules and contexts of the NIC of interface N: [`ledger`] | [`teardown`], step by step |
+//! | `netkit-N-Q` | the netkit that has queue Q | the part that makes them ([`netkits`](super::netkits)) |
+//! | `zcrx-…`, `header-split-…` | changes of NICs for zero-copy receive | the [`part`](super::part) for that |
 //!
-//! | changes of NICs by a part outside the core | `PREFIX-….toml`, one a change: [`file`] | that part |
-//!
-//! Each is written before the change is made, and removed after it is undone.
+//! The kernel keeps the rest, held by pins on a bpffs next to the records (programs and maps: undone by [`teardown`],
+//! without a record by [`restore`]), and by sockets that the service manager keeps (stations that a NIC accepts:
+//! [`program::fd_store`]).
 
 pub mod file;
 pub(super) mod ledger;

@@ -64,11 +64,10 @@ use taps::removals::Removals;
 pub use connections::connection::By;
 pub use connections::connection::{Held, Reply};
 pub use connections::limits;
-pub use interface::{Interface, Netkit};
+pub use interface::Interface;
 pub use journal::file::{self, Entry, Journal};
 pub use journal::state::{Store, StoreError};
 pub use leases::sockets::OF_A_QUEUE;
-pub use netkits::SavedNetkit;
 pub use operations::{OPERATIONS, Operation};
 
 /// How long the program stays on an interface without a lease: the next lease often follows soon, and a NIC may lose

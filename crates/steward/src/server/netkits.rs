@@ -1,17 +1,17 @@
 //! What the core needs of netkits: interfaces in other network namespaces that a lease's queue is leased on to.
 //!
-//! The core checks that the policy allows one, keeps it in the journal, has the program redirect the queue's frames to
-//! its map, and undoes all that. The program that starts the server makes and deletes the interfaces.
+//! The core checks that the policy allows one, has the program redirect the queue's frames to its map, and says when it
+//! has to go. The program that starts the server makes and deletes the interfaces, and has them in the journal.
 
+use std::collections::BTreeSet;
 use std::fmt;
-
-use serde::{Deserialize, Serialize};
 
 use super::Server;
 use super::connections::connection::Held;
 use super::interface::Interface;
 use super::job::Pending;
-use steward_protocol::{NetkitEnd, NetkitWanted, Reason, Refusal};
+use super::journal::file::Journal;
+use steward_protocol::{NetkitWanted, Reason, Refusal};
 
 /// See the module's head.
 pub trait Netkits: fmt::Debug + Sync {
@@ -24,53 +24,22 @@ pub trait Netkits: fmt::Debug + Sync {
     /// Takes over the netkit that a previous steward made for a queue of a lease that continues, if it made one.
     fn adopt(&self, interface: &mut Interface, queue: u32);
 
-    /// Deletes a netkit, wherever it is, and checks that it is gone. `nic`: the index of the NIC; `is_new`: it is kept
-    /// for now if a socket has the queue.
+    /// The queues of an interface for which the journal has a netkit, which may not exist.
+    fn queues(&self, interface: &Interface) -> BTreeSet<u32>;
+
+    /// Why a queue gets no frames whose netkit is gone.
+    fn lost(&self, interface: &Interface, queue: u32) -> String;
+
+    /// Deletes the netkit of a queue, wherever it is, checks that it is gone, and removes it from the journal. `is_new`:
+    /// it is kept for now if a socket has the queue.
     ///
     /// # Errors
     /// In words.
-    fn remove(&self, nic: u32, saved: &SavedNetkit, is_new: bool) -> Result<(), String>;
-}
+    fn remove(&self, interface: &Interface, queue: u32, is_new: bool) -> Result<(), String>;
 
-/// A netkit to which a queue is leased.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SavedNetkit {
-    /// The NIC's queue.
-    pub queue: u32,
-    /// Its unique temporary name, before it was moved to its network namespace.
-    pub made_as: String,
-    /// Its name in that namespace.
-    pub name: String,
-    /// Its index in that namespace; 0: it may not have been moved yet.
-    #[serde(default)]
-    pub ifindex: u32,
-    /// The id (netnsid) of that namespace in the steward's; `None`: it is the steward's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub namespace: Option<i32>,
-    /// Number of the netkit's queue to which the NIC's queue is leased.
-    #[serde(default)]
-    pub its_queue: u32,
-}
-
-impl SavedNetkit {
-    /// Deletes it. `nic`: the index of the NIC; `is_new`: not yet while a socket has the queue.
-    pub(super) fn remove(&self, netkits: Option<&dyn Netkits>, nic: u32, is_new: bool) -> Result<(), String> {
-        let none = || "this steward knows no netkits".to_owned();
-        let removed = netkits
-            .ok_or_else(none)
-            .and_then(|netkits| netkits.remove(nic, self, is_new));
-        removed.map_err(|why| format!("netkit {}: {why}", self.name))
-    }
-
-    /// The answer to its lessee, once it is in its network namespace.
-    #[must_use]
-    pub fn end(&self) -> NetkitEnd {
-        NetkitEnd {
-            name: self.name.clone(),
-            ifindex: self.ifindex,
-            queue: self.its_queue,
-        }
-    }
+    /// Called before interfaces of a previous steward are taken over: deletes, as far as possible, netkits of those
+    /// whose numbers are not known.
+    fn remove_strays(&self, journal: &Journal, is_known: &dyn Fn(u64) -> bool);
 }
 
 impl Server {
@@ -93,9 +62,9 @@ impl Server {
     /// Whether a lease with its netkit may continue under a rule.
     pub(super) fn check_netkit_of(&self, held: &Held, rule: usize) -> Result<(), Refusal> {
         let interface = self.interfaces.get(&held.interface);
-        match interface.and_then(|interface| interface.saved_netkit(held.wanted.start_queue)) {
-            Some(_) => self.policy.check_netkit(rule),
-            None => Ok(()),
+        match interface.is_some_and(|interface| interface.has_netkit(held.wanted.start_queue)) {
+            true => self.policy.check_netkit(rule),
+            false => Ok(()),
         }
     }
 

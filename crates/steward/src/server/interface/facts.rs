@@ -58,11 +58,8 @@ impl Interface {
         if self.is_blind(queues.start) {
             return Some(host::nic::tags::blind(name));
         }
-        if let Some(lost) = self.lost_netkit(queues.start) {
-            return Some(format!(
-                "netkit {lost} is gone, which had the queue: its network namespace has ended, or somebody deleted it: \
-                 ask for one again, or end the lease, and take another"
-            ));
+        if let Some(netkits) = self.netkits.filter(|_| self.lost_netkits.contains(&queues.start)) {
+            return Some(netkits.lost(self, queues.start));
         }
         (!self.link.up).then(|| format!("{name} is down"))
     }

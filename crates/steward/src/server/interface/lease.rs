@@ -99,12 +99,12 @@ impl Interface {
             return Reason::Impaired.refuse(host::nic::tags::blind(&self.link.name));
         }
         let hints = self.may_have_hints(queue);
-        if let Some(netkit) = self.netkits.get(&queue) {
+        if let Some(map) = self.own_maps.get(&queue) {
             let conf = QueueConf {
                 hints: conf.hints && hints,
                 ..conf
             };
-            return kernel(self.program()?.activate_own_map(queue, &netkit.map, conf));
+            return kernel(self.program()?.activate_own_map(queue, map, conf));
         }
         kernel(self.program()?.activate_judged(queue, conf, hints))
     }
@@ -171,7 +171,7 @@ impl Interface {
         self.entries.insert(queues.start, entries);
         self.accept_stations(queues.start);
         self.look_below();
-        if let Some(netkits) = self.netkits_by {
+        if let Some(netkits) = self.netkits {
             netkits.adopt(self, queues.start);
         }
         self.adopt_hints(queues.start, hints);

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use steer::{Mode, ModeRequest, Program, with_sources};
 
-use super::Interface;
+use super::{Interface, own_maps};
 use crate::server::journal::file::may_crash;
 use host::links::{DriverSends, Link, wants_frags};
 use steward_protocol::{Reason, Refusal};
@@ -110,8 +110,8 @@ impl Interface {
                 self.hints_of_new_program();
                 let entries = self.entries.values_mut();
                 entries.for_each(|entries| entries.look(&self.link, mode == Mode::Tap));
-                let netkits = self.netkits.keys();
-                netkits.for_each(|&queue| self.go_on_with_netkit(queue));
+                let maps = self.own_maps.keys();
+                maps.for_each(|&queue| self.go_on_with_map(queue));
                 // An interface that was created again has no rules; one that came back may still have them.
                 let entries = self.entries.values_mut();
                 entries.for_each(|entries| entries.apply(&self.link, &mut self.ledger));
@@ -135,10 +135,10 @@ impl Interface {
                 may_crash("pins-made");
                 program.pin(pins).map_err(|error| with_sources(&error))?;
                 let mut networks = self.networks.values_mut();
-                let mut netkits = self.netkits.iter_mut();
+                let mut maps = self.own_maps.iter_mut();
                 networks
                     .try_for_each(|network| network.pin(pins))
-                    .and_then(|()| netkits.try_for_each(|(&queue, netkit)| netkit.pin(pins, queue)))
+                    .and_then(|()| maps.try_for_each(|(&queue, map)| own_maps::pin(pins, queue, map)))
                     .map_err(|error| error.to_string())
             });
         may_crash("pinned");

@@ -33,7 +33,7 @@ impl Interface {
             }
         }
         // NIC configuration for leases that do not exist any more.
-        for first in self.ledger.saved_queues() {
+        for first in &self.ledger.saved_queues() | &self.netkit_queues() {
             if self.entries.contains_key(&first) {
                 continue;
             }
@@ -70,7 +70,7 @@ impl Interface {
         may_crash("deactivated");
         let nic = self.driver().ok().flatten();
         let parts = self.ledger.parts(nic.as_ref(), queues.start);
-        self.netkits.remove(&queues.start);
+        self.own_maps.remove(&queues.start);
         let steps = queues.clone().flat_map(Step::of_queue).chain(network);
         let steps = steps.chain(self.netkit_step(queues.start));
         let teardown = Teardown::new(parts.into_iter().map(Step::Nic).chain(steps));

@@ -2,8 +2,7 @@
 //!
 //! Rules and contexts outlive the process that made them. So the plan is written before they are made, and removed
 //! after they are removed: a steward that dies in between leaves a plan by which the next one finds them (see
-//! [`crate::hardware`]). Without a journal the NIC is not configured. The entry also lists the netkits to which queues
-//! of the NIC are leased, as they outlive a process, too.
+//! [`crate::hardware`]). Without a journal the NIC is not configured.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,9 +14,7 @@ use steer::Filter;
 
 use crate::hardware::{Names, Nic, NotMade, Order, Part, Plan, make, undo};
 use crate::server::journal::file::{Entry, Journal};
-use crate::server::netkits::{Netkits, SavedNetkit};
 use crate::sys;
-use host::links::Link;
 use host::nic::Ethtool;
 use program::fd_store::{self, STATIONS};
 use steward_protocol::Steered;
@@ -78,8 +75,6 @@ struct Saved {
     interface: String,
     #[serde(default, rename = "lease")]
     leases: Vec<SavedLease>,
-    #[serde(default, rename = "netkit", skip_serializing_if = "Vec::is_empty")]
-    netkits: Vec<SavedNetkit>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -162,22 +157,12 @@ impl Ledger {
     }
 
     /// Undoes, as far as possible, the configuration in entries that belong to no known interface.
-    pub(crate) fn clear_strays(
-        journal: &Journal,
-        netkits: Option<&dyn Netkits>,
-        is_known: impl Fn(&Entry) -> bool,
-    ) {
+    pub(crate) fn clear_strays(journal: &Journal, is_known: impl Fn(&Entry) -> bool) {
         for entry in journal.entries(PREFIX) {
             if is_known(&entry) {
                 continue;
             }
             let mut ledger = Self::open(entry.clone());
-            for netkit in &ledger.saved.netkits {
-                let nic = Link::by_name(&ledger.saved.interface).map_or(0, |link| link.index);
-                if let Err(why) = netkit.remove(netkits, nic, false) {
-                    tracing::warn!("{entry}: it may be left over: {why}");
-                }
-            }
             let undone = Ethtool::open(&ledger.saved.interface).and_then(|mut nic| {
                 let firsts = ledger.saved_queues();
                 firsts
@@ -196,32 +181,10 @@ impl Ledger {
         self.entry.path().is_ok()
     }
 
-    /// First queues of leases for which the NIC may have rules, contexts or netkits.
+    /// First queues of leases for which the NIC may have rules or contexts.
     pub(crate) fn saved_queues(&self) -> BTreeSet<u32> {
-        let netkits = self.saved.netkits.iter().map(|netkit| netkit.queue);
-        let leases = self.saved.leases.iter().map(|saved| saved.first_queue);
-        leases.chain(netkits).collect()
-    }
-
-    /// The saved netkit of a queue; it may not exist.
-    pub(crate) fn netkit(&self, queue: u32) -> Option<&SavedNetkit> {
-        self.saved.netkits.iter().find(|netkit| netkit.queue == queue)
-    }
-
-    /// Saves a netkit; replaces an earlier one for its queue.
-    pub(crate) fn save_netkit(&mut self, saved: SavedNetkit) -> io::Result<()> {
-        let before = self.saved.netkits.clone();
-        self.saved.netkits.retain(|other| other.queue != saved.queue);
-        self.saved.netkits.push(saved);
-        self.write().inspect_err(|_| self.saved.netkits = before)
-    }
-
-    /// Removes the saved netkit of a queue, which is gone.
-    pub(crate) fn forget_netkit(&mut self, queue: u32) {
-        if self.netkit(queue).is_some() {
-            self.saved.netkits.retain(|netkit| netkit.queue != queue);
-            self.write_removed();
-        }
+        let leases = self.saved.leases.iter();
+        leases.map(|saved| saved.first_queue).collect()
     }
 
     fn plan(&self, first: u32) -> Option<&Plan> {
@@ -302,7 +265,6 @@ impl Ledger {
     /// Removes all records of a lease, whose configuration is undone.
     pub(crate) fn forget(&mut self, first: u32) {
         self.refuse(first);
-        self.forget_netkit(first);
         self.forget_plan(first);
     }
 
@@ -331,7 +293,7 @@ impl Ledger {
     }
 
     fn write(&self) -> io::Result<()> {
-        match self.is_kept() && self.saved.leases.is_empty() && self.saved.netkits.is_empty() {
+        match self.is_kept() && self.saved.leases.is_empty() {
             true => self.entry.remove(),
             false => self.entry.write(&self.saved),
         }
@@ -457,9 +419,19 @@ mod tests {
         }
         let journal = Journal::open(dir.path());
         let known = entry_of(&journal, 2);
-        Ledger::clear_strays(&journal, None, |entry| *entry == known);
+        Ledger::clear_strays(&journal, |entry| *entry == known);
         assert_eq!(journal.entries("nic-"), [known]);
         assert_eq!(journal.entries("state").len(), 1);
+    }
+
+    #[test]
+    fn entry_of_the_version_before_is_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let text = "interface = \"eth1\"\n\n[[lease]]\nfirst_queue = 2\n\n[lease.plan]\nspread = [2, 3]\nbefore = [1]\n\
+                    context = 2\nrules = []\n";
+        fs::write(dir.path().join("nic-1.toml"), text).expect("writable");
+        let ledger = Ledger::open(entry(&dir));
+        assert_eq!(ledger.parts(None::<&Played>, 2), [Part::Context(2)]);
     }
 
     #[test]

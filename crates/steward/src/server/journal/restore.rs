@@ -59,6 +59,10 @@ impl Server {
                 tracing::error!("cannot remove {}: {error}", pins.display());
             }
         }
+        if let Some(netkits) = self.netkits {
+            let is_known = |number| records.interfaces.iter().any(|record| record.number == number);
+            netkits.remove_strays(store.journal(), &is_known);
+        }
         for record in &records.interfaces {
             let places = store.places_of(record.number);
             self.interfaces

@@ -178,8 +178,8 @@ impl Records {
 pub(crate) struct Places {
     /// Directory in which its program is pinned.
     pub(crate) pins: PathBuf,
-    /// Entry with the configuration of its NIC.
-    pub(crate) entry: Entry,
+    pub(crate) number: u64,
+    pub(crate) journal: Journal,
     pub(crate) netkits: Option<&'static dyn Netkits>,
 }
 
@@ -229,17 +229,12 @@ impl Store {
         self.journal.entry("state")
     }
 
-    fn ledger_of(&self, interface: u64) -> Entry {
-        ledger::entry_of(&self.journal, interface)
-    }
-
     /// Undoes saved NIC configuration of interfaces that are not in the records.
     pub(crate) fn clear_stray_notes(&self) {
-        let known = |entry: &Entry| {
-            let mut records = self.records.interfaces.iter();
-            records.any(|record| self.ledger_of(record.number) == *entry)
-        };
-        Ledger::clear_strays(&self.journal, self.netkits, known);
+        let known = || self.records.interfaces.iter().map(|record| record.number);
+        Ledger::clear_strays(&self.journal, |entry| {
+            known().any(|number| ledger::entry_of(&self.journal, number) == *entry)
+        });
     }
 
     /// Where a part outside the core has entries of its own.
@@ -256,7 +251,8 @@ impl Store {
     pub(crate) fn places_of(&self, interface: u64) -> Places {
         Places {
             pins: self.pins_of(interface),
-            entry: self.ledger_of(interface),
+            number: interface,
+            journal: self.journal.clone(),
             netkits: self.netkits,
         }
     }
