@@ -22,7 +22,7 @@ use steer::with_sources;
 use steward::capabilities;
 use steward::options::Options;
 use steward::policy::Policy;
-use steward::server::{Server, Store, StoreError};
+use steward::server::{PolicySource, Server, Store, StoreError};
 use steward_protocol::{DEFAULT_SOCKET, new_socket};
 use vhost_af_xdp_steward::{netkit, zcrx};
 
@@ -154,7 +154,7 @@ fn serve(cli: &Options, policy: Policy, signals: Signals) -> Result<(), String> 
     // Where the service manager keeps it, a client that connects during a restart waits and is not refused.
     let stored = socket.is_some() && fd_store::keep(listener.as_fd(), "listener");
     let mut server = server(cli, policy, listener)?
-        .with_reload(signals.reload, cli.policy.clone())
+        .with_reload(signals.reload, PolicySource::File(cli.policy.clone()))
         .map_err(|error| format!("cannot handle signals: {error}"))?;
     // Leases that continue have stored sockets of their own for their stations.
     passed.forget_stations();

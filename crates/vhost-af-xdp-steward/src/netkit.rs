@@ -98,7 +98,8 @@ impl Netkits for Devices {
     }
 
     fn lost(&self, interface: &Interface, queue: u32) -> String {
-        let name = queue::saved(interface, queue).map_or_else(String::new, |saved| saved.name);
+        let saved = queue::saved(interface, queue).ok().flatten();
+        let name = saved.map_or_else(String::new, |saved| saved.name);
         format!(
             "netkit {name} is gone, which had the queue: its network namespace has ended, or somebody deleted it: ask \
              for one again, or end the lease, and take another"
@@ -133,11 +134,11 @@ fn make(interface: &mut Interface, wanted: &NetkitWanted, mac: Option<[u8; 6]>) 
     let (link, queue) = (interface.link.clone(), wanted.queue);
     let name = &link.name;
     check(interface, queue)?;
-    if queue::saved(interface, queue).is_some() {
+    if interface.netkit_queues.contains(&queue) {
         // Retry a deletion that may have failed before.
         queue::drop_netkit(interface, queue);
     }
-    if queue::saved(interface, queue).is_some() {
+    if interface.netkit_queues.contains(&queue) {
         return Reason::Taken.refuse(format!(
             "the netkit that had queue {queue} of {name} before is not deleted yet: try again"
         ));
@@ -221,7 +222,8 @@ fn conclude(server: &mut Server, number: u64, queue: u32, outcome: Outcome) -> A
         }
     }
     let (_, interface) = server.lessee_mut(number)?;
-    let saved = queue::saved(interface, queue).ok_or_else(no_lease)?;
+    let saved = queue::saved(interface, queue).map_err(|text| Reason::Kernel.because(text))?;
+    let saved = saved.ok_or_else(no_lease)?;
     let map = interface.own_map(queue).ok_or_else(no_lease)?;
     let map = map.as_fd().try_clone_to_owned();
     let map = map.map_err(|error| Reason::Kernel.because(error.to_string()))?;
@@ -238,7 +240,7 @@ fn settle(interface: &mut Interface, queue: u32) -> Result<(), String> {
         interface.link.name
     );
     let found = bound::leased_to(interface.link.index, queue).map_err(|error| error.to_string())?;
-    let (Some(found), Some(mut saved)) = (found, queue::saved(interface, queue)) else {
+    let (Some(found), Some(mut saved)) = (found, queue::saved(interface, queue)?) else {
         return Err(gone);
     };
     (saved.ifindex, saved.its_queue) = (found.ifindex, found.queue);

@@ -78,6 +78,8 @@ pub struct Interface {
     networks: BTreeMap<u32, Network>,
     /// Maps of queues that are leased on to netkits.
     own_maps: BTreeMap<u32, OwnMap>,
+    /// Queues for which the journal has a netkit, which may not exist.
+    pub netkit_queues: BTreeSet<u32>,
     /// Queues whose netkits were found to be gone.
     lost_netkits: BTreeSet<u32>,
     /// The part that makes netkits.
@@ -173,6 +175,8 @@ impl Interface {
             interface.ledger = Ledger::open(ledger::entry_of(&places.journal, places.number));
             (interface.number, interface.journal) = (places.number, places.journal);
             (interface.pins, interface.netkits) = (Some(places.pins), places.netkits);
+            let netkits = interface.netkits.map(|netkits| netkits.queues(&interface));
+            interface.netkit_queues = netkits.unwrap_or_default();
         }
         interface
     }

@@ -24,7 +24,7 @@ pub trait Netkits: fmt::Debug + Sync {
     /// Takes over the netkit that a previous steward made for a queue of a lease that continues, if it made one.
     fn adopt(&self, interface: &mut Interface, queue: u32);
 
-    /// The queues of an interface for which the journal has a netkit, which may not exist.
+    /// The queues for which the journal has a netkit that a previous steward made for an interface.
     fn queues(&self, interface: &Interface) -> BTreeSet<u32>;
 
     /// Why a queue gets no frames whose netkit is gone.
@@ -62,7 +62,7 @@ impl Server {
     /// Whether a lease with its netkit may continue under a rule.
     pub(super) fn check_netkit_of(&self, held: &Held, rule: usize) -> Result<(), Refusal> {
         let interface = self.interfaces.get(&held.interface);
-        match interface.is_some_and(|interface| interface.has_netkit(held.wanted.start_queue)) {
+        match interface.is_some_and(|interface| interface.netkit_queues.contains(&held.wanted.start_queue)) {
             true => self.policy.check_netkit(rule),
             false => Ok(()),
         }

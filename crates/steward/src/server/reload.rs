@@ -29,8 +29,10 @@ pub(super) struct Reload {
 
 /// Where it comes from.
 #[derive(Debug)]
-enum PolicySource {
+pub enum PolicySource {
+    /// A file.
     File(PathBuf),
+    /// Another thread, for a steward without a file.
     Given(Receiver<NewPolicy>),
 }
 
@@ -44,28 +46,12 @@ pub struct NewPolicy {
 }
 
 impl Server {
-    /// Reads its policy again from `path` whenever `asked` is readable.
+    /// Takes a new policy from there whenever `asked` is readable.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn with_reload(mut self, asked: UnixStream, path: PathBuf) -> std::io::Result<Self> {
+    pub fn with_reload(mut self, asked: UnixStream, from: PolicySource) -> std::io::Result<Self> {
         asked.set_nonblocking(true)?;
-        let from = PolicySource::File(path);
-        self.reload = Some(Reload { asked, from });
-        Ok(self)
-    }
-
-    /// Takes a policy from `policies` whenever `asked` is readable; for a steward without a file.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn with_policies(
-        mut self,
-        asked: UnixStream,
-        policies: Receiver<NewPolicy>,
-    ) -> std::io::Result<Self> {
-        asked.set_nonblocking(true)?;
-        let from = PolicySource::Given(policies);
         self.reload = Some(Reload { asked, from });
         Ok(self)
     }

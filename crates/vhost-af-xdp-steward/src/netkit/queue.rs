@@ -72,8 +72,10 @@ impl SavedNetkit {
         }
     }
 
-    pub(super) fn save(&self, interface: &Interface) -> io::Result<()> {
-        entry(interface, self.queue).write(self)
+    pub(super) fn save(&self, interface: &mut Interface) -> io::Result<()> {
+        entry(interface, self.queue).write(self)?;
+        interface.netkit_queues.insert(self.queue);
+        Ok(())
     }
 
     /// Deletes it, and checks that it is gone. `nic`: index of the interface.
@@ -100,8 +102,12 @@ fn entry_in(journal: &Journal, number: u64, queue: u32) -> Entry {
 }
 
 /// What the journal says of the netkit of a queue; it may not exist.
-pub(super) fn saved(interface: &Interface, queue: u32) -> Option<SavedNetkit> {
-    entry(interface, queue).read().ok().flatten()
+/// Errors: in words; the entry cannot be read now.
+pub(super) fn saved(interface: &Interface, queue: u32) -> Result<Option<SavedNetkit>, String> {
+    match entry(interface, queue).read() {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
+        read => read.map_err(|error| error.to_string()),
+    }
 }
 
 /// See [`Netkits`](steward::server::netkits::Netkits).
@@ -113,7 +119,7 @@ pub(super) fn queues(interface: &Interface) -> BTreeSet<u32> {
 
 /// The same.
 pub(super) fn remove(interface: &Interface, queue: u32, is_new: bool) -> Result<(), String> {
-    let Some(saved) = saved(interface, queue) else {
+    let Some(saved) = saved(interface, queue)? else {
         return Ok(());
     };
     let nic = interface.link.index;
@@ -174,10 +180,8 @@ pub(super) fn current(interface: &mut Interface, queue: u32) -> Option<String> {
     if matches!(interface.is_lost(queue), Ok(true)) {
         drop_netkit(interface, queue);
     }
-    interface
-        .own_map(queue)
-        .and(saved(interface, queue))
-        .map(|saved| saved.name)
+    interface.own_map(queue)?;
+    saved(interface, queue).ok().flatten().map(|saved| saved.name)
 }
 
 /// Redirects a queue's frames to the socket in the map of its netkit, which is in its namespace and saved.
@@ -194,16 +198,19 @@ pub(super) fn drop_netkit(interface: &mut Interface, queue: u32) {
     if interface.own_map(queue).is_some() {
         interface.forget_map(queue);
     }
-    if let Err(why) = interface.remove_netkit(queue, false) {
-        let interface = &interface.link.name;
-        tracing::warn!(interface, queue, "netkit not deleted yet: {why}");
+    match interface.remove_netkit(queue, false) {
+        Ok(()) => _ = interface.netkit_queues.remove(&queue),
+        Err(why) => {
+            let interface = &interface.link.name;
+            tracing::warn!(interface, queue, "netkit not deleted yet: {why}");
+        }
     }
 }
 
 /// Takes over the netkit that a previous steward made for a queue. If it is not in its namespace, it is deleted: its
 /// lessee requests it again.
 pub(super) fn adopt(interface: &mut Interface, queue: u32) {
-    let Some(saved) = saved(interface, queue) else {
+    let Ok(Some(saved)) = saved(interface, queue) else {
         return;
     };
     let was_moved = saved.ifindex != 0;

@@ -56,7 +56,7 @@ use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use steward::capabilities::NEEDED_BY_ONE;
 use steward::policy::{Policy, Queues};
-use steward::server::{NewPolicy, Server};
+use steward::server::{NewPolicy, PolicySource, Server};
 
 use self::files::Files;
 use self::queries::VmmSockets;
@@ -335,7 +335,7 @@ pub(crate) fn run(args: &HelperArgs) -> anyhow::Result<()> {
             // No other process could lease queues later: the program is removed with the server and the last lease.
             Server::new(policy, taken(listener)?)
                 .map(|server| server.with_linger(Duration::ZERO))
-                .and_then(|server| server.with_policies(others.asked, others.policies))
+                .and_then(|server| server.with_reload(others.asked, PolicySource::Given(others.policies)))
                 .and_then(|mut server| server.run(end.as_fd()))
         }
         None => wait_for(end.as_fd()),

@@ -48,7 +48,8 @@ fn queues_are_leased_by_the_file_that_was_adopted_last() {
     let Private { listener, file } = Private::listen(user.as_raw(), group.as_raw()).expect("listens");
     let (policies, others) = Policies::new(user.as_raw()).expect("sockets");
     let server = Server::new(policy(user.as_raw(), Vec::new(), None), listener);
-    let server = server.and_then(|server| server.with_policies(others.asked, others.policies));
+    let server =
+        server.and_then(|server| server.with_reload(others.asked, PolicySource::Given(others.policies)));
     let mut server = server.expect("a steward");
     let (end, ended) = UnixStream::pair().expect("sockets");
     let serving = std::thread::spawn(move || server.run(ended.as_fd()));

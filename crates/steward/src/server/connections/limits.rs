@@ -96,7 +96,7 @@ impl DeviceChanges {
         now: Instant,
     ) -> Result<(), Refusal> {
         self.check(change, interface, uid, now)?;
-        self.note(change, interface, uid, now);
+        self.note(change, interface, uid, now, true);
         Ok(())
     }
 
@@ -125,17 +125,22 @@ impl DeviceChanges {
         ))
     }
 
-    pub(crate) fn note(&mut self, change: DeviceChange, interface: &str, uid: u32, now: Instant) {
-        self.note_in_vain(change, interface, uid, now);
-        let cost = change.cost(self.linger);
-        self.by_all.take(&interface.to_owned(), cost, now);
-    }
-
-    /// Charges a failed change to the user only: it costs the steward time but no frames, so other users do not pay.
-    pub(crate) fn note_in_vain(&mut self, change: DeviceChange, interface: &str, uid: u32, now: Instant) {
+    /// Charges a change. A failed one only to the user: it costs the steward time but no frames, so other users do not
+    /// pay.
+    pub(crate) fn note(
+        &mut self,
+        change: DeviceChange,
+        interface: &str,
+        uid: u32,
+        now: Instant,
+        is_made: bool,
+    ) {
         let cost = change.cost(self.linger);
         let key = self.user(interface, uid, now);
         self.by_user.take(&key, cost, now);
+        if is_made {
+            self.by_all.take(&interface.to_owned(), cost, now);
+        }
     }
 
     /// The account of a user; beyond a number of users, all share one.
@@ -271,7 +276,7 @@ mod tests {
         assert_eq!(changes.check(program, "eth1", 8, start), Ok(()));
         assert_eq!(changes.check(program, "eth2", 7, start), Ok(()));
         // Unless there are very many of them.
-        (8..20).for_each(|uid| changes.note(program, "eth1", uid, start));
+        (8..20).for_each(|uid| changes.note(program, "eth1", uid, start, true));
         let refusal = changes.check(program, "eth1", 20, start).expect_err("too often");
         assert!(refusal.text.contains("all users"), "{refusal}");
         assert!(changes.check(program, "eth1", 7, start + LINGER / 2).is_err());
@@ -306,7 +311,7 @@ mod tests {
         let (mut changes, start) = (DeviceChanges::new(Duration::ZERO), Instant::now());
         let program = DeviceChange::Program;
         assert!((0..1000).all(|_| changes.take(program, "eth1", 7, start).is_ok()));
-        (0..32).for_each(|_| changes.note(DeviceChange::NetworkTap, "eth1", 7, start));
+        (0..32).for_each(|_| changes.note(DeviceChange::NetworkTap, "eth1", 7, start, true));
         assert!(changes.check(DeviceChange::NetworkTap, "eth1", 7, start).is_err());
     }
 
@@ -314,7 +319,7 @@ mod tests {
     fn failed_attaching_is_limited_for_each_user_alone() {
         let (mut changes, start) = (DeviceChanges::new(LINGER), Instant::now());
         let program = DeviceChange::Program;
-        (0..200).for_each(|_| changes.note_in_vain(program, "eth1", 7, start));
+        (0..200).for_each(|_| changes.note(program, "eth1", 7, start, false));
         assert!(changes.check(program, "eth1", 7, start).is_err());
         assert_eq!(changes.check(program, "eth1", 8, start), Ok(()));
     }
@@ -322,7 +327,7 @@ mod tests {
     #[test]
     fn crowd_of_users_has_one_account_and_takes_no_room() {
         let (mut changes, start) = (DeviceChanges::new(LINGER), Instant::now());
-        (0..10_000).for_each(|uid| changes.note_in_vain(DeviceChange::Program, "eth1", uid, start));
+        (0..10_000).for_each(|uid| changes.note(DeviceChange::Program, "eth1", uid, start, false));
         assert!(changes.by_user.count() <= KEYS_MAX + 1);
         assert!(
             changes

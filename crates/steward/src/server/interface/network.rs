@@ -37,6 +37,13 @@ fn ring_path(pins: &Path, first: u32) -> PathBuf {
     pins.join(format!("{RING}{first}"))
 }
 
+fn pin_ring(pins: &Path, first: u32, ring: &mut MulticastRing) -> io::Result<()> {
+    let path = ring_path(pins, first);
+    // It may be left from a lease that a dead steward did not take back.
+    let _ = fs::remove_file(&path);
+    ring.pin(&path)
+}
+
 fn strips_tags(interface: &str) -> bool {
     let tags = Ethtool::open(interface).map(|driver| driver.tags());
     matches!(tags, Ok(Tags::TakenOff | Tags::Lost))
@@ -73,37 +80,20 @@ impl Network {
 
     /// Pins the ring next to the program.
     pub(super) fn pin(&mut self, pins: &Path) -> io::Result<()> {
-        let path = ring_path(pins, self.queues.start);
-        // It may be left from a lease that a dead steward did not take back.
-        let _ = fs::remove_file(&path);
-        self.ring.pin(&path)
+        pin_ring(pins, self.queues.start, &mut self.ring)
     }
 }
 
 impl Interface {
     /// Makes reserved queues those of a network.
     /// Errors: in words.
-    pub(super) fn open_network(&mut self, queues: Range<u32>, ring: MulticastRing) -> Result<(), String> {
-        let first = queues.start;
-        let mut network = Network {
-            unserved: UnservedQueues::network(&self.link, &queues),
-            queues,
-            stations: BTreeMap::new(),
-            ring,
-            strips_tags: strips_tags(&self.link.name),
-            has_vlans: false,
-        };
+    pub(super) fn open_network(&mut self, queues: Range<u32>, mut ring: MulticastRing) -> Result<(), String> {
         if let Some(pins) = self.pins.as_ref().filter(|pins| pins.is_dir()) {
-            network
-                .pin(pins)
-                .map_err(|error| format!("{}: {error}", ring_path(pins, first).display()))?;
+            let path = ring_path(pins, queues.start);
+            pin_ring(pins, queues.start, &mut ring)
+                .map_err(|error| format!("{}: {error}", path.display()))?;
         }
-        if let Some(program) = &self.program {
-            network.install(program)?;
-        }
-        self.networks.insert(first, network);
-        self.look_at_host();
-        Ok(())
+        self.put_network(queues, ring, BTreeMap::new())
     }
 
     /// Takes over a network of a previous steward; if its program is lost, it starts with no stations.
@@ -114,17 +104,29 @@ impl Interface {
         };
         let first = queues.start;
         let ring = MulticastRing::open_pinned(&ring_path(pins, first)).map_err(|error| error.to_string())?;
-        let stations: BTreeMap<_, _> = program.stations(first).into_iter().collect();
+        let stations = program.stations(first).into_iter().collect();
+        // The predecessor may not have finished this.
+        self.put_network(queues, ring, stations)
+    }
+
+    fn put_network(
+        &mut self,
+        queues: Range<u32>,
+        ring: MulticastRing,
+        stations: BTreeMap<Station, u32>,
+    ) -> Result<(), String> {
+        let first = queues.start;
         let network = Network {
+            unserved: UnservedQueues::network(&self.link, &queues),
+            queues,
             has_vlans: stations.keys().any(|station| station.vlan != 0),
             stations,
             ring,
             strips_tags: strips_tags(&self.link.name),
-            unserved: UnservedQueues::network(&self.link, &queues),
-            queues,
         };
-        // The predecessor may not have finished this.
-        network.install(program)?;
+        if let Some(program) = &self.program {
+            network.install(program)?;
+        }
         self.networks.insert(first, network);
         self.look_at_host();
         Ok(())

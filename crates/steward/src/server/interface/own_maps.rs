@@ -2,7 +2,6 @@
 //!
 //! The map is pinned next to the program; the lessee has it, too, and puts its socket there.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,16 +38,6 @@ fn conf() -> QueueConf {
 }
 
 impl Interface {
-    /// Whether the journal has a netkit of a queue.
-    pub(crate) fn has_netkit(&self, queue: u32) -> bool {
-        self.netkit_queues().contains(&queue)
-    }
-
-    pub(super) fn netkit_queues(&self) -> BTreeSet<u32> {
-        let netkits = self.netkits.map(|netkits| netkits.queues(self));
-        netkits.unwrap_or_default()
-    }
-
     /// Redirects a queue's frames to the socket in a map, and pins the map if it is a new one.
     ///
     /// # Errors
@@ -110,7 +99,9 @@ impl Interface {
 
     /// The step that removes the netkit of a queue, if it has one.
     pub(super) fn netkit_step(&self, queue: u32) -> Option<Step> {
-        self.has_netkit(queue).then_some(Step::Netkit { queue })
+        self.netkit_queues
+            .contains(&queue)
+            .then_some(Step::Netkit { queue })
     }
 
     /// Deletes the netkit of a queue, wherever it is. `is_new`: not yet while a socket has the queue.

@@ -33,7 +33,7 @@ impl Interface {
             }
         }
         // NIC configuration for leases that do not exist any more.
-        for first in &self.ledger.saved_queues() | &self.netkit_queues() {
+        for first in &self.ledger.saved_queues() | &self.netkit_queues {
             if self.entries.contains_key(&first) {
                 continue;
             }
@@ -101,6 +101,7 @@ impl Interface {
                 Ok(()) => {
                     may_crash("taken-back");
                     self.ledger.forget(leaving.queues.start);
+                    self.netkit_queues.remove(&leaving.queues.start);
                     self.lessees.retain(|queue, _| !leaving.queues.contains(queue));
                 }
                 Err(stuck) => {

@@ -119,10 +119,8 @@ impl Server {
                 && self.has_all_of(at, peer)
                 && self.device_changes.check(change, &name, peer.uid, now).is_ok()
             {
-                match self.leave_tap_mode(at, mode) {
-                    true => self.device_changes.note(change, &name, peer.uid, now),
-                    false => self.device_changes.note_in_vain(change, &name, peer.uid, now),
-                }
+                let is_left = self.leave_tap_mode(at, mode);
+                self.device_changes.note(change, &name, peer.uid, now, is_left);
             }
             return Ok(at);
         }
@@ -141,10 +139,10 @@ impl Server {
         if let Some(part) = &mut self.part {
             part.make_room(&link);
         }
-        let opened = Interface::open(link, wanted.mode, places)
-            .inspect_err(|_| self.device_changes.note_in_vain(change, &name, peer.uid, now))?;
-        self.device_changes.note(change, &name, peer.uid, now);
-        self.interfaces.insert(at, opened);
+        let opened = Interface::open(link, wanted.mode, places);
+        self.device_changes
+            .note(change, &name, peer.uid, now, opened.is_ok());
+        self.interfaces.insert(at, opened?);
         Ok(at)
     }
 
