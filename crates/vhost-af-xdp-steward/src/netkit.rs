@@ -51,7 +51,7 @@ pub struct Devices;
 impl Netkits for Devices {
     /// The message may carry the descriptor of a network namespace.
     fn begin(&self, server: &mut Server, number: u64, wanted: &NetkitWanted) -> Result<Pending, Refusal> {
-        let (held, _) = server.lease_of(number)?;
+        let (held, _) = server.lessee_mut(number)?;
         if held.wanted.queues != 1 || held.wanted.network {
             return Reason::Lease.refuse(
                 "a netkit has one queue, of a lease that is of this one alone and of no network: take a lease \

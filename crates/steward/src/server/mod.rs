@@ -57,7 +57,7 @@ use program::backoff::{Backoff, RETRY};
 use program::rate::{Bucket, Rate};
 use reload::Reload;
 pub use reload::{NewPolicy, PolicySource};
-use steward_protocol::{Answer, Malformed, Reason, Refusal};
+use steward_protocol::{Answer, Reason, Refusal};
 use taps::network_tap::{NetworkTap, TapAt, may_have_taps, network_at};
 use taps::removals::Removals;
 
@@ -296,7 +296,12 @@ impl Server {
         match connection.receive(operations::by) {
             Incoming::Nothing => {}
             Incoming::End => self.end(number, None),
-            Incoming::Broken(malformed) => self.end(number, Some(malformed)),
+            Incoming::Broken(malformed) => {
+                if self.refusals.may_log(connection.peer.uid) {
+                    tracing::warn!(pid = connection.peer.pid, "connection closed: {malformed}");
+                }
+                self.end(number, Some(Reason::Malformed.because(malformed.to_string())));
+            }
             Incoming::Request(serial, request, By::Steward) => {
                 let answered = operations::act(self, number, &request);
                 self.reply(number, serial, answered);
@@ -338,14 +343,6 @@ impl Server {
     ///
     /// # Errors
     /// It has none.
-    pub fn lease_of(&self, number: u64) -> Result<(&Held, &Interface), Refusal> {
-        self.lessee(number).map(|(_, held, interface)| (held, interface))
-    }
-
-    /// The same.
-    ///
-    /// # Errors
-    /// It has none.
     pub fn lessee_mut(&mut self, number: u64) -> Result<(&Held, &mut Interface), Refusal> {
         let connection = self.connections.get(&number).ok_or_else(no_lease)?;
         let held = connection.held.as_ref().ok_or_else(no_lease)?;
@@ -353,48 +350,30 @@ impl Server {
         Ok((held, interface))
     }
 
-    /// Ends a connection and its lease. `broken`: the malformed message that caused it, if one did.
-    fn end(&mut self, number: u64, broken: Option<Malformed>) {
+    /// Ends a connection and its lease. `why` is sent to the lessee, if there is a reason.
+    fn end(&mut self, number: u64, why: Option<Refusal>) {
         let Some(mut connection) = self.connections.remove(&number) else {
             return;
         };
         self.lose_job(&mut connection);
-        let pid = connection.peer.pid;
         if connection.by_part.take().is_some() {
             self.end_by_part(number);
         }
-        if let Some(held) = &connection.held
+        if let Some(held) = connection.held.take()
             && let Some(interface) = self.interfaces.get(&held.interface)
         {
             let name = interface.link.name.clone();
-            self.release(held);
+            self.release(&held);
             // Only after the release: tests and scripts rely on this line.
             if self.leases.may_log(connection.peer.uid) {
-                tracing::info!(pid, interface = name, queues = ?held.wanted.range(), "lease ended");
+                let (pid, queues) = (connection.peer.pid, held.wanted.range());
+                tracing::info!(pid, interface = name, ?queues, "lease ended");
             }
         }
-        if let Some(malformed) = broken {
-            if self.refusals.may_log(connection.peer.uid) {
-                tracing::warn!(pid, "connection closed: {malformed}");
-            }
-            connection.refuse(Reason::Malformed.because(malformed.to_string()));
+        if let Some(why) = why {
+            connection.refuse(why);
         }
         self.close(connection);
-    }
-
-    /// Ends a connection and its lease, and sends the reason.
-    fn revoke(&mut self, number: u64, refusal: Refusal) {
-        if let Some(mut connection) = self.connections.remove(&number) {
-            self.lose_job(&mut connection);
-            if let Some(held) = connection.held.take() {
-                self.release(&held);
-            }
-            if connection.by_part.take().is_some() {
-                self.end_by_part(number);
-            }
-            connection.refuse(refusal);
-            self.close(connection);
-        }
     }
 
     /// Ends a lease.

@@ -210,7 +210,7 @@ impl Server {
             Some(Err(refusal)) => {
                 let pid = self.peer(number).map_or(0, |peer| peer.pid);
                 tracing::warn!(pid, "lease (zcrx) ended by the new policy: {refusal}");
-                self.revoke(number, refusal);
+                self.end(number, Some(refusal));
             }
             None => {}
         }

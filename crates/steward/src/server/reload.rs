@@ -160,7 +160,7 @@ impl Server {
                 if self.orphans.contains_key(&number) {
                     self.end_orphan(number);
                 } else {
-                    self.revoke(number, refusal);
+                    self.end(number, Some(refusal));
                 }
                 tracing::warn!(pid, ?queues, "lease ended by the new policy: {why}");
             }

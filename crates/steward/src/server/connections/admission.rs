@@ -130,7 +130,7 @@ impl Server {
                 "no lease was asked for in {} s: connect again when you need one",
                 WITHOUT_LEASE.as_secs()
             );
-            self.revoke(number, Reason::Limit.because(text));
+            self.end(number, Some(Reason::Limit.because(text)));
         }
     }
 }

@@ -178,7 +178,7 @@ impl Server {
 
     /// Stores a lessee's token. Only once for each lease: each token is written to a file, and one is enough.
     pub(crate) fn keep(&mut self, number: u64, token: &Token) -> Answered {
-        self.held_lease(number)?;
+        self.lessee(number)?;
         let connection = self.connections.get_mut(&number).ok_or_else(no_lease)?;
         if connection.token.is_some() {
             return Reason::Lease.refuse("this lease has a token already");
@@ -267,7 +267,7 @@ impl Server {
         for number in numbers(&self.connections, |_| true) {
             // A lessee that gets no reason would wait for a steward to return.
             let text = "it takes all leases back and ends: start vhost-af-xdp-steward again";
-            self.revoke(number, Reason::Lease.because(text));
+            self.end(number, Some(Reason::Lease.because(text)));
         }
         let deadline = Instant::now() + LAST_TRIES;
         while (!self.interfaces.is_empty() || self.is_part_unfinished()) && Instant::now() < deadline {

@@ -79,7 +79,7 @@ impl Server {
         }
         match begun {
             Ok(pending) => connection.pending = Some(Pending { serial, ..pending }),
-            Err(refusal) if has_files => self.revoke(number, refusal),
+            Err(refusal) if has_files => self.end(number, Some(refusal)),
             Err(refusal) => self.reply(number, serial, Err(refusal)),
         }
     }
@@ -314,7 +314,10 @@ impl Server {
             // The child died before it received the message, which may have descriptors.
             let is_left = |connection: &Connection| connection.has_request(serial);
             if matches!(outcome, Outcome::Lost) && self.connections.get(&number).is_some_and(is_left) {
-                self.revoke(number, Reason::Kernel.because("no process for it: connect again"));
+                self.end(
+                    number,
+                    Some(Reason::Kernel.because("no process for it: connect again")),
+                );
                 continue;
             }
             let answered = (pending.conclude)(self, number, outcome);
