@@ -5,23 +5,19 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use packet::segment::Request;
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
-use xsk::OwnMemory;
 
 use super::*;
-use crate::direct::{CHUNK_BYTES, DirectMemory};
-use crate::frame::bytes::GuestRam as Ram;
 use crate::lane::limits::{BATCH, SEGMENTS};
 use crate::lane::{Lane, Work};
-use crate::nic::coupled::Coupled;
 use crate::nic::queue::{LinkState, MOST_PIECES, SHORTEST_BY_DMA};
 use crate::nic::tap::SendTap;
 use crate::port_lane::PortLane;
 use crate::tests::test_guest::{HEADER, Memory};
-use crate::tests::test_lanes::{copy_lane, direct_lane, send_direct_lane};
-use crate::tests::test_nic::{TestNic, Wire, queue};
+use crate::tests::test_nic::{Over, Wire};
 use crate::tests::test_siblings::Others;
 use device::offloads::Offloads;
 use device::pair::{Bases, QueuePair};
+use model::config::Placement;
 
 #[path = "segmenter_lane_tests.rs"]
 mod segmenter_lane;
@@ -153,49 +149,21 @@ impl World {
 
     /// Of copy placement, with a tap for packets that leave unsegmented.
     fn with_tap(setup: Setup, send_tap: Option<SendTap>) -> Self {
-        let private = if setup.direct {
-            setup.chunks * CHUNK_BYTES as usize
-        } else {
-            0
+        let placement = match (setup.direct, setup.into_guest) {
+            (false, _) => Placement::Copy,
+            (true, false) => Placement::SendDirect,
+            (true, true) => Placement::Direct,
         };
-        let memory = Memory::new(4 << 20, private);
+        let over = Over {
+            to_receive: 0,
+            ring: (setup.ring, setup.each_kick),
+            sends: setup.sends,
+            ..Over::new(placement, setup.chunks)
+        };
+        let memory = over.memory(4 << 20);
         let (guest, driver) = guest(&memory, setup);
-        let metadata = if setup.sends.checksum {
-            TX_METADATA_BYTES
-        } else {
-            0
-        };
-        let own = memory.map.guest_len();
-        let umem = if setup.direct {
-            Umem::unaligned(Arc::new(Ram(Arc::clone(&memory.map))), CHUNK_BYTES, 0)
-        } else {
-            let own = OwnMemory::new(setup.chunks * 2048).expect("memory");
-            Umem::aligned(Arc::new(own), 2048, 0)
-        };
-        let umem = umem
-            .and_then(|umem| umem.with_tx_metadata(metadata))
-            .expect("good");
-        let mut wire = Wire::new(umem.clone(), setup.ring, setup.each_kick);
-        wire.by_dma = setup.sends.by_dma;
-        let wire = Arc::new(Mutex::new(wire));
-        let nic = TestNic(Arc::clone(&wire));
-        let counters = Arc::new(PairCounters::default());
-        let lane: Box<dyn Lane> = if setup.direct {
-            let chunks = DirectMemory::new(umem, own..own + private as u64, 0, 128).expect("inside");
-            let sends = setup.sends;
-            let (queue, counters) = (Coupled::new(nic, sends), Arc::clone(&counters));
-            match setup.into_guest {
-                true => Box::new(direct_lane(guest, queue, chunks, counters)),
-                false => Box::new(send_direct_lane(guest, queue, chunks, counters)),
-            }
-        } else {
-            let mut queue = queue(nic, umem, 0, setup.sends);
-            while queue.pool.len() > setup.chunks {
-                let _ = queue.pool.take();
-            }
-            queue.send_tap = send_tap;
-            Box::new(copy_lane(guest, queue, Arc::clone(&counters)))
-        };
+        let counters = Arc::default();
+        let (lane, wire) = over.lane_with(guest, &memory, &counters, send_tap);
         Self {
             memory,
             driver,

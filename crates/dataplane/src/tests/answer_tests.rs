@@ -6,20 +6,13 @@ use std::sync::{Arc, Mutex};
 
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
-use xsk::Umem;
 
-use crate::direct::{CHUNK_BYTES, DirectMemory, DirectQueue};
-use crate::frame::bytes::GuestRam as Ram;
 use crate::lane::Lane;
-use crate::nic::coupled::Coupled;
-use crate::nic::queue::Sends;
-use crate::port_lane::PortLane;
 use crate::tests::test_guest::{HEADER, Memory};
-use crate::tests::test_lanes::direct_lane;
-use crate::tests::test_nic::{TestNic, Wire};
+use crate::tests::test_nic::{Over, Wire};
 use crate::tests::test_siblings::Others;
-use device::counters::PairCounters;
 use device::offloads::Offloads;
+use model::config::Placement;
 
 const ENTRIES: usize = 64;
 const CHUNKS: usize = 40;
@@ -36,21 +29,17 @@ struct Guest {
 
 impl Guest {
     /// With its lane, and the NIC. Its receive queue may be off.
-    fn new(receives: bool) -> (Self, PortLane<DirectQueue<TestNic>>, Arc<Mutex<Wire>>) {
-        let memory = Memory::new(1 << 20, CHUNKS * CHUNK_BYTES as usize);
+    fn new(receives: bool) -> (Self, Box<dyn Lane>, Arc<Mutex<Wire>>) {
+        let over = Over {
+            fill: ENTRIES,
+            ..Over::new(Placement::Direct, CHUNKS)
+        };
+        let memory = over.memory(1 << 20);
         let vring = || memory.vring(ENTRIES as u32, QueueFeatures::default(), Journal::None);
         let ((from, from_guest), (mut to, to_guest)) = (vring(), vring());
         to.enabled = receives;
         let pair = memory.side(from, to, Offloads::NONE);
-        let own = memory.map.guest_len();
-        let umem = Umem::unaligned(Arc::new(Ram(Arc::clone(&memory.map))), CHUNK_BYTES, 0).expect("good");
-        let mut wire = Wire::new(umem.clone(), ENTRIES, ENTRIES);
-        wire.fill = ENTRIES;
-        let wire = Arc::new(Mutex::new(wire));
-        let queue = Coupled::new(TestNic(Arc::clone(&wire)), Sends::PLAIN);
-        let end = own + (CHUNKS * CHUNK_BYTES as usize) as u64;
-        let direct = DirectMemory::new(umem, own..end, 0, 2 * ENTRIES).expect("inside");
-        let lane = direct_lane(pair, queue, direct, Arc::<PairCounters>::default());
+        let (lane, wire) = over.lane(pair, &memory, &Arc::default());
         let guest = Self {
             memory,
             from_guest,

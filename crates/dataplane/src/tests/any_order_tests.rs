@@ -9,19 +9,15 @@ use virtqueue::driver::{Buffer, QueueDriver, Used};
 use virtqueue::{
     FileRange, InflightFile, InflightRegion, InflightShape, Journal, QueueFeatures, TrustedFiles,
 };
-use xsk::{Frame, RxDesc, Umem, UmemOffset, XDP_PACKET_HEADROOM};
+use xsk::{Frame, RxDesc, UmemOffset, XDP_PACKET_HEADROOM};
 
-use crate::direct::{CHUNK_BYTES, DirectMemory};
-use crate::frame::bytes::GuestRam as Ram;
 use crate::lane::Lane;
-use crate::nic::coupled::Coupled;
-use crate::nic::queue::Sends;
 use crate::tests::test_guest::{HEADER, Memory};
-use crate::tests::test_lanes::direct_lane;
-use crate::tests::test_nic::{TestNic, Wire};
+use crate::tests::test_nic::{Over, Wire};
 use crate::tests::test_siblings::Others;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
+use model::config::Placement;
 
 const ENTRIES: u16 = 16;
 const CHUNKS: usize = 40;
@@ -61,7 +57,7 @@ fn journal(region: &InflightFile, features: QueueFeatures) -> Journal {
 
 impl World {
     fn new(features: QueueFeatures, bytes: &[u32]) -> Self {
-        let memory = Memory::new(1 << 20, CHUNKS * CHUNK_BYTES as usize);
+        let memory = over().memory(1 << 20);
         let region = InflightRegion::create(shape(features)).expect("memory");
         let (vring, driver) = memory.vring(ENTRIES.into(), features, journal(&region, features));
         let (lane, wire, counters) = lane(&memory, vring);
@@ -132,23 +128,23 @@ impl World {
     }
 }
 
+/// Nothing is sent.
+fn over() -> Over {
+    Over {
+        ring: (16, 0),
+        ..Over::new(Placement::Direct, CHUNKS)
+    }
+}
+
 fn lane(
     memory: &Memory,
     to_guest: device::pair::Vring,
 ) -> (Box<dyn Lane>, Arc<Mutex<Wire>>, Arc<PairCounters>) {
     let (from_guest, _) = memory.vring(64, QueueFeatures::default(), Journal::None);
     let guest = memory.side(from_guest, to_guest, Offloads::NONE);
-    let own = memory.map.guest_len();
-    let umem = Umem::unaligned(Arc::new(Ram(Arc::clone(&memory.map))), CHUNK_BYTES, 0).expect("good");
-    let mut wire = Wire::new(umem.clone(), 16, 0);
-    wire.fill = 64;
-    let wire = Arc::new(Mutex::new(wire));
-    let (nic, sends) = (TestNic(Arc::clone(&wire)), Sends::PLAIN);
-    let counters = Arc::new(PairCounters::default());
-    let end = own + (CHUNKS * CHUNK_BYTES as usize) as u64;
-    let direct = DirectMemory::new(umem, own..end, 0, 128).expect("inside");
-    let lane = direct_lane(guest, Coupled::new(nic, sends), direct, Arc::clone(&counters));
-    (Box::new(lane), wire, counters)
+    let counters = Arc::default();
+    let (lane, wire) = over().lane(guest, memory, &counters);
+    (lane, wire, counters)
 }
 
 /// Split and packed, with the driver's word that it does not rely on order, and without.

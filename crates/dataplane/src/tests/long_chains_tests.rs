@@ -1,27 +1,21 @@
 //! Receive buffers in as many pieces as the queue has entries, through whole lanes: the guest can extend neither a poll
 //! nor the memory of a lane.
 
-use device::pair::Direction;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
-use xsk::Umem;
 
-use crate::direct::{CHUNK_BYTES, DirectMemory};
-use crate::frame::bytes::GuestRam as Ram;
 use crate::lane::Lane;
 use crate::lane::limits::DESCRIPTORS;
-use crate::nic::coupled::Coupled;
-use crate::nic::queue::Sends;
 use crate::port_lane::PortLane;
 use crate::tests::test_guest::{HEADER, Memory};
-use crate::tests::test_lanes::{copy_lane, direct_lane};
-use crate::tests::test_nic::{TestNic, Wire, own_memory, queue};
+use crate::tests::test_nic::Over;
 use crate::tests::test_siblings::Others;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
-use device::pair::QueuePair;
+use device::pair::{Direction, QueuePair};
+use model::config::Placement;
 
 /// Entries of the queue, and pieces of a buffer: more than a poll reads.
 const QUEUE: u32 = 2 * DESCRIPTORS as u32;
@@ -70,14 +64,11 @@ fn pieces_of_buffers_do_not_extend_the_budget_of_a_copy_lane() {
         ..Offloads::NONE
     };
     for offloads in [Offloads::NONE, looked_at] {
-        let (mut guest, mut driver) = guest(&Memory::new(RAM, 0), &[]);
+        let over = Over::new(Placement::Copy, 64);
+        let memory = over.memory(RAM);
+        let (mut guest, mut driver) = guest(&memory, &[]);
         guest.set_offloads(offloads);
-        let umem = own_memory(64);
-        let mut wire = Wire::new(umem.clone(), 64, 64);
-        wire.fill = 32;
-        let wire = Arc::new(Mutex::new(wire));
-        let queue = queue(TestNic(Arc::clone(&wire)), umem, 32, Sends::PLAIN);
-        let mut lane = copy_lane(guest, queue, Arc::default());
+        let (mut lane, wire) = over.lane(guest, &memory, &Arc::default());
         for _ in 0..BUFFERS {
             wire.lock().expect("no panic").receive(FRAME, false);
         }
@@ -116,20 +107,16 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
     let short = Buffer::writable(GuestAddr(64), 100);
     // Buffers that wait each with a chunk of its own, and those behind one that is too small for that.
     for first in [&[][..], &[short]] {
-        let private = 32 * CHUNK_BYTES as usize;
-        let memory = Memory::new(RAM, private);
+        let over = Over {
+            fill: 32,
+            pieces: QUEUE as usize,
+            ..Over::new(Placement::Direct, 32)
+        };
+        let memory = over.memory(RAM);
         let _first = memory.ram.alloc(4096, 64).expect("memory");
         let (guest, mut driver) = guest(&memory, first);
-        let own = memory.map.guest_len();
-        let umem = Umem::unaligned(Arc::new(Ram(memory.map)), CHUNK_BYTES, 0).expect("good");
-        let mut wire = Wire::new(umem.clone(), 64, 64);
-        wire.fill = 32;
-        let wire = Arc::new(Mutex::new(wire));
-        let direct = DirectMemory::new(umem, own..own + private as u64, 0, QUEUE as usize).expect("inside");
-        let counters = Arc::new(PairCounters::default());
-        let nic = TestNic(Arc::clone(&wire));
-        let sends = Sends::PLAIN;
-        let mut lane = direct_lane(guest, Coupled::new(nic, sends), direct, Arc::clone(&counters));
+        let counters = Arc::<PairCounters>::default();
+        let (mut lane, wire) = over.lane(guest, &memory, &counters);
         for _ in 0..2 * BUFFERS {
             lane.poll(&mut Others::default()).expect("no fault");
         }

@@ -4,20 +4,15 @@ use std::sync::{Arc, Mutex};
 
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
-use xsk::{OwnMemory, Umem};
 
-use crate::direct::{CHUNK_BYTES, DirectMemory};
-use crate::frame::bytes::GuestRam as Ram;
 use crate::lane::Lane;
-use crate::nic::coupled::Coupled;
-use crate::nic::queue::Sends;
 use crate::tests::test_guest::{HEADER, Memory};
-use crate::tests::test_lanes::{copy_lane, direct_lane};
-use crate::tests::test_nic::{TestNic, Wire, queue};
+use crate::tests::test_nic::{Over, Wire};
 use crate::tests::test_siblings::Others;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::QueuePair;
+use model::config::Placement;
 
 const BUFFERS: usize = 16;
 
@@ -42,30 +37,15 @@ struct World {
 
 impl World {
     fn new(direct: bool, offloads: Offloads) -> Self {
-        let private = if direct { 8 * CHUNK_BYTES as usize } else { 0 };
-        let memory = Memory::new(1 << 20, private);
+        let over = match direct {
+            true => Over::new(Placement::Direct, 8),
+            false => Over::new(Placement::Copy, 64),
+        };
+        let over = Over { fill: 32, ..over };
+        let memory = over.memory(1 << 20);
         let (guest, driver) = guest(&memory, offloads);
-        let counters = Arc::new(PairCounters::default());
-        let own = memory.map.guest_len();
-        let umem = if direct {
-            Umem::unaligned(Arc::new(Ram(memory.map)), CHUNK_BYTES, 0)
-        } else {
-            Umem::aligned(Arc::new(OwnMemory::new(64 * 2048).expect("memory")), 2048, 0)
-        };
-        let umem = umem.expect("good");
-        let mut wire = Wire::new(umem.clone(), 64, 64);
-        wire.fill = 32;
-        let wire = Arc::new(Mutex::new(wire));
-        let nic = TestNic(Arc::clone(&wire));
-        let counted = Arc::clone(&counters);
-        let lane: Box<dyn Lane> = if direct {
-            let memory = DirectMemory::new(umem, own..own + private as u64, 0, 128).expect("inside");
-            let sends = Sends::PLAIN;
-            Box::new(direct_lane(guest, Coupled::new(nic, sends), memory, counted))
-        } else {
-            let queue = queue(nic, umem, 32, Sends::PLAIN);
-            Box::new(copy_lane(guest, queue, counted))
-        };
+        let counters = Arc::default();
+        let (lane, wire) = over.lane(guest, &memory, &counters);
         Self {
             lane,
             wire,

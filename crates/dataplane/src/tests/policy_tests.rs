@@ -7,17 +7,16 @@ use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
 use crate::lane::{Lane, Work};
-use crate::nic::queue::Sends;
 use crate::policy::filter::{Filter, PortFilter, Rule};
 use crate::policy::guard::Guard;
 use crate::port_lane::PortLane;
 use crate::tests::test_guest::{HEADER, Memory};
-use crate::tests::test_lanes::copy_lane;
-use crate::tests::test_nic::{TestNic, Wire, own_memory, queue};
+use crate::tests::test_nic::Over;
 use crate::tests::test_siblings::Others;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::QueuePair;
+use model::config::Placement;
 
 /// A guest that has its frame queued, and buffers.
 struct Guest {
@@ -162,15 +161,17 @@ fn new_flows_all_the_time_use_up_the_budget_whichever_port_has_the_rules() {
     }
 }
 
+fn over() -> Over {
+    Over {
+        fill: 512,
+        ..Over::new(Placement::Copy, 512)
+    }
+}
+
 #[test]
 fn new_flows_that_a_queue_brings_all_the_time_make_shorter_batches() {
     let (mut guest, pair) = Guest::new(200);
-    let umem = own_memory(512);
-    let mut wire = Wire::new(umem.clone(), 512, 512);
-    wire.fill = 512;
-    let wire = Arc::new(std::sync::Mutex::new(wire));
-    let nic = queue(TestNic(Arc::clone(&wire)), umem, 256, Sends::PLAIN);
-    let mut lane = copy_lane(pair, nic, Arc::clone(&guest.counters));
+    let (mut lane, wire) = over().lane(pair, &guest.memory, &guest.counters);
     drop(lane.set_filter(many("to-guest").for_a_lane(0)));
     for flow in 0..192 {
         let frame = udp(flow, 53);
@@ -228,19 +229,14 @@ fn frames_for_a_disabled_pair_keep_no_worker_awake_while_the_first_pair_has_no_b
         let (guest, mut pair) = Guest::new(0);
         (pair.from_guest.kick, pair.to_guest.kick) = (eventfd(), eventfd());
         pair.to_guest.enabled = is_enabled;
-        let umem = own_memory(512);
-        let mut wire = Wire::new(umem.clone(), 512, 512);
-        wire.fill = 512;
-        let wire = Arc::new(std::sync::Mutex::new(wire));
-        let nic = queue(TestNic(Arc::clone(&wire)), umem, 256, Sends::PLAIN);
-        let lane = copy_lane(pair, nic, Arc::clone(&guest.counters));
+        let (lane, wire) = over().lane(pair, &guest.memory, &guest.counters);
         (guest, lane, wire)
     };
     let ((_second, mut lane, wire), (_first, mut first, _)) = (lane(false), lane(true));
     wire.lock().expect("no panic").receive(60, false);
     for has_first in [true, false] {
         let mut others = match has_first {
-            true => Others::one(&mut first),
+            true => Others::one(&mut *first),
             false => Others::default(),
         };
         lane.poll(&mut others).expect("no fault");

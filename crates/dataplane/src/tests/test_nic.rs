@@ -4,15 +4,25 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
+use common::binding::TX_METADATA_BYTES;
 use packet::checksum::ChecksumAt;
 use xsk::{Frame, OwnMemory, RxDesc, TxDesc, Umem, UmemOffset};
 
+use crate::direct::{CHUNK_BYTES, DirectMemory};
+use crate::frame::bytes::GuestRam;
 use crate::frame::gso::TXMD_CHECKSUM;
+use crate::lane::Lane;
+use crate::nic::coupled::Coupled;
 use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::lent::Lent;
 use crate::nic::queue::{LinkState, Nic, Sends};
+use crate::nic::tap::SendTap;
 use crate::nic::xdp::XdpNic;
+use crate::tests::test_guest::Memory;
+use crate::tests::test_lanes::{copy_lane, direct_lane, send_direct_lane};
 use device::counters::PairCounters;
+use device::pair::QueuePair;
+use model::config::Placement;
 
 /// A sent frame, and the checksum that its metadata requests.
 pub(crate) type Sent = (Vec<u8>, Option<ChecksumAt>);
@@ -58,6 +68,96 @@ pub(crate) fn queue<N: Nic>(nic: N, umem: Umem, to_receive: usize, sends: Sends)
         backing: String::new(),
     };
     NicQueue::new(nic, chunks, sends)
+}
+
+/// How a lane stands over a NIC that the test plays.
+#[derive(Clone, Copy)]
+pub(crate) struct Over {
+    pub(crate) placement: Placement,
+    /// Chunks of the daemon's.
+    pub(crate) chunks: usize,
+    /// Of these so many to receive into.
+    pub(crate) to_receive: usize,
+    /// Entries of the tx ring, and descriptors that one kick sends.
+    pub(crate) ring: (usize, usize),
+    /// Entries of the fill ring.
+    pub(crate) fill: usize,
+    /// Pieces of buffers that direct placement keeps.
+    pub(crate) pieces: usize,
+    pub(crate) sends: Sends,
+}
+
+impl Over {
+    pub(crate) fn new(placement: Placement, chunks: usize) -> Self {
+        let to_receive = match placement {
+            Placement::Direct => 0,
+            _ => chunks / 2,
+        };
+        Self {
+            placement,
+            chunks,
+            to_receive,
+            ring: (64, 64),
+            fill: 64,
+            pieces: 128,
+            sends: Sends::PLAIN,
+        }
+    }
+
+    /// Memory of a guest, and behind it what the lane needs of the daemon's.
+    pub(crate) fn memory(self, bytes: u64) -> Memory {
+        match self.placement {
+            Placement::Copy => Memory::new(bytes, 0),
+            _ => Memory::new(bytes, self.chunks * CHUNK_BYTES as usize),
+        }
+    }
+
+    /// The lane of a guest with that memory.
+    pub(crate) fn lane(
+        self,
+        pair: QueuePair,
+        memory: &Memory,
+        counters: &Arc<PairCounters>,
+    ) -> (Box<dyn Lane>, Arc<Mutex<Wire>>) {
+        self.lane_with(pair, memory, counters, None)
+    }
+
+    /// The same, in copy placement with a tap for packets that leave unsegmented.
+    pub(crate) fn lane_with(
+        self,
+        pair: QueuePair,
+        memory: &Memory,
+        counters: &Arc<PairCounters>,
+        send_tap: Option<SendTap>,
+    ) -> (Box<dyn Lane>, Arc<Mutex<Wire>>) {
+        let umem = match self.placement {
+            Placement::Copy => own_memory(self.chunks),
+            _ => Umem::unaligned(Arc::new(GuestRam(Arc::clone(&memory.map))), CHUNK_BYTES, 0).expect("good"),
+        };
+        let metadata = if self.sends.checksum { TX_METADATA_BYTES } else { 0 };
+        let umem = umem.with_tx_metadata(metadata).expect("good");
+        let mut wire = Wire::new(umem.clone(), self.ring.0, self.ring.1);
+        (wire.fill, wire.by_dma) = (self.fill, self.sends.by_dma);
+        let wire = Arc::new(Mutex::new(wire));
+        let (nic, counters) = (TestNic(Arc::clone(&wire)), Arc::clone(counters));
+        if self.placement == Placement::Copy {
+            let mut queue = queue(nic, umem, self.to_receive, self.sends);
+            while queue.pool.len() > self.chunks {
+                let _ = queue.pool.take();
+            }
+            queue.send_tap = send_tap;
+            return (Box::new(copy_lane(pair, queue, counters)), wire);
+        }
+        let own = memory.map.guest_len();
+        let end = own + (self.chunks * CHUNK_BYTES as usize) as u64;
+        let memory = DirectMemory::new(umem, own..end, self.to_receive, self.pieces).expect("inside");
+        let queue = Coupled::new(nic, self.sends);
+        let lane: Box<dyn Lane> = match self.placement {
+            Placement::Direct => Box::new(direct_lane(pair, queue, memory, counters)),
+            _ => Box::new(send_direct_lane(pair, queue, memory, counters)),
+        };
+        (lane, wire)
+    }
 }
 
 /// A frame at any place, as a driver may name it.

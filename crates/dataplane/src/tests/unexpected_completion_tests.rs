@@ -9,16 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use virtqueue::driver::{Buffer, QueueDriver, Used};
 use virtqueue::{Journal, QueueFeatures};
-use xsk::{Frame, Umem, UmemOffset};
+use xsk::{Frame, UmemOffset};
 
-use crate::direct::{CHUNK_BYTES, DirectMemory};
-use crate::frame::bytes::GuestRam as Ram;
 use crate::lane::Lane;
-use crate::nic::coupled::Coupled;
-use crate::nic::queue::Sends;
-use crate::tests::test_guest::{HEADER, Memory};
-use crate::tests::test_lanes::{copy_lane, direct_lane, send_direct_lane};
-use crate::tests::test_nic::{TestNic, Wire, frame_at, own_memory, queue};
+use crate::tests::test_guest::HEADER;
+use crate::tests::test_nic::{Over, Wire, frame_at};
 use crate::tests::test_siblings::Others;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
@@ -56,11 +51,18 @@ struct World {
 
 impl World {
     fn new(placement: Placement, offloads: Offloads) -> Self {
-        let private = match placement {
-            Placement::Copy => 0,
-            Placement::SendDirect | Placement::Direct => CHUNKS * CHUNK_BYTES as usize,
+        // Nothing is sent before the test says so.
+        let over = Over {
+            to_receive: if placement == Placement::Direct {
+                0
+            } else {
+                BUFFERS
+            },
+            ring: (16, 0),
+            fill: 32,
+            ..Over::new(placement, CHUNKS)
         };
-        let memory = Memory::new(1 << 20, private);
+        let memory = over.memory(1 << 20);
         let vring = || memory.vring(64, QueueFeatures::default(), Journal::None);
         let ((to_guest, receiving), (from_guest, sending)) = (vring(), vring());
         let guest = memory.side(from_guest, to_guest, offloads);
@@ -72,38 +74,8 @@ impl World {
         let buffers: Vec<_> = (0..BUFFERS)
             .map(|_| Buffer::writable(space(4096), 2048))
             .collect();
-        let own = memory.map.guest_len();
-        let umem = match placement {
-            Placement::Copy => own_memory(CHUNKS),
-            _ => Umem::unaligned(Arc::new(Ram(memory.map)), CHUNK_BYTES, 0).expect("good"),
-        };
-        // Nothing is sent before the test says so.
-        let mut wire = Wire::new(umem.clone(), 16, 0);
-        wire.fill = 32;
-        let wire = Arc::new(Mutex::new(wire));
-        let (nic, sends) = (TestNic(Arc::clone(&wire)), Sends::PLAIN);
-        let counters = Arc::new(PairCounters::default());
-        let counted = Arc::clone(&counters);
-        let to_receive = if placement == Placement::Direct {
-            0
-        } else {
-            BUFFERS
-        };
-        let direct = |umem, nic| {
-            let memory = DirectMemory::new(umem, own..own + private as u64, to_receive, 128);
-            (memory.expect("inside"), Coupled::new(nic, sends))
-        };
-        let lane: Box<dyn Lane> = match placement {
-            Placement::Copy => Box::new(copy_lane(guest, queue(nic, umem, to_receive, sends), counted)),
-            Placement::SendDirect => {
-                let (memory, nic) = direct(umem, nic);
-                Box::new(send_direct_lane(guest, nic, memory, counted))
-            }
-            Placement::Direct => {
-                let (memory, nic) = direct(umem, nic);
-                Box::new(direct_lane(guest, nic, memory, counted))
-            }
-        };
+        let counters = Arc::default();
+        let (lane, wire) = over.lane(guest, &memory, &counters);
         let mut world = Self {
             lane,
             wire,
