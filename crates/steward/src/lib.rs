@@ -40,8 +40,9 @@
 //!
 //! # Dependencies
 //!
-//! Operators have to trust a privileged process and may want to read its source. So it has few dependencies
-//! (CONTRIBUTING.md has the reason for each), no async runtime and one thread. Child processes do slow work.
+//! Operators have to trust a privileged process and may want to read its source. So this core has at most 8,000 lines of
+//! code (a test counts them), few dependencies (CONTRIBUTING.md has the reason for each), no async runtime and one
+//! thread. Child processes do slow work.
 
 pub mod capabilities;
 pub mod hardware;

@@ -1,18 +1,11 @@
 //! Filter rules of guests that have queues of an interface, or a cable, to themselves: no network knows them.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
-
 use rstest::rstest;
-use testkit::daemon::{DIR, Placement};
-use testkit::driver::{F_HOST_ALL, HEADER};
+use testkit::daemon::DIR;
 use testkit::filter_rules::{HOST, framed, tables, udp};
 use testkit::frame::{ipv6, udp_ports};
-use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::lan::{Lan, STRANGER, mac};
-use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, require, wait};
-use virtqueue::driver::Buffer;
+use testkit::{DriverConfig, Layout, Serve, VethPair, require, wait};
 
 /// A port with queue 0 to itself.
 fn port(memory: &str, keys: &str, list: &[&str]) -> String {
@@ -96,77 +89,4 @@ fn it_sends_what_rules_allow(
     lan.send(0, &sent(53));
     assert_eq!(on_wire(&lan), sent(53));
     assert_eq!(lan.daemon.counter_of("vm0", "from_guest_headers"), 1);
-}
-
-#[rstest]
-fn header_that_changes_meanwhile_is_sent_as_it_was_judged(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct, Placement::Tap)] placement: Placement,
-) {
-    require!(Root);
-    let serve = Serve::interface(VethPair::NIC)
-        .placement(placement)
-        .with("--rule", FROM);
-    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
-    let bytes = [&[0; HEADER][..], &sent(53)].concat();
-    let guest = &mut rig.driver.pairs[0];
-    let addr = guest.ram().alloc(bytes.len() as u64, 64).expect("room");
-    guest.ram().write(addr, &bytes);
-    let over = Arc::new(AtomicBool::new(false));
-    let forger = std::thread::spawn({
-        let (ram, over) = (Arc::clone(guest.ram()), Arc::clone(&over));
-        move || {
-            let port = addr.checked_add((HEADER + 36) as u64).expect("inside");
-            while !over.load(Ordering::Relaxed) {
-                ram.write(port, &54u16.to_be_bytes());
-                ram.write(port, &53u16.to_be_bytes());
-            }
-        }
-    });
-    let (mut got, end) = (0, Instant::now() + wait::SOON);
-    let refused = || rig.daemon.counter("from_guest_filter");
-    while (got < 500 || refused() == 0) && Instant::now() < end {
-        for _ in 0..16 {
-            let buffer = Buffer::readable(addr, bytes.len() as u32);
-            guest.send_buffers(&[buffer], false);
-        }
-        while let Some(frame) = rig.wire.receive(std::time::Duration::ZERO) {
-            if frame[6..12] == mac(0) {
-                assert_eq!(frame, sent(53), "what was never judged");
-                got += 1;
-            }
-        }
-        guest.reap_sent();
-    }
-    over.store(true, Ordering::Relaxed);
-    forger.join().expect("it ends");
-    assert!(got >= 100 && refused() > 0, "{got} frames, {} refused", refused());
-}
-
-/// A GSO packet is judged as one.
-#[test]
-fn packet_to_be_cut_is_judged_once() {
-    require!(Root);
-    let netns = NetNs::new("filter");
-    let rules = ["queues=1", "rule=direction=to-guest action=allow protocol=tcp"];
-    let daemon = Daemon::start_ports(&netns, &Serve::cable("x").offload("all"), &rules);
-    let connect = |name, features| {
-        Driver::connect(&daemon.path(name), &DriverConfig::with(features)).expect("accepted")
-    };
-    let mut a = connect("port0.sock", F_HOST_ALL);
-    let mut b = connect("port1.sock", 0);
-    b.pairs[0].post(64, &[2048]);
-    let packet = GsoPacket {
-        payload_len: 9000,
-        ..GsoPacket::tcp(Ip::V4(0), 0)
-    };
-    let whole = [&packet.request(1000)[..], &[0, 0], &packet.bytes()].concat();
-    let place = a.pairs[0].ram().alloc(whole.len() as u64, 64).expect("room");
-    a.pairs[0].ram().write(place, &whole);
-    a.pairs[0].send_buffers(&[Buffer::readable(place, whole.len() as u32)], true);
-    assert!(b.pairs[0].receive(wait::SOON).is_some());
-    let refused = udp(mac(1), mac(0), HOST, 9);
-    a.pairs[0].send(&refused, Layout::Whole);
-    let refuses = || daemon.counter("to_guest_filter") == 1;
-    assert!(wait::until(wait::SOON, refuses), "{:#}", daemon.status());
-    assert_eq!(daemon.counter("filter_misses"), 2);
 }

@@ -1,19 +1,18 @@
-//! Filter rules of ports of networks, for what comes back to its sender and for the host's own stack; with a queue of the
-//! port's own and without.
+//! Filter rules of ports of networks, for the host's own stack; with a queue of the port's own and without.
 
 use std::net::{Ipv4Addr, UdpSocket};
 
 use rstest::rstest;
 use testkit::filter_rules::{HOST, tables, udp};
-use testkit::lan::{BROADCAST, Lan, mac, port};
+use testkit::lan::{Lan, mac, port};
 use testkit::{DriverConfig, Serve, VethPair, require, wait};
 
 /// Of the uplink, hence the host's.
 const HOST_MAC: [u8; 6] = [0x02, 0, 0, 0, 2, 0];
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
 
-/// A network on that queue of two, and two ports in it: the first with these keys and rules.
-fn lan(queue: u32, workers: usize, keys: &str, list: &[&str]) -> Lan {
+/// A network, and two ports in it: the first with these keys and rules.
+fn lan(workers: usize, keys: &str, list: &[&str]) -> Lan {
     let veth = VethPair::with(2, 1500);
     // What the wire sends comes to queue 0.
     veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
@@ -21,7 +20,7 @@ fn lan(queue: u32, workers: usize, keys: &str, list: &[&str]) -> Lan {
         .ip(&["link", "set", VethPair::NIC, "address", "02:00:00:00:02:00"]);
     veth.await_near();
     let network = format!(
-        "[daemon]\nworkers = {workers}\n[network.lan]\nuplink = \"{}\"\nstart-queue = {queue}\n",
+        "[daemon]\nworkers = {workers}\n[network.lan]\nuplink = \"{}\"\nstart-queue = 0\n",
         VethPair::NIC
     );
     let text = [network, port(0, keys), tables(0, list), port(1, "")].concat();
@@ -29,12 +28,12 @@ fn lan(queue: u32, workers: usize, keys: &str, list: &[&str]) -> Lan {
 }
 
 /// Keys of a port with a queue of its own in that placement; empty: without one.
-fn own(queue: u32, memory: &str) -> String {
+fn own(memory: &str) -> String {
     if memory.is_empty() {
         return String::new();
     }
     format!(
-        "ifname = \"{}\"\nstart-queue = {queue}\nmemory = \"{memory}\"",
+        "ifname = \"{}\"\nstart-queue = 1\nmemory = \"{memory}\"",
         VethPair::NIC
     )
 }
@@ -59,33 +58,6 @@ fn next(lan: &mut Lan, guest: usize) -> u16 {
 const FROM: &str = "direction=from-guest action=allow protocol=udp destination-ports=53";
 const TO: &str = "direction=to-guest action=allow protocol=udp destination-ports=80";
 
-#[rstest]
-fn what_comes_back_to_its_sender_is_judged_both_ways(
-    #[values("", "copy", "send-direct")] memory: &str,
-    #[values(1, 2)] workers: usize,
-) {
-    require!(Root);
-    let keys = own(1, memory);
-    let list = [
-        "direction=from-guest action=allow protocol=udp destination-ports=53-54",
-        "direction=to-guest action=allow protocol=udp destination-ports=53",
-    ];
-    let mut lan = lan(0, workers, &format!("{keys}\nhairpin = true"), &list);
-    for round in 1..=50 {
-        for to in [mac(0), BROADCAST] {
-            for port in [55, 54, 53] {
-                lan.send(0, &udp(to, mac(0), HOST, port));
-            }
-            assert_eq!(next(&mut lan, 0), 53);
-        }
-        // To the group, which others get, too.
-        assert_eq!([next(&mut lan, 1), next(&mut lan, 1)], [54, 53]);
-        lan.guests[0].pairs[0].await_sent();
-        assert_eq!(lan.daemon.counter_of("vm0", "from_guest_filter"), 2 * round);
-        assert!(lan.daemon.counter_of("vm0", "to_guest_filter") >= 2 * round);
-    }
-}
-
 /// With the sum of the IP header, which a stack wants.
 fn summed(frame: Vec<u8>) -> Vec<u8> {
     let mut frame = frame;
@@ -105,7 +77,7 @@ fn they_hold_for_what_the_hosts_own_stack_says_and_hears(
     #[values(1, 2)] workers: usize,
 ) {
     require!(Root);
-    let mut lan = lan(0, workers, &own(1, memory), &[FROM, TO]);
+    let mut lan = lan(workers, &own(memory), &[FROM, TO]);
     let near = &lan.veth.near;
     near.ip(&["address", "add", "10.0.0.1/24", "dev", VethPair::NIC]);
     let address = GUEST.to_string();

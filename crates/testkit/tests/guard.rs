@@ -208,10 +208,15 @@ fn checksum_is_no_way_to_change_what_was_judged() {
 fn forge_meanwhile(
     guest: &mut Pair,
     honest: &[u8],
-    daemon: &Daemon,
+    (daemon, judges): (&Daemon, &[&str]),
     mut arrived: impl FnMut() -> Option<Vec<u8>>,
 ) {
-    let caught = || ["source_address", "ip_source"].map(|name| daemon.counter(&format!("from_guest_{name}")));
+    let caught = || -> Vec<u64> {
+        let count = |name: &&str| daemon.counter(&format!("from_guest_{name}"));
+        judges.iter().map(count).collect()
+    };
+    // Rules judge the IP address only.
+    let other = if judges.len() > 1 { mac(1) } else { mac(0) };
     let all_caught = || caught().iter().all(|&count| count > 0);
     let bytes = [&[0; HEADER][..], honest].concat();
     let addr = guest.ram().alloc(4096, 4096).expect("room");
@@ -222,7 +227,7 @@ fn forge_meanwhile(
         move || {
             let place = |at: usize| addr.checked_add((HEADER + at) as u64).expect("inside");
             while !over.load(Ordering::Relaxed) {
-                for (source, last) in [(mac(0), 10), (mac(1), 11), (mac(0), 11), (mac(1), 10)] {
+                for (source, last) in [(mac(0), 10), (other, 11), (mac(0), 11), (other, 10)] {
                     ram.write(place(6), &source);
                     ram.write(place(29), &[last]);
                 }
@@ -255,7 +260,8 @@ fn header_that_changes_meanwhile_is_sent_as_it_was_judged() {
     let honest = udp(mac(1), OWN, [1, 2]);
     let (from, to) = lan.guests.split_at_mut(1);
     let arrived = || to[0].pairs[0].poll().map(|received| received.frame);
-    forge_meanwhile(&mut from[0].pairs[0], &honest, &lan.daemon, arrived);
+    let judges = &["source_address", "ip_source"];
+    forge_meanwhile(&mut from[0].pairs[0], &honest, (&lan.daemon, judges), arrived);
 }
 
 /// A guest with a queue to itself.
@@ -274,6 +280,7 @@ fn own_queue(placement: Placement, segments: &str, options: &[(&str, &str)], con
 }
 
 const OWN_IPS: (&str, &str) = ("--ips", "192.0.2.10,2001:db8::10,2001:db8:1::/64");
+const OWN_RULE: (&str, &str) = ("--rule", "direction=from-guest action=allow source=192.0.2.10");
 
 /// What the wire gets next of the guest.
 #[track_caller]
@@ -338,12 +345,13 @@ fn header_in_the_guests_own_memory_is_sent_as_it_was_judged(
     )]
     (placement, segments): (Placement, &str),
     #[values(60, 1000)] len: usize,
+    #[values(OWN_IPS, OWN_RULE)] option: (&str, &str),
 ) {
     if soak::leaves_out((len == 1000) == (placement == Placement::Copy)) {
         return;
     }
     require!(Root);
-    let mut rig = own_queue(placement, segments, &[OWN_IPS], &DriverConfig::default());
+    let mut rig = own_queue(placement, segments, &[option], &DriverConfig::default());
     let mut honest = udp(STRANGER, OWN, [1, 2]);
     honest.resize(len, 0x5a);
     let Rig {
@@ -351,7 +359,11 @@ fn header_in_the_guests_own_memory_is_sent_as_it_was_judged(
     } = &mut rig;
     let is_ours = |got: &Vec<u8>| got[..6] == STRANGER;
     let arrived = || std::iter::from_fn(|| wire.receive(Duration::from_millis(5))).find(is_ours);
-    forge_meanwhile(&mut driver.pairs[0], &honest, daemon, arrived);
+    let judges: &[&str] = match option == OWN_IPS {
+        true => &["source_address", "ip_source"],
+        false => &["filter"],
+    };
+    forge_meanwhile(&mut driver.pairs[0], &honest, (daemon, judges), arrived);
 }
 
 #[rstest]

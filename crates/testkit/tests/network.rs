@@ -1,5 +1,5 @@
-//! Guests that share a NIC: networks without an uplink, addresses that ports learn, Linux guests. Who reaches whom is in
-//! `network_pairs`.
+//! Guests that share a NIC: networks without an uplink, addresses that ports learn, Linux guests. Who reaches whom is
+//! tested in crate `dataplane` (`network_tests/reach.rs`).
 
 use rstest::rstest;
 use testkit::guest::{Backend, Guest};

@@ -7,6 +7,8 @@ pub(crate) mod any_order_tests;
 #[cfg(test)]
 pub(crate) mod fairness_tests;
 #[cfg(test)]
+pub(crate) mod join_tests;
+#[cfg(test)]
 pub(crate) mod long_chains_tests;
 #[cfg(test)]
 pub(crate) mod network_tests;

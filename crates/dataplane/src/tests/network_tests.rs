@@ -9,6 +9,7 @@ mod multicast;
 mod pairs;
 mod port_marks;
 mod promiscuous;
+mod reach;
 mod renewal;
 mod service_tags;
 mod threads;
@@ -54,7 +55,7 @@ pub(crate) struct Port {
     pub(crate) to_guest: QueueDriver,
     pub(crate) counters: Arc<PairCounters>,
     /// Where its receive buffers are, by the number that the driver knows them by.
-    buffers: Vec<GuestAddr>,
+    pub(crate) buffers: Vec<GuestAddr>,
 }
 
 #[derive(Default)]
@@ -110,7 +111,7 @@ impl World {
     }
 
     /// The same with offloads that their guests have accepted.
-    fn offering(known: Vec<FdbPort>, offloads: Offloads) -> Self {
+    pub(crate) fn offering(known: Vec<FdbPort>, offloads: Offloads) -> Self {
         let mut world = Self::default();
         let ports = known.len() as u16;
         let fdb = Fdb::new(known.into_iter().map(Some).collect());

@@ -1,8 +1,9 @@
 //! The journal: what goes on, or has to be undone, when a lease or the steward ends.
 //!
-//! It is a directory of entries ([`file`]), each written before what it describes is done, and removed after that is
-//! undone. Several entries and not one, since a part writes its own alone, and one that is damaged costs the others
-//! nothing: rules of a NIC are undone even if the records of leases cannot be read.
+//! It is a directory of entries ([`mod@file`]). One about a change of a NIC is written before the change is made, and
+//! removed after it is undone; the records follow from the server's tables, see [`state`]. There are several entries
+//! and not one, since a part writes its own alone, and a damaged one costs the others nothing: rules of a NIC are
+//! undone even if the records cannot be read.
 //!
 //! | entry | what | undone by |
 //! |---|---|---|

@@ -3,9 +3,11 @@
 use std::net::Ipv4Addr;
 use std::ops::Range;
 
+use super::hairpin::hairpin;
 use super::multicast::Copies;
 use super::*;
 use crate::policy::filter::{Filter, PortFilter, Rule, Rules};
+use crate::tests::fairness_tests::gso_packet;
 use crate::uplink::multicast_lane::MulticastLane;
 use crate::worker::slots;
 use model::config::MemberOptions;
@@ -297,4 +299,64 @@ fn copy_for_a_listener_is_filtered_as_it_is_written() {
     assert_eq!(counts(filter.to_guest.as_deref()), [1]);
     assert_eq!(world.ports[1].counters.to_guest_filter.get(), 1);
     assert_eq!(world.ports[1].counters.to_guest_filter_headers.get(), 1);
+}
+
+#[test]
+fn frame_that_comes_back_to_its_sender_passes_its_rules_both_ways() {
+    let other = FdbPort {
+        mac: mac(1),
+        ..FdbPort::default()
+    };
+    let mut world = World::of(vec![hairpin(0), other]);
+    world.ports.iter_mut().for_each(|port| port.post(16));
+    let rules = "direction=from-guest action=allow protocol=udp destination-ports=53-54
+                 direction=to-guest action=allow protocol=udp destination-ports=53";
+    filter(&mut world, 0, rules);
+    for to in [mac(0), BROADCAST] {
+        let [none, out, back] = [55, 54, 53].map(|port| udp(to, mac(0), 1, port));
+        for sent in [&none, &out, &back] {
+            world.ports[0].send(sent);
+        }
+        world.poll();
+        assert_eq!(world.ports[0].take(), std::slice::from_ref(&back));
+        // The group's other member has no rules.
+        let of_group = if to == BROADCAST {
+            vec![out, back]
+        } else {
+            Vec::new()
+        };
+        assert_eq!(world.ports[1].take(), of_group);
+    }
+    let counters = &world.ports[0].counters;
+    assert_eq!(counters.from_guest_filter.get(), 2);
+    assert_eq!(counters.to_guest_filter.get(), 2);
+}
+
+#[test]
+fn packet_that_is_cut_is_judged_once() {
+    let ports = [0, 1].map(|at| FdbPort {
+        mac: mac(at),
+        ..FdbPort::default()
+    });
+    let sends = Offloads {
+        csum: true,
+        tso4: true,
+        ..Offloads::NONE
+    };
+    let mut world = World::offering(ports.into(), sends);
+    world.ports[1].post(16);
+    let filter = filter(&mut world, 1, "direction=to-guest action=allow protocol=tcp");
+    let (asked, packet) = gso_packet(mac(1), mac(0), 9000, 1000);
+    let mut header = [0; HEADER as usize];
+    header[..asked.len()].copy_from_slice(&asked);
+    world.ports[0].send_with(header, &packet);
+    world.ports[0].send(&udp(mac(1), mac(0), 1, 9));
+    world.poll();
+    assert_eq!(world.ports[1].got().len(), 9);
+    assert_eq!(counts(filter.to_guest.as_deref()), [1]);
+    let counters = &world.ports[1].counters;
+    assert_eq!(
+        (counters.filter_misses.get(), counters.to_guest_filter.get()),
+        (2, 1)
+    );
 }

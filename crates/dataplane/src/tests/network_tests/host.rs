@@ -11,7 +11,7 @@ use crate::lane::limits::BATCH;
 use crate::nic::tap::Tap;
 use crate::tests::fairness_tests::with_offloads;
 
-const HOST: Mac = [2, 0, 0, 0, 2, 0];
+pub(super) const HOST: Mac = [2, 0, 0, 0, 2, 0];
 const BEFORE: usize = HEADER as usize;
 
 /// Ports with 16 receive buffers each, and what the host reads and writes.
@@ -21,14 +21,24 @@ fn world(ports: u8) -> (World, OwnedFd, Arc<PairCounters>) {
 
 /// The same; `segments_udp`: the host's kernel cuts UDP packets.
 fn world_with(ports: u8, segments_udp: bool) -> (World, OwnedFd, Arc<PairCounters>) {
-    let mut world = World::new(&vec![16; ports.into()]);
-    let known = (0..ports).map(|port| {
-        Some(FdbPort {
-            mac: mac(port),
-            ..FdbPort::default()
-        })
+    let known = (0..ports).map(|port| FdbPort {
+        mac: mac(port),
+        ..FdbPort::default()
     });
-    let fdb = Fdb::new(known.collect()).with_reached(&[HOST]);
+    let known: Vec<_> = known.collect();
+    let mut world = World::of(known.clone());
+    world.ports.iter_mut().for_each(|port| port.post(16));
+    let (host, counters) = add_host(&mut world, known, segments_udp);
+    (world, host, counters)
+}
+
+/// Adds the host to these ports' network.
+pub(super) fn add_host(
+    world: &mut World,
+    known: Vec<FdbPort>,
+    segments_udp: bool,
+) -> (OwnedFd, Arc<PairCounters>) {
+    let fdb = Fdb::new(known.into_iter().map(Some).collect()).with_reached(&[HOST]);
     world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK);
     let (host, tap) = socketpair(family, SocketType::SEQPACKET, flags, None).expect("sockets");
@@ -39,11 +49,11 @@ fn world_with(ports: u8, segments_udp: bool) -> (World, OwnedFd, Arc<PairCounter
     };
     world.add_slot(Box::new(lane.expect("memory")), role);
     world.rebuild_forwarding();
-    (world, host, counters)
+    (host, counters)
 }
 
 /// What the host got, behind its headers.
-fn read(host: &OwnedFd) -> Vec<Vec<u8>> {
+pub(super) fn read(host: &OwnedFd) -> Vec<Vec<u8>> {
     let mut bytes = vec![0; 70_000];
     let next = || {
         let len = rustix::io::read(host, &mut bytes).ok().filter(|&len| len > 0)?;
@@ -53,7 +63,7 @@ fn read(host: &OwnedFd) -> Vec<Vec<u8>> {
 }
 
 /// Whether there is room for it.
-fn write(host: &OwnedFd, frame: &[u8]) -> bool {
+pub(super) fn write(host: &OwnedFd, frame: &[u8]) -> bool {
     rustix::io::write(host, &[&[0; BEFORE][..], frame].concat()).is_ok()
 }
 
