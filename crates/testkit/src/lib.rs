@@ -65,7 +65,6 @@ pub mod tagged_port;
 pub mod testpmd;
 pub mod traffic;
 pub mod two_guests;
-pub mod two_ports;
 pub mod vhost_net;
 pub mod vmm;
 pub mod wait;

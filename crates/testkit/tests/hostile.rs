@@ -8,9 +8,8 @@ use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::driver::{F_EVENT_IDX, F_INDIRECT, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1};
 use testkit::pair::Ring;
-use testkit::{DriverConfig, Layout, TwoGuests, frame, require, soak};
+use testkit::{DriverConfig, TwoGuests, require, soak};
 use virtqueue::GuestAddr;
-use virtqueue::driver::Buffer;
 use virtqueue::layout::{
     DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Descriptor, PACKED_AVAIL, PACKED_USED, PackedDescriptor,
 };
@@ -18,9 +17,18 @@ use virtqueue::layout::{
 const QUEUE: u16 = 64;
 const MIB: u64 = 1 << 20;
 
-fn config() -> DriverConfig {
+/// Beside F_RING_PACKED.
+const SPLIT: u64 = 0;
+
+/// Where a lie is told.
+enum Queue {
+    Transmit,
+    Receive,
+}
+
+fn config(ring: u64) -> DriverConfig {
     DriverConfig {
-        features: F_VERSION_1 | F_MRG_RXBUF | F_EVENT_IDX | F_INDIRECT,
+        features: F_VERSION_1 | F_MRG_RXBUF | F_EVENT_IDX | F_INDIRECT | ring,
         queue_size: u32::from(QUEUE),
         regions: vec![(GuestAddr(0), 4 * MIB), (GuestAddr(1 << 32), 4 * MIB)],
         ..DriverConfig::default()
@@ -50,26 +58,6 @@ fn one(ring: &Ring, desc: Descriptor) {
     show(ring);
 }
 
-/// A lie in the transmit queue closes the port of the guest that tells it, for this reason, and no other.
-#[track_caller]
-fn assert_closed_by_transmit(config: &DriverConfig, placement: Placement, lie: fn(&Ring), reason: &str) {
-    require!(Root);
-    let guests = TwoGuests::new(placement, config);
-    lie(&guests.liar.pairs[0].from_guest);
-    guests.assert_closed_alone(reason, config);
-}
-
-/// The same of the receive queue.
-#[track_caller]
-fn assert_closed_by_receive(config: &DriverConfig, placement: Placement, lie: fn(&Ring), reason: &str) {
-    require!(Root);
-    let guests = TwoGuests::new(placement, config);
-    lie(&guests.liar.pairs[0].to_guest);
-    // What arrives makes the daemon look at the receive queue, should the kick not do.
-    guests.send_to_every_queue();
-    guests.assert_closed_alone(reason, config);
-}
-
 /// A table of the given entries, in guest memory at 3 MiB.
 fn table(ring: &Ring, entries: &[Descriptor]) -> u64 {
     let table = GuestAddr(3 * MIB);
@@ -79,74 +67,53 @@ fn table(ring: &Ring, entries: &[Descriptor]) -> u64 {
     table.get()
 }
 
-/// The short form tests each violation in copy placement, and `outside-memory` alone in the other placements, too.
-fn leaves_out(placement: Placement, reason: &str) -> bool {
-    soak::leaves_out(placement == Placement::Copy || reason == "outside-memory")
-}
-
+/// A guest tells a lie in a queue of that form, and its port is closed for this reason, and no other port.
 #[rstest]
-#[case::descriptor_loop("descriptor-loop", |r: &Ring| {
+#[case::descriptor_loop(SPLIT, Queue::Transmit, "descriptor-loop", |r: &Ring| {
     r.driver.split().write_descriptor(1, next(MIB, 100, DESC_NEXT, 0));
     one(r, next(MIB, 100, DESC_NEXT, 1));
 })]
-#[case::address_outside_memory("outside-memory", |r: &Ring| one(r, next(1 << 40, 100, 0, 0)))]
-#[case::avail_index_jump("avail-index-jump", |r: &Ring| {
+#[case::address_outside_memory(SPLIT, Queue::Transmit, "outside-memory", |r: &Ring| one(r, next(1 << 40, 100, 0, 0)))]
+#[case::avail_index_jump(SPLIT, Queue::Transmit, "avail-index-jump", |r: &Ring| {
     r.driver.split().set_avail_idx(r.driver.split().avail_idx().wrapping_add(QUEUE + 1));
     r.kick();
 })]
-#[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| one(r, next(MIB, 11, 0, 0)))]
-#[case::writable_buffer_in_transmit("writable-in-transmit", |r: &Ring| one(r, next(MIB, 100, DESC_WRITE, 0)))]
-#[case::indirect_in_indirect("nested-indirect", |r: &Ring| {
+#[case::shorter_than_the_header(SPLIT, Queue::Transmit, "chain-shorter-than-header", |r: &Ring| one(r, next(MIB, 11, 0, 0)))]
+#[case::writable_in_transmit(SPLIT, Queue::Transmit, "writable-in-transmit", |r: &Ring| one(r, next(MIB, 100, DESC_WRITE, 0)))]
+#[case::indirect_in_indirect(SPLIT, Queue::Transmit, "nested-indirect", |r: &Ring| {
     let inner = table(r, &[next(MIB, 32, DESC_INDIRECT, 0)]);
     one(r, next(inner, 16, DESC_INDIRECT, 0));
 })]
-fn lie_in_the_transmit_queue_closes_only_that_port(
+#[case::address_outside_memory(SPLIT, Queue::Receive, "outside-memory", |r: &Ring| one(r, next(1 << 40, 2048, DESC_WRITE, 0)))]
+#[case::shorter_than_the_header(SPLIT, Queue::Receive, "chain-shorter-than-header", |r: &Ring| one(r, next(MIB, 11, DESC_WRITE, 0)))]
+#[case::readable_in_receive(SPLIT, Queue::Receive, "readable-in-receive", |r: &Ring| one(r, next(MIB, 2048, 0, 0)))]
+#[case::list_that_goes_on_nowhere(F_RING_PACKED, Queue::Transmit, "chain-incomplete", |r: &Ring| lay(r, &[(MIB, 100, DESC_NEXT)]))]
+#[case::address_outside_memory(F_RING_PACKED, Queue::Transmit, "outside-memory", |r: &Ring| lay(r, &[(1 << 40, 100, 0)]))]
+#[case::readable_in_receive(F_RING_PACKED, Queue::Receive, "readable-in-receive", |r: &Ring| lay(r, &[(MIB, 2048, 0)]))]
+fn lie_closes_only_that_port(
+    #[case] ring: u64,
+    #[case] queue: Queue,
     #[case] reason: &str,
     #[case] lie: fn(&Ring),
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
-    if leaves_out(placement, reason) {
+    // The short form tests each lie in copy placement, and `outside-memory` alone in the other placements, too.
+    if soak::leaves_out(placement == Placement::Copy || reason == "outside-memory") {
         return;
     }
-    assert_closed_by_transmit(&config(), placement, lie, reason);
-}
-
-#[rstest]
-#[case::address_outside_memory("outside-memory", |r: &Ring| one(r, next(1 << 40, 2048, DESC_WRITE, 0)))]
-#[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| one(r, next(MIB, 11, DESC_WRITE, 0)))]
-#[case::readable_buffer_in_receive("readable-in-receive", |r: &Ring| one(r, next(MIB, 2048, 0, 0)))]
-fn lie_in_the_receive_queue_closes_only_that_port(
-    #[case] reason: &str,
-    #[case] lie: fn(&Ring),
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    if leaves_out(placement, reason) {
-        return;
-    }
-    assert_closed_by_receive(&config(), placement, lie, reason);
-}
-
-#[rstest]
-fn offload_that_was_not_negotiated_is_dropped_and_counted(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
     require!(Root);
-    let mut guests = TwoGuests::new(placement, &config());
-    let place = GuestAddr(2 * MIB);
-    for header in [[1u8, 0], [0, 1]] {
-        guests
-            .liar
-            .ram()
-            .write(place, &[&header[..], &[0; 10], &frame::plain(100, 1)].concat());
-        guests.liar.pairs[0].send_buffers(&[Buffer::readable(place, 112)], false);
+    let config = config(ring);
+    let guests = TwoGuests::new(placement, &config);
+    let pair = &guests.liar.pairs[0];
+    match queue {
+        Queue::Transmit => lie(&pair.from_guest),
+        Queue::Receive => {
+            lie(&pair.to_guest);
+            // What arrives makes the daemon look at the receive queue, should the kick not do.
+            guests.send_to_every_queue();
+        }
     }
-    guests
-        .daemon
-        .await_counter("from_guest_offload_not_negotiated", 2);
-    let last = frame::last();
-    guests.liar.pairs[0].send(&last, Layout::Whole);
-    assert!(guests.wire.receive_before(&last).is_empty());
-    guests.assert_honest_guest_sends();
+    guests.assert_closed_alone(reason, &config);
 }
 
 #[rstest]
@@ -154,7 +121,7 @@ fn used_buffers_named_twice_harm_only_the_guest_that_named_them(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
-    let mut guests = TwoGuests::new(placement, &config());
+    let mut guests = TwoGuests::new(placement, &config(SPLIT));
     let ring = &guests.liar.pairs[0].from_guest;
     ring.driver.split().write_descriptor(0, next(MIB, 112, 0, 0));
     for at in 0..QUEUE {
@@ -165,14 +132,6 @@ fn used_buffers_named_twice_harm_only_the_guest_that_named_them(
     // Sixty-four times the same frame, or a closed port: both are an answer. The daemon and the other guest live.
     guests.assert_honest_guest_sends();
     guests.daemon.process().check();
-}
-
-fn packed_config() -> DriverConfig {
-    let config = config();
-    DriverConfig {
-        features: config.features | F_RING_PACKED,
-        ..config
-    }
 }
 
 /// Shows the device descriptors from slot 0 of a packed ring on, the first one last; all available in the first lap.
@@ -186,42 +145,11 @@ fn lay(ring: &Ring, descs: &[(u64, u32, u16)]) {
     ring.kick();
 }
 
-#[rstest]
-#[case::list_that_goes_on_nowhere("chain-incomplete", |r: &Ring| lay(r, &[(MIB, 100, DESC_NEXT)]))]
-#[case::address_outside_memory("outside-memory", |r: &Ring| lay(r, &[(1 << 40, 100, 0)]))]
-#[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| lay(r, &[(MIB, 11, 0)]))]
-#[case::writable_buffer_in_transmit("writable-in-transmit", |r: &Ring| lay(r, &[(MIB, 100, DESC_WRITE)]))]
-fn lie_in_a_packed_transmit_queue_closes_only_that_port(
-    #[case] reason: &str,
-    #[case] lie: fn(&Ring),
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    if leaves_out(placement, reason) {
-        return;
-    }
-    assert_closed_by_transmit(&packed_config(), placement, lie, reason);
-}
-
-#[rstest]
-#[case::address_outside_memory("outside-memory", |r: &Ring| lay(r, &[(1 << 40, 2048, DESC_WRITE)]))]
-#[case::chain_shorter_than_the_header("chain-shorter-than-header", |r: &Ring| lay(r, &[(MIB, 11, DESC_WRITE)]))]
-#[case::readable_buffer_in_receive("readable-in-receive", |r: &Ring| lay(r, &[(MIB, 2048, 0)]))]
-fn lie_in_a_packed_receive_queue_closes_only_that_port(
-    #[case] reason: &str,
-    #[case] lie: fn(&Ring),
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    if leaves_out(placement, reason) {
-        return;
-    }
-    assert_closed_by_receive(&packed_config(), placement, lie, reason);
-}
-
 /// The packed form of an index jump: descriptors that the device still holds are made available once more.
 #[test]
 fn packed_descriptors_made_available_twice_close_only_that_port() {
     require!(Root);
-    let config = packed_config();
+    let config = config(F_RING_PACKED);
     let guests = TwoGuests::new(Placement::Direct, &config);
     let ring = &guests.liar.pairs[0].to_guest;
     // Held until frames come, of which there are none.

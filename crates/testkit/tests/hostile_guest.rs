@@ -1,16 +1,14 @@
 //! What a guest's driver may do with rings and frames that are valid, and made to cost as much as they can.
 
 use rstest::rstest;
-use testkit::any_frame::{any_frame, any_header, assert_sane};
+use testkit::any_frame::{any_frame, any_header};
 use testkit::daemon::{Mode, Placement};
-use testkit::driver::{
-    F_EVENT_IDX, F_GUEST_ALL, F_HOST_ALL, F_INDIRECT, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1,
-};
+use testkit::driver::{F_EVENT_IDX, F_HOST_ALL, F_INDIRECT, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1};
 use testkit::gso_packet::Ip;
 use testkit::pair::Ring;
 use testkit::{
-    Daemon, Driver, DriverConfig, GsoPacket, Layout, NetNs, Noise, PacketPort, Serve, TwoGuests, VethPair,
-    frame, holdings, require, soak, wait,
+    Daemon, Driver, DriverConfig, GsoPacket, Layout, Noise, PacketPort, Serve, TwoGuests, VethPair, frame,
+    holdings, require, soak, wait,
 };
 use virtqueue::GuestAddr;
 use virtqueue::layout::{DESC_INDIRECT, DESC_WRITE, Descriptor};
@@ -195,47 +193,4 @@ fn queues_of_one_entry_and_of_the_most_move_frames(
         (0..40).for_each(|_| drop(wire.receive(wait::SOON).expect("a segment")));
     }
     pair.await_sent();
-}
-
-#[rstest]
-fn frames_of_any_kind_with_any_request_pass_a_cable_as_what_they_are_or_not_at_all(
-    #[values(0, F_GUEST_ALL)] offloads: u64,
-    #[values(true, false)] mergeable: bool,
-) {
-    require!(Root);
-    const FRAMES: usize = 600;
-    let netns = NetNs::new("cable");
-    let serve = Serve::cable("x").offload("all");
-    let mut daemon = Daemon::start_ports(&netns, &serve, &["queues=1", "queues=1"]);
-    let merges = if mergeable { F_MRG_RXBUF } else { 0 };
-    let guest = |name, features| {
-        let regions = vec![(GuestAddr(0), 64 * MIB)];
-        let config = DriverConfig {
-            regions,
-            ..config(F_INDIRECT | features, 256)
-        };
-        Driver::connect(&daemon.path(name), &config).expect("accepted")
-    };
-    let (mut liar, mut honest) = (
-        guest("port0.sock", F_HOST_ALL),
-        guest("port1.sock", offloads | merges),
-    );
-    let (count, bytes) = if mergeable { (200, 2048) } else { (200, 66 << 10) };
-    honest.pairs[0].post(count, &[bytes]);
-    let mut noise = Noise::new(0x2545_f491_4f6c_dd1d);
-    for at in 1..=FRAMES {
-        let frame = any_frame(&mut noise);
-        let header = any_header(&mut noise, &frame);
-        let layout = Layout::Indirect((frame.len() + 12).div_ceil(noise.one(&[1, 2, 19, 200])));
-        liar.pairs[0].send_asking(&[(header, &frame)], layout);
-        if at % 40 == 0 {
-            liar.pairs[0].await_sent();
-            let last = frame::last();
-            liar.pairs[0].send(&last, Layout::Whole);
-            let before = honest.pairs[0].receive_before(&last);
-            before.iter().for_each(|got| assert_sane(got, offloads));
-        }
-    }
-    daemon.process().check();
-    assert_eq!(daemon.port(0)["last_closed"], serde_json::Value::Null);
 }

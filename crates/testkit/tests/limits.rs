@@ -1,80 +1,44 @@
-//! Limits of ports, kept by the daemon's clock: a guest that sends as fast as it can, or gets as much, for some
-//! seconds.
-//!
-//! How much passes at least, this machine decides; the bucket's own tests do that with a clock of theirs
-//! (`policy/bucket.rs` of crate `dataplane`). How much passes at most is asserted here.
+//! Limits of ports: that they are kept, also by queues of a guest's own. How much passes is tested in crate `dataplane`
+//! with a clock of its own (`policy/bucket.rs`, `rate_limit_tests.rs`).
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::frame::{number_of, numbered};
-use testkit::two_ports::{TwoPorts, file, frame};
-use testkit::{DriverConfig, Layout, Rig, Serve, VethPair, require, wait};
-
-/// How long each guest tries.
-const LASTS: Duration = Duration::from_secs(2);
-
-#[rstest]
-#[case::bits_sent("from-guest-bits = \"20M\"\nfrom-guest-bits-burst = \"200k\"", 0, 2000, 20)]
-#[case::packets_got("to-guest-packets = \"3k\"\nto-guest-packets-burst = 50", 1, 3000, 50)]
-fn no_more_passes_than_the_limit_and_a_burst(
-    #[case] keys: &str,
-    #[case] from: usize,
-    #[case] frames_a_second: u64,
-    #[case] burst: u64,
-) {
-    let mut pair = TwoPorts::new(keys);
-    let (arrived, took) = pair.flood(from, LASTS, 2 * burst);
-    let most = (took.as_secs_f64() * frames_a_second as f64) * 1.05 + burst as f64;
-    assert!(
-        (arrived as f64) <= most,
-        "{arrived} frames in {took:?}, {most:.0} may"
-    );
-    // It is a limit and no wall: far less would be another mistake, whatever the machine does meanwhile.
-    assert!(
-        arrived > 2 * burst,
-        "{arrived} frames in {took:?}: {}",
-        pair.daemon.said()
-    );
-    let counter = if from == 0 {
-        "from_guest_limit_waits"
-    } else {
-        "to_guest_limit"
-    };
-    assert!(pair.daemon.counter(counter) > 0, "{:#}", pair.daemon.status());
-    println!(
-        "{:.1} % of the limit",
-        (arrived.saturating_sub(burst)) as f64 / took.as_secs_f64() / frames_a_second as f64 * 100.0
-    );
-}
+use testkit::lan::{file, frame, guests, mac};
+use testkit::{Daemon, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, require, wait};
 
 #[test]
 fn limits_are_changed_by_a_reload_and_the_guest_stays() {
-    let mut pair = TwoPorts::new("from-guest-packets = 1\nfrom-guest-packets-burst = 2");
-    for _ in 0..10 {
-        pair.guests[0].pairs[0].send(&frame(1, 0), Layout::Whole);
+    let text = |keys| file(None, &[keys, ""]);
+    let netns = NetNs::new("limits");
+    let limited = text("from-guest-packets = 1\nfrom-guest-packets-burst = 2");
+    let daemon = Daemon::start_file(&netns, &Serve::file(), &[], &limited);
+    let mut guests = guests(&daemon, 2, &DriverConfig::default());
+    for number in 0..10 {
+        guests[0].pairs[0].send(&frame(mac(1), mac(0), 1250, number), Layout::Whole);
     }
-    pair.daemon.await_counter("from_guest_limit_waits", 1);
-    let said = pair.daemon.reload_with(&file("from-guest-packets = \"1M\""));
+    daemon.await_counter("from_guest_limit_waits", 1);
+    let said = daemon.reload_with(&text("from-guest-packets = \"1M\""));
     assert!(
         said.contains("port vm0 has changed (from-guest-packets"),
         "{said}"
     );
     for _ in 0..10 {
-        let got = pair.guests[1].pairs[0].receive(wait::SOON);
-        got.unwrap_or_else(|| panic!("all frames come: {:#}", pair.daemon.status()));
+        let got = guests[1].pairs[0].receive(wait::SOON);
+        got.unwrap_or_else(|| panic!("all frames come: {:#}", daemon.status()));
     }
-    let port = pair.daemon.port_named("vm0").expect("it is there");
+    let port = daemon.port_named("vm0").expect("it is there");
     assert_eq!(port["sessions"], 1);
     assert_eq!(port["limits"]["from_guest"]["packets"]["per_second"], 1_000_000);
-    let said = pair.daemon.reload_with(&file(""));
+    let said = daemon.reload_with(&text(""));
     assert!(
         said.contains("port vm0 has changed (from-guest-packets), and goes on"),
         "{said}"
     );
     // Nothing but the limits was changed: it is not changed again.
-    assert!(pair.daemon.reload_with(&file("")).contains("nothing changed"));
+    assert!(daemon.reload_with(&text("")).contains("nothing changed"));
 }
 
 /// Frames that may have passed a limit of one a second since then, with that burst.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rstest::rstest;
 use testkit::daemon::Placement;
-use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, Serve, VethPair, frame, lan, require, soak, wait};
+use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, Serve, VethPair, frame, require, soak, wait};
 use vhost::vhost_user::VhostUserFrontend;
 
 const BUFFER: u32 = 2048;
@@ -160,63 +160,6 @@ fn await_flows_in(rig: &mut Rig, on: &BTreeSet<usize>) {
     assert!(arrive, "{on:?}: {arrived:?}\n{:#}", rig.daemon.port(0));
 }
 
-/// What a port is joined with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Joined {
-    /// An interface, by itself.
-    Lone(Placement),
-    /// A network, and with it an uplink.
-    Network,
-    /// The same, and queues of the uplink's interface that are its own.
-    OwnQueues(Placement),
-}
-
-impl Joined {
-    fn start(self) -> (VethPair, Daemon) {
-        let queues = PAIRS as u32;
-        let in_network = |veth: VethPair, uplink: &str, keys: &str| {
-            let keys = format!("queues = {queues}\n{keys}");
-            // That of the frames that are sent.
-            let port = lan::port(usize::from(frame::TO[5]), &keys);
-            let text = format!("[network.lan]\nuplink = \"{}\"\n{uplink}\n{port}", VethPair::NIC);
-            // So that XDP sees tags.
-            veth.near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
-            let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
-            (veth, daemon)
-        };
-        match self {
-            Self::Lone(placement) => {
-                let veth = VethPair::with(queues, 1500);
-                let serve = Serve::interface(VethPair::NIC)
-                    .placement(placement)
-                    .with("--queues", queues.to_string());
-                let daemon = Daemon::start(&veth.near, &serve);
-                (veth, daemon)
-            }
-            Self::Network => {
-                let veth = VethPair::with(queues, 1500);
-                in_network(veth, &format!("queues = {queues}"), "")
-            }
-            Self::OwnQueues(placement) => {
-                let keys = format!(
-                    "ifname = \"{}\"\nstart-queue = 1\nmemory = \"{}\"",
-                    VethPair::NIC,
-                    placement.name()
-                );
-                in_network(VethPair::with(queues + 1, 1500), "", &keys)
-            }
-        }
-    }
-
-    fn connect(self, daemon: &Daemon, config: &DriverConfig) -> Driver {
-        let socket = match self {
-            Self::Lone(_) => daemon.socket(),
-            _ => daemon.path(&format!("vm{}.sock", frame::TO[5])),
-        };
-        Driver::connect_idle(&socket, config).expect("accepted")
-    }
-}
-
 #[rstest]
 fn frames_of_all_queues_reach_the_guest_whatever_its_driver_does_with_its_pairs(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
@@ -241,31 +184,21 @@ fn frames_of_all_queues_reach_the_guest_whatever_its_driver_does_with_its_pairs(
         return;
     }
     require!(Root);
-    assert_all_arrive(Joined::Lone(placement), what);
-}
-
-#[rstest]
-fn frames_of_all_queues_reach_a_port_of_a_network_whatever_its_driver_does_with_its_pairs(
-    #[values(
-        Joined::Network,
-        Joined::OwnQueues(Placement::Copy),
-        Joined::OwnQueues(Placement::SendDirect)
-    )]
-    joined: Joined,
-    #[values(Use::OnlyTheFirst, Use::SomeLater, Use::Halves, Use::Stopped)] what: Use,
-) {
-    require!(Root);
-    assert_all_arrive(joined, what);
+    assert_all_arrive(placement, what);
 }
 
 /// Frames of all flows arrive, in the pairs that are on, and each of these sends.
-fn assert_all_arrive(joined: Joined, what: Use) {
+fn assert_all_arrive(placement: Placement, what: Use) {
     let config = DriverConfig {
         pairs: PAIRS,
         ..DriverConfig::default()
     };
-    let (veth, daemon) = joined.start();
-    let driver = joined.connect(&daemon, &config);
+    let veth = VethPair::with(PAIRS as u32, 1500);
+    let serve = Serve::interface(VethPair::NIC)
+        .placement(placement)
+        .with("--queues", PAIRS.to_string());
+    let daemon = Daemon::start(&veth.near, &serve);
+    let driver = Driver::connect_idle(&daemon.socket(), &config).expect("accepted");
     let mut rig = Rig::of(veth, daemon, driver);
     let on = what.drive(&mut rig, &config);
     for pair in &mut rig.driver.pairs {
@@ -283,21 +216,15 @@ fn assert_all_arrive(joined: Joined, what: Use) {
     }
     let shown = rig.daemon.port(0);
     let spilled = rig.daemon.counter("spilled_frames");
+    assert_eq!(spilled > 0, on.len() < PAIRS, "{shown:#}");
+    let fallbacks = shown["lanes"][0]["fallbacks"].to_string();
+    let copies = fallbacks.contains("does not use all queue pairs");
     assert_eq!(
-        spilled > 0,
-        on.len() < PAIRS && joined != Joined::Network,
+        copies,
+        on.len() < PAIRS && placement != Placement::Copy,
         "{shown:#}"
     );
-    if let Joined::Lone(placement) = joined {
-        let fallbacks = shown["lanes"][0]["fallbacks"].to_string();
-        let copies = fallbacks.contains("does not use all queue pairs");
-        assert_eq!(
-            copies,
-            on.len() < PAIRS && placement != Placement::Copy,
-            "{shown:#}"
-        );
-    }
-    if what == Use::OnlyTheFirst && joined != Joined::Network {
+    if what == Use::OnlyTheFirst {
         let other = &shown["lanes"][2];
         assert_eq!(other["running"], false, "{shown:#}");
         assert!(
