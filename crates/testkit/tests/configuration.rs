@@ -327,10 +327,19 @@ fn sockets_go_with_the_daemon_however_it_ends(#[values(Signal::TERM, Signal::KIL
     let netns = NetNs::new("file");
     let mut daemon = Daemon::start_file(&netns, &Serve::file().by_root(), &[], &null("a", ""));
     daemon.reload_with(&[null("a", ""), null("b", ""), null("c", "")].concat());
-    daemon.reload_with(&[null("b", ""), null("d", "")].concat());
-    assert_eq!(sockets(&daemon), ["b.sock", "control", "d.sock"]);
+    daemon.reload_with(&[null("a", ""), null("d", "")].concat());
+    assert_eq!(sockets(&daemon), ["a.sock", "control", "d.sock"]);
+    // Made before root's rights went, so that a directory of root's will do.
+    assert_eq!(
+        std::fs::metadata(daemon.path("a.sock"))
+            .expect("it listens")
+            .uid(),
+        0
+    );
     daemon.process().signal(signal);
     daemon.process().wait(wait::SOON);
+    // In order: at once. Killed: as soon as the helper sees it.
+    assert!(sockets(&daemon).is_empty() || signal == Signal::KILL);
     assert!(
         wait::until(wait::SOON, || sockets(&daemon).is_empty()),
         "{:?}",

@@ -1,32 +1,8 @@
 //! What happens to the interface under a daemon whose queues are leased: it is told, says why, and goes on when it can.
 
-use rstest::rstest;
-use testkit::daemon::Placement;
 use testkit::{Daemon, DriverConfig, NetNs, Rig, Serve, VethPair, require, wait};
 
 const BUFFER: u32 = 2048;
-
-#[rstest]
-fn interface_that_moves_to_another_namespace_and_back_is_leased_again(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let serve = Serve::interface(VethPair::NIC).placement(placement).leased();
-    let mut rig = Rig::with(VethPair::new(), &serve, &DriverConfig::default());
-    rig.post(64, &[BUFFER]);
-    rig.assert_passes_both_ways();
-    let away = NetNs::new("away");
-    for _ in 0..2 {
-        rig.veth
-            .near
-            .ip(&["link", "set", VethPair::NIC, "netns", away.name()]);
-        rig.daemon.await_impaired(0, "gone");
-        away.ip(&["link", "set", VethPair::NIC, "netns", rig.veth.near.name()]);
-        rig.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
-        rig.daemon.await_recovered(0);
-        rig.await_passes_both_ways();
-    }
-}
 
 #[test]
 fn interface_that_is_renamed_goes_on_under_the_same_lease() {

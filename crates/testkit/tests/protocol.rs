@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rstest::rstest;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::pread;
-use testkit::daemon::{Mode, Placement};
+use testkit::daemon::Placement;
 use testkit::driver::{self, F_PROTOCOL_FEATURES, F_VERSION_1};
 use testkit::{Daemon, Driver, DriverConfig, Layout, Rig, Serve, VethPair, frame, message, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
@@ -74,15 +74,7 @@ fn mtu_that_the_interface_does_not_carry_is_told_and_ends_nothing() {
         let said = rig.driver.say(FrontendReq::NET_SET_MTU, &mtu.to_ne_bytes(), None);
         assert_eq!(said, answer, "MTU {mtu}");
     }
-    rig.post(64, &[BUFFER]);
-    rig.await_passes_both_ways();
-    assert_says(&rig.daemon, &["1501", "ip link set mtu"]);
-}
-
-#[test]
-fn mtu_that_is_refused_without_end_is_said_twenty_times() {
-    require!(Root);
-    let mut rig = rig(Placement::Copy);
+    // Without end: it is logged twenty times at most.
     for mtu in 2000..2200u64 {
         let said = rig.driver.say(FrontendReq::NET_SET_MTU, &mtu.to_ne_bytes(), None);
         assert_eq!(said, 1, "MTU {mtu}");
@@ -90,7 +82,7 @@ fn mtu_that_is_refused_without_end_is_said_twenty_times() {
     // It logs after it answers; by now it has.
     rig.post(64, &[BUFFER]);
     rig.await_passes_both_ways();
-    assert_says(&rig.daemon, &["2000", "ip link set mtu"]);
+    assert_says(&rig.daemon, &["1501", "ip link set mtu"]);
     assert!(rig.daemon.said().matches("ip link set mtu").count() <= 20);
 }
 
@@ -140,25 +132,26 @@ fn assert_starts_anew(mut rig: Rig) {
     rig.await_passes_both_ways();
 }
 
-#[test]
-fn status_beyond_eight_bits_is_refused() {
+/// What ends a session, and the port goes on.
+#[rstest]
+#[case::status_beyond_eight_bits(Protocol::all(), FrontendReq::SET_STATUS, &0x100_u64.to_ne_bytes(), "")]
+#[case::feature_that_was_not_negotiated(DriverConfig::default().protocol, FrontendReq::SEND_RARP, &[0; 8], "SEND_RARP")]
+#[case::channel_that_is_no_socket(Protocol::all(), FrontendReq::SET_BACKEND_REQ_FD, &[], "SET_BACKEND_REQ_FD")]
+fn message_is_refused_by_name(
+    #[case] protocol: Protocol,
+    #[case] request: FrontendReq,
+    #[case] payload: &[u8],
+    #[case] named: &str,
+) {
     require!(Root);
-    let mut rig = rig(Placement::Copy);
-    assert_eq!(
-        rig.driver
-            .say(FrontendReq::SET_STATUS, &0x100_u64.to_ne_bytes(), None),
-        1
-    );
+    let serve = Serve::interface(VethPair::NIC);
+    let with = DriverConfig { protocol, ..config() };
+    let mut rig = Rig::with(VethPair::new(), &serve, &with);
+    let file = tempfile::tempfile().expect("a file");
+    let file = (request == FrontendReq::SET_BACKEND_REQ_FD).then(|| file.as_fd());
+    assert_eq!(rig.driver.say(request, payload, file), 1);
     assert!(rig.driver.await_close(wait::SOON), "the session goes on");
-}
-
-#[test]
-fn message_of_a_feature_that_was_not_negotiated_is_refused() {
-    require!(Root);
-    let mut rig = Rig::new(Placement::Copy, Mode::Native);
-    assert_eq!(rig.driver.say(FrontendReq::SEND_RARP, &[0; 8], None), 1);
-    assert!(rig.driver.await_close(wait::SOON), "the session goes on");
-    assert_says(&rig.daemon, &["SEND_RARP"]);
+    assert_says(&rig.daemon, &[named]);
     Driver::connect(&rig.daemon.socket(), &config()).expect("the port goes on");
 }
 
@@ -187,35 +180,20 @@ fn link_changes_are_told_to_a_vmm_that_wants_to_know() {
     }
 }
 
-#[test]
-fn channel_that_is_no_socket_is_refused() {
-    require!(Root);
-    let mut rig = rig(Placement::Copy);
-    let file = tempfile::tempfile().expect("a file");
-    let said = rig
-        .driver
-        .say(FrontendReq::SET_BACKEND_REQ_FD, &[], Some(file.as_fd()));
-    assert_eq!(said, 1);
-    assert!(rig.driver.await_close(wait::SOON), "the session goes on");
-}
-
 /// As far as the features, and then a memory table of one region that is said to have so many bytes.
-fn memory_table(bytes: usize, files: usize) -> (VethPair, Daemon, Driver, u64) {
+fn memory_table(bytes: usize, files: usize) -> (VethPair, Daemon, Driver) {
     let veth = VethPair::new();
     let daemon = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC));
     let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory"));
     let mut guest = Driver::greet(driver::connect(&daemon.socket()), &config(), ram).expect("greeted");
-    guest
-        .frontend()
-        .set_features(F_VERSION_1 | F_PROTOCOL_FEATURES)
-        .expect("offered");
+    let features = F_VERSION_1 | F_PROTOCOL_FEATURES;
+    guest.frontend().set_features(features).expect("offered");
     let region = guest.ram().regions().expect("descriptors").remove(0);
     let mut table = testkit::vmm::table(&[(0, MIB, 0)]);
     table.resize(bytes, 0x5a);
     let files = vec![region.file.as_fd(); files];
     message::send_files(guest.socket(), FrontendReq::SET_MEM_TABLE, &table, &files);
-    let ack = message::receive(guest.socket());
-    (veth, daemon, guest, ack)
+    (veth, daemon, guest)
 }
 
 /// User-mode Linux sends room for two regions, whatever there are.
@@ -223,8 +201,8 @@ fn memory_table(bytes: usize, files: usize) -> (VethPair, Daemon, Driver, u64) {
 fn what_follows_the_last_region_is_ignored() {
     require!(Root);
     for bytes in [40, 41, 72, 4000] {
-        let (_veth, _daemon, mut guest, ack) = memory_table(bytes, 1);
-        assert_eq!(ack, 0, "{bytes} bytes");
+        let (_veth, _daemon, mut guest) = memory_table(bytes, 1);
+        assert_eq!(message::receive(guest.socket()), 0, "{bytes} bytes");
         // It was answered once, and nothing of it is left to be read.
         assert_eq!(guest.frontend().get_max_mem_slots().expect("answered"), 64);
     }
@@ -242,16 +220,7 @@ fn memory_table_that_cannot_be_is_refused_with_its_numbers(
     #[case] words: &str,
 ) {
     require!(Root);
-    let veth = VethPair::new();
-    let daemon = Daemon::start(&veth.near, &Serve::interface(VethPair::NIC));
-    let ram = Arc::new(GuestRam::new(&[(GuestAddr(0), MIB)]).expect("memory"));
-    let guest = Driver::greet(driver::connect(&daemon.socket()), &config(), ram).expect("greeted");
-    let region = guest.ram().regions().expect("descriptors").remove(0);
-    let table = testkit::vmm::table(&[(0, MIB, 0)]);
-    let mut table = table[..bytes.min(40)].to_vec();
-    table.resize(bytes, 0);
-    let files = vec![region.file.as_fd(); files];
-    message::send_files(guest.socket(), FrontendReq::SET_MEM_TABLE, &table, &files);
+    let (_veth, daemon, guest) = memory_table(bytes, files);
     assert!(guest.await_close(wait::SOON), "the session goes on");
     assert_says(&daemon, &[words]);
 }

@@ -44,28 +44,6 @@ fn frame_that_arrives_while_the_worker_falls_asleep_is_delivered(
     }
 }
 
-#[rstest]
-fn kick_that_comes_while_the_worker_falls_asleep_is_heard(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    let mut rig = sleepy(placement);
-    let sent = frame::plain(60, 0x78);
-    for round in 0..soak::count(2_000, 40_000) as u64 {
-        rig.pair().send(&sent, Layout::Whole);
-        pause(round % 400 * 100);
-        rig.pair().send(&sent, Layout::Whole);
-        for _ in 0..2 {
-            let got = rig.wire.receive(wait::SOON);
-            assert!(
-                got.is_some(),
-                "round {round}: a frame stays in the transmit queue"
-            );
-        }
-        rig.pair().await_sent();
-    }
-}
-
 /// How often the rig's worker has fallen asleep.
 fn sleeps(rig: &Rig) -> u64 {
     let count = &rig.daemon.status()["workers"][0]["sleeps"];

@@ -5,11 +5,8 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
-use rustix::process::Signal;
 use testkit::daemon::{binary, private_dir};
-use testkit::{Daemon, Running, VethPair, require, wait};
-
-use super::by_root;
+use testkit::{Running, VethPair, require, wait};
 
 #[test]
 fn daemon_that_connects_to_vmms_keeps_its_paths_and_says_so() {
@@ -19,30 +16,6 @@ fn daemon_that_connects_to_vmms_keeps_its_paths_and_says_so() {
     let path = directory.path().join("vm.sock");
     let mut running = client_of(&path, &veth, &[]);
     running.await_text("mounts not confined (a port connects to the socket of its VMM (client)");
-}
-
-#[test]
-fn socket_files_go_with_the_daemon_however_it_ends() {
-    require!(Root);
-    let veth = VethPair::new();
-    for signal in [Signal::TERM, Signal::KILL] {
-        let mut daemon = Daemon::start(&veth.near, &by_root());
-        let (socket, control) = (daemon.socket(), daemon.path("control"));
-        // Made before root's rights went, so that a directory of root's will do.
-        assert_eq!(std::fs::metadata(&socket).expect("it listens").uid(), 0);
-        daemon.process().signal(signal);
-        daemon.process().wait(wait::SOON);
-        let gone = || !socket.exists() && !control.exists();
-        // In order: at once. Killed: as soon as the helper sees it.
-        assert!(gone() || signal == Signal::KILL, "{}", daemon.said());
-        assert!(wait::until(wait::SOON, gone));
-        let program = || {
-            veth.near
-                .output_of("ip", &["-j", "link", "show", "dev", VethPair::NIC])
-                .contains("\"xdp\"")
-        };
-        assert!(wait::until(wait::SOON, || !program()), "the program stays");
-    }
 }
 
 #[test]
