@@ -2,37 +2,10 @@
 
 use crate::common;
 
-use std::os::fd::AsFd;
-use std::time::Instant;
-
-use common::{World, lessee, refusal, soon, take};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use common::{World, await_facts, lessee, refusal, soon, take};
 use steer::Filter;
-use steward_client::Lease;
 use steward_protocol::{Facts, Reason, Steered};
 use testkit::{VethPair, require, wait};
-
-/// Waits until the steward tells of a state like this.
-#[track_caller]
-fn await_facts(lease: &Lease, what: &str, holds: impl Fn(&Facts) -> bool) -> Facts {
-    let deadline = Instant::now() + wait::SOON;
-    let second = Timespec {
-        tv_sec: 1,
-        tv_nsec: 0,
-    };
-    while Instant::now() < deadline {
-        let _ = poll(
-            &mut [PollFd::from_borrowed_fd(lease.as_fd(), PollFlags::IN)],
-            Some(&second),
-        );
-        if let Some(facts) = lease.take_changes().expect("the lease goes on")
-            && holds(&facts)
-        {
-            return facts;
-        }
-    }
-    panic!("never told: {what}; last: {:?}", lease.facts());
-}
 
 fn channels(world: &World, near: &str, far: &str) {
     // A veth with a program refuses fewer queues than its far end sends to.
@@ -67,19 +40,6 @@ fn queue_that_channels_take_away_impairs_its_lease_until_it_is_back() {
     let after = await_facts(&second, "as it was", |facts| !facts.impaired);
     assert_eq!(after, before);
     assert_eq!(refusal(world.lease(1, 1)).reason, Reason::Taken);
-}
-
-#[test]
-fn interface_that_is_down_impairs_the_lease_with_a_reason() {
-    require!(Root);
-    let world = World::of_one_queue();
-    let lease = world.lease(0, 1).expect("allowed");
-    let before = lease.facts();
-    world.veth.near.ip(&["link", "set", VethPair::NIC, "down"]);
-    let down = await_facts(&lease, "down", |facts| !facts.up);
-    assert!(down.impaired && down.note.contains("nic0 is down"), "{down:?}");
-    world.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
-    assert_eq!(await_facts(&lease, "up", |facts| facts.up), before);
 }
 
 #[test]
@@ -160,6 +120,13 @@ fn interface_that_is_made_again_or_moves_away_and_back_takes_the_same_frames() {
     near.ip(&["link", "set", VethPair::NIC, "netns", far.name()]);
     let gone = await_facts(&lease, "moved", |facts| facts.impaired);
     assert_eq!((gone.ifindex, gone.mode), (0, None));
+    let program = || {
+        far.enter(|| {
+            let link = host::links::Link::by_name(VethPair::NIC).expect("it moved there");
+            steer::program_on(link.index)
+        })
+    };
+    assert!(wait::until(wait::SOON, || program().is_none()), "{:?}", program());
     far.ip(&["link", "set", VethPair::NIC, "netns", near.name()]);
     near.ip(&["link", "set", VethPair::NIC, "up"]);
     let back = await_facts(&lease, "moved back", |facts| !facts.impaired && facts.up);

@@ -4,13 +4,11 @@
 use crate::common;
 
 use std::fs;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Instant;
 
 use common::older::Older;
 use common::{World, refusal, take, wanted};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use steer::{Filter, HintSet, Mode, ModeRequest, QueueConf, Station};
 use steward_client::{Lease, LeaseError, Waiting};
@@ -52,24 +50,10 @@ fn has_hints() -> bool {
 /// Goes on with a lease until it is told what is waited for.
 #[track_caller]
 fn await_hints(lease: &Lease, what: &str, holds: impl Fn(&Hinted) -> bool) -> Hinted {
-    let deadline = Instant::now() + wait::SOON;
-    while Instant::now() < deadline {
-        lease
-            .take_changes()
-            .unwrap_or_else(|error| panic!("{what}: {error}"));
-        if let Some(hinted) = lease.hinted().filter(&holds) {
-            return hinted;
-        }
-        let second = Timespec {
-            tv_sec: 1,
-            tv_nsec: 0,
-        };
-        let _ = poll(
-            &mut [PollFd::from_borrowed_fd(lease.as_fd(), PollFlags::IN)],
-            Some(&second),
-        );
-    }
-    panic!("never: {what}: {:?}", lease.hinted());
+    common::await_lease(lease, what, |lease| {
+        lease.hinted().is_some_and(|hinted| holds(&hinted))
+    });
+    lease.hinted().expect("it has them")
 }
 
 fn rxvlan(world: &World, on: &str) {

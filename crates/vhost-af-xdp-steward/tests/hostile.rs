@@ -11,7 +11,7 @@ use common::hostile::{
     BIND, FLOW, assert_serves, failed, leased, limit_descriptors, memfd, registration, requests,
 };
 use common::raw::Raw;
-use common::{POLICY, World, lessee, take, wanted};
+use common::{POLICY, World, lessee, wanted};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use steward::server::{OPERATIONS, Operation};
@@ -454,18 +454,6 @@ fn lessee_that_dies_while_its_memory_is_pinned_leaves_its_queues_free() {
     }
     drop(leased(&world));
     world.await_descriptors(before);
-}
-
-#[test]
-fn user_without_a_rule_is_turned_away_at_the_door() {
-    require!(Root);
-    let world = World::with(
-        1,
-        "[[allow]]\nuser = HOLDER\ninterface = \"nic0\"\nqueues = \"all\"\n",
-    );
-    let refusal = common::refusal(take(&world.socket(), &wanted(0, 1)));
-    assert_eq!(refusal.reason, Reason::NotAllowed);
-    assert!(refusal.text.contains("user 0"), "{refusal}");
 }
 
 /// Of the request that ends a sequence of messages.

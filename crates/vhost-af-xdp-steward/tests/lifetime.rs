@@ -3,36 +3,14 @@
 use crate::common;
 
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{POLICY, World, lessee};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use common::{POLICY, World, await_facts, lessee};
 use rustix::process::Signal;
 use steer::Held;
-use steward_client::{Lease, LeaseError};
-use steward_protocol::{Facts, Step};
-use testkit::{VethPair, require, soak, wait};
-
-/// Waits until the steward tells of a state like this.
-#[track_caller]
-fn await_facts(lease: &Lease, what: &str, holds: impl Fn(&Facts) -> bool) -> Facts {
-    let deadline = Instant::now() + wait::SOON;
-    while Instant::now() < deadline {
-        let _ = poll(
-            &mut [PollFd::from_borrowed_fd(lease.as_fd(), PollFlags::IN)],
-            Some(&Timespec {
-                tv_sec: 1,
-                tv_nsec: 0,
-            }),
-        );
-        if let Some(facts) = lease.take_changes().expect("the lease goes on")
-            && holds(&facts)
-        {
-            return facts;
-        }
-    }
-    panic!("never told: {what}; last: {:?}", lease.facts());
-}
+use steward_client::LeaseError;
+use steward_protocol::Step;
+use testkit::{VethPair, require, wait};
 
 #[test]
 fn lessee_is_notified_of_changes_of_its_interface() {
@@ -43,7 +21,8 @@ fn lessee_is_notified_of_changes_of_its_interface() {
     let before = lease.facts();
     let near = &world.veth.near;
     near.ip(&["link", "set", VethPair::NIC, "down"]);
-    await_facts(&lease, "down", |facts| !facts.up);
+    let down = await_facts(&lease, "down", |facts| !facts.up);
+    assert!(down.impaired && down.note.contains("nic0 is down"), "{down:?}");
     near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
     await_facts(&lease, "MTU", |facts| facts.mtu == 1400);
     near.ip(&["link", "set", VethPair::NIC, "name", "other0"]);
@@ -137,52 +116,6 @@ fn lease_of_a_gone_interface_ends_like_any_other() {
     world.lease(0, 1).expect("free");
 }
 
-#[test]
-fn interface_that_moves_to_another_namespace_takes_no_program_along() {
-    require!(Root);
-    let world = World::of_one_queue();
-    let lease = world.lease(0, 1).expect("allowed");
-    world
-        .veth
-        .near
-        .ip(&["link", "set", VethPair::NIC, "netns", world.veth.far.name()]);
-    await_facts(&lease, "gone", |facts| facts.ifindex == 0);
-    let program = || {
-        world.veth.far.enter(|| {
-            let link = host::links::Link::by_name(VethPair::NIC).expect("it moved there");
-            steer::program_on(link.index)
-        })
-    };
-    assert!(wait::until(wait::SOON, || program().is_none()), "{:?}", program());
-    world
-        .veth
-        .far
-        .ip(&["link", "set", VethPair::NIC, "netns", world.veth.near.name()]);
-    world.veth.near.ip(&["link", "set", VethPair::NIC, "up"]);
-    await_facts(&lease, "back", |facts| facts.mode.is_some() && facts.up);
-}
-
-#[test]
-fn detached_program_is_attached_again_and_the_lessee_is_notified() {
-    require!(Root);
-    let world = World::of_one_queue();
-    let lease = world.lease(0, 1).expect("allowed");
-    let before = lease.facts();
-    let index = before.ifindex;
-    let held = || steer::program_on(index).map(|program| program.held(index));
-    let Some(Held::Link(link)) = world.veth.near.enter(held) else {
-        panic!("no link of the steward's");
-    };
-    detach_link(link);
-    // The kernel says nothing of it by rtnetlink; the next change makes the steward look.
-    world.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", "1400"]);
-    let after = await_facts(&lease, "attached again", |facts| {
-        facts.generation != before.generation
-    });
-    assert_eq!(world.program(), Some(after.program));
-    assert_ne!(after.program, before.program);
-}
-
 /// Its name may be another interface's by then, which is nothing to the lease.
 #[test]
 fn detached_program_comes_back_to_a_renamed_interface() {
@@ -238,30 +171,6 @@ fn detach_link(id: u32) {
 }
 
 #[test]
-fn lessees_killed_at_random_under_traffic_leave_nothing() {
-    require!(Root);
-    let world = World::of_one_queue();
-    let descriptors = world.descriptors();
-    for round in 0..soak::count(20, 400) {
-        let mut running = lessee::spawn(&world, "lifetime::child_echoes_until_killed", 0);
-        // From before it connects to long after frames flow, by a sequence that is the same each time.
-        let life = Duration::from_micros((round * 7919 % 97) as u64 * 1500);
-        let until = Instant::now() + life;
-        while Instant::now() < until {
-            let _ = world.wire.try_send(&testkit::frame::plain(100, 1));
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        running.signal(Signal::KILL);
-        running.wait(wait::SOON);
-        world.await_no_program();
-        world.await_descriptors(descriptors);
-    }
-    // And the queue is as good as new.
-    let _running = lessee::start(&world, "lifetime::child_echoes_until_killed", 0);
-    world.await_echo();
-}
-
-#[test]
 #[ignore = "run in a process of its own"]
 fn child_echoes_until_killed() {
     lessee::give_up_privileges();
@@ -296,22 +205,6 @@ fn steward_that_keeps_nothing_takes_its_program_along_and_lessees_learn_it_from_
     }
     let _running = lessee::start(&world, "lifetime::child_echoes_until_killed", 0);
     world.await_echo();
-}
-
-#[test]
-fn steward_needs_no_more_capabilities_than_its_unit_gives_it() {
-    require!(Root);
-    let mut world = World::of_one_queue();
-    world.steward.signal(Signal::TERM);
-    world.steward.wait(wait::SOON);
-    world.restart_with("-all,+net_admin,+net_raw,+bpf,+ipc_lock,+setuid");
-    let status = std::fs::read_to_string(format!("/proc/{}/status", world.steward.pid())).expect("it runs");
-    assert!(status.contains("CapEff:\t0000008000007080"), "{status}");
-    let mut running = lessee::start(&world, "lifetime::child_echoes_until_killed", 0);
-    world.await_echo();
-    running.signal(Signal::KILL);
-    running.wait(wait::SOON);
-    world.await_no_program();
 }
 
 #[test]

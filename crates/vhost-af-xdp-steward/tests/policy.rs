@@ -287,18 +287,3 @@ fn kernel_on_which_lessees_bind_themselves_needs_unbound_sockets() {
     reread(&mut world, POLICY, "does not have `unbound-sockets");
     lease.counters(0, soon()).expect("ours");
 }
-
-#[test]
-fn end_for_good_leaves_no_place_for_programs_behind() {
-    require!(Root);
-    let mut world = World::kept();
-    let lease = world.lease(0, 1).expect("allowed");
-    let pins = world.bpffs.as_ref().expect("kept").pins();
-    assert!(pins.exists());
-    world.end_steward(Signal::INT);
-    assert!(!pins.exists(), "{}", world.steward);
-    drop(lease);
-    // The next one makes it again.
-    world.restart();
-    world.lease(0, 1).expect("allowed");
-}

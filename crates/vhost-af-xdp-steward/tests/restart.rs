@@ -3,38 +3,14 @@
 use crate::common;
 
 use std::fs;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use common::{World, lessee, raw::Raw, soon, take};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use common::{World, await_lease, lessee, raw::Raw, soon, take};
 use rustix::process::Signal;
 use steer::Filter;
-use steward_client::{Lease, LeaseError};
+use steward_client::LeaseError;
 use steward_protocol::{Answer, Reason, Request, Wanted};
 use testkit::{frame, require, wait};
-
-/// Goes on with a lease whenever its descriptor says so, until it has what is waited for.
-#[track_caller]
-fn await_lease(lease: &Lease, what: &str, holds: impl Fn(&Lease) -> bool) {
-    let deadline = Instant::now() + wait::SOON;
-    while Instant::now() < deadline {
-        lease
-            .take_changes()
-            .unwrap_or_else(|error| panic!("{what}: {error}"));
-        if holds(lease) {
-            return;
-        }
-        let _ = poll(
-            &mut [PollFd::from_borrowed_fd(lease.as_fd(), PollFlags::IN)],
-            Some(&Timespec {
-                tv_sec: 1,
-                tv_nsec: 0,
-            }),
-        );
-    }
-    panic!("never: {what}");
-}
 
 /// Every frame comes back, for that long.
 #[track_caller]
@@ -441,14 +417,18 @@ fn interrupted_steward_takes_everything_back() {
     require!(Root);
     let mut world = World::kept();
     let lease = world.lease(0, 1).expect("allowed");
+    let pins = world.bpffs.as_ref().expect("kept").pins();
+    assert!(pins.exists());
     world.end_steward(Signal::INT);
     world.await_nothing();
+    assert!(!pins.exists(), "{}", world.steward);
     // The lessee is told that this is for good, and does not wait for the steward to come back.
     let refusal = common::refusal(lease.take_changes());
     assert!(
         refusal.text.contains("takes all leases back and ends: start"),
         "{refusal}"
     );
+    // The next one makes the place for programs again.
     world.restart();
     world.lease(0, 1).expect("free");
 }
@@ -481,7 +461,11 @@ fn leases_outlive_a_steward_with_no_more_capabilities_than_its_unit_gives_it() {
     for _ in 0..2 {
         world.end_steward(Signal::TERM);
         world.restart_with("-all,+net_admin,+net_raw,+bpf,+ipc_lock,+setuid");
+        let status = fs::read_to_string(format!("/proc/{}/status", world.steward.pid()));
+        let status = status.expect("it runs");
+        assert!(status.contains("CapEff:\t0000008000007080"), "{status}");
         let lease = world.lease(0, 1).expect("allowed");
+        let _echo = lessee::Echo::open(&lease, 0);
         world.end_steward(Signal::KILL);
         world.restart_with("-all,+net_admin,+net_raw,+bpf,+ipc_lock,+setuid");
         await_lease(&lease, "back", |lease| !lease.is_away());

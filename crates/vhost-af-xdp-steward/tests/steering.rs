@@ -224,7 +224,7 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
     assert_eq!(taken(), 1);
     // The same with the next steward.
     world.restart_after(rustix::process::Signal::KILL);
-    assert!(wait::until(wait::SOON, || lease.take_changes().is_ok() && !lease.is_away()));
+    common::await_lease(&lease, "back", |lease| !lease.is_away());
     assert!(lease.facts().impaired);
     let before = lease.facts().generation.max(before.generation);
     set_rxvlan(&world, "off");

@@ -231,11 +231,7 @@ fn lessee_comes_back_though_others_of_its_user_have_taken_all_connections() {
     world.restart_after(Signal::KILL);
     let mut flood = lessee::spawn(&world, "storm::child_takes_all_connections", 0);
     flood.await_text("all taken");
-    let back = wait::until(wait::SOON, || {
-        lease.take_changes().expect("it goes on");
-        !lease.is_away()
-    });
-    assert!(back, "{}: {flood}", world.steward);
+    common::await_lease(&lease, "back", |lease| !lease.is_away());
     lease.counters(0, soon()).expect("ours");
 }
 

@@ -11,15 +11,16 @@ pub(crate) mod receiving;
 pub(crate) mod ring;
 
 use std::fs;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use steer::{Filter, ModeRequest};
 use steward_client::{Lease, LeaseError, Waiting};
-use steward_protocol::{Refusal, Wanted};
+use steward_protocol::{Facts, Refusal, Wanted};
 use tempfile::TempDir;
 use testkit::{BpfFs, PacketPort, Running, VethPair, wait};
 
@@ -71,6 +72,30 @@ const BRIEFLY: &str = "0";
 /// Takes a lease from the steward at `path`, as a lessee does that waits as long as most do.
 pub(crate) fn take(path: &Path, wanted: &Wanted) -> Result<Lease, LeaseError> {
     Lease::take(path, wanted, Waiting::default())
+}
+
+/// Waits until the steward reports facts like these.
+#[track_caller]
+pub(crate) fn await_facts(lease: &Lease, what: &str, holds: impl Fn(&Facts) -> bool) -> Facts {
+    await_lease(lease, what, |lease| holds(&lease.facts()));
+    lease.facts()
+}
+
+/// Takes changes of a lease whenever its descriptor reports some, until it has what is waited for.
+#[track_caller]
+pub(crate) fn await_lease(lease: &Lease, what: &str, holds: impl Fn(&Lease) -> bool) {
+    let (deadline, second) = (soon(), Timespec::try_from(Duration::from_secs(1)));
+    while Instant::now() < deadline {
+        lease
+            .take_changes()
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        if holds(lease) {
+            return;
+        }
+        let mut fds = [PollFd::from_borrowed_fd(lease.as_fd(), PollFlags::IN)];
+        let _ = poll(&mut fds, Some(&second.expect("short")));
+    }
+    panic!("never: {what}; last: {:?}", lease.facts());
 }
 
 /// Until when a test waits for what comes at once, as a rule.
