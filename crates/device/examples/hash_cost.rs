@@ -2,100 +2,23 @@
 //!
 //! `cargo run --release -p device --example hash_cost`
 //!
-//! Frames are TCP over IPv4, TCP over IPv6, and the latter with extension headers. Measured are the Toeplitz hash alone
-//! (bit by bit, by masks, by tables for half bytes, and by tables for whole bytes, as in the device), then parsing its
-//! input, and all of [`Hashing::report`], with a computed hash and with the NIC's. "cold": between two frames as much
-//! other memory is read as a level-1 cache holds, to evict it as frames do. Each figure is the lowest of [`ROUNDS`]
-//! rounds over [`FLOWS`] flows.
+//! Frames are TCP over IPv4, TCP over IPv6, and the latter with extension headers. Measured are the Toeplitz hash alone,
+//! then parsing its input, and all of [`Hashing::report`], with a computed hash and with the NIC's. "cold": between two
+//! frames as much other memory is read as a level-1 cache holds, to evict it as frames do. Each figure is the lowest of
+//! [`ROUNDS`] rounds over [`FLOWS`] flows.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use device::hash::fields::Input;
 use device::hash::nic::{NicHash, NicKey};
-use device::hash::toeplitz::{KEY_BYTES, MOST_INPUT, Toeplitz};
+use device::hash::toeplitz::{KEY_BYTES, Toeplitz};
 use device::hash::{HashConfig, HashTypes, Hashing};
 
 const ROUNDS: usize = 101;
 const FLOWS: usize = 512;
 /// Number of 64-byte lines that are read between two frames for a cold cache.
 const COLD_LINES: usize = 32 * 1024 / 64;
-
-/// The sums of half bytes.
-struct ByNibble(Box<[[[u32; 16]; 2]; MOST_INPUT]>);
-
-fn bit_by_bit(key: &[u8; KEY_BYTES], input: &[u8]) -> u32 {
-    let start = u64::from_be_bytes(*key.first_chunk().expect("longer"));
-    let mut window = start;
-    let mut hash = 0;
-    for (at, &byte) in input.iter().enumerate() {
-        for bit in (0..8).rev() {
-            if byte >> bit & 1 == 1 {
-                hash ^= (window >> 32) as u32;
-            }
-            window <<= 1;
-        }
-        window |= u64::from(key.get(at + 8).copied().unwrap_or(0));
-    }
-    hash
-}
-
-impl ByNibble {
-    fn new(key: &[u8; KEY_BYTES]) -> Self {
-        let mut tables = Box::new([[[0; 16]; 2]; MOST_INPUT]);
-        for (at, halves) in tables.iter_mut().enumerate() {
-            for (sums, shift) in halves.iter_mut().zip([4, 0]) {
-                for (value, sum) in sums.iter_mut().enumerate() {
-                    let mut input = [0; MOST_INPUT];
-                    input[at] = (value as u8) << shift;
-                    *sum = bit_by_bit(key, &input[..=at]);
-                }
-            }
-        }
-        Self(tables)
-    }
-
-    fn hash(&self, input: &[u8]) -> u32 {
-        let tables = self.0.iter().zip(input);
-        tables.fold(0, |hash, ([high, low], &byte)| {
-            hash ^ high[usize::from(byte >> 4)] ^ low[usize::from(byte & 15)]
-        })
-    }
-}
-
-/// 32 bits of the key for each bit of the input, taken or not by masks: what vector instructions do four at a time.
-struct ByMask(Box<[[u32; 8]; MOST_INPUT]>);
-
-impl ByMask {
-    fn new(key: &[u8; KEY_BYTES]) -> Self {
-        let mut tables = Box::new([[0; 8]; MOST_INPUT]);
-        for (at, windows) in tables.iter_mut().enumerate() {
-            for (bit, window) in windows.iter_mut().enumerate() {
-                let mut input = [0; MOST_INPUT];
-                input[at] = 0x80 >> bit;
-                *window = bit_by_bit(key, &input[..=at]);
-            }
-        }
-        Self(tables)
-    }
-
-    fn hash(&self, input: &[u8]) -> u32 {
-        const BITS: [u32; 8] = [0x80, 0x40, 0x20, 0x10, 8, 4, 2, 1];
-        let mut sums = [0; 8];
-        for (windows, &byte) in self.0.iter().zip(input) {
-            let byte = u32::from(byte);
-            for lane in 0..8 {
-                let taken = if byte & BITS[lane] == BITS[lane] {
-                    u32::MAX
-                } else {
-                    0
-                };
-                sums[lane] ^= windows[lane] & taken;
-            }
-        }
-        sums.iter().fold(0, |all, sum| all ^ sum)
-    }
-}
 
 #[derive(Clone, Copy)]
 enum Kind {
@@ -168,7 +91,7 @@ fn main() {
     for (at, byte) in key.iter_mut().enumerate() {
         *byte = (at as u8).wrapping_mul(157).wrapping_add(0x6d);
     }
-    let (by_byte, by_nibble, by_mask) = (Toeplitz::new(&key), ByNibble::new(&key), ByMask::new(&key));
+    let toeplitz = Toeplitz::new(&key);
     let config = HashConfig {
         types: HashTypes::ALL,
         key,
@@ -188,30 +111,12 @@ fn main() {
         let inputs: Vec<_> = inputs
             .map(|input| input.expect("a hash").parts().concat())
             .collect();
-        for input in &inputs {
-            let hash = bit_by_bit(&key, input);
-            assert_eq!([by_nibble.hash(input), by_byte.hash(&[input])], [hash; 2]);
-        }
         let print = |what: &str, [warm, cold]: [f64; 2]| {
             println!("{:40} {warm:8.1} {cold:8.1}", format!("{name}: {what}"));
         };
         let both = [None, Some(&lines[..])];
-        print(
-            "bit by bit",
-            both.map(|cold| time(&inputs, cold, |input| bit_by_bit(&key, input))),
-        );
-        print(
-            "masks",
-            both.map(|cold| time(&inputs, cold, |input| by_mask.hash(input))),
-        );
-        print(
-            "tables of bytes",
-            both.map(|cold| time(&inputs, cold, |input| by_byte.hash(&[input]))),
-        );
-        print(
-            "tables of half bytes",
-            both.map(|cold| time(&inputs, cold, |input| by_nibble.hash(input))),
-        );
+        let hash = |input: &Vec<u8>| toeplitz.hash(&[input]);
+        print("hash", both.map(|cold| time(&inputs, cold, hash)));
         print(
             "fields",
             both.map(|cold| time(&frames, cold, |frame| fields(frame))),

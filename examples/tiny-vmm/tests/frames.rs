@@ -1,9 +1,10 @@
 //! Frames from a guest and to it, and its control queue, in each way of being notified.
 
-use crate::common::{MODES, Recorder, run, task};
+use crate::common::{LIMIT, MODES, Recorder, machine, run, task};
+use testkit::wait::until;
 use tiny_vmm::layout::Mailbox;
-use tiny_vmm::machine::Notify;
-use tiny_vmm::mailbox::{Work, samples};
+use tiny_vmm::machine::{Machine, Notify};
+use tiny_vmm::mailbox::{self, Work, samples};
 use tiny_vmm::port::Counts;
 use tiny_vmm::sink::null::{Echo, Null};
 
@@ -85,5 +86,31 @@ fn each_command_of_the_control_queue_is_answered() {
             // At the end one by each pair.
             assert_eq!(net.port.counts.from_guest, pairs, "{notify:?}");
         }
+    }
+}
+
+#[test]
+fn no_frame_moves_after_the_stop() {
+    testkit::require!(Kvm);
+    for notify in MODES {
+        let kicks = Mailbox {
+            frames_per_kick: 4,
+            always: 1,
+            // Until it is stopped.
+            ..task(Work::Send, 0)
+        };
+        let (sink, seen) = Recorder::new(kicks.frame_bytes);
+        let mut machine = machine(notify, &kicks, sink);
+        machine.run().expect("it runs");
+        let done = |machine: &Machine| mailbox::read(&machine.memory).expect("a mailbox").done;
+        assert!(until(LIMIT, || done(&machine) > 0), "no frame comes");
+        machine.stop();
+        let state = || {
+            let kicks = mailbox::read(&machine.memory).expect("a mailbox").kicks;
+            (kicks, seen.lock().expect("no panic").frames)
+        };
+        let before = state();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(state(), before, "{notify:?}");
     }
 }

@@ -7,5 +7,4 @@ mod common;
 mod failures;
 mod frames;
 mod network;
-mod owners;
 mod registers;
