@@ -4,8 +4,8 @@ use crate::common;
 
 use std::os::fd::AsFd;
 
-use common::{Pair, frame_to};
-use steer::{Filter, ModeRequest, Program, QueueConf, QueueError};
+use common::{Pair, bare, frame_to};
+use steer::{Filter, ModeRequest, Program, QueueError};
 use testkit::wait;
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
@@ -17,11 +17,7 @@ fn enabled(pair: &Pair, request: ModeRequest, filter: &Filter) -> (Program, std:
     let program = Program::attach(pair.ifindex(), request, false).expect("veth takes XDP");
     let xsk = pair.unbound_xsk();
     program.set_filter(0, filter).expect("room");
-    let conf = QueueConf {
-        virtio_header: None,
-        frame_limit: 1514,
-        hints: false,
-    };
+    let conf = bare(1514);
     program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
     (program, xsk)
 }
@@ -128,11 +124,7 @@ fn filter_is_changed_and_taken_away_while_frames_flow() {
     // The filter outlives the socket, so that a successor has the same one.
     program.disable_queue(0).expect("there");
     assert_eq!(program.filter(0).expect("queue 0"), only(THEIRS));
-    let conf = QueueConf {
-        virtio_header: None,
-        frame_limit: 1514,
-        hints: false,
-    };
+    let conf = bare(1514);
     program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
     assert!(!takes(&pair, &program, &frame_to(OURS, &[])));
     program.set_filter(0, &Filter::default()).expect("less");

@@ -4,7 +4,7 @@ use crate::common;
 
 use std::os::fd::AsFd;
 
-use common::{Pair, frame, no_socket, test_run};
+use common::{Pair, bare, frame, no_socket, test_run};
 use steer::{MAX_QUEUES, ModeRequest, Program, QueueConf, QueueCounters, QueueError, VirtioHeader};
 use testkit::wait;
 
@@ -14,14 +14,6 @@ const XDP_PASS: u32 = 2;
 
 fn attach(pair: &Pair, request: ModeRequest) -> Program {
     Program::attach(pair.ifindex(), request, false).expect("veth takes XDP")
-}
-
-fn bare(frame_limit: u32) -> QueueConf {
-    QueueConf {
-        virtio_header: None,
-        frame_limit,
-        hints: false,
-    }
 }
 
 /// Reads the counters until they are as expected: the frame was sent, but on a loaded machine it may take a moment.

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use common::hinted::{L4, VLAN, all_sets, attach, enable, pair, set};
 use common::receiver::{BEFORE, Receiver, UNTOUCHED};
 use common::tap::Tap;
-use common::{Pair, as_a_steward, frame_to, program_on};
+use common::{Pair, as_a_steward, bare, frame_to, program_on};
 use libbpf_rs::MapHandle;
 use steer::{
     Flow, HintSet, HintsError, LayoutOfError, Mode, ModeRequest, MulticastLimit, MulticastReader,
@@ -396,11 +396,7 @@ fn queue_that_does_not_ask_has_nothing_before_its_frames() {
     let Some(pair) = pair() else { return };
     let program = attach(&pair, HintSet::ALL);
     let mut receiver = Receiver::reading_hints(&pair, &program);
-    let conf = QueueConf {
-        virtio_header: None,
-        frame_limit: 1514,
-        hints: false,
-    };
+    let conf = bare(1514);
     program
         .enable_queue(0, receiver.socket.as_fd(), conf)
         .expect("queue 0");

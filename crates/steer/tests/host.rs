@@ -8,9 +8,9 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use common::{Pair, as_a_steward};
+use common::{Pair, as_a_steward, bare};
 use steer::{
-    Hook, ModeRequest, MulticastLimit, MulticastRing, Program, QueueConf, Station, TapAccess, TapTo, TapUser,
+    Hook, ModeRequest, MulticastLimit, MulticastRing, Program, Station, TapAccess, TapTo, TapUser,
     attach_redirect,
 };
 use testkit::{NetNs, PacketPort, TaggedPort, VethPair, frame, wait};
@@ -70,11 +70,7 @@ impl World {
         let station = Station { vlan: 0, mac: GUEST };
         program.set_station(0, station, 1).expect("room");
         let xsk = pair.unbound_xsk();
-        let conf = QueueConf {
-            virtio_header: None,
-            frame_limit: 1514,
-            hints: false,
-        };
+        let conf = bare(1514);
         program.enable_queue(0, xsk.as_fd(), conf).expect("queue 0");
         let host_end = common::device(near, HOST_END);
         let uplink = pair.ifindex();

@@ -6,10 +6,10 @@ use crate::common;
 use std::os::fd::AsFd;
 
 use common::receiver::Receiver;
-use common::{Pair, frame_to, test_run};
+use common::{Pair, bare, frame_to, test_run};
 use steer::{
     Filter, Group, ModeRequest, MulticastLimit, MulticastReader, MulticastRing, NOTE_BYTES, Program,
-    QueueConf, QueueCounters, Station, StationError, noted_port,
+    QueueCounters, Station, StationError, noted_port,
 };
 use testkit::{BpfFs, frame, wait};
 
@@ -27,14 +27,6 @@ const XDP_REDIRECT: u32 = 4;
 
 fn station(vlan: u16, mac: [u8; 6]) -> Station {
     Station { vlan, mac }
-}
-
-fn bare(frame_limit: u32) -> QueueConf {
-    QueueConf {
-        virtio_header: None,
-        frame_limit,
-        hints: false,
-    }
 }
 
 /// A program with queue 0 of the pair as a network, and the reader of its ring.

@@ -5,7 +5,7 @@ use crate::common;
 use std::os::fd::AsFd;
 
 use common::receiver::{BEFORE, Receiver, UNTOUCHED};
-use common::{Pair, frame};
+use common::{Pair, bare, frame};
 use steer::{ModeRequest, OwnMap, Program, QueueConf, SocketMap, SocketMapError, VirtioHeader};
 use testkit::{BpfFs, wait};
 
@@ -74,11 +74,7 @@ fn dropped_program_gives_the_interface_back_to_the_host() {
     let Some(pair) = Pair::new(1500) else { return };
     let program = Program::attach(pair.ifindex(), ModeRequest::Native, false).expect("veth takes XDP");
     let mut receiver = Receiver::open(&pair, &program);
-    let conf = QueueConf {
-        virtio_header: None,
-        frame_limit: 1514,
-        hints: false,
-    };
+    let conf = bare(1514);
     program
         .enable_queue(0, receiver.socket.as_fd(), conf)
         .expect("queue 0 is there");
@@ -95,11 +91,7 @@ fn dropped_program_gives_the_interface_back_to_the_host() {
 fn socket_that_waits_takes_no_frame_before_it_takes_over() {
     let Some(pair) = Pair::new(1500) else { return };
     let program = Program::attach(pair.ifindex(), ModeRequest::Native, false).expect("free");
-    let conf = QueueConf {
-        virtio_header: None,
-        frame_limit: 1514,
-        hints: false,
-    };
+    let conf = bare(1514);
     for _ in 0..3 {
         let mut receiver = Receiver::open(&pair, &program);
         program
@@ -132,11 +124,7 @@ fn queue_with_a_map_of_its_own_gives_frames_to_the_socket_that_is_there() {
     std::fs::create_dir(&pins).expect("new");
     let mut program = Program::attach(pair.ifindex(), ModeRequest::Native, false).expect("free");
     program.pin(&pins).expect("a bpffs");
-    let conf = QueueConf {
-        virtio_header: None,
-        frame_limit: 1514,
-        hints: false,
-    };
+    let conf = bare(1514);
     let mut own = OwnMap::new().expect("a map");
     own.pin(&pins.join("own-0")).expect("a bpffs");
     program.activate_own_map(0, &own, conf).expect("in range");

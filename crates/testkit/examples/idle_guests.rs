@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use testkit::daemon::DIR;
-use testkit::{Daemon, Driver, DriverConfig, Serve, VethPair, holdings, wait};
+use testkit::{Daemon, Driver, DriverConfig, Serve, VethPair, holdings};
 use virtqueue::GuestAddr;
 
 const SETTLE: Duration = Duration::from_secs(2);
@@ -48,7 +48,7 @@ fn main() {
         let ports = status["ports"].as_array().expect("ports");
         ports.iter().all(|port| port["lanes"][0]["running"] == true)
     };
-    assert!(wait::until(wait::SOON, all_run), "{}", daemon.said());
+    daemon.await_that(all_run);
     std::thread::sleep(SETTLE);
     let after = holdings::own_kib(pid);
     let (begun, used) = (Instant::now(), holdings::cpu_time(pid));

@@ -184,7 +184,7 @@ impl Running {
 impl fmt::Display for Running {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let said = self.said();
-        let tail: Vec<_> = said.lines().rev().take(20).collect();
+        let tail: Vec<_> = said.lines().rev().take(60).collect();
         write!(f, "{} (pid {}), which said:", self.name, self.pid())?;
         tail.iter().rev().try_for_each(|line| write!(f, "\n    {line}"))
     }

@@ -36,8 +36,8 @@ fn assert_others_go_on(daemon: &Daemon, ports: &[usize]) {
 fn assert_ends_in_order(daemon: &mut Daemon) {
     daemon.process().signal(Signal::TERM);
     let ended = daemon.process().wait(END);
-    assert!(ended.success(), "{}", daemon.said());
-    assert!(!daemon.said().contains("as if killed"), "{}", daemon.said());
+    assert!(ended.success());
+    assert!(!daemon.said().contains("as if killed"));
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn steward_that_is_stopped_holds_up_neither_status_nor_other_ports() {
     // Answers that came too late are no harm.
     drop(connect(&daemon, LEASED));
     assert!(daemon.port(LEASED)["impaired"].is_null());
-    assert!(!daemon.said().contains("steward's answer"), "{}", daemon.said());
+    assert!(!daemon.said().contains("steward's answer"));
 }
 
 #[test]
@@ -209,15 +209,14 @@ fn worker_that_hangs_is_named_and_holds_up_neither_status_nor_other_workers_nor_
         daemon.status()["workers"]
     );
     let complaints = || daemon.said().matches("worker-0 has not finished a round").count();
-    assert!(wait::until(wait::SOON, || complaints() > 0), "{}", daemon.said());
-    assert_eq!(complaints(), 1, "{}", daemon.said());
+    daemon.await_that(|| complaints() > 0);
+    assert_eq!(complaints(), 1);
     // On the other worker; by number of lanes every second one would hang.
     assert_others_go_on(&daemon, &[NULL]);
     drop(frozen);
     let goes_on = || daemon.status()["workers"][0]["hangs"].is_null();
     assert!(wait::until(wait::SOON, goes_on));
-    let is_said = || daemon.said().contains("worker-0 goes on after");
-    assert!(wait::until(wait::SOON, is_said), "{}", daemon.said());
+    daemon.await_that(|| daemon.said().contains("worker-0 goes on after"));
     frozen = Frozen::thread(daemon.process().pid(), "worker-0");
     // It waits for its lane.
     drop(first);
@@ -227,10 +226,6 @@ fn worker_that_hangs_is_named_and_holds_up_neither_status_nor_other_workers_nor_
         frozen.reap();
         daemon.process().ended().is_some()
     });
-    assert!(ended, "{}", daemon.said());
-    assert!(
-        daemon.said().contains("it ends as if killed"),
-        "{}",
-        daemon.said()
-    );
+    assert!(ended);
+    assert!(daemon.said().contains("it ends as if killed"));
 }

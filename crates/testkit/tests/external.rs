@@ -494,8 +494,7 @@ fn rules_match_the_mark_that_anothers_program_leaves_where_it_is_said_how(
     } else {
         "to_guest_filter"
     };
-    let is_done = || daemon.counter(counter) >= 4;
-    assert!(wait::until(wait::SOON, is_done), "{}", daemon.said());
+    daemon.await_that(|| daemon.counter(counter) >= 4);
     assert_eq!(daemon.counter("to_guest_hints_unknown"), 0);
     let other = ["to_guest_filter", "to_guest_frames"][usize::from(!is_said)];
     assert_eq!(daemon.counter(other), 0);

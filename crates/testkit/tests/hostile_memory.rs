@@ -51,11 +51,7 @@ impl Neighbours {
 
     /// The hostile port is closed for that reason, the neighbour goes on, and an ordinary guest may come.
     fn assert_only_one_is_closed(&mut self, hostile: &Driver, reason: &str, words: &[&str]) {
-        assert!(
-            hostile.await_close(wait::SOON),
-            "the port was not closed; the daemon said:\n{}",
-            self.daemon.said()
-        );
+        assert!(hostile.await_close(wait::SOON), "the port was not closed");
         self.daemon.process().check();
         self.daemon.await_port(0, reason, |port| {
             let [why, detail] =
@@ -107,8 +103,6 @@ fn region(file: &OwnedFd, (guest, user, bytes, offset): (u64, u64, u64, u64)) ->
         mmap_handle: file.as_raw_fd(),
     }
 }
-
-// ---- no memory behind it ---------------------------------------------------------------------------------------
 
 // ---- files that may never answer -------------------------------------------------------------------------------
 
@@ -176,7 +170,7 @@ fn file_of_a_disk_is_accepted_where_any_is(#[case] give: Give) {
     let neighbours = Neighbours::with(&Serve::null().with("--memory-files", "any"));
     let mut hostile = neighbours.hostile();
     give(&mut hostile, &file);
-    assert!(!hostile.await_close(wait::QUIET), "{}", neighbours.daemon.said());
+    assert!(!hostile.await_close(wait::QUIET));
     hostile.frontend().get_features().expect("the port answers");
 }
 

@@ -7,8 +7,6 @@ mod eventfds;
 mod floods;
 mod large;
 mod scribbled;
-mod segments;
-mod share;
 mod sparse;
 mod stalled;
 mod truncated;

@@ -43,12 +43,12 @@ fn queues_that_nobody_serves_are_told_with_the_remedy(
         told.contains("3 further queues from 1 on") && told.ends_with(remedy),
         "{told}"
     );
-    assert!(daemon.said().contains(remedy), "{}", daemon.said());
+    assert!(daemon.said().contains(remedy));
     daemon.terminate();
     drop(daemon);
     let mut daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &network(4));
     assert_eq!(note(&daemon.status()["networks"][0]), "");
-    assert!(!daemon.said().contains("is lost"), "{}", daemon.said());
+    assert!(!daemon.said().contains("is lost"));
     daemon.terminate();
     drop(daemon);
     let daemon = Daemon::start_file(&veth.near, &serve, &[VethPair::NIC], &lone(VethPair::NIC));
@@ -57,7 +57,7 @@ fn queues_that_nobody_serves_are_told_with_the_remedy(
         told.ends_with("is lost to it: `ethtool -L PEER tx 1` at its other end"),
         "{told}"
     );
-    assert!(daemon.said().contains(&told), "{}", daemon.said());
+    assert!(daemon.said().contains(&told));
     // When the interface uses one queue only there is nothing to be told.
     veth.far.run("ethtool", &["-L", VethPair::WIRE, "tx", "1"]);
     veth.near.run("ethtool", &["-L", VethPair::NIC, "rx", "1"]);
@@ -89,7 +89,7 @@ fn whole_packets_that_come_from_below_a_macvlan_are_told_with_the_remedy() {
     let mut guest = guests(&daemon, 1, &DriverConfig::default()).remove(0);
     let told = note(&daemon.port(0));
     assert!(told.contains("64 KiB") && told.contains(&remedy), "{told}");
-    assert!(daemon.said().contains(&remedy), "{}", daemon.said());
+    assert!(daemon.said().contains(&remedy));
     assert!(checked(&veth, "mv0").contains(&remedy));
     // It is so.
     veth.far.run(
@@ -116,10 +116,6 @@ fn bridge_as_an_uplink_is_told_to_be_none() {
     let daemon = Daemon::start_file(&veth.near, &Serve::file(), &["br0"], &lone("br0"));
     let remedy = "use a port of it (nic0)";
     let told = note(&daemon.port(0));
-    assert!(
-        told.contains(remedy) && daemon.said().contains(remedy),
-        "{told} {}",
-        daemon.said()
-    );
+    assert!(told.contains(remedy) && daemon.said().contains(remedy), "{told}");
     assert!(checked(&veth, "br0").contains(remedy));
 }

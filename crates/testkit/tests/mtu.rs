@@ -206,7 +206,7 @@ fn queues_that_do_for_another_mtu_carry_frames_on(
     require!(Root);
     let mut world = Pairs::new(placement, false);
     let (sockets, started) = (world.sockets(), world.started());
-    assert!(started >= PAIRS, "{}", world.rig.daemon.said());
+    assert!(started >= PAIRS);
     for mtu in [1400, 1700, 1500] {
         let (
             Rig {
@@ -233,7 +233,7 @@ fn queues_that_do_for_another_mtu_carry_frames_on(
     }
     assert_eq!(world.rig.daemon.counter("from_guest_too_long"), 3 * PAIRS as u64);
     assert_eq!(world.sockets(), sockets);
-    assert_eq!(world.started(), started, "{}", world.rig.daemon.said());
+    assert_eq!(world.started(), started);
 }
 
 /// Larger chunks are needed, or fewer of the guest's buffers will do.
@@ -369,6 +369,6 @@ fn daemon_ends_while_queues_are_set_up_anew() {
     set_mtu(&world.rig.veth.near, 3000);
     world.await_stopped();
     let status = world.rig.daemon.terminate();
-    assert!(status.success(), "{status}: {}", world.rig.daemon.said());
+    assert!(status.success(), "{status}");
     drop(held);
 }

@@ -142,7 +142,7 @@ impl Lan {
             self.send(0, &sent);
             std::iter::from_fn(|| arrives_at(self).next(wait::QUIET)).any(|got| got == sent)
         });
-        assert!(arrives, "{}", self.daemon.said());
+        assert!(arrives);
     }
 
     fn host_status(&self) -> serde_json::Value {
@@ -224,7 +224,7 @@ fn host_and_guests_reach_each_other_and_the_lan_hears_nothing_of_it(
     lan.daemon.terminate();
     drop(lan.guests);
     let left = || is_left(&lan.veth.near);
-    assert!(wait::until(wait::SOON, || !left()), "{}", lan.daemon.said());
+    lan.daemon.await_that(|| !left());
 }
 
 #[rstest]
@@ -241,7 +241,7 @@ fn host_reaches_a_guest_that_has_moved_by_the_lan(#[values(1, 2)] workers: usize
         lan.host.0.send(&sent);
         std::iter::from_fn(|| lan.wire.next(wait::QUIET)).any(|got| got == sent)
     });
-    assert!(leaves, "{}", lan.daemon.said());
+    assert!(leaves);
     lan.assert_quiet();
 }
 
@@ -265,11 +265,7 @@ fn network_without_the_host_is_as_before(
     let sent = frame(mac(0), HOST, 100, 3);
     lan.host.0.send(&sent);
     lan.wire.hears(&sent);
-    assert!(
-        wait::until(wait::SOON, || !is_left(&lan.veth.near)),
-        "{}",
-        lan.daemon.said()
-    );
+    lan.daemon.await_that(|| !is_left(&lan.veth.near));
     match by_policy {
         true => {
             let said = lan.daemon.said();

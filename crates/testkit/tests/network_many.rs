@@ -203,11 +203,7 @@ impl Mortal {
             }
             false
         });
-        assert!(
-            arrives,
-            "{what}: guest {guest}, {to:x?} from {from:x?}: {}",
-            self.daemon.said()
-        );
+        assert!(arrives, "{what}: guest {guest}, {to:x?} from {from:x?}");
     }
 
     /// Guests connect again, with their memory and rings as they are.

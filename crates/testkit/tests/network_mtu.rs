@@ -29,7 +29,7 @@ fn set_mtu(lan: &Lan, mtu: u64) {
 #[track_caller]
 fn await_network(lan: &Lan, what: &str, condition: impl Fn(&Value) -> bool) {
     let became = wait::until(wait::SOON, || condition(&network(lan)));
-    assert!(became, "{what}: {:#}\n{}", network(lan), lan.daemon.said());
+    assert!(became, "{what}: {:#}", network(lan));
 }
 
 /// A datagram of a flow, like no other.

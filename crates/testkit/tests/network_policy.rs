@@ -36,8 +36,7 @@ fn change_policy(daemon: &mut Daemon, keys: &str) {
     let before = read(daemon);
     write_policy(daemon, keys);
     daemon.signal_steward(Signal::HUP);
-    let is_read = || read(daemon) > before;
-    assert!(wait::until(wait::SOON, is_read), "{}", daemon.said());
+    daemon.await_that(|| read(daemon) > before);
 }
 
 fn network(daemon: &Daemon) -> serde_json::Value {
@@ -78,9 +77,9 @@ fn queue_that_lacks_memory_is_tried_again() {
     };
     let before = tries();
     let is_tried_again = || tries() >= before + 2;
-    assert!(wait::until(2 * wait::SOON, is_tried_again), "{}", daemon.said());
+    assert!(wait::until(2 * wait::SOON, is_tried_again));
     let said = daemon.said().matches("no uplink").count();
-    assert_eq!(said, 1, "{}", daemon.said());
+    assert_eq!(said, 1);
     change_policy(&mut daemon, "memlock = \"unlimited\"");
     await_whole(&daemon);
     // What comes by either queue arrives.
@@ -186,5 +185,5 @@ fn steward_that_is_silent_holds_up_nobody_who_looks() {
     // The daemon gives such a steward up after ten seconds, and this test may be without a CPU for as long.
     let mut tries = ["hints = \"hash\"", "", "hints = \"hash\""].into_iter();
     let answers = tries.any(|keys| answers_meanwhile(&mut daemon, keys));
-    assert!(answers, "a status waits for the steward: {}", daemon.said());
+    assert!(answers, "a status waits for the steward");
 }

@@ -38,7 +38,7 @@ fn guest(daemon: &Daemon, number: u8) -> Driver {
         let port = daemon.port_named(&format!("vm{number}"));
         port.is_some_and(|port| port["lanes"][0]["running"] == true)
     };
-    assert!(wait::until(wait::SOON, runs), "{}", daemon.said());
+    daemon.await_that(runs);
     driver
 }
 
@@ -231,6 +231,5 @@ fn port_that_ends_without_a_steward_leaves_its_address_when_there_is_one_again()
     daemon.reload_with(&two_networks(&stays));
     daemon.restart_lessor(&veth.near);
     daemon.write_file(&two_networks(&(stays + &port(1, "b"))));
-    let begins = || daemon.reload().0;
-    assert!(wait::until(wait::SOON, begins), "{}", daemon.said());
+    daemon.await_that(|| daemon.reload().0);
 }

@@ -32,11 +32,7 @@ fn lan(serve: &Serve, ports: &[&str], features: u64) -> Lan {
 fn assert_passes(lan: &mut Lan, number: u8) {
     let sent = frame(STRANGER, mac(0), 300, number);
     lan.send(0, &sent);
-    assert!(
-        std::iter::from_fn(|| lan.wire.receive(wait::SOON)).any(|got| got == sent),
-        "{}",
-        lan.daemon.said()
-    );
+    assert!(std::iter::from_fn(|| lan.wire.receive(wait::SOON)).any(|got| got == sent));
     let sent = frame(mac(0), STRANGER, 300, number);
     lan.wire.send(&sent);
     await_frame(lan, 0, &sent);
@@ -62,7 +58,7 @@ fn await_passes(lan: &mut Lan) {
         let got = lan.guests[0].pairs[0].receive(Duration::from_millis(100));
         got.is_some_and(|got| got.frame == sent)
     });
-    assert!(passes, "{}", lan.daemon.said());
+    assert!(passes);
     assert_passes(lan, 255);
 }
 
@@ -73,7 +69,7 @@ fn network(lan: &Lan) -> Value {
 #[track_caller]
 fn await_network(lan: &Lan, what: &str, condition: impl Fn(&Value) -> bool) {
     let became = wait::until(wait::SOON, || condition(&network(lan)));
-    assert!(became, "{what}: {:#}\n{}", network(lan), lan.daemon.said());
+    assert!(became, "{what}: {:#}", network(lan));
 }
 
 /// The devices by which networks reach the wire.
@@ -186,7 +182,7 @@ fn header_that_lies_is_refused_before_the_kernel_sees_it() {
             "from_guest_checksum_in_headers",
         ];
         let counted = names.map(|name| lan.daemon.counter(name)).iter().sum::<u64>();
-        assert_eq!(counted, number as u64 + 1, "{request:?}: {}", lan.daemon.said());
+        assert_eq!(counted, number as u64 + 1, "{request:?}");
     }
     assert_eq!(lan.daemon.counter("from_guest_super_frames_unsegmented"), 0);
 }
@@ -256,7 +252,7 @@ fn tap_or_uplink_that_is_deleted_comes_back() {
                 std::thread::sleep(Duration::from_millis(10));
                 lan.daemon.counter("from_guest_interface_down") > 0
             });
-            assert!(lost, "{}", lan.daemon.said());
+            assert!(lost);
             // Those to groups reach the other guest all the same.
             let to_group = frame(BROADCAST, mac(0), 60, 2);
             lan.send(0, &to_group);

@@ -132,10 +132,14 @@ impl Scene {
 
     /// Kills the daemon in the middle of a burst, starts it again, and returns the outage.
     fn kill_and_restart(&mut self, round: usize) -> Duration {
+        self.end_and_restart(round, Daemon::kill)
+    }
+
+    fn end_and_restart(&mut self, round: usize, end: fn(&mut Daemon)) -> Duration {
         self.traffic.burst(BURST);
         // Somewhere in the burst, another place each time.
         std::thread::sleep(Duration::from_micros((round * 37 % 200) as u64));
-        self.daemon.kill();
+        end(&mut self.daemon);
         self.daemon.restart(&self.veth.near, &self.serve);
         let socket = match &self.listener {
             // It listens before it is ready.
@@ -156,7 +160,7 @@ impl Scene {
             let counts = self.traffic.flows().map(|flow| flow.arrived_since(accepted));
             counts.into_iter().all(|count| count >= STEADY)
         });
-        assert!(steady, "frames pass no more:\n{}", self.daemon.said());
+        assert!(steady, "frames pass no more");
         self.assert_none_lost_from_guest(accepted, Instant::now());
         to_guest.max(from_guest)
     }
@@ -179,21 +183,19 @@ impl Scene {
     fn assert_none_lost_from_guest(&self, from: Instant, to: Instant) {
         let lost = || self.traffic.flows()[1].lost_of(from, to);
         let none_lost = wait::until(wait::SOON, || lost() == 0);
-        assert!(
-            none_lost,
-            "{} of the guest's frames were lost:\n{}",
-            lost(),
-            self.daemon.said()
-        );
+        assert!(none_lost, "{} of the guest's frames were lost", lost());
     }
 }
 
-/// Kills the daemon so many times in each of these kinds; returns all outages.
+/// Kills the daemon so many times in each of these kinds, and ends it gently once; returns the outages of kills.
 fn outages(kinds: &[Kind], kills: usize) -> Vec<Duration> {
     let mut all = Vec::new();
     for &kind in kinds {
         let mut scene = Scene::new(kind);
         let outages: Vec<_> = (0..kills).map(|round| scene.kill_and_restart(round)).collect();
+        scene.end_and_restart(kills, |daemon| {
+            let _ = daemon.terminate();
+        });
         let [to_guest, from_guest] = scene.traffic.flows();
         println!(
             "{kind:?}: lost {} of {} to the guest, {} of {} from it; outages {outages:.1?}",
@@ -268,7 +270,7 @@ fn large_guest_in_direct_is_copied_for_until_its_memory_is_registered() {
         scene.await_direct();
         let direct = Instant::now();
         let passes = wait::until(wait::SOON, || scene.traffic.first_after(direct).is_some());
-        assert!(passes, "nothing passes in direct:\n{}", scene.daemon.said());
+        assert!(passes, "nothing passes in direct");
         let gaps = scene
             .traffic
             .flows()
@@ -372,7 +374,7 @@ fn linux_guest_sees_the_link_go_and_come_and_pings_on(
         let started = Instant::now();
         world.daemon.restart(&world.veth.near, &world.serve);
         let up = wait::until(6 * wait::SOON, || world.daemon.said().contains("a VMM connected"));
-        assert!(up, "QEMU does not come back:\n{}", world.daemon.said());
+        assert!(up, "QEMU does not come back");
         let connected = Instant::now();
         let answered = await_answer_after(&world, &sniffer, connected);
         println!(

@@ -74,7 +74,7 @@ impl World {
     #[track_caller]
     fn await_whole(&self) {
         let whole = wait::until(wait::SOON, || self.is_whole());
-        assert!(whole, "{:#}\n{}", self.daemon.status(), self.daemon.said());
+        assert!(whole, "{:#}", self.daemon.status());
     }
 
     /// Has all be done again that is done for an interface.
@@ -135,8 +135,9 @@ fn each_refused(is_network: bool) {
     let _ = world.refusing.counts();
     world.make_anew();
     let began = std::time::Instant::now();
-    let anew = || began.elapsed() > Duration::from_secs(1) && world.is_whole();
-    assert!(wait::until(wait::SOON, anew), "{}", world.daemon.said());
+    world
+        .daemon
+        .await_that(|| began.elapsed() > Duration::from_secs(1) && world.is_whole());
     let usual = world.refusing.counts();
     drop(world);
     println!("usually: {usual:?}");

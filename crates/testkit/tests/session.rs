@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 use rstest::rstest;
 use testkit::daemon::{DIR, Mode, Placement, assert_complaint, private_dir, run_to_end};
 use testkit::driver::{self, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1, region_info};
-use testkit::{
-    Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, require, soak, wait,
-};
+use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Rig, Serve, VethPair, frame, require, wait};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
@@ -54,11 +52,7 @@ fn assert_memory_refused(daemon: &mut Daemon, regions: &[VhostUserMemoryRegionIn
     };
     drop(driver);
     let said = || words.iter().all(|word| daemon.said().contains(word));
-    assert!(
-        wait::until(wait::SOON, said),
-        "{words:?} is not all in:\n{}",
-        daemon.said()
-    );
+    assert!(wait::until(wait::SOON, said), "{words:?} is not all in");
     daemon.process().check();
     Driver::connect(&daemon.socket(), &DriverConfig::default()).expect("a good guest is accepted afterwards");
 }
@@ -181,44 +175,7 @@ fn stopped_pair_keeps_its_place_and_starts_again(
 }
 
 #[rstest]
-fn guest_that_comes_back_to_a_new_daemon_goes_on(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct, Placement::Tap)] placement: Placement,
-    #[values(0, F_RING_PACKED)] ring: u64,
-    #[values(false, true)] inflight: bool,
-) {
-    if soak::leaves_out_half(&[
-        placement as usize,
-        usize::from(ring == F_RING_PACKED),
-        usize::from(inflight),
-    ]) {
-        return;
-    }
-    require!(Root);
-    let serve = Serve::interface(VethPair::NIC).placement(placement);
-    let mut config = DriverConfig::with(ring);
-    config
-        .protocol
-        .set(VhostUserProtocolFeatures::INFLIGHT_SHMFD, inflight);
-    let mut rig = Rig::with(VethPair::new(), &serve, &config);
-    rig.post(64, &[BUFFER]);
-    rig.assert_passes_both_ways();
-    for gently in [false, true] {
-        if gently {
-            rig.daemon.terminate();
-        } else {
-            rig.daemon.kill();
-        }
-        rig.daemon.restart(&rig.veth.near, &serve);
-        rig = rig.exchange(|driver, daemon| {
-            let again = driver.resume(driver::connect(&daemon.socket()));
-            again.expect("accepted again")
-        });
-        rig.await_passes_both_ways();
-    }
-}
-
-#[rstest]
-fn client_connects_again_after_either_side_went(
+fn client_meets_the_next_guest_at_the_same_place(
     #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
 ) {
     require!(Root);
@@ -235,11 +192,6 @@ fn client_connects_again_after_either_side_went(
     let mut rig = Rig::of(veth, daemon, driver);
     rig.post(64, &[BUFFER]);
     rig.assert_passes_both_ways();
-
-    rig.daemon.kill();
-    rig.daemon.restart(&rig.veth.near, &serve);
-    rig = rig.exchange(|driver, _| driver.resume(driver::accept(&listener)).expect("accepted again"));
-    rig.await_passes_both_ways();
 
     // The guest goes; a new one is met at the same place.
     rig = rig.exchange(|driver, _| {
@@ -278,7 +230,7 @@ fn inherited_connection_is_served_and_the_daemon_ends_with_it() {
     driver.pairs[0].await_sent();
     drop(driver);
     let status = daemon.process().wait(wait::SOON);
-    assert!(status.success(), "{status}: {}", daemon.said());
+    assert!(status.success(), "{status}");
 }
 
 #[test]

@@ -300,8 +300,7 @@ impl Scene {
         self.read_wire(Duration::from_millis(20));
         assert!(
             !self.rig.driver.await_close(Duration::ZERO),
-            "the port was closed: {}",
-            self.rig.daemon.said()
+            "the port was closed"
         );
     }
 }

@@ -55,7 +55,7 @@ fn vmm_that_leaves_for_what_is_offered_is_told_apart_and_said_once() {
         decline(&daemon);
     }
     daemon.await_port(0, "declined", is_why);
-    assert_eq!(lines(&daemon, "earlier daemon"), 1, "{}", daemon.said());
+    assert_eq!(lines(&daemon, "earlier daemon"), 1);
     // One that takes what there is shows that it is over.
     let guest = Driver::connect(&daemon.socket(), &config()).expect("accepted");
     drop(guest);
@@ -90,8 +90,8 @@ fn vmm_that_wants_more_queue_pairs_is_reported_once_with_the_remedy() {
     daemon.await_port(0, "counted", |port| {
         port["sessions"] == 5 && port["connected"] == false
     });
-    assert_eq!(lines(&daemon, "queue pair(s)"), 1, "{}", daemon.said());
-    assert_eq!(lines(&daemon, "connected"), before, "{}", daemon.said());
+    assert_eq!(lines(&daemon, "queue pair(s)"), 1);
+    assert_eq!(lines(&daemon, "connected"), before);
     drop(Driver::connect(&daemon.socket(), &config()).expect("accepted"));
     daemon.await_port(0, "served", |port| port["impaired"].is_null());
 }
@@ -108,7 +108,7 @@ fn who_leaves_without_a_message_is_no_session() {
     daemon.await_port(0, "gone", |port| {
         port["sessions"] == 1 && port["connected"] == false
     });
-    assert_eq!(lines(&daemon, "a VMM connected"), 1, "{}", daemon.said());
+    assert_eq!(lines(&daemon, "a VMM connected"), 1);
 }
 
 /// QEMU, whose running guest uses offloads that the next daemon does not have, until one is there that has.
@@ -154,7 +154,7 @@ fn vmm_that_comes_and_goes_all_the_time_is_not_in_the_log_each_time() {
     });
     // 20 at once, and one each 30 seconds: as many as this takes on the slowest of machines.
     let said = lines(&daemon, "connected");
-    assert!((20..100).contains(&said), "{said} lines:\n{}", daemon.said());
+    assert!((20..100).contains(&said), "{said} lines");
 }
 
 /// True when the connection is over; false after `limit`.
@@ -176,11 +176,7 @@ fn second_vmm_at_a_port_is_refused_and_both_are_named() {
     // Both are this process.
     let own = std::process::id();
     let words = format!("process {own} connected while process {own} has this port, and is refused");
-    assert!(
-        wait::until(wait::SOON, || lines(&daemon, &words) == 1),
-        "{}",
-        daemon.said()
-    );
+    daemon.await_that(|| lines(&daemon, &words) == 1);
     let is_told = |port: &Value| {
         port["turned_away"]
             .as_str()
@@ -206,5 +202,5 @@ fn vmm_that_connects_before_the_first_is_gone_is_served_when_it_is() {
         let mut second = Driver::start(second, &config()).expect("accepted");
         second.frontend().get_features().expect("it answers");
     }
-    assert_eq!(lines(&daemon, "is refused"), 0, "{}", daemon.said());
+    assert_eq!(lines(&daemon, "is refused"), 0);
 }

@@ -123,16 +123,11 @@ fn request_that_waits_for_others_is_done_when_the_policy_changes() {
     // What another asks for behind it is done.
     assert_serves(&world);
     let are_those = wait::until(wait::SOON, || world.children() == 4);
-    assert!(are_those, "{} children: {}", world.children(), world.steward);
+    assert!(are_those, "{} children", world.children());
     let seen = waits.receive(Duration::ZERO);
-    assert_eq!(seen, None, "it waits for the others: {}", world.steward);
+    assert_eq!(seen, None, "it waits for the others");
     world.steward.signal(Signal::HUP);
-    assert_eq!(
-        waits.receive(wait::SOON),
-        Some((7, Answer::Done)),
-        "{}",
-        world.steward
-    );
+    assert_eq!(waits.receive(wait::SOON), Some((7, Answer::Done)));
 }
 
 /// What takes rings out of other processes has only the child that does it, although the steward has it for that.
@@ -161,7 +156,7 @@ fn child_that_takes_no_rings_has_dropped_that_capability() {
         takes_rings(PathBuf::from("/proc").join(child)).filter(|takes| !takes)
     };
     let found = wait::until_some(wait::SOON, find);
-    assert!(found.is_some(), "{}", world.steward);
+    assert!(found.is_some());
     drop((connection, silent));
     assert_serves(&world);
 }
@@ -191,7 +186,7 @@ fn connections_that_hang_when_they_are_closed_count() {
     for (ended, connection) in (1..).zip(connections) {
         drop(connection);
         let hang = wait::until(wait::SOON, || world.children() == ended.min(CLOSING));
-        assert!(hang, "{} of {ended} hang: {}", world.children(), world.steward);
+        assert!(hang, "{} of {ended} hang", world.children());
     }
     wait::a_moment();
     assert_eq!(world.children(), CLOSING);
@@ -202,7 +197,7 @@ fn connections_that_hang_when_they_are_closed_count() {
         come.retain(|other| !other.is_over(Duration::ZERO));
         come.len() <= CLOSING
     };
-    assert!(wait::until(wait::SOON, has_refused), "{}", world.steward);
+    world.await_that(has_refused);
     wait::a_moment();
     come.retain(|other| !other.is_over(Duration::ZERO));
     assert_eq!(come.len(), CLOSING, "of {CONNECTIONS} others");

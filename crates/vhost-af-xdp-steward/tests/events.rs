@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{World, await_facts, lessee, refusal, soon, take};
+use common::{World, await_facts, bare, lessee, refusal, soon, take};
 use steer::Filter;
 use steward_protocol::{Facts, Reason, Steered};
 use testkit::{VethPair, require, wait};
@@ -88,11 +88,7 @@ fn interface_that_is_made_again_or_moves_away_and_back_takes_the_same_frames() {
     };
     let lease = take(&world.socket(), &wanted).expect("allowed");
     let takes_what_is_ours = || {
-        let conf = steer::QueueConf {
-            virtio_header: None,
-            frame_limit: 1518,
-            hints: false,
-        };
+        let conf = bare(1518);
         lease.activate(0, conf).expect("ours");
         let wire = testkit::PacketPort::open(&world.veth.far, VethPair::WIRE);
         let mut frame = testkit::frame::plain(100, 1);

@@ -100,7 +100,7 @@ fn program_writes_the_hints_of_all_leases_together() {
     await_hints(&first, "its own alone", |hints| hints.on == set("hash"));
     old.take_changes().expect("its lease goes on");
     assert_eq!(old.facts().generation, first.facts().generation);
-    assert_eq!(world.attached(1), 1, "{}", world.steward);
+    assert_eq!(world.attached(1), 1);
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn hints_outlive_the_steward() {
     let (before, program, facts) = (told(&lease), world.program(), lease.facts());
     for signal in [Signal::TERM, Signal::KILL] {
         world.restart_after(signal);
-        assert_eq!(world.program(), program, "{}", world.steward);
+        assert_eq!(world.program(), program);
         await_hints(&lease, "back", |hints| !lease.is_away() && hints.on == before.on);
         assert_eq!(told(&lease), before);
         assert_eq!(lease.facts().generation, facts.generation);
@@ -362,7 +362,7 @@ fn lease_of_a_steward_without_hints_has_none() {
         lease.take_changes().expect("the lease goes on");
         !lease.is_away() && lease.hinted().is_none()
     });
-    assert!(gone, "{:?}: {}", lease.hinted(), world.steward);
+    assert!(gone, "{:?}", lease.hinted());
     lease.deactivate(0).expect("the lease goes on");
 }
 
@@ -399,7 +399,7 @@ fn leases_that_come_and_go_do_not_have_programs_loaded_without_end() {
             Err(error) => panic!("{error}"),
         }
     }
-    assert!(given > 1, "{given} leases: {}", world.steward);
+    assert!(given > 1, "{given} leases");
     // It comes and goes once in the time that it stays, 5 s.
     let most = 2 * (1 + begun.elapsed().as_secs() / 5);
     let loaded = world.steward.said().matches(" hints=").count();

@@ -83,6 +83,11 @@ impl Guest {
         })
     }
 
+    #[track_caller]
+    fn assert_answers(&mut self, host: &PacketPort, sent: &[u8]) {
+        assert!(self.answers(host, sent, wait::SOON), "no answer to {sent:?}");
+    }
+
     /// Gives the host back what it sent.
     fn echo(&mut self) {
         let mut frame = [0; 4096];
@@ -124,9 +129,8 @@ fn assert_nothing_left(world: &World) {
     let links = || world.veth.near.output_of("ip", &["-o", "link"]);
     assert!(
         wait::until(wait::SOON, || !links().contains("vaxh")),
-        "{} {}",
-        links(),
-        world.steward
+        "{}",
+        links()
     );
     // The kernel removes a device whose lessee has closed its descriptor before the steward takes the programs off that
     // send to it.
@@ -135,7 +139,7 @@ fn assert_nothing_left(world: &World) {
         host.send(&sent);
         world.wire.receive(Duration::from_millis(50)) == Some(sent.clone())
     };
-    assert!(wait::until(wait::SOON, leaves), "{}", world.steward);
+    world.await_that(leaves);
 }
 
 #[test]
@@ -144,13 +148,9 @@ fn host_and_network_reach_each_other_until_the_lease_ends() {
     let world = World::with(1, &policy());
     let mut guest = Guest::new(&world);
     let host = host(&world);
-    assert!(
-        guest.answers(&host, &to(OURS, 1), wait::SOON),
-        "{}",
-        world.steward
-    );
+    guest.assert_answers(&host, &to(OURS, 1));
     let (group, stranger) = (to(GROUP, 2), to([2, 0, 0, 0, 0, 9], 3));
-    assert!(guest.answers(&host, &group, wait::SOON));
+    guest.assert_answers(&host, &group);
     host.send(&stranger);
     // Groups go both ways, what is for the guest does not leave.
     assert_eq!(world.wire.receive_before(&stranger), [group]);
@@ -169,7 +169,7 @@ fn device_goes_with_the_network_also_when_its_descriptor_stays() {
     // Nothing that was left is in the way of the next one.
     let mut next = Guest::new(&world);
     let host = host(&world);
-    assert!(next.answers(&host, &to(OURS, 1), wait::SOON), "{}", world.steward);
+    next.assert_answers(&host, &to(OURS, 1));
     assert_ne!(next.end.index, end.index);
     drop((next, tap));
     assert_nothing_left(&world);
@@ -183,8 +183,7 @@ fn device_whose_descriptor_is_lost_is_made_again() {
     // Somebody deletes it: the lessee is told, and asks.
     while guest.lease.take_changes().expect("it goes on").is_some() {}
     world.veth.near.ip(&["link", "delete", &guest.end.interface]);
-    let told = || guest.lease.take_changes().expect("it goes on").is_some();
-    assert!(wait::until(wait::SOON, told), "{}", world.steward);
+    world.await_that(|| guest.lease.take_changes().expect("it goes on").is_some());
     assert!(guest.is_gone());
     // By itself it goes with its descriptor, and whoever says that he has none gets another.
     for has in [guest.end.index, 0] {
@@ -192,11 +191,7 @@ fn device_whose_descriptor_is_lost_is_made_again() {
         assert_ne!(end.index, guest.end.index);
         let before = std::mem::replace(&mut guest.tap, File::from(tap.expect("another")));
         guest.end = end;
-        assert!(
-            guest.answers(&host(&world), &to(OURS, 1), wait::SOON),
-            "{}",
-            world.steward
-        );
+        guest.assert_answers(&host(&world), &to(OURS, 1));
         drop(before);
     }
 }
@@ -216,7 +211,7 @@ fn lessee_cannot_have_devices_made_without_end() {
             Err(error) => break refusal::<()>(Err(error)),
         }
         made += 1;
-        assert!(made < 100, "no end: {}", world.steward);
+        assert!(made < 100, "no end");
     };
     assert_eq!(refused.reason, Reason::Limit);
     assert!(
@@ -229,11 +224,7 @@ fn lessee_cannot_have_devices_made_without_end() {
     for _ in 0..100 {
         guest.assert_same();
     }
-    assert!(
-        guest.answers(&host(&world), &to(OURS, 1), wait::SOON),
-        "{}",
-        world.steward
-    );
+    guest.assert_answers(&host(&world), &to(OURS, 1));
     // Others have what they ask for.
     let other = Wanted {
         interface: "other0".to_owned(),
@@ -277,11 +268,7 @@ fn lessee_that_turns_hostile_has_no_more_than_its_own_device() {
     }
     assert!(guest.tap.write(&[0; 13]).is_err(), "no frame");
     // It is not the interface that the host's address is on, whatever address it has.
-    assert!(
-        guest.answers(&host(&world), &to(OURS, 2), wait::SOON),
-        "{}",
-        world.steward
-    );
+    guest.assert_answers(&host(&world), &to(OURS, 2));
     drop(guest.lease);
     assert_nothing_left(&world);
 }
@@ -297,11 +284,7 @@ fn write_to_the_device_that_never_ends_holds_up_neither_others_nor_the_end_of_th
     let (end, tap) = guest.lease.host(0).expect("allowed");
     assert_ne!(end.index, guest.end.index);
     (guest.end, guest.tap) = (end, File::from(tap.expect("another")));
-    assert!(
-        guest.answers(&host(&world), &to(OURS, 1), wait::SOON),
-        "{}",
-        world.steward
-    );
+    guest.assert_answers(&host(&world), &to(OURS, 1));
     stuck.push(StuckWrite::begin(&guest.tap));
     assert_serves(&world);
     drop(guest.lease);
@@ -309,11 +292,7 @@ fn write_to_the_device_that_never_ends_holds_up_neither_others_nor_the_end_of_th
     assert_nothing_left(&world);
     // The next one has it, and goes first.
     let mut next = Guest::new(&world);
-    assert!(
-        next.answers(&host(&world), &to(OURS, 2), wait::SOON),
-        "{}",
-        world.steward
-    );
+    next.assert_answers(&host(&world), &to(OURS, 2));
     stuck.push(StuckWrite::begin(&next.tap));
     world.end_steward(Signal::TERM);
     assert_nothing_left(&world);
@@ -330,23 +309,11 @@ fn host_is_reached_without_a_steward_and_with_the_next_one() {
         .zip([Signal::TERM, Signal::KILL, Signal::KILL])
     {
         world.end_steward(signal);
-        assert!(
-            guest.answers(&host, &to(OURS, seed), wait::SOON),
-            "without: {}",
-            world.steward
-        );
+        assert!(guest.answers(&host, &to(OURS, seed), wait::SOON), "without");
         world.restart();
-        assert!(wait::until(wait::SOON, || guest.is_back()), "{}", world.steward);
-        assert!(
-            guest.answers(&host, &to(OURS, seed + 1), wait::SOON),
-            "{}",
-            world.steward
-        );
-        assert!(
-            guest.answers(&host, &to(GROUP, seed + 2), wait::SOON),
-            "{}",
-            world.steward
-        );
+        world.await_that(|| guest.is_back());
+        guest.assert_answers(&host, &to(OURS, seed + 1));
+        guest.assert_answers(&host, &to(GROUP, seed + 2));
         guest.assert_same();
     }
     drop(guest);
@@ -405,7 +372,7 @@ fn next_steward_takes_over_or_removes_everything_whatever_step_the_last_one_died
         world.end_steward(Signal::TERM);
         world.restart_to_crash(point);
         let here = |lease: &Lease| lease.take_changes().is_ok() && !lease.is_away();
-        assert!(wait::until(wait::SOON, || here(&lease)), "{}", world.steward);
+        world.await_that(|| here(&lease));
         // It dies of it, or of the end of the lease.
         let host = lease.host(0);
         match point {
@@ -413,7 +380,7 @@ fn next_steward_takes_over_or_removes_everything_whatever_step_the_last_one_died
             _ => {
                 world.steward.wait(wait::SOON);
                 world.restart();
-                assert!(wait::until(wait::SOON, || here(&lease)), "{}", world.steward);
+                world.await_that(|| here(&lease));
                 let again = lease.host(0).expect("allowed");
                 assert!(again.1.is_some());
                 drop((again, lease));
@@ -452,13 +419,12 @@ fn host_is_refused_with_the_reason() {
     common::write_policy(&world.dir, &closed);
     world.steward.signal(Signal::HUP);
     // Who has it is told, and asks.
-    let told = || guest.lease.take_changes().expect("the network goes on").is_some();
-    assert!(wait::until(wait::SOON, told), "{}", world.steward);
+    world.await_that(|| guest.lease.take_changes().expect("the network goes on").is_some());
     assert_eq!(
         refusal(guest.lease.host(guest.end.index)).reason,
         Reason::NotAllowed
     );
-    assert!(wait::until(wait::SOON, || guest.is_gone()), "{}", world.steward);
+    world.await_that(|| guest.is_gone());
     assert_nothing_left(&world);
 }
 
@@ -474,21 +440,21 @@ fn interface_made_again_is_joined_again_and_its_mtu_is_followed() {
         let _ = guest.lease.take_changes().expect("it goes on");
         guest.lease.facts().generation != generation && guest.lease.facts().mode.is_some()
     };
-    assert!(wait::until(wait::SOON, again), "{}", world.steward);
+    world.await_that(again);
     let host = host(&world);
     let mut seed = 0;
     let again = wait::until(wait::SOON, || {
         seed = u8::wrapping_add(seed, 1);
         guest.answers(&host, &to(OURS, seed), Duration::from_millis(100))
     });
-    assert!(again, "{}", world.steward);
+    assert!(again);
     guest.assert_same();
     let small = || {
         let report = world.veth.near.output_of("ip", &["-o", "link"]);
         let device = report.lines().find(|line| line.contains("vaxh"));
         device.is_some_and(|line| line.contains("mtu 1400"))
     };
-    assert!(wait::until(wait::SOON, small), "{}", world.steward);
+    world.await_that(small);
 }
 
 #[test]
@@ -510,8 +476,7 @@ fn lessee_is_notified_of_changed_addresses_of_the_host() {
         "macvlan",
     ];
     world.veth.near.ip(&above);
-    let told = || guest.lease.take_changes().expect("it goes on").is_some();
-    assert!(wait::until(wait::SOON, told), "{}", world.steward);
+    world.await_that(|| guest.lease.take_changes().expect("it goes on").is_some());
     let macs = guest.lease.host(guest.end.index).expect("as before").0.macs;
     assert_eq!(macs, [guest.lease.facts().mac, [2, 0, 0, 0, 0, 0xcc]]);
 }
@@ -534,23 +499,15 @@ fn host_is_reached_where_there_is_no_ipv6_and_has_no_address_of_it_where_there_i
     near.ip(&["link", "set", VethPair::NIC, "mtu", "1000"]);
     let mut guest = Guest::new(&world);
     let host = host(&world);
-    assert!(
-        guest.answers(&host, &to(OURS, 1), wait::SOON),
-        "{}",
-        world.steward
-    );
+    guest.assert_answers(&host, &to(OURS, 1));
     for (seed, mtu) in [(2, "1500"), (3, "1000"), (4, "1400")] {
         near.ip(&["link", "set", VethPair::NIC, "mtu", mtu]);
         let is_followed = || {
             let device = near.output_of("ip", &["-o", "link", "show", &guest.end.interface]);
             device.contains(&format!("mtu {mtu} ")) && device.contains(",UP")
         };
-        assert!(wait::until(wait::SOON, is_followed), "{mtu}: {}", world.steward);
-        assert!(
-            guest.answers(&host, &to(OURS, seed), wait::SOON),
-            "{mtu}: {}",
-            world.steward
-        );
+        assert!(wait::until(wait::SOON, is_followed), "{mtu}");
+        assert!(guest.answers(&host, &to(OURS, seed), wait::SOON), "{mtu}");
         let addresses = near.output_of("ip", &["-o", "-6", "address", "show", &guest.end.interface]);
         assert_eq!(addresses, "", "{mtu}");
     }

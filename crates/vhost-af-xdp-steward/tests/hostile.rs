@@ -256,7 +256,7 @@ fn descriptors_on_their_way_between_others_cost_a_request_and_not_the_lease() {
         let prepared = lessee::register(&lease, 0)?;
         lease.bind(prepared)
     };
-    assert!(wait::until(wait::SOON, || again().is_ok()), "{}", world.steward);
+    world.await_that(|| again().is_ok());
     assert_serves(&world);
 }
 

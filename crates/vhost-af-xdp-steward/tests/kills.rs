@@ -141,13 +141,7 @@ impl Victims {
             }
         }
         let whole = wait::until(wait::SOON, || self.records() == 2 && self.pins().len() == 2);
-        assert!(
-            whole,
-            "{} records, pins {:?}: {}",
-            self.records(),
-            self.pins(),
-            self.world.steward
-        );
+        assert!(whole, "{} records, pins {:?}", self.records(), self.pins());
         self.tally.in_order += 1;
     }
 

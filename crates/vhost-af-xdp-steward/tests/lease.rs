@@ -135,11 +135,11 @@ fn memory_beyond_the_policy_is_rejected() {
     let (one, two) = (world.lease(0, 1).expect("free"), world.lease(1, 1).expect("free"));
     // The kernel gives memory back after the sockets' end.
     let registered = wait::until(wait::SOON, || lessee::register(&one, 0).is_ok());
-    assert!(registered, "{}", world.steward);
+    assert!(registered);
     assert_eq!(common::refusal(lessee::register(&two, 1)).reason, Reason::Memlock);
     drop(one);
     let freed = wait::until(wait::SOON, || lessee::register(&two, 1).is_ok());
-    assert!(freed, "{}", world.steward);
+    assert!(freed);
     drop((two, world));
     // Where it does not say, a queue may have what its own chunks take.
     let world = World::with(2, &policy(""));

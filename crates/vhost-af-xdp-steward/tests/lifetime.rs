@@ -138,7 +138,7 @@ fn detached_program_comes_back_to_a_renamed_interface() {
         let after = await_facts(&lease, "attached again", |facts| {
             facts.mode.is_some() && facts.program != id
         });
-        assert_eq!(after.ifindex, before.ifindex, "{}", world.steward);
+        assert_eq!(after.ifindex, before.ifindex);
         assert_eq!(
             near.enter(attached).map(|program| program.id),
             Some(after.program)
@@ -195,7 +195,7 @@ fn steward_that_keeps_nothing_takes_its_program_along_and_lessees_learn_it_from_
         world.await_echo();
         world.steward.signal(signal);
         let status = world.steward.wait(wait::SOON);
-        assert_eq!(status.success(), signal == Signal::TERM, "{}", world.steward);
+        assert_eq!(status.success(), signal == Signal::TERM);
         world.await_no_program();
         assert_eq!(world.socket().exists(), signal == Signal::KILL);
         // What a killed one left behind is no hindrance.

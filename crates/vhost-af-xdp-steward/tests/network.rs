@@ -90,7 +90,7 @@ impl Guest {
             }
             false
         });
-        assert!(seen_last, "{}", world.steward);
+        assert!(seen_last);
         came
     }
 }
@@ -145,7 +145,7 @@ fn lessee_without_privileges_sets_stations_and_reads_its_groups() {
         let sent = to(mac, 9);
         wait::until(wait::SOON, || world.echo(&sent, Duration::from_millis(200)))
     };
-    assert!(echoes(OURS), "{running} {}", world.steward);
+    assert!(echoes(OURS), "{running}");
     world.wire.send(&to(GROUP, 77));
     running.await_text("group of 200 bytes");
     running.await_text("not THEIRS: NotAllowed");
@@ -259,8 +259,7 @@ fn network_goes_on_without_a_steward_and_with_the_next_one() {
         world.wire.send(&to(GROUP, seed + 2));
         assert!(comes(&mut groups, &to(GROUP, seed + 2)), "without");
         world.restart();
-        let back = || guest.lease.take_changes().is_ok() && !guest.lease.is_away();
-        assert!(wait::until(wait::SOON, back), "{}", world.steward);
+        world.await_that(|| guest.lease.take_changes().is_ok() && !guest.lease.is_away());
         assert!(guest.answers(&world, OURS, seed + 3));
         guest
             .lease
@@ -318,7 +317,7 @@ fn interface_made_again_gets_the_stations_again() {
         lease.take_changes().expect("it goes on");
         lease.facts().generation != generation && lease.facts().mode.is_some()
     };
-    assert!(wait::until(wait::SOON, again), "{}", world.steward);
+    world.await_that(again);
     let mut echo = lessee::Echo::open(&lease, 0);
     let wire = testkit::PacketPort::open(&world.veth.far, VethPair::WIRE);
     let sent = to(OURS, 1);
@@ -328,7 +327,7 @@ fn interface_made_again_gets_the_stations_again() {
         wire.receive(Duration::from_millis(20))
             .is_some_and(|got| got == sent)
     };
-    assert!(wait::until(wait::SOON, comes_back), "{}", world.steward);
+    world.await_that(comes_back);
 }
 
 #[test]
@@ -352,7 +351,7 @@ fn station_that_a_new_policy_does_not_allow_is_taken_back() {
         seed = u8::wrapping_add(seed, 1);
         !guest.answers(&world, OURS, seed)
     });
-    assert!(gone, "{}", world.steward);
+    assert!(gone);
     common::write_policy(&world.dir, common::POLICY);
     world.steward.signal(Signal::HUP);
     let over = || guest.lease.take_changes().is_err();
@@ -386,12 +385,11 @@ fn addresses_of_interfaces_above_are_the_hosts_and_no_stations() {
         seed = u8::wrapping_add(seed, 1);
         !guest.answers(&world, of_host(0xc4), seed)
     });
-    assert!(gone, "{}", world.steward);
+    assert!(gone);
     assert!(guest.answers(&world, OURS, 2), "the others go on");
     // And can be had when the host has it no more.
     near.ip(&["link", "delete", "mv2"]);
-    let again = || guest.lease.set_stations(&[on(0, of_host(0xc4), 3)]).is_ok();
-    assert!(wait::until(wait::SOON, again), "{}", world.steward);
+    world.await_that(|| guest.lease.set_stations(&[on(0, of_host(0xc4), 3)]).is_ok());
 }
 
 #[test]
@@ -439,7 +437,7 @@ fn steward_that_comes_with_another_policy_takes_its_stations_from_a_lease_that_w
     );
     // The lessee does not come back, and is there: its queues are kept for it.
     world.restart();
-    assert!(!guest.answers(&world, OURS, 2), "{}", world.steward);
+    assert!(!guest.answers(&world, OURS, 2));
 }
 
 /// A connection with a lease of queue 0 as a network, of that user, and its ring.

@@ -66,7 +66,7 @@ impl Guest {
             self.echo.run(Duration::from_millis(5));
             std::iter::from_fn(|| world.wire.receive(Duration::ZERO)).any(|got| got == sent)
         });
-        assert!(came, "frame {} is lost: {}", self.serial, world.steward);
+        assert!(came, "frame {} is lost", self.serial);
     }
 }
 
@@ -168,12 +168,11 @@ fn steward_killed_in_a_storm_of_networks_leaves_nothing_and_another_lessee_is_se
             std::thread::sleep(Duration::from_millis(20 + 7 * (round as u64 % 9)));
             // On a busy machine none of the rounds may be long enough for a lease.
             let has_leased = || round > 0 || leases.load(Ordering::Relaxed) > 0;
-            assert!(wait::until(wait::SOON, has_leased), "no lease: {}", world.steward);
+            assert!(wait::until(wait::SOON, has_leased), "no lease");
             world.end_steward(Signal::KILL);
             guest.assert_answers(&world);
             world.restart();
-            let back = || guest.lease.take_changes().is_ok() && !guest.lease.is_away();
-            assert!(wait::until(wait::SOON, back), "{}", world.steward);
+            world.await_that(|| guest.lease.take_changes().is_ok() && !guest.lease.is_away());
             guest.assert_answers(&world);
         }
         drop(end);

@@ -5,7 +5,7 @@ use crate::common;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use common::{World, await_lease, lessee, raw::Raw, soon, take};
+use common::{World, await_lease, bare, lessee, raw::Raw, soon, take};
 use rustix::process::Signal;
 use steer::Filter;
 use steward_client::LeaseError;
@@ -19,11 +19,7 @@ fn assert_echoes_for(world: &World, time: Duration) {
     let mut seed = 0u8;
     while Instant::now() < until {
         seed = seed.wrapping_add(1);
-        assert!(
-            world.echo(&frame::plain(100, seed), wait::SOON),
-            "no echo: {}",
-            world.steward
-        );
+        assert!(world.echo(&frame::plain(100, seed), wait::SOON), "no echo");
     }
 }
 
@@ -43,8 +39,7 @@ fn frames_go_on_without_a_steward_and_all_requests_work_with_the_next() {
         assert!(
             wait::until(wait::SOON, || running.said().matches("all requests work").count()
                 > report + 1),
-            "{running}: {}",
-            world.steward
+            "{running}"
         );
         assert_echoes_for(&world, Duration::from_millis(50));
         assert_eq!(world.program(), program);
@@ -64,11 +59,7 @@ fn child_echoes_and_asks() {
     lessee::give_up_privileges();
     let lease = lessee::lease();
     let mut echo = lessee::Echo::open(&lease, lessee::queue());
-    let conf = steer::QueueConf {
-        virtio_header: None,
-        frame_limit: 1518,
-        hints: false,
-    };
+    let conf = bare(1518);
     println!("echoing");
     let mut asked = Instant::now();
     loop {
@@ -153,11 +144,7 @@ fn queues_of_a_lessee_that_does_not_come_back_are_taken_back() {
     let lease = world.lease(0, 1).expect("allowed");
     world.restart_after(Signal::KILL);
     world.await_nothing();
-    assert!(
-        world.steward.said().contains("has not come back"),
-        "{}",
-        world.steward
-    );
+    assert!(world.steward.said().contains("has not come back"));
     let over = wait::until_some(wait::SOON, || lease.take_changes().err());
     let over = over.expect("its lease is over").to_string();
     assert!(over.contains("no lease waits for this lessee"), "{over}");
@@ -199,11 +186,7 @@ fn policy_is_asked_again_when_a_lessee_comes_back() {
     world.restart();
     running.await_text("lease over");
     running.wait(wait::SOON);
-    assert!(
-        world.steward.said().contains("may not lease queue 0"),
-        "{}",
-        world.steward
-    );
+    assert!(world.steward.said().contains("may not lease queue 0"));
     world.await_nothing();
 }
 
@@ -421,7 +404,7 @@ fn interrupted_steward_takes_everything_back() {
     assert!(pins.exists());
     world.end_steward(Signal::INT);
     world.await_nothing();
-    assert!(!pins.exists(), "{}", world.steward);
+    assert!(!pins.exists());
     // The lessee is told that this is for good, and does not wait for the steward to come back.
     let refusal = common::refusal(lease.take_changes());
     assert!(
@@ -471,7 +454,7 @@ fn leases_outlive_a_steward_with_no_more_capabilities_than_its_unit_gives_it() {
         await_lease(&lease, "back", |lease| !lease.is_away());
         drop(lease);
         world.await_nothing();
-        assert!(!world.steward.said().contains("WARN"), "{}", world.steward);
+        assert!(!world.steward.said().contains("WARN"));
     }
 }
 
@@ -520,7 +503,7 @@ fn steward_that_dies_at_any_step_leaves_nothing_that_the_next_does_not_clean_up(
             }
             world.steward.ended().is_some()
         });
-        assert!(die, "it never came to {point}: {}", world.steward);
+        assert!(die, "it never came to {point}");
         world.restart();
         if let Some(lease) = &before {
             await_lease(lease, point, |lease| !lease.is_away());

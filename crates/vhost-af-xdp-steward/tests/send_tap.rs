@@ -35,7 +35,7 @@ fn send(mut tap: &File, frame: &[u8]) -> std::io::Result<usize> {
 fn assert_leaves(world: &World, tap: &File, seed: u8) {
     let sent = frame::plain(200, seed);
     send(tap, &sent).expect("the device is up");
-    assert_eq!(world.wire.receive(wait::SOON), Some(sent), "{}", world.steward);
+    assert_eq!(world.wire.receive(wait::SOON), Some(sent));
 }
 
 fn links(world: &World) -> String {
@@ -45,12 +45,7 @@ fn links(world: &World) -> String {
 #[track_caller]
 fn assert_nothing_left(world: &World) {
     let is_left = || links(world).contains("vaxs");
-    assert!(
-        wait::until(wait::SOON, || !is_left()),
-        "{} {}",
-        links(world),
-        world.steward
-    );
+    assert!(wait::until(wait::SOON, || !is_left()), "{}", links(world));
 }
 
 #[test]
@@ -204,8 +199,7 @@ fn tap_continues_without_a_steward_and_leftovers_are_removed() {
         world.end_steward(signal);
         assert_leaves(&world, &tap, 1);
         world.restart();
-        let is_back = || lease.take_changes().is_ok() && !lease.is_away();
-        assert!(wait::until(wait::SOON, is_back), "{}", world.steward);
+        world.await_that(|| lease.take_changes().is_ok() && !lease.is_away());
         assert_leaves(&world, &tap, 2);
     }
     // The steward dies, and then a lessee that has made its device persistent.

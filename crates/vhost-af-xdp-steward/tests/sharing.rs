@@ -85,7 +85,7 @@ fn memory_of_one_socket_serves_two_queues_and_counts_once() {
     // When both are gone, another memory may be registered.
     drop((first, second));
     let freed = wait::until(wait::SOON, || lessee::register(&lease, 1).is_ok());
-    assert!(freed, "{}", world.steward);
+    assert!(freed);
 }
 
 /// What the kernel has for each chunk it has for each socket: so sharing is no way around what the policy allows.
@@ -335,15 +335,11 @@ fn assert_bind_ends_with_the_lease(end: impl FnOnce(&mut World, Raw)) {
     two.try_send_all(&request, &[first.as_fd()]).expect("room");
     assert!(wait::until(wait::SOON, || world.children() == 1));
     end(&mut world, two);
-    assert!(
-        wait::until(wait::SOON, || world.children() == 0),
-        "{}",
-        world.steward
-    );
+    world.await_that(|| world.children() == 0);
     drop(busy);
     let mut next = leased(&world, uid, 1, 1);
     let mut bound = || ask_with(&mut next, &share(1, cookie), &[first.as_fd()]) == Answer::Done;
-    assert!(wait::until(wait::SOON, &mut bound), "{}", world.steward);
+    world.await_that(&mut bound);
     drop((one, next, first));
     world.await_no_program();
     world.await_descriptors(before);

@@ -6,7 +6,7 @@
 
 use crate::common;
 
-use common::{World, lessee, lessee_may, refusal, soon, take, wanted};
+use common::{World, bare, lessee, lessee_may, refusal, soon, take, wanted};
 use steer::Filter;
 use steward_client::Lease;
 use steward_protocol::{Facts, Reason, Steered, Wanted};
@@ -62,7 +62,7 @@ fn lessee_gets_frames_of_its_address_and_the_host_the_others() {
     let world = world(1, &policy());
     let _running = lessee::start(&world, "steering::child_echoes_for_one_address", 0);
     let comes = || world.echo(&to(OURS, 1), std::time::Duration::from_millis(100));
-    assert!(wait::until(wait::SOON, comes), "no echo: {}", world.steward);
+    assert!(wait::until(wait::SOON, comes), "no echo");
     let last = to(OURS, 2);
     world.wire.try_send(&last).expect("sent");
     let _ = world.wire.receive_before(&last);
@@ -145,12 +145,7 @@ fn lease_for_vlans_is_refused_where_their_tags_are_taken_off() {
         assert_eq!(refusal.reason, Reason::NoInterface);
         assert!(refusal.text.contains("`ethtool -K nic0 rxvlan off`"), "{refusal}");
     }
-    assert_eq!(
-        (world.program(), world.attached(0)),
-        (None, 0),
-        "{}",
-        world.steward
-    );
+    assert_eq!((world.program(), world.attached(0)), (None, 0));
     set_rxvlan(&world, "off");
     let lease = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
     // What the far end of a veth does cannot be seen from here.
@@ -182,11 +177,7 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
     let mut world = World::kept_for(&policy(), "60");
     set_rxvlan(&world, "off");
     let lease = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
-    let conf = steer::QueueConf {
-        virtio_header: None,
-        frame_limit: 1518,
-        hints: false,
-    };
+    let conf = bare(1518);
     let before = lease.facts();
     lease.activate(0, conf).expect("ours");
     let taken = || {
@@ -197,7 +188,7 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
         world.wire.send(&to(OURS, 1));
         wait::until(wait::SOON, || taken() == count)
     };
-    assert!(arrives(1), "{}", world.steward);
+    assert!(arrives(1));
     set_rxvlan(&world, "on");
     let impaired = |lease: &Lease| {
         lease
@@ -205,11 +196,7 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
             .expect("it goes on")
             .map(|facts| facts.impaired)
     };
-    assert!(
-        wait::until(wait::SOON, || impaired(&lease) == Some(true)),
-        "{}",
-        world.steward
-    );
+    world.await_that(|| impaired(&lease) == Some(true));
     let Facts { note, .. } = lease.facts();
     assert!(note.contains("`ethtool -K nic0 rxvlan off`"), "{note}");
     let refused = refusal(lease.activate(0, conf));
@@ -228,16 +215,12 @@ fn lease_for_vlans_gets_nothing_from_when_tags_are_taken_off_until_they_are_not(
     assert!(lease.facts().impaired);
     let before = lease.facts().generation.max(before.generation);
     set_rxvlan(&world, "off");
-    assert!(
-        wait::until(wait::SOON, || impaired(&lease) == Some(false)),
-        "{}",
-        world.steward
-    );
+    world.await_that(|| impaired(&lease) == Some(false));
     // Lessees set up their queues again.
     assert_ne!(lease.facts().generation, before);
     lease.activate(0, conf).expect("ours");
     world.wire.send(&to(OURS, 1));
-    assert!(wait::until(wait::SOON, || taken() == 2), "{}", world.steward);
+    world.await_that(|| taken() == 2);
 }
 
 #[test]
@@ -298,11 +281,7 @@ fn lease_for_an_address_takes_the_same_frames_over_a_restart_of_the_steward() {
     };
     let lease = take(&world.socket(), &filtered(0, &[OURS], &[0])).expect("allowed");
     let before = lease.facts();
-    let conf = steer::QueueConf {
-        virtio_header: None,
-        frame_limit: 1518,
-        hints: false,
-    };
+    let conf = bare(1518);
     lease.activate(0, conf).expect("ours");
     for (round, signal) in (1..).zip([rustix::process::Signal::KILL, rustix::process::Signal::TERM]) {
         world.end_steward(signal);
@@ -318,8 +297,8 @@ fn lease_for_an_address_takes_the_same_frames_over_a_restart_of_the_steward() {
             let _ = lease.take_changes();
             counters() == Some([round; 2])
         });
-        assert!(counted, "{:?}: {}", counters(), world.steward);
-        assert!(accepts(&world), "{}", world.steward);
+        assert!(counted, "{:?}", counters());
+        assert!(accepts(&world));
         // As before, but for who says it.
         assert_eq!(lease.facts().steered, before.steered);
         assert_eq!(lease.facts().steering, before.steering);

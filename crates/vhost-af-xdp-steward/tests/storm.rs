@@ -38,12 +38,7 @@ fn refused_leases_in_a_storm_never_touch_the_interface_and_an_honest_lease_goes_
         }
     };
     (0..10).for_each(|_| round(&mut storm));
-    assert_eq!(
-        (world.attached(0), world.program()),
-        (0, None),
-        "{}",
-        world.steward
-    );
+    assert_eq!((world.attached(0), world.program()), (0, None));
     let begun = Instant::now();
     let lease = world.lease(0, 1).expect("allowed");
     println!("an honest lease beside 16 connections: {:?}", begun.elapsed());
@@ -51,16 +46,11 @@ fn refused_leases_in_a_storm_never_touch_the_interface_and_an_honest_lease_goes_
     (0..10).for_each(|_| round(&mut storm));
     let in_use = report(storm[0].ask(&Request::Lease(wanted(0, 1))));
     assert_eq!(in_use.reason, Reason::Taken);
-    assert_eq!(
-        (world.attached(1), world.program()),
-        (1, program),
-        "{}",
-        world.steward
-    );
+    assert_eq!((world.attached(1), world.program()), (1, program));
     lease.counters(0, soon()).expect("ours");
     // What one user may cause to be logged: some lines, and a few more while time passes.
     let lines = world.steward.said().matches("refused: ").count();
-    assert!((1..30).contains(&lines), "{lines} lines: {}", world.steward);
+    assert!((1..30).contains(&lines), "{lines} lines");
 }
 
 #[test]
@@ -81,12 +71,7 @@ fn program_stays_for_the_next_lease() {
     let again = || world.lease(0, 2).ok();
     // The queues are taken back at once.
     let _again = wait::until_some(wait::SOON, again).expect("free");
-    assert_eq!(
-        (world.program(), world.attached(1)),
-        (program, 1),
-        "{}",
-        world.steward
-    );
+    assert_eq!((world.program(), world.attached(1)), (program, 1));
 }
 
 /// How often one user may have had a program attached since then: four times, and once more in each five seconds.
@@ -110,7 +95,7 @@ fn program_in_another_mode_is_attached_for_a_lease_and_not_again_and_again() {
             }
             Err(error) => break refusal::<()>(Err(error)),
         }
-        assert!(attached < 40, "no end: {}", world.steward);
+        assert!(attached < 40, "no end");
     };
     assert_eq!(refused.reason, Reason::Limit);
     assert!(
@@ -119,11 +104,7 @@ fn program_in_another_mode_is_attached_for_a_lease_and_not_again_and_again() {
     );
     assert!(refused.text.contains("try again in "), "{refused}");
     let attached = world.attached(4);
-    assert!(
-        (4..=most_attached(begun)).contains(&attached),
-        "{attached}: {}",
-        world.steward
-    );
+    assert!((4..=most_attached(begun)).contains(&attached), "{attached}");
 }
 
 #[test]
@@ -157,8 +138,7 @@ fn mode_that_an_interface_refuses_is_not_tried_again_and_again() {
     let is_known = |reason: &Reason| [Reason::Program, Reason::Limit].contains(reason);
     assert!(
         reasons.iter().all(is_known) && (4..=most_attached(begun)).contains(&tried),
-        "{reasons:?}: {}",
-        world.steward
+        "{reasons:?}"
     );
     // Another user is told the reason itself.
     let mut other = Raw::connect_as(&world.socket(), 4321, 4321);
@@ -173,15 +153,9 @@ fn program_without_leases_outlives_a_crash_for_the_next_lease_and_no_orderly_end
     let program = world.program();
     world.restart_after(Signal::KILL);
     let lease = wait::until_some(wait::SOON, || world.lease(0, 1).ok()).expect("free");
-    assert_eq!(
-        (world.program(), world.attached(0)),
-        (program, 0),
-        "{}",
-        world.steward
-    );
+    assert_eq!((world.program(), world.attached(0)), (program, 0));
     drop(lease);
-    let is_seen = || listing::leases(&world.socket()).is_ok_and(|all| all.is_empty());
-    assert!(wait::until(wait::SOON, is_seen), "{}", world.steward);
+    world.await_that(|| listing::leases(&world.socket()).is_ok_and(|all| all.is_empty()));
     world.end_steward(Signal::TERM);
     world.await_nothing();
 }

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use common::older::Older;
 use common::raw::{Raw, as_user};
-use common::{World, lessee, lessee_may, refusal, take, wanted};
+use common::{World, bare, lessee, lessee_may, refusal, take, wanted};
 use rustix::process::Signal;
-use steer::{Filter, ModeRequest, QueueConf, Station, mac_bytes};
+use steer::{Filter, ModeRequest, Station, mac_bytes};
 use steward_client::{Lease, LeaseError};
 use steward_protocol::{Answer, Reason, Request, StationChange, Wanted};
 use testkit::foreign::{Side, detach_all};
@@ -107,7 +107,7 @@ impl TwoQueues {
             }
             flows.iter().map(Vec::len).sum::<usize>() == usize::from(FLOWS)
         });
-        assert!(have_come, "{flows:?} {}", world.steward);
+        assert!(have_come, "{flows:?}");
         flows.iter_mut().for_each(|flows| flows.sort_unstable());
         let mut all = flows.concat();
         all.sort_unstable();
@@ -137,7 +137,7 @@ impl TwoQueues {
             world.wire.send(&to(OURS, frame::last()));
             self.taps.iter_mut().any(|tap| tap.read(&mut [0; 4096]).is_ok())
         };
-        assert!(wait::until(wait::SOON, comes), "{}", world.steward);
+        world.await_that(comes);
         std::thread::sleep(wait::QUIET);
         for tap in &mut self.taps {
             while tap.read(&mut [0; 4096]).is_ok() {}
@@ -163,12 +163,7 @@ fn links(world: &World) -> String {
 #[track_caller]
 fn assert_no_tap(world: &World) {
     let is_gone = || !links(world).contains("vaxu");
-    assert!(
-        wait::until(wait::SOON, is_gone),
-        "{} {}",
-        links(world),
-        world.steward
-    );
+    assert!(wait::until(wait::SOON, is_gone), "{}", links(world));
 }
 
 #[test]
@@ -248,7 +243,7 @@ fn other_users_attach_no_queue() {
         end.store(true, Relaxed);
     });
     let made = wait::until(wait::SOON, || network.lease.uplink(0, 2).is_ok());
-    assert!(made, "{}", world.steward);
+    assert!(made);
 }
 
 #[test]
@@ -289,13 +284,12 @@ fn tap_of_two_queues_goes_on_without_a_steward_and_with_the_next_one() {
         world.end_steward(signal);
         network.assert_spreads(&world);
         world.restart();
-        assert!(wait::until(wait::SOON, || network.is_back()), "{}", world.steward);
+        world.await_that(|| network.is_back());
         let (end, taps) = network.lease.uplink(network.index, 2).expect("the same");
         assert_eq!((end.index, taps.len()), (network.index, 0));
         network.assert_spreads(&world);
         world.veth.near.ip(&["link", "set", VethPair::NIC, "mtu", mtu]);
-        let is_followed = || shown(&world, &network.name).contains(&format!("mtu {mtu} "));
-        assert!(wait::until(wait::SOON, is_followed), "{}", world.steward);
+        world.await_that(|| shown(&world, &network.name).contains(&format!("mtu {mtu} ")));
         network.assert_spreads(&world);
     }
     drop(network);
@@ -313,7 +307,7 @@ fn tap_of_a_steward_that_knows_one_queue_has_one() {
     assert!(lease.uplink(end.index, 2).expect("the same").1.is_empty());
     world.wire.send(&to(OURS, frame::udp(1, 100)));
     let has_come = || tap.read(&mut [0; 256]).is_ok();
-    assert!(wait::until(wait::SOON, has_come), "{}", world.steward);
+    world.await_that(has_come);
 }
 
 /// Only a network's lease in tap mode gets a tap to the wire, which ends with the lease, even if its descriptor is kept
@@ -398,11 +392,7 @@ fn detached_program_is_attached_again_though_nothing_else_changes() {
         };
         let before = report(&world);
         assert!(detach_all(&world.veth.near, interface, Side::Ingress) > 0);
-        assert!(
-            wait::until(wait::SOON, || report(&world) > before),
-            "{}",
-            world.steward
-        );
+        world.await_that(|| report(&world) > before);
         network.await_frames(&world);
         network.assert_spreads(&world);
         network.assert_sends_by_each(&world);
@@ -429,11 +419,7 @@ impl Alone {
         // The queue may not be free yet.
         let lease = wait::until_some(wait::SOON, || take(&world.socket(), &wanted).ok());
         let lease = lease.unwrap_or_else(|| panic!("{}", world.steward));
-        let conf = QueueConf {
-            virtio_header: None,
-            frame_limit: 1514,
-            hints: false,
-        };
+        let conf = bare(1514);
         lease.activate(queue, conf).expect("ours");
         Self {
             lease,
@@ -456,8 +442,7 @@ impl Alone {
     /// Asks whenever the steward tells of a change, as a daemon does, until it has a tap.
     #[track_caller]
     fn await_tap(&mut self, world: &World) {
-        let has_one = || self.lease.take_changes().expect("it goes on").is_some() && self.ask().is_ok();
-        assert!(wait::until(wait::SOON, has_one), "{}", world.steward);
+        world.await_that(|| self.lease.take_changes().expect("it goes on").is_some() && self.ask().is_ok());
     }
 
     /// The same, until it is refused one; for these `words`.
@@ -487,7 +472,7 @@ impl Alone {
                     .is_ok_and(|bytes| buffer[12..bytes] == *frame)
             })
         });
-        assert!(has_come, "{}", world.steward);
+        assert!(has_come);
     }
 }
 
@@ -560,11 +545,7 @@ fn guest_has_no_tap_while_its_address_is_the_hosts() {
     };
     set_address(&world, &ours);
     guest.await_refusal(&world, "is the host's");
-    assert!(
-        world.steward.said().contains("a guest's tap is taken back"),
-        "{}",
-        world.steward
-    );
+    assert!(world.steward.said().contains("a guest's tap is taken back"));
     set_address(&world, &before);
     guest.await_tap(&world);
     guest.assert_gets(&world, &frame);
@@ -589,8 +570,7 @@ fn guest_has_no_tap_while_its_address_is_the_hosts() {
     let naming = format!("{POLICY}macs = [\"{ours}\"]\n");
     reread(&mut world, &naming, "the policy was read again");
     set_address(&world, &ours);
-    let is_known = || guest.lease.take_changes().is_ok() && guest.lease.facts().mac == OURS;
-    assert!(wait::until(wait::SOON, is_known), "{}", world.steward);
+    world.await_that(|| guest.lease.take_changes().is_ok() && guest.lease.facts().mac == OURS);
     guest.ask().expect("it is named");
     guest.assert_gets(&world, &frame);
     reread(&mut world, POLICY, "the policy was read again");

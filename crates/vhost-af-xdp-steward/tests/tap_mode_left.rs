@@ -6,9 +6,9 @@ use std::fs::File;
 use std::io::Read;
 use std::time::Duration;
 
-use common::{World, refusal, take, wanted};
+use common::{World, bare, refusal, take, wanted};
 use rustix::process::Signal;
-use steer::{Filter, ModeRequest, QueueConf};
+use steer::{Filter, ModeRequest};
 use steward_client::{Lease, LeaseError};
 use steward_protocol::Reason;
 use steward_protocol::Wanted;
@@ -55,11 +55,7 @@ impl Guest {
 
     /// What a daemon does when the lease's generation is another.
     fn set_up(&mut self) -> Result<(), LeaseError> {
-        let conf = QueueConf {
-            virtio_header: None,
-            frame_limit: 1514,
-            hints: false,
-        };
+        let conf = bare(1514);
         self.lease.activate(0, conf)?;
         let (end, taps) = self.lease.uplink(self.index, 1)?;
         self.index = end.index;
@@ -88,12 +84,12 @@ fn leases_in_tap_mode_go_on_undisturbed_while_it_cannot_be_left() {
     let world = World::with(2, POLICY);
     let mut guest = Guest::new(&world, ModeRequest::Auto);
     let _foreign = Foreign::attach(&world.veth.near, VethPair::NIC, Mode::Native, 0);
-    assert!(guest.gets(&world, 1), "{}", world.steward);
+    assert!(guest.gets(&world, 1));
     for _ in 0..20 {
         let refused = refusal(lease(&world, ModeRequest::Native, 1));
         assert_eq!(refused.reason, Reason::Program, "{refused}");
     }
-    assert!(guest.gets(&world, 2), "{}", world.steward);
+    assert!(guest.gets(&world, 2));
     let report = world.steward.said();
     assert!(!report.contains("program detached"), "{report}");
 }
@@ -112,7 +108,7 @@ fn mode_that_was_asked_for_by_name_is_known_to_the_next_steward() {
         refusal(lease(&world, ModeRequest::Native, 1)).reason,
         Reason::Program
     );
-    assert!(guest.gets(&world, 3), "{}", world.steward);
+    assert!(guest.gets(&world, 3));
 }
 
 #[test]
@@ -135,21 +131,20 @@ fn tap_ends_when_an_xdp_program_is_attached_even_if_the_steward_dies() {
         world.restart_to_crash(point);
         world.steward.await_text("ready");
         let is_back = |guest: &Guest| guest.lease.take_changes().is_ok() && !guest.lease.is_away();
-        assert!(wait::until(wait::SOON, || is_back(&guest)), "{}", world.steward);
-        assert!(guest.gets(&world, 1), "{}", world.steward);
+        world.await_that(|| is_back(&guest));
+        assert!(guest.gets(&world, 1));
         assert!(lease(&world, ModeRequest::Native, 1).is_err(), "{point}");
         world.steward.wait(wait::SOON);
         world.restart();
-        let is_settled = || is_back(&guest) && guest.lease.facts().mode.is_some();
-        assert!(wait::until(wait::SOON, is_settled), "{}", world.steward);
+        world.await_that(|| is_back(&guest) && guest.lease.facts().mode.is_some());
         let is_native = |guest: &Guest| guest.lease.facts().mode == Some(steer::Mode::Native);
-        assert_eq!(is_native(&guest), point == "pinned", "{point} {}", world.steward);
+        assert_eq!(is_native(&guest), point == "pinned", "{point}");
         // What the kernel lost with the program comes back with another.
         let set_up = wait::until(wait::SOON, || {
             let _ = guest.lease.take_changes();
             guest.set_up().is_ok() || is_native(&guest)
         });
-        assert!(set_up, "{point} {}", world.steward);
+        assert!(set_up, "{point}");
         match is_native(&guest) {
             true => {
                 let links = || world.veth.near.output_of("ip", &["-o", "link"]);
@@ -159,7 +154,7 @@ fn tap_ends_when_an_xdp_program_is_attached_even_if_the_steward_dies() {
                     links()
                 );
             }
-            false => assert!(guest.gets(&world, 2), "{point} {}", world.steward),
+            false => assert!(guest.gets(&world, 2), "{point}"),
         }
     }
 }
@@ -174,7 +169,7 @@ fn interface_that_is_moved_away_takes_no_program_of_ours_along() {
         world.veth.near.ip(&["link", "add", name, "type", "veth"]);
     }
     let mut guest = Guest::new(&world, ModeRequest::Tap);
-    assert!(guest.gets(&world, 1), "{}", world.steward);
+    assert!(guest.gets(&world, 1));
     let (near, far) = (&world.veth.near, &world.veth.far);
     let index = guest.index.to_string();
     far.ip(&[
@@ -201,6 +196,6 @@ fn interface_that_is_moved_away_takes_no_program_of_ours_along() {
         let _ = guest.lease.take_changes();
         guest.lease.facts().mode.is_some() && guest.set_up().is_ok()
     };
-    assert!(wait::until(wait::SOON, is_back), "{}", world.steward);
-    assert!(guest.gets(&world, 2), "{}", world.steward);
+    world.await_that(is_back);
+    assert!(guest.gets(&world, 2));
 }

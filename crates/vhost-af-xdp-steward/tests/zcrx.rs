@@ -123,7 +123,7 @@ fn queue_that_cannot_be_leased_is_rejected_with_the_reason() {
         let refusal = asked(&queue_of("nic0", 0));
         (refusal.reason == Reason::Nic).then_some(refusal)
     });
-    assert!(refusal.is_some(), "{}", world.steward);
+    assert!(refusal.is_some());
 }
 
 #[test]
@@ -308,8 +308,7 @@ fn unprivileged_lessee_receives_all_bytes_and_kills_leave_nothing() {
         }
         running.signal(Signal::KILL);
         running.wait(wait::SOON);
-        let is_over = || listing::leases(&world.socket()).is_ok_and(|all| all.is_empty());
-        assert!(wait::until(wait::SOON, is_over), "{}", world.steward);
+        world.await_that(|| listing::leases(&world.socket()).is_ok_and(|all| all.is_empty()));
     }
     println!("killed {kills} times");
     world.await_nothing();

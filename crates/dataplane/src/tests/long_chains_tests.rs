@@ -1,5 +1,5 @@
-//! Receive buffers in as many pieces as the queue has entries, through whole lanes: the guest can extend neither a poll
-//! nor the memory of a lane.
+//! Buffers and frames in as many pieces as the queue has entries, through whole lanes: the guest can extend neither a
+//! poll nor the memory of a lane.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{GuestAddr, Journal, QueueFeatures};
 
 use crate::lane::Lane;
-use crate::lane::limits::DESCRIPTORS;
+use crate::lane::limits::{BATCH, DESCRIPTORS, DESCRIPTORS_A_FRAME};
 use crate::port_lane::PortLane;
 use crate::tests::test_guest::{HEADER, Memory};
 use crate::tests::test_nic::Over;
@@ -138,5 +138,43 @@ fn direct_lane_keeps_few_pieces_of_buffers_and_uses_them_all() {
         }
         assert_eq!(used, BUFFERS + first.len());
         assert_eq!(counters.bounced_frames.get(), used as u64);
+    }
+}
+
+/// Its pieces are as much work as many frames: a neighbour on the same worker waits for no more than a budget of them.
+#[test]
+fn pieces_of_what_a_guest_sends_use_up_the_budget() {
+    const FRAMES: usize = 20;
+    for placement in [Placement::Copy, Placement::SendDirect, Placement::Direct] {
+        for pieces in [100, HEADER + 1514] {
+            let over = Over::new(placement, 64);
+            let memory = over.memory(RAM);
+            let features = QueueFeatures {
+                indirect: true,
+                ..QueueFeatures::default()
+            };
+            let vring = || memory.vring(QUEUE, features, Journal::None);
+            let ((from_guest, mut driver), (to_guest, _)) = (vring(), vring());
+            for _ in 0..FRAMES {
+                let begin = memory.ram.alloc(pieces.into(), 1).expect("memory is left");
+                let bytes: Vec<_> = (0..pieces.into())
+                    .map(|at| Buffer::readable(begin.checked_add(at).expect("inside"), 1))
+                    .collect();
+                driver.add_indirect(&bytes).expect("room in the ring");
+            }
+            driver.publish();
+            let guest = memory.side(from_guest, to_guest, Offloads::NONE);
+            let (mut lane, wire) = over.lane(guest, &memory, &Arc::default());
+            let most = BATCH.div_ceil((u64::from(pieces) / DESCRIPTORS_A_FRAME) as usize);
+            let (mut sent, mut polls) = (0, 0);
+            while sent < FRAMES {
+                lane.poll(&mut Others::default()).expect("no fault");
+                let now = wire.lock().expect("no panic").sent.len();
+                let what = format!("{placement:?}, {pieces}");
+                assert!(now - sent <= most, "{what}: {} in a poll", now - sent);
+                (sent, polls) = (now, polls + 1);
+                assert!(polls < 10 * FRAMES, "{what}: {sent} were sent");
+            }
+        }
     }
 }

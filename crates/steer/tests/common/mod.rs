@@ -295,3 +295,12 @@ pub(crate) fn set_ring_position(ring: BorrowedFd<'_>, position: usize) {
     // SAFETY: a page just mapped.
     unsafe { page.as_ptr().write_volatile(position) };
 }
+
+/// Of a queue whose frames have no header and no hints.
+pub(crate) fn bare(frame_limit: u32) -> steer::QueueConf {
+    steer::QueueConf {
+        virtio_header: None,
+        frame_limit,
+        hints: false,
+    }
+}

@@ -238,6 +238,16 @@ impl Daemon {
         self.running.said()
     }
 
+    /// Waits until something holds.
+    ///
+    /// # Panics
+    ///
+    /// If it never does, with what the daemon said.
+    #[track_caller]
+    pub fn await_that(&self, holds: impl FnMut() -> bool) {
+        assert!(wait::until(wait::SOON, holds), "{}", self.said());
+    }
+
     /// It cannot start: it ends with one line that contains all of `words`, and leaves no socket.
     ///
     /// # Panics

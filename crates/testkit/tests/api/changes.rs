@@ -79,7 +79,7 @@ impl Scene {
     pub(super) fn do_change(&self, method: &str, port: &str, body: &Value, what: &str) {
         let answer = self.change(method, port, body);
         let status = if what == "added" { 201 } else { 200 };
-        assert_eq!(answer.status, status, "{answer:?}\n{}", self.daemon.said());
+        assert_eq!(answer.status, status, "{answer:?}");
         assert_eq!(answer.json()["what"], what, "{answer:?}");
     }
 
@@ -106,12 +106,11 @@ impl Scene {
         let mut driver = Driver::connect(&path, &DriverConfig::default()).expect("accepted");
         driver.pairs[0].post(64, &[2048]);
         let name = format!("vm{guest}");
-        let runs = || {
+        self.daemon.await_that(|| {
             self.daemon
                 .port_named(&name)
                 .is_some_and(|port| port["lanes"][0]["running"] == true)
-        };
-        assert!(wait::until(wait::SOON, runs), "{}", self.daemon.said());
+        });
         driver
     }
 

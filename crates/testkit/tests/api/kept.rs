@@ -46,11 +46,7 @@ fn added_ports_are_there_after_a_restart() {
     );
     let rules = scene.api.get("/v1/ports/vm2/rules");
     assert_eq!(rules["rules"][0]["destination-ports"], "22", "{rules}");
-    assert!(
-        scene.daemon.port_named("vm3").is_some(),
-        "{}",
-        scene.daemon.said()
-    );
+    assert!(scene.daemon.port_named("vm3").is_some());
     drop(scene.guest(3));
     scene.do_change("DELETE", "vm3", &Value::Null, "removed");
     restart(&mut scene, &netns);
@@ -83,22 +79,13 @@ fn kept_port_that_is_not_possible_any_more_is_left_out_and_logged() {
     restart(&mut scene, &netns);
     let names =
         ["vm1", "vm2", "vm3", "vm4", "thief", "outside"].map(|name| scene.daemon.port_named(name).is_some());
-    assert_eq!(
-        names,
-        [true, false, true, true, false, false],
-        "{}",
-        scene.daemon.said()
-    );
+    assert_eq!(names, [true, false, true, true, false, false]);
     for words in [
         "port vm2: mac 02:00:00:00:00:02",
         "port thief: ifname = \"lo\"",
         "port outside: socket-path",
     ] {
-        assert!(
-            scene.daemon.said().contains(words),
-            "{words}: {}",
-            scene.daemon.said()
-        );
+        assert!(scene.daemon.said().contains(words), "{words}");
     }
     let failed = || scene.daemon.status()["configuration"]["failed"].to_string();
     assert!(failed().contains("port vm2 could not start"), "{}", failed());

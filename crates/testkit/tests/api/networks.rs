@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use testkit::daemon::DIR;
-use testkit::{Daemon, NetNs, Serve, VethPair, require, wait};
+use testkit::{Daemon, NetNs, Serve, VethPair, require};
 
 use super::UPLINK;
 use super::changes::{Scene, assert_passes, network, numbered};
@@ -85,11 +85,7 @@ fn guests_stay_connected_when_their_network_gets_another_uplink() {
     let mut guest = scene.guest(2);
     scene.do_change("PATCH", "networks/blue", &of_queue(1), "changed");
     let runs = |daemon: &Daemon| daemon.status()["networks"][1]["queues"][0]["running"] == true;
-    assert!(
-        wait::until(wait::SOON, || runs(&scene.daemon)),
-        "{}",
-        scene.daemon.said()
-    );
+    scene.daemon.await_that(|| runs(&scene.daemon));
     scene.do_change("PATCH", "networks/blue", &of_queue(1), "nothing");
     // The default of `host` is true.
     for (host, what) in [(false, "changed"), (false, "nothing"), (true, "changed")] {
@@ -161,9 +157,5 @@ fn impossible_network_is_refused_by_key_and_nothing_changes() {
     let answer = scene.api.change("POST", "/v1/reload", &Value::Null);
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(scene.api.get("/v1/networks/blue")["source"], "file");
-    assert!(
-        scene.daemon.port_named("vm2").is_some(),
-        "{}",
-        scene.daemon.said()
-    );
+    assert!(scene.daemon.port_named("vm2").is_some());
 }

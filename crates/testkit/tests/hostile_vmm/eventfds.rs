@@ -30,7 +30,7 @@ fn whole_session(scene: &Bystander, port: u32, shared: &Shared) {
     let done = Vmm::connect(&scene.socket(port))
         .perform(shared, &acts)
         .expect("answered");
-    assert_eq!(done, acts.len(), "{}", scene.daemon.said());
+    assert_eq!(done, acts.len());
 }
 
 #[rstest]
@@ -119,8 +119,9 @@ fn pipe_for_calls_is_taken_from_a_trusted_vmm_alone() {
             let acts = shared.session();
             assert!(vmm.perform(&shared, &acts).expect("answered") < acts.len());
             drop(vmm);
-            let says = || scene.daemon.said().contains("call descriptor is a pipe");
-            assert!(wait::until(wait::SOON, says), "{}", scene.daemon.said());
+            scene
+                .daemon
+                .await_that(|| scene.daemon.said().contains("call descriptor is a pipe"));
         }
         come_in_peace(&scene.socket(1));
         scene.assert_unharmed();
@@ -220,7 +221,7 @@ fn session_that_ends_badly(scene: &Bystander, shared: &Shared) -> Vmm {
     let mut acts = shared.session();
     acts.truncate(acts.len() - 2);
     let done = vmm.perform(shared, &acts).expect("answered");
-    assert_eq!(done, acts.len(), "{}", scene.daemon.said());
+    assert_eq!(done, acts.len());
     let wire = scene.hostile_wire();
     for seed in 0..2 * POSTED {
         wire.send(&frame::plain(60, seed as u8));

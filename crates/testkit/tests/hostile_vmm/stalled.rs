@@ -18,12 +18,7 @@ fn file_whose_pages_never_come_is_refused_unasked(
     let scene = Bystander::new(placement, 1);
     for role in ROLES {
         let mut stalled = Stalled::new(PROGRAM, role, &scene.socket(1));
-        assert_eq!(
-            stalled.go(wait::SOON),
-            "refused",
-            "{role:?}: {}",
-            scene.daemon.said()
-        );
+        assert_eq!(stalled.go(wait::SOON), "refused", "{role:?}");
         // The port notes the end after it has answered.
         let why = || scene.daemon.port(1)["last_closed"]["detail"].to_string();
         let told = wait::until(wait::SOON, || why().contains("memory-files=any"));
@@ -52,7 +47,7 @@ fn file_system_that_answers_nothing_holds_up_nobody_else(
         let outcome = stalled.go(wait::QUIET);
         assert_ne!(outcome, "accepted", "{role:?}");
         let is_held = wait::until(wait::SOON, || !stalled.asked_by_others().is_empty());
-        assert!(is_held, "{role:?}: {}", scene.daemon.said());
+        assert!(is_held, "{role:?}");
         held.push(stalled);
         // Another guest comes, frames pass, the status is told.
         drop(Driver::connect(&scene.socket(4), &DriverConfig::default()).expect("accepted meanwhile"));
@@ -101,7 +96,7 @@ fn file_that_is_accepted_and_never_answers_holds_up_one_worker_at_most(
     // The worker with the fewest lanes gets the next one.
     let mut first = Driver::connect(&socket(&daemon, 0), &DriverConfig::default()).expect("accepted");
     let mut stalled = Stalled::new(PROGRAM, role, &socket(&daemon, 1));
-    assert_eq!(stalled.go(wait::QUIET), "no answer", "{}", daemon.said());
+    assert_eq!(stalled.go(wait::QUIET), "no answer");
     if always_worker {
         let is_named = || {
             let hangs = daemon.status()["workers"][1]["hangs"].clone();
@@ -127,12 +122,7 @@ fn file_that_is_accepted_and_never_answers_holds_up_one_worker_at_most(
     daemon.await_port(1, "over", |port| port["connected"] == false);
     let nobody_hangs = || daemon.status()["workers"][1]["hangs"].is_null();
     assert!(wait::until(wait::SOON, nobody_hangs));
-    assert_eq!(
-        daemon.port(1)["last_closed"]["reason"],
-        "memory-truncated",
-        "{}",
-        daemon.said()
-    );
+    assert_eq!(daemon.port(1)["last_closed"]["reason"], "memory-truncated");
     daemon.process().check();
     drop(other);
     come_in_peace(&socket(&daemon, 1));

@@ -29,7 +29,7 @@ fn connect(daemon: &Daemon, number: usize) -> Driver {
         let port = daemon.port_named(&format!("vm{number}"));
         port.is_some_and(|port| port["lanes"][0]["running"] == true)
     };
-    assert!(wait::until(wait::SOON, runs), "{}", daemon.said());
+    daemon.await_that(runs);
     driver
 }
 
@@ -154,8 +154,8 @@ fn without_its_interface_it_reaches_the_other_ports(#[values("copy", "send-direc
     lan.veth
         .near
         .run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
-    let back = || lan.daemon.port(OWN)["lanes"][0]["mode"] != "network";
-    assert!(wait::until(wait::SOON, back), "{}", lan.daemon.said());
+    lan.daemon
+        .await_that(|| lan.daemon.port(OWN)["lanes"][0]["mode"] != "network");
     let wire = PacketPort::open(&lan.veth.far, VethPair::WIRE);
     assert_reaches(&mut lan.guests[OWN], OWN, &wire);
 }

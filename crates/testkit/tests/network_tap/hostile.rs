@@ -53,7 +53,7 @@ fn what_somebody_takes_away_comes_back() {
                 .count()
                 == times
         });
-        assert!(noticed, "{}", lan.daemon.said());
+        assert!(noticed);
         await_passes(&mut lan);
     }
     assert_eq!(self::tap(&lan), tap, "the same device");
@@ -95,7 +95,7 @@ fn kernel_refuses_no_frame_whatever_a_guest_asks_for() {
     assert_eq!(counter(&lan, "to_guest_host_refused"), 0);
     let sent = frame(mac(0), mac(1), 300, 1);
     lan.send(1, &sent);
-    assert!(!lan.guests[0].await_close(wait::QUIET), "{}", lan.daemon.said());
+    assert!(!lan.guests[0].await_close(wait::QUIET));
 }
 
 /// The kernel takes none of these whole.
@@ -132,7 +132,7 @@ fn untagged_frames_and_segments_are_as_long_as_tagged_ones(#[values(1, 2)] worke
             let sent = frame(STRANGER, mac(guest), len, len as u8);
             lan.send(guest, &sent);
             let mut got = std::iter::from_fn(|| lan.wire.receive(wait::SOON));
-            assert!(got.any(|got| got == sent), "{len} bytes: {}", lan.daemon.said());
+            assert!(got.any(|got| got == sent), "{len} bytes");
 
             let (sent, request) = gso(&packet, STRANGER, mac(guest), (len - headers) as u16);
             lan.guests[guest].pairs[0].send_asking(&[(ask(&request), &sent)], Layout::Whole);
@@ -244,7 +244,7 @@ fn packet_of_the_wire_asks_for_nothing_that_is_not_in_it(#[values(0, F_GUEST_ALL
                 got.frame == last
             })
         });
-        assert!(is_last, "{number}: {}", lan.daemon.said());
+        assert!(is_last, "{number}");
     }
     assert!(came > 250, "{came} came: they show little");
 }

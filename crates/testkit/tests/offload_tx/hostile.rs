@@ -147,7 +147,7 @@ fn first_lost_frame_of_a_kind_is_logged_with_what_was_wrong(
     send(&mut rig, 8);
     (0..3).for_each(|_| send(&mut rig, 4));
     let is_logged = || lines(&rig, MALFORMED).len() == 1;
-    assert!(wait::until(wait::SOON, is_logged), "{}", rig.daemon.said());
+    rig.daemon.await_that(is_logged);
     let line = &lines(&rig, MALFORMED)[0];
     assert!(
         line.contains("a checksum from byte 34, stored 0 bytes behind"),
@@ -157,15 +157,14 @@ fn first_lost_frame_of_a_kind_is_logged_with_what_was_wrong(
     rig.pair().send(&[0x55; 10], Layout::Whole);
     send(&mut rig, 4);
     let is_logged = || lines(&rig, "from_guest_runt").len() == 1;
-    assert!(wait::until(wait::SOON, is_logged), "{}", rig.daemon.said());
+    rig.daemon.await_that(is_logged);
     assert!(lines(&rig, "from_guest_runt")[0].contains("shorter than an Ethernet header"));
-    assert_eq!(lines(&rig, MALFORMED).len(), 1, "{}", rig.daemon.said());
+    assert_eq!(lines(&rig, MALFORMED).len(), 1);
     // The next session's are logged at its end at the latest.
     rig = rig.next_guest_with(&DriverConfig::with(F_HOST_ALL));
     send(&mut rig, 4);
     rig = rig.next_guest();
-    let is_logged = || lines(&rig, MALFORMED).len() == 2;
-    assert!(wait::until(wait::SOON, is_logged), "{}", rig.daemon.said());
+    rig.daemon.await_that(|| lines(&rig, MALFORMED).len() == 2);
     let line = &lines(&rig, MALFORMED)[1];
     assert!(line.contains("GSO with segments of 0 bytes."), "{line}");
 }

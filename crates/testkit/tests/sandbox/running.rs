@@ -199,11 +199,7 @@ fn daemon_ends_with_its_helper() {
     let helper = rustix::process::Pid::from_raw(daemon.helper().cast_signed()).expect("not zero");
     rustix::process::kill_process(helper, Signal::KILL).expect("it is our daemon's");
     let status = daemon.process().wait(wait::SOON);
-    assert!(
-        !status.success() && daemon.said().contains("start the daemon again"),
-        "{}",
-        daemon.said()
-    );
+    assert!(!status.success() && daemon.said().contains("start the daemon again"));
 }
 
 #[rstest]

@@ -122,11 +122,7 @@ pub(crate) fn lingering() -> (TcpStream, TcpStream) {
 /// Requests as they should be, of all kinds, for one after the other in any order.
 pub(crate) fn requests() -> Vec<Request> {
     let queue = 0;
-    let conf = QueueConf {
-        virtio_header: None,
-        frame_limit: 1518,
-        hints: false,
-    };
+    let conf = super::bare(1518);
     let with_hints = QueueConf { hints: true, ..conf };
     let token = [7; 16];
     let network = Wanted {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit};
-use steer::{Mode, QueueConf};
+use steer::Mode;
 use steward_client::{Lease, LeaseError, Prepared};
 use steward_protocol::Facts;
 use testkit::Running;
@@ -228,11 +228,7 @@ impl Echo {
         pool: FramePool,
         queue: u32,
     ) -> Result<Self, String> {
-        let conf = QueueConf {
-            virtio_header: None,
-            frame_limit: 1518,
-            hints: false,
-        };
+        let conf = super::bare(1518);
         lease.activate(queue, conf).map_err(|error| error.to_string())?;
         Ok(Self::of_socket(socket, pool))
     }

@@ -232,7 +232,7 @@ impl World {
             files.chain(pinned).collect::<Vec<_>>()
         };
         let gone = wait::until(wait::SOON, || left().is_empty());
-        assert!(gone, "{:?} stay: {}", left(), self.steward);
+        assert!(gone, "{:?} stay", left());
     }
 
     /// Starts the steward again after its end.
@@ -304,13 +304,18 @@ impl World {
         count()
     }
 
+    /// Waits until something holds.
+    #[track_caller]
+    pub(crate) fn await_that(&self, holds: impl FnMut() -> bool) {
+        assert!(wait::until(wait::SOON, holds));
+    }
+
     /// Waits until there is no program on the interface.
     #[track_caller]
     pub(crate) fn await_no_program(&self) {
         assert!(
             wait::until(wait::SOON, || self.program().is_none()),
-            "the program stays: {}",
-            self.steward
+            "the program stays"
         );
     }
 
@@ -332,19 +337,14 @@ impl World {
     #[track_caller]
     pub(crate) fn await_descriptors(&self, before: usize) {
         let is_within = wait::until(wait::SOON, || self.descriptors() <= before);
-        assert!(
-            is_within,
-            "{before} descriptors became {}: {}",
-            self.descriptors(),
-            self.steward
-        );
+        assert!(is_within, "{before} descriptors became {}", self.descriptors());
     }
 
     /// A frame that the far end sends must come back from the lessee that echoes.
     #[track_caller]
     pub(crate) fn assert_echo(&self, seed: u8) {
         let sent = testkit::frame::plain(200, seed);
-        assert!(self.echo(&sent, wait::SOON), "no echo: {}", self.steward);
+        assert!(self.echo(&sent, wait::SOON), "no echo");
     }
 
     pub(crate) fn echo(&self, sent: &[u8], limit: Duration) -> bool {
@@ -360,7 +360,7 @@ impl World {
             while self.wire.receive(Duration::ZERO).is_some() {}
             self.echo(&sent, Duration::from_millis(100))
         });
-        assert!(comes, "no echo: {}", self.steward);
+        assert!(comes, "no echo");
         let last = testkit::frame::last();
         self.wire.try_send(&last).expect("it is up");
         let _ = self.wire.receive_before(&last);
@@ -406,4 +406,13 @@ fn with_places(mut command: Command, dir: &TempDir, kept: Option<(&BpfFs, &str)>
         command.args(["--grace", grace]);
     }
     command
+}
+
+/// Of a queue whose frames have no header and no hints.
+pub(crate) fn bare(frame_limit: u32) -> steer::QueueConf {
+    steer::QueueConf {
+        virtio_header: None,
+        frame_limit,
+        hints: false,
+    }
 }

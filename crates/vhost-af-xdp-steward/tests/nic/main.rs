@@ -193,8 +193,9 @@ impl Rig {
     fn await_no_split(&self) {
         let near = &self.world.veth.near;
         let index = near.index_of(NIC);
-        let is_off = || near.enter(|| matches!(rings::of(index), Ok(rings) if rings.split == Split::Off(0)));
-        assert!(wait::until(wait::SOON, is_off), "{}", self.world.steward);
+        self.world.await_that(|| {
+            near.enter(|| matches!(rings::of(index), Ok(rings) if rings.split == Split::Off(0)))
+        });
     }
 
     fn is_untouched(&self) -> bool {
@@ -205,11 +206,10 @@ impl Rig {
     fn assert_untouched(&self) {
         assert!(
             wait::until(wait::SOON, || self.is_untouched()),
-            "{} rules, {:?}, table of {:?}: {}",
+            "{} rules, {:?}, table of {:?}",
             self.rules(),
             self.bound(),
-            self.table(),
-            self.world.steward
+            self.table()
         );
     }
 
@@ -349,8 +349,8 @@ fn kills_leave_no_rule_no_table_and_no_queue() {
         running.wait(wait::SOON);
         rig.assert_untouched();
         rig.await_no_split();
-        let is_over = || listing::leases(&rig.world.socket()).is_ok_and(|all| all.is_empty());
-        assert!(wait::until(wait::SOON, is_over), "{}", rig.world.steward);
+        rig.world
+            .await_that(|| listing::leases(&rig.world.socket()).is_ok_and(|all| all.is_empty()));
     }
     println!("killed {kills} times");
     rig.world.await_nothing();
@@ -485,15 +485,10 @@ fn table_is_as_before_whichever_of_two_leased_queues_is_given_back_first() {
         for (queue, lease) in leases {
             drop(lease);
             let is_back = || rig.table().contains(&queue);
-            assert!(wait::until(wait::SOON, is_back), "{queue}: {}", rig.world.steward);
+            assert!(wait::until(wait::SOON, is_back), "{queue}");
         }
         let is_as_before = || table() == before;
-        assert!(
-            wait::until(wait::SOON, is_as_before),
-            "{before} is {}: {}",
-            table(),
-            rig.world.steward
-        );
+        assert!(wait::until(wait::SOON, is_as_before), "{before} is {}", table());
     }
     rig.await_no_split();
 }

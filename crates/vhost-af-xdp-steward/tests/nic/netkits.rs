@@ -95,11 +95,7 @@ impl Rig {
         let before = count(self);
         common::write_policy(&self.world.dir, policy);
         self.world.steward.signal(Signal::HUP);
-        assert!(
-            wait::until(wait::SOON, || count(self) > before),
-            "{}",
-            self.world.steward
-        );
+        self.world.await_that(|| count(self) > before);
     }
 
     /// The lease goes on with the steward that is there now.
@@ -116,7 +112,7 @@ impl Rig {
             let changed = changed.unwrap_or_else(|error| panic!("{error}: {}", self.world.steward));
             are_so(&changed.unwrap_or_else(|| lease.facts()))
         };
-        assert!(wait::until(wait::SOON, became), "{}", self.world.steward);
+        self.world.await_that(became);
     }
 
     /// Nothing of a netkit is anywhere.
@@ -131,12 +127,7 @@ impl Rig {
                 .filter(is_ours)
                 .collect::<Vec<_>>()
         };
-        assert!(
-            wait::until(wait::SOON, || left().is_empty()),
-            "{:?}: {}",
-            left(),
-            self.world.steward
-        );
+        assert!(wait::until(wait::SOON, || left().is_empty()), "{:?}", left());
         self.assert_untouched();
     }
 
@@ -268,11 +259,7 @@ fn netkit_that_cannot_be_is_refused_with_the_reason_and_leaves_nothing() {
         let left = interfaces(&pod)
             .into_iter()
             .chain(interfaces(&rig.world.veth.near));
-        assert!(
-            !left.into_iter().any(|name| name.starts_with("vaxk")),
-            "{}",
-            rig.world.steward
-        );
+        assert!(!left.into_iter().any(|name| name.starts_with("vaxk")));
         assert!(!matches!(rig.bound(), Some(Bound::Lease(_))));
     };
     refused("other0", Some(&file_of(&pod)), Reason::Taken, "another name");
@@ -300,7 +287,7 @@ fn netkit_that_cannot_be_is_refused_with_the_reason_and_leaves_nothing() {
         wire.receive(Duration::from_millis(20))
             .is_some_and(|got| got == frame(7))
     };
-    assert!(wait::until(wait::SOON, comes), "{}", rig.world.steward);
+    rig.world.await_that(comes);
     lease.deactivate(QUEUE).expect("its own");
     drop(own);
     lease.await_free(QUEUE, wait::SOON).expect("it is closed");
@@ -359,8 +346,7 @@ fn rule_without_netkit_rejects_one_and_ends_one_that_exists() {
     let _made = rig.netkit_in(&lease, &pod);
     rig.read_again(&rules(""));
     rig.assert_no_netkit(&pod);
-    let over = || lease.take_changes().is_err();
-    assert!(wait::until(wait::SOON, over), "{}", rig.world.steward);
+    rig.world.await_that(|| lease.take_changes().is_err());
     rig.world.await_nothing();
 }
 
@@ -438,7 +424,7 @@ fn daemon_serves_a_guest_on_a_netkit_of_the_command() {
                 pair.receive(Duration::from_millis(200))
                     .filter(|got| got.frame == sent)
             });
-            assert!(comes.is_some(), "{}\n{}", served.said(), rig.world.steward);
+            assert!(comes.is_some(), "{}", served.said());
             pair.send(&sent, Layout::Whole);
             // Among what the host says by the NIC.
             let is_back = || {
@@ -497,8 +483,8 @@ fn kills_leave_no_netkit() {
 impl Rig {
     /// Also of a NIC that is down; then it comes up.
     fn assert_gone_when_up(&self, pod: &NetNs) {
-        let is_gone = || !interfaces(pod).contains(&NAME.to_owned());
-        assert!(wait::until(wait::SOON, is_gone), "{}", self.world.steward);
+        self.world
+            .await_that(|| !interfaces(pod).contains(&NAME.to_owned()));
         self.world.veth.near.ip(&["link", "set", NIC, "up"]);
         self.assert_no_netkit(pod);
     }

@@ -261,8 +261,7 @@ fn connection_that_is_passed_on_by_a_process_that_ends_gets_no_ring_of_anybody_e
         assert!(refusal.text.contains("has ended"), "{refusal}");
     }
     drop(connection);
-    let is_over = || listing::leases(&world.socket()).is_ok_and(|all| all.is_empty());
-    assert!(wait::until(wait::SOON, is_over), "{}", world.steward);
+    world.await_that(|| listing::leases(&world.socket()).is_ok_and(|all| all.is_empty()));
 }
 
 /// Connects by a socket that it was given, and ends.
@@ -312,8 +311,7 @@ fn memory_that_is_cut_while_it_is_registered_harms_no_other_lessee() {
     });
     assert_serves(&world);
     drop(connection);
-    let no_children = || world.children() == 0;
-    assert!(wait::until(wait::SOON, no_children), "{}", world.steward);
+    world.await_that(|| world.children() == 0);
 }
 
 #[test]
@@ -344,8 +342,7 @@ fn half_registrations_end_their_connection_and_its_lease() {
         let _ = connection.try_send_all(&bytes, &[file.as_fd()]);
         assert!(connection.is_over(wait::SOON), "{bytes:?}");
     }
-    let is_over = || listing::leases(&world.socket()).is_ok_and(|all| all.is_empty());
-    assert!(wait::until(wait::SOON, is_over), "{}", world.steward);
+    world.await_that(|| listing::leases(&world.socket()).is_ok_and(|all| all.is_empty()));
     world.await_descriptors(before);
     assert_serves(&world);
 }
@@ -382,7 +379,6 @@ fn flood_of_registrations_without_reading_answers_delays_no_other_lessee() {
         }
     });
     drop(flooding);
-    let is_over = || listing::leases(&world.socket()).is_ok_and(|all| all.is_empty());
-    assert!(wait::until(wait::SOON, is_over), "{}", world.steward);
+    world.await_that(|| listing::leases(&world.socket()).is_ok_and(|all| all.is_empty()));
     assert!(wait::until(wait::SOON, || world.children() == 0));
 }

@@ -72,7 +72,7 @@ fn netkit_of_a_lease_for_vlans_gets_frames_only_while_tags_are_seen() {
         let before = redirected();
         (0..20).for_each(|seed| wire.send(&frame(seed)));
         std::thread::sleep(Duration::from_millis(500));
-        assert_eq!(redirected(), before, "{}", rig.world.steward);
+        assert_eq!(redirected(), before);
         has_tags_taken_off(false);
         // The lessee does nothing for it.
         rig.assert_echo(&wire, 2);
@@ -128,12 +128,12 @@ fn netkit_of_a_nic_that_is_down_is_known_by_its_alias_and_without_that_goes_when
         rig.world.veth.near.ip(&["link", "set", NIC, "down"]);
         drop(lease);
         match goes_at_once {
-            true => assert!(wait::until(wait::SOON, is_gone), "{}", rig.world.steward),
+            true => assert!(wait::until(wait::SOON, is_gone)),
             false => rig.world.steward.await_text("the NIC is down"),
         }
-        assert_eq!(is_gone(), goes_at_once, "{}", rig.world.steward);
+        assert_eq!(is_gone(), goes_at_once);
         rig.world.veth.near.ip(&["link", "set", NIC, "up"]);
-        assert!(wait::until(wait::SOON, is_gone), "{}", rig.world.steward);
+        rig.world.await_that(is_gone);
         rig.assert_no_netkit(&pod);
     }
     rig.world.await_nothing();
