@@ -5,13 +5,11 @@ use testkit::any_frame::{any_frame, any_header};
 use testkit::daemon::{Mode, Placement};
 use testkit::driver::{F_EVENT_IDX, F_HOST_ALL, F_INDIRECT, F_MRG_RXBUF, F_RING_PACKED, F_VERSION_1};
 use testkit::gso_packet::Ip;
-use testkit::pair::Ring;
 use testkit::{
     Daemon, Driver, DriverConfig, GsoPacket, Layout, Noise, PacketPort, Serve, TwoGuests, VethPair, frame,
-    holdings, require, soak, wait,
+    require, soak, wait,
 };
 use virtqueue::GuestAddr;
-use virtqueue::layout::{DESC_INDIRECT, DESC_WRITE, Descriptor};
 
 const MIB: u64 = 1 << 20;
 /// The largest queue that there is.
@@ -24,66 +22,6 @@ fn config(features: u64, queue_size: u16) -> DriverConfig {
         regions: vec![(GuestAddr(0), 16 * MIB)],
         ..DriverConfig::default()
     }
-}
-
-/// Makes all entries of the ring available, each a chain of as many buffers of one byte as a chain may have.
-fn fill_with_long_chains(ring: &Ring, count: u16) {
-    let (split, size) = (ring.driver.split(), ring.driver.size().get());
-    let table = GuestAddr(8 * MIB);
-    for at in 0..size {
-        let last = at + 1 == size;
-        let byte = Descriptor {
-            addr: 12 * MIB,
-            len: 1,
-            flags: DESC_WRITE | u16::from(!last),
-            next: at.wrapping_add(1),
-        };
-        split.write_table_entry(table, at, byte);
-    }
-    split.write_descriptor(
-        1,
-        Descriptor {
-            addr: table.get(),
-            len: 16 * u32::from(size),
-            flags: DESC_INDIRECT,
-            next: 0,
-        },
-    );
-    // A short one: in direct placement all that come behind it wait for frames in the daemon.
-    split.write_descriptor(
-        0,
-        Descriptor {
-            addr: 12 * MIB,
-            len: 100,
-            flags: DESC_WRITE,
-            next: 0,
-        },
-    );
-    for at in 0..count {
-        split.set_avail_entry(at, u16::from(at > 0));
-    }
-    split.set_avail_idx(count);
-    ring.kick();
-}
-
-#[rstest]
-fn buffers_in_very_many_pieces_cost_the_daemon_no_memory(
-    #[values(Placement::Copy, Placement::SendDirect, Placement::Direct)] placement: Placement,
-) {
-    require!(Root);
-    // All pieces together are 256 MiB, should they be kept.
-    const CHAINS: u16 = 512;
-    let mut guests = TwoGuests::new(placement, &config(F_MRG_RXBUF | F_INDIRECT, LARGEST));
-    let pid = guests.daemon.process().pid();
-    let before = holdings::resident_kib(pid);
-    let grown = || holdings::resident_kib(pid).saturating_sub(before);
-    guests
-        .daemon
-        .await_rest_after(|| fill_with_long_chains(&guests.liar.pairs[0].to_guest, CHAINS));
-    assert!(grown() < 64 << 10, "by {} KiB", grown());
-    guests.send_to_every_queue();
-    guests.assert_honest_guest_sends();
-    assert!(grown() < 64 << 10, "by {} KiB", grown());
 }
 
 #[rstest]

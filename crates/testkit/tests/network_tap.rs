@@ -147,47 +147,6 @@ fn gso_packets_pass_whole_to_the_wire_and_from_it(#[values(1, 2)] workers: usize
 }
 
 #[rstest]
-fn header_that_lies_is_refused_before_the_kernel_sees_it() {
-    require!(Root);
-    let mut lan = lan(&Serve::file(), &["", ""], F_HOST_ALL);
-    let packet = GsoPacket::tcp(Ip::V4(0), 20_000);
-    let (right, request) = gso(&packet, STRANGER, mac(0), 1000);
-    let with = |at: usize, bytes: [u8; 2]| {
-        let mut request = request;
-        request[at..at + 2].copy_from_slice(&bytes);
-        request
-    };
-    let of_udp = {
-        let mut request = request;
-        request[1] = 5;
-        request
-    };
-    let lies = [
-        // No size, one that is larger than the packet; the checksum's place in front of the headers, and behind the packet.
-        with(4, [0, 0]),
-        with(4, [0xff, 0xff]),
-        with(6, [0, 0]),
-        with(6, [0xff, 0x7f]),
-        with(8, [0xff, 0xff]),
-        // UDP segmentation with TCP inside, and without a checksum.
-        of_udp,
-        with(0, [0, request[1]]),
-    ];
-    for (number, request) in lies.iter().enumerate() {
-        lan.guests[0].pairs[0].send_asking(&[(ask(request), &right)], Layout::Whole);
-        assert_passes(&mut lan, number as u8);
-        let names = [
-            "from_guest_offload_malformed",
-            "from_guest_segment_too_long",
-            "from_guest_checksum_in_headers",
-        ];
-        let counted = names.map(|name| lan.daemon.counter(name)).iter().sum::<u64>();
-        assert_eq!(counted, number as u64 + 1, "{request:?}");
-    }
-    assert_eq!(lan.daemon.counter("from_guest_super_frames_unsegmented"), 0);
-}
-
-#[rstest]
 fn frames_go_on_while_the_steward_is_restarted() {
     require!(Root);
     let mut lan = lan(&Serve::file().leased(), &["", ""], 0);

@@ -6,13 +6,12 @@ use std::time::Duration;
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::control_queue::{self, ControlQueue, guest_offloads};
-use testkit::daemon::{DIR, Mode, run_to_end};
+use testkit::daemon::{Mode, run_to_end};
 use testkit::driver::{
     F_CTRL_GUEST_OFFLOADS, F_CTRL_VQ, F_GUEST_ALL, F_GUEST_CSUM, F_HOST_ALL, HEADER, connect,
 };
 use testkit::frame;
 use testkit::gso_packet::{GsoPacket, Ip, fold};
-use testkit::lan::{self, BROADCAST, Lan, STRANGER, mac, tagged};
 use testkit::{Driver, DriverConfig, Layout, NetNs, PacketPort, Rig, Serve, VethPair, kernel, require, wait};
 
 fn serve() -> Serve {
@@ -28,18 +27,6 @@ fn rig_with(serve: &Serve, features: u64, buffers: usize, lengths: &[u32]) -> Ri
     let mut rig = Rig::with(VethPair::new(), serve, &DriverConfig::with(features));
     rig.post(buffers, lengths);
     rig
-}
-
-/// A port with these keys, on the interface in tap mode.
-fn port(guest: usize, keys: &str) -> String {
-    let nic = VethPair::NIC;
-    format!(
-        "[port.vm{guest}]\nsocket-path = \"{DIR}/vm{guest}.sock\"\nifname = \"{nic}\"\nmode = \"tap\"\n{keys}\n"
-    )
-}
-
-fn lan(veth: VethPair, text: &str, guests: usize) -> Lan {
-    Lan::on(veth, &Serve::file(), text, guests, &DriverConfig::default())
 }
 
 /// The devices by which guests reach the wire.
@@ -162,45 +149,6 @@ fn guest_gets_what_it_accepted_and_changes_its_mind() {
             }
         }
         frame::assert_same(&payload, &packet.bytes()[headers..]);
-    }
-}
-
-#[rstest]
-fn guests_get_the_frames_of_their_addresses_and_vlans() {
-    require!(Root);
-    let ports = [
-        port(0, "mac = \"02:00:00:00:00:00\""),
-        port(1, "mac = \"02:00:00:00:00:01\"\nstart-queue = 1\nvlan = [5]"),
-    ];
-    let mut lan = lan(VethPair::with(2, 1500), &ports.concat(), 2);
-    let plain = |to, number| lan::frame(to, STRANGER, 100, number);
-    let sent = [
-        plain(mac(1), 1),
-        plain(mac(0), 2),
-        tagged(&plain(mac(1), 3), 6),
-        tagged(&plain(mac(1), 4), 5),
-        tagged(&plain(mac(0), 5), 7),
-        plain(BROADCAST, 6),
-        tagged(&plain(BROADCAST, 7), 5),
-        plain(STRANGER, 8),
-    ];
-    let wanted: [&[usize]; 2] = [&[1, 4, 5, 6], &[3, 6]];
-    wait::until(wait::SOON, || {
-        lan.wire.send(&lan::frame(mac(0), STRANGER, 60, 0));
-        lan.guests[0].pairs[0]
-            .receive(Duration::from_millis(100))
-            .is_some()
-    });
-    for frame in &sent {
-        lan.wire.send(frame);
-    }
-    for (guest, wanted) in wanted.into_iter().enumerate() {
-        let mut got = Vec::new();
-        while got.len() < wanted.len() {
-            let frame = lan.received(guest);
-            got.extend(sent.iter().position(|sent| *sent == frame));
-        }
-        assert_eq!(got, wanted, "guest {guest}");
     }
 }
 
