@@ -18,7 +18,7 @@ use model::config::{ConfigFile, Daemon};
 pub(crate) use model::config::{FileKinds, Placement, Segments};
 use steward::policy::Queues;
 
-pub(crate) use self::check::Owner;
+pub(crate) use self::check::{Owner, Taken};
 pub(crate) use self::hints::HintsConfig;
 pub(crate) use self::network::{NetworkConfig, UplinkConfig};
 pub(crate) use self::port::{
@@ -49,6 +49,8 @@ pub(crate) struct ServeConfig {
     pub(crate) options: Daemon,
     /// The ports; without a file at least one.
     pub(crate) ports: Vec<PortConfig>,
+    /// What the ports of a file have.
+    pub(crate) taken: Taken,
     /// Networks that ports name.
     pub(crate) networks: Vec<NetworkConfig>,
     /// Worker threads.

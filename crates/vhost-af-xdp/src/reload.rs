@@ -314,9 +314,14 @@ impl Reader {
 
     /// Added tables that do not run, a line each.
     fn absent<T: NamedTable>(&self) -> Vec<String> {
+        let left_out = T::of(&self.file.left_out);
+        // What runs is of the file or was added.
+        if left_out.is_empty() && T::of(&self.running).len() == self.file.all::<T>().count() {
+            return Vec::new();
+        }
         let running = T::of(&self.running).iter().map(|table| table.name.as_str());
         let running: HashSet<_> = running.collect();
-        let added = T::of(&self.file.added).iter().chain(T::of(&self.file.left_out));
+        let added = T::of(&self.file.added).iter().chain(left_out);
         let absent = added.filter(|table| !running.contains(table.name.as_str()));
         let line = |table: &Entry<T>| {
             let (kind, name) = (T::KIND, &table.name);
@@ -339,7 +344,7 @@ impl Reader {
     fn read(&mut self) -> Outcome {
         let nothing = |why: String| Outcome::failed(format!("{why}; nothing was changed"));
         let mut file = match self.requests.read() {
-            Ok(file) => self.with_rules(file),
+            Ok(file) => file,
             Err(error) => return nothing(with_sources(&error)),
         };
         let all = Tables {

@@ -459,7 +459,7 @@ pub(crate) fn share(ports: &mut [PortConfig], size: Option<Size>) -> anyhow::Res
 
 /// Most memory of a guest without a configured limit: the machine's memory, or less if the guests of all ports would
 /// not fit into the address space.
-fn machine_share(ports: usize) -> u64 {
+pub(super) fn machine_share(ports: usize) -> u64 {
     machine_bytes().min(MOST_BYTES / ports.max(1) as u64)
 }
 
@@ -555,6 +555,7 @@ pub(crate) fn daemon(daemon: &Daemon, ports: Vec<PortConfig>) -> anyhow::Result<
         options: Daemon::default(),
         keys: daemon.clone(),
         ports,
+        taken: Default::default(),
         networks: Vec::new(),
         workers,
         cpus,

@@ -1,16 +1,20 @@
 //! Checks which options may be combined: for each port alone, with the other ports, and with the networks.
 
 use std::collections::{HashMap, HashSet};
+use std::mem;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use anyhow::{anyhow, bail};
+use anyhow::bail;
 use device::offloads::Offloads;
+use model::config::Size;
 use model::mistakes::nearest;
 use packet::ethernet::Mac;
 use steer::{ModeRequest, mac_text};
 use steward_protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::BindRequest;
 
+use super::build::machine_share;
 use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, PortConfig, PortQueues, offloads_of};
 use super::{Control, MOST_BYTES, MOST_QUEUES, Placement, ServeConfig, state};
 
@@ -38,20 +42,13 @@ pub(crate) struct Wrong {
 }
 
 impl ServeConfig {
-    /// Checks what can be checked without the kernel.
-    pub(crate) fn check(&self) -> Result<(), Wrong> {
+    /// Checks what can be checked without the kernel; returns what the ports have.
+    pub(crate) fn check(&self) -> Result<Taken, Wrong> {
         let of_daemon = |error| Wrong {
             owner: Owner::Daemon,
             error,
         };
-        let most = self.ports.iter().map(|port| port.memory.most_bytes);
-        let bytes = most.fold(0, u64::saturating_add);
-        if bytes > MOST_BYTES {
-            return Err(of_daemon(anyhow!(
-                "--max-memory: the ports may have {bytes} bytes together, a process has room for {MOST_BYTES}: set less, \
-                 or use more processes"
-            )));
-        }
+        self.check_memory().map_err(of_daemon)?;
         for path in self.own_paths() {
             check_text(&path.to_string_lossy()).map_err(of_daemon)?;
         }
@@ -60,13 +57,37 @@ impl ServeConfig {
             self.check_network(at).map_err(|error| Wrong { owner, error })?;
         }
         let mut taken = Taken::default();
-        for port in &self.ports {
-            *taken.cable_ends.entry(port.nic.cable()).or_default() += 1;
+        for cable in self.ports.iter().filter_map(|port| port.nic.cable()) {
+            *taken.cable_ends.entry(cable.to_owned()).or_default() += 1;
         }
         for at in 0..self.ports.len() {
             let checked = self.check_port(at, &mut taken);
             let owner = Owner::Port(at);
             checked.map_err(|error| Wrong { owner, error })?;
+        }
+        Ok(taken)
+    }
+
+    /// Adds a port without a cable to a configuration that was checked, and checks it.
+    pub(super) fn with_another(mut self, port: PortConfig) -> anyhow::Result<Self> {
+        let (at, mut taken) = (self.ports.len(), mem::take(&mut self.taken));
+        self.ports.push(port);
+        self.check_memory()?;
+        self.check_port(at, &mut taken)?;
+        Ok(Self { taken, ..self })
+    }
+
+    /// Checks the limits of guest memory; one that is not configured depends on the number of ports.
+    fn check_memory(&self) -> anyhow::Result<()> {
+        let share = machine_share(self.ports.len());
+        let limits = self.ports.iter().map(|port| &port.keys.memory.max_memory);
+        let limits = limits.map(|limit| limit.as_ref().map_or(share, |Size(bytes)| *bytes));
+        let bytes = limits.fold(0, u64::saturating_add);
+        if bytes > MOST_BYTES {
+            bail!(
+                "--max-memory: the ports may have {bytes} bytes together, a process has room for {MOST_BYTES}: set less, \
+                 or use more processes"
+            );
         }
         Ok(())
     }
@@ -112,7 +133,7 @@ impl ServeConfig {
     }
 
     /// Checks a port alone and with those before it.
-    fn check_port<'a>(&'a self, at: usize, taken: &mut Taken<'a>) -> anyhow::Result<()> {
+    fn check_port(&self, at: usize, taken: &mut Taken) -> anyhow::Result<()> {
         let port = &self.ports[at];
         port.check()?;
         if port.has_external_program() && self.steward.is_some() {
@@ -132,7 +153,7 @@ impl ServeConfig {
                 bail!("descriptor {fd} is named twice: each socket or map needs one of its own");
             }
         }
-        taken.add(port)?;
+        taken.add(&self.ports, at)?;
         if let Some(name) = port.nic.network() {
             let network = self.networks.iter().find(|network| network.name == name);
             let Some(network) = network else {
@@ -147,7 +168,7 @@ impl ServeConfig {
                     ),
                 }
             };
-            let stations = taken.stations_of.entry(name).or_default();
+            let stations = taken.stations_of.entry(name.to_owned()).or_default();
             *stations += port.nic.stations().len();
             if network.uplink.is_some() && *stations > STATIONS_MAX {
                 bail!(
@@ -174,7 +195,7 @@ impl ServeConfig {
             }
         }
         if let Some(name) = port.nic.cable() {
-            let ends = taken.cable_ends[&Some(name)];
+            let ends = taken.cable_ends[name];
             if ends != 2 {
                 bail!(
                     "cable {name}: {ends} port(s) name it, a cable joins two: give cable={name} to two ports"
@@ -365,30 +386,32 @@ impl PortConfig {
 
 /// What the ports have that were checked so far. By it the check of a port takes as long with a thousand others as with
 /// ten.
-#[derive(Default)]
-struct Taken<'a> {
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Taken {
     descriptors: HashSet<i32>,
-    endpoints: HashSet<&'a Endpoint>,
-    /// By network and address: the ports that have it, in different VLANs. A trunk may have all of them.
-    stations: HashMap<(&'a str, Mac), Vec<&'a PortConfig>>,
+    endpoints: HashSet<Endpoint>,
+    /// The ports of networks that have an address, by their indices: in different VLANs, of which a trunk may have all.
+    with_mac: HashMap<Mac, Vec<usize>>,
     /// How many addresses the ports of a network have.
-    stations_of: HashMap<&'a str, usize>,
+    stations_of: HashMap<String, usize>,
     /// Queues of interfaces, with the port that has them.
-    queues: Vec<(Wanted, &'a str)>,
+    queues: Vec<(Wanted, Arc<str>)>,
     /// How many ports name a cable, of all ports.
-    cable_ends: HashMap<Option<&'a str>, usize>,
+    cable_ends: HashMap<String, usize>,
 }
 
-impl<'a> Taken<'a> {
+impl Taken {
     /// Checks a port with those before it.
-    fn add(&mut self, port: &'a PortConfig) -> anyhow::Result<()> {
-        if !self.endpoints.insert(&port.endpoint) {
+    fn add(&mut self, ports: &[PortConfig], at: usize) -> anyhow::Result<()> {
+        let port = &ports[at];
+        if !self.endpoints.insert(port.endpoint.clone()) {
             let endpoint = &port.endpoint;
             bail!("{endpoint} is asked for by two ports: each needs a socket of its own");
         }
         if let (Some(mac), Some(network)) = (port.mac, port.nic.network()) {
-            let others = self.stations.entry((network, mac)).or_default();
-            for other in &*others {
+            let others = self.with_mac.entry(mac).or_default();
+            let in_network = others.iter().map(|&other| &ports[other]);
+            for other in in_network.filter(|other| other.nic.network() == Some(network)) {
                 let theirs = other.nic.stations();
                 let Some(vlan) = port.nic.stations().iter().find(|vlan| theirs.contains(vlan)) else {
                     continue;
@@ -402,13 +425,13 @@ impl<'a> Taken<'a> {
                     "mac {mac}: port {other} of network {network} has this address{vlan}, too: give each its own"
                 );
             }
-            others.push(port);
+            others.push(at);
         }
         if let Some(wanted) = port.wanted() {
             for (others, name) in &self.queues {
                 check_apart(&wanted, others, format_args!("port {name}"))?;
             }
-            self.queues.push((wanted, &port.name));
+            self.queues.push((wanted, Arc::clone(&port.name)));
         }
         Ok(())
     }
@@ -445,7 +468,6 @@ fn check_apart(wanted: &Wanted, others: &Wanted, other: std::fmt::Arguments<'_>)
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
     use device::features::OnRequest;
@@ -497,6 +519,7 @@ mod tests {
             keys: model::config::Daemon::default(),
             options: model::config::Daemon::default(),
             ports,
+            taken: Taken::default(),
             workers: 1,
             cpus: Vec::new(),
             waits: Waits::default(),

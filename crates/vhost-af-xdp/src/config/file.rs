@@ -69,6 +69,18 @@ pub(crate) fn with_added(
     Ok(config)
 }
 
+/// Adds a port to a configuration that [`with_added`] has checked. `None`: it is wrong, or more must be checked than this
+/// port (another queue changes the steward's policy, and a cable has another end).
+pub(crate) fn with_another(config: ServeConfig, path: &Path, entry: &mut Entry<Port>) -> Option<ServeConfig> {
+    let port = build_port(path, entry, config.ports.len() + 1).ok()?;
+    with_numbers(entry, &port);
+    let is_client = |port: &PortConfig| matches!(port.endpoint, Endpoint::Client(_));
+    let can_connect = !is_client(&port) || config.ports.iter().any(is_client);
+    let is_alone = port.nic.queues().is_none() && port.nic.cable().is_none();
+    let config = (can_connect && is_alone).then_some(config)?;
+    config.with_another(port).ok()
+}
+
 /// Adds the networks and ports that pass this check, and leaves the others out; returns the reasons, a line each.
 pub(crate) fn add_possible(
     file: &mut ConfigFile,
@@ -217,7 +229,7 @@ pub(crate) fn configured(file: ConfigFile, options: &Daemon) -> Result<ServeConf
     let built = build::daemon(&options.or(&file.daemon.value), ports);
     let built = built.map_err(|error| daemon(&format!("{error:#}")))?;
     let built = ServeConfig { networks, ..built };
-    built.check().map_err(|wrong| {
+    let taken = built.check().map_err(|wrong| {
         let (network, port) = match wrong.owner {
             Owner::Daemon => (None, None),
             Owner::Network(at) => (file.all::<Network>().nth(at), None),
@@ -230,6 +242,7 @@ pub(crate) fn configured(file: ConfigFile, options: &Daemon) -> Result<ServeConf
     })?;
     Ok(ServeConfig {
         file: Some(file),
+        taken,
         options: options.clone(),
         ..built
     })

@@ -538,3 +538,47 @@ fn examples_are_understood() {
         }
     }
 }
+
+#[test]
+fn port_that_is_added_alone_is_checked_as_with_all_others() {
+    let text = "[network.lan]\n[port.c]\nsocket-path = \"/c\"\nnetwork = \"lan\"\nclient = true\n";
+    let mut file = parse(Path::new("/c.toml"), text).expect("a file");
+    let port = |name: &str, keys: &serde_json::Value| {
+        Port::named(name, keys.as_object().expect("keys")).expect("a port")
+    };
+    let all = |file: &ConfigFile| with_added(file.clone(), &Daemon::default(), false);
+    let mut config = all(&file).expect("possible");
+    for (number, keys) in [
+        serde_json::json!({"network": "lan", "mac": "02:00:00:00:00:01", "vlan": 7}),
+        serde_json::json!({"network": "lan", "mac": "02:00:00:00:00:01", "trunk": ["8-10"]}),
+        serde_json::json!({"network": "lan", "client": true, "max-memory": "1GiB"}),
+        serde_json::json!({"null": true}),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut keys = keys;
+        keys["socket-path"] = format!("/{number}").into();
+        let mut port = port(&format!("p{number}"), &keys);
+        config = with_another(config, &file.path, &mut port).expect("possible");
+        file.added.ports.push(port);
+    }
+    let at_once = all(&file).expect("possible");
+    assert!(config.ports == at_once.ports, "{:?}", config.ports);
+    assert_eq!(config.taken, at_once.taken);
+    for keys in [
+        serde_json::json!({"network": "lan", "socket-path": "/1"}),
+        serde_json::json!({"network": "lan", "socket-path": "/x", "mac": "02:00:00:00:00:01", "vlan": 9}),
+        serde_json::json!({"network": "other", "socket-path": "/x"}),
+        serde_json::json!({"network": "lan", "socket-path": "x"}),
+        serde_json::json!({"network": "lan", "socket-path": "/x", "max-memory": "48TiB"}),
+        serde_json::json!({"cable": "x", "socket-path": "/x"}),
+    ] {
+        let mut port = port("x", &keys);
+        let alone = with_another(config.clone(), &file.path, &mut port);
+        assert!(alone.is_none(), "{keys}");
+        let mut file = file.clone();
+        file.added.ports.push(port);
+        all(&file).map(drop).expect_err(&keys.to_string());
+    }
+}

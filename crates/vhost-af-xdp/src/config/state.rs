@@ -6,9 +6,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use model::config::{ConfigFile, Entry, Table, Tables, WrongLine};
+use model::config::{ConfigFile, Entry, NamedTable, Table, Tables, WrongLine};
 use program::text_file::{self, FileError, Kind};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 const FILE: Kind = Kind {
     what: "file of added networks and ports",
@@ -72,27 +72,34 @@ fn of_no_file<T: Table>(tables: Vec<Entry<T>>) -> Vec<Entry<T>> {
 }
 
 /// The text of a state file with these tables.
-/// Errors: TOML cannot represent a value.
-pub(crate) fn text(tables: &Tables) -> Result<String, toml::ser::Error> {
-    let tables = json!({ "network": named_keys(&tables.networks), "port": named_keys(&tables.ports) });
-    Ok(format!(
-        "# Networks and ports that were added while vhost-af-xdp ran. It replaces this file with each change.\n\n{}",
-        toml::to_string(&tables)?
-    ))
+/// Errors: as of [`table_text`].
+pub(crate) fn text(tables: &[&Tables]) -> Result<String, String> {
+    let mut text =
+        "# Networks and ports that were added while vhost-af-xdp ran. It replaces this file with each change.\n"
+            .to_owned();
+    for Tables { networks, ports } in tables {
+        for network in networks {
+            text += &table_text(network)?;
+        }
+        for port in ports {
+            text += &table_text(port)?;
+        }
+    }
+    Ok(text)
 }
 
-/// The keys of each table, by its name.
-fn named_keys<T: Table>(tables: &[Entry<T>]) -> Map<String, Value> {
-    let keys = |table: &Entry<T>| (table.name.clone(), table.value.keys().into());
-    tables.iter().map(keys).collect()
+/// The text of a table in it.
+/// Errors: the next start would reject it.
+pub(crate) fn table_text<T: NamedTable>(table: &Entry<T>) -> Result<String, String> {
+    let tables = json!({ T::KIND.to_string(): { &table.name: table.value.keys() } });
+    let text = toml::to_string(&tables).map_err(|error| error.to_string())?;
+    parse(Path::new(""), &text).map_err(|wrong| wrong.what)?;
+    Ok(format!("\n{text}"))
 }
 
-/// Replaces the file.
+/// Replaces the file by one with this text.
 /// Errors: it cannot be written.
-pub(crate) fn write(path: &Path, tables: &Tables) -> io::Result<()> {
-    let text = text(tables).map_err(io::Error::other)?;
-    // The next start would reject a text that this does not parse.
-    parse(path, &text).map_err(|wrong| io::Error::other(wrong.what))?;
+pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
     if text.len() as u64 > LONGEST {
         return Err(io::Error::other(format!(
             "it would be longer than {} KiB",
@@ -125,7 +132,8 @@ pub(crate) fn next_path(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use model::config::{NamedTable, Network, Port};
+    use model::config::{Network, Port};
+    use serde_json::{Map, Value};
 
     use super::*;
 
@@ -150,7 +158,7 @@ mod tests {
         let uplink = uplink.as_object().expect("an object");
         tables.networks = vec![Network::named("lan", uplink).expect("a network")];
         for tables in [tables, Tables::default()] {
-            let text = text(&tables).expect("TOML");
+            let text = text(&[&tables]).expect("TOML");
             assert_eq!(parse(Path::new("state"), &text), Ok(tables), "{text}");
         }
     }
@@ -168,10 +176,9 @@ mod tests {
         let path = directory.path().join("ports.toml");
         assert_eq!(read(&path).expect("none yet"), Tables::default());
         let port = ports(&["a"], &Map::new());
-        write(&path, &Tables::default()).expect("ours");
-        write(&path, &port).expect("ours");
+        write(&path, &text(&[&Tables::default()]).expect("TOML")).expect("ours");
+        write(&path, &text(&[&port]).expect("TOML")).expect("ours");
         assert_eq!(fs::read_dir(directory.path()).expect("ours").count(), 1);
-        let text = fs::read_to_string(&path).expect("there");
-        assert_eq!(parse(&path, &text).expect("as before"), port);
+        assert_eq!(read(&path).expect("as before"), port);
     }
 }

@@ -5,7 +5,7 @@
 //! were in the file, and changes that need no restart of a port interrupt no traffic. If something cannot start, the
 //! previous configuration is restored.
 
-use model::config::{ADDED, ConfigFile, Entry, Mistake, NamedTable, Network, Port, TableKind, Tables};
+use model::config::{ADDED, Entry, Mistake, NamedTable, Network, Port, TableKind, Tables};
 use model::control::{Change, Changed, Done, Kind, Refused};
 use steer::with_sources;
 
@@ -154,24 +154,9 @@ impl Reader {
             let without = self.requests.without(T::KIND, name);
             return without.map(|()| None).map_err(|error| error_of(None, error));
         };
-        let tables = Tables::of(Some(table.clone()));
-        // Filter rules need no check by the helper, and may be longer than its messages.
-        let checked = self.requests.put(&without_rules(&tables));
+        let checked = self.requests.put(&Tables::of(Some(table.clone())));
         let mut checked = checked.map_err(|error| error_of(Some(&table), error))?;
-        for (port, with_rules) in checked.ports.iter_mut().zip(tables.ports) {
-            port.value.filter.rule = with_rules.value.filter.rule;
-        }
         Ok(T::of_mut(&mut checked).pop())
-    }
-
-    /// Adds the filter rules of added ports, which only this thread has.
-    pub(super) fn with_rules(&self, mut file: ConfigFile) -> ConfigFile {
-        for table in &mut file.added.ports {
-            if let Some(known) = of_name(&self.file.added.ports, &table.name) {
-                table.value.filter.rule.clone_from(&known.value.filter.rule);
-            }
-        }
-        file
     }
 
     /// Makes a table that the helper has checked take effect; `None`: the one of that name is removed.
@@ -201,7 +186,7 @@ impl Reader {
                 .to_owned();
         };
         let path = path.display();
-        match self.requests.keep(&self.file.added) {
+        match self.requests.keep() {
             Ok(()) => format!("what was added is kept in {path} for the next start"),
             Err(error) => {
                 let why = with_sources(&error);
@@ -251,12 +236,4 @@ fn mistake<T: NamedTable>(table: Option<&Entry<T>>, words: &str) -> Refused {
     let said = table.and_then(|table| what.strip_prefix(&format!("{} {}: ", T::KIND, table.name)));
     let key = table.and_then(|table| table.named_by(said.unwrap_or(what)));
     refused_keys(Kind::Mistake, what, key)
-}
-
-/// A copy without filter rules.
-fn without_rules(tables: &Tables) -> Tables {
-    let mut tables = tables.clone();
-    let ports = tables.ports.iter_mut();
-    ports.for_each(|port| port.value.filter.rule.clear());
-    tables
 }

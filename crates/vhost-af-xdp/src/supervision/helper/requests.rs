@@ -20,7 +20,6 @@
 //! So the daemon can get no more than the operator wrote into the file, although perhaps before the operator requests
 //! the reload.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -42,7 +41,7 @@ use serde::{Deserialize, Serialize};
 use super::files::Files;
 use crate::config::file::{self, add_possible, with_added};
 use crate::config::state::{self, MOST_ADDED};
-use crate::config::{Endpoint, PortConfig, ServeConfig};
+use crate::config::{Endpoint, ServeConfig};
 use crate::listener::{Access, listen_at};
 use common::lock::Locked;
 
@@ -75,13 +74,14 @@ impl From<rustix::io::Errno> for RequestError {
 enum Request {
     /// Read the file again. It does not take effect yet.
     Read,
-    /// Add these, or replace added ones of the same name, without reading the file. This does not take effect yet.
-    Put(Box<Tables>),
+    /// Add the tables of the attached text, or replace added ones of the same name, without reading the file. This does
+    /// not take effect yet.
+    Put,
     /// Remove the added one of that name. This does not take effect yet.
     Without(TableKind, String),
     /// Make the configuration of the last request above take effect.
     Adopt,
-    /// Store what was added for the next start; the attached text has the filter rules.
+    /// Store what was added for the next start.
     Keep,
     /// Create and pass the listening socket of the port of that name.
     Listen(String),
@@ -120,56 +120,50 @@ impl Requests {
 
     /// Reads the file, and checks it with what was added.
     pub(crate) fn read(&self) -> Result<ConfigFile, RequestError> {
-        self.ask_for_text(&Request::Read)
+        read_text(self.ask_for_one(&Request::Read, None)?)
     }
 
     /// Checks the configuration in force with these added. Returns them with numbers for names of users.
     pub(crate) fn put(&self, tables: &Tables) -> Result<Tables, RequestError> {
-        self.ask_for_text(&Request::Put(Box::new(tables.clone())))
+        let text = text_with(tables).map_err(RequestError::Gone)?;
+        read_text(self.ask_for_one(&Request::Put, Some(text.as_fd()))?)
     }
 
     /// Checks the configuration in force without the added one of that name.
     pub(crate) fn without(&self, kind: TableKind, name: &str) -> Result<(), RequestError> {
-        self.ask(&Request::Without(kind, name.to_owned())).map(drop)
-    }
-
-    fn ask_for_text<T: DeserializeOwned>(&self, request: &Request) -> Result<T, RequestError> {
-        let text = text_of(self.ask_for_one(request)?, u64::MAX).map_err(RequestError::Gone)?;
-        serde_json::from_str(&text).map_err(|error| RequestError::Gone(error.into()))
+        self.ask(&Request::Without(kind, name.to_owned()), None).map(drop)
     }
 
     /// Makes the configuration that was checked last take effect.
     pub(crate) fn adopt(&self) -> Result<(), RequestError> {
-        self.ask(&Request::Adopt).map(drop)
+        self.ask(&Request::Adopt, None).map(drop)
     }
 
     /// Stores what was added for the next start.
-    pub(crate) fn keep(&self, added: &Tables) -> Result<(), RequestError> {
-        let text = state::text(added).map_err(|error| RequestError::Refused(error.to_string()))?;
-        let text = in_memory(text.as_bytes()).map_err(RequestError::Gone)?;
-        self.ask_with(&Request::Keep, Some(text.as_fd())).map(drop)
+    pub(crate) fn keep(&self) -> Result<(), RequestError> {
+        self.ask(&Request::Keep, None).map(drop)
     }
 
     /// Creates the listening socket of a port of the configuration in force.
     pub(crate) fn listen(&self, port: &str) -> Result<UnixListener, RequestError> {
-        Ok(self.ask_for_one(&Request::Listen(port.to_owned()))?.into())
+        Ok(self.ask_for_one(&Request::Listen(port.to_owned()), None)?.into())
     }
 
     /// Removes the file of a socket that nobody listens on any more.
     pub(crate) fn remove(&self, path: &Path) -> Result<(), RequestError> {
-        self.ask(&Request::Remove(path.to_owned())).map(drop)
+        self.ask(&Request::Remove(path.to_owned()), None).map(drop)
     }
 
-    fn ask_for_one(&self, request: &Request) -> Result<OwnedFd, RequestError> {
+    fn ask_for_one(
+        &self,
+        request: &Request,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<OwnedFd, RequestError> {
         let missing = || RequestError::Gone(io::ErrorKind::InvalidData.into());
-        self.ask(request)?.ok_or_else(missing)
+        self.ask(request, descriptor)?.ok_or_else(missing)
     }
 
-    fn ask(&self, request: &Request) -> Result<Option<OwnedFd>, RequestError> {
-        self.ask_with(request, None)
-    }
-
-    fn ask_with(
+    fn ask(
         &self,
         request: &Request,
         descriptor: Option<BorrowedFd<'_>>,
@@ -286,7 +280,7 @@ pub(super) struct RequestServer {
     pub(super) files: Arc<Files>,
     /// Called with each configuration that takes effect.
     pub(super) adopt: Adopt,
-    /// Called with the name that the kernel has for a new socket.
+    /// Called with the path of a new socket, and with the name that the kernel has for it.
     pub(super) made: Box<dyn Fn(PathBuf) + Send>,
 }
 
@@ -304,24 +298,24 @@ pub(super) enum AddedPorts {
 }
 
 /// Results of earlier requests.
+#[derive(Default)]
 struct Proposals {
     /// The configuration in force.
     in_force: ConfigFile,
-    /// Configuration that was checked last, if it has not taken effect yet.
-    proposed: Option<ServeConfig>,
-    sockets: Sockets,
+    /// The same as it was checked, if that is known.
+    checked: Option<ServeConfig>,
+    /// Configuration that was checked last, if it has not taken effect yet. With a table: that is all that it adds.
+    proposed: Option<(ServeConfig, Option<Entry<Port>>)>,
+    /// The text of the state file for the configuration in force, if that is known.
+    text: Option<String>,
 }
-
-/// The path and access of each port's socket.
-type Sockets = HashMap<String, (PathBuf, Access)>;
 
 impl RequestServer {
     /// Answers requests until the daemon has closed the socket.
     pub(super) fn answer_all(&self, socket: BorrowedFd<'_>) {
         let mut proposals = Proposals {
             in_force: self.file.clone(),
-            proposed: None,
-            sockets: Sockets::new(),
+            ..Proposals::default()
         };
         while let Ok((request, descriptor)) = receive::<Request>(socket) {
             let (number, done) = match request {
@@ -365,7 +359,14 @@ impl RequestServer {
                 add_possible(&mut file, left_out, &|file| self.check(file.clone()).map(drop));
                 answer(self.propose(file, proposals)?)
             }
-            Request::Put(tables) => {
+            Request::Put => {
+                let text = text_of(came.ok_or("no text is attached")?, state::LONGEST);
+                let text = text.map_err(|error| error.to_string())?;
+                let tables: Tables = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+                if let Some((config, table)) = self.with_another(proposals, &tables) {
+                    proposals.proposed = Some((config, Some(table.clone())));
+                    return answer(&Tables::of(Some(table)));
+                }
                 let mut file = self.with_others(proposals)?;
                 add::<Network>(&mut file, &tables)?;
                 add::<Port>(&mut file, &tables)?;
@@ -383,37 +384,30 @@ impl RequestServer {
                 }
                 self.propose(file, proposals).map(|_| None)
             }
-            Request::Adopt => {
-                let config = proposals.proposed.take().ok_or("nothing was read")?;
-                (self.adopt)(&config)?;
-                proposals.sockets = config.ports.iter().filter_map(socket_of).collect();
-                proposals.in_force = config.file.ok_or("nothing was read")?;
-                Ok(None)
-            }
+            Request::Adopt => self.adopt(proposals).map(|()| None),
             Request::Keep => {
-                let (path, came) = (
-                    self.state.as_ref().ok_or("no file is named")?,
-                    came.ok_or("no text is attached")?,
-                );
-                let text = text_of(came, state::LONGEST).map_err(|error| error.to_string())?;
-                // Only the filter rules are taken from the daemon's text: the helper does not have them.
-                let rules = state::parse(path, &text).map_err(|wrong| wrong.what)?;
-                let ConfigFile {
-                    mut added, left_out, ..
-                } = self.with_others(proposals)?;
-                for port in &mut added.ports {
-                    if let Some(known) = rules.ports.iter().find(|known| known.name == port.name) {
-                        port.value.filter.rule.clone_from(&known.value.filter.rule);
+                let path = self.state.as_ref().ok_or("no file is named")?;
+                let text = match proposals.text.take() {
+                    Some(text) => text,
+                    None => {
+                        let ConfigFile { added, left_out, .. } = self.with_others(proposals)?;
+                        state::text(&[&added, &left_out])?
                     }
-                }
-                added.networks.extend(left_out.networks);
-                added.ports.extend(left_out.ports);
-                let written = state::write(path, &added);
+                };
+                let written = state::write(path, proposals.text.insert(text));
                 written.map_err(|error| error.to_string()).map(|()| None)
             }
-            Request::Listen(port) => {
-                let (path, access) = proposals.sockets.get(&port).ok_or("the file has no such port")?;
-                self.listen(path, access).map(Some)
+            Request::Listen(name) => {
+                // Most probably it is the last one.
+                let mut ports = proposals
+                    .checked
+                    .iter()
+                    .flat_map(|config| config.ports.iter().rev());
+                let port = ports.find(|port| *port.name == *name);
+                match port.map(|port| (&port.endpoint, &port.access)) {
+                    Some((Endpoint::Server(path), access)) => self.listen(path, access).map(Some),
+                    _ => Err("the file has no such port".to_owned()),
+                }
             }
             Request::Remove(path) => match self.files.remove(&path) {
                 true => Ok(None),
@@ -436,7 +430,7 @@ impl RequestServer {
     /// Checks a configuration, and returns it. [`Request::Adopt`] makes it take effect.
     fn propose<'a>(&self, file: ConfigFile, proposals: &'a mut Proposals) -> Result<&'a ConfigFile, String> {
         let config = self.check(file)?;
-        let proposed = proposals.proposed.insert(config);
+        let (proposed, _) = proposals.proposed.insert((config, None));
         proposed
             .file
             .as_ref()
@@ -448,6 +442,45 @@ impl RequestServer {
         let config = with_added(file, &self.options, only_its_interfaces)?;
         self.check_directories(&config)?;
         Ok(config)
+    }
+
+    /// The configuration in force with the port of these tables, if they are one that all others allow. This takes as long
+    /// with a thousand ports as with ten.
+    fn with_another(&self, proposals: &mut Proposals, tables: &Tables) -> Option<(ServeConfig, Entry<Port>)> {
+        let ([], [Entry { name, value, .. }]) = (&*tables.networks, &*tables.ports) else {
+            return None;
+        };
+        let file = &proposals.in_force;
+        let (added, left_out) = (&file.added.ports, &file.left_out.ports);
+        let is_new = file.all().chain(left_out).all(|other| other.name != *name);
+        let may_be = is_name(name) && is_new && added.len() + left_out.len() < MOST_ADDED;
+        if self.added_ports == AddedPorts::None || !may_be {
+            return None;
+        }
+        let mut table = Entry::of_no_file(name, value.clone());
+        let config = file::with_another(proposals.checked.take()?, &file.path, &mut table)?;
+        self.directories.of(config.ports.last()?.endpoint.path()?)?;
+        Some((config, table))
+    }
+
+    /// Makes the configuration that was checked last take effect.
+    fn adopt(&self, proposals: &mut Proposals) -> Result<(), String> {
+        let (mut config, another) = proposals.proposed.take().ok_or("nothing was read")?;
+        if let Some(table) = another {
+            let path = config.ports.last().and_then(|port| port.endpoint.path());
+            path.into_iter().for_each(|path| (self.made)(path.to_owned()));
+            // Tables that are left out stay behind the others.
+            let text = proposals.text.take();
+            let text = text.filter(|_| proposals.in_force.left_out == Tables::default());
+            proposals.text = text.and_then(|text| Some(text + &state::table_text(&table).ok()?));
+            proposals.in_force.added.ports.push(table);
+        } else {
+            (self.adopt)(&config)?;
+            proposals.in_force = config.file.take().ok_or("nothing was read")?;
+            proposals.text = None;
+        }
+        proposals.checked = Some(config);
+        Ok(())
     }
 
     /// Rejects sockets that the helper could not create later, before anything changes.
@@ -498,8 +531,16 @@ impl RequestServer {
 
 /// A descriptor with a text for the daemon.
 fn answer(what: &impl Serialize) -> Result<Option<OwnedFd>, String> {
-    let text = serde_json::to_vec(what).map_err(|error| error.to_string())?;
-    in_memory(&text).map(Some).map_err(|error| error.to_string())
+    text_with(what).map(Some).map_err(|error| error.to_string())
+}
+
+fn text_with(what: &impl Serialize) -> io::Result<OwnedFd> {
+    in_memory(&serde_json::to_vec(what)?)
+}
+
+fn read_text<T: DeserializeOwned>(memory: OwnedFd) -> Result<T, RequestError> {
+    let text = text_of(memory, u64::MAX).map_err(RequestError::Gone)?;
+    serde_json::from_str(&text).map_err(|error| RequestError::Gone(error.into()))
 }
 
 /// Those tables of `all` that have the name of a table in `of`.
@@ -533,13 +574,6 @@ fn add<T: NamedTable>(file: &mut ConfigFile, tables: &Tables) -> Result<(), Stri
         file.put(Entry::of_no_file(&table.name, table.value.clone()));
     }
     Ok(())
-}
-
-fn socket_of(port: &PortConfig) -> Option<(String, (PathBuf, Access))> {
-    match &port.endpoint {
-        Endpoint::Server(path) => Some((port.name.to_string(), (path.clone(), port.access))),
-        Endpoint::Client(_) | Endpoint::Fd(_) => None,
-    }
 }
 
 /// A memory file with a text for the other side.

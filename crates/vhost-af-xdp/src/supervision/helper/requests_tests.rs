@@ -28,20 +28,8 @@ impl Kept {
         let file = place.join("c.toml");
         fs::write(&file, text).expect("ours");
         let (ours, theirs) = message_pair().expect("sockets");
-        let (files, vmm_sockets) = (Arc::new(Files::of(Vec::new())), Arc::new(VmmSockets::default()));
-        let request_server = RequestServer {
-            file: file::read(&file).expect("ours"),
-            options: Daemon::default(),
-            state: None,
-            added_ports: AddedPorts::All,
-            directories: Arc::new(Directories::open(std::slice::from_ref(&place))),
-            adopt: adopting(None, &vmm_sockets, &files),
-            files,
-            made: {
-                let known = Arc::clone(&vmm_sockets);
-                Box::new(move |path| known.add([path]))
-            },
-        };
+        let vmm_sockets = Arc::new(VmmSockets::default());
+        let request_server = server(&place, &file, &vmm_sockets);
         Self {
             requests: Requests::new(ours).expect("a socket"),
             place,
@@ -64,6 +52,21 @@ impl Drop for Kept {
         let answered = self.answering.take().map(JoinHandle::join);
         let _ = fs::remove_dir_all(&self.place);
         assert!(answered.is_none_or(|answered| answered.is_ok()), "it panicked");
+    }
+}
+
+/// Its side of the helper.
+fn server(place: &Path, file: &Path, vmm_sockets: &Arc<VmmSockets>) -> RequestServer {
+    let (files, known) = (Arc::new(Files::of(Vec::new())), Arc::clone(vmm_sockets));
+    RequestServer {
+        file: file::read(file).expect("ours"),
+        options: Daemon::default(),
+        state: Some(place.join("state.toml")),
+        added_ports: AddedPorts::All,
+        directories: Arc::new(Directories::open(&[place.to_owned()])),
+        adopt: adopting(None, vmm_sockets, &files),
+        files,
+        made: Box::new(move |path| known.add([path])),
     }
 }
 
@@ -140,4 +143,58 @@ fn there_are_no_more_sockets_than_ports_that_count() {
     kept.requests.adopt().expect("judged");
     assert!(other.exists());
     assert_eq!((kept.sockets(), kept.vmm_sockets.len()), (1, 2));
+}
+
+#[test]
+fn added_port_is_checked_and_kept_without_a_look_at_the_others() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (place, file) = (directory.path(), directory.path().join("c.toml"));
+    fs::write(&file, "[network.lan]\n").expect("ours");
+    let server = server(place, &file, &Arc::default());
+    let mut proposals = Proposals {
+        in_force: server.file.clone(),
+        ..Proposals::default()
+    };
+    let ask = |request, tables: Option<&Entry<Port>>, proposals: &mut Proposals| {
+        let text = tables.map(|port| text_with(&of(port)).expect("a memory file"));
+        server.answer(request, text, proposals)
+    };
+    let with_rule = |number: usize| {
+        let path = place.join(format!("{number}.sock"));
+        let keys = serde_json::json!({
+            "socket-path": path, "network": "lan", "rule": [{"direction": "to-guest", "action": "deny"}]
+        });
+        Port::named(&format!("vm{number}"), keys.as_object().expect("keys")).expect("a port")
+    };
+    for number in 0..50 {
+        ask(Request::Put, Some(&with_rule(number)), &mut proposals).expect("allowed");
+        let (_, alone) = proposals.proposed.as_ref().expect("proposed");
+        // The first one is checked with the file.
+        assert_eq!(alone.is_some(), number > 0, "{number}");
+        ask(Request::Adopt, None, &mut proposals).expect("checked");
+        assert_eq!(proposals.text.is_some(), number > 0, "{number}");
+        ask(Request::Keep, None, &mut proposals).expect("kept");
+    }
+    // A mistake is found as with all others, and forgotten.
+    let twice = Entry::of_no_file("other", with_rule(7).value);
+    let refused = ask(Request::Put, Some(&twice), &mut proposals).expect_err("the same socket");
+    assert!(refused.contains("is asked for by two ports"), "{refused}");
+    ask(Request::Put, Some(&with_rule(50)), &mut proposals).expect("allowed");
+    ask(Request::Adopt, None, &mut proposals).expect("checked");
+    ask(
+        Request::Without(TableKind::Port, "vm3".to_owned()),
+        None,
+        &mut proposals,
+    )
+    .expect("there");
+    ask(Request::Adopt, None, &mut proposals).expect("checked");
+    ask(Request::Keep, None, &mut proposals).expect("kept");
+    let added = &proposals.in_force.added;
+    let names: Vec<_> = (0..=50).filter(|&number| number != 3).map(with_rule).collect();
+    assert_eq!(added.ports, names);
+    let kept = fs::read_to_string(place.join("state.toml")).expect("kept");
+    assert_eq!(
+        state::parse(Path::new("state.toml"), &kept).expect("a state file"),
+        *added
+    );
 }
