@@ -293,7 +293,9 @@ pub(crate) struct Place {
 /// Recomputes the lanes' targets and the networks' forwarding state.
 #[cold]
 pub(crate) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &mut Place) {
-    let receivers = slots.iter().enumerate().filter(|(_, slot)| slot.receives());
+    // Lanes of networks are no targets.
+    let receivers = slots.iter().enumerate();
+    let receivers = receivers.filter(|(_, slot)| slot.role.network().is_none() && slot.receives());
     let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
     for slot in &mut *slots {
         let wanted = slot.role.targets(slot.lane.receives());
