@@ -22,7 +22,8 @@ pub(crate) use self::check::{Owner, Taken};
 pub(crate) use self::hints::HintsConfig;
 pub(crate) use self::network::{NetworkConfig, UplinkConfig};
 pub(crate) use self::port::{
-    Endpoint, ExternalProgram, Inherited, MemberVlans, MemoryRules, NicConfig, PortConfig, PortQueues,
+    Endpoint, ExternalProgram, Inherited, InterfaceQueues, MemberVlans, MemoryRules, NicConfig, PortConfig,
+    QueueOptions,
 };
 use crate::listener::Access;
 use dataplane::worker::polling::Waits;
@@ -136,7 +137,7 @@ impl ServeConfig {
 
     /// The largest budget (frames) of busy polling of any port; `None`: no port busy-polls.
     pub(crate) fn busy_poll_budget(&self) -> Option<u16> {
-        let budgets = self.ports.iter().filter_map(|port| port.busy_poll);
+        let budgets = self.ports.iter().filter_map(|port| port.options.busy_poll);
         budgets
             .map(|poll| poll.budget.try_into().unwrap_or(u16::MAX))
             .max()

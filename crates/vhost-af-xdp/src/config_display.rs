@@ -77,7 +77,7 @@ fn network_lines(config: &ServeConfig, network: &NetworkConfig) -> Lines {
         return lines;
     };
     let stations: usize = ports.iter().map(|port| port.nic.stations().len()).sum();
-    let all = Size(u64::from(uplink.packet_bytes) * u64::from(uplink.queues));
+    let all = Size(u64::from(uplink.options.packet_bytes) * u64::from(uplink.queues));
     add(&mut lines, "memory of all queues", &all);
     let addresses = format!("{stations} of {STATIONS_MAX} addresses (one in two VLANs counts twice)");
     add(&mut lines, "ports", &format!("{}, with {addresses}", ports.len()));
@@ -89,12 +89,15 @@ fn port_lines(port: &PortConfig) -> Lines {
     keys.filter.rule.clear();
     keys.memory.max_memory = Some(Size(port.memory.most_bytes));
     let mut lines = keys.lines();
-    if port.placement != port.asked {
-        let why = format!("{}: frames of other ports are received by a copy", port.placement);
+    if port.options.placement != port.asked {
+        let why = format!(
+            "{}: frames of other ports are received by a copy",
+            port.options.placement
+        );
         add(&mut lines, "memory, in a network", &why);
     }
-    if port.slices_from.is_some() {
-        let slice = Size(port.packet_bytes.into());
+    if port.options.slices_from.is_some() {
+        let slice = Size(port.options.packet_bytes.into());
         add(
             &mut lines,
             "packet memory",

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::config::{self, Endpoint, ExternalProgram, NicConfig, PortConfig, Segments};
-use crate::config::{FileKinds, MemoryRules};
+use crate::config::{FileKinds, MemoryRules, QueueOptions};
 use crate::nic::interfaces::Interfaces;
 use crate::port::watch::Watch;
 use crate::port::{AttachedTo, Port};
@@ -17,6 +17,7 @@ use dataplane::worker::polling::Waits;
 use dataplane::worker::workers::Workers;
 use device::features::OnRequest;
 use device::offloads::Offloads;
+use xsk::BindRequest;
 
 /// A port of the null NIC with a worker of its own.
 pub struct NullPort(Arc<Port>);
@@ -46,16 +47,19 @@ impl NullPort {
                 most_bytes: 1 << 40,
                 files: FileKinds::Shared,
             },
-            segments: Segments::Auto,
-            busy_poll: None,
-            hints: crate::config::HintsConfig::default(),
+            options: QueueOptions {
+                bind: BindRequest::Auto,
+                placement,
+                packet_bytes: COPY_BYTES,
+                segments: Segments::Auto,
+                busy_poll: None,
+                hints: crate::config::HintsConfig::default(),
+                slices_from: None,
+            },
             external: ExternalProgram::None,
-            placement,
             asked: placement,
             mac: None,
             vlans: Vec::new(),
-            packet_bytes: COPY_BYTES,
-            slices_from: None,
             offload: Offloads::all(),
             offer: OnRequest::all(),
             rates: model::rates::PortRates::UNLIMITED,

@@ -15,7 +15,6 @@ use steer::with_sources;
 
 use crate::config::{HintsConfig, NetworkConfig, PortConfig, ServeConfig, UplinkConfig};
 use crate::network::Network;
-use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::numa::Nodes;
 use crate::port::attachment::PatchPort;
@@ -140,7 +139,7 @@ impl Ports {
         let refused = |error: &dyn Error| anyhow!("port {}: {}", config.name, with_sources(error));
         let hints = port.as_ref().map(|port| port.hints());
         if let Some(port) = &port {
-            let switched = port.set_hints(QueueOptions::hints_of(config));
+            let switched = port.set_hints(config.hints());
             switched.map_err(|error| refused(&error))?;
         }
         if let Some(AttachedTo::Network(end)) = attached {

@@ -493,7 +493,7 @@ impl Reader {
     /// Changes the uplink's hints of a network that keeps running; returns a message.
     fn change_uplink(&mut self, table: &Entry<Network>, network: &NetworkConfig) -> anyhow::Result<String> {
         if let Some(uplink) = &network.uplink {
-            self.ports.set_uplink_hints(&network.name, uplink.hints)?;
+            self.ports.set_uplink_hints(&network.name, uplink.options.hints)?;
         }
         let known = of_name(&self.running.networks, &table.name);
         let keys = known.map_or_else(Vec::new, |known| known.differences(table));
@@ -595,7 +595,7 @@ impl Reach {
 
     /// Why the daemon cannot open the uplink of a network any more, with the remedy.
     fn lacks_uplink(self, network: &NetworkConfig) -> Option<String> {
-        self.lacks_interface("uplink", &network.uplink.as_ref()?.name)
+        self.lacks_interface("uplink", &network.uplink.as_ref()?.at.name)
     }
 
     fn lacks_interface(self, key: &str, name: &str) -> Option<String> {

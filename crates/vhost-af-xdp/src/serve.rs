@@ -32,9 +32,9 @@ use super::config::{Endpoint, PortConfig, ServeConfig};
 use super::port::Port;
 use crate::api::gateway;
 use crate::check::{check_privileges, user_of};
+use crate::config::QueueOptions;
 use crate::config::build::machine_bytes;
 use crate::nic::external::{self, Given};
-use crate::nic::interface::QueueOptions;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::numa::Nodes;
 use crate::nic::shared_memory::SharedMemory;
@@ -265,10 +265,13 @@ fn tell_what_is_off(config: &ServeConfig) {
 
 /// The memory of all ports with `shared-umem`, if there are any.
 fn shared_memory(config: &ServeConfig) -> Option<Arc<SharedMemory>> {
-    let sharing = config.ports.iter().filter(|port| port.slices_from.is_some());
+    let sharing = config
+        .ports
+        .iter()
+        .filter(|port| port.options.slices_from.is_some());
     let slices = sharing.clone().map(|port| u32::from(port.queues)).sum();
     // They all have the same.
-    let slice_bytes = sharing.map(|port| port.packet_bytes).next()?;
+    let slice_bytes = sharing.map(|port| port.options.packet_bytes).next()?;
     Some(SharedMemory::new(slices, slice_bytes))
 }
 
@@ -277,10 +280,13 @@ fn open_given(config: &ServeConfig, given: Given, nodes: Nodes) -> anyhow::Resul
     let copy_bytes = config.ports.iter().map(PortConfig::copy_bytes);
     let interfaces = Interfaces::new(given, nodes, copy_bytes.sum()).sharing(shared_memory(config));
     for port in &config.ports {
-        if let (Some(wanted), Some(options)) = (port.wanted(), QueueOptions::of(port)) {
-            interfaces
-                .open_given(&wanted, options)
-                .map_err(|error| anyhow::anyhow!("port {}: {}", port.name, with_sources(&error)))?;
+        if let Some(wanted) = port.wanted() {
+            let options = QueueOptions {
+                hints: port.hints(),
+                ..port.options
+            };
+            let opened = interfaces.open_given(&wanted, options);
+            opened.map_err(|error| anyhow::anyhow!("port {}: {}", port.name, with_sources(&error)))?;
         }
     }
     Ok(interfaces)

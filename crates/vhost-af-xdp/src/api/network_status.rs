@@ -44,7 +44,7 @@ pub(crate) fn read(network: &Network, ports: &[Arc<Port>]) -> NetworkStatus {
         uplink: match interface {
             // Its present name: it may have been renamed.
             Some(interface) => Some(interface.name()),
-            None => shown.uplink.map(|uplink| uplink.name),
+            None => shown.uplink.map(|uplink| uplink.at.name),
         },
         attached: interface
             .and_then(|interface| interface.steering.attached())

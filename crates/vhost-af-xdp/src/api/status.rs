@@ -162,7 +162,7 @@ pub(crate) fn read_port(port: &Port) -> PortStatus {
         macs: filter.macs.into_iter().map(mac_text).collect(),
         vlans: filter.vlans,
         rules: port.rules(),
-        memory: port.config.placement.to_string(),
+        memory: port.config.options.placement.to_string(),
         mac: mac_text(port.mac()),
         learned: port.learned().into_iter().map(learned).collect(),
         mtu: u16::try_from(shown.mtu).unwrap_or(u16::MAX),

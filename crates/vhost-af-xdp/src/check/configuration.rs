@@ -209,7 +209,7 @@ impl QueueUse {
         Self {
             request: Request {
                 mode: wanted.mode,
-                bind: uplink.bind,
+                bind: uplink.options.bind,
                 has_steward: config.steward.is_some(),
                 ..Request::of(Placement::Copy)
             },
@@ -221,13 +221,13 @@ impl QueueUse {
     }
 
     fn of_port(config: &ServeConfig, port: &PortConfig) -> Option<Self> {
-        let (wanted, own) = (port.wanted()?, port.nic.queues()?);
+        let wanted = port.wanted()?;
         Some(Self {
             request: Request {
-                placement: port.placement,
+                placement: port.options.placement,
                 mode: wanted.mode,
-                bind: own.bind,
-                shares: port.slices_from.is_some(),
+                bind: port.options.bind,
+                shares: port.options.slices_from.is_some(),
                 has_filter: !wanted.filter.macs.is_empty() || !wanted.filter.vlans.is_empty(),
                 has_steward: config.steward.is_some(),
             },
@@ -288,7 +288,7 @@ impl Look<'_> {
             .networks
             .iter()
             .filter_map(|network| network.uplink.as_ref());
-        let uplinks = uplinks.map(|uplink| u64::from(uplink.packet_bytes) * u64::from(uplink.queues));
+        let uplinks = uplinks.map(|uplink| u64::from(uplink.options.packet_bytes) * u64::from(uplink.queues));
         let limit = memory_limit().filter(|_| config.steward.is_none());
         let short = limit.and_then(|limit| memory_finding(limit, ports.chain(uplinks).sum()));
         self.findings.extend(short);

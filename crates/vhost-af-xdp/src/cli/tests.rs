@@ -3,7 +3,7 @@ use clap::{CommandFactory, Parser};
 use common::command_line::{mistake, named_command, sentence};
 
 use super::{Cli, Command};
-use crate::config::{Control, NicConfig, Placement, PortQueues, ServeConfig};
+use crate::config::{Control, InterfaceQueues, NicConfig, Placement, ServeConfig};
 
 pub(crate) fn serve(arguments: &[&str]) -> anyhow::Result<ServeConfig> {
     let arguments = ["vhost-af-xdp", "serve"].iter().chain(arguments);
@@ -23,10 +23,10 @@ fn ports_inherit_what_they_do_not_say() {
     ])
     .expect("valid");
     assert_eq!(config.ports.len(), 2);
-    assert_eq!(config.ports[0].placement, Placement::Direct);
-    assert_eq!(config.ports[1].placement, Placement::Copy);
+    assert_eq!(config.ports[0].options.placement, Placement::Direct);
+    assert_eq!(config.ports[1].options.placement, Placement::Copy);
     assert!(
-        matches!(&config.ports[1].nic, NicConfig::Interface(PortQueues { name, start_queue: 1, .. }) if name == "eth1")
+        matches!(&config.ports[1].nic, NicConfig::Interface(InterfaceQueues { name, start_queue: 1, .. }) if name == "eth1")
     );
 }
 
@@ -254,7 +254,7 @@ fn shared_memory_is_for_all_pairs_together() {
         let slices = config.ports.iter();
         anyhow::Ok(
             slices
-                .map(|port| (port.packet_bytes, port.slices_from))
+                .map(|port| (port.options.packet_bytes, port.options.slices_from))
                 .collect::<Vec<_>>(),
         )
     };

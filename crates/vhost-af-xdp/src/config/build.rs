@@ -10,16 +10,17 @@ use common::binding::LARGE_CHUNK;
 use common::options::{bind_request, busy_poll, mode_request};
 use device::features::OnRequest;
 use model::config::{
-    Account, Action, Api, Daemon, Direction, External, Interface, Limits, Network, Placement, Port, Process,
-    Rule, Size, Socket, Vlans, Words, names_of_set, set_keys,
+    Account, Action, Api, Attachment, Daemon, Direction, External, Interface, Limits, Network, Placement,
+    Port, Process, Rule, Size, Socket, Vlans, Words, names_of_set, set_keys,
 };
 use serde::Serialize;
 use steward_protocol::is_interface_name;
+use xsk::BusyPoll;
 
 use super::port::offloads_of;
 use super::{
-    ApiConfig, Control, Endpoint, ExternalProgram, HintsConfig, MOST_BYTES, MemberVlans, MemoryRules,
-    NetworkConfig, NicConfig, PortConfig, PortQueues, ServeConfig, UplinkConfig, offload,
+    ApiConfig, Control, Endpoint, ExternalProgram, HintsConfig, InterfaceQueues, MOST_BYTES, MemberVlans,
+    MemoryRules, NetworkConfig, NicConfig, PortConfig, QueueOptions, ServeConfig, UplinkConfig, offload,
 };
 use crate::listener::Access;
 use dataplane::nic::endpoint::{COPY_BYTES, LEAST_COPY_BYTES};
@@ -67,18 +68,20 @@ pub(crate) fn port(port: &Port, ports: usize) -> anyhow::Result<PortConfig> {
         endpoint,
         queues: port.interface.queues.unwrap_or(1),
         external: external(&port.external)?,
-        placement,
+        options: QueueOptions {
+            placement,
+            ..queue_options(
+                port.memory.packet_memory,
+                &port.attachment,
+                busy_poll(&port.polling)?,
+            )?
+        },
         asked,
-        packet_bytes: packet_bytes(port.memory.packet_memory)?,
-        slices_from: None,
         memory: MemoryRules {
             most_bytes: max_memory.unwrap_or_else(|| machine_share(ports)),
             files: port.memory.memory_files.unwrap_or_default(),
         },
         rates,
-        segments: port.attachment.segments.unwrap_or_default(),
-        busy_poll: busy_poll(&port.polling)?,
-        hints: hints(port.attachment.hints.as_ref())?,
         mac: port.interface.mac.map(|mac| mac.0),
         vlans: vlans.map_or_else(Vec::new, |Vlans(vlans)| vlans.clone()),
         offload: offload::parse(offload, offloads_of(placement))
@@ -168,7 +171,7 @@ fn nic(port: &Port) -> anyhow::Result<NicConfig> {
         frame_size,
         ..
     } = &port.interface;
-    let queues = queues(port)?;
+    let queues = queues("ifname", ifname, &port.attachment)?;
     let network = &port.member.network;
     let given = [
         ("ifname", ifname.is_some()),
@@ -230,27 +233,42 @@ fn member_vlans(port: &Port) -> anyhow::Result<MemberVlans> {
     }
 }
 
-fn queues(port: &Port) -> anyhow::Result<Option<PortQueues>> {
-    let attachment = &port.attachment;
-    let Some(name) = &port.interface.ifname else {
+/// The queues of an interface, if the option `key` names one.
+fn queues(
+    key: &str,
+    name: &Option<String>,
+    attachment: &Attachment,
+) -> anyhow::Result<Option<InterfaceQueues>> {
+    let Some(name) = name.clone() else {
         return Ok(None);
     };
-    check_interface("ifname", name)?;
-    Ok(Some(PortQueues {
-        name: name.clone(),
-        start_queue: attachment.start_queue.unwrap_or(0),
-        mode: mode_request(attachment.mode),
-        bind: bind_request(attachment.force_copy, attachment.force_zero_copy)?,
-    }))
-}
-
-fn check_interface(key: &str, name: &str) -> anyhow::Result<()> {
-    if !is_interface_name(name) {
+    if !is_interface_name(&name) {
         bail!(
             "{key} {name:?}: no interface can have this name: 1 to 15 bytes, no `/`, `:` or blank (`ip link` lists them)"
         );
     }
-    Ok(())
+    Ok(Some(InterfaceQueues {
+        name,
+        start_queue: attachment.start_queue.unwrap_or(0),
+        mode: mode_request(attachment.mode),
+    }))
+}
+
+/// How queues are used that copy.
+fn queue_options(
+    packet_memory: Option<Size>,
+    attachment: &Attachment,
+    busy_poll: Option<BusyPoll>,
+) -> anyhow::Result<QueueOptions> {
+    Ok(QueueOptions {
+        bind: bind_request(attachment.force_copy, attachment.force_zero_copy)?,
+        placement: Placement::Copy,
+        packet_bytes: packet_bytes(packet_memory)?,
+        segments: attachment.segments.unwrap_or_default(),
+        busy_poll,
+        hints: hints(attachment.hints.as_ref())?,
+        slices_from: None,
+    })
 }
 
 fn hints(words: Option<&Words>) -> anyhow::Result<HintsConfig> {
@@ -451,7 +469,7 @@ pub(crate) fn share(ports: &mut [PortConfig], size: Option<Size>) -> anyhow::Res
         })?;
     let mut next = 0;
     for port in ports.iter_mut().filter(|port| port.can_share()) {
-        (port.packet_bytes, port.slices_from) = (slice, Some(next));
+        (port.options.packet_bytes, port.options.slices_from) = (slice, Some(next));
         next += u32::from(port.queues);
     }
     Ok(())
@@ -479,23 +497,14 @@ pub(crate) fn machine_bytes() -> u64 {
 pub(crate) fn network(name: &str, network: &Network) -> anyhow::Result<NetworkConfig> {
     let (options, attachment) = (&network.uplink, &network.attachment);
     let busy_poll = busy_poll(&network.polling)?;
-    let uplink = match &options.uplink {
+    let uplink = match queues("uplink", &options.uplink, attachment)? {
         None => None,
-        Some(uplink) => {
-            check_interface("uplink", uplink)?;
-            Some(UplinkConfig {
-                name: uplink.clone(),
-                start_queue: attachment.start_queue.unwrap_or(0),
-                queues: options.queues.unwrap_or(1),
-                mode: mode_request(attachment.mode),
-                bind: bind_request(attachment.force_copy, attachment.force_zero_copy)?,
-                packet_bytes: packet_bytes(options.packet_memory)?,
-                segments: attachment.segments.unwrap_or_default(),
-                busy_poll,
-                hints: hints(attachment.hints.as_ref())?,
-                host: options.host.unwrap_or(true),
-            })
-        }
+        Some(at) => Some(UplinkConfig {
+            at,
+            queues: options.queues.unwrap_or(1),
+            options: queue_options(options.packet_memory, attachment, busy_poll)?,
+            host: options.host.unwrap_or(true),
+        }),
     };
     Ok(NetworkConfig {
         name: name.to_owned(),

@@ -15,7 +15,7 @@ use steward_protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::BindRequest;
 
 use super::build::machine_share;
-use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, PortConfig, PortQueues, offloads_of};
+use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, PortConfig, offloads_of};
 use super::{Control, MOST_BYTES, MOST_QUEUES, Placement, ServeConfig, state};
 
 const ZERO_COPY_NEEDS_NATIVE: &str =
@@ -110,17 +110,19 @@ impl ServeConfig {
         let Some(uplink) = &self.networks[at].uplink else {
             return Ok(());
         };
-        check_text(&uplink.name)?;
+        check_text(&uplink.at.name)?;
         if !(1..=u32::from(MOST_QUEUES)).contains(&uplink.queues) {
             let queues = uplink.queues;
             bail!("--queues {queues}: an uplink has 1 to {MOST_QUEUES} queues");
         }
-        let named = uplink.hints.named();
-        match uplink.mode {
+        let named = uplink.options.hints.named();
+        match uplink.at.mode {
             ModeRequest::Skb | ModeRequest::Tap if !named.is_empty() => {
                 bail!("--hints {named} {HINTS_NEED_NATIVE}");
             }
-            ModeRequest::Tap if uplink.bind == BindRequest::ForceZeroCopy => bail!(ZERO_COPY_NEEDS_NATIVE),
+            ModeRequest::Tap if uplink.options.bind == BindRequest::ForceZeroCopy => {
+                bail!(ZERO_COPY_NEEDS_NATIVE)
+            }
             _ => {}
         }
         for other in &self.networks[..at] {
@@ -176,7 +178,7 @@ impl ServeConfig {
                      have {STATIONS_MAX}: use several"
                 );
             }
-            let uplink = network.uplink.as_ref().map(|uplink| &uplink.name);
+            let uplink = network.uplink.as_ref().map(|uplink| &uplink.at.name);
             if let Some(own) = port.nic.queues().filter(|own| uplink != Some(&own.name)) {
                 bail!(
                     "ifname {}: the uplink of network {name} is {}, and a port's own queues must be of that one: name it, \
@@ -212,19 +214,19 @@ impl PortConfig {
             let queues = self.queues;
             bail!("--queues {queues}: a port has 1 to {MOST_QUEUES} queue pairs");
         }
-        let cannot = self.offload.without(offloads_of(self.placement));
+        let cannot = self.offload.without(offloads_of(self.options.placement));
         if cannot != Offloads::NONE {
             bail!(
                 "--offload {cannot}: memory=direct receives each frame where it stays, use memory=copy for these"
             );
         }
-        if let (true, Some(name)) = (self.placement.has_guest_ram(), self.nic.cable()) {
+        if let (true, Some(name)) = (self.options.placement.has_guest_ram(), self.nic.cable()) {
             bail!(
                 "cable {name}: its guests have no queue of an interface that could read their memory, use memory=copy"
             );
         }
         if self.nic.network().is_some() {
-            if self.placement.has_guest_ram() && self.nic.queues().is_none() {
+            if self.options.placement.has_guest_ram() && self.nic.queues().is_none() {
                 bail!(
                     "memory: ports of a network share its queues, and frames of queues that are shared are copied: use \
                      memory = \"copy\", or name a queue of its own with ifname and start-queue"
@@ -288,15 +290,12 @@ impl PortConfig {
 
     fn check_shared(&self) -> anyhow::Result<()> {
         match self.nic {
-            _ if self.slices_from.is_none() => Ok(()),
+            _ if self.options.slices_from.is_none() => Ok(()),
             _ if self.has_external_program() => bail!(
                 "--shared-umem and --inhibit exclude each other: foreign sockets are bound to memory of their own; leave \
                  one out"
             ),
-            NicConfig::Interface(PortQueues {
-                bind: BindRequest::ForceZeroCopy,
-                ..
-            }) => bail!(
+            NicConfig::Interface(_) if self.options.bind == BindRequest::ForceZeroCopy => bail!(
                 "--shared-umem and --force-zero-copy exclude each other: all queues are as the first that is opened, and \
                  not every interface may have zero-copy; leave one out"
             ),
@@ -306,10 +305,10 @@ impl PortConfig {
 
     fn check_bind(&self) -> anyhow::Result<()> {
         match self.nic.queues() {
-            Some(queues) if queues.mode == ModeRequest::Tap => self.check_tap(queues),
-            Some(queues) if queues.bind != BindRequest::ForceZeroCopy => Ok(()),
+            Some(queues) if queues.mode == ModeRequest::Tap => self.check_tap(),
+            Some(_) if self.options.bind != BindRequest::ForceZeroCopy => Ok(()),
             Some(queues) if queues.mode == ModeRequest::Skb => bail!(ZERO_COPY_NEEDS_NATIVE),
-            Some(_) if self.placement == Placement::Direct => bail!(
+            Some(_) if self.options.placement == Placement::Direct => bail!(
                 "--force-zero-copy with memory=direct: zero-copy depends on the guest. Leave the option out (zero-copy is \
                  used where possible, else `status` shows why not), or use memory=send-direct or copy"
             ),
@@ -318,28 +317,31 @@ impl PortConfig {
     }
 
     /// Checks for options that tap mode excludes, because it binds no queue.
-    fn check_tap(&self, queues: &PortQueues) -> anyhow::Result<()> {
+    fn check_tap(&self) -> anyhow::Result<()> {
         let excluded = [
             (self.nic.network().is_some(), "a queue of the port's own"),
-            (self.placement.has_guest_ram(), "memory=direct and send-direct"),
+            (
+                self.options.placement.has_guest_ram(),
+                "memory=direct and send-direct",
+            ),
             (self.has_external_program(), "inhibit"),
         ];
         match excluded.iter().find(|(is_set, _)| *is_set) {
             Some((_, what)) => bail!(
                 "--mode tap excludes {what}: frames pass by a tap device, and no queue is bound; leave one out"
             ),
-            None if queues.bind == BindRequest::ForceZeroCopy => bail!(ZERO_COPY_NEEDS_NATIVE),
+            None if self.options.bind == BindRequest::ForceZeroCopy => bail!(ZERO_COPY_NEEDS_NATIVE),
             None => Ok(()),
         }
     }
 
     /// Checks whether the configured hints can be left before the port's frames.
     fn check_hints(&self) -> anyhow::Result<()> {
-        let named = self.hints.named();
+        let named = self.options.hints.named();
         let Some(queues) = self.nic.queues().filter(|_| !named.is_empty()) else {
             return Ok(());
         };
-        if self.placement.has_guest_ram() {
+        if self.options.placement.has_guest_ram() {
             bail!(
                 "--hints {named} with memory={}: frames are in the guest's memory, where the virtio-net header takes the \
                  place of hints: use memory=copy for them, or leave hints out",
@@ -364,7 +366,7 @@ impl PortConfig {
         if !matches!(self.nic, NicConfig::Interface(_)) {
             bail!("--inhibit needs an interface: name it with --ifname");
         }
-        if self.placement.has_guest_ram() {
+        if self.options.placement.has_guest_ram() {
             bail!(
                 "--inhibit with memory=direct or send-direct: a foreign program writes no virtio-net header; its queues \
                  are bound once, to daemon memory; use memory=copy"
@@ -472,7 +474,9 @@ mod tests {
 
     use device::features::OnRequest;
 
-    use super::super::{ApiConfig, Endpoint, FileKinds, MemoryRules, Segments};
+    use super::super::{
+        ApiConfig, Endpoint, FileKinds, InterfaceQueues, MemoryRules, QueueOptions, Segments,
+    };
     use super::*;
     use crate::listener::Access;
     use dataplane::nic::endpoint::COPY_BYTES;
@@ -487,26 +491,28 @@ mod tests {
             access: Access::OWN,
             endpoint: Endpoint::Server(path.into()),
             queues,
-            nic: NicConfig::Interface(PortQueues {
+            nic: NicConfig::Interface(InterfaceQueues {
                 name: "eth0".into(),
                 start_queue,
                 mode: ModeRequest::Xdp,
-                bind: BindRequest::Auto,
             }),
             external: ExternalProgram::None,
-            placement: Placement::Copy,
+            options: QueueOptions {
+                bind: BindRequest::Auto,
+                placement: Placement::Copy,
+                packet_bytes: COPY_BYTES,
+                segments: Segments::Auto,
+                busy_poll: None,
+                hints: super::super::HintsConfig::default(),
+                slices_from: None,
+            },
             asked: Placement::Copy,
             memory: MemoryRules {
                 most_bytes: 1 << 30,
                 files: FileKinds::Shared,
             },
-            segments: Segments::Auto,
-            busy_poll: None,
-            hints: super::super::HintsConfig::default(),
             mac: None,
             vlans: Vec::new(),
-            packet_bytes: COPY_BYTES,
-            slices_from: None,
             offload: Offloads::NONE,
             offer: OnRequest::NONE,
             rates: PortRates::UNLIMITED,

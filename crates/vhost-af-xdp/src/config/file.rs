@@ -174,7 +174,7 @@ fn check_interfaces_of_added(config: &ServeConfig) -> Result<(), String> {
     let Some(file) = &config.file else { return Ok(()) };
     let (ports, added_ports) = config.ports.split_at(file.tables.ports.len());
     let (networks, added_networks) = config.networks.split_at(file.tables.networks.len());
-    let interface_of = |network: &NetworkConfig| network.uplink.as_ref().map(|uplink| uplink.name.clone());
+    let interface_of = |network: &NetworkConfig| network.uplink.as_ref().map(|uplink| uplink.at.name.clone());
     let queues_of = |port: &PortConfig| port.wanted().map(|wanted| wanted.interface);
     let named: HashSet<String> = ports
         .iter()

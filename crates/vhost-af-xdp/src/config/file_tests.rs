@@ -449,7 +449,7 @@ fn port_of_a_network_may_have_a_queue_of_its_own() {
     assert_eq!((wanted.start_queue, wanted.queues, wanted.network), (2, 1, false));
     let direct = &read_of(&text.replace("send-direct", "direct")).ports[0];
     assert_eq!(
-        (direct.placement, direct.asked),
+        (direct.options.placement, direct.asked),
         (Placement::SendDirect, Placement::Direct)
     );
     assert_eq!(

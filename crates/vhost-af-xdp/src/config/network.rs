@@ -1,12 +1,9 @@
 //! The configuration of a network.
 
-use steer::{Filter, ModeRequest};
+use steer::Filter;
 use steward_protocol::Wanted;
-use xsk::{BindRequest, BusyPoll};
 
-use super::Segments;
-use super::hints::HintsConfig;
-use super::port::{asks_for_xdp, mode_where};
+use super::port::{InterfaceQueues, QueueOptions};
 
 /// Ports that reach each other by address, and their shared uplink.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,23 +16,11 @@ pub(crate) struct NetworkConfig {
 /// Queues of an interface for a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UplinkConfig {
-    /// The interface.
-    pub(crate) name: String,
-    pub(crate) start_queue: u32,
+    pub(crate) at: InterfaceQueues,
     /// Number of queues.
     pub(crate) queues: u32,
-    /// How to attach the steering program.
-    pub(crate) mode: ModeRequest,
-    /// Zero-copy or copy, if configured.
-    pub(crate) bind: BindRequest,
-    /// Packet memory of each queue, bytes.
-    pub(crate) packet_bytes: u32,
-    /// How segments are sent.
-    pub(crate) segments: Segments,
-    /// Busy polling, if configured.
-    pub(crate) busy_poll: Option<BusyPoll>,
-    /// Hints of the NIC for received frames.
-    pub(crate) hints: HintsConfig,
+    /// How they are used. Guests share them, so frames are copied.
+    pub(crate) options: QueueOptions,
     /// The network reaches the host's own stack, too.
     pub(crate) host: bool,
 }
@@ -44,10 +29,10 @@ impl UplinkConfig {
     /// The queues to lease.
     pub(crate) fn wanted(&self) -> Wanted {
         Wanted {
-            interface: self.name.clone(),
-            start_queue: self.start_queue,
+            interface: self.at.name.clone(),
+            start_queue: self.at.start_queue,
             queues: self.queues,
-            mode: mode_where(asks_for_xdp(self.bind, self.hints, self.busy_poll), self.mode),
+            mode: self.options.mode(false, self.at.mode),
             filter: Filter::default(),
             network: true,
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use device::features::OnRequest;
 use device::offloads::Offloads;
-use model::config::{FileKinds, MemberOptions, Placement, Port};
+use model::config::{FileKinds, MemberOptions, Placement, Port, Segments};
 use steer::ModeRequest;
 use steward_protocol::Wanted;
 use xsk::{BindRequest, BusyPoll};
@@ -60,7 +60,7 @@ pub(super) fn offloads_of(placement: Placement) -> Offloads {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NicConfig {
     /// Queues of an interface.
-    Interface(PortQueues),
+    Interface(InterfaceQueues),
     /// Another port of this process.
     Cable {
         /// The name that both ports give.
@@ -73,7 +73,7 @@ pub(crate) enum NicConfig {
         /// What it may do in the network.
         options: MemberOptions,
         /// Queues of the uplink's interface for this port alone.
-        own: Option<PortQueues>,
+        own: Option<InterfaceQueues>,
     },
     /// No other end: frames are made and dropped in this process.
     Null {
@@ -95,33 +95,50 @@ pub(crate) enum MemberVlans {
 
 /// Queues `start_queue..` of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PortQueues {
+pub(crate) struct InterfaceQueues {
     /// The interface.
     pub(crate) name: String,
     /// The first queue, for the first queue pair.
     pub(crate) start_queue: u32,
     /// How to attach the steering program.
     pub(crate) mode: ModeRequest,
+}
+
+/// How a port or an uplink uses its queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct QueueOptions {
     /// Zero-copy or copy, if configured.
     pub(crate) bind: BindRequest,
+    /// A queue may copy even if this is direct.
+    pub(crate) placement: Placement,
+    /// Packet memory of each queue while it copies, bytes.
+    pub(crate) packet_bytes: u32,
+    /// How segments are sent.
+    pub(crate) segments: Segments,
+    /// Busy polling, if configured.
+    pub(crate) busy_poll: Option<BusyPoll>,
+    /// Hints of the NIC for received frames.
+    pub(crate) hints: HintsConfig,
+    /// The packet memory is a slice of memory that several ports share (`--shared-umem`): the index of its first
+    /// queue's slice. `None`: each queue has its own UMEM.
+    pub(crate) slices_from: Option<u32>,
 }
 
-/// The requested mode; `auto` becomes `xdp` if another option needs AF_XDP.
-pub(super) fn mode_where(has_only_xdp: bool, mode: ModeRequest) -> ModeRequest {
-    match mode {
-        ModeRequest::Auto if has_only_xdp => ModeRequest::Xdp,
-        mode => mode,
+impl QueueOptions {
+    /// The mode to lease queues with: `auto` becomes `xdp` if an option needs AF_XDP.
+    pub(super) fn mode(&self, needs_xdp: bool, mode: ModeRequest) -> ModeRequest {
+        let has_option =
+            self.bind != BindRequest::Auto || !self.hints.named().is_empty() || self.busy_poll.is_some();
+        match mode {
+            ModeRequest::Auto if needs_xdp || has_option => ModeRequest::Xdp,
+            mode => mode,
+        }
     }
-}
-
-/// Whether one of these options needs AF_XDP.
-pub(super) fn asks_for_xdp(bind: BindRequest, hints: HintsConfig, busy_poll: Option<BusyPoll>) -> bool {
-    bind != BindRequest::Auto || !hints.named().is_empty() || busy_poll.is_some()
 }
 
 impl NicConfig {
     /// Queues for this port alone.
-    pub(crate) fn queues(&self) -> Option<&PortQueues> {
+    pub(crate) fn queues(&self) -> Option<&InterfaceQueues> {
         match self {
             Self::Interface(queues) => Some(queues),
             Self::Network { own, .. } => own.as_ref(),
@@ -268,22 +285,12 @@ pub(crate) struct PortConfig {
     pub(crate) nic: NicConfig,
     /// Queues of another program, if any.
     pub(crate) external: ExternalProgram,
-    pub(crate) placement: Placement,
-    /// `--memory` as requested; if `placement` differs, `status` says why.
+    /// How it uses queues.
+    pub(crate) options: QueueOptions,
+    /// `--memory` as requested; if `options.placement` differs, `status` says why.
     pub(crate) asked: Placement,
-    /// Packet memory of each queue pair while it copies, bytes.
-    pub(crate) packet_bytes: u32,
-    /// The packet memory is a slice of memory that several ports share (`--shared-umem`): the index of its first pair's
-    /// slice. `None`: each pair has its own UMEM.
-    pub(crate) slices_from: Option<u32>,
     /// Limits of the guest memory.
     pub(crate) memory: MemoryRules,
-    /// How segments are sent.
-    pub(crate) segments: super::Segments,
-    /// Busy polling, if configured.
-    pub(crate) busy_poll: Option<BusyPoll>,
-    /// Hints of the NIC for received frames.
-    pub(crate) hints: HintsConfig,
     /// MAC address that the guest reads; `None`: made from the endpoint and the interface.
     pub(crate) mac: Option<[u8; 6]>,
     /// VLANs whose frames the guest receives; empty: all.
@@ -317,7 +324,7 @@ impl PortConfig {
             interface: queues.name.clone(),
             start_queue: queues.start_queue,
             queues: self.queues.into(),
-            mode: self.mode(queues),
+            mode: self.options.mode(self.has_only_xdp(), queues.mode),
             filter: steer::Filter {
                 macs: self.mac.into_iter().collect(),
                 vlans,
@@ -326,20 +333,16 @@ impl PortConfig {
         })
     }
 
-    /// The mode to lease with.
-    fn mode(&self, queues: &PortQueues) -> ModeRequest {
-        let has_only_xdp = self.nic.network().is_some()
-            || self.placement.has_guest_ram()
-            || self.has_external_program()
-            || asks_for_xdp(queues.bind, self.hints, self.busy_poll);
-        mode_where(has_only_xdp, queues.mode)
+    /// Whether its queues need AF_XDP, whatever their options are.
+    fn has_only_xdp(&self) -> bool {
+        self.nic.network().is_some() || self.options.placement.has_guest_ram() || self.has_external_program()
     }
 
     /// Memory that is locked for its queues while it copies, bytes.
     pub(crate) fn copy_bytes(&self) -> u64 {
-        let bytes = |queues: &PortQueues| match queues.mode {
-            ModeRequest::Tap => to_send_only(self.packet_bytes),
-            _ => self.packet_bytes,
+        let bytes = |queues: &InterfaceQueues| match queues.mode {
+            ModeRequest::Tap => to_send_only(self.options.packet_bytes),
+            _ => self.options.packet_bytes,
         };
         u64::from(self.queues) * u64::from(self.nic.queues().map_or(0, bytes))
     }
@@ -356,14 +359,24 @@ impl PortConfig {
             })
     }
 
+    /// Hints requested for its frames.
+    pub(crate) fn hints(&self) -> HintsConfig {
+        match self.options.placement {
+            Placement::Copy if self.external.layout().is_some() => HintsConfig::OfProgram,
+            Placement::Copy => self.options.hints,
+            // The virtio-net header takes their place.
+            Placement::SendDirect | Placement::Direct => HintsConfig::NONE,
+        }
+    }
+
     /// Offloads that are possible but not offered, by name.
     pub(crate) fn offloads_off(&self) -> Vec<&'static str> {
-        offloads_of(self.placement).without(self.offload).names()
+        offloads_of(self.options.placement).without(self.offload).names()
     }
 
     /// Whether its queues can have their packet memory in a UMEM that ports share.
     pub(crate) fn can_share(&self) -> bool {
-        self.placement == Placement::Copy && matches!(self.nic, NicConfig::Interface(_))
+        self.options.placement == Placement::Copy && matches!(self.nic, NicConfig::Interface(_))
     }
 
     /// Whether it uses sockets or a map of another program.

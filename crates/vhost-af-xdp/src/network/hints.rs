@@ -28,7 +28,7 @@ impl Network {
                 continue;
             }
             if let Some(uplink) = &mut state.uplink {
-                uplink.hints = hints;
+                uplink.options.hints = hints;
             }
             break;
         }

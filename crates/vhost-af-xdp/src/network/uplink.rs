@@ -301,7 +301,7 @@ impl Network {
         let Some(uplink) = &state.uplink else {
             return Ok(());
         };
-        let interface = self.interfaces.open(&uplink.wanted(), uplink.into())?;
+        let interface = self.interfaces.open(&uplink.wanted(), uplink.options)?;
         let is_up = interface.look().is_ok_and(|link| link.up);
         state.link = Some(link_of(&interface, is_up));
         let ports = (0..).map(PortNumber).zip(&state.ports);
@@ -397,7 +397,7 @@ impl Network {
         else {
             return Ok(());
         };
-        let mut queues = (uplink.start_queue..).zip(&*counters).zip(running);
+        let mut queues = (uplink.at.start_queue..).zip(&*counters).zip(running);
         if let Some(((number, counters), running)) = queues.nth(at)
             && running.is_none()
         {

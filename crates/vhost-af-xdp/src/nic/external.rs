@@ -23,7 +23,7 @@ use xsk::{OpenError, RingSize, SocketConfig, Umem, Unbound};
 
 use super::afxdp_plugin::Plugin;
 use super::error::{ExternalError, InterfaceError};
-use crate::config::{ExternalProgram, Inherited, PortConfig, PortQueues, ServeConfig};
+use crate::config::{ExternalProgram, Inherited, InterfaceQueues, PortConfig, ServeConfig};
 use common::lock::Locked;
 
 /// Whether all descriptors that the ports name were inherited. Must be called before this process opens any: later a
@@ -79,7 +79,7 @@ impl Given {
         let mut given = HashMap::new();
         let mut plugins = HashMap::new();
         for port in &config.ports {
-            let Some(PortQueues {
+            let Some(InterfaceQueues {
                 name, start_queue, ..
             }) = port.nic.queues()
             else {

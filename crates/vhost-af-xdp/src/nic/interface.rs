@@ -16,8 +16,7 @@ use host::links::{DriverSends, Link};
 use steer::{Mode, ModeRequest};
 use steward_protocol::Wanted;
 use xsk::{
-    AttachMode, BindRequest, BusyPoll, First, OpenError, PreferNode, QueueId, RingSize, Socket, SocketConfig,
-    Umem,
+    AttachMode, BindRequest, First, OpenError, PreferNode, QueueId, RingSize, Socket, SocketConfig, Umem,
 };
 
 use super::demand::Demand;
@@ -26,7 +25,7 @@ use super::open_tap::OpenTap;
 use super::queue_state::QueueState;
 use super::shared_memory::{SharedMemory, Slice};
 use super::steering::{Attached, Prepared, Steering};
-use crate::config::{HintsConfig, Placement, PortConfig, Segments, UplinkConfig};
+use crate::config::{HintsConfig, Placement, QueueOptions};
 use common::lock::Locked;
 use dataplane::nic::hints::{SeenHints, XdpMetadata};
 use dataplane::nic::{RECEIVE_RING, SEND_RING};
@@ -36,25 +35,6 @@ use dataplane::nic::{RECEIVE_RING, SEND_RING};
 pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same for a queue that was busy the last time: it is retried again and again, and other ports wait meanwhile.
 const BIND_AGAIN_TIMEOUT: Duration = Duration::from_millis(200);
-
-/// How a port wants its queues.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct QueueOptions {
-    /// Zero-copy or copy, if the user chose one.
-    pub(crate) bind: BindRequest,
-    /// The port's; a queue may copy even if the port's placement is direct.
-    pub(crate) placement: Placement,
-    /// Packet memory of a queue that copies, bytes.
-    pub(crate) packet_bytes: u32,
-    /// How segments leave.
-    pub(crate) segments: Segments,
-    /// Whether system calls poll the driver.
-    pub(crate) busy_poll: Option<BusyPoll>,
-    /// Hints requested at first.
-    pub(crate) hints: HintsConfig,
-    /// Its first queue's slice of the memory that all ports share, see [`PortConfig::slices_from`].
-    pub(crate) slices_from: Option<u32>,
-}
 
 impl QueueOptions {
     /// The options on an interface with a foreign program: they force zero-copy on a netkit that has only leased
@@ -66,44 +46,6 @@ impl QueueOptions {
             (true, BindRequest::Auto | BindRequest::ForceZeroCopy) => BindRequest::ForceZeroCopy,
         };
         Ok(Self { bind, ..self })
-    }
-
-    /// Those of a port's configuration; `None`: it has no interface.
-    pub(crate) fn of(port: &PortConfig) -> Option<Self> {
-        Some(Self {
-            bind: port.nic.queues()?.bind,
-            placement: port.placement,
-            packet_bytes: port.packet_bytes,
-            segments: port.segments,
-            busy_poll: port.busy_poll,
-            hints: Self::hints_of(port),
-            slices_from: port.slices_from,
-        })
-    }
-
-    /// Hints requested for a port's frames.
-    pub(crate) fn hints_of(port: &PortConfig) -> HintsConfig {
-        match port.placement {
-            Placement::Copy if port.external.layout().is_some() => HintsConfig::OfProgram,
-            Placement::Copy => port.hints,
-            // The virtio-net header takes their place.
-            Placement::SendDirect | Placement::Direct => HintsConfig::NONE,
-        }
-    }
-}
-
-impl From<&UplinkConfig> for QueueOptions {
-    /// Those of a queue that guests share: its frames are copied.
-    fn from(uplink: &UplinkConfig) -> Self {
-        Self {
-            bind: uplink.bind,
-            placement: Placement::Copy,
-            packet_bytes: uplink.packet_bytes,
-            segments: uplink.segments,
-            busy_poll: uplink.busy_poll,
-            hints: uplink.hints,
-            slices_from: None,
-        }
     }
 }
 

@@ -12,11 +12,12 @@ use steward_protocol::{Reason, Wanted};
 use super::demand::Demand;
 use super::error::InterfaceError;
 use super::external::{Given, GivenInterface};
-use super::interface::{Interface, QueueOptions};
+use super::interface::Interface;
 use super::interface_queue::InterfaceQueue;
 use super::numa::Nodes;
 use super::shared_memory::SharedMemory;
 use super::steering::{Attached, Steering, StewardAt};
+use crate::config::QueueOptions;
 use common::lock::Locked;
 
 /// How long the program and leases of a daemon that has just ended may stay: its helper removes the program some 30 ms

@@ -20,7 +20,7 @@ use steer::with_sources;
 use super::reasons::Impaired;
 use super::ticket_lock::Task;
 use super::{Port, PortState};
-use crate::config::PortQueues;
+use crate::config::InterfaceQueues;
 use crate::nic::interface::Interface;
 
 /// A port whose lock is held is checked again after this time.
@@ -116,7 +116,7 @@ impl Port {
 
     /// Checks the interface: it may be gone, back, down, or have another MTU.
     fn look(&self, state: &mut PortState) -> Again {
-        let Some(PortQueues { name, .. }) = self.config.nic.queues() else {
+        let Some(InterfaceQueues { name, .. }) = self.config.nic.queues() else {
             return Again::Told;
         };
         let before = state.link_config(&self.attached);
@@ -238,7 +238,7 @@ impl Port {
         }
         // In direct placement the guest's own buffers wait in the socket of an interface that is
         // down; they are returned only when it is closed.
-        let direct = self.config.placement.has_guest_ram();
+        let direct = self.config.options.placement.has_guest_ram();
         interface.settle_hints(&mut self.teller(state));
         if (went_down && direct) || self.check_mtu(state).is_err() {
             self.restart_lanes(state);

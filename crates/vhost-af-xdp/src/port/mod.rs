@@ -34,10 +34,10 @@ use common::drivers;
 use device::counters::PairCounters;
 use xsk::NumaNode;
 
-use crate::config::{HintsConfig, NicConfig, PortConfig, PortQueues};
+use crate::config::{HintsConfig, InterfaceQueues, NicConfig, PortConfig, QueueOptions};
 use crate::network::NetworkEnd;
 use crate::nic::error::InterfaceError;
-use crate::nic::interface::{Interface, QueueOptions};
+use crate::nic::interface::Interface;
 use crate::nic::interface_queue::InterfaceQueue;
 use crate::nic::interfaces::Interfaces;
 use crate::nic::wakers::PortRetry;
@@ -244,7 +244,7 @@ impl Port {
     /// Closes queues that will be opened again with guest memory. Called when all ports have opened theirs, so that a
     /// limit of the process or the user that is too low for all ports shows at the start.
     pub(crate) fn close_queues(&self) {
-        if self.config.placement.has_guest_ram()
+        if self.config.options.placement.has_guest_ram()
             && let Some(interface) = self.opened()
         {
             interface.close_queues();
@@ -276,7 +276,7 @@ impl Port {
             limits: Mutex::new(PortLimits::new(config.rates)),
             guard: Mutex::new(config.guard()),
             filter: Mutex::new((config.keys.filter.clone(), PortFilter::new(&config.keys.filter))),
-            hints: Mutex::new(QueueOptions::hints_of(&config)),
+            hints: Mutex::new(config.hints()),
             rules: Mutex::new(config.keys.policy()),
             config,
             interfaces,
@@ -309,12 +309,13 @@ impl Port {
     }
 
     fn open_interface(&self) -> Result<Option<Arc<Interface>>, InterfaceError> {
-        let (Some(wanted), Some(options)) = (self.config.wanted(), QueueOptions::of(&self.config)) else {
+        let Some(wanted) = self.config.wanted() else {
             return Ok(None);
         };
         let hints = self.hints();
+        let options = self.config.options;
         let interface = self.interfaces.open(&wanted, QueueOptions { hints, ..options })?;
-        if self.config.placement.has_guest_ram() {
+        if self.config.options.placement.has_guest_ram() {
             interface.check_direct(interface.frame_limit())?;
         }
         Ok(Some(interface))
@@ -418,7 +419,7 @@ impl Port {
 
     fn context<'a>(&'a self, attachment: &'a [Attachment]) -> PortContext<'a> {
         PortContext {
-            placement: self.config.placement,
+            placement: self.config.options.placement,
             workers: &self.workers,
             name: &self.name,
             lines: &self.direct_lines,
@@ -434,7 +435,7 @@ impl Port {
     /// Whether frames of the interface's MTU fit the placement.
     fn check_mtu(&self, state: &PortState) -> Result<(), InterfaceError> {
         match &state.interface {
-            Some(interface) if self.config.placement.has_guest_ram() => {
+            Some(interface) if self.config.options.placement.has_guest_ram() => {
                 interface.check_direct(interface.frame_limit())
             }
             _ => Ok(()),
@@ -518,7 +519,7 @@ pub(crate) fn mac_of(config: &PortConfig) -> [u8; 6] {
 /// the port's endpoint and attachment.
 fn stable_mac(config: &PortConfig) -> [u8; 6] {
     let text = match &config.nic {
-        NicConfig::Interface(PortQueues {
+        NicConfig::Interface(InterfaceQueues {
             name, start_queue, ..
         }) => format!("{}|{name}|{start_queue}", config.endpoint),
         other => format!("{}|{other}", config.endpoint),

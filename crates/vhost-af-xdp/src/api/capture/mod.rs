@@ -149,7 +149,7 @@ impl Admitted {
     /// Notes for the client: frames that it requested but that cannot be captured.
     fn notes(&self) -> Vec<String> {
         let config = &self.port.config;
-        let is_direct = config.placement == Placement::Direct && config.nic.queues().is_some();
+        let is_direct = config.options.placement == Placement::Direct && config.nic.queues().is_some();
         let direct = "frames to the guest are not captured with memory = \"direct\": the kernel writes them, and the \
                       daemon does not see them; use memory = \"send-direct\" or \"copy\" to see them";
         let notes = (is_direct && self.request.to_guest).then(|| direct.to_owned());

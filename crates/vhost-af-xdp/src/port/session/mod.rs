@@ -214,7 +214,7 @@ impl Session {
                 .with_passed_control([0; 6], PASSED_CONTROL),
             channel: None,
             log: None,
-            memory: MemoryTable::new(files, private_bytes(config.placement, pairs), peer),
+            memory: MemoryTable::new(files, private_bytes(config.options.placement, pairs), peer),
             lanes: (0..pairs).map(|_| None).collect(),
             control: None,
             registering: (0..pairs).map(|_| None).collect(),
