@@ -22,10 +22,10 @@ pub(crate) use self::check::{Owner, Taken};
 pub(crate) use self::hints::HintsConfig;
 pub(crate) use self::network::{NetworkConfig, UplinkConfig};
 pub(crate) use self::port::{
-    Endpoint, ExternalProgram, Inherited, InterfaceQueues, MemberVlans, MemoryRules, NicConfig, PortConfig,
-    QueueOptions,
+    Endpoint, ExternalProgram, Inherited, InterfaceQueues, MemoryRules, NicConfig, PortConfig, QueueOptions,
 };
 use crate::listener::Access;
+pub(crate) use dataplane::fdb::vlans::Vlans as MemberVlans;
 use dataplane::worker::polling::Waits;
 use program::sandbox::{Layers, User};
 

@@ -10,6 +10,7 @@ use steer::ModeRequest;
 use steward_protocol::Wanted;
 use xsk::{BindRequest, BusyPoll};
 
+use super::MemberVlans;
 use super::hints::HintsConfig;
 use crate::listener::Access;
 use dataplane::nic::endpoint::to_send_only;
@@ -80,17 +81,6 @@ pub(crate) enum NicConfig {
         /// Length of the frames made, bytes.
         frame_bytes: u32,
     },
-}
-
-/// VLANs of a port of a network.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum MemberVlans {
-    /// None: frames have no tag.
-    Untagged,
-    /// One, without a tag towards the guest.
-    Access(u16),
-    /// These, in ascending order, with their tags.
-    Trunk(Vec<u16>),
 }
 
 /// Queues `start_queue..` of an interface.
@@ -175,11 +165,7 @@ impl NicConfig {
     /// VLANs of the network in which the port has its address; 0: untagged.
     pub(crate) fn stations(&self) -> &[u16] {
         match self {
-            Self::Network { vlans, .. } => match vlans {
-                MemberVlans::Untagged => &[0],
-                MemberVlans::Access(vlan) => std::slice::from_ref(vlan),
-                MemberVlans::Trunk(vlans) => vlans,
-            },
+            Self::Network { vlans, .. } => vlans.all(),
             Self::Interface(_) | Self::Cable { .. } | Self::Null { .. } => &[],
         }
     }

@@ -34,7 +34,7 @@ pub(crate) use self::host::ShownHost;
 use self::learning::Learning;
 use self::naming::Named;
 use self::seen::Seen;
-use crate::config::{MemberVlans, NetworkConfig, NicConfig, PortConfig, UplinkConfig};
+use crate::config::{NetworkConfig, NicConfig, PortConfig, UplinkConfig};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use crate::nic::interface_queue::InterfaceQueue;
@@ -42,7 +42,6 @@ use crate::nic::interfaces::Interfaces;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::wakers::Wakers;
 use dataplane::fdb::learned::Learned;
-use dataplane::fdb::vlans::Vlans;
 use dataplane::fdb::{Fdb, FdbKey, FdbPort, PortMark, PortNumber};
 use dataplane::lane::role::Role;
 use dataplane::policy::guard::SourceGuard;
@@ -441,11 +440,7 @@ fn fdb_port(port: &PortConfig, mac: Mac, news: &Arc<OwnedFd>) -> FdbPort {
     };
     FdbPort {
         mac,
-        vlans: match vlans {
-            MemberVlans::Untagged => Vlans::Untagged,
-            MemberVlans::Access(vlan) => Vlans::Access(*vlan),
-            MemberVlans::Trunk(vlans) => Vlans::Trunk(vlans.clone()),
-        },
+        vlans: vlans.clone(),
         options: *options,
         flows: (port.queues > 1).then(Arc::default),
         learned: options.learning.then(|| Arc::new(Learned::new(Arc::clone(news)))),
