@@ -4,10 +4,10 @@
 //! not accepted becomes a frame; the frame is exactly the bytes that follow the header, however descriptors cut them;
 //! no segment of a GSO packet is longer than the limit.
 
-use packet::checksum::ChecksumAt;
 use std::sync::Arc;
 
 use dataplane::fuzzing::{Headers, Verdict};
+use packet::checksum::ChecksumAt;
 use virtqueue::driver::{Buffer, DriverFeatures, GuestRam, SplitDriver};
 use virtqueue::{
     Chains, GuestAddr, MemoryMap, Queue, QueueFeatures, QueueSize, QueueStart, RingFormat, RingLayout,

@@ -29,17 +29,17 @@
 //!
 //! # Ownership
 //!
-//! - A worker owns its lanes. A lane owns its guest's transmit queue and its own NIC queue. It shares the guest's receive
-//!   queue ([`guest::rx_queue`]), an uplink's NIC queue and the writer of a tap with lanes of all workers
-//!   ([`lane::shared`]): a lane locks what it delivers to for a run of frames. It reaches other lanes through
-//!   [`lane::Siblings`] only.
+//! - A worker owns its lanes. A lane owns its guest's transmit queue and its own NIC queue. It shares the guest's
+//!   receive queue ([`guest::rx_queue`]), an uplink's NIC queue and the writer of a tap with lanes of all workers: each
+//!   has a lock, held for a run of frames ([`lane::shared`]). It reaches other lanes through [`lane::Siblings`] only.
 //! - Control threads reach a worker through its mailbox ([`worker::workers::Workers`]): they add a lane, change it by a
 //!   closure, and get it back whole. Work that may wait (mapping memory, binding and closing sockets) stays with them.
 //! - A chunk of a UMEM is with the kernel, in the pool, or holds a received frame. [`nic::chunk_tracker`] and
 //!   `direct/in_flight.rs` record which, so that a driver cannot name a chunk twice.
-//! - A fault of a guest closes its lane only. While another lane delivers to it, that lane reports the fault
+//! - A fault of a guest closes its lane only. A lane that finds it while it delivers to that guest reports it
 //!   ([`lane::Siblings::blame`]).
-//! - Nothing here blocks, allocates for a frame or logs one. Each loss has a counter (`device::counters`).
+//! - A worker waits for nothing but those locks, allocates nothing for a frame and logs none. Each loss has a counter
+//!   (`device::counters`).
 //!
 //! # From the guest
 //!

@@ -14,14 +14,14 @@ use packet::segment::Malformed;
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds `n`; only one thread at a time calls this: the owning worker, or whoever has the lock of the queue that is
-    /// counted.
+    /// Adds `n`; only one thread at a time may call this: the worker of the lane, or the one that has locked the
+    /// queue whose frames are counted.
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
     }
 
-    /// Adds `n` to a counter of both directions, which different threads may use at a time.
+    /// Adds `n` to a counter of both directions: each has a lock of its own, so two threads may call this at once.
     #[inline]
     pub fn add_shared(&self, n: u64) {
         self.0.fetch_add(n, Relaxed);
@@ -211,8 +211,7 @@ counters! {
     Drop from_guest_source_address,
     /// Network: the port learns addresses, but has reached its maximum, or may not use the frame's source address.
     Drop from_guest_not_learned,
-    /// Network: sending and receiving port are both isolated; or the frame was passed by another worker, and
-    /// the sending port no longer exists.
+    /// Network: sending and receiving port are both isolated.
     Drop from_guest_isolated,
     /// Network: the frame is for an address of the port that sends it, which has no `hairpin`.
     Drop from_guest_to_itself,

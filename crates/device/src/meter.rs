@@ -129,7 +129,7 @@ pub fn count_taken(frames: usize) {
     }
 }
 
-/// Counts frames delivered to a guest, a NIC, the host or another worker.
+/// Counts frames delivered to a guest, a NIC or the host.
 #[inline]
 pub fn count_delivered(frames: u64) {
     if IS_KEPT {

@@ -247,7 +247,7 @@ impl NetDevice {
         self.log.as_ref()
     }
 
-    /// Sets the dirty log for queue pairs created from now on; for running ones call [`Vring::set_log`](crate::pair::Vring::set_log).
+    /// Sets the dirty log for queue pairs created from now on; for running ones call [`Vring::set_log`] on both vrings.
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
         self.log = log;
     }

@@ -104,7 +104,7 @@ pub struct Stopped {
     pub calls: Vec<OwnedFd>,
 }
 
-/// What both vrings of a pair need to know of the guest.
+/// Properties of the guest that both vrings of a pair need.
 #[derive(Clone)]
 pub struct Guest {
     /// Guest memory; offsets of buffers refer to it.
@@ -133,7 +133,7 @@ pub struct Vring {
     pub call: Call,
     /// SET_VRING_ENABLE: a disabled ring is not used.
     pub enabled: bool,
-    /// The guest.
+    /// Properties of the guest: a copy for each vring, because different threads may use the two.
     pub guest: Guest,
     /// How many of the next chains of a transmit queue a dead predecessor had passed to the NIC.
     pub sent_before: usize,

@@ -1,10 +1,9 @@
 //! GSO packets that leave unsegmented: the tap is played by a socket that keeps packets apart.
 
-use crate::tests::test_lanes::switch;
-use device::pair::Direction;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use device::pair::Direction;
 use rustix::io::read;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -12,6 +11,7 @@ use super::*;
 use crate::backend::to_nic::ON_ITS_WAY;
 use crate::nic::tap::{SendTap, Tap};
 use crate::policy::filter::{Filter, PortFilter, Rule};
+use crate::tests::test_lanes::switch;
 use crate::tests::test_siblings::Others;
 
 const COPIES: Setup = Setup {

@@ -31,9 +31,9 @@ pub(crate) const PARTS: usize = (FRAME_LIMIT + HEADER_BYTES).div_ceil(BUFFER_BYT
 /// Why a queue could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum InnerQueueError {
-    #[error("no memory for frames to other workers or the host")]
+    #[error("no memory for frames to and from a tap")]
     Memory(#[from] RamError),
-    #[error("cannot map the memory of frames to other workers or the host")]
+    #[error("cannot map the memory of frames to and from a tap")]
     Map(#[from] MapError),
     #[error("no descriptor left")]
     Descriptor(#[from] std::io::Error),

@@ -4,8 +4,8 @@
 //! For the other lanes it is a guest that accepts GSO packets and partial checksums, with one difference: they write
 //! frames to it directly from guest memory ([`crate::host::to_tap`]), with one system call per frame, in which the
 //! kernel processes it. Frames from the tap are read into buffers of the daemon, with their segmentation and checksum
-//! request. Then they are forwarded like a guest's frames ([`PortLane`]), by their addresses only. Guests without these offloads get them segmented and with complete checksums, as
-//! they do from other guests.
+//! request. Then they are forwarded like a guest's frames ([`PortLane`]), by their addresses only. Guests without these
+//! offloads get them segmented and with complete checksums, as they do from other guests.
 //!
 //! A poll reads as many frames as a guest's budget allows. The rest wait in the device's queue. The kernel drops frames
 //! without room there, and counts them (`ip -s link`).

@@ -22,8 +22,8 @@ pub(crate) const SHARED_BYTES_A_FRAME: u64 = 1536;
 pub(crate) const SHORT_SEGMENT_BYTES: u64 = 1024;
 
 /// How often the cost of a look-up of an unknown flow counts for its sender: a guest that floods with new flows gets a
-/// fifth of its neighbours' share, not half of it. Where frames of many senders share a lane (an uplink, a
-/// tap), it counts once: there all of them would pay.
+/// fifth of its neighbours' share, not half of it. Where frames of many senders share a lane (an uplink, a tap), it
+/// counts once: there all of them would pay.
 pub(crate) const LOOK_UP_WEIGHT: u64 = 4;
 
 /// Most segments of a GSO packet that are built at once. Those beyond a budget are a deficit of the lane's next polls.

@@ -75,9 +75,10 @@ pub(crate) fn enable_kicks(throttle: &Throttle, vring: &mut Vring) -> (Work, boo
 pub trait Siblings {
     /// The lane of the one guest that takes the caller's frames, outside of networks ([`crate::lane::role`]).
     fn target(&self) -> Option<SlotAt>;
-    /// The receive queue of a lane's guest, locked; `None`: the lane is no longer in the rounds, or is the caller's.
+    /// The receive queue of a lane's guest, locked; `None`: the lane is no longer in the rounds, or is the caller's, or
+    /// the guest of another worker's lane does not receive. Blame the guest only after the lock is released.
     fn guest(&mut self, at: SlotAt) -> Option<Held<'_, RxQueue>>;
-    /// The NIC queue of a lane, locked, if it is one of the network's uplink.
+    /// The NIC queue of the uplink that a lane has, locked.
     fn uplink(&mut self, at: SlotAt) -> Uplink<'_>;
     /// The writer of a tap, locked, if the lane is a tap's.
     fn tap(&mut self, at: SlotAt) -> Option<Held<'_, ToTap>>;
@@ -85,17 +86,17 @@ pub trait Siblings {
     fn blame(&mut self, at: SlotAt, fault: Fault);
 }
 
-/// An uplink's NIC queue, for another lane.
+/// Result of [`Siblings::uplink`].
 pub enum Uplink<'a> {
-    /// There is none.
+    /// The lane has no such queue, or is no longer in the rounds.
     None,
-    /// Another worker uses it now.
+    /// Another worker has locked it.
     Busy,
-    /// It is there.
+    /// The queue is available.
     Queue {
         /// The queue, locked.
         queue: Held<'a, NicQueue<XdpNic>>,
-        /// Its lane is on another worker, and does not kick the kernel for this one.
+        /// Its lane is on another worker, so the caller has to kick the kernel.
         is_remote: bool,
     },
 }
@@ -112,8 +113,8 @@ pub struct Stopped {
 /// See the module's head. Lanes of guests are [`crate::port_lane`]; the others belong to networks, and are in
 /// [`crate::uplink`] and [`crate::host::tap_lane`].
 pub trait Lane: Send {
-    /// Moves a batch in each direction; returns how many frames moved. Errors: a fault of the lane's own guest. The lane
-    /// must not be polled again, nor be a target. Faults of other guests are reported to `siblings`.
+    /// Moves a batch in each direction; returns how many frames moved. Faults of other guests are reported to `siblings`.
+    /// Errors: a fault of the lane's own guest. The lane must not be polled again, nor be a target.
     fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault>;
     /// Asks for kicks where the lane waits for a guest, and checks the rings again after that.
     fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work;
@@ -132,13 +133,13 @@ pub trait Lane: Send {
     }
     /// Shows the kick eventfds of its guest.
     fn kicks(&self, _show: &mut dyn FnMut(BorrowedFd<'_>)) {}
-    /// Changes the vrings of its guest.
+    /// Calls `change` for each vring of its guest.
     fn change_vrings(&mut self, _change: &mut dyn FnMut(Direction, &mut Vring)) {}
-    /// The receive queue of its guest, for frames of other lanes; `None`: it takes none.
+    /// The receive queue of its guest, for other lanes that deliver into it; `None`: they must not.
     fn rx(&self) -> Option<&Shared<RxQueue>> {
         None
     }
-    /// Its NIC queue, for frames of other lanes of its network; `None`: it takes none.
+    /// Its NIC queue, for other lanes of its network that send through it; `None`: they must not.
     fn uplink(&self) -> Option<&Shared<NicQueue<XdpNic>>> {
         None
     }
@@ -148,7 +149,7 @@ pub trait Lane: Send {
     }
     /// Sets the forwarding state of the lane's network.
     fn set_forwarding(&mut self, _forwarding: &Arc<Forwarding>) {}
-    /// Sets the longest frame. A lane whose guest receives into its own memory applies it to sent frames; it still
+    /// Sets the longest frame, bytes. A lane whose guest receives into its own memory applies it to sent frames; it still
     /// chooses receive buffers by the previous limit.
     fn set_frame_limit(&mut self, bytes: u32) {
         self.change_vrings(&mut |_, vring| vring.guest.frame_limit = bytes);

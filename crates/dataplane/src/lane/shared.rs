@@ -1,17 +1,18 @@
-//! Parts of lanes that lanes of other workers use, too: receive queues of guests, NIC queues of uplinks, taps.
+//! Parts of lanes that lanes of all workers use: receive queues of guests, NIC queues of uplinks, writers of taps.
 //!
-//! Each has a lock, which its own lane takes as well. A lane holds it while it moves a run of frames. It holds two only
-//! if the first is that of an uplink's queue and the second that of a guest's receive queue.
+//! Each part has a lock, which its own lane takes, too. A lane holds the lock while it moves a run of frames. It holds two
+//! locks only if it took that of an uplink's queue first and then that of a guest's receive queue. So no two lanes wait
+//! for each other.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use common::lock::Locked;
 
-/// How often a thread that must not wait tries to get a lock.
+/// How often [`Shared::lock_soon`] tries to lock: some microseconds.
 const TRIES: usize = 100;
 
-/// See the module's head. Without a value once its lane has stopped.
+/// A part of a lane, behind a lock. It is empty once the lane has stopped.
 pub struct Shared<T>(Arc<Mutex<Option<T>>>);
 
 impl<T> Clone for Shared<T> {
@@ -25,13 +26,13 @@ impl<T> Shared<T> {
         Self(Arc::new(Mutex::new(Some(value))))
     }
 
-    /// Waits for the lock; `None`: its lane has stopped.
+    /// Waits for the lock, which the holder releases after a run of frames; `None`: the lane has stopped.
     #[inline]
     pub(crate) fn lock(&self) -> Option<Held<'_, T>> {
         Held::of(self.0.locked())
     }
 
-    /// The same, but waits no longer than some microseconds.
+    /// Like [`Self::lock`], but waits no longer than some microseconds.
     /// Errors: another thread has the lock.
     pub(crate) fn lock_soon(&self) -> Result<Option<Held<'_, T>>, Busy> {
         for _ in 0..TRIES {
@@ -44,7 +45,7 @@ impl<T> Shared<T> {
         Err(Busy)
     }
 
-    /// Takes the value out: its lane stops.
+    /// Takes the value out, when the lane stops.
     pub(crate) fn take(&self) -> Option<T> {
         self.0.locked().take()
     }
@@ -54,7 +55,7 @@ impl<T> Shared<T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Busy;
 
-/// A locked value.
+/// A part of a lane, while it is locked.
 pub struct Held<'a, T>(MutexGuard<'a, Option<T>>);
 
 impl<'a, T> Held<'a, T> {

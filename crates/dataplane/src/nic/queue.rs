@@ -8,8 +8,7 @@
 //! [`Nic::from_nic`] or [`Nic::sent`] returns it. These return what the driver reports: the caller checks whether the
 //! NIC had that frame ([`super::chunk_tracker`], [`crate::direct::in_flight`]).
 
-use std::os::fd::BorrowedFd;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use device::counters::{Counter, PairCounters};
@@ -113,7 +112,7 @@ pub trait Nic: Send {
     fn received(&mut self) -> usize;
     /// Becomes readable when frames arrive; `None` for a NIC that is only polled.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
-    /// The same descriptor, for an owner that waits without the rest of the queue.
+    /// The same descriptor, for a worker that waits for frames without the lock of the queue.
     fn socket(&self) -> Option<Arc<OwnedFd>> {
         None
     }

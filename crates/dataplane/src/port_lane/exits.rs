@@ -185,8 +185,8 @@ impl<O: OwnQueue> PortLane<O> {
         self.own.has_rest() || self.transmit.has_rest()
     }
 
-    /// Sends a run of frames to the uplink; frames without room wait. `nobody`: the
-    /// counter of frames for which there is no uplink.
+    /// Sends a run of frames to the uplink; frames without room wait. `nobody`: the counter of frames for which there is
+    /// no uplink.
     pub(super) fn leave(&mut self, run: usize, burst: &mut Burst<'_>, nobody: fn(&PairCounters) -> &Counter) {
         if self.put_to_nic(run, burst).is_none() && !self.wait_for_uplink() {
             self.lose(run, burst, nobody);
@@ -428,7 +428,7 @@ impl<O: OwnQueue> PortLane<O> {
         Ok(())
     }
 
-    /// Acts on the uplink's queue that the lane sends by, and hands over what is put there.
+    /// Acts on the uplink's queue that the lane uses, and hands over the frames that are put there.
     pub(super) fn with_uplink(
         &mut self,
         siblings: &mut dyn Siblings,
@@ -441,17 +441,19 @@ impl<O: OwnQueue> PortLane<O> {
     }
 }
 
-/// Result of an attempt to send by an uplink's queue.
+/// Result of an attempt to use an uplink's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
     /// There is none.
     NoQueue,
-    /// Another worker uses it now.
+    /// Another worker has locked it.
     Busy,
+    /// It was used.
     Done,
 }
 
-/// Acts on an uplink's queue, and hands over what is put there while the queue is locked: others use its room, too.
+/// Acts on an uplink's queue, and puts its frames into the TX ring while the queue is still locked, because other lanes
+/// use the same room. Kicks the kernel if the queue's own lane, on another worker, would do so too late.
 #[inline]
 fn send_by(
     uplink: Uplink<'_>,

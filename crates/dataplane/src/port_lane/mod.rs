@@ -64,8 +64,9 @@ const NO_PORT: (PortNumber, u16) = (PortNumber(u16::MAX), 0);
 
 /// See the module's head.
 pub struct PortLane<O = NoQueue> {
-    /// The guest's queues.
+    /// The guest's transmit queue.
     from_guest: Vring,
+    /// The guest's receive queue.
     to_guest: Shared<RxQueue>,
     /// See [`RxQueue::waits`].
     rx_waits: Arc<AtomicBool>,

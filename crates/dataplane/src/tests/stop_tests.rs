@@ -1,7 +1,5 @@
 //! What a stopped lane still delivers: a null NIC has frames, and the lane has not been polled.
 
-use crate::tests::test_lanes::switch;
-use device::pair::Direction;
 use std::sync::{Arc, Mutex};
 
 use virtqueue::driver::{Buffer, QueueDriver};
@@ -13,12 +11,12 @@ use crate::nic::null::{NullConfig, NullNic};
 use crate::nic::queue::Sends;
 use crate::port_lane::PortLane;
 use crate::tests::test_guest::Memory;
-use crate::tests::test_lanes::copy_lane;
+use crate::tests::test_lanes::{copy_lane, switch};
 use crate::tests::test_nic::{TestNic, Wire, own_memory, queue};
 use crate::tests::test_siblings::Others;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
-use device::pair::QueuePair;
+use device::pair::{Direction, QueuePair};
 
 const FRAME_BYTES: u32 = 60;
 /// Frames that the NIC has.

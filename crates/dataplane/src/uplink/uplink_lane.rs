@@ -15,8 +15,8 @@
 //!
 //! A frame in several pieces is forwarded only when all of them have arrived.
 //!
-//! Port lanes put their frames into the queue's TX ring. This lane kicks the kernel to send those of its own worker, once
-//! a round; lanes of other workers kick it themselves.
+//! Port lanes put their frames into the queue's TX ring. This lane kicks the kernel once a round, for port lanes of its
+//! own worker; those of other workers kick the kernel themselves.
 
 mod choices;
 mod inbox_index;
@@ -60,7 +60,7 @@ use crate::policy::rate_limit::Cost;
 /// See the module's head.
 pub struct UplinkLane<N> {
     queue: Shared<NicQueue<N>>,
-    /// Its socket.
+    /// The queue's socket, on which the worker waits without the lock.
     nic: Option<Arc<OwnedFd>>,
     /// Properties of the received frames.
     origin: Origin,

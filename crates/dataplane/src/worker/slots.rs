@@ -183,8 +183,8 @@ impl Slot {
         }
     }
 
-    /// Removes the lane from the rounds after a fault of its guest. Its queues are not used any more, not even when it is
-    /// stopped.
+    /// Removes the lane from the rounds after a fault of its guest. Its queues are not used any more, not even when the
+    /// lane is stopped.
     pub(crate) fn fail(&mut self, fault: Fault) {
         self.lane.change_vrings(&mut |_, vring| vring.enabled = false);
         self.report(fault);
@@ -280,11 +280,11 @@ pub(crate) fn change(
     change(&mut *slot.lane, &mut others);
 }
 
-/// A worker's number, and which workers have the lanes of its networks.
+/// A worker's number, and the lanes of its networks, of all workers.
 #[derive(Default)]
 pub(crate) struct Place {
     pub(crate) number: usize,
-    /// By the network's name: its lanes, of all workers.
+    /// By network: its lanes, of all workers.
     pub(crate) spreads: HashMap<Arc<str>, Arc<Spread>>,
     /// Lanes of other workers. In the forwarding state their indices follow those of the worker's own lanes.
     pub(crate) remote: Vec<SharedLane>,

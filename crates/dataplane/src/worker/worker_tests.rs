@@ -1,6 +1,5 @@
 //! See [`super`].
 
-use crate::tests::test_lanes::kicks;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use virtqueue::driver::Buffer;
@@ -13,6 +12,7 @@ use crate::lane::{Stopped, Work};
 use crate::port_lane::PortLane;
 use crate::tests::no_allocation_tests::allocations;
 use crate::tests::test_guest::Memory;
+use crate::tests::test_lanes::kicks;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::Fault;

@@ -1,6 +1,5 @@
 //! Ports whose guests get back what they send to themselves.
 
-use crate::tests::test_lanes::switch;
 use device::pair::Direction;
 use model::config::MemberOptions;
 use packet::verify::{self, Verdict};
@@ -8,6 +7,7 @@ use packet::verify::{self, Verdict};
 use super::*;
 use crate::policy::rate_limit::PortLimits;
 use crate::tests::fairness_tests::{Flood, assert_fair, compete, gso_packet};
+use crate::tests::test_lanes::switch;
 use model::rates::{PortRates, Rate, Rates};
 
 /// Behind each of the first port's addresses.

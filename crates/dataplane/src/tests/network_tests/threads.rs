@@ -1,11 +1,11 @@
 //! A network on two workers, with their threads.
 
-use crate::tests::test_lanes::kicks;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::lane::Lane;
+use crate::tests::test_lanes::kicks;
 use crate::worker::polling::Waits;
 use crate::worker::workers::{LaneAt, Workers};
 

@@ -1,4 +1,4 @@
-//! A network whose lanes are of two workers.
+//! A network whose lanes are on two workers.
 
 use std::cell::RefCell;
 
@@ -55,7 +55,7 @@ impl Workers {
         workers
     }
 
-    /// Tells both workers which lanes there are.
+    /// Sends both workers the list of the network's lanes.
     fn spread(&mut self) {
         let mut lanes = Vec::new();
         for (number, world) in self.0.iter().enumerate() {
@@ -97,7 +97,7 @@ impl Workers {
         &mut self.0[world].ports[at]
     }
 
-    /// Both, until what is under way has come.
+    /// Polls both until all frames have arrived.
     pub(super) fn poll(&mut self) {
         for _ in 0..4 {
             self.0.iter_mut().for_each(World::poll);
@@ -244,7 +244,7 @@ fn vlans_and_isolation_hold_between_workers() {
     assert_eq!(workers.port(3).got(), wanted);
 }
 
-/// No table has the source before control has told of it: who gives the frame to the other worker says whose it is.
+/// The FDB does not have the source address yet: the receiving worker must not need it to apply isolation.
 #[test]
 fn isolation_holds_between_workers_for_addresses_that_were_not_learned_yet() {
     let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));

@@ -1,6 +1,5 @@
 //! Inboxes of an uplink's queue: in each, frames wait for one guest's buffers. Renewed when the network's lanes change.
 
-use crate::nic::endpoint::NicQueue;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -17,6 +16,7 @@ use crate::frame::checksums::PrivateLook;
 use crate::lane::Siblings;
 use crate::lane::lane_id::LaneId;
 use crate::lane::limits::BATCH;
+use crate::nic::endpoint::NicQueue;
 use crate::nic::lent::Lent;
 use crate::policy::rate_limit::RateLimit;
 

@@ -3,7 +3,6 @@
 //! Each frame costs a look-up for each port that has filter rules. So a batch may be very much work: frames beyond a
 //! budget wait for the next round, and nothing more is received meanwhile.
 
-use crate::nic::endpoint::NicQueue;
 use packet::HEADERS_MAX;
 use packet::ethernet::{self, LOOK_BYTES};
 use xsk::{RxDesc, Umem};
@@ -16,6 +15,7 @@ use crate::guest::copies::write_copy;
 use crate::guest::to_guest::{NO_OFFLOAD, UmemBytes};
 use crate::lane::Siblings;
 use crate::lane::limits::BATCH;
+use crate::nic::endpoint::NicQueue;
 use crate::nic::lent::Lent;
 use crate::policy::filter::Facts;
 

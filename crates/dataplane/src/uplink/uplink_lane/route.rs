@@ -1,7 +1,6 @@
 //! Where a frame that arrived at the uplink's queue goes: by the mark that the program left before it, or else by its
 //! address.
 
-use crate::nic::endpoint::NicQueue;
 use packet::ethernet::{self, Head, LOOK_BYTES};
 use xsk::RxDesc;
 use xsk::metadata::{Hash, Hints, Tag};
@@ -11,6 +10,7 @@ use super::inbox_index::{InboxIndex, Route};
 use crate::fdb::flows::{FLOW_BYTES, Flow, Flows};
 use crate::fdb::{Destination, FdbKey, PortMark, PortNumber};
 use crate::frame::retag::{put_tag_back, untag};
+use crate::nic::endpoint::NicQueue;
 use crate::nic::lent::Lent;
 
 impl<N: Lent> UplinkLane<N> {

@@ -1,13 +1,13 @@
 //! Measures the cost of a worker's round with frames: for examples/round_cost.rs and path_cost.rs.
 //!
-//! A worker like that of a daemon, or two, two ports of a network, or one guest and the null NIC, and the
-//! guests' drivers, all in the calling thread. The drivers run between the rounds, and only rounds are measured. So the data of a round is
-//! in the caches of its own CPU: frames cost less than in a daemon, and other work is a larger share of the round.
+//! One worker or two, like those of a daemon, with two ports of a network, or with one guest and the null NIC, and the
+//! guests' drivers, all in the calling thread. The drivers run between the rounds, and only rounds are measured. So the
+//! data of a round is in the caches of its own CPU: frames cost less than in a daemon, and other work is a larger share
+//! of the round.
 
 mod frames;
 
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use common::binding::TX_METADATA_BYTES;
