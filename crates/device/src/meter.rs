@@ -80,7 +80,7 @@ pub struct Cached {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
     /// Frames taken from a guest, a NIC or the host.
-    pub passes: u64,
+    pub taken: u64,
     /// Frames delivered to a guest, a NIC or the host.
     pub given: u64,
     /// Number of batches taken, by size class.
@@ -92,7 +92,7 @@ pub struct Work {
 }
 
 struct Meter {
-    passes: Cell<u64>,
+    taken: Cell<u64>,
     given: Cell<u64>,
     batches: [Cell<u64>; SIZES],
     calls: [Cell<Calls>; CALLS],
@@ -110,7 +110,7 @@ const NO_CALLS: Calls = Calls {
 thread_local! {
     static METER: Meter = const {
         Meter {
-            passes: Cell::new(0),
+            taken: Cell::new(0),
             given: Cell::new(0),
             batches: [const { Cell::new(0) }; SIZES],
             calls: [const { Cell::new(NO_CALLS) }; CALLS],
@@ -184,15 +184,15 @@ pub fn called(kind: KernelCall, took: Duration) {
 /// Frames that this thread has taken so far.
 #[inline]
 #[must_use]
-pub fn passes() -> u64 {
-    METER.with(|meter| meter.passes.get())
+pub fn taken() -> u64 {
+    METER.with(|meter| meter.taken.get())
 }
 
 /// The statistics of this thread so far.
 #[must_use]
 pub fn read() -> Work {
     METER.with(|meter| Work {
-        passes: meter.passes.get(),
+        taken: meter.taken.get(),
         given: meter.given.get(),
         batches: meter.batches.each_ref().map(Cell::get),
         calls: meter.calls.each_ref().map(Cell::get),
@@ -214,7 +214,7 @@ pub fn size(frames: u64) -> usize {
 impl Meter {
     #[inline]
     fn take(&self, frames: u64) {
-        add(&self.passes, frames);
+        add(&self.taken, frames);
         add(&self.batches[size(frames)], 1);
     }
 
@@ -256,7 +256,7 @@ mod tests {
         count_evictions(4);
         std::thread::spawn(|| count_taken(9)).join().expect("no panic");
         let now = read();
-        assert_eq!((now.passes, now.given), (67, 5));
+        assert_eq!((now.taken, now.given), (67, 5));
         assert_eq!(now.batches, [0, 1, 0, 0, 0, 0, 1]);
         assert_eq!(
             now.cached,
@@ -266,7 +266,7 @@ mod tests {
                 evictions: 4
             }
         );
-        assert_eq!(passes(), 67);
+        assert_eq!(taken(), 67);
     }
 
     #[test]

@@ -398,7 +398,7 @@ impl Worker {
     #[inline]
     fn poll(&mut self, mut stopwatch: Option<Stopwatch>) -> bool {
         let (mut moved, mut next) = (0, 0);
-        let mut taken = meter::passes();
+        let mut taken = meter::taken();
         // The list may change meanwhile: then a lane is polled one round later, or twice in one round.
         let round = self.awake.len();
         while next < round
@@ -411,7 +411,7 @@ impl Worker {
             };
             moved += polled.frames;
             let counted = &self.lanes[at].counted;
-            let before = std::mem::replace(&mut taken, meter::passes());
+            let before = std::mem::replace(&mut taken, meter::taken());
             if taken != before {
                 counted.frames.add(taken.wrapping_sub(before));
             }

@@ -25,7 +25,7 @@ pub(crate) fn read(counters: &WorkerCounters) -> Reading {
         busy_ns: counters.time.busy.get(),
         idle_ns: counters.time.idle.get(),
         asleep_ns: counters.time.asleep(now),
-        frames_in: counted.passes.get(),
+        frames_in: counted.taken.get(),
         frames_out: counted.given.get(),
         batches: counted.batches.each_ref().map(Counter::get),
         calls: counted.calls.each_ref().map(|calls| CallsReading {
@@ -145,7 +145,7 @@ mod tests {
     fn readings_are_differences_to_earlier_ones() {
         let counters = WorkerCounters::default();
         let before = read(&counters);
-        counters.counted.passes.add(10);
+        counters.counted.taken.add(10);
         counters.counted.batches[2].add(3);
         counters.counted.calls[1].all.add(2);
         counters.counted.cached[1].add(5);
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!((first.frames_in, first.busy_rounds), (10, 7));
         assert_eq!((first.batches[2], first.calls[1].all), (3, 2));
         assert_eq!(first.cache.map(|cache| cache.misses), Some(5));
-        counters.counted.passes.add(1);
+        counters.counted.taken.add(1);
         let second = read(&counters).since(&first);
         assert_eq!((second.frames_in, second.batches[2]), (1, 0));
         assert_eq!(before.since(&first).frames_in, 0, "never less than nothing");

@@ -43,8 +43,8 @@ pub struct WorkerCounters {
 /// See the module's head. The counts of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
-    /// See [`Work::passes`].
-    pub(crate) passes: Counter,
+    /// See [`Work::taken`].
+    pub(crate) taken: Counter,
     /// See [`Work::given`].
     pub(crate) given: Counter,
     /// See [`Work::batches`].
@@ -86,7 +86,7 @@ impl Counted {
                 to.add(now.wrapping_sub(before));
             }
         };
-        add(&self.passes, now.passes, before.passes);
+        add(&self.taken, now.taken, before.taken);
         add(&self.given, now.given, before.given);
         for (at, to) in self.batches.iter().enumerate() {
             add(to, now.batches[at], before.batches[at]);
@@ -155,7 +155,7 @@ mod tests {
         meter::call(meter::KernelCall::Kick, || ());
         for _ in 0..2 {
             counted.publish(&mut was);
-            let counters = [&counted.passes, &counted.given];
+            let counters = [&counted.taken, &counted.given];
             assert_eq!(counters.map(Counter::get), [7, 6]);
             assert_eq!(
                 counted.batches.each_ref().map(Counter::get),
