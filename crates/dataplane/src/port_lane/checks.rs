@@ -82,9 +82,7 @@ impl Check for Checks<'_> {
         let cost = match (entry.is_sent, entry.sending.request.gso) {
             (false, _) => Cost::default(),
             (true, None) => Cost::frame(entry.sending.len),
-            (true, Some(_)) => entry
-                .any_frame(&vring.guest.memory, vring.guest.frame_limit, buffers)
-                .cost(),
+            (true, Some(_)) => entry.any_frame(vring, buffers).cost(),
         };
         if entry.is_sent && self.throttle.holds(|| Some(cost), self.counters) {
             return Ok(false);

@@ -5,7 +5,7 @@ use packet::HEADERS_MAX;
 use packet::checksum::ChecksumAt;
 use packet::ethernet::{self, Tags};
 use packet::segment::{Malformed, Request};
-use virtqueue::{Buffer, Chain, MemoryMap};
+use virtqueue::{Buffer, Chain};
 
 use crate::fdb::Destination;
 use crate::fdb::flows::Flow;
@@ -55,35 +55,16 @@ impl Classified {
     /// Its frame, as the guest sent it; `buffers`: those of the chain.
     #[inline]
     pub(super) fn frame<'a>(&'a self, vring: &'a Vring, buffers: &'a [Buffer]) -> Option<GuestFrame<'a>> {
-        self.frame_in(&vring.guest.memory, vring.guest.frame_limit, buffers)
-    }
-
-    /// The same, where the pair is borrowed.
-    #[inline]
-    pub(super) fn frame_in<'a>(
-        &'a self,
-        memory: &'a MemoryMap,
-        frame_limit: u32,
-        buffers: &'a [Buffer],
-    ) -> Option<GuestFrame<'a>> {
-        self.is_sent.then(|| self.any_frame(memory, frame_limit, buffers))
+        self.is_sent.then(|| self.any_frame(vring, buffers))
     }
 
     /// The same, also for a frame that may not be sent.
     #[inline]
-    pub(super) fn any_frame<'a>(
-        &'a self,
-        memory: &'a MemoryMap,
-        frame_limit: u32,
-        buffers: &'a [Buffer],
-    ) -> GuestFrame<'a> {
+    pub(super) fn any_frame<'a>(&'a self, vring: &'a Vring, buffers: &'a [Buffer]) -> GuestFrame<'a> {
         GuestFrame {
-            memory,
-            frame_limit,
-            buffers,
-            sending: &self.sending,
             head: &self.head[..self.known.into()],
             replaced: self.known.into(),
+            ..GuestFrame::new(vring, buffers, &self.sending)
         }
     }
 

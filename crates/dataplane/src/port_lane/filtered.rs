@@ -33,11 +33,7 @@ impl<O: OwnQueue> PortLane<O> {
             .filter(|(it, _)| it.known > 0);
         for (entry, chain) in frames {
             let buffers = chains.buffers(chain);
-            let frame = entry.any_frame(
-                &self.from_guest.guest.memory,
-                self.from_guest.guest.frame_limit,
-                buffers,
-            );
+            let frame = entry.any_frame(&self.from_guest, buffers);
             let facts = Facts::of_len(entry.sending.len as usize);
             let value = match entry.is_sent {
                 true => Ok(entry.verdict.unwrap_or(Verdict::UNFILTERED)),

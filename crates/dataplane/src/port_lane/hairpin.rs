@@ -1,11 +1,9 @@
 //! Frames of a guest to addresses of its own port, and multicast: the guest receives them if the port has `hairpin`.
 //!
-//! Here the lane's pair both sends and receives. The delivery borrows it, so a frame is described by the guest's memory
-//! and not by the pair. It is copied once, and the same rules apply as for a frame to another guest. But a guest does
-//! not wait for itself: a frame without a buffer is lost at once.
+//! A frame is copied once, and the same rules apply as for a frame to another guest. But a guest does not wait for
+//! itself: a frame without a buffer is lost at once.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use device::pair::Fault;
 
@@ -65,31 +63,14 @@ impl<O: OwnQueue> PortLane<O> {
         self.waits = true;
     }
 
-    /// Passes frames to the pair that sends them, as long as the budget allows it; returns how many are done.
+    /// Passes frames to the pair that sends them, up to a GSO packet that has to be segmented and as long as the budget
+    /// allows it; returns how many are done.
     /// Errors: the guest's fault.
     fn pass_back(&mut self, frames: Range<usize>, budget: &mut Budget) -> Result<usize, Fault> {
-        let (done, is_segmented) = self.pass_back_until_segmented(frames, budget)?;
-        if is_segmented {
-            // Deliver its segments before the next frame is passed, which would be lost otherwise.
-            if let Some(mut rx) = self.to_guest.lock() {
-                rx.deliver_pending()?;
-            }
-        }
-        Ok(done)
-    }
-
-    /// The same, up to a GSO packet that has to be segmented; returns whether there is one.
-    fn pass_back_until_segmented(
-        &mut self,
-        frames: Range<usize>,
-        budget: &mut Budget,
-    ) -> Result<(usize, bool), Fault> {
         let (mut done, mut is_segmented) = (0, false);
         let is_tagged = self.forwarding.is_tagged(self.number);
-        let memory = Arc::clone(&self.from_guest.guest.memory);
-        let frame_limit = self.from_guest.guest.frame_limit;
         let Some(mut guest) = self.to_guest.lock() else {
-            return Ok((0, false));
+            return Ok(0);
         };
         let mut passing = Passing::begin(&mut guest, frames.len())?;
         for at in frames {
@@ -98,7 +79,7 @@ impl<O: OwnQueue> PortLane<O> {
             }
             let (entry, chain) = (&self.chains[at], self.sender.chains.chains[at]);
             let buffers = self.sender.chains.buffers(&chain);
-            if let Some(frame) = entry.frame_in(&memory, frame_limit, buffers) {
+            if let Some(frame) = entry.frame(&self.from_guest, buffers) {
                 let passed = with_tag(entry, frame, is_tagged, |frame| {
                     passing.pass(frame, &self.counters)
                 })?;
@@ -114,7 +95,11 @@ impl<O: OwnQueue> PortLane<O> {
         budget.charge_look_ups(passing.take_work());
         let frames = passing.finish();
         guest.delivered(frames);
-        Ok((done, is_segmented))
+        if is_segmented {
+            // Segments that were left over: the next frame would be lost if it found them pending.
+            guest.deliver_pending()?;
+        }
+        Ok(done)
     }
 
     /// Passes a run of frames to the first pair of the port that receives, because the sending pair does not.
