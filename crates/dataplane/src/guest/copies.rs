@@ -45,20 +45,13 @@ pub(crate) fn write_copy(
 
 /// Writes an announcement of the daemon for the guest of a lane, if its rules admit that.
 pub(crate) fn write_announcement(siblings: &mut dyn Siblings, at: SlotAt, frame: &[u8]) {
-    let Some(mut guest) = siblings.guest(at) else {
-        return;
-    };
-    let written = match guest.allows_once(frame) {
+    siblings.deliver_to(at, |guest| match guest.allows_once(frame) {
         true => {
             let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
-            write_copy(&mut guest, len, NO_OFFLOAD, &mut { frame })
+            write_copy(guest, len, NO_OFFLOAD, &mut { frame })
         }
         false => Ok(0),
-    };
-    drop(guest);
-    if let Err(fault) = written {
-        siblings.blame(at, fault);
-    }
+    });
 }
 
 /// A frame in the daemon's memory that is copied for several guests, as the offloads of each require.
@@ -114,30 +107,25 @@ impl Several<'_> {
     ) -> usize {
         let mut work = 0;
         for (port, guest) in to {
-            let Some(mut target) = siblings.guest(guest.at) else {
-                continue;
-            };
-            if unfinished.is_some() && target.vring.guest.offloads.guest_csum != takes_partial {
-                continue;
-            }
-            let tag_off = self.vlan != 0 && !forwarding.is_tagged(port);
-            let offload = match unfinished.filter(|_| takes_partial) {
-                Some(header) if tag_off => moved_up(header).to_bytes(),
-                Some(header) => header.to_bytes(),
-                None => NO_OFFLOAD,
-            };
-            let mut shown = TwoParts::of(self.frame, tag_off);
-            let admits = shown.is_allowed(self.flow, &mut target);
-            work += target.take_work();
-            // The number of such frames is limited at their source.
-            let written = match admits {
-                true => write_copy(&mut target, shown.len(), offload, &mut shown),
-                false => Ok(0),
-            };
-            drop(target);
-            if let Err(fault) = written {
-                siblings.blame(guest.at, fault);
-            }
+            siblings.deliver_to(guest.at, |target| {
+                if unfinished.is_some() && target.vring.guest.offloads.guest_csum != takes_partial {
+                    return Ok(0);
+                }
+                let tag_off = self.vlan != 0 && !forwarding.is_tagged(port);
+                let offload = match unfinished.filter(|_| takes_partial) {
+                    Some(header) if tag_off => moved_up(header).to_bytes(),
+                    Some(header) => header.to_bytes(),
+                    None => NO_OFFLOAD,
+                };
+                let mut shown = TwoParts::of(self.frame, tag_off);
+                let admits = shown.is_allowed(self.flow, target);
+                work += target.take_work();
+                // The number of such frames is limited at their source.
+                match admits {
+                    true => write_copy(target, shown.len(), offload, &mut shown),
+                    false => Ok(0),
+                }
+            });
         }
         work
     }

@@ -224,7 +224,7 @@ impl Lane for TapLane {
     }
 
     fn rx(&self) -> Option<&Shared<RxQueue>> {
-        Lane::rx(&self.lane)
+        self.lane.rx()
     }
 
     fn tap(&self) -> Option<&Shared<ToTap>> {

@@ -86,6 +86,20 @@ pub trait Siblings {
     fn blame(&mut self, at: SlotAt, fault: Fault);
 }
 
+impl dyn Siblings + '_ {
+    /// Delivers to the guest of a lane, and reports its fault once its receive queue is unlocked. `None`: there is no such
+    /// guest, or it had a fault.
+    #[inline]
+    pub(crate) fn deliver_to<R>(
+        &mut self,
+        at: SlotAt,
+        deliver: impl FnOnce(&mut RxQueue) -> Result<R, Fault>,
+    ) -> Option<R> {
+        let delivered = deliver(&mut *self.guest(at)?);
+        delivered.map_err(|fault| self.blame(at, fault)).ok()
+    }
+}
+
 /// Result of [`Siblings::uplink`].
 pub enum Uplink<'a> {
     /// The lane has no such queue, or is no longer in the rounds.

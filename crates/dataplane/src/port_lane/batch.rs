@@ -172,7 +172,7 @@ impl<O: OwnQueue> PortLane<O> {
         match self.chains[first].to {
             Destination::Port(port) => self.to_port(port, run, burst),
             Destination::Unknown => self.leave(run, burst, NO_FDB_ENTRY),
-            Destination::Host => self.to_host(run, burst, NO_FDB_ENTRY),
+            Destination::Host => self.to_host(run, burst),
             Destination::Multicast => self.to_multicast(burst),
             Destination::Nobody => self.lose(run, burst, |counters| &counters.from_guest_isolated),
         }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use device::counters::PairCounters;
-use device::pair::Fault;
 use packet::ethernet::{self, ADDRESS_BYTES};
 
 use super::PortLane;
@@ -15,24 +14,23 @@ use crate::lane::{Siblings, SlotAt};
 
 /// Passes a copy of a frame to one of several guests, or drops the copy if that guest has no buffer now. Returns the
 /// work besides the copy, in frames.
-/// Errors: that guest's fault.
 pub(super) fn pass_copy(
     siblings: &mut dyn Siblings,
     at: SlotAt,
     frame: GuestFrame<'_>,
     from: &PairCounters,
-) -> Result<u64, Fault> {
-    let Some(mut target) = siblings.guest(at) else {
-        return Ok(0);
-    };
-    let mut passing = Passing::begin(&mut target, 1)?;
-    if passing.pass(frame, from)? == Passed::Later {
-        passing.lose();
-    }
-    let work = passing.take_work();
-    let frames = passing.finish();
-    target.delivered(frames);
-    Ok(work)
+) -> u64 {
+    let work = siblings.deliver_to(at, |guest| {
+        let mut passing = Passing::begin(guest, 1)?;
+        if passing.pass(frame, from)? == Passed::Later {
+            passing.lose();
+        }
+        let work = passing.take_work();
+        let frames = passing.finish();
+        guest.delivered(frames);
+        Ok(work)
+    });
+    work.unwrap_or(0)
 }
 
 impl<O: OwnQueue> PortLane<O> {

@@ -6,7 +6,7 @@ use virtqueue::{ChainId, Chains};
 
 use super::checks::{Check, Checks, IsClassified};
 use super::classified::{Classified, with_tag};
-use super::{Burst, From, PortLane, Route};
+use super::{Burst, From, NO_FDB_ENTRY, PortLane, Route};
 use crate::backend::own_queue::OwnQueue;
 use crate::backend::to_nic::{NicSink, Transmit};
 use crate::fdb::forwarding::LaneRef;
@@ -134,20 +134,10 @@ impl<O: OwnQueue> PortLane<O> {
         let Some(first) = self.first_pair(siblings) else {
             return Ok(0);
         };
-        let received = match siblings.guest(first) {
-            Some(mut guest) => self.own.receive(&mut guest),
-            None => return Ok(0),
-        };
-        match received {
-            Ok(frames) => {
-                self.counters.spilled_frames.add(frames as u64);
-                Ok(frames)
-            }
-            Err(fault) => {
-                siblings.blame(first, fault);
-                Ok(0)
-            }
-        }
+        let spilled = siblings.deliver_to(first, |guest| self.own.receive(guest));
+        let frames = spilled.unwrap_or(0);
+        self.counters.spilled_frames.add(frames as u64);
+        Ok(frames)
     }
 
     /// The lane of the port's first pair, which receives the frames of this pair while this pair is disabled.
@@ -206,46 +196,30 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// Passes a run of frames to the host.
-    pub(super) fn to_host(
-        &mut self,
-        run: usize,
-        burst: &mut Burst<'_>,
-        nobody: fn(&PairCounters) -> &Counter,
-    ) {
-        match self.forwarding.host {
-            Some(host) => self.to_tap(host, run, burst, nobody),
-            None => self.lose(run, burst, nobody),
-        }
-    }
-
-    /// Passes a run of frames to the lane of a tap.
-    fn to_tap(
-        &mut self,
-        tap: LaneRef,
-        run: usize,
-        burst: &mut Burst<'_>,
-        nobody: fn(&PairCounters) -> &Counter,
-    ) {
+    pub(super) fn to_host(&mut self, run: usize, burst: &mut Burst<'_>) {
+        let Some(LaneRef { at, .. }) = self.forwarding.host else {
+            return self.lose(run, burst, NO_FDB_ENTRY);
+        };
         let end = burst.done + run;
-        self.write_to_tap(tap, end, burst);
+        self.write_to_tap(at, end, burst);
         // If the budget allows more, the next frame is one that cannot be written directly from guest memory.
         if self.goes_on(burst.done, end, &burst.budget) {
-            match self.pass_to(tap.at, true, 1, burst) {
+            match self.pass_to(at, true, 1, burst) {
                 Ok(true) => {}
-                Ok(false) => self.lose(1, burst, nobody),
-                Err(fault) => burst.siblings.blame(tap.at, fault),
+                Ok(false) => self.lose(1, burst, NO_FDB_ENTRY),
+                Err(fault) => burst.siblings.blame(at, fault),
             }
         }
     }
 
     /// Writes the next frames directly from guest memory, up to one that cannot be written so. Writes none while
     /// segments of the same sender's last GSO packet wait for the tap.
-    fn write_to_tap(&mut self, tap: LaneRef, end: usize, burst: &mut Burst<'_>) {
-        let guest = burst.siblings.guest(tap.at);
+    fn write_to_tap(&mut self, at: SlotAt, end: usize, burst: &mut Burst<'_>) {
+        let guest = burst.siblings.guest(at);
         if guest.is_some_and(|guest| guest.pending.is_of(&self.counters)) {
             return;
         }
-        let Some(mut tap) = burst.siblings.tap(tap.at) else {
+        let Some(mut tap) = burst.siblings.tap(at) else {
             return;
         };
         while self.goes_on(burst.done, end, &burst.budget) {
@@ -419,11 +393,9 @@ impl<O: OwnQueue> PortLane<O> {
             burst.budget.charge_descriptors(buffers.len());
             burst.done += 1;
         }
-        if let Some(passing) = passing {
-            passing.finish();
-        }
+        let frames = passing.map_or(0, Passing::finish);
         if let Some(guest) = guest {
-            guest.delivered(0);
+            guest.delivered(frames);
         }
         Ok(())
     }

@@ -128,12 +128,9 @@ impl<O: OwnQueue> PortLane<O> {
             return;
         };
         let is_tagged = self.forwarding.is_tagged(self.number);
-        let passed = with_tag(entry, frame, is_tagged, |frame| {
+        let work = with_tag(entry, frame, is_tagged, |frame| {
             pass_copy(burst.siblings, first.at, frame, &self.counters)
         });
-        match passed {
-            Ok(work) => burst.budget.charge_look_ups(work),
-            Err(fault) => burst.siblings.blame(first.at, fault),
-        }
+        burst.budget.charge_look_ups(work);
     }
 }

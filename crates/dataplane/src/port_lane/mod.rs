@@ -49,7 +49,7 @@ use crate::guest::from_guest::{Budget, Sender};
 use crate::guest::passing::{Passed, Passing};
 use crate::guest::rx_queue::RxQueue;
 use crate::lane::limits::BATCH;
-use crate::lane::shared::{Held, Shared};
+use crate::lane::shared::Shared;
 use crate::lane::{Lane, Siblings, SlotAt, Stopped, Work, enable_kicks};
 use crate::nic::hints::XdpMetadata;
 use crate::policy::filter::{Acl, LaneFilter};
@@ -151,7 +151,7 @@ impl PortLane {
             from: From::Tap,
             ..Self::new(pair, counters, NO_PORT)
         };
-        if let Some(mut rx) = lane.rx() {
+        if let Some(mut rx) = lane.to_guest.lock() {
             rx.is_tap = true;
         }
         lane
@@ -204,12 +204,6 @@ impl<O: OwnQueue> PortLane<O> {
     /// Whether nothing waits: neither frames of other guests for buffers, nor the rest of a GSO packet for room.
     pub(crate) fn is_idle(&self) -> bool {
         !self.rx_waits.load(Relaxed) && !self.has_rest()
-    }
-
-    /// Its guest's receive queue, locked; `None`: the lane has stopped.
-    #[inline]
-    fn rx(&self) -> Option<Held<'_, RxQueue>> {
-        self.to_guest.lock()
     }
 
     /// The port that sends its frames; `None`: they come from the host, or in tap mode from the wire.
@@ -348,13 +342,10 @@ impl<O: OwnQueue> PortLane<O> {
             let ports = self.forwarding.ports_of(entry.vlan, from);
             let ports = ports.map(|(port, guest)| (guest, self.forwarding.is_tagged(port)));
             for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
-                let passed = with_tag(entry, frame, is_tagged, |frame| {
+                let work = with_tag(entry, frame, is_tagged, |frame| {
                     pass_copy(burst.siblings, guest.at, frame, &self.counters)
                 });
-                match passed {
-                    Ok(work) => burst.budget.charge_look_ups(work),
-                    Err(fault) => burst.siblings.blame(guest.at, fault),
-                }
+                burst.budget.charge_look_ups(work);
                 copies += 1;
             }
             burst.budget.charge_copies(copies, frame.sending.len);
@@ -387,7 +378,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
     fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         let mut moved = 0;
         if self.rx_waits.load(Relaxed)
-            && let Some(mut rx) = self.rx()
+            && let Some(mut rx) = self.to_guest.lock()
         {
             moved = rx.deliver_pending()?;
         }
@@ -441,7 +432,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
     }
 
     fn receives(&self) -> bool {
-        self.rx().is_some_and(|rx| rx.vring.enabled)
+        self.to_guest.lock().is_some_and(|rx| rx.vring.enabled)
     }
 
     fn call_blocks(&self) -> bool {
@@ -455,7 +446,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
 
     fn change_vrings(&mut self, change: &mut dyn FnMut(Direction, &mut Vring)) {
         change(Direction::FromGuest, &mut self.from_guest);
-        if let Some(mut rx) = self.rx() {
+        if let Some(mut rx) = self.to_guest.lock() {
             change(Direction::ToGuest, &mut rx.vring);
         }
     }
@@ -487,7 +478,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
 
     fn set_limits(&mut self, limits: &PortLimits) {
         self.sender.throttle.set(limits.from_guest.as_ref());
-        if let Some(mut rx) = self.rx() {
+        if let Some(mut rx) = self.to_guest.lock() {
             rx.limit.clone_from(&limits.to_guest);
         }
     }
@@ -496,7 +487,7 @@ impl<O: OwnQueue> Lane for PortLane<O> {
         let LaneFilter { from_guest, to_guest } = filter;
         LaneFilter {
             from_guest: std::mem::replace(&mut self.filter, from_guest),
-            to_guest: match self.rx() {
+            to_guest: match self.to_guest.lock() {
                 Some(mut rx) => std::mem::replace(&mut rx.filter, to_guest),
                 None => to_guest,
             },

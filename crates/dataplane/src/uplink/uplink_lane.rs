@@ -383,10 +383,7 @@ impl<N: Lent> UplinkLane<N> {
         self.filled.retain(|&at| {
             let inbox = &mut self.inboxes[at];
             let before = inbox.len();
-            match inbox.deliver(&queue.umem, &mut queue.empty, siblings) {
-                Ok(delivered) => frames += delivered,
-                Err(fault) => siblings.blame(inbox.guest.at, fault),
-            }
+            frames += inbox.deliver(&queue.umem, &mut queue.empty, siblings);
             self.waiting -= before - inbox.len();
             inbox.len() > 0
         });

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use device::counters::PairCounters;
-use device::pair::{Fault, Vring};
+use device::pair::Vring;
 use xsk::{Frame, RxDesc, Umem};
 
 use super::UplinkLane;
@@ -57,21 +57,20 @@ impl Inbox {
     }
 
     /// Delivers waiting frames, as far as the guest has buffers; returns how many.
-    /// Errors: the guest's fault.
     pub(super) fn deliver(
         &mut self,
         umem: &Umem,
         empty: &mut Vec<Frame>,
         siblings: &mut dyn Siblings,
-    ) -> Result<usize, Fault> {
-        let Some(mut target) = siblings.guest(self.guest.at) else {
-            return Ok(0);
-        };
-        let (mut delivery, ..) = target.begin(self.len())?;
-        let frames = (&mut self.waiting, &mut self.received);
-        self.arrivals
-            .deliver_waiting(frames, umem, empty, &mut delivery)?;
-        Ok(delivery.finish())
+    ) -> usize {
+        let delivered = siblings.deliver_to(self.guest.at, |guest| {
+            let (mut delivery, ..) = guest.begin(self.len())?;
+            let frames = (&mut self.waiting, &mut self.received);
+            self.arrivals
+                .deliver_waiting(frames, umem, empty, &mut delivery)?;
+            Ok(delivery.finish())
+        });
+        delivered.unwrap_or(0)
     }
 
     /// Drops the waiting frames.

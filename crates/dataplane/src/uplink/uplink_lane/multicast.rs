@@ -76,31 +76,25 @@ impl<N: Lent> UplinkLane<N> {
                 if !known.is_some_and(takes) {
                     continue;
                 }
-                let Some(mut target) = siblings.guest(inbox.guest.at) else {
-                    continue;
-                };
-                if inbox.is_filtered {
-                    let mut head = [0; HEADERS_MAX];
-                    let head = first_bytes(umem, &self.multicast[0], &mut head);
-                    let admits = target.allows(head, Facts::of_len(len as usize));
-                    let work = target.take_work();
-                    self.deficit += work;
-                    self.multicast_work += work;
-                    if !admits {
-                        continue;
+                let delivered = siblings.deliver_to(inbox.guest.at, |target| {
+                    if inbox.is_filtered {
+                        let mut head = [0; HEADERS_MAX];
+                        let head = first_bytes(umem, &self.multicast[0], &mut head);
+                        let admits = target.allows(head, Facts::of_len(len as usize));
+                        let work = target.take_work();
+                        self.deficit += work;
+                        self.multicast_work += work;
+                        if !admits {
+                            return Ok(0);
+                        }
                     }
-                }
-                let offload = match (&mut inbox.look, &self.ranges[..]) {
-                    (Some(look), &[range]) => look.look(umem, range, &target.counters),
-                    _ => NO_OFFLOAD,
-                };
-                let mut bytes = UmemBytes::new(umem, &self.ranges);
-                let written = write_copy(&mut target, len, offload, &mut bytes);
-                drop(target);
-                match written {
-                    Ok(delivered) => frames += delivered,
-                    Err(fault) => siblings.blame(inbox.guest.at, fault),
-                }
+                    let offload = match (&mut inbox.look, &self.ranges[..]) {
+                        (Some(look), &[range]) => look.look(umem, range, &target.counters),
+                        _ => NO_OFFLOAD,
+                    };
+                    write_copy(target, len, offload, &mut UmemBytes::new(umem, &self.ranges))
+                });
+                frames += delivered.unwrap_or(0);
             }
         }
         frames
