@@ -308,52 +308,8 @@ pub(crate) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &mut Pl
         .collect();
     place.remote.clear();
     for network in networks {
-        let fdb = fdbs.get(&network).cloned();
-        let mut forwarding = Forwarding::new(fdb.unwrap_or_default());
-        let mut lanes: Vec<_> = (0..slots.len())
-            .filter(|&at| slots[at].role.network() == Some(&network))
-            .collect();
-        if let Some(spread) = place.spreads.get(&network) {
-            let remote = spread.lanes.iter().filter(|lane| lane.worker != place.number);
-            let first = slots.len() + place.remote.len();
-            place.remote.extend(remote.cloned());
-            lanes.extend(first..slots.len() + place.remote.len());
-        }
-        let remote = |at: usize| at.checked_sub(slots.len()).map(|at| &place.remote[at]);
-        let role = |at: usize| remote(at).map_or_else(|| &slots[at].role, |lane| &lane.role);
-        lanes.sort_by_key(|&at| role(at).order());
-        let has_own = |is_it: fn(&Role) -> bool| {
-            let mut own = lanes.iter().filter(|&&at| at < slots.len());
-            own.any(|&at| is_it(role(at)))
-        };
-        let has_uplink = has_own(|role| matches!(role, Role::Uplink { .. }));
-        let has_host = has_own(|role| matches!(role, Role::Host { .. }));
-        for &at in &lanes {
-            let (remote, is_remote) = (remote(at), at >= slots.len());
-            let (id, receives) = match remote {
-                Some(lane) => (lane.id, lane.receives()),
-                None => (slots[at].id, slots[at].receives()),
-            };
-            let lane = |pair| LaneRef {
-                at: SlotAt(at),
-                id,
-                pair,
-                is_remote,
-            };
-            match role(at) {
-                Role::Member { port, pair, .. } => {
-                    forwarding.attach(*port);
-                    if receives {
-                        forwarding.add(*port, lane(*pair));
-                    }
-                }
-                // Lanes of other workers are the way out only where this worker has none.
-                Role::Uplink { .. } if !is_remote || !has_uplink => forwarding.uplinks.push(SlotAt(at)),
-                Role::Host { .. } if !is_remote || !has_host => forwarding.host = Some(lane(0)),
-                _ => {}
-            }
-        }
-        let all = Arc::new(forwarding);
+        let fdb = fdbs.get(&network).cloned().unwrap_or_default();
+        let all = Arc::new(forwarding_of(&network, fdb, slots, place));
         for slot in slots
             .iter_mut()
             .filter(|slot| slot.role.network() == Some(&network))
@@ -365,6 +321,53 @@ pub(crate) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &mut Pl
             }
         }
     }
+}
+
+/// The forwarding state of a network. Adds the network's lanes on other workers to [`Place::remote`].
+fn forwarding_of(network: &Arc<str>, fdb: Arc<Fdb>, slots: &[Slot], place: &mut Place) -> Forwarding {
+    let first = place.remote.len();
+    if let Some(spread) = place.spreads.get(network) {
+        let remote = spread.lanes.iter().filter(|lane| lane.worker != place.number);
+        place.remote.extend(remote.cloned());
+    }
+    let lane = |at: usize, id: LaneId, role: &Role| LaneRef {
+        at: SlotAt(at),
+        id,
+        pair: role.order().1,
+        is_remote: at >= slots.len(),
+    };
+    let own = slots
+        .iter()
+        .enumerate()
+        .filter(|(_, slot)| slot.role.network() == Some(network))
+        .map(|(at, slot)| (&slot.role, lane(at, slot.id, &slot.role), slot.receives()));
+    let remote = (slots.len() + first..)
+        .zip(&place.remote[first..])
+        .map(|(at, shared)| (&shared.role, lane(at, shared.id, &shared.role), shared.receives()));
+    let mut lanes: Vec<_> = own.chain(remote).collect();
+    lanes.sort_by_key(|(role, ..)| role.order());
+    let has_own = |is_it: fn(&Role) -> bool| {
+        let mut lanes = lanes.iter();
+        lanes.any(|(role, lane, _)| !lane.is_remote && is_it(role))
+    };
+    // Lanes of other workers are the way out only where this worker has none.
+    let has_uplink = has_own(|role| matches!(role, Role::Uplink { .. }));
+    let has_host = has_own(|role| matches!(role, Role::Host { .. }));
+    let mut forwarding = Forwarding::new(fdb);
+    for (role, lane, receives) in lanes {
+        match role {
+            Role::Member { port, .. } => {
+                forwarding.attach(*port);
+                if receives {
+                    forwarding.add(*port, lane);
+                }
+            }
+            Role::Uplink { .. } if !lane.is_remote || !has_uplink => forwarding.uplinks.push(lane.at),
+            Role::Host { .. } if !lane.is_remote || !has_host => forwarding.host = Some(lane),
+            _ => {}
+        }
+    }
+    forwarding
 }
 
 /// All slots of a worker but one, and the lanes of other workers.
