@@ -26,7 +26,7 @@ use crate::guest::rx_queue::RxQueue;
 use crate::host::inner_queue::{BUFFER_BYTES, BUFFERS, InnerQueueError, Memory, PARTS, Received, left_in};
 use crate::host::to_tap::{ToTap, push};
 use crate::lane::limits::BATCH;
-use crate::lane::shared::{Held, Shared};
+use crate::lane::shared::{Shared, SharedGuard};
 use crate::lane::{Lane, Siblings, Stopped, Work};
 use crate::nic::tap::{Parts, Tap};
 use crate::port_lane::PortLane;
@@ -197,7 +197,7 @@ impl Lane for TapLane {
     fn enable_notifications(&mut self, siblings: &mut dyn Siblings) -> Work {
         // While all buffers are in use there is nothing to read into: the tap is read when some are back.
         let is_next = self.has_frames && self.free.len() >= PARTS;
-        let has_waiting = |mut to_tap: Held<'_, ToTap>| to_tap.waiting.driver.enable_calls();
+        let has_waiting = |mut to_tap: SharedGuard<'_, ToTap>| to_tap.waiting.driver.enable_calls();
         match self.to_tap.lock().is_some_and(has_waiting) || is_next {
             true => Work::Now,
             false => self.lane.enable_notifications(siblings),

@@ -30,7 +30,7 @@ use crate::fdb::forwarding::Forwarding;
 use crate::guest::rx_queue::RxQueue;
 use crate::host::to_tap::ToTap;
 pub use crate::lane::lane_id::{LaneId, SlotAt};
-use crate::lane::shared::{Held, Shared};
+use crate::lane::shared::{Shared, SharedGuard};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::XdpMetadata;
 use crate::nic::xdp::XdpNic;
@@ -77,11 +77,11 @@ pub trait Siblings {
     fn target(&self) -> Option<SlotAt>;
     /// The receive queue of a lane's guest, locked; `None`: the lane is no longer in the rounds, or is the caller's, or
     /// the guest of another worker's lane does not receive. Blame the guest only after the lock is released.
-    fn guest(&mut self, at: SlotAt) -> Option<Held<'_, RxQueue>>;
+    fn guest(&mut self, at: SlotAt) -> Option<SharedGuard<'_, RxQueue>>;
     /// The NIC queue of the uplink that a lane has, locked.
     fn uplink(&mut self, at: SlotAt) -> Uplink<'_>;
     /// The writer of a tap, locked, if the lane is a tap's.
-    fn tap(&mut self, at: SlotAt) -> Option<Held<'_, ToTap>>;
+    fn tap(&mut self, at: SlotAt) -> Option<SharedGuard<'_, ToTap>>;
     /// Reports the fault of a guest that frames were delivered to: its lane leaves the rounds.
     fn blame(&mut self, at: SlotAt, fault: Fault);
 }
@@ -109,7 +109,7 @@ pub enum Uplink<'a> {
     /// The queue is available.
     Queue {
         /// The queue, locked.
-        queue: Held<'a, NicQueue<XdpNic>>,
+        queue: SharedGuard<'a, NicQueue<XdpNic>>,
         /// Its lane is on another worker, so the caller has to kick the kernel.
         is_remote: bool,
     },

@@ -28,17 +28,19 @@ impl<T> Shared<T> {
 
     /// Waits for the lock, which the holder releases after a run of frames; `None`: the lane has stopped.
     #[inline]
-    pub(crate) fn lock(&self) -> Option<Held<'_, T>> {
-        Held::of(self.0.locked())
+    pub(crate) fn lock(&self) -> Option<SharedGuard<'_, T>> {
+        SharedGuard::of(self.0.locked())
     }
 
     /// Like [`Self::lock`], but waits no longer than some microseconds.
     /// Errors: another thread has the lock.
-    pub(crate) fn lock_soon(&self) -> Result<Option<Held<'_, T>>, Busy> {
+    pub(crate) fn lock_soon(&self) -> Result<Option<SharedGuard<'_, T>>, Busy> {
         for _ in 0..TRIES {
             match self.0.try_lock() {
-                Ok(value) => return Ok(Held::of(value)),
-                Err(TryLockError::Poisoned(value)) => return Ok(Held::of(PoisonError::into_inner(value))),
+                Ok(value) => return Ok(SharedGuard::of(value)),
+                Err(TryLockError::Poisoned(value)) => {
+                    return Ok(SharedGuard::of(PoisonError::into_inner(value)));
+                }
                 Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
             }
         }
@@ -56,16 +58,16 @@ impl<T> Shared<T> {
 pub(crate) struct Busy;
 
 /// A part of a lane, while it is locked.
-pub struct Held<'a, T>(MutexGuard<'a, Option<T>>);
+pub struct SharedGuard<'a, T>(MutexGuard<'a, Option<T>>);
 
-impl<'a, T> Held<'a, T> {
+impl<'a, T> SharedGuard<'a, T> {
     #[inline]
     fn of(value: MutexGuard<'a, Option<T>>) -> Option<Self> {
         value.is_some().then(|| Self(value))
     }
 }
 
-impl<T> Deref for Held<'_, T> {
+impl<T> Deref for SharedGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -76,7 +78,7 @@ impl<T> Deref for Held<'_, T> {
     }
 }
 
-impl<T> DerefMut for Held<'_, T> {
+impl<T> DerefMut for SharedGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         self.0

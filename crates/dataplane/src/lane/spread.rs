@@ -1,4 +1,4 @@
-//! How a network is spread over the workers: its lanes, as lanes of other workers reach them.
+//! How a network is spread over the workers: its lanes, and the parts of each that lanes of other workers use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -13,9 +13,9 @@ use crate::lane::{Lane, LaneId};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
 
-/// The worker of a lane.
-pub(crate) trait Owner: Send + Sync {
-    /// Tells it that frames wait in a lane that only it delivers.
+/// The worker of a lane, for lanes of other workers. It acts on a message within a round.
+pub(crate) trait LaneWorker: Send + Sync {
+    /// Wakes a lane: frames wait there that only its own worker delivers.
     fn wake(&self, lane: LaneId);
     /// Reports the fault of a lane's guest.
     fn blame(&self, lane: LaneId, fault: Fault);
@@ -32,8 +32,9 @@ pub(crate) struct Spread {
 pub(crate) struct SharedLane {
     pub(crate) id: LaneId,
     pub(crate) role: Role,
+    /// The number of its worker.
     pub(crate) worker: usize,
-    owner: Arc<dyn Owner>,
+    own_worker: Arc<dyn LaneWorker>,
     pub(crate) rx: Option<Shared<RxQueue>>,
     /// See [`RxQueue::waits`].
     rx_waits: Arc<AtomicBool>,
@@ -42,11 +43,11 @@ pub(crate) struct SharedLane {
 }
 
 impl SharedLane {
-    /// What other workers need of a lane.
+    /// The shared parts of a lane. `worker`: the number of its worker.
     pub(crate) fn of(
         lane: &dyn Lane,
         (id, role): (LaneId, &Role),
-        (worker, owner): (usize, Arc<dyn Owner>),
+        (worker, own_worker): (usize, Arc<dyn LaneWorker>),
     ) -> Self {
         let rx = lane.rx().cloned();
         let rx_waits = rx.as_ref().and_then(Shared::lock).map(|rx| Arc::clone(&rx.waits));
@@ -54,7 +55,7 @@ impl SharedLane {
             id,
             role: role.clone(),
             worker,
-            owner,
+            own_worker,
             rx,
             rx_waits: rx_waits.unwrap_or_default(),
             uplink: lane.uplink().cloned(),
@@ -62,7 +63,7 @@ impl SharedLane {
         }
     }
 
-    /// Whether its guest receives, or may: this does not wait for another worker.
+    /// Whether its guest receives; true while another worker has locked the queue, for which this does not wait.
     pub(crate) fn receives(&self) -> bool {
         match self.rx.as_ref().map(Shared::lock_soon) {
             None => false,
@@ -74,15 +75,15 @@ impl SharedLane {
     /// Wakes the lane if frames wait there that only its own worker delivers.
     pub(crate) fn wake(&self) {
         if self.rx_waits.load(Relaxed) {
-            self.owner.wake(self.id);
+            self.own_worker.wake(self.id);
         }
     }
 
-    /// Reports the fault of its guest: nothing is delivered there any more.
+    /// Reports a fault of its guest, to which nothing is delivered any more. The caller must not hold the lock of `rx`.
     pub(crate) fn blame(&self, fault: Fault) {
         if let Some(mut rx) = self.rx.as_ref().and_then(Shared::lock) {
             rx.vring.enabled = false;
         }
-        self.owner.blame(self.id, fault);
+        self.own_worker.blame(self.id, fault);
     }
 }

@@ -4,7 +4,7 @@ use device::pair::Fault;
 
 use crate::guest::rx_queue::RxQueue;
 use crate::host::to_tap::ToTap;
-use crate::lane::shared::Held;
+use crate::lane::shared::SharedGuard;
 use crate::lane::{Lane, Siblings, SlotAt, Uplink};
 
 /// No other lane, or one that gets frames.
@@ -30,7 +30,7 @@ impl Siblings for Others<'_> {
         self.target.as_ref().map(|_| SlotAt(0))
     }
 
-    fn guest(&mut self, _at: SlotAt) -> Option<Held<'_, RxQueue>> {
+    fn guest(&mut self, _at: SlotAt) -> Option<SharedGuard<'_, RxQueue>> {
         self.target.as_mut()?.rx()?.lock()
     }
 
@@ -38,7 +38,7 @@ impl Siblings for Others<'_> {
         Uplink::None
     }
 
-    fn tap(&mut self, _at: SlotAt) -> Option<Held<'_, ToTap>> {
+    fn tap(&mut self, _at: SlotAt) -> Option<SharedGuard<'_, ToTap>> {
         None
     }
 

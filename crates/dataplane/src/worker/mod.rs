@@ -58,7 +58,7 @@ use self::slots::{EVENT_FD, Fdbs, Place, Slot};
 use crate::fdb::Fdb;
 use crate::lane::new_lane::NewLane;
 use crate::lane::role::Role;
-use crate::lane::spread::{Owner, Spread};
+use crate::lane::spread::{LaneWorker, Spread};
 use crate::lane::{Lane, LaneId, Siblings};
 use crate::worker::moderation::Moderation;
 use crate::worker::place::WorkerPlace;
@@ -141,7 +141,7 @@ impl Mail {
     }
 }
 
-impl Owner for Mail {
+impl LaneWorker for Mail {
     fn wake(&self, lane: LaneId) {
         self.send(Command::Wake(lane));
     }

@@ -13,7 +13,7 @@ use crate::guest::rx_queue::RxQueue;
 use crate::host::to_tap::ToTap;
 use crate::lane::new_lane::{NewLane, OnFault};
 use crate::lane::role::Role;
-use crate::lane::shared::{Busy, Held, Shared};
+use crate::lane::shared::{Busy, Shared, SharedGuard};
 use crate::lane::spread::{SharedLane, Spread};
 use crate::lane::{Lane, LaneId, Siblings, SlotAt, Uplink, Work};
 use crate::worker::moderation::Share;
@@ -441,9 +441,9 @@ impl<'a> Others<'a> {
 
     /// The receive queue of a lane of another worker.
     #[inline(never)]
-    fn remote_guest(&mut self, lane: &'a SharedLane) -> Option<Held<'_, RxQueue>> {
+    fn remote_guest(&mut self, lane: &'a SharedLane) -> Option<SharedGuard<'_, RxQueue>> {
         if self.touched.is_none_or(|touched| touched.id != lane.id) {
-            self.leave();
+            self.wake_touched();
             self.touched = Some(lane);
         }
         let rx = lane.rx.as_ref()?.lock();
@@ -452,7 +452,7 @@ impl<'a> Others<'a> {
 
     /// Wakes the lane of another worker that was delivered to, if there is work for it.
     #[inline]
-    fn leave(&mut self) {
+    fn wake_touched(&mut self) {
         if let Some(touched) = self.touched.take() {
             touched.wake();
         }
@@ -462,7 +462,7 @@ impl<'a> Others<'a> {
 impl Drop for Others<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.leave();
+        self.wake_touched();
     }
 }
 
@@ -471,7 +471,7 @@ impl Siblings for Others<'_> {
         self.target.map(SlotAt)
     }
 
-    fn guest(&mut self, at: SlotAt) -> Option<Held<'_, RxQueue>> {
+    fn guest(&mut self, at: SlotAt) -> Option<SharedGuard<'_, RxQueue>> {
         if let Some(lane) = self.remote(at) {
             return self.remote_guest(lane);
         }
@@ -508,7 +508,7 @@ impl Siblings for Others<'_> {
         queue.map_or(Uplink::None, |queue| Uplink::Queue { queue, is_remote })
     }
 
-    fn tap(&mut self, at: SlotAt) -> Option<Held<'_, ToTap>> {
+    fn tap(&mut self, at: SlotAt) -> Option<SharedGuard<'_, ToTap>> {
         let tap = match self.remote(at) {
             Some(lane) => lane.tap.as_ref(),
             None => self.other(at)?.lane.tap(),

@@ -88,8 +88,8 @@ impl Roster {
     }
 }
 
-/// Answers of the workers that were told something.
-struct Told(mpsc::Receiver<usize>);
+/// Receives the numbers of the workers in which a sent [`Spread`] is in effect.
+struct Answers(mpsc::Receiver<usize>);
 
 /// What can be seen of a worker from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,14 +165,14 @@ impl Workers {
         let counted = roster.listed.add(id, worker, owner, &entry.role);
         roster.lanes.insert(id, entry);
         if let Some(network) = &network {
-            let owner = Arc::clone(&self.handles[worker].mail);
-            let shared = SharedLane::of(&*lane.lane, (id, &lane.role), (worker, owner));
+            let mail = Arc::clone(&self.handles[worker].mail);
+            let shared = SharedLane::of(&*lane.lane, (id, &lane.role), (worker, mail));
             roster.change_spread(network, |lanes| lanes.push(shared));
         }
         self.handles[worker].send(Command::Add(id, lane, counted));
-        let told = self.tell_spread(&roster, network.as_ref());
+        let answers = self.send_spread(&roster, network.as_ref());
         drop(roster);
-        self.wait(told);
+        self.wait(answers);
         LaneAt { worker, id }
     }
 
@@ -181,8 +181,8 @@ impl Workers {
     }
 
     /// Sends all workers the [`Spread`] of a network. The result waits until it is in effect.
-    fn tell_spread(&self, roster: &Roster, network: Option<&Arc<str>>) -> Told {
-        let (done, told) = mpsc::channel();
+    fn send_spread(&self, roster: &Roster, network: Option<&Arc<str>>) -> Answers {
+        let (done, answers) = mpsc::channel();
         if let (Some(network), 2..) = (network, self.handles.len()) {
             let spread = roster.spreads.get(network).cloned().unwrap_or_default();
             for handle in &self.handles {
@@ -190,14 +190,14 @@ impl Workers {
                 handle.send(Command::Spread(network, spread, done));
             }
         }
-        Told(told)
+        Answers(answers)
     }
 
-    /// Waits until all workers that were told have answered, except for those that hang.
-    fn wait(&self, Told(told): Told) {
+    /// Waits until all workers have answered, except for those that hang.
+    fn wait(&self, Answers(answers): Answers) {
         let mut answered = BTreeSet::new();
         loop {
-            match told.recv_timeout(HANGS) {
+            match answers.recv_timeout(HANGS) {
                 Ok(worker) => _ = answered.insert(worker),
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
@@ -221,9 +221,9 @@ impl Workers {
         if let Some(network) = &network {
             roster.change_spread(network, |lanes| lanes.retain(|lane| lane.id != at.id));
         }
-        let told = self.tell_spread(&roster, network.as_ref());
+        let answers = self.send_spread(&roster, network.as_ref());
         drop(roster);
-        self.wait(told);
+        self.wait(answers);
         lane
     }
 
@@ -272,12 +272,12 @@ impl Workers {
         let (done, changed) = mpsc::channel();
         self.handles[at.worker].send(Command::Change(at.id, Box::new(change), done));
         let _ = changed.recv();
-        // Other workers may have to know of it, too: that the guest receives now, or has other rules.
+        // The change may concern the other workers: the guest receives now, or has other rules.
         let roster = self.roster.locked();
         let network = roster.lanes.get(&at.id).and_then(|lane| lane.role.network());
-        let told = self.tell_spread(&roster, network);
+        let answers = self.send_spread(&roster, network);
         drop(roster);
-        self.wait(told);
+        self.wait(answers);
     }
 
     /// Sends the FDB of a network to all workers.
