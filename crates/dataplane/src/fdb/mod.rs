@@ -72,8 +72,8 @@ impl FdbPort {
 }
 
 /// A port's number and generation. The XDP program marks a frame with its destination. A marked frame may wait
-/// until the port is removed and another port has the number. So the mark is trusted only if the port's generation still
-/// matches; otherwise the FDB decides.
+/// until the port is removed and another port has the number. So the mark is trusted only if the port's generation
+/// still matches; otherwise the FDB decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortMark(pub u32);
 

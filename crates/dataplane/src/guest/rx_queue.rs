@@ -21,8 +21,8 @@ pub struct RxQueue {
     pub(crate) counters: Arc<PairCounters>,
     /// Frames of other guests that wait for its buffers.
     pub(crate) pending: Pending,
-    /// Its own lane must be polled: to deliver `pending`, or, if the queue is a tap's, to write its frames to the tap. A
-    /// hint, which is read without the lock.
+    /// Its own lane must be polled: to deliver `pending`, or, if the queue is a tap's, to write its frames to the tap.
+    /// A hint, which is read without the lock.
     pub(crate) waits: Arc<AtomicBool>,
     /// It is the queue of a tap.
     pub(crate) is_tap: bool,
@@ -98,8 +98,8 @@ impl RxQueue {
         Policer::new(self.limit.as_ref())
     }
 
-    /// Begins a batch of received frames, with at most `most` buffers at first. Also returns the rate limit and the filter
-    /// rules, which the caller applies to each frame.
+    /// Begins a batch of received frames, with at most `most` buffers at first. Also returns the rate limit and the
+    /// filter rules, which the caller applies to each frame.
     /// Errors: the guest's fault.
     #[inline]
     pub(crate) fn begin(

@@ -87,8 +87,8 @@ pub trait Siblings {
 }
 
 impl dyn Siblings + '_ {
-    /// Delivers to the guest of a lane, and reports its fault once its receive queue is unlocked. `None`: there is no such
-    /// guest, or it had a fault.
+    /// Delivers to the guest of a lane, and reports its fault once its receive queue is unlocked. `None`: there is no
+    /// such guest, or it had a fault.
     #[inline]
     pub(crate) fn deliver_to<R>(
         &mut self,
@@ -127,7 +127,8 @@ pub struct Stopped {
 /// See the module's head. Lanes of guests are [`crate::port_lane`]; the others belong to networks, and are in
 /// [`crate::uplink`] and [`crate::host::tap_lane`].
 pub trait Lane: Send {
-    /// Moves a batch in each direction; returns how many frames moved. Faults of other guests are reported to `siblings`.
+    /// Moves a batch in each direction; returns how many frames moved. Faults of other guests are reported to
+    /// `siblings`.
     /// Errors: a fault of the lane's own guest. The lane must not be polled again, nor be a target.
     fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault>;
     /// Asks for kicks where the lane waits for a guest, and checks the rings again after that.
@@ -163,8 +164,8 @@ pub trait Lane: Send {
     }
     /// Sets the forwarding state of the lane's network.
     fn set_forwarding(&mut self, _forwarding: &Arc<Forwarding>) {}
-    /// Sets the longest frame, bytes. A lane whose guest receives into its own memory applies it to sent frames; it still
-    /// chooses receive buffers by the previous limit.
+    /// Sets the longest frame, bytes. A lane whose guest receives into its own memory applies it to sent frames; it
+    /// still chooses receive buffers by the previous limit.
     fn set_frame_limit(&mut self, bytes: u32) {
         self.change_vrings(&mut |_, vring| vring.guest.frame_limit = bytes);
     }

@@ -1,8 +1,8 @@
 //! Parts of lanes that lanes of all workers use: receive queues of guests, NIC queues of uplinks, writers of taps.
 //!
-//! Each part has a lock, which its own lane takes, too. A lane holds the lock while it moves a run of frames. It holds two
-//! locks only if it took that of an uplink's queue first and then that of a guest's receive queue. So no two lanes wait
-//! for each other.
+//! Each part has a lock, which its own lane takes, too. A lane holds the lock while it moves a run of frames. It holds
+//! two locks only if it took that of an uplink's queue first and then that of a guest's receive queue. So no two lanes
+//! wait for each other.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};

@@ -136,7 +136,8 @@ pub struct NicQueue<N> {
     pub no_tap_because: Option<String>,
     /// As the last kick reported.
     pub(crate) link: LinkState,
-    /// Longest frame that may be sent, bytes. It also limits segments of a tap's GSO packets, which no sender has limited.
+    /// Longest frame that may be sent, bytes. It also limits segments of a tap's GSO packets, which no sender has
+    /// limited.
     pub frame_limit: u32,
     /// What backs the memory, for `status`.
     pub backing: String,

@@ -175,8 +175,8 @@ impl<O: OwnQueue> PortLane<O> {
         self.own.has_rest() || self.transmit.has_rest()
     }
 
-    /// Sends a run of frames to the uplink; frames without room wait. `nobody`: the counter of frames for which there is
-    /// no uplink.
+    /// Sends a run of frames to the uplink; frames without room wait. `nobody`: the counter of frames for which there
+    /// is no uplink.
     pub(super) fn leave(&mut self, run: usize, burst: &mut Burst<'_>, nobody: fn(&PairCounters) -> &Counter) {
         if self.put_to_nic(run, burst).is_none() && !self.wait_for_uplink() {
             self.lose(run, burst, nobody);
