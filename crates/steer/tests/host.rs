@@ -35,13 +35,9 @@ impl World {
         let pair = Pair::new(1500)?;
         let (near, guest) = (&pair.veth.near, NetNs::new("guest"));
         near.ip(&[
-            "link",
-            "add",
+            "link add",
             HOST_END,
-            "type",
-            "veth",
-            "peer",
-            "name",
+            "type veth peer name",
             INNER_END,
             "netns",
             guest.name(),

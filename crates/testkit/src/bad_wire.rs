@@ -170,9 +170,7 @@ impl Drop for BadWire {
 
 fn join(wire: &NetNs, middle: &str, peer: &NetNs, end: &str) {
     let peer_name = peer.name();
-    wire.ip(&[
-        "link", "add", middle, "type", "veth", "peer", "name", end, "netns", peer_name,
-    ]);
+    wire.ip(&["link add", middle, "type veth peer name", end, "netns", peer_name]);
     wire.ip(&["link", "set", middle, "arp", "off", "up"]);
     peer.run("ethtool", &["-K", end, "tso", "off"]);
     peer.ip(&["link", "set", end, "up"]);

@@ -74,12 +74,13 @@ impl NetNs {
         self.enter(|| output_of(program, args))
     }
 
-    /// Runs `ip` on its interfaces.
+    /// Runs `ip` on its interfaces; each argument is a word or several.
     ///
     /// # Panics
     /// If it fails.
     pub fn ip(&self, args: &[&str]) {
-        self.run("ip", args);
+        let words: Vec<_> = args.iter().flat_map(|words| words.split(' ')).collect();
+        self.run("ip", &words);
     }
 
     /// Runs commands of a shell that look into /sys, and returns what they printed.

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use serde_json::Value;
 
 use crate::process::{output_of, run};
+use crate::{NetNs, Running};
 
 /// The daemon: `$VHOST_AF_XDP_BIN`, or what `cargo build` makes of this tree, once a test process. The gateway, which it
 /// starts, is beside it.
@@ -83,6 +84,30 @@ pub fn bench() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/Cargo.toml");
     PROGRAM.get_or_init(|| sibling_or_built("vhost-af-xdp-bench", manifest))
+}
+
+/// Starts it on an interface.
+///
+/// # Panics
+/// If it does not start.
+#[must_use]
+pub fn start_bench(netns: &NetNs, interface: &str, args: &[&str]) -> Running {
+    let mut command = netns.command(bench());
+    command.args(["--ifname", interface]).args(args);
+    Running::start(command)
+}
+
+/// The value of a row of its table.
+///
+/// # Panics
+/// If there is no such row.
+#[must_use]
+pub fn row(said: &str, name: &str) -> String {
+    let blank = ['│', ' '];
+    let mut lines = said.lines().map(|line| line.trim_matches(blank));
+    let value = lines.find_map(|line| line.strip_prefix(name));
+    let value = value.unwrap_or_else(|| panic!("no row {name:?} in:\n{said}"));
+    value.trim_matches(blank).to_owned()
 }
 
 /// The live view: beside `$VHOST_AF_XDP_BIN`, or built by `cargo build` of this tree, once a test process.

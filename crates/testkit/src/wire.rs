@@ -167,9 +167,7 @@ fn lay_nics(driver: &str, nic: &str, peer: &str) -> VethPair {
             "ip",
             &["link", "set", &found, "netns", namespace.name(), "name", name],
         );
-        namespace.ip(&[
-            "link", "set", name, "mtu", "1500", "arp", "off", "promisc", "on", "up",
-        ]);
+        namespace.ip(&["link set", name, "mtu 1500 arp off promisc on up"]);
     }
     // A case before may have let its interrupts wait.
     let settings = format!("/sys/class/net/{}", VethPair::NIC);

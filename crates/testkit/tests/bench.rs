@@ -6,23 +6,17 @@ use rstest::rstest;
 use rustix::process::Signal;
 use testkit::daemon::{Mode, assert_complaint, binary};
 use testkit::foreign::Foreign;
-use testkit::program::{self, bench};
+use testkit::program::{self, bench, row, start_bench};
 use testkit::{PacketPort, Running, VethPair, frame, packet, require, wait};
 
 /// After so many looks, each of 20 ms at most, a benchmark has taken what was there: a packet socket shows a block that
 /// is not full some milliseconds later.
 const LOOKS: u64 = 8;
 
-fn start(pair: &VethPair, args: &[&str]) -> Running {
-    let mut command = pair.near.command(bench());
-    command.args(["--ifname", VethPair::NIC]).args(args);
-    Running::start(command)
-}
-
 /// It fails with one line that has this word, and leaves nothing.
 #[track_caller]
 fn assert_refused(pair: &VethPair, args: &[&str], word: &str) {
-    let mut running = start(pair, args);
+    let mut running = start_bench(&pair.near, VethPair::NIC, args);
     let status = running.wait(wait::SOON);
     assert_complaint(status, &running.said(), &[word]);
     assert_nothing_attached(pair);
@@ -30,7 +24,7 @@ fn assert_refused(pair: &VethPair, args: &[&str], word: &str) {
 
 /// Starts one that receives, and waits until it does: it shows progress after a second.
 fn start_receiving(pair: &VethPair, args: &[&str]) -> Running {
-    let mut running = start(pair, args);
+    let mut running = start_bench(&pair.near, VethPair::NIC, args);
     running.await_text(": 1 s");
     running
 }
@@ -39,18 +33,6 @@ fn start_receiving(pair: &VethPair, args: &[&str]) -> Running {
 fn await_received(pair: &VethPair, before: u64, running: &mut Running) {
     packet::await_delivered(pair, before + 200);
     running.await_sleeps(LOOKS);
-}
-
-/// The value of a row of the table.
-fn row(said: &str, name: &str) -> String {
-    let line = said
-        .lines()
-        .find(|line| line.trim_start_matches(['│', ' ']).starts_with(name));
-    let line = line.unwrap_or_else(|| panic!("no row {name:?} in:\n{said}"));
-    line.trim_matches(['│', ' '])
-        .trim_start_matches(name)
-        .trim()
-        .to_owned()
 }
 
 fn assert_nothing_attached(pair: &VethPair) {
@@ -128,7 +110,7 @@ fn bad_value_is_one_line_that_names_it(#[case] args: &[&str], #[case] named: &st
 fn forced_zero_copy_is_had_or_refused() {
     require!(Root);
     let pair = VethPair::new();
-    let mut refused = start(&pair, &["rxdrop", "--force-zero-copy"]);
+    let mut refused = start_bench(&pair.near, VethPair::NIC, &["rxdrop", "--force-zero-copy"]);
     let status = refused.wait(wait::SOON);
     assert_complaint(status, &refused.said(), &["zero-copy", "queue 0"]);
     assert_nothing_attached(&pair);
@@ -199,7 +181,7 @@ fn matrix_sends_back_and_counts_each_frame(
         "60",
         "--json",
     ];
-    let mut running = start(&pair, &args);
+    let mut running = start_bench(&pair.near, VethPair::NIC, &args);
     running.await_text("l2fwd nic0");
     for seed in 0..50u8 {
         let sent = frame::plain([60, 64, 65, 1513, 1514][usize::from(seed) % 5], seed);
@@ -235,7 +217,7 @@ fn matrix_receives_and_counts_each_frame(
         "60",
         "--json",
     ];
-    let mut running = start(&pair, &args);
+    let mut running = start_bench(&pair.near, VethPair::NIC, &args);
     running.await_text("rxdrop nic0");
     let before = pair.received_by_nic();
     for seed in 0..200 {
@@ -257,8 +239,9 @@ fn matrix_numbers_the_frames_that_it_sends(
     require!(Root);
     let pair = VethPair::new();
     let wire = PacketPort::open(&pair.far, VethPair::WIRE);
-    let mut running = start(
-        &pair,
+    let mut running = start_bench(
+        &pair.near,
+        VethPair::NIC,
         &[
             "matrix",
             "--benchmarks",
@@ -332,7 +315,7 @@ fn matrix_without_a_sender_says_that_no_frame_came() {
     require!(Root);
     let pair = VethPair::new();
     let args = ["matrix", "--benchmarks", "rxdrop", "--paths", "packet-v3"];
-    let mut running = start(&pair, &args);
+    let mut running = start_bench(&pair.near, VethPair::NIC, &args);
     assert!(running.wait(Duration::from_secs(300)).success());
     assert!(
         running.said().contains("no frame came within 10 s"),

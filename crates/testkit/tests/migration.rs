@@ -61,17 +61,7 @@ impl Bridged {
         let veth = VethPair::new();
         veth.join_as("nic1", "wire1", 1, 1500);
         let far = &veth.far;
-        far.ip(&[
-            "link",
-            "add",
-            "br0",
-            "type",
-            "bridge",
-            "forward_delay",
-            "0",
-            "mcast_snooping",
-            "0",
-        ]);
+        far.ip(&["link add br0 type bridge forward_delay 0 mcast_snooping 0"]);
         for wire in [VethPair::WIRE, "wire1"] {
             far.ip(&["link", "set", wire, "master", "br0"]);
         }

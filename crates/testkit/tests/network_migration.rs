@@ -10,33 +10,22 @@
 //! is now.
 
 use rstest::rstest;
-use testkit::daemon::DIR;
+use testkit::lan::{self, BROADCAST, STRANGER, mac, tagged};
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Serve, VethPair, require, wait};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures};
 
-const STRANGER: [u8; 6] = [0x02, 0, 0, 0, 1, 0];
 /// The station's interface.
 const LAN: &str = "station";
-const BROADCAST: [u8; 6] = [0xff; 6];
 /// Numbers of the guest that moves and of those that stay, by their host.
 const GUEST: usize = 0;
 const PEERS: [usize; 2] = [1, 2];
 
-fn mac(guest: usize) -> [u8; 6] {
-    [0x02, 0, 0, 0, 0, guest as u8]
-}
-
-fn frame(to: [u8; 6], from: [u8; 6], number: u32) -> Vec<u8> {
-    let mut frame = [&to[..], &from, &[0x88, 0xb5], &number.to_be_bytes()].concat();
-    frame.resize(60, 0x5a);
-    frame
-}
-
 /// A frame as the LAN has it.
 fn on_wire(frame: &[u8], vlan: u16) -> Vec<u8> {
-    let tag = [0x8100u16.to_be_bytes(), vlan.to_be_bytes()].concat();
-    let tag = if vlan == 0 { &[][..] } else { &tag };
-    [&frame[..12], tag, &frame[12..]].concat()
+    match vlan {
+        0 => frame.to_vec(),
+        _ => tagged(frame, vlan),
+    }
 }
 
 /// Who sends a frame, or receives it.
@@ -63,7 +52,6 @@ struct Hosts {
     lan: PacketPort,
     daemons: [Daemon; 2],
     vlan: u16,
-    number: u32,
     veth: VethPair,
     _second: NetNs,
 }
@@ -84,29 +72,8 @@ impl Hosts {
         let second = NetNs::new("second");
         let far = &veth.far;
         let name = second.name();
-        far.ip(&[
-            "link",
-            "add",
-            "wire1",
-            "type",
-            "veth",
-            "peer",
-            "name",
-            VethPair::NIC,
-            "netns",
-            name,
-        ]);
-        far.ip(&[
-            "link",
-            "add",
-            "br0",
-            "type",
-            "bridge",
-            "forward_delay",
-            "0",
-            "mcast_snooping",
-            "0",
-        ]);
+        far.ip(&["link add wire1 type veth peer name", VethPair::NIC, "netns", name]);
+        far.ip(&["link add br0 type bridge forward_delay 0 mcast_snooping 0"]);
         far.ip(&["link", "add", "lan", "type", "veth", "peer", "name", LAN]);
         for wire in [VethPair::WIRE, "wire1", "lan"] {
             // A tag is in the frame, as on a cable, not beside it.
@@ -121,17 +88,11 @@ impl Hosts {
             // So that XDP sees tags.
             netns.run("ethtool", &["-K", VethPair::NIC, "rxvlan", "off"]);
             let mut text = format!("[network.lan]\nuplink = \"{}\"\n{mode}\n", VethPair::NIC);
-            for guest in [GUEST, PEERS[host]] {
-                let keys = if vlan == 0 {
-                    String::new()
-                } else {
-                    format!("vlan = {vlan}\n")
-                };
-                text += &format!(
-                    "[port.vm{guest}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{guest}.sock\"\nmac = \
-                     \"02:00:00:00:00:{guest:02x}\"\n{keys}"
-                );
-            }
+            let keys = match vlan {
+                0 => String::new(),
+                _ => format!("vlan = {vlan}"),
+            };
+            text.extend([GUEST, PEERS[host]].map(|guest| lan::port(guest, &keys)));
             Daemon::start_file(netns, &Serve::file(), &[VethPair::NIC], &text)
         };
         let daemons = [daemon(0), daemon(1)];
@@ -141,7 +102,6 @@ impl Hosts {
             lan: PacketPort::open(&veth.far, LAN),
             daemons,
             vlan,
-            number: 0,
             veth,
             _second: second,
         }
@@ -158,8 +118,7 @@ impl Hosts {
     /// A frame to that address arrives, perhaps not the first of its kind: switches learn.
     #[track_caller]
     fn assert_reaches(&mut self, from: Station, (to, address): (Station, [u8; 6])) {
-        self.number += 1;
-        let sent = frame(address, from.mac(), self.number);
+        let sent = lan::once(address, from.mac(), 60);
         let wire = on_wire(&sent, self.vlan);
         let arrives = wait::until(wait::SOON, || {
             match self.driver(from) {

@@ -4,22 +4,15 @@
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::daemon::DIR;
-use testkit::lan::assert_reaches;
+use testkit::lan::{self, assert_reaches, mac};
 use testkit::{Daemon, Driver, DriverConfig, Layout, PacketPort, Serve, VethPair, frame, require, wait};
-
-fn mac(guest: u8) -> [u8; 6] {
-    [0x02, 0, 0, 0, 0, guest]
-}
 
 fn network(name: &str, keys: &str) -> String {
     format!("[network.{name}]\n{keys}\n")
 }
 
 fn port(guest: u8, network: &str) -> String {
-    format!(
-        "[port.vm{guest}]\nnetwork = \"{network}\"\nsocket-path = \"{DIR}/vm{guest}.sock\"\nmac = \
-         \"02:00:00:00:00:{guest:02x}\"\n"
-    )
+    lan::port(guest.into(), "").replace("\"lan\"", &format!("\"{network}\""))
 }
 
 /// With the steward of another, or with its own.

@@ -244,19 +244,11 @@ fn program_of_somebody_else_stays_and_has_the_frames_before(#[values(Mode::Nativ
 fn uplink_above_another_interface_carries_packets_whole() {
     require!(Root);
     let veth = VethPair::new();
-    let above = [
-        "link",
-        "add",
-        "link",
+    veth.near.ip(&[
+        "link add link",
         VethPair::NIC,
-        "name",
-        "above0",
-        "type",
-        "macvlan",
-        "mode",
-        "passthru",
-    ];
-    veth.near.ip(&above);
+        "name above0 type macvlan mode passthru",
+    ]);
     veth.near.ip(&["link", "set", "above0", "up"]);
     let text = file(Some("above0"), &["", ""]).replacen("[port.vm0]", "mode = \"tap\"\n[port.vm0]", 1);
     let daemon = Daemon::start_file(&veth.near, &Serve::file(), &["above0"], &text);
@@ -337,17 +329,9 @@ fn frames_to_stations_go_on_when_all_are_killed(#[values(false, true)] again: bo
         return;
     }
     near.ip(&[
-        "link",
-        "add",
-        "mv0",
-        "link",
+        "link add mv0 link",
         VethPair::NIC,
-        "address",
-        "02:00:00:00:00:00",
-        "type",
-        "macvlan",
-        "mode",
-        "bridge",
+        "address 02:00:00:00:00:00 type macvlan mode bridge",
     ]);
     near.ip(&["link", "set", "mv0", "up"]);
     let ear = PacketPort::open(near, "mv0");

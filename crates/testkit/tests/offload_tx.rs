@@ -401,15 +401,7 @@ fn give_the_wire_a_stack(far: &NetNs) {
     let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
     far.ip(&["link", "set", wire, "address", &mac(frame::TO)]);
     far.ip(&["addr", "add", "10.9.0.2/24", "dev", wire]);
-    far.ip(&[
-        "neigh",
-        "add",
-        "10.9.0.1",
-        "lladdr",
-        &mac(frame::FROM),
-        "dev",
-        wire,
-    ]);
+    far.ip(&["neigh add 10.9.0.1 lladdr", &mac(frame::FROM), "dev", wire]);
 }
 
 #[rstest]

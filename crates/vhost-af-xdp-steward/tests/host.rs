@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use common::hostile::assert_serves;
 use common::raw::Raw;
-use common::{World, lessee, lessee_may, refusal, take, wanted};
+use common::{World, lessee, lessee_may, refusal, take, to, wanted};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use steer::Station;
 use steward_client::Lease;
 use steward_protocol::{Answer, HostEnd, Reason, Request, StationChange, Wanted};
 use testkit::stalled::StuckWrite;
-use testkit::{PacketPort, VethPair, frame, require, wait};
+use testkit::{PacketPort, VethPair, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
 const GROUP: [u8; 6] = [0x01, 0, 0x5e, 0, 0, 1];
@@ -32,12 +32,6 @@ fn network() -> Wanted {
         network: true,
         ..wanted(0, 1)
     }
-}
-
-fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
-    let mut frame = frame::plain(200, seed);
-    frame[..6].copy_from_slice(&mac);
-    frame
 }
 
 /// A lease of a network with a station.
@@ -463,19 +457,11 @@ fn lessee_is_notified_of_changed_addresses_of_the_host() {
     let world = World::with(1, &policy());
     let guest = Guest::new(&world);
     while guest.lease.take_changes().expect("it goes on").is_some() {}
-    let above = [
-        "link",
-        "add",
-        "link",
+    world.veth.near.ip(&[
+        "link add link",
         VethPair::NIC,
-        "name",
-        "above0",
-        "address",
-        "02:00:00:00:00:cc",
-        "type",
-        "macvlan",
-    ];
-    world.veth.near.ip(&above);
+        "name above0 address 02:00:00:00:00:cc type macvlan",
+    ]);
     world.await_that(|| guest.lease.take_changes().expect("it goes on").is_some());
     let macs = guest.lease.host(guest.end.index).expect("as before").0.macs;
     assert_eq!(macs, [guest.lease.facts().mac, [2, 0, 0, 0, 0, 0xcc]]);

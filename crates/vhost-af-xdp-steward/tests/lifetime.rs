@@ -27,16 +27,7 @@ fn lessee_is_notified_of_changes_of_its_interface() {
     await_facts(&lease, "MTU", |facts| facts.mtu == 1400);
     near.ip(&["link", "set", VethPair::NIC, "name", "other0"]);
     await_facts(&lease, "name", |facts| facts.name == "other0");
-    near.ip(&[
-        "link",
-        "set",
-        "other0",
-        "name",
-        VethPair::NIC,
-        "mtu",
-        "1500",
-        "up",
-    ]);
+    near.ip(&["link set other0 name", VethPair::NIC, "mtu 1500 up"]);
     let after = await_facts(&lease, "as it was", |facts| {
         facts.up && facts.mtu == 1500 && facts.name == VethPair::NIC
     });

@@ -9,12 +9,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use common::raw::Raw;
-use common::{World, lessee, lessee_may, refusal, take, wanted};
+use common::{World, lessee, lessee_may, refusal, take, to, wanted};
 use rustix::process::Signal;
 use steer::{MulticastReader, Station};
 use steward_client::Lease;
 use steward_protocol::{Answer, Reason, Request, STATIONS_MAX, StationChange, Steered, Wanted};
-use testkit::{VethPair, frame, require, wait};
+use testkit::{VethPair, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
 const MORE: [u8; 6] = [2, 0, 0, 0, 0, 0xab];
@@ -47,12 +47,6 @@ fn off(vlan: u16, mac: [u8; 6]) -> StationChange {
         port,
         ..on(vlan, mac, 0)
     }
-}
-
-fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
-    let mut frame = frame::plain(200, seed);
-    frame[..6].copy_from_slice(&mac);
-    frame
 }
 
 fn comes(groups: &mut MulticastReader, sent: &[u8]) -> bool {
@@ -397,15 +391,7 @@ fn addresses_of_the_bridge_that_an_interface_is_part_of_are_the_hosts() {
     require!(Root);
     let world = World::with(1, &policy());
     let near = &world.veth.near;
-    near.ip(&[
-        "link",
-        "add",
-        "br0",
-        "address",
-        "02:00:00:00:00:d1",
-        "type",
-        "bridge",
-    ]);
+    near.ip(&["link add br0 address 02:00:00:00:00:d1 type bridge"]);
     near.ip(&["link", "set", VethPair::NIC, "master", "br0"]);
     let above = ["link", "add", "link", "br0", "name", "mv0", "address"];
     near.ip(&[&above as &[&str], &["02:00:00:00:00:d2", "type", "macvlan"]].concat());

@@ -6,11 +6,11 @@
 
 use crate::common;
 
-use common::{World, bare, lessee, lessee_may, refusal, soon, take, wanted};
+use common::{World, bare, lessee, lessee_may, refusal, soon, take, to, wanted};
 use steer::Filter;
 use steward_client::Lease;
 use steward_protocol::{Facts, Reason, Steered, Wanted};
-use testkit::{PacketPort, VethPair, frame, require, wait};
+use testkit::{PacketPort, VethPair, require, wait};
 
 /// Root may lease for these addresses and VLANs only.
 const NAMED: &str = r#"
@@ -48,12 +48,6 @@ fn world(queues: u32, policy: &str) -> World {
 fn set_rxvlan(world: &World, how: &str) {
     let near = &world.veth.near;
     near.run("ethtool", &["-K", VethPair::NIC, "rxvlan", how]);
-}
-
-fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
-    let mut frame = frame::plain(200, seed);
-    frame[..6].copy_from_slice(&mac);
-    frame
 }
 
 #[test]
@@ -152,16 +146,7 @@ fn lease_for_vlans_is_refused_where_their_tags_are_taken_off() {
     let Facts { steering, .. } = lease.facts();
     assert!(steering.contains("txvlan off"), "{steering}");
     // A macvlan's frames have lost their tags already; it has no say in it. All of its frames are no question of tags.
-    near.ip(&[
-        "link",
-        "add",
-        "link",
-        VethPair::NIC,
-        "name",
-        "mv0",
-        "type",
-        "macvlan",
-    ]);
+    near.ip(&["link add link", VethPair::NIC, "name mv0 type macvlan"]);
     let on_macvlan = |vlans: &[u16]| Wanted {
         interface: "mv0".to_owned(),
         ..filtered(0, &[], vlans)

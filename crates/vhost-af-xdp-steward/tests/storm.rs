@@ -114,17 +114,10 @@ fn mode_that_an_interface_refuses_is_not_tried_again_and_again() {
     let policy =
         POLICY.replace("nic0", "mv0") + "[[allow]]\nuser = 4321\ninterface = \"mv0\"\nqueues = \"all\"\n";
     let world = World::lingering(&policy, "60");
-    let macvlan = [
-        "link",
-        "add",
-        "link",
-        testkit::VethPair::NIC,
-        "name",
-        "mv0",
-        "type",
-        "macvlan",
-    ];
-    world.veth.near.ip(&macvlan);
+    world
+        .veth
+        .near
+        .ip(&["link add link", testkit::VethPair::NIC, "name mv0 type macvlan"]);
     let wanted = Wanted {
         mode: ModeRequest::Native,
         ..common::wanted_of("mv0", 0, 1)

@@ -549,19 +549,13 @@ fn guest_has_no_tap_while_its_address_is_the_hosts() {
     set_address(&world, &before);
     guest.await_tap(&world);
     guest.assert_gets(&world, &frame);
-    let above = [
-        "link",
-        "add",
-        "link",
+    world.veth.near.ip(&[
+        "link add link",
         VethPair::NIC,
-        "name",
-        "above0",
-        "address",
+        "name above0 address",
         &ours,
-        "type",
-        "macvlan",
-    ];
-    world.veth.near.ip(&above);
+        "type macvlan",
+    ]);
     guest.await_refusal(&world, "is the host's");
     world.veth.near.ip(&["link", "delete", "above0"]);
     guest.await_tap(&world);

@@ -172,9 +172,7 @@ fn interface_that_is_moved_away_takes_no_program_of_ours_along() {
     assert!(guest.gets(&world, 1));
     let (near, far) = (&world.veth.near, &world.veth.far);
     let index = guest.index.to_string();
-    far.ip(&[
-        "link", "add", "other0", "index", &index, "type", "veth", "peer", "other1",
-    ]);
+    far.ip(&["link add other0 index", &index, "type veth peer other1"]);
     far.ip(&["link", "set", "other0", "up"]);
     far.ip(&["link", "set", "other1", "up"]);
 

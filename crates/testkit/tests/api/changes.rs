@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::api::{Answer, Api};
 use testkit::daemon::DIR;
+use testkit::lan::{self, mac};
 use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Serve, frame, require, wait};
 
 use super::document::Document;
@@ -11,15 +12,9 @@ use super::document::Document;
 const PORT: &str = "/v1/ports/{name}";
 const NETWORK: &str = "/v1/networks/{name}";
 
-fn mac(guest: u8) -> [u8; 6] {
-    [0x02, 0, 0, 0, 0, guest]
-}
-
 /// What a file says of a port of the network, and of the directory of sockets.
 pub(super) fn of_file(guest: u8) -> String {
-    format!(
-        "[port.vm{guest}]\nnetwork = \"lan\"\nsocket-path = \"{DIR}/vm{guest}.sock\"\nmac = \"02:00:00:00:00:{guest:02x}\"\n"
-    )
+    lan::port(guest.into(), "")
 }
 
 /// A network, and these ports on it.
@@ -126,8 +121,8 @@ impl Scene {
 
 pub(super) fn numbered(to: u8, from: u8, number: u32) -> Vec<u8> {
     let mut frame = frame::numbered(number);
-    frame[..6].copy_from_slice(&mac(to));
-    frame[6..12].copy_from_slice(&mac(from));
+    frame[..6].copy_from_slice(&mac(to.into()));
+    frame[6..12].copy_from_slice(&mac(from.into()));
     frame
 }
 

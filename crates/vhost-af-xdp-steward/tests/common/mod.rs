@@ -416,3 +416,10 @@ pub(crate) fn bare(frame_limit: u32) -> steer::QueueConf {
         hints: false,
     }
 }
+
+/// A frame to that station.
+pub(crate) fn to(mac: [u8; 6], seed: u8) -> Vec<u8> {
+    let mut frame = testkit::frame::plain(200, seed);
+    frame[..6].copy_from_slice(&mac);
+    frame
+}

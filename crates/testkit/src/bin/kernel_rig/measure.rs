@@ -19,7 +19,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use testkit::daemon::Placement;
-use testkit::program;
+use testkit::program::start_bench;
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Pair, Running, Serve, VethPair, Wire, wait};
 
 use crate::busy_poll::frames_polled_for;
@@ -151,7 +151,7 @@ impl Scene {
         let cpu = self.cpu.to_string();
         let mut args = vec!["rxdrop", "--duration", "0", "--cpu", &cpu];
         args.extend(polling);
-        let mut bench = bench(&self.veth.near, VethPair::NIC, &args);
+        let mut bench = start_bench(&self.veth.near, VethPair::NIC, &args);
         bench.await_text(": 1 s");
         let pid = bench.pid();
         let sample = self.figure(pid, seconds, || received(&self.veth.near));
@@ -187,7 +187,7 @@ impl Scene {
     fn start_sender(&self, pause: Option<&str>) -> Running {
         let mut args = vec!["txonly", "--duration", "0", "--cpu", "0", "--size", "64"];
         args.extend(pause.into_iter().flat_map(|pause| ["--pause-us", pause]));
-        let mut sender = bench(&self.veth.far, VethPair::WIRE, &args);
+        let mut sender = start_bench(&self.veth.far, VethPair::WIRE, &args);
         sender.await_text(": 1 s");
         sender
     }
@@ -223,12 +223,6 @@ impl Scene {
             interrupts,
         }
     }
-}
-
-fn bench(netns: &NetNs, interface: &str, args: &[&str]) -> Running {
-    let mut command = netns.command(program::bench());
-    command.args(["--ifname", interface]).args(args);
-    Running::start(command)
 }
 
 /// A guest that sleeps when there is nothing, and posts its buffers again.

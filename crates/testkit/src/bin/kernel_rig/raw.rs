@@ -1,7 +1,7 @@
 //! `vhost-af-xdp-bench` on a wire: each frame is counted, comes back, or is sent, and nothing stays behind.
 
 use rustix::process::Signal;
-use testkit::program::bench;
+use testkit::program::{row, start_bench};
 use testkit::{PacketPort, Running, VethPair, Wire, frame, lan, wait};
 
 use crate::kit::Seen;
@@ -92,7 +92,11 @@ pub(crate) fn hints(wire: &Wire) -> Seen {
 
 /// Runs one that receives, while `exchange` is done with each number; all frames are counted. What it said.
 fn receive(pair: &VethPair, benchmark: &[&str], exchange: impl Fn(u32)) -> String {
-    let mut running = start(pair, &[benchmark, &["--duration", "0"]].concat());
+    let mut running = start_bench(
+        &pair.near,
+        VethPair::NIC,
+        &[benchmark, &["--duration", "0"]].concat(),
+    );
     // It shows progress after a second: by then it receives.
     running.await_text(": 1 s");
     let before = pair.received_by_nic();
@@ -116,8 +120,9 @@ fn receive(pair: &VethPair, benchmark: &[&str], exchange: impl Fn(u32)) -> Strin
 /// Runs `txonly`, for less than igb is without its link when a program was attached: the first frames are in order and
 /// whole. It is paced, or an interpreted NIC would be at it for long after. What it said.
 fn send(pair: &VethPair, port: &PacketPort, length: &str) -> String {
-    let mut running = start(
-        pair,
+    let mut running = start_bench(
+        &pair.near,
+        VethPair::NIC,
         &[
             "txonly",
             "--duration",
@@ -140,25 +145,8 @@ fn send(pair: &VethPair, port: &PacketPort, length: &str) -> String {
     said
 }
 
-fn start(pair: &VethPair, args: &[&str]) -> Running {
-    let mut command = pair.near.command(bench());
-    command.args(["--ifname", VethPair::NIC]).args(args);
-    Running::start(command)
-}
-
 /// What it said when it has ended.
 fn end(running: &mut Running) -> String {
     assert!(running.wait(wait::SOON).success(), "{running}");
     running.said()
-}
-
-/// The value of a row of the table.
-fn row(said: &str, name: &str) -> String {
-    let blank = ['│', ' '];
-    let line = said
-        .lines()
-        .find(|line| line.trim_start_matches(blank).starts_with(name));
-    let line = line.unwrap_or_else(|| panic!("no row {name:?} in:\n{said}"));
-    let value = line.trim_matches(blank).trim_start_matches(name);
-    value.trim_matches(blank).to_owned()
 }

@@ -12,6 +12,7 @@ use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::time::Duration;
 
 use testkit::driver::{F_GUEST_ALL, F_HOST_ALL, HEADER};
+use testkit::gso_packet::fold;
 use testkit::{DriverConfig, Layout, Rig, VethPair, Wire, wait};
 
 use crate::kit::{self, Seen};
@@ -95,15 +96,13 @@ fn make_stack(veth: &VethPair) -> [u8; 6] {
     far.ip(&["link", "set", VethPair::WIRE, "arp", "on"]);
     far.ip(&["address", "add", &address, "dev", VethPair::WIRE]);
     far.ip(&[
-        "neigh",
-        "replace",
+        "neigh replace",
         &guest,
         "lladdr",
         setting::GUEST,
         "dev",
         VethPair::WIRE,
-        "nud",
-        "permanent",
+        "nud permanent",
     ]);
     far.run("ethtool", &["-K", VethPair::WIRE, "rx", "off"]);
     let text = far.with_sysfs(&format!("cat /sys/class/net/{}/address", VethPair::WIRE));
@@ -123,17 +122,6 @@ fn stream(seed: u32) -> Vec<u8> {
     (0..STREAM as u32)
         .map(|at| (at.wrapping_mul(0x9e37_79b9) ^ seed) as u8 ^ (at >> 9) as u8)
         .collect()
-}
-
-/// RFC 1071.
-fn sum(parts: &[&[u8]]) -> u16 {
-    let bytes = parts.concat();
-    let words = bytes.chunks(2);
-    let sum: u32 = words
-        .map(|word| u32::from(word[0]) << 8 | u32::from(*word.get(1).unwrap_or(&0)))
-        .sum();
-    let sum = (sum & 0xffff) + (sum >> 16);
-    ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
 fn pseudo_header(protocol: u8, len: usize) -> Vec<u8> {
@@ -157,11 +145,11 @@ impl Guest {
             &FAR,
         ]
         .concat();
-        let checksum = !sum(&[&network]);
+        let checksum = !fold(&network);
         network[10..12].copy_from_slice(&checksum.to_be_bytes());
         let mut bytes = [&self.peer[..], &mac(setting::GUEST), &[8, 0], &network, transport].concat();
         let at = NETWORK_END + if protocol == TCP { 16 } else { 6 };
-        let partial = sum(&[&pseudo_header(protocol, transport.len())]);
+        let partial = fold(&pseudo_header(protocol, transport.len()));
         bytes[at..at + 2].copy_from_slice(&partial.to_be_bytes());
         bytes
     }
@@ -204,7 +192,11 @@ impl Guest {
             if got.header[..2] == [0, 0] {
                 // Nothing is said of its checksum.
                 let pseudo = pseudo_header(protocol, transport.len());
-                assert_eq!(sum(&[&pseudo, transport]), 0xffff, "a wrong checksum arrived");
+                assert_eq!(
+                    fold(&[&pseudo, transport].concat()),
+                    0xffff,
+                    "a wrong checksum arrived"
+                );
             }
             return Some(transport.to_vec());
         }
