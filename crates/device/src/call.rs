@@ -131,6 +131,11 @@ impl Call {
         self.blocked.load(Relaxed)
     }
 
+    /// The session's own record of that.
+    pub fn blocked(&self) -> &CallBlocked {
+        &self.blocked
+    }
+
     /// From now on the worker writes nothing.
     pub fn leave(&mut self) {
         if self.delivery == Delivery::Written {

@@ -62,6 +62,8 @@ pub(crate) struct Transmit {
     pub(crate) outgoing: Vec<TxDesc>,
     /// Other lanes fill the queue, too.
     is_shared: bool,
+    /// The kernel has not taken all that was in the queue of another worker when the lane sent there last.
+    pub(crate) is_untaken: bool,
     /// The guest's next GSO packet found no room before.
     has_waited: bool,
     /// A GSO packet or a long frame was sent through the tap, and may still be in the interface's queue.
@@ -78,6 +80,7 @@ impl Default for Transmit {
             rest: Remainder::default(),
             outgoing: Vec::with_capacity(SEGMENTS * 2),
             is_shared: false,
+            is_untaken: false,
             has_waited: false,
             uses_tap: false,
             last_by_tap: Ticks::default(),
@@ -228,6 +231,11 @@ impl<'a, N: Nic> NicSink<'a, N> {
     #[inline]
     pub(crate) fn note_wait(&mut self, waits: bool) {
         self.queue.is_awaited |= waits;
+    }
+
+    /// See [`NicQueue::until_sent`].
+    pub(crate) fn until_sent(&mut self) -> Option<Duration> {
+        self.queue.until_sent()
     }
 
     /// Descriptors that can be queued now.

@@ -2,7 +2,6 @@
 //! a time: each locks it ([`crate::lane::shared`]) for a run of frames.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use device::counters::PairCounters;
 use device::pair::{Fault, Vring};
@@ -10,6 +9,7 @@ use virtqueue::Chains;
 
 use crate::guest::pending::Pending;
 use crate::guest::to_guest::Delivery;
+use crate::lane::shared::Waits;
 use crate::policy::filter::{Acl, Facts};
 use crate::policy::rate_limit::{Policer, RateLimit};
 
@@ -22,8 +22,7 @@ pub struct RxQueue {
     /// Frames of other guests that wait for its buffers.
     pub(crate) pending: Pending,
     /// Its own lane must be polled: to deliver `pending`, or, if the queue is a tap's, to write its frames to the tap.
-    /// A hint, which is read without the lock.
-    pub(crate) waits: Arc<AtomicBool>,
+    pub(crate) waits: Waits,
     /// It is the queue of a tap.
     pub(crate) is_tap: bool,
     /// Rate limit of what the guest gets.
@@ -39,7 +38,7 @@ impl RxQueue {
             buffers: Chains::default(),
             counters,
             pending: Pending::default(),
-            waits: Arc::default(),
+            waits: Waits::default(),
             is_tap: false,
             limit: None,
             filter: None,
@@ -56,7 +55,7 @@ impl RxQueue {
                 .deliver(&mut self.vring, &mut self.buffers, &self.counters),
             false => Ok(0),
         };
-        self.waits.store(self.pending.is_some(), Relaxed);
+        self.waits.looked(self.pending.is_some());
         delivered
     }
 
@@ -64,7 +63,7 @@ impl RxQueue {
     #[inline]
     pub(crate) fn delivered(&self, frames: usize) {
         if self.pending.is_some() || (self.is_tap && frames > 0) {
-            self.waits.store(true, Relaxed);
+            self.waits.set();
         }
     }
 

@@ -94,6 +94,7 @@ impl TapLane {
                 segments_udp,
                 counters: Arc::clone(&counters),
                 is_given: false,
+                given: [0; 2],
             }),
             tap,
             ram: memory.ram,

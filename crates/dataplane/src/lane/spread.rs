@@ -1,14 +1,15 @@
 //! How a network is spread over the workers: its lanes, and the parts of each that lanes of other workers use.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
+use device::call::CallBlocked;
 use device::pair::Fault;
 
 use crate::guest::rx_queue::RxQueue;
 use crate::host::to_tap::ToTap;
 use crate::lane::role::Role;
-use crate::lane::shared::{Busy, Shared};
+use crate::lane::shared::{Busy, Shared, Waits, patiently};
 use crate::lane::{Lane, LaneId};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::xdp::XdpNic;
@@ -37,7 +38,9 @@ pub(crate) struct SharedLane {
     own_worker: Arc<dyn LaneWorker>,
     pub(crate) rx: Option<Shared<RxQueue>>,
     /// See [`RxQueue::waits`].
-    rx_waits: Arc<AtomicBool>,
+    rx_waits: Waits,
+    /// A call to its guest has blocked a thread.
+    call_blocked: CallBlocked,
     pub(crate) uplink: Option<Shared<NicQueue<XdpNic>>>,
     pub(crate) tap: Option<Shared<ToTap>>,
 }
@@ -50,32 +53,39 @@ impl SharedLane {
         (worker, own_worker): (usize, Arc<dyn LaneWorker>),
     ) -> Self {
         let rx = lane.rx().cloned();
-        let rx_waits = rx.as_ref().and_then(Shared::lock).map(|rx| Arc::clone(&rx.waits));
+        let of_guest = rx.as_ref().and_then(Shared::lock);
+        let of_guest = of_guest.map(|rx| (rx.waits.clone(), Arc::clone(rx.vring.call.blocked())));
+        let (rx_waits, call_blocked) = of_guest.unwrap_or_default();
         Self {
             id,
             role: role.clone(),
             worker,
             own_worker,
             rx,
-            rx_waits: rx_waits.unwrap_or_default(),
+            rx_waits,
+            call_blocked,
             uplink: lane.uplink().cloned(),
             tap: lane.tap().cloned(),
         }
     }
 
-    /// Whether its guest receives; true while another worker has locked the queue, for which this does not wait.
+    /// Whether its guest receives, or may: frames to a pair that does not are lost.
     pub(crate) fn receives(&self) -> bool {
-        match self.rx.as_ref().map(Shared::lock_soon) {
-            None => false,
-            Some(Err(Busy)) => true,
-            Some(Ok(rx)) => rx.is_some_and(|rx| rx.vring.enabled),
+        let Some(rx) = &self.rx else { return false };
+        match patiently(|| rx.lock_soon()) {
+            Ok(rx) => rx.is_some_and(|rx| rx.vring.enabled),
+            Err(Busy) => true,
         }
     }
 
-    /// Wakes the lane if frames wait there that only its own worker delivers.
-    pub(crate) fn wake(&self) {
-        if self.rx_waits.load(Relaxed) {
+    /// Frames were delivered to it: wakes the lane if some wait that only its own worker delivers, and reports a guest
+    /// whose call has blocked a thread.
+    pub(crate) fn leave(&self) {
+        if self.rx_waits.is_news() {
             self.own_worker.wake(self.id);
+        }
+        if self.call_blocked.load(Relaxed) {
+            self.blame(Fault::CallBlocks);
         }
     }
 

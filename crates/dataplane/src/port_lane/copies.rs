@@ -6,10 +6,12 @@ use device::counters::PairCounters;
 use packet::ethernet::{self, ADDRESS_BYTES};
 
 use super::PortLane;
+use super::exits::Sent;
 use crate::backend::own_queue::OwnQueue;
 use crate::guest::copies::write_announcement;
 use crate::guest::guest_frame::GuestFrame;
 use crate::guest::passing::{Passed, Passing};
+use crate::lane::shared::{Busy, patiently};
 use crate::lane::{Siblings, SlotAt};
 
 /// Passes a copy of a frame to one of several guests, or drops the copy if that guest has no buffer now. Returns the
@@ -46,7 +48,13 @@ impl<O: OwnQueue> PortLane<O> {
             let tagged = ethernet::tagged(frame, vlan);
             match O::IS_THERE {
                 true => self.own.inject(&tagged, &self.counters),
-                false => _ = self.with_uplink(siblings, |sink| sink.inject(&tagged)),
+                false => {
+                    let mut send = || self.with_uplink(siblings, |sink| sink.inject(&tagged));
+                    let _ = patiently(|| match send() {
+                        Sent::Busy => Err(Busy),
+                        Sent::NoQueue | Sent::Done => Ok(()),
+                    });
+                }
             }
             let ports = forwarding.ports_of(vlan, Some(self.number));
             let ports = ports.map(|(port, guest)| (guest, forwarding.is_tagged(port)));

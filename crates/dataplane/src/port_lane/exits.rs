@@ -15,7 +15,8 @@ use crate::guest::guest_frame::GuestFrame;
 use crate::guest::passing::{Passed, Passing};
 use crate::host::to_tap::TapPut;
 use crate::lane::limits::SEGMENTS;
-use crate::lane::{Lane, Siblings, SlotAt, Uplink};
+use crate::lane::{Lane, Siblings, SlotAt, Uplink, Work};
+use crate::nic::queue::Nic;
 use crate::nic::xdp::XdpNic;
 
 /// Chains of a batch with the same destination: a queue of a NIC.
@@ -169,6 +170,20 @@ impl<O: OwnQueue> PortLane<O> {
         !self.waits && self.sender.left() > 0
     }
 
+    /// Kicks the kernel again if it has not taken all that is in the uplink's queue of another worker: that worker may
+    /// sleep, and knows only of frames that it had seen there. Returns when to do so again.
+    pub(super) fn kick_untaken(&mut self, siblings: &mut dyn Siblings) -> Work {
+        if !std::mem::take(&mut self.transmit.is_untaken) {
+            return Work::None;
+        }
+        let mut until_sent = None;
+        if self.with_uplink(siblings, |sink| until_sent = sink.until_sent()) == Sent::Busy {
+            self.transmit.is_untaken = true;
+            return Work::SOON;
+        }
+        Work::after(until_sent.filter(|_| self.transmit.is_untaken))
+    }
+
     /// Part of a GSO packet waits to be sent.
     #[inline]
     pub(super) fn has_rest(&self) -> bool {
@@ -228,12 +243,20 @@ impl<O: OwnQueue> PortLane<O> {
             if let Some(frame) = entry.frame(&self.from_guest, buffers) {
                 match with_tag(entry, frame, true, |frame| tap.put(frame, &self.counters)) {
                     TapPut::Done => burst.budget.tally.add(frame.sending.len),
-                    TapPut::Queue => return,
+                    TapPut::Queue => break,
                 }
             }
             self.own.give_back(&mut self.from_guest, chain.id);
             burst.budget.charge_descriptors(buffers.len());
             burst.done += 1;
+        }
+        let [frames, bytes] = std::mem::take(&mut tap.given);
+        drop(tap);
+        if frames > 0
+            && let Some(guest) = burst.siblings.guest(at)
+        {
+            guest.counters.to_guest_frames.add(frames);
+            guest.counters.to_guest_bytes.add(bytes);
         }
     }
 
@@ -446,5 +469,6 @@ fn send_by(
     if is_remote {
         queue.kick_queued(SEGMENTS * 2, counters);
     }
+    transmit.is_untaken = is_remote && queue.nic.has_untaken();
     Sent::Done
 }

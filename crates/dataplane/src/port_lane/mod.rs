@@ -33,7 +33,6 @@ pub(crate) mod of_tap;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use device::counters::{Counter, PairCounters};
 use device::pair::{Direction, Fault, QueuePair, Vring};
@@ -49,7 +48,7 @@ use crate::guest::from_guest::{Budget, Sender};
 use crate::guest::passing::{Passed, Passing};
 use crate::guest::rx_queue::RxQueue;
 use crate::lane::limits::BATCH;
-use crate::lane::shared::Shared;
+use crate::lane::shared::{Shared, Waits};
 use crate::lane::{Lane, Siblings, SlotAt, Stopped, Work, enable_kicks};
 use crate::nic::hints::XdpMetadata;
 use crate::policy::filter::{Acl, LaneFilter};
@@ -69,7 +68,7 @@ pub struct PortLane<O = NoQueue> {
     /// The guest's receive queue.
     to_guest: Shared<RxQueue>,
     /// See [`RxQueue::waits`].
-    rx_waits: Arc<AtomicBool>,
+    rx_waits: Waits,
     /// The kick eventfd of the receive queue.
     rx_kick: Option<OwnedFd>,
     counters: Arc<PairCounters>,
@@ -178,7 +177,7 @@ impl<O: OwnQueue> PortLane<O> {
         let mut queue = RxQueue::new(pair.to_guest, Arc::clone(&counters));
         let rx_kick = queue.vring.kick.take();
         Self {
-            rx_waits: Arc::clone(&queue.waits),
+            rx_waits: queue.waits.clone(),
             rx_kick,
             to_guest: Shared::new(queue),
             from_guest: pair.from_guest,
@@ -203,7 +202,7 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Whether nothing waits: neither frames of other guests for buffers, nor the rest of a GSO packet for room.
     pub(crate) fn is_idle(&self) -> bool {
-        !self.rx_waits.load(Relaxed) && !self.has_rest()
+        !self.rx_waits.is_set() && !self.has_rest()
     }
 
     /// The port that sends its frames; `None`: they come from the host, or in tap mode from the wire.
@@ -377,7 +376,7 @@ impl<O: OwnQueue> PortLane<O> {
 impl<O: OwnQueue> Lane for PortLane<O> {
     fn poll(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         let mut moved = 0;
-        if self.rx_waits.load(Relaxed)
+        if self.rx_waits.is_set()
             && let Some(mut rx) = self.to_guest.lock()
         {
             moved = rx.deliver_pending()?;
@@ -397,8 +396,9 @@ impl<O: OwnQueue> Lane for PortLane<O> {
             self.transmit.pause();
             self.own.pause();
         }
+        let held = held.max(self.kick_untaken(siblings));
         let (mut own, mut buffers, mut receives) = (Work::None, false, true);
-        if (O::IS_THERE || self.rx_waits.load(Relaxed) || self.rx_kick.is_none())
+        if (O::IS_THERE || self.rx_waits.is_set() || self.rx_kick.is_none())
             && let Some(mut rx) = self.to_guest.lock()
         {
             receives = rx.vring.enabled;

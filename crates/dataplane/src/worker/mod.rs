@@ -103,8 +103,8 @@ pub(crate) enum Command {
     Add(LaneId, NewLane, Arc<LaneCounted>),
     /// Hand this lane back.
     Remove(LaneId, Sender<Option<Box<dyn Lane>>>),
-    /// Change this lane, between two rounds.
-    Change(LaneId, Change, Sender<()>),
+    /// Change this lane, between two rounds. The answer: other workers have to know ([`Slot::shown`]).
+    Change(LaneId, Change, Sender<bool>),
     /// The FDB of a network.
     Fdb(Arc<str>, Arc<Fdb>),
     /// The lanes of a network, of all workers, if there are several workers; answered once it is in effect.
@@ -542,6 +542,7 @@ impl Worker {
                 }
                 Ok(Command::Change(id, change, done)) => {
                     self.progress.take_up(id);
+                    let mut is_shown = false;
                     if let Some(at) = self.place_of(id) {
                         if is_stale {
                             // The change may send a frame.
@@ -549,10 +550,12 @@ impl Worker {
                         }
                         self.lanes[at].wake();
                         self.lanes[at].unwatch_nic(&self.epoll);
+                        let before = self.lanes[at].shown();
                         slots::change(&mut self.lanes, at, (&mut self.awake, &self.place.remote), change);
+                        is_shown = self.lanes[at].shown() != before;
                         is_stale = true;
                     }
-                    let _ = done.send(());
+                    let _ = done.send(is_shown);
                 }
                 Ok(Command::Fdb(network, fdb)) => {
                     self.fdbs.insert(network, fdb);

@@ -16,6 +16,7 @@ use crate::lane::role::Role;
 use crate::lane::shared::{Busy, Shared, SharedGuard};
 use crate::lane::spread::{SharedLane, Spread};
 use crate::lane::{Lane, LaneId, Siblings, SlotAt, Uplink, Work};
+use crate::policy::rate_limit::RateLimit;
 use crate::worker::moderation::Share;
 use crate::worker::statistics::LaneCounted;
 use device::pair::Fault;
@@ -119,6 +120,14 @@ impl Slot {
     /// Whether its guest receives frames, and it is in the rounds.
     fn receives(&self) -> bool {
         self.is_in_rounds() && self.lane.receives()
+    }
+
+    /// What lanes of other workers know of its guest without asking each time: whether it receives, whether rules decide
+    /// about its frames, and its rate limit.
+    pub(crate) fn shown(&self) -> Option<(bool, bool, Option<*const RateLimit>)> {
+        let rx = self.lane.rx()?.lock()?;
+        let limit = rx.limit.as_ref().map(Arc::as_ptr);
+        Some((rx.vring.enabled, rx.filter.is_some(), limit))
     }
 
     /// Shows the lane's descriptors for the worker's epoll set, each with its event data.
@@ -443,18 +452,18 @@ impl<'a> Others<'a> {
     #[inline(never)]
     fn remote_guest(&mut self, lane: &'a SharedLane) -> Option<SharedGuard<'_, RxQueue>> {
         if self.touched.is_none_or(|touched| touched.id != lane.id) {
-            self.wake_touched();
-            self.touched = Some(lane);
+            self.leave_touched();
         }
-        let rx = lane.rx.as_ref()?.lock();
-        rx.filter(|rx| rx.vring.enabled)
+        let rx = lane.rx.as_ref()?.lock().filter(|rx| rx.vring.enabled)?;
+        self.touched = Some(lane);
+        Some(rx)
     }
 
-    /// Wakes the lane of another worker that was delivered to, if there is work for it.
+    /// See [`SharedLane::leave`].
     #[inline]
-    fn wake_touched(&mut self) {
+    fn leave_touched(&mut self) {
         if let Some(touched) = self.touched.take() {
-            touched.wake();
+            touched.leave();
         }
     }
 }
@@ -462,7 +471,7 @@ impl<'a> Others<'a> {
 impl Drop for Others<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.wake_touched();
+        self.leave_touched();
     }
 }
 

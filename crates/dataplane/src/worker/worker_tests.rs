@@ -68,6 +68,26 @@ fn lane_of_a_guest_that_did_wrong_takes_no_frames_of_others() {
     assert_eq!(worker.lanes[0].target, None);
 }
 
+/// A VMM may change its call eventfd as often as it likes: that must not cost all workers.
+#[test]
+fn other_workers_have_to_know_only_of_changes_that_they_see() {
+    let (mut worker, handle) = worker();
+    worker.add(LaneId(1), lane(0, true, &[]), Arc::default());
+    let mut change = |change: Change| {
+        let (done, changed) = mpsc::channel();
+        handle.send(Command::Change(LaneId(1), change, done));
+        assert!(worker.read_mail());
+        changed.recv().expect("an answer")
+    };
+    assert!(!change(Box::new(|_, _| ())));
+    assert!(!change(Box::new(|lane, _| lane.set_frame_limit(9000))));
+    for enabled in [false, true] {
+        assert!(change(Box::new(move |lane, _| {
+            lane.change_vrings(&mut |_, vring| vring.enabled = enabled);
+        })));
+    }
+}
+
 /// While others are busy the worker does not begin to listen to it again, which it does before it sleeps.
 #[test]
 fn guest_that_is_not_listened_to_is_looked_at_for_as_long() {

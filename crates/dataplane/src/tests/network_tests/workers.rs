@@ -1,18 +1,42 @@
 //! A network whose lanes are on two workers.
 
 use std::cell::RefCell;
+use std::sync::atomic::Ordering::Relaxed;
 
+use device::call::{Call, CallBlocked};
+use device::pair::Fault;
 use model::config::MemberOptions;
 use steer::HintSet;
+use virtqueue::Chains;
 
 use super::port_marks::offer;
 use super::*;
 use crate::fdb::learned::Learned;
-use crate::lane::spread::{SharedLane, Spread};
+use crate::lane::spread::{LaneWorker, SharedLane, Spread};
 use crate::tests::fairness_tests::gso_packet;
 use crate::tests::no_allocation_tests::allocations;
 use crate::worker::WorkerHandle;
 use crate::worker::polling::Waits;
+
+/// What a worker is told.
+#[derive(Default)]
+struct Told(Mutex<Vec<&'static str>>);
+
+impl LaneWorker for Told {
+    fn wake(&self, _lane: LaneId) {
+        self.0.lock().expect("no panic").push("wake");
+    }
+
+    fn blame(&self, _lane: LaneId, fault: Fault) {
+        self.0.lock().expect("no panic").push(fault.name());
+    }
+}
+
+impl Told {
+    fn take(&self) -> Vec<&'static str> {
+        std::mem::take(&mut *self.0.lock().expect("no panic"))
+    }
+}
 
 /// Two workers: the first has the first two of four ports and the uplink, if there is one; the second has the others.
 pub(super) struct Workers(pub(super) [World; 2]);
@@ -57,13 +81,19 @@ impl Workers {
 
     /// Sends both workers the list of the network's lanes.
     fn spread(&mut self) {
-        let mut lanes = Vec::new();
-        for (number, world) in self.0.iter().enumerate() {
+        self.spread_of(&[0, 1].map(|number| {
             let handle = WorkerHandle::start(number, None, Waits::default(), &Arc::default());
-            let handle = handle.expect("a thread");
+            let owner: Arc<dyn LaneWorker> = handle.expect("a thread").mail.clone();
+            owner
+        }));
+    }
+
+    fn spread_of(&mut self, owners: &[Arc<dyn LaneWorker>; 2]) {
+        let mut lanes = Vec::new();
+        for (number, (world, owner)) in self.0.iter().zip(owners).enumerate() {
             lanes.extend(world.slots.iter().map(|slot| {
                 let of = (slot.id, &slot.role);
-                SharedLane::of(&*slot.lane, of, (number, handle.mail.clone()))
+                SharedLane::of(&*slot.lane, of, (number, Arc::clone(owner)))
             }));
         }
         let spread = Arc::new(Spread { lanes });
@@ -384,6 +414,76 @@ fn fault_of_a_guest_of_another_worker_is_reported_there() {
     workers.poll();
     assert_eq!(workers.port(0).counters.from_guest_no_peer.get(), 2);
     assert!(!workers.0[1].slots[0].lane.receives());
+}
+
+/// Or a guest without buffers would make the other worker flood the guest's own with messages.
+#[test]
+fn worker_is_told_once_of_a_packet_that_waits_for_its_guest() {
+    let mut workers = Workers::plain(0, false);
+    let told = Arc::new(Told::default());
+    workers.spread_of(&[Arc::<Told>::default(), told.clone()]);
+    let slots = &mut workers.0[0].slots;
+    slots[0]
+        .lane
+        .change_vrings(&mut |_, vring| vring.guest.offloads = Offloads::all());
+    let (asked, packet) = gso_packet(mac(2), mac(0), 8000, 1000);
+    let mut header = [0; HEADER as usize];
+    header[..asked.len()].copy_from_slice(&asked);
+    for round in 0..2 {
+        workers.port(0).send_with(header, &packet);
+        for _ in 0..10 {
+            workers.port(1).send(&frame(mac(2), mac(1), 60));
+            workers.0[0].poll();
+        }
+        assert_eq!(told.take(), ["wake"], "{round}");
+        // It finds no buffers either.
+        workers.0[1].poll();
+        workers.port(1).send(&frame(mac(2), mac(1), 60));
+        workers.0[0].poll();
+        assert!(told.take().is_empty(), "it knows");
+        workers.port(2).post(64);
+        for _ in 0..40 {
+            workers.0[1].poll();
+            workers.0[0].poll();
+        }
+        assert!(workers.port(2).got().len() >= 8);
+        assert!(told.take().is_empty());
+        let (world, at) = place(2);
+        let mut rx = workers.0[world].slots[at]
+            .lane
+            .rx()
+            .expect("a guest")
+            .lock()
+            .expect("it runs");
+        // All buffers are used up again.
+        let mut chains = Chains::default();
+        rx.vring.pop_buffers(&mut chains, 64).expect("no fault");
+        drop(rx);
+    }
+}
+
+/// As its own worker may sleep, and does not see that.
+#[test]
+fn guest_whose_call_blocked_another_worker_is_reported_by_that() {
+    let mut workers = Workers::plain(4, false);
+    let blocked = CallBlocked::default();
+    let (world, at) = place(2);
+    workers.0[world].slots[at].lane.change_vrings(&mut |_, vring| {
+        vring.call = Call::new(None, Arc::clone(&blocked));
+    });
+    let told = Arc::new(Told::default());
+    workers.spread_of(&[Arc::<Told>::default(), told.clone()]);
+    let mut send = || {
+        workers.port(0).send(&frame(mac(2), mac(0), 60));
+        workers.0[0].poll();
+    };
+    send();
+    assert!(told.take().is_empty());
+    blocked.store(true, Relaxed);
+    (0..3).for_each(|_| send());
+    assert_eq!(told.take(), ["call-blocks"], "once");
+    assert_eq!(workers.port(2).got().len(), 2);
+    assert_eq!(workers.port(0).counters.from_guest_no_peer.get(), 2);
 }
 
 #[test]

@@ -149,12 +149,12 @@ impl<N: Lent> UplinkLane<N> {
         siblings: &mut dyn Siblings,
     ) -> Option<Inbox> {
         let known = before.iter().position(|inbox| inbox.guest.id == guest.id);
-        let target = siblings.guest(guest.at);
-        let limit = target.as_ref().and_then(|target| target.limit.clone());
-        let is_filtered = target.as_ref().is_some_and(|target| target.filter.is_some());
+        let target = siblings.guest(guest.at)?;
+        let limit = target.limit.clone();
+        let is_filtered = target.filter.is_some();
         let inbox = match known {
             Some(at) => before.swap_remove(at),
-            None => Inbox::new(port, guest, &target?.vring, self.origin),
+            None => Inbox::new(port, guest, &target.vring, self.origin),
         };
         Some(Inbox {
             port,
