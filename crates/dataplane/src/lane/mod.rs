@@ -52,6 +52,8 @@ pub enum Work {
 impl Work {
     /// Something waits for an unknown time, and no file descriptor reports it: poll again within a millisecond.
     pub(crate) const SOON: Self = Self::Later(Reverse(Duration::from_millis(1)));
+    /// Another worker has a lock, for some microseconds.
+    pub(crate) const LOCKED: Self = Self::Later(Reverse(Duration::from_micros(50)));
 
     /// For a lane without work until `wait` has passed; `None`: until a kick or a frame wakes it.
     pub(crate) fn after(wait: Option<Duration>) -> Self {

@@ -18,7 +18,7 @@ impl<O: OwnQueue> PortLane<O> {
     /// Errors: the guest's fault.
     pub(super) fn send(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
         let left = self.sender.begin();
-        self.waits = false;
+        (self.waits, self.is_locked_out) = (false, false);
         let begun = self
             .own
             .begin(&mut self.from_guest, &mut self.sender, &self.counters);

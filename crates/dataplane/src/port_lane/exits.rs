@@ -179,7 +179,7 @@ impl<O: OwnQueue> PortLane<O> {
         let mut until_sent = None;
         if self.with_uplink(siblings, |sink| until_sent = sink.until_sent()) == Sent::Busy {
             self.transmit.is_untaken = true;
-            return Work::SOON;
+            return Work::LOCKED;
         }
         Work::after(until_sent.filter(|_| self.transmit.is_untaken))
     }
@@ -309,7 +309,8 @@ impl<O: OwnQueue> PortLane<O> {
                 .unwrap_or(true);
             sink.note_wait(waits);
         });
-        self.waits = waits || sent == Sent::Busy;
+        self.is_locked_out = sent == Sent::Busy;
+        self.waits = waits || self.is_locked_out;
         (sent != Sent::NoQueue).then_some(())
     }
 

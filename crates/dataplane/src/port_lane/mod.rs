@@ -97,6 +97,8 @@ pub struct PortLane<O = NoQueue> {
     guard: Option<Box<Guard>>,
     /// A frame of its guest waits for room.
     waits: bool,
+    /// It waits only until another worker has unlocked the uplink's queue.
+    is_locked_out: bool,
     from: From,
 }
 
@@ -196,6 +198,7 @@ impl<O: OwnQueue> PortLane<O> {
             route: Route::Fdb,
             guard: None,
             waits: false,
+            is_locked_out: false,
             from: From::Guest,
         }
     }
@@ -421,8 +424,12 @@ impl<O: OwnQueue> Lane for PortLane<O> {
             // No event reports room in the queue of another lane.
             Route::Fdb | Route::OwnQueue => frames,
         };
+        let soon = match waits && self.is_locked_out {
+            true => Work::LOCKED,
+            false => Work::SOON,
+        };
         match waits || buffers || self.has_rest() || is_polled || spills {
-            true => own.max(held).max(Work::SOON),
+            true => own.max(held).max(soon),
             false => own.max(held),
         }
     }
