@@ -20,6 +20,7 @@
 pub mod any_frame;
 pub mod api;
 pub mod bad_wire;
+pub mod bench;
 mod bpf;
 pub mod bpffs;
 pub mod bystander;

@@ -7,7 +7,6 @@ use std::sync::OnceLock;
 use serde_json::Value;
 
 use crate::process::{output_of, run};
-use crate::{NetNs, Running};
 
 /// The daemon: `$VHOST_AF_XDP_BIN`, or what `cargo build` makes of this tree, once a test process. The gateway, which it
 /// starts, is beside it.
@@ -85,18 +84,6 @@ pub fn bench() -> &'static Path {
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/Cargo.toml");
     PROGRAM.get_or_init(|| sibling_or_built("vhost-af-xdp-bench", manifest))
 }
-
-/// Starts it on an interface.
-///
-/// # Panics
-/// If it does not start.
-#[must_use]
-pub fn start_bench(netns: &NetNs, interface: &str, args: &[&str]) -> Running {
-    let mut command = netns.command(bench());
-    command.args(["--ifname", interface]).args(args);
-    Running::start(command)
-}
-
 /// The value of a row of its table.
 ///
 /// # Panics

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use rstest::rstest;
 use rustix::process::Signal;
+use testkit::bench::start_bench;
 use testkit::daemon::{Mode, assert_complaint, binary};
 use testkit::foreign::Foreign;
-use testkit::program::{self, bench, row, start_bench};
+use testkit::program::{self, bench, row};
 use testkit::{PacketPort, Running, VethPair, frame, packet, require, wait};
 
 /// After so many looks, each of 20 ms at most, a benchmark has taken what was there: a packet socket shows a block that

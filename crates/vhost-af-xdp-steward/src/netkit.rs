@@ -30,10 +30,10 @@ use host::nic::tags::blind;
 use rustix::io::Errno;
 use steer::{Mode, mac_text};
 use steward::capabilities::ChildWork;
+use steward::server::Netkits;
 use steward::server::file::may_crash;
 use steward::server::job::{Job, Outcome, Pending, lost};
 use steward::server::limits::DeviceChange;
-use steward::server::netkits::Netkits;
 use steward::server::{Answered, Held, Interface, Journal, Reply, Server, no_lease};
 use steward_protocol::{Answer, NetkitWanted, Reason, Refusal, Step};
 

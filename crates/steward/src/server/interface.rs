@@ -12,6 +12,7 @@
 mod facts;
 mod hints;
 mod lease;
+pub(super) mod netkits;
 mod network;
 mod own_maps;
 mod program;
@@ -25,6 +26,7 @@ use std::time::{Duration, Instant};
 use steer::{Mode, ModeRequest, OwnMap, Program, with_sources};
 
 use self::hints::Hints;
+use self::netkits::Netkits;
 use self::network::Network;
 use self::sockets::Sockets;
 use self::take_back::Leaving;
@@ -32,7 +34,6 @@ use super::journal::file::Journal;
 use super::journal::ledger::{self, Ledger};
 use super::journal::state::{InterfaceRecord, Places};
 use super::leases::entries::Entries;
-use super::netkits::Netkits;
 use ::program::backoff::{Backoff, Retry};
 use ::program::log_limit::LogLimit;
 use host::links::below::losses_above;
@@ -110,9 +111,12 @@ pub struct Interface {
     lines: LogLimit,
 }
 
+/// Where an interface's state outlives the steward, and the part that makes netkits, if there is one.
+pub(super) type Kept = (Places, Option<&'static dyn Netkits>);
+
 impl Interface {
     /// Attaches the program.
-    pub(super) fn open(link: Link, mode: ModeRequest, places: Option<Places>) -> Result<Self, Refusal> {
+    pub(super) fn open(link: Link, mode: ModeRequest, places: Option<Kept>) -> Result<Self, Refusal> {
         let mut interface = Self::without_program(link, mode, places);
         interface.attach();
         match interface.program {
@@ -123,13 +127,13 @@ impl Interface {
 
     /// Takes over the interface and program of a previous steward. A program that cannot be used is removed and handled
     /// like a lost one.
-    pub(super) fn adopt(record: &InterfaceRecord, places: Places) -> Self {
+    pub(super) fn adopt(record: &InterfaceRecord, places: Kept) -> Self {
         let gone = || Link {
             name: record.name.clone(),
             ..Link::default()
         };
         let link = Link::by_index(record.ifindex).unwrap_or_else(gone);
-        let opened = Program::open_pinned(link.index, &places.pins);
+        let opened = Program::open_pinned(link.index, &places.0.pins);
         let mode = mode_request(record.mode).unwrap_or_default();
         let mut interface = Self {
             name: record.name.clone(),
@@ -164,17 +168,17 @@ impl Interface {
         interface
     }
 
-    fn without_program(link: Link, mode: ModeRequest, places: Option<Places>) -> Self {
+    fn without_program(link: Link, mode: ModeRequest, places: Option<Kept>) -> Self {
         let mut interface = Self {
             name: link.name.clone(),
             link,
             mode,
             ..Self::default()
         };
-        if let Some(places) = places {
+        if let Some((places, netkits)) = places {
             interface.ledger = Ledger::open(ledger::entry_of(&places.journal, places.number));
             (interface.number, interface.journal) = (places.number, places.journal);
-            (interface.pins, interface.netkits) = (Some(places.pins), places.netkits);
+            (interface.pins, interface.netkits) = (Some(places.pins), netkits);
             let netkits = interface.netkits.map(|netkits| netkits.queues(&interface));
             interface.netkit_queues = netkits.unwrap_or_default();
         }

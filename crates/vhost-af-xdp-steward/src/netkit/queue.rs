@@ -110,7 +110,7 @@ pub(super) fn saved(interface: &Interface, queue: u32) -> Result<Option<SavedNet
     }
 }
 
-/// See [`Netkits`](steward::server::netkits::Netkits).
+/// See [`Netkits`](steward::server::Netkits).
 pub(super) fn queues(interface: &Interface) -> BTreeSet<u32> {
     let prefix = format!("{NETKIT}-{}-", interface.number);
     let saved = interface.journal.contents::<SavedNetkit>(&prefix);

@@ -42,8 +42,7 @@ impl Orphan {
 impl Server {
     /// Continues the programs and leases recorded in `store`, and records leases there from now on.
     #[must_use]
-    pub fn with_store(mut self, mut store: Store) -> Self {
-        store.netkits = self.netkits;
+    pub fn with_store(mut self, store: Store) -> Self {
         let records = store.records.clone();
         let interfaces = records.interfaces.iter().map(|record| record.number);
         let leases = records.leases.iter().map(|record| record.number);
@@ -64,7 +63,7 @@ impl Server {
             netkits.remove_strays(store.journal(), &is_known);
         }
         for record in &records.interfaces {
-            let places = store.places_of(record.number);
+            let places = (store.places_of(record.number), self.netkits);
             self.interfaces
                 .insert(record.number, Interface::adopt(record, places));
         }

@@ -27,7 +27,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::server::journal::file::{Entry, Journal, may_crash};
 use crate::server::journal::ledger::{self, Ledger};
-use crate::server::netkits::Netkits;
 use program::peer::Credentials;
 use steward_protocol::{Request, Token, Wanted};
 
@@ -159,7 +158,6 @@ pub struct Store {
     /// How long queues are kept for a lessee that has not come back.
     pub(crate) grace: Duration,
     pub(crate) records: Records,
-    pub(crate) netkits: Option<&'static dyn Netkits>,
     _locks: [File; 2],
 }
 
@@ -180,7 +178,6 @@ pub(crate) struct Places {
     pub(crate) pins: PathBuf,
     pub(crate) number: u64,
     pub(crate) journal: Journal,
-    pub(crate) netkits: Option<&'static dyn Netkits>,
 }
 
 impl Store {
@@ -203,7 +200,6 @@ impl Store {
             pins: pins.to_owned(),
             grace,
             records: Records::new(Vec::new(), Vec::new()),
-            netkits: None,
             _locks: locks,
         };
         let entry = store.entry();
@@ -253,7 +249,6 @@ impl Store {
             pins: self.pins_of(interface),
             number: interface,
             journal: self.journal.clone(),
-            netkits: self.netkits,
         }
     }
 

@@ -135,7 +135,8 @@ impl Server {
         }
         let at = self.next;
         self.next += 1;
-        let places = self.store.as_ref().map(|store| store.places_of(at));
+        let netkits = self.netkits;
+        let places = self.store.as_ref().map(|store| (store.places_of(at), netkits));
         if let Some(part) = &mut self.part {
             part.make_room(&link);
         }

@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
+use testkit::bench::start_bench;
 use testkit::daemon::Placement;
-use testkit::program::start_bench;
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Pair, Running, Serve, VethPair, Wire, wait};
 
 use crate::busy_poll::frames_polled_for;

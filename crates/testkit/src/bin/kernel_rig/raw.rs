@@ -1,7 +1,8 @@
 //! `vhost-af-xdp-bench` on a wire: each frame is counted, comes back, or is sent, and nothing stays behind.
 
 use rustix::process::Signal;
-use testkit::program::{row, start_bench};
+use testkit::bench::start_bench;
+use testkit::program::row;
 use testkit::{PacketPort, Running, VethPair, Wire, frame, lan, wait};
 
 use crate::kit::Seen;

@@ -6,11 +6,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use super::Server;
-use super::connections::connection::Held;
-use super::interface::Interface;
-use super::job::Pending;
-use super::journal::file::Journal;
+use super::Interface;
+use crate::server::Server;
+use crate::server::connections::connection::Held;
+use crate::server::job::Pending;
+use crate::server::journal::file::Journal;
 use steward_protocol::{NetkitWanted, Reason, Refusal};
 
 /// See the module's head.
@@ -51,7 +51,11 @@ impl Server {
     }
 
     /// Has a netkit made, if the policy allows it.
-    pub(super) fn begin_netkit(&mut self, number: u64, wanted: &NetkitWanted) -> Result<Pending, Refusal> {
+    pub(in crate::server) fn begin_netkit(
+        &mut self,
+        number: u64,
+        wanted: &NetkitWanted,
+    ) -> Result<Pending, Refusal> {
         let (_, held, _) = self.lessee(number)?;
         held.check(wanted.queue)?;
         self.policy.check_netkit(held.rule)?;
@@ -60,7 +64,7 @@ impl Server {
     }
 
     /// Whether a lease with its netkit may continue under a rule.
-    pub(super) fn check_netkit_of(&self, held: &Held, rule: usize) -> Result<(), Refusal> {
+    pub(in crate::server) fn check_netkit_of(&self, held: &Held, rule: usize) -> Result<(), Refusal> {
         let interface = self.interfaces.get(&held.interface);
         match interface.is_some_and(|interface| interface.netkit_queues.contains(&held.wanted.start_queue)) {
             true => self.policy.check_netkit(rule),
