@@ -237,7 +237,7 @@ fn cve_2022_0669_stray_descriptors_with_inflight_messages_leak_none() {
     require!(Root);
     assert_leaks_no_descriptor(|daemon| {
         for request in [FrontendReq::GET_INFLIGHT_FD, FrontendReq::SET_INFLIGHT_FD] {
-            // Few: who does wrong again and again is met with a pause that grows.
+            // Few: after each fault the daemon waits longer before it accepts the VMM again.
             for _ in 0..3 {
                 let guest = guest_with_all_messages(daemon);
                 let file = guest.ram().regions().expect("descriptors").remove(0).file;

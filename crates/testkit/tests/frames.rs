@@ -24,7 +24,7 @@ const LAYOUTS: [Layout; 7] = [
     Layout::Indirect(64),
     Layout::Indirect(4096),
 ];
-/// Beside F_RING_PACKED.
+/// The ring features of a split ring: none. For a packed one they are F_RING_PACKED.
 const SPLIT: u64 = 0;
 
 fn rig_with(ring: u64, placement: Placement, mode: Mode) -> Rig {

@@ -17,7 +17,7 @@ use virtqueue::layout::{
 const QUEUE: u16 = 64;
 const MIB: u64 = 1 << 20;
 
-/// Beside F_RING_PACKED.
+/// The ring features of a split ring: none. For a packed one they are F_RING_PACKED.
 const SPLIT: u64 = 0;
 
 /// Where a lie is told.

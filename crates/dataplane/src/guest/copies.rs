@@ -39,7 +39,9 @@ pub(crate) fn write_copy(
         Fit::Never => {}
     }
     let frames = delivery.finish();
-    guest.delivered(frames);
+    if guest.is_tap && frames > 0 {
+        guest.waits.set();
+    }
     Ok(frames)
 }
 

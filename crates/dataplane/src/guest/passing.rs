@@ -23,6 +23,7 @@ use crate::guest::guest_frame::GuestFrame;
 use crate::guest::pending::Pending;
 use crate::guest::rx_queue::RxQueue;
 use crate::guest::to_guest::{Bytes, Delivery, Fit, IN_ONE_BUFFER, NO_OFFLOAD, WholeFrame, with_buffers};
+use crate::lane::shared::Waits;
 use crate::policy::filter::{Acl, Facts, is_long};
 use crate::policy::guard::SHORT_LOOK_BYTES;
 use crate::policy::rate_limit::Policer;
@@ -69,6 +70,8 @@ impl From<Fit> for Passed {
 pub(crate) struct Passing<'a> {
     delivery: Delivery<'a>,
     pending: &'a mut Pending,
+    waits: &'a Waits,
+    is_tap: bool,
     policer: Policer<'a>,
     filter: Option<&'a mut Acl>,
 }
@@ -83,13 +86,16 @@ impl<'a> Passing<'a> {
             buffers,
             counters,
             pending,
+            waits,
+            is_tap,
             limit,
             filter,
-            ..
         } = guest;
         Ok(Self {
             delivery: Delivery::begin_with(vring, buffers, counters, most)?,
             pending,
+            waits,
+            is_tap: *is_tap,
             policer: Policer::new(limit.as_ref()),
             filter: filter.as_deref_mut(),
         })
@@ -227,15 +233,17 @@ impl<'a> Passing<'a> {
         self.delivery.counters.to_guest_no_buffer.add(1);
     }
 
-    /// Publishes the delivered frames to the guest; returns how many.
+    /// Publishes the delivered frames to the guest. Its own lane is polled then if only that can go on.
     #[inline]
-    pub(crate) fn finish(self) -> usize {
+    pub(crate) fn finish(self) {
         let bytes = self.delivery.bytes();
         let frames = self.delivery.finish();
         if frames > 0 {
             self.pending.took(frames, bytes);
         }
-        frames
+        if self.pending.is_some() || (self.is_tap && frames > 0) {
+            self.waits.set();
+        }
     }
 }
 

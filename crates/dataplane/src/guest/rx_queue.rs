@@ -59,14 +59,6 @@ impl RxQueue {
         delivered
     }
 
-    /// Sets `waits` if its own lane must be polled after a delivery of so many frames.
-    #[inline]
-    pub(crate) fn delivered(&self, frames: usize) {
-        if self.pending.is_some() || (self.is_tap && frames > 0) {
-            self.waits.set();
-        }
-    }
-
     /// Whether the filter rules admit a frame that is not retried; counts a denied one. `head`: its first bytes, all of
     /// the frame or as many as the rules read.
     #[inline]

@@ -164,6 +164,7 @@ impl<O: OwnQueue> PortLane<O> {
             if sent == Sent::NoQueue {
                 self.transmit.lose(&self.counters);
             }
+            self.is_locked_out = sent == Sent::Busy;
             self.sender.charge(&budget);
         }
         self.waits = self.has_rest();
@@ -190,11 +191,11 @@ impl<O: OwnQueue> PortLane<O> {
         self.own.has_rest() || self.transmit.has_rest()
     }
 
-    /// Sends a run of frames to the uplink; frames without room wait. `nobody`: the counter of frames for which there
-    /// is no uplink.
-    pub(super) fn leave(&mut self, run: usize, burst: &mut Burst<'_>, nobody: fn(&PairCounters) -> &Counter) {
+    /// Sends a run of frames to the uplink; frames without room wait. `unsent`: the counter of frames for which
+    /// there is no uplink.
+    pub(super) fn leave(&mut self, run: usize, burst: &mut Burst<'_>, unsent: fn(&PairCounters) -> &Counter) {
         if self.put_to_nic(run, burst).is_none() && !self.wait_for_uplink() {
-            self.lose(run, burst, nobody);
+            self.lose(run, burst, unsent);
         }
     }
 
@@ -417,9 +418,8 @@ impl<O: OwnQueue> PortLane<O> {
             burst.budget.charge_descriptors(buffers.len());
             burst.done += 1;
         }
-        let frames = passing.map_or(0, Passing::finish);
-        if let Some(guest) = guest {
-            guest.delivered(frames);
+        if let Some(passing) = passing {
+            passing.finish();
         }
         Ok(())
     }

@@ -93,8 +93,7 @@ impl<O: OwnQueue> PortLane<O> {
             done += 1;
         }
         budget.charge_look_ups(passing.take_work());
-        let frames = passing.finish();
-        guest.delivered(frames);
+        passing.finish();
         if is_segmented {
             // Segments that were left over: the next frame would be lost if it found them pending.
             guest.deliver_pending()?;

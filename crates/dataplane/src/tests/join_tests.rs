@@ -43,7 +43,7 @@ fn arrivals() -> (Vec<Vec<u8>>, Vec<Delivered>) {
     let segments: Vec<_> = (0..plan.segments()).map(cut).collect();
     let mut other = segments[0].clone();
     other[34] ^= 1;
-    // Its checksum is wrong now, and so is that of the last one: nothing is said of them, and they stay as they are.
+    // Its checksum is wrong now, and so is that of the last one: both are delivered unchanged, without flags.
     let mut wrong = segments[3].clone();
     wrong[60] ^= 1;
     let frames = [

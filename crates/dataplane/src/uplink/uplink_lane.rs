@@ -247,10 +247,11 @@ impl<N: Lent> UplinkLane<N> {
         piece: RxDesc,
         siblings: &mut dyn Siblings,
     ) -> Route {
-        if self.waiting_with(at) >= self.room(queue)
-            && let Some(target) = siblings.guest(self.inboxes[at].guest.at)
-        {
-            target.counters.to_guest_no_buffer.add(1);
+        if self.waiting_with(at) >= self.room(queue) {
+            match siblings.guest(self.inboxes[at].guest.at) {
+                Some(target) => target.counters.to_guest_no_buffer.add(1),
+                None => self.counters.to_guest_no_buffer.add(1),
+            }
         }
         queue.empty.push(piece.frame);
         Route::Dropped

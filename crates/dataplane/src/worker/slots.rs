@@ -302,11 +302,11 @@ pub(crate) struct Place {
 /// Recomputes the lanes' targets and the networks' forwarding state.
 #[cold]
 pub(crate) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &mut Place) {
-    // Lanes of networks are no targets.
+    // Lanes of networks neither have targets nor are any.
     let receivers = slots.iter().enumerate();
     let receivers = receivers.filter(|(_, slot)| slot.role.network().is_none() && slot.receives());
     let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
-    for slot in &mut *slots {
+    for slot in slots.iter_mut().filter(|slot| slot.role.network().is_none()) {
         let wanted = slot.role.targets(slot.lane.receives());
         let mut wanted = wanted.iter().flatten();
         slot.target = wanted.find_map(|role| receivers.get(role).copied());

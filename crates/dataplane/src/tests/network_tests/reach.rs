@@ -1,5 +1,6 @@
-//! Who reaches whom on a network with ports of all kinds, its host and an uplink: everybody whom it may, once, and
-//! nobody else. The uplink of these tests only receives: what is for it is counted.
+//! Who reaches whom on a network with ports of all kinds, its host and an uplink: each allowed port
+//! gets a frame once, and no other port gets it. The uplink of these tests only receives: frames that would leave by it
+//! are counted instead.
 
 use std::os::fd::OwnedFd;
 
@@ -104,7 +105,7 @@ fn of_port(ports: &[FdbPort], from: usize, vlan: u16, wanted: &mut Got) -> Vec<V
         match vlans(to).contains(&vlan) {
             true if may(to) => wanted.ports[at].push(inside(to, &frame, vlan)),
             true => {}
-            // Nobody's address there.
+            // No port of that VLAN has this address.
             false => wanted.for_uplink += 1,
         }
     }

@@ -18,7 +18,7 @@ use crate::tests::no_allocation_tests::allocations;
 use crate::worker::WorkerHandle;
 use crate::worker::polling::Waits;
 
-/// What a worker is told.
+/// Messages to a worker.
 #[derive(Default)]
 struct Told(Mutex<Vec<&'static str>>);
 
@@ -274,20 +274,27 @@ fn vlans_and_isolation_hold_between_workers() {
     assert_eq!(workers.port(3).got(), wanted);
 }
 
-/// The FDB does not have the source address yet: the receiving worker must not need it to apply isolation.
-#[test]
-fn isolation_holds_between_workers_for_addresses_that_were_not_learned_yet() {
+/// Four ports, of which all but the last are isolated, and the first learns addresses. `listens`: the third is
+/// promiscuous.
+fn isolated_ports(listens: bool) -> Vec<FdbPort> {
     let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
     let port = |at: u8| FdbPort {
         mac: mac(at),
         options: MemberOptions {
             isolated: at != 3,
+            promiscuous: at == 2 && listens,
             ..MemberOptions::default()
         },
         learned: (at == 0).then(|| Arc::new(Learned::new(Arc::clone(&news)))),
         ..FdbPort::default()
     };
-    let mut workers = Workers::new((0..4).map(port).collect(), false);
+    (0..4).map(port).collect()
+}
+
+/// The FDB does not have the source address yet: the receiving worker must not need it to apply isolation.
+#[test]
+fn isolation_holds_between_workers_for_addresses_that_were_not_learned_yet() {
+    let mut workers = Workers::new(isolated_ports(false), false);
     workers.post(16);
     let inner = [2, 0, 0, 0, 5, 1];
     let sent =
@@ -301,19 +308,8 @@ fn isolation_holds_between_workers_for_addresses_that_were_not_learned_yet() {
 
 #[test]
 fn isolated_promiscuous_port_gets_no_frame_of_an_isolated_port_not_learned_yet() {
-    let news = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
     for listens in [false, true] {
-        let port = |at: u8| FdbPort {
-            mac: mac(at),
-            options: MemberOptions {
-                isolated: at != 3,
-                promiscuous: at == 2 && listens,
-                ..MemberOptions::default()
-            },
-            learned: (at == 0).then(|| Arc::new(Learned::new(Arc::clone(&news)))),
-            ..FdbPort::default()
-        };
-        let mut workers = Workers::new((0..4).map(port).collect(), false);
+        let mut workers = Workers::new(isolated_ports(listens), false);
         workers.post(16);
         let inner = [2, 0, 0, 0, 5, 1];
         let sent = [mac(0), inner, mac(0), mac(0), inner].map(|from| frame(mac(3), from, 60));

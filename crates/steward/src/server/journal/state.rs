@@ -10,7 +10,7 @@
 //!  - a program is pinned, link last, and then recorded: pins without a record are removed;
 //!  - a lease is recorded while its lessee may resume it: if the lessee does not come back, it is taken back like a
 //!    lease that ends;
-//!  - queues of a program that no record names are emptied, and what is told NICs for them is undone.
+//!  - queues of a program without a record are emptied, and the NIC configuration for them is undone.
 //!
 //! Only files under the two directories are read: only root has access to them, and a lock keeps a second steward
 //! out.
