@@ -57,7 +57,9 @@ mod tests {
         let (mut text, link) = (String::new(), Link::by_name(name).expect("it is there"));
         let (index, driver) = (link.index, Ethtool::open(name).expect("it is there"));
         let mut behind = BridgeFdb::default();
-        let looked = behind.look_at_links(&link).and_then(|()| behind.look_at_fdb());
+        let looked = behind
+            .look_at_links(&link, "")
+            .and_then(|()| behind.look_at_fdb());
         macro_rules! note {
             ($($read:expr),* $(,)?) => {$(
                 let _ = writeln!(text, "{}: {:?}", stringify!($read), $read);

@@ -172,6 +172,12 @@ impl Link {
         }
     }
 
+    /// Whether it sends frames to other hosts in packets of IP.
+    #[must_use]
+    pub fn is_tunnel(&self) -> bool {
+        ["vxlan", "geneve"].contains(&self.driver.as_str())
+    }
+
     /// Whether the interface of that index has its link now (`IFF_LOWER_UP`).
     ///
     /// # Errors

@@ -23,6 +23,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::de::{DeTable, DeValue};
 
+use crate::config::Prefixes;
 use crate::config::Table;
 use crate::config::file::{Entry, WrongLine, entry, tables, wrong_at};
 use crate::config::table::table;
@@ -147,6 +148,12 @@ impl Allow {
             _ if self.af_xdp.host == Some(true) && !self.af_xdp.network => {
                 "host = true: it needs `network = true`: add that, or leave it out"
             }
+            _ if self.af_xdp.advertise && (!self.af_xdp.network || self.af_xdp.host == Some(false)) => {
+                "advertise = true: it needs `network = true`, without `host = false`: change that, or leave it out"
+            }
+            _ if self.af_xdp.ips.is_some() && !self.af_xdp.advertise => {
+                "ips: it needs `advertise = true`: add that, or leave it out"
+            }
             (Some(_), Some(false)) => match self.keys_of_af_xdp().first() {
                 Some(key) => {
                     return Err(format!(
@@ -238,6 +245,10 @@ pub struct AfXdpRule {
     pub network: bool,
     /// Allow these networks to reach the host [default: as `network`]
     pub host: Option<bool>,
+    /// Allow these networks to advertise addresses of their guests to other hosts
+    pub advertise: bool,
+    /// With `advertise`: of IP addresses only these, and those in these networks [default: any]
+    pub ips: Option<Prefixes>,
     /// Allow queues to be leased to netkit devices [default: false]
     pub netkit: Option<bool>,
     /// Hints of the NIC that leases may use, as option --hints names them; or none [default: all]

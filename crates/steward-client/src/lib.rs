@@ -36,8 +36,9 @@ pub use self::error::LeaseError;
 pub use self::sockets::Prepared;
 pub use self::zcrx::{Area, QueueLease, Refill};
 use steward_protocol::{
-    Answer, BEHIND_MAX, CHANGES_MAX, FRAME_LIMITS, Facts, HintRequest, Hinted, HostEnd, NetkitEnd,
-    NetkitWanted, Reason, Request, SendTapEnd, StationChange, TAP_QUEUES_MAX, Token, Wanted,
+    ADVERTISED_CHANGES_MAX, AddressChange, Answer, BEHIND_MAX, CHANGES_MAX, FRAME_LIMITS, Facts, HintRequest,
+    Hinted, HostEnd, NetkitEnd, NetkitWanted, Reason, Request, SendTapEnd, StationChange, TAP_QUEUES_MAX,
+    Token, Wanted,
 };
 
 /// Pause between two attempts to get a lock that another thread holds.
@@ -375,6 +376,23 @@ impl Lease {
                 return Ok(stations);
             }
         }
+    }
+
+    /// Changes the addresses of guests that the network advertises to other hosts: see [`Request::Advertise`]. An older
+    /// steward, which does not know the message, is not asked. Changes made before an error stay; the whole call can be
+    /// repeated.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn advertise(&self, changes: &[AddressChange]) -> Result<(), LeaseError> {
+        for changes in changes.chunks(ADVERTISED_CHANGES_MAX) {
+            let changes = changes.to_vec();
+            let request = Request::Advertise { changes };
+            if self.knows(&request)? {
+                self.ask_done(&request)?;
+            }
+        }
+        Ok(())
     }
 
     /// Leases the only queue of the lease on to a new netkit, in the given network namespace or, without one, in the

@@ -45,6 +45,7 @@
 //! | 21 `SendTap` | 8 | queue, 1: only if the NIC has TSO, else 0; the answer has a tap for unsegmented GSO packets |
 //! | 22 `Uplink` | 4 | as for `Host`, for a lease in tap mode |
 //! | 23 `Uplink` | 8 | as for `Host`, queues (4), 2 to 16: the same with a device of several queues |
+//! | 24 `Advertise` | 900 | number of changes (4), 32 × change: VLAN (2), MAC (6), IP (16), 1: added (4) |
 //!
 //! `Lease`: mode 0 is native or skb, 1 native, 2 skb, 3 tap (for networks only: no XDP program is attached); then
 //! follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a network (4; addresses and VLANs are none then),
@@ -84,6 +85,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use wire::Body;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+mod advertised;
 mod answer;
 mod hints;
 mod listed;
@@ -95,6 +97,7 @@ mod taps;
 mod wire;
 mod zcrx;
 
+pub use advertised::{ADVERTISED_CHANGES_MAX, AddressChange};
 pub use answer::{Answer, Facts, Reason, Refusal, Step};
 pub use hints::{HintRequest, Hinted};
 pub use host::links::bridge::{ANY_VLAN, BEHIND_MAX};

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use steer::{Filter, LAST_VLAN, ModeRequest, QueueConf, Station, VirtioHeader};
 
+use super::advertised::{ADDRESSES, AddressChange};
 use super::hints::HintRequest;
 use super::listed::{MACS, VLANS};
 use super::netkit::NetkitWanted;
@@ -118,6 +119,13 @@ pub enum Request {
     Behind {
         /// Zeros: start with the first station.
         after: Station,
+    },
+    /// Changes the addresses of guests that the network advertises to other hosts. Only after [`Request::Host`], and if
+    /// the interface is a tunnel that is a port of a bridge. Changes before one that fails stay. Without a lease the
+    /// answer is `Done`: so clients find out whether the steward knows the message.
+    Advertise {
+        /// The changes.
+        changes: Vec<AddressChange>,
     },
     /// Sets the hints that the lease's queues request, from now on. Without a lease: for the lease that this connection
     /// requests or resumes later.
@@ -248,6 +256,7 @@ messages! {
         19 => ZcrxRegister(rings);
         20 => Netkit(wanted);
         21 => SendTap { queue, only_with_tso: Flag };
+        24 => Advertise { changes: ADDRESSES };
     } else Self::read_other, Self::write_other
 }
 

@@ -133,6 +133,13 @@ fn requests() -> Vec<Request> {
             queues: TAP_QUEUES_MAX as u32,
         },
         Request::Behind { after: station(0, 0) },
+        Request::Advertise {
+            changes: vec![
+                address(None),
+                address(Some("192.0.2.1")),
+                address(Some("2001:db8::1")),
+            ],
+        },
         Request::Behind {
             after: station(ANY_VLAN, 2),
         },
@@ -240,6 +247,32 @@ fn flows_and_rings_that_cannot_be_are_malformed() {
         |rings| rings.buffer_bytes = 2 * ZCRX_BUFFER_MAX,
     ] {
         assert!(!rings(change));
+    }
+}
+
+fn address(ip: Option<&str>) -> AddressChange {
+    AddressChange {
+        station: station(7, 2),
+        ip: ip.map(|ip| ip.parse().expect("an address")),
+        is_added: ip.is_none(),
+    }
+}
+
+#[test]
+fn only_addresses_of_one_host_are_advertised() {
+    let decoded =
+        |changes: Vec<AddressChange>| Request::decode(&Request::Advertise { changes }.encode(1)).is_ok();
+    assert!(decoded(vec![address(None); ADVERTISED_CHANGES_MAX]));
+    assert!(!decoded(Vec::new()));
+    for ip in ["224.0.0.1", "ff02::1", "0.0.0.0"] {
+        assert!(!decoded(vec![address(Some(ip))]), "{ip}");
+    }
+    for station in [station(4095, 2), station(0, 3), station(0, 0)] {
+        let change = AddressChange {
+            station,
+            ..address(None)
+        };
+        assert!(!decoded(vec![change]), "{station:?}");
     }
 }
 

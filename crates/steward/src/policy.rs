@@ -15,9 +15,10 @@ mod build;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
+use model::config::Prefixes;
 use serde::{Deserialize, Serialize};
 use steer::{Filter, HintSet, MAX_QUEUES, Station, mac_text, ranges_text};
 
@@ -94,6 +95,10 @@ pub struct Rule {
     network: bool,
     /// These networks may reach the host.
     host: bool,
+    /// These networks may advertise addresses of their guests to other hosts.
+    advertise: bool,
+    /// Of IP addresses only these; `None`: any.
+    ips: Option<Prefixes>,
     /// Leased queues may be leased on to a netkit.
     netkit: bool,
     /// The hints that leases may have.
@@ -137,6 +142,7 @@ impl Policy {
             memlock: Some(u64::MAX),
             network: true,
             host: true,
+            advertise: true,
             hints: HintSet::ALL,
             ..Rule::NOTHING
         };
@@ -193,6 +199,25 @@ impl Policy {
                     "the policy does not let the network reach the host: take `host = false` out of rule {}, or say \
                      `host = false` of the network",
                     rule + 1
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks whether a network under a rule may advertise an IP address, or MAC addresses.
+    /// Errors: the remedy.
+    pub(crate) fn check_advertised(&self, rule: usize, ip: Option<IpAddr>) -> Result<(), Refusal> {
+        let number = rule.saturating_add(1);
+        let rule = self.rule(rule);
+        match (ip, &rule.ips) {
+            _ if !rule.advertise => Reason::NotAllowed.refuse(format!(
+                "the policy does not let networks advertise addresses to other hosts: add `advertise = true` to rule \
+                 {number}"
+            )),
+            (Some(ip), Some(ips)) if !ips.0.iter().any(|prefix| prefix.contains(ip)) => {
+                Reason::NotAllowed.refuse(format!(
+                    "the policy does not allow IP address {ip}, it allows {ips}: add it to `ips` of rule {number}"
                 ))
             }
             _ => Ok(()),
@@ -296,6 +321,8 @@ impl Rule {
         names: Names::NONE,
         network: false,
         host: false,
+        advertise: false,
+        ips: None,
         netkit: false,
         hints: HintSet::NONE,
         busy_poll: None,
@@ -430,6 +457,12 @@ impl fmt::Display for Rule {
         }
         if self.network {
             write!(f, ", networks{}", if self.host { " with the host" } else { "" })?;
+        }
+        if self.advertise {
+            write!(f, ", advertised to other hosts")?;
+        }
+        if let Some(ips) = &self.ips {
+            write!(f, ", IP {ips}")?;
         }
         if self.netkit {
             write!(f, ", netkits")?;

@@ -3,6 +3,7 @@
 //!
 //! One program, because linking one for each file takes most of the time of a build.
 
+mod advertise;
 mod children;
 mod common;
 mod events;

@@ -46,15 +46,18 @@ fn problems(status: &Status) -> Vec<String> {
     let networks = status.networks.iter().flat_map(|network| {
         let of_network = |why: &Option<String>| why.iter().map(|why| format!("network {}: {why}", network.name)).next();
         let host = network.host.as_ref();
-        let bridge = host.and_then(|host| host.bridge.as_ref()).filter(|bridge| bridge.left_out > 0);
-        let left_out = bridge.map(|bridge| {
+        let bridge = host.and_then(|host| host.bridge.as_ref());
+        let not_advertised = bridge.and_then(|bridge| bridge.not_advertised.as_ref());
+        let not_advertised =
+            not_advertised.map(|why| format!("addresses of guests are not advertised to other hosts: {why}"));
+        let left_out = bridge.filter(|bridge| bridge.left_out > 0).map(|bridge| {
             let (name, left_out) = (&bridge.name, bridge.left_out);
             format!("{left_out} addresses behind bridge {name} are not reached: `bridge fdb show br {name}` lists them")
         });
         let evicted = network.learned_evicted;
         let evicted = (evicted > 0).then(|| format!("{evicted} learned addresses were evicted"));
         let host = host.and_then(|host| host.impaired.as_ref()).map(|why| format!("the host is not reached: {why}"));
-        [of_network(&network.impaired), of_network(&host), of_network(&left_out), of_network(&evicted)]
+        [of_network(&network.impaired), of_network(&host), of_network(&left_out), of_network(&not_advertised), of_network(&evicted)]
     });
     let ports = status.ports.iter().flat_map(|port| {
         let busy = port

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg};
+use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg, LinkinfoMemberDataMsg};
 use netlink_socket2::NetlinkSocket;
 
 /// The protocol of interfaces of a VLAN (802.1Q).
@@ -30,6 +30,8 @@ pub(super) struct Seen {
     pub(super) vlan: Option<u16>,
     /// It is a bridge with VLAN filtering.
     pub(super) filters_vlans: bool,
+    /// It is a port where its bridge learns addresses.
+    pub(super) is_learned_at: bool,
 }
 
 impl Seen {
@@ -53,6 +55,9 @@ impl Seen {
             master: attributes.get_master().ok(),
             ..Self::default()
         };
+        if let Ok(LinkinfoMemberDataMsg::Bridge(port)) = info.clone().and_then(|info| info.get_slave_data()) {
+            seen.is_learned_at = port.get_learning().is_ok_and(|learns| learns != 0);
+        }
         match info.and_then(|info| info.get_data()) {
             Ok(LinkinfoDataMsg::Bridge(bridge)) => {
                 seen.filters_vlans = bridge.get_vlan_filtering().is_ok_and(|filters| filters != 0);

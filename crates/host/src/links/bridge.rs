@@ -19,11 +19,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::IpAddr;
 use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use netlink_bindings::rt_link::{self, Ifinfomsg};
-use netlink_bindings::rt_neigh::{IterableNeighbourAttrs, Ndmsg, OpGetneighDump};
+use netlink_bindings::rt_neigh::{self, IterableNeighbourAttrs, Ndmsg, OpGetneighDump};
 use netlink_bindings::traits::{NetlinkRequest, Protocol};
 use netlink_socket2::NetlinkSocket;
 use rustix::io::Errno;
@@ -46,8 +47,10 @@ const DUMP: u16 = 0x300;
 const RTM_GETNEIGH: u16 = 30;
 /// `IFLA_MASTER` (include/uapi/linux/if_link.h).
 const IFLA_MASTER: u16 = 10;
-/// `NUD_NOARP` and `NUD_PERMANENT` (include/uapi/linux/neighbour.h): a configured entry, not a learned one.
-const CONFIGURED: u16 = 0x40 | 0x80;
+/// `NUD_PERMANENT` (include/uapi/linux/neighbour.h).
+const NUD_PERMANENT: u16 = 0x80;
+/// With `NUD_NOARP`: a configured entry, not a learned one.
+const CONFIGURED: u16 = 0x40 | NUD_PERMANENT;
 /// `RTEXT_FILTER_BRVLAN` (include/uapi/linux/rtnetlink.h): VLANs of bridge ports are shown.
 const WITH_VLANS: u32 = 1 << 1;
 /// `IFLA_BRIDGE_VLAN_INFO`: a `struct bridge_vlan_info` of flags and VLAN (include/uapi/linux/if_bridge.h).
@@ -59,14 +62,19 @@ const FAMILY_AT: usize = 16;
 
 /// The interface, or one above it, is a port of a bridge.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Membership {
-    bridge: u32,
-    bridge_name: String,
-    port: u32,
+pub struct Membership {
+    /// Index of the bridge.
+    pub bridge: u32,
+    /// Its name.
+    pub bridge_name: String,
+    /// Index of the port.
+    pub port: u32,
     /// Frames of the bridge have this tag on the interface.
     tag: Option<u16>,
     /// With VLAN filtering: the VLAN (PVID) of untagged frames at the port; 0: there is none.
-    pvid: Option<u16>,
+    pub pvid: Option<u16>,
+    /// The bridge learns addresses at the port.
+    pub learns: bool,
 }
 
 impl Membership {
@@ -130,10 +138,14 @@ pub struct BridgeFdb {
 }
 
 impl BridgeFdb {
+    /// The bridge that the interface is a port of, and how; the first one, if it is part of several.
+    pub fn membership(&self) -> Option<&Membership> {
+        self.memberships.first()
+    }
+
     /// Of which bridge the interface is a port; empty: of none.
     pub fn bridge(&self) -> &str {
-        let mut memberships = self.memberships.iter();
-        memberships.next().map_or("", |first| &first.bridge_name)
+        self.membership().map_or("", |first| &first.bridge_name)
     }
 
     /// Counts changes; it wraps.
@@ -163,11 +175,12 @@ impl BridgeFdb {
         self.is_stale
     }
 
-    /// Reads which bridges there are. Their forwarding databases are not read here ([`Self::is_stale`]).
+    /// Reads which bridges there are. Their forwarding databases are not read here ([`Self::is_stale`]). `own`: name of a
+    /// port whose addresses are not behind the bridge.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn look_at_links(&mut self, link: &Link) -> io::Result<()> {
+    pub fn look_at_links(&mut self, link: &Link, own: &str) -> io::Result<()> {
         let links = read_links()?;
         let mut memberships = memberships_of(&links, link.index);
         if memberships.iter().any(|membership| membership.pvid.is_some()) {
@@ -186,6 +199,7 @@ impl BridgeFdb {
         let bridge_of = |seen: &Seen| seen.master.filter(|master| bridges.contains(master));
         let ports = links
             .iter()
+            .filter(|(_, seen)| seen.name != own)
             .filter_map(|(&index, seen)| Some((index, bridge_of(seen)?)));
         let ports = ports.collect();
         self.is_stale |= ports != self.ports;
@@ -302,6 +316,7 @@ fn memberships_of(links: &Links, index: u32) -> Vec<Membership> {
                     port: at,
                     tag,
                     pvid: seen.filters_vlans.then_some(0),
+                    learns: links.get(&at).is_some_and(|port| port.is_learned_at),
                 }),
                 false => higher.push((master, tag)),
             }
@@ -434,6 +449,62 @@ fn read_port(port: u32, bridge: u32, read: &mut Read) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Addresses in a bridge's forwarding database at one of its ports.
+///
+/// # Errors
+/// The kernel's.
+pub fn macs_at(port: u32, bridge: u32) -> io::Result<BTreeSet<[u8; 6]>> {
+    let mut read = Read::default();
+    read_port(port, bridge, &mut read)?;
+    Ok(read.entries.into_iter().map(|entry| entry.mac).collect())
+}
+
+/// Permanent neighbours of an interface that were set by the owner of this number (`NDA_PROTOCOL`).
+///
+/// # Errors
+/// The kernel's.
+pub fn neighbours_of(index: u32, protocol: u8) -> io::Result<Vec<(IpAddr, [u8; 6])>> {
+    let mut request = rt_neigh::Request::new().op_getneigh_dump(&Ndmsg::default());
+    request.encode().push_ifindex(index);
+    let (mut socket, mut found) = (NetlinkSocket::new(), Vec::new());
+    let mut replies = socket.request(&request)?;
+    while let Some(reply) = replies.recv() {
+        let (header, attributes) = reply.map_err(io::Error::from)?;
+        let is_wanted = header.ndm_ifindex == index.cast_signed()
+            && header.ndm_state & NUD_PERMANENT != 0
+            && attributes.get_protocol().is_ok_and(|its| its == protocol);
+        let mac = attributes.get_lladdr().ok().and_then(|mac| mac.try_into().ok());
+        if is_wanted && let (Ok(ip), Some(mac)) = (attributes.get_dst(), mac) {
+            found.push((ip, mac));
+        }
+    }
+    Ok(found)
+}
+
+/// Whether an IP address is such a neighbour.
+#[must_use]
+pub fn is_neighbour(index: u32, ip: IpAddr, protocol: u8) -> bool {
+    let header = Ndmsg {
+        ndm_family: if ip.is_ipv4() {
+            libc::AF_INET
+        } else {
+            libc::AF_INET6
+        } as u8,
+        ndm_ifindex: index.cast_signed(),
+        ..Ndmsg::default()
+    };
+    let mut request = rt_neigh::Request::new().op_getneigh_do(&header);
+    request.encode().push_dst(ip);
+    let mut socket = NetlinkSocket::new();
+    let Ok(mut replies) = socket.request(&request) else {
+        return false;
+    };
+    let is_ours = |(header, attributes): (Ndmsg, IterableNeighbourAttrs<'_>)| {
+        header.ndm_state & NUD_PERMANENT != 0 && attributes.get_protocol().is_ok_and(|its| its == protocol)
+    };
+    replies.recv_one().is_ok_and(is_ours)
 }
 
 /// Notifications that some bridge's forwarding database changed.

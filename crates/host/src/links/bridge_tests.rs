@@ -47,6 +47,7 @@ fn port_of(pvid: Option<u16>, tag: Option<u16>) -> BridgeFdb {
         port: UPLINK,
         tag,
         pvid,
+        learns: false,
     };
     BridgeFdb {
         memberships: vec![membership],

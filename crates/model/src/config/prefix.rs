@@ -87,6 +87,17 @@ impl IpPrefix {
         self.address
     }
 
+    /// Whether an address is this one, or in this network.
+    #[must_use]
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        let address = match ip {
+            IpAddr::V4(ip) => ip.to_bits().into(),
+            IpAddr::V6(ip) => ip.to_bits(),
+        };
+        let (first, last) = self.range();
+        ip.is_ipv4() == self.address.is_ipv4() && (first..=last).contains(&address)
+    }
+
     /// Its first address and its last, as numbers.
     #[must_use]
     pub fn range(&self) -> (u128, u128) {

@@ -67,7 +67,7 @@ pub struct HostStatus {
 }
 
 /// A bridge that the uplink is a port of.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 pub struct BridgeStatus {
     /// Its name.
     pub name: String,
@@ -75,4 +75,10 @@ pub struct BridgeStatus {
     pub behind: usize,
     /// Addresses at its other ports that are not reached: there are too many.
     pub left_out: u32,
+    /// If the uplink is a tunnel: MAC addresses of guests that are advertised to other hosts.
+    #[serde(default)]
+    pub advertised: usize,
+    /// Why addresses of guests are not advertised to other hosts.
+    #[serde(default)]
+    pub not_advertised: Option<String>,
 }

@@ -156,6 +156,12 @@ operations! { server, number, request;
         "–"
         "requests"
     ] => server.behind(number, *after);
+    Advertise { changes } [
+        "policy; own stations; tunnel at a bridge"
+        "FDB entries, neighbours there"
+        "`Advertise`"
+        "4,096 a network"
+    ] => server.advertise(number, changes);
     SendTap { queue, only_with_tso } [
         "the queue is the lease's"
         "tap that sends from that queue"

@@ -1,5 +1,6 @@
 //! Tap devices of leases: to the host, to the wire, and for GSO packets.
 
+pub(super) mod advertised;
 mod bridges;
 mod left;
 pub(super) mod network_tap;

@@ -4,6 +4,7 @@
 //! ([`dataplane::fdb`]). Both outlive guests, whose lanes are added and removed. A thread of its own watches the
 //! interface, and informs the ports when its link state or MTU changes.
 
+mod advertised;
 mod hints;
 mod host;
 mod learner;
@@ -18,6 +19,7 @@ mod uplink;
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
@@ -135,7 +137,7 @@ struct State {
     /// The last generation that a port got ([`FdbPort::generation`]).
     generations: u16,
     /// By port number: alive while the port's [`NetworkEnd`] or a lane of the port may exist.
-    held: Vec<Weak<()>>,
+    held: Vec<Weak<AtomicBool>>,
     learning: Learning,
     /// Learned addresses that were evicted.
     evicted: u64,
@@ -180,8 +182,8 @@ pub(crate) struct Network {
 pub(crate) struct NetworkEnd {
     pub(crate) network: Arc<Network>,
     pub(crate) number: PortNumber,
-    /// As long as a clone exists, no other port gets the number.
-    _held: Arc<()>,
+    /// A lane serves its guest. As long as a clone exists, no other port gets the number.
+    is_connected: Arc<AtomicBool>,
 }
 
 impl State {
@@ -220,6 +222,13 @@ impl NetworkEnd {
         let shown = self.network.shown();
         let its = shown.learned.iter().filter(|(port, _)| *port == self.number);
         its.map(|&(_, key)| key).collect()
+    }
+
+    /// Records whether a lane serves its guest.
+    pub(crate) fn set_connected(&self, is_connected: bool) {
+        if self.is_connected.swap(is_connected, Relaxed) != is_connected {
+            self.network.look_again();
+        }
     }
 
     /// The role of a lane of the port.
@@ -299,14 +308,14 @@ impl Network {
         let number = PortNumber(u16::try_from(at).unwrap_or(u16::MAX));
         port.generation = state.next_life();
         self.set_keys_of(&mut state, &port, number)?;
-        let held = Arc::new(());
-        state.held[at] = Arc::downgrade(&held);
+        let is_connected = Arc::new(AtomicBool::new(false));
+        state.held[at] = Arc::downgrade(&is_connected);
         state.ports[at] = Some(port);
         self.set_fdb(&state);
         Ok(NetworkEnd {
             network: Arc::clone(self),
             number,
-            _held: held,
+            is_connected,
         })
     }
 
@@ -456,7 +465,7 @@ mod tests {
 
     #[test]
     fn number_is_free_when_its_port_and_its_lanes_are_gone() {
-        let [stuck, gone] = [Arc::new(()), Arc::new(())];
+        let [stuck, gone] = [Arc::default(), Arc::default()];
         let mut state = State {
             ports: vec![None, Some(FdbPort::default())],
             held: vec![Arc::downgrade(&stuck), Arc::downgrade(&gone)],

@@ -138,6 +138,7 @@ impl Network {
                 self.check_addresses(&mut state, &interface);
                 self.sync_unsent(&mut state);
                 self.look_at_host(&mut state, &interface);
+                self.advertise(&mut state, &interface);
             }
             Some((Ok(_), _)) => {}
             Some((Err(lost), interface)) => {

@@ -17,7 +17,9 @@ use host::links::{DriverSends, Link};
 use program::backoff::Backoff;
 use steer::{Mode, ModeRequest, MulticastReader, QueueConf, QueueCounters};
 use steward_client::{Lease, LeaseError, Waiting};
-use steward_protocol::{Facts, HintRequest, Hinted, HostEnd, Reason, StationChange, Steered, Wanted};
+use steward_protocol::{
+    AddressChange, Facts, HintRequest, Hinted, HostEnd, Reason, StationChange, Steered, Wanted,
+};
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
 use super::error::{InterfaceError, Lost};
@@ -413,6 +415,14 @@ impl Steering {
         match self {
             Self::External(_) => Ok(Vec::new()),
             Self::Leased(leased) => leased.done(leased.lease.behind()),
+        }
+    }
+
+    /// Changes the addresses that the network advertises: see [`Lease::advertise`].
+    pub(crate) fn advertise(&self, changes: &[AddressChange]) -> Result<(), InterfaceError> {
+        match self {
+            Self::External(_) => Ok(()),
+            Self::Leased(leased) => leased.done(leased.lease.advertise(changes)),
         }
     }
 

@@ -304,6 +304,10 @@ impl Port {
     /// Publishes a snapshot of the state, and records events for its changes.
     fn show(&self, state: &PortState) {
         let snapshot = state.snapshot();
+        if let AttachedTo::Network(end) = &self.attached {
+            let session = state.session.as_ref();
+            end.set_connected(session.is_some_and(|session| session.lanes.iter().any(Option::is_some)));
+        }
         events::note(&self.name, self.published.snapshot().as_deref(), &snapshot);
         self.published.publish(snapshot);
     }

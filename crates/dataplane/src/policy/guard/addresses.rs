@@ -1,6 +1,6 @@
 //! The IP addresses that a port may use.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use model::config::IpPrefix;
 
@@ -27,6 +27,14 @@ impl Addresses {
         addresses
     }
 
+    /// Those that are not networks.
+    pub(super) fn hosts(&self) -> impl Iterator<Item = IpAddr> {
+        let v4 = self.v4.iter().filter(|(_, mask)| *mask == u32::MAX);
+        let v6 = self.v6.iter().filter(|(_, mask)| *mask == u128::MAX);
+        let v4 = v4.map(|&(address, _)| Ipv4Addr::from_bits(address).into());
+        v4.chain(v6.map(|&(address, _)| Ipv6Addr::from_bits(address).into()))
+    }
+
     #[inline]
     pub(super) fn has_v4(&self, address: [u8; 4]) -> bool {
         let address = u32::from_be_bytes(address);
@@ -45,8 +53,6 @@ impl Addresses {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv6Addr;
-
     use super::*;
 
     #[test]

@@ -30,6 +30,8 @@ mod own;
 mod tests;
 
 pub(crate) use acl::SHORT_LOOK_BYTES;
+use std::net::IpAddr;
+
 use device::counters::{Counter, PairCounters};
 use device::pair::Sending;
 use packet::ethernet::{self, ADDRESS_BYTES, Mac, TAG_BYTES, Tags};
@@ -59,6 +61,11 @@ impl SourceGuard {
             router: guard.router,
             dhcp_server: guard.dhcp_server,
         })
+    }
+
+    /// The single addresses among those of the port.
+    pub fn hosts(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses.hosts()
     }
 }
 

@@ -24,6 +24,10 @@ impl Server {
                 .map_err(|why| Reason::NotAllowed.because(format!("{}: {why}", interface.link.name)))?;
         }
         interface.change_stations(held.wanted.start_queue, changes)?;
+        if let Some(tap) = self.network_taps.get_mut(&(network_at(&held), TapTo::Host)) {
+            let removed = changes.iter().filter(|change| change.port.is_none());
+            removed.for_each(|change| tap.advertised.withdraw_station(change.station));
+        }
         Ok(Answer::Done.into())
     }
 
@@ -119,8 +123,16 @@ impl Server {
         if !held.wanted.network {
             return self.judge_guest_tap(number, held);
         }
-        if self.policy.check_host(held.rule).is_err() {
-            self.end_network_tap((network_at(held), TapTo::Host));
+        let at = (network_at(held), TapTo::Host);
+        let policy = &self.policy;
+        let tap = self.network_taps.get(&at);
+        let may_advertise = tap.is_none_or(|tap| {
+            tap.advertised
+                .ips()
+                .all(|ip| policy.check_advertised(held.rule, ip).is_ok())
+        });
+        if policy.check_host(held.rule).is_err() || !may_advertise {
+            self.end_network_tap(at);
         }
         self.judge_stations(held);
     }

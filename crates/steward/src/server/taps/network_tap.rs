@@ -10,12 +10,13 @@ use steer::{Hook, ModeRequest, Program, TapAccess, TapDevice, TapTo, TapUser, de
 use crate::server::connections::connection::Held;
 use crate::server::interface::Interface;
 use crate::server::journal::file::may_crash;
+use crate::server::taps::advertised::Advertised;
 use crate::server::taps::removals::Removals;
 use crate::server::taps::tap::{NewTap, Tap};
-use host::links::bridge::BridgeFdb;
+use host::links::bridge::{BridgeFdb, Membership};
 use host::links::{Link, LinkError};
 use program::backoff::Retry;
-use steward_protocol::{ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
+use steward_protocol::{AddressChange, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
 
 /// A network: its interface's number, and its first queue.
 pub(crate) type NetworkAt = (u64, u32);
@@ -35,6 +36,8 @@ pub(crate) struct NetworkTap {
     macs: Vec<[u8; 6]>,
     /// Stations behind the bridge that the interface is part of; none if the tap leads to the wire.
     pub(super) behind: BridgeFdb,
+    /// Addresses that the network advertises by that bridge.
+    pub(in crate::server) advertised: Advertised,
     /// Why tap and interface are not joined, as logged; empty: they are joined.
     why: String,
     /// Pauses between attempts to join them; the state is both ends and the MTU.
@@ -97,6 +100,7 @@ impl NetworkTap {
             joined: None,
             macs: Vec::new(),
             behind: BridgeFdb::default(),
+            advertised: Advertised::default(),
             why: String::new(),
             retry: Retry::default(),
         }
@@ -181,7 +185,7 @@ impl NetworkTap {
         let others = interface.of_host.iter().filter(|&&mac| mac != uplink.mac);
         let all = interface.of_host.get(&uplink.mac).into_iter().chain(others);
         self.macs = all.take(ENTRIES_MAX).copied().collect();
-        if let Err(error) = self.behind.look_at_links(uplink) {
+        if let Err(error) = self.behind.look_at_links(uplink, &self.tap.name) {
             tracing::debug!(interface = uplink.name, "cannot ask for bridges: {error}");
         }
     }
@@ -326,6 +330,30 @@ impl NetworkTap {
         }
     }
 
+    /// Changes the addresses that the network advertises.
+    /// Errors: in words, with the remedy.
+    pub(super) fn advertise(
+        &mut self,
+        interface: &Interface,
+        changes: &[AddressChange],
+    ) -> Result<(), String> {
+        let uplink = &interface.link;
+        self.look_at_links(interface);
+        let bridge = advertising_bridge(uplink, self.behind.membership())?;
+        let device = self.device()?;
+        let device = device.ok_or_else(|| format!("{} is gone", self.tap.name))?;
+        let stations = interface.stations(self.tap.first);
+        let begun = self.advertised.begin((&self.tap, &device), bridge, stations);
+        begun.map_err(|error| format!("{} cannot be made a port of the bridge: {error}", self.tap.name))?;
+        self.advertised.change(changes)
+    }
+
+    /// Whether the interface is not a port any more of the bridge by which addresses are advertised.
+    pub(super) fn advertises_elsewhere(&self) -> bool {
+        let bridge = self.behind.membership().map(|membership| membership.bridge);
+        self.advertised.is_elsewhere(bridge)
+    }
+
     pub(super) fn has_detached_program(&self) -> bool {
         let joined = self.joined.as_ref();
         joined.is_some_and(|joined| joined.access.has_detached_link())
@@ -338,6 +366,7 @@ impl NetworkTap {
 
     /// Detaches the programs. The caller removes the device that this returns.
     pub(super) fn end(self, interface: Option<&Interface>) -> Tap {
+        self.advertised.end();
         // Nothing comes by it any more when the program is taken off.
         let _ = self.tap.set_up(false);
         let pins = interface.and_then(Interface::pins);
@@ -354,6 +383,31 @@ impl NetworkTap {
         }
         // However that went, no device stays.
         self.tap
+    }
+}
+
+/// Index of the bridge by which a network with this uplink can advertise addresses.
+/// Errors: why it cannot, with the remedy.
+fn advertising_bridge(uplink: &Link, membership: Option<&Membership>) -> Result<u32, String> {
+    let name = &uplink.name;
+    let bridge = membership.map_or("", |membership| &membership.bridge_name);
+    match membership {
+        _ if !uplink.is_tunnel() => Err(format!("{name} is no tunnel (vxlan, geneve)")),
+        Some(membership) if membership.port != uplink.index => {
+            Err(format!("{name} is no port of bridge {bridge} itself"))
+        }
+        None => Err(format!(
+            "{name} is no port of a bridge: `ip link set {name} master BRIDGE`"
+        )),
+        Some(Membership { pvid: Some(_), .. }) => Err(format!(
+            "bridge {bridge} filters VLANs: use a bridge for each tunnel (`ip link set {bridge} type bridge \
+             vlan_filtering 0`)"
+        )),
+        Some(Membership { learns: true, .. }) => Err(format!(
+            "bridge {bridge} learns addresses at {name}, so any host could take a guest's: `bridge link set dev {name} \
+             learning off`"
+        )),
+        Some(membership) => Ok(membership.bridge),
     }
 }
 

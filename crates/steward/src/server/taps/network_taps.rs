@@ -11,10 +11,10 @@
 //! next to those of the interface's program. It keeps devices and programs of leases that are still held, and removes
 //! all others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use steer::{Mode, TapTo};
+use steer::{Mode, TapTo, mac_text};
 
 use crate::server::connections::connection::{Connection, Held, Reply};
 use crate::server::connections::limits::DeviceChange;
@@ -24,7 +24,7 @@ use crate::server::taps::network_tap::{
 };
 use crate::server::taps::tap::{Purpose, Tap};
 use crate::server::{Answered, Server, no_lease};
-use steward_protocol::{Answer, Reason, Refusal};
+use steward_protocol::{AddressChange, Answer, Reason, Refusal};
 
 /// Pause between two checks whether programs are attached: three short system calls for each tap.
 const PROGRAMS_PAUSE: Duration = Duration::from_secs(1);
@@ -102,6 +102,31 @@ impl Server {
         }
     }
 
+    /// Changes the addresses that a network advertises. Without a lease the answer is `Done`, as the message is known.
+    pub(crate) fn advertise(&mut self, number: u64, changes: &[AddressChange]) -> Answered {
+        let connection = self.connections.get(&number).ok_or_else(no_lease)?;
+        if connection.held.is_none() {
+            return Ok(Answer::Done.into());
+        }
+        let held = self.held_network(number)?;
+        let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
+        let stations: BTreeSet<_> = interface.stations(held.wanted.start_queue).collect();
+        for change in changes.iter().filter(|change| change.is_added) {
+            self.policy.check_advertised(held.rule, change.ip)?;
+            if !stations.contains(&change.station) {
+                let mac = mac_text(change.station.mac);
+                return Reason::Lease.refuse(format!("{mac} is no station of this network: add it first"));
+            }
+        }
+        let tap = self.network_taps.get_mut(&(network_at(&held), TapTo::Host));
+        let tap = tap.ok_or_else(|| {
+            Reason::Lease.because("this network does not reach the host: ask for that first")
+        })?;
+        let advertised = tap.advertise(interface, changes);
+        advertised.map_err(|why| Reason::Kernel.because(why))?;
+        Ok(Answer::Done.into())
+    }
+
     /// Ends taps to the wire of interfaces that have an XDP program now: it has the frames first, and leases go by it.
     pub(crate) fn end_taps_without_tap_mode(&mut self) {
         self.end_network_taps(|server, ((at, _), to)| {
@@ -123,6 +148,11 @@ impl Server {
                 lessee.other_behind |= is_other_behind;
             }
         }
+        // Its lessee asks for another one, and advertises all addresses again.
+        self.end_network_taps(|server, at| {
+            let tap = server.network_taps.get(&at);
+            tap.is_some_and(NetworkTap::advertises_elsewhere)
+        });
     }
 
     /// Checks whether programs were detached, and attaches them again. The kernel sends no notification of that.

@@ -137,7 +137,12 @@ impl Tap {
         }
         let mut request = rt_link::Request::new().op_setlink_do(&header(libc::IFF_NOARP, libc::IFF_NOARP));
         let attributes = request.encode().push_ifname(&text(&self.name)?);
-        attributes.push_mtu(mtu).push_ifalias(&text(&self.alias())?);
+        // A bridge that it becomes a port of has the lowest address of its ports, which should not be this one.
+        let [second, third, fourth, fifth, sixth] = program::random()?;
+        attributes
+            .push_mtu(mtu)
+            .push_ifalias(&text(&self.alias())?)
+            .push_address(&[0xfe, second, third, fourth, fifth, sixth]);
         acknowledged(&request)?;
         self.leave_without_address()?;
         Ok(NewTap {
@@ -178,6 +183,41 @@ impl Tap {
         let mut request = rt_link::Request::new().op_setlink_do(&header(flags, libc::IFF_UP));
         request.encode().push_ifname(&text(&self.name)?);
         acknowledged(&request)
+    }
+
+    /// Index of the bridge that it is a port of, if it is.
+    pub(crate) fn bridge(&self) -> io::Result<Option<u32>> {
+        let name = text(&self.name)?;
+        get_link(&Ifinfomsg::default(), Some(&name), |_, attributes| {
+            attributes.get_master().ok()
+        })
+    }
+
+    /// Makes it a port of a bridge that neither learns at it nor floods to it: the programs at the uplink give it those
+    /// frames. Frames are lost until it is up again.
+    pub(crate) fn join_bridge(&self, bridge: u32) -> io::Result<()> {
+        self.set_up(false)?;
+        let mut request = rt_link::Request::new().op_setlink_do(&Ifinfomsg::default());
+        request
+            .encode()
+            .push_ifname(&text(&self.name)?)
+            .push_master(bridge);
+        acknowledged(&request)?;
+        let mut request = rt_link::Request::new().op_newlink_do(&Ifinfomsg::default());
+        drop(
+            request
+                .encode()
+                .push_ifname(&text(&self.name)?)
+                .nested_linkinfo()
+                .push_slave_kind(c"bridge")
+                .nested_slave_data_bridge()
+                .push_learning(0)
+                .push_unicast_flood(0)
+                .push_mcast_flood(0)
+                .push_bcast_flood(0),
+        );
+        acknowledged(&request)?;
+        self.set_up(true)
     }
 
     /// Makes IPv6 assign it no address and send nothing through it. There may be no IPv6: the host was booted

@@ -1,0 +1,59 @@
+//! Addresses of guests that a network advertises to other hosts.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use super::Malformed;
+use super::wire::{Body, Codec as _, Flag, List, Wire};
+use steer::Station;
+
+/// Most changes of advertised addresses in one message.
+pub const ADVERTISED_CHANGES_MAX: usize = 32;
+
+/// A change of the addresses that a network advertises.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddressChange {
+    /// A station of the network.
+    pub station: Station,
+    /// An IP address of the station; `None`: its MAC address.
+    pub ip: Option<IpAddr>,
+    /// It is advertised from now on, or not any more.
+    pub is_added: bool,
+}
+
+/// Changes of one message.
+pub(super) const ADDRESSES: List = List::new(ADVERTISED_CHANGES_MAX, 28, "addresses").filled();
+
+/// An IPv4 address is mapped to IPv6 (RFC 4291, 2.5.5.2); zeros: none.
+impl Wire for AddressChange {
+    fn write(&self, to: &mut Vec<u8>) {
+        self.station.vlan.write(to);
+        self.station.mac.write(to);
+        let ip = match self.ip {
+            None => Ipv6Addr::UNSPECIFIED,
+            Some(IpAddr::V4(ip)) => ip.to_ipv6_mapped(),
+            Some(IpAddr::V6(ip)) => ip,
+        };
+        ip.octets().write(to);
+        Flag.write(&self.is_added, to);
+    }
+
+    fn read(from: &mut Body<'_>) -> Result<Self, Malformed> {
+        let station = Station {
+            vlan: from.next()?,
+            mac: from.next()?,
+        };
+        let ip = Ipv6Addr::from(from.next::<[u8; 16]>()?);
+        let change = Self {
+            station,
+            ip: (!ip.is_unspecified()).then(|| ip.to_canonical()),
+            is_added: Flag.read(from)?,
+        };
+        let is_one_host = change
+            .ip
+            .is_none_or(|ip| !ip.is_unspecified() && !ip.is_multicast());
+        match station.is_possible() && station.mac != [0; 6] && is_one_host {
+            true => Ok(change),
+            false => Err(Malformed::List(ADDRESSES.name)),
+        }
+    }
+}
