@@ -158,7 +158,7 @@ operations! { server, number, request;
     ] => server.behind(number, *after);
     Advertise { changes } [
         "policy; own stations; tunnel at a bridge"
-        "FDB entries, neighbours there"
+        "FDB entries, neighbours"
         "`Advertise`"
         "4,096 a network"
     ] => server.advertise(number, changes);
