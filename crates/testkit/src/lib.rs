@@ -48,6 +48,7 @@ pub mod message;
 pub mod neighbours;
 pub mod netns;
 pub mod noise;
+pub mod overlay;
 pub mod packet;
 pub mod privilege;
 pub mod process;

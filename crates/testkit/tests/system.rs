@@ -61,6 +61,7 @@ mod offload_kernel;
 mod offload_rx;
 mod offload_tcp;
 mod offload_tx;
+mod overlay;
 mod package;
 mod packet_memory;
 mod pairs;

@@ -1,0 +1,489 @@
+//! Hosts with one network over VXLAN: by entries that a test makes, or by those of FRR's EVPN.
+//!
+//! ```text
+//!   host 0                            fabric          host 1, 2…
+//!   guest ── Daemon ── vx100 ┬ br100                    br100 ┬ vx100 ── Daemon ── guest
+//!                      UDP ──┴─ u0 ════ br0 ════ u0 ── UDP ───┘   └ port ═ PacketPort
+//! ```
+//!
+//! `vx100` learns nothing. A frame to an address without an entry goes to all other hosts.
+
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::directory::private_dir;
+use crate::lan;
+use crate::{Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, wait};
+
+/// The VXLAN device of each host.
+pub const VXLAN: &str = "vx100";
+/// The bridge of each host, which has that device as a port.
+pub const BRIDGE: &str = "br100";
+/// The reflector's number, as if it were a host.
+const REFLECTOR: usize = 8;
+
+/// The network that carries the VXLAN packets.
+#[derive(Clone, Copy, Debug)]
+pub struct Underlay {
+    /// Between IPv6 addresses.
+    pub is_ipv6: bool,
+    /// Of all of its interfaces.
+    pub mtu: u32,
+}
+
+impl Underlay {
+    /// IPv4, MTU 1500.
+    pub const PLAIN: Self = Self {
+        is_ipv6: false,
+        mtu: 1500,
+    };
+
+    /// What remains for the network above it: without the outer IP, UDP and VXLAN headers and the inner Ethernet header.
+    #[must_use]
+    pub fn inner_mtu(self) -> u32 {
+        self.mtu - if self.is_ipv6 { 70 } else { 50 }
+    }
+
+    fn address(self, host: usize) -> String {
+        let number = host + 1;
+        match self.is_ipv6 {
+            true => format!("fd09::{number}"),
+            false => format!("10.9.0.{number}"),
+        }
+    }
+
+    /// Connects a namespace, with that host's address.
+    fn connect(self, fabric: &NetNs, netns: &NetNs, host: usize) {
+        let (mtu, far) = (self.mtu.to_string(), format!("f{host}"));
+        let peer = ["type veth peer name", &far, "mtu", &mtu, "netns", fabric.name()];
+        netns.ip(&[&["link add u0 mtu", &mtu], &peer[..]].concat());
+        fabric.ip(&["link set", &far, "master br0 up"]);
+        netns.ip(&["link set u0 up"]);
+        let mut address = format!("{}/24", self.address(host));
+        if self.is_ipv6 {
+            let setting = "/proc/sys/net/ipv6/conf/u0/disable_ipv6";
+            netns.enter(|| std::fs::write(setting, "0").expect("there is IPv6"));
+            address += " nodad";
+        }
+        netns.ip(&["address add dev u0", &address]);
+    }
+}
+
+/// A host of the network.
+pub struct Host {
+    /// FRR, if the network has it.
+    pub frr: Option<Frr>,
+    /// Its namespace.
+    pub netns: NetNs,
+    underlay: Underlay,
+    number: usize,
+}
+
+impl Host {
+    fn new(underlay: Underlay, fabric: &NetNs, number: usize) -> Self {
+        let netns = NetNs::new("host");
+        underlay.connect(fabric, &netns, number);
+        let (mtu, local) = (underlay.inner_mtu().to_string(), underlay.address(number));
+        netns.ip(&["link add", BRIDGE, "type bridge mcast_snooping 0 forward_delay 0"]);
+        let kind = "type vxlan id 100 dstport 4789 nolearning local";
+        netns.ip(&["link add", VXLAN, "mtu", &mtu, kind, &local]);
+        netns.ip(&["link set", VXLAN, "master", BRIDGE, "up"]);
+        netns.run("bridge", &["link", "set", "dev", VXLAN, "learning", "off"]);
+        netns.ip(&["link set", BRIDGE, "up"]);
+        Self {
+            frr: None,
+            netns,
+            underlay,
+            number,
+        }
+    }
+
+    /// Its address in the underlay.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.underlay.address(self.number)
+    }
+
+    /// Starts a daemon whose network has [`VXLAN`] as its uplink, and a port for each of these guests.
+    #[must_use]
+    pub fn start_daemon(&self, serve: &Serve, ports: &[(usize, &str)]) -> Daemon {
+        let mut text = format!("[network.lan]\nuplink = \"{VXLAN}\"\nmode = \"auto\"\n");
+        text.extend(ports.iter().map(|&(guest, keys)| lan::port(guest, keys)));
+        Daemon::start_file(&self.netns, serve, &[VXLAN], &text)
+    }
+
+    /// Adds a port with that name to the bridge, and opens what is at its other end.
+    #[must_use]
+    pub fn add_port(&self, name: &str) -> PacketPort {
+        let (mtu, guest) = (self.underlay.inner_mtu().to_string(), format!("{name}-guest"));
+        let peer = ["type veth peer name", &guest, "mtu", &mtu];
+        self.netns
+            .ip(&[&["link add", name, "mtu", &mtu], &peer[..]].concat());
+        // So that both ends see frames as they would be on a wire.
+        for end in [name, &guest] {
+            self.netns.run("ethtool", &["-K", end, "tx", "off"]);
+            self.netns.ip(&["link set", end, "arp off up"]);
+        }
+        self.netns.ip(&["link set", name, "master", BRIDGE]);
+        self.netns.await_sender(&guest);
+        PacketPort::open(&self.netns, &guest)
+    }
+
+    /// Opens what is at the other end of a port for sending, with virtio-net headers; GSO packets remain whole.
+    #[must_use]
+    pub fn open_gso_sender(&self, name: &str) -> PacketPort {
+        let guest = format!("{name}-guest");
+        let on = ["-K", &guest, "tx", "on", "tso", "on", "tx-udp-segmentation", "on"];
+        self.netns.run("ethtool", &on);
+        PacketPort::open_with_header(&self.netns, &guest)
+    }
+
+    /// The entries of the bridge's forwarding database, a line each.
+    #[must_use]
+    pub fn entries(&self) -> String {
+        self.netns.output_of("bridge", &["fdb", "show", "br", BRIDGE])
+    }
+
+    /// What is known of neighbours on the bridge, a line each.
+    #[must_use]
+    pub fn neighbours(&self) -> String {
+        self.netns.output_of("ip", &["neighbour", "show", "dev", BRIDGE])
+    }
+
+    /// The underlay address of the host where frames to this address go. That of the bridge's entry says whether it is
+    /// elsewhere; that of the VXLAN device, which may be older, says where.
+    #[must_use]
+    pub fn remote(&self, mac: [u8; 6]) -> Option<String> {
+        let (entries, mac) = (self.entries(), text(mac));
+        let lines = entries.lines().filter(|line| line.starts_with(&mac));
+        let mut of_device = lines
+            .filter(|line| line.contains(VXLAN))
+            .map(str::split_whitespace);
+        let is_elsewhere = of_device
+            .clone()
+            .any(|mut words| words.any(|word| word == "master"));
+        let host =
+            of_device.find_map(|mut words| words.find(|&word| word == "dst").and_then(|_| words.next()));
+        host.filter(|_| is_elsewhere).map(str::to_owned)
+    }
+
+    /// Waits until frames to this address go to another host, or to none (`None`).
+    ///
+    /// # Panics
+    /// If they never do.
+    #[track_caller]
+    pub fn await_remote(&self, mac: [u8; 6], host: Option<&Self>) {
+        let expected = host.map(Self::address);
+        let became = wait::until(wait::SOON, || self.remote(mac) == expected);
+        let said = self.frr.as_ref().map(Frr::said).unwrap_or_default();
+        assert!(became, "{expected:?}: {}{said}", self.entries());
+    }
+}
+
+/// An address as commands have it.
+#[must_use]
+pub fn text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// Hosts of one network.
+pub struct Overlay {
+    /// By number.
+    pub hosts: Vec<Host>,
+    /// FRR's route reflector, if there is FRR.
+    pub reflector: Option<(Frr, NetNs)>,
+    /// What connects the hosts.
+    pub fabric: NetNs,
+}
+
+impl Overlay {
+    /// So many hosts, which know each other but no address of a guest.
+    #[must_use]
+    pub fn new(underlay: Underlay, hosts: usize) -> Self {
+        let overlay = Self::unconnected(underlay, hosts);
+        for (host, other) in overlay.pairs() {
+            host.netns.run(
+                "bridge",
+                &[
+                    "fdb",
+                    "append",
+                    &text([0; 6]),
+                    "dev",
+                    VXLAN,
+                    "dst",
+                    &other.address(),
+                ],
+            );
+        }
+        overlay
+    }
+
+    /// The same, where FRR makes all entries. FRR 8 has no EVPN over IPv6.
+    ///
+    /// # Panics
+    /// If FRR does not start.
+    #[must_use]
+    pub fn with_frr(hosts: usize) -> Self {
+        let mut overlay = Self::unconnected(Underlay::PLAIN, hosts);
+        let netns = NetNs::new("reflector");
+        Underlay::PLAIN.connect(&overlay.fabric, &netns, REFLECTOR);
+        let clients: Vec<_> = overlay.hosts.iter().map(|host| host.number).collect();
+        overlay.reflector = Some((Frr::start(&netns, REFLECTOR, &clients), netns));
+        for host in &mut overlay.hosts {
+            host.frr = Some(Frr::start(&host.netns, host.number, &[REFLECTOR]));
+        }
+        overlay.await_hosts();
+        overlay
+    }
+
+    fn unconnected(underlay: Underlay, hosts: usize) -> Self {
+        let fabric = NetNs::new("fabric");
+        fabric.ip(&["link add br0 type bridge mcast_snooping 0 forward_delay 0"]);
+        fabric.ip(&["link set br0 up"]);
+        Self {
+            hosts: (0..hosts)
+                .map(|number| Host::new(underlay, &fabric, number))
+                .collect(),
+            reflector: None,
+            fabric,
+        }
+    }
+
+    /// Each host with each other one.
+    fn pairs(&self) -> impl Iterator<Item = (&Host, &Host)> {
+        let others = |host: &Host| {
+            let number = host.number;
+            self.hosts.iter().filter(move |other| other.number != number)
+        };
+        self.hosts
+            .iter()
+            .flat_map(move |host| others(host).map(move |other| (host, other)))
+    }
+
+    /// Adds an entry for an address on each host but that where it is.
+    pub fn add_entries(&self, mac: [u8; 6], host: usize) {
+        for (other, host) in self.pairs().filter(|(_, of)| of.number == host) {
+            let entry = ["fdb", "add", &text(mac), "dev", VXLAN];
+            other
+                .netns
+                .run("bridge", &[&entry[..], &["dst", &host.address()]].concat());
+            other
+                .netns
+                .run("bridge", &[&entry[..], &["master", "static"]].concat());
+        }
+    }
+
+    /// Waits until each host has an entry by which frames to all go to each other one.
+    ///
+    /// # Panics
+    /// If one never has.
+    #[track_caller]
+    pub fn await_hosts(&self) {
+        for (host, other) in self.pairs() {
+            let to_all = format!("{} dev {VXLAN} dst {} ", text([0; 6]), other.address());
+            let comes = wait::until(wait::SOON, || host.entries().contains(&to_all));
+            assert!(
+                comes,
+                "{}{}",
+                host.entries(),
+                host.frr.as_ref().map(Frr::said).unwrap_or_default()
+            );
+        }
+    }
+}
+
+/// FRR's zebra and bgpd in a namespace.
+pub struct Frr {
+    bgpd: Running,
+    zebra: Running,
+    dir: TempDir,
+}
+
+impl Frr {
+    /// With these BGP neighbours, all in one autonomous system: hosts of the reflector, or that of a host.
+    fn start(netns: &NetNs, number: usize, neighbours: &[usize]) -> Self {
+        let address = |number| Underlay::PLAIN.address(number);
+        let for_each = |command: &str| -> String {
+            let line = |&number| format!("neighbor {} {command}\n", address(number));
+            neighbours.iter().map(line).collect()
+        };
+        let role = match number {
+            REFLECTOR => for_each("route-reflector-client"),
+            _ => "advertise-all-vni\nno dup-addr-detection\n".to_owned(),
+        };
+        let text = [
+            &format!(
+                "router bgp 65000\nbgp router-id {}\nno bgp default ipv4-unicast\n",
+                address(number)
+            ),
+            &for_each("remote-as 65000"),
+            &for_each("timers connect 1"),
+            "address-family l2vpn evpn\n",
+            &for_each("activate"),
+            &role,
+        ]
+        .concat();
+        let dir = private_dir();
+        let write = |name, text: &str| std::fs::write(dir.path().join(name), text).expect("writable");
+        write("bgpd.conf", &text);
+        write("zebra.conf", "");
+        // The package makes the group, and FRR insists on it.
+        write("group", "root:x:0:\nfrrvty:x:0:\n");
+        Self {
+            zebra: start_zebra(netns, &dir),
+            bgpd: run(netns, &dir, "bgpd"),
+            dir,
+        }
+    }
+
+    /// Restarts bgpd.
+    ///
+    /// # Panics
+    /// If it does not end.
+    pub fn restart_bgpd(&mut self, netns: &NetNs) {
+        end(&mut self.bgpd);
+        self.bgpd = run(netns, &self.dir, "bgpd");
+    }
+
+    /// Restarts both, as `systemctl restart frr` does.
+    ///
+    /// # Panics
+    /// If one does not end.
+    pub fn restart(&mut self, netns: &NetNs) {
+        end(&mut self.bgpd);
+        end(&mut self.zebra);
+        self.zebra = start_zebra(netns, &self.dir);
+        self.bgpd = run(netns, &self.dir, "bgpd");
+    }
+
+    /// What both have logged.
+    #[must_use]
+    pub fn said(&self) -> String {
+        self.zebra.said() + &self.bgpd.said()
+    }
+}
+
+fn end(program: &mut Running) {
+    program.signal(rustix::process::Signal::TERM);
+    program.wait(wait::SOON);
+}
+
+/// Starts zebra, and waits until bgpd can connect to it.
+fn start_zebra(netns: &NetNs, dir: &TempDir) -> Running {
+    let socket = dir.path().join("zserv");
+    let _ = std::fs::remove_file(&socket);
+    let mut zebra = run(netns, dir, "zebra");
+    assert!(wait::until(wait::SOON, || socket.exists()), "{zebra}");
+    zebra.check();
+    zebra
+}
+
+/// Starts a program of FRR as root, with its own `/etc/group` and `/var/tmp`.
+fn run(netns: &NetNs, dir: &TempDir, program: &str) -> Running {
+    const SCRIPT: &str = "mount --bind group /etc/group; mount -t tmpfs none /var/tmp
+        export LD_LIBRARY_PATH=$(echo $FRR_DIR/usr/lib/*/frr)
+        exec $FRR_DIR/usr/lib/frr/$0 --user root --group root --log stdout --config_file $PWD/$0.conf \
+            --pid_file $PWD/$0.pid --socket $PWD/zserv --vty_socket $PWD";
+    let mut command = netns.command("sh");
+    command.args(["-ec", SCRIPT, program]).current_dir(dir.path());
+    Running::start(command)
+}
+
+/// What sends and receives frames on the network.
+pub struct Station {
+    /// Its address.
+    pub mac: [u8; 6],
+    end: End,
+}
+
+enum End {
+    /// Of our daemon.
+    Guest(Driver),
+    /// Of the kernel's bridge.
+    Port(PacketPort),
+}
+
+impl Station {
+    /// A guest of a daemon, whose port has that place in its file.
+    ///
+    /// # Panics
+    /// If the daemon rejects it.
+    #[must_use]
+    pub fn guest(daemon: &Daemon, port: usize, guest: usize, config: &DriverConfig) -> Self {
+        let socket = daemon.path(&format!("vm{guest}.sock"));
+        Self {
+            mac: lan::mac(guest),
+            end: End::Guest(daemon.connect(port, &socket, config, 64)),
+        }
+    }
+
+    /// A guest of the kernel's, at a port of the bridge.
+    #[must_use]
+    pub fn port(port: PacketPort, guest: usize) -> Self {
+        Self {
+            mac: lan::mac(guest),
+            end: End::Port(port),
+        }
+    }
+
+    /// The guest's driver.
+    ///
+    /// # Panics
+    /// If it is not our daemon's.
+    pub fn driver(&mut self) -> &mut Driver {
+        match &mut self.end {
+            End::Guest(guest) => guest,
+            End::Port(_) => panic!("a port of the kernel's"),
+        }
+    }
+
+    /// Sends a frame.
+    pub fn send(&mut self, frame: &[u8]) {
+        match &mut self.end {
+            End::Guest(guest) => {
+                guest.pairs[0].reap_sent();
+                guest.pairs[0].send(frame, Layout::Whole);
+            }
+            End::Port(port) => port.send(frame),
+        }
+    }
+
+    /// The next frame that it receives from a guest.
+    #[must_use]
+    pub fn receive(&mut self, limit: Duration) -> Option<Vec<u8>> {
+        let mut next = || match &mut self.end {
+            End::Guest(guest) => guest.pairs[0].receive(limit).map(|got| got.frame),
+            End::Port(port) => port.receive(limit),
+        };
+        std::iter::from_fn(&mut next).find(|frame| frame[6..11] == lan::mac(0)[..5])
+    }
+
+    /// The next frame that it receives, but for those of [`Self::await_reaches`].
+    ///
+    /// # Panics
+    /// If none comes.
+    #[track_caller]
+    pub fn received(&mut self) -> Vec<u8> {
+        std::iter::from_fn(|| self.receive(wait::SOON))
+            .find(|frame| frame.len() != PROBE)
+            .unwrap_or_else(|| panic!("nothing comes to {}", text(self.mac)))
+    }
+
+    /// Sends frames to another one until one arrives: what is still being configured may lose some.
+    ///
+    /// # Panics
+    /// If none does.
+    #[track_caller]
+    pub fn await_reaches(&mut self, other: &mut Self) {
+        let sent = lan::once(other.mac, self.mac, PROBE);
+        let arrives = wait::until(wait::SOON, || {
+            self.send(&sent);
+            std::iter::from_fn(|| other.receive(wait::QUIET)).any(|got| got == sent)
+        });
+        assert!(arrives, "{} does not reach {}", text(self.mac), text(other.mac));
+    }
+}
+
+/// Bytes of the frames of [`Station::await_reaches`], of which some may arrive late.
+const PROBE: usize = 200;
