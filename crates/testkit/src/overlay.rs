@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::directory::private_dir;
 use crate::lan;
-use crate::{Daemon, Driver, DriverConfig, Layout, NetNs, PacketPort, Running, Serve, wait};
+use crate::{Daemon, Driver, Layout, NetNs, PacketPort, Running, Serve, wait};
 
 /// The VXLAN device of each host.
 pub const VXLAN: &str = "vx100";
@@ -39,7 +39,7 @@ impl Underlay {
         mtu: 1500,
     };
 
-    /// What remains for the network above it: without the outer IP, UDP and VXLAN headers and the inner Ethernet header.
+    /// What the outer IP, UDP and VXLAN headers and the inner Ethernet header leave for the network above it.
     #[must_use]
     pub fn inner_mtu(self) -> u32 {
         self.mtu - if self.is_ipv6 { 70 } else { 50 }
@@ -62,12 +62,16 @@ impl Underlay {
         netns.ip(&["link set u0 up"]);
         let mut address = format!("{}/24", self.address(host));
         if self.is_ipv6 {
-            let setting = "/proc/sys/net/ipv6/conf/u0/disable_ipv6";
-            netns.enter(|| std::fs::write(setting, "0").expect("there is IPv6"));
+            allow_ipv6(netns, "u0");
             address += " nodad";
         }
         netns.ip(&["address add dev u0", &address]);
     }
+}
+
+fn allow_ipv6(netns: &NetNs, interface: &str) {
+    let setting = format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
+    netns.enter(|| std::fs::write(setting, "0").expect("there is IPv6"));
 }
 
 /// A host of the network.
@@ -86,17 +90,26 @@ impl Host {
         underlay.connect(fabric, &netns, number);
         let (mtu, local) = (underlay.inner_mtu().to_string(), underlay.address(number));
         netns.ip(&["link add", BRIDGE, "type bridge mcast_snooping 0 forward_delay 0"]);
+        // For IPv6 neighbours on it; it has no address, and sends nothing.
+        netns.ip(&["link set", BRIDGE, "addrgenmode none"]);
+        allow_ipv6(&netns, BRIDGE);
         let kind = "type vxlan id 100 dstport 4789 nolearning local";
         netns.ip(&["link add", VXLAN, "mtu", &mtu, kind, &local]);
         netns.ip(&["link set", VXLAN, "master", BRIDGE, "up"]);
-        netns.run("bridge", &["link", "set", "dev", VXLAN, "learning", "off"]);
         netns.ip(&["link set", BRIDGE, "up"]);
-        Self {
+        let host = Self {
             frr: None,
             netns,
             underlay,
             number,
-        }
+        };
+        host.bridge(&format!("link set dev {VXLAN} learning off"));
+        host
+    }
+
+    fn bridge(&self, words: &str) {
+        let words: Vec<_> = words.split(' ').collect();
+        self.netns.run("bridge", &words);
     }
 
     /// Its address in the underlay.
@@ -105,12 +118,10 @@ impl Host {
         self.underlay.address(self.number)
     }
 
-    /// Starts a daemon whose network has [`VXLAN`] as its uplink, and a port for each of these guests.
+    /// Starts a daemon with a [`file`].
     #[must_use]
-    pub fn start_daemon(&self, serve: &Serve, ports: &[(usize, &str)]) -> Daemon {
-        let mut text = format!("[network.lan]\nuplink = \"{VXLAN}\"\nmode = \"auto\"\n");
-        text.extend(ports.iter().map(|&(guest, keys)| lan::port(guest, keys)));
-        Daemon::start_file(&self.netns, serve, &[VXLAN], &text)
+    pub fn start_daemon(&self, serve: &Serve, text: &str) -> Daemon {
+        Daemon::start_file(&self.netns, serve, &[VXLAN], text)
     }
 
     /// Adds a port with that name to the bridge, and opens what is at its other end.
@@ -130,6 +141,16 @@ impl Host {
         PacketPort::open(&self.netns, &guest)
     }
 
+    /// Adds an entry for an address at one of its ports.
+    pub fn add_entry(&self, mac: [u8; 6], port: &str) {
+        self.bridge(&format!("fdb add {} dev {port} master static", text(mac)));
+    }
+
+    /// Removes such an entry.
+    pub fn remove_entry(&self, mac: [u8; 6], port: &str) {
+        self.bridge(&format!("fdb del {} dev {port} master", text(mac)));
+    }
+
     /// Opens what is at the other end of a port for sending, with virtio-net headers; GSO packets remain whole.
     #[must_use]
     pub fn open_gso_sender(&self, name: &str) -> PacketPort {
@@ -142,7 +163,10 @@ impl Host {
     /// The entries of the bridge's forwarding database, a line each.
     #[must_use]
     pub fn entries(&self) -> String {
-        self.netns.output_of("bridge", &["fdb", "show", "br", BRIDGE])
+        // Those that change while the kernel lists them may be missing.
+        let list = || self.netns.output_of("bridge", &["fdb", "show", "br", BRIDGE]);
+        let twice = wait::until_some(wait::SOON, || Some(list()).filter(|listed| *listed == list()));
+        twice.expect("they come to rest")
     }
 
     /// What is known of neighbours on the bridge, a line each.
@@ -155,17 +179,11 @@ impl Host {
     /// elsewhere; that of the VXLAN device, which may be older, says where.
     #[must_use]
     pub fn remote(&self, mac: [u8; 6]) -> Option<String> {
-        let (entries, mac) = (self.entries(), text(mac));
-        let lines = entries.lines().filter(|line| line.starts_with(&mac));
-        let mut of_device = lines
-            .filter(|line| line.contains(VXLAN))
-            .map(str::split_whitespace);
-        let is_elsewhere = of_device
-            .clone()
-            .any(|mut words| words.any(|word| word == "master"));
-        let host =
-            of_device.find_map(|mut words| words.find(|&word| word == "dst").and_then(|_| words.next()));
-        host.filter(|_| is_elsewhere).map(str::to_owned)
+        let (entries, start) = (self.entries(), format!("{} dev {VXLAN} ", text(mac)));
+        let mut its = entries.lines().filter_map(|line| line.strip_prefix(&start));
+        its.clone().find(|entry| entry.contains("master"))?;
+        let host = its.find_map(|entry| entry.strip_prefix("dst "))?;
+        host.split(' ').next().map(str::to_owned)
     }
 
     /// Waits until frames to this address go to another host, or to none (`None`).
@@ -176,14 +194,36 @@ impl Host {
     pub fn await_remote(&self, mac: [u8; 6], host: Option<&Self>) {
         let expected = host.map(Self::address);
         let became = wait::until(wait::SOON, || self.remote(mac) == expected);
-        let said = self.frr.as_ref().map(Frr::said).unwrap_or_default();
-        assert!(became, "{expected:?}: {}{said}", self.entries());
+        assert!(became, "{} at {expected:?}: {}", text(mac), self.described());
+    }
+
+    /// For messages.
+    fn described(&self) -> String {
+        self.entries() + &self.frr.as_ref().map(Frr::said).unwrap_or_default()
+    }
+
+    /// Waits until the bridge has an IP address as that of a guest, or does not have it.
+    ///
+    /// # Panics
+    /// If that never comes about.
+    #[track_caller]
+    pub fn await_neighbour(&self, ip: &str, mac: [u8; 6], is_known: bool) {
+        let line = format!("{ip} lladdr {} ", text(mac));
+        let became = || self.neighbours().lines().any(|known| known.starts_with(&line)) == is_known;
+        assert!(wait::until(wait::SOON, became), "{ip}: {}", self.neighbours());
     }
 }
 
-/// An address as commands have it.
+/// The file of a daemon whose network has [`VXLAN`] as its uplink, and a port with these keys for each of these guests.
 #[must_use]
-pub fn text(mac: [u8; 6]) -> String {
+pub fn file(ports: &[(usize, &str)]) -> String {
+    let mut text = format!("[network.lan]\nuplink = \"{VXLAN}\"\nmode = \"auto\"\n");
+    text.extend(ports.iter().map(|&(guest, keys)| lan::port(guest, keys)));
+    text
+}
+
+/// An address as commands have it.
+fn text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
@@ -194,7 +234,7 @@ pub struct Overlay {
     /// FRR's route reflector, if there is FRR.
     pub reflector: Option<(Frr, NetNs)>,
     /// What connects the hosts.
-    pub fabric: NetNs,
+    fabric: NetNs,
 }
 
 impl Overlay {
@@ -203,18 +243,11 @@ impl Overlay {
     pub fn new(underlay: Underlay, hosts: usize) -> Self {
         let overlay = Self::unconnected(underlay, hosts);
         for (host, other) in overlay.pairs() {
-            host.netns.run(
-                "bridge",
-                &[
-                    "fdb",
-                    "append",
-                    &text([0; 6]),
-                    "dev",
-                    VXLAN,
-                    "dst",
-                    &other.address(),
-                ],
-            );
+            let to_all = text([0; 6]);
+            host.bridge(&format!(
+                "fdb append {to_all} dev {VXLAN} dst {}",
+                other.address()
+            ));
         }
         overlay
     }
@@ -264,31 +297,22 @@ impl Overlay {
     /// Adds an entry for an address on each host but that where it is.
     pub fn add_entries(&self, mac: [u8; 6], host: usize) {
         for (other, host) in self.pairs().filter(|(_, of)| of.number == host) {
-            let entry = ["fdb", "add", &text(mac), "dev", VXLAN];
-            other
-                .netns
-                .run("bridge", &[&entry[..], &["dst", &host.address()]].concat());
-            other
-                .netns
-                .run("bridge", &[&entry[..], &["master", "static"]].concat());
+            other.bridge(&format!(
+                "fdb add {} dev {VXLAN} dst {}",
+                text(mac),
+                host.address()
+            ));
+            other.add_entry(mac, VXLAN);
         }
     }
 
-    /// Waits until each host has an entry by which frames to all go to each other one.
-    ///
-    /// # Panics
-    /// If one never has.
+    /// Waits until each host sends frames to all to each other one.
     #[track_caller]
-    pub fn await_hosts(&self) {
+    fn await_hosts(&self) {
         for (host, other) in self.pairs() {
             let to_all = format!("{} dev {VXLAN} dst {} ", text([0; 6]), other.address());
             let comes = wait::until(wait::SOON, || host.entries().contains(&to_all));
-            assert!(
-                comes,
-                "{}{}",
-                host.entries(),
-                host.frr.as_ref().map(Frr::said).unwrap_or_default()
-            );
+            assert!(comes, "{}", host.described());
         }
     }
 }
@@ -337,23 +361,19 @@ impl Frr {
         }
     }
 
-    /// Restarts bgpd.
-    ///
-    /// # Panics
-    /// If it does not end.
-    pub fn restart_bgpd(&mut self, netns: &NetNs) {
-        end(&mut self.bgpd);
-        self.bgpd = run(netns, &self.dir, "bgpd");
-    }
-
-    /// Restarts both, as `systemctl restart frr` does.
+    /// Restarts bgpd, and zebra too if asked for; does something while they are down.
     ///
     /// # Panics
     /// If one does not end.
-    pub fn restart(&mut self, netns: &NetNs) {
+    pub fn restart(&mut self, netns: &NetNs, with_zebra: bool, while_down: impl FnOnce()) {
         end(&mut self.bgpd);
-        end(&mut self.zebra);
-        self.zebra = start_zebra(netns, &self.dir);
+        if with_zebra {
+            end(&mut self.zebra);
+        }
+        while_down();
+        if with_zebra {
+            self.zebra = start_zebra(netns, &self.dir);
+        }
         self.bgpd = run(netns, &self.dir, "bgpd");
     }
 
@@ -405,16 +425,12 @@ enum End {
 }
 
 impl Station {
-    /// A guest of a daemon, whose port has that place in its file.
-    ///
-    /// # Panics
-    /// If the daemon rejects it.
+    /// A guest of a daemon.
     #[must_use]
-    pub fn guest(daemon: &Daemon, port: usize, guest: usize, config: &DriverConfig) -> Self {
-        let socket = daemon.path(&format!("vm{guest}.sock"));
+    pub fn guest(driver: Driver, guest: usize) -> Self {
         Self {
             mac: lan::mac(guest),
-            end: End::Guest(daemon.connect(port, &socket, config, 64)),
+            end: End::Guest(driver),
         }
     }
 
@@ -427,7 +443,7 @@ impl Station {
         }
     }
 
-    /// The guest's driver.
+    /// The driver of a guest of ours.
     ///
     /// # Panics
     /// If it is not our daemon's.

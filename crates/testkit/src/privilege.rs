@@ -39,6 +39,8 @@ pub enum Need {
     Packager,
     /// zsh and fish.
     Shells,
+    /// FRR's programs, in the directory that `FRR_DIR` names.
+    Frr,
 }
 
 /// `true` if all is there. Otherwise says `SKIPPED: reason`.
@@ -82,6 +84,11 @@ fn missing(need: Need) -> Option<String> {
         .into_iter()
         .find_map(missing_program),
         Need::Shells => missing_program("zsh").or_else(|| missing_program("fish")),
+        Need::Frr => {
+            let dir = std::env::var_os("FRR_DIR").unwrap_or_default();
+            let there = Path::new(&dir).join("usr/lib/frr/bgpd").exists();
+            (!there).then(|| "FRR_DIR names no directory with FRR".to_owned())
+        }
         Need::Systemd => missing_program(systemd::PROGRAM).or_else(|| {
             let none = cgroup::mounted().is_none();
             none.then(|| "there are no control groups (cgroup2) that can be changed".to_owned())

@@ -1,5 +1,7 @@
 //! Guests of several hosts on one network over VXLAN: of ours, and of the kernel's bridge.
 
+mod evpn;
+
 use packet::segment::{Plan, Request};
 use packet::{HEADERS_MAX, checksum};
 use rstest::rstest;
@@ -7,11 +9,13 @@ use testkit::driver::{F_HOST_ALL, HEADER};
 use testkit::frame::assert_same;
 use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::lan::{BROADCAST, frame, mac};
-use testkit::overlay::{Overlay, Station, Underlay, text};
+use testkit::overlay::{Overlay, Station, Underlay, file};
 use testkit::{Daemon, DriverConfig, Layout, Serve, require};
 
 /// Guests by number: ours of host 0 and host 1, the kernel's of host 2 and host 0.
 const HOSTS: [usize; 4] = [0, 1, 2, 0];
+/// A guest that has a port at hosts 0 and 1, and is at none of them at first.
+const MOVER: usize = 4;
 
 struct World {
     /// By number.
@@ -24,36 +28,43 @@ impl World {
     /// With entries for the addresses of all.
     fn new(underlay: Underlay, serve: &Serve, config: &DriverConfig) -> Self {
         let overlay = Overlay::new(underlay, 3);
-        let ports = [2, 3].map(|guest| {
-            let host = &overlay.hosts[HOSTS[guest]];
-            let port = host.add_port("port0");
-            let entry = [
-                "fdb",
-                "add",
-                &text(mac(guest)),
-                "dev",
-                "port0",
-                "master",
-                "static",
-            ];
-            host.netns.run("bridge", &entry);
-            Station::port(port, guest)
-        });
         for (guest, &host) in HOSTS.iter().enumerate() {
             overlay.add_entries(mac(guest), host);
         }
-        let daemons = [0, 1].map(|host| overlay.hosts[host].start_daemon(serve, &[(host, "")]));
-        let guests = [0, 1].map(|host| Station::guest(&daemons[host], 0, host, config));
+        Self::on(overlay, serve, config)
+    }
+
+    fn on(overlay: Overlay, serve: &Serve, config: &DriverConfig) -> Self {
+        let ports = [2, 3].map(|guest| {
+            let host = &overlay.hosts[HOSTS[guest]];
+            let port = host.add_port("port0");
+            host.add_entry(mac(guest), "port0");
+            Station::port(port, guest)
+        });
+        let daemons =
+            [0, 1].map(|host| overlay.hosts[host].start_daemon(serve, &file(&[(host, ""), (MOVER, "")])));
+        let guests = [0, 1].map(|host| connect(&daemons[host], 0, host, config));
         let mut world = Self {
             stations: guests.into_iter().chain(ports).collect(),
             daemons,
             overlay,
         };
+        world.await_all();
+        world
+    }
+
+    /// Waits until all know where the others are, and reach them.
+    #[track_caller]
+    fn await_all(&mut self) {
+        for (number, host) in self.overlay.hosts.iter().enumerate() {
+            for (guest, &at) in HOSTS.iter().enumerate().filter(|&(_, &at)| at != number) {
+                host.await_remote(mac(guest), Some(&self.overlay.hosts[at]));
+            }
+        }
         for (from, to) in pairs() {
-            let [from, to] = world.stations.get_disjoint_mut([from, to]).expect("two");
+            let [from, to] = self.stations.get_disjoint_mut([from, to]).expect("two");
             from.await_reaches(to);
         }
-        world
     }
 
     /// A frame arrives at this guest only.
@@ -74,6 +85,12 @@ impl World {
             assert_same(&self.stations[to].received(), &sent);
         }
     }
+}
+
+/// A guest connects to the port in that place of the daemon's file.
+fn connect(daemon: &Daemon, port: usize, guest: usize, config: &DriverConfig) -> Station {
+    let socket = daemon.path(&format!("vm{guest}.sock"));
+    Station::guest(daemon.connect(port, &socket, config, 64), guest)
 }
 
 fn pairs() -> impl Iterator<Item = (usize, usize)> {
