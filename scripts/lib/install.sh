@@ -103,29 +103,37 @@ install_dpdk() {
     install_packages dpdk-dev "${packages[@]/%/$abi}"
 }
 
-# Sets OPENVSWITCH_DIR to a directory with the programs of Debian's Open vSwitch with DPDK: unpacked, because its package
-# would start a switch for good and load a kernel module; only libraries are installed. Fails where apt has none.
-unpack_openvswitch() {
-    local directory file libraries version
-    version="$(apt-cache policy openvswitch-switch-dpdk | sed -n 's/^ *Candidate: //p')"
+# unpack_packages VARIABLE NAME PACKAGE...: sets VARIABLE to a directory of the cache with the files of these packages of
+# one source: unpacked, because installing them would start services for good; only libraries are installed. Fails where
+# apt has none.
+unpack_packages() {
+    local candidate="apt-cache policy $3" directory file libraries packages=("${@:3}") unpacked version
+    # A fresh system may have no package lists.
+    [[ -n "$($candidate)" ]] || update_package_lists
+    version="$($candidate | sed -n 's/^ *Candidate: //p')"
     [[ -n $version && $version != "(none)" ]] || return 1
-    OPENVSWITCH_DIR="$CACHE/openvswitch-${version//[:~]/-}"
-    export OPENVSWITCH_DIR
-    if [[ ! -e $OPENVSWITCH_DIR ]]; then
-        say "Open vSwitch $version: fetching it"
+    unpacked="$CACHE/$2-${version//[:~]/-}"
+    if [[ ! -e $unpacked ]]; then
+        say "$2 $version: fetching it"
         mkdir -p "$CACHE"
         directory="$(mktemp -d "$CACHE/fetch.XXXXXX")"
         on_exit rm -rf "$directory"
-        (cd "$directory" && apt_quietly -o APT::Sandbox::User=root download openvswitch-{switch-dpdk,switch,common}="$version") || return 1
+        (cd "$directory" && apt_quietly -o APT::Sandbox::User=root download "${packages[@]/%/=$version}") || return 1
         for file in "$directory"/*.deb; do
             dpkg-deb -x "$file" "$directory/root"
             dpkg-deb -f "$file" Depends | tr ',' '\n' | sed -n 's/^ *\(lib[^ ]*\).*/\1/p' >>"$directory/root/libraries"
         done
-        mv -T "$directory/root" "$OPENVSWITCH_DIR" 2>/dev/null || [[ -e $OPENVSWITCH_DIR/libraries ]]
+        mv -T "$directory/root" "$unpacked" 2>/dev/null || [[ -e $unpacked/libraries ]]
         rm -rf "$directory"
     fi
-    mapfile -t libraries <"$OPENVSWITCH_DIR/libraries"
+    mapfile -t libraries <"$unpacked/libraries"
     install_packages "${libraries[@]}"
+    export "$1=$unpacked"
+}
+
+# Open vSwitch with DPDK, whose packages would also load a kernel module.
+unpack_openvswitch() {
+    unpack_packages OPENVSWITCH_DIR openvswitch openvswitch-{switch-dpdk,switch,common}
 }
 
 # Puts prometheus and promtool on the PATH: those that are there, or Debian's, unpacked into the cache. Its package would

@@ -29,6 +29,7 @@ install_for_system_tests() {
     install_rust
     install_dpdk
     install_prometheus
+    unpack_packages FRR_DIR frr frr || fail "apt has no frr; add Debian's main archive, or Ubuntu's universe, to its sources"
     uml_prepare
     guest_keep_prepared UML_PREPARED
     guest_prepare
