@@ -9,6 +9,7 @@ pub mod below;
 pub mod bridge;
 mod device;
 pub mod filters;
+mod tunnel;
 
 use std::ffi::{CStr, CString};
 use std::fs;

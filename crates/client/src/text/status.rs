@@ -57,7 +57,8 @@ fn problems(status: &Status) -> Vec<String> {
         let evicted = network.learned_evicted;
         let evicted = (evicted > 0).then(|| format!("{evicted} learned addresses were evicted"));
         let host = host.and_then(|host| host.impaired.as_ref()).map(|why| format!("the host is not reached: {why}"));
-        [of_network(&network.impaired), of_network(&host), of_network(&left_out), of_network(&not_advertised), of_network(&evicted)]
+        [of_network(&network.impaired), of_network(&host), of_network(&left_out), of_network(&not_advertised),
+            of_network(&network.steering_note), of_network(&evicted)]
     });
     let ports = status.ports.iter().flat_map(|port| {
         let busy = port

@@ -9,6 +9,7 @@ use std::io;
 
 use super::Link;
 use super::all::{Links, read_links};
+use super::tunnel::too_long;
 use crate::nic::Ethtool;
 
 /// Kinds of interfaces whose frames come from others (`IFLA_INFO_KIND`).
@@ -34,6 +35,9 @@ pub fn losses_above(link: &Link) -> io::Result<String> {
     let Some(seen) = links.get(&link.index) else {
         return Ok(String::new());
     };
+    if seen.kind == "vxlan" {
+        return too_long(link);
+    }
     let lowest = lowest(&links, link.index);
     if seen.kind == "bridge" {
         let ports: Vec<&str> = lowest.iter().map(|one| one.name.as_str()).collect();

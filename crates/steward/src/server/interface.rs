@@ -340,9 +340,10 @@ impl Interface {
         self.mode() == Some(Mode::Tap)
     }
 
-    /// Checks whether it is stacked on other interfaces in such a way that an XDP program on it misses frames.
+    /// Checks whether it is stacked on other interfaces in such a way that frames are lost: by an XDP program on it, or in
+    /// a tunnel.
     fn look_below(&mut self) {
-        if self.is_by_tap() {
+        if self.is_by_tap() && !self.link.is_tunnel() {
             return;
         }
         match losses_above(&self.link) {
