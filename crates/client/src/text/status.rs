@@ -90,9 +90,14 @@ fn network_line(network: &NetworkStatus) -> String {
         .host
         .as_ref()
         .map_or_else(String::new, |host| format!(", {}", host_words(host)));
+    let bridge = network.host.as_ref().and_then(|host| host.bridge.as_ref());
+    let advertised = match bridge.map_or(0, |bridge| bridge.advertised) {
+        0 => String::new(),
+        count => format!(", {count} address(es) advertised to other hosts"),
+    };
     let ports = network.ports.len();
     format!(
-        "network {}: {state}, {uplink}, {ports} port(s){host}",
+        "network {}: {state}, {uplink}, {ports} port(s){host}{advertised}",
         network.name
     )
 }
