@@ -59,6 +59,10 @@ pub struct TapLane {
     /// By chain of `from_tap`: its buffers.
     parts_of: Vec<Vec<GuestAddr>>,
     frame: Vec<Buffer>,
+    /// How many buffers the next frame takes, predicted from the last ones: each that is offered costs.
+    expected: usize,
+    /// The part of a frame for which no buffer was offered.
+    room: Box<[u8]>,
     /// Rounds in a row in which frames were written to the tap, and reading it was put off.
     put_off: u32,
     /// Rounds in a row in which no frame was written or read.
@@ -101,6 +105,8 @@ impl TapLane {
             counters,
             parts_of: vec![Vec::with_capacity(PARTS); usize::from(BUFFERS)],
             frame: Vec::with_capacity(PARTS),
+            expected: 1,
+            room: vec![0; (PARTS - 1) * BUFFER_BYTES as usize].into(),
             put_off: 0,
             quiet: 0,
             is_gone: false,
@@ -113,9 +119,11 @@ impl TapLane {
         let mut any = false;
         while !self.is_gone && self.free.len() >= PARTS {
             let mut parts = Parts::new();
-            for &buffer in self.free.iter().rev().take(PARTS) {
+            let offered = self.expected;
+            for &buffer in self.free.iter().rev().take(offered) {
                 push(&mut parts, &self.ram, Buffer::writable(buffer, BUFFER_BYTES));
             }
+            parts.push_room(&mut self.room);
             let bytes = match self.tap.read(&parts) {
                 Ok(bytes) => bytes,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -128,7 +136,9 @@ impl TapLane {
             if bytes <= HEADER_BYTES as usize {
                 break;
             }
-            self.take(bytes);
+            self.take(bytes, offered);
+            let buffers = self.frame.len();
+            self.expected = buffers.max(self.expected - self.expected / 4);
             any = true;
         }
         if any {
@@ -144,14 +154,21 @@ impl TapLane {
         self.put_off == 0 && (self.has_frames || is_due)
     }
 
-    /// Puts a frame into the queue, which was read with its header: `bytes` in all.
-    fn take(&mut self, bytes: usize) {
+    /// Puts a frame into the queue, which was read with its header: `bytes` in all, into the next `offered` buffers and
+    /// then into `room`.
+    fn take(&mut self, bytes: usize, offered: usize) {
         self.frame.clear();
+        let mut beyond = self.room.chunks(BUFFER_BYTES as usize);
         let mut left = bytes.min(PARTS * BUFFER_BYTES as usize) as u32;
         while left > 0
             && let Some(buffer) = self.free.pop()
         {
             let len = left.min(BUFFER_BYTES);
+            if self.frame.len() >= offered
+                && let Some(part) = beyond.next()
+            {
+                self.ram.write(buffer, &part[..len as usize]);
+            }
             self.frame.push(Buffer::readable(buffer, len));
             left -= len;
         }
