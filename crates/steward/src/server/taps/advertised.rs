@@ -177,32 +177,22 @@ impl Advertised {
     }
 
     fn set(&self, (station, ip): (Station, Option<IpAddr>)) -> io::Result<()> {
-        let Some((bridge, tap)) = self.at else {
+        let Some(at) = self.at else {
             return Ok(());
         };
         let request = rt_neigh::Request::new().set_change();
-        let request = match ip {
-            None => {
-                let mut request = request.op_newneigh_do(&of_fdb(tap));
-                request.encode().push_lladdr(&station.mac);
-                request
-            }
-            Some(ip) => {
-                let mut request = request.op_newneigh_do(&of_neighbour(ip, bridge));
-                request
-                    .encode()
-                    .push_dst(ip)
-                    .push_lladdr(&station.mac)
-                    .push_protocol(PROTOCOL);
-                request
-            }
-        };
+        let mut request = request.op_newneigh_do(&entry(ip, at));
+        let attributes = request.encode().push_lladdr(&station.mac);
+        match ip {
+            Some(ip) => drop(attributes.push_dst(ip).push_protocol(PROTOCOL)),
+            None => drop(attributes),
+        }
         acknowledged(&request)
     }
 
     fn withdraw(&mut self, address: (Station, Option<IpAddr>)) {
         let (station, ip) = address;
-        let (true, Some((bridge, tap))) = (self.addresses.remove(&address), self.at) else {
+        let (true, Some(at)) = (self.addresses.remove(&address), self.at) else {
             return;
         };
         // The bridge has one entry for all VLANs.
@@ -211,10 +201,10 @@ impl Advertised {
             return;
         }
         match ip {
-            Some(ip) => remove_neighbour(ip, bridge),
+            Some(ip) => remove_neighbour(ip, at.0),
             None => {
                 self.claims.remove(&station.mac);
-                let mut request = rt_neigh::Request::new().op_delneigh_do(&of_fdb(tap));
+                let mut request = rt_neigh::Request::new().op_delneigh_do(&entry(None, at));
                 request.encode().push_lladdr(&station.mac);
                 // It is not there if another host has the address now.
                 let _ = acknowledged(&request);
@@ -226,32 +216,24 @@ impl Advertised {
 /// Removes a neighbour, unless another program has replaced it.
 fn remove_neighbour(ip: IpAddr, bridge: u32) {
     if is_neighbour(bridge, ip, PROTOCOL) {
-        let mut request = rt_neigh::Request::new().op_delneigh_do(&of_neighbour(ip, bridge));
+        let mut request = rt_neigh::Request::new().op_delneigh_do(&entry(Some(ip), (bridge, 0)));
         request.encode().push_dst(ip);
         let _ = acknowledged(&request);
     }
 }
 
-fn of_fdb(tap: u32) -> Ndmsg {
-    Ndmsg {
-        ndm_family: libc::AF_BRIDGE as u8,
-        ndm_ifindex: tap.cast_signed(),
-        ndm_state: STATIC,
-        ndm_flags: OF_BRIDGE,
-        ..Ndmsg::default()
-    }
-}
-
-fn of_neighbour(ip: IpAddr, bridge: u32) -> Ndmsg {
-    let family = if ip.is_ipv4() {
-        libc::AF_INET
-    } else {
-        libc::AF_INET6
+/// The header of a neighbour, or of an entry of the forwarding database; of the indexes of bridge and tap.
+fn entry(ip: Option<IpAddr>, (bridge, tap): (u32, u32)) -> Ndmsg {
+    let (family, index, state, flags) = match ip {
+        None => (libc::AF_BRIDGE, tap, STATIC, OF_BRIDGE),
+        Some(IpAddr::V4(_)) => (libc::AF_INET, bridge, PERMANENT, 0),
+        Some(IpAddr::V6(_)) => (libc::AF_INET6, bridge, PERMANENT, 0),
     };
     Ndmsg {
         ndm_family: family as u8,
-        ndm_ifindex: bridge.cast_signed(),
-        ndm_state: PERMANENT,
+        ndm_ifindex: index.cast_signed(),
+        ndm_state: state,
+        ndm_flags: flags,
         ..Ndmsg::default()
     }
 }

@@ -14,7 +14,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::OwnedFd;
 
-use netlink_bindings::rt_link::{self, Ifinfomsg, LinkinfoDataMsg};
+use netlink_bindings::rt_link::{self, Ifinfomsg, LinkinfoDataMsg, PushLinkAttrs};
 use rustix::io::Errno;
 use steer::TapTo;
 
@@ -135,20 +135,24 @@ impl Tap {
         if queues > 1 {
             self.check_queues(queues)?;
         }
-        let mut request = rt_link::Request::new().op_setlink_do(&header(libc::IFF_NOARP, libc::IFF_NOARP));
-        let attributes = request.encode().push_ifname(&text(&self.name)?);
         // A bridge that it becomes a port of has the lowest address of its ports, which should not be this one.
         let [second, third, fourth, fifth, sixth] = program::random()?;
-        attributes
-            .push_mtu(mtu)
-            .push_ifalias(&text(&self.alias())?)
-            .push_address(&[0xfe, second, third, fourth, fifth, sixth]);
-        acknowledged(&request)?;
+        let (alias, mac) = (text(&self.alias())?, [0xfe, second, third, fourth, fifth, sixth]);
+        self.change(&header(libc::IFF_NOARP, libc::IFF_NOARP), |attributes| {
+            attributes.push_mtu(mtu).push_ifalias(&alias).push_address(&mac);
+        })?;
         self.leave_without_address()?;
         Ok(NewTap {
             descriptors,
             cuts_udp,
         })
+    }
+
+    /// Changes flags and attributes of the device.
+    fn change(&self, header: &Ifinfomsg, set: impl FnOnce(PushLinkAttrs<&mut Vec<u8>>)) -> io::Result<()> {
+        let mut request = rt_link::Request::new().op_setlink_do(header);
+        set(request.encode().push_ifname(&text(&self.name)?));
+        acknowledged(&request)
     }
 
     /// Whether it has these queues and no others: before it had an owner, everybody could attach one.
@@ -180,9 +184,7 @@ impl Tap {
     /// Sets the device up or down.
     pub(crate) fn set_up(&self, up: bool) -> io::Result<()> {
         let flags = if up { libc::IFF_UP } else { 0 };
-        let mut request = rt_link::Request::new().op_setlink_do(&header(flags, libc::IFF_UP));
-        request.encode().push_ifname(&text(&self.name)?);
-        acknowledged(&request)
+        self.change(&header(flags, libc::IFF_UP), |_| ())
     }
 
     /// Index of the bridge that it is a port of, if it is.
@@ -197,12 +199,9 @@ impl Tap {
     /// frames. Frames are lost until it is up again.
     pub(crate) fn join_bridge(&self, bridge: u32) -> io::Result<()> {
         self.set_up(false)?;
-        let mut request = rt_link::Request::new().op_setlink_do(&Ifinfomsg::default());
-        request
-            .encode()
-            .push_ifname(&text(&self.name)?)
-            .push_master(bridge);
-        acknowledged(&request)?;
+        self.change(&Ifinfomsg::default(), |attributes| {
+            attributes.push_master(bridge);
+        })?;
         let mut request = rt_link::Request::new().op_newlink_do(&Ifinfomsg::default());
         drop(
             request
@@ -223,15 +222,11 @@ impl Tap {
     /// Makes IPv6 assign it no address and send nothing through it. There may be no IPv6: the host was booted
     /// without, or the MTU is too small for it.
     fn leave_without_address(&self) -> io::Result<()> {
-        let mut request = rt_link::Request::new().op_setlink_do(&Ifinfomsg::default());
-        let attributes = request.encode().push_ifname(&text(&self.name)?);
-        drop(
-            attributes
-                .nested_af_spec()
-                .nested_inet6()
-                .push_addr_gen_mode(NO_ADDRESS),
-        );
-        match acknowledged(&request) {
+        let set = self.change(&Ifinfomsg::default(), |attributes| {
+            let of_inet6 = attributes.nested_af_spec().nested_inet6();
+            drop(of_inet6.push_addr_gen_mode(NO_ADDRESS));
+        });
+        match set {
             Err(error) if error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => Ok(()),
             left => left,
         }
@@ -244,9 +239,9 @@ impl Tap {
         if begins {
             self.set_up(false)?;
         }
-        let mut request = rt_link::Request::new().op_setlink_do(&Ifinfomsg::default());
-        request.encode().push_ifname(&text(&self.name)?).push_mtu(mtu);
-        acknowledged(&request)?;
+        self.change(&Ifinfomsg::default(), |attributes| {
+            attributes.push_mtu(mtu);
+        })?;
         match begins {
             true => self.leave_without_address(),
             false => Ok(()),
