@@ -41,7 +41,7 @@ use rustix::event::PollFlags;
 use crate::policy::Policy;
 use crate::sys;
 use connections::closing::{Closing, Over};
-use connections::connection::{Connection, Incoming};
+use connections::connection::{Connection, Incoming, lessees};
 use connections::limits::{DeviceChanges, LogLimits, Turns, Waiting};
 use connections::ready::ReadyConnection;
 use host::links::bridge::FdbChanges;
@@ -450,11 +450,8 @@ impl Server {
             if std::mem::take(&mut interface.other_of_host) {
                 of_host.push(at);
             }
-            let lessees = self
-                .connections
-                .values_mut()
-                .filter(|connection| connection.held.as_ref().is_some_and(|held| held.interface == at));
-            lessees.for_each(|connection| connection.dirty |= changed);
+            let theirs = lessees(&mut self.connections, |held| held.interface == at);
+            theirs.for_each(|lessee| lessee.dirty |= changed);
         }
         of_host.into_iter().for_each(|at| self.judge_addresses_on(at));
         self.look_by_part();

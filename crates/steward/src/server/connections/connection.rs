@@ -10,6 +10,7 @@
 //!  - requests are read at a limited rate, one of each user per round, so that all users get their turn;
 //!  - a change of the interface is a flag, not a queue: a notification has the state at the time of sending.
 
+use std::collections::BTreeMap;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -360,4 +361,13 @@ impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Connections with such leases.
+pub(crate) fn lessees(
+    connections: &mut BTreeMap<u64, Connection>,
+    is_such: impl Fn(&Held) -> bool,
+) -> impl Iterator<Item = &mut Connection> {
+    let has = move |other: &&mut Connection| other.held.as_ref().is_some_and(&is_such);
+    connections.values_mut().filter(has)
 }

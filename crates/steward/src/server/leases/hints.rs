@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use crate::server::connections::connection::lessees;
 use crate::server::connections::limits::DeviceChange;
 use crate::server::interface::LeaseHints;
 use crate::server::{Answered, Server};
@@ -45,12 +46,7 @@ impl Server {
         let interfaces = self.interfaces.iter_mut();
         let changed = interfaces.filter_map(|(&at, interface)| interface.take_hints_changed().then_some(at));
         let changed: BTreeSet<u64> = changed.collect();
-        let lessees = self.connections.values_mut();
-        lessees
-            .filter(|other| {
-                let held = other.held.as_ref();
-                held.is_some_and(|held| changed.contains(&held.interface))
-            })
-            .for_each(|lessee| lessee.other_hints = true);
+        let theirs = lessees(&mut self.connections, |held| changed.contains(&held.interface));
+        theirs.for_each(|lessee| lessee.other_hints = true);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::server::connections::connection::Held;
+use crate::server::connections::connection::{Held, lessees};
 use crate::server::connections::limits::DeviceChange;
 use crate::server::interface::{self, Interface, LeaseHints};
 use crate::server::journal::file::may_crash;
@@ -174,9 +174,8 @@ impl Server {
         let (is_left, is_other) = (!interface.is_by_tap(), interface.facts() != before);
         if is_other {
             self.end_taps_without_tap_mode();
-            for lessee in self.connections.values_mut() {
-                lessee.dirty |= lessee.held.as_ref().is_some_and(|held| held.interface == at);
-            }
+            let theirs = lessees(&mut self.connections, |held| held.interface == at);
+            theirs.for_each(|lessee| lessee.dirty = true);
         }
         is_left
     }

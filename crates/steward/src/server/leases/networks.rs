@@ -4,11 +4,10 @@ use std::os::fd::AsFd;
 
 use steer::{Filter, Station, TapTo, mac_text};
 
-use crate::server::connections::connection::{Held, Reply};
+use crate::server::connections::connection::{Held, Reply, lessees};
 use crate::server::interface::Interface;
 use crate::server::leases::lease::LeaseRef;
 use crate::server::taps::network_tap::{may_have_taps, network_at};
-use crate::server::taps::network_taps::lessees;
 use crate::server::{Answered, Server, no_lease};
 use steward_protocol::{Answer, Reason, Refusal, StationChange};
 
@@ -201,7 +200,10 @@ impl Server {
         if let Err(refusal) = interface.change_stations(first, &changes) {
             tracing::error!(interface = name, "they stay: {refusal}");
         }
-        lessees(&mut self.connections, network_at(held)).for_each(|lessee| lessee.dirty = true);
+        let theirs = lessees(&mut self.connections, |other| {
+            network_at(other) == network_at(held)
+        });
+        theirs.for_each(|lessee| lessee.dirty = true);
     }
 
     /// Has a lessee request its stations (of a network) and taps again, as the checks may now have other

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use steer::{Station, TapTo};
 
+use crate::server::connections::connection::lessees;
 use crate::server::taps::network_tap::network_at;
-use crate::server::taps::network_taps::lessees;
 use crate::server::{Answered, Server};
 use steward_protocol::{Answer, CHANGES_MAX, Reason};
 
@@ -49,7 +49,8 @@ impl Server {
         for (&(at, _), tap) in &mut self.network_taps {
             match tap.behind.look_at_fdb() {
                 Ok(true) => {
-                    lessees(&mut self.connections, at).for_each(|lessee| lessee.other_behind = true);
+                    let theirs = lessees(&mut self.connections, |held| network_at(held) == at);
+                    theirs.for_each(|lessee| lessee.other_behind = true);
                 }
                 Ok(false) => {}
                 Err(error) => tracing::debug!("cannot read the forwarding database of a bridge: {error}"),

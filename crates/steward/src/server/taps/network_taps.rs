@@ -11,17 +11,15 @@
 //! next to those of the interface's program. It keeps devices and programs of leases that are still held, and removes
 //! all others.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use steer::{Mode, TapTo, mac_text};
 
-use crate::server::connections::connection::{Connection, Held, Reply};
+use crate::server::connections::connection::{Held, Reply, lessees};
 use crate::server::connections::limits::DeviceChange;
 use crate::server::interface::Interface;
-use crate::server::taps::network_tap::{
-    NetworkAt, NetworkTap, TapAt, may_have_taps, network_at, user_of, words,
-};
+use crate::server::taps::network_tap::{NetworkTap, TapAt, may_have_taps, network_at, user_of, words};
 use crate::server::taps::tap::{Purpose, Tap};
 use crate::server::{Answered, Server, no_lease};
 use steward_protocol::{AddressChange, Answer, Reason, Refusal};
@@ -143,7 +141,7 @@ impl Server {
                 continue;
             };
             let (is_other, is_other_behind) = tap.look_again(interface);
-            for lessee in lessees(&mut self.connections, at) {
+            for lessee in lessees(&mut self.connections, |held| network_at(held) == at) {
                 lessee.dirty |= is_other;
                 lessee.other_behind |= is_other_behind;
             }
@@ -181,14 +179,11 @@ impl Server {
         // The lessee asks again, and is told why. Others ask again, too: they may have been refused because of this
         // tap.
         let ((network, to), taps) = (at, &self.network_taps);
-        for other in self.connections.values_mut() {
-            let may_have_one = |held: &Held| {
-                let lacks_it = held.interface == network.0 && !taps.contains_key(&(network_at(held), to));
-                network_at(held) == network
-                    || (to == TapTo::Uplink && may_have_taps(&held.wanted) && lacks_it)
-            };
-            other.dirty |= other.held.as_ref().is_some_and(may_have_one);
-        }
+        let may_have_one = |held: &Held| {
+            let lacks_it = held.interface == network.0 && !taps.contains_key(&(network_at(held), to));
+            network_at(held) == network || (to == TapTo::Uplink && may_have_taps(&held.wanted) && lacks_it)
+        };
+        lessees(&mut self.connections, may_have_one).for_each(|lessee| lessee.dirty = true);
     }
 
     /// The same without notifying lessees; whether there was such a tap.
@@ -201,13 +196,4 @@ impl Server {
         }
         was_there
     }
-}
-
-/// Connections that have the network.
-pub(crate) fn lessees(
-    connections: &mut BTreeMap<u64, Connection>,
-    at: NetworkAt,
-) -> impl Iterator<Item = &mut Connection> {
-    let has = move |other: &&mut Connection| other.held.as_ref().is_some_and(|held| network_at(held) == at);
-    connections.values_mut().filter(has)
 }
