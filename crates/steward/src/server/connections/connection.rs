@@ -20,7 +20,7 @@ use program::descriptors;
 use program::rate::{Bucket, Rate};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, recvmsg, sockopt};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, RecvMsg, ReturnFlags, SendFlags, recvmsg, sockopt};
 
 use zerocopy::FromBytes;
 
@@ -108,11 +108,6 @@ pub(crate) struct Interest {
     pub(crate) events: PollFlags,
     /// When to compute this again, even if no event occurs.
     pub(crate) wake: Option<Instant>,
-}
-
-struct Received {
-    bytes: usize,
-    flags: ReturnFlags,
 }
 
 /// The process that executes an operation.
@@ -274,14 +269,10 @@ impl Connection {
         }
     }
 
-    fn look_at(&self, bytes: &mut [u8], flags: RecvFlags) -> Result<Received, Errno> {
+    fn look_at(&self, bytes: &mut [u8], flags: RecvFlags) -> Result<RecvMsg, Errno> {
         let mut control = RecvAncillaryBuffer::default();
         let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let received = recvmsg(&self.socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
-        Ok(Received {
-            bytes: received.bytes,
-            flags: received.flags,
-        })
+        recvmsg(&self.socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)
     }
 
     /// Removes the next message, which must carry no descriptors: closing a file's last one may block on its owner.
