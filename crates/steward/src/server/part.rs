@@ -187,18 +187,6 @@ impl Server {
         self.part.as_ref().map_or(Ok(()), |part| part.check_program(link))
     }
 
-    /// Such a lease as it is listed.
-    pub(super) fn listed_by_part(&self, number: u64) -> Option<Listed> {
-        let peer = &self.connections.get(&number)?.peer;
-        Some(Listed {
-            number,
-            namespace: self.namespace,
-            pid: peer.pid.try_into().unwrap_or(0),
-            uid: peer.uid,
-            ..self.part.as_ref()?.listed(number)?
-        })
-    }
-
     /// Checks such a lease against a new policy, and ends it if it is not allowed.
     pub(super) fn judge_by_part(&mut self, number: u64) {
         match self.by_part(|part, server| part.judge(server, number)) {

@@ -182,44 +182,46 @@ impl Server {
 
     /// The lease with the lowest number above `after`, among those that the connection's user may see.
     pub(crate) fn next_lease(&self, number: u64, after: u64) -> Answer {
-        let asker = self.connections.get(&number).map(|asker| asker.peer.uid);
-        let may_know = |peer: &Credentials| asker == Some(0) || asker == Some(peer.uid);
-        let next = self
+        let asker = self.peer(number).map(|asker| asker.uid);
+        let leases = self
             .all_leases()
-            .filter(|lease| lease.number > after && may_know(lease.peer))
-            .min_by_key(|lease| lease.number);
+            .map(|lease| (lease.number, lease.peer, Some(lease.held)));
         let by_part = self
             .connections
             .iter()
             .filter(|(_, other)| other.by_part.is_some());
-        let by_part = by_part.filter(|&(&number, other)| number > after && may_know(&other.peer));
-        let by_part = by_part.map(|(&number, _)| number).min();
-        let listed = match next {
-            Some(lease) if by_part.is_none_or(|other| lease.number < other) => self.listed(lease),
-            _ => by_part.and_then(|number| self.listed_by_part(number)),
-        };
+        let by_part = by_part.map(|(&number, other)| (number, &*other.peer, None));
+        let next = leases
+            .chain(by_part)
+            .filter(|&(number, peer, _)| number > after && (asker == Some(0) || asker == Some(peer.uid)))
+            .min_by_key(|&(number, ..)| number);
+        let listed = next.and_then(|(number, peer, held)| {
+            Some(Listed {
+                number,
+                namespace: self.namespace,
+                pid: peer.pid.try_into().unwrap_or(0),
+                uid: peer.uid,
+                orphaned: self.orphans.contains_key(&number),
+                ..match held {
+                    Some(held) => self.listed(held)?,
+                    None => self.part.as_ref()?.listed(number)?,
+                }
+            })
+        });
         listed.map_or(Answer::Done, Answer::Lease)
     }
 
-    fn listed(&self, lease: LeaseRef<'_>) -> Option<Listed> {
-        let LeaseRef { number, peer, held } = lease;
-        let facts = self
-            .interfaces
-            .get(&held.interface)?
-            .facts_for(&held.wanted.range());
+    fn listed(&self, held: &Held) -> Option<Listed> {
+        let interface = self.interfaces.get(&held.interface)?;
+        let facts = interface.facts_for(&held.wanted.range());
         Some(Listed {
-            number,
-            namespace: self.namespace,
-            pid: peer.pid.try_into().unwrap_or(0),
-            uid: peer.uid,
             interface: facts.name,
             start_queue: held.wanted.start_queue,
             queues: held.wanted.queues,
             filter: held.wanted.filter.clone(),
             steered: facts.steered,
             impaired: facts.impaired,
-            orphaned: self.orphans.contains_key(&number),
-            zcrx: false,
+            ..Listed::default()
         })
     }
 
