@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::LazyLock;
 
 use model::config::Prefixes;
 use serde::{Deserialize, Serialize};
@@ -74,8 +75,8 @@ pub struct Policy {
     warnings: Vec<String>,
 }
 
-/// One `[[allow]]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// One `[[allow]]`; by default it allows nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rule {
     user: Option<u32>,
     group: Option<u32>,
@@ -112,7 +113,7 @@ pub struct Rule {
 }
 
 /// The rule for a lease that is charged to no rule.
-static NO_RULE: Rule = Rule::NOTHING;
+static NO_RULE: LazyLock<Rule> = LazyLock::new(Rule::default);
 
 impl Policy {
     /// Reads and checks the file.
@@ -144,7 +145,7 @@ impl Policy {
             host: true,
             advertise: true,
             hints: HintSet::ALL,
-            ..Rule::NOTHING
+            ..Rule::default()
         };
         Self {
             connections: u32::MAX,
@@ -193,16 +194,14 @@ impl Policy {
     /// # Errors
     /// The remedy.
     pub fn check_host(&self, rule: usize) -> Result<(), Refusal> {
-        match self.rules.get(rule) {
-            Some(Rule { host: false, .. }) => {
-                Reason::NotAllowed.refuse(format!(
-                    "the policy does not let the network reach the host: take `host = false` out of rule {}, or say \
-                     `host = false` of the network",
-                    rule + 1
-                ))
-            }
-            _ => Ok(()),
+        if self.rule(rule).host {
+            return Ok(());
         }
+        Reason::NotAllowed.refuse(format!(
+            "the policy does not let the network reach the host: take `host = false` out of rule {}, or say \
+             `host = false` of the network",
+            rule.saturating_add(1)
+        ))
     }
 
     /// Checks whether a network under a rule may advertise an IP address, or MAC addresses.
@@ -227,16 +226,14 @@ impl Policy {
     /// Checks whether the queue of a lease under a rule may be leased to a netkit.
     /// Errors: the remedy.
     pub(crate) fn check_netkit(&self, rule: usize) -> Result<(), Refusal> {
-        match self.rules.get(rule) {
-            Some(Rule { netkit: true, .. }) => Ok(()),
-            _ => {
-                Reason::NotAllowed.refuse(format!(
-                    "the policy does not let queues be leased to netkits: add `netkit = true` to rule {}, the first \
-                     that allows the lease",
-                    rule.saturating_add(1)
-                ))
-            }
+        if self.rule(rule).netkit {
+            return Ok(());
         }
+        Reason::NotAllowed.refuse(format!(
+            "the policy does not let queues be leased to netkits: add `netkit = true` to rule {}, the first that \
+             allows the lease",
+            rule.saturating_add(1)
+        ))
     }
 
     /// The error text if no rule lets a peer lease queues of an interface, with the remedy.
@@ -310,26 +307,6 @@ impl Policy {
 }
 
 impl Rule {
-    const NOTHING: Self = Self {
-        user: None,
-        group: None,
-        interface: String::new(),
-        queues: BTreeSet::new(),
-        af_xdp: false,
-        at_most: 0,
-        memlock: None,
-        names: Names::NONE,
-        network: false,
-        host: false,
-        advertise: false,
-        ips: None,
-        netkit: false,
-        hints: HintSet::NONE,
-        busy_poll: None,
-        zcrx: Vec::new(),
-        zcrx_setup: false,
-    };
-
     fn is_for(&self, peer: &Credentials) -> bool {
         let in_group = |group| peer.gid == group || peer.groups.contains(&group);
         self.user.is_none_or(|user| user == peer.uid) && self.group.is_none_or(in_group)
