@@ -104,11 +104,6 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    pub(crate) const NONE: Self = Self {
-        macs: Vec::new(),
-        vlans: BTreeSet::new(),
-    };
-
     /// Whether all frames of a rule are of a named address, or all of a named VLAN. VLAN 0 is none: no rule says
     /// "without a tag", so that one for it would be for all VLANs.
     pub(crate) fn cover(&self, rule: &Rule) -> bool {
@@ -247,18 +242,13 @@ pub fn places(table: &Table, wanted: &[Rule]) -> Result<Vec<Option<u32>>, NotMad
     if table.special {
         return Ok(vec![None; wanted.len()]);
     }
-    let places = places_for(table, wanted.len());
+    // From the end, where rules have the lowest precedence, so that existing rules come first.
+    let is_free = |location: &u32| table.rules.iter().all(|known| known.location != *location);
+    let places: Vec<u32> = (0..table.size).rev().filter(is_free).take(wanted.len()).collect();
     match places.len() == wanted.len() {
         true => Ok(places.into_iter().map(Some).collect()),
         false => Err(NotMade::Full(wanted.len())),
     }
-}
-
-/// `count` free locations, if there are that many. From the end, where rules have the lowest precedence, so that
-/// existing rules come first.
-fn places_for(table: &Table, count: usize) -> Vec<u32> {
-    let free = |location: &u32| table.rules.iter().all(|known| known.location != *location);
-    (0..table.size).rev().filter(free).take(count).collect()
 }
 
 /// The inner error: why there is no context; rules are made even so.

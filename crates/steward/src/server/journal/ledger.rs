@@ -271,14 +271,10 @@ impl Ledger {
     fn forget_plan(&mut self, first: u32) {
         if self.plan(first).is_some() {
             self.saved.leases.retain(|saved| saved.first_queue != first);
-            self.write_removed();
-        }
-    }
-
-    fn write_removed(&self) {
-        if let Err(error) = self.write() {
-            // The next steward does not find it in the NIC either, and removes it then.
-            tracing::warn!("cannot remove what is undone from the journal: {error}");
+            if let Err(error) = self.write() {
+                // The next steward does not find it in the NIC either, and removes it then.
+                tracing::warn!("cannot remove what is undone from the journal: {error}");
+            }
         }
     }
 
