@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use crate::server::connections::connection::Held;
 use crate::server::interface::{Interface, remove_pins};
 use crate::server::journal::file::may_crash;
-use crate::server::journal::state::{LeaseRecord, Records, Store};
+use crate::server::journal::state::{LeaseRecord, Records, Store, hex};
 use crate::server::{Answered, Server, no_lease, numbers};
 
 use program::peer::Credentials;
-use steward_protocol::{Answer, HintRequest, Reason, Refusal, Token, Wanted};
+use steward_protocol::{Answer, HintRequest, Reason, Refusal, Request, Token, Wanted};
 
 /// Pause between two checks whether orphans' lessees still run.
 pub(crate) const ORPHANS_LOOK: Duration = Duration::from_millis(100);
@@ -104,11 +104,11 @@ impl Server {
 
     /// The lease of a record, if its lessee may resume it.
     fn orphan(&mut self, record: &LeaseRecord) -> Option<Orphan> {
-        let (token, peer) = (record.token?, record.peer.clone());
+        let (token, peer) = (record.token()?, Arc::clone(&record.peer));
         let hint_request = HintRequest::of_number(record.hints).unwrap_or_default();
         let mut held = Held {
             interface: record.interface,
-            wanted: record.wanted.clone()?,
+            wanted: record.wanted()?,
             rule: usize::MAX,
             hint_request,
         };
@@ -228,21 +228,22 @@ impl Server {
         let Some(store) = &mut self.store else {
             return;
         };
-        let record = |number, peer: &Arc<Credentials>, held: &Held, token| LeaseRecord {
+        let record = |number, peer: &Arc<Credentials>, held: &Held, token: &Token| LeaseRecord {
             number,
             interface: held.interface,
             peer: Arc::clone(peer),
-            wanted: Some(held.wanted.clone()),
+            wanted: hex(&Request::Lease(held.wanted.clone()).encode(1)),
             hints: held.hint_request.number(),
-            token: Some(token),
+            token: hex(token),
         };
         let connected = self.connections.iter().filter_map(|(&number, own)| {
-            let (held, token) = own.held.as_ref().zip(own.token)?;
+            let (held, token) = own.held.as_ref().zip(own.token.as_ref())?;
             Some(record(number, &own.peer, held, token))
         });
-        let orphaned = self.orphans.iter();
-        let orphaned =
-            orphaned.map(|(&number, orphan)| record(number, &orphan.peer, &orphan.held, orphan.token));
+        let orphaned = self
+            .orphans
+            .iter()
+            .map(|(&number, orphan)| record(number, &orphan.peer, &orphan.held, &orphan.token));
         let interfaces = self
             .interfaces
             .iter()

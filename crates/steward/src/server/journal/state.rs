@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock, statfs};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::server::journal::file::{Entry, Journal, may_crash};
 use crate::server::journal::ledger::{self, Ledger};
@@ -85,59 +85,30 @@ pub(crate) struct LeaseRecord {
     pub(crate) number: u64,
     pub(crate) interface: u64,
     /// Its lessee.
-    #[serde(flatten, with = "peer")]
+    #[serde(flatten)]
     pub(crate) peer: Arc<Credentials>,
-    /// The request for it, encoded as in the protocol, in hexadecimal digits: so every field is kept. `None`: this
-    /// version cannot read it.
-    #[serde(with = "wanted")]
-    pub(crate) wanted: Option<Wanted>,
+    /// The request for it, encoded as in the protocol, in hexadecimal digits: so every field is kept.
+    pub(crate) wanted: String,
     /// The hints that it requests, as in the protocol; 0: its lessee does not use hints.
     #[serde(default)]
     pub(crate) hints: u32,
-    /// `None`: not one.
-    #[serde(default, with = "token")]
-    pub(crate) token: Option<Token>,
+    /// In hexadecimal digits.
+    #[serde(default)]
+    pub(crate) token: String,
 }
 
-mod peer {
-    use super::{Arc, Credentials, Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(peer: &Credentials, to: S) -> Result<S::Ok, S::Error> {
-        peer.serialize(to)
-    }
-
-    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Arc<Credentials>, D::Error> {
-        Credentials::deserialize(from).map(Arc::new)
-    }
-}
-
-mod wanted {
-    use super::{Deserialize, Deserializer, Request, Serializer, Wanted, hex, unhex};
-
-    pub(super) fn serialize<S: Serializer>(wanted: &Option<Wanted>, to: S) -> Result<S::Ok, S::Error> {
-        let request = wanted.clone().map(|wanted| Request::Lease(wanted).encode(1));
-        to.serialize_str(&hex(&request.unwrap_or_default()))
-    }
-
-    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Option<Wanted>, D::Error> {
-        let request = unhex(&String::deserialize(from)?);
-        Ok(match request.and_then(|bytes| Request::decode(&bytes).ok()) {
-            Some((_, Request::Lease(wanted))) => Some(wanted),
+impl LeaseRecord {
+    /// The request for it; `None`: this version cannot read it.
+    pub(crate) fn wanted(&self) -> Option<Wanted> {
+        match Request::decode(&unhex(&self.wanted)?) {
+            Ok((_, Request::Lease(wanted))) => Some(wanted),
             _ => None,
-        })
-    }
-}
-
-mod token {
-    use super::{Deserialize, Deserializer, Serializer, Token, hex, unhex};
-
-    pub(super) fn serialize<S: Serializer>(token: &Option<Token>, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&hex(&token.unwrap_or_default()))
+        }
     }
 
-    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Option<Token>, D::Error> {
-        let bytes = unhex(&String::deserialize(from)?);
-        Ok(bytes.and_then(|bytes| bytes.try_into().ok()))
+    /// The lessee's token; `None`: not one.
+    pub(crate) fn token(&self) -> Option<Token> {
+        unhex(&self.token)?.try_into().ok()
     }
 }
 
@@ -317,8 +288,12 @@ fn make_private(path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// As hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
+    digits
+        .filter_map(|digit| char::from_digit(digit.into(), 16))
+        .collect()
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {
@@ -357,9 +332,9 @@ mod tests {
             number,
             interface: 1,
             peer: peer.into(),
-            wanted: Some(wanted),
+            wanted: hex(&Request::Lease(wanted).encode(1)),
             hints: 5,
-            token: Some([0xa5; 16]),
+            token: hex(&[0xa5; 16]),
         }
     }
 
@@ -382,12 +357,14 @@ mod tests {
         let text = toml::to_string(&records()).expect("plain values");
         let read: Records = toml::from_str(&text).expect("what was written");
         assert_eq!(read, records());
+        assert_eq!(read.leases[0].token(), Some([0xa5; 16]));
+        assert_eq!(read.leases[0].wanted().expect("readable").interface, "eth1");
     }
 
     /// Leases without a token were records, too.
     #[test]
     fn records_of_the_version_before_are_read() {
-        let wanted = hex(&Request::Lease(lease(2).wanted.expect("there")).encode(1));
+        let wanted = lease(2).wanted;
         let text = format!(
             "version = 1\nboot = \"b\"\n\n[[interface]]\nnumber = 1\nname = \"eth1\"\nifindex = 7\nprogram = 8\n\
              attached = 9\ngeneration = 3\nmode = 2\nnote = \"\"\n\n[[lease]]\nnumber = 2\ninterface = 1\npid = 7\n\
@@ -397,7 +374,7 @@ mod tests {
         );
         let read: Records = toml::from_str(&text).expect("readable");
         assert_eq!((read.interfaces.len(), &read.leases[0]), (1, &lease(2)));
-        assert_eq!((read.leases[1].hints, read.leases[1].token), (0, None));
+        assert_eq!((read.leases[1].hints, read.leases[1].token()), (0, None));
     }
 
     #[test]
@@ -406,10 +383,10 @@ mod tests {
         let good = "a5".repeat(16);
         for token in ["", "a5", "zz", "ä5ä5ä5ä5ä5ä5ä5ä5ä5ä5"] {
             let read: Records = toml::from_str(&text.replace(&good, token)).expect("text");
-            assert_eq!(read.leases[0].token, None, "{token}");
+            assert_eq!(read.leases[0].token(), None, "{token}");
         }
         let read: Records = toml::from_str(&text.replace("wanted = \"", "wanted = \"zz")).expect("text");
-        assert_eq!(read.leases[0].wanted, None);
+        assert_eq!(read.leases[0].wanted(), None);
     }
 
     #[test]

@@ -12,24 +12,19 @@ use crate::server::taps::network_tap::{NetworkTap, may_have_taps, network_at, us
 use crate::server::taps::tap::{Purpose, Tap, all_taps};
 use host::links::Link;
 use host::links::filters::{self, Filter};
-use steward_protocol::Wanted;
 
 impl Server {
     /// Takes over devices of the previous steward for leases that may continue.
     pub(crate) fn adopt_network_taps(&mut self, records: &Records) {
         for tap in all_taps() {
             let Purpose::Joins(to) = tap.purpose else { continue };
-            let interfaces = self.interfaces.iter();
-            let mut uplink = interfaces
-                .filter(|(_, interface)| interface.name() == tap.uplink)
-                .map(|(&at, _)| at);
-            let user = uplink.find_map(|at| {
-                let mut leases = records.leases.iter().filter(|lease| lease.interface == at);
-                let wants = |wanted: &Wanted| may_have_taps(wanted) && wanted.start_queue == tap.first;
-                let wanted = leases.find_map(|lease| lease.wanted.as_ref().filter(|wanted| wants(wanted)))?;
-                Some((at, user_of(wanted)))
+            let lease = records.leases.iter().find_map(|lease| {
+                let (wanted, interface) = (lease.wanted()?, self.interfaces.get(&lease.interface)?);
+                let is_its = may_have_taps(&wanted)
+                    && (interface.name(), wanted.start_queue) == (&tap.uplink, tap.first);
+                is_its.then(|| (lease.interface, user_of(&wanted)))
             });
-            if let Some((at, user)) = user {
+            if let Some((at, user)) = lease {
                 self.network_taps
                     .insert(((at, tap.first), to), NetworkTap::new(tap, to, user));
             }
