@@ -41,23 +41,19 @@ pub struct Operation {
 macro_rules! operations {
     ($server:ident, $number:ident, $request:ident;
      Steward { $($name:ident $pattern:tt [$checks:literal $does:literal $undone:literal $limit:literal] => $act:expr;)* }
-     Child { $($job:ident $job_pattern:tt
-        [$job_checks:literal $job_does:literal $job_undone:literal $job_limit:literal] => $begin:expr;)* }
-     ChildWithFiles { $($file:ident $file_pattern:tt
-        [$file_checks:literal $file_does:literal $file_undone:literal $file_limit:literal] => $begin_file:expr;)* }) => {
+     Jobs { $($by:ident $job:ident $job_pattern:tt
+        [$job_checks:literal $job_does:literal $job_undone:literal $job_limit:literal] => $begin:expr;)* }) => {
         /// The table.
         pub const OPERATIONS: &[Operation] = &[
             $(operations!(row $name Steward $checks $does $undone $limit),)*
-            $(operations!(row $job Child $job_checks $job_does $job_undone $job_limit),)*
-            $(operations!(row $file ChildWithFiles $file_checks $file_does $file_undone $file_limit),)*
+            $(operations!(row $job $by $job_checks $job_does $job_undone $job_limit),)*
         ];
 
         /// Who serves a request.
         pub(super) fn by(request: &Request) -> By {
             match request {
                 $(Request::$name { .. } => By::Steward,)*
-                $(Request::$job { .. } => By::Child,)*
-                $(Request::$file { .. } => By::ChildWithFiles,)*
+                $(Request::$job { .. } => By::$by,)*
             }
         }
 
@@ -73,7 +69,6 @@ macro_rules! operations {
         pub(super) fn begin($server: &mut Server, $number: u64, $request: &Request) -> Result<Pending, Refusal> {
             match $request {
                 $(operations!(pattern $job $job_pattern) => $begin,)*
-                $(operations!(pattern $file $file_pattern) => $begin_file,)*
                 _ => Err(no_lease()),
             }
         }
@@ -205,40 +200,38 @@ operations! { server, number, request;
         interface.counters(held.check(*queue)?).map(Answer::Counters)
     });
     }
-    Child {
-    Bind { queue, flags, wait_ms } [
+    Jobs {
+    Child Bind { queue, flags, wait_ms } [
         "its memory is registered"
         "binds the socket, hands it over"
         "socket closed"
         "job; 60 s"
     ] => server.bind(number, *queue, *flags, *wait_ms);
-    Await { queue, wait_ms } [
+    Child Await { queue, wait_ms } [
         "the queue is the lease's"
         "waits until no socket has it"
         "–"
         "job; 60 s"
     ] => server.await_free(number, *queue, *wait_ms);
-    }
-    ChildWithFiles {
-    Register { queue, umem, rings } [
+    ChildWithFiles Register { queue, umem, rings } [
         "tmpfs or hugetlbfs, all pages exist"
         "pins memory for a new socket"
         "socket closed"
         "`memlock`, job"
     ] => server.register(number, *queue, umem, rings);
-    Share { queue, wait_ms, cookie, rings } [
+    ChildWithFiles Share { queue, wait_ms, cookie, rings } [
         "socket was bound here for the user"
         "socket with that memory"
         "socket closed"
         "`memlock`, job; 60 s"
     ] => server.share(number, (*queue, *wait_ms), *cookie, rings);
-    ZcrxRegister (_) [
+    ChildWithFiles ZcrxRegister (_) [
         "same process; as `Register`"
         "rules; rings get it"
         "lease, rings closed"
         "`memlock`, 4 units, job"
     ] => server.begin_by_part(number, request);
-    Netkit (wanted) [
+    ChildWithFiles Netkit (wanted) [
         "policy; by the child: owner of the namespace"
         "netkit there, with the queue"
         "lease ends"
