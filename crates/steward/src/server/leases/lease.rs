@@ -52,8 +52,10 @@ impl Server {
         let hint_request = hint_request.unwrap_or_default();
         let hints = self.hints_under(rule, hint_request);
         let at = self.interface_for(link, wanted, &peer, hints)?;
-        let asked = wanted.mode;
-        let wanted = &self.settled(at, wanted);
+        let gone = || Reason::NoInterface.because("the interface is gone");
+        let interface = self.interfaces.get(&at).ok_or_else(gone)?;
+        let mode = Interface::mode_of(interface.mode(), &interface.link, wanted.mode);
+        let (asked, wanted) = (wanted.mode, &wanted.in_mode(mode));
         match self.give(at, number, wanted, (rule, hints)) {
             Ok(()) => {
                 if let Some(interface) = self.interfaces.get_mut(&at) {
@@ -145,16 +147,6 @@ impl Server {
             .note(change, &name, peer.uid, now, opened.is_ok());
         self.interfaces.insert(at, opened?);
         Ok(at)
-    }
-
-    /// The requested lease, in the mode that it gets on the interface.
-    fn settled(&self, at: u64, wanted: &Wanted) -> Wanted {
-        match self.interfaces.get(&at) {
-            Some(interface) => {
-                wanted.in_mode(Interface::mode_of(interface.mode(), &interface.link, wanted.mode))
-            }
-            None => wanted.clone(),
-        }
     }
 
     /// Whether this user has all leases of an interface, or is root. Leaving tap mode costs guests the frames of queues
