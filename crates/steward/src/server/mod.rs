@@ -31,7 +31,7 @@ pub mod part;
 mod reload;
 mod taps;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ use crate::policy::Policy;
 use crate::sys;
 use connections::closing::{Closing, Over};
 use connections::connection::{Connection, Incoming, lessees};
-use connections::limits::{DeviceChanges, LogLimits, Turns, Waiting};
+use connections::limits::{DeviceChanges, LogLimits, Turns};
 use connections::ready::ReadyConnection;
 use host::links::bridge::FdbChanges;
 use host::links::{self, Changes};
@@ -269,7 +269,7 @@ impl Server {
 
     /// Handles events of connections: closed connections first, as that makes room; then one request of each user.
     fn serve_ready(&mut self, ready: &[ReadyConnection]) {
-        let mut waiting = Vec::new();
+        let mut waiting: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
         for &ReadyConnection { number, events } in ready {
             let Some(connection) = self.connections.get_mut(&number) else {
                 continue;
@@ -278,8 +278,7 @@ impl Server {
             if events.intersects(PollFlags::HUP | PollFlags::ERR) || !connection.flush() {
                 self.end(number, None);
             } else if !connection.has_unsent() && events.contains(PollFlags::IN) {
-                let uid = connection.peer.uid;
-                waiting.push(Waiting { number, uid });
+                waiting.entry(connection.peer.uid).or_default().insert(number);
             }
         }
         for number in self.turns.next(&waiting) {

@@ -196,12 +196,6 @@ impl LogLimits {
     }
 }
 
-/// A connection with a request.
-pub(crate) struct Waiting {
-    pub(crate) number: u64,
-    pub(crate) uid: u32,
-}
-
 /// The order of requests: in each round one of each user, however many connections it has; the next round continues
 /// with the user's next connection.
 #[derive(Debug, Default)]
@@ -211,15 +205,11 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Numbers of the connections whose turn it is.
-    pub(crate) fn next(&mut self, waiting: &[Waiting]) -> BTreeSet<u64> {
-        let mut by_user: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
-        for &Waiting { number, uid } in waiting {
-            by_user.entry(uid).or_default().insert(number);
-        }
-        self.last.retain(|uid, _| by_user.contains_key(uid));
+    /// Numbers of the connections whose turn it is, of those with a request, by user.
+    pub(crate) fn next(&mut self, waiting: &BTreeMap<u32, BTreeSet<u64>>) -> BTreeSet<u64> {
+        self.last.retain(|uid, _| waiting.contains_key(uid));
         let mut turns = BTreeSet::new();
-        for (uid, numbers) in by_user {
+        for (&uid, numbers) in waiting {
             let last = self.last.get(&uid).copied().unwrap_or(0);
             let after = numbers.range(last + 1..).next();
             if let Some(&number) = after.or_else(|| numbers.first()) {
@@ -241,11 +231,7 @@ mod tests {
     #[test]
     fn each_user_has_one_request_done_in_a_round_however_many_connections_it_has() {
         let mut turns = Turns::default();
-        let of_user = |number| Waiting {
-            number,
-            uid: if number <= 16 { 7 } else { 8 },
-        };
-        let many: Vec<Waiting> = (1..=18).map(of_user).collect();
+        let many = [(7, (1..=16).collect()), (8, [17, 18].into())].into();
         let mut done = BTreeMap::new();
         for _ in 0..32 {
             let now = turns.next(&many);
@@ -256,7 +242,7 @@ mod tests {
         // And within a user all come in turn.
         assert!((1..=16).all(|number| done[&number] == 2), "{done:?}");
         assert_eq!((done[&17], done[&18]), (16, 16));
-        assert!(turns.next(&[]).is_empty() && turns.last.is_empty());
+        assert!(turns.next(&BTreeMap::new()).is_empty() && turns.last.is_empty());
     }
 
     #[test]
