@@ -254,8 +254,7 @@ impl Interface {
     /// Checks the interface, retries unfinished work, and attaches the program again if it is missing. Returns whether
     /// facts for lessees changed. `taken`: indexes of leased interfaces, none of which can replace one that is gone.
     pub(super) fn look(&mut self, taken: &[u32]) -> bool {
-        let before = (self.facts(), self.entries.clone(), self.known_of_networks());
-        let (lost, now) = (self.lost_netkits.clone(), Instant::now());
+        let (before, now) = (self.facts_for_all(), Instant::now());
         self.take_back();
         self.look_at_link();
         // Without a lessee the program is not needed.
@@ -280,8 +279,8 @@ impl Interface {
         self.decide_hints();
         let (mut seen_again, renews, mut renewed) = (Vec::new(), self.renewing.is_due(now), false);
         for (entries, was_blind) in self.entries.values_mut().zip(were_blind) {
-            entries.note_renewed(was_blind);
             if was_blind && !entries.is_blind() {
+                entries.renewed += 1;
                 seen_again.push(entries.queues.start);
             }
             // Otherwise a lessee would receive frames of other VLANs.
@@ -301,7 +300,7 @@ impl Interface {
             .for_each(|queue| self.go_on_with_map(queue));
         self.look_at_host();
         self.look_at_netkits();
-        lost != self.lost_netkits || before != (self.facts(), self.entries.clone(), self.known_of_networks())
+        before != self.facts_for_all()
     }
 
     /// Checks whether the interface still exists and the program is still attached.
@@ -354,17 +353,6 @@ impl Interface {
                 "cannot ask for the interfaces below: {error}"
             ),
         }
-    }
-
-    /// For each network: whether tags are missing, and the note about queues outside its lease.
-    fn known_of_networks(&self) -> Vec<(bool, String)> {
-        let networks = self.networks.iter();
-        networks
-            .map(|(&first, network)| {
-                let strips = network.strips_tags && !self.restores_tags(first);
-                (strips, network.note(&self.link.name))
-            })
-            .collect()
     }
 
     /// Finds an interface to attach to: this one, whatever its name is now, or, if it is gone, one with its first name

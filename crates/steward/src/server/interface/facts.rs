@@ -17,23 +17,19 @@ impl Interface {
         };
         facts.generation = facts.generation.wrapping_add(entries.renewed);
         facts.steered = entries.outcome.steered;
-        // If there is a network, its queues also receive frames for the guest.
-        let is_alone = self.networks.is_empty();
-        // In tap mode frames to the filter's addresses arrive from all queues.
-        let comes = self.is_by_tap() && !entries.filter.macs.is_empty();
-        let mut beyond = match is_alone && !comes {
-            true => entries.unserved.note(&self.link.name, queues, false),
-            false => String::new(),
-        };
-        if let Some(network) = self.networks.get(&queues.start) {
+        let network = self.networks.get(&queues.start);
+        if let Some(network) = network {
             facts.steered = Steered::ByNetwork;
             facts.strips_tags = network.strips_tags && !self.restores_tags(queues.start);
-            // In tap mode frames arrive from all queues.
-            beyond = match self.is_by_tap() {
-                true => String::new(),
-                false => network.note(&self.link.name),
-            };
         }
+        let beyond = match network {
+            // In tap mode frames to a network, or to the filter's addresses, arrive from all queues.
+            _ if self.is_by_tap() && (network.is_some() || !entries.filter.macs.is_empty()) => String::new(),
+            Some(network) => network.note(&self.link.name),
+            None if self.networks.is_empty() => entries.unserved.note(&self.link.name, queues, false),
+            // The queues of another lease's network also receive frames for the guest.
+            None => String::new(),
+        };
         facts.loses = !(beyond.is_empty() && self.losses.is_empty());
         facts.steering = entries::joined([&self.losses, &beyond, &entries.note()]);
         let impaired = self.impairment(queues);
@@ -62,6 +58,12 @@ impl Interface {
             return Some(netkits.lost(self, queues.start));
         }
         (!self.link.up).then(|| format!("{name} is down"))
+    }
+
+    /// The answers for all lessees.
+    pub(super) fn facts_for_all(&self) -> Vec<Facts> {
+        let leases = self.entries.values();
+        leases.map(|entries| self.facts_for(&entries.queues)).collect()
     }
 
     /// The facts that are the same for all lessees.

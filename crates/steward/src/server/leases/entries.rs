@@ -142,11 +142,6 @@ impl Entries {
         };
     }
 
-    /// Counts it if tags are visible that were not before.
-    pub(crate) fn note_renewed(&mut self, was_blind: bool) {
-        self.renewed += u32::from(was_blind && !self.is_blind());
-    }
-
     /// Whether the driver strips tags that the filter needs.
     pub(crate) fn lacks_tags(&self) -> bool {
         self.tags == Some(Tags::TakenOff)
