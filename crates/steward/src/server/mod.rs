@@ -43,7 +43,6 @@ use crate::sys;
 use connections::closing::{Closing, Over};
 use connections::connection::{Connection, Incoming, lessees};
 use connections::limits::{DeviceChanges, LogLimits, Turns};
-use connections::ready::ReadyConnection;
 use host::links::bridge::FdbChanges;
 use host::links::{self, Changes};
 use journal::file::may_crash;
@@ -268,9 +267,9 @@ impl Server {
     }
 
     /// Handles events of connections: closed connections first, as that makes room; then one request of each user.
-    fn serve_ready(&mut self, ready: &[ReadyConnection]) {
+    fn serve_ready(&mut self, ready: &BTreeMap<u64, PollFlags>) {
         let mut waiting: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
-        for &ReadyConnection { number, events } in ready {
+        for (&number, &events) in ready {
             let Some(connection) = self.connections.get_mut(&number) else {
                 continue;
             };
@@ -453,7 +452,8 @@ impl Server {
             theirs.for_each(|lessee| lessee.dirty |= changed);
         }
         of_host.into_iter().for_each(|at| self.judge_addresses_on(at));
-        self.look_by_part();
+        self.by_part(|part, server| part.look(server));
+        self.go_on_by_part();
         self.look_at_network_taps();
         self.forget_idle();
     }

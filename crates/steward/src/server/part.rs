@@ -167,11 +167,6 @@ impl Server {
         }
     }
 
-    pub(super) fn look_by_part(&mut self) {
-        self.by_part(|part, server| part.look(server));
-        self.go_on_by_part();
-    }
-
     /// When the part has something to do.
     pub(super) fn part_due(&self, now: Instant) -> Option<Instant> {
         self.part.as_ref().and_then(|part| part.due(now, self.linger))

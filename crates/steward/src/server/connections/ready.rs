@@ -1,5 +1,6 @@
 //! The descriptors that a round of the server polls.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -23,13 +24,8 @@ pub(crate) struct Ready {
     pub(crate) changes: bool,
     pub(crate) fdb: bool,
     pub(crate) reload: bool,
-    pub(crate) connections: Vec<ReadyConnection>,
-}
-
-/// A connection with something to do, or gone.
-pub(crate) struct ReadyConnection {
-    pub(crate) number: u64,
-    pub(crate) events: PollFlags,
+    /// Connections with something to do, or gone, by number.
+    pub(crate) connections: BTreeMap<u64, PollFlags>,
 }
 
 impl Server {
@@ -128,7 +124,6 @@ impl Server {
             connections: numbers
                 .zip(events)
                 .filter(|(_, events)| !events.is_empty())
-                .map(|(number, events)| ReadyConnection { number, events })
                 .collect(),
         }
     }
