@@ -156,8 +156,8 @@ impl Advertised {
                 *count = 0;
             }
             if elsewhere.contains(&mac) {
-                if *count == CLAIMS {
-                    *count += 1;
+                *count = count.saturating_add(1);
+                if *count == CLAIMS + 1 {
                     let mac = mac_text(mac);
                     tracing::warn!(
                         mac,
@@ -167,7 +167,6 @@ impl Advertised {
                 if *count > CLAIMS {
                     continue;
                 }
-                *count += 1;
             }
             *last = now;
             let its = self.addresses.iter().filter(|(station, _)| station.mac == mac);
