@@ -52,6 +52,8 @@ pub struct Link {
     pub driver: String,
     /// Administratively up (`IFF_UP`).
     pub up: bool,
+    /// Index of the bridge, bond or team that it is part of.
+    pub master: Option<u32>,
     /// Receive queues in use, as `ethtool -L` shows; if the driver does not report it, those that were allocated.
     pub rx_queues: u32,
     /// The other end is a stack on the same machine, whose senders leave only the sum of the pseudo-header in TCP's and
@@ -130,6 +132,17 @@ impl Link {
             Some(code) if code == Errno::NODEV.raw_os_error() => unknown(),
             _ => LinkError::of(name.to_owned(), source),
         })
+    }
+
+    /// Asks for an Ethernet interface by name; `None` when it is gone.
+    ///
+    /// # Errors
+    /// [`LinkError`], naming the interface.
+    pub fn find_by_name(name: &str) -> Result<Option<Self>, LinkError> {
+        match Self::by_name(name) {
+            Err(LinkError::Unknown(_)) => Ok(None),
+            asked => asked.map(Some),
+        }
     }
 
     /// Asks for an interface by index; `None` when it is gone, or the kernel does not answer.
@@ -225,6 +238,7 @@ impl Link {
             mtu: attributes.get_mtu().map_err(missing)?,
             mac: address.try_into().unwrap_or_default(),
             up: header.ifi_flags & libc::IFF_UP.cast_unsigned() != 0,
+            master: attributes.get_master().ok(),
             rx_queues: in_use.filter(|&queues| queues > 0).unwrap_or(allocated),
             driver: driver.unwrap_or_default(),
             name,
@@ -265,6 +279,24 @@ pub fn get_link<T>(
     let mut replies = socket.request(&request)?;
     let (header, attributes) = replies.recv_one().map_err(io::Error::from)?;
     Ok(read(&header, &attributes))
+}
+
+/// Numbers of attached and of detached queues of a tap device.
+///
+/// # Errors
+/// The kernel's.
+pub fn tap_queues(name: &CStr) -> io::Result<(u32, u32)> {
+    let counted = get_link(
+        &Ifinfomsg::default(),
+        Some(name),
+        |_, attributes| match attributes.get_linkinfo().and_then(|info| info.get_data()) {
+            Ok(LinkinfoDataMsg::Tun(tun)) => {
+                tun.get_num_queues().ok().zip(tun.get_num_disabled_queues().ok())
+            }
+            _ => None,
+        },
+    )?;
+    counted.ok_or_else(|| io::Error::other("the kernel does not report its number of queues"))
 }
 
 /// Whether it is a netkit without a peer (`IFLA_NETKIT_PAIRING`, include/uapi/linux/if_link.h).

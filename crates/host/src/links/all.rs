@@ -1,6 +1,7 @@
 //! All interfaces of a network namespace, and how they are stacked.
 
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::io;
 
 use netlink_bindings::rt_link::{self, Ifinfomsg, IterableLinkAttrs, LinkinfoDataMsg, LinkinfoMemberDataMsg};
@@ -83,11 +84,24 @@ pub(super) fn read_links() -> io::Result<Links> {
     Ok(links)
 }
 
-/// Calls `look` for each interface, with its index.
+/// Names and aliases of the interfaces that have an alias.
 ///
 /// # Errors
 /// The kernel's.
-pub fn for_each(mut look: impl FnMut(u32, &IterableLinkAttrs<'_>)) -> io::Result<()> {
+pub fn aliases() -> io::Result<Vec<(String, String)>> {
+    let mut found = Vec::new();
+    for_each(|_, attributes| {
+        let name = attributes.get_ifname().map(CStr::to_str);
+        let alias = attributes.get_ifalias().map(CStr::to_str);
+        if let (Ok(Ok(name)), Ok(Ok(alias))) = (name, alias) {
+            found.push((name.to_owned(), alias.to_owned()));
+        }
+    })?;
+    Ok(found)
+}
+
+/// Calls `look` for each interface, with its index.
+pub(super) fn for_each(mut look: impl FnMut(u32, &IterableLinkAttrs<'_>)) -> io::Result<()> {
     let mut socket = NetlinkSocket::new();
     let mut replies = socket.request(&rt_link::Request::new().op_getlink_dump(&Ifinfomsg::default()))?;
     while let Some(reply) = replies.recv() {

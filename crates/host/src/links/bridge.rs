@@ -62,19 +62,19 @@ const FAMILY_AT: usize = 16;
 
 /// The interface, or one above it, is a port of a bridge.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Membership {
+struct Membership {
     /// Index of the bridge.
-    pub bridge: u32,
+    bridge: u32,
     /// Its name.
-    pub bridge_name: String,
+    bridge_name: String,
     /// Index of the port.
-    pub port: u32,
+    port: u32,
     /// Frames of the bridge have this tag on the interface.
     tag: Option<u16>,
     /// With VLAN filtering: the VLAN (PVID) of untagged frames at the port; 0: there is none.
-    pub pvid: Option<u16>,
+    pvid: Option<u16>,
     /// The bridge learns addresses at the port.
-    pub learns: bool,
+    learns: bool,
 }
 
 impl Membership {
@@ -138,14 +138,40 @@ pub struct BridgeFdb {
 }
 
 impl BridgeFdb {
-    /// The bridge that the interface is a port of, and how; the first one, if it is part of several.
-    pub fn membership(&self) -> Option<&Membership> {
-        self.memberships.first()
+    /// Name of the bridge that the interface is a port of, the first one if it is part of several; empty: of none.
+    pub fn bridge(&self) -> &str {
+        self.memberships.first().map_or("", |first| &first.bridge_name)
     }
 
-    /// Of which bridge the interface is a port; empty: of none.
-    pub fn bridge(&self) -> &str {
-        self.membership().map_or("", |first| &first.bridge_name)
+    /// Its index.
+    pub fn index(&self) -> Option<u32> {
+        self.memberships.first().map(|first| first.bridge)
+    }
+
+    /// Index of the bridge by which a network with this uplink can advertise addresses.
+    ///
+    /// # Errors
+    /// Why it cannot, with the remedy.
+    pub fn advertising_bridge(&self, uplink: &Link) -> Result<u32, String> {
+        let (name, bridge) = (&uplink.name, self.bridge());
+        match self.memberships.first() {
+            _ if !uplink.is_tunnel() => Err(format!("{name} is no tunnel (vxlan, geneve)")),
+            Some(membership) if membership.port != uplink.index => {
+                Err(format!("{name} is no port of bridge {bridge} itself"))
+            }
+            None => Err(format!(
+                "{name} is no port of a bridge: `ip link set {name} master BRIDGE`"
+            )),
+            Some(Membership { pvid: Some(_), .. }) => Err(format!(
+                "bridge {bridge} filters VLANs: use a bridge for each tunnel (`ip link set {bridge} type bridge \
+                 vlan_filtering 0`)"
+            )),
+            Some(Membership { learns: true, .. }) => Err(format!(
+                "bridge {bridge} learns addresses at {name}, so any host could take a guest's: `bridge link set dev {name} \
+                 learning off`"
+            )),
+            Some(membership) => Ok(membership.bridge),
+        }
     }
 
     /// Counts changes; it wraps.

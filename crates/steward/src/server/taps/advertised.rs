@@ -66,7 +66,7 @@ impl Advertised {
         if self.at == Some((bridge, device.index)) {
             return Ok(());
         }
-        if tap.bridge()? != Some(bridge) {
+        if device.master != Some(bridge) {
             tap.join_bridge(bridge)?;
         }
         self.at = Some((bridge, device.index));

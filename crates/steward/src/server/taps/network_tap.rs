@@ -13,8 +13,8 @@ use crate::server::journal::file::may_crash;
 use crate::server::taps::advertised::Advertised;
 use crate::server::taps::removals::Removals;
 use crate::server::taps::tap::{NewTap, Tap};
-use host::links::bridge::{BridgeFdb, Membership};
-use host::links::{Link, LinkError};
+use host::links::Link;
+use host::links::bridge::BridgeFdb;
 use program::backoff::Retry;
 use steward_protocol::{AddressChange, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
 
@@ -109,11 +109,7 @@ impl NetworkTap {
     /// The device, if it is there.
     /// Errors: in words.
     fn device(&self) -> Result<Option<Link>, String> {
-        match Link::by_name(&self.tap.name) {
-            Ok(link) => Ok(Some(link)),
-            Err(LinkError::Unknown(_)) => Ok(None),
-            Err(error) => Err(with_sources(&error)),
-        }
+        Link::find_by_name(&self.tap.name).map_err(|error| with_sources(&error))
     }
 
     /// Ensures that there is a device whose descriptors the lessee has. `has`: index of the device whose descriptors it
@@ -339,7 +335,7 @@ impl NetworkTap {
     ) -> Result<(), String> {
         let uplink = &interface.link;
         self.look_at_links(interface);
-        let bridge = advertising_bridge(uplink, self.behind.membership())?;
+        let bridge = self.behind.advertising_bridge(uplink)?;
         let device = self.device()?;
         let device = device.ok_or_else(|| format!("{} is gone", self.tap.name))?;
         let stations = interface.stations(self.tap.first);
@@ -350,8 +346,7 @@ impl NetworkTap {
 
     /// Whether the interface is not a port any more of the bridge by which addresses are advertised.
     pub(super) fn advertises_elsewhere(&self) -> bool {
-        let bridge = self.behind.membership().map(|membership| membership.bridge);
-        self.advertised.is_elsewhere(bridge)
+        self.advertised.is_elsewhere(self.behind.index())
     }
 
     pub(super) fn has_detached_program(&self) -> bool {
@@ -383,31 +378,6 @@ impl NetworkTap {
         }
         // However that went, no device stays.
         self.tap
-    }
-}
-
-/// Index of the bridge by which a network with this uplink can advertise addresses.
-/// Errors: why it cannot, with the remedy.
-fn advertising_bridge(uplink: &Link, membership: Option<&Membership>) -> Result<u32, String> {
-    let name = &uplink.name;
-    let bridge = membership.map_or("", |membership| &membership.bridge_name);
-    match membership {
-        _ if !uplink.is_tunnel() => Err(format!("{name} is no tunnel (vxlan, geneve)")),
-        Some(membership) if membership.port != uplink.index => {
-            Err(format!("{name} is no port of bridge {bridge} itself"))
-        }
-        None => Err(format!(
-            "{name} is no port of a bridge: `ip link set {name} master BRIDGE`"
-        )),
-        Some(Membership { pvid: Some(_), .. }) => Err(format!(
-            "bridge {bridge} filters VLANs: use a bridge for each tunnel (`ip link set {bridge} type bridge \
-             vlan_filtering 0`)"
-        )),
-        Some(Membership { learns: true, .. }) => Err(format!(
-            "bridge {bridge} learns addresses at {name}, so any host could take a guest's: `bridge link set dev {name} \
-             learning off`"
-        )),
-        Some(membership) => Ok(membership.bridge),
     }
 }
 

@@ -10,16 +10,16 @@
 //! detached queue come by the others, and are dropped if there are none. Detached queues go with the device
 //! (`tun_detach_all`).
 
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use netlink_bindings::rt_link::{self, Ifinfomsg, LinkinfoDataMsg, PushLinkAttrs};
+use netlink_bindings::rt_link::{self, Ifinfomsg, PushLinkAttrs};
 use rustix::io::Errno;
 use steer::TapTo;
 
-use host::links::all::for_each;
-use host::links::{get_link, header_of};
+use host::links::all::aliases;
+use host::links::{header_of, tap_queues};
 
 use crate::netlink::{acknowledged, message_of};
 use crate::sys;
@@ -157,27 +157,14 @@ impl Tap {
 
     /// Whether it has these queues and no others: before it had an owner, everybody could attach one.
     fn check_queues(&self, queues: usize) -> io::Result<()> {
-        let name = text(&self.name)?;
-        let counted = get_link(
-            &Ifinfomsg::default(),
-            Some(&name),
-            |_, attributes| match attributes.get_linkinfo().and_then(|info| info.get_data()) {
-                Ok(LinkinfoDataMsg::Tun(tun)) => {
-                    tun.get_num_queues().ok().zip(tun.get_num_disabled_queues().ok())
-                }
-                _ => None,
-            },
-        )?;
-        match counted {
-            Some((attached, 0)) if usize::try_from(attached) == Ok(queues) => Ok(()),
-            Some((attached, detached)) => Err(io::Error::other(format!(
+        let (attached, detached) = tap_queues(&text(&self.name)?)?;
+        match usize::try_from(attached) == Ok(queues) && detached == 0 {
+            true => Ok(()),
+            false => Err(io::Error::other(format!(
                 "{queues} queues were made and {attached} are there ({detached} more are detached): another process \
                  attaches some, `grep -l {} /proc/[0-9]*/fdinfo/*` lists those that have any",
                 self.name
             ))),
-            None => Err(io::Error::other(
-                "the kernel does not report its number of queues",
-            )),
         }
     }
 
@@ -185,14 +172,6 @@ impl Tap {
     pub(crate) fn set_up(&self, up: bool) -> io::Result<()> {
         let flags = if up { libc::IFF_UP } else { 0 };
         self.change(&header(flags, libc::IFF_UP), |_| ())
-    }
-
-    /// Index of the bridge that it is a port of, if it is.
-    pub(crate) fn bridge(&self) -> io::Result<Option<u32>> {
-        let name = text(&self.name)?;
-        get_link(&Ifinfomsg::default(), Some(&name), |_, attributes| {
-            attributes.get_master().ok()
-        })
     }
 
     /// Makes it a port of a bridge that neither learns at it nor floods to it: the programs at the uplink give it those
@@ -256,19 +235,12 @@ pub(crate) fn removal_of(index: u32) -> Vec<u8> {
 
 /// All taps of stewards in this network namespace; if they cannot be listed, none, and the error is logged.
 pub(crate) fn all_taps() -> Vec<Tap> {
-    let mut found = Vec::new();
-    let looked = for_each(|_, attributes| {
-        let alias = attributes.get_ifalias().map(CStr::to_str);
-        let name = attributes.get_ifname().map(CStr::to_str);
-        if let (Ok(Ok(alias)), Ok(Ok(name))) = (alias, name) {
-            found.extend(Tap::of(alias, name));
-        }
-    });
-    if let Err(error) = looked {
+    let all = aliases().unwrap_or_else(|error| {
         tracing::warn!("cannot look for devices of another steward: {error}");
-        found.clear();
-    }
-    found
+        Vec::new()
+    });
+    let taps = all.iter().filter_map(|(name, alias)| Tap::of(alias, name));
+    taps.collect()
 }
 
 /// A header with these flags, of those that change.
