@@ -53,15 +53,6 @@ pub(super) struct QueueAt {
     pub(super) probe: Probe,
 }
 
-/// How a socket is bound.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Bind {
-    pub(super) at: QueueAt,
-    pub(super) flags: u16,
-    /// First test with a socket of little memory whether the queue is free, see [`Bind::run`].
-    pub(super) probes: bool,
-}
-
 /// The kind of bind that only tests whether a queue is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Probe {
@@ -319,23 +310,18 @@ pub(super) fn close(connections: &mut Vec<OwnedFd>) -> io::Result<Child> {
     Ok(child)
 }
 
-impl Bind {
+impl QueueAt {
     /// Tries until the deadline. A queue is free an RCU grace period after its last socket was closed. An earlier
     /// attempt fails; with much memory it fails only after the kernel has made its tables for all chunks, which takes
-    /// longer than the grace period. So a socket with one chunk tests first.
-    pub(super) fn run(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
-        let at = &self.at;
-        let deadline = at.deadline();
-        if self.probes
-            && let Ok(probe) = child::probe()
-        {
-            let _ = at.bind_by(deadline, probe.as_fd(), at.probe.flags());
+    /// longer than the grace period. Then a socket with one chunk tests first (`probes`).
+    pub(super) fn bind(&self, socket: BorrowedFd<'_>, flags: u16, probes: bool) -> Result<(), Errno> {
+        let deadline = self.deadline();
+        if probes && let Ok(probe) = child::probe() {
+            let _ = self.bind_by(deadline, probe.as_fd(), self.probe.flags());
         }
-        at.bind_by(deadline, socket, self.flags)
+        self.bind_by(deadline, socket, flags)
     }
-}
 
-impl QueueAt {
     /// Until when the queue may be busy.
     pub(super) fn deadline(&self) -> Instant {
         Instant::now() + self.wait

@@ -18,7 +18,7 @@ use xsk::PreferNode;
 use crate::capabilities::ChildWork;
 use crate::server::connections::connection::{By, Connection, Reply};
 use crate::server::interface::{Bound, Holds, Interface, Memory, Registered, bytes_held};
-use crate::server::job::{self, Attempt, Bind, Job, Outcome, Pending, Probe, QueueAt, failed, in_time};
+use crate::server::job::{self, Attempt, Job, Outcome, Pending, Probe, QueueAt, failed, in_time};
 use crate::server::operations;
 use crate::server::{Answered, Server, no_lease};
 use crate::sys::{
@@ -253,14 +253,11 @@ impl Server {
         interface.program()?;
         let at = queue_at(interface, queue, wait_ms);
         let registered = interface.sockets.take_registered(queue)?;
-        let bind = Bind {
-            at,
-            flags: u16::try_from(flags).unwrap_or(0),
-            probes: registered.memory.bytes > LARGE && at.probe == Probe::Refused,
-        };
+        let flags = u16::try_from(flags).unwrap_or(0);
+        let probes = registered.memory.bytes > LARGE && at.probe == Probe::Refused;
         let (memory, socket) = (registered.memory, registered.socket.as_fd());
         let job = match Job::begin(ChildWork::Bind, &[socket], || {
-            bind.run(socket).map_err(failed(Step::Bind))
+            at.bind(socket, flags, probes).map_err(failed(Step::Bind))
         }) {
             Ok(job) => job,
             Err(refusal) => {
