@@ -29,15 +29,6 @@ pub enum ChildWork {
 }
 
 impl ChildWork {
-    /// All kinds of work.
-    pub const ALL: [Self; 5] = [
-        Self::Register,
-        Self::Bind,
-        Self::Files,
-        Self::Interface,
-        Self::Rings,
-    ];
-
     /// The capabilities that the child keeps, if the steward has them.
     #[must_use]
     pub const fn keeps(self) -> CapabilitySet {

@@ -428,11 +428,19 @@ mod tests {
 
     use super::*;
 
+    const KINDS: [ChildWork; 5] = [
+        ChildWork::Register,
+        ChildWork::Bind,
+        ChildWork::Files,
+        ChildWork::Interface,
+        ChildWork::Rings,
+    ];
+
     #[test]
     fn child_keeps_only_the_capabilities_of_its_work() {
         testkit::require!(Root);
         let own = capabilities(None).expect("own").permitted;
-        for kind in ChildWork::ALL {
+        for kind in KINDS {
             let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
             let (reads, writes) =
                 socketpair(family, SocketType::SEQPACKET, flags, None).expect("two sockets");
@@ -454,7 +462,7 @@ mod tests {
             }
         }
         // What each kind of child can do to the host.
-        let may = |what| ChildWork::ALL.map(|kind| kind.keeps().contains(what));
+        let may = |what| KINDS.map(|kind| kind.keeps().contains(what));
         assert_eq!(may(CapabilitySet::NET_ADMIN), [false, false, false, true, true]);
         assert_eq!(may(CapabilitySet::SYS_PTRACE), [false, false, false, false, true]);
         assert_eq!(may(CapabilitySet::BPF), [false; 5]);
