@@ -354,7 +354,8 @@ impl Server {
         };
         self.lose_job(&mut connection);
         if connection.by_part.take().is_some() {
-            self.end_by_part(number);
+            self.by_part(|part, server| part.end(server, number));
+            self.go_on_by_part();
         }
         if let Some(held) = connection.held.take()
             && let Some(interface) = self.interfaces.get(&held.interface)

@@ -154,12 +154,6 @@ impl Server {
         begun.ok_or_else(no_lease)?
     }
 
-    /// Ends such a lease, of a connection that has ended.
-    pub(super) fn end_by_part(&mut self, number: u64) {
-        self.by_part(|part, server| part.end(server, number));
-        self.go_on_by_part();
-    }
-
     pub(super) fn go_on_by_part(&mut self) {
         let busy = self.jobs().filter_map(|(_, _, pending)| pending.queue).collect();
         if let Some(part) = &mut self.part {
@@ -175,11 +169,6 @@ impl Server {
     /// Whether the part still has to undo something.
     pub(super) fn is_part_unfinished(&self) -> bool {
         self.part.as_ref().is_some_and(|part| part.is_unfinished())
-    }
-
-    /// Checks that no lease of the part forbids an XDP program on an interface.
-    pub(super) fn check_no_part_on(&self, link: &Link) -> Result<(), Refusal> {
-        self.part.as_ref().map_or(Ok(()), |part| part.check_program(link))
     }
 
     /// Checks such a lease against a new policy, and ends it if it is not allowed.

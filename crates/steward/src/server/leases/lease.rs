@@ -46,7 +46,9 @@ impl Server {
         let rule = self.policy.find(&peer, wanted, |rule| self.leased(rule))?;
         let link = Link::by_name(&wanted.interface)
             .map_err(|error| Reason::NoInterface.because(with_sources(&error)))?;
-        self.check_no_part_on(&link)?;
+        if let Some(part) = &self.part {
+            part.check_program(&link)?;
+        }
         check_programs_run_on(&link)?;
         let hint_request = self.connections.get(&number).and_then(|asker| asker.hint_request);
         let hint_request = hint_request.unwrap_or_default();
