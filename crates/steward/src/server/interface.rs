@@ -315,12 +315,10 @@ impl Interface {
                 }
             }
         }
-        let attached = self
-            .program
-            .as_ref()
-            .filter(|program| program.mode() != Mode::Tap);
-        let id = attached.map(Program::id);
-        if id.is_some_and(|id| steer::is_detached(self.link.index, id)) {
+        if let Some(program) = &self.program
+            && program.mode() != Mode::Tap
+            && steer::is_detached(self.link.index, program.id())
+        {
             tracing::warn!(
                 interface = self.link.name,
                 "another program has detached the program"

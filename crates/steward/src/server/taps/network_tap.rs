@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Instant;
 
-use steer::{Hook, ModeRequest, Program, TapAccess, TapDevice, TapTo, TapUser, detach_tap, with_sources};
+use steer::{Hook, ModeRequest, TapAccess, TapDevice, TapTo, TapUser, detach_tap, with_sources};
 
 use crate::server::connections::connection::Held;
 use crate::server::interface::Interface;
@@ -231,34 +231,25 @@ impl NetworkTap {
     /// Makes what is missing between the device and the interface.
     /// Errors: in words.
     fn join(&mut self, interface: &Interface, device: &Link, between: Between) -> Result<(), String> {
-        let (program, mtu) = (
-            interface.program().map_err(|refusal| refusal.text)?,
-            Tap::mtu_for(interface.link.mtu),
-        );
+        let mtu = Tap::mtu_for(interface.link.mtu);
         if device.mtu != mtu {
             let set = self.tap.set_mtu(mtu, device.mtu);
             set.map_err(|error| format!("cannot set the MTU of {}: {error}", self.tap.name))?;
         }
         if self.joined.as_ref().map(|joined| joined.between) != Some(between) {
-            self.attach(interface, program, (between, device.mac))?;
+            self.attach(interface, device.mac, between)?;
         }
         // Not before: only the program may take the tap's frames.
         let up = self.tap.set_up(true);
         up.map_err(|error| format!("cannot set {} up: {error}", self.tap.name))
     }
 
-    fn attach(
-        &mut self,
-        interface: &Interface,
-        program: &Program,
-        (between, mac): (Between, [u8; 6]),
-    ) -> Result<(), String> {
+    fn attach(&mut self, interface: &Interface, mac: [u8; 6], between: Between) -> Result<(), String> {
+        let program = interface.program().map_err(|refusal| refusal.text)?;
         // A filter of its own would be taken for the next one's.
         self.joined = None;
-        let Between {
-            uplink, tap: index, ..
-        } = between;
-        let ends = (uplink, TapDevice { index, mac });
+        let index = between.tap;
+        let ends = (between.uplink, TapDevice { index, mac });
         let access = TapAccess::attach(program, self.to, self.user, ends, Hook::Best);
         let mut access = access.map_err(|error| with_sources(&error))?;
         may_crash("joined");

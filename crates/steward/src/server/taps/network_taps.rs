@@ -188,12 +188,11 @@ impl Server {
 
     /// The same without notifying lessees; whether there was such a tap.
     fn take_network_tap_back(&mut self, at: TapAt) -> bool {
-        let ended = self.network_taps.remove(&at);
-        let was_there = ended.is_some();
-        if let Some(ended) = ended {
-            let device = ended.end(self.interfaces.get(&at.0.0));
-            self.removals.begin(&device);
-        }
-        was_there
+        let Some(ended) = self.network_taps.remove(&at) else {
+            return false;
+        };
+        let device = ended.end(self.interfaces.get(&at.0.0));
+        self.removals.begin(&device);
+        true
     }
 }
