@@ -209,22 +209,21 @@ impl Interface {
         let Some(network) = self.networks.get_mut(&first) else {
             return Ok(());
         };
-        let mut changed = Ok(());
-        for &StationChange { station, port } in changes {
+        let changed = changes.iter().try_for_each(|&StationChange { station, port }| {
             // A program that is attached later gets all stations then.
             let program = self.program.as_ref();
-            changed = match port {
-                Some(port) => program.map_or(Ok(()), |program| program.set_station(first, station, port)),
-                None => program.map_or(Ok(()), |program| program.remove_station(first, station)),
-            };
-            if changed.is_err() {
-                break;
-            }
             match port {
-                Some(port) => network.stations.insert(station, port),
-                None => network.stations.remove(&station),
-            };
-        }
+                Some(port) => {
+                    program.map_or(Ok(()), |program| program.set_station(first, station, port))?;
+                    network.stations.insert(station, port);
+                }
+                None => {
+                    program.map_or(Ok(()), |program| program.remove_station(first, station))?;
+                    network.stations.remove(&station);
+                }
+            }
+            Ok(())
+        });
         self.accept_stations(first);
         changed.map_err(refused)
     }
@@ -254,10 +253,8 @@ impl Interface {
         let blind = network.strips_tags && !self.restores_tags(first);
         for StationChange { station, .. } in set() {
             let others = self.networks.iter().filter(|&(&other, _)| other != first);
-            if others
-                .map(|(_, network)| network)
-                .any(|network| network.stations.contains_key(station))
-            {
+            let mut others = others.map(|(_, network)| network);
+            if others.any(|network| network.stations.contains_key(station)) {
                 return Reason::Taken.refuse(format!(
                     "another lease of {name} has {} in VLAN {}: give the guest another address",
                     steer::mac_text(station.mac),

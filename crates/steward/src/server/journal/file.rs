@@ -154,11 +154,8 @@ impl Entry {
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}",
-            self.path.as_deref().unwrap_or(Path::new("no entry")).display()
-        )
+        let path = self.path.as_deref().unwrap_or(Path::new("no entry"));
+        path.display().fmt(f)
     }
 }
 

@@ -156,10 +156,10 @@ impl Ledger {
         }
     }
 
-    /// Undoes, as far as possible, the configuration in entries that belong to no known interface.
-    pub(crate) fn clear_strays(journal: &Journal, is_known: impl Fn(&Entry) -> bool) {
+    /// Undoes, as far as possible, the configuration in entries that are not known.
+    pub(crate) fn clear_strays(journal: &Journal, known: &[Entry]) {
         for entry in journal.entries(PREFIX) {
-            if is_known(&entry) {
+            if known.contains(&entry) {
                 continue;
             }
             let mut ledger = Self::open(entry.clone());
@@ -415,7 +415,7 @@ mod tests {
         }
         let journal = Journal::open(dir.path());
         let known = entry_of(&journal, 2);
-        Ledger::clear_strays(&journal, |entry| *entry == known);
+        Ledger::clear_strays(&journal, std::slice::from_ref(&known));
         assert_eq!(journal.entries("nic-"), [known]);
         assert_eq!(journal.entries("state").len(), 1);
     }

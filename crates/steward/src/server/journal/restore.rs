@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::server::connections::connection::Held;
 use crate::server::interface::{Interface, remove_pins};
 use crate::server::journal::file::may_crash;
+use crate::server::journal::ledger::{Ledger, entry_of};
 use crate::server::journal::state::{LeaseRecord, Records, Store, hex};
 use crate::server::{Answered, Server, no_lease, numbers};
 
@@ -67,7 +68,11 @@ impl Server {
             self.interfaces
                 .insert(record.number, Interface::adopt(record, places));
         }
-        store.clear_stray_notes();
+        let interfaces = self.interfaces.keys();
+        let known: Vec<_> = interfaces
+            .map(|&number| entry_of(store.journal(), number))
+            .collect();
+        Ledger::clear_strays(store.journal(), &known);
         self.store = Some(store);
         self.part = None;
         self.load_part();

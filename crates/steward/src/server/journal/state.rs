@@ -26,7 +26,6 @@ use rustix::fs::{FlockOperation, flock, statfs};
 use serde::{Deserialize, Serialize};
 
 use crate::server::journal::file::{Entry, Journal, may_crash};
-use crate::server::journal::ledger::{self, Ledger};
 use program::peer::Credentials;
 use steward_protocol::{Request, Token, Wanted};
 
@@ -194,14 +193,6 @@ impl Store {
     /// The entry with the records.
     pub(crate) fn entry(&self) -> Entry {
         self.journal.entry("state")
-    }
-
-    /// Undoes saved NIC configuration of interfaces that are not in the records.
-    pub(crate) fn clear_stray_notes(&self) {
-        let known = || self.records.interfaces.iter().map(|record| record.number);
-        Ledger::clear_strays(&self.journal, |entry| {
-            known().any(|number| ledger::entry_of(&self.journal, number) == *entry)
-        });
     }
 
     /// Where a part outside the core has entries of its own.

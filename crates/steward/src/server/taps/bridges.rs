@@ -55,10 +55,8 @@ impl Server {
                 Ok(false) => {}
                 Err(error) => tracing::debug!("cannot read the forwarding database of a bridge: {error}"),
             }
-            let uplink = self
-                .interfaces
-                .get(&at.0)
-                .map_or(0, |interface| interface.link.index);
+            let interface = self.interfaces.get(&at.0);
+            let uplink = interface.map_or(0, |interface| interface.link.index);
             if let Err(error) = tap.advertised.claim_again(uplink, begun) {
                 tracing::debug!("cannot advertise addresses again: {error}");
             }

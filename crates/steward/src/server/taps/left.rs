@@ -92,11 +92,8 @@ impl Server {
             Vec::new()
         });
         for Filter { uplink, to, first } in filters {
-            let mut ours = self
-                .interfaces
-                .iter()
-                .filter(|(_, interface)| interface.link.index == uplink);
-            let is_left = match ours.next() {
+            let mut interfaces = self.interfaces.iter();
+            let is_left = match interfaces.find(|(_, interface)| interface.link.index == uplink) {
                 Some((&at, _)) => !self.network_taps.contains_key(&((at, first), to)),
                 None => {
                     let name = Link::by_index(uplink).map(|link| link.name).unwrap_or_default();
