@@ -540,6 +540,7 @@ fn link_of(facts: &Facts) -> Link {
         driver: facts.driver.clone(),
         partial_checksums: facts.partial_checksums,
         node: facts.node,
+        master: None,
         translated: facts.translated,
     }
 }
