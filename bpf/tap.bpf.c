@@ -10,7 +10,8 @@
  *
  *   to_network    at egress of the uplink: redirects what the host sends to a station of the network to the tap, instead
  *                 of out of the NIC. Of frames to groups the tap gets a copy. All other frames leave as before.
- *   to_host_device  at egress of the tap: see to_device. The device's own address tells what did not pass the uplink.
+ *   to_host_device  at egress of the tap: see to_device. The device's own address tells what did not pass the uplink, or
+ *                 for frames to groups, which a bridge with the tap as a port sends, too, that they lack a mark.
  *   to_host       at ingress of the tap: the uplink receives what the network sends to the host, as if it came from
  *                 outside. So the host has one interface, one address, one neighbour table.
  *
@@ -105,6 +106,7 @@ static __always_inline int to_tap(struct __sk_buff *skb, int limits)
 	__u64 *config;
 	volatile __u64 key;
 	__u8 head[HEADER_LEN];
+	__u16 mark;
 
 	if (bpf_skb_load_bytes(skb, 0, head, sizeof(head)))
 		return GO_ON;
@@ -123,7 +125,10 @@ static __always_inline int to_tap(struct __sk_buff *skb, int limits)
 			return GO_ON;
 		}
 		/* Without memory for a copy the network has lost a frame, as on any wire. */
+		mark = skb->tc_index;
+		skb->tc_index = COPY_FOR_TAP;
 		bpf_clone_redirect(skb, tap_device, 0);
+		skb->tc_index = mark;
 		if (limits)
 			COUNT(counters, group_copied);
 		return GO_ON;
@@ -170,13 +175,15 @@ int to_device(struct __sk_buff *skb)
 SEC("tc")
 int to_host_device(struct __sk_buff *skb)
 {
-	__u8 mac[6];
+	__u8 head[HEADER_LEN];
 	int i;
 
-	if (bpf_skb_load_bytes(skb, 6, mac, sizeof(mac)))
+	if (bpf_skb_load_bytes(skb, 0, head, sizeof(head)))
 		return TC_ACT_SHOT;
+	if (head[0] & 1)
+		return skb->tc_index == COPY_FOR_TAP ? GO_ON : TC_ACT_SHOT;
 	for (i = 0; i < 6; i++)
-		if (mac[i] != tap_mac[i])
+		if (head[6 + i] != tap_mac[i])
 			return GO_ON;
 	return TC_ACT_SHOT;
 }

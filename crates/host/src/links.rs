@@ -9,7 +9,8 @@ pub mod below;
 pub mod bridge;
 mod device;
 pub mod filters;
-mod tunnel;
+pub mod neighbours;
+pub mod tunnel;
 
 use std::ffi::{CStr, CString};
 use std::fs;

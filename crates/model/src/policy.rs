@@ -245,9 +245,9 @@ pub struct AfXdpRule {
     pub network: bool,
     /// Allow these networks to reach the host [default: as `network`]
     pub host: Option<bool>,
-    /// Allow these networks to advertise addresses of their guests to other hosts
+    /// Allow these networks to advertise MAC addresses of their guests to other hosts. Needs `network`, and the host
     pub advertise: bool,
-    /// With `advertise`: of IP addresses only these, and those in these networks [default: any]
+    /// With `advertise`: allow these IP addresses, too, and those in these networks [default: none]
     pub ips: Option<Prefixes>,
     /// Allow queues to be leased to netkit devices [default: false]
     pub netkit: Option<bool>,

@@ -378,21 +378,26 @@ impl Lease {
         }
     }
 
-    /// Changes the addresses of guests that the network advertises to other hosts: see [`Request::Advertise`]. An older
-    /// steward, which does not know the message, is not asked. Changes made before an error stay; the whole call can be
-    /// repeated.
+    /// Changes the addresses of guests that the network advertises to other hosts: see [`Request::Advertise`]. Changes
+    /// made before an error stay; the whole call can be repeated.
     ///
     /// # Errors
     /// [`LeaseError`].
     pub fn advertise(&self, changes: &[AddressChange]) -> Result<(), LeaseError> {
-        for changes in changes.chunks(ADVERTISED_CHANGES_MAX) {
-            let changes = changes.to_vec();
-            let request = Request::Advertise { changes };
-            if self.knows(&request)? {
-                self.ask_done(&request)?;
-            }
+        let mut requests = changes
+            .chunks(ADVERTISED_CHANGES_MAX)
+            .map(|changes| Request::Advertise {
+                changes: changes.to_vec(),
+            });
+        let Some(first) = requests.next() else {
+            return Ok(());
+        };
+        if !self.knows(&first)? {
+            let text = "the steward is older than this program and cannot advertise addresses: restart it";
+            return Err(LeaseError::Refused(Reason::NotAllowed.because(text)));
         }
-        Ok(())
+        self.ask_done(&first)?;
+        requests.try_for_each(|request| self.ask_done(&request))
     }
 
     /// Leases the only queue of the lease on to a new netkit, in the given network namespace or, without one, in the

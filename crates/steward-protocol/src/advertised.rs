@@ -1,6 +1,6 @@
 //! Addresses of guests that a network advertises to other hosts.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::Malformed;
 use super::wire::{Body, Codec as _, Flag, List, Wire};
@@ -14,9 +14,9 @@ pub const ADVERTISED_CHANGES_MAX: usize = 32;
 pub struct AddressChange {
     /// A station of the network.
     pub station: Station,
-    /// An IP address of the station; `None`: its MAC address.
+    /// An IP address of the station, advertised with its MAC address; `None`: the MAC address alone.
     pub ip: Option<IpAddr>,
-    /// It is advertised from now on, or not any more.
+    /// It is advertised from now on, or not any more. The IP addresses of a removed MAC address are removed, too.
     pub is_added: bool,
 }
 
@@ -48,9 +48,10 @@ impl Wire for AddressChange {
             ip: (!ip.is_unspecified()).then(|| ip.to_canonical()),
             is_added: Flag.read(from)?,
         };
-        let is_one_host = change
-            .ip
-            .is_none_or(|ip| !ip.is_unspecified() && !ip.is_multicast());
+        let is_one_host = change.ip.is_none_or(|ip| {
+            let is_broadcast = ip == IpAddr::V4(Ipv4Addr::BROADCAST);
+            !(ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() || is_broadcast)
+        });
         match station.is_possible() && station.mac != [0; 6] && is_one_host {
             true => Ok(change),
             false => Err(Malformed::List(ADDRESSES.name)),

@@ -264,7 +264,14 @@ fn only_addresses_of_one_host_are_advertised() {
         |changes: Vec<AddressChange>| Request::decode(&Request::Advertise { changes }.encode(1)).is_ok();
     assert!(decoded(vec![address(None); ADVERTISED_CHANGES_MAX]));
     assert!(!decoded(Vec::new()));
-    for ip in ["224.0.0.1", "ff02::1", "0.0.0.0"] {
+    for ip in [
+        "224.0.0.1",
+        "ff02::1",
+        "0.0.0.0",
+        "255.255.255.255",
+        "127.0.0.1",
+        "::1",
+    ] {
         assert!(!decoded(vec![address(Some(ip))]), "{ip}");
     }
     for station in [station(4095, 2), station(0, 3), station(0, 0)] {

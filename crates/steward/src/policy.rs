@@ -19,7 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::LazyLock;
 
-use model::config::Prefixes;
+use model::config::{IpPrefix, Prefixes};
 use serde::{Deserialize, Serialize};
 use steer::{Filter, HintSet, MAX_QUEUES, Station, mac_text, ranges_text};
 
@@ -98,8 +98,8 @@ pub struct Rule {
     host: bool,
     /// These networks may advertise addresses of their guests to other hosts.
     advertise: bool,
-    /// Of IP addresses only these; `None`: any.
-    ips: Option<Prefixes>,
+    /// Of IP addresses only these.
+    ips: Prefixes,
     /// Leased queues may be leased on to a netkit.
     netkit: bool,
     /// The hints that leases may have.
@@ -144,6 +144,7 @@ impl Policy {
             network: true,
             host: true,
             advertise: true,
+            ips: Prefixes(IpPrefix::ALL.to_vec()),
             hints: HintSet::ALL,
             ..Rule::default()
         };
@@ -214,9 +215,10 @@ impl Policy {
                 "the policy does not let networks advertise addresses to other hosts: add `advertise = true` to rule \
                  {number}"
             )),
-            (Some(ip), Some(ips)) if !ips.0.iter().any(|prefix| prefix.contains(ip)) => {
+            (Some(ip), ips) if !ips.0.iter().any(|prefix| prefix.contains(ip)) => {
                 Reason::NotAllowed.refuse(format!(
-                    "the policy does not allow IP address {ip}, it allows {ips}: add it to `ips` of rule {number}"
+                    "the policy does not let networks advertise IP address {ip}: add it to `ips` of rule {number}, or a \
+                     network with it"
                 ))
             }
             _ => Ok(()),
@@ -438,8 +440,8 @@ impl fmt::Display for Rule {
         if self.advertise {
             write!(f, ", advertised to other hosts")?;
         }
-        if let Some(ips) = &self.ips {
-            write!(f, ", IP {ips}")?;
+        if !self.ips.0.is_empty() {
+            write!(f, ", IP {}", self.ips)?;
         }
         if self.netkit {
             write!(f, ", netkits")?;

@@ -40,7 +40,7 @@ impl Lessor {
         let rule = |name: &&str| {
             format!(
                 "[[allow]]\nuser = {ID}\ninterface = \"{name}\"\nqueues = \"all\"\nmemlock = \"unlimited\"\n\
-                 busy-poll = 64\nnetwork = true\nadvertise = true\n"
+                 busy-poll = 64\nnetwork = true\nadvertise = true\nips = [\"0.0.0.0/0\", \"::/0\"]\n"
             )
         };
         let policy: String = interfaces.iter().map(rule).collect();

@@ -3,14 +3,15 @@
 
 use crate::common;
 
+use std::io::Read;
 use std::net::IpAddr;
 
-use common::{World, refusal, take, wanted};
+use common::{World, refusal, take, to, wanted};
 use rustix::process::Signal;
 use steer::Station;
 use steward_client::Lease;
 use steward_protocol::{AddressChange, Reason, StationChange, Wanted};
-use testkit::{VethPair, require, wait};
+use testkit::{PacketPort, VethPair, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
 const MAC: &str = "02:00:00:00:00:aa";
@@ -124,14 +125,18 @@ fn change(ip: Option<&str>, is_added: bool) -> AddressChange {
 }
 
 const OUR_NEIGHBOUR: &str = "192.0.2.1 lladdr 02:00:00:00:00:aa PERMANENT proto 118";
+/// The policy of most tests.
+const ALL: &str = "advertise = true\nips = [\"192.0.2.0/24\"]";
+
+/// The MAC address, and the IP address.
+fn both(is_added: bool) -> [AddressChange; 2] {
+    [change(None, is_added), change(Some(IP), is_added)]
+}
 
 #[test]
 fn lessee_advertises_its_own_addresses_as_the_policy_allows() {
     require!(Root);
-    let mut overlay = Overlay::new(World::with(
-        1,
-        &policy("advertise = true\nips = [\"192.0.2.0/24\"]"),
-    ));
+    let mut overlay = Overlay::new(World::with(1, &policy(ALL)));
     let lease = &overlay.lease;
     let other = Station {
         vlan: 0,
@@ -142,76 +147,119 @@ fn lessee_advertises_its_own_addresses_as_the_policy_allows() {
         ..change(None, true)
     };
     let refused = refusal(lease.advertise(&[change(None, true), not_ours]));
-    assert!(
-        refused.text.contains("02:00:00:00:00:bb is no station"),
-        "{refused}"
-    );
+    let text = "02:00:00:00:00:bb is no station";
+    assert!(refused.text.contains(text), "{refused}");
     for ip in ["198.51.100.1", "2001:db8::1"] {
         let refused = refusal(lease.advertise(&[change(Some(ip), true)]));
         assert_eq!(refused.reason, Reason::NotAllowed);
-        assert!(
-            refused.text.contains(ip) && refused.text.contains("`ips` of rule 1"),
-            "{refused}"
-        );
+        let text = format!("{ip}: add it to `ips` of rule 1");
+        assert!(refused.text.contains(&text), "{refused}");
     }
     overlay.await_tables(&[], &[]);
-    lease
-        .advertise(&[change(Some(IP), true), change(None, true)])
-        .expect("allowed");
+    // An IP address has its MAC address advertised, too.
+    lease.advertise(&[change(Some(IP), true)]).expect("allowed");
     overlay.await_tables(&[&overlay.ours()], &[OUR_NEIGHBOUR]);
     lease
-        .advertise(&[change(None, false), change(None, false)])
+        .advertise(&[change(Some(IP), false); 2])
         .expect("removed once");
-    overlay.await_tables(&[], &[OUR_NEIGHBOUR]);
-    lease.advertise(&[change(None, true)]).expect("allowed");
-    // Its addresses go with the station.
-    let gone = StationChange {
-        station: station(),
-        port: None,
-    };
-    lease.set_stations(&[gone]).expect("removed");
+    overlay.await_tables(&[&overlay.ours()], &[]);
+    lease.advertise(&both(true)).expect("allowed");
+    lease
+        .advertise(&[change(None, false)])
+        .expect("removed with its IP address");
     overlay.await_tables(&[], &[]);
-    lease
-        .set_stations(&[StationChange {
-            port: Some(1),
-            ..gone
-        }])
-        .expect("allowed");
-    lease
-        .advertise(&[change(Some(IP), true), change(None, true)])
-        .expect("allowed");
+    // Its addresses go with the station.
+    lease.advertise(&both(true)).expect("allowed");
+    let station = |port| StationChange {
+        station: station(),
+        port,
+    };
+    lease.set_stations(&[station(None)]).expect("removed");
+    overlay.await_tables(&[], &[]);
+    lease.set_stations(&[station(Some(1))]).expect("allowed");
     // They go with the tap.
+    lease.advertise(&both(true)).expect("allowed");
     common::write_policy(&overlay.world.dir, &policy(""));
     overlay.world.steward.signal(Signal::HUP);
     overlay.await_tables(&[], &[]);
-    overlay.tap = overlay
-        .lease
-        .host(0)
-        .map(|(end, tap)| (end.interface, tap))
-        .expect("allowed");
+    let (end, tap) = overlay.lease.host(0).expect("allowed");
+    overlay.tap = (end.interface, tap);
     let refused = refusal(overlay.lease.advertise(&[change(None, true)]));
     assert!(refused.text.contains("`advertise = true` to rule 1"), "{refused}");
 }
 
 #[test]
-fn addresses_are_advertised_by_a_tunnel_at_a_bridge_only() {
+fn addresses_are_advertised_by_a_tunnel_at_a_suitable_bridge_only() {
     require!(Root);
-    let overlay = Overlay::new(World::with(1, &policy("advertise = true")));
-    let asked = || refusal(overlay.lease.advertise(&[change(None, true)])).text;
-    let remedy = "bridge link set dev vx7 learning o";
-    overlay.bridge(&["link", "set", "dev", "vx7", "learning", "on"]);
-    assert!(asked().contains(&format!("`{remedy}ff`")), "{}", asked());
-    overlay.world.veth.near.ip(&["link", "set", "vx7", "nomaster"]);
-    assert!(asked().contains("`ip link set vx7 master BRIDGE`"), "{}", asked());
-    overlay.await_tables(&[], &[]);
+    let mut overlay = Overlay::new(World::with(1, &policy(ALL)));
+    let set = |overlay: &Overlay, words: &str| {
+        let words: Vec<_> = words.split(' ').collect();
+        let (program, args) = words.split_first().expect("a program");
+        overlay.world.veth.near.run(program, args);
+    };
+    for (wrong, right, remedy) in [
+        (
+            "bridge link set dev vx7 learning on",
+            "bridge link set dev vx7 learning off",
+            "`bridge link set dev vx7 learning off`",
+        ),
+        (
+            "ip link set br7 type bridge stp_state 1",
+            "ip link set br7 type bridge stp_state 0",
+            "`ip link set br7 type bridge stp_state 0`",
+        ),
+        (
+            "ip link set vx7 nomaster",
+            "ip link set vx7 master br7",
+            "`ip link set vx7 master BRIDGE`",
+        ),
+    ] {
+        let advertised = || overlay.lease.advertise(&both(true)).is_ok();
+        overlay.world.await_that(advertised);
+        overlay.await_tables(&[&overlay.ours()], &[OUR_NEIGHBOUR]);
+        set(&overlay, wrong);
+        // They go with the tap, as the lessee learns.
+        overlay.await_tables(&[], &[]);
+        overlay.lease.advertise(&both(false)).ok();
+        let (end, tap) = overlay.lease.host(0).expect("allowed");
+        overlay.tap = (end.interface, tap);
+        let refused = refusal(overlay.lease.advertise(&both(true)));
+        assert!(refused.text.contains(remedy), "{refused}");
+        set(&overlay, right);
+        set(&overlay, "bridge link set dev vx7 learning off");
+    }
+}
+
+#[test]
+fn addresses_of_the_host_and_of_others_are_not_taken() {
+    require!(Root);
+    let overlay = Overlay::new(World::with(1, &policy(ALL)));
+    let near = &overlay.world.veth.near;
+    near.ip(&["address", "add", "192.0.2.9/28", "dev", "br7"]);
+    let theirs = ["192.0.2.2", "lladdr", "02:00:00:00:00:cc", "dev", "br7"];
+    near.ip(&[&["neighbour", "add"], &theirs[..], &["nud", "permanent"]].concat());
+    for (ip, why) in [
+        ("192.0.2.9", "the bridge's own address"),
+        ("192.0.2.15", "a broadcast address"),
+        ("192.0.2.2", "`ip neighbour show 192.0.2.2`"),
+    ] {
+        let refused = refusal(overlay.lease.advertise(&[change(Some(ip), true)]));
+        assert!(refused.text.contains(why), "{refused}");
+    }
+    overlay.lease.advertise(&[change(None, false)]).expect("removed");
+    near.ip(&[
+        "link", "add", "p0", "master", "br7", "type", "veth", "peer", "name", "p1",
+    ]);
+    overlay.bridge(&["fdb", "add", MAC, "dev", "p0", "master", "static"]);
+    let refused = refusal(overlay.lease.advertise(&[change(None, true)]));
+    assert!(refused.text.contains("`bridge fdb show dev p0`"), "{refused}");
 }
 
 #[test]
 fn address_that_another_host_takes_is_set_again_a_few_times() {
     require!(Root);
-    let mut overlay = Overlay::new(World::with(1, &policy("advertise = true")));
-    let addresses = [change(None, true), change(Some(IP), true)];
-    overlay.lease.advertise(&addresses).expect("allowed");
+    let mut overlay = Overlay::new(World::with(1, &policy(ALL)));
+    overlay.lease.advertise(&both(true)).expect("allowed");
     let (ours, theirs) = (overlay.ours(), format!("{MAC} dev vx7 master br7 static"));
     let take = || overlay.bridge(&["fdb", "replace", MAC, "dev", "vx7", "master", "static"]);
     for _ in 0..3 {
@@ -219,66 +267,95 @@ fn address_that_another_host_takes_is_set_again_a_few_times() {
         overlay.await_tables(&[&ours], &[OUR_NEIGHBOUR]);
     }
     take();
-    overlay.world.steward.await_text("advertised by another host");
+    overlay
+        .world
+        .steward
+        .await_text("which advertises its address, too");
     overlay.await_tables(&[&theirs], &[OUR_NEIGHBOUR]);
     // The other host does not advertise it any more.
     overlay.bridge(&["fdb", "del", MAC, "dev", "vx7", "master"]);
     overlay.await_tables(&[&ours], &[OUR_NEIGHBOUR]);
+    // The kernel drops neighbours of a bridge that is down.
+    let near = &overlay.world.veth.near;
+    near.ip(&["link", "set", "br7", "down"]);
+    near.ip(&["link", "set", "br7", "up"]);
+    overlay.await_tables(&[&ours], &[OUR_NEIGHBOUR]);
+    near.ip(&["neighbour", "del", IP, "dev", "br7"]);
+    overlay.await_tables(&[&ours], &[OUR_NEIGHBOUR]);
     // A neighbour that the routing daemon has replaced is not removed.
-    let theirs = [
-        "neighbour",
-        "replace",
-        IP,
-        "lladdr",
-        MAC,
-        "dev",
-        "br7",
-        "nud",
-        "noarp",
-        "protocol",
-        "zebra",
-    ];
-    overlay.world.veth.near.ip(&theirs);
-    let all = addresses.map(|change| AddressChange {
-        is_added: false,
-        ..change
-    });
-    overlay.lease.advertise(&all).expect("removed");
+    let theirs = ["lladdr", MAC, "dev", "br7", "nud", "noarp", "protocol", "zebra"];
+    near.ip(&[&["neighbour", "replace", IP], &theirs[..]].concat());
+    overlay.lease.advertise(&both(false)).expect("removed");
     overlay.await_tables(&[], &["192.0.2.1 lladdr 02:00:00:00:00:aa NOARP proto zebra"]);
 }
 
 #[test]
 fn advertised_addresses_survive_the_steward_and_end_with_the_lessee() {
     require!(Root);
-    let mut overlay = Overlay::new(World::kept_for(&policy("advertise = true"), "60"));
-    let addresses = [change(None, true), change(Some(IP), true)];
-    overlay.lease.advertise(&addresses).expect("allowed");
+    let mut overlay = Overlay::new(World::kept_for(&policy(ALL), "60"));
+    overlay.lease.advertise(&both(true)).expect("allowed");
+    let left = [
+        "192.0.2.5",
+        "lladdr",
+        "02:00:00:00:00:dd",
+        "dev",
+        "br7",
+        "protocol",
+        "118",
+    ];
     for signal in [Signal::TERM, Signal::KILL] {
+        // As if of a lessee that was killed with the steward.
+        let near = &overlay.world.veth.near;
+        near.ip(&[&["neighbour", "add"], &left[..], &["nud", "permanent"]].concat());
         overlay.world.restart_after(signal);
         overlay.await_tables(&[&overlay.ours()], &[OUR_NEIGHBOUR]);
-        overlay
-            .world
-            .await_that(|| overlay.lease.take_changes().is_ok() && !overlay.lease.is_away());
+        let near = &overlay.world.veth.near;
+        let all = || near.output_of("ip", &["neighbour", "show", "dev", "br7", "nud", "all"]);
+        overlay.world.await_that(|| !all().contains("192.0.2.5"));
+        let is_back = || overlay.lease.take_changes().is_ok() && !overlay.lease.is_away();
+        overlay.world.await_that(is_back);
     }
-    // The next steward knows them: it removes one, and the other one with the lease.
-    let is_removed = |change| {
-        overlay
-            .lease
-            .advertise(&[AddressChange {
-                is_added: false,
-                ..change
-            }])
-            .is_ok()
+    // The next steward knows them: it removes one, and the other ones with the lease.
+    let removed = || overlay.lease.advertise(&[change(Some(IP), false)]).is_ok();
+    overlay.world.await_that(removed);
+    overlay.await_tables(&[&overlay.ours()], &[]);
+    overlay.lease.advertise(&both(true)).expect("allowed");
+    // Another policy meanwhile.
+    overlay.world.end_steward(Signal::KILL);
+    common::write_policy(&overlay.world.dir, &policy("advertise = true"));
+    overlay.world.restart();
+    overlay
+        .world
+        .await_that(|| overlay.lease.take_changes().is_ok() && !overlay.lease.is_away());
+    overlay.await_tables(&[], &[]);
+    let (end, tap) = overlay.lease.host(0).expect("allowed");
+    overlay.tap = (end.interface, tap);
+    overlay.lease.advertise(&[change(None, true)]).expect("allowed");
+    overlay.await_tables(&[&overlay.ours()], &[]);
+}
+
+/// The bridge sends them to all of its ports, whatever flags these have.
+#[test]
+fn broadcasts_of_the_host_arrive_once() {
+    require!(Root);
+    let overlay = Overlay::new(World::with(1, &policy(ALL)));
+    overlay.lease.advertise(&both(true)).expect("allowed");
+    let (_, Some(tap)) = &overlay.tap else {
+        panic!("a new one");
     };
-    overlay.world.await_that(|| is_removed(addresses[0]));
-    overlay.await_tables(&[], &[OUR_NEIGHBOUR]);
-    let Overlay { lease, tap, world } = overlay;
-    drop((lease, tap));
-    let left = || {
-        world
-            .veth
-            .near
-            .output_of("ip", &["neighbour", "show", "dev", "br7", "nud", "all"])
-    };
-    world.await_that(|| !left().contains(MAC));
+    let mut tap = std::fs::File::from(tap.try_clone().expect("a descriptor"));
+    let [first, last] = [1, 2].map(|number| to([0xff; 6], number));
+    let host = PacketPort::open(&overlay.world.veth.near, "br7");
+    let mut received = Vec::new();
+    host.send(&first);
+    host.send(&last);
+    overlay.world.await_that(|| {
+        let mut frame = [0; 2048];
+        while let Ok(bytes) = tap.read(&mut frame) {
+            received.push(frame[12..bytes].to_vec());
+        }
+        received.contains(&last)
+    });
+    received.retain(|frame| *frame == first);
+    assert_eq!(received.len(), 1);
 }

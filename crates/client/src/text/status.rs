@@ -47,7 +47,7 @@ fn problems(status: &Status) -> Vec<String> {
         let of_network = |why: &Option<String>| why.iter().map(|why| format!("network {}: {why}", network.name)).next();
         let host = network.host.as_ref();
         let bridge = host.and_then(|host| host.bridge.as_ref());
-        let not_advertised = bridge.and_then(|bridge| bridge.not_advertised.as_ref());
+        let not_advertised = network.not_advertised.as_ref();
         let not_advertised =
             not_advertised.map(|why| format!("addresses of guests are not advertised to other hosts: {why}"));
         let left_out = bridge.filter(|bridge| bridge.left_out > 0).map(|bridge| {
@@ -90,8 +90,7 @@ fn network_line(network: &NetworkStatus) -> String {
         .host
         .as_ref()
         .map_or_else(String::new, |host| format!(", {}", host_words(host)));
-    let bridge = network.host.as_ref().and_then(|host| host.bridge.as_ref());
-    let advertised = match bridge.map_or(0, |bridge| bridge.advertised) {
+    let advertised = match network.advertised {
         0 => String::new(),
         count => format!(", {count} address(es) advertised to other hosts"),
     };

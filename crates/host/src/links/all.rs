@@ -31,6 +31,8 @@ pub(super) struct Seen {
     pub(super) vlan: Option<u16>,
     /// It is a bridge with VLAN filtering.
     pub(super) filters_vlans: bool,
+    /// It is a bridge with the spanning tree protocol.
+    pub(super) has_stp: bool,
     /// It is a port where its bridge learns addresses.
     pub(super) is_learned_at: bool,
 }
@@ -62,6 +64,7 @@ impl Seen {
         match info.and_then(|info| info.get_data()) {
             Ok(LinkinfoDataMsg::Bridge(bridge)) => {
                 seen.filters_vlans = bridge.get_vlan_filtering().is_ok_and(|filters| filters != 0);
+                seen.has_stp = bridge.get_stp_state().is_ok_and(|state| state != 0);
             }
             // The protocol is in network order.
             Ok(LinkinfoDataMsg::Vlan(vlan))

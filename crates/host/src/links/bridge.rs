@@ -19,12 +19,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::IpAddr;
 use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use netlink_bindings::rt_link::{self, Ifinfomsg};
-use netlink_bindings::rt_neigh::{self, IterableNeighbourAttrs, Ndmsg, OpGetneighDump};
+use netlink_bindings::rt_neigh::{IterableNeighbourAttrs, Ndmsg, OpGetneighDump};
 use netlink_bindings::traits::{NetlinkRequest, Protocol};
 use netlink_socket2::NetlinkSocket;
 use rustix::io::Errno;
@@ -33,6 +32,7 @@ use rustix::net::{RecvFlags, bind, recv};
 use steer::Station;
 
 use super::all::{Links, Seen, read_links};
+use super::neighbours::fdb_entry;
 use super::{Link, netlink_socket};
 use program::log_limit::LogLimit;
 
@@ -48,17 +48,20 @@ const RTM_GETNEIGH: u16 = 30;
 /// `IFLA_MASTER` (include/uapi/linux/if_link.h).
 const IFLA_MASTER: u16 = 10;
 /// `NUD_PERMANENT` (include/uapi/linux/neighbour.h).
-const NUD_PERMANENT: u16 = 0x80;
+pub(super) const NUD_PERMANENT: u16 = 0x80;
 /// With `NUD_NOARP`: a configured entry, not a learned one.
-const CONFIGURED: u16 = 0x40 | NUD_PERMANENT;
+pub(super) const CONFIGURED: u16 = 0x40 | NUD_PERMANENT;
 /// `RTEXT_FILTER_BRVLAN` (include/uapi/linux/rtnetlink.h): VLANs of bridge ports are shown.
 const WITH_VLANS: u32 = 1 << 1;
 /// `IFLA_BRIDGE_VLAN_INFO`: a `struct bridge_vlan_info` of flags and VLAN (include/uapi/linux/if_bridge.h).
 const VLAN_INFO: u16 = 2;
 /// `BRIDGE_VLAN_INFO_PVID`.
 const IS_PVID: u16 = 1 << 1;
-/// Bytes of a netlink message before the family of its body.
+/// Bytes of a netlink message before the family of its body, and before its type.
 const FAMILY_AT: usize = 16;
+const TYPE_AT: usize = 4;
+/// `RTM_DELNEIGH` (include/uapi/linux/rtnetlink.h).
+const RTM_DELNEIGH: u16 = 29;
 
 /// The interface, or one above it, is a port of a bridge.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,6 +78,8 @@ struct Membership {
     pvid: Option<u16>,
     /// The bridge learns addresses at the port.
     learns: bool,
+    /// The bridge takes part in the spanning tree protocol.
+    has_stp: bool,
 }
 
 impl Membership {
@@ -93,13 +98,17 @@ impl Membership {
 
 /// An entry of a bridge's forwarding database.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
-    bridge: u32,
-    port: u32,
+pub struct Entry {
+    /// Index of the bridge.
+    pub bridge: u32,
+    /// Index of the port.
+    pub port: u32,
     /// 0: none.
-    vlan: u16,
-    mac: [u8; 6],
-    is_configured: bool,
+    pub vlan: u16,
+    /// The address.
+    pub mac: [u8; 6],
+    /// It was not learned.
+    pub is_configured: bool,
 }
 
 /// Entries of forwarding databases.
@@ -165,6 +174,10 @@ impl BridgeFdb {
             Some(Membership { pvid: Some(_), .. }) => Err(format!(
                 "bridge {bridge} filters VLANs: use a bridge for each tunnel (`ip link set {bridge} type bridge \
                  vlan_filtering 0`)"
+            )),
+            Some(Membership { has_stp: true, .. }) => Err(format!(
+                "bridge {bridge} takes part in the spanning tree protocol, which would block the network's tap for 30 s: \
+                 `ip link set {bridge} type bridge stp_state 0`"
             )),
             Some(Membership { learns: true, .. }) => Err(format!(
                 "bridge {bridge} learns addresses at {name}, so any host could take a guest's: `bridge link set dev {name} \
@@ -244,9 +257,12 @@ impl BridgeFdb {
         let own = bridges.iter().map(|&bridge| (bridge, bridge));
         let ports = self.ports.iter().map(|(&port, &bridge)| (port, bridge));
         let mut read = Read::default();
-        for (port, bridge) in ports.chain(own) {
+        // A tunnel where nothing is learned may have many entries, of which few are of interest.
+        let is_tunnel = |port| self.memberships.iter().any(|of| of.port == port && !of.learns);
+        for (port, bridge) in ports.chain(own).filter(|&(port, _)| !is_tunnel(port)) {
             read_port(port, bridge, &mut read)?;
         }
+        self.read_tunnels(&mut read)?;
         let is_cut = !read.cut.is_empty();
         if is_cut
             && !self.is_cut
@@ -262,6 +278,22 @@ impl BridgeFdb {
         }
         self.is_cut = is_cut;
         Ok(self.take(&read))
+    }
+
+    /// Reads which of the stations that no other port has any more are at a port that was not read.
+    fn read_tunnels(&self, read: &mut Read) -> io::Result<()> {
+        let there: BTreeSet<_> = read.entries.iter().map(|entry| entry.mac).collect();
+        let missing = self
+            .stations
+            .keys()
+            .filter(|station| !there.contains(&station.mac));
+        for station in missing {
+            for of in self.memberships.iter().filter(|of| !of.learns) {
+                let entry = fdb_entry(of.bridge, station.mac)?.filter(|entry| entry.port == of.port);
+                read.entries.extend(entry);
+            }
+        }
+        Ok(())
     }
 
     /// Replaces the stations by those of the entries that were read; returns whether something changed.
@@ -343,6 +375,7 @@ fn memberships_of(links: &Links, index: u32) -> Vec<Membership> {
                     tag,
                     pvid: seen.filters_vlans.then_some(0),
                     learns: links.get(&at).is_some_and(|port| port.is_learned_at),
+                    has_stp: seen.has_stp,
                 }),
                 false => higher.push((master, tag)),
             }
@@ -487,53 +520,7 @@ pub fn macs_at(port: u32, bridge: u32) -> io::Result<BTreeSet<[u8; 6]>> {
     Ok(read.entries.into_iter().map(|entry| entry.mac).collect())
 }
 
-/// Permanent neighbours of an interface that were set by the owner of this number (`NDA_PROTOCOL`).
-///
-/// # Errors
-/// The kernel's.
-pub fn neighbours_of(index: u32, protocol: u8) -> io::Result<Vec<(IpAddr, [u8; 6])>> {
-    let mut request = rt_neigh::Request::new().op_getneigh_dump(&Ndmsg::default());
-    request.encode().push_ifindex(index);
-    let (mut socket, mut found) = (NetlinkSocket::new(), Vec::new());
-    let mut replies = socket.request(&request)?;
-    while let Some(reply) = replies.recv() {
-        let (header, attributes) = reply.map_err(io::Error::from)?;
-        let is_wanted = header.ndm_ifindex == index.cast_signed()
-            && header.ndm_state & NUD_PERMANENT != 0
-            && attributes.get_protocol().is_ok_and(|its| its == protocol);
-        let mac = attributes.get_lladdr().ok().and_then(|mac| mac.try_into().ok());
-        if is_wanted && let (Ok(ip), Some(mac)) = (attributes.get_dst(), mac) {
-            found.push((ip, mac));
-        }
-    }
-    Ok(found)
-}
-
-/// Whether an IP address is such a neighbour.
-#[must_use]
-pub fn is_neighbour(index: u32, ip: IpAddr, protocol: u8) -> bool {
-    let header = Ndmsg {
-        ndm_family: if ip.is_ipv4() {
-            libc::AF_INET
-        } else {
-            libc::AF_INET6
-        } as u8,
-        ndm_ifindex: index.cast_signed(),
-        ..Ndmsg::default()
-    };
-    let mut request = rt_neigh::Request::new().op_getneigh_do(&header);
-    request.encode().push_dst(ip);
-    let mut socket = NetlinkSocket::new();
-    let Ok(mut replies) = socket.request(&request) else {
-        return false;
-    };
-    let is_ours = |(header, attributes): (Ndmsg, IterableNeighbourAttrs<'_>)| {
-        header.ndm_state & NUD_PERMANENT != 0 && attributes.get_protocol().is_ok_and(|its| its == protocol)
-    };
-    replies.recv_one().is_ok_and(is_ours)
-}
-
-/// Notifications that some bridge's forwarding database changed.
+/// Notifications that some bridge's forwarding database changed, or that a neighbour was removed.
 #[derive(Debug)]
 pub struct FdbChanges(OwnedFd);
 
@@ -544,7 +531,7 @@ impl FdbChanges {
     /// The kernel's.
     pub fn subscribe() -> io::Result<Self> {
         let socket = netlink_socket(None)?;
-        // Those of neighbours, which come along, are left out by `drain`.
+        // Those of new neighbours, which come along, are left out by `drain`.
         bind(
             &socket,
             &SocketAddrNetlink::new(0, libc::RTMGRP_NEIGH.cast_unsigned()),
@@ -552,14 +539,18 @@ impl FdbChanges {
         Ok(Self(socket))
     }
 
-    /// Reads and discards pending messages, without waiting; whether a database changed. Lost messages (ENOBUFS) count.
+    /// Reads and discards pending messages, without waiting; whether one of them matters. Lost messages (ENOBUFS) do.
     pub fn drain(&self) -> bool {
         let (mut message, mut changed) = ([0u8; 4096], false);
         loop {
             match recv(&self.0, &mut message[..], RecvFlags::empty()) {
                 Ok((bytes, _)) => {
                     let family = message[..bytes].get(FAMILY_AT).copied();
+                    let kind = message[..bytes]
+                        .get(TYPE_AT..)
+                        .and_then(|kind| kind.first_chunk());
                     changed |= family == Some(libc::AF_BRIDGE as u8);
+                    changed |= kind.is_some_and(|kind| u16::from_ne_bytes(*kind) == RTM_DELNEIGH);
                 }
                 Err(Errno::NOBUFS) => changed = true,
                 Err(_) => return changed,

@@ -47,7 +47,8 @@ fn port_of(pvid: Option<u16>, tag: Option<u16>) -> BridgeFdb {
         port: UPLINK,
         tag,
         pvid,
-        learns: false,
+        learns: true,
+        has_stp: false,
     };
     BridgeFdb {
         memberships: vec![membership],

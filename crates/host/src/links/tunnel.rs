@@ -59,20 +59,51 @@ fn local_address(attributes: &IterableLinkAttrs<'_>) -> Option<IpAddr> {
     v4.map(IpAddr::from).or(v6.map(IpAddr::from))
 }
 
+/// Whether an IP address is an interface's own, or the broadcast address of a network there.
+///
+/// # Errors
+/// The kernel's.
+pub fn is_own_or_broadcast(index: u32, address: IpAddr) -> io::Result<bool> {
+    let mut is_either = false;
+    addresses(|header, its, broadcast| {
+        is_either |= header.ifa_index == index && (its == address || broadcast == Some(address));
+    })?;
+    Ok(is_either)
+}
+
 /// Index of the interface that has an address.
 fn interface_of(address: IpAddr) -> io::Result<Option<u32>> {
+    let mut found = None;
+    addresses(|header, its, _| {
+        if its == address {
+            found = Some(header.ifa_index);
+        }
+    })?;
+    Ok(found)
+}
+
+/// Calls `look` for each address of an interface, with the broadcast address of its network.
+fn addresses(mut look: impl FnMut(&Ifaddrmsg, IpAddr, Option<IpAddr>)) -> io::Result<()> {
     let request = rt_addr::Request::new().op_getaddr_dump(&Ifaddrmsg::default());
-    let (mut socket, mut found) = (NetlinkSocket::new(), None);
+    let mut socket = NetlinkSocket::new();
     let mut replies = socket.request(&request)?;
     while let Some(reply) = replies.recv() {
         let (header, attributes) = reply.map_err(io::Error::from)?;
         // IPv6 has no local address besides.
-        let its = attributes.get_local().or_else(|_| attributes.get_address());
-        if its.is_ok_and(|its| its == address) {
-            found = Some(header.ifa_index);
-        }
+        let Ok(its) = attributes.get_local().or_else(|_| attributes.get_address()) else {
+            continue;
+        };
+        // Whether it is configured (`IFA_BROADCAST`) or not.
+        let broadcast = match its {
+            IpAddr::V4(v4) if header.ifa_prefixlen < 31 => {
+                let host_bits = u32::MAX >> header.ifa_prefixlen;
+                Some(IpAddr::from((v4.to_bits() | host_bits).to_be_bytes()))
+            }
+            _ => None,
+        };
+        look(&header, its, broadcast);
     }
-    Ok(found)
+    Ok(())
 }
 
 #[cfg(test)]

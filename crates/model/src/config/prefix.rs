@@ -66,6 +66,18 @@ impl Display for IpPrefix {
 }
 
 impl IpPrefix {
+    /// Together they contain each address.
+    pub const ALL: [Self; 2] = [
+        Self {
+            address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            bits: 0,
+        },
+        Self {
+            address: IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+            bits: 0,
+        },
+    ];
+
     /// Parses an address or network that a guest can have.
     ///
     /// # Errors

@@ -34,6 +34,12 @@ pub struct NetworkStatus {
     /// Learned addresses that were evicted to make room for others.
     #[serde(default)]
     pub learned_evicted: u64,
+    /// If the uplink is a tunnel: MAC addresses of guests that are advertised to other hosts.
+    #[serde(default)]
+    pub advertised: usize,
+    /// Why addresses of guests are not advertised to other hosts.
+    #[serde(default)]
+    pub not_advertised: Option<String>,
     /// Queues of the uplink.
     pub queues: Vec<LaneStatus>,
     /// Counters of multicast and broadcast frames from the uplink.
@@ -67,7 +73,7 @@ pub struct HostStatus {
 }
 
 /// A bridge that the uplink is a port of.
-#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct BridgeStatus {
     /// Its name.
     pub name: String,
@@ -75,10 +81,4 @@ pub struct BridgeStatus {
     pub behind: usize,
     /// Addresses at its other ports that are not reached: there are too many.
     pub left_out: u32,
-    /// If the uplink is a tunnel: MAC addresses of guests that are advertised to other hosts.
-    #[serde(default)]
-    pub advertised: usize,
-    /// Why addresses of guests are not advertised to other hosts.
-    #[serde(default)]
-    pub not_advertised: Option<String>,
 }

@@ -89,7 +89,7 @@ fn rule(allow: &Allow) -> Result<Rule, String> {
         network: af_xdp.network,
         host: af_xdp.network && af_xdp.host.unwrap_or(true),
         advertise: af_xdp.advertise,
-        ips: af_xdp.ips.clone(),
+        ips: af_xdp.ips.clone().unwrap_or_default(),
         netkit: af_xdp.netkit.unwrap_or(false),
         hints: match &af_xdp.hints {
             Some(words) => words.0.parse().map_err(|error| format!("hints: {error}"))?,

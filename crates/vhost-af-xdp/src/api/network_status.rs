@@ -58,6 +58,8 @@ pub(crate) fn read(network: &Network, ports: &[Arc<Port>]) -> NetworkStatus {
         impaired: shown.impaired,
         ports: members.map(|port| port.name().to_owned()).collect(),
         learned_evicted: shown.evicted,
+        advertised: shown.advertised,
+        not_advertised: shown.not_advertised,
         queues: queues.collect(),
         groups: all_of(&network.group_counters).collect(),
         host,

@@ -5,30 +5,53 @@
 //! A guest's addresses are advertised while a lane serves it: from when its driver is ready until the VMM stops it, for
 //! instance because it has migrated. Then the host that it has migrated to advertises them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Weak;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use program::backoff::Retry;
+use packet::ethernet::Mac;
+use program::backoff::Backoff;
 use steer::{Station, with_sources};
-use steward_protocol::AddressChange;
+use steward_protocol::{AddressChange, StationChange};
 
+use super::learning::Learning;
 use super::{Network, State};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
+use dataplane::fdb::FdbPort;
 
 /// A MAC address, or an IP address of it.
-type Address = (Station, Option<IpAddr>);
+type Address = (Mac, Option<IpAddr>);
+
+/// Pauses between attempts to advertise rejected addresses.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
 /// See the module's head.
-#[derive(Default)]
 pub(super) struct Advertised {
     /// The steward has these.
     sent: BTreeSet<Address>,
+    /// Changes of the lease when they were sent: the steward may have lost some since.
+    lease: (u32, u32),
+    /// All that were wanted at the last attempt.
+    wanted: BTreeSet<Address>,
     /// Why some are not advertised.
     pub(super) impaired: Option<String>,
-    retry: Retry<BTreeSet<Address>>,
+    retry: Backoff,
+}
+
+impl Default for Advertised {
+    fn default() -> Self {
+        let [shortest, longest] = PAUSES;
+        Self {
+            sent: BTreeSet::new(),
+            lease: (0, 0),
+            wanted: BTreeSet::new(),
+            impaired: None,
+            retry: Backoff::new(shortest, longest),
+        }
+    }
 }
 
 impl Advertised {
@@ -41,69 +64,140 @@ impl Advertised {
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }
+
+    /// The steward has withdrawn the addresses of removed stations.
+    pub(super) fn forget_removed(&mut self, changes: &[StationChange]) {
+        let removed = changes.iter().filter(|change| change.port.is_none());
+        let removed: BTreeSet<_> = removed.map(|change| change.station.mac).collect();
+        self.sent.retain(|(mac, _)| !removed.contains(mac));
+    }
+
+    /// The steward has withdrawn addresses that are not learned any more.
+    pub(super) fn forget_unlearned(&mut self, learning: &Learning, ports: &[Option<FdbPort>]) {
+        let learned = learning.keys().map(|(key, _)| key.mac());
+        let macs = ports.iter().flatten().map(|port| port.mac).chain(learned);
+        let macs: BTreeSet<_> = macs.collect();
+        self.sent.retain(|(mac, _)| macs.contains(mac));
+    }
 }
 
 impl Network {
     /// Sends the steward the changes since the last call. Rejected addresses are retried with growing pauses.
     pub(super) fn advertise(&self, state: &mut State, uplink: &Interface) {
-        if !state.host.is_port_of_bridge() || !uplink.link.is_tunnel() || uplink.steering.is_away() {
+        if !uplink.link.is_tunnel() || uplink.steering.is_away() {
             return;
         }
-        let (wanted, now) = (wanted(state), Instant::now());
-        let its = &mut state.host.advertised;
-        if !its.retry.is_due(wanted.clone(), its.sent == wanted, now) {
+        if !state.host.is_port_of_bridge() {
+            let has_host = state.uplink.as_ref().is_some_and(|uplink| uplink.host);
+            let name = uplink.name();
+            self.note_advertised(
+                state,
+                match has_host {
+                    true => Some(format!(
+                        "{name} is no port of a bridge: `ip link set {name} master BRIDGE; bridge link set dev {name} \
+                         learning off`"
+                    )),
+                    false => Some("the network has `host = false`: leave that out".to_owned()),
+                },
+            );
             return;
         }
-        let added = wanted.difference(&its.sent).map(|&address| (address, true));
+        let (addresses, now) = (addresses(state), Instant::now());
+        let wanted: BTreeSet<_> = addresses.keys().copied().collect();
+        let lease = (uplink.steering.changes(), uplink.steering.returns());
+        let its = &mut state.advertised;
+        let is_other = wanted != its.wanted || lease != its.lease;
+        if !is_other && (its.sent == wanted || !its.retry.is_due(now)) {
+            return;
+        }
         let removed = its.sent.difference(&wanted).map(|&address| (address, false));
-        let changes: Vec<_> = added.chain(removed).collect();
-        let refused = match send(uplink, &changes) {
-            Ok(()) => {
-                its.sent.clone_from(&wanted);
-                None
-            }
-            Err(_) if uplink.steering.is_away() => return,
-            // One of them: all others are sent.
-            Err(_) => {
-                let mut refused = None;
-                for &change in &changes {
-                    match (send(uplink, &[change]), change) {
-                        (Ok(()), (address, true)) => _ = its.sent.insert(address),
-                        (_, (address, false)) => _ = its.sent.remove(&address),
-                        (Err(error), _) => refused = Some(with_sources(&error)),
-                    }
+        let is_missing = |address: &&Address| lease != its.lease || !its.sent.contains(*address);
+        let added = wanted.iter().filter(is_missing).map(|&address| (address, true));
+        let changes: Vec<_> = removed.chain(added).collect();
+        // Sent or not: if the answer is lost, the steward may have them.
+        its.sent.extend(&wanted);
+        its.sent.retain(|address| wanted.contains(address));
+        (its.wanted, its.lease) = (wanted, lease);
+        let send = |changes: &[(Address, bool)]| {
+            let change = |&((mac, ip), is_added): &(Address, bool)| {
+                let vlan = addresses.get(&(mac, ip)).copied().unwrap_or(0);
+                let station = Station { vlan, mac };
+                AddressChange {
+                    station,
+                    ip,
+                    is_added,
                 }
-                refused
-            }
+            };
+            let changes: Vec<_> = changes.iter().map(change).collect();
+            uplink.steering.advertise(&changes)
         };
-        its.retry.record(refused.is_none(), now);
-        if let (Some(why), true) = (&refused, refused != its.impaired) {
-            tracing::warn!(
+        let mut why = None;
+        let refused = send_each(&changes, &send, &mut why);
+        if uplink.steering.is_away() {
+            // All are sent when it is back.
+            return;
+        }
+        refused.iter().for_each(|address| _ = its.sent.remove(address));
+        match refused.is_empty() {
+            true => its.retry.succeeded(now),
+            false => drop(its.retry.failed(now)),
+        }
+        self.note_advertised(state, why);
+    }
+
+    /// Stores why addresses are not advertised; logs a change.
+    fn note_advertised(&self, state: &mut State, why: Option<String>) {
+        let before = std::mem::replace(&mut state.advertised.impaired, why.clone());
+        match (why, before) {
+            (Some(why), before) if before.as_ref() != Some(&why) => tracing::warn!(
                 network = self.name,
                 "addresses of guests are not advertised to other hosts: {why}"
-            );
+            ),
+            (None, Some(_)) => {
+                tracing::info!(
+                    network = self.name,
+                    "addresses of guests are advertised to other hosts"
+                );
+            }
+            _ => {}
         }
-        its.impaired = refused;
     }
 }
 
-fn send(uplink: &Interface, changes: &[(Address, bool)]) -> Result<(), InterfaceError> {
-    let change = |&((station, ip), is_added): &_| AddressChange {
-        station,
-        ip,
-        is_added,
+/// Sends changes; if the steward rejects one, it sends all others. Returns rejected addresses. `why`: the reason of the
+/// last rejection.
+fn send_each(
+    changes: &[(Address, bool)],
+    send: &impl Fn(&[(Address, bool)]) -> Result<(), InterfaceError>,
+    why: &mut Option<String>,
+) -> Vec<Address> {
+    let Err(error) = send(changes) else {
+        return Vec::new();
     };
-    let changes: Vec<_> = changes.iter().map(change).collect();
-    uplink.steering.advertise(&changes)
+    match changes {
+        _ if error.is_away() => Vec::new(),
+        [] => Vec::new(),
+        [(address, is_added)] => {
+            *why = Some(with_sources(&error));
+            is_added.then_some(*address).into_iter().collect()
+        }
+        _ => {
+            let (first, second) = changes.split_at(changes.len() / 2);
+            let mut refused = send_each(first, send, why);
+            refused.extend(send_each(second, send, why));
+            refused
+        }
+    }
 }
 
-/// The addresses of guests that are connected. The bridge has one entry for an address in all VLANs.
-fn wanted(state: &State) -> BTreeSet<Address> {
+/// The addresses of guests that are connected, each with the VLAN of a station that has it: the bridge has one entry for
+/// an address in all VLANs.
+fn addresses(state: &State) -> BTreeMap<Address, u16> {
     let is_connected = |at: usize| {
-        let guest = state.held.get(at).and_then(std::sync::Weak::upgrade);
+        let guest = state.held.get(at).and_then(Weak::upgrade);
         guest.is_some_and(|guest| guest.load(Relaxed))
     };
-    let mut wanted = BTreeSet::new();
+    let mut addresses = BTreeMap::new();
     for (_, port) in state.ports.iter().enumerate().filter(|&(at, _)| is_connected(at)) {
         let Some((port, &vlan)) = port
             .as_ref()
@@ -111,16 +205,20 @@ fn wanted(state: &State) -> BTreeSet<Address> {
         else {
             continue;
         };
-        let station = Station { vlan, mac: port.mac };
         let ips = port.source_guard.iter().flat_map(|guard| guard.hosts());
-        wanted.extend(ips.map(|ip| (station, Some(ip))));
-        wanted.insert((station, None));
+        let ips = ips.filter(|ip| !is_link_local(*ip)).map(Some);
+        addresses.extend(ips.chain([None]).map(|ip| ((port.mac, ip), vlan)));
     }
     let learned = state.learning.keys();
     let learned = learned.filter(|(_, port)| is_connected(port.0.into()));
-    wanted.extend(learned.map(|(key, _)| {
-        let (vlan, mac) = (key.vlan(), key.mac());
-        (Station { vlan, mac }, None)
-    }));
-    wanted
+    addresses.extend(learned.map(|(key, _)| ((key.mac(), None), key.vlan())));
+    addresses
+}
+
+/// Other hosts have no use for such an address.
+fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
 }

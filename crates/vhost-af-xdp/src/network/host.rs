@@ -15,7 +15,6 @@ use program::backoff::Retry;
 use steer::{TapTo, with_sources};
 use steward_protocol::HostEnd;
 
-use super::advertised::Advertised;
 use super::{Network, State};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
@@ -36,7 +35,6 @@ pub(super) struct Host {
     bridge: Option<BridgeStatus>,
     impaired: Option<String>,
     retry: Retry<u32>,
-    pub(super) advertised: Advertised,
 }
 
 /// The tap device, which a worker serves.
@@ -66,15 +64,10 @@ impl Host {
 
     pub(super) fn shown(&self) -> ShownHost {
         let end = self.end.as_ref();
-        let bridge = self.bridge.clone().map(|bridge| BridgeStatus {
-            advertised: self.advertised.count(),
-            not_advertised: self.advertised.impaired.clone(),
-            ..bridge
-        });
         ShownHost {
             interface: end.map(|end| end.name.clone()),
             macs: self.macs.clone(),
-            bridge,
+            bridge: self.bridge.clone(),
             counters: Arc::clone(&self.counters),
             lane: end.map(|end| Arc::downgrade(&end.facts)),
             impaired: self.impaired.clone(),
@@ -139,7 +132,6 @@ impl Network {
             name: end.bridge.clone(),
             behind,
             left_out: end.left_out,
-            ..BridgeStatus::default()
         });
         let before = std::mem::replace(&mut state.host.bridge, bridge);
         if before.is_none_or(|before| before.name != end.bridge) && !end.bridge.is_empty() {
@@ -166,7 +158,7 @@ impl Network {
     fn stop_host(&self, state: &mut State) {
         if let Some(end) = state.host.end.take() {
             drop(self.workers.remove(end.at));
-            state.host.advertised.forget();
+            state.advertised.forget();
         }
     }
 

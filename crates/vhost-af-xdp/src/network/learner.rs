@@ -68,6 +68,7 @@ impl Network {
         };
         let tell = |changes: &[Change]| tell_each(changes, tell);
         if state.learning.look(&state.ports, &fdb, Instant::now(), tell) {
+            state.advertised.forget_unlearned(&state.learning, &state.ports);
             self.set_fdb(state);
         }
         Some(if state.learning.waits { AGAIN } else { SELDOM })

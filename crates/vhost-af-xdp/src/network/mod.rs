@@ -31,6 +31,7 @@ use steer::{mac_text, with_sources};
 use steward_protocol::StationChange;
 use xsk::NumaNode;
 
+use self::advertised::Advertised;
 use self::host::Host;
 pub(crate) use self::host::ShownHost;
 use self::learning::Learning;
@@ -107,6 +108,10 @@ pub(crate) struct ShownNetwork {
     pub(crate) lanes: Vec<Weak<LaneFacts>>,
     /// The connection to the host, if it is configured.
     pub(crate) host: Option<ShownHost>,
+    /// If the uplink is a tunnel: MAC addresses that are advertised to other hosts.
+    pub(crate) advertised: usize,
+    /// Why addresses are not advertised.
+    pub(crate) not_advertised: Option<String>,
     /// Learned addresses of ports, in order.
     learned: Vec<(PortNumber, FdbKey)>,
     /// Learned addresses that were evicted, since the start.
@@ -139,6 +144,7 @@ struct State {
     /// By port number: alive while the port's [`NetworkEnd`] or a lane of the port may exist.
     held: Vec<Weak<AtomicBool>>,
     learning: Learning,
+    advertised: Advertised,
     /// Learned addresses that were evicted.
     evicted: u64,
     eviction_lines: LogLimit,

@@ -76,6 +76,8 @@ impl Seen {
             interface: state.interface.as_ref().map(Arc::downgrade),
             lanes,
             host: host.map(|_| state.host.shown()),
+            advertised: state.advertised.count(),
+            not_advertised: state.advertised.impaired.clone(),
             learned,
             evicted: state.evicted,
         };

@@ -20,6 +20,7 @@ impl Network {
             return Ok(());
         };
         let done = interface.steering.set_stations(changes);
+        state.advertised.forget_removed(changes);
         if done.is_err() {
             self.sync_keys(state, changes.iter().map(key_of));
         }
@@ -44,6 +45,7 @@ impl Network {
                 _ => change(key, None),
             };
             let changes: Vec<_> = state.unsent.iter().map(whose).collect();
+            state.advertised.forget_removed(&changes);
             match interface.steering.set_stations(&changes) {
                 Ok(()) => {}
                 Err(error) if error.is_away() => return,

@@ -426,6 +426,11 @@ impl Steering {
         }
     }
 
+    /// How often the steward came back: see [`Lease::returns`].
+    pub(crate) fn returns(&self) -> u32 {
+        self.leased().map_or(0, |leased| leased.lease.returns())
+    }
+
     /// How often [`look`](Self::look) found something changed; it wraps.
     pub(crate) fn changes(&self) -> u32 {
         self.leased().map_or(0, |leased| leased.changes.load(Relaxed))

@@ -225,6 +225,9 @@ impl Server {
         may_crash("resumed");
         // This steward may have another policy: have stations and taps requested again.
         self.have_asked_again(number);
+        if let Ok(held) = self.held_lease(number) {
+            self.judge_taps(number, &held);
+        }
         Ok(Answer::Facts(facts).into())
     }
 

@@ -1,5 +1,6 @@
 //! Requests of lessees of networks, and checks of addresses for these and for guests in tap mode.
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 
 use steer::{Filter, Station, TapTo, mac_text};
@@ -23,10 +24,7 @@ impl Server {
                 .map_err(|why| Reason::NotAllowed.because(format!("{}: {why}", interface.link.name)))?;
         }
         interface.change_stations(held.wanted.start_queue, changes)?;
-        if let Some(tap) = self.network_taps.get_mut(&(network_at(&held), TapTo::Host)) {
-            let removed = changes.iter().filter(|change| change.port.is_none());
-            removed.for_each(|change| tap.advertised.withdraw_station(change.station));
-        }
+        self.withdraw_addresses(&held);
         Ok(Answer::Done.into())
     }
 
@@ -200,10 +198,21 @@ impl Server {
         if let Err(refusal) = interface.change_stations(first, &changes) {
             tracing::error!(interface = name, "they stay: {refusal}");
         }
+        self.withdraw_addresses(held);
         let theirs = lessees(&mut self.connections, |other| {
             network_at(other) == network_at(held)
         });
         theirs.for_each(|lessee| lessee.dirty = true);
+    }
+
+    /// Withdraws addresses that are not a station's any more.
+    fn withdraw_addresses(&mut self, held: &Held) {
+        let tap = self.network_taps.get_mut(&(network_at(held), TapTo::Host));
+        if let Some((tap, interface)) = tap.zip(self.interfaces.get(&held.interface)) {
+            let stations = interface.stations(held.wanted.start_queue);
+            let macs: BTreeSet<_> = stations.map(|station| station.mac).collect();
+            tap.advertised.keep_only(&macs);
+        }
     }
 
     /// Has a lessee request its stations (of a network) and taps again, as the checks may now have other

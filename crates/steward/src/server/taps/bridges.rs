@@ -55,13 +55,18 @@ impl Server {
                 Ok(false) => {}
                 Err(error) => tracing::debug!("cannot read the forwarding database of a bridge: {error}"),
             }
-            let interface = self.interfaces.get(&at.0);
-            let uplink = interface.map_or(0, |interface| interface.link.index);
-            if let Err(error) = tap.advertised.claim_again(uplink, begun) {
+        }
+        self.renew_advertised(begun);
+        let now = Instant::now();
+        self.fdb_pause = now + FDB_PAUSE.max(now.duration_since(begun) * FDB_SHARE);
+    }
+
+    /// Sets advertised addresses again that others have removed.
+    pub(crate) fn renew_advertised(&mut self, now: Instant) {
+        for tap in self.network_taps.values_mut() {
+            if let Err(error) = tap.advertised.renew(now) {
                 tracing::debug!("cannot advertise addresses again: {error}");
             }
         }
-        let now = Instant::now();
-        self.fdb_pause = now + FDB_PAUSE.max(now.duration_since(begun) * FDB_SHARE);
     }
 }

@@ -8,6 +8,7 @@ use steer::{TapTo, detach_tap, pinned_taps, program_on};
 use crate::server::Server;
 use crate::server::journal::state::Records;
 use crate::server::leases::lease::LeaseRef;
+use crate::server::taps::advertised::remove_left_neighbours;
 use crate::server::taps::network_tap::{NetworkTap, may_have_taps, network_at, user_of, words};
 use crate::server::taps::tap::{Purpose, Tap, all_taps};
 use host::links::Link;
@@ -38,6 +39,14 @@ impl Server {
                 |lease: LeaseRef<'_>| may_have_taps(&lease.held.wanted) && network_at(lease.held) == network;
             !server.all_leases().any(goes_on)
         });
+        for (&((at, _), _), tap) in &mut self.network_taps {
+            if let Some(interface) = self.interfaces.get(&at) {
+                tap.take_over_advertised(interface);
+            }
+        }
+        if let Err(error) = remove_left_neighbours() {
+            tracing::warn!("cannot look for neighbours that another steward left: {error}");
+        }
         self.look_at_network_taps();
         for (&at, interface) in &self.interfaces {
             let Some(pins) = interface.pins() else { continue };

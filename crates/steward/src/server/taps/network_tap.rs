@@ -10,7 +10,7 @@ use steer::{Hook, ModeRequest, TapAccess, TapDevice, TapTo, TapUser, detach_tap,
 use crate::server::connections::connection::Held;
 use crate::server::interface::Interface;
 use crate::server::journal::file::may_crash;
-use crate::server::taps::advertised::Advertised;
+use crate::server::taps::advertised::{Advertised, Place};
 use crate::server::taps::removals::Removals;
 use crate::server::taps::tap::{NewTap, Tap};
 use host::links::Link;
@@ -324,20 +324,54 @@ impl NetworkTap {
         interface: &Interface,
         changes: &[AddressChange],
     ) -> Result<(), String> {
-        let uplink = &interface.link;
-        self.look_at_links(interface);
-        let bridge = self.behind.advertising_bridge(uplink)?;
-        let device = self.device()?;
-        let device = device.ok_or_else(|| format!("{} is gone", self.tap.name))?;
-        let stations = interface.stations(self.tap.first);
-        let begun = self.advertised.begin((&self.tap, &device), bridge, stations);
+        for change in changes.iter().filter(|change| !change.is_added) {
+            self.advertised.withdraw(change.station.mac, change.ip);
+        }
+        let mut added = changes.iter().filter(|change| change.is_added).peekable();
+        if added.peek().is_none() {
+            return Ok(());
+        }
+        let (_, at) = self.place(interface)?;
+        let begun = self.advertised.begin(&self.tap, at);
         begun.map_err(|error| format!("{} cannot be made a port of the bridge: {error}", self.tap.name))?;
-        self.advertised.change(changes)
+        added.try_for_each(|change| self.advertised.add(change.station.mac, change.ip))
     }
 
-    /// Whether the interface is not a port any more of the bridge by which addresses are advertised.
-    pub(super) fn advertises_elsewhere(&self) -> bool {
-        self.advertised.is_elsewhere(self.behind.index())
+    /// The bridge of the tap, and where the network can advertise addresses.
+    /// Errors: in words, with the remedy.
+    fn place(&self, interface: &Interface) -> Result<(Option<u32>, Place), String> {
+        let bridge = self.behind.advertising_bridge(&interface.link)?;
+        let device = self.device()?;
+        let device = device.ok_or_else(|| format!("{} is gone", self.tap.name))?;
+        let at = Place {
+            bridge,
+            tunnel: interface.link.index,
+            tap: device.index,
+        };
+        Ok((device.master, at))
+    }
+
+    /// Whether addresses are advertised at a place where that is not possible any more.
+    pub(super) fn advertises_elsewhere(&self, interface: &Interface) -> bool {
+        let is_there = |at: Place| self.place(interface) == Ok((Some(at.bridge), at));
+        self.advertised.at.is_some_and(|at| !is_there(at))
+    }
+
+    /// Continues to advertise what an earlier steward has advertised.
+    pub(super) fn take_over_advertised(&mut self, interface: &Interface) {
+        self.look_at_links(interface);
+        let Ok((Some(bridge), at)) = self.place(interface) else {
+            return;
+        };
+        let macs = interface.stations(self.tap.first).map(|station| station.mac);
+        if bridge == at.bridge
+            && let Err(error) = self.advertised.take_over(&self.tap, at, macs)
+        {
+            tracing::warn!(
+                tap = self.tap.name,
+                "cannot read which addresses are advertised: {error}"
+            );
+        }
     }
 
     pub(super) fn has_detached_program(&self) -> bool {

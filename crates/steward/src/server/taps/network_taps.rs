@@ -149,8 +149,11 @@ impl Server {
         // Its lessee asks for another one, and advertises all addresses again.
         self.end_network_taps(|server, at| {
             let tap = server.network_taps.get(&at);
-            tap.is_some_and(NetworkTap::advertises_elsewhere)
+            let interface = server.interfaces.get(&at.0.0);
+            tap.zip(interface)
+                .is_some_and(|(tap, interface)| tap.advertises_elsewhere(interface))
         });
+        self.renew_advertised(Instant::now());
     }
 
     /// Checks whether programs were detached, and attaches them again. The kernel sends no notification of that.

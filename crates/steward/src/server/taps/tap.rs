@@ -136,8 +136,8 @@ impl Tap {
             self.check_queues(queues)?;
         }
         // A bridge that it becomes a port of has the lowest address of its ports, which should not be this one.
-        let [second, third, fourth, fifth, sixth] = program::random()?;
-        let (alias, mac) = (text(&self.alias())?, [0xfe, second, third, fourth, fifth, sixth]);
+        let [fourth, fifth, sixth] = program::random()?;
+        let (alias, mac) = (text(&self.alias())?, [0xfe, 0xff, 0xff, fourth, fifth, sixth]);
         self.change(&header(libc::IFF_NOARP, libc::IFF_NOARP), |attributes| {
             attributes.push_mtu(mtu).push_ifalias(&alias).push_address(&mac);
         })?;
@@ -181,6 +181,12 @@ impl Tap {
         self.change(&Ifinfomsg::default(), |attributes| {
             attributes.push_master(bridge);
         })?;
+        self.set_port_flags()?;
+        self.set_up(true)
+    }
+
+    /// See [`Self::join_bridge`].
+    pub(crate) fn set_port_flags(&self) -> io::Result<()> {
         let mut request = rt_link::Request::new().op_newlink_do(&Ifinfomsg::default());
         drop(
             request
@@ -194,8 +200,7 @@ impl Tap {
                 .push_mcast_flood(0)
                 .push_bcast_flood(0),
         );
-        acknowledged(&request)?;
-        self.set_up(true)
+        acknowledged(&request)
     }
 
     /// Makes IPv6 assign it no address and send nothing through it. There may be no IPv6: the host was booted
