@@ -5,10 +5,12 @@
 //! frame, and passes frames to other ports and to the host on like those of any port. Frames for the guest from queues
 //! of the uplink, from the host, and from other ports reach it through that lane, too.
 //!
-//! Four kinds: none, which costs nothing; a queue whose frames are copied ([`CopyQueue`]); a queue that sends from the
-//! guest's memory ([`crate::direct::send_direct`]); one that also receives into it ([`crate::direct`]).
+//! Three kinds: none, which costs nothing; a queue whose frames are copied ([`CopyQueue`]); a queue that sends from the
+//! guest's memory ([`DirectQueue`](crate::direct::DirectQueue)).
 //!
-//! In tap mode a queue receives nothing: frames arrive at a tap. [`Receiver`] and [`FromTap`] implement [`Receive`].
+//! What a queue received is delivered by an implementation of [`Receive`]: [`Receiver`] copies frames; with
+//! [`DirectReceiver`](crate::direct::DirectReceiver) the NIC writes them to guest memory; in tap mode a queue receives
+//! nothing, and frames arrive at a tap ([`FromTap`]).
 
 use std::os::fd::BorrowedFd;
 
@@ -28,6 +30,7 @@ use crate::lane::shared::Shared;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::XdpMetadata;
 use crate::nic::lent::Lent;
+use crate::nic::queue::Nic;
 use crate::nic::xdp::XdpNic;
 
 /// See the module's head.
@@ -35,7 +38,11 @@ pub trait OwnQueue: Send {
     /// Whether there is one.
     const IS_THERE: bool;
     /// Other lanes can deliver frames into the guest's receive buffers, too.
-    const SHARES_BUFFERS: bool = true;
+    const SHARES_BUFFERS: bool = !Self::Receiver::POSTS_BUFFERS;
+    /// The NIC.
+    type Nic: Nic;
+    /// What receives from it.
+    type Receiver: Receive;
     /// What frames to the LAN are put into.
     type Sink<'a>: Sink
     where
@@ -70,37 +77,75 @@ pub trait OwnQueue: Send {
         counters: &PairCounters,
         moved: usize,
     ) -> Result<usize, Fault>;
-    /// Delivers received frames, as far as the guest has buffers; returns how many.
-    /// Errors: the guest's fault.
-    fn receive(&mut self, guest: &mut RxQueue) -> Result<usize, Fault>;
-    /// Whether received frames wait, or [`Self::receive`] has other work.
-    fn has_frames(&mut self) -> bool;
-    /// The lane is about to sleep.
+    /// The queue, and what receives from it; `None`: there is none.
+    fn parts(&self) -> Option<(&NicQueue<Self::Nic>, &Self::Receiver)>;
+    /// The same, to be changed.
+    fn parts_mut(&mut self) -> Option<(&mut NicQueue<Self::Nic>, &mut Self::Receiver)>;
+    /// The lane is about to sleep: what is left to do.
     fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work;
     /// The guest has nothing to send.
     fn pause(&mut self) {}
-    /// The NIC's descriptor, readable when frames arrive.
-    fn nic(&self) -> Option<BorrowedFd<'_>>;
-    /// See [`Lane::awaits_nic`](crate::lane::Lane::awaits_nic).
-    fn awaits_nic(&self) -> bool;
-    /// The tap at which frames arrive; `None`: they arrive at the queue.
-    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-    /// The epoll set has reported that tap.
-    fn note_event(&mut self) {}
-    /// See [`Lane::has_edges`](crate::lane::Lane::has_edges).
-    fn has_edges(&self) -> bool {
-        false
-    }
-    /// Sets which metadata precedes its frames, if the program writes any.
-    fn set_metadata(&mut self, _metadata: &XdpMetadata) {}
-    /// Sets the longest frame, bytes.
-    fn set_frame_limit(&mut self, _bytes: u32) {}
     /// Sends a frame of the daemon, if there is room now.
     fn inject(&mut self, frame: &[u8], counters: &PairCounters);
     /// The lane is stopped: takes back what the kernel holds. Returns the queue, if it outlives the lane.
     fn stop(self, from_guest: &mut Vring, guest: &mut RxQueue) -> Option<NicQueue<XdpNic>>;
+
+    /// Delivers received frames, as far as the guest has buffers; returns how many.
+    /// Errors: the guest's fault.
+    #[inline]
+    fn receive(&mut self, guest: &mut RxQueue) -> Result<usize, Fault> {
+        let parts = self.parts_mut();
+        parts.map_or(Ok(0), |(queue, receiver)| receiver.deliver(queue, guest))
+    }
+
+    /// Whether received frames wait, or [`Self::receive`] has other work.
+    #[inline]
+    fn has_frames(&mut self) -> bool {
+        let parts = self.parts_mut();
+        parts.is_some_and(|(queue, receiver)| receiver.has_frames(queue))
+    }
+
+    /// The NIC's descriptor, readable when frames arrive.
+    fn nic(&self) -> Option<BorrowedFd<'_>> {
+        self.parts()?.0.nic.fd()
+    }
+
+    /// See [`Lane::awaits_nic`](crate::lane::Lane::awaits_nic).
+    fn awaits_nic(&self) -> bool {
+        self.parts().is_some_and(|(_, receiver)| receiver.awaits_nic())
+    }
+
+    /// The tap at which frames arrive; `None`: they arrive at the queue.
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.parts()?.1.tap()
+    }
+
+    /// The epoll set has reported that tap.
+    fn note_event(&mut self) {
+        if let Some((_, receiver)) = self.parts_mut() {
+            receiver.note_event();
+        }
+    }
+
+    /// See [`Lane::has_edges`](crate::lane::Lane::has_edges).
+    fn has_edges(&self) -> bool {
+        self.parts().is_some_and(|(queue, _)| queue.nic.has_edges())
+    }
+
+    /// Sets which metadata precedes its frames, if the program writes any.
+    fn set_metadata(&mut self, metadata: &XdpMetadata) {
+        if let Some((queue, _)) = self.parts_mut() {
+            queue.set_metadata(metadata);
+        }
+    }
+
+    /// Sets the longest frame, bytes.
+    fn set_frame_limit(&mut self, bytes: u32) {
+        if let Some((queue, receiver)) = self.parts_mut() {
+            queue.frame_limit = bytes;
+            receiver.set_frame_limit(bytes);
+        }
+    }
 }
 
 /// No queue: frames use the queues of the uplink.
@@ -127,6 +172,8 @@ impl Sink for Never {
 
 impl OwnQueue for NoQueue {
     const IS_THERE: bool = false;
+    type Nic = XdpNic;
+    type Receiver = Receiver;
     type Sink<'a> = Never;
 
     #[inline]
@@ -181,26 +228,18 @@ impl OwnQueue for NoQueue {
     }
 
     #[inline]
-    fn receive(&mut self, _guest: &mut RxQueue) -> Result<usize, Fault> {
-        Ok(0)
+    fn parts(&self) -> Option<(&NicQueue<XdpNic>, &Receiver)> {
+        None
     }
 
     #[inline]
-    fn has_frames(&mut self) -> bool {
-        false
+    fn parts_mut(&mut self) -> Option<(&mut NicQueue<XdpNic>, &mut Receiver)> {
+        None
     }
 
     #[inline]
     fn enable_notifications(&mut self, _to_guest: &mut Vring) -> Work {
         Work::None
-    }
-
-    fn nic(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn awaits_nic(&self) -> bool {
-        false
     }
 
     fn inject(&mut self, _frame: &[u8], _counters: &PairCounters) {}
@@ -244,8 +283,10 @@ impl<N: Lent> CopyQueue<N, FromTap> {
     }
 }
 
-impl<N: Lent, R: Receive + Send> OwnQueue for CopyQueue<N, R> {
+impl<N: Lent, R: Receive> OwnQueue for CopyQueue<N, R> {
     const IS_THERE: bool = true;
+    type Nic = N;
+    type Receiver = R;
     type Sink<'a>
         = NicSink<'a, N>
     where
@@ -312,13 +353,13 @@ impl<N: Lent, R: Receive + Send> OwnQueue for CopyQueue<N, R> {
         Ok(0)
     }
 
-    fn receive(&mut self, guest: &mut RxQueue) -> Result<usize, Fault> {
-        self.receiver.deliver(&mut self.queue, guest)
+    fn parts(&self) -> Option<(&NicQueue<N>, &R)> {
+        Some((&self.queue, &self.receiver))
     }
 
     #[inline]
-    fn has_frames(&mut self) -> bool {
-        self.receiver.has_frames(&mut self.queue)
+    fn parts_mut(&mut self) -> Option<(&mut NicQueue<N>, &mut R)> {
+        Some((&mut self.queue, &mut self.receiver))
     }
 
     fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work {
@@ -332,35 +373,6 @@ impl<N: Lent, R: Receive + Send> OwnQueue for CopyQueue<N, R> {
 
     fn pause(&mut self) {
         self.transmit.pause();
-    }
-
-    fn set_metadata(&mut self, metadata: &XdpMetadata) {
-        self.queue.set_metadata(metadata);
-    }
-
-    fn set_frame_limit(&mut self, bytes: u32) {
-        self.queue.frame_limit = bytes;
-        self.receiver.set_frame_limit(bytes);
-    }
-
-    fn nic(&self) -> Option<BorrowedFd<'_>> {
-        self.queue.nic.fd()
-    }
-
-    fn awaits_nic(&self) -> bool {
-        self.receiver.awaits_nic()
-    }
-
-    fn has_edges(&self) -> bool {
-        self.queue.nic.has_edges()
-    }
-
-    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.receiver.tap()
-    }
-
-    fn note_event(&mut self) {
-        self.receiver.note_event();
     }
 
     fn inject(&mut self, frame: &[u8], counters: &PairCounters) {

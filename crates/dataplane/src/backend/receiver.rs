@@ -18,7 +18,9 @@ use crate::nic::queue::Nic;
 const LAST_BATCHES: usize = 32;
 
 /// The receive path of a lane that has a NIC queue.
-pub(crate) trait Receive {
+pub trait Receive: Send {
+    /// Gives the NIC the guest's own buffers, so no other lane can deliver frames into them.
+    const POSTS_BUFFERS: bool = false;
     /// Whether frames may wait.
     fn has_frames<N: Nic>(&mut self, queue: &mut NicQueue<N>) -> bool;
     /// Delivers a batch, as far as the guest has buffers; returns how many frames.
@@ -37,8 +39,19 @@ pub(crate) trait Receive {
     }
     /// The epoll set has reported that tap.
     fn note_event(&mut self) {}
+    /// Posts to the NIC what the guest made available since [`Self::deliver`].
+    /// Errors: the guest's fault.
+    fn post_more<N: Nic>(&mut self, _queue: &mut NicQueue<N>, _guest: &mut RxQueue) -> Result<(), Fault> {
+        Ok(())
+    }
     /// The lane is stopped: delivers frames since the last poll, as far as the guest has buffers.
-    fn finish<N: Nic>(self, queue: &mut NicQueue<N>, guest: &mut RxQueue);
+    fn finish<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxQueue);
+    /// The NIC accesses guest memory no more: returns the buffers that it had.
+    fn give_up(self, _guest: &mut RxQueue)
+    where
+        Self: Sized,
+    {
+    }
 }
 
 /// See the module's head. The state between two batches.
@@ -113,7 +126,7 @@ impl Receive for Receiver {
     ///
     /// A guest that had a fault before gets nothing: its queues are disabled, and its VMM already reads the position
     /// from the ring.
-    fn finish<N: Nic>(mut self, queue: &mut NicQueue<N>, guest: &mut RxQueue) {
+    fn finish<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxQueue) {
         if guest.vring.enabled {
             for _ in 0..LAST_BATCHES {
                 self.deficit = 0;

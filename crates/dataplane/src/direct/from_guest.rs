@@ -7,15 +7,16 @@ use device::pair::{Cursor, Piece, Sending, Vring};
 use packet::checksum::ChecksumAt;
 use packet::segment::Request;
 use steer::with_sources;
-use virtqueue::{Buffer, ChainId, Chains};
+use virtqueue::{Buffer, ChainId};
 use xsk::{TxDesc, UmemOffset};
 
-use super::{DirectEnd, Outbound};
-use crate::backend::to_nic::{STOP_KICKS, STOP_WAIT, STOP_WAITS, copied, fill_up};
+use super::{DirectQueue, Outbound};
+use crate::backend::receiver::Receive;
+use crate::backend::to_nic::{STOP_KICKS, STOP_WAIT, STOP_WAITS, fill_up};
 use crate::frame::gso::{Builder, FromChain, Source};
-use crate::guest::from_guest::{Budget, Put, Sender, Sink};
+use crate::guest::from_guest::{Budget, Put, Sink};
 use crate::guest::guest_frame::GuestFrame;
-use crate::lane::Work;
+use crate::guest::rx_queue::RxQueue;
 use crate::lane::limits::SEGMENTS;
 use crate::nic::coupled::Release;
 use crate::nic::queue::{LinkState, Nic};
@@ -23,7 +24,7 @@ use crate::nic::queue::{LinkState, Nic};
 /// Guest memory is contiguous for DMA only within pages of this size.
 const PAGE_BYTES: u64 = 4096;
 
-impl<N: Nic> Sink for DirectEnd<N> {
+impl<N: Nic, R: Receive> Sink for DirectQueue<N, R> {
     #[inline]
     fn unsendable<'c>(&self, counters: &'c PairCounters) -> Option<&'c Counter> {
         self.link.loses(counters)
@@ -37,7 +38,7 @@ impl<N: Nic> Sink for DirectEnd<N> {
     #[inline]
     fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, budget: &mut Budget) -> Put {
         let Some(frame) = frame else {
-            self.give_back(chain);
+            self.return_unsent(chain);
             return Put::Taken;
         };
         let &Sending { len, ref request, .. } = frame.sending;
@@ -73,99 +74,10 @@ impl<N: Nic> Sink for DirectEnd<N> {
     }
 }
 
-impl<N: Nic> DirectEnd<N> {
+impl<N: Nic, R: Receive> DirectQueue<N, R> {
     /// Chains that can be taken now.
     pub(super) fn room(&self) -> usize {
         self.ring_room().min(self.sending.room())
-    }
-
-    /// Sends the frames of these chains directly from guest memory, from the first one on, as long as each is in one
-    /// piece that a descriptor may refer to. Returns how many.
-    #[inline]
-    pub(super) fn put_plain(
-        &mut self,
-        vring: &Vring,
-        chains: &Chains,
-        budget: &mut Budget,
-        counters: &PairCounters,
-    ) -> usize {
-        if self.link.loses(counters).is_some() {
-            return 0;
-        }
-        let (most, most_bytes) = budget.left();
-        let longest = self.queue.umem.max_sent_bytes();
-        let (mut done, mut bytes) = (0, 0);
-        for chain in chains.iter().take(most.min(self.room())) {
-            let buffers = chains.buffers(chain);
-            let Some(Sending { start, len, .. }) = vring.plain(chain, buffers) else {
-                break;
-            };
-            let offset = buffers[0].offset + u64::from(start.within);
-            let is_direct = len <= longest
-                && self.can_refer(Piece { offset, len })
-                && !self.queue.sends.must_fill_up(len);
-            if !is_direct || bytes >= most_bytes {
-                break;
-            }
-            self.queue_piece(Some(chain.id), UmemOffset::new(offset), len, false);
-            bytes += u64::from(len);
-            done += 1;
-        }
-        budget.charge_plain(done, bytes);
-        done
-    }
-
-    /// Begins a poll, with the sender's budget: returns completed chains, and continues an unfinished GSO packet. The
-    /// result is how many chains and descriptors moved.
-    pub(super) fn begin_poll(&mut self, vring: &mut Vring, sender: &mut Sender) -> usize {
-        let mut moved = self.reap(vring);
-        self.begin_burst();
-        if self.has_rest() && sender.left() > 0 {
-            let mut budget = sender.budget();
-            moved += self.continue_segmentation(vring, &mut budget);
-            sender.charge(&budget);
-        }
-        moved
-    }
-
-    /// Ends a poll in which `moved` frames moved: kicks the kernel, and returns the completed frames.
-    pub(super) fn stop_batch(&mut self, vring: &mut Vring, moved: usize) -> usize {
-        // While the interface is down every poll that sends checks whether it is up again.
-        if self.queue.nic.unsent() > 0 || (moved > 0 && self.link == LinkState::Down) {
-            self.kick();
-        } else if moved == 0 {
-            return 0;
-        }
-        // Also returns the chains of dropped frames: the next poll may be much later.
-        self.reap(vring)
-    }
-
-    /// What the lane still has to do when its worker is about to sleep, as frames may not be sent yet.
-    pub(super) fn when_sent(&mut self) -> Work {
-        let work = Work::after(self.queue.until_sent());
-        if self.has_rest() {
-            work.max(Work::SOON)
-        } else {
-            work
-        }
-    }
-
-    /// Sends a frame of the daemon, if there is room now.
-    pub(super) fn inject(&mut self, frame: &[u8]) {
-        if self.queue.nic.room_to_nic() == 0 || self.sending.room() == 0 {
-            return;
-        }
-        if let Some(chunk) = self.queue.pool.take() {
-            let outbound = Outbound {
-                chain: None,
-                bounce: true,
-                ends: false,
-            };
-            self.sending.push(chunk.offset().get(), outbound);
-            let desc = copied(chunk, frame, &self.queue.umem);
-            self.queue.nic.to_nic(std::iter::once(desc));
-            self.kick();
-        }
     }
 
     #[inline]
@@ -190,7 +102,7 @@ impl<N: Nic> DirectEnd<N> {
             back += 1;
             if outbound.bounce {
                 self.queue.pool.put(frame);
-                self.bounces_out = false;
+                self.queue.is_awaited = false;
             }
         }
         self.queue.came_back(back);
@@ -222,7 +134,7 @@ impl<N: Nic> DirectEnd<N> {
     }
 
     /// Returns an unsent chain once all older ones have been returned.
-    pub(super) fn give_back(&mut self, chain: ChainId) {
+    pub(super) fn return_unsent(&mut self, chain: ChainId) {
         self.sending.push_done(Outbound {
             chain: Some(chain),
             bounce: false,
@@ -258,7 +170,7 @@ impl<N: Nic> DirectEnd<N> {
 
     /// Whether a descriptor may refer to this piece of guest memory.
     #[inline]
-    fn can_refer(&self, piece: Piece) -> bool {
+    pub(super) fn can_refer(&self, piece: Piece) -> bool {
         // The kernel wants room for metadata before each descriptor's bytes, used or not.
         let Some(from) = piece.offset.checked_sub(self.queue.umem.tx_metadata_len().into()) else {
             return false;
@@ -329,7 +241,7 @@ impl<N: Nic> DirectEnd<N> {
             (false, false) => return self.queue_gathered(chain, frame),
             (false, true) => {
                 self.counters.from_guest_too_many_pieces.add(1);
-                self.give_back(chain);
+                self.return_unsent(chain);
                 return Some(false);
             }
         }
@@ -368,7 +280,7 @@ impl<N: Nic> DirectEnd<N> {
     fn queue_parts(&mut self, chain: ChainId, parts: &[Piece]) -> Option<bool> {
         if parts.len() > self.queue.sends.most_pieces || !parts.iter().all(|&part| self.can_refer(part)) {
             self.counters.from_guest_too_many_pieces.add(1);
-            self.give_back(chain);
+            self.return_unsent(chain);
             return Some(false);
         }
         if parts.len() > self.ring_room().min(self.sending.room()) {
@@ -465,12 +377,13 @@ impl<N: Nic> DirectEnd<N> {
     }
 
     /// Closes the socket, and waits until the kernel and the NIC neither read nor write the guest's memory any more.
-    /// Only then are the remaining chains returned, and may the VMM get the bases. Counts the frames that were not
-    /// sent. False: it is unknown whether the access has ended, and nothing is returned.
-    pub(super) fn close(self, vring: &mut Vring, half_sent: Option<ChainId>) -> bool {
+    /// Only then are the remaining chains and buffers returned, and may the VMM get the bases. Counts the frames that
+    /// were not sent.
+    pub(super) fn close(self, vring: &mut Vring, guest: &mut RxQueue, half_sent: Option<ChainId>) {
         self.counters.from_guest_queue_stopped.add(self.frames_out());
         let Self {
             queue,
+            receiver,
             mut sending,
             counters,
             release,
@@ -484,14 +397,14 @@ impl<N: Nic> DirectEnd<N> {
                  back, and the guest lacks them until its driver starts anew: {}",
                 with_sources(&*error)
             );
-            return false;
+            return;
         }
         let unsent = std::iter::from_fn(|| sending.pop_any()).filter_map(|outbound| outbound.chain);
         for chain in unsent.chain(half_sent) {
             vring.queue.push_used(chain, 0);
         }
         vring.publish(&counters);
-        true
+        receiver.give_up(guest);
     }
 
     pub(super) fn kick(&mut self) {

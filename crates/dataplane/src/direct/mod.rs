@@ -38,17 +38,20 @@
 //! kernel copies, when the socket is closed; where the NIC reads and writes by DMA, when its driver has released the
 //! memory, which is later ([`Release`]). If that is unknown, none of them is returned: a guest that lacks buffers is
 //! better off than one whose memory is overwritten while it uses it for something else.
+//!
+//! With `--memory=send-direct` a queue sends so, too, and receives as in copy placement ([`Receiver`]): the NIC writes to
+//! the daemon's chunks only, and each frame is copied once, verified, and perhaps merged with others. So neither the
+//! kernel nor a NIC ever writes to guest RAM, not even in zero-copy: no frame for another guest gets there, and any
+//! receive buffer is good enough.
 
 pub(crate) mod from_guest;
 pub(crate) mod in_flight;
 pub(crate) mod place;
 pub(crate) mod segmentation;
-pub mod send_direct;
 pub(crate) mod to_guest;
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use common::binding::LARGE_CHUNK;
@@ -56,11 +59,13 @@ use virtqueue::{Buffer, ChainId, Chains, Prefetch};
 use xsk::{Frame, FramePool, RxDesc, TxDesc, Umem, UmemError, UmemOffset};
 
 use crate::backend::own_queue::OwnQueue;
+use crate::backend::receiver::{Receive, Receiver};
+use crate::backend::to_nic::copied;
 use crate::direct::in_flight::InFlight;
 use crate::direct::place::Place;
 use crate::frame::checksums::PrivateLook;
 use crate::frame::gso::GsoPacket;
-use crate::guest::from_guest::{Budget, Sender, Sink};
+use crate::guest::from_guest::{Budget, Sender};
 use crate::guest::rx_queue::RxQueue;
 use crate::lane::Work;
 use crate::lane::limits::BATCH;
@@ -71,7 +76,7 @@ use crate::nic::endpoint::{Chunks, NicQueue};
 use crate::nic::queue::{LinkState, MOST_PIECES, Nic};
 use crate::nic::xdp::XdpNic;
 use device::counters::PairCounters;
-use device::pair::{Fault, Piece, QueuePair, Vring};
+use device::pair::{Fault, Piece, QueuePair, Sending, Vring};
 
 /// Chunk of the UMEM, bytes: the largest, because each bind costs kernel memory per chunk.
 pub const CHUNK_BYTES: u32 = LARGE_CHUNK;
@@ -114,9 +119,30 @@ struct Deferred {
     bytes: u64,
 }
 
-/// See the module's head.
-pub struct DirectQueue<N> {
-    end: DirectEnd<N>,
+/// A NIC queue whose UMEM is the guest's memory, with memory of the daemon behind it. Frames from the guest are sent
+/// directly from guest memory. See the module's head.
+pub struct DirectQueue<N, R = DirectReceiver> {
+    /// Its pool has the free chunks of the daemon's memory.
+    queue: NicQueue<N>,
+    receiver: R,
+    counters: Arc<PairCounters>,
+    link: LinkState,
+    sending: InFlight<Outbound>,
+    /// A GSO packet whose next segments wait for room; the chains behind it wait, too.
+    segmentation: Option<Segmentation>,
+    /// The buffers of its chain.
+    segmented_buffers: Vec<Buffer>,
+    /// Descriptors that the ring had room for when the batch began.
+    ring: usize,
+    outgoing: Vec<TxDesc>,
+    pieces: Vec<Piece>,
+    /// Waits for the driver when the socket is closed.
+    release: Option<Box<dyn Release>>,
+}
+
+/// Receives into buffers of the guest. While one could not be deferred (`is_awaited` of the queue), none is read until
+/// a bounce chunk is free again.
+pub struct DirectReceiver {
     posted: InFlight<Posted>,
     deferred: VecDeque<Deferred>,
     deferred_buffers: VecDeque<Buffer>,
@@ -138,28 +164,6 @@ pub struct DirectQueue<N> {
     buffers: Vec<Buffer>,
     /// The guest receives, so frames have to wake the lane.
     awaits_nic: bool,
-}
-
-/// A NIC queue coupled with a guest: its UMEM is the guest's memory, with memory of the daemon behind it. Frames from
-/// the guest are sent directly from guest memory.
-pub struct DirectEnd<N> {
-    /// Its pool has the free chunks of the daemon's memory.
-    queue: NicQueue<N>,
-    counters: Arc<PairCounters>,
-    link: LinkState,
-    sending: InFlight<Outbound>,
-    /// A GSO packet whose next segments wait for room; the chains behind it wait, too.
-    segmentation: Option<Segmentation>,
-    /// The buffers of its chain.
-    segmented_buffers: Vec<Buffer>,
-    /// A buffer could not be deferred: none is read before a bounce chunk is free again.
-    bounces_out: bool,
-    /// Descriptors that the ring had room for when the batch began.
-    ring: usize,
-    outgoing: Vec<TxDesc>,
-    pieces: Vec<Piece>,
-    /// Waits for the driver when the socket is closed.
-    release: Option<Box<dyn Release>>,
 }
 
 /// A direct lane's memory: guest RAM, and chunks of the daemon behind it.
@@ -209,9 +213,8 @@ impl<N: Nic> DirectQueue<N> {
         memory: DirectMemory,
         counters: &Arc<PairCounters>,
     ) -> Self {
-        let (from_guest, to_guest) = (&mut pair.from_guest, &pair.to_guest);
+        let to_guest = &pair.to_guest;
         let look = PrivateLook::of(to_guest, to_guest.guest.partial_checksums);
-        let in_flight = memory.in_flight;
         let place = Place::new(
             to_guest,
             &memory.chunks.umem,
@@ -219,9 +222,8 @@ impl<N: Nic> DirectQueue<N> {
         );
         let any_order = to_guest.queue.takes_any_order();
         // The RX ring has room for all: no driver ever finds it full.
-        let most_posted = in_flight.min(RECEIVE_RING as usize);
-        Self {
-            end: DirectEnd::new(from_guest, queue, memory, counters),
+        let most_posted = memory.in_flight.min(RECEIVE_RING as usize);
+        let receiver = DirectReceiver {
             any_order,
             place,
             posted: match any_order {
@@ -238,17 +240,32 @@ impl<N: Nic> DirectQueue<N> {
             empty: Vec::with_capacity(BATCH),
             buffers: Vec::with_capacity(MOST_PIECES),
             awaits_nic: true,
-        }
+        };
+        Self::couple(&mut pair.from_guest, queue, memory, (counters, |_| receiver))
     }
 }
 
-impl<N: Nic> DirectEnd<N> {
+impl<N: Nic> DirectQueue<N, Receiver> {
+    /// The same with `--memory=send-direct`. `untags`: the guest gets the frames of its VLAN without their tag.
+    pub fn send_only(
+        pair: &mut QueuePair,
+        queue: Coupled<N>,
+        memory: DirectMemory,
+        (untags, counters): (bool, &Arc<PairCounters>),
+    ) -> Self {
+        let receiver =
+            |queue: &mut NicQueue<N>| Receiver::new(&pair.to_guest, queue, counters).untagging(untags);
+        Self::couple(&mut pair.from_guest, queue, memory, (counters, receiver))
+    }
+}
+
+impl<N: Nic, R> DirectQueue<N, R> {
     /// Couples a queue with the guest whose memory is its UMEM.
-    fn new(
+    fn couple(
         from_guest: &mut Vring,
         queue: Coupled<N>,
         memory: DirectMemory,
-        counters: &Arc<PairCounters>,
+        (counters, receiver): (&Arc<PairCounters>, impl FnOnce(&mut NicQueue<N>) -> R),
     ) -> Self {
         let Coupled {
             mut nic,
@@ -262,8 +279,10 @@ impl<N: Nic> DirectEnd<N> {
         }
         // So the lane knows before the first frame if the interface is down.
         let link = nic.kick();
+        let mut queue = NicQueue::new(nic, memory.chunks, sends);
         Self {
-            queue: NicQueue::new(nic, memory.chunks, sends),
+            receiver: receiver(&mut queue),
+            queue,
             counters: Arc::clone(counters),
             link,
             sending: InFlight::new(memory.in_flight),
@@ -271,7 +290,6 @@ impl<N: Nic> DirectEnd<N> {
             // A chain has as many buffers as its queue has entries, at most, and a batch as many descriptors as the TX
             // ring.
             segmented_buffers: Vec::with_capacity(memory.in_flight),
-            bounces_out: false,
             ring: 0,
             outgoing: Vec::with_capacity(memory.in_flight),
             pieces: Vec::with_capacity(MOST_PIECES),
@@ -280,22 +298,31 @@ impl<N: Nic> DirectEnd<N> {
     }
 }
 
-impl<N: Nic> OwnQueue for DirectQueue<N> {
+impl<N: Nic, R: Receive> OwnQueue for DirectQueue<N, R> {
     const IS_THERE: bool = true;
-    const SHARES_BUFFERS: bool = false;
+    type Nic = N;
+    type Receiver = R;
     type Sink<'a>
-        = &'a mut DirectEnd<N>
+        = &'a mut Self
     where
         Self: 'a;
 
     fn begin(&mut self, vring: &mut Vring, sender: &mut Sender, _counters: &PairCounters) -> usize {
-        self.end.begin_poll(vring, sender)
+        let mut moved = self.reap(vring);
+        self.begin_burst();
+        if self.segmentation.is_some() && sender.left() > 0 {
+            let mut budget = sender.budget();
+            moved += self.continue_segmentation(vring, &mut budget);
+            sender.charge(&budget);
+        }
+        moved
     }
 
     fn room(&mut self) -> usize {
-        self.end.room()
+        self.ring_room().min(self.sending.room())
     }
 
+    /// Sends frames directly from guest memory, as long as each is in one piece that a descriptor may refer to.
     #[inline]
     fn put_plain(
         &mut self,
@@ -304,23 +331,46 @@ impl<N: Nic> OwnQueue for DirectQueue<N> {
         budget: &mut Budget,
         counters: &PairCounters,
     ) -> usize {
-        self.end.put_plain(vring, chains, budget, counters)
+        if self.link.loses(counters).is_some() {
+            return 0;
+        }
+        let (most, most_bytes) = budget.left();
+        let longest = self.queue.umem.max_sent_bytes();
+        let (mut done, mut bytes) = (0, 0);
+        for chain in chains.iter().take(most.min(self.room())) {
+            let buffers = chains.buffers(chain);
+            let Some(Sending { start, len, .. }) = vring.plain(chain, buffers) else {
+                break;
+            };
+            let offset = buffers[0].offset + u64::from(start.within);
+            let is_direct = len <= longest
+                && self.can_refer(Piece { offset, len })
+                && !self.queue.sends.must_fill_up(len);
+            if !is_direct || bytes >= most_bytes {
+                break;
+            }
+            self.queue_piece(Some(chain.id), UmemOffset::new(offset), len, false);
+            bytes += u64::from(len);
+            done += 1;
+        }
+        budget.charge_plain(done, bytes);
+        done
     }
 
-    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<&'a mut DirectEnd<N>> {
-        Some(&mut self.end)
+    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<&'a mut Self> {
+        Some(self)
     }
 
     fn has_rest(&self) -> bool {
-        self.end.has_rest()
+        self.segmentation.is_some()
     }
 
     fn places(&self) -> usize {
-        self.end.sending.room()
+        self.sending.room()
     }
 
     fn give_back(&mut self, _vring: &mut Vring, chain: ChainId) {
-        self.end.give_back(chain);
+        self.return_unsent(chain);
     }
 
     fn finish(
@@ -330,75 +380,67 @@ impl<N: Nic> OwnQueue for DirectQueue<N> {
         moved: usize,
     ) -> Result<usize, Fault> {
         // Before the frames are sent: an answer may arrive at once, and needs the buffers that the guest has posted.
-        let posted = match to_guest.lock() {
-            Some(mut guest) if moved > 0 => self.post_more(&mut guest),
-            _ => Ok(()),
+        let posted = match R::POSTS_BUFFERS && moved > 0 {
+            true => to_guest.lock().map_or(Ok(()), |mut guest| {
+                self.receiver.post_more(&mut self.queue, &mut guest)
+            }),
+            false => Ok(()),
         };
-        self.end.hand_over();
+        self.hand_over();
         posted?;
-        Ok(self.end.stop_batch(from_guest, moved))
+        // While the interface is down every poll that sends checks whether it is up again.
+        if self.queue.nic.unsent() > 0 || (moved > 0 && self.link == LinkState::Down) {
+            self.kick();
+        } else if moved == 0 {
+            return Ok(0);
+        }
+        // Also returns the chains of dropped frames: the next poll may be much later.
+        Ok(self.reap(from_guest))
     }
 
-    fn receive(&mut self, guest: &mut RxQueue) -> Result<usize, Fault> {
-        self.to_guest(guest)
+    fn parts(&self) -> Option<(&NicQueue<N>, &R)> {
+        Some((&self.queue, &self.receiver))
     }
 
-    /// Each poll posts the guest's new buffers.
-    fn has_frames(&mut self) -> bool {
-        true
+    #[inline]
+    fn parts_mut(&mut self) -> Option<(&mut NicQueue<N>, &mut R)> {
+        Some((&mut self.queue, &mut self.receiver))
     }
 
     fn enable_notifications(&mut self, to_guest: &mut Vring) -> Work {
-        self.awaits_nic = to_guest.enabled;
-        if to_guest.enabled {
-            let room =
-                self.end.queue.nic.room_to_give() > 0 && self.posted.room() > 0 && !self.end.bounces_out;
-            if self.end.queue.nic.received() > 0 || (to_guest.queue.enable_kicks() && room) {
-                return Work::Now;
-            }
+        let received = self.receiver.enable_notifications(&mut self.queue, to_guest);
+        let sent = Work::after(self.queue.until_sent());
+        match self.segmentation {
+            Some(_) => sent.max(Work::SOON).max(received),
+            None => sent.max(received),
         }
-        self.end.when_sent()
-    }
-
-    fn nic(&self) -> Option<BorrowedFd<'_>> {
-        self.end.queue.nic.fd()
-    }
-
-    fn awaits_nic(&self) -> bool {
-        // Received frames are in the guest's buffers already, and never wait for room.
-        self.awaits_nic
     }
 
     fn inject(&mut self, frame: &[u8], _counters: &PairCounters) {
-        self.end.inject(frame);
-    }
-
-    fn stop(self, from_guest: &mut Vring, guest: &mut RxQueue) -> Option<NicQueue<XdpNic>> {
-        let mut queue = self;
-        let half_sent = queue.end.send_before_stop(from_guest);
-        // Frames that have arrived are delivered before the socket closes.
-        while queue.collect(guest) > 0 {}
-        guest.counters.to_guest_queue_stopped.add(queue.posted.len_done());
-        if queue.end.close(from_guest, half_sent) {
-            give_up(&mut guest.vring, &mut queue.posted, &queue.deferred);
+        if self.queue.nic.room_to_nic() == 0 || self.sending.room() == 0 {
+            return;
         }
-        guest.vring.publish(&guest.counters);
-        None
+        if let Some(chunk) = self.queue.pool.take() {
+            let outbound = Outbound {
+                chain: None,
+                bounce: true,
+                ends: false,
+            };
+            self.sending.push(chunk.offset().get(), outbound);
+            let desc = copied(chunk, frame, &self.queue.umem);
+            self.queue.nic.to_nic(std::iter::once(desc));
+            self.kick();
+        }
     }
-}
 
-/// Returns unused buffers of the NIC and deferred ones, after the last access: rewinds the queue to the first of them,
-/// or, where that is impossible, returns them empty.
-fn give_up(vring: &mut Vring, posted: &mut InFlight<Posted>, deferred: &VecDeque<Deferred>) {
-    let queue = &mut vring.queue;
-    let overtaken = posted.has_overtaken();
-    let posted = std::iter::from_fn(|| posted.pop_any()).filter_map(|posted| match posted {
-        Posted::Guest { chain, .. } => Some(chain),
-        Posted::Bounce { .. } => None,
-    });
-    let held = posted.chain(deferred.iter().map(|deferred| deferred.chain));
-    match overtaken {
-        true => held.for_each(|chain| queue.push_used_in_any_order(chain, 0)),
-        false => queue.unpop(held.map(|chain| chain.slots).sum()),
+    fn stop(mut self, from_guest: &mut Vring, guest: &mut RxQueue) -> Option<NicQueue<XdpNic>> {
+        let half_sent = self.send_before_stop(from_guest);
+        // Frames that have arrived are delivered before the socket closes.
+        self.receiver.finish(&mut self.queue, guest);
+        if !R::POSTS_BUFFERS {
+            self.queue.discard(&guest.counters);
+        }
+        self.close(from_guest, guest, half_sent);
+        None
     }
 }

@@ -8,24 +8,25 @@ use packet::segment::Gso;
 use virtqueue::{Buffer, ChainId, MemoryMap};
 use xsk::UmemOffset;
 
-use super::{DirectEnd, Segmentation};
+use super::{DirectQueue, Segmentation};
+use crate::backend::receiver::Receive;
 use crate::backend::to_nic::{STOP_WAIT, STOP_WAITS};
 use crate::frame::gso::{FromChain, GsoPacket};
 use crate::guest::from_guest::Budget;
 use crate::guest::guest_frame::GuestFrame;
 use crate::nic::queue::{LinkState, Nic};
 
-impl<N: Nic> DirectEnd<N> {
+impl<N: Nic, R: Receive> DirectQueue<N, R> {
     /// Begins to segment a GSO packet.
     #[inline(never)]
     pub(super) fn segment(&mut self, chain: ChainId, frame: GuestFrame<'_>, gso: Gso, budget: &mut Budget) {
         let packet = GsoPacket::open(frame, gso, &self.counters, &mut [0; HEADERS_MAX]);
         let Some(packet) = packet else {
-            return self.give_back(chain);
+            return self.return_unsent(chain);
         };
         if packet.plan.segment_bytes_max() > self.queue.umem.max_sent_bytes() {
             self.counters.from_guest_too_many_pieces.add(1);
-            return self.give_back(chain);
+            return self.return_unsent(chain);
         }
         self.counters.from_guest_super_frames.add(1);
         self.segmented_buffers.clear();
@@ -112,7 +113,7 @@ impl<N: Nic> DirectEnd<N> {
             && let Some(segmentation) = self.segmentation.take()
         {
             self.counters.from_guest_rest_of_super_frame.add(1);
-            self.give_back(segmentation.chain);
+            self.return_unsent(segmentation.chain);
             return 1;
         }
         self.queue_segments(&vring.guest.memory, budget);

@@ -3,42 +3,109 @@
 use virtqueue::{Buffer, Chain, ChainId, Chains};
 use xsk::{Frame, Umem, UmemOffset};
 
-use super::{CHUNK_BYTES, Deferred, DirectQueue, MOST_BOUNCES_POSTED, MOST_DEFERRED_BUFFERS, Posted};
+use super::{CHUNK_BYTES, Deferred, DirectReceiver, MOST_BOUNCES_POSTED, MOST_DEFERRED_BUFFERS, Posted};
+use crate::backend::receiver::Receive;
 use crate::frame::bytes::UmemRange;
 use crate::guest::rx_queue::RxQueue;
 use crate::guest::to_guest::{NO_OFFLOAD, UmemBytes, with_buffers, write};
+use crate::lane::Work;
 use crate::lane::limits::BATCH;
+use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
 use device::meter;
 use device::pair::{Fault, Vring};
 
-impl<N: Nic> DirectQueue<N> {
-    pub(super) fn to_guest(&mut self, guest: &mut RxQueue) -> Result<usize, Fault> {
+impl Receive for DirectReceiver {
+    const POSTS_BUFFERS: bool = true;
+
+    /// Each poll posts the guest's new buffers.
+    fn has_frames<N: Nic>(&mut self, _queue: &mut NicQueue<N>) -> bool {
+        true
+    }
+
+    fn deliver<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxQueue) -> Result<usize, Fault> {
         if !guest.vring.enabled {
             return Ok(0);
         }
-        let received = self.collect(guest);
+        let received = self.collect(queue, guest);
         if received > 0 {
             guest.vring.publish(&guest.counters);
         }
-        self.post(guest)?;
+        self.take_buffers(queue, guest)?;
+        // The queue's chunk tracker does not get them: they are in `posted`.
+        queue.nic.give(&mut self.empty, |_| ());
         Ok(received)
     }
 
+    fn enable_notifications<N: Nic>(&mut self, queue: &mut NicQueue<N>, to_guest: &mut Vring) -> Work {
+        self.awaits_nic = to_guest.enabled;
+        if to_guest.enabled {
+            let room = queue.nic.room_to_give() > 0 && self.posted.room() > 0 && !queue.is_awaited;
+            if queue.nic.received() > 0 || (to_guest.queue.enable_kicks() && room) {
+                return Work::Now;
+            }
+        }
+        Work::None
+    }
+
+    /// Frames have the length that the NIC wrote.
+    fn set_frame_limit(&mut self, _bytes: u32) {}
+
+    /// Received frames are in the guest's buffers already, and never wait for room.
+    fn awaits_nic(&self) -> bool {
+        self.awaits_nic
+    }
+
+    /// As [`Self::deliver`]; wakes the NIC only if there are new buffers.
+    fn post_more<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxQueue) -> Result<(), Fault> {
+        if guest.vring.enabled {
+            self.take_buffers(queue, guest)?;
+            if !self.empty.is_empty() {
+                queue.nic.give(&mut self.empty, |_| ());
+            }
+        }
+        Ok(())
+    }
+
+    fn finish<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxQueue) {
+        while self.collect(queue, guest) > 0 {}
+        guest.counters.to_guest_queue_stopped.add(self.posted.len_done());
+        guest.vring.publish(&guest.counters);
+    }
+
+    /// Rewinds the queue to the first unused buffer of the NIC, or deferred one, or, where that is impossible, returns
+    /// them empty.
+    fn give_up(mut self, guest: &mut RxQueue) {
+        let queue = &mut guest.vring.queue;
+        let overtaken = self.posted.has_overtaken();
+        let posted = std::iter::from_fn(|| self.posted.pop_any()).filter_map(|posted| match posted {
+            Posted::Guest { chain, .. } => Some(chain),
+            Posted::Bounce { .. } => None,
+        });
+        let held = posted.chain(self.deferred.iter().map(|deferred| deferred.chain));
+        match overtaken {
+            true => held.for_each(|chain| queue.push_used_in_any_order(chain, 0)),
+            false => queue.unpop(held.map(|chain| chain.slots).sum()),
+        }
+        guest.vring.publish(&guest.counters);
+    }
+}
+
+impl DirectReceiver {
     /// Delivers received frames to the guest, in the order in which buffers were posted, or in that of arrival; returns
     /// how many. Only a received frame completes a buffer.
-    pub(super) fn collect(&mut self, guest: &mut RxQueue) -> usize {
-        match self.take_received(guest) {
+    fn collect<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxQueue) -> usize {
+        match self.take_received(queue, guest) {
             false => 0,
-            true => self.give_done(guest),
+            true => self.give_done(queue, guest),
         }
     }
 
     /// Records in `posted` the received frame of each buffer that the NIC completed; returns whether there was one.
     #[inline]
-    fn take_received(&mut self, guest: &mut RxQueue) -> bool {
+    fn take_received<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxQueue) -> bool {
         let (mut any, mut taken) = (false, 0);
-        for piece in self.end.queue.nic.from_nic(BATCH) {
+        for piece in queue.nic.from_nic(BATCH) {
             any = true;
             taken += usize::from(!piece.more);
             let inside = std::mem::replace(&mut self.inside, piece.more);
@@ -51,24 +118,24 @@ impl<N: Nic> DirectQueue<N> {
                     // Never, because no frame is longer than a chunk. A frame in pieces is dropped.
                     guest.counters.to_guest_in_pieces.add(u64::from(!piece.more));
                     if let Posted::Bounce { .. } = posted {
-                        self.end.queue.pool.put(piece.frame);
+                        queue.pool.put(piece.frame);
                     }
                 }
                 Posted::Guest { len, .. } => {
                     *len = piece.len;
                     let header = guest.vring.guest.header_bytes;
                     if let Some(look) = &mut self.look {
-                        let offload = look.look(&self.end.queue.umem, UmemRange::of(&piece), &guest.counters);
+                        let offload = look.look(&queue.umem, UmemRange::of(&piece), &guest.counters);
                         let place = UmemOffset::new(piece.data.get() - u64::from(header));
                         if offload != NO_OFFLOAD {
                             // Replaces the header of the steering program, except for the number of buffers.
-                            let _ = self.end.queue.umem.write(place, &offload);
+                            let _ = queue.umem.write(place, &offload);
                         }
                     }
                     // The header lies right before the frame: see the head of `direct`.
                     let found = UmemOffset::new(piece.data.get() - u64::from(header));
                     let (start, bytes) = (self.place.start(piece.frame.offset()), header + piece.len);
-                    if found != start && move_frame(&self.end.queue.umem, found, start, bytes).is_none() {
+                    if found != start && move_frame(&queue.umem, found, start, bytes).is_none() {
                         guest.counters.to_guest_stray.add(1);
                         *len = 0;
                         continue;
@@ -84,7 +151,7 @@ impl<N: Nic> DirectQueue<N> {
 
     /// Returns completed buffers to the guest, up to the first incomplete one; returns the number of frames in them.
     #[inline]
-    fn give_done(&mut self, guest: &mut RxQueue) -> usize {
+    fn give_done<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxQueue) -> usize {
         let (mut frames, mut bytes) = (0, 0u64);
         while let Some(posted) = self.posted.pop_done() {
             match posted {
@@ -99,14 +166,14 @@ impl<N: Nic> DirectQueue<N> {
                     frames += 1;
                 }
                 Posted::Bounce { filled: Some(piece) } => {
-                    self.bounce_is_back();
-                    if self.deliver_bounced(guest, UmemRange::of(&piece)) {
+                    self.bounce_is_back(queue);
+                    if self.deliver_bounced(queue, guest, UmemRange::of(&piece)) {
                         bytes += u64::from(piece.len);
                         frames += 1;
                     }
-                    self.end.queue.pool.put(piece.frame);
+                    queue.pool.put(piece.frame);
                 }
-                Posted::Bounce { filled: None } => self.bounce_is_back(),
+                Posted::Bounce { filled: None } => self.bounce_is_back(queue),
             }
         }
         guest.counters.to_guest_frames.add(frames);
@@ -115,45 +182,24 @@ impl<N: Nic> DirectQueue<N> {
         usize::try_from(frames).unwrap_or(usize::MAX)
     }
 
-    /// Posts to the NIC the buffers that the guest made available.
-    fn post(&mut self, guest: &mut RxQueue) -> Result<(), Fault> {
-        self.take_buffers(guest)?;
-        // The queue's chunk tracker does not get them: they are in `posted`.
-        self.end.queue.nic.give(&mut self.empty, |_| ());
-        Ok(())
-    }
-
-    /// As [`Self::post`], for buffers made available since this poll began; wakes the NIC only if there are some.
-    pub(super) fn post_more(&mut self, guest: &mut RxQueue) -> Result<(), Fault> {
-        if guest.vring.enabled {
-            self.take_buffers(guest)?;
-            if !self.empty.is_empty() {
-                self.end.queue.nic.give(&mut self.empty, |_| ());
-            }
-        }
-        Ok(())
-    }
-
-    fn take_buffers(&mut self, guest: &mut RxQueue) -> Result<(), Fault> {
-        let room = BATCH
-            .min(self.end.queue.nic.room_to_give())
-            .min(self.posted.room());
+    fn take_buffers<N: Nic>(&mut self, queue: &mut NicQueue<N>, guest: &mut RxQueue) -> Result<(), Fault> {
+        let room = BATCH.min(queue.nic.room_to_give()).min(self.posted.room());
         // A buffer that could not be deferred is not read again before there is room: it may have very many segments.
-        if room > 0 && !self.end.bounces_out {
+        if room > 0 && !queue.is_awaited {
             guest.vring.pop_buffers(&mut guest.buffers, room)?;
-            self.post_chains(&mut guest.vring, &guest.buffers);
+            self.post_chains(queue, &mut guest.vring, &guest.buffers);
         }
         if self.defer_all {
-            self.post_bounces(&guest.vring);
+            self.post_bounces(queue, &guest.vring);
         }
         Ok(())
     }
 
-    fn post_chains(&mut self, vring: &mut Vring, chains: &Chains) {
+    fn post_chains<N: Nic>(&mut self, queue: &mut NicQueue<N>, vring: &mut Vring, chains: &Chains) {
         for (at, chain) in chains.iter().enumerate() {
             let buffers = chains.buffers(chain);
             if let Some(fill) = self.fill_address(buffers)
-                && let Ok(frame) = self.end.queue.umem.adopt(UmemOffset::new(fill))
+                && let Ok(frame) = queue.umem.adopt(UmemOffset::new(fill))
             {
                 self.posted.push(
                     fill,
@@ -163,8 +209,8 @@ impl<N: Nic> DirectQueue<N> {
                     },
                 );
                 self.empty.push(frame);
-            } else if !self.defer(vring, chain, buffers) {
-                self.end.bounces_out = true;
+            } else if !self.defer(queue, vring, chain, buffers) {
+                queue.is_awaited = true;
                 vring.queue.unpop(chains.slots(at));
                 break;
             }
@@ -173,13 +219,19 @@ impl<N: Nic> DirectQueue<N> {
 
     /// Defers a buffer, and, unless all are deferred, posts the bounce chunk that it is paired with. False: there is no
     /// chunk now, or enough is deferred.
-    fn defer(&mut self, vring: &Vring, chain: &Chain, buffers: &[Buffer]) -> bool {
+    fn defer<N>(
+        &mut self,
+        queue: &mut NicQueue<N>,
+        vring: &Vring,
+        chain: &Chain,
+        buffers: &[Buffer],
+    ) -> bool {
         if self.deferred_buffers.len() >= MOST_DEFERRED_BUFFERS {
             return false;
         }
         self.defer_all |= u64::from(chain.writable_bytes) < longest(vring);
         if !self.defer_all {
-            let Some(frame) = self.bounce_to_post() else {
+            let Some(frame) = self.bounce_to_post(queue) else {
                 return false;
             };
             self.post_bounce(frame);
@@ -195,14 +247,14 @@ impl<N: Nic> DirectQueue<N> {
         true
     }
 
-    fn bounce_is_back(&mut self) {
+    fn bounce_is_back<N>(&mut self, queue: &mut NicQueue<N>) {
         self.bounces_posted -= 1;
-        self.end.bounces_out = false;
+        queue.is_awaited = false;
     }
 
-    fn bounce_to_post(&mut self) -> Option<Frame> {
+    fn bounce_to_post<N>(&mut self, queue: &mut NicQueue<N>) -> Option<Frame> {
         (self.bounces_posted < MOST_BOUNCES_POSTED)
-            .then(|| self.end.queue.pool.take())
+            .then(|| queue.pool.take())
             .flatten()
     }
 
@@ -224,7 +276,7 @@ impl<N: Nic> DirectQueue<N> {
     }
 
     /// Posts bounce chunks for as many frames as the deferred buffers hold.
-    fn post_bounces(&mut self, vring: &Vring) {
+    fn post_bounces<N: Nic>(&mut self, queue: &mut NicQueue<N>, vring: &Vring) {
         let frames = if vring.guest.mergeable {
             usize::try_from(self.deferred_bytes / longest(vring)).unwrap_or(usize::MAX)
         } else {
@@ -232,9 +284,9 @@ impl<N: Nic> DirectQueue<N> {
         };
         while self.bounces_posted < frames
             && self.posted.room() > 0
-            && self.end.queue.nic.room_to_give() > self.empty.len()
+            && queue.nic.room_to_give() > self.empty.len()
         {
-            let Some(frame) = self.bounce_to_post() else {
+            let Some(frame) = self.bounce_to_post(queue) else {
                 return;
             };
             self.post_bounce(frame);
@@ -242,7 +294,8 @@ impl<N: Nic> DirectQueue<N> {
     }
 
     /// Copies a frame from a bounce chunk into deferred buffers; false when they are too small.
-    fn deliver_bounced(&mut self, guest: &mut RxQueue, frame: UmemRange) -> bool {
+    #[inline(never)]
+    fn deliver_bounced<N>(&mut self, queue: &NicQueue<N>, guest: &mut RxQueue, frame: UmemRange) -> bool {
         let mut wanted = u64::from(guest.vring.guest.header_bytes) + u64::from(frame.len);
         let mut count = 0;
         for deferred in &self.deferred {
@@ -258,11 +311,11 @@ impl<N: Nic> DirectQueue<N> {
         }
         guest.counters.bounced_frames.add(1);
         let offload = match &mut self.look {
-            Some(look) => look.look(&self.end.queue.umem, frame, &guest.counters),
+            Some(look) => look.look(&queue.umem, frame, &guest.counters),
             None => NO_OFFLOAD,
         };
         let ranges = [frame];
-        let mut bytes = UmemBytes::new(&self.end.queue.umem, &ranges);
+        let mut bytes = UmemBytes::new(&queue.umem, &ranges);
         let mut header = Some(with_buffers(offload, count));
         let mut left = frame.len;
         for _ in 0..count {

@@ -264,7 +264,7 @@ impl Receive for FromTap {
     }
 
     /// Frames in the tap remain for its next reader.
-    fn finish<N: Nic>(self, _queue: &mut NicQueue<N>, guest: &mut RxQueue) {
+    fn finish<N: Nic>(&mut self, _queue: &mut NicQueue<N>, guest: &mut RxQueue) {
         let held = u64::from(self.held.is_some());
         guest.counters.to_guest_queue_stopped.add(held);
     }

@@ -120,7 +120,8 @@ pub struct NicQueue<N> {
     /// Descriptors were [queued](Self::send) since the last kick. Not maintained in direct placement, where the lane
     /// queues and kicks itself.
     is_unkicked: bool,
-    /// A sender waits for room in the ring or for chunks; cleared by the next completion.
+    /// A sender waits for room in the ring or for chunks, or, in direct placement, a receive buffer for a bounce chunk;
+    /// cleared by the next completion.
     pub(crate) is_awaited: bool,
     /// How long completions take.
     completion_time: CompletionTime,

@@ -155,6 +155,7 @@ impl Nic for NullNic {
         self.capacity - self.sent.len()
     }
 
+    #[inline]
     fn to_nic(&mut self, frames: impl ExactSizeIterator<Item = TxDesc>) {
         let mut given = 0;
         self.sent.extend(frames.map(|desc| {

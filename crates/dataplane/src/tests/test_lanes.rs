@@ -10,7 +10,7 @@ use device::pair::Direction;
 use device::pair::QueuePair;
 
 use crate::backend::own_queue::CopyQueue;
-use crate::direct::send_direct::SendDirectQueue;
+use crate::backend::receiver::Receiver;
 use crate::direct::{DirectMemory, DirectQueue};
 #[cfg(test)]
 use crate::lane::Lane;
@@ -36,8 +36,8 @@ pub(crate) fn send_direct_lane<N: Nic>(
     queue: Coupled<N>,
     memory: DirectMemory,
     counters: Arc<PairCounters>,
-) -> PortLane<SendDirectQueue<N>> {
-    let own = SendDirectQueue::new(&mut pair, queue, memory, (false, &counters));
+) -> PortLane<DirectQueue<N, Receiver>> {
+    let own = DirectQueue::send_only(&mut pair, queue, memory, (false, &counters));
     PortLane::alone(pair, counters, own)
 }
 

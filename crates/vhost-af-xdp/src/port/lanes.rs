@@ -17,7 +17,6 @@ use crate::nic::lane_facts::LaneFacts;
 use crate::nic::mode::Fallback;
 use crate::port::registration::{Registered, Registration};
 use dataplane::backend::own_queue::CopyQueue;
-use dataplane::direct::send_direct::SendDirectQueue;
 use dataplane::direct::{CHUNK_BYTES, DirectMemory, DirectQueue};
 use dataplane::host::from_tap::FromTap;
 use dataplane::lane::Lane;
@@ -367,12 +366,12 @@ impl LaneParts<'_> {
         let mut guest = guest;
         match (&self.attachment, self.placement) {
             (Attachment::Member(Member { end, untags, .. }), _) => {
-                let own = SendDirectQueue::new(&mut guest, queue, memory, (*untags, &self.counters));
+                let own = DirectQueue::send_only(&mut guest, queue, memory, (*untags, &self.counters));
                 let of = (end.number, self.pair);
                 Box::new(PortLane::with_queue(guest, self.counters, of, own))
             }
             (_, Placement::SendDirect) => {
-                let own = SendDirectQueue::new(&mut guest, queue, memory, (false, &self.counters));
+                let own = DirectQueue::send_only(&mut guest, queue, memory, (false, &self.counters));
                 Box::new(PortLane::alone(guest, self.counters, own))
             }
             (_, Placement::Direct | Placement::Copy) => {
