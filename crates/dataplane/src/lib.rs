@@ -49,7 +49,7 @@
 //! 4. Outside of networks: `port_lane/batch.rs` `send_to_one`. Without source guard, rules and limits, one loop sends
 //!    frames as long as they need only a copy: `backend/own_queue.rs` `put_plain`, or for a cable `port_lane/mod.rs`
 //!    `pass_whole`. All other frames are checked one by one, each just before it is sent: `port_lane/exits.rs`
-//!    `put_to_own_queue` or `to_other_end`; `port_lane/checks.rs` `check`.
+//!    `put_checked`; `port_lane/checks.rs` `check`.
 //! 5. In a network: `port_lane/batch.rs` `send_by_address`, `classify_batch`, `pass_run`: reads the first bytes of each
 //!    frame once, checks them, finds the destination (`port_lane/known.rs` `find`), and passes on frames of one
 //!    destination together.

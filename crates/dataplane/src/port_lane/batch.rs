@@ -33,63 +33,19 @@ impl<O: OwnQueue> PortLane<O> {
         if left == 0 || !self.from_guest.enabled || !self.send_rest(siblings) {
             return Ok(0);
         }
-        match self.route {
-            Route::Fdb => self.send_by_address(siblings),
-            Route::OwnQueue | Route::Cable => self.send_to_one(siblings),
-        }
-    }
-
-    /// Takes chains of the guest; returns whether there are some.
-    /// Errors: the guest's fault.
-    #[inline(always)]
-    fn take(&mut self, room: usize) -> Result<bool, Fault> {
-        self.sender.take(&mut self.from_guest, room)?;
-        let has_some = !self.sender.chains.is_empty();
-        if !has_some {
-            self.transmit.pause();
-            self.own.pause();
-        }
-        Ok(has_some)
-    }
-
-    /// Sends a batch by the addresses of its frames.
-    fn send_by_address(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
-        if !self.take(usize::MAX)? {
-            return Ok(0);
-        }
-        let mut budget = self.sender.budget();
-        if self.from == From::Tap {
-            budget = budget.for_many();
-        }
-        let looked_up = self.classify_batch(&budget)?;
-        let mut burst = Burst {
-            siblings,
-            budget,
-            done: 0,
-            fault: None,
+        let room = match self.route {
+            Route::Fdb => usize::MAX,
+            Route::OwnQueue | Route::Cable => self.own.room(),
         };
-        while self.goes_on(burst.done, self.classified, &burst.budget) {
-            self.pass_run(&mut burst);
-        }
-        if let Some(looked_up) = looked_up {
-            burst.budget.charge_look_ups(looked_up);
-            self.count_filtered(burst.done);
-        }
-        self.settle(&burst.budget, burst.done);
-        self.give_back_costs(burst.done);
-        burst.fault.map_or(Ok(burst.done), Err)
-    }
-
-    /// Sends a batch to the one destination of a guest outside of networks.
-    #[inline(always)]
-    fn send_to_one(&mut self, siblings: &mut dyn Siblings) -> Result<usize, Fault> {
-        let room = self.own.room();
         if room == 0 {
             self.waits = true;
             self.counters.from_guest_waits.add(1);
             return Ok(0);
         }
-        if !self.take(room)? {
+        self.sender.take(&mut self.from_guest, room)?;
+        if self.sender.chains.is_empty() {
+            self.transmit.pause();
+            self.own.pause();
             return Ok(0);
         }
         let mut burst = Burst {
@@ -98,6 +54,36 @@ impl<O: OwnQueue> PortLane<O> {
             done: 0,
             fault: None,
         };
+        match self.route {
+            Route::Fdb => self.send_by_address(&mut burst)?,
+            Route::OwnQueue | Route::Cable => self.send_to_one(&mut burst),
+        }
+        self.settle(&burst.budget, burst.done);
+        burst.fault.map_or(Ok(burst.done), Err)
+    }
+
+    /// Sends a batch by the addresses of its frames.
+    /// Errors: the guest's fault.
+    #[inline]
+    fn send_by_address(&mut self, burst: &mut Burst<'_>) -> Result<(), Fault> {
+        if self.from == From::Tap {
+            burst.budget = burst.budget.for_many();
+        }
+        let looked_up = self.classify_batch(&burst.budget)?;
+        while self.goes_on(burst.done, self.classified, &burst.budget) {
+            self.pass_run(burst);
+        }
+        if let Some(looked_up) = looked_up {
+            burst.budget.charge_look_ups(looked_up);
+            self.count_filtered(burst.done);
+        }
+        self.give_back_costs(burst.done);
+        Ok(())
+    }
+
+    /// Sends a batch to the one destination of a guest outside of networks.
+    #[inline]
+    fn send_to_one(&mut self, burst: &mut Burst<'_>) {
         if O::IS_THERE && self.is_open() {
             let chains = &self.sender.chains;
             burst.done = self
@@ -105,29 +91,19 @@ impl<O: OwnQueue> PortLane<O> {
                 .put_plain(&mut self.from_guest, chains, &mut burst.budget, &self.counters);
         }
         if burst.done < self.sender.chains.len() {
-            self.send_checked(&mut burst)?;
+            self.send_checked(burst);
         }
-        self.settle(&burst.budget, burst.done);
-        burst.fault.map_or(Ok(burst.done), Err)
     }
 
     /// Sends the rest of a batch of [`Self::send_to_one`], and checks each frame just before it is passed on.
-    /// Errors: the guest's fault.
     #[inline(never)]
-    fn send_checked(&mut self, burst: &mut Burst<'_>) -> Result<(), Fault> {
+    fn send_checked(&mut self, burst: &mut Burst<'_>) {
         self.costs.clear();
-        let sent = match O::IS_THERE {
-            true => self.put_to_own_queue(burst),
-            false => {
-                self.to_other_end(burst);
-                Ok(())
-            }
-        };
+        self.put_checked(burst);
         if self.filter.is_some() {
             self.count_filtered(burst.done);
         }
         self.give_back_costs(burst.done);
-        sent
     }
 
     /// Classifies the chains of the batch; returns the cost of look-ups, if there are filter rules.

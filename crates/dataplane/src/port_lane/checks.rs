@@ -16,37 +16,8 @@ use crate::policy::filter::Acl;
 use crate::policy::guard::Guard;
 use crate::policy::rate_limit::{Cost, Throttle};
 
-/// Checks a chain before its frame is passed on.
-pub(super) trait Check {
-    /// Checks the next chain, whose result is stored in `entry`; false: it has to wait for the rate limit.
-    /// Errors: the guest's fault.
-    fn check(
-        &mut self,
-        vring: &mut Vring,
-        chain: (&Chain, &[Buffer]),
-        entry: &mut Classified,
-        charges: Charges<'_>,
-    ) -> Result<bool, Fault>;
-}
-
 /// The batch's budget, and, if no frame can be sent now, the counter of the dropped ones.
 pub(super) type Charges<'a> = (&'a mut Budget, Option<&'a Counter>);
-
-/// Checks nothing: the batch was classified before.
-pub(super) struct IsClassified;
-
-impl Check for IsClassified {
-    #[inline(always)]
-    fn check(
-        &mut self,
-        _vring: &mut Vring,
-        _chain: (&Chain, &[Buffer]),
-        _entry: &mut Classified,
-        _charges: Charges<'_>,
-    ) -> Result<bool, Fault> {
-        Ok(true)
-    }
-}
 
 /// See the module's head.
 pub(super) struct Checks<'a> {
@@ -58,10 +29,12 @@ pub(super) struct Checks<'a> {
     pub(super) counters: &'a PairCounters,
 }
 
-impl Check for Checks<'_> {
+impl Checks<'_> {
+    /// Checks the next chain, whose result is stored in `entry`; false: it has to wait for the rate limit.
+    /// Errors: the guest's fault.
     // Runs once per frame.
     #[inline(always)]
-    fn check(
+    pub(super) fn check(
         &mut self,
         vring: &mut Vring,
         (chain, buffers): (&Chain, &[Buffer]),
@@ -90,9 +63,7 @@ impl Check for Checks<'_> {
         self.costs.push(cost);
         Ok(true)
     }
-}
 
-impl Checks<'_> {
     /// Whether guard and rules allow the frame; counts one that the guard rejects.
     #[inline(never)]
     fn allows(

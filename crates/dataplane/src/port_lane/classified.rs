@@ -166,7 +166,7 @@ impl Classified {
 }
 
 /// Calls `act` with the frame, its tag changed for the receiver.
-#[inline]
+#[inline(always)]
 pub(super) fn with_tag<R>(
     entry: &Classified,
     frame: GuestFrame<'_>,

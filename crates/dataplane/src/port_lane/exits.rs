@@ -4,7 +4,7 @@ use device::counters::{Counter, PairCounters};
 use device::pair::{Fault, Vring};
 use virtqueue::{ChainId, Chains};
 
-use super::checks::{Check, Checks, IsClassified};
+use super::checks::Checks;
 use super::classified::{Classified, with_tag};
 use super::{Burst, From, NO_FDB_ENTRY, PortLane, Route};
 use crate::backend::own_queue::OwnQueue;
@@ -33,12 +33,7 @@ impl Frames<'_> {
     /// The common case of [`Frames::put`]: copies the next frames, as long as they need nothing but a copy. A separate
     /// function, so that the loop has all registers.
     #[inline(never)]
-    fn copy_whole(
-        &mut self,
-        sink: &mut NicSink<'_, XdpNic>,
-        give_back: &mut impl FnMut(&mut Vring, ChainId),
-        (budget, done): (&mut Budget, &mut usize),
-    ) {
+    fn copy_whole(&mut self, sink: &mut NicSink<'_, XdpNic>, (budget, done): (&mut Budget, &mut usize)) {
         let (most, most_bytes) = budget.left();
         let next = *done..self.end.min(done.saturating_add(most));
         let mut bytes = 0;
@@ -53,7 +48,7 @@ impl Frames<'_> {
         });
         let (count, bytes) = sink.copy_classified(&self.vring.guest.memory, frames);
         for chain in &self.chains.chains[*done..*done + count] {
-            give_back(self.vring, chain.id);
+            self.vring.queue.push_used(chain.id, 0);
             budget.charge_descriptors(chain.readable.into());
         }
         budget.tally.add_all(count as u64, bytes);
@@ -63,12 +58,12 @@ impl Frames<'_> {
     /// Puts the frames from `done` on into the sink, as far as it has room; true if the next one waits for room. Chains
     /// that the sink does not keep are returned to the guest.
     /// Errors: the guest's fault.
-    #[inline]
+    // Inlined, so that it tests once for each batch whether there are checks.
+    #[inline(always)]
     fn put(
         self,
         sink: &mut impl Sink,
-        mut check: impl Check,
-        mut give_back: impl FnMut(&mut Vring, ChainId),
+        mut checks: Option<Checks<'_>>,
         (budget, done): (&mut Budget, &mut usize),
     ) -> Result<bool, Fault> {
         let mut waits = false;
@@ -81,7 +76,9 @@ impl Frames<'_> {
             let buffers = self.chains.buffers(&chain);
             let entry = &mut self.classified[*done];
             let unsendable = sink.unsendable(self.counters);
-            if !check.check(self.vring, (&chain, buffers), entry, (budget, unsendable))? {
+            if let Some(checks) = &mut checks
+                && !checks.check(self.vring, (&chain, buffers), entry, (budget, unsendable))?
+            {
                 return Ok(false);
             }
             let frame = entry.frame(self.vring, buffers);
@@ -98,7 +95,7 @@ impl Frames<'_> {
             };
             match put {
                 Put::NoRoom => return Ok(true),
-                Put::Done => give_back(self.vring, chain.id),
+                Put::Done => self.vring.queue.push_used(chain.id, 0),
                 Put::Taken => {}
             }
             waits = sink.has_rest();
@@ -106,6 +103,49 @@ impl Frames<'_> {
             *done += 1;
         }
         Ok(waits)
+    }
+}
+
+/// The other end of a cable as a sink.
+struct CableEnd<'a, 'b> {
+    /// `None`: there is no guest.
+    passing: &'a mut Option<Passing<'b>>,
+    counters: &'a PairCounters,
+    /// The fault of the guest there.
+    fault: &'a mut Option<Fault>,
+}
+
+impl Sink for CableEnd<'_, '_> {
+    #[inline]
+    fn unsendable<'c>(&self, counters: &'c PairCounters) -> Option<&'c Counter> {
+        let is_empty = self.passing.is_none();
+        is_empty.then_some(&counters.from_guest_no_peer)
+    }
+
+    #[inline]
+    fn put(&mut self, _chain: ChainId, frame: Option<GuestFrame<'_>>, budget: &mut Budget) -> Put {
+        let (Some(frame), Some(passing)) = (frame, self.passing.as_mut()) else {
+            return Put::Done;
+        };
+        let passed = match passing.pass(frame, self.counters) {
+            Ok(passed) => passed,
+            Err(fault) => {
+                *self.fault = Some(fault);
+                return Put::NoRoom;
+            }
+        };
+        budget.charge_look_ups(passing.take_work());
+        if passed == Passed::Later {
+            self.counters.from_guest_waits.add(1);
+            return Put::NoRoom;
+        }
+        passed.charge(budget, frame.sending.len);
+        Put::Done
+    }
+
+    #[inline]
+    fn has_rest(&self) -> bool {
+        false
     }
 }
 
@@ -293,21 +333,16 @@ impl<O: OwnQueue> PortLane<O> {
         };
         let charged = (&mut burst.budget, &mut burst.done);
         if O::IS_THERE {
-            // The sink itself records the chains that it returns later.
-            let at_once = |vring: &mut Vring, chain| vring.queue.push_used(chain, 0);
-            let waits = frames.put(&mut own.sink(counters)?, IsClassified, at_once, charged);
+            let waits = frames.put(&mut own.sink(counters)?, None, charged);
             self.waits = waits.unwrap_or(true);
             return Some(());
         }
         let (budget, done) = charged;
-        let mut give_back = |vring: &mut Vring, chain| own.give_back(vring, chain);
         let mut waits = false;
         let sent = send_by(burst.siblings.uplink(place?), (transmit, counters), |sink| {
-            frames.copy_whole(sink, &mut give_back, (budget, done));
+            frames.copy_whole(sink, (budget, done));
             // Only checks return errors, and these frames were checked before.
-            waits = frames
-                .put(sink, IsClassified, give_back, (budget, done))
-                .unwrap_or(true);
+            waits = frames.put(sink, None, (budget, done)).unwrap_or(true);
             sink.note_wait(waits);
         });
         self.is_locked_out = sent == Sent::Busy;
@@ -315,9 +350,74 @@ impl<O: OwnQueue> PortLane<O> {
         (sent != Sent::NoQueue).then_some(())
     }
 
-    /// Puts the chains from `done` on, checked one by one, into the lane's own queue, as far as there is room.
-    /// Errors: the guest's fault.
-    pub(super) fn put_to_own_queue(&mut self, burst: &mut Burst<'_>) -> Result<(), Fault> {
+    /// Puts the chains from `done` on, each checked just before, into the lane's own queue, as far as there is room, or
+    /// passes them by a cable.
+    pub(super) fn put_checked(&mut self, burst: &mut Burst<'_>) {
+        match O::IS_THERE {
+            true => {
+                let Burst {
+                    budget, done, fault, ..
+                } = burst;
+                self.put_into(|own, counters| own.sink(counters), (budget, done), fault);
+            }
+            false => {
+                let target = burst.siblings.target();
+                if let Err(fault) = self.pass_by_cable(target, burst)
+                    && let Some(target) = target
+                {
+                    burst.siblings.blame(target, fault);
+                }
+            }
+        }
+    }
+
+    /// Passes all frames to the guest at the other end of the cable; frames for which it has no buffers wait.
+    /// Errors: the fault of the guest at the other end.
+    fn pass_by_cable(&mut self, target: Option<SlotAt>, burst: &mut Burst<'_>) -> Result<(), Fault> {
+        let Burst {
+            siblings,
+            budget,
+            done,
+            fault,
+        } = burst;
+        let mut guest = target.and_then(|target| siblings.guest(target));
+        let mut passing = match &mut guest {
+            Some(guest) => Some(Passing::begin(guest, self.sender.chains.len())?),
+            None => None,
+        };
+        if let Some(passing) = passing.as_mut().filter(|_| self.is_open()) {
+            let plain = self.classify_plain();
+            self.pass_whole(passing, false, plain, (budget, done));
+        }
+        let mut of_other = None;
+        self.put_into(
+            |_, counters| {
+                Some(CableEnd {
+                    passing: &mut passing,
+                    counters,
+                    fault: &mut of_other,
+                })
+            },
+            (budget, done),
+            fault,
+        );
+        if let Some(fault) = of_other {
+            self.waits = false;
+            return Err(fault);
+        }
+        if let Some(passing) = passing {
+            passing.finish();
+        }
+        Ok(())
+    }
+
+    /// Puts the chains from `done` on, each checked just before, into a sink; `fault`: where to store that of the guest.
+    fn put_into<'a, S: Sink>(
+        &'a mut self,
+        sink: impl FnOnce(&'a mut O, &'a PairCounters) -> Option<S>,
+        charged: (&mut Budget, &mut usize),
+        fault: &mut Option<Fault>,
+    ) {
         let Self {
             own,
             from_guest: vring,
@@ -327,10 +427,11 @@ impl<O: OwnQueue> PortLane<O> {
             filter,
             guard,
             costs,
+            waits,
             ..
         } = self;
-        let Some(mut sink) = own.sink(counters) else {
-            return Ok(());
+        let Some(mut sink) = sink(own, counters) else {
+            return;
         };
         let frames = Frames {
             vring,
@@ -346,82 +447,10 @@ impl<O: OwnQueue> PortLane<O> {
             costs,
             counters,
         };
-        let at_once = |vring: &mut Vring, chain| vring.queue.push_used(chain, 0);
-        self.waits = frames.put(&mut sink, checks, at_once, (&mut burst.budget, &mut burst.done))?;
-        Ok(())
-    }
-
-    /// Passes all frames to the guest at the other end of the cable; frames for which it has no buffers wait.
-    pub(super) fn to_other_end(&mut self, burst: &mut Burst<'_>) {
-        let target = burst.siblings.target();
-        if let Err(fault) = self.pass_by_cable(target, burst)
-            && let Some(target) = target
-        {
-            burst.siblings.blame(target, fault);
+        match frames.put(&mut sink, Some(checks), charged) {
+            Ok(frame_waits) => *waits = frame_waits,
+            Err(of_guest) => *fault = Some(of_guest),
         }
-    }
-
-    /// Errors: the fault of the guest at the other end.
-    fn pass_by_cable(&mut self, target: Option<SlotAt>, burst: &mut Burst<'_>) -> Result<(), Fault> {
-        let all = self.sender.chains.len();
-        let mut guest = target.and_then(|target| burst.siblings.guest(target));
-        let mut passing = match &mut guest {
-            Some(guest) => Some(Passing::begin(guest, all)?),
-            None => None,
-        };
-        if let Some(passing) = passing.as_mut().filter(|_| self.is_open()) {
-            let plain = self.classify_plain();
-            self.pass_whole(passing, false, plain, (&mut burst.budget, &mut burst.done));
-        }
-        let Self {
-            from_guest: vring,
-            chains,
-            sender,
-            counters,
-            filter,
-            guard,
-            costs,
-            ..
-        } = self;
-        let taken = &sender.chains;
-        let mut checks = Checks {
-            guard: guard.as_deref(),
-            acl: filter.as_deref_mut(),
-            throttle: &mut sender.throttle,
-            costs,
-            counters,
-        };
-        while burst.done < all && burst.budget.has_left() {
-            let chain = taken.chains[burst.done];
-            let buffers = taken.buffers(&chain);
-            let entry = &mut chains[burst.done];
-            let unsendable = passing.is_none().then_some(&counters.from_guest_no_peer);
-            match checks.check(vring, (&chain, buffers), entry, (&mut burst.budget, unsendable)) {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(fault) => {
-                    burst.fault = Some(fault);
-                    break;
-                }
-            }
-            if let (Some(frame), Some(passing)) = (entry.frame(vring, buffers), &mut passing) {
-                let passed = passing.pass(frame, counters)?;
-                burst.budget.charge_look_ups(passing.take_work());
-                if passed == Passed::Later {
-                    self.waits = true;
-                    counters.from_guest_waits.add(1);
-                    break;
-                }
-                passed.charge(&mut burst.budget, frame.sending.len);
-            }
-            vring.queue.push_used(chain.id, 0);
-            burst.budget.charge_descriptors(buffers.len());
-            burst.done += 1;
-        }
-        if let Some(passing) = passing {
-            passing.finish();
-        }
-        Ok(())
     }
 
     /// Acts on the uplink's queue that the lane uses, and hands over the frames that are put there.
