@@ -7,7 +7,6 @@ use std::sync::Arc;
 use super::*;
 use crate::lane::Work;
 use crate::tests::network_tests::{BROADCAST, STRANGER, World, frame, mac};
-use crate::worker::slots;
 use device::counters::PairCounters;
 use model::rates::Rate;
 
@@ -27,7 +26,7 @@ fn frames(count: u64) -> Rates {
 
 fn limit(world: &mut World, port: usize, from_guest: Rates, to_guest: Rates) {
     let limits = PortLimits::new(PortRates { from_guest, to_guest });
-    slots::change(&mut world.slots, port, (&mut Vec::new(), &[]), |lane, _| {
+    world.lanes.change(port, |lane, _| {
         lane.set_limits(&limits);
     });
     world.rebuild_forwarding();
@@ -35,7 +34,7 @@ fn limit(world: &mut World, port: usize, from_guest: Rates, to_guest: Rates) {
 
 /// What the lane of a port is to do that is about to sleep.
 fn enable_notifications(world: &mut World, port: usize) -> Work {
-    slots::enable_notifications(&mut world.slots, port, (&mut Vec::new(), &[])).expect("in the rounds")
+    world.lanes.enable_notifications(port).expect("in the rounds")
 }
 
 fn counters(world: &World, port: usize) -> Arc<PairCounters> {
@@ -46,6 +45,7 @@ fn counters(world: &World, port: usize) -> Arc<PairCounters> {
 fn guest_that_sends_more_than_it_may_waits_and_goes_on_when_the_limit_is_lifted() {
     let mut world = World::new(&[0, 64]);
     world
+        .lanes
         .slots
         .iter_mut()
         .for_each(|slot| slot.lane.disable_notifications());

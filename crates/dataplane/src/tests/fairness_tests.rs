@@ -7,7 +7,6 @@ use virtqueue::GuestAddr;
 use virtqueue::driver::Buffer;
 
 use crate::tests::network_tests::{Port, World, frame, mac};
-use crate::worker::slots;
 use device::offloads::Offloads;
 
 const ROUNDS: usize = 500;
@@ -90,7 +89,7 @@ pub(crate) fn gso_packet(to: Mac, from: Mac, payload: usize, size: u16) -> ([u8;
 }
 
 pub(crate) fn with_offloads(world: &mut World, port: usize, offloads: Offloads) {
-    slots::change(&mut world.slots, port, (&mut Vec::new(), &[]), |lane, _| {
+    world.lanes.change(port, |lane, _| {
         lane.change_vrings(&mut |_, vring| vring.guest.offloads = offloads);
     });
 }
@@ -167,7 +166,7 @@ fn packets_of_several_senders_are_segmented_round_robin() {
             .collect();
         floods.iter().for_each(|flood| flood.go_on(&mut world));
         world.poll();
-        world.slots.remove(gone).lane.stop();
+        world.lanes.slots.remove(gone).lane.stop();
         world.rebuild_forwarding();
         floods.remove(gone);
         let came = compete(&mut world, [&floods[0], &floods[1]]);

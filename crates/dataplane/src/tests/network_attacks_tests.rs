@@ -204,7 +204,7 @@ fn frame_in_pieces_may_be_longer_when_all_of_the_uplink_may() {
     world.poll();
     let long = frame(mac(0), STRANGER, 2000);
     for (limit, given) in [(1518, 0), (2018, 1), (1518, 0)] {
-        let uplink = world.slots.last_mut().expect("an uplink");
+        let uplink = world.lanes.slots.last_mut().expect("an uplink");
         uplink.lane.set_frame_limit(limit);
         world.arrive_in_pieces(&long);
         world.poll();
@@ -222,7 +222,7 @@ fn frame_in_pieces_is_whole_though_another_port_leaves_meanwhile() {
     let long = frame(mac(1), STRANGER, 1200);
     world.arrive_piece(&long[..600], true);
     world.poll();
-    world.slots.remove(0).lane.stop();
+    world.lanes.slots.remove(0).lane.stop();
     world.rebuild_forwarding();
     world.poll();
     world.arrive_piece(&long[600..], false);
@@ -238,14 +238,9 @@ fn announcement_is_in_the_vlans_of_its_port_and_of_its_own_address() {
     let (access, trunk) = (Vlans::Access(100), Vlans::Trunk(vec![100, 101]));
     let mut world = World::of_vlans(&[access.clone(), access, trunk, Vlans::Access(101), Vlans::Untagged]);
     let announce = |world: &mut World, port: usize, frame: &[u8]| {
-        slots::change(
-            &mut world.slots,
-            port,
-            (&mut Vec::new(), &[]),
-            |lane, siblings| {
-                lane.inject(frame, siblings);
-            },
-        );
+        world.lanes.change(port, |lane, siblings| {
+            lane.inject(frame, siblings);
+        });
         (0..5).map(|port| world.ports[port].got()).collect::<Vec<_>>()
     };
     let own = |port| frame(BROADCAST, mac(port), 60);

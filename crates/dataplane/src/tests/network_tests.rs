@@ -36,7 +36,7 @@ use crate::port_lane::PortLane;
 use crate::tests::test_guest::{HEADER, Memory};
 use crate::tests::test_nic::{TestNic, Wire, own_memory, queue};
 use crate::uplink::uplink_lane::UplinkLane;
-use crate::worker::slots::{self, Fdbs, Place, Slot};
+use crate::worker::slots::{Lanes, Slot};
 use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::QueuePair;
@@ -61,9 +61,7 @@ pub(crate) struct Port {
 #[derive(Default)]
 pub(crate) struct World {
     pub(crate) ports: Vec<Port>,
-    pub(crate) slots: Vec<Slot>,
-    fdbs: Fdbs,
-    place: Place,
+    pub(crate) lanes: Lanes,
     /// Of the uplink, if there is one.
     pub(crate) wire: Option<Arc<Mutex<Wire>>>,
     uplink: Arc<PairCounters>,
@@ -115,7 +113,7 @@ impl World {
         let mut world = Self::default();
         let ports = known.len() as u16;
         let fdb = Fdb::new(known.into_iter().map(Some).collect());
-        world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
+        world.lanes.fdbs.insert(NETWORK.into(), Arc::new(fdb));
         (0..ports).for_each(|number| world.add_pair(number, 0, offloads));
         world.rebuild_forwarding();
         world
@@ -164,8 +162,8 @@ impl World {
             node: None,
             on_fault: Box::new(|_| ()),
         };
-        self.slots.push(Slot::new(
-            LaneId((self.place.number * 100 + self.slots.len()) as u64),
+        self.lanes.slots.push(Slot::new(
+            LaneId((self.lanes.number * 100 + self.lanes.slots.len()) as u64),
             new,
         ));
     }
@@ -209,12 +207,12 @@ impl World {
     }
 
     pub(crate) fn rebuild_forwarding(&mut self) {
-        slots::rebuild_forwarding(&mut self.slots, &self.fdbs, &mut self.place);
+        self.lanes.rebuild_forwarding();
     }
 
     pub(crate) fn poll(&mut self) {
-        for at in 0..self.slots.len() {
-            let polled = slots::poll(&mut self.slots, at, (&mut Vec::new(), &self.place.remote));
+        for at in 0..self.lanes.slots.len() {
+            let polled = self.lanes.poll(at);
             if polled.is_some_and(|polled| polled.left) {
                 self.rebuild_forwarding();
             }
@@ -410,7 +408,7 @@ fn guest_that_did_wrong_leaves_and_the_others_go_on() {
     world.ports[0].send(&frame(mac(2), mac(0), 60));
     world.poll();
     world.poll();
-    assert!(!world.slots[1].is_in_rounds());
+    assert!(!world.lanes.slots[1].is_in_rounds());
     assert_eq!(world.ports[2].got().len(), 1);
     assert_eq!(world.ports[0].counters.from_guest_no_peer.get(), 1);
 }
@@ -481,7 +479,7 @@ fn what_waits_for_a_guest_that_leaves_goes_back_to_the_nic() {
             .len(),
         29
     );
-    world.slots.remove(0).lane.stop();
+    world.lanes.slots.remove(0).lane.stop();
     world.rebuild_forwarding();
     world.poll();
     assert_eq!(world.uplink.to_guest_queue_stopped.get(), 3);
@@ -605,9 +603,9 @@ fn idle_guest_is_not_polled_until_frames_arrive_for_it() {
         world.poll();
         while world.ports[0].from_guest.take_used().is_some() {}
     }
-    assert!(world.slots[1].is_idle && !world.slots[0].is_idle);
+    assert!(world.lanes.slots[1].is_idle && !world.lanes.slots[0].is_idle);
     world.ports[0].send(&frame(mac(1), mac(0), 60));
     world.poll();
-    assert!(!world.slots[1].is_idle);
+    assert!(!world.lanes.slots[1].is_idle);
     assert_eq!(world.ports[1].got().len(), 1);
 }

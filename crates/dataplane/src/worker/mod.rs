@@ -54,7 +54,7 @@ use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use xsk::NumaNode;
 
 use self::sleep::Rest;
-use self::slots::{EVENT_FD, Fdbs, Place, Slot};
+use self::slots::{EVENT_FD, Lanes, Slot};
 use crate::fdb::Fdb;
 use crate::lane::new_lane::NewLane;
 use crate::lane::role::Role;
@@ -211,19 +211,16 @@ impl WorkerHandle {
             moderation: Moderation::new(waits.moderation, Instant::now()),
             counters: Arc::clone(&counters),
             progress: Arc::clone(&progress),
-            lanes: Vec::new(),
-            awake: Vec::new(),
+            lanes: Lanes {
+                number: index,
+                ..Lanes::default()
+            },
             sleeping: Sleeping::default(),
             rotation: 1,
             moved: 0,
             nic_wakes: 0,
             is_woken: true,
             polled: Vec::new(),
-            fdbs: Fdbs::new(),
-            place: Place {
-                number: index,
-                ..Place::default()
-            },
         };
         let handle = Self {
             mail: Arc::new(Mail {
@@ -291,11 +288,7 @@ struct Worker {
     moderation: Moderation,
     counters: Arc<WorkerCounters>,
     progress: Arc<Progress>,
-    /// Sorted by id.
-    lanes: Vec<Slot>,
-    /// Indices of the lanes that are not idle. Rounds and sleeps visit only these, so that idle guests cost the others
-    /// nothing.
-    awake: Vec<usize>,
+    lanes: Lanes,
     sleeping: Sleeping,
     /// State of a linear congruential generator, which picks the lane that is polled first.
     rotation: u64,
@@ -307,8 +300,6 @@ struct Worker {
     is_woken: bool,
     /// Memory for the descriptors that a sleep polls; empty between sleeps.
     polled: Vec<PollFd<'static>>,
-    fdbs: Fdbs,
-    place: Place,
 }
 
 impl Worker {
@@ -334,8 +325,7 @@ impl Worker {
             pace.busy_rounds = pace.busy_rounds.saturating_add(1);
             // Lanes in a pause have their notifications off: their remaining work would wait for the end of the pause.
             if !pace.expects_no_more() || !self.moderation.pause().is_zero() {
-                self.sleeping
-                    .end(&mut self.lanes, &mut self.awake, &self.progress);
+                self.sleeping.end(&mut self.lanes, &self.progress);
                 return;
             }
         }
@@ -352,8 +342,7 @@ impl Worker {
         }
         let since = *pace.idle_since.get_or_insert(now);
         if now.duration_since(since) < pace.polling.now {
-            self.sleeping
-                .end(&mut self.lanes, &mut self.awake, &self.progress);
+            self.sleeping.end(&mut self.lanes, &self.progress);
             return;
         }
         self.counters.counted.publish(&mut pace.work);
@@ -380,8 +369,8 @@ impl Worker {
         // A busy worker does not sleep, so sockets that send much would otherwise stay in the epoll set.
         if self.nic_wakes > 0 && self.moved > FEW {
             self.nic_wakes = 0;
-            for &at in &self.awake {
-                self.lanes[at].unwatch_nic(&self.epoll);
+            for &at in &self.lanes.awake {
+                self.lanes.slots[at].unwatch_nic(&self.epoll);
             }
         }
         pace.looks = pace.looks.wrapping_add(1);
@@ -400,17 +389,17 @@ impl Worker {
         let (mut moved, mut next) = (0, 0);
         let mut taken = meter::taken();
         // The list may change meanwhile: then a lane is polled one round later, or twice in one round.
-        let round = self.awake.len();
+        let round = self.lanes.awake.len();
         while next < round
-            && let Some(&at) = self.awake.get(next)
+            && let Some(&at) = self.lanes.awake.get(next)
         {
             next += 1;
-            self.progress.take_up(self.lanes[at].id);
-            let Some(polled) = slots::poll(&mut self.lanes, at, (&mut self.awake, &self.place.remote)) else {
+            self.progress.take_up(self.lanes.slots[at].id);
+            let Some(polled) = self.lanes.poll(at) else {
                 continue;
             };
             moved += polled.frames;
-            let counted = &self.lanes[at].counted;
+            let counted = &self.lanes.slots[at].counted;
             let before = std::mem::replace(&mut taken, meter::taken());
             if taken != before {
                 counted.frames.add(taken.wrapping_sub(before));
@@ -434,19 +423,24 @@ impl Worker {
     /// Recomputes which lanes get frames from which.
     fn rebuild_forwarding(&mut self) {
         debug_assert!(
-            self.lanes.is_sorted_by_key(|slot| slot.id),
+            self.lanes.slots.is_sorted_by_key(|slot| slot.id),
             "place_of needs lanes sorted by id"
         );
-        slots::rebuild_forwarding(&mut self.lanes, &self.fdbs, &mut self.place);
+        self.lanes.rebuild_forwarding();
         self.sleeping.forget(&mut self.lanes, &self.progress);
         self.count_awake();
     }
 
     /// Collects the lanes to poll.
     fn count_awake(&mut self) {
-        self.awake.clear();
-        let awake = self.lanes.iter().enumerate().filter(|(_, slot)| !slot.is_idle);
-        self.awake.extend(awake.map(|(at, _)| at));
+        self.lanes.awake.clear();
+        let awake = self
+            .lanes
+            .slots
+            .iter()
+            .enumerate()
+            .filter(|(_, slot)| !slot.is_idle);
+        self.lanes.awake.extend(awake.map(|(at, _)| at));
         self.shift();
     }
 
@@ -455,13 +449,13 @@ impl Worker {
     /// stay in front, so that the lanes after them use the room that they free.
     fn shift(&mut self) {
         let mut uplinks = 0;
-        for at in 0..self.awake.len() {
-            if matches!(self.lanes[self.awake[at]].role, Role::Uplink { .. }) {
-                self.awake[uplinks..=at].rotate_right(1);
+        for at in 0..self.lanes.awake.len() {
+            if matches!(self.lanes.slots[self.lanes.awake[at]].role, Role::Uplink { .. }) {
+                self.lanes.awake[uplinks..=at].rotate_right(1);
                 uplinks += 1;
             }
         }
-        let others = &mut self.awake[uplinks..];
+        let others = &mut self.lanes.awake[uplinks..];
         // Knuth's generator (The Art of Computer Programming 2, 3.3.4): its upper bits are as good as random.
         self.rotation = (self.rotation.wrapping_mul(6_364_136_223_846_793_005)).wrapping_add(1);
         let by = (self.rotation >> 33) as usize;
@@ -470,7 +464,7 @@ impl Worker {
 
     /// Whether some lanes are idle.
     fn has_idle(&self) -> bool {
-        self.awake.len() < self.lanes.len()
+        self.lanes.awake.len() < self.lanes.slots.len()
     }
 
     /// Checks for kicks of guests with idle lanes, while other lanes are busy.
@@ -489,13 +483,13 @@ impl Worker {
         for event in events {
             let number = event.data.u64();
             if let Some(at) = self.place_of(LaneId(number & !EVENT_FD)) {
-                let slot = &mut self.lanes[at];
+                let slot = &mut self.lanes.slots[at];
                 if number & EVENT_FD != 0 {
                     slot.lane.note_event();
                 }
                 self.progress.take_up(slot.id);
                 if slot.wake() {
-                    self.awake.push(at);
+                    self.lanes.awake.push(at);
                 }
             }
         }
@@ -503,7 +497,7 @@ impl Worker {
 
     /// The index of a lane.
     fn place_of(&self, id: LaneId) -> Option<usize> {
-        self.lanes.binary_search_by_key(&id, |slot| slot.id).ok()
+        self.lanes.slots.binary_search_by_key(&id, |slot| slot.id).ok()
     }
 
     /// Executes commands; false after the last one.
@@ -531,7 +525,7 @@ impl Worker {
                     is_stale = true;
                 }
                 Ok(Command::Remove(id, answer)) => {
-                    let slot = self.place_of(id).map(|at| self.lanes.remove(at));
+                    let slot = self.place_of(id).map(|at| self.lanes.slots.remove(at));
                     is_stale = true;
                     let _ = answer.send(slot.map(|mut slot| {
                         slot.check_calls();
@@ -548,34 +542,34 @@ impl Worker {
                             // The change may send a frame.
                             self.rebuild_forwarding();
                         }
-                        self.lanes[at].wake();
-                        self.lanes[at].unwatch_nic(&self.epoll);
-                        let before = self.lanes[at].shown();
-                        slots::change(&mut self.lanes, at, (&mut self.awake, &self.place.remote), change);
-                        is_shown = self.lanes[at].shown() != before;
+                        self.lanes.slots[at].wake();
+                        self.lanes.slots[at].unwatch_nic(&self.epoll);
+                        let before = self.lanes.slots[at].shown();
+                        self.lanes.change(at, change);
+                        is_shown = self.lanes.slots[at].shown() != before;
                         is_stale = true;
                     }
                     let _ = done.send(is_shown);
                 }
                 Ok(Command::Fdb(network, fdb)) => {
-                    self.fdbs.insert(network, fdb);
+                    self.lanes.fdbs.insert(network, fdb);
                     is_stale = true;
                 }
                 Ok(Command::Spread(network, spread, done)) => {
-                    self.place.spreads.insert(network, spread);
+                    self.lanes.spreads.insert(network, spread);
                     is_stale = true;
                     answers.push(done);
                 }
                 Ok(Command::Wake(id)) => {
                     if let Some(at) = self.place_of(id)
-                        && self.lanes[at].wake()
+                        && self.lanes.slots[at].wake()
                     {
-                        self.awake.push(at);
+                        self.lanes.awake.push(at);
                     }
                 }
                 Ok(Command::Blame(id, fault)) => {
                     if let Some(at) = self.place_of(id) {
-                        self.lanes[at].fail(fault);
+                        self.lanes.slots[at].fail(fault);
                         is_stale = true;
                     }
                 }
@@ -587,7 +581,7 @@ impl Worker {
         if is_stale {
             self.rebuild_forwarding();
         }
-        let number = self.place.number;
+        let number = self.lanes.number;
         answers.into_iter().for_each(|done| _ = done.send(number));
         goes_on
     }
@@ -598,8 +592,8 @@ impl Worker {
         let mut slot = Slot::new(id, new);
         slot.counted = counted;
         slot.watch_fds(&self.epoll);
-        let at = self.lanes.partition_point(|other| other.id < id);
-        self.lanes.insert(at, slot);
+        let at = self.lanes.slots.partition_point(|other| other.id < id);
+        self.lanes.slots.insert(at, slot);
     }
 }
 

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{EVENTS, FEW, FUTILE_WAKES, IGNORE_KICKS, NO_TIME, OFTEN, Worker};
 use crate::lane::{LaneId, Work};
-use crate::worker::slots::{self, NIC_EVENT, Slot};
+use crate::worker::slots::{NIC_EVENT, Slot};
 
 /// Result of an attempt to sleep.
 pub(super) enum Rest {
@@ -23,7 +23,7 @@ pub(super) enum Rest {
 impl Worker {
     /// How long lanes with much traffic pause now.
     pub(super) fn pause(&mut self, now: Instant) -> Duration {
-        let lanes = self.lanes.iter_mut();
+        let lanes = self.lanes.slots.iter_mut();
         let lanes = lanes.map(|slot| (slot.lane.carried(), &mut slot.share));
         self.moderation.look(now, lanes);
         self.moderation.pause()
@@ -36,26 +36,24 @@ impl Worker {
         let (pause, mut is_pause) = (self.pause(now), false);
         let mut next = 0;
         // A lane that was idle may have to enable notifications again, because other lanes wait for its buffers.
-        while let Some(&at) = self.awake.get(next) {
+        while let Some(&at) = self.lanes.awake.get(next) {
             next += 1;
             let Slot {
                 share,
                 lane,
                 is_quiet,
                 ..
-            } = &mut self.lanes[at];
+            } = &mut self.lanes.slots[at];
             *is_quiet = false;
             if share.begin(!pause.is_zero(), now, || lane.carried()) {
                 is_pause = true;
                 work = work.max(Work::Later(Reverse(pause)));
                 continue;
             }
-            self.progress.take_up(self.lanes[at].id);
-            let of_lane =
-                slots::enable_notifications(&mut self.lanes, at, (&mut self.awake, &self.place.remote))
-                    .unwrap_or(Work::None);
+            self.progress.take_up(self.lanes.slots[at].id);
+            let of_lane = self.lanes.enable_notifications(at).unwrap_or(Work::None);
             work = work.max(of_lane);
-            let slot = &mut self.lanes[at];
+            let slot = &mut self.lanes.slots[at];
             slot.is_quiet = of_lane == Work::None && slot.may_sleep_on();
         }
         if let Work::Later(_) = work {
@@ -68,12 +66,11 @@ impl Worker {
         }
         if work == Work::Now || (work == Work::SOON && !is_sure) {
             self.is_woken = true;
-            self.sleeping
-                .end(&mut self.lanes, &mut self.awake, &self.progress);
+            self.sleeping.end(&mut self.lanes, &self.progress);
             self.disable_notifications();
             return Rest::HasWork;
         }
-        self.sleeping.begin(&mut self.lanes, &mut self.awake);
+        self.sleeping.begin(&mut self.lanes);
         self.counters.sleeps.add(1);
         if is_pause {
             self.counters.pauses.add(1);
@@ -92,8 +89,8 @@ impl Worker {
 
     /// Disables notifications of the lanes that are polled.
     fn disable_notifications(&mut self) {
-        for &at in &self.awake {
-            let slot = &mut self.lanes[at];
+        for &at in &self.lanes.awake {
+            let slot = &mut self.lanes.slots[at];
             self.progress.take_up(slot.id);
             slot.lane.disable_notifications();
         }
@@ -106,10 +103,14 @@ impl Worker {
             self.nic_wakes = 0;
         }
         // A lane with a NIC is never idle (slots::poll).
-        for &at in &self.awake {
-            self.lanes[at].watch_nic(&self.epoll, self.nic_wakes >= OFTEN);
+        for &at in &self.lanes.awake {
+            self.lanes.slots[at].watch_nic(&self.epoll, self.nic_wakes >= OFTEN);
         }
-        let nics = self.awake.iter().filter_map(|&at| self.lanes[at].polled_nic());
+        let nics = self
+            .lanes
+            .awake
+            .iter()
+            .filter_map(|&at| self.lanes.slots[at].polled_nic());
         let mut fds = emptied(std::mem::take(&mut self.polled));
         fds.extend(nics.map(|nic| PollFd::from_borrowed_fd(nic, PollFlags::IN)));
         self.progress.sleep();
@@ -149,7 +150,7 @@ impl Worker {
             let Some(at) = self.place_of(LaneId(event.data.u64())) else {
                 continue;
             };
-            let slot = &mut self.lanes[at];
+            let slot = &mut self.lanes.slots[at];
             slot.futile += 1;
             if slot.futile > FUTILE_WAKES && slot.muted_until.is_none() {
                 slot.unwatch_fds(&self.epoll);
@@ -161,12 +162,17 @@ impl Worker {
     /// Watches the kicks of lanes again that were ignored for long enough. Returns how long the others allow to sleep.
     pub(super) fn watch_again(&mut self) -> Work {
         // A lane whose kicks are ignored is never idle: try_idle refuses it, and its kick has woken it before.
-        if self.awake.iter().all(|&at| self.lanes[at].muted_until.is_none()) {
+        if self
+            .lanes
+            .awake
+            .iter()
+            .all(|&at| self.lanes.slots[at].muted_until.is_none())
+        {
             return Work::None;
         }
         let now = Instant::now();
-        for &at in &self.awake {
-            let slot = &mut self.lanes[at];
+        for &at in &self.lanes.awake {
+            let slot = &mut self.lanes.slots[at];
             if slot.muted_until.is_some_and(|until| until <= now) {
                 slot.watch_fds(&self.epoll);
                 slot.muted_until = None;
@@ -178,7 +184,12 @@ impl Worker {
         if let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&NO_TIME)) {
             self.wake(events);
         }
-        match self.awake.iter().any(|&at| self.lanes[at].muted_until.is_some()) {
+        match self
+            .lanes
+            .awake
+            .iter()
+            .any(|&at| self.lanes.slots[at].muted_until.is_some())
+        {
             true => Work::SOON,
             false => Work::None,
         }

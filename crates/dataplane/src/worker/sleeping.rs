@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 
 use crate::worker::progress::Progress;
-use crate::worker::slots::Slot;
+use crate::worker::slots::{Lanes, Slot};
 
 /// In sleeps; about as long as a lane is polled without a frame before it becomes idle.
 const LONG: u32 = 256;
@@ -26,8 +26,9 @@ pub(crate) struct Sleeping {
 
 impl Sleeping {
     /// The worker falls asleep: lanes without work do, too, and leave `awake`.
-    pub(crate) fn begin(&mut self, slots: &mut [Slot], awake: &mut Vec<usize>) {
+    pub(crate) fn begin(&mut self, lanes: &mut Lanes) {
         self.sleep = self.sleep.wrapping_add(1);
+        let Lanes { slots, awake, .. } = lanes;
         awake.retain(|&at| {
             let slot = &mut slots[at];
             if !slot.is_quiet {
@@ -52,9 +53,9 @@ impl Sleeping {
     }
 
     /// Indices of lanes have changed: all of them wake. The caller recomputes `awake` afterwards.
-    pub(crate) fn forget(&mut self, slots: &mut [Slot], progress: &Progress) {
+    pub(crate) fn forget(&mut self, lanes: &mut Lanes, progress: &Progress) {
         self.lanes.clear();
-        for slot in slots.iter_mut().filter(|slot| slot.asleep_since.is_some()) {
+        for slot in lanes.slots.iter_mut().filter(|slot| slot.asleep_since.is_some()) {
             progress.take_up(slot.id);
             slot.end_idle();
         }
@@ -67,13 +68,13 @@ impl Sleeping {
 
     /// Wakes all of them, and adds them to `awake`.
     #[inline]
-    pub(crate) fn end(&mut self, slots: &mut [Slot], awake: &mut Vec<usize>, progress: &Progress) {
+    pub(crate) fn end(&mut self, lanes: &mut Lanes, progress: &Progress) {
         while let Some((since, at)) = self.lanes.pop_front() {
-            let slot = &mut slots[at];
+            let slot = &mut lanes.slots[at];
             if slot.asleep_since == Some(since) {
                 progress.take_up(slot.id);
                 if slot.end_idle() {
-                    awake.push(at);
+                    lanes.awake.push(at);
                 }
             }
         }

@@ -30,9 +30,6 @@ pub(crate) const NIC_EVENT: u64 = u64::MAX;
 /// kicks.
 pub(crate) const EVENT_FD: u64 = 1 << 63;
 
-/// The FDBs of the networks, by the networks' names.
-pub(crate) type Fdbs = HashMap<Arc<str>, Arc<Fdb>>;
-
 /// A lane, and the state that its worker keeps for it.
 pub(crate) struct Slot {
     pub(crate) id: LaneId,
@@ -206,177 +203,177 @@ impl Slot {
     }
 }
 
-/// Polls the lane at an index; `None`: it is not in the rounds. Lanes that are no longer idle are added to `awake`.
-#[inline]
-pub(crate) fn poll(
-    slots: &mut [Slot],
-    at: usize,
-    (awake, remote): (&mut Vec<usize>, &[SharedLane]),
-) -> Option<Polled> {
-    let (slot, mut others) = Others::of(slots, at, (awake, remote))?;
-    let mut can_idle = false;
-    let frames = match slot.lane.poll(&mut others) {
-        Ok(0) => {
-            // A NIC wakes a lane only while its worker sleeps, too.
-            can_idle = slot.role.may_idle() && slot.lane.nic().is_none();
-            0
-        }
-        Ok(frames) => {
-            (slot.futile, slot.empty_polls) = (0, 0);
-            slot.share.moved();
-            slot.check_calls();
-            others.left |= !slot.is_in_rounds();
-            if let Some(target) = others.target {
-                others.slot(target).futile = 0;
-            }
-            frames
-        }
-        Err(fault) => {
-            slot.fail(fault);
-            others.left = true;
-            0
-        }
-    };
-    let left = others.left;
-    drop(others);
-    if can_idle {
-        slot.empty_polls += 1;
-        if slot.empty_polls.is_multiple_of(IDLE_AFTER) {
-            try_idle(slots, at, (awake, remote));
-        }
-    }
-    Some(Polled { frames, left })
-}
-
-/// Makes the lane at an index idle, if it has no work.
-#[cold]
-fn try_idle(slots: &mut [Slot], at: usize, (awake, remote): (&mut Vec<usize>, &[SharedLane])) {
-    // The worker ignores its kicks now, and a worker that never sleeps would not begin to watch them again.
-    if slots[at].muted_until.is_some() {
-        return;
-    }
-    let is_quiet = enable_notifications(slots, at, (awake, remote)) == Some(Work::None);
-    let slot = &mut slots[at];
-    match is_quiet {
-        true => {
-            slot.is_idle = true;
-            awake.retain(|&other| other != at);
-        }
-        false => slot.lane.disable_notifications(),
-    }
-}
-
-/// Enables notifications of the lane at an index; `None`: it is not in the rounds. Lanes that are no longer idle are
-/// added to `awake`.
-pub(crate) fn enable_notifications(
-    slots: &mut [Slot],
-    at: usize,
-    lanes: (&mut Vec<usize>, &[SharedLane]),
-) -> Option<Work> {
-    let (slot, mut others) = Others::of(slots, at, lanes)?;
-    slot.check_calls();
-    Some(slot.lane.enable_notifications(&mut others))
-}
-
-/// Changes the lane at an index.
-pub(crate) fn change(
-    slots: &mut [Slot],
-    at: usize,
-    lanes: (&mut Vec<usize>, &[SharedLane]),
-    change: impl FnOnce(&mut dyn Lane, &mut dyn Siblings),
-) {
-    let (slot, mut others) = Others::around(slots, at, lanes);
-    change(&mut *slot.lane, &mut others);
-}
-
-/// A worker's number, and the lanes of its networks, of all workers.
+/// The lanes of a worker, and what they need to reach each other and lanes of other workers.
 #[derive(Default)]
-pub(crate) struct Place {
+pub(crate) struct Lanes {
+    /// Number of the worker.
     pub(crate) number: usize,
+    /// Its lanes, sorted by id.
+    pub(crate) slots: Vec<Slot>,
+    /// Indices of the lanes that are not idle. Rounds and sleeps visit only these, so that idle guests cost the others
+    /// nothing.
+    pub(crate) awake: Vec<usize>,
+    /// By network: its FDB.
+    pub(crate) fdbs: HashMap<Arc<str>, Arc<Fdb>>,
     /// By network: its lanes, of all workers.
     pub(crate) spreads: HashMap<Arc<str>, Arc<Spread>>,
     /// Lanes of other workers. In the forwarding state their indices follow those of the worker's own lanes.
     pub(crate) remote: Vec<SharedLane>,
 }
 
-/// Recomputes the lanes' targets and the networks' forwarding state.
-#[cold]
-pub(crate) fn rebuild_forwarding(slots: &mut [Slot], fdbs: &Fdbs, place: &mut Place) {
-    // Lanes of networks neither have targets nor are any.
-    let receivers = slots.iter().enumerate();
-    let receivers = receivers.filter(|(_, slot)| slot.role.network().is_none() && slot.receives());
-    let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
-    for slot in slots.iter_mut().filter(|slot| slot.role.network().is_none()) {
-        let wanted = slot.role.targets(slot.lane.receives());
-        let mut wanted = wanted.iter().flatten();
-        slot.target = wanted.find_map(|role| receivers.get(role).copied());
-    }
-    let networks: BTreeSet<_> = slots
-        .iter()
-        .filter_map(|slot| slot.role.network().cloned())
-        .collect();
-    place.remote.clear();
-    for network in networks {
-        let fdb = fdbs.get(&network).cloned().unwrap_or_default();
-        let all = Arc::new(forwarding_of(&network, fdb, slots, place));
-        for slot in slots
-            .iter_mut()
-            .filter(|slot| slot.role.network() == Some(&network))
-        {
-            match &slot.role {
-                Role::Host { .. } => slot.lane.set_forwarding(&Arc::new(all.without_host())),
-                Role::UplinkTap { .. } => slot.lane.set_forwarding(&Arc::new(all.without_ways_out())),
-                _ => slot.lane.set_forwarding(&all),
+impl Lanes {
+    /// Polls the lane at an index; `None`: it is not in the rounds. Lanes that are no longer idle are added to `awake`.
+    #[inline]
+    pub(crate) fn poll(&mut self, at: usize) -> Option<Polled> {
+        let (slot, mut others) = Others::of(self, at)?;
+        let mut can_idle = false;
+        let frames = match slot.lane.poll(&mut others) {
+            Ok(0) => {
+                // A NIC wakes a lane only while its worker sleeps, too.
+                can_idle = slot.role.may_idle() && slot.lane.nic().is_none();
+                0
+            }
+            Ok(frames) => {
+                (slot.futile, slot.empty_polls) = (0, 0);
+                slot.share.moved();
+                slot.check_calls();
+                others.left |= !slot.is_in_rounds();
+                if let Some(target) = others.target {
+                    others.slot(target).futile = 0;
+                }
+                frames
+            }
+            Err(fault) => {
+                slot.fail(fault);
+                others.left = true;
+                0
+            }
+        };
+        let left = others.left;
+        drop(others);
+        if can_idle {
+            slot.empty_polls += 1;
+            if slot.empty_polls.is_multiple_of(IDLE_AFTER) {
+                self.try_idle(at);
             }
         }
+        Some(Polled { frames, left })
     }
-}
 
-/// The forwarding state of a network. Adds the network's lanes on other workers to [`Place::remote`].
-fn forwarding_of(network: &Arc<str>, fdb: Arc<Fdb>, slots: &[Slot], place: &mut Place) -> Forwarding {
-    let first = place.remote.len();
-    if let Some(spread) = place.spreads.get(network) {
-        let remote = spread.lanes.iter().filter(|lane| lane.worker != place.number);
-        place.remote.extend(remote.cloned());
+    /// Makes the lane at an index idle, if it has no work.
+    #[cold]
+    fn try_idle(&mut self, at: usize) {
+        // The worker ignores its kicks now, and a worker that never sleeps would not begin to watch them again.
+        if self.slots[at].muted_until.is_some() {
+            return;
+        }
+        let is_quiet = self.enable_notifications(at) == Some(Work::None);
+        let slot = &mut self.slots[at];
+        match is_quiet {
+            true => {
+                slot.is_idle = true;
+                self.awake.retain(|&other| other != at);
+            }
+            false => slot.lane.disable_notifications(),
+        }
     }
-    let lane = |at: usize, id: LaneId, role: &Role| LaneRef {
-        at: SlotAt(at),
-        id,
-        pair: role.order().1,
-        is_remote: at >= slots.len(),
-    };
-    let own = slots
-        .iter()
-        .enumerate()
-        .filter(|(_, slot)| slot.role.network() == Some(network))
-        .map(|(at, slot)| (&slot.role, lane(at, slot.id, &slot.role), slot.receives()));
-    let remote = (slots.len() + first..)
-        .zip(&place.remote[first..])
-        .map(|(at, shared)| (&shared.role, lane(at, shared.id, &shared.role), shared.receives()));
-    let mut lanes: Vec<_> = own.chain(remote).collect();
-    lanes.sort_by_key(|(role, ..)| role.order());
-    let has_own = |is_it: fn(&Role) -> bool| {
-        let mut lanes = lanes.iter();
-        lanes.any(|(role, lane, _)| !lane.is_remote && is_it(role))
-    };
-    // Lanes of other workers are the way out only where this worker has none.
-    let has_uplink = has_own(|role| matches!(role, Role::Uplink { .. }));
-    let has_host = has_own(|role| matches!(role, Role::Host { .. }));
-    let mut forwarding = Forwarding::new(fdb);
-    for (role, lane, receives) in lanes {
-        match role {
-            Role::Member { port, .. } => {
-                forwarding.attach(*port);
-                if receives {
-                    forwarding.add(*port, lane);
+
+    /// Enables notifications of the lane at an index; `None`: it is not in the rounds. Lanes that are no longer idle are
+    /// added to `awake`.
+    pub(crate) fn enable_notifications(&mut self, at: usize) -> Option<Work> {
+        let (slot, mut others) = Others::of(self, at)?;
+        slot.check_calls();
+        Some(slot.lane.enable_notifications(&mut others))
+    }
+
+    /// Changes the lane at an index.
+    pub(crate) fn change(&mut self, at: usize, change: impl FnOnce(&mut dyn Lane, &mut dyn Siblings)) {
+        let (slot, mut others) = Others::around(self, at);
+        change(&mut *slot.lane, &mut others);
+    }
+
+    /// Recomputes the lanes' targets and the networks' forwarding state.
+    #[cold]
+    pub(crate) fn rebuild_forwarding(&mut self) {
+        // Lanes of networks neither have targets nor are any.
+        let receivers = self.slots.iter().enumerate();
+        let receivers = receivers.filter(|(_, slot)| slot.role.network().is_none() && slot.receives());
+        let receivers: HashMap<_, _> = receivers.map(|(at, slot)| (slot.role.clone(), at)).collect();
+        for slot in self.slots.iter_mut().filter(|slot| slot.role.network().is_none()) {
+            let wanted = slot.role.targets(slot.lane.receives());
+            let mut wanted = wanted.iter().flatten();
+            slot.target = wanted.find_map(|role| receivers.get(role).copied());
+        }
+        let networks: BTreeSet<_> = self
+            .slots
+            .iter()
+            .filter_map(|slot| slot.role.network().cloned())
+            .collect();
+        self.remote.clear();
+        for network in networks {
+            let fdb = self.fdbs.get(&network).cloned().unwrap_or_default();
+            let all = Arc::new(self.forwarding_of(&network, fdb));
+            for slot in self
+                .slots
+                .iter_mut()
+                .filter(|slot| slot.role.network() == Some(&network))
+            {
+                match &slot.role {
+                    Role::Host { .. } => slot.lane.set_forwarding(&Arc::new(all.without_host())),
+                    Role::UplinkTap { .. } => slot.lane.set_forwarding(&Arc::new(all.without_ways_out())),
+                    _ => slot.lane.set_forwarding(&all),
                 }
             }
-            Role::Uplink { .. } if !lane.is_remote || !has_uplink => forwarding.uplinks.push(lane.at),
-            Role::Host { .. } if !lane.is_remote || !has_host => forwarding.host = Some(lane),
-            _ => {}
         }
     }
-    forwarding
+
+    /// The forwarding state of a network. Adds the network's lanes on other workers to [`Self::remote`].
+    fn forwarding_of(&mut self, network: &Arc<str>, fdb: Arc<Fdb>) -> Forwarding {
+        let first = self.remote.len();
+        if let Some(spread) = self.spreads.get(network) {
+            let remote = spread.lanes.iter().filter(|lane| lane.worker != self.number);
+            self.remote.extend(remote.cloned());
+        }
+        let lane = |at: usize, id: LaneId, role: &Role| LaneRef {
+            at: SlotAt(at),
+            id,
+            pair: role.order().1,
+            is_remote: at >= self.slots.len(),
+        };
+        let own = self
+            .slots
+            .iter()
+            .enumerate()
+            .filter(|(_, slot)| slot.role.network() == Some(network))
+            .map(|(at, slot)| (&slot.role, lane(at, slot.id, &slot.role), slot.receives()));
+        let remote = (self.slots.len() + first..)
+            .zip(&self.remote[first..])
+            .map(|(at, shared)| (&shared.role, lane(at, shared.id, &shared.role), shared.receives()));
+        let mut lanes: Vec<_> = own.chain(remote).collect();
+        lanes.sort_by_key(|(role, ..)| role.order());
+        let has_own = |is_it: fn(&Role) -> bool| {
+            let mut lanes = lanes.iter();
+            lanes.any(|(role, lane, _)| !lane.is_remote && is_it(role))
+        };
+        // Lanes of other workers are the way out only where this worker has none.
+        let has_uplink = has_own(|role| matches!(role, Role::Uplink { .. }));
+        let has_host = has_own(|role| matches!(role, Role::Host { .. }));
+        let mut forwarding = Forwarding::new(fdb);
+        for (role, lane, receives) in lanes {
+            match role {
+                Role::Member { port, .. } => {
+                    forwarding.attach(*port);
+                    if receives {
+                        forwarding.add(*port, lane);
+                    }
+                }
+                Role::Uplink { .. } if !lane.is_remote || !has_uplink => forwarding.uplinks.push(lane.at),
+                Role::Host { .. } if !lane.is_remote || !has_host => forwarding.host = Some(lane),
+                _ => {}
+            }
+        }
+        forwarding
+    }
 }
 
 /// All slots of a worker but one, and the lanes of other workers.
@@ -397,20 +394,15 @@ struct Others<'a> {
 impl<'a> Others<'a> {
     /// The slot at an index, if it is in the rounds, and the other slots.
     #[inline]
-    fn of(
-        slots: &'a mut [Slot],
-        at: usize,
-        lanes: (&'a mut Vec<usize>, &'a [SharedLane]),
-    ) -> Option<(&'a mut Slot, Self)> {
-        slots[at].is_in_rounds().then(|| Self::around(slots, at, lanes))
+    fn of(lanes: &'a mut Lanes, at: usize) -> Option<(&'a mut Slot, Self)> {
+        lanes.slots[at].is_in_rounds().then(|| Self::around(lanes, at))
     }
 
     #[inline]
-    fn around(
-        slots: &'a mut [Slot],
-        at: usize,
-        (awake, remote): (&'a mut Vec<usize>, &'a [SharedLane]),
-    ) -> (&'a mut Slot, Self) {
+    fn around(lanes: &'a mut Lanes, at: usize) -> (&'a mut Slot, Self) {
+        let Lanes {
+            slots, awake, remote, ..
+        } = lanes;
         let (front, rest) = slots.split_at_mut(at);
         let (slot, back) = rest.split_at_mut(1);
         let others = Self {

@@ -59,13 +59,13 @@ fn lane_of_a_guest_that_did_wrong_takes_no_frames_of_others() {
     let wrong = lane(0, true, &[Buffer::writable(GuestAddr(0), 100)]);
     worker.add(LaneId(2), wrong, Arc::default());
     worker.rebuild_forwarding();
-    assert_eq!(worker.lanes[0].target, Some(1), "of a pair that is off");
+    assert_eq!(worker.lanes.slots[0].target, Some(1), "of a pair that is off");
     assert!(!worker.poll(None));
     assert!(
-        worker.lanes[1].on_fault.is_none(),
+        worker.lanes.slots[1].on_fault.is_none(),
         "it is told to send a buffer to be written"
     );
-    assert_eq!(worker.lanes[0].target, None);
+    assert_eq!(worker.lanes.slots[0].target, None);
 }
 
 /// A VMM may change its call eventfd as often as it likes: that must not cost all workers.
@@ -103,18 +103,18 @@ fn guest_that_is_not_listened_to_is_looked_at_for_as_long() {
     };
     worker.add(LaneId(1), new, Arc::default());
     worker.rebuild_forwarding();
-    worker.lanes[0].futile = FUTILE_WAKES;
+    worker.lanes.slots[0].futile = FUTILE_WAKES;
     let kick = |worker: &Worker| {
-        let kick = &kicks(&*worker.lanes[0].lane)[0];
+        let kick = &kicks(&*worker.lanes.slots[0].lane)[0];
         rustix::io::write(kick, &1u64.to_ne_bytes()).expect("room");
     };
     kick(&worker);
     worker.wait(Some(&Timespec::default()));
-    assert!(worker.lanes[0].muted_until.is_some());
+    assert!(worker.lanes.slots[0].muted_until.is_some());
     let idle = |worker: &mut Worker| (0..1000).for_each(|_| _ = worker.poll(None));
     idle(&mut worker);
     assert!(!worker.has_idle(), "its next kick would wake nobody");
-    worker.lanes[0].muted_until = Some(Instant::now());
+    worker.lanes.slots[0].muted_until = Some(Instant::now());
     worker.watch_again();
     idle(&mut worker);
     assert!(worker.has_idle());
@@ -145,8 +145,8 @@ fn each_lane_is_the_first_one_behind_the_uplink_as_often_as_others() {
     let mut firsts = [[0; 4]; 2];
     for shift in 0..3000 {
         worker.shift();
-        assert_eq!(worker.awake[0], 2);
-        firsts[shift % 2][worker.awake[1]] += 1;
+        assert_eq!(worker.lanes.awake[0], 2);
+        firsts[shift % 2][worker.lanes.awake[1]] += 1;
     }
     let [others, uplink]: [Vec<_>; 2] = [&[0, 1, 3][..], &[2]].map(|lanes| {
         let lanes = lanes.iter().flat_map(|&lane| firsts.map(|counts| counts[lane]));
@@ -170,7 +170,7 @@ fn lanes_of_a_cable_give_to_the_same_pair_of_the_other_end_or_where_that_is_off_
         worker.add(LaneId(id), NewLane { role, ..lane }, Arc::default());
         worker.rebuild_forwarding();
     }
-    let targets: Vec<_> = worker.lanes.iter().map(|slot| slot.target).collect();
+    let targets: Vec<_> = worker.lanes.slots.iter().map(|slot| slot.target).collect();
     assert_eq!(targets, [3, 4, 3, 0, 1, 2].map(Some));
 }
 
@@ -180,7 +180,7 @@ fn command_is_not_slept_through_that_comes_when_a_guest_is_listened_to_again() {
     let (mut worker, handle) = worker();
     worker.add(LaneId(1), lane(0, true, &[]), Arc::default());
     worker.rebuild_forwarding();
-    worker.lanes[0].muted_until = Some(Instant::now());
+    worker.lanes.slots[0].muted_until = Some(Instant::now());
     // It has read its mail, and is about to rest.
     let (rested, rests) = mpsc::channel();
     let (answer, _answered) = mpsc::channel();
@@ -211,15 +211,15 @@ fn busy_lane_pauses_while_others_wake_the_worker() {
     // A window, in which that was carried at any speed of this test.
     std::thread::sleep(Duration::from_millis(10));
     counters.from_guest_bytes.add(1 << 60);
-    let kick = &kicks(&*worker.lanes[1].lane)[0];
+    let kick = &kicks(&*worker.lanes.slots[1].lane)[0];
     rustix::io::write(kick, &1u64.to_ne_bytes()).expect("room");
     let again = kick.try_clone().expect("descriptors");
     let (rested, rests) = mpsc::channel();
     std::thread::spawn(move || {
         worker.rest(Instant::now(), true);
-        let is_let_alone = [0, 1].map(|at: usize| worker.lanes[at].share.is_let_alone());
+        let is_let_alone = [0, 1].map(|at: usize| worker.lanes.slots[at].share.is_let_alone());
         // Armed since, it sleeps like any other, though it has moved no frame.
-        worker.lanes[0].is_idle = true;
+        worker.lanes.slots[0].is_idle = true;
         worker.count_awake();
         rustix::io::write(&again, &1u64.to_ne_bytes()).expect("room");
         worker.rest(Instant::now(), true);
@@ -330,7 +330,7 @@ fn frames_end_the_sleep_of_a_worker_that_polls_sockets_or_has_them_in_its_set() 
         ring(&bell);
         worker.moved = 1;
         worker.wait(None);
-        let is_watched = worker.lanes[0].polled_nic().is_none();
+        let is_watched = worker.lanes.slots[0].polled_nic().is_none();
         assert_eq!(is_watched, sleep > 16, "sleep {sleep}");
         // As a socket is empty when it was read.
         let _ = rustix::io::read(&bell, &mut [0; 8]);
@@ -342,7 +342,7 @@ fn frames_end_the_sleep_of_a_worker_that_polls_sockets_or_has_them_in_its_set() 
     worker.moved = FEW + 1;
     ring(&bell);
     worker.wait(None);
-    assert!(worker.lanes[0].polled_nic().is_some());
+    assert!(worker.lanes.slots[0].polled_nic().is_some());
     ring(&bell);
     assert!(is_quiet(&worker), "it was taken out of the set");
     // The same without a sleep.
@@ -350,10 +350,10 @@ fn frames_end_the_sleep_of_a_worker_that_polls_sockets_or_has_them_in_its_set() 
         ring(&bell);
         worker.wait(None);
     }
-    assert!(worker.lanes[0].polled_nic().is_none());
+    assert!(worker.lanes.slots[0].polled_nic().is_none());
     worker.moved = FEW + 1;
     worker.look(&mut Pace::new(Duration::ZERO));
-    assert!(worker.lanes[0].polled_nic().is_some());
+    assert!(worker.lanes.slots[0].polled_nic().is_some());
 }
 
 /// A worker that its guest wakes polls the socket of its NIC: in the set it would cost a wake-up for each frame sent.
@@ -370,7 +370,7 @@ fn nic_of_a_guest_that_sends_is_not_in_the_epoll_set() {
     for _ in 0..40 {
         worker.moved = 1;
         worker.wait(Some(&NO_TIME));
-        assert!(worker.lanes[0].polled_nic().is_some());
+        assert!(worker.lanes.slots[0].polled_nic().is_some());
     }
 }
 
@@ -468,7 +468,7 @@ fn after_a_sleep_lanes_with_work_are_polled_and_all_if_the_worker_stays_awake() 
     let mut three = ThreeLanes::new();
     three.ring(1);
     three.worker.rest(Instant::now(), true);
-    assert_eq!(three.worker.awake, [1]);
+    assert_eq!(three.worker.lanes.awake, [1]);
     assert!(three.worker.poll(None));
     assert_eq!(three.polls(), [0, 1, 0]);
     // It does not sleep: a worker that polls hears no events.
@@ -490,24 +490,28 @@ fn lane_asleep_for_long_becomes_idle_if_it_may() {
     let sleeping: Vec<_> = three
         .worker
         .lanes
+        .slots
         .iter()
         .map(|slot| slot.asleep_since.is_some())
         .collect();
     assert_eq!(sleeping, [false, false, true]);
-    assert!(three.worker.lanes[0].is_idle && three.worker.lanes[2].is_idle && !three.worker.lanes[1].is_idle);
+    assert!(
+        three.worker.lanes.slots[0].is_idle
+            && three.worker.lanes.slots[2].is_idle
+            && !three.worker.lanes.slots[1].is_idle
+    );
     let Worker {
         sleeping,
         lanes,
-        awake,
         progress,
         ..
     } = &mut three.worker;
-    sleeping.end(lanes, awake, progress);
-    assert_eq!(three.worker.awake, [1, 2]);
+    sleeping.end(lanes, progress);
+    assert_eq!(three.worker.lanes.awake, [1, 2]);
     // Its event is heard nevertheless.
     three.ring(0);
     three.worker.rest(Instant::now(), true);
-    assert_eq!(three.worker.awake, [0]);
+    assert_eq!(three.worker.lanes.awake, [0]);
 }
 
 #[test]
@@ -567,12 +571,12 @@ fn kicks_of_a_guest_that_takes_no_frames_of_a_cable_are_ignored() {
         worker.rebuild_forwarding();
     }
     for _ in 0..200 {
-        let kick = &kicks(&*worker.lanes[1].lane)[1];
+        let kick = &kicks(&*worker.lanes.slots[1].lane)[1];
         rustix::io::write(kick, &1u64.to_ne_bytes()).expect("room");
         worker.wait(Some(&Timespec::default()));
         worker.poll(None);
     }
-    assert!(worker.lanes[1].muted_until.is_some());
+    assert!(worker.lanes.slots[1].muted_until.is_some());
 }
 
 #[test]

@@ -9,7 +9,6 @@ use super::*;
 use crate::policy::filter::{Filter, PortFilter, Rule, Rules};
 use crate::tests::fairness_tests::gso_packet;
 use crate::uplink::multicast_lane::MulticastLane;
-use crate::worker::slots;
 use model::config::MemberOptions;
 
 /// A port has these rules from now on, a line each.
@@ -28,7 +27,7 @@ fn filter_all(world: &mut World, ports: Range<usize>, rules: &str) -> PortFilter
     });
     for port in ports {
         let lane_filter = filter.for_a_lane(0);
-        slots::change(&mut world.slots, port, (&mut Vec::new(), &[]), |lane, _| {
+        world.lanes.change(port, |lane, _| {
             drop(lane.set_filter(lane_filter));
         });
     }
@@ -164,9 +163,10 @@ fn decision_does_not_outlive_the_table_that_it_was_made_by() {
     world.poll();
     assert_eq!(world.ports[1].got().len(), 1);
     assert_eq!(world.ports[0].counters.filter_misses.get(), 1);
-    let fdb = Arc::clone(&world.fdbs[NETWORK]);
+    let fdb = Arc::clone(&world.lanes.fdbs[NETWORK]);
     let known = (0..3).map(|number| fdb.port(PortNumber(number)).cloned());
     world
+        .lanes
         .fdbs
         .insert(NETWORK.into(), Arc::new(Fdb::new(known.collect())));
     world.rebuild_forwarding();

@@ -112,7 +112,7 @@ fn addresses_that_were_learned_reach_each_other_by_their_port() {
     let mut world = world_of(first.clone(), Offloads::NONE);
     let its = INNER.map(|mac| (crate::fdb::FdbKey::new(0, mac), PortNumber(0)));
     let fdb = Fdb::new(vec![Some(first), None, None]).with_learned(its.into_iter());
-    world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
+    world.lanes.fdbs.insert(NETWORK.into(), Arc::new(fdb));
     world.rebuild_forwarding();
     let sent = [frame(INNER[0], INNER[1], 60), frame(mac(0), INNER[0], 61)];
     sent.iter().for_each(|frame| _ = world.ports[0].send(frame));
@@ -180,7 +180,7 @@ fn limit_of_what_a_guest_gets_holds_for_what_it_sends_to_itself() {
         },
         ..PortRates::UNLIMITED
     });
-    slots::change(&mut world.slots, 0, (&mut Vec::new(), &[]), |lane, _| {
+    world.lanes.change(0, |lane, _| {
         lane.set_limits(&limits);
     });
     for to in [mac(0), mac(0), BROADCAST, mac(0), BROADCAST] {
@@ -335,13 +335,13 @@ fn frame_comes_back_by_the_pair_that_sent_it_or_by_the_first_if_that_receives_no
             world.poll();
             assert_eq!(got(&mut world), expected([2 - 2 * pair, 2 * pair]));
         }
-        switch(&mut *world.slots[1].lane, Direction::ToGuest, false);
+        switch(&mut *world.lanes.slots[1].lane, Direction::ToGuest, false);
         world.rebuild_forwarding();
         world.ports[1].send(&frame(mac(0), mac(0), 60));
         world.ports[1].send(&frame(BROADCAST, mac(0), 60));
         world.poll();
         assert_eq!(got(&mut world), expected([2, 0]));
-        switch(&mut *world.slots[0].lane, Direction::ToGuest, false);
+        switch(&mut *world.lanes.slots[0].lane, Direction::ToGuest, false);
         world.rebuild_forwarding();
         world.ports[1].send(&frame(mac(0), mac(0), 60));
         world.poll();
@@ -404,7 +404,7 @@ fn guest_that_receives_into_what_it_sends_changes_nothing_for_others() {
         );
     }
     assert_eq!(world.ports[0].counters.to_guest_frames.get(), 5);
-    assert!(world.slots[0].is_in_rounds());
+    assert!(world.lanes.slots[0].is_in_rounds());
 }
 
 #[test]
@@ -424,8 +424,8 @@ fn guest_that_breaks_the_rules_of_its_receive_queue_leaves_and_what_it_sent_befo
         world.ports[0].send(&frame(mac(2), mac(0), 63));
         // Copies of multicast use up budgets.
         (0..3).for_each(|_| world.poll());
-        assert!(!world.slots[0].is_in_rounds());
-        assert!(world.slots[1].is_in_rounds() && world.slots[2].is_in_rounds());
+        assert!(!world.lanes.slots[0].is_in_rounds());
+        assert!(world.lanes.slots[1].is_in_rounds() && world.lanes.slots[2].is_in_rounds());
         assert_eq!(world.ports[1].got()[0], frame(mac(1), mac(0), 60));
         let last = frame(mac(2), mac(0), 63);
         assert!(!world.ports[2].got().contains(&last));

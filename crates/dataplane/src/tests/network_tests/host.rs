@@ -39,7 +39,7 @@ pub(super) fn add_host(
     segments_udp: bool,
 ) -> (OwnedFd, Arc<PairCounters>) {
     let fdb = Fdb::new(known.into_iter().map(Some).collect()).with_reached(&[HOST]);
-    world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
+    world.lanes.fdbs.insert(NETWORK.into(), Arc::new(fdb));
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::NONBLOCK);
     let (host, tap) = socketpair(family, SocketType::SEQPACKET, flags, None).expect("sockets");
     let counters = Arc::<PairCounters>::default();
@@ -103,7 +103,7 @@ fn frames_behind_a_packet_that_a_host_does_not_cut_wait_until_it_has_all_of_it()
     world.ports[1].send(&other);
     // The start of rounds changes now and then: a lane may be polled twice before the host's is.
     for at in [0, 0, 1] {
-        slots::poll(&mut world.slots, at, (&mut Vec::new(), &[]));
+        world.lanes.poll(at);
     }
     let mut got = read(&host);
     for _ in 0..4 {
@@ -181,14 +181,14 @@ fn each_frame_is_delivered_or_counted_when_the_way_to_the_host_stops() {
         said += 1;
     }
     // One poll: the guest has buffers for a part of it.
-    slots::poll(&mut world.slots, 2, (&mut Vec::new(), &[]));
+    world.lanes.poll(2);
     let heard = world.ports[0].got().len() as u64;
     // Of guests nothing is lost: it is written.
     for _ in 0..5 {
         world.ports[1].send(&frame(BROADCAST, mac(1), 61));
     }
-    slots::poll(&mut world.slots, 1, (&mut Vec::new(), &[]));
-    world.slots.pop().expect("the host's").lane.stop();
+    world.lanes.poll(1);
+    world.lanes.slots.pop().expect("the host's").lane.stop();
     // That its end was closed with frames in it.
     let _ = rustix::net::sockopt::socket_error(&host);
     assert_eq!(read(&host).len(), 5);
@@ -250,7 +250,7 @@ fn host_that_is_quiet_is_asked_less_often_until_something_happens() {
         "after it got something"
     );
     is_quiet(&mut world);
-    for slot in &mut world.slots {
+    for slot in &mut world.lanes.slots {
         slot.lane.note_event();
     }
     assert_eq!(
@@ -263,9 +263,8 @@ fn host_that_is_quiet_is_asked_less_often_until_something_happens() {
 #[test]
 fn host_without_frames_leaves_the_worker_asleep() {
     let (mut world, host, _) = world(1);
-    let lane = world.slots.len() - 1;
-    let enable_notifications =
-        |world: &mut World| slots::enable_notifications(&mut world.slots, lane, (&mut Vec::new(), &[]));
+    let lane = world.lanes.slots.len() - 1;
+    let enable_notifications = |world: &mut World| world.lanes.enable_notifications(lane);
     world.poll();
     assert_eq!(enable_notifications(&mut world), Some(Work::None), "at first");
     // One that nobody has a buffer for: what it waits for nobody tells of.
@@ -300,7 +299,7 @@ fn frame_of_the_host_that_ends_within_its_tag_is_dropped() {
         })
     });
     let fdb = Fdb::new(known.collect()).with_reached(&[HOST]);
-    world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
+    world.lanes.fdbs.insert(NETWORK.into(), Arc::new(fdb));
     world.rebuild_forwarding();
     for to in [mac(0), BROADCAST] {
         let whole = tagged(&frame(to, HOST, 60), 256);

@@ -27,7 +27,7 @@ fn world_with(source_guard: Option<&Arc<SourceGuard>>) -> (World, Arc<Learned>) 
     let fdb = Fdb::new(known.into_iter().map(Some).collect()).with_host(Some(HOST));
     let its = std::iter::once((FdbKey::new(0, STRANGER), PortNumber(0)));
     let fdb = fdb.with_learned(its);
-    world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
+    world.lanes.fdbs.insert(NETWORK.into(), Arc::new(fdb));
     world.rebuild_forwarding();
     world.ports.iter_mut().for_each(|port| port.post(80));
     (world, learned)

@@ -13,7 +13,7 @@ fn world(pairs: u16) -> World {
     };
     let mut world = World::default();
     let fdb = Fdb::new(vec![Some(port(0)), Some(port(1))]);
-    world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
+    world.lanes.fdbs.insert(NETWORK.into(), Arc::new(fdb));
     (0..pairs).for_each(|pair| world.add_pair(0, pair, Offloads::NONE));
     world.add_pair(1, 0, Offloads::NONE);
     world.rebuild_forwarding();
@@ -78,7 +78,7 @@ fn flow_that_moves_to_another_pair_is_followed_and_one_that_is_off_is_not() {
         let of_pairs: Vec<_> = got(&mut world, 2).iter().map(Vec::len).collect();
         assert_eq!(of_pairs, [1 - pair, pair]);
     }
-    switch(&mut *world.slots[1].lane, Direction::ToGuest, false);
+    switch(&mut *world.lanes.slots[1].lane, Direction::ToGuest, false);
     world.rebuild_forwarding();
     world.ports[2].send(&packet(mac(1), 5, true));
     world.poll();

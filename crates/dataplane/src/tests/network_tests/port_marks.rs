@@ -113,7 +113,7 @@ impl World {
 
     /// Ports are these from now on, by number.
     pub(super) fn tell(&mut self, ports: Vec<Option<FdbPort>>) {
-        self.fdbs.insert(NETWORK.into(), Arc::new(Fdb::new(ports)));
+        self.lanes.fdbs.insert(NETWORK.into(), Arc::new(Fdb::new(ports)));
         self.rebuild_forwarding();
     }
 
@@ -390,7 +390,7 @@ pub(super) fn filter(world: &mut World, rules: &str) {
         rule: rules.collect(),
         ..Filter::default()
     });
-    slots::change(&mut world.slots, 0, (&mut Vec::new(), &[]), |lane, _| {
+    world.lanes.change(0, |lane, _| {
         drop(lane.set_filter(filter.for_a_lane(0)));
     });
     world.rebuild_forwarding();
@@ -457,7 +457,7 @@ fn flow_follows_its_pair_also_by_the_nics_hash() {
         }
     }
     // Without a choice of its pair: what is chosen by hash is by its flow.
-    world.slots.remove(1).lane.stop();
+    world.lanes.slots.remove(1).lane.stop();
     world.rebuild_forwarding();
     let left = Left {
         hash: (77, OF_PORTS),
@@ -516,7 +516,7 @@ fn with_own_queue(hints: HintSet, untags: bool) -> World {
     offer(&mut queue, hints);
     world.wire = Some(wire);
     let fdb = Fdb::new(vec![Some(port(mac(0), 1, vlans))]);
-    world.fdbs.insert(NETWORK.into(), Arc::new(fdb));
+    world.lanes.fdbs.insert(NETWORK.into(), Arc::new(fdb));
     world.add_lane((0, 0), Offloads::NONE, |pair, counters, of| {
         let own = CopyQueue::new(&pair.to_guest, queue, untags, &counters);
         Box::new(PortLane::with_queue(pair, counters, of, own))

@@ -33,7 +33,7 @@ impl World {
         });
         let until = back_in.map(|wait| Instant::now() + wait);
         let fdb = Fdb::new(ports.map(Some).collect()).with_uplink_until(until);
-        self.fdbs.insert(NETWORK.into(), Arc::new(fdb));
+        self.lanes.fdbs.insert(NETWORK.into(), Arc::new(fdb));
         self.rebuild_forwarding();
     }
 

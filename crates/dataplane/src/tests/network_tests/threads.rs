@@ -20,7 +20,7 @@ impl Guest {
     fn new(workers: &Workers, number: u8) -> (Self, LaneAt) {
         let mut world = World::default();
         world.add_pair(number.into(), 0, Offloads::NONE);
-        let slot = world.slots.pop().expect("its lane");
+        let slot = world.lanes.slots.pop().expect("its lane");
         let port = world.ports.pop().expect("just added");
         let kick = kicks(&*slot.lane).swap_remove(0);
         let lane = NewLane {

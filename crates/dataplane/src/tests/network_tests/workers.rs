@@ -56,10 +56,10 @@ impl Workers {
         let fdb = Arc::new(Fdb::new(known.into_iter().map(Some).collect()));
         let world = |number: u16| {
             let mut world = World {
-                fdbs: Fdbs::from([(NETWORK.into(), Arc::clone(&fdb))]),
-                place: Place {
+                lanes: Lanes {
                     number: number.into(),
-                    ..Place::default()
+                    fdbs: [(NETWORK.into(), Arc::clone(&fdb))].into(),
+                    ..Lanes::default()
                 },
                 ..World::default()
             };
@@ -91,7 +91,7 @@ impl Workers {
     fn spread_of(&mut self, owners: &[Arc<dyn LaneWorker>; 2]) {
         let mut lanes = Vec::new();
         for (number, (world, owner)) in self.0.iter().zip(owners).enumerate() {
-            lanes.extend(world.slots.iter().map(|slot| {
+            lanes.extend(world.lanes.slots.iter().map(|slot| {
                 let of = (slot.id, &slot.role);
                 SharedLane::of(&*slot.lane, of, (number, Arc::clone(owner)))
             }));
@@ -99,7 +99,7 @@ impl Workers {
         let spread = Arc::new(Spread { lanes });
         for world in &mut self.0 {
             let spread = Arc::clone(&spread);
-            world.place.spreads.insert(NETWORK.into(), spread);
+            world.lanes.spreads.insert(NETWORK.into(), spread);
             world.rebuild_forwarding();
         }
     }
@@ -377,7 +377,7 @@ fn gso_packet_comes_whole_where_the_guest_takes_it_and_cut_where_not() {
         let mut workers = Workers::plain(16, false);
         for (port, offloads) in [(0, Offloads::all()), (2, offloads)] {
             let (world, at) = place(port);
-            let slots = &mut workers.0[world].slots;
+            let slots = &mut workers.0[world].lanes.slots;
             slots[at]
                 .lane
                 .change_vrings(&mut |_, vring| vring.guest.offloads = offloads);
@@ -409,7 +409,7 @@ fn fault_of_a_guest_of_another_worker_is_reported_there() {
     }
     workers.poll();
     assert_eq!(workers.port(0).counters.from_guest_no_peer.get(), 2);
-    assert!(!workers.0[1].slots[0].lane.receives());
+    assert!(!workers.0[1].lanes.slots[0].lane.receives());
 }
 
 /// Or a guest without buffers would make the other worker flood the guest's own with messages.
@@ -418,7 +418,7 @@ fn worker_is_told_once_of_a_packet_that_waits_for_its_guest() {
     let mut workers = Workers::plain(0, false);
     let told = Arc::new(Told::default());
     workers.spread_of(&[Arc::<Told>::default(), told.clone()]);
-    let slots = &mut workers.0[0].slots;
+    let slots = &mut workers.0[0].lanes.slots;
     slots[0]
         .lane
         .change_vrings(&mut |_, vring| vring.guest.offloads = Offloads::all());
@@ -445,7 +445,7 @@ fn worker_is_told_once_of_a_packet_that_waits_for_its_guest() {
         assert!(workers.port(2).got().len() >= 8);
         assert!(told.take().is_empty());
         let (world, at) = place(2);
-        let mut rx = workers.0[world].slots[at]
+        let mut rx = workers.0[world].lanes.slots[at]
             .lane
             .rx()
             .expect("a guest")
@@ -464,9 +464,11 @@ fn guest_whose_call_blocked_another_worker_is_reported_by_that() {
     let mut workers = Workers::plain(4, false);
     let blocked = CallBlocked::default();
     let (world, at) = place(2);
-    workers.0[world].slots[at].lane.change_vrings(&mut |_, vring| {
-        vring.call = Call::new(None, Arc::clone(&blocked));
-    });
+    workers.0[world].lanes.slots[at]
+        .lane
+        .change_vrings(&mut |_, vring| {
+            vring.call = Call::new(None, Arc::clone(&blocked));
+        });
     let told = Arc::new(Told::default());
     workers.spread_of(&[Arc::<Told>::default(), told.clone()]);
     let mut send = || {
@@ -494,7 +496,7 @@ fn frame_for_a_guest_that_has_moved_is_heard_once() {
     };
     let mut workers = Workers::new((0..4).map(port).collect(), true);
     workers.post(8);
-    workers.0[1].slots.remove(1).lane.stop();
+    workers.0[1].lanes.slots.remove(1).lane.stop();
     workers.spread();
     let sent = frame(mac(3), mac(2), 60);
     workers.port(2).send(&sent);

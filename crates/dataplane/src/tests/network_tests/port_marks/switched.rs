@@ -5,7 +5,7 @@ use device::counters::Counter;
 use super::*;
 
 fn tell(world: &mut World, hints: HintSet) {
-    let uplink = world.slots.last_mut().expect("it was made last");
+    let uplink = world.lanes.slots.last_mut().expect("it was made last");
     uplink
         .lane
         .set_metadata(&XdpMetadata::of(hints, &[note_layout(), layout()]));
