@@ -31,7 +31,7 @@ use crate::lane::limits::BATCH;
 use crate::nic::chunk_tracker::Unexpected;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::queue::Nic;
-use crate::policy::filter::{Acl, Facts};
+use crate::policy::filter::{Acl, read_received};
 use crate::policy::rate_limit::{Cost, Policer};
 
 /// The pieces of a frame of the batch.
@@ -78,19 +78,8 @@ impl Admission<'_> {
     fn allows(&mut self, piece: &RxDesc, hints: &Hints, umem: &Umem, counters: &PairCounters) -> bool {
         if let Some(filter) = &mut self.filter {
             let mut head = [0; HEADERS_MAX];
-            let known = (piece.len as usize).min(HEADERS_MAX);
-            // Only the first piece is known here, and so not the length of a frame in several pieces.
-            let len = if piece.more {
-                usize::MAX
-            } else {
-                piece.len as usize
-            };
-            // Inside the piece; otherwise the rules reject the empty head, and count that.
-            let head = match umem.read(piece.data, &mut head[..known]) {
-                Some(()) => &head[..known],
-                None => &[],
-            };
-            if !filter.allows(head, Facts::with_hints(len, hints), counters) {
+            let (head, facts) = read_received(umem, piece, hints, &mut head);
+            if !filter.allows(head, facts, counters) {
                 return false;
             }
         }

@@ -81,7 +81,7 @@ impl<N: Nic, R: Receive> DirectQueue<N, R> {
     }
 
     #[inline]
-    pub(super) fn begin_burst(&mut self) {
+    pub(super) fn begin_batch(&mut self) {
         self.ring = self.queue.nic.room_to_nic();
     }
 
@@ -130,7 +130,7 @@ impl<N: Nic, R: Receive> DirectQueue<N, R> {
 
     pub(super) fn hand_over(&mut self) {
         self.queue.nic.to_nic(self.outgoing.drain(..));
-        self.begin_burst();
+        self.begin_batch();
     }
 
     /// Returns an unsent chain once all older ones have been returned.

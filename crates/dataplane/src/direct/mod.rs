@@ -309,7 +309,7 @@ impl<N: Nic, R: Receive> OwnQueue for DirectQueue<N, R> {
 
     fn begin(&mut self, vring: &mut Vring, sender: &mut Sender, _counters: &PairCounters) -> usize {
         let mut moved = self.reap(vring);
-        self.begin_burst();
+        self.begin_batch();
         if self.segmentation.is_some() && sender.left() > 0 {
             let mut budget = sender.budget();
             moved += self.continue_segmentation(vring, &mut budget);

@@ -130,7 +130,7 @@ impl<N: Nic, R: Receive> DirectQueue<N, R> {
     pub(super) fn segment_before_stop(&mut self, vring: &mut Vring) -> Option<ChainId> {
         let mut waits = 0;
         while self.segmentation.is_some() && self.link == LinkState::Up && waits < STOP_WAITS {
-            self.begin_burst();
+            self.begin_batch();
             let sent = self.continue_segmentation(vring, &mut Budget::new(usize::MAX));
             self.kick();
             if sent + self.reap(vring) == 0 {

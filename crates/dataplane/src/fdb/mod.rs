@@ -40,8 +40,8 @@ pub enum Destination {
     /// No port here: the uplink.
     #[default]
     Unknown,
-    /// None, the frame is dropped: its sender and the port of its address are isolated from each other.
-    Nobody,
+    /// A port that is isolated from the sender: the frame is dropped.
+    Isolated,
 }
 
 /// A port, as the table knows it.
@@ -208,7 +208,7 @@ impl Fdb {
     pub(crate) fn find_for(&self, from: &FdbPort, to: FdbKey) -> Destination {
         match self.find(to) {
             Destination::Port(port) if from.options.isolated && self.is_isolated_from(from, port) => {
-                Destination::Nobody
+                Destination::Isolated
             }
             found => found,
         }

@@ -55,6 +55,17 @@ unsafe impl UmemMemory for GuestRam {
     }
 }
 
+/// Copies the first bytes of a received frame out of its first piece, at most as many as there is `room` for; none if
+/// that piece is not inside the UMEM.
+#[inline]
+pub(crate) fn read_start<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8]) -> &'a [u8] {
+    let known = room.len().min(piece.len as usize);
+    match umem.read(piece.data, &mut room[..known]) {
+        Some(()) => &room[..known],
+        None => &[],
+    }
+}
+
 /// Bytes in a UMEM.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UmemRange {

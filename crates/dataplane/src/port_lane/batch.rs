@@ -6,7 +6,7 @@ use virtqueue::Chains;
 
 use super::classified::Classified;
 use super::known::{Alike, Known};
-use super::{Burst, From, NO_FDB_ENTRY, PortLane, Route};
+use super::{Batch, From, NO_FDB_ENTRY, PortLane, Route};
 use crate::backend::own_queue::OwnQueue;
 use crate::fdb::Destination;
 use crate::guest::from_guest::Budget;
@@ -48,62 +48,62 @@ impl<O: OwnQueue> PortLane<O> {
             self.own.pause();
             return Ok(0);
         }
-        let mut burst = Burst {
+        let mut batch = Batch {
             siblings,
             budget: self.sender.budget(),
             done: 0,
             fault: None,
         };
         match self.route {
-            Route::Fdb => self.send_by_address(&mut burst)?,
-            Route::OwnQueue | Route::Cable => self.send_to_one(&mut burst),
+            Route::Fdb => self.send_by_address(&mut batch)?,
+            Route::OwnQueue | Route::Cable => self.send_to_one(&mut batch),
         }
-        self.settle(&burst.budget, burst.done);
-        burst.fault.map_or(Ok(burst.done), Err)
+        self.settle(&batch.budget, batch.done);
+        batch.fault.map_or(Ok(batch.done), Err)
     }
 
     /// Sends a batch by the addresses of its frames.
     /// Errors: the guest's fault.
     #[inline]
-    fn send_by_address(&mut self, burst: &mut Burst<'_>) -> Result<(), Fault> {
+    fn send_by_address(&mut self, batch: &mut Batch<'_>) -> Result<(), Fault> {
         if self.from == From::Tap {
-            burst.budget = burst.budget.for_many();
+            batch.budget = batch.budget.for_many();
         }
-        let looked_up = self.classify_batch(&burst.budget)?;
-        while self.goes_on(burst.done, self.classified, &burst.budget) {
-            self.pass_run(burst);
+        let looked_up = self.classify_batch(&batch.budget)?;
+        while self.goes_on(batch.done, self.classified, &batch.budget) {
+            self.pass_run(batch);
         }
         if let Some(looked_up) = looked_up {
-            burst.budget.charge_look_ups(looked_up);
-            self.count_filtered(burst.done);
+            batch.budget.charge_look_ups(looked_up);
+            self.count_filtered(batch.done);
         }
-        self.give_back_costs(burst.done);
+        self.give_back_costs(batch.done);
         Ok(())
     }
 
     /// Sends a batch to the one destination of a guest outside of networks.
     #[inline]
-    fn send_to_one(&mut self, burst: &mut Burst<'_>) {
+    fn send_to_one(&mut self, batch: &mut Batch<'_>) {
         if O::IS_THERE && self.is_open() {
             let chains = &self.sender.chains;
-            burst.done = self
+            batch.done = self
                 .own
-                .put_plain(&mut self.from_guest, chains, &mut burst.budget, &self.counters);
+                .put_plain(&mut self.from_guest, chains, &mut batch.budget, &self.counters);
         }
-        if burst.done < self.sender.chains.len() {
-            self.send_checked(burst);
+        if batch.done < self.sender.chains.len() {
+            self.send_checked(batch);
         }
     }
 
     /// Sends the rest of a batch of [`Self::send_to_one`], and checks each frame just before it is passed on.
     #[inline(never)]
-    fn send_checked(&mut self, burst: &mut Burst<'_>) {
+    fn send_checked(&mut self, batch: &mut Batch<'_>) {
         self.costs.clear();
-        self.put_checked(burst);
+        self.put_checked(batch);
         if self.filter.is_some() {
-            self.count_filtered(burst.done);
+            self.count_filtered(batch.done);
         }
-        self.give_back_costs(burst.done);
+        self.give_back_costs(batch.done);
     }
 
     /// Classifies the chains of the batch; returns the cost of look-ups, if there are filter rules.
@@ -143,17 +143,17 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Passes the next run of frames to its destination.
     #[inline]
-    fn pass_run(&mut self, burst: &mut Burst<'_>) {
-        let (first, run) = (burst.done, self.run_from(burst.done));
+    fn pass_run(&mut self, batch: &mut Batch<'_>) {
+        let (first, run) = (batch.done, self.run_from(batch.done));
         match self.chains[first].to {
-            Destination::Port(port) => self.to_port(port, run, burst),
-            Destination::Unknown => self.leave(run, burst, NO_FDB_ENTRY),
-            Destination::Host => self.to_host(run, burst),
-            Destination::Multicast => self.to_multicast(burst),
-            Destination::Nobody => self.lose(run, burst, |counters| &counters.from_guest_isolated),
+            Destination::Port(port) => self.to_port(port, run, batch),
+            Destination::Unknown => self.leave(run, batch, NO_FDB_ENTRY),
+            Destination::Host => self.to_host(run, batch),
+            Destination::Multicast => self.to_multicast(batch),
+            Destination::Isolated => self.lose(run, batch, |counters| &counters.from_guest_isolated),
         }
         if self.forwarding.has_promiscuous() {
-            self.mirror(first..burst.done, burst.siblings, &mut burst.budget);
+            self.mirror(first..batch.done, batch.siblings, &mut batch.budget);
         }
     }
 

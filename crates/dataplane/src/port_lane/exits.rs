@@ -6,7 +6,7 @@ use virtqueue::{ChainId, Chains};
 
 use super::checks::Checks;
 use super::classified::{Classified, with_tag};
-use super::{Burst, From, NO_FDB_ENTRY, PortLane, Route};
+use super::{Batch, CounterOf, From, NO_FDB_ENTRY, PortLane, Route};
 use crate::backend::own_queue::OwnQueue;
 use crate::backend::to_nic::{NicSink, Transmit};
 use crate::fdb::forwarding::LaneRef;
@@ -233,9 +233,9 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Sends a run of frames to the uplink; frames without room wait. `unsent`: the counter of frames for which
     /// there is no uplink.
-    pub(super) fn leave(&mut self, run: usize, burst: &mut Burst<'_>, unsent: fn(&PairCounters) -> &Counter) {
-        if self.put_to_nic(run, burst).is_none() && !self.wait_for_uplink() {
-            self.lose(run, burst, unsent);
+    pub(super) fn leave(&mut self, run: usize, batch: &mut Batch<'_>, unsent: CounterOf) {
+        if self.put_to_nic(run, batch).is_none() && !self.wait_for_uplink() {
+            self.lose(run, batch, unsent);
         }
     }
 
@@ -252,49 +252,49 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// Passes a run of frames to the host.
-    pub(super) fn to_host(&mut self, run: usize, burst: &mut Burst<'_>) {
+    pub(super) fn to_host(&mut self, run: usize, batch: &mut Batch<'_>) {
         let Some(LaneRef { at, .. }) = self.forwarding.host else {
-            return self.lose(run, burst, NO_FDB_ENTRY);
+            return self.lose(run, batch, NO_FDB_ENTRY);
         };
-        let end = burst.done + run;
-        self.write_to_tap(at, end, burst);
+        let end = batch.done + run;
+        self.write_to_tap(at, end, batch);
         // If the budget allows more, the next frame is one that cannot be written directly from guest memory.
-        if self.goes_on(burst.done, end, &burst.budget) {
-            match self.pass_to(at, true, 1, burst) {
+        if self.goes_on(batch.done, end, &batch.budget) {
+            match self.pass_to(at, true, 1, batch) {
                 Ok(true) => {}
-                Ok(false) => self.lose(1, burst, NO_FDB_ENTRY),
-                Err(fault) => burst.siblings.blame(at, fault),
+                Ok(false) => self.lose(1, batch, NO_FDB_ENTRY),
+                Err(fault) => batch.siblings.blame(at, fault),
             }
         }
     }
 
     /// Writes the next frames directly from guest memory, up to one that cannot be written so. Writes none while
     /// segments of the same sender's last GSO packet wait for the tap.
-    fn write_to_tap(&mut self, at: SlotAt, end: usize, burst: &mut Burst<'_>) {
-        let guest = burst.siblings.guest(at);
+    fn write_to_tap(&mut self, at: SlotAt, end: usize, batch: &mut Batch<'_>) {
+        let guest = batch.siblings.guest(at);
         if guest.is_some_and(|guest| guest.pending.is_of(&self.counters)) {
             return;
         }
-        let Some(mut tap) = burst.siblings.tap(at) else {
+        let Some(mut tap) = batch.siblings.tap(at) else {
             return;
         };
-        while self.goes_on(burst.done, end, &burst.budget) {
-            let (entry, chain) = (&self.chains[burst.done], self.sender.chains.chains[burst.done]);
+        while self.goes_on(batch.done, end, &batch.budget) {
+            let (entry, chain) = (&self.chains[batch.done], self.sender.chains.chains[batch.done]);
             let buffers = self.sender.chains.buffers(&chain);
             if let Some(frame) = entry.frame(&self.from_guest, buffers) {
                 match with_tag(entry, frame, true, |frame| tap.put(frame, &self.counters)) {
-                    TapPut::Done => burst.budget.tally.add(frame.sending.len),
+                    TapPut::Done => batch.budget.tally.add(frame.sending.len),
                     TapPut::Queue => break,
                 }
             }
             self.own.give_back(&mut self.from_guest, chain.id);
-            burst.budget.charge_descriptors(buffers.len());
-            burst.done += 1;
+            batch.budget.charge_descriptors(buffers.len());
+            batch.done += 1;
         }
         let [frames, bytes] = std::mem::take(&mut tap.given);
         drop(tap);
         if frames > 0
-            && let Some(guest) = burst.siblings.guest(at)
+            && let Some(guest) = batch.siblings.guest(at)
         {
             guest.counters.to_guest_frames.add(frames);
             guest.counters.to_guest_bytes.add(bytes);
@@ -302,18 +302,18 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// Drops and counts a run of frames.
-    pub(super) fn lose(&mut self, run: usize, burst: &mut Burst<'_>, counter: fn(&PairCounters) -> &Counter) {
-        let end = burst.done + run;
-        while burst.done < end && self.own.places() > 0 {
-            let is_frame = self.chains[burst.done].is_sent;
+    pub(super) fn lose(&mut self, run: usize, batch: &mut Batch<'_>, counter: CounterOf) {
+        let end = batch.done + run;
+        while batch.done < end && self.own.places() > 0 {
+            let is_frame = self.chains[batch.done].is_sent;
             counter(&self.counters).add(is_frame.into());
-            self.next(burst);
+            self.next(batch);
         }
     }
 
     /// Puts the next frames into the port's own queue, or else into the uplink's, as far as there is room. `None`:
     /// there is no queue, and nothing is done.
-    pub(super) fn put_to_nic(&mut self, run: usize, burst: &mut Burst<'_>) -> Option<()> {
+    pub(super) fn put_to_nic(&mut self, run: usize, batch: &mut Batch<'_>) -> Option<()> {
         let place = self.forwarding.uplink(self.flow());
         let Self {
             own,
@@ -329,9 +329,9 @@ impl<O: OwnQueue> PortLane<O> {
             classified: chains,
             chains: &sender.chains,
             counters,
-            end: burst.done + run.min(own.places()),
+            end: batch.done + run.min(own.places()),
         };
-        let charged = (&mut burst.budget, &mut burst.done);
+        let charged = (&mut batch.budget, &mut batch.done);
         if O::IS_THERE {
             let waits = frames.put(&mut own.sink(counters)?, None, charged);
             self.waits = waits.unwrap_or(true);
@@ -339,7 +339,7 @@ impl<O: OwnQueue> PortLane<O> {
         }
         let (budget, done) = charged;
         let mut waits = false;
-        let sent = send_by(burst.siblings.uplink(place?), (transmit, counters), |sink| {
+        let sent = send_by(batch.siblings.uplink(place?), (transmit, counters), |sink| {
             frames.copy_whole(sink, (budget, done));
             // Only checks return errors, and these frames were checked before.
             waits = frames.put(sink, None, (budget, done)).unwrap_or(true);
@@ -352,20 +352,20 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Puts the chains from `done` on, each checked just before, into the lane's own queue, as far as there is room, or
     /// passes them by a cable.
-    pub(super) fn put_checked(&mut self, burst: &mut Burst<'_>) {
+    pub(super) fn put_checked(&mut self, batch: &mut Batch<'_>) {
         match O::IS_THERE {
             true => {
-                let Burst {
+                let Batch {
                     budget, done, fault, ..
-                } = burst;
+                } = batch;
                 self.put_into(|own, counters| own.sink(counters), (budget, done), fault);
             }
             false => {
-                let target = burst.siblings.target();
-                if let Err(fault) = self.pass_by_cable(target, burst)
+                let target = batch.siblings.target();
+                if let Err(fault) = self.pass_by_cable(target, batch)
                     && let Some(target) = target
                 {
-                    burst.siblings.blame(target, fault);
+                    batch.siblings.blame(target, fault);
                 }
             }
         }
@@ -373,13 +373,13 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Passes all frames to the guest at the other end of the cable; frames for which it has no buffers wait.
     /// Errors: the fault of the guest at the other end.
-    fn pass_by_cable(&mut self, target: Option<SlotAt>, burst: &mut Burst<'_>) -> Result<(), Fault> {
-        let Burst {
+    fn pass_by_cable(&mut self, target: Option<SlotAt>, batch: &mut Batch<'_>) -> Result<(), Fault> {
+        let Batch {
             siblings,
             budget,
             done,
             fault,
-        } = burst;
+        } = batch;
         let mut guest = target.and_then(|target| siblings.guest(target));
         let mut passing = match &mut guest {
             Some(guest) => Some(Passing::begin(guest, self.sender.chains.len())?),

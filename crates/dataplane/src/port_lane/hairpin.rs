@@ -9,7 +9,7 @@ use device::pair::Fault;
 
 use super::classified::{Classified, with_tag};
 use super::copies::pass_copy;
-use super::{Burst, PortLane};
+use super::{Batch, PortLane};
 use crate::backend::own_queue::OwnQueue;
 use crate::guest::from_guest::Budget;
 use crate::guest::passing::{Passed, Passing};
@@ -24,21 +24,21 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Passes a run of frames to the guest that sends them.
     #[cold]
-    pub(super) fn to_itself(&mut self, run: usize, burst: &mut Burst<'_>) {
+    pub(super) fn to_itself(&mut self, run: usize, batch: &mut Batch<'_>) {
         if !self.is_hairpin() {
-            return self.lose(run, burst, |counters| &counters.from_guest_to_itself);
+            return self.lose(run, batch, |counters| &counters.from_guest_to_itself);
         }
         if !self.receives() {
-            return self.to_first_pair(run, burst);
+            return self.to_first_pair(run, batch);
         }
-        let first = burst.done;
+        let first = batch.done;
         // No more than can be returned afterwards.
         let frames = first..first + run.min(self.own.places());
-        match self.pass_back(frames, &mut burst.budget) {
-            Ok(done) => burst.done += done,
-            Err(fault) => self.stop_batch(fault, burst),
+        match self.pass_back(frames, &mut batch.budget) {
+            Ok(done) => batch.done += done,
+            Err(fault) => self.stop_batch(fault, batch),
         }
-        for at in first..burst.done {
+        for at in first..batch.done {
             let chain = self.sender.chains.chains[at];
             self.own.give_back(&mut self.from_guest, chain.id);
         }
@@ -46,20 +46,20 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Returns a multicast frame to its sender.
     #[cold]
-    pub(super) fn copy_to_itself(&mut self, index: usize, burst: &mut Burst<'_>) {
-        burst.budget.charge_copies(1, self.chains[index].sending.len);
+    pub(super) fn copy_to_itself(&mut self, index: usize, batch: &mut Batch<'_>) {
+        batch.budget.charge_copies(1, self.chains[index].sending.len);
         if !self.receives() {
-            return self.copy_to_first_pair(index, burst);
+            return self.copy_to_first_pair(index, batch);
         }
-        let mut of_copy = burst.budget.fresh();
+        let mut of_copy = batch.budget.fresh();
         if let Err(fault) = self.pass_back(index..index + 1, &mut of_copy) {
-            self.stop_batch(fault, burst);
+            self.stop_batch(fault, batch);
         }
     }
 
     /// Ends the batch after a fault of the guest's receive queue.
-    fn stop_batch(&mut self, fault: Fault, burst: &mut Burst<'_>) {
-        burst.fault = Some(fault);
+    fn stop_batch(&mut self, fault: Fault, batch: &mut Batch<'_>) {
+        batch.fault = Some(fault);
         self.waits = true;
     }
 
@@ -102,22 +102,22 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// Passes a run of frames to the first pair of the port that receives, because the sending pair does not.
-    fn to_first_pair(&mut self, run: usize, burst: &mut Burst<'_>) {
+    fn to_first_pair(&mut self, run: usize, batch: &mut Batch<'_>) {
         if self.forwarding.lanes(self.number).is_empty() {
-            return self.lose(run, burst, |counters| &counters.from_guest_no_peer);
+            return self.lose(run, batch, |counters| &counters.from_guest_no_peer);
         }
-        let end = burst.done + run;
-        while self.goes_on(burst.done, end, &burst.budget) {
-            let Classified { is_sent, sending, .. } = &self.chains[burst.done];
+        let end = batch.done + run;
+        while self.goes_on(batch.done, end, &batch.budget) {
+            let Classified { is_sent, sending, .. } = &self.chains[batch.done];
             if *is_sent {
-                burst.budget.tally.add(sending.len);
+                batch.budget.tally.add(sending.len);
             }
-            self.copy_to_first_pair(burst.done, burst);
-            self.next(burst);
+            self.copy_to_first_pair(batch.done, batch);
+            self.next(batch);
         }
     }
 
-    fn copy_to_first_pair(&mut self, index: usize, burst: &mut Burst<'_>) {
+    fn copy_to_first_pair(&mut self, index: usize, batch: &mut Batch<'_>) {
         let Some(first) = self.forwarding.lanes(self.number).first() else {
             return;
         };
@@ -128,8 +128,8 @@ impl<O: OwnQueue> PortLane<O> {
         };
         let is_tagged = self.forwarding.is_tagged(self.number);
         let work = with_tag(entry, frame, is_tagged, |frame| {
-            pass_copy(burst.siblings, first.at, frame, &self.counters)
+            pass_copy(batch.siblings, first.at, frame, &self.counters)
         });
-        burst.budget.charge_look_ups(work);
+        batch.budget.charge_look_ups(work);
     }
 }

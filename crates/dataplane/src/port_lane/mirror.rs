@@ -21,7 +21,7 @@ impl<O: OwnQueue> PortLane<O> {
                 Destination::Port(port) if port == self.number && !self.is_hairpin() => continue,
                 Destination::Port(port) => Some(port),
                 Destination::Unknown | Destination::Host => None,
-                Destination::Multicast | Destination::Nobody => continue,
+                Destination::Multicast | Destination::Isolated => continue,
             };
             let chain = self.sender.chains.chains[at];
             let buffers = self.sender.chains.buffers(&chain);

@@ -55,8 +55,11 @@ use crate::policy::filter::{Acl, LaneFilter};
 use crate::policy::guard::Guard;
 use crate::policy::rate_limit::{Cost, PortLimits};
 
+/// A counter of a guest.
+type CounterOf = fn(&PairCounters) -> &Counter;
+
 /// Counts frames to addresses that no port has.
-const NO_FDB_ENTRY: fn(&PairCounters) -> &Counter = |counters| &counters.from_guest_no_station;
+const NO_FDB_ENTRY: CounterOf = |counters| &counters.from_guest_no_station;
 
 /// Numbers of the port and the pair of a lane that has neither.
 const NO_PORT: (PortNumber, u16) = (PortNumber(u16::MAX), 0);
@@ -122,7 +125,7 @@ enum From {
 }
 
 /// A lane's batch, and the other lanes that its frames may go to.
-struct Burst<'a> {
+struct Batch<'a> {
     siblings: &'a mut dyn Siblings,
     budget: Budget,
     /// Chains that are done.
@@ -215,23 +218,23 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// Passes a run of frames to a port.
-    fn to_port(&mut self, port: PortNumber, run: usize, burst: &mut Burst<'_>) {
+    fn to_port(&mut self, port: PortNumber, run: usize, batch: &mut Batch<'_>) {
         if port == self.number {
-            return self.to_itself(run, burst);
+            return self.to_itself(run, batch);
         }
-        let (guest, run) = self.lane_for(port, burst.done, run);
+        let (guest, run) = self.lane_for(port, batch.done, run);
         let Some(guest) = guest else {
             // The port's guest may still be on another host, or on another one by now.
             return match self.from == From::Guest || self.forwarding.is_absent(port) {
-                true => self.leave(run, burst, |counters| &counters.from_guest_no_peer),
-                false => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
+                true => self.leave(run, batch, |counters| &counters.from_guest_no_peer),
+                false => self.lose(run, batch, |counters| &counters.from_guest_no_peer),
             };
         };
         let is_tagged = self.forwarding.is_tagged(port);
-        match self.pass_to(guest.at, is_tagged, run, burst) {
+        match self.pass_to(guest.at, is_tagged, run, batch) {
             Ok(true) => {}
-            Ok(false) => self.lose(run, burst, |counters| &counters.from_guest_no_peer),
-            Err(fault) => burst.siblings.blame(guest.at, fault),
+            Ok(false) => self.lose(run, batch, |counters| &counters.from_guest_no_peer),
+            Err(fault) => batch.siblings.blame(guest.at, fault),
         }
     }
 
@@ -257,16 +260,16 @@ impl<O: OwnQueue> PortLane<O> {
         at: SlotAt,
         is_tagged: bool,
         run: usize,
-        burst: &mut Burst<'_>,
+        batch: &mut Batch<'_>,
     ) -> Result<bool, Fault> {
-        let Some(mut target) = burst.siblings.guest(at) else {
+        let Some(mut target) = batch.siblings.guest(at) else {
             return Ok(false);
         };
         let mut passing = Passing::begin(&mut target, run)?;
-        let end = burst.done + run;
-        self.pass_whole(&mut passing, is_tagged, end, (&mut burst.budget, &mut burst.done));
-        while self.goes_on(burst.done, end, &burst.budget) {
-            let (entry, chain) = (&self.chains[burst.done], self.sender.chains.chains[burst.done]);
+        let end = batch.done + run;
+        self.pass_whole(&mut passing, is_tagged, end, (&mut batch.budget, &mut batch.done));
+        while self.goes_on(batch.done, end, &batch.budget) {
+            let (entry, chain) = (&self.chains[batch.done], self.sender.chains.chains[batch.done]);
             let buffers = self.sender.chains.buffers(&chain);
             if let Some(frame) = entry.frame(&self.from_guest, buffers) {
                 let passed = with_tag(entry, frame, is_tagged, |frame| {
@@ -278,14 +281,14 @@ impl<O: OwnQueue> PortLane<O> {
                         self.counters.from_guest_waits.add(1);
                         break;
                     }
-                    passed => passed.charge(&mut burst.budget, frame.sending.len),
+                    passed => passed.charge(&mut batch.budget, frame.sending.len),
                 }
             }
             self.own.give_back(&mut self.from_guest, chain.id);
-            burst.budget.charge_descriptors(buffers.len());
-            burst.done += 1;
+            batch.budget.charge_descriptors(buffers.len());
+            batch.done += 1;
         }
-        burst.budget.charge_look_ups(passing.take_work());
+        batch.budget.charge_look_ups(passing.take_work());
         passing.finish();
         Ok(true)
     }
@@ -323,11 +326,11 @@ impl<O: OwnQueue> PortLane<O> {
 
     /// Passes a multicast frame to the uplink, to the host, to all other ports that receive, and to the port itself if
     /// it has hairpin.
-    fn to_multicast(&mut self, burst: &mut Burst<'_>) {
-        let first = burst.done;
+    fn to_multicast(&mut self, batch: &mut Batch<'_>) {
+        let first = batch.done;
         let from = self.source();
-        let has_uplink = from.is_some() && self.put_to_nic(1, burst).is_some();
-        if burst.done == first && (has_uplink || self.wait_for_uplink()) {
+        let has_uplink = from.is_some() && self.put_to_nic(1, batch).is_some();
+        if batch.done == first && (has_uplink || self.wait_for_uplink()) {
             return;
         }
         let chain = self.sender.chains.chains[first];
@@ -336,7 +339,7 @@ impl<O: OwnQueue> PortLane<O> {
         if let Some(frame) = entry.frame(&self.from_guest, buffers) {
             self.counters.from_guest_multicast_frames.add(1);
             if !has_uplink {
-                burst.budget.tally.add(frame.sending.len);
+                batch.budget.tally.add(frame.sending.len);
             }
             let mut copies = 0;
             let host = self.forwarding.host.filter(|_| from.is_some());
@@ -344,29 +347,29 @@ impl<O: OwnQueue> PortLane<O> {
             let ports = ports.map(|(port, guest)| (guest, self.forwarding.is_tagged(port)));
             for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
                 let work = with_tag(entry, frame, is_tagged, |frame| {
-                    pass_copy(burst.siblings, guest.at, frame, &self.counters)
+                    pass_copy(batch.siblings, guest.at, frame, &self.counters)
                 });
-                burst.budget.charge_look_ups(work);
+                batch.budget.charge_look_ups(work);
                 copies += 1;
             }
-            burst.budget.charge_copies(copies, frame.sending.len);
+            batch.budget.charge_copies(copies, frame.sending.len);
             let own = self.forwarding.fdb.port(self.number);
             if own.is_some_and(|own| own.options.hairpin && !own.options.unicast_only) {
-                self.copy_to_itself(first, burst);
+                self.copy_to_itself(first, batch);
             }
         }
         if !has_uplink {
-            self.next(burst);
+            self.next(batch);
         }
     }
 
     /// Returns the next chain to the guest.
     #[inline]
-    fn next(&mut self, burst: &mut Burst<'_>) {
-        let chain = self.sender.chains.chains[burst.done];
-        burst.budget.charge_descriptors(usize::from(chain.readable));
+    fn next(&mut self, batch: &mut Batch<'_>) {
+        let chain = self.sender.chains.chains[batch.done];
+        batch.budget.charge_descriptors(usize::from(chain.readable));
         self.own.give_back(&mut self.from_guest, chain.id);
-        burst.done += 1;
+        batch.done += 1;
     }
 
     /// The number that spreads lanes over the uplink's queues.

@@ -32,8 +32,8 @@ use device::counters::PairCounters;
 use device::meter;
 use device::pair::Fault;
 use packet::HEADERS_MAX;
+use xsk::RxDesc;
 use xsk::metadata::Hints;
-use xsk::{RxDesc, Umem};
 
 use self::choices::Choices;
 use self::inbox_index::{InboxIndex, Route};
@@ -54,7 +54,7 @@ use crate::nic::lent::Lent;
 use crate::nic::queue::LinkState;
 use crate::nic::xdp::XdpNic;
 use crate::policy::bucket::Ticks;
-use crate::policy::filter::Facts;
+use crate::policy::filter::read_received;
 use crate::policy::rate_limit::Cost;
 
 /// See the module's head.
@@ -326,14 +326,8 @@ impl<N: Lent> UplinkLane<N> {
             return true;
         };
         let mut head = [0; HEADERS_MAX];
-        let head = first_bytes(&queue.umem, piece, &mut head);
-        // The length of a frame in several pieces is not known yet.
-        let len = if piece.more {
-            usize::MAX
-        } else {
-            piece.len as usize
-        };
-        let admits = target.allows(head, Facts::with_hints(len, hints));
+        let (head, facts) = read_received(&queue.umem, piece, hints, &mut head);
+        let admits = target.allows(head, facts);
         self.deficit += target.take_work();
         admits
     }
@@ -389,16 +383,6 @@ impl<N: Lent> UplinkLane<N> {
             inbox.len() > 0
         });
         frames + self.deliver_multicast(queue, siblings)
-    }
-}
-
-/// The first bytes of a frame, as many as filter rules read; `piece` is its first one.
-fn first_bytes<'a>(umem: &Umem, piece: &RxDesc, room: &'a mut [u8; HEADERS_MAX]) -> &'a [u8] {
-    let known = (piece.len as usize).min(HEADERS_MAX);
-    // Inside the piece; otherwise the rules get an empty head.
-    match umem.read(piece.data, &mut room[..known]) {
-        Some(_) => &room[..known],
-        None => &[],
     }
 }
 

@@ -11,13 +11,33 @@ pub(crate) use model::config::Action;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use model::config::Rule;
 pub(crate) use model::config::{Direction, Filter};
+use packet::HEADERS_MAX;
+use xsk::metadata::Hints;
+use xsk::{RxDesc, Umem};
 
 pub(crate) use self::direction_acl::Acl;
 use crate::fdb::Destination;
+use crate::frame::bytes::read_start;
 use crate::policy::capture::Capture;
 
 /// For each flow that its guest sends it remembers the destination.
 pub(crate) type Classifier = acl::Classifier<Destination>;
+
+/// The first bytes of a received frame, as many as rules read, and what else they decide on. `piece` is its first one:
+/// the length of a frame in several pieces is not known yet.
+#[inline]
+pub(crate) fn read_received<'a>(
+    umem: &Umem,
+    piece: &RxDesc,
+    hints: &Hints,
+    room: &'a mut [u8; HEADERS_MAX],
+) -> (&'a [u8], Facts) {
+    let len = match piece.more {
+        true => usize::MAX,
+        false => piece.len as usize,
+    };
+    (read_start(umem, piece, room), Facts::with_hints(len, hints))
+}
 
 /// The compiled rules of a port, which the lanes of its pairs share.
 #[derive(Debug, Clone, Default)]

@@ -7,9 +7,9 @@ use packet::HEADERS_MAX;
 use packet::ethernet::{self, LOOK_BYTES};
 use xsk::{RxDesc, Umem};
 
-use super::{UplinkLane, first_bytes};
+use super::UplinkLane;
 use crate::fdb::FdbPort;
-use crate::frame::bytes::UmemRange;
+use crate::frame::bytes::{UmemRange, read_start};
 use crate::frame::retag::untag;
 use crate::guest::copies::write_copy;
 use crate::guest::to_guest::{NO_OFFLOAD, UmemBytes};
@@ -79,7 +79,7 @@ impl<N: Lent> UplinkLane<N> {
                 let delivered = siblings.deliver_to(inbox.guest.at, |target| {
                     if inbox.is_filtered {
                         let mut head = [0; HEADERS_MAX];
-                        let head = first_bytes(umem, &self.multicast[0], &mut head);
+                        let head = read_start(umem, &self.multicast[0], &mut head);
                         let admits = target.allows(head, Facts::of_len(len as usize));
                         let work = target.take_work();
                         self.deficit += work;
@@ -104,7 +104,6 @@ impl<N: Lent> UplinkLane<N> {
 /// The VLAN of a frame, by its first piece; 0: none.
 fn vlan_of(umem: &Umem, piece: &RxDesc) -> u16 {
     let mut bytes = [0; LOOK_BYTES];
-    let known = (piece.len as usize).min(LOOK_BYTES);
-    let _ = umem.read(piece.data, &mut bytes[..known]);
+    read_start(umem, piece, &mut bytes);
     ethernet::head(&bytes).tags.vlan()
 }

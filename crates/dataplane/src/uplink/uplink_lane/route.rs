@@ -9,6 +9,7 @@ use super::UplinkLane;
 use super::inbox_index::{InboxIndex, Route};
 use crate::fdb::flows::{FLOW_BYTES, Flow, Flows};
 use crate::fdb::{Destination, FdbKey, PortMark, PortNumber};
+use crate::frame::bytes::read_start;
 use crate::frame::retag::{put_tag_back, untag};
 use crate::nic::endpoint::NicQueue;
 use crate::nic::lent::Lent;
@@ -22,8 +23,7 @@ impl<N: Lent> UplinkLane<N> {
             return self.to_port(queue, port, piece, hints);
         }
         let mut bytes = [0; LOOK_BYTES];
-        let known = (piece.len as usize).min(LOOK_BYTES);
-        if queue.umem.read(piece.data, &mut bytes[..known]).is_none() {
+        if read_start(&queue.umem, piece, &mut bytes).is_empty() {
             return Route::NoPort;
         }
         if let Some(Tag { proto, tci }) = hints.tag {
@@ -38,7 +38,7 @@ impl<N: Lent> UplinkLane<N> {
                 Route::Multicast
             }
             // Frames for the host arrive at the uplink, too, but not in this socket.
-            Destination::Host | Destination::Unknown | Destination::Nobody => Route::NoPort,
+            Destination::Host | Destination::Unknown | Destination::Isolated => Route::NoPort,
             Destination::Port(port) => self.to_port(queue, port, piece, hints),
         }
     }
@@ -94,9 +94,7 @@ impl<N: Lent> UplinkLane<N> {
             return at;
         }
         let mut head = [0; FLOW_BYTES];
-        let known = (piece.len as usize).min(FLOW_BYTES);
-        // Inside the piece.
-        let _ = queue.umem.read(piece.data, &mut head[..known]);
+        read_start(&queue.umem, piece, &mut head);
         let guest = self.forwarding.lane_for(port, Flow::of(&head));
         let mut its_places = first..first + count;
         let found = its_places.find(|&at| Some(self.inboxes[at].guest) == guest);
