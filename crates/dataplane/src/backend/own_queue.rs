@@ -14,14 +14,13 @@
 
 use std::os::fd::BorrowedFd;
 
-use device::counters::{Counter, PairCounters};
+use device::counters::PairCounters;
 use device::pair::{Fault, Vring};
 use virtqueue::{ChainId, Chains};
 
 use crate::backend::receiver::{Receive, Receiver};
 use crate::backend::to_nic::{NicSink, Transmit};
-use crate::guest::from_guest::{Budget, Put, Sender, Sink};
-use crate::guest::guest_frame::GuestFrame;
+use crate::guest::from_guest::{Budget, Sender, Sink};
 use crate::guest::rx_queue::RxQueue;
 use crate::host::from_tap::FromTap;
 use crate::lane::Work;
@@ -66,9 +65,15 @@ pub trait OwnQueue: Send {
     /// Part of a GSO packet is left, which no other frame may overtake.
     fn has_rest(&self) -> bool;
     /// How many chains [`Self::give_back`] takes now.
-    fn places(&self) -> usize;
+    #[inline]
+    fn places(&self) -> usize {
+        usize::MAX
+    }
     /// Returns to the guest, in order, a chain that was not sent through this queue.
-    fn give_back(&mut self, vring: &mut Vring, chain: ChainId);
+    #[inline(always)]
+    fn give_back(&mut self, vring: &mut Vring, chain: ChainId) {
+        vring.queue.push_used(chain, 0);
+    }
     /// Ends a poll in which `moved` frames moved: sends the queued frames. Returns how many more have moved.
     /// Errors: the guest's fault.
     fn finish(
@@ -152,29 +157,11 @@ pub trait OwnQueue: Send {
 #[derive(Debug, Default)]
 pub struct NoQueue;
 
-/// The sink of [`NoQueue`]: a type without values.
-#[derive(Debug)]
-pub enum Never {}
-
-impl Sink for Never {
-    fn unsendable<'c>(&self, _counters: &'c PairCounters) -> Option<&'c Counter> {
-        match *self {}
-    }
-
-    fn put(&mut self, _chain: ChainId, _frame: Option<GuestFrame<'_>>, _budget: &mut Budget) -> Put {
-        match *self {}
-    }
-
-    fn has_rest(&self) -> bool {
-        match *self {}
-    }
-}
-
 impl OwnQueue for NoQueue {
     const IS_THERE: bool = false;
     type Nic = XdpNic;
     type Receiver = Receiver;
-    type Sink<'a> = Never;
+    type Sink<'a> = NicSink<'a, XdpNic>;
 
     #[inline]
     fn begin(&mut self, _vring: &mut Vring, _sender: &mut Sender, _counters: &PairCounters) -> usize {
@@ -198,23 +185,13 @@ impl OwnQueue for NoQueue {
     }
 
     #[inline]
-    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<Never> {
+    fn sink<'a>(&'a mut self, _counters: &'a PairCounters) -> Option<NicSink<'a, XdpNic>> {
         None
     }
 
     #[inline]
     fn has_rest(&self) -> bool {
         false
-    }
-
-    #[inline]
-    fn places(&self) -> usize {
-        usize::MAX
-    }
-
-    #[inline(always)]
-    fn give_back(&mut self, vring: &mut Vring, chain: ChainId) {
-        vring.queue.push_used(chain, 0);
     }
 
     #[inline]
@@ -330,14 +307,6 @@ impl<N: Lent, R: Receive> OwnQueue for CopyQueue<N, R> {
 
     fn has_rest(&self) -> bool {
         self.transmit.has_rest()
-    }
-
-    fn places(&self) -> usize {
-        usize::MAX
-    }
-
-    fn give_back(&mut self, vring: &mut Vring, chain: ChainId) {
-        vring.queue.push_used(chain, 0);
     }
 
     fn finish(
