@@ -279,17 +279,13 @@ impl<O: OwnQueue> PortLane<O> {
             return;
         };
         while self.goes_on(batch.done, end, &batch.budget) {
-            let (entry, chain) = (&self.chains[batch.done], self.sender.chains.chains[batch.done]);
-            let buffers = self.sender.chains.buffers(&chain);
-            if let Some(frame) = entry.frame(&self.from_guest, buffers) {
+            if let Some((entry, frame)) = self.frame_at(batch.done) {
                 match with_tag(entry, frame, true, |frame| tap.put(frame, &self.counters)) {
                     TapPut::Done => batch.budget.tally.add(frame.sending.len),
                     TapPut::Queue => break,
                 }
             }
-            self.own.give_back(&mut self.from_guest, chain.id);
-            batch.budget.charge_descriptors(buffers.len());
-            batch.done += 1;
+            self.next(&mut batch.budget, &mut batch.done);
         }
         let [frames, bytes] = std::mem::take(&mut tap.given);
         drop(tap);
@@ -307,7 +303,7 @@ impl<O: OwnQueue> PortLane<O> {
         while batch.done < end && self.own.places() > 0 {
             let is_frame = self.chains[batch.done].is_sent;
             counter(&self.counters).add(is_frame.into());
-            self.next(batch);
+            self.next(&mut batch.budget, &mut batch.done);
         }
     }
 

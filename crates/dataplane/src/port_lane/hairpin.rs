@@ -77,9 +77,7 @@ impl<O: OwnQueue> PortLane<O> {
             if is_segmented || !budget.has_left() {
                 break;
             }
-            let (entry, chain) = (&self.chains[at], self.sender.chains.chains[at]);
-            let buffers = self.sender.chains.buffers(&chain);
-            if let Some(frame) = entry.frame(&self.from_guest, buffers) {
+            if let Some((entry, frame)) = self.frame_at(at) {
                 let passed = with_tag(entry, frame, is_tagged, |frame| {
                     passing.pass(frame, &self.counters)
                 })?;
@@ -89,7 +87,7 @@ impl<O: OwnQueue> PortLane<O> {
                 }
                 passed.charge(budget, frame.sending.len);
             }
-            budget.charge_descriptors(buffers.len());
+            budget.charge_descriptors(self.sender.chains.chains[at].readable.into());
             done += 1;
         }
         budget.charge_look_ups(passing.take_work());
@@ -113,17 +111,13 @@ impl<O: OwnQueue> PortLane<O> {
                 batch.budget.tally.add(sending.len);
             }
             self.copy_to_first_pair(batch.done, batch);
-            self.next(batch);
+            self.next(&mut batch.budget, &mut batch.done);
         }
     }
 
     fn copy_to_first_pair(&mut self, index: usize, batch: &mut Batch<'_>) {
-        let Some(first) = self.forwarding.lanes(self.number).first() else {
-            return;
-        };
-        let (entry, chain) = (&self.chains[index], self.sender.chains.chains[index]);
-        let buffers = self.sender.chains.buffers(&chain);
-        let Some(frame) = entry.frame(&self.from_guest, buffers) else {
+        let first = self.forwarding.lanes(self.number).first();
+        let (Some(first), Some((entry, frame))) = (first, self.frame_at(index)) else {
             return;
         };
         let is_tagged = self.forwarding.is_tagged(self.number);

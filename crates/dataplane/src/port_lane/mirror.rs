@@ -23,9 +23,7 @@ impl<O: OwnQueue> PortLane<O> {
                 Destination::Unknown | Destination::Host => None,
                 Destination::Multicast | Destination::Isolated => continue,
             };
-            let chain = self.sender.chains.chains[at];
-            let buffers = self.sender.chains.buffers(&chain);
-            let Some(frame) = entry.frame(&self.from_guest, buffers) else {
+            let Some((_, frame)) = self.frame_at(at) else {
                 continue;
             };
             let mut copies = 0;

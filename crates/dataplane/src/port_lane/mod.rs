@@ -45,6 +45,7 @@ use crate::fdb::PortNumber;
 use crate::fdb::forwarding::{Forwarding, LaneRef};
 use crate::guest::copies::write_announcement;
 use crate::guest::from_guest::{Budget, Sender};
+use crate::guest::guest_frame::GuestFrame;
 use crate::guest::passing::{Passed, Passing};
 use crate::guest::rx_queue::RxQueue;
 use crate::lane::limits::BATCH;
@@ -333,10 +334,7 @@ impl<O: OwnQueue> PortLane<O> {
         if batch.done == first && (has_uplink || self.wait_for_uplink()) {
             return;
         }
-        let chain = self.sender.chains.chains[first];
-        let buffers = self.sender.chains.buffers(&chain);
-        let entry = &self.chains[first];
-        if let Some(frame) = entry.frame(&self.from_guest, buffers) {
+        if let Some((entry, frame)) = self.frame_at(first) {
             self.counters.from_guest_multicast_frames.add(1);
             if !has_uplink {
                 batch.budget.tally.add(frame.sending.len);
@@ -359,17 +357,25 @@ impl<O: OwnQueue> PortLane<O> {
             }
         }
         if !has_uplink {
-            self.next(batch);
+            self.next(&mut batch.budget, &mut batch.done);
         }
+    }
+
+    /// The frame of a chain of the batch, if it may be sent, and how it was classified.
+    #[inline]
+    fn frame_at(&self, at: usize) -> Option<(&Classified, GuestFrame<'_>)> {
+        let (entry, taken) = (&self.chains[at], &self.sender.chains);
+        let frame = entry.frame(&self.from_guest, taken.buffers(&taken.chains[at]))?;
+        Some((entry, frame))
     }
 
     /// Returns the next chain to the guest.
     #[inline]
-    fn next(&mut self, batch: &mut Batch<'_>) {
-        let chain = self.sender.chains.chains[batch.done];
-        batch.budget.charge_descriptors(usize::from(chain.readable));
+    fn next(&mut self, budget: &mut Budget, done: &mut usize) {
+        let chain = self.sender.chains.chains[*done];
+        budget.charge_descriptors(usize::from(chain.readable));
         self.own.give_back(&mut self.from_guest, chain.id);
-        batch.done += 1;
+        *done += 1;
     }
 
     /// The number that spreads lanes over the uplink's queues.
