@@ -13,6 +13,8 @@ FRAMES_ONLY = ("from-guest", "to-guest", "guest-to-guest")
 HOST_WAYS = ("stream-to-host", "stream-from-host", "to-host", "from-host")
 # With many guests, or none.
 OUT_AND_IN = ("from-guest", "to-guest")
+# Where AF_XDP cannot receive a stream.
+NO_STREAM = (*OUT_AND_IN, "gso")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Wire:
     unmake: str
     setups: tuple
     ways: tuple = ALL_WAYS + HOST_WAYS
+    # `ip`'s words for the interface that cuts the sender's packets into frames.
+    cutter: str = "link set vb"
 
 
 PREPARE = """mount -t bpf bpf /sys/fs/bpf; mkdir -p /run/ovs /dev/hugepages
@@ -60,6 +64,22 @@ NEAR = "ip link set va gso_max_segs 65535; ip addr flush dev va; ip -n far link 
 
 # Whom frames of guests go to; a switch would flood them if it did not know.
 BEHIND = "52:54:00:00:09:99"
+
+# A VXLAN device at each end of a veth. va sends by `ua`, vb by `ub` in a namespace of its own. For figures that differ
+# from veth's by this host's work: the MTU of va and vb is the same, `ub` cuts the sender's packets after vb encapsulated
+# them, and `ub` drops frames of guests, because they are sent to another MAC address, before vb decapsulates them.
+CUTTER = "-n under link set ub"
+VXLAN = "type vxlan id 100 dstport 4789 nolearning"
+TUNNELS = f"""ip netns add under; ip link add ua type veth peer name ub netns under
+ip addr add 10.67.0.1/24 dev ua; ip link set ua up mtu 1550
+ip -n under addr add 10.67.0.2/24 dev ub; ip {CUTTER} up mtu 1550 gso_max_segs 1
+ip neigh add 10.67.0.2 lladdr {BEHIND} dev ua nud permanent
+ip -n under neigh add 10.67.0.1 lladdr $(cat /sys/class/net/ua/address) dev ub nud permanent
+ip link add va {VXLAN} local 10.67.0.1 remote 10.67.0.2
+ip -n under link add vb {VXLAN} local 10.67.0.2 remote 10.67.0.1
+ip -n under link set vb netns 1
+{SENDER}; ip link set vb gso_max_segs 65535"""
+NO_TUNNELS = "ip link del va; ip link del vb; ip link del ua; ip netns del under"
 
 
 def _taps(count, then=""):
@@ -237,6 +257,20 @@ WIRES = (
             ("from-guest", "to-guest", "gso", "stream", *HOST_WAYS),
         )
         for name in ("igb", "virtio_net")
+    ),
+    Wire(
+        "vxlan",
+        TUNNELS,
+        NO_TUNNELS,
+        (
+            _bridge("vhost-net/bridge"),
+            # No `stream`: nothing cuts its packets before a VXLAN device's XDP program, and no chunk of AF_XDP holds them.
+            _network("ours/network", ways=NO_STREAM),
+            _network("ours/network/polling", POLLING, ways=NO_STREAM),
+            _network("ours/network/tap", mode="tap"),
+        ),
+        (*NO_STREAM, "stream"),
+        CUTTER,
     ),
 )
 # What is not measured, and why.

@@ -57,7 +57,7 @@ class Case:
         priority = "chrt -f 1 " if self.setup.polls else ""
         # The sender's NIC segments a stream.
         segments = 65535 if self.way in WHOLE else 1
-        before = f"ip link set vb up gso_max_segs {segments}; " if self.way == "stream" else ""
+        before = f"ip {self.wire.cutter} up gso_max_segs {segments}; " if self.way == "stream" else ""
         if self.way in setups.HOST_WAYS:
             before = f"for n in '-n far link set vb' 'link set va'; do ip $n gso_max_segs {segments}; done; "
         # While igb delays an interrupt, what polls would poll in vain, which would be counted.
