@@ -258,13 +258,23 @@ impl Overlay {
     /// If FRR does not start.
     #[must_use]
     pub fn with_frr(hosts: usize) -> Self {
+        Self::with_frr_timers(hosts, "60 180")
+    }
+
+    /// The same, with other than BGP's usual timers: seconds between two messages, and without any until a neighbour is
+    /// taken for dead.
+    ///
+    /// # Panics
+    /// If FRR does not start.
+    #[must_use]
+    pub fn with_frr_timers(hosts: usize, timers: &str) -> Self {
         let mut overlay = Self::unconnected(Underlay::PLAIN, hosts);
         let netns = NetNs::new("reflector");
         Underlay::PLAIN.connect(&overlay.fabric, &netns, REFLECTOR);
         let clients: Vec<_> = overlay.hosts.iter().map(|host| host.number).collect();
-        overlay.reflector = Some((Frr::start(&netns, REFLECTOR, &clients), netns));
+        overlay.reflector = Some((Frr::start(&netns, REFLECTOR, &clients, timers), netns));
         for host in &mut overlay.hosts {
-            host.frr = Some(Frr::start(&host.netns, host.number, &[REFLECTOR]));
+            host.frr = Some(Frr::start(&host.netns, host.number, &[REFLECTOR], timers));
         }
         overlay.await_hosts();
         overlay
@@ -306,6 +316,19 @@ impl Overlay {
         }
     }
 
+    /// Whether the link of a host to the underlay is up.
+    pub fn set_link(&self, host: usize, is_up: bool) {
+        let state = if is_up { "up" } else { "down" };
+        self.fabric.ip(&["link set", &format!("f{host}"), state]);
+    }
+
+    /// Whether the underlay forwards what comes from a host, and to it; the link stays up.
+    pub fn set_forwarding(&self, host: usize, forwards: bool) {
+        let state = if forwards { "forwarding" } else { "disabled" };
+        let port = ["link", "set", "dev", &format!("f{host}"), "state", state];
+        self.fabric.run("bridge", &port);
+    }
+
     /// Waits until each host sends frames to all to each other one.
     #[track_caller]
     fn await_hosts(&self) {
@@ -326,7 +349,7 @@ pub struct Frr {
 
 impl Frr {
     /// With these BGP neighbours, all in one autonomous system: hosts of the reflector, or that of a host.
-    fn start(netns: &NetNs, number: usize, neighbours: &[usize]) -> Self {
+    fn start(netns: &NetNs, number: usize, neighbours: &[usize], timers: &str) -> Self {
         let address = |number| Underlay::PLAIN.address(number);
         let for_each = |command: &str| -> String {
             let line = |&number| format!("neighbor {} {command}\n", address(number));
@@ -343,6 +366,7 @@ impl Frr {
             ),
             &for_each("remote-as 65000"),
             &for_each("timers connect 1"),
+            &for_each(&format!("timers {timers}")),
             "address-family l2vpn evpn\n",
             &for_each("activate"),
             &role,

@@ -2,8 +2,7 @@
 
 use rstest::rstest;
 use rustix::process::Signal;
-use testkit::frame::assert_same;
-use testkit::lan::{frame, mac};
+use testkit::lan::mac;
 use testkit::overlay::{Host, Overlay, Station, file};
 use testkit::{Driver, DriverConfig, Serve, require, wait};
 
@@ -63,9 +62,7 @@ impl World {
         let at = self.observer().remote(mac(0));
         assert_eq!(at, Some(self.overlay.hosts[0].address()));
         for (from, to) in [(0, 2), (2, 0)] {
-            let sent = frame(mac(to), mac(from), 100, 3);
-            self.stations[from].send(&sent);
-            assert_same(&self.stations[to].received(), &sent);
+            self.assert_passes(from, to, 100);
         }
     }
 }
