@@ -8,8 +8,11 @@
 //!
 //! `vx100` learns nothing. A frame to an address without an entry goes to all other hosts.
 
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::directory::private_dir;
@@ -139,6 +142,19 @@ impl Host {
         self.netns.ip(&["link set", name, "master", BRIDGE]);
         self.netns.await_sender(&guest);
         PacketPort::open(&self.netns, &guest)
+    }
+
+    /// Adds a port with that name to the bridge, and a Linux stack with this address (and prefix length) at its other end.
+    #[must_use]
+    pub fn add_stack(&self, name: &str, address: &str) -> NetNs {
+        let (mtu, stack) = (self.underlay.inner_mtu().to_string(), NetNs::new("stack"));
+        let peer = ["type veth peer name eth0 mtu", &mtu, "netns", stack.name()];
+        self.netns
+            .ip(&[&["link add", name, "mtu", &mtu], &peer[..]].concat());
+        self.netns.ip(&["link set", name, "master", BRIDGE, "up"]);
+        stack.ip(&["address add", address, "dev eth0"]);
+        stack.ip(&["link set eth0 up"]);
+        stack
     }
 
     /// Adds an entry for an address at one of its ports.
@@ -316,6 +332,18 @@ impl Overlay {
         }
     }
 
+    /// Waits until the route reflector has an address from this host only.
+    ///
+    /// # Panics
+    /// If that never comes about, or there is no reflector.
+    #[track_caller]
+    pub fn await_announced_only_by(&self, mac: [u8; 6], host: usize) {
+        let (frr, _) = self.reflector.as_ref().expect("there is one");
+        let (announced, expected) = (|| frr.announcers(mac), [self.hosts[host].address()]);
+        let became = wait::until(wait::SOON, || announced() == expected);
+        assert!(became, "{}: {:?}, not {expected:?}", text(mac), announced());
+    }
+
     /// Whether the link of a host to the underlay is up.
     pub fn set_link(&self, host: usize, is_up: bool) {
         let state = if is_up { "up" } else { "down" };
@@ -399,6 +427,36 @@ impl Frr {
             self.zebra = start_zebra(netns, &self.dir);
         }
         self.bgpd = run(netns, &self.dir, "bgpd");
+    }
+
+    /// What bgpd answers to a command, by the socket of vtysh, which itself would want a password.
+    fn answer(&self, command: &str) -> String {
+        let path = self.dir.path().join("bgpd.vty");
+        let mut vty = UnixStream::connect(path).expect("bgpd runs");
+        vty.set_read_timeout(Some(wait::SOON)).expect("not zero");
+        vty.write_all(&[command.as_bytes(), &[0]].concat())
+            .expect("bgpd runs");
+        let mut text = Vec::new();
+        // Three zeros and a status are behind it.
+        BufReader::new(vty)
+            .read_until(0, &mut text)
+            .expect("bgpd answers");
+        text.pop();
+        String::from_utf8(text).expect("UTF-8")
+    }
+
+    /// The hosts whose announcements of an address it has.
+    fn announcers(&self, mac: [u8; 6]) -> Vec<String> {
+        let said = self.answer("show bgp l2vpn evpn route type macip json");
+        let routes: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+        let is_its = |route: &String| route.contains(&format!("[{}]", text(mac)));
+        let has_it = |routes: &Value| routes.as_object().is_some_and(|routes| routes.keys().any(is_its));
+        let by_distinguisher = routes.as_object().expect("an object").iter();
+        let its = by_distinguisher.filter(|(_, routes)| has_it(routes));
+        // It starts with the host's address.
+        its.filter_map(|(distinguisher, _)| distinguisher.split_once(':'))
+            .map(|(host, _)| host.to_owned())
+            .collect()
     }
 
     /// What both have logged.

@@ -6,10 +6,15 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::wait;
+
+/// Bytes a second that a migration may use at first, so that frames are received while memory is copied.
+const SLOW: usize = 16 << 20;
+const FAST: usize = 1024 << 20;
 
 /// A connection to a QEMU's control socket.
 #[derive(Debug)]
@@ -75,6 +80,29 @@ impl Qmp {
     pub fn human(&mut self, line: &str) -> String {
         let said = self.execute("human-monitor-command", &json!({"command-line": line}));
         said.as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Moves the guest to another QEMU that waits for one, by a socket at that path; what QEMU reports at the end.
+    ///
+    /// # Panics
+    /// If it does not move.
+    pub fn migrate_to(&mut self, destination: &mut Self, socket: &Path) -> Value {
+        let uri = format!("unix:{}", socket.display());
+        destination.execute("migrate-incoming", &json!({"uri": uri}));
+        let speed = |bytes: usize| json!({"max-bandwidth": bytes, "downtime-limit": 300});
+        self.execute("migrate-set-parameters", &speed(SLOW));
+        self.execute("migrate", &json!({"uri": uri}));
+        std::thread::sleep(Duration::from_secs(2));
+        let now = self.execute("query-migrate", &json!({}));
+        assert_ne!(now["status"], "failed", "{now}");
+        self.execute("migrate-set-parameters", &speed(FAST));
+        let end = wait::until_some(3 * wait::SOON, || {
+            let now = self.execute("query-migrate", &json!({}));
+            (now["status"] == "completed" || now["status"] == "failed").then_some(now)
+        });
+        let end = end.expect("the migration ends");
+        assert_eq!(end["status"], "completed", "{end}");
+        end
     }
 
     fn read(&mut self) -> Value {

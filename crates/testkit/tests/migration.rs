@@ -16,21 +16,20 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rstest::rstest;
-use serde_json::{Value, json};
+use serde_json::json;
 use testkit::daemon::{Placement, private_dir};
 use testkit::driver::F_RING_PACKED;
 use testkit::guest::{Backend, Guest};
 use testkit::holdings::xdp_sockets;
 use testkit::process::output_of;
 use testkit::world::{GUEST, HOST, features, received_bytes};
-use testkit::{Daemon, Qmp, Running, Serve, VethPair, require, soak, wait};
+use testkit::{Daemon, Running, Serve, VethPair, require, soak, wait};
 
 const MIB: usize = 1 << 20;
 const MAC: &str = "52:54:00:12:34:56";
@@ -46,9 +45,6 @@ const PAUSE: Duration = Duration::from_millis(20);
 const DOWNLOAD_PAUSE: Duration = Duration::from_millis(60);
 /// A file in the guest: it reads what has come.
 const GO_ON: &str = "/tmp/go-on";
-/// Bytes a second that the migration may use at first, so that frames are received while memory is copied.
-const SLOW: usize = 16 * MIB;
-const FAST: usize = 1024 * MIB;
 
 /// Two ports on a bridge.
 struct Bridged {
@@ -158,26 +154,6 @@ fn hash_in(said: &str) -> String {
     said.split_whitespace().next().unwrap_or_default().to_owned()
 }
 
-/// Moves the guest, and returns what QEMU says of it at the end.
-fn migrate(source: &mut Qmp, destination: &mut Qmp, socket: &Path) -> Value {
-    let uri = format!("unix:{}", socket.display());
-    destination.execute("migrate-incoming", &json!({"uri": uri}));
-    let speed = |bytes: usize| json!({"max-bandwidth": bytes, "downtime-limit": 300});
-    source.execute("migrate-set-parameters", &speed(SLOW));
-    source.execute("migrate", &json!({"uri": uri}));
-    std::thread::sleep(Duration::from_secs(2));
-    let now = source.execute("query-migrate", &json!({}));
-    assert_ne!(now["status"], "failed", "{now}");
-    source.execute("migrate-set-parameters", &speed(FAST));
-    let end = wait::until_some(3 * wait::SOON, || {
-        let now = source.execute("query-migrate", &json!({}));
-        (now["status"] == "completed" || now["status"] == "failed").then_some(now)
-    });
-    let end = end.expect("the migration ends");
-    assert_eq!(end["status"], "completed", "{end}");
-    end
-}
-
 /// Numbers of the pages that are not the same in two guests.
 fn differing_pages(one: &Guest, other: &Guest) -> Vec<usize> {
     const PAGE: usize = 4096;
@@ -269,11 +245,8 @@ fn streams_survive_migration_and_their_bytes_are_intact(
         "a guest's boot opened a queue"
     );
 
-    let end = migrate(
-        &mut source.qmp(),
-        &mut destination.qmp(),
-        &bridged.daemon.path("migration"),
-    );
+    let socket = bridged.daemon.path("migration");
+    let end = source.qmp().migrate_to(&mut destination.qmp(), &socket);
     let arrived = Instant::now();
     assert_eq!(
         differing_pages(&source, &destination),

@@ -2,6 +2,7 @@
 
 mod evpn;
 mod failures;
+mod linux;
 
 use packet::segment::{Plan, Request};
 use packet::{HEADERS_MAX, checksum};

@@ -1,0 +1,141 @@
+//! Linux guests of several hosts, where FRR's EVPN makes the entries.
+//!
+//! A guest has a TCP connection to a Linux stack at a port of the kernel's bridge of host 2. The stack sends back what it
+//! receives: slowly, and no more than a half before the test has done to the guest what it must survive.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::Duration;
+
+use rstest::rstest;
+use serde_json::json;
+use testkit::guest::{Backend, Guest};
+use testkit::lan::mac;
+use testkit::overlay::{Overlay, file};
+use testkit::world::{GUEST, HOST};
+use testkit::{Daemon, NetNs, Serve, require, wait};
+
+const MAC: &str = "02:00:00:00:00:00";
+const PORT: u16 = 7001;
+/// Bytes each way, and how many at a time.
+const BYTES: usize = 16 << 20;
+const CHUNK: usize = 16 << 10;
+/// Between two chunks.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A guest's connection to a stack.
+struct Connection<'a> {
+    guest_sends: String,
+    is_over: Arc<AtomicBool>,
+    stack: JoinHandle<usize>,
+    daemons: &'a [Daemon],
+}
+
+impl<'a> Connection<'a> {
+    /// The guest connects, and sends a file.
+    fn open(guest: &Guest, stack: &NetNs, daemons: &'a [Daemon]) -> Self {
+        let listener = stack.enter(|| TcpListener::bind((HOST, PORT)).expect("a free port"));
+        let is_over = Arc::default();
+        let stack = {
+            let is_over = Arc::clone(&is_over);
+            spawn(move || send_back(listener.accept().expect("the guest connects").0, &is_over))
+        };
+        let size = BYTES >> 20;
+        let make =
+            format!("dd if=/dev/urandom of=/tmp/file bs=1M count={size} 2>/dev/null; sha256sum </tmp/file");
+        let guest_sends = guest.run(&make);
+        guest.start("nc", &format!("nc {HOST} {PORT} </tmp/file | sha256sum"));
+        Self {
+            guest_sends,
+            is_over,
+            stack,
+            daemons,
+        }
+    }
+
+    /// All arrives and comes back.
+    #[track_caller]
+    fn finish(self, guest: &Guest) {
+        let said = || self.daemons.iter().map(Daemon::said).collect::<String>();
+        assert!(!self.stack.is_finished() && !guest.finished("nc"), "{}", said());
+        self.is_over.store(true, Ordering::Relaxed);
+        let guest_received = guest.finish("nc", 4 * wait::SOON);
+        assert_eq!(self.stack.join().expect("the connection survives"), BYTES);
+        assert_eq!(guest_received, self.guest_sends);
+    }
+}
+
+/// See the module's head; how much was received.
+fn send_back(mut stream: TcpStream, is_over: &AtomicBool) -> usize {
+    stream.set_read_timeout(Some(4 * wait::SOON)).expect("not zero");
+    let mut back = stream.try_clone().expect("descriptors are left");
+    // By itself, as the guest may read only what it has sent before.
+    let (sender, chunks) = mpsc::channel::<Vec<u8>>();
+    let writer = spawn(move || {
+        chunks
+            .iter()
+            .try_for_each(|chunk| back.write_all(&chunk))
+            .and_then(|()| back.shutdown(Shutdown::Write))
+    });
+    let (mut chunk, mut received) = (vec![0; CHUNK], 0);
+    loop {
+        while received >= BYTES / 2 && !is_over.load(Ordering::Relaxed) {
+            sleep(PAUSE);
+        }
+        let count = stream.read(&mut chunk).expect("the connection survives");
+        if count == 0 {
+            break;
+        }
+        received += count;
+        sender
+            .send(chunk[..count].to_vec())
+            .expect("the connection survives");
+        if !is_over.load(Ordering::Relaxed) {
+            sleep(PAUSE * u32::try_from(count).expect("small") / CHUNK as u32);
+        }
+    }
+    drop(sender);
+    writer.join().expect("no panic").expect("the connection survives");
+    received
+}
+
+#[rstest]
+#[case(Serve::file().leased())]
+#[case(Serve::file().by_root())]
+fn connection_of_a_guest_survives_migration_to_another_host(#[case] serve: Serve) {
+    require!(Root, Qemu, Frr);
+    let overlay = Overlay::with_frr(3);
+    let stack = overlay.hosts[2].add_stack("stack", &format!("{HOST}/24"));
+    let text = file(&[(0, "ips = [\"10.77.0.2\"]")]);
+    let daemons = [0, 1].map(|host| overlay.hosts[host].start_daemon(&serve, &text));
+    let boot = |host: usize, options: &[&str]| {
+        let options = [&["--mem", "256", "--mac", MAC, "--migratable"], options].concat();
+        Guest::boot(Backend::Daemon(&daemons[host].path("vm0.sock")), GUEST, &options)
+    };
+    let source = boot(0, &[]);
+    let destination = boot(1, &["--incoming"]);
+    let await_at = |host: usize| {
+        overlay.await_announced_only_by(mac(0), host);
+        let others = overlay
+            .hosts
+            .iter()
+            .enumerate()
+            .filter(|&(other, _)| other != host);
+        for (_, other) in others {
+            other.await_remote(mac(0), Some(&overlay.hosts[host]));
+            other.await_neighbour("10.77.0.2", mac(0), true);
+        }
+    };
+    await_at(0);
+    let connection = Connection::open(&source, &stack, &daemons);
+    let socket = daemons[0].path("migration");
+    let _ = source.qmp().migrate_to(&mut destination.qmp(), &socket);
+    destination.qmp().execute("cont", &json!({}));
+    await_at(1);
+    drop(source);
+    connection.finish(&destination);
+    await_at(1);
+}
