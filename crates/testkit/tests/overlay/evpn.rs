@@ -2,9 +2,9 @@
 
 use rstest::rstest;
 use rustix::process::Signal;
-use testkit::lan::mac;
+use testkit::lan::{frame, mac};
 use testkit::overlay::{Host, Overlay, Station, file};
-use testkit::{Driver, DriverConfig, Serve, require, wait};
+use testkit::{Driver, DriverConfig, Layout, Serve, driver, require, wait};
 
 use super::{MOVER, World, connect, pairs};
 
@@ -140,6 +140,42 @@ fn addresses_are_withdrawn_when_the_daemon_is_killed(
             host.neighbours()
         );
         daemon.restart_file(&host.netns, &serve);
+    }
+}
+
+/// VMMs stay, and connect to the next daemon.
+#[rstest]
+fn addresses_are_announced_again_when_the_daemon_is_restarted_under_guests(
+    #[values(Serve::file().leased(), Serve::file().by_root())] serve: Serve,
+    #[values(true, false)] kills: bool,
+) {
+    require!(Root, Frr);
+    let overlay = Overlay::with_frr(2);
+    let [host, observer] = [0, 1].map(|number| &overlay.hosts[number]);
+    let text = file(&[(0, KEYS), (1, "learning = true")]);
+    let mut daemon = host.start_daemon(&serve, &text);
+    let sockets = [0, 1].map(|guest| daemon.path(&format!("vm{guest}.sock")));
+    let config = DriverConfig::default();
+    let mut guests = [0, 1].map(|guest| daemon.connect(guest, &sockets[guest], &config, 64));
+    for restarts in 0..3 {
+        if restarts > 0 {
+            match kills {
+                true => daemon.kill(),
+                false => _ = daemon.terminate(),
+            }
+            await_known(observer, None, &[]);
+            daemon.restart_file(&host.netns, &serve);
+            let mut socket = sockets.iter().map(|path| driver::connect(path));
+            guests = guests.map(|guest| guest.resume(socket.next().expect("two")).expect("accepted again"));
+        }
+        await_known(observer, Some(host), &IPS);
+        observer.await_remote(mac(1), Some(host));
+        // A learned address is known when the guest uses it again.
+        observer.await_remote(mac(FENCE), None);
+        let sent = frame(mac(0), mac(FENCE), 60, 0);
+        guests[1].pairs[0].reap_sent();
+        guests[1].pairs[0].send(&sent, Layout::Whole);
+        observer.await_remote(mac(FENCE), Some(host));
     }
 }
 
