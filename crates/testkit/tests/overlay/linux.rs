@@ -19,6 +19,8 @@ use testkit::world::{GUEST, HOST};
 use testkit::{Daemon, NetNs, Serve, require, wait};
 
 const MAC: &str = "02:00:00:00:00:00";
+/// The address is [`GUEST`].
+const KEYS: &str = "ips = [\"10.77.0.2\"]";
 const PORT: u16 = 7001;
 /// Bytes each way, and how many at a time.
 const BYTES: usize = 16 << 20;
@@ -27,16 +29,15 @@ const CHUNK: usize = 16 << 10;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// A guest's connection to a stack.
-struct Connection<'a> {
+struct Connection {
     guest_sends: String,
     is_over: Arc<AtomicBool>,
     stack: JoinHandle<usize>,
-    daemons: &'a [Daemon],
 }
 
-impl<'a> Connection<'a> {
+impl Connection {
     /// The guest connects, and sends a file.
-    fn open(guest: &Guest, stack: &NetNs, daemons: &'a [Daemon]) -> Self {
+    fn open(guest: &Guest, stack: &NetNs) -> Self {
         let listener = stack.enter(|| TcpListener::bind((HOST, PORT)).expect("a free port"));
         let is_over = Arc::default();
         let stack = {
@@ -52,15 +53,13 @@ impl<'a> Connection<'a> {
             guest_sends,
             is_over,
             stack,
-            daemons,
         }
     }
 
     /// All arrives and comes back.
     #[track_caller]
     fn finish(self, guest: &Guest) {
-        let said = || self.daemons.iter().map(Daemon::said).collect::<String>();
-        assert!(!self.stack.is_finished() && !guest.finished("nc"), "{}", said());
+        assert!(!self.stack.is_finished() && !guest.finished("nc"));
         self.is_over.store(true, Ordering::Relaxed);
         let guest_received = guest.finish("nc", 4 * wait::SOON);
         assert_eq!(self.stack.join().expect("the connection survives"), BYTES);
@@ -102,6 +101,12 @@ fn send_back(mut stream: TcpStream, is_over: &AtomicBool) -> usize {
     received
 }
 
+/// Boots a guest under QEMU, with further options.
+fn boot(daemon: &Daemon, options: &[&str]) -> Guest {
+    let options = [&["--mem", "256", "--mac", MAC], options].concat();
+    Guest::boot(Backend::Daemon(&daemon.path("vm0.sock")), GUEST, &options)
+}
+
 #[rstest]
 #[case(Serve::file().leased())]
 #[case(Serve::file().by_root())]
@@ -109,14 +114,9 @@ fn connection_of_a_guest_survives_migration_to_another_host(#[case] serve: Serve
     require!(Root, Qemu, Frr);
     let overlay = Overlay::with_frr(3);
     let stack = overlay.hosts[2].add_stack("stack", &format!("{HOST}/24"));
-    let text = file(&[(0, "ips = [\"10.77.0.2\"]")]);
-    let daemons = [0, 1].map(|host| overlay.hosts[host].start_daemon(&serve, &text));
-    let boot = |host: usize, options: &[&str]| {
-        let options = [&["--mem", "256", "--mac", MAC, "--migratable"], options].concat();
-        Guest::boot(Backend::Daemon(&daemons[host].path("vm0.sock")), GUEST, &options)
-    };
-    let source = boot(0, &[]);
-    let destination = boot(1, &["--incoming"]);
+    let daemons = [0, 1].map(|host| overlay.hosts[host].start_daemon(&serve, &file(&[(0, KEYS)])));
+    let source = boot(&daemons[0], &["--migratable"]);
+    let destination = boot(&daemons[1], &["--migratable", "--incoming"]);
     let await_at = |host: usize| {
         overlay.await_announced_only_by(mac(0), host);
         let others = overlay
@@ -130,7 +130,7 @@ fn connection_of_a_guest_survives_migration_to_another_host(#[case] serve: Serve
         }
     };
     await_at(0);
-    let connection = Connection::open(&source, &stack, &daemons);
+    let connection = Connection::open(&source, &stack);
     let socket = daemons[0].path("migration");
     let _ = source.qmp().migrate_to(&mut destination.qmp(), &socket);
     destination.qmp().execute("cont", &json!({}));
@@ -138,4 +138,28 @@ fn connection_of_a_guest_survives_migration_to_another_host(#[case] serve: Serve
     drop(source);
     connection.finish(&destination);
     await_at(1);
+}
+
+#[rstest]
+#[case(Serve::file().leased())]
+#[case(Serve::file().by_root())]
+fn connection_of_a_guest_survives_restarts_of_the_daemon(#[case] serve: Serve) {
+    require!(Root, Qemu, Frr);
+    let overlay = Overlay::with_frr(2);
+    let [host, observer] = [0, 1].map(|number| &overlay.hosts[number]);
+    let stack = observer.add_stack("stack", &format!("{HOST}/24"));
+    let mut daemon = host.start_daemon(&serve, &file(&[(0, KEYS)]));
+    let guest = boot(&daemon, &["--reconnect", "20"]);
+    let connection = Connection::open(&guest, &stack);
+    for kills in [true, false] {
+        match kills {
+            true => daemon.kill(),
+            false => _ = daemon.terminate(),
+        }
+        observer.await_remote(mac(0), None);
+        daemon.restart_file(&host.netns, &serve);
+        observer.await_remote(mac(0), Some(host));
+        observer.await_neighbour("10.77.0.2", mac(0), true);
+    }
+    connection.finish(&guest);
 }
