@@ -282,6 +282,19 @@ impl Guest {
         }
     }
 
+    /// Has it ask for an address, and take what it gets.
+    ///
+    /// # Panics
+    /// If it gets none.
+    #[track_caller]
+    pub fn ask_for_address(&self) {
+        let _ = self.run(
+            "printf '#!/bin/sh\n[ \"$1\" = bound ] && ip addr add $ip/24 dev eth0; true\n' >/tmp/take && chmod +x /tmp/take",
+        );
+        let asked = self.run_until_success(10 * wait::SOON, "udhcpc -i eth0 -n -q -t 10 -s /tmp/take");
+        asked.unwrap_or_else(|said| panic!("no address: {said}"));
+    }
+
     /// Whether its shell answers, within some seconds.
     ///
     /// # Panics

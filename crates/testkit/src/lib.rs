@@ -28,6 +28,7 @@ mod cgroup;
 pub mod control_queue;
 pub mod daemon;
 pub mod directory;
+pub mod dnsmasq;
 pub mod driver;
 pub mod filter_rules;
 pub mod fixed_ring;

@@ -3,7 +3,7 @@
 
 use crate::daemon::{Mode, Placement};
 use crate::guest::{Backend, Guest};
-use crate::{Daemon, Running, Serve, VethPair};
+use crate::{Daemon, NetNs, Running, Serve, VethPair};
 
 /// The guest's address, with its prefix length.
 pub const GUEST: &str = "10.77.0.2/24";
@@ -113,7 +113,7 @@ impl World {
     /// An iperf3 that listens on the far end.
     #[must_use]
     pub fn iperf_server(&self) -> Running {
-        iperf_server(&self.veth)
+        iperf_server(&self.veth.far)
     }
 }
 
@@ -134,10 +134,10 @@ pub fn await_placement(daemon: &Daemon) {
     });
 }
 
-/// An iperf3 that listens on the far end.
+/// An iperf3 that listens in a namespace.
 #[must_use]
-pub fn iperf_server(veth: &VethPair) -> Running {
-    let mut command = veth.far.command("iperf3");
+pub fn iperf_server(netns: &NetNs) -> Running {
+    let mut command = netns.command("iperf3");
     command.args(["-s", "-p", "5201", "--forceflush"]);
     let mut server = Running::start(command);
     server.await_text("listening");

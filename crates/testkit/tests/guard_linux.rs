@@ -9,7 +9,9 @@ use testkit::gso_packet::fold;
 use testkit::guest::Guest;
 use testkit::lan::{file, mac};
 use testkit::world::{HOST, give_address};
-use testkit::{Daemon, Driver, DriverConfig, Layout, NetNs, Running, Serve, VethPair, require, wait};
+use testkit::{
+    Daemon, Driver, DriverConfig, Layout, NetNs, Running, Serve, VethPair, dnsmasq, require, wait,
+};
 use virtqueue::GuestAddr;
 
 const HOST_6: &str = "2001:db8:77::1";
@@ -23,7 +25,7 @@ fn mac_text(guest: usize) -> String {
 
 /// One that gives those of these guests their addresses, and advertises itself as a router of a network
 /// (2001:db8:NET::/64), at an interface that has addresses of both.
-fn dnsmasq(netns: &NetNs, interface: &str, serves: &[usize], network: u16) -> Running {
+fn start_dnsmasq(netns: &NetNs, interface: &str, serves: &[usize], network: u16) -> Running {
     let host = |guest: usize| {
         let what = if serves.contains(&guest) {
             GIVEN[guest]
@@ -32,25 +34,8 @@ fn dnsmasq(netns: &NetNs, interface: &str, serves: &[usize], network: u16) -> Ru
         };
         format!("--dhcp-host={},{what}", mac_text(guest))
     };
-    let mut command = netns.command("dnsmasq");
-    command.args([
-        "--keep-in-foreground",
-        "--conf-file=/dev/null",
-        "--user=root",
-        "--port=0",
-        "--log-facility=-",
-    ]);
-    command.args(["--pid-file", "--leasefile-ro", "--enable-ra", "--bind-interfaces"]);
-    command.args([
-        "--interface",
-        interface,
-        "--dhcp-range=10.77.0.50,10.77.0.99,255.255.255.0,10m",
-    ]);
-    command.arg(format!("--dhcp-range=2001:db8:{network}::,ra-only,64,10m"));
-    command.args([host(0), host(1)]);
-    let mut server = Running::start(command);
-    server.await_text("started");
-    server
+    let network = format!("--dhcp-range=2001:db8:{network}::,ra-only,64,10m");
+    dnsmasq::start(netns, interface, &["--enable-ra", &network, &host(0), &host(1)])
 }
 
 /// Gives an interface an address of IPv6, at once.
@@ -64,15 +49,6 @@ fn give_address_6(netns: &NetNs, interface: &str, address: &str) {
 fn boot(daemon: &Daemon, guest: usize) -> Guest {
     let socket = daemon.path(&format!("vm{guest}.sock"));
     Guest::boot_uml(&socket, "")
-}
-
-/// Has a guest ask for an address, and take what it gets.
-fn ask(guest: &Guest) {
-    let _ = guest.run(
-        "printf '#!/bin/sh\n[ \"$1\" = bound ] && ip addr add $ip/24 dev eth0; true\n' >/tmp/take && chmod +x /tmp/take",
-    );
-    let asked = guest.run_until_success(10 * wait::SOON, "udhcpc -i eth0 -n -q -t 10 -s /tmp/take");
-    asked.unwrap_or_else(|said| panic!("no address: {said}"));
 }
 
 /// A guest has made itself an address of an advertised network.
@@ -156,16 +132,16 @@ fn linux_guests_get_addresses_of_the_lan_and_the_host_and_not_of_each_other() {
     };
     let daemon = Daemon::start_file(near, &Serve::file(), &[VethPair::NIC], &keys("", ""));
     let servers = [
-        dnsmasq(&veth.far, VethPair::WIRE, &[0], 77),
-        dnsmasq(near, VethPair::NIC, &[1], 78),
+        start_dnsmasq(&veth.far, VethPair::WIRE, &[0], 77),
+        start_dnsmasq(near, VethPair::NIC, &[1], 78),
     ];
     let guests = [boot(&daemon, 0), boot(&daemon, 1)];
     // The others are no machines: one that lies, and those who hear what they are not meant to hear.
     let mut others: Vec<_> = (2..PORTS).map(|port| played(&daemon, port)).collect();
     let mut liar = others.remove(0);
-    ask(&guests[1]);
+    guests[1].ask_for_address();
     serve_dhcp(&guests[1]);
-    ask(&guests[0]);
+    guests[0].ask_for_address();
     for (guest, given) in guests.iter().zip(GIVEN) {
         let has = guest.run("ip addr show dev eth0");
         assert!(has.contains(given) && !has.contains("10.66."), "{has}");

@@ -93,7 +93,7 @@ fn linux_guests_and_the_lan_reach_each_other_by_tcp(
     };
     let guests = [first, Guest::boot_uml(&socket(1), &address(1))];
     guests[1].serve_iperf("");
-    let _lan = iperf_server(&veth);
+    let _lan = iperf_server(&veth.far);
     for to in [LINUX[1], HOST] {
         let pinged = guests[0].run_until_success(10 * wait::SOON, &format!("ping -c 3 -W 20 {to}"));
         pinged.unwrap_or_else(|said| panic!("no ping of {to}: {said}\n{:#}", daemon.status()));

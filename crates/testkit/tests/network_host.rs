@@ -310,7 +310,7 @@ fn linux_guest_reaches_the_host_and_the_lan_by_tcp(#[values(1, 2)] workers: usiz
     let daemon = Daemon::start_file(&veth.near, &Serve::file(), &[VethPair::NIC], &text);
     let socket = daemon.path("vm0.sock");
     let guest = Guest::boot_uml(&socket, "10.77.0.2/24");
-    let _lan = iperf_server(&veth);
+    let _lan = iperf_server(&veth.far);
     let mut server = veth.near.command("iperf3");
     server.args(["-s", "--forceflush"]);
     let mut server = Running::start(server);

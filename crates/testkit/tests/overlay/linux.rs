@@ -15,8 +15,8 @@ use serde_json::json;
 use testkit::guest::{Backend, Guest};
 use testkit::lan::mac;
 use testkit::overlay::{Overlay, file};
-use testkit::world::{GUEST, HOST};
-use testkit::{Daemon, NetNs, Serve, require, wait};
+use testkit::world::{GUEST, HOST, assert_stream, iperf_server};
+use testkit::{Daemon, NetNs, Serve, dnsmasq, require, wait};
 
 const MAC: &str = "02:00:00:00:00:00";
 /// The address is [`GUEST`].
@@ -162,4 +162,32 @@ fn connection_of_a_guest_survives_restarts_of_the_daemon(#[case] serve: Serve) {
         observer.await_neighbour("10.77.0.2", mac(0), true);
     }
     connection.finish(&guest);
+}
+
+/// User-mode Linux on hosts 0 and 1.
+#[rstest]
+fn guests_get_addresses_from_a_server_on_another_host_and_reach_each_other() {
+    require!(Root, Uml, Frr, Dnsmasq);
+    const GIVEN: [&str; 2] = ["10.77.0.50", "10.77.0.51"];
+    let overlay = Overlay::with_frr(3);
+    let stack = overlay.hosts[2].add_stack("stack", &format!("{HOST}/24"));
+    let hosts = [0, 1].map(|guest| format!("--dhcp-host=02:00:00:00:00:0{guest},{}", GIVEN[guest]));
+    let server = dnsmasq::start(&stack, "eth0", &[&hosts[0], &hosts[1]]);
+    let daemons = [0, 1].map(|host| {
+        let keys = format!("ips = [\"{}\"]", GIVEN[host]);
+        overlay.hosts[host].start_daemon(&Serve::file(), &file(&[(host, &keys)]))
+    });
+    let boot = |host: usize| Guest::boot_uml(&daemons[host].path(&format!("vm{host}.sock")), "");
+    let guests = [boot(0), boot(1)];
+    for (guest, given) in guests.iter().zip(GIVEN) {
+        guest.ask_for_address();
+        let has = guest.run("ip addr show dev eth0");
+        assert!(has.contains(given), "{has}\n{}", server.said());
+    }
+    guests[1].serve_iperf("");
+    let _server = iperf_server(&stack);
+    for direction in ["", "-R"] {
+        assert_stream(&guests[0], GIVEN[1], direction);
+        assert_stream(&guests[0], HOST, direction);
+    }
 }
