@@ -268,6 +268,59 @@ impl Overlay {
         overlay
     }
 
+    /// The same, where each has a second link to the others by a second switch (`br1`), and its address by both, with
+    /// equal routes.
+    #[must_use]
+    pub fn with_two_links(hosts: usize) -> Self {
+        let overlay = Self::new(Underlay::PLAIN, hosts);
+        let fabric = &overlay.fabric;
+        fabric.ip(&["link add br1 type bridge mcast_snooping 0 forward_delay 0"]);
+        fabric.ip(&["link set br1 up"]);
+        for host in &overlay.hosts {
+            let (netns, number) = (&host.netns, host.number);
+            let far = format!("g{number}");
+            netns.ip(&["link add u1 type veth peer name", &far, "netns", fabric.name()]);
+            fabric.ip(&["link set", &far, "master br1 up"]);
+            netns.ip(&["link set u1 up"]);
+            fabric.await_sender(&far);
+            netns.ip(&["address flush dev u0"]);
+            netns.ip(&["address add", &format!("{}/32", host.address()), "dev lo"]);
+            for link in 0..2 {
+                let address = format!("10.8.{link}.{}/24", number + 1);
+                netns.ip(&["address add", &address, "dev", &format!("u{link}")]);
+            }
+            netns.run(
+                "sysctl",
+                &["-qw", "net.ipv4.conf.all.ignore_routes_with_linkdown=1"],
+            );
+        }
+        for (host, other) in overlay.pairs() {
+            let hop = |link: usize| format!("nexthop via 10.8.{link}.{} dev u{link}", other.number + 1);
+            let hops = [hop(0), hop(1)];
+            host.netns
+                .ip(&["route add", &other.address(), &hops[0], &hops[1]]);
+        }
+        overlay
+    }
+
+    /// Whether one of the two switches has power. Returns when all hosts know.
+    ///
+    /// # Panics
+    /// If one does not come to know.
+    #[track_caller]
+    pub fn set_switch(&self, link: usize, is_up: bool) {
+        let (state, name) = (if is_up { "up" } else { "down" }, ["f", "g"][link]);
+        for host in &self.hosts {
+            let far = format!("{name}{}", host.number);
+            self.fabric.ip(&["link set", &far, state]);
+        }
+        for host in &self.hosts {
+            let routes = || host.netns.output_of("ip", &["route"]);
+            let knows = wait::until(wait::SOON, || routes().contains("linkdown") != is_up);
+            assert!(knows, "{}", routes());
+        }
+    }
+
     /// The same, where FRR makes all entries. FRR 8 has no EVPN over IPv6.
     ///
     /// # Panics

@@ -27,9 +27,12 @@ struct World {
 }
 
 impl World {
-    /// With entries for the addresses of all.
     fn new(underlay: Underlay, serve: &Serve, config: &DriverConfig) -> Self {
-        let overlay = Overlay::new(underlay, 3);
+        Self::with_entries(Overlay::new(underlay, 3), serve, config)
+    }
+
+    /// With entries for the addresses of all.
+    fn with_entries(overlay: Overlay, serve: &Serve, config: &DriverConfig) -> Self {
         for (guest, &host) in HOSTS.iter().enumerate() {
             overlay.add_entries(mac(guest), host);
         }

@@ -5,7 +5,7 @@ use testkit::lan::mac;
 use testkit::overlay::Overlay;
 use testkit::{DriverConfig, Serve, require};
 
-use super::{HOSTS, World};
+use super::{HOSTS, World, pairs};
 
 /// The others forget the guests of a host that is cut off, and those of its own reach each other.
 #[rstest]
@@ -28,5 +28,23 @@ fn guests_of_a_host_are_forgotten_while_it_is_cut_off(#[case] set: fn(&Overlay, 
         }
         set(&world.overlay, 0, true);
         world.await_all();
+    }
+}
+
+#[rstest]
+fn guests_reach_each_other_by_either_of_two_links() {
+    require!(Root);
+    let overlay = Overlay::with_two_links(3);
+    let mut world = World::with_entries(overlay, &Serve::file(), &DriverConfig::default());
+    let assert_all_pass = |world: &mut World| {
+        for (from, to) in pairs() {
+            world.assert_delivers(from, to, 100);
+        }
+    };
+    for switch in [0, 1, 0] {
+        assert_all_pass(&mut world);
+        world.overlay.set_switch(switch, false);
+        assert_all_pass(&mut world);
+        world.overlay.set_switch(switch, true);
     }
 }
