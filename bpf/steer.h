@@ -217,7 +217,9 @@ _Static_assert(sizeof(struct steer_virtio_header_hash) == STEER_HEADER_HASH_LEN,
  * it (tap.bpf.c). No mark of the other kind has this value.
  */
 #define SENT_TO_HOST(network) (0x4000 | ((network) & 0x3fff))
-/* Mark in skb->tc_index of a copy of a frame to a group, from the uplink to a tap (tap.bpf.c). */
+/* Mark in skb->tc_index of a copy of a frame to a group: set by to_tap, checked by to_host_device (tap.bpf.c). It is none of
+ * those above, which have bit 15 or 14.
+ */
 #define COPY_FOR_TAP 0x2000
 
 #endif

@@ -10,8 +10,9 @@
  *
  *   to_network    at egress of the uplink: redirects what the host sends to a station of the network to the tap, instead
  *                 of out of the NIC. Of frames to groups the tap gets a copy. All other frames leave as before.
- *   to_host_device  at egress of the tap: see to_device. The device's own address tells what did not pass the uplink, or
- *                 for frames to groups, which a bridge with the tap as a port sends, too, that they lack a mark.
+ *   to_host_device  at egress of the tap: drops what did not come from to_network. Frames to groups must have the mark
+ *                 COPY_FOR_TAP: a bridge that the tap is a port of sends such frames, too. Other frames must not have the
+ *                 tap's own address as source.
  *   to_host       at ingress of the tap: the uplink receives what the network sends to the host, as if it came from
  *                 outside. So the host has one interface, one address, one neighbour table.
  *

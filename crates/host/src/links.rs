@@ -10,7 +10,8 @@ pub mod bridge;
 mod device;
 pub mod filters;
 pub mod neighbours;
-pub mod tunnel;
+pub mod place;
+mod tunnel;
 
 use std::ffi::{CStr, CString};
 use std::fs;

@@ -247,7 +247,7 @@ pub struct AfXdpRule {
     pub host: Option<bool>,
     /// Allow these networks to advertise MAC addresses of their guests to other hosts. Needs `network`, and the host
     pub advertise: bool,
-    /// With `advertise`: allow these IP addresses, too, and those in these networks [default: none]
+    /// With `advertise`: IP addresses and networks that may be advertised, too [default: none]
     pub ips: Option<Prefixes>,
     /// Allow queues to be leased to netkit devices [default: false]
     pub netkit: Option<bool>,

@@ -208,21 +208,17 @@ impl Policy {
     /// Checks whether a network under a rule may advertise an IP address, or MAC addresses.
     /// Errors: the remedy.
     pub(crate) fn check_advertised(&self, rule: usize, ip: Option<IpAddr>) -> Result<(), Refusal> {
-        let number = rule.saturating_add(1);
-        let rule = self.rule(rule);
-        match (ip, &rule.ips) {
-            _ if !rule.advertise => Reason::NotAllowed.refuse(format!(
-                "the policy does not let networks advertise addresses to other hosts: add `advertise = true` to rule \
-                 {number}"
-            )),
-            (Some(ip), ips) if !ips.0.iter().any(|prefix| prefix.contains(ip)) => {
-                Reason::NotAllowed.refuse(format!(
-                    "the policy does not let networks advertise IP address {ip}: add it to `ips` of rule {number}, or a \
-                     network with it"
-                ))
+        let (number, rule) = (rule.saturating_add(1), self.rule(rule));
+        let (what, key) = match ip {
+            _ if !rule.advertise => ("addresses".to_owned(), "`advertise = true` to the keys"),
+            Some(ip) if !rule.ips.0.iter().any(|prefix| prefix.contains(ip)) => {
+                (format!("IP address {ip}"), "it, or a network with it, to `ips`")
             }
-            _ => Ok(()),
-        }
+            _ => return Ok(()),
+        };
+        Reason::NotAllowed.refuse(format!(
+            "the policy does not let networks advertise {what} to other hosts: add {key} of rule {number}"
+        ))
     }
 
     /// Checks whether the queue of a lease under a rule may be leased to a netkit.

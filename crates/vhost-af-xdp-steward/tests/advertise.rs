@@ -152,7 +152,7 @@ fn lessee_advertises_its_own_addresses_as_the_policy_allows() {
     for ip in ["198.51.100.1", "2001:db8::1"] {
         let refused = refusal(lease.advertise(&[change(Some(ip), true)]));
         assert_eq!(refused.reason, Reason::NotAllowed);
-        let text = format!("{ip}: add it to `ips` of rule 1");
+        let text = format!("{ip} to other hosts: add it, or a network with it, to `ips` of rule 1");
         assert!(refused.text.contains(&text), "{refused}");
     }
     overlay.await_tables(&[], &[]);
@@ -185,7 +185,12 @@ fn lessee_advertises_its_own_addresses_as_the_policy_allows() {
     let (end, tap) = overlay.lease.host(0).expect("allowed");
     overlay.tap = (end.interface, tap);
     let refused = refusal(overlay.lease.advertise(&[change(None, true)]));
-    assert!(refused.text.contains("`advertise = true` to rule 1"), "{refused}");
+    assert!(
+        refused
+            .text
+            .contains("add `advertise = true` to the keys of rule 1"),
+        "{refused}"
+    );
 }
 
 #[test]

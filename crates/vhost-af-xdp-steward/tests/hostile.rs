@@ -494,7 +494,7 @@ fn any_message() -> impl Strategy<Value = (Vec<u8>, bool)> {
     let known = (known, 1u32..4).prop_map(|(request, serial)| (request.encode(serial), false));
     let registered =
         (0u32..2, any::<bool>()).prop_map(|(queue, has_file)| (registration(queue, 1).encode(1), has_file));
-    let kind = prop_oneof![8 => 1u16..=23, 1 => any::<u16>()];
+    let kind = prop_oneof![8 => 1u16..=24, 1 => any::<u16>()];
     let body = prop::collection::vec(any::<u8>(), 0..64);
     let strange = (kind, 0u32..4, body).prop_map(|(kind, serial, body)| {
         let head = [VERSION.to_ne_bytes(), kind.to_ne_bytes()].concat();

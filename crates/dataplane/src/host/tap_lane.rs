@@ -138,7 +138,7 @@ impl TapLane {
             }
             self.take(bytes, offered);
             let buffers = self.frame.len();
-            self.expected = buffers.max(self.expected - self.expected / 4);
+            self.expected = buffers.max(self.expected - self.expected.div_ceil(4));
             any = true;
         }
         if any {

@@ -32,7 +32,7 @@ use rustix::net::{RecvFlags, bind, recv};
 use steer::Station;
 
 use super::all::{Links, Seen, read_links};
-use super::neighbours::fdb_entry;
+use super::neighbours::{CONFIGURED, Entry, fdb_entry};
 use super::{Link, netlink_socket};
 use program::log_limit::LogLimit;
 
@@ -47,18 +47,15 @@ const DUMP: u16 = 0x300;
 const RTM_GETNEIGH: u16 = 30;
 /// `IFLA_MASTER` (include/uapi/linux/if_link.h).
 const IFLA_MASTER: u16 = 10;
-/// `NUD_PERMANENT` (include/uapi/linux/neighbour.h).
-pub(super) const NUD_PERMANENT: u16 = 0x80;
-/// With `NUD_NOARP`: a configured entry, not a learned one.
-pub(super) const CONFIGURED: u16 = 0x40 | NUD_PERMANENT;
 /// `RTEXT_FILTER_BRVLAN` (include/uapi/linux/rtnetlink.h): VLANs of bridge ports are shown.
 const WITH_VLANS: u32 = 1 << 1;
 /// `IFLA_BRIDGE_VLAN_INFO`: a `struct bridge_vlan_info` of flags and VLAN (include/uapi/linux/if_bridge.h).
 const VLAN_INFO: u16 = 2;
 /// `BRIDGE_VLAN_INFO_PVID`.
 const IS_PVID: u16 = 1 << 1;
-/// Bytes of a netlink message before the family of its body, and before its type.
+/// Bytes of a netlink message before the family and the index in its body, and before its type.
 const FAMILY_AT: usize = 16;
+const INDEX_AT: usize = 20;
 const TYPE_AT: usize = 4;
 /// `RTM_DELNEIGH` (include/uapi/linux/rtnetlink.h).
 const RTM_DELNEIGH: u16 = 29;
@@ -94,21 +91,6 @@ impl Membership {
             (Some(_), None) => vec![vlan],
         }
     }
-}
-
-/// An entry of a bridge's forwarding database.
-#[derive(Debug, Clone, Copy)]
-pub struct Entry {
-    /// Index of the bridge.
-    pub bridge: u32,
-    /// Index of the port.
-    pub port: u32,
-    /// 0: none.
-    pub vlan: u16,
-    /// The address.
-    pub mac: [u8; 6],
-    /// It was not learned.
-    pub is_configured: bool,
 }
 
 /// Entries of forwarding databases.
@@ -152,11 +134,6 @@ impl BridgeFdb {
         self.memberships.first().map_or("", |first| &first.bridge_name)
     }
 
-    /// Its index.
-    pub fn index(&self) -> Option<u32> {
-        self.memberships.first().map(|first| first.bridge)
-    }
-
     /// Index of the bridge by which a network with this uplink can advertise addresses.
     ///
     /// # Errors
@@ -172,8 +149,8 @@ impl BridgeFdb {
                 "{name} is no port of a bridge: `ip link set {name} master BRIDGE`"
             )),
             Some(Membership { pvid: Some(_), .. }) => Err(format!(
-                "bridge {bridge} filters VLANs: use a bridge for each tunnel (`ip link set {bridge} type bridge \
-                 vlan_filtering 0`)"
+                "bridge {bridge} filters VLANs: use one bridge for each VNI, without VLAN filtering (`ip link set {bridge} \
+                 type bridge vlan_filtering 0`)"
             )),
             Some(Membership { has_stp: true, .. }) => Err(format!(
                 "bridge {bridge} takes part in the spanning tree protocol, which would block the network's tap for 30 s: \
@@ -257,12 +234,12 @@ impl BridgeFdb {
         let own = bridges.iter().map(|&bridge| (bridge, bridge));
         let ports = self.ports.iter().map(|(&port, &bridge)| (port, bridge));
         let mut read = Read::default();
-        // A tunnel where nothing is learned may have many entries, of which few are of interest.
-        let is_tunnel = |port| self.memberships.iter().any(|of| of.port == port && !of.learns);
-        for (port, bridge) in ports.chain(own).filter(|&(port, _)| !is_tunnel(port)) {
+        // An uplink port without learning may have 100,000 entries, set by a routing daemon.
+        let is_unread = |port| self.memberships.iter().any(|of| of.port == port && !of.learns);
+        for (port, bridge) in ports.chain(own).filter(|&(port, _)| !is_unread(port)) {
             read_port(port, bridge, &mut read)?;
         }
-        self.read_tunnels(&mut read)?;
+        self.read_unread_ports(&mut read)?;
         let is_cut = !read.cut.is_empty();
         if is_cut
             && !self.is_cut
@@ -280,8 +257,8 @@ impl BridgeFdb {
         Ok(self.take(&read))
     }
 
-    /// Reads which of the stations that no other port has any more are at a port that was not read.
-    fn read_tunnels(&self, read: &mut Read) -> io::Result<()> {
+    /// Looks stations that vanished from other ports up at the ports that were not read.
+    fn read_unread_ports(&self, read: &mut Read) -> io::Result<()> {
         let there: BTreeSet<_> = read.entries.iter().map(|entry| entry.mac).collect();
         let missing = self
             .stations
@@ -539,8 +516,9 @@ impl FdbChanges {
         Ok(Self(socket))
     }
 
-    /// Reads and discards pending messages, without waiting; whether one of them matters. Lost messages (ENOBUFS) do.
-    pub fn drain(&self) -> bool {
+    /// Reads and discards pending messages, without waiting; whether a database changed, or a neighbour was removed at
+    /// an interface of interest, by its index. Lost messages (ENOBUFS) count.
+    pub fn drain(&self, is_of_interest: impl Fn(u32) -> bool) -> bool {
         let (mut message, mut changed) = ([0u8; 4096], false);
         loop {
             match recv(&self.0, &mut message[..], RecvFlags::empty()) {
@@ -550,7 +528,11 @@ impl FdbChanges {
                         .get(TYPE_AT..)
                         .and_then(|kind| kind.first_chunk());
                     changed |= family == Some(libc::AF_BRIDGE as u8);
-                    changed |= kind.is_some_and(|kind| u16::from_ne_bytes(*kind) == RTM_DELNEIGH);
+                    let index = message[..bytes]
+                        .get(INDEX_AT..)
+                        .and_then(|index| index.first_chunk());
+                    changed |= kind.is_some_and(|kind| u16::from_ne_bytes(*kind) == RTM_DELNEIGH)
+                        && index.is_some_and(|index| is_of_interest(u32::from_ne_bytes(*index)));
                 }
                 Err(Errno::NOBUFS) => changed = true,
                 Err(_) => return changed,

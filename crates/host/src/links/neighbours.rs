@@ -7,10 +7,27 @@ use std::net::IpAddr;
 use netlink_bindings::rt_neigh::{self, IterableNeighbourAttrs, Ndmsg};
 use netlink_socket2::NetlinkSocket;
 
-use super::bridge::{CONFIGURED, Entry, NUD_PERMANENT};
-
+/// `NUD_PERMANENT` (include/uapi/linux/neighbour.h).
+const NUD_PERMANENT: u16 = 0x80;
+/// With `NUD_NOARP`: a configured entry, not a learned one.
+pub(super) const CONFIGURED: u16 = 0x40 | NUD_PERMANENT;
 /// `NTF_MASTER` (include/uapi/linux/neighbour.h): entries of the bridge, not those of the device itself.
 const NTF_MASTER: u8 = 0x04;
+
+/// An entry of a bridge's forwarding database.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// Index of the bridge.
+    pub bridge: u32,
+    /// Index of the port.
+    pub port: u32,
+    /// 0: none.
+    pub vlan: u16,
+    /// The address.
+    pub mac: [u8; 6],
+    /// It was not learned.
+    pub is_configured: bool,
+}
 
 /// A neighbour of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +75,7 @@ pub fn fdb_entry(bridge: u32, mac: [u8; 6]) -> io::Result<Option<Entry>> {
         mac,
         is_configured: header.ndm_state & CONFIGURED != 0,
     };
-    one(request, entry)
+    one(&request, entry)
 }
 
 /// The neighbour of an interface with an IP address.
@@ -78,16 +95,16 @@ pub fn neighbour(index: u32, ip: IpAddr) -> io::Result<Option<Neighbour>> {
     };
     let mut request = rt_neigh::Request::new().op_getneigh_do(&header);
     request.encode().push_dst(ip);
-    one(request, Neighbour::of).map(Option::flatten)
+    one(&request, Neighbour::of).map(Option::flatten)
 }
 
 /// The answer to a request for one entry; none, if there is none.
 fn one<T>(
-    request: rt_neigh::OpGetneighDo<'_>,
+    request: &rt_neigh::OpGetneighDo<'_>,
     read: impl FnOnce(&Ndmsg, &IterableNeighbourAttrs<'_>) -> T,
 ) -> io::Result<Option<T>> {
     let mut socket = NetlinkSocket::new();
-    match socket.request(&request)?.recv_one().map_err(io::Error::from) {
+    match socket.request(request)?.recv_one().map_err(io::Error::from) {
         Ok((header, attributes)) => Ok(Some(read(&header, &attributes))),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
         Err(error) => Err(error),

@@ -63,7 +63,7 @@ fn local_address(attributes: &IterableLinkAttrs<'_>) -> Option<IpAddr> {
 ///
 /// # Errors
 /// The kernel's.
-pub fn is_own_or_broadcast(index: u32, address: IpAddr) -> io::Result<bool> {
+pub(super) fn is_own_or_broadcast(index: u32, address: IpAddr) -> io::Result<bool> {
     let mut is_either = false;
     addresses(|header, its, broadcast| {
         is_either |= header.ifa_index == index && (its == address || broadcast == Some(address));

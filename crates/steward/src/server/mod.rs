@@ -231,7 +231,10 @@ impl Server {
                 look_at = None;
                 self.look();
             }
-            if ready.fdb && self.fdb_changes.drain() {
+            let taps = &self.network_taps;
+            let at = |tap: &NetworkTap| tap.advertised.at.map(|at| at.bridge);
+            let advertises_by = |bridge| taps.values().any(|tap| at(tap) == Some(bridge));
+            if ready.fdb && self.fdb_changes.drain(advertises_by) {
                 self.look_behind_bridges();
             }
             self.look_at_stale_bridges(now);

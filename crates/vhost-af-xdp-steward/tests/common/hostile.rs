@@ -10,8 +10,8 @@ use std::time::Duration;
 use steer::{HintSet, QueueConf, Station};
 use steward_client::LeaseError;
 use steward_protocol::{
-    Answer, HintRequest, NetkitWanted, Part, Reason, Request, Rings, StationChange, Step, UmemLayout, Wanted,
-    ZcrxRings, ZcrxWanted,
+    AddressChange, Answer, HintRequest, NetkitWanted, Part, Reason, Request, Rings, StationChange, Step,
+    UmemLayout, Wanted, ZcrxRings, ZcrxWanted,
 };
 use testkit::wait;
 
@@ -164,6 +164,13 @@ pub(crate) fn requests() -> Vec<Request> {
         Request::SendTap {
             queue,
             only_with_tso: false,
+        },
+        Request::Advertise {
+            changes: vec![AddressChange {
+                station: Station { vlan: 0, mac: [2; 6] },
+                ip: None,
+                is_added: true,
+            }],
         },
         Request::Behind {
             after: Station { vlan: 0, mac: [0; 6] },

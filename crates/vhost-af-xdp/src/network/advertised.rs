@@ -28,6 +28,9 @@ type Address = (Mac, Option<IpAddr>);
 /// Pauses between attempts to advertise rejected addresses.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
+/// Once so many changes were rejected, others are not tried.
+const REFUSALS_MAX: usize = 32;
+
 /// See the module's head.
 pub(super) struct Advertised {
     /// The steward has these.
@@ -87,9 +90,13 @@ impl Network {
         if !uplink.link.is_tunnel() || uplink.steering.is_away() {
             return;
         }
-        if !state.host.is_port_of_bridge() {
+        if state.host.bridge().is_none() {
             let has_host = state.uplink.as_ref().is_some_and(|uplink| uplink.host);
             let name = uplink.name();
+            if has_host && !state.host.is_reached() {
+                // The reason is that of the host.
+                return;
+            }
             self.note_advertised(
                 state,
                 match has_host {
@@ -114,9 +121,8 @@ impl Network {
         let is_missing = |address: &&Address| lease != its.lease || !its.sent.contains(*address);
         let added = wanted.iter().filter(is_missing).map(|&address| (address, true));
         let changes: Vec<_> = removed.chain(added).collect();
-        // Sent or not: if the answer is lost, the steward may have them.
+        // If an answer is lost, the steward may have the new ones.
         its.sent.extend(&wanted);
-        its.sent.retain(|address| wanted.contains(address));
         (its.wanted, its.lease) = (wanted, lease);
         let send = |changes: &[(Address, bool)]| {
             let change = |&((mac, ip), is_added): &(Address, bool)| {
@@ -131,13 +137,23 @@ impl Network {
             let changes: Vec<_> = changes.iter().map(change).collect();
             uplink.steering.advertise(&changes)
         };
-        let mut why = None;
-        let refused = send_each(&changes, &send, &mut why);
+        let mut refusals = Refusals::default();
+        send_each(&changes, &send, &mut refusals);
         if uplink.steering.is_away() {
             // All are sent when it is back.
             return;
         }
-        refused.iter().for_each(|address| _ = its.sent.remove(address));
+        let Refusals { refused, why } = refusals;
+        let removed = |(address, is_added): &(Address, bool)| (!is_added).then_some(*address);
+        for address in changes.iter().filter_map(removed) {
+            its.sent.remove(&address);
+        }
+        for (address, is_added) in &refused {
+            match is_added {
+                true => its.sent.remove(address),
+                false => its.sent.insert(*address),
+            };
+        }
         match refused.is_empty() {
             true => its.retry.succeeded(now),
             false => drop(its.retry.failed(now)),
@@ -164,30 +180,32 @@ impl Network {
     }
 }
 
-/// Sends changes; if the steward rejects one, it sends all others. Returns rejected addresses. `why`: the reason of the
-/// last rejection.
+/// Changes that failed, and why the last one did.
+#[derive(Default)]
+struct Refusals {
+    refused: Vec<(Address, bool)>,
+    why: Option<String>,
+}
+
+/// Sends changes; if the steward rejects one, it sends all others, unless [`REFUSALS_MAX`] were rejected.
 fn send_each(
     changes: &[(Address, bool)],
     send: &impl Fn(&[(Address, bool)]) -> Result<(), InterfaceError>,
-    why: &mut Option<String>,
-) -> Vec<Address> {
-    let Err(error) = send(changes) else {
-        return Vec::new();
-    };
-    match changes {
-        _ if error.is_away() => Vec::new(),
-        [] => Vec::new(),
-        [(address, is_added)] => {
-            *why = Some(with_sources(&error));
-            is_added.then_some(*address).into_iter().collect()
-        }
-        _ => {
-            let (first, second) = changes.split_at(changes.len() / 2);
-            let mut refused = send_each(first, send, why);
-            refused.extend(send_each(second, send, why));
-            refused
-        }
+    refusals: &mut Refusals,
+) {
+    if changes.is_empty() || refusals.refused.len() >= REFUSALS_MAX {
+        refusals.refused.extend(changes);
+        return;
     }
+    let Err(error) = send(changes) else { return };
+    if changes.len() == 1 || error.is_away() {
+        refusals.why = Some(with_sources(&error));
+        refusals.refused.extend(changes);
+        return;
+    }
+    let (first, second) = changes.split_at(changes.len() / 2);
+    send_each(first, send, refusals);
+    send_each(second, send, refusals);
 }
 
 /// The addresses of guests that are connected, each with the VLAN of a station that has it: the bridge has one entry for

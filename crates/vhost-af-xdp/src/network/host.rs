@@ -57,9 +57,14 @@ pub(crate) struct ShownHost {
 }
 
 impl Host {
-    /// Whether the host is reached, and the uplink is a port of a bridge.
-    pub(super) fn is_port_of_bridge(&self) -> bool {
-        self.end.is_some() && self.bridge.is_some()
+    /// Whether the host is reached.
+    pub(super) fn is_reached(&self) -> bool {
+        self.end.is_some() && self.impaired.is_none()
+    }
+
+    /// The bridge that the uplink is a port of, if the host is reached.
+    pub(super) fn bridge(&self) -> Option<&BridgeStatus> {
+        self.bridge.as_ref().filter(|_| self.end.is_some())
     }
 
     pub(super) fn shown(&self) -> ShownHost {
@@ -82,7 +87,7 @@ impl Network {
         if !is_wanted || uplink.steering.is_away() {
             return;
         }
-        let is_reached = state.host.end.is_some() && state.host.impaired.is_none();
+        let is_reached = state.host.is_reached();
         let changes = uplink.steering.changes_of_host();
         if !state.host.retry.is_due(changes, is_reached, Instant::now()) {
             return;

@@ -70,6 +70,8 @@ impl Network {
         if state.learning.look(&state.ports, &fdb, Instant::now(), tell) {
             state.advertised.forget_unlearned(&state.learning, &state.ports);
             self.set_fdb(state);
+            // Its thread advertises learned addresses.
+            self.look_again();
         }
         Some(if state.learning.waits { AGAIN } else { SELDOM })
     }

@@ -217,6 +217,7 @@ impl State {
         let queues = uplink.as_ref().map_or(0, |uplink| uplink.queues);
         self.counters = (0..queues).map(|_| Arc::default()).collect();
         self.tap_counters.clear();
+        self.advertised.forget();
         self.running = (0..queues).map(|_| None).collect();
         self.uplink = uplink;
     }

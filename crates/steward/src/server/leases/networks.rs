@@ -1,6 +1,5 @@
 //! Requests of lessees of networks, and checks of addresses for these and for guests in tap mode.
 
-use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 
 use steer::{Filter, Station, TapTo, mac_text};
@@ -23,9 +22,9 @@ impl Server {
                 .check_station(change.station, &interface.of_host)
                 .map_err(|why| Reason::NotAllowed.because(format!("{}: {why}", interface.link.name)))?;
         }
-        interface.change_stations(held.wanted.start_queue, changes)?;
+        let changed = interface.change_stations(held.wanted.start_queue, changes);
         self.withdraw_addresses(&held);
-        Ok(Answer::Done.into())
+        changed.map(|()| Answer::Done.into())
     }
 
     /// Hands the ring of a network to its lessee.
@@ -122,12 +121,9 @@ impl Server {
         }
         let at = (network_at(held), TapTo::Host);
         let policy = &self.policy;
-        let tap = self.network_taps.get(&at);
-        let may_advertise = tap.is_none_or(|tap| {
-            tap.advertised
-                .ips()
-                .all(|ip| policy.check_advertised(held.rule, ip).is_ok())
-        });
+        let mut allows = |ip| policy.check_advertised(held.rule, ip).is_ok();
+        let ips = self.network_taps.get(&at).map(|tap| tap.advertised.ips());
+        let may_advertise = ips.is_none_or(|mut ips| ips.all(&mut allows));
         if policy.check_host(held.rule).is_err() || !may_advertise {
             self.end_network_tap(at);
         }
@@ -209,9 +205,8 @@ impl Server {
     fn withdraw_addresses(&mut self, held: &Held) {
         let tap = self.network_taps.get_mut(&(network_at(held), TapTo::Host));
         if let Some((tap, interface)) = tap.zip(self.interfaces.get(&held.interface)) {
-            let stations = interface.stations(held.wanted.start_queue);
-            let macs: BTreeSet<_> = stations.map(|station| station.mac).collect();
-            tap.advertised.keep_only(&macs);
+            tap.advertised
+                .keep_only(interface.stations(held.wanted.start_queue));
         }
     }
 

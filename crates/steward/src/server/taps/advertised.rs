@@ -23,22 +23,20 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use netlink_bindings::rt_neigh::{self, Ndmsg};
-use steer::mac_text;
+use steer::{Station, mac_text};
 
 use crate::netlink::acknowledged;
 use crate::server::taps::tap::{Tap, all_taps};
-use host::links::Link;
-use host::links::bridge::macs_at;
-use host::links::neighbours::{fdb_entry, neighbour, neighbours_by};
-use host::links::tunnel::is_own_or_broadcast;
+use host::links::neighbours::{Neighbour, fdb_entry, neighbour};
+use host::links::place::{Missing, Place, left_neighbours};
 use program::log_limit::LogLimit;
 
-/// How often an address that another host takes is set again.
+/// How often in a row an address is taken back that the bridge has moved to another port.
 const CLAIMS: u32 = 3;
-/// An address that has stayed for this long is set again as often as a new one.
+/// After this long at the tap, the count of [`CLAIMS`] starts again.
 const SETTLED: Duration = Duration::from_secs(60);
-/// Most addresses of a network.
-const MOST: usize = 4096;
+/// Most MAC and IP addresses, together, that a network advertises.
+const ADDRESSES_MAX: usize = 4096;
 /// `NDA_PROTOCOL` of our neighbours: a number that rtnetlink.h and FRR do not use.
 const PROTOCOL: u8 = 118;
 /// `NUD_NOARP` and `NUD_PERMANENT` (include/uapi/linux/neighbour.h).
@@ -55,18 +53,10 @@ pub(in crate::server) struct Advertised {
     /// MAC addresses, and the IP addresses of each.
     addresses: BTreeMap<Mac, BTreeSet<IpAddr>>,
     /// Where; `None`: nothing was advertised yet.
-    pub(super) at: Option<Place>,
+    pub(in crate::server) at: Option<Place>,
     /// How often each address was set again although another port has it, and when last.
     claims: BTreeMap<Mac, (u32, Instant)>,
     lines: LogLimit,
-}
-
-/// Indexes of a bridge and of two of its ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) bridge: u32,
-    pub(super) tunnel: u32,
-    pub(super) tap: u32,
 }
 
 impl Advertised {
@@ -89,12 +79,7 @@ impl Advertised {
         macs: impl Iterator<Item = Mac>,
     ) -> io::Result<()> {
         tap.set_port_flags()?;
-        let there = macs_at(at.tap, at.bridge)?;
-        let neighbours = neighbours_by(PROTOCOL, at.bridge)?;
-        for mac in macs.filter(|mac| there.contains(mac)) {
-            let its = neighbours.iter().filter(|&(_, of)| *of == mac);
-            self.addresses.insert(mac, its.map(|(&(_, ip), _)| ip).collect());
-        }
+        self.addresses = at.present(macs, PROTOCOL)?;
         self.at = Some(at);
         Ok(())
     }
@@ -109,50 +94,27 @@ impl Advertised {
     /// Errors: in words, with the remedy.
     pub(super) fn add(&mut self, mac: Mac, ip: Option<IpAddr>) -> Result<(), String> {
         let Some(at) = self.at else { return Ok(()) };
-        let has_mac = self.addresses.contains_key(&mac);
-        if self
-            .addresses
-            .get(&mac)
-            .is_some_and(|ips| ip.is_none_or(|ip| ips.contains(&ip)))
-        {
+        let known = self.addresses.get(&mac);
+        if known.is_some_and(|ips| ip.is_none_or(|ip| ips.contains(&ip))) {
             return Ok(());
         }
-        if self.ips().count() >= MOST {
-            return Err(format!(
-                "{MOST} addresses are advertised, the most for a network: use several"
-            ));
+        if self.ips().count() >= ADDRESSES_MAX {
+            return Err(format!("a network advertises at most {ADDRESSES_MAX} addresses"));
         }
-        let failed = |error: io::Error| {
+        let failed = |why: String| {
             let text = ip.map_or_else(|| mac_text(mac), |ip| ip.to_string());
-            format!("cannot advertise {text}: {error}")
+            format!("cannot advertise {text}: {why}")
         };
-        if !has_mac {
-            let entry = fdb_entry(at.bridge, mac).map_err(failed)?;
-            let other = entry.filter(|its| its.is_configured && ![at.tap, at.tunnel].contains(&its.port));
-            if let Some(other) = other {
-                let port = Link::by_index(other.port).map_or_else(String::new, |port| port.name);
-                return Err(format!(
-                    "{} is a configured address at port {port} of the bridge: `bridge fdb show dev {port}`",
-                    mac_text(mac)
-                ));
-            }
-            set(at, mac, None).map_err(failed)?;
+        let set = |ip| set(at, mac, ip).map_err(|error| error.to_string());
+        if known.is_none() {
+            at.check_mac(mac).and_then(|()| set(None)).map_err(failed)?;
             self.addresses.insert(mac, BTreeSet::new());
         }
-        let Some(ip) = ip else { return Ok(()) };
-        if is_own_or_broadcast(at.bridge, ip).map_err(failed)? {
-            return Err(format!(
-                "{ip} is the bridge's own address, or a broadcast address: give the guest another"
-            ));
+        if let Some(ip) = ip {
+            let is_free = at.check_ip(ip, PROTOCOL);
+            is_free.and_then(|()| set(Some(ip))).map_err(failed)?;
+            self.addresses.entry(mac).or_default().insert(ip);
         }
-        let there = neighbour(at.bridge, ip).map_err(failed)?;
-        if there.is_some_and(|there| there.is_permanent && there.protocol != PROTOCOL) {
-            return Err(format!(
-                "{ip} is a permanent neighbour that another program has set: `ip neighbour show {ip}`"
-            ));
-        }
-        set(at, mac, Some(ip)).map_err(failed)?;
-        self.addresses.entry(mac).or_default().insert(ip);
         Ok(())
     }
 
@@ -165,7 +127,7 @@ impl Advertised {
             }
         } else if let Some(ips) = self.addresses.remove(&mac) {
             self.claims.remove(&mac);
-            let mut request = rt_neigh::Request::new().op_delneigh_do(&entry(None, at));
+            let mut request = rt_neigh::Request::new().op_delneigh_do(&entry(None, at.tap));
             request.encode().push_lladdr(&mac);
             // It is not there if another host has the address now.
             let _ = acknowledged(&request);
@@ -173,14 +135,19 @@ impl Advertised {
         }
     }
 
-    /// Withdraws all MAC addresses but these.
-    pub(in crate::server) fn keep_only(&mut self, macs: &BTreeSet<Mac>) {
-        let others = self.addresses.keys().filter(|mac| !macs.contains(*mac));
+    /// Withdraws all MAC addresses but those of these stations.
+    pub(in crate::server) fn keep_only(&mut self, stations: impl Iterator<Item = Station>) {
+        if self.addresses.is_empty() {
+            return;
+        }
+        let kept: BTreeSet<_> = stations.map(|station| station.mac).collect();
+        let others = self.addresses.keys().filter(|mac| !kept.contains(*mac));
         let others: Vec<_> = others.copied().collect();
         others.into_iter().for_each(|mac| self.withdraw(mac, None));
     }
 
-    /// Removes a neighbour, or gives it to another guest with the IP address.
+    /// Removes the neighbour of an IP address. If another advertised guest has the same IP address, the neighbour gets
+    /// that guest's MAC address.
     fn release(&self, at: Place, mac: Mac, ip: IpAddr) {
         let mut others = self.addresses.iter().filter(|(_, ips)| ips.contains(&ip));
         match others.next() {
@@ -202,45 +169,28 @@ impl Advertised {
         let Some(at) = self.at.filter(|_| !self.addresses.is_empty()) else {
             return Ok(());
         };
-        let there = macs_at(at.tap, at.bridge)?;
-        let neighbours = neighbours_by(PROTOCOL, at.bridge)?;
-        let addresses = std::mem::take(&mut self.addresses);
-        for (&mac, ips) in &addresses {
-            let is_lost = !there.contains(&mac);
-            if is_lost && !self.may_claim(at, mac, now)? {
+        let missing = at.missing(&self.addresses, PROTOCOL)?;
+        let is_lost = |mac| missing.iter().any(|its| its.is_lost && its.mac == mac);
+        self.claims
+            .retain(|&mac, (_, last)| is_lost(mac) || now.duration_since(*last) < SETTLED);
+        for Missing { mac, is_lost, ips } in missing {
+            if is_lost && !self.may_set_again(at, mac, now)? {
                 continue;
             }
-            if !is_lost
-                && self
-                    .claims
-                    .get(&mac)
-                    .is_some_and(|(_, last)| now - *last > SETTLED)
-            {
-                self.claims.remove(&mac);
-            }
-            let mut missing: Vec<_> = is_lost.then_some(None).into_iter().collect();
-            for &ip in ips
-                .iter()
-                .filter(|&&ip| !neighbours.contains_key(&(at.bridge, ip)))
-            {
-                // Another host may have it now.
-                if is_lost || neighbour(at.bridge, ip)?.is_none() {
-                    missing.push(Some(ip));
-                }
-            }
-            for ip in missing {
-                if let Err(error) = set(at, mac, ip) {
-                    tracing::debug!("cannot advertise {} {ip:?} again: {error}", mac_text(mac));
+            let mac_too = is_lost.then_some(None).into_iter();
+            for ip in mac_too.chain(ips.into_iter().map(Some)) {
+                // One that fails is tried again at the next change.
+                if ip.is_none_or(|ip| at.check_ip(ip, PROTOCOL).is_ok()) {
+                    let _ = set(at, mac, ip);
                 }
             }
         }
-        self.addresses = addresses;
         Ok(())
     }
 
     /// Whether an address that is not at the tap is set again; counts that if the bridge has it at another port.
-    fn may_claim(&mut self, at: Place, mac: Mac, now: Instant) -> io::Result<bool> {
-        let is_elsewhere = fdb_entry(at.bridge, mac)?.is_some();
+    fn may_set_again(&mut self, at: Place, mac: Mac, now: Instant) -> io::Result<bool> {
+        let is_elsewhere = fdb_entry(at.bridge, mac)?.is_some_and(|entry| entry.port != at.tap);
         let (count, last) = self.claims.entry(mac).or_insert((0, now));
         match is_elsewhere {
             true => *count = count.saturating_add(1),
@@ -264,25 +214,18 @@ impl Advertised {
 }
 
 /// Removes neighbours of stewards whose MAC address is at no tap of theirs any more.
-pub(super) fn remove_left_neighbours() -> io::Result<()> {
-    let all = neighbours_by(PROTOCOL, 0)?;
-    let mut kept = BTreeSet::new();
-    for tap in all_taps().iter().filter(|_| !all.is_empty()) {
-        if let Ok(link) = Link::by_name(&tap.name)
-            && let Some(bridge) = link.master
-        {
-            kept.extend(macs_at(link.index, bridge)?);
-        }
+pub(super) fn remove_left_neighbours() {
+    let taps = all_taps().into_iter().map(|tap| tap.name);
+    for Neighbour { index, mac, ip, .. } in left_neighbours(PROTOCOL, taps) {
+        remove_neighbour(index, mac, ip);
     }
-    let left = all.into_iter().filter(|(_, mac)| !kept.contains(mac));
-    left.for_each(|((bridge, ip), mac)| remove_neighbour(bridge, mac, ip));
-    Ok(())
 }
 
 /// Adds an entry of the forwarding database, or a neighbour.
 fn set(at: Place, mac: Mac, ip: Option<IpAddr>) -> io::Result<()> {
     let request = rt_neigh::Request::new().set_change();
-    let mut request = request.op_newneigh_do(&entry(ip, at));
+    let index = if ip.is_some() { at.bridge } else { at.tap };
+    let mut request = request.op_newneigh_do(&entry(ip, index));
     let attributes = request.encode().push_lladdr(&mac);
     match ip {
         Some(ip) => drop(attributes.push_dst(ip).push_protocol(PROTOCOL)),
@@ -293,29 +236,20 @@ fn set(at: Place, mac: Mac, ip: Option<IpAddr>) -> io::Result<()> {
 
 /// Removes a neighbour, unless another program or guest has it now.
 fn remove_neighbour(bridge: u32, mac: Mac, ip: IpAddr) {
-    let is_ours = |its: Option<_>| {
-        its.is_some_and(|its: host::links::neighbours::Neighbour| {
-            its.is_permanent && its.protocol == PROTOCOL && its.mac == mac
-        })
-    };
-    if neighbour(bridge, ip).is_ok_and(is_ours) {
-        let at = Place {
-            bridge,
-            tunnel: 0,
-            tap: 0,
-        };
-        let mut request = rt_neigh::Request::new().op_delneigh_do(&entry(Some(ip), at));
+    let is_ours = |its: Neighbour| its.is_permanent && its.protocol == PROTOCOL && its.mac == mac;
+    if neighbour(bridge, ip).is_ok_and(|its| its.is_some_and(is_ours)) {
+        let mut request = rt_neigh::Request::new().op_delneigh_do(&entry(Some(ip), bridge));
         request.encode().push_dst(ip);
         let _ = acknowledged(&request);
     }
 }
 
-/// The header of a neighbour, or of an entry of the forwarding database.
-fn entry(ip: Option<IpAddr>, at: Place) -> Ndmsg {
-    let (family, index, state, flags) = match ip {
-        None => (libc::AF_BRIDGE, at.tap, STATIC, OF_BRIDGE),
-        Some(IpAddr::V4(_)) => (libc::AF_INET, at.bridge, PERMANENT, 0),
-        Some(IpAddr::V6(_)) => (libc::AF_INET6, at.bridge, PERMANENT, 0),
+/// The header of a neighbour of an interface, or of an entry of the forwarding database at a port, by its index.
+fn entry(ip: Option<IpAddr>, index: u32) -> Ndmsg {
+    let (family, state, flags) = match ip {
+        None => (libc::AF_BRIDGE, STATIC, OF_BRIDGE),
+        Some(IpAddr::V4(_)) => (libc::AF_INET, PERMANENT, 0),
+        Some(IpAddr::V6(_)) => (libc::AF_INET6, PERMANENT, 0),
     };
     Ndmsg {
         ndm_family: family as u8,

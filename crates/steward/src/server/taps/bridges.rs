@@ -6,8 +6,9 @@ use steer::{Station, TapTo};
 
 use crate::server::connections::connection::lessees;
 use crate::server::taps::network_tap::network_at;
+use crate::server::taps::network_taps::no_host;
 use crate::server::{Answered, Server};
-use steward_protocol::{Answer, CHANGES_MAX, Reason};
+use steward_protocol::{Answer, CHANGES_MAX};
 
 /// Pause between two reads of bridges' forwarding databases, which others can change as often as they like.
 const FDB_PAUSE: Duration = Duration::from_millis(100);
@@ -18,9 +19,7 @@ impl Server {
     /// Answers a lessee of a network with the stations behind the bridge that its interface is part of.
     pub(crate) fn behind(&self, number: u64, after: Station) -> Answered {
         let at = network_at(&self.held_network(number)?);
-        let host = self.network_taps.get(&(at, TapTo::Host)).ok_or_else(|| {
-            Reason::Lease.because("this network does not reach the host: ask for that first")
-        })?;
+        let host = self.network_taps.get(&(at, TapTo::Host)).ok_or_else(no_host)?;
         let stations = host.behind.after(after).take(CHANGES_MAX);
         Ok(Answer::Behind(stations.collect()).into())
     }

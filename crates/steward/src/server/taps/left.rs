@@ -44,9 +44,7 @@ impl Server {
                 tap.take_over_advertised(interface);
             }
         }
-        if let Err(error) = remove_left_neighbours() {
-            tracing::warn!("cannot look for neighbours that another steward left: {error}");
-        }
+        remove_left_neighbours();
         self.look_at_network_taps();
         for (&at, interface) in &self.interfaces {
             let Some(pins) = interface.pins() else { continue };

@@ -10,11 +10,12 @@ use steer::{Hook, ModeRequest, TapAccess, TapDevice, TapTo, TapUser, detach_tap,
 use crate::server::connections::connection::Held;
 use crate::server::interface::Interface;
 use crate::server::journal::file::may_crash;
-use crate::server::taps::advertised::{Advertised, Place};
+use crate::server::taps::advertised::Advertised;
 use crate::server::taps::removals::Removals;
 use crate::server::taps::tap::{NewTap, Tap};
 use host::links::Link;
 use host::links::bridge::BridgeFdb;
+use host::links::place::Place;
 use program::backoff::Retry;
 use steward_protocol::{AddressChange, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
 
@@ -331,46 +332,30 @@ impl NetworkTap {
         if added.peek().is_none() {
             return Ok(());
         }
-        let (_, at) = self.place(interface)?;
+        let (_, at) = Place::of(&self.behind, &interface.link, &self.tap.name)?;
         let begun = self.advertised.begin(&self.tap, at);
         begun.map_err(|error| format!("{} cannot be made a port of the bridge: {error}", self.tap.name))?;
         added.try_for_each(|change| self.advertised.add(change.station.mac, change.ip))
     }
 
-    /// The bridge of the tap, and where the network can advertise addresses.
-    /// Errors: in words, with the remedy.
-    fn place(&self, interface: &Interface) -> Result<(Option<u32>, Place), String> {
-        let bridge = self.behind.advertising_bridge(&interface.link)?;
-        let device = self.device()?;
-        let device = device.ok_or_else(|| format!("{} is gone", self.tap.name))?;
-        let at = Place {
-            bridge,
-            tunnel: interface.link.index,
-            tap: device.index,
-        };
-        Ok((device.master, at))
-    }
-
     /// Whether addresses are advertised at a place where that is not possible any more.
     pub(super) fn advertises_elsewhere(&self, interface: &Interface) -> bool {
-        let is_there = |at: Place| self.place(interface) == Ok((Some(at.bridge), at));
-        self.advertised.at.is_some_and(|at| !is_there(at))
+        match self.advertised.at {
+            Some(at) => Place::of(&self.behind, &interface.link, &self.tap.name) != Ok((true, at)),
+            // An earlier steward has advertised addresses where that is not possible now.
+            None => {
+                self.to == TapTo::Host && matches!(self.device(), Ok(Some(device)) if device.master.is_some())
+            }
+        }
     }
 
     /// Continues to advertise what an earlier steward has advertised.
     pub(super) fn take_over_advertised(&mut self, interface: &Interface) {
         self.look_at_links(interface);
-        let Ok((Some(bridge), at)) = self.place(interface) else {
-            return;
-        };
         let macs = interface.stations(self.tap.first).map(|station| station.mac);
-        if bridge == at.bridge
-            && let Err(error) = self.advertised.take_over(&self.tap, at, macs)
-        {
-            tracing::warn!(
-                tap = self.tap.name,
-                "cannot read which addresses are advertised: {error}"
-            );
+        if let Ok((true, at)) = Place::of(&self.behind, &interface.link, &self.tap.name) {
+            // If this fails, the tap ends, and its lessee asks for another one.
+            let _ = self.advertised.take_over(&self.tap, at, macs);
         }
     }
 

@@ -11,7 +11,6 @@
 //! next to those of the interface's program. It keeps devices and programs of leases that are still held, and removes
 //! all others.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use steer::{Mode, TapTo, mac_text};
@@ -23,6 +22,11 @@ use crate::server::taps::network_tap::{NetworkTap, TapAt, may_have_taps, network
 use crate::server::taps::tap::{Purpose, Tap};
 use crate::server::{Answered, Server, no_lease};
 use steward_protocol::{AddressChange, Answer, Reason, Refusal};
+
+/// The network has no tap to the host.
+pub(super) fn no_host() -> Refusal {
+    Reason::Lease.because("this network does not reach the host: ask for that first")
+}
 
 /// Pause between two checks whether programs are attached: three short system calls for each tap.
 const PROGRAMS_PAUSE: Duration = Duration::from_secs(1);
@@ -108,19 +112,18 @@ impl Server {
         }
         let held = self.held_network(number)?;
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
-        let stations: BTreeSet<_> = interface.stations(held.wanted.start_queue).collect();
         for change in changes.iter().filter(|change| change.is_added) {
             self.policy.check_advertised(held.rule, change.ip)?;
-            if !stations.contains(&change.station) {
+            let mut stations = interface.stations(held.wanted.start_queue);
+            if !stations.any(|station| station == change.station) {
                 let mac = mac_text(change.station.mac);
-                return Reason::Lease.refuse(format!("{mac} is no station of this network: add it first"));
+                return Reason::Lease.refuse(format!(
+                    "{mac} is no station of this network: it was rejected, or another lease has it"
+                ));
             }
         }
         let tap = self.network_taps.get_mut(&(network_at(&held), TapTo::Host));
-        let tap = tap.ok_or_else(|| {
-            Reason::Lease.because("this network does not reach the host: ask for that first")
-        })?;
-        let advertised = tap.advertise(interface, changes);
+        let advertised = tap.ok_or_else(no_host)?.advertise(interface, changes);
         advertised.map_err(|why| Reason::Kernel.because(why))?;
         Ok(Answer::Done.into())
     }

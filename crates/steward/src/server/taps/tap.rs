@@ -181,8 +181,13 @@ impl Tap {
         self.change(&Ifinfomsg::default(), |attributes| {
             attributes.push_master(bridge);
         })?;
-        self.set_port_flags()?;
-        self.set_up(true)
+        let set = self.set_port_flags();
+        if set.is_err() {
+            self.change(&Ifinfomsg::default(), |attributes| {
+                attributes.push_master(0);
+            })?;
+        }
+        set.and(self.set_up(true))
     }
 
     /// See [`Self::join_bridge`].
