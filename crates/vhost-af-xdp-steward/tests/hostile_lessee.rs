@@ -94,7 +94,7 @@ fn lease_that_could_not_be_recorded_is_recorded_as_soon_as_that_is_possible() {
     let mut connection = leased(&world);
     limit_descriptors(&world, None);
     assert_eq!(connection.ask(&Request::Keep { token }), Answer::Done);
-    assert!(world.steward.said().contains("may not outlive this process"));
+    world.steward.await_text("may not outlive this process");
     limit_descriptors(&world, Some(1024));
     assert!(matches!(connection.ask(&Request::Facts), Answer::Facts(_)));
     let path = world.dir.path().join("state/state.toml");
