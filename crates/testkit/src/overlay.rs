@@ -578,7 +578,7 @@ impl Station {
         }
     }
 
-    /// The driver of a guest of ours.
+    /// The driver of a guest that the daemon serves.
     ///
     /// # Panics
     /// If it is not our daemon's.

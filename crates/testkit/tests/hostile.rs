@@ -20,7 +20,7 @@ const MIB: u64 = 1 << 20;
 /// The ring features of a split ring: none. For a packed one they are F_RING_PACKED.
 const SPLIT: u64 = 0;
 
-/// Where a lie is told.
+/// The place of an invalid value.
 enum Queue {
     Transmit,
     Receive,

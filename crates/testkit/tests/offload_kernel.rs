@@ -102,7 +102,8 @@ impl Kernel {
     }
 }
 
-fn cut(bytes: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
+/// The segments of a GSO packet.
+pub(crate) fn cut(bytes: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
     let request = Request::from_header(request).expect("a good request");
     let headers = &bytes[..bytes.len().min(HEADERS_MAX)];
     let plan =

@@ -1,11 +1,9 @@
-//! Guests of several hosts on one network over VXLAN: of ours, and of the kernel's bridge.
+//! Guests of several hosts on one network over VXLAN: two hosts run the daemon, one has a bridge only.
 
 mod evpn;
 mod failures;
 mod linux;
 
-use packet::segment::{Plan, Request};
-use packet::{HEADERS_MAX, checksum};
 use rstest::rstest;
 use testkit::driver::{F_HOST_ALL, HEADER};
 use testkit::frame::assert_same;
@@ -13,6 +11,8 @@ use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::lan::{BROADCAST, frame, mac};
 use testkit::overlay::{Overlay, Station, Underlay, file};
 use testkit::{Daemon, DriverConfig, Layout, Serve, require};
+
+use crate::offload_kernel::cut;
 
 /// Guests by number: ours of host 0 and host 1, the kernel's of host 2 and host 0.
 const HOSTS: [usize; 4] = [0, 1, 2, 0];
@@ -173,26 +173,10 @@ fn gso_packets_arrive_as_their_segments(#[values(Underlay::PLAIN, IPV6, JUMBO)] 
                         .send_asking(&[(header, &bytes)], Layout::Pieces(4000));
                 }
             }
-            for segment in segments(&bytes, &request) {
+            for segment in cut(&bytes, &request) {
                 assert_same(&world.stations[to].received(), &segment);
             }
             world.assert_delivers_to_all(from, 60);
         }
     }
-}
-
-fn segments(bytes: &[u8], request: &[u8; 10]) -> Vec<Vec<u8>> {
-    let request = Request::from_header(request).expect("a good request");
-    let headers = &bytes[..bytes.len().min(HEADERS_MAX)];
-    let plan =
-        Plan::new(headers, bytes.len() as u32, request.gso.expect("asked for")).expect("a good GSO packet");
-    let segment = |index| {
-        let payload = plan.payload(index);
-        let mut segment = vec![0; plan.header_len()];
-        plan.write_header(index, &mut segment);
-        segment.extend(&bytes[payload.start as usize..payload.end as usize]);
-        checksum::complete(&mut segment, plan.checksum_at()).expect("in the header");
-        segment
-    };
-    (0..plan.segments()).map(segment).collect()
 }

@@ -80,7 +80,7 @@ impl Overlay {
         (fdb, self.neighbours())
     }
 
-    /// Those with the address of ours.
+    /// Neighbours with the test's MAC address.
     fn neighbours(&self) -> Vec<String> {
         let args = ["neighbour", "show", "dev", "br7", "nud", "all"];
         let text = self.world.veth.near.output_of("ip", &args);

@@ -1,4 +1,5 @@
-//! A tap beside a tunnel at a bridge: what the tables have of addresses that are to be there.
+//! A bridge with two ports, a tap and a tunnel to other hosts: reads which of the tap's addresses its forwarding database
+//! and its neighbour table have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

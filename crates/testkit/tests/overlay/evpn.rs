@@ -1,4 +1,4 @@
-//! Where FRR's EVPN makes the entries: for connected guests of ours it announces what the daemon adds to the bridge.
+//! Networks over VXLAN with FRR's EVPN: it announces the addresses of connected guests, and learns those of other hosts.
 
 use rstest::rstest;
 use rustix::process::Signal;
@@ -8,7 +8,7 @@ use testkit::{Driver, DriverConfig, Layout, Serve, driver, require, wait};
 
 use super::{MOVER, World, connect, pairs};
 
-/// The address of nobody, at a port of host 0; the next one is at host 1.
+/// Number of an address without a guest, at a port of host 0; the next number is at host 1.
 const FENCE: usize = 8;
 
 impl World {
