@@ -123,6 +123,7 @@ fn guest_s_frames_leave_while_queues_of_the_uplink_follow_another_mtu() {
             .is_some_and(|got| got.len() == 3014)
     });
     assert!(leaves, "{:#}", lan.daemon.status());
+    lan.daemon.await_port(0, "the MTU", |port| port["mtu"] == 3000);
     // Those that were on their way when the first one came.
     let last = datagram(STRANGER, mac(0), 0, 3000);
     lan.send(0, &last);

@@ -120,7 +120,7 @@ impl PortState {
     }
 
     /// A snapshot to publish.
-    fn snapshot(&self) -> PortSnapshot {
+    fn snapshot(&self, attached: &AttachedTo) -> PortSnapshot {
         let interface = self.interface.as_ref();
         let down = interface.filter(|_| self.link_down);
         let down = down.map(|interface| Impaired::LinkDown(interface.name()));
@@ -146,7 +146,7 @@ impl PortState {
                 attached: interface.steering.attached(),
                 itself: Arc::downgrade(interface),
             }),
-            mtu: interface.map_or(NULL_MTU, |interface| interface.mtu()),
+            mtu: self.link_config(attached).mtu.unwrap_or(NULL_MTU),
             impaired: self.impaired.clone().or(down).or(declined),
             last_closed: self.last_closed.clone(),
             sessions: self.sessions,
@@ -303,7 +303,7 @@ impl Port {
 
     /// Publishes a snapshot of the state, and records events for its changes.
     fn show(&self, state: &PortState) {
-        let snapshot = state.snapshot();
+        let snapshot = state.snapshot(&self.attached);
         if let AttachedTo::Network(end) = &self.attached {
             let session = state.session.as_ref();
             end.set_connected(session.is_some_and(|session| session.lanes.iter().any(Option::is_some)));
