@@ -114,7 +114,15 @@ fn list_networks(args: &ListArgs) -> anyhow::Result<()> {
         return print_json(&documents::networks(&status));
     }
     let header = [
-        "network", "uplink", "queues", "attached", "link", "ports", "from", "impaired",
+        "network",
+        "uplink",
+        "queues",
+        "attached",
+        "link",
+        "ports",
+        "advertised",
+        "from",
+        "impaired",
     ];
     let mut listed = table(header, |_| false);
     for network in &status.networks {
@@ -244,7 +252,7 @@ fn source_word(source: Option<Source>) -> String {
     }))
 }
 
-fn network_row(network: &NetworkStatus) -> [String; 8] {
+fn network_row(network: &NetworkStatus) -> [String; 9] {
     [
         network.name.clone(),
         or_dash(network.uplink.as_ref()),
@@ -252,6 +260,7 @@ fn network_row(network: &NetworkStatus) -> [String; 8] {
         or_dash(network.attached.as_ref()),
         if network.up { "up" } else { "down" }.to_owned(),
         network.ports.join(" "),
+        or_dash(Some(network.advertised).filter(|&count| count > 0)),
         source_word(network.source),
         or_dash(network.impaired.as_ref()),
     ]
@@ -317,6 +326,20 @@ mod tests {
         );
         assert_eq!(clock(951_782_400_000), "2000-02-29T00:00:00.000Z");
         assert_eq!(clock(0), "1970-01-01T00:00:00.000Z");
+    }
+
+    #[test]
+    fn network_is_a_row() {
+        let mut network = json!({
+            "name": "blue", "uplink": "vx100", "attached": "tap", "driver": null, "up": true, "mtu": 1450,
+            "impaired": null, "ports": ["vm1", "vm2"], "queues": [], "groups": [], "host": null,
+        });
+        for (advertised, cell) in [(0, "-"), (2, "2")] {
+            network["advertised"] = advertised.into();
+            let network = serde_json::from_value(network.clone()).expect("a network");
+            let row = network_row(&network).join("|");
+            assert_eq!(row, format!("blue|vx100|0|tap|up|vm1 vm2|{cell}|-|-"));
+        }
     }
 
     #[test]
