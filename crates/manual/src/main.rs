@@ -37,6 +37,7 @@ fn main() -> anyhow::Result<()> {
         ("vhost-af-xdp", vhost_af_xdp::command_line()),
         ("vhost-af-xdp-bench", bench::command_line()),
         ("vhost-af-xdp-steward", steward::options::Options::command()),
+        ("vhost-af-xdp-top", client::top::Top::command()),
     ] {
         let command = shown(name, &command);
         write_pages(&command, &place(&directory, "man1")?)?;

@@ -104,14 +104,14 @@ fn page_has_options_and_examples_as_they_are() {
 #[test]
 fn completions_are_under_the_names_that_shells_look_for() {
     let directory = made();
-    for program in ["vhost-af-xdp", "vhost-af-xdp-bench", "vhost-af-xdp-steward"] {
+    for program in ["", "-bench", "-steward", "-top"].map(|name| format!("vhost-af-xdp{name}")) {
         for file in [
             format!("bash/{program}"),
             format!("zsh/_{program}"),
             format!("fish/{program}.fish"),
         ] {
             let text = fs::read_to_string(directory.path().join(&file)).expect("made");
-            assert!(text.contains(program), "{file}: {text}");
+            assert!(text.contains(&program), "{file}: {text}");
             assert!(
                 !text.contains("NAME") && !text.contains("FUNCTION"),
                 "{file}: {text}"

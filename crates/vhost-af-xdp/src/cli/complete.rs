@@ -1,4 +1,4 @@
-//! Completes the command lines of the daemon and of the steward: the hidden command `complete`.
+//! Completes the command lines of the programs: the hidden command `complete`.
 
 use clap::{Args as _, Command, CommandFactory as _};
 use common::complete::Names;
@@ -11,9 +11,14 @@ pub(crate) fn complete(words: &[String], names: &dyn Names) -> String {
     let [program, words @ ..] = words else {
         return String::new();
     };
-    let command = match program.ends_with("-steward") {
-        true => steward::options::Options::command(),
-        false => Cli::command(),
+    let all = Cli::command();
+    let command = match program.rsplit('-').next() {
+        Some("steward") => steward::options::Options::command(),
+        // `vhost-af-xdp-top` has the options of the command `top`.
+        name => name
+            .and_then(|name| all.find_subcommand(name))
+            .unwrap_or(&all)
+            .clone(),
     };
     common::complete::complete(command, words, names)
 }
@@ -76,6 +81,8 @@ mod tests {
             ("vhost-af-xdp mark set eth0 7 --prot", &["--protocol"]),
             ("vhost-af-xdp capture -w x --direction to", &["to-guest"]),
             ("vhost-af-xdp-steward --ta", &["--take-back"]),
+            ("/usr/bin/vhost-af-xdp-top --int", &["--interval"]),
+            ("vhost-af-xdp-bench se", &[]),
         ] {
             assert_eq!(offered(line), wanted, "{line}");
         }
