@@ -6,11 +6,11 @@ use crate::common;
 use std::io::Read;
 use std::net::IpAddr;
 
-use common::{World, refusal, take, to, wanted};
+use common::{World, await_facts, refusal, take, to, wanted};
 use rustix::process::Signal;
 use steer::Station;
 use steward_client::Lease;
-use steward_protocol::{AddressChange, Reason, StationChange, Wanted};
+use steward_protocol::{AddressChange, Facts, Reason, StationChange, Wanted};
 use testkit::{PacketPort, VethPair, require, wait};
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0xaa];
@@ -276,10 +276,13 @@ fn address_that_another_host_takes_is_set_again_a_few_times() {
         .world
         .steward
         .await_text("which advertises its address, too");
+    let is_noted = |facts: &Facts| facts.loses && facts.steering.contains(MAC);
+    await_facts(&overlay.lease, "the note", is_noted);
     overlay.await_tables(&[&theirs], &[OUR_NEIGHBOUR]);
     // The other host does not advertise it any more.
     overlay.bridge(&["fdb", "del", MAC, "dev", "vx7", "master"]);
     overlay.await_tables(&[&ours], &[OUR_NEIGHBOUR]);
+    await_facts(&overlay.lease, "no note", |facts| !is_noted(facts));
     // The kernel drops neighbours of a bridge that is down.
     let near = &overlay.world.veth.near;
     near.ip(&["link", "set", "br7", "down"]);

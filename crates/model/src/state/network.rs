@@ -18,7 +18,7 @@ pub struct NetworkStatus {
     /// How the steering program is attached: `native`, `skb`, or `tap` (no program, frames arrive by a tap); none
     /// without an uplink, or a program on it.
     pub attached: Option<String>,
-    /// Why the NIC does not steer frames to its queues more precisely.
+    /// Why guests lose frames, or why the NIC does not steer frames to its queues more precisely.
     #[serde(default)]
     pub steering_note: Option<String>,
     /// What is known of the uplink's driver.

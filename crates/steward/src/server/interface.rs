@@ -67,6 +67,8 @@ pub struct Interface {
     note: String,
     /// A note about frames that are lost because of the interfaces below it; may be empty.
     losses: String,
+    /// Notes on addresses of networks that other hosts have, by the networks' first queues.
+    pub(super) lost_addresses: BTreeMap<u32, String>,
     /// Features of its driver in zero-copy mode.
     pub sends: DriverSends,
     generation: u32,

@@ -246,6 +246,7 @@ impl Server {
             }
             self.forget_idle();
             self.note_hints();
+            self.note_lost_addresses();
             self.record();
             self.notify_lessees();
             self.close_rest();

@@ -30,8 +30,10 @@ impl Interface {
             // The queues of another lease's network also receive frames for the guest.
             None => String::new(),
         };
-        facts.loses = !(beyond.is_empty() && self.losses.is_empty());
-        facts.steering = entries::joined([&self.losses, &beyond, &entries.note()]);
+        let lost_addresses = self.lost_addresses.get(&queues.start).map_or("", String::as_str);
+        let losses = entries::joined([&self.losses, &beyond, lost_addresses]);
+        facts.loses = !losses.is_empty();
+        facts.steering = entries::joined([&losses, &entries.note()]);
         let impaired = self.impairment(queues);
         facts.impaired = impaired.is_some();
         facts.note = entries::joined([impaired.as_deref().unwrap_or(""), &facts.note]);

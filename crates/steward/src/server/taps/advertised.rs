@@ -56,6 +56,8 @@ pub(in crate::server) struct Advertised {
     pub(in crate::server) at: Option<Place>,
     /// How often each address was set again although another port has it, and when last.
     claims: BTreeMap<Mac, (u32, Instant)>,
+    /// Addresses that another host has, and that are not set again.
+    lost: BTreeSet<Mac>,
     lines: LogLimit,
 }
 
@@ -127,6 +129,7 @@ impl Advertised {
             }
         } else if let Some(ips) = self.addresses.remove(&mac) {
             self.claims.remove(&mac);
+            self.lost.remove(&mac);
             let mut request = rt_neigh::Request::new().op_delneigh_do(&entry(None, at.tap));
             request.encode().push_lladdr(&mac);
             // It is not there if another host has the address now.
@@ -144,6 +147,18 @@ impl Advertised {
         let others = self.addresses.keys().filter(|mac| !kept.contains(*mac));
         let others: Vec<_> = others.copied().collect();
         others.into_iter().for_each(|mac| self.withdraw(mac, None));
+    }
+
+    /// Which addresses another host has, for the lessee; empty: none.
+    pub(in crate::server) fn lost_note(&self) -> String {
+        self.lost.first().map_or_else(String::new, |&mac| {
+            format!(
+                "another host has {} advertised address(es) of guests, for instance {}, and gets the frames to them: two \
+                 guests have such an address, or a migration has not ended",
+                self.lost.len(),
+                mac_text(mac)
+            )
+        })
     }
 
     /// Removes the neighbour of an IP address. If another advertised guest has the same IP address, the neighbour gets
@@ -170,11 +185,13 @@ impl Advertised {
             return Ok(());
         };
         let missing = at.missing(&self.addresses, PROTOCOL)?;
+        self.lost.clear();
         let is_lost = |mac| missing.iter().any(|its| its.is_lost && its.mac == mac);
         self.claims
             .retain(|&mac, (_, last)| is_lost(mac) || now.duration_since(*last) < SETTLED);
         for Missing { mac, is_lost, ips } in missing {
             if is_lost && !self.may_set_again(at, mac, now)? {
+                self.lost.insert(mac);
                 continue;
             }
             let mac_too = is_lost.then_some(None).into_iter();

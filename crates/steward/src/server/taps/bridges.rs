@@ -1,5 +1,6 @@
 //! Stations behind the bridge that the interface of a network is part of.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use steer::{Station, TapTo};
@@ -65,6 +66,23 @@ impl Server {
         for tap in self.network_taps.values_mut() {
             if let Err(error) = tap.advertised.renew(now) {
                 tracing::debug!("cannot advertise addresses again: {error}");
+            }
+        }
+    }
+
+    /// Notifies lessees of networks when other hosts have other addresses of their guests than before.
+    pub(crate) fn note_lost_addresses(&mut self) {
+        for (&at, interface) in &mut self.interfaces {
+            let taps = self
+                .network_taps
+                .iter()
+                .filter(|((network, _), _)| network.0 == at);
+            let notes = taps.map(|((network, _), tap)| (network.1, tap.advertised.lost_note()));
+            let notes: BTreeMap<_, _> = notes.filter(|(_, note)| !note.is_empty()).collect();
+            if interface.lost_addresses != notes {
+                interface.lost_addresses = notes;
+                let theirs = lessees(&mut self.connections, |held| held.interface == at);
+                theirs.for_each(|lessee| lessee.dirty = true);
             }
         }
     }
