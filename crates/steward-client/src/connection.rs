@@ -1,6 +1,8 @@
 //! A connection to a steward: requests and their answers, and notifications.
 
+use std::collections::HashMap;
 use std::io::{self, ErrorKind};
+use std::mem::Discriminant;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -34,6 +36,8 @@ pub(crate) struct Connection {
     pub(super) hint_request: Option<HintRequest>,
     /// The steward does not support hints.
     pub(super) is_plain: bool,
+    /// Whether the steward knows these kinds of requests.
+    pub(super) known_requests: HashMap<Discriminant<Request>, bool>,
     /// Facts or hints changed, and the caller has not taken the change yet.
     pub(super) changed: bool,
     /// The lease is over.
@@ -113,6 +117,7 @@ impl Connection {
             serial: 0,
             hint_request: None,
             is_plain: false,
+            known_requests: HashMap::new(),
             changed: false,
             over: false,
         }

@@ -344,18 +344,29 @@ impl Lease {
     }
 
     /// Whether the steward knows a message. An older one closes the connection that sends it, so this uses one
-    /// without a lease.
+    /// without a lease, once for each steward.
     fn knows(&self, request: &Request) -> Result<bool, LeaseError> {
+        let mut state = self.state();
+        // The steward may be another one.
+        let read = self.read_changes(&mut state);
+        self.show(&state);
+        read?;
+        let kind = std::mem::discriminant(request);
+        if let Some(&is_known) = state.known_requests.get(&kind) {
+            return Ok(is_known);
+        }
         let away = || LeaseError::Away {
             path: self.path.clone(),
         };
         let mut asking = Connection::to(&self.path, self.waiting.answer).map_err(|_| away())?;
-        match asking.ask(request, &[], &self.waiting, self.deadline()) {
-            Ok(Some(_)) => Ok(true),
-            Ok(None) => Err(away()),
-            Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Malformed => Ok(false),
-            Err(error) => Err(error),
-        }
+        let is_known = match asking.ask(request, &[], &self.waiting, self.deadline()) {
+            Ok(Some(_)) => true,
+            Ok(None) => return Err(away()),
+            Err(LeaseError::Refused(refusal)) if refusal.reason == Reason::Malformed => false,
+            Err(error) => return Err(error),
+        };
+        state.known_requests.insert(kind, is_known);
+        Ok(is_known)
     }
 
     /// Stations behind the bridge that the interface is part of ([`HostEnd::bridge`]), in order.

@@ -61,6 +61,7 @@ impl Lease {
             }
         };
         state.socket = None;
+        state.known_requests.clear();
         state.phase = Phase::Away { next };
         self.wake_at(next)
     }

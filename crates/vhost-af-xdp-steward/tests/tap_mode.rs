@@ -305,6 +305,8 @@ fn tap_of_a_steward_that_knows_one_queue_has_one() {
     let (end, tap) = lease.uplink(0, 2).expect("as before");
     let mut tap = only(tap);
     assert!(lease.uplink(end.index, 2).expect("the same").1.is_empty());
+    // The lease, and one question.
+    assert_eq!(old.connections.load(Relaxed), 2);
     world.wire.send(&to(OURS, frame::udp(1, 100)));
     let has_come = || tap.read(&mut [0; 256]).is_ok();
     world.await_that(has_come);

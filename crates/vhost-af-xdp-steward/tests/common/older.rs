@@ -4,6 +4,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
@@ -18,6 +20,8 @@ use super::World;
 /// not know ends the connection.
 pub(crate) struct Older {
     pub(crate) path: PathBuf,
+    /// How many it has accepted.
+    pub(crate) connections: Arc<AtomicU32>,
 }
 
 impl Older {
@@ -28,15 +32,18 @@ impl Older {
         bind(&listener, &SocketAddrUnix::new(&path).expect("short")).expect("new");
         listen(&listener, 16).expect("bound");
         let to = world.socket();
+        let connections = Arc::new(AtomicU32::new(0));
+        let accepted = Arc::clone(&connections);
         std::thread::spawn(move || {
             // Not passed on to the stewards that the test starts: the lessee would never see that this one has gone.
             while let Ok(lessee) = accept_with(&listener, SocketFlags::CLOEXEC) {
+                accepted.fetch_add(1, Relaxed);
                 let steward = new_socket(SocketFlags::empty()).expect("a socket");
                 connect(&steward, &SocketAddrUnix::new(&to).expect("short")).expect("it listens");
                 std::thread::spawn(move || pass_on(&lessee, &steward, unknown));
             }
         });
-        Self { path }
+        Self { path, connections }
     }
 }
 
