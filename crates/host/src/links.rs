@@ -7,10 +7,10 @@ pub mod above;
 pub mod all;
 pub mod below;
 pub mod bridge;
+pub mod bridge_ports;
 mod device;
 pub mod filters;
 pub mod neighbours;
-pub mod place;
 mod tunnel;
 
 use std::ffi::{CStr, CString};

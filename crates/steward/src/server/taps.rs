@@ -1,6 +1,6 @@
 //! Tap devices of leases: to the host, to the wire, and for GSO packets.
 
-pub(super) mod advertised;
+pub(super) mod bridge_entries;
 mod bridges;
 mod left;
 pub(super) mod network_tap;

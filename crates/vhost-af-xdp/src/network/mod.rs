@@ -4,7 +4,7 @@
 //! ([`dataplane::fdb`]). Both outlive guests, whose lanes are added and removed. A thread of its own watches the
 //! interface, and informs the ports when its link state or MTU changes.
 
-mod advertised;
+mod advertisement;
 mod hints;
 mod host;
 mod learner;
@@ -31,7 +31,7 @@ use steer::{mac_text, with_sources};
 use steward_protocol::StationChange;
 use xsk::NumaNode;
 
-use self::advertised::Advertised;
+use self::advertisement::Advertisement;
 use self::host::Host;
 pub(crate) use self::host::ShownHost;
 use self::learning::Learning;
@@ -144,7 +144,7 @@ struct State {
     /// By port number: alive while the port's [`NetworkEnd`] or a lane of the port may exist.
     held: Vec<Weak<AtomicBool>>,
     learning: Learning,
-    advertised: Advertised,
+    advertised: Advertisement,
     /// Learned addresses that were evicted.
     evicted: u64,
     eviction_lines: LogLimit,

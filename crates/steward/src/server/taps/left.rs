@@ -8,7 +8,7 @@ use steer::{TapTo, detach_tap, pinned_taps, program_on};
 use crate::server::Server;
 use crate::server::journal::state::Records;
 use crate::server::leases::lease::LeaseRef;
-use crate::server::taps::advertised::remove_left_neighbours;
+use crate::server::taps::bridge_entries::remove_left_neighbours;
 use crate::server::taps::network_tap::{NetworkTap, may_have_taps, network_at, user_of, words};
 use crate::server::taps::tap::{Purpose, Tap, all_taps};
 use host::links::Link;

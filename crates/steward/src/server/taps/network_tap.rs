@@ -10,12 +10,12 @@ use steer::{Hook, ModeRequest, TapAccess, TapDevice, TapTo, TapUser, detach_tap,
 use crate::server::connections::connection::Held;
 use crate::server::interface::Interface;
 use crate::server::journal::file::may_crash;
-use crate::server::taps::advertised::Advertised;
+use crate::server::taps::bridge_entries::BridgeEntries;
 use crate::server::taps::removals::Removals;
 use crate::server::taps::tap::{NewTap, Tap};
 use host::links::Link;
 use host::links::bridge::BridgeFdb;
-use host::links::place::Place;
+use host::links::bridge_ports::BridgePorts;
 use program::backoff::Retry;
 use steward_protocol::{AddressChange, ENTRIES_MAX, HostEnd, Reason, Refusal, Wanted};
 
@@ -38,7 +38,7 @@ pub(crate) struct NetworkTap {
     /// Stations behind the bridge that the interface is part of; none if the tap leads to the wire.
     pub(super) behind: BridgeFdb,
     /// Addresses that the network advertises by that bridge.
-    pub(in crate::server) advertised: Advertised,
+    pub(in crate::server) advertised: BridgeEntries,
     /// Why tap and interface are not joined, as logged; empty: they are joined.
     why: String,
     /// Pauses between attempts to join them; the state is both ends and the MTU.
@@ -101,7 +101,7 @@ impl NetworkTap {
             joined: None,
             macs: Vec::new(),
             behind: BridgeFdb::default(),
-            advertised: Advertised::default(),
+            advertised: BridgeEntries::default(),
             why: String::new(),
             retry: Retry::default(),
         }
@@ -332,7 +332,7 @@ impl NetworkTap {
         if added.peek().is_none() {
             return Ok(());
         }
-        let (_, at) = Place::of(&self.behind, &interface.link, &self.tap.name)?;
+        let (_, at) = BridgePorts::of(&self.behind, &interface.link, &self.tap.name)?;
         let begun = self.advertised.begin(&self.tap, at);
         begun.map_err(|error| format!("{} cannot be made a port of the bridge: {error}", self.tap.name))?;
         added.try_for_each(|change| self.advertised.add(change.station.mac, change.ip))
@@ -341,7 +341,7 @@ impl NetworkTap {
     /// Whether addresses are advertised at a place where that is not possible any more.
     pub(super) fn advertises_elsewhere(&self, interface: &Interface) -> bool {
         match self.advertised.at {
-            Some(at) => Place::of(&self.behind, &interface.link, &self.tap.name) != Ok((true, at)),
+            Some(at) => BridgePorts::of(&self.behind, &interface.link, &self.tap.name) != Ok((true, at)),
             // An earlier steward has advertised addresses where that is not possible now.
             None => {
                 self.to == TapTo::Host && matches!(self.device(), Ok(Some(device)) if device.master.is_some())
@@ -353,7 +353,7 @@ impl NetworkTap {
     pub(super) fn take_over_advertised(&mut self, interface: &Interface) {
         self.look_at_links(interface);
         let macs = interface.stations(self.tap.first).map(|station| station.mac);
-        if let Ok((true, at)) = Place::of(&self.behind, &interface.link, &self.tap.name) {
+        if let Ok((true, at)) = BridgePorts::of(&self.behind, &interface.link, &self.tap.name) {
             // If this fails, the tap ends, and its lessee asks for another one.
             let _ = self.advertised.take_over(&self.tap, at, macs);
         }

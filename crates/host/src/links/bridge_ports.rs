@@ -14,7 +14,7 @@ use super::tunnel::is_own_or_broadcast;
 
 /// Indexes of a bridge and of two of its ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct BridgePorts {
     /// The bridge.
     pub bridge: u32,
     /// The tunnel to other hosts.
@@ -35,7 +35,7 @@ pub struct Missing {
     pub ips: Vec<IpAddr>,
 }
 
-impl Place {
+impl BridgePorts {
     /// Where a network with this uplink can advertise addresses, and whether its tap is a port there.
     ///
     /// # Errors
@@ -44,12 +44,12 @@ impl Place {
         let bridge = bridges.advertising_bridge(uplink)?;
         let device = Link::find_by_name(tap).map_err(|error| with_sources(&error))?;
         let device = device.ok_or_else(|| format!("{tap} is gone"))?;
-        let place = Self {
+        let ports = Self {
             bridge,
             tunnel: uplink.index,
             tap: device.index,
         };
-        Ok((device.master == Some(bridge), place))
+        Ok((device.master == Some(bridge), ports))
     }
 
     /// Checks that the bridge has a MAC address at no other port by configuration.

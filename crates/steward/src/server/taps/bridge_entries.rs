@@ -14,8 +14,8 @@
 //!
 //! Others change these tables, too. The kernel drops neighbours of a bridge that is set down. When two hosts announce an
 //! address at about the same time, zebra may move this host's entry to the tunnel although it was set last (FRR issues
-//! 21472 and 21473). So missing entries are set again ([`Advertised::renew`]): an address that the bridge has at another
-//! port, at most [`CLAIMS`] times in a row.
+//! 21472 and 21473). So missing entries are set again ([`BridgeEntries::renew`]): an address that the bridge has at
+//! another port, at most [`CLAIMS`] times in a row. After that the lessee gets a note ([`BridgeEntries::lost_note`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -27,8 +27,8 @@ use steer::{Station, mac_text};
 
 use crate::netlink::acknowledged;
 use crate::server::taps::tap::{Tap, all_taps};
+use host::links::bridge_ports::{BridgePorts, Missing, left_neighbours};
 use host::links::neighbours::{Neighbour, fdb_entry, neighbour};
-use host::links::place::{Missing, Place, left_neighbours};
 use program::log_limit::LogLimit;
 
 /// How often in a row an address is taken back that the bridge has moved to another port.
@@ -49,11 +49,11 @@ type Mac = [u8; 6];
 
 /// See the module's head.
 #[derive(Debug, Default)]
-pub(in crate::server) struct Advertised {
+pub(in crate::server) struct BridgeEntries {
     /// MAC addresses, and the IP addresses of each.
     addresses: BTreeMap<Mac, BTreeSet<IpAddr>>,
     /// Where; `None`: nothing was advertised yet.
-    pub(in crate::server) at: Option<Place>,
+    pub(in crate::server) at: Option<BridgePorts>,
     /// How often each address was set again although another port has it, and when last.
     claims: BTreeMap<Mac, (u32, Instant)>,
     /// Addresses that another host has, and that are not set again.
@@ -61,9 +61,9 @@ pub(in crate::server) struct Advertised {
     lines: LogLimit,
 }
 
-impl Advertised {
+impl BridgeEntries {
     /// Makes the tap a port of the bridge, if it is none yet.
-    pub(super) fn begin(&mut self, tap: &Tap, at: Place) -> io::Result<()> {
+    pub(super) fn begin(&mut self, tap: &Tap, at: BridgePorts) -> io::Result<()> {
         if self.at != Some(at) {
             self.end();
             *self = Self::default();
@@ -77,7 +77,7 @@ impl Advertised {
     pub(super) fn take_over(
         &mut self,
         tap: &Tap,
-        at: Place,
+        at: BridgePorts,
         macs: impl Iterator<Item = Mac>,
     ) -> io::Result<()> {
         tap.set_port_flags()?;
@@ -163,7 +163,7 @@ impl Advertised {
 
     /// Removes the neighbour of an IP address. If another advertised guest has the same IP address, the neighbour gets
     /// that guest's MAC address.
-    fn release(&self, at: Place, mac: Mac, ip: IpAddr) {
+    fn release(&self, at: BridgePorts, mac: Mac, ip: IpAddr) {
         let mut others = self.addresses.iter().filter(|(_, ips)| ips.contains(&ip));
         match others.next() {
             Some((&other, _)) => _ = set(at, other, Some(ip)),
@@ -206,7 +206,7 @@ impl Advertised {
     }
 
     /// Whether an address that is not at the tap is set again; counts that if the bridge has it at another port.
-    fn may_set_again(&mut self, at: Place, mac: Mac, now: Instant) -> io::Result<bool> {
+    fn may_set_again(&mut self, at: BridgePorts, mac: Mac, now: Instant) -> io::Result<bool> {
         let is_elsewhere = fdb_entry(at.bridge, mac)?.is_some_and(|entry| entry.port != at.tap);
         let (count, last) = self.claims.entry(mac).or_insert((0, now));
         match is_elsewhere {
@@ -239,7 +239,7 @@ pub(super) fn remove_left_neighbours() {
 }
 
 /// Adds an entry of the forwarding database, or a neighbour.
-fn set(at: Place, mac: Mac, ip: Option<IpAddr>) -> io::Result<()> {
+fn set(at: BridgePorts, mac: Mac, ip: Option<IpAddr>) -> io::Result<()> {
     let request = rt_neigh::Request::new().set_change();
     let index = if ip.is_some() { at.bridge } else { at.tap };
     let mut request = request.op_newneigh_do(&entry(ip, index));

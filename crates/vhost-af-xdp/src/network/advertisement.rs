@@ -32,7 +32,7 @@ const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 const REFUSALS_MAX: usize = 32;
 
 /// See the module's head.
-pub(super) struct Advertised {
+pub(super) struct Advertisement {
     /// The steward has these.
     sent: BTreeSet<Address>,
     /// Changes of the lease when they were sent: the steward may have lost some since.
@@ -44,7 +44,7 @@ pub(super) struct Advertised {
     retry: Backoff,
 }
 
-impl Default for Advertised {
+impl Default for Advertisement {
     fn default() -> Self {
         let [shortest, longest] = PAUSES;
         Self {
@@ -57,7 +57,7 @@ impl Default for Advertised {
     }
 }
 
-impl Advertised {
+impl Advertisement {
     /// Number of advertised MAC addresses.
     pub(super) fn count(&self) -> usize {
         self.sent.iter().filter(|(_, ip)| ip.is_none()).count()
