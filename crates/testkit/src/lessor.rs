@@ -174,5 +174,7 @@ fn start(netns: &NetNs, dir: &TempDir, bpffs: &BpfFs, policy: &TempDir) -> Runni
     command.arg("--pins").arg(bpffs.pins());
     // Long enough for a daemon to come back, however busy the machine is; who is dead is not waited for.
     command.args(["--grace", "60"]);
+    // Each refusal, also of what was refused before.
+    command.args(["--log-level", "debug"]);
     Running::start(command)
 }

@@ -71,13 +71,16 @@ fn queue_that_lacks_memory_is_tried_again() {
     assert!(!done && said.contains("memlock"), "{said}");
     await_impaired(&daemon, &["queue 1", "memlock"]);
     // It is said once, however often it is tried.
-    let tries = || {
+    let lines = |level: &str| {
         let lessor = daemon.lessor.as_ref().expect("leased");
-        lessor.steward.said().matches("refused: ").count()
+        let said = lessor.steward.said();
+        let refused = said.lines().filter(|line| line.contains("refused: "));
+        refused.filter(|line| line.contains(level)).count()
     };
-    let before = tries();
-    let is_tried_again = || tries() >= before + 2;
+    let before = lines("DEBUG");
+    let is_tried_again = || lines("DEBUG") >= before + 2;
     assert!(wait::until(2 * wait::SOON, is_tried_again));
+    assert_eq!(lines("WARN"), 1);
     let said = daemon.said().matches("no uplink").count();
     assert_eq!(said, 1);
     change_policy(&mut daemon, "memlock = \"unlimited\"");

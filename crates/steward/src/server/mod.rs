@@ -315,10 +315,8 @@ impl Server {
         let reply = match answered {
             Ok(reply) => reply,
             Err(refusal) => {
-                if let Some(connection) = self.connections.get(&number)
-                    && self.refusals.may_log(connection.peer.uid)
-                {
-                    tracing::warn!(pid = connection.peer.pid, "refused: {refusal}");
+                if let Some(connection) = self.connections.get(&number) {
+                    self.refusals.log_refusal(&connection.peer, "refused", &refusal);
                 }
                 Answer::Refused(refusal).into()
             }

@@ -54,9 +54,8 @@ impl Server {
                 self.next += 1;
             }
             Err(refusal) => {
-                if self.refusals.may_log(connection.peer.uid) {
-                    tracing::warn!(pid = connection.peer.pid, "connection refused: {refusal}");
-                }
+                self.refusals
+                    .log_refusal(&connection.peer, "connection refused", &refusal);
                 connection.refuse(refusal);
                 self.close(connection);
             }

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use program::peer::Credentials;
 use program::rate::{Buckets, Rate};
 
 use crate::server::LINGER;
@@ -20,6 +21,12 @@ const OF_ALL: Rate = Rate {
     burst: 4 * OF_USER.burst,
     each: Duration::from_nanos(LINGER.as_nanos() as u64 / 512),
 };
+/// How often the same refusal of a process is logged.
+const REPEATED: Rate = Rate {
+    burst: 1,
+    each: Duration::from_secs(3600),
+};
+
 /// A change of a device that a request causes. The kernel makes most of them under a lock that all interfaces share
 /// (RTNL), a NIC may restart its rings, and the steward serves no lessee meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,6 +162,8 @@ impl DeviceChanges {
 pub(crate) struct LogLimits {
     by_user: Buckets<u32>,
     by_all: Buckets<()>,
+    /// Refusals: process, user and text.
+    repeated: Buckets<Option<(i32, u32, String)>>,
     left_out: u64,
 }
 
@@ -172,8 +181,30 @@ impl LogLimits {
         Self {
             by_user: Buckets::new(rate),
             by_all: Buckets::new(of_all),
+            repeated: Buckets::new(REPEATED),
             left_out: 0,
         }
+    }
+
+    /// Logs that a request or connection was refused, and the same refusal of a process that tries again at level debug.
+    pub(crate) fn log_refusal(&mut self, peer: &Credentials, what: &str, refusal: &Refusal) {
+        let (pid, uid) = (peer.pid, peer.uid);
+        match self.may_log_refusal((pid, uid, refusal.text.clone()), Instant::now()) {
+            true => tracing::warn!(pid, "{what}: {refusal}"),
+            false => tracing::debug!(pid, "{what}: {refusal}"),
+        }
+    }
+
+    fn may_log_refusal(&mut self, refusal: (i32, u32, String), now: Instant) -> bool {
+        let uid = refusal.1;
+        // Those that find no room are all logged.
+        let refusal = self.repeated.known_or(Some(refusal), None, now);
+        let is_repeated = refusal.is_some() && self.repeated.wait(&refusal, 1, now).is_some();
+        let may_log = !is_repeated && self.may_log_at(uid, now);
+        if may_log && refusal.is_some() {
+            self.repeated.take(&refusal, 1, now);
+        }
+        may_log
     }
 
     pub(crate) fn may_log(&mut self, uid: u32) -> bool {
@@ -334,5 +365,14 @@ mod tests {
             .sum();
         assert_eq!(all, 80 - 2);
         assert!(limits.by_user.count() <= KEYS_MAX + 1);
+        // The same refusal of a process is logged once.
+        let (later, mut limits) = (start + REPEATED.each, LogLimits::new(10));
+        let mut logged = |pid, text: &str, at| limits.may_log_refusal((pid, 7, text.to_owned()), at);
+        assert_eq!(
+            [1, 1, 2].map(|pid| logged(pid, "taken", start)),
+            [true, false, true]
+        );
+        assert!(logged(1, "other", start) && !logged(1, "taken", start));
+        assert!(logged(1, "taken", later));
     }
 }
