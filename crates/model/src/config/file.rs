@@ -213,6 +213,12 @@ impl ConfigFile {
         }
     }
 
+    /// Keeps a table for the next start only, instead of the added one of its name.
+    pub fn leave_out<T: NamedTable>(&mut self, table: Entry<T>) {
+        self.remove::<T>(&table.name);
+        T::of_mut(&mut self.left_out).push(table);
+    }
+
     /// The start of an error message about this table: file, line of the key that `text` names, kind and name.
     #[must_use]
     pub fn place_of<T: NamedTable>(&self, table: &Entry<T>, text: &str) -> String {

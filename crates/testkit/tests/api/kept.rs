@@ -89,11 +89,18 @@ fn kept_port_that_is_not_possible_any_more_is_left_out_and_logged() {
     }
     let failed = || scene.daemon.status()["configuration"]["failed"].to_string();
     assert!(failed().contains("port vm2 could not start"), "{}", failed());
-    // It is kept meanwhile, and is there again once the file allows it.
+    // It is kept meanwhile, also when another version cannot start, and is there again once the file allows it.
+    let (mut keys, socket) = (scene.keys(2), scene.daemon.path("vm2.sock"));
+    keys["mac"] = "02:00:00:00:00:22".into();
+    std::fs::write(&socket, "").expect("ours");
+    scene.refuse("PUT", "vm2", &keys, (409, None, "cannot listen"));
+    assert!(failed().contains("port vm2 could not start"), "{}", failed());
+    std::fs::remove_file(&socket).expect("ours");
     scene.do_change("PUT", "vm5", &scene.keys(5), "added");
     let said = scene.daemon.reload_with(&text());
     assert!(said.contains("port vm2 began"), "{said}");
     assert!(!failed().contains("vm2"), "{}", failed());
+    assert_eq!(scene.api.get("/v1/ports/vm2")["mac"], "02:00:00:00:00:02");
     drop(scene.guest(2));
     scene.do_change("DELETE", "thief", &Value::Null, "removed");
     assert!(!std::fs::read_to_string(&kept).expect("kept").contains("thief"));

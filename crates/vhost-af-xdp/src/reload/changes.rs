@@ -44,19 +44,20 @@ impl Reader {
             let what = format!("{} {name} is one of {}", T::KIND, self.file.path.display());
             return Err(Refused::new(Kind::InFile, what));
         }
-        let left_out = of_name(T::of(&self.file.left_out), name);
-        let before = of_name(T::of(&self.file.added), name).or(left_out).cloned();
+        let added = of_name(T::of(&self.file.added), name).cloned();
+        let left_out = of_name(T::of(&self.file.left_out), name).cloned();
+        let before = added.as_ref().or(left_out.as_ref());
         let runs = of_name(T::of(&self.running), name).is_some();
         if matches!(change, Change::Put { only_new: true, .. }) && runs {
             let what = format!("{} {name} already exists", T::KIND);
             return Err(Refused::new(Kind::Exists, what));
         }
-        let wanted = wanted(change, name, before.as_ref())?;
+        let wanted = wanted(change, name, before)?;
         if T::KIND == TableKind::Network && wanted.is_none() {
             self.check_unused(name)?;
         }
         let after = self.propose(name, wanted)?;
-        let what = self.what(change, before.as_ref(), after.as_ref())?;
+        let what = self.what(change, before, after.as_ref())?;
         if what == Done::Nothing {
             return Ok(Changed {
                 what,
@@ -73,7 +74,7 @@ impl Reader {
         if failed.is_empty() || what == Done::Removed {
             done.push(self.keep());
         } else {
-            let further = self.restore(name, before).into_iter();
+            let further = self.restore(name, added, left_out).into_iter();
             let further: Vec<_> = further.filter(|line| !failed.contains(line)).collect();
             failed.extend(further);
         }
@@ -196,10 +197,27 @@ impl Reader {
         }
     }
 
-    /// Restores the table as it was before; returns what failed.
-    fn restore<T: NamedTable>(&mut self, name: &str, before: Option<Entry<T>>) -> Vec<String> {
-        let proposed = self.propose(name, before);
-        match proposed.and_then(|table| self.settle(table, name)) {
+    /// Restores the table as it was before, added or left out; returns what failed.
+    fn restore<T: NamedTable>(
+        &mut self,
+        name: &str,
+        added: Option<Entry<T>>,
+        left_out: Option<Entry<T>>,
+    ) -> Vec<String> {
+        let proposed = match left_out.clone() {
+            None => self.propose(name, added),
+            Some(table) => {
+                let done = self.requests.leave_out(&Tables::of(Some(table)));
+                done.map(|()| None)
+                    .map_err(|error| Refused::new(Kind::Failed, with_sources(&error)))
+            }
+        };
+        let settled = proposed.and_then(|table| self.settle(table, name));
+        if let Some(table) = left_out {
+            self.file.leave_out(table);
+            self.describe_one::<T>(name);
+        }
+        match settled {
             Ok(outcome) => outcome.failed,
             Err(refused) => vec![refused.to_string()],
         }

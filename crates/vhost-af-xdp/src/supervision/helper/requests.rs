@@ -77,6 +77,9 @@ enum Request {
     /// Add the tables of the attached text, or replace added ones of the same name, without reading the file. This does
     /// not take effect yet.
     Put,
+    /// Keep the tables of the attached text for the next start only, instead of added ones of the same name. This does
+    /// not take effect yet.
+    LeaveOut,
     /// Remove the added one of that name. This does not take effect yet.
     Without(TableKind, String),
     /// Make the configuration of the last request above take effect.
@@ -127,6 +130,12 @@ impl Requests {
     pub(crate) fn put(&self, tables: &Tables) -> Result<Tables, RequestError> {
         let text = text_with(tables).map_err(RequestError::Gone)?;
         read_text(self.ask_for_one(&Request::Put, Some(text.as_fd()))?)
+    }
+
+    /// Checks the configuration in force without added ones of the names of these, which are kept for the next start.
+    pub(crate) fn leave_out(&self, tables: &Tables) -> Result<(), RequestError> {
+        let text = text_with(tables).map_err(RequestError::Gone)?;
+        self.ask(&Request::LeaveOut, Some(text.as_fd())).map(drop)
     }
 
     /// Checks the configuration in force without the added one of that name.
@@ -360,21 +369,26 @@ impl RequestServer {
                 answer(self.propose(file, proposals)?)
             }
             Request::Put => {
-                let text = text_of(came.ok_or("no text is attached")?, state::LONGEST);
-                let text = text.map_err(|error| error.to_string())?;
-                let tables: Tables = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+                let tables = tables_of(came)?;
                 if let Some((config, table)) = self.with_another(proposals, &tables) {
                     proposals.proposed = Some((config, Some(table.clone())));
                     return answer(&Tables::of(Some(table)));
                 }
                 let mut file = self.with_others(proposals)?;
-                add::<Network>(&mut file, &tables)?;
-                add::<Port>(&mut file, &tables)?;
+                add::<Network>(&mut file, &tables, ConfigFile::put)?;
+                add::<Port>(&mut file, &tables, ConfigFile::put)?;
                 let ConfigFile { added, .. } = self.propose(file, proposals)?;
                 answer(&Tables {
                     networks: named(&added.networks, &tables.networks),
                     ports: named(&added.ports, &tables.ports),
                 })
+            }
+            Request::LeaveOut => {
+                let tables = tables_of(came)?;
+                let mut file = self.with_others(proposals)?;
+                add::<Network>(&mut file, &tables, ConfigFile::leave_out)?;
+                add::<Port>(&mut file, &tables, ConfigFile::leave_out)?;
+                self.propose(file, proposals).map(|_| None)
             }
             Request::Without(kind, name) => {
                 let mut file = self.with_others(proposals)?;
@@ -549,8 +563,12 @@ fn named<T: Clone>(all: &[Entry<T>], of: &[Entry<T>]) -> Vec<Entry<T>> {
     all.iter().filter(is_meant).cloned().collect()
 }
 
-/// Adds tables of a kind, or replaces those of the same name.
-fn add<T: NamedTable>(file: &mut ConfigFile, tables: &Tables) -> Result<(), String> {
+/// Adds tables of a kind by `put`, or replaces those of the same name.
+fn add<T: NamedTable>(
+    file: &mut ConfigFile,
+    tables: &Tables,
+    put: fn(&mut ConfigFile, Entry<T>),
+) -> Result<(), String> {
     let kind = T::KIND;
     for table in T::of(tables) {
         if !is_name(&table.name) {
@@ -571,9 +589,16 @@ fn add<T: NamedTable>(file: &mut ConfigFile, tables: &Tables) -> Result<(), Stri
             ));
         }
         // The line numbers in the request are ignored.
-        file.put(Entry::of_no_file(&table.name, table.value.clone()));
+        put(file, Entry::of_no_file(&table.name, table.value.clone()));
     }
     Ok(())
+}
+
+/// The tables of an attached text.
+fn tables_of(attached: Option<OwnedFd>) -> Result<Tables, String> {
+    let text = text_of(attached.ok_or("no text is attached")?, state::LONGEST);
+    let text = text.map_err(|error| error.to_string())?;
+    serde_json::from_str(&text).map_err(|error| error.to_string())
 }
 
 /// A memory file with a text for the other side.
