@@ -74,11 +74,16 @@ where
         return look(state, (operation.what, name), &request, &query).await;
     }
     let change = change_of(state, (operation.what, name), request, &query).await?;
-    let done = state.changes.make(change).await?;
-    match done.failed.as_slice() {
-        [] => Ok(changed(&done)),
-        failed => Err(Problem::Refused(Refused::new(Kind::Failed, failed.join("; ")))),
+    let mut done = state.changes.make(change).await?;
+    if done.what == Done::Reloaded && !done.failed.is_empty() {
+        return Err(Problem::Refused(Refused::new(
+            Kind::Failed,
+            done.failed.join("; "),
+        )));
     }
+    // The change is in force, but not kept for the next start.
+    done.done.append(&mut done.failed);
+    Ok(changed(&done))
 }
 
 /// The change that a request asks for.

@@ -89,7 +89,7 @@ pub struct Changed {
     pub what: Done,
     /// What was done, in words, one line each.
     pub done: Vec<String>,
-    /// Parts of a reload that failed, one line each.
+    /// What failed, one line each: parts of a reload, or to keep a change for the next start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(skip)]
     pub failed: Vec<String>,

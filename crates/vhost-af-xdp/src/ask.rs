@@ -75,14 +75,18 @@ fn remove(at: &AtArgs, table: TableKind, name: &str) -> anyhow::Result<()> {
 }
 
 fn change(at: &AtArgs, change: &Change) -> anyhow::Result<()> {
-    let Changed { done, .. } = asked(&socket(at)?, |path| connection::change(path, change.clone()))?;
+    let changed = asked(&socket(at)?, |path| connection::change(path, change.clone()))?;
+    let Changed { done, failed, .. } = changed;
     let text: String = done.iter().map(|line| format!("{line}\n")).collect();
     print(if text.is_empty() {
         "nothing changed\n"
     } else {
         &text
-    })
-    .map(drop)
+    })?;
+    match failed.as_slice() {
+        [] => Ok(()),
+        failed => bail!("{}", failed.join("\n")),
+    }
 }
 
 fn list_ports(args: &ListArgs) -> anyhow::Result<()> {

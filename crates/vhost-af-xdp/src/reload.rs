@@ -150,7 +150,7 @@ impl Reload {
         reader.describe();
         if reader.state.is_some() {
             // The file may contain some of the added tables now.
-            reader.keep();
+            let _ = reader.keep();
         }
         thread::start("reload", move || reader.work(&receiver))?;
         Ok(Self { sender, readings })
@@ -373,7 +373,10 @@ impl Reader {
         }
         if self.file.added != added {
             // The file contains some of them now.
-            outcome.done.push(self.keep());
+            match self.keep() {
+                Ok(kept) => outcome.done.push(kept),
+                Err(unkept) => outcome.failed.push(unkept),
+            }
         }
         self.readings.locked().file.read_at = now();
         if outcome.done.is_empty() && outcome.failed.is_empty() {

@@ -49,8 +49,26 @@ fn added_ports_are_there_after_a_restart() {
     assert!(scene.daemon.port_named("vm3").is_some());
     drop(scene.guest(3));
     scene.do_change("DELETE", "vm3", &Value::Null, "removed");
+    // The new file cannot be written.
+    let new = scene.daemon.path("ports.toml.new");
+    std::fs::create_dir(&new).expect("ours");
+    let done = scene.change("PUT", "vm4", &scene.keys(4)).json()["done"].to_string();
+    assert!(
+        done.contains("port vm4 began") && done.contains("NOT kept in "),
+        "{done}"
+    );
+    let control = scene.daemon.path("control").to_str().expect("UTF-8").to_owned();
+    let words = ["port", "set", "vm4", "isolated", "--control", &control];
+    let (status, said) = testkit::daemon::run_to_end(&netns, &words);
+    assert!(
+        status.code() == Some(1) && said.contains("the change is in force, but NOT kept in "),
+        "{said}"
+    );
+    assert_eq!(scene.api.get("/v1/ports/vm4")["isolated"], true);
+    std::fs::remove_dir(&new).expect("ours");
     restart(&mut scene, &netns);
-    assert!(scene.daemon.port_named("vm3").is_none());
+    let names = ["vm3", "vm4"].map(|name| scene.daemon.port_named(name).is_some());
+    assert_eq!(names, [false, false]);
     // One that the file names is the file's from then on.
     scene.daemon.reload_with(&(text() + &super::changes::of_file(2)));
     restart(&mut scene, &netns);

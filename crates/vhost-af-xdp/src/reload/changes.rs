@@ -71,16 +71,22 @@ impl Reader {
         if what == Done::Removed && !runs {
             done.push(format!("{} {name} is removed; it did not run", T::KIND));
         }
+        let mut unkept = None;
         if failed.is_empty() || what == Done::Removed {
-            done.push(self.keep());
+            match self.keep() {
+                Ok(kept) => done.push(kept),
+                Err(why) => unkept = Some(why),
+            }
         } else {
             let further = self.restore(name, added, left_out).into_iter();
             let further: Vec<_> = further.filter(|line| !failed.contains(line)).collect();
             failed.extend(further);
         }
-        match failed.as_slice() {
-            [] => Ok(Changed { what, done, failed }),
-            failed => Err(Refused::new(Kind::Failed, failed.join("; "))),
+        let is_done = failed.is_empty();
+        failed.extend(unkept);
+        match is_done {
+            true => Ok(Changed { what, done, failed }),
+            false => Err(Refused::new(Kind::Failed, failed.join("; "))),
         }
     }
 
@@ -181,18 +187,22 @@ impl Reader {
     }
 
     /// Stores added networks and ports for the next start; returns a message.
-    pub(super) fn keep(&self) -> String {
+    /// Errors: they cannot be stored.
+    pub(super) fn keep(&self) -> Result<String, String> {
         let Some(path) = &self.state else {
-            return "what was added ends with the daemon: `state` below [daemon] names a file that keeps it"
-                .to_owned();
+            let ends =
+                "what was added ends with the daemon: `state` below [daemon] names a file that keeps it";
+            return Ok(ends.to_owned());
         };
         let path = path.display();
         match self.requests.keep() {
-            Ok(()) => format!("what was added is kept in {path} for the next start"),
+            Ok(()) => Ok(format!("what was added is kept in {path} for the next start")),
             Err(error) => {
                 let why = with_sources(&error);
-                tracing::error!("what was added is not kept in {path}: {why}");
-                format!("what was added is NOT kept in {path}: {why}")
+                let unkept =
+                    format!("the change is in force, but NOT kept in {path} for the next start: {why}");
+                tracing::error!("{unkept}");
+                Err(unkept)
             }
         }
     }
