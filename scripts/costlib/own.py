@@ -21,7 +21,7 @@ ROUNDS, MORE_ROUNDS, PROFILE_ROUNDS = 61, 61 * 6, 61 * 5
 TOP = 25
 # Of frames of 60 bytes, 64 a round: the checks that they pass, the memory that the NIC reads or writes, its hints.
 VARIANTS = {
-    "from-guest": ("rules", "guard", "limits", "send-direct", "direct"),
+    "from-guest": ("rules", "guard", "limits", "send-direct", "direct", "encapsulated"),
     "to-guest": ("rules", "limits", "send-direct", "direct", "hints", "tag"),
     "guest-to-guest": ("rules", "guard", "limits", "vlan", "two-workers"),
 }

@@ -60,6 +60,9 @@ fn check(path: Path, counters: &PairCounters) {
         &counters.from_guest_referred_segments,
     );
     let as_meant = match (path.frames, path.way) {
+        (Frames::Plain, _) if path.encapsulated => {
+            counters.from_guest_encapsulated.get() == counters.from_guest_frames.get()
+        }
         (Frames::Plain, _) => counters.bounced_frames.get() == 0,
         (Frames::Gso, Way::GuestToGuest) => got == frames * bytes,
         (Frames::Gso, _) => {
@@ -81,7 +84,7 @@ fn usage() {
          packed. FRAMES: sent or received at a time, 1 to 256.\n\
          VARIANT: rules (ten), guard, limits, vlan; send-direct, direct (placement); gso (packets of TCP), gro (a flow \
          of TCP from the NIC), hints (of the NIC, with ten rules), tag (which the NIC took off); \
-         two-workers (one for each guest)"
+         two-workers (one for each guest); encapsulated (in VXLAN, by an underlay)"
     );
     std::process::exit(2);
 }
@@ -116,6 +119,7 @@ fn path_of(text: &str, at_once: usize) -> Option<Path> {
             "gro" => path.frames = Frames::Gro,
             "hints" => (path.frames, path.checks) = (Frames::Hints, Checks::Rules(10)),
             "tag" => path.frames = Frames::Tag,
+            "encapsulated" if path.way == Way::FromGuest => path.encapsulated = true,
             "two-workers" if path.way == Way::GuestToGuest => path.two_workers = true,
             _ => return None,
         }

@@ -2,6 +2,8 @@
 
 /// IPv4 (RFC 791).
 pub mod ipv4 {
+    /// Type of service: DSCP and ECN.
+    pub const TOS: usize = 1;
     /// Length of the packet.
     pub const LEN: usize = 2;
     /// Identification.
@@ -12,6 +14,8 @@ pub mod ipv4 {
     pub const FRAGMENT_BITS: u16 = 0x3fff;
     /// "Don't fragment".
     pub const DONT_FRAGMENT: u16 = 0x4000;
+    /// Time to live.
+    pub const TTL: usize = 8;
     /// What the packet carries.
     pub const PROTOCOL: usize = 9;
     /// Checksum of the header.
@@ -26,6 +30,8 @@ pub mod ipv4 {
 
 /// IPv6 (RFC 8200).
 pub mod ipv6 {
+    /// The byte whose upper half has the lower bits of the traffic class, ECN among them.
+    pub const LOW_CLASS: usize = 1;
     /// Length of everything after the header.
     pub const LEN: usize = 4;
     /// The next header.
@@ -68,6 +74,8 @@ pub mod tcp {
 
 /// UDP (RFC 768).
 pub mod udp {
+    /// Source port.
+    pub const SOURCE: usize = 0;
     /// Destination port.
     pub const DESTINATION: usize = 2;
     /// Length of header and data.

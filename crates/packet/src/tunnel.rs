@@ -1,4 +1,5 @@
-//! Partial checksums of packets inside VXLAN (RFC 7348) and Geneve (RFC 8926).
+//! VXLAN (RFC 7348) and Geneve (RFC 8926): the headers in front of a frame that is sent by VXLAN ([`Outer`]), and partial
+//! checksums of packets inside both.
 //!
 //! A Linux stack that sends a packet with a partial checksum through a tunnel leaves that checksum partial, and
 //! computes the outer UDP checksum as if the inner one were complete: the bytes that the inner checksum covers then add
@@ -8,6 +9,10 @@
 //! outer checksum; then the inner field alone decides ([`crate::verify`] explains why that is enough).
 //!
 //! Tunnels are recognised by the destination port. A tunnel inside a tunnel is not parsed.
+
+mod outer;
+
+pub use self::outer::{Headers, OUTER_MAX, Outer};
 
 use crate::checksum::{ChecksumAt, Sum};
 use crate::ethernet::Payload;

@@ -110,6 +110,8 @@ pub use desc::{CompletionRing, FillRing, RxDesc, RxRing, TxDesc, TxRing};
 pub use frame::{Frame, FramePool};
 pub use memory::{Backing, MemoryError, MemoryPart, OwnMemory, UmemMemory};
 pub use netdevice::{Channels, Netdevice};
+#[cfg(all(feature = "test-kernel", not(loom)))]
+pub use socket::test_kernel::TestKernel;
 pub use umem::{Frames, MIN_CHUNK_BYTES, Umem, UmemError, XDP_PACKET_HEADROOM};
 pub use units::{InvalidRingSize, QueueId, RingSize, UmemOffset};
 #[cfg(not(loom))]

@@ -8,6 +8,10 @@
 //! A queue is free again about 20 ms after its socket has neither a descriptor nor a mapping. Because of the
 //! order of the fields the rings unmap first, then the descriptor closes, then the memory may be freed.
 
+#[cfg(feature = "test-kernel")]
+#[path = "test_kernel.rs"]
+pub(crate) mod test_kernel;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -320,6 +320,13 @@ impl<'a, N: Nic> NicSink<'a, N> {
         Some(())
     }
 
+    /// The longest frame without a tag that the queue itself can send.
+    #[inline]
+    pub(crate) fn longest(&self) -> u32 {
+        let untagged = self.queue.frame_limit.saturating_sub(ethernet::TAG_BYTES as u32);
+        untagged.min(self.queue.umem.max_sent_bytes() * self.queue.sends.most_pieces as u32)
+    }
+
     /// Whether a frame of this length can only be sent through the tap, if there is one.
     #[inline]
     fn needs_tap(&self, len: u32) -> bool {

@@ -35,7 +35,7 @@ impl Flow {
         let ipv4 = payload.filter(|payload| payload.ethertype == IPV4);
         if let Some(ip) = ipv4.and_then(|payload| Ipv4::at(head, payload.at)) {
             let (from, to) = ports(head, Some(ip.upper));
-            let end = |address: &[u8], port| number(address) << 16 | port;
+            let end = |&address, port| u64::from(u32::from_be_bytes(address)) << 16 | port;
             let protocol = ip.upper.protocol;
             return Self::between(end(ip.source, from), end(ip.destination, to), protocol.into());
         }

@@ -23,6 +23,8 @@ pub struct Forwarding {
     promiscuous: Vec<PortNumber>,
     /// Lanes of queues of the uplink: those of this worker, or those of all others if it has none.
     pub(crate) uplinks: Vec<SlotAt>,
+    /// The same of the underlay.
+    pub(crate) underlays: Vec<SlotAt>,
     /// Lane of the tap to the host.
     pub(crate) host: Option<LaneRef>,
     /// Ports with a guest, on any worker, that may be disabled.
@@ -68,9 +70,10 @@ impl Forwarding {
         self.attached.insert(port);
     }
 
-    /// The state for frames from the host: they do not return to it.
+    /// The state for frames from the host: they do not return to it, and the kernel encapsulates them.
     pub(crate) fn without_host(&self) -> Self {
         Self {
+            underlays: Vec::new(),
             host: None,
             ..self.clone()
         }
@@ -81,6 +84,7 @@ impl Forwarding {
     pub(crate) fn without_ways_out(&self) -> Self {
         Self {
             uplinks: Vec::new(),
+            underlays: Vec::new(),
             host: None,
             ..self.clone()
         }
@@ -125,6 +129,13 @@ impl Forwarding {
     pub(crate) fn uplink(&self, flow: usize) -> Option<SlotAt> {
         let at = flow.checked_rem(self.uplinks.len())?;
         self.uplinks.get(at).copied()
+    }
+
+    /// The same for the underlay.
+    #[inline]
+    pub(crate) fn underlay(&self, flow: usize) -> Option<SlotAt> {
+        let at = flow.checked_rem(self.underlays.len())?;
+        self.underlays.get(at).copied()
     }
 
     /// The first lane of each port that receives.

@@ -7,6 +7,7 @@ pub(crate) mod fdb_key;
 pub(crate) mod flows;
 pub(crate) mod forwarding;
 pub mod learned;
+pub mod remotes;
 pub mod vlans;
 
 use std::collections::{HashMap, HashSet};
@@ -21,6 +22,7 @@ use steer::ANY_VLAN;
 pub use crate::fdb::fdb_key::FdbKey;
 use crate::fdb::flows::Flows;
 use crate::fdb::learned::Learned;
+use crate::fdb::remotes::{Remotes, Vtep, VtepNumber, Vteps};
 use crate::fdb::vlans::Vlans;
 use crate::policy::guard::SourceGuard;
 
@@ -37,6 +39,8 @@ pub enum Destination {
     Multicast,
     /// The host, over its own interface.
     Host,
+    /// A station on another host, behind a VTEP whose next hop is known: the underlay.
+    Remote(VtepNumber),
     /// No port here: the uplink.
     #[default]
     Unknown,
@@ -128,6 +132,8 @@ pub struct Fdb {
     reached: Vec<Mac>,
     /// Addresses that are reached through the host.
     behind: Arc<BridgeFdb>,
+    /// Addresses that the underlay reaches, and their VTEPs.
+    remotes: Option<(Arc<Remotes>, Arc<Vteps>)>,
     /// Until then frames for an uplink without a queue wait: its last queue is being set up again.
     uplink_until: Option<Instant>,
 }
@@ -148,6 +154,7 @@ impl Fdb {
             host: None,
             reached: Vec::new(),
             behind: Arc::default(),
+            remotes: None,
             uplink_until: None,
         }
     }
@@ -175,6 +182,12 @@ impl Fdb {
     pub fn with_behind(self, behind: &Arc<BridgeFdb>) -> Self {
         let behind = Arc::clone(behind);
         Self { behind, ..self }
+    }
+
+    /// Sets the addresses that are reached by the underlay, and their VTEPs.
+    pub fn with_remotes(self, remotes: Arc<Remotes>, vteps: Arc<Vteps>) -> Self {
+        let remotes = Some((remotes, vteps));
+        Self { remotes, ..self }
     }
 
     /// Sets until when frames wait for an uplink without a queue; `None`: they do not.
@@ -229,8 +242,28 @@ impl Fdb {
         match self.keys.get(&key) {
             Some(&port) => Destination::Port(port),
             None if self.reached.contains(&key.mac()) || self.behind.has(key) => Destination::Host,
+            None => self.find_remote(key.mac()),
+        }
+    }
+
+    /// Whether the underlay reaches addresses.
+    pub(crate) fn has_remotes(&self) -> bool {
+        self.remotes.is_some()
+    }
+
+    /// Where frames to an address leave if no port here receives them.
+    #[inline]
+    pub(crate) fn find_remote(&self, to: Mac) -> Destination {
+        match &self.remotes {
+            Some((remotes, vteps)) => remotes.find_resolved(to, vteps),
             None => Destination::Unknown,
         }
+    }
+
+    /// The VTEP of a number, if its next hop is known.
+    #[inline]
+    pub(crate) fn vtep(&self, number: VtepNumber) -> Option<&Arc<Vtep>> {
+        self.remotes.as_ref()?.1.find(number)
     }
 }
 

@@ -144,20 +144,25 @@ pub(crate) fn between_guests(
     Some(())
 }
 
-/// Copies a guest's frame into the UMEM: `head`, from the daemon's memory, and behind it `rest`; as [`guest_to_umem`].
+/// Copies a guest's frame into the UMEM: `outer` and `head`, from the daemon's memory, and behind them `rest`; as
+/// [`guest_to_umem`].
 #[inline(always)]
 pub(crate) fn head_and_rest_to_umem(
     guest: &MemoryMap,
-    head: &[u8],
+    (outer, head): (&[u8], &[u8]),
     rest: Piece,
     umem: &Umem,
     to: UmemOffset,
 ) -> Option<()> {
     let source = guest.ptr(rest.offset, rest.len as usize)?;
-    let target = umem.ptr(to, head.len() + rest.len as usize)?;
-    // SAFETY: `target` has room for both, one behind the other, as was just checked.
-    let at_rest = unsafe { target.add(head.len()) };
-    copy_short(NonNull::from(head).cast(), target, head.len());
+    let target = umem.ptr(to, outer.len() + head.len() + rest.len as usize)?;
+    // SAFETY: `target` has room for all three, one behind the other, as was just checked.
+    let (at_head, at_rest) = unsafe {
+        let at_head = target.add(outer.len());
+        (at_head, at_head.add(head.len()))
+    };
+    copy_short(NonNull::from(outer).cast(), target, outer.len());
+    copy_short(NonNull::from(head).cast(), at_head, head.len());
     copy_short(source, at_rest, rest.len as usize);
     Some(())
 }

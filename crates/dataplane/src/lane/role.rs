@@ -26,6 +26,8 @@ pub enum Role {
     },
     /// A queue of a network's uplink.
     Uplink { network: Arc<str>, queue: u32 },
+    /// A queue of the NIC below a network's uplink, by which frames leave in VXLAN.
+    Underlay { network: Arc<str>, queue: u32 },
     /// The tap of a network's uplink, in tap mode.
     UplinkTap { network: Arc<str> },
     /// The tap between a network and the host.
@@ -51,7 +53,11 @@ impl Role {
             Self::PatchPort { cable, .. } => Some(Affinity::Name(Arc::clone(cable))),
             Self::Member { network, port, .. } => Some(Affinity::Port(Arc::clone(network), *port)),
             Self::Pair { port, pair } => (*pair == 0 || !receives).then(|| Affinity::Name(Arc::clone(port))),
-            Self::Uplink { .. } | Self::UplinkTap { .. } | Self::Host { .. } | Self::Multicast { .. } => None,
+            Self::Uplink { .. }
+            | Self::Underlay { .. }
+            | Self::UplinkTap { .. }
+            | Self::Host { .. }
+            | Self::Multicast { .. } => None,
         }
     }
 
@@ -74,6 +80,7 @@ impl Role {
         match self {
             Self::Member { network, .. }
             | Self::Uplink { network, .. }
+            | Self::Underlay { network, .. }
             | Self::UplinkTap { network }
             | Self::Host { network }
             | Self::Multicast { network } => Some(network),

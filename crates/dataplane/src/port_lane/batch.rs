@@ -115,7 +115,11 @@ impl<O: OwnQueue> PortLane<O> {
             return Ok(None);
         }
         match (self.filter.is_some(), self.sender.throttle.is_on()) {
-            (true, _) => Ok(Some(self.classify::<true, true>(budget)?)),
+            (true, _) => {
+                let looked_up = self.classify::<true, true>(budget)?;
+                self.find_remotes();
+                Ok(Some(looked_up))
+            }
             (false, true) => self.classify::<true, false>(budget).map(|_| None),
             (false, false) => self.classify::<false, false>(budget).map(|_| None),
         }
@@ -147,6 +151,7 @@ impl<O: OwnQueue> PortLane<O> {
         let (first, run) = (batch.done, self.run_from(batch.done));
         match self.chains[first].to {
             Destination::Port(port) => self.to_port(port, run, batch),
+            Destination::Remote(vtep) => self.to_remote(vtep, run, batch),
             Destination::Unknown => self.leave(run, batch, NO_FDB_ENTRY),
             Destination::Host => self.to_host(run, batch),
             Destination::Multicast => self.to_multicast(batch),

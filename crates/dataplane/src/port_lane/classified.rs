@@ -84,6 +84,16 @@ impl Classified {
         goes_as_it_is.then_some((csum, frame.head, rest))
     }
 
+    /// Whether its frame is no GSO packet and, with the tag of its VLAN, not longer than this.
+    #[inline]
+    pub(super) fn fits(&self, longest: u32) -> bool {
+        let tag = match self.retag(true) {
+            Retag::Insert(_) => ethernet::TAG_BYTES as u32,
+            Retag::Keep | Retag::Remove => 0,
+        };
+        self.sending.request.gso.is_none() && self.sending.len + tag <= longest
+    }
+
     /// Whether a tag can be removed or inserted so that the guest's requests stay inside the frame: a tagged frame has
     /// bytes behind its tag, and no checksum begins before that.
     #[inline]

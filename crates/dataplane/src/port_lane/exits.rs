@@ -20,20 +20,25 @@ use crate::nic::queue::Nic;
 use crate::nic::xdp::XdpNic;
 
 /// Chains of a batch with the same destination: a queue of a NIC.
-struct Frames<'a> {
-    vring: &'a mut Vring,
-    classified: &'a mut [Classified],
-    chains: &'a Chains,
-    counters: &'a PairCounters,
+pub(super) struct Frames<'a> {
+    pub(super) vring: &'a mut Vring,
+    pub(super) classified: &'a mut [Classified],
+    pub(super) chains: &'a Chains,
+    pub(super) counters: &'a PairCounters,
     /// The index behind the last of them.
-    end: usize,
+    pub(super) end: usize,
 }
 
 impl Frames<'_> {
-    /// The common case of [`Frames::put`]: copies the next frames, as long as they need nothing but a copy. A separate
-    /// function, so that the loop has all registers.
+    /// The common case of [`Frames::put`]: copies the next frames, as long as they need nothing but a copy. `outer`: see
+    /// [`NicSink::copy_classified`]. A separate function, so that the loop has all registers.
     #[inline(never)]
-    fn copy_whole(&mut self, sink: &mut NicSink<'_, XdpNic>, (budget, done): (&mut Budget, &mut usize)) {
+    pub(super) fn copy_whole<H: AsRef<[u8]>>(
+        &mut self,
+        sink: &mut NicSink<'_, XdpNic>,
+        outer: impl FnMut(&[u8], u32) -> H,
+        (budget, done): (&mut Budget, &mut usize),
+    ) {
         let (most, most_bytes) = budget.left();
         let next = *done..self.end.min(done.saturating_add(most));
         let mut bytes = 0;
@@ -46,7 +51,7 @@ impl Frames<'_> {
             bytes += u64::from(entry.sending.len);
             has_left.then_some(whole)
         });
-        let (count, bytes) = sink.copy_classified(&self.vring.guest.memory, frames);
+        let (count, bytes) = sink.copy_classified(&self.vring.guest.memory, frames, outer);
         for chain in &self.chains.chains[*done..*done + count] {
             self.vring.queue.push_used(chain.id, 0);
             budget.charge_descriptors(chain.readable.into());
@@ -60,7 +65,7 @@ impl Frames<'_> {
     /// Errors: the guest's fault.
     // Inlined, so that it tests once for each batch whether there are checks.
     #[inline(always)]
-    fn put(
+    pub(super) fn put(
         self,
         sink: &mut impl Sink,
         mut checks: Option<Checks<'_>>,
@@ -211,18 +216,26 @@ impl<O: OwnQueue> PortLane<O> {
         !self.waits && self.sender.left() > 0
     }
 
-    /// Kicks the kernel again if it has not taken all that is in the uplink's queue of another worker: that worker may
-    /// sleep, and knows only of frames that it had seen there. Returns when to do so again.
+    /// Kicks the kernel again if it has not taken all that is in a queue of another worker: that worker may sleep, and
+    /// knows only of frames that it had seen there. Returns when to do so again.
     pub(super) fn kick_untaken(&mut self, siblings: &mut dyn Siblings) -> Work {
-        if !std::mem::take(&mut self.transmit.is_untaken) {
-            return Work::None;
-        }
-        let mut until_sent = None;
-        if self.with_uplink(siblings, |sink| until_sent = sink.until_sent()) == Sent::Busy {
-            self.transmit.is_untaken = true;
-            return Work::LOCKED;
-        }
-        Work::after(until_sent.filter(|_| self.transmit.is_untaken))
+        let flow = self.flow();
+        let mut kick = |place: Option<SlotAt>, transmit: &mut Transmit| {
+            if !std::mem::take(&mut transmit.is_untaken) {
+                return Work::None;
+            }
+            let (mut until_sent, queue) = (None, place.map_or(Uplink::None, |at| siblings.uplink(at)));
+            let sent = send_by(queue, (transmit, &self.counters), |sink| {
+                until_sent = sink.until_sent();
+            });
+            if sent == Sent::Busy {
+                transmit.is_untaken = true;
+                return Work::LOCKED;
+            }
+            Work::after(until_sent.filter(|_| transmit.is_untaken))
+        };
+        let uplink = kick(self.forwarding.uplink(flow), &mut self.transmit);
+        uplink.max(kick(self.forwarding.underlay(flow), &mut self.underlay.transmit))
     }
 
     /// Part of a GSO packet waits to be sent.
@@ -336,7 +349,7 @@ impl<O: OwnQueue> PortLane<O> {
         let (budget, done) = charged;
         let mut waits = false;
         let sent = send_by(batch.siblings.uplink(place?), (transmit, counters), |sink| {
-            frames.copy_whole(sink, (budget, done));
+            frames.copy_whole(sink, |_, _| [0; 0], (budget, done));
             // Only checks return errors, and these frames were checked before.
             waits = frames.put(sink, None, (budget, done)).unwrap_or(true);
             sink.note_wait(waits);
@@ -476,7 +489,7 @@ pub(super) enum Sent {
 /// Acts on an uplink's queue, and puts its frames into the TX ring while the queue is still locked, because other lanes
 /// use the same room. Kicks the kernel if the queue's own lane, on another worker, would do so too late.
 #[inline]
-fn send_by(
+pub(super) fn send_by(
     uplink: Uplink<'_>,
     (transmit, counters): (&mut Transmit, &PairCounters),
     act: impl FnOnce(&mut NicSink<'_, XdpNic>),

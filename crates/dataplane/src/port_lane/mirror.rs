@@ -20,7 +20,7 @@ impl<O: OwnQueue> PortLane<O> {
             let to = match entry.to {
                 Destination::Port(port) if port == self.number && !self.is_hairpin() => continue,
                 Destination::Port(port) => Some(port),
-                Destination::Unknown | Destination::Host => None,
+                Destination::Unknown | Destination::Remote(_) | Destination::Host => None,
                 Destination::Multicast | Destination::Isolated => continue,
             };
             let Some((_, frame)) = self.frame_at(at) else {

@@ -10,7 +10,8 @@
 //! A frame to another port, of any worker, is copied once, from RAM to RAM, with its segmentation and checksum
 //! request ([`Passing`]), and so is one to the host ([`crate::host::to_tap`]). A frame to the uplink is copied
 //! into a chunk, and segmented if it requests that ([`crate::backend::to_nic`]); the uplink's lane has the
-//! kernel send the frames of all lanes ([`crate::uplink::uplink_lane`]).
+//! kernel send the frames of all lanes ([`crate::uplink::uplink_lane`]). Frames to other hosts of a VXLAN may leave by
+//! the NIC below the uplink ([`remote`]).
 //!
 //! A pair may have a queue of a NIC for itself ([`OwnQueue`]): then its frames to the LAN leave through it, and frames
 //! that it receives are for the pair's guest. While the pair is disabled, they go to the port's first pair, which is
@@ -30,6 +31,7 @@ pub(crate) mod known;
 pub(crate) mod learning;
 pub(crate) mod mirror;
 pub(crate) mod of_tap;
+pub(crate) mod remote;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -39,10 +41,11 @@ use device::pair::{Direction, Fault, QueuePair, Vring};
 
 use self::classified::{Classified, with_tag};
 use self::copies::pass_copy;
+use self::remote::Underlay;
 use crate::backend::own_queue::{NoQueue, OwnQueue};
 use crate::backend::to_nic::Transmit;
-use crate::fdb::PortNumber;
 use crate::fdb::forwarding::{Forwarding, LaneRef};
+use crate::fdb::{Destination, PortNumber};
 use crate::guest::copies::write_announcement;
 use crate::guest::from_guest::{Budget, Sender};
 use crate::guest::guest_frame::GuestFrame;
@@ -89,6 +92,8 @@ pub struct PortLane<O = NoQueue> {
     costs: Vec<Cost>,
     /// State of its frames to the uplink.
     transmit: Transmit,
+    /// State of its frames to other hosts that it encapsulates.
+    underlay: Underlay,
     /// Its own NIC queue, if it has one: its frames to the LAN leave through that.
     own: O,
     /// Identifies the sender of copies to promiscuous ports: pending frames identify senders by the address of their
@@ -196,6 +201,7 @@ impl<O: OwnQueue> PortLane<O> {
             classified: 0,
             costs: Vec::with_capacity(BATCH),
             transmit: Transmit::shared(),
+            underlay: Underlay::default(),
             own,
             uncounted: Box::default(),
             filter: None,
@@ -226,6 +232,12 @@ impl<O: OwnQueue> PortLane<O> {
         let (guest, run) = self.lane_for(port, batch.done, run);
         let Some(guest) = guest else {
             // The port's guest may still be on another host, or on another one by now.
+            if self.from == From::Guest
+                && let Some(&to) = self.chains[batch.done].head.first_chunk()
+                && let Destination::Remote(vtep) = self.forwarding.fdb.find_remote(to)
+            {
+                return self.to_remote(vtep, 1, batch);
+            }
             return match self.from == From::Guest || self.forwarding.is_absent(port) {
                 true => self.leave(run, batch, |counters| &counters.from_guest_no_peer),
                 false => self.lose(run, batch, |counters| &counters.from_guest_no_peer),

@@ -28,5 +28,7 @@ pub(crate) mod test_lanes;
 pub(crate) mod test_nic;
 #[cfg(test)]
 pub(crate) mod test_siblings;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod test_xdp;
 #[cfg(test)]
 pub(crate) mod unexpected_completion_tests;

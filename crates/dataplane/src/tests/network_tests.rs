@@ -14,6 +14,7 @@ mod renewal;
 mod service_tags;
 mod threads;
 mod tunnels;
+mod underlay;
 mod workers;
 
 use std::sync::{Arc, Mutex};

@@ -100,9 +100,8 @@ pub struct UplinkLane<N> {
 }
 
 impl<N: Lent> UplinkLane<N> {
-    /// A lane for a queue. Frames that the queue received before are dropped.
+    /// A lane for a queue.
     pub fn new(mut queue: NicQueue<N>, origin: Origin, counters: Arc<PairCounters>) -> Self {
-        queue.discard(&counters);
         queue.begin();
         Self {
             nic: queue.nic.socket(),

@@ -450,7 +450,8 @@ impl Worker {
     fn shift(&mut self) {
         let mut uplinks = 0;
         for at in 0..self.lanes.awake.len() {
-            if matches!(self.lanes.slots[self.lanes.awake[at]].role, Role::Uplink { .. }) {
+            let role = &self.lanes.slots[self.lanes.awake[at]].role;
+            if matches!(role, Role::Uplink { .. } | Role::Underlay { .. }) {
                 self.lanes.awake[uplinks..=at].rotate_right(1);
                 uplinks += 1;
             }

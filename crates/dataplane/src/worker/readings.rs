@@ -122,6 +122,10 @@ fn name_of(owner: &str, role: &Role) -> LaneName {
             queue: Some(*queue),
             ..of_network("uplink")
         },
+        Role::Underlay { queue, .. } => LaneName {
+            queue: Some(*queue),
+            ..of_network("underlay")
+        },
         Role::UplinkTap { .. } => of_network("uplink"),
         Role::Host { .. } => of_network("host"),
         Role::Multicast { .. } => of_network("groups"),

@@ -357,6 +357,7 @@ impl Lanes {
         };
         // Lanes of other workers are the way out only where this worker has none.
         let has_uplink = has_own(|role| matches!(role, Role::Uplink { .. }));
+        let has_underlay = has_own(|role| matches!(role, Role::Underlay { .. }));
         let has_host = has_own(|role| matches!(role, Role::Host { .. }));
         let mut forwarding = Forwarding::new(fdb);
         for (role, lane, receives) in lanes {
@@ -368,6 +369,9 @@ impl Lanes {
                     }
                 }
                 Role::Uplink { .. } if !lane.is_remote || !has_uplink => forwarding.uplinks.push(lane.at),
+                Role::Underlay { .. } if !lane.is_remote || !has_underlay => {
+                    forwarding.underlays.push(lane.at);
+                }
                 Role::Host { .. } if !lane.is_remote || !has_host => forwarding.host = Some(lane),
                 _ => {}
             }

@@ -86,8 +86,8 @@ pub struct LaneName {
     pub network: Option<String>,
     /// The port that it is part of.
     pub port: Option<String>,
-    /// `pair`, `uplink`, `host`, `groups`.
-    #[schemars(extend("enum" = ["pair", "uplink", "host", "groups"]))]
+    /// `pair`, `uplink`, `underlay`, `host`, `groups`.
+    #[schemars(extend("enum" = ["pair", "uplink", "underlay", "host", "groups"]))]
     pub kind: String,
     /// Queue pair of a port.
     pub pair: Option<u16>,

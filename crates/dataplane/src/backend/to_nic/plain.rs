@@ -48,13 +48,14 @@ impl<N: Nic> NicSink<'_, N> {
         done
     }
 
-    /// Does the same for classified frames: the head is in the daemon's memory, and the rest in guest memory. Returns
-    /// how many frames it copied, and their bytes.
+    /// Does the same for classified frames: the head is in the daemon's memory, and the rest in guest memory. `outer`
+    /// makes the headers in front of each, of its head and length. Returns how many frames it copied, and their bytes.
     #[inline]
-    pub(crate) fn copy_classified<'f>(
+    pub(crate) fn copy_classified<'f, H: AsRef<[u8]>>(
         &mut self,
         memory: &MemoryMap,
         frames: impl Iterator<Item = (Option<ChecksumAt>, &'f [u8], Piece)>,
+        mut outer: impl FnMut(&[u8], u32) -> H,
     ) -> (usize, u64) {
         if self.transmit.uses_tap || self.unsendable(self.counters).is_some() {
             return (0, 0);
@@ -68,12 +69,19 @@ impl<N: Nic> NicSink<'_, N> {
         let copied = frames
             .take(self.ring.saturating_sub(before))
             .map_while(|(asked, head, rest)| {
+                if asked.is_some() {
+                    return None;
+                }
                 let len = rest.len + head.len() as u32;
-                if asked.is_some() || len > longest {
+                let outer = outer(head, len);
+                let outer = outer.as_ref();
+                let len = len + outer.len() as u32;
+                if len > longest {
                     return None;
                 }
                 let chunk = pool.take()?;
-                head_and_rest_to_umem(memory, head, rest, umem, umem.send_offset(&chunk))?;
+                let to = umem.send_offset(&chunk);
+                head_and_rest_to_umem(memory, (outer, head), rest, umem, to)?;
                 bytes += u64::from(len);
                 Some(whole(umem, *sends, chunk, len))
             });

@@ -12,7 +12,7 @@ use crate::uplink::multicast_lane::MulticastLane;
 use model::config::MemberOptions;
 
 /// A port has these rules from now on, a line each.
-fn filter(world: &mut World, port: usize, rules: &str) -> PortFilter {
+pub(super) fn filter(world: &mut World, port: usize, rules: &str) -> PortFilter {
     filter_all(world, port..port + 1, rules)
 }
 

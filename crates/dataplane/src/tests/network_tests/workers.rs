@@ -80,7 +80,7 @@ impl Workers {
     }
 
     /// Sends both workers the list of the network's lanes.
-    fn spread(&mut self) {
+    pub(super) fn spread(&mut self) {
         self.spread_of(&[0, 1].map(|number| {
             let handle = WorkerHandle::start(number, None, Waits::default(), &Arc::default());
             let owner: Arc<dyn LaneWorker> = handle.expect("a thread").mail.clone();

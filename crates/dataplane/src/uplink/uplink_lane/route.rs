@@ -38,7 +38,9 @@ impl<N: Lent> UplinkLane<N> {
                 Route::Multicast
             }
             // Frames for the host arrive at the uplink, too, but not in this socket.
-            Destination::Host | Destination::Unknown | Destination::Isolated => Route::NoPort,
+            Destination::Host | Destination::Remote(_) | Destination::Unknown | Destination::Isolated => {
+                Route::NoPort
+            }
             Destination::Port(port) => self.to_port(queue, port, piece, hints),
         }
     }

@@ -7,6 +7,7 @@
 
 mod frames;
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use common::cycles;
 use device::counters::PairCounters;
 use device::offloads::Offloads;
 use device::pair::QueuePair;
+use packet::tunnel::Outer;
 use steer::HintSet;
 use virtqueue::driver::{Buffer, QueueDriver};
 use virtqueue::{Journal, QueueFeatures};
@@ -22,7 +24,9 @@ use xsk::{Umem, UmemOffset};
 
 use self::frames::mac;
 use super::{Command, Pace, Worker, WorkerHandle};
+use crate::backend::arrivals::Origin;
 use crate::direct::{CHUNK_BYTES, DirectMemory};
+use crate::fdb::remotes::{Remotes, Vtep, VtepNumber, Vteps};
 use crate::fdb::vlans::Vlans;
 use crate::fdb::{Fdb, FdbPort, PortNumber};
 use crate::frame::bytes::GuestRam;
@@ -42,6 +46,8 @@ use crate::policy::rate_limit::PortLimits;
 use crate::port_lane::PortLane;
 use crate::tests::test_guest::{HEADER, Memory};
 use crate::tests::test_lanes::{copy_lane, direct_lane, send_direct_lane};
+use crate::tests::test_xdp::XdpWire;
+use crate::uplink::uplink_lane::UplinkLane;
 use crate::worker::polling::Waits;
 use model::rates::{Beyond, PortRates, Rate, Rates, Unit};
 
@@ -63,6 +69,8 @@ pub struct Rounds {
     /// The worker of the second guest, if it is not the same.
     other: Option<(Worker, Pace)>,
     guests: Vec<Guest>,
+    /// The kernel's half of the underlay.
+    underlay: Option<XdpWire>,
     counters: Vec<Arc<PairCounters>>,
     _handles: Vec<WorkerHandle>,
 }
@@ -107,6 +115,8 @@ pub struct Path {
     pub frames: Frames,
     /// Each of two guests has a worker of its own.
     pub two_workers: bool,
+    /// Frames of a guest of a network leave in VXLAN, by the socket of an underlay.
+    pub encapsulated: bool,
 }
 
 impl Path {
@@ -114,6 +124,11 @@ impl Path {
     #[must_use]
     pub fn rounds(&self) -> usize {
         self.at_once.div_ceil(BATCH)
+    }
+
+    /// Whether its guests are of a network.
+    fn is_in_network(self) -> bool {
+        self.way == Way::GuestToGuest || self.encapsulated
     }
 }
 
@@ -191,7 +206,8 @@ impl Rounds {
         });
         let (workers, handles): (Vec<_>, Vec<_>) = made.unzip();
         let mut workers = workers.into_iter();
-        let known = (0..2).map(|number| FdbPort {
+        let count = if path.way == Way::GuestToGuest { 2 } else { 1 };
+        let known = (0..count).map(|number| FdbPort {
             mac: mac(number),
             vlans: match path.checks {
                 Checks::Vlan => Vlans::Access(100),
@@ -200,7 +216,7 @@ impl Rounds {
             source_guard: (path.checks == Checks::Guard).then(|| Arc::new(source_guard(number))),
             ..FdbPort::default()
         });
-        let fdb = Arc::new(Fdb::new(known.map(Some).collect()));
+        let fdb = Arc::new(with_remote(Fdb::new(known.map(Some).collect())));
         for handle in &handles {
             handle.send(Command::Fdb(NETWORK.into(), Arc::clone(&fdb)));
         }
@@ -208,7 +224,6 @@ impl Rounds {
             Checks::Rules(rules) => rules,
             _ => 0,
         }));
-        let count = if path.way == Way::GuestToGuest { 2 } else { 1 };
         let counters: Vec<_> = (0..count).map(|_| Arc::default()).collect();
         let guests = (0..count).zip(&counters).map(|(number, counters)| {
             let (guest, mut lane, role) = Guest::new(number, path, Arc::clone(counters));
@@ -229,6 +244,7 @@ impl Rounds {
             (guest, shared)
         });
         let (guests, lanes) = guests.unzip();
+        let underlay = path.encapsulated.then(|| add_underlay(&handles[0]));
         let spread = Arc::new(Spread { lanes });
         for handle in &handles {
             let done = mpsc::channel().0;
@@ -238,6 +254,7 @@ impl Rounds {
             worker: workers.next().expect("at least one"),
             other: workers.next(),
             guests,
+            underlay,
             counters,
             _handles: handles,
         }
@@ -251,6 +268,9 @@ impl Rounds {
     /// Each guest takes its received frames, and sends `frames`, at most [`BUFFERS`], if it sends any; returns how many
     /// were taken by guests, or by the NIC.
     pub fn play(&mut self, frames: usize) -> usize {
+        if let Some(underlay) = &mut self.underlay {
+            underlay.send(|_, _, _| ());
+        }
         self.guests.iter_mut().map(|guest| guest.play(frames)).sum()
     }
 
@@ -282,6 +302,33 @@ fn add(handle: &WorkerHandle, id: LaneId, lane: Box<dyn Lane>, role: Role) {
         on_fault: Box::new(|fault| panic!("{fault}")),
     };
     handle.send(Command::Add(id, lane, Arc::default()));
+}
+
+/// Adds the second guest's address as that of a station on another host.
+fn with_remote(fdb: Fdb) -> Fdb {
+    let remotes = Remotes::new(1);
+    assert!(remotes.set(mac(1), VtepNumber(0)), "there is room");
+    let addresses = ([198, 18, 1, 1].into(), [198, 18, 1, 2].into());
+    let outer = Outer::new((mac(9), mac(8)), addresses, 4789, 100, 64).expect("one family");
+    let confirm = AtomicBool::new(false);
+    let vtep = Some(Arc::new(Vtep { outer, confirm }));
+    fdb.with_remotes(Arc::new(remotes), Arc::new(Vteps(vec![vtep])))
+}
+
+/// Adds a queue of the underlay to a worker.
+fn add_underlay(handle: &WorkerHandle) -> XdpWire {
+    let (queue, wire) = XdpWire::queue(CHUNKS as usize, Sends::PLAIN);
+    let origin = Origin {
+        frame_limit: 1518,
+        partial_checksums: false,
+    };
+    let lane = UplinkLane::new(queue, origin, Arc::default());
+    let role = Role::Underlay {
+        network: NETWORK.into(),
+        queue: 0,
+    };
+    add(handle, LaneId(100), Box::new(lane), role);
+    wire
 }
 
 impl Guest {
@@ -394,12 +441,12 @@ fn offloads(frames: Frames) -> Offloads {
 
 /// The role of a guest's lane.
 fn role(number: u8, path: Path) -> Role {
-    match path.way {
-        Way::FromGuest | Way::ToGuest => Role::Pair {
+    match path.is_in_network() {
+        false => Role::Pair {
             port: "alone".into(),
             pair: 0,
         },
-        Way::GuestToGuest => Role::Member {
+        true => Role::Member {
             network: NETWORK.into(),
             port: PortNumber(number.into()),
             pair: 0,
@@ -414,7 +461,7 @@ fn lane(
     number: u8,
     path: Path,
 ) -> (Box<dyn Lane>, Option<Arrivals>) {
-    if path.way == Way::GuestToGuest {
+    if path.is_in_network() {
         let of = (PortNumber(number.into()), 0);
         return (Box::new(PortLane::new(pair, counters, of)), None);
     }

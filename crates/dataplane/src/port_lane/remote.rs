@@ -1,0 +1,222 @@
+//! Frames of guests to stations on other hosts, which a VXLAN connects. The network's uplink is the kernel's vxlan device,
+//! and the kernel can send all of them. Frames that need nothing but headers leave by a queue of the NIC below instead, the
+//! underlay: the worker writes the headers of the VTEP that the FDB names ([`crate::fdb::remotes`]).
+//!
+//! All others take the way of frames to unknown addresses: GSO packets, frames that are too long for the underlay with
+//! these headers, frames of taps, and one frame whenever the kernel has to confirm the next hop. Frames of a flow must not
+//! overtake each other. So the kernel sends the frames in the underlay's ring before one leaves by the uplink, and frames
+//! behind a GSO packet leave by the uplink, too, until none has done so for a while.
+//!
+//! The checked bytes of a frame are those inside the tunnel, as on the uplink. Requested checksums are completed here: the
+//! NIC would compute that of the outer headers.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use device::counters::{Counter, PairCounters};
+use packet::tunnel::{Headers, Outer};
+use virtqueue::ChainId;
+
+use super::classified::Classified;
+use super::exits::{Frames, Sent, send_by};
+use super::{Batch, NO_FDB_ENTRY, PortLane};
+use crate::backend::own_queue::OwnQueue;
+use crate::backend::to_nic::{NicSink, ON_ITS_WAY, Transmit};
+use crate::fdb::Destination;
+use crate::fdb::flows::{FLOW_BYTES, Flow};
+use crate::fdb::remotes::VtepNumber;
+use crate::frame::encapsulated::Encapsulated;
+use crate::guest::from_guest::{Budget, Put, Sink};
+use crate::guest::guest_frame::GuestFrame;
+use crate::lane::limits::SEGMENTS;
+use crate::lane::{Siblings, Uplink};
+use crate::nic::xdp::XdpNic;
+use crate::policy::bucket::Ticks;
+
+/// The longest frame with its headers, whose lengths have 16 bits.
+const LONGEST: u32 = u16::MAX as u32;
+/// Different UDP source ports.
+const SOURCE_PORTS: usize = 1 << 14;
+
+/// What a lane keeps between two batches to the underlay.
+pub(super) struct Underlay {
+    pub(super) transmit: Transmit,
+    /// When the last frame behind a GSO packet left by the uplink, if frames still do.
+    detour: Option<Ticks>,
+    /// Identification of the last IPv4 packet.
+    id: u16,
+}
+
+impl Default for Underlay {
+    fn default() -> Self {
+        Self {
+            transmit: Transmit::shared(),
+            detour: None,
+            // Lanes use different ones at a time.
+            id: RandomState::new().hash_one(0) as u16,
+        }
+    }
+}
+
+/// Makes the headers of frames to a VTEP.
+struct Encapsulation<'a> {
+    outer: &'a Outer,
+    id: &'a mut u16,
+}
+
+impl Encapsulation<'_> {
+    /// The headers of a frame with this head.
+    // Inlined, as `Outer::headers` is, so that the headers are written once, not moved to the caller.
+    #[inline(always)]
+    fn headers(&mut self, head: &[u8], len: u32) -> Headers {
+        *self.id = self.id.wrapping_add(1);
+        let flow = match head.first_chunk() {
+            Some(start) => Flow::of(start),
+            None => {
+                let mut start = [0; FLOW_BYTES];
+                start[..head.len()].copy_from_slice(head);
+                Flow::of(&start)
+            }
+        };
+        // The frame is not longer than LONGEST.
+        #[allow(clippy::cast_possible_truncation)]
+        let (len, flow) = (len as u16, flow.spread(SOURCE_PORTS) as u16);
+        self.outer.headers(head, len, flow, *self.id)
+    }
+}
+
+/// A queue of the underlay as a sink of frames to a VTEP.
+struct ToVtep<'a, 'b> {
+    sink: &'a mut NicSink<'b, XdpNic>,
+    encapsulation: Encapsulation<'a>,
+}
+
+impl Sink for ToVtep<'_, '_> {
+    #[inline]
+    fn unsendable<'c>(&self, counters: &'c PairCounters) -> Option<&'c Counter> {
+        self.sink.unsendable(counters)
+    }
+
+    fn put(&mut self, chain: ChainId, frame: Option<GuestFrame<'_>>, budget: &mut Budget) -> Put {
+        let Some(frame) = frame else {
+            return self.sink.put(chain, None, budget);
+        };
+        let headers = self.encapsulation.headers(frame.head, frame.sending.len);
+        let whole = Encapsulated::new(frame, headers.as_ref());
+        self.sink.put(chain, Some(whole.frame(frame)), budget)
+    }
+
+    #[inline]
+    fn has_rest(&self) -> bool {
+        false
+    }
+}
+
+impl<O: OwnQueue> PortLane<O> {
+    /// Finds the VTEPs of classified frames again: stations move without a new FDB, and rules remember the destinations of
+    /// flows.
+    #[inline(never)]
+    pub(super) fn find_remotes(&mut self) {
+        let fdb = &self.forwarding.fdb;
+        if !fdb.has_remotes() {
+            return;
+        }
+        for chain in &mut self.chains[..self.classified] {
+            if let (Destination::Remote(_) | Destination::Unknown, Some(&to)) =
+                (chain.to, chain.head.first_chunk())
+            {
+                chain.to = fdb.find_remote(to);
+            }
+        }
+    }
+
+    /// Sends the next frames of a run to stations behind a VTEP.
+    // Not inlined, so that batches without such frames do not pay for its code.
+    #[inline(never)]
+    pub(super) fn to_remote(&mut self, to: VtepNumber, run: usize, batch: &mut Batch<'_>) {
+        if O::IS_THERE || self.forwarding.underlays.is_empty() || self.takes_detour() {
+            return self.leave(run, batch, NO_FDB_ENTRY);
+        }
+        let first = batch.done;
+        let Classified { is_sent, sending, .. } = &self.chains[first];
+        let is_gso = *is_sent && sending.request.gso.is_some();
+        let vtep = self.forwarding.fdb.vtep(to);
+        let confirmed = vtep.filter(|vtep| *is_sent && !is_gso && vtep.take_confirm());
+        let confirmed = confirmed.map(Arc::clone);
+        if !is_gso && confirmed.is_none() && self.put_to_underlay(to, run, batch).is_some() {
+            return;
+        }
+        self.kick_underlay(batch.siblings);
+        self.leave(1, batch, NO_FDB_ENTRY);
+        if is_gso {
+            self.underlay.detour = Some(Ticks::now());
+        }
+        if let Some(vtep) = confirmed
+            && batch.done == first
+        {
+            // It waits.
+            vtep.confirm.store(true, Relaxed);
+        }
+    }
+
+    /// Whether a GSO packet that left by the uplink, or a frame behind it, may still be on its way.
+    fn takes_detour(&mut self) -> bool {
+        let Some(last) = self.underlay.detour else {
+            return false;
+        };
+        let now = Ticks::now();
+        let is_on_its_way = now.minus(last) <= Ticks::of(ON_ITS_WAY);
+        self.underlay.detour = is_on_its_way.then_some(now);
+        is_on_its_way
+    }
+
+    /// Puts the next frames of a run into the underlay's queue, as far as they fit and there is room. `None`: the next one
+    /// cannot leave there, and nothing is done.
+    fn put_to_underlay(&mut self, to: VtepNumber, run: usize, batch: &mut Batch<'_>) -> Option<()> {
+        let place = self.forwarding.underlay(self.flow())?;
+        let outer = &self.forwarding.fdb.vtep(to)?.outer;
+        let Underlay { transmit, id, .. } = &mut self.underlay;
+        let mut frames = Frames {
+            vring: &mut self.from_guest,
+            classified: &mut self.chains,
+            chains: &self.sender.chains,
+            counters: &self.counters,
+            end: batch.done,
+        };
+        let (budget, done) = (&mut batch.budget, &mut batch.done);
+        let (mut fits, mut waits) = (0, false);
+        let sent = send_by(batch.siblings.uplink(place), (transmit, &self.counters), |sink| {
+            if sink.unsendable(frames.counters).is_some() {
+                return;
+            }
+            let longest = sink.longest().min(LONGEST).saturating_sub(outer.len() as u32);
+            let of_run = frames.classified[*done..][..run].iter();
+            fits = of_run.take_while(|entry| entry.fits(longest)).count();
+            frames.end += fits;
+            let before = budget.tally.frames;
+            let mut encapsulation = Encapsulation { outer, id };
+            let headers = |head: &[u8], len| encapsulation.headers(head, len);
+            frames.copy_whole(sink, headers, (budget, done));
+            let mut sink = ToVtep { sink, encapsulation };
+            // Only checks return errors, and these frames were checked before.
+            waits = frames.put(&mut sink, None, (budget, done)).unwrap_or(true);
+            sink.sink.note_wait(waits);
+            let encapsulated = budget.tally.frames - before;
+            budget.tally.bytes -= encapsulated * outer.len() as u64;
+            self.counters.from_guest_encapsulated.add(encapsulated);
+        });
+        self.is_locked_out = sent == Sent::Busy;
+        self.waits = waits || self.is_locked_out;
+        (fits > 0 || self.is_locked_out).then_some(())
+    }
+
+    /// Has the kernel send the frames in the underlay's ring, before a frame that must not overtake them.
+    #[cold]
+    fn kick_underlay(&mut self, siblings: &mut dyn Siblings) {
+        let place = self.forwarding.underlay(self.flow());
+        if let Some(Uplink::Queue { mut queue, .. }) = place.map(|at| siblings.uplink(at)) {
+            queue.kick_queued(SEGMENTS * 2, &self.counters);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The headers in front of a frame that is sent by VXLAN: Ethernet, IPv4 or IPv6, UDP, VXLAN.
+//!
+//! They are as Linux writes them (`vxlan_xmit_one`, drivers/net/vxlan): the IPv4 packet may be fragmented on its way, and
+//! the UDP source port is a hash of the inner flow, so that the network spreads flows over its paths. The UDP checksum is
+//! 0, "none": over IPv6 the receiver has to accept that (RFC 6935).
+
+use std::net::IpAddr;
+
+use super::{VXLAN_HAS_VNI, VXLAN_LEN};
+use crate::checksum::Sum;
+use crate::ethernet::{self, ADDRESS_BYTES, HEADER_BYTES, Mac, Skip};
+use crate::ethertype::{IPV4, IPV6};
+use crate::fields::{ipv4, ipv6, udp};
+use crate::{protocol, put16};
+
+/// Most bytes of these headers: those over IPv6.
+pub const OUTER_MAX: usize = HEADER_BYTES + ipv6::BYTES + udp::BYTES + VXLAN_LEN;
+/// Bytes over IPv4.
+const OUTER_V4: usize = HEADER_BYTES + ipv4::BYTES + udp::BYTES + VXLAN_LEN;
+/// Where the IP header begins.
+const IP: usize = HEADER_BYTES;
+/// The first of the UDP source ports, of which there are a power of two (RFC 7348, section 5: dynamic ports).
+const FIRST_SOURCE_PORT: u16 = 49_152;
+/// The bits of a traffic class that are ECN (RFC 3168).
+const ECN: u8 = 3;
+/// Congestion was experienced; it would be reported (RFC 3168).
+const CE: u8 = 3;
+const ECT_0: u8 = 2;
+
+/// The headers for frames to one VTEP, without what differs by frame.
+#[derive(Debug, Clone)]
+pub struct Outer {
+    template: [u8; OUTER_MAX],
+    /// Sum of the IPv4 header in the template; `None`: it is IPv6.
+    sum: Option<Sum>,
+}
+
+impl Outer {
+    /// The headers from the address `from` to the next hop `to`, for packets from `local` to the VTEP `remote`.
+    ///
+    /// `None`: the addresses are of different families, or the VNI has more than 24 bits.
+    #[must_use]
+    pub fn new(
+        (to, from): (Mac, Mac),
+        (local, remote): (IpAddr, IpAddr),
+        port: u16,
+        vni: u32,
+        ttl: u8,
+    ) -> Option<Self> {
+        let mut template = [0; OUTER_MAX];
+        template[..6].copy_from_slice(&to);
+        template[6..ADDRESS_BYTES].copy_from_slice(&from);
+        let ip = &mut template[IP..];
+        let (ethertype, sum) = match (local, remote) {
+            (IpAddr::V4(local), IpAddr::V4(remote)) => {
+                (ip[0], ip[ipv4::TTL], ip[ipv4::PROTOCOL]) = (0x45, ttl, protocol::UDP);
+                ip[ipv4::SOURCE..][..4].copy_from_slice(&local.octets());
+                ip[ipv4::DESTINATION..][..4].copy_from_slice(&remote.octets());
+                (IPV4, Some(Sum::of(&ip[..ipv4::BYTES])))
+            }
+            (IpAddr::V6(local), IpAddr::V6(remote)) => {
+                (ip[0], ip[ipv6::NEXT], ip[ipv6::HOPS]) = (0x60, protocol::UDP, ttl);
+                ip[ipv6::SOURCE..][..16].copy_from_slice(&local.octets());
+                ip[ipv6::DESTINATION..][..16].copy_from_slice(&remote.octets());
+                (IPV6, None)
+            }
+            _ => return None,
+        };
+        put16(&mut template, ADDRESS_BYTES, ethertype);
+        let outer = Self { template, sum };
+        let (udp, vxlan) = (outer.udp(), outer.udp() + udp::BYTES);
+        let [0, vni @ ..] = vni.to_be_bytes() else {
+            return None;
+        };
+        let mut template = outer.template;
+        put16(&mut template, udp + udp::DESTINATION, port);
+        template[vxlan] = VXLAN_HAS_VNI;
+        template[vxlan + 4..][..3].copy_from_slice(&vni);
+        Some(Self { template, sum })
+    }
+
+    /// Bytes of the headers.
+    #[must_use]
+    #[inline]
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> usize {
+        match self.sum {
+            Some(_) => OUTER_V4,
+            None => OUTER_MAX,
+        }
+    }
+
+    /// Where the UDP header begins.
+    #[inline]
+    fn udp(&self) -> usize {
+        self.len() - VXLAN_LEN - udp::BYTES
+    }
+
+    /// The headers for a frame. `inner`: its first bytes, of which the ECN bits are copied (RFC 6040, section 4.1);
+    /// `len`: its length, at most 65,535 with these headers; `flow`: a hash of its flow; `id`: another number for each
+    /// packet, by which an IPv4 receiver puts fragments together.
+    #[must_use]
+    #[inline(always)]
+    pub fn headers(&self, inner: &[u8], len: u16, flow: u16, id: u16) -> Headers {
+        let mut made = Headers {
+            bytes: self.template,
+            len: self.len(),
+        };
+        let headers = &mut made.bytes;
+        let ecn = ecn(inner);
+        let udp_len = len.saturating_add((udp::BYTES + VXLAN_LEN) as u16);
+        match self.sum {
+            Some(sum) => {
+                let len = udp_len.saturating_add(ipv4::BYTES as u16);
+                headers[IP + ipv4::TOS] = ecn;
+                put16(headers, IP + ipv4::LEN, len);
+                put16(headers, IP + ipv4::ID, id);
+                let sum = sum.add_word(ecn.into()).add_word(len).add_word(id);
+                put16(headers, IP + ipv4::CHECKSUM, sum.complement());
+            }
+            None => {
+                headers[IP + ipv6::LOW_CLASS] = ecn << 4;
+                put16(headers, IP + ipv6::LEN, udp_len);
+            }
+        }
+        let udp = self.udp();
+        put16(headers, udp + udp::SOURCE, FIRST_SOURCE_PORT | flow);
+        put16(headers, udp + udp::LEN, udp_len);
+        made
+    }
+}
+
+/// The headers for a frame.
+#[derive(Debug, Clone, Copy)]
+pub struct Headers {
+    bytes: [u8; OUTER_MAX],
+    len: usize,
+}
+
+impl AsRef<[u8]> for Headers {
+    #[inline]
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// The ECN bits for a frame's outer header; 0 if the frame has no IP header.
+#[inline]
+fn ecn(frame: &[u8]) -> u8 {
+    let class = ethernet::payload(frame, Skip::TwoTags).and_then(|payload| match payload.ethertype {
+        IPV4 => frame.get(payload.at + ipv4::TOS).copied(),
+        IPV6 => frame.get(payload.at + ipv6::LOW_CLASS).map(|low| low >> 4),
+        _ => None,
+    });
+    match class.unwrap_or(0) & ECN {
+        // The inner header keeps the mark (RFC 6040, section 4.1, compatibility with Linux).
+        CE => ECT_0,
+        ecn => ecn,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! The headers are compared with those that etherparse builds.
+
+use std::net::IpAddr;
+
+use etherparse::{EtherType, Ethernet2Header, IpNumber, Ipv4Header, Ipv6Header, UdpHeader};
+use proptest::prelude::*;
+
+use super::*;
+use crate::ip::{Fragment, Ipv4};
+use crate::layers;
+
+const MACS: (Mac, Mac) = ([2, 0, 0, 0, 9, 1], [2, 0, 0, 0, 9, 2]);
+
+fn addresses(v6: bool) -> (IpAddr, IpAddr) {
+    let [local, remote] = match v6 {
+        false => ["10.9.0.1", "10.9.0.2"],
+        true => ["fd00::1", "fd00::2"],
+    }
+    .map(|text| text.parse().expect("an address"));
+    (local, remote)
+}
+
+fn outer(v6: bool) -> Outer {
+    Outer::new(MACS, addresses(v6), 4789, 0x12_3456, 64).expect("one family")
+}
+
+/// A frame of that type, behind these tags, whose payload begins with these bytes.
+fn inner(tags: &[u8], ethertype: u16, payload: &[u8]) -> Vec<u8> {
+    [&[4; 12][..], tags, &ethertype.to_be_bytes(), payload].concat()
+}
+
+/// The headers as etherparse builds them.
+fn expected(v6: bool, ecn: u8, len: u16, flow: u16, id: u16) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let ethernet = Ethernet2Header {
+        destination: MACS.0,
+        source: MACS.1,
+        ether_type: if v6 { EtherType::IPV6 } else { EtherType::IPV4 },
+    };
+    ethernet.write(&mut bytes).expect("memory");
+    let udp = UdpHeader {
+        source_port: 49_152 + flow,
+        destination_port: 4789,
+        length: len + 16,
+        checksum: 0,
+    };
+    match addresses(v6) {
+        (IpAddr::V4(local), IpAddr::V4(remote)) => {
+            let octets = (local.octets(), remote.octets());
+            let mut ip = Ipv4Header::new(len + 16, 64, IpNumber::UDP, octets.0, octets.1).expect("short");
+            (ip.identification, ip.dont_fragment) = (id, false);
+            ip.ecn = ecn.try_into().expect("two bits");
+            ip.header_checksum = ip.calc_header_checksum();
+            ip.write(&mut bytes).expect("memory");
+        }
+        (IpAddr::V6(local), IpAddr::V6(remote)) => {
+            let ip = Ipv6Header {
+                traffic_class: ecn,
+                payload_length: len + 16,
+                next_header: IpNumber::UDP,
+                hop_limit: 64,
+                source: local.octets(),
+                destination: remote.octets(),
+                ..Ipv6Header::default()
+            };
+            ip.write(&mut bytes).expect("memory");
+        }
+        _ => unreachable!("one family"),
+    }
+    udp.write(&mut bytes).expect("memory");
+    bytes.extend([8, 0, 0, 0, 0x12, 0x34, 0x56, 0]);
+    bytes
+}
+
+proptest! {
+    #[test]
+    fn headers_are_those_of_another_implementation(
+        (v6, inner_v6, ecn) in (any::<bool>(), any::<bool>(), 0u8..4),
+        len in 14u16..9000,
+        flow in 0u16..1 << 14,
+        id in any::<u16>(),
+    ) {
+        let frame = match inner_v6 {
+            false => inner(&[], IPV4, &[0x45, 0xfc | ecn]),
+            true => inner(&[], IPV6, &[0x6f, 0xcf | ecn << 4]),
+        };
+        let headers = outer(v6).headers(&frame, len, flow, id);
+        // A mark of congestion stays inside.
+        let marked = if ecn == 3 { 2 } else { ecn };
+        prop_assert_eq!(headers.as_ref(), expected(v6, marked, len, flow, id));
+        prop_assert_eq!(headers.as_ref().len(), outer(v6).len());
+    }
+
+    #[test]
+    fn no_bytes_and_no_length_do_harm(frame in prop::collection::vec(any::<u8>(), 0..80), len: u16, flow: u16) {
+        for v6 in [false, true] {
+            let _ = outer(v6).headers(&frame, len, flow, 0);
+        }
+    }
+}
+
+#[test]
+fn headers_are_these_bytes() {
+    let frame = inner(&[], IPV4, &[0x45, 0x02]);
+    let headers = outer(false).headers(&frame, 60, 1, 0x0203);
+    #[rustfmt::skip]
+    let wanted = [
+        2, 0, 0, 0, 9, 1, 2, 0, 0, 0, 9, 2, 0x08, 0x00,
+        0x45, 0x02, 0, 96, 0x02, 0x03, 0, 0, 64, 17, 0x64, 0x74, 10, 9, 0, 1, 10, 9, 0, 2,
+        0xc0, 0x01, 0x12, 0xb5, 0, 76, 0, 0,
+        8, 0, 0, 0, 0x12, 0x34, 0x56, 0,
+    ];
+    assert_eq!(headers.as_ref(), wanted);
+}
+
+#[test]
+fn our_own_readers_find_a_right_packet_with_that_frame_inside() {
+    let frame = inner(&[], IPV4, &[0; 46]);
+    let headers = outer(false).headers(&frame, frame.len() as u16, 5, 6);
+    let whole = [headers.as_ref(), &frame].concat();
+    let ip = Ipv4::at(&whole, IP).expect("IPv4");
+    assert_eq!((ip.span.end, ip.upper.fragment), (whole.len(), Fragment::None));
+    assert_eq!(
+        Sum::of(&whole[IP..ip.span.payload]).fold(),
+        0xffff,
+        "its checksum"
+    );
+    let layers = layers::parse(&whole, whole.len() as u32).expect("UDP");
+    assert!(super::super::is_tunnel(&whole, &layers));
+    let payload = super::super::vxlan(&whole, layers.payload.into()).expect("VXLAN");
+    assert_eq!(payload.at, outer(false).len());
+}
+
+#[test]
+fn ecn_bits_are_those_of_the_packet_inside_but_congestion() {
+    let vlan = [0x81, 0x00, 0x00, 0x07];
+    let ecn = |frame: &[u8]| outer(false).headers(frame, 60, 0, 0).as_ref()[IP + 1];
+    assert_eq!(ecn(&inner(&vlan, IPV4, &[0x45, 0x01])), 1);
+    assert_eq!(ecn(&inner(&[vlan, vlan].concat(), IPV6, &[0x60, 0x10])), 1);
+    assert_eq!(ecn(&inner(&[], 0x0806, &[0xff; 28])), 0, "ARP");
+    assert_eq!(ecn(&inner(&[], IPV4, &[0x45])), 0, "it ends before");
+}
+
+#[test]
+fn addresses_are_of_one_family_and_a_vni_has_24_bits() {
+    let mixed = (addresses(false).0, addresses(true).1);
+    assert!(Outer::new(MACS, mixed, 4789, 1, 64).is_none());
+    assert!(Outer::new(MACS, addresses(false), 4789, 1 << 24, 64).is_none());
+    assert!(Outer::new(MACS, addresses(true), 4789, (1 << 24) - 1, 64).is_some());
+}
