@@ -22,6 +22,7 @@
  *   bits  0..31   frame_limit: longest frame in bytes (Ethernet header included, virtio header not)
  *   bits 32..39   header_len: bytes of virtio-net header to write before the frame: 0, 12 or 20
  *   bit  40       the queue has a map of its own (STEER_OWN_MAP)
+ *   bit  41       the queue's network is behind a tunnel (STEER_TUNNEL)
  *   bits 48..63   flags: STEER_QUEUE_*
  *
  * A queue has two slots for a socket. The configuration names one of them. The next socket is put into the other
@@ -36,6 +37,9 @@
  */
 #define STEER_OWN_MAP (1ULL << 40)
 #define STEER_OWN_PLACE 0
+
+/* The queue's network gets frames of a tunnel only, if it has one at the moment (struct steer_tunnel). */
+#define STEER_TUNNEL (1ULL << 41)
 
 /* The queue is ours. While it is clear (the state of a fresh map) every frame goes to the host. */
 #define STEER_QUEUE_ACTIVE 0x1
@@ -103,6 +107,35 @@ struct steer_member {
 	__u32 network;
 };
 _Static_assert(sizeof(struct steer_member) == 8, "twin in network.rs");
+
+/* The VXLAN tunnel of a network (RFC 7348). */
+struct steer_tunnel {
+	/* the host's address, as in a header; of IPv4 the first four bytes, then zeros */
+	__be32 local[4];
+	/* the last four bytes of the VXLAN header: VNI, zero */
+	__be32 vni;
+	/* of UDP */
+	__be16 port;
+	/* 4 or 6; 0: no frame is of this tunnel */
+	__u16 version;
+	/* index of the vxlan device; the loader's own note, as above */
+	__u32 device;
+};
+_Static_assert(sizeof(struct steer_tunnel) == 28, "twin in tunnel.rs");
+
+/* Most hosts from which networks of an interface take packets of their tunnels, all networks together. */
+#define STEER_MAX_VTEPS 65536
+
+/* A host from which a network takes packets of its tunnel: the key of a set. */
+struct steer_vtep {
+	/* as in steer_tunnel */
+	__be32 address[4];
+	__u32 network;
+	/* of IP: 4 or 6 */
+	__u16 version;
+	__u16 zero;
+};
+_Static_assert(sizeof(struct steer_vtep) == 24, "twin in tunnel.rs");
 
 /* Most flows that have a mark. */
 #define STEER_MAX_MARKS 16384
@@ -174,7 +207,7 @@ struct steer_counters {
 	__u64 too_long;
 	/* dropped: the driver left no room before the frame for the virtio header, or for the hints */
 	__u64 no_header_room;
-	/* passed to the host: the queue is ours, but no socket is in the map (it was closed) */
+	/* passed to the host: the queue is ours, but no socket is in the map (it was closed); dropped: the same, of a tunnel */
 	__u64 no_socket;
 	/* passed to the host: the queue is ours, the frame's address or VLAN is not */
 	__u64 not_ours;

@@ -27,8 +27,13 @@
  * buffer, and the frame itself to the host. Each network has a ring of its own: who reads it sees no other's frames.
  * How often is limited (GCRA, on each CPU): a flood costs the host's CPU no copies beyond that.
  *
+ * A network behind a *tunnel* (steer_tunnel.h) gets unicast frames of that tunnel only: the outer headers are taken off,
+ * and what was in them is steered as above. What is no station's, or to a group, gets them back and goes to the host,
+ * whose vxlan device takes it out. A frame without them that finds no socket is dropped.
+ *
  * Invariants:
- *  - A frame that is passed leaves as it came: metadata that was added is taken away again.
+ *  - A frame that is passed leaves as it came: metadata that was added is taken away again, and headers that were taken
+ *    off are put back. That is possible while nothing is written before the frame.
  *  - The configuration is read once per frame, as one word (steer.h), so length, limit and state belong
  *    together even while the loader changes them.
  *  - No frame is lost without a counter, and no copy of one. What the socket then drops (no fill entry, ring full) is
@@ -52,6 +57,7 @@
 
 #include "steer_queues.h"
 #include "steer_stations.h"
+#include "steer_tunnel.h"
 
 #ifdef STEER_BOUND
 #include "steer_hints.h"
@@ -296,9 +302,18 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 	__u32 network = flags >> STEER_NETWORK_SHIFT & 0xff;
 	struct steer_member *member;
 	volatile __u64 key;
-	__u32 len, port;
-	int vlan, before;
+	int vlan, before, outer = 0;
+	__u32 len, port, verdict;
 
+	if (config & STEER_TUNNEL) {
+		/* A tag that the driver took off is an outer one. */
+		if (!has_tag(hints))
+			outer = take_off(ctx, network);
+		if (!outer)
+			goto not_ours;
+		frame = (void *)(long)ctx->data;
+		end = (void *)(long)ctx->data_end;
+	}
 	if ((const void *)(frame + 14) > end)
 		goto not_ours;
 	vlan = vlan_of(hints, frame, end);
@@ -306,6 +321,8 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 		goto not_ours;
 	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
 	if (frame[0] & 1) {
+		if (outer)
+			goto not_ours;
 		len = bpf_xdp_get_buff_len(ctx) + tag_len(hints);
 		if (len > (__u32)config) {
 			COUNT(counters, group_lost);
@@ -327,19 +344,22 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 	}
 #ifdef STEER_BOUND
 	if (flags & STEER_QUEUE_HINTS) {
-		before = leave_hints(ctx, hints->vlan_proto, hints->vlan_tci, port, 0);
+		/* The NIC's hash is that of the outer headers. */
+		before = leave_hints(ctx, hints->vlan_proto, hints->vlan_tci, port, outer ? STEER_HINT_HASH : 0);
 		if (before < 0) {
 			COUNT(counters, no_header_room);
 			return XDP_DROP;
 		}
-		return to_socket(ctx, queue, config, before, counters);
-	}
+	} else
 #endif
-	before = write_note(ctx, port);
-	return to_socket(ctx, queue, config, before, counters);
+		before = write_note(ctx, port);
+	verdict = to_socket(ctx, queue, config, before, counters);
+	return outer && verdict == XDP_PASS ? XDP_DROP : verdict;
 
 not_ours:
 	COUNT(counters, not_ours);
+	if (outer && bpf_xdp_adjust_head(ctx, -outer))
+		return XDP_DROP;
 	return XDP_PASS;
 }
 

@@ -252,7 +252,8 @@ union rss {
 		absent |= UNLESS_##hash_(STEER_HINT_HASH |) UNLESS_##timestamp_(STEER_HINT_TIMESTAMP |)\
 			UNLESS_##mark_(STEER_HINT_MARK |) (tag.vlan_proto ? 0 : STEER_HINT_VLAN);      \
 		IF_##mark_(if (!mark) absent |= STEER_HINT_MARK;)                                      \
-		IF_##hash_(if (bpf_xdp_metadata_rx_hash(ctx, &rss.hash, &rss.type)) {                  \
+		IF_##hash_(if ((absent & STEER_HINT_HASH) ||                                           \
+			       bpf_xdp_metadata_rx_hash(ctx, &rss.hash, &rss.type)) {                  \
 			rss.word = 0;                                                                  \
 			absent |= STEER_HINT_HASH;                                                     \
 		})                                                                                     \
@@ -277,8 +278,8 @@ union rss {
 	}
 
 /*
- * Leaves the structure of the program's set before the frame; its length, or -1: no room. `absent` is STEER_HINT_PORT or
- * 0.
+ * Leaves the structure of the program's set before the frame; its length, or -1: no room. `absent`: those of
+ * STEER_HINT_PORT and STEER_HINT_HASH that the frame has not.
  */
 static __always_inline int leave_hints(struct xdp_md *ctx, __u32 proto, __u32 tci, __u32 port, __u32 absent)
 {

@@ -16,9 +16,11 @@
 #define SHIFT(at, bytes) (8 * (at))
 /* A number in network order. */
 #define NETWORK16(number) __builtin_bswap16(number)
+#define NETWORK32(number) __builtin_bswap32(number)
 #else
 #define SHIFT(at, bytes) (64 - 8 * ((at) + (bytes)))
 #define NETWORK16(number) ((__be16)(number))
+#define NETWORK32(number) ((__be32)(number))
 #endif
 #define BYTE(bytes, i, at) ((__u64)(bytes)[i] << SHIFT(at, 1))
 

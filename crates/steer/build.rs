@@ -23,6 +23,7 @@ fn main() {
         "steer_key.h",
         "steer_queues.h",
         "steer_stations.h",
+        "steer_tunnel.h",
     ] {
         println!("cargo:rerun-if-changed={}", bpf_dir.join(header).display());
     }

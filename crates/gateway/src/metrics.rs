@@ -328,9 +328,7 @@ fn of_counters(status: &Status, label: &'static str, drops: bool) -> Vec<Sample>
         sums(port.lanes.iter().flat_map(|lane| &lane.counters), label, drops)
     });
     for network in &status.networks {
-        let of_host = network.host.iter().map(|host| &host.queue);
-        let lanes = network.queues.iter().chain(of_host);
-        let counters = lanes.flat_map(|lane| &lane.counters);
+        let counters = network.lanes().flat_map(|(_, lane)| &lane.counters);
         let counters = counters.chain(&network.groups);
         let labels = vec![("network", network.name.clone()), ("port", String::new())];
         all.extend(with(&labels, sums(counters, label, drops)));

@@ -49,7 +49,7 @@ mod tests {
 
     use super::links::bridge::{BridgeFdb, bridge_of};
     use super::links::{Changes, DriverSends, DriverXdp, Link, above, below, filters};
-    use super::nic::{Ethtool, bound, rings, tags};
+    use super::nic::{Ethtool, Steering, bound, rings, tags};
     use super::unserved_queues::unserved_queues;
 
     /// All that can be read of an interface, as text.

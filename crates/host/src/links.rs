@@ -11,7 +11,8 @@ pub mod bridge_ports;
 mod device;
 pub mod filters;
 pub mod neighbours;
-mod tunnel;
+pub mod routes;
+pub mod tunnel;
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -283,11 +284,11 @@ pub fn get_link<T>(
     Ok(read(&header, &attributes))
 }
 
-/// Numbers of attached and of detached queues of a tap device.
+/// Checks that a tap device has these queues and no others: before it had an owner, everybody could attach one.
 ///
 /// # Errors
-/// The kernel's.
-pub fn tap_queues(name: &CStr) -> io::Result<(u32, u32)> {
+/// The kernel's, or the number is another one.
+pub fn check_tap_queues(name: &CStr, queues: usize) -> io::Result<()> {
     let counted = get_link(
         &Ifinfomsg::default(),
         Some(name),
@@ -298,7 +299,16 @@ pub fn tap_queues(name: &CStr) -> io::Result<(u32, u32)> {
             _ => None,
         },
     )?;
-    counted.ok_or_else(|| io::Error::other("the kernel does not report its number of queues"))
+    let unknown = || io::Error::other("the kernel does not report its number of queues");
+    let (attached, detached) = counted.ok_or_else(unknown)?;
+    if usize::try_from(attached) == Ok(queues) && detached == 0 {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "{queues} queues were made and {attached} are there ({detached} more are detached): another process attaches \
+         some, `grep -l {} /proc/[0-9]*/fdinfo/*` lists those that have any",
+        name.to_string_lossy()
+    )))
 }
 
 /// Whether it is a netkit without a peer (`IFLA_NETKIT_PAIRING`, include/uapi/linux/if_link.h).

@@ -16,5 +16,5 @@ pub mod rings;
 mod rule;
 pub mod tags;
 
-pub use ethtool::{Ethtool, INDIRECTION_MAX, Table, Tags};
+pub use ethtool::{Ethtool, INDIRECTION_MAX, Steering, Table, Tags};
 pub use rule::{Known, Rule, Target};

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::links::Link;
 use crate::links::below::queues_from_below;
-use crate::nic::{Ethtool, Target};
+use crate::nic::{Ethtool, Steering, Target};
 
 /// Longest note, bytes.
 pub const NOTE_MAX: usize = 252;

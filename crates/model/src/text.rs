@@ -19,6 +19,25 @@ pub fn mac_bytes(text: &str) -> Option<[u8; 6]> {
     bytes?.try_into().ok()
 }
 
+/// Bytes as hexadecimal digits.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
+    digits
+        .filter_map(|digit| char::from_digit(digit.into(), 16))
+        .collect()
+}
+
+/// Reads bytes as hexadecimal digits; `None`: the text is something else.
+#[must_use]
+pub fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digit = |c: char| Some(u8::try_from(c.to_digit(16)?).unwrap_or(0));
+    let digits: Vec<u8> = text.chars().map(digit).collect::<Option<_>>()?;
+    let (pairs, rest) = digits.as_chunks::<2>();
+    rest.is_empty()
+        .then(|| pairs.iter().map(|[high, low]| high << 4 | low).collect())
+}
+
 /// Most numbers of a list, repetitions included.
 const MOST_NUMBERS: usize = 1 << 16;
 

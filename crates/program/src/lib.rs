@@ -9,6 +9,7 @@
 //! | [`descriptors`] | messages that carry descriptors |
 //! | [`peer`] | the peer of a Unix socket |
 //! | [`fd_store`] | descriptors that the service manager keeps open |
+//! | [`steward`] | command line of the steward |
 //! | [`handed`] | descriptors that a program passes to one that it starts |
 //! | [`choice`] | lists that choose among names |
 //! | [`text_file`] | files that configure a privileged process |
@@ -29,6 +30,7 @@ pub mod peer;
 pub mod rate;
 pub mod sandbox;
 pub mod signal_handler;
+pub mod steward;
 pub mod text_file;
 pub mod users;
 

@@ -11,6 +11,8 @@ const HEADER_LEN_SHIFT: u32 = 32;
 const FLAGS_SHIFT: u32 = 48;
 /// `STEER_OWN_MAP`
 const OWN_MAP: u64 = 1 << 40;
+/// `STEER_TUNNEL`
+const TUNNEL: u64 = 1 << 41;
 /// `STEER_QUEUE_ACTIVE`
 const ACTIVE: u64 = 0x1;
 /// `STEER_QUEUE_SECOND`
@@ -51,6 +53,16 @@ impl Filter {
     /// Whether it selects every frame.
     pub fn is_empty(&self) -> bool {
         self.macs.is_empty() && self.vlans.is_empty()
+    }
+
+    /// An address that both name, if there are VLANs whose frames both select: without VLANs a filter selects those of
+    /// all.
+    pub fn shared_mac(&self, other: &Self) -> Option<[u8; 6]> {
+        let share_vlans = self.vlans.is_empty()
+            || other.vlans.is_empty()
+            || self.vlans.iter().any(|vlan| other.vlans.contains(vlan));
+        let mut macs = self.macs.iter().filter(|_| share_vlans);
+        macs.find(|mac| other.macs.contains(mac)).copied()
     }
 
     /// The flags of a queue's word.
@@ -98,9 +110,14 @@ pub(crate) fn filter_bits(word: u64) -> u64 {
     word & ((MACS | VLANS) << FLAGS_SHIFT)
 }
 
-/// The flags of a word for the network of the queue.
+/// The bits of a word for the network of the queue.
 pub(crate) fn network_bits(word: u64) -> u64 {
-    word & ((NETWORK | 0xff << NETWORK_SHIFT) << FLAGS_SHIFT)
+    word & ((NETWORK | 0xff << NETWORK_SHIFT) << FLAGS_SHIFT | TUNNEL)
+}
+
+/// The word, for a queue whose network is behind a tunnel.
+pub(crate) fn word_with_tunnel(word: u64) -> u64 {
+    word | TUNNEL
 }
 
 /// The part of a word that outlives the queue's sockets.
@@ -123,6 +140,11 @@ pub(crate) fn word_with_hints(word: u64, allowed: bool) -> u64 {
 /// The flags of a queue of this network, whose number is below [`MAX_QUEUES`].
 pub(crate) fn word_of_network(network: u32) -> u64 {
     network_bits((NETWORK | u64::from(network) << NETWORK_SHIFT) << FLAGS_SHIFT)
+}
+
+/// Whether the network of a word's queue is behind a tunnel.
+pub(crate) fn word_has_tunnel(word: u64) -> bool {
+    word & TUNNEL != 0
 }
 
 /// The virtio-net header that the program writes before a frame (VirtIO 1.3, section 5.1.6): all zero, except
@@ -245,7 +267,8 @@ pub struct QueueCounters {
     pub too_long: u64,
     /// Dropped: the driver left no room before the frame for the virtio-net header, or for the hints.
     pub no_header_room: u64,
-    /// Passed to the host: the queue is active, but its socket is gone from the map, because it was closed.
+    /// Passed to the host: the queue is active, but its socket is gone from the map, because it was closed. A frame out
+    /// of a tunnel is dropped.
     pub no_socket: u64,
     /// Passed to the host: the queue is active, but the frame's address or VLAN is not its own ([`Filter`]).
     pub not_ours: u64,
@@ -348,6 +371,24 @@ mod tests {
     }
 
     #[test]
+    fn filters_share_an_address_if_both_select_frames_of_a_vlan() {
+        let filter = |last: &[u8], vlans: &[u16]| Filter {
+            macs: last.iter().map(|&last| [2, 0, 0, 0, 0, last]).collect(),
+            vlans: vlans.to_vec(),
+        };
+        let shared = |one: Filter, other: Filter| one.shared_mac(&other).map(|mac| mac[5]);
+        assert_eq!(
+            shared(filter(&[1, 2], &[5, 6]), filter(&[2, 3], &[6, 7])),
+            Some(2)
+        );
+        assert_eq!(shared(filter(&[1, 2], &[5, 6]), filter(&[2, 3], &[7])), None);
+        for (one, other) in [(&[][..], &[7][..]), (&[5], &[]), (&[], &[])] {
+            assert_eq!(shared(filter(&[1], one), filter(&[1], other)), Some(1));
+        }
+        assert_eq!(shared(filter(&[1], &[]), filter(&[2], &[])), None);
+    }
+
+    #[test]
     fn filter_has_flags_and_keys_where_steer_h_says() {
         let filter = Filter {
             macs: vec![[2, 0, 0, 0, 0, 1]],
@@ -373,7 +414,7 @@ mod tests {
     fn network_has_flag_and_number_where_steer_h_says() {
         assert_eq!(word_of_network(0), 0x0020_0000_0000_0000);
         assert_eq!(word_of_network(0xa5), 0xa520_0000_0000_0000);
-        assert_eq!(lasting_bits(u64::MAX), 0xff38_0000_0000_0000);
+        assert_eq!(lasting_bits(u64::MAX), 0xff38_0200_0000_0000);
     }
 
     #[test]

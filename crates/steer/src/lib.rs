@@ -79,6 +79,7 @@ mod send;
 mod shape;
 mod socket_map;
 mod tap;
+mod tunnel;
 mod verdict;
 
 pub use btf::{LayoutOfError, layout_of_map, layout_of_program};
@@ -101,6 +102,7 @@ pub use socket_map::{SocketMap, SocketMapError};
 pub use tap::{
     Hook, TapAccess, TapDevice, TapError, TapTo, TapUser, detach_tap, network_of_filter, pinned_taps,
 };
+pub use tunnel::Tunnel;
 pub use verdict::{Verdict, VerdictError, VerdictProgram};
 
 /// The skeletons that `build.rs` generates from the programs in `bpf`.

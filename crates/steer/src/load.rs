@@ -14,6 +14,7 @@ use crate::hints::HintSet;
 use crate::network::NetworkMaps;
 use crate::skel::SteerSkelBuilder;
 use crate::skel::bound::SteerBoundSkelBuilder;
+use crate::tunnel::Tunnels;
 
 /// Maps of a program that its replacement reuses, by their names in `bpf/`.
 pub(crate) type Reused<'a> = &'a [(&'static str, BorrowedFd<'a>)];
@@ -72,6 +73,10 @@ pub(crate) fn plain(frags: bool, reused: Reused<'_>) -> libbpf_rs::Result<(Loade
             stations: MapHandle::try_from(&skel.maps.steer_stations)?,
             rings: MapHandle::try_from(&skel.maps.steer_rings)?,
             limits: MapHandle::try_from(&skel.maps.steer_limits)?,
+            tunnels: Some(Tunnels {
+                tunnels: MapHandle::try_from(&skel.maps.steer_tunnels)?,
+                vteps: MapHandle::try_from(&skel.maps.steer_vteps)?,
+            }),
         },
     };
     Ok((Loaded::new(program)?, maps))

@@ -4,9 +4,10 @@ use libbpf_rs::MapHandle;
 use xsk::metadata::{Field, Layout};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::layout::{LAST_VLAN, MAX_QUEUES};
+use crate::layout::{Filter, LAST_VLAN, MAX_QUEUES};
 use crate::map;
 use crate::shape::Shape;
+use crate::tunnel::Tunnels;
 
 /// Maximum number of addresses of all networks of an interface together; `STEER_MAX_STATIONS`.
 pub const MAX_STATIONS: u32 = 16_384;
@@ -34,6 +35,18 @@ impl Station {
     pub fn is_possible(self) -> bool {
         // Bit 0 of the first byte: multicast (IEEE 802).
         self.vlan <= LAST_VLAN && self.mac[0] & 1 == 0
+    }
+}
+
+impl Filter {
+    /// Its addresses, each in each of its VLANs, or untagged if it names none.
+    pub fn stations(&self) -> impl Iterator<Item = Station> {
+        let vlans = match self.vlans.is_empty() {
+            true => &[0][..],
+            false => &self.vlans[..],
+        };
+        let of_mac = move |&mac: &[u8; 6]| vlans.iter().map(move |&vlan| Station { vlan, mac });
+        self.macs.iter().flat_map(of_mac)
     }
 }
 
@@ -123,6 +136,8 @@ pub(crate) struct NetworkMaps {
     pub(crate) stations: MapHandle,
     pub(crate) rings: MapHandle,
     pub(crate) limits: MapHandle,
+    /// `None`: the program is of a version without them.
+    pub(crate) tunnels: Option<Tunnels>,
 }
 
 impl NetworkMaps {
@@ -149,12 +164,17 @@ impl NetworkMaps {
     };
 
     /// All maps with their shapes.
-    pub(crate) fn all(&mut self) -> [(Shape, &mut MapHandle); 3] {
-        [
+    pub(crate) fn all(&mut self) -> impl Iterator<Item = (Shape, &mut MapHandle)> {
+        let tunnels = self
+            .tunnels
+            .as_mut()
+            .map(|Tunnels { tunnels, vteps }| [(Tunnels::TUNNELS, tunnels), (Tunnels::VTEPS, vteps)]);
+        let all = [
             (Self::STATIONS, &mut self.stations),
             (Self::RINGS, &mut self.rings),
             (Self::LIMITS, &mut self.limits),
-        ]
+        ];
+        all.into_iter().chain(tunnels.into_iter().flatten())
     }
 
     pub(crate) fn set_station(&self, network: u32, station: Station, port: u32) -> Result<(), StationError> {
@@ -225,6 +245,22 @@ mod tests {
         };
         assert!(possible(0, 2) && possible(LAST_VLAN, 0));
         assert!(!possible(4095, 2) && !possible(0, 3) && !possible(0, 0xff));
+    }
+
+    #[test]
+    fn stations_of_a_filter_are_its_addresses_in_its_vlans() {
+        let stations = |macs: &[[u8; 6]], vlans: &[u16]| {
+            let (macs, vlans) = (macs.to_vec(), vlans.to_vec());
+            let stations = Filter { macs, vlans }.stations().collect::<Vec<_>>();
+            stations
+                .into_iter()
+                .map(|its| (its.vlan, its.mac[5]))
+                .collect::<Vec<_>>()
+        };
+        let macs = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+        assert_eq!(stations(&macs, &[5, 6]), [(5, 1), (6, 1), (5, 2), (6, 2)]);
+        assert_eq!(stations(&macs[..1], &[]), [(0, 1)]);
+        assert_eq!(stations(&[], &[5]), []);
     }
 
     #[test]

@@ -39,11 +39,13 @@ impl OwnMap {
         SHAPE.create(0).map(Self).map_err(io::Error::other)
     }
 
-    /// Pins the map on a bpffs, so that it outlives the process.
+    /// Pins the map on a bpffs, so that it outlives the process, in the place of what is pinned there.
     ///
     /// # Errors
     /// The kernel's.
     pub fn pin(&mut self, path: &Path) -> io::Result<()> {
+        // It may be left from a process that was killed.
+        let _ = std::fs::remove_file(path);
         messages_of(|| self.0.pin(path)).0.map_err(io::Error::other)
     }
 

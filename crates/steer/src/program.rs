@@ -36,6 +36,7 @@ use crate::network::NetworkMaps;
 use crate::notes::{Note, Notes, Now, Turn};
 use crate::own_layouts::Generation;
 use crate::shape::Shape;
+use crate::tunnel::Tunnels;
 
 /// Why a queue could not be configured or read.
 ///
@@ -73,6 +74,12 @@ pub enum QueueError {
     /// The program was attached by a version without maps for single queues.
     #[error("the program on the interface is of an older version, without socket maps for single queues")]
     NoOwnMap,
+    /// The program was attached by a version that takes no frames out of tunnels.
+    #[error(
+        "the program on the interface is of an older version, which takes no frames out of tunnels: it goes with the \
+         interface's last lease: stop all daemons that use the interface, and start them again"
+    )]
+    NoTunnels,
     /// The kernel refused a map update for a network.
     #[error("cannot set up or end the network of queue {network}")]
     Network {
@@ -498,6 +505,9 @@ impl Program {
                 stations: map(NetworkMaps::STATIONS)?,
                 rings: map(NetworkMaps::RINGS)?,
                 limits: map(NetworkMaps::LIMITS)?,
+                tunnels: later_map(Tunnels::TUNNELS)?
+                    .zip(later_map(Tunnels::VTEPS)?)
+                    .map(|(tunnels, vteps)| Tunnels { tunnels, vteps }),
             },
             number,
             generation: OnceLock::new(),

@@ -28,6 +28,7 @@ use crate::mode::Mode;
 use crate::notes::{Note, Turn, each_once};
 use crate::own_layouts::Generation;
 use crate::program::Program;
+use crate::tunnel::Tunnels;
 
 /// Why the hints could not be changed. The attached program stays.
 ///
@@ -183,6 +184,10 @@ impl Program {
             ("steer_limits", self.networks.limits.as_fd()),
         ];
         reused.extend(self.own.as_ref().map(|own| ("steer_own", own.as_fd())));
+        let tunnels = self.networks.tunnels.as_ref();
+        reused.extend(tunnels.into_iter().flat_map(|Tunnels { tunnels, vteps }| {
+            [("steer_tunnels", tunnels.as_fd()), ("steer_vteps", vteps.as_fd())]
+        }));
         if hints.has(HintSet::MARK) {
             let marks = self.marks().map_err(HintsError::Map)?;
             reused.push((MARKS, marks.0.as_fd()));

@@ -9,14 +9,16 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 
-use crate::layout::{MAX_QUEUES, network_bits, word_of_network};
+use crate::layout::{MAX_QUEUES, network_bits, word_has_tunnel, word_of_network, word_with_tunnel};
 use crate::map;
 use crate::network::{MulticastLimit, Station, StationError};
 use crate::program::{Program, QueueError};
 use crate::ring::MulticastRing;
+use crate::tunnel::Tunnel;
 
 /// Networks, each identified by its first queue.
 impl Program {
@@ -39,13 +41,18 @@ impl Program {
         map::set(&maps.limits, &network, &limit.value()).map_err(refused)?;
         map::set(&maps.rings, &network, &ring.as_fd().as_raw_fd()).map_err(refused)?;
         for queue in queues {
-            let word = self.word(queue)? & !network_bits(u64::MAX);
-            self.set_word(queue, word | word_of_network(network))?;
+            let word = self.word(queue)?;
+            // Of a network that is taken over, behind a tunnel.
+            let tunnel = word & word_with_tunnel(0);
+            self.set_word(
+                queue,
+                word & !network_bits(u64::MAX) | word_of_network(network) | tunnel,
+            )?;
         }
         Ok(())
     }
 
-    /// Removes these queues from their network, and the stations and the ring of the network that the first
+    /// Removes these queues from their network, and the stations, the tunnel and the ring of the network that the first
     /// of them identifies. Does nothing if there is no network.
     ///
     /// # Errors
@@ -65,9 +72,55 @@ impl Program {
                     error => refused(io::Error::other(error).into()),
                 })?;
         }
+        if let Some(tunnels) = &self.networks.tunnels {
+            tunnels.remove(network).map_err(refused)?;
+        }
         map::remove(&self.networks.rings, &network)
             .map(drop)
             .map_err(refused)
+    }
+
+    /// From now on the network of these queues gets the unicast frames to its stations in this tunnel, and no others, until
+    /// [`Program::end_network`]; at first from no host ([`Program::change_vtep`]).
+    ///
+    /// # Errors
+    /// [`QueueError::OutOfRange`], [`QueueError::NoTunnels`], or [`QueueError::Network`].
+    pub fn set_tunnel(&self, queues: Range<u32>, tunnel: Tunnel) -> Result<(), QueueError> {
+        let network = queues.start;
+        let tunnels = self.networks.tunnels.as_ref().ok_or(QueueError::NoTunnels)?;
+        let set = tunnels
+            .remove(network)
+            .and_then(|()| tunnels.set(network, tunnel));
+        set.map_err(|source| QueueError::Network { network, source })?;
+        for queue in queues {
+            self.set_word(queue, word_with_tunnel(self.word(queue)?))?;
+        }
+        Ok(())
+    }
+
+    /// From now on a network takes packets of its tunnel from a host (VTEP), or does not any more, until
+    /// [`Program::end_network`]. It takes none from other hosts: they go to the kernel.
+    ///
+    /// # Errors
+    /// [`QueueError::NoTunnels`], or [`QueueError::Network`]: mostly because there are too many.
+    pub fn change_vtep(&self, network: u32, change: (IpAddr, bool)) -> Result<(), QueueError> {
+        let tunnels = self.networks.tunnels.as_ref().ok_or(QueueError::NoTunnels)?;
+        let changed = tunnels.change_vtep(network, change);
+        changed.map_err(|source| QueueError::Network { network, source })
+    }
+
+    /// The hosts from which a network takes packets of its tunnel.
+    pub fn vteps(&self, network: u32) -> BTreeSet<IpAddr> {
+        let tunnels = self.networks.tunnels.as_ref();
+        tunnels.map_or_else(BTreeSet::new, |tunnels| tunnels.vteps(network))
+    }
+
+    /// The tunnel of a network, if one was set.
+    pub fn tunnel(&self, network: u32) -> Option<Tunnel> {
+        let tunnels = self.networks.tunnels.as_ref()?;
+        // One of an earlier network may be left.
+        let has_one = self.word(network).is_ok_and(word_has_tunnel);
+        has_one.then(|| tunnels.get(network)).flatten()
     }
 
     /// All numbers of networks that have a queue or a station; each queue of a network counts as a number, too.

@@ -79,11 +79,13 @@ impl MulticastRing {
         Ok(Self { map })
     }
 
-    /// Pins it on a bpffs, so that it outlives the process.
+    /// Pins it on a bpffs, so that it outlives the process, in the place of what is pinned there.
     ///
     /// # Errors
     /// The kernel's.
     pub fn pin(&mut self, path: &Path) -> io::Result<()> {
+        // It may be left from a process that was killed.
+        let _ = std::fs::remove_file(path);
         let (pinned, _) = messages_of(|| self.map.pin(path));
         pinned.map_err(io::Error::other)
     }

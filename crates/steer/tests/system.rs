@@ -12,5 +12,6 @@ mod host;
 mod network;
 mod pin;
 mod redirect;
+mod tunnel;
 mod uplink_tap;
 mod verdict;

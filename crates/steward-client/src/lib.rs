@@ -38,7 +38,7 @@ pub use self::zcrx::{Area, QueueLease, Refill};
 use steward_protocol::{
     ADVERTISED_CHANGES_MAX, AddressChange, Answer, BEHIND_MAX, CHANGES_MAX, FRAME_LIMITS, Facts, HintRequest,
     Hinted, HostEnd, NetkitEnd, NetkitWanted, Reason, Request, SendTapEnd, StationChange, TAP_QUEUES_MAX,
-    Token, Wanted,
+    Token, VTEP_CHANGES_MAX, VtepChange, Wanted,
 };
 
 /// Pause between two attempts to get a lock that another thread holds.
@@ -403,12 +403,54 @@ impl Lease {
         let Some(first) = requests.next() else {
             return Ok(());
         };
-        if !self.knows(&first)? {
-            let text = "the steward is older than this program and cannot advertise addresses: restart it";
-            return Err(LeaseError::Refused(Reason::NotAllowed.because(text)));
-        }
+        self.require(&first, "advertise addresses")?;
         self.ask_done(&first)?;
         requests.try_for_each(|request| self.ask_done(&request))
+    }
+
+    /// Has the program take frames out of the tunnel of a vxlan device: see [`Request::Tunnel`]. Returns two rtnetlink
+    /// sockets in the interface's network namespace, non-blocking, which can read and not change. Call it again when
+    /// the steward reports a change ([`Lease::take_changes`]).
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn tunnel(&self, device: &str) -> Result<[OwnedFd; 2], LeaseError> {
+        let device = device.to_owned();
+        let request = Request::Tunnel { device };
+        self.require(&request, "take frames out of tunnels")?;
+        let answered = self.ask(&request)?;
+        let (Answer::Done, Ok(sockets)) = (answered.answer, answered.descriptors.try_into()) else {
+            return Err(LeaseError::Mismatch);
+        };
+        // No frames are lost any more that come to other queues.
+        let Answer::Facts(facts) = self.ask(&Request::Facts)?.answer else {
+            return Err(LeaseError::Mismatch);
+        };
+        let mut state = self.state();
+        state.known.facts = facts;
+        self.show(&state);
+        Ok(sockets)
+    }
+
+    /// Changes the hosts from which the program takes packets of that tunnel: see [`Request::Vteps`]. Changes made before
+    /// an error stay.
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn change_vteps(&self, changes: &[VtepChange]) -> Result<(), LeaseError> {
+        changes.chunks(VTEP_CHANGES_MAX).try_for_each(|changes| {
+            let changes = changes.to_vec();
+            self.ask_done(&Request::Vteps { changes })
+        })
+    }
+
+    /// Refuses a request that an older steward does not know; `what`: what it cannot do.
+    fn require(&self, request: &Request, what: &str) -> Result<(), LeaseError> {
+        if self.knows(request)? {
+            return Ok(());
+        }
+        let text = format!("the steward is older than this program and cannot {what}: restart it");
+        Err(LeaseError::Refused(Reason::NotAllowed.because(text)))
     }
 
     /// Leases the only queue of the lease on to a new netkit, in the given network namespace or, without one, in the

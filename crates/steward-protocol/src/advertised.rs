@@ -23,17 +23,13 @@ pub struct AddressChange {
 /// Changes of one message.
 pub(super) const ADDRESSES: List = List::new(ADVERTISED_CHANGES_MAX, 28, "addresses").filled();
 
-/// An IPv4 address is mapped to IPv6 (RFC 4291, 2.5.5.2); zeros: none.
+const NO_IP: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+
 impl Wire for AddressChange {
     fn write(&self, to: &mut Vec<u8>) {
         self.station.vlan.write(to);
         self.station.mac.write(to);
-        let ip = match self.ip {
-            None => Ipv6Addr::UNSPECIFIED,
-            Some(IpAddr::V4(ip)) => ip.to_ipv6_mapped(),
-            Some(IpAddr::V6(ip)) => ip,
-        };
-        ip.octets().write(to);
+        self.ip.unwrap_or(NO_IP).write(to);
         Flag.write(&self.is_added, to);
     }
 
@@ -42,10 +38,10 @@ impl Wire for AddressChange {
             vlan: from.next()?,
             mac: from.next()?,
         };
-        let ip = Ipv6Addr::from(from.next::<[u8; 16]>()?);
+        let ip = from.next()?;
         let change = Self {
             station,
-            ip: (!ip.is_unspecified()).then(|| ip.to_canonical()),
+            ip: (ip != NO_IP).then_some(ip),
             is_added: Flag.read(from)?,
         };
         let is_one_host = change.ip.is_none_or(|ip| {

@@ -11,7 +11,7 @@ use super::taps::BEHIND;
 use super::wire::{BeforeZeros, Fields, Io, Name, Text, enumerated, enumeration, messages, value, wire};
 use super::zcrx::ZcrxRegistered;
 use super::{HostEnd, Malformed, SendTapEnd, message, split};
-use host::links::DriverSends;
+use host::links::{DriverSends, Link};
 
 /// Its length is ETHTOOL_BUSINFO_LEN (include/uapi/linux/ethtool.h).
 const DRIVER: Text = Text(32, "name of a driver");
@@ -152,6 +152,26 @@ pub struct Facts {
     pub note: String,
     /// Why frames are not steered in a better way, or which frames are not seen; else empty. Cut to 504 bytes.
     pub steering: String,
+}
+
+impl Facts {
+    /// Those that an interface itself has.
+    #[must_use]
+    pub fn of(link: &Link) -> Self {
+        Self {
+            ifindex: link.index,
+            name: link.name.clone(),
+            mtu: link.mtu,
+            mac: link.mac,
+            rx_queues: link.rx_queues,
+            driver: link.driver.clone(),
+            up: link.up,
+            partial_checksums: link.partial_checksums,
+            node: link.node,
+            translated: link.translated,
+            ..Self::default()
+        }
+    }
 }
 
 /// Why a request was refused, for programs.

@@ -46,6 +46,8 @@
 //! | 22 `Uplink` | 4 | as for `Host`, for a lease in tap mode |
 //! | 23 `Uplink` | 8 | as for `Host`, queues (4), 2 to 16: the same with a device of several queues |
 //! | 24 `Advertise` | 900 | number of changes (4), 32 × change: VLAN (2), MAC (6), IP (16), 1: added (4) |
+//! | 25 `Tunnel` | 16 | name of a vxlan device (16); the answer has two rtnetlink sockets |
+//! | 27 `Vteps` | 644 | number of changes (4), 32 × change: IP (16), 1: added (4) |
 //!
 //! `Lease`: mode 0 is native or skb, 1 native, 2 skb, 3 tap (for networks only: no XDP program is attached); then
 //! follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a network (4; addresses and VLANs are none then),
@@ -57,7 +59,7 @@
 //!
 //! | kind | body, bytes | from the steward |
 //! |---|---|---|
-//! | 64 `Done` | 0 | to all without another answer; `Groups`, with the ring; `Hints`, `SendTap`, 23 without a lease |
+//! | 64 `Done` | 0 | to all without another answer; `Groups`, with the ring; `Hints`, `SendTap`, 23 to 27 without a lease |
 //! | 65 `Facts` | 840 | to `Lease`, `Resume` and `Facts` |
 //! | 66 `Counters` | 72 | to `Counters` |
 //! | 67 `Refused` | 488 | to anything: code (4), zero (4), text (480) |
@@ -94,6 +96,7 @@ mod part;
 mod request;
 mod stations;
 mod taps;
+mod tunnel;
 mod wire;
 mod zcrx;
 
@@ -107,6 +110,7 @@ pub use part::Part;
 pub use request::{Request, Rings, UmemLayout, Wanted};
 pub use stations::StationChange;
 pub use taps::{HostEnd, SendTapEnd};
+pub use tunnel::{VTEP_CHANGES_MAX, VtepChange};
 pub use wire::is_interface_name;
 pub use zcrx::{
     ZCRX_BUFFER_MAX, ZCRX_ENTRIES_MAX, ZCRX_FLOWS_MAX, ZCRX_RINGS_MAX, ZcrxRegistered, ZcrxRings, ZcrxWanted,
@@ -146,10 +150,10 @@ pub const FRAME_LIMITS: RangeInclusive<u32> = 14..=65_553;
 pub const ENTRIES_MAX: usize = 16;
 /// Most changes of stations in one message.
 pub const CHANGES_MAX: usize = 64;
+/// Most hosts from which a network takes packets of its tunnel.
+pub const VTEPS_MAX: usize = 16_384;
 /// Most stations of one lease.
 pub const STATIONS_MAX: usize = 1024;
-/// Default path of the steward's socket.
-pub const DEFAULT_SOCKET: &str = "/run/vhost-af-xdp/steward.sock";
 
 /// Proof that a lessee is the same: random bytes that only it and the steward know.
 pub type Token = [u8; 16];

@@ -10,6 +10,7 @@ use super::listed::{MACS, VLANS};
 use super::netkit::NetkitWanted;
 use super::part::{Part, check_parts};
 use super::stations::{Changes, StationChange};
+use super::tunnel::{VTEPS, VtepChange};
 use super::wire::{
     Body, Checked, Codec, Fields, Flag, Io, List, Name, Wire, count, enumeration, messages, value, wire,
 };
@@ -105,8 +106,7 @@ pub enum Request {
     /// Asks for a tap device between the network and the interface, for a lease of [`ModeRequest::Tap`]. The device
     /// receives the interface's frames to stations of the network, and copies of multicast frames; if the lease is not
     /// for a network, the frames of the lease. The interface sends the frames that are written to the device.
-    /// The answer is that of [`Request::Host`], without addresses and bridge. For several queues, but without a lease,
-    /// the answer is `Done`: so clients find out whether the steward knows the message.
+    /// The answer is that of [`Request::Host`], without addresses and bridge.
     Uplink {
         /// Index of the device whose descriptors the lessee has; 0: of none.
         has: u32,
@@ -121,11 +121,26 @@ pub enum Request {
         after: Station,
     },
     /// Changes the addresses of guests that the network advertises to other hosts. Only after [`Request::Host`], and if
-    /// the interface is a tunnel that is a port of a bridge. Changes before one that fails stay. Without a lease the
-    /// answer is `Done`: so clients find out whether the steward knows the message.
+    /// the interface is a tunnel that is a port of a bridge. Changes before one that fails stay.
     Advertise {
         /// The changes.
         changes: Vec<AddressChange>,
+    },
+    /// Has the program of a network's lease in XDP mode take off the outer headers of frames that arrive for a vxlan
+    /// device and are to stations of the network; frames that it does not take go to the device as before. The answer
+    /// is `Done` with two rtnetlink sockets in the interface's network namespace: the lessee reads the device's
+    /// forwarding database, routes and neighbours by them, and cannot change anything (the kernel checks the sender's
+    /// capabilities). A lessee requests it again when the steward reports a change.
+    Tunnel {
+        /// Name of the vxlan device.
+        device: String,
+    },
+    /// Changes the hosts (VTEPs) from which the program takes packets of the tunnel, at most
+    /// [`VTEPS_MAX`](super::VTEPS_MAX) for a network; after [`Request::Tunnel`] there are none. Packets of others go to the
+    /// kernel.
+    Vteps {
+        /// The changes.
+        changes: Vec<VtepChange>,
     },
     /// Sets the hints that the lease's queues request, from now on. Without a lease: for the lease that this connection
     /// requests or resumes later.
@@ -140,8 +155,7 @@ pub enum Request {
     Netkit(NetkitWanted),
     /// Asks for a tap device whose frames the interface of the lease sends from this queue; see
     /// [`SendTapEnd`](super::SendTapEnd). The answer has its descriptor. Each queue has one at most: a second request
-    /// is refused while a process has the first one's descriptor. Without a lease the answer is `Done`: so clients find
-    /// out whether the steward knows the message.
+    /// is refused while a process has the first one's descriptor.
     SendTap {
         queue: u32,
         /// If the NIC has no TSO, no tap is made, and the answer is `Done`.
@@ -257,10 +271,23 @@ messages! {
         20 => Netkit(wanted);
         21 => SendTap { queue, only_with_tso: Flag };
         24 => Advertise { changes: ADDRESSES };
+        25 => Tunnel { device: Name };
+        27 => Vteps { changes: VTEPS };
     } else Self::read_other, Self::write_other
 }
 
 impl Request {
+    /// Whether the answer is `Done` if the connection has no lease: older stewards do not know the message, and clients
+    /// find that out so.
+    #[must_use]
+    pub fn is_later(&self) -> bool {
+        match self {
+            Self::Uplink { queues, .. } => *queues > 1,
+            Self::SendTap { .. } | Self::Advertise { .. } | Self::Tunnel { .. } | Self::Vteps { .. } => true,
+            _ => false,
+        }
+    }
+
     /// The message, with this serial number.
     #[must_use]
     pub fn encode(&self, serial: u32) -> Vec<u8> {

@@ -49,6 +49,5 @@ pub mod hardware;
 pub mod netlink;
 mod sys;
 pub use sys::child;
-pub mod options;
 pub mod policy;
 pub mod server;

@@ -19,8 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::LazyLock;
 
-use model::config::{IpPrefix, Prefixes};
-use serde::{Deserialize, Serialize};
+use model::config::Prefixes;
 use steer::{Filter, HintSet, MAX_QUEUES, Station, mac_text, ranges_text};
 
 use crate::hardware::Names;
@@ -39,20 +38,6 @@ const FILE: Kind = Kind {
 };
 /// Maximum size of the file, bytes: enough for thousands of rules.
 const LONGEST: u64 = 1 << 20;
-
-/// Default path of the policy.
-pub const DEFAULT_POLICY: &str = "/etc/vhost-af-xdp/steward.toml";
-
-/// A range of consecutive queues of an interface.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Queues {
-    /// Its name.
-    pub interface: String,
-    /// Number of the first.
-    pub first: u32,
-    /// Number of queues.
-    pub count: u32,
-}
 
 /// Maximum number of a steward's connections, of all users; each takes one descriptor.
 pub(crate) const CONNECTIONS_MAX: u32 = 900;
@@ -130,45 +115,10 @@ impl Policy {
         self.rules.get(index).unwrap_or(&NO_RULE)
     }
 
-    /// A policy without a file, for a steward that serves one daemon: these queues to this user, and as much
-    /// locked memory as it asks for.
-    #[must_use]
-    pub fn for_one(user: u32, queues: Vec<Queues>) -> Self {
-        let rule = |queues: Queues| Rule {
-            user: Some(user),
-            interface: queues.interface,
-            queues: (queues.first..queues.first.saturating_add(queues.count)).collect(),
-            af_xdp: true,
-            at_most: MAX_QUEUES,
-            memlock: Some(u64::MAX),
-            network: true,
-            host: true,
-            advertise: true,
-            ips: Prefixes(IpPrefix::ALL.to_vec()),
-            hints: HintSet::ALL,
-            ..Rule::default()
-        };
-        Self {
-            connections: u32::MAX,
-            unbound: true,
-            rules: queues.into_iter().map(rule).collect(),
-            warnings: Vec::new(),
-        }
-    }
-
     /// Warnings about rules that may not do what their author expects, one line each, with file and line.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
-    }
-
-    /// The same, with sockets that may busy-poll the driver, for at most `frames` frames at a time.
-    #[must_use]
-    pub fn with_busy_poll(mut self, frames: u16) -> Self {
-        self.rules
-            .iter_mut()
-            .for_each(|rule| rule.busy_poll = Some(frames));
-        self
     }
 
     /// The rules that apply to this user, with their indexes.
@@ -205,6 +155,20 @@ impl Policy {
         ))
     }
 
+    /// Checks whether a user may have networks on an interface.
+    /// Errors: the remedy.
+    pub(crate) fn check_network_on(&self, peer: &Credentials, interface: &str) -> Result<(), Refusal> {
+        let mut rules = self.rules_for(peer);
+        if rules.any(|(_, rule)| rule.network && rule.interface == interface) {
+            return Ok(());
+        }
+        let uid = peer.uid;
+        Reason::NotAllowed.refuse(format!(
+            "the policy does not let networks of user {uid} have frames of {interface}: add a rule with `interface = \
+             {interface:?}` and `network = true`"
+        ))
+    }
+
     /// Checks whether a network under a rule may advertise an IP address, or MAC addresses.
     /// Errors: the remedy.
     pub(crate) fn check_advertised(&self, rule: usize, ip: Option<IpAddr>) -> Result<(), Refusal> {
@@ -219,6 +183,34 @@ impl Policy {
         Reason::NotAllowed.refuse(format!(
             "the policy does not let networks advertise {what} to other hosts: add {key} of rule {number}"
         ))
+    }
+
+    /// Checks whether a network under a rule may have a station. `of_host`: the host's addresses on the interface.
+    /// Errors: why not, and the remedy.
+    pub(crate) fn check_station(
+        &self,
+        rule: usize,
+        Station { mac, vlan }: Station,
+        of_host: &BTreeSet<[u8; 6]>,
+    ) -> Result<(), String> {
+        let (names, text) = (&self.rule(rule).names, mac_text(mac));
+        if of_host.contains(&mac) && !names.macs.contains(&mac) {
+            return Err(format!(
+                "{text} is the host's, the address of the interface or of one above it: give the guest another"
+            ));
+        }
+        if !names.allow_mac(mac) {
+            return Err(format!(
+                "the policy does not allow MAC {text}: add it to `macs` of the rule, or give the guest one of these"
+            ));
+        }
+        if !names.allow_vlan(vlan) {
+            let vlans = listed(&names.vlans);
+            return Err(format!(
+                "the policy does not allow VLAN {vlan}, it allows {vlans}"
+            ));
+        }
+        Ok(())
     }
 
     /// Checks whether the queue of a lease under a rule may be leased to a netkit.
@@ -316,61 +308,31 @@ impl Rule {
             let missing = "the policy does not allow leases of networks: add `network = true` to the rule";
             return (!self.network).then(|| missing.to_owned());
         }
-        let macs: Vec<String> = self.names.macs.iter().map(|&mac| mac_text(mac)).collect();
-        let (macs, vlans) = (macs.join(", "), listed(&self.names.vlans));
-        if !self.names.macs.is_empty() {
-            if let Some(&mac) = filter.macs.iter().find(|mac| !self.names.macs.contains(mac)) {
-                let mac = mac_text(mac);
-                return Some(format!(
-                    "the policy does not allow MAC {mac}, it allows {macs}: ask for one of these (mac)"
-                ));
-            }
-            if filter.macs.is_empty() {
-                return Some(format!(
-                    "the policy allows frames of certain addresses only: ask for one of {macs} (mac)"
-                ));
-            }
+        let names = &self.names;
+        let macs: Vec<String> = names.macs.iter().map(|&mac| mac_text(mac)).collect();
+        let (macs, vlans) = (macs.join(", "), listed(&names.vlans));
+        if let Some(&mac) = filter.macs.iter().find(|mac| !names.allow_mac(**mac)) {
+            let mac = mac_text(mac);
+            return Some(format!(
+                "the policy does not allow MAC {mac}, it allows {macs}: ask for one of these (mac)"
+            ));
         }
-        if !self.names.vlans.is_empty() {
-            let is_other = |vlan: &&u16| !self.names.vlans.contains(&u32::from(**vlan));
-            if let Some(vlan) = filter.vlans.iter().find(is_other) {
-                return Some(format!(
-                    "the policy does not allow VLAN {vlan}, it allows {vlans}: ask for some of these (vlan)"
-                ));
-            }
-            if filter.vlans.is_empty() {
-                return Some(format!(
-                    "the policy allows frames of certain VLANs only: ask for one of {vlans} (vlan)"
-                ));
-            }
+        if filter.macs.is_empty() && !names.macs.is_empty() {
+            return Some(format!(
+                "the policy allows frames of certain addresses only: ask for one of {macs} (mac)"
+            ));
+        }
+        if let Some(vlan) = filter.vlans.iter().find(|vlan| !names.allow_vlan(**vlan)) {
+            return Some(format!(
+                "the policy does not allow VLAN {vlan}, it allows {vlans}: ask for some of these (vlan)"
+            ));
+        }
+        if filter.vlans.is_empty() && !names.vlans.is_empty() {
+            return Some(format!(
+                "the policy allows frames of certain VLANs only: ask for one of {vlans} (vlan)"
+            ));
         }
         None
-    }
-
-    /// Checks whether a network may have a station. `of_host`: the host's addresses on the interface.
-    /// Errors: why not, and the remedy.
-    pub(crate) fn check_station(&self, station: Station, of_host: &BTreeSet<[u8; 6]>) -> Result<(), String> {
-        let Station { mac, vlan } = station;
-        let is_named = self.names.macs.contains(&mac);
-        if of_host.contains(&mac) && !is_named {
-            return Err(format!(
-                "{} is the host's, the address of the interface or of one above it: give the guest another",
-                mac_text(mac)
-            ));
-        }
-        if !self.names.macs.is_empty() && !is_named {
-            return Err(format!(
-                "the policy does not allow MAC {}: add it to `macs` of the rule, or give the guest one of these",
-                mac_text(mac)
-            ));
-        }
-        if !self.names.vlans.is_empty() && !self.names.vlans.contains(&vlan.into()) {
-            return Err(format!(
-                "the policy does not allow VLAN {vlan}, it allows {}",
-                listed(&self.names.vlans)
-            ));
-        }
-        Ok(())
     }
 }
 

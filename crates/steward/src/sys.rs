@@ -3,25 +3,14 @@
 pub mod child;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::{Resource, getrlimit};
-use std::ffi::c_int;
-use std::ffi::{CStr, c_ulong};
+use std::ffi::{CStr, c_int, c_uint, c_ulong};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
-/// A packet socket that receives nothing. An interface accepts frames to its added stations as long as it is open.
-pub(crate) fn new_packet_socket() -> io::Result<OwnedFd> {
-    Ok(socket_with(
-        AddressFamily::PACKET,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        None,
-    )?)
-}
-
-/// Makes an interface accept frames to a station, or stop accepting them (packet(7), PACKET_MR_UNICAST).
+/// Makes an interface accept frames to a station, or stop accepting them, for a packet socket (packet(7),
+/// PACKET_MR_UNICAST).
 pub(crate) fn accept_station(
     socket: BorrowedFd<'_>,
     ifindex: u32,
@@ -43,43 +32,38 @@ pub(crate) fn accept_station(
     set_option(socket, libc::SOL_PACKET, what, &request)
 }
 
-/// `IFF_TUN_EXCL`: fail if the device exists; include/uapi/linux/if_tun.h, like the constants below.
-const TUN_EXCL: c_int = 0x8000;
 /// Offloads of a tap's reader: partial checksums and GSO packets.
-const TUN_CSUM_TSO: c_ulong = 1 | 2 | 4 | 8;
-const TUN_USO: c_ulong = 0x20 | 0x40;
-/// `_IOW('T', number, int)`.
-const fn tun_request(number: u32) -> c_ulong {
-    (1 << 30 | 4 << 16 | (b'T' as u32) << 8 | number) as c_ulong
-}
+const CSUM_TSO: c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+const USO: c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
 
 /// A new tap device, by the descriptors of its queues, which do not block; each frame has the virtio-net header before
 /// it, of 12 bytes in VirtIO's order. Whether it takes and gives UDP packets that are to be cut, too. Of what is
 /// written by a queue at most so many bytes may wait to be sent.
 pub(crate) fn new_tap(name: &CStr, most_unsent: c_int, queues: usize) -> io::Result<(Vec<OwnedFd>, bool)> {
     let several = if queues > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
-    let first = new_tap_queue(name, several | TUN_EXCL)?;
-    // TUNSETOWNER: without an owner every user may attach a queue to a device that takes several
-    // (`tun_not_capable`, drivers/net/tun.c), and would receive some of its frames.
+    let first = new_tap_queue(name, several | libc::IFF_TUN_EXCL)?;
+    // Without an owner every user may attach a queue to a device that takes several (`tun_not_capable`,
+    // drivers/net/tun.c), and would receive some of its frames.
     if several != 0 {
-        ioctl(
-            &first,
-            tun_request(204),
-            rustix::process::geteuid().as_raw().into(),
-        )?;
+        let owner = rustix::process::geteuid().as_raw();
+        ioctl(&first, libc::TUNSETOWNER, owner.into())?;
     }
     let further = (1..queues).map(|_| new_tap_queue(name, several));
     let further: Vec<OwnedFd> = further.collect::<io::Result<_>>()?;
-    // TUNSETVNETHDRSZ, TUNSETVNETLE, TUNSETSNDBUF, of all queues that the device has now.
-    for (number, value) in [(216, 12), (220, 1), (212, most_unsent)] {
+    // Of all queues that the device has now.
+    for (request, value) in [
+        (libc::TUNSETVNETHDRSZ, 12),
+        (libc::TUNSETVNETLE, 1),
+        (libc::TUNSETSNDBUF, most_unsent),
+    ] {
         let value: c_int = value;
-        ioctl(&first, tun_request(number), (&raw const value) as c_ulong)?;
+        ioctl(&first, request, (&raw const value) as c_ulong)?;
     }
-    // TUNSETOFFLOAD, declared with unsigned int and given by value.
-    let offload = |which| ioctl(&first, tun_request(208), which);
-    let cuts_udp = offload(TUN_CSUM_TSO | TUN_USO).is_ok();
+    // Declared with unsigned int and given by value.
+    let offload = |which: c_uint| ioctl(&first, libc::TUNSETOFFLOAD, which.into());
+    let cuts_udp = offload(CSUM_TSO | USO).is_ok();
     if !cuts_udp {
-        offload(TUN_CSUM_TSO)?;
+        offload(CSUM_TSO)?;
     }
     Ok((std::iter::once(first).chain(further).collect(), cuts_udp))
 }
@@ -98,15 +82,14 @@ fn new_tap_queue(name: &CStr, flags: c_int) -> io::Result<OwnedFd> {
     }
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | flags;
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
-    // TUNSETIFF.
-    ioctl(&tap, tun_request(202), (&raw mut request) as c_ulong)?;
+    ioctl(&tap, libc::TUNSETIFF, (&raw mut request) as c_ulong)?;
     Ok(tap)
 }
 
 /// `argument`: a number, or the address of the request's structure, which is valid during the call.
-fn ioctl(file: &OwnedFd, request: c_ulong, argument: c_ulong) -> io::Result<()> {
+fn ioctl(file: &OwnedFd, request: libc::Ioctl, argument: c_ulong) -> io::Result<()> {
     // SAFETY: these requests read or write no more than the structure that the caller names.
-    done(unsafe { libc::ioctl(file.as_raw_fd(), request as _, argument) })
+    done(unsafe { libc::ioctl(file.as_raw_fd(), request, argument) })
 }
 
 /// Lets a socket be bound to this interface only; without CAP_NET_RAW that cannot be undone (`sock_bindtoindex_locked`,

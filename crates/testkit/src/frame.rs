@@ -1,6 +1,6 @@
 //! Frames to test with. All bytes are determined by length and seed, so two that should differ do.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Destination of all test frames: nobody's, so no stack answers.
@@ -132,6 +132,42 @@ pub fn ipv6(from: Ipv6Addr, to: Ipv6Addr, next: u8, payload: &[u8]) -> Vec<u8> {
 pub fn udp_ports([from, to]: [u16; 2]) -> Vec<u8> {
     let head = [from.to_be_bytes(), to.to_be_bytes(), [0, 20], [0, 0]].concat();
     [&head[..], &[0x5a; 12]].concat()
+}
+
+/// A frame of a VXLAN tunnel to this address and UDP port 4789, with another frame in it.
+///
+/// # Panics
+/// If it is too long.
+#[must_use]
+pub fn vxlan(local: IpAddr, vni: u32, inner: &[u8]) -> Vec<u8> {
+    let vxlan = [&[8, 0, 0, 0][..], &(vni << 8).to_be_bytes(), inner].concat();
+    let len = u16::try_from(8 + vxlan.len()).expect("short").to_be_bytes();
+    let ports = [50_000u16, 4789].map(u16::to_be_bytes).concat();
+    let udp = [&ports[..], &len, &[0, 0], &vxlan].concat();
+    let (kind, ip) = match local {
+        IpAddr::V4(to) => ([8, 0], ipv4(Ipv4Addr::new(10, 9, 0, 2), to, 17, &udp)),
+        IpAddr::V6(to) => ([0x86, 0xdd], ipv6(Ipv6Addr::LOCALHOST, to, 17, &udp)),
+    };
+    let mut frame = [&TO[..], &FROM, &kind, &ip].concat();
+    if local.is_ipv4() {
+        sum_ipv4(&mut frame);
+    }
+    frame
+}
+
+/// Computes the checksum of an IPv4 header without options again.
+///
+/// # Panics
+/// If the frame is too short.
+pub fn sum_ipv4(frame: &mut [u8]) {
+    let header = &mut frame[HEADER..HEADER + 20];
+    header[10..12].fill(0);
+    let words = header
+        .chunks(2)
+        .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
+    let sum: u32 = words.sum();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
 }
 
 fn filled(mut header: Vec<u8>, len: usize, seed: u8) -> Vec<u8> {

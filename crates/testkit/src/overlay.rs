@@ -6,25 +6,31 @@
 //!                      UDP ──┴─ u0 ════ br0 ════ u0 ── UDP ───┘   └ port ═ PacketPort
 //! ```
 //!
-//! `vx100` learns nothing. A frame to an address without an entry goes to all other hosts.
+//! `vx100` learns nothing. A frame to an address without an entry goes to all other hosts. With [`Underlay::BY_XDP`], `u0`
+//! is the underlay of the daemon's network.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::directory::private_dir;
-use crate::lan;
 use crate::{Daemon, Driver, Layout, NetNs, PacketPort, Running, Serve, wait};
+use crate::{driver, lan};
 
 /// The VXLAN device of each host.
 pub const VXLAN: &str = "vx100";
+/// The interface of each host that carries its packets.
+pub const NIC: &str = "u0";
 /// The bridge of each host, which has that device as a port.
 pub const BRIDGE: &str = "br100";
 /// The reflector's number, as if it were a host.
 const REFLECTOR: usize = 8;
+/// A router's.
+const ROUTER: usize = 9;
 
 /// The network that carries the VXLAN packets.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +39,10 @@ pub struct Underlay {
     pub is_ipv6: bool,
     /// Of all of its interfaces.
     pub mtu: u32,
+    /// Receive queues of each host's interface. The first gets all frames until [`Overlay::spread`].
+    pub queues: u32,
+    /// Networks of daemons have it as their underlay.
+    pub by_xdp: bool,
 }
 
 impl Underlay {
@@ -40,6 +50,13 @@ impl Underlay {
     pub const PLAIN: Self = Self {
         is_ipv6: false,
         mtu: 1500,
+        queues: 1,
+        by_xdp: false,
+    };
+    /// The same, by AF_XDP.
+    pub const BY_XDP: Self = Self {
+        by_xdp: true,
+        ..Self::PLAIN
     };
 
     /// What the outer IP, UDP and VXLAN headers and the inner Ethernet header leave for the network above it.
@@ -56,19 +73,43 @@ impl Underlay {
         }
     }
 
+    /// The hardware address of that host's interface.
+    fn mac(host: usize) -> [u8; 6] {
+        [0x02, 9, 0, 0, 0, host as u8]
+    }
+
     /// Connects a namespace, with that host's address.
     fn connect(self, fabric: &NetNs, netns: &NetNs, host: usize) {
-        let (mtu, far) = (self.mtu.to_string(), format!("f{host}"));
-        let peer = ["type veth peer name", &far, "mtu", &mtu, "netns", fabric.name()];
-        netns.ip(&[&["link add u0 mtu", &mtu], &peer[..]].concat());
+        let (mtu, queues, far) = (self.mtu.to_string(), self.queues.to_string(), format!("f{host}"));
+        let peer = ["type veth peer name", &far, "mtu", &mtu, "numtxqueues", &queues];
+        let mac = text(Self::mac(host));
+        let near = [
+            "link add",
+            NIC,
+            "address",
+            &mac,
+            "mtu",
+            &mtu,
+            "numrxqueues",
+            &queues,
+        ];
+        netns.ip(&[&near[..], &peer, &["netns", fabric.name()]].concat());
         fabric.ip(&["link set", &far, "master br0 up"]);
-        netns.ip(&["link set u0 up"]);
-        let mut address = format!("{}/24", self.address(host));
-        if self.is_ipv6 {
-            allow_ipv6(netns, "u0");
-            address += " nodad";
+        if self.by_xdp {
+            // So that XDP sees frames as they would be on a wire.
+            fabric.run("ethtool", &["-K", &far, "tx", "off"]);
         }
-        netns.ip(&["address add dev u0", &address]);
+        netns.ip(&["link set", NIC, "up"]);
+        let (mut address, mut version) = (format!("{}/24", self.address(host)), "ipv4");
+        if self.is_ipv6 {
+            allow_ipv6(netns, NIC);
+            address += " nodad";
+            version = "ipv6";
+        }
+        // Neighbours stay REACHABLE for the time of a test.
+        let reachable = format!("net.{version}.neigh.{NIC}.base_reachable_time_ms=3600000");
+        netns.run("sysctl", &["-qw", &reachable]);
+        netns.ip(&["address add dev", NIC, &address]);
     }
 }
 
@@ -83,7 +124,8 @@ pub struct Host {
     pub frr: Option<Frr>,
     /// Its namespace.
     pub netns: NetNs,
-    underlay: Underlay,
+    /// That of all hosts.
+    pub underlay: Underlay,
     number: usize,
 }
 
@@ -91,14 +133,10 @@ impl Host {
     fn new(underlay: Underlay, fabric: &NetNs, number: usize) -> Self {
         let netns = NetNs::new("host");
         underlay.connect(fabric, &netns, number);
-        let (mtu, local) = (underlay.inner_mtu().to_string(), underlay.address(number));
         netns.ip(&["link add", BRIDGE, "type bridge mcast_snooping 0 forward_delay 0"]);
         // For IPv6 neighbours on it; it has no address, and sends nothing.
         netns.ip(&["link set", BRIDGE, "addrgenmode none"]);
         allow_ipv6(&netns, BRIDGE);
-        let kind = "type vxlan id 100 dstport 4789 nolearning local";
-        netns.ip(&["link add", VXLAN, "mtu", &mtu, kind, &local]);
-        netns.ip(&["link set", VXLAN, "master", BRIDGE, "up"]);
         netns.ip(&["link set", BRIDGE, "up"]);
         let host = Self {
             frr: None,
@@ -106,11 +144,25 @@ impl Host {
             underlay,
             number,
         };
-        host.bridge(&format!("link set dev {VXLAN} learning off"));
+        host.add_vxlan();
         host
     }
 
-    fn bridge(&self, words: &str) {
+    /// Adds [`VXLAN`], without an entry.
+    pub fn add_vxlan(&self) {
+        let mtu = self.underlay.inner_mtu().to_string();
+        let mut kind = "type vxlan id 100 dstport 4789 nolearning local".to_owned();
+        if self.underlay.is_ipv6 && self.underlay.by_xdp {
+            kind = kind.replace("local", "udp6zerocsumtx udp6zerocsumrx local");
+        }
+        self.netns
+            .ip(&["link add", VXLAN, "mtu", &mtu, &kind, &self.address()]);
+        self.netns.ip(&["link set", VXLAN, "master", BRIDGE, "up"]);
+        self.bridge(&format!("link set dev {VXLAN} learning off"));
+    }
+
+    /// Runs a command of bridge(8).
+    pub fn bridge(&self, words: &str) {
         let words: Vec<_> = words.split(' ').collect();
         self.netns.run("bridge", &words);
     }
@@ -121,10 +173,55 @@ impl Host {
         self.underlay.address(self.number)
     }
 
-    /// Starts a daemon with a [`file`].
+    /// The file of a daemon whose network has [`VXLAN`] as its uplink, and a port with these keys for each of these guests.
+    #[must_use]
+    pub fn file(&self, ports: &[(usize, &str)]) -> String {
+        let mut text = format!("[network.lan]\nuplink = \"{VXLAN}\"\nmode = \"auto\"\n");
+        if self.underlay.by_xdp {
+            text += &format!("underlay = \"{NIC}\"\n");
+        }
+        text.extend(ports.iter().map(|&(guest, keys)| lan::port(guest, keys)));
+        text
+    }
+
+    /// The hardware address of [`NIC`].
+    #[must_use]
+    pub fn nic_mac(&self) -> [u8; 6] {
+        Underlay::mac(self.number)
+    }
+
+    /// Sets the state of another host as its kernel's neighbour.
+    pub fn set_neighbour(&self, other: &Self, state: &str) {
+        let (address, mac) = (other.address(), text(other.nic_mac()));
+        let words = [
+            "neighbour replace",
+            &address,
+            "lladdr",
+            &mac,
+            "dev",
+            NIC,
+            "nud",
+            state,
+        ];
+        self.netns.ip(&words);
+    }
+
+    /// Gives one of its two links an address.
+    fn number_link(&self, link: usize) {
+        let address = format!("10.8.{link}.{}/24", self.number + 1);
+        self.netns
+            .ip(&["address add", &address, "dev", &format!("u{link}")]);
+    }
+
+    /// The next hop of routes to it by one of two links.
+    fn behind(&self, link: usize) -> String {
+        format!("via 10.8.{link}.{} dev u{link}", self.number + 1)
+    }
+
+    /// Starts a daemon with a [`file`](Self::file).
     #[must_use]
     pub fn start_daemon(&self, serve: &Serve, text: &str) -> Daemon {
-        Daemon::start_file(&self.netns, serve, &[VXLAN], text)
+        Daemon::start_file(&self.netns, serve, &[VXLAN, NIC], text)
     }
 
     /// Adds a port with that name to the bridge, and opens what is at its other end.
@@ -155,6 +252,25 @@ impl Host {
         stack.ip(&["address add", address, "dev eth0"]);
         stack.ip(&["link set eth0 up"]);
         stack
+    }
+
+    /// Adds an entry so that frames to all are copied to another host.
+    pub fn add_copies_to(&self, other: &Self) {
+        self.bridge(&format!(
+            "fdb append {} dev {VXLAN} dst {}",
+            text([0; 6]),
+            other.address()
+        ));
+    }
+
+    /// Adds an entry for an address on another host.
+    pub fn add_remote(&self, mac: [u8; 6], other: &Self) {
+        self.bridge(&format!(
+            "fdb add {} dev {VXLAN} dst {}",
+            text(mac),
+            other.address()
+        ));
+        self.add_entry(mac, VXLAN);
     }
 
     /// Adds an entry for an address at one of its ports.
@@ -230,16 +346,9 @@ impl Host {
     }
 }
 
-/// The file of a daemon whose network has [`VXLAN`] as its uplink, and a port with these keys for each of these guests.
-#[must_use]
-pub fn file(ports: &[(usize, &str)]) -> String {
-    let mut text = format!("[network.lan]\nuplink = \"{VXLAN}\"\nmode = \"auto\"\n");
-    text.extend(ports.iter().map(|&(guest, keys)| lan::port(guest, keys)));
-    text
-}
-
 /// An address as commands have it.
-fn text(mac: [u8; 6]) -> String {
+#[must_use]
+pub fn text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
@@ -259,11 +368,7 @@ impl Overlay {
     pub fn new(underlay: Underlay, hosts: usize) -> Self {
         let overlay = Self::unconnected(underlay, hosts);
         for (host, other) in overlay.pairs() {
-            let to_all = text([0; 6]);
-            host.bridge(&format!(
-                "fdb append {to_all} dev {VXLAN} dst {}",
-                other.address()
-            ));
+            host.add_copies_to(other);
         }
         overlay
     }
@@ -271,23 +376,22 @@ impl Overlay {
     /// The same, where each has a second link to the others by a second switch (`br1`), and its address by both, with
     /// equal routes.
     #[must_use]
-    pub fn with_two_links(hosts: usize) -> Self {
-        let overlay = Self::new(Underlay::PLAIN, hosts);
+    pub fn with_two_links(underlay: Underlay, hosts: usize) -> Self {
+        let overlay = Self::new(underlay, hosts);
         let fabric = &overlay.fabric;
         fabric.ip(&["link add br1 type bridge mcast_snooping 0 forward_delay 0"]);
         fabric.ip(&["link set br1 up"]);
         for host in &overlay.hosts {
-            let (netns, number) = (&host.netns, host.number);
-            let far = format!("g{number}");
+            let netns = &host.netns;
+            let far = format!("g{}", host.number);
             netns.ip(&["link add u1 type veth peer name", &far, "netns", fabric.name()]);
             fabric.ip(&["link set", &far, "master br1 up"]);
             netns.ip(&["link set u1 up"]);
             fabric.await_sender(&far);
-            netns.ip(&["address flush dev u0"]);
+            netns.ip(&["address flush dev", NIC]);
             netns.ip(&["address add", &format!("{}/32", host.address()), "dev lo"]);
             for link in 0..2 {
-                let address = format!("10.8.{link}.{}/24", number + 1);
-                netns.ip(&["address add", &address, "dev", &format!("u{link}")]);
+                host.number_link(link);
             }
             netns.run(
                 "sysctl",
@@ -295,12 +399,27 @@ impl Overlay {
             );
         }
         for (host, other) in overlay.pairs() {
-            let hop = |link: usize| format!("nexthop via 10.8.{link}.{} dev u{link}", other.number + 1);
-            let hops = [hop(0), hop(1)];
+            let hops = [0, 1].map(|link| format!("nexthop {}", other.behind(link)));
             host.netns
                 .ip(&["route add", &other.address(), &hops[0], &hops[1]]);
         }
         overlay
+    }
+
+    /// Frames of a host to the others, and theirs to it, leave by this one of two links.
+    pub fn use_link(&self, host: usize, link: usize) {
+        let is_its = |(from, to): &(&Host, &Host)| [from.number, to.number].contains(&host);
+        for (from, to) in self.pairs().filter(is_its) {
+            from.netns.ip(&["route replace", &to.address(), &to.behind(link)]);
+        }
+    }
+
+    /// Makes the first of two links of a host again, which was removed.
+    pub fn restore_first_link(&self, host: usize) {
+        let host = &self.hosts[host];
+        host.underlay.connect(&self.fabric, &host.netns, host.number);
+        host.netns.ip(&["address flush dev", NIC]);
+        host.number_link(0);
     }
 
     /// Whether one of the two switches has power. Returns when all hosts know.
@@ -326,8 +445,8 @@ impl Overlay {
     /// # Panics
     /// If FRR does not start.
     #[must_use]
-    pub fn with_frr(hosts: usize) -> Self {
-        Self::with_frr_timers(hosts, "60 180")
+    pub fn with_frr(underlay: Underlay, hosts: usize) -> Self {
+        Self::with_frr_timers(underlay, hosts, "60 180")
     }
 
     /// The same, with other than BGP's usual timers: seconds between two messages, and without any until a neighbour is
@@ -336,8 +455,8 @@ impl Overlay {
     /// # Panics
     /// If FRR does not start.
     #[must_use]
-    pub fn with_frr_timers(hosts: usize, timers: &str) -> Self {
-        let mut overlay = Self::unconnected(Underlay::PLAIN, hosts);
+    pub fn with_frr_timers(underlay: Underlay, hosts: usize, timers: &str) -> Self {
+        let mut overlay = Self::unconnected(underlay, hosts);
         let netns = NetNs::new("reflector");
         Underlay::PLAIN.connect(&overlay.fabric, &netns, REFLECTOR);
         let clients: Vec<_> = overlay.hosts.iter().map(|host| host.number).collect();
@@ -376,12 +495,7 @@ impl Overlay {
     /// Adds an entry for an address on each host but that where it is.
     pub fn add_entries(&self, mac: [u8; 6], host: usize) {
         for (other, host) in self.pairs().filter(|(_, of)| of.number == host) {
-            other.bridge(&format!(
-                "fdb add {} dev {VXLAN} dst {}",
-                text(mac),
-                host.address()
-            ));
-            other.add_entry(mac, VXLAN);
+            other.add_remote(mac, host);
         }
     }
 
@@ -395,6 +509,30 @@ impl Overlay {
         let (announced, expected) = (|| frr.announcers(mac), [self.hosts[host].address()]);
         let became = wait::until(wait::SOON, || announced() == expected);
         assert!(became, "{}: {:?}, not {expected:?}", text(mac), announced());
+    }
+
+    /// A router in the underlay, and its address.
+    ///
+    /// # Panics
+    /// Only as namespaces do.
+    #[must_use]
+    pub fn add_router(&self) -> (NetNs, String) {
+        let (netns, underlay) = (NetNs::new("router"), self.hosts[0].underlay);
+        underlay.connect(&self.fabric, &netns, ROUTER);
+        for set in [
+            "ip_forward=1",
+            "conf.all.send_redirects=0",
+            &format!("conf.{NIC}.send_redirects=0"),
+        ] {
+            netns.run("sysctl", &["-qw", &format!("net.ipv4.{set}")]);
+        }
+        (netns, underlay.address(ROUTER))
+    }
+
+    /// Spreads frames to a host over all queues of its interface.
+    pub fn spread(&self, host: usize) {
+        let (far, queues) = (format!("f{host}"), self.hosts[host].underlay.queues.to_string());
+        self.fabric.run("ethtool", &["-L", &far, "tx", &queues]);
     }
 
     /// Whether the link of a host to the underlay is up.
@@ -578,6 +716,22 @@ impl Station {
         }
     }
 
+    /// The same guest, on another connection.
+    ///
+    /// # Panics
+    /// If it is not our daemon's, or refused.
+    #[must_use]
+    pub fn resume(self, socket: &Path) -> Self {
+        let End::Guest(guest) = self.end else {
+            panic!("a port of the kernel's");
+        };
+        let guest = guest.resume(driver::connect(socket)).expect("accepted again");
+        Self {
+            end: End::Guest(guest),
+            ..self
+        }
+    }
+
     /// The driver of a guest that the daemon serves.
     ///
     /// # Panics
@@ -610,14 +764,14 @@ impl Station {
         std::iter::from_fn(&mut next).find(|frame| frame[6..11] == lan::mac(0)[..5])
     }
 
-    /// The next frame that it receives, but for those of [`Self::await_reaches`].
+    /// The next frame that it receives, but for those of [`Self::reaches`].
     ///
     /// # Panics
     /// If none comes.
     #[track_caller]
     pub fn received(&mut self) -> Vec<u8> {
         std::iter::from_fn(|| self.receive(wait::SOON))
-            .find(|frame| frame.len() != PROBE)
+            .find(|frame| !is_probe(frame))
             .unwrap_or_else(|| panic!("nothing comes to {}", text(self.mac)))
     }
 
@@ -627,14 +781,19 @@ impl Station {
     /// If none does.
     #[track_caller]
     pub fn await_reaches(&mut self, other: &mut Self) {
-        let sent = lan::once(other.mac, self.mac, PROBE);
-        let arrives = wait::until(wait::SOON, || {
-            self.send(&sent);
-            std::iter::from_fn(|| other.receive(wait::QUIET)).any(|got| got == sent)
-        });
+        let arrives = wait::until(wait::SOON, || self.reaches(other, 200));
         assert!(arrives, "{} does not reach {}", text(self.mac), text(other.mac));
+    }
+
+    /// Sends a frame of this length to another one; whether it arrives.
+    pub fn reaches(&mut self, other: &mut Self, len: usize) -> bool {
+        let sent = lan::once(other.mac, self.mac, len);
+        self.send(&sent);
+        std::iter::from_fn(|| other.receive(wait::QUIET)).any(|got| got == sent)
     }
 }
 
-/// Bytes of the frames of [`Station::await_reaches`], of which some may arrive late.
-const PROBE: usize = 200;
+/// Whether a frame is one of [`Station::reaches`], of which some may arrive late: numbers of [`lan::once`] begin so.
+fn is_probe(frame: &[u8]) -> bool {
+    frame[14..].starts_with(&[0xff; 2])
+}

@@ -14,16 +14,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Parser as _;
 use program::fd_store::{self, Passed};
 use program::log::report_end;
+use program::steward::{DEFAULT_SOCKET, Options};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, bind, connect, listen};
 use rustix::thread::CapabilitySet;
 use sd_notify::NotifyState;
 use steer::with_sources;
 use steward::capabilities;
-use steward::options::Options;
 use steward::policy::Policy;
 use steward::server::{PolicySource, Server, Store, StoreError};
-use steward_protocol::{DEFAULT_SOCKET, new_socket};
+use steward_protocol::new_socket;
 use vhost_af_xdp_steward::{netkit, zcrx};
 
 const PROGRAM: &str = "vhost-af-xdp-steward";

@@ -26,3 +26,4 @@ mod steering;
 mod storm;
 mod tap_mode;
 mod tap_mode_left;
+mod tunnel;

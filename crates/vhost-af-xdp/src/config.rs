@@ -16,11 +16,11 @@ use std::time::Duration;
 
 use model::config::{ConfigFile, Daemon};
 pub(crate) use model::config::{FileKinds, Placement, Segments};
-use steward::policy::Queues;
+use serde::{Deserialize, Serialize};
 
 pub(crate) use self::check::{Owner, Taken};
 pub(crate) use self::hints::HintsConfig;
-pub(crate) use self::network::{NetworkConfig, UplinkConfig};
+pub(crate) use self::network::{NetworkConfig, UnderlayConfig, UplinkConfig};
 pub(crate) use self::port::{
     Endpoint, ExternalProgram, Inherited, InterfaceQueues, MemoryRules, NicConfig, PortConfig, QueueOptions,
 };
@@ -95,6 +95,14 @@ pub(crate) const MOST_BYTES: u64 = 48 << 40;
 /// Most queue pairs of a port: the steering program has room for no more.
 pub(crate) const MOST_QUEUES: u16 = 128;
 
+/// A range of queues of an interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Queues {
+    pub(crate) interface: String,
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+}
+
 impl ServeConfig {
     /// Paths of the vhost-user sockets.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
@@ -108,7 +116,7 @@ impl ServeConfig {
         let uplinks = self.networks.iter().filter_map(|network| network.uplink.as_ref());
         let wanted = leased.filter_map(PortConfig::wanted);
         wanted
-            .chain(uplinks.map(UplinkConfig::wanted))
+            .chain(uplinks.flat_map(UplinkConfig::all_wanted))
             .map(|wanted| Queues {
                 interface: wanted.interface,
                 first: wanted.start_queue,

@@ -495,8 +495,9 @@ impl Reader {
 
     /// Changes the uplink's hints of a network that keeps running; returns a message.
     fn change_uplink(&mut self, table: &Entry<Network>, network: &NetworkConfig) -> anyhow::Result<String> {
-        if let Some(uplink) = &network.uplink {
-            self.ports.set_uplink_hints(&network.name, uplink.options.hints)?;
+        if let Some(mut uplink) = network.uplink.clone() {
+            let hints = uplink.options_with_hints().hints;
+            self.ports.set_uplink_hints(&network.name, hints)?;
         }
         let known = of_name(&self.running.networks, &table.name);
         let keys = known.map_or_else(Vec::new, |known| known.differences(table));

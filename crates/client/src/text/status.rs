@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use model::state::{HostStatus, NetworkStatus, PortStatus, Status};
+use model::state::{HostStatus, NetworkStatus, PortStatus, Status, UnderlayStatus};
 use serde::Serialize;
 
 use super::views::{self, Readings};
@@ -54,11 +54,24 @@ fn problems(status: &Status) -> Vec<String> {
             let (name, left_out) = (&bridge.name, bridge.left_out);
             format!("{left_out} addresses behind bridge {name} are not reached: `bridge fdb show br {name}` lists them")
         });
+        let underlay = network.underlay.as_ref();
+        let unresolved = underlay.filter(|underlay| underlay.resolved < underlay.vteps).map(|underlay| {
+            let (unresolved, name) = (underlay.vteps - underlay.resolved, &underlay.interface);
+            format!("{unresolved} other host(s) have no resolved next hop on {name}, and the kernel encapsulates frames to \
+                     them: see `ip neighbour show dev {name}`")
+        });
+        let no_room = underlay.filter(|underlay| underlay.left_out > 0).map(|underlay| {
+            format!("{} addresses of other hosts are too many for the daemon, and the kernel encapsulates frames to them: \
+                     use smaller networks", underlay.left_out)
+        });
+        let underlay = underlay.and_then(|underlay| underlay.impaired.as_ref());
+        let underlay = underlay.map(|why| format!("the underlay is not used, the kernel encapsulates: {why}"));
         let evicted = network.learned_evicted;
         let evicted = (evicted > 0).then(|| format!("{evicted} learned addresses were evicted"));
         let host = host.and_then(|host| host.impaired.as_ref()).map(|why| format!("the host is not reached: {why}"));
         [of_network(&network.impaired), of_network(&host), of_network(&left_out), of_network(&not_advertised),
-            of_network(&network.steering_note), of_network(&evicted)]
+            of_network(&underlay), of_network(&unresolved), of_network(&no_room), of_network(&network.steering_note),
+            of_network(&evicted)]
     });
     let ports = status.ports.iter().flat_map(|port| {
         let busy = port
@@ -94,9 +107,23 @@ fn network_line(network: &NetworkStatus) -> String {
         0 => String::new(),
         count => format!(", {count} address(es) advertised to other hosts"),
     };
+    let underlay = match &network.underlay {
+        Some(underlay) => {
+            let UnderlayStatus {
+                interface,
+                attached,
+                addresses,
+                vteps,
+                ..
+            } = underlay;
+            let mode = attached.as_deref().unwrap_or("no program attached");
+            format!(" over {interface} ({mode}: {addresses} address(es) on {vteps} other host(s))")
+        }
+        None => String::new(),
+    };
     let ports = network.ports.len();
     format!(
-        "network {}: {state}, {uplink}, {ports} port(s){host}{advertised}",
+        "network {}: {state}, {uplink}{underlay}, {ports} port(s){host}{advertised}",
         network.name
     )
 }

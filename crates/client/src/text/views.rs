@@ -192,7 +192,7 @@ fn mode(port: &PortStatus) -> String {
     }
 }
 
-/// Queue pairs of ports, queues of uplinks and of the host, one a row.
+/// Queue pairs of ports, queues of uplinks, underlays and of the host, one a row.
 #[must_use]
 pub fn queues(daemons: &[Readings<'_>]) -> View {
     let mut rows = Vec::new();
@@ -224,12 +224,8 @@ fn lanes(status: &Status) -> Vec<(String, &LaneStatus)> {
     let of_ports =
         (status.ports.iter()).flat_map(|port| port.lanes.iter().map(|lane| (port.name.clone(), lane)));
     let of_networks = status.networks.iter().flat_map(|network| {
-        let uplink = network
-            .queues
-            .iter()
-            .map(|lane| (format!("{} uplink", network.name), lane));
-        let host = network.host.iter().filter(|host| host.queue.running);
-        uplink.chain(host.map(|host| (format!("{} host", network.name), &host.queue)))
+        let lanes = network.lanes().filter(|(of, lane)| *of != "host" || lane.running);
+        lanes.map(|(of, lane)| (format!("{} {of}", network.name), lane))
     });
     of_ports.chain(of_networks).collect()
 }

@@ -414,21 +414,26 @@ fn pvid_in(mut attributes: &[u8]) -> Option<u16> {
 
 /// Asks for the entries of one port of a bridge: a `struct ifinfomsg` with an attribute, the form that the kernel takes
 /// from sockets without `NETLINK_GET_STRICT_CHK` (`valid_fdb_dump_legacy` in net/core/rtnetlink.c).
-struct FdbDump(Vec<u8>);
+pub(super) struct FdbDump(Vec<u8>);
 
 impl FdbDump {
     fn of(port: u32, bridge: u32) -> Self {
-        let header = Ifinfomsg {
-            ifi_family: libc::AF_BRIDGE as u8,
-            ifi_index: port.cast_signed(),
-            ..Ifinfomsg::default()
-        };
-        let mut payload = header.as_slice().to_vec();
+        let Self(mut payload) = Self::of_device(port);
         for word in [8, IFLA_MASTER] {
             payload.extend(word.to_ne_bytes());
         }
         payload.extend(bridge.to_ne_bytes());
         Self(payload)
+    }
+
+    /// Also the device's own entries.
+    pub(super) fn of_device(index: u32) -> Self {
+        let header = Ifinfomsg {
+            ifi_family: libc::AF_BRIDGE as u8,
+            ifi_index: index.cast_signed(),
+            ..Ifinfomsg::default()
+        };
+        Self(header.as_slice().to_vec())
     }
 }
 

@@ -1,19 +1,117 @@
-//! VXLAN devices whose MTU is too large for the interface that sends their packets.
+//! VXLAN devices: what packets of theirs look like, and whether the interface that sends them has a large enough MTU.
 
+use std::ffi::{CStr, CString};
 use std::io;
 use std::net::IpAddr;
 
 use netlink_bindings::rt_addr::{self, Ifaddrmsg};
-use netlink_bindings::rt_link::IterableLinkAttrs;
+use netlink_bindings::rt_link::{Ifinfomsg, IterableLinkAttrs};
 use netlink_bindings::utils::find_attr;
 use netlink_socket2::NetlinkSocket;
+use steer::Tunnel;
 
 use super::{Link, get_link, header_of};
 
-/// `IFLA_INFO_DATA`, and in it `IFLA_VXLAN_LOCAL` and `IFLA_VXLAN_LOCAL6` (include/uapi/linux/if_link.h).
+/// `IFLA_INFO_DATA`, and in it `IFLA_VXLAN_*` (include/uapi/linux/if_link.h).
 const INFO_DATA: u16 = 2;
+const ID: u16 = 1;
 const LOCAL: u16 = 4;
+const TTL: u16 = 5;
+const LEARNING: u16 = 7;
+const PORT: u16 = 15;
 const LOCAL6: u16 = 17;
+const UDP_ZERO_CSUM6: [u16; 2] = [19, 20];
+const COLLECT_METADATA: u16 = 25;
+const GPE: u16 = 27;
+
+/// A VXLAN device whose packets need not pass through it: another program can take frames out of packets that arrive
+/// for it, and make packets as it would.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vxlan {
+    /// Its name.
+    pub name: String,
+    /// Bytes.
+    pub mtu: u32,
+    /// Its index, and the tunnel.
+    pub tunnel: Tunnel,
+    /// Time to live, or hop limit, of packets that are sent.
+    pub ttl: u8,
+}
+
+impl Vxlan {
+    /// Asks for a device by its name.
+    ///
+    /// # Errors
+    /// There is none, or its packets have to pass through it: in words, with the remedy.
+    pub fn by_name(name: &str) -> Result<Self, String> {
+        let text = CString::new(name).map_err(|_| format!("{name:?} is no name of an interface"))?;
+        Self::ask(&Ifinfomsg::default(), Some(&text)).map_err(|why| format!("{name} {why}"))
+    }
+
+    /// Asks for a device by its index.
+    ///
+    /// # Errors
+    /// As [`Self::by_name`].
+    pub fn by_index(index: u32) -> Result<Self, String> {
+        Self::ask(&header_of(index), None).map_err(|why| format!("the interface with index {index} {why}"))
+    }
+
+    fn ask(header: &Ifinfomsg, name: Option<&CStr>) -> Result<Self, String> {
+        let asked = get_link(header, name, Self::of);
+        asked.unwrap_or_else(|error| Err(format!("cannot be found: {error}")))
+    }
+
+    /// The device of an answer of rtnetlink.
+    ///
+    /// # Errors
+    /// As [`Self::by_name`], without the name.
+    pub fn of(header: &Ifinfomsg, attributes: &IterableLinkAttrs<'_>) -> Result<Self, String> {
+        let name = attributes
+            .get_ifname()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let info = attributes.get_linkinfo().ok();
+        let info = info.filter(|info| info.get_kind().is_ok_and(|kind| kind == c"vxlan"));
+        let data = info.and_then(|info| find_attr(info.get_buf(), INFO_DATA));
+        let data = data.ok_or("is no vxlan device: name one")?;
+        let is_set = |which| find_attr(data, which).is_some_and(|value| value == [1]);
+        if is_set(COLLECT_METADATA) || find_attr(data, GPE).is_some() {
+            return Err(
+                "does not carry Ethernet frames of a single VNI: make it without `external` and `gpe`".into(),
+            );
+        }
+        let set = format!("`ip link set dev {name} type vxlan");
+        let local = local_address(attributes);
+        let local = local.ok_or_else(|| format!("has no local address: {set} local ADDRESS`"))?;
+        if is_set(LEARNING) {
+            return Err(format!("learns addresses from packets: {set} nolearning`"));
+        }
+        if local.is_ipv6() && !UDP_ZERO_CSUM6.into_iter().all(is_set) {
+            return Err("requires UDP checksums: make it again with `udp6zerocsumtx udp6zerocsumrx`, here and on the \
+                        other hosts"
+                .into());
+        }
+        if header.ifi_flags & libc::IFF_UP.cast_unsigned() == 0 {
+            return Err(format!("is down: `ip link set {name} up`"));
+        }
+        let vni = find_attr(data, ID).and_then(|vni| vni.try_into().ok());
+        let port = find_attr(data, PORT).and_then(|port| port.try_into().ok());
+        let ttl = find_attr(data, TTL).and_then(|ttl| ttl.first().copied());
+        Ok(Self {
+            name,
+            mtu: attributes.get_mtu().unwrap_or_default(),
+            tunnel: Tunnel {
+                device: header.ifi_index.cast_unsigned(),
+                vni: vni.map(u32::from_ne_bytes).ok_or("has no VNI")?,
+                port: port.map(u16::from_be_bytes).ok_or("has no UDP port")?,
+                local,
+            },
+            // 0: the kernel uses net.ipv4.ip_default_ttl, 64 unless it was changed.
+            ttl: ttl.filter(|&ttl| ttl != 0).unwrap_or(64),
+        })
+    }
+}
 
 /// Bytes that VXLAN adds to a packet: headers of Ethernet, VXLAN, UDP and IP (RFC 7348, section 5).
 fn added(local: IpAddr) -> u32 {

@@ -43,6 +43,30 @@ pub struct Table {
     pub rules: Vec<Known>,
 }
 
+/// A NIC's n-tuple rules and RSS contexts, to be read.
+pub trait Steering {
+    /// The n-tuple rules that there are.
+    ///
+    /// # Errors
+    /// The driver's: EOPNOTSUPP if it has none.
+    fn table(&self) -> io::Result<Table>;
+    /// The RSS contexts other than the main one.
+    ///
+    /// # Errors
+    /// The driver's: EOPNOTSUPP if it has not even a main one.
+    fn contexts(&self) -> io::Result<Vec<u32>>;
+    /// The queues that an RSS context spreads over, in order, each once; 0 is the main one's number.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn spread(&self, context: u32) -> io::Result<Vec<u32>>;
+    /// All entries of an RSS context's table.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn indirection(&self, context: u32) -> io::Result<Vec<u32>>;
+}
+
 /// An interface's driver.
 #[derive(Debug)]
 pub struct Ethtool {
@@ -128,11 +152,38 @@ impl Ethtool {
         Ok(value.data)
     }
 
-    /// The n-tuple rules that there are.
+    /// Number of entries of an RSS context's table; 0 is the main one's number.
     ///
     /// # Errors
     /// The driver's: EOPNOTSUPP if it has none.
-    pub fn table(&self) -> io::Result<Table> {
+    pub fn indirection_size(&self, context: u32) -> io::Result<u32> {
+        let mut head = RxFh::new(command::GRSSH, context);
+        self.ask(head.as_mut_bytes())?;
+        Ok(head.indir_size)
+    }
+
+    /// A command and its structure, which the kernel may write to, too.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// The bytes are those of the command's structure (asserted against the kernel's header), with room for the counts
+    /// in it: how much the kernel writes follows from both.
+    pub unsafe fn command(&self, bytes: &mut [u8]) -> io::Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.device.ethtool(bytes.as_mut_ptr().cast()) }
+    }
+
+    fn ask(&self, bytes: &mut [u8]) -> io::Result<()> {
+        // SAFETY: each caller passes the structure of its command, with room for the counts that it writes there. Any
+        // bytes are valid for these structures.
+        unsafe { self.command(bytes) }
+    }
+}
+
+impl Steering for Ethtool {
+    fn table(&self) -> io::Result<Table> {
         let mut count = RxNfc::new(command::GRXCLSRLCNT);
         self.ask(count.as_mut_bytes())?;
         let special = count.data & u64::from(abi::LOCATION_SPECIAL) != 0;
@@ -166,11 +217,7 @@ impl Ethtool {
         Ok(Table { size, special, rules })
     }
 
-    /// The RSS contexts other than the main one.
-    ///
-    /// # Errors
-    /// The driver's: EOPNOTSUPP if it has not even a main one.
-    pub fn contexts(&self) -> io::Result<Vec<u32>> {
+    fn contexts(&self) -> io::Result<Vec<u32>> {
         // That there is a main table, hence that the driver knows of any.
         self.indirection_size(0)?;
         Ok((1..=CONTEXTS_MAX)
@@ -178,22 +225,14 @@ impl Ethtool {
             .collect())
     }
 
-    /// The queues that an RSS context spreads over, in order, each once; 0 is the main one's number.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn spread(&self, context: u32) -> io::Result<Vec<u32>> {
+    fn spread(&self, context: u32) -> io::Result<Vec<u32>> {
         let mut queues = self.indirection(context)?;
         queues.sort_unstable();
         queues.dedup();
         Ok(queues)
     }
 
-    /// All entries of an RSS context's table.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn indirection(&self, context: u32) -> io::Result<Vec<u32>> {
+    fn indirection(&self, context: u32) -> io::Result<Vec<u32>> {
         let size = self.indirection_size(context)?;
         if size == 0 || size > INDIRECTION_MAX {
             return Err(io::ErrorKind::Unsupported.into());
@@ -203,34 +242,5 @@ impl Ethtool {
         self.ask(&mut bytes)?;
         let table = bytes[size_of::<RxFh>()..].as_chunks::<4>().0.iter();
         Ok(table.map(|bytes| u32::from_ne_bytes(*bytes)).collect())
-    }
-
-    /// Number of entries of an RSS context's table; 0 is the main one's number.
-    ///
-    /// # Errors
-    /// The driver's: EOPNOTSUPP if it has none.
-    pub fn indirection_size(&self, context: u32) -> io::Result<u32> {
-        let mut head = RxFh::new(command::GRSSH, context);
-        self.ask(head.as_mut_bytes())?;
-        Ok(head.indir_size)
-    }
-
-    /// A command and its structure, which the kernel may write to, too.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Safety
-    /// The bytes are those of the command's structure (asserted against the kernel's header), with room for the counts
-    /// in it: how much the kernel writes follows from both.
-    pub unsafe fn command(&self, bytes: &mut [u8]) -> io::Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.device.ethtool(bytes.as_mut_ptr().cast()) }
-    }
-
-    fn ask(&self, bytes: &mut [u8]) -> io::Result<()> {
-        // SAFETY: each caller passes the structure of its command, with room for the counts that it writes there. Any
-        // bytes are valid for these structures.
-        unsafe { self.command(bytes) }
     }
 }

@@ -47,4 +47,15 @@ pub struct Uplink {
     /// Allow guests and host to reach each other over the uplink [default: true]
     #[arg(long, value_name = "BOOL")]
     pub host: Option<bool>,
+    /// Interface that carries the packets of the uplink, a vxlan device. The daemon encapsulates and decapsulates most
+    /// frames there by AF_XDP, the kernel the others; docs/overlay.md [default: none, the kernel does all]
+    #[arg(long, value_name = "IFNAME", requires = "uplink")]
+    pub underlay: Option<String>,
+    /// Number of queues of the underlay. Use all that receive frames (`ethtool -l`): the kernel decapsulates what arrives
+    /// at others [default: 1]
+    #[arg(long, value_name = "N", requires = "underlay")]
+    pub underlay_queues: Option<u32>,
+    /// First queue of the underlay [default: 0]
+    #[arg(long, value_name = "M", requires = "underlay")]
+    pub underlay_start_queue: Option<u32>,
 }

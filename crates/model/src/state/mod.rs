@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use self::lane::{HintsStatus, LaneStatus, Named};
-pub use self::network::{BridgeStatus, HostStatus, NetworkStatus};
+pub use self::network::{BridgeStatus, HostStatus, NetworkStatus, UnderlayStatus};
 pub use self::rules::{DirectionStatus, RulesStatus};
 pub use self::traffic::Traffic;
 pub use self::work::{

@@ -42,6 +42,9 @@ pub struct NetworkStatus {
     pub not_advertised: Option<String>,
     /// Queues of the uplink.
     pub queues: Vec<LaneStatus>,
+    /// The underlay of the uplink; none without one.
+    #[serde(default)]
+    pub underlay: Option<UnderlayStatus>,
     /// Counters of multicast and broadcast frames from the uplink.
     #[schemars(skip)]
     pub groups: Vec<Named>,
@@ -54,6 +57,48 @@ pub struct NetworkStatus {
     #[serde(default)]
     #[schemars(with = "Option<Network>")]
     pub configuration: Option<Map<String, Value>>,
+}
+
+/// Queues of the interface that carries the packets of the uplink, a vxlan device.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct UnderlayStatus {
+    /// The interface.
+    pub interface: String,
+    /// How the steering program is attached there; none: it is not.
+    pub attached: Option<String>,
+    /// Addresses on other hosts that the daemon encapsulates frames to.
+    pub addresses: usize,
+    /// The hosts (VTEPs) that have them.
+    pub vteps: usize,
+    /// Those whose next hop is resolved: the kernel encapsulates frames to the others.
+    pub resolved: usize,
+    /// Addresses that there was no room for: the kernel encapsulates frames to them.
+    pub left_out: usize,
+    /// Why it is not used: the kernel encapsulates and decapsulates all frames.
+    pub impaired: Option<String>,
+    /// Its queues.
+    pub queues: Vec<LaneStatus>,
+}
+
+impl NetworkStatus {
+    /// Queues of the uplink, the underlay and the tap to the host, with the word for each.
+    pub fn lanes(&self) -> impl Iterator<Item = (&'static str, &LaneStatus)> {
+        let uplink = self.queues.iter().map(|lane| ("uplink", lane));
+        let underlay = self.underlay.iter().flat_map(|underlay| &underlay.queues);
+        let host = self.host.iter().map(|host| ("host", &host.queue));
+        uplink.chain(underlay.map(|lane| ("underlay", lane))).chain(host)
+    }
+
+    /// Its queues of an interface.
+    #[must_use]
+    pub fn queues_of(&self, interface: &str) -> &[LaneStatus] {
+        let underlay = self.underlay.as_ref();
+        match underlay.filter(|underlay| underlay.interface == interface) {
+            Some(underlay) => &underlay.queues,
+            None if self.uplink.as_deref() == Some(interface) => &self.queues,
+            None => &[],
+        }
+    }
 }
 
 /// The host, as one more receiver.

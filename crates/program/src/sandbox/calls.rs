@@ -101,8 +101,8 @@ const fn tail(name: &'static str) -> &'static str {
 #[rustfmt::skip]
 pub(super) const CALLS: &[Call] = table! {
     // Frames.
-    SYS_sendto: ALWAYS, "wakes the kernel for frames to send (AF_XDP rings)";
-    SYS_recvfrom: ALWAYS, "lets the kernel poll the NIC; peeks at messages of a VMM";
+    SYS_sendto: ALWAYS, "wakes the kernel for frames to send (AF_XDP rings); queries of rtnetlink";
+    SYS_recvfrom: ALWAYS, "lets the kernel poll the NIC; peeks at messages of a VMM; rtnetlink";
     #[cfg(target_arch = "x86_64")]
     SYS_epoll_wait: ALWAYS, "a worker waits for kicks";
     SYS_epoll_pwait: ALWAYS, "a worker waits for kicks";
@@ -121,7 +121,7 @@ pub(super) const CALLS: &[Call] = table! {
     SYS_socket: &[&[If::Is(0, AF_UNIX as u64)]], "to a VMM that listens, to the steward: Unix sockets, no others";
     SYS_connect: ALWAYS, "to a VMM that listens, to the steward";
     SYS_accept4: ALWAYS, "VMMs, and control clients";
-    SYS_bind: ALWAYS, "AF_XDP sockets, where the steward does not bind them (before Linux 6.4)";
+    SYS_bind: ALWAYS, "AF_XDP sockets, where the steward does not bind them (before Linux 6.4); rtnetlink";
     SYS_recvmsg: ALWAYS, "messages with descriptors: guest memory, eventfds, leased sockets";
     SYS_sendmsg: ALWAYS, "messages with descriptors: the inflight area, packet memory";
     SYS_getsockopt: &[

@@ -4,7 +4,7 @@
 use std::io;
 
 use host::nic::abi::{self, RxFh, RxNfc, command};
-use host::nic::{Ethtool, INDIRECTION_MAX, Rule, Table, Target};
+use host::nic::{Ethtool, INDIRECTION_MAX, Rule, Target};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Nic;
@@ -17,22 +17,6 @@ fn set(driver: &Ethtool, bytes: &mut [u8]) -> io::Result<()> {
 }
 
 impl Nic for Ethtool {
-    fn table(&self) -> io::Result<Table> {
-        self.table()
-    }
-
-    fn contexts(&self) -> io::Result<Vec<u32>> {
-        self.contexts()
-    }
-
-    fn spread(&self, context: u32) -> io::Result<Vec<u32>> {
-        self.spread(context)
-    }
-
-    fn indirection(&self, context: u32) -> io::Result<Vec<u32>> {
-        self.indirection(context)
-    }
-
     fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32> {
         let context = match rule.target {
             Target::Context(context) => context,

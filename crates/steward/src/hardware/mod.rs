@@ -19,23 +19,15 @@ mod ethtool;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use host::nic::{Known, Rule, Table, Target};
+use host::nic::{Known, Rule, Steering, Table, Target};
 use steer::Filter;
 
-/// A NIC's rules and contexts.
-pub trait Nic {
-    /// The rules that there are.
-    fn table(&self) -> io::Result<Table>;
+/// A NIC whose rules and contexts can be changed.
+pub trait Nic: Steering {
     /// Adds a rule at a location, or at one that the driver chooses. Returns the location.
     fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32>;
     /// Removes the rule at a location.
     fn delete(&mut self, location: u32) -> io::Result<()>;
-    /// The RSS contexts that there are.
-    fn contexts(&self) -> io::Result<Vec<u32>>;
-    /// The queues that a context spreads over, in order, each once.
-    fn spread(&self, context: u32) -> io::Result<Vec<u32>>;
-    /// All entries of a table; 0 is the main one's number.
-    fn indirection(&self, context: u32) -> io::Result<Vec<u32>>;
     /// Writes all entries of the main table.
     fn set_indirection(&mut self, table: &[u32]) -> io::Result<()>;
     /// Makes a context that spreads over these queues. Returns its number.
@@ -115,6 +107,16 @@ impl Names {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.macs.is_empty() && self.vlans.is_empty()
+    }
+
+    /// Whether a lease may have an address: one of these, if there are any.
+    pub(crate) fn allow_mac(&self, mac: [u8; 6]) -> bool {
+        self.macs.is_empty() || self.macs.contains(&mac)
+    }
+
+    /// The same for a VLAN.
+    pub(crate) fn allow_vlan(&self, vlan: u16) -> bool {
+        self.vlans.is_empty() || self.vlans.contains(&vlan.into())
     }
 }
 

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 
-use super::{Known, Nic, Rule, Table, Target};
+use super::{Known, Nic, Rule, Steering, Table, Target};
 
 /// Addresses of stations.
 pub const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
@@ -78,7 +78,7 @@ impl Played {
     }
 }
 
-impl Nic for Played {
+impl Steering for Played {
     fn table(&self) -> io::Result<Table> {
         self.reads.set(self.reads.get() + 1);
         if self.size == 0 {
@@ -97,6 +97,27 @@ impl Nic for Played {
         })
     }
 
+    fn indirection(&self, context: u32) -> io::Result<Vec<u32>> {
+        match context {
+            0 if self.main.is_empty() => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+            0 => Ok(self.main.clone()),
+            other => self.spread(other),
+        }
+    }
+
+    fn contexts(&self) -> io::Result<Vec<u32>> {
+        match self.has_contexts {
+            true => Ok(self.contexts.keys().copied().collect()),
+            false => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+        }
+    }
+
+    fn spread(&self, context: u32) -> io::Result<Vec<u32>> {
+        Ok(self.contexts[&context].clone())
+    }
+}
+
+impl Nic for Played {
     fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32> {
         assert_eq!(location.is_none(), self.special);
         let location = location.unwrap_or(self.rules.len() as u32 + 1000);
@@ -119,29 +140,10 @@ impl Nic for Played {
         Ok(())
     }
 
-    fn indirection(&self, context: u32) -> io::Result<Vec<u32>> {
-        match context {
-            0 if self.main.is_empty() => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
-            0 => Ok(self.main.clone()),
-            other => self.spread(other),
-        }
-    }
-
     fn set_indirection(&mut self, table: &[u32]) -> io::Result<()> {
         self.call(format!("table of {table:?}"))?;
         self.main = table.to_vec();
         Ok(())
-    }
-
-    fn contexts(&self) -> io::Result<Vec<u32>> {
-        match self.has_contexts {
-            true => Ok(self.contexts.keys().copied().collect()),
-            false => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
-        }
-    }
-
-    fn spread(&self, context: u32) -> io::Result<Vec<u32>> {
-        Ok(self.contexts[&context].clone())
     }
 
     fn create_context(&mut self, queues: &[u32]) -> io::Result<u32> {

@@ -267,15 +267,9 @@ impl Dying<'_> {
     }
 }
 
-impl Nic for Dying<'_> {
+impl Steering for Dying<'_> {
     fn table(&self) -> io::Result<Table> {
         self.nic.table()
-    }
-    fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32> {
-        self.change(|nic| nic.insert(rule, location))
-    }
-    fn delete(&mut self, location: u32) -> io::Result<()> {
-        self.change(|nic| nic.delete(location))
     }
     fn contexts(&self) -> io::Result<Vec<u32>> {
         self.nic.contexts()
@@ -285,6 +279,15 @@ impl Nic for Dying<'_> {
     }
     fn indirection(&self, context: u32) -> io::Result<Vec<u32>> {
         self.nic.indirection(context)
+    }
+}
+
+impl Nic for Dying<'_> {
+    fn insert(&mut self, rule: &Rule, location: Option<u32>) -> io::Result<u32> {
+        self.change(|nic| nic.insert(rule, location))
+    }
+    fn delete(&mut self, location: u32) -> io::Result<()> {
+        self.change(|nic| nic.delete(location))
     }
     fn set_indirection(&mut self, table: &[u32]) -> io::Result<()> {
         self.change(|nic| nic.set_indirection(table))

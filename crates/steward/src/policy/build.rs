@@ -51,6 +51,20 @@ impl Policy {
             warnings,
         })
     }
+
+    /// A policy of these rules, without a file, for a steward that serves one daemon.
+    ///
+    /// # Errors
+    /// What is missing or does not fit together.
+    pub fn for_one(rules: impl IntoIterator<Item = Allow>) -> Result<Self, String> {
+        let rules: Result<_, _> = rules.into_iter().map(|allow| rule(&allow)).collect();
+        Ok(Self {
+            connections: u32::MAX,
+            unbound: true,
+            rules: rules?,
+            warnings: Vec::new(),
+        })
+    }
 }
 
 /// Errors: what is missing or does not fit together.

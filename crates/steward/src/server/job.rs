@@ -74,8 +74,8 @@ impl Probe {
 
     fn flags(self) -> u16 {
         match self {
-            Self::Refused => child::ZERO_COPY_IN_PIECES,
-            Self::Copy => child::COPY,
+            Self::Refused => libc::XDP_ZEROCOPY | libc::XDP_USE_SG,
+            Self::Copy => libc::XDP_COPY,
         }
     }
 

@@ -6,3 +6,4 @@ pub(super) mod lease;
 pub(super) mod networks;
 pub(super) mod rings;
 pub(super) mod sockets;
+mod tunnel;

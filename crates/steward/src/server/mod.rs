@@ -42,7 +42,7 @@ use crate::policy::Policy;
 use crate::sys;
 use connections::closing::{Closing, Over};
 use connections::connection::{Connection, Incoming, lessees};
-use connections::limits::{DeviceChanges, LogLimits, Turns};
+use connections::limits::{DeviceChanges, Turns};
 use host::links::bridge::FdbChanges;
 use host::links::{self, Changes};
 use journal::file::may_crash;
@@ -51,6 +51,7 @@ use leases::rings::Rings;
 use leases::sockets::LostJob;
 use part::{Loader, Part};
 use program::backoff::{Backoff, RETRY};
+use program::log_limit::LogLimits;
 use program::rate::{Bucket, Rate};
 use reload::Reload;
 pub use reload::{NewPolicy, PolicySource};
@@ -247,6 +248,7 @@ impl Server {
             self.forget_idle();
             self.note_hints();
             self.note_lost_addresses();
+            self.judge_tunnel_stations();
             self.record();
             self.notify_lessees();
             self.close_rest();
@@ -304,7 +306,10 @@ impl Server {
                 self.end(number, Some(Reason::Malformed.because(malformed.to_string())));
             }
             Incoming::Request(serial, request, By::Steward) => {
-                let answered = operations::act(self, number, &request);
+                let answered = match request.is_later() && connection.held.is_none() {
+                    true => Ok(Answer::Done.into()),
+                    false => operations::act(self, number, &request),
+                };
                 self.reply(number, serial, answered);
             }
             Incoming::Request(serial, request, by) => self.run_job(number, serial, (&request, by)),
@@ -316,7 +321,8 @@ impl Server {
             Ok(reply) => reply,
             Err(refusal) => {
                 if let Some(connection) = self.connections.get(&number) {
-                    self.refusals.log_refusal(&connection.peer, "refused", &refusal);
+                    self.refusals
+                        .log_refusal(&connection.peer, &format!("refused: {refusal}"));
                 }
                 Answer::Refused(refusal).into()
             }
@@ -458,6 +464,7 @@ impl Server {
         self.by_part(|part, server| part.look(server));
         self.go_on_by_part();
         self.look_at_network_taps();
+        self.look_at_tunnels();
         self.forget_idle();
     }
 }

@@ -157,6 +157,18 @@ operations! { server, number, request;
         "`Advertise`"
         "4,096 a network"
     ] => server.advertise(number, changes);
+    Tunnel { device } [
+        "policy: `network` for the device, too"
+        "tunnel of the program, rtnetlink sockets"
+        "lease ends"
+        "requests"
+    ] => server.tunnel(number, device);
+    Vteps { changes } [
+        "the lease is a network's"
+        "hosts whose packets it takes"
+        "`Vteps`"
+        "16,384 a network"
+    ] => server.change_vteps(number, changes);
     SendTap { queue, only_with_tso } [
         "the queue is the lease's"
         "tap that sends from that queue"

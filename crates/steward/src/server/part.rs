@@ -222,7 +222,7 @@ impl Server {
     /// # Errors
     /// The user has caused too many changes.
     pub fn take_units(&mut self, change: DeviceChange, interface: &str, uid: u32) -> Result<(), Refusal> {
-        self.device_changes.take(change, interface, uid, Instant::now())
+        self.device_changes.take(change, (interface, uid), Instant::now())
     }
 
     /// Whether a line about a lease of this user may be logged.

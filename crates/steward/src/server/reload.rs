@@ -113,34 +113,25 @@ impl Server {
         if let Some(part) = &mut self.part {
             part.forget_rules(&self.policy);
         }
-        for connection in self.connections.values_mut() {
-            connection.rule = self
-                .policy
-                .rules_for(&connection.peer)
-                .map(|(index, _)| index)
-                .next();
-        }
         // Until they are checked, leases count for no rule: the old rules' indexes are invalid.
+        for connection in self.connections.values_mut() {
+            let mut rules = self.policy.rules_for(&connection.peer);
+            connection.rule = rules.next().map(|(index, _)| index);
+            connection.held.iter_mut().for_each(|held| held.rule = usize::MAX);
+            connection.by_part.iter_mut().for_each(|rule| *rule = usize::MAX);
+            // Other rules may have room for waiting jobs.
+            connection.waits = false;
+        }
+        let orphans = self.orphans.values_mut();
+        orphans.for_each(|orphan| orphan.held.rule = usize::MAX);
         self.lost_jobs.iter_mut().for_each(|lost| lost.rule = None);
         self.closing.iter_mut().for_each(|closing| closing.rule = None);
         self.unclosed.iter_mut().for_each(|over| over.rule = None);
-        let connected = self.connections.values_mut();
-        let held = connected.filter_map(|connection| connection.held.as_mut());
-        let orphaned = self.orphans.values_mut().map(|orphan| &mut orphan.held);
-        held.chain(orphaned).for_each(|held| held.rule = usize::MAX);
-        let by_part = self
-            .connections
-            .values_mut()
-            .filter_map(|own| own.by_part.as_mut());
-        by_part.for_each(|rule| *rule = usize::MAX);
         let held: BTreeSet<u64> = self.all_leases().map(|lease| lease.number).collect();
         held.into_iter().for_each(|number| self.judge(number));
+        self.look_at_tunnels();
         let by_part = numbers(&self.connections, |own: &Connection| own.by_part.is_some());
         by_part.into_iter().for_each(|number| self.judge_by_part(number));
-        // Other rules may have room for waiting jobs.
-        self.connections
-            .values_mut()
-            .for_each(|other| other.waits = false);
     }
 
     /// Checks a lease against the policy, and ends it if it is not allowed.

@@ -8,6 +8,7 @@ use std::ptr;
 
 use rustix::fs::{SeekFrom, fcntl_get_seals, fstatfs, seek};
 use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use rustix::mm::{Advice, MapFlags, ProtFlags, UserfaultfdFlags, madvise, mmap, mmap_anonymous, userfaultfd};
 use rustix::net::xdp::{
     SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XdpUmemReg, XdpUmemRegFlags,
@@ -28,9 +29,6 @@ use steward_protocol::{PARTS_MAX, Part, Rings, UmemLayout};
 const LARGEST_PAGE: usize = 1 << 30;
 /// Memory of a probe socket: one chunk, bytes.
 const PROBE_BYTES: u32 = 4096;
-/// What is asked for with it: `XDP_ZEROCOPY | XDP_USE_SG`, or `XDP_COPY`, include/uapi/linux/if_xdp.h.
-pub(crate) const ZERO_COPY_IN_PIECES: u16 = 1 << 2 | 1 << 4;
-pub(crate) const COPY: u16 = 1 << 1;
 
 /// Exits the process when dropped, so that a panic cannot unwind into the parent's code.
 struct Exit;
@@ -111,12 +109,6 @@ fn keep_only(these: CapabilitySet) -> Result<(), Errno> {
         inheritable: CapabilitySet::empty(),
     };
     set_capabilities(None, left)
-}
-
-/// The error of this thread's last system call.
-#[must_use]
-pub fn last_errno() -> Errno {
-    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 /// A running child.
@@ -256,8 +248,8 @@ struct UserFaultRange {
 const UFFD_API: u64 = 0xaa;
 const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
 const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
-const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
-const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_API: Opcode = opcode::read_write::<UserFaultApi>(0xaa, 0x3f);
+const UFFDIO_REGISTER: Opcode = opcode::read_write::<UserFaultRange>(0xaa, 0x00);
 /// UFFD_USER_MODE_ONLY, which needs no privilege (Linux 5.11).
 const USER_MODE_ONLY: u32 = 1;
 
@@ -273,8 +265,8 @@ fn user_faults() -> Option<OwnedFd> {
         ioctls: 0,
     };
     // SAFETY: the kernel reads and writes a live structure of the length that the number says.
-    let done = unsafe { libc::ioctl(faults.as_raw_fd(), UFFDIO_API as _, &raw mut api) };
-    (done == 0).then_some(faults)
+    unsafe { ioctl(&faults, Updater::<UFFDIO_API, _>::new(&mut api)) }.ok()?;
+    Some(faults)
 }
 
 /// Has the kernel refuse what would make pages in this mapping, also those that its owner takes out of the file while
@@ -287,10 +279,7 @@ fn make_no_pages(faults: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Err
         ioctls: 0,
     };
     // SAFETY: as above; the mapping is ours.
-    match unsafe { libc::ioctl(faults.as_raw_fd(), UFFDIO_REGISTER as _, &raw mut range) } {
-        0 => Ok(()),
-        _ => Err(last_errno()),
-    }
+    unsafe { ioctl(faults, Updater::<UFFDIO_REGISTER, _>::new(&mut range)) }
 }
 
 /// What is to be known of a file before it is mapped; the size of its pages. A part that begins or ends within a page

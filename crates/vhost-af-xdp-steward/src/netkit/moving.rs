@@ -12,6 +12,7 @@
 //! the netkit stays in the steward's namespace, which is the host's: there only root may have interfaces.
 #![allow(unsafe_code)]
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::fs::fstatfs;
@@ -19,7 +20,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
 use zerocopy::FromBytes;
 
-use steward::child::{last_errno, take_files};
+use steward::child::take_files;
 use steward_protocol::Step;
 
 /// `NSFS_MAGIC`, include/uapi/linux/magic.h.
@@ -85,7 +86,7 @@ fn check(file: BorrowedFd<'_>, uid: u32) -> Result<(), Errno> {
 fn ask(namespace: BorrowedFd<'_>, what: libc::c_ulong, argument: *mut u32) -> Result<i32, Errno> {
     // SAFETY: of a namespace's file, as the caller has seen; the one request with an argument writes a number to it.
     match unsafe { libc::ioctl(namespace.as_raw_fd(), what as _, argument) } {
-        -1 => Err(last_errno()),
+        -1 => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
         answer => Ok(answer),
     }
 }

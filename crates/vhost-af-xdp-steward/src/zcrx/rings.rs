@@ -18,23 +18,24 @@
 #![allow(unsafe_code)]
 
 use std::mem::{ManuallyDrop, size_of};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use rustix::process::{ForeignRawFd, PidfdGetfdFlags, pidfd_getfd};
 use rustix::thread::{CapabilitySets, capabilities, set_capabilities};
 use zcrx::abi::{self, AreaRegistration, Offsets, RefillEntry, Region, Registration};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use steward::capabilities::TO_TAKE_RINGS;
-use steward::child::{give_up, last_errno};
+use steward::child::give_up;
 use steward_protocol::{Step, ZCRX_RINGS_MAX};
 
 /// More than what is before the entries of a refill ring: 64 bytes in Linux 7.2.
 const BEFORE_ENTRIES: u64 = 4096;
 
 /// `PIDFD_GET_INFO`, include/uapi/linux/pidfd.h, with the structure of its first version (Linux 6.13).
-const GET_INFO: libc::c_ulong = 0xc040_ff0b;
+const GET_INFO: Opcode = opcode::read_write::<ProcessInfo>(0xff, 11);
 
 /// `struct pidfd_info`.
 #[derive(Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -140,13 +141,10 @@ fn check_owner(process: BorrowedFd<'_>, owner: UserAndGroup) -> Result<(), Errno
     }
     let mut info = ProcessInfo::new_zeroed();
     // SAFETY: the kernel reads and writes a live structure of the length that the number says.
-    let done = unsafe { libc::ioctl(process.as_raw_fd(), GET_INFO as _, &raw mut info) };
-    if done != 0 {
-        return match last_errno() {
-            // Before Linux 6.13.
-            Errno::NOTTY | Errno::INVAL => Ok(()),
-            errno => Err(errno),
-        };
+    match unsafe { ioctl(process, Updater::<GET_INFO, _>::new(&mut info)) } {
+        // Before Linux 6.13.
+        Err(Errno::NOTTY | Errno::INVAL) => return Ok(()),
+        asked => asked?,
     }
     match [info.effective, info.saved, info.of_files] == [owner; 3] {
         true => Ok(()),

@@ -11,7 +11,7 @@ use steer::{HintSet, QueueConf, Station};
 use steward_client::LeaseError;
 use steward_protocol::{
     AddressChange, Answer, HintRequest, NetkitWanted, Part, Reason, Request, Rings, StationChange, Step,
-    UmemLayout, Wanted, ZcrxRings, ZcrxWanted,
+    UmemLayout, VtepChange, Wanted, ZcrxRings, ZcrxWanted,
 };
 use testkit::wait;
 
@@ -169,6 +169,15 @@ pub(crate) fn requests() -> Vec<Request> {
             changes: vec![AddressChange {
                 station: Station { vlan: 0, mac: [2; 6] },
                 ip: None,
+                is_added: true,
+            }],
+        },
+        Request::Tunnel {
+            device: "lo".to_owned(),
+        },
+        Request::Vteps {
+            changes: vec![VtepChange {
+                vtep: [10, 9, 0, 2].into(),
                 is_added: true,
             }],
         },

@@ -1,13 +1,15 @@
 //! Reads the state of a network.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use common::drivers;
-use model::state::{HostStatus, NetworkStatus};
+use model::state::{HostStatus, NetworkStatus, UnderlayStatus};
 use steer::mac_text;
 
 use super::lane_status::{self, all_of};
-use crate::network::{Network, ShownHost};
+use crate::network::{Network, RemoteCounts, ShownHost, ShownUnderlay};
+use crate::nic::interface::Interface;
 use crate::port::Port;
 
 fn read_host(shown: &ShownHost) -> HostStatus {
@@ -18,6 +20,37 @@ fn read_host(shown: &ShownHost) -> HostStatus {
         bridge: shown.bridge.clone(),
         impaired: shown.impaired.clone(),
         queue: lane_status::read(0, None, &shown.counters, facts.as_deref(), None),
+    }
+}
+
+fn read_underlay(shown: &ShownUnderlay) -> UnderlayStatus {
+    // Held for a moment only: a socket in there keeps its queue bound.
+    let interface = shown.interface.as_ref().and_then(Weak::upgrade);
+    let interface = interface.as_deref();
+    let queues = (shown.first..).zip(&shown.counters).zip(&shown.lanes);
+    let queues = queues.enumerate().map(|(at, ((queue, counters), facts))| {
+        let facts = facts.upgrade();
+        let mut lane = lane_status::read(at, Some(queue), counters, facts.as_deref(), interface);
+        // A decapsulated frame cannot be passed to the host any more.
+        let of_program = lane.counters.iter_mut();
+        of_program.for_each(|counter| counter.drop |= counter.name == "no_socket");
+        lane
+    });
+    let count = |count: fn(&RemoteCounts) -> &AtomicUsize| {
+        let remotes = shown.remotes.as_ref();
+        remotes.map_or(0, |counts| count(counts).load(Relaxed))
+    };
+    UnderlayStatus {
+        interface: interface.map_or_else(|| shown.name.clone(), Interface::name),
+        attached: interface
+            .and_then(|interface| interface.steering.attached())
+            .map(|mode| mode.to_string()),
+        addresses: count(|counts| &counts.addresses),
+        vteps: count(|counts| &counts.vteps),
+        resolved: count(|counts| &counts.resolved),
+        left_out: count(|counts| &counts.left_out),
+        impaired: shown.impaired.clone(),
+        queues: queues.collect(),
     }
 }
 
@@ -61,6 +94,7 @@ pub(crate) fn read(network: &Network, ports: &[Arc<Port>]) -> NetworkStatus {
         advertised: shown.advertised,
         not_advertised: shown.not_advertised,
         queues: queues.collect(),
+        underlay: shown.underlay.as_ref().map(read_underlay),
         groups: all_of(&network.group_counters).collect(),
         host,
         source: None,

@@ -243,10 +243,10 @@ impl Holder {
         statuses.iter().find_map(|status| {
             let ports = status.ports.iter().filter(|port| port.nic == interface);
             let networks = status.networks.iter();
-            let networks = networks.filter(|network| network.uplink.as_deref() == Some(interface));
+            let networks = networks.map(|network| (network, network.queues_of(interface)));
             let mut of_ports = ports.filter_map(|port| Some((port, &port.lanes[of(&port.lanes)?])));
             let mut of_networks =
-                networks.filter_map(|network| Some((network, &network.queues[of(&network.queues)?])));
+                networks.filter_map(|(network, queues)| Some((network, &queues[of(queues)?])));
             match of_ports.next() {
                 Some((port, lane)) => Some(Self::of_port(status, port, lane)),
                 None => of_networks

@@ -18,17 +18,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use host::links::tunnel::Vxlan;
 use host::unserved_queues::unserved_queues;
 use program::peer::{self, Credentials};
+use program::steward::{DEFAULT_POLICY, DEFAULT_SOCKET};
 use rustix::net::{SocketAddrUnix, SocketFlags, connect};
 use rustix::process::{Resource, getegid, geteuid, getgroups, getrlimit};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 use steer::with_sources;
 use steward::capabilities;
-use steward::policy::{DEFAULT_POLICY, Policy, Queues};
+use steward::policy::Policy;
 use steward_client::listing;
-use steward_protocol::{DEFAULT_SOCKET, Wanted};
+use steward_protocol::Wanted;
 use xsk::Mode;
 
 use super::facts::Facts;
@@ -40,7 +42,7 @@ use client::{connection, directories};
 
 use crate::api::control_socket;
 use crate::api::queues::{Queue, named};
-use crate::config::{Control, Endpoint, Placement, PortConfig, ServeConfig, UplinkConfig};
+use crate::config::{Control, Endpoint, Placement, PortConfig, Queues, ServeConfig, UplinkConfig};
 use crate::listener::{self, Access, ListenError};
 use crate::nic::error::InterfaceError;
 use crate::nic::external;
@@ -84,11 +86,9 @@ pub(crate) fn look(config: &ServeConfig) -> ConfigurationReport {
     for network in &config.networks {
         if let Some(uplink) = &network.uplink {
             let subject = format!("network {}", network.name);
-            look.queues(
-                &QueueUse::of_network(config, &network.name, uplink),
-                &subject,
-                policy.as_ref(),
-            );
+            for queues in QueueUse::of_network(config, &network.name, uplink) {
+                look.queues(&queues, &subject, policy.as_ref());
+            }
         }
     }
     for port in &config.ports {
@@ -199,25 +199,38 @@ struct QueueUse {
     host: bool,
     /// Program and sockets are another program's.
     is_external: bool,
+    /// The vxlan device whose packets the queues receive.
+    underlay_of: Option<String>,
 }
 
 impl QueueUse {
-    fn of_network(config: &ServeConfig, name: &str, uplink: &UplinkConfig) -> Self {
+    /// Those of the uplink and the underlay.
+    fn of_network(config: &ServeConfig, name: &str, uplink: &UplinkConfig) -> impl Iterator<Item = Self> {
         let ports = config.ports.iter();
         let mut members = ports.filter(|port| port.nic.network() == Some(name));
-        let wanted = uplink.wanted();
-        Self {
+        let has_vlans = members.any(|port| port.nic.stations().iter().any(|&vlan| vlan != 0));
+        let has_steward = config.steward.is_some();
+        let queues = move |wanted: Wanted, bind| Self {
             request: Request {
                 mode: wanted.mode,
-                bind: uplink.options.bind,
-                has_steward: config.steward.is_some(),
+                bind,
+                has_steward,
                 ..Request::of(Placement::Copy)
             },
             wanted,
-            has_vlans: members.any(|port| port.nic.stations().iter().any(|&vlan| vlan != 0)),
+            has_vlans,
             host: uplink.host,
             is_external: false,
-        }
+            underlay_of: None,
+        };
+        let underlay = uplink.underlay.iter().map(move |underlay| Self {
+            // Tags are inside of the packets.
+            has_vlans: false,
+            host: false,
+            underlay_of: Some(uplink.at.name.clone()),
+            ..queues(underlay.wanted(), underlay.options.bind)
+        });
+        std::iter::once(queues(uplink.wanted(), uplink.options.bind)).chain(underlay)
     }
 
     fn of_port(config: &ServeConfig, port: &PortConfig) -> Option<Self> {
@@ -235,6 +248,7 @@ impl QueueUse {
             wanted,
             host: false,
             is_external: port.has_external_program(),
+            underlay_of: None,
         })
     }
 
@@ -288,7 +302,10 @@ impl Look<'_> {
             .networks
             .iter()
             .filter_map(|network| network.uplink.as_ref());
-        let uplinks = uplinks.map(|uplink| u64::from(uplink.options.packet_bytes) * u64::from(uplink.queues));
+        let uplinks = uplinks.map(|uplink| {
+            let underlay = uplink.underlay.as_ref().map_or(0, |underlay| underlay.queues);
+            u64::from(uplink.options.packet_bytes) * u64::from(uplink.queues + underlay)
+        });
         let limit = memory_limit().filter(|_| config.steward.is_none());
         let short = limit.and_then(|limit| memory_finding(limit, ports.chain(uplinks).sum()));
         self.findings.extend(short);
@@ -493,8 +510,13 @@ impl Look<'_> {
         for (losses, _) in losses.into_iter().zip(is_lost).filter(|(_, is_lost)| *is_lost) {
             found.push(Finding::warning(Kind::PacketsLost, subject, losses));
         }
+        if let Some(Err(why)) = queues.underlay_of.as_deref().map(Vxlan::by_name) {
+            let text = format!("the underlay is not used: {why}");
+            found.push(Finding::warning(Kind::Unusable, subject, &text));
+        }
         let left_out = unserved_queues(&facts.link, &range, queues.wanted.network);
-        if !left_out.is_empty() {
+        // The kernel delivers the frames of other queues of an underlay.
+        if !left_out.is_empty() && queues.underlay_of.is_none() {
             found.push(Finding::warning(Kind::QueuesLeftOut, subject, &left_out));
         }
         if report.placement == Placement::Direct.to_string() && !report.depends_on.is_empty() {

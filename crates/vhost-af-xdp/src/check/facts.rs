@@ -9,13 +9,13 @@ use common::drivers::{self, Line};
 use host::links::below::losses_above;
 use host::links::bridge::bridge_of;
 use host::links::{DriverXdp, Link};
-use host::nic::{Ethtool, Tags};
+use host::nic::{Ethtool, Steering, Tags};
+use program::steward::DEFAULT_SOCKET;
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 use steer::{ForeignProgram, HintSet, program_on, unnamed_program_on};
 use steward::capabilities;
-use steward_protocol::DEFAULT_SOCKET;
 
 use crate::api::queues::{self, Queue};
 use client::{connection, directories};

@@ -3,7 +3,7 @@ use ::host::nic::Tags;
 use common::drivers::TABLE;
 use steer::{AttachedAs, ForeignProgram, HintSet, Mode};
 
-use steward_protocol::DEFAULT_SOCKET;
+use program::steward::DEFAULT_SOCKET;
 
 use super::*;
 use crate::api::queues::Queue;

@@ -13,7 +13,7 @@ pub(crate) fn complete(words: &[String], names: &dyn Names) -> String {
     };
     let all = Cli::command();
     let command = match program.rsplit('-').next() {
-        Some("steward") => steward::options::Options::command(),
+        Some("steward") => program::steward::Options::command(),
         // `vhost-af-xdp-top` has the options of the command `top`.
         name => name
             .and_then(|name| all.find_subcommand(name))

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use model::config::{Mac, Vlans};
+use program::steward::DEFAULT_SOCKET;
 use steer::Filter;
-use steward_protocol::DEFAULT_SOCKET;
 
 pub(crate) const NETKIT_EXAMPLES: &str = "\
 Examples:

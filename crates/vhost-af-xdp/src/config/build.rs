@@ -11,16 +11,18 @@ use common::options::{bind_request, busy_poll, mode_request};
 use device::features::OnRequest;
 use model::config::{
     Account, Action, Api, Attachment, Daemon, Direction, External, Interface, Limits, Network, Placement,
-    Port, Process, Rule, Size, Socket, Vlans, Words, names_of_set, set_keys,
+    Port, Process, Rule, Segments, Size, Socket, Uplink, Vlans, Words, names_of_set, set_keys,
 };
 use serde::Serialize;
+use steer::ModeRequest;
 use steward_protocol::is_interface_name;
-use xsk::BusyPoll;
+use xsk::{BindRequest, BusyPoll};
 
 use super::port::offloads_of;
 use super::{
     ApiConfig, Control, Endpoint, ExternalProgram, HintsConfig, InterfaceQueues, MOST_BYTES, MemberVlans,
-    MemoryRules, NetworkConfig, NicConfig, PortConfig, QueueOptions, ServeConfig, UplinkConfig, offload,
+    MemoryRules, NetworkConfig, NicConfig, PortConfig, QueueOptions, ServeConfig, UnderlayConfig,
+    UplinkConfig, offload,
 };
 use crate::listener::Access;
 use dataplane::nic::endpoint::{COPY_BYTES, LEAST_COPY_BYTES};
@@ -504,11 +506,55 @@ pub(crate) fn network(name: &str, network: &Network) -> anyhow::Result<NetworkCo
             queues: options.queues.unwrap_or(1),
             options: queue_options(options.packet_memory, attachment, busy_poll)?,
             host: options.host.unwrap_or(true),
+            underlay: None,
         }),
+    };
+    let uplink = match (queues("underlay", &options.underlay, attachment)?, uplink) {
+        (Some(_), None) => bail!("underlay: needs an uplink, the vxlan device: name one"),
+        (Some(at), Some(uplink)) => Some(with_underlay(uplink, at, options)?),
+        (None, uplink) => uplink,
     };
     Ok(NetworkConfig {
         name: name.to_owned(),
         uplink,
+    })
+}
+
+/// Adds an underlay to an uplink. The options of queues apply to the underlay; the uplink gets tap mode.
+fn with_underlay(
+    uplink: UplinkConfig,
+    at: InterfaceQueues,
+    options: &Uplink,
+) -> anyhow::Result<UplinkConfig> {
+    if !matches!(at.mode, ModeRequest::Auto | ModeRequest::Tap) {
+        bail!("mode: with an underlay the uplink is in tap mode: leave `mode` out");
+    }
+    let underlay = UnderlayConfig {
+        at: InterfaceQueues {
+            start_queue: options.underlay_start_queue.unwrap_or(0),
+            mode: ModeRequest::Xdp,
+            ..at
+        },
+        queues: options.underlay_queues.unwrap_or(1),
+        // GSO packets leave by the uplink.
+        options: QueueOptions {
+            segments: Segments::Whole,
+            ..uplink.options
+        },
+    };
+    Ok(UplinkConfig {
+        at: InterfaceQueues {
+            mode: ModeRequest::Tap,
+            ..uplink.at
+        },
+        options: QueueOptions {
+            bind: BindRequest::Auto,
+            busy_poll: None,
+            hints: HintsConfig::default(),
+            ..uplink.options
+        },
+        underlay: Some(underlay),
+        ..uplink
     })
 }
 

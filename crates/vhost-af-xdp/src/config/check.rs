@@ -115,6 +115,19 @@ impl ServeConfig {
             let queues = uplink.queues;
             bail!("--queues {queues}: an uplink has 1 to {MOST_QUEUES} queues");
         }
+        if let Some(underlay) = &uplink.underlay {
+            check_text(&underlay.at.name)?;
+            if !(1..=u32::from(MOST_QUEUES)).contains(&underlay.queues) {
+                let queues = underlay.queues;
+                bail!("--underlay-queues {queues}: an underlay has 1 to {MOST_QUEUES} queues");
+            }
+            if underlay.at.name == uplink.at.name {
+                bail!(
+                    "--underlay {}: this is the uplink: name the interface that carries its packets",
+                    underlay.at.name
+                );
+            }
+        }
         let named = uplink.options.hints.named();
         match uplink.at.mode {
             ModeRequest::Skb | ModeRequest::Tap if !named.is_empty() => {
@@ -127,8 +140,12 @@ impl ServeConfig {
         }
         for other in &self.networks[..at] {
             if let Some(others) = &other.uplink {
-                let whose = format_args!("network {}", other.name);
-                check_apart(&uplink.wanted(), &others.wanted(), whose)?;
+                for (wanted, theirs) in uplink
+                    .all_wanted()
+                    .flat_map(|wanted| others.all_wanted().map(move |theirs| (wanted.clone(), theirs)))
+                {
+                    check_apart(&wanted, &theirs, format_args!("network {}", other.name))?;
+                }
             }
         }
         Ok(())
@@ -192,7 +209,9 @@ impl ServeConfig {
             for network in &self.networks {
                 if let Some(uplink) = &network.uplink {
                     let whose = format_args!("network {}", network.name);
-                    check_apart(&wanted, &uplink.wanted(), whose)?;
+                    uplink
+                        .all_wanted()
+                        .try_for_each(|theirs| check_apart(&wanted, &theirs, whose))?;
                 }
             }
         }

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use model::config::MemberOptions;
 
+use steer::ModeRequest;
+
 use super::*;
 use crate::cli::tests::serve as read_options;
 use crate::config::{MemberVlans, NicConfig, Placement};
@@ -580,5 +582,49 @@ fn port_that_is_added_alone_is_checked_as_with_all_others() {
         let mut file = file.clone();
         file.added.ports.push(port);
         all(&file).map(drop).expect_err(&keys.to_string());
+    }
+}
+
+#[test]
+fn options_of_queues_are_those_of_the_underlay_and_its_uplink_is_in_tap_mode() {
+    let lan = "[network.lan]\nuplink = \"vx100\"\nunderlay = \"eth0\"\n";
+    let keys = "force-copy = true\nunderlay-queues = 2\nunderlay-start-queue = 4\n";
+    let port = "[port.a]\nsocket-path = \"/a\"\nnetwork = \"lan\"\n";
+    let file = read(&format!("{lan}{keys}{port}")).expect("valid");
+    let leased: Vec<_> = file.queues();
+    let leased: Vec<_> = leased
+        .iter()
+        .map(|of| (of.interface.as_str(), of.first, of.count))
+        .collect();
+    assert_eq!(leased, [("vx100", 0, 1), ("eth0", 4, 2)]);
+    let uplink = file.networks[0].uplink.as_ref().expect("an uplink");
+    let underlay = uplink.underlay.as_ref().expect("an underlay");
+    assert_eq!(
+        [uplink.options.bind, underlay.options.bind],
+        [xsk::BindRequest::Auto, xsk::BindRequest::ForceCopy]
+    );
+    assert_eq!(
+        [uplink.wanted().mode, underlay.wanted().mode],
+        [ModeRequest::Tap, ModeRequest::Xdp]
+    );
+    for (keys, words) in [
+        ("mode = \"native\"\n", ["network lan: mode", "tap mode"]),
+        (
+            "underlay-queues = 0\n",
+            ["network lan: underlay-queues 0", "1 to"],
+        ),
+    ] {
+        assert_wrong(&format!("{lan}{keys}{port}"), &words);
+    }
+    let other = "[network.other]\nuplink = \"eth0\"\n[port.b]\nsocket-path = \"/b\"\nnetwork = \"other\"\n";
+    assert_wrong(
+        &format!("{lan}{port}{other}"),
+        &["network other: queue 0 of eth0 is asked for by network lan, too"],
+    );
+    for (lan, words) in [
+        ("underlay = \"eth0\"\n", "underlay: needs an uplink"),
+        ("uplink = \"eth0\"\nunderlay = \"eth0\"\n", "this is the uplink"),
+    ] {
+        assert_wrong(&format!("[network.lan]\n{lan}{port}"), &[words]);
     }
 }

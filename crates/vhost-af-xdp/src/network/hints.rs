@@ -5,12 +5,23 @@
 
 use std::sync::{Arc, TryLockError};
 
-use super::Network;
+use super::{Network, Running, State};
 use crate::config::HintsConfig;
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
 use common::lock::Locked;
 use dataplane::nic::hints::XdpMetadata;
+
+impl State {
+    /// The interface whose frames have hints, and the lanes of its queues: that of the underlay, if there is one.
+    fn with_hints(&self) -> (&Option<Arc<Interface>>, &[Option<Running>]) {
+        let uplink = self.uplink.as_ref();
+        match uplink.is_some_and(|uplink| uplink.underlay.is_some()) {
+            true => (&self.underlay.interface, &self.underlay.running),
+            false => (&self.interface, &self.running),
+        }
+    }
+}
 
 impl Network {
     /// Changes the hints of frames of the uplink, now or as soon as the steward is back; no frame is lost.
@@ -18,17 +29,18 @@ impl Network {
     pub(crate) fn set_hints(&self, hints: HintsConfig) -> Result<(), InterfaceError> {
         let _turn = self.hints.locked();
         loop {
-            let interface = self.state().interface.clone();
+            let interface = self.state().with_hints().0.clone();
             if let Some(interface) = &interface {
                 interface.switch_hints(hints, &mut self.teller())?;
             }
             let mut state = self.state();
             // An interface that was opened meanwhile uses the earlier hints.
-            if state.interface.as_ref().map(Arc::as_ptr) != interface.as_ref().map(Arc::as_ptr) {
+            let now = state.with_hints().0;
+            if now.as_ref().map(Arc::as_ptr) != interface.as_ref().map(Arc::as_ptr) {
                 continue;
             }
             if let Some(uplink) = &mut state.uplink {
-                uplink.options.hints = hints;
+                uplink.options_with_hints().hints = hints;
             }
             break;
         }
@@ -36,14 +48,15 @@ impl Network {
         Ok(())
     }
 
-    /// Sends the lanes the metadata of this uplink's frames. A change of hints that is in progress does that itself.
-    pub(super) fn settle_hints(&self, uplink: Option<&Interface>) {
+    /// Sends the lanes the metadata of their frames. A change of hints that is in progress does that itself.
+    pub(super) fn settle_hints(&self) {
         let _turn = match self.hints.try_lock() {
             Ok(turn) => turn,
             Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        if let Some(interface) = uplink.filter(|interface| !interface.steering.is_away()) {
+        let interface = self.state().with_hints().0.clone();
+        if let Some(interface) = interface.filter(|interface| !interface.steering.is_away()) {
             interface.settle_hints(&mut self.teller());
         }
     }
@@ -53,7 +66,7 @@ impl Network {
         move |queue, metadata| {
             let at = {
                 let state = self.state();
-                let mut running = state.running.iter().flatten();
+                let mut running = state.with_hints().1.iter().flatten();
                 let its = running.find(|running| running.queue.number == queue);
                 its.map(|running| running.at)
             };

@@ -10,9 +10,11 @@ mod host;
 mod learner;
 mod learning;
 mod naming;
+mod remotes;
 mod room;
 mod seen;
 mod tap;
+mod underlay;
 mod unsent;
 mod uplink;
 
@@ -36,7 +38,9 @@ use self::host::Host;
 pub(crate) use self::host::ShownHost;
 use self::learning::Learning;
 use self::naming::Named;
+pub(crate) use self::remotes::RemoteCounts;
 use self::seen::Seen;
+use self::underlay::Underlay;
 use crate::config::{NetworkConfig, NicConfig, PortConfig, UplinkConfig};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
@@ -112,10 +116,26 @@ pub(crate) struct ShownNetwork {
     pub(crate) advertised: usize,
     /// Why addresses are not advertised.
     pub(crate) not_advertised: Option<String>,
+    /// The underlay, if one is configured.
+    pub(crate) underlay: Option<ShownUnderlay>,
     /// Learned addresses of ports, in order.
     learned: Vec<(PortNumber, FdbKey)>,
     /// Learned addresses that were evicted, since the start.
     pub(crate) evicted: u64,
+}
+
+/// The published state of a network's underlay.
+#[derive(Clone)]
+pub(crate) struct ShownUnderlay {
+    pub(crate) name: String,
+    pub(crate) first: u32,
+    pub(crate) interface: Option<Weak<Interface>>,
+    /// Those of each queue.
+    pub(crate) counters: Vec<Arc<PairCounters>>,
+    pub(crate) lanes: Vec<Weak<LaneFacts>>,
+    /// Why it is not used.
+    pub(crate) impaired: Option<String>,
+    pub(crate) remotes: Option<Arc<RemoteCounts>>,
 }
 
 #[derive(Default)]
@@ -137,6 +157,7 @@ struct State {
     /// The lane of multicast frames.
     multicast: Option<LaneAt>,
     host: Host,
+    underlay: Underlay,
     /// The port with each number.
     ports: Vec<Option<FdbPort>>,
     /// The last generation that a port got ([`FdbPort::generation`]).
@@ -219,6 +240,7 @@ impl State {
         self.tap_counters.clear();
         self.advertised.forget();
         self.running = (0..queues).map(|_| None).collect();
+        self.underlay = Underlay::of(uplink.as_ref().and_then(|uplink| uplink.underlay.as_ref()));
         self.uplink = uplink;
     }
 }
@@ -433,7 +455,8 @@ fn key_of(change: &StationChange) -> FdbKey {
 
 /// The FDB with configured and learned addresses.
 fn fdb(state: &State) -> Fdb {
-    configured(state).with_learned(state.learning.keys())
+    let fdb = configured(state).with_learned(state.learning.keys());
+    state.underlay.add_remotes(fdb)
 }
 
 /// The FDB with the configured addresses only.

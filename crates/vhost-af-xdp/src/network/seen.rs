@@ -78,6 +78,7 @@ impl Seen {
             host: host.map(|_| state.host.shown()),
             advertised: state.advertised.count(),
             not_advertised: state.advertised.impaired.clone(),
+            underlay: state.underlay.shown(state.uplink.as_ref()),
             learned,
             evicted: state.evicted,
         };

@@ -31,6 +31,10 @@ impl Network {
     pub(super) fn sync_keys(&self, state: &mut State, keys: impl Iterator<Item = FdbKey>) {
         state.unsent.extend(keys);
         self.sync_unsent(state);
+        if state.underlay.interface.is_some() {
+            // Its stations follow.
+            self.look_again();
+        }
     }
 
     /// Sends the uplink the keys in `unsent`.

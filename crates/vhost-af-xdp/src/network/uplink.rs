@@ -5,7 +5,7 @@
 //! Guests get a larger MTU when all queues suit it.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use common::binding::L2_BYTES;
@@ -42,8 +42,8 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// Result of a check of the uplink.
 struct Looked {
-    /// The uplink's interface, if it is open.
-    watched: Option<Arc<Interface>>,
+    /// The interfaces of the uplink and the underlay, as far as they are open.
+    watched: Vec<Weak<Interface>>,
     /// A queue was set up again for another MTU: there may be more.
     follows: bool,
 }
@@ -85,7 +85,7 @@ impl Network {
                     changed();
                 }
                 let longest = if follows { Duration::ZERO } else { RETRY };
-                network.await_change(watched.as_deref(), longest);
+                network.await_change(&watched, longest);
             }
         };
         thread::start("uplink", body).map(drop)
@@ -98,14 +98,36 @@ impl Network {
             let range = uplink.wanted().range();
             interface.steering.sample(&interface.link, range, deadline);
         }
+        if let Some(underlay) = &shown.underlay
+            && let Some(interface) = underlay.interface.as_ref().and_then(Weak::upgrade)
+        {
+            let range = underlay.first..underlay.first + underlay.counters.len() as u32;
+            interface.steering.sample(&interface.link, range, deadline);
+        }
     }
 
-    /// Waits until the next check of the uplink is due.
-    fn await_change(&self, watched: Option<&Interface>, longest: Duration) {
-        let lease = watched.and_then(|interface| interface.steering.watch());
-        let mut fds = vec![PollFd::new(&self.wakers.retry, PollFlags::IN)];
-        fds.extend(lease.map(|lease| PollFd::from_borrowed_fd(lease, PollFlags::IN)));
-        let _ = poll(&mut fds, Timespec::try_from(longest).ok().as_ref());
+    /// Waits until the next check of the uplink is due, and applies changes of the underlay's tables meanwhile.
+    fn await_change(&self, watched: &[Weak<Interface>], longest: Duration) {
+        let end = Instant::now() + longest;
+        loop {
+            let (tables, due) = self.follow_tables();
+            // Strong references only while this waits: `give_back` waits for the last one with the state locked.
+            let watched: Vec<_> = watched.iter().filter_map(Weak::upgrade).collect();
+            let leases = watched.iter().filter_map(|interface| interface.steering.watch());
+            let mut fds = vec![PollFd::new(&self.wakers.retry, PollFlags::IN)];
+            fds.extend(leases.map(|lease| PollFd::from_borrowed_fd(lease, PollFlags::IN)));
+            let others = fds.len();
+            fds.extend(tables.iter().map(|tables| PollFd::new(&**tables, PollFlags::IN)));
+            let wait = due
+                .unwrap_or(end)
+                .min(end)
+                .saturating_duration_since(Instant::now());
+            let _ = poll(&mut fds, Timespec::try_from(wait).ok().as_ref());
+            let is_changed = fds[..others].iter().any(|fd| !fd.revents().is_empty());
+            if is_changed || Instant::now() >= end {
+                break;
+            }
+        }
         self.wakers.retry.clear();
     }
 
@@ -138,6 +160,7 @@ impl Network {
                 self.check_addresses(&mut state, &interface);
                 self.sync_unsent(&mut state);
                 self.look_at_host(&mut state, &interface);
+                self.look_at_underlay(&mut state, &interface);
                 self.advertise(&mut state, &interface);
             }
             Some((Ok(_), _)) => {}
@@ -150,10 +173,11 @@ impl Network {
             None => self.reopen_uplink(&mut state),
         }
         let interface = state.interface.clone();
+        let underlay = state.underlay.interface.clone();
         drop(state);
-        self.settle_hints(interface.as_deref());
+        self.settle_hints();
         Some(Looked {
-            watched: interface,
+            watched: interface.iter().chain(&underlay).map(Arc::downgrade).collect(),
             follows,
         })
     }
@@ -237,14 +261,16 @@ impl Network {
 
     /// Returns the interface. When this returns others can open its queues, unless it took longer than [`GIVING_BACK`].
     pub(super) fn give_back(&self, state: &mut State) {
-        let interface = state.interface.as_ref().map(Arc::downgrade);
+        let interfaces = [&state.interface, &state.underlay.interface];
+        let interfaces = interfaces.map(|interface| interface.as_ref().map(Arc::downgrade));
         self.close_interface(state);
         // The watching thread and readers of the status may keep it for a moment; the lease ends with the last of them.
         self.wakers.retry();
         let deadline = Instant::now() + GIVING_BACK;
-        while interface
-            .as_ref()
-            .is_some_and(|interface| interface.strong_count() > 0)
+        while interfaces
+            .iter()
+            .flatten()
+            .any(|interface| interface.strong_count() > 0)
         {
             if Instant::now() >= deadline {
                 tracing::warn!(
@@ -260,6 +286,7 @@ impl Network {
     /// Drops the interface: stops its lanes, and the host's, and closes its queues.
     pub(super) fn close_interface(&self, state: &mut State) {
         self.lose_host(state);
+        self.close_underlay(state);
         self.stop_lanes(state);
         state.retry = Retry::default();
         state.named.forget();
@@ -303,6 +330,7 @@ impl Network {
             return Ok(());
         };
         let interface = self.interfaces.open(&uplink.wanted(), uplink.options)?;
+        interface.warn_of_losses();
         let is_up = interface.look().is_ok_and(|link| link.up);
         state.link = Some(link_of(&interface, is_up));
         let ports = (0..).map(PortNumber).zip(&state.ports);
@@ -402,17 +430,22 @@ impl Network {
         if let Some(((number, counters), running)) = queues.nth(at)
             && running.is_none()
         {
-            *running = Some(self.run_queue(interface, number, counters)?);
+            let role = Role::Uplink {
+                network: Arc::clone(&self.owner),
+                queue: number,
+            };
+            *running = Some(self.run_queue(interface, number, counters, role)?);
         }
         Ok(())
     }
 
     /// Opens a queue, and starts its lane.
-    fn run_queue(
+    pub(super) fn run_queue(
         &self,
         interface: &Arc<Interface>,
         number: u32,
         counters: &Arc<PairCounters>,
+        role: Role,
     ) -> Result<Running, InterfaceError> {
         let origin = Origin {
             frame_limit: interface.frame_limit(),
@@ -432,10 +465,7 @@ impl Network {
         }
         let lane = NewLane {
             lane: Box::new(UplinkLane::new(nic, origin, Arc::clone(counters))),
-            role: Role::Uplink {
-                network: Arc::clone(&self.owner),
-                queue: number,
-            },
+            role,
             node: interface.link.node,
             // The lane has no guest that could cause a fault.
             on_fault: Box::new(|_| ()),
@@ -458,7 +488,7 @@ impl Network {
         }
     }
 
-    fn stop_queue(&self, running: Running) {
+    pub(super) fn stop_queue(&self, running: Running) {
         let Running {
             queue,
             at,

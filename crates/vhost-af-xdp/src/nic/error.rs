@@ -43,6 +43,8 @@ pub(crate) enum InterfaceError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    #[error("cannot read where {name} sends frames: {why}")]
+    Tables { name: String, why: String },
     /// A lane has the queue.
     #[error("the queue's socket is in use")]
     InUse,

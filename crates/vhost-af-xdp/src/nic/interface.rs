@@ -217,6 +217,13 @@ impl Interface {
         self.name.locked().clone()
     }
 
+    /// Logs why frames for the guests may be lost, if they may.
+    pub(crate) fn warn_of_losses(&self) {
+        if let Some(why) = self.steering.loses() {
+            tracing::warn!(interface = self.name(), "{why}");
+        }
+    }
+
     /// Stores a changed name or MTU; queues that are open keep their frame limit.
     pub(crate) fn take_note(&self, link: &Link) {
         self.mtu.store(link.mtu, Relaxed);

@@ -110,9 +110,6 @@ impl Interfaces {
             let (name, asked) = (interface.name(), options.hints);
             tracing::warn!(interface = name, hints = %asked, "{why}");
         }
-        if let Some(why) = interface.steering.loses() {
-            tracing::warn!(interface = interface.name(), "{why}");
-        }
         Ok(interface)
     }
 

@@ -18,7 +18,7 @@ use program::backoff::Backoff;
 use steer::{Mode, ModeRequest, MulticastReader, QueueConf, QueueCounters};
 use steward_client::{Lease, LeaseError, Waiting};
 use steward_protocol::{
-    AddressChange, Facts, HintRequest, Hinted, HostEnd, Reason, StationChange, Steered, Wanted,
+    AddressChange, Facts, HintRequest, Hinted, HostEnd, Reason, StationChange, Steered, VtepChange, Wanted,
 };
 use xsk::{First, OpenError, Socket, SocketConfig, Umem, Unbound};
 
@@ -423,6 +423,23 @@ impl Steering {
         match self {
             Self::External(_) => Ok(()),
             Self::Leased(leased) => leased.done(leased.lease.advertise(changes)),
+        }
+    }
+
+    /// Has the program take frames out of the tunnel of a vxlan device: see [`Lease::tunnel`]; `None`: a foreign
+    /// program.
+    pub(crate) fn tunnel(&self, device: &str) -> Result<Option<[OwnedFd; 2]>, InterfaceError> {
+        match self {
+            Self::External(_) => Ok(None),
+            Self::Leased(leased) => leased.done(leased.lease.tunnel(device)).map(Some),
+        }
+    }
+
+    /// Changes the hosts from which the program takes packets of the tunnel: see [`Lease::change_vteps`].
+    pub(crate) fn change_vteps(&self, changes: &[VtepChange]) -> Result<(), InterfaceError> {
+        match self {
+            Self::External(_) => Ok(()),
+            Self::Leased(leased) => leased.done(leased.lease.change_vteps(changes)),
         }
     }
 

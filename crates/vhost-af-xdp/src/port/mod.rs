@@ -319,6 +319,7 @@ impl Port {
         let hints = self.hints();
         let options = self.config.options;
         let interface = self.interfaces.open(&wanted, QueueOptions { hints, ..options })?;
+        interface.warn_of_losses();
         if self.config.options.placement.has_guest_ram() {
             interface.check_direct(interface.frame_limit())?;
         }

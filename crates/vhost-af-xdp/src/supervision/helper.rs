@@ -34,6 +34,7 @@ mod requests;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
+use std::num::NonZeroU16;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -45,7 +46,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use anyhow::Context;
-use model::config::{ConfigFile, Daemon};
+use model::config::{ConfigFile, Daemon, IpPrefix, Prefixes};
+use model::policy::{AfXdpRule, Allow, Lessee, Memlock, NameOrNumber, QueueNumbers, QueueRule, ZcrxRule};
 use program::log::{self, LogArgs};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
@@ -55,13 +57,13 @@ use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use steward::capabilities::NEEDED_BY_ONE;
-use steward::policy::{Policy, Queues};
+use steward::policy::Policy;
 use steward::server::{NewPolicy, PolicySource, Server};
 
 use self::files::Files;
 use self::queries::VmmSockets;
 use self::requests::{AddedPorts, Adopt, Directories, RequestServer, in_memory, text_of};
-use crate::config::ServeConfig;
+use crate::config::{Queues, ServeConfig};
 use crate::listener::{Access, ListenError, listen_as};
 use crate::thread;
 use program::handed::{close_all_on_exec, taken};
@@ -331,9 +333,14 @@ pub(crate) fn run(args: &HelperArgs) -> anyhow::Result<()> {
     let served = match args.listener {
         Some(listener) => {
             program::raise_descriptor_limit();
-            let policy = policy(options.user, options.leases, options.busy_poll);
+            let (policy, listener) = (
+                policy(options.user, options.leases, options.busy_poll),
+                taken(listener)?,
+            );
             // No other process could lease queues later: the program is removed with the server and the last lease.
-            Server::new(policy, taken(listener)?)
+            policy
+                .map_err(io::Error::other)
+                .and_then(|policy| Server::new(policy, listener))
                 .map(|server| server.with_linger(Duration::ZERO))
                 .and_then(|server| server.with_reload(others.asked, PolicySource::Given(others.policies)))
                 .and_then(|mut server| server.run(end.as_fd()))
@@ -367,13 +374,32 @@ fn own_umask() {
     let _ = rustix::thread::unshare(rustix::thread::UnshareFlags::FS);
 }
 
-/// What the daemon may lease.
-fn policy(user: u32, leases: Vec<Queues>, busy_poll: Option<u16>) -> Policy {
-    let policy = Policy::for_one(user, leases);
-    match busy_poll {
-        Some(frames) => policy.with_busy_poll(frames),
-        None => policy,
-    }
+/// What the daemon may lease: these queues, with as much locked memory as it asks for.
+fn policy(user: u32, leases: Vec<Queues>, busy_poll: Option<u16>) -> Result<Policy, String> {
+    let rule = |queues: Queues| Allow {
+        lessee: Lessee {
+            user: Some(NameOrNumber::Number(user)),
+            group: None,
+        },
+        queues: QueueRule {
+            interface: Some(queues.interface),
+            queues: Some(QueueNumbers(
+                (queues.first..queues.first.saturating_add(queues.count)).collect(),
+            )),
+            memlock: Some(Memlock(u64::MAX)),
+            at_most: None,
+        },
+        af_xdp: AfXdpRule {
+            network: true,
+            advertise: true,
+            ips: Some(Prefixes(IpPrefix::ALL.to_vec())),
+            // The daemon itself may lower it.
+            busy_poll: busy_poll.map(|frames| NonZeroU16::new(frames).unwrap_or(NonZeroU16::MIN)),
+            ..AfXdpRule::default()
+        },
+        zcrx: ZcrxRule::default(),
+    };
+    Policy::for_one(leases.into_iter().map(rule))
 }
 
 /// Sends another policy to the steward in this process.
@@ -403,7 +429,7 @@ impl Policies {
 
     /// Applies the policy of this configuration; leases that it does not allow end.
     fn go_by(&self, config: &ServeConfig) -> Result<(), String> {
-        let policy = policy(self.user, config.queues(), config.busy_poll_budget());
+        let policy = policy(self.user, config.queues(), config.busy_poll_budget())?;
         let (applied, done) = mpsc::channel();
         let ended = || "the daemon's helper does not answer".to_owned();
         self.policies

@@ -43,11 +43,33 @@ fn refusal(private: &OwnedFd) -> Reason {
 }
 
 #[test]
+fn policy_of_the_daemon_has_its_queues_and_no_netkits() {
+    let queues = Queues {
+        interface: "eth1".to_owned(),
+        first: 2,
+        count: 3,
+    };
+    let policy = policy(7, vec![queues], Some(64)).expect("rules");
+    assert!(policy.check_host(0).is_ok());
+    let text = policy.to_string();
+    assert!(
+        text.ends_with(
+            "\nrule 1: user 7, eth1 queues 2-4, locked memory without limit, networks with the host, advertised to \
+             other hosts, IP 0.0.0.0/0,::/0, busy polling of up to 64 frames\n"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
 fn queues_are_leased_by_the_file_that_was_adopted_last() {
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     let Private { listener, file } = Private::listen(user.as_raw(), group.as_raw()).expect("listens");
     let (policies, others) = Policies::new(user.as_raw()).expect("sockets");
-    let server = Server::new(policy(user.as_raw(), Vec::new(), None), listener);
+    let server = Server::new(
+        policy(user.as_raw(), Vec::new(), None).expect("no rule"),
+        listener,
+    );
     let server =
         server.and_then(|server| server.with_reload(others.asked, PolicySource::Given(others.policies)));
     let mut server = server.expect("a steward");

@@ -54,8 +54,8 @@ impl Server {
                 self.next += 1;
             }
             Err(refusal) => {
-                self.refusals
-                    .log_refusal(&connection.peer, "connection refused", &refusal);
+                let line = format!("connection refused: {refusal}");
+                self.refusals.log_refusal(&connection.peer, &line);
                 connection.refuse(refusal);
                 self.close(connection);
             }

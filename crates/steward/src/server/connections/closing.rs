@@ -57,12 +57,9 @@ impl Server {
         let mut has_all = true;
         for ((uid, rule), mut sockets) in over {
             if self.may_close(uid, rule) {
-                let begun = job::close(&mut sockets).or_else(|error| {
-                    // Free descriptors from the reserve.
-                    match std::mem::take(&mut self.reserve).is_empty() {
-                        true => Err(error),
-                        false => job::close(&mut sockets),
-                    }
+                let begun = job::close(&mut sockets).or_else(|_| {
+                    self.reserve.clear();
+                    job::close(&mut sockets)
                 });
                 match begun {
                     Ok(child) => self.closing.push(Closing { child, uid, rule }),

@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use program::peer::Credentials;
 use program::rate::{Buckets, Rate};
 
 use crate::server::LINGER;
@@ -20,11 +19,6 @@ const OF_USER: Rate = Rate {
 const OF_ALL: Rate = Rate {
     burst: 4 * OF_USER.burst,
     each: Duration::from_nanos(LINGER.as_nanos() as u64 / 512),
-};
-/// How often the same refusal of a process is logged.
-const REPEATED: Rate = Rate {
-    burst: 1,
-    each: Duration::from_secs(3600),
 };
 
 /// A change of a device that a request causes. The kernel makes most of them under a lock that all interfaces share
@@ -74,6 +68,9 @@ impl DeviceChange {
     }
 }
 
+/// The account that a change is charged to: an interface's name, and a user.
+type Account<'a> = (&'a str, u32);
+
 /// Limits how often requests change devices: one account for all kinds of request.
 #[derive(Debug)]
 pub(crate) struct DeviceChanges {
@@ -98,12 +95,11 @@ impl DeviceChanges {
     pub(crate) fn take(
         &mut self,
         change: DeviceChange,
-        interface: &str,
-        uid: u32,
+        of: Account<'_>,
         now: Instant,
     ) -> Result<(), Refusal> {
-        self.check(change, interface, uid, now)?;
-        self.note(change, interface, uid, now, true);
+        self.check(change, of, now)?;
+        self.note(change, of, now, true);
         Ok(())
     }
 
@@ -111,12 +107,11 @@ impl DeviceChanges {
     pub(crate) fn check(
         &mut self,
         change: DeviceChange,
-        interface: &str,
-        uid: u32,
+        of: Account<'_>,
         now: Instant,
     ) -> Result<(), Refusal> {
-        let cost = change.cost(self.linger);
-        let key = self.user(interface, uid, now);
+        let (interface, uid) = of;
+        let (cost, key) = (change.cost(self.linger), self.user(of, now));
         let own = self.by_user.wait(&key, cost, now);
         let all = self.by_all.wait(&interface.to_owned(), cost, now);
         let Some(wait) = own.max(all) else {
@@ -134,96 +129,18 @@ impl DeviceChanges {
 
     /// Charges a change. A failed one only to the user: it costs the steward time but no frames, so other users do not
     /// pay.
-    pub(crate) fn note(
-        &mut self,
-        change: DeviceChange,
-        interface: &str,
-        uid: u32,
-        now: Instant,
-        is_made: bool,
-    ) {
-        let cost = change.cost(self.linger);
-        let key = self.user(interface, uid, now);
+    pub(crate) fn note(&mut self, change: DeviceChange, of: Account<'_>, now: Instant, is_made: bool) {
+        let (cost, key) = (change.cost(self.linger), self.user(of, now));
         self.by_user.take(&key, cost, now);
         if is_made {
-            self.by_all.take(&interface.to_owned(), cost, now);
+            self.by_all.take(&of.0.to_owned(), cost, now);
         }
     }
 
     /// The account of a user; beyond a number of users, all share one.
-    fn user(&mut self, interface: &str, uid: u32, now: Instant) -> (String, u32) {
+    fn user(&mut self, (interface, uid): Account<'_>, now: Instant) -> (String, u32) {
         let of = |uid| (interface.to_owned(), uid);
         self.by_user.known_or(of(uid), of(u32::MAX), now)
-    }
-}
-
-/// Limits log lines of one kind that lessees cause, and counts those left out.
-#[derive(Debug)]
-pub(crate) struct LogLimits {
-    by_user: Buckets<u32>,
-    by_all: Buckets<()>,
-    /// Refusals: process, user and text.
-    repeated: Buckets<Option<(i32, u32, String)>>,
-    left_out: u64,
-}
-
-impl LogLimits {
-    /// `burst`: lines at once for one user; all users together get eight times as many.
-    pub(crate) fn new(burst: u32) -> Self {
-        let rate = Rate {
-            burst,
-            each: Duration::from_secs(10),
-        };
-        let of_all = Rate {
-            burst: burst * 8,
-            each: Duration::from_secs(1),
-        };
-        Self {
-            by_user: Buckets::new(rate),
-            by_all: Buckets::new(of_all),
-            repeated: Buckets::new(REPEATED),
-            left_out: 0,
-        }
-    }
-
-    /// Logs that a request or connection was refused, and the same refusal of a process that tries again at level debug.
-    pub(crate) fn log_refusal(&mut self, peer: &Credentials, what: &str, refusal: &Refusal) {
-        let (pid, uid) = (peer.pid, peer.uid);
-        match self.may_log_refusal((pid, uid, refusal.text.clone()), Instant::now()) {
-            true => tracing::warn!(pid, "{what}: {refusal}"),
-            false => tracing::debug!(pid, "{what}: {refusal}"),
-        }
-    }
-
-    fn may_log_refusal(&mut self, refusal: (i32, u32, String), now: Instant) -> bool {
-        let uid = refusal.1;
-        // Those that find no room are all logged.
-        let refusal = self.repeated.known_or(Some(refusal), None, now);
-        let is_repeated = refusal.is_some() && self.repeated.wait(&refusal, 1, now).is_some();
-        let may_log = !is_repeated && self.may_log_at(uid, now);
-        if may_log && refusal.is_some() {
-            self.repeated.take(&refusal, 1, now);
-        }
-        may_log
-    }
-
-    pub(crate) fn may_log(&mut self, uid: u32) -> bool {
-        self.may_log_at(uid, Instant::now())
-    }
-
-    fn may_log_at(&mut self, uid: u32, now: Instant) -> bool {
-        let uid = self.by_user.known_or(uid, u32::MAX, now);
-        if self.by_user.wait(&uid, 1, now).is_some() || self.by_all.wait(&(), 1, now).is_some() {
-            self.left_out += 1;
-            return false;
-        }
-        self.by_user.take(&uid, 1, now);
-        self.by_all.take(&(), 1, now);
-        let left_out = std::mem::take(&mut self.left_out);
-        if left_out > 0 {
-            tracing::warn!("{left_out} lines of this kind were left out: lessees cause them too often");
-        }
-        true
     }
 }
 
@@ -281,30 +198,32 @@ mod tests {
         let (mut changes, start) = (DeviceChanges::new(LINGER), Instant::now());
         let program = DeviceChange::Program;
         for _ in 0..4 {
-            changes.take(program, "eth1", 7, start).expect("not often yet");
+            changes.take(program, ("eth1", 7), start).expect("not often yet");
         }
-        let refusal = changes.check(program, "eth1", 7, start).expect_err("too often");
+        let refusal = changes.check(program, ("eth1", 7), start).expect_err("too often");
         let why = &refusal.text;
         assert!(
             why.contains("user 7") && why.contains("eth1") && why.contains("again in 6 s"),
             "{why}"
         );
         // Other users and other interfaces are not concerned.
-        assert_eq!(changes.check(program, "eth1", 8, start), Ok(()));
-        assert_eq!(changes.check(program, "eth2", 7, start), Ok(()));
+        assert_eq!(changes.check(program, ("eth1", 8), start), Ok(()));
+        assert_eq!(changes.check(program, ("eth2", 7), start), Ok(()));
         // Unless there are very many of them.
-        (8..20).for_each(|uid| changes.note(program, "eth1", uid, start, true));
-        let refusal = changes.check(program, "eth1", 20, start).expect_err("too often");
+        (8..20).for_each(|uid| changes.note(program, ("eth1", uid), start, true));
+        let refusal = changes
+            .check(program, ("eth1", 20), start)
+            .expect_err("too often");
         assert!(refusal.text.contains("all users"), "{refusal}");
-        assert!(changes.check(program, "eth1", 7, start + LINGER / 2).is_err());
-        assert_eq!(changes.check(program, "eth1", 7, start + LINGER), Ok(()));
+        assert!(changes.check(program, ("eth1", 7), start + LINGER / 2).is_err());
+        assert_eq!(changes.check(program, ("eth1", 7), start + LINGER), Ok(()));
     }
 
     #[test]
     fn changes_of_all_kinds_have_one_account() {
         let (mut changes, start) = (DeviceChanges::new(LINGER), Instant::now());
         let mut made = |change, uid, at| {
-            let all = (0..10_000).take_while(|_| changes.take(change, "eth1", uid, at).is_ok());
+            let all = (0..10_000).take_while(|_| changes.take(change, ("eth1", uid), at).is_ok());
             all.count()
         };
         assert_eq!(made(DeviceChange::NetworkTap, 7, start), 32);
@@ -327,52 +246,33 @@ mod tests {
     fn program_that_goes_at_once_may_come_again_at_once() {
         let (mut changes, start) = (DeviceChanges::new(Duration::ZERO), Instant::now());
         let program = DeviceChange::Program;
-        assert!((0..1000).all(|_| changes.take(program, "eth1", 7, start).is_ok()));
-        (0..32).for_each(|_| changes.note(DeviceChange::NetworkTap, "eth1", 7, start, true));
-        assert!(changes.check(DeviceChange::NetworkTap, "eth1", 7, start).is_err());
+        assert!((0..1000).all(|_| changes.take(program, ("eth1", 7), start).is_ok()));
+        (0..32).for_each(|_| changes.note(DeviceChange::NetworkTap, ("eth1", 7), start, true));
+        assert!(
+            changes
+                .check(DeviceChange::NetworkTap, ("eth1", 7), start)
+                .is_err()
+        );
     }
 
     #[test]
     fn failed_attaching_is_limited_for_each_user_alone() {
         let (mut changes, start) = (DeviceChanges::new(LINGER), Instant::now());
         let program = DeviceChange::Program;
-        (0..200).for_each(|_| changes.note(program, "eth1", 7, start, false));
-        assert!(changes.check(program, "eth1", 7, start).is_err());
-        assert_eq!(changes.check(program, "eth1", 8, start), Ok(()));
+        (0..200).for_each(|_| changes.note(program, ("eth1", 7), start, false));
+        assert!(changes.check(program, ("eth1", 7), start).is_err());
+        assert_eq!(changes.check(program, ("eth1", 8), start), Ok(()));
     }
 
     #[test]
     fn crowd_of_users_has_one_account_and_takes_no_room() {
         let (mut changes, start) = (DeviceChanges::new(LINGER), Instant::now());
-        (0..10_000).for_each(|uid| changes.note(DeviceChange::Program, "eth1", uid, start, false));
+        (0..10_000).for_each(|uid| changes.note(DeviceChange::Program, ("eth1", uid), start, false));
         assert!(changes.by_user.count() <= KEYS_MAX + 1);
         assert!(
             changes
-                .check(DeviceChange::NicRules, "eth1", 10_000, start)
+                .check(DeviceChange::NicRules, ("eth1", 10_000), start)
                 .is_err()
         );
-    }
-
-    #[test]
-    fn lines_are_limited_for_each_user_and_over_all() {
-        let (mut limits, start) = (LogLimits::new(10), Instant::now());
-        let mut logged = |uid, times, at| (0..times).filter(|_| limits.may_log_at(uid, at)).count();
-        assert_eq!(logged(7, 1000, start), 10);
-        assert_eq!(logged(8, 1, start), 1);
-        assert_eq!(logged(7, 1000, start + Duration::from_secs(20)), 2);
-        let all: usize = (100..10_000)
-            .map(|uid| logged(uid, 1, start + Duration::from_secs(20)))
-            .sum();
-        assert_eq!(all, 80 - 2);
-        assert!(limits.by_user.count() <= KEYS_MAX + 1);
-        // The same refusal of a process is logged once.
-        let (later, mut limits) = (start + REPEATED.each, LogLimits::new(10));
-        let mut logged = |pid, text: &str, at| limits.may_log_refusal((pid, 7, text.to_owned()), at);
-        assert_eq!(
-            [1, 1, 2].map(|pid| logged(pid, "taken", start)),
-            [true, false, true]
-        );
-        assert!(logged(1, "other", start) && !logged(1, "taken", start));
-        assert!(logged(1, "taken", later));
     }
 }

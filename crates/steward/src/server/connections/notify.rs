@@ -1,6 +1,10 @@
 //! Notifications of lessees.
 
+use std::mem::take;
+
 use crate::server::Server;
+use crate::server::connections::connection::Connection;
+use crate::server::interface::Interface;
 use steward_protocol::Answer;
 
 impl Server {
@@ -12,30 +16,29 @@ impl Server {
             let Some(interface) = self.interfaces.get(&held.interface) else {
                 continue;
             };
-            let queues = held.wanted.range();
-            let mut is_there = true;
-            // First, how frames are to be read.
-            if connection.other_hints && !connection.has_unsent() {
-                connection.other_hints = false;
-                if connection.hint_request.is_some() {
-                    let hinted = Answer::Hinted(interface.hinted_for(&queues));
-                    is_there = connection.answer(0, hinted.into());
+            while !connection.has_unsent()
+                && let Some(news) = next(connection, interface)
+            {
+                if !connection.answer(0, news.into()) {
+                    over.push(number);
+                    break;
                 }
-            }
-            if is_there && connection.dirty && !connection.has_unsent() {
-                connection.dirty = false;
-                let changed = Answer::Changed(interface.facts_for(&queues));
-                is_there = connection.answer(0, changed.into());
-            }
-            // It asks for them.
-            if is_there && connection.other_behind && !connection.has_unsent() {
-                connection.other_behind = false;
-                is_there = connection.answer(0, Answer::Behind(Vec::new()).into());
-            }
-            if !is_there {
-                over.push(number);
             }
         }
         over.into_iter().for_each(|number| self.end(number, None));
     }
+}
+
+/// What a lessee has to be told next.
+fn next(connection: &mut Connection, interface: &Interface) -> Option<Answer> {
+    let queues = connection.held.as_ref()?.wanted.range();
+    // First, how frames are to be read.
+    if take(&mut connection.other_hints) && connection.hint_request.is_some() {
+        return Some(Answer::Hinted(interface.hinted_for(&queues)));
+    }
+    if take(&mut connection.dirty) {
+        return Some(Answer::Changed(interface.facts_for(&queues)));
+    }
+    // It asks for them.
+    take(&mut connection.other_behind).then(|| Answer::Behind(Vec::new()))
 }

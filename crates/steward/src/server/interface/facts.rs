@@ -71,16 +71,6 @@ impl Interface {
     /// The facts that are the same for all lessees.
     pub(crate) fn facts(&self) -> Facts {
         Facts {
-            ifindex: self.link.index,
-            name: self.link.name.clone(),
-            mtu: self.link.mtu,
-            mac: self.link.mac,
-            rx_queues: self.link.rx_queues,
-            driver: self.link.driver.clone(),
-            up: self.link.up,
-            partial_checksums: self.link.partial_checksums,
-            node: self.link.node,
-            translated: self.link.translated,
             mode: self.program.as_ref().map(Program::mode),
             program: self.program.as_ref().map_or(0, Program::id),
             sends: self.sends,
@@ -89,7 +79,7 @@ impl Interface {
             note: self.note.clone(),
             steering: self.losses.clone(),
             loses: !self.losses.is_empty(),
-            ..Facts::default()
+            ..Facts::of(&self.link)
         }
     }
 }

@@ -180,10 +180,7 @@ impl Interface {
         if !wanted.is_empty() {
             self.hints.driver = driver_has(self.link.index);
         }
-        let possible = match program.mode() {
-            Mode::Native => self.hints.driver.with(HintSet::MARK),
-            Mode::Skb | Mode::Tap => HintSet::NONE,
-        };
+        let possible = possible(program.mode(), self.hints.driver);
         let wanted = wanted.among(possible);
         let surplus = program.hints().among(possible).without(wanted);
         let now = Instant::now();
@@ -246,10 +243,7 @@ impl Interface {
             true => driver_has(self.link.index),
             false => self.hints.driver,
         };
-        let possible = match program.mode() {
-            Mode::Native => driver.with(HintSet::MARK),
-            Mode::Skb | Mode::Tap => HintSet::NONE,
-        };
+        let possible = possible(program.mode(), driver);
         let on = match asked.has_any() {
             true => program.hints(),
             false => HintSet::NONE,
@@ -272,20 +266,23 @@ impl Interface {
                 "no {missing}: hints take native mode, and the program is in {program_mode} mode"
             );
         }
-        let refused = missing.without(asked.allowed);
-        let refused = match refused.is_empty() {
+        let note = |lacking: HintSet, why: &str| match lacking.is_empty() {
             true => String::new(),
-            false => format!("no {refused}: the policy does not allow it, see `hints` of the rule"),
+            false => format!("no {lacking}: {why}"),
         };
-        let lacking = missing.among(asked.allowed).without(possible);
-        let lacking = match lacking.is_empty() {
-            true => String::new(),
-            false => {
-                let (name, driver) = (&self.link.name, &self.link.driver);
-                format!("no {lacking}: the driver of {name} ({driver}) has none")
-            }
-        };
+        let by_policy = "the policy does not allow it, see `hints` of the rule";
+        let by_driver = format!("the driver of {} ({}) has none", self.link.name, self.link.driver);
+        let refused = note(missing.without(asked.allowed), by_policy);
+        let lacking = note(missing.among(asked.allowed).without(possible), &by_driver);
         entries::joined([&refused, &lacking, &self.hints.why])
+    }
+}
+
+/// The hints that a program in a mode can write, with a driver that offers these.
+fn possible(mode: Mode, driver: HintSet) -> HintSet {
+    match mode {
+        Mode::Native => driver.with(HintSet::MARK),
+        Mode::Skb | Mode::Tap => HintSet::NONE,
     }
 }
 

@@ -3,26 +3,33 @@
 //! The program's maps of a network, including the ring, are pinned and outlive this process. This module keeps their
 //! content for a program that is attached again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use steer::{MulticastLimit, MulticastRing, Program, QueueError, Station, StationError, with_sources};
+use steer::{
+    MulticastLimit, MulticastRing, Program, QueueError, Station, StationError, Tunnel, with_sources,
+};
 
 use super::Interface;
 use host::links::Link;
 use host::links::above::addresses_above;
 use host::nic::{Ethtool, Tags};
 use host::unserved_queues::UnservedQueues;
-use steward_protocol::{Reason, Refusal, STATIONS_MAX, StationChange};
+use steward_protocol::{Reason, Refusal, STATIONS_MAX, StationChange, VTEPS_MAX, VtepChange};
 
 #[derive(Debug)]
 pub(crate) struct Network {
     queues: Range<u32>,
     stations: BTreeMap<Station, u32>,
     ring: MulticastRing,
+    /// The tunnel that its frames come out of, if one was requested.
+    tunnel: Option<Tunnel>,
+    /// The hosts from which it takes packets of the tunnel.
+    vteps: BTreeSet<IpAddr>,
     /// The NIC or the kernel takes tags off before the program sees frames.
     pub(super) strips_tags: bool,
     /// It has stations in VLANs, or is about to get some.
@@ -37,13 +44,6 @@ fn ring_path(pins: &Path, first: u32) -> PathBuf {
     pins.join(format!("{RING}{first}"))
 }
 
-fn pin_ring(pins: &Path, first: u32, ring: &mut MulticastRing) -> io::Result<()> {
-    let path = ring_path(pins, first);
-    // It may be left from a lease that a dead steward did not take back.
-    let _ = fs::remove_file(&path);
-    ring.pin(&path)
-}
-
 fn strips_tags(interface: &str) -> bool {
     let tags = Ethtool::open(interface).map(|driver| driver.tags());
     matches!(tags, Ok(Tags::TakenOff | Tags::Lost))
@@ -56,14 +56,18 @@ impl Network {
         self.unserved = UnservedQueues::network(link, &self.queues);
     }
 
-    /// Whether the tags that distinguish its stations are stripped.
+    /// Whether tags are stripped that distinguish its stations, or packets of its tunnel from those of other VLANs.
     pub(super) fn lacks_tags(&self) -> bool {
-        self.strips_tags && self.has_vlans
+        self.strips_tags && (self.has_vlans || self.tunnel.is_some())
     }
 
     /// The note for its lessee; may be empty.
     pub(super) fn note(&self, interface: &str) -> String {
-        self.unserved.note(interface, &self.queues, true)
+        match self.tunnel {
+            // In other queues they go to the vxlan device.
+            Some(_) => String::new(),
+            None => self.unserved.note(interface, &self.queues, true),
+        }
     }
 
     /// Installs the network in a program, before any queue of the lease is active in it.
@@ -71,7 +75,16 @@ impl Network {
         let first = self.queues.start;
         program
             .set_network(self.queues.clone(), MulticastLimit::default(), &self.ring)
+            .and_then(|()| match self.tunnel {
+                Some(tunnel) => program.set_tunnel(self.queues.clone(), tunnel),
+                None => Ok(()),
+            })
             .map_err(|error| with_sources(&error))?;
+        // Without room for one, its packets go to the kernel.
+        let _ = self
+            .vteps
+            .iter()
+            .try_for_each(|&vtep| program.change_vtep(first, (vtep, true)));
         self.stations
             .iter()
             .try_for_each(|(&station, &port)| program.set_station(first, station, port))
@@ -80,7 +93,7 @@ impl Network {
 
     /// Pins the ring next to the program.
     pub(super) fn pin(&mut self, pins: &Path) -> io::Result<()> {
-        pin_ring(pins, self.queues.start, &mut self.ring)
+        self.ring.pin(&ring_path(pins, self.queues.start))
     }
 }
 
@@ -90,10 +103,10 @@ impl Interface {
     pub(super) fn open_network(&mut self, queues: Range<u32>, mut ring: MulticastRing) -> Result<(), String> {
         if let Some(pins) = self.pins.as_ref().filter(|pins| pins.is_dir()) {
             let path = ring_path(pins, queues.start);
-            pin_ring(pins, queues.start, &mut ring)
+            ring.pin(&path)
                 .map_err(|error| format!("{}: {error}", path.display()))?;
         }
-        self.put_network(queues, ring, BTreeMap::new())
+        self.put_network(queues, ring, BTreeMap::new(), None)
     }
 
     /// Takes over a network of a previous steward; if its program is lost, it starts with no stations.
@@ -105,8 +118,9 @@ impl Interface {
         let first = queues.start;
         let ring = MulticastRing::open_pinned(&ring_path(pins, first)).map_err(|error| error.to_string())?;
         let stations = program.stations(first).into_iter().collect();
+        let tunnel = program.tunnel(first);
         // The predecessor may not have finished this.
-        self.put_network(queues, ring, stations)
+        self.put_network(queues, ring, stations, tunnel)
     }
 
     fn put_network(
@@ -114,6 +128,7 @@ impl Interface {
         queues: Range<u32>,
         ring: MulticastRing,
         stations: BTreeMap<Station, u32>,
+        tunnel: Option<Tunnel>,
     ) -> Result<(), String> {
         let first = queues.start;
         let network = Network {
@@ -122,6 +137,11 @@ impl Interface {
             has_vlans: stations.keys().any(|station| station.vlan != 0),
             stations,
             ring,
+            tunnel,
+            vteps: self
+                .program
+                .as_ref()
+                .map_or_else(BTreeSet::new, |program| program.vteps(first)),
             strips_tags: strips_tags(&self.link.name),
         };
         if let Some(program) = &self.program {
@@ -200,6 +220,64 @@ impl Interface {
         networks.flat_map(|network| network.stations.keys().copied())
     }
 
+    /// The tunnel of the network of this first queue.
+    pub(crate) fn tunnel(&self, first: u32) -> Option<Tunnel> {
+        self.networks.get(&first)?.tunnel
+    }
+
+    /// Has the program take frames to the network of this first queue out of a tunnel, and no others.
+    pub(crate) fn set_tunnel(&mut self, first: u32, tunnel: Tunnel) -> Result<(), Refusal> {
+        let name = &self.link.name;
+        let has_it = |(&other, network): (&u32, &Network)| other != first && network.tunnel == Some(tunnel);
+        if !tunnel.local.is_unspecified() && self.networks.iter().any(has_it) {
+            let Tunnel { vni, local, .. } = tunnel;
+            return Reason::Taken.refuse(format!(
+                "another network of {name} receives VNI {vni} at {local}: leave out the underlay of one of them"
+            ));
+        }
+        if self.is_by_tap() {
+            return Reason::Program.refuse(format!(
+                "frames of {name} come by a tap, and only an XDP program takes them out of tunnels: lease it with \
+                 another mode"
+            ));
+        }
+        if let Some((network, program)) = self.networks.get_mut(&first).zip(self.program.as_ref()) {
+            let set = program.set_tunnel(network.queues.clone(), tunnel);
+            set.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
+            (network.tunnel, network.vteps) = (Some(tunnel), BTreeSet::new());
+        }
+        self.decide_hints();
+        self.accept_stations(first);
+        Ok(())
+    }
+
+    /// Changes the hosts from which the network of this first queue takes packets of its tunnel; what the kernel refuses
+    /// leaves those before it changed.
+    pub(crate) fn change_vteps(&mut self, first: u32, changes: &[VtepChange]) -> Result<(), Refusal> {
+        let Some(network) = self
+            .networks
+            .get_mut(&first)
+            .filter(|network| network.tunnel.is_some())
+        else {
+            return Reason::Lease.refuse("the network has no tunnel: ask for that first");
+        };
+        let added = changes.iter().filter(|change| change.is_added).count();
+        if network.vteps.len() + added > VTEPS_MAX {
+            return Reason::Limit.refuse(format!("more than {VTEPS_MAX} VTEPs of one network"));
+        }
+        for &VtepChange { vtep, is_added } in changes {
+            if let Some(program) = &self.program {
+                let changed = program.change_vtep(first, (vtep, is_added));
+                changed.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
+            }
+            match is_added {
+                true => network.vteps.insert(vtep),
+                false => network.vteps.remove(&vtep),
+            };
+        }
+        Ok(())
+    }
+
     /// Changes stations of the network of this first queue. None if one of them cannot be; what the kernel then refuses
     /// leaves those before it changed.
     pub(crate) fn change_stations(&mut self, first: u32, changes: &[StationChange]) -> Result<(), Refusal> {
@@ -250,7 +328,8 @@ impl Interface {
         if network.stations.len() + new.count() > STATIONS_MAX {
             return Reason::Limit.refuse(format!("more than {STATIONS_MAX} stations of one network"));
         }
-        let blind = network.strips_tags && !self.restores_tags(first);
+        // Tags inside of a tunnel stay.
+        let blind = network.strips_tags && !self.restores_tags(first) && network.tunnel.is_none();
         for StationChange { station, .. } in set() {
             let others = self.networks.iter().filter(|&(&other, _)| other != first);
             let mut others = others.map(|(_, network)| network);
@@ -272,6 +351,8 @@ impl Interface {
     /// policy lets it ([`Entries::apply`](crate::server::leases::entries::Entries::apply)).
     pub(super) fn accept_stations(&mut self, first: u32) {
         let mut macs: Vec<[u8; 6]> = match (self.networks.get(&first), self.entries.get(&first)) {
+            // Those of a tunnel are inside of frames to the host.
+            (Some(network), _) if network.tunnel.is_some() => Vec::new(),
             (Some(network), _) => network.stations.keys().map(|station| station.mac).collect(),
             (None, Some(entries)) if self.is_by_tap() => entries.filter.macs.clone(),
             _ => return,

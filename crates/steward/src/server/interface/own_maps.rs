@@ -16,16 +16,8 @@ use steward_protocol::FRAME_LIMITS;
 /// Prefix of the names of pinned maps; the queue number follows.
 const OWN: &str = "own-";
 
-fn own_path(pins: &Path, queue: u32) -> PathBuf {
+pub(super) fn own_path(pins: &Path, queue: u32) -> PathBuf {
     pins.join(format!("{OWN}{queue}"))
-}
-
-/// Pins a map next to the program.
-pub(super) fn pin(pins: &Path, queue: u32, map: &mut OwnMap) -> io::Result<()> {
-    let path = own_path(pins, queue);
-    // It may be left from a lease that a dead steward did not take back.
-    let _ = fs::remove_file(&path);
-    map.pin(&path)
 }
 
 /// Bare frames of any length: the driver limits the length for the socket bound to the netkit.
@@ -44,7 +36,8 @@ impl Interface {
     /// In words.
     pub fn install_map(&mut self, queue: u32, mut map: OwnMap, is_new: bool) -> Result<(), String> {
         if let Some(pins) = self.pins().filter(|_| is_new) {
-            pin(pins, queue, &mut map).map_err(|error| error.to_string())?;
+            map.pin(&own_path(pins, queue))
+                .map_err(|error| error.to_string())?;
         }
         if let Some(program) = &self.program {
             self.redirect(queue, &map, program)?;

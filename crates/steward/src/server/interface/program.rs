@@ -7,7 +7,8 @@ use std::path::Path;
 
 use steer::{Mode, ModeRequest, Program, with_sources};
 
-use super::{Interface, own_maps};
+use super::Interface;
+use super::own_maps::own_path;
 use crate::server::journal::file::may_crash;
 use host::links::{DriverSends, Link, wants_frags};
 use steward_protocol::{Reason, Refusal};
@@ -138,7 +139,7 @@ impl Interface {
                 let mut maps = self.own_maps.iter_mut();
                 networks
                     .try_for_each(|network| network.pin(pins))
-                    .and_then(|()| maps.try_for_each(|(&queue, map)| own_maps::pin(pins, queue, map)))
+                    .and_then(|()| maps.try_for_each(|(&queue, map)| map.pin(&own_path(pins, queue))))
                     .map_err(|error| error.to_string())
             });
         may_crash("pinned");

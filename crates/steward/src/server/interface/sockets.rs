@@ -73,25 +73,31 @@ pub(crate) fn bytes_held(queues: &[Holds]) -> u64 {
     for (memory, _) in queues.iter().filter_map(|holds| holds.bound) {
         sockets.entry(memory.number).or_insert((memory.bytes, 0)).1 += 1;
     }
-    let is_shared = |memory: Memory| {
-        sockets
-            .get(&memory.number)
-            .is_some_and(|&(_, sockets)| sockets > 1)
-    };
+    sockets.retain(|_, (_, sockets)| *sockets > 1);
     let of_queue = |holds: &Holds| {
         let bound = holds.bound.map_or(0, |(memory, shares)| {
-            let own = if is_shared(memory) { 0 } else { memory.bytes };
+            let is_shared = sockets.contains_key(&memory.number);
+            let own = if is_shared { 0 } else { memory.bytes };
             own.saturating_add(if shares { memory.kernel_bytes() } else { 0 })
         });
         bound.max(holds.waiting.map_or(0, |memory| memory.bytes))
     };
-    let shared = sockets.values().filter(|&&(_, sockets)| sockets > 1);
-    let once = shared.map(|&(bytes, _)| bytes);
+    let once = sockets.values().map(|&(bytes, _)| bytes);
     queues
         .iter()
         .map(of_queue)
         .chain(once)
         .fold(0, u64::saturating_add)
+}
+
+impl Holds {
+    /// One socket with this memory, registered for it and not bound yet, or shared.
+    pub(crate) fn one(memory: Memory, shares: bool) -> Self {
+        Self {
+            waiting: (!shares).then_some(memory),
+            bound: shares.then_some((memory, true)),
+        }
+    }
 }
 
 impl Sockets {

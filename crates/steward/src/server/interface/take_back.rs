@@ -37,15 +37,9 @@ impl Interface {
             if self.entries.contains_key(&first) {
                 continue;
             }
-            let nic = self.driver().ok().flatten();
-            let parts = self.ledger.parts(nic.as_ref(), first);
             // Until it is undone the queue cannot be leased, unless another lease has it already.
             let free = !self.lessees.contains_key(&first);
-            let steps = parts.into_iter().map(Step::Nic).chain(self.netkit_step(first));
-            self.leaving.push(Leaving {
-                queues: first..first.saturating_add(free.into()),
-                teardown: Teardown::new(steps),
-            });
+            self.begin_leaving(first..first.saturating_add(free.into()), []);
             if free {
                 self.lessees.insert(first, Lessee::Leaving);
             }
@@ -68,14 +62,20 @@ impl Interface {
         });
         self.sockets.forget(&queues);
         may_crash("deactivated");
-        let nic = self.driver().ok().flatten();
-        let parts = self.ledger.parts(nic.as_ref(), queues.start);
         self.own_maps.remove(&queues.start);
         let steps = queues.clone().flat_map(Step::of_queue).chain(network);
-        let steps = steps.chain(self.netkit_step(queues.start));
-        let teardown = Teardown::new(parts.into_iter().map(Step::Nic).chain(steps));
-        self.leaving.push(Leaving { queues, teardown });
+        self.begin_leaving(queues, steps);
         self.take_back();
+    }
+
+    /// Has these queues taken back: by these steps, and those for the NIC and the netkit of the lease.
+    fn begin_leaving(&mut self, queues: Range<u32>, steps: impl IntoIterator<Item = Step>) {
+        let first = queues.start;
+        let nic = self.driver().ok().flatten();
+        let parts = self.ledger.parts(nic.as_ref(), first).into_iter();
+        let steps = parts.map(Step::Nic).chain(steps).chain(self.netkit_step(first));
+        let teardown = Teardown::new(steps);
+        self.leaving.push(Leaving { queues, teardown });
     }
 
     /// The interface's driver, by its current name; `None` when it is gone.
@@ -90,12 +90,11 @@ impl Interface {
     /// others, calls that the driver has refused.
     pub(super) fn take_back(&mut self) {
         let now = Instant::now();
-        let leaving = std::mem::take(&mut self.leaving);
-        let (due, later): (Vec<_>, _) = leaving
-            .into_iter()
-            .partition(|leaving| leaving.teardown.is_due(now));
-        self.leaving = later;
-        for mut leaving in due {
+        for mut leaving in std::mem::take(&mut self.leaving) {
+            if !leaving.teardown.is_due(now) {
+                self.leaving.push(leaving);
+                continue;
+            }
             let is_new = leaving.teardown.is_new();
             match leaving.teardown.go_on(now, |step| self.undo(step, is_new)) {
                 Ok(()) => {

@@ -9,6 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use serde::{Deserialize, Serialize};
 use steer::Filter;
 
@@ -132,8 +133,10 @@ impl Ledger {
         if let Some(known) = known.filter(|known| known.ifindex == ifindex) {
             return known.change(macs);
         }
+        let family = AddressFamily::PACKET;
         let mut accepted = Accepted {
-            socket: sys::new_packet_socket()?,
+            // It receives nothing.
+            socket: socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, None)?,
             name: format!("{STATIONS}{}-{ifindex}-{first}", std::process::id()),
             ifindex,
             macs: BTreeSet::new(),

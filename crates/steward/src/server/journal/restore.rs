@@ -13,9 +13,10 @@ use crate::server::connections::connection::Held;
 use crate::server::interface::{Interface, remove_pins};
 use crate::server::journal::file::may_crash;
 use crate::server::journal::ledger::{Ledger, entry_of};
-use crate::server::journal::state::{LeaseRecord, Records, Store, hex};
+use crate::server::journal::state::{LeaseRecord, Records, Store};
 use crate::server::{Answered, Server, no_lease, numbers};
 
+use model::text::hex;
 use program::peer::Credentials;
 use steward_protocol::{Answer, HintRequest, Reason, Refusal, Request, Token, Wanted};
 
@@ -89,20 +90,16 @@ impl Server {
         self.interfaces.values_mut().for_each(Interface::decide_hints);
         self.sweep_network_taps();
         // The policy and the host's addresses may have changed.
+        self.interfaces.values_mut().for_each(Interface::look_at_host);
         for at in numbers(&self.interfaces, |_| true) {
-            if let Some(interface) = self.interfaces.get_mut(&at) {
-                interface.look_at_host();
-            }
             self.judge_addresses_on(at);
         }
-        let orphaned = numbers(&self.orphans, |_| true);
+        self.look_at_tunnels();
         self.record();
         self.forget_idle();
-        if !orphaned.is_empty() {
-            tracing::info!(
-                leases = orphaned.len(),
-                "waiting for the lessees of leases that go on"
-            );
+        let leases = self.orphans.len();
+        if leases > 0 {
+            tracing::info!(leases, "waiting for the lessees of leases that go on");
         }
         self
     }
@@ -228,6 +225,7 @@ impl Server {
         if let Ok(held) = self.held_lease(number) {
             self.judge_taps(number, &held);
         }
+        self.look_at_tunnels();
         Ok(Answer::Facts(facts).into())
     }
 

@@ -26,6 +26,7 @@ use rustix::fs::{FlockOperation, flock, statfs};
 use serde::{Deserialize, Serialize};
 
 use crate::server::journal::file::{Entry, Journal, may_crash};
+use model::text::unhex;
 use program::peer::Credentials;
 use steward_protocol::{Request, Token, Wanted};
 
@@ -279,24 +280,9 @@ fn make_private(path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// As hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
-    digits
-        .filter_map(|digit| char::from_digit(digit.into(), 16))
-        .collect()
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digit = |c: char| Some(u8::try_from(c.to_digit(16)?).unwrap_or(0));
-    let digits: Vec<u8> = text.chars().map(digit).collect::<Option<_>>()?;
-    let (pairs, rest) = digits.as_chunks::<2>();
-    rest.is_empty()
-        .then(|| pairs.iter().map(|[high, low]| high << 4 | low).collect())
-}
-
 #[cfg(test)]
 mod tests {
+    use model::text::hex;
     use steer::{Filter, ModeRequest};
 
     use super::*;

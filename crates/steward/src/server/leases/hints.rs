@@ -30,7 +30,7 @@ impl Server {
         if held.hint_request != hint_request {
             let (uid, interface) = (connection.peer.uid, &held.wanted.interface);
             let changes = &mut self.device_changes;
-            changes.take(DeviceChange::Hints, interface, uid, Instant::now())?;
+            changes.take(DeviceChange::Hints, (interface, uid), Instant::now())?;
         }
         connection.hint_request = Some(hint_request);
         held.hint_request = hint_request;

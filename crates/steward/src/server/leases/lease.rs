@@ -116,19 +116,19 @@ impl Server {
             return Ok(at);
         }
         let (now, name) = (Instant::now(), link.name.clone());
-        let change = DeviceChange::Program;
+        let (change, account) = (DeviceChange::Program, (name.as_str(), peer.uid));
         if let Some((at, false, _)) = known {
             let interface = self.interfaces.get(&at);
             if interface.is_some_and(|interface| interface.may_leave_tap_mode(mode))
                 && self.has_all_of(at, peer)
-                && self.device_changes.check(change, &name, peer.uid, now).is_ok()
+                && self.device_changes.check(change, account, now).is_ok()
             {
                 let is_left = self.leave_tap_mode(at, mode);
-                self.device_changes.note(change, &name, peer.uid, now, is_left);
+                self.device_changes.note(change, account, now, is_left);
             }
             return Ok(at);
         }
-        self.device_changes.check(change, &name, peer.uid, now)?;
+        self.device_changes.check(change, account, now)?;
         // The program is attached in another mode, for leases that have ended.
         if let Some((at, ..)) = known
             && !self.forget(at)
@@ -145,8 +145,7 @@ impl Server {
             part.make_room(&link);
         }
         let opened = Interface::open(link, wanted.mode, places);
-        self.device_changes
-            .note(change, &name, peer.uid, now, opened.is_ok());
+        self.device_changes.note(change, account, now, opened.is_ok());
         self.interfaces.insert(at, opened?);
         Ok(at)
     }
@@ -301,15 +300,10 @@ impl Server {
     #[must_use]
     pub fn leased(&self, rule: usize) -> u32 {
         let of_rule = self.all_leases().filter(|lease| lease.held.rule == rule);
-        let by_part = self
-            .connections
-            .values()
-            .filter(|other| other.by_part == Some(rule));
-        let by_part = u32::try_from(by_part.count()).unwrap_or(u32::MAX);
-        of_rule
-            .map(|lease| lease.held.wanted.queues)
-            .sum::<u32>()
-            .saturating_add(by_part)
-            .saturating_add(self.part.as_ref().map_or(0, |part| part.charged(rule)))
+        let queues = of_rule.map(|lease| lease.held.wanted.queues);
+        let connections = self.connections.values();
+        let by_part = connections.filter(|other| other.by_part == Some(rule)).map(|_| 1);
+        let ended = self.part.as_ref().map(|part| part.charged(rule));
+        queues.chain(by_part).chain(ended).fold(0, u32::saturating_add)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use steer::{Filter, Station, TapTo, mac_text};
+use steer::{TapTo, mac_text};
 
 use crate::server::connections::connection::{Held, Reply, lessees};
 use crate::server::interface::Interface;
@@ -15,11 +15,11 @@ impl Server {
     /// Changes a network's stations: checks all of them first.
     pub(crate) fn change_stations(&mut self, number: u64, changes: &[StationChange]) -> Answered {
         let held = self.held_network(number)?;
+        self.check_tunnel_stations(number, changes)?;
         let interface = self.interfaces.get_mut(&held.interface).ok_or_else(no_lease)?;
         for change in changes.iter().filter(|change| change.port.is_some()) {
             self.policy
-                .rule(held.rule)
-                .check_station(change.station, &interface.of_host)
+                .check_station(held.rule, change.station, &interface.of_host)
                 .map_err(|why| Reason::NotAllowed.because(format!("{}: {why}", interface.link.name)))?;
         }
         let changed = interface.change_stations(held.wanted.start_queue, changes);
@@ -49,7 +49,7 @@ impl Server {
         interface: &Interface,
     ) -> Result<(), Refusal> {
         let refused = |why: String| Reason::NotAllowed.refuse(format!("{}: {why}", interface.link.name));
-        let Filter { macs, vlans } = &held.wanted.filter;
+        let filter = &held.wanted.filter;
         let others = self.all_leases().filter(|other| other.number != number);
         for LeaseRef { held: other, .. } in others.filter(|other| self.has_tap(other.held)) {
             if other.interface != held.interface {
@@ -62,33 +62,17 @@ impl Server {
                         .to_owned(),
                 );
             }
-            let theirs = &other.wanted.filter;
-            // A lease that names no VLAN receives frames of all.
-            let share_vlans = vlans.is_empty()
-                || theirs.vlans.is_empty()
-                || vlans.iter().any(|vlan| theirs.vlans.contains(vlan));
-            if let Some(&mac) = macs.iter().find(|mac| share_vlans && theirs.macs.contains(mac)) {
+            if let Some(mac) = filter.shared_mac(&other.wanted.filter) {
                 return refused(format!(
                     "MAC {} is that of another lease's guest: give this one another, or each VLANs of its own",
                     mac_text(mac)
                 ));
             }
         }
-        let vlans = match vlans.is_empty() {
-            true => &[0][..],
-            false => &vlans[..],
-        };
-        let stations = macs
-            .iter()
-            .flat_map(|&mac| vlans.iter().map(move |&vlan| Station { mac, vlan }));
-        for station in stations {
-            let judged = self
-                .policy
-                .rule(held.rule)
-                .check_station(station, &interface.of_host);
-            judged.or_else(refused)?;
-        }
-        Ok(())
+        filter
+            .stations()
+            .try_for_each(|station| self.policy.check_station(held.rule, station, &interface.of_host))
+            .or_else(refused)
     }
 
     fn has_tap(&self, held: &Held) -> bool {
@@ -170,11 +154,7 @@ impl Server {
             return;
         };
         let first = held.wanted.start_queue;
-        let judged = |station| {
-            self.policy
-                .rule(held.rule)
-                .check_station(station, &interface.of_host)
-        };
+        let judged = |station| self.policy.check_station(held.rule, station, &interface.of_host);
         let refused = interface.stations(first);
         let refused: Vec<_> = refused
             .filter_map(|station| Some((station, judged(station).err()?)))

@@ -133,7 +133,8 @@ impl Server {
             number: self.next_number(),
             bytes: umem.len_bytes(),
         };
-        self.allow_memory(number, queue, (memory, false))?;
+        let holds = Holds::one(memory, false);
+        self.allow_memory(number, queue, holds)?;
         let (connection, held, interface) = self.lessee(number)?;
         let socket = new_socket(self.policy.rule(held.rule).busy_poll)?;
         if !maps_bound_rings() {
@@ -165,10 +166,7 @@ impl Server {
             Outcome::Done(_) => server.hand_over(number, queue, socket, (memory, false)),
             outcome => outcome.not_done(),
         });
-        Ok(pending.holding(Holds {
-            waiting: Some(memory),
-            bound: None,
-        }))
+        Ok(pending.holding(holds))
     }
 
     pub(crate) fn share(
@@ -179,7 +177,8 @@ impl Server {
         rings: &Rings,
     ) -> Result<Pending, Refusal> {
         let memory = self.memory_of(number, cookie)?;
-        self.allow_memory(number, queue, (memory, true))?;
+        let holds = Holds::one(memory, true);
+        self.allow_memory(number, queue, holds)?;
         let (connection, held, interface) = self.lessee(number)?;
         interface.program()?;
         if !maps_bound_rings() {
@@ -201,10 +200,7 @@ impl Server {
             Outcome::Done(_) => server.hand_over(number, queue, socket, (memory, true)),
             outcome => outcome.not_done(),
         });
-        Ok(pending.holding(Holds {
-            waiting: None,
-            bound: Some((memory, true)),
-        }))
+        Ok(pending.holding(holds))
     }
 
     /// A number for registered memory; never used twice.
@@ -274,10 +270,7 @@ impl Server {
             }
             Outcome::Lost => outcome.not_done(),
         });
-        Ok(pending.holding(Holds {
-            waiting: Some(memory),
-            bound: None,
-        }))
+        Ok(pending.holding(Holds::one(memory, false)))
     }
 
     pub(crate) fn await_free(&self, number: u64, queue: u32, wait_ms: u32) -> Result<Pending, Refusal> {
@@ -361,9 +354,9 @@ impl Server {
         }
     }
 
-    /// Checks whether the socket of this queue may have this memory, registered for it or shared. Before refusing, it
-    /// checks which other sockets are closed by now.
-    fn allow_memory(&mut self, number: u64, queue: u32, wanted: (Memory, bool)) -> Result<(), Refusal> {
+    /// Checks whether the socket of this queue may have this memory. Before refusing, it checks which other sockets are
+    /// closed by now.
+    fn allow_memory(&mut self, number: u64, queue: u32, wanted: Holds) -> Result<(), Refusal> {
         if self.check_memory(number, queue, wanted).is_ok() {
             return Ok(());
         }
@@ -372,7 +365,7 @@ impl Server {
     }
 
     /// Whether a user may have that memory in the socket of this queue, in addition to its other sockets.
-    fn check_memory(&self, number: u64, queue: u32, (memory, shares): (Memory, bool)) -> Result<(), Refusal> {
+    fn check_memory(&self, number: u64, queue: u32, wanted: Holds) -> Result<(), Refusal> {
         let (connection, held, _) = self.lessee(number)?;
         held.check(queue)?;
         let uid = connection.peer.uid;
@@ -387,10 +380,7 @@ impl Server {
             theirs.extend(others.map(|other| interface.sockets.holds(other)));
         }
         let before = bytes_held(&theirs);
-        theirs.push(Holds {
-            waiting: (!shares).then_some(memory),
-            bound: shares.then_some((memory, true)),
-        });
+        theirs.push(wanted);
         let used = bytes_held(&theirs);
         let allowed = self.allowed_memory(uid, held.rule);
         if used <= allowed {

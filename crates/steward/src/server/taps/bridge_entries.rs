@@ -39,11 +39,6 @@ const SETTLED: Duration = Duration::from_secs(60);
 const ADDRESSES_MAX: usize = 4096;
 /// `NDA_PROTOCOL` of our neighbours: a number that rtnetlink.h and FRR do not use.
 const PROTOCOL: u8 = 118;
-/// `NUD_NOARP` and `NUD_PERMANENT` (include/uapi/linux/neighbour.h).
-const STATIC: u16 = 0x40;
-const PERMANENT: u16 = 0x80;
-/// `NTF_MASTER` (include/uapi/linux/neighbour.h): the entry is the bridge's, not the device's own.
-const OF_BRIDGE: u8 = 0x04;
 
 type Mac = [u8; 6];
 
@@ -264,9 +259,10 @@ fn remove_neighbour(bridge: u32, mac: Mac, ip: IpAddr) {
 /// The header of a neighbour of an interface, or of an entry of the forwarding database at a port, by its index.
 fn entry(ip: Option<IpAddr>, index: u32) -> Ndmsg {
     let (family, state, flags) = match ip {
-        None => (libc::AF_BRIDGE, STATIC, OF_BRIDGE),
-        Some(IpAddr::V4(_)) => (libc::AF_INET, PERMANENT, 0),
-        Some(IpAddr::V6(_)) => (libc::AF_INET6, PERMANENT, 0),
+        // The bridge's entry, not the device's own.
+        None => (libc::AF_BRIDGE, libc::NUD_NOARP, libc::NTF_MASTER),
+        Some(IpAddr::V4(_)) => (libc::AF_INET, libc::NUD_PERMANENT, 0),
+        Some(IpAddr::V6(_)) => (libc::AF_INET6, libc::NUD_PERMANENT, 0),
     };
     Ndmsg {
         ndm_family: family as u8,

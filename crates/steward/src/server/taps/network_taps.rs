@@ -32,19 +32,13 @@ pub(super) fn no_host() -> Refusal {
 const PROGRAMS_PAUSE: Duration = Duration::from_secs(1);
 
 impl Server {
-    /// Answers the lessee of a lease in tap mode that asks for its tap, of so many queues. Without a lease the answer
-    /// for several is `Done`, as the message is known.
+    /// Answers the lessee of a lease in tap mode that asks for its tap, of so many queues.
     pub(crate) fn uplink_tap(&mut self, number: u64, has: u32, queues: u32) -> Answered {
-        let connection = self.connections.get(&number).ok_or_else(no_lease)?;
-        match &connection.held {
-            None if queues > 1 => return Ok(Answer::Done.into()),
-            Some(held) if queues > held.wanted.queues => {
-                return Reason::Lease.refuse(format!(
-                    "a tap of {queues} queues for a lease of {}: ask for no more, or for a larger lease",
-                    held.wanted.queues
-                ));
-            }
-            _ => {}
+        let leased = self.held_lease(number)?.wanted.queues;
+        if queues > leased {
+            return Reason::Lease.refuse(format!(
+                "a tap of {queues} queues for a lease of {leased}: ask for no more, or for a larger lease"
+            ));
         }
         self.network_tap(number, TapTo::Uplink, has, queues as usize)
     }
@@ -81,7 +75,7 @@ impl Server {
             .entry(at)
             .or_insert_with(|| NetworkTap::new(device(), to, user_of(&held.wanted)));
         let (uid, changes) = (self.connections[&number].peer.uid, &mut self.device_changes);
-        let may_make = || changes.take(DeviceChange::NetworkTap, interface.name(), uid, Instant::now());
+        let may_make = || changes.take(DeviceChange::NetworkTap, (interface.name(), uid), Instant::now());
         let given = tap.give(interface, (has, queues), &mut self.removals, may_make);
         let link = interface.link.clone();
         self.look_at_stale_bridges(Instant::now());
@@ -104,12 +98,8 @@ impl Server {
         }
     }
 
-    /// Changes the addresses that a network advertises. Without a lease the answer is `Done`, as the message is known.
+    /// Changes the addresses that a network advertises.
     pub(crate) fn advertise(&mut self, number: u64, changes: &[AddressChange]) -> Answered {
-        let connection = self.connections.get(&number).ok_or_else(no_lease)?;
-        if connection.held.is_none() {
-            return Ok(Answer::Done.into());
-        }
         let held = self.held_network(number)?;
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
         for change in changes.iter().filter(|change| change.is_added) {

@@ -20,22 +20,19 @@ use host::nic::Ethtool;
 use steward_protocol::{Answer, Reason, SendTapEnd};
 
 impl Server {
-    /// Makes a tap for a queue of the lessee's lease. Without a lease the answer is `Done`, as the message is known.
+    /// Makes a tap for a queue of the lessee's lease.
     pub(crate) fn send_tap(&mut self, number: u64, queue: u32, only_with_tso: bool) -> Answered {
-        let connection = self.connections.get(&number).ok_or_else(no_lease)?;
-        let Some(held) = &connection.held else {
-            return Ok(Answer::Done.into());
-        };
+        let held = self.held_lease(number)?;
         let queue = held.check(queue)?;
         let interface = self.interfaces.get(&held.interface).ok_or_else(no_lease)?;
         interface.program()?;
-        let (uid, link) = (connection.peer.uid, &interface.link);
+        let (uid, link) = (self.connections[&number].peer.uid, &interface.link);
         let has_tso = || Ethtool::open(&link.name).and_then(|ethtool| ethtool.has_tso());
         if only_with_tso && !has_tso().unwrap_or(false) {
             return Ok(Answer::Done.into());
         }
         self.device_changes
-            .take(DeviceChange::SendTap, interface.name(), uid, Instant::now())?;
+            .take(DeviceChange::SendTap, (interface.name(), uid), Instant::now())?;
         let tap = Tap::new(Purpose::Send, interface.name(), link.index, queue);
         let (answer, files) = make(&tap, link)
             .map_err(|why| Reason::Kernel.because(format!("no tap for {}: {why}", link.name)))?;

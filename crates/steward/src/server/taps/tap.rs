@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use steer::TapTo;
 
 use host::links::all::aliases;
-use host::links::{header_of, tap_queues};
+use host::links::{check_tap_queues, header_of};
 
 use crate::netlink::{acknowledged, message_of};
 use crate::sys;
@@ -133,7 +133,7 @@ impl Tap {
         let most_unsent = self.purpose.most_unsent();
         let (descriptors, cuts_udp) = sys::new_tap(&text(&self.name)?, most_unsent, queues)?;
         if queues > 1 {
-            self.check_queues(queues)?;
+            check_tap_queues(&text(&self.name)?, queues)?;
         }
         // A bridge that it becomes a port of has the lowest address of its ports, which should not be this one.
         let [fourth, fifth, sixth] = program::random()?;
@@ -153,19 +153,6 @@ impl Tap {
         let mut request = rt_link::Request::new().op_setlink_do(header);
         set(request.encode().push_ifname(&text(&self.name)?));
         acknowledged(&request)
-    }
-
-    /// Whether it has these queues and no others: before it had an owner, everybody could attach one.
-    fn check_queues(&self, queues: usize) -> io::Result<()> {
-        let (attached, detached) = tap_queues(&text(&self.name)?)?;
-        match usize::try_from(attached) == Ok(queues) && detached == 0 {
-            true => Ok(()),
-            false => Err(io::Error::other(format!(
-                "{queues} queues were made and {attached} are there ({detached} more are detached): another process \
-                 attaches some, `grep -l {} /proc/[0-9]*/fdinfo/*` lists those that have any",
-                self.name
-            ))),
-        }
     }
 
     /// Sets the device up or down.

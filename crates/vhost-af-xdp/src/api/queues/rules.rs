@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use host::nic::{Ethtool, Target};
+use host::nic::{Ethtool, Steering, Target};
+use program::steward::DEFAULT_SOCKET;
 use serde::Serialize;
 use steer::mac_text;
 use steward_client::listing::{self, Listed};
-use steward_protocol::DEFAULT_SOCKET;
 
 use super::{Queue, command_of};
 use model::text::received_frames;

@@ -1,13 +1,16 @@
-//! The command line of `vhost-af-xdp-steward`. Its manual page is made of it, too.
+//! The command line of `vhost-af-xdp-steward`. Its manual page and its completions are made of it, too.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
 
-use crate::policy::DEFAULT_POLICY;
-use program::log::LogArgs;
-use steward_protocol::DEFAULT_SOCKET;
+use crate::log::LogArgs;
+
+/// Default path of the policy.
+pub const DEFAULT_POLICY: &str = "/etc/vhost-af-xdp/steward.toml";
+/// Default path of the steward's socket.
+pub const DEFAULT_SOCKET: &str = "/run/vhost-af-xdp/steward.sock";
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: (Apache-2.0 OR BSD-3-Clause) */
+/*
+ * steer_tunnel.h: takes frames out of the VXLAN tunnel of a network (RFC 7348).
+ *
+ * A frame is of the tunnel if a receiver would take it out without any doubt: whole, in a packet with the plainest
+ * headers, from a host that the vxlan device sends to, to the host's address. All else is left to the kernel, with its
+ * packet filter, and its vxlan device: other senders, fragments, options, other VNIs, flags of extensions, packets that a
+ * router marked for congestion (the mark has to be put into the inner packet, RFC 6040). The checksum of UDP is not
+ * verified, as RFC 7348 allows: those of the inner packet are the receiver's. Only the part of a frame that is in its first
+ * buffer is looked at.
+ */
+#ifndef VHOST_AF_XDP_STEER_TUNNEL_H
+#define VHOST_AF_XDP_STEER_TUNNEL_H
+
+#include "steer.h"
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "steer_key.h"
+
+/*
+ * The tunnels of networks, by the number of the network; written by the loader. Not an array: a reader sees a tunnel
+ * before a change or after it, and no mixture.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, STEER_MAX_QUEUES);
+	__type(key, __u32);
+	__type(value, struct steer_tunnel);
+} steer_tunnels SEC(".maps");
+
+/* Written by the loader: a set, of which only the keys count. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, STEER_MAX_VTEPS);
+	__type(key, struct steer_vtep);
+	__type(value, __u8);
+} steer_vteps SEC(".maps");
+
+#define ETHERNET_LEN 14
+#define IPV4_LEN 20
+#define IPV6_LEN 40
+#define UDP_LEN 8
+#define VXLAN_LEN 8
+#define OUTER_IPV4_LEN (ETHERNET_LEN + IPV4_LEN + UDP_LEN + VXLAN_LEN)
+#define OUTER_IPV6_LEN (ETHERNET_LEN + IPV6_LEN + UDP_LEN + VXLAN_LEN)
+
+/* Fields of a header. The verifier takes them for aligned: it assumes that a packet starts at NET_IP_ALIGN. */
+#define FIELD16(header, at) (*(const __be16 *)((header) + (at)))
+#define FIELD32(header, at) (*(const __be32 *)((header) + (at)))
+
+/* Whether a header of 20 bytes has the right checksum (RFC 1071). */
+static __always_inline int is_sum_right(const __u8 *ip)
+{
+	__u64 sum = (__u64)FIELD32(ip, 0) + FIELD32(ip, 4) + FIELD32(ip, 8) + FIELD32(ip, 12) + FIELD32(ip, 16);
+
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum == 0xffff;
+}
+
+/* Whether headers of UDP and VXLAN are of the tunnel; `len`: all bytes from UDP's header on. */
+static __always_inline int is_vxlan(const __u8 *udp, __u64 len, const struct steer_tunnel *tunnel)
+{
+	return FIELD16(udp, 2) == tunnel->port && NETWORK16(FIELD16(udp, 4)) == len &&
+	       FIELD32(udp, 8) == NETWORK32(0x08000000) && FIELD32(udp, 12) == tunnel->vni;
+}
+
+/* Whether the network takes packets from a host; the key is a steer_vtep, see steer_key.h. */
+static __always_inline int has_vtep(__u32 network, __u64 version, __u64 first, __u64 second)
+{
+	volatile __u64 key[3];
+
+	key[0] = first;
+	key[1] = second;
+	key[2] = (__u64)network << SHIFT(0, 4) | version << SHIFT(4, 2);
+	return !!bpf_map_lookup_elem(&steer_vteps, (const void *)key);
+}
+
+/* Two words of a header, as they are there. */
+#define WORDS(header, at) ((__u64)FIELD32(header, at) << SHIFT(0, 4) | (__u64)FIELD32(header, (at) + 4) << SHIFT(4, 4))
+
+/* Length of the headers around the frame of the tunnel that is in this one; 0: there is none. */
+static __always_inline int outer_len(struct xdp_md *ctx, const struct steer_tunnel *tunnel, __u32 network)
+{
+	const __u8 *frame = (void *)(long)ctx->data;
+	const void *end = (void *)(long)ctx->data_end;
+	const __u8 *ip = frame + ETHERNET_LEN;
+	/* An encapsulated frame is longer than Ethernet's shortest one, so there is no padding: lengths must match. */
+	__u64 len = bpf_xdp_get_buff_len(ctx) - ETHERNET_LEN;
+
+	/* Bit 0 of the first byte: multicast or broadcast (IEEE 802). */
+	if ((const void *)(frame + OUTER_IPV4_LEN + ETHERNET_LEN) > end || (frame[0] & 1))
+		return 0;
+	/* The lowest bits of the traffic class are 3: congestion was experienced. */
+	if (tunnel->version == 4 && FIELD16(frame, 12) == NETWORK16(0x0800)) {
+		/* All bits of the fragment's word but DF. */
+		if (ip[0] != 0x45 || (ip[1] & 3) == 3 || NETWORK16(FIELD16(ip, 2)) != len ||
+		    (FIELD16(ip, 6) & NETWORK16(0xbfff)) || ip[9] != 17 || FIELD32(ip, 16) != tunnel->local[0])
+			return 0;
+		if (!is_vxlan(ip + IPV4_LEN, len - IPV4_LEN, tunnel) || !is_sum_right(ip))
+			return 0;
+		return has_vtep(network, 4, (__u64)FIELD32(ip, 12) << SHIFT(0, 4), 0) ? OUTER_IPV4_LEN : 0;
+	}
+	if (tunnel->version == 6 && FIELD16(frame, 12) == NETWORK16(0x86dd)) {
+		if ((const void *)(frame + OUTER_IPV6_LEN + ETHERNET_LEN) > end)
+			return 0;
+		if (ip[0] >> 4 != 6 || (ip[1] & 0x30) == 0x30 || NETWORK16(FIELD16(ip, 4)) != len - IPV6_LEN || ip[6] != 17)
+			return 0;
+		if (FIELD32(ip, 24) != tunnel->local[0] || FIELD32(ip, 28) != tunnel->local[1] ||
+		    FIELD32(ip, 32) != tunnel->local[2] || FIELD32(ip, 36) != tunnel->local[3])
+			return 0;
+		if (!is_vxlan(ip + IPV6_LEN, len - IPV6_LEN, tunnel))
+			return 0;
+		return has_vtep(network, 6, WORDS(ip, 8), WORDS(ip, 16)) ? OUTER_IPV6_LEN : 0;
+	}
+	return 0;
+}
+
+/* Takes the outer headers off a frame of the network's tunnel; their length, or 0: it is none, and stays as it is. */
+static __always_inline int take_off(struct xdp_md *ctx, __u32 network)
+{
+	const void *meta = (void *)(long)ctx->data_meta;
+	/* Eight bytes: see to_socket. */
+	volatile __u64 key = (__u64)network << SHIFT(0, 4);
+	struct steer_tunnel *tunnel = bpf_map_lookup_elem(&steer_tunnels, (const void *)&key);
+	int len = tunnel ? outer_len(ctx, tunnel, network) : 0;
+
+	/* Metadata of another program would be moved over the VXLAN header, which could not be put back. */
+	if (meta + 1 <= (const void *)(long)ctx->data)
+		return 0;
+	return len && !bpf_xdp_adjust_head(ctx, len) ? len : 0;
+}
+
+#endif

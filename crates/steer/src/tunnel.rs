@@ -1,0 +1,205 @@
+//! The VXLAN tunnel of a network: the program takes frames to the network's stations out of it (`bpf/steer_tunnel.h`).
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use libbpf_rs::{MapHandle, MapType};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::layout::MAX_QUEUES;
+use crate::map;
+use crate::shape::Shape;
+
+/// Maximum number of hosts from which networks of an interface take packets; `STEER_MAX_VTEPS`.
+const MAX_VTEPS: u32 = 65_536;
+
+/// A tunnel of VXLAN (RFC 7348).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tunnel {
+    /// Index of the vxlan device. The program does not use it.
+    pub device: u32,
+    /// VXLAN Network Identifier, 24 bits.
+    pub vni: u32,
+    /// UDP port to which its packets are sent.
+    pub port: u16,
+    /// The host's address; unspecified: no frame is of this tunnel.
+    pub local: IpAddr,
+}
+
+impl Tunnel {
+    /// The tunnel of a device that is gone, or cannot be used: no frame is of it.
+    #[must_use]
+    pub fn none(device: u32) -> Self {
+        Self {
+            device,
+            vni: 0,
+            port: 0,
+            local: Ipv4Addr::UNSPECIFIED.into(),
+        }
+    }
+}
+
+/// `struct steer_tunnel`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Value {
+    local: [u8; 16],
+    /// Its last byte is 0.
+    vni: [u8; 4],
+    port: [u8; 2],
+    /// 4 or 6; 0: no frame is of the tunnel.
+    version: u16,
+    device: u32,
+}
+
+impl From<Tunnel> for Value {
+    fn from(tunnel: Tunnel) -> Self {
+        let (local, version) = bytes_of(tunnel.local);
+        Self {
+            local,
+            vni: (tunnel.vni << 8).to_be_bytes(),
+            port: tunnel.port.to_be_bytes(),
+            version: if tunnel.local.is_unspecified() { 0 } else { version },
+            device: tunnel.device,
+        }
+    }
+}
+
+impl From<Value> for Tunnel {
+    fn from(value: Value) -> Self {
+        Self {
+            device: value.device,
+            vni: u32::from_be_bytes(value.vni) >> 8,
+            port: u16::from_be_bytes(value.port),
+            local: address(value.local, value.version),
+        }
+    }
+}
+
+/// An address as in a header, then zeros, and the version of IP.
+fn bytes_of(address: IpAddr) -> ([u8; 16], u16) {
+    match address {
+        IpAddr::V4(v4) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&v4.octets());
+            (bytes, 4)
+        }
+        IpAddr::V6(v6) => (v6.octets(), 6),
+    }
+}
+
+fn address(bytes: [u8; 16], version: u16) -> IpAddr {
+    let [a, b, c, d, ..] = bytes;
+    match version {
+        6 => Ipv6Addr::from(bytes).into(),
+        _ => Ipv4Addr::from([a, b, c, d]).into(),
+    }
+}
+
+/// `struct steer_vtep`
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Vtep {
+    address: [u8; 16],
+    network: u32,
+    version: u16,
+    zero: u16,
+}
+
+/// The tunnels of networks, by their first queue, and the hosts from which networks take packets.
+#[derive(Debug)]
+pub(crate) struct Tunnels {
+    pub(crate) tunnels: MapHandle,
+    pub(crate) vteps: MapHandle,
+}
+
+impl Tunnels {
+    pub(crate) const TUNNELS: Shape = Shape {
+        name: "tunnels",
+        kind: MapType::Hash,
+        key_bytes: 4,
+        value_bytes: size_of::<Value>() as u32,
+        entries: MAX_QUEUES,
+    };
+    pub(crate) const VTEPS: Shape = Shape {
+        name: "vteps",
+        kind: MapType::Hash,
+        key_bytes: size_of::<Vtep>() as u32,
+        value_bytes: 1,
+        entries: MAX_VTEPS,
+    };
+
+    pub(crate) fn set(&self, network: u32, tunnel: Tunnel) -> libbpf_rs::Result<()> {
+        map::set(&self.tunnels, &network, &Value::from(tunnel))
+    }
+
+    pub(crate) fn get(&self, network: u32) -> Option<Tunnel> {
+        map::get::<Value>(&self.tunnels, &network).ok()?.map(Tunnel::from)
+    }
+
+    /// Takes packets from a host, or does not any more.
+    pub(crate) fn change_vtep(
+        &self,
+        network: u32,
+        (vtep, is_there): (IpAddr, bool),
+    ) -> libbpf_rs::Result<()> {
+        let (address, version) = bytes_of(vtep);
+        let key = Vtep {
+            address,
+            network,
+            version,
+            zero: 0,
+        };
+        match is_there {
+            true => map::set(&self.vteps, &key, &1u8),
+            false => map::remove(&self.vteps, &key).map(drop),
+        }
+    }
+
+    /// The hosts of a network.
+    pub(crate) fn vteps(&self, network: u32) -> BTreeSet<IpAddr> {
+        let its = map::keys::<Vtep>(&self.vteps).filter(|key| key.network == network);
+        its.map(|key| address(key.address, key.version)).collect()
+    }
+
+    /// Removes all of a network.
+    pub(crate) fn remove(&self, network: u32) -> libbpf_rs::Result<()> {
+        map::remove(&self.tunnels, &network)?;
+        // Collected before: a removed key is where the kernel would go on from.
+        let all: Vec<_> = map::keys::<Vtep>(&self.vteps).collect();
+        let mut its = all.iter().filter(|key| key.network == network);
+        its.try_for_each(|key| map::remove(&self.vteps, key).map(drop))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tunnel_is_laid_out_as_steer_h_says() {
+        let tunnel = |local: &str| Tunnel {
+            device: 7,
+            vni: 0x02_0304,
+            port: 4789,
+            local: local.parse().expect("an address"),
+        };
+        let value = Value::from(tunnel("192.0.2.1"));
+        let bytes = value.as_bytes();
+        assert_eq!(bytes[..5], [192, 0, 2, 1, 0]);
+        assert_eq!(bytes[16..22], [2, 3, 4, 0, 0x12, 0xb5]);
+        assert_eq!(
+            bytes[22..],
+            [&4u16.to_ne_bytes()[..], &7u32.to_ne_bytes()].concat()
+        );
+        assert_eq!(Value::from(tunnel("2001:db8::1")).version, 6);
+        for local in ["192.0.2.1", "2001:db8::1"] {
+            assert_eq!(Tunnel::from(Value::from(tunnel(local))), tunnel(local));
+        }
+        let none = Tunnel::none(7);
+        assert_eq!(
+            (Value::from(none).version, Tunnel::from(Value::from(none))),
+            (0, none)
+        );
+    }
+}

@@ -1,0 +1,346 @@
+//! Frames in the VXLAN tunnel of a network: those to a station go to the socket without their outer headers, all others
+//! to the host as they came.
+
+use crate::common;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
+
+use common::hinted;
+use common::receiver::Receiver;
+use common::{Pair, bare, frame_to};
+use steer::{
+    Flow, HintSet, ModeRequest, MulticastLimit, MulticastRing, NOTE_BYTES, Program, QueueError, Station,
+    Tunnel, noted_port,
+};
+use testkit::{BpfFs, VethPair, frame, wait};
+use xsk::metadata::{Found, Layouts};
+
+const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
+const NOBODY: [u8; 6] = [2, 0, 0, 0, 0, 0x13];
+const GROUP: [u8; 6] = [0x01, 0, 0x5e, 0, 0, 1];
+const VNI: u32 = 0x01_0203;
+
+fn tunnel(local: &str) -> Tunnel {
+    Tunnel {
+        device: 7,
+        vni: VNI,
+        port: 4789,
+        local: local.parse().expect("an address"),
+    }
+}
+
+/// Both families.
+const LOCALS: [&str; 2] = ["10.9.0.1", "2001:db8::1"];
+
+/// The host that sends such a packet ([`frame::vxlan`]).
+fn sender(local: &str) -> IpAddr {
+    match local.parse().expect("an address") {
+        IpAddr::V4(_) => [10, 9, 0, 2].into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    }
+}
+
+/// A packet of the tunnel to this address, with this frame in it.
+fn packed(local: &str, inner: &[u8]) -> Vec<u8> {
+    frame::vxlan(local.parse().expect("an address"), VNI, inner)
+}
+
+/// Computes the checksum of the outer header again, if it has one.
+fn sum(packed: &mut [u8]) {
+    if packed[12..14] == [8, 0] {
+        frame::sum_ipv4(packed);
+    }
+}
+
+/// A program with queue 0 of the pair as a network in this tunnel.
+fn network(pair: &Pair, request: ModeRequest, frags: bool, local: &str) -> (Program, MulticastRing) {
+    let program = Program::attach(pair.ifindex(), request, frags).expect("veth takes XDP");
+    let ring = put_network(&program, local);
+    (program, ring)
+}
+
+fn put_network(program: &Program, local: &str) -> MulticastRing {
+    let ring = MulticastRing::new().expect("memory");
+    let limit = MulticastLimit::default();
+    program.set_network(0..1, limit, &ring).expect("queue 0");
+    program.set_tunnel(0..1, tunnel(local)).expect("queue 0");
+    let vtep = (sender(local), true);
+    program.change_vtep(0, vtep).expect("room");
+    for (vlan, port) in [(0, 7), (100, 8)] {
+        let station = Station { vlan, mac: OURS };
+        program.set_station(0, station, port).expect("room");
+    }
+    ring
+}
+
+/// The next frame of the socket, and its note.
+fn next(receiver: &mut Receiver) -> (Vec<u8>, Option<u32>) {
+    let desc = receiver.next();
+    let data = desc.data.get();
+    let note = receiver.bytes(data - NOTE_BYTES as u64, NOTE_BYTES);
+    let received = receiver.bytes(data, desc.len as usize);
+    receiver.pool.put(desc.frame);
+    receiver.post();
+    (received, noted_port(note.try_into().expect("eight")))
+}
+
+#[test]
+fn frame_of_a_station_comes_without_its_outer_headers() {
+    let Some(pair) = Pair::new(1500) else { return };
+    for request in [ModeRequest::Native, ModeRequest::Skb] {
+        for local in LOCALS {
+            let (program, _ring) = network(&pair, request, false, local);
+            let mut receiver = Receiver::open(&pair, &program);
+            program
+                .enable_queue(0, receiver.socket.as_fd(), bare(1514))
+                .expect("queue 0");
+            let mut plain = frame::plain(1430, 3);
+            plain[..6].copy_from_slice(&OURS);
+            let tagged = frame_to(OURS, &[(0x8100, 100)]);
+            let nested = [&OURS[..], &packed(local, &plain)[6..1444]].concat();
+            for (inner, port) in [
+                (&plain[..], 7),
+                (&plain[..14], 7),
+                (&tagged[..], 8),
+                (&nested[..1400], 7),
+            ] {
+                pair.far_socket.send(&packed(local, inner));
+                let (received, noted) = next(&mut receiver);
+                frame::assert_same(&received, inner);
+                assert_eq!(noted, Some(port), "{request:?} {local}");
+            }
+            // DF, and ECN of a sender that supports it.
+            let mut sent = packed(local, &plain);
+            match local {
+                "10.9.0.1" => (sent[15], sent[20]) = (0xb9, 0x40),
+                _ => sent[15] = 0x20,
+            }
+            sum(&mut sent);
+            pair.far_socket.send(&sent);
+            frame::assert_same(&next(&mut receiver).0, &plain);
+            let counters = program.counters(0).expect("counters");
+            assert_eq!(counters.redirected, 5);
+            assert_eq!((counters.not_ours, counters.dropped()), (0, 0));
+        }
+    }
+}
+
+/// Changes to a frame that would be taken out of the tunnel: a name, and what is done.
+type Change = (&'static str, fn(&mut Vec<u8>));
+
+const CHANGES_OF_BOTH: [Change; 3] = [
+    ("tagged", |sent| drop(sent.splice(12..12, [0x81, 0, 0, 100]))),
+    ("another protocol behind Ethernet", |sent| sent[12] = 0x88),
+    ("to a group of hosts", |sent| sent[..6].copy_from_slice(&GROUP)),
+];
+const CHANGES_OF_IPV4: [Change; 15] = [
+    ("another address", |sent| sent[33] = 3),
+    ("from a host that is not known", |sent| sent[29] = 3),
+    ("options", |sent| sent[14] = 0x46),
+    ("congestion", |sent| sent[15] = 3),
+    ("longer than it is", |sent| sent[17] += 1),
+    ("shorter than it is", |sent| sent[17] -= 1),
+    ("first fragment", |sent| sent[20] = 0x20),
+    ("last fragment", |sent| sent[21] = 8),
+    ("TCP", |sent| sent[23] = 6),
+    ("another port", |sent| sent[37] += 1),
+    ("datagram longer than the packet", |sent| sent[39] += 1),
+    ("datagram shorter than the packet", |sent| sent[39] -= 1),
+    ("flags of an extension", |sent| sent[42] = 0x88),
+    ("another VNI", |sent| sent[48] += 1),
+    ("reserved bits", |sent| sent[49] = 1),
+];
+const CHANGES_OF_IPV6: [Change; 9] = [
+    ("another address", |sent| sent[53] = 3),
+    ("from a host that is not known", |sent| sent[37] = 3),
+    ("another network", |sent| sent[38] = 0xfd),
+    ("another version", |sent| sent[14] = 0x40),
+    ("congestion", |sent| sent[15] = 0x30),
+    ("longer than it is", |sent| sent[19] += 1),
+    ("fragment", |sent| sent[20] = 44),
+    ("another port", |sent| sent[57] += 1),
+    ("another VNI", |sent| sent[66] += 1),
+];
+
+#[test]
+fn all_else_goes_to_the_host_as_it_came() {
+    let Some(pair) = Pair::new(1500) else { return };
+    for request in [ModeRequest::Native, ModeRequest::Skb] {
+        for (local, changes) in LOCALS.into_iter().zip([&CHANGES_OF_IPV4[..], &CHANGES_OF_IPV6]) {
+            let (program, _ring) = network(&pair, request, false, local);
+            let receiver = Receiver::open(&pair, &program);
+            program
+                .enable_queue(0, receiver.socket.as_fd(), bare(1514))
+                .expect("queue 0");
+            let inner = frame_to(OURS, &[]);
+            let mut cases = vec![
+                ("frame of the station, outside of the tunnel", inner.clone()),
+                ("no station", packed(local, &frame_to(NOBODY, &[]))),
+                ("another VLAN", packed(local, &frame_to(OURS, &[(0x8100, 7)]))),
+                ("to a group", packed(local, &frame_to(GROUP, &[]))),
+                ("shorter than a header", packed(local, &inner[..13])),
+                ("cut off", packed(local, &inner)[..48].to_vec()),
+            ];
+            for &(name, change) in CHANGES_OF_BOTH.iter().chain(changes) {
+                let mut sent = packed(local, &inner);
+                change(&mut sent);
+                sum(&mut sent);
+                cases.push((name, sent));
+            }
+            if local == LOCALS[0] {
+                let mut sent = packed(local, &inner);
+                sent[24] ^= 1;
+                cases.push(("wrong checksum", sent));
+            }
+            for (name, sent) in &cases {
+                pair.far_socket.send(sent);
+                let passed = pair.near_socket.receive(wait::SOON);
+                assert_eq!(passed.as_ref(), Some(sent), "{request:?} {local}: {name}");
+            }
+            let counters = program.counters(0).expect("counters");
+            let all = cases.len() as u64;
+            assert_eq!(
+                (counters.not_ours, counters.redirected, counters.group_copied),
+                (all, 0, 0),
+                "{request:?} {local}: {counters:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn frame_in_several_buffers_is_taken_or_left_whole() {
+    let Some(pair) = Pair::new(9000) else { return };
+    let (program, _ring) = network(&pair, ModeRequest::Native, true, LOCALS[0]);
+    let xsk = pair.unbound_xsk();
+    program.enable_queue(0, xsk.as_fd(), bare(9014)).expect("queue 0");
+    let mut inner = frame::plain(8950, 3);
+    inner[..6].copy_from_slice(&NOBODY);
+    let sent = packed(LOCALS[0], &inner);
+    pair.far_socket.send(&sent);
+    let passed = pair.near_socket.receive(wait::SOON).expect("the host gets it");
+    frame::assert_same(&passed, &sent);
+    inner[..6].copy_from_slice(&OURS);
+    pair.far_socket.send(&packed(LOCALS[0], &inner));
+    let redirected = || program.counters(0).expect("counters").redirected == 1;
+    assert!(wait::until(wait::SOON, redirected));
+}
+
+#[test]
+fn frame_that_cannot_be_delivered_without_its_headers_is_counted() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let (program, _ring) = network(&pair, ModeRequest::Native, false, LOCALS[0]);
+    let xsk = pair.unbound_xsk();
+    let sent = packed(LOCALS[0], &frame_to(OURS, &[]));
+    program.enable_queue(0, xsk.as_fd(), bare(79)).expect("queue 0");
+    pair.far_socket.send(&sent);
+    let counted = |wanted| {
+        let counted = || {
+            let counters = program.counters(0).expect("counters");
+            (counters.too_long, counters.no_socket, counters.redirected) == wanted
+        };
+        assert!(wait::until(wait::SOON, counted), "{:?}", program.counters(0));
+    };
+    counted((1, 0, 0));
+    program.activate_queue(0, bare(80)).expect("queue 0");
+    drop(xsk);
+    pair.far_socket.send(&sent);
+    counted((1, 1, 0));
+    // Nothing of it reached the host.
+    program.deactivate_queue(0).expect("queue 0");
+    let last = frame::last();
+    pair.far_socket.send(&last);
+    assert!(pair.near_socket.receive_before(&last).is_empty());
+}
+
+#[test]
+fn hints_are_those_of_the_frame_in_the_tunnel() {
+    let Some(pair) = hinted::pair() else { return };
+    let program = hinted::attach(&pair, HintSet::ALL);
+    let _ring = put_network(&program, LOCALS[0]);
+    let mut receiver = Receiver::reading_hints(&pair, &program);
+    hinted::enable(&program, &receiver);
+    let (from, to) = (Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2));
+    let ip = frame::ipv4(from, to, 17, &frame::udp_ports([1000, 2000]));
+    let inner = [&OURS[..], &[2, 0, 0, 0, 0, 2], &[8, 0], &ip].concat();
+    let flow = Flow {
+        from: Some((from.into(), 1000)),
+        to: (to.into(), 2000),
+        protocol: 17,
+    };
+    program.set_mark(&flow, Some(77)).expect("room");
+    pair.far_socket.send(&packed(LOCALS[0], &inner));
+    let desc = receiver.next();
+    frame::assert_same(&receiver.bytes(desc.data.get(), desc.len as usize), &inner);
+    let Found::Hints(hints) = Layouts::new(&program.layouts()).read(&receiver.umem, desc.data) else {
+        panic!("no hints")
+    };
+    assert_eq!((hints.port, hints.mark), (Some(7), Some(77)));
+    assert_eq!((hints.hash, hints.tag), (None, None));
+    receiver.pool.put(desc.frame);
+    receiver.post();
+    // A tag that the driver took off is outside of the tunnel.
+    let tagged = testkit::TaggedPort::on((&pair.veth.far, VethPair::WIRE), 0x8100, 100);
+    tagged.port().send(&packed(LOCALS[0], &inner));
+    let passed = || program.counters(0).expect("counters").not_ours == 1;
+    assert!(wait::until(wait::SOON, passed));
+}
+
+#[test]
+fn tunnel_goes_on_with_the_next_owner_of_the_program_and_ends_with_the_network() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let bpffs = BpfFs::new();
+    let dir = bpffs.pins();
+    std::fs::create_dir(&dir).expect("new");
+    let (mut program, ring) = network(&pair, ModeRequest::Native, false, LOCALS[1]);
+    program.pin(&dir).expect("a bpffs");
+    drop(program);
+    let program = Program::open_pinned(pair.ifindex(), &dir).expect("all is there");
+    assert_eq!(
+        (program.tunnel(0), program.tunnel(1)),
+        (Some(tunnel(LOCALS[1])), None)
+    );
+    let mut receiver = Receiver::open(&pair, &program);
+    program
+        .enable_queue(0, receiver.socket.as_fd(), bare(1514))
+        .expect("queue 0");
+    let (inner, other) = (frame_to(OURS, &[]), packed(LOCALS[0], &frame_to(OURS, &[])));
+    pair.far_socket.send(&packed(LOCALS[1], &inner));
+    assert_eq!(next(&mut receiver).0, inner);
+    program.set_tunnel(0..1, tunnel(LOCALS[0])).expect("queue 0");
+    program.change_vtep(0, (sender(LOCALS[0]), true)).expect("room");
+    pair.far_socket.send(&other);
+    assert_eq!(next(&mut receiver).0, inner);
+    // Not even frames outside of the tunnel.
+    program.set_tunnel(0..1, Tunnel::none(7)).expect("queue 0");
+    for sent in [&other, &inner] {
+        pair.far_socket.send(sent);
+        assert_eq!(pair.near_socket.receive(wait::SOON).as_ref(), Some(sent));
+    }
+    program.end_network(0..1).expect("it is there");
+    assert_eq!(program.tunnel(0), None);
+    // Its hosts are gone with it.
+    let limit = MulticastLimit::default();
+    program.set_network(0..1, limit, &ring).expect("queue 0");
+    program.set_tunnel(0..1, tunnel(LOCALS[0])).expect("queue 0");
+    pair.far_socket.send(&other);
+    assert_eq!(pair.near_socket.receive(wait::SOON), Some(other));
+    program.end_network(0..1).expect("it is there");
+    let limit = MulticastLimit::default();
+    program.set_network(0..1, limit, &ring).expect("queue 0");
+    let station = Station { vlan: 0, mac: OURS };
+    program.set_station(0, station, 9).expect("room");
+    pair.far_socket.send(&inner);
+    assert_eq!(next(&mut receiver), (inner, Some(9)));
+    drop(program);
+    steer::detach_pinned(&dir).expect("ours");
+    // A program of a version without tunnels.
+    std::fs::remove_file(dir.join("tunnels")).expect("pinned");
+    let older = Program::open_pinned(pair.ifindex(), &dir);
+    let refused = older.map(|older| older.set_tunnel(0..1, tunnel(LOCALS[0])));
+    assert!(
+        matches!(refused, Ok(Err(QueueError::NoTunnels)) | Err(_)),
+        "{refused:?}"
+    );
+}

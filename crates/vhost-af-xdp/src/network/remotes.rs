@@ -1,0 +1,553 @@
+//! Follows the forwarding database (FDB), routes and neighbours of the kernel's vxlan device, and builds the tables by
+//! which workers encapsulate ([`Remotes`], [`Vteps`]).
+//!
+//! The FDB gives the VTEP (tunnel endpoint) of a MAC address, routes its next hop, neighbours the MAC address of that. This
+//! only reads: the kernel resolves next hops. Frames to a VTEP without a resolved next hop on the underlay go through the
+//! kernel; the first one makes it resolve the next hop, and its notification arrives here. If a next hop is stale, one frame
+//! goes through the kernel, which confirms it ([`Vtep::confirm`]).
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use dataplane::fdb::remotes::{Remotes, Vtep, VtepNumber, Vteps};
+use host::links::Link;
+use host::links::routes::{Change, NextHop, Resolved, TableChanges, Tables, VxlanEntry};
+use host::links::tunnel::Vxlan;
+use packet::ethernet::Mac;
+use packet::tunnel::Outer;
+use steer::Tunnel;
+use steward_protocol::{VTEPS_MAX, VtepChange};
+
+/// Most addresses of other hosts; frames to further ones are left to the kernel.
+const REMOTES_MAX: usize = 1 << 17;
+/// Most VTEPs with addresses; as many others may get multicast frames ([`VTEPS_MAX`]).
+const RESOLVED_MAX: usize = VTEPS_MAX / 2;
+/// Most datagrams with changes that are read at once.
+const DATAGRAMS: usize = 1024;
+/// Pause between two reads of all tables, or all routes, which others can change as often as they like.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The pause after a read is this many times as long as the read.
+const PAUSE_FACTOR: u32 = 20;
+
+/// Pause between two tables of VTEPs for workers: each is a message to all of them.
+const PUBLISH_PAUSE: Duration = Duration::from_millis(5);
+/// How long the kernel gets to confirm a stale next hop.
+const CONFIRM_PAUSE: Duration = Duration::from_secs(10);
+
+/// Numbers for `status`.
+#[derive(Debug, Default)]
+pub(crate) struct RemoteCounts {
+    /// Addresses whose VTEP is known.
+    pub(crate) addresses: AtomicUsize,
+    /// VTEPs.
+    pub(crate) vteps: AtomicUsize,
+    /// Those with a resolved next hop on the underlay.
+    pub(crate) resolved: AtomicUsize,
+    /// Insertions since the last full read for which there was no room.
+    pub(crate) left_out: AtomicUsize,
+}
+
+/// A VTEP that has addresses.
+struct VtepState {
+    ip: IpAddr,
+    /// How many.
+    addresses: usize,
+    /// `None`: there is no route to it by the underlay's interface.
+    hop: Option<NextHop>,
+    /// MAC address of its next hop, and its outer headers; `None`: the next hop is not resolved.
+    known: Option<(Mac, Arc<Vtep>)>,
+}
+
+/// See the module's head.
+pub(super) struct Follower {
+    tables: Tables,
+    pub(super) changes: Arc<TableChanges>,
+    vxlan: Vxlan,
+    /// Index and MAC address of the underlay's interface.
+    underlay: (u32, Mac),
+    pub(super) remotes: Arc<Remotes>,
+    /// The VTEPs by number, as workers use them.
+    pub(super) published: Arc<Vteps>,
+    /// The VTEP of each address.
+    vtep_of: HashMap<Mac, VtepNumber>,
+    vteps: BTreeMap<VtepNumber, VtepState>,
+    numbers: HashMap<IpAddr, VtepNumber>,
+    /// VTEPs that get multicast frames, and whether they are reached by the underlay.
+    flooded: BTreeMap<IpAddr, bool>,
+    /// The VTEPs whose packets the program takes, as last reported, and whether there may be others now.
+    reported: BTreeSet<IpAddr>,
+    is_unreported: bool,
+    /// The number of the next new VTEP.
+    next_number: u16,
+    /// `published` has to be made again.
+    is_unpublished: bool,
+    /// All tables have to be read again, or all routes.
+    needs_read: bool,
+    needs_resolve: bool,
+    /// When that may be done, and when `published` may be made again.
+    not_before: Instant,
+    publish_at: Instant,
+    /// Some next hop was stale when it was read; when they are read again.
+    has_stale: bool,
+    confirm_at: Instant,
+    pub(super) counts: Arc<RemoteCounts>,
+}
+
+impl Follower {
+    /// Reads all tables of a vxlan device by these sockets ([`crate::nic::steering::Steering::tunnel`]).
+    ///
+    /// # Errors
+    /// In words.
+    pub(super) fn begin(
+        [requests, changes]: [OwnedFd; 2],
+        vxlan: &str,
+        underlay: &Link,
+    ) -> Result<Self, String> {
+        // Before the tables are read: no change is missed.
+        let changes = TableChanges::subscribe(changes).map_err(|error| error.to_string())?;
+        let (mut tables, now) = (Tables::new(requests), Instant::now());
+        let mut follower = Self {
+            vxlan: tables.vxlan(vxlan)?,
+            tables,
+            changes: Arc::new(changes),
+            underlay: (underlay.index, underlay.mac),
+            remotes: Arc::new(Remotes::new(REMOTES_MAX)),
+            published: Arc::default(),
+            vtep_of: HashMap::new(),
+            vteps: BTreeMap::new(),
+            numbers: HashMap::new(),
+            flooded: BTreeMap::new(),
+            reported: BTreeSet::new(),
+            is_unreported: true,
+            next_number: 0,
+            is_unpublished: false,
+            needs_read: false,
+            needs_resolve: false,
+            not_before: now,
+            publish_at: now,
+            has_stale: false,
+            confirm_at: now + CONFIRM_PAUSE,
+            counts: Arc::default(),
+        };
+        follower.read().map_err(|error| error.to_string())?;
+        follower.publish(Instant::now());
+        Ok(follower)
+    }
+
+    /// Applies pending changes; returns whether [`Self::vteps`] is another one.
+    pub(super) fn follow(&mut self) -> bool {
+        let (index, underlay) = (self.vxlan.tunnel.device, self.underlay.0);
+        let (mut entries, mut hops) = (Vec::new(), HashSet::new());
+        let (mut needs_read, mut needs_resolve) = (self.needs_read, self.needs_resolve);
+        let mut note = |change| match change {
+            Change::Entry(of, entry) if of == index => entries.push(entry),
+            Change::Neighbour(hop) if hop.index == underlay => drop(hops.insert(hop.ip)),
+            Change::Entry(..) | Change::Neighbour(_) => {}
+            Change::Routes => needs_resolve = true,
+            Change::Lost => needs_read = true,
+        };
+        // Others can make changes as often as they like.
+        for _ in 0..DATAGRAMS {
+            if !self.changes.read(&mut note) {
+                break;
+            }
+        }
+        (self.needs_read, self.needs_resolve) = (needs_read, needs_resolve);
+        entries.into_iter().for_each(|entry| self.apply(entry));
+        self.resolve_hops(|hop| hops.contains(&hop.ip));
+        let now = Instant::now();
+        self.confirm_stale(now);
+        self.reread_if_due(now);
+        self.publish(now)
+    }
+
+    /// When [`Self::follow`] is due without a change.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let read = (self.needs_read || self.needs_resolve).then_some(self.not_before);
+        let publish = self.is_unpublished.then_some(self.publish_at);
+        let confirm = self.has_stale.then_some(self.confirm_at);
+        [read, publish, confirm].into_iter().flatten().min()
+    }
+
+    /// Makes [`Self::published`] again if it has to be and the last one is old enough; returns whether it was made.
+    fn publish(&mut self, now: Instant) -> bool {
+        if !self.is_unpublished || now < self.publish_at {
+            return false;
+        }
+        self.is_unpublished = false;
+        self.publish_at = now + PUBLISH_PAUSE;
+        let last = self.vteps.keys().next_back();
+        let mut vteps = vec![None; last.map_or(0, |last| usize::from(last.0) + 1)];
+        for (number, vtep) in &self.vteps {
+            vteps[usize::from(number.0)] = vtep.known.as_ref().map(|(_, vtep)| Arc::clone(vtep));
+        }
+        self.published = Arc::new(Vteps(vteps));
+        let resolved = self.published.0.iter().flatten().count();
+        self.counts.vteps.store(self.vteps.len(), Relaxed);
+        self.counts.resolved.store(resolved, Relaxed);
+        true
+    }
+
+    /// Reads all tables, or all routes, again, if that is due.
+    fn reread_if_due(&mut self, begun: Instant) {
+        if !(self.needs_read || self.needs_resolve) || begun < self.not_before {
+            return;
+        }
+        self.needs_resolve = false;
+        match std::mem::take(&mut self.needs_read) {
+            true => {
+                if let Err(error) = self.read() {
+                    tracing::debug!("cannot read the tables of {}: {error}", self.vxlan.name);
+                    self.needs_read = true;
+                }
+            }
+            false => self.resolve_all(),
+        }
+        let now = Instant::now();
+        self.not_before = now + PAUSE.max(now.duration_since(begun) * PAUSE_FACTOR);
+    }
+
+    /// Reads all entries, and all routes.
+    fn read(&mut self) -> io::Result<()> {
+        let (mut found, mut left_out) = (HashMap::new(), 0);
+        self.flooded.clear();
+        self.is_unreported = true;
+        let (device, flooded) = (self.vxlan.tunnel.device, &mut self.flooded);
+        self.tables.fdb(device, |entry| match entry {
+            VxlanEntry::Unicast(mac, Some(vtep)) if found.len() < REMOTES_MAX => {
+                found.insert(mac, vtep);
+            }
+            VxlanEntry::Unicast(_, Some(_)) => left_out += 1,
+            // Routes follow.
+            VxlanEntry::Flood(vtep, _) if flooded.len() < RESOLVED_MAX => drop(flooded.insert(vtep, false)),
+            VxlanEntry::Unicast(_, None) | VxlanEntry::Flood(..) => {}
+        })?;
+        self.counts.left_out.store(left_out, Relaxed);
+        let gone = self.vtep_of.keys().filter(|mac| !found.contains_key(*mac));
+        for mac in gone.copied().collect::<Vec<_>>() {
+            self.set(mac, None);
+        }
+        self.resolve_all();
+        // This resolves new VTEPs.
+        for (mac, vtep) in found {
+            self.set(mac, Some(vtep));
+        }
+        Ok(())
+    }
+
+    /// Changes since the last call of the VTEPs whose packets the program accepts.
+    pub(super) fn take_vtep_changes(&mut self) -> Vec<VtepChange> {
+        if !std::mem::take(&mut self.is_unreported) {
+            return Vec::new();
+        }
+        // Packets from others are not expected here: the kernel judges them.
+        let vteps = self.vteps.values().filter(|vtep| vtep.hop.is_some());
+        let flooded = self.flooded.iter().filter(|(_, is_on_underlay)| **is_on_underlay);
+        let wanted: BTreeSet<_> = vteps
+            .map(|vtep| vtep.ip)
+            .chain(flooded.map(|(&ip, _)| ip))
+            .collect();
+        let change = |is_added| move |&vtep: &IpAddr| VtepChange { vtep, is_added };
+        let removed = self.reported.difference(&wanted).map(change(false));
+        let added = wanted.difference(&self.reported).map(change(true));
+        let changes = removed.chain(added).collect();
+        self.reported = wanted;
+        changes
+    }
+
+    fn apply(&mut self, entry: VxlanEntry) {
+        match entry {
+            VxlanEntry::Unicast(mac, vtep) => self.set(mac, vtep),
+            VxlanEntry::Flood(vtep, true) if self.flooded.len() < RESOLVED_MAX => {
+                let is_on_underlay = self.next_hop(vtep).is_some();
+                self.flooded.insert(vtep, is_on_underlay);
+                self.is_unreported = true;
+            }
+            // If there are more than there is room for, the kernel takes the packets of the others.
+            VxlanEntry::Flood(_, true) => {}
+            VxlanEntry::Flood(vtep, false) => {
+                self.flooded.remove(&vtep);
+                self.is_unreported = true;
+            }
+        }
+    }
+
+    /// Sets the VTEP of an address; `None`: the kernel sends its frames, if they are sent at all.
+    fn set(&mut self, mac: Mac, vtep: Option<IpAddr>) {
+        let before = self.vtep_of.get(&mac).copied();
+        let number = vtep.and_then(|ip| self.number_of(ip));
+        if number.is_some() && number == before {
+            return;
+        }
+        match number.filter(|&number| self.remotes.set(mac, number)) {
+            Some(number) => {
+                self.vtep_of.insert(mac, number);
+                if let Some(vtep) = self.vteps.get_mut(&number) {
+                    vtep.addresses += 1;
+                }
+            }
+            None => {
+                self.remotes.remove(mac);
+                self.vtep_of.remove(&mac);
+                match vtep {
+                    Some(_) => drop(self.counts.left_out.fetch_add(1, Relaxed)),
+                    // Now there is room for one that was left out.
+                    None => self.needs_read |= before.is_some() && self.counts.left_out.load(Relaxed) > 0,
+                }
+            }
+        }
+        if let Some(vtep) = before.and_then(|before| self.vteps.get_mut(&before)) {
+            vtep.addresses -= 1;
+        }
+        for number in before.into_iter().chain(number) {
+            self.forget_unused(number);
+        }
+        self.counts.addresses.store(self.vtep_of.len(), Relaxed);
+    }
+
+    fn forget_unused(&mut self, number: VtepNumber) {
+        if let Entry::Occupied(vtep) = self.vteps.entry(number)
+            && vtep.get().addresses == 0
+        {
+            self.numbers.remove(&vtep.remove().ip);
+            (self.is_unpublished, self.is_unreported) = (true, true);
+        }
+    }
+
+    /// The number of a VTEP, which may be a new one; `None`: there are too many. A free number is used again as late
+    /// as possible: for a moment, workers may still know its last VTEP.
+    fn number_of(&mut self, ip: IpAddr) -> Option<VtepNumber> {
+        if let Some(&number) = self.numbers.get(&ip) {
+            return Some(number);
+        }
+        if self.vteps.len() >= RESOLVED_MAX {
+            return None;
+        }
+        while self.vteps.contains_key(&VtepNumber(self.next_number)) {
+            self.next_number = self.next_number.wrapping_add(1);
+        }
+        let number = VtepNumber(self.next_number);
+        self.next_number = self.next_number.wrapping_add(1);
+        let vtep = VtepState {
+            ip,
+            addresses: 0,
+            hop: None,
+            known: None,
+        };
+        self.vteps.insert(number, vtep);
+        self.numbers.insert(ip, number);
+        (self.is_unpublished, self.is_unreported) = (true, true);
+        self.route(number);
+        let its = self.vteps.get(&number).and_then(|vtep| vtep.hop);
+        self.resolve_hops(|hop| Some(hop) == its);
+        Some(number)
+    }
+
+    /// Reads all routes and next hops.
+    fn resolve_all(&mut self) {
+        let numbers: Vec<_> = self.vteps.keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.route(number));
+        self.resolve_hops(|_| true);
+        let flooded: Vec<_> = self.flooded.keys().copied().collect();
+        for vtep in flooded {
+            let is_on_underlay = self.next_hop(vtep).is_some();
+            self.is_unreported |= self.flooded.insert(vtep, is_on_underlay) != Some(is_on_underlay);
+        }
+    }
+
+    /// The next hop of a VTEP, if it is on the underlay.
+    fn next_hop(&mut self, vtep: IpAddr) -> Option<NextHop> {
+        let (index, _) = self.underlay;
+        let found = self.tables.next_hop(self.vxlan.tunnel.local, vtep);
+        let found = found.unwrap_or_else(|error| {
+            tracing::debug!("cannot read the route to {vtep}: {error}");
+            None
+        });
+        found.filter(|hop| hop.index == index)
+    }
+
+    /// Reads the route to a VTEP.
+    fn route(&mut self, number: VtepNumber) {
+        let Some(ip) = self.vteps.get(&number).map(|vtep| vtep.ip) else {
+            return;
+        };
+        let hop = self.next_hop(ip);
+        if let Some(vtep) = self.vteps.get_mut(&number)
+            && vtep.hop != hop
+        {
+            self.is_unreported = true;
+            self.is_unpublished |= vtep.known.take().is_some();
+            vtep.hop = hop;
+        }
+    }
+
+    /// Reads the MAC addresses of these next hops, each once, for all VTEPs behind them.
+    fn resolve_hops(&mut self, is_wanted: impl Fn(NextHop) -> bool) {
+        let (mut read, (_, from)) = (HashMap::new(), self.underlay);
+        let (Tunnel { local, port, vni, .. }, ttl) = (self.vxlan.tunnel, self.vxlan.ttl);
+        for vtep in self.vteps.values_mut() {
+            let Some(hop) = vtep.hop.filter(|&hop| is_wanted(hop)) else {
+                continue;
+            };
+            let tables = &mut self.tables;
+            let resolved = *read.entry(hop.ip).or_insert_with(|| {
+                tables.neighbour(hop).unwrap_or_else(|error| {
+                    tracing::debug!("cannot read the neighbour {}: {error}", hop.ip);
+                    None
+                })
+            });
+            let before = vtep.known.as_ref().map(|&(mac, _)| mac);
+            if before != resolved.map(|resolved| resolved.mac) {
+                vtep.known = resolved.and_then(|Resolved { mac, .. }| {
+                    let outer = Outer::new((mac, from), (local, vtep.ip), port, vni, ttl)?;
+                    let confirm = AtomicBool::new(false);
+                    Some((mac, Arc::new(Vtep { outer, confirm })))
+                });
+                self.is_unpublished = true;
+            }
+            let is_stale = resolved.is_some_and(|resolved| resolved.is_stale);
+            self.has_stale |= is_stale;
+            if let Some((_, vtep)) = &vtep.known {
+                vtep.confirm.store(is_stale, Relaxed);
+            }
+        }
+    }
+
+    /// Has stale next hops confirmed again if they are still stale: the frame that left by the kernel may have been lost
+    /// there.
+    fn confirm_stale(&mut self, now: Instant) {
+        if self.has_stale && now >= self.confirm_at {
+            (self.has_stale, self.confirm_at) = (false, now + CONFIRM_PAUSE);
+            self.resolve_hops(|_| true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use host::links::netlink_socket;
+    use testkit::netns::NetNs;
+
+    use super::*;
+
+    const STATION: Mac = [2, 0, 0, 0, 3, 1];
+    const HOP: Mac = [2, 0, 0, 0, 0, 2];
+
+    fn run(ns: &NetNs, line: &str) {
+        let words: Vec<_> = line.split(' ').collect();
+        ns.run(words[0], &words[1..]);
+    }
+
+    /// A host with a vxlan device, and an entry for a station behind a VTEP whose next hop is not resolved.
+    fn host() -> (NetNs, Follower) {
+        let ns = NetNs::new("follower");
+        for line in [
+            "ip link add u0 type veth peer name far",
+            "ip link set far up",
+            "ip link set u0 up",
+            "ip address add 10.9.0.1/24 dev u0",
+            "ip link add vx100 type vxlan id 100 dstport 4789 nolearning local 10.9.0.1",
+            "ip link set vx100 up",
+            "bridge fdb add 02:00:00:00:03:01 dev vx100 dst 10.9.0.2",
+        ] {
+            run(&ns, line);
+        }
+        let follower = ns.enter(|| {
+            let sockets = [(); 2].map(|()| netlink_socket(None).expect("a socket"));
+            let underlay = Link::by_name("u0").expect("it is there");
+            Follower::begin(sockets, "vx100", &underlay).expect("it follows")
+        });
+        (ns, follower)
+    }
+
+    /// The VTEP that frames to the station go to.
+    fn vtep(follower: &Follower) -> Option<Arc<Vtep>> {
+        let number = follower.remotes.find(STATION)?;
+        follower.published.0.get(usize::from(number.0))?.clone()
+    }
+
+    /// Destination addresses of the frame and the packet to it.
+    fn ends(vtep: &Vtep) -> (Mac, IpAddr) {
+        let headers = vtep.outer.headers(&[0; 14], 14, 0, 0);
+        let bytes: &[u8] = headers.as_ref();
+        let field = |at: usize| *bytes[at..].first_chunk::<4>().expect("it is whole");
+        (
+            *bytes.first_chunk().expect("it is whole"),
+            IpAddr::from(field(30)),
+        )
+    }
+
+    #[test]
+    fn address_is_at_its_vtep_once_the_next_hop_is_resolved() {
+        testkit::require!(Root);
+        let (ns, mut follower) = host();
+        assert!(vtep(&follower).is_none());
+        let neighbour = "ip neighbour replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev u0 nud";
+        run(&ns, &format!("{neighbour} reachable"));
+        assert!(follower.follow(), "there is another VTEP");
+        let before = vtep(&follower).expect("resolved");
+        assert_eq!(ends(&before), (HOP, [10, 9, 0, 2].into()));
+        assert!(!before.confirm.load(Relaxed));
+        run(&ns, &format!("{neighbour} stale"));
+        assert!(!follower.follow(), "the address is the same");
+        assert!(before.confirm.load(Relaxed));
+        run(&ns, "ip neighbour del 10.9.0.2 dev u0");
+        assert!(follower.follow() && vtep(&follower).is_none());
+    }
+
+    #[test]
+    fn address_follows_its_entry_to_another_vtep() {
+        testkit::require!(Root);
+        let (ns, mut follower) = host();
+        for last in [2, 3] {
+            run(
+                &ns,
+                &format!("ip neighbour add 10.9.0.{last} lladdr 02:00:00:00:00:0{last} dev u0"),
+            );
+        }
+        follower.follow();
+        let to = |follower: &Follower| vtep(follower).map(|vtep| ends(&vtep).1);
+        assert_eq!(to(&follower), Some([10, 9, 0, 2].into()));
+        let first = follower.remotes.find(STATION);
+        run(&ns, "bridge fdb replace 02:00:00:00:03:01 dev vx100 dst 10.9.0.3");
+        assert!(follower.follow());
+        assert_eq!(to(&follower), Some([10, 9, 0, 3].into()));
+        assert_ne!(
+            follower.remotes.find(STATION),
+            first,
+            "workers may know the first one's VTEP"
+        );
+        assert_eq!(follower.vteps.len(), 1);
+        run(&ns, "bridge fdb del 02:00:00:00:03:01 dev vx100 dst 10.9.0.3");
+        assert!(follower.follow());
+        assert_eq!((follower.remotes.find(STATION), follower.vteps.len()), (None, 0));
+    }
+
+    #[test]
+    fn vtep_is_left_to_the_kernel_without_a_route_on_the_underlay() {
+        testkit::require!(Root);
+        let (ns, mut follower) = host();
+        run(&ns, "ip neighbour add 10.9.0.2 lladdr 02:00:00:00:00:02 dev u0");
+        run(&ns, "ip neighbour add 10.9.0.254 lladdr 02:00:00:00:00:fe dev u0");
+        let settle = |follower: &mut Follower| {
+            follower.follow();
+            // Routes are read after a pause.
+            while let Some(due) = follower.due() {
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                follower.follow();
+            }
+            vtep(follower).map(|vtep| ends(&vtep).0)
+        };
+        assert_eq!(settle(&mut follower), Some(HOP));
+        run(&ns, "ip route add 10.9.0.2 via 10.9.0.254");
+        assert_eq!(settle(&mut follower), Some([2, 0, 0, 0, 0, 0xfe]));
+        run(&ns, "ip route replace 10.9.0.2 dev lo");
+        assert_eq!(settle(&mut follower), None);
+    }
+}

@@ -1,0 +1,320 @@
+//! The underlay of a network whose uplink is a vxlan device: queues of the NIC that carries its packets.
+//!
+//! The uplink, in tap mode, can carry every frame: the kernel encapsulates. With an underlay most frames take a shorter way:
+//! the XDP program on the NIC decapsulates packets with unicast frames for guests, and workers encapsulate frames of guests
+//! whose VTEP the kernel knows ([`super::remotes`]). Without it, and for other frames, the uplink is used.
+//!
+//! The thread that watches the uplink watches the underlay, too.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use device::counters::PairCounters;
+use program::backoff::{Backoff, Retry};
+use steer::{Station, mac_text, with_sources};
+use steward_protocol::StationChange;
+
+use super::remotes::Follower;
+use super::{Network, Running, ShownUnderlay, State, change, keys, mark_of};
+use crate::config::{UnderlayConfig, UplinkConfig};
+use crate::journal::{JOURNAL, Subject};
+use crate::nic::error::InterfaceError;
+use crate::nic::interface::Interface;
+use crate::nic::steering::Steering;
+use dataplane::fdb::{Fdb, PortNumber};
+use dataplane::lane::role::Role;
+use host::links::routes::TableChanges;
+use model::events::What;
+
+/// See the module's head.
+#[derive(Default)]
+pub(super) struct Underlay {
+    pub(super) interface: Option<Arc<Interface>>,
+    /// One for each queue.
+    pub(super) counters: Vec<Arc<PairCounters>>,
+    /// The lane of each queue; `None`: it could not be started.
+    pub(super) running: Vec<Option<Running>>,
+    /// The stations that its steward has, with their marks, and those that it has refused.
+    stations: BTreeMap<Station, u32>,
+    refused: BTreeMap<Station, u32>,
+    /// When refused ones are tried again.
+    refused_retry: Backoff,
+    pub(super) follower: Option<Follower>,
+    retry: Retry<u32>,
+    /// Why it is not used.
+    pub(super) impaired: Option<String>,
+}
+
+impl Underlay {
+    /// With queues that are not open yet.
+    pub(super) fn of(config: Option<&UnderlayConfig>) -> Self {
+        let queues = config.map_or(0, |config| config.queues);
+        Self {
+            counters: (0..queues).map(|_| Arc::default()).collect(),
+            running: (0..queues).map(|_| None).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Adds the addresses of other hosts, if frames to them can leave.
+    pub(super) fn add_remotes(&self, fdb: Fdb) -> Fdb {
+        match &self.follower {
+            Some(follower) if self.running.iter().any(Option::is_some) => {
+                fdb.with_remotes(Arc::clone(&follower.remotes), Arc::clone(&follower.published))
+            }
+            _ => fdb,
+        }
+    }
+
+    pub(super) fn shown(&self, uplink: Option<&UplinkConfig>) -> Option<ShownUnderlay> {
+        let config = uplink?.underlay.as_ref()?;
+        let lane = |running: &Option<Running>| match running {
+            Some(running) => Arc::downgrade(&running.facts),
+            None => Weak::new(),
+        };
+        Some(ShownUnderlay {
+            name: config.at.name.clone(),
+            first: config.at.start_queue,
+            interface: self.interface.as_ref().map(Arc::downgrade),
+            counters: self.counters.clone(),
+            lanes: self.running.iter().map(lane).collect(),
+            impaired: self.impaired.clone(),
+            remotes: self
+                .follower
+                .as_ref()
+                .map(|follower| Arc::clone(&follower.counts)),
+        })
+    }
+}
+
+impl Network {
+    /// Opens the underlay if it is not open yet or any more, and sends its steward the present stations.
+    pub(super) fn look_at_underlay(&self, state: &mut State, uplink: &Interface) {
+        let Some(config) = state.uplink.as_ref().and_then(|uplink| uplink.underlay.clone()) else {
+            return;
+        };
+        let now = Instant::now();
+        if let Some(interface) = state.underlay.interface.clone() {
+            match interface.look() {
+                Ok(link) if link.mtu == interface.mtu() && link.mac == interface.link.mac => {}
+                // It is opened again below. The uplink carries all frames meanwhile.
+                Ok(_) => {
+                    self.close_underlay(state);
+                    state.underlay.retry.hurry(now);
+                }
+                Err(lost) => self.lose_underlay(state, &lost),
+            }
+        }
+        let lease = state
+            .underlay
+            .interface
+            .as_ref()
+            .map(|interface| &interface.steering);
+        let changes = lease.map_or(0, Steering::changes);
+        let is_whole = lease.is_some() && state.underlay.impaired.is_none();
+        if lease.is_some_and(Steering::is_away) || uplink.steering.is_away() {
+            return;
+        }
+        if state.underlay.retry.is_due(changes, is_whole, now) {
+            let opened = self.open_underlay(state, &config, uplink);
+            state.underlay.retry.record(opened.is_ok(), now);
+            match opened {
+                Ok(()) => self.note_underlay(state, None),
+                Err(error) => self.lose_underlay(state, &error),
+            }
+            self.set_fdb(state);
+        }
+        if let Err(error) = self.set_underlay_stations(state)
+            && !error.is_away()
+        {
+            self.lose_underlay(state, &error);
+        }
+    }
+
+    /// Opens what is not open of the underlay. Sets the tunnel again in any case: the vxlan device may be another one.
+    fn open_underlay(
+        &self,
+        state: &mut State,
+        config: &UnderlayConfig,
+        uplink: &Interface,
+    ) -> Result<(), InterfaceError> {
+        let interface = match &state.underlay.interface {
+            Some(interface) => Arc::clone(interface),
+            // No `warn_of_losses`: the kernel decapsulates frames at other queues.
+            None => self.interfaces.open(&config.wanted(), config.options)?,
+        };
+        state.underlay.interface = Some(Arc::clone(&interface));
+        if !state.underlay.stations.is_empty() {
+            // Removes those that are gone. The others are sent again below: the steward may have taken some back.
+            self.set_underlay_stations(state)?;
+            state.underlay.stations.clear();
+        }
+        let name = uplink.name();
+        let sockets = interface.steering.tunnel(&name)?;
+        // Queues of an underlay are never of a foreign program.
+        let sockets = sockets.ok_or(InterfaceError::InUse)?;
+        let follower = Follower::begin(sockets, &name, &interface.link);
+        let follower = follower.map_err(|why| InterfaceError::Tables { name, why })?;
+        state.underlay.follower = Some(follower);
+        send_vtep_changes(&mut state.underlay)?;
+        self.set_underlay_stations(state)?;
+        for at in 0..state.underlay.running.len() {
+            if state.underlay.running[at].is_none() {
+                let number = config.at.start_queue + at as u32;
+                let role = Role::Underlay {
+                    network: Arc::clone(&self.owner),
+                    queue: number,
+                };
+                let counters = Arc::clone(&state.underlay.counters[at]);
+                state.underlay.running[at] = Some(self.run_queue(&interface, number, &counters, role)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the underlay's steward the stations that it does not have, and removes others. Until then the kernel
+    /// delivers their frames by the uplink.
+    fn set_underlay_stations(&self, state: &mut State) -> Result<(), InterfaceError> {
+        let Some(interface) = state.underlay.interface.clone() else {
+            return Ok(());
+        };
+        let (wanted, now) = (stations(state), Instant::now());
+        if state.underlay.refused_retry.is_due(now) {
+            state.underlay.refused.clear();
+        }
+        let (sent, refused) = (&state.underlay.stations, &state.underlay.refused);
+        let gone = sent.keys().filter(|station| !wanted.contains_key(station));
+        let gone = gone.map(|&station| StationChange { station, port: None });
+        let new = wanted
+            .iter()
+            .filter(|&(station, mark)| ![sent.get(station), refused.get(station)].contains(&Some(mark)));
+        let new = new.map(|(&station, &mark)| StationChange {
+            station,
+            port: Some(mark),
+        });
+        let changes: Vec<_> = gone.chain(new).collect();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        match interface.steering.set_stations(&changes) {
+            // The policy may not allow an address that a guest has learned: that must not stop the others.
+            Err(error) if error.is_refusal() => {
+                for change in &changes {
+                    match interface.steering.set_stations(std::slice::from_ref(change)) {
+                        Err(error) if error.is_refusal() => {
+                            let (station, mac) = (change.station, mac_text(change.station.mac));
+                            let why = with_sources(&error);
+                            tracing::debug!(network = self.name, mac, "its frames take the uplink: {why}");
+                            state
+                                .underlay
+                                .refused
+                                .extend(change.port.map(|mark| (station, mark)));
+                            state.underlay.refused_retry.failed(now);
+                        }
+                        set => set?,
+                    }
+                }
+            }
+            set => set?,
+        }
+        let refused = &state.underlay.refused;
+        let is_accepted = |station: &Station, mark: &mut u32| refused.get(station) != Some(mark);
+        state.underlay.stations = wanted;
+        state.underlay.stations.retain(is_accepted);
+        Ok(())
+    }
+
+    /// Applies changes of the kernel's tables; returns what becomes readable with the next one, and when this is due
+    /// without one.
+    pub(super) fn follow_tables(&self) -> (Option<Arc<TableChanges>>, Option<Instant>) {
+        let mut state = self.state();
+        let Some(follower) = &mut state.underlay.follower else {
+            return (None, None);
+        };
+        let has_other_vteps = follower.follow();
+        let followed = (Some(Arc::clone(&follower.changes)), follower.due());
+        if has_other_vteps {
+            self.set_fdb(&state);
+        }
+        if let Err(error) = send_vtep_changes(&mut state.underlay) {
+            tracing::debug!(network = self.name, "{}", with_sources(&error));
+            // All are set again.
+            state.underlay.retry.hurry(Instant::now());
+        }
+        followed
+    }
+
+    /// Stops the underlay's lanes, and gives its queues back.
+    pub(super) fn close_underlay(&self, state: &mut State) {
+        let underlay = &mut state.underlay;
+        underlay.follower = None;
+        underlay.stations.clear();
+        underlay.refused.clear();
+        let running: Vec<_> = underlay.running.iter_mut().filter_map(Option::take).collect();
+        let interface = underlay.interface.take();
+        if interface.is_some() {
+            // No more frames for the lanes.
+            self.set_fdb(state);
+        }
+        for running in running {
+            self.stop_queue(running);
+        }
+        if let Some(interface) = interface {
+            interface.close_queues();
+        }
+    }
+
+    /// Leaves all frames to the uplink.
+    fn lose_underlay(&self, state: &mut State, why: &dyn Error) {
+        self.close_underlay(state);
+        self.note_underlay(state, Some(with_sources(why)));
+    }
+
+    /// Stores why the underlay is not used; logs a change.
+    fn note_underlay(&self, state: &mut State, why: Option<String>) {
+        let before = std::mem::replace(&mut state.underlay.impaired, why);
+        if state.underlay.impaired == before {
+            return;
+        }
+        let of = Subject::Network(&self.name);
+        match &state.underlay.impaired {
+            Some(why) => {
+                tracing::warn!(
+                    network = self.name,
+                    "the underlay is not used, the kernel encapsulates: {why}"
+                );
+                let why = format!("the underlay is not used: {why}");
+                JOURNAL.record(of, What::Impaired, Some(why));
+            }
+            None => {
+                tracing::info!(network = self.name, "the underlay is used");
+                JOURNAL.record(of, What::Recovered, None);
+            }
+        }
+    }
+}
+
+/// Sends the steward the changed VTEPs.
+fn send_vtep_changes(underlay: &mut Underlay) -> Result<(), InterfaceError> {
+    let Some((interface, follower)) = underlay.interface.as_ref().zip(underlay.follower.as_mut()) else {
+        return Ok(());
+    };
+    let changes = follower.take_vtep_changes();
+    match changes.is_empty() {
+        true => Ok(()),
+        false => interface.steering.change_vteps(&changes),
+    }
+}
+
+/// Configured and learned stations of all ports, with their marks.
+fn stations(state: &State) -> BTreeMap<Station, u32> {
+    let ports = (0..).map(PortNumber).zip(&state.ports);
+    let configured = ports.filter_map(|(number, port)| Some(keys(port.as_ref()?, Some(number))));
+    let learned = state.learning.keys();
+    let learned = learned.map(|(key, port)| change(key, mark_of(&state.ports, port)));
+    let all = configured.flatten().chain(learned);
+    all.filter_map(|change| Some((change.station, change.port?)))
+        .collect()
+}
