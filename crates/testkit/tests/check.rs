@@ -5,6 +5,7 @@ use std::process::{Command, Output};
 use serde_json::{Value, json};
 use testkit::daemon::{DIR, Mode};
 use testkit::driver::F_CSUM;
+use testkit::overlay::{Overlay, Underlay, VXLAN};
 use testkit::{Daemon, Driver, DriverConfig, NetNs, Serve, VethPair, daemon, require};
 
 fn check(netns: &NetNs, args: &[&str]) -> Output {
@@ -385,6 +386,26 @@ impl File {
         let verdict = report["verdict"].as_str().expect("text");
         assert!(verdict.starts_with("1 problem") && verdict.ends_with("does not work on this host"));
     }
+}
+
+#[test]
+fn underlay_of_a_network_is_checked() {
+    require!(Root);
+    let overlay = Overlay::new(Underlay::BY_XDP, 1);
+    let host = &overlay.hosts[0];
+    let file = File::new(&host.file(&[(0, "")]));
+    let findings = || file.report(&host.netns, &[])["findings"].clone();
+    let found = findings();
+    let is_of_underlay = |finding: &Value| finding["text"].to_string().contains("u0 queue 0: copy");
+    assert!(is_of_underlay(&found[1]), "{found:#}");
+    assert_eq!(found[2], Value::Null);
+    host.netns.ip(&["link set dev", VXLAN, "type vxlan learning"]);
+    let found = &findings()[2];
+    assert_eq!(
+        found["text"],
+        "the underlay is not used: vx100 learns addresses from packets"
+    );
+    assert_eq!(found["remedy"], "`ip link set dev vx100 type vxlan nolearning`");
 }
 
 fn lan(queues: u32) -> String {

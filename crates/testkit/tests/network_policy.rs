@@ -16,25 +16,37 @@ fn file(keys: &str) -> String {
     file_with(keys, "")
 }
 
+/// Rules with these keys for networks of the daemon on interfaces.
+pub(crate) fn policy(rules: &[(&str, &str)]) -> String {
+    let rule = |&(interface, keys): &(&str, &str)| {
+        format!(
+            "[[allow]]\nuser = {}\ninterface = \"{interface}\"\nqueues = \"all\"\n{keys}\n",
+            testkit::lessor::ID
+        )
+    };
+    let rules: String = rules.iter().map(rule).collect();
+    format!("[limits]\nunbound-sockets = true\n{rules}")
+}
+
 /// The rule of the daemon's network has these keys for a steward that reads it.
 fn write_policy(daemon: &Daemon, keys: &str) {
-    let policy = format!(
-        "[limits]\nunbound-sockets = true\n[[allow]]\nuser = {}\ninterface = \"{}\"\nqueues = \"all\"\n\
-         network = true\n{keys}\n",
-        testkit::lessor::ID,
-        VethPair::NIC
-    );
+    let policy = policy(&[(VethPair::NIC, &format!("network = true\n{keys}"))]);
     daemon.lessor.as_ref().expect("leased").change_policy(&policy);
 }
 
 /// And the steward reads it.
 fn change_policy(daemon: &mut Daemon, keys: &str) {
+    write_policy(daemon, keys);
+    read_policy(daemon);
+}
+
+/// The steward reads its policy, which may have changed.
+pub(crate) fn read_policy(daemon: &mut Daemon) {
     let read = |daemon: &Daemon| {
         let lessor = daemon.lessor.as_ref().expect("leased");
         lessor.steward.said().matches("the policy was read again").count()
     };
     let before = read(daemon);
-    write_policy(daemon, keys);
     daemon.signal_steward(Signal::HUP);
     daemon.await_that(|| read(daemon) > before);
 }

@@ -1,5 +1,6 @@
 //! Guests of several hosts on one network over VXLAN: two hosts run the daemon, one has a bridge only.
 
+mod by_xdp;
 mod evpn;
 mod failures;
 mod linux;
@@ -9,8 +10,8 @@ use testkit::driver::{F_HOST_ALL, HEADER};
 use testkit::frame::assert_same;
 use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::lan::{BROADCAST, frame, mac};
-use testkit::overlay::{Overlay, Station, Underlay, file};
-use testkit::{Daemon, DriverConfig, Layout, Serve, require};
+use testkit::overlay::{Overlay, Station, Underlay};
+use testkit::{Daemon, DriverConfig, Layout, Serve, require, wait};
 
 use crate::offload_kernel::cut;
 
@@ -23,6 +24,8 @@ struct World {
     /// By number.
     stations: Vec<Station>,
     daemons: [Daemon; 2],
+    /// Whether frames to other hosts and from there pass by the underlay of each.
+    by_xdp: [bool; 2],
     overlay: Overlay,
 }
 
@@ -46,19 +49,22 @@ impl World {
             host.add_entry(mac(guest), "port0");
             Station::port(port, guest)
         });
-        let daemons =
-            [0, 1].map(|host| overlay.hosts[host].start_daemon(serve, &file(&[(host, ""), (MOVER, "")])));
+        let daemons = [0, 1].map(|number| {
+            let host = &overlay.hosts[number];
+            host.start_daemon(serve, &host.file(&[(number, ""), (MOVER, "")]))
+        });
         let guests = [0, 1].map(|host| connect(&daemons[host], 0, host, config));
         let mut world = Self {
             stations: guests.into_iter().chain(ports).collect(),
             daemons,
+            by_xdp: [overlay.hosts[0].underlay.by_xdp; 2],
             overlay,
         };
         world.await_all();
         world
     }
 
-    /// Waits until all know where the others are, and reach them.
+    /// Waits until all know where the others are, and reach them by the right way.
     #[track_caller]
     fn await_all(&mut self) {
         for (number, host) in self.overlay.hosts.iter().enumerate() {
@@ -67,24 +73,93 @@ impl World {
             }
         }
         for (from, to) in pairs() {
-            let [from, to] = self.stations.get_disjoint_mut([from, to]).expect("two");
-            from.await_reaches(to);
+            self.await_way(from, to, 60);
         }
+    }
+
+    /// Waits until frames of this length from one to the other arrive by the right way.
+    #[track_caller]
+    fn await_way(&mut self, from: usize, to: usize, len: usize) {
+        let takes_it = wait::until(wait::SOON, || {
+            let before = self.counted(from, to);
+            let [sender, receiver] = self.stations.get_disjoint_mut([from, to]).expect("two");
+            sender.reaches(receiver, len) && self.counted(from, to) == self.expected(before, from, to)
+        });
+        assert!(takes_it, "from {from} to {to}: {:#}", self.daemons[0].status());
+    }
+
+    /// How many frames have left by the underlay of this guest's daemon, and have come by that of the other one's.
+    fn counted(&self, from: usize, to: usize) -> [u64; 2] {
+        let count = |guest: usize, name| match self.daemons.get(guest) {
+            Some(daemon) if self.overlay.hosts[0].underlay.by_xdp => daemon.counter(name),
+            _ => 0,
+        };
+        [count(from, "from_guest_encapsulated"), count(to, "redirected")]
+    }
+
+    /// That with one more frame.
+    fn expected(&self, [left, came]: [u64; 2], from: usize, to: usize) -> [u64; 2] {
+        let is_by_xdp = |guest| HOSTS[from] != HOSTS[to] && self.by_xdp.get(guest) == Some(&true);
+        [left + u64::from(is_by_xdp(from)), came + u64::from(is_by_xdp(to))]
     }
 
     /// A frame arrives.
     #[track_caller]
+    fn pass(&mut self, sent: &[u8], from: usize, to: usize) {
+        self.stations[from].send(sent);
+        assert_same(&self.stations[to].received(), sent);
+    }
+
+    /// A frame arrives, by the right way.
+    #[track_caller]
     fn assert_passes(&mut self, from: usize, to: usize, len: usize) {
-        let sent = frame(mac(to), mac(from), len, 1);
-        self.stations[from].send(&sent);
-        assert_same(&self.stations[to].received(), &sent);
+        self.assert_frame_passes(&frame(mac(to), mac(from), len, 1), from, to);
+    }
+
+    /// The same of this one.
+    #[track_caller]
+    fn assert_frame_passes(&mut self, sent: &[u8], from: usize, to: usize) {
+        let before = self.counted(from, to);
+        self.pass(sent, from, to);
+        let (counted, expected) = (|| self.counted(from, to), self.expected(before, from, to));
+        let became = wait::until(wait::SOON, || counted() == expected);
+        assert!(became, "from {from} to {to}: {:?}, not {expected:?}", counted());
+    }
+
+    /// A guest of ours sends a GSO packet.
+    fn send_gso(&mut self, from: usize, bytes: &[u8], request: &[u8; 10]) {
+        let mut header = [0; HEADER];
+        header[..10].copy_from_slice(request);
+        let pair = &mut self.stations[from].driver().pairs[0];
+        pair.send_asking(&[(header, bytes)], Layout::Pieces(4000));
     }
 
     /// A frame arrives at this guest only.
     #[track_caller]
     fn assert_delivers(&mut self, from: usize, to: usize, len: usize) {
-        self.assert_passes(from, to, len);
+        self.pass(&frame(mac(to), mac(from), len, 1), from, to);
         self.assert_delivers_to_all(from, 60);
+    }
+
+    /// Frames of each guest arrive at each other one, by the right way.
+    #[track_caller]
+    fn assert_all_deliver(&mut self, len: usize) {
+        let mut counts = [0, 1].map(|guest| self.counted(guest, guest));
+        for (from, to) in pairs() {
+            self.assert_delivers(from, to, len);
+            let [left, came] = self.expected([0, 0], from, to);
+            counts
+                .get_mut(from)
+                .into_iter()
+                .for_each(|counts| counts[0] += left);
+            counts
+                .get_mut(to)
+                .into_iter()
+                .for_each(|counts| counts[1] += came);
+        }
+        let counted = || [0, 1].map(|guest| self.counted(guest, guest));
+        let became = wait::until(wait::SOON, || counted() == counts);
+        assert!(became, "{:?}, not {counts:?}", counted());
     }
 
     /// A frame arrives at all others, once and before any other.
@@ -111,28 +186,35 @@ fn pairs() -> impl Iterator<Item = (usize, usize)> {
         .filter(|(from, to)| from != to)
 }
 
-const IPV6: Underlay = Underlay {
-    is_ipv6: true,
-    ..Underlay::PLAIN
-};
-const JUMBO: Underlay = Underlay {
-    mtu: 9000,
-    ..Underlay::PLAIN
-};
+const fn ipv6(underlay: Underlay) -> Underlay {
+    Underlay {
+        is_ipv6: true,
+        ..underlay
+    }
+}
+
+const fn jumbo(underlay: Underlay) -> Underlay {
+    Underlay {
+        mtu: 9000,
+        ..underlay
+    }
+}
 
 #[rstest]
 #[case(Underlay::PLAIN, Serve::file().leased())]
 #[case(Underlay::PLAIN, Serve::file().by_root())]
-#[case(IPV6, Serve::file())]
-#[case(JUMBO, Serve::file())]
+#[case(ipv6(Underlay::PLAIN), Serve::file())]
+#[case(jumbo(Underlay::PLAIN), Serve::file())]
+#[case(Underlay::BY_XDP, Serve::file().leased())]
+#[case(Underlay::BY_XDP, Serve::file().by_root())]
+#[case(ipv6(Underlay::BY_XDP), Serve::file())]
+#[case(jumbo(Underlay::BY_XDP), Serve::file())]
 fn guests_of_all_hosts_reach_each_other(#[case] underlay: Underlay, #[case] serve: Serve) {
     require!(Root);
     let mut world = World::new(underlay, &serve, &DriverConfig::default());
     let longest = 14 + underlay.inner_mtu() as usize;
     for len in [60, 61, 590, longest] {
-        for (from, to) in pairs() {
-            world.assert_delivers(from, to, len);
-        }
+        world.assert_all_deliver(len);
         for from in 0..HOSTS.len() {
             world.assert_delivers_to_all(from, len);
         }
@@ -149,7 +231,16 @@ fn guests_of_all_hosts_reach_each_other(#[case] underlay: Underlay, #[case] serv
 
 /// The longest one, too, which has no room for the outer headers.
 #[rstest]
-fn gso_packets_arrive_as_their_segments(#[values(Underlay::PLAIN, IPV6, JUMBO)] underlay: Underlay) {
+fn gso_packets_arrive_as_their_segments(
+    #[values(
+        Underlay::PLAIN,
+        ipv6(Underlay::PLAIN),
+        jumbo(Underlay::PLAIN),
+        Underlay::BY_XDP,
+        ipv6(Underlay::BY_XDP)
+    )]
+    underlay: Underlay,
+) {
     require!(Root);
     let mut world = World::new(underlay, &Serve::file(), &DriverConfig::with(F_HOST_ALL));
     let mouth = world.overlay.hosts[2].open_gso_sender("port0");
@@ -166,12 +257,7 @@ fn gso_packets_arrive_as_their_segments(#[values(Underlay::PLAIN, IPV6, JUMBO)] 
             let bytes = [&mac(to)[..], &mac(from), &packet.bytes()[12..]].concat();
             match from {
                 2 => mouth.send(&[&request[..], &bytes].concat()),
-                _ => {
-                    let mut header = [0; HEADER];
-                    header[..10].copy_from_slice(&request);
-                    world.stations[from].driver().pairs[0]
-                        .send_asking(&[(header, &bytes)], Layout::Pieces(4000));
-                }
+                _ => world.send_gso(from, &bytes, &request),
             }
             for segment in cut(&bytes, &request) {
                 assert_same(&world.stations[to].received(), &segment);

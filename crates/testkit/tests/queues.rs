@@ -7,7 +7,7 @@ fn queues(netns: &NetNs, daemon: &Daemon) -> Value {
     queues_of(VethPair::NIC, netns, daemon)
 }
 
-fn queues_of(interface: &str, netns: &NetNs, daemon: &Daemon) -> Value {
+pub(crate) fn queues_of(interface: &str, netns: &NetNs, daemon: &Daemon) -> Value {
     let control = daemon.path("control");
     let output = netns
         .command(daemon::binary())

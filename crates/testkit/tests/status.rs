@@ -106,7 +106,7 @@ fn command_prints_all_that_the_control_socket_answers() {
 }
 
 /// Runs `status` with these arguments at a daemon's control socket.
-fn status_text(daemon: &Daemon, args: &[&str]) -> String {
+pub(crate) fn status_text(daemon: &Daemon, args: &[&str]) -> String {
     let control = daemon.path("control");
     let control = ["--control", control.to_str().expect("UTF-8")];
     output_of(

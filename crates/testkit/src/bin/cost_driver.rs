@@ -11,8 +11,9 @@
 //! 10.66.0.99 in the network namespace `far`.
 //!
 //! Prints JSON: nanoseconds a frame, which are instructions under QEMU's `-icount shift=0,sleep=off`, the part of the
-//! time for which the CPU was idle, and how many frames the interface `va` has sent for each that the guests sent. It
-//! counts until the CPU was busy for COST_TICKS ticks of 10 ms, 40 unless that is set.
+//! time for which the CPU was idle, and how many frames the interface `va` has sent for each that the guests sent. With
+//! COST_UNDERLAY, what this interface has sent; and how many frames passed `va`, where the kernel encapsulates. It counts
+//! until the CPU was busy for COST_TICKS ticks of 10 ms, 40 unless that is set. COST_MTU: what GSO packets are for.
 //!
 //! Theory of operation. A round shows the device a batch of each guest, and waits until it is done with all of them:
 //! from the guest, until the buffers are back; to a guest, until the frames are there, [`MOST_UNDER_WAY`] at once. It
@@ -25,8 +26,10 @@
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::num::ParseIntError;
 use std::os::fd::{AsFd as _, AsRawFd};
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -73,7 +76,9 @@ const UDP_HEADERS: usize = 42;
 const TCP_HEADERS: usize = 54;
 /// `num_buffers` in a virtio-net header.
 const NUM_BUFFERS_AT: u64 = 10;
-const MSS: u16 = 1448;
+/// Headers of a TCP segment with timestamps, and an interface's MTU.
+const SEGMENT_HEADERS: u16 = 52;
+const MTU: u16 = 1500;
 const UDP_SEGMENT: libc::c_int = 103;
 /// What one call of a sender carries: the kernel's limits.
 const MOST_SEGMENTS: usize = 64;
@@ -279,7 +284,8 @@ fn udp(size: usize, from: u8, to: u8) -> Vec<u8> {
 fn tcp(size: usize, from: u8, to: u8) -> Vec<u8> {
     let mut packet = packet(size, from, to, 6);
     packet[..2].copy_from_slice(&[1, 1]);
-    let fields = [TCP_HEADERS as u16, MSS, 34, 16];
+    let mtu = number("COST_MTU", MTU);
+    let fields = [TCP_HEADERS as u16, mtu - SEGMENT_HEADERS, 34, 16];
     for (at, field) in fields.into_iter().enumerate() {
         packet[2 + 2 * at..][..2].copy_from_slice(&field.to_le_bytes());
     }
@@ -291,6 +297,11 @@ fn tcp(size: usize, from: u8, to: u8) -> Vec<u8> {
     (tcp[12], tcp[13], tcp[14]) = (0x50, 0x10, 0xff);
     tcp[16..18].copy_from_slice(&sum(&pseudo).to_be_bytes());
     packet
+}
+
+/// A number of the environment.
+fn number<N: FromStr<Err = ParseIntError>>(name: &str, otherwise: N) -> N {
+    std::env::var(name).map_or(otherwise, |value| value.parse().expect("a number"))
 }
 
 /// Clock ticks for which the CPU was idle, and all of them.
@@ -308,10 +319,19 @@ fn ticks() -> [u64; 2] {
     [fields[3] + fields[4], fields.iter().sum()]
 }
 
-/// Frames that the NIC under test has sent.
-fn sent() -> u64 {
-    let count = std::fs::read_to_string("/sys/class/net/va/statistics/tx_packets").expect("an interface va");
-    count.trim().parse().expect("a number")
+/// Frames that the NIC under test has sent, and those that passed the device in whose place it is used.
+fn passed() -> [u64; 2] {
+    let count = |interface: &str, way: &str| -> u64 {
+        let path = format!("/sys/class/net/{interface}/statistics/{way}_packets");
+        let count = std::fs::read_to_string(path).expect("an interface");
+        count.trim().parse().expect("a number")
+    };
+    match std::env::var("COST_UNDERLAY") {
+        Ok(underlay) if !underlay.is_empty() => {
+            [count(&underlay, "tx"), count("va", "tx") + count("va", "rx")]
+        }
+        _ => [count("va", "tx"), 0],
+    }
 }
 
 /// Does rounds of so many frames, after some that are not counted, and prints what a frame took. Idle time is known to a
@@ -319,8 +339,8 @@ fn sent() -> u64 {
 fn measure(frames_a_round: usize, rounds: u32, mut round: impl FnMut()) {
     let uncounted = (WARM_UP_FRAMES / frames_a_round).min(WARM_UP_ROUNDS);
     (0..uncounted.max(2)).for_each(|_| round());
-    let least_busy = std::env::var("COST_TICKS").map_or(LEAST_BUSY, |ticks| ticks.parse().expect("a number"));
-    let sent_before = sent();
+    let least_busy = number("COST_TICKS", LEAST_BUSY);
+    let passed_before = passed();
     let (ticks_before, begun) = (ticks(), Instant::now());
     let mut rounds_done = 0.0;
     let (idle, all) = loop {
@@ -336,11 +356,12 @@ fn measure(frames_a_round: usize, rounds: u32, mut round: impl FnMut()) {
         begun.elapsed().as_nanos() as f64,
         rounds_done * frames_a_round as f64,
     );
+    let now = passed();
+    let [sent, by_kernel] = [0, 1].map(|at| (now[at] - passed_before[at]) as f64 / frames);
     println!(
-        r#"{{"ns": {:.1}, "idle": {:.4}, "sent": {:.3}}}"#,
+        r#"{{"ns": {:.1}, "idle": {:.4}, "sent": {sent:.3}, "by_kernel": {by_kernel:.3}}}"#,
         ns / frames,
         idle / all,
-        (sent() - sent_before) as f64 / frames
     );
 }
 

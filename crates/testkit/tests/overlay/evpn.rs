@@ -3,17 +3,17 @@
 use rstest::rstest;
 use rustix::process::Signal;
 use testkit::lan::{frame, mac};
-use testkit::overlay::{Host, Overlay, Station, file};
+use testkit::overlay::{Host, Overlay, Station, Underlay};
 use testkit::{Driver, DriverConfig, Layout, Serve, driver, require, wait};
 
-use super::{MOVER, World, connect, pairs};
+use super::{MOVER, World, connect};
 
 /// Number of an address without a guest, at a port of host 0; the next number is at host 1.
 const FENCE: usize = 8;
 
 impl World {
-    fn with_frr(serve: &Serve) -> Self {
-        let overlay = Overlay::with_frr(3);
+    fn with_frr(underlay: Underlay, serve: &Serve) -> Self {
+        let overlay = Overlay::with_frr(underlay, 3);
         for host in &overlay.hosts {
             let _ = host.add_port("fence");
         }
@@ -68,14 +68,13 @@ impl World {
 }
 
 #[rstest]
-#[case(Serve::file().leased())]
-#[case(Serve::file().by_root())]
-fn guests_of_all_hosts_reach_each_other(#[case] serve: Serve) {
+#[case(Underlay::PLAIN, Serve::file().leased())]
+#[case(Underlay::PLAIN, Serve::file().by_root())]
+#[case(Underlay::BY_XDP, Serve::file().leased())]
+fn guests_of_all_hosts_reach_each_other(#[case] underlay: Underlay, #[case] serve: Serve) {
     require!(Root, Frr);
-    let mut world = World::with_frr(&serve);
-    for (from, to) in pairs() {
-        world.assert_delivers(from, to, 100);
-    }
+    let mut world = World::with_frr(underlay, &serve);
+    world.assert_all_deliver(100);
 }
 
 /// IP addresses of guest 0 in the tests of two hosts. A network is not announced.
@@ -97,9 +96,9 @@ fn addresses_of_a_guest_are_known_while_it_is_connected(
     #[values(Serve::file().leased(), Serve::file().by_root())] serve: Serve,
 ) {
     require!(Root, Frr);
-    let overlay = Overlay::with_frr(2);
+    let overlay = Overlay::with_frr(Underlay::PLAIN, 2);
     let [host, observer] = [0, 1].map(|number| &overlay.hosts[number]);
-    let text = file(&[(0, KEYS), (1, "")]);
+    let text = host.file(&[(0, KEYS), (1, "")]);
     let daemon = host.start_daemon(&serve, &text);
     let config = DriverConfig::default();
     let _other = connect(&daemon, 1, 1, &config);
@@ -108,13 +107,13 @@ fn addresses_of_a_guest_are_known_while_it_is_connected(
         await_known(observer, None, &[]);
         let _guest = connect(&daemon, 0, 0, &config);
         await_known(observer, Some(host), &IPS);
-        daemon.reload_with(&file(&[(0, "ips = [\"192.0.2.10\"]"), (1, "")]));
+        daemon.reload_with(&host.file(&[(0, "ips = [\"192.0.2.10\"]"), (1, "")]));
         await_known(observer, Some(host), &IPS[..1]);
         daemon.reload_with(&text);
         await_known(observer, Some(host), &IPS);
     }
     await_known(observer, None, &[]);
-    daemon.reload_with(&file(&[(1, "")]));
+    daemon.reload_with(&host.file(&[(1, "")]));
     assert_eq!(observer.remote(mac(1)), Some(host.address()));
     assert_eq!(host.neighbours(), "");
 }
@@ -124,9 +123,9 @@ fn addresses_are_withdrawn_when_the_daemon_is_killed(
     #[values(Serve::file().leased(), Serve::file().by_root())] serve: Serve,
 ) {
     require!(Root, Frr);
-    let overlay = Overlay::with_frr(2);
+    let overlay = Overlay::with_frr(Underlay::PLAIN, 2);
     let [host, observer] = [0, 1].map(|number| &overlay.hosts[number]);
-    let mut daemon = host.start_daemon(&serve, &file(&[(0, KEYS)]));
+    let mut daemon = host.start_daemon(&serve, &host.file(&[(0, KEYS)]));
     for _ in 0..2 {
         let _guest = connect(&daemon, 0, 0, &DriverConfig::default());
         await_known(observer, Some(host), &IPS);
@@ -150,9 +149,9 @@ fn addresses_are_announced_again_when_the_daemon_is_restarted_under_guests(
     #[values(true, false)] kills: bool,
 ) {
     require!(Root, Frr);
-    let overlay = Overlay::with_frr(2);
+    let overlay = Overlay::with_frr(Underlay::PLAIN, 2);
     let [host, observer] = [0, 1].map(|number| &overlay.hosts[number]);
-    let text = file(&[(0, KEYS), (1, "learning = true")]);
+    let text = host.file(&[(0, KEYS), (1, "learning = true")]);
     let mut daemon = host.start_daemon(&serve, &text);
     let sockets = [0, 1].map(|guest| daemon.path(&format!("vm{guest}.sock")));
     let config = DriverConfig::default();
@@ -182,7 +181,7 @@ fn addresses_are_announced_again_when_the_daemon_is_restarted_under_guests(
 #[rstest]
 fn addresses_stay_when_the_steward_is_killed_and_follow_guests_when_it_is_back() {
     require!(Root, Frr);
-    let mut world = World::with_frr(&Serve::file().leased());
+    let mut world = World::with_frr(Underlay::PLAIN, &Serve::file().leased());
     let mut mover = None;
     for arrives in [true, false] {
         world.daemons[0].end_steward(Signal::KILL);
@@ -202,7 +201,7 @@ fn addresses_stay_when_the_steward_is_killed_and_follow_guests_when_it_is_back()
 #[case::all_of_frr(true)]
 fn frames_pass_again_when_frr_is_restarted(#[case] with_zebra: bool) {
     require!(Root, Frr);
-    let mut world = World::with_frr(&Serve::file());
+    let mut world = World::with_frr(Underlay::BY_XDP, &Serve::file());
     let [host, .., observer] = &mut world.overlay.hosts[..] else {
         panic!("three hosts");
     };
@@ -218,9 +217,14 @@ fn frames_pass_again_when_frr_is_restarted(#[case] with_zebra: bool) {
 
 /// A VMM connects at the other host while the guest runs here, or after it disconnected here.
 #[rstest]
-fn guest_that_moves_to_another_host_is_reached_there(#[values(true, false)] connects_before: bool) {
+#[case(Underlay::PLAIN, true)]
+#[case(Underlay::BY_XDP, false)]
+fn guest_that_moves_to_another_host_is_reached_there(
+    #[case] underlay: Underlay,
+    #[case] connects_before: bool,
+) {
     require!(Root, Frr);
-    let mut world = World::with_frr(&Serve::file());
+    let mut world = World::with_frr(underlay, &Serve::file());
     let mut mover = Some(world.arrive(0));
     world.await_mover(0);
     for to in [1, 0, 1] {
@@ -253,7 +257,7 @@ fn guest_that_moves_to_another_host_is_reached_there(#[values(true, false)] conn
 #[rstest]
 fn guest_that_does_not_move_after_all_is_reached_where_it_stays() {
     require!(Root, Frr);
-    let mut world = World::with_frr(&Serve::file());
+    let mut world = World::with_frr(Underlay::PLAIN, &Serve::file());
     let mut mover = world.arrive(0);
     for _ in 0..3 {
         world.await_mover(0);

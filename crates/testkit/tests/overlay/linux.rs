@@ -14,7 +14,7 @@ use rstest::rstest;
 use serde_json::json;
 use testkit::guest::{Backend, Guest};
 use testkit::lan::mac;
-use testkit::overlay::{Overlay, file};
+use testkit::overlay::{Host, Overlay, Underlay};
 use testkit::world::{GUEST, HOST, assert_stream, iperf_server};
 use testkit::{Daemon, NetNs, Serve, dnsmasq, require, wait};
 
@@ -101,6 +101,25 @@ fn send_back(mut stream: TcpStream, is_over: &AtomicBool) -> usize {
     received
 }
 
+/// The file of a daemon with the guest. With an underlay it sends no GSO packets: those leave by the kernel.
+fn file(host: &Host) -> String {
+    let few = if host.underlay.by_xdp {
+        "offload = \"-tso4,-tso6\""
+    } else {
+        ""
+    };
+    host.file(&[(0, &format!("{KEYS}\n{few}"))])
+}
+
+/// Frames of guests to other hosts, and from there, pass by the underlay if there is one.
+#[track_caller]
+fn assert_by_underlay(daemon: &Daemon, underlay: Underlay) {
+    for name in ["from_guest_encapsulated", "redirected"] {
+        let frames = daemon.counter(name);
+        assert_eq!(frames > 100, underlay.by_xdp, "{name}: {frames}");
+    }
+}
+
 /// Boots a guest under QEMU, with further options.
 fn boot(daemon: &Daemon, options: &[&str]) -> Guest {
     let options = [&["--mem", "256", "--mac", MAC], options].concat();
@@ -108,13 +127,19 @@ fn boot(daemon: &Daemon, options: &[&str]) -> Guest {
 }
 
 #[rstest]
-#[case(Serve::file().leased())]
-#[case(Serve::file().by_root())]
-fn connection_of_a_guest_survives_migration_to_another_host(#[case] serve: Serve) {
+#[case(Underlay::PLAIN, Serve::file().leased())]
+#[case(Underlay::BY_XDP, Serve::file().by_root())]
+fn connection_of_a_guest_survives_migration_to_another_host(
+    #[case] underlay: Underlay,
+    #[case] serve: Serve,
+) {
     require!(Root, Qemu, Frr);
-    let overlay = Overlay::with_frr(3);
+    let overlay = Overlay::with_frr(underlay, 3);
     let stack = overlay.hosts[2].add_stack("stack", &format!("{HOST}/24"));
-    let daemons = [0, 1].map(|host| overlay.hosts[host].start_daemon(&serve, &file(&[(0, KEYS)])));
+    let daemons = [0, 1].map(|number| {
+        let host = &overlay.hosts[number];
+        host.start_daemon(&serve, &file(host))
+    });
     let source = boot(&daemons[0], &["--migratable"]);
     let destination = boot(&daemons[1], &["--migratable", "--incoming"]);
     let await_at = |host: usize| {
@@ -138,17 +163,20 @@ fn connection_of_a_guest_survives_migration_to_another_host(#[case] serve: Serve
     drop(source);
     connection.finish(&destination);
     await_at(1);
+    daemons
+        .iter()
+        .for_each(|daemon| assert_by_underlay(daemon, underlay));
 }
 
 #[rstest]
-#[case(Serve::file().leased())]
-#[case(Serve::file().by_root())]
-fn connection_of_a_guest_survives_restarts_of_the_daemon(#[case] serve: Serve) {
+#[case(Underlay::BY_XDP, Serve::file().leased())]
+#[case(Underlay::PLAIN, Serve::file().by_root())]
+fn connection_of_a_guest_survives_restarts_of_the_daemon(#[case] underlay: Underlay, #[case] serve: Serve) {
     require!(Root, Qemu, Frr);
-    let overlay = Overlay::with_frr(2);
+    let overlay = Overlay::with_frr(underlay, 2);
     let [host, observer] = [0, 1].map(|number| &overlay.hosts[number]);
     let stack = observer.add_stack("stack", &format!("{HOST}/24"));
-    let mut daemon = host.start_daemon(&serve, &file(&[(0, KEYS)]));
+    let mut daemon = host.start_daemon(&serve, &file(host));
     let guest = boot(&daemon, &["--reconnect", "20"]);
     let connection = Connection::open(&guest, &stack);
     for kills in [true, false] {
@@ -162,6 +190,7 @@ fn connection_of_a_guest_survives_restarts_of_the_daemon(#[case] serve: Serve) {
         observer.await_neighbour("10.77.0.2", mac(0), true);
     }
     connection.finish(&guest);
+    assert_by_underlay(&daemon, underlay);
 }
 
 /// User-mode Linux on hosts 0 and 1.
@@ -169,13 +198,14 @@ fn connection_of_a_guest_survives_restarts_of_the_daemon(#[case] serve: Serve) {
 fn guests_get_addresses_from_a_server_on_another_host_and_reach_each_other() {
     require!(Root, Uml, Frr, Dnsmasq);
     const GIVEN: [&str; 2] = ["10.77.0.50", "10.77.0.51"];
-    let overlay = Overlay::with_frr(3);
+    let overlay = Overlay::with_frr(Underlay::BY_XDP, 3);
     let stack = overlay.hosts[2].add_stack("stack", &format!("{HOST}/24"));
     let hosts = [0, 1].map(|guest| format!("--dhcp-host=02:00:00:00:00:0{guest},{}", GIVEN[guest]));
     let server = dnsmasq::start(&stack, "eth0", &[&hosts[0], &hosts[1]]);
     let daemons = [0, 1].map(|host| {
         let keys = format!("ips = [\"{}\"]", GIVEN[host]);
-        overlay.hosts[host].start_daemon(&Serve::file(), &file(&[(host, &keys)]))
+        let text = overlay.hosts[host].file(&[(host, &keys)]);
+        overlay.hosts[host].start_daemon(&Serve::file(), &text)
     });
     let boot = |host: usize| Guest::boot_uml(&daemons[host].path(&format!("vm{host}.sock")), "");
     let guests = [boot(0), boot(1)];
@@ -190,4 +220,7 @@ fn guests_get_addresses_from_a_server_on_another_host_and_reach_each_other() {
         assert_stream(&guests[0], GIVEN[1], direction);
         assert_stream(&guests[0], HOST, direction);
     }
+    daemons
+        .iter()
+        .for_each(|daemon| assert_by_underlay(daemon, Underlay::BY_XDP));
 }

@@ -1,0 +1,563 @@
+//! Networks with an underlay: which frames pass by it and which by the kernel, when the kernel's tables, the devices, the
+//! policy and the programs change.
+//!
+//! Most tests change something on host 0, and look at guest 0, which a daemon serves, and guest 2 of another host, which
+//! the kernel does.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use rstest::rstest;
+use rustix::process::Signal;
+use serde_json::Value;
+use testkit::driver::F_HOST_ALL;
+use testkit::frame::{assert_same, sum_ipv4, udp, vxlan};
+use testkit::gso_packet::{GsoPacket, Ip};
+use testkit::lan::{frame, mac, tagged, telling};
+use testkit::overlay::{Host, NIC, Overlay, Station, Underlay, VXLAN, text};
+use testkit::{Daemon, DriverConfig, PacketPort, Serve, require, wait};
+
+use super::{HOSTS, MOVER, World, connect};
+use crate::network_policy::{policy, read_policy};
+use crate::offload_kernel::cut;
+use crate::queues::queues_of;
+use crate::status::status_text;
+
+/// An address that nobody has, and one that no daemon has.
+const NOBODY: usize = 9;
+const FURTHER: usize = 5;
+
+impl World {
+    fn by_xdp(serve: &Serve) -> Self {
+        Self::new(Underlay::BY_XDP, serve, &DriverConfig::default())
+    }
+
+    /// What the first daemon tells of its underlay.
+    fn underlay(&self) -> Value {
+        self.daemons[0].status()["networks"][0]["underlay"].clone()
+    }
+
+    #[track_caller]
+    fn await_underlay(&self, what: &str, is_so: impl Fn(&Value) -> bool) {
+        let became = wait::until(wait::SOON, || is_so(&self.underlay()));
+        assert!(became, "{what}: {:#}", self.underlay());
+    }
+
+    /// Waits until the first daemon tells why it does not use its underlay, and how it will.
+    #[track_caller]
+    fn await_impaired(&self, words: &str) {
+        let is_why = |why: &Value| why.as_str().is_some_and(|why| why.contains(words));
+        self.await_underlay(words, |underlay| is_why(&underlay["impaired"]));
+    }
+
+    /// Waits until the first daemon knows the next hops of so many hosts.
+    #[track_caller]
+    fn await_resolved(&self, hosts: usize) {
+        self.await_underlay("resolved", |underlay| underlay["resolved"] == hosts);
+    }
+
+    /// Waits until the first daemon has applied all changes of the kernel's tables until now.
+    #[track_caller]
+    fn await_followed(&self) {
+        let addresses = || self.underlay()["addresses"].as_u64().expect("a number");
+        let [host, other, ..] = &self.overlay.hosts[..] else {
+            panic!("two hosts");
+        };
+        let before = addresses();
+        // A change is read when all before it have been applied.
+        for (word, after) in [("add", before + 1), ("del", before)] {
+            let (nobody, at) = (text(mac(NOBODY)), other.address());
+            host.bridge(&format!("fdb {word} {nobody} dev {VXLAN} dst {at}"));
+            assert!(
+                wait::until(wait::SOON, || addresses() == after),
+                "{:#}",
+                self.underlay()
+            );
+        }
+    }
+
+    /// The next frame of guest 0 to guest 2 leaves by the kernel, or by the underlay.
+    #[track_caller]
+    fn assert_leaves(&mut self, by_xdp: bool) {
+        self.by_xdp[0] = by_xdp;
+        self.assert_passes(0, 2, 100);
+    }
+
+    /// Frames between guests 0 and 2 come to pass by the underlay, or all by the kernel.
+    #[track_caller]
+    fn await_ways(&mut self, by_xdp: bool) {
+        self.by_xdp[0] = by_xdp;
+        for (from, to) in [(0, 2), (2, 0)] {
+            self.await_way(from, to, 60);
+            self.assert_passes(from, to, 100);
+        }
+    }
+
+    /// The host of guest 0, and that of guest 2.
+    fn ends(&self) -> [&Host; 2] {
+        [0, 2].map(|number| &self.overlay.hosts[number])
+    }
+}
+
+#[test]
+fn next_hop_is_used_as_the_kernel_has_it() {
+    require!(Root);
+    let mut world = World::by_xdp(&Serve::file());
+    let [host, other] = world.ends();
+    // The kernel there does not ask for this one, which would be an entry here.
+    other.set_neighbour(host, "permanent");
+    let neighbour = other.address();
+    for _ in 0..2 {
+        world.ends()[0]
+            .netns
+            .ip(&["neighbour del", &neighbour, "dev", NIC]);
+        world.await_resolved(1);
+        world.assert_leaves(false);
+        world.await_resolved(2);
+        world.assert_leaves(true);
+        let [host, other] = world.ends();
+        host.set_neighbour(other, "stale");
+        world.await_followed();
+        world.assert_leaves(false);
+        for _ in 0..3 {
+            world.assert_leaves(true);
+        }
+        let known = world.ends()[0]
+            .netns
+            .output_of("ip", &["neighbour", "show", &neighbour]);
+        assert!(!known.contains("STALE"), "{known}");
+    }
+}
+
+#[test]
+fn frames_to_a_server_behind_a_router_leave_by_the_underlay() {
+    require!(Root);
+    let mut world = World::by_xdp(&Serve::file());
+    let (router, gateway) = world.overlay.add_router();
+    let forwarded = || router.output_of("nstat", &["-asz", "IpForwDatagrams"]);
+    let (before, other) = (forwarded(), world.ends()[1].address());
+    let route = |word: &str| {
+        world.overlay.hosts[0]
+            .netns
+            .ip(&["route", word, &other, "via", &gateway]);
+    };
+    route("add");
+    world.await_resolved(1);
+    assert_eq!(forwarded(), before);
+    world.assert_leaves(false);
+    world.await_resolved(2);
+    for _ in 0..3 {
+        let before = forwarded();
+        world.assert_leaves(true);
+        assert_ne!(forwarded(), before);
+    }
+    world.overlay.hosts[0]
+        .netns
+        .ip(&["route del", &other, "via", &gateway]);
+    let is_direct = wait::until(wait::SOON, || {
+        let before = forwarded();
+        world.assert_leaves(true);
+        forwarded() == before
+    });
+    assert!(is_direct);
+}
+
+/// Hosts 1 and 2 both have the address, so that each frame arrives somewhere.
+#[test]
+fn entry_moves_to_another_server_while_frames_pass() {
+    require!(Root);
+    let mut world = World::by_xdp(&Serve::file());
+    let mut ports = [1, 2].map(|number| {
+        let host = &world.overlay.hosts[number];
+        let port = host.add_port("further");
+        host.add_entry(mac(FURTHER), "further");
+        Station::port(port, FURTHER)
+    });
+    let entry = |to: usize| {
+        let [host, to] = [0, to].map(|number| &world.overlay.hosts[number]);
+        host.bridge(&format!(
+            "fdb replace {} dev {VXLAN} dst {}",
+            text(mac(FURTHER)),
+            to.address()
+        ));
+    };
+    entry(1);
+    world.stations[0].await_reaches(&mut ports[0]);
+    world.await_followed();
+    let before = world.counted(0, FURTHER)[0];
+    let mut arrived = [0, 0];
+    let moves = || (0..60).for_each(|number| entry(1 + number % 2));
+    let guest = &mut world.stations[0];
+    let frames = wait::rounds_during(moves, |number| {
+        let sent = telling(mac(FURTHER), mac(0), 0, number);
+        guest.send(&sent);
+        // Where it arrives, and before any other.
+        let at = wait::until_some(wait::SOON, || {
+            let mut got = ports.iter_mut().map(|port| port.receive(Duration::ZERO));
+            got.position(|got| got.is_some_and(|got| got == sent))
+        });
+        arrived[at.expect("it arrives")] += 1;
+    });
+    assert!(arrived.iter().all(|&frames| frames > 0), "{arrived:?}");
+    for (to, port) in [1, 2].into_iter().zip(&mut ports) {
+        entry(to);
+        world.await_followed();
+        let sent = frame(mac(FURTHER), mac(0), 60, to as u8);
+        world.stations[0].send(&sent);
+        assert_eq!(port.receive(wait::SOON), Some(sent), "one arrived twice");
+    }
+    let left = || world.counted(0, FURTHER)[0];
+    assert!(
+        wait::until(wait::SOON, || left() == before + u64::from(frames) + 2),
+        "{}",
+        left()
+    );
+}
+
+#[test]
+fn frames_that_need_more_than_headers_pass_by_the_kernel() {
+    require!(Root);
+    let mut world = World::new(Underlay::BY_XDP, &Serve::file(), &DriverConfig::with(F_HOST_ALL));
+    world.by_xdp[0] = false;
+    // To all.
+    for (from, to) in [(0, 2), (2, 0)] {
+        let before = world.counted(from, to);
+        world.assert_delivers_to_all(from, 60);
+        assert_eq!(world.counted(from, to), before);
+    }
+    // To an unknown address.
+    let [host, other] = world.ends();
+    let entry = format!("{} dev {VXLAN} dst {}", text(mac(2)), other.address());
+    host.bridge(&format!("fdb del {entry}"));
+    world.await_followed();
+    world.assert_leaves(false);
+    world.ends()[0].bridge(&format!("fdb add {entry}"));
+    world.await_followed();
+    world.assert_leaves(true);
+    // To be cut.
+    let before = world.counted(0, 2);
+    let packet = GsoPacket::tcp(Ip::V4(0), 40_000);
+    let request = packet.request(1000);
+    let bytes = [&mac(2)[..], &mac(0), &packet.bytes()[12..]].concat();
+    world.send_gso(0, &bytes, &request);
+    for segment in cut(&bytes, &request) {
+        assert_same(&world.stations[2].received(), &segment);
+    }
+    assert_eq!(world.counted(0, 2), before);
+    // And so are frames behind it, until there is none for a while.
+    world.assert_leaves(false);
+    std::thread::sleep(wait::QUIET);
+    world.assert_leaves(true);
+    // Too long for the underlay with headers: the kernel sends fragments.
+    for (number, from, to) in [(0, 0, 2), (2, 2, 0)] {
+        let at = &world.overlay.hosts[number];
+        at.netns.ip(&["link set", NIC, "mtu 1400"]);
+        world.by_xdp[0] = false;
+        world.await_way(from, to, 1365);
+        world.await_ways(true);
+        world.by_xdp[0] = false;
+        for len in [1365, 1464] {
+            world.assert_passes(from, to, len);
+        }
+        world.by_xdp[0] = true;
+        world.assert_passes(from, to, 1364);
+    }
+    world.assert_delivers_to_all(0, 60);
+}
+
+#[test]
+fn guests_in_vlans_reach_each_other() {
+    require!(Root);
+    let overlay = Overlay::new(Underlay::BY_XDP, 2);
+    (0..2).for_each(|guest| overlay.add_entries(mac(guest), guest));
+    let daemons: [Daemon; 2] = [(0, "trunk = \"100\""), (1, "vlan = 100")].map(|(number, keys)| {
+        let host = &overlay.hosts[number];
+        host.start_daemon(&Serve::file(), &host.file(&[(number, keys)]))
+    });
+    let [mut trunk, mut access] =
+        [0, 1].map(|guest| connect(&daemons[guest], 0, guest, &DriverConfig::default()));
+    let [out, back] = [(1, 0), (0, 1)].map(|(to, from)| frame(mac(to), mac(from), 100, 1));
+    let counts = || {
+        daemons
+            .each_ref()
+            .map(|daemon| ["from_guest_encapsulated", "redirected"].map(|name| daemon.counter(name)))
+    };
+    let passes = wait::until(wait::SOON, || {
+        let before = counts();
+        trunk.send(&tagged(&out, 100));
+        access.send(&back);
+        let got = [&mut access, &mut trunk].map(|guest| guest.receive(wait::QUIET));
+        got == [Some(out.clone()), Some(tagged(&back, 100))]
+            && counts() == before.map(|of| of.map(|count| count + 1))
+    });
+    assert!(passes, "{:?}", counts());
+}
+
+/// What the program leaves to the kernel of what arrives at the underlay.
+#[test]
+fn packets_that_are_not_plainly_of_the_tunnel_reach_the_kernel() {
+    require!(Root);
+    let mut world = World::by_xdp(&Serve::file());
+    let [host, from, ..] = &world.overlay.hosts[..] else {
+        panic!("two hosts");
+    };
+    let local: IpAddr = host.address().parse().expect("an address");
+    let others = [("vx101", "101", "4789"), ("vx102", "100", "4790")].map(|(name, id, port)| {
+        let kind = [
+            "type vxlan nolearning local",
+            &host.address(),
+            "id",
+            id,
+            "dstport",
+            port,
+        ];
+        host.netns.ip(&[&["link add", name], &kind[..]].concat());
+        host.netns.ip(&["link set", name, "up"]);
+        PacketPort::open(&host.netns, name)
+    });
+    let wire = PacketPort::open(&from.netns, NIC);
+    let ends = [host.nic_mac(), from.nic_mac()].concat();
+    let packet = |vni: u32, inner: &[u8]| [&ends[..], &vxlan(local, vni, inner)[12..]].concat();
+    let inner = frame(mac(0), mac(1), 100, 1);
+    // An ECN-capable packet.
+    let mut capable = udp(1, 100);
+    capable[..12].copy_from_slice(&inner[..12]);
+    capable[15] = 2;
+    sum_ipv4(&mut capable);
+    let redirected = |world: &World| world.counted(1, 0)[1];
+    let before = redirected(&world);
+    wire.send(&packet(101, &inner));
+    assert_eq!(others[0].receive(wait::SOON).as_ref(), Some(&inner));
+    let mut to_other_port = packet(100, &inner);
+    to_other_port[36..38].copy_from_slice(&4790u16.to_be_bytes());
+    wire.send(&to_other_port);
+    assert_eq!(others[1].receive(wait::SOON).as_ref(), Some(&inner));
+    // Of a host that has no address.
+    let mut of_other = packet(100, &inner);
+    of_other[29] = 77;
+    sum_ipv4(&mut of_other);
+    wire.send(&of_other);
+    assert_same(&world.stations[0].received(), &inner);
+    // Congestion was experienced, which the kernel notes in the packet inside.
+    let mut marked = packet(100, &capable);
+    marked[15] = 3;
+    sum_ipv4(&mut marked);
+    wire.send(&marked);
+    let mut noted = capable.clone();
+    noted[15] = 3;
+    sum_ipv4(&mut noted);
+    assert_same(&world.stations[0].received(), &noted);
+    assert_eq!(redirected(&world), before);
+    // Nothing arrives twice.
+    wire.send(&packet(100, &capable));
+    assert_same(&world.stations[0].received(), &capable);
+    assert_eq!(redirected(&world), before + 1);
+    world.assert_passes(2, 0, 100);
+}
+
+#[test]
+fn frames_at_a_queue_that_is_not_leased_pass_by_the_kernel() {
+    require!(Root);
+    let underlay = Underlay {
+        queues: 2,
+        ..Underlay::BY_XDP
+    };
+    let mut world = World::new(underlay, &Serve::file(), &DriverConfig::default());
+    world.overlay.spread(0);
+    for queues in [1, 2, 1] {
+        let text = world.overlay.hosts[0].file(&[(0, ""), (MOVER, "")]);
+        let of = format!("underlay = \"{NIC}\"\n");
+        world.daemons[0].reload_with(&text.replace(&of, &format!("{of}underlay-queues = {queues}\n")));
+        let mut redirected = 0;
+        let is_so = wait::until(wait::SOON, || {
+            let before = world.counted(2, 0)[1];
+            for flow in 0..32 {
+                let mut sent = [&mac(0)[..], &mac(2), &udp(flow, 100)[12..]].concat();
+                sum_ipv4(&mut sent);
+                world.pass(&sent, 2, 0);
+            }
+            redirected = world.counted(2, 0)[1] - before;
+            if queues == 2 {
+                redirected == 32
+            } else {
+                (1..32).contains(&redirected)
+            }
+        });
+        assert!(is_so, "{redirected} of 32 by {queues} queues");
+        world.assert_delivers_to_all(2, 60);
+    }
+}
+
+#[test]
+fn guests_go_on_by_the_kernel_while_the_underlay_is_away() {
+    require!(Root);
+    let overlay = Overlay::with_two_links(Underlay::BY_XDP, 3);
+    (0..3).for_each(|host| overlay.use_link(host, 0));
+    let mut world = World::with_entries(overlay, &Serve::file(), &DriverConfig::default());
+    let ip = |world: &World, words: &str| world.ends()[0].netns.ip(&[words]);
+    for (ends, begins) in [
+        ("", ""),
+        ("link set u0 down", "link set u0 up"),
+        ("link del u0", ""),
+    ] {
+        if !ends.is_empty() {
+            ip(&world, ends);
+        }
+        world.overlay.use_link(0, 1);
+        world.await_ways(false);
+        if ends == "link del u0" {
+            world.await_impaired(NIC);
+            world.overlay.restore_first_link(0);
+        } else if !begins.is_empty() {
+            ip(&world, begins);
+        }
+        world.overlay.use_link(0, 0);
+        world.await_ways(true);
+        assert_eq!(world.underlay()["impaired"], Value::Null);
+    }
+}
+
+#[test]
+fn guests_go_on_by_the_kernel_while_the_vxlan_device_is_unsuitable() {
+    require!(Root);
+    let mut world = World::by_xdp(&Serve::file());
+    let set = |world: &World, what: &str| world.ends()[0].netns.ip(&["link set dev vx100 type vxlan", what]);
+    let assert_shows = |world: &World, words: &str| {
+        let text = status_text(&world.daemons[0], &[]);
+        assert!(text.contains(words), "{text}");
+    };
+    assert_shows(
+        &world,
+        "uplink vx100 (tap) over u0 (native: 2 address(es) on 2 other host(s))",
+    );
+    let queues = queues_of(NIC, &world.ends()[0].netns, &world.daemons[0]);
+    assert_eq!(queues[0]["holder"]["network"], "lan", "{queues:#}");
+    set(&world, "learning");
+    world.await_impaired("learns addresses from packets: `ip link set dev vx100 type vxlan nolearning`");
+    assert_shows(
+        &world,
+        "network lan: the underlay is not used, the kernel encapsulates: ",
+    );
+    world.await_ways(false);
+    set(&world, "nolearning");
+    world.await_ways(true);
+    assert_eq!(world.underlay()["impaired"], Value::Null);
+    let [host, others @ ..] = &world.overlay.hosts[..] else {
+        panic!("three hosts");
+    };
+    host.netns.ip(&["link del", VXLAN]);
+    world.await_underlay("closed", |underlay| underlay["addresses"] == 0);
+    host.add_vxlan();
+    others.iter().for_each(|other| host.add_copies_to(other));
+    for guest in [1, 2] {
+        host.add_remote(mac(guest), &world.overlay.hosts[HOSTS[guest]]);
+    }
+    world.await_ways(true);
+    world.assert_delivers_to_all(0, 60);
+}
+
+#[rstest]
+#[case(Serve::file().leased())]
+#[case(Serve::file().by_root())]
+fn guests_go_on_when_programs_are_killed_and_nothing_stays(#[case] serve: Serve) {
+    require!(Root);
+    let mut world = World::by_xdp(&serve);
+    if world.daemons[0].lessor.is_some() {
+        world.daemons[0].end_steward(Signal::KILL);
+        world.await_followed();
+        world.assert_leaves(true);
+        // Its counters are the steward's.
+        world.pass(&frame(mac(0), mac(2), 100, 1), 2, 0);
+        world.daemons[0].restart_lessor(&world.overlay.hosts[0].netns);
+        world.await_ways(true);
+    }
+    for kills in [true, false] {
+        let daemon = &mut world.daemons[0];
+        match kills {
+            true => daemon.kill(),
+            false => _ = daemon.terminate(),
+        }
+        daemon.restart_file(&world.overlay.hosts[0].netns, &serve);
+        let guest = world.stations.remove(0).resume(&daemon.path("vm0.sock"));
+        world.stations.insert(0, guest);
+        world.await_ways(true);
+    }
+    world.daemons[0].kill();
+    let [host, _] = world.ends();
+    let links = || host.netns.output_of("ip", &["-d", "link", "show"]);
+    let pinned = || {
+        world.daemons[0]
+            .lessor
+            .as_ref()
+            .map_or_else(Vec::new, |lessor| lessor.bpffs.pinned())
+    };
+    let is_left = || links().contains("xdp") || links().contains(": vax") || !pinned().is_empty();
+    assert!(
+        wait::until(wait::SOON, || !is_left()),
+        "{} {:?}",
+        links(),
+        pinned()
+    );
+}
+
+/// Keys of rules that allow all.
+const ALL: &str = "network = true\nadvertise = true\nmemlock = \"unlimited\"";
+
+/// The first daemon's steward has another policy.
+fn change_policy(world: &mut World, vxlan: &str, nic: &str) {
+    let daemon = &mut world.daemons[0];
+    let lessor = daemon.lessor.as_ref().expect("leased");
+    lessor.change_policy(&policy(&[(VXLAN, vxlan), (NIC, nic)]));
+    read_policy(daemon);
+}
+
+#[test]
+fn guests_go_on_by_the_kernel_without_a_rule_for_the_underlay() {
+    require!(Root);
+    let mut world = World::by_xdp(&Serve::file().leased());
+    for _ in 0..2 {
+        change_policy(&mut world, ALL, "memlock = \"unlimited\"");
+        world.await_impaired("network = true");
+        world.await_ways(false);
+        change_policy(&mut world, ALL, ALL);
+        world.await_ways(true);
+        assert_eq!(world.underlay()["impaired"], Value::Null);
+    }
+    // And without one for the vxlan device there is no network.
+    change_policy(&mut world, "memlock = \"unlimited\"", ALL);
+    let why = || world.daemons[0].status()["networks"][0]["impaired"].to_string();
+    let is_why = || {
+        ["on vx100", "`network = true`"]
+            .iter()
+            .all(|word| why().contains(word))
+    };
+    assert!(wait::until(wait::SOON, is_why), "{}", why());
+    change_policy(&mut world, ALL, ALL);
+    world.await_ways(true);
+}
+
+#[test]
+fn address_that_the_policy_refuses_for_the_underlay_is_reached_by_the_kernel() {
+    require!(Root);
+    let mut world = World::by_xdp(&Serve::file().leased());
+    let macs = format!("{ALL}\nmacs = {:?}", [0, MOVER].map(|guest| text(mac(guest))));
+    change_policy(&mut world, ALL, &macs);
+    let text = world.overlay.hosts[0].file(&[(0, "learning = true"), (MOVER, "")]);
+    world.daemons[0].reload_with(&text);
+    // That port is the last one now.
+    world.stations[0] = connect(&world.daemons[0], 1, 0, &DriverConfig::default());
+    world.overlay.add_entries(mac(FURTHER), 0);
+    world.stations[0].send(&frame(mac(2), mac(FURTHER), 60, 0));
+    let _ = world.stations[2].received();
+    world.await_ways(true);
+    let learned = || world.daemons[0].port(1)["learned"].to_string();
+    assert!(
+        wait::until(wait::SOON, || learned().contains("05")),
+        "{}",
+        learned()
+    );
+    world.by_xdp[0] = false;
+    world.assert_frame_passes(&frame(mac(FURTHER), mac(2), 100, 1), 2, 0);
+    world.await_ways(true);
+    assert_eq!(world.underlay()["impaired"], Value::Null);
+}
