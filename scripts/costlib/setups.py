@@ -20,7 +20,8 @@ NO_STREAM = (*OUT_AND_IN, "gso")
 @dataclass(frozen=True)
 class Setup:
     """Something that serves guests. `polls`: it takes all of a CPU, so the driver runs at real-time priority. `busy`: so
-    many guests send or receive at once. `ticks`: for so many ticks of 10 ms it is counted at least."""
+    many guests send or receive at once. `ticks`: for so many ticks of 10 ms it is counted at least. `underlay`: the
+    interface that frames pass by instead of `va`, all but GSO packets from guests."""
 
     name: str
     make: str
@@ -30,6 +31,7 @@ class Setup:
     polls: bool = False
     busy: int = 1
     ticks: int = 40
+    underlay: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,10 @@ class Wire:
     ways: tuple = ALL_WAYS + HOST_WAYS
     # `ip`'s words for the interface that cuts the sender's packets into frames.
     cutter: str = "link set vb"
+    # The igb among its interfaces.
+    igb: str = ""
+    # Of the longest frames.
+    mtu: int = 1500
 
 
 PREPARE = """mount -t bpf bpf /sys/fs/bpf; mkdir -p /run/ovs /dev/hugepages
@@ -65,21 +71,20 @@ NEAR = "ip link set va gso_max_segs 65535; ip addr flush dev va; ip -n far link 
 # Whom frames of guests go to; a switch would flood them if it did not know.
 BEHIND = "52:54:00:00:09:99"
 
-# A VXLAN device at each end of a veth. va sends by `ua`, vb by `ub` in a namespace of its own. For figures that differ
-# from veth's by this host's work: the MTU of va and vb is the same, `ub` cuts the sender's packets after vb encapsulated
-# them, and `ub` drops frames of guests, because they are sent to another MAC address, before vb decapsulates them.
+# A VXLAN device at each end of a wire. va sends by `ua`, vb by `ub` in a namespace of its own. For figures that differ
+# from the wire's by this host's work, `ub` cuts the sender's packets after vb encapsulated them, and drops frames of
+# guests, because they are sent to another MAC address, before vb decapsulates them. The device knows where that is.
 CUTTER = "-n under link set ub"
-VXLAN = "type vxlan id 100 dstport 4789 nolearning"
-TUNNELS = f"""ip netns add under; ip link add ua type veth peer name ub netns under
-ip addr add 10.67.0.1/24 dev ua; ip link set ua up mtu 1550
-ip -n under addr add 10.67.0.2/24 dev ub; ip {CUTTER} up mtu 1550 gso_max_segs 1
+TUNNEL_MTU = 1450
+VXLAN = f"mtu {TUNNEL_MTU} type vxlan id 100 dstport 4789 nolearning"
+TUNNELS = f"""ip addr add 10.67.0.1/24 dev ua; ip link set ua up
+ip -n under addr add 10.67.0.2/24 dev ub; ip {CUTTER} up gso_max_segs 1
 ip neigh add 10.67.0.2 lladdr {BEHIND} dev ua nud permanent
 ip -n under neigh add 10.67.0.1 lladdr $(cat /sys/class/net/ua/address) dev ub nud permanent
 ip link add va {VXLAN} local 10.67.0.1 remote 10.67.0.2
 ip -n under link add vb {VXLAN} local 10.67.0.2 remote 10.67.0.1
-ip -n under link set vb netns 1
+ip -n under link set vb netns 1; bridge fdb add {BEHIND} dev va dst 10.67.0.2
 {SENDER}; ip link set vb gso_max_segs 65535"""
-NO_TUNNELS = "ip link del va; ip link del vb; ip link del ua; ip netns del under"
 
 
 def _taps(count, then=""):
@@ -178,11 +183,12 @@ def _one(name, options=QUIET, mode="xdp"):
     return Setup(name, _serve(f"{options} --mode {mode} {ONE}"), STOP, PORT, polls=QUIET not in options)
 
 
-def _network(name, options=QUIET, idle=0, mode="xdp", keys="", ways=ALL_WAYS, busy=1):
-    """A daemon with a network that has these keys, and so many of its guests connected that do nothing."""
+def _network(name, options=QUIET, idle=0, mode="xdp", ways=ALL_WAYS, busy=1, underlay=""):
+    """A daemon with a network, and so many of its guests connected that do nothing."""
     ports = max(PORTS, 2 + idle)
     # Addresses of ports that only idle guests have are none of another's here.
-    make = f"""printf '[network.lan]\\nuplink="va"\\nmode="{mode}"\\n{keys}' >/tmp/n.toml
+    keys = f'underlay="{underlay}"' if underlay else f'mode="{mode}"'
+    make = f"""printf '[network.lan]\\nuplink="va"\\n{keys}\\n' >/tmp/n.toml
 for i in $(seq {ports}); do
 printf '[port.p%d]\\nnetwork="lan"\\nsocket-path="/tmp/p%d"\\nmac="52:54:00:00:%02x:%02x"\\n' \
 $i $i $((i > {PORTS} ? 16 + i / 256 : 9)) $((i % 256)); done >>/tmp/n.toml
@@ -196,12 +202,33 @@ kill -0 $(cat /tmp/idle) || {{ tail -n 3 /tmp/idle.log; false; }}"""
         unmake = f"kill $(cat /tmp/idle); rm /tmp/idle /tmp/idle.log; {STOP}"
     ends = tuple(f"vhost-user:/tmp/p{port}" for port in range(1, max(2, busy) + 1))
     # Every 2 s the daemon reads the counters of all ports: once while it is counted.
-    return Setup(name, make, unmake, ends, ways, options != QUIET, busy, 200 if idle else 40)
+    return Setup(name, make, unmake, ends, ways, options != QUIET, busy, 200 if idle else 40, underlay)
 
 
 def _host(name, network=Setup("", "true", "true", ())):
     """The host's own traffic on the interface of a network that has a guest, or of none."""
     return replace(network, name=name, make=f"{FAR}\n{network.make}", unmake=f"{network.unmake}; {NEAR}", ways=HOST_WAYS)
+
+
+def _tunnel(name, link, *setups, igb=""):
+    """VXLAN devices over a wire: how `ua` and `ub` are made, and unmade; what is measured of it alone."""
+    every = (
+        _bridge("vhost-net/bridge"),
+        _network("ours/network/tap", mode="tap"),
+        _network("ours/network/underlay", underlay="ua"),
+        _network("ours/network/underlay/polling", POLLING, underlay="ua"),
+    )
+    make, unmake = link
+    return Wire(
+        name,
+        f"ip netns add under; {make}; {TUNNELS}",
+        f"ip link del va; ip link del vb; {unmake}; ip netns del under",
+        (*setups, *every),
+        (*NO_STREAM, "stream"),
+        CUTTER,
+        igb,
+        TUNNEL_MTU,
+    )
 
 
 MACVTAPS = ("vhost-net:/dev/m0", "vhost-net:/dev/m1")
@@ -255,22 +282,24 @@ WIRES = (
             (*SETUPS, _one("ours/one-guest/forced-copy", f"{QUIET} --force-copy"), *(HOSTS if name == "igb" else ())),
             # Between guests it has no part.
             ("from-guest", "to-guest", "gso", "stream", *HOST_WAYS),
+            igb="va" if name == "igb" else "",
         )
         for name in ("igb", "virtio_net")
     ),
-    Wire(
+    _tunnel(
         "vxlan",
-        TUNNELS,
-        NO_TUNNELS,
+        ("ip link add ua type veth peer name ub netns under", "ip link del ua"),
+        # No `stream`: nothing cuts its packets before a VXLAN device's XDP program, and no chunk of AF_XDP holds them.
+        _network("ours/network", ways=NO_STREAM),
+        _network("ours/network/polling", POLLING, ways=NO_STREAM),
+    ),
+    _tunnel(
+        "vxlan-igb",
         (
-            _bridge("vhost-net/bridge"),
-            # No `stream`: nothing cuts its packets before a VXLAN device's XDP program, and no chunk of AF_XDP holds them.
-            _network("ours/network", ways=NO_STREAM),
-            _network("ours/network/polling", POLLING, ways=NO_STREAM),
-            _network("ours/network/tap", mode="tap"),
+            "for i in a b; do ip link set v$i down; ip link set v$i name u$i; done; ip link set ub netns under",
+            "ip -n under link set ub netns 1; for i in a b; do ip link set u$i down; ip link set u$i name v$i; done",
         ),
-        (*NO_STREAM, "stream"),
-        CUTTER,
+        igb="ua",
     ),
 )
 # What is not measured, and why.

@@ -21,8 +21,9 @@ from pathlib import Path
 from . import setups
 
 RUN = Path(__file__).parents[1] / "lib" / "whole-cost"
-# Bytes of a frame, and frames of a batch.
-FRAMES = ((64, 64), (64, 8), (64, 1), (1514, 64), (1514, 1))
+# Bytes of a frame, and frames of a batch; the longest frame is that of the MTU of Ethernet.
+HEADER, LONGEST = 14, 1514
+FRAMES = ((64, 64), (64, 8), (64, 1), (LONGEST, 64), (LONGEST, 1))
 # The same of each of many guests, and of the host's own.
 FRAMES_OF_MANY = ((64, 64), (64, 1))
 FRAMES_OF_HOST = ((64, 64),)
@@ -61,9 +62,9 @@ class Case:
         if self.way in setups.HOST_WAYS:
             before = f"for n in '-n far link set vb' 'link set va'; do ip $n gso_max_segs {segments}; done; "
         # While igb delays an interrupt, what polls would poll in vain, which would be counted.
-        if self.wire.name == "igb":
-            before += f"ethtool -C va rx-usecs {0 if self.setup.polls and self.way in TO_GUEST else 3}; "
-        before += f"export COST_TICKS={self.setup.ticks}; "
+        if self.wire.igb:
+            before += f"ethtool -C {self.wire.igb} rx-usecs {0 if self.setup.polls and self.way in TO_GUEST else 3}; "
+        before += f"export COST_TICKS={self.setup.ticks} COST_UNDERLAY={self.setup.underlay} COST_MTU={self.wire.mtu}; "
         return f"{before}timeout {LIMIT_S} {priority}cost_driver {self.way} {self.batch} {self.size} {rounds} {' '.join(ends)}"
 
 
@@ -76,7 +77,8 @@ def cases(wire, setup):
             yield Case(wire, setup, way, WHOLE[way], GSO_BYTES)
             continue
         frames = FRAMES_OF_HOST if way in setups.HOST_WAYS else FRAMES if setup.busy == 1 else FRAMES_OF_MANY
-        yield from (Case(wire, setup, way, batch, size) for size, batch in frames)
+        longest = wire.mtu + HEADER
+        yield from (Case(wire, setup, way, batch, min(size, longest)) for size, batch in frames)
 
 
 class Guest:
@@ -107,6 +109,8 @@ def measure(guest, case):
     counts = case.wire.name != "virtio_net" or case.setup.name.startswith("vhost-net/")
     if case.way == "from-guest" and counts and told["sent"] < 1 - LOST:
         return row | {"reason": f"{1 - told['sent']:.0%} of the frames are dropped"}
+    if case.way != "gso" and told["by_kernel"] > LOST:
+        return row | {"reason": f"the kernel encapsulates {told['by_kernel']:.0%} of the frames"}
     return row | {"instructions": round(told["ns"] * (1 - told["idle"]), 1), "idle": told["idle"]}
 
 
