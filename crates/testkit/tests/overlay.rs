@@ -10,7 +10,7 @@ use testkit::driver::{F_HOST_ALL, HEADER};
 use testkit::frame::assert_same;
 use testkit::gso_packet::{GsoPacket, Ip};
 use testkit::lan::{BROADCAST, frame, mac};
-use testkit::overlay::{Overlay, Station, Underlay};
+use testkit::overlay::{Overlay, Station, Underlay, VXLAN, text};
 use testkit::{Daemon, DriverConfig, Layout, Serve, require, wait};
 
 use crate::offload_kernel::cut;
@@ -19,6 +19,8 @@ use crate::offload_kernel::cut;
 const HOSTS: [usize; 4] = [0, 1, 2, 0];
 /// A guest that has a port at hosts 0 and 1, and is at none of them at first.
 const MOVER: usize = 4;
+/// An address that nobody has.
+const NOBODY: usize = 10;
 
 struct World {
     /// By number.
@@ -74,6 +76,27 @@ impl World {
         }
         for (from, to) in pairs() {
             self.await_way(from, to, 60);
+        }
+        if self.by_xdp == [true; 2] {
+            (0..2).for_each(|host| self.await_followed(host));
+        }
+    }
+
+    /// Waits until a daemon that uses its underlay has set it up, and applied all changes of the kernel's tables until now.
+    #[track_caller]
+    fn await_followed(&self, host: usize) {
+        let underlay = || self.daemons[host].status()["networks"][0]["underlay"].clone();
+        let addresses = || underlay()["addresses"].as_u64().expect("a number");
+        let before = addresses();
+        // A change is read when all before it have been applied.
+        for (word, after) in [("add", before + 1), ("del", before)] {
+            let (nobody, at) = (text(mac(NOBODY)), self.overlay.hosts[2].address());
+            self.overlay.hosts[host].bridge(&format!("fdb {word} {nobody} dev {VXLAN} dst {at}"));
+            assert!(
+                wait::until(wait::SOON, || addresses() == after),
+                "{:#}",
+                underlay()
+            );
         }
     }
 
