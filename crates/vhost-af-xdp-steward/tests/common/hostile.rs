@@ -80,9 +80,15 @@ pub(crate) fn memfd(bytes: u64) -> File {
 /// Limits the steward's descriptors to so many; `None`: to those that it has.
 pub(crate) fn limit_descriptors(world: &World, count: Option<usize>) {
     let pid = world.steward.pid().to_string();
-    // The lowest number that is not in use.
+    // The lowest number that is not in use, once the steward has closed what it needed for the last request.
     let used = |number: &usize| Path::new(&format!("/proc/{pid}/fd/{number}")).is_symlink();
-    let count = count.or_else(|| (0..).find(|number| !used(number)));
+    let lowest = || (0..).find(|number| !used(number));
+    let at_rest = || {
+        let before = lowest();
+        std::thread::sleep(Duration::from_millis(20));
+        before.filter(|_| lowest() == before)
+    };
+    let count = count.or_else(|| wait::until_some(wait::SOON, at_rest));
     let limit = format!("--nofile={}:", count.expect("few are"));
     let done = Command::new("prlimit").args(["--pid", &pid, &limit]).status();
     assert!(done.expect("prlimit(1)").success());
