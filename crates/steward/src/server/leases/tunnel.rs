@@ -11,6 +11,8 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 use steer::{Station, Tunnel, mac_text};
 
 use crate::server::connections::connection::Reply;
+use crate::server::interface::Interface;
+use crate::server::leases::lease::LeaseRef;
 use crate::server::taps::network_tap::network_at;
 use crate::server::{Answered, Server};
 use host::links::netlink_socket;
@@ -81,17 +83,20 @@ impl Server {
             .collect()
     }
 
+    /// Leases of networks in tunnels, each with its interface and its tunnel.
+    fn tunnels(&self) -> impl Iterator<Item = (LeaseRef<'_>, &Interface, Tunnel)> {
+        self.all_leases().filter_map(|lease| {
+            let interface = self.interfaces.get(&lease.held.interface)?;
+            let tunnel = interface.tunnel(lease.held.wanted.start_queue)?;
+            Some((lease, interface, tunnel))
+        })
+    }
+
     /// Takes stations from networks in tunnels that those on the vxlan devices do not have any more.
     pub(crate) fn judge_tunnel_stations(&mut self) {
         let mut lost = Vec::new();
-        for lease in self.all_leases() {
+        for (lease, interface, tunnel) in self.tunnels() {
             let (at, first) = network_at(lease.held);
-            let Some(interface) = self.interfaces.get(&at) else {
-                continue;
-            };
-            let Some(tunnel) = interface.tunnel(first) else {
-                continue;
-            };
             let there = self.stations_on(tunnel.device, lease.peer);
             let gone = interface
                 .stations(first)
@@ -118,14 +123,8 @@ impl Server {
     /// Checks the tunnels of networks again, and notifies lessees of changes.
     pub(crate) fn look_at_tunnels(&mut self) {
         let mut changed = Vec::new();
-        for lease in self.all_leases() {
+        for (lease, _, tunnel) in self.tunnels() {
             let (at, first) = network_at(lease.held);
-            let Some(interface) = self.interfaces.get(&at) else {
-                continue;
-            };
-            let Some(tunnel) = interface.tunnel(first) else {
-                continue;
-            };
             let now = self.check_tunnel(lease.peer, Vxlan::by_index(tunnel.device));
             let now = now.unwrap_or_else(|_| Tunnel::none(tunnel.device));
             if now != tunnel {
