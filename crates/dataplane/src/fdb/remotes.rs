@@ -23,8 +23,8 @@ const FREE: u64 = 0;
 /// Where a word has the VTEP's number; the address is below.
 const NUMBER: u32 = 48;
 
-/// Names a VTEP within its network. A number may name another VTEP only after all addresses behind the former one have
-/// been removed, and all workers have the FDB in which it has no VTEP.
+/// Names a VTEP within its network. A number is used again as late as possible: a worker with an older FDB would send to
+/// the VTEP that had it before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VtepNumber(pub u16);
 

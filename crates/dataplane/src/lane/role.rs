@@ -26,7 +26,7 @@ pub enum Role {
     },
     /// A queue of a network's uplink.
     Uplink { network: Arc<str>, queue: u32 },
-    /// A queue of the NIC below a network's uplink, by which frames leave in VXLAN.
+    /// A queue of the NIC that carries the VXLAN packets of a network's uplink.
     Underlay { network: Arc<str>, queue: u32 },
     /// The tap of a network's uplink, in tap mode.
     UplinkTap { network: Arc<str> },

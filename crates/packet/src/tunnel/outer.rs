@@ -1,8 +1,8 @@
 //! The headers in front of a frame that is sent by VXLAN: Ethernet, IPv4 or IPv6, UDP, VXLAN.
 //!
-//! They are as Linux writes them (`vxlan_xmit_one`, drivers/net/vxlan): the IPv4 packet may be fragmented on its way, and
-//! the UDP source port is a hash of the inner flow, so that the network spreads flows over its paths. The UDP checksum is
-//! 0, "none": over IPv6 the receiver has to accept that (RFC 6935).
+//! They are as Linux writes them by default (`vxlan_xmit_one`, drivers/net/vxlan), except for two fields. The UDP source
+//! port, a hash of the inner flow by which the network spreads flows over its paths, is 49152 to 65535 (RFC 7348, section
+//! 5). The UDP checksum is 0, "none": over IPv6 the receiver has to accept that (RFC 6935). DF is not set.
 
 use std::net::IpAddr;
 
