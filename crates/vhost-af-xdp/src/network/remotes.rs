@@ -466,6 +466,16 @@ mod tests {
         (ns, follower)
     }
 
+    /// Applies pending changes, and waits until they are published; returns whether there are other VTEPs.
+    fn follow(follower: &mut Follower) -> bool {
+        let mut is_other = follower.follow();
+        while follower.is_unpublished {
+            std::thread::sleep(PUBLISH_PAUSE);
+            is_other |= follower.follow();
+        }
+        is_other
+    }
+
     /// The VTEP that frames to the station go to.
     fn vtep(follower: &Follower) -> Option<Arc<Vtep>> {
         let number = follower.remotes.find(STATION)?;
@@ -490,15 +500,15 @@ mod tests {
         assert!(vtep(&follower).is_none());
         let neighbour = "ip neighbour replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev u0 nud";
         run(&ns, &format!("{neighbour} reachable"));
-        assert!(follower.follow(), "there is another VTEP");
+        assert!(follow(&mut follower), "there is another VTEP");
         let before = vtep(&follower).expect("resolved");
         assert_eq!(ends(&before), (HOP, [10, 9, 0, 2].into()));
         assert!(!before.confirm.load(Relaxed));
         run(&ns, &format!("{neighbour} stale"));
-        assert!(!follower.follow(), "the address is the same");
+        assert!(!follow(&mut follower), "the address is the same");
         assert!(before.confirm.load(Relaxed));
         run(&ns, "ip neighbour del 10.9.0.2 dev u0");
-        assert!(follower.follow() && vtep(&follower).is_none());
+        assert!(follow(&mut follower) && vtep(&follower).is_none());
     }
 
     #[test]
@@ -511,12 +521,12 @@ mod tests {
                 &format!("ip neighbour add 10.9.0.{last} lladdr 02:00:00:00:00:0{last} dev u0"),
             );
         }
-        follower.follow();
+        follow(&mut follower);
         let to = |follower: &Follower| vtep(follower).map(|vtep| ends(&vtep).1);
         assert_eq!(to(&follower), Some([10, 9, 0, 2].into()));
         let first = follower.remotes.find(STATION);
         run(&ns, "bridge fdb replace 02:00:00:00:03:01 dev vx100 dst 10.9.0.3");
-        assert!(follower.follow());
+        assert!(follow(&mut follower));
         assert_eq!(to(&follower), Some([10, 9, 0, 3].into()));
         assert_ne!(
             follower.remotes.find(STATION),
@@ -525,7 +535,7 @@ mod tests {
         );
         assert_eq!(follower.vteps.len(), 1);
         run(&ns, "bridge fdb del 02:00:00:00:03:01 dev vx100 dst 10.9.0.3");
-        assert!(follower.follow());
+        assert!(follow(&mut follower));
         assert_eq!((follower.remotes.find(STATION), follower.vteps.len()), (None, 0));
     }
 
@@ -536,11 +546,11 @@ mod tests {
         run(&ns, "ip neighbour add 10.9.0.2 lladdr 02:00:00:00:00:02 dev u0");
         run(&ns, "ip neighbour add 10.9.0.254 lladdr 02:00:00:00:00:fe dev u0");
         let settle = |follower: &mut Follower| {
-            follower.follow();
+            follow(follower);
             // Routes are read after a pause.
             while let Some(due) = follower.due() {
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                follower.follow();
+                follow(follower);
             }
             vtep(follower).map(|vtep| ends(&vtep).0)
         };
