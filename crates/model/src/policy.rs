@@ -26,7 +26,7 @@ use toml::de::{DeTable, DeValue};
 use crate::config::Prefixes;
 use crate::config::Table;
 use crate::config::file::{Entry, WrongLine, entry, tables, wrong_at};
-use crate::config::table::table;
+use crate::config::table::{table, write_block};
 use crate::config::values::{Account, Mac, Size, Vlans, Words, Written, written};
 use crate::text::{ranges, ranges_text};
 
@@ -67,6 +67,21 @@ impl PolicyFile {
             }
         }
         Ok(file)
+    }
+}
+
+impl Display for PolicyFile {
+    /// All keys that are set, and the defaults of others.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_block(f, "limits", &self.limits.value.lines())?;
+        for rule in &self.rules {
+            write_block(f, &format!("\n{}", rule.name), &rule.value.lines())?;
+        }
+        if self.rules.is_empty() {
+            return writeln!(f, "\nno rule: nobody may lease anything");
+        }
+        write_block(f, "\ndefaults of limits", &Limits::defaults())?;
+        write_block(f, "\ndefaults of rules", &Allow::defaults())
     }
 }
 

@@ -14,13 +14,12 @@
 mod build;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::LazyLock;
 
 use model::config::Prefixes;
-use steer::{Filter, HintSet, MAX_QUEUES, Station, mac_text, ranges_text};
+use steer::{Filter, HintSet, Station, mac_text, ranges_text};
 
 use crate::hardware::Names;
 use program::peer::Credentials;
@@ -56,8 +55,10 @@ pub struct Policy {
     /// Grants leases even on kernels where sockets have to be handed over unbound.
     pub unbound: bool,
     pub(crate) rules: Vec<Rule>,
-    /// Warnings about rules that may not do what their author expects, with file and line.
-    warnings: Vec<String>,
+    /// Warnings about rules that may not do what their author expects, one line each, with file and line.
+    pub warnings: Vec<String>,
+    /// The keys of limits and rules with their values, and the defaults of others.
+    pub shown: String,
 }
 
 /// One `[[allow]]`; by default it allows nothing.
@@ -113,12 +114,6 @@ impl Policy {
     #[must_use]
     pub fn rule(&self, index: usize) -> &Rule {
         self.rules.get(index).unwrap_or(&NO_RULE)
-    }
-
-    /// Warnings about rules that may not do what their author expects, one line each, with file and line.
-    #[must_use]
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
     }
 
     /// The rules that apply to this user, with their indexes.
@@ -347,81 +342,6 @@ pub fn flows_text(flows: &[SocketAddr]) -> String {
 #[must_use]
 pub fn listed(numbers: &BTreeSet<u32>) -> String {
     ranges_text(numbers.iter().copied())
-}
-
-impl fmt::Display for Policy {
-    /// The effective policy, one line for each rule.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} connection(s) of one user at a time", self.connections)?;
-        if self.unbound {
-            writeln!(
-                f,
-                "sockets may be handed over before they are bound (Linux before 6.4)"
-            )?;
-        }
-        for (number, rule) in (1..).zip(&self.rules) {
-            writeln!(f, "rule {number}: {rule}")?;
-        }
-        match self.rules.is_empty() {
-            true => writeln!(f, "no rule: nobody may lease anything"),
-            false => Ok(()),
-        }
-    }
-}
-
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = |f: &mut fmt::Formatter<'_>, what: &str, number: Option<u32>| match number {
-            Some(number) => write!(f, "{what} {number}, "),
-            None => Ok(()),
-        };
-        named(f, "user", self.user)?;
-        named(f, "group", self.group)?;
-        write!(f, "{} queues {}", self.interface, listed(&self.queues))?;
-        if self.at_most < MAX_QUEUES {
-            write!(f, ", at most {} at a time", self.at_most)?;
-        }
-        match self.memlock {
-            None => {}
-            Some(u64::MAX) => write!(f, ", locked memory without limit")?,
-            Some(bytes) => write!(f, ", locked memory up to {} KiB", bytes / 1024)?,
-        }
-        for &mac in &self.names.macs {
-            write!(f, ", MAC {}", mac_text(mac))?;
-        }
-        if !self.names.vlans.is_empty() {
-            write!(f, ", VLANs {}", listed(&self.names.vlans))?;
-        }
-        if self.network {
-            write!(f, ", networks{}", if self.host { " with the host" } else { "" })?;
-        }
-        if self.advertise {
-            write!(f, ", advertised to other hosts")?;
-        }
-        if !self.ips.0.is_empty() {
-            write!(f, ", IP {}", self.ips)?;
-        }
-        if self.netkit {
-            write!(f, ", netkits")?;
-        }
-        if self.hints != HintSet::ALL {
-            write!(f, ", hints {}", self.hints)?;
-        }
-        if let Some(frames) = self.busy_poll {
-            write!(f, ", busy polling of up to {frames} frames")?;
-        }
-        if !self.zcrx.is_empty() {
-            let how = if self.zcrx_setup {
-                ", which the NIC is set up for"
-            } else {
-                ""
-            };
-            let what = if self.af_xdp { "AF_XDP and" } else { "only" };
-            let flows = flows_text(&self.zcrx);
-            write!(f, ", {what} zero-copy receive of {flows}{how}")?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

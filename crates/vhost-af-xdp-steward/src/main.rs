@@ -96,8 +96,8 @@ fn run(cli: &Options) -> Result<(), String> {
     }
     let policy = Policy::read(&cli.policy).map_err(|error| with_sources(&error))?;
     if cli.check {
-        print!("{policy}");
-        for warning in policy.warnings() {
+        print!("{}", policy.shown);
+        for warning in &policy.warnings {
             eprintln!("warning: {warning}");
         }
         return Ok(());
@@ -107,7 +107,7 @@ fn run(cli: &Options) -> Result<(), String> {
         return take_back(cli, policy);
     }
     check_surroundings(&policy)?;
-    for warning in policy.warnings() {
+    for warning in &policy.warnings {
         tracing::warn!("{warning}");
     }
     let signals = Signals::catch().map_err(|error| format!("cannot handle signals: {error}"))?;

@@ -3,9 +3,7 @@
 //! Keys, their values and their defaults are those of the [model](model::config). Lines that are no keys show what
 //! follows from several of them.
 
-use std::fmt::Write as _;
-
-use model::config::{ConfigFile, Daemon, Network, Port, Size, Table};
+use model::config::{ConfigFile, Daemon, Network, Port, Size, Table, write_block};
 use model::rates::PortRates;
 use steward_protocol::STATIONS_MAX;
 
@@ -42,10 +40,7 @@ pub(crate) fn render(config: &ServeConfig) -> String {
 
 fn block(text: &mut String, title: &str, lines: Lines) {
     // Writing to a String cannot fail.
-    let _ = writeln!(text, "{title}");
-    for (key, value) in lines {
-        let _ = writeln!(text, "  {key:<24} {value}");
-    }
+    let _ = write_block(text, title, &lines);
 }
 
 /// Adds a line that is no key.

@@ -1,7 +1,7 @@
 //! Tables: keys with values, from a file, a JSON object or words `KEY=VALUE`.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
+use std::fmt::{Display, Write};
 
 use schemars::{JsonSchema, schema_for};
 use serde::de::value::MapDeserializer;
@@ -345,6 +345,16 @@ pub fn names_of_set<T: Serialize + DeserializeOwned + Default>(section: &T) -> V
         .iter()
         .filter(|name| keys.get(**name) == Some(&Value::Bool(true)));
     set.map(|name| (*name).to_owned()).collect()
+}
+
+/// Writes keys with their values below a title.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_block(to: &mut impl Write, title: &str, lines: &[(String, String)]) -> std::fmt::Result {
+    writeln!(to, "{title}")?;
+    let mut lines = lines.iter();
+    lines.try_for_each(|(key, value)| writeln!(to, "  {key:<24} {value}"))
 }
 
 /// A value as written on a command line.

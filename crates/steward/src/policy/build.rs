@@ -26,13 +26,16 @@ impl Policy {
             line,
             what,
         };
-        let file = PolicyFile::parse(text).map_err(|error| wrong(error.line, error.what))?;
+        let mut file = PolicyFile::parse(text).map_err(|error| wrong(error.line, error.what))?;
         let (mut rules, mut warnings) = (Vec::new(), Vec::new());
-        for entry in &file.rules {
+        for entry in &mut file.rules {
             let of_rule = |what: String| wrong(Some(entry.line_of(&what)), format!("{}: {what}", entry.name));
             let rule = rule(&entry.value).map_err(of_rule)?;
             let doubts = entry.value.doubts();
             warnings.extend(doubts.map(|what| of_rule(what).to_string()));
+            let lessee = &mut entry.value.lessee;
+            lessee.user = rule.user.map(NameOrNumber::Number);
+            lessee.group = rule.group.map(NameOrNumber::Number);
             rules.push(rule);
         }
         let limits = &file.limits.value.sockets;
@@ -49,6 +52,7 @@ impl Policy {
             unbound: limits.unbound_sockets,
             rules,
             warnings,
+            shown: file.to_string(),
         })
     }
 
@@ -63,6 +67,7 @@ impl Policy {
             unbound: true,
             rules: rules?,
             warnings: Vec::new(),
+            shown: String::new(),
         })
     }
 }

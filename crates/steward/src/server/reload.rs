@@ -97,7 +97,7 @@ impl Server {
                 );
             }
             Ok(policy) => {
-                for warning in policy.warnings() {
+                for warning in &policy.warnings {
                     tracing::warn!("{warning}");
                 }
                 self.apply(policy);

@@ -120,12 +120,7 @@ mod tests {
             assert!(refused.contains(words), "{refused}");
         }
         assert!(policy.allows_zcrx() && !policy.rule(0).zcrx_setup);
-        let text = policy.to_string();
-        assert!(
-            text.contains("AF_XDP and zero-copy receive of 192.0.2.1:443"),
-            "{text}"
-        );
-        assert_eq!(policy.warnings(), [] as [&str; 0]);
+        assert_eq!(policy.warnings, [] as [&str; 0]);
     }
 
     fn af_xdp(queue: u32) -> Wanted {
@@ -157,8 +152,6 @@ mod tests {
         let only = policy(&with_af_xdp("false")).expect("a policy");
         let flows = wanted(2, &["192.0.2.1:443"]);
         assert_eq!(super::find(&only, &peer(7), &flows, |_| 0), Ok(0));
-        let text = only.to_string();
-        assert!(text.contains("only zero-copy receive of 192.0.2.1:443"), "{text}");
         // Another rule may allow it.
         let other = RULES.replace("user = 8", "user = 7");
         let other = other.replacen("at-most", "af-xdp = false\nat-most", 1);
@@ -183,11 +176,11 @@ mod tests {
             let (warned, line) = (beside("").expect("it was allowed before"), 5);
             let words = format!("p.toml line {line}: rule 1: {name}: with `zcrx` this limits");
             assert!(
-                matches!(warned.warnings(), [one] if one.starts_with(&words)),
+                matches!(&warned.warnings[..], [one] if one.starts_with(&words)),
                 "{warned:?}"
             );
             let meant = beside("af-xdp = true\n").expect("both are meant");
-            assert_eq!(meant.warnings(), [] as [&str; 0]);
+            assert_eq!(meant.warnings, [] as [&str; 0]);
         }
         let nothing = RULES.replace("queues = \"all\"\n", "queues = \"all\"\naf-xdp = false\n");
         let refused = policy(&nothing).expect_err("nothing could be leased");
@@ -206,7 +199,7 @@ mod tests {
         );
         let twice = policy(&twice).expect("it was allowed before");
         assert_eq!(
-            twice.warnings(),
+            twice.warnings,
             ["p.toml line 6: rule 1: zcrx: [2001:db8::1]:443 is there twice: leave one out"]
         );
     }
