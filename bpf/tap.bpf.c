@@ -16,6 +16,11 @@
  *   to_host       at ingress of the tap: the uplink receives what the network sends to the host, as if it came from
  *                 outside. So the host has one interface, one address, one neighbour table.
  *
+ * If this tap and an uplink that is a tunnel are ports of a bridge, the bridge can answer questions of guests, ARP requests
+ * and neighbour solicitations, out of its tables (neigh_suppress). It does so for those that it receives by the tap. So
+ * to_host leaves them to the bridge, which sends those that it has no answer for by its other ports, to which the uplink
+ * belongs. There to_network drops the same question from the tap to the wire.
+ *
  * Where the uplink has no XDP program, another tap joins the network with the wire:
  *
  *   from_uplink   at ingress of the uplink: does for received frames what to_network does for the host's.
@@ -55,11 +60,25 @@ const volatile __u32 tap_queues;
 /* from_uplink is attached to the uplink: to_host has to mark frames for it. */
 const volatile __u32 tap_marks;
 
+/* Index of the network's tap to the wire while a bridge gets its questions; 0: none does. One value for both programs that
+ * look at it, so that a change neither loses a question nor sends one twice, but for one that is between the two taps.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} tap_wire SEC(".maps");
+
+/* A question came by that tap: the process writes each to both taps. Earlier versions of it do not. */
+__u32 tap_both;
+
 /* No verdict: the next program decides, then the stack goes on (TCX_NEXT has the same value). */
 #define GO_ON TC_ACT_UNSPEC
 
-/* Of an Ethernet header. */
+/* Of an Ethernet header, and of one with an ARP packet. */
 #define HEADER_LEN 14
+#define ARP_END 42
 
 /* The VLAN of a frame's outermost tag, by the frame's header; 0: none, or it is cut off. A service tag (802.1ad) is of
  * no VLAN here, as in steer_body.h.
@@ -94,6 +113,38 @@ static __always_inline int is_too_long(struct __sk_buff *skb, __u64 config)
 	__u32 limit = config;
 
 	return limit && !skb->gso_size && skb->len > limit;
+}
+
+/* Whether a frame asks for the MAC address of an IP address of another station. Not those that announce the sender's own
+ * address, or check that no other has it: a bridge with neigh_suppress keeps these from other hosts
+ * (net/bridge/br_arp_nd_proxy.c).
+ */
+static __always_inline int is_question(struct __sk_buff *skb)
+{
+	__u8 head[ARP_END], kind;
+	__u32 sender, target;
+	__u16 type;
+
+	if (skb->vlan_present || bpf_skb_load_bytes(skb, 0, head, sizeof(head)) || !(head[0] & 1))
+		return 0;
+	type = head[12] << 8 | head[13];
+	if (type == 0x0806) {
+		__builtin_memcpy(&sender, head + 28, sizeof(sender));
+		__builtin_memcpy(&target, head + 38, sizeof(target));
+		/* Operation 1: a request. */
+		return head[20] == 0 && head[21] == 1 && sender && sender != target;
+	}
+	/* Next header 58: ICMPv6; type 135: neighbour solicitation. Only the unspecified address, and others that no station
+	 * has, start with 0.
+	 */
+	return type == 0x86dd && head[20] == 58 && head[22] && !bpf_skb_load_bytes(skb, 54, &kind, 1) && kind == 135;
+}
+
+static __always_inline __u32 wire(void)
+{
+	__u32 key = 0, *index = bpf_map_lookup_elem(&tap_wire, &key);
+
+	return index ? *index : 0;
 }
 
 /* Redirects a frame to a station of the network to its tap, and a copy of one to a group. `limits`: of these no more than
@@ -148,9 +199,19 @@ static __always_inline int to_tap(struct __sk_buff *skb, int limits)
 SEC("tc")
 int to_network(struct __sk_buff *skb)
 {
-	/* A guest's frame, by send.bpf.c of this uplink: it leaves by the NIC, as frames of AF_XDP sockets do. */
-	if (skb->tc_index == SENT_BY_TAP(skb->ingress_ifindex, tap_uplink))
+	int is_sent;
+
+	/* A guest's question, which a bridge sends. */
+	if (skb->ingress_ifindex == tap_device)
 		return GO_ON;
+	/* A guest's frame, by send.bpf.c of this uplink: it leaves by the NIC, as frames of AF_XDP sockets do. */
+	if (skb->tc_index == SENT_BY_TAP(skb->ingress_ifindex, tap_uplink)) {
+		if (skb->ingress_ifindex != wire() || !is_question(skb))
+			return GO_ON;
+		is_sent = tap_both && is_tap_there(skb);
+		tap_both = 1;
+		return is_sent ? TC_ACT_SHOT : GO_ON;
+	}
 	return to_tap(skb, 0);
 }
 
@@ -247,6 +308,8 @@ not_ours:
 SEC("tc")
 int to_host(struct __sk_buff *skb)
 {
+	if (wire() && tap_both && is_question(skb))
+		return GO_ON;
 	if (tap_marks)
 		skb->tc_index = SENT_TO_HOST(tap_network);
 	return bpf_redirect(tap_uplink, BPF_F_INGRESS);

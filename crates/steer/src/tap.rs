@@ -18,15 +18,15 @@ use std::path::{Path, PathBuf};
 
 use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{ProgramMut, TC_EGRESS, TC_INGRESS, TcAttachPoint, libbpf_sys};
+use libbpf_rs::{MapHandle, ProgramMut, TC_EGRESS, TC_INGRESS, TcAttachPoint, libbpf_sys};
 
 use crate::capture::messages_of;
 use crate::filter::{Place, attach_filter, has_filter, remove_filter};
-use crate::link;
 use crate::mode::Mode;
 use crate::program::Program;
 use crate::send;
 use crate::skel::tap::TapSkelBuilder;
+use crate::{link, map};
 
 /// Where a tap of a network leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -112,6 +112,7 @@ pub struct TapAccess {
     network: u32,
     /// In the order of [`pins`]. The first one is dropped first: it sends frames to the tap.
     attachments: Vec<Attachment>,
+    wire: MapHandle,
 }
 
 #[derive(Debug)]
@@ -213,7 +214,18 @@ impl TapAccess {
             to,
             network,
             attachments,
+            wire: loaded.wire,
         })
+    }
+
+    /// Has a bridge, of which this tap to the host is a port, get guests' questions for MAC addresses (ARP, ND), which it
+    /// can answer or send on. `wire`: index of the network's tap to the wire, whose copies of them are dropped; 0: no
+    /// bridge gets them.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_wire(&self, wire: u32) -> libbpf_rs::Result<()> {
+        map::set(&self.wire, &0u32, &wire)
     }
 
     /// Whether all programs are still attached: other processes can detach a link, and remove a filter or its qdisc.
@@ -368,6 +380,7 @@ struct Loaded {
     at_tap: OwnedFd,
     /// For the other hook of the tap.
     to_device: OwnedFd,
+    wire: MapHandle,
 }
 
 fn load(
@@ -409,6 +422,7 @@ fn load(
             at_uplink: owned(&skel.progs.to_network)?,
             at_tap: owned(&skel.progs.to_host)?,
             to_device: owned(&skel.progs.to_host_device)?,
+            wire: MapHandle::try_from(&skel.maps.tap_wire)?,
         },
         TapTo::Uplink => Loaded {
             at_uplink: match is_network {
@@ -417,6 +431,7 @@ fn load(
             },
             at_tap: send::load(uplink, None)?,
             to_device: owned(&skel.progs.to_device)?,
+            wire: MapHandle::try_from(&skel.maps.tap_wire)?,
         },
     })
 }

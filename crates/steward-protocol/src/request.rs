@@ -105,7 +105,9 @@ pub enum Request {
     },
     /// Asks for a tap device between the network and the interface, for a lease of [`ModeRequest::Tap`]. The device
     /// receives the interface's frames to stations of the network, and copies of multicast frames; if the lease is not
-    /// for a network, the frames of the lease. The interface sends the frames that are written to the device.
+    /// for a network, the frames of the lease. The interface sends the frames that are written to the device. If a lessee
+    /// writes guests' ARP requests and neighbour solicitations to this device, it writes each to that of
+    /// [`Request::Host`], too: while the network advertises addresses, a bridge gets those, and may answer or send them.
     /// The answer is that of [`Request::Host`], without addresses and bridge.
     Uplink {
         /// Index of the device whose descriptors the lessee has; 0: of none.

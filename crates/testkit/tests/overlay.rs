@@ -4,6 +4,7 @@ mod by_xdp;
 mod evpn;
 mod failures;
 mod linux;
+mod questions;
 
 use rstest::rstest;
 use testkit::driver::{F_HOST_ALL, HEADER};

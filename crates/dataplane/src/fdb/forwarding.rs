@@ -27,6 +27,8 @@ pub struct Forwarding {
     pub(crate) underlays: Vec<SlotAt>,
     /// Lane of the tap to the host.
     pub(crate) host: Option<LaneRef>,
+    /// Lane of the uplink's tap, in tap mode.
+    pub(crate) wire: Option<LaneRef>,
     /// Ports with a guest, on any worker, that may be disabled.
     attached: BTreeSet<PortNumber>,
 }

@@ -1,5 +1,6 @@
 //! The lane of a tap device, which joins a network with the host. In tap mode the network has a second one, at which
-//! frames from the wire arrive. Only its reading half is used, since frames leave through the uplink's queues.
+//! frames from the wire arrive. Only guests' questions for MAC addresses are written to it: other frames leave through
+//! the uplink's queues.
 //!
 //! For the other lanes it is a guest that accepts GSO packets and partial checksums, with one difference: they write
 //! frames to it directly from guest memory ([`crate::host::to_tap`]), with one system call per frame, in which the

@@ -3,8 +3,10 @@
 use device::pair::{Cursor, Piece, Sending, Vring};
 use packet::HEADERS_MAX;
 use packet::checksum::ChecksumAt;
-use packet::ethernet::{self, Tags};
+use packet::ethernet::{self, ADDRESS_BYTES, Tags};
+use packet::ethertype::ARP;
 use packet::segment::{Malformed, Request};
+use packet::word;
 use virtqueue::{Buffer, Chain};
 
 use crate::fdb::Destination;
@@ -82,6 +84,13 @@ impl Classified {
         let goes_as_it_is = gso.is_none() && self.retag(is_tagged) == Retag::Keep;
         let rest = frame.rest_in_one()?;
         goes_as_it_is.then_some((csum, frame.head, rest))
+    }
+
+    /// Whether its multicast frame, without a tag, may ask for a MAC address: it is of ARP, or to a solicited-node
+    /// address (RFC 4291, 2.7.1).
+    pub(super) fn may_ask(&self) -> bool {
+        let head = &self.head[..self.known.into()];
+        self.vlan == 0 && (word(head, ADDRESS_BYTES) == Some(ARP) || head.starts_with(&[0x33, 0x33, 0xff]))
     }
 
     /// Whether its frame is no GSO packet and, with the tag of its VLAN, not longer than this.

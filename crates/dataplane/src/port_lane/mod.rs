@@ -338,12 +338,15 @@ impl<O: OwnQueue> PortLane<O> {
     }
 
     /// Passes a multicast frame to the uplink, to the host, to all other ports that receive, and to the port itself if
-    /// it has hairpin.
+    /// it has hairpin. In tap mode, a frame that asks for a MAC address is written to the uplink's tap, so that the
+    /// kernel's programs can leave it to a bridge that knows the answer (`bpf/tap.bpf.c`).
     fn to_multicast(&mut self, batch: &mut Batch<'_>) {
         let first = batch.done;
         let from = self.source();
-        let has_uplink = from.is_some() && self.put_to_nic(1, batch).is_some();
-        if batch.done == first && (has_uplink || self.wait_for_uplink()) {
+        let wire = self.forwarding.wire;
+        let wire = wire.filter(|_| from.is_some() && self.chains[first].may_ask());
+        let has_uplink = from.is_some() && wire.is_none() && self.put_to_nic(1, batch).is_some();
+        if batch.done == first && (has_uplink || (wire.is_none() && self.wait_for_uplink())) {
             return;
         }
         if let Some((entry, frame)) = self.frame_at(first) {
@@ -355,7 +358,8 @@ impl<O: OwnQueue> PortLane<O> {
             let host = self.forwarding.host.filter(|_| from.is_some());
             let ports = self.forwarding.ports_of(entry.vlan, from);
             let ports = ports.map(|(port, guest)| (guest, self.forwarding.is_tagged(port)));
-            for (guest, is_tagged) in host.map(|host| (host, true)).into_iter().chain(ports) {
+            let taps = host.into_iter().chain(wire).map(|tap| (tap, true));
+            for (guest, is_tagged) in taps.chain(ports) {
                 let work = with_tag(entry, frame, is_tagged, |frame| {
                     pass_copy(batch.siblings, guest.at, frame, &self.counters)
                 });

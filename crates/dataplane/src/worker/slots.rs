@@ -373,6 +373,9 @@ impl Lanes {
                     forwarding.underlays.push(lane.at);
                 }
                 Role::Host { .. } if !lane.is_remote || !has_host => forwarding.host = Some(lane),
+                Role::UplinkTap { .. } if !lane.is_remote || forwarding.wire.is_none() => {
+                    forwarding.wire = Some(lane);
+                }
                 _ => {}
             }
         }

@@ -12,7 +12,7 @@ use crate::server::interface::Interface;
 use crate::server::journal::file::may_crash;
 use crate::server::taps::bridge_entries::BridgeEntries;
 use crate::server::taps::removals::Removals;
-use crate::server::taps::tap::{NewTap, Tap};
+use crate::server::taps::tap::{NewTap, Purpose, Tap};
 use host::links::Link;
 use host::links::bridge::BridgeFdb;
 use host::links::bridge_ports::BridgePorts;
@@ -264,6 +264,7 @@ impl NetworkTap {
             );
         }
         self.joined = Some(Joined { access, between });
+        self.set_wire(interface);
         Ok(())
     }
 
@@ -302,6 +303,7 @@ impl NetworkTap {
             tracing::error!(interface, "not joined with {to}: {why}");
         }
         self.why = why;
+        self.set_wire(interface);
         (is_lost || self.macs != macs, self.behind.changes() != behind)
     }
 
@@ -335,7 +337,26 @@ impl NetworkTap {
         let (_, at) = BridgePorts::of(&self.behind, &interface.link, &self.tap.name)?;
         let begun = self.advertised.begin(&self.tap, at);
         begun.map_err(|error| format!("{} cannot be made a port of the bridge: {error}", self.tap.name))?;
+        self.set_wire(interface);
         added.try_for_each(|change| self.advertised.add(change.station.mac, change.ip))
+    }
+
+    /// Has the bridge get guests' questions ([`TapAccess::set_wire`]) while the tap is its port, and it sends them on.
+    fn set_wire(&self, interface: &Interface) {
+        let (Some(joined), Some(at)) = (&self.joined, self.advertised.at) else {
+            return;
+        };
+        let is_up = || Link::by_index(at.bridge).is_some_and(|bridge| bridge.up);
+        let gets_them = !self.advertises_elsewhere(interface) && is_up();
+        let wire = Tap::new(
+            Purpose::Joins(TapTo::Uplink),
+            "",
+            self.tap.ifindex(),
+            self.tap.first,
+        );
+        let wire = Link::by_name(&wire.name).ok().filter(|_| gets_them);
+        // An array has all of its keys.
+        let _ = joined.access.set_wire(wire.map_or(0, |wire| wire.index));
     }
 
     /// Whether addresses are advertised at a place where that is not possible any more.
@@ -372,6 +393,10 @@ impl NetworkTap {
     /// Detaches the programs. The caller removes the device that this returns.
     pub(super) fn end(self, interface: Option<&Interface>) -> Tap {
         self.advertised.end();
+        if let Some(joined) = &self.joined {
+            // A bridge sends nothing of a port that is down.
+            let _ = joined.access.set_wire(0);
+        }
         // Nothing comes by it any more when the program is taken off.
         let _ = self.tap.set_up(false);
         let pins = interface.and_then(Interface::pins);

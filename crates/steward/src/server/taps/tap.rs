@@ -177,9 +177,9 @@ impl Tap {
         set.and(self.set_up(true))
     }
 
-    /// See [`Self::join_bridge`].
+    /// See [`Self::join_bridge`]. The kernel sends no ARP replies of a bridge by a port with `IFF_NOARP`.
     pub(crate) fn set_port_flags(&self) -> io::Result<()> {
-        let mut request = rt_link::Request::new().op_newlink_do(&Ifinfomsg::default());
+        let mut request = rt_link::Request::new().op_newlink_do(&header(0, libc::IFF_NOARP));
         drop(
             request
                 .encode()
