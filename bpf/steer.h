@@ -117,7 +117,9 @@ struct steer_tunnel {
 	/* of UDP */
 	__be16 port;
 	/* 4 or 6; 0: no frame is of this tunnel */
-	__u16 version;
+	__u8 version;
+	/* 1: packets for the tunnel from hosts that the network takes none from are dropped, and not the kernel's */
+	__u8 drops_unknown;
 	/* index of the vxlan device; the loader's own note, as above */
 	__u32 device;
 };
@@ -132,8 +134,8 @@ struct steer_vtep {
 	__be32 address[4];
 	__u32 network;
 	/* of IP: 4 or 6 */
-	__u16 version;
-	__u16 zero;
+	__u8 version;
+	__u8 zero[3];
 };
 _Static_assert(sizeof(struct steer_vtep) == 24, "twin in tunnel.rs");
 
@@ -217,8 +219,12 @@ struct steer_counters {
 	__u64 group_limited;
 	/* the same: no copy, the ring was full, or the frame longer than it takes or than frame_limit */
 	__u64 group_lost;
+	/* dropped: for a tunnel of drops_unknown, from an unknown host */
+	__u64 unknown_sender;
+	/* dropped: for a tunnel, without a whole Ethernet header in it */
+	__u64 malformed;
 };
-_Static_assert(sizeof(struct steer_counters) == 72, "twin in layout.rs");
+_Static_assert(sizeof(struct steer_counters) == 88, "twin in layout.rs");
 
 /* What a guest finds before its frame: VirtIO 1.3, section 5.1.6, little-endian whatever the host is. */
 struct steer_virtio_header {

@@ -302,7 +302,7 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 	__u32 network = flags >> STEER_NETWORK_SHIFT & 0xff;
 	struct steer_member *member;
 	volatile __u64 key;
-	int vlan, before, outer = 0;
+	int vlan, before, why, outer = 0;
 	__u32 len, port, verdict;
 
 	if (config & STEER_TUNNEL) {
@@ -357,6 +357,16 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 	return outer && verdict == XDP_PASS ? XDP_DROP : verdict;
 
 not_ours:
+	if (!outer && config & STEER_TUNNEL) {
+		why = refusal(ctx, network);
+		if (why) {
+			if (why == MALFORMED)
+				COUNT(counters, malformed);
+			else
+				COUNT(counters, unknown_sender);
+			return XDP_DROP;
+		}
+	}
 	COUNT(counters, not_ours);
 	if (outer && bpf_xdp_adjust_head(ctx, -outer))
 		return XDP_DROP;

@@ -7,7 +7,8 @@
  * packet filter, and its vxlan device: other senders, fragments, options, other VNIs, flags of extensions, packets that a
  * router marked for congestion (the mark has to be put into the inner packet, RFC 6040). The checksum of UDP is not
  * verified, as RFC 7348 allows: those of the inner packet are the receiver's. Only the part of a frame that is in its first
- * buffer is looked at.
+ * buffer is looked at. Packets without a whole Ethernet header in them are dropped, and, if the tunnel says so, all from
+ * other senders, whatever their headers.
  */
 #ifndef VHOST_AF_XDP_STEER_TUNNEL_H
 #define VHOST_AF_XDP_STEER_TUNNEL_H
@@ -78,7 +79,7 @@ static __always_inline int has_vtep(__u32 network, __u64 version, __u64 first, _
 
 	key[0] = first;
 	key[1] = second;
-	key[2] = (__u64)network << SHIFT(0, 4) | version << SHIFT(4, 2);
+	key[2] = (__u64)network << SHIFT(0, 4) | version << SHIFT(4, 1);
 	return !!bpf_map_lookup_elem(&steer_vteps, (const void *)key);
 }
 
@@ -135,6 +136,97 @@ static __always_inline int take_off(struct xdp_md *ctx, __u32 network)
 	if (meta + 1 <= (const void *)(long)ctx->data)
 		return 0;
 	return len && !bpf_xdp_adjust_head(ctx, len) ? len : 0;
+}
+
+/* Headers of IPv6 that may be before that of UDP: hop-by-hop options, routing, fragment, destination options (RFC 8200). */
+static __always_inline int is_extension(__u8 protocol)
+{
+	return protocol == 0 || protocol == 43 || protocol == 44 || protocol == 60;
+}
+
+/* Why a packet is dropped that is not taken out of the tunnel of its network. */
+#define UNKNOWN_SENDER 1
+#define MALFORMED 2
+/* A malformed packet that is longer is the kernel's, unless those of unknown senders are searched for. */
+#define SHORT_LEN 128
+
+/* Why a packet is dropped; 0: it is not. The kernel's vxlan device takes packets to all addresses of the host, with tags,
+ * options and extension headers, and in fragments: without the first one the others are lost.
+ */
+static __always_inline int why_refused(struct xdp_md *ctx, const struct steer_tunnel *tunnel, __u32 network)
+{
+	__u64 words[5];
+	const __u8 *head = (const __u8 *)words;
+	__u32 at = ETHERNET_LEN, i;
+	__u64 first, second = 0;
+	__u8 protocol;
+	int is_later, is_unknown, is_short;
+	__be16 type;
+
+	for (i = 0; i < 3; i++, at += 4) {
+		if (bpf_xdp_load_bytes(ctx, at - 2, words, 2))
+			return 0;
+		type = FIELD16(head, 0);
+		if (type != NETWORK16(0x8100) && type != NETWORK16(0x88a8))
+			break;
+	}
+	if (tunnel->version == 4 && type == NETWORK16(0x0800)) {
+		if (bpf_xdp_load_bytes(ctx, at, words, IPV4_LEN))
+			return 0;
+		protocol = head[9];
+		is_later = FIELD16(head, 6) & NETWORK16(0x1fff);
+		first = (__u64)FIELD32(head, 12) << SHIFT(0, 4);
+		at += (head[0] & 15) * 4;
+	} else if (tunnel->version == 6 && type == NETWORK16(0x86dd)) {
+		if (bpf_xdp_load_bytes(ctx, at, words, IPV6_LEN))
+			return 0;
+		protocol = head[6];
+		is_later = 0;
+		first = WORDS(head, 8);
+		second = WORDS(head, 16);
+		at += IPV6_LEN;
+		for (i = 0; i < 4 && is_extension(protocol); i++) {
+			if (bpf_xdp_load_bytes(ctx, at, words, 8))
+				return 0;
+			if (protocol == 44)
+				is_later = FIELD16(head, 2) & NETWORK16(0xfff8);
+			at += protocol == 44 ? 8 : (head[1] + 1) * 8;
+			protocol = head[0];
+		}
+	} else {
+		return 0;
+	}
+	if (is_later)
+		return 0;
+	is_unknown = tunnel->drops_unknown && !has_vtep(network, tunnel->version, first, second);
+	/* There are more extensions than any sender needs. */
+	if (is_extension(protocol) && tunnel->version == 6)
+		return is_unknown ? UNKNOWN_SENDER : 0;
+	if (protocol != 17 || bpf_xdp_load_bytes(ctx, at, words, UDP_LEN) || FIELD16(head, 2) != tunnel->port)
+		return 0;
+	/* No frame has a shorter header. */
+	is_short = NETWORK16(FIELD16(head, 4)) < UDP_LEN + VXLAN_LEN + ETHERNET_LEN;
+	/* The VNI may be in the next fragment. */
+	if (!bpf_xdp_load_bytes(ctx, at + UDP_LEN + 4, words, 4) &&
+	    (FIELD32(head, 0) & NETWORK32(0xffffff00)) != tunnel->vni)
+		return 0;
+	if (is_unknown)
+		return UNKNOWN_SENDER;
+	return is_short ? MALFORMED : 0;
+}
+
+/* Why a packet is dropped that is not taken out of the tunnel of its network; 0: it is not. A global function: the verifier
+ * checks it once, and not again for each way to it.
+ */
+__noinline int refusal(struct xdp_md *ctx, __u32 network)
+{
+	/* Eight bytes: see to_socket. */
+	volatile __u64 key = (__u64)network << SHIFT(0, 4);
+	struct steer_tunnel *tunnel = bpf_map_lookup_elem(&steer_tunnels, (const void *)&key);
+
+	if (!tunnel || (!tunnel->drops_unknown && bpf_xdp_get_buff_len(ctx) > SHORT_LEN))
+		return 0;
+	return why_refused(ctx, tunnel, network);
 }
 
 #endif

@@ -278,6 +278,10 @@ pub struct QueueCounters {
     pub group_limited: u64,
     /// Multicast frames not copied: the ring was full, or they were too long for it or [`QueueConf::frame_limit`].
     pub group_lost: u64,
+    /// Packets for a [tunnel](crate::Tunnel::drops_unknown) that were dropped: from an unknown host.
+    pub unknown_sender: u64,
+    /// The same: without a whole Ethernet header in them.
+    pub malformed: u64,
 }
 
 /// Their number.
@@ -296,12 +300,17 @@ impl QueueCounters {
             ("group_copied", self.group_copied),
             ("group_limited", self.group_limited),
             ("group_lost", self.group_lost),
+            ("unknown_sender", self.unknown_sender),
+            ("malformed", self.malformed),
         ]
     }
 
     /// Frames that the program dropped, for any reason.
     pub fn dropped(&self) -> u64 {
-        self.too_long.wrapping_add(self.no_header_room)
+        let of_tunnels = self.unknown_sender.wrapping_add(self.malformed);
+        self.too_long
+            .wrapping_add(self.no_header_room)
+            .wrapping_add(of_tunnels)
     }
 
     /// Adds one CPU's value as the kernel returns it; false if it does not have the size of `struct steer_counters`.
@@ -419,23 +428,23 @@ mod tests {
 
     #[test]
     fn counters_of_two_cpus_add_up() {
-        let cpu: Vec<u8> = (1..=9u64).flat_map(u64::to_ne_bytes).collect();
+        let cpu: Vec<u8> = (1..=11u64).flat_map(u64::to_ne_bytes).collect();
         let mut sum = QueueCounters::default();
         assert!(sum.add_cpu(&cpu));
         assert!(sum.add_cpu(&cpu));
         assert_eq!(
             sum.named().map(|(_, value)| value),
-            [2, 4, 6, 8, 10, 12, 14, 16, 18]
+            [2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22]
         );
-        assert_eq!(sum.dropped(), 14);
+        assert_eq!(sum.dropped(), 56);
     }
 
     #[test]
     fn counters_of_another_size_are_refused() {
         let mut sum = QueueCounters::default();
-        assert!(!sum.add_cpu(&[0; 71]));
-        assert!(!sum.add_cpu(&[0; 73]));
-        assert!(!sum.add_cpu(&[0; 80]));
+        assert!(!sum.add_cpu(&[0; 87]));
+        assert!(!sum.add_cpu(&[0; 89]));
+        assert!(!sum.add_cpu(&[0; 96]));
         assert_eq!(sum, QueueCounters::default());
     }
 }

@@ -109,6 +109,24 @@ impl Program {
         changed.map_err(|source| QueueError::Network { network, source })
     }
 
+    /// Drops packets for the tunnel of a network from hosts that it takes none from, until [`Program::set_tunnel`]. Returns
+    /// the tunnel, if there is one.
+    ///
+    /// # Errors
+    /// [`QueueError::Network`].
+    pub fn drop_unknown(&self, network: u32) -> Result<Option<Tunnel>, QueueError> {
+        let Some((maps, tunnel)) = self.networks.tunnels.as_ref().zip(self.tunnel(network)) else {
+            return Ok(None);
+        };
+        let drops_unknown = true;
+        let tunnel = Tunnel {
+            drops_unknown,
+            ..tunnel
+        };
+        let set = maps.set(network, tunnel).map(|()| Some(tunnel));
+        set.map_err(|source| QueueError::Network { network, source })
+    }
+
     /// The hosts from which a network takes packets of its tunnel.
     pub fn vteps(&self, network: u32) -> BTreeSet<IpAddr> {
         let tunnels = self.networks.tunnels.as_ref();

@@ -24,6 +24,8 @@ pub struct Tunnel {
     pub port: u16,
     /// The host's address; unspecified: no frame is of this tunnel.
     pub local: IpAddr,
+    /// Packets for the tunnel from hosts that the network takes none from are dropped, and not left to the kernel.
+    pub drops_unknown: bool,
 }
 
 impl Tunnel {
@@ -35,7 +37,18 @@ impl Tunnel {
             vni: 0,
             port: 0,
             local: Ipv4Addr::UNSPECIFIED.into(),
+            drops_unknown: false,
         }
+    }
+
+    /// Whether the same packets are for another one.
+    #[must_use]
+    pub fn is_same(self, other: Self) -> bool {
+        let drops_unknown = other.drops_unknown;
+        Self {
+            drops_unknown,
+            ..self
+        } == other
     }
 }
 
@@ -48,7 +61,8 @@ struct Value {
     vni: [u8; 4],
     port: [u8; 2],
     /// 4 or 6; 0: no frame is of the tunnel.
-    version: u16,
+    version: u8,
+    drops_unknown: u8,
     device: u32,
 }
 
@@ -60,6 +74,7 @@ impl From<Tunnel> for Value {
             vni: (tunnel.vni << 8).to_be_bytes(),
             port: tunnel.port.to_be_bytes(),
             version: if tunnel.local.is_unspecified() { 0 } else { version },
+            drops_unknown: tunnel.drops_unknown.into(),
             device: tunnel.device,
         }
     }
@@ -72,12 +87,13 @@ impl From<Value> for Tunnel {
             vni: u32::from_be_bytes(value.vni) >> 8,
             port: u16::from_be_bytes(value.port),
             local: address(value.local, value.version),
+            drops_unknown: value.drops_unknown != 0,
         }
     }
 }
 
 /// An address as in a header, then zeros, and the version of IP.
-fn bytes_of(address: IpAddr) -> ([u8; 16], u16) {
+fn bytes_of(address: IpAddr) -> ([u8; 16], u8) {
     match address {
         IpAddr::V4(v4) => {
             let mut bytes = [0; 16];
@@ -88,7 +104,7 @@ fn bytes_of(address: IpAddr) -> ([u8; 16], u16) {
     }
 }
 
-fn address(bytes: [u8; 16], version: u16) -> IpAddr {
+fn address(bytes: [u8; 16], version: u8) -> IpAddr {
     let [a, b, c, d, ..] = bytes;
     match version {
         6 => Ipv6Addr::from(bytes).into(),
@@ -102,8 +118,8 @@ fn address(bytes: [u8; 16], version: u16) -> IpAddr {
 struct Vtep {
     address: [u8; 16],
     network: u32,
-    version: u16,
-    zero: u16,
+    version: u8,
+    zero: [u8; 3],
 }
 
 /// The tunnels of networks, by their first queue, and the hosts from which networks take packets.
@@ -148,7 +164,7 @@ impl Tunnels {
             address,
             network,
             version,
-            zero: 0,
+            zero: [0; 3],
         };
         match is_there {
             true => map::set(&self.vteps, &key, &1u8),
@@ -183,16 +199,14 @@ mod tests {
             vni: 0x02_0304,
             port: 4789,
             local: local.parse().expect("an address"),
+            drops_unknown: local.len() > 9,
         };
         let value = Value::from(tunnel("192.0.2.1"));
         let bytes = value.as_bytes();
         assert_eq!(bytes[..5], [192, 0, 2, 1, 0]);
         assert_eq!(bytes[16..22], [2, 3, 4, 0, 0x12, 0xb5]);
-        assert_eq!(
-            bytes[22..],
-            [&4u16.to_ne_bytes()[..], &7u32.to_ne_bytes()].concat()
-        );
-        assert_eq!(Value::from(tunnel("2001:db8::1")).version, 6);
+        assert_eq!(bytes[22..], [[4, 0].as_slice(), &7u32.to_ne_bytes()].concat());
+        assert_eq!(Value::from(tunnel("2001:db8::1")).as_bytes()[22..24], [6, 1]);
         for local in ["192.0.2.1", "2001:db8::1"] {
             assert_eq!(Tunnel::from(Value::from(tunnel(local))), tunnel(local));
         }

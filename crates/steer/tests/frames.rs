@@ -51,7 +51,9 @@ fn frames_of_a_queue_not_enabled_reach_the_host_unchanged() {
                 ("not_ours", 0),
                 ("group_copied", 0),
                 ("group_limited", 0),
-                ("group_lost", 0)
+                ("group_lost", 0),
+                ("unknown_sender", 0),
+                ("malformed", 0)
             ]
         );
     }

@@ -27,6 +27,7 @@ fn tunnel(local: &str) -> Tunnel {
         vni: VNI,
         port: 4789,
         local: local.parse().expect("an address"),
+        drops_unknown: false,
     }
 }
 
@@ -179,7 +180,6 @@ fn all_else_goes_to_the_host_as_it_came() {
                 ("no station", packed(local, &frame_to(NOBODY, &[]))),
                 ("another VLAN", packed(local, &frame_to(OURS, &[(0x8100, 7)]))),
                 ("to a group", packed(local, &frame_to(GROUP, &[]))),
-                ("shorter than a header", packed(local, &inner[..13])),
                 ("cut off", packed(local, &inner)[..48].to_vec()),
             ];
             for &(name, change) in CHANGES_OF_BOTH.iter().chain(changes) {
@@ -198,6 +198,12 @@ fn all_else_goes_to_the_host_as_it_came() {
                 let passed = pair.near_socket.receive(wait::SOON);
                 assert_eq!(passed.as_ref(), Some(sent), "{request:?} {local}: {name}");
             }
+            for malformed in [packed(local, &inner[..13]), packed(local, &[])] {
+                pair.far_socket.send(&malformed);
+            }
+            let dropped = || program.counters(0).expect("counters").malformed == 2;
+            assert!(wait::until(wait::SOON, dropped), "{request:?} {local}");
+            assert!(pair.near_socket.receive(wait::QUIET).is_none());
             let counters = program.counters(0).expect("counters");
             let all = cases.len() as u64;
             assert_eq!(
@@ -205,6 +211,132 @@ fn all_else_goes_to_the_host_as_it_came() {
                 (all, 0, 0),
                 "{request:?} {local}: {counters:?}"
             );
+        }
+    }
+}
+
+/// Changes that the kernel's vxlan device may not mind.
+const DISGUISES_OF_BOTH: [Change; 4] = [
+    ("plain", |_| ()),
+    ("with a priority", |sent| {
+        drop(sent.splice(12..12, [0x81, 0, 0, 0]))
+    }),
+    ("with two tags", |sent| {
+        drop(sent.splice(12..12, [0x88, 0xa8, 0, 9, 0x81, 0, 0, 7]))
+    }),
+    ("to a group of hosts", |sent| sent[..6].copy_from_slice(&GROUP)),
+];
+const DISGUISES_OF_IPV4: [Change; 8] = [
+    ("to another address", |sent| sent[33] = 3),
+    ("with options", |sent| {
+        sent[14] = 0x47;
+        sent.splice(34..34, [1; 8]);
+    }),
+    ("congestion", |sent| sent[15] = 3),
+    ("first fragment", |sent| sent[20] = 0x20),
+    ("shortest first fragment", |sent| {
+        sent[20] = 0x20;
+        sent.truncate(42);
+    }),
+    ("wrong datagram", |sent| sent[39] -= 1),
+    ("flags of an extension", |sent| sent[42] = 0x88),
+    ("reserved bits", |sent| sent[49] = 1),
+];
+const DISGUISES_OF_IPV6: [Change; 5] = [
+    ("to another address", |sent| sent[53] = 3),
+    ("congestion", |sent| sent[15] = 0x30),
+    ("first fragment", |sent| {
+        sent[20] = 44;
+        sent.splice(54..54, [17, 0, 0, 1, 0, 0, 0, 9]);
+    }),
+    ("options of all kinds", |sent| {
+        sent[20] = 0;
+        let options = [
+            [43, 0, 1, 4, 0, 0, 0, 0],
+            [60, 0, 0, 0, 0, 0, 0, 0],
+            [17, 0, 1, 4, 0, 0, 0, 0],
+        ];
+        sent.splice(54..54, options.concat());
+    }),
+    ("more options than one looks at", |sent| {
+        sent[20] = 60;
+        sent.splice(54..54, [[60, 0, 1, 4, 0, 0, 0, 0]; 9].concat());
+    }),
+];
+/// Packets that are not for the tunnel, or pass in vain.
+const OTHERS_OF_IPV4: [Change; 4] = [
+    ("TCP", |sent| sent[23] = 6),
+    ("later fragment", |sent| sent[21] = 8),
+    ("another port", |sent| sent[37] += 1),
+    ("another VNI", |sent| sent[48] += 1),
+];
+const OTHERS_OF_IPV6: [Change; 4] = [
+    ("another port", |sent| sent[57] += 1),
+    ("another VNI", |sent| sent[66] += 1),
+    ("another protocol", |sent| sent[20] = 58),
+    ("later fragment", |sent| {
+        sent[20] = 44;
+        sent.splice(54..54, [17, 0, 0, 8, 0, 0, 0, 9]);
+    }),
+];
+
+#[test]
+fn packets_of_unknown_hosts_are_dropped_if_the_tunnel_says_so() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let families = [
+        (LOCALS[0], 29, &DISGUISES_OF_IPV4[..], &OTHERS_OF_IPV4[..]),
+        (LOCALS[1], 37, &DISGUISES_OF_IPV6, &OTHERS_OF_IPV6),
+    ];
+    for request in [ModeRequest::Native, ModeRequest::Skb] {
+        for (local, sender_at, disguises, others) in families {
+            let (program, _ring) = network(&pair, request, false, local);
+            let tunnel = program.drop_unknown(0).expect("there is one");
+            assert!(tunnel.is_some_and(|tunnel| tunnel.drops_unknown) && program.tunnel(0) == tunnel);
+            let mut receiver = Receiver::open(&pair, &program);
+            program
+                .enable_queue(0, receiver.socket.as_fd(), bare(1514))
+                .expect("queue 0");
+            let dropped = || program.counters(0).expect("counters").unknown_sender;
+            let inner = frame_to(OURS, &[]);
+            // Not the sender's: in an unchanged packet.
+            let [known, unknown] = [0, 0x40].map(|bit| {
+                let mut packet = packed(local, &inner);
+                packet[sender_at] ^= bit;
+                packet
+            });
+            let changed = |packet: &[u8], change: fn(&mut Vec<u8>)| {
+                let mut sent = packet.to_vec();
+                change(&mut sent);
+                if local == LOCALS[0] && sent[12..14] == [8, 0] && sent[14] == 0x45 {
+                    sum(&mut sent);
+                }
+                sent
+            };
+            let passes = |name, sent: &[u8]| {
+                pair.far_socket.send(sent);
+                let passed = pair.near_socket.receive(wait::SOON);
+                assert_eq!(passed.as_deref(), Some(sent), "{request:?} {local}: {name}");
+            };
+            for (number, &(name, change)) in DISGUISES_OF_BOTH.iter().chain(disguises).enumerate() {
+                pair.far_socket.send(&changed(&unknown, change));
+                let is_dropped = wait::until(wait::SOON, || dropped() == number as u64 + 1);
+                assert!(is_dropped, "{request:?} {local}: {name}");
+                if number > 0 {
+                    passes(name, &changed(&known, change));
+                }
+            }
+            let all = dropped();
+            for &(name, change) in others {
+                passes(name, &changed(&unknown, change));
+            }
+            pair.far_socket.send(&known);
+            frame::assert_same(&next(&mut receiver).0, &inner);
+            let counters = program.counters(0).expect("counters");
+            assert_eq!(
+                (counters.redirected, counters.unknown_sender, counters.dropped()),
+                (1, all, all)
+            );
+            assert!(pair.near_socket.receive(wait::QUIET).is_none());
         }
     }
 }

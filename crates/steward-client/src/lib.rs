@@ -408,6 +408,15 @@ impl Lease {
         requests.try_for_each(|request| self.ask_done(&request))
     }
 
+    /// Has the program drop packets for the tunnel from unknown hosts: see [`Request::DropUnknown`].
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn drop_unknown(&self) -> Result<(), LeaseError> {
+        self.require(&Request::DropUnknown, "drop packets of unknown senders")?;
+        self.ask_done(&Request::DropUnknown)
+    }
+
     /// Has the program take frames out of the tunnel of a vxlan device: see [`Request::Tunnel`]. Returns two rtnetlink
     /// sockets in the interface's network namespace, non-blocking, which can read and not change. Call it again when
     /// the steward reports a change ([`Lease::take_changes`]).

@@ -144,6 +144,8 @@ pub enum Request {
         /// The changes.
         changes: Vec<VtepChange>,
     },
+    /// Has the program drop packets for the tunnel from hosts that it takes none from, until [`Request::Tunnel`].
+    DropUnknown,
     /// Sets the hints that the lease's queues request, from now on. Without a lease: for the lease that this connection
     /// requests or resumes later.
     Hints(HintRequest),
@@ -275,6 +277,7 @@ messages! {
         24 => Advertise { changes: ADDRESSES };
         25 => Tunnel { device: Name };
         27 => Vteps { changes: VTEPS };
+        28 => DropUnknown;
     } else Self::read_other, Self::write_other
 }
 
@@ -286,6 +289,7 @@ impl Request {
         match self {
             Self::Uplink { queues, .. } => *queues > 1,
             Self::SendTap { .. } | Self::Advertise { .. } | Self::Tunnel { .. } | Self::Vteps { .. } => true,
+            Self::DropUnknown => true,
             _ => false,
         }
     }

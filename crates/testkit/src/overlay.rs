@@ -529,6 +529,12 @@ impl Overlay {
         (netns, underlay.address(ROUTER))
     }
 
+    /// Sends frames to a host as they are, past the bridge of the fabric, which looks into them.
+    #[must_use]
+    pub fn wire_to(&self, host: usize) -> PacketPort {
+        PacketPort::open(&self.fabric, &format!("f{host}"))
+    }
+
     /// Spreads frames to a host over all queues of its interface.
     pub fn spread(&self, host: usize) {
         let (far, queues) = (format!("f{host}"), self.hosts[host].underlay.queues.to_string());

@@ -106,6 +106,7 @@ impl Vxlan {
                 vni: vni.map(u32::from_ne_bytes).ok_or("has no VNI")?,
                 port: port.map(u16::from_be_bytes).ok_or("has no UDP port")?,
                 local,
+                drops_unknown: false,
             },
             // 0: the kernel uses net.ipv4.ip_default_ttl, 64 unless it was changed.
             ttl: ttl.filter(|&ttl| ttl != 0).unwrap_or(64),

@@ -169,6 +169,12 @@ operations! { server, number, request;
         "`Vteps`"
         "16,384 a network"
     ] => server.change_vteps(number, changes);
+    DropUnknown {} [
+        "the lease is a network's"
+        "packets of other hosts are dropped"
+        "`Tunnel`"
+        "–"
+    ] => server.drop_unknown(number);
     SendTap { queue, only_with_tso } [
         "the queue is the lease's"
         "tap that sends from that queue"

@@ -187,6 +187,7 @@ pub(crate) fn requests() -> Vec<Request> {
                 is_added: true,
             }],
         },
+        Request::DropUnknown,
         Request::Behind {
             after: Station { vlan: 0, mac: [0; 6] },
         },

@@ -52,7 +52,12 @@ pub(super) fn read(
                 value,
                 matches!(
                     name,
-                    "too_long" | "no_header_room" | "group_limited" | "group_lost"
+                    "too_long"
+                        | "no_header_room"
+                        | "group_limited"
+                        | "group_lost"
+                        | "unknown_sender"
+                        | "malformed"
                 ),
             )
         });

@@ -512,6 +512,11 @@ pub(crate) fn network(name: &str, network: &Network) -> anyhow::Result<NetworkCo
     let uplink = match (queues("underlay", &options.underlay, attachment)?, uplink) {
         (Some(_), None) => bail!("underlay: needs an uplink, the vxlan device: name one"),
         (Some(at), Some(uplink)) => Some(with_underlay(uplink, at, options)?),
+        (None, _) if options.drop_unknown_senders => {
+            bail!(
+                "drop-unknown-senders: needs an underlay: name the interface that carries packets of the uplink"
+            )
+        }
         (None, uplink) => uplink,
     };
     Ok(NetworkConfig {
@@ -541,6 +546,7 @@ fn with_underlay(
             segments: Segments::Whole,
             ..uplink.options
         },
+        drops_unknown: options.drop_unknown_senders,
     };
     Ok(UplinkConfig {
         at: InterfaceQueues {

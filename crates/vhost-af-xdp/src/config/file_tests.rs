@@ -624,6 +624,10 @@ fn options_of_queues_are_those_of_the_underlay_and_its_uplink_is_in_tap_mode() {
     for (lan, words) in [
         ("underlay = \"eth0\"\n", "underlay: needs an uplink"),
         ("uplink = \"eth0\"\nunderlay = \"eth0\"\n", "this is the uplink"),
+        (
+            "uplink = \"eth0\"\ndrop-unknown-senders = true\n",
+            "drop-unknown-senders: needs an underlay",
+        ),
     ] {
         assert_wrong(&format!("[network.lan]\n{lan}{port}"), &[words]);
     }

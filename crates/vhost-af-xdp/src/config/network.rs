@@ -35,6 +35,8 @@ pub(crate) struct UnderlayConfig {
     pub(crate) queues: u32,
     /// How they are used.
     pub(crate) options: QueueOptions,
+    /// Packets for the device from senders that its forwarding database does not list are dropped.
+    pub(crate) drops_unknown: bool,
 }
 
 impl UnderlayConfig {

@@ -83,6 +83,8 @@ pub(super) struct Follower {
     /// The VTEPs whose packets the program takes, as last reported, and whether there may be others now.
     reported: BTreeSet<IpAddr>,
     is_unreported: bool,
+    /// Those that are reached by another interface are among them: packets of others are dropped.
+    takes_all_listed: bool,
     /// The number of the next new VTEP.
     next_number: u16,
     /// `published` has to be made again.
@@ -108,6 +110,7 @@ impl Follower {
         [requests, changes]: [OwnedFd; 2],
         vxlan: &str,
         underlay: &Link,
+        takes_all_listed: bool,
     ) -> Result<Self, String> {
         // Before the tables are read: no change is missed.
         let changes = TableChanges::subscribe(changes).map_err(|error| error.to_string())?;
@@ -125,6 +128,7 @@ impl Follower {
             flooded: BTreeMap::new(),
             reported: BTreeSet::new(),
             is_unreported: true,
+            takes_all_listed,
             next_number: 0,
             is_unpublished: false,
             needs_read: false,
@@ -246,9 +250,13 @@ impl Follower {
         if !std::mem::take(&mut self.is_unreported) {
             return Vec::new();
         }
-        // Packets from others are not expected here: the kernel judges them.
-        let vteps = self.vteps.values().filter(|vtep| vtep.hop.is_some());
-        let flooded = self.flooded.iter().filter(|(_, is_on_underlay)| **is_on_underlay);
+        // Packets from others are not expected here: the kernel judges them, unless they are dropped.
+        let is_taken = |is_on_underlay| is_on_underlay || self.takes_all_listed;
+        let vteps = self.vteps.values().filter(|vtep| is_taken(vtep.hop.is_some()));
+        let flooded = self
+            .flooded
+            .iter()
+            .filter(|(_, is_on_underlay)| is_taken(**is_on_underlay));
         let wanted: BTreeSet<_> = vteps
             .map(|vtep| vtep.ip)
             .chain(flooded.map(|(&ip, _)| ip))
@@ -461,7 +469,7 @@ mod tests {
         let follower = ns.enter(|| {
             let sockets = [(); 2].map(|()| netlink_socket(None).expect("a socket"));
             let underlay = Link::by_name("u0").expect("it is there");
-            Follower::begin(sockets, "vx100", &underlay).expect("it follows")
+            Follower::begin(sockets, "vx100", &underlay, false).expect("it follows")
         });
         (ns, follower)
     }

@@ -155,10 +155,13 @@ impl Network {
         let sockets = interface.steering.tunnel(&name)?;
         // Queues of an underlay are never of a foreign program.
         let sockets = sockets.ok_or(InterfaceError::InUse)?;
-        let follower = Follower::begin(sockets, &name, &interface.link);
+        let follower = Follower::begin(sockets, &name, &interface.link, config.drops_unknown);
         let follower = follower.map_err(|why| InterfaceError::Tables { name, why })?;
         state.underlay.follower = Some(follower);
         send_vtep_changes(&mut state.underlay)?;
+        if config.drops_unknown {
+            interface.steering.drop_unknown()?;
+        }
         self.set_underlay_stations(state)?;
         for at in 0..state.underlay.running.len() {
             if state.underlay.running[at].is_none() {

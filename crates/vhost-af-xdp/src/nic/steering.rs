@@ -443,6 +443,14 @@ impl Steering {
         }
     }
 
+    /// Has the program drop packets for the tunnel from other hosts: see [`Lease::drop_unknown`].
+    pub(crate) fn drop_unknown(&self) -> Result<(), InterfaceError> {
+        match self {
+            Self::External(_) => Ok(()),
+            Self::Leased(leased) => leased.done(leased.lease.drop_unknown()),
+        }
+    }
+
     /// How often the steward came back: see [`Lease::returns`].
     pub(crate) fn returns(&self) -> u32 {
         self.leased().map_or(0, |leased| leased.lease.returns())

@@ -228,7 +228,9 @@ impl Interface {
     /// Has the program take frames to the network of this first queue out of a tunnel, and no others.
     pub(crate) fn set_tunnel(&mut self, first: u32, tunnel: Tunnel) -> Result<(), Refusal> {
         let name = &self.link.name;
-        let has_it = |(&other, network): (&u32, &Network)| other != first && network.tunnel == Some(tunnel);
+        let is_it = |other: Tunnel| other.is_same(tunnel);
+        let has_it =
+            |(&other, network): (&u32, &Network)| other != first && network.tunnel.is_some_and(is_it);
         if !tunnel.local.is_unspecified() && self.networks.iter().any(has_it) {
             let Tunnel { vni, local, .. } = tunnel;
             return Reason::Taken.refuse(format!(
@@ -248,6 +250,16 @@ impl Interface {
         }
         self.decide_hints();
         self.accept_stations(first);
+        Ok(())
+    }
+
+    /// Has the program drop packets for the tunnel of a network from hosts that it takes none from.
+    pub(crate) fn drop_unknown(&mut self, first: u32) -> Result<(), Refusal> {
+        let network = self.networks.get_mut(&first);
+        if let Some((network, program)) = network.zip(self.program.as_ref()) {
+            let dropped = program.drop_unknown(first);
+            network.tunnel = dropped.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
+        }
         Ok(())
     }
 

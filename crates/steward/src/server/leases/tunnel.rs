@@ -40,6 +40,13 @@ impl Server {
         Ok(Answer::Done.into())
     }
 
+    /// Has the network take packets of its tunnel from those hosts only.
+    pub(crate) fn drop_unknown(&mut self, number: u64) -> Answered {
+        let first = self.held_network(number)?.wanted.start_queue;
+        self.lessee_mut(number)?.1.drop_unknown(first)?;
+        Ok(Answer::Done.into())
+    }
+
     /// The tunnel of a device, if a user may have its frames.
     fn check_tunnel(&self, peer: &Credentials, device: Result<Vxlan, String>) -> Result<Tunnel, Refusal> {
         let unusable = |why| Reason::Nic.because(format!("frames cannot be taken out of the tunnel: {why}"));
@@ -127,7 +134,7 @@ impl Server {
             let (at, first) = network_at(lease.held);
             let now = self.check_tunnel(lease.peer, Vxlan::by_index(tunnel.device));
             let now = now.unwrap_or_else(|_| Tunnel::none(tunnel.device));
-            if now != tunnel {
+            if !now.is_same(tunnel) {
                 changed.push((lease.number, at, first, now));
             }
         }
