@@ -1,7 +1,7 @@
 //! Network interfaces, by rtnetlink.
 //!
 //! [`Link::by_name`] asks once; [`Changes`] waits for RTMGRP_LINK notifications, for RTMGRP_TC ones (`tc qdisc del`
-//! removes the steward's filters), and for those of ethtool: rtnetlink does not report `ethtool -L`. A notification
+//! removes the steward's filters), and for those of ethtool and IPsec: rtnetlink does not report `ethtool -L`. A notification
 //! is only a reason to ask again: the answer is the state now, even if notifications were lost.
 pub mod above;
 pub mod all;
@@ -10,6 +10,7 @@ pub mod bridge;
 pub mod bridge_ports;
 mod device;
 pub mod filters;
+pub mod ipsec;
 pub mod neighbours;
 pub mod routes;
 pub mod tunnel;
@@ -413,8 +414,9 @@ pub struct Changes {
     /// Readable when one of the others is.
     any: OwnedFd,
     route: OwnedFd,
-    /// None, if the kernel has no such notifications.
+    /// None, if the kernel has no such notifications, or this process may not have them.
     ethtool: Option<OwnedFd>,
+    ipsec: Option<OwnedFd>,
 }
 
 impl Changes {
@@ -428,11 +430,20 @@ impl Changes {
         bind(&route, &SocketAddrNetlink::new(0, groups.cast_unsigned()))?;
         // What it tells is missed where it cannot be had; nothing else is.
         let ethtool = ethtool_changes().ok();
+        let ipsec = ipsec_changes().ok();
         let any = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        for socket in [Some(&route), ethtool.as_ref()].into_iter().flatten() {
+        for socket in [Some(&route), ethtool.as_ref(), ipsec.as_ref()]
+            .into_iter()
+            .flatten()
+        {
             epoll::add(&any, socket, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
-        Ok(Self { any, route, ethtool })
+        Ok(Self {
+            any,
+            route,
+            ethtool,
+            ipsec,
+        })
     }
 
     /// Waits for the next change, or until one of `also` is readable, at most `longest`. Lost messages (ENOBUFS) count
@@ -450,7 +461,8 @@ impl Changes {
         let mut message = [0u8; 4096];
         // What they say is asked for again; here they are only taken out of the way. That some were lost is told once,
         // and more may follow.
-        for socket in [Some(&self.route), self.ethtool.as_ref()].into_iter().flatten() {
+        let all = [Some(&self.route), self.ethtool.as_ref(), self.ipsec.as_ref()];
+        for socket in all.into_iter().flatten() {
             while !matches!(recv(socket, &mut message[..], RecvFlags::empty()), Err(errno) if errno != Errno::NOBUFS)
             {
             }
@@ -492,6 +504,15 @@ fn ethtool_changes() -> io::Result<OwnedFd> {
     let socket = netlink_socket(Some(rustix::net::netlink::GENERIC))?;
     bind(&socket, &SocketAddrNetlink::new(0, 0))?;
     join_group(socket.as_fd(), group)?;
+    Ok(socket)
+}
+
+/// A socket that receives changes of IPsec policies, with CAP_NET_ADMIN.
+fn ipsec_changes() -> io::Result<OwnedFd> {
+    // `XFRMGRP_POLICY` (include/uapi/linux/xfrm.h).
+    const POLICY: u32 = 8;
+    let socket = netlink_socket(Some(rustix::net::netlink::XFRM))?;
+    bind(&socket, &SocketAddrNetlink::new(0, POLICY))?;
     Ok(socket)
 }
 

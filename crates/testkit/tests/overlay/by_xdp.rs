@@ -571,6 +571,38 @@ fn guests_go_on_by_the_kernel_while_the_vxlan_device_is_unsuitable() {
     world.assert_delivers_to_all(0, 60);
 }
 
+/// Whatever the policies are for; by the kernel, frames pass only those that match.
+#[rstest]
+#[case(Serve::file().leased())]
+#[case(Serve::file().by_root())]
+fn no_frame_bypasses_ipsec_policies_of_the_host(#[case] serve: Serve) {
+    require!(Root);
+    let mut world = World::by_xdp(&serve);
+    let set = |world: &World, what: &str, [from, to]: [&str; 2], action: &str| {
+        let policy = format!("xfrm policy {what} src {from} dst {to} dir out {action}");
+        world.ends()[0]
+            .netns
+            .ip(&policy.split_whitespace().collect::<Vec<_>>());
+    };
+    let others = ["192.0.2.1", "192.0.2.2"];
+    set(&world, "add", others, "tmpl proto esp mode transport");
+    world.await_impaired("the host has IPsec policies (`ip xfrm policy`)");
+    world.await_ways(false);
+    set(&world, "delete", others, "");
+    world.await_ways(true);
+    assert_eq!(world.underlay()["impaired"], Value::Null);
+    let [from, to] = world.ends().map(Host::address);
+    set(&world, "add", [&from, &to], "action block");
+    world.await_impaired("IPsec");
+    world.stations[0].send(&frame(mac(2), mac(0), 100, 1));
+    // To the others nothing changes.
+    world.by_xdp[0] = false;
+    world.assert_passes(0, 1, 100);
+    assert_eq!(world.stations[2].receive(wait::QUIET), None);
+    set(&world, "delete", [&from, &to], "");
+    world.await_ways(true);
+}
+
 #[rstest]
 #[case(Serve::file().leased())]
 #[case(Serve::file().by_root())]

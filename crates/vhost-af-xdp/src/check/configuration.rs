@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use host::links::ipsec;
 use host::links::tunnel::Vxlan;
 use host::unserved_queues::unserved_queues;
 use program::peer::{self, Credentials};
@@ -510,7 +511,14 @@ impl Look<'_> {
         for (losses, _) in losses.into_iter().zip(is_lost).filter(|(_, is_lost)| *is_lost) {
             found.push(Finding::warning(Kind::PacketsLost, subject, losses));
         }
-        if let Some(Err(why)) = queues.underlay_of.as_deref().map(Vxlan::by_name) {
+        let usable = queues.underlay_of.as_deref().map(|device| {
+            Vxlan::by_name(device).and_then(|_| match ipsec::has_policies() {
+                Ok(true) => Err(ipsec::BYPASSED.to_owned()),
+                // Without the privilege to ask, the steward finds out.
+                Ok(false) | Err(_) => Ok(()),
+            })
+        });
+        if let Some(Err(why)) = usable {
             let text = format!("the underlay is not used: {why}");
             found.push(Finding::warning(Kind::Unusable, subject, &text));
         }

@@ -15,8 +15,8 @@ use crate::server::interface::Interface;
 use crate::server::leases::lease::LeaseRef;
 use crate::server::taps::network_tap::network_at;
 use crate::server::{Answered, Server};
-use host::links::netlink_socket;
 use host::links::tunnel::Vxlan;
+use host::links::{ipsec, netlink_socket};
 use program::peer::Credentials;
 use steward_protocol::{Answer, Reason, Refusal, StationChange, VtepChange};
 
@@ -51,6 +51,7 @@ impl Server {
     fn check_tunnel(&self, peer: &Credentials, device: Result<Vxlan, String>) -> Result<Tunnel, Refusal> {
         let unusable = |why| Reason::Nic.because(format!("frames cannot be taken out of the tunnel: {why}"));
         let device = device.map_err(unusable)?;
+        ipsec::check().map_err(unusable)?;
         self.policy.check_network_on(peer, &device.name)?;
         Ok(device.tunnel)
     }
