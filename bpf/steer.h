@@ -91,7 +91,7 @@ _Static_assert(sizeof(struct steer_entry) == 12, "twin in layout.rs");
 /* Most stations of all networks together. */
 #define STEER_MAX_STATIONS 16384
 
-/* Who a frame is for: the key of a station. No interface has two networks with the same one. */
+/* Who a frame is for: the key of a station. No interface has two networks with the same one, but for those in tunnels. */
 struct steer_station {
 	/* 0: untagged, or tagged with a priority only, or with a service tag; else 1 to 4094 */
 	__u16 vlan;
@@ -107,6 +107,13 @@ struct steer_member {
 	__u32 network;
 };
 _Static_assert(sizeof(struct steer_member) == 8, "twin in network.rs");
+
+/* Who a frame in a tunnel is for: a key whose value is the number of the port. Different tunnels may have the same station. */
+struct steer_tunnel_station {
+	struct steer_station station;
+	__u32 network;
+};
+_Static_assert(sizeof(struct steer_tunnel_station) == 12, "twin in tunnel.rs");
 
 /* The VXLAN tunnel of a network (RFC 7348). */
 struct steer_tunnel {

@@ -27,13 +27,13 @@
  * buffer, and the frame itself to the host. Each network has a ring of its own: who reads it sees no other's frames.
  * How often is limited (GCRA, on each CPU): a flood costs the host's CPU no copies beyond that.
  *
- * A network behind a *tunnel* (steer_tunnel.h) gets unicast frames of that tunnel only: the outer headers are taken off,
- * and what was in them is steered as above. What is no station's, or to a group, gets them back and goes to the host,
- * whose vxlan device takes it out. A frame without them that finds no socket is dropped.
+ * A network in a *tunnel* (steer_tunnel.h) gets unicast frames of that tunnel only, decapsulated: they are steered as above,
+ * by stations that are of this network alone. A frame that is no station's, or to a group, gets its outer headers back and
+ * goes to the host, whose vxlan device decapsulates it. A decapsulated frame that finds no socket is dropped.
  *
  * Invariants:
- *  - A frame that is passed leaves as it came: metadata that was added is taken away again, and headers that were taken
- *    off are put back. That is possible while nothing is written before the frame.
+ *  - A frame that is passed leaves as it came: metadata that was added is taken away again, and outer headers are put
+ *    back. That is possible while nothing is written before the frame.
  *  - The configuration is read once per frame, as one word (steer.h), so length, limit and state belong
  *    together even while the loader changes them.
  *  - No frame is lost without a counter, and no copy of one. What the socket then drops (no fill entry, ring full) is
@@ -301,6 +301,7 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 	__u32 flags = config >> STEER_FLAGS_SHIFT;
 	__u32 network = flags >> STEER_NETWORK_SHIFT & 0xff;
 	struct steer_member *member;
+	const __u32 *inner;
 	volatile __u64 key;
 	int vlan, before, why, outer = 0;
 	__u32 len, port, verdict;
@@ -308,7 +309,7 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 	if (config & STEER_TUNNEL) {
 		/* A tag that the driver took off is an outer one. */
 		if (!has_tag(hints))
-			outer = take_off(ctx, network);
+			outer = decapsulate(ctx, network);
 		if (!outer)
 			goto not_ours;
 		frame = (void *)(long)ctx->data;
@@ -333,11 +334,18 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 		}
 		return XDP_PASS;
 	}
-	key = station_key(vlan, frame);
-	member = bpf_map_lookup_elem(&steer_stations, (const void *)&key);
-	if (!member || member->network != network)
-		goto not_ours;
-	port = member->port;
+	if (outer) {
+		inner = inner_port(network, vlan, frame);
+		if (!inner)
+			goto not_ours;
+		port = *inner;
+	} else {
+		key = station_key(vlan, frame);
+		member = bpf_map_lookup_elem(&steer_stations, (const void *)&key);
+		if (!member || member->network != network)
+			goto not_ours;
+		port = member->port;
+	}
 	if (bpf_xdp_get_buff_len(ctx) + tag_len(hints) > (__u32)config) {
 		COUNT(counters, too_long);
 		return XDP_DROP;

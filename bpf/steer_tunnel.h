@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: (Apache-2.0 OR BSD-3-Clause) */
 /*
- * steer_tunnel.h: takes frames out of the VXLAN tunnel of a network (RFC 7348).
+ * steer_tunnel.h: decapsulates frames in the VXLAN tunnel of a network (RFC 7348).
  *
- * A frame is of the tunnel if a receiver would take it out without any doubt: whole, in a packet with the plainest
- * headers, from a host that the vxlan device sends to, to the host's address. All else is left to the kernel, with its
+ * A frame is of the tunnel if any receiver would decapsulate it: whole, in a packet with the plainest headers, from a host that the vxlan device sends to, to the host's address. All else is left to the kernel, with its
  * packet filter, and its vxlan device: other senders, fragments, options, other VNIs, flags of extensions, packets that a
  * router marked for congestion (the mark has to be put into the inner packet, RFC 6040). The checksum of UDP is not
  * verified, as RFC 7348 allows: those of the inner packet are the receiver's. Only the part of a frame that is in its first
@@ -19,6 +18,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "steer_key.h"
+#include "steer_stations.h"
 
 /*
  * The tunnels of networks, by the number of the network; written by the loader. Not an array: a reader sees a tunnel
@@ -40,6 +40,15 @@ struct {
 	__type(key, struct steer_vtep);
 	__type(value, __u8);
 } steer_vteps SEC(".maps");
+
+/* Written by the loader: the stations of networks in tunnels. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, STEER_MAX_STATIONS);
+	__type(key, struct steer_tunnel_station);
+	__type(value, __u32);
+} steer_inner SEC(".maps");
 
 #define ETHERNET_LEN 14
 #define IPV4_LEN 20
@@ -123,8 +132,8 @@ static __always_inline int outer_len(struct xdp_md *ctx, const struct steer_tunn
 	return 0;
 }
 
-/* Takes the outer headers off a frame of the network's tunnel; their length, or 0: it is none, and stays as it is. */
-static __always_inline int take_off(struct xdp_md *ctx, __u32 network)
+/* Decapsulates a frame of the network's tunnel; the length of the outer headers, or 0: it is none, and stays as it is. */
+static __always_inline int decapsulate(struct xdp_md *ctx, __u32 network)
 {
 	const void *meta = (void *)(long)ctx->data_meta;
 	/* Eight bytes: see to_socket. */
@@ -227,6 +236,16 @@ __noinline int refusal(struct xdp_md *ctx, __u32 network)
 	if (!tunnel || (!tunnel->drops_unknown && bpf_xdp_get_buff_len(ctx) > SHORT_LEN))
 		return 0;
 	return why_refused(ctx, tunnel, network);
+}
+
+/* The port of a station of a network in a tunnel, if there is one. */
+static __always_inline const __u32 *inner_port(__u32 network, __u32 vlan, const __u8 *mac)
+{
+	volatile __u64 key[2];
+
+	key[0] = station_key(vlan, mac);
+	key[1] = (__u64)network << SHIFT(0, 4);
+	return bpf_map_lookup_elem(&steer_inner, (const void *)key);
 }
 
 #endif

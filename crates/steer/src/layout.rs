@@ -6,6 +6,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Maximum number of receive queues; `STEER_MAX_QUEUES`.
 pub const MAX_QUEUES: u32 = 256;
+/// Maximum number of addresses of all networks of an interface together, and of those in tunnels; `STEER_MAX_STATIONS`.
+pub const MAX_STATIONS: u32 = 16_384;
 
 const HEADER_LEN_SHIFT: u32 = 32;
 const FLAGS_SHIFT: u32 = 48;
@@ -254,6 +256,25 @@ pub(crate) fn word_with_successor(word: u64) -> u64 {
     word | (SUCCESSOR << FLAGS_SHIFT)
 }
 
+/// The destination of a frame; `struct steer_station`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Station {
+    /// By the outermost tag in the frame: 1 to [`LAST_VLAN`]; 0: untagged, or with a priority tag.
+    pub vlan: u16,
+    /// Unicast.
+    pub mac: [u8; 6],
+}
+
+impl Station {
+    /// Whether the address is unicast and the VLAN valid.
+    #[must_use]
+    pub fn is_possible(self) -> bool {
+        // Bit 0 of the first byte: multicast (IEEE 802).
+        self.vlan <= LAST_VLAN && self.mac[0] & 1 == 0
+    }
+}
+
 /// What the program did with the frames of one queue, summed over the CPUs; `struct steer_counters`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -267,8 +288,8 @@ pub struct QueueCounters {
     pub too_long: u64,
     /// Dropped: the driver left no room before the frame for the virtio-net header, or for the hints.
     pub no_header_room: u64,
-    /// Passed to the host: the queue is active, but its socket is gone from the map, because it was closed. A frame out
-    /// of a tunnel is dropped.
+    /// Passed to the host: the queue is active, but its socket is gone from the map, because it was closed. A
+    /// decapsulated frame is dropped.
     pub no_socket: u64,
     /// Passed to the host: the queue is active, but the frame's address or VLAN is not its own ([`Filter`]).
     pub not_ours: u64,

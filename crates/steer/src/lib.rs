@@ -86,13 +86,13 @@ pub use btf::{LayoutOfError, layout_of_map, layout_of_program};
 pub use error::{AttachError, KernelRefusal, PinError, with_sources};
 pub use foreign::{AttachedAs, ForeignProgram, Held, is_detached, program_on, unnamed_program_on};
 pub use hints::{HintSet, NoSuchHint};
-pub use layout::{Filter, LAST_VLAN, MAX_QUEUES, QueueConf, QueueCounters, VirtioHeader};
+pub use layout::{
+    Filter, LAST_VLAN, MAX_QUEUES, MAX_STATIONS, QueueConf, QueueCounters, Station, VirtioHeader,
+};
 pub use marks::{Flow, InterfaceMarks, InterfaceMarksError, MAX_MARKS, MarkError};
 pub use mode::{Mode, ModeRequest};
 pub use model::text::{mac_bytes, mac_text, ranges, ranges_text};
-pub use network::{
-    ANY_VLAN, MAX_STATIONS, MulticastLimit, NOTE_BYTES, Station, StationError, note_layout, noted_port,
-};
+pub use network::{ANY_VLAN, MulticastLimit, NOTE_BYTES, StationError, note_layout, noted_port};
 pub use own_map::OwnMap;
 pub use program::{Program, QueueError, detach_pinned};
 pub use program_hints::HintsError;

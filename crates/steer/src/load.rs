@@ -76,6 +76,7 @@ pub(crate) fn plain(frags: bool, reused: Reused<'_>) -> libbpf_rs::Result<(Loade
             tunnels: Some(Tunnels {
                 tunnels: MapHandle::try_from(&skel.maps.steer_tunnels)?,
                 vteps: MapHandle::try_from(&skel.maps.steer_vteps)?,
+                inner: MapHandle::try_from(&skel.maps.steer_inner)?,
             }),
         },
     };

@@ -4,13 +4,11 @@ use libbpf_rs::MapHandle;
 use xsk::metadata::{Field, Layout};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::layout::{Filter, LAST_VLAN, MAX_QUEUES};
+use crate::layout::{Filter, LAST_VLAN, MAX_QUEUES, MAX_STATIONS, Station};
 use crate::map;
 use crate::shape::Shape;
 use crate::tunnel::Tunnels;
 
-/// Maximum number of addresses of all networks of an interface together; `STEER_MAX_STATIONS`.
-pub const MAX_STATIONS: u32 = 16_384;
 /// Bytes of the note before a frame in a network's socket; `STEER_NOTE_LEN`.
 pub const NOTE_BYTES: usize = 8;
 /// `STEER_NOTE_MARK`
@@ -18,25 +16,6 @@ const NOTE_MARK: u32 = 0x6574_6f6e;
 
 /// VLAN of a [`Station`] behind a bridge without VLAN filtering: any tag, or none.
 pub const ANY_VLAN: u16 = u16::MAX;
-
-/// The destination of a frame; `struct steer_station`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub struct Station {
-    /// By the outermost tag in the frame: 1 to [`LAST_VLAN`]; 0: untagged, or with a priority tag.
-    pub vlan: u16,
-    /// Unicast.
-    pub mac: [u8; 6],
-}
-
-impl Station {
-    /// Whether the address is unicast and the VLAN valid.
-    #[must_use]
-    pub fn is_possible(self) -> bool {
-        // Bit 0 of the first byte: multicast (IEEE 802).
-        self.vlan <= LAST_VLAN && self.mac[0] & 1 == 0
-    }
-}
 
 impl Filter {
     /// Its addresses, each in each of its VLANs, or untagged if it names none.
@@ -165,10 +144,19 @@ impl NetworkMaps {
 
     /// All maps with their shapes.
     pub(crate) fn all(&mut self) -> impl Iterator<Item = (Shape, &mut MapHandle)> {
-        let tunnels = self
-            .tunnels
-            .as_mut()
-            .map(|Tunnels { tunnels, vteps }| [(Tunnels::TUNNELS, tunnels), (Tunnels::VTEPS, vteps)]);
+        let tunnels = self.tunnels.as_mut().map(
+            |Tunnels {
+                 tunnels,
+                 vteps,
+                 inner,
+             }| {
+                [
+                    (Tunnels::TUNNELS, tunnels),
+                    (Tunnels::VTEPS, vteps),
+                    (Tunnels::INNER, inner),
+                ]
+            },
+        );
         let all = [
             (Self::STATIONS, &mut self.stations),
             (Self::RINGS, &mut self.rings),
@@ -177,28 +165,41 @@ impl NetworkMaps {
         all.into_iter().chain(tunnels.into_iter().flatten())
     }
 
-    pub(crate) fn set_station(&self, network: u32, station: Station, port: u32) -> Result<(), StationError> {
+    /// `has_tunnel`: the network's stations are those of a tunnel.
+    pub(crate) fn set_station(
+        &self,
+        (network, has_tunnel): (u32, bool),
+        station: Station,
+        port: u32,
+    ) -> Result<(), StationError> {
         if !station.is_possible() {
             return Err(StationError::Impossible { station });
+        }
+        let refused = |source| StationError::Kernel { station, source };
+        if let Some(tunnels) = self.tunnels.as_ref().filter(|_| has_tunnel) {
+            return tunnels.set_station(network, station, Some(port)).map_err(refused);
         }
         match self.member(station)? {
             Some(member) if member.network != network => return Err(StationError::Taken { station }),
             _ => {}
         }
         let member = Member { port, network };
-        map::set(&self.stations, &station, &member).map_err(|source| StationError::Kernel { station, source })
+        map::set(&self.stations, &station, &member).map_err(refused)
     }
 
+    /// Removes it from the network and its tunnel.
     pub(crate) fn remove_station(&self, network: u32, station: Station) -> Result<(), StationError> {
+        let refused = |source| StationError::Kernel { station, source };
+        if let Some(tunnels) = &self.tunnels {
+            tunnels.set_station(network, station, None).map_err(refused)?;
+        }
         if self
             .member(station)?
             .is_none_or(|member| member.network != network)
         {
             return Ok(());
         }
-        map::remove(&self.stations, &station)
-            .map(drop)
-            .map_err(|source| StationError::Kernel { station, source })
+        map::remove(&self.stations, &station).map(drop).map_err(refused)
     }
 
     /// All stations with port and network, in order.
@@ -209,6 +210,7 @@ impl NetworkMaps {
                 Some((station, member.port, member.network))
             })
             .collect();
+        all.extend(self.tunnels.iter().flat_map(Tunnels::all_stations));
         all.sort_unstable();
         all
     }

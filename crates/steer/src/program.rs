@@ -74,9 +74,9 @@ pub enum QueueError {
     /// The program was attached by a version without maps for single queues.
     #[error("the program on the interface is of an older version, without socket maps for single queues")]
     NoOwnMap,
-    /// The program was attached by a version that takes no frames out of tunnels.
+    /// The program was attached by a version that does not decapsulate frames.
     #[error(
-        "the program on the interface is of an older version, which takes no frames out of tunnels: it goes with the \
+        "the program on the interface is of an older version, which does not decapsulate frames: it goes with the \
          interface's last lease: stop all daemons that use the interface, and start them again"
     )]
     NoTunnels,
@@ -505,9 +505,7 @@ impl Program {
                 stations: map(NetworkMaps::STATIONS)?,
                 rings: map(NetworkMaps::RINGS)?,
                 limits: map(NetworkMaps::LIMITS)?,
-                tunnels: later_map(Tunnels::TUNNELS)?
-                    .zip(later_map(Tunnels::VTEPS)?)
-                    .map(|(tunnels, vteps)| Tunnels { tunnels, vteps }),
+                tunnels: Tunnels::of([Tunnels::TUNNELS, Tunnels::VTEPS, Tunnels::INNER].map(later_map))?,
             },
             number,
             generation: OnceLock::new(),

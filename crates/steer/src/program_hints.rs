@@ -185,9 +185,19 @@ impl Program {
         ];
         reused.extend(self.own.as_ref().map(|own| ("steer_own", own.as_fd())));
         let tunnels = self.networks.tunnels.as_ref();
-        reused.extend(tunnels.into_iter().flat_map(|Tunnels { tunnels, vteps }| {
-            [("steer_tunnels", tunnels.as_fd()), ("steer_vteps", vteps.as_fd())]
-        }));
+        reused.extend(tunnels.into_iter().flat_map(
+            |Tunnels {
+                 tunnels,
+                 vteps,
+                 inner,
+             }| {
+                [
+                    ("steer_tunnels", tunnels.as_fd()),
+                    ("steer_vteps", vteps.as_fd()),
+                    ("steer_inner", inner.as_fd()),
+                ]
+            },
+        ));
         if hints.has(HintSet::MARK) {
             let marks = self.marks().map_err(HintsError::Map)?;
             reused.push((MARKS, marks.0.as_fd()));

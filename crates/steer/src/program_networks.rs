@@ -13,9 +13,9 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 
-use crate::layout::{MAX_QUEUES, network_bits, word_has_tunnel, word_of_network, word_with_tunnel};
+use crate::layout::{MAX_QUEUES, Station, network_bits, word_has_tunnel, word_of_network, word_with_tunnel};
 use crate::map;
-use crate::network::{MulticastLimit, Station, StationError};
+use crate::network::{MulticastLimit, StationError};
 use crate::program::{Program, QueueError};
 use crate::ring::MulticastRing;
 use crate::tunnel::Tunnel;
@@ -64,14 +64,8 @@ impl Program {
             let word = self.word(queue)?;
             self.set_word(queue, word & !network_bits(u64::MAX))?;
         }
+        self.remove_stations(network)?;
         let refused = |source| QueueError::Network { network, source };
-        for (station, _) in self.stations(network) {
-            self.remove_station(network, station)
-                .map_err(|error| match error {
-                    StationError::Kernel { source, .. } => refused(source),
-                    error => refused(io::Error::other(error).into()),
-                })?;
-        }
         if let Some(tunnels) = &self.networks.tunnels {
             tunnels.remove(network).map_err(refused)?;
         }
@@ -81,7 +75,8 @@ impl Program {
     }
 
     /// From now on the network of these queues gets the unicast frames to its stations in this tunnel, and no others, until
-    /// [`Program::end_network`]; at first from no host ([`Program::change_vtep`]).
+    /// [`Program::end_network`]; at first from no host ([`Program::change_vtep`]). Other networks may have the same
+    /// stations. A network that had no tunnel loses its stations.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], [`QueueError::NoTunnels`], or [`QueueError::Network`].
@@ -92,10 +87,28 @@ impl Program {
             .remove(network)
             .and_then(|()| tunnels.set(network, tunnel));
         set.map_err(|source| QueueError::Network { network, source })?;
+        if !self.has_tunnel(network) {
+            self.remove_stations(network)?;
+        }
         for queue in queues {
             self.set_word(queue, word_with_tunnel(self.word(queue)?))?;
         }
         Ok(())
+    }
+
+    fn has_tunnel(&self, network: u32) -> bool {
+        self.word(network).is_ok_and(word_has_tunnel)
+    }
+
+    fn remove_stations(&self, network: u32) -> Result<(), QueueError> {
+        let refused = |source| QueueError::Network { network, source };
+        self.stations(network).into_iter().try_for_each(|(station, _)| {
+            self.remove_station(network, station)
+                .map_err(|error| match error {
+                    StationError::Kernel { source, .. } => refused(source),
+                    error => refused(io::Error::other(error).into()),
+                })
+        })
     }
 
     /// From now on a network takes packets of its tunnel from a host (VTEP), or does not any more, until
@@ -137,8 +150,7 @@ impl Program {
     pub fn tunnel(&self, network: u32) -> Option<Tunnel> {
         let tunnels = self.networks.tunnels.as_ref()?;
         // One of an earlier network may be left.
-        let has_one = self.word(network).is_ok_and(word_has_tunnel);
-        has_one.then(|| tunnels.get(network)).flatten()
+        self.has_tunnel(network).then(|| tunnels.get(network)).flatten()
     }
 
     /// All numbers of networks that have a queue or a station; each queue of a network counts as a number, too.
@@ -156,7 +168,8 @@ impl Program {
     /// # Errors
     /// [`StationError`]; nothing has changed.
     pub fn set_station(&self, network: u32, station: Station, port: u32) -> Result<(), StationError> {
-        self.networks.set_station(network, station, port)
+        let has_tunnel = self.has_tunnel(network);
+        self.networks.set_station((network, has_tunnel), station, port)
     }
 
     /// From now on frames to `station` go to the host; does nothing if the network does not have it.

@@ -1,4 +1,4 @@
-//! The VXLAN tunnel of a network: the program takes frames to the network's stations out of it (`bpf/steer_tunnel.h`).
+//! The VXLAN tunnel of a network: the program decapsulates frames to the network's stations (`bpf/steer_tunnel.h`).
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use libbpf_rs::{MapHandle, MapType};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::layout::MAX_QUEUES;
+use crate::layout::{MAX_QUEUES, MAX_STATIONS, Station};
 use crate::map;
 use crate::shape::Shape;
 
@@ -122,11 +122,21 @@ struct Vtep {
     zero: [u8; 3],
 }
 
-/// The tunnels of networks, by their first queue, and the hosts from which networks take packets.
+/// A station of a network in a tunnel; `struct steer_tunnel_station`
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Inner {
+    station: Station,
+    network: u32,
+}
+
+/// The tunnels of networks, by their first queue, the hosts from which networks take packets, and the stations of these
+/// networks.
 #[derive(Debug)]
 pub(crate) struct Tunnels {
     pub(crate) tunnels: MapHandle,
     pub(crate) vteps: MapHandle,
+    pub(crate) inner: MapHandle,
 }
 
 impl Tunnels {
@@ -144,6 +154,26 @@ impl Tunnels {
         value_bytes: 1,
         entries: MAX_VTEPS,
     };
+    pub(crate) const INNER: Shape = Shape {
+        name: "inner",
+        kind: MapType::Hash,
+        key_bytes: size_of::<Inner>() as u32,
+        value_bytes: 4,
+        entries: MAX_STATIONS,
+    };
+
+    /// The maps of a program; `None`: it is of a version without one of them.
+    pub(crate) fn of<E>(maps: [Result<Option<MapHandle>, E>; 3]) -> Result<Option<Self>, E> {
+        let [tunnels, vteps, inner] = maps;
+        let (Some(tunnels), Some(vteps), Some(inner)) = (tunnels?, vteps?, inner?) else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            tunnels,
+            vteps,
+            inner,
+        }))
+    }
 
     pub(crate) fn set(&self, network: u32, tunnel: Tunnel) -> libbpf_rs::Result<()> {
         map::set(&self.tunnels, &network, &Value::from(tunnel))
@@ -178,7 +208,29 @@ impl Tunnels {
         its.map(|key| address(key.address, key.version)).collect()
     }
 
-    /// Removes all of a network.
+    /// Sets the port of a station of a network; `None`: it has none any more.
+    pub(crate) fn set_station(
+        &self,
+        network: u32,
+        station: Station,
+        port: Option<u32>,
+    ) -> libbpf_rs::Result<()> {
+        let key = Inner { station, network };
+        match port {
+            Some(port) => map::set(&self.inner, &key, &port),
+            None => map::remove(&self.inner, &key).map(drop),
+        }
+    }
+
+    /// All stations with port and network.
+    pub(crate) fn all_stations(&self) -> impl Iterator<Item = (Station, u32, u32)> {
+        map::keys::<Inner>(&self.inner).filter_map(|key| {
+            let port = map::get(&self.inner, &key).ok().flatten()?;
+            Some((key.station, port, key.network))
+        })
+    }
+
+    /// Removes the tunnel of a network, and its hosts.
     pub(crate) fn remove(&self, network: u32) -> libbpf_rs::Result<()> {
         map::remove(&self.tunnels, &network)?;
         // Collected before: a removed key is where the kernel would go on from.

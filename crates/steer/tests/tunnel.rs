@@ -11,7 +11,7 @@ use common::receiver::Receiver;
 use common::{Pair, bare, frame_to};
 use steer::{
     Flow, HintSet, ModeRequest, MulticastLimit, MulticastRing, NOTE_BYTES, Program, QueueError, Station,
-    Tunnel, noted_port,
+    StationError, Tunnel, noted_port,
 };
 use testkit::{BpfFs, VethPair, frame, wait};
 use xsk::metadata::{Found, Layouts};
@@ -127,7 +127,7 @@ fn frame_of_a_station_comes_without_its_outer_headers() {
     }
 }
 
-/// Changes to a frame that would be taken out of the tunnel: a name, and what is done.
+/// Changes to a frame that would be decapsulated: a name, and what is done.
 type Change = (&'static str, fn(&mut Vec<u8>));
 
 const CHANGES_OF_BOTH: [Change; 3] = [
@@ -339,6 +339,65 @@ fn packets_of_unknown_hosts_are_dropped_if_the_tunnel_says_so() {
             assert!(pair.near_socket.receive(wait::QUIET).is_none());
         }
     }
+}
+
+/// Queue 0 is the only one that has frames: what they get decides whose stations it finds.
+#[test]
+fn stations_of_a_tunnel_are_of_one_network() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let (program, ring) = network(&pair, ModeRequest::Native, false, LOCALS[0]);
+    let mut receiver = Receiver::open(&pair, &program);
+    program
+        .enable_queue(0, receiver.socket.as_fd(), bare(1514))
+        .expect("queue 0");
+    let (station, limit) = (Station { vlan: 0, mac: OURS }, MulticastLimit::default());
+    for number in 1..4 {
+        program
+            .set_network(number..number + 1, limit, &ring)
+            .expect("a queue");
+    }
+    let other = Tunnel {
+        vni: VNI + 1,
+        ..tunnel(LOCALS[0])
+    };
+    // Before it has a tunnel, and with one.
+    program.set_station(1, station, 20).expect("room");
+    program.set_tunnel(1..2, other).expect("queue 1");
+    assert_eq!(program.stations(1), []);
+    for (network, port) in [(1, 21), (2, 22)] {
+        program.set_station(network, station, port).expect("room");
+        assert_eq!(program.stations(network), [(station, port)]);
+    }
+    assert!(matches!(
+        program.set_station(3, station, 23),
+        Err(StationError::Taken { .. })
+    ));
+    let inner = frame_to(OURS, &[]);
+    let in_tunnel = packed(LOCALS[0], &inner);
+    let in_other = frame::vxlan(LOCALS[0].parse().expect("an address"), VNI + 1, &inner);
+    pair.far_socket.send(&in_tunnel);
+    assert_eq!(next(&mut receiver), (inner.clone(), Some(7)));
+    for sent in [&in_other, &inner] {
+        pair.far_socket.send(sent);
+        assert_eq!(pair.near_socket.receive(wait::SOON).as_ref(), Some(sent));
+    }
+    program.remove_station(0, station).expect("there");
+    pair.far_socket.send(&in_tunnel);
+    assert_eq!(pair.near_socket.receive(wait::SOON).as_ref(), Some(&in_tunnel));
+    assert_eq!(program.stations(1), [(station, 21)]);
+    // Queue 0 becomes one of a network without a tunnel.
+    program.end_network(0..1).expect("there");
+    program.end_network(2..3).expect("there");
+    program.set_network(0..1, limit, &ring).expect("queue 0");
+    program.set_station(0, station, 9).expect("no other has it");
+    pair.far_socket.send(&inner);
+    assert_eq!(next(&mut receiver), (inner, Some(9)));
+    for sent in [&in_tunnel, &in_other] {
+        pair.far_socket.send(sent);
+        assert_eq!(pair.near_socket.receive(wait::SOON).as_ref(), Some(sent));
+    }
+    program.end_network(1..2).expect("there");
+    assert_eq!(program.stations(1), []);
 }
 
 #[test]

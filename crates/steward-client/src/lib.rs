@@ -417,7 +417,7 @@ impl Lease {
         self.ask_done(&Request::DropUnknown)
     }
 
-    /// Has the program take frames out of the tunnel of a vxlan device: see [`Request::Tunnel`]. Returns two rtnetlink
+    /// Has the program decapsulate frames for a vxlan device: see [`Request::Tunnel`]. Returns two rtnetlink
     /// sockets in the interface's network namespace, non-blocking, which can read and not change. Call it again when
     /// the steward reports a change ([`Lease::take_changes`]).
     ///
@@ -426,7 +426,7 @@ impl Lease {
     pub fn tunnel(&self, device: &str) -> Result<[OwnedFd; 2], LeaseError> {
         let device = device.to_owned();
         let request = Request::Tunnel { device };
-        self.require(&request, "take frames out of tunnels")?;
+        self.require(&request, "decapsulate frames")?;
         let answered = self.ask(&request)?;
         let (Answer::Done, Ok(sockets)) = (answered.answer, answered.descriptors.try_into()) else {
             return Err(LeaseError::Mismatch);

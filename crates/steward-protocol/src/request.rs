@@ -128,8 +128,9 @@ pub enum Request {
         /// The changes.
         changes: Vec<AddressChange>,
     },
-    /// Has the program of a network's lease in XDP mode take off the outer headers of frames that arrive for a vxlan
-    /// device and are to stations of the network; frames that it does not take go to the device as before. The answer
+    /// Has the program of a network's lease in XDP mode decapsulate frames that arrive for a vxlan device and are to
+    /// stations of the network, which other networks in tunnels may have, too; frames that it does not take go to the
+    /// device as before. A network that had no tunnel loses its stations. The answer
     /// is `Done` with two rtnetlink sockets in the interface's network namespace: the lessee reads the device's
     /// forwarding database, routes and neighbours by them, and cannot change anything (the kernel checks the sender's
     /// capabilities). A lessee requests it again when the steward reports a change.
@@ -285,7 +286,7 @@ impl Request {
     /// Whether the answer is `Done` if the connection has no lease: older stewards do not know the message, and clients
     /// find that out so.
     #[must_use]
-    pub fn is_later(&self) -> bool {
+    pub fn is_missing_in_older_stewards(&self) -> bool {
         match self {
             Self::Uplink { queues, .. } => *queues > 1,
             Self::SendTap { .. } | Self::Advertise { .. } | Self::Tunnel { .. } | Self::Vteps { .. } => true,

@@ -39,7 +39,7 @@ pub struct Underlay {
     pub is_ipv6: bool,
     /// Of all of its interfaces.
     pub mtu: u32,
-    /// Receive queues of each host's interface. The first gets all frames until [`Overlay::spread`].
+    /// Queues of each host's interface. The first receives all frames until [`Overlay::spread`].
     pub queues: u32,
     /// Networks of daemons have it as their underlay.
     pub by_xdp: bool,
@@ -92,6 +92,8 @@ impl Underlay {
             &mtu,
             "numrxqueues",
             &queues,
+            "numtxqueues",
+            &queues,
         ];
         netns.ip(&[&near[..], &peer, &["netns", fabric.name()]].concat());
         fabric.ip(&["link set", &far, "master br0 up"]);
@@ -133,32 +135,47 @@ impl Host {
     fn new(underlay: Underlay, fabric: &NetNs, number: usize) -> Self {
         let netns = NetNs::new("host");
         underlay.connect(fabric, &netns, number);
-        netns.ip(&["link add", BRIDGE, "type bridge mcast_snooping 0 forward_delay 0"]);
-        // For IPv6 neighbours on it; it has no address, and sends nothing.
-        netns.ip(&["link set", BRIDGE, "addrgenmode none"]);
-        allow_ipv6(&netns, BRIDGE);
-        netns.ip(&["link set", BRIDGE, "up"]);
         let host = Self {
             frr: None,
             netns,
             underlay,
             number,
         };
-        host.add_vxlan();
+        host.add_network(100);
         host
+    }
+
+    /// Adds a bridge, and a VXLAN device with this VNI as a port of it, whose names end with the VNI.
+    pub fn add_network(&self, vni: u32) {
+        let bridge = format!("br{vni}");
+        self.netns.ip(&[
+            "link add",
+            &bridge,
+            "type bridge mcast_snooping 0 forward_delay 0",
+        ]);
+        // For IPv6 neighbours on it; it has no address, and sends nothing.
+        self.netns.ip(&["link set", &bridge, "addrgenmode none"]);
+        allow_ipv6(&self.netns, &bridge);
+        self.netns.ip(&["link set", &bridge, "up"]);
+        self.add_device(vni);
     }
 
     /// Adds [`VXLAN`], without an entry.
     pub fn add_vxlan(&self) {
+        self.add_device(100);
+    }
+
+    fn add_device(&self, vni: u32) {
+        let (device, bridge) = (format!("vx{vni}"), format!("br{vni}"));
         let mtu = self.underlay.inner_mtu().to_string();
-        let mut kind = "type vxlan id 100 dstport 4789 nolearning local".to_owned();
+        let mut kind = format!("type vxlan id {vni} dstport 4789 nolearning local");
         if self.underlay.is_ipv6 && self.underlay.by_xdp {
             kind = kind.replace("local", "udp6zerocsumtx udp6zerocsumrx local");
         }
         self.netns
-            .ip(&["link add", VXLAN, "mtu", &mtu, &kind, &self.address()]);
-        self.netns.ip(&["link set", VXLAN, "master", BRIDGE, "up"]);
-        self.bridge(&format!("link set dev {VXLAN} learning off"));
+            .ip(&["link add", &device, "mtu", &mtu, &kind, &self.address()]);
+        self.netns.ip(&["link set", &device, "master", &bridge, "up"]);
+        self.bridge(&format!("link set dev {device} learning off"));
     }
 
     /// Runs a command of bridge(8).

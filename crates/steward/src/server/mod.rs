@@ -306,7 +306,7 @@ impl Server {
                 self.end(number, Some(Reason::Malformed.because(malformed.to_string())));
             }
             Incoming::Request(serial, request, By::Steward) => {
-                let answered = match request.is_later() && connection.held.is_none() {
+                let answered = match request.is_missing_in_older_stewards() && connection.held.is_none() {
                     true => Ok(Answer::Done.into()),
                     false => operations::act(self, number, &request),
                 };

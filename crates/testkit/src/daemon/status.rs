@@ -100,6 +100,18 @@ impl Daemon {
         self.port_named(port).map_or(0, |port| sum_named(&port, name))
     }
 
+    /// The same of the queues of one network, and of its underlay.
+    ///
+    /// # Panics
+    /// If there is no network of that name.
+    #[must_use]
+    pub fn network_counter(&self, network: &str, name: &str) -> u64 {
+        let status = self.status();
+        let networks = status["networks"].as_array().expect("a list");
+        let its = networks.iter().find(|its| its["name"] == network);
+        sum_named(its.expect("it is there"), name)
+    }
+
     /// Waits until a counter has that value at least.
     ///
     /// # Panics

@@ -13,7 +13,7 @@ use serde_json::Value;
 use testkit::driver::F_HOST_ALL;
 use testkit::frame::{assert_same, sum_ipv4, udp, vxlan};
 use testkit::gso_packet::{GsoPacket, Ip};
-use testkit::lan::{frame, mac, tagged, telling};
+use testkit::lan::{self, frame, mac, once, tagged, telling};
 use testkit::overlay::{Host, NIC, Overlay, Station, Underlay, VXLAN, text};
 use testkit::{Daemon, DriverConfig, PacketPort, Serve, require, wait};
 
@@ -500,6 +500,105 @@ fn frames_at_a_queue_that_is_not_leased_pass_by_the_kernel() {
         assert!(is_so, "{redirected} of 32 by {queues} queues");
         world.assert_delivers_to_all(2, 60);
     }
+}
+
+/// Two VNIs, and VLAN 7 of the NIC, with the same address in each of these networks. Host 1 is only a wire.
+#[test]
+fn networks_with_the_same_addresses_are_apart_on_one_nic() {
+    require!(Root);
+    let underlay = Underlay {
+        queues: 3,
+        ..Underlay::BY_XDP
+    };
+    let overlay = Overlay::new(underlay, 2);
+    overlay.spread(0);
+    let [host, other] = &overlay.hosts[..] else {
+        panic!("two hosts");
+    };
+    host.add_network(200);
+    let vnis = [100, 200];
+    for vni in vnis {
+        let (mac, at) = (text(mac(2)), other.address());
+        host.bridge(&format!("fdb add {mac} dev vx{vni} dst {at}"));
+    }
+    let uplinks = [
+        format!("uplink = \"{VXLAN}\"\nmode = \"auto\"\nunderlay = \"{NIC}\"\n"),
+        format!("uplink = \"vx200\"\nmode = \"auto\"\nunderlay = \"{NIC}\"\nunderlay-start-queue = 1\n"),
+        format!("uplink = \"{NIC}\"\nstart-queue = 2\n"),
+    ];
+    let port = |at: usize, keys| lan::port(at, keys).replace(&text(mac(at)), &text(mac(0)));
+    let tables = (0..3).map(|at| {
+        let of = format!("network = \"lan{at}\"");
+        let port = port(at, ["", "", "vlan = 7"][at]).replace("network = \"lan\"", &of);
+        format!("[network.lan{at}]\n{}{port}", uplinks[at])
+    });
+    let interfaces = [VXLAN, "vx200", NIC];
+    let daemon = Daemon::start_file(
+        &host.netns,
+        &Serve::file(),
+        &interfaces,
+        &tables.collect::<String>(),
+    );
+    let mut guests = [0, 1, 2].map(|at| {
+        let socket = daemon.path(&format!("vm{at}.sock"));
+        Station::guest(daemon.connect(at, &socket, &DriverConfig::default(), 64), 0)
+    });
+    // Its queues would decide which one here gets a frame.
+    other.netns.run("ethtool", &["-L", NIC, "tx", "1"]);
+    let wire = PacketPort::open(&other.netns, NIC);
+    let local: IpAddr = host.address().parse().expect("an address");
+    let ends = [host.nic_mac(), other.nic_mac()].concat();
+    let redirected = || ["lan0", "lan1", "lan2"].map(|name| daemon.network_counter(name, "redirected"));
+    let mut flows = 0..;
+    // Until each has received frames by its queue; none ever receives another one's.
+    let are_received = wait::until(wait::SOON, || {
+        let before = redirected();
+        for (flow, number) in flows.by_ref().take(30).map(|flow| (flow, usize::from(flow) % 3)) {
+            let mut sent = [&mac(0)[..], &mac(2), &udp(flow, 100)[12..]].concat();
+            sum_ipv4(&mut sent);
+            match vnis.get(number) {
+                Some(&vni) => {
+                    let mut packet = [&ends[..], &vxlan(local, vni, &sent)[12..]].concat();
+                    packet[34..36].copy_from_slice(&(50_000 + flow).to_be_bytes());
+                    wire.send(&packet);
+                }
+                None => wire.send(&tagged(&sent, 7)),
+            }
+            // The kernel delivers no frames of the VLAN at other queues.
+            let limit = if number == 2 { wait::QUIET } else { wait::SOON };
+            let got = guests[number].receive(limit);
+            assert!(
+                got.as_ref() == Some(&sent) || number == 2 && got.is_none(),
+                "{number}: {got:?}"
+            );
+            for at in (0..3).filter(|&at| at != number) {
+                assert_eq!(guests[at].receive(Duration::ZERO), None, "{number} at {at}");
+            }
+        }
+        (0..3).all(|number| redirected()[number] > before[number])
+    });
+    assert!(are_received, "{:#}", daemon.status());
+    let encapsulated =
+        || ["vm0", "vm1", "vm2"].map(|name| daemon.counter_of(name, "from_guest_encapsulated"));
+    let are_sent = wait::until(wait::SOON, || {
+        let before = encapsulated();
+        for (number, guest) in guests.iter_mut().enumerate() {
+            let sent = once(mac(2), mac(0), 100);
+            guest.send(&sent);
+            let is_it = |got: &Vec<u8>| match vnis.get(number) {
+                Some(vni) => got[46..].starts_with(&(vni << 8u32).to_be_bytes()) && got[50..] == sent,
+                None => *got == tagged(&sent, 7),
+            };
+            let mut received = std::iter::from_fn(|| wire.receive(wait::SOON));
+            assert!(
+                received.any(|got| got.len() > 100 && is_it(&got)),
+                "from {number}"
+            );
+        }
+        let after = encapsulated();
+        [0, 1, 2].map(|number| after[number] - before[number]) == [1, 1, 0]
+    });
+    assert!(are_sent, "{:#}", daemon.status());
 }
 
 #[test]

@@ -426,8 +426,7 @@ impl Steering {
         }
     }
 
-    /// Has the program take frames out of the tunnel of a vxlan device: see [`Lease::tunnel`]; `None`: a foreign
-    /// program.
+    /// Has the program decapsulate frames for a vxlan device: see [`Lease::tunnel`]; `None`: a foreign program.
     pub(crate) fn tunnel(&self, device: &str) -> Result<Option<[OwnedFd; 2]>, InterfaceError> {
         match self {
             Self::External(_) => Ok(None),

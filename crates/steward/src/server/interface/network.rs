@@ -26,7 +26,7 @@ pub(crate) struct Network {
     queues: Range<u32>,
     stations: BTreeMap<Station, u32>,
     ring: MulticastRing,
-    /// The tunnel that its frames come out of, if one was requested.
+    /// The tunnel that its frames are in, if one was requested.
     tunnel: Option<Tunnel>,
     /// The hosts from which it takes packets of the tunnel.
     vteps: BTreeSet<IpAddr>,
@@ -225,7 +225,7 @@ impl Interface {
         self.networks.get(&first)?.tunnel
     }
 
-    /// Has the program take frames to the network of this first queue out of a tunnel, and no others.
+    /// Has the program decapsulate the frames in a tunnel to the network of this first queue, and take no others.
     pub(crate) fn set_tunnel(&mut self, first: u32, tunnel: Tunnel) -> Result<(), Refusal> {
         let name = &self.link.name;
         let is_it = |other: Tunnel| other.is_same(tunnel);
@@ -239,13 +239,15 @@ impl Interface {
         }
         if self.is_by_tap() {
             return Reason::Program.refuse(format!(
-                "frames of {name} come by a tap, and only an XDP program takes them out of tunnels: lease it with \
-                 another mode"
+                "frames of {name} come by a tap, and only an XDP program decapsulates them: lease it with another mode"
             ));
         }
         if let Some((network, program)) = self.networks.get_mut(&first).zip(self.program.as_ref()) {
             let set = program.set_tunnel(network.queues.clone(), tunnel);
             set.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
+            if network.tunnel.is_none() {
+                network.stations.clear();
+            }
             (network.tunnel, network.vteps) = (Some(tunnel), BTreeSet::new());
         }
         self.decide_hints();
@@ -343,9 +345,12 @@ impl Interface {
         // Tags inside of a tunnel stay.
         let blind = network.strips_tags && !self.restores_tags(first) && network.tunnel.is_none();
         for StationChange { station, .. } in set() {
-            let others = self.networks.iter().filter(|&(&other, _)| other != first);
-            let mut others = others.map(|(_, network)| network);
-            if others.any(|network| network.stations.contains_key(station)) {
+            // Networks in tunnels may have the same stations.
+            let is_plain = |network: &&Network| network.tunnel.is_none();
+            let mut others = self.networks.values().filter(is_plain);
+            let is_taken =
+                |other: &Network| other.queues != network.queues && other.stations.contains_key(station);
+            if is_plain(&network) && others.any(is_taken) {
                 return Reason::Taken.refuse(format!(
                     "another lease of {name} has {} in VLAN {}: give the guest another address",
                     steer::mac_text(station.mac),

@@ -1,4 +1,4 @@
-//! Tunnels whose frames the program of a network takes: see [`Request::Tunnel`](steward_protocol::Request::Tunnel).
+//! Tunnels whose frames the program of a network decapsulates: see [`Request::Tunnel`](steward_protocol::Request::Tunnel).
 //!
 //! The device may change, or what the policy allows: then the program gets the tunnel as it is now, or one that no frame
 //! is of, and the lessee requests it again. Frames that the program does not take go to the device, if there is one.
@@ -49,7 +49,7 @@ impl Server {
 
     /// The tunnel of a device, if a user may have its frames.
     fn check_tunnel(&self, peer: &Credentials, device: Result<Vxlan, String>) -> Result<Tunnel, Refusal> {
-        let unusable = |why| Reason::Nic.because(format!("frames cannot be taken out of the tunnel: {why}"));
+        let unusable = |why| Reason::Nic.because(format!("the program cannot decapsulate its frames: {why}"));
         let device = device.map_err(unusable)?;
         ipsec::check().map_err(unusable)?;
         self.policy.check_network_on(peer, &device.name)?;
