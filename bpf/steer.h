@@ -23,6 +23,7 @@
  *   bits 32..39   header_len: bytes of virtio-net header to write before the frame: 0, 12 or 20
  *   bit  40       the queue has a map of its own (STEER_OWN_MAP)
  *   bit  41       the queue's network is behind a tunnel (STEER_TUNNEL)
+ *   bit  42       a tunnel of the queue drops packets of unknown senders (STEER_DROPS_UNKNOWN)
  *   bits 48..63   flags: STEER_QUEUE_*
  *
  * A queue has two slots for a socket. The configuration names one of them. The next socket is put into the other
@@ -41,6 +42,9 @@
 /* The queue's network gets frames of a tunnel only, if it has one at the moment (struct steer_tunnel). */
 #define STEER_TUNNEL (1ULL << 41)
 
+/* Of the tunnels of the queue's networks at least one drops packets of unknown senders. */
+#define STEER_DROPS_UNKNOWN (1ULL << 42)
+
 /* The queue is ours. While it is clear (the state of a fresh map) every frame goes to the host. */
 #define STEER_QUEUE_ACTIVE 0x1
 /* The socket is in the second slot, at key queue + STEER_MAX_QUEUES. */
@@ -54,10 +58,12 @@
 
 /*
  * The queue is of a network: frames go to its socket whose (VLAN, destination) is among the stations of the network,
- * which has the number in bits 8 to 15 of the flags: that of its first queue.
+ * which has the number in bits 8 to 15 of the flags: that of its first queue. Other networks in tunnels may share the
+ * queues of a network in a tunnel: they have a number of their own above that one, from STEER_SHARE_SHIFT on.
  */
 #define STEER_QUEUE_NETWORK 0x20
 #define STEER_NETWORK_SHIFT 8
+#define STEER_SHARE_SHIFT 8
 
 /*
  * The bound program leaves a structure of hints before each frame of the queue (steer_hints.h), unless a virtio header
@@ -115,18 +121,30 @@ struct steer_tunnel_station {
 };
 _Static_assert(sizeof(struct steer_tunnel_station) == 12, "twin in tunnel.rs");
 
-/* The VXLAN tunnel of a network (RFC 7348). */
-struct steer_tunnel {
-	/* the host's address, as in a header; of IPv4 the first four bytes, then zeros */
-	__be32 local[4];
+/* Most tunnels of all networks of an interface. */
+#define STEER_MAX_TUNNELS 1024
+
+/* Which tunnel a packet is of: a key. */
+struct steer_tunnel_key {
 	/* the last four bytes of the VXLAN header: VNI, zero */
 	__be32 vni;
 	/* of UDP */
 	__be16 port;
+	/* number of the network of the packet's queue */
+	__u16 queues;
+};
+_Static_assert(sizeof(struct steer_tunnel_key) == 8, "twin in tunnel.rs");
+
+/* The VXLAN tunnel of a network (RFC 7348). */
+struct steer_tunnel {
+	/* the host's address, as in a header; of IPv4 the first four bytes, then zeros */
+	__be32 local[4];
+	__u32 network;
 	/* 4 or 6; 0: no frame is of this tunnel */
 	__u8 version;
 	/* 1: packets for the tunnel from hosts that the network takes none from are dropped, and not the kernel's */
 	__u8 drops_unknown;
+	__u16 zero;
 	/* index of the vxlan device; the loader's own note, as above */
 	__u32 device;
 };

@@ -28,8 +28,9 @@
  * How often is limited (GCRA, on each CPU): a flood costs the host's CPU no copies beyond that.
  *
  * A network in a *tunnel* (steer_tunnel.h) gets unicast frames of that tunnel only, decapsulated: they are steered as above,
- * by stations that are of this network alone. A frame that is no station's, or to a group, gets its outer headers back and
- * goes to the host, whose vxlan device decapsulates it. A decapsulated frame that finds no socket is dropped.
+ * by stations that are of this network alone. Other networks in tunnels may share its queues: their frames are told by the
+ * tunnel, and to the receiver by the number of the port. A frame that is no station's, or to a group, gets its outer headers
+ * back and goes to the host, whose vxlan device decapsulates it. A decapsulated frame that finds no socket is dropped.
  *
  * Invariants:
  *  - A frame that is passed leaves as it came: metadata that was added is taken away again, and outer headers are put
@@ -309,7 +310,7 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 	if (config & STEER_TUNNEL) {
 		/* A tag that the driver took off is an outer one. */
 		if (!has_tag(hints))
-			outer = decapsulate(ctx, network);
+			outer = decapsulate(ctx, &network);
 		if (!outer)
 			goto not_ours;
 		frame = (void *)(long)ctx->data;
@@ -361,12 +362,15 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 	} else
 #endif
 		before = write_note(ctx, port);
+	/* The receiver finds the network only by the port. */
+	if (!before && network >> STEER_SHARE_SHIFT)
+		goto not_ours;
 	verdict = to_socket(ctx, queue, config, before, counters);
 	return outer && verdict == XDP_PASS ? XDP_DROP : verdict;
 
 not_ours:
 	if (!outer && config & STEER_TUNNEL) {
-		why = refusal(ctx, network);
+		why = refusal(ctx, flags >> STEER_NETWORK_SHIFT & 0xff, !!(config & STEER_DROPS_UNKNOWN));
 		if (why) {
 			if (why == MALFORMED)
 				COUNT(counters, malformed);

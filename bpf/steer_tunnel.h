@@ -2,8 +2,8 @@
 /*
  * steer_tunnel.h: decapsulates frames in the VXLAN tunnel of a network (RFC 7348).
  *
- * A frame is of the tunnel if any receiver would decapsulate it: whole, in a packet with the plainest headers, from a host that the vxlan device sends to, to the host's address. All else is left to the kernel, with its
- * packet filter, and its vxlan device: other senders, fragments, options, other VNIs, flags of extensions, packets that a
+ * A frame is of the tunnel if any receiver would decapsulate it: whole, in a packet with the plainest headers, from a host
+ * that the vxlan device sends to, to the host's address. All else is left to the kernel, with its packet filter, and its vxlan device: other senders, fragments, options, other VNIs, flags of extensions, packets that a
  * router marked for congestion (the mark has to be put into the inner packet, RFC 6040). The checksum of UDP is not
  * verified, as RFC 7348 allows: those of the inner packet are the receiver's. Only the part of a frame that is in its first
  * buffer is looked at. Packets without a whole Ethernet header in them are dropped, and, if the tunnel says so, all from
@@ -20,15 +20,12 @@
 #include "steer_key.h"
 #include "steer_stations.h"
 
-/*
- * The tunnels of networks, by the number of the network; written by the loader. Not an array: a reader sees a tunnel
- * before a change or after it, and no mixture.
- */
+/* The tunnels of networks; written by the loader. A reader sees a tunnel before a change or after it, and no mixture. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, STEER_MAX_QUEUES);
-	__type(key, __u32);
+	__uint(max_entries, STEER_MAX_TUNNELS);
+	__type(key, struct steer_tunnel_key);
 	__type(value, struct steer_tunnel);
 } steer_tunnels SEC(".maps");
 
@@ -74,11 +71,20 @@ static __always_inline int is_sum_right(const __u8 *ip)
 	return sum == 0xffff;
 }
 
-/* Whether headers of UDP and VXLAN are of the tunnel; `len`: all bytes from UDP's header on. */
-static __always_inline int is_vxlan(const __u8 *udp, __u64 len, const struct steer_tunnel *tunnel)
+/* A tunnel of the network of these queues, or of one that shares them; the key is a steer_tunnel_key, see steer_key.h. */
+static __always_inline const struct steer_tunnel *tunnel_at(__be32 vni, __be16 port, __u32 queues)
 {
-	return FIELD16(udp, 2) == tunnel->port && NETWORK16(FIELD16(udp, 4)) == len &&
-	       FIELD32(udp, 8) == NETWORK32(0x08000000) && FIELD32(udp, 12) == tunnel->vni;
+	volatile __u64 key = (__u64)vni << SHIFT(0, 4) | (__u64)port << SHIFT(4, 2) | (__u64)queues << SHIFT(6, 2);
+
+	return bpf_map_lookup_elem(&steer_tunnels, (const void *)&key);
+}
+
+/* The tunnel that headers of UDP and VXLAN are of, if there is one; `len`: all bytes from UDP's header on. */
+static __always_inline const struct steer_tunnel *tunnel_of(const __u8 *udp, __u64 len, __u32 queues)
+{
+	if (NETWORK16(FIELD16(udp, 4)) != len || FIELD32(udp, 8) != NETWORK32(0x08000000))
+		return 0;
+	return tunnel_at(FIELD32(udp, 12), FIELD16(udp, 2), queues);
 }
 
 /* Whether the network takes packets from a host; the key is a steer_vtep, see steer_key.h. */
@@ -95,12 +101,16 @@ static __always_inline int has_vtep(__u32 network, __u64 version, __u64 first, _
 /* Two words of a header, as they are there. */
 #define WORDS(header, at) ((__u64)FIELD32(header, at) << SHIFT(0, 4) | (__u64)FIELD32(header, (at) + 4) << SHIFT(4, 4))
 
-/* Length of the headers around the frame of the tunnel that is in this one; 0: there is none. */
-static __always_inline int outer_len(struct xdp_md *ctx, const struct steer_tunnel *tunnel, __u32 network)
+/*
+ * Length of the headers around a frame of the tunnel of a network of this queue, which gets that network's number; 0: there
+ * is none.
+ */
+static __always_inline int outer_len(struct xdp_md *ctx, __u32 *network)
 {
 	const __u8 *frame = (void *)(long)ctx->data;
 	const void *end = (void *)(long)ctx->data_end;
 	const __u8 *ip = frame + ETHERNET_LEN;
+	const struct steer_tunnel *tunnel;
 	/* An encapsulated frame is longer than Ethernet's shortest one, so there is no padding: lengths must match. */
 	__u64 len = bpf_xdp_get_buff_len(ctx) - ETHERNET_LEN;
 
@@ -108,42 +118,46 @@ static __always_inline int outer_len(struct xdp_md *ctx, const struct steer_tunn
 	if ((const void *)(frame + OUTER_IPV4_LEN + ETHERNET_LEN) > end || (frame[0] & 1))
 		return 0;
 	/* The lowest bits of the traffic class are 3: congestion was experienced. */
-	if (tunnel->version == 4 && FIELD16(frame, 12) == NETWORK16(0x0800)) {
+	if (FIELD16(frame, 12) == NETWORK16(0x0800)) {
 		/* All bits of the fragment's word but DF. */
 		if (ip[0] != 0x45 || (ip[1] & 3) == 3 || NETWORK16(FIELD16(ip, 2)) != len ||
-		    (FIELD16(ip, 6) & NETWORK16(0xbfff)) || ip[9] != 17 || FIELD32(ip, 16) != tunnel->local[0])
+		    (FIELD16(ip, 6) & NETWORK16(0xbfff)) || ip[9] != 17)
 			return 0;
-		if (!is_vxlan(ip + IPV4_LEN, len - IPV4_LEN, tunnel) || !is_sum_right(ip))
+		tunnel = tunnel_of(ip + IPV4_LEN, len - IPV4_LEN, *network);
+		if (!tunnel || tunnel->version != 4 || FIELD32(ip, 16) != tunnel->local[0] || !is_sum_right(ip))
 			return 0;
-		return has_vtep(network, 4, (__u64)FIELD32(ip, 12) << SHIFT(0, 4), 0) ? OUTER_IPV4_LEN : 0;
+		*network = tunnel->network;
+		return has_vtep(*network, 4, (__u64)FIELD32(ip, 12) << SHIFT(0, 4), 0) ? OUTER_IPV4_LEN : 0;
 	}
-	if (tunnel->version == 6 && FIELD16(frame, 12) == NETWORK16(0x86dd)) {
+	if (FIELD16(frame, 12) == NETWORK16(0x86dd)) {
 		if ((const void *)(frame + OUTER_IPV6_LEN + ETHERNET_LEN) > end)
 			return 0;
 		if (ip[0] >> 4 != 6 || (ip[1] & 0x30) == 0x30 || NETWORK16(FIELD16(ip, 4)) != len - IPV6_LEN || ip[6] != 17)
 			return 0;
-		if (FIELD32(ip, 24) != tunnel->local[0] || FIELD32(ip, 28) != tunnel->local[1] ||
-		    FIELD32(ip, 32) != tunnel->local[2] || FIELD32(ip, 36) != tunnel->local[3])
+		tunnel = tunnel_of(ip + IPV6_LEN, len - IPV6_LEN, *network);
+		if (!tunnel || tunnel->version != 6 || FIELD32(ip, 24) != tunnel->local[0] ||
+		    FIELD32(ip, 28) != tunnel->local[1] || FIELD32(ip, 32) != tunnel->local[2] ||
+		    FIELD32(ip, 36) != tunnel->local[3])
 			return 0;
-		if (!is_vxlan(ip + IPV6_LEN, len - IPV6_LEN, tunnel))
-			return 0;
-		return has_vtep(network, 6, WORDS(ip, 8), WORDS(ip, 16)) ? OUTER_IPV6_LEN : 0;
+		*network = tunnel->network;
+		return has_vtep(*network, 6, WORDS(ip, 8), WORDS(ip, 16)) ? OUTER_IPV6_LEN : 0;
 	}
 	return 0;
 }
 
-/* Decapsulates a frame of the network's tunnel; the length of the outer headers, or 0: it is none, and stays as it is. */
-static __always_inline int decapsulate(struct xdp_md *ctx, __u32 network)
+/*
+ * Decapsulates a frame of the tunnel of a network of this queue, which gets that network's number; the length of the outer
+ * headers, or 0: it is none, and stays as it is.
+ */
+static __always_inline int decapsulate(struct xdp_md *ctx, __u32 *network)
 {
 	const void *meta = (void *)(long)ctx->data_meta;
-	/* Eight bytes: see to_socket. */
-	volatile __u64 key = (__u64)network << SHIFT(0, 4);
-	struct steer_tunnel *tunnel = bpf_map_lookup_elem(&steer_tunnels, (const void *)&key);
-	int len = tunnel ? outer_len(ctx, tunnel, network) : 0;
+	int len;
 
 	/* Metadata of another program would be moved over the VXLAN header, which could not be put back. */
 	if (meta + 1 <= (const void *)(long)ctx->data)
 		return 0;
+	len = outer_len(ctx, network);
 	return len && !bpf_xdp_adjust_head(ctx, len) ? len : 0;
 }
 
@@ -153,24 +167,28 @@ static __always_inline int is_extension(__u8 protocol)
 	return protocol == 0 || protocol == 43 || protocol == 44 || protocol == 60;
 }
 
-/* Why a packet is dropped that is not taken out of the tunnel of its network. */
+/* Why a packet is dropped that is not decapsulated. */
 #define UNKNOWN_SENDER 1
 #define MALFORMED 2
 /* A malformed packet that is longer is the kernel's, unless those of unknown senders are searched for. */
 #define SHORT_LEN 128
 
-/* Why a packet is dropped; 0: it is not. The kernel's vxlan device takes packets to all addresses of the host, with tags,
- * options and extension headers, and in fragments: without the first one the others are lost.
+/*
+ * Why a packet is dropped; 0: it is not. The kernel's vxlan device takes packets to all addresses of the host, with tags,
+ * options and extension headers, and in fragments: without the first one the others are lost. `drops`: a tunnel drops packets
+ * of unknown senders, so those are dropped, too, that hide which tunnel they are for as no sender does: by many extension
+ * headers, or by a first fragment that ends before the VNI (RFC 1858).
  */
-static __always_inline int why_refused(struct xdp_md *ctx, const struct steer_tunnel *tunnel, __u32 network)
+static __always_inline int why_refused(struct xdp_md *ctx, __u32 queues, __u32 drops)
 {
+	const struct steer_tunnel *tunnel;
 	__u64 words[5];
 	const __u8 *head = (const __u8 *)words;
-	__u32 at = ETHERNET_LEN, i;
+	__u32 at = ETHERNET_LEN, end, version, i;
 	__u64 first, second = 0;
 	__u8 protocol;
-	int is_later, is_unknown, is_short;
-	__be16 type;
+	int is_first = 0, is_later = 0, is_short;
+	__be16 type, port;
 
 	for (i = 0; i < 3; i++, at += 4) {
 		if (bpf_xdp_load_bytes(ctx, at - 2, words, 2))
@@ -179,63 +197,67 @@ static __always_inline int why_refused(struct xdp_md *ctx, const struct steer_tu
 		if (type != NETWORK16(0x8100) && type != NETWORK16(0x88a8))
 			break;
 	}
-	if (tunnel->version == 4 && type == NETWORK16(0x0800)) {
+	if (type == NETWORK16(0x0800)) {
 		if (bpf_xdp_load_bytes(ctx, at, words, IPV4_LEN))
 			return 0;
+		version = 4;
 		protocol = head[9];
+		is_first = FIELD16(head, 6) & NETWORK16(0x2000);
 		is_later = FIELD16(head, 6) & NETWORK16(0x1fff);
 		first = (__u64)FIELD32(head, 12) << SHIFT(0, 4);
+		end = at + NETWORK16(FIELD16(head, 2));
 		at += (head[0] & 15) * 4;
-	} else if (tunnel->version == 6 && type == NETWORK16(0x86dd)) {
+	} else if (type == NETWORK16(0x86dd)) {
 		if (bpf_xdp_load_bytes(ctx, at, words, IPV6_LEN))
 			return 0;
+		version = 6;
 		protocol = head[6];
-		is_later = 0;
 		first = WORDS(head, 8);
 		second = WORDS(head, 16);
 		at += IPV6_LEN;
+		end = at + NETWORK16(FIELD16(head, 4));
 		for (i = 0; i < 4 && is_extension(protocol); i++) {
 			if (bpf_xdp_load_bytes(ctx, at, words, 8))
 				return 0;
-			if (protocol == 44)
+			if (protocol == 44) {
+				is_first = FIELD16(head, 2) & NETWORK16(1);
 				is_later = FIELD16(head, 2) & NETWORK16(0xfff8);
+			}
 			at += protocol == 44 ? 8 : (head[1] + 1) * 8;
 			protocol = head[0];
 		}
+		if (is_extension(protocol))
+			return drops && !is_later ? MALFORMED : 0;
 	} else {
 		return 0;
 	}
-	if (is_later)
+	if (is_later || protocol != 17 || bpf_xdp_load_bytes(ctx, at, words, UDP_LEN))
 		return 0;
-	is_unknown = tunnel->drops_unknown && !has_vtep(network, tunnel->version, first, second);
-	/* There are more extensions than any sender needs. */
-	if (is_extension(protocol) && tunnel->version == 6)
-		return is_unknown ? UNKNOWN_SENDER : 0;
-	if (protocol != 17 || bpf_xdp_load_bytes(ctx, at, words, UDP_LEN) || FIELD16(head, 2) != tunnel->port)
-		return 0;
+	port = FIELD16(head, 2);
 	/* No frame has a shorter header. */
 	is_short = NETWORK16(FIELD16(head, 4)) < UDP_LEN + VXLAN_LEN + ETHERNET_LEN;
-	/* The VNI may be in the next fragment. */
-	if (!bpf_xdp_load_bytes(ctx, at + UDP_LEN + 4, words, 4) &&
-	    (FIELD32(head, 0) & NETWORK32(0xffffff00)) != tunnel->vni)
+	/* What is beyond the packet in a frame is padding. */
+	if (is_first && at + UDP_LEN + VXLAN_LEN > end)
+		return drops ? MALFORMED : 0;
+	if (bpf_xdp_load_bytes(ctx, at + UDP_LEN + 4, words, 4))
 		return 0;
-	if (is_unknown)
+	tunnel = tunnel_at(FIELD32(head, 0) & NETWORK32(0xffffff00), port, queues);
+	if (!tunnel || tunnel->version != version)
+		return 0;
+	if (tunnel->drops_unknown && !has_vtep(tunnel->network, version, first, second))
 		return UNKNOWN_SENDER;
 	return is_short ? MALFORMED : 0;
 }
 
-/* Why a packet is dropped that is not taken out of the tunnel of its network; 0: it is not. A global function: the verifier
- * checks it once, and not again for each way to it.
+/*
+ * Why a packet is dropped that is not decapsulated; 0: it is not. A global function: the verifier checks it once, and not
+ * again for each way to it.
  */
-__noinline int refusal(struct xdp_md *ctx, __u32 network)
+__noinline int refusal(struct xdp_md *ctx, __u32 queues, __u32 drops)
 {
-	/* Eight bytes: see to_socket. */
-	volatile __u64 key = (__u64)network << SHIFT(0, 4);
-	struct steer_tunnel *tunnel = bpf_map_lookup_elem(&steer_tunnels, (const void *)&key);
-
-	if (!tunnel || (!tunnel->drops_unknown && bpf_xdp_get_buff_len(ctx) > SHORT_LEN))
+	if (!drops && bpf_xdp_get_buff_len(ctx) > SHORT_LEN)
 		return 0;
-	return why_refused(ctx, tunnel, network);
+	return why_refused(ctx, queues, drops);
 }
 
 /* The port of a station of a network in a tunnel, if there is one. */

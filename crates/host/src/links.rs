@@ -31,6 +31,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use xsk::NumaNode;
 
 use crate::nic::Ethtool;
@@ -485,6 +486,22 @@ pub fn netlink_socket(protocol: Option<Protocol>) -> io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socket_with(family, kind, flags, protocol)?)
+}
+
+/// Two sockets of rtnetlink that cannot change anything, whoever writes to them: the kernel asks for the capability of who
+/// opened a socket, too (`netlink_ns_capable`, net/netlink/af_netlink.c). So a thread without capabilities opens them.
+///
+/// # Errors
+/// The kernel's.
+pub fn reading_sockets() -> io::Result<Vec<OwnedFd>> {
+    let open = || {
+        let own = capabilities(None)?;
+        let effective = CapabilitySet::empty();
+        set_capabilities(None, CapabilitySets { effective, ..own })?;
+        (0..2).map(|_| netlink_socket(None)).collect()
+    };
+    let opened = std::thread::scope(|scope| scope.spawn(open).join());
+    opened.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 
 /// A socket that receives changes by ethtool: the group `monitor` of the family `ethtool`

@@ -12,7 +12,7 @@
 
 mod outer;
 
-pub use self::outer::{Headers, OUTER_MAX, Outer};
+pub use self::outer::{Headers, OUTER_LENS, OUTER_MAX, Outer};
 
 use crate::checksum::{ChecksumAt, Sum};
 use crate::ethernet::Payload;

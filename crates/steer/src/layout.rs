@@ -13,8 +13,12 @@ const HEADER_LEN_SHIFT: u32 = 32;
 const FLAGS_SHIFT: u32 = 48;
 /// `STEER_OWN_MAP`
 const OWN_MAP: u64 = 1 << 40;
+/// `STEER_SHARE_SHIFT`
+const SHARE_SHIFT: u32 = 8;
 /// `STEER_TUNNEL`
 const TUNNEL: u64 = 1 << 41;
+/// `STEER_DROPS_UNKNOWN`
+const DROPS_UNKNOWN: u64 = 1 << 42;
 /// `STEER_QUEUE_ACTIVE`
 const ACTIVE: u64 = 0x1;
 /// `STEER_QUEUE_SECOND`
@@ -114,12 +118,30 @@ pub(crate) fn filter_bits(word: u64) -> u64 {
 
 /// The bits of a word for the network of the queue.
 pub(crate) fn network_bits(word: u64) -> u64 {
-    word & ((NETWORK | 0xff << NETWORK_SHIFT) << FLAGS_SHIFT | TUNNEL)
+    word & ((NETWORK | 0xff << NETWORK_SHIFT) << FLAGS_SHIFT | TUNNEL | DROPS_UNKNOWN)
 }
 
 /// The word, for a queue whose network is behind a tunnel.
 pub(crate) fn word_with_tunnel(word: u64) -> u64 {
     word | TUNNEL
+}
+
+/// The word, for a queue of which a tunnel drops packets of unknown senders.
+pub(crate) fn word_that_drops_unknown(word: u64) -> u64 {
+    word | DROPS_UNKNOWN
+}
+
+/// The number of a network that shares the queues of another one, as the one with this number; 0: of that one, which has
+/// the number of its first queue.
+#[must_use]
+pub const fn network_number(first: u32, share: u32) -> u32 {
+    first | share << SHARE_SHIFT
+}
+
+/// The first of the queues that a network has, or shares.
+#[must_use]
+pub const fn queues_of(network: u32) -> u32 {
+    network & ((1 << SHARE_SHIFT) - 1)
 }
 
 /// The part of a word that outlives the queue's sockets.

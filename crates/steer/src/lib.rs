@@ -88,6 +88,7 @@ pub use foreign::{AttachedAs, ForeignProgram, Held, is_detached, program_on, unn
 pub use hints::{HintSet, NoSuchHint};
 pub use layout::{
     Filter, LAST_VLAN, MAX_QUEUES, MAX_STATIONS, QueueConf, QueueCounters, Station, VirtioHeader,
+    network_number, queues_of,
 };
 pub use marks::{Flow, InterfaceMarks, InterfaceMarksError, MAX_MARKS, MarkError};
 pub use mode::{Mode, ModeRequest};

@@ -7,18 +7,21 @@
 //! - set: limit and ring first, then the words;
 //! - end: the words first, then stations and ring.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 
-use crate::layout::{MAX_QUEUES, Station, network_bits, word_has_tunnel, word_of_network, word_with_tunnel};
+use crate::layout::{
+    MAX_QUEUES, Station, network_bits, queues_of, word_has_tunnel, word_of_network, word_that_drops_unknown,
+    word_with_tunnel,
+};
 use crate::map;
 use crate::network::{MulticastLimit, StationError};
 use crate::program::{Program, QueueError};
 use crate::ring::MulticastRing;
-use crate::tunnel::Tunnel;
+use crate::tunnel::{Tunnel, Tunnels};
 
 /// Networks, each identified by its first queue.
 impl Program {
@@ -52,8 +55,8 @@ impl Program {
         Ok(())
     }
 
-    /// Removes these queues from their network, and the stations, the tunnel and the ring of the network that the first
-    /// of them identifies. Does nothing if there is no network.
+    /// Removes these queues from their network, and the ring, the stations and the tunnel of the network that the first
+    /// of them identifies, and of those that share its queues. Does nothing if there is no network.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], or [`QueueError::Network`]; even then the queues get no frames of the
@@ -64,24 +67,30 @@ impl Program {
             let word = self.word(queue)?;
             self.set_word(queue, word & !network_bits(u64::MAX))?;
         }
-        self.remove_stations(network)?;
+        let stations = self.networks.all_stations().into_iter();
+        let tunnels = self.networks.tunnels.iter();
+        let tunnels = tunnels.flat_map(Tunnels::all).map(|(network, _)| network);
+        let all: BTreeSet<u32> = stations.map(|(_, _, network)| network).chain(tunnels).collect();
         let refused = |source| QueueError::Network { network, source };
-        if let Some(tunnels) = &self.networks.tunnels {
-            tunnels.remove(network).map_err(refused)?;
+        for &its in all.iter().filter(|&&its| queues_of(its) == network) {
+            self.remove_stations(its)?;
+            if let Some(tunnels) = &self.networks.tunnels {
+                tunnels.remove(its).map_err(refused)?;
+            }
         }
         map::remove(&self.networks.rings, &network)
             .map(drop)
             .map_err(refused)
     }
 
-    /// From now on the network of these queues gets the unicast frames to its stations in this tunnel, and no others, until
-    /// [`Program::end_network`]; at first from no host ([`Program::change_vtep`]). Other networks may have the same
-    /// stations. A network that had no tunnel loses its stations.
+    /// From now on a network gets the unicast frames to its stations in this tunnel that arrive at these queues, and no
+    /// others, until [`Program::end_network`]; at first from no host ([`Program::change_vtep`]). It is the network of the
+    /// queues, or one that shares them ([`network_number`](crate::network_number)) if that one has a tunnel, too. Other
+    /// networks may have the same stations. A network that had no tunnel loses its stations.
     ///
     /// # Errors
     /// [`QueueError::OutOfRange`], [`QueueError::NoTunnels`], or [`QueueError::Network`].
-    pub fn set_tunnel(&self, queues: Range<u32>, tunnel: Tunnel) -> Result<(), QueueError> {
-        let network = queues.start;
+    pub fn set_tunnel(&self, queues: Range<u32>, network: u32, tunnel: Tunnel) -> Result<(), QueueError> {
         let tunnels = self.networks.tunnels.as_ref().ok_or(QueueError::NoTunnels)?;
         let set = tunnels
             .remove(network)
@@ -97,7 +106,7 @@ impl Program {
     }
 
     fn has_tunnel(&self, network: u32) -> bool {
-        self.word(network).is_ok_and(word_has_tunnel)
+        self.word(queues_of(network)).is_ok_and(word_has_tunnel)
     }
 
     fn remove_stations(&self, network: u32) -> Result<(), QueueError> {
@@ -122,13 +131,14 @@ impl Program {
         changed.map_err(|source| QueueError::Network { network, source })
     }
 
-    /// Drops packets for the tunnel of a network from hosts that it takes none from, until [`Program::set_tunnel`]. Returns
-    /// the tunnel, if there is one.
+    /// Drops packets for the tunnel of a network of these queues from hosts that it takes none from, until
+    /// [`Program::set_tunnel`]. Returns the tunnel, if there is one.
     ///
     /// # Errors
-    /// [`QueueError::Network`].
-    pub fn drop_unknown(&self, network: u32) -> Result<Option<Tunnel>, QueueError> {
-        let Some((maps, tunnel)) = self.networks.tunnels.as_ref().zip(self.tunnel(network)) else {
+    /// [`QueueError::OutOfRange`], or [`QueueError::Network`].
+    pub fn drop_unknown(&self, queues: Range<u32>, network: u32) -> Result<Option<Tunnel>, QueueError> {
+        let tunnel = self.tunnels(queues.start).remove(&network);
+        let Some((maps, tunnel)) = self.networks.tunnels.as_ref().zip(tunnel) else {
             return Ok(None);
         };
         let drops_unknown = true;
@@ -136,8 +146,12 @@ impl Program {
             drops_unknown,
             ..tunnel
         };
-        let set = maps.set(network, tunnel).map(|()| Some(tunnel));
-        set.map_err(|source| QueueError::Network { network, source })
+        let set = maps.set(network, tunnel);
+        set.map_err(|source| QueueError::Network { network, source })?;
+        for queue in queues {
+            self.set_word(queue, word_that_drops_unknown(self.word(queue)?))?;
+        }
+        Ok(Some(tunnel))
     }
 
     /// The hosts from which a network takes packets of its tunnel.
@@ -146,20 +160,22 @@ impl Program {
         tunnels.map_or_else(BTreeSet::new, |tunnels| tunnels.vteps(network))
     }
 
-    /// The tunnel of a network, if one was set.
-    pub fn tunnel(&self, network: u32) -> Option<Tunnel> {
-        let tunnels = self.networks.tunnels.as_ref()?;
-        // One of an earlier network may be left.
-        self.has_tunnel(network).then(|| tunnels.get(network)).flatten()
+    /// The tunnels of the network of these first queues, and of those that share its queues.
+    pub fn tunnels(&self, first: u32) -> BTreeMap<u32, Tunnel> {
+        let tunnels = self.networks.tunnels.as_ref();
+        // Those of an earlier network may be left.
+        let tunnels = tunnels.filter(|_| self.has_tunnel(first));
+        let all = tunnels.into_iter().flat_map(Tunnels::all);
+        all.filter(|&(network, _)| queues_of(network) == first).collect()
     }
 
-    /// All numbers of networks that have a queue or a station; each queue of a network counts as a number, too.
+    /// The first queues of all networks that have a queue or a station; each queue of a network counts as one.
     pub fn networks(&self) -> BTreeSet<u32> {
         let is_of_one = |&queue: &u32| self.word(queue).is_ok_and(|word| network_bits(word) != 0);
         let by_queue = (0..MAX_QUEUES).filter(is_of_one);
         let by_station = self.networks.all_stations().into_iter();
         by_queue
-            .chain(by_station.map(|(_, _, network)| network))
+            .chain(by_station.map(|(_, _, network)| queues_of(network)))
             .collect()
     }
 

@@ -6,10 +6,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use libbpf_rs::{MapHandle, MapType};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::layout::{MAX_QUEUES, MAX_STATIONS, Station};
+use crate::layout::{MAX_STATIONS, Station, queues_of};
 use crate::map;
 use crate::shape::Shape;
 
+/// Maximum number of tunnels of all networks of an interface; `STEER_MAX_TUNNELS`.
+const MAX_TUNNELS: u32 = 1024;
 /// Maximum number of hosts from which networks of an interface take packets; `STEER_MAX_VTEPS`.
 const MAX_VTEPS: u32 = 65_536;
 
@@ -52,43 +54,64 @@ impl Tunnel {
     }
 }
 
+/// `struct steer_tunnel_key`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Key {
+    /// Its last byte is 0.
+    vni: [u8; 4],
+    port: [u8; 2],
+    queues: u16,
+}
+
 /// `struct steer_tunnel`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 struct Value {
     local: [u8; 16],
-    /// Its last byte is 0.
-    vni: [u8; 4],
-    port: [u8; 2],
+    network: u32,
     /// 4 or 6; 0: no frame is of the tunnel.
     version: u8,
     drops_unknown: u8,
+    zero: u16,
     device: u32,
 }
 
-impl From<Tunnel> for Value {
-    fn from(tunnel: Tunnel) -> Self {
-        let (local, version) = bytes_of(tunnel.local);
-        Self {
-            local,
-            vni: (tunnel.vni << 8).to_be_bytes(),
-            port: tunnel.port.to_be_bytes(),
-            version: if tunnel.local.is_unspecified() { 0 } else { version },
-            drops_unknown: tunnel.drops_unknown.into(),
-            device: tunnel.device,
-        }
-    }
+/// The entry of a network's tunnel.
+fn entry(network: u32, tunnel: Tunnel) -> (Key, Value) {
+    let (local, version) = bytes_of(tunnel.local);
+    let is_none = tunnel.local.is_unspecified();
+    // Tunnels that no frame is of have different keys.
+    let vni = if is_none { network >> 8 } else { tunnel.vni };
+    let key = Key {
+        vni: (vni << 8).to_be_bytes(),
+        port: tunnel.port.to_be_bytes(),
+        // One of `MAX_QUEUES`.
+        #[allow(clippy::cast_possible_truncation)]
+        queues: queues_of(network) as u16,
+    };
+    let value = Value {
+        local,
+        network,
+        version: if is_none { 0 } else { version },
+        drops_unknown: tunnel.drops_unknown.into(),
+        zero: 0,
+        device: tunnel.device,
+    };
+    (key, value)
 }
 
-impl From<Value> for Tunnel {
-    fn from(value: Value) -> Self {
-        Self {
+/// The tunnel of an entry.
+fn tunnel(key: Key, value: Value) -> Tunnel {
+    match value.version {
+        0 => Tunnel::none(value.device),
+        version => Tunnel {
             device: value.device,
-            vni: u32::from_be_bytes(value.vni) >> 8,
-            port: u16::from_be_bytes(value.port),
-            local: address(value.local, value.version),
+            vni: u32::from_be_bytes(key.vni) >> 8,
+            port: u16::from_be_bytes(key.port),
+            local: address(value.local, version),
             drops_unknown: value.drops_unknown != 0,
-        }
+        },
     }
 }
 
@@ -130,7 +153,7 @@ struct Inner {
     network: u32,
 }
 
-/// The tunnels of networks, by their first queue, the hosts from which networks take packets, and the stations of these
+/// The tunnels of networks, the hosts from which networks take packets, and the stations of these
 /// networks.
 #[derive(Debug)]
 pub(crate) struct Tunnels {
@@ -143,9 +166,9 @@ impl Tunnels {
     pub(crate) const TUNNELS: Shape = Shape {
         name: "tunnels",
         kind: MapType::Hash,
-        key_bytes: 4,
+        key_bytes: size_of::<Key>() as u32,
         value_bytes: size_of::<Value>() as u32,
-        entries: MAX_QUEUES,
+        entries: MAX_TUNNELS,
     };
     pub(crate) const VTEPS: Shape = Shape {
         name: "vteps",
@@ -175,12 +198,21 @@ impl Tunnels {
         }))
     }
 
+    /// Sets the tunnel of a network that has none.
     pub(crate) fn set(&self, network: u32, tunnel: Tunnel) -> libbpf_rs::Result<()> {
-        map::set(&self.tunnels, &network, &Value::from(tunnel))
+        let (key, value) = entry(network, tunnel);
+        map::set(&self.tunnels, &key, &value)
     }
 
-    pub(crate) fn get(&self, network: u32) -> Option<Tunnel> {
-        map::get::<Value>(&self.tunnels, &network).ok()?.map(Tunnel::from)
+    fn entries(&self) -> impl Iterator<Item = (Key, Value)> {
+        map::keys::<Key>(&self.tunnels)
+            .filter_map(|key| Some((key, map::get(&self.tunnels, &key).ok().flatten()?)))
+    }
+
+    /// All tunnels, with their networks.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u32, Tunnel)> {
+        self.entries()
+            .map(|(key, value)| (value.network, tunnel(key, value)))
     }
 
     /// Takes packets from a host, or does not any more.
@@ -232,7 +264,12 @@ impl Tunnels {
 
     /// Removes the tunnel of a network, and its hosts.
     pub(crate) fn remove(&self, network: u32) -> libbpf_rs::Result<()> {
-        map::remove(&self.tunnels, &network)?;
+        let old: Vec<_> = self
+            .entries()
+            .filter(|(_, value)| value.network == network)
+            .collect();
+        old.iter()
+            .try_for_each(|(key, _)| map::remove(&self.tunnels, key).map(drop))?;
         // Collected before: a removed key is where the kernel would go on from.
         let all: Vec<_> = map::keys::<Vtep>(&self.vteps).collect();
         let mut its = all.iter().filter(|key| key.network == network);
@@ -253,19 +290,22 @@ mod tests {
             local: local.parse().expect("an address"),
             drops_unknown: local.len() > 9,
         };
-        let value = Value::from(tunnel("192.0.2.1"));
+        let (key, value) = entry(0x0305, tunnel("192.0.2.1"));
         let bytes = value.as_bytes();
         assert_eq!(bytes[..5], [192, 0, 2, 1, 0]);
-        assert_eq!(bytes[16..22], [2, 3, 4, 0, 0x12, 0xb5]);
-        assert_eq!(bytes[22..], [[4, 0].as_slice(), &7u32.to_ne_bytes()].concat());
-        assert_eq!(Value::from(tunnel("2001:db8::1")).as_bytes()[22..24], [6, 1]);
+        assert_eq!(bytes[16..], [[5, 3, 0, 0], [4, 0, 0, 0], [7, 0, 0, 0]].concat());
+        assert_eq!(entry(5, tunnel("2001:db8::1")).1.as_bytes()[20..22], [6, 1]);
+        assert_eq!(
+            key.as_bytes(),
+            [&[2, 3, 4, 0, 0x12, 0xb5], &5u16.to_ne_bytes()[..]].concat()
+        );
         for local in ["192.0.2.1", "2001:db8::1"] {
-            assert_eq!(Tunnel::from(Value::from(tunnel(local))), tunnel(local));
+            let (key, value) = entry(0x0305, tunnel(local));
+            assert_eq!(super::tunnel(key, value), tunnel(local));
         }
         let none = Tunnel::none(7);
-        assert_eq!(
-            (Value::from(none).version, Tunnel::from(Value::from(none))),
-            (0, none)
-        );
+        let (key, value) = entry(5, none);
+        assert_eq!((value.version, super::tunnel(key, value)), (0, none));
+        assert_ne!(key, entry(0x0105, none).0);
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::common;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 
@@ -11,7 +12,7 @@ use common::receiver::Receiver;
 use common::{Pair, bare, frame_to};
 use steer::{
     Flow, HintSet, ModeRequest, MulticastLimit, MulticastRing, NOTE_BYTES, Program, QueueError, Station,
-    StationError, Tunnel, noted_port,
+    StationError, Tunnel, network_number, noted_port,
 };
 use testkit::{BpfFs, VethPair, frame, wait};
 use xsk::metadata::{Found, Layouts};
@@ -65,7 +66,7 @@ fn put_network(program: &Program, local: &str) -> MulticastRing {
     let ring = MulticastRing::new().expect("memory");
     let limit = MulticastLimit::default();
     program.set_network(0..1, limit, &ring).expect("queue 0");
-    program.set_tunnel(0..1, tunnel(local)).expect("queue 0");
+    program.set_tunnel(0..1, 0, tunnel(local)).expect("queue 0");
     let vtep = (sender(local), true);
     program.change_vtep(0, vtep).expect("room");
     for (vlan, port) in [(0, 7), (100, 8)] {
@@ -226,7 +227,7 @@ const DISGUISES_OF_BOTH: [Change; 4] = [
     }),
     ("to a group of hosts", |sent| sent[..6].copy_from_slice(&GROUP)),
 ];
-const DISGUISES_OF_IPV4: [Change; 8] = [
+const DISGUISES_OF_IPV4: [Change; 7] = [
     ("to another address", |sent| sent[33] = 3),
     ("with options", |sent| {
         sent[14] = 0x47;
@@ -234,15 +235,11 @@ const DISGUISES_OF_IPV4: [Change; 8] = [
     }),
     ("congestion", |sent| sent[15] = 3),
     ("first fragment", |sent| sent[20] = 0x20),
-    ("shortest first fragment", |sent| {
-        sent[20] = 0x20;
-        sent.truncate(42);
-    }),
     ("wrong datagram", |sent| sent[39] -= 1),
     ("flags of an extension", |sent| sent[42] = 0x88),
     ("reserved bits", |sent| sent[49] = 1),
 ];
-const DISGUISES_OF_IPV6: [Change; 5] = [
+const DISGUISES_OF_IPV6: [Change; 4] = [
     ("to another address", |sent| sent[53] = 3),
     ("congestion", |sent| sent[15] = 0x30),
     ("first fragment", |sent| {
@@ -258,11 +255,25 @@ const DISGUISES_OF_IPV6: [Change; 5] = [
         ];
         sent.splice(54..54, options.concat());
     }),
-    ("more options than one looks at", |sent| {
-        sent[20] = 60;
-        sent.splice(54..54, [[60, 0, 1, 4, 0, 0, 0, 0]; 9].concat());
+];
+/// Changes by which a packet hides what it is for, as no sender does.
+const HIDDEN_IPV4: [Change; 2] = [
+    ("shortest first fragment", |sent| {
+        sent[16..18].copy_from_slice(&28u16.to_be_bytes());
+        sent[20] = 0x20;
+        sent.truncate(42);
+    }),
+    ("with padding", |sent| {
+        sent[16..18].copy_from_slice(&28u16.to_be_bytes());
+        sent[20] = 0x20;
+        sent[42..].fill(0);
+        sent.truncate(60);
     }),
 ];
+const HIDDEN_IPV6: [Change; 1] = [("many extension headers", |sent| {
+    sent[20] = 60;
+    sent.splice(54..54, [[60, 0, 1, 4, 0, 0, 0, 0]; 9].concat());
+})];
 /// Packets that are not for the tunnel, or pass in vain.
 const OTHERS_OF_IPV4: [Change; 4] = [
     ("TCP", |sent| sent[23] = 6),
@@ -284,14 +295,21 @@ const OTHERS_OF_IPV6: [Change; 4] = [
 fn packets_of_unknown_hosts_are_dropped_if_the_tunnel_says_so() {
     let Some(pair) = Pair::new(1500) else { return };
     let families = [
-        (LOCALS[0], 29, &DISGUISES_OF_IPV4[..], &OTHERS_OF_IPV4[..]),
-        (LOCALS[1], 37, &DISGUISES_OF_IPV6, &OTHERS_OF_IPV6),
+        (
+            LOCALS[0],
+            29,
+            &DISGUISES_OF_IPV4[..],
+            &OTHERS_OF_IPV4[..],
+            &HIDDEN_IPV4[..],
+        ),
+        (LOCALS[1], 37, &DISGUISES_OF_IPV6, &OTHERS_OF_IPV6, &HIDDEN_IPV6),
     ];
     for request in [ModeRequest::Native, ModeRequest::Skb] {
-        for (local, sender_at, disguises, others) in families {
+        for (local, sender_at, disguises, others, hidden) in families {
             let (program, _ring) = network(&pair, request, false, local);
-            let tunnel = program.drop_unknown(0).expect("there is one");
-            assert!(tunnel.is_some_and(|tunnel| tunnel.drops_unknown) && program.tunnel(0) == tunnel);
+            let tunnel = program.drop_unknown(0..1, 0).expect("there is one");
+            assert!(tunnel.is_some_and(|tunnel| tunnel.drops_unknown));
+            assert_eq!(program.tunnels(0).get(&0).copied(), tunnel);
             let mut receiver = Receiver::open(&pair, &program);
             program
                 .enable_queue(0, receiver.socket.as_fd(), bare(1514))
@@ -331,10 +349,17 @@ fn packets_of_unknown_hosts_are_dropped_if_the_tunnel_says_so() {
             }
             pair.far_socket.send(&known);
             frame::assert_same(&next(&mut receiver).0, &inner);
+            let malformed = || program.counters(0).expect("counters").malformed;
+            for (&(name, change), number) in hidden.iter().zip(1..) {
+                pair.far_socket.send(&changed(&known, change));
+                let is_dropped = wait::until(wait::SOON, || malformed() == number);
+                assert!(is_dropped, "{request:?} {local}: {name}");
+            }
+            let hidden = hidden.len() as u64;
             let counters = program.counters(0).expect("counters");
             assert_eq!(
                 (counters.redirected, counters.unknown_sender, counters.dropped()),
-                (1, all, all)
+                (1, all, all + hidden)
             );
             assert!(pair.near_socket.receive(wait::QUIET).is_none());
         }
@@ -362,7 +387,7 @@ fn stations_of_a_tunnel_are_of_one_network() {
     };
     // Before it has a tunnel, and with one.
     program.set_station(1, station, 20).expect("room");
-    program.set_tunnel(1..2, other).expect("queue 1");
+    program.set_tunnel(1..2, 1, other).expect("queue 1");
     assert_eq!(program.stations(1), []);
     for (network, port) in [(1, 21), (2, 22)] {
         program.set_station(network, station, port).expect("room");
@@ -398,6 +423,54 @@ fn stations_of_a_tunnel_are_of_one_network() {
     }
     program.end_network(1..2).expect("there");
     assert_eq!(program.stations(1), []);
+}
+
+#[test]
+fn networks_that_share_queues_are_told_by_the_tunnel() {
+    let Some(pair) = Pair::new(1500) else { return };
+    for local in LOCALS {
+        let (program, ring) = network(&pair, ModeRequest::Native, false, local);
+        let mut receiver = Receiver::open(&pair, &program);
+        program
+            .enable_queue(0, receiver.socket.as_fd(), bare(1514))
+            .expect("queue 0");
+        let (station, shares) = (
+            Station { vlan: 0, mac: OURS },
+            [1, 63].map(|share| network_number(0, share)),
+        );
+        for (network, vni) in shares.into_iter().zip([VNI + 1, VNI + 2]) {
+            let other = Tunnel { vni, ..tunnel(local) };
+            program.set_tunnel(0..1, network, other).expect("queue 0");
+            program.change_vtep(network, (sender(local), true)).expect("room");
+            program.set_station(network, station, network).expect("room");
+        }
+        let inner = frame_to(OURS, &[]);
+        let sent = |vni| frame::vxlan(local.parse().expect("an address"), vni, &inner);
+        for (vni, port) in [(VNI, 7), (VNI + 1, shares[0]), (VNI + 2, shares[1])] {
+            pair.far_socket.send(&sent(vni));
+            assert_eq!(next(&mut receiver), (inner.clone(), Some(port)));
+        }
+        assert_eq!(program.tunnels(0).len(), 3);
+        // Each has senders and a tunnel of its own.
+        program
+            .change_vtep(shares[0], (sender(local), false))
+            .expect("there");
+        program
+            .set_tunnel(0..1, shares[1], Tunnel::none(7))
+            .expect("queue 0");
+        for vni in [VNI + 1, VNI + 2, VNI + 3] {
+            pair.far_socket.send(&sent(vni));
+            assert_eq!(pair.near_socket.receive(wait::SOON), Some(sent(vni)));
+        }
+        pair.far_socket.send(&sent(VNI));
+        assert_eq!(next(&mut receiver), (inner.clone(), Some(7)));
+        program.end_network(0..1).expect("there");
+        let limit = MulticastLimit::default();
+        program.set_network(0..1, limit, &ring).expect("queue 0");
+        program.set_tunnel(0..1, 0, tunnel(local)).expect("queue 0");
+        assert_eq!(program.tunnels(0).len(), 1);
+        assert_eq!(program.stations(shares[0]), []);
+    }
 }
 
 #[test]
@@ -489,8 +562,8 @@ fn tunnel_goes_on_with_the_next_owner_of_the_program_and_ends_with_the_network()
     drop(program);
     let program = Program::open_pinned(pair.ifindex(), &dir).expect("all is there");
     assert_eq!(
-        (program.tunnel(0), program.tunnel(1)),
-        (Some(tunnel(LOCALS[1])), None)
+        [program.tunnels(0), program.tunnels(1)],
+        [[(0, tunnel(LOCALS[1]))].into(), BTreeMap::new()]
     );
     let mut receiver = Receiver::open(&pair, &program);
     program
@@ -499,22 +572,22 @@ fn tunnel_goes_on_with_the_next_owner_of_the_program_and_ends_with_the_network()
     let (inner, other) = (frame_to(OURS, &[]), packed(LOCALS[0], &frame_to(OURS, &[])));
     pair.far_socket.send(&packed(LOCALS[1], &inner));
     assert_eq!(next(&mut receiver).0, inner);
-    program.set_tunnel(0..1, tunnel(LOCALS[0])).expect("queue 0");
+    program.set_tunnel(0..1, 0, tunnel(LOCALS[0])).expect("queue 0");
     program.change_vtep(0, (sender(LOCALS[0]), true)).expect("room");
     pair.far_socket.send(&other);
     assert_eq!(next(&mut receiver).0, inner);
     // Not even frames outside of the tunnel.
-    program.set_tunnel(0..1, Tunnel::none(7)).expect("queue 0");
+    program.set_tunnel(0..1, 0, Tunnel::none(7)).expect("queue 0");
     for sent in [&other, &inner] {
         pair.far_socket.send(sent);
         assert_eq!(pair.near_socket.receive(wait::SOON).as_ref(), Some(sent));
     }
     program.end_network(0..1).expect("it is there");
-    assert_eq!(program.tunnel(0), None);
+    assert!(program.tunnels(0).is_empty());
     // Its hosts are gone with it.
     let limit = MulticastLimit::default();
     program.set_network(0..1, limit, &ring).expect("queue 0");
-    program.set_tunnel(0..1, tunnel(LOCALS[0])).expect("queue 0");
+    program.set_tunnel(0..1, 0, tunnel(LOCALS[0])).expect("queue 0");
     pair.far_socket.send(&other);
     assert_eq!(pair.near_socket.receive(wait::SOON), Some(other));
     program.end_network(0..1).expect("it is there");
@@ -529,7 +602,7 @@ fn tunnel_goes_on_with_the_next_owner_of_the_program_and_ends_with_the_network()
     // A program of a version without tunnels.
     std::fs::remove_file(dir.join("tunnels")).expect("pinned");
     let older = Program::open_pinned(pair.ifindex(), &dir);
-    let refused = older.map(|older| older.set_tunnel(0..1, tunnel(LOCALS[0])));
+    let refused = older.map(|older| older.set_tunnel(0..1, 0, tunnel(LOCALS[0])));
     assert!(
         matches!(refused, Ok(Err(QueueError::NoTunnels)) | Err(_)),
         "{refused:?}"

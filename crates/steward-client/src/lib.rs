@@ -412,9 +412,10 @@ impl Lease {
     ///
     /// # Errors
     /// [`LeaseError`].
-    pub fn drop_unknown(&self) -> Result<(), LeaseError> {
-        self.require(&Request::DropUnknown, "drop packets of unknown senders")?;
-        self.ask_done(&Request::DropUnknown)
+    pub fn drop_unknown(&self, share: u32) -> Result<(), LeaseError> {
+        let request = Request::DropUnknown { share };
+        self.require(&request, "drop packets of unknown senders")?;
+        self.ask_done(&request)
     }
 
     /// Has the program decapsulate frames for a vxlan device: see [`Request::Tunnel`]. Returns two rtnetlink
@@ -423,9 +424,9 @@ impl Lease {
     ///
     /// # Errors
     /// [`LeaseError`].
-    pub fn tunnel(&self, device: &str) -> Result<[OwnedFd; 2], LeaseError> {
+    pub fn tunnel(&self, share: u32, device: &str) -> Result<[OwnedFd; 2], LeaseError> {
         let device = device.to_owned();
-        let request = Request::Tunnel { device };
+        let request = Request::Tunnel { share, device };
         self.require(&request, "decapsulate frames")?;
         let answered = self.ask(&request)?;
         let (Answer::Done, Ok(sockets)) = (answered.answer, answered.descriptors.try_into()) else {
@@ -446,10 +447,21 @@ impl Lease {
     ///
     /// # Errors
     /// [`LeaseError`].
-    pub fn change_vteps(&self, changes: &[VtepChange]) -> Result<(), LeaseError> {
+    pub fn change_vteps(&self, share: u32, changes: &[VtepChange]) -> Result<(), LeaseError> {
         changes.chunks(VTEP_CHANGES_MAX).try_for_each(|changes| {
             let changes = changes.to_vec();
-            self.ask_done(&Request::Vteps { changes })
+            self.ask_done(&Request::Vteps { share, changes })
+        })
+    }
+
+    /// Changes addresses of a network in a tunnel: see [`Request::TunnelStations`]. As [`Self::set_stations`].
+    ///
+    /// # Errors
+    /// [`LeaseError`].
+    pub fn set_tunnel_stations(&self, share: u32, changes: &[StationChange]) -> Result<(), LeaseError> {
+        changes.chunks(CHANGES_MAX).try_for_each(|changes| {
+            let changes = changes.to_vec();
+            self.ask_done(&Request::TunnelStations { share, changes })
         })
     }
 

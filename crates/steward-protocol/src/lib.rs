@@ -46,8 +46,9 @@
 //! | 22 `Uplink` | 4 | as for `Host`, for a lease in tap mode |
 //! | 23 `Uplink` | 8 | as for `Host`, queues (4), 2 to 16: the same with a device of several queues |
 //! | 24 `Advertise` | 900 | number of changes (4), 32 × change: VLAN (2), MAC (6), IP (16), 1: added (4) |
-//! | 25 `Tunnel` | 16 | name of a vxlan device (16); the answer has two rtnetlink sockets |
-//! | 27 `Vteps` | 644 | number of changes (4), 32 × change: IP (16), 1: added (4) |
+//! | 25 `Tunnel` | 20 | network (4; 0: the lease's), name of a vxlan device (16); the answer has two rtnetlink sockets |
+//! | 27 `Vteps` | 648 | network (4), number of changes (4), 32 × change: IP (16), 1: added (4) |
+//! | 29 `TunnelStations` | 776 | network (4), then as `Stations` |
 //!
 //! `Lease`: mode 0 is native or skb, 1 native, 2 skb, 3 tap (for networks only: no XDP program is attached); then
 //! follow addresses (16 × 6), VLANs (16 × 2), and 1 for the queues of a network (4; addresses and VLANs are none then),
@@ -152,6 +153,8 @@ pub const ENTRIES_MAX: usize = 16;
 pub const CHANGES_MAX: usize = 64;
 /// Most hosts from which a network takes packets of its tunnel.
 pub const VTEPS_MAX: usize = 16_384;
+/// Most networks in tunnels that share the queues of a lease, besides its own.
+pub const SHARES_MAX: u32 = 63;
 /// Most stations of one lease.
 pub const STATIONS_MAX: usize = 1024;
 

@@ -16,8 +16,8 @@ use super::wire::{
 };
 use super::zcrx::{ZcrxRings, ZcrxWanted};
 use super::{
-    BIND_FLAGS, BIND_WAIT_MAX, FRAME_LIMITS, Malformed, PARTS_MAX, QUEUES_MAX, RING_MAX, TAP_QUEUES_MAX,
-    Token, UMEM_FLAGS, message, split,
+    BIND_FLAGS, BIND_WAIT_MAX, FRAME_LIMITS, Malformed, PARTS_MAX, QUEUES_MAX, RING_MAX, SHARES_MAX,
+    TAP_QUEUES_MAX, Token, UMEM_FLAGS, message, split,
 };
 
 /// A request of a lessee.
@@ -135,18 +135,33 @@ pub enum Request {
     /// forwarding database, routes and neighbours by them, and cannot change anything (the kernel checks the sender's
     /// capabilities). A lessee requests it again when the steward reports a change.
     Tunnel {
+        /// 0: the lease's network; up to [`SHARES_MAX`](super::SHARES_MAX): another network that shares its queues, and
+        /// begins with this request. The lease's network has to have a tunnel then.
+        share: u32,
         /// Name of the vxlan device.
         device: String,
+    },
+    /// [`Request::Stations`] of a network that shares the queues of the lease, or of the lease's.
+    TunnelStations {
+        /// As in [`Request::Tunnel`].
+        share: u32,
+        /// The changes.
+        changes: Vec<StationChange>,
     },
     /// Changes the hosts (VTEPs) from which the program takes packets of the tunnel, at most
     /// [`VTEPS_MAX`](super::VTEPS_MAX) for a network; after [`Request::Tunnel`] there are none. Packets of others go to the
     /// kernel.
     Vteps {
+        /// As in [`Request::Tunnel`].
+        share: u32,
         /// The changes.
         changes: Vec<VtepChange>,
     },
     /// Has the program drop packets for the tunnel from hosts that it takes none from, until [`Request::Tunnel`].
-    DropUnknown,
+    DropUnknown {
+        /// As in [`Request::Tunnel`].
+        share: u32,
+    },
     /// Sets the hints that the lease's queues request, from now on. Without a lease: for the lease that this connection
     /// requests or resumes later.
     Hints(HintRequest),
@@ -238,6 +253,7 @@ impl Wanted {
     }
 }
 
+const SHARE: Checked = Checked(|share| share <= SHARES_MAX, "number of a network");
 const WAIT: Checked = Checked(|ms| ms <= BIND_WAIT_MAX, "milliseconds to wait for a queue");
 const FLAGS_OF_BIND: Checked = Checked(|flags| flags & !BIND_FLAGS == 0, "flags of a bind");
 const FLAGS_OF_UMEM: Checked = Checked(|flags| flags & !UMEM_FLAGS == 0, "flags of memory");
@@ -276,9 +292,10 @@ messages! {
         20 => Netkit(wanted);
         21 => SendTap { queue, only_with_tso: Flag };
         24 => Advertise { changes: ADDRESSES };
-        25 => Tunnel { device: Name };
-        27 => Vteps { changes: VTEPS };
-        28 => DropUnknown;
+        25 => Tunnel { share: SHARE, device: Name };
+        27 => Vteps { share: SHARE, changes: VTEPS };
+        28 => DropUnknown { share: SHARE };
+        29 => TunnelStations { share: SHARE, changes: Changes };
     } else Self::read_other, Self::write_other
 }
 
@@ -289,8 +306,12 @@ impl Request {
     pub fn is_missing_in_older_stewards(&self) -> bool {
         match self {
             Self::Uplink { queues, .. } => *queues > 1,
-            Self::SendTap { .. } | Self::Advertise { .. } | Self::Tunnel { .. } | Self::Vteps { .. } => true,
-            Self::DropUnknown => true,
+            Self::SendTap { .. }
+            | Self::Advertise { .. }
+            | Self::Tunnel { .. }
+            | Self::Vteps { .. }
+            | Self::DropUnknown { .. }
+            | Self::TunnelStations { .. } => true,
             _ => false,
         }
     }

@@ -159,9 +159,18 @@ fn requests() -> Vec<Request> {
             only_with_tso: true,
         },
         Request::Tunnel {
+            share: 0,
             device: "vx100".to_owned(),
         },
+        Request::TunnelStations {
+            share: 7,
+            changes: vec![StationChange {
+                station: station(0, 2),
+                port: Some(9),
+            }],
+        },
         Request::Vteps {
+            share: SHARES_MAX,
             changes: vec![
                 VtepChange {
                     vtep: [10, 9, 0, 2].into(),
@@ -173,7 +182,7 @@ fn requests() -> Vec<Request> {
                 },
             ],
         },
-        Request::DropUnknown,
+        Request::DropUnknown { share: 63 },
         Request::Leases { after: u64::MAX },
         Request::Keep { token: [0xa5; 16] },
         Request::Resume { token: [0; 16] },

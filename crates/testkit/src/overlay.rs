@@ -556,6 +556,10 @@ impl Overlay {
     pub fn spread(&self, host: usize) {
         let (far, queues) = (format!("f{host}"), self.hosts[host].underlay.queues.to_string());
         self.fabric.run("ethtool", &["-L", &far, "tx", &queues]);
+        // Otherwise the queue by which a frame left decides.
+        for other in self.hosts.iter().filter(|other| other.number != host) {
+            other.netns.run("ethtool", &["-L", NIC, "tx", "1"]);
+        }
     }
 
     /// Whether the link of a host to the underlay is up.

@@ -46,14 +46,14 @@ fn network(start_queue: u32) -> Wanted {
 
 /// Sets the tunnel, and the sender of [`frame::vxlan`] as one of its hosts.
 fn set_tunnel(lease: &Lease) {
-    lease.tunnel("vx7").expect("allowed");
+    lease.tunnel(0, "vx7").expect("allowed");
     change_vtep(lease, true);
 }
 
 fn change_vtep(lease: &Lease, is_added: bool) {
     let vtep = [10, 9, 0, 2].into();
     lease
-        .change_vteps(&[VtepChange { vtep, is_added }])
+        .change_vteps(0, &[VtepChange { vtep, is_added }])
         .expect("there is room");
 }
 
@@ -185,7 +185,7 @@ fn lessee_gets_frames_of_the_tunnel_of_a_suitable_device_as_the_policy_allows() 
     let world = &tunnelled.world;
     let second = take(&world.socket(), &network(1)).expect("allowed");
     let refused = |lease: &Lease, device: &str, reason, why: &str| {
-        let refused = refusal(lease.tunnel(device));
+        let refused = refusal(lease.tunnel(0, device));
         assert!(
             refused.reason == reason && refused.text.contains(why),
             "{device}: {refused}"
@@ -251,7 +251,7 @@ fn lessee_gets_frames_of_the_tunnel_of_a_suitable_device_as_the_policy_allows() 
         &format!("link add other type vxlan {of_ipv6} udp6zerocsumtx udp6zerocsumrx"),
     );
     ip(world, "link set other up");
-    second.tunnel("other").expect("of IPv6");
+    second.tunnel(0, "other").expect("of IPv6");
     drop(second);
     let guest = common::take(&world.socket(), &wanted(1, 1)).expect("allowed");
     refused(&guest, "other", Reason::Lease, "not one of a network");
@@ -274,7 +274,7 @@ fn network_in_tap_mode_has_no_tunnel() {
     ip(&world, MAKE);
     ip(&world, UP);
     let lease = take(&world.socket(), &network(0).in_mode(ModeRequest::Tap)).expect("allowed");
-    let refused = refusal(lease.tunnel("vx7"));
+    let refused = refusal(lease.tunnel(0, "vx7"));
     assert!(refused.text.contains("lease it with another mode"), "{refused}");
 }
 
@@ -328,6 +328,53 @@ fn tunnel_follows_its_device_and_the_policy() {
     tunnelled.await_answers(true);
 }
 
+/// Both have the same station.
+#[test]
+fn networks_share_the_queues_of_a_lease_each_with_its_own_tunnel() {
+    require!(Root);
+    let world = World::kept_for(&(policy() + &rule("vx8")), "60");
+    ip(
+        &world,
+        "link add vx8 type vxlan id 8 local 10.9.0.1 dstport 4789 nolearning",
+    );
+    ip(&world, "link set vx8 up");
+    let lease = take(&world.socket(), &network(0)).expect("allowed");
+    let refused = refusal(lease.tunnel(1, "vx8"));
+    assert!(refused.text.contains("ask for that first"), "{refused}");
+    drop(lease);
+    let mut tunnelled = Tunnelled::new(world);
+    let on_device = Wanted {
+        interface: "vx8".to_owned(),
+        ..on_device()
+    };
+    let on_device = take(&tunnelled.world.socket(), &on_device).expect("allowed");
+    let set_station = |tunnelled: &Tunnelled| tunnelled.lease.set_tunnel_stations(1, &[station(Some(2))]);
+    let refused = refusal(set_station(&tunnelled));
+    assert_eq!(refused.reason, Reason::Lease, "{refused}");
+    tunnelled.lease.tunnel(1, "vx8").expect("allowed");
+    let refused = refusal(set_station(&tunnelled));
+    assert!(refused.text.contains("set it there before"), "{refused}");
+    on_device.set_stations(&[station(Some(1))]).expect("allowed");
+    set_station(&tunnelled).expect("allowed");
+    assert!(!tunnelled.answers(8), "its packets come from nobody");
+    let vtep = VtepChange {
+        vtep: [10, 9, 0, 2].into(),
+        is_added: true,
+    };
+    tunnelled.lease.change_vteps(1, &[vtep]).expect("there is room");
+    assert!(tunnelled.answers(8) && tunnelled.answers(7));
+    tunnelled.world.end_steward(Signal::KILL);
+    tunnelled.world.restart();
+    await_lease(&tunnelled.lease, "the steward is back", |lease| !lease.is_away());
+    assert!(tunnelled.answers(8) && tunnelled.answers(7));
+    // The user's network on the other device loses it.
+    await_lease(&on_device, "the steward is back", |lease| !lease.is_away());
+    on_device.set_stations(&[station(None)]).expect("allowed");
+    assert!(!tunnelled.answers(8) && tunnelled.answers(7));
+    ip(&tunnelled.world, "link set vx7 down");
+    assert!(wait::until(wait::SOON, || !tunnelled.answers(7)));
+}
+
 #[test]
 fn tunnel_survives_the_steward_if_its_device_does() {
     require!(Root);
@@ -373,7 +420,7 @@ fn lessee_reads_tables_by_the_sockets_and_changes_nothing() {
     ip(&world, MAKE);
     ip(&world, UP);
     let lease = take(&world.socket(), &network(0)).expect("allowed");
-    let [asking, told] = lease.tunnel("vx7").expect("allowed");
+    let [asking, told] = lease.tunnel(0, "vx7").expect("allowed");
     let index = world.veth.near.index_of("vx7").to_ne_bytes();
     // This thread is in another network namespace, and has no capability.
     let before = capabilities(None).expect("own");

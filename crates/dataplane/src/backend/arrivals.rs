@@ -235,6 +235,7 @@ impl Arrivals {
             layouts,
             expected,
             seen,
+            decapsulated: false,
         };
         for piece in nic.from_nic(MOST_FRAMES) {
             let mut arrival = tracker.accept(piece);

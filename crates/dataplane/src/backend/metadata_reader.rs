@@ -1,6 +1,6 @@
 //! Reads the metadata that the XDP program left before the frames of a NIC queue ([`xsk::metadata`]).
 //!
-//! Metadata is trusted only before frames that start at the usual offset of their chunk. Only there is the place of the
+//! Metadata is trusted only before frames that start at the usual offset of their chunk, or behind outer headers there. Only there is the place of the
 //! metadata's id overwritten before the NIC gets the chunk ([`NicQueue::set_metadata`]), so that bytes of an earlier
 //! frame, which its sender chose, are never taken for an id.
 //!
@@ -10,6 +10,7 @@
 //! does not check whether the NIC removes tags: that can change at any time (`ethtool -K`).
 
 use device::counters::PairCounters;
+use packet::tunnel::OUTER_LENS;
 use steer::HintSet;
 use xsk::metadata::{Found, Hints, Layouts};
 use xsk::{RxDesc, Umem};
@@ -24,6 +25,9 @@ pub(crate) struct MetadataReader<'a> {
     pub(crate) layouts: &'a Layouts,
     pub(crate) expected: HintSet,
     pub(crate) seen: &'a SeenHints,
+    /// The program may have removed headers before the frame: it is behind them then, in zero-copy mode. Nobody else can
+    /// write metadata there: its last byte is not 0, and that of the headers is.
+    pub(crate) decapsulated: bool,
 }
 
 impl<'a> MetadataReader<'a> {
@@ -35,6 +39,7 @@ impl<'a> MetadataReader<'a> {
             layouts: &queue.layouts,
             expected: queue.hints,
             seen: &queue.seen,
+            decapsulated: false,
         }
     }
 
@@ -50,7 +55,11 @@ impl<'a> MetadataReader<'a> {
         if !self.is_read() {
             return Some(Hints::default());
         }
-        if piece.data != usual_place(self.umem, piece.frame.offset()) {
+        let moved = piece
+            .data
+            .get()
+            .wrapping_sub(usual_place(self.umem, piece.frame.offset()).get());
+        if moved != 0 && !(self.decapsulated && OUTER_LENS.contains(&moved)) {
             return self.elsewhere(counters);
         }
         match self.layouts.read(self.umem, piece.data) {

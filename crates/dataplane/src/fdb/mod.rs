@@ -30,6 +30,9 @@ use crate::policy::guard::SourceGuard;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortNumber(pub u16);
 
+/// Ports of a network that shares its underlay with others have numbers below this.
+pub const SHARED_PORTS: u16 = 1 << 10;
+
 /// Where a frame goes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Destination {
@@ -86,6 +89,14 @@ impl PortMark {
         Self((generation as u32) << 16 | number.0 as u32)
     }
 
+    /// The same for frames at an underlay that networks share: the upper bits of the number are this network's; `None`:
+    /// the port's number is too large.
+    #[must_use]
+    pub fn of_network(self, share: u16) -> Option<Self> {
+        let (port, generation) = self.parts();
+        (port.0 < SHARED_PORTS).then(|| Self::new(PortNumber(share * SHARED_PORTS + port.0), generation))
+    }
+
     /// The port's number and generation.
     #[inline]
     pub(crate) fn parts(self) -> (PortNumber, u16) {
@@ -134,6 +145,8 @@ pub struct Fdb {
     behind: Arc<BridgeFdb>,
     /// Addresses that the underlay reaches, and their VTEPs.
     remotes: Option<(Arc<Remotes>, Arc<Vteps>)>,
+    /// The network whose underlay this one uses, too, and its number there; `None`: its own.
+    pub(crate) shares: Option<(Arc<str>, u16)>,
     /// Until then frames for an uplink without a queue wait: its last queue is being set up again.
     uplink_until: Option<Instant>,
 }
@@ -155,6 +168,7 @@ impl Fdb {
             reached: Vec::new(),
             behind: Arc::default(),
             remotes: None,
+            shares: None,
             uplink_until: None,
         }
     }
@@ -188,6 +202,11 @@ impl Fdb {
     pub fn with_remotes(self, remotes: Arc<Remotes>, vteps: Arc<Vteps>) -> Self {
         let remotes = Some((remotes, vteps));
         Self { remotes, ..self }
+    }
+
+    /// Sets the network whose underlay this one uses, too, and its number there, from 1 on.
+    pub fn sharing(self, shares: Option<(Arc<str>, u16)>) -> Self {
+        Self { shares, ..self }
     }
 
     /// Sets until when frames wait for an uplink without a queue; `None`: they do not.

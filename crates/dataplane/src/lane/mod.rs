@@ -166,6 +166,8 @@ pub trait Lane: Send {
     }
     /// Sets the forwarding state of the lane's network.
     fn set_forwarding(&mut self, _forwarding: &Arc<Forwarding>) {}
+    /// Sets the forwarding states of other networks that receive frames by this queue, with their numbers.
+    fn set_sharing(&mut self, _networks: Vec<(u16, Arc<Forwarding>)>) {}
     /// Sets the longest frame, bytes. A lane whose guest receives into its own memory applies it to sent frames; it
     /// still chooses receive buffers by the previous limit.
     fn set_frame_limit(&mut self, bytes: u32) {

@@ -26,7 +26,8 @@ pub enum Role {
     },
     /// A queue of a network's uplink.
     Uplink { network: Arc<str>, queue: u32 },
-    /// A queue of the NIC that carries the VXLAN packets of a network's uplink.
+    /// A queue of the NIC that carries the VXLAN packets of the uplinks of a network, and of those that share it
+    /// ([`Fdb::sharing`](crate::fdb::Fdb::sharing)).
     Underlay { network: Arc<str>, queue: u32 },
     /// The tap of a network's uplink, in tap mode.
     UplinkTap { network: Arc<str> },
@@ -85,6 +86,14 @@ impl Role {
             | Self::Host { network }
             | Self::Multicast { network } => Some(network),
             Self::Pair { .. } | Self::PatchPort { .. } => None,
+        }
+    }
+
+    /// The network whose underlay it is a queue of.
+    pub(crate) fn underlay_of(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Underlay { network, .. } => Some(network),
+            _ => None,
         }
     }
 

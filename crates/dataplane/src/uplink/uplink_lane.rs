@@ -42,8 +42,8 @@ use self::mirror::Mirror;
 use crate::backend::arrivals::Origin;
 use crate::backend::metadata_reader::MetadataReader;
 use crate::backend::to_nic::{NicSink, Transmit};
-use crate::fdb::PortNumber;
 use crate::fdb::forwarding::Forwarding;
+use crate::fdb::{PortNumber, SHARED_PORTS};
 use crate::frame::bytes::UmemRange;
 use crate::lane::limits::{BATCH, SEGMENTS};
 use crate::lane::shared::Shared;
@@ -66,10 +66,13 @@ pub struct UplinkLane<N> {
     origin: Origin,
     counters: Arc<PairCounters>,
     forwarding: Arc<Forwarding>,
+    /// Of an underlay: the other networks that receive frames by it, with their numbers. `None`: it is an uplink.
+    sharing: Option<Vec<(u16, Arc<Forwarding>)>>,
     /// The forwarding state has changed since the inboxes were made.
     is_stale: bool,
     inboxes: Vec<Inbox>,
-    /// By port number: its inboxes.
+    /// By port number: its inboxes. Of an underlay: by the number in marks ([`PortMark::of_network`]), which all its port
+    /// numbers are.
     inbox_of: Vec<Inboxes>,
     /// Indices of the inboxes in which frames wait, each once: of many inboxes, few have any.
     filled: Vec<usize>,
@@ -109,6 +112,7 @@ impl<N: Lent> UplinkLane<N> {
             origin,
             counters,
             forwarding: Arc::default(),
+            sharing: None,
             is_stale: false,
             inboxes: Vec::new(),
             inbox_of: Vec::new(),
@@ -137,7 +141,9 @@ impl<N: Lent> UplinkLane<N> {
         let budget = BATCH.saturating_sub(self.deficit);
         self.deficit = self.deficit.saturating_sub(BATCH);
         incoming.extend(queue.nic.from_nic(budget));
-        let is_heard = self.forwarding.has_promiscuous();
+        let is_heard = self
+            .networks()
+            .any(|(_, forwarding)| forwarding.has_promiscuous());
         let mut taken = 0;
         for piece in incoming.drain(..) {
             self.carried = self.carried.wrapping_add(u64::from(piece.len));
@@ -172,7 +178,9 @@ impl<N: Lent> UplinkLane<N> {
         let mut lost = false;
         if is_first {
             self.found = None;
-            match MetadataReader::of(queue).read(&piece, &self.counters) {
+            let mut reader = MetadataReader::of(queue);
+            reader.decapsulated = self.sharing.is_some();
+            match reader.read(&piece, &self.counters) {
                 Some(found) => hints = found,
                 None => lost = true,
             }
@@ -191,12 +199,48 @@ impl<N: Lent> UplinkLane<N> {
         }
         let route = self.sort(queue, piece, route, &hints, siblings);
         if is_heard && !more && !matches!(route, Route::Multicast) {
-            let (forwarding, counters) = (&self.forwarding, &self.counters);
-            self.deficit += self
-                .mirror
-                .give((self.found, self.origin), forwarding, counters, siblings);
+            self.deficit += self.mirror_frame(siblings);
         }
         route
+    }
+
+    /// The forwarding states of all networks, with their numbers.
+    fn networks(&self) -> impl Iterator<Item = (u16, &Arc<Forwarding>)> {
+        let sharing = self.sharing.iter().flatten();
+        let sharing = sharing.map(|(number, forwarding)| (*number, forwarding));
+        std::iter::once((0, &self.forwarding)).chain(sharing)
+    }
+
+    /// The forwarding state that knows a port, and the port's number there; `None`: its network is gone.
+    #[inline]
+    fn known_by(&self, port: PortNumber) -> Option<(&Arc<Forwarding>, PortNumber)> {
+        if self.sharing.is_none() {
+            return Some((&self.forwarding, port));
+        }
+        let forwarding = self.network(port.0 / SHARED_PORTS)?;
+        Some((forwarding, PortNumber(port.0 % SHARED_PORTS)))
+    }
+
+    /// The forwarding state of the network of this number.
+    fn network(&self, number: u16) -> Option<&Arc<Forwarding>> {
+        let mut networks = self.networks();
+        networks.find_map(|(of, forwarding)| (of == number).then_some(forwarding))
+    }
+
+    /// Delivers a whole unicast frame to promiscuous ports of its network; returns the work of filters.
+    #[cold]
+    fn mirror_frame(&mut self, siblings: &mut dyn Siblings) -> usize {
+        let (forwarding, found) = match (self.found, &self.sharing) {
+            (Some(port), _) => match self.known_by(port) {
+                Some((forwarding, port)) => (Arc::clone(forwarding), Some(port)),
+                None => return 0,
+            },
+            // Its network is not known.
+            (None, Some(_)) => return 0,
+            (None, None) => (Arc::clone(&self.forwarding), None),
+        };
+        let of = (found, self.origin);
+        self.mirror.give(of, &forwarding, &self.counters, siblings)
     }
 
     /// Queues or drops a piece by its route; returns the route for further pieces of its frame.
@@ -467,6 +511,11 @@ impl<N: Lent> Lane for UplinkLane<N> {
 
     fn set_forwarding(&mut self, forwarding: &Arc<Forwarding>) {
         self.forwarding = Arc::clone(forwarding);
+        self.is_stale = true;
+    }
+
+    fn set_sharing(&mut self, networks: Vec<(u16, Arc<Forwarding>)>) {
+        self.sharing = Some(networks);
         self.is_stale = true;
     }
 

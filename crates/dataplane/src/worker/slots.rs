@@ -304,15 +304,25 @@ impl Lanes {
             let mut wanted = wanted.iter().flatten();
             slot.target = wanted.find_map(|role| receivers.get(role).copied());
         }
-        let networks: BTreeSet<_> = self
-            .slots
-            .iter()
-            .filter_map(|slot| slot.role.network().cloned())
-            .collect();
+        let own = self.slots.iter().filter_map(|slot| slot.role.network().cloned());
+        let mut networks: BTreeSet<_> = own.collect();
+        // Their frames arrive here.
+        let sharing = self.fdbs.iter().filter(|(_, fdb)| {
+            let owner = fdb.shares.as_ref().map(|(owner, _)| owner);
+            self.slots
+                .iter()
+                .any(|slot| slot.role.underlay_of() == owner && owner.is_some())
+        });
+        networks.extend(sharing.map(|(network, _)| Arc::clone(network)));
+        let mut sharing: HashMap<_, Vec<_>> = HashMap::new();
         self.remote.clear();
         for network in networks {
             let fdb = self.fdbs.get(&network).cloned().unwrap_or_default();
             let all = Arc::new(self.forwarding_of(&network, fdb));
+            if let Some((owner, number)) = &all.fdb.shares {
+                let its = sharing.entry(Arc::clone(owner)).or_default();
+                its.push((*number, Arc::clone(&all)));
+            }
             for slot in self
                 .slots
                 .iter_mut()
@@ -325,13 +335,29 @@ impl Lanes {
                 }
             }
         }
+        for slot in &mut self.slots {
+            if let Some(owner) = slot.role.underlay_of() {
+                slot.lane
+                    .set_sharing(sharing.get(owner).cloned().unwrap_or_default());
+            }
+        }
     }
 
     /// The forwarding state of a network. Adds the network's lanes on other workers to [`Self::remote`].
     fn forwarding_of(&mut self, network: &Arc<str>, fdb: Arc<Fdb>) -> Forwarding {
         let first = self.remote.len();
-        if let Some(spread) = self.spreads.get(network) {
-            let remote = spread.lanes.iter().filter(|lane| lane.worker != self.number);
+        let owner = fdb.shares.as_ref().map(|(owner, _)| Arc::clone(owner));
+        // The network's lanes, and those of an underlay that it shares.
+        let is_its = |role: &Role| {
+            role.network() == Some(network) || owner.is_some() && role.underlay_of() == owner.as_ref()
+        };
+        for spread in [Some(network), owner.as_ref()].into_iter().flatten() {
+            let lanes = self
+                .spreads
+                .get(spread)
+                .into_iter()
+                .flat_map(|spread| &spread.lanes);
+            let remote = lanes.filter(|lane| lane.worker != self.number && is_its(&lane.role));
             self.remote.extend(remote.cloned());
         }
         let lane = |at: usize, id: LaneId, role: &Role| LaneRef {
@@ -344,7 +370,7 @@ impl Lanes {
             .slots
             .iter()
             .enumerate()
-            .filter(|(_, slot)| slot.role.network() == Some(network))
+            .filter(|(_, slot)| is_its(&slot.role))
             .map(|(at, slot)| (&slot.role, lane(at, slot.id, &slot.role), slot.receives()));
         let remote = (self.slots.len() + first..)
             .zip(&self.remote[first..])

@@ -34,6 +34,13 @@ pub fn check_tags(
     }
 }
 
+/// Whether an interface's driver or the kernel takes tags off before a program sees frames.
+#[must_use]
+pub fn strips_tags(interface: &str) -> bool {
+    let tags = Ethtool::open(interface).map(|driver| driver.tags());
+    matches!(tags, Ok(Tags::TakenOff | Tags::Lost))
+}
+
 /// Why the lessee may receive no frames where tags are stripped.
 #[must_use]
 pub fn blind(interface: &str) -> String {

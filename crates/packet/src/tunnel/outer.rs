@@ -17,6 +17,8 @@ use crate::{protocol, put16};
 pub const OUTER_MAX: usize = HEADER_BYTES + ipv6::BYTES + udp::BYTES + VXLAN_LEN;
 /// Bytes over IPv4.
 const OUTER_V4: usize = HEADER_BYTES + ipv4::BYTES + udp::BYTES + VXLAN_LEN;
+/// What the headers of a decapsulated frame may have been long.
+pub const OUTER_LENS: [u64; 2] = [OUTER_V4 as u64, OUTER_MAX as u64];
 /// Where the IP header begins.
 const IP: usize = HEADER_BYTES;
 /// The first of the UDP source ports, of which there are a power of two (RFC 7348, section 5: dynamic ports).

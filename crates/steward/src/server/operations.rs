@@ -126,7 +126,7 @@ operations! { server, number, request;
         "whose frames the network gets"
         "`Stations`"
         "1,024 a network"
-    ] => server.change_stations(number, changes);
+    ] => server.change_stations(number, 0, changes);
     Groups () [
         "the lease is a network's"
         "hands over its multicast ring"
@@ -157,24 +157,30 @@ operations! { server, number, request;
         "`Advertise`"
         "4,096 a network"
     ] => server.advertise(number, changes);
-    Tunnel { device } [
+    Tunnel { share, device } [
         "policy: `network` for the device, too"
         "tunnel of the program, rtnetlink sockets"
         "lease ends"
         "requests"
-    ] => server.tunnel(number, device);
-    Vteps { changes } [
+    ] => server.tunnel(number, *share, device);
+    TunnelStations { share, changes } [
+        "policy; the network on the device has them"
+        "whose frames the network gets"
+        "`TunnelStations`"
+        "1,024 a network"
+    ] => server.change_stations(number, *share, changes);
+    Vteps { share, changes } [
         "the lease is a network's"
         "hosts whose packets it takes"
         "`Vteps`"
         "16,384 a network"
-    ] => server.change_vteps(number, changes);
-    DropUnknown {} [
+    ] => server.change_vteps(number, *share, changes);
+    DropUnknown { share } [
         "the lease is a network's"
         "packets of other hosts are dropped"
         "`Tunnel`"
         "–"
-    ] => server.drop_unknown(number);
+    ] => server.drop_unknown(number, *share);
     SendTap { queue, only_with_tso } [
         "the queue is the lease's"
         "tap that sends from that queue"

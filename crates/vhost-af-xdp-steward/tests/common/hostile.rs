@@ -179,15 +179,24 @@ pub(crate) fn requests() -> Vec<Request> {
             }],
         },
         Request::Tunnel {
+            share: 0,
             device: "lo".to_owned(),
         },
+        Request::TunnelStations {
+            share: 1,
+            changes: vec![StationChange {
+                station: Station { vlan: 0, mac: [2; 6] },
+                port: Some(1),
+            }],
+        },
         Request::Vteps {
+            share: 2,
             changes: vec![VtepChange {
                 vtep: [10, 9, 0, 2].into(),
                 is_added: true,
             }],
         },
-        Request::DropUnknown,
+        Request::DropUnknown { share: 63 },
         Request::Behind {
             after: Station { vlan: 0, mac: [0; 6] },
         },

@@ -15,6 +15,7 @@ use steward_protocol::{ENTRIES_MAX, STATIONS_MAX, Wanted};
 use xsk::BindRequest;
 
 use super::build::machine_share;
+use super::network::UnderlayConfig;
 use super::port::{Endpoint, ExternalProgram, Inherited, NicConfig, PortConfig, offloads_of};
 use super::{Control, MOST_BYTES, MOST_QUEUES, Placement, ServeConfig, state};
 
@@ -140,9 +141,15 @@ impl ServeConfig {
         }
         for other in &self.networks[..at] {
             if let Some(others) = &other.uplink {
+                let shared = [&uplink.underlay, &others.underlay];
+                let shared = shared.map(|underlay| underlay.as_ref().map(UnderlayConfig::wanted));
                 for (wanted, theirs) in uplink
                     .all_wanted()
                     .flat_map(|wanted| others.all_wanted().map(move |theirs| (wanted.clone(), theirs)))
+                    // Networks share an underlay, but no part of it.
+                    .filter(|(wanted, theirs)| {
+                        wanted != theirs || shared[0] != shared[1] || shared[0].as_ref() != Some(wanted)
+                    })
                 {
                     check_apart(&wanted, &theirs, format_args!("network {}", other.name))?;
                 }

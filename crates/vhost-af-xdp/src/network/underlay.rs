@@ -5,16 +5,20 @@
 //! whose VTEP the kernel knows ([`super::remotes`]). Without it, and for other frames, the uplink is used.
 //!
 //! The thread that watches the uplink watches the underlay, too.
+//!
+//! **Networks that name the same queues share them**: sockets of a queue have one fill ring. The network that opens the
+//! underlay owns its lease and its lanes; the others have a number there, by which program and lanes tell their frames
+//! ([`Shared`]). When the owner closes it, the others do, too, and the first that opens it again is the next owner.
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use device::counters::PairCounters;
 use program::backoff::{Backoff, Retry};
 use steer::{Station, mac_text, with_sources};
-use steward_protocol::StationChange;
+use steward_protocol::{SHARES_MAX, StationChange, Wanted};
 
 use super::remotes::Follower;
 use super::{Network, Running, ShownUnderlay, State, change, keys, mark_of};
@@ -22,16 +26,47 @@ use crate::config::{UnderlayConfig, UplinkConfig};
 use crate::journal::{JOURNAL, Subject};
 use crate::nic::error::InterfaceError;
 use crate::nic::interface::Interface;
+use crate::nic::lane_facts::LaneFacts;
 use crate::nic::steering::Steering;
-use dataplane::fdb::{Fdb, PortNumber};
+use common::lock::Locked;
+use dataplane::fdb::{Fdb, PortMark, PortNumber};
 use dataplane::lane::role::Role;
 use host::links::routes::TableChanges;
 use model::events::What;
 
+/// Underlays that are open. Locked while one is opened, so that others join it.
+static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
+
+/// An underlay that is open, for other networks.
+struct Open {
+    interface: Weak<Interface>,
+    wanted: Wanted,
+    /// [`Network::owner`] of its owner.
+    owner: Arc<str>,
+    counters: Vec<Arc<PairCounters>>,
+    lanes: Vec<Weak<LaneFacts>>,
+    /// The vxlan device of the network with each number. A number is not given to another one: frames may be on their way.
+    devices: Vec<String>,
+}
+
+/// The underlay of another network, which this one uses, too.
+#[derive(Clone)]
+struct Shared {
+    interface: Weak<Interface>,
+    owner: Arc<str>,
+    /// From 1 on.
+    number: u16,
+    counters: Vec<Arc<PairCounters>>,
+    lanes: Vec<Weak<LaneFacts>>,
+}
+
 /// See the module's head.
 #[derive(Default)]
 pub(super) struct Underlay {
+    /// If the network is its owner.
     pub(super) interface: Option<Arc<Interface>>,
+    /// If another one is.
+    shared: Option<Shared>,
     /// One for each queue.
     pub(super) counters: Vec<Arc<PairCounters>>,
     /// The lane of each queue; `None`: it could not be started.
@@ -58,10 +93,23 @@ impl Underlay {
         }
     }
 
+    /// The interface, while it is open.
+    pub(super) fn open_interface(&self) -> Option<Arc<Interface>> {
+        let shared = || self.shared.as_ref()?.interface.upgrade();
+        self.interface.clone().or_else(shared)
+    }
+
+    /// The network's number among those that share the underlay.
+    fn number(&self) -> u16 {
+        self.shared.as_ref().map_or(0, |shared| shared.number)
+    }
+
     /// Adds the addresses of other hosts, if frames to them can leave.
     pub(super) fn add_remotes(&self, fdb: Fdb) -> Fdb {
+        let shared = self.shared.as_ref();
+        let fdb = fdb.sharing(shared.map(|shared| (Arc::clone(&shared.owner), shared.number)));
         match &self.follower {
-            Some(follower) if self.running.iter().any(Option::is_some) => {
+            Some(follower) if shared.is_some() || self.running.iter().any(Option::is_some) => {
                 fdb.with_remotes(Arc::clone(&follower.remotes), Arc::clone(&follower.published))
             }
             _ => fdb,
@@ -74,12 +122,20 @@ impl Underlay {
             Some(running) => Arc::downgrade(&running.facts),
             None => Weak::new(),
         };
+        let (interface, counters, lanes) = match self.shared.clone() {
+            Some(shared) => (Some(shared.interface), shared.counters, shared.lanes),
+            None => (
+                self.interface.as_ref().map(Arc::downgrade),
+                self.counters.clone(),
+                self.running.iter().map(lane).collect(),
+            ),
+        };
         Some(ShownUnderlay {
             name: config.at.name.clone(),
             first: config.at.start_queue,
-            interface: self.interface.as_ref().map(Arc::downgrade),
-            counters: self.counters.clone(),
-            lanes: self.running.iter().map(lane).collect(),
+            interface,
+            counters,
+            lanes,
             impaired: self.impaired.clone(),
             remotes: self
                 .follower
@@ -96,7 +152,12 @@ impl Network {
             return;
         };
         let now = Instant::now();
-        if let Some(interface) = state.underlay.interface.clone() {
+        if state.underlay.shared.is_some() && state.underlay.open_interface().is_none() {
+            // Its owner has closed it.
+            self.close_underlay(state);
+            state.underlay.retry.hurry(now);
+        }
+        if let Some(interface) = state.underlay.open_interface() {
             match interface.look() {
                 Ok(link) if link.mtu == interface.mtu() && link.mac == interface.link.mac => {}
                 // It is opened again below. The uplink carries all frames meanwhile.
@@ -107,11 +168,8 @@ impl Network {
                 Err(lost) => self.lose_underlay(state, &lost),
             }
         }
-        let lease = state
-            .underlay
-            .interface
-            .as_ref()
-            .map(|interface| &interface.steering);
+        let interface = state.underlay.open_interface();
+        let lease = interface.as_ref().map(|interface| &interface.steering);
         let changes = lease.map_or(0, Steering::changes);
         let is_whole = lease.is_some() && state.underlay.impaired.is_none();
         if lease.is_some_and(Steering::is_away) || uplink.steering.is_away() {
@@ -140,29 +198,43 @@ impl Network {
         config: &UnderlayConfig,
         uplink: &Interface,
     ) -> Result<(), InterfaceError> {
-        let interface = match &state.underlay.interface {
-            Some(interface) => Arc::clone(interface),
-            // No `warn_of_losses`: the kernel decapsulates frames at other queues.
-            None => self.interfaces.open(&config.wanted(), config.options)?,
+        let (mut open, name) = (OPEN.locked(), uplink.name());
+        open.retain(|open| open.interface.strong_count() > 0);
+        let interface = match state.underlay.open_interface() {
+            Some(interface) => interface,
+            None => match open.iter_mut().find(|open| open.wanted == config.wanted()) {
+                Some(open) => self.share_underlay(state, open, &name)?,
+                // No `warn_of_losses`: the kernel decapsulates frames at other queues.
+                None => {
+                    let interface = self.interfaces.open(&config.wanted(), config.options)?;
+                    state.underlay.interface = Some(Arc::clone(&interface));
+                    interface
+                }
+            },
         };
-        state.underlay.interface = Some(Arc::clone(&interface));
+        let number = state.underlay.number();
         if !state.underlay.stations.is_empty() {
             // Removes those that are gone. The others are sent again below: the steward may have taken some back.
             self.set_underlay_stations(state)?;
             state.underlay.stations.clear();
         }
-        let name = uplink.name();
-        let sockets = interface.steering.tunnel(&name)?;
+        let sockets = interface.steering.tunnel(number.into(), &name)?;
         // Queues of an underlay are never of a foreign program.
         let sockets = sockets.ok_or(InterfaceError::InUse)?;
         let follower = Follower::begin(sockets, &name, &interface.link, config.drops_unknown);
-        let follower = follower.map_err(|why| InterfaceError::Tables { name, why })?;
+        let follower = follower.map_err(|why| InterfaceError::Tables {
+            name: name.clone(),
+            why,
+        })?;
         state.underlay.follower = Some(follower);
         send_vtep_changes(&mut state.underlay)?;
         if config.drops_unknown {
-            interface.steering.drop_unknown()?;
+            interface.steering.drop_unknown(number.into())?;
         }
         self.set_underlay_stations(state)?;
+        if state.underlay.shared.is_some() {
+            return Ok(());
+        }
         for at in 0..state.underlay.running.len() {
             if state.underlay.running[at].is_none() {
                 let number = config.at.start_queue + at as u32;
@@ -174,16 +246,64 @@ impl Network {
                 state.underlay.running[at] = Some(self.run_queue(&interface, number, &counters, role)?);
             }
         }
+        let is_own = |open: &&mut Open| std::ptr::eq(open.interface.as_ptr(), Arc::as_ptr(&interface));
+        let running = state.underlay.running.iter().flatten();
+        let lanes = running.map(|running| Arc::downgrade(&running.facts)).collect();
+        match open.iter_mut().find(is_own) {
+            Some(open) => open.lanes = lanes,
+            None => open.push(Open {
+                interface: Arc::downgrade(&interface),
+                wanted: config.wanted(),
+                owner: Arc::clone(&self.owner),
+                counters: state.underlay.counters.clone(),
+                lanes,
+                devices: vec![name],
+            }),
+        }
         Ok(())
+    }
+
+    /// Uses the underlay of another network.
+    fn share_underlay(
+        &self,
+        state: &mut State,
+        open: &mut Open,
+        device: &str,
+    ) -> Result<Arc<Interface>, InterfaceError> {
+        let is_known = open.devices.iter().position(|known| known == device);
+        let number = is_known.unwrap_or(open.devices.len());
+        let number = u16::try_from(number).ok();
+        let number = number.filter(|&number| number != 0 && u32::from(number) <= SHARES_MAX);
+        let interface = open.interface.upgrade();
+        // One with another MTU is closed soon.
+        let interface =
+            interface.filter(|interface| interface.look().is_ok_and(|link| link.mtu == interface.mtu()));
+        let (Some(interface), Some(number)) = (interface, number) else {
+            return Err(InterfaceError::InUse);
+        };
+        if is_known.is_none() {
+            open.devices.push(device.to_owned());
+        }
+        tracing::info!(network = self.name, "the underlay is shared with {}", open.owner);
+        state.underlay.shared = Some(Shared {
+            interface: Weak::clone(&open.interface),
+            owner: Arc::clone(&open.owner),
+            number,
+            counters: open.counters.clone(),
+            lanes: open.lanes.clone(),
+        });
+        Ok(interface)
     }
 
     /// Sends the underlay's steward the stations that it does not have, and removes others. Until then the kernel
     /// delivers their frames by the uplink.
     fn set_underlay_stations(&self, state: &mut State) -> Result<(), InterfaceError> {
-        let Some(interface) = state.underlay.interface.clone() else {
+        let Some(interface) = state.underlay.open_interface() else {
             return Ok(());
         };
-        let (wanted, now) = (stations(state), Instant::now());
+        let (number, now) = (state.underlay.number(), Instant::now());
+        let wanted = stations(state, number);
+        let set = |changes: &[StationChange]| interface.steering.set_tunnel_stations(number.into(), changes);
         if state.underlay.refused_retry.is_due(now) {
             state.underlay.refused.clear();
         }
@@ -201,11 +321,11 @@ impl Network {
         if changes.is_empty() {
             return Ok(());
         }
-        match interface.steering.set_stations(&changes) {
+        match set(&changes) {
             // The policy may not allow an address that a guest has learned: that must not stop the others.
             Err(error) if error.is_refusal() => {
                 for change in &changes {
-                    match interface.steering.set_stations(std::slice::from_ref(change)) {
+                    match set(std::slice::from_ref(change)) {
                         Err(error) if error.is_refusal() => {
                             let (station, mac) = (change.station, mac_text(change.station.mac));
                             let why = with_sources(&error);
@@ -252,12 +372,29 @@ impl Network {
     /// Stops the underlay's lanes, and gives its queues back.
     pub(super) fn close_underlay(&self, state: &mut State) {
         let underlay = &mut state.underlay;
+        let was_open = underlay.interface.is_some() || underlay.shared.is_some();
+        if let Some(shared) = underlay.shared.take() {
+            // The kernel decapsulates frames to these now. If the steward cannot be asked, they are lost.
+            let gone = underlay.stations.keys();
+            let gone: Vec<_> = gone
+                .map(|&station| StationChange { station, port: None })
+                .collect();
+            if let Some(interface) = shared.interface.upgrade() {
+                let _ = interface
+                    .steering
+                    .set_tunnel_stations(shared.number.into(), &gone);
+            }
+        }
         underlay.follower = None;
         underlay.stations.clear();
         underlay.refused.clear();
         let running: Vec<_> = underlay.running.iter_mut().filter_map(Option::take).collect();
         let interface = underlay.interface.take();
-        if interface.is_some() {
+        if let Some(own) = &interface {
+            let is_other = |open: &Open| !std::ptr::eq(open.interface.as_ptr(), Arc::as_ptr(own));
+            OPEN.locked().retain(is_other);
+        }
+        if was_open {
             // No more frames for the lanes.
             self.set_fdb(state);
         }
@@ -301,23 +438,27 @@ impl Network {
 
 /// Sends the steward the changed VTEPs.
 fn send_vtep_changes(underlay: &mut Underlay) -> Result<(), InterfaceError> {
-    let Some((interface, follower)) = underlay.interface.as_ref().zip(underlay.follower.as_mut()) else {
+    let number = underlay.number().into();
+    let Some((interface, follower)) = underlay.open_interface().zip(underlay.follower.as_mut()) else {
         return Ok(());
     };
     let changes = follower.take_vtep_changes();
     match changes.is_empty() {
         true => Ok(()),
-        false => interface.steering.change_vteps(&changes),
+        false => interface.steering.change_vteps(number, &changes),
     }
 }
 
-/// Configured and learned stations of all ports, with their marks.
-fn stations(state: &State) -> BTreeMap<Station, u32> {
+/// Configured and learned stations of all ports, with their marks at an underlay where the network has this number.
+fn stations(state: &State, number: u16) -> BTreeMap<Station, u32> {
     let ports = (0..).map(PortNumber).zip(&state.ports);
     let configured = ports.filter_map(|(number, port)| Some(keys(port.as_ref()?, Some(number))));
     let learned = state.learning.keys();
     let learned = learned.map(|(key, port)| change(key, mark_of(&state.ports, port)));
     let all = configured.flatten().chain(learned);
-    all.filter_map(|change| Some((change.station, change.port?)))
-        .collect()
+    all.filter_map(|change| {
+        let mark = PortMark(change.port?).of_network(number)?;
+        Some((change.station, mark.0))
+    })
+    .collect()
 }

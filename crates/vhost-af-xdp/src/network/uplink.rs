@@ -173,7 +173,7 @@ impl Network {
             None => self.reopen_uplink(&mut state),
         }
         let interface = state.interface.clone();
-        let underlay = state.underlay.interface.clone();
+        let underlay = state.underlay.open_interface();
         drop(state);
         self.settle_hints();
         Some(Looked {

@@ -427,26 +427,38 @@ impl Steering {
     }
 
     /// Has the program decapsulate frames for a vxlan device: see [`Lease::tunnel`]; `None`: a foreign program.
-    pub(crate) fn tunnel(&self, device: &str) -> Result<Option<[OwnedFd; 2]>, InterfaceError> {
+    pub(crate) fn tunnel(&self, share: u32, device: &str) -> Result<Option<[OwnedFd; 2]>, InterfaceError> {
         match self {
             Self::External(_) => Ok(None),
-            Self::Leased(leased) => leased.done(leased.lease.tunnel(device)).map(Some),
+            Self::Leased(leased) => leased.done(leased.lease.tunnel(share, device)).map(Some),
         }
     }
 
     /// Changes the hosts from which the program takes packets of the tunnel: see [`Lease::change_vteps`].
-    pub(crate) fn change_vteps(&self, changes: &[VtepChange]) -> Result<(), InterfaceError> {
+    pub(crate) fn change_vteps(&self, share: u32, changes: &[VtepChange]) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
-            Self::Leased(leased) => leased.done(leased.lease.change_vteps(changes)),
+            Self::Leased(leased) => leased.done(leased.lease.change_vteps(share, changes)),
+        }
+    }
+
+    /// Changes the addresses of a network in a tunnel: see [`Lease::set_tunnel_stations`].
+    pub(crate) fn set_tunnel_stations(
+        &self,
+        share: u32,
+        changes: &[StationChange],
+    ) -> Result<(), InterfaceError> {
+        match self {
+            Self::External(_) => Ok(()),
+            Self::Leased(leased) => leased.done(leased.lease.set_tunnel_stations(share, changes)),
         }
     }
 
     /// Has the program drop packets for the tunnel from other hosts: see [`Lease::drop_unknown`].
-    pub(crate) fn drop_unknown(&self) -> Result<(), InterfaceError> {
+    pub(crate) fn drop_unknown(&self, share: u32) -> Result<(), InterfaceError> {
         match self {
             Self::External(_) => Ok(()),
-            Self::Leased(leased) => leased.done(leased.lease.drop_unknown()),
+            Self::Leased(leased) => leased.done(leased.lease.drop_unknown(share)),
         }
     }
 

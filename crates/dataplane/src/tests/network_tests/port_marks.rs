@@ -10,6 +10,7 @@ use xsk::{RxDesc, UmemOffset, XDP_PACKET_HEADROOM};
 
 use super::*;
 use crate::backend::own_queue::CopyQueue;
+use crate::fdb::PortMark;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::XdpMetadata;
 use crate::policy::filter::{Filter, PortFilter, Rule};
@@ -101,6 +102,30 @@ impl World {
     pub(super) fn arrive_behind(&mut self, before: &[u8], frame: &[u8]) {
         self.arrive(frame);
         self.leave(before);
+    }
+
+    /// A frame arrives so far behind the usual place in its chunk, behind a note; which port gets it, and no other.
+    fn got_at(&mut self, moved: u64, mark: Option<u32>, frame: &[u8]) -> Option<usize> {
+        self.arrive(frame);
+        let mut wire = self.wire.as_ref().expect("an uplink").lock().expect("no panic");
+        let piece = wire.received.back_mut().expect("just now");
+        piece.data = UmemOffset::new(piece.data.get() + moved);
+        let at = piece.data;
+        wire.umem.write(at, frame).expect("inside");
+        let before = mark.map_or_else(|| vec![0; NOTE_BYTES], note);
+        let begin = UmemOffset::new(at.get() - NOTE_BYTES as u64);
+        wire.umem.write(begin, &before).expect("inside");
+        drop(wire);
+        self.poll();
+        let mut receivers = Vec::new();
+        for (at, port) in self.ports.iter_mut().enumerate() {
+            receivers.extend(port.got().iter().map(|got| (at, got == frame)));
+        }
+        match receivers[..] {
+            [] => None,
+            [(at, true)] => Some(at),
+            _ => panic!("{receivers:?}"),
+        }
     }
 
     /// That is before the piece that came last.
@@ -372,6 +397,58 @@ fn mark_is_trusted_at_its_usual_place_only() {
     assert!(world.ports[0].got().is_empty());
     assert_eq!(world.uplink.to_guest_no_port.get(), 1);
     assert_eq!(world.uplink.to_guest_hints_unknown.get(), 0, "nothing is missed");
+}
+
+/// Port 1 is port 0 of another network, and both networks have the same address.
+#[test]
+fn networks_that_share_an_underlay_are_told_by_the_mark() {
+    let known = [0, 1].map(|at| port(mac(at), 3, Vlans::Untagged));
+    let mut world = World::of(known.into()).with_hints(HintSet::NONE);
+    world.ports.iter_mut().for_each(|port| port.post(64));
+    let network = || Arc::<str>::from("other");
+    world.lanes.slots[1].role = Role::Member {
+        network: network(),
+        port: PortNumber(0),
+        pair: 0,
+    };
+    world.lanes.slots[2].role = Role::Underlay {
+        network: NETWORK.into(),
+        queue: 0,
+    };
+    let other = || Fdb::new(vec![Some(port(mac(0), 9, Vlans::Untagged))]);
+    let sharing = other().sharing(Some((NETWORK.into(), 1)));
+    world.lanes.fdbs.insert(network(), Arc::new(sharing));
+    world.rebuild_forwarding();
+    let mark = |network, generation| {
+        let mark = PortMark(mark_of(0, generation)).of_network(network);
+        Some(mark.expect("a low number").0)
+    };
+    let cases = [
+        (mark(0, 3), STRANGER, Some(0)),
+        (mark(1, 9), STRANGER, Some(1)),
+        // Of an earlier port: the table of its network decides.
+        (mark(0, 2), mac(0), Some(0)),
+        (mark(1, 8), mac(0), Some(1)),
+        (mark(2, 3), mac(0), None),
+        (None, mac(0), None),
+    ];
+    // Where the frame is in its chunk, in zero-copy mode if headers were removed, over IPv4 and IPv6.
+    for moved in [0, 50, 70] {
+        for (number, (mark, to, receiver)) in (0..).zip(cases) {
+            let mut sent = frame(to, STRANGER, 60);
+            sent[59] = number;
+            assert_eq!(world.got_at(moved, mark, &sent), receiver, "{moved} {number}");
+        }
+    }
+    // At another place the program has written nothing.
+    assert_eq!(world.got_at(8, mark(1, 9), &frame(mac(0), STRANGER, 60)), None);
+    // It is alone now.
+    world.lanes.fdbs.insert(network(), Arc::new(other()));
+    world.rebuild_forwarding();
+    for (mark, receiver) in [(mark(1, 9), None), (mark(0, 3), Some(0)), (None, Some(0))] {
+        assert_eq!(world.got_at(0, mark, &frame(mac(0), STRANGER, 60)), receiver);
+    }
+    assert_eq!(PortMark(mark_of(1024, 3)).of_network(0), None);
 }
 
 /// A UDP packet to a port of the first one, of a flow of that source port.

@@ -10,8 +10,8 @@ use xsk::{Frame, RxDesc, Umem};
 use super::UplinkLane;
 use super::inbox_index::{InboxIndex, Route};
 use crate::backend::arrivals::{Arrivals, Origin};
-use crate::fdb::PortNumber;
 use crate::fdb::forwarding::{Forwarding, LaneRef};
+use crate::fdb::{PortNumber, SHARED_PORTS};
 use crate::frame::checksums::PrivateLook;
 use crate::lane::Siblings;
 use crate::lane::lane_id::LaneId;
@@ -115,18 +115,28 @@ impl<N: Lent> UplinkLane<N> {
             Some(Route::Inbox(at)) => self.inboxes.get(at).map(|inbox| inbox.guest.id),
             _ => None,
         };
-        let forwarding = Arc::clone(&self.forwarding);
+        let networks: Vec<_> = self
+            .networks()
+            .map(|(number, its)| (number, Arc::clone(its)))
+            .collect();
+        let is_shared = self.sharing.is_some();
         self.inbox_of.clear();
         let mut before = std::mem::take(&mut self.inboxes);
-        let lanes = |(port, _)| forwarding.lanes(port).iter().map(move |&guest| (port, guest));
-        for (port, guest) in forwarding.ports().flat_map(lanes) {
-            let Some(inbox) = self.inbox_among(&mut before, (port, guest), siblings) else {
-                continue;
-            };
-            let at = self.inboxes.len();
-            let its = self.inboxes_of(port);
-            *its = Inboxes::of(&forwarding, port, its.index.and(at));
-            self.inboxes.push(inbox);
+        for (share, forwarding) in networks {
+            let lanes = |(port, _)| forwarding.lanes(port).iter().map(move |&guest| (port, guest));
+            let ports = forwarding
+                .ports()
+                .filter(|(port, _)| !is_shared || port.0 < SHARED_PORTS);
+            for (known, guest) in ports.flat_map(lanes) {
+                let port = PortNumber(share * SHARED_PORTS + known.0);
+                let Some(inbox) = self.inbox_among(&mut before, (port, guest), siblings) else {
+                    continue;
+                };
+                let at = self.inboxes.len();
+                let its = self.inboxes_of(port);
+                *its = Inboxes::of(&forwarding, known, its.index.and(at));
+                self.inboxes.push(inbox);
+            }
         }
         for mut inbox in before {
             inbox.empty(&mut queue.empty, &self.counters);

@@ -63,6 +63,7 @@ impl<N: Lent> UplinkLane<N> {
                 .extend(self.multicast[..pieces].iter().map(UmemRange::of));
             let len: u32 = self.ranges.iter().map(|range| range.len).sum();
             for (at, inbox) in self.inboxes.iter_mut().enumerate() {
+                // Multicast arrives at uplinks only.
                 let known = self.forwarding.fdb.port(inbox.port);
                 // Multicast goes to the first pair.
                 if self.inbox_of[usize::from(inbox.port.0)].index.first() != Some(at) {

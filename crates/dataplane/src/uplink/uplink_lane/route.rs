@@ -8,7 +8,7 @@ use xsk::metadata::{Hash, Hints, Tag};
 use super::UplinkLane;
 use super::inbox_index::{InboxIndex, Route};
 use crate::fdb::flows::{FLOW_BYTES, Flow, Flows};
-use crate::fdb::{Destination, FdbKey, PortMark, PortNumber};
+use crate::fdb::{Destination, FdbKey, PortMark, PortNumber, SHARED_PORTS};
 use crate::frame::bytes::read_start;
 use crate::frame::retag::{put_tag_back, untag};
 use crate::nic::endpoint::NicQueue;
@@ -30,7 +30,20 @@ impl<N: Lent> UplinkLane<N> {
             bytes = ethernet::with_tag(&bytes, (proto, tci));
         }
         let Head { to, tags, .. } = ethernet::head(&bytes);
-        match self.forwarding.fdb.find(FdbKey::new(tags.vlan(), to)) {
+        // Without a mark it is of the network that has no others beside it.
+        let (share, forwarding) = match (&self.sharing, hints.port) {
+            (None, _) => (0, &self.forwarding),
+            (Some(sharing), None) if sharing.is_empty() => (0, &self.forwarding),
+            (Some(_), None) => return Route::NoPort,
+            (Some(_), Some(mark)) => {
+                let share = PortMark(mark).parts().0.0 / SHARED_PORTS;
+                match self.network(share) {
+                    Some(forwarding) => (share, forwarding),
+                    None => return Route::NoPort,
+                }
+            }
+        };
+        match forwarding.fdb.find(FdbKey::new(tags.vlan(), to)) {
             Destination::Multicast => {
                 if let Some(tag) = hints.tag {
                     put_tag_back(&queue.umem, piece, tag, &self.counters);
@@ -41,7 +54,9 @@ impl<N: Lent> UplinkLane<N> {
             Destination::Host | Destination::Remote(_) | Destination::Unknown | Destination::Isolated => {
                 Route::NoPort
             }
-            Destination::Port(port) => self.to_port(queue, port, piece, hints),
+            Destination::Port(port) => {
+                self.to_port(queue, PortNumber(share * SHARED_PORTS + port.0), piece, hints)
+            }
         }
     }
 
@@ -90,14 +105,16 @@ impl<N: Lent> UplinkLane<N> {
         piece: &RxDesc,
         hash: Option<Hash>,
     ) -> usize {
-        let changes = self.forwarding.flows(port).map_or(0, Flows::changes);
+        let flows = self.known_by(port).and_then(|(of, port)| of.flows(port));
+        let changes = flows.map_or(0, Flows::changes);
         let hash = hash.filter(|hash| hash.is_of_ports()).map(|hash| hash.value);
         if let Some(at) = hash.and_then(|hash| self.choices.find((port, hash), changes)) {
             return at;
         }
         let mut head = [0; FLOW_BYTES];
         read_start(&queue.umem, piece, &mut head);
-        let guest = self.forwarding.lane_for(port, Flow::of(&head));
+        let known = self.known_by(port);
+        let guest = known.and_then(|(of, port)| of.lane_for(port, Flow::of(&head)));
         let mut its_places = first..first + count;
         let found = its_places.find(|&at| Some(self.inboxes[at].guest) == guest);
         let at = found.unwrap_or(first);

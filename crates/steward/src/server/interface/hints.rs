@@ -158,7 +158,7 @@ impl Interface {
 
     /// Whether a lease would get the tags that the driver strips, as far as that is known beforehand.
     pub(crate) fn may_restore_tags(ifindex: u32, asked: LeaseHints) -> bool {
-        asked.has_tags() && driver_has(ifindex).has(HintSet::VLAN)
+        asked.has_tags() && HintSet::of_driver(ifindex).unwrap_or_default().has(HintSet::VLAN)
     }
 
     /// Resets hints after a program was attached: it writes none yet, and its driver may be another one.
@@ -178,7 +178,7 @@ impl Interface {
         });
         let before = (program.hints(), self.hints.why.clone());
         if !wanted.is_empty() {
-            self.hints.driver = driver_has(self.link.index);
+            self.hints.driver = HintSet::of_driver(self.link.index).unwrap_or_default();
         }
         let possible = possible(program.mode(), self.hints.driver);
         let wanted = wanted.among(possible);
@@ -240,7 +240,7 @@ impl Interface {
             return Hinted::default();
         };
         let driver = match self.hints.driver.is_empty() {
-            true => driver_has(self.link.index),
+            true => HintSet::of_driver(self.link.index).unwrap_or_default(),
             false => self.hints.driver,
         };
         let possible = possible(program.mode(), driver);
@@ -284,10 +284,4 @@ fn possible(mode: Mode, driver: HintSet) -> HintSet {
         Mode::Native => driver.with(HintSet::MARK),
         Mode::Skb | Mode::Tap => HintSet::NONE,
     }
-}
-
-/// The hints that the driver offers to programs.
-fn driver_has(ifindex: u32) -> HintSet {
-    // Before Linux 6.3 no driver does.
-    HintSet::of_driver(ifindex).unwrap_or_default()
 }

@@ -11,13 +11,14 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use steer::{
-    MulticastLimit, MulticastRing, Program, QueueError, Station, StationError, Tunnel, with_sources,
+    MulticastLimit, MulticastRing, Program, QueueError, Station, StationError, Tunnel, queues_of,
+    with_sources,
 };
 
 use super::Interface;
 use host::links::Link;
 use host::links::above::addresses_above;
-use host::nic::{Ethtool, Tags};
+use host::nic::tags::strips_tags;
 use host::unserved_queues::UnservedQueues;
 use steward_protocol::{Reason, Refusal, STATIONS_MAX, StationChange, VTEPS_MAX, VtepChange};
 
@@ -25,7 +26,8 @@ use steward_protocol::{Reason, Refusal, STATIONS_MAX, StationChange, VTEPS_MAX, 
 pub(crate) struct Network {
     queues: Range<u32>,
     stations: BTreeMap<Station, u32>,
-    ring: MulticastRing,
+    /// `None`: it shares the queues of another one.
+    ring: Option<MulticastRing>,
     /// The tunnel that its frames are in, if one was requested.
     tunnel: Option<Tunnel>,
     /// The hosts from which it takes packets of the tunnel.
@@ -42,11 +44,6 @@ const RING: &str = "ring-";
 
 fn ring_path(pins: &Path, first: u32) -> PathBuf {
     pins.join(format!("{RING}{first}"))
-}
-
-fn strips_tags(interface: &str) -> bool {
-    let tags = Ethtool::open(interface).map(|driver| driver.tags());
-    matches!(tags, Ok(Tags::TakenOff | Tags::Lost))
 }
 
 impl Network {
@@ -71,29 +68,30 @@ impl Network {
     }
 
     /// Installs the network in a program, before any queue of the lease is active in it.
-    pub(super) fn install(&self, program: &Program) -> Result<(), String> {
-        let first = self.queues.start;
-        program
-            .set_network(self.queues.clone(), MulticastLimit::default(), &self.ring)
-            .and_then(|()| match self.tunnel {
-                Some(tunnel) => program.set_tunnel(self.queues.clone(), tunnel),
-                None => Ok(()),
-            })
-            .map_err(|error| with_sources(&error))?;
+    pub(super) fn install(&self, number: u32, program: &Program) -> Result<(), String> {
+        let set = self.ring.as_ref().map_or(Ok(()), |ring| {
+            program.set_network(self.queues.clone(), MulticastLimit::default(), ring)
+        });
+        set.and_then(|()| match self.tunnel {
+            Some(tunnel) => program.set_tunnel(self.queues.clone(), number, tunnel),
+            None => Ok(()),
+        })
+        .map_err(|error| with_sources(&error))?;
         // Without room for one, its packets go to the kernel.
         let _ = self
             .vteps
             .iter()
-            .try_for_each(|&vtep| program.change_vtep(first, (vtep, true)));
+            .try_for_each(|&vtep| program.change_vtep(number, (vtep, true)));
         self.stations
             .iter()
-            .try_for_each(|(&station, &port)| program.set_station(first, station, port))
+            .try_for_each(|(&station, &port)| program.set_station(number, station, port))
             .map_err(|error| with_sources(&error))
     }
 
     /// Pins the ring next to the program.
     pub(super) fn pin(&mut self, pins: &Path) -> io::Result<()> {
-        self.ring.pin(&ring_path(pins, self.queues.start))
+        let path = ring_path(pins, self.queues.start);
+        self.ring.as_mut().map_or(Ok(()), |ring| ring.pin(&path))
     }
 }
 
@@ -106,7 +104,7 @@ impl Interface {
             ring.pin(&path)
                 .map_err(|error| format!("{}: {error}", path.display()))?;
         }
-        self.put_network(queues, ring, BTreeMap::new(), None)
+        self.put_network(queues.start, queues, Some(ring))
     }
 
     /// Takes over a network of a previous steward; if its program is lost, it starts with no stations.
@@ -117,37 +115,41 @@ impl Interface {
         };
         let first = queues.start;
         let ring = MulticastRing::open_pinned(&ring_path(pins, first)).map_err(|error| error.to_string())?;
-        let stations = program.stations(first).into_iter().collect();
-        let tunnel = program.tunnel(first);
+        let sharing: Vec<_> = program
+            .tunnels(first)
+            .into_keys()
+            .filter(|&its| its != first)
+            .collect();
         // The predecessor may not have finished this.
-        self.put_network(queues, ring, stations, tunnel)
+        self.put_network(first, queues.clone(), Some(ring))?;
+        let mut sharing = sharing.into_iter();
+        sharing.try_for_each(|number| self.put_network(number, queues.clone(), None))
     }
 
+    /// Adds a network, with what the program has of it.
     fn put_network(
         &mut self,
+        number: u32,
         queues: Range<u32>,
-        ring: MulticastRing,
-        stations: BTreeMap<Station, u32>,
-        tunnel: Option<Tunnel>,
+        ring: Option<MulticastRing>,
     ) -> Result<(), String> {
-        let first = queues.start;
+        let program = self.program.as_ref();
+        let stations = program.map_or_else(Vec::new, |program| program.stations(number));
+        let tunnels = program.map_or_else(BTreeMap::new, |program| program.tunnels(queues.start));
         let network = Network {
             unserved: UnservedQueues::network(&self.link, &queues),
             queues,
-            has_vlans: stations.keys().any(|station| station.vlan != 0),
-            stations,
+            has_vlans: stations.iter().any(|(station, _)| station.vlan != 0),
+            stations: stations.into_iter().collect(),
             ring,
-            tunnel,
-            vteps: self
-                .program
-                .as_ref()
-                .map_or_else(BTreeSet::new, |program| program.vteps(first)),
+            tunnel: tunnels.get(&number).copied(),
+            vteps: program.map_or_else(BTreeSet::new, |program| program.vteps(number)),
             strips_tags: strips_tags(&self.link.name),
         };
-        if let Some(program) = &self.program {
-            network.install(program)?;
+        if let Some(program) = program {
+            network.install(number, program)?;
         }
-        self.networks.insert(first, network);
+        self.networks.insert(number, network);
         self.look_at_host();
         Ok(())
     }
@@ -211,26 +213,41 @@ impl Interface {
 
     /// The ring of the network of this first queue.
     pub(crate) fn ring(&self, first: u32) -> Option<&MulticastRing> {
-        self.networks.get(&first).map(|network| &network.ring)
+        self.networks.get(&first)?.ring.as_ref()
     }
 
-    /// Stations of the network of this first queue.
-    pub(crate) fn stations(&self, first: u32) -> impl Iterator<Item = Station> {
-        let networks = self.networks.get(&first).into_iter();
+    /// The numbers of the network of this first queue, and of those that share its queues.
+    pub(crate) fn networks_at(&self, first: u32) -> Vec<u32> {
+        let numbers = self.networks.keys().copied();
+        numbers.filter(|&number| queues_of(number) == first).collect()
+    }
+
+    /// The same of those in tunnels, with their tunnels.
+    pub(crate) fn tunnels_at(&self, first: u32) -> Vec<(u32, Tunnel)> {
+        let numbers = self.networks_at(first).into_iter();
+        numbers
+            .filter_map(|number| Some((number, self.tunnel(number)?)))
+            .collect()
+    }
+
+    /// Stations of the network of this number.
+    pub(crate) fn stations(&self, number: u32) -> impl Iterator<Item = Station> {
+        let networks = self.networks.get(&number).into_iter();
         networks.flat_map(|network| network.stations.keys().copied())
     }
 
-    /// The tunnel of the network of this first queue.
-    pub(crate) fn tunnel(&self, first: u32) -> Option<Tunnel> {
-        self.networks.get(&first)?.tunnel
+    /// The tunnel of the network of this number.
+    pub(crate) fn tunnel(&self, number: u32) -> Option<Tunnel> {
+        self.networks.get(&number)?.tunnel
     }
 
-    /// Has the program decapsulate the frames in a tunnel to the network of this first queue, and take no others.
-    pub(crate) fn set_tunnel(&mut self, first: u32, tunnel: Tunnel) -> Result<(), Refusal> {
-        let name = &self.link.name;
+    /// Has the program decapsulate the frames in a tunnel to the network of this number, and take no others. A number that
+    /// shares the queues of another network may be new.
+    pub(crate) fn set_tunnel(&mut self, number: u32, tunnel: Tunnel) -> Result<(), Refusal> {
+        let (name, first) = (&self.link.name, queues_of(number));
         let is_it = |other: Tunnel| other.is_same(tunnel);
         let has_it =
-            |(&other, network): (&u32, &Network)| other != first && network.tunnel.is_some_and(is_it);
+            |(&other, network): (&u32, &Network)| other != number && network.tunnel.is_some_and(is_it);
         if !tunnel.local.is_unspecified() && self.networks.iter().any(has_it) {
             let Tunnel { vni, local, .. } = tunnel;
             return Reason::Taken.refuse(format!(
@@ -242,8 +259,16 @@ impl Interface {
                 "frames of {name} come by a tap, and only an XDP program decapsulates them: lease it with another mode"
             ));
         }
-        if let Some((network, program)) = self.networks.get_mut(&first).zip(self.program.as_ref()) {
-            let set = program.set_tunnel(network.queues.clone(), tunnel);
+        let queues = match self.networks.get(&first) {
+            Some(network) if number == first || network.tunnel.is_some() => network.queues.clone(),
+            _ => return Reason::Lease.refuse("the network of the lease has no tunnel: ask for that first"),
+        };
+        if !self.networks.contains_key(&number) {
+            let put = self.put_network(number, queues, None);
+            put.map_err(|why| Reason::Kernel.because(why))?;
+        }
+        if let Some((network, program)) = self.networks.get_mut(&number).zip(self.program.as_ref()) {
+            let set = program.set_tunnel(network.queues.clone(), number, tunnel);
             set.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
             if network.tunnel.is_none() {
                 network.stations.clear();
@@ -251,26 +276,26 @@ impl Interface {
             (network.tunnel, network.vteps) = (Some(tunnel), BTreeSet::new());
         }
         self.decide_hints();
-        self.accept_stations(first);
+        self.accept_stations(number);
         Ok(())
     }
 
     /// Has the program drop packets for the tunnel of a network from hosts that it takes none from.
-    pub(crate) fn drop_unknown(&mut self, first: u32) -> Result<(), Refusal> {
-        let network = self.networks.get_mut(&first);
+    pub(crate) fn drop_unknown(&mut self, number: u32) -> Result<(), Refusal> {
+        let network = self.networks.get_mut(&number);
         if let Some((network, program)) = network.zip(self.program.as_ref()) {
-            let dropped = program.drop_unknown(first);
+            let dropped = program.drop_unknown(network.queues.clone(), number);
             network.tunnel = dropped.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
         }
         Ok(())
     }
 
-    /// Changes the hosts from which the network of this first queue takes packets of its tunnel; what the kernel refuses
-    /// leaves those before it changed.
-    pub(crate) fn change_vteps(&mut self, first: u32, changes: &[VtepChange]) -> Result<(), Refusal> {
+    /// Changes the hosts from which the network of this number takes packets of its tunnel; what the kernel refuses leaves
+    /// those before it changed.
+    pub(crate) fn change_vteps(&mut self, number: u32, changes: &[VtepChange]) -> Result<(), Refusal> {
         let Some(network) = self
             .networks
-            .get_mut(&first)
+            .get_mut(&number)
             .filter(|network| network.tunnel.is_some())
         else {
             return Reason::Lease.refuse("the network has no tunnel: ask for that first");
@@ -281,7 +306,7 @@ impl Interface {
         }
         for &VtepChange { vtep, is_added } in changes {
             if let Some(program) = &self.program {
-                let changed = program.change_vtep(first, (vtep, is_added));
+                let changed = program.change_vtep(number, (vtep, is_added));
                 changed.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
             }
             match is_added {
@@ -292,7 +317,7 @@ impl Interface {
         Ok(())
     }
 
-    /// Changes stations of the network of this first queue. None if one of them cannot be; what the kernel then refuses
+    /// Changes stations of the network of this number. None if one of them cannot be; what the kernel then refuses
     /// leaves those before it changed.
     pub(crate) fn change_stations(&mut self, first: u32, changes: &[StationChange]) -> Result<(), Refusal> {
         self.see_tags(first, changes);
@@ -303,21 +328,43 @@ impl Interface {
         };
         let changed = changes.iter().try_for_each(|&StationChange { station, port }| {
             // A program that is attached later gets all stations then.
-            let program = self.program.as_ref();
-            match port {
-                Some(port) => {
-                    program.map_or(Ok(()), |program| program.set_station(first, station, port))?;
-                    network.stations.insert(station, port);
-                }
-                None => {
-                    program.map_or(Ok(()), |program| program.remove_station(first, station))?;
-                    network.stations.remove(&station);
-                }
+            if let Some(program) = &self.program {
+                match port {
+                    Some(port) => program.set_station(first, station, port),
+                    None => program.remove_station(first, station),
+                }?;
             }
+            match port {
+                Some(port) => network.stations.insert(station, port),
+                None => network.stations.remove(&station),
+            };
             Ok(())
         });
         self.accept_stations(first);
         changed.map_err(refused)
+    }
+
+    /// Takes stations from the network of this number for which there is a reason, which is logged unless it is empty.
+    /// Returns whether there were some.
+    pub(crate) fn take_stations(&mut self, number: u32, reason: impl Fn(Station) -> Option<String>) -> bool {
+        let stations = self.stations(number);
+        let lost: Vec<_> = stations
+            .filter_map(|station| Some((station, reason(station)?)))
+            .collect();
+        let Some((_, why)) = lost.first() else {
+            return false;
+        };
+        let interface = self.link.name.clone();
+        if !why.is_empty() {
+            let (stations, text) = (lost.len(), "not allowed by the policy, or the host's");
+            tracing::warn!(interface, stations, first = why, "taken from a network: {text}");
+        }
+        let change = |&(station, _): &_| StationChange { station, port: None };
+        let changes: Vec<_> = lost.iter().map(change).collect();
+        if let Err(refusal) = self.change_stations(number, &changes) {
+            tracing::error!(interface, "they stay: {refusal}");
+        }
+        true
     }
 
     /// Has the program read tags from the driver, if requested, before there are stations in VLANs.

@@ -95,8 +95,8 @@ impl Interface {
             let mut entries = self.entries.values();
             let installed = entries.try_for_each(|entries| entries.install(&program));
             installed.map_err(|error| with_sources(&error))?;
-            let mut networks = self.networks.values();
-            networks.try_for_each(|network| network.install(&program))?;
+            let mut networks = self.networks.iter();
+            networks.try_for_each(|(&number, network)| network.install(number, &program))?;
             Ok((program, note))
         });
         match known {

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::time::Instant;
 
-use steer::{Filter, MAX_QUEUES, with_sources};
+use steer::{Filter, MAX_QUEUES, queues_of, with_sources};
 
 use super::{Interface, Lessee};
 use crate::hardware::{self};
@@ -56,10 +56,15 @@ impl Interface {
         }
         self.entries.remove(&queues.start);
         self.forget_hints(queues.start);
-        let network = self.networks.remove(&queues.start).map(|_| Step::Network {
-            first: queues.start,
-            end: queues.end,
-        });
+        let network = self
+            .networks
+            .contains_key(&queues.start)
+            .then_some(Step::Network {
+                first: queues.start,
+                end: queues.end,
+            });
+        self.networks
+            .retain(|&number, _| queues_of(number) != queues.start);
         self.sockets.forget(&queues);
         may_crash("deactivated");
         self.own_maps.remove(&queues.start);

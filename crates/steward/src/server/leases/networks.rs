@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use steer::{TapTo, mac_text};
+use steer::{TapTo, mac_text, network_number};
 
 use crate::server::connections::connection::{Held, Reply, lessees};
 use crate::server::interface::Interface;
@@ -13,16 +13,17 @@ use steward_protocol::{Answer, Reason, Refusal, StationChange};
 
 impl Server {
     /// Changes a network's stations: checks all of them first.
-    pub(crate) fn change_stations(&mut self, number: u64, changes: &[StationChange]) -> Answered {
+    pub(crate) fn change_stations(&mut self, number: u64, share: u32, changes: &[StationChange]) -> Answered {
         let held = self.held_network(number)?;
-        self.check_tunnel_stations(number, changes)?;
+        let network = network_number(held.wanted.start_queue, share);
+        self.check_tunnel_stations(number, network, changes)?;
         let interface = self.interfaces.get_mut(&held.interface).ok_or_else(no_lease)?;
         for change in changes.iter().filter(|change| change.port.is_some()) {
             self.policy
                 .check_station(held.rule, change.station, &interface.of_host)
                 .map_err(|why| Reason::NotAllowed.because(format!("{}: {why}", interface.link.name)))?;
         }
-        let changed = interface.change_stations(held.wanted.start_queue, changes);
+        let changed = interface.change_stations(network, changes);
         self.withdraw_addresses(&held);
         changed.map(|()| Answer::Done.into())
     }
@@ -153,26 +154,12 @@ impl Server {
         let Some(interface) = self.interfaces.get_mut(&held.interface) else {
             return;
         };
-        let first = held.wanted.start_queue;
-        let judged = |station| self.policy.check_station(held.rule, station, &interface.of_host);
-        let refused = interface.stations(first);
-        let refused: Vec<_> = refused
-            .filter_map(|station| Some((station, judged(station).err()?)))
-            .collect();
-        let Some((_, why)) = refused.first() else {
+        let of_host = interface.of_host.clone();
+        let judged = |station| self.policy.check_station(held.rule, station, &of_host).err();
+        let mut networks = interface.networks_at(held.wanted.start_queue);
+        networks.retain(|&network| interface.take_stations(network, judged));
+        if networks.is_empty() {
             return;
-        };
-        let name = interface.link.name.clone();
-        tracing::warn!(
-            interface = name,
-            stations = refused.len(),
-            first = why,
-            "taken from a network: not allowed by the policy, or the host's"
-        );
-        let taken = |&(station, _): &_| StationChange { station, port: None };
-        let changes: Vec<_> = refused.iter().map(taken).collect();
-        if let Err(refusal) = interface.change_stations(first, &changes) {
-            tracing::error!(interface = name, "they stay: {refusal}");
         }
         self.withdraw_addresses(held);
         let theirs = lessees(&mut self.connections, |other| {
