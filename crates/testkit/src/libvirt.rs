@@ -7,13 +7,16 @@
 //! then connect to a socket that QEMU makes (libvirt sets a umask of 002). There is no systemd, no virtlogd and no
 //! cgroup.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
 use crate::directory::private_dir;
+use crate::guest::Images;
 use crate::systemd::Systemd;
+use crate::world::GUEST;
 use crate::{Running, wait};
 
 /// Arguments: where its socket is to be, a hook or nothing, whom QEMU runs as, places that are to be empty.
@@ -48,6 +51,78 @@ auth_unix_rw = "none"
 END
 libvirtd --config /etc/libvirt/libvirtd.conf --pid-file /run/libvirtd.pid &
 wait $!"#;
+
+/// The name of a [`domain`].
+pub const NAME: &str = "vax-guest";
+
+/// A copy of a file in a directory that libvirt sees, as the one where the file is may be hidden from it.
+///
+/// # Panics
+/// If the file cannot be copied.
+#[must_use]
+pub fn copied(file: &Path, directory: &Path) -> PathBuf {
+    let copy = directory.join(file.file_name().expect("a file"));
+    let _ = fs::copy(file, &copy).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    copy
+}
+
+/// What a guest is made of, in a directory that libvirt sees.
+#[must_use]
+pub fn images(directory: &Path) -> Images {
+    let images = Images::get();
+    Images {
+        kernel: copied(&images.kernel, directory),
+        initramfs: copied(&images.initramfs, directory),
+        ..images
+    }
+}
+
+/// A domain with these elements for memory and interface, and with a console and a command shell as `scripts/guest` has
+/// them. `state` is a directory of that kind.
+///
+/// `vectors` of interface `ua-net` is 0 because Debian 12's QEMU crashes when a vhost-user device masks an MSI-X vector
+/// without KVM.
+#[must_use]
+pub fn domain(images: &Images, state: &Path, memory: &str, interface: &str) -> String {
+    let (kernel, initramfs) = (images.kernel.display(), images.initramfs.display());
+    let cmdline = &images.cmdline;
+    let state = state.display();
+    format!(
+        "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+  <name>{NAME}</name>
+  <memory unit='MiB'>256</memory>
+  {memory}
+  <vcpu>1</vcpu>
+  <cpu mode='maximum'/>
+  <os>
+    <type arch='x86_64' machine='q35'>hvm</type>
+    <kernel>{kernel}</kernel>
+    <initrd>{initramfs}</initrd>
+    <cmdline>{cmdline} guest.ip={GUEST}</cmdline>
+  </os>
+  <devices>
+    {interface}
+    <serial type='file'>
+      <source path='{state}/console.log'/>
+      <target port='0'/>
+    </serial>
+    <serial type='pipe'>
+      <source path='{state}/shell'/>
+      <target port='1'/>
+    </serial>
+    <controller type='usb' model='none'/>
+    <memballoon model='none'/>
+  </devices>
+  <qemu:override>
+    <qemu:device alias='ua-net'>
+      <qemu:frontend>
+        <qemu:property name='vectors' type='unsigned' value='0'/>
+      </qemu:frontend>
+    </qemu:device>
+  </qemu:override>
+</domain>"
+    )
+}
 
 /// A running libvirtd. Ended on drop, with its domains.
 pub struct Libvirt {

@@ -1,94 +1,38 @@
 //! Domains of a real libvirt, with the XML that docs/vmm.md gives.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rstest::rstest;
 use testkit::daemon::Placement;
 use testkit::guest::{Guest, Images};
-use testkit::libvirt::Libvirt;
+use testkit::libvirt::{self, Libvirt, NAME};
 use testkit::systemd::Systemd;
-use testkit::world::{GUEST, HOST, Listener, give_address};
+use testkit::world::{HOST, Listener, give_address};
 use testkit::{Daemon, Serve, VethPair, require, wait};
 
-const NAME: &str = "vax-guest";
 const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/deploy/libvirt-hook");
 
-/// A copy of a file in a directory that libvirt sees, as the one where the file is may be hidden from it.
-fn copied(file: &Path, directory: &Path) -> PathBuf {
-    let copy = directory.join(file.file_name().expect("a file"));
-    let _ = fs::copy(file, &copy).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    copy
-}
-
-/// What a guest is made of, in a directory that libvirt sees.
-fn images(directory: &Path) -> Images {
-    let images = Images::get();
-    Images {
-        kernel: copied(&images.kernel, directory),
-        initramfs: copied(&images.initramfs, directory),
-        ..images
-    }
-}
-
-/// The domain: as in docs/vmm.md, and a console and a command shell as `scripts/guest` has them. `state` is a directory
-/// of that kind.
-///
-/// `vectors` is 0 because Debian 12's QEMU crashes when a vhost-user device masks an MSI-X vector without KVM.
+/// The domain of docs/vmm.md. `state` is a directory that libvirt sees.
 fn domain(images: &Images, state: &Path, socket: &Path, listener: Listener) -> String {
-    let (kernel, initramfs) = (images.kernel.display(), images.initramfs.display());
-    let cmdline = &images.cmdline;
-    let (state, socket) = (state.display(), socket.display());
+    let socket = socket.display();
     let source = match listener {
         Listener::Daemon => format!(
             "<source type='unix' path='{socket}' mode='client'><reconnect enabled='yes' timeout='1'/></source>"
         ),
         Listener::Vmm => format!("<source type='unix' path='{socket}' mode='server'/>"),
     };
-    format!(
-        "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
-  <name>{NAME}</name>
-  <memory unit='MiB'>256</memory>
-  <memoryBacking>
-    <source type='memfd'/>
-    <access mode='shared'/>
-  </memoryBacking>
-  <vcpu>1</vcpu>
-  <cpu mode='maximum'/>
-  <os>
-    <type arch='x86_64' machine='q35'>hvm</type>
-    <kernel>{kernel}</kernel>
-    <initrd>{initramfs}</initrd>
-    <cmdline>{cmdline} guest.ip={GUEST}</cmdline>
-  </os>
-  <devices>
-    <interface type='vhostuser'>
+    let memory = "<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>";
+    let interface = format!(
+        "<interface type='vhostuser'>
       <mac address='52:54:00:12:34:56'/>
       {source}
       <model type='virtio'/>
       <driver rx_queue_size='1024' tx_queue_size='1024'/>
       <alias name='ua-net'/>
-    </interface>
-    <serial type='file'>
-      <source path='{state}/console.log'/>
-      <target port='0'/>
-    </serial>
-    <serial type='pipe'>
-      <source path='{state}/shell'/>
-      <target port='1'/>
-    </serial>
-    <controller type='usb' model='none'/>
-    <memballoon model='none'/>
-  </devices>
-  <qemu:override>
-    <qemu:device alias='ua-net'>
-      <qemu:frontend>
-        <qemu:property name='vectors' type='unsigned' value='0'/>
-      </qemu:frontend>
-    </qemu:device>
-  </qemu:override>
-</domain>"
-    )
+    </interface>"
+    );
+    libvirt::domain(images, state, memory, &interface)
 }
 
 #[rstest]
@@ -112,7 +56,12 @@ fn domain_is_defined_started_destroyed_and_undefined(
     let libvirt = Libvirt::start();
     let guest = Guest::elsewhere();
     let file = daemon.path("domain.xml");
-    let xml = domain(&images(guest.state()), guest.state(), &daemon.socket(), listener);
+    let xml = domain(
+        &libvirt::images(guest.state()),
+        guest.state(),
+        &daemon.socket(),
+        listener,
+    );
     fs::write(&file, xml).expect("a directory of our own");
     let _ = libvirt.virsh(&["define", file.to_str().expect("ASCII")]);
     let _ = libvirt.virsh(&["start", NAME]);
@@ -170,11 +119,15 @@ fn hook_gives_a_domain_a_port_of_a_network_and_takes_it_back() {
     let status =
         || String::from_utf8_lossy(&systemd.try_run(&["vhost-af-xdp", "status"]).stdout).into_owned();
     assert!(status().contains("network lan: up"), "{}", systemd.log());
-    let libvirt = Libvirt::start_in(&systemd, guest.state(), &copied(Path::new(HOOK), guest.state()));
+    let libvirt = Libvirt::start_in(
+        &systemd,
+        guest.state(),
+        &libvirt::copied(Path::new(HOOK), guest.state()),
+    );
 
     let socket = "/run/vhost-af-xdp-lan/vm1.sock";
     let xml = domain(
-        &images(guest.state()),
+        &libvirt::images(guest.state()),
         guest.state(),
         Path::new(socket),
         Listener::Daemon,
