@@ -69,7 +69,8 @@ class UmlCase(Case):
 
     references = ("tap", "ovs")
     only_by_name = True
-    switches = 2
+    # Of Open vSwitch; an overlay has two in one world.
+    switches = 3
 
     def __init__(self, name, unit, take, table=None, size=None):
         """`take(run, contender, place)`: `name` begins with the place."""
@@ -358,7 +359,7 @@ def guests_cases():
 def uml_cases():
     """Those with guests under User-mode Linux."""
     cases = []
-    ways = {"lan/from-guest": True, "lan/to-guest": False, "guests/stream": False}
+    ways = {"lan/from-guest": True, "lan/to-guest": False, "guests/stream": False, "overlay/stream": False}
     for way, reverse in ways.items():
         for streams in uml.STREAMS:
             take = lambda *who, reverse=reverse, streams=streams: uml.throughput(*who, reverse, streams)  # noqa: E731
@@ -368,7 +369,7 @@ def uml_cases():
             for size in uml.REQUESTS:
                 take = lambda *who, streams=streams, size=size: uml.request_response(*who, streams, size)  # noqa: E731
                 cases.append(UmlCase(f"{place}/rr/{streams}/{size}", "per_second", take, "TCP_RR", size))
-    for name, reverse in {"lan/udp/from-guest": True, "lan/udp/to-guest": False, "guests/udp": False}.items():
+    for name, reverse in {"lan/udp/from-guest": True, "lan/udp/to-guest": False, "guests/udp": False, "overlay/udp": False}.items():
         cases.append(UmlCase(name, "kpps", lambda *who, reverse=reverse: uml.datagrams(*who, reverse)))
     return cases
 

@@ -38,20 +38,20 @@ def cable(run, cpu, socket_paths, directory=None):
     return Process("daemon", argv, directory)
 
 
-def network(run, cpu, socket_paths, directory=None, uplink=None, rules="", mode="xdp"):
-    """`vhost-af-xdp serve` with a network of ports, as `cable`; the ports' addresses count up as the guests' do. `uplink`: an interface and its
-    namespace, which may have a mode. `rules`: further lines of each port."""
+def network(run, cpu, socket_paths, directory=None, uplink=None, rules="", mode="xdp", first=0, keys="", leased=True):
+    """`vhost-af-xdp serve` with a network of ports, as `cable`; the ports' addresses count up as the guests' do, from `first`. `uplink`: an
+    interface and its namespace, which may have a mode. `rules`: further lines of each port, `keys`: of the network. `leased`: from a steward."""
     directory = directory or run.log_dir
     interface, netns = uplink or (None, None)
     text = "[network.between]\n" + (f'uplink = "{interface}"\n' if interface else "")
-    text += f'mode = "{mode}"\n' if interface else ""
-    for number, path in enumerate(socket_paths):
+    text += (f'mode = "{mode}"\n' if interface and mode else "") + keys
+    for number, path in enumerate(socket_paths, first):
         text += f'[port.p{number}]\nnetwork = "between"\nmac = "{mac(number)}"\nsocket-path = "{path}"\n{rules}'
-    config = os.path.join(run.config_dir, "network.toml")
+    config = os.path.join(run.config_dir, f"network{first}.toml")
     with open(config, "w", encoding="ascii") as file:
         file.write(text)
     argv = [run.binary, "serve", "--config", config, *(["--cpus", str(cpu)] if cpu is not None else [])]
-    return start(run, [*argv, "--control", os.path.join(directory, "control")], directory, netns, interface)
+    return start(run, [*argv, "--control", os.path.join(directory, "control")], directory, netns, interface if leased else None)
 
 
 def mac(number):

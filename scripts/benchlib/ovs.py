@@ -11,8 +11,10 @@ import re
 import shutil
 import signal
 import subprocess
+from collections import namedtuple
 
 from . import caretaker
+from .net import ip
 from .process import Directory, Failed, NotHere, Process
 from .testpmd import RUNTIME_DIR
 
@@ -20,26 +22,29 @@ from .testpmd import RUNTIME_DIR
 MEMORY_MIB = 512
 # Where what Debian's packages have is unpacked.
 ROOT = os.environ.get("OPENVSWITCH_DIR", "")
-BRIDGE = "br0"
+BRIDGE, UNDERLAY = "br0", "under0"
+# VXLAN: the interface that carries it, this host's address there with its prefix length, the other host's, and the VNI.
+Tunnel = namedtuple("Tunnel", ("interface", "local", "remote", "vni"))
 
 
 class Switch(Process):
     """ovs-vswitchd, with the database before it. `socket_paths`: a port each; of those nobody serves it tries again and again.
     `uplink`: an interface and its namespace, which DPDK drives by AF_XDP; alone on the bridge each of its frames goes back out of it. `emc_all`: its cache of exact
-    flows takes each one at once, and not one of 100 frames' only, as it comes. `directory`: for logs."""
+    flows takes each one at once, and not one of 100 frames' only, as it comes. `tunnel`: the uplink is on a bridge of its own, which has the address, and carries
+    VXLAN. `directory`: for logs."""
 
-    def __init__(self, run, socket_paths, tso=False, uplink=None, emc_all=False, directory=None):
+    def __init__(self, run, socket_paths, tso=False, uplink=None, emc_all=False, tunnel=None, directory=None):
         if not ROOT:
             raise NotHere("no Open vSwitch with DPDK among this machine's packages")
         self.run, self.socket_paths, self.tso = run, socket_paths, tso
-        self.uplink, netns = uplink or (None, None)
-        self.emc_all = emc_all
+        self.uplink, self.netns = uplink or (None, None)
+        self.emc_all, self.tunnel = emc_all, tunnel
         self.home, self.database, self.left = Directory("vax-ovs."), None, None
         self.db = f"unix:{self.home.path}/db.sock"
         # That of no other in this run.
         self.prefix = os.path.basename(self.home.path)
         program = f"{ROOT}/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk"
-        super().__init__("ovs", self._program(program, self.db, "ovs"), directory or run.log_dir, netns)
+        super().__init__("ovs", self._program(program, self.db, "ovs"), directory or run.log_dir, self.netns)
 
     def __enter__(self):
         try:
@@ -68,10 +73,18 @@ class Switch(Process):
             name = f"vhost{number}"
             ports += ["--", "add-port", BRIDGE, name, "--", "set", "Interface", name, "type=dpdkvhostuserclient"]
             ports += [f"options:vhost-server-path={path}"]
+        if self.tunnel:
+            ports += ["--", "add-br", UNDERLAY, "--", "set", "bridge", UNDERLAY, "datapath_type=netdev"]
+            ports += ["--", "add-port", BRIDGE, "vxlan0", "--", "set", "Interface", "vxlan0", "type=vxlan"]
+            ports += [f"options:remote_ip={self.tunnel.remote}", f"options:key={self.tunnel.vni}"]
         if self.uplink:
-            ports += ["--", "add-port", BRIDGE, "uplink", "--", "set", "Interface", "uplink", "type=dpdk"]
+            bridge = UNDERLAY if self.tunnel else BRIDGE
+            ports += ["--", "add-port", bridge, "uplink", "--", "set", "Interface", "uplink", "type=dpdk"]
             ports += [f"options:dpdk-devargs=net_af_xdp0,iface={self.uplink}"]
         self.vsctl("add-br", BRIDGE, "--", "set", "bridge", BRIDGE, "datapath_type=netdev", *ports)
+        if self.tunnel:
+            ip("-n", self.netns, "address", "add", self.tunnel.local, "dev", UNDERLAY)
+            ip("-n", self.netns, "link", "set", UNDERLAY, "up")
         if self.uplink and not self.socket_paths:
             self._tool("usr/bin/ovs-ofctl", "add-flow", f"unix:{self.home.path}/{BRIDGE}.mgmt", "actions=in_port")
         return self

@@ -5,8 +5,9 @@
     uml/lan/rr/STREAMS/BYTES     TCP_RR: 1 or 4 connections, requests and responses of 1, 1024 or 16384 bytes
     uml/lan/udp/DIRECTION        datagrams of 64 bytes, as fast as iperf3 sends them
     uml/guests/stream/STREAMS, uml/guests/rr/STREAMS/BYTES, uml/guests/udp    the same from one guest to another
+    uml/overlay/…                as uml/guests/, with each guest on a host of its own: two namespaces, and VXLAN between them
 
-The uplink is a veth, whose other end is the peer's. Between guests there is none. A contender's world is made when it is
+The uplink is a veth, whose other end is the peer's or the other host's. Between guests of one host there is none. A contender's world is made when it is
 first asked for and lives on to the end of the run, as in tcp.py; one that polls stands still while others are measured.
 
     network         ours, AF_XDP on the uplink; between guests a network without one
@@ -14,8 +15,11 @@ first asked for and lives on to the end of the run, as in tcp.py; one that polls
     alone, cable    ours, a guest that has the uplink's queue alone; two guests that are joined
     tap             UML's vector driver with `transport=tap`, which carries checksums and TSO by vnet headers and joins
                     received segments (`gro=1`), on a Linux bridge
+    underlay        ours, overlay only: the network's uplink is the kernel's vxlan device, and its underlay the veth by AF_XDP.
+                    *network-tap* there is the same without `underlay`: the kernel encapsulates
     ovs             Open vSwitch over DPDK. On the LAN the uplink is DPDK's net_af_xdp, which has no offloads, so the
-                    guest and the peer segment by themselves; between guests there is TSO (userspace-tso-enable)
+                    guest and the peer segment by themselves; between guests there is TSO (userspace-tso-enable). In an overlay
+                    it encapsulates itself, and one polls for each host
 
 CPUs, the same for all: the first guest on one (--guest-cpu), the second guest or the peer on the other (--backend-cpu). A
 back end runs where the scheduler puts it, but the thread of Open vSwitch's that polls is on the latter. A guest is a process that
@@ -39,14 +43,17 @@ from .relay import Relay
 CONTENDERS = {
     "lan": ("network", "network-tap", "alone", "tap", "ovs"),
     "guests": ("network", "cable", "tap", "ovs"),
+    "overlay": ("underlay", "network-tap", "tap", "ovs"),
 }
 STREAMS = (1, 4)
 REQUESTS = (1, 1024, 16384)
 DATAGRAM, MESSAGE = 64, 65536
 # The guests', of which the last one has the servers, and the peer's.
-IPS = {"lan": ("10.80.0.2",), "guests": ("10.80.0.1", "10.80.0.2")}
+IPS = {"lan": ("10.80.0.2",), "guests": ("10.80.0.1", "10.80.0.2"), "overlay": ("10.80.0.1", "10.80.0.2")}
 PEER_IP = "10.80.0.3"
 MEMORY_MIB = 256
+# Of the hosts of an overlay, with what guests may then send in one frame.
+VTEPS, VXLAN, VNI, MTU = ("10.81.0.1", "10.81.0.2"), "vx100", "100", "1450"
 
 
 class World:
@@ -55,8 +62,8 @@ class World:
     def __init__(self, run, place, kind):
         self.run, self.place, self.kind = run, place, kind
         self.stack = ExitStack()
-        self.veth = self.between = self.group = None
-        self.guests = []
+        self.veth = self.group = None
+        self.guests, self.switches = [], []
 
     def __enter__(self):
         try:
@@ -76,17 +83,23 @@ class World:
             self.veth = self.stack.enter_context(Veth())
             ip("-n", self.veth.far, "address", "add", f"{PEER_IP}/24", "dev", self.veth.wire)
         addresses = IPS[self.place]
-        if self.kind == "tap":
+        if self.place == "overlay":
+            nics, hosts = self._overlay(state)
+        elif self.kind == "tap":
             nics, netns = self._bridge(len(addresses))
+            hosts = [netns] * len(addresses)
         else:
-            nics, netns = self._sockets(state, len(addresses)), None
-        for number, (address, nic) in enumerate(zip(addresses, nics)):
+            nics, hosts = self._sockets(state, len(addresses)), [None] * len(addresses)
+        for number, (address, nic, netns) in enumerate(zip(addresses, nics, hosts)):
             words = ["--accel", "uml", "--mem", str(MEMORY_MIB), "--ip", f"{address}/24", *nic]
             prefix = self._at("guest", (self.run.guest_cpu, self.run.backend_cpu)[number])
             guest = Guest(os.path.join(state, f"guest{number}"), words, netns, prefix)
             guest.name = f"guest{number}"
             self.guests.append(self.stack.enter_context(guest))
             self.run.remember(guest)
+        if self.place == "overlay":
+            for guest in self.guests:
+                guest.run(f"ip link set eth0 mtu {MTU}")
         self.guests[-1].run("iperf3 -s -D --logfile /tmp/iperf3.log >/dev/null 2>&1")
         self.guests[-1].run(f"netcheck rr listen 0.0.0.0 {tcp.RR_PORT} >/dev/null 2>&1 &")
         self.client(f"for i in 1 2 3 4 5 6 7 8 9 10; do ping -c 1 -W 1 {addresses[-1]} && exit 0; done; exit 1")
@@ -109,16 +122,62 @@ class World:
             for ends in zip(paths, behind):
                 self.stack.enter_context(Relay(*ends))
             switch = ovs.Switch(self.run, behind, tso=not uplink, uplink=uplink, directory=state)
-            self.between = self.stack.enter_context(switch).ready()
+            self.switches.append(self.stack.enter_context(switch).ready())
             if uplink:
                 # Nobody would finish the checksums that local senders on a veth leave.
                 self.veth.ethtool(self.veth.far, self.veth.wire, tx="off")
         else:
-            self.between = self.stack.enter_context(self._ours(paths, state, uplink))
-        self.between.until("its sockets", lambda: all(map(os.path.exists, paths)))
-        self.group.add("daemon", self.between.pid)
-        self.run.remember(self.between)
+            self.switches.append(self.stack.enter_context(self._ours(paths, state, uplink)))
+        self._await(paths)
         return [["--socket", path] for path in paths]
+
+    def _await(self, paths):
+        """Waits until the last back end has its sockets."""
+        self.switches[-1].until("its sockets", lambda: all(map(os.path.exists, paths)))
+        self.group.add("daemon", self.switches[-1].pid)
+        self.run.remember(self.switches[-1])
+
+    def _overlay(self, state):
+        """Two hosts, joined by VXLAN over the veth; the guests' options, and where each of them runs."""
+        self.veth = self.stack.enter_context(Veth())
+        ends = ((self.veth.near, self.veth.nic), (self.veth.far, self.veth.wire))
+        nics = []
+        for number, (netns, interface) in enumerate(ends):
+            path = os.path.join(state, f"vm{number}.sock")
+            if self.kind == "ovs":
+                self.stack.enter_context(Relay(path, f"{path}.ovs"))
+                local, remote = VTEPS[number], VTEPS[1 - number]
+                tunnel = ovs.Tunnel(interface, f"{local}/24", remote, VNI)
+                switch = ovs.Switch(self.run, [f"{path}.ovs"], uplink=(interface, netns), tunnel=tunnel, directory=state)
+                self.switches.append(self.stack.enter_context(switch).ready())
+            else:
+                taps = self._vxlan(netns, interface, number)
+                if self.kind == "tap":
+                    nics.append(["--netdev", f"transport=tap,ifname={taps[0]},depth=128,gro=1"])
+                    continue
+                underlay = f'underlay = "{interface}"\n' if self.kind == "underlay" else ""
+                directory = self.stack.enter_context(Directory("vax-uml."))
+                uplink = (VXLAN, netns)
+                self.switches.append(
+                    self.stack.enter_context(
+                        ours.network(self.run, None, [path], directory, uplink, mode=None, first=number, keys=underlay, leased=False)
+                    )
+                )
+            self._await([path])
+            nics.append(["--socket", path])
+        return nics, [netns if self.kind == "tap" else None for netns, _ in ends]
+
+    def _vxlan(self, netns, interface, number):
+        """A vxlan device on a bridge, whose tables have the other host and its guest; a tap for a guest, if it is to have one."""
+        local, remote = VTEPS[number], VTEPS[1 - number]
+        ip("-n", netns, "address", "add", f"{local}/24", "dev", interface)
+        ip("-n", netns, "link", "add", VXLAN, "type", "vxlan", "id", VNI, "local", local, "dstport", "4789", "nolearning")
+        ip("-n", netns, "link", "set", VXLAN, "mtu", MTU)
+        taps = two_guests.make_bridge(netns, 1 if self.kind == "tap" else 0, VXLAN)
+        for address in ("00:00:00:00:00:00", ours.mac(1 - number)):
+            words = ["bridge", "-n", netns, "fdb", "append", address, "dev", VXLAN, "dst", remote]
+            subprocess.run(words, check=True)
+        return taps
 
     def _ours(self, paths, state, uplink):
         if self.kind == "cable":
@@ -133,7 +192,7 @@ class World:
 
     def client(self, command, seconds=20, check=True):
         """Runs a shell command where the clients are; returns what it printed."""
-        if self.place == "guests":
+        if self.place != "lan":
             return self.guests[0].run(command if check else f"{command} || true", seconds)
         argv = [*self._at("peer", self.run.backend_cpu), "ip", "netns", "exec", self.veth.far, "sh", "-c", command]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -152,20 +211,22 @@ class World:
 
     def round_trips(self, streams, size):
         """What netcheck prints."""
-        netcheck = self.run.netcheck if self.veth else "netcheck"
+        netcheck = self.run.netcheck if self.place == "lan" else "netcheck"
         words = (netcheck, "rr", "connect", IPS[self.place][-1], tcp.RR_PORT, self.run.seconds, size, streams)
         return self.client(" ".join(map(str, words)), int(self.run.seconds) + 20)
 
     def work(self):
         """It is its turn."""
         if self.kind == "ovs":
-            self.between.go_on()
+            for switch in self.switches:
+                switch.go_on()
             time.sleep(0.2)
 
     def rest(self):
         """It is others' turn."""
         if self.kind == "ovs":
-            self.between.pause()
+            for switch in self.switches:
+                switch.pause()
 
     def cpu_ns(self):
         """CPU time so far, in nanoseconds, by name; `host` is all of it."""
