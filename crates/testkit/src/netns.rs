@@ -1,6 +1,7 @@
 //! Network namespaces and the veth pairs between them, as guards.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -81,6 +82,17 @@ impl NetNs {
     pub fn ip(&self, args: &[&str]) {
         let words: Vec<_> = args.iter().flat_map(|words| words.split(' ')).collect();
         self.run("ip", &words);
+    }
+
+    /// Runs many commands of `ip` or `bridge`, as fast as it can.
+    ///
+    /// # Panics
+    /// If one fails.
+    pub fn batch(&self, program: &str, lines: impl IntoIterator<Item = String>) {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        let text: String = lines.into_iter().map(|line| line + "\n").collect();
+        file.write_all(text.as_bytes()).expect("writable");
+        self.run(program, &["-batch", &file.path().to_string_lossy()]);
     }
 
     /// Runs commands of a shell that look into /sys, and returns what they printed.

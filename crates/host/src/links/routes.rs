@@ -6,7 +6,7 @@
 use std::ffi::CString;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use netlink_bindings::rt_link::{self, Ifinfomsg};
 use netlink_bindings::rt_neigh::{self, IterableNeighbourAttrs, Ndmsg, OpGetneighDump};
@@ -14,6 +14,7 @@ use netlink_bindings::rt_route::{self, Rtmsg};
 use netlink_bindings::traits::{NetlinkRequest, Protocol};
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::net::{RecvFlags, SendFlags, bind, recv, send};
 
 use super::bridge::FdbDump;
@@ -33,6 +34,8 @@ const ERROR: u16 = 2;
 const DONE: u16 = 3;
 /// Largest datagram that the kernel sends to a reader with this much room (`NLMSG_GOODSIZE`, and dumps up to 32 KiB).
 const DATAGRAM_BYTES: usize = 32 << 10;
+/// Most bytes of messages that wait for a reader of changes; the kernel doubles it.
+const WAITING_BYTES: usize = 4 << 20;
 /// `RTM_NEWNEIGH` (include/uapi/linux/rtnetlink.h).
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_DELNEIGH: u16 = 29;
@@ -296,6 +299,17 @@ pub enum Change {
 pub struct TableChanges(OwnedFd);
 
 impl TableChanges {
+    /// Prepares a socket for a reader without privileges, of which there may be many: it gets entries of forwarding
+    /// databases only from one vxlan device, and has room for some thousand changes at once. Needs CAP_NET_ADMIN.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn prepare(socket: BorrowedFd<'_>, vxlan: u32) -> io::Result<()> {
+        // The kernel keeps such a socket's messages in several times their length.
+        set_socket_recv_buffer_size_force(socket, WAITING_BYTES)?;
+        only_fdb_of(socket, vxlan)
+    }
+
     /// Subscribes by a socket that does not block.
     ///
     /// # Errors
@@ -319,6 +333,48 @@ impl TableChanges {
             Err(_) => return false,
         }
         true
+    }
+}
+
+/// Has a socket drop messages about entries of forwarding databases of other devices (socket(7), `SO_ATTACH_FILTER`). The
+/// kernel sends each change in a datagram of its own.
+#[allow(unsafe_code)]
+fn only_fdb_of(socket: BorrowedFd<'_>, device: u32) -> io::Result<()> {
+    /// Of `struct ndmsg`, behind the header of the message.
+    const FAMILY_AT: u32 = HEADER_BYTES as u32;
+    const INDEX_AT: u32 = FAMILY_AT + 4;
+    let op = |code: u32, jt, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let load = |size, at: u32| op(libc::BPF_LD | size | libc::BPF_ABS, 0, 0, at);
+    let equal = |k, jt, jf| op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jt, jf, k);
+    let give = |bytes| op(libc::BPF_RET | libc::BPF_K, 0, 0, bytes);
+    // A load takes the bytes for a number in network order.
+    let kind = |kind: u16| u16::from_be_bytes(kind.to_ne_bytes()).into();
+    let mut code = [
+        load(libc::BPF_H, TYPE_AT as u32),
+        equal(kind(RTM_NEWNEIGH), 1, 0),
+        equal(kind(RTM_DELNEIGH), 0, 4),
+        load(libc::BPF_B, FAMILY_AT),
+        equal(libc::AF_BRIDGE as u32, 0, 2),
+        load(libc::BPF_W, INDEX_AT),
+        equal(u32::from_be_bytes(device.to_ne_bytes()), 0, 1),
+        give(u32::MAX),
+        give(0),
+    ];
+    let program = libc::sock_fprog {
+        len: code.len() as u16,
+        filter: code.as_mut_ptr(),
+    };
+    let len = size_of_val(&program) as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER);
+    // SAFETY: the kernel reads `len` bytes from the address of a live value, which names a live array and its length.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const program).cast(), len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -456,8 +512,10 @@ mod tests {
         testkit::require!(Root);
         let ns = host();
         let (changes, vxlan, u0) = ns.enter(|| {
-            let changes = TableChanges::subscribe(socket()).expect("subscribed");
-            (changes, index("vx100"), index("u0"))
+            let (socket, vxlan) = (socket(), index("vx100"));
+            TableChanges::prepare(socket.as_fd(), vxlan).expect("prepared");
+            let changes = TableChanges::subscribe(socket).expect("subscribed");
+            (changes, vxlan, index("u0"))
         });
         let read = || {
             let mut all = Vec::new();
@@ -492,6 +550,16 @@ mod tests {
             let flood = VxlanEntry::Flood(address("10.9.0.2"), is_there);
             assert_eq!(read(), [Change::Entry(vxlan, flood)]);
         }
+        // Of other devices there are no messages.
+        ns.ip(&["link add br0 type bridge"]);
+        ns.ip(&["link set far master br0"]);
+        while read().contains(&Change::Routes) {}
+        let more = |number: u32| {
+            let [_, high, middle, low] = number.to_be_bytes();
+            format!("fdb add 02:00:00:{high:02x}:{middle:02x}:{low:02x} dev far master static")
+        };
+        ns.batch("bridge", (0..20_000).map(more));
+        assert_eq!(read(), []);
         ns.ip(&"neighbour add 10.9.0.2 lladdr 02:00:00:00:00:02 dev u0"
             .split(' ')
             .collect::<Vec<_>>());

@@ -164,7 +164,9 @@ impl Follower {
         }
         (self.needs_read, self.needs_resolve) = (needs_read, needs_resolve);
         entries.into_iter().for_each(|entry| self.apply(entry));
-        self.resolve_hops(|hop| hops.contains(&hop.ip));
+        if !hops.is_empty() {
+            self.resolve_hops(|_, hop| hops.contains(&hop.ip));
+        }
         let now = Instant::now();
         self.confirm_stale(now);
         self.reread_if_due(now);
@@ -352,8 +354,7 @@ impl Follower {
         self.numbers.insert(ip, number);
         (self.is_unpublished, self.is_unreported) = (true, true);
         self.route(number);
-        let its = self.vteps.get(&number).and_then(|vtep| vtep.hop);
-        self.resolve_hops(|hop| Some(hop) == its);
+        self.resolve_hops(|of, _| of == number);
         Some(number)
     }
 
@@ -361,7 +362,7 @@ impl Follower {
     fn resolve_all(&mut self) {
         let numbers: Vec<_> = self.vteps.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.route(number));
-        self.resolve_hops(|_| true);
+        self.resolve_hops(|_, _| true);
         let flooded: Vec<_> = self.flooded.keys().copied().collect();
         for vtep in flooded {
             let is_on_underlay = self.next_hop(vtep).is_some();
@@ -395,12 +396,12 @@ impl Follower {
         }
     }
 
-    /// Reads the MAC addresses of these next hops, each once, for all VTEPs behind them.
-    fn resolve_hops(&mut self, is_wanted: impl Fn(NextHop) -> bool) {
+    /// Reads the MAC addresses of next hops, each once, for these VTEPs behind them.
+    fn resolve_hops(&mut self, is_wanted: impl Fn(VtepNumber, NextHop) -> bool) {
         let (mut read, (_, from)) = (HashMap::new(), self.underlay);
         let (Tunnel { local, port, vni, .. }, ttl) = (self.vxlan.tunnel, self.vxlan.ttl);
-        for vtep in self.vteps.values_mut() {
-            let Some(hop) = vtep.hop.filter(|&hop| is_wanted(hop)) else {
+        for (&number, vtep) in &mut self.vteps {
+            let Some(hop) = vtep.hop.filter(|&hop| is_wanted(number, hop)) else {
                 continue;
             };
             let tables = &mut self.tables;
@@ -432,14 +433,20 @@ impl Follower {
     fn confirm_stale(&mut self, now: Instant) {
         if self.has_stale && now >= self.confirm_at {
             (self.has_stale, self.confirm_at) = (false, now + CONFIRM_PAUSE);
-            self.resolve_hops(|_| true);
+            self.resolve_hops(|_, _| true);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::process::Stdio;
+    use std::thread;
+
     use host::links::netlink_socket;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use testkit::netns::NetNs;
 
     use super::*;
@@ -466,12 +473,189 @@ mod tests {
         ] {
             run(&ns, line);
         }
-        let follower = ns.enter(|| {
+        let follower = begin(&ns);
+        (ns, follower)
+    }
+
+    fn begin(ns: &NetNs) -> Follower {
+        ns.enter(|| {
             let sockets = [(); 2].map(|()| netlink_socket(None).expect("a socket"));
+            let vxlan = Link::by_name("vx100").expect("it is there").index;
+            TableChanges::prepare(sockets[1].as_fd(), vxlan).expect("prepared");
             let underlay = Link::by_name("u0").expect("it is there");
             Follower::begin(sockets, "vx100", &underlay, false).expect("it follows")
+        })
+    }
+
+    /// Waits for a change of the tables, or until one is due to be applied; false: neither is the case now.
+    fn wait(follower: &Follower, longest: Duration) -> bool {
+        let due = follower.due();
+        let until_due = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let longest = Timespec::try_from(until_due.unwrap_or(longest)).expect("short");
+        let changed = poll(
+            &mut [PollFd::new(&*follower.changes, PollFlags::IN)],
+            Some(&longest),
+        );
+        changed == Ok(1) || due.is_some()
+    }
+
+    /// Applies all changes until now, without the pauses before all tables are read again.
+    fn settle(follower: &mut Follower) {
+        loop {
+            follower.follow();
+            follower.not_before = Instant::now();
+            if !wait(follower, Duration::ZERO) {
+                break;
+            }
+        }
+    }
+
+    /// VTEPs of [`command`], all behind one next hop.
+    const VTEPS: u32 = 1000;
+
+    fn add_next_hop(ns: &NetNs) {
+        run(ns, "ip neighbour add 10.9.0.2 lladdr 02:00:00:00:00:02 dev u0");
+        run(ns, "ip route add 10.10.0.0/16 via 10.9.0.2");
+    }
+
+    fn numbered(number: u32) -> Mac {
+        let [_, high, middle, low] = number.to_be_bytes();
+        [2, 0, 1, high, middle, low]
+    }
+
+    fn vtep_of(number: u32) -> IpAddr {
+        let number = number % VTEPS;
+        [10, 10, (number / 250) as u8, (number % 250) as u8].into()
+    }
+
+    /// A command of bridge(8) about an entry.
+    fn command(act: &str, number: u32, vtep: IpAddr) -> String {
+        format!(
+            "fdb {act} {} dev vx100 dst {vtep}",
+            steer::mac_text(numbered(number))
+        )
+    }
+
+    fn batch(ns: &NetNs, act: &str, numbers: std::ops::Range<u32>) {
+        ns.batch(
+            "bridge",
+            numbers.map(|number| command(act, number, vtep_of(number))),
+        );
+    }
+
+    /// Where frames to an address are sent.
+    fn sent_to(follower: &Follower, number: u32) -> Option<IpAddr> {
+        let number = follower.remotes.find(numbered(number))?;
+        Some(ends(follower.published.0.get(usize::from(number.0))?.as_ref()?).1)
+    }
+
+    #[test]
+    fn no_entry_is_lost_when_notifications_are_and_more_than_fit_are_counted() {
+        testkit::require!(Root);
+        let (ns, mut follower) = host();
+        add_next_hop(&ns);
+        settle(&mut follower);
+        let assert_has = |follower: &Follower, numbers: std::ops::Range<u32>| {
+            for number in numbers {
+                assert_eq!(sent_to(follower, number), Some(vtep_of(number)), "{number}");
+            }
+        };
+        // More at once than there is room for notifications of.
+        batch(&ns, "add", 0..100_000);
+        settle(&mut follower);
+        assert_has(&follower, 0..100_000);
+        let counts = Arc::clone(&follower.counts);
+        let counted = || {
+            [
+                &counts.addresses,
+                &counts.vteps,
+                &counts.resolved,
+                &counts.left_out,
+            ]
+            .map(|count| count.load(Relaxed))
+        };
+        // And the first one.
+        assert_eq!(counted(), [100_001, 1001, 1001, 0]);
+        batch(&ns, "add", 100_000..135_000);
+        settle(&mut follower);
+        let [addresses, _, _, left_out] = counted();
+        assert_eq!((addresses, left_out), (REMOTES_MAX, 135_001 - REMOTES_MAX));
+        // Those that were left out get the room of others.
+        batch(&ns, "del", 0..10_000);
+        settle(&mut follower);
+        assert_eq!(counted(), [125_001, 1001, 1001, 0]);
+        assert_has(&follower, 10_000..135_000);
+        assert!((0..10_000).all(|number| sent_to(&follower, number).is_none()));
+    }
+
+    /// Prints how long changes take (docs/overlay.md, "Scale"), from when the kernel reports them.
+    #[test]
+    #[ignore = "measures"]
+    fn time_until_changes_are_in_force() {
+        testkit::require!(Root);
+        let (ns, follower) = host();
+        drop(follower);
+        add_next_hop(&ns);
+        batch(&ns, "add", 0..100_000);
+        let resident = || {
+            let text = std::fs::read_to_string("/proc/self/statm").expect("readable");
+            let pages = text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+            (pages.expect("a number") * 4096) >> 20
+        };
+        let (before, begun) = (resident(), Instant::now());
+        let mut follower = begin(&ns);
+        println!("read in {:?}, {} MiB more", begun.elapsed(), resident() - before);
+        settle(&mut follower);
+        let (remotes, numbers) = (Arc::clone(&follower.remotes), follower.numbers.clone());
+        let reported = ns.enter(|| {
+            let socket = netlink_socket(None).expect("a socket");
+            TableChanges::prepare(socket.as_fd(), follower.vxlan.tunnel.device).expect("prepared");
+            TableChanges::subscribe(socket).expect("subscribed")
         });
-        (ns, follower)
+        let is_done = AtomicBool::new(false);
+        let mut times: Vec<Duration> = thread::scope(|scope| {
+            let followed = scope.spawn(|| {
+                while !is_done.load(Relaxed) {
+                    wait(&follower, Duration::from_millis(100));
+                    follower.follow();
+                }
+                rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime)
+            });
+            let mut bridge = ns.command("bridge");
+            let bridge = bridge.args(["-batch", "-"]).stdin(Stdio::piped());
+            let mut bridge = bridge.spawn().expect("it runs");
+            let mut to = bridge.stdin.take().expect("piped");
+            let begun = Instant::now();
+            let times = (0..5000u32).map(|change| {
+                let due = begun + Duration::from_millis(change.into());
+                thread::sleep(due.saturating_duration_since(Instant::now()));
+                let (number, vtep) = (change * 7919 % 100_000, vtep_of(change * 31 + 1));
+                let line = command("replace", number, vtep) + "\n";
+                to.write_all(line.as_bytes()).expect("it runs");
+                let _ = poll(&mut [PollFd::new(&reported, PollFlags::IN)], None);
+                let at = Instant::now();
+                while reported.read(&mut |_| ()) {}
+                while remotes.find(numbered(number)) != numbers.get(&vtep).copied() {
+                    thread::sleep(Duration::from_micros(10));
+                }
+                at.elapsed()
+            });
+            let times = times.collect();
+            println!("5,000 changes in {:?}", begun.elapsed());
+            is_done.store(true, Relaxed);
+            drop(to);
+            bridge.wait().expect("it ends");
+            println!(
+                "CPU time of the follower: {:?}",
+                followed.join().expect("no panic")
+            );
+            times
+        });
+        times.sort_unstable();
+        println!(
+            "median {:?}, 99 % {:?}, longest {:?}",
+            times[2500], times[4950], times[4999]
+        );
     }
 
     /// Applies pending changes, and waits until they are published; returns whether there are other VTEPs.
@@ -554,12 +738,7 @@ mod tests {
         run(&ns, "ip neighbour add 10.9.0.2 lladdr 02:00:00:00:00:02 dev u0");
         run(&ns, "ip neighbour add 10.9.0.254 lladdr 02:00:00:00:00:fe dev u0");
         let settle = |follower: &mut Follower| {
-            follow(follower);
-            // Routes are read after a pause.
-            while let Some(due) = follower.due() {
-                std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                follow(follower);
-            }
+            settle(follower);
             vtep(follower).map(|vtep| ends(&vtep).0)
         };
         assert_eq!(settle(&mut follower), Some(HOP));

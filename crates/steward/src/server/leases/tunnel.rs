@@ -4,12 +4,14 @@
 //! is of, and the lessee requests it again. Frames that the program does not take go to the device, if there is one.
 
 use std::collections::BTreeSet;
+use std::os::fd::AsFd as _;
 
 use steer::{Station, Tunnel, mac_text, network_number};
 
 use crate::server::connections::connection::Reply;
 use crate::server::leases::lease::LeaseRef;
 use crate::server::{Answered, Server};
+use host::links::routes::TableChanges;
 use host::links::tunnel::Vxlan;
 use host::links::{ipsec, reading_sockets};
 use program::peer::Credentials;
@@ -24,7 +26,11 @@ impl Server {
         let tunnel = self.check_tunnel(&connection.peer, Vxlan::by_name(device))?;
         self.lessee_mut(number)?.1.set_tunnel(network, tunnel)?;
         let failed = |error| Reason::Kernel.because(format!("no socket for rtnetlink: {error}"));
-        Ok(Reply::with(Answer::Done, reading_sockets().map_err(failed)?))
+        let sockets = reading_sockets().map_err(failed)?;
+        if let [_, changes] = &sockets[..] {
+            TableChanges::prepare(changes.as_fd(), tunnel.device).map_err(failed)?;
+        }
+        Ok(Reply::with(Answer::Done, sockets))
     }
 
     /// Changes the hosts from which a network takes packets of its tunnel.
