@@ -68,8 +68,7 @@ impl Program {
             self.set_word(queue, word & !network_bits(u64::MAX))?;
         }
         let stations = self.networks.all_stations().into_iter();
-        let tunnels = self.networks.tunnels.iter();
-        let tunnels = tunnels.flat_map(Tunnels::all).map(|(network, _)| network);
+        let tunnels = self.networks.tunnels.iter().flat_map(Tunnels::networks);
         let all: BTreeSet<u32> = stations.map(|(_, _, network)| network).chain(tunnels).collect();
         let refused = |source| QueueError::Network { network, source };
         for &its in all.iter().filter(|&&its| queues_of(its) == network) {

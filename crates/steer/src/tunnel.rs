@@ -262,6 +262,13 @@ impl Tunnels {
         })
     }
 
+    /// The networks that have something here.
+    pub(crate) fn networks(&self) -> impl Iterator<Item = u32> {
+        let tunnels = self.all().map(|(network, _)| network);
+        let vteps = map::keys::<Vtep>(&self.vteps).map(|key| key.network);
+        tunnels.chain(vteps)
+    }
+
     /// Removes the tunnel of a network, and its hosts.
     pub(crate) fn remove(&self, network: u32) -> libbpf_rs::Result<()> {
         let old: Vec<_> = self

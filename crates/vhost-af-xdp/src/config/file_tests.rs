@@ -616,6 +616,13 @@ fn options_of_queues_are_those_of_the_underlay_and_its_uplink_is_in_tap_mode() {
     ] {
         assert_wrong(&format!("{lan}{keys}{port}"), &words);
     }
+    // Networks share all queues of an underlay, or none.
+    let other = "[network.other]\nuplink = \"vx200\"\nunderlay = \"eth0\"\n";
+    assert!(read(&format!("{lan}{keys}{port}{other}{keys}")).is_ok());
+    assert_wrong(
+        &format!("{lan}{keys}{port}{other}underlay-start-queue = 5\n"),
+        &["network other: queue 5 of eth0 is asked for by network lan, too"],
+    );
     let other = "[network.other]\nuplink = \"eth0\"\n[port.b]\nsocket-path = \"/b\"\nnetwork = \"other\"\n";
     assert_wrong(
         &format!("{lan}{port}{other}"),

@@ -36,6 +36,9 @@ use model::events::What;
 
 /// Underlays that are open. Locked while one is opened, so that others join it.
 static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
+/// The networks that have shared an underlay of another one: their numbers there are 1, 2… A number is not given to another
+/// network: frames may be on their way, and a network may not know yet that an underlay is another one.
+static NUMBERS: Mutex<Vec<Arc<str>>> = Mutex::new(Vec::new());
 
 /// An underlay that is open, for other networks.
 struct Open {
@@ -45,8 +48,6 @@ struct Open {
     owner: Arc<str>,
     counters: Vec<Arc<PairCounters>>,
     lanes: Vec<Weak<LaneFacts>>,
-    /// The vxlan device of the network with each number. A number is not given to another one: frames may be on their way.
-    devices: Vec<String>,
 }
 
 /// The underlay of another network, which this one uses, too.
@@ -202,8 +203,8 @@ impl Network {
         open.retain(|open| open.interface.strong_count() > 0);
         let interface = match state.underlay.open_interface() {
             Some(interface) => interface,
-            None => match open.iter_mut().find(|open| open.wanted == config.wanted()) {
-                Some(open) => self.share_underlay(state, open, &name)?,
+            None => match open.iter().find(|open| open.wanted == config.wanted()) {
+                Some(open) => self.share_underlay(state, open)?,
                 // No `warn_of_losses`: the kernel decapsulates frames at other queues.
                 None => {
                     let interface = self.interfaces.open(&config.wanted(), config.options)?;
@@ -257,23 +258,19 @@ impl Network {
                 owner: Arc::clone(&self.owner),
                 counters: state.underlay.counters.clone(),
                 lanes,
-                devices: vec![name],
             }),
         }
         Ok(())
     }
 
     /// Uses the underlay of another network.
-    fn share_underlay(
-        &self,
-        state: &mut State,
-        open: &mut Open,
-        device: &str,
-    ) -> Result<Arc<Interface>, InterfaceError> {
-        let is_known = open.devices.iter().position(|known| known == device);
-        let number = is_known.unwrap_or(open.devices.len());
-        let number = u16::try_from(number).ok();
-        let number = number.filter(|&number| number != 0 && u32::from(number) <= SHARES_MAX);
+    fn share_underlay(&self, state: &mut State, open: &Open) -> Result<Arc<Interface>, InterfaceError> {
+        let mut numbers = NUMBERS.locked();
+        if !numbers.contains(&self.owner) && numbers.len() < SHARES_MAX as usize {
+            numbers.push(Arc::clone(&self.owner));
+        }
+        let number = (1..).zip(&*numbers).find(|(_, owner)| **owner == self.owner);
+        let number = number.map(|(number, _)| number);
         let interface = open.interface.upgrade();
         // One with another MTU is closed soon.
         let interface =
@@ -281,9 +278,6 @@ impl Network {
         let (Some(interface), Some(number)) = (interface, number) else {
             return Err(InterfaceError::InUse);
         };
-        if is_known.is_none() {
-            open.devices.push(device.to_owned());
-        }
         tracing::info!(network = self.name, "the underlay is shared with {}", open.owner);
         state.underlay.shared = Some(Shared {
             interface: Weak::clone(&open.interface),

@@ -246,8 +246,10 @@ impl Interface {
     pub(crate) fn set_tunnel(&mut self, number: u32, tunnel: Tunnel) -> Result<(), Refusal> {
         let (name, first) = (&self.link.name, queues_of(number));
         let is_it = |other: Tunnel| other.is_same(tunnel);
-        let has_it =
-            |(&other, network): (&u32, &Network)| other != number && network.tunnel.is_some_and(is_it);
+        // One that shared queues may be left over, without stations.
+        let has_it = |(&other, its): (&u32, &Network)| {
+            other != number && its.tunnel.is_some_and(is_it) && !its.stations.is_empty()
+        };
         if !tunnel.local.is_unspecified() && self.networks.iter().any(has_it) {
             let Tunnel { vni, local, .. } = tunnel;
             return Reason::Taken.refuse(format!(
