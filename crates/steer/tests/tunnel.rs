@@ -220,10 +220,10 @@ fn all_else_goes_to_the_host_as_it_came() {
 const DISGUISES_OF_BOTH: [Change; 4] = [
     ("plain", |_| ()),
     ("with a priority", |sent| {
-        drop(sent.splice(12..12, [0x81, 0, 0, 0]))
+        drop(sent.splice(12..12, [0x81, 0, 0, 0]));
     }),
     ("with two tags", |sent| {
-        drop(sent.splice(12..12, [0x88, 0xa8, 0, 9, 0x81, 0, 0, 7]))
+        drop(sent.splice(12..12, [0x88, 0xa8, 0, 9, 0x81, 0, 0, 7]));
     }),
     ("to a group of hosts", |sent| sent[..6].copy_from_slice(&GROUP)),
 ];

@@ -18,29 +18,29 @@ type Lines = Vec<(String, String)>;
 /// The whole configuration, ending with a newline.
 pub(crate) fn render(config: &ServeConfig) -> String {
     let mut text = String::new();
-    block(&mut text, "daemon", daemon(config));
+    block(&mut text, "daemon", &daemon(config));
     for network in &config.networks {
         let title = format!("\nnetwork {}", network.name);
-        block(&mut text, &title, network_lines(config, network));
+        block(&mut text, &title, &network_lines(config, network));
     }
     for port in &config.ports {
-        block(&mut text, &format!("\nport {}", port.name), port_lines(port));
+        block(&mut text, &format!("\nport {}", port.name), &port_lines(port));
     }
     if config.ports.is_empty() {
         text.push_str("\nno port\n");
     }
     if config.networks.iter().any(|network| network.uplink.is_some()) {
-        block(&mut text, "\ndefaults of networks", Network::defaults());
+        block(&mut text, "\ndefaults of networks", &Network::defaults());
     }
     if !config.ports.is_empty() {
-        block(&mut text, "\ndefaults of ports", Port::defaults());
+        block(&mut text, "\ndefaults of ports", &Port::defaults());
     }
     text
 }
 
-fn block(text: &mut String, title: &str, lines: Lines) {
+fn block(text: &mut String, title: &str, lines: &[(String, String)]) {
     // Writing to a String cannot fail.
-    let _ = write_block(text, title, &lines);
+    let _ = write_block(text, title, lines);
 }
 
 /// Adds a line that is no key.
