@@ -51,7 +51,9 @@ fn pages_of(name: &str, command: &clap::Command, into: &mut Vec<String>) {
 #[test]
 fn each_program_and_each_command_has_a_page() {
     let directory = made();
-    let mut wanted = vec!["vhost-af-xdp-steward.1".to_owned()];
+    let mut wanted = ["dra", "steward"]
+        .map(|name| format!("vhost-af-xdp-{name}.1"))
+        .to_vec();
     pages_of("vhost-af-xdp", &vhost_af_xdp::command_line(), &mut wanted);
     pages_of("vhost-af-xdp-bench", &bench::command_line(), &mut wanted);
     wanted.sort_unstable();
