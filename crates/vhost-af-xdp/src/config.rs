@@ -152,6 +152,23 @@ impl ServeConfig {
     }
 }
 
+/// A directory of `socket-directories` without `/*`.
+pub(crate) fn listed(directory: &Path) -> &Path {
+    match directory.parent() {
+        Some(parent) if directory.ends_with("*") => parent,
+        _ => directory,
+    }
+}
+
+/// Whether a directory of `socket-directories` allows a socket: in it, or with `/*` in a directory there.
+pub(crate) fn allows(directory: &Path, socket: &Path) -> bool {
+    let (listed, parent) = (listed(directory), socket.parent());
+    match listed == directory {
+        true => parent == Some(listed),
+        false => parent.and_then(Path::parent) == Some(listed),
+    }
+}
+
 /// Directories of the sockets of these ports, and those that the file names.
 fn socket_directories(ports: &[PortConfig], file: Option<&ConfigFile>) -> BTreeSet<PathBuf> {
     let parent = |port: &PortConfig| match &port.endpoint {

@@ -83,7 +83,7 @@ pub struct Process {
     #[arg(long, value_name = "SECONDS")]
     pub idle_timeout: Option<NonZeroU32>,
     /// Directories allowed for sockets of ports that are added later, besides those of the ports that the
-    /// daemon starts with
+    /// daemon starts with; with `/*` at the end: all directories in that directory
     #[arg(skip)]
     pub socket_directories: Vec<PathBuf>,
 }

@@ -43,7 +43,7 @@ use client::{connection, directories};
 
 use crate::api::control_socket;
 use crate::api::queues::{Queue, named};
-use crate::config::{Control, Endpoint, Placement, PortConfig, Queues, ServeConfig, UplinkConfig};
+use crate::config::{Control, Endpoint, Placement, PortConfig, Queues, ServeConfig, UplinkConfig, listed};
 use crate::listener::{self, Access, ListenError};
 use crate::nic::error::InterfaceError;
 use crate::nic::external;
@@ -330,7 +330,11 @@ impl Look<'_> {
             ("--api", &api.all),
             ("--api-read-only", &api.read_only),
         ];
-        let mut directories: BTreeSet<PathBuf> = config.socket_directories().into_iter().collect();
+        let mut directories: BTreeSet<PathBuf> = config
+            .socket_directories()
+            .iter()
+            .map(|directory| listed(directory).to_owned())
+            .collect();
         for (option, socket) in sockets {
             if let Some((path, access)) = socket {
                 let what = format!("{option} {}", path.display());

@@ -13,6 +13,7 @@ pub(crate) fn complete(words: &[String], names: &dyn Names) -> String {
     };
     let all = Cli::command();
     let command = match program.rsplit('-').next() {
+        Some("dra") => program::dra::Options::command(),
         Some("steward") => program::steward::Options::command(),
         // `vhost-af-xdp-top` has the options of the command `top`.
         name => name

@@ -6,7 +6,9 @@ use std::path::Path;
 use model::config::{ADDED, ConfigFile, Daemon, Entry, NamedTable, Network, Port, Table, Tables, WrongLine};
 use program::text_file::{self, FileError, Kind};
 
-use super::{Endpoint, NetworkConfig, Owner, PortConfig, ServeConfig, build, socket_directories, state};
+use super::{
+    Endpoint, NetworkConfig, Owner, PortConfig, ServeConfig, allows, build, socket_directories, state,
+};
 
 /// What error messages call the file.
 const FILE: Kind = Kind {
@@ -157,7 +159,7 @@ fn check_sockets_of_added(config: &ServeConfig) -> Result<(), String> {
     let allowed = socket_directories(of_file, Some(file));
     for (port, entry) in added.iter().zip(&file.added.ports) {
         if let Some(path) = port.endpoint.path()
-            && !path.parent().is_some_and(|parent| allowed.contains(parent))
+            && !allowed.iter().any(|directory| allows(directory, path))
         {
             return Err(format!(
                 "{}: socket-path = {path:?}: add its directory to `socket-directories` below [daemon]",

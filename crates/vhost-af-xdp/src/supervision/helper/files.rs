@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -16,6 +17,8 @@ pub(super) struct Files(Mutex<HashMap<PathBuf, SocketFile>>);
 struct SocketFile {
     /// The path that this process uses.
     at: PathBuf,
+    /// The directory that this path leads through, if it is open for this file only.
+    _held: Option<OwnedFd>,
     identity: Identity,
     /// Created while the daemon runs, not at its start.
     later: bool,
@@ -42,9 +45,10 @@ impl Identity {
 }
 
 impl SocketFile {
-    fn new(at: &Path, later: bool) -> io::Result<Self> {
+    fn new(at: &Path, held: Option<OwnedFd>, later: bool) -> io::Result<Self> {
         Ok(Self {
             at: at.to_owned(),
+            _held: held,
             identity: Identity::of(at)?,
             later,
         })
@@ -61,23 +65,24 @@ impl Files {
     /// The files that are at these paths now.
     pub(super) fn of(paths: Vec<PathBuf>) -> Self {
         let known = |path: PathBuf| {
-            let file = SocketFile::new(&path, false).ok()?;
+            let file = SocketFile::new(&path, None, false).ok()?;
             Some((path, file))
         };
         Self(Mutex::new(paths.into_iter().filter_map(known).collect()))
     }
 
-    /// Records the file that `make` creates at `at`, which the daemon knows as `path`.
+    /// Records the file that `make` creates at `at`, which the daemon knows as `path`. `held` stays open with it.
     pub(super) fn make<T, E: From<io::Error>>(
         &self,
         path: &Path,
         at: &Path,
+        held: Option<OwnedFd>,
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
         // Held until the file is recorded: if the daemon ends meanwhile, the file must be removed, too.
         let mut files = self.0.locked();
         let made = make()?;
-        files.insert(path.to_owned(), SocketFile::new(at, true)?);
+        files.insert(path.to_owned(), SocketFile::new(at, held, true)?);
         Ok(made)
     }
 

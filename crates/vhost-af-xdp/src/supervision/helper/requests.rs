@@ -7,8 +7,8 @@
 //!    and checks all of it before the daemon receives it;
 //!  - a socket is requested by the name of a port. Its path, owner, group and mode are those of the file. The helper
 //!    creates it in a directory that it opened when the daemon started ([`Directories`]): a later change of the
-//!    directory's path has no effect. It replaces neither a file in its place nor a socket with a listener, and
-//!    follows no links;
+//!    directory's path has no effect; if that directory is listed with `/*`, in a directory there that is no link. It
+//!    replaces neither a file in its place nor a socket with a listener, and follows no links;
 //!  - a socket file is removed only if the helper or the daemon created it and it is still the same file. The helper
 //!    removes the ones it created when their port is no longer configured, so there are never more of them than ports;
 //!  - queues are leased by a policy made of the file.
@@ -41,7 +41,7 @@ use serde::{Deserialize, Serialize};
 use super::files::Files;
 use crate::config::file::{self, add_possible, with_added};
 use crate::config::state::{self, MOST_ADDED};
-use crate::config::{Endpoint, ServeConfig};
+use crate::config::{Endpoint, ServeConfig, allows, listed};
 use crate::listener::{Access, listen_at};
 use common::lock::Locked;
 
@@ -235,26 +235,37 @@ fn receive<T: for<'a> Deserialize<'a>>(
 pub(super) struct Directories(Vec<Directory>);
 
 struct Directory {
+    /// As listed, perhaps with `/*`.
     path: PathBuf,
     fd: OwnedFd,
 }
 
+const DIRECTORY: OFlags = OFlags::PATH
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
 impl Directories {
     /// Opens those that exist.
     pub(super) fn open(paths: &[PathBuf]) -> Self {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let flags = DIRECTORY.difference(OFlags::NOFOLLOW);
         let open = |path: &PathBuf| {
             Some(Directory {
-                fd: openat(CWD, path, flags, Mode::empty()).ok()?,
+                fd: openat(CWD, listed(path), flags, Mode::empty()).ok()?,
                 path: path.clone(),
             })
         };
         Self(paths.iter().filter_map(open).collect())
     }
 
+    /// Directories of claims come and go at the same path, so those listed with `/*` are first.
     fn of(&self, socket: &Path) -> Option<&Directory> {
-        let parent = socket.parent()?;
-        self.0.iter().find(|directory| directory.path == parent)
+        let mut all = self.0.iter().filter(|directory| allows(&directory.path, socket));
+        let first = all.next()?;
+        Some(
+            all.find(|directory| directory.holds_directories())
+                .unwrap_or(first),
+        )
     }
 
     fn names(&self) -> String {
@@ -267,10 +278,24 @@ impl Directories {
 }
 
 impl Directory {
-    /// A path to a file of it that stays valid when the directory is renamed or replaced.
-    fn path_to(&self, socket: &Path) -> Option<PathBuf> {
-        let name = socket.file_name()?;
-        Some(PathBuf::from(format!("/proc/self/fd/{}", self.fd.as_raw_fd())).join(name))
+    /// Whether sockets are in directories of it, not in it.
+    fn holds_directories(&self) -> bool {
+        listed(&self.path) != self.path
+    }
+
+    /// A path to a socket in it that stays valid when a directory is renamed or replaced, as long as the descriptor is
+    /// open that is returned with it.
+    fn path_to(&self, socket: &Path) -> io::Result<(PathBuf, Option<OwnedFd>)> {
+        let (name, parent) = (socket.file_name(), socket.parent().and_then(Path::file_name));
+        let (Some(name), Some(parent)) = (name, parent) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let inner = match self.holds_directories() {
+            true => Some(openat(&self.fd, parent, DIRECTORY, Mode::empty())?),
+            false => None,
+        };
+        let number = inner.as_ref().unwrap_or(&self.fd).as_raw_fd();
+        Ok((PathBuf::from(format!("/proc/self/fd/{number}")).join(name), inner))
     }
 }
 
@@ -521,12 +546,15 @@ impl RequestServer {
     }
 
     fn listen(&self, path: &Path, access: &Access) -> Result<OwnedFd, String> {
-        let at = self
+        let directory = self
             .directories
             .of(path)
-            .and_then(|directory| directory.path_to(path));
-        let at = at.ok_or("its directory is not one of the daemon's")?;
-        let made = self.files.make(path, &at, || listen_at(&at, access));
+            .ok_or("its directory is not one of the daemon's")?;
+        let (at, held) = directory.path_to(path).map_err(|error| {
+            let parent = path.parent().unwrap_or(path).display();
+            format!("cannot open {parent}: {error}: create the directory first")
+        })?;
+        let made = self.files.make(path, &at, held, || listen_at(&at, access));
         let listener = made.map_err(|error| {
             // The error message names the directory by its configured path.
             let (held, named) = (at.parent(), path.parent());

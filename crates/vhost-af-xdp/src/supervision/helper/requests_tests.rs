@@ -24,9 +24,22 @@ impl Kept {
 
     /// The same with this file.
     fn with(text: &str) -> Self {
+        Self::create(text, false)
+    }
+
+    /// The same with another directory, in whose directories sockets may be, too.
+    fn within_others() -> Self {
+        let others = "[daemon]\nsocket-directories = [\"PLACE/of-others/*\"]\n";
+        Self::create(others, true)
+    }
+
+    fn create(text: &str, with_others: bool) -> Self {
         let place = make_directory().expect("a place");
         let file = place.join("c.toml");
-        fs::write(&file, text).expect("ours");
+        fs::write(&file, text.replace("PLACE", &place.display().to_string())).expect("ours");
+        if with_others {
+            fs::create_dir(place.join("of-others")).expect("ours");
+        }
         let (ours, theirs) = message_pair().expect("sockets");
         let vmm_sockets = Arc::new(VmmSockets::default());
         let request_server = server(&place, &file, &vmm_sockets);
@@ -63,7 +76,7 @@ fn server(place: &Path, file: &Path, vmm_sockets: &Arc<VmmSockets>) -> RequestSe
         options: Daemon::default(),
         state: Some(place.join("state.toml")),
         added_ports: AddedPorts::All,
-        directories: Arc::new(Directories::open(&[place.to_owned()])),
+        directories: Arc::new(Directories::open(&[place.to_owned(), place.join("of-others/*")])),
         adopt: adopting(None, vmm_sockets, &files),
         files,
         made: Box::new(move |path| known.add([path])),
@@ -114,6 +127,36 @@ fn table_of_the_file_is_not_added() {
     let tables = of(&port("c", &kept.place.join("c.sock"), false));
     let refused = kept.requests.put(&tables).expect_err("of the file").to_string();
     assert!(refused.contains("reload the configuration"), "{refused}");
+}
+
+#[test]
+fn listed_with_a_star_directories_may_come_later_but_are_no_links() {
+    let kept = Kept::within_others();
+    let listen = |directory: &str| {
+        let path = kept.place.join("of-others").join(directory).join("a.sock");
+        kept.requests.put(&of(&port("a", &path, false))).expect("allowed");
+        kept.requests.adopt().expect("judged");
+        kept.requests.listen("a")
+    };
+    let others = kept.place.join("of-others");
+    let absent = listen("claim")
+        .expect_err("there is no such directory")
+        .to_string();
+    assert!(absent.contains("create the directory first"), "{absent}");
+    for _ in 0..2 {
+        fs::create_dir(others.join("claim")).expect("ours");
+        listen("claim").expect("it is there");
+        assert!(others.join("claim/a.sock").exists());
+        // The file that was at this path before is another one.
+        fs::remove_dir_all(others.join("claim")).expect("ours");
+    }
+    std::os::unix::fs::symlink("/tmp", others.join("link")).expect("ours");
+    listen("link").expect_err("a link");
+    assert!(!Path::new("/tmp/a.sock").exists());
+    for outside in ["a.sock", "claim/deeper/a.sock"] {
+        let outside = port("a", &others.join(outside), false);
+        kept.requests.put(&of(&outside)).expect_err("elsewhere");
+    }
 }
 
 #[test]
