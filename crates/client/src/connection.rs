@@ -156,7 +156,15 @@ fn status_within(path: &Path, allowance: &Allowance) -> Result<Status, Error> {
 /// # Errors
 /// No daemon answers there, or it has no such port.
 pub fn rules(path: &Path, port: &str) -> Result<RulesStatus, Error> {
-    let request = Request::Get(vec!["ports".to_owned(), port.to_owned(), "rules".to_owned()]);
+    part(path, &["ports", port, "rules"])
+}
+
+/// The part of its status at these names.
+///
+/// # Errors
+/// No daemon answers there in time, or it has no such part.
+pub fn part<T: DeserializeOwned>(path: &Path, names: &[&str]) -> Result<T, Error> {
+    let request = Request::Get(names.iter().map(|&name| name.to_owned()).collect());
     Client::ask(path, &request)?.receive(Some(Instant::now() + ANSWER), &Allowance::of(LONGEST))
 }
 
@@ -166,6 +174,15 @@ pub fn rules(path: &Path, port: &str) -> Result<RulesStatus, Error> {
 /// No daemon answers there, or it refuses.
 pub fn change(path: &Path, change: Change) -> Result<Changed, Error> {
     Client::ask(path, &Request::Change(change))?.receive(None, &Allowance::of(LONGEST))
+}
+
+/// As [`change`], but waits for the answer no longer than this; the daemon may still make the change.
+///
+/// # Errors
+/// No daemon answers there in time, or it refuses.
+pub fn change_within(path: &Path, change: Change, time: Duration) -> Result<Changed, Error> {
+    let until = Instant::now() + time;
+    Client::ask(path, &Request::Change(change))?.receive(Some(until), &Allowance::of(LONGEST))
 }
 
 /// Calls `on_events` with events after that sequence number, at once, and whenever something happens, until it returns

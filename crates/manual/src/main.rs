@@ -36,6 +36,7 @@ fn main() -> anyhow::Result<()> {
     for (name, command) in [
         ("vhost-af-xdp", vhost_af_xdp::command_line()),
         ("vhost-af-xdp-bench", bench::command_line()),
+        ("vhost-af-xdp-dra", program::dra::Options::command()),
         ("vhost-af-xdp-steward", program::steward::Options::command()),
         ("vhost-af-xdp-top", client::top::Top::command()),
     ] {

@@ -9,7 +9,7 @@
 //! | [`descriptors`] | messages that carry descriptors |
 //! | [`peer`] | the peer of a Unix socket |
 //! | [`fd_store`] | descriptors that the service manager keeps open |
-//! | [`steward`] | command line of the steward |
+//! | [`steward`], [`dra`] | command lines of the steward and the DRA driver |
 //! | [`handed`] | descriptors that a program passes to one that it starts |
 //! | [`choice`] | lists that choose among names |
 //! | [`text_file`] | files that configure a privileged process |
@@ -22,6 +22,7 @@ pub mod backoff;
 pub mod capabilities;
 pub mod choice;
 pub mod descriptors;
+pub mod dra;
 pub mod fd_store;
 pub mod handed;
 pub mod log;

@@ -1,0 +1,225 @@
+//! What the driver has prepared, on disk: one file for each claim.
+//!
+//! A claim's file is written before its first port is added and removed after its last port is gone, so a driver that is
+//! killed at any moment finds all that it must finish or undo. A file is replaced as a whole (rename(2)) and synchronized
+//! before, so a power failure leaves the old or the new one. A file that cannot be read keeps its claim's ports from being removed as
+//! nobody's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::names::is_uid;
+
+/// Version of the files.
+const VERSION: u32 = 1;
+
+/// A prepared claim.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Checkpoint {
+    version: u32,
+    /// The claim.
+    pub(crate) claim: ClaimName,
+    /// Its ports, in the order of its allocation.
+    pub(crate) ports: Vec<ClaimPort>,
+}
+
+/// Names of a claim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ClaimName {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    /// The name that the pod has for it, if it was made for the pod from a template.
+    pub(crate) in_pod: Option<String>,
+}
+
+impl ClaimName {
+    /// The name that the pod's author knows.
+    pub(crate) fn shown(&self) -> &str {
+        self.in_pod.as_deref().unwrap_or(&self.name)
+    }
+}
+
+/// A device that was allocated.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Allocated {
+    /// The request, as the allocation names it.
+    pub(crate) request: String,
+    /// Which device of this request, from 0.
+    pub(crate) number: usize,
+    pub(crate) pool: String,
+    pub(crate) device: String,
+    /// Which share of the device.
+    pub(crate) share: Option<String>,
+}
+
+/// The port for a device of a claim.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ClaimPort {
+    pub(crate) device: Allocated,
+    /// Name of the port.
+    pub(crate) port: String,
+    /// Name of its socket in the claim's directory.
+    pub(crate) socket: String,
+    /// All of its keys.
+    pub(crate) keys: Map<String, Value>,
+}
+
+impl ClaimPort {
+    /// A key as text.
+    pub(crate) fn text(&self, key: &str) -> &str {
+        self.keys.get(key).and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
+impl Checkpoint {
+    pub(crate) fn new(claim: ClaimName, ports: Vec<ClaimPort>) -> Self {
+        Self {
+            version: VERSION,
+            claim,
+            ports,
+        }
+    }
+}
+
+/// All checkpoints.
+#[derive(Debug)]
+pub(crate) struct Store {
+    directory: PathBuf,
+    /// The directory, locked: two drivers would each remove ports of the other.
+    lock: File,
+    known: BTreeMap<String, Checkpoint>,
+    /// Claims whose file cannot be read.
+    unreadable: BTreeSet<String>,
+}
+
+impl Store {
+    /// Reads those in a directory, which is created.
+    ///
+    /// # Errors
+    /// The directory cannot be created or read.
+    pub(crate) fn open(directory: PathBuf) -> io::Result<Self> {
+        fs::create_dir_all(&directory)?;
+        let lock = File::open(&directory)?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let path = directory.display();
+            tracing::warn!("{path}: another driver uses it: waiting for its end");
+            flock(&lock, FlockOperation::LockExclusive)?;
+        }
+        let (mut known, mut unreadable) = (BTreeMap::new(), BTreeSet::new());
+        for entry in fs::read_dir(&directory)? {
+            let path = entry?.path();
+            let uid = path
+                .file_stem()
+                .and_then(|stem| stem.to_str())
+                .filter(|uid| is_uid(uid));
+            let Some(uid) = uid.filter(|_| path.extension().is_some_and(|end| end == "json")) else {
+                // A file that was not finished.
+                let _ = fs::remove_file(&path);
+                continue;
+            };
+            match read(&path).and_then(|checkpoint| of_claim(uid, checkpoint)) {
+                Ok(checkpoint) => drop(known.insert(uid.to_owned(), checkpoint)),
+                Err(error) => {
+                    let path = path.display();
+                    tracing::error!("{path}: {error}: its claim keeps its ports until kubelet releases it");
+                    unreadable.insert(uid.to_owned());
+                }
+            }
+        }
+        Ok(Self {
+            directory,
+            lock,
+            known,
+            unreadable,
+        })
+    }
+
+    /// Writes one, instead of an earlier one of this claim.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(crate) fn put(&mut self, checkpoint: Checkpoint) -> io::Result<()> {
+        let uid = &checkpoint.claim.uid;
+        let path = self.path(uid);
+        write_whole(&path, &serde_json::to_vec(&checkpoint)?, File::sync_all)?;
+        // The new name, too.
+        self.lock.sync_all()?;
+        self.unreadable.remove(uid);
+        self.known.insert(uid.clone(), checkpoint);
+        Ok(())
+    }
+
+    /// Removes that of a claim, if there is one.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub(crate) fn remove(&mut self, uid: &str) -> io::Result<()> {
+        absent_is_fine(fs::remove_file(self.path(uid)))?;
+        self.unreadable.remove(uid);
+        self.known.remove(uid);
+        Ok(())
+    }
+
+    pub(crate) fn get(&self, uid: &str) -> Option<&Checkpoint> {
+        self.known.get(uid)
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Checkpoint> {
+        self.known.values()
+    }
+
+    /// UIDs of all claims that have a file.
+    pub(crate) fn uids(&self) -> impl Iterator<Item = &String> {
+        self.known.keys().chain(&self.unreadable)
+    }
+
+    /// The file of a claim.
+    pub(crate) fn path(&self, uid: &str) -> PathBuf {
+        self.directory.join(format!("{uid}.json"))
+    }
+}
+
+fn read(path: &Path) -> io::Result<Checkpoint> {
+    Ok(serde_json::from_slice(&fs::read(path)?)?)
+}
+
+fn of_claim(uid: &str, checkpoint: Checkpoint) -> io::Result<Checkpoint> {
+    let Checkpoint { version, claim, .. } = &checkpoint;
+    match *version == VERSION && claim.uid == uid {
+        true => Ok(checkpoint),
+        false => Err(io::Error::new(
+            ErrorKind::InvalidData,
+            format!("it is version {version}, of claim {}", claim.uid),
+        )),
+    }
+}
+
+/// Writes a file so that readers see all of it or the file before. `sync`: called before it gets its name.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn write_whole(path: &Path, text: &[u8], sync: fn(&File) -> io::Result<()>) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = File::create(&new)?;
+    file.write_all(text)?;
+    sync(&file)?;
+    fs::rename(&new, path)
+}
+
+/// Success, also if there was no such file.
+///
+/// # Errors
+/// All others.
+pub(crate) fn absent_is_fine(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}

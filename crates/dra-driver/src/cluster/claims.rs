@@ -1,0 +1,262 @@
+//! Claims: what was allocated to this node, and what the cluster's users see of it.
+//!
+//! A prepared device has a status in its claim (socket, addresses, condition `Ready`); a failed one has the reason there
+//! and in an event. Reports are sent in the background: a pod does not wait for them, and a failure to report is logged.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use super::Cluster;
+use crate::checkpoint::{Allocated, Checkpoint, ClaimName};
+use crate::config::{self, ConfigError};
+use crate::ports::Claim;
+use crate::{cdi, names};
+
+/// A generated claim's annotation with the name that the pod has for it.
+const NAME_IN_POD: &str = "resource.kubernetes.io/pod-claim-name";
+/// Longest message of a condition and of an event, bytes.
+const LONGEST: usize = 1024;
+
+/// Why a claim cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClaimError {
+    #[error("cannot read the claim: {0}: check the driver's access to the cluster")]
+    Cluster(#[from] kube::Error),
+    #[error("the claim is gone, or another one has its name now: delete the pod")]
+    Gone,
+    #[error("the claim has no device of this node and driver: delete the pod, so that it is scheduled anew")]
+    NotAllocated,
+    #[error("request {request}: {source}")]
+    Config { request: String, source: ConfigError },
+}
+
+/// A device of a claim for which the status is to be reported.
+pub(crate) struct Outcome {
+    device: Allocated,
+    /// Addresses, and what this driver knows of it; none: it failed.
+    data: Option<(Value, Value)>,
+}
+
+impl Cluster {
+    fn claims(&self, namespace: &str) -> Api<ResourceClaim> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// A claim, as it is allocated.
+    ///
+    /// # Errors
+    /// See [`ClaimError`].
+    pub(crate) async fn claim(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+    ) -> Result<ResourceClaim, ClaimError> {
+        let claim = self.claims(namespace).get_opt(name).await?;
+        let is_same = |claim: &ResourceClaim| claim.metadata.uid.as_deref() == Some(uid);
+        claim.filter(is_same).ok_or(ClaimError::Gone)
+    }
+
+    /// Whether a claim has devices of this node. None: the cluster does not answer.
+    pub(crate) async fn has(&self, claim: &ClaimName) -> Option<bool> {
+        match self.claim(&claim.namespace, &claim.name, &claim.uid).await {
+            Ok(object) => Some(!self.allocated(&object).is_empty()),
+            Err(ClaimError::Gone) => Some(false),
+            Err(_) => None,
+        }
+    }
+
+    /// Devices of this node that the claim has.
+    pub(crate) fn allocated(&self, claim: &ResourceClaim) -> Vec<Allocated> {
+        self.results(claim)
+            .into_iter()
+            .map(|(device, _)| device)
+            .collect()
+    }
+
+    /// The same with keys for their ports.
+    ///
+    /// # Errors
+    /// It has none, or its parameters are wrong.
+    pub(crate) fn read(&self, claim: &ResourceClaim) -> Result<Claim, ClaimError> {
+        let devices = claim
+            .status
+            .as_ref()
+            .and_then(|status| status.allocation.as_ref()?.devices.as_ref());
+        let configs = devices
+            .and_then(|devices| devices.config.as_deref())
+            .unwrap_or_default();
+        let with_keys = |(device, result): (Allocated, _)| {
+            let keys = config::keys(result, configs).map_err(|source| ClaimError::Config {
+                request: device.request.clone(),
+                source,
+            })?;
+            Ok((device, keys))
+        };
+        let devices: Vec<_> = self
+            .results(claim)
+            .into_iter()
+            .map(with_keys)
+            .collect::<Result<_, ClaimError>>()?;
+        if devices.is_empty() {
+            return Err(ClaimError::NotAllocated);
+        }
+        Ok(Claim {
+            name: name_of(claim),
+            devices,
+        })
+    }
+
+    fn results<'a>(
+        &self,
+        claim: &'a ResourceClaim,
+    ) -> Vec<(
+        Allocated,
+        &'a k8s_openapi::api::resource::v1::DeviceRequestAllocationResult,
+    )> {
+        let allocation = claim
+            .status
+            .as_ref()
+            .and_then(|status| status.allocation.as_ref());
+        let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_deref());
+        let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
+        let is_ours = |result: &&'a k8s_openapi::api::resource::v1::DeviceRequestAllocationResult| {
+            result.driver == self.driver && result.pool == self.node
+        };
+        let ours = results.unwrap_or_default().iter().filter(is_ours);
+        let numbered = ours.map(|result| {
+            let next = numbers.entry(names::base(&result.request)).or_default();
+            let number = std::mem::replace(next, *next + 1);
+            let device = Allocated {
+                request: result.request.clone(),
+                number,
+                pool: result.pool.clone(),
+                device: result.device.clone(),
+                share: result.share_id.clone(),
+            };
+            (device, result)
+        });
+        numbered.collect()
+    }
+
+    /// Reports that a claim is prepared.
+    pub(crate) async fn report_ready(&self, checkpoint: &Checkpoint) {
+        let outcome = |port: &crate::checkpoint::ClaimPort| {
+            let data = json!({
+                "network": port.text("network"),
+                "port": port.port,
+                "socketPath": cdi::socket_in_container(&checkpoint.claim, port),
+                "hostSocketPath": port.text("socket-path"),
+            });
+            Outcome {
+                device: port.device.clone(),
+                data: Some((cdi::network_data(port), data)),
+            }
+        };
+        let outcomes: Vec<Outcome> = checkpoint.ports.iter().map(outcome).collect();
+        self.report_status(&checkpoint.claim, &outcomes, "Prepared", "")
+            .await;
+    }
+
+    /// Reports why a claim is not prepared.
+    pub(crate) async fn report_failure(&self, claim: &ResourceClaim, why: &str) {
+        let devices = self.allocated(claim).into_iter();
+        let outcomes: Vec<Outcome> = devices.map(|device| Outcome { device, data: None }).collect();
+        self.report_status(
+            &name_of(claim),
+            &outcomes,
+            "PrepareFailed",
+            names::cut(why, LONGEST),
+        )
+        .await;
+        self.report_event(&name_of(claim), names::cut(why, LONGEST)).await;
+    }
+
+    async fn report_status(&self, claim: &ClaimName, outcomes: &[Outcome], reason: &str, why: &str) {
+        let status = |outcome: &Outcome| {
+            let Allocated {
+                pool, device, share, ..
+            } = &outcome.device;
+            let mut status = json!({
+                "driver": self.driver, "pool": pool, "device": device,
+                "conditions": [{
+                    "type": "Ready", "status": if outcome.data.is_some() { "True" } else { "False" },
+                    "reason": reason, "message": why, "lastTransitionTime": Time(Timestamp::now()),
+                }],
+            });
+            if let Some(share) = share {
+                status["shareID"] = share.as_str().into();
+            }
+            if let Some((addresses, data)) = &outcome.data {
+                status["networkData"] = addresses.clone();
+                status["data"] = data.clone();
+            }
+            status
+        };
+        let patch = json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
+            "status": {"devices": outcomes.iter().map(status).collect::<Vec<_>>()},
+        });
+        let params = PatchParams::apply(&self.driver).force();
+        let patched = self
+            .claims(&claim.namespace)
+            .patch_status(&claim.name, &params, &Patch::Apply(&patch))
+            .await;
+        if let Err(error) = patched {
+            tracing::warn!(claim = claim.shown(), "its status cannot be reported: {error}");
+        }
+    }
+
+    async fn report_event(&self, claim: &ClaimName, why: &str) {
+        let now = Time(Timestamp::now());
+        let event = Event {
+            metadata: ObjectMeta {
+                generate_name: Some(format!("{}.", names::short(&claim.name, 200))),
+                namespace: Some(claim.namespace.clone()),
+                ..Default::default()
+            },
+            involved_object: ObjectReference {
+                api_version: Some("resource.k8s.io/v1".to_owned()),
+                kind: Some("ResourceClaim".to_owned()),
+                name: Some(claim.name.clone()),
+                namespace: Some(claim.namespace.clone()),
+                uid: Some(claim.uid.clone()),
+                ..Default::default()
+            },
+            reason: Some("PrepareFailed".to_owned()),
+            message: Some(why.to_owned()),
+            type_: Some("Warning".to_owned()),
+            source: Some(EventSource {
+                component: Some(self.driver.clone()),
+                host: Some(self.node.clone()),
+            }),
+            first_timestamp: Some(now.clone()),
+            last_timestamp: Some(now),
+            count: Some(1),
+            ..Default::default()
+        };
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &claim.namespace);
+        if let Err(error) = events.create(&PostParams::default(), &event).await {
+            tracing::warn!(claim = claim.shown(), "no event: {error}");
+        }
+    }
+}
+
+/// Names of a claim.
+fn name_of(claim: &ResourceClaim) -> ClaimName {
+    let metadata = &claim.metadata;
+    let annotations = metadata.annotations.as_ref();
+    ClaimName {
+        namespace: metadata.namespace.clone().unwrap_or_default(),
+        name: metadata.name.clone().unwrap_or_default(),
+        uid: metadata.uid.clone().unwrap_or_default(),
+        in_pod: annotations.and_then(|all| all.get(NAME_IN_POD)).cloned(),
+    }
+}

@@ -1,0 +1,258 @@
+//! The driver: what it does for kubelet, and what it watches.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::resource::v1::{Device as SliceDevice, ResourceClaim};
+use model::state::NetworkStatus;
+use tokio::sync::{Mutex as AsyncMutex, watch};
+
+use crate::checkpoint::{Checkpoint, ClaimName, ClaimPort};
+use crate::cluster::claims::ClaimError;
+use crate::cluster::{Cluster, slices};
+use crate::daemon::{Daemon, DaemonError};
+use crate::kubelet::messages::dra::Device;
+use crate::names;
+use crate::ports::{Ports, PortsError};
+
+/// How often the daemon's networks are read.
+const LOOK: Duration = Duration::from_secs(2);
+/// How long the networks of a daemon that does not answer stay published: it may be restarting.
+const GRACE: Duration = Duration::from_secs(30);
+/// How often claims are sought that are gone.
+const COLLECT: Duration = Duration::from_secs(60);
+/// Failures that are remembered, to report each once.
+const MOST_FAILURES: usize = 4096;
+
+/// Why a claim is not prepared or not released.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DriverError {
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    #[error(transparent)]
+    Ports(#[from] PortsError),
+    #[error("UID {0:?} is none: letters, digits and hyphens are allowed")]
+    Uid(String),
+    #[error("not done within {} s: is the daemon stopped, or the cluster's API server gone?", .0.as_secs())]
+    Deadline(Duration),
+    #[error("the driver ends: kubelet tries again")]
+    Ends,
+}
+
+/// The driver.
+pub(crate) struct Driver {
+    cluster: Cluster,
+    ports: Arc<AsyncMutex<Ports>>,
+    /// Failures that were reported, by UID.
+    failures: Mutex<HashMap<String, String>>,
+}
+
+impl Driver {
+    pub(crate) fn new(cluster: Cluster, ports: Ports) -> Self {
+        Self {
+            cluster,
+            ports: Arc::new(AsyncMutex::new(ports)),
+            failures: Mutex::default(),
+        }
+    }
+
+    /// Prepares a claim. Returns its devices for kubelet.
+    ///
+    /// # Errors
+    /// Why it is not prepared; also reported to the cluster.
+    pub(crate) async fn prepare(
+        self: &Arc<Self>,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+    ) -> Result<Vec<Device>, DriverError> {
+        let started = Instant::now();
+        if !names::is_uid(uid) {
+            return Err(DriverError::Uid(uid.to_owned()));
+        }
+        let claim = format!("{namespace}/{name}");
+        let prepared = match self.cluster.claim(namespace, name, uid).await {
+            Ok(object) => {
+                let prepared = self.prepare_object(&object).await;
+                if let Err(error) = &prepared {
+                    self.report_failure(uid, object, error.to_string());
+                }
+                prepared
+            }
+            Err(error) => Err(error.into()),
+        };
+        let (checkpoint, devices) =
+            prepared.inspect_err(|error| tracing::error!(claim, uid, "not prepared: {error}"))?;
+        let ms = started.elapsed().as_millis();
+        tracing::info!(claim, uid, ports = checkpoint.ports.len(), ms, "prepared");
+        self.failures().remove(uid);
+        let driver = Arc::clone(self);
+        tokio::spawn(async move { driver.cluster.report_ready(&checkpoint).await });
+        Ok(devices)
+    }
+
+    async fn prepare_object(&self, object: &ResourceClaim) -> Result<(Checkpoint, Vec<Device>), DriverError> {
+        let claim = self.cluster.read(object)?;
+        self.with_ports(move |ports| {
+            let checkpoint = ports.prepare(&claim)?;
+            let devices = devices(ports, &checkpoint);
+            Ok((checkpoint, devices))
+        })
+        .await
+    }
+
+    /// Releases a claim.
+    ///
+    /// # Errors
+    /// Why something of it is left.
+    pub(crate) async fn release(&self, name: &str, uid: &str) -> Result<(), DriverError> {
+        if !names::is_uid(uid) {
+            return Err(DriverError::Uid(uid.to_owned()));
+        }
+        let (owned, started) = (uid.to_owned(), Instant::now());
+        let released = self.with_ports(move |ports| ports.release(&owned)).await;
+        self.failures().remove(uid);
+        match &released {
+            Ok(()) => tracing::info!(claim = name, uid, ms = started.elapsed().as_millis(), "released"),
+            Err(error) => tracing::error!(claim = name, uid, "not released: {error}"),
+        }
+        released
+    }
+
+    /// Reports a failure in the background, unless it is the one that was reported last.
+    fn report_failure(self: &Arc<Self>, uid: &str, object: ResourceClaim, why: String) {
+        let mut failures = self.failures();
+        if failures.len() >= MOST_FAILURES {
+            failures.clear();
+        }
+        if failures
+            .insert(uid.to_owned(), why.clone())
+            .is_some_and(|before| before == why)
+        {
+            return;
+        }
+        let driver = Arc::clone(self);
+        tokio::spawn(async move { driver.cluster.report_failure(&object, &why).await });
+    }
+
+    /// Reads the daemon's networks, again and again: sends their devices, and restores ports that are missing.
+    pub(crate) async fn watch_daemon(
+        &self,
+        most_ports: u16,
+        devices: watch::Sender<Option<Vec<SliceDevice>>>,
+    ) {
+        let send = |now: Vec<SliceDevice>| {
+            devices.send_if_modified(|known| {
+                let is_new = known.as_ref() != Some(&now);
+                *known = Some(now);
+                is_new
+            })
+        };
+        let daemon = self.ports.lock().await.daemon.clone();
+        let (mut logged, mut answered) = (String::new(), Instant::now());
+        loop {
+            match self.look(&daemon).await {
+                Ok(networks) => {
+                    if !logged.is_empty() {
+                        tracing::info!("the daemon answers again");
+                        logged.clear();
+                    }
+                    answered = Instant::now();
+                    send(
+                        networks
+                            .iter()
+                            .map(|network| slices::device(network, most_ports))
+                            .collect(),
+                    );
+                }
+                Err(error) => {
+                    let error = error.to_string();
+                    if error != logged {
+                        tracing::warn!("{error}: pods that need its networks wait");
+                        logged = error;
+                    }
+                    if answered.elapsed() > GRACE {
+                        send(Vec::new());
+                    }
+                }
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn look(&self, daemon: &Daemon) -> Result<Vec<NetworkStatus>, DriverError> {
+        let daemon = daemon.clone();
+        let read = tokio::task::spawn_blocking(move || daemon.networks());
+        let networks = read
+            .await
+            .map_err(|_| DriverError::Ends)?
+            .map_err(PortsError::from)?;
+        self.with_ports(move |ports| {
+            ports.restore(&networks)?;
+            Ok(networks)
+        })
+        .await
+    }
+
+    /// Releases claims that are gone or not allocated to this node any more, again and again: kubelet does not, after it
+    /// lost its state.
+    pub(crate) async fn collect(&self) {
+        loop {
+            let ports = self.ports.lock().await;
+            let claims: Vec<ClaimName> = ports
+                .store
+                .all()
+                .map(|checkpoint| checkpoint.claim.clone())
+                .collect();
+            drop(ports);
+            for claim in claims {
+                if self.cluster.has(&claim).await == Some(false) {
+                    tracing::info!(
+                        claim = claim.shown(),
+                        "the claim is gone, and kubelet did not release it"
+                    );
+                    // Logs its errors; the next round tries again.
+                    let _ = self.release(&claim.name, &claim.uid).await;
+                }
+            }
+            let removed = self.with_ports(Ports::remove_strays).await;
+            match removed {
+                // The other loop logs that.
+                Ok(()) | Err(DriverError::Ports(PortsError::Daemon(DaemonError::NoAnswer { .. }))) => {}
+                Err(error) => tracing::warn!("{error}"),
+            }
+            tokio::time::sleep(COLLECT).await;
+        }
+    }
+
+    /// Does something that blocks, while nothing else has the ports. It is finished even if the caller stops waiting.
+    async fn with_ports<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&mut Ports) -> Result<T, PortsError> + Send + 'static,
+    ) -> Result<T, DriverError> {
+        let mut ports = Arc::clone(&self.ports).lock_owned().await;
+        let done = tokio::task::spawn_blocking(move || what(&mut ports)).await;
+        done.map_err(|_| DriverError::Ends)?.map_err(DriverError::from)
+    }
+
+    fn failures(&self) -> std::sync::MutexGuard<'_, HashMap<String, String>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A claim's devices for kubelet.
+fn devices(ports: &Ports, checkpoint: &Checkpoint) -> Vec<Device> {
+    let device = |port: &ClaimPort| Device {
+        request_names: vec![names::base(&port.device.request).to_owned()],
+        pool_name: port.device.pool.clone(),
+        device_name: port.device.device.clone(),
+        // That of a request is for all of its devices.
+        cdi_device_ids: match port.device.number {
+            0 => vec![ports.files.id(&checkpoint.claim, &port.device.request)],
+            _ => Vec::new(),
+        },
+        share_id: port.device.share.clone(),
+    };
+    checkpoint.ports.iter().map(device).collect()
+}

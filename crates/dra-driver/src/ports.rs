@@ -1,0 +1,316 @@
+//! The ports of claims: prepared, released, restored.
+//!
+//! A prepared claim is a checkpoint, a directory, a port of the daemon for each allocated device, and files for the
+//! container runtime. They are made in this order and removed in the reverse one. Each step may find its result there
+//! already, so a claim is prepared and released as often as kubelet asks, and after a crash at any point. The daemon's
+//! state file keeps ports over its restarts; where it has none, or lost it, [`Ports::restore`] adds them again.
+//!
+//! All of it blocks, and happens for one claim at a time: the daemon changes one port at a time, too.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use model::config::Mac;
+use model::state::NetworkStatus;
+use serde_json::{Map, Value};
+
+use crate::cdi::Files;
+use crate::checkpoint::{Allocated, Checkpoint, ClaimName, ClaimPort, Store};
+use crate::daemon::{Daemon, DaemonError};
+use crate::directory::Sockets;
+use crate::names;
+
+/// After a port could not be restored, how long until the next attempt.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// A claim as the cluster has allocated it, with keys for each device.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) name: ClaimName,
+    pub(crate) devices: Vec<(Allocated, Map<String, Value>)>,
+}
+
+/// Why a claim is not prepared or not released.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PortsError {
+    #[error(
+        "request {request}: device {device} is no network of the daemon any more (it has: {networks}): add the network \
+             again, or delete the pod, so that the claim is allocated anew"
+    )]
+    NoNetwork {
+        request: String,
+        device: String,
+        networks: String,
+    },
+    #[error("request {request}: {source}")]
+    Port { request: String, source: DaemonError },
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+    #[error("{path}: {source}: check that the driver may write there")]
+    File { path: PathBuf, source: io::Error },
+}
+
+/// All prepared claims.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    pub(crate) daemon: Daemon,
+    pub(crate) sockets: Sockets,
+    pub(crate) files: Files,
+    pub(crate) store: Store,
+    /// Keys of sockets that claims need not name.
+    pub(crate) defaults: Map<String, Value>,
+    /// Names of the daemon's networks when they were read last: its whole state is too much to read for each claim.
+    pub(crate) networks: Vec<String>,
+    /// No port is restored before this time.
+    pub(crate) paused: Option<Instant>,
+    /// Claims that were never prepared, and of which the daemon may have ports, as it did not answer.
+    pub(crate) unfinished: HashSet<String>,
+    /// Claims whose ports could not be restored, which was logged.
+    pub(crate) failing: HashSet<String>,
+}
+
+impl Ports {
+    /// Prepares a claim, or finds that it is prepared.
+    ///
+    /// # Errors
+    /// Why it is not. What was made of a claim that was not prepared before is removed.
+    pub(crate) fn prepare(&mut self, claim: &Claim) -> Result<Checkpoint, PortsError> {
+        let uid = &claim.name.uid;
+        let is_finished = !self.unfinished.contains(uid);
+        if let Some(known) = self.store.get(uid).filter(|_| is_finished).cloned() {
+            let devices = claim.devices.iter().map(|(device, _)| device);
+            if known.ports.iter().map(|port| &port.device).eq(devices) {
+                self.establish(&known)?;
+                return Ok(known);
+            }
+            // It was allocated anew, and kubelet forgot to release it.
+            self.release(uid)?;
+        }
+        let checkpoint = self.plan(claim)?;
+        let stored = self.store.put(checkpoint.clone());
+        stored.map_err(|source| file_error(self.store.path(uid), source))?;
+        let established = self.establish(&checkpoint);
+        self.unfinished.remove(uid);
+        if established.is_err()
+            && let Err(error) = self.release(uid)
+        {
+            let claim = claim.name.shown();
+            tracing::warn!(claim, uid, "{error}: what was prepared is removed later");
+            self.unfinished.insert(uid.clone());
+        }
+        established.map(|()| checkpoint)
+    }
+
+    /// Removes all that was prepared for a claim.
+    ///
+    /// # Errors
+    /// Why something is left; the checkpoint is, then.
+    pub(crate) fn release(&mut self, uid: &str) -> Result<(), PortsError> {
+        let claim = names::claim(uid);
+        let prefix = format!("{}{claim}-", names::PORTS);
+        let ports: Vec<String> = match self.store.get(uid) {
+            Some(checkpoint) => checkpoint.ports.iter().map(|port| port.port.clone()).collect(),
+            // It may be lost, or cannot be read: the names are known all the same.
+            None => {
+                let networks = self.daemon.networks()?;
+                let ports = networks.into_iter().flat_map(|network| network.ports);
+                ports.filter(|port| port.starts_with(&prefix)).collect()
+            }
+        };
+        for port in ports {
+            self.daemon.remove(&port)?;
+        }
+        let removed = self.files.remove(uid);
+        removed.map_err(|source| file_error(self.files.cdi.clone(), source))?;
+        let removed = self.sockets.remove(&claim);
+        removed.map_err(|source| file_error(self.sockets.of(&claim), source))?;
+        let removed = self.store.remove(uid);
+        removed.map_err(|source| file_error(self.store.path(uid), source))?;
+        self.unfinished.remove(uid);
+        Ok(())
+    }
+
+    /// Restores directories and files of all claims, when the driver starts: a reboot empties /run.
+    pub(crate) fn restore_files(&self) {
+        for checkpoint in self.store.all() {
+            if let Err(error) = self.establish_files(checkpoint) {
+                tracing::error!(claim = checkpoint.claim.shown(), "{error}");
+            }
+        }
+    }
+
+    /// Adds ports of claims that the daemon has not, because it was restarted without them. `networks`: as they were a
+    /// moment ago.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub(crate) fn restore(&mut self, networks: &[NetworkStatus]) -> Result<(), PortsError> {
+        self.networks = names_of(networks);
+        if self.absent(networks).is_empty() {
+            self.paused = None;
+            self.failing.clear();
+            return Ok(());
+        }
+        if self.paused.is_some_and(|until| Instant::now() < until) {
+            return Ok(());
+        }
+        self.paused = None;
+        // Some may have been prepared since.
+        for checkpoint in self.absent(&self.daemon.networks()?) {
+            let (claim, uid) = (checkpoint.claim.shown(), &checkpoint.claim.uid);
+            match self.establish(&checkpoint) {
+                Ok(()) => {
+                    tracing::info!(claim, uid, "ports added to the daemon again");
+                    self.failing.remove(uid);
+                }
+                Err(error) => {
+                    if self.failing.insert(uid.clone()) {
+                        tracing::error!(
+                            claim,
+                            uid,
+                            "{error}; its pod is without network: the driver tries again"
+                        );
+                    }
+                    self.paused = Some(Instant::now() + PAUSE);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims with a port that is in none of these networks.
+    fn absent(&self, networks: &[NetworkStatus]) -> Vec<Checkpoint> {
+        let present: HashSet<&String> = networks.iter().flat_map(|network| &network.ports).collect();
+        let is_absent = |checkpoint: &&Checkpoint| {
+            let mut ports = checkpoint.ports.iter();
+            ports.any(|port| !present.contains(&port.port))
+        };
+        let all = self.store.all();
+        let finished = all.filter(|checkpoint| !self.unfinished.contains(&checkpoint.claim.uid));
+        finished.filter(is_absent).cloned().collect()
+    }
+
+    /// Removes what belongs to no claim that has a checkpoint.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or a directory cannot be read.
+    pub(crate) fn remove_strays(&mut self) -> Result<(), PortsError> {
+        let uids: HashSet<&str> = self.store.uids().map(String::as_str).collect();
+        let claims: HashSet<String> = uids.iter().map(|uid| names::claim(uid)).collect();
+        let is_stray = |claim: &str| !claims.contains(claim);
+        let networks = self.daemon.networks()?;
+        for port in networks.iter().flat_map(|network| &network.ports) {
+            let claim = port
+                .strip_prefix(names::PORTS)
+                .and_then(|rest| rest.split_once('-'));
+            let Some((claim, _)) = claim.filter(|(claim, _)| is_stray(claim)) else {
+                continue;
+            };
+            // Another port may have such a name.
+            if self.daemon.socket(port)?.starts_with(self.sockets.of(claim)) {
+                self.daemon.remove(port)?;
+                tracing::info!(port, "removed: its claim is gone");
+            }
+        }
+        let failed = |path: PathBuf| move |source| file_error(path, source);
+        let directories = self.sockets.all().map_err(failed(self.sockets.of("")))?;
+        for claim in directories.iter().filter(|claim| is_stray(claim)) {
+            self.sockets
+                .remove(claim)
+                .map_err(failed(self.sockets.of(claim)))?;
+        }
+        let files = self.files.all().map_err(failed(self.files.cdi.clone()))?;
+        for uid in files.iter().filter(|uid| !uids.contains(uid.as_str())) {
+            self.files.remove(uid).map_err(failed(self.files.cdi.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// The ports of a claim that is not prepared.
+    fn plan(&mut self, claim: &Claim) -> Result<Checkpoint, PortsError> {
+        let is_known = |(device, _): &(Allocated, _)| {
+            self.networks
+                .iter()
+                .any(|network| names::device(network) == device.device)
+        };
+        if !claim.devices.iter().all(is_known) {
+            self.networks = names_of(&self.daemon.networks()?);
+        }
+        let directory = self.sockets.of(&names::claim(&claim.name.uid));
+        let plan = |(device, keys): &(Allocated, Map<String, Value>)| {
+            let is_meant = |network: &&String| names::device(network) == device.device;
+            let network = self
+                .networks
+                .iter()
+                .find(is_meant)
+                .ok_or_else(|| PortsError::NoNetwork {
+                    request: device.request.clone(),
+                    device: device.device.clone(),
+                    networks: self.networks.join(", "),
+                })?;
+            let (port, socket) = names::port_and_socket(&claim.name.uid, &device.request, device.number);
+            let mut keys = keys.clone();
+            for (key, value) in &self.defaults {
+                keys.entry(key.clone()).or_insert_with(|| value.clone());
+            }
+            let mac = || Mac(names::mac(&port)).to_string().into();
+            keys.entry("mac").or_insert_with(mac);
+            keys.insert("network".to_owned(), network.as_str().into());
+            keys.insert(
+                "socket-path".to_owned(),
+                directory.join(&socket).to_string_lossy().into(),
+            );
+            Ok(ClaimPort {
+                device: device.clone(),
+                port,
+                socket,
+                keys,
+            })
+        };
+        let ports = claim
+            .devices
+            .iter()
+            .map(plan)
+            .collect::<Result<_, PortsError>>()?;
+        Ok(Checkpoint::new(claim.name.clone(), ports))
+    }
+
+    /// Makes all of a claim that is not there.
+    fn establish(&self, checkpoint: &Checkpoint) -> Result<(), PortsError> {
+        self.establish_files(checkpoint)?;
+        for ClaimPort {
+            device, port, keys, ..
+        } in &checkpoint.ports
+        {
+            let request = || device.request.clone();
+            let added = self.daemon.put(port, keys);
+            added.map_err(|source| match source {
+                DaemonError::NoAnswer { .. } => source.into(),
+                source => PortsError::Port {
+                    request: request(),
+                    source,
+                },
+            })?;
+        }
+        Ok(())
+    }
+
+    fn establish_files(&self, checkpoint: &Checkpoint) -> Result<(), PortsError> {
+        let claim = names::claim(&checkpoint.claim.uid);
+        let directory = self.sockets.of(&claim);
+        let created = self.sockets.create(&claim);
+        created.map_err(|source| file_error(directory.clone(), source))?;
+        let written = self.files.write(checkpoint, &directory.to_string_lossy());
+        written.map_err(|source| file_error(self.files.cdi.clone(), source))
+    }
+}
+
+fn file_error(path: PathBuf, source: io::Error) -> PortsError {
+    PortsError::File { path, source }
+}
+
+fn names_of(networks: &[NetworkStatus]) -> Vec<String> {
+    networks.iter().map(|network| network.name.clone()).collect()
+}
