@@ -18,6 +18,8 @@
     # Not libvirt-daemon-system, which would start a libvirtd for good.
     PACKAGES_LIBVIRT=(libvirt-clients libvirt-daemon libvirt-daemon-driver-qemu)
     PACKAGES_RESULTS=(jq)
+    # What fetches, builds and sets up Kubernetes.
+    PACKAGES_KUBE=(ca-certificates curl debian-archive-keyring openssl)
     # The program alone, not the service.
     PACKAGES_DHCP=(dnsmasq-base)
     # Its program, for the tests of the units: a system that runs none gets none to run.
