@@ -37,6 +37,7 @@ fn main() -> anyhow::Result<()> {
         ("vhost-af-xdp", vhost_af_xdp::command_line()),
         ("vhost-af-xdp-bench", bench::command_line()),
         ("vhost-af-xdp-dra", program::dra::Options::command()),
+        ("vhost-af-xdp-kubevirt", program::kubevirt::Options::command()),
         ("vhost-af-xdp-steward", program::steward::Options::command()),
         ("vhost-af-xdp-top", client::top::Top::command()),
     ] {

@@ -9,7 +9,7 @@
 //! | [`descriptors`] | messages that carry descriptors |
 //! | [`peer`] | the peer of a Unix socket |
 //! | [`fd_store`] | descriptors that the service manager keeps open |
-//! | [`steward`], [`dra`] | command lines of the steward and the DRA driver |
+//! | [`steward`], [`dra`], [`kubevirt`] | command lines of the steward, the DRA driver and the hook of KubeVirt |
 //! | [`handed`] | descriptors that a program passes to one that it starts |
 //! | [`choice`] | lists that choose among names |
 //! | [`text_file`] | files that configure a privileged process |
@@ -25,6 +25,7 @@ pub mod descriptors;
 pub mod dra;
 pub mod fd_store;
 pub mod handed;
+pub mod kubevirt;
 pub mod log;
 pub mod log_limit;
 pub mod peer;

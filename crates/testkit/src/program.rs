@@ -108,6 +108,21 @@ pub fn top() -> &'static Path {
     PROGRAM.get_or_init(|| sibling_or_built("vhost-af-xdp-top", manifest))
 }
 
+/// Programs of Kubernetes: the DRA driver, and the hook of KubeVirt. Beside `$VHOST_AF_XDP_BIN`, or built by `cargo build`
+/// of this tree.
+///
+/// # Panics
+/// If they do not build.
+#[must_use]
+pub fn of_kubernetes() -> [PathBuf; 2] {
+    let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    [
+        ("dra-driver", "vhost-af-xdp-dra"),
+        ("kubevirt-hook", "vhost-af-xdp-kubevirt"),
+    ]
+    .map(|(package, name)| sibling_or_built(name, &format!("{crates}/{package}/Cargo.toml")))
+}
+
 fn sibling_or_built(name: &str, manifest: &str) -> PathBuf {
     match std::env::var_os("VHOST_AF_XDP_BIN") {
         Some(daemon) => Path::new(&daemon).with_file_name(name),

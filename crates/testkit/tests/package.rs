@@ -38,7 +38,10 @@ exec env -i PATH="$PATH" sh /tmp/inside /package.deb "$4""#;
 fn package(directory: &TempDir) -> PathBuf {
     let programs = directory.path().join("programs");
     fs::create_dir(&programs).expect("writable");
+    let [driver, hook] = program::of_kubernetes();
     for path in [
+        &driver,
+        &hook,
         program::daemon(),
         program::bench(),
         program::top(),
@@ -107,7 +110,9 @@ fn assert_is_roots_and_has_what_it_should(package: &Path) {
     for path in [
         "usr/bin/vhost-af-xdp",
         "usr/bin/vhost-af-xdp-bench",
+        "usr/bin/vhost-af-xdp-dra",
         "usr/bin/vhost-af-xdp-gateway",
+        "usr/bin/vhost-af-xdp-kubevirt",
         "usr/bin/vhost-af-xdp-top",
         "usr/bin/vhost-af-xdp-steward",
         "usr/lib/systemd/system/vhost-af-xdp@.service",
@@ -126,6 +131,7 @@ fn assert_is_roots_and_has_what_it_should(package: &Path) {
         "usr/share/doc/vhost-af-xdp/copyright",
         "usr/share/doc/vhost-af-xdp/docs/cli.md",
         "usr/share/doc/vhost-af-xdp/docs/deploy/network.md",
+        "usr/share/doc/vhost-af-xdp/docs/deploy/kubernetes/driver.yaml",
         "etc/vhost-af-xdp/steward.toml",
     ] {
         assert!(
