@@ -93,6 +93,8 @@ fn mistakes_are_reported_and_leave_nothing() {
         scene.restart_daemon(&["lan", "inner"]);
         scene.kubelet.release(&good).expect("released");
         scene.kubelet.release(&other).expect("released");
+        // Kubelet does so for a claim that was not prepared, too.
+        scene.kubelet.release(&bad).expect("released");
         scene.assert_empty();
 
         // A claim of this name that is another one.

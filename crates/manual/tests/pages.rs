@@ -51,7 +51,7 @@ fn pages_of(name: &str, command: &clap::Command, into: &mut Vec<String>) {
 #[test]
 fn each_program_and_each_command_has_a_page() {
     let directory = made();
-    let mut wanted = ["dra", "steward"]
+    let mut wanted = ["dra", "kubevirt", "steward"]
         .map(|name| format!("vhost-af-xdp-{name}.1"))
         .to_vec();
     pages_of("vhost-af-xdp", &vhost_af_xdp::command_line(), &mut wanted);

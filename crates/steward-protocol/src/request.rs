@@ -292,10 +292,11 @@ messages! {
         20 => Netkit(wanted);
         21 => SendTap { queue, only_with_tso: Flag };
         24 => Advertise { changes: ADDRESSES };
-        25 => Tunnel { share: SHARE, device: Name };
-        27 => Vteps { share: SHARE, changes: VTEPS };
         28 => DropUnknown { share: SHARE };
         29 => TunnelStations { share: SHARE, changes: Changes };
+        // 25 and 27 were these without `share`.
+        30 => Tunnel { share: SHARE, device: Name };
+        31 => Vteps { share: SHARE, changes: VTEPS };
     } else Self::read_other, Self::write_other
 }
 

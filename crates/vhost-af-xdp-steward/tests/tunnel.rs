@@ -255,7 +255,7 @@ fn lessee_gets_frames_of_the_tunnel_of_a_suitable_device_as_the_policy_allows() 
     drop(second);
     let guest = common::take(&world.socket(), &wanted(1, 1)).expect("allowed");
     refused(&guest, "other", Reason::Lease, "not one of a network");
-    let older = Older::start(world, 25);
+    let older = Older::start(world, 30);
     drop(guest);
     let lease = take(&older.path, &network(1)).expect("allowed");
     refused(
@@ -370,7 +370,8 @@ fn networks_share_the_queues_of_a_lease_each_with_its_own_tunnel() {
     // The user's network on the other device loses it.
     await_lease(&on_device, "the steward is back", |lease| !lease.is_away());
     on_device.set_stations(&[station(None)]).expect("allowed");
-    assert!(!tunnelled.answers(8) && tunnelled.answers(7));
+    assert!(wait::until(wait::SOON, || !tunnelled.answers(8)));
+    assert!(tunnelled.answers(7));
     ip(&tunnelled.world, "link set vx7 down");
     assert!(wait::until(wait::SOON, || !tunnelled.answers(7)));
 }
