@@ -3,11 +3,12 @@
  * steer_tunnel.h: decapsulates frames in the VXLAN tunnel of a network (RFC 7348).
  *
  * A frame is of the tunnel if any receiver would decapsulate it: whole, in a packet with the plainest headers, from a host
- * that the vxlan device sends to, to the host's address. All else is left to the kernel, with its packet filter, and its vxlan device: other senders, fragments, options, other VNIs, flags of extensions, packets that a
- * router marked for congestion (the mark has to be put into the inner packet, RFC 6040). The checksum of UDP is not
- * verified, as RFC 7348 allows: those of the inner packet are the receiver's. Only the part of a frame that is in its first
- * buffer is looked at. Packets without a whole Ethernet header in them are dropped, and, if the tunnel says so, all from
- * other senders, whatever their headers.
+ * that the vxlan device sends to, to the host's address. All else is left to the kernel, with its packet filter, and its
+ * vxlan device: other senders, fragments, options, other VNIs, flags of extensions, packets that a router marked for
+ * congestion (the mark has to be put into the inner packet, RFC 6040). The checksum of UDP is not verified, as RFC 7348
+ * allows: those of the inner packet are the receiver's. Only the part of a frame that is in its first buffer is looked at.
+ * Packets without a whole Ethernet header in them are dropped, and, if the tunnel says so, all from other senders, whatever
+ * their headers.
  */
 #ifndef VHOST_AF_XDP_STEER_TUNNEL_H
 #define VHOST_AF_XDP_STEER_TUNNEL_H
@@ -161,6 +162,12 @@ static __always_inline int decapsulate(struct xdp_md *ctx, __u32 *network)
 	return len && !bpf_xdp_adjust_head(ctx, len) ? len : 0;
 }
 
+/* Whether a type of Ethernet is that of a tag (IEEE 802.1Q). */
+static __always_inline int is_tag(__be16 type)
+{
+	return type == NETWORK16(0x8100) || type == NETWORK16(0x88a8);
+}
+
 /* Headers of IPv6 that may be before that of UDP: hop-by-hop options, routing, fragment, destination options (RFC 8200). */
 static __always_inline int is_extension(__u8 protocol)
 {
@@ -176,8 +183,9 @@ static __always_inline int is_extension(__u8 protocol)
 /*
  * Why a packet is dropped; 0: it is not. The kernel's vxlan device takes packets to all addresses of the host, with tags,
  * options and extension headers, and in fragments: without the first one the others are lost. `drops`: a tunnel drops packets
- * of unknown senders, so those are dropped, too, that hide which tunnel they are for as no sender does: by many extension
- * headers, or by a first fragment that ends before the VNI (RFC 1858).
+ * of unknown senders, so those are dropped, too, that hide which tunnel they are for as no sender does: by three tags (of
+ * VLAN 0, the kernel takes off any number), by many extension headers, or by a first fragment that ends before the VNI
+ * (RFC 1858).
  */
 static __always_inline int why_refused(struct xdp_md *ctx, __u32 queues, __u32 drops)
 {
@@ -194,7 +202,7 @@ static __always_inline int why_refused(struct xdp_md *ctx, __u32 queues, __u32 d
 		if (bpf_xdp_load_bytes(ctx, at - 2, words, 2))
 			return 0;
 		type = FIELD16(head, 0);
-		if (type != NETWORK16(0x8100) && type != NETWORK16(0x88a8))
+		if (!is_tag(type))
 			break;
 	}
 	if (type == NETWORK16(0x0800)) {
@@ -220,8 +228,8 @@ static __always_inline int why_refused(struct xdp_md *ctx, __u32 queues, __u32 d
 			if (bpf_xdp_load_bytes(ctx, at, words, 8))
 				return 0;
 			if (protocol == 44) {
-				is_first = FIELD16(head, 2) & NETWORK16(1);
-				is_later = FIELD16(head, 2) & NETWORK16(0xfff8);
+				is_first |= FIELD16(head, 2) & NETWORK16(1);
+				is_later |= FIELD16(head, 2) & NETWORK16(0xfff8);
 			}
 			at += protocol == 44 ? 8 : (head[1] + 1) * 8;
 			protocol = head[0];
@@ -229,7 +237,7 @@ static __always_inline int why_refused(struct xdp_md *ctx, __u32 queues, __u32 d
 		if (is_extension(protocol))
 			return drops && !is_later ? MALFORMED : 0;
 	} else {
-		return 0;
+		return drops && is_tag(type) ? MALFORMED : 0;
 	}
 	if (is_later || protocol != 17 || bpf_xdp_load_bytes(ctx, at, words, UDP_LEN))
 		return 0;

@@ -466,7 +466,7 @@ mod tests {
     fn network_has_flag_and_number_where_steer_h_says() {
         assert_eq!(word_of_network(0), 0x0020_0000_0000_0000);
         assert_eq!(word_of_network(0xa5), 0xa520_0000_0000_0000);
-        assert_eq!(lasting_bits(u64::MAX), 0xff38_0200_0000_0000);
+        assert_eq!(lasting_bits(u64::MAX), 0xff38_0600_0000_0000);
     }
 
     #[test]
