@@ -73,9 +73,7 @@ impl Program {
         let refused = |source| QueueError::Network { network, source };
         for &its in all.iter().filter(|&&its| queues_of(its) == network) {
             self.remove_stations(its)?;
-            if let Some(tunnels) = &self.networks.tunnels {
-                tunnels.remove(its).map_err(refused)?;
-            }
+            self.end_tunnel(its)?;
         }
         map::remove(&self.networks.rings, &network)
             .map(drop)
@@ -91,17 +89,26 @@ impl Program {
     /// [`QueueError::OutOfRange`], [`QueueError::NoTunnels`], or [`QueueError::Network`].
     pub fn set_tunnel(&self, queues: Range<u32>, network: u32, tunnel: Tunnel) -> Result<(), QueueError> {
         let tunnels = self.networks.tunnels.as_ref().ok_or(QueueError::NoTunnels)?;
-        let set = tunnels
-            .remove(network)
-            .and_then(|()| tunnels.set(network, tunnel));
-        set.map_err(|source| QueueError::Network { network, source })?;
-        if !self.has_tunnel(network) {
+        if !self.tunnels(queues_of(network)).contains_key(&network) {
             self.remove_stations(network)?;
         }
+        self.end_tunnel(network)?;
+        let set = tunnels.set(network, tunnel);
+        set.map_err(|source| QueueError::Network { network, source })?;
         for queue in queues {
             self.set_word(queue, word_with_tunnel(self.word(queue)?))?;
         }
         Ok(())
+    }
+
+    /// Removes the tunnel of a network, and its hosts. A network of its own queues gets no frames then.
+    ///
+    /// # Errors
+    /// [`QueueError::Network`].
+    pub fn end_tunnel(&self, network: u32) -> Result<(), QueueError> {
+        let tunnels = self.networks.tunnels.as_ref();
+        let ended = tunnels.map_or(Ok(()), |tunnels| tunnels.remove(network));
+        ended.map_err(|source| QueueError::Network { network, source })
     }
 
     fn has_tunnel(&self, network: u32) -> bool {
@@ -140,11 +147,7 @@ impl Program {
         let Some((maps, tunnel)) = self.networks.tunnels.as_ref().zip(tunnel) else {
             return Ok(None);
         };
-        let drops_unknown = true;
-        let tunnel = Tunnel {
-            drops_unknown,
-            ..tunnel
-        };
+        let tunnel = tunnel.dropping_unknown();
         let set = maps.set(network, tunnel);
         set.map_err(|source| QueueError::Network { network, source })?;
         for queue in queues {

@@ -43,14 +43,30 @@ impl Tunnel {
         }
     }
 
-    /// Whether the same packets are for another one.
+    /// The same one, which drops packets of unknown hosts.
     #[must_use]
-    pub fn is_same(self, other: Self) -> bool {
-        let drops_unknown = other.drops_unknown;
+    pub fn dropping_unknown(self) -> Self {
+        let drops_unknown = true;
         Self {
             drops_unknown,
             ..self
-        } == other
+        }
+    }
+
+    /// The same one, which leaves packets of unknown hosts to the kernel.
+    #[must_use]
+    pub fn leaving_unknown(self) -> Self {
+        let drops_unknown = false;
+        Self {
+            drops_unknown,
+            ..self
+        }
+    }
+
+    /// Whether the same packets are for another one.
+    #[must_use]
+    pub fn is_same(self, other: Self) -> bool {
+        self.leaving_unknown() == other.leaving_unknown()
     }
 }
 

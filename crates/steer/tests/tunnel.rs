@@ -258,7 +258,9 @@ const DISGUISES_OF_IPV6: [Change; 4] = [
 ];
 /// Changes by which a packet hides what it is for, as no sender does.
 const HIDDEN_IPV4: [Change; 3] = [
-    ("many tags", |sent| drop(sent.splice(12..12, [0x81, 0, 0, 0].repeat(4)))),
+    ("many tags", |sent| {
+        drop(sent.splice(12..12, [0x81, 0, 0, 0].repeat(4)))
+    }),
     ("shortest first fragment", |sent| {
         sent[16..18].copy_from_slice(&28u16.to_be_bytes());
         sent[20] = 0x20;
@@ -276,11 +278,17 @@ const HIDDEN_IPV6: [Change; 2] = [
         sent[20] = 60;
         sent.splice(54..54, [[60, 0, 1, 4, 0, 0, 0, 0]; 9].concat());
     }),
-    ("first fragment that ends behind another fragment's header", |sent| {
-        sent[18..21].copy_from_slice(&[0, 24, 44]);
-        sent.splice(54..54, [[44, 0, 0, 1, 0, 0, 0, 9], [17, 0, 0, 0, 0, 0, 0, 9]].concat());
-        sent[78..].fill(0);
-    }),
+    (
+        "first fragment that ends behind another fragment's header",
+        |sent| {
+            sent[18..21].copy_from_slice(&[0, 24, 44]);
+            sent.splice(
+                54..54,
+                [[44, 0, 0, 1, 0, 0, 0, 9], [17, 0, 0, 0, 0, 0, 0, 9]].concat(),
+            );
+            sent[78..].fill(0);
+        },
+    ),
 ];
 /// Packets that are not for the tunnel, or pass in vain.
 const OTHERS_OF_IPV4: [Change; 4] = [

@@ -370,10 +370,42 @@ fn networks_share_the_queues_of_a_lease_each_with_its_own_tunnel() {
     // The user's network on the other device loses it.
     await_lease(&on_device, "the steward is back", |lease| !lease.is_away());
     on_device.set_stations(&[station(None)]).expect("allowed");
+    // The steward answers before it looks at other networks.
     assert!(wait::until(wait::SOON, || !tunnelled.answers(8)));
-    assert!(tunnelled.answers(7));
+    tunnelled.await_answers(true);
     ip(&tunnelled.world, "link set vx7 down");
     assert!(wait::until(wait::SOON, || !tunnelled.answers(7)));
+}
+
+/// Its stations are those that were checked on the vxlan device, whatever it requests, and in which order.
+#[test]
+fn network_in_a_tunnel_cannot_lose_it_and_keep_stations() {
+    require!(Root);
+    let world = World::with(1, &(policy() + &rule("vx8")));
+    ip(&world, "address add 10.9.0.1/24 dev nic0");
+    for device in [
+        MAKE,
+        "link add vx8 type vxlan id 8 local 10.9.0.1 dstport 4789 nolearning",
+    ] {
+        ip(&world, device);
+    }
+    ip(&world, UP);
+    ip(&world, "link set vx8 up");
+    let lease = take(&world.socket(), &network(0)).expect("allowed");
+    assert_eq!(refusal(lease.drop_unknown(0)).reason, Reason::Lease);
+    set_tunnel(&lease);
+    assert_eq!(refusal(lease.tunnel(1, "vx7")).reason, Reason::Taken);
+    lease.tunnel(1, "vx8").expect("allowed");
+    // The first one of the device has left.
+    lease.tunnel(2, "vx8").expect("allowed");
+    assert_eq!(refusal(lease.drop_unknown(1)).reason, Reason::Lease);
+    for share in [0, 2] {
+        lease.drop_unknown(share).expect("it has a tunnel");
+        let refused = refusal(lease.set_tunnel_stations(share, &[station(Some(1))]));
+        assert!(refused.text.contains("set it there before"), "{refused}");
+    }
+    let refused = refusal(lease.set_tunnel_stations(1, &[station(Some(1))]));
+    assert_eq!(refused.reason, Reason::Lease, "{refused}");
 }
 
 #[test]
@@ -381,11 +413,19 @@ fn tunnel_survives_the_steward_if_its_device_does() {
     require!(Root);
     let mut tunnelled = Tunnelled::new(World::kept_for(&policy(), "60"));
     let back = |lease: &Lease| !lease.is_away();
-    for signal in [Signal::TERM, Signal::KILL] {
+    tunnelled.lease.drop_unknown(0).expect("it has a tunnel");
+    let mut unknown = frame::vxlan(LOCAL.parse().expect("an address"), 7, &frame::plain(200, 1));
+    unknown[29] ^= 0x40;
+    frame::sum_ipv4(&mut unknown);
+    for (signal, drops) in [(Signal::TERM, 1), (Signal::KILL, 2)] {
         tunnelled.world.end_steward(signal);
         tunnelled.world.restart();
         await_lease(&tunnelled.lease, "the steward is back", back);
         tunnelled.await_answers(true);
+        tunnelled.world.wire.send(&unknown);
+        let counters = || tunnelled.lease.counters(0, common::soon()).expect("ours");
+        let dropped = || counters().unknown_sender == drops;
+        assert!(wait::until(wait::SOON, dropped), "{:?}", counters());
     }
     tunnelled.world.end_steward(Signal::KILL);
     ip(&tunnelled.world, "link set vx7 down");

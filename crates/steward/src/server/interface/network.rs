@@ -72,16 +72,21 @@ impl Network {
         let set = self.ring.as_ref().map_or(Ok(()), |ring| {
             program.set_network(self.queues.clone(), MulticastLimit::default(), ring)
         });
-        set.and_then(|()| match self.tunnel {
+        let drops_unknown = self.tunnel.is_some_and(|tunnel| tunnel.drops_unknown);
+        set.and_then(|()| match self.tunnel.map(Tunnel::leaving_unknown) {
             Some(tunnel) => program.set_tunnel(self.queues.clone(), number, tunnel),
             None => Ok(()),
         })
         .map_err(|error| with_sources(&error))?;
         // Without room for one, its packets go to the kernel.
-        let _ = self
+        let has_all = self
             .vteps
             .iter()
             .try_for_each(|&vtep| program.change_vtep(number, (vtep, true)));
+        if drops_unknown && has_all.is_ok() {
+            let dropped = program.drop_unknown(self.queues.clone(), number);
+            dropped.map_err(|error| with_sources(&error))?;
+        }
         self.stations
             .iter()
             .try_for_each(|(&station, &port)| program.set_station(number, station, port))
@@ -93,6 +98,10 @@ impl Network {
         let path = ring_path(pins, self.queues.start);
         self.ring.as_mut().map_or(Ok(()), |ring| ring.pin(&path))
     }
+}
+
+fn no_tunnel() -> Result<(), Refusal> {
+    Reason::Lease.refuse("the network has no tunnel: ask for that first")
 }
 
 impl Interface {
@@ -245,12 +254,19 @@ impl Interface {
     /// shares the queues of another network may be new.
     pub(crate) fn set_tunnel(&mut self, number: u32, tunnel: Tunnel) -> Result<(), Refusal> {
         let (name, first) = (&self.link.name, queues_of(number));
-        let is_it = |other: Tunnel| other.is_same(tunnel);
-        // One that shared queues may be left over, without stations.
-        let has_it = |(&other, its): (&u32, &Network)| {
-            other != number && its.tunnel.is_some_and(is_it) && !its.stations.is_empty()
+        let is_it = |&(&other, its): &(&u32, &Network)| {
+            let has_it = |its: Tunnel| match queues_of(other) == first {
+                // Queues have one tunnel of a VNI and a port.
+                true => (its.vni, its.port) == (tunnel.vni, tunnel.port),
+                false => its.is_same(tunnel),
+            };
+            !tunnel.local.is_unspecified() && other != number && its.tunnel.is_some_and(has_it)
         };
-        if !tunnel.local.is_unspecified() && self.networks.iter().any(has_it) {
+        // One that shared queues and has left has no stations.
+        let has_left =
+            |&(&other, its): &(&u32, &Network)| queues_of(other) != other && its.stations.is_empty();
+        let (left, others): (Vec<_>, Vec<_>) = self.networks.iter().filter(is_it).partition(has_left);
+        if !others.is_empty() {
             let Tunnel { vni, local, .. } = tunnel;
             return Reason::Taken.refuse(format!(
                 "another network of {name} receives VNI {vni} at {local}: leave out the underlay of one of them"
@@ -263,8 +279,16 @@ impl Interface {
         }
         let queues = match self.networks.get(&first) {
             Some(network) if number == first || network.tunnel.is_some() => network.queues.clone(),
-            _ => return Reason::Lease.refuse("the network of the lease has no tunnel: ask for that first"),
+            _ => return no_tunnel(),
         };
+        for other in left.into_iter().map(|(&other, _)| other).collect::<Vec<_>>() {
+            self.networks.remove(&other);
+            let ended = self
+                .program
+                .as_ref()
+                .map_or(Ok(()), |program| program.end_tunnel(other));
+            ended.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
+        }
         if !self.networks.contains_key(&number) {
             let put = self.put_network(number, queues, None);
             put.map_err(|why| Reason::Kernel.because(why))?;
@@ -285,10 +309,14 @@ impl Interface {
     /// Has the program drop packets for the tunnel of a network from hosts that it takes none from.
     pub(crate) fn drop_unknown(&mut self, number: u32) -> Result<(), Refusal> {
         let network = self.networks.get_mut(&number);
-        if let Some((network, program)) = network.zip(self.program.as_ref()) {
+        let Some(network) = network.filter(|network| network.tunnel.is_some()) else {
+            return no_tunnel();
+        };
+        if let Some(program) = &self.program {
             let dropped = program.drop_unknown(network.queues.clone(), number);
-            network.tunnel = dropped.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
+            dropped.map_err(|error| Reason::Kernel.because(with_sources(&error)))?;
         }
+        network.tunnel = network.tunnel.map(Tunnel::dropping_unknown);
         Ok(())
     }
 
@@ -300,7 +328,7 @@ impl Interface {
             .get_mut(&number)
             .filter(|network| network.tunnel.is_some())
         else {
-            return Reason::Lease.refuse("the network has no tunnel: ask for that first");
+            return no_tunnel();
         };
         let added = changes.iter().filter(|change| change.is_added).count();
         if network.vteps.len() + added > VTEPS_MAX {
