@@ -5,6 +5,7 @@
 //! administrator's word: a claim cannot change a key that it has. `PortDefaults` there can be changed.
 
 use k8s_openapi::api::resource::v1::{DeviceAllocationConfiguration, DeviceRequestAllocationResult};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use model::config::{Port, Table as _};
 use model::mistakes::nearest;
 use serde_json::{Map, Value};
@@ -44,6 +45,22 @@ const DECIDED: [(&[&str], &str); 3] = [
     ),
 ];
 
+/// Keys by which a claim would loosen what its class has fixed by another key.
+const LOOSENING: [(&str, &[&str]); 9] = [
+    ("vlan", &["trunk"]),
+    ("trunk", &["vlan"]),
+    ("isolated", &["promiscuous"]),
+    ("ips", &["router", "dhcp-server"]),
+    ("rule", &["from-guest-default", "to-guest-default"]),
+    ("from-guest-bits", &["from-guest-bits-burst"]),
+    ("from-guest-packets", &["from-guest-packets-burst"]),
+    ("to-guest-bits", &["to-guest-bits-burst"]),
+    ("to-guest-packets", &["to-guest-packets-burst"]),
+];
+
+/// Keys that only classes can have, because they affect the guests of others.
+const OF_CLASSES: [&str; 1] = ["memory-files"];
+
 /// What is wrong with parameters.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
@@ -57,6 +74,18 @@ pub(crate) enum ConfigError {
     Decided { key: String, why: &'static str },
     #[error("{0} is set by the DeviceClass: remove it from the claim, or use another class")]
     OfClass(String),
+    #[error(
+        "{key} would change {fixed}, which the DeviceClass sets: remove it from the claim, or use another class"
+    )]
+    Loosens { key: String, fixed: &'static str },
+    #[error("{0} can affect guests of others: only a DeviceClass can have it")]
+    ForClasses(String),
+    #[error("adminAccess is for programs that watch devices, and has no port: remove it")]
+    AdminAccess,
+    #[error(
+        "the allocation has queues = {0:?}, which is no number: delete the pod, so that it is allocated anew"
+    )]
+    Capacity(String),
     #[error(
         "queues = {given}, but the claim has {consumed}: request capacity `queues: {given:?}`, or remove the key"
     )]
@@ -73,6 +102,9 @@ pub(crate) fn keys(
     result: &DeviceRequestAllocationResult,
     configs: &[DeviceAllocationConfiguration],
 ) -> Result<Map<String, Value>, ConfigError> {
+    if result.admin_access == Some(true) {
+        return Err(ConfigError::AdminAccess);
+    }
     let (mut keys, mut fixed) = (Map::new(), Map::new());
     let is_of_class = |config: &&DeviceAllocationConfiguration| config.source == "FromClass";
     let of_class = configs.iter().filter(is_of_class);
@@ -81,8 +113,8 @@ pub(crate) fn keys(
         let Some(opaque) = &config.opaque else { continue };
         let is_class = is_of_class(&config);
         let (kind, given) = read(&opaque.parameters.0, is_class)?;
-        if let Some(key) = given.keys().find(|key| !is_class && fixed.contains_key(*key)) {
-            return Err(ConfigError::OfClass(key.clone()));
+        if !is_class {
+            given.keys().try_for_each(|key| check_of_claim(key, &fixed))?;
         }
         if is_class && kind == KIND {
             fixed.extend(given.clone());
@@ -95,6 +127,24 @@ pub(crate) fn keys(
     set_queues(&mut keys, result)?;
     Port::read(keys.clone().into()).map_err(|mistake| ConfigError::Mistake(mistake.what))?;
     Ok(keys)
+}
+
+/// Whether a claim can have this key, if its class has fixed those.
+fn check_of_claim(key: &String, fixed: &Map<String, Value>) -> Result<(), ConfigError> {
+    if fixed.contains_key(key) {
+        return Err(ConfigError::OfClass(key.clone()));
+    }
+    if OF_CLASSES.contains(&key.as_str()) {
+        return Err(ConfigError::ForClasses(key.clone()));
+    }
+    let mut loosening = LOOSENING.iter();
+    match loosening.find(|(of, keys)| fixed.contains_key(*of) && keys.contains(&key.as_str())) {
+        Some(&(fixed, _)) => Err(ConfigError::Loosens {
+            key: key.clone(),
+            fixed,
+        }),
+        None => Ok(()),
+    }
 }
 
 /// Whether the configuration is for this driver and request.
@@ -170,9 +220,12 @@ fn set_queues(
         .as_ref()
         .and_then(|all| all.get("queues"));
     // Without consumable capacity in the cluster the device is the claim's alone.
-    let Some(consumed) = consumed.and_then(|quantity| quantity.0.parse::<u64>().ok()) else {
+    let Some(Quantity(consumed)) = consumed else {
         return Ok(());
     };
+    let consumed = consumed
+        .parse::<u64>()
+        .map_err(|_| ConfigError::Capacity(consumed.clone()))?;
     if let Some(given) = keys
         .get("queues")
         .filter(|given| given.as_u64() != Some(consumed))
@@ -189,7 +242,6 @@ mod tests {
     use std::collections::BTreeMap;
 
     use k8s_openapi::api::resource::v1::OpaqueDeviceConfiguration;
-    use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
     use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
     use serde_json::json;
 
@@ -255,6 +307,53 @@ mod tests {
     }
 
     #[test]
+    fn claim_cannot_loosen_what_its_class_fixes() {
+        for (class, claim, wanted) in [
+            (
+                json!({"from-guest-bits": "1M"}),
+                json!({"from-guest-bits-burst": "1T"}),
+                "change from-guest-bits,",
+            ),
+            (
+                json!({"to-guest-packets": "1k"}),
+                json!({"to-guest-packets-burst": "1M"}),
+                "change to-guest-packets,",
+            ),
+            (
+                json!({"ips": "192.0.2.1"}),
+                json!({"router": true}),
+                "change ips,",
+            ),
+            (
+                json!({"ips": "192.0.2.1"}),
+                json!({"dhcp-server": true}),
+                "change ips,",
+            ),
+            (
+                json!({"rule": ["direction=to-guest action=allow protocol=tcp"]}),
+                json!({"to-guest-default": "allow"}),
+                "change rule,",
+            ),
+            (json!({"vlan": null}), json!({"trunk": "5"}), "change vlan,"),
+            (
+                json!({"isolated": true}),
+                json!({"promiscuous": true}),
+                "change isolated,",
+            ),
+            (json!({}), json!({"memory-files": "any"}), "only a DeviceClass"),
+        ] {
+            let configs = [config("FromClaim", &[], &claim), config("FromClass", &[], &class)];
+            let refused = keys_of(&configs).expect_err("loosens it");
+            assert!(refused.contains(wanted), "{claim}: {refused}");
+        }
+        let known = Port::schema();
+        let loosening = LOOSENING.iter().flat_map(|(of, keys)| keys.iter().chain([of]));
+        for key in loosening.chain(&OF_CLASSES) {
+            assert!(known.contains_key(*key), "{key}");
+        }
+    }
+
+    #[test]
     fn mistakes_are_named_with_their_remedy() {
         for (keys, wanted) in [
             (json!({"vlna": 5}), "did you mean \"vlan\"?"),
@@ -301,5 +400,15 @@ mod tests {
         assert_eq!(keys(&result, &claim(2)).expect("allowed")["queues"], 2);
         let refused = keys(&result, &claim(4)).expect_err("too many").to_string();
         assert!(refused.contains("request capacity `queues: \"4\"`"), "{refused}");
+        // More than was counted must not pass.
+        let all = result.consumed_capacity.as_mut().expect("there");
+        all.insert("queues".to_owned(), Quantity("1500m".to_owned()));
+        let refused = keys(&result, &claim(128)).expect_err("no number").to_string();
+        assert!(refused.contains("1500m"), "{refused}");
+        // The scheduler counts nothing for access as administrator.
+        result.consumed_capacity = None;
+        result.admin_access = Some(true);
+        let refused = keys(&result, &claim(128)).expect_err("not counted").to_string();
+        assert!(refused.contains("adminAccess"), "{refused}");
     }
 }
