@@ -44,6 +44,11 @@ impl ClaimName {
     pub(crate) fn shown(&self) -> &str {
         self.in_pod.as_deref().unwrap_or(&self.name)
     }
+
+    /// The name for logs, by which kubectl finds it.
+    pub(crate) fn full(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
 }
 
 /// A device that was allocated.

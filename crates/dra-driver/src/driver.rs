@@ -102,7 +102,7 @@ impl Driver {
         .await
     }
 
-    /// Releases a claim.
+    /// Releases a claim; `name` is for the log.
     ///
     /// # Errors
     /// Why something of it is left.
@@ -209,11 +209,11 @@ impl Driver {
             for claim in claims {
                 if self.cluster.has(&claim).await == Some(false) {
                     tracing::info!(
-                        claim = claim.shown(),
+                        claim = claim.full(),
                         "the claim is gone, and kubelet did not release it"
                     );
                     // Logs its errors; the next round tries again.
-                    let _ = self.release(&claim.name, &claim.uid).await;
+                    let _ = self.release(&claim.full(), &claim.uid).await;
                 }
             }
             let removed = self.with_ports(Ports::remove_strays).await;

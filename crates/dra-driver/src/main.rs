@@ -56,7 +56,8 @@ use crate::ports::Ports;
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    options.log.start("info");
+    // kube logs each failure, too, without its reason.
+    options.log.start("info,kube_client=off");
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -96,7 +96,7 @@ impl Ports {
         if established.is_err()
             && let Err(error) = self.release(uid)
         {
-            let claim = claim.name.shown();
+            let claim = claim.name.full();
             tracing::warn!(claim, uid, "{error}: what was prepared is removed later");
             self.unfinished.insert(uid.clone());
         }
@@ -136,7 +136,7 @@ impl Ports {
     pub(crate) fn restore_files(&self) {
         for checkpoint in self.store.all() {
             if let Err(error) = self.establish_files(checkpoint) {
-                tracing::error!(claim = checkpoint.claim.shown(), "{error}");
+                tracing::error!(claim = checkpoint.claim.full(), "{error}");
             }
         }
     }
@@ -159,7 +159,7 @@ impl Ports {
         self.paused = None;
         // Some may have been prepared since.
         for checkpoint in self.absent(&self.daemon.networks()?) {
-            let (claim, uid) = (checkpoint.claim.shown(), &checkpoint.claim.uid);
+            let (claim, uid) = (checkpoint.claim.full(), &checkpoint.claim.uid);
             match self.establish(&checkpoint) {
                 Ok(()) => {
                     tracing::info!(claim, uid, "ports added to the daemon again");
@@ -167,11 +167,7 @@ impl Ports {
                 }
                 Err(error) => {
                     if self.failing.insert(uid.clone()) {
-                        tracing::error!(
-                            claim,
-                            uid,
-                            "{error}; its pod is without network: the driver tries again"
-                        );
+                        tracing::error!(claim, uid, "{error}; its pod has no network until then: retrying");
                     }
                     self.paused = Some(Instant::now() + PAUSE);
                 }

@@ -26,7 +26,7 @@ const LONGEST: usize = 1024;
 /// Why a claim cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClaimError {
-    #[error("cannot read the claim: {0}: check the driver's access to the cluster")]
+    #[error("cannot read the claim: {}: check the driver's access to the cluster", super::reason(.0))]
     Cluster(#[from] kube::Error),
     #[error("the claim is gone, or another one has its name now: delete the pod")]
     Gone,
@@ -210,7 +210,8 @@ impl Cluster {
             .patch_status(&claim.name, &params, &Patch::Apply(&patch))
             .await;
         if let Err(error) = patched {
-            tracing::warn!(claim = claim.shown(), "its status cannot be reported: {error}");
+            let (claim, why) = (claim.full(), super::reason(&error));
+            tracing::warn!(claim, "cannot write its status: {why}: check the driver's access");
         }
     }
 
@@ -244,7 +245,8 @@ impl Cluster {
         };
         let events: Api<Event> = Api::namespaced(self.client.clone(), &claim.namespace);
         if let Err(error) = events.create(&PostParams::default(), &event).await {
-            tracing::warn!(claim = claim.shown(), "no event: {error}");
+            let (claim, why) = (claim.full(), super::reason(&error));
+            tracing::warn!(claim, "cannot create its event: {why}: check the driver's access");
         }
     }
 }

@@ -24,6 +24,15 @@ pub(crate) struct Cluster {
     driver: String,
 }
 
+/// Why the cluster did not do something: the API server's message, or why there is no connection. The text of
+/// [`kube::Error`] has the whole answer as a structure of Rust, and of a connection only that it failed.
+pub(crate) fn reason(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        _ => anyhow::Chain::new(error).last().unwrap_or(error).to_string(),
+    }
+}
+
 impl Cluster {
     /// Reads the credentials; connects later.
     ///
@@ -60,7 +69,7 @@ impl Cluster {
                         ..Default::default()
                     };
                 }
-                Err(error) => error.to_string(),
+                Err(error) => reason(&error),
             };
             if why != logged {
                 let node = &self.node;

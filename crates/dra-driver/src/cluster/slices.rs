@@ -165,7 +165,7 @@ pub(crate) async fn publish(cluster: Cluster, mut devices: watch::Receiver<Optio
                 }
             }
             Err(error) => {
-                let error = error.to_string();
+                let error = super::reason(&error);
                 if error != failed {
                     tracing::warn!(
                         "cannot publish the networks: {error}: check the driver's access; retrying"

@@ -30,7 +30,8 @@ impl Service {
     }
 
     async fn release(&self, claim: &Claim, deadline: Instant) -> Result<(), DriverError> {
-        let released = timeout_at(deadline, self.0.release(&claim.name, &claim.uid)).await;
+        let name = format!("{}/{}", claim.namespace, claim.name);
+        let released = timeout_at(deadline, self.0.release(&name, &claim.uid)).await;
         released.unwrap_or(Err(DriverError::Deadline(DEADLINE)))
     }
 }
