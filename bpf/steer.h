@@ -24,6 +24,7 @@
  *   bit  40       the queue has a map of its own (STEER_OWN_MAP)
  *   bit  41       the queue's network is behind a tunnel (STEER_TUNNEL)
  *   bit  42       a tunnel of the queue drops packets of unknown senders (STEER_DROPS_UNKNOWN)
+ *   bit  43       several networks in tunnels have the queue (STEER_SHARED)
  *   bits 48..63   flags: STEER_QUEUE_*
  *
  * A queue has two slots for a socket. The configuration names one of them. The next socket is put into the other
@@ -44,6 +45,9 @@
 
 /* Of the tunnels of the queue's networks at least one drops packets of unknown senders. */
 #define STEER_DROPS_UNKNOWN (1ULL << 42)
+
+/* Several networks in tunnels have the queue, or had it: the receiver finds the network of a frame only by the note. */
+#define STEER_SHARED (1ULL << 43)
 
 /* The queue is ours. While it is clear (the state of a fresh map) every frame goes to the host. */
 #define STEER_QUEUE_ACTIVE 0x1

@@ -362,8 +362,7 @@ static __always_inline int steer_in_network(struct xdp_md *ctx, __u32 queue, __u
 	} else
 #endif
 		before = write_note(ctx, port);
-	/* The receiver finds the network only by the port. */
-	if (!before && network >> STEER_SHARE_SHIFT)
+	if (!before && config & STEER_SHARED)
 		goto not_ours;
 	verdict = to_socket(ctx, queue, config, before, counters);
 	return outer && verdict == XDP_PASS ? XDP_DROP : verdict;

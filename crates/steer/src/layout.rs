@@ -19,6 +19,8 @@ const SHARE_SHIFT: u32 = 8;
 const TUNNEL: u64 = 1 << 41;
 /// `STEER_DROPS_UNKNOWN`
 const DROPS_UNKNOWN: u64 = 1 << 42;
+/// `STEER_SHARED`
+const SHARED: u64 = 1 << 43;
 /// `STEER_QUEUE_ACTIVE`
 const ACTIVE: u64 = 0x1;
 /// `STEER_QUEUE_SECOND`
@@ -118,12 +120,17 @@ pub(crate) fn filter_bits(word: u64) -> u64 {
 
 /// The bits of a word for the network of the queue.
 pub(crate) fn network_bits(word: u64) -> u64 {
-    word & ((NETWORK | 0xff << NETWORK_SHIFT) << FLAGS_SHIFT | TUNNEL | DROPS_UNKNOWN)
+    word & ((NETWORK | 0xff << NETWORK_SHIFT) << FLAGS_SHIFT | TUNNEL | DROPS_UNKNOWN | SHARED)
 }
 
 /// The word, for a queue whose network is behind a tunnel.
 pub(crate) fn word_with_tunnel(word: u64) -> u64 {
     word | TUNNEL
+}
+
+/// The word, for a queue that several networks in tunnels have.
+pub(crate) fn word_of_shared(word: u64) -> u64 {
+    word | SHARED
 }
 
 /// The word, for a queue of which a tunnel drops packets of unknown senders.
@@ -466,7 +473,7 @@ mod tests {
     fn network_has_flag_and_number_where_steer_h_says() {
         assert_eq!(word_of_network(0), 0x0020_0000_0000_0000);
         assert_eq!(word_of_network(0xa5), 0xa520_0000_0000_0000);
-        assert_eq!(lasting_bits(u64::MAX), 0xff38_0600_0000_0000);
+        assert_eq!(lasting_bits(u64::MAX), 0xff38_0e00_0000_0000);
     }
 
     #[test]

@@ -14,8 +14,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 
 use crate::layout::{
-    MAX_QUEUES, Station, network_bits, queues_of, word_has_tunnel, word_of_network, word_that_drops_unknown,
-    word_with_tunnel,
+    MAX_QUEUES, Station, network_bits, queues_of, word_has_tunnel, word_of_network, word_of_shared,
+    word_that_drops_unknown, word_with_tunnel,
 };
 use crate::map;
 use crate::network::{MulticastLimit, StationError};
@@ -93,6 +93,11 @@ impl Program {
             self.remove_stations(network)?;
         }
         self.end_tunnel(network)?;
+        if network != queues_of(network) {
+            for queue in queues.clone() {
+                self.set_word(queue, word_of_shared(self.word(queue)?))?;
+            }
+        }
         let set = tunnels.set(network, tunnel);
         set.map_err(|source| QueueError::Network { network, source })?;
         for queue in queues {
