@@ -26,6 +26,14 @@ use crate::fdb::remotes::{Remotes, Vtep, VtepNumber, Vteps};
 use crate::fdb::vlans::Vlans;
 use crate::policy::guard::SourceGuard;
 
+/// An underlay: the network that has opened it, and the index of its NIC, which may be another one the next time.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "fields are described above")]
+pub struct UnderlayOf {
+    pub network: Arc<str>,
+    pub interface: u32,
+}
+
 /// Names a port within its network.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortNumber(pub u16);
@@ -145,8 +153,8 @@ pub struct Fdb {
     behind: Arc<BridgeFdb>,
     /// Addresses that the underlay reaches, and their VTEPs.
     remotes: Option<(Arc<Remotes>, Arc<Vteps>)>,
-    /// The network whose underlay this one uses, too, and its number there; `None`: its own.
-    pub(crate) shares: Option<(Arc<str>, u16)>,
+    /// The underlay of another network, which this one uses, too, and its number there; `None`: its own.
+    pub(crate) shares: Option<(UnderlayOf, u16)>,
     /// Until then frames for an uplink without a queue wait: its last queue is being set up again.
     uplink_until: Option<Instant>,
 }
@@ -204,8 +212,8 @@ impl Fdb {
         Self { remotes, ..self }
     }
 
-    /// Sets the network whose underlay this one uses, too, and its number there, from 1 on.
-    pub fn sharing(self, shares: Option<(Arc<str>, u16)>) -> Self {
+    /// Sets the underlay of another network, which this one uses, too, and its number there, from 1 on.
+    pub fn sharing(self, shares: Option<(UnderlayOf, u16)>) -> Self {
         Self { shares, ..self }
     }
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::fdb::PortNumber;
+use crate::fdb::{PortNumber, UnderlayOf};
 
 /// What a lane serves. A worker finds the target of each lane by the target's role.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -28,7 +28,7 @@ pub enum Role {
     Uplink { network: Arc<str>, queue: u32 },
     /// A queue of the NIC that carries the VXLAN packets of the uplinks of a network, and of those that share it
     /// ([`Fdb::sharing`](crate::fdb::Fdb::sharing)).
-    Underlay { network: Arc<str>, queue: u32 },
+    Underlay { underlay: UnderlayOf, queue: u32 },
     /// The tap of a network's uplink, in tap mode.
     UplinkTap { network: Arc<str> },
     /// The tap between a network and the host.
@@ -81,7 +81,10 @@ impl Role {
         match self {
             Self::Member { network, .. }
             | Self::Uplink { network, .. }
-            | Self::Underlay { network, .. }
+            | Self::Underlay {
+                underlay: UnderlayOf { network, .. },
+                ..
+            }
             | Self::UplinkTap { network }
             | Self::Host { network }
             | Self::Multicast { network } => Some(network),
@@ -89,10 +92,10 @@ impl Role {
         }
     }
 
-    /// The network whose underlay it is a queue of.
-    pub(crate) fn underlay_of(&self) -> Option<&Arc<str>> {
+    /// The underlay that it is a queue of.
+    pub(crate) fn underlay(&self) -> Option<&UnderlayOf> {
         match self {
-            Self::Underlay { network, .. } => Some(network),
+            Self::Underlay { underlay, .. } => Some(underlay),
             _ => None,
         }
     }

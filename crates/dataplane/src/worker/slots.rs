@@ -308,10 +308,9 @@ impl Lanes {
         let mut networks: BTreeSet<_> = own.collect();
         // Their frames arrive here.
         let sharing = self.fdbs.iter().filter(|(_, fdb)| {
-            let owner = fdb.shares.as_ref().map(|(owner, _)| owner);
-            self.slots
-                .iter()
-                .any(|slot| slot.role.underlay_of() == owner && owner.is_some())
+            let underlay = fdb.shares.as_ref().map(|(underlay, _)| underlay);
+            let mut slots = self.slots.iter();
+            underlay.is_some() && slots.any(|slot| slot.role.underlay() == underlay)
         });
         networks.extend(sharing.map(|(network, _)| Arc::clone(network)));
         let mut sharing: HashMap<_, Vec<_>> = HashMap::new();
@@ -319,8 +318,8 @@ impl Lanes {
         for network in networks {
             let fdb = self.fdbs.get(&network).cloned().unwrap_or_default();
             let all = Arc::new(self.forwarding_of(&network, fdb));
-            if let Some((owner, number)) = &all.fdb.shares {
-                let its = sharing.entry(Arc::clone(owner)).or_default();
+            if let Some((underlay, number)) = &all.fdb.shares {
+                let its = sharing.entry(underlay.clone()).or_default();
                 its.push((*number, Arc::clone(&all)));
             }
             for slot in self
@@ -336,9 +335,9 @@ impl Lanes {
             }
         }
         for slot in &mut self.slots {
-            if let Some(owner) = slot.role.underlay_of() {
+            if let Some(underlay) = slot.role.underlay() {
                 slot.lane
-                    .set_sharing(sharing.get(owner).cloned().unwrap_or_default());
+                    .set_sharing(sharing.get(underlay).cloned().unwrap_or_default());
             }
         }
     }
@@ -346,12 +345,14 @@ impl Lanes {
     /// The forwarding state of a network. Adds the network's lanes on other workers to [`Self::remote`].
     fn forwarding_of(&mut self, network: &Arc<str>, fdb: Arc<Fdb>) -> Forwarding {
         let first = self.remote.len();
-        let owner = fdb.shares.as_ref().map(|(owner, _)| Arc::clone(owner));
+        let shares = fdb.shares.clone();
+        let underlay = shares.as_ref().map(|(underlay, _)| underlay);
+        let owner = underlay.map(|underlay| &underlay.network);
         // The network's lanes, and those of an underlay that it shares.
         let is_its = |role: &Role| {
-            role.network() == Some(network) || owner.is_some() && role.underlay_of() == owner.as_ref()
+            role.network() == Some(network) || underlay.is_some() && role.underlay() == underlay
         };
-        for spread in [Some(network), owner.as_ref()].into_iter().flatten() {
+        for spread in [Some(network), owner].into_iter().flatten() {
             let lanes = self
                 .spreads
                 .get(spread)

@@ -29,6 +29,7 @@ use crate::nic::interface::Interface;
 use crate::nic::lane_facts::LaneFacts;
 use crate::nic::steering::Steering;
 use common::lock::Locked;
+use dataplane::fdb::UnderlayOf;
 use dataplane::fdb::{Fdb, PortMark, PortNumber};
 use dataplane::lane::role::Role;
 use host::links::routes::TableChanges;
@@ -44,8 +45,7 @@ static NUMBERS: Mutex<Vec<Arc<str>>> = Mutex::new(Vec::new());
 struct Open {
     interface: Weak<Interface>,
     wanted: Wanted,
-    /// [`Network::owner`] of its owner.
-    owner: Arc<str>,
+    underlay: UnderlayOf,
     counters: Vec<Arc<PairCounters>>,
     lanes: Vec<Weak<LaneFacts>>,
 }
@@ -54,7 +54,7 @@ struct Open {
 #[derive(Clone)]
 struct Shared {
     interface: Weak<Interface>,
-    owner: Arc<str>,
+    underlay: UnderlayOf,
     /// From 1 on.
     number: u16,
     counters: Vec<Arc<PairCounters>>,
@@ -108,7 +108,7 @@ impl Underlay {
     /// Adds the addresses of other hosts, if frames to them can leave.
     pub(super) fn add_remotes(&self, fdb: Fdb) -> Fdb {
         let shared = self.shared.as_ref();
-        let fdb = fdb.sharing(shared.map(|shared| (Arc::clone(&shared.owner), shared.number)));
+        let fdb = fdb.sharing(shared.map(|shared| (shared.underlay.clone(), shared.number)));
         match &self.follower {
             Some(follower) if shared.is_some() || self.running.iter().any(Option::is_some) => {
                 fdb.with_remotes(Arc::clone(&follower.remotes), Arc::clone(&follower.published))
@@ -236,11 +236,15 @@ impl Network {
         if state.underlay.shared.is_some() {
             return Ok(());
         }
+        let underlay = UnderlayOf {
+            network: Arc::clone(&self.owner),
+            interface: interface.link.index,
+        };
         for at in 0..state.underlay.running.len() {
             if state.underlay.running[at].is_none() {
                 let number = config.at.start_queue + at as u32;
                 let role = Role::Underlay {
-                    network: Arc::clone(&self.owner),
+                    underlay: underlay.clone(),
                     queue: number,
                 };
                 let counters = Arc::clone(&state.underlay.counters[at]);
@@ -255,7 +259,7 @@ impl Network {
             None => open.push(Open {
                 interface: Arc::downgrade(&interface),
                 wanted: config.wanted(),
-                owner: Arc::clone(&self.owner),
+                underlay,
                 counters: state.underlay.counters.clone(),
                 lanes,
             }),
@@ -278,10 +282,14 @@ impl Network {
         let (Some(interface), Some(number)) = (interface, number) else {
             return Err(InterfaceError::InUse);
         };
-        tracing::info!(network = self.name, "the underlay is shared with {}", open.owner);
+        tracing::info!(
+            network = self.name,
+            "the underlay is shared with {}",
+            open.underlay.network
+        );
         state.underlay.shared = Some(Shared {
             interface: Weak::clone(&open.interface),
-            owner: Arc::clone(&open.owner),
+            underlay: open.underlay.clone(),
             number,
             counters: open.counters.clone(),
             lanes: open.lanes.clone(),

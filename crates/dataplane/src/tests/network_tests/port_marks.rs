@@ -11,6 +11,7 @@ use xsk::{RxDesc, UmemOffset, XDP_PACKET_HEADROOM};
 use super::*;
 use crate::backend::own_queue::CopyQueue;
 use crate::fdb::PortMark;
+use crate::fdb::UnderlayOf;
 use crate::nic::endpoint::NicQueue;
 use crate::nic::hints::XdpMetadata;
 use crate::policy::filter::{Filter, PortFilter, Rule};
@@ -411,12 +412,16 @@ fn networks_that_share_an_underlay_are_told_by_the_mark() {
         port: PortNumber(0),
         pair: 0,
     };
-    world.lanes.slots[2].role = Role::Underlay {
+    let underlay = |interface| UnderlayOf {
         network: NETWORK.into(),
+        interface,
+    };
+    world.lanes.slots[2].role = Role::Underlay {
+        underlay: underlay(1),
         queue: 0,
     };
     let other = || Fdb::new(vec![Some(port(mac(0), 9, Vlans::Untagged))]);
-    let sharing = other().sharing(Some((NETWORK.into(), 1)));
+    let sharing = other().sharing(Some((underlay(1), 1)));
     world.lanes.fdbs.insert(network(), Arc::new(sharing));
     world.rebuild_forwarding();
     let mark = |network, generation| {
@@ -442,11 +447,13 @@ fn networks_that_share_an_underlay_are_told_by_the_mark() {
     }
     // At another place the program has written nothing.
     assert_eq!(world.got_at(8, mark(1, 9), &frame(mac(0), STRANGER, 60)), None);
-    // It is alone now.
-    world.lanes.fdbs.insert(network(), Arc::new(other()));
-    world.rebuild_forwarding();
-    for (mark, receiver) in [(mark(1, 9), None), (mark(0, 3), Some(0)), (None, Some(0))] {
-        assert_eq!(world.got_at(0, mark, &frame(mac(0), STRANGER, 60)), receiver);
+    // It is alone now: also if the other network uses queues of another NIC, which its owner has left.
+    for alone in [other(), other().sharing(Some((underlay(2), 1)))] {
+        world.lanes.fdbs.insert(network(), Arc::new(alone));
+        world.rebuild_forwarding();
+        for (mark, receiver) in [(mark(1, 9), None), (mark(0, 3), Some(0)), (None, Some(0))] {
+            assert_eq!(world.got_at(0, mark, &frame(mac(0), STRANGER, 60)), receiver);
+        }
     }
     assert_eq!(PortMark(mark_of(1024, 3)).of_network(0), None);
 }

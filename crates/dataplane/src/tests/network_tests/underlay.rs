@@ -12,6 +12,7 @@ use packet::word;
 use super::filter::filter;
 use super::workers::Workers;
 use super::*;
+use crate::fdb::UnderlayOf;
 use crate::fdb::remotes::{Remotes, Vtep, VtepNumber, Vteps};
 use crate::lane::Work;
 use crate::policy::guard::{Addresses, SourceGuard};
@@ -89,7 +90,10 @@ fn add_ways(world: &mut World) -> [XdpWire; 2] {
             queue: 0,
         },
         Role::Underlay {
-            network: network(),
+            underlay: UnderlayOf {
+                network: network(),
+                interface: 1,
+            },
             queue: 0,
         },
     ];

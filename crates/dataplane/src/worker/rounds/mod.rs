@@ -26,6 +26,7 @@ use self::frames::mac;
 use super::{Command, Pace, Worker, WorkerHandle};
 use crate::backend::arrivals::Origin;
 use crate::direct::{CHUNK_BYTES, DirectMemory};
+use crate::fdb::UnderlayOf;
 use crate::fdb::remotes::{Remotes, Vtep, VtepNumber, Vteps};
 use crate::fdb::vlans::Vlans;
 use crate::fdb::{Fdb, FdbPort, PortNumber};
@@ -324,7 +325,10 @@ fn add_underlay(handle: &WorkerHandle) -> XdpWire {
     };
     let lane = UplinkLane::new(queue, origin, Arc::default());
     let role = Role::Underlay {
-        network: NETWORK.into(),
+        underlay: UnderlayOf {
+            network: NETWORK.into(),
+            interface: 1,
+        },
         queue: 0,
     };
     add(handle, LaneId(100), Box::new(lane), role);
