@@ -493,12 +493,12 @@ pub fn netlink_socket(protocol: Option<Protocol>) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// The kernel's.
-pub fn reading_sockets() -> io::Result<Vec<OwnedFd>> {
+pub fn reading_sockets() -> io::Result<[OwnedFd; 2]> {
     let open = || {
         let own = capabilities(None)?;
         let effective = CapabilitySet::empty();
         set_capabilities(None, CapabilitySets { effective, ..own })?;
-        (0..2).map(|_| netlink_socket(None)).collect()
+        Ok([netlink_socket(None)?, netlink_socket(None)?])
     };
     let opened = std::thread::scope(|scope| scope.spawn(open).join());
     opened.unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))

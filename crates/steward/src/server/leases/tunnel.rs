@@ -27,17 +27,14 @@ impl Server {
         self.lessee_mut(number)?.1.set_tunnel(network, tunnel)?;
         let failed = |error| Reason::Kernel.because(format!("no socket for rtnetlink: {error}"));
         let sockets = reading_sockets().map_err(failed)?;
-        if let [_, changes] = &sockets[..] {
-            TableChanges::prepare(changes.as_fd(), tunnel.device).map_err(failed)?;
-        }
-        Ok(Reply::with(Answer::Done, sockets))
+        TableChanges::prepare(sockets[1].as_fd(), tunnel.device).map_err(failed)?;
+        Ok(Reply::with(Answer::Done, sockets.into()))
     }
 
     /// Changes the hosts from which a network takes packets of its tunnel.
     pub(crate) fn change_vteps(&mut self, number: u64, share: u32, changes: &[VtepChange]) -> Answered {
         let network = network_number(self.held_network(number)?.wanted.start_queue, share);
-        let (_, interface) = self.lessee_mut(number)?;
-        interface.change_vteps(network, changes)?;
+        self.lessee_mut(number)?.1.change_vteps(network, changes)?;
         Ok(Answer::Done.into())
     }
 
