@@ -110,7 +110,9 @@ impl Files {
             Some(uid.to_owned())
         };
         let mut uids = names(&self.metadata)?;
-        uids.extend(names(&self.cdi)?.into_iter().filter_map(uid));
+        // A driver called DRIVER-2 has DRIVER-2-UID.json.
+        let of_cdi = names(&self.cdi)?.into_iter().filter_map(uid);
+        uids.extend(of_cdi.filter(|uid| uid.len() == names::UID_LENGTH));
         Ok(uids.into_iter().filter(|uid| names::is_uid(uid)).collect())
     }
 

@@ -111,12 +111,7 @@ impl Store {
     /// The directory cannot be created or read.
     pub(crate) fn open(directory: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&directory)?;
-        let lock = File::open(&directory)?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            let path = directory.display();
-            tracing::warn!("{path}: another driver uses it: waiting for its end");
-            flock(&lock, FlockOperation::LockExclusive)?;
-        }
+        let lock = lock(&directory)?;
         let (mut known, mut unreadable) = (BTreeMap::new(), BTreeSet::new());
         for entry in fs::read_dir(&directory)? {
             let path = entry?.path();
@@ -189,6 +184,20 @@ impl Store {
     pub(crate) fn path(&self, uid: &str) -> PathBuf {
         self.directory.join(format!("{uid}.json"))
     }
+}
+
+/// Locks a directory, when no other driver uses it any more.
+///
+/// # Errors
+/// It cannot be opened.
+pub(crate) fn lock(directory: &Path) -> io::Result<File> {
+    let lock = File::open(directory)?;
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let path = directory.display();
+        tracing::warn!("{path}: another driver uses it: waiting for its end");
+        flock(&lock, FlockOperation::LockExclusive)?;
+    }
+    Ok(lock)
 }
 
 fn read(path: &Path) -> io::Result<Checkpoint> {

@@ -6,7 +6,7 @@
 //! directories that are no links, and what it left there is removed without following links
 //! ([`std::fs::remove_dir_all`] opens each directory relative to its parent).
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, Gid, Mode, OFlags, XattrFlags, fchmod, fchown, fsetxattr, mkdirat, openat};
 use rustix::io::Errno;
 
-use crate::checkpoint::absent_is_fine;
+use crate::checkpoint::{absent_is_fine, lock};
+use crate::names;
 
 /// Owner, permissions and label of claims' directories.
 #[derive(Debug, Clone)]
@@ -29,6 +30,8 @@ pub(crate) struct Access {
 pub(crate) struct Sockets {
     path: PathBuf,
     access: Access,
+    /// The directory, locked: two drivers would each remove directories of the other.
+    _lock: File,
 }
 
 impl Sockets {
@@ -38,6 +41,7 @@ impl Sockets {
     /// It cannot be created, or belongs to another user.
     pub(crate) fn open(path: PathBuf, access: Access) -> io::Result<Self> {
         made_or_there(mkdirat(CWD, &path, Mode::RWXU))?;
+        let lock = lock(&path)?;
         let directory = open(CWD.as_fd(), &path)?;
         let entered_by_group = if access.group.is_some() {
             Mode::RGRP | Mode::XGRP
@@ -46,7 +50,11 @@ impl Sockets {
         };
         set_group(&directory, access.group)?;
         fchmod(&directory, Mode::RWXU | entered_by_group)?;
-        Ok(Self { path, access })
+        Ok(Self {
+            path,
+            access,
+            _lock: lock,
+        })
     }
 
     /// The path of a claim's directory.
@@ -86,7 +94,8 @@ impl Sockets {
     pub(crate) fn all(&self) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(&self.path)?;
         let name = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
-        Ok(entries.filter_map(name).collect())
+        let claims = entries.filter_map(name).filter(|name| names::is_claim(name));
+        Ok(claims.collect())
     }
 }
 

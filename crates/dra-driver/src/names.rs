@@ -58,6 +58,9 @@ pub(crate) fn is_uid(uid: &str) -> bool {
     (1..=64).contains(&uid.len()) && uid.chars().all(is_part)
 }
 
+/// Length of a UID that an API server makes.
+pub(crate) const UID_LENGTH: usize = 36;
+
 /// A claim's name in names of ports and directories: the beginning of its UID.
 pub(crate) fn claim(uid: &str) -> String {
     let digits: String = uid.chars().filter(char::is_ascii_hexdigit).take(CLAIM).collect();
@@ -65,6 +68,20 @@ pub(crate) fn claim(uid: &str) -> String {
         true => digits.to_ascii_lowercase(),
         false => format!("{:016x}", hash(uid)),
     }
+}
+
+/// Whether a directory has the name of a claim.
+pub(crate) fn is_claim(name: &str) -> bool {
+    let is_digit = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+    name.len() == CLAIM && name.chars().all(is_digit)
+}
+
+/// Whether this can be a pod's name for a claim, a DNS label. It becomes part of paths.
+pub(crate) fn is_label(name: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let is_edge = |end: Option<char>| end.is_some_and(|c| c != '-');
+    let edges = is_edge(name.chars().next()) && is_edge(name.chars().last());
+    name.len() <= 63 && edges && name.chars().all(is_part)
 }
 
 /// The port of a request, and the file name of its socket. `number`: which of the devices of the request.
@@ -183,6 +200,24 @@ mod tests {
                     assert!(names.insert(port_and_socket(uid, request, number).0));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn paths_are_made_of_labels_and_claims_only() {
+        assert!(is_claim(&claim(UID)) && is_claim(&claim("x")) && is_label("my-claim-1"));
+        for wrong in [
+            "",
+            "..",
+            ".keep",
+            "lost+found",
+            "0123456789ABCDEF",
+            "../0123456789abc",
+        ] {
+            assert!(!is_claim(wrong) && !is_label(wrong), "{wrong:?}");
+        }
+        for wrong in ["../../etc", "a/b", "a.b", "-a", "a-", "A", "a\n", &"x".repeat(64)] {
+            assert!(!is_label(wrong), "{wrong:?}");
         }
     }
 

@@ -25,6 +25,9 @@ use crate::names;
 /// After a port could not be restored, how long until the next attempt.
 const PAUSE: Duration = Duration::from_secs(10);
 
+/// How long ports are restored while claims wait; the rest follows at the next look at the daemon.
+const TURN: Duration = Duration::from_secs(5);
+
 /// A claim as the cluster has allocated it, with keys for each device.
 #[derive(Debug)]
 pub(crate) struct Claim {
@@ -157,8 +160,12 @@ impl Ports {
             return Ok(());
         }
         self.paused = None;
+        let end = Instant::now() + TURN;
         // Some may have been prepared since.
         for checkpoint in self.absent(&self.daemon.networks()?) {
+            if Instant::now() > end {
+                break;
+            }
             let (claim, uid) = (checkpoint.claim.full(), &checkpoint.claim.uid);
             match self.establish(&checkpoint) {
                 Ok(()) => {
@@ -170,6 +177,10 @@ impl Ports {
                         tracing::error!(claim, uid, "{error}; its pod has no network until then: retrying");
                     }
                     self.paused = Some(Instant::now() + PAUSE);
+                    // Each further port would wait as long, and claims with it.
+                    if matches!(error, PortsError::Daemon(_)) {
+                        break;
+                    }
                 }
             }
         }
@@ -309,4 +320,142 @@ fn file_error(path: PathBuf, source: io::Error) -> PortsError {
 
 fn names_of(networks: &[NetworkStatus]) -> Vec<String> {
     networks.iter().map(|network| network.name.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::os::unix::net::UnixListener;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::directory::Access;
+
+    const UID: &str = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0";
+
+    /// Ports of a daemon that has none, and closes the connection when it is to change something; how often it was.
+    fn ports(directory: &TempDir) -> (Ports, Arc<AtomicUsize>) {
+        let path = |name: &str| directory.path().join(name);
+        let (control, changes) = (path("control"), Arc::new(AtomicUsize::new(0)));
+        let (listener, counted) = (UnixListener::bind(&control).expect("ours"), Arc::clone(&changes));
+        // Ends with the test's process.
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (mut stream, mut line) = (stream.expect("a client"), String::new());
+                let read = BufReader::new(&stream).read_line(&mut line);
+                read.expect("a request");
+                match line.contains("change") {
+                    true => drop(counted.fetch_add(1, Relaxed)),
+                    false => stream.write_all(b"{\"ok\":[]}\n").expect("it is read"),
+                }
+            }
+        });
+        for name in ["cdi", "metadata"] {
+            fs::create_dir(path(name)).expect("ours");
+        }
+        let access = Access {
+            group: None,
+            mode: 0o755,
+            label: None,
+        };
+        let ports = Ports {
+            daemon: Daemon { control },
+            sockets: Sockets::open(path("s"), access).expect("ours"),
+            files: Files {
+                driver: "driver".to_owned(),
+                cdi: path("cdi"),
+                metadata: path("metadata"),
+            },
+            store: Store::open(path("claims")).expect("ours"),
+            defaults: Map::new(),
+            networks: Vec::new(),
+            paused: None,
+            unfinished: HashSet::new(),
+            failing: HashSet::new(),
+        };
+        (ports, changes)
+    }
+
+    fn checkpoint(uid: &str) -> Checkpoint {
+        let claim = ClaimName {
+            namespace: "n".to_owned(),
+            name: "c".to_owned(),
+            uid: uid.to_owned(),
+            in_pod: None,
+        };
+        let device = Allocated {
+            request: "net".to_owned(),
+            number: 0,
+            pool: "node".to_owned(),
+            device: "lan".to_owned(),
+            share: None,
+        };
+        let (port, socket) = names::port_and_socket(uid, "net", 0);
+        let keys = Map::new();
+        Checkpoint::new(
+            claim,
+            vec![ClaimPort {
+                device,
+                port,
+                socket,
+                keys,
+            }],
+        )
+    }
+
+    #[test]
+    fn daemon_that_does_not_answer_is_waited_for_once_for_all_claims() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut ports, changes) = ports(&directory);
+        for uid in ["a", "b", "c"] {
+            ports.store.put(checkpoint(uid)).expect("written");
+        }
+        for _ in 0..2 {
+            ports.restore(&[]).expect("logged only");
+            assert_eq!(changes.load(Relaxed), 1);
+        }
+    }
+
+    #[test]
+    fn only_what_this_driver_made_is_removed_as_stray() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut ports, _) = ports(&directory);
+        let kept = [
+            "s/keep/a",
+            "s/lost+found",
+            "cdi/driver-2-UID.json",
+            "cdi/driver-x.json",
+        ];
+        let removed = [
+            "s/0f1e2d3c4b5a6978/net.sock",
+            "metadata/UID/net.json",
+            "cdi/driver-UID.json",
+        ];
+        let path = |name: &&str| directory.path().join(name.replace("UID", UID));
+        for path in kept.iter().chain(&removed).map(path) {
+            fs::create_dir_all(path.parent().expect("there")).expect("ours");
+            fs::write(path, "").expect("ours");
+        }
+        ports.remove_strays().expect("removed");
+        for (paths, is_there) in [(&kept[..], true), (&removed, false)] {
+            for path in paths.iter().map(path) {
+                assert_eq!(path.exists(), is_there, "{}", path.display());
+            }
+        }
+    }
+
+    #[test]
+    fn two_drivers_do_not_share_a_directory_of_sockets() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (ports, _) = ports(&directory);
+        let sockets = fs::File::open(ports.sockets.of("")).expect("there");
+        let lock = || rustix::fs::flock(&sockets, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+        assert!(lock().is_err());
+        drop(ports);
+        lock().expect("free");
+    }
 }
