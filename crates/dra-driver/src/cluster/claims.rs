@@ -10,6 +10,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::core::Status;
 use serde_json::{Value, json};
 
 use super::Cluster;
@@ -58,9 +59,12 @@ impl Cluster {
         name: &str,
         uid: &str,
     ) -> Result<ResourceClaim, ClaimError> {
-        let claim = self.claims(namespace).get_opt(name).await?;
-        let is_same = |claim: &ResourceClaim| claim.metadata.uid.as_deref() == Some(uid);
-        claim.filter(is_same).ok_or(ClaimError::Gone)
+        match self.claims(namespace).get(name).await {
+            Ok(claim) if claim.metadata.uid.as_deref() == Some(uid) => Ok(claim),
+            Ok(_) => Err(ClaimError::Gone),
+            Err(kube::Error::Api(status)) if is_absent(&status, name) => Err(ClaimError::Gone),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Whether a claim has devices of this node. None: the cluster does not answer.
@@ -251,14 +255,94 @@ impl Cluster {
     }
 }
 
+/// Whether the cluster has no object of this name. A cluster or proxy that does not serve claims at the moment also
+/// answers 404; ports of running pods must not go because of that.
+fn is_absent(status: &Status, name: &str) -> bool {
+    let details = status.details.as_ref();
+    status.is_not_found() && details.is_some_and(|details| details.name == name)
+}
+
 /// Names of a claim.
 fn name_of(claim: &ResourceClaim) -> ClaimName {
     let metadata = &claim.metadata;
     let annotations = metadata.annotations.as_ref();
+    let in_pod = annotations.and_then(|all| all.get(NAME_IN_POD));
     ClaimName {
         namespace: metadata.namespace.clone().unwrap_or_default(),
         name: metadata.name.clone().unwrap_or_default(),
         uid: metadata.uid.clone().unwrap_or_default(),
-        in_pod: annotations.and_then(|all| all.get(NAME_IN_POD)).cloned(),
+        // Users can write annotations, too.
+        in_pod: in_pod.filter(|name| names::is_label(name)).cloned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn claim(uid: &str, in_pod: &str) -> Value {
+        json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "spec": {},
+            "metadata": {"name": "c", "namespace": "n", "uid": uid, "annotations": {NAME_IN_POD: in_pod}},
+        })
+    }
+
+    /// What the driver makes of this answer to the question whether it has claim `c`, UID `u`.
+    fn has(status: u16, answer: &str) -> Option<bool> {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let answer = format!(
+            "HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{answer}",
+            answer.len()
+        );
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("the driver");
+            let _ = stream.read(&mut [0; 4096]).expect("a request");
+            stream.write_all(answer.as_bytes()).expect("it is read");
+        });
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("kubeconfig");
+        let config = json!({
+            "current-context": "a", "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+            "clusters": [{"name": "a", "cluster": {"server": format!("http://{address}")}}],
+            "users": [{"name": "a", "user": {}}],
+        });
+        std::fs::write(&file, config.to_string()).expect("ours");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let has = runtime.expect("a runtime").block_on(async {
+            let cluster = Cluster::new(Some(&file), "node", "driver").await.expect("valid");
+            let name = name_of(&serde_json::from_value(claim("u", "")).expect("a claim"));
+            cluster.has(&name).await
+        });
+        server.join().expect("asked once");
+        has
+    }
+
+    #[test]
+    fn claim_is_gone_only_if_the_cluster_says_so() {
+        let absent = |details: &Value| {
+            let (reason, message) = ("NotFound", "the server could not find the requested resource");
+            json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 404,
+                "reason": reason, "message": message, "details": details})
+            .to_string()
+        };
+        let named = absent(&json!({"name": "c", "group": "resource.k8s.io", "kind": "resourceclaims"}));
+        assert_eq!(has(404, &named), Some(false));
+        assert_eq!(has(200, &claim("other", "").to_string()), Some(false));
+        // Claims are not served, or not here.
+        assert_eq!(has(404, &absent(&json!({}))), None);
+        assert_eq!(has(404, "404 page not found\n"), None);
+        assert_eq!(has(503, ""), None);
+    }
+
+    #[test]
+    fn name_in_the_pod_is_no_path() {
+        for (annotation, shown) in [("lan", "lan"), ("../../etc", "c"), ("a\nb", "c")] {
+            let object = serde_json::from_value(claim("u", annotation)).expect("a claim");
+            assert_eq!(name_of(&object).shown(), shown);
+        }
     }
 }
