@@ -16,6 +16,9 @@ use kube::{Client, Config};
 /// Between attempts to reach the cluster.
 const PAUSE: Duration = Duration::from_secs(2);
 
+/// How long an answer may take, and a watch be silent: longer than the 290 s after which an API server ends it.
+const SILENCE: Duration = Duration::from_secs(300);
+
 /// The cluster, for this node's driver.
 #[derive(Clone)]
 pub(crate) struct Cluster {
@@ -39,7 +42,7 @@ impl Cluster {
     /// # Errors
     /// They are missing or wrong.
     pub(crate) async fn new(kubeconfig: Option<&Path>, node: &str, driver: &str) -> anyhow::Result<Self> {
-        let config = match kubeconfig {
+        let mut config = match kubeconfig {
             Some(path) => {
                 let file = Kubeconfig::read_from(path)
                     .with_context(|| format!("--kubeconfig {}", path.display()))?;
@@ -47,6 +50,9 @@ impl Cluster {
             }
             None => Config::incluster().context("no service account of a pod: give --kubeconfig FILE")?,
         };
+        // Without it a request to a server that is gone without a word would wait for ever.
+        config.read_timeout = Some(SILENCE);
+        config.reset_reader_on_write = true;
         Ok(Self {
             client: Client::try_from(config)?,
             node: node.to_owned(),

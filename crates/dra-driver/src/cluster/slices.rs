@@ -143,7 +143,6 @@ impl Nic {
 
 /// Publishes the devices, for ever.
 pub(crate) async fn publish(cluster: Cluster, mut devices: watch::Receiver<Option<Vec<Device>>>) {
-    let owner = cluster.owner().await;
     let (mut failed, mut version) = (String::new(), None);
     loop {
         let wanted = devices.borrow_and_update().clone();
@@ -152,6 +151,8 @@ pub(crate) async fn publish(cluster: Cluster, mut devices: watch::Receiver<Optio
             let Ok(()) = devices.changed().await else { return };
             continue;
         };
+        // A node that was deleted and is back is another owner.
+        let owner = cluster.owner().await;
         match cluster.apply(&wanted, &owner).await {
             Ok(slice) => {
                 failed.clear();
