@@ -134,12 +134,12 @@ impl VhostUser<'_> {
 }
 
 /// The domain with guest memory that other processes can map: a memfd, and shared. Huge pages stay huge pages, and a
-/// file stays a file. A cell of a NUMA topology may have a `memAccess` of its own, which would win.
+/// file stays a file. A cell of a NUMA topology and a memory device may have an access of their own, which would win.
 fn with_shared_memory(domain: &str) -> Result<String, DomainError> {
     let mut domain = with_memory_backing(domain, "access", |_| false, "<access mode=\"shared\"/>")?;
     let mappable = |source: Node<'_, '_>| matches!(source.attribute("type"), Some("file" | "memfd"));
     domain = with_memory_backing(&domain, "source", mappable, "<source type=\"memfd\"/>")?;
-    while let Some(place) = access_of_private_cell(&domain)? {
+    while let Some(place) = private_access(&domain)? {
         domain = replaced(&domain, place, "shared");
     }
     Ok(domain)
@@ -168,11 +168,16 @@ fn with_memory_backing(
     })
 }
 
-/// Where a NUMA cell's access is that is not shared.
-fn access_of_private_cell(domain: &str) -> Result<Option<Range<usize>>, DomainError> {
+/// Where the access of a NUMA cell or memory device is that is not shared.
+fn private_access(domain: &str) -> Result<Option<Range<usize>>, DomainError> {
     let document = Document::parse(domain)?;
-    let cells = document.descendants().filter(|node| node.has_tag_name("cell"));
-    let mut accesses = cells.filter_map(|cell| cell.attribute_node("memAccess"));
+    let mut accesses = document
+        .descendants()
+        .filter_map(|node| match node.tag_name().name() {
+            "cell" => node.attribute_node("memAccess"),
+            "memory" => node.attribute_node("access"),
+            _ => None,
+        });
     Ok(accesses
         .find(|access| access.value() != "shared")
         .map(|access| access.range_value()))
@@ -321,9 +326,11 @@ mod tests {
             ),
             (
                 r#"<memoryBacking><access mode="shared"/><source type="memfd"/></memoryBacking><cpu><numa>
-                   <cell id="0" memAccess="private"/><cell id="1"/><cell id="2" memAccess='private'/></numa></cpu>"#,
+                   <cell id="0" memAccess="private"/><cell id="1"/><cell id="2" memAccess='private'/></numa></cpu>
+                   <memory model="virtio-mem" access="private"/>"#,
                 r#"<memoryBacking><access mode="shared"/><source type="memfd"/></memoryBacking><cpu><numa>
-                   <cell id="0" memAccess="shared"/><cell id="1"/><cell id="2" memAccess='shared'/></numa></cpu>"#,
+                   <cell id="0" memAccess="shared"/><cell id="1"/><cell id="2" memAccess='shared'/></numa></cpu>
+                   <memory model="virtio-mem" access="shared"/>"#,
             ),
         ] {
             let domain = |part: &str| format!("<domain>{part}<devices/></domain>");

@@ -1,5 +1,6 @@
 //! The gRPC services that virt-launcher calls on a socket in its directory of hooks.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::sync::Arc;
@@ -122,9 +123,17 @@ impl Hooks {
             .context("virt-launcher sent a domain that is no text")?
             .to_owned();
         let vmi: Vmi = serde_json::from_slice(vmi).context("virt-launcher sent no VirtualMachineInstance")?;
+        let mut sockets = HashSet::new();
         for interface in vmi.interfaces(binding) {
             let model = vmi.model(interface)?;
             let port = metadata::port(metadata_dir, driver_name, &vmi.request(interface, binding)?)?;
+            if !sockets.insert(port.socket.clone()) {
+                let name = &interface.name;
+                anyhow::bail!(
+                    "interface {name:?} has the same claim and request as another one; a port is for one interface: add a \
+                     request to the claim"
+                );
+            }
             check_mac(interface, &port)?;
             let (name, socket) = (&interface.name, port.socket.display());
             tracing::info!("interface {name:?}: {socket} with MAC address {}", port.mac);
@@ -336,6 +345,12 @@ mod tests {
             "/spec/resourceClaims/0/name",
             "nett".into(),
             "no resource claim \"net\"",
+        );
+        let first = serde_json::json!({"claimName": "net", "requestName": "blue"});
+        wrong(
+            "/spec/networks/2/resourceClaim",
+            first,
+            "\"red\" has the same claim and request",
         );
         let e1000 =
             serde_json::json!({"name": "blue", "binding": {"name": "vhost-af-xdp"}, "model": "e1000e"});
