@@ -36,6 +36,11 @@ fn networks_are_published_and_again_when_wiped() {
         assert_eq!(lan["capacity"]["queues"]["requestPolicy"]["default"], "1");
         scene.cluster.wipe_slices();
         devices(&["lan", "inner"]);
+        // The garbage collector deletes a slice whose owner is gone.
+        let node = scene.cluster.replace_node();
+        scene.cluster.wipe_slices();
+        devices(&["lan", "inner"]);
+        assert_eq!(scene.cluster.owners(), [node]);
     });
 }
 

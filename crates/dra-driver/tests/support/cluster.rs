@@ -179,6 +179,25 @@ impl Cluster {
         )
     }
 
+    /// Deletes the node and registers it again. Returns its UID.
+    pub(crate) fn replace_node(&self) -> String {
+        let (nodes, params) = (self.everywhere::<Node>(), DeleteParams::default());
+        self.runtime
+            .block_on(nodes.delete(NODE, &params))
+            .expect("deleted");
+        let node = self.create(&nodes, json!({"metadata": {"name": NODE}}));
+        node.metadata.uid.expect("set")
+    }
+
+    /// UIDs of the slices' owners.
+    pub(crate) fn owners(&self) -> Vec<String> {
+        let slices: Api<ResourceSlice> = self.everywhere();
+        let slices = self.runtime.block_on(slices.list(&ListParams::default()));
+        let owners = slices.expect("listed").into_iter();
+        let owners = owners.flat_map(|slice| slice.metadata.owner_references.unwrap_or_default());
+        owners.map(|owner| owner.uid).collect()
+    }
+
     /// Deletes the driver's slices, as kubelet does when the driver was away.
     pub(crate) fn wipe_slices(&self) {
         let slices: Api<ResourceSlice> = self.everywhere();
