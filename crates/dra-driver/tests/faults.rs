@@ -120,7 +120,7 @@ fn ports_are_restored_to_a_daemon_that_lost_them() {
         scene.await_that("published", |scene| {
             scene.cluster.devices().is_some_and(|all| all.len() == 1)
         });
-        scene.driver.await_text("its pod is without network");
+        scene.driver.await_text("its pod has no network until then");
         // Its network is back after a restart.
         scene.end_daemon();
         scene.restart_daemon(&["lan", "inner"]);
