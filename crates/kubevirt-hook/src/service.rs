@@ -56,8 +56,12 @@ async fn serve(options: Options) -> anyhow::Result<()> {
         }
         _ => {}
     }
-    let listener =
-        UnixListener::bind(&socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
+    let listener = UnixListener::bind(&socket).with_context(|| {
+        format!(
+            "cannot listen at {}: is --hooks-dir right, and this a sidecar of KubeVirt?",
+            socket.display()
+        )
+    })?;
     tracing::info!("ready at {}", socket.display());
     let hooks = Hooks(Arc::new(options));
     let mut terminated = signal(SignalKind::terminate())?;
@@ -168,7 +172,7 @@ fn check_mac(
     match mac_address {
         Some(mac) if mac.eq_ignore_ascii_case(&port.mac) => Ok(()),
         Some(mac) => anyhow::bail!(
-            "interface {name:?} has macAddress {mac}, but the port of its claim {}; write the same address into `mac` of \
+            "interface {name:?} has macAddress {mac}, but the port of its claim has {}; write the same address into `mac` of \
              the claim's PortConfig",
             port.mac
         ),
@@ -320,7 +324,7 @@ mod tests {
         };
         let interface = "/spec/domain/devices/interfaces/1";
         let null = serde_json::Value::Null;
-        let other = "52:54:00:00:00:0f, but the port of its claim 52:54:00:00:00:01";
+        let other = "52:54:00:00:00:0f, but the port of its claim has 52:54:00:00:00:01";
         wrong(
             &format!("{interface}/macAddress"),
             "52:54:00:00:00:0f".into(),

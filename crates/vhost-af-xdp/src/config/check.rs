@@ -488,7 +488,8 @@ fn check_apart(wanted: &Wanted, others: &Wanted, other: std::fmt::Arguments<'_>)
     let end = |wanted: &Wanted| wanted.start_queue.saturating_add(wanted.queues);
     match queue < end(wanted).min(end(others)) {
         true => bail!(
-            "queue {queue} of {name} is asked for by {other}, too: give them disjoint ranges with start-queue"
+            "queue {queue} of {name} is asked for by {other}, too: give them disjoint ranges with start-queue; networks \
+             share an underlay with the same underlay-queues and underlay-start-queue"
         ),
         false => Ok(()),
     }
